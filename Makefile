@@ -1,0 +1,72 @@
+# Thin: every target is one or two commands. `make demo` and `make test` install what they need (Debian 12 or 13, root).
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+PREFIX ?= /opt/sluice
+PYTHON3 ?= $(firstword $(wildcard /usr/bin/python3) python3)
+export CMAKE_GENERATOR := Ninja
+
+.PHONY: help demo test test-trixie check bench soak install build native-test fuzz format clean
+
+help:
+	@echo "make demo | test | check | bench | soak | install | clean   (see README.md)"
+
+# ---- what is needed ----
+$(VENV)/.installed: pyproject.toml tools/debian-packages.txt
+	tools/install-packages build
+	test -x $(PYTHON) || $(PYTHON3) -m venv $(VENV)
+	$(VENV)/bin/pip install -q scikit-build-core "cffi>=1.16" setuptools
+	$(VENV)/bin/pip install -q --no-build-isolation --config-settings=wheel.cmake=false -e ".[dev]"
+	touch $@
+
+build: $(VENV)/.installed
+	cmake -S . -B build/editable -DCMAKE_BUILD_TYPE=Release -DPython3_EXECUTABLE=$(CURDIR)/$(PYTHON) >/dev/null
+	cmake --build build/editable
+
+.PHONY: cluster-packages test-packages
+cluster-packages:
+	tools/install-packages build cluster
+test-packages:
+	tools/install-packages build cluster test
+
+# ---- what it is for ----
+demo: cluster-packages build
+	$(PYTHON) -m dev_cluster.demo
+
+test: test-packages build native-test
+	$(PYTHON) -m pytest tests
+
+test-trixie: test-packages build
+	$(PYTHON) -m pytest tests -m trixie
+
+check: build
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	tools/clang-format --check
+
+native-test: build
+	tools/native-test
+
+fuzz: build
+	tools/fuzz
+
+bench: cluster-packages build
+	$(PYTHON) -m benchmarks --all
+
+soak: test-packages build
+	SLUICE_TEST_SCALE=full tools/native-test
+	SLUICE_TEST_SCALE=full $(PYTHON) -m pytest tests --timeout 7200
+
+format: build
+	$(VENV)/bin/ruff check --fix-only -q .
+	$(VENV)/bin/ruff format -q .
+	tools/clang-format
+
+install: cluster-packages
+	$(PYTHON3) -m venv $(PREFIX)
+	$(PREFIX)/bin/pip install -q .
+	@echo "installed: $(PREFIX)/bin/sluice"
+
+clean:
+	rm -rf build build-* dist $(VENV) native/sluice_core/_core*.so dev_cluster/gpu_sim/lib
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

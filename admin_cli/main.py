@@ -1,0 +1,75 @@
+"""Entry point of `sluice`. Command groups are imported only when they are called, so that each starts fast."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+import click
+
+from sluice_base.errors import SluiceError
+
+# name -> (module, one line for --help); the module's click command is its attribute `command`.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "cluster": ("admin_cli.cluster", "A whole Slurm cluster on this machine, for tests and demonstrations."),
+    "doctor": ("admin_cli.doctor", "A read-only look at an existing Slurm site."),
+    "group": ("admin_cli.group", "Group GPUs into classes."),
+    "inventory": ("admin_cli.inventory", "The GPUs of the cluster."),
+    "lint": ("admin_cli.lint", "What slurmd and slurmctld would complain about in slurm.conf and gres.conf."),
+    "gres": ("admin_cli.gres", "Write gres.conf and node lines from inventories."),
+    "probe": ("admin_cli.probe", "The GPUs of this node."),
+    "sim": ("admin_cli.sim", "Change the simulated GPUs of a cluster on this machine."),
+    "simulate": ("admin_cli.simulate", "Replay a job history under other policies."),
+    "topo": ("admin_cli.topo", "How the GPUs of a node are linked."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose subcommands are listed without being imported."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        """All names, sorted."""
+        return sorted(COMMANDS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        """Import one command."""
+        if name not in COMMANDS:
+            return None
+        command = import_module(COMMANDS[name][0]).command
+        assert isinstance(command, click.Command)  # noqa: S101 - a mistake in the table above
+        return command
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        """The table's own help lines, so that --help imports nothing."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name][1]) for name in sorted(COMMANDS)])
+
+
+@click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="sluice", message="sluice %(version)s")
+def sluice() -> None:
+    """Multi-tenant, multi-vendor GPU scheduling on Slurm."""
+
+
+def main() -> None:
+    """Run `sluice`: exit 0 ok, 1 failed, 2 usage; one line on stderr says what is wrong and what to do."""
+    try:
+        sluice(prog_name="sluice", standalone_mode=False)
+    except click.exceptions.Exit as request:
+        sys.exit(request.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("sluice: interrupted", err=True)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(0)
+    except SluiceError as error:
+        click.echo(f"sluice: {error}", err=True)
+        sys.exit(2 if error.usage else 1)
+
+
+if __name__ == "__main__":
+    main()

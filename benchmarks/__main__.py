@@ -1,0 +1,159 @@
+"""Command line of the benchmarks; exit 0 when every must holds, 1 when one does not, 2 when it could not run."""
+
+from __future__ import annotations
+
+import json
+import operator
+import os
+import platform
+import shlex
+import sys
+from importlib import import_module
+from typing import Any
+
+import click
+
+from benchmarks import Result
+from sluice_base.errors import SluiceError
+
+# name -> (module, one line)
+BENCHMARKS: dict[str, tuple[str, str]] = {
+    "core-latency": ("benchmarks.core_latency", "place, commit and release in the core, at scale"),
+    "openb": ("benchmarks.openb", "GPU allocation on Alibaba's openb lists, beside published policies"),
+    "gang": ("benchmarks.gang", "placing a gang of 64 nodes x 8 GPUs"),
+    "muri": ("benchmarks.muri", "job completion time and makespan on the Muri traces"),
+    "backfill": ("benchmarks.backfill", "a full conservative pass over 10,000 pending jobs"),
+    "ledger": ("benchmarks.ledger", "allocate and free in the shared GPU memory ledger"),
+    "utilisation": ("benchmarks.utilisation", "GPU allocation at full offered load with departures"),
+    "simulate": ("benchmarks.simulate", "replay of 100,000 jobs on 1,213 nodes"),
+    "probe": ("benchmarks.probe", "sluice probe as a whole process"),
+    "group": ("benchmarks.group", "grouping 100,000 GPUs"),
+    "cluster-up": ("benchmarks.cluster_up", "time to boot a development cluster"),
+}
+
+_OPERATORS = {"<=": operator.le, ">=": operator.ge, "==": operator.eq, "<": operator.lt, ">": operator.gt}
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on."""
+    model = ""
+    try:
+        with open("/proc/cpuinfo") as file:  # noqa: PTH123
+            model = next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), "")
+    except OSError:
+        pass
+    return {
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+    }
+
+
+def measure(name: str, options: dict[str, Any], command: list[str]) -> tuple[dict[str, Any], bool]:
+    """Run one benchmark; its JSON object and whether every must holds."""
+    module = import_module(BENCHMARKS[name][0])
+    result: Result = module.run(**options)
+    must: dict[str, tuple[str, float]] = module.MUST
+    held = all(_OPERATORS[sign](result.figures[figure], bound) for figure, (sign, bound) in must.items())
+    document = {
+        "benchmark": name,
+        "figures": result.figures,
+        "spread": result.spread,
+        "must": {figure: list(bound) for figure, bound in must.items()},
+        "peer": result.peer,
+        "machine": machine(),
+        "versions": result.versions,
+        "command": shlex.join(["python", "-m", "benchmarks", *command]),
+    }
+    return document, held
+
+
+def print_table(document: dict[str, Any]) -> None:
+    """Figure beside must beside peer."""
+    click.echo(f"\n{document['benchmark']}")
+    for figure, value in document["figures"].items():
+        sign, bound = document["must"].get(figure, ("", None))
+        verdict = "" if bound is None else ("ok" if _OPERATORS[sign](value, bound) else "MISSED")
+        goal = "" if bound is None else f"{sign} {bound:g}"
+        peer = document["peer"].get(figure)
+        click.echo(f"  {figure:<40} {value:>14.6g}  {goal:<12} {'' if peer is None else f'{peer:.6g}':>14}  {verdict}")
+
+
+class BenchmarkGroup(click.Group):
+    """Benchmarks by name, imported only when run."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        """All names."""
+        return list(BENCHMARKS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        """A command with the benchmark's own options and --json."""
+        if name not in BENCHMARKS:
+            return None
+        module = import_module(BENCHMARKS[name][0])
+
+        def callback(as_json: bool, **options: Any) -> None:
+            document, held = measure(name, options, sys.argv[1:])
+            if as_json:
+                click.echo(json.dumps(document))
+            else:
+                print_table(document)
+            sys.exit(0 if held else 1)
+
+        flag = click.Option(["--json", "as_json"], is_flag=True, help="Print one JSON object.")
+        return click.Command(name, params=[flag, *module.OPTIONS], callback=callback, help=module.__doc__)
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        """The table's own help lines."""
+        with formatter.section("Benchmarks"):
+            formatter.write_dl([(name, text) for name, (_, text) in BENCHMARKS.items()])
+
+
+@click.command(cls=BenchmarkGroup, invoke_without_command=True)
+@click.option("--list", "list_names", is_flag=True, help="Name every benchmark.")
+@click.option("--all", "run_all", is_flag=True, help="Run every benchmark with its default options.")
+@click.pass_context
+def benchmarks(context: click.Context, list_names: bool, run_all: bool) -> None:
+    """Measure Sluice and what it is compared with."""
+    if list_names:
+        for name, (_, text) in BENCHMARKS.items():
+            click.echo(f"{name}\t{text}")
+    elif run_all:
+        sys.exit(run_each())
+    elif context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+def run_each() -> int:
+    """All benchmarks with default options; the worst exit code."""
+    worst = 0
+    for name, (module_name, _) in BENCHMARKS.items():
+        module = import_module(module_name)
+        context = click.Context(click.Command(name))
+        options = {option.name: option.get_default(context) for option in module.OPTIONS}
+        missing = [option.opts[0] for option in module.OPTIONS if option.required and options[option.name] is None]
+        if missing:
+            click.echo(f"\n{name}\n  not run: needs {', '.join(missing)}")
+            worst = 2
+            continue
+        try:
+            document, held = measure(name, options, [name])
+        except SluiceError as error:
+            click.echo(f"\n{name}\n  could not run: {error}")
+            worst = 2
+            continue
+        print_table(document)
+        worst = max(worst, 0 if held else 1)
+    return worst
+
+
+if __name__ == "__main__":
+    try:
+        benchmarks(prog_name="python -m benchmarks", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except SluiceError as error:
+        click.echo(f"benchmarks: {error}", err=True)
+        sys.exit(2)

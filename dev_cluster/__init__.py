@@ -1,0 +1,1 @@
+"""A whole Slurm cluster on this machine, with real daemons."""

@@ -1,0 +1,1 @@
+"""Simulated vendor drivers with the real C ABI: hardware for development and tests only."""

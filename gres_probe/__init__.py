@@ -1,0 +1,1 @@
+"""Finds the GPUs of a node, writes and lints Slurm's GRES, and groups GPUs into classes."""

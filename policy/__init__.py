@@ -1,0 +1,1 @@
+"""Sluice's policy: simulation of job histories under other policies."""

@@ -1,0 +1,1 @@
+"""Common ground of all rooms: errors, files, subprocesses, hostlists, sizes. Knows no other room."""

@@ -1,0 +1,27 @@
+"""The one exception family of the project."""
+
+from __future__ import annotations
+
+
+class SluiceError(Exception):
+    """Something that a person can mend.
+
+    `what` says what is wrong and names the value and the place; `remedy` says what to do about it.
+    `usage` marks a mistake in what was asked (exit code 2) rather than a failure of doing it (exit code 1).
+    """
+
+    def __init__(self, what: str, *, remedy: str = "", usage: bool = False) -> None:
+        super().__init__(what)
+        self.what = what
+        self.remedy = remedy
+        self.usage = usage
+
+    def __str__(self) -> str:
+        return f"{self.what}; {self.remedy}" if self.remedy else self.what
+
+
+class UsageError(SluiceError):
+    """What was asked makes no sense: a bad option, name or file. Nothing was done."""
+
+    def __init__(self, what: str, *, remedy: str = "") -> None:
+        super().__init__(what, remedy=remedy, usage=True)

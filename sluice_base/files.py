@@ -1,0 +1,49 @@
+"""Files that are whole or not there at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
+
+def write_atomic(path: Path, content: str | bytes, *, mode: int = 0o644) -> None:
+    """Replace `path` by `content` in one step that survives a crash; parent folder must exist.
+
+    A symbolic link is followed, so that a linked configuration file stays linked. Raises OSError, leaving the old
+    file as it was.
+    """
+    target = path.resolve()
+    data = content.encode() if isinstance(content, str) else content
+    descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(file.fileno(), mode)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(target)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            Path(name).unlink()
+        raise
+    _sync_folder(target.parent)
+
+
+def write_if_changed(path: Path, content: str | bytes, *, mode: int = 0o644) -> bool:
+    """Like `write_atomic`, but leave an equal file untouched; True when something was written."""
+    data = content.encode() if isinstance(content, str) else content
+    with contextlib.suppress(FileNotFoundError):
+        if path.read_bytes() == data:
+            return False
+    write_atomic(path, data, mode=mode)
+    return True
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

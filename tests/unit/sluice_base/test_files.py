@@ -1,0 +1,39 @@
+import os
+
+import pytest
+
+from sluice_base.files import write_atomic, write_if_changed
+
+
+def test_failed_write_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch):
+    target = tmp_path / "gres.conf"
+    target.write_text("old")
+
+    def full_disk(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(OSError, match="No space"):
+        write_atomic(target, "new")
+    assert target.read_text() == "old"
+    assert os.listdir(tmp_path) == ["gres.conf"]
+
+
+def test_a_symbolic_link_stays_one(tmp_path):
+    real = tmp_path / "real.conf"
+    real.write_text("old")
+    link = tmp_path / "link.conf"
+    link.symlink_to(real)
+    write_atomic(link, "new", mode=0o600)
+    assert link.is_symlink()
+    assert real.read_text() == "new"
+    assert real.stat().st_mode & 0o777 == 0o600
+
+
+def test_an_equal_file_is_not_touched(tmp_path):
+    target = tmp_path / "f"
+    assert write_if_changed(target, "a")
+    inode = target.stat().st_ino
+    assert not write_if_changed(target, "a")
+    assert target.stat().st_ino == inode
+    assert write_if_changed(target, "b")
