@@ -1,0 +1,373 @@
+"""From inventories to gres.conf and node lines: the only place that writes GRES.
+
+The result depends on the inventories and the options alone, and equal nodes share lines, so that it can be compared,
+reviewed and kept under version control. A whole GPU is one device; a GPU that is partitioned gives one device per
+partition. A GPU that could not be read stands in the inventory's `problems`: it becomes a note and is left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gres_probe.cores import fold_ranges, slurm_cores, usual_numbering
+from gres_probe.inventory import Gpu, Inventory, LinkType, Partition, Vendor
+from sluice_base.errors import SluiceError
+from sluice_base.hostlist import fold
+from sluice_base.slurm_version import OLDEST, SlurmVersion, format_slurm_version
+
+GRES_FILE = "gres.sluice.conf"
+NODES_FILE = "nodes.sluice.conf"
+HEADER = "# Written by `sluice gres write`; changes made here are lost. See sluice-gres(1).\n"
+
+# Slurm before this splits a MultipleFiles device into one per file as soon as GresTypes names shard, and so hands
+# out wrong devices (gres_c_s.c, _build_sharing_list).
+_MULTIPLE_FILES_BESIDE_SHARDS: SlurmVersion = (23, 2, 7)
+
+_CAPABILITY_PREFIXES: dict[str, str] = {Vendor.NVIDIA: "sm", Vendor.INTEL: "ip"}
+_ENVIRONMENT_FLAGS: dict[str, str] = {
+    Vendor.NVIDIA: "nvidia_gpu_env",  # CUDA_VISIBLE_DEVICES
+    Vendor.AMD: "amd_gpu_env",  # ROCR_VISIBLE_DEVICES
+    Vendor.INTEL: "intel_gpu_env",  # ZE_AFFINITY_MASK
+}
+_DIRECT_LINKS = {LinkType.NVLINK: "nvlink", LinkType.XGMI: "xgmi", LinkType.XELINK: "xelink"}
+
+# Words of a vendor's model name that do not tell two models of GPU apart for a user: makers and series, form factor,
+# memory technology, and the memory size, which is a feature of its own.
+_NOISE = re.compile(
+    r"nvidia|amd|intel|corporation|tesla|geforce|quadro|radeon|instinct|data|center|gpu|graphics|series|generation|"
+    r"sxm\d*|pcie?|oam|hbm\d*e?|gddr\d*x?|\d+[gt]i?b"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What one line of gres.conf may name: a whole GPU or a partition of one."""
+
+    vendor: str
+    type: str
+    files: tuple[str, ...]
+    own_file: str  # a file that no other device of the node has: holds the device alone
+    memory_mib: int
+    cpus: str
+    gpu: int  # index in Inventory.gpus
+    partition: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAttributes:
+    """What slurm.conf says of a node, as far as it follows from the hardware; None where the inventory is silent."""
+
+    name: str
+    gres: str
+    features: tuple[str, ...]
+    weight: int
+    sockets: int | None = None
+    cores_per_socket: int | None = None
+    threads_per_core: int | None = None
+    real_memory_mib: int | None = None
+
+    def parameters(self) -> dict[str, str]:
+        """slurm.conf parameters in the order in which they are written, without NodeName."""
+        values = {
+            "Sockets": self.sockets,
+            "CoresPerSocket": self.cores_per_socket,
+            "ThreadsPerCore": self.threads_per_core,
+            "RealMemory": self.real_memory_mib,
+            "Gres": self.gres,
+            "Feature": ",".join(self.features),
+            "Weight": self.weight,
+        }
+        return {key: str(value) for key, value in values.items() if value not in (None, "")}
+
+
+@dataclass(slots=True)
+class GresConfiguration:
+    """What `generate` made: the text of gres.conf, each node's attributes by name, and what people should know."""
+
+    gres_conf: str
+    nodes: dict[str, NodeAttributes]
+    gres_lines: dict[str, list[str]]  # of each node, without NodeName=
+    notes: list[str] = field(default_factory=list)
+
+    def nodes_conf(self, extra: Mapping[str, Mapping[str, str]] | None = None) -> str:
+        """The NodeName lines of slurm.conf; `extra` adds or replaces parameters of a node, e.g. NodeAddr or Port."""
+        groups: dict[tuple[tuple[str, str], ...], list[str]] = {}
+        for name, attributes in self.nodes.items():
+            merged = attributes.parameters() | dict((extra or {}).get(name, {}))
+            groups.setdefault(tuple(merged.items()), []).append(name)
+        lines = (
+            " ".join([f"NodeName={fold(names)}", *(f"{key}={_quoted(value)}" for key, value in parameters)])
+            for parameters, names in groups.items()
+        )
+        return HEADER + "".join(f"{line}\n" for line in lines)
+
+    def node_gres_conf(self, name: str) -> str:
+        """gres.conf of one node alone, for sites where every node has its own file."""
+        return HEADER + "".join(f"NodeName={name} {line}\n" for line in self.gres_lines[name])
+
+
+def generate(
+    inventories: Iterable[Inventory], *, slurm_version: SlurmVersion = OLDEST, shards: bool = True
+) -> GresConfiguration:
+    """gres.conf and the node lines for the nodes of the inventories.
+
+    `slurm_version` is the oldest version that reads the files; `shards` offers each device's usable memory as
+    gres/shard, one MiB a shard. Raises SluiceError where an inventory contradicts itself or repeats a node.
+    """
+    if slurm_version < OLDEST:
+        raise SluiceError(
+            f"Slurm {format_slurm_version(slurm_version)}: too old",
+            remedy=f"Sluice needs {format_slurm_version(OLDEST)} or later",
+        )
+    ordered = sorted(inventories, key=lambda inventory: natural_key(inventory.node))
+    for name, count in Counter(inventory.node for inventory in ordered).items():
+        if count > 1:
+            raise SluiceError(f"node {name!r}: {count} inventories", remedy="keep only the newest one")
+        if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252}[A-Za-z0-9])?", name):
+            raise SluiceError(
+                f"node {name!r}: not a host name", remedy="probe the node again with: sluice probe --json"
+            )
+
+    nodes: dict[str, NodeAttributes] = {}
+    gres_lines: dict[str, list[str]] = {}
+    notes: list[str] = []
+    for inventory in ordered:
+        devices = node_devices(inventory)
+        for problem in inventory.problems:
+            which = "" if problem.index is None else f" {problem.index}"
+            notes.append(f"{inventory.node}: {problem.vendor} GPU{which} left out: {problem.what}")
+        gres_lines[inventory.node] = _gres_lines(inventory, devices, slurm_version, shards, notes)
+        nodes[inventory.node] = _attributes(inventory, devices, shards)
+    return GresConfiguration(_gres_conf(gres_lines), nodes, gres_lines, notes)
+
+
+def type_name(model: str) -> str:
+    """A vendor's model name as GRES type: ``NVIDIA H100 80GB HBM3`` is ``h100``, ``AMD Instinct MI300X`` ``mi300x``.
+
+    Lower case letters and digits; makers, series, form factors and memory sizes are dropped, so that users type what
+    people call the GPU.
+    """
+    text = re.sub(r"\((?:r|tm|c)\)", " ", model.lower()).split(" / ")[0]
+    words = [word for word in re.split(r"[^a-z0-9]+", text) if word and not _NOISE.fullmatch(word)]
+    return "".join(words) or "gpu"
+
+
+def natural_key(name: str) -> list[tuple[int, int, str]]:
+    """Sorts ``n2`` before ``n10``."""
+    return [(0, int(part), part) if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", name) if part]
+
+
+def node_devices(inventory: Inventory) -> list[Device]:
+    """The node's devices in the order in which slurmd counts them: equal types together, then the vendor's order."""
+    found: list[tuple[Gpu, int, Partition | None, tuple[str, ...]]] = []
+    for position, gpu in enumerate(inventory.gpus):
+        if gpu.partitioned:
+            found += [(gpu, position, part, tuple(part.device_files)) for part in gpu.partitions]
+        else:
+            found.append((gpu, position, None, (gpu.device_file, *gpu.extra_device_files)))
+    users = Counter(file for _, _, _, files in found for file in set(files))
+    devices = []
+    for gpu, position, partition, files in found:
+        own = [file for file in files if users[file] == 1]
+        if not own:
+            what = f"GPU {gpu.index}" + (f" partition {partition.index}" if partition else "")
+            raise SluiceError(
+                f"node {inventory.node!r}: {what}: no device file of its own ({', '.join(files) or 'none'})",
+                remedy="probe the node again with: sluice probe --json",
+            )
+        for file in files:
+            if not re.fullmatch(r"/[A-Za-z0-9/._:+@-]+", file):
+                raise SluiceError(
+                    f"node {inventory.node!r}: device file {file!r}: not a path that gres.conf can hold",
+                    remedy="probe the node again with: sluice probe --json",
+                )
+        devices.append(
+            Device(
+                vendor=gpu.vendor,
+                type=_partition_type(gpu, partition) if partition else type_name(gpu.model),
+                files=files,
+                own_file=own[0],
+                memory_mib=partition.memory_mib if partition else gpu.memory_usable_mib,
+                cpus=gpu.cores,
+                gpu=position,
+                partition=partition.index if partition else None,
+            )
+        )
+    rank = {name: position for position, name in enumerate(dict.fromkeys(device.type for device in devices))}
+    return sorted(devices, key=lambda device: rank[device.type])  # slurmd walks Gres= type by type; the sort is stable
+
+
+def link_domains(inventory: Inventory) -> list[list[int]]:
+    """Sets of GPUs (positions in `gpus`) joined by NVLink, xGMI or Xe Link, directly or through one another."""
+    remaining = set(range(len(inventory.gpus)))
+    domains = []
+    while remaining:
+        front = [min(remaining)]
+        domain = set(front)
+        while front:
+            row = inventory.links[front.pop()]
+            near = {other for other in remaining - domain if row[other].type in _DIRECT_LINKS}
+            domain |= near
+            front += near
+        remaining -= domain
+        domains.append(sorted(domain))
+    return domains
+
+
+def _partition_type(gpu: Gpu, partition: Partition) -> str:
+    """``h100_1g.10gb``, as Slurm's own detection names MIG instances."""
+    profile = re.sub(r"[^a-z0-9.]+", ".", partition.profile.lower()).strip(".")
+    return f"{type_name(gpu.model)}_{profile}" if profile else type_name(gpu.model)
+
+
+def _gres_lines(
+    inventory: Inventory, devices: Sequence[Device], version: SlurmVersion, shards: bool, notes: list[str]
+) -> list[str]:
+    if not devices:
+        return []
+    several = any(len(device.files) > 1 for device in devices)
+    equal = len({device.memory_mib for device in devices}) == 1
+    # Slurm finds the shards of a MultipleFiles device only through a line without File, which it divides evenly.
+    multiple = several and (not shards or (version >= _MULTIPLE_FILES_BESIDE_SHARDS and equal))
+    if several and not multiple:
+        open_files = sorted({f for d in devices if d.partition is None for f in d.files if f != d.own_file})
+        if open_files:
+            notes.append(
+                f"{inventory.node}: Slurm does not guard {', '.join(open_files)}: "
+                "a device with shards can have only one File here"
+            )
+
+    flags = ",".join(dict.fromkeys(_ENVIRONMENT_FLAGS[device.vendor] for device in devices))
+    cores = _device_cores(inventory, devices)
+    links = _device_links(inventory, devices)
+    described = []
+    for device, core_list, link_list in zip(devices, cores, links, strict=True):
+        rest = f" Cores={core_list}" if core_list else ""
+        rest += f" Links={link_list}" if link_list else ""
+        files = device.files if multiple else (device.own_file,)
+        described.append((f"Name=gpu Type={device.type}", files, f"{rest} Flags={flags}"))
+
+    lines = ["AutoDetect=off"]  # else a site-wide AutoDetect would check these lines against fewer facts than they hold
+    for head, files, rest, _ in _folded(described):
+        lines.append(f"{head} {'MultipleFiles' if ',' in files else 'File'}={files}{rest}")
+    if shards and multiple:
+        lines.append(f"Name=shard Count={sum(device.memory_mib for device in devices)}")
+    elif shards:
+        memories = [(str(device.memory_mib), (device.own_file,), "") for device in devices]
+        for memory, files, _, count in _folded(memories):  # slurmd divides Count by the files
+            lines.append(f"Name=shard Count={int(memory) * count} File={files}")
+    return lines
+
+
+def _folded(described: Sequence[tuple[str, tuple[str, ...], str]]) -> list[tuple[str, str, str, int]]:
+    """Neighbours that differ in their only file's last number alone share a line: ``/dev/nvidia[0-3]``.
+
+    Returns (head, files as written, rest, number of devices).
+    """
+    lines: list[tuple[str, str, str, int]] = []
+    stem, low, high = "", 0, -1  # the numbered files of the last line
+    for head, files, rest in described:
+        match = re.fullmatch(r"(.*?)(0|[1-9]\d*)", files[0]) if len(files) == 1 else None
+        number = int(match[2]) if match else -1
+        if match and lines and (lines[-1][0], lines[-1][2], stem, high + 1) == (head, rest, match[1], number):
+            high = number
+            lines[-1] = (head, f"{stem}[{low}-{high}]", rest, high - low + 1)
+        else:
+            stem, low, high = (match[1], number, number) if match else ("", 0, -1)
+            lines.append((head, ",".join(files), rest, 1))
+    return lines
+
+
+def _device_cores(inventory: Inventory, devices: Sequence[Device]) -> list[str]:
+    """Cores= of each device; empty for all where nothing is known or every device is near every core."""
+    total = (inventory.sockets or 0) * (inventory.cores_per_socket or 0)
+    if not total:
+        return [""] * len(devices)
+    numbering = inventory.cpu_cores or usual_numbering(total, inventory.threads_per_core or 1)
+    everywhere = list(range(total))
+    near = [[c for c in slurm_cores(d.cpus, numbering) if c < total] or everywhere for d in devices]
+    if all(cores == everywhere for cores in near):
+        return [""] * len(devices)
+    return [fold_ranges(cores) for cores in near]  # slurmctld wants Cores on all records or on none
+
+
+def _device_links(inventory: Inventory, devices: Sequence[Device]) -> list[str]:
+    """Links= of each device: number of links to every other one, -1 for itself; empty for all where there are none."""
+
+    def width(one: Device, other: Device) -> int:
+        if one is other:
+            return -1
+        if one.partition is not None or other.partition is not None:
+            return 0  # a partition reaches no other device
+        link = inventory.links[one.gpu][other.gpu]
+        return max(link.width, 1) if link.type in _DIRECT_LINKS else 0
+
+    matrix = [[width(one, other) for other in devices] for one in devices]
+    if not any(value > 0 for row in matrix for value in row):
+        return [""] * len(devices)
+    return [",".join(map(str, row)) for row in matrix]
+
+
+def _attributes(inventory: Inventory, devices: Sequence[Device], shards: bool) -> NodeAttributes:
+    counts = Counter(device.type for device in devices)
+    gres = [f"gpu:{name}:{count}" for name, count in counts.items()]
+    if shards and devices:
+        gres.append(f"shard:{sum(device.memory_mib for device in devices)}")
+    memory = inventory.memory_mib
+    if memory is not None and memory >= 65536:
+        memory -= memory % 1024  # a new kernel that keeps some MiB more must not drain the node
+    return NodeAttributes(
+        name=inventory.node,
+        gres=",".join(gres),
+        features=_features(inventory, devices),
+        weight=1 + sum(device.memory_mib for device in devices) // 1024,
+        sockets=inventory.sockets,
+        cores_per_socket=inventory.cores_per_socket,
+        threads_per_core=inventory.threads_per_core,
+        real_memory_mib=memory,
+    )
+
+
+def _features(inventory: Inventory, devices: Sequence[Device]) -> tuple[str, ...]:
+    """Words for ``--constraint``: vendor, type, memory, capability and link domain of the node's devices."""
+    words: dict[str, None] = {}  # ordered set
+    for device in devices:
+        gpu = inventory.gpus[device.gpu]
+        total = device.memory_mib if device.partition is not None else gpu.memory_total_mib
+        words[device.vendor] = None
+        words[device.type] = None
+        words[f"gpumem{-(-total // 1024)}g"] = None
+        capability = re.sub(r"[^a-z0-9.]", "", gpu.capability.lower())
+        if capability:
+            words[_CAPABILITY_PREFIXES.get(device.vendor, "") + capability.replace(".", "")] = None
+    whole = {device.gpu for device in devices if device.partition is None}
+    for domain in link_domains(inventory):
+        members = [position for position in domain if position in whole]
+        if len(members) > 1:
+            row = inventory.links[members[0]]
+            kind = next(
+                (_DIRECT_LINKS[row[other].type] for other in domain if row[other].type in _DIRECT_LINKS), "link"
+            )
+            words[f"{kind}{len(members)}"] = None
+    return tuple(words)
+
+
+def _gres_conf(gres_lines: Mapping[str, Sequence[str]]) -> str:
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for name, lines in gres_lines.items():
+        if lines:
+            groups.setdefault(tuple(lines), []).append(name)
+    text = HEADER
+    for group, names in groups.items():
+        hosts = fold(names)
+        text += "\n" + "".join(f"NodeName={hosts} {line}\n" for line in group)
+    return text
+
+
+def _quoted(value: str) -> str:
+    if '"' in value or "\n" in value:
+        raise SluiceError(f"parameter value {value!r}: slurm.conf cannot hold it")
+    return f'"{value}"' if re.search(r"[\s#]", value) else value
