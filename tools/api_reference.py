@@ -1,4 +1,4 @@
-"""Writes docs/api.md from the docstrings of the Python rooms and the public C header; --check fails when it is stale."""
+"""Writes docs/api.md from the docstrings of the Python rooms and the public C header; --check compares."""
 
 from __future__ import annotations
 
@@ -73,8 +73,12 @@ def python_reference() -> str:
 def render() -> str:
     """The whole page."""
     return (
-        "# API reference\n\nWritten by `tools/api_reference.py` from the sources; edit those. The commands are described by their man "
-        "pages.\n\n" + python_reference() + "\n## C: sluice/core.h\n\n```c\n" + HEADER.read_text() + "```\n"
+        "# API reference\n\nWritten by `tools/api_reference.py` from the sources; edit those. "
+        "The commands are described by their man pages.\n\n"
+        + python_reference()
+        + "\n## C: sluice/core.h\n\n```c\n"
+        + HEADER.read_text()
+        + "```\n"
     )
 
 
