@@ -1,1 +1,82 @@
-"""The one way to Slurm from Python."""
+"""The one way to Slurm from Python: a small typed interface, and backends that are held to the same tests.
+
+``connect()`` gives a `SlurmClient`; `slurm_client.model` says what it answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol
+
+from sluice_base.errors import UsageError
+from sluice_base.slurm_version import SlurmVersion
+from slurm_client.commands import Commands
+from slurm_client.model import AccountingJob, Controller, Job, Node, Partition, Reservation
+
+__all__ = ["BACKENDS", "Commands", "SlurmClient", "connect"]
+
+BACKENDS = ("text", "json", "pyslurm")
+
+
+class SlurmClient(Protocol):
+    """What every backend answers. All raise SluiceError, with Slurm's own words, when Slurm does not answer."""
+
+    @property
+    def name(self) -> str:
+        """One of BACKENDS."""
+
+    def version(self) -> SlurmVersion:
+        """Version of the commands in use."""
+
+    def ping(self) -> list[Controller]:
+        """The controllers, the primary first, and whether each answers."""
+
+    def config(self) -> dict[str, str]:
+        """slurmctld's configuration in effect, as `scontrol show config` names it; unset values are empty."""
+
+    def nodes(self, names: str | None = None) -> list[Node]:
+        """All nodes, or those of a hostlist."""
+
+    def partitions(self) -> list[Partition]:
+        """All partitions, hidden ones included."""
+
+    def reservations(self) -> list[Reservation]:
+        """All reservations."""
+
+    def jobs(self, *, ids: Iterable[int] = (), states: Iterable[str] = (), users: Iterable[str] = ()) -> list[Job]:
+        """Jobs that slurmctld knows; each filter that is given must hold. Default: pending and running ones."""
+
+    def accounting_jobs(
+        self,
+        *,
+        start: int | None = None,
+        end: int | None = None,
+        ids: Iterable[int] = (),
+        users: Iterable[str] = (),
+        states: Iterable[str] = (),
+    ) -> list[AccountingJob]:
+        """Jobs of the accounting database that were active between `start` and `end` (seconds since 1970)."""
+
+
+def connect(
+    *, conf: Path | None = None, prefix: Path | None = None, backend: str = "text", timeout: float = 60
+) -> SlurmClient:
+    """A client of the cluster of `conf` (slurm.conf or its folder), with the Slurm installed in `prefix`.
+
+    `timeout`: seconds for one command. Raises SluiceError when the backend cannot work here.
+    """
+    commands = Commands(prefix=prefix, conf=conf, timeout=timeout)
+    if backend == "text":
+        from slurm_client.text import TextClient
+
+        return TextClient(commands)
+    if backend == "json":
+        from slurm_client.json_client import JsonClient
+
+        return JsonClient(commands)
+    if backend == "pyslurm":
+        from slurm_client.pyslurm_client import PyslurmClient
+
+        return PyslurmClient(commands)
+    raise UsageError(f"backend {backend!r}: unknown", remedy=f"use one of {', '.join(BACKENDS)}")

@@ -1,0 +1,70 @@
+"""Slurm's commands, of any installation and any configuration, with nothing of the caller's habits in their output."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from sluice_base.errors import UsageError
+from sluice_base.run import run_command
+
+# Users set these to shape what commands print (SQUEUE_FORMAT, SINFO_SORT, ...): they would break what we parse.
+_SHAPING = (
+    "SQUEUE_",
+    "SINFO_",
+    "SACCT_",
+    "SCONTROL_",
+    "SLURM_TIME_FORMAT",
+    "SLURM_BITSTR_LEN",
+    "SLURM_JSON",
+    "SLURM_YAML",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Commands:
+    """Where Slurm's commands are and which cluster they talk to.
+
+    `prefix`: the installation, e.g. /opt/slurm (None: what PATH finds); `conf`: slurm.conf or its folder (None: what
+    SLURM_CONF or Slurm's default says); `timeout`: seconds for one command.
+    """
+
+    prefix: Path | None = None
+    conf: Path | None = None
+    timeout: float = 60
+
+    def __post_init__(self) -> None:
+        if self.conf is not None and not self.conf_file().is_file():
+            raise UsageError(f"{self.conf_file()}: no such file", remedy="name slurm.conf or the folder that holds it")
+
+    def conf_file(self) -> Path:
+        """The slurm.conf in use; only with `conf`."""
+        if self.conf is None:
+            raise ValueError("no configuration was named")
+        return self.conf / "slurm.conf" if self.conf.is_dir() else self.conf
+
+    def program(self, name: str) -> str:
+        """The path of a command, or its name for PATH to find. Raises UsageError when `prefix` has none."""
+        if self.prefix is None:
+            return name
+        for folder in ("bin", "sbin", "usr/bin", "usr/sbin"):
+            if os.access(self.prefix / folder / name, os.X_OK):
+                return str(self.prefix / folder / name)
+        raise UsageError(f"{self.prefix}: no {name} in its bin or sbin", remedy="name the folder Slurm is installed in")
+
+    def environment(self) -> dict[str, str]:
+        """The environment of each command: C locale, times as seconds since 1970, hostlists unabridged."""
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith(_SHAPING)}
+        if self.conf is not None:
+            inherited["SLURM_CONF"] = str(self.conf_file())
+        return inherited | {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
+
+    def run(self, name: str, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run one command to its end. Raises CommandError when it fails, is missing or takes too long."""
+        return run_command([self.program(name), *arguments], timeout=self.timeout, env=self.environment(), check=check)
+
+    def output(self, name: str, *arguments: str) -> str:
+        """What the command printed."""
+        return self.run(name, *arguments).stdout
