@@ -1,23 +1,29 @@
 """The one model of a node's GPUs: what vendors report into, and what all else reads.
 
-Plain dataclasses, so that `sluice probe` starts fast; JSON that comes from outside is validated by pydantic. None means
-"unknown": the driver at hand does not tell. Memory is in MiB, power in W, temperature in degrees Celsius.
+Plain dataclasses, so that `sluice probe` starts fast; JSON that comes from outside is validated by pydantic and by
+`Inventory.check`. None means "unknown": the driver at hand does not tell. Memory is in MiB, power in W, temperature in
+degrees Celsius.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from sluice_base.errors import SluiceError
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 SCHEMA_VERSION = 1
 
 
 class Vendor(StrEnum):
-    """Who makes the GPU."""
+    """The vendors that Sluice ships; a vendor's name is that of its module in `gres_probe.vendors`."""
 
     NVIDIA = "nvidia"
     AMD = "amd"
@@ -25,14 +31,14 @@ class Vendor(StrEnum):
 
 
 class LinkType(StrEnum):
-    """The best path between two GPUs, best first; the words of ``nvidia-smi topo -m`` where it has one."""
+    """The best path between two devices, best first; the words of ``nvidia-smi topo -m`` where it has one."""
 
     SELF = "X"
     NVLINK = "NV"  # with a width: the number of links
     XGMI = "XGMI"
     XELINK = "XE"
-    PCI_SWITCH = "PIX"  # at most one PCIe bridge
-    PCI_BRIDGES = "PXB"  # several PCIe bridges, no host bridge
+    PCI_SWITCH = "PIX"  # at most one PCIe switch
+    PCI_BRIDGES = "PXB"  # several PCIe switches, no host bridge
     HOST_BRIDGE = "PHB"
     NUMA_NODE = "NODE"
     SYSTEM = "SYS"  # across NUMA nodes
@@ -70,7 +76,7 @@ class Partition:
 
 @dataclass(slots=True)
 class Link:
-    """How one GPU reaches another; `width` is the number of parallel links, 0 where that has no meaning."""
+    """How one device reaches another; `width` is the number of parallel links, 0 where that has no meaning."""
 
     type: LinkType
     width: int = 0
@@ -80,10 +86,10 @@ class Link:
 class Gpu:
     """One physical GPU as its vendor's library reports it."""
 
-    vendor: Vendor
+    vendor: str  # a name of gres_probe.vendors, e.g. Vendor.NVIDIA
     index: int  # the vendor library's ordinal on this node
     uuid: str
-    model: str  # the vendor's own name
+    model: str  # the vendor's own name: free text, not fit for a configuration file or a terminal as it is
     device_file: str  # what Slurm's File= names, e.g. /dev/nvidia0
     minor: int | None  # minor number of the device file; may differ from the ordinal
     pci_address: str  # domain:bus:device.function in lower case
@@ -93,7 +99,7 @@ class Gpu:
     memory_used_mib: int | None = None
     utilisation_percent: int | None = None
     numa_node: int | None = None
-    cores: str = ""  # CPU list near the GPU, e.g. "0-31,64-95"; empty: unknown or all
+    cores: str = ""  # Linux CPU numbers near the GPU, e.g. "0-31,64-95"; empty: unknown or all
     capability: str = ""  # compute capability "9.0", gfx target "gfx942", or Intel IP version
     driver_version: str = ""
     firmware_version: str = ""
@@ -107,14 +113,24 @@ class Gpu:
     temperature_c: int | None = None
     temperature_slowdown_c: int | None = None
     temperature_shutdown_c: int | None = None
-    nics: list[str] = field(default_factory=list)  # RDMA NICs near it, nearest first, e.g. ["mlx5_0"]
+    nics: list[str] = field(default_factory=list)  # RDMA NICs on its NUMA node or nearer, nearest first: ["mlx5_0"]
+
+
+@dataclass(slots=True)
+class Nic:
+    """A network interface with RDMA; `links` joins it with every GPU, then with every NIC of the node, in order."""
+
+    name: str  # e.g. "mlx5_0"
+    pci_address: str
+    numa_node: int | None = None
+    links: list[Link] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Problem:
     """A GPU or vendor library that could not be read: reported and left out, never guessed."""
 
-    vendor: Vendor
+    vendor: str
     what: str
     remedy: str = ""
     index: int | None = None
@@ -128,9 +144,11 @@ class Inventory:
     gpus: list[Gpu] = field(default_factory=list)
     links: list[list[Link]] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
+    nics: list[Nic] = field(default_factory=list)
     sockets: int | None = None
     cores_per_socket: int | None = None
     threads_per_core: int | None = None
+    cpu_cores: list[int] = field(default_factory=list)  # Slurm's core number of each CPU id, -1: absent; see cores.py
     memory_mib: int | None = None
     probed_at: str = ""  # ISO 8601, UTC
     schema_version: int = SCHEMA_VERSION
@@ -141,33 +159,136 @@ class Inventory:
 
     @classmethod
     def from_json(cls, text: str | bytes, *, source: str) -> Inventory:
-        """Validate and load; `source` names the origin in errors. Raises SluiceError."""
-        from pydantic import TypeAdapter, ValidationError
+        """Validate and load text of any origin; `source` names the origin in errors. Raises SluiceError.
+
+        What is returned has passed `check`, so that names, paths and addresses are safe to write to configuration
+        files. Fields that this version does not know are ignored.
+        """
+        from pydantic import ValidationError
 
         try:
             document: Any = json.loads(text)
-        except ValueError as error:
-            raise SluiceError(
-                f"{source}: not JSON ({error})", remedy="write it again with: sluice probe --json"
-            ) from error
+        except (ValueError, RecursionError) as error:
+            raise _invalid(source, f"not JSON ({error})") from error
         version = document.get("schema_version") if isinstance(document, dict) else None
-        if version != SCHEMA_VERSION:
+        if version != SCHEMA_VERSION or isinstance(version, bool):
             raise SluiceError(
-                f"{source}: inventory schema {version!r}, this Sluice reads {SCHEMA_VERSION}",
+                f"{source}: inventory schema {_shown(version)}, this Sluice reads {SCHEMA_VERSION}",
                 remedy="probe the node again with this version of Sluice",
             )
         try:
-            inventory: Inventory = TypeAdapter(cls).validate_python(document)
+            inventory = _adapter().validate_json(text, strict=True)
         except ValidationError as error:
-            first = error.errors()[0]
+            first = error.errors(include_url=False, include_input=False)[0]
             place = ".".join(str(part) for part in first["loc"])
-            raise SluiceError(
-                f"{source}: {place}: {first['msg']}", remedy="probe the node again with: sluice probe --json"
-            ) from error
-        size = len(inventory.gpus)
-        if len(inventory.links) != size or any(len(row) != size for row in inventory.links):
-            raise SluiceError(
-                f"{source}: links: not a {size} x {size} matrix",
-                remedy="probe the node again with: sluice probe --json",
-            )
+            raise _invalid(source, f"{place}: {first['msg']}") from error
+        inventory.check(source)
         return inventory
+
+    def check(self, source: str) -> None:
+        """Refuse what no node can have, or what must not get into a configuration file.
+
+        `source` names the origin in errors. Raises SluiceError with the offending value and its place.
+        """
+        from gres_probe.vendors import vendor_names
+
+        known = vendor_names()
+
+        def word(place: str, value: str, pattern: re.Pattern[str], *, empty: bool = False) -> None:
+            if not (empty and not value) and not pattern.fullmatch(value):
+                raise _invalid(source, f"{place}: {_shown(value)} is not as a probe writes it")
+
+        def within(place: str, value: int | None, low: int, high: int) -> None:
+            if value is not None and not low <= value <= high:
+                raise _invalid(source, f"{place}: {_shown(value)} is not between {low} and {high}")
+
+        word("node", self.node, NODE_NAME)
+        word("probed_at", self.probed_at, _TIME, empty=True)
+        for name in ("sockets", "cores_per_socket", "threads_per_core"):
+            within(name, getattr(self, name), 1, 1 << 16)
+        within("memory_mib", self.memory_mib, 1, _MAX_MIB)
+        if len(self.cpu_cores) > 1 << 16 or any(not -1 <= core < 1 << 16 for core in self.cpu_cores):
+            raise _invalid(source, "cpu_cores: not core numbers")
+        seen: set[str] = set()
+        for position, gpu in enumerate(self.gpus):
+            place = f"gpus.{position}"
+            if gpu.vendor not in known:
+                raise _invalid(source, f"{place}.vendor: {_shown(gpu.vendor)} is none of {', '.join(known)}")
+            word(f"{place}.uuid", gpu.uuid, _IDENTITY)
+            word(f"{place}.pci_address", gpu.pci_address, PCI_ADDRESS)
+            word(f"{place}.model", gpu.model, _TEXT)
+            word(f"{place}.cores", gpu.cores, _CPU_LIST, empty=True)
+            for name in ("capability", "driver_version", "firmware_version"):
+                word(f"{place}.{name}", getattr(gpu, name), _TEXT, empty=True)
+            for file in (gpu.device_file, *gpu.extra_device_files):
+                word(f"{place}.device_file", file, DEVICE_FILE)
+            for nic in gpu.nics:
+                word(f"{place}.nics", nic, _NIC_NAME)
+            for reason in gpu.health_reasons:
+                word(f"{place}.health_reasons", reason, _TEXT)
+            within(f"{place}.index", gpu.index, 0, _MAX_INDEX)
+            within(f"{place}.minor", gpu.minor, 0, (1 << 20) - 1)
+            within(f"{place}.numa_node", gpu.numa_node, 0, 1 << 16)
+            within(f"{place}.memory_total_mib", gpu.memory_total_mib, 1, _MAX_MIB)
+            within(f"{place}.memory_usable_mib", gpu.memory_usable_mib, 0, gpu.memory_total_mib)
+            within(f"{place}.memory_used_mib", gpu.memory_used_mib, 0, gpu.memory_total_mib)
+            within(f"{place}.utilisation_percent", gpu.utilisation_percent, 0, 100)
+            for partition in gpu.partitions:
+                inside = f"{place}.partitions.{partition.index}"
+                word(f"{inside}.uuid", partition.uuid, _IDENTITY)
+                word(f"{inside}.profile", partition.profile, _TEXT)
+                within(f"{inside}.index", partition.index, 0, _MAX_INDEX)
+                within(f"{inside}.memory_mib", partition.memory_mib, 1, gpu.memory_total_mib)
+                for file in partition.device_files:
+                    word(f"{inside}.device_files", file, DEVICE_FILE)
+            for identity in (gpu.device_file, gpu.pci_address, f"{gpu.vendor} {gpu.index}"):
+                if identity in seen:
+                    raise _invalid(source, f"{place}: {_shown(identity)} stands there twice")
+                seen.add(identity)
+        for problem in self.problems:
+            if problem.vendor not in known:
+                raise _invalid(source, f"problems: vendor {_shown(problem.vendor)} is none of {', '.join(known)}")
+        self._check_links(source, word)
+
+    def _check_links(self, source: str, word: Any) -> None:
+        size = len(self.gpus)
+        if len(self.links) != size or any(len(row) != size for row in self.links):
+            raise _invalid(source, f"links: not a {size} x {size} matrix")
+        for position, nic in enumerate(self.nics):
+            word(f"nics.{position}.name", nic.name, _NIC_NAME)
+            word(f"nics.{position}.pci_address", nic.pci_address, PCI_ADDRESS)
+            if len(nic.links) != size + len(self.nics):
+                raise _invalid(source, f"nics.{position}.links: not one link for each GPU and NIC")
+        for row in (*self.links, *(nic.links for nic in self.nics)):
+            if any(not 0 <= link.width <= _MAX_WIDTH for link in row):
+                raise _invalid(source, f"links: a width that is not between 0 and {_MAX_WIDTH}")
+
+
+NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
+PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+DEVICE_FILE = re.compile(r"/dev(/[A-Za-z0-9_-][A-Za-z0-9._:-]{0,63}){1,4}")
+_IDENTITY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
+_NIC_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_CPU_LIST = re.compile(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?){0,1023}")
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|\+00:00)")
+_TEXT = re.compile(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]{1,256}")  # one line, no terminal escapes
+_MAX_MIB = 1 << 40
+_MAX_INDEX = 4095
+_MAX_WIDTH = 1024
+
+
+@cache
+def _adapter() -> TypeAdapter[Inventory]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(Inventory)
+
+
+def _shown(value: object) -> str:
+    """A value of unknown origin for an error message: on one line, escaped and short."""
+    text = ascii(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _invalid(source: str, what: str) -> SluiceError:
+    return SluiceError(f"{source}: {what}", remedy="probe the node again with: sluice probe --json")

@@ -1,0 +1,203 @@
+"""What the kernel tells of a node: PCI functions, NUMA nodes, processors, RDMA interfaces, device files.
+
+Everything is read below a root for /sys, /proc and /dev, so that a container's view or a test's tree works the same. A
+file that is missing or unreadable is "unknown", never an error: kernels and virtual machines differ in what they tell.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from gres_probe.cores import expand_ranges, number_cores
+from sluice_base.errors import SluiceError
+
+# PCI base and sub-class of what can be a GPU: VGA, 3D and other display controllers, and processing accelerators.
+_GPU_CLASSES = frozenset({0x0300, 0x0302, 0x0380, 0x1200})
+_HOST_BRIDGE = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
+
+
+@dataclass(frozen=True, slots=True)
+class PciFunction:
+    """One PCI function; `path` leads from its host bridge over the bridges to itself."""
+
+    address: str
+    vendor: int
+    device: int
+    driver: str  # the kernel driver bound to it; empty: none
+    virtual: bool  # a virtual function of SR-IOV
+    path: tuple[str, ...]
+    numa_node: int | None
+    cores: str
+
+
+@dataclass(frozen=True, slots=True)
+class CpuLayout:
+    """Processors as Slurm counts them; None: unknown."""
+
+    sockets: int | None = None
+    cores_per_socket: int | None = None
+    threads_per_core: int | None = None
+    cpu_cores: list[int] = field(default_factory=list)  # as Inventory.cpu_cores
+
+
+class Machine:
+    """A node as its kernel shows it; `dev_root` None means that device files are not looked for."""
+
+    def __init__(
+        self, sys_root: Path = Path("/sys"), proc_root: Path = Path("/proc"), dev_root: Path | None = Path("/dev")
+    ) -> None:
+        self.sys_root = sys_root
+        self.proc_root = proc_root
+        self.dev_root = dev_root
+        self._functions: dict[str, PciFunction | None] = {}
+
+    def pci_function(self, address: str) -> PciFunction | None:
+        """One PCI function by its address in lower case; None where the kernel knows none."""
+        if address not in self._functions:
+            self._functions[address] = self._read_function(address)
+        return self._functions[address]
+
+    @cached_property
+    def gpu_functions(self) -> list[PciFunction]:
+        """Every physical function of a GPU's class, of any vendor, in order of address."""
+        found = []
+        for entry in _entries(self.sys_root / "bus/pci/devices"):
+            number = _number(entry / "class")
+            if number is not None and number >> 8 in _GPU_CLASSES:
+                function = self.pci_function(entry.name)
+                if function is not None and not function.virtual:
+                    found.append(function)
+        return found
+
+    def drm_files(self, address: str) -> tuple[str, str]:
+        """The render node and the card node of a GPU, e.g. /dev/dri/renderD128 and /dev/dri/card0; empty: none."""
+        names = [entry.name for entry in _entries(self.sys_root / "bus/pci/devices" / address / "drm")]
+        render = next((name for name in names if re.fullmatch(r"renderD\d+", name)), "")
+        card = next((name for name in names if re.fullmatch(r"card\d+", name)), "")
+        return (f"/dev/dri/{render}" if render else "", f"/dev/dri/{card}" if card else "")
+
+    def rdma_interfaces(self) -> list[tuple[str, PciFunction]]:
+        """Name and PCI function of each interface with RDMA, in natural order of their names."""
+        found = []
+        for entry in _entries(self.sys_root / "class/infiniband"):
+            try:
+                address = (entry / "device").resolve(strict=True).name
+            except OSError:
+                continue
+            function = self.pci_function(address)
+            if function is not None:
+                found.append((entry.name, function))
+        return found
+
+    def cpu_layout(self) -> CpuLayout:
+        """Sockets, cores and threads of the processors that are on line, and Slurm's number of each one's core."""
+        root = self.sys_root / "devices/system/cpu"
+        rest = set(_cpu_list(_text(root / "online")))
+        cpus: dict[int, tuple[str, str]] = {}
+        while rest:
+            topology = root / f"cpu{min(rest)}" / "topology"
+            package = _text(topology / "package_cpus_list") or _text(topology / "core_siblings_list")
+            members = rest.intersection(_cpu_list(package))
+            if min(rest) not in members:
+                return CpuLayout()
+            rest -= members
+            while members:
+                siblings = _text(root / f"cpu{min(members)}" / "topology" / "thread_siblings_list")
+                threads = members.intersection(_cpu_list(siblings))
+                if min(members) not in threads:
+                    return CpuLayout()
+                members -= threads
+                cpus.update(dict.fromkeys(threads, (package, siblings)))
+        if not cpus:
+            return CpuLayout()
+        sockets = len({package for package, _ in cpus.values()})
+        cores = Counter(package for package, _ in set(cpus.values()))
+        threads_per_core = max(Counter(cpus.values()).values())
+        return CpuLayout(sockets, max(cores.values()), threads_per_core, number_cores(cpus))
+
+    def memory_mib(self) -> int | None:
+        """Memory of the node as slurmd counts it, else the sum over its NUMA nodes."""
+        kib = _memory_kib(self.proc_root / "meminfo") or sum(
+            _memory_kib(entry / "meminfo") for entry in _entries(self.sys_root / "devices/system/node")
+        )
+        return kib // 1024 or None
+
+    def has_device_file(self, file: str) -> bool:
+        """Whether a file of /dev is there; True where device files are not looked for."""
+        return self.dev_root is None or (self.dev_root / file.removeprefix("/dev/")).exists()
+
+    def matching_device_files(self, pattern: str) -> list[str]:
+        """Files of /dev whose name matches a glob pattern; none where device files are not looked for."""
+        if self.dev_root is None or not pattern:
+            return []
+        return sorted(f"/dev/{path.relative_to(self.dev_root)}" for path in self.dev_root.glob(pattern))
+
+    def _read_function(self, address: str) -> PciFunction | None:
+        folder = self.sys_root / "bus/pci/devices" / address
+        try:
+            parts = folder.resolve(strict=True).parts
+        except OSError:
+            return None
+        start = next((index for index, part in enumerate(parts) if _HOST_BRIDGE.fullmatch(part)), len(parts) - 1)
+        numa_node = _number(folder / "numa_node")
+        try:
+            driver = (folder / "driver").readlink().name
+        except OSError:
+            driver = ""
+        return PciFunction(
+            address=address,
+            vendor=_number(folder / "vendor") or 0,
+            device=_number(folder / "device") or 0,
+            driver=driver,
+            virtual=(folder / "physfn").exists(),
+            path=parts[start:],
+            numa_node=None if numa_node is None or numa_node < 0 else numa_node,
+            cores=_text(folder / "local_cpulist"),
+        )
+
+
+def pci_address(domain: int, bus: int, device: int, function: int) -> str:
+    """The kernel's spelling of a PCI address, e.g. ``0000:17:00.0``."""
+    return f"{domain:04x}:{bus:02x}:{device:02x}.{function:x}"
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """Sorting key by which mlx5_2 comes before mlx5_10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name) if part]
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir(), key=lambda entry: natural(entry.name))
+    except OSError:
+        return []
+
+
+def _memory_kib(path: Path) -> int:
+    match = re.search(r"MemTotal:\s*(\d+) kB", _text(path))
+    return int(match.group(1)) if match else 0
+
+
+def _cpu_list(text: str) -> list[int]:
+    with suppress(SluiceError):
+        return expand_ranges(text)
+    return []
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(_text(path), 0)
+    except ValueError:
+        return None

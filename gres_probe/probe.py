@@ -1,0 +1,234 @@
+"""Reading the GPUs of this node: every vendor in a child process of its own, then what joins them.
+
+A vendor's driver may hang for ever, even in a sleep that no signal ends, and its library may crash. Neither may take
+the other vendors' answers along, so each is asked in a child that is given up when its time is over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle  # only between this process and children that it forked
+import signal
+import socket
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gres_probe.children import read_all
+from gres_probe.inventory import Gpu, Inventory, Link, Problem
+from gres_probe.machine import Machine, PciFunction
+from gres_probe.topology import link_matrix, rdma_nics
+from gres_probe.vendors import Findings, LibraryMissingError, VendorSpec, one_line, vendor, vendor_names
+from sluice_base.errors import SluiceError
+
+DEFAULT_TIMEOUT = 10.0
+_MOST_OUTPUT = 64 << 20
+_REAP_SECONDS = 0.2  # how long a killed child may take to go; one in an uninterruptible sleep does not
+_PASSED_THROUGH = frozenset({"vfio-pci", "pciback"})  # drivers that give a GPU to a virtual machine
+
+
+def probe_node(
+    *,
+    node: str | None = None,
+    vendors: Iterable[str] | None = None,
+    timeout: float = DEFAULT_TIMEOUT,
+    sys_root: Path = Path("/sys"),
+    proc_root: Path = Path("/proc"),
+    dev_root: Path | None = Path("/dev"),
+) -> Inventory:
+    """The GPUs of this node and what joins them.
+
+    `node` is the name to give it, default SLURMD_NODENAME or the short host name; `vendors` are names of
+    `gres_probe.vendors`, default all; `timeout` in seconds is for all vendors together. The roots say where the
+    kernel's files lie; with `dev_root` None device files are not looked for. A GPU, driver or library that cannot be
+    read becomes an entry of `Inventory.problems`. Raises UsageError for an unknown vendor. Forks: call it from a
+    process without other threads.
+    """
+    machine = Machine(sys_root, proc_root, dev_root)
+    specs = [vendor(name) for name in sorted(set(vendors if vendors is not None else vendor_names()))]
+    deadline = time.monotonic() + timeout
+    children = [_Child.start(spec, machine) for spec in specs]
+    layout = machine.cpu_layout()
+    inventory = Inventory(
+        node=node or os.environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0],
+        sockets=layout.sockets,
+        cores_per_socket=layout.cores_per_socket,
+        threads_per_core=layout.threads_per_core,
+        cpu_cores=layout.cpu_cores,
+        memory_mib=machine.memory_mib(),
+        probed_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    )
+    answers = read_all([child.output for child in children], deadline=deadline, limit=_MOST_OUTPUT)
+    links: dict[str, dict[tuple[int, int], Link]] = {}
+    for child in children:
+        findings = child.finish(answers[child.output], timeout)
+        if findings is None:
+            findings = Findings(problems=_hardware_without_library(child.spec, machine))
+        else:
+            findings.problems += _unlisted(child.spec, findings, machine)
+        for gpu in findings.gpus:
+            _complete(gpu, machine)
+        findings.gpus = [gpu for gpu in findings.gpus if _usable(gpu, machine, findings.problems)]
+        inventory.gpus += sorted(findings.gpus, key=lambda gpu: gpu.index)
+        inventory.problems += findings.problems
+        links[child.spec.name] = findings.links
+    inventory.links = link_matrix(inventory.gpus, links, machine)
+    inventory.nics = rdma_nics(inventory.gpus, machine)
+    return inventory
+
+
+@dataclass(slots=True)
+class _Child:
+    """A process that asks one vendor's library and writes what it found to a pipe."""
+
+    spec: VendorSpec
+    pid: int
+    output: int
+
+    @classmethod
+    def start(cls, spec: VendorSpec, machine: Machine) -> _Child:
+        output, inlet = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                _ask_vendor(spec, machine, inlet)
+            finally:
+                os._exit(1)
+        os.close(inlet)
+        return cls(spec, pid, output)
+
+    def finish(self, answer: bytes | None, timeout: float) -> Findings | None:
+        """What the child found, None where the vendor's library is missing; its end in other ways is a problem."""
+        os.close(self.output)
+        title = self.spec.title
+        if answer is None:
+            _end(self.pid)
+            what = f"no answer from the {title} driver within {timeout:g} s"
+            remedy = "see dmesg; the driver may hang until a reboot, or be slow to start: raise --timeout"
+            return Findings(problems=[Problem(self.spec.name, what, remedy)])
+        _, status = os.waitpid(self.pid, 0)
+        result: Any = None
+        with contextlib.suppress(Exception):  # an answer cut off by a crash
+            result = pickle.loads(answer)  # noqa: S301 - see import
+        if isinstance(result, Findings):
+            return result
+        if isinstance(result, LibraryMissingError):
+            return None
+        if isinstance(result, Problem):
+            return Findings(problems=[result])
+        how = signal.Signals(-code).name if (code := os.waitstatus_to_exitcode(status)) < 0 else f"exit status {code}"
+        what = f"{self.spec.library} crashed while it was asked ({how})"
+        return Findings(problems=[Problem(self.spec.name, what, "update the driver and its library; see dmesg")])
+
+
+def _ask_vendor(spec: VendorSpec, machine: Machine, inlet: int) -> None:
+    """In the child: ask the library, answer with findings or why there are none, and end."""
+    os.setsid()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    # Libraries print, and a child that lives on must not hold a caller's pipes open.
+    null = os.open(os.devnull, os.O_RDWR)
+    for standard in range(3):
+        os.dup2(null, standard)
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) != inlet:
+            with contextlib.suppress(OSError):
+                os.close(int(name))
+    answer: Findings | Problem | LibraryMissingError
+    try:
+        answer = spec.probe(machine)
+    except LibraryMissingError:
+        answer = LibraryMissingError()
+    except SluiceError as error:
+        answer = Problem(spec.name, f"{spec.title}: {error.what}", error.remedy)
+    except Exception as error:  # whatever a library's wrapper throws, the other vendors' answers stand
+        what = f"{spec.title}: {type(error).__name__}: {one_line(str(error))}"
+        answer = Problem(spec.name, what, f"see whether the Python package fits {spec.library}")
+    data = memoryview(pickle.dumps(answer))
+    while data:
+        data = data[os.write(inlet, data) :]
+    os._exit(0)
+
+
+def _end(pid: int) -> None:
+    """Kill a child and what it started; leave it to init if it sleeps uninterruptibly."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + _REAP_SECONDS
+    while os.waitpid(pid, os.WNOHANG)[0] == 0 and time.monotonic() < deadline:
+        time.sleep(0.005)
+
+
+def _gpus_on_pci(spec: VendorSpec, machine: Machine) -> list[PciFunction]:
+    """The vendor's GPUs that the kernel shows and that are this node's to use."""
+    return [
+        function
+        for function in machine.gpu_functions
+        if function.vendor == spec.pci_vendor
+        and function.driver not in _PASSED_THROUGH
+        and function.address not in spec.integrated
+    ]
+
+
+def _hardware_without_library(spec: VendorSpec, machine: Machine) -> list[Problem]:
+    """A problem where the kernel shows GPUs of a vendor whose library is not there."""
+    seen = [function.address for function in _gpus_on_pci(spec, machine)]
+    seen = seen or machine.matching_device_files(spec.device_pattern)
+    if not seen:
+        return []
+    what = f"{len(seen)} {spec.title} GPU{'s' * (len(seen) > 1)} ({', '.join(seen)}), but no {spec.library}"
+    return [Problem(spec.name, what, spec.remedy)]
+
+
+def _unlisted(spec: VendorSpec, findings: Findings, machine: Machine) -> list[Problem]:
+    """A problem for each GPU that the kernel shows and the driver has said nothing of."""
+    listed = {gpu.pci_address for gpu in findings.gpus}
+    missing = [function for function in _gpus_on_pci(spec, machine) if function.address not in listed]
+    reported = {problem.index for problem in findings.problems} - {gpu.index for gpu in findings.gpus}
+    if None in reported or len(missing) <= len(reported):
+        return []  # said already, in the driver's own words
+    return [
+        Problem(
+            spec.name,
+            f"the driver does not list the GPU at {function.address} (kernel driver: {function.driver or 'none'})",
+            "see dmesg; the GPU may have failed, or be in use by another driver",
+        )
+        for function in missing
+    ]
+
+
+def _complete(gpu: Gpu, machine: Machine) -> None:
+    """Fill in from the kernel what the vendor's driver did not tell."""
+    function = machine.pci_function(gpu.pci_address)
+    if function is not None:
+        if gpu.numa_node is None:
+            gpu.numa_node = function.numa_node
+        gpu.cores = gpu.cores or function.cores
+
+
+def _usable(gpu: Gpu, machine: Machine, problems: list[Problem]) -> bool:
+    """Whether the GPU's device file is there; partitions without theirs are taken out. Both are reported."""
+
+    def missing(files: Iterable[str], of: str) -> bool:
+        lacking = [file for file in files if not machine.has_device_file(file)]
+        if lacking:
+            what = f"{of}: no device file {', '.join(lacking)}"
+            problems.append(
+                Problem(gpu.vendor, what, "load the driver's kernel module or let udev make the file", gpu.index)
+            )
+        return bool(lacking)
+
+    if missing([gpu.device_file], f"GPU {gpu.index}"):
+        return False
+    gpu.extra_device_files = [file for file in gpu.extra_device_files if machine.has_device_file(file)]
+    gpu.partitions = [
+        partition
+        for partition in gpu.partitions
+        if not missing(partition.device_files, f"GPU {gpu.index}, partition {partition.index}")
+    ]
+    return True

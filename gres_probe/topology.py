@@ -1,0 +1,95 @@
+"""How the devices of a node are joined: links of the vendors, paths over PCI, and the groups that follow from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from gres_probe.inventory import Gpu, Inventory, Link, LinkType, Nic
+from gres_probe.machine import Machine, PciFunction, natural
+
+FAST_LINKS = frozenset({LinkType.NVLINK, LinkType.XGMI, LinkType.XELINK})
+_NEARNESS = {kind: position for position, kind in enumerate(LinkType)}
+
+
+def pci_path(first: PciFunction | None, second: PciFunction | None) -> LinkType:
+    """The kind of path between two PCI functions, in the words of ``nvidia-smi topo -m``.
+
+    Below a common root port, a PCIe switch shows as an upstream bridge with one downstream bridge a slot: two functions
+    whose paths part below one upstream bridge share one switch.
+    """
+    if first is None or second is None:
+        return LinkType.UNKNOWN
+    if first.address == second.address:
+        return LinkType.SELF
+    common = 0
+    for one, other in zip(first.path, second.path, strict=False):
+        if one != other:
+            break
+        common += 1
+    if common == 0:
+        if first.numa_node == second.numa_node:
+            return LinkType.NUMA_NODE
+        return LinkType.UNKNOWN if None in (first.numa_node, second.numa_node) else LinkType.SYSTEM
+    if common == 1:
+        return LinkType.HOST_BRIDGE
+    bridges = max(len(first.path), len(second.path)) - common - 1
+    return LinkType.PCI_SWITCH if bridges <= 1 else LinkType.PCI_BRIDGES
+
+
+def link_matrix(
+    gpus: Sequence[Gpu], fast: Mapping[str, Mapping[tuple[int, int], Link]], machine: Machine
+) -> list[list[Link]]:
+    """The best path between any two GPUs, of any vendors.
+
+    `fast` holds each vendor's own links by pairs of the vendor's ordinals, smaller first; all else goes over PCI.
+    """
+    functions = [machine.pci_function(gpu.pci_address) for gpu in gpus]
+
+    def link(row: int, column: int) -> Link:
+        if row == column:
+            return Link(LinkType.SELF)
+        first, second = gpus[row], gpus[column]
+        if first.vendor == second.vendor:
+            pair = (min(first.index, second.index), max(first.index, second.index))
+            own = fast.get(first.vendor, {}).get(pair)
+            if own is not None:
+                return own
+        return Link(pci_path(functions[row], functions[column]))
+
+    return [[link(row, column) for column in range(len(gpus))] for row in range(len(gpus))]
+
+
+def rdma_nics(gpus: Sequence[Gpu], machine: Machine) -> list[Nic]:
+    """The node's RDMA interfaces with their paths; also names the near ones in each GPU's `nics`, nearest first."""
+    interfaces = machine.rdma_interfaces()
+    ends = [machine.pci_function(gpu.pci_address) for gpu in gpus] + [function for _, function in interfaces]
+    nics = [
+        Nic(name, function.address, function.numa_node, [Link(pci_path(function, end)) for end in ends])
+        for name, function in interfaces
+    ]
+    for position, gpu in enumerate(gpus):
+        near = [nic for nic in nics if _NEARNESS[nic.links[position].type] <= _NEARNESS[LinkType.NUMA_NODE]]
+        near.sort(key=lambda nic: (_NEARNESS[nic.links[position].type], natural(nic.name)))
+        gpu.nics = [nic.name for nic in near]
+    return nics
+
+
+def link_domains(inventory: Inventory) -> list[list[int]]:
+    """Groups of positions in `inventory.gpus` that fast links join, directly or over others.
+
+    Each group is sorted, the groups are ordered by their first member, and a GPU without such links is a group of one.
+    """
+    domains: list[list[int]] = []
+    placed: set[int] = set()
+    for start in range(len(inventory.gpus)):
+        if start in placed:
+            continue
+        group, edge = {start}, [start]
+        while edge:
+            row = inventory.links[edge.pop()]
+            reached = {column for column, link in enumerate(row) if link.type in FAST_LINKS} - group
+            group |= reached
+            edge.extend(reached)
+        placed |= group
+        domains.append(sorted(group))
+    return domains

@@ -1,0 +1,108 @@
+"""The vendors of GPUs. Each module of this package is one vendor, found by its name; nothing else lists them.
+
+A module has one attribute, `VENDOR`, a `VendorSpec`: what is known of the vendor without its driver, and the function
+that reads its GPUs through its library. `gres_probe.probe` runs that function in a child process, so it may crash or
+hang without harm, and may import what it likes; the module itself must import fast.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+
+from gres_probe.inventory import Gpu, Health, Link, Problem
+from gres_probe.machine import Machine
+from sluice_base.errors import UsageError
+
+
+@dataclass(slots=True)
+class Findings:
+    """What one vendor's library told. `links` holds the vendor's own links by pairs of ordinals, smaller first."""
+
+    gpus: list[Gpu] = field(default_factory=list)
+    links: dict[tuple[int, int], Link] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+
+class LibraryMissingError(Exception):
+    """The vendor's library is not on this node: no GPU of this vendor, unless the kernel shows one."""
+
+
+@dataclass(frozen=True, slots=True)
+class VendorSpec:
+    """One vendor.
+
+    `probe` reads all GPUs of a node. It raises LibraryMissingError where the library is not installed, and SluiceError
+    where the driver as a whole cannot be read; a single GPU that cannot be read goes into `Findings.problems`.
+    """
+
+    name: str  # the module's name
+    title: str  # as people write it
+    pci_vendor: int  # PCI vendor number
+    gres_flag: str  # gres.conf Flags= word that makes Slurm set the vendor's visible-devices variable
+    library: str  # the library that `probe` loads
+    remedy: str  # what to do where the hardware is there but the library is not
+    probe: Callable[[Machine], Findings]
+    device_pattern: str = ""  # device files below /dev that show the hardware
+    integrated: tuple[str, ...] = ()  # PCI addresses at which graphics of the processor sit, which is not for jobs
+
+
+@cache
+def vendor_names() -> tuple[str, ...]:
+    """The names of all vendors, in order."""
+    return tuple(sorted(path.stem for path in Path(__file__).parent.glob("[a-z]*.py")))
+
+
+def vendor(name: str) -> VendorSpec:
+    """One vendor by its name. Raises UsageError for one that does not exist."""
+    if name not in vendor_names():
+        raise UsageError(f"vendor {name!r}: not known", remedy=f"choose from {', '.join(vendor_names())}")
+    spec = import_module(f"{__name__}.{name}").VENDOR
+    assert isinstance(spec, VendorSpec)  # noqa: S101 - a mistake in the vendor's module
+    return spec
+
+
+def one_line(text: str) -> str:
+    """Text of a driver without control characters, ends trimmed: firmware strings hold padding and worse."""
+    return re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\s]+", " ", text).strip()[:256]
+
+
+def usable_memory(total: int, kept: int) -> int:
+    """Memory in MiB that is left where a driver counts what it keeps as used, from figures in bytes.
+
+    `kept` is what is used less what processes hold. It wavers by some MiB, so it is rounded up to 256 MiB: the answer
+    becomes a count in gres.conf and must not change from probe to probe.
+    """
+    step = 256 << 20
+    return max(0, total - -(-kept // step) * step) >> 20
+
+
+class Verdict:
+    """Gathers what a driver tells of one GPU's health: unknown until something is told, then the worst of it."""
+
+    _ORDER = (Health.UNKNOWN, Health.OK, Health.DEGRADED, Health.FAILED)
+
+    def __init__(self) -> None:
+        self.health = Health.UNKNOWN
+        self.reasons: list[str] = []
+
+    def tell(self, answer: object, bad: Health, reason: str) -> None:
+        """Take one answer: None tells nothing, anything false is well, anything true is `bad` for `reason`."""
+        if answer is None:
+            return
+        told = bad if answer else Health.OK
+        self.health = max(self.health, told, key=self._ORDER.index)
+        if answer:
+            self.reasons.append(reason)
+
+    def temperature(self, gpu: Gpu) -> None:
+        """Judge the temperature against the GPU's own limits."""
+        now, slow, stop = gpu.temperature_c, gpu.temperature_slowdown_c, gpu.temperature_shutdown_c
+        if now is not None and stop is not None and now >= stop:
+            self.tell(True, Health.FAILED, f"{now} C, at or above its shutdown limit of {stop} C")
+        elif now is not None and slow is not None:
+            self.tell(now >= slow, Health.DEGRADED, f"{now} C, at or above its slowdown limit of {slow} C")
