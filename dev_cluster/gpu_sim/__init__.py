@@ -1,1 +1,26 @@
 """Simulated vendor drivers with the real C ABI: hardware for development and tests only."""
+
+from pathlib import Path
+
+from dev_cluster.gpu_sim.devices import DeviceFile, device_files, gpu_files
+from dev_cluster.gpu_sim.platform import Platform, load_platform, platform_names
+from dev_cluster.gpu_sim.state import Holding, holdings, read_state, write_node_state
+
+__all__ = [
+    "DeviceFile",
+    "Holding",
+    "Platform",
+    "device_files",
+    "gpu_files",
+    "holdings",
+    "library_dir",
+    "load_platform",
+    "platform_names",
+    "read_state",
+    "write_node_state",
+]
+
+
+def library_dir() -> Path:
+    """The folder of the simulated shared libraries, for LD_LIBRARY_PATH or a loader cache."""
+    return Path(__file__).parent / "lib"

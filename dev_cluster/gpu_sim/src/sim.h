@@ -1,0 +1,77 @@
+/* What all simulated drivers share: the node's state, who may see which GPU, and who holds how much memory. */
+#ifndef SIM_H
+#define SIM_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "layout.h"
+
+#define SIM_API __attribute__((visibility("default")))
+#define SIM_MIB ((uint64_t)1024 * 1024)
+
+enum sim_status {
+    SIM_OK = 0,
+    SIM_NOT_LOADED, /* no state, or no driver of this vendor */
+    SIM_CORRUPT,    /* a state that fails its checks */
+    SIM_CLOSED,     /* sim_open was not called */
+    SIM_OLD_DRIVER, /* the driver's generation lacks the function */
+    SIM_NO_DEVICE,  /* no such GPU, or not visible */
+    SIM_LOST,       /* the GPU fell off the bus */
+    SIM_NO_MEMORY,  /* device memory is used up */
+    SIM_IO,         /* the process registry cannot be used */
+};
+
+/* One process's use of one GPU or MIG instance. */
+struct sim_use {
+    uint32_t pid;
+    bool graphics;
+    uint8_t instance; /* SIM_NO_INSTANCE: the whole GPU */
+    uint64_t bytes;
+};
+
+/* Load the node's state for the driver of `vendor` and find out which GPUs this process may see. Calls nest. Every
+ * function below is safe to call from any thread and works on its own copy of the state. */
+enum sim_status sim_open(enum sim_vendor vendor);
+enum sim_status sim_close(void);
+
+/* Wait out the driver's delay or hang, refresh the state where it changed, and check that the driver's generation is at
+ * least `since` (0: any). `head` may be NULL. */
+enum sim_status sim_enter(uint32_t since, struct sim_state *head);
+
+/* The node's indices of this vendor's visible GPUs, in order; `indices` holds SIM_MAX_GPUS. */
+unsigned sim_visible(uint8_t *indices);
+
+/* sim_enter, then a copy of one GPU by the node's index. SIM_LOST still fills `gpu`. */
+enum sim_status sim_gpu(uint32_t since, unsigned index, struct sim_gpu *gpu);
+
+/* A copy without delay and without visibility, for a peer's figures. */
+bool sim_peek(unsigned index, struct sim_gpu *gpu);
+
+/* Whether this process may open a MIG instance's capability files. */
+bool sim_instance_visible(const struct sim_instance *instance);
+
+/* Live processes on a GPU, made-up ones first, then those that allocate; at most `room` are written, the number of all
+ * is returned. `instance` SIM_NO_INSTANCE: all of the GPU, its instances included. */
+unsigned sim_uses(unsigned index, const struct sim_gpu *gpu, uint8_t instance, struct sim_use *uses, unsigned room);
+
+/* Bytes in use on a GPU or instance beside what the driver reserves. */
+uint64_t sim_used(unsigned index, const struct sim_gpu *gpu, uint8_t instance);
+
+/* Bytes that can be allocated on a GPU or instance when nothing is in use. */
+uint64_t sim_capacity(const struct sim_gpu *gpu, uint8_t instance);
+
+/* Add `change` bytes to what this process holds. SIM_NO_MEMORY leaves all as it was. Atomic over processes; what a
+ * process held is gone when it dies. */
+enum sim_status sim_hold(unsigned index, uint8_t instance, int64_t change);
+
+/* Energy since boot in mJ. */
+uint64_t sim_energy(const struct sim_gpu *gpu);
+
+/* PCI address as domain:bus:device.function in lower case. */
+void sim_pci_text(const struct sim_pci *pci, char *text, size_t size);
+
+/* Copy a string; false when it does not fit (the text is then cut). */
+bool sim_text(char *to, size_t size, const char *from);
+
+#endif

@@ -1,0 +1,149 @@
+"""The parts of /sys and /proc that describe a platform's devices; path depth is the PCI hierarchy."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from dev_cluster.gpu_sim.layout import Hop
+from dev_cluster.gpu_sim.platform import GpuPlace, Nic, Pcie, Platform
+
+_SPEEDS = {1: "2.5", 2: "5.0", 3: "8.0", 4: "16.0", 5: "32.0", 6: "64.0", 7: "128.0"}  # GT/s
+_VENDOR_IDS = {"nvidia": 0x10DE, "amd": 0x1002, "intel": 0x8086}
+_KERNEL_DRIVERS = {"nvidia": "nvidia", "amd": "amdgpu", "intel": "i915"}
+
+
+def hop(one: GpuPlace | Nic, other: GpuPlace | Nic) -> Hop:
+    """The nearest common ancestor of two devices, by the rule behind `nvidia-smi topo -m`."""
+    if one.pci == other.pci:
+        return Hop.INTERNAL
+    mine, its = one.under.split("/"), other.under.split("/")
+    common = len(os.path.commonprefix([mine, its]))
+    if common == 0:
+        return Hop.NODE if one.numa == other.numa else Hop.SYSTEM
+    if common == 1:
+        return Hop.HOSTBRIDGE
+    # One switch is a bridge upstream and one downstream port for each device; more bridges are several switches.
+    return Hop.SINGLE if max(len(mine), len(its)) - common <= 1 else Hop.MULTIPLE
+
+
+def write_tree(folder: Path, platform: Platform) -> None:
+    """Write ``sys`` and ``proc`` below `folder`; nothing is done where they are."""
+    if (folder / "sys").exists():
+        return
+    building = folder / f".sys.{os.getpid()}"
+    _write_sys(building, platform)
+    (folder / "proc/driver/nvidia-caps").mkdir(parents=True, exist_ok=True)
+    if any(platform.model_of(i).mig_profiles for i in range(len(platform.gpus))):
+        (folder / "proc/driver/nvidia-caps/mig-minors").write_text(_mig_minors())
+    building.rename(folder / "sys")
+
+
+def cpu_list(cpus: list[int]) -> str:
+    """Sorted CPU numbers in the kernel's list form, e.g. ``0-55,112-167``."""
+    parts: list[list[int]] = []
+    for cpu in cpus:
+        if parts and parts[-1][1] == cpu - 1:
+            parts[-1][1] = cpu
+        else:
+            parts.append([cpu, cpu])
+    return ",".join(f"{low}-{high}" if high > low else f"{low}" for low, high in parts)
+
+
+def _write_sys(root: Path, platform: Platform) -> None:
+    for name in ("bus/pci/devices", "class/drm", "class/infiniband", "devices/system/node"):
+        (root / name).mkdir(parents=True, exist_ok=True)
+    for node in range(platform.cpu.numa_nodes):
+        distances = (platform.cpu.numa_distance(node, other) for other in range(platform.cpu.numa_nodes))
+        _files(
+            root / f"devices/system/node/node{node}",
+            {
+                "cpulist": cpu_list(platform.cpu.numa_cpus(node)),
+                "distance": " ".join(str(distance) for distance in distances),
+            },
+        )
+    drm = 0
+    for index, place in enumerate(platform.gpus):
+        model = platform.model_of(index)
+        device = _pci_device(
+            root,
+            platform,
+            place,
+            {
+                "vendor": f"0x{_VENDOR_IDS[model.vendor]:04x}",
+                "device": f"0x{model.device_id:04x}",
+                "subsystem_vendor": f"0x{model.sub_vendor_id:04x}",
+                "subsystem_device": f"0x{model.sub_device_id:04x}",
+                "class": f"0x{model.pci_class:06x}",
+                "revision": f"0x{model.revision:02x}",
+            },
+            model.pcie,
+            driver=_KERNEL_DRIVERS[model.vendor],
+        )
+        if model.vendor == "nvidia":
+            continue
+        card = drm if place.card is None else place.card
+        render = 128 + drm if place.minor is None else place.minor
+        drm += 1
+        for name, minor in ((f"card{card}", card), (f"renderD{render}", render)):
+            entry = device / "drm" / name
+            _files(entry, {"dev": f"226:{minor}", "uevent": f"MAJOR=226\nMINOR={minor}\nDEVNAME=dri/{name}"})
+            _link(entry / "device", device)
+            _link(root / "class/drm" / name, entry)
+    for nic in platform.nics:
+        identity = {"vendor": f"0x{nic.vendor_id:04x}", "device": f"0x{nic.device_id:04x}", "class": "0x020700"}
+        if nic.link_layer == "Ethernet":
+            identity["class"] = "0x020000"
+        device = _pci_device(root, platform, nic, identity, nic.pcie, driver="mlx5_core")
+        entry = device / "infiniband" / nic.name
+        _files(entry / "ports/1", {"rate": nic.rate, "state": "4: ACTIVE", "link_layer": nic.link_layer})
+        _link(entry / "device", device)
+        _link(root / "class/infiniband" / nic.name, entry)
+
+
+def _pci_device(
+    root: Path, platform: Platform, place: GpuPlace | Nic, identity: dict[str, str], pcie: Pcie, *, driver: str
+) -> Path:
+    local = {"numa_node": str(place.numa), "local_cpulist": cpu_list(platform.cpu.numa_cpus(place.numa))}
+    speed, width = f"{_SPEEDS[pcie.generation]} GT/s PCIe", str(pcie.width)
+    port = {
+        "current_link_speed": speed,
+        "max_link_speed": speed,
+        "current_link_width": width,
+        "max_link_width": width,
+    }
+    path = root / "devices" / place.under.split("/")[0]
+    for bridge in place.under.split("/")[1:]:
+        path = path / bridge
+        if not path.exists():
+            _files(path, {"class": "0x060400", **local, **port})
+            _link(root / "bus/pci/devices" / bridge, path)
+    device = path / place.pci
+    _files(device, {**identity, **local, **port})
+    _link(root / "bus/pci/devices" / place.pci, device)
+    _link(device / "driver", root / "bus/pci/drivers" / driver)
+    (root / "bus/pci/drivers" / driver).mkdir(parents=True, exist_ok=True)
+    return device
+
+
+def _mig_minors() -> str:
+    """/proc/driver/nvidia-caps/mig-minors as the driver prints it: the same on every machine."""
+    lines = ["config 1", "monitor 2"]
+    minor = 3
+    for gpu in range(32):
+        for instance in range(15):
+            lines.append(f"gpu{gpu}/gi{instance}/access {minor}")
+            lines += [f"gpu{gpu}/gi{instance}/ci{compute}/access {minor + 1 + compute}" for compute in range(8)]
+            minor += 9
+    return "\n".join(lines) + "\n"
+
+
+def _files(folder: Path, contents: dict[str, str]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in contents.items():
+        (folder / name).write_text(text + "\n")
+
+
+def _link(path: Path, target: Path) -> None:
+    if not path.is_symlink():
+        path.symlink_to(os.path.relpath(target, path.parent))
