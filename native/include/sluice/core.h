@@ -209,6 +209,206 @@ enum sluice_error sluice_predictor_predict(const struct sluice_predictor *predic
 
 /* ======== memory ledger ======== */
 
+/*
+ * Who holds how much memory of which device, exact to the byte, in memory that processes share.
+ *
+ * The caller maps the region (shared and writable) into every process and passes it here; the ledger does no I/O and
+ * keeps no pointers in it, so each process may map it elsewhere. In it are
+ *   devices    GPUs or MIG instances, each with its capacity, granularity and oversubscription;
+ *   owners     jobs or tenants, each with a quota on every device;
+ *   processes  each of one owner, known by pid and start time, because a pid alone is used again.
+ * For every device at every moment: the charge of the device is the sum of its owners' charges and of its processes'
+ * charges, and is granted only within the device's limit and the owner's quota. A process may be killed or stopped at
+ * any instruction: no byte is lost or counted twice, and nobody waits for it. What a dead process held stays charged
+ * until someone who knows that it is dead calls sluice_ledger_reap.
+ *
+ * Use: reserve, then allocate on the device, then commit; or release where the device refused. That order never lets
+ * the sum of allocations exceed a limit, whoever races.
+ *
+ * Unlike other handles a ledger may be used by many threads at once, except where a function says otherwise. Every
+ * operation is lock-free; after `attempts` lost races in a row (a hostile or corrupt peer) it gives SLUICE_ERROR_BUSY.
+ * Nothing in the region is trusted: nonsense gives SLUICE_ERROR_CORRUPT. Yet who can write the region can falsify the
+ * figures in it, so a limit on hostile code needs a stronger guard beside the ledger.
+ */
+struct sluice_ledger;
+
+enum {
+    SLUICE_LEDGER_MAX_DEVICES = 128,
+    SLUICE_LEDGER_MAX_OWNERS = 4096,
+    SLUICE_LEDGER_MAX_PROCESSES = 4096,
+    SLUICE_LEDGER_ALIGNMENT = 64, /* of a region's address */
+};
+
+/* How much a region has room for; each at least 1. */
+struct sluice_ledger_shape {
+    uint32_t devices;
+    uint32_t owners;
+    uint32_t processes; /* alive at one time, of all owners */
+};
+
+struct sluice_ledger_device {
+    uint64_t capacity;         /* bytes that may be handed out, at most 2^46; 0 closes the device */
+    uint64_t granularity;      /* charges are rounded up to a multiple of it: a power of two, e.g. 2 MiB for CUDA */
+    uint32_t oversubscription; /* limit = capacity * this / 1000, rounded down to the granularity: 1000 to 8000 */
+    uint32_t reserved;         /* 0 */
+};
+
+/* One reservation or allocation. The caller keeps it, next to the allocation's address, until it is released. */
+struct sluice_ledger_charge {
+    uint64_t asked;   /* bytes */
+    uint64_t charged; /* bytes, asked rounded up; 0: this charge holds nothing */
+    uint32_t device;
+    uint32_t committed; /* 1 after sluice_ledger_commit */
+};
+
+/* Bytes of a device, or of one owner or one process on it. charged = committed + what is reserved. */
+struct sluice_ledger_usage {
+    uint64_t limit;     /* device: capacity with oversubscription; owner and process: the owner's quota */
+    uint64_t charged;   /* exact at one moment */
+    uint64_t available; /* what one more reservation may get, device's limit and owner's quota considered */
+    uint64_t peak;      /* highest `charged` ever; a process's: 0 */
+    uint64_t committed; /* of charged: allocated, contexts included */
+    uint64_t context;   /* of committed: driver contexts */
+    uint64_t slack;     /* of committed: lost to rounding */
+    uint64_t refused;   /* reservations refused for lack of room or quota; a process's: 0 */
+};
+
+struct sluice_ledger_process {
+    uint32_t owner;
+    uint32_t pid;
+    uint64_t start; /* as given to sluice_ledger_join */
+};
+
+/*
+ * Free memory that large requests cannot use. The driver maps any free page of a device at any address, so inside a
+ * device nothing is fragmented; what fragments is free memory spread over several devices.
+ */
+struct sluice_ledger_fragmentation {
+    uint64_t free;              /* bytes, over all devices */
+    uint64_t largest;           /* most that one device has free: the largest request that fits */
+    uint32_t largest_device;    /* the lowest that has it */
+    uint32_t external_permille; /* 1000 * (free - largest) / free, rounded down; 0 when nothing is free */
+    uint64_t slack;             /* bytes charged but not asked for, over all devices */
+};
+
+/* One step of a compaction plan: move everything that one process holds on `from` to `to`. */
+struct sluice_ledger_move {
+    uint32_t process; /* as sluice_ledger_join gave it */
+    uint32_t from;
+    uint32_t to;
+    uint32_t reserved; /* 0 */
+    uint64_t bytes;
+};
+
+/* Bytes that a region of this shape takes; 0 when the shape is out of bounds. */
+size_t sluice_ledger_size(const struct sluice_ledger_shape *shape);
+
+/*
+ * Make an empty ledger in `region`, before anyone else uses it. Devices are closed and owners have no quota yet.
+ * SLUICE_ERROR_RANGE: shape; SLUICE_ERROR_CAPACITY: size; SLUICE_ERROR_INVALID: address not aligned.
+ */
+enum sluice_error sluice_ledger_format(void *region, size_t size, const struct sluice_ledger_shape *shape,
+                                       struct sluice_error_text *text);
+
+/*
+ * A handle on a formatted region, which must stay mapped until sluice_ledger_free. `attempts`: lost races in a row
+ * before SLUICE_ERROR_BUSY; 0 for 2^20. Errors: INVALID, CORRUPT, VERSION, NO_MEMORY.
+ */
+enum sluice_error sluice_ledger_new(void *region, size_t size, uint32_t attempts, struct sluice_ledger **ledger,
+                                    struct sluice_error_text *text);
+void sluice_ledger_free(struct sluice_ledger *ledger);
+
+void sluice_ledger_get_shape(const struct sluice_ledger *ledger, struct sluice_ledger_shape *shape);
+
+/*
+ * Terms of a device and quota of an owner on it (bytes; UINT64_MAX: only the device's limit). May change at any time;
+ * when lowered below what is charged, nothing is taken away, but nothing more is granted either.
+ */
+enum sluice_error sluice_ledger_set_device(struct sluice_ledger *ledger, uint32_t device,
+                                           const struct sluice_ledger_device *terms, struct sluice_error_text *text);
+enum sluice_error sluice_ledger_set_quota(struct sluice_ledger *ledger, uint32_t owner, uint32_t device, uint64_t quota,
+                                          struct sluice_error_text *text);
+
+/*
+ * Enter the process (pid not 0, start time in any unit, both as all users of the region see them) under `owner`.
+ * *process names it until it is reaped, also in other processes that use the region. Whatever the same pid left in the
+ * ledger, before exec or in an earlier life, is released first. Once per process; a forked child joins anew.
+ * SLUICE_ERROR_CAPACITY: no slot is free: reap dead processes.
+ */
+enum sluice_error sluice_ledger_join(struct sluice_ledger *ledger, uint32_t owner, uint32_t pid, uint64_t start,
+                                     uint32_t *process, struct sluice_error_text *text);
+
+/*
+ * Release everything that a process holds and strike it off. For a process that has ended, or by that process itself
+ * after its last operation. Any number of callers may do so at once, and again after one was killed in it. A process
+ * that is not in the ledger releases 0 bytes, which is no error. *released (may be NULL): bytes, over all devices.
+ */
+enum sluice_error sluice_ledger_reap(struct sluice_ledger *ledger, uint32_t pid, uint64_t start, uint64_t *released,
+                                     struct sluice_error_text *text);
+
+/*
+ * Charge `bytes` (1 or more), rounded up to `granularity` (a power of two; 0: the device's). Granted at once or refused
+ * at once: SLUICE_ERROR_CAPACITY: the device's limit; SLUICE_ERROR_QUOTA: the owner's. O(1), no system call.
+ */
+enum sluice_error sluice_ledger_reserve(struct sluice_ledger *ledger, uint32_t process, uint32_t device, uint64_t bytes,
+                                        uint64_t granularity, struct sluice_ledger_charge *charge,
+                                        struct sluice_error_text *text);
+
+/* The device has granted what was reserved. Charges of one process are independent; one charge is the caller's. */
+enum sluice_error sluice_ledger_commit(struct sluice_ledger *ledger, uint32_t process,
+                                       struct sluice_ledger_charge *charge, struct sluice_error_text *text);
+
+/* Give a charge back, committed or not; it holds nothing afterwards, and releasing it again is INVALID. O(1). */
+enum sluice_error sluice_ledger_release(struct sluice_ledger *ledger, uint32_t process,
+                                        struct sluice_ledger_charge *charge, struct sluice_error_text *text);
+
+/*
+ * Say how much the process's driver context takes on a device: charges (or gives back) the difference to what was said
+ * before, exactly, without rounding; 0 when the context is gone. Errors as sluice_ledger_reserve. Calls for one process
+ * and device must not overlap.
+ */
+enum sluice_error sluice_ledger_set_context(struct sluice_ledger *ledger, uint32_t process, uint32_t device,
+                                            uint64_t bytes, struct sluice_error_text *text);
+
+/* Figures of a device, of an owner on it, of a process on it. O(processes), O(processes) and O(1). */
+enum sluice_error sluice_ledger_device_usage(struct sluice_ledger *ledger, uint32_t device,
+                                             struct sluice_ledger_usage *usage, struct sluice_error_text *text);
+enum sluice_error sluice_ledger_owner_usage(struct sluice_ledger *ledger, uint32_t owner, uint32_t device,
+                                            struct sluice_ledger_usage *usage, struct sluice_error_text *text);
+enum sluice_error sluice_ledger_process_usage(struct sluice_ledger *ledger, uint32_t process, uint32_t device,
+                                              struct sluice_ledger_usage *usage, struct sluice_error_text *text);
+
+/*
+ * The processes in the ledger, up to `room` of them (their names in ids[], who they are in processes[]); *count is how
+ * many there are, which may be more. O(processes).
+ */
+enum sluice_error sluice_ledger_processes(struct sluice_ledger *ledger, uint32_t room, uint32_t *ids,
+                                          struct sluice_ledger_process *processes, uint32_t *count,
+                                          struct sluice_error_text *text);
+
+/*
+ * Audit: for every device the charge equals the sum over owners and the sum over processes, at one moment while others
+ * go on. SLUICE_ERROR_CORRUPT says where not. O(devices * (owners + processes)).
+ */
+enum sluice_error sluice_ledger_audit(struct sluice_ledger *ledger, struct sluice_error_text *text);
+
+enum sluice_error sluice_ledger_get_fragmentation(struct sluice_ledger *ledger,
+                                                  struct sluice_ledger_fragmentation *fragmentation,
+                                                  struct sluice_error_text *text);
+
+/*
+ * How to bring some device to `wanted` free bytes by moving whole processes' holdings to other devices: the moves in
+ * order, each within limits and quotas when it is made, in moves[0 .. *count). For every device the smallest holding
+ * that suffices, or else the largest ones first until they do, less those that turn out needless; of all devices the
+ * plan that moves the fewest bytes, then the fewest processes, then the lowest device. *freed: bytes moved, 0 when the
+ * room is there already. Advice from figures that others may change meanwhile: moving is reserve on `to`, copy, release
+ * on `from`. SLUICE_ERROR_NO_PLACE: no such plan; SLUICE_ERROR_CAPACITY: more than `room` moves (processes in the
+ * ledger always suffice). O(devices * processes * (devices + processes)).
+ */
+enum sluice_error sluice_ledger_plan_compaction(struct sluice_ledger *ledger, uint64_t wanted, uint32_t room,
+                                                struct sluice_ledger_move *moves, uint32_t *count, uint32_t *device,
+                                                uint64_t *freed, struct sluice_error_text *text);
+
 #ifdef __cplusplus
 }
 #endif
