@@ -5,29 +5,41 @@ from __future__ import annotations
 import os
 import selectors
 import time
-from collections.abc import Iterable
+from collections.abc import Collection
+from dataclasses import dataclass, field
 
 
-def read_all(descriptors: Iterable[int], *, deadline: float, limit: int) -> dict[int, bytes | None]:
-    """Read every descriptor to its end; None for one that did not end by `deadline` or gave more than `limit` bytes.
+@dataclass(slots=True)
+class Output:
+    """What came over one descriptor; `ended` is False where time or size ran out first."""
 
-    `deadline` is a time of `time.monotonic`. The descriptors stay open and become non-blocking.
+    data: bytearray = field(default_factory=bytearray)
+    ended: bool = False
+
+
+def read_all(
+    descriptors: Collection[int], *, deadline: float, limit: int, until: Collection[int] | None = None
+) -> dict[int, Output]:
+    """Read each descriptor to its end, or to `limit` bytes, or until `deadline`, a time of `time.monotonic`.
+
+    Returns as soon as those in `until` (default all) are done. The descriptors stay open and become non-blocking.
     """
-    parts: dict[int, bytearray] = {descriptor: bytearray() for descriptor in descriptors}
-    whole: dict[int, bytes | None] = dict.fromkeys(parts)
+    outputs = {descriptor: Output() for descriptor in descriptors}
+    waiting = set(descriptors if until is None else until)
     with selectors.DefaultSelector() as selector:
-        for descriptor in parts:
+        for descriptor in outputs:
             os.set_blocking(descriptor, False)
             selector.register(descriptor, selectors.EVENT_READ)
-        while selector.get_map() and (left := deadline - time.monotonic()) > 0:
+        while waiting and (left := deadline - time.monotonic()) > 0:
             for key, _ in selector.select(left):
                 try:
                     chunk = os.read(key.fd, 1 << 16)
                 except BlockingIOError:
                     continue
-                parts[key.fd] += chunk
-                if not chunk:
-                    whole[key.fd] = bytes(parts[key.fd])
-                if not chunk or len(parts[key.fd]) > limit:
+                output = outputs[key.fd]
+                output.data += chunk
+                output.ended = not chunk
+                if output.ended or len(output.data) > limit:
                     selector.unregister(key.fd)
-    return whole
+                    waiting.discard(key.fd)
+    return outputs

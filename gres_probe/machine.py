@@ -168,7 +168,7 @@ def pci_address(domain: int, bus: int, device: int, function: int) -> str:
 
 def natural(name: str) -> list[tuple[int, str]]:
     """Sorting key by which mlx5_2 comes before mlx5_10."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name) if part]
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name) if part]
 
 
 def _entries(folder: Path) -> list[Path]:

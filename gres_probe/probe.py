@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gres_probe.children import read_all
+from gres_probe.children import Output, read_all
 from gres_probe.inventory import Gpu, Inventory, Link, Problem
 from gres_probe.machine import Machine, PciFunction
 from gres_probe.topology import link_matrix, rdma_nics
@@ -100,11 +100,11 @@ class _Child:
         os.close(inlet)
         return cls(spec, pid, output)
 
-    def finish(self, answer: bytes | None, timeout: float) -> Findings | None:
+    def finish(self, answer: Output, timeout: float) -> Findings | None:
         """What the child found, None where the vendor's library is missing; its end in other ways is a problem."""
         os.close(self.output)
         title = self.spec.title
-        if answer is None:
+        if not answer.ended:
             _end(self.pid)
             what = f"no answer from the {title} driver within {timeout:g} s"
             remedy = "see dmesg; the driver may hang until a reboot, or be slow to start: raise --timeout"
@@ -112,7 +112,7 @@ class _Child:
         _, status = os.waitpid(self.pid, 0)
         result: Any = None
         with contextlib.suppress(Exception):  # an answer cut off by a crash
-            result = pickle.loads(answer)  # noqa: S301 - see import
+            result = pickle.loads(answer.data)  # noqa: S301 - see import
         if isinstance(result, Findings):
             return result
         if isinstance(result, LibraryMissingError):

@@ -8,13 +8,13 @@ import tempfile
 from pathlib import Path
 
 
-def write_atomic(path: Path, content: str | bytes, *, mode: int = 0o644) -> None:
+def write_atomic(path: Path, content: str | bytes, *, mode: int = 0o644, follow_links: bool = True) -> None:
     """Replace `path` by `content` in one step that survives a crash; parent folder must exist.
 
-    A symbolic link is followed, so that a linked configuration file stays linked. Raises OSError, leaving the old
-    file as it was.
+    A symbolic link is followed, so that a linked configuration file stays linked; without `follow_links`, for folders
+    where others may plant links, it is replaced. Raises OSError, leaving the old file as it was.
     """
-    target = path.resolve()
+    target = path.resolve() if follow_links else path
     data = content.encode() if isinstance(content, str) else content
     descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     try:

@@ -1,0 +1,205 @@
+"""Inventories on their way from the nodes to the controller: a drop folder, and fetching them from each node.
+
+A drop folder holds one file a node, ``<node>.json``. It may lie on a file system that many can write to, so nothing in
+it is believed unseen: no links are followed, size, owner and mode are checked, and the content is validated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import stat
+import subprocess
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gres_probe.children import read_all
+from gres_probe.inventory import NODE_NAME, Inventory
+from gres_probe.machine import natural
+from gres_probe.vendors import one_line
+from sluice_base.errors import SluiceError, UsageError
+from sluice_base.files import write_atomic
+
+DEFAULT_DIR = Path("/var/lib/sluice/inventory")
+MOST_BYTES = 4 << 20  # an inventory of 16 GPUs with 7 instances each takes 0.2 MiB
+_EXIT_CODES = (0, 1)  # of `sluice probe` with an inventory on its output: all well, or some GPU could not be read
+
+
+@dataclass(slots=True)
+class Collected:
+    """Inventories by node, in order of the nodes, and why others are missing."""
+
+    inventories: dict[str, Inventory] = field(default_factory=dict)
+    failures: dict[str, SluiceError] = field(default_factory=dict)
+
+
+def write_inventory(folder: Path, inventory: Inventory) -> Path:
+    """Put a node's inventory into a drop folder, in one step; the folder is made where it is missing.
+
+    Returns the file's path. Raises SluiceError where it cannot be written or the node's name is no file name.
+    """
+    if not NODE_NAME.fullmatch(inventory.node):
+        raise UsageError(f"node {inventory.node!r}: not a name of a node", remedy="give it one with --node")
+    path = folder / f"{inventory.node}.json"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, inventory.to_json() + "\n", follow_links=False)
+    except OSError as error:
+        raise SluiceError(
+            f"{path}: {error.strerror}", remedy="name a folder that you may write to: --drop, --inventory-dir"
+        ) from error
+    return path
+
+
+def load_inventories(
+    folder: Path, nodes: Iterable[str] | None = None, *, owners: Collection[int] | None = None
+) -> Collected:
+    """Read a drop folder: all of it in natural order, or the given nodes in their order.
+
+    `owners` are the user numbers whose files are believed, default root and the caller. A file that is not believed,
+    not valid or missing is a failure of its node and does not stop the others. Raises SluiceError when the folder
+    itself cannot be read.
+    """
+    believed = {0, os.geteuid()} if owners is None else set(owners)
+    collected = Collected()
+    try:
+        folder_descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise SluiceError(
+            f"{folder}: {error.strerror}", remedy="collect inventories (sluice inventory collect) or name their folder"
+        ) from error
+    try:
+        if nodes is None:
+            names = (name.removesuffix(".json") for name in os.listdir(folder_descriptor) if name.endswith(".json"))
+            nodes = sorted((name for name in names if NODE_NAME.fullmatch(name)), key=natural)
+        for node in nodes:
+            try:
+                collected.inventories[node] = _load(folder_descriptor, folder, node, believed)
+            except SluiceError as error:
+                collected.failures[node] = error
+    finally:
+        os.close(folder_descriptor)
+    return collected
+
+
+def _load(folder_descriptor: int, folder: Path, node: str, believed: Collection[int]) -> Inventory:
+    source = str(folder / f"{node}.json")
+    if not NODE_NAME.fullmatch(node):
+        raise UsageError(f"node {node!r}: not a name of a node", remedy="write it as in Slurm, e.g. node[01-04]")
+    try:
+        descriptor = os.open(
+            f"{node}.json", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder_descriptor
+        )
+    except FileNotFoundError as error:
+        raise SluiceError(
+            f"{source}: no inventory of {node}", remedy=f"fetch it: sluice inventory collect {node}"
+        ) from error
+    except OSError as error:
+        raise SluiceError(f"{source}: {error.strerror}", remedy="a regular file is wanted, not a link") from error
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise SluiceError(f"{source}: not a regular file", remedy="remove it")
+        if status.st_uid not in believed:
+            raise SluiceError(
+                f"{source}: belongs to user {status.st_uid}", remedy="chown it to root, or name the owner with --owner"
+            )
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise SluiceError(f"{source}: others than its owner may write it", remedy="chmod go-w")
+        data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise SluiceError(f"{source}: more than {MOST_BYTES >> 20} MiB", remedy="remove it and probe the node again")
+    inventory = Inventory.from_json(data, source=source)
+    if inventory.node != node:
+        raise SluiceError(f"{source}: is of node {inventory.node!r}", remedy="remove it and probe the node again")
+    return inventory
+
+
+def remote_shell_command(rsh: Sequence[str], program: Sequence[str]) -> Callable[[str], list[str]]:
+    """How to probe a node over a remote shell such as ``ssh``, whose far end is a shell that splits words again."""
+
+    def command(node: str) -> list[str]:
+        return [*rsh, node, *(shlex.quote(word) for word in (*program, "probe", "--json", "--node", node))]
+
+    return command
+
+
+def srun_command(program: Sequence[str], options: Sequence[str] = ()) -> Callable[[str], list[str]]:
+    """How to probe a node with srun: a job of its own that has all of the node's GPUs, which need be idle."""
+
+    def command(node: str) -> list[str]:
+        words = ["srun", "--quiet", "--job-name=sluice-probe", "--exclusive", "--nodes=1", "--ntasks=1", "--chdir=/"]
+        return [*words, f"--nodelist={node}", *options, *program, "probe", "--json", "--node", node]
+
+    return command
+
+
+def collect(
+    nodes: Iterable[str], command: Callable[[str], list[str]], *, timeout: float = 30.0, fanout: int = 32
+) -> Iterator[tuple[str, Inventory | SluiceError]]:
+    """Probe nodes from afar, `fanout` at a time, each within `timeout` seconds; results come as they are ready.
+
+    `command` gives the words of the program that probes one node, which is started without a shell. What a node sends
+    is bounded and validated like a file of a drop folder.
+    """
+    wanted = list(dict.fromkeys(nodes))
+    with ThreadPoolExecutor(max_workers=max(1, min(fanout, len(wanted)))) as pool:
+        futures = {pool.submit(_fetch, node, command, timeout): node for node in wanted}
+        try:
+            for future in as_completed(futures):
+                try:
+                    yield futures[future], future.result()
+                except SluiceError as error:
+                    yield futures[future], error
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _fetch(node: str, command: Callable[[str], list[str]], timeout: float) -> Inventory:
+    if not NODE_NAME.fullmatch(node):
+        raise UsageError(f"node {node!r}: not a name of a node", remedy="write it as in Slurm, e.g. node[01-04]")
+    words = command(node)
+    deadline = time.monotonic() + timeout
+    try:
+        process = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # so that what it started can be ended with it
+        )
+    except OSError as error:
+        raise SluiceError(f"{node}: {words[0]}: {error.strerror}", remedy="name another with --rsh") from error
+    try:
+        assert process.stdout is not None and process.stderr is not None  # noqa: S101 - pipes, as asked for above
+        out, err = process.stdout.fileno(), process.stderr.fileno()
+        # Only standard output has to end: a shared ssh connection keeps standard error open in the background.
+        outputs = read_all([out, err], deadline=deadline, limit=MOST_BYTES, until=[out])
+        if len(outputs[out].data) > MOST_BYTES:
+            raise SluiceError(f"{node}: sent more than {MOST_BYTES >> 20} MiB", remedy="probe it by hand and look")
+        try:
+            code = process.wait(max(0.0, deadline - time.monotonic())) if outputs[out].ended else None
+        except subprocess.TimeoutExpired:
+            code = None
+        if code is None:
+            raise SluiceError(f"{node}: no answer within {timeout:g} s", remedy="is it up? else raise --timeout")
+        if code not in _EXIT_CODES or not outputs[out].data:
+            said = outputs[err].data[-2000:].decode(errors="replace").strip().splitlines()
+            raise SluiceError(f"{node}: {one_line(said[-1]) if said else f'{words[0]}: exit status {code}'}")
+        inventory = Inventory.from_json(bytes(outputs[out].data), source=node)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(1)
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+    if inventory.node != node:
+        raise SluiceError(f"{node}: answered as node {inventory.node!r}", remedy="is its host name right?")
+    return inventory
