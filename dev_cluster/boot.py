@@ -1,0 +1,396 @@
+"""How a cluster comes up: its files, its process 1, then two branches side by side.
+
+One branch makes the database and slurmdbd, the other the nodes, whose GPUs are probed and written into Slurm's
+configuration. When both are done, controllers and slurmds start.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from dev_cluster import gpu_sim
+from dev_cluster.accounts import UserDatabase, sacctmgr_dump
+from dev_cluster.cluster import DaemonError, DevCluster, Progress
+from dev_cluster.configuration import (
+    ADDRESSES,
+    CLUSTER_NAME,
+    Ports,
+    cgroup_conf,
+    controllers,
+    hosts_file,
+    slurm_conf,
+    slurmdbd_conf,
+)
+from dev_cluster.control import ask, connect_unix, init_pid
+from dev_cluster.description import ClusterDescription, NodeGroup
+from dev_cluster.layout import DATABASE, INSIDE, LOGIN, MARKER
+from dev_cluster.ports import claim_ports, listens
+from dev_cluster.probing import probe_nodes
+from dev_cluster.slurm_tree import SlurmTree
+from gres_probe.writer import generate
+from sluice_base.errors import SluiceError
+from sluice_base.files import write_atomic
+from sluice_base.slurm_version import parse_slurm_version
+
+_SHARED_FROM = 16
+"""From this many nodes of one platform on they share the unchanging part of their simulated hardware, and one is
+probed for all."""
+
+
+class Boot:
+    """One `up`. Checks all that can be checked before anything is made."""
+
+    def __init__(
+        self,
+        cluster: DevCluster,
+        description: ClusterDescription,
+        tree: SlurmTree,
+        progress: Progress,
+        deadline: float,
+    ) -> None:
+        self.cluster = cluster
+        self.layout = cluster.layout
+        self.description = description
+        self.tree = tree
+        self.progress = progress
+        self.deadline = deadline
+        self.commands: dict[str, dict[str, Any]] = {}  # how each daemon is started
+        self.platforms = {
+            group.platform: gpu_sim.load_platform(group.platform)
+            for group in description.nodes
+            if group.platform not in ("none", "real")
+        }
+        self.users = UserDatabase(tree.root or Path("/"), description)
+        self.claim = claim_ports(Ports.needed(len(description.hosts)), base=description.port_base)
+        self.ports = Ports(self.claim.base)
+
+    def run(self, *, wait: bool) -> int:
+        """Everything, in order. Returns the write end of process 1's lifeline."""
+        hosts = ", ".join(controllers(self.description))
+        self.progress(f"{len(self.description.hosts)} nodes, controllers {hosts}, ports from {self.ports.slurmctld}")
+        self.write_files()
+        lifeline = self.start_init()
+        try:
+            self.write_facts()
+            self.start("munged", LOGIN, self.munged(), user="munge")
+            for host in self.hosts():
+                # The database lives in memory: it goes with the cluster anyway, and nothing waits for a disk.
+                memory = f"{INSIDE}/database/data" if host == DATABASE else None
+                ask(self.layout, "node", name=host, owner=self.owner("slurm"), memory=memory)
+            self.wait_for("munged", self.layout.munge / "munge.socket.2")
+            self.in_parallel(self.bring_accounting, self.bring_nodes)
+            if self.description.accounting:
+                self.load_accounts()
+            for host in controllers(self.description):
+                self.start(f"slurmctld@{host}", host, [self.program("slurmctld"), "-D"])
+            self.wait_for("slurmctld@ctl1", (ADDRESSES["ctl1"], self.ports.slurmctld))
+            for host in self.description.hosts:
+                self.start(f"slurmd@{host}", host, self.slurmd(host))
+            if wait:
+                self.progress("slurmctld and slurmd started")
+                self.cluster.wait_idle(timeout=self.remaining(), progress=self.progress)
+            self.write_facts(state="up")
+        except BaseException:
+            os.close(lifeline)
+            raise
+        return lifeline
+
+    # ---- files ----
+
+    def write_files(self) -> None:
+        """The state folder with all that is known beforehand."""
+        layout = self.layout
+        for folder in (layout.overlay, layout.slurm, layout.logs, layout.homes, layout.inventories, layout.nodes):
+            folder.mkdir(mode=0o755)
+        (layout.overlay / "slurm").mkdir()
+        layout.scratch.mkdir()
+        for name, text in (
+            ("passwd", self.users.passwd),
+            ("group", self.users.group),
+            ("hosts", hosts_file(self.description)),
+            ("hostname", f"{LOGIN}\n"),
+        ):
+            (layout.overlay / name).write_text(text)
+        self.make_folder(layout.overlay / "munge", "munge", 0o700)
+        key = layout.overlay / "munge/munge.key"
+        key.touch(mode=0o600)
+        key.write_bytes(os.urandom(1024))
+        os.chown(key, *self.owner("munge"))
+        self.make_folder(layout.munge, "munge", 0o755)
+        self.make_folder(layout.state, "slurm", 0o700)
+        if self.description.accounting:
+            self.make_folder(layout.database, "slurm", 0o700)
+            (layout.database / "data").mkdir()
+        for user in self.description.users:
+            self.make_folder(layout.homes / user.name, user.name, 0o755)
+        (layout.slurm / "cgroup.conf").write_text(cgroup_conf(self.description))
+        for group in self.description.nodes:
+            for host in group.hosts:
+                (layout.node(host) / "spool").mkdir(parents=True)
+                if group.config != "shared":
+                    layout.node_slurm(host).mkdir()
+
+    def make_folder(self, path: Path, user: str, mode: int) -> None:
+        """A folder of a user's."""
+        path.mkdir(mode=mode)
+        path.chmod(mode)
+        os.chown(path, *self.owner(user))
+
+    def owner(self, name: str) -> tuple[int, int]:
+        """uid and gid."""
+        return self.users.users[name].uid, self.users.users[name].gid
+
+    def write_facts(self, state: str = "starting") -> None:
+        """What others need to work with the cluster."""
+        own = [user.name for user in self.description.users]
+        known = {
+            name: {"uid": user.uid, "gid": user.gid, "groups": [user.gid], "home": user.home}
+            for name, user in self.users.users.items()
+            if name in (*own, "root", "slurm", "munge", "nobody")
+        }
+        self.cluster.write_facts(
+            {
+                "state": state,
+                "cluster_name": CLUSTER_NAME,
+                "nodes": {h: group.platform for group in self.description.nodes for h in group.hosts},
+                "hosts": self.hosts(),
+                "users": own,
+                "unix_users": known,
+                "accounting": self.description.accounting,
+                "slurm_prefix": str(self.tree.prefix),
+                "root": None if self.tree.root is None else str(self.tree.root),
+                "path": self.tree.path,
+                "name_slurm_conf": not self.tree.is_distribution,
+                "ports": {
+                    "slurmctld": self.ports.slurmctld,
+                    "slurmdbd": self.ports.slurmdbd,
+                    "count": self.claim.count,
+                },
+                "daemons": self.commands,
+            }
+        )
+
+    def hosts(self) -> list[str]:
+        """The hosts that are no nodes."""
+        return [*controllers(self.description), *([DATABASE] if self.description.accounting else [])]
+
+    # ---- process 1 and the daemons ----
+
+    def start_init(self) -> int:
+        """Start process 1 and wait until it answers; the write end of its lifeline."""
+        read, lifeline = os.pipe()
+        log = self.layout.logs / "init.log"
+        arguments = [sys.executable, "-m", "dev_cluster.init", str(self.layout.folder)]
+        if self.tree.root is not None:
+            arguments.append(str(self.tree.root.resolve()))
+        try:
+            with log.open("ab") as output:
+                helper = subprocess.Popen(
+                    arguments,
+                    stdin=read,
+                    stdout=output,
+                    stderr=output,
+                    env={**os.environ, MARKER: str(self.layout.folder)},
+                    pass_fds=[claim.fileno() for claim in self.claim.sockets],
+                )
+            if helper.wait(timeout=30) != 0:
+                raise SluiceError(f"the cluster's namespaces cannot be made: {log.read_text().strip()}")
+            while True:
+                try:
+                    ask(self.layout, "list")
+                    return lifeline
+                except SluiceError:
+                    if init_pid(self.layout) is None:
+                        words = log.read_text().strip()
+                        raise SluiceError(
+                            f"the cluster's namespaces cannot be made: {words}",
+                            remedy="containers need the right to mount, e.g. docker run --privileged",
+                        ) from None
+                    self.pause()
+        except BaseException:
+            os.close(lifeline)
+            raise
+        finally:
+            os.close(read)
+            self.claim.close()
+
+    def start(
+        self, name: str, host: str, argv: list[str], *, user: str = "root", env: dict[str, str] | None = None
+    ) -> None:
+        """Start a daemon."""
+        uid, gid = self.owner(user)
+        environment = {"PATH": self.tree.path, "LANG": "C.UTF-8", "HOME": "/", **(env or {})}
+        if not self.tree.is_distribution:
+            environment["SLURM_CONF"] = "/etc/slurm/slurm.conf"
+        self.commands[name] = {"host": host, "argv": argv, "env": environment, "user": [uid, gid, [gid]]}
+        ask(self.layout, "spawn", name=name, **self.commands[name])
+
+    def program(self, name: str) -> str:
+        """Path of a program inside."""
+        path = self.tree.program(name)
+        assert path is not None  # noqa: S101 - SlurmTree.check has looked
+        return path
+
+    def wait_for(self, daemon: str, place: Path | tuple[str, int]) -> None:
+        """Wait until a daemon accepts connections at a unix socket, or listens at a TCP port."""
+        while True:
+            if isinstance(place, Path):
+                with suppress(OSError):
+                    connect_unix(place, timeout=5).close()
+                    return
+            elif listens(*place):
+                return
+            self.check_daemons()
+            self.pause(daemon)
+
+    def check_daemons(self) -> None:
+        """Raise DaemonError when one has ended."""
+        for daemon in self.cluster.daemons():
+            if daemon.status is not None:
+                raise DaemonError(self.cluster, daemon)
+
+    def remaining(self) -> float:
+        """Seconds left, at least one."""
+        return max(1.0, self.deadline - time.monotonic())
+
+    def pause(self, waiting_for: str = "process 1") -> None:
+        """A short sleep. Raises SluiceError when the time is over."""
+        if time.monotonic() > self.deadline:
+            words = self.cluster.log_tail(waiting_for)
+            raise SluiceError(f"{waiting_for} did not get ready in time; its last words:\n{words}")
+        time.sleep(0.02)
+
+    @staticmethod
+    def in_parallel(*branches: Callable[[], None]) -> None:
+        """Run all; the first error, after the others have ended."""
+        with ThreadPoolExecutor(len(branches)) as pool:
+            futures = [pool.submit(branch) for branch in branches]
+            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+            for future in done:
+                future.result()
+
+    def munged(self) -> list[str]:
+        """munged's command line."""
+        place = f"{INSIDE}/munge"
+        return [
+            self.program("munged"),
+            "--foreground",
+            "--force",  # the state folder may lie where others can write
+            "--key-file=/etc/munge/munge.key",
+            "--socket=/run/munge/munge.socket.2",
+            f"--pid-file={place}/munged.pid",
+            f"--log-file={place}/munged.log",
+            f"--seed-file={place}/munged.seed",
+        ]
+
+    # ---- accounting ----
+
+    def bring_accounting(self) -> None:
+        """MariaDB, slurmdbd, and the associations in it."""
+        if not self.description.accounting:
+            return
+        place = f"{INSIDE}/database"
+        options = [
+            "--no-defaults",
+            f"--datadir={place}/data",
+            "--innodb-buffer-pool-size=64M",
+            "--innodb-log-file-size=16M",
+            "--innodb-flush-log-at-trx-commit=0",
+            "--innodb-doublewrite=0",
+            "--innodb-lock-wait-timeout=900",
+            "--skip-log-bin",
+        ]
+        install = [self.program("mariadb-install-db"), *options, "--skip-test-db", "--skip-name-resolve"]
+        install += ["--auth-root-authentication-method=normal", "--user=slurm"]
+        self.cluster.run(install, node=DATABASE, cwd="/", timeout=self.remaining())
+        self.progress("database made")
+        server = [self.program("mariadbd"), *options, "--skip-networking", "--user=slurm"]
+        server += [f"--socket={place}/mariadb.sock", f"--pid-file={place}/mariadbd.pid", f"--tmpdir={place}"]
+        self.start("mariadbd", DATABASE, server)
+        self.wait_for("mariadbd", self.layout.database / "mariadb.sock")
+        write_atomic(self.layout.slurm / "slurmdbd.conf", slurmdbd_conf(self.description, self.ports), mode=0o600)
+        os.chown(self.layout.slurm / "slurmdbd.conf", *self.owner("slurm"))
+        env = {"MYSQL_UNIX_PORT": f"{place}/mariadb.sock"}
+        self.start("slurmdbd", DATABASE, [self.program("slurmdbd"), "-D"], user="slurm", env=env)
+        self.wait_for("slurmdbd", (ADDRESSES[DATABASE], self.ports.slurmdbd))
+        self.progress("slurmdbd ready")
+
+    def load_accounts(self) -> None:
+        """The cluster, its accounts and users, in one call."""
+        dump = self.layout.folder / "accounts.dump"
+        dump.write_text(sacctmgr_dump(CLUSTER_NAME, self.description))
+        self.cluster.run(
+            ["sacctmgr", "--immediate", "--quiet", "load", f"file={INSIDE / dump.name}"], timeout=self.remaining()
+        )
+        self.progress(f"accounts of {len(self.description.users)} users loaded")
+
+    # ---- nodes ----
+
+    def bring_nodes(self) -> None:
+        """Simulated hardware, namespaces, inventories, and from them the configuration."""
+        simulated = [group for group in self.description.nodes if group.platform in self.platforms]
+        if simulated:
+            shutil.copytree(gpu_sim.library_dir(), self.layout.libraries)
+            (self.layout.folder / "ld.so.conf").write_text(f"{INSIDE}/lib\ninclude /etc/ld.so.conf\n")
+            cache = [self.program("ldconfig"), "-X", "-f", f"{INSIDE}/ld.so.conf", "-C", f"{INSIDE}/ld.so.cache"]
+            self.cluster.run(cache, cwd="/", timeout=self.remaining())
+        for group in self.description.nodes:
+            for host in group.hosts:
+                self.make_node(group, host)
+        self.progress("nodes made")
+        if self.description.gres is not None:
+            self.write_configuration(self.description.gres.node_lines, self.description.gres.gres_conf)
+            return
+        inventories = probe_nodes(self.cluster, self.description, self.tree, shared_from=_SHARED_FROM)
+        version = parse_slurm_version(self.cluster.run([self.program("slurmd"), "-V"]).stdout)
+        gres = generate(inventories, slurm_version=version, shards=self.description.shards)
+        for note in gres.notes:
+            self.progress(note)
+        extra = {host: self.addresses(host) for host in self.description.hosts}
+        self.write_configuration(gres.nodes_conf(extra), gres.gres_conf)
+        gpus = sum(len(inventory.gpus) for inventory in inventories)
+        self.progress(f"{gpus} GPUs probed and written into gres.conf")
+
+    def make_node(self, group: NodeGroup, host: str) -> None:
+        """One node's namespaces and hardware."""
+        devices: list[list[Any]] | None = None
+        if group.platform != "real":
+            devices = []
+        if group.platform in self.platforms:
+            folder = self.layout.gpu_sim(host)
+            shared = self.layout.folder / "platforms" if len(group.hosts) >= _SHARED_FROM else None
+            gpu_sim.write_node_state(folder, self.platforms[group.platform], host, shared=shared)
+            devices = [[file.path, file.major, file.minor, file.mode] for file in gpu_sim.device_files(folder)]
+        slurm = None if group.config == "shared" else f"{INSIDE}/nodes/{host}/slurm"
+        ask(self.layout, "node", name=host, slurm=slurm, devices=devices)
+
+    def addresses(self, host: str) -> dict[str, str]:
+        """What slurm.conf says of a node beside its hardware."""
+        return {"Port": str(self.ports.node(self.description.hosts.index(host)))}
+
+    def write_configuration(self, nodes: str, gres: str) -> None:
+        """slurm.conf and gres.conf, and the copies of nodes that have their own."""
+        write_atomic(self.layout.slurm / "gres.conf", gres)
+        write_atomic(self.layout.slurm / "slurm.conf", slurm_conf(self.description, self.ports, nodes))
+        for group in self.description.nodes:
+            if group.config == "own":
+                for host in group.hosts:
+                    for name in ("slurm.conf", "gres.conf", "cgroup.conf"):
+                        shutil.copyfile(self.layout.slurm / name, self.layout.node_slurm(host) / name)
+
+    def slurmd(self, host: str) -> list[str]:
+        """slurmd's command line."""
+        command = [self.program("slurmd"), "-D", "-N", host]
+        if self.description.group_of(host).config == "configless":
+            servers = (f"{name}:{self.ports.slurmctld}" for name in controllers(self.description))
+            command += ["--conf-server", ",".join(servers)]
+        return command

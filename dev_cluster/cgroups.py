@@ -1,0 +1,115 @@
+"""The cluster's own cgroup (version 1): one folder at the root of each hierarchy, and nothing beside it.
+
+Slurm 22.05 constrains devices in version 1's ``devices`` and follows jobs in its ``freezer``. Both can be mounted also
+on a system that otherwise uses version 2, as neither is a controller there. ``memory`` and ``cpuset`` are taken where
+version 1 has them.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import time
+from pathlib import Path
+
+from dev_cluster import namespaces
+from sluice_base.run import run_command
+
+_TIMEOUT = 20.0  # seconds
+REQUIRED = ("devices", "freezer")
+_PLACE = Path("/sys/fs/cgroup")  # also where hierarchies are mounted for a moment, in a mount namespace of our own
+_OPTIONAL = ("memory", "cpuset", "cpuacct")
+
+
+def _mount(controller: str, place: Path) -> bool:
+    """Mount one hierarchy; False when this kernel or system does not give it in version 1."""
+    try:
+        namespaces.mount("cgroup", place, "cgroup", 0, controller)
+    except OSError as error:
+        if error.errno not in (errno.EBUSY, errno.EINVAL, errno.ENOENT, errno.EPERM, errno.ENODEV):
+            raise
+        return False
+    return True
+
+
+def _available() -> list[str]:
+    """Controllers to use: the required ones, and the optional ones that version 1 has already."""
+    bound = set()
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        bound.update(line.split(":")[1].split(","))
+    return [*REQUIRED, *(name for name in _OPTIONAL if name in bound)]
+
+
+def enter(name: str) -> None:
+    """Make the cgroup `name` and move the calling process there.
+
+    Leaves the caller in a mount namespace of its own. Raises OSError.
+    """
+    namespaces.unshare(namespaces.CLONE_NEWNS)
+    namespaces.make_private()
+    for controller in _available():
+        if not _mount(controller, _PLACE):
+            if controller in REQUIRED:
+                raise OSError(
+                    errno.ENODEV,
+                    f"cgroup version 1 {controller!r} cannot be mounted: this kernel or container does not give it",
+                )
+            continue
+        own = _PLACE / name
+        own.mkdir(exist_ok=True)
+        if controller == "cpuset":
+            for key in ("cpuset.cpus", "cpuset.mems"):
+                (own / key).write_text((_PLACE / key).read_text())
+        (own / "cgroup.procs").write_text("0")
+        namespaces.unmount(_PLACE)
+
+
+def show() -> None:
+    """Mount the hierarchies where Slurm looks for them: in a cgroup namespace, the cluster's own part alone."""
+    controllers = _available()
+    namespaces.tmpfs(_PLACE)
+    for controller in controllers:
+        (_PLACE / controller).mkdir()
+        if not _mount(controller, _PLACE / controller):
+            (_PLACE / controller).rmdir()
+
+
+def remove(name: str) -> None:
+    """Remove the cgroup `name` with all below it. Its processes must have ended. Raises CommandError.
+
+    Done by a process of its own, as mounting needs a mount namespace.
+    """
+    run_command([sys.executable, "-m", "dev_cluster.cgroups", name], timeout=_TIMEOUT + 10)
+
+
+def main() -> None:
+    """Remove the cgroup that the command line names."""
+    name = sys.argv[1]
+    namespaces.unshare(namespaces.CLONE_NEWNS)
+    namespaces.make_private()
+    for controller in _available():
+        if _mount(controller, _PLACE):
+            deadline = time.monotonic() + _TIMEOUT
+            while not _remove_tree(_PLACE / name):  # the kernel may take a moment to see that processes have ended
+                if time.monotonic() > deadline:
+                    sys.exit(f"cgroup {controller}/{name} is in use: its cgroup.procs says by which processes")
+                time.sleep(0.05)
+            namespaces.unmount(_PLACE)
+
+
+def _remove_tree(folder: Path) -> bool:
+    """Remove a cgroup and those below it, deepest first; False when one is still busy."""
+    gone = True
+    for path, _, _ in os.walk(folder, topdown=False):
+        try:
+            os.rmdir(path)  # noqa: PTH106
+        except FileNotFoundError:
+            pass
+        except OSError:
+            gone = False
+    return gone
+
+
+if __name__ == "__main__":
+    main()

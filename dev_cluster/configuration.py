@@ -1,0 +1,129 @@
+"""The files that Slurm reads: slurm.conf, cgroup.conf, slurmdbd.conf and the hosts file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from dev_cluster.description import ClusterDescription
+from dev_cluster.layout import DATABASE, INSIDE, LOGIN
+
+CLUSTER_NAME = "sluice"
+ADDRESSES = {"ctl1": "127.0.1.1", "ctl2": "127.0.1.2", DATABASE: "127.0.1.3", LOGIN: "127.0.1.4"}
+
+
+class Ports:
+    """Which port is whose, in a run that starts at `base`."""
+
+    def __init__(self, base: int) -> None:
+        self.slurmctld = base
+        self.slurmdbd = base + 1
+        self._nodes = base + 2
+
+    @staticmethod
+    def needed(nodes: int) -> int:
+        """How many ports a cluster takes."""
+        return nodes + 2
+
+    def node(self, position: int) -> int:
+        """slurmd's port on the node at this position."""
+        return self._nodes + position
+
+
+def controllers(description: ClusterDescription) -> list[str]:
+    """Host names of the controllers, the primary first."""
+    return [f"ctl{number + 1}" for number in range(description.controllers)]
+
+
+def hosts_file(description: ClusterDescription) -> str:
+    """Every host has an address of its own on the loopback network."""
+    lines = ["127.0.0.1 localhost"]
+    lines += [f"{address} {name}" for name, address in ADDRESSES.items()]
+    lines += [f"127.1.{position // 250}.{position % 250 + 1} {host}" for position, host in enumerate(description.hosts)]
+    return "\n".join(lines) + "\n"
+
+
+def slurm_conf(description: ClusterDescription, ports: Ports, nodes: str) -> str:
+    """slurm.conf; `nodes` are the NodeName lines."""
+    slurmctld_parameters = ["enable_configless"] if any(g.config == "configless" for g in description.nodes) else []
+    generated: list[tuple[str, str]] = [
+        ("ClusterName", CLUSTER_NAME),
+        *(("SlurmctldHost", f"{host}({ADDRESSES[host]})") for host in controllers(description)),
+        ("SlurmctldPort", str(ports.slurmctld)),
+        ("CommunicationParameters", "NoCtldInAddrAny"),  # both controllers listen on the same port
+        ("SlurmctldParameters", ",".join(slurmctld_parameters)),
+        ("SlurmUser", "slurm"),
+        ("AuthType", "auth/munge"),
+        ("CredType", "cred/munge"),
+        ("StateSaveLocation", f"{INSIDE}/state"),
+        ("SlurmdSpoolDir", f"{INSIDE}/nodes/%n/spool"),
+        ("SlurmctldPidFile", "/run/slurm/slurmctld.pid"),
+        ("SlurmdPidFile", "/run/slurm/slurmd.pid"),
+        ("SlurmdParameters", "config_overrides"),  # the machines are larger than this one
+        ("ProctrackType", "proctrack/cgroup"),
+        ("TaskPlugin", "task/cgroup"),
+        ("JobAcctGatherType", "jobacct_gather/linux"),
+        ("MpiDefault", "none"),
+        ("GresTypes", "gpu,shard" if description.shards else "gpu"),
+        ("SelectType", "select/cons_tres"),
+        ("SelectTypeParameters", "CR_Core_Memory"),
+        ("DefMemPerCPU", "1024"),
+        ("SchedulerType", "sched/backfill"),
+        ("PriorityType", "priority/multifactor"),
+        ("ReturnToService", "2"),
+        ("SlurmctldTimeout", "10"),
+        ("SlurmdTimeout", "60"),
+        ("MessageTimeout", "30"),
+        ("KillWait", "5"),
+    ]
+    if description.accounting:
+        generated += [
+            ("AccountingStorageType", "accounting_storage/slurmdbd"),
+            ("AccountingStorageHost", DATABASE),
+            ("AccountingStoragePort", str(ports.slurmdbd)),
+            ("AccountingStorageEnforce", "associations,limits,qos"),
+            ("AccountingStorageTRES", "gres/gpu,gres/shard" if description.shards else "gres/gpu"),
+        ]
+    partitions = [
+        f"PartitionName={partition.name} Nodes={partition.nodes} State=UP Default={'NO' if position else 'YES'} "
+        f"{partition.options}".rstrip()
+        for position, partition in enumerate(description.partitions)
+    ]
+    given = [(key, value) for key, value in generated if value]
+    extra = "\n".join([nodes.rstrip("\n"), *partitions, description.slurm_conf])
+    return _text(_without(given, description.slurm_conf), extra)
+
+
+def cgroup_conf(description: ClusterDescription) -> str:
+    """cgroup.conf: devices are constrained; cores and memory are not, as the machines are larger than this one."""
+    generated = [
+        ("CgroupPlugin", "cgroup/v1"),
+        ("CgroupMountpoint", "/sys/fs/cgroup"),
+        ("ConstrainDevices", "yes"),
+    ]
+    return _text(_without(generated, description.cgroup_conf), description.cgroup_conf)
+
+
+def slurmdbd_conf(description: ClusterDescription, ports: Ports) -> str:
+    """slurmdbd.conf: the database is reached by a socket in a folder that only slurmdbd's user can enter."""
+    generated = [
+        ("AuthType", "auth/munge"),
+        ("DbdHost", DATABASE),
+        ("DbdPort", str(ports.slurmdbd)),
+        ("SlurmUser", "slurm"),
+        ("PidFile", "/run/slurm/slurmdbd.pid"),
+        ("StorageType", "accounting_storage/mysql"),
+        ("StorageHost", "localhost"),
+        ("StorageUser", "root"),
+        ("StorageLoc", "slurm_acct_db"),
+    ]
+    return _text(_without(generated, description.slurmdbd_conf), description.slurmdbd_conf)
+
+
+def _without(generated: Iterable[tuple[str, str]], extra: str) -> list[tuple[str, str]]:
+    """The generated parameters that the extra lines do not give themselves."""
+    given = {line.split("=", 1)[0].strip().lower() for line in extra.splitlines() if "=" in line}
+    return [(key, value) for key, value in generated if key.lower() not in given]
+
+
+def _text(parameters: Iterable[tuple[str, str]], extra: str) -> str:
+    return "\n".join([*(f"{key}={value}" for key, value in parameters), extra.rstrip("\n")]).rstrip("\n") + "\n"

@@ -1,0 +1,186 @@
+"""The cluster description: which nodes have which GPUs, who the users are, what else stands in slurm.conf."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, StringConstraints, field_validator, model_validator
+
+from sluice_base.documents import load_document, parse_document
+from sluice_base.errors import UsageError
+from sluice_base.hostlist import expand
+
+SHIPPED = Path(__file__).parent / "clusters"
+REFERENCE = "the reference of cluster files is docs/dev-cluster.md"
+RESERVED_HOSTS = ("login", "ctl1", "ctl2", "db", "localhost")
+
+Word = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,31}$")]
+HostName = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class NodeGroup(_Strict):
+    """Nodes of one kind."""
+
+    names: str
+    """A hostlist, e.g. ``h100-[1-4]``."""
+    platform: str
+    """A platform of gpu_sim, the path of a platform file, ``none`` for no GPUs, or ``real`` for this machine's own."""
+    config: Literal["shared", "own", "configless"] = "shared"
+    """How the node gets its configuration: one folder for all, a private copy, or served by slurmctld."""
+    _hosts: list[str] = PrivateAttr(default_factory=list)
+
+    @field_validator("names")
+    @classmethod
+    def _hostlist(cls, value: str) -> str:
+        hosts = expand(value)
+        if not hosts:
+            raise ValueError("no node named")
+        for host in hosts:
+            if not HostName.fullmatch(host) or host in RESERVED_HOSTS:
+                raise ValueError(f"{host!r} cannot be a node's name")
+        return value
+
+    @property
+    def hosts(self) -> list[str]:
+        """The nodes' names."""
+        if not self._hosts:
+            self._hosts = expand(self.names)
+        return self._hosts
+
+
+class User(_Strict):
+    """A unix user who exists in the cluster only."""
+
+    name: Word
+    uid: Annotated[int, Field(ge=1000, le=60000)] | None = None
+    """Default: 2001 and up, in order."""
+    accounts: list[Word] = []
+    """Slurm accounts, the default one first."""
+
+
+class Account(_Strict):
+    """A Slurm account."""
+
+    name: Word
+    parent: Word = "root"
+    description: Annotated[str, StringConstraints(pattern=r"^[\w .,-]*$", max_length=80)] = ""
+
+
+class Partition(_Strict):
+    """A partition of Slurm; the first one is the default."""
+
+    name: Word
+    nodes: str = "ALL"
+    """A hostlist, or ALL."""
+    options: str = ""
+    """More parameters of its line, e.g. ``MaxTime=1:00:00``."""
+
+
+class Gres(_Strict):
+    """GRES configuration written by hand instead of probed, to try out what Slurm makes of it."""
+
+    gres_conf: str = ""
+    node_lines: str
+    """NodeName lines without NodeAddr, NodeHostname and Port."""
+
+
+class ClusterDescription(_Strict):
+    """A cluster file."""
+
+    nodes: Annotated[list[NodeGroup], Field(min_length=1)]
+    controllers: Annotated[int, Field(ge=1, le=2)] = 2
+    accounting: bool = True
+    """MariaDB and slurmdbd, with associations for every user; else no accounting at all."""
+    shards: bool = True
+    """Offer GPU memory as gres/shard, one MiB a shard."""
+    partitions: list[Partition] = [Partition(name="main")]
+    accounts: list[Account] = []
+    users: list[User] = []
+    slurm_conf: str = ""
+    """Lines for the end of slurm.conf; a parameter given here replaces the generated one."""
+    cgroup_conf: str = ""
+    slurmdbd_conf: str = ""
+    gres: Gres | None = None
+    port_base: Annotated[int, Field(ge=1024, le=65000)] | None = None
+    """First of the ports; default: chosen free."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        seen: set[str] = set()
+        for group in self.nodes:
+            for host in group.hosts:
+                if host in seen:
+                    raise ValueError(f"node {host!r} is named twice")
+                seen.add(host)
+        for kind, names in (
+            ("account", ["root", *(account.name for account in self.accounts)]),
+            ("user", [user.name for user in self.users]),
+            ("partition", [partition.name for partition in self.partitions]),
+            ("uid", [user.uid for user in self.users if user.uid is not None]),
+        ):
+            for name in names:
+                if names.count(name) > 1:  # type: ignore[arg-type]
+                    raise ValueError(f"{kind} {name!r} is named twice")
+        known = {"root"}
+        for account in self.accounts:
+            if account.parent not in known:
+                raise ValueError(f"account {account.name!r}: parent {account.parent!r} must be named before it")
+            known.add(account.name)
+        for user in self.users:
+            for name in user.accounts:
+                if name not in known:
+                    raise ValueError(f"user {user.name!r}: account {name!r} is not among the accounts")
+        for partition in self.partitions:
+            if partition.nodes != "ALL":
+                for host in expand(partition.nodes):
+                    if host not in seen:
+                        raise ValueError(f"partition {partition.name!r}: node {host!r} is not among the nodes")
+        free = iter(range(2001, 60000))
+        taken = {user.uid for user in self.users}
+        for user in self.users:
+            if user.uid is None:
+                user.uid = next(uid for uid in free if uid not in taken)
+        return self
+
+    @property
+    def hosts(self) -> list[str]:
+        """All nodes in order."""
+        return [host for group in self.nodes for host in group.hosts]
+
+    def group_of(self, host: str) -> NodeGroup:
+        """The group that a node belongs to. Raises UsageError for a node that does not exist."""
+        for group in self.nodes:
+            if host in group.hosts:
+                return group
+        raise UsageError(f"node {host!r}: not in this cluster", remedy=f"its nodes are {', '.join(self.hosts[:10])}")
+
+
+def shipped_names() -> list[str]:
+    """The clusters that come with Sluice."""
+    return sorted(path.stem for path in SHIPPED.glob("*.yaml"))
+
+
+def load_description(name: str | Path) -> ClusterDescription:
+    """A shipped cluster by name, or a cluster file by path. Raises UsageError."""
+    text = str(name)
+    if "/" not in text and not text.endswith((".yaml", ".yml")):
+        path = SHIPPED / f"{text}.yaml"
+        if not path.is_file():
+            raise UsageError(
+                f"cluster {text!r}: not one that comes with Sluice",
+                remedy=f"name one of {', '.join(shipped_names())}, or a file by a path with a slash or .yaml",
+            )
+    else:
+        path = Path(text)
+    return load_document(path, ClusterDescription, remedy=REFERENCE)
+
+
+def parse_description(text: str, *, source: str) -> ClusterDescription:
+    """A cluster file's text; `source` names it in errors. Raises UsageError."""
+    return parse_document(text, ClusterDescription, source=source, remedy=REFERENCE)

@@ -1,0 +1,344 @@
+"""Process 1 of a cluster: makes its namespaces, starts its daemons, and takes everything along when it ends.
+
+Run as ``python -m dev_cluster.init FOLDER [ROOT]`` by `DevCluster.up`, with the read end of a pipe as standard input.
+All processes of the cluster live in this process's PID namespace and all mounts in mount namespaces that only they
+hold, so the kernel ends the one and drops the other as soon as this process dies, however it dies. It dies by itself
+when the pipe closes before a byte came through, that is when `up` was killed.
+
+Requests come over a unix socket, one JSON object a line, each answered by one: see `Init.answer`. Nothing
+beyond the standard library is loaded, as the process stays for the cluster's life and nodes are forks of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import selectors
+import signal
+import socket
+import stat
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dev_cluster import cgroups, namespaces
+from dev_cluster.layout import INSIDE, LOGIN, Layout
+from dev_cluster.processes import start_time
+from sluice_base.files import write_atomic
+
+_STANDARD_DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
+# What a simulated machine has instead of, not beside, what this machine has.
+_REPLACED_IN_SYS = ("bus/pci/devices", "class/drm", "class/infiniband", "class/accel", "class/net", "class/kfd")
+
+
+class RequestError(Exception):
+    """A request that makes no sense now."""
+
+
+def main() -> None:
+    """Fork process 1 into new namespaces, write down which process it is, and leave it alone."""
+    layout = Layout(Path(sys.argv[1]))
+    root = Path(sys.argv[2]) if len(sys.argv) > 2 else None
+    namespaces.unshare(namespaces.CLONE_NEWPID)
+    pid = os.fork()
+    if pid:
+        write_atomic(layout.init, json.dumps({"pid": pid, "started": start_time(pid)}))
+        os._exit(0)
+    os.setsid()
+    namespaces.set_process_name("sluice-cluster")
+    os.environ.clear()  # the first process's own environment, which carries the marker, stays readable in /proc
+    try:
+        Init(layout, root).serve()
+    except OSError as error:
+        print(f"{error}", file=sys.stderr, flush=True)
+        os._exit(1)
+
+
+class Init:
+    """State of process 1."""
+
+    def __init__(self, layout: Layout, root: Path | None) -> None:
+        self.namespaces: dict[str, tuple[int, int]] = {}  # node -> descriptors of its mount and UTS namespaces
+        self.daemons: dict[str, dict[str, Any]] = {}  # name -> pid, and status once it has ended
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self.open_files = soft, hard
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        cgroups.enter(layout.cgroup)
+        namespaces.unshare(
+            namespaces.CLONE_NEWNS | namespaces.CLONE_NEWUTS | namespaces.CLONE_NEWIPC | namespaces.CLONE_NEWCGROUP
+        )
+        namespaces.make_private()
+        make_login(layout, root)
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(0, selectors.EVENT_READ, self.lifeline)
+        wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake_write)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+        self.selector.register(wake_read, selectors.EVENT_READ, self.woken)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        previous = os.umask(0o177)
+        listener.bind(str(INSIDE / "init.sock"))
+        os.umask(previous)
+        listener.listen(64)
+        self.listener = listener
+        self.selector.register(listener, selectors.EVENT_READ, self.accept)
+
+    def serve(self) -> None:
+        """For ever."""
+        while True:
+            for key, _ in self.selector.select():
+                key.data(key.fileobj)
+
+    def lifeline(self, descriptor: int) -> None:
+        """A byte: `up` is done and may go. End of file before that: it was killed."""
+        if not os.read(descriptor, 1):
+            os._exit(0)
+        self.selector.unregister(descriptor)
+
+    def woken(self, descriptor: int) -> None:
+        """SIGCHLD."""
+        os.read(descriptor, 4096)
+        self.reap()
+
+    def reap(self) -> None:
+        """Collect every child that has ended, orphans of daemons and jobs included."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            for daemon in self.daemons.values():
+                if daemon["pid"] == pid and daemon["status"] is None:
+                    daemon["status"] = os.waitstatus_to_exitcode(status)
+
+    def accept(self, listener: socket.socket) -> None:
+        """Answer one connection's requests until it closes."""
+        connection, _ = listener.accept()
+        with connection, connection.makefile("rw") as stream:
+            connection.settimeout(30)
+            try:
+                for line in stream:
+                    stream.write(json.dumps(self.answer(json.loads(line))) + "\n")
+                    stream.flush()
+            except OSError:
+                return  # the asker has gone
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Do one request: its fields are the keyword arguments of the method that `do` names."""
+        requests: dict[str, Callable[..., object]] = {
+            "node": self.node,
+            "enter": self.enter,
+            "spawn": self.spawn,
+            "signal": self.signal,
+            "list": self.list_daemons,
+        }
+        try:
+            return {"ok": requests[request.pop("do")](**request)}
+        except (OSError, RequestError) as error:
+            return {"error": str(error)}
+
+    def list_daemons(self) -> dict[str, dict[str, Any]]:
+        """Every daemon ever started: pid, host, and exit status (negative: signal) once it has ended."""
+        self.reap()
+        return self.daemons
+
+    def node(self, name: str, **description: Any) -> None:
+        """Make a host's namespaces; `description` goes to `make_node`."""
+        told, tell = os.pipe()
+        hold, release = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                namespaces.unshare(namespaces.CLONE_NEWNS | namespaces.CLONE_NEWUTS)
+                make_node(name, **description)
+                os.write(tell, b"\0")
+            except OSError as error:
+                os.write(tell, f"{name}: {error}".encode())
+            os.close(release)
+            os.read(hold, 1)  # until our namespaces are held by our parent
+            os._exit(0)
+        os.close(tell)
+        os.close(hold)
+        try:
+            said = os.read(told, 4096)
+            if said != b"\0":
+                raise RequestError(
+                    said.decode(errors="replace") or f"{name}: the helper that makes its namespaces died"
+                )
+            held = tuple(os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in ("mnt", "uts"))
+            self.namespaces[name] = (held[0], held[1])
+        finally:
+            os.close(told)
+            os.close(release)
+
+    def enter(self, name: str) -> list[int] | None:
+        """Our descriptors of a host's mount and UTS namespaces; none for the login host, whose are our own."""
+        return None if name == LOGIN else list(self.namespaces[name])
+
+    def spawn(self, name: str, host: str, argv: list[str], env: dict[str, str], user: list[Any], cwd: str = "/") -> int:
+        """Start a daemon on a host as `user` (uid, gid, groups), its output appended to log/NAME.log; its pid."""
+        running = self.daemons.get(name)
+        if running and running["status"] is None:
+            raise RequestError(f"{name} is running already")
+        log = os.open(INSIDE / "log" / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        os.fchown(log, user[0], user[1])
+        pid = os.fork()
+        if pid == 0:
+            try:
+                self._become(host, argv, env, user, cwd, log)
+            except OSError as error:
+                os.write(log, f"{argv[0]}: {error}\n".encode())
+            os._exit(127)
+        os.close(log)
+        self.daemons[name] = {"pid": pid, "status": None, "host": host}
+        return pid
+
+    def _become(self, host: str, argv: list[str], env: dict[str, str], user: list[Any], cwd: str, log: int) -> None:
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_NOFILE, self.open_files)
+        if host != LOGIN:
+            mounts, names = self.namespaces[host]
+            namespaces.setns(mounts, namespaces.CLONE_NEWNS)
+            namespaces.setns(names, namespaces.CLONE_NEWUTS)
+        null = os.open("/dev/null", os.O_RDWR)
+        os.dup2(null, 0)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        uid, gid, groups = user
+        os.setgroups(groups)
+        os.setgid(gid)
+        os.setuid(uid)
+        os.chdir(cwd)
+        os.execvpe(argv[0], argv, env)  # noqa: S606 - no shell is wanted
+
+    def signal(self, name: str, number: int) -> bool:
+        """Signal a daemon; False when it does not run."""
+        self.reap()
+        daemon = self.daemons.get(name)
+        if daemon is None or daemon["status"] is not None:
+            return False
+        os.kill(daemon["pid"], number)
+        return True
+
+
+def make_login(layout: Layout, root: Path | None) -> None:
+    """The namespaces that all hosts start from: private /etc, /run, /proc and cgroup; the login host's own."""
+    state = os.open(layout.folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    if root is not None:
+        enter_tree(root, layout.scratch)
+    else:
+        namespaces.mount("proc", "/proc", "proc")
+    make_run(state)
+    cgroups.show()
+    namespaces.overlay(INSIDE / "etc", "/etc")
+    namespaces.bind(INSIDE / "slurm", "/etc/slurm")
+    socket.sethostname(LOGIN)
+    os.close(state)
+
+
+def enter_tree(root: Path, scratch: Path) -> None:
+    """Make another system's tree the root of this mount namespace. What is written to it goes to memory only."""
+    tree = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    namespaces.tmpfs(scratch)
+    os.chdir(scratch)  # relative paths, as an overlay's options can hold no comma or colon
+    for name in ("upper", "work", "root"):
+        Path(name).mkdir()
+    namespaces.mount("overlay", "root", "overlay", 0, f"lowerdir=/proc/self/fd/{tree},upperdir=upper,workdir=work")
+    for name in ("sys", "dev"):
+        namespaces.bind(f"/{name}", f"root/{name}", recursive=True)
+    namespaces.mount("proc", "root/proc", "proc")
+    os.close(tree)
+    namespaces.change_root("root")
+
+
+def make_run(state: int) -> None:
+    """A private /run, with the state folder (an open descriptor) and munge's socket folder."""
+    namespaces.tmpfs("/run")
+    INSIDE.mkdir()
+    namespaces.bind(f"/proc/self/fd/{state}", INSIDE)
+    Path("/run/munge").mkdir()
+    namespaces.bind(INSIDE / "munge", "/run/munge")
+    Path("/run/lock").mkdir(mode=0o1777)
+
+
+def make_node(
+    name: str,
+    *,
+    slurm: str | None = None,
+    devices: list[list[Any]] | None = None,
+    owner: list[int] | None = None,
+    memory: str | None = None,
+) -> None:
+    """A host, in namespaces cloned from the login host's.
+
+    `slurm` is the folder (inside) shown as /etc/slurm; `devices` are the simulated GPUs' device files as path, major,
+    minor and mode, or None for the machine's own /dev and /sys; `owner` is that of /run/slurm and of the folder
+    `memory`, which is kept in memory.
+    """
+    socket.sethostname(name)
+    state = os.open(INSIDE, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    make_run(state)
+    own = Path("/run/slurm")
+    own.mkdir()
+    if memory is not None:
+        namespaces.tmpfs(memory)
+    if owner is not None:
+        os.chown(own, *owner)
+        if memory is not None:
+            os.chown(memory, *owner)
+    if slurm is not None:
+        namespaces.bind(slurm, "/etc/slurm")
+    if devices is not None:
+        make_devices(INSIDE / "nodes" / name / "gpu_sim", devices)
+    os.close(state)
+
+
+def make_devices(sim: Path, devices: list[list[Any]]) -> None:
+    """Private /dev, /sys, /proc/driver and loader cache of a node with simulated GPUs."""
+    dev = Path("/dev")
+    namespaces.tmpfs(dev, size="64m")
+    for device, (major, minor) in _STANDARD_DEVICES.items():
+        make_device(dev / device, major, minor, 0o666)
+    for link, target in (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
+        (dev / link).symlink_to(f"/proc/self/{target}")
+    (dev / "ptmx").symlink_to("pts/ptmx")
+    for folder in ("pts", "shm", "sluice-sim"):
+        (dev / folder).mkdir()
+    namespaces.mount("devpts", dev / "pts", "devpts", 0, "newinstance,ptmxmode=0666,mode=0620,gid=5")
+    namespaces.tmpfs(dev / "shm", mode=0o1777)
+    for path, major, minor, mode in devices:
+        make_device(Path(path), major, minor, mode)
+    if not sim.is_dir():
+        return  # a node without GPUs
+    namespaces.bind(sim, dev / "sluice-sim")
+    if (sim / "sys").is_dir():
+        cgroup = os.open("/sys/fs/cgroup", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        for part in _REPLACED_IN_SYS:
+            if (sim / "sys" / part).is_dir():
+                os.setxattr(sim / "sys" / part, "trusted.overlay.opaque", b"y")
+        namespaces.overlay(sim / "sys", "/sys")
+        namespaces.bind(f"/proc/self/fd/{cgroup}", "/sys/fs/cgroup", recursive=True)
+        os.close(cgroup)
+    if (sim / "proc" / "driver").is_dir():
+        namespaces.bind(sim / "proc" / "driver", "/proc/driver")
+    if (INSIDE / "ld.so.cache").exists():
+        namespaces.bind(INSIDE / "ld.so.cache", "/etc/ld.so.cache")
+
+
+def make_device(path: Path, major: int, minor: int, mode: int) -> None:
+    """A character device file, with the folders above it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    os.mknod(path, stat.S_IFCHR | mode, os.makedev(major, minor))
+    path.chmod(mode)
+
+
+if __name__ == "__main__":
+    main()

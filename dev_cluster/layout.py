@@ -1,0 +1,55 @@
+"""Where things are: the state folder as seen from outside, and the same folder as every process inside sees it."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+INSIDE = Path("/run/sluice-cluster")
+"""The state folder inside the cluster, whatever its name is outside: short enough for unix sockets."""
+
+MARKER = "SLUICE_CLUSTER_INIT"
+"""Environment variable that only the cluster's process 1 carries: the state folder."""
+
+DEFAULT_FOLDER = Path("/var/tmp/sluice-cluster")  # noqa: S108 - the folder is made with owner and mode checked
+LOGIN = "login"
+DATABASE = "db"
+
+
+class Layout:
+    """Paths below one state folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.facts = folder / "cluster.json"  # written first: marks the folder as ours
+        self.init = folder / "init.json"
+        self.socket = folder / "init.sock"
+        self.overlay = folder / "etc"  # laid over /etc
+        self.slurm = folder / "slurm"  # /etc/slurm
+        self.munge = folder / "munge"  # /run/munge
+        self.database = folder / "database"
+        self.state = folder / "state"  # StateSaveLocation
+        self.logs = folder / "log"
+        self.homes = folder / "home"
+        self.inventories = folder / "inventory"
+        self.libraries = folder / "lib"  # simulated vendor libraries
+        self.loader_cache = folder / "ld.so.cache"
+        self.nodes = folder / "nodes"
+        self.scratch = folder / "scratch"  # mount point
+
+    def node(self, name: str) -> Path:
+        """Everything of one node."""
+        return self.nodes / name
+
+    def gpu_sim(self, name: str) -> Path:
+        """The node's simulated GPUs; /dev/sluice-sim on the node."""
+        return self.node(name) / "gpu_sim"
+
+    def node_slurm(self, name: str) -> Path:
+        """/etc/slurm of a node that does not share it."""
+        return self.node(name) / "slurm"
+
+    @property
+    def cgroup(self) -> str:
+        """The cluster's cgroup in every hierarchy; follows from the folder's name alone, so that it is always found."""
+        return f"sluice-{hashlib.sha256(str(self.folder).encode()).hexdigest()[:12]}"

@@ -1,0 +1,64 @@
+"""Which Slurm the cluster runs: the distribution's, one under a prefix, or that of another system's tree."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from sluice_base.errors import UsageError
+
+_DAEMONS = ("slurmctld", "slurmd", "slurmdbd")
+_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmTree:
+    """Where programs are; paths are those inside `root`."""
+
+    prefix: Path = Path("/usr")
+    root: Path | None = None
+
+    @property
+    def path(self) -> str:
+        """PATH of everything that runs in the cluster."""
+        own = "" if self.is_distribution else f"{self.prefix}/bin:{self.prefix}/sbin:"
+        return own + _SYSTEM_PATH
+
+    @property
+    def is_distribution(self) -> bool:
+        """Whether Slurm looks for its configuration in /etc/slurm by itself."""
+        return self.prefix == Path("/usr")
+
+    def program(self, name: str) -> str | None:
+        """Path (inside) of a program that the cluster needs, or None."""
+        for folder in self.path.split(":"):
+            outside = self._outside(Path(folder) / name)
+            if outside.is_file() and os.access(outside, os.X_OK):
+                return f"{folder}/{name}"
+        return None
+
+    def check(self, *, accounting: bool) -> None:
+        """Raise UsageError when a program is missing."""
+        place = f"{self.root or ''}{'' if self.is_distribution else self.prefix}" or "this system"
+        if self.root is not None and not (self.root / "etc/passwd").is_file():
+            raise UsageError(f"--root {self.root}: no system tree", remedy="make one with tools/trixie-chroot")
+        if not self.is_distribution:
+            for name in _DAEMONS:
+                if not self._outside(self.prefix / "sbin" / name).is_file():
+                    raise UsageError(
+                        f"--slurm-prefix {self.prefix}: no sbin/{name} there",
+                        remedy="name the prefix that Slurm was installed with",
+                    )
+        needed = ["slurmctld", "slurmd", "sinfo", "srun", "munged", "setpriv", "ldconfig"]
+        if accounting:
+            needed += ["slurmdbd", "sacctmgr", "mariadbd", "mariadb-install-db"]
+        missing = [name for name in needed if self.program(name) is None]
+        if missing:
+            raise UsageError(
+                f"{', '.join(missing)}: not installed in {place}",
+                remedy="install slurmctld slurmd slurmdbd slurm-client slurm-wlm-basic-plugins munge mariadb-server",
+            )
+
+    def _outside(self, path: Path) -> Path:
+        return path if self.root is None else self.root / path.relative_to("/")

@@ -1,0 +1,98 @@
+"""YAML files written by people, checked against a pydantic model, with errors that name file, line and place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sluice_base.errors import UsageError
+
+if TYPE_CHECKING:
+    import yaml
+    from pydantic import BaseModel
+
+    ModelType = TypeVar("ModelType", bound=BaseModel)
+
+_MAX_BYTES = 16 * 1024 * 1024
+
+
+def load_document(path: Path, model: type[ModelType], *, remedy: str) -> ModelType:
+    """Read the YAML file and validate it.
+
+    Raises UsageError for a file that cannot be read, is not YAML or does not fit the model; `remedy` says where the
+    reference is.
+    """
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise UsageError(f"{path}: larger than {_MAX_BYTES} bytes", remedy=remedy)
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}", remedy=remedy) from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: not UTF-8 text at byte {error.start}", remedy=remedy) from error
+    return parse_document(text, model, source=str(path), remedy=remedy)
+
+
+def parse_document(text: str, model: type[ModelType], *, source: str, remedy: str) -> ModelType:
+    """Like `load_document`, from text; `source` names its origin in errors."""
+    import yaml
+    from pydantic import ValidationError
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        root = yaml.compose(text, Loader=loader)
+        _refuse_duplicates(root, source, remedy)
+        document: Any = yaml.load(text, Loader=loader)  # noqa: S506 - a safe loader
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f"{source}:{mark.line + 1}" if mark is not None else source
+        raise UsageError(f"{place}: not YAML: {getattr(error, 'problem', None) or error}", remedy=remedy) from error
+    except RecursionError as error:
+        raise UsageError(f"{source}: nested too deeply", remedy=remedy) from error
+    try:
+        return model.model_validate({} if document is None else document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        message = first["msg"].removeprefix("Value error, ")
+        shown = repr(first["input"]) if isinstance(first["input"], str | int | float | bool | None) else ""
+        words = [f"{source}:{_line(root, first['loc'])}", place, f"{message}{f', got {shown}' if shown else ''}"]
+        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+        raise UsageError(": ".join(word for word in words if word) + more, remedy=remedy) from error
+
+
+def _refuse_duplicates(node: yaml.Node | None, source: str, remedy: str) -> None:
+    """A repeated key would silently drop what the first one said."""
+    import yaml
+
+    if isinstance(node, yaml.MappingNode):
+        seen: set[str] = set()
+        for key, value in node.value:
+            if key.value in seen:
+                raise UsageError(
+                    f"{source}:{key.start_mark.line + 1}: {key.value}: given twice in one mapping", remedy=remedy
+                )
+            if isinstance(key.value, str):
+                seen.add(key.value)
+            _refuse_duplicates(value, source, remedy)
+    elif isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            _refuse_duplicates(item, source, remedy)
+
+
+def _line(node: yaml.Node | None, location: tuple[int | str, ...]) -> int:
+    """Line of the innermost part of `location` that stands in the file."""
+    import yaml
+
+    here: Any = node
+    line = 1 if node is None else int(node.start_mark.line) + 1
+    for part in location:
+        if isinstance(here, yaml.MappingNode):
+            found = next(((key, value) for key, value in here.value if key.value == str(part)), None)
+            if found is None:
+                continue
+            line, here = int(found[0].start_mark.line) + 1, found[1]
+        elif isinstance(here, yaml.SequenceNode) and isinstance(part, int) and part < len(here.value):
+            here = here.value[part]
+            line = int(here.start_mark.line) + 1
+    return line
