@@ -65,7 +65,363 @@ const char *sluice_core_version(void);
 
 /* ======== cluster model (nodes, GPUs, state) ======== */
 
+/*
+ * A cluster is a list of nodes, numbered 0, 1, 2 ... in the order they were added. What many nodes share is said once:
+ * a *model* is an interned GPU model name, a *shape* the GPUs of a kind of node with their links, a *switch* one switch
+ * of the network tree. What a node has of its own is its shape, CPUs, host memory, leaf switch and state.
+ *
+ * GPU capacity is one quantity: MiB of memory. A GPU may be shared by as many holders as its memory allows, or be held
+ * whole. Whoever shares GPUs by another measure scales it: a share of s thousandths of a GPU is s MiB of a 1000-MiB
+ * GPU.
+ */
+enum {
+    SLUICE_MAX_NODES = 131072,
+    SLUICE_MAX_GPUS = 16,     /* of one node */
+    SLUICE_MAX_MODELS = 64,   /* so that a set of models is one uint64_t */
+    SLUICE_MAX_SHAPES = 4096, /* kinds of node */
+    SLUICE_MAX_SWITCHES = 65534,
+    SLUICE_SWITCH_LEVELS = 4, /* leaf switches are level 0 */
+    SLUICE_MAX_ALLOCATIONS = 16777216,
+    SLUICE_MAX_CPUS_MILLI = 1000000000,      /* of one node: a million CPUs */
+    SLUICE_MAX_HOST_MEMORY_MIB = 1073741824, /* of one node: 1 PiB */
+    SLUICE_MAX_GPU_MEMORY_MIB = 67108864,    /* of one GPU: 64 TiB */
+};
+
+struct sluice_cluster;
+
+/* The sizes a cluster is made for; it never grows. 0 takes the default that stands behind it. */
+struct sluice_cluster_config {
+    uint32_t max_nodes;       /* 1024 */
+    uint32_t max_switches;    /* max_nodes */
+    uint32_t max_allocations; /* 64 per node */
+    uint32_t max_parts;       /* node shares of all allocations together: max_allocations + 16 per node */
+};
+
+/* One GPU of a shape. */
+struct sluice_gpu_shape {
+    uint32_t model;      /* from sluice_cluster_add_model */
+    uint32_t capability; /* grows with what the GPU can do, e.g. 100 * major + minor; 0: unknown */
+    int64_t memory_mib;
+    uint8_t link_domain; /* GPUs of one domain reach each other over the fast links; any small number */
+    uint8_t numa_node;
+    bool near_nic; /* has an RDMA NIC on its own PCIe switch or root port */
+};
+
+/* The GPUs of a kind of node. links[i][j] is the weight of the path between GPUs i and j (larger is faster, 0 unknown);
+ * it must be symmetric, its diagonal is ignored. */
+struct sluice_node_shape {
+    uint32_t gpu_count;
+    struct sluice_gpu_shape gpus[SLUICE_MAX_GPUS];
+    uint8_t links[SLUICE_MAX_GPUS][SLUICE_MAX_GPUS];
+};
+
+/* Append only. */
+enum sluice_node_state {
+    SLUICE_NODE_UP = 0,
+    SLUICE_NODE_DRAINED = 1, /* what runs may go on; nothing new is placed */
+    SLUICE_NODE_DOWN = 2,    /* as drained; its allocations stand until they are released */
+};
+
+/* A node as it stands now. */
+struct sluice_node_view {
+    uint32_t shape;
+    uint32_t switch_id; /* 0: unknown */
+    enum sluice_node_state state;
+    bool exclusive; /* one allocation holds the node alone */
+    uint32_t parts; /* allocations with a part here */
+    int64_t cpus_milli, cpus_milli_free;
+    int64_t host_memory_mib, host_memory_mib_free;
+    uint32_t gpu_count;
+    uint32_t gpus_healthy; /* bit i: GPU i may be given out */
+    uint32_t gpus_idle;    /* bit i: GPU i is healthy and nothing of it is held */
+    int64_t gpu_memory_mib[SLUICE_MAX_GPUS];
+    int64_t gpu_memory_mib_free[SLUICE_MAX_GPUS]; /* also counts GPUs that are not healthy */
+    uint32_t gpu_utilisation[SLUICE_MAX_GPUS];    /* percent */
+};
+
+/* Sums over all nodes, whatever their state. */
+struct sluice_cluster_totals {
+    uint32_t nodes;
+    uint32_t nodes_up;
+    uint32_t gpus;
+    uint32_t allocations;
+    int64_t cpus_milli, cpus_milli_free;
+    int64_t host_memory_mib, host_memory_mib_free;
+    int64_t gpu_memory_mib, gpu_memory_mib_free;
+};
+
+/*
+ * Make an empty cluster with all the memory that it will ever need for decisions: about 150 bytes a node, 32 an
+ * allocation and 32 a part. Errors: RANGE (a size over its SLUICE_MAX_*), NO_MEMORY.
+ */
+enum sluice_error sluice_cluster_new(const struct sluice_cluster_config *config, struct sluice_cluster **cluster,
+                                     struct sluice_error_text *text);
+void sluice_cluster_free(struct sluice_cluster *cluster);
+
+/* Intern a model name (1 to 63 bytes, copied); a name known already gives its id again. Errors: RANGE, CAPACITY. */
+enum sluice_error sluice_cluster_add_model(struct sluice_cluster *cluster, const char *name, uint32_t *model,
+                                           struct sluice_error_text *text);
+/* The name of a model, or NULL for an unknown id; valid as long as the cluster. */
+const char *sluice_cluster_model_name(const struct sluice_cluster *cluster, uint32_t model);
+
+/* Add a shape (copied); an equal one gives its id again. Errors: RANGE, UNKNOWN (model), INVALID (links), CAPACITY. */
+enum sluice_error sluice_cluster_add_shape(struct sluice_cluster *cluster, const struct sluice_node_shape *shape,
+                                           uint32_t *id, struct sluice_error_text *text);
+
+/*
+ * Add a switch below `parent`, or at the top of the tree where parent is 0; ids start at 1. Nodes hang on leaf switches
+ * only: a switch with nodes takes no switches, and the other way round. Errors: UNKNOWN (parent), INVALID (parent has
+ * nodes), RANGE (deeper than SLUICE_SWITCH_LEVELS), CAPACITY.
+ */
+enum sluice_error sluice_cluster_add_switch(struct sluice_cluster *cluster, uint32_t parent, uint32_t *id,
+                                            struct sluice_error_text *text);
+
+/*
+ * Add an idle node, up and healthy; `switch_id` 0 means that its place in the network is unknown.
+ * Errors: RANGE, UNKNOWN (shape, switch), INVALID (switch has switches below it), CAPACITY, NO_MEMORY.
+ */
+enum sluice_error sluice_cluster_add_node(struct sluice_cluster *cluster, uint32_t shape, int64_t cpus_milli,
+                                          int64_t host_memory_mib, uint32_t switch_id, uint32_t *node,
+                                          struct sluice_error_text *text);
+
+/*
+ * Changes of one node. Each costs what changed, not the cluster. Errors: UNKNOWN (node, GPU), RANGE, and for a resize
+ * CAPACITY when more is held than would remain.
+ */
+enum sluice_error sluice_node_set_state(struct sluice_cluster *cluster, uint32_t node, enum sluice_node_state state,
+                                        struct sluice_error_text *text);
+enum sluice_error sluice_node_resize(struct sluice_cluster *cluster, uint32_t node, int64_t cpus_milli,
+                                     int64_t host_memory_mib, struct sluice_error_text *text);
+/* A GPU that is not healthy keeps its holders and gets no new ones. */
+enum sluice_error sluice_gpu_set_health(struct sluice_cluster *cluster, uint32_t node, uint32_t gpu, bool healthy,
+                                        struct sluice_error_text *text);
+enum sluice_error sluice_gpu_set_utilisation(struct sluice_cluster *cluster, uint32_t node, uint32_t gpu,
+                                             uint32_t percent, struct sluice_error_text *text);
+
+/*
+ * Among equally good nodes the one of lowest rank wins: rank[n] is node n's, and each of 0 .. node_count-1 occurs once.
+ * NULL returns to the order of the node numbers, which is also where nodes added later stand: behind all others.
+ * O(nodes). Errors: INVALID (count is not the cluster's), RANGE, DUPLICATE.
+ */
+enum sluice_error sluice_cluster_set_order(struct sluice_cluster *cluster, const uint32_t *rank, uint32_t node_count,
+                                           struct sluice_error_text *text);
+
+/* Read the state. Errors: UNKNOWN (node). */
+enum sluice_error sluice_node_read(const struct sluice_cluster *cluster, uint32_t node, struct sluice_node_view *view,
+                                   struct sluice_error_text *text);
+void sluice_cluster_read_totals(const struct sluice_cluster *cluster, struct sluice_cluster_totals *totals);
+
+/*
+ * Recompute everything that is derived (free amounts, sums, bitmaps, indexes) from the allocations and compare.
+ * O(nodes + parts); for tests and for the paranoid. Errors: CORRUPT, with the first difference; NO_MEMORY.
+ */
+enum sluice_error sluice_cluster_check(const struct sluice_cluster *cluster, struct sluice_error_text *text);
+
 /* ======== requests, placement, gang, release, explain ======== */
+
+/* How much a property of the placement matters. Append only. */
+enum sluice_wish {
+    SLUICE_ANY = 0,
+    SLUICE_PREFERRED = 1, /* goes before the policy's score, never makes a request wait */
+    SLUICE_REQUIRED = 2,
+};
+
+/* Append only. */
+enum sluice_layout {
+    SLUICE_LAYOUT_POLICY = 0, /* as the policy has it; a range of nodes is used up to its end, a total on few nodes */
+    SLUICE_PACK = 1,          /* few nodes, and those first that are already in use */
+    SLUICE_SPREAD = 2,        /* many nodes, and those first that are least in use */
+};
+
+/* Bits of sluice_request.flags. */
+enum {
+    SLUICE_GPUS_TOTAL = 1,     /* `gpus` is for all nodes together, each giving at least one; else per node */
+    SLUICE_GPU_MEMORY_SUM = 2, /* `gpu_memory_mib` is for all `gpus` together, in equal shares; else of each GPU */
+    SLUICE_EXCLUSIVE = 4,      /* nobody else on the nodes */
+};
+
+/*
+ * What a job asks. All zero, with gpus = 1, is a valid request: one whole GPU of any kind on one node.
+ */
+struct sluice_request {
+    int64_t nodes_min;      /* 0: one */
+    int64_t nodes_max;      /* 0: nodes_min */
+    int64_t gpus;           /* on each node, or SLUICE_GPUS_TOTAL; 0: none, and then no other GPU field may be set */
+    int64_t gpu_memory_mib; /* of each GPU, or SLUICE_GPU_MEMORY_SUM; 0: whole GPUs */
+    int64_t cpus_milli;     /* on each node */
+    int64_t host_memory_mib;
+    int64_t cpus_milli_per_gpu; /* on each node as well, for each of its GPUs */
+    int64_t host_memory_mib_per_gpu;
+    uint64_t models;                  /* bit m: model m is accepted; 0: every model */
+    int64_t capability_min;           /* least sluice_gpu_shape.capability */
+    int64_t gpu_memory_mib_min;       /* least memory that the whole GPU must have */
+    enum sluice_wish one_link_domain; /* the GPUs of each node within one link domain */
+    enum sluice_wish one_numa_node;   /* the GPUs of each node on one NUMA node */
+    enum sluice_wish near_nic;        /* every GPU near an RDMA NIC */
+    enum sluice_wish one_switch;      /* all nodes below one switch of level `switch_level` at most */
+    uint32_t switch_level;
+    enum sluice_layout layout;
+    uint32_t flags;
+    const uint64_t *allowed; /* bit n % 64 of word n / 64: node n may be used; NULL: every node. Caller's */
+    size_t allowed_words;    /* nodes beyond the last word may not be used */
+    uint64_t seed;           /* SLUICE_POLICY_RANDOM draws from it: another seed for each decision */
+};
+
+/* What one allocation holds, or is to hold, on one node. */
+struct sluice_part {
+    uint32_t node;
+    uint32_t gpus;          /* bit i: GPU i */
+    int64_t gpu_memory_mib; /* of each of them; 0: they are held whole */
+    int64_t cpus_milli;
+    int64_t host_memory_mib;
+    bool exclusive;
+};
+
+/* A placement: parts are the caller's, `part_capacity` says how many there is room for. No node occurs twice; parts are
+ * in ascending order of node. */
+struct sluice_placement {
+    struct sluice_part *parts;
+    uint32_t part_capacity;
+    uint32_t part_count; /* result */
+    int64_t score;       /* result: the policy's, larger is better; of several nodes the sum */
+};
+
+/* How nodes are ranked; docs/scheduling.md has each one's score and source. Append only. */
+enum sluice_policy {
+    SLUICE_POLICY_FIRST_FIT = 0,      /* the first node that fits */
+    SLUICE_POLICY_ROUND_ROBIN = 1,    /* the next one after the last that was given out */
+    SLUICE_POLICY_LEAST_LOADED = 2,   /* lowest current utilisation */
+    SLUICE_POLICY_BEST_FIT = 3,       /* least left over */
+    SLUICE_POLICY_DOT_PRODUCT = 4,    /* free amounts least along the request */
+    SLUICE_POLICY_GPU_PACKING = 5,    /* GPUs in use, then nodes in use, then idle nodes */
+    SLUICE_POLICY_GPU_CLUSTERING = 6, /* to requests of the same kind */
+    SLUICE_POLICY_RANDOM = 7,
+    SLUICE_POLICY_FGD = 8, /* least growth of fragmentation; see sluice_cluster_set_workload */
+    SLUICE_POLICY_SLUICE = 9,
+};
+enum { SLUICE_POLICY_COUNT = 10 };
+
+/* The name, e.g. "first-fit", or NULL for no policy; static storage. */
+const char *sluice_policy_name(enum sluice_policy policy);
+/* The policy of a name. Errors: UNKNOWN, with the list of names. */
+enum sluice_error sluice_policy_by_name(const char *name, enum sluice_policy *policy, struct sluice_error_text *text);
+
+/*
+ * Tell the fragmentation-aware policies what usually arrives: `count` request shapes with their weights (how often each
+ * is seen), all copied. Only CPUs, GPUs, GPU memory and models of a shape count; it must be for one node. Without it
+ * FGD sees no fragmentation. May be called at any time; not on the decision path. Errors: RANGE (weight sum over 10^9,
+ * count over SLUICE_MAX_WORKLOAD), NO_MEMORY, and those of sluice_request_check.
+ */
+enum { SLUICE_MAX_WORKLOAD = 1024 };
+enum sluice_error sluice_cluster_set_workload(struct sluice_cluster *cluster, const struct sluice_request *shapes,
+                                              const uint32_t *weights, uint32_t count, struct sluice_error_text *text);
+
+/*
+ * Is the request well-formed? O(1) but for `allowed`'s words beyond the last node. Errors: RANGE (negative, too large),
+ * UNKNOWN (model, allowed node), INVALID (options that contradict each other).
+ */
+enum sluice_error sluice_request_check(const struct sluice_cluster *cluster, const struct sluice_request *request,
+                                       struct sluice_error_text *text);
+
+/*
+ * Choose nodes and GPUs; nothing changes. A request for several nodes is a gang: all or nothing, on switches as few and
+ * as low as possible. Ties go to the node of lowest rank.
+ * O(nodes) for the published policies, less for SLUICE_POLICY_SLUICE and one node.
+ * Errors: those of sluice_request_check; UNKNOWN (policy); CAPACITY (more nodes than the placement has room for);
+ * NO_PLACE (nothing fits now); NEVER (nothing would, were every allowed node up, healthy and idle).
+ */
+enum sluice_error sluice_place(struct sluice_cluster *cluster, enum sluice_policy policy,
+                               const struct sluice_request *request, struct sluice_placement *placement,
+                               struct sluice_error_text *text);
+
+/*
+ * Hold what a placement says, be it from sluice_place or from elsewhere (a job that runs already). Nodes need not be
+ * up. The id is never 0 and never used twice. O(parts). Errors: UNKNOWN (node, GPU), DUPLICATE (a node twice), RANGE,
+ * INVALID, CAPACITY (more than is free, or the cluster's allocations or parts are used up).
+ */
+enum sluice_error sluice_commit(struct sluice_cluster *cluster, const struct sluice_placement *placement,
+                                uint64_t *allocation, struct sluice_error_text *text);
+
+/* sluice_place and sluice_commit in one. */
+enum sluice_error sluice_start(struct sluice_cluster *cluster, enum sluice_policy policy,
+                               const struct sluice_request *request, struct sluice_placement *placement,
+                               uint64_t *allocation, struct sluice_error_text *text);
+
+/*
+ * Start several requests together or none of them: placements[i] and allocations[i] belong to requests[i]. They are
+ * placed largest first (most GPUs; of equally many whole ones, then large shares; then CPUs; then as given), each
+ * within what the ones before it left; the search does not come back to an earlier choice. On failure the placements'
+ * contents are undefined. Errors: those of sluice_place and sluice_commit, with the number of the request that failed;
+ * NO_PLACE or NEVER is said of that request alone; RANGE (count is 0 or over SLUICE_MAX_GROUP).
+ */
+enum { SLUICE_MAX_GROUP = 256 };
+enum sluice_error sluice_start_group(struct sluice_cluster *cluster, enum sluice_policy policy,
+                                     const struct sluice_request *requests, struct sluice_placement *placements,
+                                     uint64_t *allocations, uint32_t count, struct sluice_error_text *text);
+
+/* Give back all that an allocation holds. O(its parts). Errors: UNKNOWN. */
+enum sluice_error sluice_release(struct sluice_cluster *cluster, uint64_t allocation, struct sluice_error_text *text);
+
+/*
+ * Change what an allocation holds on `part->node`: the same GPUs, other amounts. O(parts of the allocation).
+ * Errors: UNKNOWN (allocation, node), INVALID (other GPUs, or whole GPUs made shares or the other way round), RANGE,
+ * CAPACITY.
+ */
+enum sluice_error sluice_resize(struct sluice_cluster *cluster, uint64_t allocation, const struct sluice_part *part,
+                                struct sluice_error_text *text);
+
+/* What an allocation holds; `parts` has room for `capacity`, part_count says how many there are.
+ * Errors: UNKNOWN (allocation), CAPACITY. */
+enum sluice_error sluice_allocation_read(const struct sluice_cluster *cluster, uint64_t allocation,
+                                         struct sluice_part *parts, uint32_t capacity, uint32_t *part_count,
+                                         struct sluice_error_text *text);
+
+/* Why a node cannot take (a node's share of) a request: the first that applies, in this order. Append only. */
+enum sluice_reason {
+    SLUICE_REASON_FITS = 0,
+    SLUICE_REASON_NOT_ALLOWED = 1,  /* not in `allowed` */
+    SLUICE_REASON_STATE = 2,        /* drained or down */
+    SLUICE_REASON_EXCLUSIVE = 3,    /* held by an exclusive allocation, or in use while exclusive is asked */
+    SLUICE_REASON_GPU_COUNT = 4,    /* has fewer GPUs than asked, whatever their kind */
+    SLUICE_REASON_MODEL = 5,        /* fewer than asked are of an accepted model */
+    SLUICE_REASON_CAPABILITY = 6,   /* ... and of the capability */
+    SLUICE_REASON_GPU_SIZE = 7,     /* ... and have gpu_memory_mib_min, or the share, in total */
+    SLUICE_REASON_NIC = 8,          /* ... and are near an RDMA NIC, where that is required */
+    SLUICE_REASON_CPUS = 9,         /* too few CPUs free */
+    SLUICE_REASON_HOST_MEMORY = 10, /* too little host memory free */
+    SLUICE_REASON_HEALTH = 11,      /* enough GPUs of the right kind, but not enough of them healthy */
+    SLUICE_REASON_GPU_BUSY = 12, /* of the healthy ones too few have enough free memory, or are idle for whole ones */
+    SLUICE_REASON_LINK = 13,     /* of those that remain too few lie in one link domain, where that is required */
+    SLUICE_REASON_NUMA = 14,     /* ... on one NUMA node (and in one link domain) */
+    SLUICE_REASON_SWITCH = 15,   /* fits alone, but no switch of the required level has enough such nodes */
+    SLUICE_REASON_GANG = 16,     /* fits alone, but too few such nodes, or GPUs in total, in the cluster */
+};
+enum { SLUICE_REASON_COUNT = 17 };
+
+/* The reason in words, e.g. "too few CPUs free". Never NULL; static storage. */
+const char *sluice_reason_text(enum sluice_reason reason);
+
+/* One term of a score; the name is static storage. */
+struct sluice_term {
+    const char *name;
+    int64_t value;
+};
+enum { SLUICE_MAX_TERMS = 8 };
+
+/* Why a decision is what it is. */
+struct sluice_explanation {
+    enum sluice_error verdict; /* what sluice_place answers: SLUICE_OK, NO_PLACE or NEVER */
+    uint32_t nodes;            /* all nodes; each is counted once below */
+    uint32_t by_reason[SLUICE_REASON_COUNT];
+    uint32_t term_count; /* of the placement's first node where the verdict is SLUICE_OK */
+    struct sluice_term terms[SLUICE_MAX_TERMS];
+};
+
+/* Explain what sluice_place answers for the same arguments. Sets `placement` as it does. O(nodes). Errors: those of
+ * sluice_place but NO_PLACE and NEVER, which are answers here. */
+enum sluice_error sluice_explain(struct sluice_cluster *cluster, enum sluice_policy policy,
+                                 const struct sluice_request *request, struct sluice_placement *placement,
+                                 struct sluice_explanation *explanation, struct sluice_error_text *text);
 
 /* ======== order: priority, fair-share, deadline ... ======== */
 
