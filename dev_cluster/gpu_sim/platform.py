@@ -126,6 +126,7 @@ class Model(_Strict):
     row_remapping: bool = False
     temperature: Temperature
     power: Power
+    fan_percent: Annotated[int, Field(ge=0, le=100)] = 0  # idle; 0: passive, no fan to tell of
     clocks: Clocks
     pcie: Pcie
     mig_profiles: Annotated[list[MigProfile], Field(max_length=layout.MAX_PROFILES)] = []

@@ -10,6 +10,7 @@ import ctypes
 import fcntl
 import hashlib
 import os
+import struct
 import tempfile
 import time
 import zlib
@@ -144,26 +145,34 @@ def changing(folder: Path) -> Iterator[NodeState]:
 
 
 def holdings(folder: Path) -> list[Holding]:
-    """What live processes hold through the simulated CUDA, HIP and Level Zero."""
-    found = []
+    """What live processes hold through the simulated CUDA and HIP; process numbers are those of their own namespace."""
     data = (folder / "processes").read_bytes()
     size = ctypes.sizeof(layout.Slot)
-    for offset in range(0, min(len(data), layout.PROCESS_SLOTS * size) // size * size, size):
-        slot = layout.Slot.from_buffer_copy(data, offset)
-        if slot.pid and slot.bytes and process_start(slot.pid) == slot.start:
-            instance = None if slot.instance == layout.NO_INSTANCE else slot.instance
-            found.append(Holding(slot.pid, slot.gpu, instance, slot.bytes // MIB))
+    slots = [
+        layout.Slot.from_buffer_copy(data, offset)
+        for offset in range(0, min(len(data), layout.PROCESS_SLOTS * size) // size * size, size)
+    ]
+    used = [slot for slot in slots if slot.pid and slot.bytes]
+    live = _live_processes() if used else set()
+    return [
+        Holding(slot.pid, slot.gpu, None if slot.instance == layout.NO_INSTANCE else slot.instance, slot.bytes // MIB)
+        for slot in used
+        if (slot.pid, slot.start) in live
+    ]
+
+
+def _live_processes() -> set[tuple[int, int]]:
+    """(number in its own PID namespace, start in clock ticks since boot) of every process that is seen from here."""
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, ValueError, IndexError):
+            stat = (folder / "stat").read_text(errors="replace")
+            fields = stat[stat.rindex(")") + 2 :].split()
+            status = (folder / "status").read_text(errors="replace")
+            number = next(line.split()[-1] for line in status.splitlines() if line.startswith("NSpid:"))
+            if fields[0] not in "ZX":
+                found.add((int(number), int(fields[19])))
     return found
-
-
-def process_start(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot (field 22 of its stat file); None when there is none."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return None
-    fields = text[text.rindex(")") + 2 :].split()
-    return None if fields[0] in "ZX" else int(fields[19])
 
 
 def build_state(platform: Platform, node: str) -> NodeState:
@@ -287,7 +296,7 @@ def _build_gpu(model: Model, node: str, pci: str, key: str) -> layout.Gpu:
     gpu = layout.Gpu(
         name=model.name.encode(),
         model=key.encode(),
-        uuid=_uuid(model, seed).encode(),
+        uuid=_uuid(model, seed, pci).encode(),
         serial=str(1_650_000_000_000 + int.from_bytes(seed[16:20], "big") % 10**9).encode(),
         part_number=model.part_number.encode(),
         vbios=model.vbios.encode(),
@@ -327,6 +336,7 @@ def _build_gpu(model: Model, node: str, pci: str, key: str) -> layout.Gpu:
         power_limit_default_mw=model.power.default_w * 1000,
         power_limit_min_mw=model.power.min_w * 1000,
         power_limit_max_mw=model.power.max_w * 1000,
+        fan_percent=model.fan_percent,
         clock_graphics=model.clocks.idle,
         clock_memory=model.clocks.memory_max,
         clock_video=model.clocks.video_max and model.clocks.idle,
@@ -396,16 +406,16 @@ def _pci_numbers(address: str) -> tuple[int, int, int, int]:
     return int(domain, 16), int(bus, 16), int(device, 16), int(function, 16)
 
 
-def _uuid(model: Model, seed: bytes) -> str:
+def _uuid(model: Model, seed: bytes, pci: str) -> str:
     """In the form of the vendor's own library."""
     text = seed.hex()
     if model.vendor == "nvidia":
         return f"GPU-{UUID(bytes=seed[:16], version=5)}"
     if model.vendor == "amd":  # amd-smi: two bytes of the serial number, device ID, then the rest of the serial
         return f"{text[:2]}ff{model.device_id:04x}-0000-1000-80{text[2:4]}-{text[4:16]}"
-    return (
-        f"8680{model.device_id & 0xFF:02x}{model.device_id >> 8:02x}-{text[:4]}-{text[4:8]}-{text[8:12]}-{text[12:24]}"
-    )
+    # xpu-smi prints Level Zero's identifier from its last byte to its first: vendor, device, revision, PCI address.
+    low = struct.pack("<HHHHBBB", 0x8086, model.device_id, model.revision, *_pci_numbers(pci))
+    return str(UUID(bytes=(low + seed[:5])[::-1]))
 
 
 def _seed(*words: str) -> bytes:

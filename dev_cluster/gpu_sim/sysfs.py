@@ -60,8 +60,10 @@ def _write_sys(root: Path, platform: Platform) -> None:
             {
                 "cpulist": cpu_list(platform.cpu.numa_cpus(node)),
                 "distance": " ".join(str(distance) for distance in distances),
+                "meminfo": f"Node {node} MemTotal: {platform.cpu.memory_mib // platform.cpu.numa_nodes * 1024} kB",
             },
         )
+    _write_cpus(root / "devices/system/cpu", platform)
     drm = 0
     for index, place in enumerate(platform.gpus):
         model = platform.model_of(index)
@@ -99,6 +101,26 @@ def _write_sys(root: Path, platform: Platform) -> None:
         _files(entry / "ports/1", {"rate": nic.rate, "state": "4: ACTIVE", "link_layer": nic.link_layer})
         _link(entry / "device", device)
         _link(root / "class/infiniband" / nic.name, entry)
+
+
+def _write_cpus(root: Path, platform: Platform) -> None:
+    cpu = platform.cpu
+    cores = cpu.sockets * cpu.cores_per_socket
+    _files(root, {name: f"0-{cpu.count - 1}" for name in ("online", "possible", "present")})
+    threads = range(cpu.threads_per_core)
+    for number in range(cpu.count):
+        core = number % cores
+        first = core // cpu.cores_per_socket * cpu.cores_per_socket
+        package_cpus = [t * cores + c for t in threads for c in range(first, first + cpu.cores_per_socket)]
+        _files(
+            root / f"cpu{number}/topology",
+            {
+                "physical_package_id": str(core // cpu.cores_per_socket),
+                "core_id": str(core - first),
+                "package_cpus_list": cpu_list(package_cpus),
+                "thread_siblings_list": cpu_list([core + t * cores for t in threads]),
+            },
+        )
 
 
 def _pci_device(
