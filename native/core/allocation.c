@@ -12,14 +12,15 @@ static uint64_t id_of(const struct sluice_cluster *cluster, uint32_t slot)
     return (uint64_t)cluster->allocations[slot].generation << 32 | slot;
 }
 
-static enum sluice_error find_allocation(const struct sluice_cluster *cluster, uint64_t id, uint32_t *slot,
-                                         struct sluice_error_text *text)
+/* The allocation of an id; NULL, with text, when there is none. */
+static struct allocation *find_allocation(const struct sluice_cluster *cluster, uint64_t id,
+                                          struct sluice_error_text *text)
 {
-    uint32_t at = (uint32_t)id, generation = (uint32_t)(id >> 32);
-    if (at >= cluster->size.max_allocations || !(generation & 1) || cluster->allocations[at].generation != generation)
-        return sluice_fail(text, SLUICE_ERROR_UNKNOWN, "allocation %" PRIu64 " is not known, or released already", id);
-    *slot = at;
-    return SLUICE_OK;
+    uint32_t slot = (uint32_t)id, generation = (uint32_t)(id >> 32);
+    if (slot < cluster->size.max_allocations && (generation & 1) && cluster->allocations[slot].generation == generation)
+        return &cluster->allocations[slot];
+    sluice_fail(text, SLUICE_ERROR_UNKNOWN, "allocation %" PRIu64 " is not known, or released already", id);
+    return NULL;
 }
 
 /* ---- the one place where a node's free amounts change ---- */
@@ -182,13 +183,37 @@ enum sluice_error sluice_commit(struct sluice_cluster *cluster, const struct slu
     return error;
 }
 
+bool sluice_allocation_known(const struct sluice_cluster *cluster, uint64_t allocation)
+{
+    return find_allocation(cluster, allocation, NULL) != NULL;
+}
+
+uint32_t sluice_allocation_first_part(const struct sluice_cluster *cluster, uint64_t allocation)
+{
+    return cluster->allocations[(uint32_t)allocation].first;
+}
+
+static void move_all(struct sluice_cluster *cluster, uint64_t allocation, enum direction direction)
+{
+    for (uint32_t at = sluice_allocation_first_part(cluster, allocation); at != NONE; at = cluster->parts[at].next)
+        move(cluster, &cluster->parts[at], direction);
+}
+
+void sluice_allocation_suspend(struct sluice_cluster *cluster, uint64_t allocation)
+{
+    move_all(cluster, allocation, GIVE);
+}
+
+void sluice_allocation_resume(struct sluice_cluster *cluster, uint64_t allocation)
+{
+    move_all(cluster, allocation, TAKE);
+}
+
 enum sluice_error sluice_release(struct sluice_cluster *cluster, uint64_t allocation, struct sluice_error_text *text)
 {
-    uint32_t slot;
-    enum sluice_error error = find_allocation(cluster, allocation, &slot, text);
-    if (error)
-        return error;
-    struct allocation *held = &cluster->allocations[slot];
+    struct allocation *held = find_allocation(cluster, allocation, text);
+    if (!held)
+        return SLUICE_ERROR_UNKNOWN;
     for (uint32_t at = held->first, next; at != NONE; at = next) {
         struct part *part = &cluster->parts[at];
         move(cluster, part, GIVE);
@@ -201,7 +226,7 @@ enum sluice_error sluice_release(struct sluice_cluster *cluster, uint64_t alloca
     /* A slot whose generations are used up is retired, so that no id ever comes back. */
     if (++held->generation != UINT32_MAX - 1) {
         held->first = cluster->free_allocation;
-        cluster->free_allocation = slot;
+        cluster->free_allocation = (uint32_t)(held - cluster->allocations);
     }
     return SLUICE_OK;
 }
@@ -209,12 +234,11 @@ enum sluice_error sluice_release(struct sluice_cluster *cluster, uint64_t alloca
 enum sluice_error sluice_resize(struct sluice_cluster *cluster, uint64_t allocation, const struct sluice_part *part,
                                 struct sluice_error_text *text)
 {
-    uint32_t slot;
-    enum sluice_error error = find_allocation(cluster, allocation, &slot, text);
-    if (error)
-        return error;
+    const struct allocation *found = find_allocation(cluster, allocation, text);
+    if (!found)
+        return SLUICE_ERROR_UNKNOWN;
     struct part *held = NULL;
-    for (uint32_t at = cluster->allocations[slot].first; at != NONE && !held; at = cluster->parts[at].next)
+    for (uint32_t at = found->first; at != NONE && !held; at = cluster->parts[at].next)
         if (cluster->parts[at].node == part->node)
             held = &cluster->parts[at];
     if (!held)
@@ -224,7 +248,8 @@ enum sluice_error sluice_resize(struct sluice_cluster *cluster, uint64_t allocat
         return sluice_fail(text, SLUICE_ERROR_INVALID,
                            "node %" PRIu32 ": a resize keeps the GPUs (0x%x) and exclusiveness of the allocation",
                            part->node, held->gpus);
-    if ((error = check_amounts(part, text)))
+    enum sluice_error error = check_amounts(part, text);
+    if (error)
         return error;
     if ((part->gpu_memory_mib == 0) != (held->share == 0))
         return sluice_fail(text, SLUICE_ERROR_INVALID,
@@ -244,19 +269,18 @@ enum sluice_error sluice_allocation_read(const struct sluice_cluster *cluster, u
                                          struct sluice_part *parts, uint32_t capacity, uint32_t *part_count,
                                          struct sluice_error_text *text)
 {
-    uint32_t slot, count = 0;
-    enum sluice_error error = find_allocation(cluster, allocation, &slot, text);
-    if (error)
-        return error;
-    uint32_t first = cluster->allocations[slot].first;
-    for (uint32_t at = first; at != NONE; at = cluster->parts[at].next)
+    const struct allocation *found = find_allocation(cluster, allocation, text);
+    if (!found)
+        return SLUICE_ERROR_UNKNOWN;
+    uint32_t count = 0;
+    for (uint32_t at = found->first; at != NONE; at = cluster->parts[at].next)
         count++;
     if (count > capacity)
         return sluice_fail(text, SLUICE_ERROR_CAPACITY,
                            "allocation %" PRIu64 " has %" PRIu32 " parts, room for %" PRIu32, allocation, count,
                            capacity);
     struct sluice_part *to = parts;
-    for (uint32_t at = first; at != NONE; at = cluster->parts[at].next, to++) {
+    for (uint32_t at = found->first; at != NONE; at = cluster->parts[at].next, to++) {
         const struct part *part = &cluster->parts[at];
         *to = (struct sluice_part){
             .node = part->node,

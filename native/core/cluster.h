@@ -195,6 +195,15 @@ enum sluice_error sluice_find_node(const struct sluice_cluster *cluster, uint32_
 /* A mark that no entry of `stamp` carries yet. */
 uint32_t sluice_new_stamp(struct sluice_cluster *cluster);
 
+/* ---- allocation.c: what-if ---- */
+bool sluice_allocation_known(const struct sluice_cluster *cluster, uint64_t allocation);
+/* The allocation's first part; parts[].next leads on until NONE. The allocation must be known, here and below. */
+uint32_t sluice_allocation_first_part(const struct sluice_cluster *cluster, uint64_t allocation);
+/* Take an allocation's parts off their nodes, as if it had been released, and put them back. Between the two nothing may
+ * be committed or released. */
+void sluice_allocation_suspend(struct sluice_cluster *cluster, uint64_t allocation);
+void sluice_allocation_resume(struct sluice_cluster *cluster, uint64_t allocation);
+
 /* ---- request.c ---- */
 enum sluice_error sluice_need_from_request(const struct sluice_cluster *cluster, const struct sluice_request *request,
                                            struct need *need, struct sluice_error_text *text);
@@ -220,6 +229,9 @@ struct choice sluice_score_node(const struct sluice_cluster *cluster, const stru
 /* Is `a` the better one? Never equal for two nodes, as ranks differ. */
 bool sluice_choice_better(const struct sluice_cluster *cluster, const struct choice *a, const struct choice *b);
 struct sluice_part sluice_part_of(const struct need *need, uint32_t node, uint16_t gpus);
+/* Choose `gpus` GPUs of a node and score it; false when it does not fit, is closed or not allowed. */
+bool sluice_try_node(const struct sluice_cluster *cluster, const struct policy *policy, const struct need *need,
+                     int gpus, uint32_t node, struct choice *choice, struct terms *terms);
 /* The best single node by scoring every candidate; false when none fits. */
 bool sluice_scan(const struct sluice_cluster *cluster, const struct policy *policy, const struct need *need,
                  struct choice *best);

@@ -139,6 +139,20 @@ struct choice sluice_score_node(const struct sluice_cluster *cluster, const stru
     return choice;
 }
 
+bool sluice_try_node(const struct sluice_cluster *cluster, const struct policy *policy, const struct need *need,
+                     int gpus, uint32_t node, struct choice *choice, struct terms *terms)
+{
+    if (!sluice_node_open(cluster, node) || !sluice_node_allowed(need, node))
+        return false;
+    struct offer offer = sluice_offer_now(cluster, node, need);
+    if (offer.units < (need->total ? gpus : 1))
+        return false;
+    if (need->total && need->wishes)
+        offer.fit = sluice_best_group(sluice_shape_of(cluster, node), need, gpus, offer.fit, &offer.wish);
+    *choice = sluice_score_node(cluster, policy, need, node, gpus, offer.fit, offer.wish, terms);
+    return true;
+}
+
 bool sluice_choice_better(const struct sluice_cluster *cluster, const struct choice *a, const struct choice *b)
 {
     if (a->wish != b->wish)
@@ -446,12 +460,9 @@ enum sluice_error sluice_explain(struct sluice_cluster *cluster, enum sluice_pol
         return SLUICE_OK;
     }
     struct terms terms = {0};
-    uint32_t node = placement->parts[0].node;
-    int gpus = sluice_count((uint16_t)placement->parts[0].gpus);
-    struct offer offer = sluice_offer_now(cluster, node, &need);
-    if (need.total && need.wishes)
-        offer.fit = sluice_best_group(sluice_shape_of(cluster, node), &need, gpus, offer.fit, &offer.wish);
-    sluice_score_node(cluster, &sluice_policies[policy], &need, node, gpus, offer.fit, offer.wish, &terms);
+    struct choice choice;
+    sluice_try_node(cluster, &sluice_policies[policy], &need, sluice_count((uint16_t)placement->parts[0].gpus),
+                    placement->parts[0].node, &choice, &terms);
     explanation->term_count = terms.count;
     for (uint32_t i = 0; i < terms.count; i++)
         explanation->terms[i] = terms.term[i];

@@ -129,7 +129,7 @@ enum sluice_error sluice_need_from_request(const struct sluice_cluster *cluster,
                                            struct need *need, struct sluice_error_text *text)
 {
     enum sluice_error error;
-    int32_t share;
+    int32_t share = 0;
     if ((error = check_numbers(request, text)) || (error = check_choices(request, text)) ||
         (request->gpus == 0 && (error = check_without_gpus(request, text))) ||
         (error = gpu_share(request, &share, text)) || (error = check_allowed(cluster, request, text)))
