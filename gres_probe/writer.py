@@ -251,14 +251,14 @@ def _gres_lines(
         described.append((f"Name=gpu Type={device.type}", files, f"{rest} Flags={flags}"))
 
     lines = ["AutoDetect=off"]  # else a site-wide AutoDetect would check these lines against fewer facts than they hold
-    for head, files, rest, _ in _folded(described):
-        lines.append(f"{head} {'MultipleFiles' if ',' in files else 'File'}={files}{rest}")
+    for head, names, rest, _ in _folded(described):
+        lines.append(f"{head} {'MultipleFiles' if ',' in names else 'File'}={names}{rest}")
     if shards and multiple:
         lines.append(f"Name=shard Count={sum(device.memory_mib for device in devices)}")
     elif shards:
         memories = [(str(device.memory_mib), (device.own_file,), "") for device in devices]
-        for memory, files, _, count in _folded(memories):  # slurmd divides Count by the files
-            lines.append(f"Name=shard Count={int(memory) * count} File={files}")
+        for memory, names, _, count in _folded(memories):  # slurmd divides Count by the files
+            lines.append(f"Name=shard Count={int(memory) * count} File={names}")
     return lines
 
 

@@ -1,0 +1,86 @@
+"""The configuration against the inventories: what is configured and is not there, or is there and is not configured."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from gres_probe.cores import fold_ranges, slurm_cores, usual_numbering
+from gres_probe.inventory import Inventory
+from gres_probe.lint.model import RULES, Finding, Site
+from gres_probe.lint.records import NodeGres
+from gres_probe.slurm_conf import Place
+from gres_probe.writer import Device, node_devices
+from sluice_base.errors import SluiceError
+
+
+def check(site: Site, nodes: Sequence[NodeGres]) -> Iterator[Finding]:
+    """Every node that has an inventory."""
+    overridden = "config_overrides" in site.slurm.option("SlurmdParameters").lower()
+    for node in nodes:
+        inventory = site.inventories.get(node.definition.name)
+        if inventory is not None:
+            yield from _check_node(node, inventory, overridden)
+
+
+def _check_node(node: NodeGres, inventory: Inventory, overridden: bool) -> Iterator[Finding]:
+    name, place = (node.definition.name,), _gres_place(node)
+    for problem in inventory.problems:
+        which = "" if problem.index is None else f" {problem.index}"
+        yield Finding(RULES["SL065"], f"{problem.vendor} GPU{which}: {problem.what}", place, name)
+    try:
+        devices = node_devices(inventory)
+    except SluiceError as error:
+        yield Finding(RULES["SL065"], error.what, place, name)
+        return
+    if node.autodetect in ("", "off"):
+        yield from _check_devices(node, devices, inventory)
+    wanted = node.configured["gpu"].count if "gpu" in node.configured else 0
+    if wanted != len(devices):
+        yield Finding(RULES["SL060"], f"Gres has {wanted} gpu, the inventory {len(devices)}", place, name)
+    if overridden:
+        return  # the site tells Slurm to believe slurm.conf
+    sockets, cores, threads = node.definition.core_counts()
+    have = (inventory.sockets or 0) * (inventory.cores_per_socket or 0) * (inventory.threads_per_core or 1)
+    if have and sockets * cores * threads > have:
+        what = f"{sockets * cores * threads} CPUs configured, {have} there"
+        yield Finding(RULES["SL062"], what, node.definition.place, name)
+    memory = node.definition.number("realmemory")
+    if inventory.memory_mib and memory > inventory.memory_mib:
+        what = f"RealMemory={memory}, {inventory.memory_mib} MiB there"
+        yield Finding(RULES["SL063"], what, node.definition.place, name)
+
+
+def _check_devices(node: NodeGres, devices: Sequence[Device], inventory: Inventory) -> Iterator[Finding]:
+    name = (node.definition.name,)
+    by_file = {file: device for device in devices for file in device.files}
+    shared = Counter(file for device in devices for file in device.files)
+    numbering = inventory.cpu_cores or usual_numbering(
+        (inventory.sockets or 0) * (inventory.cores_per_socket or 0), inventory.threads_per_core or 1
+    )
+    for record in node.written:
+        if record.line is None or record.name not in ("gpu", "shard"):
+            continue
+        unknown = [file for file in record.files if file not in by_file]
+        if unknown:
+            yield Finding(RULES["SL061"], unknown[0], record.line.place, name)
+        own = [by_file[file] for file in record.files if file in by_file and shared[file] == 1]
+        if record.name == "shard" and own and len(own) == len(record.files):
+            memory = sum(device.memory_mib for device in own)
+            if record.count > memory:
+                what = f"Count={record.count}, usable memory {memory} MiB"
+                yield Finding(RULES["SL066"], what, record.line.place, name)
+        if record.name != "gpu":
+            continue
+        for device in own:
+            if record.type and record.type.lower() != device.type:
+                yield Finding(RULES["SL067"], f"Type={record.type}, the GPU is {device.type}", record.line.place, name)
+            near = fold_ranges(slurm_cores(device.cpus, numbering)) if numbering else ""
+            if record.cores and near and record.cores != near:
+                what = f"Cores={record.cores}, near the GPU are {near}"
+                yield Finding(RULES["SL064"], what, record.line.place, name)
+
+
+def _gres_place(node: NodeGres) -> Place:
+    gres = node.definition.values.get("gres")
+    return gres.place if gres else node.definition.place
