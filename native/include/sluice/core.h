@@ -561,6 +561,52 @@ enum sluice_error sluice_predictor_predict(const struct sluice_predictor *predic
 
 /* ======== preemption ======== */
 
+/* A running job that might have to make room. Times in seconds of the caller's clock. */
+struct sluice_candidate {
+    uint64_t allocation;  /* in the cluster */
+    uint64_t gang;        /* candidates of one gang go together or not at all; 0: alone */
+    int64_t started_s;    /* at most now */
+    int64_t checkpoint_s; /* when it last saved its work; 0: never */
+    int64_t min_run_s;    /* it is left alone until it ran so long */
+    uint32_t tier;        /* higher tiers may preempt lower ones */
+    bool over_quota;      /* runs on what its tenant borrowed */
+};
+
+/* Who asks for room. */
+struct sluice_preemptor {
+    uint32_t tier;
+    bool reclaims; /* within its tenant's guarantee: may take back borrowed GPUs from its own tier, too */
+};
+
+struct sluice_preemption;
+
+/* Room for plans over `max_candidates` of the cluster, which must outlive it. */
+enum sluice_error sluice_preemption_new(struct sluice_cluster *cluster, uint32_t max_candidates,
+                                        struct sluice_preemption **preemption, struct sluice_error_text *text);
+void sluice_preemption_free(struct sluice_preemption *preemption);
+
+/*
+ * The candidates that have to go so that the request can start, and where it starts then; nothing is changed.
+ *
+ * A candidate may go when its tier is below the preemptor's, or when it is over quota, not above the preemptor's tier
+ * and the preemptor reclaims; when its minimum run time is over; and when all of its gang may. What goes costs, in this
+ * order of weight: the highest tier touched (within a tier, quota before over-quota), the lost work (GPU-seconds since
+ * start or last checkpoint, of whole gangs; a share counts as a GPU), and the number of candidates. For a request on
+ * one node the cost is the least possible, unless a node needs more than SLUICE_PREEMPTION_TRIES tries; for one on
+ * several nodes the cheapest node is freed until the request fits. No victim is superfluous.
+ *
+ * `victims` has room for `count` indices into `candidates`, ascending. A request that fits already has no victims.
+ * O(parts of candidates + nodes they are on * SLUICE_PREEMPTION_TRIES). Errors: those of sluice_place (NO_PLACE: not
+ * even then); CAPACITY (count); UNKNOWN (allocation); DUPLICATE (allocation); RANGE (a time that is negative or to
+ * come).
+ */
+enum { SLUICE_PREEMPTION_TRIES = 4096 };
+enum sluice_error sluice_preemption_plan(struct sluice_preemption *preemption, enum sluice_policy policy,
+                                         const struct sluice_request *request, const struct sluice_preemptor *preemptor,
+                                         const struct sluice_candidate *candidates, uint32_t count, int64_t now_s,
+                                         struct sluice_placement *placement, uint32_t *victims, uint32_t *victim_count,
+                                         struct sluice_error_text *text);
+
 /* ======== backfill ======== */
 
 /* ======== memory ledger ======== */
