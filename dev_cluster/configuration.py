@@ -61,8 +61,9 @@ def slurm_conf(description: ClusterDescription, ports: Ports, nodes: str) -> str
         ("SlurmdParameters", "config_overrides"),  # the machines are larger than this one
         ("ProctrackType", "proctrack/cgroup"),
         ("TaskPlugin", "task/cgroup"),
-        ("JobAcctGatherType", "jobacct_gather/linux"),
+        ("JobAcctGatherType", "jobacct_gather/linux" if description.accounting else "jobacct_gather/none"),
         ("MpiDefault", "none"),
+        ("MailProg", "/bin/true"),
         ("GresTypes", "gpu,shard" if description.shards else "gpu"),
         ("SelectType", "select/cons_tres"),
         ("SelectTypeParameters", "CR_Core_Memory"),

@@ -1,0 +1,65 @@
+"""Real Slurm clusters for tests: one `demo` that all share, and small ones that a test may break."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dev_cluster.cluster import DevCluster
+from dev_cluster.description import ClusterDescription, parse_description
+
+MakeCluster = Callable[..., DevCluster]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _needs_root() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("real daemons in namespaces of their own need root")
+
+
+@pytest.fixture(scope="session")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
+    """The shipped cluster `demo`, up. Shared: leave no job behind, and stop nothing."""
+    cluster = DevCluster(tmp_path_factory.mktemp("demo") / "cluster")
+    cluster.up("demo", attached=True)
+    yield cluster
+    cluster.down()
+
+
+@pytest.fixture(scope="module")
+def make_shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeCluster]:
+    """Like `make_cluster`, for clusters that the tests of a module share."""
+    yield from _factory(tmp_path_factory)
+
+
+@pytest.fixture
+def make_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeCluster]:
+    """A function that brings up a cluster of one's own: ``make_cluster(description, **options of DevCluster.up)``.
+
+    The description is a file's path, a shipped name or a dictionary. The cluster is brought down with the test.
+    """
+    yield from _factory(tmp_path_factory)
+
+
+def _factory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeCluster]:
+    made: list[DevCluster] = []
+
+    def make(description: str | Path | dict[str, Any], **options: Any) -> DevCluster:
+        parsed: str | Path | ClusterDescription
+        if isinstance(description, dict):
+            parsed = parse_description(yaml.safe_dump(description), source="test")
+        else:
+            parsed = description
+        cluster = DevCluster(tmp_path_factory.mktemp("cluster") / "c")
+        made.append(cluster)
+        cluster.up(parsed, **{"attached": True, **options})
+        return cluster
+
+    yield make
+    for cluster in made:
+        cluster.down()
