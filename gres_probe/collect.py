@@ -27,7 +27,7 @@ from sluice_base.files import write_atomic
 
 DEFAULT_DIR = Path("/var/lib/sluice/inventory")
 MOST_BYTES = 4 << 20  # an inventory of 16 GPUs with 7 instances each takes 0.2 MiB
-_EXIT_CODES = (0, 1)  # of `sluice probe` with an inventory on its output: all well, or some GPU could not be read
+_EXIT_CODES = (0, 1)  # of `sluice probe` that printed an inventory: all well, or some GPU could not be read
 
 
 @dataclass(slots=True)
@@ -130,11 +130,12 @@ def remote_shell_command(rsh: Sequence[str], program: Sequence[str]) -> Callable
 
 
 def srun_command(program: Sequence[str], options: Sequence[str] = ()) -> Callable[[str], list[str]]:
-    """How to probe a node with srun: a job of its own that has all of the node's GPUs, which need be idle."""
+    """How to probe a node with srun: a job that has all of the node's GPUs, so the node must be idle by then."""
 
     def command(node: str) -> list[str]:
         words = ["srun", "--quiet", "--job-name=sluice-probe", "--exclusive", "--nodes=1", "--ntasks=1", "--chdir=/"]
-        return [*words, f"--nodelist={node}", *options, *program, "probe", "--json", "--node", node]
+        words += ["--immediate=10", "--time=2", f"--nodelist={node}"]
+        return [*words, *options, *program, "probe", "--json", "--node", node]
 
     return command
 
@@ -193,13 +194,21 @@ def _fetch(node: str, command: Callable[[str], list[str]], timeout: float) -> In
             raise SluiceError(f"{node}: {one_line(said[-1]) if said else f'{words[0]}: exit status {code}'}")
         inventory = Inventory.from_json(bytes(outputs[out].data), source=node)
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(1)
+        _end(process)
         for pipe in (process.stdout, process.stderr):
             if pipe is not None:
                 pipe.close()
     if inventory.node != node:
         raise SluiceError(f"{node}: answered as node {inventory.node!r}", remedy="is its host name right?")
     return inventory
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a program and what it started: politely first, so that srun takes its job back."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(1)

@@ -271,7 +271,9 @@ _IDENTITY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
 _NIC_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _CPU_LIST = re.compile(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?){0,1023}")
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|\+00:00)")
-_TEXT = re.compile(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]{1,256}")  # one line, no terminal escapes
+# Not in a line of text: control characters, terminal escapes, line separators, marks that turn the direction of text.
+UNPRINTABLE = r"\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff"
+_TEXT = re.compile(rf"[^{UNPRINTABLE}]{{1,256}}")
 _MAX_MIB = 1 << 40
 _MAX_INDEX = 4095
 _MAX_WIDTH = 1024

@@ -21,7 +21,7 @@ from gres_probe.children import Output, read_all
 from gres_probe.inventory import Gpu, Inventory, Link, Problem
 from gres_probe.machine import Machine, PciFunction
 from gres_probe.topology import link_matrix, rdma_nics
-from gres_probe.vendors import Findings, LibraryMissingError, VendorSpec, one_line, vendor, vendor_names
+from gres_probe.vendors import Findings, VendorSpec, one_line, vendor, vendor_names
 from sluice_base.errors import SluiceError
 
 DEFAULT_TIMEOUT = 10.0
@@ -64,11 +64,16 @@ def probe_node(
     answers = read_all([child.output for child in children], deadline=deadline, limit=_MOST_OUTPUT)
     links: dict[str, dict[tuple[int, int], Link]] = {}
     for child in children:
-        findings = child.finish(answers[child.output], timeout)
-        if findings is None:
-            findings = Findings(problems=_hardware_without_library(child.spec, machine))
-        else:
+        hardware = _hardware(child.spec, machine)
+        try:
+            findings = child.finish(answers[child.output], timeout)
             findings.problems += _unlisted(child.spec, findings, machine)
+        except SluiceError as error:
+            findings = Findings()
+            if hardware:
+                count = f"{len(hardware)} {child.spec.title} GPU{'s' * (len(hardware) > 1)}"
+                what = f"{count} ({', '.join(hardware)}) cannot be read: {error.what}"
+                findings.problems.append(Problem(child.spec.name, what, error.remedy))
         for gpu in findings.gpus:
             _complete(gpu, machine)
         findings.gpus = [gpu for gpu in findings.gpus if _usable(gpu, machine, findings.problems)]
@@ -100,27 +105,25 @@ class _Child:
         os.close(inlet)
         return cls(spec, pid, output)
 
-    def finish(self, answer: Output, timeout: float) -> Findings | None:
-        """What the child found, None where the vendor's library is missing; its end in other ways is a problem."""
+    def finish(self, output: Output, timeout: float) -> Findings:
+        """What the child found, or that it hung or crashed. Raises SluiceError as `VendorSpec.probe` does."""
         os.close(self.output)
-        title = self.spec.title
-        if not answer.ended:
+        if not output.ended:
             _end(self.pid)
-            what = f"no answer from the {title} driver within {timeout:g} s"
+            what = f"no answer from the {self.spec.title} driver within {timeout:g} s"
             remedy = "see dmesg; the driver may hang until a reboot, or be slow to start: raise --timeout"
             return Findings(problems=[Problem(self.spec.name, what, remedy)])
         _, status = os.waitpid(self.pid, 0)
-        result: Any = None
+        answer: Any = None
         with contextlib.suppress(Exception):  # an answer cut off by a crash
-            result = pickle.loads(answer.data)  # noqa: S301 - see import
-        if isinstance(result, Findings):
-            return result
-        if isinstance(result, LibraryMissingError):
-            return None
-        if isinstance(result, Problem):
-            return Findings(problems=[result])
+            answer = pickle.loads(output.data)  # noqa: S301 - see import
+        if isinstance(answer, Findings):
+            return answer
+        if isinstance(answer, tuple):
+            what, remedy = answer
+            raise SluiceError(what, remedy=remedy)
         how = signal.Signals(-code).name if (code := os.waitstatus_to_exitcode(status)) < 0 else f"exit status {code}"
-        what = f"{self.spec.library} crashed while it was asked ({how})"
+        what = f"{self.spec.library} ended the process that asked it ({how})"
         return Findings(problems=[Problem(self.spec.name, what, "update the driver and its library; see dmesg")])
 
 
@@ -137,16 +140,14 @@ def _ask_vendor(spec: VendorSpec, machine: Machine, inlet: int) -> None:
         if int(name) > 2 and int(name) != inlet:
             with contextlib.suppress(OSError):
                 os.close(int(name))
-    answer: Findings | Problem | LibraryMissingError
+    answer: Findings | tuple[str, str]
     try:
         answer = spec.probe(machine)
-    except LibraryMissingError:
-        answer = LibraryMissingError()
     except SluiceError as error:
-        answer = Problem(spec.name, f"{spec.title}: {error.what}", error.remedy)
+        answer = error.what, error.remedy
     except Exception as error:  # whatever a library's wrapper throws, the other vendors' answers stand
-        what = f"{spec.title}: {type(error).__name__}: {one_line(str(error))}"
-        answer = Problem(spec.name, what, f"see whether the Python package fits {spec.library}")
+        what = f"{type(error).__name__}: {one_line(str(error))}"
+        answer = Findings(problems=[Problem(spec.name, what, f"does the Python package fit {spec.library}?")])
     data = memoryview(pickle.dumps(answer))
     while data:
         data = data[os.write(inlet, data) :]
@@ -175,14 +176,10 @@ def _gpus_on_pci(spec: VendorSpec, machine: Machine) -> list[PciFunction]:
     ]
 
 
-def _hardware_without_library(spec: VendorSpec, machine: Machine) -> list[Problem]:
-    """A problem where the kernel shows GPUs of a vendor whose library is not there."""
+def _hardware(spec: VendorSpec, machine: Machine) -> list[str]:
+    """What of the vendor the kernel shows: PCI addresses, else device files where PCI is hidden."""
     seen = [function.address for function in _gpus_on_pci(spec, machine)]
-    seen = seen or machine.matching_device_files(spec.device_pattern)
-    if not seen:
-        return []
-    what = f"{len(seen)} {spec.title} GPU{'s' * (len(seen) > 1)} ({', '.join(seen)}), but no {spec.library}"
-    return [Problem(spec.name, what, spec.remedy)]
+    return seen or machine.matching_device_files(spec.device_pattern)
 
 
 def _unlisted(spec: VendorSpec, findings: Findings, machine: Machine) -> list[Problem]:

@@ -14,9 +14,9 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 
-from gres_probe.inventory import Gpu, Health, Link, Problem
+from gres_probe.inventory import UNPRINTABLE, Gpu, Health, Link, Problem
 from gres_probe.machine import Machine
-from sluice_base.errors import UsageError
+from sluice_base.errors import SluiceError, UsageError
 
 
 @dataclass(slots=True)
@@ -28,16 +28,13 @@ class Findings:
     problems: list[Problem] = field(default_factory=list)
 
 
-class LibraryMissingError(Exception):
-    """The vendor's library is not on this node: no GPU of this vendor, unless the kernel shows one."""
-
-
 @dataclass(frozen=True, slots=True)
 class VendorSpec:
     """One vendor.
 
-    `probe` reads all GPUs of a node. It raises LibraryMissingError where the library is not installed, and SluiceError
-    where the driver as a whole cannot be read; a single GPU that cannot be read goes into `Findings.problems`.
+    `probe` reads all GPUs of a node. It raises SluiceError where its library or driver is missing or does not work: a
+    problem if the kernel shows GPUs of this vendor, and else no such vendor on this node. A single GPU that cannot be
+    read goes into `Findings.problems`.
     """
 
     name: str  # the module's name
@@ -45,10 +42,14 @@ class VendorSpec:
     pci_vendor: int  # PCI vendor number
     gres_flag: str  # gres.conf Flags= word that makes Slurm set the vendor's visible-devices variable
     library: str  # the library that `probe` loads
-    remedy: str  # what to do where the hardware is there but the library is not
+    remedy: str  # what to do where the library is missing
     probe: Callable[[Machine], Findings]
     device_pattern: str = ""  # device files below /dev that show the hardware
     integrated: tuple[str, ...] = ()  # PCI addresses at which graphics of the processor sit, which is not for jobs
+
+    def library_missing(self) -> SluiceError:
+        """What `probe` raises without the library."""
+        return SluiceError(f"no {self.library}", remedy=self.remedy)
 
 
 @cache
@@ -68,7 +69,7 @@ def vendor(name: str) -> VendorSpec:
 
 def one_line(text: str) -> str:
     """Text of a driver without control characters, ends trimmed: firmware strings hold padding and worse."""
-    return re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\s]+", " ", text).strip()[:256]
+    return re.sub(rf"[{UNPRINTABLE}\s]+", " ", text).strip()[:256]
 
 
 def usable_memory(total: int, kept: int) -> int:

@@ -6,7 +6,6 @@ when it is imported without its library, which is why `gres_probe.probe` gives t
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import re
 from collections import Counter
@@ -14,7 +13,7 @@ from typing import Any
 
 from gres_probe.inventory import Ecc, Gpu, Health, Link, LinkType, Partition, Problem, Vendor
 from gres_probe.machine import Machine
-from gres_probe.vendors import Findings, LibraryMissingError, VendorSpec, Verdict, one_line, usable_memory
+from gres_probe.vendors import Findings, VendorSpec, Verdict, one_line, usable_memory
 from sluice_base.errors import SluiceError
 
 _MIB = 1 << 20
@@ -27,12 +26,15 @@ class _AmdSmi:
 
     def __init__(self) -> None:
         if importlib.util.find_spec("amdsmi") is None:
-            _require_no_library()
+            raise SluiceError(
+                "the Python package amdsmi is not installed",
+                remedy="install it from ROCm, or with: pip install 'sluice[amd]'",
+            )
         try:
             import amdsmi
             from amdsmi import amdsmi_exception
         except KeyError as error:  # how amdsmi says that it found no library
-            raise LibraryMissingError from error
+            raise VENDOR.library_missing() from error
         except (AttributeError, ImportError, OSError) as error:
             raise SluiceError(
                 f"the package amdsmi does not fit {_LIBRARY}: {one_line(str(error))}",
@@ -59,17 +61,6 @@ class _AmdSmi:
         answer = self.ask(function, *arguments)
         value = answer.get(name) if isinstance(answer, dict) else None
         return None if value in ("", "N/A", *_NOT_TOLD) else value
-
-
-def _require_no_library() -> None:
-    """Without the package there must be no library either, or the node's GPUs would be missed silently."""
-    try:
-        ctypes.CDLL(_LIBRARY)
-    except OSError as error:
-        raise LibraryMissingError from error
-    raise SluiceError(
-        "the Python package amdsmi is not installed", remedy="install it from ROCm, or with: pip install 'sluice[amd]'"
-    )
 
 
 def probe(machine: Machine) -> Findings:

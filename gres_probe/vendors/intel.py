@@ -20,7 +20,7 @@ from gres_probe.level_zero import (
     LoaderTooOldError,
 )
 from gres_probe.machine import Machine, pci_address
-from gres_probe.vendors import Findings, LibraryMissingError, VendorSpec, Verdict, one_line, usable_memory
+from gres_probe.vendors import Findings, VendorSpec, Verdict, one_line, usable_memory
 from sluice_base.errors import SluiceError
 
 _MIB = 1 << 20
@@ -70,7 +70,7 @@ def probe(machine: Machine) -> Findings:
     try:
         sysman = LevelZero()
     except LoaderMissingError as error:
-        raise LibraryMissingError from error
+        raise VENDOR.library_missing() from error
     except LoaderTooOldError as error:
         raise SluiceError(
             f"the Level Zero loader {error} is too old: it lacks zesInit", remedy="install Level Zero 1.5 or later"
@@ -81,9 +81,8 @@ def probe(machine: Machine) -> Findings:
             device for driver in sysman.handles("zesDriverGet") for device in sysman.handles("zesDeviceGet", driver)
         ]
     except LevelZeroError as error:
-        if error.result == UNINITIALIZED:
-            raise LibraryMissingError from error  # a loader without a driver for GPUs
-        raise SluiceError(f"Level Zero does not start: {error}", remedy="see dmesg") from error
+        remedy = VENDOR.remedy if error.result == UNINITIALIZED else "see dmesg"
+        raise SluiceError(f"Level Zero does not start: {error}", remedy=remedy) from error
 
     findings = Findings()
     devices: dict[int, _Device] = {}

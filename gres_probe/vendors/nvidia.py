@@ -13,7 +13,7 @@ from typing import Any
 from gres_probe.cores import fold_ranges
 from gres_probe.inventory import Ecc, Gpu, Health, Link, LinkType, Partition, Problem, Vendor
 from gres_probe.machine import Machine, pci_address
-from gres_probe.vendors import Findings, LibraryMissingError, VendorSpec, Verdict, one_line, usable_memory
+from gres_probe.vendors import Findings, VendorSpec, Verdict, one_line, usable_memory
 from sluice_base.errors import SluiceError
 
 _MIB = 1 << 20
@@ -50,7 +50,7 @@ def probe(machine: Machine) -> Findings:
     try:
         api.nvmlInit()
     except api.NVMLError_LibraryNotFound as error:
-        raise LibraryMissingError from error
+        raise VENDOR.library_missing() from error
     except api.NVMLError_DriverNotLoaded as error:
         raise SluiceError("the driver is not loaded", remedy="load it: modprobe nvidia") from error
     except api.NVMLError_LibRmVersionMismatch as error:

@@ -1,0 +1,88 @@
+"""Tables as Slurm's commands print them: aligned for people, or with ``-P``, ``-n`` and ``-o`` for programs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import click
+
+from sluice_base.errors import UsageError
+
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True, slots=True)
+class Column(Generic[Row]):
+    """One column: its name for ``-o`` and the header, and how to take it from a row; None prints as unknown."""
+
+    name: str
+    value: Callable[[Row], object]
+    shown: Callable[[Any], str] = str  # for people; -P prints the plain value
+    right: bool = False
+
+
+def table_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of every command that prints a table: parsable2, noheader and fields."""
+    for option in (
+        click.option("-o", "--format", "fields", metavar="FIELDS", help="Columns, comma-separated; 'help' names all."),
+        click.option("-n", "--noheader", is_flag=True, help="No header line."),
+        click.option("-P", "--parsable2", is_flag=True, help="Plain values separated by '|'."),
+    ):
+        command = option(command)
+    return command
+
+
+def print_table(
+    columns: Sequence[Column[Row]],
+    rows: Sequence[Row],
+    *,
+    default: Sequence[str],
+    fields: str | None = None,
+    parsable2: bool = False,
+    noheader: bool = False,
+) -> None:
+    """Print rows on standard output. `default` names the columns that stand without ``-o``.
+
+    Control characters are taken out of what is printed. Raises UsageError for a column that does not exist.
+    """
+    known = {column.name: column for column in columns}
+    if fields == "help":
+        click.echo("\n".join(known))
+        return
+    names = [name.strip().lower() for name in fields.split(",")] if fields else list(default)
+    for name in names:
+        if name not in known:
+            raise UsageError(f"--format: no column {name!r}", remedy=f"choose from {', '.join(known)}")
+    chosen = [known[name] for name in names]
+    header = [] if noheader else [[column.name.upper() for column in chosen]]
+    if parsable2:
+        lines = header + [[_plain(column.value(row)).replace("|", " ") for column in chosen] for row in rows]
+        click.echo("".join("|".join(line) + "\n" for line in lines), nl=False)
+        return
+    lines = header + [[_shown(column, row) for column in chosen] for row in rows]
+    widths = [max((len(line[place]) for line in lines), default=0) for place in range(len(chosen))]
+    for line in lines:
+        cells = (
+            cell.rjust(width) if column.right else cell.ljust(width)
+            for cell, width, column in zip(line, widths, chosen, strict=True)
+        )
+        click.echo("  ".join(cells).rstrip())
+
+
+def _shown(column: Column[Row], row: Row) -> str:
+    value = column.value(row)
+    return "-" if value is None or value == "" else clean(column.shown(value))
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return ",".join(map(_plain, value))
+    return "" if value is None else clean(str(value))
+
+
+def clean(text: str) -> str:
+    """Text of any origin for a terminal: control characters, escapes and marks of direction become spaces."""
+    return re.sub(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]+", " ", text)
