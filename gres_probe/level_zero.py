@@ -9,8 +9,6 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from cffi import FFI
-
 LIBRARY = "libze_loader.so.1"
 LIBRARY_VARIABLE = "SLUICE_LEVEL_ZERO_LIBRARY"  # environment variable with another name or path of the loader
 
@@ -186,6 +184,8 @@ class LevelZero:
     """A loaded Level Zero loader. Raises LoaderMissingError or LoaderTooOldError when it cannot be used."""
 
     def __init__(self, library: str | None = None) -> None:
+        from cffi import FFI
+
         self.path = library or os.environ.get(LIBRARY_VARIABLE) or LIBRARY
         self._ffi: Any = FFI()  # typed loosely: its values are C's
         try:

@@ -10,7 +10,6 @@ import contextlib
 import os
 import pickle  # only between this process and children that it forked
 import signal
-import socket
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -53,7 +52,7 @@ def probe_node(
     children = [_Child.start(spec, machine) for spec in specs]
     layout = machine.cpu_layout()
     inventory = Inventory(
-        node=node or os.environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0],
+        node=node or os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0],
         sockets=layout.sockets,
         cores_per_socket=layout.cores_per_socket,
         threads_per_core=layout.threads_per_core,

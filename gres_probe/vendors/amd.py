@@ -6,7 +6,6 @@ when it is imported without its library, which is why `gres_probe.probe` gives t
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections import Counter
 from typing import Any
@@ -25,14 +24,14 @@ class _AmdSmi:
     """amdsmi with two ways to ask: `need` what every driver answers, and `ask` what a driver may lack."""
 
     def __init__(self) -> None:
-        if importlib.util.find_spec("amdsmi") is None:
-            raise SluiceError(
-                "the Python package amdsmi is not installed",
-                remedy="install it from ROCm, or with: pip install 'sluice[amd]'",
-            )
         try:
             import amdsmi
             from amdsmi import amdsmi_exception
+        except ModuleNotFoundError as error:
+            raise SluiceError(
+                f"the Python package {error.name} is not installed",
+                remedy="install it from ROCm, or with: pip install 'sluice[amd]'",
+            ) from error
         except KeyError as error:  # how amdsmi says that it found no library
             raise VENDOR.library_missing() from error
         except (AttributeError, ImportError, OSError) as error:
