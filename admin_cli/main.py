@@ -54,9 +54,8 @@ def sluice() -> None:
 def main() -> None:
     """Run `sluice`: exit 0 ok, 1 failed, 2 usage; one line on stderr says what is wrong and what to do."""
     try:
-        sluice(prog_name="sluice", standalone_mode=False)
-    except click.exceptions.Exit as request:
-        sys.exit(request.exit_code)
+        code = sluice(prog_name="sluice", standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)  # click returns the code of Context.exit
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)

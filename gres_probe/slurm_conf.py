@@ -11,7 +11,7 @@ read, is absurdly large, or includes itself raises SluiceError.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -341,14 +341,3 @@ def interpret_slurm_conf(config: ConfigFile) -> SlurmConf:
             for value in line.pairs[:1]:
                 conf.options[value.key.lower()] = value
     return conf
-
-
-def find_config(folder: Path, name: str) -> Path | None:
-    """A configuration file beside slurm.conf, if it is there."""
-    path = folder / name
-    return path if path.is_file() else None
-
-
-def all_files(configs: Iterable[ConfigFile]) -> list[Path]:
-    """Every file that was read."""
-    return list(dict.fromkeys(file for config in configs for file in config.files))

@@ -14,6 +14,9 @@ from dataclasses import dataclass, field
 
 from gres_probe.cores import fold_ranges, slurm_cores, usual_numbering
 from gres_probe.inventory import Gpu, Inventory, LinkType, Partition, Vendor
+from gres_probe.machine import natural
+from gres_probe.topology import link_domains
+from gres_probe.vendors import vendor
 from sluice_base.errors import SluiceError
 from sluice_base.hostlist import fold
 from sluice_base.slurm_version import OLDEST, SlurmVersion, format_slurm_version
@@ -27,11 +30,6 @@ HEADER = "# Written by `sluice gres write`; changes made here are lost. See slui
 _MULTIPLE_FILES_BESIDE_SHARDS: SlurmVersion = (23, 2, 7)
 
 _CAPABILITY_PREFIXES: dict[str, str] = {Vendor.NVIDIA: "sm", Vendor.INTEL: "ip"}
-_ENVIRONMENT_FLAGS: dict[str, str] = {
-    Vendor.NVIDIA: "nvidia_gpu_env",  # CUDA_VISIBLE_DEVICES
-    Vendor.AMD: "amd_gpu_env",  # ROCR_VISIBLE_DEVICES
-    Vendor.INTEL: "intel_gpu_env",  # ZE_AFFINITY_MASK
-}
 _DIRECT_LINKS = {LinkType.NVLINK: "nvlink", LinkType.XGMI: "xgmi", LinkType.XELINK: "xelink"}
 
 # Words of a vendor's model name that do not tell two models of GPU apart for a user: makers and series, form factor,
@@ -93,10 +91,11 @@ class GresConfiguration:
     notes: list[str] = field(default_factory=list)
 
     def nodes_conf(self, extra: Mapping[str, Mapping[str, str]] | None = None) -> str:
-        """The NodeName lines of slurm.conf; `extra` adds or replaces parameters of a node, e.g. NodeAddr or Port."""
+        """The NodeName lines of slurm.conf; `extra` adds, replaces or (empty) drops parameters, e.g. Port."""
         groups: dict[tuple[tuple[str, str], ...], list[str]] = {}
         for name, attributes in self.nodes.items():
             merged = attributes.parameters() | dict((extra or {}).get(name, {}))
+            merged = {key: value for key, value in merged.items() if value}
             groups.setdefault(tuple(merged.items()), []).append(name)
         lines = (
             " ".join([f"NodeName={fold(names)}", *(f"{key}={_quoted(value)}" for key, value in parameters)])
@@ -122,7 +121,7 @@ def generate(
             f"Slurm {format_slurm_version(slurm_version)}: too old",
             remedy=f"Sluice needs {format_slurm_version(OLDEST)} or later",
         )
-    ordered = sorted(inventories, key=lambda inventory: natural_key(inventory.node))
+    ordered = sorted(inventories, key=lambda inventory: natural(inventory.node))
     for name, count in Counter(inventory.node for inventory in ordered).items():
         if count > 1:
             raise SluiceError(f"node {name!r}: {count} inventories", remedy="keep only the newest one")
@@ -153,11 +152,6 @@ def type_name(model: str) -> str:
     text = re.sub(r"\((?:r|tm|c)\)", " ", model.lower()).split(" / ")[0]
     words = [word for word in re.split(r"[^a-z0-9]+", text) if word and not _NOISE.fullmatch(word)]
     return "".join(words) or "gpu"
-
-
-def natural_key(name: str) -> list[tuple[int, int, str]]:
-    """Sorts ``n2`` before ``n10``."""
-    return [(0, int(part), part) if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", name) if part]
 
 
 def node_devices(inventory: Inventory) -> list[Device]:
@@ -200,23 +194,6 @@ def node_devices(inventory: Inventory) -> list[Device]:
     return sorted(devices, key=lambda device: rank[device.type])  # slurmd walks Gres= type by type; the sort is stable
 
 
-def link_domains(inventory: Inventory) -> list[list[int]]:
-    """Sets of GPUs (positions in `gpus`) joined by NVLink, xGMI or Xe Link, directly or through one another."""
-    remaining = set(range(len(inventory.gpus)))
-    domains = []
-    while remaining:
-        front = [min(remaining)]
-        domain = set(front)
-        while front:
-            row = inventory.links[front.pop()]
-            near = {other for other in remaining - domain if row[other].type in _DIRECT_LINKS}
-            domain |= near
-            front += near
-        remaining -= domain
-        domains.append(sorted(domain))
-    return domains
-
-
 def _partition_type(gpu: Gpu, partition: Partition) -> str:
     """``h100_1g.10gb``, as Slurm's own detection names MIG instances."""
     profile = re.sub(r"[^a-z0-9.]+", ".", partition.profile.lower()).strip(".")
@@ -240,7 +217,7 @@ def _gres_lines(
                 "a device with shards can have only one File here"
             )
 
-    flags = ",".join(dict.fromkeys(_ENVIRONMENT_FLAGS[device.vendor] for device in devices))
+    flags = ",".join(dict.fromkeys(vendor(device.vendor).gres_flag for device in devices))
     cores = _device_cores(inventory, devices)
     links = _device_links(inventory, devices)
     described = []

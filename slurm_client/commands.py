@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sluice_base.errors import UsageError
-from sluice_base.run import run_command
+from sluice_base.run import CommandError, run_command
 
 # Users set these to shape what commands print (SQUEUE_FORMAT, SINFO_SORT, ...): they would break what we parse.
 _SHAPING = (
@@ -63,7 +63,11 @@ class Commands:
 
     def run(self, name: str, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run one command to its end. Raises CommandError when it fails, is missing or takes too long."""
-        return run_command([self.program(name), *arguments], timeout=self.timeout, env=self.environment(), check=check)
+        done = run_command([self.program(name), *arguments], timeout=self.timeout, env=self.environment(), check=False)
+        if check and done.returncode != 0:
+            said = done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}"
+            raise CommandError(f"{name}: {said}", returncode=done.returncode, stderr=done.stderr)
+        return done
 
     def output(self, name: str, *arguments: str) -> str:
         """What the command printed."""

@@ -1,0 +1,166 @@
+"""`sluice lint`: what slurmd and slurmctld would complain about."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from admin_cli.slurm_options import find_slurm_conf, find_version, site_options
+from admin_cli.tables import Column, clean, print_table, table_options
+
+if TYPE_CHECKING:
+    from gres_probe.lint import Finding
+    from gres_probe.slurm_conf import SlurmConf
+
+DEFAULT_COLUMNS = ("code", "severity", "daemon", "place", "what", "nodes", "remedy")
+
+
+@click.command("lint")
+@site_options
+@click.option("--gres-conf", type=click.Path(path_type=Path), metavar="FILE", help="Default: beside slurm.conf.")
+@click.option(
+    "--node-gres", type=click.Path(path_type=Path), metavar="DIR", help="Nodes' own files, as DIR/NODE/gres.conf."
+)
+@click.option("--inventory-dir", type=click.Path(path_type=Path), metavar="DIR", help="Check against inventories.")
+@click.option("--node", "local", metavar="HOSTLIST", help="Nodes whose device files are here; default: this host.")
+@click.option("--no-devices", is_flag=True, help="Look at no device files.")
+@click.option("--strict", is_flag=True, help="Exit 1 for warnings too.")
+@click.option("--explain", metavar="CODE", help="Tell about one rule, or 'all', and end.")
+@click.option("--json", "as_json", is_flag=True, help="Findings as JSON.")
+@table_options
+@click.pass_context
+def command(
+    context: click.Context,
+    slurm_conf: Path | None,
+    slurm_prefix: Path | None,
+    slurm_version: str | None,
+    gres_conf: Path | None,
+    node_gres: Path | None,
+    inventory_dir: Path | None,
+    local: str | None,
+    no_devices: bool,
+    strict: bool,
+    explain: str | None,
+    as_json: bool,
+    fields: str | None,
+    parsable2: bool,
+    noheader: bool,
+) -> None:
+    """What slurmd and slurmctld would complain about in slurm.conf and gres.conf.
+
+    Exit 0 when there is nothing but warnings, 1 when there are errors, 2 when it could not look.
+    """
+    if explain is not None:
+        _explain(explain)
+        return
+    from gres_probe.lint import Severity, Site, lint
+    from gres_probe.slurm_conf import read_config, read_slurm_conf
+    from sluice_base.errors import UsageError
+    from sluice_base.hostlist import expand
+
+    site_file = find_slurm_conf(slurm_conf)
+    assert site_file is not None  # noqa: S101 - it is required
+    slurm = read_slurm_conf(site_file)
+    shared = gres_conf or site_file.parent / "gres.conf"
+    if gres_conf is not None and not gres_conf.is_file():
+        raise UsageError(f"{gres_conf}: no such file", remedy="name a gres.conf with --gres-conf")
+    cluster = slurm.option("ClusterName")
+    site = Site(
+        slurm=slurm,
+        gres=read_config(shared, cluster_name=cluster) if shared.is_file() else None,
+        node_gres={
+            name: read_config(node_gres / name / "gres.conf", cluster_name=cluster)
+            for name in slurm.nodes
+            if node_gres is not None and (node_gres / name / "gres.conf").is_file()
+        },
+        version=find_version(slurm_version, slurm_prefix),
+    )
+    if inventory_dir is not None:
+        from gres_probe.collect import load_inventories
+
+        collected = load_inventories(inventory_dir)
+        site.inventories = collected.inventories
+        for failure in collected.failures.values():
+            click.echo(f"sluice: {clean(str(failure))}", err=True)
+    if not no_devices:
+        site.local_nodes = frozenset(expand(local)) if local is not None else _this_host(slurm)
+        if unknown := sorted(site.local_nodes - slurm.nodes.keys()):
+            raise UsageError(f"--node: {unknown[0]!r} is not in {site_file}", remedy="name nodes of slurm.conf")
+    findings = lint(site)
+    if as_json:
+        click.echo(
+            json.dumps({"schema_version": 1, "findings": [_document(finding) for finding in findings]}, indent=2)
+        )
+    elif findings or fields or parsable2:
+        _print(findings, fields, parsable2, noheader)
+    else:
+        click.echo(f"{site_file}: no complaints ({len(slurm.nodes)} nodes)", err=True)
+    grave = [f for f in findings if strict or f.rule.severity is not Severity.WARNING]
+    if grave:
+        context.exit(1)
+
+
+def _this_host(slurm: SlurmConf) -> frozenset[str]:
+    """The node that this host is, unless several nodes share it."""
+    names = {socket.gethostname(), socket.gethostname().partition(".")[0]}
+    here = [name for name, node in slurm.nodes.items() if node.text("nodehostname") in names or name in names]
+    return frozenset(here) if len(here) == 1 else frozenset()
+
+
+def _document(finding: Finding) -> dict[str, object]:
+    return {
+        "code": finding.rule.code,
+        "severity": finding.rule.severity.value,
+        "daemon": finding.rule.source.value,
+        "title": finding.rule.title,
+        "file": str(finding.place.file),
+        "line": finding.place.line,
+        "what": finding.what,
+        "nodes": list(finding.nodes),
+        "remedy": finding.rule.remedy,
+    }
+
+
+def _print(findings: list[Finding], fields: str | None, parsable2: bool, noheader: bool) -> None:
+    from sluice_base.hostlist import fold
+
+    def nodes(finding: Finding) -> str:
+        return fold(finding.nodes) if finding.nodes else ""
+
+    if not (fields or parsable2):
+        for f in findings:
+            concerned = f" [{nodes(f)}]" if f.nodes else ""
+            click.echo(clean(f"{f.place}: {f.rule.severity} {f.rule.code}: {f.rule.title}: {f.what}{concerned}"))
+            click.echo(f"    {f.rule.source}: {f.rule.remedy}")
+        return
+    columns: list[Column[Finding]] = [
+        Column("code", lambda f: f.rule.code),
+        Column("severity", lambda f: f.rule.severity.value),
+        Column("daemon", lambda f: f.rule.source.value),
+        Column("file", lambda f: str(f.place.file)),
+        Column("line", lambda f: f.place.line, right=True),
+        Column("place", lambda f: str(f.place)),
+        Column("title", lambda f: f.rule.title),
+        Column("what", lambda f: f.what),
+        Column("nodes", nodes),
+        Column("remedy", lambda f: f.rule.remedy),
+    ]
+    print_table(columns, findings, default=DEFAULT_COLUMNS, fields=fields, parsable2=parsable2, noheader=noheader)
+
+
+def _explain(code: str) -> None:
+    from gres_probe.lint import RULES
+    from sluice_base.errors import UsageError
+
+    chosen = list(RULES.values()) if code.lower() == "all" else [RULES[code.upper()]] if code.upper() in RULES else []
+    if not chosen:
+        raise UsageError(f"--explain {code!r}: no such rule", remedy="list them with --explain all")
+    for rule in chosen:
+        click.echo(f"{rule.code}  {rule.severity}, {rule.source}: {rule.title}")
+        click.echo(f"       remedy: {rule.remedy}")
+        if rule.says:
+            click.echo(f"       said as: {rule.says}")

@@ -1,0 +1,201 @@
+"""Puts what the writer generates where a site's Slurm reads it, without touching a line that is the site's own.
+
+Sluice owns two files in a folder of the site's choice: ``gres.sluice.conf``, which the site's gres.conf includes, and
+``nodes.sluice.conf``, which its slurm.conf includes. What the site says of a node itself (NodeAddr, Port, State,
+CoreSpecCount, features of its own, ...) stays in its own NodeName lines: in slurm.conf until those are moved, then in
+``nodes.site.conf``, which nothing but Sluice reads. They win over the hardware's figures, but for Gres; features are
+joined.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gres_probe.inventory import Inventory
+from gres_probe.slurm_conf import ConfigFile, NodeDefinition, SlurmConf, interpret_slurm_conf, read_config
+from gres_probe.writer import GRES_FILE, NODES_FILE, GresConfiguration, generate
+from sluice_base.errors import SluiceError
+from sluice_base.files import write_if_changed
+from sluice_base.slurm_version import SlurmVersion
+
+SITE_FILE = "nodes.site.conf"
+_LAYOUT_KEYS = ("boards", "socketsperboard", "procs", "cpus", "sockets", "corespersocket", "threadspercore")
+_CANONICAL = {
+    "sockets": "Sockets",
+    "corespersocket": "CoresPerSocket",
+    "threadspercore": "ThreadsPerCore",
+    "realmemory": "RealMemory",
+    "weight": "Weight",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFile:
+    """A file as it is (None: not there) and as it shall be."""
+
+    path: Path
+    old: str | None
+    new: str
+
+    @property
+    def changed(self) -> bool:
+        """Whether there is anything to write."""
+        return self.old != self.new
+
+    def diff(self) -> str:
+        """The change as a unified diff."""
+        return "".join(
+            difflib.unified_diff(
+                (self.old or "").splitlines(keepends=True),
+                self.new.splitlines(keepends=True),
+                "/dev/null" if self.old is None else str(self.path),
+                str(self.path),
+            )
+        )
+
+
+@dataclass(slots=True)
+class Plan:
+    """What would be written, and what people should know and do."""
+
+    files: list[PlannedFile]
+    configuration: GresConfiguration
+    notes: list[str] = field(default_factory=list)
+    steps: list[str] = field(default_factory=list)  # what is left for the admin
+    foreign_shards: list[str] = field(default_factory=list)  # where the site itself defines shards
+
+    def write(self) -> list[Path]:
+        """Write what changed, each file in one step; returns the files written."""
+        written = []
+        for file in self.files:
+            try:
+                file.path.parent.mkdir(parents=True, exist_ok=True)
+                if write_if_changed(file.path, file.new):
+                    written.append(file.path)
+            except OSError as error:
+                raise SluiceError(
+                    f"{file.path}: {error.strerror}", remedy="name a folder that you may write"
+                ) from error
+        return written
+
+
+def plan(
+    inventories: Iterable[Inventory],
+    folder: Path,
+    *,
+    slurm: SlurmConf | None,
+    gres: ConfigFile | None,
+    slurm_version: SlurmVersion,
+    shards: bool = True,
+    per_node: bool = False,
+) -> Plan:
+    """What `sluice gres write` would do in `folder`.
+
+    `slurm` and `gres` are the site's configuration, where it is known. `per_node` gives every node a gres.conf of its
+    own, ``folder/NODE/gres.sluice.conf``, for sites without shared files. Raises SluiceError where a file that stands
+    there cannot be read, or an inventory is contradictory.
+    """
+    configuration = generate(inventories, slurm_version=slurm_version, shards=shards)
+    overrides = _overrides(configuration, slurm, folder / SITE_FILE)
+    texts = {folder / NODES_FILE: configuration.nodes_conf(overrides)}
+    if per_node:
+        texts |= {folder / name / GRES_FILE: configuration.node_gres_conf(name) for name in configuration.nodes}
+    else:
+        texts[folder / GRES_FILE] = configuration.gres_conf
+    result = Plan([PlannedFile(path, _current(path), text) for path, text in texts.items()], configuration)
+    result.notes = list(configuration.notes)
+    result.foreign_shards = _foreign_shards(slurm, gres)
+    result.steps = _steps(configuration, slurm, gres, folder, shards, per_node)
+    return result
+
+
+def _current(path: Path) -> str | None:
+    try:
+        return path.read_text(errors="surrogateescape")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise SluiceError(f"{path}: {error.strerror}", remedy="name a folder with readable files") from error
+
+
+def _overrides(configuration: GresConfiguration, slurm: SlurmConf | None, site_file: Path) -> dict[str, dict[str, str]]:
+    """The site's own parameters of each node."""
+    own: dict[str, NodeDefinition] = {}
+    if slurm is not None:
+        own |= {name: node for name, node in slurm.nodes.items() if node.place.file.name != NODES_FILE}
+    if site_file.exists():
+        own |= interpret_slurm_conf(read_config(site_file)).nodes
+    overrides: dict[str, dict[str, str]] = {}
+    for name, attributes in configuration.nodes.items():
+        if name not in own:
+            continue
+        values = own[name].values
+        mine = {
+            _CANONICAL.get(key, value.key): value.text
+            for key, value in values.items()
+            if key not in ("gres", "feature", "features")
+        }
+        if any(key in values for key in _LAYOUT_KEYS):  # the site's own view of the processors, as a whole
+            mine = {_CANONICAL[key]: "" for key in _LAYOUT_KEYS if key in _CANONICAL and key not in values} | mine
+        features = own[name].text("feature", "features").split(",")
+        joined = dict.fromkeys([*attributes.features, *(word for word in features if word)])
+        overrides[name] = mine | {"Feature": ",".join(joined)}
+    return overrides
+
+
+def _foreign_shards(slurm: SlurmConf | None, gres: ConfigFile | None) -> list[str]:
+    """Places outside Sluice's files that define shards."""
+    places = []
+    for node in slurm.nodes.values() if slurm else ():
+        value = node.values.get("gres")
+        if (
+            value
+            and value.place.file.name != NODES_FILE
+            and any(token.partition(":")[0] == "shard" for token in value.text.split(","))
+        ):
+            places.append(f"{value.place}: {value.key}={value.text}")
+    for line in gres.lines if gres else ():
+        name = line.get("name")
+        if name and name.text.lower() == "shard" and line.place.file.name != GRES_FILE:
+            places.append(f"{line.place}: Name=shard")
+    return list(dict.fromkeys(places))
+
+
+def _steps(
+    configuration: GresConfiguration,
+    slurm: SlurmConf | None,
+    gres: ConfigFile | None,
+    folder: Path,
+    shards: bool,
+    per_node: bool,
+) -> list[str]:
+    if slurm is None:
+        return []
+    steps = []
+    wanted = ["gpu", *(["shard"] if shards else [])]
+    have = slurm.words("GresTypes")
+    if missing := [name for name in wanted if name not in have]:
+        steps.append(f"in slurm.conf set GresTypes={','.join([*have, *missing])}")
+    if folder / NODES_FILE not in slurm.config.files:
+        steps.append(f"in slurm.conf add: include {_include_name(folder / NODES_FILE, slurm)}")
+    own = _by_place(slurm, configuration.nodes)
+    if own:
+        steps.append(f"move your NodeName lines to {folder / SITE_FILE}: {', '.join(own)}")
+    if not per_node and (gres is None or folder / GRES_FILE not in gres.files):
+        steps.append(f"in gres.conf add: include {_include_name(folder / GRES_FILE, slurm)}")
+    if per_node:
+        steps.append(f"bring {folder}/NODE/{GRES_FILE} to each node and include it in its gres.conf")
+    return steps
+
+
+def _by_place(slurm: SlurmConf, nodes: Mapping[str, object]) -> list[str]:
+    places = (node.place for name, node in slurm.nodes.items() if name in nodes and node.place.file.name != NODES_FILE)
+    return [str(place) for place in dict.fromkeys(places)]
+
+
+def _include_name(path: Path, slurm: SlurmConf) -> str:
+    """Without folder where it lies beside slurm.conf: only such files reach configless nodes."""
+    return path.name if path.parent == slurm.config.path.parent else str(path)
