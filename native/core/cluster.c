@@ -492,9 +492,15 @@ enum sluice_error sluice_node_resize(struct sluice_cluster *cluster, uint32_t no
     uint32_t class_id;
     if (!find_class(cluster, old->shape, cpus_milli, host_memory_mib, &class_id))
         return sluice_fail(text, SLUICE_ERROR_NO_MEMORY, "out of memory for a node class");
-    cluster->classes[row->class_id].nodes--;
+    struct node_class *left = &cluster->classes[row->class_id];
     cluster->classes[class_id].nodes++;
     note_largest(cluster, &cluster->classes[class_id]);
+    if (--left->nodes == 0 && left->cpus == cluster->largest_cpus) { /* the last of the largest: who is it now? */
+        cluster->largest_cpus = 0;
+        for (uint32_t i = 0; i < cluster->class_count; i++)
+            if (cluster->classes[i].nodes)
+                note_largest(cluster, &cluster->classes[i]);
+    }
     row->class_id = class_id;
     row->cpus_free = (int32_t)(row->cpus_free + more_cpus);
     row->host_memory_free = (int32_t)(row->host_memory_free + more_memory);

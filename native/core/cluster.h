@@ -109,7 +109,7 @@ struct sluice_cluster {
     uint32_t *version;                        /* per node: grows with each change, for those who remember scores */
     uint8_t *level;                           /* per node: in how many of `open` its bit is set */
     bool ordered;                             /* ranks were set by the caller */
-    int32_t largest_cpus, largest_gpu_memory; /* of any node yet; what published scores are scaled by */
+    int32_t largest_cpus, largest_gpu_memory; /* of any node; what published scores are scaled by */
 
     /* bitmaps over nodes: bit n of open[k] says that node n may take new parts and has at least k idle GPUs */
     size_t words;
