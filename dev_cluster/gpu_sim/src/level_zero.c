@@ -767,7 +767,7 @@ DEFINE(zesRasGetState, handle_t handle, ze_bool clear, zes_ras_state_t *out)
     return result;
 }
 
-OF_DEVICE(zesDeviceEccAvailable, ze_bool, true, { *out = t.gpu.ecc_supported; })
+OF_DEVICE(zesDeviceEccAvailable, ze_bool, true, { *out = t.gpu.ecc_supported != 0; })
 OF_DEVICE(zesDeviceEccConfigurable, ze_bool, true, { *out = 0; })
 OF_DEVICE(zesDeviceGetEccState, zes_device_ecc_properties_t, t.gpu.ecc_supported, {
     out->currentState = t.gpu.ecc_enabled ? 1 : 2;
