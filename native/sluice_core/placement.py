@@ -197,11 +197,13 @@ def _part(part: Any) -> Part:
     return Part(part.node, part.gpus, part.gpu_memory_mib, part.cpus_milli, part.host_memory_mib, part.exclusive)
 
 
-def _placement(placement: Any) -> Placement:
+def to_placement(placement: Any) -> Placement:
+    """A ``struct sluice_placement`` that the core has filled."""
     return Placement(tuple(_part(placement.parts[i]) for i in range(placement.part_count)), placement.score)
 
 
-def _room(cluster: Cluster, request: Request) -> Any:
+def room_for_request(cluster: Cluster, request: Request) -> Any:
+    """A ``struct sluice_placement *`` with room for what the request may get; valid until the next call."""
     return cluster.room_for(min(max(request.nodes_min, request.nodes_max, 1), lib.SLUICE_MAX_NODES))
 
 
@@ -222,12 +224,12 @@ def set_workload(cluster: Cluster, workload: Sequence[tuple[Request, int]]) -> N
 
 def place(cluster: Cluster, policy: Policy, request: Request) -> Placement | None:
     """Choose nodes and GPUs, changing nothing; None when there is no place now. CoreError says the rest, NEVER too."""
-    text, placement = new_error_text(), _room(cluster, request)
+    text, placement = new_error_text(), room_for_request(cluster, request)
     code = lib.sluice_place(cluster.handle, policy, request.c, placement, text)
     if code == lib.SLUICE_ERROR_NO_PLACE:
         return None
     check(code, text)
-    return _placement(placement)
+    return to_placement(placement)
 
 
 def commit(cluster: Cluster, parts: Iterable[Part]) -> int:
@@ -254,12 +256,12 @@ def _fill_part(c_part: Any, part: Part) -> None:
 
 def start(cluster: Cluster, policy: Policy, request: Request) -> Allocation | None:
     """Place and commit; None when there is no place now."""
-    text, placement, allocation = new_error_text(), _room(cluster, request), ffi.new("uint64_t *")
+    text, placement, allocation = new_error_text(), room_for_request(cluster, request), ffi.new("uint64_t *")
     code = lib.sluice_start(cluster.handle, policy, request.c, placement, allocation, text)
     if code == lib.SLUICE_ERROR_NO_PLACE:
         return None
     check(code, text)
-    return Allocation(int(allocation[0]), _placement(placement))
+    return Allocation(int(allocation[0]), to_placement(placement))
 
 
 def start_group(cluster: Cluster, policy: Policy, requests: Sequence[Request]) -> list[Allocation] | None:
@@ -279,7 +281,7 @@ def start_group(cluster: Cluster, policy: Policy, requests: Sequence[Request]) -
     if code == lib.SLUICE_ERROR_NO_PLACE:
         return None
     check(code, text)
-    return [Allocation(int(allocations[i]), _placement(placements[i])) for i in range(count)]
+    return [Allocation(int(allocations[i]), to_placement(placements[i])) for i in range(count)]
 
 
 def release(cluster: Cluster, allocation: int) -> None:
@@ -305,7 +307,7 @@ def read_allocation(cluster: Cluster, allocation: int) -> tuple[Part, ...]:
 
 def explain(cluster: Cluster, policy: Policy, request: Request) -> Explanation:
     """Why placing answers what it answers."""
-    text, placement = new_error_text(), _room(cluster, request)
+    text, placement = new_error_text(), room_for_request(cluster, request)
     explanation = ffi.new("struct sluice_explanation *")
     check(lib.sluice_explain(cluster.handle, policy, request.c, placement, explanation, text), text)
     verdict = Verdict(explanation.verdict)
@@ -317,5 +319,5 @@ def explain(cluster: Cluster, policy: Policy, request: Request) -> Explanation:
             ffi.string(explanation.terms[i].name).decode(): explanation.terms[i].value
             for i in range(explanation.term_count)
         },
-        placement=_placement(placement) if verdict == Verdict.PLACED else None,
+        placement=to_placement(placement) if verdict == Verdict.PLACED else None,
     )
