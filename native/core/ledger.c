@@ -8,10 +8,10 @@
  *     1. reads the decision, number n, and completes it (`settle`), whoever made it;
  *     2. reads the accounts that it concerns and checks limit, quota and holdings;
  *     3. swaps the decision it read for its own, number n + 1; if that fails, it begins anew;
- *     4. completes its own.
+ *     4. completes its own (`complete`).
  *   Completing number n means to add its bytes to the process's account, the owner's and the device's total, in this
  *   order. Each account holds, beside its bytes, the number of the operation that changed it last, and both words are
- *   swapped together.
+ *   swapped together. Where there is only one owner, the total is its account, too.
  *
  * Why it is exact
  *   - Applied at most once: an account is swapped only from a state read with a mark below n to one marked n, and marks
@@ -44,7 +44,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DEFAULT_ATTEMPTS = 1 << 20, AUDIT_ATTEMPTS = 1 << 12, MAX_OVERSUBSCRIPTION = 8000 };
+enum { DEFAULT_ATTEMPTS = 1 << 20, AUDIT_ATTEMPTS = 1 << 12, LOOKS = 8, MAX_OVERSUBSCRIPTION = 8000 };
 
 static const uint64_t max_bytes = UINT64_C(1) << 46; /* sums of two fit a decision's 47 bits and a sign */
 static const uint64_t max_granularity = UINT64_C(1) << 30;
@@ -156,13 +156,11 @@ static enum sluice_error apply(const struct sluice_ledger *ledger, union ledger_
     return fail_busy(ledger, device, text);
 }
 
-/* Completes the device's latest operation. */
-static enum sluice_error settle(const struct sluice_ledger *ledger, uint32_t device, struct operation operation,
-                                struct sluice_error_text *text)
+/* Applies the device's latest operation to its accounts, as far as that is not done yet. */
+static enum sluice_error complete(const struct sluice_ledger *ledger, uint32_t device, struct operation operation,
+                                  struct sluice_error_text *text)
 {
     struct ledger_device *shared = &ledger->devices[device];
-    if (__atomic_load_n(&shared->total.words.mark, __ATOMIC_ACQUIRE) >= operation.number)
-        return SLUICE_OK;
     if (operation.seat >= ledger->shape.processes)
         return fail_corrupt(device, "its latest operation names seat", operation.seat, text);
     if (operation.owner >= ledger->shape.owners)
@@ -170,11 +168,25 @@ static enum sluice_error settle(const struct sluice_ledger *ledger, uint32_t dev
     struct ledger_process_account *process = ledger_process(ledger, operation.seat, device);
     struct ledger_owner_account *owner = ledger_owner(ledger, operation.owner, device);
     enum sluice_error error = apply(ledger, &process->charged, NULL, operation, device, text);
-    if (!error)
+    if (!error && ledger->shape.owners > 1)
         error = apply(ledger, &owner->charged, &owner->peak, operation, device, text);
     if (!error)
         error = apply(ledger, &shared->total, &shared->peak, operation, device, text);
     return error;
+}
+
+/*
+ * The same for an operation that someone else made. He is most likely completing it right now, and two who do so take
+ * each other's cache lines away: look a few times (some 100 ns) before helping.
+ */
+static enum sluice_error settle(const struct sluice_ledger *ledger, uint32_t device, struct operation operation,
+                                struct sluice_error_text *text)
+{
+    const union ledger_pair *total = &ledger->devices[device].total;
+    for (int look = 0; look < LOOKS; look++, relax())
+        if (__atomic_load_n(&total->words.mark, __ATOMIC_ACQUIRE) >= operation.number)
+            return SLUICE_OK;
+    return complete(ledger, device, operation, text);
 }
 
 static bool still_latest(const struct sluice_ledger *ledger, uint32_t device, struct ledger_words decision)
@@ -249,7 +261,7 @@ static enum sluice_error operate(const struct sluice_ledger *ledger, struct memb
         if (error)
             return error;
         bool loaded = ledger_pair_load(&shared->total, &total) &&
-                      ledger_pair_load(&ledger_owner(ledger, owner, device)->charged, &owned) &&
+                      ledger_pair_load(ledger_owned(ledger, owner, device), &owned) &&
                       ledger_pair_load(&ledger_process(ledger, member.seat, device)->charged, &held) &&
                       ledger_pair_load(&ledger->seats[member.seat].occupant, &occupant);
         int64_t change = 0;
@@ -274,7 +286,7 @@ static enum sluice_error operate(const struct sluice_ledger *ledger, struct memb
         if (purpose == EMPTY)
             *bytes += held.value;
         /* Decided. If others keep us from completing it, they completed it themselves. */
-        error = settle(ledger, device, operation, text);
+        error = complete(ledger, device, operation, text);
         return error == SLUICE_ERROR_BUSY ? SLUICE_OK : error;
     }
     return fail_busy(ledger, device, text);
@@ -310,7 +322,7 @@ enum sluice_error ledger_read_device(const struct sluice_ledger *ledger, uint32_
 enum sluice_error ledger_read_owner(const struct sluice_ledger *ledger, uint32_t owner, uint32_t device,
                                     uint64_t *bytes, struct sluice_error_text *text)
 {
-    return read_account(ledger, device, &ledger_owner(ledger, owner, device)->charged, bytes, text);
+    return read_account(ledger, device, ledger_owned(ledger, owner, device), bytes, text);
 }
 
 enum sluice_error ledger_read_process(const struct sluice_ledger *ledger, uint32_t seat, uint32_t device,
@@ -731,7 +743,7 @@ static enum sluice_error sum_accounts(const struct sluice_ledger *ledger, uint32
     *owned = *held = *number = 0;
     for (uint32_t owner = 0; owner < ledger->shape.owners; owner++) {
         struct ledger_words words;
-        if (!ledger_pair_load(&ledger_owner(ledger, owner, device)->charged, &words))
+        if (!ledger_pair_load(ledger_owned(ledger, owner, device), &words))
             return SLUICE_ERROR_BUSY;
         *owned += words.value;
         *number = words.mark > *number ? words.mark : *number;

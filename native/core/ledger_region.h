@@ -105,6 +105,12 @@ static inline struct ledger_owner_account *ledger_owner(const struct sluice_ledg
     return &ledger->owner_accounts[(size_t)owner * ledger->shape.devices + device];
 }
 
+/* What an owner is charged; of an only owner that is the device's total, which spares a cache line. */
+static inline union ledger_pair *ledger_owned(const struct sluice_ledger *ledger, uint32_t owner, uint32_t device)
+{
+    return ledger->shape.owners == 1 ? &ledger->devices[device].total : &ledger_owner(ledger, owner, device)->charged;
+}
+
 static inline struct ledger_process_account *ledger_process(const struct sluice_ledger *ledger, uint32_t seat,
                                                             uint32_t device)
 {

@@ -120,7 +120,8 @@ enum sluice_error sluice_ledger_owner_usage(struct sluice_ledger *ledger, uint32
         error = add_processes(ledger, owner, device, &found, text);
     if (error)
         return error;
-    found.peak = load(&ledger_owner(ledger, owner, device)->peak);
+    found.peak =
+        load(ledger->shape.owners == 1 ? &ledger->devices[device].peak : &ledger_owner(ledger, owner, device)->peak);
     found.refused = load(&ledger_owner(ledger, owner, device)->refused);
     *usage = found;
     return SLUICE_OK;

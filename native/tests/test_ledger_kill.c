@@ -28,13 +28,15 @@ struct stage {
     size_t size;
     uint32_t sitter;        /* holds OTHERS bytes throughout */
     volatile int *finished; /* shared: the child's operation is over */
+    uint32_t owner;         /* the child's: the sitter's as well where there is only one */
 };
 
-static struct stage set_up(void)
+static struct stage set_up(uint32_t owners)
 {
-    struct sluice_ledger_shape shape = {.devices = 1, .owners = 2, .processes = 3};
+    struct sluice_ledger_shape shape = {.devices = 1, .owners = owners, .processes = 3};
     struct sluice_ledger_charge charge;
-    struct stage stage = {.size = sluice_ledger_size(&shape), .finished = shared_memory(sizeof(int))};
+    struct stage stage = {
+        .size = sluice_ledger_size(&shape), .finished = shared_memory(sizeof(int)), .owner = owners - 1};
     stage.ledger = new_ledger(shape, CAPACITY, 1, &stage.region);
     CHECK_INT(sluice_ledger_join(stage.ledger, 0, SITTER_PID, 1, &stage.sitter, NULL), SLUICE_OK);
     CHECK_INT(sluice_ledger_reserve(stage.ledger, stage.sitter, 0, OTHERS, 0, &charge, NULL), SLUICE_OK);
@@ -42,11 +44,11 @@ static struct stage set_up(void)
 }
 
 /* A whole life in the ledger, with every operation that changes it. */
-static void live(struct sluice_ledger *ledger)
+static void live(struct sluice_ledger *ledger, uint32_t owner)
 {
     struct sluice_ledger_charge charge;
     uint32_t process;
-    CHECK_INT(sluice_ledger_join(ledger, 1, CHILD_PID, 1, &process, NULL), SLUICE_OK);
+    CHECK_INT(sluice_ledger_join(ledger, owner, CHILD_PID, 1, &process, NULL), SLUICE_OK);
     CHECK_INT(sluice_ledger_set_context(ledger, process, 0, 40, NULL), SLUICE_OK);
     CHECK_INT(sluice_ledger_reserve(ledger, process, 0, 100, 0, &charge, NULL), SLUICE_OK);
     CHECK_INT(sluice_ledger_commit(ledger, process, &charge, NULL), SLUICE_OK);
@@ -64,7 +66,7 @@ static pid_t start_child(const struct stage *stage)
         if (ptrace(PTRACE_TRACEME, 0, NULL, NULL))
             _exit(77);
         raise(SIGSTOP);
-        live(stage->ledger);
+        live(stage->ledger, stage->owner);
         *stage->finished = 1;
         raise(SIGSTOP);
         _exit(0);
@@ -91,7 +93,7 @@ static void end_child(pid_t child)
 }
 
 /* The child is dead: whatever it did, reaping it leaves exactly the sitter's bytes, and all others can be granted. */
-static void check_aftermath(struct sluice_ledger *ledger, uint32_t sitter)
+static void check_aftermath(struct sluice_ledger *ledger, uint32_t sitter, uint32_t owner)
 {
     struct sluice_ledger_charge charge, more;
     struct sluice_ledger_usage usage;
@@ -101,8 +103,8 @@ static void check_aftermath(struct sluice_ledger *ledger, uint32_t sitter)
     CHECK_INT(sluice_ledger_reap(ledger, CHILD_PID, 1, &released, NULL), SLUICE_OK);
     CHECK_INT(released, before - OTHERS);
     CHECK_INT(device_charged(ledger, 0), OTHERS);
-    CHECK_INT(sluice_ledger_owner_usage(ledger, 1, 0, &usage, NULL), SLUICE_OK);
-    CHECK(usage.charged == 0 && usage.committed == 0);
+    CHECK_INT(sluice_ledger_owner_usage(ledger, owner, 0, &usage, NULL), SLUICE_OK);
+    CHECK(usage.charged == (owner == 0 ? OTHERS : 0) && usage.committed == 0);
     CHECK_INT(sluice_ledger_audit(ledger, NULL), SLUICE_OK);
     CHECK_INT(sluice_ledger_reserve(ledger, sitter, 0, CAPACITY - OTHERS, 0, &charge, NULL), SLUICE_OK);
     CHECK_INT(sluice_ledger_reserve(ledger, sitter, 0, 1, 0, &more, NULL), SLUICE_ERROR_CAPACITY);
@@ -110,9 +112,9 @@ static void check_aftermath(struct sluice_ledger *ledger, uint32_t sitter)
 }
 
 /* What a process killed after n instructions leaves is the region as it is after n instructions: a copy tells. */
-static uint32_t test_killed_after_each_instruction(void)
+static uint32_t test_killed_after_each_instruction(uint32_t owners)
 {
-    struct stage stage = set_up();
+    struct stage stage = set_up(owners);
     void *copy = shared_memory(stage.size);
     struct sluice_ledger *left;
     memcpy(copy, stage.region, stage.size);
@@ -127,21 +129,21 @@ static uint32_t test_killed_after_each_instruction(void)
         step(child);
         instructions++;
         memcpy(copy, stage.region, stage.size);
-        check_aftermath(left, stage.sitter);
+        check_aftermath(left, stage.sitter, stage.owner);
     }
     CHECK(instructions > 300);
     end_child(child);
-    check_aftermath(stage.ledger, stage.sitter);
+    check_aftermath(stage.ledger, stage.sitter, stage.owner);
     sluice_ledger_free(left);
     sluice_ledger_free(stage.ledger);
     return instructions;
 }
 
 /* Stopped after n instructions, the process holds nobody up; continued, it finishes and repeats nothing. */
-static void test_stopped_after_each_instruction(uint32_t instructions)
+static void test_stopped_after_each_instruction(uint32_t owners, uint32_t instructions)
 {
-    struct stage stage = set_up();
-    uint32_t stride = full_scale() ? 1 : instructions / 40 + 1;
+    struct stage stage = set_up(owners);
+    uint32_t stride = full_scale() ? 1 : instructions / 25 + 1;
     for (uint32_t n = 0; n < instructions; n += stride) {
         pid_t child = start_child(&stage);
         for (uint32_t i = 0; i < n && !*stage.finished; i++)
@@ -265,7 +267,8 @@ static void test_random_kills(uint32_t kills)
 
 int main(void)
 {
-    test_stopped_after_each_instruction(test_killed_after_each_instruction());
+    for (uint32_t owners = 1; owners <= 2; owners++)
+        test_stopped_after_each_instruction(owners, test_killed_after_each_instruction(owners));
     test_random_kills(full_scale() ? 1000 : 60);
     return 0;
 }
