@@ -1,46 +1,389 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The sluice policy's score; its index is still to come: every node is scored. */
-#include "cluster.h"
+/*
+ * The sluice policy: place where the least is lost of what the usual requests could have used.
+ *
+ * What a node is worth follows from the workload, a list of usual requests t with how often each comes:
+ *
+ *   w(t)  = share of t among the requests that ask GPUs, times all GPUs of the cluster over those of nodes that could
+ *           take t: demand that can go to few places makes these places dear
+ *   a GPU with l hundredths free is worth l * (the w of the requests for one GPU that fit into l)
+ *   k idle GPUs together are worth, beyond that, for each request of several GPUs what of it fits into k, times w
+ *   where a node has fewer CPUs per open GPU than a usual request needs (SLACK times over), its GPUs will not all be
+ *   used: then the request counts not in the worth of GPUs, but in a price of CPUs
+ *
+ * The loss is what these sums fall by, and the score is the loss in steps of STEP, negated. The coarse step matters:
+ * many nodes are equally good, the first of them is taken, and so the others stay as they are. Derived from the idea of
+ * FGD (place_fgd.c) that a free GPU counts only as far as the workload can use it, in a form that falls apart into
+ * terms of few coarse numbers. This is what makes the search over buckets (score_index.h) possible and exact.
+ */
+#include "score_index.h"
 
-enum sluice_error sluice_index_new(struct sluice_cluster *cluster)
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    /* A node's CPUs may be this many times scarcer than a request's before its GPUs count as out of reach: what else
+     * comes will use fewer. */
+    SLACK_NUMERATOR = 8,
+    SLACK_DENOMINATOR = 5,
+    CPU_PRICE_FACTOR = 2, /* a CPU that is short costs the GPUs it could have served, twice */
+    /* 6.4 hundredths of a GPU. */
+    STEP = (int)(((int64_t)64 << FRACTION_BITS) / 10),
+};
+/* Bounds that keep every sum within 64 bits. */
+static const int64_t MAX_SCARCITY = 1 << 10, MAX_CPU_PRICE = (int64_t)1 << 32;
+
+/* ---- prices ---- */
+
+/* Could an idle node of this kind take it? For one GPU only the GPU is asked: CPUs have their own price. */
+static bool could_take(const struct node_kind *kind, const struct need *need)
 {
-    (void)cluster;
-    return SLUICE_OK;
+    return (int)kind->gpu_count >= need->gpus && (!need->models || (need->models >> kind->model & 1)) &&
+           kind->capability >= need->capability && kind->memory >= need->gpu_memory_min &&
+           kind->memory >= need->share && (need->gpus == 1 || kind->cpus >= need->cpus);
 }
 
-void sluice_index_free(struct sluice_cluster *cluster)
+/* Add the usual request `need`, of weight w / 2^FRACTION_BITS, to the prices of a kind that could take it. */
+static void add_usual(struct node_kind *kind, const struct need *need, int64_t w)
 {
-    (void)cluster;
+    int64_t levels = need->share ? sluice_levels_needed(need->share, kind->memory) : LEVELS;
+    int64_t all_levels = levels * need->gpus;
+    int64_t cpu = need->cpus ? ((CPU_PRICE_FACTOR * w * all_levels) << CPU_BITS) / need->cpus : 0;
+    for (int kappa = 0; kappa < KAPPAS; kappa++) {
+        struct prices *prices = &kind->prices[kappa];
+        /* A node without open GPUs has CPUs to spare. */
+        bool cpus_short = kappa != KAPPA_CLOSED && (int64_t)need->cpus * LEVELS * SLACK_DENOMINATOR >
+                                                       SLACK_NUMERATOR * all_levels * sluice_kappa_floor(kappa);
+        if (cpus_short)
+            prices->cpu = prices->cpu + cpu < MAX_CPU_PRICE ? prices->cpu + cpu : MAX_CPU_PRICE;
+        if (need->gpus > 1)
+            for (int k = need->gpus; k <= SLUICE_MAX_GPUS; k++)
+                prices->block[k] += w * all_levels * (k / need->gpus);
+        else if (!cpus_short)
+            prices->worth[levels] += w; /* so far the weight that begins to fit here; see add_up */
+    }
 }
 
-void sluice_index_node_changed(struct sluice_cluster *cluster, uint32_t node)
+/* From the weights that begin to fit at each level to the worth of a GPU, and the bounds that follow. */
+static void add_up(struct prices *prices)
 {
-    (void)cluster;
-    (void)node;
+    int64_t weight = 0;
+    for (int level = 0; level <= LEVELS; level++) {
+        weight += prices->worth[level];
+        prices->worth[level] = weight * level;
+    }
+    for (int levels = 1; levels <= LEVELS; levels++) {
+        /* A GPU that is one level short of the request may still have room for it, to the MiB. */
+        int64_t least = prices->worth[levels - 1];
+        for (int level = levels; level <= LEVELS; level++) {
+            int64_t loss = prices->worth[level] - prices->worth[level - levels];
+            least = loss < least ? loss : least;
+        }
+        prices->least_loss[levels] = least;
+    }
 }
 
-void sluice_index_order_changed(struct sluice_cluster *cluster)
+/* Work out all prices from the workload and the kinds of nodes there are. */
+static void set_prices(const struct sluice_cluster *cluster)
 {
-    (void)cluster;
+    struct score_index *index = cluster->index;
+    /* Nothing is known: as if every request were for one GPU of those there are, with its share of the CPUs. */
+    const struct sluice_cluster_totals *totals = &cluster->totals;
+    const struct need one_gpu = {.gpus = 1,
+                                 .cpus = totals->gpus ? (int32_t)(totals->cpus_milli / (int64_t)totals->gpus) : 0};
+    const uint32_t once = 1;
+    const struct need *usual = index->workload_count ? index->workload : &one_gpu;
+    const uint32_t *weights = index->workload_count ? index->weights : &once;
+    uint32_t count = index->workload_count ? index->workload_count : 1;
+
+    int64_t weight_sum = 0, gpus = 0;
+    for (uint32_t t = 0; t < count; t++)
+        weight_sum += usual[t].gpus ? weights[t] : 0;
+    for (uint32_t i = 0; i < index->kind_count; i++) {
+        memset(index->kinds[i]->prices, 0, sizeof index->kinds[i]->prices);
+        gpus += (int64_t)index->kinds[i]->nodes * index->kinds[i]->gpu_count;
+    }
+    for (uint32_t t = 0; t < count; t++) {
+        int64_t within_reach = 0;
+        if (usual[t].gpus == 0)
+            continue;
+        for (uint32_t i = KIND_OTHER + 1; i < index->kind_count; i++)
+            if (could_take(index->kinds[i], &usual[t]))
+                within_reach += (int64_t)index->kinds[i]->nodes * index->kinds[i]->gpu_count;
+        if (within_reach == 0)
+            continue;
+        int64_t scarcity = gpus * 1024 / within_reach; /* in 1024ths */
+        scarcity = scarcity < MAX_SCARCITY * 1024 ? scarcity : MAX_SCARCITY * 1024;
+        int64_t w = (((int64_t)weights[t] << FRACTION_BITS) / weight_sum) * scarcity / 1024;
+        for (uint32_t i = KIND_OTHER + 1; i < index->kind_count; i++)
+            if (could_take(index->kinds[i], &usual[t]))
+                add_usual(index->kinds[i], &usual[t], w);
+    }
+    /* A GPU among others of another kind is worth what is free of it, to whoever comes. */
+    for (int kappa = 0; kappa < KAPPAS; kappa++)
+        index->kinds[KIND_OTHER]->prices[kappa].worth[0] = (int64_t)1 << FRACTION_BITS;
+    for (uint32_t i = 0; i < index->kind_count; i++)
+        for (int kappa = 0; kappa < KAPPAS; kappa++)
+            add_up(&index->kinds[i]->prices[kappa]);
+    index->priced = true;
 }
 
 enum sluice_error sluice_index_set_workload(struct sluice_cluster *cluster, const struct need *shapes,
                                             const uint32_t *weights, uint32_t count)
 {
-    (void)cluster;
-    (void)shapes;
-    (void)weights;
-    (void)count;
+    struct score_index *index = cluster->index;
+    struct need *usual = malloc((count + 1) * sizeof *usual);
+    uint32_t *copied = malloc((count + 1) * sizeof *copied);
+    if (!usual || !copied) {
+        free(usual);
+        free(copied);
+        return SLUICE_ERROR_NO_MEMORY;
+    }
+    uint32_t kept = 0; /* those that ask GPUs and come at all */
+    for (uint32_t i = 0; i < count; i++) {
+        if (shapes[i].gpus == 0 || weights[i] == 0)
+            continue;
+        usual[kept] = shapes[i];
+        copied[kept++] = weights[i];
+    }
+    free(index->workload);
+    free(index->weights);
+    index->workload = usual;
+    index->weights = copied;
+    index->workload_count = kept;
+    index->priced = false;
     return SLUICE_OK;
+}
+
+/* ---- losses ---- */
+
+/* Of a share of `levels` on a GPU of `level`; one level short is to be read as just enough. */
+static int64_t loss_of_share(const struct prices *prices, uint32_t level, uint32_t levels)
+{
+    return prices->worth[level] - prices->worth[level > levels ? level - levels : 0];
+}
+
+/* Of taking `taken` from `idle` idle GPUs, beyond their single worth. */
+static int64_t loss_of_block(const struct prices *prices, int idle, int taken)
+{
+    return prices->block[idle] - prices->block[idle - taken];
+}
+
+static int64_t loss_of_cpus(const struct prices *prices, int32_t cpus)
+{
+    return ((int64_t)cpus * prices->cpu) >> CPU_BITS;
+}
+
+/* For explanations, in thousandths of a GPU. */
+static int64_t thousandths(int64_t loss)
+{
+    return (loss * (1000 / LEVELS)) >> FRACTION_BITS;
+}
+
+/* Pick the `gpus` of `fit` on which shares lose least, lowest first among equals. */
+static uint16_t pick_shares(const struct sluice_cluster *cluster, uint32_t node, const struct prices *prices,
+                            const struct need *need, int gpus, uint16_t fit, int64_t *gpu_loss, int *idle_taken)
+{
+    const struct shape *shape = sluice_shape_of(cluster, node);
+    const struct node *row = &cluster->nodes[node];
+    int idle = sluice_count(row->idle);
+    uint16_t chosen = 0;
+    *gpu_loss = 0;
+    *idle_taken = 0;
+    for (; gpus > 0; gpus--) {
+        int best = -1;
+        int64_t best_loss = 0, best_gpu_loss = 0;
+        for (unsigned set = fit & ~(unsigned)chosen; set; set &= set - 1) {
+            int gpu = __builtin_ctz(set);
+            int32_t memory = shape->memory.mib[gpu];
+            int64_t single = loss_of_share(prices, sluice_level(cluster->gpu_free[node].mib[gpu], memory),
+                                           sluice_levels_needed(need->share, memory));
+            int64_t loss = single + (row->idle >> gpu & 1 ? loss_of_block(prices, idle - *idle_taken, 1) : 0);
+            if (best < 0 || loss < best_loss) {
+                best = gpu;
+                best_loss = loss;
+                best_gpu_loss = single;
+            }
+        }
+        chosen |= (uint16_t)(1u << best);
+        *gpu_loss += best_gpu_loss;
+        *idle_taken += row->idle >> best & 1;
+    }
+    return chosen;
 }
 
 int64_t sluice_score_sluice(const struct sluice_cluster *cluster, uint32_t node, const struct need *need, int gpus,
                             uint16_t fit, uint16_t *chosen, struct terms *terms)
 {
-    return sluice_score_fgd(cluster, node, need, gpus, fit, chosen, terms);
+    const struct score_index *index = cluster->index;
+    if (!index->priced)
+        set_prices(cluster);
+    const struct filing *filing = &index->filings[node];
+    const struct prices *prices = &index->kinds[filing->kind]->prices[filing->kappa];
+    int64_t gpu_loss = 0;
+    int idle_taken = gpus;
+    if (gpus && need->share) {
+        *chosen = pick_shares(cluster, node, prices, need, gpus, fit, &gpu_loss, &idle_taken);
+    } else {
+        *chosen = gpus ? sluice_pick(cluster, node, need, gpus, fit) : 0;
+        gpu_loss = gpus * prices->worth[LEVELS];
+    }
+    int64_t block_loss = loss_of_block(prices, sluice_count(cluster->nodes[node].idle), idle_taken);
+    int64_t cpu_loss = loss_of_cpus(prices, need->cpus + gpus * need->cpus_per_gpu);
+    sluice_add_term(terms, "gpu_worth_lost_permille", thousandths(gpu_loss));
+    sluice_add_term(terms, "idle_block_lost_permille", thousandths(block_loss));
+    sluice_add_term(terms, "cpus_priced_permille", thousandths(cpu_loss));
+    return -((gpu_loss + block_loss + cpu_loss) / STEP);
+}
+
+/* ---- the search ---- */
+
+/* The best so far. */
+struct search {
+    struct sluice_cluster *cluster;
+    const struct need *need;
+    int64_t steps; /* the loss of `node`, in steps */
+    uint32_t node; /* NONE: none yet */
+    uint32_t rank;
+};
+
+/* A bucket all of whose nodes lose the same. */
+static void search_bucket(struct search *search, const struct bucket *bucket, int64_t loss)
+{
+    int64_t steps = loss / STEP;
+    if (steps > search->steps)
+        return;
+    uint32_t before = steps < search->steps ? NONE : search->rank;
+    uint32_t node = sluice_bucket_first(search->cluster, bucket, search->need, before);
+    if (node == NONE)
+        return;
+    search->steps = steps;
+    search->node = node;
+    search->rank = search->cluster->nodes[node].rank;
+}
+
+static void search_shares(struct search *search, const struct group *group, const struct prices *prices,
+                          uint32_t levels, int64_t cpu_loss)
+{
+    /* From the level where it may just fit upwards. */
+    for (uint32_t word = (levels - 1) / 64; word < SLOT_WORDS; word++) {
+        uint64_t set = group->filled[word];
+        if (word == (levels - 1) / 64)
+            set &= ~(uint64_t)0 << ((levels - 1) % 64);
+        for (; set; set &= set - 1) {
+            uint32_t slot = word * 64 + (uint32_t)__builtin_ctzll(set);
+            if (slot >= SLOT_NODE)
+                return;
+            int64_t loss = cpu_loss;
+            if (slot >= SLOT_IDLE)
+                loss += loss_of_share(prices, LEVELS, levels) + loss_of_block(prices, (int)slot - SLOT_IDLE + 1, 1);
+            else
+                loss += loss_of_share(prices, slot, levels);
+            search_bucket(search, &group->buckets[slot], loss);
+        }
+    }
+}
+
+static void search_group(struct search *search, const struct node_kind *kind, int kappa)
+{
+    const struct need *need = search->need;
+    const struct group *group = &kind->groups[kappa];
+    const struct prices *prices = &kind->prices[kappa];
+    int64_t loss = loss_of_cpus(prices, need->cpus);
+    if (need->gpus == 0) {
+        search_bucket(search, &group->buckets[SLOT_NODE], loss);
+    } else if (need->share) {
+        search_shares(search, group, prices, sluice_levels_needed(need->share, kind->memory), loss);
+    } else {
+        loss += need->gpus * prices->worth[LEVELS];
+        for (int idle = need->gpus; idle <= (int)kind->gpu_count; idle++)
+            search_bucket(search, &group->buckets[SLOT_IDLE + idle - 1],
+                          loss + loss_of_block(prices, idle, need->gpus));
+    }
+}
+
+/* A lower bound on what the need loses in the group, in steps. */
+static int64_t bound(const struct node_kind *kind, int kappa, const struct need *need, uint32_t levels)
+{
+    const struct prices *prices = &kind->prices[kappa];
+    int64_t loss = loss_of_cpus(prices, need->cpus);
+    if (need->gpus)
+        loss += need->share ? prices->least_loss[levels] : need->gpus * prices->worth[LEVELS];
+    return loss / STEP;
+}
+
+/* The nodes that lie in no bucket. */
+static void search_others(struct search *search, const uint64_t *candidates)
+{
+    struct sluice_cluster *cluster = search->cluster;
+    const uint64_t *others = cluster->index->others;
+    for (size_t word = 0; word < (cluster->node_count + 63) / 64; word++) {
+        for (uint64_t set = others[word] & candidates[word]; set; set &= set - 1) {
+            uint32_t node = (uint32_t)(word * 64) + (uint32_t)__builtin_ctzll(set);
+            struct choice choice;
+            if (!sluice_try_node(cluster, &sluice_policies[SLUICE_POLICY_SLUICE], search->need, search->need->gpus,
+                                 node, &choice, NULL))
+                continue;
+            uint32_t rank = cluster->nodes[node].rank;
+            if (-choice.score < search->steps || (-choice.score == search->steps && rank < search->rank)) {
+                search->steps = -choice.score;
+                search->node = node;
+                search->rank = rank;
+            }
+        }
+    }
+}
+
+/* Few nodes to choose from are scored one by one: the buckets' bounds do not know which nodes are allowed. */
+static bool few_allowed(const struct sluice_cluster *cluster, const struct need *need)
+{
+    if (!need->allowed)
+        return false;
+    const uint64_t *candidates = sluice_candidates(cluster, need);
+    uint32_t count = 0;
+    for (size_t word = 0; word < (cluster->node_count + 63) / 64; word++)
+        count += (uint32_t)__builtin_popcountll(sluice_candidate_word(need, candidates, word));
+    return count < cluster->node_count / 16 + 64;
 }
 
 bool sluice_choose_sluice(struct sluice_cluster *cluster, const struct need *need, struct choice *choice)
 {
-    return sluice_scan(cluster, &sluice_policies[SLUICE_POLICY_SLUICE], need, choice);
+    const struct policy *policy = &sluice_policies[SLUICE_POLICY_SLUICE];
+    struct score_index *index = cluster->index;
+    if (!index->priced)
+        set_prices(cluster);
+    /* Shares of several GPUs would need buckets of sets of levels. */
+    if ((need->share && need->gpus > 1) || few_allowed(cluster, need))
+        return sluice_scan(cluster, policy, need, choice);
+
+    struct search search = {.cluster = cluster, .need = need, .steps = INT64_MAX, .node = NONE, .rank = NONE};
+    /* The group of the lowest bound first; then only those that can still win. */
+    const struct node_kind *first_kind = NULL;
+    int first_kappa = 0;
+    for (int pass = 0; pass < 2; pass++) {
+        int64_t lowest = INT64_MAX;
+        for (uint32_t i = KIND_OTHER + 1; i < index->kind_count; i++) {
+            const struct node_kind *kind = index->kinds[i];
+            if (!kind->kappas || (need->gpus && !could_take(kind, need)))
+                continue;
+            uint32_t levels = need->share ? sluice_levels_needed(need->share, kind->memory) : LEVELS;
+            for (uint32_t set = kind->kappas; set; set &= set - 1) {
+                int kappa = __builtin_ctz(set);
+                int64_t steps = bound(kind, kappa, need, levels);
+                if (pass == 0 && steps < lowest) {
+                    lowest = steps;
+                    first_kind = kind;
+                    first_kappa = kappa;
+                } else if (pass == 1 && steps <= search.steps && !(kind == first_kind && kappa == first_kappa)) {
+                    search_group(&search, kind, kappa);
+                }
+            }
+        }
+        if (pass == 0 && first_kind)
+            search_group(&search, first_kind, first_kappa);
+    }
+    search_others(&search, sluice_candidates(cluster, need));
+    if (search.node == NONE)
+        return false;
+    return sluice_try_node(cluster, policy, need, need->gpus, search.node, choice, NULL);
 }
