@@ -1,7 +1,7 @@
 """How long ``sluice probe`` takes as a whole process: start of Python, the vendors' libraries, sysfs, JSON.
 
 The vendors' libraries are the simulated ones, below the real Python packages; ``--real`` probes this machine's own
-GPUs. Where ``nvidia-smi`` is installed, its ``topo -m`` and ``-q`` together, which tell about as much, are timed beside.
+GPUs. Where ``nvidia-smi`` is installed, its ``topo -m`` and ``-q`` together, which tell about as much, are timed too.
 """
 
 from __future__ import annotations

@@ -121,11 +121,10 @@ class Machine:
         return CpuLayout(sockets, max(cores.values()), threads_per_core, number_cores(cpus))
 
     def memory_mib(self) -> int | None:
-        """Memory of the node as slurmd counts it, else the sum over its NUMA nodes."""
-        kib = _memory_kib(self.proc_root / "meminfo") or sum(
-            _memory_kib(entry / "meminfo") for entry in _entries(self.sys_root / "devices/system/node")
-        )
-        return kib // 1024 or None
+        """Memory of the node as a whole, or over its NUMA nodes, whose figures may miss memory plugged in later."""
+        whole = _memory_kib(self.proc_root / "meminfo")
+        nodes = sum(_memory_kib(entry / "meminfo") for entry in _entries(self.sys_root / "devices/system/node"))
+        return max(whole, nodes) // 1024 or None
 
     def has_device_file(self, file: str) -> bool:
         """Whether a file of /dev is there; True where device files are not looked for."""
