@@ -1,0 +1,61 @@
+"""A read-only look at a Slurm site: a list of small checks, each with a verdict and a remedy.
+
+Nothing of Sluice needs to be switched on, nothing is changed, and what cannot be looked at (not root, another host, a
+controller that does not answer) is skipped with the reason.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from gres_probe.doctor import accounting, control, hosts, nodes, plugins
+from gres_probe.doctor.model import CHECKS, CannotLookError, Check, Outcome, Patient, Verdict, skip
+from sluice_base.errors import SluiceError, UsageError
+
+__all__ = ["CHECKS", "Answer", "Check", "Outcome", "Patient", "Verdict", "examine"]
+
+_MODULES = (control, plugins, nodes, accounting, hosts)  # imported for the checks that they define
+BUDGET = 50.0  # seconds for all checks together, so that the whole stays within a minute
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An outcome and the check that it is of."""
+
+    check: Check
+    outcome: Outcome
+
+
+def examine(
+    patient: Patient,
+    names: Iterable[str] = (),
+    *,
+    progress: Callable[[Check], None] = lambda check: None,
+    budget: float = BUDGET,
+) -> list[Answer]:
+    """Run the named checks, or all; a check that goes wrong is skipped with the reason. Raises UsageError."""
+    wanted = list(names)
+    for name in wanted:
+        if name not in CHECKS:
+            raise UsageError(f"check {name!r}: unknown", remedy=f"choose from {', '.join(CHECKS)}")
+    answers: list[Answer] = []
+    deadline = time.monotonic() + budget
+    for name, check in CHECKS.items():
+        if wanted and name not in wanted:
+            continue
+        progress(check)
+        if time.monotonic() > deadline:
+            answers.append(Answer(check, skip("no time left", f"run it alone: sluice doctor --only {name}")))
+            continue
+        try:
+            outcomes = list(check.examine(patient))
+        except (CannotLookError, SluiceError) as error:
+            outcomes = [skip(str(error))]
+        except PermissionError as error:
+            outcomes = [skip(f"{error.filename}: {error.strerror}", "run as root to see it")]
+        except OSError as error:
+            outcomes = [skip(f"{error.filename}: {error.strerror}")]
+        answers += [Answer(check, outcome) for outcome in outcomes]
+    return answers

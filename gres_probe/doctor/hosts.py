@@ -1,0 +1,98 @@
+"""The hosts beneath: clock, names, backups."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+
+from gres_probe.doctor.model import CannotLookError, Outcome, Patient, check, fail, ok, warn
+from sluice_base.hostlist import fold
+
+_TIME_ERROR = 5  # adjtimex(2): the clock is not synchronised
+_MOST_NAMES = 256
+_NAMES_TIMEOUT_S = 5.0
+_DUMP = re.compile(r"mysqldump|mariadb-dump|mariabackup|xtrabackup|pg_dump|slurm_acct_db")
+_COPY = re.compile(r"(rsync|tar|borg|restic|bacula|snapshot|cp)\b.*(slurm|StateSave)", re.IGNORECASE)
+
+
+@check("time", "the clock is synchronised")
+def clock(patient: Patient) -> Iterator[Outcome]:
+    """The kernel's own word for it (adjtimex): credentials are refused when clocks differ."""
+    if patient.root != Path("/"):
+        raise CannotLookError("another root than this host's")
+    buffer = ctypes.create_string_buffer(512)  # struct timex, with modes = 0: read only
+    state = ctypes.CDLL(None, use_errno=True).adjtimex(buffer)
+    if state < 0:
+        raise CannotLookError("the kernel does not tell (adjtimex)")
+    if state == _TIME_ERROR:
+        yield warn("the clock of this host is not synchronised", "run chrony or another NTP client on every host")
+    else:
+        yield ok("synchronised")
+
+
+@check("names", "host names resolve")
+def names(patient: Patient) -> Iterator[Outcome]:
+    """Controllers and nodes, at most 256, all at once."""
+    wanted: dict[str, str] = {}
+    for line in patient.slurm.config.lines:
+        if line.head.key.lower() == "slurmctldhost":
+            host, _, address = line.head.text.rstrip(")").partition("(")
+            wanted[host] = address or host
+    for node in patient.slurm.nodes.values():
+        if node.text("state").upper() not in ("CLOUD", "FUTURE"):
+            wanted[node.name] = node.text("nodeaddr") or node.text("nodehostname") or node.name
+    chosen = dict(list(wanted.items())[:_MOST_NAMES])
+    pool = ThreadPoolExecutor(max_workers=32)
+    try:
+        lookups = {name: pool.submit(_resolves, address) for name, address in chosen.items()}
+        wait(lookups.values(), timeout=_NAMES_TIMEOUT_S)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+    lost = [
+        name for name, lookup in lookups.items() if lookup.done() and not lookup.cancelled() and not lookup.result()
+    ]
+    slow = [name for name, lookup in lookups.items() if not lookup.done() or lookup.cancelled()]
+    if lost:
+        yield fail(f"no address for {fold(lost)}", "add them to DNS or /etc/hosts, or set NodeAddr")
+    if slow:
+        yield warn(f"no answer for {fold(slow)} within {_NAMES_TIMEOUT_S:.0f} s", "look at the resolver")
+    if not lost and not slow:
+        yield ok(f"{len(chosen)} names")
+
+
+def _resolves(address: str) -> bool:
+    try:
+        socket.getaddrinfo(address, None)
+    except (OSError, UnicodeError):
+        return False
+    return True
+
+
+@check("backups", "something backs up the database and the state")
+def backups(patient: Patient) -> Iterator[Outcome]:
+    """Signs of it in cron and systemd timers of this host; what runs elsewhere cannot be seen."""
+    texts = []
+    for pattern in ("etc/cron*/*", "etc/crontab", "var/spool/cron/**/*", "etc/systemd/system/*.service"):
+        for path in patient.root.glob(pattern):
+            try:
+                if path.is_file() and path.stat().st_size < 1 << 20:
+                    texts.append(path.read_text(errors="replace"))
+            except OSError:
+                continue
+    lines = [line for text in texts for line in text.splitlines() if not line.lstrip().startswith("#")]
+    dump, copy = any(map(_DUMP.search, lines)), any(map(_COPY.search, lines))
+    if not dump:
+        yield warn(
+            "no dump of the accounting database in cron or systemd here",
+            "run mariadb-dump --single-transaction nightly",
+        )
+    if not copy:
+        yield warn(
+            "no copy of the Slurm configuration and state here", "copy the configuration and StateSaveLocation nightly"
+        )
+    if dump and copy:
+        yield ok("a database dump and a copy of Slurm's files are scheduled here")

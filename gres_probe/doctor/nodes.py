@@ -1,0 +1,182 @@
+"""The nodes: their state, GRES, isolation, drivers, and the programs that run around a job."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from gres_probe.doctor.model import CannotLookError, Outcome, Patient, check, fail, ok, skip, warn
+from gres_probe.lint import Severity, Site, lint
+from gres_probe.slurm_conf import ConfigFile
+from sluice_base.hostlist import fold
+
+_SLURM_COMMANDS = re.compile(
+    r"(?<![\w/-])(?:/[\w/.-]*/)?(squeue|sinfo|scontrol|sacct|sacctmgr|sbatch|srun|scancel)(?![\w.-])"
+)
+_MOST_BYTES = 1 << 20
+
+
+@check("nodes", "nodes can run jobs")
+def node_states(patient: Patient) -> Iterator[Outcome]:
+    """Nodes that are down, drained or refused, and why."""
+    nodes = patient.nodes
+    groups: dict[tuple[str, str], list[str]] = {}
+    for node in nodes:
+        if not node.available:
+            state = "+".join([node.state, *sorted(node.flags)])
+            groups.setdefault((state, node.reason), []).append(node.name)
+    for (state, reason), names in sorted(groups.items(), key=lambda item: -len(item[1]))[:10]:
+        say = fail if "invalid_reg" in state or re.search(r"gres/\S+ count", reason) else warn
+        yield say(f"{fold(names)}: {state}{f': {reason}' if reason else ''}", "see the node's slurmd log; sluice lint")
+    usable = sum(node.available for node in nodes)
+    if usable == len(nodes):
+        yield ok(f"{usable} of {len(nodes)} nodes available")
+    elif not usable:
+        yield fail(f"none of {len(nodes)} nodes is available", "start with the reasons above")
+
+
+@check("gres", "GRES configuration")
+def gres(patient: Patient) -> Iterator[Outcome]:
+    """Everything that `sluice lint` finds, in short."""
+    inventories = {}
+    if patient.inventory_dir is not None and patient.inventory_dir.is_dir():
+        from gres_probe.collect import load_inventories
+
+        inventories = load_inventories(patient.inventory_dir).inventories
+    findings = lint(
+        Site(patient.slurm, gres=patient.config_file("gres.conf"), inventories=inventories, version=patient.version)
+    )
+    for finding in findings[:8]:
+        concerned = f" ({fold(finding.nodes)})" if finding.nodes else ""
+        say = warn if finding.rule.severity is Severity.WARNING else fail
+        title = f"{finding.rule.code}: {finding.rule.title}"
+        yield say(f"{finding.place}: {title}: {finding.what}{concerned}", finding.rule.remedy)
+    if len(findings) > 8:
+        yield warn(f"and {len(findings) - 8} more", "sluice lint lists them all")
+    types = patient.slurm.words("GresTypes")
+    gpus = [node for node in patient.slurm.nodes.values() if "gpu" in node.text("gres")]
+    if not gpus:
+        yield warn("no node has GPUs in slurm.conf", "find them: sluice probe; write them: sluice gres write")
+    elif not findings:
+        yield ok(f"{len(gpus)} nodes with GPUs, GresTypes={','.join(types)}")
+
+
+@check("cgroup", "jobs are confined to their devices, cores and memory")
+def cgroup(patient: Patient) -> Iterator[Outcome]:
+    """The cgroup plugins, and what cgroup.conf constrains."""
+    problems = 0
+    track, task = patient.option("ProctrackType"), patient.option("TaskPlugin")
+    if "cgroup" not in track:
+        problems += 1
+        yield fail(
+            f"ProctrackType={track or 'unset'}: processes can escape their job", "set ProctrackType=proctrack/cgroup"
+        )
+    if "cgroup" not in task:
+        problems += 1
+        yield fail(f"TaskPlugin={task or 'unset'}: jobs can open every GPU", "set TaskPlugin=task/affinity,task/cgroup")
+    conf = patient.config_file("cgroup.conf")
+    for key, severe, meaning in (
+        ("ConstrainDevices", True, "jobs can open every GPU"),
+        ("ConstrainRAMSpace", False, "a job can take the node's memory"),
+        ("ConstrainCores", False, "a job can use every core"),
+    ):
+        if _setting(conf, key).lower() not in ("yes", "true", "1"):
+            problems += 1
+            yield (fail if severe else warn)(f"cgroup.conf: {key} is off: {meaning}", f"set {key}=yes in cgroup.conf")
+    plugin = _setting(conf, "CgroupPlugin") or "autodetect"
+    unified = patient.host("/sys/fs/cgroup/cgroup.controllers").exists()
+    if plugin == "cgroup/v1" and unified:
+        yield warn("CgroupPlugin=cgroup/v1, this host has cgroup v2", "set CgroupPlugin=autodetect")
+    elif plugin == "cgroup/v2" and not unified:
+        yield fail("CgroupPlugin=cgroup/v2, this host has cgroup v1", "set CgroupPlugin=autodetect")
+    elif not problems:
+        yield ok(f"{track}, {task}, {plugin}")
+
+
+def _setting(conf: ConfigFile | None, key: str) -> str:
+    for line in reversed(conf.lines if conf else []):
+        value = line.get(key.lower())
+        if value is not None:
+            return value.text
+    return ""
+
+
+@check("drivers", "drivers on this host")
+def drivers(patient: Patient) -> Iterator[Outcome]:
+    """What `sluice probe` sees here."""
+    from gres_probe.probe import probe_node
+
+    if patient.root != Path("/"):
+        raise CannotLookError("another root than this host's")
+    inventory = probe_node(timeout=8.0)
+    for problem in inventory.problems:
+        which = "" if problem.index is None else f" {problem.index}"
+        yield fail(f"{problem.vendor} GPU{which}: {problem.what}", problem.remedy or "see: sluice probe")
+    for gpu in inventory.gpus:
+        if gpu.health not in ("ok", "unknown"):
+            yield warn(
+                f"{gpu.vendor} GPU {gpu.index} is {gpu.health}: {'; '.join(gpu.health_reasons)}", "see: sluice probe"
+            )
+    seen = Counter(f"{gpu.vendor} {gpu.driver_version}" for gpu in inventory.gpus)
+    if seen:
+        yield ok(", ".join(f"{count} GPUs on driver {name}" for name, count in seen.items()))
+    elif not inventory.problems:
+        yield skip("no GPU on this host", "run sluice doctor on a GPU node as well")
+
+
+@check("prolog", "prolog, epilog and health check")
+def prolog(patient: Patient) -> Iterator[Outcome]:
+    """The programs are there, safe to run as root, and do not call Slurm; a hanging one ends."""
+    found = 0
+    for option in (
+        "Prolog",
+        "Epilog",
+        "HealthCheckProgram",
+        "TaskProlog",
+        "TaskEpilog",
+        "PrologSlurmctld",
+        "EpilogSlurmctld",
+    ):
+        for pattern in filter(None, re.split(r"[:,]", patient.option(option).replace("[0]", ""))):
+            found += 1
+            yield from _check_program(patient, option, pattern)
+    if not patient.option("Prolog") and not patient.option("Prolog[0]"):
+        yield warn("no Prolog: nothing checks a GPU before a job gets it", "see docs/doctor.md, prolog")
+    flags = patient.option("PrologFlags").lower()
+    if "contain" not in flags and "alloc" not in flags:
+        yield warn("PrologFlags lacks Alloc: Prolog runs only at the first step", "set PrologFlags=Alloc,Contain")
+    if patient.option("PrologEpilogTimeout", "65534") in ("65534", "0"):
+        yield warn("PrologEpilogTimeout is not set: a hanging Prolog blocks its node", "set PrologEpilogTimeout=120")
+    interval = re.match(r"\d+", patient.option("HealthCheckInterval", "0"))
+    if not patient.option("HealthCheckProgram") or not interval or int(interval[0]) == 0:
+        yield warn("no HealthCheckProgram: broken GPUs keep getting jobs", "set it, and HealthCheckInterval=300")
+    if found:
+        yield ok(f"{found} programs")
+
+
+def _check_program(patient: Patient, option: str, pattern: str) -> Iterator[Outcome]:
+    base = Path(pattern if pattern.startswith("/") else patient.folder / pattern)
+    paths = sorted(patient.root.glob(str(base).lstrip("/"))) if "*" in pattern else [patient.host(base)]
+    for path in paths or [patient.host(base)]:
+        if not path.exists():
+            yield warn(f"{option}={pattern} is not on this host", "see that it is on every node")
+            continue
+        mode = path.stat().st_mode
+        if path.is_file() and not mode & stat.S_IXUSR:
+            yield fail(f"{option}: {path} cannot be executed", f"chmod +x {path}")
+        if mode & (stat.S_IWOTH | stat.S_IWGRP) and not option.startswith("Task"):
+            yield fail(f"{option}: {path} may be written by others, and root runs it", f"chmod go-w {path}")
+        if path.is_file() and os.access(path, os.R_OK) and not option.startswith("Task"):
+            with path.open("rb") as file:
+                text = file.read(_MOST_BYTES).decode(errors="replace")
+            code = "\n".join(line.split("#")[0] for line in text.splitlines()) if text.startswith("#!") else ""
+            called = _SLURM_COMMANDS.search(code)
+            if called and option in ("Prolog", "Epilog"):
+                yield warn(
+                    f"{option}: {path} calls {called[1]}: with many nodes this stalls slurmctld",
+                    "use the SLURM_* variables that Slurm gives it",
+                )

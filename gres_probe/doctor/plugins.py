@@ -1,0 +1,69 @@
+"""The plugins that slurm.conf names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from gres_probe.doctor.model import CannotLookError, Outcome, Patient, check, fail, ok, warn
+
+_OPTIONS = (
+    "AccountingStorageType", "AuthType", "JobAcctGatherType", "JobCompType", "PreemptType", "PriorityType",
+    "PrioritySiteFactorPlugin", "ProctrackType", "SchedulerType", "SelectType", "SwitchType", "TaskPlugin",
+    "TopologyPlugin",
+)  # fmt: skip
+_NO_PLUGIN = frozenset({"", "none", "(null)"})
+_WITHOUT_FILE_SINCE_23_11 = frozenset({"accounting_storage/none", "jobcomp/none", "preempt/none", "switch/none"})
+
+
+@check("plugins", "plugins are installed")
+def plugins(patient: Patient) -> Iterator[Outcome]:
+    """Every plugin that the configuration names is in one of the folders of PluginDir."""
+    setting = patient.option("PluginDir")
+    if not setting:
+        raise CannotLookError("PluginDir is not in slurm.conf and slurmctld does not answer")
+    folders = [patient.host(folder) for folder in setting.split(":")]
+    for folder in folders:
+        if not folder.is_dir():
+            yield fail(f"PluginDir: {folder} does not exist on this host", "correct PluginDir, or install the plugins")
+        elif folder.stat().st_mode & 0o002:
+            yield fail(f"PluginDir: {folder} may be written by everyone", f"chmod o-w {folder}")
+    missing = []
+    names = _wanted(patient)
+    for kind, name in names:
+        file = f"{kind}_{name}.so"
+        if not any((folder / file).exists() for folder in folders):
+            missing.append(f"{kind}/{name}")
+    if missing:
+        yield fail(f"not installed: {', '.join(missing)}", f"install them into {setting}")
+    else:
+        yield ok(f"{len(names)} plugins in {setting}")
+    stack = patient.host(patient.option("PlugStackConfig", str(patient.folder / "plugstack.conf")))
+    yield from _check_plugstack(stack, folders)
+
+
+def _wanted(patient: Patient) -> list[tuple[str, str]]:
+    wanted = []
+    for option in _OPTIONS:
+        for value in patient.option(option).split(","):
+            kind, slash, name = value.strip().partition("/")
+            if slash and name not in _NO_PLUGIN and value not in _WITHOUT_FILE_SINCE_23_11:
+                wanted.append((kind, name.partition("/")[0]))
+    submit = patient.option("JobSubmitPlugins")
+    wanted += [("job_submit", name.rpartition("/")[2]) for name in submit.split(",") if name not in _NO_PLUGIN]
+    wanted += [
+        ("gres", name) for name in patient.option("GresTypes").split(",") if name in ("gpu", "mps", "nic", "shard")
+    ]
+    return list(dict.fromkeys(wanted))
+
+
+def _check_plugstack(stack: Path, folders: list[Path]) -> Iterator[Outcome]:
+    if not stack.is_file():
+        return
+    for line in stack.read_text(errors="replace").splitlines():
+        words = line.split("#")[0].split()
+        if len(words) >= 2 and words[0] in ("required", "optional"):
+            path = Path(words[1])
+            if not (path.exists() if path.is_absolute() else any((folder / path).exists() for folder in folders)):
+                say = fail if words[0] == "required" else warn
+                yield say(f"{stack}: {words[1]} does not exist", "install it, or remove the line")
