@@ -11,12 +11,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from gres_probe.doctor import accounting, control, hosts, nodes, plugins
-from gres_probe.doctor.model import CHECKS, CannotLookError, Check, Outcome, Patient, Verdict, skip
+from gres_probe.doctor.model import REGISTERED, CannotLookError, Check, Outcome, Patient, Verdict, skip
 from sluice_base.errors import SluiceError, UsageError
 
 __all__ = ["CHECKS", "Answer", "Check", "Outcome", "Patient", "Verdict", "examine"]
 
-_MODULES = (control, plugins, nodes, accounting, hosts)  # imported for the checks that they define
+CHECKS: dict[str, Check] = {  # in the order of the report, which is not that of the imports
+    name: check
+    for module in (control, plugins, nodes, accounting, hosts)
+    for name, check in REGISTERED.items()
+    if check.examine.__module__ == module.__name__
+}
 BUDGET = 50.0  # seconds for all checks together, so that the whole stays within a minute
 
 
@@ -57,5 +62,7 @@ def examine(
             outcomes = [skip(f"{error.filename}: {error.strerror}", "run as root to see it")]
         except OSError as error:
             outcomes = [skip(f"{error.filename}: {error.strerror}")]
+        if any(outcome.verdict is not Verdict.OK for outcome in outcomes):  # all else about it is not "ok"
+            outcomes = [outcome for outcome in outcomes if outcome.verdict is not Verdict.OK]
         answers += [Answer(check, outcome) for outcome in outcomes]
     return answers

@@ -52,10 +52,8 @@ def names(patient: Patient) -> Iterator[Outcome]:
         wait(lookups.values(), timeout=_NAMES_TIMEOUT_S)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-    lost = [
-        name for name, lookup in lookups.items() if lookup.done() and not lookup.cancelled() and not lookup.result()
-    ]
     slow = [name for name, lookup in lookups.items() if not lookup.done() or lookup.cancelled()]
+    lost = [name for name, lookup in lookups.items() if name not in slow and not lookup.result()]
     if lost:
         yield fail(f"no address for {fold(lost)}", "add them to DNS or /etc/hosts, or set NodeAddr")
     if slow:
@@ -87,12 +85,13 @@ def backups(patient: Patient) -> Iterator[Outcome]:
     dump, copy = any(map(_DUMP.search, lines)), any(map(_COPY.search, lines))
     if not dump:
         yield warn(
-            "no dump of the accounting database in cron or systemd here",
-            "run mariadb-dump --single-transaction nightly",
+            "no dump of the accounting database is scheduled on this host",
+            "run mariadb-dump --single-transaction nightly on the database's host",
         )
     if not copy:
         yield warn(
-            "no copy of the Slurm configuration and state here", "copy the configuration and StateSaveLocation nightly"
+            "no copy of Slurm's configuration and state is scheduled on this host",
+            "copy the configuration and StateSaveLocation nightly",
         )
     if dump and copy:
         yield ok("a database dump and a copy of Slurm's files are scheduled here")

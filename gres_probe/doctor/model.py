@@ -153,14 +153,14 @@ class Check:
     examine: Examine
 
 
-CHECKS: dict[str, Check] = {}
+REGISTERED: dict[str, Check] = {}
 
 
 def check(name: str, title: str) -> Callable[[Examine], Examine]:
-    """Put a function on the list; the order of definition is the order of the report."""
+    """Put a function on the list."""
 
     def register(examine: Examine) -> Examine:
-        CHECKS[name] = Check(name, title, examine)
+        REGISTERED[name] = Check(name, title, examine)
         return examine
 
     return register

@@ -17,6 +17,9 @@ from sluice_base.hostlist import fold
 _SLURM_COMMANDS = re.compile(
     r"(?<![\w/-])(?:/[\w/.-]*/)?(squeue|sinfo|scontrol|sacct|sacctmgr|sbatch|srun|scancel)(?![\w.-])"
 )
+_PROGRAMS = (
+    "Prolog", "Epilog", "HealthCheckProgram", "TaskProlog", "TaskEpilog", "PrologSlurmctld", "EpilogSlurmctld",
+)  # fmt: skip
 _MOST_BYTES = 1 << 20
 
 
@@ -118,9 +121,8 @@ def drivers(patient: Patient) -> Iterator[Outcome]:
         yield fail(f"{problem.vendor} GPU{which}: {problem.what}", problem.remedy or "see: sluice probe")
     for gpu in inventory.gpus:
         if gpu.health not in ("ok", "unknown"):
-            yield warn(
-                f"{gpu.vendor} GPU {gpu.index} is {gpu.health}: {'; '.join(gpu.health_reasons)}", "see: sluice probe"
-            )
+            reasons = "; ".join(gpu.health_reasons)
+            yield warn(f"{gpu.vendor} GPU {gpu.index} is {gpu.health}: {reasons}", "see: sluice probe")
     seen = Counter(f"{gpu.vendor} {gpu.driver_version}" for gpu in inventory.gpus)
     if seen:
         yield ok(", ".join(f"{count} GPUs on driver {name}" for name, count in seen.items()))
@@ -132,15 +134,7 @@ def drivers(patient: Patient) -> Iterator[Outcome]:
 def prolog(patient: Patient) -> Iterator[Outcome]:
     """The programs are there, safe to run as root, and do not call Slurm; a hanging one ends."""
     found = 0
-    for option in (
-        "Prolog",
-        "Epilog",
-        "HealthCheckProgram",
-        "TaskProlog",
-        "TaskEpilog",
-        "PrologSlurmctld",
-        "EpilogSlurmctld",
-    ):
+    for option in _PROGRAMS:
         for pattern in filter(None, re.split(r"[:,]", patient.option(option).replace("[0]", ""))):
             found += 1
             yield from _check_program(patient, option, pattern)

@@ -51,9 +51,8 @@ def _wanted(patient: Patient) -> list[tuple[str, str]]:
                 wanted.append((kind, name.partition("/")[0]))
     submit = patient.option("JobSubmitPlugins")
     wanted += [("job_submit", name.rpartition("/")[2]) for name in submit.split(",") if name not in _NO_PLUGIN]
-    wanted += [
-        ("gres", name) for name in patient.option("GresTypes").split(",") if name in ("gpu", "mps", "nic", "shard")
-    ]
+    types = patient.option("GresTypes").split(",")
+    wanted += [("gres", name) for name in types if name in ("gpu", "mps", "nic", "shard")]
     return list(dict.fromkeys(wanted))
 
 
