@@ -1,0 +1,238 @@
+"""The main job on a cluster on this machine, as `make demo` shows it: every command is real, and so is what it prints.
+
+Each step checks that it showed what it says; a step that did not ends the demonstration with exit status 1.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from dev_cluster.cluster import DevCluster, require_root
+from dev_cluster.layout import INSIDE, LOGIN
+from sluice_base.errors import SluiceError
+
+SLUICE = (sys.executable, "-m", "admin_cli.main")
+
+# What a tenant would try: open every GPU of the node. No driver stands behind a simulated device file, so that one that
+# may be opened answers "No such device or address", and one that may not "Operation not permitted".
+OPEN_EVERY_GPU = """
+import errno, glob, os
+for path in sorted(glob.glob("/dev/nvidia[0-9]*") + glob.glob("/dev/dri/renderD*")):
+    try:
+        os.close(os.open(path, os.O_RDWR))
+        answer = "opens"
+    except OSError as error:
+        answer = "opens" if error.errno == errno.ENXIO else "refused: " + os.strerror(error.errno)
+    print(f"{path}  {answer}")
+"""
+
+# Allocates device memory through the simulated driver's own C interface, as a training run would, and holds it.
+HOLD_MEMORY = """
+import ctypes, sys, time
+cuda = ctypes.CDLL("libcuda.so.1")
+context, address = ctypes.c_void_p(), ctypes.c_uint64()
+for call in (cuda.cuInit(0), cuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0),
+             cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(int(sys.argv[1]) << 20))):
+    assert call == 0, f"CUDA error {call}"
+print("allocated", sys.argv[1], "MiB", flush=True)
+time.sleep(600)
+"""
+
+
+class Stage:
+    """Prints what happens and why, runs it, and checks it."""
+
+    def __init__(self, cluster: DevCluster) -> None:
+        self.cluster = cluster
+        self.colour = sys.stdout.isatty()
+        self.steps = 0
+
+    def step(self, title: str, why: str) -> None:
+        """Announce a step."""
+        self.steps += 1
+        head = f"{self.steps}. {title}"
+        print(f"\n\033[1m{head}\033[0m" if self.colour else f"\n{head}")
+        print(textwrap.fill(why, 110, initial_indent="   ", subsequent_indent="   "), flush=True)
+
+    def run(
+        self,
+        words: Sequence[str],
+        *,
+        user: str = "root",
+        node: str = LOGIN,
+        shown: str | None = None,
+        lines: int = 40,
+        check: bool = True,
+    ) -> str:
+        """Run a command inside the cluster, show it as typed and what it printed, and return that."""
+        typed = shown or shlex.join(words)
+        done = self.cluster.run(list(words), user=user, node=node, timeout=120, check=check)
+        output = done.stdout + done.stderr
+        prompt = f"   {user}@{node}$ "
+        print(f"\033[36m{prompt}{typed}\033[0m" if self.colour else prompt + typed)
+        printed = output.rstrip().splitlines()
+        for line in printed[:lines]:
+            print(f"   {line}")
+        if len(printed) > lines:
+            print(f"   ... {len(printed) - lines} more lines")
+        sys.stdout.flush()
+        return output
+
+    def sluice(self, *words: str, node: str = LOGIN, lines: int = 40) -> str:
+        """A command of Sluice itself."""
+        return self.run([*SLUICE, *words], node=node, shown=shlex.join(["sluice", *words]), lines=lines)
+
+    def expect(self, truth: bool, claim: str) -> None:
+        """Stop unless what was just shown is what was claimed."""
+        if not truth:
+            raise SluiceError(f"demo, step {self.steps}: not as it should be: {claim}")
+
+    def wait(self, what: str, done: Callable[[], bool], timeout: float = 60) -> None:
+        """Wait quietly until something has happened."""
+        deadline = time.monotonic() + timeout
+        while not done():
+            if time.monotonic() > deadline:
+                raise SluiceError(f"demo, step {self.steps}: {what}: not within {timeout:g} s")
+            time.sleep(0.2)
+
+
+def discover(stage: Stage) -> None:
+    """Probe, inventory, topology, and what became of them in Slurm."""
+    stage.step(
+        "Find the GPUs of a node",
+        "The probe asks each vendor's own library. On this node NVIDIA's device numbers differ from its ordinals; "
+        "Slurm has to be told the file, not the number.",
+    )
+    probed = stage.sluice("probe", node="mixed-1")
+    stage.expect(all(word in probed for word in ("nvidia", "intel", "amd")), "all three vendors were found")
+
+    stage.step("The whole cluster", "Every node left its inventory in the drop folder; nothing is typed by hand.")
+    inventory = stage.sluice("inventory", "--by", "model", "--inventory-dir", f"{INSIDE}/inventory")
+    stage.expect("H100" in inventory and "MI300X" in inventory, "models of several vendors are listed")
+
+    stage.step("How GPUs are linked", "The matrix known from nvidia-smi topo -m, for every vendor: here Intel's Xe Link.")
+    stage.sluice("topo", node="max1550-1", lines=6)
+
+    stage.step(
+        "What Slurm was told",
+        "From the inventories Sluice wrote gres.conf and the node lines. One shard is one MiB of GPU memory. The linter "
+        "knows what slurmd and slurmctld would complain about.",
+    )
+    told = stage.run(["sinfo", "-N", "-o", "%.10N %.6t %G"])
+    stage.expect("gpu:mi300x:8" in told and "gpu:h100:8" in told, "sinfo shows the GPUs")
+    stage.sluice("lint", "--no-devices", "--inventory-dir", f"{INSIDE}/inventory")
+
+
+def submit(stage: Stage) -> None:
+    """Jobs of two tenants on each vendor, across nodes, and on one shared GPU."""
+    stage.step(
+        "Two tenants, three vendors",
+        "Plain srun. Each job sees its GPUs through its vendor's own variable, as its vendor's libraries expect.",
+    )
+    show = "echo $(id -un) on $(hostname): $(env | grep -E '^(CUDA_VISIBLE_DEVICES|ROCR_VISIBLE_DEVICES|ZE_AFFINITY_MASK)=')"
+    for user, gres, variable in (
+        ("alice", "gpu:h100:2", "CUDA_VISIBLE_DEVICES"),
+        ("bob", "gpu:mi300x:4", "ROCR_VISIBLE_DEVICES"),
+        ("bob", "gpu:max1550:1", "ZE_AFFINITY_MASK"),
+    ):
+        printed = stage.run(["srun", f"--gres={gres}", "bash", "-c", show], user=user, shown=f"srun --gres={gres} ...")
+        stage.expect(variable in printed and f"{user} on" in printed, f"{user}'s job got {variable}")
+
+    stage.step("Across nodes", "One job, a GPU on each of three nodes, NVIDIA only (features come from the inventory).")
+    hosts = stage.run(["srun", "-N3", "--gres=gpu:1", "--constraint=nvidia", "hostname"], user="alice")
+    stage.expect(len(set(hosts.split())) == 3, "three hosts answered")
+
+    stage.step(
+        "Isolation",
+        "A job that was given one GPU tries to open all of its node's; the kernel's device cgroup decides.",
+    )
+    opened = stage.run(
+        ["srun", "-w", "h100-1", "--gres=gpu:1", "/usr/bin/python3", "-c", OPEN_EVERY_GPU],
+        user="bob",
+        shown="srun -w h100-1 --gres=gpu:1 python3 open-every-gpu.py",
+    )
+    stage.expect(opened.count("opens") == 1 and opened.count("refused") == 7, "one of eight GPUs opens")
+
+    stage.step(
+        "Two tenants on one GPU",
+        "10 GiB is --gres=shard:10240. Alice's 30 GiB and Bob's 45 GiB fit one H100 of 80 GB; their processes hold real "
+        "(simulated) device memory, which the probe sees. Holding each to its limit is what comes next in Sluice.",
+    )
+    for user, gib in (("alice", 30), ("bob", 45)):
+        run = f"exec /usr/bin/python3 -c {shlex.quote(HOLD_MEMORY)} {gib * 1000}"
+        stage.run(
+            ["sbatch", "-w", "h100-1", f"--gres=shard:{gib * 1024}", "-J", f"train-{user}", "--wrap", run],
+            user=user,
+            shown=f"sbatch -w h100-1 --gres=shard:{gib * 1024} -J train-{user} train.sh",
+        )
+    stage.wait("both jobs hold their memory", lambda: _memory_in_use(stage) > 75_000)
+    stage.run(["squeue", "-o", "%.6i %.12j %.8u %.2t %.10N %b"])
+    used = stage.run(
+        [*SLUICE, "probe", "-o", "index,model,memory,used"], node="h100-1", shown="sluice probe -o index,model,memory,used"
+    )
+    stage.expect("7" in used, "the probe shows the memory in use")
+    stage.run(["scancel", "--name=train-alice,train-bob"])
+
+
+def _memory_in_use(stage: Stage) -> int:
+    printed = stage.cluster.run([*SLUICE, "probe", "--json"], node="h100-1", timeout=60).stdout
+    from gres_probe.inventory import Inventory
+
+    return sum(gpu.memory_used_mib or 0 for gpu in Inventory.from_json(printed, source="probe").gpus)
+
+
+def report(stage: Stage) -> None:
+    """What accounting knows."""
+    stage.step("Who used what", "Slurm's accounting has every GPU and every MiB, by tenant.")
+    fields = ["sacct", "-a", "-X", "-S", "now-1hour", "-o", "JobID,User,Account,AllocTRES%62,State,Elapsed"]
+    stage.wait("accounting has all jobs", lambda: _settled(stage))
+    accounted = stage.run(fields)
+    stage.expect("gres/shard=30720" in accounted and "biology" in accounted, "shares of GPU memory are accounted")
+
+
+def _settled(stage: Stage) -> bool:
+    listed = stage.cluster.run(["sacct", "-a", "-X", "-n", "-P", "-S", "now-1hour", "-o", "State"]).stdout.split("\n")
+    states = [state for state in listed if state]
+    return len(states) >= 7 and not any(state.startswith(("RUNNING", "PENDING")) for state in states)
+
+
+def main() -> int:
+    """Run the whole demonstration; 0 when everything was as it should be."""
+    try:
+        require_root("make demo")
+        with tempfile.TemporaryDirectory(prefix="sluice-demo-", dir="/var/tmp") as folder:
+            _show(DevCluster(Path(folder) / "cluster"))
+    except SluiceError as error:
+        print(f"sluice: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nsluice: interrupted; the cluster is down", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _show(cluster: DevCluster) -> None:
+    stage = Stage(cluster)
+    try:
+        stage.step(
+            "A Slurm cluster on this machine",
+            "munge, MariaDB, slurmdbd, two slurmctld and a slurmd for each node: Slurm's own daemons. Only the hardware "
+            "is simulated, below the vendors' C libraries.",
+        )
+        cluster.up("demo", progress=lambda line: print(f"   {line}", flush=True))
+        discover(stage)
+        submit(stage)
+        report(stage)
+    finally:
+        cluster.down()
+    print("\nThe cluster is down; no process, mount or file of it is left. Try your own: sluice cluster up")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
