@@ -12,6 +12,7 @@ from admin_cli.tables import clean
 
 if TYPE_CHECKING:
     from gres_probe.deploy import Plan
+    from gres_probe.inventory import Inventory
 
 
 @click.group("gres")
@@ -24,6 +25,7 @@ def command() -> None:
 @click.option("--inventory-dir", type=click.Path(path_type=Path), metavar="DIR", help="Drop folder of the inventories.")
 @click.option("--nodes", metavar="HOSTLIST", help="Only these nodes; default: every inventory in the folder.")
 @click.option("--output-dir", type=click.Path(path_type=Path), metavar="DIR", help="Default: the folder of slurm.conf.")
+@click.option("--policy", type=click.Path(path_type=Path), metavar="FILE", help="Add the classes of its grouping.")
 @click.option("--per-node", is_flag=True, help="A gres.conf for each node, in DIR/NODE, instead of one for all.")
 @click.option("--no-shards", is_flag=True, help="Whole GPUs only: no GPU memory as gres/shard.")
 @click.option("--migrate-shards", is_flag=True, help="Replace shards that the site defines itself; lists their jobs.")
@@ -35,6 +37,7 @@ def write(
     inventory_dir: Path | None,
     nodes: str | None,
     output_dir: Path | None,
+    policy: Path | None,
     per_node: bool,
     no_shards: bool,
     migrate_shards: bool,
@@ -69,6 +72,7 @@ def write(
         slurm_version=find_version(slurm_version, slurm_prefix),
         shards=not no_shards,
         per_node=per_node,
+        features=_class_features(list(collected.inventories.values()), policy),
     )
     for note in result.notes:
         click.echo(f"sluice: {clean(note)}", err=True)
@@ -90,6 +94,15 @@ def write(
             click.echo("nothing to change", err=True)
     for step in result.steps:
         click.echo(f"to do: {clean(step)}", err=True)
+
+
+def _class_features(inventories: list[Inventory], policy: Path | None) -> dict[str, tuple[str, ...]]:
+    if policy is None:
+        return {}
+    from gres_probe.group import group
+    from policy.grouping import load_grouping
+
+    return group(inventories, load_grouping(policy)).features()
 
 
 def _tell_migration(result: Plan, slurm_conf: Path | None, prefix: Path | None) -> None:

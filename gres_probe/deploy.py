@@ -10,7 +10,7 @@ joined.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -91,14 +91,15 @@ def plan(
     slurm_version: SlurmVersion,
     shards: bool = True,
     per_node: bool = False,
+    features: Mapping[str, Sequence[str]] | None = None,
 ) -> Plan:
     """What `sluice gres write` would do in `folder`.
 
     `slurm` and `gres` are the site's configuration, where it is known. `per_node` gives every node a gres.conf of its
-    own, ``folder/NODE/gres.sluice.conf``, for sites without shared files. Raises SluiceError where a file that stands
-    there cannot be read, or an inventory is contradictory.
+    own, ``folder/NODE/gres.sluice.conf``, for sites without shared files; `features` are further ones of each node.
+    Raises SluiceError where a file that stands there cannot be read, or an inventory is contradictory.
     """
-    configuration = generate(inventories, slurm_version=slurm_version, shards=shards)
+    configuration = generate(inventories, slurm_version=slurm_version, shards=shards, features=features)
     overrides = _overrides(configuration, slurm, folder / SITE_FILE)
     texts = {folder / NODES_FILE: configuration.nodes_conf(overrides)}
     if per_node:

@@ -109,12 +109,17 @@ class GresConfiguration:
 
 
 def generate(
-    inventories: Iterable[Inventory], *, slurm_version: SlurmVersion = OLDEST, shards: bool = True
+    inventories: Iterable[Inventory],
+    *,
+    slurm_version: SlurmVersion = OLDEST,
+    shards: bool = True,
+    features: Mapping[str, Sequence[str]] | None = None,
 ) -> GresConfiguration:
     """gres.conf and the node lines for the nodes of the inventories.
 
     `slurm_version` is the oldest version that reads the files; `shards` offers each device's usable memory as
-    gres/shard, one MiB a shard. Raises SluiceError where an inventory contradicts itself or repeats a node.
+    gres/shard, one MiB a shard; `features` are further features of each node, e.g. its classes. Raises SluiceError
+    where an inventory contradicts itself or repeats a node.
     """
     if slurm_version < OLDEST:
         raise SluiceError(
@@ -139,7 +144,7 @@ def generate(
             which = "" if problem.index is None else f" {problem.index}"
             notes.append(f"{inventory.node}: {problem.vendor} GPU{which} left out: {problem.what}")
         gres_lines[inventory.node] = _gres_lines(inventory, devices, slurm_version, shards, notes)
-        nodes[inventory.node] = _attributes(inventory, devices, shards)
+        nodes[inventory.node] = _attributes(inventory, devices, shards, (features or {}).get(inventory.node, ()))
     return GresConfiguration(_gres_conf(gres_lines), nodes, gres_lines, notes)
 
 
@@ -288,7 +293,9 @@ def _device_links(inventory: Inventory, devices: Sequence[Device]) -> list[str]:
     return [",".join(map(str, row)) for row in matrix]
 
 
-def _attributes(inventory: Inventory, devices: Sequence[Device], shards: bool) -> NodeAttributes:
+def _attributes(
+    inventory: Inventory, devices: Sequence[Device], shards: bool, features: Sequence[str]
+) -> NodeAttributes:
     counts = Counter(device.type for device in devices)
     gres = [f"gpu:{name}:{count}" for name, count in counts.items()]
     if shards and devices:
@@ -299,7 +306,7 @@ def _attributes(inventory: Inventory, devices: Sequence[Device], shards: bool) -
     return NodeAttributes(
         name=inventory.node,
         gres=",".join(gres),
-        features=_features(inventory, devices),
+        features=tuple(dict.fromkeys([*_features(inventory, devices), *features])),
         weight=1 + sum(device.memory_mib for device in devices) // 1024,
         sockets=inventory.sockets,
         cores_per_socket=inventory.cores_per_socket,
