@@ -6,13 +6,14 @@ configuration. When both are done, controllers and slurmds start.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,9 @@ from dev_cluster.control import ask, connect_unix, init_pid
 from dev_cluster.description import ClusterDescription, NodeGroup
 from dev_cluster.layout import DATABASE, INSIDE, LOGIN, MARKER
 from dev_cluster.ports import claim_ports, listens
-from dev_cluster.probing import probe_nodes
+from dev_cluster.probing import probe
 from dev_cluster.slurm_tree import SlurmTree
+from gres_probe.inventory import Inventory
 from gres_probe.writer import generate
 from sluice_base.errors import SluiceError
 from sluice_base.files import write_atomic
@@ -90,9 +92,9 @@ class Boot:
             self.in_parallel(self.bring_accounting, self.bring_nodes)
             if self.description.accounting:
                 self.load_accounts()
-            for host in controllers(self.description):
+            for host in controllers(self.description):  # the primary first: two at once fight over the new state folder
                 self.start(f"slurmctld@{host}", host, [self.program("slurmctld"), "-D"])
-            self.wait_for("slurmctld@ctl1", (ADDRESSES["ctl1"], self.ports.slurmctld))
+                self.wait_for(f"slurmctld@{host}", (ADDRESSES[host], self.ports.slurmctld))
             for host in self.description.hosts:
                 self.start(f"slurmd@{host}", host, self.slurmd(host))
             if wait:
@@ -339,26 +341,43 @@ class Boot:
         """Simulated hardware, namespaces, inventories, and from them the configuration."""
         simulated = [group for group in self.description.nodes if group.platform in self.platforms]
         if simulated:
-            shutil.copytree(gpu_sim.library_dir(), self.layout.libraries)
+            shutil.copytree(gpu_sim.library_dir(), self.layout.libraries, symlinks=True)
             (self.layout.folder / "ld.so.conf").write_text(f"{INSIDE}/lib\ninclude /etc/ld.so.conf\n")
             cache = [self.program("ldconfig"), "-X", "-f", f"{INSIDE}/ld.so.conf", "-C", f"{INSIDE}/ld.so.cache"]
             self.cluster.run(cache, cwd="/", timeout=self.remaining())
-        for group in self.description.nodes:
-            for host in group.hosts:
-                self.make_node(group, host)
-        self.progress("nodes made")
-        if self.description.gres is not None:
-            self.write_configuration(self.description.gres.node_lines, self.description.gres.gres_conf)
-            return
-        inventories = probe_nodes(self.cluster, self.description, self.tree, shared_from=_SHARED_FROM)
+        with ThreadPoolExecutor(4) as pool:
+            found = [self.make_group(group, pool) for group in self.description.nodes]
+            self.progress("nodes made")
+            if self.description.gres is not None:
+                self.write_configuration(self.description.gres.node_lines, self.description.gres.gres_conf)
+                return
+            inventories = [future.result() for futures in found for future in futures]
+        for inventory in inventories:
+            for problem in inventory.problems:
+                self.progress(f"{inventory.node}: {problem.what}")
         version = parse_slurm_version(self.cluster.run([self.program("slurmd"), "-V"]).stdout)
         gres = generate(inventories, slurm_version=version, shards=self.description.shards)
-        for note in gres.notes:
-            self.progress(note)
-        extra = {host: self.addresses(host) for host in self.description.hosts}
-        self.write_configuration(gres.nodes_conf(extra), gres.gres_conf)
+        ports = {host: {"Port": str(self.ports.node(n))} for n, host in enumerate(self.description.hosts)}
+        self.write_configuration(gres.nodes_conf(ports), gres.gres_conf)
         gpus = sum(len(inventory.gpus) for inventory in inventories)
         self.progress(f"{gpus} GPUs probed and written into gres.conf")
+
+    def make_group(self, group: NodeGroup, pool: Executor) -> list[Future[Inventory]]:
+        """Nodes of one kind; each is probed in the pool as soon as it is there.
+
+        Of a large group only the first node is probed: the others are equal but for serial numbers, which Slurm's
+        configuration does not hold.
+        """
+        probed: list[Future[Inventory]] = []
+        for host in group.hosts:
+            self.make_node(group, host)
+            if group.platform == "none":
+                probed.append(pool.submit(plain_inventory, host))
+            elif probed and len(group.hosts) >= _SHARED_FROM:
+                probed.append(pool.submit(copied_inventory, probed[0], host))
+            else:
+                probed.append(pool.submit(probe, self.cluster, host, inside=self.tree.root is None))
+        return probed
 
     def make_node(self, group: NodeGroup, host: str) -> None:
         """One node's namespaces and hardware."""
@@ -372,10 +391,6 @@ class Boot:
             devices = [[file.path, file.major, file.minor, file.mode] for file in gpu_sim.device_files(folder)]
         slurm = None if group.config == "shared" else f"{INSIDE}/nodes/{host}/slurm"
         ask(self.layout, "node", name=host, slurm=slurm, devices=devices)
-
-    def addresses(self, host: str) -> dict[str, str]:
-        """What slurm.conf says of a node beside its hardware."""
-        return {"Port": str(self.ports.node(self.description.hosts.index(host)))}
 
     def write_configuration(self, nodes: str, gres: str) -> None:
         """slurm.conf and gres.conf, and the copies of nodes that have their own."""
@@ -394,3 +409,13 @@ class Boot:
             servers = (f"{name}:{self.ports.slurmctld}" for name in controllers(self.description))
             command += ["--conf-server", ",".join(servers)]
         return command
+
+
+def plain_inventory(host: str) -> Inventory:
+    """A node without GPUs: what slurm.conf says of it."""
+    return Inventory(node=host, sockets=1, cores_per_socket=8, threads_per_core=1, memory_mib=16384)
+
+
+def copied_inventory(first: Future[Inventory], host: str) -> Inventory:
+    """The inventory of a node like another one."""
+    return dataclasses.replace(first.result(), node=host, problems=[])

@@ -232,11 +232,11 @@ class Init:
 def make_login(layout: Layout, root: Path | None) -> None:
     """The namespaces that all hosts start from: private /etc, /run, /proc and cgroup; the login host's own."""
     state = os.open(layout.folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    if root is not None:
-        enter_tree(root, layout.scratch)
-    else:
+    if root is None:
         namespaces.mount("proc", "/proc", "proc")
-    make_run(state)
+        make_run(state)
+    else:
+        enter_tree(root, layout.scratch, state)
     cgroups.show()
     namespaces.overlay(INSIDE / "etc", "/etc")
     namespaces.bind(INSIDE / "slurm", "/etc/slurm")
@@ -244,7 +244,7 @@ def make_login(layout: Layout, root: Path | None) -> None:
     os.close(state)
 
 
-def enter_tree(root: Path, scratch: Path) -> None:
+def enter_tree(root: Path, scratch: Path, state: int) -> None:
     """Make another system's tree the root of this mount namespace. What is written to it goes to memory only."""
     tree = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     namespaces.tmpfs(scratch)
@@ -255,18 +255,22 @@ def enter_tree(root: Path, scratch: Path) -> None:
     for name in ("sys", "dev"):
         namespaces.bind(f"/{name}", f"root/{name}", recursive=True)
     namespaces.mount("proc", "root/proc", "proc")
+    make_run(state, Path("root"))
     os.close(tree)
     namespaces.change_root("root")
 
 
-def make_run(state: int) -> None:
+def make_run(state: int, root: Path = Path("/")) -> None:
     """A private /run, with the state folder (an open descriptor) and munge's socket folder."""
-    namespaces.tmpfs("/run")
-    INSIDE.mkdir()
-    namespaces.bind(f"/proc/self/fd/{state}", INSIDE)
-    Path("/run/munge").mkdir()
-    namespaces.bind(INSIDE / "munge", "/run/munge")
-    Path("/run/lock").mkdir(mode=0o1777)
+    namespaces.tmpfs(root / "run")
+    inside = root / INSIDE.relative_to("/")
+    inside.mkdir()
+    namespaces.bind(f"/proc/self/fd/{state}", inside)
+    munge = root / "run/munge"
+    munge.mkdir()
+    namespaces.bind(inside / "munge", munge)
+    (root / "run/lock").mkdir()
+    (root / "run/lock").chmod(0o1777)
 
 
 def make_node(

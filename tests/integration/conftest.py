@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -63,3 +64,23 @@ def _factory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeCluster]:
     yield make
     for cluster in made:
         cluster.down()
+
+
+@pytest.fixture(scope="session")
+def trixie_root() -> Path:
+    """A Debian 13 tree with its own Slurm, made on first use and kept in build/trixie."""
+    tree = Path(__file__).parents[2] / "build/trixie"
+    made = subprocess.run(
+        ["tools/trixie-chroot", str(tree)],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    if made.returncode != 0:
+        reason = f"no Debian 13 tree: {made.stderr.strip()[-500:]}"
+        if os.environ.get("SLUICE_TRIXIE") == "require":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return tree
