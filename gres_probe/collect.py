@@ -101,23 +101,30 @@ def _load(folder_descriptor: int, folder: Path, node: str, believed: Collection[
         ) from error
     except OSError as error:
         raise SluiceError(f"{source}: {error.strerror}", remedy="a regular file is wanted, not a link") from error
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise SluiceError(f"{source}: not a regular file", remedy="remove it")
-        if status.st_uid not in believed:
-            raise SluiceError(
-                f"{source}: belongs to user {status.st_uid}", remedy="chown it to root, or name the owner with --owner"
-            )
-        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise SluiceError(f"{source}: others than its owner may write it", remedy="chmod go-w")
-        data = file.read(MOST_BYTES + 1)
+    try:
+        _believe(os.fstat(descriptor), source, believed)
+        with os.fdopen(os.dup(descriptor), "rb") as file:
+            data = file.read(MOST_BYTES + 1)
+    finally:
+        os.close(descriptor)
     if len(data) > MOST_BYTES:
         raise SluiceError(f"{source}: more than {MOST_BYTES >> 20} MiB", remedy="remove it and probe the node again")
     inventory = Inventory.from_json(data, source=source)
     if inventory.node != node:
         raise SluiceError(f"{source}: is of node {inventory.node!r}", remedy="remove it and probe the node again")
     return inventory
+
+
+def _believe(status: os.stat_result, source: str, owners: Collection[int]) -> None:
+    """Refuse a file that is not a regular one, or that others than the owners could have written."""
+    if not stat.S_ISREG(status.st_mode):
+        raise SluiceError(f"{source}: not a regular file", remedy="remove it")
+    if status.st_uid not in owners:
+        raise SluiceError(
+            f"{source}: belongs to user {status.st_uid}", remedy="chown it to root, or name the owner with --owner"
+        )
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise SluiceError(f"{source}: others than its owner may write it", remedy="chmod go-w")
 
 
 def remote_shell_command(rsh: Sequence[str], program: Sequence[str]) -> Callable[[str], list[str]]:

@@ -115,7 +115,7 @@ def _read_gpu(device: _Device, index: int, capabilities: dict[bytes, int], machi
     if not render:
         raise ValueError(f"{pci} has no render node; is it in use by another driver?")
     total, usable, used = _memory(device)
-    temperature, slowdown = _temperature(device)
+    temperature, most_temperature = _temperature(device)
     limit, most = _power(device)
     gpu = Gpu(
         vendor=Vendor.INTEL,
@@ -136,7 +136,7 @@ def _read_gpu(device: _Device, index: int, capabilities: dict[bytes, int], machi
         power_limit_w=limit,
         power_limit_max_w=most,
         temperature_c=temperature,
-        temperature_slowdown_c=slowdown,
+        temperature_shutdown_c=most_temperature,
     )
     _judge(device, gpu)
     return gpu
@@ -181,6 +181,7 @@ def _memory(device: _Device) -> tuple[int, int, int | None]:
 
 
 def _temperature(device: _Device) -> tuple[int | None, int | None]:
+    """The temperature and the highest that the GPU stands."""
     sensors = device.parts("TemperatureSensors", "zesTemperatureGetProperties", "zes_temp_properties_t")
     for kind in _SENSORS:
         for sensor, properties in sensors:

@@ -53,10 +53,10 @@ def test_hang_is_given_up(probe_with: Callable[..., Inventory]) -> None:
         while True:
             time.sleep(1000)
 
-    inventory = probe_with(answering("amd"), spec("nvidia", hang), timeout=1)
+    inventory = probe_with(answering("amd"), spec("nvidia", hang), timeout=5)
     assert [one.vendor for one in inventory.gpus] == ["amd"]
     (problem,) = inventory.problems
-    assert problem.vendor == "nvidia" and "within 1 s" in problem.what and "--timeout" in problem.remedy
+    assert problem.vendor == "nvidia" and "within 5 s" in problem.what and "--timeout" in problem.remedy
 
 
 def test_child_that_cannot_be_killed_is_left_behind(
@@ -68,7 +68,7 @@ def test_child_that_cannot_be_killed_is_left_behind(
     monkeypatch.setattr(probing.os, "kill", lambda pid, number: spared.append(pid))
     monkeypatch.setattr(probing.os, "killpg", lambda pid, number: spared.append(pid))
     try:
-        inventory = probe_with(answering("amd"), spec("nvidia", lambda machine: time.sleep(1000)), timeout=0.5)  # type: ignore[arg-type,return-value]
+        inventory = probe_with(answering("amd"), spec("nvidia", lambda machine: time.sleep(1000)), timeout=3)  # type: ignore[arg-type,return-value]
     finally:
         for pid in set(spared):
             kill(pid, signal.SIGKILL)
