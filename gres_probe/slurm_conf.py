@@ -27,6 +27,10 @@ _KEY_VALUE = re.compile(
 )
 
 
+class _EndlessIncludeError(SluiceError):
+    """Unlike other faults of an included file, this one ends the reading."""
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Place:
     """Where something stands; line 0 is the file as a whole."""
@@ -106,7 +110,7 @@ def parse_text(text: str, path: Path = Path("slurm.conf")) -> ConfigFile:
 def _read(config: ConfigFile, path: Path, cluster_name: str, parents: tuple[Path, ...]) -> None:
     if path in parents or len(parents) >= _DEEPEST_INCLUDE:
         chain = " -> ".join(map(str, (*parents[-3:], path)))
-        raise SluiceError(f"{path}: includes itself ({chain})", remedy="remove one of the Include lines")
+        raise _EndlessIncludeError(f"{path}: includes itself ({chain})", remedy="remove one of the Include lines")
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise SluiceError(f"{path}: larger than any configuration file", remedy="name a slurm.conf or gres.conf")
@@ -117,15 +121,17 @@ def _read(config: ConfigFile, path: Path, cluster_name: str, parents: tuple[Path
         raise SluiceError(f"{str(path)!r}: {error}", remedy="name a file that can be read") from error
     config.files.append(path)
     if len(config.files) > 10_000:
-        raise SluiceError(f"{config.path}: includes more than 10,000 files", remedy="remove the repeated Include lines")
+        raise _EndlessIncludeError(
+            f"{config.path}: includes more than 10,000 files", remedy="remove the repeated Include lines"
+        )
 
     def include(name: str, place: Place) -> None:
         target = path.parent / name.replace("%c", cluster_name)
         try:
             _read(config, target, cluster_name, (*parents, path))
+        except _EndlessIncludeError:
+            raise
         except SluiceError as error:
-            if "includes" in error.what:
-                raise
             config.faults.append(Fault("include", error.what, place))
 
     for line in _logical_lines(text, path):

@@ -1,0 +1,216 @@
+"""From inventories to gres.conf and node lines."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from machines import dgx, gpu, l40s, matrix, mig, mixed
+
+from gres_probe.inventory import Inventory, LinkType, Problem
+from gres_probe.lint import Site, lint
+from gres_probe.slurm_conf import interpret_slurm_conf, parse_text
+from gres_probe.writer import HEADER, GresConfiguration, generate, node_devices, type_name
+from sluice_base.errors import SluiceError
+
+NEW = (24, 11, 5)
+
+
+def lines(configuration: GresConfiguration, node: str) -> list[str]:
+    return configuration.gres_lines[node]
+
+
+def test_linked_gpus_have_a_line_each() -> None:
+    written = lines(generate([dgx()]), "dgx1")
+    assert written[0] == "AutoDetect=off"
+    assert written[1] == (
+        "Name=gpu Type=h100 File=/dev/nvidia0 Cores=0-55 Links=-1,18,18,18,18,18,18,18 Flags=nvidia_gpu_env"
+    )
+    assert written[8].startswith("Name=gpu Type=h100 File=/dev/nvidia7 Cores=56-111 ")
+    assert written[9:] == [f"Name=shard Count={8 * 81037} File=/dev/nvidia[0-7]"]
+
+
+def test_unlinked_gpus_share_a_line() -> None:
+    assert lines(generate([l40s()], shards=False), "l40s1") == [
+        "AutoDetect=off",
+        "Name=gpu Type=l40s File=/dev/nvidia[0-3] Flags=nvidia_gpu_env",
+    ]
+
+
+def test_node_line() -> None:
+    assert generate([dgx()]).nodes["dgx1"].parameters() == {
+        "Sockets": "2",
+        "CoresPerSocket": "56",
+        "ThreadsPerCore": "2",
+        "RealMemory": "2063360",  # whole GiB
+        "Gres": "gpu:h100:8,shard:648296",
+        "Feature": "nvidia,h100,gpumem80g,sm90,nvlink8",
+        "Weight": "634",
+    }
+
+
+def test_equal_nodes_share_lines() -> None:
+    configuration = generate([dgx("dgx2"), l40s(), dgx("dgx10"), dgx("dgx1")])
+    assert "NodeName=dgx[1-2,10] Name=gpu " in configuration.gres_conf
+    assert list(configuration.nodes) == ["dgx1", "dgx2", "dgx10", "l40s1"]
+    assert configuration.nodes_conf().count("NodeName=") == 2
+
+
+def test_extra_parameters_of_a_node() -> None:
+    text = generate([dgx("n1"), dgx("n2")]).nodes_conf(
+        {"n1": {"Port": "7", "Weight": "3"}, "n2": {"RealMemory": "", "Reason": "two words"}}
+    )
+    first, second = text.splitlines()[1:]
+    assert first.startswith("NodeName=n1 ") and first.endswith(" Weight=3 Port=7")
+    assert "RealMemory" not in second and second.endswith(' Reason="two words"')
+    with pytest.raises(SluiceError, match="cannot hold"):
+        generate([dgx("n1")]).nodes_conf({"n1": {"Reason": 'a"b'}})
+
+
+def test_order_of_inventories_does_not_matter() -> None:
+    machines = [dgx("a1"), dgx("a2"), l40s("b1"), mixed("c1"), mig("d1")]
+    expected = generate(machines)
+    for seed in range(5):
+        random.Random(seed).shuffle(machines)
+        again = generate(machines)
+        assert (again.gres_conf, again.nodes_conf()) == (expected.gres_conf, expected.nodes_conf())
+
+
+def test_vendors_on_one_node_share_flags() -> None:
+    """Slurm refuses lines of one node whose environment flags differ."""
+    configuration = generate([mixed()])
+    gpus = [line for line in lines(configuration, "mixed1") if line.startswith("Name=gpu")]
+    assert all(line.endswith(" Flags=amd_gpu_env,nvidia_gpu_env") for line in gpus)
+    assert configuration.nodes["mixed1"].gres == "gpu:mi300x:1,gpu:h100:1,shard:277325"
+    assert any("/dev/dri/card0" in note for note in configuration.notes)
+
+
+def test_several_files_of_a_device() -> None:
+    whole = generate([mixed()], shards=False)
+    assert "MultipleFiles=/dev/dri/renderD128,/dev/dri/card0" in whole.gres_conf
+    assert not whole.notes
+
+
+@pytest.mark.parametrize("version", [(22, 5, 8), (23, 2, 6)])
+def test_mig_beside_shards_where_slurm_splits_multiple_files(version: tuple[int, int, int]) -> None:
+    written = lines(generate([mig()], slurm_version=version), "mig1")
+    assert not any("MultipleFiles" in line for line in written)
+    assert any("Type=h100_1g.10gb File=/dev/nvidia-caps/nvidia-cap66 " in line for line in written)
+    assert "Name=shard Count=9984 File=/dev/nvidia-caps/nvidia-cap66" in written
+    assert "Name=shard Count=81037 File=/dev/nvidia1" in written
+
+
+def test_mig_of_equal_memory_on_a_newer_slurm() -> None:
+    inventory = mig()
+    inventory.gpus.pop()
+    inventory.links = matrix(1)
+    written = lines(generate([inventory], slurm_version=NEW), "mig1")
+    assert "MultipleFiles=/dev/nvidia0,/dev/nvidia-caps/nvidia-cap66,/dev/nvidia-caps/nvidia-cap67" in written[1]
+    assert written[-1] == "Name=shard Count=19968"
+
+
+def test_mig_of_different_memory_on_a_newer_slurm() -> None:
+    """Slurm would divide the shards evenly: each device needs a File of its own."""
+    written = lines(generate([mig()], slurm_version=NEW), "mig1")
+    assert not any("MultipleFiles" in line for line in written)
+
+
+def test_partitions_have_no_links() -> None:
+    inventory = mig()
+    inventory.gpus.append(gpu(2))
+    inventory.links = matrix(3, LinkType.NVLINK, 4)
+    gpus = [line for line in lines(generate([inventory]), "mig1") if line.startswith("Name=gpu")]
+    assert [line.split("Links=")[1].split()[0] for line in gpus] == ["-1,0,0,0", "0,-1,0,0", "0,0,-1,4", "0,0,4,-1"]
+
+
+def test_types_stand_together() -> None:
+    """slurmd takes the node's Gres type by type, and Links counts in that order."""
+    inventory = Inventory("n1", [gpu(0), gpu(1, "NVIDIA L4"), gpu(2)], matrix(3))
+    assert [device.files[0] for device in node_devices(inventory)] == ["/dev/nvidia0", "/dev/nvidia2", "/dev/nvidia1"]
+    assert generate([inventory], shards=False).nodes["n1"].gres == "gpu:h100:2,gpu:l4:1"
+
+
+def test_cores_of_another_numbering() -> None:
+    inventory = dgx()
+    inventory.cpu_cores = [cpu // 2 for cpu in range(224)]  # threads side by side
+    inventory.gpus[0].cores = "0-1"
+    assert " Cores=0 " in lines(generate([inventory]), "dgx1")[1]
+
+
+def test_cores_for_all_or_none() -> None:
+    inventory = dgx()
+    inventory.gpus[3].cores = ""
+    assert " Cores=0-111 " in lines(generate([inventory]), "dgx1")[4]
+    for one in inventory.gpus:
+        one.cores = ""
+    assert "Cores" not in generate([inventory]).gres_conf
+
+
+def test_unreadable_gpu_is_told_and_left_out() -> None:
+    inventory = l40s()
+    inventory.problems = [Problem("nvidia", "GPU is lost", index=4)]
+    configuration = generate([inventory])
+    assert configuration.notes == ["l40s1: nvidia GPU 4 left out: GPU is lost"]
+    assert configuration.nodes["l40s1"].gres.startswith("gpu:l40s:4,")
+
+
+def test_node_without_gpus() -> None:
+    configuration = generate([Inventory("cpu1")])
+    assert configuration.gres_conf == HEADER
+    assert configuration.nodes["cpu1"].parameters() == {"Weight": "1"}
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(SluiceError, match="2 inventories"):
+        generate([dgx(), dgx()])
+    with pytest.raises(SluiceError, match="too old"):
+        generate([dgx()], slurm_version=(21, 8, 0))
+    with pytest.raises(SluiceError, match="not a host name"):
+        generate([dgx("a b")])
+    twice = dgx()
+    twice.gpus[1].device_file = twice.gpus[0].device_file
+    with pytest.raises(SluiceError, match="no device file of its own"):
+        generate([twice])
+    evil = dgx()
+    evil.gpus[0].device_file = "/dev/x Count=9"
+    with pytest.raises(SluiceError, match="not a path"):
+        generate([evil])
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H100 PCIe", "h100"),
+        ("NVIDIA A100-SXM4-40GB", "a100"),
+        ("Tesla V100-SXM2-32GB", "v100"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("NVIDIA RTX 6000 Ada Generation", "rtx6000ada"),
+        ("NVIDIA L40S", "l40s"),
+        ("AMD Instinct MI300X", "mi300x"),
+        ("AMD Instinct MI250X / MI250", "mi250x"),
+        ("Intel(R) Data Center GPU Max 1550", "max1550"),
+        ("Intel(R) Arc(TM) A770 Graphics", "arca770"),
+        ("X1; rm -rf $HOME", "x1rmrfhome"),
+        ("", "gpu"),
+        ("NVIDIA", "gpu"),
+    ],
+)
+def test_type_names(model: str, name: str) -> None:
+    assert type_name(model) == name
+
+
+@pytest.mark.parametrize("version", [(22, 5, 8), NEW])
+@pytest.mark.parametrize("shards", [True, False])
+def test_lint_has_nothing_to_say(version: tuple[int, int, int], shards: bool) -> None:
+    machines = [dgx(), l40s(), mixed(), mig(), mig("mig2", (9984, 19968))]
+    configuration = generate(machines, slurm_version=version, shards=shards)
+    types = "gpu,shard" if shards else "gpu"
+    slurm = f"GresTypes={types}\nSelectType=select/cons_tres\n{configuration.nodes_conf()}"
+    site = Site(
+        interpret_slurm_conf(parse_text(slurm)),
+        gres=parse_text(configuration.gres_conf),
+        inventories={machine.node: machine for machine in machines},
+        version=version,
+    )
+    assert lint(site) == []
