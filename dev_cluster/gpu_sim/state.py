@@ -110,10 +110,8 @@ def write_node_state(folder: Path, platform: Platform, node: str, *, shared: Pat
         for name in ("sys", "proc"):
             with suppress(FileExistsError):
                 (folder / name).symlink_to(os.path.relpath(common / name, folder))
-    processes = folder / "processes"
-    with processes.open("wb") as file:
-        os.fchmod(file.fileno(), 0o666)  # every job's driver writes its own slots
-        file.truncate(layout.PROCESS_SLOTS * ctypes.sizeof(layout.Slot))
+    with (folder / "processes").open("wb") as file:  # empty: the drivers' slots make it grow
+        os.fchmod(file.fileno(), 0o666)
     (folder / "lock").touch()
     _replace(folder / "state", build_state(platform, node))
 

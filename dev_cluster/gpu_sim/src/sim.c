@@ -372,7 +372,7 @@ static int open_registry(int flags)
     return open(path, flags | O_CLOEXEC);
 }
 
-/* All slots up to the last one in use. The registry is short or gone: nobody holds anything. */
+/* All slots; the registry grows with them. It is short or gone: nobody holds anything. */
 static unsigned read_slots(int fd, struct sim_slot **slots)
 {
     struct stat stamp;
@@ -506,11 +506,23 @@ static unsigned own_slot(const struct sim_slot *slots, unsigned count, unsigned 
     return unused;
 }
 
+/* This process's start, asked for once; the registry's lock guards it. */
+static uint64_t own_start(void)
+{
+    static pid_t owner;
+    static uint64_t start;
+    if (owner != getpid()) {
+        owner = getpid();
+        start = process_start((uint32_t)owner);
+    }
+    return start;
+}
+
 static enum sim_status change_slot(int fd, unsigned index, const struct sim_gpu *gpu, uint8_t instance, int64_t change)
 {
     struct sim_slot *slots;
     unsigned count = read_slots(fd, &slots);
-    uint64_t start = process_start((uint32_t)getpid());
+    uint64_t start = own_start();
     unsigned place = own_slot(slots, count, index, instance, start);
     enum sim_status status = place < SIM_PROCESS_SLOTS && start != 0 ? SIM_OK : SIM_IO;
     struct sim_slot slot = {.pid = (uint32_t)getpid(), .gpu = (uint16_t)index, .instance = instance, .start = start};
@@ -548,10 +560,13 @@ enum sim_status sim_hold(unsigned index, uint8_t instance, int64_t change)
     if (fd < 0) {
         return SIM_IO;
     }
+    static pthread_mutex_t threads = PTHREAD_MUTEX_INITIALIZER;
+    pthread_mutex_lock(&threads);
     while (flock(fd, LOCK_EX) != 0 && errno == EINTR) { /* the kernel frees it when its holder dies */
     }
     enum sim_status status = change_slot(fd, index, &gpu, instance, change);
     close(fd);
+    pthread_mutex_unlock(&threads);
     return status;
 }
 

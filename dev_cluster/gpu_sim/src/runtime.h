@@ -1,0 +1,95 @@
+/* Device memory as CUDA and HIP programs see it: devices in the order of the visibility variables, contexts, and
+ * allocations, each charged to this process on its GPU or MIG instance. The memory is real, ordinary memory of the
+ * process that is only backed where it is touched, so that copies and fills work. */
+#ifndef RUNTIME_H
+#define RUNTIME_H
+
+#include "sim.h"
+
+enum { RT_MAX_DEVICES = SIM_MAX_GPUS };
+
+enum rt_status {
+    RT_OK = 0,
+    RT_INVALID,     /* an argument makes no sense, or a handle is none */
+    RT_NO_MEMORY,   /* of the device, or of the process's address space */
+    RT_CLOSED,      /* not initialised, or initialised before a fork */
+    RT_NO_DEVICE,   /* no visible device, or no driver */
+    RT_BAD_DEVICE,  /* no such ordinal */
+    RT_UNAVAILABLE, /* the GPU is lost, or its driver is broken */
+    RT_BUSY,        /* still mapped or in use */
+};
+
+enum rt_kind { RT_DEVICE, RT_MANAGED, RT_HOST, RT_ARRAY, RT_RANGE, RT_PHYSICAL, RT_POOL, RT_CONTEXT };
+
+struct rt_pool;
+
+struct rt_context {
+    int device; /* ordinal */
+    bool primary;
+    unsigned uses;
+};
+
+/* An allocation or handle. Every one has a place in the address space of its own, by which it is found. */
+struct rt_block {
+    uintptr_t base;
+    size_t size;   /* as asked for */
+    size_t mapped; /* of the address space */
+    uint64_t charge;
+    enum rt_kind kind;
+    int device;
+    struct rt_context *context;
+    struct rt_pool *pool;
+    unsigned mappings; /* of physical memory */
+    bool released;     /* physical memory that only its mappings keep */
+    bool unpaid;       /* managed memory that found no room and lives on the host */
+};
+
+struct rt_pool {
+    int device;
+    uint64_t threshold, reserved, used, reserved_high, used_high;
+};
+
+/* `lists` are environment variables, applied one on the result of the other; `granule` is what device memory comes in.
+ */
+enum rt_status rt_open(enum sim_vendor vendor, uint64_t granule, const char *const *lists, size_t list_count);
+enum rt_status rt_ready(void); /* RT_CLOSED before rt_open and after a fork */
+int rt_count(void);
+/* The GPU behind an ordinal, fresh; `index` and `instance` may be NULL. */
+enum rt_status rt_gpu(int device, struct sim_gpu *gpu, unsigned *index, uint8_t *instance);
+int rt_ordinal(unsigned index);
+enum rt_status rt_memory(int device, uint64_t *free_bytes, uint64_t *total);
+
+/* Contexts: the primary one is counted, others are destroyed with all that was allocated in them. */
+enum rt_status rt_primary(int device, struct rt_context **context);
+enum rt_status rt_primary_release(int device, bool at_once);
+bool rt_primary_active(int device);
+enum rt_status rt_context_new(int device, struct rt_context **context);
+enum rt_status rt_context_free(struct rt_context *context);
+bool rt_context_valid(struct rt_context *context);
+
+enum rt_status rt_alloc(struct rt_context *context, enum rt_kind kind, size_t size, void **memory);
+enum rt_status rt_free(void *memory, enum rt_kind kind);
+/* A copy of what lies at an address; RT_INVALID when nothing of ours does. */
+enum rt_status rt_find(const void *memory, struct rt_block *block);
+
+struct rt_pool *rt_default_pool(int device);
+struct rt_pool *rt_current_pool(int device);
+enum rt_status rt_set_pool(int device, struct rt_pool *pool);
+enum rt_status rt_pool_new(int device, struct rt_pool **pool);
+enum rt_status rt_pool_free(struct rt_pool *pool);
+bool rt_pool_valid(struct rt_pool *pool);
+enum rt_status rt_pool_alloc(struct rt_context *context, struct rt_pool *pool, size_t size, void **memory);
+enum rt_status rt_pool_trim(struct rt_pool *pool, uint64_t keep);
+
+/* Virtual memory: ranges of addresses, physical memory, and mappings of the one onto the other. */
+enum rt_status rt_range(size_t size, size_t alignment, void **start);
+enum rt_status rt_range_free(void *start, size_t size);
+enum rt_status rt_physical(int device, size_t size, uint64_t *handle);
+enum rt_status rt_physical_free(uint64_t handle);
+enum rt_status rt_map(void *start, size_t size, uint64_t handle);
+enum rt_status rt_unmap(void *start, size_t size);
+
+/* Fill `count` elements of `width` bytes. Zero gives whole pages back. */
+void rt_fill(void *memory, const void *value, size_t width, size_t count);
+
+#endif
