@@ -28,18 +28,17 @@ class SimulatedNode:
         """The state of its hardware, to be changed within a with block."""
         return changing(self.folder)
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """What makes the vendors' libraries those of this machine."""
+        return {"SLUICE_SIM_STATE": str(self.folder / "state"), "LD_LIBRARY_PATH": str(library_dir())}
+
     def run(self, command: str, *options: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         """Run `sluice COMMAND` as on that machine."""
         roots = ["--sys-root", str(self.folder / "sys"), "--proc-root", str(self.folder / "proc")]
-        environment = {
-            **os.environ,
-            "SLUICE_SIM_STATE": str(self.folder / "state"),
-            "LD_LIBRARY_PATH": str(library_dir()),
-            **(env or {}),
-        }
         return subprocess.run(
             [sys.executable, "-m", "admin_cli.main", command, *roots, *options],
-            env=environment,
+            env={**os.environ, **self.environment, **(env or {})},
             capture_output=True,
             text=True,
             timeout=120,
