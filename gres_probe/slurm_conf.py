@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sluice_base.errors import SluiceError
@@ -316,6 +316,17 @@ def read_slurm_conf(path: Path) -> SlurmConf:
     return interpret_slurm_conf(config)
 
 
+def _values_of_each(values: dict[str, Value], count: int) -> dict[str, list[Value]]:
+    """Hostlists beside NodeName, one element a node: ``NodeName=n[1-2] NodeAddr=10.0.0.[1-2]``."""
+    each = {}
+    for key in ("nodeaddr", "nodehostname", "bcastaddr", "port"):
+        if key in values and ("[" in values[key].text or "," in values[key].text):
+            texts = slurm_hostlist(values[key].text) or []
+            if len(texts) == count:
+                each[key] = [replace(values[key], text=text) for text in texts]
+    return each
+
+
 def interpret_slurm_conf(config: ConfigFile) -> SlurmConf:
     """What the lines of slurm.conf mean."""
     conf = SlurmConf(config, {}, {}, [], [], {}, {})
@@ -334,11 +345,13 @@ def interpret_slurm_conf(config: ConfigFile) -> SlurmConf:
                 conf.unreadable.append(line.head)
                 continue
             merged = defaults | own
-            for name in names:
+            each = _values_of_each(merged, len(names))
+            for position, name in enumerate(names):
                 if name in conf.nodes:
                     conf.repeated_nodes.append((name, conf.nodes[name].place, line.place))
                 else:
-                    conf.nodes[name] = NodeDefinition(name, line.place, merged)
+                    values = merged | {key: listed[position] for key, listed in each.items()} if each else merged
+                    conf.nodes[name] = NodeDefinition(name, line.place, values)
         elif kind == "partitionname":
             conf.partitions[line.head.text] = line
         elif kind == "nodeset":

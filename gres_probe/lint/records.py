@@ -145,6 +145,10 @@ class _Reader:
         if not self.types:
             return result
         result.written, result.autodetect = self._parse(lines)
+        if result.autodetect not in ("", "off"):
+            for record in result.written:
+                if record.name == "gpu" and (record.cores or record.links):
+                    self.note("SL025", f"AutoDetect={result.autodetect}", record.line)
         remaining = list(result.written)
         for name in self.types:
             own = [record for record in remaining if record.name.lower() == name.lower()]

@@ -118,6 +118,14 @@ def test_default_nodes() -> None:
     )
 
 
+def test_addresses_of_each_node() -> None:
+    nodes = interpret_slurm_conf(parse_text("NodeName=n[1-2] NodeAddr=10.0.0.[1-2] Port=[7001-7002] CPUs=4")).nodes
+    assert [(n.text("nodeaddr"), n.text("port"), n.text("cpus")) for n in nodes.values()] == [
+        ("10.0.0.1", "7001", "4"),
+        ("10.0.0.2", "7002", "4"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

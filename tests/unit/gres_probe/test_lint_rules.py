@@ -1,0 +1,181 @@
+"""What lint says where no daemon is asked: inventories, several nodes, and the command."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from machines import dgx, l40s
+
+from gres_probe.inventory import Inventory, Problem
+from gres_probe.lint import RULES, Finding, Severity, Site, Source, lint
+from gres_probe.slurm_conf import interpret_slurm_conf, parse_text
+from gres_probe.writer import generate
+
+TOP = "GresTypes=gpu,shard\nSelectType=select/cons_tres\n"
+
+
+def check(slurm: str, gres: str, *inventories: Inventory, version: tuple[int, int, int] = (22, 5, 8)) -> list[Finding]:
+    site = Site(
+        interpret_slurm_conf(parse_text(slurm)),
+        gres=parse_text(gres, Path("gres.conf")),
+        inventories={inventory.node: inventory for inventory in inventories},
+        version=version,
+    )
+    return lint(site)
+
+
+def codes(findings: list[Finding]) -> list[str]:
+    return sorted({finding.rule.code for finding in findings})
+
+
+def against(machine: Inventory, *changes: tuple[str, str]) -> list[str]:
+    """The codes for a generated configuration after changes to it, checked against the machine."""
+    configuration = generate([machine])
+    text = f"{TOP}{configuration.nodes_conf()}\x00{configuration.gres_conf}"
+    for old, new in changes:
+        assert re.search(old, text), old
+        text = re.sub(old, new, text)
+    return codes(check(*text.split("\x00"), machine))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ([], []),
+        ([("File=/dev/nvidia7", "File=/dev/nvidia9"), (r"nvidia\[0-7\]", "nvidia[0-6,9]")], ["SL061"]),
+        ([("gpu:h100:8", "gpu:h100:7")], ["SL044", "SL047", "SL046", "SL050", "SL060"]),
+        ([("Cores=0-55", "Cores=56-111")], ["SL064"]),
+        ([("CoresPerSocket=56", "CoresPerSocket=64")], ["SL062"]),
+        ([("RealMemory=2063360", "RealMemory=2064001")], ["SL063"]),
+        ([("Type=h100", "Type=a100"), ("gpu:h100", "gpu:a100")], ["SL067"]),
+        ([("Count=648296", "Count=800000"), ("shard:648296", "shard:800000")], ["SL066"]),
+    ],
+)
+def test_against_the_hardware(changes: list[tuple[str, str]], expected: list[str]) -> None:
+    assert against(dgx(), *changes) == sorted(expected)
+
+
+def test_config_overrides_believes_slurm_conf() -> None:
+    machine = dgx()
+    configuration = generate([machine])
+    nodes = configuration.nodes_conf().replace("RealMemory=2063360", "RealMemory=9999999")
+    assert codes(check(TOP + nodes, configuration.gres_conf, machine)) == ["SL063"]
+    assert codes(check(f"{TOP}SlurmdParameters=config_overrides\n{nodes}", configuration.gres_conf, machine)) == []
+
+
+def test_unreadable_gpus_are_told() -> None:
+    machine = l40s()
+    machine.problems = [Problem("nvidia", "lost", index=3)]
+    assert against(machine) == ["SL065"]
+
+
+def test_autodetect_leaves_the_lines_to_slurm() -> None:
+    gres = "NodeName=l40s1 AutoDetect=nvml\nNodeName=l40s1 Name=gpu Type=l40s File=/dev/nvidia[0-3] Cores=0-3\n"
+    slurm = f"{TOP}NodeName=l40s1 CoresPerSocket=8 Gres=gpu:l40s:4\n"
+    assert codes(check(slurm, gres, l40s())) == ["SL025"]
+
+
+def test_file_on_some_nodes_only() -> None:
+    slurm = "GresTypes=gpu,nic\nNodeName=n[1-2] Gres=nic:1\n"
+    findings = check(slurm, "NodeName=n1 Name=nic File=/dev/a\nNodeName=n2 Name=nic Count=1\n")
+    assert [(finding.rule.code, finding.nodes) for finding in findings] == [("SL053", ("n2",))]
+
+
+def test_select_plugin() -> None:
+    text = "GresTypes=gpu,shard\nNodeName=n1\n"
+    assert codes(check(text, "")) == ["SL015"]
+    assert codes(check(text, "", version=(23, 11, 0))) == []  # the default changed
+    assert codes(check(text + "SelectType=select/linear\n", "", version=(23, 11, 0))) == ["SL015"]
+
+
+def test_newer_slurm_knows_more() -> None:
+    text = "GresTypes=gpu\nNodeName=n1 RestrictedCoresPerGPU=2 Gres=gpu:1\n"
+    gres = "AutoDetect=nvidia\nName=gpu File=/dev/x\n"
+    assert codes(check(text, gres)) == ["SL002", "SL022"]
+    assert codes(check(text, gres, version=(24, 11, 5))) == []
+
+
+def test_multiple_files_beside_shards() -> None:
+    slurm, gres = f"{TOP}NodeName=n1 Gres=gpu:1\n", "Name=gpu MultipleFiles=/dev/a,/dev/b\n"
+    assert codes(check(slurm, gres)) == ["SL049"]
+    assert codes(check(slurm, gres, version=(23, 2, 7))) == []
+
+
+def test_equal_nodes_are_one_finding() -> None:
+    findings = check(f"{TOP}NodeName=n[1-500] Gres=gpu:3\n", "Name=gpu File=/dev/x[0-1]\n")
+    assert [(f.rule.code, len(f.nodes)) for f in findings] == [("SL045", 500), ("SL046", 500)]
+
+
+def test_ten_thousand_nodes_are_quick() -> None:
+    """Equal nodes are read once, so this takes a second, not minutes; the bound is far from both."""
+    machines = [dgx(f"n{number}") for number in range(200)]
+    configuration = generate(machines)
+    slurm = TOP + configuration.nodes_conf().replace("n[0-199]", "n[0-9999]")
+    start = time.process_time()
+    assert check(slurm, configuration.gres_conf.replace("n[0-199]", "n[0-9999]")) == []
+    assert time.process_time() - start < 60
+
+
+def test_every_rule_is_whole() -> None:
+    for code, rule in RULES.items():
+        assert rule.code == code and rule.title and rule.remedy
+        assert bool(rule.says) == (rule.source is not Source.SLUICE), code
+        assert rule.severity in Severity
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "admin_cli.main", "lint", *arguments], capture_output=True, text=True, timeout=120
+    )
+
+
+def test_command(tmp_path: Path) -> None:
+    (tmp_path / "slurm.conf").write_text(f"{TOP}NodeName=n[1-2] Gres=gpu:2\n")
+    (tmp_path / "gres.conf").write_text("Name=gpu File=/dev/x[0-1]\n")
+    conf = ["--slurm-conf", str(tmp_path)]
+    clean = run(*conf)
+    assert (clean.returncode, clean.stdout) == (0, "")
+    (tmp_path / "gres.conf").write_text("Name=gpu File=/dev/x[0-2]\n")
+    assert run(*conf).returncode == 0  # a warning
+    assert run(*conf, "--strict").returncode == 1
+    (tmp_path / "gres.conf").write_text("\nName=gpu Foo=1\n")
+    broken = run(*conf)
+    assert broken.returncode == 1
+    assert f"{tmp_path}/gres.conf:2: fatal SL002: unknown key: Foo is not known in gres.conf" in broken.stdout
+    parsable = run(*conf, "-P", "-n", "-o", "code,line,nodes").stdout.splitlines()
+    assert parsable == ["SL002|2|", "SL045|3|n[1-2]", "SL046|3|n[1-2]"]
+    document = json.loads(run(*conf, "--json").stdout)
+    assert document["schema_version"] == 1
+    assert document["findings"][0]["code"] == "SL002"
+    (tmp_path / "n1").mkdir()
+    (tmp_path / "n1/gres.conf").write_text("Name=gpu File=/dev/x[0-1]\n")
+    own = run(*conf, "--node-gres", str(tmp_path), "-P", "-n", "-o", "code,nodes").stdout.splitlines()
+    assert own == ["SL002|", "SL045|n2", "SL046|n2"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--slurm-conf", "/nonexistent"], "no such file"),
+        (["--explain", "SL999"], "no such rule"),
+        (["--slurm-conf", "{}", "--node", "n9"], "is not in"),
+        (["--slurm-conf", "{}", "--gres-conf", "/nonexistent"], "no such file"),
+        (["--slurm-conf", "{}", "-o", "colour"], "no column"),
+    ],
+)
+def test_bad_input(tmp_path: Path, arguments: list[str], says: str) -> None:
+    (tmp_path / "slurm.conf").write_text(f"{TOP}NodeName=n1 Gres=gpu:1\n")
+    done = run(*(argument.format(tmp_path) for argument in arguments))
+    assert done.returncode == 2
+    assert says in done.stderr and "Traceback" not in done.stderr
+
+
+def test_explain() -> None:
+    assert "SL026  error, slurmd: Cores are beyond" in run("--explain", "sl026").stdout
+    assert len(run("--explain", "all").stdout.split("remedy:")) == len(RULES) + 1
