@@ -609,6 +609,95 @@ enum sluice_error sluice_preemption_plan(struct sluice_preemption *preemption, e
 
 /* ======== backfill ======== */
 
+/*
+ * When each pending job will start, and where: running jobs with the latest moment at which they end, and a queue in
+ * order of priority, give a plan that keeps the order except where going ahead delays nobody who has a reservation.
+ *
+ * The rules, exactly
+ *   - What runs is held until its end, or until now + 1 when that has passed; what the cluster holds but `running` does
+ *     not name, until for ever. Nodes that are not up and GPUs that are not healthy take nothing.
+ *   - Jobs are planned one after the other. Candidate starts are now and every later moment at which something starts
+ *     or ends. A job starts at the first one from which on its request fits, for its whole limit, beside everything
+ *     planned before it.
+ *   - One node: it fits where CPUs, host memory and GPUs (the same ones throughout) are free for the whole time, under
+ *     what the request requires; what it prefers, its layout and placement policies do not count. Of the nodes where it
+ *     fits, that of lowest rank is taken. On it shares go to the GPUs with the least free memory (its minimum over the
+ *     time), then the lowest index; whole GPUs are taken by lowest index. With required wishes, GPUs come from the
+ *     smallest group that has enough, the first of these.
+ *   - Several nodes: the nodes_min lowest ranks of those where one node's share fits; with one switch required, those
+ * of the switch with the lowest id (the highest switch of an allowed level above each node) that has enough. GPUs in
+ *     total: nodes that can give most come first, then low ranks, until the total is reached, at most nodes_max, each
+ *     giving at least one, at least nodes_min.
+ *   - A group (jobs with the same `group` that follow each other) starts together: at the first candidate start at
+ *     which its members fit one after the other.
+ *   - Reservations are given to the first `reservations` jobs or groups that cannot start now: 1 is EASY backfill, as
+ *     many as there are jobs conservative backfill. All others start now or are not planned.
+ *   - A job may bring the reservation of an earlier plan. All of those are held from the outset; in its turn each job
+ *     gives its own up and takes the first start, which is never later than the one it gave up. So a reserved start
+ *     never slips, as long as run times are upper bounds and no node or GPU is lost.
+ * EASY: D. Lifka, JSSPP 1995; conservative: A. Mu'alem, D. Feitelson, IEEE TPDS 12(6), 2001.
+ */
+struct sluice_backfill;
+
+enum { SLUICE_BACKFILL_MAX_JOBS = 1048576 };
+/* The furthest that a plan looks ahead, and the longest limit, in seconds: 68 years. */
+enum { SLUICE_BACKFILL_HORIZON_S = 2147483645 };
+/* No start: not planned, or never within the horizon. */
+enum { SLUICE_BACKFILL_NO_START = -1 };
+
+/* The sizes that plans are made for; 0 takes the default that stands behind it. */
+struct sluice_backfill_config {
+    uint32_t max_jobs;    /* 16384 */
+    uint32_t max_running; /* 65536: parts (node shares) of running allocations */
+    uint32_t max_planned; /* 4 * max_jobs: parts of all planned starts together */
+};
+
+struct sluice_backfill_running {
+    uint64_t allocation;
+    int64_t end_s; /* at the latest, on the caller's clock */
+};
+
+struct sluice_backfill_job {
+    const struct sluice_request *request;
+    int64_t limit_s; /* run time at most, 1 to SLUICE_BACKFILL_HORIZON_S */
+    uint32_t group;  /* 0: alone */
+    uint32_t held_count;
+    int64_t held_start_s;           /* the reservation from an earlier plan; ignored where held_count is 0 */
+    const struct sluice_part *held; /* its parts */
+};
+
+/* A job's planned start: its parts are parts[first_part .. first_part + part_count). */
+struct sluice_backfill_start {
+    int64_t start_s; /* now: start it; later: reserved; SLUICE_BACKFILL_NO_START */
+    uint32_t first_part;
+    uint32_t part_count;
+};
+
+/*
+ * Room for plans for clusters with up to `max_nodes` nodes: about 1 KiB a node, 1 KiB a running or planned part and,
+ * up to 64 MiB, 4 bytes a node for each kind of request. Errors: RANGE, NO_MEMORY.
+ */
+enum sluice_error sluice_backfill_new(const struct sluice_backfill_config *config, uint32_t max_nodes,
+                                      struct sluice_backfill **backfill, struct sluice_error_text *text);
+void sluice_backfill_free(struct sluice_backfill *backfill);
+
+/*
+ * Plan; the cluster does not change. starts[i] belongs to jobs[i]; parts of each start are in ascending order of node,
+ * as sluice_commit takes them. A held reservation that no longer fits (a node or GPU was lost, a job overran) is
+ * dropped, and its job planned like one without.
+ * Typically O(log nodes) a job of one node, for requests of a kind seen before; O(nodes) for several nodes; O(nodes *
+ * candidate starts) for groups and GPUs in total.
+ * Errors: those of sluice_request_check, with the job's number; RANGE (limit_s, more nodes than the handle was made
+ * for, count over SLUICE_BACKFILL_MAX_JOBS); UNKNOWN (allocation); INVALID (group); CAPACITY (more jobs or parts than
+ * there is room for).
+ */
+enum sluice_error sluice_backfill_plan(struct sluice_backfill *backfill, const struct sluice_cluster *cluster,
+                                       int64_t now_s, const struct sluice_backfill_running *running,
+                                       uint32_t running_count, const struct sluice_backfill_job *jobs,
+                                       uint32_t job_count, uint32_t reservations, struct sluice_backfill_start *starts,
+                                       struct sluice_part *parts, uint32_t part_capacity, uint32_t *part_count,
+                                       struct sluice_error_text *text);
+
 /* ======== memory ledger ======== */
 
 /*
@@ -810,6 +899,171 @@ enum sluice_error sluice_ledger_get_fragmentation(struct sluice_ledger *ledger,
 enum sluice_error sluice_ledger_plan_compaction(struct sluice_ledger *ledger, uint64_t wanted, uint32_t room,
                                                 struct sluice_ledger_move *moves, uint32_t *count, uint32_t *device,
                                                 uint64_t *freed, struct sluice_error_text *text);
+
+/* ======== estimates and the makespan guard ======== */
+
+/*
+ * How far estimates of run time can be trusted: the ratios actual / estimate of the jobs that ended last. Any unit of
+ * time will do, here and in the replay below, as long as it is one; it is called a tick.
+ */
+struct sluice_accuracy;
+enum { SLUICE_ACCURACY_MAX_HISTORY = 65536 };
+
+/* Remembers the last `history` ends, 1 to SLUICE_ACCURACY_MAX_HISTORY. */
+enum sluice_error sluice_accuracy_new(uint32_t history, struct sluice_accuracy **accuracy,
+                                      struct sluice_error_text *text);
+void sluice_accuracy_free(struct sluice_accuracy *accuracy);
+
+/* A job that was estimated to run `estimate` (>= 1) ended after `actual`. O(history), no allocation. */
+enum sluice_error sluice_accuracy_record(struct sluice_accuracy *accuracy, int64_t estimate, int64_t actual,
+                                         struct sluice_error_text *text);
+
+/* What is left to a job that ran `elapsed` of its estimate: the mean over the remembered jobs that had not ended by
+ * then, and what the worst of them would have had left; both at least 1. Where history says nothing (`accuracy` NULL,
+ * few ends, none so late) the estimate is believed, and a job that outlived it is expected to run as long again.
+ * O(log history). */
+void sluice_accuracy_remaining(const struct sluice_accuracy *accuracy, int64_t estimate, int64_t elapsed,
+                               int64_t *expected, int64_t *longest);
+
+/* 1000 * (1 - 5th percentile of the ratios / 95th): 0 where estimates are exact or all equally wrong. */
+uint32_t sluice_accuracy_spread(const struct sluice_accuracy *accuracy);
+
+/*
+ * Brings jobs to the front that would otherwise end after all others. With the work that is there and that is expected
+ * to arrive while the longest job runs, the cluster is busy until its horizon; a job whose longest remaining time comes
+ * within a margin of the horizon is critical and goes before all others.
+ */
+struct sluice_guard_policy {
+    int64_t capacity_milli;   /* GPUs of the cluster, in thousandths, >= 1 */
+    uint32_t margin_permille; /* of the horizon, at most 1000 */
+    uint32_t doubt_permille;  /* added to the margin in proportion to the estimates' spread, at most 1000 */
+};
+
+struct sluice_guard_job {
+    int64_t submit;
+    int64_t expected, longest; /* remaining run time, see sluice_accuracy_remaining */
+    uint32_t gpus_milli;
+    uint32_t reserved; /* 0 */
+};
+
+struct sluice_guard;
+enum sluice_error sluice_guard_new(const struct sluice_guard_policy *policy, uint32_t max_jobs,
+                                   struct sluice_guard **guard, struct sluice_error_text *text);
+void sluice_guard_free(struct sluice_guard *guard);
+
+/* A job of this work arrived: keeps the arrival rate, over the last 64 arrivals. */
+void sluice_guard_arrival(struct sluice_guard *guard, int64_t now, int64_t expected, uint32_t gpus_milli);
+
+/*
+ * `ranked` holds the indices of all `count` jobs, pending and running, in an order's sequence; moves the critical ones
+ * to its front, *critical of them: the longest first where estimates are good, else in order of submission, because
+ * sorting by bad estimates would only shuffle them. The others keep their sequence. O(n log n), no allocation.
+ * Errors: CAPACITY.
+ */
+enum sluice_error sluice_guard_apply(struct sluice_guard *guard, const struct sluice_guard_job *jobs, uint32_t count,
+                                     uint32_t spread_permille, int64_t now, uint32_t *ranked, uint32_t *critical,
+                                     struct sluice_error_text *text);
+
+/* ======== replay ======== */
+
+/*
+ * A list of jobs with known run times, run through the cluster under a policy: which would have started when. The
+ * policy sees a job when it is submitted, and of its run time only the estimate.
+ */
+
+/* Which jobs may start before one that cannot. Append only. */
+enum sluice_replay_backfill {
+    SLUICE_REPLAY_STRICT = 0, /* none: jobs start in the order's sequence */
+    SLUICE_REPLAY_GREEDY = 1, /* every job that fits, even if that makes the first one wait longer */
+    SLUICE_REPLAY_EASY = 2,   /* those that do not delay the first one's reservation, by the estimates */
+};
+
+/* Whether running jobs make room. Append only. */
+enum sluice_replay_preemption {
+    SLUICE_REPLAY_NEVER = 0,
+    SLUICE_REPLAY_TIERS = 1, /* jobs of lower tiers for a job that cannot start; see sluice_preemption_plan */
+    SLUICE_REPLAY_ORDER = 2, /* each decision places all jobs anew, in sequence, on the empty cluster */
+};
+
+struct sluice_replay_config {
+    enum sluice_policy placement;
+    enum sluice_replay_backfill backfill;
+    enum sluice_replay_preemption preemption;
+    struct sluice_order_policy order; /* its times in ticks */
+    bool learn;                       /* correct estimates by the ends seen so far */
+    bool guarded;                     /* makespan guard; its capacity is the cluster's */
+    bool restart_each_decision; /* with SLUICE_REPLAY_ORDER: every running job pays its restart at every decision */
+    uint32_t guard_margin_permille, guard_doubt_permille;
+    uint32_t depth;          /* pending jobs tried at a decision; 0: all */
+    int64_t interval;        /* least ticks between decisions; 0: one at every arrival and every end */
+    int64_t checkpoint;      /* ticks of work between checkpoints: what a preempted job keeps; 0: all, < 0: nothing */
+    int64_t sample_interval; /* ticks between samples, >= 1; doubled whenever SLUICE_REPLAY_MAX_SAMPLES are there */
+    int64_t fairshare_tick;  /* ticks per unit of time that fair-share usage is counted in, >= 1 */
+};
+enum { SLUICE_REPLAY_MAX_SAMPLES = 1024 };
+
+struct sluice_replay_job {
+    int64_t submit;
+    int64_t run;      /* how long it ran, or would have, without restarts */
+    int64_t estimate; /* what the policy is told, >= 1 */
+    int64_t deadline; /* 0: none */
+    int64_t restart;  /* what a start costs, the first one included */
+    uint32_t request; /* index into the requests */
+    uint32_t gpus_milli;
+    uint32_t priority; /* as in struct sluice_order_job */
+    uint32_t account;
+    uint32_t tier; /* see struct sluice_candidate */
+    uint32_t reserved;
+};
+
+/* Append only. */
+enum sluice_replay_state {
+    SLUICE_REPLAY_FUTURE = 0,
+    SLUICE_REPLAY_PENDING = 1,
+    SLUICE_REPLAY_RUNNING = 2,
+    SLUICE_REPLAY_ENDED = 3,
+    SLUICE_REPLAY_REJECTED = 4, /* would not fit an idle cluster */
+};
+
+struct sluice_replay_outcome {
+    int64_t start; /* first start; -1: none */
+    int64_t end;   /* -1: none */
+    int64_t busy;  /* ticks that it held its place */
+    uint32_t preemptions;
+    enum sluice_replay_state state;
+};
+
+struct sluice_replay_sample {
+    int64_t at;
+    int64_t gpus_milli;           /* held */
+    uint32_t running, pending;    /* jobs */
+    uint32_t fragmented_permille; /* of idle GPU memory: what the average request cannot use; see docs/scheduling.md */
+    uint32_t reserved;
+};
+
+struct sluice_replay;
+
+/*
+ * Room for the replay of `count` jobs in order of submission; requests and jobs are copied (but not a request's
+ * `allowed`). The cluster must be idle, and outlive the replay with `fairshare` (NULL: without). Errors: RANGE and
+ * INVALID with the job's index, those of sluice_request_check, sluice_order_score and sluice_guard_new, NO_MEMORY.
+ */
+enum sluice_error sluice_replay_new(struct sluice_cluster *cluster, const struct sluice_replay_config *config,
+                                    const struct sluice_request *requests, uint32_t request_count,
+                                    const struct sluice_replay_job *jobs, uint32_t count,
+                                    struct sluice_fairshare *fairshare, struct sluice_replay **replay,
+                                    struct sluice_error_text *text);
+void sluice_replay_free(struct sluice_replay *replay);
+
+/* Goes on for up to `events` arrivals and ends; *ended counts the jobs that have ended or been rejected, and reaches
+ * the number of jobs at the end. No allocation. Errors: those of the placing and ordering calls. */
+enum sluice_error sluice_replay_run(struct sluice_replay *replay, uint64_t events, uint32_t *ended,
+                                    struct sluice_error_text *text);
+
+/* The jobs' outcomes so far, and the samples: valid until the next call on the handle. */
+const struct sluice_replay_outcome *sluice_replay_outcomes(const struct sluice_replay *replay);
+const struct sluice_replay_sample *sluice_replay_samples(const struct sluice_replay *replay, uint32_t *count);
+uint64_t sluice_replay_decisions(const struct sluice_replay *replay);
 
 #ifdef __cplusplus
 }
