@@ -4,44 +4,22 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import socket
 import stat
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
 from gres_probe.lint import Finding, Severity, Site, Source, lint
 from gres_probe.slurm_conf import read_config, read_slurm_conf
+from gres_probe.writer import generate, node_devices
 from sluice_base.slurm_version import parse_slurm_version
 from tests.integration.gres_cases import READING, REGISTERING, Case
+from tests.integration.private_slurm import NEEDS, NODE, free_ports, head, running
+from tests.unit.gres_probe import machines
 
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make device files"),
-    pytest.mark.skipif(shutil.which("slurmd") is None, reason="needs slurmd"),
-]
-
-SLURM_CONF = """\
-ClusterName=lint
-SlurmctldHost={host}
-AuthType=auth/none
-CredType=cred/none
-SlurmctldPort={port}
-SlurmUser=root
-StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/%n
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/%n.pid
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
-SlurmdParameters=config_overrides
-"""
-NODE = "NodeHostname={host} Sockets=2 CoresPerSocket=8 ThreadsPerCore=2 RealMemory=100"
+pytestmark = NEEDS
 COMPLAINT = re.compile(r"(error|fatal|WARNING): ")
 
 
@@ -59,26 +37,13 @@ def version() -> tuple[int, int, int]:
 
 
 def write_case(case: Case, folder: Path, devices: Path) -> Path:
-    host = socket.gethostname()
-    text = SLURM_CONF.format(host=host, folder=folder, port=1)
-    text += f"GresTypes={case.types}\n" if case.types else ""
-    text += f"NodeName=n1 {NODE.format(host=host)} Port=2" + (f" Gres={case.gres}\n" if case.gres else "\n")
+    text = head(folder, 1) + (f"GresTypes={case.types}\n" if case.types else "")
+    text += f"NodeName=n1 {NODE} Port=2" + (f" Gres={case.gres}\n" if case.gres else "\n")
     text += f"PartitionName=all Nodes=n1\n{case.more}\n"
     (folder / "slurm.conf").write_text(text)
     if case.gres_conf is not None:
         (folder / "gres.conf").write_text(case.gres_conf.replace("{dev}", str(devices)) + "\n")
     return folder
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 def lint_folder(folder: Path, local: frozenset[str]) -> list[Finding]:
@@ -119,40 +84,24 @@ def test_lint_says_what_slurmd_says(case: Case, tmp_path: Path, devices: Path) -
 
 def test_lint_says_what_slurmctld_says(tmp_path: Path, devices: Path) -> None:
     """One cluster, one node a case: each node's registration is accepted or refused as lint predicts."""
-    host = socket.gethostname()
     ports = free_ports(len(REGISTERING) + 1)
     names = [f"n{number}" for number in range(1, len(REGISTERING) + 1)]
-    text = SLURM_CONF.format(host=host, folder=tmp_path, port=ports[0]) + "GresTypes=gpu,shard\n"
+    text = head(tmp_path, ports[0]) + "GresTypes=gpu,shard\n"
     gres = ""
     for name, case, port in zip(names, REGISTERING, ports[1:], strict=True):
-        text += f"NodeName={name} {NODE.format(host=host)} Port={port} Gres={case.gres}\n"
+        text += f"NodeName={name} {NODE} Port={port} Gres={case.gres}\n"
         for line in (case.gres_conf or "").replace("\\\n", " ").splitlines():
             if line.strip():
                 gres += f"NodeName={name} {line.replace('{dev}', str(devices))}\n"
     (tmp_path / "slurm.conf").write_text(text + "PartitionName=all Nodes=ALL\n")
     (tmp_path / "gres.conf").write_text(gres)
-    (tmp_path / "state").mkdir()
     findings = lint_folder(tmp_path, frozenset(names))
     for name, case in zip(names, REGISTERING, strict=True):
         assert tuple(sorted({f.rule.code for f in findings if name in f.nodes})) == case.codes, case.name
 
-    log = tmp_path / "slurmctld.log"
-    conf = tmp_path / "slurm.conf"
-    daemons = []
-    try:
-        with log.open("w") as out:
-            daemons.append(subprocess.Popen(["slurmctld", "-D", "-f", conf], stdout=out, stderr=out))
-        for name in names:
-            with (tmp_path / f"{name}.log").open("w") as out:
-                command = ["slurmd", "-D", "-N", name, "-f", conf]
-                daemons.append(subprocess.Popen(command, stdout=out, stderr=out))
-        states = wait_registered(conf, names)
-    finally:
-        for daemon in daemons:
-            daemon.terminate()
-        for daemon in daemons:
-            daemon.wait(timeout=60)
-    said = log.read_text()
+    with running(tmp_path, names) as states:
+        pass
+    said = (tmp_path / "slurmctld.log").read_text()
     for name, case in zip(names, REGISTERING, strict=True):
         expected = [f for f in findings if name in f.nodes and f.rule.source is Source.SLURMCTLD]
         about = [
@@ -169,20 +118,38 @@ def test_lint_says_what_slurmctld_says(tmp_path: Path, devices: Path) -> None:
         assert ("INVALID_REG" in states[name]) == bool(refused), (case.name, states[name])
 
 
-def wait_registered(conf: Path, names: list[str]) -> dict[str, str]:
-    """The state of each node, once all have registered."""
-    deadline = time.monotonic() + 60
-    while True:
-        shown = subprocess.run(
-            ["scontrol", "show", "node", "--oneliner"],
-            capture_output=True,
-            text=True,
-            env=os.environ | {"SLURM_CONF": str(conf)},
-        ).stdout
-        states = dict(re.findall(r"^NodeName=(\S+) .*? State=(\S+) ", shown, re.MULTILINE))
-        refused = {name for name, state in states.items() if "INVALID_REG" in state}
-        unknown = [n for n in names if n not in refused and re.search(r"UNKNOWN|\*", states.get(n, "UNKNOWN"))]
-        if not unknown:
-            return states
-        assert time.monotonic() < deadline, f"not registered: {unknown}"
-        time.sleep(0.2)
+MACHINES = {
+    "dgx1": machines.dgx,
+    "l40s1": machines.l40s,
+    "mixed1": machines.mixed,
+    "mig1": machines.mig,
+    "mig2": lambda node: machines.mig(node, (9984, 19968)),
+}
+
+
+@pytest.mark.parametrize("shards", [True, False])
+@pytest.mark.parametrize("node", MACHINES)
+def test_slurmd_accepts_what_the_writer_writes(node: str, shards: bool, tmp_path: Path) -> None:
+    """Every device, type, core list and shard arrives, and slurmd has nothing to complain about."""
+    machine = MACHINES[node](node)
+    configuration = generate([machine], slurm_version=version(), shards=shards)
+    inside = configuration.gres_conf.replace("/dev/", f"{tmp_path}/dev/")
+    for file in {file for device in node_devices(machine) for file in device.files}:
+        path = tmp_path / file.lstrip("/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(195, 1))
+    types = "gpu,shard" if shards else "gpu"
+    nodes = configuration.nodes_conf({node: {"NodeHostname": socket.gethostname(), "Port": "2"}})
+    text = f"{head(tmp_path, 1)}GresTypes={types}\n{nodes}PartitionName=all Nodes=ALL\n"
+    (tmp_path / "slurm.conf").write_text(text)
+    (tmp_path / "gres.conf").write_text(inside)
+    slurmd = subprocess.run(
+        ["slurmd", "-G", "-N", node, "-f", tmp_path / "slurm.conf"], capture_output=True, text=True, timeout=60
+    )
+    said = slurmd.stdout + slurmd.stderr
+    assert slurmd.returncode == 0 and not COMPLAINT.search(said), said
+    wanted = sum(device.memory_mib for device in node_devices(machine))
+    found = re.findall(r"Gres Name=(gpu|shard) Type=(\S+) Count=(\d+) ", said)
+    assert sum(int(count) for name, _, count in found if name == "gpu") == len(node_devices(machine))
+    assert sum(int(count) for name, _, count in found if name == "shard") == (wanted if shards else 0)
+    assert {kind for name, kind, _ in found if name == "gpu"} == {device.type for device in node_devices(machine)}

@@ -1,0 +1,97 @@
+"""One slurmctld and its slurmd in a temporary folder, without munge, accounting or namespaces: up in two seconds."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+NEEDS = [
+    pytest.mark.cluster,
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root: device files, and slurmd"),
+    pytest.mark.skipif(shutil.which("slurmd") is None, reason="needs slurmd"),
+    pytest.mark.skipif(shutil.which("slurmctld") is None, reason="needs slurmctld"),
+]
+NODE = f"NodeHostname={socket.gethostname()} Sockets=2 CoresPerSocket=8 ThreadsPerCore=2 RealMemory=100"
+
+_SLURM_CONF = """\
+ClusterName=private
+SlurmctldHost={host}
+AuthType=auth/none
+CredType=cred/none
+SlurmctldPort={port}
+SlurmUser=root
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/%n.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SlurmdParameters=config_overrides
+MpiDefault=none
+"""
+
+
+def head(folder: Path, port: int) -> str:
+    """The beginning of a slurm.conf; GresTypes, nodes and partitions are for the caller to add."""
+    return _SLURM_CONF.format(host=socket.gethostname(), folder=folder, port=port)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on just now."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+@contextmanager
+def running(folder: Path, names: Sequence[str]) -> Iterator[dict[str, str]]:
+    """The daemons for ``folder/slurm.conf``, until the block ends; gives each node's state at its registration."""
+    conf = folder / "slurm.conf"
+    (folder / "state").mkdir(exist_ok=True)
+    daemons = []
+    commands = {"slurmctld": ["slurmctld", "-D", "-f", conf]}
+    commands |= {name: ["slurmd", "-D", "-N", name, "-f", conf] for name in names}
+    try:
+        for name, command in commands.items():
+            with (folder / f"{name}.log").open("w") as log:
+                daemons.append(subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL))
+        yield _wait_registered(conf, names)
+    finally:
+        for daemon in reversed(daemons):
+            daemon.terminate()
+        for daemon in daemons:
+            daemon.wait(timeout=60)
+
+
+def _wait_registered(conf: Path, names: Sequence[str]) -> dict[str, str]:
+    deadline = time.monotonic() + 60
+    while True:
+        shown = subprocess.run(
+            ["scontrol", "show", "node", "--oneliner"],
+            capture_output=True,
+            text=True,
+            env=os.environ | {"SLURM_CONF": str(conf)},
+        ).stdout
+        states = dict(re.findall(r"^NodeName=(\S+) .*? State=(\S+) ", shown, re.MULTILINE))
+        refused = {name for name, state in states.items() if "INVALID_REG" in state}
+        unknown = [n for n in names if n not in refused and re.search(r"UNKNOWN|\*", states.get(n, "UNKNOWN"))]
+        if not unknown:
+            return states
+        assert time.monotonic() < deadline, f"not registered: {unknown}"
+        time.sleep(0.2)
