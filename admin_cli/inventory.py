@@ -40,11 +40,12 @@ class Summary:
 
     gpus: list[Gpu]
     nodes: list[Inventory]
+    problems: int = 0  # what could not be read
 
     @property
-    def memory(self) -> int:
-        """Memory in MiB over all."""
-        return sum(gpu.memory_total_mib for gpu in self.gpus)
+    def memory(self) -> int | None:
+        """Memory in MiB over all; None without GPUs."""
+        return sum(gpu.memory_total_mib for gpu in self.gpus) if self.gpus else None
 
     @property
     def used(self) -> int | None:
@@ -62,7 +63,7 @@ class Summary:
     def health(self) -> str:
         """``ok`` when all are, else how many are what."""
         counts = Counter(str(gpu.health) for gpu in self.gpus)
-        counts["unreadable"] = sum(len(node.problems) for node in self.nodes)
+        counts["unread"] = self.problems
         bad = [f"{count} {word}" for word, count in sorted(counts.items()) if count and word != "ok"]
         return ", ".join(bad) or ("ok" if self.gpus else "")
 
@@ -165,7 +166,7 @@ def command(
         elif by == "model":
             rows = _by_model(inventories)
         else:
-            rows = [Summary(inventory.gpus, [inventory]) for inventory in inventories]
+            rows = [Summary(node.gpus, [node], len(node.problems)) for node in inventories]
         columns, default = VIEWS[by]
         print_table(columns, rows, default=default, fields=fields, parsable2=parsable2, noheader=noheader)
     for failure in collected.failures.values():
@@ -230,13 +231,16 @@ def collect_command(
     from sluice_base.errors import SluiceError
     from sluice_base.hostlist import expand
 
-    names = expand(nodes) if nodes else _slurm_nodes()
     words = _words("--program", program)
-    node_command = srun_command(words) if srun else remote_shell_command(_words("--rsh", rsh), words)
+    known = _slurm_gpus(nodes) if srun or not nodes else {}
+    names = expand(nodes) if nodes else list(known)
+    node_command = srun_command(words, known) if srun else remote_shell_command(_words("--rsh", rsh), words)
     failures: dict[str, SluiceError] = {}
     read: list[Inventory] = []
     results = collect(names, node_command, timeout=timeout, fanout=fanout)
-    with click.progressbar(results, length=len(names), label="probing", file=sys.stderr) as progress:
+    with click.progressbar(
+        results, length=len(names), label="probing", file=sys.stderr, hidden=not sys.stderr.isatty()
+    ) as progress:
         for node, result in progress:
             if isinstance(result, Inventory):
                 write_inventory(inventory_dir, result)
@@ -264,7 +268,11 @@ def _words(option: str, text: str) -> list[str]:
     return words
 
 
-def _slurm_nodes() -> list[str]:
+def _slurm_gpus(nodes: str | None) -> dict[str, str]:
+    """The nodes that Slurm knows, or those of a hostlist, and the request for all GPUs of each, by type."""
+    import re
+
     from slurm_client import connect
 
-    return [node.name for node in connect().nodes()]
+    gpus = re.compile(r"(?:^|,)(gpu(?::[^:,()]+)?:\d+)(?=[(,]|$)")
+    return {node.name: ",".join(gpus.findall(node.gres)) for node in connect().nodes(nodes)}

@@ -13,7 +13,7 @@ import signal
 import stat
 import subprocess
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -136,13 +136,18 @@ def remote_shell_command(rsh: Sequence[str], program: Sequence[str]) -> Callable
     return command
 
 
-def srun_command(program: Sequence[str], options: Sequence[str] = ()) -> Callable[[str], list[str]]:
-    """How to probe a node with srun: a job that has all of the node's GPUs, so the node must be idle by then."""
+def srun_command(program: Sequence[str], gpus: Mapping[str, str]) -> Callable[[str], list[str]]:
+    """How to probe a node with srun: a job that has all of the node's GPUs, so the node must be idle by then.
+
+    `gpus` asks for all GPUs that Slurm knows of a node, such as ``gpu:h100:8``: a job does not see any other.
+    """
 
     def command(node: str) -> list[str]:
         words = ["srun", "--quiet", "--job-name=sluice-probe", "--exclusive", "--nodes=1", "--ntasks=1", "--chdir=/"]
         words += ["--immediate=10", "--time=2", f"--nodelist={node}"]
-        return [*words, *options, *program, "probe", "--json", "--node", node]
+        if gpus.get(node):
+            words.append(f"--gres={gpus[node]}")
+        return [*words, *program, "probe", "--json", "--node", node]
 
     return command
 

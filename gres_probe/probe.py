@@ -182,20 +182,22 @@ def _hardware(spec: VendorSpec, machine: Machine) -> list[str]:
 
 
 def _unlisted(spec: VendorSpec, findings: Findings, machine: Machine) -> list[Problem]:
-    """A problem for each GPU that the kernel shows and the driver has said nothing of."""
+    """A problem where the kernel shows GPUs that the driver has said nothing of."""
     listed = {gpu.pci_address for gpu in findings.gpus}
     missing = [function for function in _gpus_on_pci(spec, machine) if function.address not in listed]
     reported = {problem.index for problem in findings.problems} - {gpu.index for gpu in findings.gpus}
     if None in reported or len(missing) <= len(reported):
         return []  # said already, in the driver's own words
-    return [
-        Problem(
-            spec.name,
-            f"the driver does not list the GPU at {function.address} (kernel driver: {function.driver or 'none'})",
-            "see dmesg; the GPU may have failed, or be in use by another driver",
-        )
-        for function in missing
-    ]
+    if not missing:
+        return []
+    known = len(missing) + len(listed)
+    what = f"the driver lists {len(listed)} of {known} GPUs, not: {', '.join(function.address for function in missing)}"
+    if "SLURM_JOB_ID" in os.environ:
+        remedy = "probe outside of jobs: a job sees its own GPUs only"
+    else:
+        drivers = ", ".join(sorted({function.driver or "none" for function in missing}))
+        remedy = f"see dmesg; they may have failed, or have another kernel driver (now: {drivers})"
+    return [Problem(spec.name, what, remedy)]
 
 
 def _complete(gpu: Gpu, machine: Machine) -> None:

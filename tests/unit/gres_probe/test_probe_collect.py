@@ -239,8 +239,8 @@ def test_commands_are_words_and_quoted_where_a_shell_is_at_the_far_end() -> None
         "--node",
         "gpu-01",
     ]
-    srun = srun_command(["/opt/my tools/sluice"])("gpu-01")
-    assert srun[0] == "srun" and "--nodelist=gpu-01" in srun and "--exclusive" in srun
+    srun = srun_command(["/opt/my tools/sluice"], {"gpu-01": "gpu:h100:8"})("gpu-01")
+    assert srun[0] == "srun" and {"--nodelist=gpu-01", "--exclusive", "--gres=gpu:h100:8"} <= set(srun)
     assert srun[-5:] == ["/opt/my tools/sluice", "probe", "--json", "--node", "gpu-01"]
 
 

@@ -50,7 +50,7 @@ def test_table_by_node(folder: Path) -> None:
     assert lines[0].split() == ["NODE", "GPUS", "MODELS", "MEMORY", "USED", "UTIL", "HEALTH", "PROBED"]
     assert [line.split()[0] for line in lines[1:]] == [f"n{number}" for number in range(1, 11)]
     assert lines[3].split() == ["n3", "2", "2x", "NVIDIA", "L40S", "90.0G", "2.0G", "30%", "ok", "2026-01-02T03:04:05Z"]
-    assert "1 failed, 1 unreadable" in lines[10]
+    assert "1 failed, 1 unread" in lines[10]
     assert result.exit_code == 1 and "n10: nvidia: GPU 1: GPU is lost; reboot" in result.stderr
 
 
