@@ -283,13 +283,21 @@ class Platform(_Strict):
                 raise ValueError(f"gpus[{index}]: no driver of {model.vendor} under `drivers`")
             if place.mig is not None and not model.mig_profiles:
                 raise ValueError(f"gpus[{index}]: {model.name} has no MIG")
+        per_gpu = [0] * len(self.gpus)
         for links in self.links:
             members = self.link_members(links)
-            if any(member >= len(self.gpus) for member in members):
+            named = {*members, *(gpu for one, other, _ in links.pairs for gpu in (one, other))}
+            if any(not 0 <= gpu < len(self.gpus) for gpu in named):
                 raise ValueError("links: a GPU that is not there")
-            per_gpu = sum(s.links for s in links.switches) + links.mesh * (len(members) - 1)
-            if per_gpu > layout.MAX_LINKS:
-                raise ValueError(f"links: {per_gpu} links of one GPU, at most {layout.MAX_LINKS}")
+            for member in members:
+                per_gpu[member] += sum(s.links for s in links.switches) + links.mesh * (len(members) - 1)
+            for one, other, count in links.pairs:
+                if one == other or count < 1:
+                    raise ValueError("links: a pair is two GPUs and how many links join them")
+                per_gpu[one] += count
+                per_gpu[other] += count
+        if max(per_gpu) > layout.MAX_LINKS:
+            raise ValueError(f"links: {max(per_gpu)} links of one GPU, at most {layout.MAX_LINKS}")
         return self
 
 

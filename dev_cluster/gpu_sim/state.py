@@ -143,8 +143,15 @@ def changing(folder: Path) -> Iterator[NodeState]:
 
 
 def holdings(folder: Path) -> list[Holding]:
-    """What live processes hold through the simulated CUDA and HIP; process numbers are those of their own namespace."""
-    data = (folder / "processes").read_bytes()
+    """What live processes hold through the simulated CUDA and HIP; process numbers are those of their own namespace.
+
+    Raises SluiceError when the node has no registry.
+    """
+    path = folder / "processes"
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise SluiceError(f"{path}: {error.strerror}", remedy="is the cluster up?") from error
     size = ctypes.sizeof(layout.Slot)
     slots = [
         layout.Slot.from_buffer_copy(data, offset)

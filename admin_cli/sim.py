@@ -1,0 +1,144 @@
+"""`sluice sim`: change and read the simulated GPUs of a cluster on this machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from sluice_base.errors import UsageError
+
+_dir_option = click.option(
+    "--dir",
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=None,
+    help="The cluster's state folder, as of `sluice cluster`.",
+)
+
+
+@click.group(name="sim")
+def command() -> None:
+    """Change the simulated GPUs of a cluster on this machine, also while jobs run."""
+
+
+@command.command(name="set")
+@_dir_option
+@click.argument("nodes")
+@click.argument("gpus")
+@click.argument("values", nargs=-1, required=True, metavar="FIELD=VALUE...")
+def set_command(folder: Path | None, nodes: str, gpus: str, values: tuple[str, ...]) -> None:
+    """Change fields of GPUS (numbers, a UUID, or all) on NODES (a hostlist).
+
+    \b
+    sluice sim set h100-1 0 ecc_uncorrected=1 xid=48
+    sluice sim set mi300x-1 all temperature=95
+    sluice sim set mig-1 4 mig_layout=3g.40gb,2g.20gb
+
+    A value that the hardware could not have is refused, and then nothing of that GPU is changed.
+    """
+    from dev_cluster.gpu_sim.fields import set_values
+
+    changes: dict[str, str] = {}
+    for text in values:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise UsageError(f"{text!r}: not a change", remedy="write FIELD=VALUE; see: sluice sim fields")
+        if name in changes:
+            raise UsageError(f"{name}: given twice", remedy="give each field once")
+        changes[name] = value
+    for node in _nodes(folder, nodes):
+        for gpu in _gpus(node, gpus):
+            set_values(node, gpu, changes)
+
+
+@command.command(name="get")
+@_dir_option
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.argument("nodes")
+@click.argument("gpus", default="all")
+@click.argument("fields", nargs=-1, metavar="[FIELD]...")
+def get_command(folder: Path | None, as_json: bool, nodes: str, gpus: str, fields: tuple[str, ...]) -> None:
+    """Print fields of GPUS (default all) on NODES; without FIELD, all that the GPU has."""
+    from dev_cluster.gpu_sim.fields import get_values
+
+    found: dict[str, dict[str, dict[str, str]]] = {}
+    for node in _nodes(folder, nodes):
+        for gpu in _gpus(node, gpus):
+            values = get_values(node, gpu)
+            for name in fields:
+                if name not in values:
+                    raise UsageError(f"field {name!r}: there is none of that name", remedy="see: sluice sim fields")
+            chosen = {name: values[name] for name in fields} or {name: text for name, text in values.items() if text}
+            found.setdefault(node.parent.name, {})[str(gpu)] = chosen
+    if as_json:
+        click.echo(json.dumps({"schema_version": 1, "nodes": found}, indent=2))
+        return
+    for node_name, by_gpu in found.items():
+        for number, chosen in by_gpu.items():
+            for name, text in chosen.items():
+                click.echo(f"{node_name} {number} {name}={text}")
+
+
+@command.command(name="list")
+@_dir_option
+def list_command(folder: Path | None) -> None:
+    """Print the simulated GPUs of the cluster, a line each."""
+    from dev_cluster.gpu_sim.fields import get_values
+    from dev_cluster.gpu_sim.state import holdings, read_state
+
+    click.echo(f"{'NODE':<14} {'GPU':>3} {'NAME':<34} {'USED':>8} {'UTIL':>5} {'TEMP':>5} {'POWER':>6} STATE")
+    for node in _nodes(folder, None):
+        held = holdings(node)
+        for index, gpu in enumerate(read_state(node).gpus):
+            made_up = sum(gpu.processes[i].memory_mib for i in range(gpu.process_count))
+            used = gpu.memory_used_mib + made_up + sum(h.memory_mib for h in held if h.gpu == index)
+            values = get_values(node, index)
+            state = "lost" if gpu.lost else f"mig {values['mig_layout'] or '-'}" if gpu.mig_enabled else "ok"
+            click.echo(
+                f"{node.parent.name:<14} {index:>3} {values['name'][:34]:<34} {used:>7}M {values['utilisation']:>4}% "
+                f"{values['temperature']:>4}C {gpu.power_mw // 1000:>5}W {state}"
+            )
+
+
+@command.command(name="fields")
+def fields_command() -> None:
+    """Name the fields that can be set or read."""
+    from dev_cluster.gpu_sim.fields import FIELDS
+
+    for name, field in FIELDS.items():
+        click.echo(f"{name:<24} {field.help}")
+
+
+def _nodes(folder: Path | None, expression: str | None) -> list[Path]:
+    """The gpu_sim folders of the named nodes, or of all that have one."""
+    from dev_cluster.cluster import default_folder
+    from sluice_base.hostlist import expand
+
+    root = (folder or default_folder()) / "nodes"
+    known = {path.parent.name: path for path in sorted(root.glob("*/gpu_sim")) if (path / "state").exists()}
+    if not known:
+        raise UsageError(f"{root.parent}: no simulated GPUs there", remedy="start a cluster: sluice cluster up")
+    names = list(known) if expression is None else expand(expression)
+    for name in names:
+        if name not in known:
+            raise UsageError(f"node {name!r}: no simulated GPUs", remedy=f"nodes that have: {', '.join(known)}")
+    return [known[name] for name in names]
+
+
+def _gpus(node: Path, expression: str) -> list[int]:
+    """Indices: all, a UUID, or numbers as in 0,2-3."""
+    from dev_cluster.gpu_sim.state import read_state
+
+    state = read_state(node)
+    if expression == "all":
+        return list(range(len(state.gpus)))
+    found: list[int] = []
+    for word in expression.split(","):
+        first, dash, last = word.partition("-")
+        if dash and first.isdigit() and last.isdigit() and int(last) - int(first) < len(state.gpus):
+            found += [state.find(number) for number in range(int(first), int(last) + 1)]
+        else:
+            found.append(state.find(word))
+    return found
