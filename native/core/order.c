@@ -11,6 +11,7 @@ enum { LOG2_FULL = 40 };
 
 struct ranked_job {
     int64_t score;
+    uint64_t least; /* what a logarithmic factor rounded off: the exact service or time that is left */
     int64_t submit_s;
     uint64_t id;
     uint32_t index;
@@ -128,6 +129,15 @@ static int64_t deadline_factor(const struct sluice_order_policy *policy, const s
     return SLUICE_FACTOR_ONE - saturating(terms->laxity_s, policy->laxity_horizon_s);
 }
 
+/* GPU-seconds that are left. */
+static uint64_t service_of(const struct sluice_order_job *job)
+{
+    uint64_t service;
+    if (__builtin_mul_overflow((uint64_t)job->remaining_s, (uint64_t)(job->gpus ? job->gpus : 1), &service))
+        service = UINT64_MAX;
+    return service;
+}
+
 static void score_job(const struct sluice_order_policy *policy, const struct sluice_fairshare *fairshare,
                       const struct sluice_order_job *job, int64_t now_s, struct sluice_order_terms *terms)
 {
@@ -140,10 +150,7 @@ static void score_job(const struct sluice_order_policy *policy, const struct slu
     terms->starving = policy->starvation_s > 0 && waited_s >= policy->starvation_s;
 
     const uint32_t *weight = policy->weight;
-    uint64_t remaining = (uint64_t)job->remaining_s;
-    uint64_t service;
-    if (__builtin_mul_overflow(remaining, (uint64_t)(job->gpus ? job->gpus : 1), &service))
-        service = UINT64_MAX;
+    uint64_t remaining = (uint64_t)job->remaining_s, service = service_of(job);
     int64_t factor[SLUICE_FACTOR_COUNT] = {
         [SLUICE_FACTOR_PRIORITY] = job->priority,
         [SLUICE_FACTOR_AGE] = weight[SLUICE_FACTOR_AGE] ? saturating(waited_s, policy->age_full_s) : 0,
@@ -184,6 +191,8 @@ static int compare_jobs(const void *left_job, const void *right_job)
         return left->starving ? -1 : 1;
     if (!left->starving && left->score != right->score)
         return left->score > right->score ? -1 : 1;
+    if (!left->starving && left->least != right->least)
+        return left->least < right->least ? -1 : 1;
     int order = compare_numbers(left->submit_s, right->submit_s);
     if (order)
         return order;
@@ -204,7 +213,11 @@ enum sluice_error sluice_order_sort(struct sluice_order *order, const struct slu
     for (uint32_t i = 0; i < count; i++) {
         struct sluice_order_terms terms;
         score_job(policy, fairshare, &jobs[i], now_s, &terms);
+        uint64_t least = policy->weight[SLUICE_FACTOR_SERVICE] ? service_of(&jobs[i])
+                         : policy->weight[SLUICE_FACTOR_TIME]  ? (uint64_t)jobs[i].remaining_s
+                                                               : 0;
         order->jobs[i] = (struct ranked_job){.score = terms.score,
+                                             .least = least,
                                              .submit_s = jobs[i].submit_s,
                                              .id = jobs[i].id,
                                              .index = i,

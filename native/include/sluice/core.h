@@ -492,7 +492,8 @@ enum sluice_error sluice_order_new(uint32_t capacity, struct sluice_order **orde
 void sluice_order_free(struct sluice_order *order);
 
 /* Writes to `ranked[0..count)` the indices into `jobs`, first to run first: starving jobs by submit time, then the rest
- * by falling score; ties by submit time, then id. O(n log n), no allocation. On failure (as in sluice_order_score, or
+ * by falling score; ties by what is left exactly (GPU-seconds where SERVICE has weight, seconds where TIME has), then
+ * submit time, then id. O(n log n), no allocation. On failure (as in sluice_order_score, or
  * CAPACITY) `ranked` is untouched and the text names the job. */
 enum sluice_error sluice_order_sort(struct sluice_order *order, const struct sluice_order_policy *policy,
                                     const struct sluice_fairshare *fairshare, const struct sluice_order_job *jobs,
@@ -633,15 +634,15 @@ enum sluice_error sluice_preemption_plan(struct sluice_preemption *preemption, e
  *   - Reservations are given to the first `reservations` jobs or groups that cannot start now: 1 is EASY backfill, as
  *     many as there are jobs conservative backfill. All others start now or are not planned.
  *   - A job may bring the reservation of an earlier plan. All of those are held from the outset; in its turn each job
- *     gives its own up and takes the first start, which is never later than the one it gave up. So a reserved start
- *     never slips, as long as run times are upper bounds and no node or GPU is lost.
+ *     gives its own up and takes the first start by these rules, or its own again where that is earlier. So a reserved
+ *     start never slips, as long as run times are upper bounds and no node or GPU is lost.
  * EASY: D. Lifka, JSSPP 1995; conservative: A. Mu'alem, D. Feitelson, IEEE TPDS 12(6), 2001.
  */
 struct sluice_backfill;
 
 enum { SLUICE_BACKFILL_MAX_JOBS = 1048576 };
 /* The furthest that a plan looks ahead, and the longest limit, in seconds: 68 years. */
-enum { SLUICE_BACKFILL_HORIZON_S = 2147483645 };
+enum { SLUICE_BACKFILL_HORIZON_S = 2147483646 };
 /* No start: not planned, or never within the horizon. */
 enum { SLUICE_BACKFILL_NO_START = -1 };
 
@@ -649,7 +650,7 @@ enum { SLUICE_BACKFILL_NO_START = -1 };
 struct sluice_backfill_config {
     uint32_t max_jobs;    /* 16384 */
     uint32_t max_running; /* 65536: parts (node shares) of running allocations */
-    uint32_t max_planned; /* 4 * max_jobs: parts of all planned starts together */
+    uint32_t max_planned; /* 2 * max_jobs: parts of all planned starts together */
 };
 
 struct sluice_backfill_running {
@@ -674,8 +675,9 @@ struct sluice_backfill_start {
 };
 
 /*
- * Room for plans for clusters with up to `max_nodes` nodes: about 1 KiB a node, 1 KiB a running or planned part and,
- * up to 64 MiB, 4 bytes a node for each kind of request. Errors: RANGE, NO_MEMORY.
+ * Room for plans for clusters with up to `max_nodes` nodes, taken at once and touched as it is needed: about 2 KiB a
+ * node, 400 bytes a running and 1.6 KiB a planned part, and 64 MiB for what is remembered of kinds of request. Errors:
+ * RANGE, NO_MEMORY.
  */
 enum sluice_error sluice_backfill_new(const struct sluice_backfill_config *config, uint32_t max_nodes,
                                       struct sluice_backfill **backfill, struct sluice_error_text *text);
@@ -687,9 +689,9 @@ void sluice_backfill_free(struct sluice_backfill *backfill);
  * dropped, and its job planned like one without.
  * Typically O(log nodes) a job of one node, for requests of a kind seen before; O(nodes) for several nodes; O(nodes *
  * candidate starts) for groups and GPUs in total.
- * Errors: those of sluice_request_check, with the job's number; RANGE (limit_s, more nodes than the handle was made
- * for, count over SLUICE_BACKFILL_MAX_JOBS); UNKNOWN (allocation); INVALID (group); CAPACITY (more jobs or parts than
- * there is room for).
+ * Errors: those of sluice_request_check, with the job's number; RANGE (limit_s, now_s below 0, more nodes than the
+ * handle was made for); UNKNOWN and DUPLICATE (running allocation); CAPACITY (more jobs or parts than there is room
+ * for).
  */
 enum sluice_error sluice_backfill_plan(struct sluice_backfill *backfill, const struct sluice_cluster *cluster,
                                        int64_t now_s, const struct sluice_backfill_running *running,
