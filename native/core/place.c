@@ -229,9 +229,13 @@ static bool possible(struct sluice_cluster *cluster, const struct need *need)
                 return true;
         return false;
     }
-    for (uint32_t node = 0; node < cluster->node_count; node++)
-        if (sluice_node_allowed(need, node) && sluice_offer_idle(cluster, sluice_class_of(cluster, node), need).units)
-            return true;
+    for (size_t word = 0; word < need->allowed_words && word < (cluster->node_count + 63) / 64; word++) {
+        for (uint64_t set = need->allowed[word]; set; set &= set - 1) {
+            uint32_t node = (uint32_t)(word * 64) + (uint32_t)__builtin_ctzll(set);
+            if (sluice_offer_idle(cluster, sluice_class_of(cluster, node), need).units)
+                return true;
+        }
+    }
     return false;
 }
 
