@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 from simulated_node import Simulate
@@ -159,3 +160,16 @@ def test_collect_over_a_remote_shell(simulate: Simulate, tmp_path: Path) -> None
     assert "sluice: n3: ssh: connect to host n3 port 22: No route to host" in done.stderr.splitlines()
     assert "2 of 3 nodes, 16 GPUs" in done.stderr
     assert list(load_inventories(drop).inventories) == ["n1", "n2"]
+
+
+@pytest.mark.parametrize("name", ["probe", "topo", "inventory", "inventory collect"])
+def test_manual_page_has_every_option(name: str) -> None:
+    words = name.split()
+    command: Any = sluice.get_command(click.Context(sluice), words[0])
+    page = (Path(__file__).parents[3] / f"docs/man/sluice-{words[0]}.1").read_text().replace("\\-", "-")
+    if len(words) > 1:
+        command = command.commands[words[1]]
+        page = page[page.index(".SS collect") :]
+    options = [text for parameter in command.params for text in parameter.opts if text.startswith("-")]
+    assert len(options) >= 5
+    assert [text for text in options if text not in page] == []
