@@ -15,7 +15,7 @@ $(VENV)/.installed: pyproject.toml tools/debian-packages.txt
 	tools/install-packages build
 	test -x $(PYTHON) || $(PYTHON3) -m venv $(VENV)
 	$(VENV)/bin/pip install -q scikit-build-core "cffi>=1.16" setuptools
-	$(VENV)/bin/pip install -q --no-build-isolation --config-settings=wheel.cmake=false -e ".[dev]"
+	$(VENV)/bin/pip install -q --no-build-isolation -e ".[dev]"
 	touch $@
 
 build: $(VENV)/.installed
