@@ -151,8 +151,8 @@ struct sluice_cluster_totals {
 };
 
 /*
- * Make an empty cluster with all the memory that it will ever need for decisions: about 150 bytes a node, 32 an
- * allocation and 32 a part. Errors: RANGE (a size over its SLUICE_MAX_*), NO_MEMORY.
+ * Make an empty cluster with all the memory that it will ever need for decisions: about 800 bytes a node, 120 a switch,
+ * 8 an allocation and 24 a part. Errors: RANGE (a size over its SLUICE_MAX_*), NO_MEMORY.
  */
 enum sluice_error sluice_cluster_new(const struct sluice_cluster_config *config, struct sluice_cluster **cluster,
                                      struct sluice_error_text *text);
