@@ -62,6 +62,11 @@ class Machine:
             self._functions[address] = self._read_function(address)
         return self._functions[address]
 
+    @property
+    def sees_pci(self) -> bool:
+        """Whether the kernel shows any PCI function; in some containers and virtual machines it does not."""
+        return next(iter(_entries(self.sys_root / "bus/pci/devices")), None) is not None
+
     @cached_property
     def gpu_functions(self) -> list[PciFunction]:
         """Every physical function of a GPU's class, of any vendor, in order of address."""

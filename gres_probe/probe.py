@@ -49,7 +49,10 @@ def probe_node(
     machine = Machine(sys_root, proc_root, dev_root)
     specs = [vendor(name) for name in sorted(set(vendors if vendors is not None else vendor_names()))]
     deadline = time.monotonic() + timeout
-    children = [_Child.start(spec, machine) for spec in specs]
+    # Where PCI can be seen, a vendor of whom the kernel shows nothing needs no process that loads its library.
+    hardware = {spec.name: _hardware(spec, machine) for spec in specs}
+    asked = [spec for spec in specs if hardware[spec.name] or not machine.sees_pci]
+    children = [_Child.start(spec, machine) for spec in asked]
     layout = machine.cpu_layout()
     inventory = Inventory(
         node=node or os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0],
@@ -63,15 +66,15 @@ def probe_node(
     answers = read_all([child.output for child in children], deadline=deadline, limit=_MOST_OUTPUT)
     links: dict[str, dict[tuple[int, int], Link]] = {}
     for child in children:
-        hardware = _hardware(child.spec, machine)
+        shown = hardware[child.spec.name]
         try:
             findings = child.finish(answers[child.output], timeout)
             findings.problems += _unlisted(child.spec, findings, machine)
         except SluiceError as error:
             findings = Findings()
-            if hardware:
-                count = f"{len(hardware)} {child.spec.title} GPU{'s' * (len(hardware) > 1)}"
-                what = f"{count} ({', '.join(hardware)}) cannot be read: {error.what}"
+            if shown:
+                count = f"{len(shown)} {child.spec.title} GPU{'s' * (len(shown) > 1)}"
+                what = f"{count} ({', '.join(shown)}) cannot be read: {error.what}"
                 findings.problems.append(Problem(child.spec.name, what, error.remedy))
         for gpu in findings.gpus:
             _complete(gpu, machine)

@@ -194,3 +194,36 @@ def test_read_all_bounds_time_and_size() -> None:
     assert outputs[done].ended
     for descriptor in (quiet, quiet_in, loud, loud_in, done):
         os.close(descriptor)
+
+
+def test_vendor_of_whom_the_kernel_shows_nothing_is_not_asked(
+    probe_with: Callable[..., Inventory], tmp_path: Path
+) -> None:
+    """Where PCI can be seen, the library of another vendor, which may hang, is not even loaded."""
+    device = tmp_path / "devices/pci0000:00/0000:00:01.0"
+    device.mkdir(parents=True)
+    (device / "class").write_text("0x020000\n")
+    (device / "vendor").write_text("0x15b3\n")
+    (tmp_path / "bus/pci/devices").mkdir(parents=True)
+    (tmp_path / "bus/pci/devices/0000:00:01.0").symlink_to(device)
+    assert probe_with(answering("nvidia")).gpus == []
+    (device / "class").write_text("0x030200\n")
+    (device / "vendor").write_text("0x10de\n")
+    inventory = probe_with(answering("nvidia"))
+    assert len(inventory.gpus) == 1
+
+
+def test_gpu_passed_through_to_a_virtual_machine_is_not_missed(
+    probe_with: Callable[..., Inventory], tmp_path: Path
+) -> None:
+    for number, driver in enumerate(("nvidia", "vfio-pci", "nouveau")):
+        device = tmp_path / f"devices/pci0000:00/0000:0{number}:00.0"
+        device.mkdir(parents=True)
+        (device / "class").write_text("0x030200\n")
+        (device / "vendor").write_text("0x10de\n")
+        (device / "driver").symlink_to(f"../../../bus/pci/drivers/{driver}")
+        (tmp_path / "bus/pci/devices").mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"bus/pci/devices/{device.name}").symlink_to(device)
+    inventory = probe_with(answering("nvidia"))  # it has 0000:00:00.0
+    (problem,) = inventory.problems
+    assert "1 of 2 GPUs, not: 0000:02:00.0" in problem.what and "nouveau" in problem.remedy
