@@ -50,36 +50,37 @@ static void add_usual(struct node_kind *kind, const struct need *need, int64_t w
     int64_t all_levels = levels * need->gpus;
     int64_t cpu = need->cpus ? ((CPU_PRICE_FACTOR * w * all_levels) << CPU_BITS) / need->cpus : 0;
     for (int kappa = 0; kappa < KAPPAS; kappa++) {
-        struct prices *prices = &kind->prices[kappa];
+        struct prices *prices = &kind->prices;
         /* A node without open GPUs has CPUs to spare. */
         bool cpus_short = kappa != KAPPA_CLOSED && (int64_t)need->cpus * LEVELS * SLACK_DENOMINATOR >
                                                        SLACK_NUMERATOR * all_levels * sluice_kappa_floor(kappa);
         if (cpus_short)
-            prices->cpu = prices->cpu + cpu < MAX_CPU_PRICE ? prices->cpu + cpu : MAX_CPU_PRICE;
+            prices->cpu[kappa] = prices->cpu[kappa] + cpu < MAX_CPU_PRICE ? prices->cpu[kappa] + cpu : MAX_CPU_PRICE;
         if (need->gpus > 1)
             for (int k = need->gpus; k <= SLUICE_MAX_GPUS; k++)
-                prices->block[k] += w * all_levels * (k / need->gpus);
+                prices->block[kappa][k] += w * all_levels * (k / need->gpus);
         else if (!cpus_short)
-            prices->worth[levels] += w; /* so far the weight that begins to fit here; see add_up */
+            prices->worth[kappa][levels] += w; /* so far the weight that begins to fit here; see add_up */
     }
 }
 
 /* From the weights that begin to fit at each level to the worth of a GPU, and the bounds that follow. */
-static void add_up(struct prices *prices)
+static void add_up(struct prices *prices, int kappa)
 {
-    int64_t weight = 0;
+    int64_t *worth = prices->worth[kappa], weight = 0;
     for (int level = 0; level <= LEVELS; level++) {
-        weight += prices->worth[level];
-        prices->worth[level] = weight * level;
+        weight += worth[level];
+        worth[level] = weight * level;
     }
+    prices->least_loss[0][kappa] = worth[LEVELS];
     for (int levels = 1; levels <= LEVELS; levels++) {
         /* A GPU that is one level short of the request may still have room for it, to the MiB. */
-        int64_t least = prices->worth[levels - 1];
+        int64_t least = worth[levels - 1];
         for (int level = levels; level <= LEVELS; level++) {
-            int64_t loss = prices->worth[level] - prices->worth[level - levels];
+            int64_t loss = worth[level] - worth[level - levels];
             least = loss < least ? loss : least;
         }
-        prices->least_loss[levels] = least;
+        prices->least_loss[levels][kappa] = least;
     }
 }
 
@@ -100,7 +101,7 @@ static void set_prices(const struct sluice_cluster *cluster)
     for (uint32_t t = 0; t < count; t++)
         weight_sum += usual[t].gpus ? weights[t] : 0;
     for (uint32_t i = 0; i < index->kind_count; i++) {
-        memset(index->kinds[i]->prices, 0, sizeof index->kinds[i]->prices);
+        memset(&index->kinds[i]->prices, 0, sizeof index->kinds[i]->prices);
         gpus += (int64_t)index->kinds[i]->nodes * index->kinds[i]->gpu_count;
     }
     for (uint32_t t = 0; t < count; t++) {
@@ -121,10 +122,10 @@ static void set_prices(const struct sluice_cluster *cluster)
     }
     /* A GPU among others of another kind is worth what is free of it, to whoever comes. */
     for (int kappa = 0; kappa < KAPPAS; kappa++)
-        index->kinds[KIND_OTHER]->prices[kappa].worth[0] = (int64_t)1 << FRACTION_BITS;
+        index->kinds[KIND_OTHER]->prices.worth[kappa][0] = (int64_t)1 << FRACTION_BITS;
     for (uint32_t i = 0; i < index->kind_count; i++)
         for (int kappa = 0; kappa < KAPPAS; kappa++)
-            add_up(&index->kinds[i]->prices[kappa]);
+            add_up(&index->kinds[i]->prices, kappa);
     index->priced = true;
 }
 
@@ -158,20 +159,20 @@ enum sluice_error sluice_index_set_workload(struct sluice_cluster *cluster, cons
 /* ---- losses ---- */
 
 /* Of a share of `levels` on a GPU of `level`; one level short is to be read as just enough. */
-static int64_t loss_of_share(const struct prices *prices, uint32_t level, uint32_t levels)
+static int64_t loss_of_share(const int64_t *worth, uint32_t level, uint32_t levels)
 {
-    return prices->worth[level] - prices->worth[level > levels ? level - levels : 0];
+    return worth[level] - worth[level > levels ? level - levels : 0];
 }
 
 /* Of taking `taken` from `idle` idle GPUs, beyond their single worth. */
-static int64_t loss_of_block(const struct prices *prices, int idle, int taken)
+static int64_t loss_of_block(const int64_t *block, int idle, int taken)
 {
-    return prices->block[idle] - prices->block[idle - taken];
+    return block[idle] - block[idle - taken];
 }
 
-static int64_t loss_of_cpus(const struct prices *prices, int32_t cpus)
+static int64_t loss_of_cpus(int64_t price, int32_t cpus)
 {
-    return ((int64_t)cpus * prices->cpu) >> CPU_BITS;
+    return ((int64_t)cpus * price) >> CPU_BITS;
 }
 
 /* For explanations, in thousandths of a GPU. */
@@ -181,9 +182,12 @@ static int64_t thousandths(int64_t loss)
 }
 
 /* Pick the `gpus` of `fit` on which shares lose least, lowest first among equals. */
-static uint16_t pick_shares(const struct sluice_cluster *cluster, uint32_t node, const struct prices *prices,
-                            const struct need *need, int gpus, uint16_t fit, int64_t *gpu_loss, int *idle_taken)
+static uint16_t pick_shares(const struct sluice_cluster *cluster, uint32_t node, const struct need *need, int gpus,
+                            uint16_t fit, int64_t *gpu_loss, int *idle_taken)
 {
+    const struct filing *filing = &cluster->index->filings[node];
+    const struct prices *prices = &cluster->index->kinds[filing->kind]->prices;
+    const int64_t *worth = prices->worth[filing->kappa], *block = prices->block[filing->kappa];
     const struct shape *shape = sluice_shape_of(cluster, node);
     const struct node *row = &cluster->nodes[node];
     int idle = sluice_count(row->idle);
@@ -196,9 +200,9 @@ static uint16_t pick_shares(const struct sluice_cluster *cluster, uint32_t node,
         for (unsigned set = fit & ~(unsigned)chosen; set; set &= set - 1) {
             int gpu = __builtin_ctz(set);
             int32_t memory = shape->memory.mib[gpu];
-            int64_t single = loss_of_share(prices, sluice_level(cluster->gpu_free[node].mib[gpu], memory),
+            int64_t single = loss_of_share(worth, sluice_level(cluster->gpu_free[node].mib[gpu], memory),
                                            sluice_levels_needed(need->share, memory));
-            int64_t loss = single + (row->idle >> gpu & 1 ? loss_of_block(prices, idle - *idle_taken, 1) : 0);
+            int64_t loss = single + (row->idle >> gpu & 1 ? loss_of_block(block, idle - *idle_taken, 1) : 0);
             if (best < 0 || loss < best_loss) {
                 best = gpu;
                 best_loss = loss;
@@ -219,17 +223,18 @@ int64_t sluice_score_sluice(const struct sluice_cluster *cluster, uint32_t node,
     if (!index->priced)
         set_prices(cluster);
     const struct filing *filing = &index->filings[node];
-    const struct prices *prices = &index->kinds[filing->kind]->prices[filing->kappa];
+    const struct prices *prices = &index->kinds[filing->kind]->prices;
     int64_t gpu_loss = 0;
     int idle_taken = gpus;
     if (gpus && need->share) {
-        *chosen = pick_shares(cluster, node, prices, need, gpus, fit, &gpu_loss, &idle_taken);
+        *chosen = pick_shares(cluster, node, need, gpus, fit, &gpu_loss, &idle_taken);
     } else {
         *chosen = gpus ? sluice_pick(cluster, node, need, gpus, fit) : 0;
-        gpu_loss = gpus * prices->worth[LEVELS];
+        gpu_loss = gpus * prices->worth[filing->kappa][LEVELS];
     }
-    int64_t block_loss = loss_of_block(prices, sluice_count(cluster->nodes[node].idle), idle_taken);
-    int64_t cpu_loss = loss_of_cpus(prices, need->cpus + gpus * need->cpus_per_gpu);
+    int idle = sluice_count(cluster->nodes[node].idle);
+    int64_t block_loss = loss_of_block(prices->block[filing->kappa], idle, idle_taken);
+    int64_t cpu_loss = loss_of_cpus(prices->cpu[filing->kappa], need->cpus + gpus * need->cpus_per_gpu);
     sluice_add_term(terms, "gpu_worth_lost_permille", thousandths(gpu_loss));
     sluice_add_term(terms, "idle_block_lost_permille", thousandths(block_loss));
     sluice_add_term(terms, "cpus_priced_permille", thousandths(cpu_loss));
@@ -243,73 +248,76 @@ struct search {
     struct sluice_cluster *cluster;
     const struct need *need;
     int64_t steps; /* the loss of `node`, in steps */
+    int64_t limit; /* losses from here on are worse */
     uint32_t node; /* NONE: none yet */
     uint32_t rank;
 };
 
-/* A bucket all of whose nodes lose the same. */
-static void search_bucket(struct search *search, const struct bucket *bucket, int64_t loss)
+static void found(struct search *search, uint32_t node, int64_t steps)
 {
-    int64_t steps = loss / STEP;
-    if (steps > search->steps)
-        return;
-    uint32_t before = steps < search->steps ? NONE : search->rank;
-    uint32_t node = sluice_bucket_first(search->cluster, bucket, search->need, before);
-    if (node == NONE)
-        return;
     search->steps = steps;
+    search->limit = (steps + 1) * STEP;
     search->node = node;
     search->rank = search->cluster->nodes[node].rank;
 }
 
-static void search_shares(struct search *search, const struct group *group, const struct prices *prices,
-                          uint32_t levels, int64_t cpu_loss)
+/* A bucket all of whose nodes lose the same. */
+static void search_bucket(struct search *search, const struct bucket *bucket, int64_t loss)
 {
+    if (loss >= search->limit)
+        return;
+    uint32_t before = loss < search->limit - STEP ? NONE : search->rank;
+    uint32_t node = sluice_bucket_first(search->cluster->index, bucket, search->need, before);
+    if (node != NONE)
+        found(search, node, loss / STEP);
+}
+
+static void search_shares(struct search *search, const struct node_kind *kind, int kappa, uint32_t levels,
+                          int64_t cpu_loss)
+{
+    const struct group *group = &kind->groups[kappa];
+    const int64_t *worth = kind->prices.worth[kappa], *block = kind->prices.block[kappa];
     /* From the level where it may just fit upwards. */
-    for (uint32_t word = (levels - 1) / 64; word < SLOT_WORDS; word++) {
+    uint32_t lowest = levels - 1;
+    for (uint32_t word = lowest / 64; word < SLOT_WORDS; word++) {
         uint64_t set = group->filled[word];
-        if (word == (levels - 1) / 64)
-            set &= ~(uint64_t)0 << ((levels - 1) % 64);
+        if (word == lowest / 64)
+            set &= ~(uint64_t)0 << (lowest % 64);
         for (; set; set &= set - 1) {
             uint32_t slot = word * 64 + (uint32_t)__builtin_ctzll(set);
             if (slot >= SLOT_NODE)
                 return;
             int64_t loss = cpu_loss;
             if (slot >= SLOT_IDLE)
-                loss += loss_of_share(prices, LEVELS, levels) + loss_of_block(prices, (int)slot - SLOT_IDLE + 1, 1);
+                loss += loss_of_share(worth, LEVELS, levels) + loss_of_block(block, (int)slot - SLOT_IDLE + 1, 1);
             else
-                loss += loss_of_share(prices, slot, levels);
+                loss += loss_of_share(worth, slot, levels);
             search_bucket(search, &group->buckets[slot], loss);
         }
     }
 }
 
-static void search_group(struct search *search, const struct node_kind *kind, int kappa)
+static void search_group(struct search *search, const struct node_kind *kind, int kappa, uint32_t levels)
 {
     const struct need *need = search->need;
     const struct group *group = &kind->groups[kappa];
-    const struct prices *prices = &kind->prices[kappa];
-    int64_t loss = loss_of_cpus(prices, need->cpus);
+    int64_t loss = loss_of_cpus(kind->prices.cpu[kappa], need->cpus);
     if (need->gpus == 0) {
         search_bucket(search, &group->buckets[SLOT_NODE], loss);
     } else if (need->share) {
-        search_shares(search, group, prices, sluice_levels_needed(need->share, kind->memory), loss);
+        search_shares(search, kind, kappa, levels, loss);
     } else {
-        loss += need->gpus * prices->worth[LEVELS];
+        loss += need->gpus * kind->prices.worth[kappa][LEVELS];
         for (int idle = need->gpus; idle <= (int)kind->gpu_count; idle++)
             search_bucket(search, &group->buckets[SLOT_IDLE + idle - 1],
-                          loss + loss_of_block(prices, idle, need->gpus));
+                          loss + loss_of_block(kind->prices.block[kappa], idle, need->gpus));
     }
 }
 
-/* A lower bound on what the need loses in the group, in steps. */
+/* A lower bound on what the need loses in a group. `levels` are those of its share, 0 for whole GPUs. */
 static int64_t bound(const struct node_kind *kind, int kappa, const struct need *need, uint32_t levels)
 {
-    const struct prices *prices = &kind->prices[kappa];
-    int64_t loss = loss_of_cpus(prices, need->cpus);
-    if (need->gpus)
-        loss += need->share ? prices->least_loss[levels] : need->gpus * prices->worth[LEVELS];
-    return loss / STEP;
+    return loss_of_cpus(kind->prices.cpu[kappa], need->cpus) + need->gpus * kind->prices.least_loss[levels][kappa];
 }
 
 /* The nodes that lie in no bucket. */
@@ -324,12 +332,9 @@ static void search_others(struct search *search, const uint64_t *candidates)
             if (!sluice_try_node(cluster, &sluice_policies[SLUICE_POLICY_SLUICE], search->need, search->need->gpus,
                                  node, &choice, NULL))
                 continue;
-            uint32_t rank = cluster->nodes[node].rank;
-            if (-choice.score < search->steps || (-choice.score == search->steps && rank < search->rank)) {
-                search->steps = -choice.score;
-                search->node = node;
-                search->rank = rank;
-            }
+            if (-choice.score < search->steps ||
+                (-choice.score == search->steps && cluster->nodes[node].rank < search->rank))
+                found(search, node, -choice.score);
         }
     }
 }
@@ -356,7 +361,8 @@ bool sluice_choose_sluice(struct sluice_cluster *cluster, const struct need *nee
     if ((need->share && need->gpus > 1) || few_allowed(cluster, need))
         return sluice_scan(cluster, policy, need, choice);
 
-    struct search search = {.cluster = cluster, .need = need, .steps = INT64_MAX, .node = NONE, .rank = NONE};
+    struct search search = {
+        .cluster = cluster, .need = need, .steps = INT64_MAX, .limit = INT64_MAX, .node = NONE, .rank = NONE};
     /* The group of the lowest bound first; then only those that can still win. */
     const struct node_kind *first_kind = NULL;
     int first_kappa = 0;
@@ -366,23 +372,25 @@ bool sluice_choose_sluice(struct sluice_cluster *cluster, const struct need *nee
             const struct node_kind *kind = index->kinds[i];
             if (!kind->kappas || (need->gpus && !could_take(kind, need)))
                 continue;
-            uint32_t levels = need->share ? sluice_levels_needed(need->share, kind->memory) : LEVELS;
+            uint32_t levels = need->share ? sluice_levels_needed(need->share, kind->memory) : 0;
             for (uint32_t set = kind->kappas; set; set &= set - 1) {
                 int kappa = __builtin_ctz(set);
-                int64_t steps = bound(kind, kappa, need, levels);
-                if (pass == 0 && steps < lowest) {
-                    lowest = steps;
+                int64_t least = bound(kind, kappa, need, levels);
+                if (pass == 0 && least < lowest) {
+                    lowest = least;
                     first_kind = kind;
                     first_kappa = kappa;
-                } else if (pass == 1 && steps <= search.steps && !(kind == first_kind && kappa == first_kappa)) {
-                    search_group(&search, kind, kappa);
+                } else if (pass == 1 && least < search.limit && !(kind == first_kind && kappa == first_kappa)) {
+                    search_group(&search, kind, kappa, levels);
                 }
             }
         }
         if (pass == 0 && first_kind)
-            search_group(&search, first_kind, first_kappa);
+            search_group(&search, first_kind, first_kappa,
+                         need->share ? sluice_levels_needed(need->share, first_kind->memory) : 0);
     }
-    search_others(&search, sluice_candidates(cluster, need));
+    if (index->kinds[KIND_OTHER]->nodes)
+        search_others(&search, sluice_candidates(cluster, need));
     if (search.node == NONE)
         return false;
     return sluice_try_node(cluster, policy, need, need->gpus, search.node, choice, NULL);

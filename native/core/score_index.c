@@ -66,14 +66,11 @@ static uint8_t kind_of(struct score_index *index, const struct shape *shape, int
 
 /* ---- treaps ---- */
 
-static uint32_t entry_of(uint32_t node, int which)
+/* Entry `which` of a node: a GPU's number, ENTRY_IDLE or ENTRY_NODE. */
+static uint32_t entry_of(const struct score_index *index, uint32_t node, int which)
 {
-    return 1 + node * ENTRIES + (uint32_t)which;
-}
-
-static uint32_t node_of(uint32_t entry)
-{
-    return (entry - 1) / ENTRIES;
+    uint32_t gpus_left_out = which < ENTRY_IDLE ? 0 : ENTRY_IDLE - index->kinds[index->filings[node].kind]->gpu_count;
+    return index->filings[node].first_entry + (uint32_t)which - gpus_left_out;
 }
 
 /* A bijection, so that no two entries are equal: Mueller's integer hash. */
@@ -95,85 +92,94 @@ static int32_t larger(int32_t a, int32_t b)
     return a > b ? a : b;
 }
 
-/* Recompute an entry's bounds from its node and children. */
-static void pull(const struct sluice_cluster *cluster, uint32_t at)
+static void raise(struct bounds *bounds, const struct bounds *by)
 {
-    struct entry *entries = cluster->index->entries, *entry = &entries[at];
-    const struct node *row = &cluster->nodes[node_of(at)];
-    const struct bounds *left = &entries[entry->left].bounds, *right = &entries[entry->right].bounds;
-    entry->bounds.cpus = larger(row->cpus_free, larger(left->cpus, right->cpus));
-    entry->bounds.host_memory = larger(row->host_memory_free, larger(left->host_memory, right->host_memory));
-    entry->bounds.gpu_memory = larger(entry->gpu_memory, larger(left->gpu_memory, right->gpu_memory));
+    bounds->cpus = larger(bounds->cpus, by->cpus);
+    bounds->host_memory = larger(bounds->host_memory, by->host_memory);
+    bounds->gpu_memory = larger(bounds->gpu_memory, by->gpu_memory);
+}
+
+/* Recompute an entry's bounds from itself and its children. */
+static void pull(struct entry *entries, uint32_t at)
+{
+    struct entry *entry = &entries[at];
+    entry->bounds = entry->own;
+    raise(&entry->bounds, &entries[entry->left].bounds);
+    raise(&entry->bounds, &entries[entry->right].bounds);
+}
+
+/* Below the entry `gone` went away and `come` came; mostly that is seen without a look at the children. */
+static void settle(struct entry *entries, uint32_t at, const struct bounds *gone, const struct bounds *come)
+{
+    struct bounds *bounds = &entries[at].bounds;
+    if (gone->cpus == bounds->cpus || gone->host_memory == bounds->host_memory ||
+        gone->gpu_memory == bounds->gpu_memory)
+        pull(entries, at);
+    else
+        raise(bounds, come);
 }
 
 /* Cut the tree `root` into what goes before and what goes after the entry `at`. */
-static void split(const struct sluice_cluster *cluster, uint32_t root, uint32_t at, uint32_t *before, uint32_t *after)
+static void split(struct entry *entries, uint32_t root, uint32_t at, uint32_t *before, uint32_t *after)
 {
-    struct entry *entries = cluster->index->entries;
     if (root == NO_ENTRY) {
         *before = *after = NO_ENTRY;
         return;
     }
     if (goes_before(entries, root, at)) {
         *before = root;
-        split(cluster, entries[root].right, at, &entries[root].right, after);
+        split(entries, entries[root].right, at, &entries[root].right, after);
     } else {
         *after = root;
-        split(cluster, entries[root].left, at, before, &entries[root].left);
+        split(entries, entries[root].left, at, before, &entries[root].left);
     }
-    pull(cluster, root);
+    pull(entries, root);
 }
 
 /* Join two trees; all of `before` goes before all of `after`. */
-static uint32_t join(const struct sluice_cluster *cluster, uint32_t before, uint32_t after)
+static uint32_t join(struct entry *entries, uint32_t before, uint32_t after)
 {
-    struct entry *entries = cluster->index->entries;
     if (before == NO_ENTRY || after == NO_ENTRY)
         return before == NO_ENTRY ? after : before;
     uint32_t top = priority(before) > priority(after) ? before : after;
     if (top == before)
-        entries[top].right = join(cluster, entries[top].right, after);
+        entries[top].right = join(entries, entries[top].right, after);
     else
-        entries[top].left = join(cluster, before, entries[top].left);
-    pull(cluster, top);
+        entries[top].left = join(entries, before, entries[top].left);
+    pull(entries, top);
     return top;
 }
 
-static uint32_t insert(const struct sluice_cluster *cluster, uint32_t root, uint32_t at)
+static void insert(struct entry *entries, uint32_t *root, uint32_t at)
 {
-    struct entry *entries = cluster->index->entries;
-    if (root == NO_ENTRY || priority(at) > priority(root)) {
-        split(cluster, root, at, &entries[at].left, &entries[at].right);
-        root = at;
-    } else if (goes_before(entries, at, root)) {
-        entries[root].left = insert(cluster, entries[root].left, at);
-    } else {
-        entries[root].right = insert(cluster, entries[root].right, at);
+    while (*root != NO_ENTRY && priority(at) < priority(*root)) {
+        struct entry *entry = &entries[*root];
+        raise(&entry->bounds, &entries[at].own);
+        root = goes_before(entries, at, *root) ? &entry->left : &entry->right;
     }
-    pull(cluster, root);
-    return root;
+    split(entries, *root, at, &entries[at].left, &entries[at].right);
+    pull(entries, at);
+    *root = at;
 }
 
-static uint32_t erase(const struct sluice_cluster *cluster, uint32_t root, uint32_t at)
+static void erase(struct entry *entries, uint32_t *root, uint32_t at)
 {
-    struct entry *entries = cluster->index->entries;
-    if (root == at)
-        return join(cluster, entries[at].left, entries[at].right);
-    if (goes_before(entries, at, root))
-        entries[root].left = erase(cluster, entries[root].left, at);
-    else
-        entries[root].right = erase(cluster, entries[root].right, at);
-    pull(cluster, root);
-    return root;
+    static const struct bounds nothing = {0};
+    uint32_t here = *root;
+    if (here == at) {
+        *root = join(entries, entries[at].left, entries[at].right);
+        return;
+    }
+    erase(entries, goes_before(entries, at, here) ? &entries[here].left : &entries[here].right, at);
+    settle(entries, here, &entries[at].own, &nothing);
 }
 
-/* The entry's node changed, but it stays where it is: bring the bounds above it up to date. */
-static void refresh(const struct sluice_cluster *cluster, uint32_t root, uint32_t at)
+/* The entry stays where it is; what it had free before was `old`. */
+static void refresh(struct entry *entries, uint32_t root, uint32_t at, const struct bounds *old)
 {
-    const struct entry *entries = cluster->index->entries;
     if (root != at)
-        refresh(cluster, goes_before(entries, at, root) ? entries[root].left : entries[root].right, at);
-    pull(cluster, root);
+        refresh(entries, goes_before(entries, at, root) ? entries[root].left : entries[root].right, at, old);
+    settle(entries, root, old, &entries[at].own);
 }
 
 static bool has_room(const struct bounds *bounds, const struct need *need)
@@ -182,82 +188,80 @@ static bool has_room(const struct bounds *bounds, const struct need *need)
 }
 
 /* The first entry of the tree that has room for the need, or NO_ENTRY. */
-static uint32_t first_with_room(const struct sluice_cluster *cluster, uint32_t root, const struct need *need)
+static uint32_t first_with_room(const struct entry *entries, uint32_t root, const struct need *need)
 {
-    const struct entry *entries = cluster->index->entries;
     if (root == NO_ENTRY || !has_room(&entries[root].bounds, need))
         return NO_ENTRY;
-    uint32_t found = first_with_room(cluster, entries[root].left, need);
+    uint32_t found = first_with_room(entries, entries[root].left, need);
     if (found != NO_ENTRY)
         return found;
-    const struct node *row = &cluster->nodes[node_of(root)];
-    if (row->cpus_free >= need->cpus && row->host_memory_free >= need->host_memory &&
-        entries[root].gpu_memory >= need->share && sluice_node_allowed(need, node_of(root)))
+    if (has_room(&entries[root].own, need) && sluice_node_allowed(need, entries[root].node))
         return root;
-    return first_with_room(cluster, entries[root].right, need);
+    return first_with_room(entries, entries[root].right, need);
 }
 
-uint32_t sluice_bucket_first(const struct sluice_cluster *cluster, const struct bucket *bucket, const struct need *need,
+uint32_t sluice_bucket_first(const struct score_index *index, const struct bucket *bucket, const struct need *need,
                              uint32_t before)
 {
     if (bucket->root == NO_ENTRY || bucket->first_rank >= before || !has_room(&bucket->bounds, need))
         return NONE;
-    uint32_t found = first_with_room(cluster, bucket->root, need);
-    return found != NO_ENTRY && cluster->index->entries[found].rank < before ? node_of(found) : NONE;
+    uint32_t found = first_with_room(index->entries, bucket->root, need);
+    return found != NO_ENTRY && index->entries[found].rank < before ? index->entries[found].node : NONE;
 }
 
 /* ---- filing nodes ---- */
 
-static void bucket_changed(const struct score_index *index, struct bucket *bucket)
+static void unfile(struct score_index *index, uint32_t node, int which)
 {
-    const struct entry *entries = index->entries;
-    if (bucket->root == NO_ENTRY)
-        return;
-    uint32_t first = bucket->root;
-    while (entries[first].left != NO_ENTRY)
-        first = entries[first].left;
-    bucket->first_rank = entries[first].rank;
-    bucket->bounds = entries[bucket->root].bounds;
-}
-
-static void unfile(const struct sluice_cluster *cluster, uint32_t node, int which)
-{
-    struct score_index *index = cluster->index;
     struct filing *filing = &index->filings[node];
-    uint8_t slot = filing->slot[which];
     struct node_kind *kind = index->kinds[filing->kind];
     struct group *group = &kind->groups[filing->kappa];
+    uint8_t slot = filing->slot[which];
     struct bucket *bucket = &group->buckets[slot];
-    bucket->root = erase(cluster, bucket->root, entry_of(node, which));
-    bucket_changed(index, bucket);
+    uint32_t at = entry_of(index, node, which);
+    erase(index->entries, &bucket->root, at);
     filing->slot[which] = NO_SLOT;
     if (bucket->root == NO_ENTRY) {
         group->filled[slot / 64] &= ~((uint64_t)1 << (slot % 64));
         if (slot == SLOT_NODE)
             kind->kappas &= ~(1u << filing->kappa);
+        return;
+    }
+    bucket->bounds = index->entries[bucket->root].bounds;
+    if (index->entries[at].rank == bucket->first_rank) {
+        uint32_t first = bucket->root;
+        while (index->entries[first].left != NO_ENTRY)
+            first = index->entries[first].left;
+        bucket->first_rank = index->entries[first].rank;
     }
 }
 
-/* File an entry under filing's kind and kappa; `gpu_memory` is what its GPUs have free. */
+/* File an entry under its node's kind and kappa, or see that it has changed in its place. */
 static void file(const struct sluice_cluster *cluster, uint32_t node, int which, uint8_t slot, int32_t gpu_memory)
 {
     struct score_index *index = cluster->index;
     struct filing *filing = &index->filings[node];
-    uint32_t at = entry_of(node, which);
+    const struct node *row = &cluster->nodes[node];
     struct node_kind *kind = index->kinds[filing->kind];
     struct group *group = &kind->groups[filing->kappa];
     struct bucket *bucket = &group->buckets[slot];
-    index->entries[at].gpu_memory = gpu_memory;
+    uint32_t at = entry_of(index, node, which);
+    struct entry *entry = &index->entries[at];
+    struct bounds old = entry->own;
+    entry->own = (struct bounds){row->cpus_free, row->host_memory_free, gpu_memory};
     if (filing->slot[which] == slot) {
-        refresh(cluster, bucket->root, at);
+        refresh(index->entries, bucket->root, at, &old);
     } else {
-        index->entries[at].rank = cluster->nodes[node].rank;
-        bucket->root = insert(cluster, bucket->root, at);
+        entry->rank = row->rank;
+        entry->node = node;
+        if (bucket->root == NO_ENTRY || row->rank < bucket->first_rank)
+            bucket->first_rank = row->rank;
+        insert(index->entries, &bucket->root, at);
         filing->slot[which] = slot;
         group->filled[slot / 64] |= (uint64_t)1 << (slot % 64);
         kind->kappas |= 1u << filing->kappa;
     }
-    bucket_changed(index, bucket);
+    bucket->bounds = index->entries[bucket->root].bounds;
 }
 
 /* The slot of each entry as the node stands now, all NO_SLOT where it takes nothing. */
@@ -288,17 +292,19 @@ static int32_t memory_of(const struct sluice_cluster *cluster, uint32_t node, in
     return cluster->gpu_free[node].mib[which];
 }
 
-static void count_kind(struct sluice_cluster *cluster, uint32_t node, uint8_t kind)
+/* The node is of this kind from now on; it has entries for all its GPUs, though few are ever filed. */
+static void set_kind(struct score_index *index, uint32_t node, uint8_t kind, uint32_t gpus)
 {
-    struct score_index *index = cluster->index;
     struct filing *filing = &index->filings[node];
-    if (filing->counted && filing->kind == kind)
-        return;
-    if (filing->counted)
+    if (filing->first_entry)
         index->kinds[filing->kind]->nodes--;
-    index->kinds[kind]->nodes++;
+    if (!filing->first_entry) {
+        filing->first_entry = index->entry_count;
+        index->entry_count += gpus + 2;
+        memset(filing->slot, NO_SLOT, sizeof filing->slot);
+    }
     filing->kind = kind;
-    filing->counted = true;
+    index->kinds[kind]->nodes++;
     index->priced = false;
 }
 
@@ -313,20 +319,21 @@ void sluice_index_node_changed(struct sluice_cluster *cluster, uint32_t node)
     struct score_index *index = cluster->index;
     struct filing *filing = &index->filings[node];
     const struct node_class *class = sluice_class_of(cluster, node);
-    uint8_t kind = filing->kind, kappa = (uint8_t)sluice_kappa_of(cluster, node), slots[ENTRIES];
-    if (!filing->counted || class->cpus != index->kinds[kind]->cpus)
-        kind = kind_of(index, &cluster->shapes[class->shape], class->cpus);
+    const struct shape *shape = &cluster->shapes[class->shape];
+    bool is_new = !filing->first_entry;
+    int gpus = (int)shape->gpu_count;
+    uint8_t kappa = (uint8_t)sluice_kappa_of(cluster, node), slots[ENTRIES];
+    uint8_t kind =
+        is_new || class->cpus != index->kinds[filing->kind]->cpus ? kind_of(index, shape, class->cpus) : filing->kind;
     slots_of(cluster, node, slots);
-
-    bool moved = !filing->counted || kind != filing->kind || kappa != filing->kappa;
-    int gpus = (int)cluster->shapes[class->shape].gpu_count;
-    if (filing->counted)
+    if (!is_new) {
+        bool moved = kind != filing->kind || kappa != filing->kappa;
         for (int i = 0; i < ENTRIES; i = next_entry(i, gpus))
             if (filing->slot[i] != NO_SLOT && (moved || slots[i] != filing->slot[i]))
-                unfile(cluster, node, i);
-    if (!filing->counted)
-        memset(filing->slot, NO_SLOT, sizeof filing->slot);
-    count_kind(cluster, node, kind);
+                unfile(index, node, i);
+    }
+    if (is_new || kind != filing->kind)
+        set_kind(index, node, kind, shape->gpu_count);
     filing->kappa = kappa;
 
     if (kind == KIND_OTHER) {
@@ -369,6 +376,7 @@ enum sluice_error sluice_index_new(struct sluice_cluster *cluster)
     index->others = calloc(cluster->words, sizeof *index->others);
     index->kinds[KIND_OTHER] = calloc(1, sizeof *index->kinds[KIND_OTHER]);
     index->kind_count = 1;
+    index->entry_count = 1;
     return index->filings && index->entries && index->others && index->kinds[KIND_OTHER] ? SLUICE_OK
                                                                                          : SLUICE_ERROR_NO_MEMORY;
 }
@@ -391,27 +399,43 @@ void sluice_index_free(struct sluice_cluster *cluster)
 
 /* ---- for tests ---- */
 
-/* Walks a tree; false where order, heap, bounds or rank are wrong. `last` is the entry met before. */
-static bool tree_sound(const struct sluice_cluster *cluster, uint32_t root, uint32_t *last, uint32_t *count)
+/* Walks a tree; false where its order, heap or bounds are wrong. `last` is the entry met before. */
+static bool tree_sound(const struct entry *entries, uint32_t root, uint32_t *last, uint32_t *count)
 {
-    const struct entry *entries = cluster->index->entries;
     if (root == NO_ENTRY)
         return true;
-    const struct entry *entry = &entries[root], *left = &entries[entry->left], *right = &entries[entry->right];
-    const struct node *row = &cluster->nodes[node_of(root)];
-    if ((entry->left && priority(entry->left) > priority(root)) ||
-        (entry->right && priority(entry->right) > priority(root)) || entry->rank != row->rank)
-        return false;
-    if (!tree_sound(cluster, entry->left, last, count) || (*last && !goes_before(entries, *last, root)))
+    const struct entry *entry = &entries[root];
+    struct bounds bounds = entry->own;
+    raise(&bounds, &entries[entry->left].bounds);
+    raise(&bounds, &entries[entry->right].bounds);
+    if (memcmp(&bounds, &entry->bounds, sizeof bounds) != 0 ||
+        (entry->left && priority(entry->left) > priority(root)) ||
+        (entry->right && priority(entry->right) > priority(root)) || !tree_sound(entries, entry->left, last, count) ||
+        (*last && !goes_before(entries, *last, root)))
         return false;
     *last = root;
     ++*count;
-    return entry->bounds.cpus == larger(row->cpus_free, larger(left->bounds.cpus, right->bounds.cpus)) &&
-           entry->bounds.host_memory ==
-               larger(row->host_memory_free, larger(left->bounds.host_memory, right->bounds.host_memory)) &&
-           entry->bounds.gpu_memory ==
-               larger(entry->gpu_memory, larger(left->bounds.gpu_memory, right->bounds.gpu_memory)) &&
-           tree_sound(cluster, entry->right, last, count);
+    return tree_sound(entries, entry->right, last, count);
+}
+
+static bool bucket_sound(const struct entry *entries, const struct bucket *bucket, uint32_t *count)
+{
+    uint32_t last = NO_ENTRY, first = bucket->root;
+    if (first == NO_ENTRY)
+        return true;
+    while (entries[first].left != NO_ENTRY)
+        first = entries[first].left;
+    return tree_sound(entries, bucket->root, &last, count) && entries[first].rank == bucket->first_rank &&
+           memcmp(&bucket->bounds, &entries[bucket->root].bounds, sizeof bucket->bounds) == 0;
+}
+
+/* Is the entry what the node is now? */
+static bool entry_sound(const struct sluice_cluster *cluster, uint32_t node, int which)
+{
+    const struct node *row = &cluster->nodes[node];
+    const struct entry *entry = &cluster->index->entries[entry_of(cluster->index, node, which)];
+    return entry->node == node && entry->rank == row->rank && entry->own.cpus == row->cpus_free &&
+           entry->own.host_memory == row->host_memory_free && entry->own.gpu_memory == memory_of(cluster, node, which);
 }
 
 bool sluice_index_sound(const struct sluice_cluster *cluster)
@@ -431,7 +455,7 @@ bool sluice_index_sound(const struct sluice_cluster *cluster)
             return false;
         for (int i = 0; i < ENTRIES; i++) {
             filed += slots[i] != NO_SLOT;
-            if (slots[i] != NO_SLOT && index->entries[entry_of(node, i)].gpu_memory != memory_of(cluster, node, i))
+            if (slots[i] != NO_SLOT && !entry_sound(cluster, node, i))
                 return false;
         }
     }
@@ -442,9 +466,8 @@ bool sluice_index_sound(const struct sluice_cluster *cluster)
             if ((kind->kappas >> kappa & 1) != sluice_bit(group->filled, SLOT_NODE))
                 return false;
             for (uint32_t slot = 0; slot < SLOTS; slot++) {
-                const struct bucket *bucket = &group->buckets[slot];
-                uint32_t last = NO_ENTRY, before = walked;
-                if (!tree_sound(cluster, bucket->root, &last, &walked) ||
+                uint32_t before = walked;
+                if (!bucket_sound(index->entries, &group->buckets[slot], &walked) ||
                     sluice_bit(group->filled, slot) != (walked > before))
                     return false;
             }

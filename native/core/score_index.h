@@ -44,9 +44,9 @@ struct bounds {
 };
 
 struct bucket {
-    uint32_t root;       /* entry, or NO_ENTRY */
-    uint32_t first_rank; /* lowest */
-    struct bounds bounds;
+    uint32_t root;        /* entry, or NO_ENTRY */
+    uint32_t first_rank;  /* lowest */
+    struct bounds bounds; /* of all its entries */
 };
 
 /* The buckets of one kind and kappa. */
@@ -55,12 +55,13 @@ struct group {
     struct bucket buckets[SLOTS];
 };
 
-/* What the workload makes of a group's nodes; see place_sluice.c. */
+/* What the workload makes of a kind's nodes, by kappa; see place_sluice.c. What a decision compares lies side by side.
+ */
 struct prices {
-    int64_t worth[LEVELS + 1];          /* of a GPU, by its level */
-    int64_t least_loss[LEVELS + 1];     /* a bound on what a share of so many levels costs */
-    int64_t block[SLUICE_MAX_GPUS + 1]; /* of k idle GPUs together, beyond their single worth */
-    int64_t cpu;                        /* of a thousandth of a CPU, in 2^-CPU_BITS */
+    int64_t cpu[KAPPAS];                        /* of a thousandth of a CPU, in 2^-CPU_BITS */
+    int64_t least_loss[LEVELS + 1][KAPPAS];     /* a bound on what a share of so many levels costs; 0: a whole GPU */
+    int64_t worth[KAPPAS][LEVELS + 1];          /* of a GPU, by its level */
+    int64_t block[KAPPAS][SLUICE_MAX_GPUS + 1]; /* of k idle GPUs together, beyond their single worth */
 };
 
 struct node_kind {
@@ -71,22 +72,22 @@ struct node_kind {
     int32_t cpus;
     uint32_t nodes;  /* of this kind, in whatever state */
     uint32_t kappas; /* bit k: groups[k] has nodes */
+    struct prices prices;
     struct group groups[KAPPAS];
-    struct prices prices[KAPPAS];
 };
 
 struct entry {
     uint32_t left, right; /* NO_ENTRY: none */
-    uint32_t rank;        /* as it was when the entry was filed */
-    int32_t gpu_memory;   /* free, of this entry's GPUs */
+    uint32_t rank, node;
+    struct bounds own;    /* what is free, of the entry's GPUs where it is GPU memory */
     struct bounds bounds; /* of the subtree */
 };
 enum { NO_ENTRY = 0 }; /* entry 0 stays empty, with bounds of nothing */
 
 /* Where a node's entries lie. */
 struct filing {
-    uint8_t kind, kappa;
-    bool counted;          /* among its kind's nodes */
+    uint32_t first_entry;  /* its entries: one for each GPU, one for the idle ones, one for itself; 0: not yet given */
+    uint8_t kind, kappa;   /* the kind counts it as soon as it has entries */
     uint8_t slot[ENTRIES]; /* NO_SLOT: not filed */
 };
 
@@ -94,9 +95,10 @@ struct score_index {
     uint32_t kind_count;
     struct node_kind *kinds[MAX_NODE_KINDS];
     struct filing *filings; /* per node */
-    struct entry *entries;  /* ENTRIES per node, from 1 on */
-    uint64_t *others;       /* bitmap of the open nodes that lie in no bucket */
-    bool priced;            /* prices are those of this workload and these nodes */
+    struct entry *entries;
+    uint32_t entry_count;
+    uint64_t *others; /* bitmap of the open nodes that lie in no bucket */
+    bool priced;      /* prices are those of this workload and these nodes */
     uint32_t workload_count;
     struct need *workload;
     uint32_t *weights;
@@ -122,7 +124,7 @@ int sluice_kappa_of(const struct sluice_cluster *cluster, uint32_t node);
  * The node of lowest rank in the bucket that has room for `need`, among those ranked before `before`; NONE if there is
  * none. O(log nodes) but for `need->allowed`, which is asked node by node.
  */
-uint32_t sluice_bucket_first(const struct sluice_cluster *cluster, const struct bucket *bucket, const struct need *need,
+uint32_t sluice_bucket_first(const struct score_index *index, const struct bucket *bucket, const struct need *need,
                              uint32_t before);
 
 /* Does the index agree with the nodes? For tests. */
