@@ -1,0 +1,126 @@
+"""AMD SMI through the unmodified amdsmi."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sim_node import Node
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("amdsmi") is None, reason="the package amdsmi is missing")
+
+SOURCES = Path(__file__).parents[3] / "dev_cluster/gpu_sim/src"
+
+
+@pytest.fixture
+def mi300x(make_node: Callable[..., Node]) -> Node:
+    return make_node("mi300x-platform")
+
+
+def test_inventory_is_the_platforms(mi300x: Node) -> None:
+    found = mi300x.run(
+        """
+import json, amdsmi as a
+a.amdsmi_init()
+hs = a.amdsmi_get_processor_handles()
+print(json.dumps([{
+    "bdf": a.amdsmi_get_gpu_device_bdf(h), "uuid": a.amdsmi_get_gpu_device_uuid(h),
+    "asic": a.amdsmi_get_gpu_asic_info(h),
+    "vram": a.amdsmi_get_gpu_vram_usage(h), "total": a.amdsmi_get_gpu_memory_total(h, a.AmdSmiMemoryType.VRAM),
+    "numa": a.amdsmi_topo_get_numa_node_number(h), "nodes": a.amdsmi_get_gpu_enumeration_info(h),
+    "driver": a.amdsmi_get_gpu_driver_info(h)["driver_version"], "cap": a.amdsmi_get_power_cap_info(h),
+    "links": [list(a.amdsmi_topo_get_link_type(h, o).values()) for o in hs],
+    "peers": [link["bdf"] for link in a.amdsmi_get_link_metrics(h)["links"][:7]],
+    "partition": a.amdsmi_get_gpu_compute_partition(h),
+} for h in hs], default=str))
+"""
+    )
+    assert [gpu["bdf"][5:7] for gpu in found] == ["05", "26", "46", "65", "85", "a6", "c6", "e5"]
+    first = found[0]
+    assert first["uuid"] == mi300x.get(0, "uuid")
+    assert first["asic"]["market_name"] == "AMD Instinct MI300X"
+    assert (first["asic"]["target_graphics_version"], first["asic"]["num_compute_units"]) == ("gfx942", 304)
+    assert first["vram"] == {"vram_total": 196592, "vram_used": 284}  # the library counts what the driver keeps as used
+    assert first["total"] == 196592 << 20
+    assert [gpu["numa"] for gpu in found] == [0] * 4 + [1] * 4
+    assert [(gpu["nodes"]["drm_render"], gpu["nodes"]["drm_card"]) for gpu in found] == [
+        (128 + place, place) for place in range(8)
+    ]
+    assert (first["driver"], first["cap"]["power_cap"]) == ("6.10.5", 750_000_000)
+    assert first["links"] == [[0, 0], *[[1, 2]] * 7]  # hops, type xGMI
+    assert first["peers"] == [gpu["bdf"] for gpu in found[1:]]
+    assert first["partition"] == "SPX"
+
+
+def test_a_sick_gpu_shows_it(mi300x: Node) -> None:
+    mi300x.set(3, temperature=99, power=600, utilisation=88, ecc_uncorrected=2, ecc_corrected=7, retired_double=2)
+    mi300x.set(3, link0="down", process="4194000:3G:compute:train", memory_used="1G", pcie_replays=4)
+    found = mi300x.run(
+        """
+import json, amdsmi as a
+a.amdsmi_init()
+hs = a.amdsmi_get_processor_handles()
+h = hs[3]
+hot, now = a.AmdSmiTemperatureType.HOTSPOT, a.AmdSmiTemperatureMetric
+print(json.dumps({
+    "temperature": [a.amdsmi_get_temp_metric(h, hot, m) for m in (now.CURRENT, now.CRITICAL, now.EMERGENCY)],
+    "power": a.amdsmi_get_power_info(h)["socket_power"], "activity": a.amdsmi_get_gpu_activity(h)["gfx_activity"],
+    "ecc": a.amdsmi_get_gpu_total_ecc_count(h), "umc": a.amdsmi_get_gpu_ecc_count(h, a.AmdSmiGpuBlock.UMC),
+    "gfx": a.amdsmi_get_gpu_ecc_count(h, a.AmdSmiGpuBlock.GFX), "pages": len(a.amdsmi_get_gpu_bad_page_info(h)),
+    "link": a.amdsmi_topo_get_link_type(h, hs[0])["type"], "status": a.amdsmi_get_gpu_xgmi_link_status(h)["status"],
+    "replays": a.amdsmi_get_gpu_pci_replay_counter(h), "used": a.amdsmi_get_gpu_vram_usage(h)["vram_used"],
+    "processes": [[p["name"], p["pid"], p["memory_usage"]["vram_mem"] >> 20] for p in a.amdsmi_get_gpu_process_list(h)],
+}))
+"""
+    )
+    assert found["temperature"] == [99, 100, 110]
+    assert (found["power"], found["activity"]) == (600, 88)
+    assert (found["ecc"]["uncorrectable_count"], found["ecc"]["correctable_count"]) == (2, 7)
+    assert (found["umc"]["uncorrectable_count"], found["gfx"]["uncorrectable_count"]) == (2, 0)
+    assert found["pages"] == 2
+    assert found["link"] == 1  # the way is PCIe now
+    assert found["status"].count("D") == 1
+    assert (found["replays"], found["used"]) == (4, 284 + 1024 + 3072)
+    assert found["processes"] == [["train", 4194000, 3072]]
+
+
+def test_failures_are_the_librarys(mi300x: Node) -> None:
+    ask = """
+import json, amdsmi as a
+try:
+    a.amdsmi_init()
+    print(json.dumps(a.amdsmi_get_gpu_device_uuid(a.amdsmi_get_processor_handles()[0])))
+except a.AmdSmiLibraryException as error:
+    print(json.dumps(error.get_error_code()))
+"""
+    mi300x.set(0, lost="yes")
+    assert mi300x.run(ask) == 12
+    mi300x.set(0, lost="no", driver_loaded="no")
+    assert mi300x.run(ask) == 34
+    mi300x.state.write_bytes(b"")
+    assert mi300x.run(ask) == 43
+
+
+def test_structures_are_as_large_as_amdsmis(mi300x: Node, tmp_path: Path) -> None:
+    header = (SOURCES / "amd_smi_abi.h").read_text()
+    names = [name for name in re.findall(r"^\} (amdsmi_\w+_t);", header, re.MULTILINE) if name != "amdsmi_status_t"]
+    assert len(names) > 20
+    theirs = mi300x.run(
+        """
+import ctypes, json, sys
+from amdsmi import amdsmi_wrapper as w
+print(json.dumps({n: ctypes.sizeof(getattr(w, n)) for n in json.loads(sys.argv[1])}))
+""",
+        json.dumps(names),
+    )
+    lines = "".join(f'    printf("{name} %zu\\n", sizeof({name}));\n' for name in names)
+    source = tmp_path / "sizes.c"
+    source.write_text(f'#include <stdio.h>\n#include "amd_smi_abi.h"\nint main(void)\n{{\n{lines}    return 0;\n}}\n')
+    subprocess.run(["cc", f"-I{SOURCES}", "-o", tmp_path / "sizes", source], check=True)
+    said = subprocess.run([tmp_path / "sizes"], check=True, capture_output=True, text=True).stdout.split()
+    assert dict(zip(said[::2], map(int, said[1::2]), strict=True)) == theirs

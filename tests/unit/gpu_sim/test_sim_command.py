@@ -1,0 +1,74 @@
+"""`sluice sim` on the folders of a cluster."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from admin_cli.sim import command
+from dev_cluster.gpu_sim import load_platform, write_node_state
+from sluice_base.errors import UsageError
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, shared_trees: Path) -> Path:
+    for node, platform in (("n1", "rtx4090x4"), ("n2", "rtx4090x4"), ("m1", "dgx-h100-mig")):
+        write_node_state(tmp_path / "nodes" / node / "gpu_sim", load_platform(platform), node, shared=shared_trees)
+    return tmp_path
+
+
+def sim(cluster: Path, verb: str, *arguments: str) -> Result:
+    return CliRunner().invoke(command, [verb, "--dir", str(cluster), *arguments], catch_exceptions=False)
+
+
+def test_set_and_get_on_several_nodes(cluster: Path) -> None:
+    assert sim(cluster, "set", "n[1-2]", "0,2-3", "temperature=70", "utilisation=9").exit_code == 0
+    said = sim(cluster, "get", "n[1-2]", "all", "temperature").output.splitlines()
+    hot = [f"{node} {gpu} temperature={29 if gpu == 1 else 70}" for node in ("n1", "n2") for gpu in range(4)]
+    assert said == hot
+    document = json.loads(sim(cluster, "get", "--json", "n1", "2", "utilisation", "temperature").output)
+    assert document == {"schema_version": 1, "nodes": {"n1": {"2": {"utilisation": "9", "temperature": "70"}}}}
+
+
+def test_list_shows_all_gpus(cluster: Path) -> None:
+    sim(cluster, "set", "n2", "1", "lost=yes", "memory_used=3G")
+    lines = sim(cluster, "list").output.splitlines()
+    assert len(lines) == 1 + 8 + 4 + 4
+    [lost] = [line for line in lines if line.endswith(" lost")]
+    assert lost.split()[:2] == ["n2", "1"]
+    assert "3072M" in lost
+    assert any("mig 3g.40gb,2g.20gb,1g.10gb" in line for line in lines)
+
+
+def test_fields_are_told() -> None:
+    said = CliRunner().invoke(command, ["fields"]).output
+    assert "ecc_uncorrected" in said
+    assert "mig_layout" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("set", "n9", "0", "temperature=50"), "node 'n9'"),
+        (("set", "n1", "9", "temperature=50"), "GPU '9'"),
+        (("set", "n1", "0", "temperature"), "not a change"),
+        (("set", "n1", "0", "temperature=50", "temperature=60"), "given twice"),
+        (("set", "n1", "0", "temperature=900"), "temperature=900"),
+        (("set", "n1", "0", "volume=11"), "field 'volume'"),
+        (("get", "n1", "0", "volume"), "field 'volume'"),
+        (("get", "n[1-", "0"), "hostlist"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(cluster: Path, arguments: tuple[str, ...], complaint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        sim(cluster, *arguments)
+    assert complaint in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_cluster_there(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="sluice cluster up"):
+        sim(tmp_path, "list")
