@@ -22,3 +22,4 @@ class Result:
     peer: dict[str, float] = field(default_factory=dict)
     spread: dict[str, list[float]] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
+    must: dict[str, tuple[str, float]] = field(default_factory=dict)  # beside MUST: bounds that depend on the input

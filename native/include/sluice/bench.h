@@ -33,4 +33,42 @@ enum sluice_error sluice_bench_ledger(enum sluice_bench_guard guard, uint32_t pr
 enum sluice_error sluice_bench_ledger_kills(uint32_t processes, uint32_t kills, uint64_t seed, uint64_t *lost,
                                             uint64_t *reaped, struct sluice_error_text *text);
 
+/* ======== placement ======== */
+
+/*
+ * Place and commit one request after another; nothing departs. arrivals[i] says which of `requests` is the i-th, its
+ * seed is i; placed[i] receives whether it found a place. Errors: RANGE (an arrival beyond the requests), and those of
+ * sluice_start but NO_PLACE and NEVER.
+ */
+enum sluice_error sluice_bench_replay(struct sluice_cluster *cluster, enum sluice_policy policy,
+                                      const struct sluice_request *requests, uint32_t request_count,
+                                      const uint32_t *arrivals, uint32_t arrival_count, bool *placed,
+                                      uint64_t *elapsed_ns, struct sluice_error_text *text);
+
+/* What sluice_bench_steady measures; zeroed by the caller but for the first three. */
+struct sluice_bench_steady_result {
+    uint32_t *start_ns;   /* time of each decision, placing and committing, one reading of the clock included; or NULL */
+    uint32_t *release_ns; /* of each release, at most `decisions` of them; or NULL */
+    bool check;           /* compare each decision with the best of scoring every node; then nothing is timed */
+    uint32_t releases;
+    uint32_t refused;      /* decisions that found no place */
+    uint32_t wrong;        /* decisions that differ from the best score, its node of lowest rank, or its GPUs */
+    uint32_t use_permille; /* mean share of GPU memory in use */
+};
+
+/*
+ * `decisions` decisions while `use_permille` of the GPU memory is in use: fill the cluster, then release random
+ * allocations to make room for each next request. Requests are drawn from `pool`, their GPU memory and host memory
+ * blurred to between half and one and a half, to the MiB. Errors: RANGE, NO_MEMORY, and those of sluice_start.
+ */
+enum sluice_error sluice_bench_steady(struct sluice_cluster *cluster, enum sluice_policy policy,
+                                      const struct sluice_request *pool, uint32_t pool_count, uint32_t use_permille,
+                                      uint32_t decisions, uint64_t seed, struct sluice_bench_steady_result *result,
+                                      struct sluice_error_text *text);
+
+/* How many of the first `decisions` requests that sluice_bench_steady draws with this seed are different from all
+ * before them. */
+enum sluice_error sluice_bench_shapes(const struct sluice_request *pool, uint32_t pool_count, uint32_t decisions,
+                                      uint64_t seed, uint32_t *distinct, struct sluice_error_text *text);
+
 #endif
