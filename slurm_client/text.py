@@ -201,14 +201,13 @@ def _node(record: str) -> Node:
         ),
     )  # fmt: skip
     state, flags = node_state(value["State"].split("+"))
-    reason = re.search(r"\sReason=(.*?)(?: \[[^\[\]]*@[^\[\]]*\])?(?:\s+(?:Comment|Extra)=.*)?$", record, re.DOTALL)
     return Node(
         name=value["NodeName"],
         address=value["NodeAddr"],
         hostname=value["NodeHostName"],
         state=state,
         flags=flags,
-        reason=_text(reason[1].strip()) if reason else "",
+        reason=_reason(record),
         cpus=_number(value["CPUTot"]),
         cpus_allocated=_number(value["CPUAlloc"]),
         sockets=_number(value["Sockets"]),
@@ -227,6 +226,16 @@ def _node(record: str) -> Node:
         tres=parse_tres(value["CfgTRES"]),
         tres_allocated=parse_tres(value["AllocTRES"]),
     )
+
+
+def _reason(record: str) -> str:
+    """The reason, which comes last but for comment and extra; after its first line stands who set it and when."""
+    found = re.search(r"\sReason=(.*)$", record, re.DOTALL)
+    if found is None:
+        return ""
+    text = re.split(r"\s(?:Comment|Extra)=", found[1])[0]
+    text = re.sub(r" \[[^\s\[\]@]+@[^\[\]]*\](?= {8}|\s*$)", "", text, count=1)
+    return text.replace(" " * 8, "\n").rstrip()
 
 
 def node_state(words: Sequence[str]) -> tuple[str, frozenset[str]]:

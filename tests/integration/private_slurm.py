@@ -8,7 +8,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -64,22 +64,24 @@ def running(folder: Path, names: Sequence[str]) -> Iterator[dict[str, str]]:
     """The daemons for ``folder/slurm.conf``, until the block ends; gives each node's state at its registration."""
     conf = folder / "slurm.conf"
     (folder / "state").mkdir(exist_ok=True)
-    daemons = []
+    daemons: dict[str, subprocess.Popen[bytes]] = {}
     commands = {"slurmctld": ["slurmctld", "-D", "-f", conf]}
     commands |= {name: ["slurmd", "-D", "-N", name, "-f", conf] for name in names}
     try:
         for name, command in commands.items():
             with (folder / f"{name}.log").open("w") as log:
-                daemons.append(subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL))
-        yield _wait_registered(conf, names)
+                daemons[name] = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        yield _wait_registered(conf, names, daemons)
     finally:
-        for daemon in reversed(daemons):
+        for daemon in reversed(daemons.values()):
             daemon.terminate()
-        for daemon in daemons:
+        for daemon in daemons.values():
             daemon.wait(timeout=60)
 
 
-def _wait_registered(conf: Path, names: Sequence[str]) -> dict[str, str]:
+def _wait_registered(
+    conf: Path, names: Sequence[str], daemons: Mapping[str, subprocess.Popen[bytes]]
+) -> dict[str, str]:
     deadline = time.monotonic() + 60
     while True:
         shown = subprocess.run(
@@ -93,5 +95,7 @@ def _wait_registered(conf: Path, names: Sequence[str]) -> dict[str, str]:
         unknown = [n for n in names if n not in refused and re.search(r"UNKNOWN|\*", states.get(n, "UNKNOWN"))]
         if not unknown:
             return states
+        for name, daemon in daemons.items():
+            assert daemon.poll() is None, (conf.parent / f"{name}.log").read_text()[-2000:]
         assert time.monotonic() < deadline, f"not registered: {unknown}"
         time.sleep(0.2)

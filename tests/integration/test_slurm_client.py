@@ -1,0 +1,238 @@
+"""The same contract for every backend of slurm_client, against real daemons."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dev_cluster.cluster import DevCluster
+from sluice_base.errors import SluiceError
+from slurm_client import BACKENDS, SlurmClient, connect
+from slurm_client.model import UNLIMITED, Job, Node
+from tests.integration.private_slurm import NEEDS, NODE, free_ports, head, running
+
+pytestmark = NEEDS
+
+HOSTILE_NAME = "a|b\x1fc\n4 JobState=RUNNING UserId=root(0) \"q\" 'q' $(x) %n"
+HOSTILE_COMMENT = "\x1f\x1e\nNodeName=n9 State=DOWN\nJobId=1"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Two nodes, n2 drained with a hostile reason, a running, a waiting and a held job."""
+    folder = tmp_path_factory.mktemp("site")
+    for number in range(4):
+        os.mknod(folder / f"gpu{number}", stat.S_IFCHR | 0o600, os.makedev(195, number))
+    ports = free_ports(3)
+    (folder / "slurm.conf").write_text(
+        f"{head(folder, ports[0])}GresTypes=gpu,shard\n"
+        f"NodeName=n1 {NODE} Port={ports[1]} Gres=gpu:h100:4,shard:4000 Feature=fast,class_h100-nvlink8 Weight=7\n"
+        f"NodeName=n2 {NODE} Port={ports[2]}\n"
+        "NodeSet=class_h100 Nodes=n1\n"
+        "PartitionName=main Nodes=ALL Default=YES MaxTime=2-00:00:00 DefaultTime=30\n"
+        "PartitionName=gpus Nodes=class_h100 PriorityTier=3 Hidden=YES\n"
+    )
+    (folder / "gres.conf").write_text(
+        f"NodeName=n1 Name=gpu Type=h100 File={folder}/gpu[0-3]\n"
+        f"NodeName=n1 Name=shard Count=4000 File={folder}/gpu[0-3]\n"
+    )
+    with running(folder, ["n1", "n2"]):
+        environment = os.environ | {"SLURM_CONF": str(folder / "slurm.conf")}
+
+        def command(*arguments: str) -> str:
+            done = subprocess.run(arguments, env=environment, capture_output=True, text=True, cwd=folder, timeout=60)
+            assert done.returncode == 0, done.stderr
+            return done.stdout
+
+        command("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=bad\nNodeName=n1 State=DOWN Weight=9")
+        command("sbatch", "-J", HOSTILE_NAME, "--comment", HOSTILE_COMMENT, "--gres=gpu:h100:2", "--wrap=sleep 900")
+        command(
+            "sbatch", "-J", "shards", "--gres=shard:500", "-t", "90", "-C", "class_h100-nvlink8", "--wrap=sleep 900"
+        )
+        command("sbatch", "-J", "waits", "-H", "--array=1-3%2", "-N2", "--mem=10", "--wrap=sleep 900")
+        command(
+            "scontrol",
+            "create",
+            "reservation",
+            "ReservationName=maint",
+            "StartTime=now+1hour",
+            "Duration=60",
+            "Nodes=n2",
+            "Users=root",
+            "Flags=MAINT",
+        )
+        deadline = time.monotonic() + 60
+        while set(command("squeue", "-h", "-t", "R", "-o", "%i").split()) != {"1", "2"}:
+            assert time.monotonic() < deadline, command("squeue")
+            time.sleep(0.2)
+        yield folder
+
+
+@pytest.fixture(params=BACKENDS)
+def client(request: pytest.FixtureRequest, site: Path) -> SlurmClient:
+    try:
+        return connect(conf=site, backend=request.param)
+    except SluiceError as error:
+        pytest.skip(f"{request.param}: {error.what}")
+
+
+def by_id(jobs: list[Job]) -> dict[int, Job]:
+    return {job.id: job for job in jobs}
+
+
+def test_version_and_controllers(client: SlurmClient) -> None:
+    assert client.version() >= (22, 5, 0)
+    [controller] = client.ping()
+    assert (controller.role, controller.up) == ("primary", True)
+
+
+def test_config(client: SlurmClient, site: Path) -> None:
+    config = client.config()
+    assert config["ClusterName"] == "private"
+    assert config["GresTypes"] == "gpu,shard"
+    assert config["StateSaveLocation"] == f"{site}/state"
+    assert config["Prolog"] == ""
+
+
+def test_nodes(client: SlurmClient) -> None:
+    n1, n2 = client.nodes()
+    assert (n1.name, n1.state, n1.flags, n1.reason) == ("n1", "mixed", frozenset(), "")
+    assert (n1.sockets, n1.cores_per_socket, n1.threads_per_core, n1.cpus, n1.memory_mib) == (2, 8, 2, 32, 100)
+    assert n1.gres.startswith("gpu:h100:4") and "shard" in n1.gres
+    assert n1.gres_used.startswith("gpu:h100:2")
+    assert n1.features == n1.active_features == ("fast", "class_h100-nvlink8")
+    assert sorted(n1.partitions) == ["gpus", "main"]
+    assert (n1.weight, n1.version.split(".")[0]) == (7, str(client.version()[0]))
+    assert (n1.tres["cpu"], n1.tres["mem"]) == (32, 100)
+    if client.name != "pyslurm":
+        assert n1.tres_allocated["cpu"] == n1.cpus_allocated > 0
+    assert n1.available
+    assert (n2.state, n2.flags, n2.weight) == ("idle", frozenset({"drain"}), 1)
+    assert n2.reason.startswith("bad\nNodeName=n1 State=DOWN")
+    assert not n2.available
+
+
+def test_some_nodes(client: SlurmClient) -> None:
+    assert [node.name for node in client.nodes("n[2]")] == ["n2"]
+    with pytest.raises(SluiceError, match="n9"):
+        client.nodes("n9")
+
+
+def test_partitions(client: SlurmClient) -> None:
+    parts = {partition.name: partition for partition in client.partitions()}
+    main, gpus = parts["main"], parts["gpus"]
+    assert (main.state, main.default, main.nodes, main.node_count, main.cpus) == ("up", True, "n[1-2]", 2, 64)
+    assert (main.max_time_s, main.default_time_s) == (2 * 86400, 1800)
+    assert (gpus.default, gpus.node_count, gpus.priority_tier, gpus.max_time_s) == (False, 1, 3, UNLIMITED)
+    assert gpus.tres["cpu"] == 32
+
+
+def test_reservations(client: SlurmClient) -> None:
+    [reservation] = client.reservations()
+    assert (reservation.name, reservation.nodes, reservation.users) == ("maint", "n2", ("root",))
+    assert reservation.end_time is not None and reservation.start_time is not None
+    assert reservation.end_time - reservation.start_time == 3600
+    assert "MAINT" in reservation.flags
+
+
+def test_jobs(client: SlurmClient, site: Path) -> None:
+    jobs = by_id(client.jobs())
+    assert sorted(jobs) == [1, 2, 3]
+    first, second, third = jobs[1], jobs[2], jobs[3]
+    assert (first.name, first.comment) == (HOSTILE_NAME, HOSTILE_COMMENT)
+    assert (first.user, first.uid, first.state, first.nodes, first.partition) == ("root", 0, "RUNNING", "n1", "main")
+    assert "gpu:h100:2" in first.tres_per_node
+    assert (first.array_id, first.array_tasks, first.work_dir) == (None, "", str(site))
+    assert first.start_time is not None and first.submit_time is not None and first.start_time >= first.submit_time
+    assert first.time_limit_s == 1800
+    assert (second.time_limit_s, second.features) == (5400, "class_h100-nvlink8")
+    assert "shard:500" in second.tres_per_node
+    assert (third.state, third.array_id, third.array_tasks, third.node_count) == ("PENDING", 3, "1-3%2", 2)
+    assert (third.start_time, third.end_time, third.nodes) == (None, None, "")
+    assert third.tres["mem"] == 20
+
+
+def test_some_jobs(client: SlurmClient) -> None:
+    assert sorted(by_id(client.jobs(states=["RUNNING"]))) == [1, 2]
+    assert sorted(by_id(client.jobs(ids=[3]))) == [3]
+    assert sorted(by_id(client.jobs(states=["pending"], users=["root"]))) == [3]
+    assert client.jobs(users=["nobody"]) == []
+
+
+def test_no_accounting_is_said(client: SlurmClient) -> None:
+    if client.name == "text":
+        with pytest.raises(SluiceError, match="accounting storage is disabled"):
+            client.accounting_jobs()
+
+
+def test_backends_agree(site: Path) -> None:
+    """Whatever one backend says, the other says."""
+    text, other = connect(conf=site), connect(conf=site, backend="json")
+    for key, one in by_id(text.jobs()).items():
+        assert asdict(one) == asdict(by_id(other.jobs())[key])
+
+    def steady(node: Node) -> dict[str, Any]:
+        return asdict(node) | {"memory_free_mib": None}
+
+    assert [steady(node) for node in text.nodes()] == [steady(node) for node in other.nodes()]
+    assert text.partitions() == other.partitions()
+
+
+def test_nobody_answers(tmp_path: Path) -> None:
+    (tmp_path / "slurm.conf").write_text(
+        f"{head(tmp_path, free_ports(1)[0])}MessageTimeout=2\nNodeName=n1 {NODE}\nPartitionName=all Nodes=ALL\n"
+    )
+    for backend in ("text", "json"):
+        client = connect(conf=tmp_path, backend=backend, timeout=30)
+        [controller] = client.ping()
+        assert not controller.up
+        with pytest.raises(SluiceError, match="squeue|sinfo|no answer"):
+            client.jobs()
+
+
+_ASK = """
+import json, sys
+from dataclasses import asdict
+from slurm_client import connect
+jobs = connect(backend=sys.argv[1]).accounting_jobs(users=["alice"], start=int(sys.argv[2]))
+print(json.dumps([asdict(job) for job in jobs]))
+"""
+
+
+def test_accounting(demo: DevCluster) -> None:
+    """Ended jobs of a user, with a hostile name, as each backend reads them from slurmdbd."""
+    before = int(time.time()) - 5
+    demo.run(["sbatch", "--wait", "-o/dev/null", "-J", HOSTILE_NAME, "-t2", "--wrap=true"], node="login", user="alice")
+    demo.run(
+        ["sbatch", "--wait", "-o/dev/null", "-J", "fails", "-t2", "-G1", "--wrap=exit 3"],
+        node="login",
+        user="alice",
+        check=False,
+    )
+    answers = {}
+    for backend in ("text", "json"):
+        deadline = time.monotonic() + 60
+        while True:
+            done = demo.run([sys.executable, "-c", _ASK, backend, str(before)], node="login")
+            jobs = {job["name"]: job for job in json.loads(done.stdout)}
+            if {"COMPLETED", "FAILED"} <= {job["state"] for job in jobs.values()}:
+                break
+            assert time.monotonic() < deadline, jobs
+            time.sleep(0.5)
+        assert jobs[HOSTILE_NAME]["state"] == "COMPLETED"
+        assert (jobs["fails"]["state"], jobs["fails"]["exit_code"]) == ("FAILED", 3)
+        assert jobs["fails"]["time_limit_s"] == 120
+        assert jobs["fails"]["tres_allocated"]["gres/gpu"] == 1
+        assert jobs["fails"]["user"] == "alice"
+        answers[backend] = jobs
+    assert answers["text"] == answers["json"]
