@@ -83,8 +83,8 @@ struct network_switch {
 struct score_index; /* place_sluice.c */
 struct fgd_state;   /* place_fgd.c */
 
+enum { NONE = UINT32_MAX };
 enum {
-    NONE = UINT32_MAX,
     KINDS = SLUICE_MAX_GPUS + 1, /* of parts: GPU shares (0), or 1 .. 16 whole GPUs */
     NO_KIND = 255,               /* a part without GPUs */
 };
