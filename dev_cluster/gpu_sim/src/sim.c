@@ -200,6 +200,12 @@ static enum sim_status find_state(void)
                : SIM_NOT_LOADED;
 }
 
+/* A fork copies the lock as another thread may hold it; the child has no other threads. */
+static void after_fork(void)
+{
+    pthread_mutex_init(&session.lock, NULL);
+}
+
 static enum sim_status open_locked(enum sim_vendor vendor)
 {
     if (session.opened > 0) {
@@ -208,6 +214,7 @@ static enum sim_status open_locked(enum sim_vendor vendor)
     }
     if (session.now == NULL && (session.now = malloc(2 * sizeof *session.now)) != NULL) {
         session.spare = session.now + 1;
+        pthread_atfork(NULL, NULL, after_fork);
     }
     if (session.now == NULL) {
         return SIM_NOT_LOADED;
