@@ -71,4 +71,57 @@ enum sluice_error sluice_bench_steady(struct sluice_cluster *cluster, enum sluic
 enum sluice_error sluice_bench_shapes(const struct sluice_request *pool, uint32_t pool_count, uint32_t decisions,
                                       uint64_t seed, uint32_t *distinct, struct sluice_error_text *text);
 
+/* ======== gangs ======== */
+
+/* What sluice_bench_gang measures; the arrays are the caller's, one entry for each decision. */
+struct sluice_bench_gang_result {
+    uint32_t *start_ns;   /* time to place and commit a gang, one reading of the clock included */
+    uint32_t *release_ns; /* time to give it back */
+    uint32_t *leaves;     /* leaf switches that it used */
+    uint32_t started;     /* how many entries are set; zeroed by the caller, as what follows */
+    uint32_t refused;     /* gangs that found no place */
+};
+
+/*
+ * Start and release `decisions` gangs, one at a time, on a cluster of which a share of `busy_permille` of the nodes,
+ * others each time, has a GPU in use. With `node_by_node` the gang's nodes are placed one after another, as by a
+ * scheduler that knows no gangs: the peer. Errors: NO_MEMORY, CORRUPT (the model contradicts itself afterwards), and
+ * those of sluice_start but NO_PLACE.
+ */
+enum sluice_error sluice_bench_gang(struct sluice_cluster *cluster, enum sluice_policy policy,
+                                    const struct sluice_request *gang, bool node_by_node, uint32_t busy_permille,
+                                    uint32_t decisions, uint64_t seed, struct sluice_bench_gang_result *result,
+                                    struct sluice_error_text *text);
+
+/* ======== load ======== */
+
+/* One job of a load; times in seconds. */
+struct sluice_bench_job {
+    uint64_t arrival;
+    uint64_t duration; /* from its start */
+    uint32_t request;  /* index; for one node */
+};
+
+/* What sluice_bench_load measures; sums over the measured span, zeroed by the caller but for `wait`. */
+struct sluice_bench_load_result {
+    uint64_t *wait;    /* per job: seconds from arrival to start, UINT64_MAX where it still waits at the end */
+    double used_mib_s; /* GPU memory in use, times seconds */
+    double used_cpu_s; /* CPUs in use, times seconds */
+    double waiting_s;  /* waiting jobs, times seconds */
+    uint32_t waiting;  /* jobs that wait at the end */
+};
+
+/*
+ * Let jobs, in order of arrival, run on an empty cluster. Those that wait are tried in order of arrival whenever jobs
+ * end, and may be overtaken by others that find a place, as under backfill; but for one that waited longer than
+ * `patience` seconds, and is the first of its request, a node is set aside where nobody else is placed until it has
+ * started; so many as `kept_most` nodes at a time. Measures from `from` until `until`, when it ends.
+ * Errors: RANGE (an unknown request, jobs out of order), NO_MEMORY, CORRUPT, and those of sluice_start but NO_PLACE.
+ */
+enum sluice_error sluice_bench_load(struct sluice_cluster *cluster, enum sluice_policy policy,
+                                    const struct sluice_request *requests, uint32_t request_count,
+                                    const struct sluice_bench_job *jobs, uint32_t job_count, uint64_t patience,
+                                    uint32_t kept_most, uint64_t from, uint64_t until, struct sluice_bench_load_result *result,
+                                    struct sluice_error_text *text);
+
 #endif
