@@ -342,7 +342,7 @@ enum sluice_error sluice_place(struct sluice_cluster *cluster, enum sluice_polic
 enum sluice_error sluice_commit(struct sluice_cluster *cluster, const struct sluice_placement *placement,
                                 uint64_t *allocation, struct sluice_error_text *text);
 
-/* sluice_place and sluice_commit in one. */
+/* sluice_place and sluice_commit in one; where only the commit fails (CAPACITY), the placement is set all the same. */
 enum sluice_error sluice_start(struct sluice_cluster *cluster, enum sluice_policy policy,
                                const struct sluice_request *request, struct sluice_placement *placement,
                                uint64_t *allocation, struct sluice_error_text *text);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "reference"))
 from placement import Node, Reference
 
 MODELS = ["A100", "H100", "L40S"]
-PUBLISHED = [policy for policy in Policy if policy != Policy.SLUICE]
+POLICIES = list(Policy)
 
 
 def random_shape(draw: random.Random) -> NodeShape:
@@ -200,7 +201,7 @@ class Pair:
 
     def decide(self) -> None:
         """One decision, compared in full, and committed half of the time."""
-        policy, request = self.draw.choice(PUBLISHED), self.random_request()
+        policy, request = self.draw.choice(POLICIES), self.random_request()
         verdict, expected = self.reference.place(policy, request)
         explained = explain(self.core, policy, request)
         assert (explained.verdict, explained.placement) == (verdict, expected), (policy, request)
@@ -321,6 +322,34 @@ def test_a_group_starts_together_or_not_at_all():
         start_group(cluster, Policy.BEST_FIT, [Request(gpus=1), Request(gpus=9)])
     assert refusal.value.code == lib.SLUICE_ERROR_NEVER
     assert cluster.totals() == before
+
+
+def test_no_other_choice_of_nodes_is_more_compact():
+    """Against every set of nodes: level of the lowest common switch, and how many switches just below it are used."""
+    draw = random.Random(7)
+    for _ in range(60):
+        cluster = Cluster(10, max_switches=20)
+        shape = cluster.add_shape(NodeShape((GpuShape("H100", 1000),) * 8))
+        pods = [cluster.add_switch() for _ in range(draw.randint(1, 3))]
+        racks = [(cluster.add_switch(pod), pod) for pod in pods for _ in range(draw.randint(1, 3))]
+        places = [draw.choice(racks) for _ in range(10)]
+        for number, (rack, _) in enumerate(places):
+            cluster.add_node(shape, 64000, 1000, rack)
+            if draw.random() < 0.3:
+                cluster.set_state(number, NodeState.DRAINED)
+
+        def spread_of(numbers, places=places):
+            used = [places[number] for number in numbers]
+            if len({rack for rack, _ in used}) == 1:
+                return 0, 1
+            if len({pod for _, pod in used}) == 1:
+                return 1, len({rack for rack, _ in used})
+            return 2, len({pod for _, pod in used})
+
+        up = [number for number in range(10) if cluster.node(number).state == NodeState.UP]
+        for count in range(2, len(up) + 1):
+            placed = place(cluster, draw.choice(list(Policy)), Request(gpus=8, nodes_min=count))
+            assert spread_of([part.node for part in placed.parts]) == min(map(spread_of, combinations(up, count)))
 
 
 def test_an_explanation_counts_each_node_once():
