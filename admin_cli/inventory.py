@@ -14,9 +14,10 @@ import click
 
 from admin_cli.probe import COLUMNS as GPU_COLUMNS
 from admin_cli.probe import DROP_FOLDER, devices, tell_problems
-from admin_cli.tables import Column, clean, print_table, table_options
+from admin_cli.tables import Column, print_table, table_options
 from sluice_base.errors import UsageError
 from sluice_base.sizes import format_mib
+from sluice_base.text import one_line
 
 if TYPE_CHECKING:
     from gres_probe.collect import Collected
@@ -170,7 +171,7 @@ def command(
         columns, default = VIEWS[by]
         print_table(columns, rows, default=default, fields=fields, parsable2=parsable2, noheader=noheader)
     for failure in collected.failures.values():
-        click.echo(f"sluice: {clean(str(failure))}", err=True)
+        click.echo(f"sluice: {one_line(str(failure), limit=None)}", err=True)
     if tell_problems(inventories) or collected.failures:
         context.exit(1)
 
@@ -249,7 +250,7 @@ def collect_command(
                 failures[node] = result
     for node in names:
         if node in failures:
-            click.echo(f"sluice: {clean(str(failures[node]))}", err=True)
+            click.echo(f"sluice: {one_line(str(failures[node]), limit=None)}", err=True)
     problems = tell_problems(sorted(read, key=lambda inventory: names.index(inventory.node)))
     click.echo(f"{len(read)} of {len(names)} nodes, {sum(len(inventory.gpus) for inventory in read)} GPUs", err=True)
     if failures or problems:

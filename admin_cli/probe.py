@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from admin_cli.tables import Column, clean, print_table, table_options
+from admin_cli.tables import Column, print_table, table_options
 from sluice_base.sizes import format_mib
+from sluice_base.text import one_line
 
 if TYPE_CHECKING:
     from gres_probe.inventory import Gpu, Inventory, Partition
@@ -107,7 +108,8 @@ def tell_problems(inventories: Iterable[Inventory]) -> bool:
     for inventory in inventories:
         for problem in inventory.problems:
             remedy = f"; {problem.remedy}" if problem.remedy else ""
-            click.echo(clean(f"sluice: {inventory.node}: {problem.vendor}: {problem.what}{remedy}"), err=True)
+            line = f"sluice: {inventory.node}: {problem.vendor}: {problem.what}{remedy}"
+            click.echo(one_line(line, limit=None), err=True)
             told = True
     return told
 

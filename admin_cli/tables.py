@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -10,6 +9,7 @@ from typing import Any, Generic, TypeVar
 import click
 
 from sluice_base.errors import UsageError
+from sluice_base.text import one_line
 
 Row = TypeVar("Row")
 
@@ -46,7 +46,7 @@ def print_table(
 ) -> None:
     """Print rows on standard output. `default` names the columns that stand without ``-o``.
 
-    Control characters are taken out of what is printed. Raises UsageError for a column that does not exist.
+    What cannot be printed is taken out of the values. Raises UsageError for a column that does not exist.
     """
     known = {column.name: column for column in columns}
     if fields == "help":
@@ -74,15 +74,10 @@ def print_table(
 
 def _shown(column: Column[Row], row: Row) -> str:
     value = column.value(row)
-    return "-" if value is None or value == "" else clean(column.shown(value))
+    return "-" if value is None or value == "" else one_line(column.shown(value), limit=None)
 
 
 def _plain(value: object) -> str:
     if isinstance(value, list | tuple):
         return ",".join(map(_plain, value))
-    return "" if value is None else clean(str(value))
-
-
-def clean(text: str) -> str:
-    """Text of any origin for a terminal: control characters, escapes and marks of direction become spaces."""
-    return re.sub(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]+", " ", text)
+    return "" if value is None else one_line(str(value), limit=None)

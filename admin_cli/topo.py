@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from admin_cli.probe import DROP_FOLDER, probe_here, root_options, tell_problems
-from admin_cli.tables import clean
+from sluice_base.text import one_line
 
 if TYPE_CHECKING:
     from gres_probe.inventory import Inventory, Link
@@ -143,7 +143,7 @@ def _print_legend(inventory: Inventory, labels: list[str], used: set[str]) -> No
             click.echo(f"  {word:<5} = {meaning}")
     click.echo("\nGPUs:")
     for label, gpu in zip(labels, inventory.gpus, strict=True):
-        click.echo(clean(f"  {label}: {gpu.model}, {gpu.pci_address}"))
+        click.echo(f"  {label}: {one_line(gpu.model)}, {gpu.pci_address}")
     if inventory.nics:
         click.echo("\nRDMA interfaces:")
         for number, nic in enumerate(inventory.nics):

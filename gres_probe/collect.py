@@ -21,9 +21,9 @@ from pathlib import Path
 from gres_probe.children import read_all
 from gres_probe.inventory import NODE_NAME, Inventory
 from gres_probe.machine import natural
-from gres_probe.vendors import one_line
 from sluice_base.errors import SluiceError, UsageError
 from sluice_base.files import write_atomic
+from sluice_base.text import one_line
 
 DEFAULT_DIR = Path("/var/lib/sluice/inventory")
 MOST_BYTES = 4 << 20  # an inventory of 16 GPUs with 7 instances each takes 0.2 MiB

@@ -15,6 +15,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from sluice_base.errors import SluiceError
+from sluice_base.text import UNPRINTABLE
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -190,78 +191,89 @@ class Inventory:
 
         `source` names the origin in errors. Raises SluiceError with the offending value and its place.
         """
-        from gres_probe.vendors import vendor_names
-
-        known = vendor_names()
-
-        def word(place: str, value: str, pattern: re.Pattern[str], *, empty: bool = False) -> None:
-            if not (empty and not value) and not pattern.fullmatch(value):
-                raise _invalid(source, f"{place}: {_shown(value)} is not as a probe writes it")
-
-        def within(place: str, value: int | None, low: int, high: int) -> None:
-            if value is not None and not low <= value <= high:
-                raise _invalid(source, f"{place}: {_shown(value)} is not between {low} and {high}")
-
-        word("node", self.node, NODE_NAME)
-        word("probed_at", self.probed_at, _TIME, empty=True)
+        checker = _Checker(source)
+        checker.word("node", self.node, NODE_NAME)
+        checker.word("probed_at", self.probed_at, _TIME, empty=True)
         for name in ("sockets", "cores_per_socket", "threads_per_core"):
-            within(name, getattr(self, name), 1, 1 << 16)
-        within("memory_mib", self.memory_mib, 1, _MAX_MIB)
+            checker.number(name, getattr(self, name), 1, 1 << 16)
+        checker.number("memory_mib", self.memory_mib, 1, _MAX_MIB)
         if len(self.cpu_cores) > 1 << 16 or any(not -1 <= core < 1 << 16 for core in self.cpu_cores):
-            raise _invalid(source, "cpu_cores: not core numbers")
-        seen: set[str] = set()
+            raise checker.invalid("cpu_cores: not core numbers")
         for position, gpu in enumerate(self.gpus):
-            place = f"gpus.{position}"
-            if gpu.vendor not in known:
-                raise _invalid(source, f"{place}.vendor: {_shown(gpu.vendor)} is none of {', '.join(known)}")
-            word(f"{place}.uuid", gpu.uuid, _IDENTITY)
-            word(f"{place}.pci_address", gpu.pci_address, PCI_ADDRESS)
-            word(f"{place}.model", gpu.model, _TEXT)
-            word(f"{place}.cores", gpu.cores, _CPU_LIST, empty=True)
-            for name in ("capability", "driver_version", "firmware_version"):
-                word(f"{place}.{name}", getattr(gpu, name), _TEXT, empty=True)
-            for file in (gpu.device_file, *gpu.extra_device_files):
-                word(f"{place}.device_file", file, DEVICE_FILE)
-            for nic in gpu.nics:
-                word(f"{place}.nics", nic, _NIC_NAME)
-            for reason in gpu.health_reasons:
-                word(f"{place}.health_reasons", reason, _TEXT)
-            within(f"{place}.index", gpu.index, 0, _MAX_INDEX)
-            within(f"{place}.minor", gpu.minor, 0, (1 << 20) - 1)
-            within(f"{place}.numa_node", gpu.numa_node, 0, 1 << 16)
-            within(f"{place}.memory_total_mib", gpu.memory_total_mib, 1, _MAX_MIB)
-            within(f"{place}.memory_usable_mib", gpu.memory_usable_mib, 0, gpu.memory_total_mib)
-            within(f"{place}.memory_used_mib", gpu.memory_used_mib, 0, gpu.memory_total_mib)
-            within(f"{place}.utilisation_percent", gpu.utilisation_percent, 0, 100)
-            for partition in gpu.partitions:
-                inside = f"{place}.partitions.{partition.index}"
-                word(f"{inside}.uuid", partition.uuid, _IDENTITY)
-                word(f"{inside}.profile", partition.profile, _TEXT)
-                within(f"{inside}.index", partition.index, 0, _MAX_INDEX)
-                within(f"{inside}.memory_mib", partition.memory_mib, 1, gpu.memory_total_mib)
-                for file in partition.device_files:
-                    word(f"{inside}.device_files", file, DEVICE_FILE)
-            for identity in (gpu.device_file, gpu.pci_address, f"{gpu.vendor} {gpu.index}"):
-                if identity in seen:
-                    raise _invalid(source, f"{place}: {_shown(identity)} stands there twice")
-                seen.add(identity)
-        for problem in self.problems:
-            if problem.vendor not in known:
-                raise _invalid(source, f"problems: vendor {_shown(problem.vendor)} is none of {', '.join(known)}")
-        self._check_links(source, word)
-
-    def _check_links(self, source: str, word: Any) -> None:
+            checker.gpu(f"gpus.{position}", gpu)
+        for position, problem in enumerate(self.problems):
+            checker.vendor(f"problems.{position}.vendor", problem.vendor)
         size = len(self.gpus)
         if len(self.links) != size or any(len(row) != size for row in self.links):
-            raise _invalid(source, f"links: not a {size} x {size} matrix")
+            raise checker.invalid(f"links: not a {size} x {size} matrix")
         for position, nic in enumerate(self.nics):
-            word(f"nics.{position}.name", nic.name, _NIC_NAME)
-            word(f"nics.{position}.pci_address", nic.pci_address, PCI_ADDRESS)
+            checker.word(f"nics.{position}.name", nic.name, _NIC_NAME)
+            checker.word(f"nics.{position}.pci_address", nic.pci_address, PCI_ADDRESS)
             if len(nic.links) != size + len(self.nics):
-                raise _invalid(source, f"nics.{position}.links: not one link for each GPU and NIC")
+                raise checker.invalid(f"nics.{position}.links: not one link for each GPU and NIC")
         for row in (*self.links, *(nic.links for nic in self.nics)):
             if any(not 0 <= link.width <= _MAX_WIDTH for link in row):
-                raise _invalid(source, f"links: a width that is not between 0 and {_MAX_WIDTH}")
+                raise checker.invalid(f"links: a width that is not between 0 and {_MAX_WIDTH}")
+
+
+class _Checker:
+    """Checks the values of one inventory; all raise SluiceError with the origin, the place and the value."""
+
+    def __init__(self, source: str) -> None:
+        from gres_probe.vendors import vendor_names
+
+        self._source = source
+        self._vendors = vendor_names()
+        self._seen: set[str] = set()  # what must not stand there twice
+
+    def invalid(self, what: str) -> SluiceError:
+        return _invalid(self._source, what)
+
+    def word(self, place: str, value: str, pattern: re.Pattern[str], *, empty: bool = False) -> None:
+        if not (empty and not value) and not pattern.fullmatch(value):
+            raise self.invalid(f"{place}: {_shown(value)} is not as a probe writes it")
+
+    def number(self, place: str, value: int | None, low: int, high: int) -> None:
+        if value is not None and not low <= value <= high:
+            raise self.invalid(f"{place}: {_shown(value)} is not between {low} and {high}")
+
+    def vendor(self, place: str, value: str) -> None:
+        if value not in self._vendors:
+            raise self.invalid(f"{place}: {_shown(value)} is none of {', '.join(self._vendors)}")
+
+    def gpu(self, place: str, gpu: Gpu) -> None:
+        self.vendor(f"{place}.vendor", gpu.vendor)
+        self.word(f"{place}.uuid", gpu.uuid, _IDENTITY)
+        self.word(f"{place}.pci_address", gpu.pci_address, PCI_ADDRESS)
+        self.word(f"{place}.model", gpu.model, _TEXT)
+        self.word(f"{place}.cores", gpu.cores, _CPU_LIST, empty=True)
+        for name in ("capability", "driver_version", "firmware_version"):
+            self.word(f"{place}.{name}", getattr(gpu, name), _TEXT, empty=True)
+        for reason in gpu.health_reasons:
+            self.word(f"{place}.health_reasons", reason, _TEXT)
+        for nic in gpu.nics:
+            self.word(f"{place}.nics", nic, _NIC_NAME)
+        for file in (gpu.device_file, *gpu.extra_device_files):
+            self.word(f"{place}.device_file", file, DEVICE_FILE)
+        self.number(f"{place}.index", gpu.index, 0, _MAX_INDEX)
+        self.number(f"{place}.minor", gpu.minor, 0, (1 << 20) - 1)
+        self.number(f"{place}.numa_node", gpu.numa_node, 0, 1 << 16)
+        self.number(f"{place}.memory_total_mib", gpu.memory_total_mib, 1, _MAX_MIB)
+        self.number(f"{place}.memory_usable_mib", gpu.memory_usable_mib, 0, gpu.memory_total_mib)
+        self.number(f"{place}.memory_used_mib", gpu.memory_used_mib, 0, gpu.memory_total_mib)
+        self.number(f"{place}.utilisation_percent", gpu.utilisation_percent, 0, 100)
+        for partition in gpu.partitions:
+            inside = f"{place}.partitions.{partition.index}"
+            self.word(f"{inside}.uuid", partition.uuid, _IDENTITY)
+            self.word(f"{inside}.profile", partition.profile, _TEXT)
+            self.number(f"{inside}.index", partition.index, 0, _MAX_INDEX)
+            self.number(f"{inside}.memory_mib", partition.memory_mib, 1, gpu.memory_total_mib)
+            for file in partition.device_files:
+                self.word(f"{inside}.device_files", file, DEVICE_FILE)
+        for identity in (gpu.device_file, gpu.pci_address, f"{gpu.vendor} {gpu.index}"):
+            if identity in self._seen:
+                raise self.invalid(f"{place}: {_shown(identity)} stands there twice")
+            self._seen.add(identity)
 
 
 NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
@@ -271,9 +283,7 @@ _IDENTITY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
 _NIC_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _CPU_LIST = re.compile(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?){0,1023}")
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|\+00:00)")
-# Not in a line of text: control characters, terminal escapes, line separators, marks that turn the direction of text.
-UNPRINTABLE = r"\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff"
-_TEXT = re.compile(rf"[^{UNPRINTABLE}]{{1,256}}")
+_TEXT = re.compile(rf"[^{UNPRINTABLE}]{{1,256}}")  # one line
 _MAX_MIB = 1 << 40
 _MAX_INDEX = 4095
 _MAX_WIDTH = 1024

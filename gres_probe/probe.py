@@ -20,8 +20,9 @@ from gres_probe.children import Output, read_all
 from gres_probe.inventory import Gpu, Inventory, Link, Problem
 from gres_probe.machine import Machine, PciFunction
 from gres_probe.topology import link_matrix, rdma_nics
-from gres_probe.vendors import Findings, VendorSpec, one_line, vendor, vendor_names
+from gres_probe.vendors import Findings, VendorSpec, vendor, vendor_names
 from sluice_base.errors import SluiceError
+from sluice_base.text import one_line
 
 DEFAULT_TIMEOUT = 10.0
 _MOST_OUTPUT = 64 << 20
@@ -43,8 +44,8 @@ def probe_node(
     `node` is the name to give it, default SLURMD_NODENAME or the short host name; `vendors` are names of
     `gres_probe.vendors`, default all; `timeout` in seconds is for all vendors together. The roots say where the
     kernel's files lie; with `dev_root` None device files are not looked for. A GPU, driver or library that cannot be
-    read becomes an entry of `Inventory.problems`. Raises UsageError for an unknown vendor. Forks: call it from a
-    process without other threads.
+    read becomes an entry of `Inventory.problems`. Raises UsageError for an unknown vendor, SluiceError where no process
+    can be started. Forks: call it from a process without other threads.
     """
     machine = Machine(sys_root, proc_root, dev_root)
     specs = [vendor(name) for name in sorted(set(vendors if vendors is not None else vendor_names()))]
@@ -97,8 +98,12 @@ class _Child:
 
     @classmethod
     def start(cls, spec: VendorSpec, machine: Machine) -> _Child:
-        output, inlet = os.pipe()
-        pid = os.fork()
+        try:
+            output, inlet = os.pipe()
+            pid = os.fork()
+        except OSError as error:
+            what = f"no process to ask {spec.title}'s library: {error.strerror}"
+            raise SluiceError(what, remedy="see the limits of processes and memory: ulimit -a") from error
         if pid == 0:
             try:
                 _ask_vendor(spec, machine, inlet)
@@ -124,24 +129,33 @@ class _Child:
         if isinstance(answer, tuple):
             what, remedy = answer
             raise SluiceError(what, remedy=remedy)
-        how = signal.Signals(-code).name if (code := os.waitstatus_to_exitcode(status)) < 0 else f"exit status {code}"
-        what = f"{self.spec.library} ended the process that asked it ({how})"
+        what = f"{self.spec.library} ended the process that asked it ({_how(status)})"
         return Findings(problems=[Problem(self.spec.name, what, "update the driver and its library; see dmesg")])
+
+
+def _how(status: int) -> str:
+    """How a process ended, from what waitpid says."""
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        return f"exit status {code}"
+    with contextlib.suppress(ValueError):  # a real-time signal has no name
+        return signal.Signals(-code).name
+    return f"signal {-code}"
 
 
 def _ask_vendor(spec: VendorSpec, machine: Machine, inlet: int) -> None:
     """In the child: ask the library, answer with findings or why there are none, and end."""
     os.setsid()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
+    for ending in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(ending, signal.SIG_DFL)
     # Libraries print, and a child that lives on must not hold a caller's pipes open.
     null = os.open(os.devnull, os.O_RDWR)
     for standard in range(3):
         os.dup2(null, standard)
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2 and int(name) != inlet:
+    for number in _open_descriptors():
+        if number > 2 and number != inlet:
             with contextlib.suppress(OSError):
-                os.close(int(name))
+                os.close(number)
     answer: Findings | tuple[str, str]
     try:
         answer = spec.probe(machine)
@@ -154,6 +168,13 @@ def _ask_vendor(spec: VendorSpec, machine: Machine, inlet: int) -> None:
     while data:
         data = data[os.write(inlet, data) :]
     os._exit(0)
+
+
+def _open_descriptors() -> Iterable[int]:
+    try:
+        return [int(name) for name in os.listdir("/proc/self/fd")]
+    except OSError:  # a container without /proc
+        return range(1024)
 
 
 def _end(pid: int) -> None:

@@ -7,14 +7,13 @@ hang without harm, and may import what it likes; the module itself must import f
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 
-from gres_probe.inventory import UNPRINTABLE, Gpu, Health, Link, Problem
+from gres_probe.inventory import Gpu, Health, Link, Problem
 from gres_probe.machine import Machine
 from sluice_base.errors import SluiceError, UsageError
 
@@ -65,11 +64,6 @@ def vendor(name: str) -> VendorSpec:
     spec = import_module(f"{__name__}.{name}").VENDOR
     assert isinstance(spec, VendorSpec)  # noqa: S101 - a mistake in the vendor's module
     return spec
-
-
-def one_line(text: str) -> str:
-    """Text of a driver without control characters, ends trimmed: firmware strings hold padding and worse."""
-    return re.sub(rf"[{UNPRINTABLE}\s]+", " ", text).strip()[:256]
 
 
 def usable_memory(total: int, kept: int) -> int:

@@ -12,8 +12,9 @@ from typing import Any
 
 from gres_probe.inventory import Ecc, Gpu, Health, Link, LinkType, Partition, Problem, Vendor
 from gres_probe.machine import Machine
-from gres_probe.vendors import Findings, VendorSpec, Verdict, one_line, usable_memory
+from gres_probe.vendors import Findings, VendorSpec, Verdict, usable_memory
 from sluice_base.errors import SluiceError
+from sluice_base.text import one_line
 
 _MIB = 1 << 20
 _LIBRARY = "libamd_smi.so"

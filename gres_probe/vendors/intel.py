@@ -20,8 +20,9 @@ from gres_probe.level_zero import (
     LoaderTooOldError,
 )
 from gres_probe.machine import Machine, pci_address
-from gres_probe.vendors import Findings, VendorSpec, Verdict, one_line, usable_memory
+from gres_probe.vendors import Findings, VendorSpec, Verdict, usable_memory
 from sluice_base.errors import SluiceError
+from sluice_base.text import one_line
 
 _MIB = 1 << 20
 _PCI_VENDOR = 0x8086

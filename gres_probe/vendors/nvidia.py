@@ -13,8 +13,9 @@ from typing import Any
 from gres_probe.cores import fold_ranges
 from gres_probe.inventory import Ecc, Gpu, Health, Link, LinkType, Partition, Problem, Vendor
 from gres_probe.machine import Machine, pci_address
-from gres_probe.vendors import Findings, VendorSpec, Verdict, one_line, usable_memory
+from gres_probe.vendors import Findings, VendorSpec, Verdict, usable_memory
 from sluice_base.errors import SluiceError
+from sluice_base.text import one_line
 
 _MIB = 1 << 20
 _AFFINITY_WORDS = 64  # 64-bit words of the affinity mask: 4,096 processors
@@ -294,7 +295,9 @@ def _address(bus_id: bytes | str) -> str:
 
 
 def _cores(mask: Any) -> str:
-    return fold_ranges(64 * word + bit for word, bits in enumerate(mask) for bit in range(64) if bits >> bit & 1)
+    return fold_ranges(
+        64 * word + bit for word, bits in enumerate(mask) if bits for bit in range(64) if bits >> bit & 1
+    )
 
 
 def _watts(milliwatts: int | None) -> int | None:

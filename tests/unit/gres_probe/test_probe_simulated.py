@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 from simulated_node import Simulate
 
+from admin_cli import probe as probe_command
 from dev_cluster.gpu_sim import device_files, layout, load_platform, platform_names, read_state
 from dev_cluster.gpu_sim.platform import Platform
+from gres_probe.collect import DEFAULT_DIR
 from gres_probe.inventory import Health, Inventory, LinkType
+from gres_probe.probe import DEFAULT_TIMEOUT
 from gres_probe.topology import FAST_LINKS, link_domains
 
 # Per GPU or instance, below its vendor's figure: what a driver without a figure of its own reserve may be rounded up.
@@ -139,6 +142,57 @@ def test_health_of_an_nvidia_gpu(simulate: Simulate, field: str, value: int, hea
     inventory = node.probe("--vendor", "nvidia")
     assert [gpu.health for gpu in inventory.gpus] == [health if gpu.index == 2 else Health.OK for gpu in inventory.gpus]
     assert inventory.gpus[2].health_reasons
+
+
+@pytest.mark.parametrize("platform", ["mi300x-platform", "intel-max-1550x4"])
+@pytest.mark.parametrize(
+    ("field", "value", "health"), [("ecc_uncorrected_total", 3, Health.DEGRADED), ("temperature", 111, Health.FAILED)]
+)
+def test_health_of_other_vendors(simulate: Simulate, platform: str, field: str, value: int, health: Health) -> None:
+    node = simulate(platform)
+    with node.change() as state:
+        setattr(state.gpus[1], field, value)
+        if field == "ecc_uncorrected_total":
+            state.gpus[1].ecc_uncorrected = value
+    first, second = node.probe().gpus[:2]
+    assert (first.health, second.health) == (Health.OK, health)
+    if field == "ecc_uncorrected_total":
+        assert second.ecc.uncorrected == value
+
+
+def test_links_that_are_down_do_not_count(simulate: Simulate) -> None:
+    """NVLinks to the switches of one GPU: 16 of 18 are up, then none, and it leaves the link domain."""
+    node = simulate("dgx-h100")
+    with node.change() as state:
+        for link in list(state.gpus[2].links)[:2]:
+            link.up = 0
+    inventory = node.probe()
+    assert [link.width for link in inventory.links[2]] == [16, 16, 0, 16, 16, 16, 16, 16]
+    assert inventory.links[0][1].width == 18
+    with node.change() as state:
+        for link in state.gpus[2].links:
+            link.up = 0
+    inventory = node.probe()
+    assert inventory.links[2][0].type is LinkType.NUMA_NODE
+    assert link_domains(inventory) == [[0, 1, 3, 4, 5, 6, 7], [2]]
+
+
+def test_xe_links_that_are_down_do_not_count(simulate: Simulate) -> None:
+    node = simulate("intel-max-1550x4")
+    before = node.probe().links[0][1].width
+    with node.change() as state:
+        link = next(link for link in state.gpus[0].links if link.peer == layout.LinkPeer.GPU and link.peer_gpu == 1)
+        link.up = 0
+    after = node.probe()
+    assert after.links[0][1].width == after.links[1][0].width == before - 1
+
+
+def test_slow_driver_is_waited_for(simulate: Simulate) -> None:
+    node = simulate("rtx4090x4")
+    with node.change() as state:
+        state.head.drivers[layout.Vendor.NVIDIA].delay_ms = 2
+    inventory = node.probe("--timeout", "60")
+    assert len(inventory.gpus) == 4 and not inventory.problems
 
 
 def test_old_driver_lacks_fields_but_no_gpu(simulate: Simulate) -> None:
@@ -302,6 +356,12 @@ def test_drop_writes_one_whole_file(simulate: Simulate, tmp_path: Path) -> None:
     (file,) = (tmp_path / "drop").iterdir()
     assert file.name == "gpu-01.json" and stat.S_IMODE(file.stat().st_mode) == 0o644
     assert len(Inventory.from_json(file.read_bytes(), source=str(file)).gpus) == 8
+
+
+def test_the_commands_defaults_are_the_rooms() -> None:
+    """They are repeated in the command line, which starts faster without importing the rooms."""
+    assert probe_command.DEFAULT_TIMEOUT == DEFAULT_TIMEOUT
+    assert Path(probe_command.DROP_FOLDER) == DEFAULT_DIR
 
 
 def test_topology_matrix_as_people_know_it(simulate: Simulate) -> None:
