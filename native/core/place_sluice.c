@@ -88,26 +88,23 @@ static void add_up(struct prices *prices, int kappa)
 static void set_prices(const struct sluice_cluster *cluster)
 {
     struct score_index *index = cluster->index;
-    /* Nothing is known: as if every request were for one GPU of those there are, with its share of the CPUs. */
-    const struct sluice_cluster_totals *totals = &cluster->totals;
-    const struct need one_gpu = {.gpus = 1,
-                                 .cpus = totals->gpus ? (int32_t)(totals->cpus_milli / (int64_t)totals->gpus) : 0};
+    int64_t weight_sum = 0, gpus = 0, cpus = 0;
+    for (uint32_t i = 0; i < index->kind_count; i++) {
+        struct node_kind *kind = index->kinds[i];
+        memset(&kind->prices, 0, sizeof kind->prices);
+        gpus += (int64_t)kind->nodes * kind->gpu_count;
+        cpus += kind->gpu_count ? (int64_t)kind->nodes * kind->cpus : 0;
+    }
+    /* Nothing is known: as if every request were for one GPU, with its share of the CPUs that are beside GPUs. */
+    const struct need one_gpu = {.gpus = 1, .cpus = gpus ? (int32_t)(cpus / gpus) : 0};
     const uint32_t once = 1;
     const struct need *usual = index->workload_count ? index->workload : &one_gpu;
     const uint32_t *weights = index->workload_count ? index->weights : &once;
     uint32_t count = index->workload_count ? index->workload_count : 1;
-
-    int64_t weight_sum = 0, gpus = 0;
     for (uint32_t t = 0; t < count; t++)
-        weight_sum += usual[t].gpus ? weights[t] : 0;
-    for (uint32_t i = 0; i < index->kind_count; i++) {
-        memset(&index->kinds[i]->prices, 0, sizeof index->kinds[i]->prices);
-        gpus += (int64_t)index->kinds[i]->nodes * index->kinds[i]->gpu_count;
-    }
+        weight_sum += weights[t];
     for (uint32_t t = 0; t < count; t++) {
         int64_t within_reach = 0;
-        if (usual[t].gpus == 0)
-            continue;
         for (uint32_t i = KIND_OTHER + 1; i < index->kind_count; i++)
             if (could_take(index->kinds[i], &usual[t]))
                 within_reach += (int64_t)index->kinds[i]->nodes * index->kinds[i]->gpu_count;

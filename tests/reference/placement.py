@@ -12,6 +12,8 @@ from fractions import Fraction
 from itertools import combinations
 from typing import Any
 
+from sluice_score import SluiceScore
+
 from sluice_core.cluster import NodeShape, NodeState
 from sluice_core.placement import Layout, Part, Placement, Policy, Reason, Request, RequestFlag, Verdict, Wish
 
@@ -253,6 +255,8 @@ class Reference:
                 return draw >> 1, sorted(chosen)
             case Policy.FGD:
                 return self.fgd(number, request, count, fit)
+            case Policy.SLUICE:
+                return SluiceScore(self).score(node, cpus, per_gpu(request), count, fit, usual)
         raise NotImplementedError(policy)
 
     def gpu_packing(self, node: Node, count: int, fit: list[int]) -> tuple[int, list[int]]:
