@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
+from admin_cli.tables import Column, print_table, table_options
 from sluice_base.errors import UsageError
 
 _dir_option = click.option(
@@ -81,25 +83,55 @@ def get_command(folder: Path | None, as_json: bool, nodes: str, gpus: str, field
                 click.echo(f"{node_name} {number} {name}={text}")
 
 
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A simulated GPU in a list."""
+
+    node: str
+    gpu: int
+    values: dict[str, str]
+    used_mib: int
+    total_mib: int
+
+    @property
+    def state(self) -> str:
+        """The first thing that is out of the ordinary."""
+        if self.values["lost"] == "yes":
+            return "lost"
+        if self.values["driver_loaded"] == "no" or self.values["driver_hang"] == "yes":
+            return "driver"
+        return f"mig:{self.values['mig_layout']}" if self.values["mig"] == "yes" else "ok"
+
+
 @command.command(name="list")
 @_dir_option
-def list_command(folder: Path | None) -> None:
+@table_options
+def list_command(folder: Path | None, fields: str | None, noheader: bool, parsable2: bool) -> None:
     """Print the simulated GPUs of the cluster, a line each."""
     from dev_cluster.gpu_sim.fields import get_values
     from dev_cluster.gpu_sim.state import holdings, read_state
 
-    click.echo(f"{'NODE':<14} {'GPU':>3} {'NAME':<34} {'USED':>8} {'UTIL':>5} {'TEMP':>5} {'POWER':>6} STATE")
+    rows = []
     for node in _nodes(folder, None):
         held = holdings(node)
         for index, gpu in enumerate(read_state(node).gpus):
-            made_up = sum(gpu.processes[i].memory_mib for i in range(gpu.process_count))
-            used = gpu.memory_used_mib + made_up + sum(h.memory_mib for h in held if h.gpu == index)
-            values = get_values(node, index)
-            state = "lost" if gpu.lost else f"mig {values['mig_layout'] or '-'}" if gpu.mig_enabled else "ok"
-            click.echo(
-                f"{node.parent.name:<14} {index:>3} {values['name'][:34]:<34} {used:>7}M {values['utilisation']:>4}% "
-                f"{values['temperature']:>4}C {gpu.power_mw // 1000:>5}W {state}"
-            )
+            used = gpu.memory_used_mib + sum(gpu.processes[i].memory_mib for i in range(gpu.process_count))
+            used += sum(holding.memory_mib for holding in held if holding.gpu == index)
+            rows.append(_Row(node.parent.name, index, get_values(node, index), used, gpu.memory_total_mib))
+    columns: list[Column[_Row]] = [
+        Column("node", lambda row: row.node),
+        Column("gpu", lambda row: row.gpu, right=True),
+        Column("name", lambda row: row.values["name"]),
+        Column("uuid", lambda row: row.values["uuid"]),
+        Column("used", lambda row: row.used_mib, right=True),
+        Column("memory", lambda row: row.total_mib, right=True),
+        Column("utilisation", lambda row: row.values["utilisation"], right=True),
+        Column("temperature", lambda row: row.values["temperature"], right=True),
+        Column("power", lambda row: row.values["power"], right=True),
+        Column("state", lambda row: row.state),
+    ]
+    default = ["node", "gpu", "name", "used", "memory", "utilisation", "temperature", "power", "state"]
+    print_table(columns, rows, default=default, fields=fields, noheader=noheader, parsable2=parsable2)
 
 
 @command.command(name="fields")

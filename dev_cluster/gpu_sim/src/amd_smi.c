@@ -69,7 +69,6 @@ static amdsmi_status_t copy(char *to, size_t size, const char *from)
 
 /* A function `NAME(handle, TYPE *out)` that gives VALUE of target `t` where SUPPORTED. */
 #define AMD_READ(NAME, TYPE, SUPPORTED, ...)                                                                           \
-    SIM_API amdsmi_status_t NAME(amdsmi_processor_handle handle, TYPE *out);                                           \
     SIM_API amdsmi_status_t NAME(amdsmi_processor_handle handle, TYPE *out)                                            \
     {                                                                                                                  \
         struct target t;                                                                                               \
@@ -160,20 +159,17 @@ AMD_READ(amdsmi_get_pcie_info, amdsmi_pcie_info_t, true,
 
 /* ---- start and end, handles ---- */
 
-SIM_API amdsmi_status_t amdsmi_init(uint64_t flags);
 SIM_API amdsmi_status_t amdsmi_init(uint64_t flags)
 {
     (void)flags;
     return failure(sim_open(SIM_VENDOR_AMD));
 }
 
-SIM_API amdsmi_status_t amdsmi_shut_down(void);
 SIM_API amdsmi_status_t amdsmi_shut_down(void)
 {
     return failure(sim_close());
 }
 
-SIM_API amdsmi_status_t amdsmi_get_lib_version(amdsmi_version_t *version);
 SIM_API amdsmi_status_t amdsmi_get_lib_version(amdsmi_version_t *version)
 {
     if (version == NULL) {
@@ -183,7 +179,6 @@ SIM_API amdsmi_status_t amdsmi_get_lib_version(amdsmi_version_t *version)
     return AMDSMI_STATUS_SUCCESS;
 }
 
-SIM_API amdsmi_status_t amdsmi_status_code_to_string(amdsmi_status_t status, const char **text);
 SIM_API amdsmi_status_t amdsmi_status_code_to_string(amdsmi_status_t status, const char **text)
 {
     static const struct {
@@ -211,7 +206,6 @@ SIM_API amdsmi_status_t amdsmi_status_code_to_string(amdsmi_status_t status, con
     return AMDSMI_STATUS_SUCCESS;
 }
 
-SIM_API amdsmi_status_t amdsmi_get_socket_handles(uint32_t *count, amdsmi_socket_handle *out);
 SIM_API amdsmi_status_t amdsmi_get_socket_handles(uint32_t *count, amdsmi_socket_handle *out)
 {
     enum sim_status status = sim_enter(0, NULL);
@@ -228,8 +222,6 @@ SIM_API amdsmi_status_t amdsmi_get_socket_handles(uint32_t *count, amdsmi_socket
     return AMDSMI_STATUS_SUCCESS;
 }
 
-SIM_API amdsmi_status_t amdsmi_get_processor_handles(amdsmi_socket_handle socket, uint32_t *count,
-                                                     amdsmi_processor_handle *out);
 SIM_API amdsmi_status_t amdsmi_get_processor_handles(amdsmi_socket_handle socket, uint32_t *count,
                                                      amdsmi_processor_handle *out)
 {
@@ -256,19 +248,16 @@ static amdsmi_status_t name_of(amdsmi_processor_handle handle, size_t size, char
     return copy(name, size, text);
 }
 
-SIM_API amdsmi_status_t amdsmi_get_socket_info(amdsmi_socket_handle socket, size_t size, char *name);
 SIM_API amdsmi_status_t amdsmi_get_socket_info(amdsmi_socket_handle socket, size_t size, char *name)
 {
     return name_of(socket, size, name);
 }
 
-SIM_API amdsmi_status_t amdsmi_get_processor_info(amdsmi_processor_handle handle, size_t size, char *name);
 SIM_API amdsmi_status_t amdsmi_get_processor_info(amdsmi_processor_handle handle, size_t size, char *name)
 {
     return name_of(handle, size, name);
 }
 
-SIM_API amdsmi_status_t amdsmi_get_processor_handle_from_bdf(amdsmi_bdf_t bdf, amdsmi_processor_handle *out);
 SIM_API amdsmi_status_t amdsmi_get_processor_handle_from_bdf(amdsmi_bdf_t bdf, amdsmi_processor_handle *out)
 {
     enum sim_status status = sim_enter(0, NULL);
@@ -289,7 +278,6 @@ SIM_API amdsmi_status_t amdsmi_get_processor_handle_from_bdf(amdsmi_bdf_t bdf, a
 
 /* ---- what it is ---- */
 
-SIM_API amdsmi_status_t amdsmi_get_gpu_device_uuid(amdsmi_processor_handle handle, uint32_t *size, char *uuid);
 SIM_API amdsmi_status_t amdsmi_get_gpu_device_uuid(amdsmi_processor_handle handle, uint32_t *size, char *uuid)
 {
     struct target t;
@@ -307,7 +295,6 @@ static void serial_of(const struct sim_gpu *gpu, char *text, size_t size)
     }
 }
 
-SIM_API amdsmi_status_t amdsmi_get_gpu_asic_info(amdsmi_processor_handle handle, amdsmi_asic_info_t *out);
 SIM_API amdsmi_status_t amdsmi_get_gpu_asic_info(amdsmi_processor_handle handle, amdsmi_asic_info_t *out)
 {
     struct target t;
@@ -332,7 +319,6 @@ SIM_API amdsmi_status_t amdsmi_get_gpu_asic_info(amdsmi_processor_handle handle,
     return AMDSMI_STATUS_SUCCESS;
 }
 
-SIM_API amdsmi_status_t amdsmi_get_gpu_board_info(amdsmi_processor_handle handle, amdsmi_board_info_t *out);
 SIM_API amdsmi_status_t amdsmi_get_gpu_board_info(amdsmi_processor_handle handle, amdsmi_board_info_t *out)
 {
     struct target t;
@@ -346,7 +332,6 @@ SIM_API amdsmi_status_t amdsmi_get_gpu_board_info(amdsmi_processor_handle handle
     return result;
 }
 
-SIM_API amdsmi_status_t amdsmi_get_gpu_enumeration_info(amdsmi_processor_handle handle, amdsmi_enumeration_info_t *out);
 SIM_API amdsmi_status_t amdsmi_get_gpu_enumeration_info(amdsmi_processor_handle handle, amdsmi_enumeration_info_t *out)
 {
     struct target t;
@@ -363,7 +348,6 @@ SIM_API amdsmi_status_t amdsmi_get_gpu_enumeration_info(amdsmi_processor_handle 
     return result;
 }
 
-SIM_API amdsmi_status_t amdsmi_get_gpu_vram_info(amdsmi_processor_handle handle, amdsmi_vram_info_t *out);
 SIM_API amdsmi_status_t amdsmi_get_gpu_vram_info(amdsmi_processor_handle handle, amdsmi_vram_info_t *out)
 {
     enum { HBM3 = 4, GDDR6 = 22 };
@@ -381,7 +365,6 @@ SIM_API amdsmi_status_t amdsmi_get_gpu_vram_info(amdsmi_processor_handle handle,
     return result;
 }
 
-SIM_API amdsmi_status_t amdsmi_get_gpu_driver_info(amdsmi_processor_handle handle, amdsmi_driver_info_t *out);
 SIM_API amdsmi_status_t amdsmi_get_gpu_driver_info(amdsmi_processor_handle handle, amdsmi_driver_info_t *out)
 {
     struct target t;
@@ -397,7 +380,6 @@ SIM_API amdsmi_status_t amdsmi_get_gpu_driver_info(amdsmi_processor_handle handl
     return result;
 }
 
-SIM_API amdsmi_status_t amdsmi_get_gpu_vbios_info(amdsmi_processor_handle handle, amdsmi_vbios_info_t *out);
 SIM_API amdsmi_status_t amdsmi_get_gpu_vbios_info(amdsmi_processor_handle handle, amdsmi_vbios_info_t *out)
 {
     struct target t;
@@ -411,7 +393,6 @@ SIM_API amdsmi_status_t amdsmi_get_gpu_vbios_info(amdsmi_processor_handle handle
     return result;
 }
 
-SIM_API amdsmi_status_t amdsmi_get_gpu_vendor_name(amdsmi_processor_handle handle, char *name, size_t size);
 SIM_API amdsmi_status_t amdsmi_get_gpu_vendor_name(amdsmi_processor_handle handle, char *name, size_t size)
 {
     struct target t;
@@ -419,7 +400,6 @@ SIM_API amdsmi_status_t amdsmi_get_gpu_vendor_name(amdsmi_processor_handle handl
     return result != AMDSMI_STATUS_SUCCESS ? result : copy(name, size, "Advanced Micro Devices, Inc. [AMD/ATI]");
 }
 
-SIM_API amdsmi_status_t amdsmi_get_gpu_vram_vendor(amdsmi_processor_handle handle, char *name, uint32_t size);
 SIM_API amdsmi_status_t amdsmi_get_gpu_vram_vendor(amdsmi_processor_handle handle, char *name, uint32_t size)
 {
     struct target t;
@@ -437,20 +417,16 @@ static amdsmi_status_t partition(amdsmi_processor_handle handle, char *text, uin
     return result != AMDSMI_STATUS_SUCCESS ? result : copy(text, size, mode);
 }
 
-SIM_API amdsmi_status_t amdsmi_get_gpu_compute_partition(amdsmi_processor_handle handle, char *text, uint32_t size);
 SIM_API amdsmi_status_t amdsmi_get_gpu_compute_partition(amdsmi_processor_handle handle, char *text, uint32_t size)
 {
     return partition(handle, text, size, "SPX");
 }
 
-SIM_API amdsmi_status_t amdsmi_get_gpu_memory_partition(amdsmi_processor_handle handle, char *text, uint32_t size);
 SIM_API amdsmi_status_t amdsmi_get_gpu_memory_partition(amdsmi_processor_handle handle, char *text, uint32_t size)
 {
     return partition(handle, text, size, "NPS1");
 }
 
-SIM_API amdsmi_status_t amdsmi_get_cpu_affinity_with_scope(amdsmi_processor_handle handle, uint32_t size, uint64_t *set,
-                                                           uint32_t scope);
 SIM_API amdsmi_status_t amdsmi_get_cpu_affinity_with_scope(amdsmi_processor_handle handle, uint32_t size, uint64_t *set,
                                                            uint32_t scope)
 {
@@ -465,7 +441,6 @@ SIM_API amdsmi_status_t amdsmi_get_cpu_affinity_with_scope(amdsmi_processor_hand
 
 /* ---- how it is ---- */
 
-SIM_API amdsmi_status_t amdsmi_get_gpu_memory_total(amdsmi_processor_handle handle, uint32_t kind, uint64_t *total);
 SIM_API amdsmi_status_t amdsmi_get_gpu_memory_total(amdsmi_processor_handle handle, uint32_t kind, uint64_t *total)
 {
     struct target t;
@@ -476,7 +451,6 @@ SIM_API amdsmi_status_t amdsmi_get_gpu_memory_total(amdsmi_processor_handle hand
     return result;
 }
 
-SIM_API amdsmi_status_t amdsmi_get_gpu_memory_usage(amdsmi_processor_handle handle, uint32_t kind, uint64_t *used);
 SIM_API amdsmi_status_t amdsmi_get_gpu_memory_usage(amdsmi_processor_handle handle, uint32_t kind, uint64_t *used)
 {
     struct target t;
@@ -487,8 +461,6 @@ SIM_API amdsmi_status_t amdsmi_get_gpu_memory_usage(amdsmi_processor_handle hand
     return result;
 }
 
-SIM_API amdsmi_status_t amdsmi_get_temp_metric(amdsmi_processor_handle handle, uint32_t sensor, uint32_t metric,
-                                               int64_t *celsius);
 SIM_API amdsmi_status_t amdsmi_get_temp_metric(amdsmi_processor_handle handle, uint32_t sensor, uint32_t metric,
                                                int64_t *celsius)
 {
@@ -511,8 +483,6 @@ SIM_API amdsmi_status_t amdsmi_get_temp_metric(amdsmi_processor_handle handle, u
 }
 
 SIM_API amdsmi_status_t amdsmi_get_power_cap_info(amdsmi_processor_handle handle, uint32_t sensor,
-                                                  amdsmi_power_cap_info_t *out);
-SIM_API amdsmi_status_t amdsmi_get_power_cap_info(amdsmi_processor_handle handle, uint32_t sensor,
                                                   amdsmi_power_cap_info_t *out)
 {
     struct target t;
@@ -527,8 +497,6 @@ SIM_API amdsmi_status_t amdsmi_get_power_cap_info(amdsmi_processor_handle handle
     return result;
 }
 
-SIM_API amdsmi_status_t amdsmi_get_energy_count(amdsmi_processor_handle handle, uint64_t *energy, float *resolution,
-                                                uint64_t *timestamp);
 SIM_API amdsmi_status_t amdsmi_get_energy_count(amdsmi_processor_handle handle, uint64_t *energy, float *resolution,
                                                 uint64_t *timestamp)
 {
@@ -553,7 +521,6 @@ static bool clock_of(const struct sim_gpu *gpu, uint32_t domain, uint32_t *now, 
     return domain == 0 || domain == 4 || (domain >= 6 && domain <= 9);
 }
 
-SIM_API amdsmi_status_t amdsmi_get_clock_info(amdsmi_processor_handle handle, uint32_t domain, amdsmi_clk_info_t *out);
 SIM_API amdsmi_status_t amdsmi_get_clock_info(amdsmi_processor_handle handle, uint32_t domain, amdsmi_clk_info_t *out)
 {
     struct target t;
@@ -568,7 +535,6 @@ SIM_API amdsmi_status_t amdsmi_get_clock_info(amdsmi_processor_handle handle, ui
     return result;
 }
 
-SIM_API amdsmi_status_t amdsmi_get_clk_freq(amdsmi_processor_handle handle, uint32_t domain, amdsmi_frequencies_t *out);
 SIM_API amdsmi_status_t amdsmi_get_clk_freq(amdsmi_processor_handle handle, uint32_t domain, amdsmi_frequencies_t *out)
 {
     struct target t;
@@ -598,13 +564,11 @@ static amdsmi_status_t fan(amdsmi_processor_handle handle, uint32_t sensor, uint
     return result;
 }
 
-SIM_API amdsmi_status_t amdsmi_get_gpu_fan_speed(amdsmi_processor_handle handle, uint32_t sensor, uint64_t *speed);
 SIM_API amdsmi_status_t amdsmi_get_gpu_fan_speed(amdsmi_processor_handle handle, uint32_t sensor, uint64_t *speed)
 {
     return fan(handle, sensor, 255, speed, false);
 }
 
-SIM_API amdsmi_status_t amdsmi_get_gpu_fan_speed_max(amdsmi_processor_handle handle, uint32_t sensor, uint64_t *speed);
 SIM_API amdsmi_status_t amdsmi_get_gpu_fan_speed_max(amdsmi_processor_handle handle, uint32_t sensor, uint64_t *speed)
 {
     return fan(handle, sensor, 255, speed, true);
@@ -612,8 +576,6 @@ SIM_API amdsmi_status_t amdsmi_get_gpu_fan_speed_max(amdsmi_processor_handle han
 
 /* ---- errors ---- */
 
-SIM_API amdsmi_status_t amdsmi_get_gpu_ecc_count(amdsmi_processor_handle handle, uint64_t block,
-                                                 amdsmi_error_count_t *out);
 SIM_API amdsmi_status_t amdsmi_get_gpu_ecc_count(amdsmi_processor_handle handle, uint64_t block,
                                                  amdsmi_error_count_t *out)
 {
@@ -624,7 +586,6 @@ SIM_API amdsmi_status_t amdsmi_get_gpu_ecc_count(amdsmi_processor_handle handle,
     return result;
 }
 
-SIM_API amdsmi_status_t amdsmi_get_gpu_ecc_status(amdsmi_processor_handle handle, uint64_t block, uint32_t *state);
 SIM_API amdsmi_status_t amdsmi_get_gpu_ecc_status(amdsmi_processor_handle handle, uint64_t block, uint32_t *state)
 {
     enum { DISABLED = 1, ENABLED = 6 };
@@ -660,15 +621,11 @@ static amdsmi_status_t bad_pages(amdsmi_processor_handle handle, uint32_t *count
 }
 
 SIM_API amdsmi_status_t amdsmi_get_gpu_bad_page_info(amdsmi_processor_handle handle, uint32_t *count,
-                                                     amdsmi_retired_page_record_t *pages);
-SIM_API amdsmi_status_t amdsmi_get_gpu_bad_page_info(amdsmi_processor_handle handle, uint32_t *count,
                                                      amdsmi_retired_page_record_t *pages)
 {
     return bad_pages(handle, count, pages);
 }
 
-SIM_API amdsmi_status_t amdsmi_get_gpu_memory_reserved_pages(amdsmi_processor_handle handle, uint32_t *count,
-                                                             amdsmi_retired_page_record_t *pages);
 SIM_API amdsmi_status_t amdsmi_get_gpu_memory_reserved_pages(amdsmi_processor_handle handle, uint32_t *count,
                                                              amdsmi_retired_page_record_t *pages)
 {
@@ -693,7 +650,6 @@ AMD_READ(amdsmi_get_xgmi_info, amdsmi_xgmi_info_t, t.gpu.link_count > 0,
                               .xgmi_node_id = t.index,
                               .index = ordinal(t.index)})
 
-SIM_API amdsmi_status_t amdsmi_get_gpu_xgmi_link_status(amdsmi_processor_handle handle, amdsmi_xgmi_link_status_t *out);
 SIM_API amdsmi_status_t amdsmi_get_gpu_xgmi_link_status(amdsmi_processor_handle handle, amdsmi_xgmi_link_status_t *out)
 {
     struct target t;
@@ -710,7 +666,6 @@ SIM_API amdsmi_status_t amdsmi_get_gpu_xgmi_link_status(amdsmi_processor_handle 
     return result;
 }
 
-SIM_API amdsmi_status_t amdsmi_get_link_metrics(amdsmi_processor_handle handle, amdsmi_link_metrics_t *out);
 SIM_API amdsmi_status_t amdsmi_get_link_metrics(amdsmi_processor_handle handle, amdsmi_link_metrics_t *out)
 {
     struct target t;
@@ -769,8 +724,6 @@ static amdsmi_status_t between(amdsmi_processor_handle one, amdsmi_processor_han
 }
 
 SIM_API amdsmi_status_t amdsmi_topo_get_link_type(amdsmi_processor_handle one, amdsmi_processor_handle other,
-                                                  uint64_t *hops, uint32_t *type);
-SIM_API amdsmi_status_t amdsmi_topo_get_link_type(amdsmi_processor_handle one, amdsmi_processor_handle other,
                                                   uint64_t *hops, uint32_t *type)
 {
     struct target t;
@@ -784,8 +737,6 @@ SIM_API amdsmi_status_t amdsmi_topo_get_link_type(amdsmi_processor_handle one, a
 }
 
 SIM_API amdsmi_status_t amdsmi_topo_get_link_weight(amdsmi_processor_handle one, amdsmi_processor_handle other,
-                                                    uint64_t *weight);
-SIM_API amdsmi_status_t amdsmi_topo_get_link_weight(amdsmi_processor_handle one, amdsmi_processor_handle other,
                                                     uint64_t *weight)
 {
     struct target t;
@@ -797,9 +748,6 @@ SIM_API amdsmi_status_t amdsmi_topo_get_link_weight(amdsmi_processor_handle one,
     return result;
 }
 
-SIM_API amdsmi_status_t amdsmi_get_minmax_bandwidth_between_processors(amdsmi_processor_handle one,
-                                                                       amdsmi_processor_handle other, uint64_t *least,
-                                                                       uint64_t *most);
 SIM_API amdsmi_status_t amdsmi_get_minmax_bandwidth_between_processors(amdsmi_processor_handle one,
                                                                        amdsmi_processor_handle other, uint64_t *least,
                                                                        uint64_t *most)
@@ -822,7 +770,6 @@ static bool reachable(const struct target *t, const struct path *path, amdsmi_pr
     return path->links > 0 || t->gpu.p2p[(uintptr_t)other - (uintptr_t)handles];
 }
 
-SIM_API amdsmi_status_t amdsmi_is_P2P_accessible(amdsmi_processor_handle one, amdsmi_processor_handle other, bool *can);
 SIM_API amdsmi_status_t amdsmi_is_P2P_accessible(amdsmi_processor_handle one, amdsmi_processor_handle other, bool *can)
 {
     struct target t;
@@ -834,8 +781,6 @@ SIM_API amdsmi_status_t amdsmi_is_P2P_accessible(amdsmi_processor_handle one, am
     return result;
 }
 
-SIM_API amdsmi_status_t amdsmi_topo_get_p2p_status(amdsmi_processor_handle one, amdsmi_processor_handle other,
-                                                   uint32_t *type, amdsmi_p2p_capability_t *can);
 SIM_API amdsmi_status_t amdsmi_topo_get_p2p_status(amdsmi_processor_handle one, amdsmi_processor_handle other,
                                                    uint32_t *type, amdsmi_p2p_capability_t *can)
 {
@@ -850,8 +795,6 @@ SIM_API amdsmi_status_t amdsmi_topo_get_p2p_status(amdsmi_processor_handle one, 
     return result;
 }
 
-SIM_API amdsmi_status_t amdsmi_get_link_topology_nearest(amdsmi_processor_handle handle, uint32_t type,
-                                                         amdsmi_topology_nearest_t *out);
 SIM_API amdsmi_status_t amdsmi_get_link_topology_nearest(amdsmi_processor_handle handle, uint32_t type,
                                                          amdsmi_topology_nearest_t *out)
 {
@@ -890,8 +833,6 @@ static void name_process(uint32_t pid, const struct sim_gpu *gpu, char *name, si
     name[length > 0 ? length : 0] = 0;
 }
 
-SIM_API amdsmi_status_t amdsmi_get_gpu_process_list(amdsmi_processor_handle handle, uint32_t *room,
-                                                    amdsmi_proc_info_t *out);
 SIM_API amdsmi_status_t amdsmi_get_gpu_process_list(amdsmi_processor_handle handle, uint32_t *room,
                                                     amdsmi_proc_info_t *out)
 {
@@ -940,7 +881,6 @@ static bool process_of(uint32_t pid, amdsmi_process_info_t *info, uint32_t *indi
     return *count > 0;
 }
 
-SIM_API amdsmi_status_t amdsmi_get_gpu_compute_process_info_by_pid(uint32_t pid, amdsmi_process_info_t *out);
 SIM_API amdsmi_status_t amdsmi_get_gpu_compute_process_info_by_pid(uint32_t pid, amdsmi_process_info_t *out)
 {
     uint32_t indices[SIM_MAX_GPUS], count;
@@ -951,7 +891,6 @@ SIM_API amdsmi_status_t amdsmi_get_gpu_compute_process_info_by_pid(uint32_t pid,
     return process_of(pid, out, indices, &count) ? AMDSMI_STATUS_SUCCESS : AMDSMI_STATUS_NOT_FOUND;
 }
 
-SIM_API amdsmi_status_t amdsmi_get_gpu_compute_process_gpus(uint32_t pid, uint32_t *out, uint32_t *room);
 SIM_API amdsmi_status_t amdsmi_get_gpu_compute_process_gpus(uint32_t pid, uint32_t *out, uint32_t *room)
 {
     uint32_t indices[SIM_MAX_GPUS], count;

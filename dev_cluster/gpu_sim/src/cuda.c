@@ -85,9 +85,7 @@ static CUresult result_of(enum rt_status status)
     return results[status];
 }
 
-#define CU(NAME, ...)                                                                                                  \
-    SIM_API CUresult NAME(__VA_ARGS__);                                                                                \
-    SIM_API CUresult NAME(__VA_ARGS__)
+#define CU(NAME, ...) SIM_API CUresult NAME(__VA_ARGS__)
 
 /* A second exported name with the same behaviour. */
 #define ALIAS(NEW, OLD, PARAMETERS, ...)                                                                               \

@@ -116,9 +116,7 @@ static hipError_t told(hipError_t error)
     return error;
 }
 
-#define HIP(NAME, ...)                                                                                                 \
-    SIM_API hipError_t NAME(__VA_ARGS__);                                                                              \
-    SIM_API hipError_t NAME(__VA_ARGS__)
+#define HIP(NAME, ...) SIM_API hipError_t NAME(__VA_ARGS__)
 
 /* ---- the driver and its devices ---- */
 
@@ -831,13 +829,11 @@ static const char *error_text(hipError_t error, bool name)
     return name ? "hipErrorUnknown" : "unknown error";
 }
 
-SIM_API const char *hipGetErrorName(hipError_t error);
 SIM_API const char *hipGetErrorName(hipError_t error)
 {
     return error_text(error, true);
 }
 
-SIM_API const char *hipGetErrorString(hipError_t error);
 SIM_API const char *hipGetErrorString(hipError_t error)
 {
     return error_text(error, false);

@@ -324,9 +324,7 @@ static ze_result_t list(uint32_t *count, handle_t *out, char *first, size_t step
     return ZE_SUCCESS;
 }
 
-#define DEFINE(NAME, ...)                                                                                              \
-    SIM_API ze_result_t NAME(__VA_ARGS__);                                                                             \
-    SIM_API ze_result_t NAME(__VA_ARGS__)
+#define DEFINE(NAME, ...) SIM_API ze_result_t NAME(__VA_ARGS__)
 
 /* A function `NAME(device, TYPE *out)`; the body fills `out` from target `t`. */
 #define OF_DEVICE(NAME, TYPE, SUPPORTED, ...)                                                                          \

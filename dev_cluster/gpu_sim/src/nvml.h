@@ -34,7 +34,6 @@ nvmlReturn_t nvml_copy(char *to, unsigned int size, const char *from);
 
 /* A function `NAME(device, TYPE *out)` that gives VALUE of target `t` where SUPPORTED, on whole GPUs only. */
 #define NVML_READ(NAME, SINCE, TYPE, SUPPORTED, VALUE)                                                                 \
-    SIM_API nvmlReturn_t NAME(nvmlDevice_t device, TYPE *out);                                                         \
     SIM_API nvmlReturn_t NAME(nvmlDevice_t device, TYPE *out)                                                          \
     {                                                                                                                  \
         struct target t;                                                                                               \

@@ -63,7 +63,6 @@ NVML_READ(nvmlDeviceGetAdaptiveClockInfoStatus, R470, unsigned int, WHOLE, 1)
 
 /* ---- names and numbers ---- */
 
-SIM_API nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int length);
 SIM_API nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int length)
 {
     struct target t;
@@ -80,7 +79,6 @@ SIM_API nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned
     return nvml_copy(name, length, text);
 }
 
-SIM_API nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int length);
 SIM_API nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int length)
 {
     struct target t;
@@ -92,7 +90,6 @@ SIM_API nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned
 }
 
 #define NVML_TEXT(NAME, SINCE, FIELD)                                                                                  \
-    SIM_API nvmlReturn_t NAME(nvmlDevice_t device, char *text, unsigned int length);                                   \
     SIM_API nvmlReturn_t NAME(nvmlDevice_t device, char *text, unsigned int length)                                    \
     {                                                                                                                  \
         struct target t;                                                                                               \
@@ -107,7 +104,6 @@ NVML_TEXT(nvmlDeviceGetSerial, 0, serial)
 NVML_TEXT(nvmlDeviceGetBoardPartNumber, 0, part_number)
 NVML_TEXT(nvmlDeviceGetVbiosVersion, 0, vbios)
 
-SIM_API nvmlReturn_t nvmlDeviceGetGspFirmwareVersion(nvmlDevice_t device, char *version);
 SIM_API nvmlReturn_t nvmlDeviceGetGspFirmwareVersion(nvmlDevice_t device, char *version)
 {
     struct target t;
@@ -119,7 +115,6 @@ SIM_API nvmlReturn_t nvmlDeviceGetGspFirmwareVersion(nvmlDevice_t device, char *
     return result != NVML_SUCCESS ? result : nvml_copy(version, 64, head.drivers[SIM_VENDOR_NVIDIA].version);
 }
 
-SIM_API nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci);
 SIM_API nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci)
 {
     struct target t;
@@ -145,19 +140,16 @@ static nvmlReturn_t pci_info_legacy(nvmlDevice_t device, nvmlPciInfo_v2_t *pci)
     return result;
 }
 
-SIM_API nvmlReturn_t nvmlDeviceGetPciInfo_v2(nvmlDevice_t device, nvmlPciInfo_v2_t *pci);
 SIM_API nvmlReturn_t nvmlDeviceGetPciInfo_v2(nvmlDevice_t device, nvmlPciInfo_v2_t *pci)
 {
     return pci_info_legacy(device, pci);
 }
 
-SIM_API nvmlReturn_t nvmlDeviceGetPciInfo(nvmlDevice_t device, nvmlPciInfo_v2_t *pci);
 SIM_API nvmlReturn_t nvmlDeviceGetPciInfo(nvmlDevice_t device, nvmlPciInfo_v2_t *pci)
 {
     return pci_info_legacy(device, pci);
 }
 
-SIM_API nvmlReturn_t nvmlDeviceGetPciInfoExt(nvmlDevice_t device, nvmlPciInfoExt_t *pci);
 SIM_API nvmlReturn_t nvmlDeviceGetPciInfoExt(nvmlDevice_t device, nvmlPciInfoExt_t *pci)
 {
     struct target t;
@@ -181,7 +173,6 @@ SIM_API nvmlReturn_t nvmlDeviceGetPciInfoExt(nvmlDevice_t device, nvmlPciInfoExt
     return NVML_SUCCESS;
 }
 
-SIM_API nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major, int *minor);
 SIM_API nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major, int *minor)
 {
     struct target t;
@@ -204,7 +195,6 @@ static void memory_of(const struct target *t, nvmlMemory_v2_t *memory)
     memory->free = capacity - memory->used;
 }
 
-SIM_API nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory);
 SIM_API nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
 {
     struct target t;
@@ -218,7 +208,6 @@ SIM_API nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_
     return result;
 }
 
-SIM_API nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory);
 SIM_API nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
 {
     struct target t;
@@ -231,7 +220,6 @@ SIM_API nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *
     return result;
 }
 
-SIM_API nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *memory);
 SIM_API nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *memory)
 {
     struct target t;
@@ -245,7 +233,6 @@ SIM_API nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Me
 
 /* ---- activity ---- */
 
-SIM_API nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *utilization);
 SIM_API nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *utilization)
 {
     struct target t;
@@ -272,19 +259,16 @@ static nvmlReturn_t engine(nvmlDevice_t device, unsigned int *percent, unsigned 
     return result;
 }
 
-SIM_API nvmlReturn_t nvmlDeviceGetEncoderUtilization(nvmlDevice_t device, unsigned int *percent, unsigned int *period);
 SIM_API nvmlReturn_t nvmlDeviceGetEncoderUtilization(nvmlDevice_t device, unsigned int *percent, unsigned int *period)
 {
     return engine(device, percent, period, offsetof(struct sim_gpu, utilisation_encoder));
 }
 
-SIM_API nvmlReturn_t nvmlDeviceGetDecoderUtilization(nvmlDevice_t device, unsigned int *percent, unsigned int *period);
 SIM_API nvmlReturn_t nvmlDeviceGetDecoderUtilization(nvmlDevice_t device, unsigned int *percent, unsigned int *period)
 {
     return engine(device, percent, period, offsetof(struct sim_gpu, utilisation_decoder));
 }
 
-SIM_API nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, unsigned int sensor, unsigned int *celsius);
 SIM_API nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, unsigned int sensor, unsigned int *celsius)
 {
     struct target t;
@@ -296,7 +280,6 @@ SIM_API nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, unsigned int 
     return result;
 }
 
-SIM_API nvmlReturn_t nvmlDeviceGetTemperatureV(nvmlDevice_t device, nvmlTemperature_t *temperature);
 SIM_API nvmlReturn_t nvmlDeviceGetTemperatureV(nvmlDevice_t device, nvmlTemperature_t *temperature)
 {
     struct target t;
@@ -310,8 +293,6 @@ SIM_API nvmlReturn_t nvmlDeviceGetTemperatureV(nvmlDevice_t device, nvmlTemperat
     return result;
 }
 
-SIM_API nvmlReturn_t nvmlDeviceGetTemperatureThreshold(nvmlDevice_t device, unsigned int threshold,
-                                                       unsigned int *celsius);
 SIM_API nvmlReturn_t nvmlDeviceGetTemperatureThreshold(nvmlDevice_t device, unsigned int threshold,
                                                        unsigned int *celsius)
 {
@@ -329,8 +310,6 @@ SIM_API nvmlReturn_t nvmlDeviceGetTemperatureThreshold(nvmlDevice_t device, unsi
     return NVML_SUCCESS;
 }
 
-SIM_API nvmlReturn_t nvmlDeviceGetPowerManagementLimitConstraints(nvmlDevice_t device, unsigned int *least,
-                                                                  unsigned int *most);
 SIM_API nvmlReturn_t nvmlDeviceGetPowerManagementLimitConstraints(nvmlDevice_t device, unsigned int *least,
                                                                   unsigned int *most)
 {
@@ -357,37 +336,31 @@ static nvmlReturn_t clock_of(nvmlDevice_t device, unsigned int kind, bool most, 
     return result;
 }
 
-SIM_API nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t device, unsigned int kind, unsigned int *mhz);
 SIM_API nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t device, unsigned int kind, unsigned int *mhz)
 {
     return clock_of(device, kind, false, mhz);
 }
 
-SIM_API nvmlReturn_t nvmlDeviceGetMaxClockInfo(nvmlDevice_t device, unsigned int kind, unsigned int *mhz);
 SIM_API nvmlReturn_t nvmlDeviceGetMaxClockInfo(nvmlDevice_t device, unsigned int kind, unsigned int *mhz)
 {
     return clock_of(device, kind, true, mhz);
 }
 
-SIM_API nvmlReturn_t nvmlDeviceGetMaxCustomerBoostClock(nvmlDevice_t device, unsigned int kind, unsigned int *mhz);
 SIM_API nvmlReturn_t nvmlDeviceGetMaxCustomerBoostClock(nvmlDevice_t device, unsigned int kind, unsigned int *mhz)
 {
     return clock_of(device, kind, true, mhz);
 }
 
-SIM_API nvmlReturn_t nvmlDeviceGetApplicationsClock(nvmlDevice_t device, unsigned int kind, unsigned int *mhz);
 SIM_API nvmlReturn_t nvmlDeviceGetApplicationsClock(nvmlDevice_t device, unsigned int kind, unsigned int *mhz)
 {
     return clock_of(device, kind, true, mhz);
 }
 
-SIM_API nvmlReturn_t nvmlDeviceGetClock(nvmlDevice_t device, unsigned int kind, unsigned int which, unsigned int *mhz);
 SIM_API nvmlReturn_t nvmlDeviceGetClock(nvmlDevice_t device, unsigned int kind, unsigned int which, unsigned int *mhz)
 {
     return clock_of(device, kind, which != 0, mhz); /* 0: current */
 }
 
-SIM_API nvmlReturn_t nvmlDeviceGetPcieThroughput(nvmlDevice_t device, unsigned int counter, unsigned int *kb);
 SIM_API nvmlReturn_t nvmlDeviceGetPcieThroughput(nvmlDevice_t device, unsigned int counter, unsigned int *kb)
 {
     struct target t;
@@ -400,7 +373,6 @@ SIM_API nvmlReturn_t nvmlDeviceGetPcieThroughput(nvmlDevice_t device, unsigned i
 
 /* ---- errors ---- */
 
-SIM_API nvmlReturn_t nvmlDeviceGetEccMode(nvmlDevice_t device, unsigned int *current, unsigned int *pending);
 SIM_API nvmlReturn_t nvmlDeviceGetEccMode(nvmlDevice_t device, unsigned int *current, unsigned int *pending)
 {
     struct target t;
@@ -433,15 +405,11 @@ static nvmlReturn_t ecc_count(nvmlDevice_t device, unsigned int kind, unsigned i
 }
 
 SIM_API nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, unsigned int kind, unsigned int counter,
-                                                 unsigned long long *count);
-SIM_API nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, unsigned int kind, unsigned int counter,
                                                  unsigned long long *count)
 {
     return ecc_count(device, kind, counter, count);
 }
 
-SIM_API nvmlReturn_t nvmlDeviceGetDetailedEccErrors(nvmlDevice_t device, unsigned int kind, unsigned int counter,
-                                                    nvmlEccErrorCounts_t *counts);
 SIM_API nvmlReturn_t nvmlDeviceGetDetailedEccErrors(nvmlDevice_t device, unsigned int kind, unsigned int counter,
                                                     nvmlEccErrorCounts_t *counts)
 {
@@ -454,8 +422,6 @@ SIM_API nvmlReturn_t nvmlDeviceGetDetailedEccErrors(nvmlDevice_t device, unsigne
 }
 
 SIM_API nvmlReturn_t nvmlDeviceGetMemoryErrorCounter(nvmlDevice_t device, unsigned int kind, unsigned int counter,
-                                                     unsigned int location, unsigned long long *count);
-SIM_API nvmlReturn_t nvmlDeviceGetMemoryErrorCounter(nvmlDevice_t device, unsigned int kind, unsigned int counter,
                                                      unsigned int location, unsigned long long *count)
 {
     nvmlReturn_t result = ecc_count(device, kind, counter, count);
@@ -465,8 +431,6 @@ SIM_API nvmlReturn_t nvmlDeviceGetMemoryErrorCounter(nvmlDevice_t device, unsign
     return result;
 }
 
-SIM_API nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned int *corrected, unsigned int *uncorrected,
-                                               unsigned int *pending, unsigned int *failed);
 SIM_API nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned int *corrected, unsigned int *uncorrected,
                                                unsigned int *pending, unsigned int *failed)
 {
@@ -485,7 +449,6 @@ SIM_API nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned int
     return result;
 }
 
-SIM_API nvmlReturn_t nvmlDeviceGetRowRemapperHistogram(nvmlDevice_t device, nvmlRowRemapperHistogramValues_t *values);
 SIM_API nvmlReturn_t nvmlDeviceGetRowRemapperHistogram(nvmlDevice_t device, nvmlRowRemapperHistogramValues_t *values)
 {
     struct target t;
@@ -527,15 +490,11 @@ static nvmlReturn_t retired(nvmlDevice_t device, unsigned int cause, unsigned in
 }
 
 SIM_API nvmlReturn_t nvmlDeviceGetRetiredPages(nvmlDevice_t device, unsigned int cause, unsigned int *count,
-                                               unsigned long long *pages);
-SIM_API nvmlReturn_t nvmlDeviceGetRetiredPages(nvmlDevice_t device, unsigned int cause, unsigned int *count,
                                                unsigned long long *pages)
 {
     return retired(device, cause, count, pages, NULL);
 }
 
-SIM_API nvmlReturn_t nvmlDeviceGetRetiredPages_v2(nvmlDevice_t device, unsigned int cause, unsigned int *count,
-                                                  unsigned long long *pages, unsigned long long *times);
 SIM_API nvmlReturn_t nvmlDeviceGetRetiredPages_v2(nvmlDevice_t device, unsigned int cause, unsigned int *count,
                                                   unsigned long long *pages, unsigned long long *times)
 {
@@ -613,7 +572,6 @@ static bool field(const struct target *t, unsigned int id, unsigned int scope, u
     return false;
 }
 
-SIM_API nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvmlFieldValue_t *values);
 SIM_API nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvmlFieldValue_t *values)
 {
     struct target t;
@@ -694,7 +652,6 @@ static nvmlReturn_t processes(nvmlDevice_t device, uint32_t since, unsigned mode
 }
 
 #define NVML_PROCESSES(NAME, SINCE, MODE, FIRST)                                                                       \
-    SIM_API nvmlReturn_t NAME(nvmlDevice_t device, unsigned int *count, void *out);                                    \
     SIM_API nvmlReturn_t NAME(nvmlDevice_t device, unsigned int *count, void *out)                                     \
     {                                                                                                                  \
         return processes(device, SINCE, MODE, FIRST, count, out);                                                      \
@@ -710,7 +667,6 @@ NVML_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses, R450, MPS, true)
 NVML_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v2, R450, MPS, false)
 NVML_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3, R510, MPS, false)
 
-SIM_API nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nvmlProcessDetailList_t *list);
 SIM_API nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nvmlProcessDetailList_t *list)
 {
     struct target t;
@@ -727,8 +683,6 @@ SIM_API nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, 
 }
 
 /* The GPU's utilisation, shared evenly by its processes. */
-SIM_API nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *samples,
-                                                     unsigned int *count, unsigned long long since);
 SIM_API nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *samples,
                                                      unsigned int *count, unsigned long long since)
 {
@@ -760,7 +714,6 @@ SIM_API nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlPr
     return NVML_SUCCESS;
 }
 
-SIM_API nvmlReturn_t nvmlDeviceGetAccountingPids(nvmlDevice_t device, unsigned int *count, unsigned int *pids);
 SIM_API nvmlReturn_t nvmlDeviceGetAccountingPids(nvmlDevice_t device, unsigned int *count, unsigned int *pids)
 {
     struct target t;
@@ -772,7 +725,6 @@ SIM_API nvmlReturn_t nvmlDeviceGetAccountingPids(nvmlDevice_t device, unsigned i
     return result;
 }
 
-SIM_API nvmlReturn_t nvmlDeviceGetViolationStatus(nvmlDevice_t device, unsigned int policy, nvmlViolationTime_t *time);
 SIM_API nvmlReturn_t nvmlDeviceGetViolationStatus(nvmlDevice_t device, unsigned int policy, nvmlViolationTime_t *time)
 {
     struct target t;

@@ -24,7 +24,6 @@ static uint64_t newest(const struct sim_gpu *gpu)
     return sequence;
 }
 
-SIM_API nvmlReturn_t nvmlEventSetCreate(nvmlEventSet_t *set);
 SIM_API nvmlReturn_t nvmlEventSetCreate(nvmlEventSet_t *set)
 {
     enum sim_status status = sim_enter(0, NULL);
@@ -35,14 +34,12 @@ SIM_API nvmlReturn_t nvmlEventSetCreate(nvmlEventSet_t *set)
     return *set != NULL ? NVML_SUCCESS : NVML_ERROR_MEMORY;
 }
 
-SIM_API nvmlReturn_t nvmlEventSetFree(nvmlEventSet_t set);
 SIM_API nvmlReturn_t nvmlEventSetFree(nvmlEventSet_t set)
 {
     free(set);
     return NVML_SUCCESS;
 }
 
-SIM_API nvmlReturn_t nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device, unsigned long long *types);
 SIM_API nvmlReturn_t nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device, unsigned long long *types)
 {
     struct target t;
@@ -53,7 +50,6 @@ SIM_API nvmlReturn_t nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device, unsig
     return result;
 }
 
-SIM_API nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long types, nvmlEventSet_t set);
 SIM_API nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long types, nvmlEventSet_t set)
 {
     struct target t;
@@ -96,7 +92,6 @@ static bool next_event(nvmlEventSet_t set, nvmlEventData_t *data)
     return false;
 }
 
-SIM_API nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *data, unsigned int timeout_ms);
 SIM_API nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *data, unsigned int timeout_ms)
 {
     enum { STEP_MS = 10 };
@@ -118,7 +113,6 @@ SIM_API nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *da
     }
 }
 
-SIM_API nvmlReturn_t nvmlEventSetWait(nvmlEventSet_t set, nvmlEventData_t *data, unsigned int timeout_ms);
 SIM_API nvmlReturn_t nvmlEventSetWait(nvmlEventSet_t set, nvmlEventData_t *data, unsigned int timeout_ms)
 {
     return nvmlEventSetWait_v2(set, data, timeout_ms);

@@ -16,7 +16,6 @@ static nvmlReturn_t enter_link(nvmlDevice_t device, unsigned int link, struct ta
 
 /* A function of one link: VALUE of link `k` of target `t`. */
 #define NVML_LINK(NAME, VALUE)                                                                                         \
-    SIM_API nvmlReturn_t NAME(nvmlDevice_t device, unsigned int link, unsigned int *out);                              \
     SIM_API nvmlReturn_t NAME(nvmlDevice_t device, unsigned int link, unsigned int *out)                               \
     {                                                                                                                  \
         struct target t;                                                                                               \
@@ -32,7 +31,6 @@ NVML_LINK(nvmlDeviceGetNvLinkState, k->up)
 NVML_LINK(nvmlDeviceGetNvLinkVersion, k->version)
 NVML_LINK(nvmlDeviceGetNvLinkRemoteDeviceType, k->peer == SIM_LINKPEER_SWITCH ? 2u : 0u)
 
-SIM_API nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, unsigned int link, nvmlPciInfo_t *pci);
 SIM_API nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, unsigned int link, nvmlPciInfo_t *pci)
 {
     struct target t;
@@ -47,8 +45,6 @@ SIM_API nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, un
 }
 
 SIM_API nvmlReturn_t nvmlDeviceGetNvLinkCapability(nvmlDevice_t device, unsigned int link, unsigned int capability,
-                                                   unsigned int *out);
-SIM_API nvmlReturn_t nvmlDeviceGetNvLinkCapability(nvmlDevice_t device, unsigned int link, unsigned int capability,
                                                    unsigned int *out)
 {
     struct target t;
@@ -59,8 +55,6 @@ SIM_API nvmlReturn_t nvmlDeviceGetNvLinkCapability(nvmlDevice_t device, unsigned
     return result;
 }
 
-SIM_API nvmlReturn_t nvmlDeviceGetNvLinkErrorCounter(nvmlDevice_t device, unsigned int link, unsigned int counter,
-                                                     unsigned long long *out);
 SIM_API nvmlReturn_t nvmlDeviceGetNvLinkErrorCounter(nvmlDevice_t device, unsigned int link, unsigned int counter,
                                                      unsigned long long *out)
 {
@@ -74,7 +68,6 @@ SIM_API nvmlReturn_t nvmlDeviceGetNvLinkErrorCounter(nvmlDevice_t device, unsign
     return result;
 }
 
-SIM_API nvmlReturn_t nvmlDeviceGetGpuFabricInfo(nvmlDevice_t device, nvmlGpuFabricInfo_t *info);
 SIM_API nvmlReturn_t nvmlDeviceGetGpuFabricInfo(nvmlDevice_t device, nvmlGpuFabricInfo_t *info)
 {
     struct target t;
@@ -94,7 +87,6 @@ static nvmlReturn_t enter_pair(nvmlDevice_t one, nvmlDevice_t other, struct targ
     return result == NVML_SUCCESS ? nvml_enter_whole(other, 0, u) : result;
 }
 
-SIM_API nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t one, nvmlDevice_t other, unsigned int *level);
 SIM_API nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t one, nvmlDevice_t other, unsigned int *level)
 {
     struct target t, u;
@@ -105,7 +97,6 @@ SIM_API nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t one, nvmlD
     return result;
 }
 
-SIM_API nvmlReturn_t nvmlDeviceOnSameBoard(nvmlDevice_t one, nvmlDevice_t other, int *same);
 SIM_API nvmlReturn_t nvmlDeviceOnSameBoard(nvmlDevice_t one, nvmlDevice_t other, int *same)
 {
     struct target t, u;
@@ -131,8 +122,6 @@ static bool linked(const struct target *t, const struct target *u)
     return direct || (mine && its);
 }
 
-SIM_API nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t one, nvmlDevice_t other, unsigned int index,
-                                            unsigned int *status);
 SIM_API nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t one, nvmlDevice_t other, unsigned int index,
                                             unsigned int *status)
 {
@@ -183,8 +172,6 @@ static bool near_cpu(const struct sim_gpu *from, unsigned cpu, unsigned index, c
 }
 
 SIM_API nvmlReturn_t nvmlDeviceGetTopologyNearestGpus(nvmlDevice_t device, unsigned int level, unsigned int *count,
-                                                      nvmlDevice_t *devices);
-SIM_API nvmlReturn_t nvmlDeviceGetTopologyNearestGpus(nvmlDevice_t device, unsigned int level, unsigned int *count,
                                                       nvmlDevice_t *devices)
 {
     struct target t;
@@ -192,7 +179,6 @@ SIM_API nvmlReturn_t nvmlDeviceGetTopologyNearestGpus(nvmlDevice_t device, unsig
     return result != NVML_SUCCESS ? result : gpu_set(count, devices, &t.gpu, level, within);
 }
 
-SIM_API nvmlReturn_t nvmlSystemGetTopologyGpuSet(unsigned int cpu, unsigned int *count, nvmlDevice_t *devices);
 SIM_API nvmlReturn_t nvmlSystemGetTopologyGpuSet(unsigned int cpu, unsigned int *count, nvmlDevice_t *devices)
 {
     nvmlReturn_t result = count != NULL ? nvml_error(sim_enter(0, NULL)) : NVML_ERROR_INVALID_ARGUMENT;
@@ -212,7 +198,6 @@ static nvmlReturn_t copy_bits(const uint64_t *bits, unsigned words, unsigned int
     return NVML_SUCCESS;
 }
 
-SIM_API nvmlReturn_t nvmlDeviceGetCpuAffinity(nvmlDevice_t device, unsigned int size, unsigned long *set);
 SIM_API nvmlReturn_t nvmlDeviceGetCpuAffinity(nvmlDevice_t device, unsigned int size, unsigned long *set)
 {
     struct target t;
@@ -220,8 +205,6 @@ SIM_API nvmlReturn_t nvmlDeviceGetCpuAffinity(nvmlDevice_t device, unsigned int 
     return result != NVML_SUCCESS ? result : copy_bits(t.gpu.cpus, SIM_CPU_WORDS, size, set);
 }
 
-SIM_API nvmlReturn_t nvmlDeviceGetCpuAffinityWithinScope(nvmlDevice_t device, unsigned int size, unsigned long *set,
-                                                         unsigned int scope);
 SIM_API nvmlReturn_t nvmlDeviceGetCpuAffinityWithinScope(nvmlDevice_t device, unsigned int size, unsigned long *set,
                                                          unsigned int scope)
 {
@@ -231,8 +214,6 @@ SIM_API nvmlReturn_t nvmlDeviceGetCpuAffinityWithinScope(nvmlDevice_t device, un
     return result != NVML_SUCCESS ? result : copy_bits(t.gpu.cpus, SIM_CPU_WORDS, size, set);
 }
 
-SIM_API nvmlReturn_t nvmlDeviceGetMemoryAffinity(nvmlDevice_t device, unsigned int size, unsigned long *set,
-                                                 unsigned int scope);
 SIM_API nvmlReturn_t nvmlDeviceGetMemoryAffinity(nvmlDevice_t device, unsigned int size, unsigned long *set,
                                                  unsigned int scope)
 {

@@ -3,7 +3,6 @@
 
 #include "nvml.h"
 
-SIM_API nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *current, unsigned int *pending);
 SIM_API nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *current, unsigned int *pending)
 {
     struct target t;
@@ -19,7 +18,6 @@ SIM_API nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *cur
     return result;
 }
 
-SIM_API nvmlReturn_t nvmlDeviceSetMigMode(nvmlDevice_t device, unsigned int mode, nvmlReturn_t *activation);
 SIM_API nvmlReturn_t nvmlDeviceSetMigMode(nvmlDevice_t device, unsigned int mode, nvmlReturn_t *activation)
 {
     struct target t;
@@ -29,7 +27,6 @@ SIM_API nvmlReturn_t nvmlDeviceSetMigMode(nvmlDevice_t device, unsigned int mode
     return result != NVML_SUCCESS ? result : NVML_ERROR_NO_PERMISSION; /* the layout is set with `sluice sim set` */
 }
 
-SIM_API nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned int *count);
 SIM_API nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned int *count)
 {
     struct target t;
@@ -40,7 +37,6 @@ SIM_API nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigne
     return result;
 }
 
-SIM_API nvmlReturn_t nvmlDeviceIsMigDeviceHandle(nvmlDevice_t device, unsigned int *is_mig);
 SIM_API nvmlReturn_t nvmlDeviceIsMigDeviceHandle(nvmlDevice_t device, unsigned int *is_mig)
 {
     struct target t;
@@ -51,7 +47,6 @@ SIM_API nvmlReturn_t nvmlDeviceIsMigDeviceHandle(nvmlDevice_t device, unsigned i
     return result;
 }
 
-SIM_API nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned int index, nvmlDevice_t *part);
 SIM_API nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned int index, nvmlDevice_t *part)
 {
     struct target t;
@@ -68,7 +63,6 @@ SIM_API nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, un
     return NVML_ERROR_NOT_FOUND;
 }
 
-SIM_API nvmlReturn_t nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvmlDevice_t part, nvmlDevice_t *device);
 SIM_API nvmlReturn_t nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvmlDevice_t part, nvmlDevice_t *device)
 {
     struct target t;
@@ -89,7 +83,6 @@ static nvmlReturn_t enter_part(nvmlDevice_t device, struct target *t)
     return result == NVML_SUCCESS && t->instance == SIM_NO_INSTANCE ? NVML_ERROR_NOT_SUPPORTED : result;
 }
 
-SIM_API nvmlReturn_t nvmlDeviceGetGpuInstanceId(nvmlDevice_t device, unsigned int *id);
 SIM_API nvmlReturn_t nvmlDeviceGetGpuInstanceId(nvmlDevice_t device, unsigned int *id)
 {
     struct target t;
@@ -100,7 +93,6 @@ SIM_API nvmlReturn_t nvmlDeviceGetGpuInstanceId(nvmlDevice_t device, unsigned in
     return result;
 }
 
-SIM_API nvmlReturn_t nvmlDeviceGetComputeInstanceId(nvmlDevice_t device, unsigned int *id);
 SIM_API nvmlReturn_t nvmlDeviceGetComputeInstanceId(nvmlDevice_t device, unsigned int *id)
 {
     struct target t;
@@ -111,7 +103,6 @@ SIM_API nvmlReturn_t nvmlDeviceGetComputeInstanceId(nvmlDevice_t device, unsigne
     return result;
 }
 
-SIM_API nvmlReturn_t nvmlDeviceGetAttributes_v2(nvmlDevice_t device, nvmlDeviceAttributes_t *attributes);
 SIM_API nvmlReturn_t nvmlDeviceGetAttributes_v2(nvmlDevice_t device, nvmlDeviceAttributes_t *attributes)
 {
     struct target t;
@@ -129,7 +120,6 @@ SIM_API nvmlReturn_t nvmlDeviceGetAttributes_v2(nvmlDevice_t device, nvmlDeviceA
     return result;
 }
 
-SIM_API nvmlReturn_t nvmlDeviceGetAttributes(nvmlDevice_t device, nvmlDeviceAttributes_t *attributes);
 SIM_API nvmlReturn_t nvmlDeviceGetAttributes(nvmlDevice_t device, nvmlDeviceAttributes_t *attributes)
 {
     return nvmlDeviceGetAttributes_v2(device, attributes);
@@ -160,8 +150,6 @@ static nvmlReturn_t enter_profile(nvmlDevice_t device, uint32_t since, unsigned 
     return result;
 }
 
-SIM_API nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfo(nvmlDevice_t device, unsigned int kind,
-                                                         nvmlGpuInstanceProfileInfo_t *info);
 SIM_API nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfo(nvmlDevice_t device, unsigned int kind,
                                                          nvmlGpuInstanceProfileInfo_t *info)
 {
@@ -204,15 +192,11 @@ static nvmlReturn_t profile_v2(nvmlDevice_t device, uint32_t since, unsigned int
 }
 
 SIM_API nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfoV(nvmlDevice_t device, unsigned int kind,
-                                                          nvmlGpuInstanceProfileInfo_v2_t *info);
-SIM_API nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfoV(nvmlDevice_t device, unsigned int kind,
                                                           nvmlGpuInstanceProfileInfo_v2_t *info)
 {
     return profile_v2(device, R510, kind, false, info);
 }
 
-SIM_API nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfoByIdV(nvmlDevice_t device, unsigned int id,
-                                                              nvmlGpuInstanceProfileInfo_v2_t *info);
 SIM_API nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfoByIdV(nvmlDevice_t device, unsigned int id,
                                                               nvmlGpuInstanceProfileInfo_v2_t *info)
 {
@@ -243,8 +227,6 @@ static unsigned places(const struct sim_gpu *gpu, const struct sim_profile *prof
 }
 
 SIM_API nvmlReturn_t nvmlDeviceGetGpuInstancePossiblePlacements_v2(nvmlDevice_t device, unsigned int id,
-                                                                   nvmlPlacement_t *out, unsigned int *count);
-SIM_API nvmlReturn_t nvmlDeviceGetGpuInstancePossiblePlacements_v2(nvmlDevice_t device, unsigned int id,
                                                                    nvmlPlacement_t *out, unsigned int *count)
 {
     struct target t;
@@ -256,8 +238,6 @@ SIM_API nvmlReturn_t nvmlDeviceGetGpuInstancePossiblePlacements_v2(nvmlDevice_t 
     return result;
 }
 
-SIM_API nvmlReturn_t nvmlDeviceGetGpuInstanceRemainingCapacity(nvmlDevice_t device, unsigned int id,
-                                                               unsigned int *count);
 SIM_API nvmlReturn_t nvmlDeviceGetGpuInstanceRemainingCapacity(nvmlDevice_t device, unsigned int id,
                                                                unsigned int *count)
 {
@@ -281,8 +261,6 @@ static nvmlDevice_t device_of(const void *handle)
 }
 
 SIM_API nvmlReturn_t nvmlDeviceGetGpuInstances(nvmlDevice_t device, unsigned int id, nvmlGpuInstance_t *out,
-                                               unsigned int *count);
-SIM_API nvmlReturn_t nvmlDeviceGetGpuInstances(nvmlDevice_t device, unsigned int id, nvmlGpuInstance_t *out,
                                                unsigned int *count)
 {
     struct target t;
@@ -301,7 +279,6 @@ SIM_API nvmlReturn_t nvmlDeviceGetGpuInstances(nvmlDevice_t device, unsigned int
     return NVML_SUCCESS;
 }
 
-SIM_API nvmlReturn_t nvmlDeviceGetGpuInstanceById(nvmlDevice_t device, unsigned int id, nvmlGpuInstance_t *out);
 SIM_API nvmlReturn_t nvmlDeviceGetGpuInstanceById(nvmlDevice_t device, unsigned int id, nvmlGpuInstance_t *out)
 {
     struct target t;
@@ -318,7 +295,6 @@ SIM_API nvmlReturn_t nvmlDeviceGetGpuInstanceById(nvmlDevice_t device, unsigned 
     return NVML_ERROR_NOT_FOUND;
 }
 
-SIM_API nvmlReturn_t nvmlGpuInstanceGetInfo(nvmlGpuInstance_t instance, nvmlGpuInstanceInfo_t *info);
 SIM_API nvmlReturn_t nvmlGpuInstanceGetInfo(nvmlGpuInstance_t instance, nvmlGpuInstanceInfo_t *info)
 {
     struct target t;
@@ -334,8 +310,6 @@ SIM_API nvmlReturn_t nvmlGpuInstanceGetInfo(nvmlGpuInstance_t instance, nvmlGpuI
 }
 
 SIM_API nvmlReturn_t nvmlGpuInstanceGetComputeInstances(nvmlGpuInstance_t instance, unsigned int id,
-                                                        nvmlComputeInstance_t *out, unsigned int *count);
-SIM_API nvmlReturn_t nvmlGpuInstanceGetComputeInstances(nvmlGpuInstance_t instance, unsigned int id,
                                                         nvmlComputeInstance_t *out, unsigned int *count)
 {
     struct target t;
@@ -350,8 +324,6 @@ SIM_API nvmlReturn_t nvmlGpuInstanceGetComputeInstances(nvmlGpuInstance_t instan
 }
 
 SIM_API nvmlReturn_t nvmlGpuInstanceGetComputeInstanceById(nvmlGpuInstance_t instance, unsigned int id,
-                                                           nvmlComputeInstance_t *out);
-SIM_API nvmlReturn_t nvmlGpuInstanceGetComputeInstanceById(nvmlGpuInstance_t instance, unsigned int id,
                                                            nvmlComputeInstance_t *out)
 {
     struct target t;
@@ -365,7 +337,6 @@ SIM_API nvmlReturn_t nvmlGpuInstanceGetComputeInstanceById(nvmlGpuInstance_t ins
     return result;
 }
 
-SIM_API nvmlReturn_t nvmlComputeInstanceGetInfo_v2(nvmlComputeInstance_t compute, nvmlComputeInstanceInfo_t *info);
 SIM_API nvmlReturn_t nvmlComputeInstanceGetInfo_v2(nvmlComputeInstance_t compute, nvmlComputeInstanceInfo_t *info)
 {
     struct target t;

@@ -117,32 +117,27 @@ void nvml_pci(const struct sim_pci *from, nvmlPciInfo_t *to)
 
 /* ---- start and end ---- */
 
-SIM_API nvmlReturn_t nvmlInitWithFlags(unsigned int flags);
 SIM_API nvmlReturn_t nvmlInitWithFlags(unsigned int flags)
 {
     (void)flags;
     return nvml_error(sim_open(SIM_VENDOR_NVIDIA));
 }
 
-SIM_API nvmlReturn_t nvmlInit_v2(void);
 SIM_API nvmlReturn_t nvmlInit_v2(void)
 {
     return nvmlInitWithFlags(0);
 }
 
-SIM_API nvmlReturn_t nvmlInit(void);
 SIM_API nvmlReturn_t nvmlInit(void)
 {
     return nvmlInitWithFlags(0);
 }
 
-SIM_API nvmlReturn_t nvmlShutdown(void);
 SIM_API nvmlReturn_t nvmlShutdown(void)
 {
     return nvml_error(sim_close());
 }
 
-SIM_API const char *nvmlErrorString(nvmlReturn_t result);
 SIM_API const char *nvmlErrorString(nvmlReturn_t result)
 {
     static const struct {
@@ -175,7 +170,6 @@ SIM_API const char *nvmlErrorString(nvmlReturn_t result)
 
 /* ---- the system ---- */
 
-SIM_API nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned int length);
 SIM_API nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned int length)
 {
     struct sim_state head;
@@ -183,7 +177,6 @@ SIM_API nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned int leng
     return status != SIM_OK ? nvml_error(status) : nvml_copy(version, length, head.drivers[SIM_VENDOR_NVIDIA].version);
 }
 
-SIM_API nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned int length);
 SIM_API nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned int length)
 {
     struct sim_state head;
@@ -191,7 +184,6 @@ SIM_API nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned int length
     return status != SIM_OK ? nvml_error(status) : nvml_copy(version, length, head.drivers[SIM_VENDOR_NVIDIA].library);
 }
 
-SIM_API nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version);
 SIM_API nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version)
 {
     struct sim_state head;
@@ -202,7 +194,6 @@ SIM_API nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version)
     return version == NULL ? NVML_ERROR_INVALID_ARGUMENT : nvml_error(status);
 }
 
-SIM_API nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version);
 SIM_API nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version)
 {
     return nvmlSystemGetCudaDriverVersion_v2(version);
@@ -220,7 +211,6 @@ static const char *made_up_name(uint32_t pid, struct sim_gpu *gpu)
     return NULL;
 }
 
-SIM_API nvmlReturn_t nvmlSystemGetProcessName(unsigned int pid, char *name, unsigned int length);
 SIM_API nvmlReturn_t nvmlSystemGetProcessName(unsigned int pid, char *name, unsigned int length)
 {
     enum sim_status status = sim_enter(0, NULL);
@@ -249,7 +239,6 @@ SIM_API nvmlReturn_t nvmlSystemGetProcessName(unsigned int pid, char *name, unsi
 
 /* ---- handles ---- */
 
-SIM_API nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count);
 SIM_API nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count)
 {
     enum sim_status status = sim_enter(0, NULL);
@@ -260,7 +249,6 @@ SIM_API nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count)
     return count == NULL ? NVML_ERROR_INVALID_ARGUMENT : nvml_error(status);
 }
 
-SIM_API nvmlReturn_t nvmlDeviceGetCount(unsigned int *count);
 SIM_API nvmlReturn_t nvmlDeviceGetCount(unsigned int *count)
 {
     return nvmlDeviceGetCount_v2(count);
@@ -276,7 +264,6 @@ static nvmlReturn_t found(unsigned index, uint8_t instance, nvmlDevice_t *device
     return result;
 }
 
-SIM_API nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device);
 SIM_API nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device)
 {
     uint8_t visible[SIM_MAX_GPUS];
@@ -287,7 +274,6 @@ SIM_API nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevic
     return found(visible[index], SIM_NO_INSTANCE, device);
 }
 
-SIM_API nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned int index, nvmlDevice_t *device);
 SIM_API nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned int index, nvmlDevice_t *device)
 {
     return nvmlDeviceGetHandleByIndex_v2(index, device);
@@ -347,25 +333,21 @@ static bool has_pci(const struct target *target, const char *address)
            pci->function == function;
 }
 
-SIM_API nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device);
 SIM_API nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
 {
     return search(has_uuid, uuid, device);
 }
 
-SIM_API nvmlReturn_t nvmlDeviceGetHandleBySerial(const char *serial, nvmlDevice_t *device);
 SIM_API nvmlReturn_t nvmlDeviceGetHandleBySerial(const char *serial, nvmlDevice_t *device)
 {
     return search(has_serial, serial, device);
 }
 
-SIM_API nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *address, nvmlDevice_t *device);
 SIM_API nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *address, nvmlDevice_t *device)
 {
     return search(has_pci, address, device);
 }
 
-SIM_API nvmlReturn_t nvmlDeviceGetHandleByPciBusId(const char *address, nvmlDevice_t *device);
 SIM_API nvmlReturn_t nvmlDeviceGetHandleByPciBusId(const char *address, nvmlDevice_t *device)
 {
     return search(has_pci, address, device);

@@ -39,8 +39,11 @@ def test_list_shows_all_gpus(cluster: Path) -> None:
     assert len(lines) == 1 + 8 + 4 + 4
     [lost] = [line for line in lines if line.endswith(" lost")]
     assert lost.split()[:2] == ["n2", "1"]
-    assert "3072M" in lost
-    assert any("mig 3g.40gb,2g.20gb,1g.10gb" in line for line in lines)
+    assert " 3072 " in lost
+    assert any("mig:3g.40gb,2g.20gb,1g.10gb" in line for line in lines)
+    assert sim(cluster, "list", "-nP", "-o", "gpu,used,state").output.splitlines()[:1] == [
+        "0|0|mig:1g.10gb" + ",1g.10gb" * 6
+    ]
 
 
 def test_fields_are_told() -> None:
