@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ _folder = click.option(
     "folder",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="State folder; default: $SLUICE_CLUSTER_DIR, else /var/tmp/sluice-cluster.",
+    help="State folder; default: $SLUICE_CLUSTER_DIR, else /run/sluice-cluster.",
 )
 
 
@@ -49,6 +50,8 @@ def up(
     if list_names:
         click.echo("\n".join(shipped_names()))
         return
+    for number in (signal.SIGTERM, signal.SIGHUP):  # end as after Ctrl-C: everything down again
+        signal.signal(number, _interrupt)
     cluster = DevCluster(folder)
     progress = _Progress()
     cluster.up(description, slurm_prefix=slurm_prefix, root=root, timeout=timeout, progress=progress.say)
@@ -145,6 +148,10 @@ def logs(folder: Path | None, lines: int, follow: bool, daemon: str | None) -> N
             while cluster.is_up:
                 click.echo(file.read(), nl=False)
                 time.sleep(0.2)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
 
 
 class _Progress:

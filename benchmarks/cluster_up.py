@@ -12,6 +12,7 @@ import click
 
 from benchmarks import Result
 from dev_cluster.cluster import DevCluster, require_root
+from dev_cluster.layout import DEFAULT_FOLDER
 from sluice_base.run import run_command
 
 OPTIONS = [
@@ -49,7 +50,7 @@ def run(clusters: tuple[str, ...], runs: int) -> Result:
 
 def _once(name: str) -> tuple[float, float]:
     sluice = [sys.executable, "-m", "admin_cli.main", "cluster"]
-    with tempfile.TemporaryDirectory() as parent:
+    with tempfile.TemporaryDirectory(dir=DEFAULT_FOLDER.parent) as parent:
         folder = Path(parent) / "cluster"
         start = time.perf_counter()
         try:

@@ -30,6 +30,7 @@ from dev_cluster.configuration import (
     hosts_file,
     slurm_conf,
     slurmdbd_conf,
+    with_ports,
 )
 from dev_cluster.control import ask, connect_unix, init_pid
 from dev_cluster.description import ClusterDescription, NodeGroup
@@ -92,14 +93,19 @@ class Boot:
             self.in_parallel(self.bring_accounting, self.bring_nodes)
             if self.description.accounting:
                 self.load_accounts()
-            for host in controllers(self.description):  # the primary first: two at once fight over the new state folder
-                self.start(f"slurmctld@{host}", host, [self.program("slurmctld"), "-D"])
-                self.wait_for(f"slurmctld@{host}", (ADDRESSES[host], self.ports.slurmctld))
+            primary, *backups = controllers(self.description)
+            self.start_controller(primary)
             for host in self.description.hosts:
                 self.start(f"slurmd@{host}", host, self.slurmd(host))
+            self.progress("slurmctld and slurmd started")
             if wait:
-                self.progress("slurmctld and slurmd started")
                 self.cluster.wait_idle(timeout=self.remaining(), progress=self.progress)
+            else:
+                self.cluster.node_states()
+            # Now that the primary answers: while it starts, it would wait for a backup that starts as well.
+            for host in backups:
+                self.start_controller(host)
+                self.wait_for_backup(host)
             self.write_facts(state="up")
         except BaseException:
             os.close(lifeline)
@@ -236,6 +242,17 @@ class Boot:
         self.commands[name] = {"host": host, "argv": argv, "env": environment, "user": [uid, gid, [gid]]}
         ask(self.layout, "spawn", name=name, **self.commands[name])
 
+    def start_controller(self, host: str) -> None:
+        """Start slurmctld on one of the controllers."""
+        self.start(f"slurmctld@{host}", host, [self.program("slurmctld"), "-D"])
+        self.wait_for(f"slurmctld@{host}", (ADDRESSES[host], self.ports.slurmctld))
+
+    def wait_for_backup(self, host: str) -> None:
+        """Wait until the backup controller answers."""
+        while f"at {host} is UP" not in self.cluster.run(["scontrol", "ping"], check=False).stdout:
+            self.check_daemons()
+            self.pause(f"slurmctld@{host}")
+
     def program(self, name: str) -> str:
         """Path of a program inside."""
         path = self.tree.program(name)
@@ -357,8 +374,7 @@ class Boot:
                 self.progress(f"{inventory.node}: {problem.what}")
         version = parse_slurm_version(self.cluster.run([self.program("slurmd"), "-V"]).stdout)
         gres = generate(inventories, slurm_version=version, shards=self.description.shards)
-        ports = {host: {"Port": str(self.ports.node(n))} for n, host in enumerate(self.description.hosts)}
-        self.write_configuration(gres.nodes_conf(ports), gres.gres_conf)
+        self.write_configuration(gres.nodes_conf(), gres.gres_conf)
         gpus = sum(len(inventory.gpus) for inventory in inventories)
         self.progress(f"{gpus} GPUs probed and written into gres.conf")
 
@@ -395,7 +411,8 @@ class Boot:
     def write_configuration(self, nodes: str, gres: str) -> None:
         """slurm.conf and gres.conf, and the copies of nodes that have their own."""
         write_atomic(self.layout.slurm / "gres.conf", gres)
-        write_atomic(self.layout.slurm / "slurm.conf", slurm_conf(self.description, self.ports, nodes))
+        lines = with_ports(nodes, self.ports)
+        write_atomic(self.layout.slurm / "slurm.conf", slurm_conf(self.description, self.ports, lines))
         for group in self.description.nodes:
             if group.config == "own":
                 for host in group.hosts:

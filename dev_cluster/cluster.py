@@ -1,6 +1,6 @@
 """A whole Slurm cluster on this machine: bring it up, work with it, bring it down.
 
-    cluster = DevCluster(Path("/var/tmp/mine"))
+    cluster = DevCluster(Path("/run/mine"))
     cluster.up("demo")
     print(cluster.run(["sinfo"], user="alice").stdout)
     cluster.down()
@@ -110,12 +110,16 @@ class DevCluster:
                     f"{self.folder}: there is a cluster already, or what is left of one",
                     remedy=f"bring it down first: sluice cluster down --dir {self.folder}",
                 )
+            umask = os.umask(0o022)  # the cluster's users must be able to read
             try:
+                self.folder.chmod(0o755)
                 self.write_facts({"state": "starting"})
                 lifeline = boot.run(wait=wait)
             except BaseException:
                 self._tear_down()
                 raise
+            finally:
+                os.umask(umask)
         if attached:
             self._lifeline = lifeline
         else:
@@ -177,7 +181,7 @@ class DevCluster:
 
     def _tear_down(self) -> bool:
         """End process 1, and with it all processes and namespaces; then remove cgroups and files, the facts last."""
-        something = self.folder.exists()
+        something = self.folder.exists() or self._lifeline is not None
         deadline = time.monotonic() + _END_TIMEOUT
         self.detach()
         while pids := {*processes.marked(self.folder), *filter(None, [init_pid(self.layout)])}:

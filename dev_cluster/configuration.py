@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from dev_cluster.description import ClusterDescription
 from dev_cluster.layout import DATABASE, INSIDE, LOGIN
+from sluice_base.hostlist import expand
 
 CLUSTER_NAME = "sluice"
 ADDRESSES = {"ctl1": "127.0.1.1", "ctl2": "127.0.1.2", DATABASE: "127.0.1.3", LOGIN: "127.0.1.4"}
@@ -17,16 +19,12 @@ class Ports:
     def __init__(self, base: int) -> None:
         self.slurmctld = base
         self.slurmdbd = base + 1
-        self._nodes = base + 2
+        self.slurmd = base + 2  # the first node's
 
     @staticmethod
     def needed(nodes: int) -> int:
         """How many ports a cluster takes."""
         return nodes + 2
-
-    def node(self, position: int) -> int:
-        """slurmd's port on the node at this position."""
-        return self._nodes + position
 
 
 def controllers(description: ClusterDescription) -> list[str]:
@@ -92,6 +90,23 @@ def slurm_conf(description: ClusterDescription, ports: Ports, nodes: str) -> str
     given = [(key, value) for key, value in generated if value]
     extra = "\n".join([nodes.rstrip("\n"), *partitions, description.slurm_conf])
     return _text(_without(given, description.slurm_conf), extra)
+
+
+def with_ports(node_lines: str, ports: Ports) -> str:
+    """NodeName lines with a port for every node, as they share this machine's network.
+
+    A line of many nodes stays one line, which Slurm's daemons read much faster than many.
+    """
+    port = ports.slurmd
+    lines = []
+    for line in node_lines.splitlines():
+        match = re.match(r"\s*NodeName=(\S+)", line, re.IGNORECASE)
+        if match and match[1].upper() != "DEFAULT":
+            count = len(expand(match[1]))
+            line += f" Port={port}" if count == 1 else f" Port=[{port}-{port + count - 1}]"
+            port += count
+        lines.append(line)
+    return "\n".join(lines) + "\n"
 
 
 def cgroup_conf(description: ClusterDescription) -> str:

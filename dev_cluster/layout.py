@@ -11,7 +11,7 @@ INSIDE = Path("/run/sluice-cluster")
 MARKER = "SLUICE_CLUSTER_INIT"
 """Environment variable that only the cluster's process 1 carries: the state folder."""
 
-DEFAULT_FOLDER = Path("/var/tmp/sluice-cluster")  # noqa: S108 - the folder is made with owner and mode checked
+DEFAULT_FOLDER = Path("/run/sluice-cluster")  # as with all else in /run, a reboot ends it
 LOGIN = "login"
 DATABASE = "db"
 

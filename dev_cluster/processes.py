@@ -11,12 +11,16 @@ from dev_cluster.layout import MARKER
 
 
 def start_time(pid: int) -> int | None:
-    """When the process started, in clock ticks since boot: with the pid it names a process for ever. None: no such."""
+    """When the process started, in clock ticks since boot: with the pid it names a process for ever.
+
+    None where there is none, or only what its parent has not yet collected of it.
+    """
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
-    return int(text[text.rindex(")") + 2 :].split()[19])
+    fields = text[text.rindex(")") + 2 :].split()  # the name before may hold anything
+    return None if fields[0] in "ZX" else int(fields[19])
 
 
 def marked(folder: Path) -> list[int]:

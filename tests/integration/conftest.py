@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,30 +25,38 @@ def _needs_root() -> None:
 
 
 @pytest.fixture(scope="session")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
+def cluster_folders() -> Iterator[Path]:
+    """A folder for state folders: in memory where there is such a place, as thousands of small files go there."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(prefix="sluice-", dir=memory if memory.is_mount() else None) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(scope="session")
+def demo(cluster_folders: Path) -> Iterator[DevCluster]:
     """The shipped cluster `demo`, up. Shared: leave no job behind, and stop nothing."""
-    cluster = DevCluster(tmp_path_factory.mktemp("demo") / "cluster")
+    cluster = DevCluster(cluster_folders / "demo")
     cluster.up("demo", attached=True)
     yield cluster
     cluster.down()
 
 
 @pytest.fixture(scope="module")
-def make_shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeCluster]:
+def make_shared_cluster(cluster_folders: Path) -> Iterator[MakeCluster]:
     """Like `make_cluster`, for clusters that the tests of a module share."""
-    yield from _factory(tmp_path_factory)
+    yield from _factory(cluster_folders)
 
 
 @pytest.fixture
-def make_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeCluster]:
+def make_cluster(cluster_folders: Path) -> Iterator[MakeCluster]:
     """A function that brings up a cluster of one's own: ``make_cluster(description, **options of DevCluster.up)``.
 
     The description is a file's path, a shipped name or a dictionary. The cluster is brought down with the test.
     """
-    yield from _factory(tmp_path_factory)
+    yield from _factory(cluster_folders)
 
 
-def _factory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeCluster]:
+def _factory(folders: Path) -> Iterator[MakeCluster]:
     made: list[DevCluster] = []
 
     def make(description: str | Path | dict[str, Any], **options: Any) -> DevCluster:
@@ -56,7 +65,7 @@ def _factory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeCluster]:
             parsed = parse_description(yaml.safe_dump(description), source="test")
         else:
             parsed = description
-        cluster = DevCluster(tmp_path_factory.mktemp("cluster") / "c")
+        cluster = DevCluster(Path(tempfile.mkdtemp(dir=folders)))
         made.append(cluster)
         cluster.up(parsed, **{"attached": True, **options})
         return cluster

@@ -226,6 +226,19 @@ def test_down_is_clean_after_up_was_killed_at_any_moment(tmp_path: Path, full_sc
         assert traces(folder) == [], f"killed after {moment:.2f} s"
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_up_brings_everything_down_again(number: int, tmp_path: Path, tiny_file: Path) -> None:
+    folder = tmp_path / "c"
+    command = [*SLUICE, "cluster", "up", "--dir", str(folder), str(tiny_file)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as up:
+        assert up.stderr is not None
+        up.stderr.readline()
+        up.send_signal(number)
+        assert up.stderr.read().endswith("sluice: interrupted\n")
+    assert up.returncode == 130
+    assert traces(folder) == []
+
+
 def test_processes_end_by_themselves_when_up_is_killed(tmp_path: Path, tiny_file: Path) -> None:
     folder = tmp_path / "c"
     command = [*SLUICE, "cluster", "up", "--dir", str(folder), str(tiny_file)]
@@ -282,6 +295,15 @@ def test_an_attached_cluster_ends_with_its_creator(tmp_path: Path, tiny_file: Pa
     wait_for(lambda: [trace for trace in traces(tmp_path / "c") if trace.startswith("process")], [])
     DevCluster(tmp_path / "c").down()
     assert traces(tmp_path / "c") == []
+
+
+def test_users_can_work_in_a_cluster_that_a_careful_root_made(make_cluster: MakeCluster) -> None:
+    before = os.umask(0o077)
+    try:
+        cluster = make_cluster({**TINY, "users": [{"name": "alice"}]})
+    finally:
+        assert os.umask(before) == 0o077
+    assert cluster.run(["srun", "bash", "-c", "touch mine && id -un"], user="alice").stdout == "alice\n"
 
 
 # ---- what goes wrong ----
