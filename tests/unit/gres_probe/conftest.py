@@ -10,8 +10,14 @@ from simulated_node import LIBRARIES, Simulate, SimulatedNode
 from dev_cluster.gpu_sim import library_dir, load_platform, write_node_state
 
 
+@pytest.fixture(scope="session")
+def trees(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the machines' /sys and /proc are kept, once for all machines of a platform."""
+    return tmp_path_factory.mktemp("trees")
+
+
 @pytest.fixture
-def simulate(tmp_path: Path) -> Simulate:
+def simulate(tmp_path: Path, trees: Path) -> Simulate:
     """A function that makes a machine of a platform; skips where a library that it needs is not built."""
 
     def make(platform: str) -> SimulatedNode:
@@ -20,7 +26,7 @@ def simulate(tmp_path: Path) -> Simulate:
             if not (library_dir() / LIBRARIES[vendor]).exists():
                 pytest.skip(f"{LIBRARIES[vendor]} is not built: make build")
         folder = tmp_path / platform
-        write_node_state(folder, loaded, "n1")
+        write_node_state(folder, loaded, "n1", shared=trees)
         return SimulatedNode(folder)
 
     return make
