@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, RootModel, StringConstraints, model_validator
 
 from dev_cluster.gpu_sim import layout
+from sluice_base.documents import load_document
 from sluice_base.errors import UsageError
 
 _FOLDER = Path(__file__).parent
 _PLATFORMS = _FOLDER / "platforms"
 _MODELS = _FOLDER / "models.yaml"
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_REMEDY = "see docs/gpu-sim.md"
 
 PciAddress = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{4}:[0-9a-f]{2}:[0-1][0-9a-f]\.[0-7]$")]
 PciPath = Annotated[
@@ -267,6 +268,19 @@ class Platform(_Strict):
             return links.gpus
         return [i for i in range(len(self.gpus)) if self.model_of(i).vendor == vendor]
 
+    @model_validator(mode="before")
+    @classmethod
+    def _with_shipped_models(cls, data: Any) -> Any:
+        own = data.get("models", {}) if isinstance(data, dict) else None
+        if not isinstance(own, dict):
+            return data
+        places = data.get("gpus")
+        used = (
+            {place.get("model") for place in places if isinstance(place, dict)} if isinstance(places, list) else set()
+        )
+        shipped = {key: model for key, model in _shipped_models().items() if key in used}
+        return {**data, "models": {**shipped, **own}}
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         addresses = [place.pci for place in self.gpus] + [nic.pci for nic in self.nics]
@@ -317,26 +331,13 @@ def load_platform(name: str | Path) -> Platform:
         raise UsageError(
             f"platform {text!r}: there is none of that name", remedy=f"known: {', '.join(platform_names())}"
         )
-    document = _read_yaml(path)
-    own = document.pop("models", {})
-    shipped = _read_yaml(_MODELS)
-    wanted = {str(gpu.get("model")) for gpu in document.get("gpus") or () if isinstance(gpu, dict)}
-    models = {key: value for key, value in {**shipped, **(own or {})}.items() if key in wanted}
-    try:
-        return Platform.model_validate({**document, "models": models})
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"]) or "platform"
-        raise UsageError(f"{path}: {place}: {first['msg']}", remedy="see docs/gpu-sim.md") from error
+    return load_document(path, Platform, remedy=_REMEDY)
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        document = yaml.load(path.read_bytes(), Loader=_LOADER)  # noqa: S506 - a safe loader, in C where there is one
-    except OSError as error:
-        raise UsageError(f"platform {path}: {error.strerror}", remedy="name a platform or a YAML file") from error
-    except yaml.YAMLError as error:
-        raise UsageError(f"platform {path}: not YAML ({' '.join(str(error).split())})") from error
-    if not isinstance(document, dict):
-        raise UsageError(f"platform {path}: not a mapping", remedy="see docs/gpu-sim.md")
-    return document
+class _Catalogue(RootModel[dict[str, Model]]):
+    """models.yaml."""
+
+
+@cache
+def _shipped_models() -> dict[str, Model]:
+    return load_document(_MODELS, _Catalogue, remedy=_REMEDY).root

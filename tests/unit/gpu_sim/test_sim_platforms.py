@@ -154,7 +154,7 @@ def test_unknown_name_and_missing_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="No such file"):
         load_platform(tmp_path / "none.yaml")
     (tmp_path / "text.yaml").write_text("just words")
-    with pytest.raises(UsageError, match="not a mapping"):
+    with pytest.raises(UsageError, match="Platform|mapping|dictionary"):
         load_platform(tmp_path / "text.yaml")
 
 
