@@ -5,6 +5,7 @@ What the functions mean: the Level Zero specification, chapter "Sysman".
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from typing import Any
@@ -76,6 +77,10 @@ def probe(machine: Machine) -> Findings:
         raise SluiceError(
             f"the Level Zero loader {error} is too old: it lacks zesInit", remedy="install Level Zero 1.5 or later"
         ) from error
+    # This process only: the caller's choices for its own programs must not hide GPUs, split them or bar zesInit.
+    for variable in ("ZE_AFFINITY_MASK", "ZES_ENABLE_SYSMAN"):
+        os.environ.pop(variable, None)
+    os.environ["ZE_FLAT_DEVICE_HIERARCHY"] = "COMPOSITE"
     try:
         sysman.call("zesInit", 0)
         handles = [
