@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from admin_cli.slurm_options import find_slurm_conf
-from admin_cli.tables import Column, clean, print_table, table_options
+from admin_cli.tables import Column, print_table, table_options
+from sluice_base.text import one_line
 
 if TYPE_CHECKING:
     from gres_probe.doctor import Answer, Check
@@ -95,8 +96,8 @@ def _print(answers: list[Answer]) -> None:
             title = answer.check.title
             click.echo(title)
         verdict = click.style(f"{answer.outcome.verdict.value:<4}", fg=_COLOURS[answer.outcome.verdict.value])
-        click.echo(f"  {verdict}  {clean(answer.outcome.what)}")
+        click.echo(f"  {verdict}  {one_line(answer.outcome.what, limit=None)}")
         if answer.outcome.remedy:
-            click.echo(f"        {clean(answer.outcome.remedy)}")
+            click.echo(f"        {one_line(answer.outcome.remedy, limit=None)}")
     counts = {verdict: sum(a.outcome.verdict.value == verdict for a in answers) for verdict in _COLOURS}
     click.echo(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from admin_cli.slurm_options import find_slurm_conf, find_version, site_options
-from admin_cli.tables import clean
+from sluice_base.text import one_line
 
 if TYPE_CHECKING:
     from gres_probe.deploy import Plan
@@ -57,7 +57,7 @@ def write(
     collected = load_inventories(inventory_dir or DEFAULT_DIR, expand(nodes) if nodes is not None else None)
     if collected.failures:
         for failure in collected.failures.values():
-            click.echo(f"sluice: {clean(str(failure))}", err=True)
+            click.echo(f"sluice: {one_line(str(failure), limit=None)}", err=True)
         raise SluiceError(
             "nothing written: some inventories cannot be read", remedy="mend them, or choose with --nodes"
         )
@@ -75,7 +75,7 @@ def write(
         features=_class_features(list(collected.inventories.values()), policy),
     )
     for note in result.notes:
-        click.echo(f"sluice: {clean(note)}", err=True)
+        click.echo(f"sluice: {one_line(note, limit=None)}", err=True)
     if result.foreign_shards and not no_shards:
         _tell_migration(result, site, slurm_prefix)
         if not (migrate_shards or only_diff):
@@ -93,7 +93,7 @@ def write(
         if not written:
             click.echo("nothing to change", err=True)
     for step in result.steps:
-        click.echo(f"to do: {clean(step)}", err=True)
+        click.echo(f"to do: {one_line(step, limit=None)}", err=True)
 
 
 def _class_features(inventories: list[Inventory], policy: Path | None) -> dict[str, tuple[str, ...]]:
@@ -112,11 +112,11 @@ def _tell_migration(result: Plan, slurm_conf: Path | None, prefix: Path | None) 
 
     click.echo("sluice: shards of this site's own are defined at", err=True)
     for place in result.foreign_shards:
-        click.echo(f"  {clean(place)}", err=True)
+        click.echo(f"  {one_line(place, limit=None)}", err=True)
     try:
         jobs = connect(conf=slurm_conf, prefix=prefix).jobs()
     except SluiceError as error:
-        click.echo(f"sluice: jobs cannot be listed: {clean(str(error))}", err=True)
+        click.echo(f"sluice: jobs cannot be listed: {one_line(str(error), limit=None)}", err=True)
         return
     asking = [
         job
@@ -131,7 +131,9 @@ def _tell_migration(result: Plan, slurm_conf: Path | None, prefix: Path | None) 
     for job in asking:
         asked = job.tres_per_node or job.tres_per_job or job.tres_per_task
         fate = "keeps running, and is counted in MiB" if job.state == "RUNNING" else "waits with the new meaning"
-        click.echo(f"  {job.id} {clean(job.user)} {job.state} {clean(asked)}: {fate}", err=True)
+        click.echo(
+            f"  {job.id} {one_line(job.user, limit=None)} {job.state} {one_line(asked, limit=None)}: {fate}", err=True
+        )
     click.echo(
         "sluice: let running ones end and change waiting ones: scontrol update JobId=N TresPerNode=...", err=True
     )

