@@ -574,6 +574,26 @@ SIM_API amdsmi_status_t amdsmi_get_gpu_fan_speed_max(amdsmi_processor_handle han
     return fan(handle, sensor, 255, speed, true);
 }
 
+SIM_API amdsmi_status_t amdsmi_get_violation_status(amdsmi_processor_handle handle, amdsmi_violation_status_t *out)
+{
+    enum { POWER = 0x4 | 0x80, THERMAL = 0x20 | 0x40, HARDWARE = 0x8 }; /* the state's throttle bits */
+    struct target t;
+    amdsmi_status_t result = out != NULL ? enter(handle, &t) : AMDSMI_STATUS_INVAL;
+    if (result == AMDSMI_STATUS_SUCCESS) {
+        uint64_t why = t.gpu.throttle_reasons;
+        memset(out, 0xFF, sizeof *out); /* whatever is not told */
+        out->reference_timestamp = out->violation_timestamp = t.gpu.energy_since_ns / 1000;
+        out->active_prochot_thrm = (why & HARDWARE) != 0;
+        out->active_ppt_pwr = (why & POWER) != 0;
+        out->active_socket_thrm = (why & THERMAL) != 0;
+        out->active_vr_thrm = 0;
+        out->active_hbm_thrm =
+            t.gpu.temperature_max_memory > 0 && t.gpu.temperature_memory >= t.gpu.temperature_max_memory;
+        out->active_gfx_clk_below_host_limit = why != 0;
+    }
+    return result;
+}
+
 /* ---- errors ---- */
 
 SIM_API amdsmi_status_t amdsmi_get_gpu_ecc_count(amdsmi_processor_handle handle, uint64_t block,

@@ -59,6 +59,7 @@ print(json.dumps([{
 
 def test_a_sick_gpu_shows_it(mi300x: Node) -> None:
     mi300x.set(3, temperature=99, power=600, utilisation=88, ecc_uncorrected=2, ecc_corrected=7, retired_double=2)
+    mi300x.set(3, throttle="hw_thermal", clock_graphics=900)
     mi300x.set(3, link0="down", process="4194000:3G:compute:train", memory_used="1G", pcie_replays=4)
     found = mi300x.run(
         """
@@ -73,6 +74,8 @@ print(json.dumps({
     "ecc": a.amdsmi_get_gpu_total_ecc_count(h), "umc": a.amdsmi_get_gpu_ecc_count(h, a.AmdSmiGpuBlock.UMC),
     "gfx": a.amdsmi_get_gpu_ecc_count(h, a.AmdSmiGpuBlock.GFX), "pages": len(a.amdsmi_get_gpu_bad_page_info(h)),
     "link": a.amdsmi_topo_get_link_type(h, hs[0])["type"], "status": a.amdsmi_get_gpu_xgmi_link_status(h)["status"],
+    "thermal": [a.amdsmi_get_violation_status(hs[k])["active_socket_thrm"] for k in (2, 3)],
+    "clock": a.amdsmi_get_clock_info(h, a.AmdSmiClkType.GFX)["clk"],
     "replays": a.amdsmi_get_gpu_pci_replay_counter(h), "used": a.amdsmi_get_gpu_vram_usage(h)["vram_used"],
     "processes": [[p["name"], p["pid"], p["memory_usage"]["vram_mem"] >> 20] for p in a.amdsmi_get_gpu_process_list(h)],
 }))
@@ -83,6 +86,7 @@ print(json.dumps({
     assert (found["ecc"]["uncorrectable_count"], found["ecc"]["correctable_count"]) == (2, 7)
     assert (found["umc"]["uncorrectable_count"], found["gfx"]["uncorrectable_count"]) == (2, 0)
     assert found["pages"] == 2
+    assert (found["thermal"], found["clock"]) == ([False, True], 900)
     assert found["link"] == 1  # the way is PCIe now
     assert found["status"].count("D") == 1
     assert (found["replays"], found["used"]) == (4, 284 + 1024 + 3072)

@@ -208,6 +208,42 @@ for _ in sys.stdin:
         program.stdin.close()
 
 
+def test_no_reader_sees_half_a_change(dgx: Node, full_scale: bool) -> None:
+    """Two fields are always set to the same number; one call that reads both must find them equal."""
+    read = """
+import json, sys, threading, time, pynvml as n
+n.nvmlInit()
+h = n.nvmlDeviceGetHandleByIndex(0)
+stop, torn, seen = threading.Event(), [], set()
+def watch():
+    while not stop.is_set():
+        one, other = n.nvmlDeviceGetFieldValues(h, [n.NVML_FI_DEV_ECC_SBE_VOL_TOTAL, n.NVML_FI_DEV_PCIE_REPLAY_COUNTER])
+        seen.add(one.value.ullVal)
+        if one.nvmlReturn or other.nvmlReturn or one.value.ullVal != other.value.ullVal:
+            torn.append([one.value.ullVal, other.value.ullVal])
+threads = [threading.Thread(target=watch) for _ in range(2)]
+[t.start() for t in threads]
+print("ready", flush=True)
+last = int(sys.stdin.readline())
+while last not in seen:
+    time.sleep(0.001)
+stop.set()
+[t.join() for t in threads]
+print(json.dumps([torn, max(seen)]))
+"""
+    last = 3000 if full_scale else 100
+    with dgx.start(read) as program:
+        assert program.stdin and program.stdout
+        assert program.stdout.readline() == "ready\n"
+        for number in range(1, last + 1):
+            dgx.set(0, ecc_corrected=number, pcie_replays=number)
+        program.stdin.write(f"{last}\n")
+        program.stdin.flush()
+        torn, newest = json.loads(program.stdout.readline())
+    assert torn == []
+    assert newest == last
+
+
 def test_a_hanging_driver_hangs_until_it_is_set_free(dgx: Node) -> None:
     dgx.set(0, driver_hang="yes")
     with dgx.start("import pynvml as n; n.nvmlInit(); print(n.nvmlDeviceGetCount())") as program:
