@@ -116,13 +116,27 @@ def test_lost_gpu_is_reported_and_left_out(simulate: Simulate) -> None:
     assert problem.remedy
 
 
-def test_lost_amd_gpu_is_reported_and_left_out(simulate: Simulate) -> None:
-    node = simulate("mi300x-platform")
+@pytest.mark.parametrize(("platform", "vendor"), [("mi300x-platform", "amd"), ("intel-max-1550x4", "intel")])
+def test_lost_gpu_of_other_vendors(simulate: Simulate, platform: str, vendor: str) -> None:
+    node = simulate(platform)
     with node.change() as state:
-        state.gpus[5].lost = 1
+        state.gpus[2].lost = 1
     inventory = node.probe()
-    assert 5 not in [gpu.index for gpu in inventory.gpus] and len(inventory.gpus) == 7
-    assert [problem.vendor for problem in inventory.problems] == ["amd"]
+    lost = load_platform(platform).gpus[2].pci
+    assert lost not in [gpu.pci_address for gpu in inventory.gpus]
+    assert len(inventory.gpus) == len(load_platform(platform).gpus) - 1
+    (problem,) = inventory.problems
+    assert problem.vendor == vendor and problem.remedy
+
+
+@pytest.mark.parametrize("platform", ["dgx-h100", "mi300x-platform", "intel-max-1550x4"])
+def test_current_utilisation(simulate: Simulate, platform: str) -> None:
+    node = simulate(platform)
+    with node.change() as state:
+        state.gpus[1].utilisation = 70
+    first, second = node.probe().gpus[:2]
+    assert first.utilisation_percent == 0
+    assert second.utilisation_percent is not None and abs(second.utilisation_percent - 70) <= 2
 
 
 @pytest.mark.parametrize(
