@@ -86,8 +86,8 @@ def _folded(nodes: Sequence[Inventory]) -> str:
 _SUMMARY: list[Column[Summary]] = [
     Column("gpus", lambda row: len(row.gpus), right=True),
     Column("instances", lambda row: sum(len(gpu.partitions) for gpu in row.gpus), right=True),
-    Column("memory", lambda row: row.memory, lambda v: format_mib(v), right=True),
-    Column("used", lambda row: row.used, lambda v: format_mib(v), right=True),
+    Column("memory", lambda row: row.memory, format_mib, right=True),
+    Column("used", lambda row: row.used, format_mib, right=True),
     Column("util", lambda row: row.utilisation, lambda v: f"{v}%", right=True),
     Column("health", lambda row: row.health),
     Column("driver", lambda row: _distinct([gpu.driver_version for gpu in row.gpus])),
@@ -103,10 +103,10 @@ BY_NODE: list[Column[Summary]] = [
 BY_MODEL: list[Column[Summary]] = [
     Column("vendor", lambda row: row.gpus[0].vendor),
     Column("model", lambda row: row.gpus[0].model),
-    Column("each", lambda row: row.gpus[0].memory_total_mib, lambda v: format_mib(v), right=True),
+    Column("each", lambda row: row.gpus[0].memory_total_mib, format_mib, right=True),
     Column("capability", lambda row: _distinct([gpu.capability for gpu in row.gpus])),
     *_SUMMARY,
-    Column("count", lambda row: len(row.nodes), right=True),
+    Column("nodecount", lambda row: len(row.nodes), right=True),
     Column("nodes", lambda row: _folded(row.nodes)),
 ]
 VIEWS: dict[str, tuple[list[Column[Any]], tuple[str, ...]]] = {

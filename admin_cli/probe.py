@@ -47,8 +47,11 @@ def _of_gpu(
     return value
 
 
-def _mib(value: int) -> str:
-    return format_mib(value)
+def _files(value: str | list[str]) -> str:
+    """The first file and how many more there are; -P gives all."""
+    if isinstance(value, str):
+        return value
+    return f"{value[0]} +{len(value) - 1}" if len(value) > 1 else "".join(value)
 
 
 COLUMNS: list[Column[Device]] = [
@@ -56,9 +59,9 @@ COLUMNS: list[Column[Device]] = [
     Column("index", lambda device: device.index, right=True),
     Column("vendor", _of_gpu(lambda gpu: gpu.vendor)),
     Column("model", _of_gpu(lambda gpu: gpu.model + " (no instances)" * gpu.partitioned, lambda part: part.profile)),
-    Column("memory", _of_gpu(lambda gpu: gpu.memory_total_mib, lambda part: part.memory_mib), _mib, right=True),
-    Column("usable", _of_gpu(lambda gpu: gpu.memory_usable_mib, lambda part: part.memory_mib), _mib, right=True),
-    Column("used", _of_gpu(lambda gpu: gpu.memory_used_mib, lambda part: None), _mib, right=True),
+    Column("memory", _of_gpu(lambda gpu: gpu.memory_total_mib, lambda part: part.memory_mib), format_mib, right=True),
+    Column("usable", _of_gpu(lambda gpu: gpu.memory_usable_mib, lambda part: part.memory_mib), format_mib, right=True),
+    Column("used", _of_gpu(lambda gpu: gpu.memory_used_mib, lambda part: None), format_mib, right=True),
     Column("util", _of_gpu(lambda gpu: gpu.utilisation_percent, lambda part: None), lambda v: f"{v}%", right=True),
     Column("temp", _of_gpu(lambda gpu: gpu.temperature_c, lambda part: None), lambda v: f"{v}C", right=True),
     Column("slowdown", _of_gpu(lambda gpu: gpu.temperature_slowdown_c), lambda v: f"{v}C", right=True),
@@ -68,7 +71,7 @@ COLUMNS: list[Column[Device]] = [
     Column("numa", _of_gpu(lambda gpu: gpu.numa_node), right=True),
     Column("cores", _of_gpu(lambda gpu: gpu.cores)),
     Column("pci", _of_gpu(lambda gpu: gpu.pci_address)),
-    Column("device", _of_gpu(lambda gpu: gpu.device_file, lambda part: part.device_files), lambda v: _files(v)),
+    Column("device", _of_gpu(lambda gpu: gpu.device_file, lambda part: part.device_files), _files),
     Column("minor", _of_gpu(lambda gpu: gpu.minor), right=True),
     Column("uuid", _of_gpu(lambda gpu: gpu.uuid, lambda part: part.uuid)),
     Column("capability", _of_gpu(lambda gpu: gpu.capability)),
@@ -84,11 +87,6 @@ COLUMNS: list[Column[Device]] = [
 DEFAULT_COLUMNS = (
     "index", "vendor", "model", "memory", "used", "util", "temp", "numa", "cores", "device", "health",
 )  # fmt: skip
-
-
-def _files(value: str | list[str]) -> str:
-    """The first file and how many more there are; -P gives all."""
-    return value if isinstance(value, str) else f"{value[0]} +{len(value) - 1}" if len(value) > 1 else "".join(value)
 
 
 def devices(inventory: Inventory) -> list[Device]:

@@ -57,10 +57,10 @@ def test_table_by_node(folder: Path) -> None:
 
 def test_table_by_model_folds_nodes(folder: Path) -> None:
     result = run(
-        "inventory", "--inventory-dir", str(folder), "--by", "model", "-P", "-o", "model,gpus,count,util,nodes"
+        "inventory", "--inventory-dir", str(folder), "--by", "model", "-P", "-o", "model,gpus,nodecount,util,nodes"
     )
     assert result.stdout.splitlines() == [
-        "MODEL|GPUS|COUNT|UTIL|NODES",
+        "MODEL|GPUS|NODECOUNT|UTIL|NODES",
         "NVIDIA L40S|18|9|50|n[1-9]",
         "NVIDIA H100 80GB HBM3|1|1||n10",
     ]
