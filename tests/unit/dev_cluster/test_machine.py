@@ -1,0 +1,111 @@
+"""Ports, processes and programs of this machine."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dev_cluster.layout import MARKER, Layout
+from dev_cluster.ports import claim_ports, listens
+from dev_cluster.processes import kill, marked, start_time
+from dev_cluster.slurm_tree import SlurmTree
+from sluice_base.errors import SluiceError, UsageError
+
+
+def test_claims_do_not_overlap_and_end_with_their_holder() -> None:
+    first, second = claim_ports(100), claim_ports(3)
+    assert set(range(first.base, first.base + 100)).isdisjoint(range(second.base, second.base + 3))
+    with pytest.raises(SluiceError, match=f"port {first.base}: taken by another program or cluster"):
+        claim_ports(1, base=first.base)
+    first.close()
+    claim_ports(1, base=first.base).close()
+    second.close()
+
+
+def test_a_taken_port_is_named_or_avoided() -> None:
+    free = claim_ports(4)
+    free.close()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", free.base + 2))
+        taken.listen()
+        with pytest.raises(SluiceError, match=f"port {free.base + 2}: taken"):
+            claim_ports(4, base=free.base)
+        other = claim_ports(4)
+        assert not other.base <= free.base + 2 < other.base + 4
+        other.close()
+
+
+@pytest.mark.parametrize("base", [65530, 65535])
+def test_ports_beyond_the_last_one(base: int) -> None:
+    with pytest.raises(SluiceError, match=f"port_base {base}: 10 ports are needed"):
+        claim_ports(10, base=base)
+
+
+def test_listens_sees_listeners_without_connecting() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.9.9", 0))
+        port = listener.getsockname()[1]
+        assert not listens("127.0.9.9", port)
+        listener.listen()
+        assert listens("127.0.9.9", port)
+        assert not listens("127.0.9.8", port)
+        listener.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+
+
+def test_processes_are_found_by_their_marker_and_told_apart_by_their_start(tmp_path: Path) -> None:
+    sleep = ["/bin/sleep", "60"]
+    with (
+        subprocess.Popen(sleep, env={MARKER: str(tmp_path)}) as ours,
+        subprocess.Popen(sleep, env={MARKER: f"{tmp_path}2"}) as other,
+    ):
+        try:
+            assert marked(tmp_path) == [ours.pid]
+            assert start_time(ours.pid) is not None
+            assert kill(ours.pid, timeout=10)
+            assert start_time(ours.pid) is None  # though its parent, we, have not collected it yet
+            assert marked(tmp_path) == []
+            assert start_time(other.pid) is not None
+        finally:
+            other.kill()
+            ours.kill()
+    assert kill(ours.pid, timeout=1)  # it is no more
+    assert start_time(os.getpid()) == start_time(os.getpid())
+
+
+def test_the_cgroup_follows_from_the_folder() -> None:
+    assert Layout(Path("/a")).cgroup == Layout(Path("/a")).cgroup != Layout(Path("/b")).cgroup
+
+
+def test_a_prefix_without_slurm(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=f"--slurm-prefix {tmp_path}: no sbin/slurmctld there"):
+        SlurmTree(tmp_path).check(accounting=True)
+    with pytest.raises(UsageError, match=f"--root {tmp_path}: no system tree; make one with tools/trixie-chroot"):
+        SlurmTree(root=tmp_path).check(accounting=True)
+
+
+def test_programs_of_a_prefix_come_first(tmp_path: Path) -> None:
+    for name in ("sbin/slurmctld", "sbin/slurmd", "sbin/slurmdbd"):
+        (tmp_path / "opt/slurm" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "opt/slurm" / name).touch(mode=0o755)
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/passwd").touch()
+    tree = SlurmTree(Path("/opt/slurm"), tmp_path)
+    assert tree.program("slurmctld") == "/opt/slurm/sbin/slurmctld"
+    assert tree.path.startswith("/opt/slurm/bin:/opt/slurm/sbin:/usr/local/sbin:")
+    with pytest.raises(UsageError, match="sinfo, srun, munged, setpriv, ldconfig: not installed in"):
+        tree.check(accounting=False)
+
+
+def test_the_command_starts_without_heavy_modules() -> None:
+    program = "import sys, admin_cli.cluster; print('pydantic' in sys.modules, 'yaml' in sys.modules)"
+    assert (
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+        == "False False\n"
+    )

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel, ConfigDict, field_validator
+
+from sluice_base.documents import load_document, parse_document
+from sluice_base.errors import UsageError
+
+
+class Leaf(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    size: int
+
+    @field_validator("size")
+    @classmethod
+    def _positive(cls, value: int) -> int:
+        if value <= 0:
+            raise ValueError("must be positive")
+        return value
+
+
+class Tree(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    leaves: list[Leaf] = []
+    named: dict[str, Leaf] = {}
+
+
+def parse(text: str) -> Tree:
+    return parse_document(text, Tree, source="t.yaml", remedy="see t(5)")
+
+
+def test_a_document() -> None:
+    assert parse("leaves:\n- size: 3\nnamed: {a: {size: 4}}\n").named["a"].size == 4
+    assert parse("") == Tree()
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("leaves:\n- size: 1\n- size: x\n", "t.yaml:3: leaves.1.size: Input should be a valid integer.*, got 'x'"),
+        ("leaves:\n- size: 1\n\n- size: -2\n", "t.yaml:4: leaves.1.size: must be positive, got -2"),
+        ("leaves:\n- {}\n", "t.yaml:2: leaves.0.size: Field required"),
+        ("named:\n  b:\n    size: 1\n    tall: 2\n", "t.yaml:4: named.b.tall: Extra inputs are not permitted"),
+        ("leaves: [\n", "t.yaml:2: not YAML"),
+        ("named:\n  a: {size: 1}\n  a: {size: 2}\n", "t.yaml:3: a: given twice in one mapping"),
+        ("- 1\n", "t.yaml:1: Input should be a valid dictionary"),
+        ("leaves: !!python/object/apply:os.system [id]\n", "t.yaml:1: not YAML: could not determine a constructor"),
+        ("a: " + "[" * 5000, "t.yaml:.*not YAML|nested too deeply"),
+        ("leaves: [{size: 1, size: 0, size: x}]\nx: 1\n", "t.yaml:1: size: given twice"),
+        ("leaves: [{size: a}, {size: b}]", r"leaves.0.size: .*got 'a' \(and 1 more\)"),
+    ],
+)
+def test_errors_name_file_line_and_place(text: str, what: str) -> None:
+    with pytest.raises(UsageError, match=what) as refused:
+        parse(text)
+    assert str(refused.value).endswith("; see t(5)")
+    assert "\n" not in str(refused.value)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    for name, what in (("none", "No such file"), (".", "Is a directory"), ("binary", "not UTF-8 text at byte 0")):
+        with pytest.raises(UsageError, match=what):
+            load_document(tmp_path / name, Tree, remedy="see t(5)")
