@@ -6,8 +6,8 @@
 #include "fixed.h"
 #include "sort.h"
 
-/* Services above 2^LOG2_FULL have factor 0: 2^40 GPU-seconds are 34,865 GPU-years. */
-enum { LOG2_FULL = 40 };
+/* Services above 2^LOG2_FULL have factor 0: in microseconds 2^60 are 36,559 GPU-years. */
+enum { LOG2_FULL = 60 };
 
 struct ranked_job {
     int64_t score;

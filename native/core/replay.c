@@ -16,6 +16,7 @@ enum {
     ACCURACY_HISTORY = 4096,
     TIER_TRIES = 16, /* blocked jobs for whom room is sought by preemption at one decision */
     TYPICAL = 64,    /* request shapes that fragmentation is measured with: the most frequent ones */
+    RENEWALS = 16,   /* looks for a reservation anew while a sixteenth of the wait that it foresaw passes */
     ENDS = 0,        /* the heaps */
     EXPECTED = 1,
 };
@@ -44,6 +45,13 @@ struct request_class {
 struct heap {
     uint32_t count;
     uint32_t *jobs;
+};
+
+struct reservation {
+    bool held;
+    uint32_t job;
+    int64_t start; /* when it can start if running jobs end as expected */
+    int64_t renew; /* from when on it is looked for anew, because jobs may have ended early */
 };
 
 struct sluice_replay {
@@ -80,6 +88,8 @@ struct sluice_replay {
     struct sluice_candidate *candidates;
     uint32_t *victims;
     uint32_t *suspended;
+    struct reservation reservation;
+    uint64_t *reserved_nodes; /* bitmap: where the first job that cannot start has its reservation */
     struct heap scratch;
     struct sluice_placement placement;
     int64_t gpus_held_milli;
@@ -279,12 +289,6 @@ static void close_ranks(struct sluice_replay *replay)
 
 /* ---- the reservation of the first job that cannot start ---- */
 
-struct reservation {
-    bool held;
-    uint32_t job;
-    int64_t start; /* when it can start if running jobs end as expected */
-};
-
 static bool fits_now(struct sluice_replay *replay, uint32_t job)
 {
     return !sluice_place(replay->cluster, replay->config.placement,
@@ -333,9 +337,9 @@ static void suspend(struct sluice_replay *replay, uint32_t from, uint32_t to)
         sluice_allocation_resume(replay->cluster, replay->jobs[replay->suspended[from - 1]].allocation);
 }
 
-/* The fewest expected ends after which the job fits: found at doubling distances, then by bisection, because a job that
- * fits goes on fitting when more ends. */
-static struct reservation reserve(struct sluice_replay *replay, uint32_t job)
+/* Where and when the first job can start: after the fewest expected ends that make room for it, which are found at
+ * doubling distances, then by bisection, because a job that fits goes on fitting when more ends. */
+static void reserve(struct sluice_replay *replay, uint32_t job)
 {
     list_expected(replay);
     uint32_t too_few = 0, enough = 0, suspended = 0;
@@ -355,21 +359,56 @@ static struct reservation reserve(struct sluice_replay *replay, uint32_t job)
         else
             too_few = middle;
     }
-    suspend(replay, suspended, 0);
-    return (struct reservation){
-        .held = true, .job = job, .start = enough ? expected_end(replay, replay->suspended[enough - 1]) : replay->now};
+    suspend(replay, suspended, enough);
+    memset(replay->reserved_nodes, 0, replay->cluster->words * sizeof *replay->reserved_nodes);
+    if (fits_now(replay, job)) {
+        for (uint32_t i = 0; i < replay->placement.part_count; i++) {
+            uint32_t node = replay->placement.parts[i].node;
+            replay->reserved_nodes[node / 64] |= UINT64_C(1) << (node % 64);
+        }
+    }
+    suspend(replay, enough, 0);
+    int64_t start = enough ? expected_end(replay, replay->suspended[enough - 1]) : replay->now;
+    replay->reservation = (struct reservation){
+        .held = true, .job = job, .start = start, .renew = replay->now + (start - replay->now) / RENEWALS};
 }
 
-/* With a candidate running beyond the reservation's start, does the first job still fit there? */
-static bool keeps(struct sluice_replay *replay, const struct reservation *reservation)
+static bool touches_reserved(const struct sluice_replay *replay, uint64_t allocation)
 {
-    list_expected(replay);
+    const struct part *parts = replay->cluster->parts;
+    for (uint32_t part = sluice_allocation_first_part(replay->cluster, allocation); part != NONE;
+         part = parts[part].next) {
+        if (sluice_bit(replay->reserved_nodes, parts[part].node))
+            return true;
+    }
+    return false;
+}
+
+/* With a candidate running beyond the reservation's start, does the first job still fit on the nodes it has reserved?
+ * Only what happens on those nodes matters. */
+static bool keeps(struct sluice_replay *replay, uint64_t candidate)
+{
+    if (!touches_reserved(replay, candidate))
+        return true;
+    const struct heap *running = &replay->heap[EXPECTED];
     uint32_t count = 0;
-    while (replay->scratch.count && expected_end(replay, replay->scratch.jobs[0]) <= reservation->start)
-        replay->suspended[count++] = pop_expected(replay);
-    suspend(replay, 0, count);
-    bool fits = fits_now(replay, reservation->job);
-    suspend(replay, count, 0);
+    for (uint32_t i = 0; i < running->count; i++) {
+        if (expected_end(replay, running->jobs[i]) > replay->reservation.start)
+            continue;
+        uint64_t allocation = replay->jobs[running->jobs[i]].allocation;
+        if (touches_reserved(replay, allocation)) {
+            sluice_allocation_suspend(replay->cluster, allocation);
+            replay->victims[count++] = running->jobs[i];
+        }
+    }
+    struct sluice_request *request = &replay->classes[replay->trace[replay->reservation.job].request].request;
+    request->allowed = replay->reserved_nodes;
+    request->allowed_words = replay->cluster->words;
+    bool fits = fits_now(replay, replay->reservation.job);
+    request->allowed = NULL;
+    request->allowed_words = 0;
+    while (count)
+        sluice_allocation_resume(replay->cluster, replay->jobs[replay->victims[--count]].allocation);
     return fits;
 }
 
@@ -540,7 +579,7 @@ static enum sluice_error decide(struct sluice_replay *replay, uint32_t from, str
         error = rank(replay, count, text);
     }
     uint32_t tries = config->depth && config->depth < count ? config->depth : count;
-    struct reservation reservation = {0};
+    bool reserved = false; /* a job before this one could not start and has its reservation */
     uint32_t preempting = 0;
     bool any = false;
     for (uint32_t i = 0; i < tries && !error; i++) {
@@ -548,15 +587,15 @@ static enum sluice_error decide(struct sluice_replay *replay, uint32_t from, str
         struct request_class *class = &replay->classes[replay->trace[index].request];
         int64_t expected = 0, longest = 0;
         bool beyond = false;
-        if (reservation.held) {
+        if (reserved) {
             remaining(replay, index, &expected, &longest);
-            beyond = later(later(replay->now, replay->trace[index].restart), expected) > reservation.start;
+            beyond = later(later(replay->now, replay->trace[index].restart), expected) > replay->reservation.start;
             if (beyond && class->vetoed == replay->decision)
                 continue;
         }
         uint64_t allocation;
         error = place(replay, index, &allocation, text);
-        if (!error && beyond && !keeps(replay, &reservation)) {
+        if (!error && beyond && !keeps(replay, allocation)) {
             class->vetoed = replay->decision;
             error = sluice_release(replay->cluster, allocation, text);
             continue;
@@ -569,17 +608,24 @@ static enum sluice_error decide(struct sluice_replay *replay, uint32_t from, str
         if (error != SLUICE_ERROR_NO_PLACE)
             break;
         error = SLUICE_OK;
-        if (config->preemption == SLUICE_REPLAY_TIERS && replay->trace[index].tier && preempting++ < TIER_TRIES) {
+        if (config->preemption == SLUICE_REPLAY_TIERS && replay->trace[index].tier && preempting++ < TIER_TRIES &&
+            !reserved) {
             bool started;
             error = preempt_for(replay, index, &started, text);
             any |= started;
-            if (started)
+            if (started) {
+                replay->reservation.held = false; /* it may have taken what was reserved */
                 continue;
+            }
         }
         if (config->backfill == SLUICE_REPLAY_STRICT)
             break;
-        if (config->backfill == SLUICE_REPLAY_EASY && !reservation.held && !error)
-            reservation = reserve(replay, index);
+        if (config->backfill == SLUICE_REPLAY_EASY && !reserved && !error) {
+            const struct reservation *last = &replay->reservation;
+            if (!last->held || last->job != index || replay->now >= last->renew)
+                reserve(replay, index);
+            reserved = true;
+        }
     }
     if (any)
         close_ranks(replay);
@@ -838,12 +884,13 @@ static bool allocate(struct sluice_replay *replay)
     replay->victims = calloc(jobs, sizeof *replay->victims);
     replay->suspended = calloc(jobs, sizeof *replay->suspended);
     replay->candidates = calloc(jobs, sizeof *replay->candidates);
+    replay->reserved_nodes = calloc(replay->cluster->words, sizeof *replay->reserved_nodes);
     replay->placement.parts = calloc(nodes, sizeof *replay->placement.parts);
     replay->placement.part_capacity = (uint32_t)nodes;
     return replay->classes && replay->trace && replay->jobs && replay->outcomes && replay->pending &&
            replay->heap[ENDS].jobs && replay->heap[EXPECTED].jobs && replay->scratch.jobs && replay->order_jobs &&
            replay->guard_jobs && replay->active && replay->ranked && replay->victims && replay->suspended &&
-           replay->candidates && replay->placement.parts;
+           replay->candidates && replay->reserved_nodes && replay->placement.parts;
 }
 
 static enum sluice_error set_up(struct sluice_replay *replay, const struct sluice_request *requests,
@@ -932,6 +979,7 @@ void sluice_replay_free(struct sluice_replay *replay)
     free(replay->victims);
     free(replay->suspended);
     free(replay->candidates);
+    free(replay->reserved_nodes);
     free(replay->placement.parts);
     free(replay);
 }
