@@ -131,9 +131,7 @@ def _tell_migration(result: Plan, slurm_conf: Path | None, prefix: Path | None) 
     for job in asking:
         asked = job.tres_per_node or job.tres_per_job or job.tres_per_task
         fate = "keeps running, and is counted in MiB" if job.state == "RUNNING" else "waits with the new meaning"
-        click.echo(
-            f"  {job.id} {one_line(job.user, limit=None)} {job.state} {one_line(asked, limit=None)}: {fate}", err=True
-        )
+        click.echo(f"  {one_line(f'{job.id} {job.user} {job.state} {asked}', limit=None)}: {fate}", err=True)
     click.echo(
         "sluice: let running ones end and change waiting ones: scontrol update JobId=N TresPerNode=...", err=True
     )

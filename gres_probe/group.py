@@ -164,11 +164,11 @@ def _links(inventory: Inventory) -> list[tuple[str, int]]:
     """For each GPU the kind of its link domain and its size; ("", 1) where it stands alone."""
     result = [("", 1)] * len(inventory.gpus)
     for domain in link_domains(inventory):
-        if len(domain) > 1:
-            for place in domain:
-                row = inventory.links[place]
-                kind = next(_LINK_WORDS[row[other].type] for other in domain if row[other].type in _LINK_WORDS)
-                result[place] = (kind, len(domain))
+        whole = [place for place in domain if not inventory.gpus[place].partitioned]  # partitions use no links
+        for place in whole if len(whole) > 1 else ():
+            row = inventory.links[place]
+            kind = next((_LINK_WORDS[row[other].type] for other in domain if row[other].type in _LINK_WORDS), "link")
+            result[place] = (kind, len(whole))
     return result
 
 

@@ -138,7 +138,7 @@ class Patient:
 
     def host(self, path: str | Path) -> Path:
         """A path on this host."""
-        return self.root / str(path).lstrip("/")
+        return Path(path) if Path(path).is_relative_to(self.root) else self.root / str(path).lstrip("/")
 
 
 Examine = Callable[[Patient], Iterable[Outcome]]

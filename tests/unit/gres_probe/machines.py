@@ -52,6 +52,7 @@ def mixed(node: str = "mixed1") -> Inventory:
         vendor="amd",
         device_file="/dev/dri/renderD128",
         extra_device_files=["/dev/dri/card0"],
+        pci_address="0000:c0:00.0",
         memory_total_mib=196592,
         memory_usable_mib=196288,
         capability="gfx942",

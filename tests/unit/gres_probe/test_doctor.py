@@ -1,0 +1,243 @@
+"""The checklist on sites of files, and with a Slurm of canned answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gres_probe.doctor import CHECKS, Patient, Verdict, examine
+from gres_probe.doctor.model import Check, Outcome, ok, warn
+from sluice_base.errors import UsageError
+
+USER = pwd.getpwuid(os.geteuid()).pw_name
+SOUND = f"""\
+ClusterName=test
+SlurmctldHost=localhost
+SlurmctldHost=c2(localhost)
+SlurmctldTimeout=15
+SlurmUser={USER}
+AuthType=auth/munge
+StateSaveLocation=/srv/state
+PluginDir=/srv/plugins
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+PriorityType=priority/multifactor
+SchedulerType=sched/backfill
+ProctrackType=proctrack/cgroup
+TaskPlugin=task/affinity,task/cgroup
+GresTypes=gpu,shard
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageTRES=gres/gpu,gres/shard
+AccountingStorageEnforce=associations,limits,qos
+Prolog=/srv/prolog
+PrologFlags=Alloc,Contain
+PrologEpilogTimeout=120
+HealthCheckProgram=/srv/health
+HealthCheckInterval=300
+NodeName=n1 NodeAddr=localhost Gres=gpu:2
+PartitionName=all Nodes=ALL
+"""
+PLUGINS = (
+    "auth_munge", "select_cons_tres", "priority_multifactor", "sched_backfill", "proctrack_cgroup", "task_affinity",
+    "task_cgroup", "accounting_storage_slurmdbd", "gres_gpu", "gres_shard",
+)  # fmt: skip
+
+
+class Host:
+    """A host below a folder: its /etc/slurm, /srv and so on."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.write("etc/slurm/slurm.conf", SOUND)
+        self.write("etc/slurm/gres.conf", "Name=gpu File=/dev/nvidia[0-1]\n")
+        self.write("etc/slurm/cgroup.conf", "ConstrainDevices=yes\nConstrainRAMSpace=yes\nConstrainCores=yes\n")
+        self.write("etc/munge/munge.key", "key", 0o400)
+        self.write("srv/state/job_state", "")
+        self.write("srv/prolog", "#!/bin/sh\n# squeue is for others\ntrue\n", 0o755)
+        self.write("srv/health", "#!/bin/sh\n", 0o755)
+        for plugin in PLUGINS:
+            self.write(f"srv/plugins/{plugin}.so", "")
+        self.write("proc/mounts", f"none / ext4 rw 0 0\nserver:/x {root}/srv nfs4 rw 0 0\n")
+        self.write("etc/cron.d/backup", "0 1 * * * root mariadb-dump --single-transaction slurm_acct_db\n"
+                                        "0 2 * * * root rsync -a /srv/state /etc/slurm backup:\n")  # fmt: skip
+        self.write("usr/bin/sinfo", '#!/bin/sh\necho "slurm 24.11.5"\n', 0o755)
+        self.write("usr/bin/sacct", "#!/bin/sh\n", 0o755)
+        self.write(
+            "usr/bin/scontrol",
+            "#!/bin/sh\necho 'Slurmctld(primary) at c1 is UP'\necho 'SLURM_VERSION = 24.11.5'\n",
+            0o755,
+        )
+
+    def write(self, name: str, text: str, mode: int = 0o644) -> Path:
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(mode)
+        return path
+
+    def replace(self, old: str, new: str, name: str = "etc/slurm/slurm.conf") -> None:
+        text = (self.root / name).read_text()
+        assert old in text
+        self.write(name, text.replace(old, new))
+
+    def patient(self) -> Patient:
+        return Patient(self.root / "etc/slurm/slurm.conf", prefix=self.root, root=self.root, command_timeout=20)
+
+    def verdicts(self, name: str) -> dict[str, str]:
+        return {answer.outcome.what: answer.outcome.verdict.value for answer in examine(self.patient(), [name])}
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+def test_a_sound_site_has_nothing_to_mend(host: Host) -> None:
+    bad = [a for a in examine(host.patient()) if a.outcome.verdict in (Verdict.WARN, Verdict.FAIL)]
+    assert [(answer.check.name, answer.outcome.what) for answer in bad] == []
+
+
+@pytest.mark.parametrize(
+    ("check", "old", "new", "verdict", "says"),
+    [
+        ("config", "ClusterName=test", "rubbish", "fail", "not key=value"),
+        ("backup-controller", "SlurmctldHost=c2(localhost)", "", "warn", "one slurmctld only"),
+        ("backup-controller", "SlurmctldTimeout=15", "SlurmctldTimeout=2", "fail", "heartbeat"),
+        ("backup-controller", "SlurmctldTimeout=15", "", "warn", "without a scheduler"),
+        ("state", "/srv/state", "/tmp/state", "fail", "does not survive"),
+        ("state", f"SlurmUser={USER}", "SlurmUser=nosuchuser", "fail", "does not exist"),
+        ("scheduling", "SelectType=select/cons_tres", "SelectType=select/linear", "fail", "not allocated one by one"),
+        ("scheduling", "CR_Core_Memory", "CR_Core", "warn", "main memory"),
+        ("scheduling", "priority/multifactor", "priority/basic", "warn", "first come"),
+        ("authentication", "auth/munge", "auth/none", "fail", "everyone is everyone"),
+        ("plugins", "sched/backfill", "sched/other", "fail", "sched/other"),
+        ("plugins", "PluginDir=/srv/plugins", "PluginDir=/srv/none:/srv/plugins", "fail", "does not exist"),
+        ("plugins", "ClusterName=test", "ClusterName=test\nJobSubmitPlugins=lua", "fail", "job_submit/lua"),
+        ("gres", "Gres=gpu:2", "Gres=gpu:3", "fail", "SL046"),
+        ("gres", "Gres=gpu:2", "", "warn", "no node has GPUs"),
+        ("cgroup", "proctrack/cgroup", "proctrack/linuxproc", "fail", "escape"),
+        ("cgroup", ",task/cgroup", "", "fail", "every GPU"),
+        ("prolog", "Prolog=/srv/prolog", "", "warn", "no Prolog"),
+        ("prolog", "Prolog=/srv/prolog", "Prolog=/srv/none", "warn", "not on this host"),
+        ("prolog", "PrologEpilogTimeout=120", "", "warn", "hanging"),
+        ("prolog", "PrologFlags=Alloc,Contain", "", "warn", "first step"),
+        ("prolog", "HealthCheckInterval=300", "", "warn", "HealthCheckProgram"),
+        ("accounting", "accounting_storage/slurmdbd", "accounting_storage/none", "fail", "no usage"),
+        ("accounting", "gres/gpu,gres/shard", "gres/gpu", "warn", "gres/shard is not accounted"),
+        ("accounting", "associations,limits,qos", "associations", "warn", "limits are not enforced"),
+        ("names", "NodeAddr=localhost", "NodeAddr=no.such.host.invalid", "fail", "no address for n1"),
+    ],
+)
+def test_what_is_found_in_slurm_conf(host: Host, check: str, old: str, new: str, verdict: str, says: str) -> None:
+    host.replace(old, new)
+    found = host.verdicts(check)
+    assert [what for what, one in found.items() if one == verdict and says in what], found
+
+
+def test_what_is_found_on_the_host(host: Host) -> None:
+    host.write("etc/slurm/cgroup.conf", "CgroupPlugin=cgroup/v2\n")
+    assert host.verdicts("cgroup")["cgroup.conf: ConstrainDevices is off: jobs can open every GPU"] == "fail"
+    assert host.verdicts("cgroup")["CgroupPlugin=cgroup/v2, this host has cgroup v1"] == "fail"
+    host.write("etc/munge/munge.key", "key", 0o644)
+    assert list(host.verdicts("authentication").values()) == ["fail"]
+    host.write("etc/slurm/slurmdbd.conf", "StoragePass=x", 0o644)
+    assert list(host.verdicts("slurmdbd-conf").values()) == ["fail"]
+    host.write("srv/prolog", "#!/bin/sh\nif /usr/bin/squeue -j 1; then true; fi\n", 0o777)
+    found = host.verdicts("prolog")
+    assert [what for what in found if "calls squeue" in what] and [
+        what for what in found if "written by others" in what
+    ]
+    (host.root / "srv/state").chmod(0o777)
+    assert "fail" in host.verdicts("state").values()
+    (host.root / "etc/cron.d/backup").unlink()
+    assert list(host.verdicts("backups").values()) == ["warn", "warn"]
+    host.write("etc/slurm/plugstack.conf", "required none.so\n# optional other.so\n")
+    assert [verdict for what, verdict in host.verdicts("plugins").items() if "none.so" in what] == ["fail"]
+
+
+def test_state_that_only_one_controller_sees(host: Host) -> None:
+    host.write("proc/mounts", f"none / ext4 rw 0 0\n/dev/sda1 {host.root}/srv xfs rw 0 0\n")
+    assert [verdict for what, verdict in host.verdicts("state").items() if "is on xfs" in what] == ["warn"]
+
+
+def test_versions_that_differ(host: Host) -> None:
+    host.write("usr/bin/sinfo", '#!/bin/sh\necho "slurm 23.11.4"\n', 0o755)
+    assert [verdict for what, verdict in host.verdicts("versions").items() if "slurmctld is 24.11.5" in what] == [
+        "warn"
+    ]
+    host.write("usr/bin/sinfo", '#!/bin/sh\necho "slurm 21.08.1"\n', 0o755)
+    assert "fail" in host.verdicts("versions").values()
+
+
+def test_a_silent_controller_costs_its_own_checks_only(host: Host) -> None:
+    host.write("usr/bin/scontrol", "#!/bin/sh\nexec sleep 60\n", 0o755)
+    patient = host.patient()
+    patient.command_timeout = 1
+    answers = {answer.check.name: answer.outcome.verdict for answer in examine(patient)}
+    assert answers["versions"] is answers["nodes"] is Verdict.SKIP
+    assert answers["cgroup"] is answers["plugins"] is Verdict.OK
+    assert set(answers) >= set(CHECKS) - {"slurmdbd-conf"}
+
+
+def test_time_is_bounded(host: Host) -> None:
+    answers = examine(host.patient(), budget=-1)
+    assert {answer.outcome.what for answer in answers} == {"no time left"}
+
+
+def test_nothing_is_changed(host: Host) -> None:
+    def look() -> dict[Path, tuple[int, int]]:
+        return {p: (p.stat().st_mtime_ns, p.stat().st_mode) for p in host.root.rglob("*")}
+
+    before = look()
+    examine(host.patient())
+    assert look() == before
+
+
+def test_a_failing_check_is_skipped(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(patient: Patient) -> list[Outcome]:
+        raise PermissionError(13, "Permission denied", "/secret")
+
+    def half(patient: Patient) -> list[Outcome]:
+        return [ok("fine"), warn("but", "mend it")]
+
+    monkeypatch.setitem(CHECKS, "secret", Check("secret", "secret", refused))
+    monkeypatch.setitem(CHECKS, "half", Check("half", "half", half))
+    assert [a.outcome.what for a in examine(host.patient(), ["secret", "half"])] == [
+        "/secret: Permission denied",
+        "but",
+    ]
+    with pytest.raises(UsageError, match="nonsense"):
+        examine(host.patient(), ["nonsense"])
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "admin_cli.main", "doctor", *arguments], capture_output=True, text=True, timeout=120
+    )
+
+
+def test_command(host: Host) -> None:
+    conf = ["--slurm-conf", str(host.root / "etc/slurm"), "--slurm-prefix", str(host.root)]
+    shown = run(*conf, "--only", "scheduling")
+    assert (shown.returncode, shown.stdout.splitlines()[-1]) == (0, "1 ok, 0 warn, 0 fail, 0 skip")
+    host.replace("SelectType=select/cons_tres", "SelectType=select/linear")
+    failed = run(*conf, "--only", "scheduling", "-P", "-n")
+    assert failed.returncode == 1
+    assert failed.stdout.startswith("scheduling|fail|SelectType=select/linear")
+    document = json.loads(run(*conf, "--only", "scheduling", "--json").stdout)
+    assert document["schema_version"] == 1 and document["answers"][0]["verdict"] == "fail"
+    assert len(run("--list").stdout.splitlines()) == len(CHECKS)
+    for arguments in (["--slurm-conf", "/nonexistent"], [*conf, "--only", "nonsense"]):
+        refused = run(*arguments)
+        assert refused.returncode == 2 and "Traceback" not in refused.stderr
+
+
+def test_every_check_has_a_line_in_the_manual() -> None:
+    manual = (Path(__file__).parents[3] / "docs/doctor.md").read_text()
+    assert [name for name in CHECKS if f"| {name} |" not in manual] == []
