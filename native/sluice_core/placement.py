@@ -193,13 +193,14 @@ class Explanation:
     placement: Placement | None
 
 
-def _part(part: Any) -> Part:
+def to_part(part: Any) -> Part:
+    """A ``struct sluice_part`` that the core has filled."""
     return Part(part.node, part.gpus, part.gpu_memory_mib, part.cpus_milli, part.host_memory_mib, part.exclusive)
 
 
 def to_placement(placement: Any) -> Placement:
     """A ``struct sluice_placement`` that the core has filled."""
-    return Placement(tuple(_part(placement.parts[i]) for i in range(placement.part_count)), placement.score)
+    return Placement(tuple(to_part(placement.parts[i]) for i in range(placement.part_count)), placement.score)
 
 
 def room_for_request(cluster: Cluster, request: Request) -> Any:
@@ -237,7 +238,7 @@ def commit(cluster: Cluster, parts: Iterable[Part]) -> int:
     listed, text, allocation = list(parts), new_error_text(), ffi.new("uint64_t *")
     c_parts = ffi.new("struct sluice_part[]", max(len(listed), 1))
     for c_part, part in zip(c_parts, listed, strict=False):
-        _fill_part(c_part, part)
+        fill_part(c_part, part)
     placement = ffi.new("struct sluice_placement *")
     placement.parts = c_parts
     placement.part_count = placement.part_capacity = len(listed)
@@ -245,7 +246,8 @@ def commit(cluster: Cluster, parts: Iterable[Part]) -> int:
     return int(allocation[0])
 
 
-def _fill_part(c_part: Any, part: Part) -> None:
+def fill_part(c_part: Any, part: Part) -> None:
+    """Write into a ``struct sluice_part``."""
     c_part.node = part.node
     c_part.gpus = part.gpus
     c_part.gpu_memory_mib = part.gpu_memory_mib
@@ -293,7 +295,7 @@ def release(cluster: Cluster, allocation: int) -> None:
 def resize(cluster: Cluster, allocation: int, part: Part) -> None:
     """Change what an allocation holds on `part.node`."""
     text, c_part = new_error_text(), ffi.new("struct sluice_part *")
-    _fill_part(c_part, part)
+    fill_part(c_part, part)
     check(lib.sluice_resize(cluster.handle, allocation, c_part, text), text)
 
 
@@ -302,7 +304,7 @@ def read_allocation(cluster: Cluster, allocation: int) -> tuple[Part, ...]:
     room, count = cluster.room_for(cluster.totals().nodes), ffi.new("uint32_t *")
     text = new_error_text()
     check(lib.sluice_allocation_read(cluster.handle, allocation, room.parts, room.part_capacity, count, text), text)
-    return tuple(_part(room.parts[i]) for i in range(count[0]))
+    return tuple(to_part(room.parts[i]) for i in range(count[0]))
 
 
 def explain(cluster: Cluster, policy: Policy, request: Request) -> Explanation:

@@ -1,0 +1,1117 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Backfill: which pending job starts when and where. The rules stand in sluice/core.h; here is how they are followed
+ * quickly.
+ *
+ * While a plan is made, what is free only shrinks, so the first start that a node offers to a kind of request only
+ * moves later. Each kind (requests rounded down, so that similar ones share it, with a power of 64 seconds as duration)
+ * keeps a lower bound of it for every node, with the least of every 16 bounds above them, and so on up to one. To place
+ * a job, the node with the lowest bound (of several the one of lowest rank) is asked for its true first start; if that
+ * is no later than the bound, nobody can do better; else the bound rises and the search goes on. Bounds that were
+ * raised for this job only, because it asks more than its kind, go back afterwards. A reservation that is given up
+ * lowers bounds.
+ */
+#include "sort.h"
+#include "timeline.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    DEFAULT_JOBS = 16384,
+    DEFAULT_RUNNING = 65536,
+    MAX_PARTS = 16777216,
+    FAN_LOG2 = 4,
+    FAN = 1 << FAN_LOG2, /* bounds to one above them */
+    MAX_LEVELS = 5,      /* 16^5 > SLUICE_MAX_NODES */
+    MIN_KINDS = 16,
+    MAX_KINDS = 1024,
+    KIND_TABLE = 4 * MAX_KINDS,
+    KIND_MEMORY = 64 << 20,
+};
+
+/* A kind of request: `need` and `duration` are a lower bound of all its requests. */
+struct kind {
+    struct need need;
+    int32_t duration;
+    uint64_t hash;
+};
+
+/* A bound to restore: it was raised for one job only. */
+struct raised {
+    uint32_t position;
+    int32_t bound;
+};
+
+/* A node that takes part in a plan for several: its first start, and the switch it counts for. */
+struct member {
+    uint32_t position;
+    uint32_t site;
+    int32_t start;
+    int32_t units;
+};
+
+struct sluice_backfill {
+    uint32_t max_jobs, max_running, max_planned, max_nodes;
+    struct timelines timelines;
+
+    /* nodes by rank: a node's position */
+    uint32_t *node_at;
+    uint32_t *position_of;
+    uint32_t node_count;
+
+    struct kind kinds[MAX_KINDS];
+    uint32_t kind_count, max_kinds;
+    uint32_t kind_table[KIND_TABLE]; /* 1 + kind, by hash; 0: empty */
+    int32_t *bounds;                 /* [kind][bounds_each] */
+    size_t bounds_each;
+    uint32_t level_count;
+    size_t level_first[MAX_LEVELS];  /* bounds, the least of 16 each, ... */
+    uint32_t level_size[MAX_LEVELS]; /* padded to a multiple of 16 */
+
+    struct raised *raised; /* [max_nodes] */
+    uint32_t *asked;       /* per position: stamp of the search that knows its bound to be true */
+    uint32_t search;
+
+    struct member *members, *member_scratch; /* [max_nodes] */
+    int32_t *selection;                      /* [max_nodes] */
+    uint8_t *possible;              /* per class of node: whether a kind fits on an idle one; 2: not asked yet */
+    struct sluice_part *parts_read; /* [max_nodes] of one running allocation */
+
+    uint64_t *seen; /* hash set of running allocations */
+    size_t seen_size;
+
+    struct sluice_backfill_start *starts; /* [max_jobs] */
+    struct booking *planned;              /* [max_planned], in the order of starts[].first_part */
+    struct booking *booking_scratch;      /* [max_nodes] */
+    uint32_t planned_count;
+    bool *held; /* [max_jobs] the job's earlier reservation is booked */
+};
+
+/* ---- making and freeing ---- */
+
+enum sluice_error sluice_backfill_new(const struct sluice_backfill_config *config, uint32_t max_nodes,
+                                      struct sluice_backfill **backfill, struct sluice_error_text *text)
+{
+    if (!backfill)
+        return sluice_fail(text, SLUICE_ERROR_INVALID, "no place for the backfill's handle");
+    uint32_t jobs = config && config->max_jobs ? config->max_jobs : DEFAULT_JOBS;
+    uint32_t running = config && config->max_running ? config->max_running : DEFAULT_RUNNING;
+    uint64_t planned = config && config->max_planned ? config->max_planned : 2 * (uint64_t)jobs;
+    if (max_nodes == 0 || max_nodes > SLUICE_MAX_NODES)
+        return sluice_fail(text, SLUICE_ERROR_RANGE, "backfill for %" PRIu32 " nodes: 1 to %d", max_nodes,
+                           SLUICE_MAX_NODES);
+    if (jobs > SLUICE_BACKFILL_MAX_JOBS || running > MAX_PARTS || planned > MAX_PARTS)
+        return sluice_fail(text, SLUICE_ERROR_RANGE,
+                           "backfill of %" PRIu32 " jobs, %" PRIu32 " running and %" PRIu64
+                           " planned parts: at most %d, %d and %d",
+                           jobs, running, planned, SLUICE_BACKFILL_MAX_JOBS, MAX_PARTS, MAX_PARTS);
+    struct sluice_backfill *made = calloc(1, sizeof *made);
+    if (!made)
+        return sluice_fail(text, SLUICE_ERROR_NO_MEMORY, "no memory for a backfill");
+    made->max_jobs = jobs;
+    made->max_running = running;
+    made->max_planned = (uint32_t)planned;
+    made->max_nodes = max_nodes;
+    for (uint32_t size = max_nodes;; size = (size + FAN - 1) / FAN) {
+        made->level_first[made->level_count] = made->bounds_each;
+        made->level_size[made->level_count] = (size + FAN - 1) / FAN * FAN;
+        made->bounds_each += made->level_size[made->level_count++];
+        if (size <= FAN)
+            break;
+    }
+    size_t kinds = KIND_MEMORY / (made->bounds_each * sizeof *made->bounds);
+    made->max_kinds = (uint32_t)(kinds < MIN_KINDS ? MIN_KINDS : kinds > MAX_KINDS ? MAX_KINDS : kinds);
+    made->seen_size = 64;
+    while (made->seen_size < 2 * (size_t)running)
+        made->seen_size *= 2;
+    made->node_at = calloc(max_nodes, sizeof *made->node_at);
+    made->position_of = calloc(max_nodes, sizeof *made->position_of);
+    made->bounds = aligned_alloc(64, made->max_kinds * made->bounds_each * sizeof *made->bounds);
+    made->raised = calloc(max_nodes, sizeof *made->raised);
+    made->asked = calloc(max_nodes, sizeof *made->asked);
+    made->members = calloc(max_nodes, sizeof *made->members);
+    made->member_scratch = calloc(max_nodes, sizeof *made->member_scratch);
+    made->selection = calloc(max_nodes, sizeof *made->selection);
+    made->possible = calloc(max_nodes, sizeof *made->possible);
+    made->parts_read = calloc(max_nodes, sizeof *made->parts_read);
+    made->seen = calloc(made->seen_size, sizeof *made->seen);
+    made->starts = calloc(jobs, sizeof *made->starts);
+    made->planned = calloc(planned, sizeof *made->planned);
+    made->booking_scratch = calloc(max_nodes, sizeof *made->booking_scratch);
+    made->held = calloc(jobs, sizeof *made->held);
+    /* A running part has an end; a planned one a start and an end, and may be booked beside the one that it replaces.
+     */
+    bool fine = timelines_new(&made->timelines, max_nodes, running + 4 * planned) && made->node_at &&
+                made->position_of && made->bounds && made->raised && made->asked && made->members &&
+                made->member_scratch && made->selection && made->possible && made->parts_read && made->seen &&
+                made->starts && made->planned && made->booking_scratch && made->held;
+    if (!fine) {
+        sluice_backfill_free(made);
+        return sluice_fail(text, SLUICE_ERROR_NO_MEMORY, "no memory for a backfill of %" PRIu32 " jobs", jobs);
+    }
+    *backfill = made;
+    return SLUICE_OK;
+}
+
+void sluice_backfill_free(struct sluice_backfill *backfill)
+{
+    if (!backfill)
+        return;
+    timelines_free(&backfill->timelines);
+    free(backfill->node_at);
+    free(backfill->position_of);
+    free(backfill->bounds);
+    free(backfill->raised);
+    free(backfill->asked);
+    free(backfill->members);
+    free(backfill->member_scratch);
+    free(backfill->selection);
+    free(backfill->possible);
+    free(backfill->parts_read);
+    free(backfill->seen);
+    free(backfill->starts);
+    free(backfill->planned);
+    free(backfill->booking_scratch);
+    free(backfill->held);
+    free(backfill);
+}
+
+/* ---- bounds ---- */
+
+static int32_t *bounds_of(struct sluice_backfill *backfill, const struct kind *kind)
+{
+    return &backfill->bounds[(size_t)(kind - backfill->kinds) * backfill->bounds_each];
+}
+
+static int32_t least_of(const int32_t *bounds)
+{
+    int32_t least = bounds[0];
+    for (int i = 1; i < FAN; i++)
+        least = bounds[i] < least ? bounds[i] : least;
+    return least;
+}
+
+static void set_bound(struct sluice_backfill *backfill, int32_t *bounds, uint32_t position, int32_t bound)
+{
+    bounds[position] = bound;
+    for (uint32_t level = 1; level < backfill->level_count; level++) {
+        uint32_t above = position / FAN;
+        int32_t least = least_of(&bounds[backfill->level_first[level - 1] + (size_t)above * FAN]);
+        int32_t *place = &bounds[backfill->level_first[level] + above];
+        if (*place == least)
+            return;
+        *place = least;
+        position = above;
+    }
+}
+
+/* The first position with the lowest bound. */
+static uint32_t lowest_bound(const struct sluice_backfill *backfill, const int32_t *bounds, int32_t *bound)
+{
+    uint32_t level = backfill->level_count - 1, block = 0;
+    *bound = least_of(&bounds[backfill->level_first[level]]);
+    for (;; level--) {
+        const int32_t *here = &bounds[backfill->level_first[level] + (size_t)block * FAN];
+        unsigned equal = 0; /* all 16 are compared: a branch per bound would cost more */
+        for (unsigned i = 0; i < FAN; i++)
+            equal |= (unsigned)(here[i] == *bound) << i;
+        block = block * FAN + (uint32_t)__builtin_ctz(equal);
+        if (level == 0)
+            return block;
+    }
+}
+
+static bool may_be_used(const struct sluice_cluster *cluster, const struct need *need, uint32_t node)
+{
+    return cluster->nodes[node].state == SLUICE_NODE_UP && sluice_node_allowed(need, node);
+}
+
+/* Is every request of kind b one that asks no less than kind a? Then what bounds a bounds b. */
+static bool asks_less(const struct kind *a, const struct kind *b)
+{
+    const struct need *x = &a->need, *y = &b->need;
+    return a->duration <= b->duration && x->gpus <= y->gpus && x->cpus <= y->cpus && x->host_memory <= y->host_memory &&
+           (x->gpus == 0 || ((x->share == 0) == (y->share == 0) && x->share <= y->share)) &&
+           (!x->models || x->models == y->models) && x->capability <= y->capability &&
+           x->gpu_memory_min <= y->gpu_memory_min && x->exclusive <= y->exclusive && x->link <= y->link &&
+           x->numa <= y->numa && x->nic <= y->nic &&
+           (!x->allowed || (x->allowed == y->allowed && x->allowed_words == y->allowed_words));
+}
+
+/* Every node that could ever take the kind may do so now, as far as is known. */
+static void reset_bounds(struct sluice_backfill *backfill, const struct kind *kind)
+{
+    const struct sluice_cluster *cluster = backfill->timelines.cluster;
+    int32_t *bounds = bounds_of(backfill, kind);
+    memset(backfill->possible, 2,
+           cluster->class_count < backfill->max_nodes ? cluster->class_count : backfill->max_nodes);
+    for (uint32_t position = 0; position < backfill->level_size[0]; position++) {
+        bounds[position] = TIMELINE_NEVER;
+        if (position >= backfill->node_count || !may_be_used(cluster, &kind->need, backfill->node_at[position]))
+            continue;
+        uint32_t class = cluster->nodes[backfill->node_at[position]].class_id;
+        bool known = class < backfill->max_nodes && backfill->possible[class] != 2;
+        bool possible = known ? backfill->possible[class]
+                              : sluice_offer_idle(cluster, &cluster->classes[class], &kind->need).units > 0;
+        if (class < backfill->max_nodes)
+            backfill->possible[class] = possible;
+        if (possible)
+            bounds[position] = 0;
+    }
+    for (uint32_t i = 0; i < backfill->kind_count; i++) {
+        const struct kind *other = &backfill->kinds[i];
+        const int32_t *known = bounds_of(backfill, other);
+        if (other == kind || !asks_less(other, kind))
+            continue;
+        for (uint32_t position = 0; position < backfill->level_size[0]; position++)
+            bounds[position] = known[position] > bounds[position] ? known[position] : bounds[position];
+    }
+    for (uint32_t level = 1; level < backfill->level_count; level++)
+        for (uint32_t i = 0; i < backfill->level_size[level]; i++)
+            bounds[backfill->level_first[level] + i] =
+                i < backfill->level_size[level - 1] / FAN
+                    ? least_of(&bounds[backfill->level_first[level - 1] + (size_t)i * FAN])
+                    : TIMELINE_NEVER;
+}
+
+/* ---- kinds ---- */
+
+/* The number with all but its `bits` leading binary digits zero. */
+static int32_t rounded_down(int32_t value, int bits)
+{
+    if (value < 1 << bits)
+        return value;
+    int dropped = 32 - __builtin_clz((unsigned)value) - bits;
+    return value >> dropped << dropped;
+}
+
+static uint64_t mix(uint64_t hash, uint64_t value)
+{
+    hash = (hash ^ value) * UINT64_C(0x9e3779b97f4a7c15);
+    return hash ^ hash >> 29;
+}
+
+static bool same_kind(const struct kind *a, const struct kind *b)
+{
+    return a->hash == b->hash && a->duration == b->duration && a->need.gpus == b->need.gpus &&
+           a->need.share == b->need.share && a->need.cpus == b->need.cpus &&
+           a->need.host_memory == b->need.host_memory && a->need.models == b->need.models &&
+           a->need.capability == b->need.capability && a->need.gpu_memory_min == b->need.gpu_memory_min &&
+           a->need.exclusive == b->need.exclusive && a->need.link == b->need.link && a->need.numa == b->need.numa &&
+           a->need.nic == b->need.nic && a->need.allowed == b->need.allowed &&
+           a->need.allowed_words == b->need.allowed_words;
+}
+
+/* The kind of a request's share of one node, made if it is new. */
+static struct kind *find_kind(struct sluice_backfill *backfill, const struct need *need, int32_t duration)
+{
+    struct kind wanted = {.need = *need, .duration = 1};
+    while (wanted.duration <= duration / 64)
+        wanted.duration *= 64;
+    wanted.need.share = rounded_down(need->share, 3);
+    wanted.need.cpus = rounded_down(need->cpus, 1);
+    wanted.need.host_memory = 0;
+    const uint64_t fields[] = {
+        (uint64_t)wanted.duration << 32 | (uint32_t)wanted.need.gpus,
+        (uint64_t)wanted.need.share << 32 | (uint32_t)wanted.need.cpus,
+        (uint64_t)wanted.need.host_memory << 32 | wanted.need.capability,
+        (uint64_t)wanted.need.gpu_memory_min << 32 | wanted.need.exclusive,
+        (uint64_t)wanted.need.link << 16 | (uint64_t)wanted.need.numa << 8 | wanted.need.nic,
+        wanted.need.models,
+        (uintptr_t)wanted.need.allowed,
+        wanted.need.allowed_words,
+    };
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++)
+        wanted.hash = mix(wanted.hash, fields[i]);
+    uint32_t slot = wanted.hash % KIND_TABLE;
+    for (; backfill->kind_table[slot]; slot = (slot + 1) % KIND_TABLE)
+        if (same_kind(&backfill->kinds[backfill->kind_table[slot] - 1], &wanted))
+            return &backfill->kinds[backfill->kind_table[slot] - 1];
+    if (backfill->kind_count == backfill->max_kinds) { /* forget them all: bounds only save time */
+        backfill->kind_count = 0;
+        memset(backfill->kind_table, 0, sizeof backfill->kind_table);
+        slot = wanted.hash % KIND_TABLE;
+    }
+    struct kind *kind = &backfill->kinds[backfill->kind_count++];
+    backfill->kind_table[slot] = backfill->kind_count;
+    *kind = wanted;
+    reset_bounds(backfill, kind);
+    return kind;
+}
+
+/* A node has more room from `time` on than the bounds know. */
+static void lower_bounds(struct sluice_backfill *backfill, uint32_t node, int32_t time)
+{
+    uint32_t position = backfill->position_of[node];
+    for (uint32_t i = 0; i < backfill->kind_count; i++) {
+        int32_t *bounds = bounds_of(backfill, &backfill->kinds[i]);
+        bool excluded = bounds[position] == TIMELINE_NEVER &&
+                        !may_be_used(backfill->timelines.cluster, &backfill->kinds[i].need, node);
+        if (bounds[position] > time && !excluded)
+            set_bound(backfill, bounds, position, time);
+    }
+}
+
+/* ---- one node ---- */
+
+/* `count` stamps for `asked` that no position carries yet; the first of them. */
+static uint32_t next_search(struct sluice_backfill *backfill, uint32_t count)
+{
+    if (backfill->search > UINT32_MAX - 2 * count) {
+        memset(backfill->asked, 0, backfill->max_nodes * sizeof *backfill->asked);
+        backfill->search = 0;
+    }
+    uint32_t first = backfill->search + 1;
+    backfill->search += count;
+    return first;
+}
+
+/* What one node gives of a request; where GPUs are asked in total, the least that it may give. */
+static struct need share_of(const struct need *need)
+{
+    struct need share = *need;
+    if (need->total) {
+        share.total = false;
+        share.gpus = 1;
+        share.cpus = need->cpus + need->cpus_per_gpu;
+        share.host_memory = need->host_memory + need->host_memory_per_gpu;
+    }
+    return share;
+}
+
+/* The first start of a request for one node, no later than `latest`, and the position of its node. */
+static int32_t find_one(struct sluice_backfill *backfill, const struct need *need, int32_t duration, int32_t latest,
+                        uint32_t *position)
+{
+    const struct kind *kind = find_kind(backfill, need, duration);
+    int32_t *bounds = bounds_of(backfill, kind), bound;
+    uint32_t raised = 0, true_for_kind = next_search(backfill, 2), true_for_request = true_for_kind + 1;
+    for (;;) {
+        uint32_t at = *position = lowest_bound(backfill, bounds, &bound), node = backfill->node_at[at];
+        if (bound == TIMELINE_NEVER || bound > latest) {
+            bound = TIMELINE_NEVER;
+            break;
+        }
+        if (backfill->asked[at] == true_for_request)
+            break;
+        if (backfill->asked[at] != true_for_kind) {
+            int32_t lasting = timelines_earliest(&backfill->timelines, node, &kind->need, kind->duration, bound);
+            if (lasting > bound) {
+                set_bound(backfill, bounds, at, lasting);
+                backfill->asked[at] = true_for_kind;
+                continue;
+            }
+        }
+        int32_t start = timelines_earliest(&backfill->timelines, node, need, duration, bound);
+        if (start == bound)
+            break;
+        backfill->raised[raised++] = (struct raised){at, bound};
+        set_bound(backfill, bounds, at, start);
+        backfill->asked[at] = true_for_request;
+    }
+    while (raised-- > 0)
+        set_bound(backfill, bounds, backfill->raised[raised].position, backfill->raised[raised].bound);
+    return bound;
+}
+
+/* ---- several nodes ---- */
+
+/* The switch that a node counts for: the highest one of an allowed level; 0 where that does not matter. */
+static uint32_t site_of(const struct sluice_cluster *cluster, const struct need *need, uint32_t node)
+{
+    if (need->one_switch != SLUICE_REQUIRED)
+        return 0;
+    uint32_t site = cluster->nodes[node].leaf;
+    if (site == cluster->unplaced || cluster->switches[site].height > need->switch_level)
+        return NONE;
+    for (uint32_t above = cluster->switches[site].parent;
+         above && cluster->switches[above].height <= need->switch_level; above = cluster->switches[above].parent)
+        site = above;
+    return site;
+}
+
+static int by_site(const void *a, const void *b)
+{
+    const struct member *x = a, *y = b;
+    if (x->site != y->site)
+        return x->site < y->site ? -1 : 1;
+    return (x->position > y->position) - (x->position < y->position);
+}
+
+/* All nodes that may take part, by site and then rank, with a lower bound of their first start. */
+static uint32_t gather_members(struct sluice_backfill *backfill, const struct need *need, const int32_t *bounds)
+{
+    uint32_t count = 0;
+    for (uint32_t position = 0; position < backfill->node_count; position++) {
+        uint32_t site = site_of(backfill->timelines.cluster, need, backfill->node_at[position]);
+        if (site != NONE && bounds[position] != TIMELINE_NEVER)
+            backfill->members[count++] = (struct member){.position = position, .site = site, .start = bounds[position]};
+    }
+    if (need->one_switch == SLUICE_REQUIRED)
+        sluice_sort(backfill->members, backfill->member_scratch, count, sizeof *backfill->members, by_site);
+    return count;
+}
+
+/* The `rank`-th smallest (from 0) of values[0 .. count), which it rearranges: Hoare's quickselect. */
+static int32_t select_value(int32_t *values, uint32_t count, uint32_t rank)
+{
+    int64_t low = 0, high = (int64_t)count - 1;
+    while (low < high) {
+        int32_t pivot = values[low + (high - low) / 2];
+        int64_t i = low - 1, j = high + 1;
+        for (;;) {
+            do
+                i++;
+            while (values[i] < pivot);
+            do
+                j--;
+            while (values[j] > pivot);
+            if (i >= j)
+                break;
+            int32_t value = values[i];
+            values[i] = values[j];
+            values[j] = value;
+        }
+        if (rank <= j)
+            high = j;
+        else
+            low = j + 1;
+    }
+    return values[low];
+}
+
+/* Members of one site follow each other: the end of the site that begins at `first`. */
+static uint32_t end_of_site(const struct sluice_backfill *backfill, uint32_t first, uint32_t count)
+{
+    uint32_t end = first;
+    while (end < count && backfill->members[end].site == backfill->members[first].site)
+        end++;
+    return end;
+}
+
+/* The first time by which some site has `nodes` members that might start. */
+static int32_t first_quorum(struct sluice_backfill *backfill, uint32_t count, uint32_t nodes)
+{
+    int32_t best = TIMELINE_NEVER;
+    for (uint32_t first = 0, end; first < count; first = end) {
+        end = end_of_site(backfill, first, count);
+        if (end - first < nodes)
+            continue;
+        for (uint32_t i = first; i < end; i++)
+            backfill->selection[i - first] = backfill->members[i].start;
+        int32_t start = select_value(backfill->selection, end - first, nodes - 1);
+        best = start < best ? start : best;
+    }
+    return best;
+}
+
+/*
+ * The first start from `from` on of a request for a fixed share of nodes_min nodes; the members that can start then
+ * have it as their `start`. Each round's time is a lower bound of the answer: earlier, no site has enough nodes.
+ */
+static int32_t find_several(struct sluice_backfill *backfill, const struct need *need, int32_t duration, int32_t from,
+                            int32_t latest, uint32_t *count)
+{
+    const struct kind *kind = find_kind(backfill, need, duration);
+    int32_t *bounds = bounds_of(backfill, kind);
+    *count = gather_members(backfill, need, bounds);
+    for (uint32_t i = 0; i < *count; i++) {
+        struct member *member = &backfill->members[i];
+        member->start = member->start < from ? from : member->start;
+        member->units = -1; /* the time for which `start` was asked last */
+    }
+    for (;;) {
+        int32_t time = first_quorum(backfill, *count, need->nodes_min);
+        if (time == TIMELINE_NEVER || time > latest)
+            return TIMELINE_NEVER;
+        bool sure = true;
+        for (uint32_t i = 0; i < *count; i++) {
+            struct member *member = &backfill->members[i];
+            if (member->start > time || member->units == time)
+                continue;
+            uint32_t node = backfill->node_at[member->position];
+            member->start = timelines_earliest(&backfill->timelines, node, need, duration, time);
+            member->units = time;
+            if (member->start == time)
+                continue;
+            sure = false;
+            int32_t bound = bounds[member->position];
+            set_bound(backfill, bounds, member->position,
+                      timelines_earliest(&backfill->timelines, node, &kind->need, kind->duration, bound));
+        }
+        if (sure)
+            return time;
+    }
+}
+
+/* All members with a `start` of `time` where they can start then, else later. Bounds stay as they are. */
+static uint32_t ask_members(struct sluice_backfill *backfill, const struct need *need, int32_t duration, int32_t time)
+{
+    struct need share = share_of(need);
+    const struct kind *kind = find_kind(backfill, &share, duration);
+    uint32_t count = gather_members(backfill, need, bounds_of(backfill, kind));
+    for (uint32_t i = 0; i < count; i++) {
+        struct member *member = &backfill->members[i];
+        if (member->start <= time)
+            member->start =
+                timelines_earliest(&backfill->timelines, backfill->node_at[member->position], &share, duration, time);
+    }
+    return count;
+}
+
+/* The most GPUs that a node can give to a request for GPUs in total. */
+static int32_t most_units(struct sluice_backfill *backfill, const struct need *need, int32_t duration, int32_t time,
+                          uint32_t node)
+{
+    struct need share = share_of(need);
+    struct window window;
+    timelines_window(&backfill->timelines, node, &share, duration, time, &window);
+    const struct shape *shape = sluice_shape_of(backfill->timelines.cluster, node);
+    int32_t units = sluice_count(window.fit);
+    uint8_t wish;
+    while (units > 0 && need->wishes && !sluice_best_group(shape, need, units, window.fit, &wish))
+        units--;
+    if (need->cpus_per_gpu && (window.cpus - need->cpus) / need->cpus_per_gpu < units)
+        units = (window.cpus - need->cpus) / need->cpus_per_gpu;
+    if (need->host_memory_per_gpu && (window.host_memory - need->host_memory) / need->host_memory_per_gpu < units)
+        units = (window.host_memory - need->host_memory) / need->host_memory_per_gpu;
+    return units;
+}
+
+static int by_units(const void *a, const void *b)
+{
+    const struct member *x = a, *y = b;
+    if (x->units != y->units)
+        return x->units > y->units ? -1 : 1;
+    return (x->position > y->position) - (x->position < y->position);
+}
+
+/* Deals the total out to members[first .. first + count), which can give most first; how many take part, 0 if none. */
+static uint32_t deal_units(struct sluice_backfill *backfill, const struct need *need, uint32_t first, uint32_t count)
+{
+    struct member *members = &backfill->members[first];
+    sluice_sort(members, backfill->member_scratch, count, sizeof *members, by_units);
+    int32_t missing = need->gpus;
+    uint32_t used = 0;
+    for (; used < count && used < need->nodes_max && missing > 0; used++) {
+        uint32_t others = used + 1 < need->nodes_min ? need->nodes_min - used - 1 : 0;
+        int32_t most = missing - (int32_t)others;
+        members[used].units = members[used].units < most ? members[used].units : most;
+        missing -= members[used].units;
+    }
+    return missing == 0 && used >= need->nodes_min ? used : 0;
+}
+
+/*
+ * Of the members that can start at `time`, those that the rules name, moved to the front, with the GPUs that each
+ * gives; how many, 0 where there are too few.
+ */
+static uint32_t choose_members(struct sluice_backfill *backfill, const struct need *need, int32_t duration,
+                               int32_t time, uint32_t count)
+{
+    struct member *members = backfill->members;
+    for (uint32_t first = 0, end; first < count; first = end) {
+        end = end_of_site(backfill, first, count);
+        uint32_t ready = 0, wanted = need->total ? UINT32_MAX : need->nodes_min;
+        for (uint32_t i = first; i < end && ready < wanted; i++) {
+            if (members[i].start != time)
+                continue;
+            members[first + ready] = members[i];
+            members[first + ready].units =
+                need->total ? most_units(backfill, need, duration, time, backfill->node_at[members[i].position])
+                            : need->gpus;
+            ready++;
+        }
+        uint32_t chosen = need->total ? deal_units(backfill, need, first, ready) : ready == wanted ? wanted : 0;
+        if (chosen) {
+            memmove(members, &members[first], chosen * sizeof *members);
+            return chosen;
+        }
+    }
+    return 0;
+}
+
+/* ---- booking ---- */
+
+static uint16_t choose_gpus(const struct shape *shape, const struct need *need, int32_t gpus,
+                            const struct window *window)
+{
+    uint8_t wish;
+    uint16_t fit = need->wishes ? sluice_best_group(shape, need, gpus, window->fit, &wish) : window->fit;
+    if (!need->share)
+        return sluice_lowest(fit, gpus);
+    uint16_t chosen = 0;
+    while (gpus-- > 0) {
+        int best = -1;
+        for (int i = 0; i < SLUICE_MAX_GPUS; i++)
+            if ((fit & ~chosen) >> i & 1 && (best < 0 || window->gpu_free.mib[i] < window->gpu_free.mib[best]))
+                best = i;
+        chosen |= (uint16_t)(1 << best);
+    }
+    return chosen;
+}
+
+static int by_node(const void *a, const void *b)
+{
+    const struct booking *x = a, *y = b;
+    return (x->node > y->node) - (x->node < y->node);
+}
+
+static enum sluice_error fail_room(const struct sluice_backfill *backfill, struct sluice_error_text *text)
+{
+    return sluice_fail(text, SLUICE_ERROR_CAPACITY,
+                       "the plan needs more than %" PRIu32
+                       " planned parts: make the backfill with a larger max_planned",
+                       backfill->max_planned);
+}
+
+/* Book the first `count` members for a job. */
+static enum sluice_error book_members(struct sluice_backfill *backfill, const struct need *need, int32_t duration,
+                                      int32_t time, uint32_t count, struct sluice_backfill_start *start,
+                                      struct sluice_error_text *text)
+{
+    struct need share = share_of(need);
+    if (count > backfill->max_planned - backfill->planned_count)
+        return fail_room(backfill, text);
+    struct booking *bookings = &backfill->planned[backfill->planned_count];
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t node = backfill->node_at[backfill->members[i].position];
+        int32_t gpus = backfill->members[i].units;
+        struct window window;
+        timelines_window(&backfill->timelines, node, &share, duration, time, &window);
+        bookings[i] = (struct booking){
+            .node = node,
+            .share = need->share,
+            .cpus = need->cpus + gpus * need->cpus_per_gpu,
+            .host_memory = need->host_memory + gpus * need->host_memory_per_gpu,
+            .gpus = choose_gpus(sluice_shape_of(backfill->timelines.cluster, node), need, gpus, &window),
+            .exclusive = need->exclusive,
+        };
+        if (!timelines_take(&backfill->timelines, &bookings[i], time, timelines_end(time, duration)))
+            return fail_room(backfill, text);
+    }
+    if (count > 1)
+        sluice_sort(bookings, backfill->booking_scratch, count, sizeof *bookings, by_node);
+    *start =
+        (struct sluice_backfill_start){.start_s = time, .first_part = backfill->planned_count, .part_count = count};
+    backfill->planned_count += count;
+    return SLUICE_OK;
+}
+
+/* Give back what was planned for a job, the last that was planned. */
+static bool unbook(struct sluice_backfill *backfill, const struct sluice_backfill_start *start, int32_t duration)
+{
+    int32_t time = (int32_t)start->start_s;
+    for (uint32_t i = 0; i < start->part_count; i++)
+        if (!timelines_give(&backfill->timelines, &backfill->planned[start->first_part + i], time,
+                            timelines_end(time, duration)))
+            return false;
+    backfill->planned_count = start->first_part;
+    return true;
+}
+
+/* ---- jobs and groups ---- */
+
+static const struct sluice_backfill_start no_start = {.start_s = SLUICE_BACKFILL_NO_START};
+
+/* A job's request as planning sees it: only what is required. */
+static enum sluice_error read_job(const struct sluice_backfill *backfill, const struct sluice_backfill_job *jobs,
+                                  uint32_t job, struct need *need, struct sluice_error_text *text)
+{
+    struct sluice_error_text reason = {""};
+    enum sluice_error error =
+        jobs[job].request ? sluice_need_from_request(backfill->timelines.cluster, jobs[job].request, need, &reason)
+                          : sluice_fail(&reason, SLUICE_ERROR_INVALID, "no request");
+    if (error)
+        return sluice_fail(text, error, "job %" PRIu32 ": %.200s", job, reason.text);
+    if (jobs[job].limit_s < 1 || jobs[job].limit_s > SLUICE_BACKFILL_HORIZON_S)
+        return sluice_fail(text, SLUICE_ERROR_RANGE, "job %" PRIu32 ": limit_s %" PRId64 ": must be 1 to %d", job,
+                           jobs[job].limit_s, SLUICE_BACKFILL_HORIZON_S);
+    uint8_t *wishes[] = {&need->link, &need->numa, &need->nic, &need->one_switch};
+    for (size_t i = 0; i < sizeof wishes / sizeof wishes[0]; i++)
+        if (*wishes[i] == SLUICE_PREFERRED)
+            *wishes[i] = SLUICE_ANY;
+    if (need->nodes_max == 1)
+        need->one_switch = SLUICE_ANY;
+    need->wishes = need->link || need->numa || need->nic;
+    return SLUICE_OK;
+}
+
+/* The next time after `time` at which anything changes. */
+static int32_t next_candidate(const struct sluice_backfill *backfill, int32_t time)
+{
+    int32_t next = TIMELINE_NEVER;
+    for (uint32_t node = 0; node < backfill->node_count; node++) {
+        int32_t change = timelines_next_change(&backfill->timelines, node, time);
+        next = change < next ? change : next;
+    }
+    return next;
+}
+
+/* Book all members of a group at `time`, one after the other, or none; *fits says which. */
+static enum sluice_error try_together(struct sluice_backfill *backfill, const struct sluice_backfill_job *jobs,
+                                      uint32_t first, uint32_t count, int32_t time, bool *fits,
+                                      struct sluice_error_text *text)
+{
+    *fits = true;
+    uint32_t done = 0;
+    for (; done < count && *fits; done++) {
+        uint32_t job = first + done;
+        struct need need;
+        int32_t duration = (int32_t)jobs[job].limit_s;
+        enum sluice_error error = read_job(backfill, jobs, job, &need, text);
+        if (error)
+            return error;
+        uint32_t candidates = ask_members(backfill, &need, duration, time);
+        uint32_t chosen = choose_members(backfill, &need, duration, time, candidates);
+        *fits = chosen > 0;
+        if (*fits && (error = book_members(backfill, &need, duration, time, chosen, &backfill->starts[job], text)))
+            return error;
+    }
+    if (*fits)
+        return SLUICE_OK;
+    for (done--; done-- > 0;)
+        if (!unbook(backfill, &backfill->starts[first + done], (int32_t)jobs[first + done].limit_s))
+            return fail_room(backfill, text);
+    return SLUICE_OK;
+}
+
+/* The first time from *time on at which each member of a group could start if it were alone; a fixed point. */
+static enum sluice_error first_alone(struct sluice_backfill *backfill, const struct sluice_backfill_job *jobs,
+                                     uint32_t first, uint32_t count, int32_t latest, int32_t *time,
+                                     struct sluice_error_text *text)
+{
+    for (uint32_t agreed = 0, i = 0; agreed < count && *time != TIMELINE_NEVER; i = (i + 1) % count) {
+        struct need need;
+        enum sluice_error error = read_job(backfill, jobs, first + i, &need, text);
+        if (error)
+            return error;
+        uint32_t members;
+        int32_t start = need.total
+                            ? *time
+                            : find_several(backfill, &need, (int32_t)jobs[first + i].limit_s, *time, latest, &members);
+        agreed = start == *time ? agreed + 1 : 1;
+        *time = start;
+    }
+    return SLUICE_OK;
+}
+
+/* A group, or a job that asks GPUs in total: candidate by candidate. */
+static enum sluice_error plan_together(struct sluice_backfill *backfill, const struct sluice_backfill_job *jobs,
+                                       uint32_t first, uint32_t count, int32_t latest, struct sluice_error_text *text)
+{
+    for (int32_t time = 0;; time = next_candidate(backfill, time)) {
+        bool fits = false;
+        enum sluice_error error = first_alone(backfill, jobs, first, count, latest, &time, text);
+        if (!error && time != TIMELINE_NEVER && time <= latest)
+            error = try_together(backfill, jobs, first, count, time, &fits, text);
+        if (error || fits)
+            return error;
+        if (time == TIMELINE_NEVER || time >= latest) {
+            for (uint32_t i = first; i < first + count; i++)
+                backfill->starts[i] = no_start;
+            return SLUICE_OK;
+        }
+    }
+}
+
+/* One job or one group, to start at `latest` at the latest. */
+static enum sluice_error plan(struct sluice_backfill *backfill, const struct sluice_backfill_job *jobs, uint32_t first,
+                              uint32_t count, int32_t latest, struct sluice_error_text *text)
+{
+    struct need need;
+    enum sluice_error error = read_job(backfill, jobs, first, &need, text);
+    if (error)
+        return error;
+    if (count > 1 || need.total)
+        return plan_together(backfill, jobs, first, count, latest, text);
+    int32_t duration = (int32_t)jobs[first].limit_s, time;
+    uint32_t nodes = 1;
+    if (need.nodes_min == 1) {
+        backfill->members[0] = (struct member){.units = need.gpus};
+        time = find_one(backfill, &need, duration, latest, &backfill->members[0].position);
+    } else {
+        uint32_t members;
+        time = find_several(backfill, &need, duration, 0, latest, &members);
+        nodes = time == TIMELINE_NEVER ? 0 : choose_members(backfill, &need, duration, time, members);
+    }
+    if (time == TIMELINE_NEVER) {
+        backfill->starts[first] = no_start;
+        return SLUICE_OK;
+    }
+    return book_members(backfill, &need, duration, time, nodes, &backfill->starts[first], text);
+}
+
+/* ---- reservations of earlier plans ---- */
+
+static bool is_amount(int64_t value)
+{
+    return value >= 0 && value <= INT32_MAX;
+}
+
+/* A held part as a booking; false if it makes no sense. */
+static bool read_held(const struct sluice_cluster *cluster, const struct sluice_part *part, struct booking *booking)
+{
+    if (part->node >= cluster->node_count || part->gpus & ~(uint32_t)sluice_shape_of(cluster, part->node)->all ||
+        !is_amount(part->gpu_memory_mib) || !is_amount(part->cpus_milli) || !is_amount(part->host_memory_mib))
+        return false;
+    *booking = (struct booking){
+        .node = part->node,
+        .share = (int32_t)part->gpu_memory_mib,
+        .cpus = (int32_t)part->cpus_milli,
+        .host_memory = (int32_t)part->host_memory_mib,
+        .gpus = (uint16_t)part->gpus,
+        .exclusive = part->exclusive,
+    };
+    return true;
+}
+
+static int32_t held_start(const struct sluice_backfill_job *job, int64_t now)
+{
+    int64_t start;
+    if (job->held_start_s <= now)
+        return 0;
+    return __builtin_sub_overflow(job->held_start_s, now, &start) || start >= TIMELINE_NEVER ? TIMELINE_NEVER
+                                                                                             : (int32_t)start;
+}
+
+/* Give back the first `count` held parts of a job. */
+static enum sluice_error give_held(struct sluice_backfill *backfill, const struct sluice_backfill_job *job, int64_t now,
+                                   uint32_t count, struct sluice_error_text *text)
+{
+    int32_t start = held_start(job, now), end = timelines_end(start, (int32_t)job->limit_s);
+    for (uint32_t i = 0; i < count; i++) {
+        struct booking booking;
+        read_held(backfill->timelines.cluster, &job->held[i], &booking);
+        if (!timelines_give(&backfill->timelines, &booking, start, end))
+            return fail_room(backfill, text);
+        lower_bounds(backfill, booking.node, start);
+    }
+    return SLUICE_OK;
+}
+
+/* Book a job's held reservation, if it still fits; *held says so. */
+static enum sluice_error take_held(struct sluice_backfill *backfill, const struct sluice_backfill_job *job, int64_t now,
+                                   bool *held, struct sluice_error_text *text)
+{
+    int32_t start = held_start(job, now), end = timelines_end(start, (int32_t)job->limit_s);
+    *held = false;
+    if (!job->held_count || !job->held || start == TIMELINE_NEVER)
+        return SLUICE_OK;
+    for (uint32_t i = 0; i < job->held_count; i++) {
+        struct booking booking;
+        if (!read_held(backfill->timelines.cluster, &job->held[i], &booking) ||
+            !timelines_fits(&backfill->timelines, &booking, start, end))
+            return give_held(backfill, job, now, i, text);
+        if (!timelines_take(&backfill->timelines, &booking, start, end))
+            return fail_room(backfill, text);
+    }
+    *held = true;
+    return SLUICE_OK;
+}
+
+/* Keep the held reservation: the same parts as the job's planned start. */
+static enum sluice_error keep_held(struct sluice_backfill *backfill, const struct sluice_backfill_job *job, int64_t now,
+                                   struct sluice_backfill_start *start, struct sluice_error_text *text)
+{
+    bool held;
+    if (job->held_count > backfill->max_planned - backfill->planned_count)
+        return fail_room(backfill, text);
+    enum sluice_error error = take_held(backfill, job, now, &held, text);
+    if (error)
+        return error;
+    for (uint32_t i = 0; i < job->held_count; i++)
+        read_held(backfill->timelines.cluster, &job->held[i], &backfill->planned[backfill->planned_count + i]);
+    sluice_sort(&backfill->planned[backfill->planned_count], backfill->booking_scratch, job->held_count,
+                sizeof *backfill->planned, by_node);
+    *start = (struct sluice_backfill_start){
+        .start_s = held_start(job, now), .first_part = backfill->planned_count, .part_count = job->held_count};
+    backfill->planned_count += job->held_count;
+    return SLUICE_OK;
+}
+
+/* Plan a job or group that holds reservations (all of its jobs do): no later than they are. */
+static enum sluice_error plan_held(struct sluice_backfill *backfill, int64_t now,
+                                   const struct sluice_backfill_job *jobs, uint32_t first, uint32_t count,
+                                   struct sluice_error_text *text)
+{
+    enum sluice_error error = SLUICE_OK;
+    int32_t latest = held_start(&jobs[first], now);
+    for (uint32_t i = first; i < first + count && !error; i++)
+        error = give_held(backfill, &jobs[i], now, jobs[i].held_count, text);
+    if (!error)
+        error = plan(backfill, jobs, first, count, latest, text);
+    /* The rules' choice of nodes can fail where those of the reservation do: then it stands. */
+    for (uint32_t i = first; i < first + count && !error; i++)
+        if (backfill->starts[i].start_s == SLUICE_BACKFILL_NO_START)
+            error = keep_held(backfill, &jobs[i], now, &backfill->starts[i], text);
+    return error;
+}
+
+/* ---- the plan ---- */
+
+static enum sluice_error read_nodes(struct sluice_backfill *backfill, const struct sluice_cluster *cluster,
+                                    struct sluice_error_text *text)
+{
+    if (cluster->node_count > backfill->max_nodes)
+        return sluice_fail(text, SLUICE_ERROR_RANGE, "%" PRIu32 " nodes: the backfill was made for %" PRIu32,
+                           cluster->node_count, backfill->max_nodes);
+    backfill->node_count = cluster->node_count;
+    backfill->kind_count = 0;
+    memset(backfill->kind_table, 0, sizeof backfill->kind_table);
+    for (uint32_t node = 0; node < cluster->node_count; node++) {
+        uint32_t rank = cluster->nodes[node].rank;
+        backfill->node_at[rank] = node;
+        backfill->position_of[node] = rank;
+    }
+    timelines_reset(&backfill->timelines, cluster);
+    return SLUICE_OK;
+}
+
+/* Was the allocation seen before? */
+static bool seen_before(struct sluice_backfill *backfill, uint64_t allocation)
+{
+    size_t slot = mix(0, allocation) % backfill->seen_size;
+    for (; backfill->seen[slot]; slot = (slot + 1) % backfill->seen_size)
+        if (backfill->seen[slot] == allocation)
+            return true;
+    backfill->seen[slot] = allocation;
+    return false;
+}
+
+/* What runs gives back what it holds when it ends. */
+static enum sluice_error read_running(struct sluice_backfill *backfill, int64_t now,
+                                      const struct sluice_backfill_running *running, uint32_t count,
+                                      struct sluice_error_text *text)
+{
+    uint32_t parts = 0;
+    memset(backfill->seen, 0, backfill->seen_size * sizeof *backfill->seen);
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t part_count;
+        enum sluice_error error = sluice_allocation_read(backfill->timelines.cluster, running[i].allocation,
+                                                         backfill->parts_read, backfill->max_nodes, &part_count, text);
+        if (error)
+            return error;
+        if (part_count > backfill->max_running - parts)
+            return sluice_fail(text, SLUICE_ERROR_CAPACITY,
+                               "more than %" PRIu32 " running parts: make the backfill with a larger max_running",
+                               backfill->max_running);
+        parts += part_count;
+        if (part_count && seen_before(backfill, running[i].allocation))
+            return sluice_fail(text, SLUICE_ERROR_DUPLICATE, "running allocation %" PRIu64 " is named twice",
+                               running[i].allocation);
+        int64_t end;
+        if (__builtin_sub_overflow(running[i].end_s, now, &end))
+            end = running[i].end_s < now ? 1 : TIMELINE_NEVER;
+        if (end >= TIMELINE_NEVER)
+            continue;
+        for (uint32_t j = 0; j < part_count; j++) {
+            struct booking booking;
+            if (!read_held(backfill->timelines.cluster, &backfill->parts_read[j], &booking) ||
+                !timelines_give(&backfill->timelines, &booking, end < 1 ? 1 : (int32_t)end, TIMELINE_NEVER))
+                return fail_room(backfill, text);
+        }
+    }
+    return SLUICE_OK;
+}
+
+/* The end of the group that begins with job `first`. */
+static uint32_t end_of_group(const struct sluice_backfill_job *jobs, uint32_t first, uint32_t count)
+{
+    uint32_t end = first + 1;
+    while (end < count && jobs[first].group && jobs[end].group == jobs[first].group)
+        end++;
+    return end;
+}
+
+static enum sluice_error check_jobs(struct sluice_backfill *backfill, const struct sluice_backfill_job *jobs,
+                                    uint32_t count, struct sluice_error_text *text)
+{
+    if (count > backfill->max_jobs)
+        return sluice_fail(text, SLUICE_ERROR_CAPACITY, "%" PRIu32 " jobs: the backfill was made for %" PRIu32, count,
+                           backfill->max_jobs);
+    struct need need;
+    for (uint32_t i = 0; i < count; i++) {
+        enum sluice_error error = read_job(backfill, jobs, i, &need, text);
+        if (error)
+            return error;
+    }
+    return SLUICE_OK;
+}
+
+/* Reservations of earlier plans; a group's stand or fall together, and are all of one time. */
+static enum sluice_error take_all_held(struct sluice_backfill *backfill, int64_t now,
+                                       const struct sluice_backfill_job *jobs, uint32_t count,
+                                       struct sluice_error_text *text)
+{
+    enum sluice_error error = SLUICE_OK;
+    for (uint32_t first = 0, end; first < count && !error; first = end) {
+        end = end_of_group(jobs, first, count);
+        bool all = true;
+        for (uint32_t i = first; i < end && !error; i++) {
+            backfill->held[i] = false;
+            if (all && held_start(&jobs[i], now) == held_start(&jobs[first], now))
+                error = take_held(backfill, &jobs[i], now, &backfill->held[i], text);
+            all = all && backfill->held[i];
+        }
+        for (uint32_t i = first; i < end && !all && !error; i++) {
+            if (backfill->held[i])
+                error = give_held(backfill, &jobs[i], now, jobs[i].held_count, text);
+            backfill->held[i] = false;
+        }
+    }
+    return error;
+}
+
+enum sluice_error sluice_backfill_plan(struct sluice_backfill *backfill, const struct sluice_cluster *cluster,
+                                       int64_t now_s, const struct sluice_backfill_running *running,
+                                       uint32_t running_count, const struct sluice_backfill_job *jobs,
+                                       uint32_t job_count, uint32_t reservations, struct sluice_backfill_start *starts,
+                                       struct sluice_part *parts, uint32_t part_capacity, uint32_t *part_count,
+                                       struct sluice_error_text *text)
+{
+    if (now_s < 0)
+        return sluice_fail(text, SLUICE_ERROR_RANGE, "now_s %" PRId64 ": must not be negative", now_s);
+    enum sluice_error error = read_nodes(backfill, cluster, text);
+    if (!error)
+        error = check_jobs(backfill, jobs, job_count, text);
+    if (!error)
+        error = read_running(backfill, now_s, running, running_count, text);
+    if (!error)
+        error = take_all_held(backfill, now_s, jobs, job_count, text);
+    backfill->planned_count = 0;
+    for (uint32_t first = 0, end; first < job_count && !error; first = end) {
+        end = end_of_group(jobs, first, job_count);
+        if (backfill->held[first])
+            error = plan_held(backfill, now_s, jobs, first, end - first, text);
+        else
+            error = plan(backfill, jobs, first, end - first, reservations ? TIMELINE_NEVER : 0, text);
+        if (!error && backfill->starts[first].start_s > 0 && reservations)
+            reservations--;
+    }
+    if (error)
+        return error;
+    if (backfill->planned_count > part_capacity)
+        return sluice_fail(text, SLUICE_ERROR_CAPACITY, "a plan of %" PRIu32 " parts: room for %" PRIu32,
+                           backfill->planned_count, part_capacity);
+    for (uint32_t i = 0; i < job_count; i++) {
+        starts[i] = backfill->starts[i];
+        if (starts[i].start_s != SLUICE_BACKFILL_NO_START)
+            starts[i].start_s += now_s;
+    }
+    for (uint32_t i = 0; i < backfill->planned_count; i++) {
+        const struct booking *booking = &backfill->planned[i];
+        parts[i] = (struct sluice_part){
+            .node = booking->node,
+            .gpus = booking->gpus,
+            .gpu_memory_mib = booking->share,
+            .cpus_milli = booking->cpus,
+            .host_memory_mib = booking->host_memory,
+            .exclusive = booking->exclusive,
+        };
+    }
+    *part_count = backfill->planned_count;
+    return SLUICE_OK;
+}

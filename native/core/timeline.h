@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What each node will have free, from now on: for every node a list of segments of time in which nothing changes.
+ * Times are whole seconds from the plan's now, 0 to TIMELINE_NEVER. Everything lies in memory of fixed size.
+ */
+#ifndef SLUICE_CORE_TIMELINE_H
+#define SLUICE_CORE_TIMELINE_H
+
+#include "cluster.h"
+
+#define TIMELINE_NEVER INT32_MAX
+
+/* From `start` to the next segment's start, the last one for ever. GPU figures are of healthy GPUs only. */
+struct segment {
+    int32_t start;
+    int32_t cpus;
+    int32_t host_memory;
+    int32_t most; /* free MiB of the GPU that has most */
+    uint32_t holders;
+    uint16_t idle;
+    bool exclusive;
+};
+
+/*
+ * One node's segments: segments[first .. first + count) of the pool, in a chunk of 1 << room; and of the node what
+ * questions need, so that it lies in the same cache line.
+ */
+struct timeline {
+    uint32_t first;
+    uint32_t count;
+    uint16_t room;
+    uint16_t healthy; /* GPUs */
+    const struct shape *shape;
+};
+
+enum { TIMELINE_ROOMS = 32 };
+
+struct timelines {
+    const struct sluice_cluster *cluster;
+    struct timeline *nodes;
+    struct segment *segments;
+    int32_t *gpu_free;       /* per segment `gpus` numbers: free MiB, also of GPUs that are not healthy */
+    uint32_t gpus;           /* the most that a node has, a multiple of 4 */
+    uint32_t capacity, used; /* segments */
+    uint32_t free_chunks[TIMELINE_ROOMS];
+};
+
+/* What is booked on one node. */
+struct booking {
+    uint32_t node;
+    int32_t share; /* MiB of each of `gpus`; 0: whole */
+    int32_t cpus;
+    int32_t host_memory;
+    uint16_t gpus;
+    bool exclusive;
+};
+
+/* A node as it is over a window of time: the least of everything. */
+struct window {
+    int32_t cpus;
+    int32_t host_memory;
+    uint16_t fit; /* GPUs that can take part in the request throughout */
+    struct gpu_amounts gpu_free;
+};
+
+/* Room for up to `changes` moments at which something changes, on up to `nodes` nodes. */
+bool timelines_new(struct timelines *timelines, uint32_t nodes, uint64_t changes);
+void timelines_free(struct timelines *timelines);
+
+/* Everything as the cluster is now, for ever. */
+void timelines_reset(struct timelines *timelines, const struct sluice_cluster *cluster);
+
+/* Book from `from` to `to`, or give back what is booked then. False when the room is used up. */
+bool timelines_take(struct timelines *timelines, const struct booking *booking, int32_t from, int32_t to);
+bool timelines_give(struct timelines *timelines, const struct booking *booking, int32_t from, int32_t to);
+
+/*
+ * The first time from `from` on at which the node can take its share of the need (need->gpus GPUs) for `duration`
+ * without a break; TIMELINE_NEVER if there is none. Always `from` or the start of a segment. The need's wishes are
+ * required ones only.
+ */
+int32_t timelines_earliest(const struct timelines *timelines, uint32_t node, const struct need *need, int32_t duration,
+                           int32_t from);
+
+/* The node over a window in which it can take the need. */
+void timelines_window(const struct timelines *timelines, uint32_t node, const struct need *need, int32_t duration,
+                      int32_t from, struct window *window);
+
+/* Does the booking fit beside all others? */
+bool timelines_fits(const struct timelines *timelines, const struct booking *booking, int32_t from, int32_t to);
+
+/* The start of the first segment that starts after `time`; TIMELINE_NEVER if there is none. */
+int32_t timelines_next_change(const struct timelines *timelines, uint32_t node, int32_t time);
+
+/* time + duration, no later than never */
+static inline int32_t timelines_end(int32_t time, int32_t duration)
+{
+    int64_t end = (int64_t)time + duration;
+    return end < TIMELINE_NEVER ? (int32_t)end : TIMELINE_NEVER;
+}
+
+#endif

@@ -1,0 +1,248 @@
+"""What the core's backfill must plan, written plainly from the rules in ``sluice/core.h``: no index, no memory.
+
+Everything that holds something is one entry with its times; whether a request fits is asked anew for every candidate
+start, second by second of the entries' beginnings and ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sluice_core.backfill import HORIZON_S, PendingJob, Start
+from sluice_core.cluster import NodeShape, NodeState
+from sluice_core.placement import Part, Request, RequestFlag, Wish
+
+FOREVER = HORIZON_S + 1
+
+
+@dataclass
+class Node:
+    """A node; `path` are its switches as (id, level), leaf first, empty where its place is unknown."""
+
+    shape: NodeShape
+    cpus: int
+    memory: int
+    rank: int
+    path: tuple[tuple[int, int], ...] = ()
+    state: NodeState = NodeState.UP
+    healthy: tuple[bool, ...] = ()
+
+
+@dataclass(frozen=True)
+class Hold:
+    """Something held from `begin` to before `end`, in seconds from now."""
+
+    part: Part
+    begin: int
+    end: int
+
+
+@dataclass
+class Offer:
+    """What a node has free throughout a window."""
+
+    cpus: int
+    memory: int
+    gpus: list[int]  # healthy, of an accepted kind, with room for the request
+    free: list[int]  # MiB of each GPU
+
+
+class Reference:
+    """A cluster over time."""
+
+    def __init__(self, nodes: Sequence[Node], running: Sequence[tuple[Part, int]]) -> None:
+        """`running`: what is held now and until when, in seconds from now; FOREVER for what has no end."""
+        self.nodes = list(nodes)
+        self.by_rank = sorted(range(len(nodes)), key=lambda node: nodes[node].rank)
+        self.holds = [Hold(part, 0, min(max(end, 1), FOREVER)) for part, end in running]
+
+    def offer(self, node: int, request: Request, begin: int, end: int) -> Offer | None:
+        """What the node has for the request's kind throughout; None where it may not be used."""
+        row = self.nodes[node]
+        if row.state != NodeState.UP or (request.allowed is not None and node not in request.allowed):
+            return None
+        here = [hold for hold in self.holds if hold.part.node == node and hold.begin < end and hold.end > begin]
+        if any(hold.part.exclusive for hold in here) or (here and RequestFlag.EXCLUSIVE in request.flags):
+            return None
+        share = self.share(request)
+        sizes = [gpu.memory_mib for gpu in row.shape.gpus]
+        moments = {begin, *(hold.begin for hold in here if hold.begin > begin)}  # what is free shrinks only there
+        cpus, memory, free = row.cpus, row.memory, list(sizes)
+        for moment in moments:
+            held = [hold.part for hold in here if hold.begin <= moment < hold.end]
+            cpus = min(cpus, row.cpus - sum(part.cpus_milli for part in held))
+            memory = min(memory, row.memory - sum(part.host_memory_mib for part in held))
+            for gpu, size in enumerate(sizes):
+                taken = sum(part.gpu_memory_mib or size for part in held if part.gpus >> gpu & 1)
+                free[gpu] = min(free[gpu], size - taken)
+        fitting = [
+            gpu
+            for gpu, kind in enumerate(row.shape.gpus)
+            if row.healthy[gpu]
+            and (not request.models or request.models >> MODEL_IDS[kind.model] & 1)
+            and kind.capability >= request.capability_min
+            and kind.memory_mib >= request.gpu_memory_mib_min
+            and (free[gpu] >= share if share else free[gpu] == sizes[gpu])
+        ]
+        return Offer(cpus, memory, fitting, free)
+
+    @staticmethod
+    def share(request: Request) -> int:
+        """MiB of each GPU; 0: whole GPUs."""
+        if RequestFlag.GPU_MEMORY_SUM in request.flags:
+            return request.gpu_memory_mib // request.gpus
+        return request.gpu_memory_mib
+
+    def group(self, node: int, request: Request, gpus: list[int], count: int) -> list[int] | None:
+        """The smallest group with enough of the GPUs under what is required, the first of these."""
+        shape = self.nodes[node].shape
+        groups: dict[tuple[int, int], list[int]] = {}
+        links = sorted({gpu.link_domain for gpu in shape.gpus}, key=[gpu.link_domain for gpu in shape.gpus].index)
+        numas = sorted({gpu.numa_node for gpu in shape.gpus}, key=[gpu.numa_node for gpu in shape.gpus].index)
+        for link in links if request.one_link_domain == Wish.REQUIRED else [-1]:
+            for numa in numas if request.one_numa_node == Wish.REQUIRED else [-1]:
+                groups[link, numa] = [
+                    gpu
+                    for gpu in gpus
+                    if link in (-1, shape.gpus[gpu].link_domain)
+                    and numa in (-1, shape.gpus[gpu].numa_node)
+                    and (request.near_nic != Wish.REQUIRED or shape.gpus[gpu].near_nic)
+                ]
+        enough = [members for members in groups.values() if len(members) >= count]
+        return min(enough, key=len) if enough else None
+
+    def most_gpus(self, node: int, request: Request, begin: int, end: int) -> int:
+        """The most GPUs that the node can give to a request for GPUs in total."""
+        offer = self.offer(node, request, begin, end)
+        if offer is None or offer.cpus < request.cpus_milli or offer.memory < request.host_memory_mib:
+            return 0
+        return max(
+            (
+                count
+                for count in range(1, len(offer.gpus) + 1)
+                if self.group(node, request, offer.gpus, count) is not None
+                and offer.cpus >= request.cpus_milli + count * request.cpus_milli_per_gpu
+                and offer.memory >= request.host_memory_mib + count * request.host_memory_mib_per_gpu
+            ),
+            default=0,
+        )
+
+    def part(self, node: int, request: Request, count: int, begin: int, end: int) -> Part | None:
+        """What the request takes on the node with `count` GPUs; None where it does not fit."""
+        cpus = request.cpus_milli + count * request.cpus_milli_per_gpu
+        memory = request.host_memory_mib + count * request.host_memory_mib_per_gpu
+        offer = self.offer(node, request, begin, end)
+        if offer is None or offer.cpus < cpus or offer.memory < memory:
+            return None
+        members = self.group(node, request, offer.gpus, count) if count else []
+        if members is None:
+            return None
+        if self.share(request):
+            members = sorted(members, key=lambda gpu: (offer.free[gpu], gpu))
+        mask = sum(1 << gpu for gpu in members[:count])
+        return Part(node, mask, self.share(request), cpus, memory, RequestFlag.EXCLUSIVE in request.flags)
+
+    def sites(self, request: Request, nodes_max: int) -> list[list[int]]:
+        """Sets of nodes, by rank, of which the request must take one set's."""
+        if request.one_switch != Wish.REQUIRED or nodes_max == 1:
+            return [self.by_rank]
+        below: dict[int, list[int]] = {}
+        for node in self.by_rank:
+            allowed = [switch for switch, level in self.nodes[node].path if level <= request.switch_level]
+            if allowed:
+                below.setdefault(allowed[-1], []).append(node)
+        return [below[site] for site in sorted(below)]
+
+    def place(self, request: Request, begin: int, limit: int) -> tuple[Part, ...] | None:
+        """The request's parts from `begin` on; None where it does not fit then."""
+        end = min(begin + limit, FOREVER)
+        nodes_min = max(request.nodes_min, 1)
+        nodes_max = request.nodes_max or nodes_min
+        total, gpus = RequestFlag.GPUS_TOTAL in request.flags, request.gpus
+        if total and (nodes_max == 1 or gpus == nodes_min):
+            total, gpus, nodes_max = False, gpus // nodes_min, nodes_min
+        for site in self.sites(request, nodes_max):
+            if total:
+                dealt = self.deal(site, request, nodes_min, nodes_max, begin, end)
+                parts = [self.part(node, request, count, begin, end) for node, count in dealt]
+            else:
+                parts = [part for node in site if (part := self.part(node, request, gpus, begin, end))][:nodes_min]
+                parts = parts if len(parts) == nodes_min else []
+            if parts:
+                return tuple(sorted((part for part in parts if part), key=lambda part: part.node))
+        return None
+
+    def deal(
+        self, site: list[int], request: Request, nodes_min: int, nodes_max: int, begin: int, end: int
+    ) -> list[tuple[int, int]]:
+        """Nodes and how many GPUs each gives of a total; empty where there are not enough."""
+        most = {node: self.most_gpus(node, request, begin, end) for node in site}
+        able = sorted((node for node in site if most[node]), key=lambda node: -most[node])  # stable: by rank
+        dealt: list[tuple[int, int]] = []
+        missing = request.gpus
+        for node in able[:nodes_max]:
+            if missing:
+                others = max(nodes_min - len(dealt) - 1, 0)
+                dealt.append((node, min(most[node], missing - others)))
+                missing -= dealt[-1][1]
+        return dealt if missing == 0 and len(dealt) >= nodes_min else []
+
+    def together(self, jobs: Sequence[PendingJob], begin: int) -> list[Start] | None:
+        """Hold all jobs from `begin` on, one after the other, or none of them."""
+        before, starts = list(self.holds), []
+        for job in jobs:
+            parts = self.place(job.request, begin, job.limit_s)
+            if parts is None:
+                self.holds = before
+                return None
+            starts.append(Start(begin, parts))
+            self.hold(starts[-1], job.limit_s)
+        return starts
+
+    def hold(self, start: Start, limit: int) -> None:
+        """Book a planned start."""
+        end = min(start.start_s + limit, FOREVER)
+        self.holds += [Hold(part, start.start_s, end) for part in start.parts]
+
+    def release(self, start: Start, limit: int) -> None:
+        """Give a planned start up."""
+        end = min(start.start_s + limit, FOREVER)
+        for part in start.parts:
+            self.holds.remove(Hold(part, start.start_s, end))
+
+    def plan(self, jobs: Sequence[PendingJob], reservations: int) -> list[Start | None]:
+        """Each job's start, seconds from now."""
+        found: list[Start | None] = []
+        for job in jobs:
+            if job.held:
+                self.hold(job.held, job.limit_s)
+        first = 0
+        while first < len(jobs):
+            last = first + 1
+            while jobs[first].group and last < len(jobs) and jobs[last].group == jobs[first].group:
+                last += 1
+            members = jobs[first:last]
+            held = [job.held for job in members if job.held]
+            for job in members:
+                if job.held:
+                    self.release(job.held, job.limit_s)
+            candidates = sorted({0, *(hold.begin for hold in self.holds), *(hold.end for hold in self.holds)})
+            latest = held[0].start_s if held else HORIZON_S if reservations else 0
+            starts: list[Start] | None = None
+            for begin in candidates:
+                if begin <= latest and starts is None:
+                    starts = self.together(members, begin)
+            if starts is None and held:
+                starts = held
+                for start, job in zip(held, members, strict=True):
+                    self.hold(start, job.limit_s)
+            if starts and starts[0].start_s and reservations:
+                reservations -= 1
+            found += starts or [None] * len(members)
+            first = last
+        return found
+
+
+MODEL_IDS: dict[str, int] = {}
+"""The cluster's numbers of GPU models by name."""
