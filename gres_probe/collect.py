@@ -13,7 +13,7 @@ import signal
 import stat
 import subprocess
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -154,26 +154,32 @@ def srun_command(program: Sequence[str], gpus: Mapping[str, str]) -> Callable[[s
 
 def collect(
     nodes: Iterable[str], command: Callable[[str], list[str]], *, timeout: float = 30.0, fanout: int = 32
-) -> Iterator[tuple[str, Inventory | SluiceError]]:
+) -> Generator[tuple[str, Inventory | SluiceError], None, None]:
     """Probe nodes from afar, `fanout` at a time, each within `timeout` seconds; results come as they are ready.
 
     `command` gives the words of the program that probes one node, which is started without a shell. What a node sends
     is bounded and validated like a file of a drop folder.
     """
     wanted = list(dict.fromkeys(nodes))
+    running: set[subprocess.Popen[bytes]] = set()
     with ThreadPoolExecutor(max_workers=max(1, min(fanout, len(wanted)))) as pool:
-        futures = {pool.submit(_fetch, node, command, timeout): node for node in wanted}
+        futures = {pool.submit(_fetch, node, command, timeout, running): node for node in wanted}
         try:
             for future in as_completed(futures):
                 try:
                     yield futures[future], future.result()
                 except SluiceError as error:
                     yield futures[future], error
-        finally:
+        finally:  # when the caller is interrupted or wants no more, programs still running are ended
             pool.shutdown(wait=False, cancel_futures=True)
+            for process in list(running):
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGTERM)
 
 
-def _fetch(node: str, command: Callable[[str], list[str]], timeout: float) -> Inventory:
+def _fetch(
+    node: str, command: Callable[[str], list[str]], timeout: float, running: set[subprocess.Popen[bytes]]
+) -> Inventory:
     if not NODE_NAME.fullmatch(node):
         raise UsageError(f"node {node!r}: not a name of a node", remedy="write it as in Slurm, e.g. node[01-04]")
     words = command(node)
@@ -188,6 +194,7 @@ def _fetch(node: str, command: Callable[[str], list[str]], timeout: float) -> In
         )
     except OSError as error:
         raise SluiceError(f"{node}: {words[0]}: {error.strerror}", remedy="name another with --rsh") from error
+    running.add(process)
     try:
         assert process.stdout is not None and process.stderr is not None  # noqa: S101 - pipes, as asked for above
         out, err = process.stdout.fileno(), process.stderr.fileno()
@@ -206,6 +213,7 @@ def _fetch(node: str, command: Callable[[str], list[str]], timeout: float) -> In
             raise SluiceError(f"{node}: {one_line(said[-1]) if said else f'{words[0]}: exit status {code}'}")
         inventory = Inventory.from_json(bytes(outputs[out].data), source=node)
     finally:
+        running.discard(process)
         _end(process)
         for pipe in (process.stdout, process.stderr):
             if pipe is not None:

@@ -53,18 +53,16 @@ def probe_node(
     # Where PCI can be seen, a vendor of whom the kernel shows nothing needs no process that loads its library.
     hardware = {spec.name: _hardware(spec, machine) for spec in specs}
     asked = [spec for spec in specs if hardware[spec.name] or not machine.sees_pci]
-    children = [_Child.start(spec, machine) for spec in asked]
-    layout = machine.cpu_layout()
-    inventory = Inventory(
-        node=node or os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0],
-        sockets=layout.sockets,
-        cores_per_socket=layout.cores_per_socket,
-        threads_per_core=layout.threads_per_core,
-        cpu_cores=layout.cpu_cores,
-        memory_mib=machine.memory_mib(),
-        probed_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    )
-    answers = read_all([child.output for child in children], deadline=deadline, limit=_MOST_OUTPUT)
+    children: list[_Child] = []
+    try:
+        for spec in asked:
+            children.append(_Child.start(spec, machine))
+        inventory = _describe(machine, node)
+        answers = read_all([child.output for child in children], deadline=deadline, limit=_MOST_OUTPUT)
+    except BaseException:  # an interrupt must not leave processes behind that wait for a driver
+        for child in children:
+            _end(child.pid)
+        raise
     links: dict[str, dict[tuple[int, int], Link]] = {}
     for child in children:
         shown = hardware[child.spec.name]
@@ -86,6 +84,20 @@ def probe_node(
     inventory.links = link_matrix(inventory.gpus, links, machine)
     inventory.nics = rdma_nics(inventory.gpus, machine)
     return inventory
+
+
+def _describe(machine: Machine, node: str | None) -> Inventory:
+    """The node itself, as yet without GPUs."""
+    layout = machine.cpu_layout()
+    return Inventory(
+        node=node or os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0],
+        sockets=layout.sockets,
+        cores_per_socket=layout.cores_per_socket,
+        threads_per_core=layout.threads_per_core,
+        cpu_cores=layout.cpu_cores,
+        memory_mib=machine.memory_mib(),
+        probed_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    )
 
 
 @dataclass(slots=True)

@@ -117,6 +117,29 @@ def test_odd_exception_is_a_problem_of_one_line(probe_with: Callable[..., Invent
     assert len(inventory.gpus) == 1
 
 
+def test_interrupt_leaves_no_child_behind(
+    probe_with: Callable[..., Inventory], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    marker = tmp_path / "pid"
+
+    def hang(machine: Machine) -> Findings:
+        marker.write_text(str(os.getpid()))
+        time.sleep(1000)
+        return Findings()
+
+    def interrupt(*arguments: object, **options: object) -> None:
+        while not marker.exists() or not marker.read_text():
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(probing, "read_all", interrupt)
+    monkeypatch.setattr(probing, "_REAP_SECONDS", 60)
+    with pytest.raises(KeyboardInterrupt):
+        probe_with(spec("nvidia", hang))
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(marker.read_text()), 0)
+
+
 def test_missing_driver_counts_only_where_the_kernel_shows_hardware(
     probe_with: Callable[..., Inventory], tmp_path: Path
 ) -> None:

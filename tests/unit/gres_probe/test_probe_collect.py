@@ -189,6 +189,23 @@ def test_silent_node_is_given_up_with_all_that_it_started(tmp_path: Path) -> Non
         assert _gone(int(marker.read_text()))
 
 
+def test_caller_that_wants_no_more_waits_for_nothing(tmp_path: Path) -> None:
+    """As after Ctrl-C: what still runs is ended at once and not after its time-out."""
+    answers(tmp_path, "n1")
+    marker = tmp_path / "pid"
+    sleep = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(1000)"
+
+    def command(node: str) -> list[str]:
+        return python(ANSWER, str(tmp_path / "n1.json")) if node == "n1" else python(sleep, str(marker))
+
+    found = collect(["n2", "n1"], command, timeout=900)
+    assert next(found)[0] == "n1"
+    while not marker.exists() or not marker.read_text():
+        time.sleep(0.01)
+    found.close()
+    assert _gone(int(marker.read_text()))
+
+
 def _gone(pid: int) -> bool:
     for _ in range(200):
         try:
