@@ -149,7 +149,7 @@ RULES = _rules(
     Rule("SL044", "more in gres.conf than in slurm.conf", _WARNING, _SLURMD, "raise the count in the node's Gres",
          "more configured than expected in slurm.conf"),
     Rule("SL045", "gpu without File", _ERROR, _SLURMD, "name the device files of the node's gpus in gres.conf",
-         'SHARING configuration lacks "File"'),
+         'SHARING configuration lacks "File"|Ignoring file-less GPU'),
     Rule("SL046", "fewer on the node than slurm.conf says", _ERROR, _SLURMCTLD, "lower the count in Gres, or add lines",
          "count reported lower than configured|count too low"),
     Rule("SL047", "shards for a file that is no gpu of the node", _ERROR, _SLURMD, "name the file of one of its gpus",

@@ -30,6 +30,7 @@ _AUTODETECT: tuple[tuple[str, SlurmVersion], ...] = (
     ("full", (25, 5, 0)),
 )
 _MULTIPLE_FILES_BESIDE_SHARDS: SlurmVersion = (23, 2, 7)
+_UNTYPED_COUNTS_FOR_ALL: SlurmVersion = (23, 2, 0)
 _MOST_LINKS = 1023  # GRES_MAX_LINK
 
 
@@ -320,7 +321,8 @@ class _Reader:
             for entry in left:
                 record, rest = entry
                 assert isinstance(record, Record) and isinstance(rest, int)  # noqa: S101 - narrows the pair
-                if (record.type or "").lower() != (kind or "").lower():
+                untyped_counts_for_all = record.type is None and self.site.version >= _UNTYPED_COUNTS_FOR_ALL
+                if not untyped_counts_for_all and (record.type or "").lower() != (kind or "").lower():
                     continue
                 if rest > count:
                     entry[1] = rest - count

@@ -14,13 +14,13 @@ import pytest
 from gres_probe.lint import Finding, Severity, Site, Source, lint
 from gres_probe.slurm_conf import read_config, read_slurm_conf
 from gres_probe.writer import generate, node_devices
-from sluice_base.slurm_version import parse_slurm_version
+from sluice_base.slurm_version import SlurmVersion, parse_slurm_version
 from tests.integration.gres_cases import READING, REGISTERING, Case
 from tests.integration.private_slurm import NEEDS, NODE, free_ports, head, running
 from tests.unit.gres_probe import machines
 
 pytestmark = NEEDS
-COMPLAINT = re.compile(r"(error|fatal|WARNING): ")
+COMPLAINT = re.compile(r"(error|fatal|warning): ", re.IGNORECASE)
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +32,44 @@ def devices(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def version() -> tuple[int, int, int]:
-    return parse_slurm_version(subprocess.run(["slurmd", "-V"], capture_output=True, text=True, check=True).stdout)
+class Slurmd:
+    """`slurmd -G`, which reads the GRES configuration and ends: this machine's, or that of another system tree."""
+
+    def __init__(self, tree: Path | None = None) -> None:
+        self.tree = tree
+        said = subprocess.run(self._inside([], "slurmd", "-V"), capture_output=True, text=True, check=True)
+        self.version = parse_slurm_version(said.stdout)
+
+    def read_gres(self, folder: Path, node: str, *more: Path) -> tuple[int, list[str], str]:
+        """Its exit code, its complaints, and all that it said about ``folder/slurm.conf``."""
+        (folder / node).mkdir(exist_ok=True)  # 24.11 wants its spool folder
+        (folder / "cgroup.conf").write_text("IgnoreSystemd=yes\nCgroupPlugin=cgroup/v1\n" if self.tree else "")
+        slurmd = subprocess.run(
+            self._inside([folder, *more], "slurmd", "-G", "-N", node, "-f", str(folder / "slurm.conf")),
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=60,
+        )
+        said = slurmd.stdout + slurmd.stderr
+        return slurmd.returncode, [line for line in said.splitlines() if COMPLAINT.search(line)], said
+
+    def _inside(self, folders: list[Path], *command: str) -> list[str]:
+        """The command in the tree, with the folders at their own paths, in a mount namespace that ends with it."""
+        if self.tree is None:
+            return list(command)
+        script = (
+            'tree=$1; shift; mount -t proc proc "$tree/proc"; mount -t tmpfs tmpfs "$tree/tmp"\n'
+            'while [ "$1" != -- ]; do mkdir -p "$tree/$1"; mount --bind "$1" "$tree/$1"; shift; done\n'
+            'shift; exec chroot "$tree" "$@"'
+        )
+        shell = ["unshare", "--mount", "sh", "-ec", script, "sh", str(self.tree)]
+        return [*shell, *map(str, folders), "--", *command]
+
+
+@pytest.fixture(scope="module", params=["native", pytest.param("trixie", marks=pytest.mark.trixie)])
+def slurmd(request: pytest.FixtureRequest) -> Slurmd:
+    return Slurmd(None if request.param == "native" else request.getfixturevalue("trixie_root"))
 
 
 def write_case(case: Case, folder: Path, devices: Path) -> Path:
@@ -46,40 +82,33 @@ def write_case(case: Case, folder: Path, devices: Path) -> Path:
     return folder
 
 
-def lint_folder(folder: Path, local: frozenset[str]) -> list[Finding]:
+def lint_folder(folder: Path, local: frozenset[str], version: SlurmVersion) -> list[Finding]:
     gres = folder / "gres.conf"
     return lint(
         Site(
             slurm=read_slurm_conf(folder),
             gres=read_config(gres) if gres.exists() else None,
             local_nodes=local,
-            version=version(),
+            version=version,
         )
     )
 
 
 @pytest.mark.parametrize("case", READING, ids=lambda case: case.name)
-def test_lint_says_what_slurmd_says(case: Case, tmp_path: Path, devices: Path) -> None:
+def test_lint_says_what_slurmd_says(case: Case, tmp_path: Path, devices: Path, slurmd: Slurmd) -> None:
     folder = write_case(case, tmp_path, devices)
-    findings = lint_folder(folder, frozenset({"n1"}))
-    assert tuple(sorted({finding.rule.code for finding in findings})) == case.codes
+    findings = lint_folder(folder, frozenset({"n1"}), slurmd.version)
+    expected = case.codes if case.newer is None or slurmd.version < (23, 2, 7) else case.newer
+    assert tuple(sorted({finding.rule.code for finding in findings})) == expected
 
-    slurmd = subprocess.run(
-        ["slurmd", "-G", "-N", "n1", "-f", folder / "slurm.conf"],
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        timeout=60,
-    )
-    complaints = [line for line in (slurmd.stdout + slurmd.stderr).splitlines() if COMPLAINT.search(line)]
+    code, complaints, _ = slurmd.read_gres(folder, "n1", devices)
     for line in complaints:
         assert any(f.rule.says and re.search(f.rule.says, line) for f in findings), f"not predicted: {line}"
-    assert any(f.rule.severity is Severity.FATAL for f in findings) == (slurmd.returncode != 0), complaints
-    for finding in findings:
-        if finding.rule.source is Source.SLURMD and (slurmd.returncode == 0 or finding.rule.severity is Severity.FATAL):
-            said = any(re.search(finding.rule.says, line) for line in complaints)
-            first = [f for f in findings if f.rule.severity is Severity.FATAL]
-            assert said or (slurmd.returncode and len(first) > 1), f"slurmd does not say {finding.rule.code}"
+    fatal = [finding for finding in findings if finding.rule.severity is Severity.FATAL]
+    assert bool(fatal) == (code != 0), complaints
+    for finding in fatal or [f for f in findings if f.rule.source is Source.SLURMD]:
+        said = any(re.search(finding.rule.says, line) for line in complaints)
+        assert said or len(fatal) > 1, f"slurmd does not say {finding.rule.code}"  # it ends at the first fatal one
 
 
 def test_lint_says_what_slurmctld_says(tmp_path: Path, devices: Path) -> None:
@@ -95,7 +124,7 @@ def test_lint_says_what_slurmctld_says(tmp_path: Path, devices: Path) -> None:
                 gres += f"NodeName={name} {line.replace('{dev}', str(devices))}\n"
     (tmp_path / "slurm.conf").write_text(text + "PartitionName=all Nodes=ALL\n")
     (tmp_path / "gres.conf").write_text(gres)
-    findings = lint_folder(tmp_path, frozenset(names))
+    findings = lint_folder(tmp_path, frozenset(names), Slurmd().version)
     for name, case in zip(names, REGISTERING, strict=True):
         assert tuple(sorted({f.rule.code for f in findings if name in f.nodes})) == case.codes, case.name
 
@@ -129,10 +158,10 @@ MACHINES = {
 
 @pytest.mark.parametrize("shards", [True, False])
 @pytest.mark.parametrize("node", MACHINES)
-def test_slurmd_accepts_what_the_writer_writes(node: str, shards: bool, tmp_path: Path) -> None:
+def test_slurmd_accepts_what_the_writer_writes(node: str, shards: bool, tmp_path: Path, slurmd: Slurmd) -> None:
     """Every device, type, core list and shard arrives, and slurmd has nothing to complain about."""
     machine = MACHINES[node](node)
-    configuration = generate([machine], slurm_version=version(), shards=shards)
+    configuration = generate([machine], slurm_version=slurmd.version, shards=shards)
     inside = configuration.gres_conf.replace("/dev/", f"{tmp_path}/dev/")
     for file in {file for device in node_devices(machine) for file in device.files}:
         path = tmp_path / file.lstrip("/")
@@ -143,11 +172,8 @@ def test_slurmd_accepts_what_the_writer_writes(node: str, shards: bool, tmp_path
     text = f"{head(tmp_path, 1)}GresTypes={types}\n{nodes}PartitionName=all Nodes=ALL\n"
     (tmp_path / "slurm.conf").write_text(text)
     (tmp_path / "gres.conf").write_text(inside)
-    slurmd = subprocess.run(
-        ["slurmd", "-G", "-N", node, "-f", tmp_path / "slurm.conf"], capture_output=True, text=True, timeout=60
-    )
-    said = slurmd.stdout + slurmd.stderr
-    assert slurmd.returncode == 0 and not COMPLAINT.search(said), said
+    code, complaints, said = slurmd.read_gres(tmp_path, node)
+    assert (code, complaints) == (0, [])
     wanted = sum(device.memory_mib for device in node_devices(machine))
     found = re.findall(r"Gres Name=(gpu|shard) Type=(\S+) Count=(\d+) ", said)
     assert sum(int(count) for name, _, count in found if name == "gpu") == len(node_devices(machine))
