@@ -36,7 +36,7 @@ test: test-packages build native-test
 	$(PYTHON) -m pytest tests
 
 test-trixie: test-packages build
-	$(PYTHON) -m pytest tests -m trixie
+	SLUICE_TRIXIE=require $(PYTHON) -m pytest tests -m trixie
 
 check: build
 	$(VENV)/bin/ruff check .

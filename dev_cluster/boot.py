@@ -176,7 +176,8 @@ class Boot:
                 "accounting": self.description.accounting,
                 "slurm_prefix": str(self.tree.prefix),
                 "root": None if self.tree.root is None else str(self.tree.root),
-                "path": self.tree.path,
+                # `sluice` itself comes last, so that it does not bring its Python along.
+                "path": self.tree.path + ("" if self.tree.root else f":{Path(sys.executable).parent}"),
                 "name_slurm_conf": not self.tree.is_distribution,
                 "ports": {
                     "slurmctld": self.ports.slurmctld,

@@ -162,6 +162,7 @@ def test_command_line(small: DevCluster) -> None:
     assert "n2|idle|(null)" in sluice("status", "-P").stdout.splitlines()
     assert "slurmd@n1" in sluice("logs").stdout.split()
     assert "slurmd version" in sluice("logs", "slurmd@n1", "-n", "500").stdout
+    assert sluice("exec", "-w", "n1", "--", "sluice", "probe", "--json").returncode == 0
     for words, what in (
         (("exec", "-u", "eve", "--", "true"), "user 'eve': not in the cluster"),
         (("exec", "-w", "n9", "--", "true"), "node 'n9': not in the cluster"),
