@@ -199,8 +199,8 @@ uint32_t sluice_new_stamp(struct sluice_cluster *cluster);
 bool sluice_allocation_known(const struct sluice_cluster *cluster, uint64_t allocation);
 /* The allocation's first part; parts[].next leads on until NONE. The allocation must be known, here and below. */
 uint32_t sluice_allocation_first_part(const struct sluice_cluster *cluster, uint64_t allocation);
-/* Take an allocation's parts off their nodes, as if it had been released, and put them back. Between the two nothing may
- * be committed or released. */
+/* Take an allocation's parts off their nodes, as if it had been released, and put them back. Between the two nothing
+ * may be committed or released. */
 void sluice_allocation_suspend(struct sluice_cluster *cluster, uint64_t allocation);
 void sluice_allocation_resume(struct sluice_cluster *cluster, uint64_t allocation);
 

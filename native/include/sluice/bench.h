@@ -47,7 +47,7 @@ enum sluice_error sluice_bench_replay(struct sluice_cluster *cluster, enum sluic
 
 /* What sluice_bench_steady measures; zeroed by the caller but for the first three. */
 struct sluice_bench_steady_result {
-    uint32_t *start_ns;   /* time of each decision, placing and committing, one reading of the clock included; or NULL */
+    uint32_t *start_ns; /* time of each decision, placing and committing, one reading of the clock included; or NULL */
     uint32_t *release_ns; /* of each release, at most `decisions` of them; or NULL */
     bool check;           /* compare each decision with the best of scoring every node; then nothing is timed */
     uint32_t releases;
@@ -121,7 +121,7 @@ struct sluice_bench_load_result {
 enum sluice_error sluice_bench_load(struct sluice_cluster *cluster, enum sluice_policy policy,
                                     const struct sluice_request *requests, uint32_t request_count,
                                     const struct sluice_bench_job *jobs, uint32_t job_count, uint64_t patience,
-                                    uint32_t kept_most, uint64_t from, uint64_t until, struct sluice_bench_load_result *result,
-                                    struct sluice_error_text *text);
+                                    uint32_t kept_most, uint64_t from, uint64_t until,
+                                    struct sluice_bench_load_result *result, struct sluice_error_text *text);
 
 #endif
