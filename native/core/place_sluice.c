@@ -22,8 +22,8 @@
 #include <string.h>
 
 enum {
-    /* A node's CPUs may be this many times scarcer than a request's before its GPUs count as out of reach: what else
-     * comes will use fewer. */
+    /* A node's CPUs may be this many times scarcer than those of a request for one GPU before its GPUs count as out of
+     * reach: what else comes will use fewer. Several GPUs are taken at once, or not at all. */
     SLACK_NUMERATOR = 8,
     SLACK_DENOMINATOR = 5,
     CPU_PRICE_FACTOR = 2, /* a CPU that is short costs the GPUs it could have served, twice */
@@ -49,11 +49,12 @@ static void add_usual(struct node_kind *kind, const struct need *need, int64_t w
     int64_t levels = need->share ? sluice_levels_needed(need->share, kind->memory) : LEVELS;
     int64_t all_levels = levels * need->gpus;
     int64_t cpu = need->cpus ? ((CPU_PRICE_FACTOR * w * all_levels) << CPU_BITS) / need->cpus : 0;
+    int64_t slack = need->gpus > 1 ? SLACK_DENOMINATOR : SLACK_NUMERATOR;
     for (int kappa = 0; kappa < KAPPAS; kappa++) {
         struct prices *prices = &kind->prices;
         /* A node without open GPUs has CPUs to spare. */
         bool cpus_short = kappa != KAPPA_CLOSED && (int64_t)need->cpus * LEVELS * SLACK_DENOMINATOR >
-                                                       SLACK_NUMERATOR * all_levels * sluice_kappa_floor(kappa);
+                                                       slack * all_levels * sluice_kappa_floor(kappa);
         if (cpus_short)
             prices->cpu[kappa] = prices->cpu[kappa] + cpu < MAX_CPU_PRICE ? prices->cpu[kappa] + cpu : MAX_CPU_PRICE;
         if (need->gpus > 1)

@@ -83,7 +83,9 @@ class SluiceScore:
                 continue
             w = self.weight(request, count)
             levels = needed(share_of(request), node.shape.gpus[0].memory_mib) if share_of(request) else LEVELS
-            short = at is not None and 5 * LEVELS * cpus_of(request) > 8 * levels * request.gpus * lower_bound(at)
+            tenths = 10 if request.gpus > 1 else 16  # how many times as many CPUs may be asked as there are
+            asked, there = cpus_of(request) * LEVELS, levels * request.gpus * (lower_bound(at) if at is not None else 0)
+            short = at is not None and 10 * asked > tenths * there
             if short:
                 cpu = min(cpu + 2 * w * levels * request.gpus * CPU_ONE // cpus_of(request), 1 << 32)
             if request.gpus > 1:
