@@ -216,6 +216,11 @@ class Inventory:
                 raise checker.invalid(f"links: a width that is not between 0 and {_MAX_WIDTH}")
 
 
+def check_gpu(gpu: Gpu, source: str) -> None:
+    """Refuse a GPU that `Inventory.check` would refuse. Raises SluiceError that begins with `source`."""
+    _Checker(source).gpu(f"GPU {gpu.index}", gpu)
+
+
 class _Checker:
     """Checks the values of one inventory; all raise SluiceError with the origin, the place and the value."""
 

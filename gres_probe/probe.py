@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gres_probe.children import Output, read_all
-from gres_probe.inventory import Gpu, Inventory, Link, Problem
+from gres_probe.inventory import Gpu, Inventory, Link, Problem, check_gpu
 from gres_probe.machine import Machine, PciFunction
 from gres_probe.topology import link_matrix, rdma_nics
 from gres_probe.vendors import Findings, VendorSpec, vendor, vendor_names
@@ -237,7 +237,11 @@ def _unlisted(spec: VendorSpec, findings: Findings, machine: Machine) -> list[Pr
 
 
 def _complete(gpu: Gpu, machine: Machine) -> None:
-    """Fill in from the kernel what the vendor's driver did not tell."""
+    """Fill in from the kernel what the vendor's driver did not tell; what it cannot mean is unknown."""
+    if gpu.utilisation_percent is not None and not 0 <= gpu.utilisation_percent <= 100:
+        gpu.utilisation_percent = None
+    if gpu.memory_used_mib is not None and not 0 <= gpu.memory_used_mib <= gpu.memory_total_mib:
+        gpu.memory_used_mib = None
     function = machine.pci_function(gpu.pci_address)
     if function is not None:
         if gpu.numa_node is None:
@@ -246,7 +250,10 @@ def _complete(gpu: Gpu, machine: Machine) -> None:
 
 
 def _usable(gpu: Gpu, machine: Machine, problems: list[Problem]) -> bool:
-    """Whether the GPU's device file is there; partitions without theirs are taken out. Both are reported."""
+    """Whether what the driver told of the GPU is sound and its device file is there; what is not is reported.
+
+    Partitions without their device files are taken out and reported too.
+    """
 
     def missing(files: Iterable[str], of: str) -> bool:
         lacking = [file for file in files if not machine.has_device_file(file)]
@@ -257,6 +264,11 @@ def _usable(gpu: Gpu, machine: Machine, problems: list[Problem]) -> bool:
             )
         return bool(lacking)
 
+    try:
+        check_gpu(gpu, "the driver's answer makes no sense")
+    except SluiceError as error:
+        problems.append(Problem(gpu.vendor, error.what, "update the driver and its library", gpu.index))
+        return False
     if missing([gpu.device_file], f"GPU {gpu.index}"):
         return False
     gpu.extra_device_files = [file for file in gpu.extra_device_files if machine.has_device_file(file)]

@@ -276,7 +276,10 @@ def _read_utilisation(devices: dict[int, _Device], gpus: list[Gpu]) -> None:
 
 
 def _busiest_engines(device: _Device) -> list[Any]:
-    groups = device.parts("EngineGroups", "zesEngineGetProperties", "zes_engine_properties_t")
+    try:
+        groups = device.parts("EngineGroups", "zesEngineGetProperties", "zes_engine_properties_t")
+    except LevelZeroError:  # lost since it was read; the next probe tells
+        return []
     for kind in _ENGINE_GROUPS:
         found = [engine for engine, properties in groups if properties.type == kind]
         if found:

@@ -259,7 +259,11 @@ def _nvlinks(nvml: _Nvml, gpus: dict[int, tuple[Any, str]]) -> dict[tuple[int, i
     direct: dict[tuple[int, int], int] = {}
     switched: dict[int, list[str]] = {index: [] for index in gpus}
     for index, (handle, _) in gpus.items():
-        for remote, to_switch in _link_ends(nvml, handle):
+        try:
+            ends = list(_link_ends(nvml, handle))
+        except nvml.api.NVMLError:  # lost since it was read; the next probe tells
+            continue
+        for remote, to_switch in ends:
             if remote in by_address:
                 pair = (index, by_address[remote])
                 direct[pair] = direct.get(pair, 0) + 1

@@ -117,6 +117,20 @@ def test_odd_exception_is_a_problem_of_one_line(probe_with: Callable[..., Invent
     assert len(inventory.gpus) == 1
 
 
+def test_answers_that_make_no_sense(probe_with: Callable[..., Inventory]) -> None:
+    """A passing figure that cannot be is unknown; a GPU without a sound identity or size is left out."""
+    good, odd, bad, worse = (gpu("nvidia", index) for index in range(4))
+    odd.utilisation_percent, odd.memory_used_mib = 65535, 1 << 40
+    bad.uuid = "not a\nuuid"
+    worse.memory_usable_mib = worse.memory_total_mib + 1
+    inventory = probe_with(spec("nvidia", lambda machine: Findings([good, odd, bad, worse])))
+    assert [one.index for one in inventory.gpus] == [0, 1]
+    assert (inventory.gpus[1].utilisation_percent, inventory.gpus[1].memory_used_mib) == (None, None)
+    assert [problem.index for problem in inventory.problems] == [2, 3]
+    assert all("makes no sense: GPU" in problem.what for problem in inventory.problems)
+    inventory.check("here")
+
+
 def test_interrupt_leaves_no_child_behind(
     probe_with: Callable[..., Inventory], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -30,6 +30,16 @@ def test_a_symbolic_link_stays_one(tmp_path):
     assert real.stat().st_mode & 0o777 == 0o600
 
 
+def test_a_planted_symbolic_link_is_replaced_and_not_followed(tmp_path):
+    real = tmp_path / "real.conf"
+    real.write_text("old")
+    link = tmp_path / "link.conf"
+    link.symlink_to(real)
+    write_atomic(link, "new", follow_links=False)
+    assert not link.is_symlink() and link.read_text() == "new"
+    assert real.read_text() == "old"
+
+
 def test_an_equal_file_is_not_touched(tmp_path):
     target = tmp_path / "f"
     assert write_if_changed(target, "a")
