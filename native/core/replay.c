@@ -545,6 +545,7 @@ static enum sluice_error preempt_for(struct sluice_replay *replay, uint32_t inde
         replay->candidates, candidates, replay->now, &replay->placement, replay->victims, &victims, text);
     if (error == SLUICE_ERROR_NO_PLACE)
         return SLUICE_OK;
+    close_ranks(replay); /* a victim may have started in this very decision */
     for (uint32_t i = 0; i < victims && !error; i++) {
         uint32_t victim = replay->suspended[replay->victims[i]];
         settle(replay, victim);

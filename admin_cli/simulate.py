@@ -1,0 +1,213 @@
+"""`sluice simulate`: a job history under other policies, side by side."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from sluice_base.errors import UsageError
+
+if TYPE_CHECKING:
+    from policy.metrics import Metrics
+    from policy.simulate import SimulatedPolicy, Simulation
+    from policy.traces import Trace
+
+SCHEMA_VERSION = 1
+DEFAULT_POLICIES = ("easy", "slurm", "sluice")
+# Row of the table: metric, words, and what one unit of the table is.
+ROWS = (
+    ("jobs", "jobs that ended", 1),
+    ("rejected", "jobs that fit nowhere", 1),
+    ("jct_mean_s", "completion time, mean (h)", 3600),
+    ("jct_p99_s", "completion time, p99 (h)", 3600),
+    ("wait_mean_s", "wait, mean (h)", 3600),
+    ("wait_p50_s", "wait, median (h)", 3600),
+    ("wait_p95_s", "wait, p95 (h)", 3600),
+    ("wait_p99_s", "wait, p99 (h)", 3600),
+    ("makespan_s", "makespan (h)", 3600),
+    ("throughput_per_hour", "jobs per hour", 1),
+    ("allocation_percent", "GPUs allocated (%)", 1),
+    ("fragmented_percent", "idle GPUs fragmented (%)", 1),
+    ("fairness_worst", "worst tenant's finish-time ratio", 1),
+    ("fairness_jain", "fairness between tenants (Jain)", 1),
+    ("deadlines", "deadlines", 1),
+    ("deadlines_missed", "deadlines missed", 1),
+    ("preemptions", "preemptions", 1),
+)
+
+
+@click.command("simulate")
+@click.option(
+    "--trace", "trace_path", type=click.Path(path_type=Path), metavar="FILE",
+    help="Job history; see sluice-simulate(1) for its formats.",
+)  # fmt: skip
+@click.option("--format", "format_name", default="auto", show_default=True, metavar="NAME",
+              help="auto, openb, muri, philly, swf or sacct.")  # fmt: skip
+@click.option("--nodes", metavar="FILE|NxG", help="The cluster: a file, or nodes x GPUs, e.g. 16x8:a100.")
+@click.option("--policy", "policies", multiple=True, metavar="NAME[,KEY=VALUE]...",
+              help="May be given several times.  [default: easy, slurm, sluice]")  # fmt: skip
+@click.option("--list-policies", is_flag=True, help="Name the policies, and leave.")
+@click.option("--estimates", type=click.Choice(["limit", "exact", "noisy"]), default="limit", show_default=True,
+              help="What the policy knows of run times.")  # fmt: skip
+@click.option("--noise", type=click.FloatRange(1, 1000), default=5.0, show_default=True,
+              help="With noisy estimates: up to so many times the run time.")  # fmt: skip
+@click.option("--seed", type=int, default=1, show_default=True, help="Of the noise.")
+@click.option("--restart", type=click.FloatRange(0, 10**6), default=0.0, show_default=True, metavar="SECONDS",
+              help="What each start of a job costs.")  # fmt: skip
+@click.option("--checkpoint", type=click.FloatRange(-1, 10**6), default=0.0, show_default=True, metavar="SECONDS",
+              help="Time between checkpoints: what a preempted job keeps. 0: all; -1: nothing.")  # fmt: skip
+@click.option("--depth", type=click.IntRange(0), default=0, show_default=True,
+              help="Pending jobs that are tried at a decision; 0: all.")  # fmt: skip
+@click.option("--interval", type=click.FloatRange(0, 10**6), default=0.0, show_default=True, metavar="SECONDS",
+              help="Least time between decisions.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="One JSON object, with the cluster's state over time.")
+@click.option("-P", "--parsable2", is_flag=True, help="A line for each policy, fields separated by '|'.")
+@click.option("-n", "--noheader", is_flag=True, help="No header line.")
+@click.option("-o", "--format-fields", "columns", metavar="FIELD[,FIELD]...", help="Figures to print, in this order.")
+@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Plot as SVG or PNG.")
+def command(
+    trace_path: Path | None,
+    format_name: str,
+    nodes: str | None,
+    policies: tuple[str, ...],
+    list_policies: bool,
+    estimates: str,
+    noise: float,
+    seed: int,
+    restart: float,
+    checkpoint: float,
+    depth: int,
+    interval: float,
+    as_json: bool,
+    parsable2: bool,
+    noheader: bool,
+    columns: str | None,
+    plot: Path | None,
+) -> None:
+    """Replay a job history under other policies, and compare them: your last month under another policy."""
+    from policy.simulate import PRESETS, Assumptions, parse_policy, simulate
+
+    if list_policies:
+        for name, (_, words) in PRESETS.items():
+            click.echo(f"{name}\t{words}")
+        return
+    if trace_path is None or nodes is None:
+        raise click.UsageError("--trace and --nodes are needed")
+    if plot is not None:
+        from policy.plot import check_plot
+
+        check_plot(plot)
+    wanted = _columns(columns)
+    chosen = [parse_policy(text) for text in policies or DEFAULT_POLICIES]
+
+    from policy.cluster_file import read_nodes
+    from policy.metrics import measure
+    from policy.traces import MICROSECOND, read_trace
+
+    trace, cluster = read_trace(trace_path, format_name), read_nodes(nodes)
+    cost = round(restart * MICROSECOND)
+    assumptions = Assumptions(
+        estimates, noise, seed, lambda job: cost,
+        checkpoint=round(checkpoint * MICROSECOND), depth=depth, interval=round(interval * MICROSECOND),
+    )  # fmt: skip
+    for reason, count in sorted(trace.left_out.items()):
+        click.echo(f"sluice: {trace_path}: {count} {reason}" + ("" if "counted" in reason else ": left out"), err=True)
+    simulations = [
+        simulate(trace, cluster, policy, assumptions, progress=_progress(policy, len(trace.jobs))) for policy in chosen
+    ]
+    if sys.stderr.isatty():
+        click.echo("\r\033[K", nl=False, err=True)
+    measured = [measure(simulation) for simulation in simulations]
+    if plot is not None:
+        from policy.plot import draw_plot
+
+        draw_plot(plot, simulations, measured)
+    if as_json:
+        click.echo(json.dumps(_document(trace, simulations, measured)))
+    elif parsable2:
+        _print_lines(simulations, measured, wanted, noheader)
+    else:
+        _print_table(simulations, measured, wanted, noheader)
+
+
+def _columns(text: str | None) -> list[str]:
+    from policy.metrics import Metrics
+
+    known = [field.name for field in fields(Metrics) if field.name != "fairness"]
+    if text is None:
+        return []
+    wanted = text.split(",")
+    for name in wanted:
+        if name not in known:
+            raise UsageError(f"--format-fields {name!r}: unknown figure", remedy=f"use {', '.join(known)}")
+    return wanted
+
+
+def _progress(policy: SimulatedPolicy, jobs: int) -> Callable[[int], None]:
+    """A line on a terminal that says how far the replay is."""
+    if not sys.stderr.isatty():
+        return lambda ended: None
+    return lambda ended: click.echo(f"\r\033[K{policy.name}: {ended} of {jobs} jobs", nl=False, err=True)
+
+
+def _print_table(simulations: list[Simulation], measured: list[Metrics], wanted: list[str], noheader: bool) -> None:
+    """A figure a line, a policy a column."""
+    rows = [(name, words, unit) for name, words, unit in ROWS if not wanted or name in wanted]
+    if wanted:
+        described = {name: (name, words, unit) for name, words, unit in ROWS}
+        rows = [described.get(name, (name, name, 1)) for name in wanted]
+    names = [simulation.policy.name for simulation in simulations]
+    lines = [] if noheader else [["", *names]]
+    lines += [[words, *(_number(getattr(one, name) / unit) for one in measured)] for name, words, unit in rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(names) + 1)]
+    for line in lines:
+        cells = [
+            line[0].ljust(widths[0]),
+            *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)),
+        ]
+        click.echo("  ".join(cells).rstrip())
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) else f"{value:.2f}"
+
+
+def _print_lines(simulations: list[Simulation], measured: list[Metrics], wanted: list[str], noheader: bool) -> None:
+    """Seconds and percentages as they are, for programs."""
+    names = wanted or [name for name, _, _ in ROWS]
+    if not noheader:
+        click.echo("|".join(["policy", *names]))
+    for simulation, one in zip(simulations, measured, strict=True):
+        click.echo("|".join([simulation.policy.name, *(f"{getattr(one, name):.10g}" for name in names)]))
+
+
+def _document(trace: Trace, simulations: list[Simulation], measured: list[Metrics]) -> dict[str, object]:
+    from policy.traces import MICROSECOND
+
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "trace": {"format": trace.format, "jobs": len(trace.jobs), "left_out": dict(trace.left_out)},
+        "policies": [
+            {
+                "policy": simulation.policy.name,
+                "figures": asdict(one),
+                "over_time": [
+                    {
+                        "at_s": sample.at / MICROSECOND,
+                        "gpus": sample.gpus_milli / 1000,
+                        "running": sample.running,
+                        "pending": sample.pending,
+                        "fragmented_percent": sample.fragmented_permille / 10,
+                    }
+                    for sample in simulation.replayed.samples
+                ],
+            }
+            for simulation, one in zip(simulations, measured, strict=True)
+        ],
+    }
