@@ -411,6 +411,8 @@ enum sluice_error sluice_cluster_check(const struct sluice_cluster *cluster, str
     enum sluice_error error = tally_parts(cluster, tallies, text);
     if (!error)
         error = check_nodes(cluster, tallies, text);
+    if (!error && !sluice_index_sound(cluster))
+        error = sluice_fail(text, SLUICE_ERROR_CORRUPT, "the index of the sluice policy disagrees with the nodes");
     free(tallies);
     return error;
 }

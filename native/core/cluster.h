@@ -239,13 +239,15 @@ bool sluice_scan(const struct sluice_cluster *cluster, const struct policy *poli
 const uint64_t *sluice_candidates(const struct sluice_cluster *cluster, const struct need *need);
 uint64_t sluice_candidate_word(const struct need *need, const uint64_t *candidates, size_t word);
 
-/* ---- place_sluice.c: the index of the sluice policy ---- */
+/* ---- place_sluice.c, score_index.c: the sluice policy and its index ---- */
 enum sluice_error sluice_index_new(struct sluice_cluster *cluster);
 void sluice_index_free(struct sluice_cluster *cluster);
 /* The node's row changed: free amounts, class, availability (open[0]). Called at once after each change. */
 void sluice_index_node_changed(struct sluice_cluster *cluster, uint32_t node);
 /* The caller's order of nodes changed: all ranks. */
 void sluice_index_order_changed(struct sluice_cluster *cluster);
+/* Does the index agree with the nodes? For sluice_cluster_check. */
+bool sluice_index_sound(const struct sluice_cluster *cluster);
 enum sluice_error sluice_index_set_workload(struct sluice_cluster *cluster, const struct need *shapes,
                                             const uint32_t *weights, uint32_t count);
 int64_t sluice_score_sluice(const struct sluice_cluster *cluster, uint32_t node, const struct need *need, int gpus,

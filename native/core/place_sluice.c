@@ -265,7 +265,7 @@ static void search_bucket(struct search *search, const struct bucket *bucket, in
     if (loss >= search->limit)
         return;
     uint32_t before = loss < search->limit - STEP ? NONE : search->rank;
-    uint32_t node = sluice_bucket_first(search->cluster->index, bucket, search->need, before);
+    uint32_t node = sluice_bucket_first(search->cluster, bucket, search->need, before);
     if (node != NONE)
         found(search, node, loss / STEP);
 }

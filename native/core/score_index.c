@@ -187,26 +187,53 @@ static bool has_room(const struct bounds *bounds, const struct need *need)
     return bounds->cpus >= need->cpus && bounds->host_memory >= need->host_memory && bounds->gpu_memory >= need->share;
 }
 
-/* The first entry of the tree that has room for the need, or NO_ENTRY. */
-static uint32_t first_with_room(const struct entry *entries, uint32_t root, const struct need *need)
+/* The first entry of the tree, ranked `from` or later, that has room for the need, or NO_ENTRY. */
+static uint32_t first_with_room(const struct entry *entries, uint32_t root, const struct need *need, uint32_t from)
 {
     if (root == NO_ENTRY || !has_room(&entries[root].bounds, need))
         return NO_ENTRY;
-    uint32_t found = first_with_room(entries, entries[root].left, need);
-    if (found != NO_ENTRY)
-        return found;
-    if (has_room(&entries[root].own, need) && sluice_node_allowed(need, entries[root].node))
-        return root;
-    return first_with_room(entries, entries[root].right, need);
+    if (entries[root].rank >= from) {
+        uint32_t found = first_with_room(entries, entries[root].left, need, from);
+        if (found != NO_ENTRY)
+            return found;
+        if (has_room(&entries[root].own, need))
+            return root;
+    }
+    return first_with_room(entries, entries[root].right, need, from);
 }
 
-uint32_t sluice_bucket_first(const struct score_index *index, const struct bucket *bucket, const struct need *need,
+/* Where to go on after `node`, which is not allowed: the next rank, or, where ranks are the nodes' numbers, that of the
+ * next node that is allowed; NONE if there is none. */
+static uint32_t next_allowed(const struct sluice_cluster *cluster, const struct need *need, uint32_t node)
+{
+    if (cluster->ordered)
+        return cluster->nodes[node].rank + 1;
+    uint32_t from = node + 1;
+    for (size_t word = from / 64; word < need->allowed_words; word++) {
+        uint64_t set = need->allowed[word];
+        if (word == from / 64)
+            set &= ~(uint64_t)0 << (from % 64);
+        if (set)
+            return (uint32_t)(word * 64) + (uint32_t)__builtin_ctzll(set);
+    }
+    return NONE;
+}
+
+uint32_t sluice_bucket_first(const struct sluice_cluster *cluster, const struct bucket *bucket, const struct need *need,
                              uint32_t before)
 {
+    const struct entry *entries = cluster->index->entries;
     if (bucket->root == NO_ENTRY || bucket->first_rank >= before || !has_room(&bucket->bounds, need))
         return NONE;
-    uint32_t found = first_with_room(index->entries, bucket->root, need);
-    return found != NO_ENTRY && index->entries[found].rank < before ? index->entries[found].node : NONE;
+    for (uint32_t from = 0; from < before;) {
+        uint32_t found = first_with_room(entries, bucket->root, need, from);
+        if (found == NO_ENTRY || entries[found].rank >= before)
+            return NONE;
+        if (sluice_node_allowed(need, entries[found].node))
+            return entries[found].node;
+        from = next_allowed(cluster, need, entries[found].node);
+    }
+    return NONE;
 }
 
 /* ---- filing nodes ---- */

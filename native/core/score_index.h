@@ -122,12 +122,10 @@ int sluice_kappa_of(const struct sluice_cluster *cluster, uint32_t node);
 
 /*
  * The node of lowest rank in the bucket that has room for `need`, among those ranked before `before`; NONE if there is
- * none. O(log nodes) but for `need->allowed`, which is asked node by node.
+ * none. O(log nodes), and as much again for each run of nodes that are not allowed (for each such node, where the
+ * caller has set an order).
  */
-uint32_t sluice_bucket_first(const struct score_index *index, const struct bucket *bucket, const struct need *need,
+uint32_t sluice_bucket_first(const struct sluice_cluster *cluster, const struct bucket *bucket, const struct need *need,
                              uint32_t before);
-
-/* Does the index agree with the nodes? For tests. */
-bool sluice_index_sound(const struct sluice_cluster *cluster);
 
 #endif

@@ -117,10 +117,13 @@ static struct sluice_request random_request(uint64_t *allowed, size_t words)
         request.capability_min = draw(70, 90);
     if (request.gpus && chance(10))
         request.gpu_memory_mib_min = draw(1, 30000);
-    if (chance(25)) {
+    if (chance(25)) { /* few nodes, most, or one run of them */
         int percent = chance(50) ? 5 : 80;
+        size_t from = chance(50) ? 0 : (size_t)draw(0, (int64_t)words * 32), to = words * 64;
+        if (from)
+            percent = 100;
         memset(allowed, 0, words * sizeof *allowed);
-        for (size_t i = 0; i < words * 64; i++)
+        for (size_t i = from; i < to; i++)
             allowed[i / 64] |= (uint64_t)chance(percent) << (i % 64);
         request.allowed = allowed;
         request.allowed_words = words;
@@ -318,6 +321,32 @@ static void test_preferences(void)
     }
 }
 
+/* A contradiction in the index does not escape sluice_cluster_check. */
+static void test_check_looks_at_the_index(void)
+{
+    random_state = 5;
+    struct sluice_cluster *cluster = random_cluster(50);
+    struct score_index *index = cluster->index;
+    CHECK_INT(sluice_cluster_check(cluster, NULL), SLUICE_OK);
+    uint32_t node = 0;
+    while (index->filings[node].kind == KIND_OTHER)
+        node++;
+    /* The node's own entry is its last. */
+    uint32_t gpus = index->kinds[index->filings[node].kind]->gpu_count;
+    struct entry *entry = &index->entries[index->filings[node].first_entry + gpus + 1];
+    int32_t *fields[] = {&entry->own.cpus, &entry->bounds.host_memory};
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
+        ++*fields[i];
+        CHECK_INT(sluice_cluster_check(cluster, NULL), SLUICE_ERROR_CORRUPT);
+        --*fields[i];
+    }
+    index->filings[node].kappa ^= 1;
+    CHECK_INT(sluice_cluster_check(cluster, NULL), SLUICE_ERROR_CORRUPT);
+    index->filings[node].kappa ^= 1;
+    CHECK_INT(sluice_cluster_check(cluster, NULL), SLUICE_OK);
+    sluice_cluster_free(cluster);
+}
+
 /* More kinds of nodes than the index has room for: the rest is scanned, and nothing is lost. */
 static void test_many_kinds(void)
 {
@@ -374,6 +403,7 @@ int main(void)
     int scale = getenv("SLUICE_TEST_SCALE") ? 20 : 1;
     test_kappa();
     test_preferences();
+    test_check_looks_at_the_index();
     test_many_kinds();
     test_extremes();
     for (uint64_t seed = 1; seed <= 4; seed++)
