@@ -286,15 +286,18 @@ class State(ctypes.Structure):
 
 
 class Slot(ctypes.Structure):
-    """What one process holds on one GPU or MIG instance; a free slot has pid 0."""
+    """What one process holds on one GPU or MIG instance; a free slot has pid 0.
+
+    It counts while an open file description holds a lock on its first byte, which the kernel drops with the process.
+    """
 
     _fields_ = (
-        ("pid", c_uint32),
+        ("pid", c_uint32),  # in its own PID namespace
         ("gpu", c_uint16),
         ("instance", c_uint16),
         ("start", c_uint64),  # field 22 of /proc/PID/stat: tells a process from a later one of the same number
         ("bytes", c_uint64),
-        ("reserved", c_uint64),
+        ("space", c_uint64),  # inode of its PID namespace
     )
 
 

@@ -148,36 +148,27 @@ def holdings(folder: Path) -> list[Holding]:
     Raises SluiceError when the node has no registry.
     """
     path = folder / "processes"
+    size = ctypes.sizeof(layout.Slot)
+
+    def locked(place: int) -> bool:
+        """Whether the slot's owner lives: the kernel drops its lock with it."""
+        asked = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, place * size, 1, 0)
+        answer = fcntl.fcntl(file, fcntl.F_OFD_GETLK, asked)
+        return bool(struct.unpack_from("h", answer)[0] != fcntl.F_UNLCK)
+
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            data = file.read(layout.PROCESS_SLOTS * size)
+            count = len(data) // size
+            slots = [layout.Slot.from_buffer_copy(data, place * size) for place in range(count)]
+            alive = [bool(slot.pid and slot.bytes) and locked(place) for place, slot in enumerate(slots)]
     except OSError as error:
         raise SluiceError(f"{path}: {error.strerror}", remedy="is the cluster up?") from error
-    size = ctypes.sizeof(layout.Slot)
-    slots = [
-        layout.Slot.from_buffer_copy(data, offset)
-        for offset in range(0, min(len(data), layout.PROCESS_SLOTS * size) // size * size, size)
-    ]
-    used = [slot for slot in slots if slot.pid and slot.bytes]
-    live = _live_processes() if used else set()
     return [
         Holding(slot.pid, slot.gpu, None if slot.instance == layout.NO_INSTANCE else slot.instance, slot.bytes // MIB)
-        for slot in used
-        if (slot.pid, slot.start) in live
+        for slot, lives in zip(slots, alive, strict=True)
+        if lives
     ]
-
-
-def _live_processes() -> set[tuple[int, int]]:
-    """(number in its own PID namespace, start in clock ticks since boot) of every process that is seen from here."""
-    found = set()
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError, ValueError, IndexError):
-            stat = (folder / "stat").read_text(errors="replace")
-            fields = stat[stat.rindex(")") + 2 :].split()
-            status = (folder / "status").read_text(errors="replace")
-            number = next(line.split()[-1] for line in status.splitlines() if line.startswith("NSpid:"))
-            if fields[0] not in "ZX":
-                found.add((int(number), int(fields[19])))
-    return found
 
 
 def build_state(platform: Platform, node: str) -> NodeState:

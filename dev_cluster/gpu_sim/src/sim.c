@@ -1,5 +1,6 @@
 #include "sim.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -399,9 +400,63 @@ static bool matches(const struct sim_slot *slot, unsigned index, uint8_t instanc
     return slot->pid != 0 && slot->gpu == index && (instance == SIM_NO_INSTANCE || slot->instance == instance);
 }
 
-static bool alive(const struct sim_slot *slot)
+/* A slot's owner holds a lock on its first byte for as long as it lives, in whatever PID namespace. */
+static struct flock slot_lock(unsigned place)
 {
-    return process_start(slot->pid) == slot->start;
+    return (struct flock){
+        .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)(place * sizeof(struct sim_slot)), .l_len = 1};
+}
+
+/* `fd` must not be the description that this process locks with. */
+static bool alive(int fd, unsigned place)
+{
+    struct flock lock = slot_lock(place);
+    return fcntl(fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+}
+
+static uint64_t own_space(void)
+{
+    struct stat stamp;
+    return stat("/proc/self/ns/pid", &stamp) == 0 ? stamp.st_ino : 0;
+}
+
+/* The last number of the NSpid line: a process's number in its own namespace. */
+static uint32_t inner_number(const char *pid)
+{
+    char path[300], text[4096];
+    snprintf(path, sizeof path, "/proc/%s/status", pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t size = fd >= 0 ? read_whole(fd, text, sizeof text - 1, 0) : -1;
+    if (fd >= 0) {
+        close(fd);
+    }
+    text[size > 0 ? size : 0] = 0;
+    char *line = strstr(text, "\nNSpid:"), *end = line != NULL ? strchr(line + 1, '\n') : NULL;
+    if (end == NULL) {
+        return 0;
+    }
+    *end = 0;
+    return (uint32_t)strtoul(strrchr(line, '\t') + 1, NULL, 10);
+}
+
+/* The number by which this process knows a slot's owner; 0 when it cannot see it, as from within a container. */
+static uint32_t visible_number(const struct sim_slot *slot, uint64_t space)
+{
+    if (slot->space == space) {
+        return slot->pid;
+    }
+    uint32_t found = 0;
+    DIR *folder = opendir("/proc");
+    for (struct dirent *entry; found == 0 && folder != NULL && (entry = readdir(folder)) != NULL;) {
+        uint32_t pid = (uint32_t)strtoul(entry->d_name, NULL, 10);
+        if (pid != 0 && process_start(pid) == slot->start && inner_number(entry->d_name) == slot->pid) {
+            found = pid;
+        }
+    }
+    if (folder != NULL) {
+        closedir(folder);
+    }
+    return found;
 }
 
 unsigned sim_uses(unsigned index, const struct sim_gpu *gpu, uint8_t instance, struct sim_use *uses, unsigned room)
@@ -422,11 +477,14 @@ unsigned sim_uses(unsigned index, const struct sim_gpu *gpu, uint8_t instance, s
     struct sim_slot *slots;
     int fd = open_registry(O_RDONLY);
     unsigned count = read_slots(fd, &slots);
+    uint64_t space = count > 0 ? own_space() : 0;
     for (unsigned i = 0; i < count; i++) {
-        if (matches(&slots[i], index, instance) && slots[i].bytes > 0 && alive(&slots[i])) {
+        bool here = matches(&slots[i], index, instance) && slots[i].bytes > 0 && alive(fd, i);
+        uint32_t pid = here ? visible_number(&slots[i], space) : 0;
+        if (pid != 0) {
             if (found < room) {
-                uses[found] = (struct sim_use){
-                    .pid = slots[i].pid, .instance = (uint8_t)slots[i].instance, .bytes = slots[i].bytes};
+                uses[found] =
+                    (struct sim_use){.pid = pid, .instance = (uint8_t)slots[i].instance, .bytes = slots[i].bytes};
             }
             found++;
         }
@@ -468,7 +526,7 @@ uint64_t sim_used(unsigned index, const struct sim_gpu *gpu, uint8_t instance)
     int fd = open_registry(O_RDONLY);
     unsigned count = read_slots(fd, &slots);
     for (unsigned i = 0; i < count; i++) {
-        if (matches(&slots[i], index, instance) && slots[i].bytes > 0 && alive(&slots[i])) {
+        if (matches(&slots[i], index, instance) && slots[i].bytes > 0 && alive(fd, i)) {
             bytes += slots[i].bytes;
         }
     }
@@ -481,77 +539,109 @@ uint64_t sim_used(unsigned index, const struct sim_gpu *gpu, uint8_t instance)
 }
 
 /* Sum over the slots of a GPU or instance, the dead ones left out only when `careful`: asking costs. */
-static uint64_t held(const struct sim_slot *slots, unsigned count, unsigned index, uint8_t instance, bool careful)
+static uint64_t held(int fd, const struct sim_slot *slots, unsigned count, unsigned index, uint8_t instance,
+                     bool careful)
 {
     uint64_t bytes = 0;
     for (unsigned i = 0; i < count; i++) {
-        if (matches(&slots[i], index, instance) && (!careful || alive(&slots[i]))) {
+        if (matches(&slots[i], index, instance) && (!careful || alive(fd, i))) {
             bytes += slots[i].bytes;
         }
     }
     return bytes;
 }
 
-static unsigned own_slot(const struct sim_slot *slots, unsigned count, unsigned index, uint8_t instance, uint64_t start)
+/* Who this process is, asked for once, and the description with which it locks its slots. The registry's lock guards
+ * it. */
+struct owner {
+    pid_t pid;
+    uint64_t start, space;
+    int anchor;
+};
+
+static bool is_mine(const struct sim_slot *slot, const struct owner *me)
 {
-    unsigned unused = SIM_PROCESS_SLOTS;
-    for (unsigned i = 0; i < count; i++) {
-        if (slots[i].pid == (uint32_t)getpid() && slots[i].start == start && slots[i].gpu == index &&
-            slots[i].instance == instance) {
-            return i;
-        }
-        if (slots[i].pid == 0 && unused == SIM_PROCESS_SLOTS) {
-            unused = i;
-        }
-    }
-    for (unsigned i = 0; unused == SIM_PROCESS_SLOTS && i < count; i++) {
-        unused = alive(&slots[i]) ? unused : i;
-    }
-    if (unused == SIM_PROCESS_SLOTS && count < SIM_PROCESS_SLOTS) {
-        unused = count;
-    }
-    return unused;
+    return slot->pid == (uint32_t)me->pid && slot->start == me->start && slot->space == me->space;
 }
 
-/* This process's start, asked for once; the registry's lock guards it. */
-static uint64_t own_start(void)
+static bool same_inode(int one, int other)
 {
-    static pid_t owner;
-    static uint64_t start;
-    if (owner != getpid()) {
-        owner = getpid();
-        start = process_start((uint32_t)owner);
+    struct stat a, b;
+    return one >= 0 && fstat(one, &a) == 0 && fstat(other, &b) == 0 && a.st_ino == b.st_ino && a.st_dev == b.st_dev;
+}
+
+static const struct owner *myself(int fd, const struct sim_slot *slots, unsigned count)
+{
+    static struct owner owner = {.anchor = -1};
+    bool kept = same_inode(owner.anchor, fd); /* not where the program closed what it did not open */
+    if (owner.pid != getpid()) {
+        if (kept) {
+            close(owner.anchor); /* a copy of the parent's, from before a fork */
+        }
+        kept = false;
+        owner = (struct owner){
+            .pid = getpid(), .start = process_start((uint32_t)getpid()), .space = own_space(), .anchor = -1};
     }
-    return start;
+    if (!kept) {
+        owner.anchor = open_registry(O_RDWR);
+    }
+    for (unsigned i = 0; !kept && i < count; i++) {
+        struct flock lock = slot_lock(i);
+        if (is_mine(&slots[i], &owner)) {
+            fcntl(owner.anchor, F_OFD_SETLK, &lock);
+        }
+    }
+    return &owner;
+}
+
+/* This process's slot for a GPU or instance, else one that is nobody's any more, else a new one. */
+static unsigned own_slot(int fd, const struct sim_slot *slots, unsigned count, unsigned index, uint8_t instance,
+                         const struct owner *me)
+{
+    for (unsigned i = 0; i < count; i++) {
+        if (is_mine(&slots[i], me) && slots[i].gpu == index && slots[i].instance == instance) {
+            return i;
+        }
+    }
+    unsigned place = 0;
+    while (place < count && alive(fd, place)) {
+        place++;
+    }
+    return place;
 }
 
 static enum sim_status change_slot(int fd, unsigned index, const struct sim_gpu *gpu, uint8_t instance, int64_t change)
 {
     struct sim_slot *slots;
     unsigned count = read_slots(fd, &slots);
-    uint64_t start = own_start();
-    unsigned place = own_slot(slots, count, index, instance, start);
-    enum sim_status status = place < SIM_PROCESS_SLOTS && start != 0 ? SIM_OK : SIM_IO;
-    struct sim_slot slot = {.pid = (uint32_t)getpid(), .gpu = (uint16_t)index, .instance = instance, .start = start};
-    if (status == SIM_OK && place < count && slots[place].pid == slot.pid && slots[place].start == start) {
+    const struct owner *me = myself(fd, slots, count);
+    unsigned place = own_slot(fd, slots, count, index, instance, me);
+    enum sim_status status = place < SIM_PROCESS_SLOTS && me->start != 0 && me->anchor >= 0 ? SIM_OK : SIM_IO;
+    struct sim_slot slot = {
+        .pid = (uint32_t)me->pid, .gpu = (uint16_t)index, .instance = instance, .start = me->start, .space = me->space};
+    if (status == SIM_OK && place < count && is_mine(&slots[place], me)) {
         slot.bytes = slots[place].bytes;
     }
     if (status == SIM_OK && change > 0) {
         uint64_t room = sim_capacity(gpu, instance), fixed = standing(gpu, instance);
         uint64_t wanted = fixed + (uint64_t)change;
-        if (wanted < fixed || wanted + held(slots, count, index, instance, false) > room) {
-            wanted += held(slots, count, index, instance, true);
+        if (wanted < fixed || wanted + held(fd, slots, count, index, instance, false) > room) {
+            wanted += held(fd, slots, count, index, instance, true);
             status = wanted > room || wanted < (uint64_t)change ? SIM_NO_MEMORY : SIM_OK;
         }
     }
     if (status == SIM_OK) {
         uint64_t less = change < 0 ? (uint64_t)-change : 0;
         slot.bytes = change < 0 ? slot.bytes - (less < slot.bytes ? less : slot.bytes) : slot.bytes + (uint64_t)change;
+        struct flock lock = slot_lock(place);
         if (slot.bytes == 0) {
             slot = (struct sim_slot){0};
+            lock.l_type = F_UNLCK;
         }
-        off_t offset = (off_t)(place * sizeof slot);
-        status = pwrite(fd, &slot, sizeof slot, offset) == (ssize_t)sizeof slot ? SIM_OK : SIM_IO;
+        off_t offset = lock.l_start;
+        bool done = fcntl(me->anchor, F_OFD_SETLK, &lock) == 0 &&
+                    pwrite(fd, &slot, sizeof slot, offset) == (ssize_t)sizeof slot;
+        status = done ? SIM_OK : SIM_IO;
     }
     free(slots);
     return status;
@@ -559,6 +649,7 @@ static enum sim_status change_slot(int fd, unsigned index, const struct sim_gpu 
 
 enum sim_status sim_hold(unsigned index, uint8_t instance, int64_t change)
 {
+    static pthread_mutex_t threads = PTHREAD_MUTEX_INITIALIZER;
     struct sim_gpu gpu;
     if (!sim_peek(index, &gpu)) {
         return SIM_NO_DEVICE;
@@ -567,7 +658,6 @@ enum sim_status sim_hold(unsigned index, uint8_t instance, int64_t change)
     if (fd < 0) {
         return SIM_IO;
     }
-    static pthread_mutex_t threads = PTHREAD_MUTEX_INITIALIZER;
     pthread_mutex_lock(&threads);
     while (flock(fd, LOCK_EX) != 0 && errno == EINTR) { /* the kernel frees it when its holder dies */
     }

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from sim_node import Node
 
-from dev_cluster.gpu_sim import holdings
+from dev_cluster.gpu_sim import holdings, layout
 
 MIB = 1 << 20
 
@@ -428,14 +432,62 @@ print(json.dumps([len(failed), used()]))
     ) == [0, CONTEXT]
 
 
-def test_a_process_number_used_again_holds_nothing(dgx: Node) -> None:
-    """A slot is its process's only with the process's start time."""
+def test_a_slot_without_its_owners_lock_holds_nothing(dgx: Node) -> None:
+    """Neither what a dead process left nor what somebody forged for a live one counts; and the slot is used again."""
+    forged = layout.Slot(pid=os.getpid(), gpu=0, instance=layout.NO_INSTANCE, start=1, bytes=5000 * MIB, space=1)
+    (dgx.folder / "processes").write_bytes(bytes(forged))
+    assert dgx.run(CUDA + "print(json.dumps([used(), mine()]))") == [0, []]
+    assert holdings(dgx.folder) == []
     with dgx.start(HOLD, 1000, 1) as program:
-        go(program)
-        registry = dgx.folder / "processes"
-        slots = bytearray(registry.read_bytes())
-        slots[8] ^= 1  # the low byte of the start time
-        registry.write_bytes(slots)
-        assert dgx.run(CUDA + "print(json.dumps(used()))") == 0
-        assert holdings(dgx.folder) == []
+        [(pid, _)] = go(program)
+        slots = (dgx.folder / "processes").read_bytes()
+        assert len(slots) == ctypes.sizeof(layout.Slot)
+        assert layout.Slot.from_buffer_copy(slots).pid == pid
         program.kill()
+
+
+def test_a_program_that_closes_all_files_still_holds_its_memory(dgx: Node) -> None:
+    assert dgx.run(
+        CUDA
+        + """
+start()
+alloc(100)
+os.closerange(3, 256)
+alloc(100)
+print(json.dumps([used(), mine()]))
+"""
+    ) == [CONTEXT + 200, [CONTEXT + 200]]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a PID namespace of one's own needs root")
+def test_containers_share_a_gpu_and_are_seen_from_the_node(dgx: Node) -> None:
+    """Process numbers mean nothing across PID namespaces; memory counts there too, under the node's own number."""
+    inside = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", sys.executable, "-c"]
+    with subprocess.Popen(
+        [*inside, HOLD, "60000", "1"],
+        env=dgx.environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parent,
+    ) as program:
+        [(pid, blocks)] = go(program)
+        assert (pid, blocks) == (1, 1)
+        look = """
+handle = n.nvmlDeviceGetHandleByIndex(0)
+print(json.dumps([used(), [[p.pid, p.usedGpuMemory // MIB] for p in n.nvmlDeviceGetComputeRunningProcesses(handle)]]))
+"""
+        total, [[number, memory]] = dgx.run(CUDA + look)
+        assert (total, memory) == (60000 + CONTEXT, 60000 + CONTEXT)
+        assert b"cuMemAlloc" in Path(f"/proc/{number}/cmdline").read_bytes()
+        again = subprocess.run(
+            [*inside, CUDA + "start(); print(json.dumps([alloc(30000), used()]))"],
+            env=dgx.environment(),
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=Path(__file__).parent,
+        )
+        assert json.loads(again.stdout) == [-2, 60000 + 2 * CONTEXT]  # another container cannot see it, but feels it
+        program.kill()
+    assert dgx.run(CUDA + "print(json.dumps(used()))") == 0
