@@ -55,7 +55,15 @@ _LIST_MUST: dict[str, dict[str, tuple[str, float]]] = {
     },
     "gpuspec33": {"sluice_allocation_percent": (">=", 94.0)},
 }
-_REPRODUCED = {"fgd": "FGD", "best_fit": "BestFit", "gpu_packing": "GpuPacking", "random": "Random"}
+_PUBLISHED_AS = {
+    "fgd": "FGD",
+    "best_fit": "BestFit",
+    "gpu_packing": "GpuPacking",
+    "gpu_clustering": "GpuClustering",
+    "dot_product": "DotProd",
+    "random": "Random",
+}
+_MUST_REPRODUCE = ("fgd", "best_fit", "gpu_packing", "random")
 _REPRODUCED_WITHIN = 0.3  # points
 
 _POLICIES = {
@@ -178,12 +186,13 @@ def run(nodes: Path, pods: Sequence[Path], published: Path | None, seeds: int, f
         result.figures[f"{name}_gain_over_fgd_worst_seed_points"] = min(gains)
         for figure, bound in _LIST_MUST.get(name, {}).items():
             result.must[f"{name}_{figure}"] = bound
-        for policy, theirs in _REPRODUCED.items():
+        for policy, theirs in _PUBLISHED_AS.items():
             if name in expected and theirs in expected[name]:
                 figure = f"{name}_{policy}_off_published_points"
                 measured = result.peer[f"{name}_{policy}_allocation_percent"]
                 result.figures[figure] = abs(measured - expected[name][theirs])
-                result.must[figure] = ("<=", _REPRODUCED_WITHIN)
+                if policy in _MUST_REPRODUCE:
+                    result.must[figure] = ("<=", _REPRODUCED_WITHIN)
     result.figures["gain_over_fgd_least_points"] = min(
         result.figures[f"{list_name(path)}_gain_over_fgd_points"] for path in pods
     )

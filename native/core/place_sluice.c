@@ -8,8 +8,8 @@
  *           take t: demand that can go to few places makes these places dear
  *   a GPU with l hundredths free is worth l * (the w of the requests for one GPU that fit into l)
  *   k idle GPUs together are worth, beyond that, for each request of several GPUs what of it fits into k, times w
- *   where a node has fewer CPUs per open GPU than a usual request needs (SLACK times over), its GPUs will not all be
- *   used: then the request counts not in the worth of GPUs, but in a price of CPUs
+ *   where a node has too few CPUs per open GPU for a usual request, its GPUs will not all be used: then the request
+ *   makes a price of CPUs, and one for one GPU counts no more in the worth of a GPU
  *
  * The loss is what these sums fall by, and the score is the loss in steps of STEP, negated. The coarse step matters:
  * many nodes are equally good, the first of them is taken, and so the others stay as they are. Derived from the idea of
