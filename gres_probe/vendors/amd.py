@@ -6,6 +6,7 @@ when it is imported without its library, which is why `gres_probe.probe` gives t
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from typing import Any
@@ -176,7 +177,7 @@ def _memory(smi: _AmdSmi, handle: Any) -> tuple[int, int, int | None]:
     kind = smi.api.AmdSmiMemoryType.VRAM
     total = smi.need("amdsmi_get_gpu_memory_total", handle, kind)
     used = smi.ask("amdsmi_get_gpu_memory_usage", handle, kind)
-    processes = smi.ask("amdsmi_get_gpu_process_list", handle)
+    processes = smi.ask("amdsmi_get_gpu_process_list", handle) if os.geteuid() == 0 else None  # else only one's own
     if used is None or not isinstance(processes, list):
         return total // _MIB, total // _MIB, None if used is None else used // _MIB
     held = sum(process["memory_usage"]["vram_mem"] for process in processes)

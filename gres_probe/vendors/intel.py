@@ -180,9 +180,12 @@ def _memory(device: _Device) -> tuple[int, int, int | None]:
     if not size:
         raise ValueError("the driver tells no size of its memory")
     try:
-        held = sum(process.memSize for process in device.sysman.processes(device.handle))
+        processes = device.sysman.processes(device.handle) if os.geteuid() == 0 else None  # else only one's own
     except LevelZeroError:
+        processes = None
+    if processes is None:
         return total // _MIB, size // _MIB, (size - free) // _MIB
+    held = sum(process.memSize for process in processes)
     return total // _MIB, usable_memory(size, max(0, size - free - held)), min(held, size) // _MIB
 
 

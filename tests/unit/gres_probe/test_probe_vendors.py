@@ -181,6 +181,21 @@ def test_amd_driver_that_tells_little_is_unknown_not_wrong(monkeypatch: pytest.M
     assert gpu.health is Health.UNKNOWN
 
 
+@pytest.mark.parametrize(("user", "usable", "used"), [(0, 196592 - 512, 100), (1000, 196592, 20400)])
+def test_amd_memory_is_reckoned_by_root_only(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, user: int, usable: int, used: int
+) -> None:
+    """Others do not see all processes, and would take what jobs hold for what the driver keeps."""
+    partitioned(
+        monkeypatch,
+        amdsmi_get_gpu_memory_usage=lambda handle, kind: (300 + 100 + (0 if user == 0 else 20000)) * MIB,
+        amdsmi_get_gpu_process_list=lambda handle: [{"memory_usage": {"vram_mem": 100 * MIB}}],
+    )
+    monkeypatch.setattr("os.geteuid", lambda: user)
+    (gpu,) = amd.probe(Machine(tmp_path, tmp_path, None)).gpus
+    assert (gpu.memory_total_mib, gpu.memory_usable_mib, gpu.memory_used_mib) == (196592, usable, used)
+
+
 def test_amd_gpu_without_render_node_is_a_problem(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     partitioned(monkeypatch, amdsmi_get_gpu_enumeration_info=None)
     findings = amd.probe(Machine(tmp_path, tmp_path, None))
