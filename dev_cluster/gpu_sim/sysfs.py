@@ -53,6 +53,7 @@ def cpu_list(cpus: list[int]) -> str:
 def _write_sys(root: Path, platform: Platform) -> None:
     for name in ("bus/pci/devices", "class/drm", "class/infiniband", "devices/system/node"):
         (root / name).mkdir(parents=True, exist_ok=True)
+    memory = platform.cpu.memory_mib // platform.cpu.numa_nodes * 1024
     for node in range(platform.cpu.numa_nodes):
         distances = (platform.cpu.numa_distance(node, other) for other in range(platform.cpu.numa_nodes))
         _files(
@@ -60,7 +61,8 @@ def _write_sys(root: Path, platform: Platform) -> None:
             {
                 "cpulist": cpu_list(platform.cpu.numa_cpus(node)),
                 "distance": " ".join(str(distance) for distance in distances),
-                "meminfo": f"Node {node} MemTotal: {platform.cpu.memory_mib // platform.cpu.numa_nodes * 1024} kB",
+                # libnuma, in slurmd, wants both lines
+                "meminfo": f"Node {node} MemTotal: {memory} kB\nNode {node} MemFree: {memory} kB",
             },
         )
     _write_cpus(root / "devices/system/cpu", platform)
