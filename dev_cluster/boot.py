@@ -211,8 +211,7 @@ class Boot:
                     env={**os.environ, MARKER: str(self.layout.folder)},
                     pass_fds=[claim.fileno() for claim in self.claim.sockets],
                 )
-            if helper.wait(timeout=30) != 0:
-                raise SluiceError(f"the cluster's namespaces cannot be made: {log.read_text().strip()}")
+            helper.wait()  # it forks process 1 and ends
             while True:
                 try:
                     ask(self.layout, "list")
@@ -289,14 +288,17 @@ class Boot:
             raise SluiceError(f"{waiting_for} did not get ready in time; its last words:\n{words}")
         time.sleep(0.02)
 
-    @staticmethod
-    def in_parallel(*branches: Callable[[], None]) -> None:
-        """Run all; the first error, after the others have ended."""
+    def in_parallel(self, *branches: Callable[[], None]) -> None:
+        """Run all; when one fails the others stop waiting. Raises the first error."""
         with ThreadPoolExecutor(len(branches)) as pool:
             futures = [pool.submit(branch) for branch in branches]
-            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-            for future in done:
-                future.result()
+            try:
+                done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+                for future in done:
+                    future.result()
+            except BaseException:
+                self.deadline = 0.0
+                raise
 
     def munged(self) -> list[str]:
         """munged's command line."""

@@ -86,7 +86,12 @@ def remove(name: str) -> None:
 def main() -> None:
     """Remove the cgroup that the command line names."""
     name = sys.argv[1]
-    namespaces.unshare(namespaces.CLONE_NEWNS)
+    try:
+        namespaces.unshare(namespaces.CLONE_NEWNS)
+    except PermissionError as error:
+        if any(_PLACE.glob(f"*/{name}")):
+            sys.exit(f"cgroup {name}: {error}")
+        return  # who may not do this has not made one either
     namespaces.make_private()
     for controller in _available():
         if _mount(controller, _PLACE):

@@ -18,7 +18,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,9 +32,11 @@ from sluice_base.files import write_atomic
 from sluice_base.run import CommandError, run_command
 
 if TYPE_CHECKING:
+    from dev_cluster.boot import Boot
     from dev_cluster.description import ClusterDescription
 
 SCHEMA_VERSION = 1
+_LOCK_PATIENCE = 3.0  # seconds
 _END_TIMEOUT = 60.0  # seconds for the kernel to end a thousand daemons
 
 Progress = Callable[[str], None]
@@ -103,6 +105,16 @@ class DevCluster:
         tree = SlurmTree(slurm_prefix or Path("/usr"), root)
         tree.check(accounting=description.accounting)
         boot = Boot(self, description, tree, progress or (lambda _: None), time.monotonic() + timeout)
+        with closing(boot.claim):
+            lifeline = self._boot(boot, wait)
+        if attached:
+            self._lifeline = lifeline
+        else:
+            os.write(lifeline, b"\0")
+            os.close(lifeline)
+
+    def _boot(self, boot: Boot, wait: bool) -> int:
+        """Make the folder ours and run `boot`; on failure everything is down again."""
         self._make_folder()
         with self._locked():
             if any(self.folder.iterdir()):
@@ -114,17 +126,12 @@ class DevCluster:
             try:
                 self.folder.chmod(0o755)
                 self.write_facts({"state": "starting"})
-                lifeline = boot.run(wait=wait)
+                return boot.run(wait=wait)
             except BaseException:
                 self._tear_down()
                 raise
             finally:
                 os.umask(umask)
-        if attached:
-            self._lifeline = lifeline
-        else:
-            os.write(lifeline, b"\0")
-            os.close(lifeline)
 
     def down(self) -> bool:
         """Leave no process, mount, namespace, cgroup or file behind. True when there was anything.
@@ -165,16 +172,24 @@ class DevCluster:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """One `up` or `down` at a time; the lock goes with its holder."""
+        """One `up` or `down` at a time; the lock goes with its holder.
+
+        A holder that was killed may have left a child on its way to another program, which lets go a moment later.
+        """
         descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        deadline = time.monotonic() + _LOCK_PATIENCE
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise SluiceError(
-                    f"{self.folder}: another `sluice cluster up` or `down` is at work on it",
-                    remedy="wait until it is done, or stop it",
-                ) from error
+            while True:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError as error:
+                    if time.monotonic() > deadline:
+                        raise SluiceError(
+                            f"{self.folder}: another `sluice cluster up` or `down` is at work on it",
+                            remedy="wait until it is done, or stop it",
+                        ) from error
+                    time.sleep(0.02)
             yield
         finally:
             os.close(descriptor)

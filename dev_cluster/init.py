@@ -14,12 +14,14 @@ from __future__ import annotations
 import json
 import os
 import resource
+import select
 import selectors
 import signal
 import socket
 import stat
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,18 +43,23 @@ def main() -> None:
     """Fork process 1 into new namespaces, write down which process it is, and leave it alone."""
     layout = Layout(Path(sys.argv[1]))
     root = Path(sys.argv[2]) if len(sys.argv) > 2 else None
-    namespaces.unshare(namespaces.CLONE_NEWPID)
-    pid = os.fork()
-    if pid:
-        write_atomic(layout.init, json.dumps({"pid": pid, "started": start_time(pid)}))
-        os._exit(0)
-    os.setsid()
-    namespaces.set_process_name("sluice-cluster")
-    os.environ.clear()  # the first process's own environment, which carries the marker, stays readable in /proc
+    if select.select([0], [], [], 0)[0]:
+        return  # `up` was killed already, and `down` may have been here
     try:
+        namespaces.unshare(namespaces.CLONE_NEWPID)
+        pid = os.fork()
+        if pid:
+            write_atomic(layout.init, json.dumps({"pid": pid, "started": start_time(pid)}))
+            os._exit(0)
+        os.setsid()
+        namespaces.set_process_name("sluice-cluster")
+        os.environ.clear()  # the first process's own environment, which carries the marker, stays readable in /proc
+        for entry in os.listdir("/proc/self/fd"):
+            with suppress(OSError):
+                os.set_inheritable(int(entry), int(entry) <= 2)
         Init(layout, root).serve()
     except OSError as error:
-        print(f"{error}", file=sys.stderr, flush=True)
+        print(error, file=sys.stderr, flush=True)
         os._exit(1)
 
 
@@ -123,12 +130,12 @@ class Init:
             connection.settimeout(30)
             try:
                 for line in stream:
-                    stream.write(json.dumps(self.answer(json.loads(line))) + "\n")
+                    stream.write(json.dumps(self.answer(line)) + "\n")
                     stream.flush()
             except OSError:
                 return  # the asker has gone
 
-    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+    def answer(self, line: str) -> dict[str, Any]:
         """Do one request: its fields are the keyword arguments of the method that `do` names."""
         requests: dict[str, Callable[..., object]] = {
             "node": self.node,
@@ -138,9 +145,12 @@ class Init:
             "list": self.list_daemons,
         }
         try:
+            request = json.loads(line)
             return {"ok": requests[request.pop("do")](**request)}
         except (OSError, RequestError) as error:
             return {"error": str(error)}
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            return {"error": f"request {line.strip()[:200]!r}: {error!r}"}  # not worth the cluster's life
 
     def list_daemons(self) -> dict[str, dict[str, Any]]:
         """Every daemon ever started: pid, host, and exit status (negative: signal) once it has ended."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
@@ -354,6 +355,30 @@ def test_not_root(tiny_file: Path) -> None:
         assert refused.returncode == 1
         assert "you are not root; run it as root" in refused.stderr
         assert len(refused.stderr.splitlines()) == 1
+
+
+def test_root_without_the_right_to_mount(tmp_path: Path, tiny_file: Path) -> None:
+    less = ["setpriv", "--inh-caps=-sys_admin", "--bounding-set=-sys_admin"]
+    command = [*less, *SLUICE, "cluster", "up", "--dir", str(tmp_path / "c"), str(tiny_file)]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert refused.returncode == 1
+    assert "namespaces cannot be made: [Errno 1] unshare: Operation not permitted; containers" in refused.stderr
+    assert traces(tmp_path / "c") == []
+
+
+def test_one_up_or_down_at_a_time(tmp_path: Path, tiny_file: Path) -> None:
+    folder = tmp_path / "c"
+    folder.mkdir()
+    busy = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(busy, fcntl.LOCK_EX)
+        for work in (lambda: DevCluster(folder).up(tiny_file), DevCluster(folder).down):
+            with pytest.raises(SluiceError, match="another `sluice cluster up` or `down` is at work on it"):
+                work()
+    finally:
+        os.close(busy)
+    assert DevCluster(folder).down()
+    assert traces(folder) == []
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,22 @@ def test_programs_of_a_prefix_come_first(tmp_path: Path) -> None:
         tree.check(accounting=False)
 
 
+def test_trixie_chroot_refuses_what_it_did_not_make(tmp_path: Path) -> None:
+    tool = Path(__file__).parents[3] / "tools/trixie-chroot"
+    (tmp_path / "thesis").touch()
+    for words, what in (
+        ([], "usage: tools/trixie-chroot"),
+        (["--colour", "x"], "usage: tools/trixie-chroot"),
+        ([str(tmp_path)], f"{tmp_path}: exists and is no finished tree; remove it, or name another folder"),
+    ):
+        refused = subprocess.run([tool, *words], capture_output=True, text=True, check=False)
+        assert refused.returncode == 2
+        assert what in refused.stderr
+    (tmp_path / ".sluice-tree").touch()
+    assert subprocess.run([tool, tmp_path], check=False).returncode == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".sluice-tree", "thesis"]
+
+
 def test_the_command_starts_without_heavy_modules() -> None:
     program = "import sys, admin_cli.cluster; print('pydantic' in sys.modules, 'yaml' in sys.modules)"
     assert (
