@@ -24,6 +24,7 @@ MILLI = 1000
 MAX_SAMPLES = 500  # of the cluster's state over the time of the trace
 MAX_WORKLOAD = 1024  # request shapes that the placement policies are told of, as in the core
 ACCOUNT_SHARES = 1000
+NO_SUCH_MODEL = "(a model that is not there)"  # a job that accepts no other is rejected
 SERVICE_ORDER = {Factor.SERVICE: 1000}
 
 # The makespan guard's margins, in thousandths of its horizon; see docs/scheduling.md. The only figures of ours that
@@ -254,6 +255,8 @@ def _requests(trace: Trace, nodes: Sequence[ClusterNode], cluster: Cluster) -> t
     numbers = []
     for job in trace.jobs:
         accepted = [model for model in job.models if model in known_models]
+        if job.models and not accepted:
+            accepted = [NO_SUCH_MODEL]
         request = _request(job, largest, cluster.models(accepted), len(nodes))
         numbers.append(requests.setdefault(request, len(requests)))
     return list(requests), numbers

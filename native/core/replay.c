@@ -35,7 +35,6 @@ struct job {
 struct request_class {
     struct sluice_request request;
     struct need need;
-    uint32_t nodes; /* most that a placement can have */
     uint32_t jobs;
     bool never;
     uint32_t full;   /* decision in which it found no place */
@@ -868,7 +867,6 @@ static enum sluice_error set_up_classes(struct sluice_replay *replay, const stru
 static bool allocate(struct sluice_replay *replay)
 {
     size_t jobs = replay->count ? replay->count : 1;
-    size_t nodes = replay->cluster->node_count ? replay->cluster->node_count : 1;
     size_t classes = replay->class_count ? replay->class_count : 1;
     replay->classes = calloc(classes, sizeof *replay->classes);
     replay->trace = calloc(jobs, sizeof *replay->trace);
@@ -886,8 +884,8 @@ static bool allocate(struct sluice_replay *replay)
     replay->suspended = calloc(jobs, sizeof *replay->suspended);
     replay->candidates = calloc(jobs, sizeof *replay->candidates);
     replay->reserved_nodes = calloc(replay->cluster->words, sizeof *replay->reserved_nodes);
-    replay->placement.parts = calloc(nodes, sizeof *replay->placement.parts);
-    replay->placement.part_capacity = (uint32_t)nodes;
+    replay->placement.parts = calloc(SLUICE_MAX_NODES, sizeof *replay->placement.parts);
+    replay->placement.part_capacity = SLUICE_MAX_NODES; /* as wide as any request */
     return replay->classes && replay->trace && replay->jobs && replay->outcomes && replay->pending &&
            replay->heap[ENDS].jobs && replay->heap[EXPECTED].jobs && replay->scratch.jobs && replay->order_jobs &&
            replay->guard_jobs && replay->active && replay->ranked && replay->victims && replay->suspended &&

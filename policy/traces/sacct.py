@@ -142,11 +142,13 @@ def _gpus(row: Row) -> tuple[int, int, tuple[str, ...], dict[str, str]]:
     """Whole GPUs, shards, the GPU model that was asked, and all amounts."""
     tres = _tres(row)
     typed = {name.partition(":")[2]: name for name in tres if name.startswith("gres/gpu:")}
+    asked = row.text("ReqTRES")  # what was allocated has a type even where any would have done
+    models = re.findall(r"gres/gpu:([^=,]+)=", asked) if asked else typed
     gpus = _amount(row, "gres/gpu", tres) or sum(_amount(row, name, tres) for name in typed.values())
     shards = _amount(row, "gres/shard", tres)
     if gpus and shards:
         raise row.wrong("TRES", row.text("AllocTRES"), "GPUs or shards, not both")
-    return gpus, shards, tuple(typed) if gpus else (), tres
+    return gpus, shards, tuple(models) if gpus else (), tres
 
 
 def _memory(row: Row, tres: dict[str, str]) -> int:

@@ -12,7 +12,9 @@ from policy.cluster_file import read_nodes
 from policy.traces import FORMATS, MICROSECOND, Trace, read_trace
 from sluice_base.errors import UsageError
 
-OPENB = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time\n"
+OPENB = (
+    "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time\n"
+)
 MURI = (
     "job_id,num_gpu,submit_time,iterations,model_name,batch_size,duration,interval,iteration_time,"
     "resource_time_0,resource_time_1,resource_time_2,priority\n"
@@ -86,7 +88,13 @@ def test_sacct(tmp_path: Path) -> None:
     (job,) = sacct(tmp_path, sacct_line()).jobs
     assert (job.submit, job.run, job.estimate) == (0, 3600 * MICROSECOND, 26 * 3600 * MICROSECOND)
     assert (job.gpus, job.nodes, job.cpus_milli, job.memory_mib) == (8, 2, 16000, 128 * 1024)
-    assert (job.models, job.tenant, job.user) == (("a100",), "physics", "ada")
+    assert (job.models, job.tenant, job.user) == ((), "physics", "ada")  # any model would have done
+
+
+def test_sacct_gpu_models_are_those_that_were_asked(tmp_path: Path) -> None:
+    typed = "cpu=1,gres/gpu:h100=2,gres/gpu=2"
+    asked, allocated = sacct(tmp_path, sacct_line(ReqTRES=typed), sacct_line(JobIDRaw="8", ReqTRES="")).jobs
+    assert (asked.models, allocated.models) == (("h100",), ("a100",))
 
 
 def test_sacct_shards_are_mib_of_one_gpu(tmp_path: Path) -> None:
