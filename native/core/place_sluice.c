@@ -69,16 +69,20 @@ static void add_usual(struct node_kind *kind, const struct need *need, int64_t w
 static void add_up(struct prices *prices, int kappa)
 {
     int64_t *worth = prices->worth[kappa], weight = 0;
+    int begins[LEVELS + 1], count = 0;
     for (int level = 0; level <= LEVELS; level++) {
+        if (worth[level])
+            begins[count++] = level;
         weight += worth[level];
         worth[level] = weight * level;
     }
     prices->least_loss[0][kappa] = worth[LEVELS];
     for (int levels = 1; levels <= LEVELS; levels++) {
-        /* A GPU that is one level short of the request may still have room for it, to the MiB. */
+        /* A GPU that is one level short of the request may still have room for it, to the MiB. From there on the loss
+         * grows with the level, and falls only where what remains begins to be of use to somebody. */
         int64_t least = worth[levels - 1];
-        for (int level = levels; level <= LEVELS; level++) {
-            int64_t loss = worth[level] - worth[level - levels];
+        for (int i = 0; i < count && begins[i] + levels <= LEVELS; i++) {
+            int64_t loss = worth[begins[i] + levels] - worth[begins[i]];
             least = loss < least ? loss : least;
         }
         prices->least_loss[levels][kappa] = least;

@@ -151,7 +151,7 @@ struct sluice_cluster_totals {
 };
 
 /*
- * Make an empty cluster with all the memory that it will ever need for decisions: about 800 bytes a node, 120 a switch,
+ * Make an empty cluster with all the memory that it will ever need for decisions: about 950 bytes a node, 120 a switch,
  * 8 an allocation and 24 a part. Errors: RANGE (a size over its SLUICE_MAX_*), NO_MEMORY.
  */
 enum sluice_error sluice_cluster_new(const struct sluice_cluster_config *config, struct sluice_cluster **cluster,
