@@ -350,28 +350,21 @@ def _set_process(change: Change, field: str, text: str) -> None:
     words = text.split(":")
     if not 2 <= len(words) <= 5 or not words[0].isdigit() or not 0 < int(words[0]) < 2**22:
         raise change.refuse(field, text, "want PID:SIZE[:compute|graphics[:NAME[:GPU_INSTANCE]]]")
-    kind, name, instance = [*words[2:], "compute", "", ""][0], "", layout.NO_INSTANCE
+    number, size, kind, name, where = (*words, *("", "", "compute", "", "")[len(words) :])
     if kind not in ("compute", "graphics"):
         raise change.refuse(field, text, f"no kind of process {kind!r}")
-    if len(words) > 3:
-        name = words[3]
-    if len(words) > 4:
-        instance = _instance_place(change, field, text, words[4])
-    elif gpu.mig_enabled:
+    if gpu.mig_enabled and not where:
         raise change.refuse(field, text, "in MIG mode a process is in an instance: name its GPU instance")
-    others = [gpu.processes[i] for i in range(gpu.process_count) if gpu.processes[i].pid != int(words[0])]
-    records = [layout.Process.from_buffer_copy(other) for other in others]
-    size = parse_mib(words[1])
-    if size:
-        records.append(
-            layout.Process(
-                pid=int(words[0]),
-                graphics=kind == "graphics",
-                instance=instance,
-                memory_mib=size,
-                name=name.encode()[:31],
-            )
-        )
+    made_up = layout.Process(
+        pid=int(number),
+        graphics=kind == "graphics",
+        instance=_instance_place(change, field, text, where) if where else layout.NO_INSTANCE,
+        memory_mib=parse_mib(size),
+        name=name.encode()[:31],
+    )
+    records = [gpu.processes[i] for i in range(gpu.process_count) if gpu.processes[i].pid != made_up.pid]
+    if made_up.memory_mib:
+        records.append(made_up)
     if len(records) > layout.MAX_PROCESSES:
         raise change.refuse(field, text, f"at most {layout.MAX_PROCESSES} made-up processes")
     _store_processes(gpu, records)
@@ -391,7 +384,7 @@ def _set_processes(change: Change, field: str, text: str) -> None:
 
 
 def _store_processes(gpu: layout.Gpu, records: Iterable[layout.Process]) -> None:
-    kept = list(records)
+    kept = [layout.Process.from_buffer_copy(record) for record in records]  # not views of what is overwritten
     gpu.process_count = len(kept)
     for place in range(layout.MAX_PROCESSES):
         gpu.processes[place] = kept[place] if place < len(kept) else layout.Process()
