@@ -1,7 +1,8 @@
-"""The backend that reads `--json` where the installed Slurm has it, and the text output where it has not.
+"""The backend that reads `--json` where the installed Slurm's is sound, and the text output where it is not.
 
-Slurm 22.05 knows --json for squeue, sinfo and sacct; later versions for scontrol as well. Numbers are plain in 22.05
-and ``{"set": ..., "infinite": ..., "number": ...}`` later; states were words and became lists of words.
+Slurm 22.05 has --json for squeue, sinfo and sacct, whose exit codes are wrong there; later versions have it for
+scontrol as well. Partitions are always read as text: their JSON leaves out which is the default. Numbers are plain in
+22.05 and ``{"set": ..., "infinite": ..., "number": ...}`` later; states were words and became lists of words.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from typing import Any
 from sluice_base.errors import SluiceError
 from sluice_base.hostlist import expand
 from slurm_client.commands import Commands
-from slurm_client.model import UNLIMITED, AccountingJob, Controller, Job, Node, Partition, Reservation, parse_tres
+from slurm_client.model import UNLIMITED, AccountingJob, Controller, Job, Node, Reservation, parse_tres
 from slurm_client.text import TextClient, accounting_filters, node_state
 
-_SCONTROL_JSON = (23, 11, 0)
+_RECENT = (23, 11, 0)
 _DEFAULT_STATES = frozenset({"PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "STAGE_OUT", "SIGNALING"})
 Record = Mapping[str, Any]
 
@@ -31,12 +32,13 @@ class JsonClient(TextClient):
         super().__init__(commands)
 
     @cached_property
-    def _scontrol_has_json(self) -> bool:
-        return self.version() >= _SCONTROL_JSON
+    def _recent(self) -> bool:
+        """Whether scontrol has --json, and sacct's is sound."""
+        return self.version() >= _RECENT
 
     def ping(self) -> list[Controller]:
         """See TextClient."""
-        if not self._scontrol_has_json:
+        if not self._recent:
             return super().ping()
         return [
             Controller(host=str(r["hostname"]), role=str(r.get("mode", "")), up=r.get("pinged") == "UP")
@@ -45,24 +47,18 @@ class JsonClient(TextClient):
 
     def nodes(self, names: str | None = None) -> list[Node]:
         """See TextClient."""
-        if self._scontrol_has_json:
-            records = self._load("nodes", "scontrol", "show", "nodes", *([names] if names else []), "--all", "--json")
-            return [_node(record) for record in records]
-        wanted = None if names is None else set(expand(names))
-        nodes = [_node(record) for record in self._load("nodes", "sinfo", "--all", "--json")]
-        if wanted is not None and (missing := wanted - {node.name for node in nodes}):
+        command = ("scontrol", "show", "nodes") if self._recent else ("sinfo",)
+        nodes = [_node(record) for record in self._load("nodes", *command, "--all", "--json")]
+        if names is None:
+            return nodes
+        wanted = set(expand(names))
+        if missing := wanted - {node.name for node in nodes}:
             raise SluiceError(f"node {sorted(missing)[0]!r}: slurmctld knows no such node")
-        return [node for node in nodes if wanted is None or node.name in wanted]
-
-    def partitions(self) -> list[Partition]:
-        """See TextClient."""
-        if not self._scontrol_has_json:
-            return super().partitions()
-        return [_partition(r) for r in self._load("partitions", "scontrol", "show", "partitions", "--all", "--json")]
+        return [node for node in nodes if node.name in wanted]
 
     def reservations(self) -> list[Reservation]:
         """See TextClient."""
-        if not self._scontrol_has_json:
+        if not self._recent:
             return super().reservations()
         records = self._load("reservations", "scontrol", "show", "reservations", "--all", "--json")
         return [_reservation(record) for record in records]
@@ -89,6 +85,8 @@ class JsonClient(TextClient):
         states: Iterable[str] = (),
     ) -> list[AccountingJob]:
         """See TextClient."""
+        if not self._recent:
+            return super().accounting_jobs(start=start, end=end, ids=ids, users=users, states=states)
         arguments = ["--duplicates", "--json", *accounting_filters(start, end, ids, users, states)]
         return [_accounting_job(record) for record in self._load("jobs", "sacct", *arguments)]
 
@@ -178,23 +176,6 @@ def _free_memory(r: Record) -> int | None:
     return None if value is not None and value < 0 else value
 
 
-def _partition(r: Record) -> Partition:
-    nodes, maximums = r.get("nodes") or {}, r.get("maximums") or {}
-    return Partition(
-        name=r["name"],
-        state=_first((r.get("partition") or {}).get("state")).lower(),
-        default="DEFAULT" in _words(r.get("flags")) or _number(r.get("default")) == 1,
-        nodes=_text(nodes.get("configured")),
-        node_count=_number(nodes.get("total")),
-        cpus=_number((r.get("cpus") or {}).get("total")),
-        max_time_s=_minutes(maximums.get("time"), None),
-        default_time_s=_minutes((r.get("defaults") or {}).get("time"), None),
-        priority_tier=_number((r.get("priority") or {}).get("tier")),
-        qos=_text((r.get("qos") or {}).get("assigned")),
-        tres=parse_tres(_text((r.get("tres") or {}).get("configured"))),
-    )
-
-
 def _reservation(r: Record) -> Reservation:
     return Reservation(
         name=r["name"],
@@ -282,12 +263,8 @@ def _accounting_job(r: Record) -> AccountingJob:
         time_limit_s=_minutes(time.get("limit"), None),
         tres_requested=_tres(tres.get("requested")),
         tres_allocated=_tres(tres.get("allocated")),
-        reservation=_accounted_reservation((r.get("reservation") or {}).get("name")),
+        reservation=_text((r.get("reservation") or {}).get("name")),
     )
-
-
-def _accounted_reservation(name: Any) -> str:
-    return "" if name in (0, "0") else _text(name)  # 22.05 prints the missing one's number
 
 
 def _tres(entries: Any) -> dict[str, int]:

@@ -135,7 +135,7 @@ def prolog(patient: Patient) -> Iterator[Outcome]:
     """The programs are there, safe to run as root, and do not call Slurm; a hanging one ends."""
     found = 0
     for option in _PROGRAMS:
-        for pattern in filter(None, re.split(r"[:,]", patient.option(option).replace("[0]", ""))):
+        for pattern in filter(None, re.split(r"[:,]", patient.option(option) or patient.option(f"{option}[0]"))):
             found += 1
             yield from _check_program(patient, option, pattern)
     if not patient.option("Prolog") and not patient.option("Prolog[0]"):

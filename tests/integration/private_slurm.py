@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -60,9 +61,42 @@ def free_ports(count: int) -> list[int]:
 
 
 @contextmanager
-def running(folder: Path, names: Sequence[str]) -> Iterator[dict[str, str]]:
+def entered(tree: Path, shared: Path) -> Iterator[list[str]]:
+    """A prefix for commands of another system tree, which see the folder `shared` at its own path.
+
+    All mounts are in a namespace that ends with the block.
+    """
+    script = (
+        'mount -t proc proc "$1/proc"; mount --bind /dev "$1/dev"; mount --bind /etc/hosts "$1/etc/hosts"\n'
+        'mount -t tmpfs tmpfs "$1/tmp"\n'
+        'mkdir -p "$1/$2"; mount --bind "$2" "$1/$2"; echo ready; exec sleep infinity'
+    )
+    command = ["unshare", "--mount", "sh", "-ec", script, "sh", str(tree), str(shared)]
+    holder = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout is not None and holder.stdout.readline() == "ready\n"
+        yield ["nsenter", "--target", str(holder.pid), "--mount", "chroot", str(tree)]
+    finally:
+        holder.kill()
+        holder.wait()
+
+
+def wrappers(folder: Path, prefix: Sequence[str]) -> Path:
+    """A Slurm prefix whose commands run behind the command prefix."""
+    (folder / "bin").mkdir(parents=True, exist_ok=True)
+    for name in ("squeue", "sinfo", "scontrol", "sacct", "sbatch"):
+        (folder / "bin" / name).write_text(f'#!/bin/sh\nexec {shlex.join(prefix)} {name} "$@"\n')
+        (folder / "bin" / name).chmod(0o755)
+    return folder
+
+
+@contextmanager
+def running(folder: Path, names: Sequence[str], prefix: Sequence[str] = ()) -> Iterator[dict[str, str]]:
     """The daemons for ``folder/slurm.conf``, until the block ends; gives each node's state at its registration."""
     conf = folder / "slurm.conf"
+    for name in names:
+        (folder / name).mkdir(exist_ok=True)
+    (folder / "cgroup.conf").write_text("IgnoreSystemd=yes\nCgroupPlugin=disabled\n" if prefix else "")
     (folder / "state").mkdir(exist_ok=True)
     daemons: dict[str, subprocess.Popen[bytes]] = {}
     commands = {"slurmctld": ["slurmctld", "-D", "-f", conf]}
@@ -70,8 +104,8 @@ def running(folder: Path, names: Sequence[str]) -> Iterator[dict[str, str]]:
     try:
         for name, command in commands.items():
             with (folder / f"{name}.log").open("w") as log:
-                daemons[name] = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-        yield _wait_registered(conf, names, daemons)
+                daemons[name] = subprocess.Popen([*prefix, *command], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        yield _wait_registered(conf, names, daemons, prefix)
     finally:
         for daemon in reversed(daemons.values()):
             daemon.terminate()
@@ -80,12 +114,12 @@ def running(folder: Path, names: Sequence[str]) -> Iterator[dict[str, str]]:
 
 
 def _wait_registered(
-    conf: Path, names: Sequence[str], daemons: Mapping[str, subprocess.Popen[bytes]]
+    conf: Path, names: Sequence[str], daemons: Mapping[str, subprocess.Popen[bytes]], prefix: Sequence[str]
 ) -> dict[str, str]:
     deadline = time.monotonic() + 60
     while True:
         shown = subprocess.run(
-            ["scontrol", "show", "node", "--oneliner"],
+            [*prefix, "scontrol", "show", "node", "--oneliner"],
             capture_output=True,
             text=True,
             env=os.environ | {"SLURM_CONF": str(conf)},

@@ -7,6 +7,7 @@ import re
 import socket
 import stat
 import subprocess
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from gres_probe.slurm_conf import read_config, read_slurm_conf
 from gres_probe.writer import generate, node_devices
 from sluice_base.slurm_version import SlurmVersion, parse_slurm_version
 from tests.integration.gres_cases import READING, REGISTERING, Case
-from tests.integration.private_slurm import NEEDS, NODE, free_ports, head, running
+from tests.integration.private_slurm import NEEDS, NODE, entered, free_ports, head, running
 from tests.unit.gres_probe import machines
 
 pytestmark = NEEDS
@@ -33,43 +34,35 @@ def devices(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Slurmd:
-    """`slurmd -G`, which reads the GRES configuration and ends: this machine's, or that of another system tree."""
+    """`slurmd -G`, which reads the GRES configuration and ends; `prefix` is that of another system tree."""
 
-    def __init__(self, tree: Path | None = None) -> None:
-        self.tree = tree
-        said = subprocess.run(self._inside([], "slurmd", "-V"), capture_output=True, text=True, check=True)
+    def __init__(self, prefix: Sequence[str] = ()) -> None:
+        self.prefix = prefix
+        said = subprocess.run([*prefix, "slurmd", "-V"], capture_output=True, text=True, check=True)
         self.version = parse_slurm_version(said.stdout)
 
-    def read_gres(self, folder: Path, node: str, *more: Path) -> tuple[int, list[str], str]:
+    def read_gres(self, folder: Path, node: str) -> tuple[int, list[str], str]:
         """Its exit code, its complaints, and all that it said about ``folder/slurm.conf``."""
         (folder / node).mkdir(exist_ok=True)  # 24.11 wants its spool folder
-        (folder / "cgroup.conf").write_text("IgnoreSystemd=yes\nCgroupPlugin=cgroup/v1\n" if self.tree else "")
-        slurmd = subprocess.run(
-            self._inside([folder, *more], "slurmd", "-G", "-N", node, "-f", str(folder / "slurm.conf")),
+        (folder / "cgroup.conf").write_text("IgnoreSystemd=yes\nCgroupPlugin=disabled\n" if self.prefix else "")
+        done = subprocess.run(
+            [*self.prefix, "slurmd", "-G", "-N", node, "-f", str(folder / "slurm.conf")],
             capture_output=True,
             text=True,
             stdin=subprocess.DEVNULL,
             timeout=60,
         )
-        said = slurmd.stdout + slurmd.stderr
-        return slurmd.returncode, [line for line in said.splitlines() if COMPLAINT.search(line)], said
-
-    def _inside(self, folders: list[Path], *command: str) -> list[str]:
-        """The command in the tree, with the folders at their own paths, in a mount namespace that ends with it."""
-        if self.tree is None:
-            return list(command)
-        script = (
-            'tree=$1; shift; mount -t proc proc "$tree/proc"; mount -t tmpfs tmpfs "$tree/tmp"\n'
-            'while [ "$1" != -- ]; do mkdir -p "$tree/$1"; mount --bind "$1" "$tree/$1"; shift; done\n'
-            'shift; exec chroot "$tree" "$@"'
-        )
-        shell = ["unshare", "--mount", "sh", "-ec", script, "sh", str(self.tree)]
-        return [*shell, *map(str, folders), "--", *command]
+        said = done.stdout + done.stderr
+        return done.returncode, [line for line in said.splitlines() if COMPLAINT.search(line)], said
 
 
 @pytest.fixture(scope="module", params=["native", pytest.param("trixie", marks=pytest.mark.trixie)])
-def slurmd(request: pytest.FixtureRequest) -> Slurmd:
-    return Slurmd(None if request.param == "native" else request.getfixturevalue("trixie_root"))
+def slurmd(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurmd]:
+    if request.param == "native":
+        yield Slurmd()
+    else:
+        with entered(request.getfixturevalue("trixie_root"), tmp_path_factory.getbasetemp()) as prefix:
+            yield Slurmd(prefix)
 
 
 def write_case(case: Case, folder: Path, devices: Path) -> Path:
@@ -101,7 +94,7 @@ def test_lint_says_what_slurmd_says(case: Case, tmp_path: Path, devices: Path, s
     expected = case.codes if case.newer is None or slurmd.version < (23, 2, 7) else case.newer
     assert tuple(sorted({finding.rule.code for finding in findings})) == expected
 
-    code, complaints, _ = slurmd.read_gres(folder, "n1", devices)
+    code, complaints, _ = slurmd.read_gres(folder, "n1")
     for line in complaints:
         assert any(f.rule.says and re.search(f.rule.says, line) for f in findings), f"not predicted: {line}"
     fatal = [finding for finding in findings if finding.rule.severity is Severity.FATAL]

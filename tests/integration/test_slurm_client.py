@@ -8,8 +8,8 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from dev_cluster.cluster import DevCluster
 from sluice_base.errors import SluiceError
 from slurm_client import BACKENDS, SlurmClient, connect
 from slurm_client.model import UNLIMITED, Job, Node
-from tests.integration.private_slurm import NEEDS, NODE, free_ports, head, running
+from tests.integration.private_slurm import NEEDS, NODE, entered, free_ports, head, running, wrappers
 
 pytestmark = NEEDS
 
@@ -28,10 +28,30 @@ ACCOUNTED_NAME = HOSTILE_NAME.replace('"', "")  # slurmdbd turns double quotes i
 HOSTILE_COMMENT = "\x1f\x1e\nNodeName=n9 State=DOWN\nJobId=1"
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+@dataclass(frozen=True)
+class Site:
+    """A running Slurm: its folder, and the prefix of its commands."""
+
+    folder: Path
+    prefix: Path | None = None
+
+    def connect(self, backend: str) -> SlurmClient:
+        return connect(conf=self.folder, prefix=self.prefix, backend=backend)
+
+
+@pytest.fixture(scope="module", params=["native", pytest.param("trixie", marks=pytest.mark.trixie)])
+def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """Two nodes, n2 drained with a hostile reason, a running, a waiting and a held job."""
     folder = tmp_path_factory.mktemp("site")
+    if request.param == "native":
+        yield from _site(folder)
+    else:
+        with entered(request.getfixturevalue("trixie_root"), tmp_path_factory.getbasetemp()) as prefix:
+            yield from _site(folder, prefix)
+
+
+def _site(folder: Path, inside: Sequence[str] = ()) -> Iterator[Site]:
+    prefix = wrappers(folder / "commands", inside) if inside else None
     for number in range(4):
         os.mknod(folder / f"gpu{number}", stat.S_IFCHR | 0o600, os.makedev(195, number))
     ports = free_ports(3)
@@ -47,20 +67,21 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         f"NodeName=n1 Name=gpu Type=h100 File={folder}/gpu[0-3]\n"
         f"NodeName=n1 Name=shard Count=4000 File={folder}/gpu[0-3]\n"
     )
-    with running(folder, ["n1", "n2"]):
+    with running(folder, ["n1", "n2"], inside):
         environment = os.environ | {"SLURM_CONF": str(folder / "slurm.conf")}
 
         def command(*arguments: str) -> str:
-            done = subprocess.run(arguments, env=environment, capture_output=True, text=True, cwd=folder, timeout=60)
+            done = subprocess.run(
+                [*inside, *arguments], env=environment, capture_output=True, text=True, cwd=folder, timeout=60
+            )
             assert done.returncode == 0, done.stderr
             return done.stdout
 
         command("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=bad\nNodeName=n1 State=DOWN Weight=9")
-        command("sbatch", "-J", HOSTILE_NAME, "--comment", HOSTILE_COMMENT, "--gres=gpu:h100:2", "--wrap=sleep 900")
-        command(
-            "sbatch", "-J", "shards", "--gres=shard:500", "-t", "90", "-C", "class_h100-nvlink8", "--wrap=sleep 900"
-        )
-        command("sbatch", "-J", "waits", "-H", "--array=1-3%2", "-N2", "--mem=10", "--wrap=sleep 900")
+        submit = ("sbatch", "-D", str(folder), "--wrap=sleep 900")
+        command(*submit, "-J", HOSTILE_NAME, "--comment", HOSTILE_COMMENT, "--gres=gpu:h100:2")
+        command(*submit, "-J", "shards", "--gres=shard:500", "-t", "90", "-C", "class_h100-nvlink8")
+        command(*submit, "-J", "waits", "-H", "--array=1-3%2", "-N2", "--mem=10")
         command(
             "scontrol",
             "create",
@@ -76,13 +97,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         while set(command("squeue", "-h", "-t", "R", "-o", "%i").split()) != {"1", "2"}:
             assert time.monotonic() < deadline, command("squeue")
             time.sleep(0.2)
-        yield folder
+        yield Site(folder, prefix)
 
 
 @pytest.fixture(params=BACKENDS)
-def client(request: pytest.FixtureRequest, site: Path) -> SlurmClient:
+def client(request: pytest.FixtureRequest, site: Site) -> SlurmClient:
     try:
-        return connect(conf=site, backend=request.param)
+        return site.connect(request.param)
     except SluiceError as error:
         pytest.skip(f"{request.param}: {error.what}")
 
@@ -97,12 +118,12 @@ def test_version_and_controllers(client: SlurmClient) -> None:
     assert (controller.role, controller.up) == ("primary", True)
 
 
-def test_config(client: SlurmClient, site: Path) -> None:
+def test_config(client: SlurmClient, site: Site) -> None:
     config = client.config()
     assert config["ClusterName"] == "private"
     assert config["GresTypes"] == "gpu,shard"
-    assert config["StateSaveLocation"] == f"{site}/state"
-    assert config["Prolog"] == ""
+    assert config["StateSaveLocation"] == f"{site.folder}/state"
+    assert config["HealthCheckProgram"] == ""
 
 
 def test_nodes(client: SlurmClient) -> None:
@@ -146,14 +167,14 @@ def test_reservations(client: SlurmClient) -> None:
     assert "MAINT" in reservation.flags
 
 
-def test_jobs(client: SlurmClient, site: Path) -> None:
+def test_jobs(client: SlurmClient, site: Site) -> None:
     jobs = by_id(client.jobs())
     assert sorted(jobs) == [1, 2, 3]
     first, second, third = jobs[1], jobs[2], jobs[3]
     assert (first.name, first.comment) == (HOSTILE_NAME, HOSTILE_COMMENT)
     assert (first.user, first.uid, first.state, first.nodes, first.partition) == ("root", 0, "RUNNING", "n1", "main")
     assert "gpu:h100:2" in first.tres_per_node
-    assert (first.array_id, first.array_tasks, first.work_dir) == (None, "", str(site))
+    assert (first.array_id, first.array_tasks, first.work_dir) == (None, "", str(site.folder))
     assert first.start_time is not None and first.submit_time is not None and first.start_time >= first.submit_time
     assert first.time_limit_s == 1800
     assert (second.time_limit_s, second.features) == (5400, "class_h100-nvlink8")
@@ -176,9 +197,9 @@ def test_no_accounting_is_said(client: SlurmClient) -> None:
             client.accounting_jobs()
 
 
-def test_backends_agree(site: Path) -> None:
+def test_backends_agree(site: Site) -> None:
     """Whatever one backend says, the other says."""
-    text, other = connect(conf=site), connect(conf=site, backend="json")
+    text, other = site.connect("text"), site.connect("json")
     for key, one in by_id(text.jobs()).items():
         assert asdict(one) == asdict(by_id(other.jobs())[key])
 

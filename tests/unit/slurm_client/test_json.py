@@ -88,35 +88,27 @@ def test_newer_jobs(tmp_path: Path) -> None:
     assert job.tres == {"cpu": 2, "gres/gpu": 1}
 
 
-def test_accounting_of_either_form(tmp_path: Path) -> None:
-    def record(state: Any, code: Any, limit: Any) -> dict[str, Any]:
-        return {
-            "job_id": 3,
-            "name": "j",
-            "user": "u",
-            "account": "a",
-            "state": {"current": state},
-            "exit_code": {"return_code": code},
-            "nodes": "None assigned",
-            "allocation_nodes": 0,
-            "time": {"start": 0, "elapsed": 5, "limit": limit, "submission": 7},
-            "tres": {"allocated": [{"type": "gres", "name": "gpu", "count": 2}], "requested": []},
-            "array": {},
-            "het": {},
-        }
-
-    old = record("FAILED", 3, 10)
-    new = record(["FAILED"], is_set(3), is_set(10))
-    [first, second] = install(tmp_path, "22.05.8", {"sacct": {"jobs": [old, new], "errors": []}}).accounting_jobs()
-    assert first == second
-    assert (first.state, first.exit_code, first.time_limit_s, first.start_time, first.nodes) == (
-        "FAILED",
-        3,
-        600,
-        None,
-        "",
-    )
-    assert first.tres_allocated == {"gres/gpu": 2}
+def test_accounting(tmp_path: Path) -> None:
+    record = {
+        "job_id": 3,
+        "name": "j",
+        "user": "u",
+        "state": {"current": ["FAILED"]},
+        "exit_code": {"return_code": is_set(3), "signal": {"id": UNSET}},
+        "nodes": "None assigned",
+        "allocation_nodes": 0,
+        "time": {"start": 0, "elapsed": 5, "limit": is_set(10), "submission": 7},
+        "tres": {
+            "allocated": [{"type": "gres", "name": "gpu", "count": 2}, {"type": "energy", "name": "", "count": 0}],
+            "requested": [],
+        },
+        "array": {"job_id": 1, "task_id": is_set(4)},
+        "het": {},
+    }
+    [job] = install(tmp_path, "24.11.5", {"sacct": {"jobs": [record], "errors": []}}).accounting_jobs()
+    assert (job.state, job.exit_code, job.exit_signal, job.time_limit_s) == ("FAILED", 3, 0, 600)
+    assert (job.label, job.start_time, job.nodes) == ("1_4", None, "")
+    assert job.tres_allocated == {"gres/gpu": 2}
 
 
 @pytest.mark.parametrize(
@@ -138,7 +130,7 @@ def test_answers_that_are_none(tmp_path: Path, answer: str) -> None:
         client.jobs()
 
 
-def test_old_slurm_has_no_json_for_partitions(tmp_path: Path) -> None:
+def test_partitions_are_read_as_text(tmp_path: Path) -> None:
     client = install(tmp_path, "22.05.8", {})
     (tmp_path / "scontrol.json").write_text(
         "PartitionName=p Default=YES State=UP Nodes=n1 TotalNodes=1 MaxTime=UNLIMITED\n"
