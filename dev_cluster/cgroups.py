@@ -94,13 +94,36 @@ def main() -> None:
         return  # who may not do this has not made one either
     namespaces.make_private()
     for controller in _available():
+        ours = not _is_mounted(controller)
         if _mount(controller, _PLACE):
             deadline = time.monotonic() + _TIMEOUT
             while not _remove_tree(_PLACE / name):  # the kernel may take a moment to see that processes have ended
                 if time.monotonic() > deadline:
                     sys.exit(f"cgroup {controller}/{name} is in use: its cgroup.procs says by which processes")
                 time.sleep(0.05)
+            # A hierarchy that only clusters mount goes with its last mount, once the kernel is done with its cgroups.
+            deadline = time.monotonic() + 1
+            while ours and _cgroup_count(controller) > 1 and time.monotonic() < deadline:
+                time.sleep(0.01)
             namespaces.unmount(_PLACE)
+
+
+def _is_mounted(controller: str) -> bool:
+    """Whether the version 1 hierarchy can be seen somewhere on this system."""
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        kind, _, options = line.rpartition(" - ")[2].split(" ", 2)
+        if kind == "cgroup" and controller in options.split(" ")[-1].split(","):
+            return True
+    return False
+
+
+def _cgroup_count(controller: str) -> int:
+    """How many cgroups the hierarchy has, its root included."""
+    for line in Path("/proc/cgroups").read_text().splitlines():
+        name, _, count, _ = line.split()
+        if name == controller:
+            return int(count)
+    return 0
 
 
 def _remove_tree(folder: Path) -> bool:
