@@ -110,9 +110,9 @@ static void test_terms(void)
     job = plain;
     job.remaining_s = 0;
     CHECK_INT(score(policy, job, 0).score, SLUICE_FACTOR_ONE);
-    job.remaining_s = 1 << 20;
+    job.remaining_s = 1 << 30;
     CHECK_INT(score(policy, job, 0).score, SLUICE_FACTOR_ONE / 2);
-    job.gpus = 1024;
+    job.gpus = 1 << 15;
     CHECK_INT(score(policy, job, 0).score, SLUICE_FACTOR_ONE / 4);
     job.remaining_s = INT64_MAX;
     job.gpus = UINT32_MAX;
