@@ -2,7 +2,8 @@
 
 The nodes of the list are put into racks, each kind of node into racks of its own, and racks into pods. Before each gang
 some nodes, others each time, have a GPU in use, so that no two gangs see the same cluster. A gang is placed, committed
-and released; start includes both of the former. The peer places the same gang's nodes one after another by first fit.
+and released; start includes both of the former. Starts during which the system ran something else on the processor
+count in all figures but the one named so. The peer places the same gang's nodes one after another by first fit.
 """
 
 from __future__ import annotations
@@ -74,6 +75,8 @@ def measure(
     result, text = ffi.new("struct sluice_bench_gang_result *"), new_error_text()
     for name, array in times.items():
         setattr(result, name, ffi.from_buffer("uint32_t[]", array, require_writable=True))
+    interrupted = np.zeros(decisions, dtype=bool)
+    result.interrupted = ffi.from_buffer("bool[]", interrupted, require_writable=True)
     check(
         lib.sluice_bench_gang(cluster.handle, policy, gang.c, node_by_node, busy, decisions, seed, result, text),
         text,
@@ -81,11 +84,13 @@ def measure(
     if not result.started:
         raise SluiceError("no gang found a place", remedy="ask for fewer nodes, or let fewer of them be busy")
     kept = {name: array[: result.started] for name, array in times.items()}
-    start, release = kept["start_ns"] / 1000, kept["release_ns"] / 1000
+    start, release, interrupted = kept["start_ns"] / 1000, kept["release_ns"] / 1000, interrupted[: result.started]
     return {
         "start_p50_us": float(np.percentile(start, 50)),
         "start_p99_us": float(np.percentile(start, 99)),
         "start_p999_us": float(np.percentile(start, 99.9)),
+        "start_p99_uninterrupted_us": float(np.percentile(start[~interrupted], 99)),
+        "interrupted_percent": 100 * float(interrupted.mean()),
         "release_p50_us": float(np.percentile(release, 50)),
         "release_p99_us": float(np.percentile(release, 99)),
         "leaf_switches_mean": float(kept["leaves"].mean()),

@@ -3,6 +3,7 @@
 #include "bench.h"
 
 #include <stdlib.h>
+#include <sys/resource.h>
 
 enum { MOVES = 64 }; /* nodes that may change between two gangs */
 
@@ -86,6 +87,14 @@ static enum sluice_error release_all(struct gangs *gangs, uint32_t started, stru
     return error;
 }
 
+/* How often the system has taken the processor away from this thread. */
+static long interruptions(void)
+{
+    struct rusage usage = {0};
+    getrusage(RUSAGE_THREAD, &usage);
+    return usage.ru_nivcsw;
+}
+
 static enum sluice_error run(struct gangs *gangs, enum sluice_policy policy, const struct sluice_request *gang,
                              bool node_by_node, uint32_t decisions, struct sluice_bench_gang_result *result,
                              struct sluice_error_text *text)
@@ -99,11 +108,13 @@ static enum sluice_error run(struct gangs *gangs, enum sluice_policy policy, con
         if (error)
             break;
         uint32_t started = 1;
+        long interrupted = interruptions();
         uint64_t before = bench_now_ns();
         enum sluice_error answer =
             node_by_node ? start_node_by_node(gangs, policy, gang, &started)
                          : sluice_start(gangs->cluster, policy, gang, &gangs->placement, gangs->allocations, NULL);
         uint64_t placed = bench_now_ns();
+        interrupted = interruptions() - interrupted;
         if (answer == SLUICE_ERROR_NO_PLACE) {
             result->refused++;
             error = node_by_node ? release_all(gangs, started, text) : SLUICE_OK;
@@ -119,6 +130,7 @@ static enum sluice_error run(struct gangs *gangs, enum sluice_policy policy, con
         uint64_t left = bench_now_ns();
         result->start_ns[result->started] = (uint32_t)(placed - before);
         result->release_ns[result->started] = (uint32_t)(left - leaving);
+        result->interrupted[result->started] = interrupted > 0;
         result->leaves[result->started++] = leaves;
     }
     return error ? error : sluice_cluster_check(gangs->cluster, text);

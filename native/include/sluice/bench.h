@@ -78,6 +78,7 @@ struct sluice_bench_gang_result {
     uint32_t *start_ns;   /* time to place and commit a gang, one reading of the clock included */
     uint32_t *release_ns; /* time to give it back */
     uint32_t *leaves;     /* leaf switches that it used */
+    bool *interrupted;    /* the system ran another thread during its start */
     uint32_t started;     /* how many entries are set; zeroed by the caller, as what follows */
     uint32_t refused;     /* gangs that found no place */
 };
