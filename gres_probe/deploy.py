@@ -180,16 +180,22 @@ def _steps(
     have = slurm.words("GresTypes")
     if missing := [name for name in wanted if name not in have]:
         steps.append(f"in slurm.conf set GresTypes={','.join([*have, *missing])}")
-    if folder / NODES_FILE not in slurm.config.files:
+    if not _read_by(slurm.config, folder / NODES_FILE):
         steps.append(f"in slurm.conf add: include {_include_name(folder / NODES_FILE, slurm)}")
     own = _by_place(slurm, configuration.nodes)
     if own:
         steps.append(f"move your NodeName lines to {folder / SITE_FILE}: {', '.join(own)}")
-    if not per_node and (gres is None or folder / GRES_FILE not in gres.files):
+    if not per_node and (gres is None or not _read_by(gres, folder / GRES_FILE)):
         steps.append(f"in gres.conf add: include {_include_name(folder / GRES_FILE, slurm)}")
     if per_node:
         steps.append(f"bring {folder}/NODE/{GRES_FILE} to each node and include it in its gres.conf")
     return steps
+
+
+def _read_by(config: ConfigFile, path: Path) -> bool:
+    """Whether the configuration includes the file."""
+    target = path.resolve()
+    return any(file.resolve() == target for file in config.files)
 
 
 def _by_place(slurm: SlurmConf, nodes: Mapping[str, object]) -> list[str]:
@@ -199,4 +205,5 @@ def _by_place(slurm: SlurmConf, nodes: Mapping[str, object]) -> list[str]:
 
 def _include_name(path: Path, slurm: SlurmConf) -> str:
     """Without folder where it lies beside slurm.conf: only such files reach configless nodes."""
-    return path.name if path.parent == slurm.config.path.parent else str(path)
+    beside = path.parent.resolve() == slurm.config.path.parent.resolve()
+    return path.name if beside else str(path)

@@ -143,6 +143,11 @@ def generate(
         for problem in inventory.problems:
             which = "" if problem.index is None else f" {problem.index}"
             notes.append(f"{inventory.node}: {problem.vendor} GPU{which} left out: {problem.what}")
+        for gpu in inventory.gpus:
+            if gpu.partitioned and not gpu.partitions:
+                notes.append(
+                    f"{inventory.node}: {gpu.vendor} GPU {gpu.index} left out: partitioned, without an instance"
+                )
         gres_lines[inventory.node] = _gres_lines(inventory, devices, slurm_version, shards, notes)
         nodes[inventory.node] = _attributes(inventory, devices, shards, (features or {}).get(inventory.node, ()))
     return GresConfiguration(_gres_conf(gres_lines), nodes, gres_lines, notes)

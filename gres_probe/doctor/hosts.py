@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import queue
 import re
 import socket
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+import threading
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from gres_probe.doctor.model import CannotLookError, Outcome, Patient, check, fail, ok, warn
@@ -15,6 +17,7 @@ from sluice_base.hostlist import fold
 _TIME_ERROR = 5  # adjtimex(2): the clock is not synchronised
 _MOST_NAMES = 256
 _NAMES_TIMEOUT_S = 5.0
+_WORKERS = 32
 _DUMP = re.compile(r"mysqldump|mariadb-dump|mariabackup|xtrabackup|pg_dump|slurm_acct_db")
 _COPY = re.compile(r"(rsync|tar|borg|restic|bacula|snapshot|cp)\b.*(slurm|StateSave)", re.IGNORECASE)
 
@@ -46,20 +49,42 @@ def names(patient: Patient) -> Iterator[Outcome]:
         if node.text("state").upper() not in ("CLOUD", "FUTURE"):
             wanted[node.name] = node.text("nodeaddr") or node.text("nodehostname") or node.name
     chosen = dict(list(wanted.items())[:_MOST_NAMES])
-    pool = ThreadPoolExecutor(max_workers=32)
-    try:
-        lookups = {name: pool.submit(_resolves, address) for name, address in chosen.items()}
-        wait(lookups.values(), timeout=_NAMES_TIMEOUT_S)
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-    slow = [name for name, lookup in lookups.items() if not lookup.done() or lookup.cancelled()]
-    lost = [name for name, lookup in lookups.items() if name not in slow and not lookup.result()]
+    found = _look_up(chosen)
+    slow = [name for name in chosen if name not in found]
+    lost = [name for name, resolved in found.items() if not resolved]
     if lost:
         yield fail(f"no address for {fold(lost)}", "add them to DNS or /etc/hosts, or set NodeAddr")
     if slow:
         yield warn(f"no answer for {fold(slow)} within {_NAMES_TIMEOUT_S:.0f} s", "look at the resolver")
     if not lost and not slow:
         yield ok(f"{len(chosen)} names")
+
+
+def _look_up(addresses: Mapping[str, str]) -> dict[str, bool]:
+    """Whether each name's address resolves, as far as that is known in time.
+
+    The threads are daemons: a resolver that hangs does not keep the process from ending.
+    """
+    waiting: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
+    for item in addresses.items():
+        waiting.put(item)
+    found: dict[str, bool] = {}
+
+    def work() -> None:
+        while True:
+            try:
+                name, address = waiting.get_nowait()
+            except queue.Empty:
+                return
+            found[name] = _resolves(address)
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(_WORKERS, len(addresses)))]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + _NAMES_TIMEOUT_S
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return dict(found)
 
 
 def _resolves(address: str) -> bool:

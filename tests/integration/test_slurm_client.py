@@ -16,10 +16,12 @@ from typing import Any
 import pytest
 
 from dev_cluster.cluster import DevCluster
+from gres_probe.collect import write_inventory
 from sluice_base.errors import SluiceError
 from slurm_client import BACKENDS, SlurmClient, connect
 from slurm_client.model import UNLIMITED, Job, Node
 from tests.integration.private_slurm import NEEDS, NODE, entered, free_ports, head, running, wrappers
+from tests.unit.gres_probe import machines
 
 pytestmark = NEEDS
 
@@ -208,6 +210,22 @@ def test_backends_agree(site: Site) -> None:
 
     assert [steady(node) for node in text.nodes()] == [steady(node) for node in other.nodes()]
     assert text.partitions() == other.partitions()
+
+
+def test_migration_of_shards_names_the_jobs(site: Site, tmp_path: Path) -> None:
+    """The site uses shards of its own: nothing is written unasked, and the jobs that ask for them are listed."""
+    write_inventory(tmp_path, machines.dgx("n1"))
+    command = [sys.executable, "-m", "admin_cli.main", "gres", "write", "--inventory-dir", str(tmp_path)]
+    command += ["--slurm-conf", str(site.folder), "--output-dir", str(tmp_path), "--slurm-version", "22.05"]
+    command += ["--slurm-prefix", str(site.prefix)] if site.prefix else []
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert refused.returncode == 1 and not list(tmp_path.glob("*.conf"))
+    assert "this site already uses shards; nothing written" in refused.stderr
+    done = subprocess.run([*command, "--migrate-shards"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and len(list(tmp_path.glob("*.conf"))) == 2
+    for said in (refused.stderr, done.stderr):
+        jobs = [line for line in said.splitlines() if line.startswith("  ") and "RUNNING" in line]
+        assert len(jobs) == 1 and jobs[0].startswith("  2 root RUNNING ") and "shard:500" in jobs[0]
 
 
 def test_nobody_answers(tmp_path: Path) -> None:

@@ -154,6 +154,14 @@ def test_unreadable_gpu_is_told_and_left_out() -> None:
     assert configuration.nodes["l40s1"].gres.startswith("gpu:l40s:4,")
 
 
+def test_partitioned_gpu_without_instances_is_told() -> None:
+    inventory = mig()
+    inventory.gpus[0].partitions = []
+    configuration = generate([inventory])
+    assert configuration.notes == ["mig1: nvidia GPU 0 left out: partitioned, without an instance"]
+    assert configuration.nodes["mig1"].gres == "gpu:h100:1,shard:81037"
+
+
 def test_node_without_gpus() -> None:
     configuration = generate([Inventory("cpu1")])
     assert configuration.gres_conf == HEADER
