@@ -284,9 +284,7 @@ class DevCluster:
         The process gets a fresh environment of PATH, HOME and the like with `env` added, and dies with its starter.
         """
         facts = self.facts
-        known = facts["unix_users"]
-        if user not in known:
-            raise UsageError(f"user {user!r}: not in the cluster", remedy=f"its users are {', '.join(self.users)}")
+        account = self._unix_user(user, facts)
         pid = init_pid(self.layout)
         if pid is None:
             raise SluiceError(f"{self.folder}: the cluster does not run", remedy="bring it up with: sluice cluster up")
@@ -294,7 +292,7 @@ class DevCluster:
         mounts, names = (
             (f"/proc/{pid}/fd/{number}" for number in held) if held else (f"/proc/{pid}/ns/mnt", f"/proc/{pid}/ns/uts")
         )
-        home = "/root" if user == "root" else known[user]["home"]
+        home = account["home"]
         environment = {
             **self.environment(facts),
             "HOME": home,
@@ -313,8 +311,8 @@ class DevCluster:
                 f"--uts={names}",
                 f"--mount={mounts}",
             ),
-            *("setpriv", f"--reuid={known[user]['uid']}", f"--regid={known[user]['gid']}"),
-            *(f"--groups={','.join(map(str, known[user]['groups']))}", "--pdeathsig=KILL"),
+            *("setpriv", f"--reuid={account['uid']}", f"--regid={account['gid']}"),
+            *(f"--groups={','.join(map(str, account['groups']))}", "--pdeathsig=KILL"),
             *("env", "-i", "-C", cwd or home, *(f"{key}={value}" for key, value in environment.items())),
             *(str(word) for word in argv),
         ]
@@ -351,6 +349,13 @@ class DevCluster:
         return environment
 
     @staticmethod
+    def _unix_user(user: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+        known: dict[str, dict[str, Any]] = facts["unix_users"]
+        if user not in known:
+            raise UsageError(f"user {user!r}: not in the cluster", remedy=f"its users are {', '.join(facts['users'])}")
+        return known[user]
+
+    @staticmethod
     def _host(node: str, facts: Mapping[str, Any]) -> str:
         if node not in (LOGIN, *facts["hosts"], *facts["nodes"]):
             shown = ", ".join([LOGIN, *facts["hosts"], *list(facts["nodes"])[:10]])
@@ -380,6 +385,28 @@ class DevCluster:
         if name not in commands:
             raise UsageError(f"daemon {name!r}: not in the cluster", remedy=f"its daemons are {', '.join(commands)}")
         ask(self.layout, "spawn", name=name, **commands[name])
+
+    def start_program(
+        self,
+        name: str,
+        argv: Sequence[str | Path],
+        *,
+        node: str = LOGIN,
+        user: str = "root",
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start one more daemon, e.g. a test's own: it has a log, can be stopped, and ends with the cluster."""
+        facts = self.facts
+        account = self._unix_user(user, facts)
+        ask(
+            self.layout,
+            "spawn",
+            name=name,
+            host=self._host(node, facts),
+            argv=[str(word) for word in argv],
+            env={**self.environment(facts), "HOME": account["home"], "LANG": "C.UTF-8", **(env or {})},
+            user=[account["uid"], account["gid"], account["groups"]],
+        )
 
     def log(self, daemon: str) -> Path:
         """The daemon's log file."""

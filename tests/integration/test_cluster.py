@@ -149,6 +149,32 @@ def test_daemons_stop_and_start_again(small: DevCluster) -> None:
     assert small.run(["srun", "-w", "n2", "hostname"], user="alice").stdout == "n2\n"
 
 
+def test_programs_of_ones_own_run_beside_slurms(small: DevCluster) -> None:
+    script = 'echo "$(id -un) on $(hostname) with $COLOUR"; exec sleep 300'
+    small.start_program("mine", ["bash", "-c", script], node="n2", user="bob", env={"COLOUR": "red"})
+    wait_for(lambda: small.log_tail("mine"), "bob on n2 with red")
+    assert {daemon.name: (daemon.host, daemon.status) for daemon in small.daemons()}["mine"] == ("n2", None)
+    with pytest.raises(SluiceError, match="mine is running already"):
+        small.start_program("mine", ["true"])
+    small.stop_daemon("mine")
+    with pytest.raises(UsageError, match="user 'eve'"):
+        small.start_program("hers", ["true"], user="eve")
+    small.start_program("missing", ["/no/such/program"])
+    wait_for(lambda: {daemon.name: daemon.status for daemon in small.daemons()}["missing"], 127)
+    assert "/no/such/program: [Errno 2]" in small.log_tail("missing")
+
+
+def test_another_slurm_by_its_prefix(tmp_path: Path, make_cluster: MakeCluster) -> None:
+    for name in ("sbin/slurmctld", "sbin/slurmd", "sbin/slurmdbd", "bin/sinfo", "bin/srun", "bin/scontrol"):
+        link = tmp_path / "slurm" / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(f"/usr/{name}")
+    cluster = make_cluster(TINY, slurm_prefix=tmp_path / "slurm")
+    assert cluster.run(["which", "sinfo"]).stdout == f"{tmp_path}/slurm/bin/sinfo\n"
+    assert cluster.facts["daemons"]["slurmctld@ctl1"]["argv"][0] == f"{tmp_path}/slurm/sbin/slurmctld"
+    assert cluster.run(["srun", "printenv", "SLURM_CONF"]).stdout == "/etc/slurm/slurm.conf\n"
+
+
 def test_command_line(small: DevCluster) -> None:
     def sluice(*words: str) -> subprocess.CompletedProcess[str]:
         command = [*SLUICE, "cluster", words[0], "--dir", str(small.folder), *words[1:]]

@@ -67,6 +67,18 @@ def test_a_job_opens_the_gpu_that_it_was_given_and_no_other(demo: DevCluster, no
         assert sum(result == "EPERM" for result in outcome.values()) == len(gpus) - count
 
 
+def test_a_job_opens_its_mig_instance_and_no_other(demo: DevCluster) -> None:
+    # What Slurm guards is the capability file that each instance has for itself; it is opened for reading.
+    lines = (demo.slurm_conf_dir() / "gres.conf").read_text().splitlines()
+    instances = [line for line in lines if line.startswith("NodeName=mig-1 Name=gpu") and "nvidia-cap" in line]
+    files = [file for line in instances for file in re.findall(r"/dev/nvidia-caps/nvidia-cap\d+", line)]
+    assert len(files) >= 4
+    job = ["srun", "-w", "mig-1", "--gres=gpu:h100_1g.10gb:1", "python3", "-c", OPEN.replace("O_RDWR", "O_RDONLY")]
+    outcome = [line.split()[1] for line in demo.run([*job, *files], user="alice").stdout.splitlines()]
+    assert sum(result in ALLOWED for result in outcome) == 1
+    assert outcome.count("EPERM") == len(files) - 1
+
+
 def test_a_job_that_asked_for_no_gpu_opens_none(demo: DevCluster) -> None:
     job = ["srun", "-w", "h100-1", "python3", "-c", OPEN, *(f"/dev/nvidia{minor}" for minor in range(8))]
     assert {line.split()[1] for line in demo.run(job, user="bob").stdout.splitlines()} == {"EPERM"}
