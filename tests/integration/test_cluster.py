@@ -149,6 +149,13 @@ def test_daemons_stop_and_start_again(small: DevCluster) -> None:
     assert small.run(["srun", "-w", "n2", "hostname"], user="alice").stdout == "n2\n"
 
 
+def test_a_command_that_takes_too_long_is_not_left_behind(small: DevCluster) -> None:
+    with pytest.raises(CommandError, match="^sleep 1234: no answer within 0.5 s"):
+        small.run(["sleep", "1234"], node="n1", user="alice", timeout=0.5)
+    look = ["sh", "-c", "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ' | grep -o '[s]leep 1234' | wc -l"]
+    wait_for(lambda: small.run(look).stdout, "0\n")
+
+
 def test_programs_of_ones_own_run_beside_slurms(small: DevCluster) -> None:
     script = 'echo "$(id -un) on $(hostname) with $COLOUR"; exec sleep 300'
     small.start_program("mine", ["bash", "-c", script], node="n2", user="bob", env={"COLOUR": "red"})
