@@ -1,9 +1,9 @@
 """The time to replay 100,000 jobs on 1,213 nodes.
 
 The jobs are drawn from a pod list: shapes and run times as they are there, with random arrivals at a rate that offers
-`--load` of the GPUs. Run times are cut at `--longest`, so that the cluster fills within the trace; with a load
-above 1 the queue grows until the last arrival. Drawing the jobs is not timed; setting up the cluster and measuring the
-result is.
+`--load` of the GPUs. Run times are cut at `--longest`, so that the cluster fills within the trace; with a load above 1
+the queue grows until the last arrival, and with it the work of each decision. Drawing the jobs is not timed; setting up
+the cluster and measuring the result is.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OPTIONS = [
     ),
     click.Option(["--nodes"], required=True, help="Node list."),
     click.Option(["--jobs"], type=click.IntRange(1), default=100_000, show_default=True),
-    click.Option(["--load"], type=click.FloatRange(0, min_open=True), default=1.1, show_default=True),
+    click.Option(["--load"], type=click.FloatRange(0, min_open=True), default=0.95, show_default=True),
     click.Option(["--longest"], type=click.FloatRange(1), default=3600, show_default=True, help="Seconds."),
     click.Option(["--policy"], multiple=True, default=("easy", "slurm", "sluice"), show_default=True),
     click.Option(["--seed"], type=int, default=1, show_default=True),

@@ -14,10 +14,11 @@
 
 enum {
     ACCURACY_HISTORY = 4096,
-    TIER_TRIES = 16, /* blocked jobs for whom room is sought by preemption at one decision */
-    TYPICAL = 64,    /* request shapes that fragmentation is measured with: the most frequent ones */
-    RENEWALS = 16,   /* looks for a reservation anew while a sixteenth of the wait that it foresaw passes */
-    ENDS = 0,        /* the heaps */
+    TIER_TRIES = 16,    /* blocked jobs for whom room is sought by preemption at one decision */
+    TYPICAL = 64,       /* request shapes that fragmentation is measured with: the most frequent ones */
+    RENEWALS = 16,      /* looks for a reservation anew while a sixteenth of the wait that it foresaw passes */
+    CHARGE_PERIOD = 60, /* fair-share's units of time between charges of what runs; an end is charged at once */
+    ENDS = 0,           /* the heaps */
     EXPECTED = 1,
 };
 
@@ -65,6 +66,7 @@ struct sluice_replay {
     uint32_t count, next, ended;
 
     int64_t now;
+    int64_t next_charge;   /* of running jobs' usage */
     int64_t next_decision; /* not before; only with an interval */
     bool decision_due;     /* something happened since the last one */
     bool room_made;        /* something ended since the last one */
@@ -446,8 +448,11 @@ static bool plain_fifo(const struct sluice_replay_config *config)
 static enum sluice_error rank(struct sluice_replay *replay, uint32_t count, struct sluice_error_text *text)
 {
     if (replay->config.order.weight[SLUICE_FACTOR_FAIR_SHARE]) {
-        for (uint32_t i = 0; i < replay->heap[ENDS].count; i++)
-            charge(replay, replay->heap[ENDS].jobs[i]);
+        if (replay->now >= replay->next_charge) {
+            for (uint32_t i = 0; i < replay->heap[ENDS].count; i++)
+                charge(replay, replay->heap[ENDS].jobs[i]);
+            replay->next_charge = later(replay->now, CHARGE_PERIOD * replay->config.fairshare_tick);
+        }
         sluice_fairshare_refresh(replay->fairshare, replay->now / replay->config.fairshare_tick);
     }
     enum sluice_error error = sluice_order_sort(replay->order, &replay->config.order, replay->fairshare,

@@ -12,7 +12,7 @@ from sluice_core.cluster import Cluster, GpuShape, NodeShape
 from sluice_core.errors import CoreError
 from sluice_core.order import Factor, FairShare, OrderPolicy
 from sluice_core.placement import Policy, Request
-from sluice_core.replay import Backfill, Preemption, Replayed, ReplayConfig, ReplayJob, State, replay
+from sluice_core.replay import Backfill, Preemption, ReplayConfig, Replayed, ReplayJob, State, replay
 
 
 def cluster_of(nodes: int, gpus: int) -> Cluster:
@@ -265,7 +265,7 @@ def test_conservation(drawn: list[tuple[int, ...]], config: dict[str, Any], mode
 @settings(max_examples=100, deadline=None)
 @given(JOBS)
 def test_easy_never_delays_the_first_in_line(drawn: list[tuple[int, ...]]) -> None:
-    """With exact estimates and jobs that all wait from the start, EASY starts the first one as early as strict order."""
+    """With exact estimates the first job that waits starts as early as in strict order."""
     jobs = [job(0, work, gpus) for _, work, gpus, *_ in drawn]
     strict, easy = (run(jobs, backfill=backfill) for backfill in (Backfill.STRICT, Backfill.EASY))
     first_blocked = next((index for index, start in enumerate(starts(strict)) if start > 0), None)

@@ -112,8 +112,7 @@ def test_sacct_shards_are_mib_of_one_gpu(tmp_path: Path) -> None:
     ],
 )
 def test_sacct_leaves_out_what_did_not_run(tmp_path: Path, changes: dict[str, str], left_out: dict[str, int]) -> None:
-    trace = sacct(tmp_path, sacct_line(), sacct_line(JobIDRaw="8", **{k: v for k, v in changes.items() if k != "JobIDRaw"}
-                  ) if "JobIDRaw" not in changes else sacct_line(**changes))  # fmt: skip
+    trace = sacct(tmp_path, sacct_line(), sacct_line(**{"JobIDRaw": "8", **changes}))
     assert len(trace.jobs) == 1 and trace.left_out == left_out
 
 
