@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gres_probe.expressions import Value, compile_condition
-from gres_probe.inventory import Inventory, LinkType
+from gres_probe.inventory import Inventory
 from gres_probe.topology import link_domains
-from gres_probe.writer import Device, node_devices
+from gres_probe.writer import LINK_WORDS, Device, node_devices
 from policy.grouping import (
     ByCompatibility,
     ByExpression,
@@ -30,7 +30,6 @@ from sluice_base.hostlist import fold
 
 CLASSES_FILE = "classes.sluice.conf"
 _HEADER = "# Written by `sluice group`; changes made here are lost. See sluice-group(1).\n"
-_LINK_WORDS = {LinkType.NVLINK: "nvlink", LinkType.XGMI: "xgmi", LinkType.XELINK: "xelink"}
 Fields = Mapping[str, Value]
 
 # What strategies and expressions know of a GPU (or of a partition of one).
@@ -167,7 +166,7 @@ def _links(inventory: Inventory) -> list[tuple[str, int]]:
         whole = [place for place in domain if not inventory.gpus[place].partitioned]  # partitions use no links
         for place in whole if len(whole) > 1 else ():
             row = inventory.links[place]
-            kind = next((_LINK_WORDS[row[other].type] for other in domain if row[other].type in _LINK_WORDS), "link")
+            kind = next((LINK_WORDS[row[other].type] for other in domain if row[other].type in LINK_WORDS), "link")
             result[place] = (kind, len(whole))
     return result
 

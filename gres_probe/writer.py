@@ -30,7 +30,7 @@ HEADER = "# Written by `sluice gres write`; changes made here are lost. See slui
 _MULTIPLE_FILES_BESIDE_SHARDS: SlurmVersion = (23, 2, 7)
 
 _CAPABILITY_PREFIXES: dict[str, str] = {Vendor.NVIDIA: "sm", Vendor.INTEL: "ip"}
-_DIRECT_LINKS = {LinkType.NVLINK: "nvlink", LinkType.XGMI: "xgmi", LinkType.XELINK: "xelink"}
+LINK_WORDS = {LinkType.NVLINK: "nvlink", LinkType.XGMI: "xgmi", LinkType.XELINK: "xelink"}
 
 # Words of a vendor's model name that do not tell two models of GPU apart for a user: makers and series, form factor,
 # memory technology, and the memory size, which is a feature of its own.
@@ -290,7 +290,7 @@ def _device_links(inventory: Inventory, devices: Sequence[Device]) -> list[str]:
         if one.partition is not None or other.partition is not None:
             return 0  # a partition reaches no other device
         link = inventory.links[one.gpu][other.gpu]
-        return max(link.width, 1) if link.type in _DIRECT_LINKS else 0
+        return max(link.width, 1) if link.type in LINK_WORDS else 0
 
     matrix = [[width(one, other) for other in devices] for one in devices]
     if not any(value > 0 for row in matrix for value in row):
@@ -337,9 +337,7 @@ def _features(inventory: Inventory, devices: Sequence[Device]) -> tuple[str, ...
         members = [position for position in domain if position in whole]
         if len(members) > 1:
             row = inventory.links[members[0]]
-            kind = next(
-                (_DIRECT_LINKS[row[other].type] for other in domain if row[other].type in _DIRECT_LINKS), "link"
-            )
+            kind = next((LINK_WORDS[row[other].type] for other in domain if row[other].type in LINK_WORDS), "link")
             words[f"{kind}{len(members)}"] = None
     return tuple(words)
 

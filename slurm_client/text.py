@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 
 from sluice_base.errors import SluiceError
 from sluice_base.slurm_version import SlurmVersion, parse_slurm_version
@@ -135,7 +136,6 @@ def accounting_filters(
 
 def _times(start: int | None, end: int | None) -> list[str]:
     """sacct reads local wall-clock times."""
-    from datetime import UTC, datetime
 
     def local(seconds: int) -> str:
         return datetime.fromtimestamp(seconds, UTC).astimezone().strftime("%Y-%m-%dT%H:%M:%S")

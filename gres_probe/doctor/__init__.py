@@ -56,7 +56,7 @@ def examine(
             continue
         try:
             outcomes = list(check.examine(patient))
-        except (CannotLookError, SluiceError) as error:
+        except (CannotLookError, SluiceError, ValueError) as error:  # ValueError: a path with a null byte
             outcomes = [skip(str(error))]
         except PermissionError as error:
             outcomes = [skip(f"{error.filename}: {error.strerror}", "run as root to see it")]

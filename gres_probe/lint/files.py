@@ -28,24 +28,16 @@ _NEWER_NODE_KEYS: dict[str, SlurmVersion] = {
 
 def check(site: Site) -> Iterator[Finding]:
     """Faults of the parser, unknown keys of node lines and of gres.conf."""
-    configs = dict.fromkeys(map(id, ()))  # each file once, however many nodes read it
-    for config in _configs(site):
-        if id(config) in configs:
-            continue
-        configs[id(config)] = None
+    gres_files = {id(config): config for config in (site.gres, *site.node_gres.values()) if config is not None}
+    for config in (site.slurm.config, *gres_files.values()):
         for fault in config.faults:
             yield Finding(RULES[_FAULT_RULES[fault.kind]], fault.what, fault.place)
     allowed = _NODE_KEYS | {key for key, since in _NEWER_NODE_KEYS.items() if site.version >= since}
     for line in site.slurm.config.lines:
         if line.head.key.lower() == "nodename":
             yield from _unknown(line, allowed, "a NodeName line")
-    for gres in {id(config): config for config in _configs(site)[1:]}.values():
+    for gres in gres_files.values():
         yield from _check_gres(gres)
-
-
-def _configs(site: Site) -> list[ConfigFile]:
-    shared = [] if site.gres is None else [site.gres]
-    return [site.slurm.config, *shared, *site.node_gres.values()]
 
 
 def _check_gres(config: ConfigFile) -> Iterator[Finding]:

@@ -9,7 +9,6 @@ from gres_probe.cores import fold_ranges, slurm_cores, usual_numbering
 from gres_probe.inventory import Inventory
 from gres_probe.lint.model import RULES, Finding, Site
 from gres_probe.lint.records import NodeGres
-from gres_probe.slurm_conf import Place
 from gres_probe.writer import Device, node_devices
 from sluice_base.errors import SluiceError
 
@@ -24,7 +23,7 @@ def check(site: Site, nodes: Sequence[NodeGres]) -> Iterator[Finding]:
 
 
 def _check_node(node: NodeGres, inventory: Inventory, overridden: bool) -> Iterator[Finding]:
-    name, place = (node.definition.name,), _gres_place(node)
+    name, place = (node.definition.name,), node.gres_place
     for problem in inventory.problems:
         which = "" if problem.index is None else f" {problem.index}"
         yield Finding(RULES["SL065"], f"{problem.vendor} GPU{which}: {problem.what}", place, name)
@@ -79,8 +78,3 @@ def _check_devices(node: NodeGres, devices: Sequence[Device], inventory: Invento
             if record.cores and near and record.cores != near:
                 what = f"Cores={record.cores}, near the GPU are {near}"
                 yield Finding(RULES["SL064"], what, record.line.place, name)
-
-
-def _gres_place(node: NodeGres) -> Place:
-    gres = node.definition.values.get("gres")
-    return gres.place if gres else node.definition.place

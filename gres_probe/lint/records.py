@@ -15,7 +15,7 @@ from pathlib import Path
 from gres_probe.cores import expand_ranges
 from gres_probe.lint.model import RULES, Finding, Site
 from gres_probe.lint.slurm import SHARED, ConfiguredGres, parse_count, parse_node_gres
-from gres_probe.slurm_conf import ConfigFile, Line, NodeDefinition, slurm_hostlist
+from gres_probe.slurm_conf import ConfigFile, Line, NodeDefinition, Place, slurm_hostlist
 from sluice_base.errors import SluiceError
 from sluice_base.slurm_version import SlurmVersion
 
@@ -62,6 +62,12 @@ class NodeGres:
     records: list[Record] = field(default_factory=list)  # as sent to slurmctld
     written: list[Record] = field(default_factory=list)  # as in gres.conf
     autodetect: str = ""
+
+    @property
+    def gres_place(self) -> Place:
+        """Where the node's Gres stands, or else the node."""
+        gres = self.definition.values.get("gres")
+        return gres.place if gres else self.definition.place
 
 
 def read_nodes(site: Site, found: list[Finding]) -> list[NodeGres]:
@@ -257,7 +263,7 @@ class _Reader:
             return [text]
         if self.local:
             for file in files:
-                if not Path(file).exists():
+                if _mode(file) is None:
                     self.note("SL028", file, line)
         return files
 
@@ -315,28 +321,25 @@ class _Reader:
             self.note("SL042", f"Name={name}", plain[1].line)
 
     def _check_excess(self, name: str, records: Sequence[Record], configured: ConfiguredGres) -> None:
-        left = [[record, record.count] for record in records]
+        left = [record.count for record in records]
 
         def use(count: int, kind: str | None) -> None:
-            for entry in left:
-                record, rest = entry
-                assert isinstance(record, Record) and isinstance(rest, int)  # noqa: S101 - narrows the pair
+            for position, record in enumerate(records):
                 untyped_counts_for_all = record.type is None and self.site.version >= _UNTYPED_COUNTS_FOR_ALL
                 if not untyped_counts_for_all and (record.type or "").lower() != (kind or "").lower():
                     continue
-                if rest > count:
-                    entry[1] = rest - count
+                taken = min(left[position], count)
+                left[position] -= taken
+                count -= taken
+                if left[position]:
                     return
-                count -= rest
-                entry[1] = 0
 
-        if configured.types:
-            for kind, count in configured.types.items():
-                use(count, kind)
-        else:
+        for kind, count in configured.types.items():
+            use(count, kind)
+        if not configured.types:
             use(configured.count, None)
-        for record, rest in left:
-            if isinstance(record, Record) and isinstance(rest, int) and rest > 0:
+        for record, rest in zip(records, left, strict=True):
+            if rest > 0:
                 kind = f":{record.type}" if record.type else ""
                 self.note("SL044", f"{rest} {name}{kind} more than in Gres={self.node.text('gres')}", record.line)
 
@@ -351,7 +354,8 @@ class _Reader:
                 if record.name != name:
                     continue
                 for file in record.files:
-                    if self.local and Path(file).exists() and not _is_device(Path(file)):
+                    mode = _mode(file) if self.local else None
+                    if mode is not None and not (stat.S_ISCHR(mode) or stat.S_ISBLK(mode)):
                         self.note("SL029", file, record.line)
                     if not record.multiple:
                         if file in seen:
@@ -432,6 +436,9 @@ def _merge(name: str, remaining: list[Record], configured: ConfiguredGres) -> li
     return merged
 
 
-def _is_device(path: Path) -> bool:
-    mode = path.stat().st_mode
-    return stat.S_ISCHR(mode) or stat.S_ISBLK(mode)
+def _mode(file: str) -> int | None:
+    """The mode of a file of this machine; None where there is no such file."""
+    try:
+        return Path(file).stat().st_mode
+    except (OSError, ValueError):
+        return None

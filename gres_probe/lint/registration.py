@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gres_probe.lint.model import RULES, Finding, Rule, Site
+from gres_probe.lint.model import RULES, Finding, Site
 from gres_probe.lint.records import NodeGres, Record
-from gres_probe.slurm_conf import Place
 
 
 def check(site: Site, nodes: Sequence[NodeGres]) -> Iterator[Finding]:
@@ -47,12 +46,5 @@ def _check_files_everywhere(nodes: Sequence[NodeGres]) -> Iterator[Finding]:
 
 
 def _finding(code: str, node: NodeGres, what: str, record: Record | None = None) -> Finding:
-    rule: Rule = RULES[code]
-    return Finding(rule, what, _place(node, record), (node.definition.name,))
-
-
-def _place(node: NodeGres, record: Record | None) -> Place:
-    if record is not None and record.line is not None:
-        return record.line.place
-    gres = node.definition.values.get("gres")
-    return gres.place if gres else node.definition.place
+    place = record.line.place if record is not None and record.line is not None else node.gres_place
+    return Finding(RULES[code], what, place, (node.definition.name,))
