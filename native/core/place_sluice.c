@@ -26,6 +26,7 @@ enum {
      * reach: what else comes will use fewer. Several GPUs are taken at once, or not at all. */
     SLACK_NUMERATOR = 8,
     SLACK_DENOMINATOR = 5,
+    MANY = 64,            /* allowed nodes that are worth a search */
     CPU_PRICE_FACTOR = 2, /* a CPU that is short costs the GPUs it could have served, twice */
     /* 6.4 hundredths of a GPU. */
     STEP = (int)(((int64_t)64 << FRACTION_BITS) / 10),
@@ -253,6 +254,7 @@ struct search {
     int64_t limit; /* losses from here on are worse */
     uint32_t node; /* NONE: none yet */
     uint32_t rank;
+    struct reach reach;
 };
 
 static void found(struct search *search, uint32_t node, int64_t steps)
@@ -268,8 +270,8 @@ static void search_bucket(struct search *search, const struct bucket *bucket, in
 {
     if (loss >= search->limit)
         return;
-    uint32_t before = loss < search->limit - STEP ? NONE : search->rank;
-    uint32_t node = sluice_bucket_first(search->cluster, bucket, search->need, before);
+    search->reach.before = loss < search->limit - STEP ? NONE : search->rank;
+    uint32_t node = sluice_bucket_first(search->cluster, bucket, search->need, &search->reach);
     if (node != NONE)
         found(search, node, loss / STEP);
 }
@@ -341,16 +343,13 @@ static void search_others(struct search *search, const uint64_t *candidates)
     }
 }
 
-/* Few nodes to choose from are scored one by one: the buckets' bounds do not know which nodes are allowed. */
-static bool few_allowed(const struct sluice_cluster *cluster, const struct need *need)
+static uint32_t count_allowed(const struct sluice_cluster *cluster, const struct need *need)
 {
-    if (!need->allowed)
-        return false;
     const uint64_t *candidates = sluice_candidates(cluster, need);
     uint32_t count = 0;
     for (size_t word = 0; word < (cluster->node_count + 63) / 64; word++)
         count += (uint32_t)__builtin_popcountll(sluice_candidate_word(need, candidates, word));
-    return count < cluster->node_count / 16 + 64;
+    return count;
 }
 
 bool sluice_choose_sluice(struct sluice_cluster *cluster, const struct need *need, struct choice *choice)
@@ -359,12 +358,19 @@ bool sluice_choose_sluice(struct sluice_cluster *cluster, const struct need *nee
     struct score_index *index = cluster->index;
     if (!index->priced)
         set_prices(cluster);
-    /* Shares of several GPUs would need buckets of sets of levels. */
-    if ((need->share && need->gpus > 1) || few_allowed(cluster, need))
-        return sluice_scan(cluster, policy, need, choice);
-
     struct search search = {
         .cluster = cluster, .need = need, .steps = INT64_MAX, .limit = INT64_MAX, .node = NONE, .rank = NONE};
+    if (need->allowed) {
+        /* The buckets do not know which nodes are allowed. A search that meets many that are not is given up about when
+         * it has cost as much as scoring those that are. */
+        uint32_t allowed = count_allowed(cluster, need);
+        search.reach.patience = allowed < MANY ? 0 : allowed / 8;
+        search.reach.from = cluster->ordered ? 0 : sluice_next_allowed(need, 0);
+    }
+    /* Shares of several GPUs would need buckets of sets of levels. */
+    if ((need->share && need->gpus > 1) || (need->allowed && !search.reach.patience))
+        return sluice_scan(cluster, policy, need, choice);
+
     /* The group of the lowest bound first; then only those that can still win. */
     const struct node_kind *first_kind = NULL;
     int first_kappa = 0;
@@ -391,6 +397,8 @@ bool sluice_choose_sluice(struct sluice_cluster *cluster, const struct need *nee
             search_group(&search, first_kind, first_kappa,
                          need->share ? sluice_levels_needed(need->share, first_kind->memory) : 0);
     }
+    if (search.reach.met > search.reach.patience)
+        return sluice_scan(cluster, policy, need, choice);
     if (index->kinds[KIND_OTHER]->nodes)
         search_others(&search, sluice_candidates(cluster, need));
     if (search.node == NONE)

@@ -202,17 +202,12 @@ static uint32_t first_with_room(const struct entry *entries, uint32_t root, cons
     return first_with_room(entries, entries[root].right, need, from);
 }
 
-/* Where to go on after `node`, which is not allowed: the next rank, or, where ranks are the nodes' numbers, that of the
- * next node that is allowed; NONE if there is none. */
-static uint32_t next_allowed(const struct sluice_cluster *cluster, const struct need *need, uint32_t node)
+uint32_t sluice_next_allowed(const struct need *need, uint32_t node)
 {
-    if (cluster->ordered)
-        return cluster->nodes[node].rank + 1;
-    uint32_t from = node + 1;
-    for (size_t word = from / 64; word < need->allowed_words; word++) {
+    for (size_t word = node / 64; word < need->allowed_words; word++) {
         uint64_t set = need->allowed[word];
-        if (word == from / 64)
-            set &= ~(uint64_t)0 << (from % 64);
+        if (word == node / 64)
+            set &= ~(uint64_t)0 << (node % 64);
         if (set)
             return (uint32_t)(word * 64) + (uint32_t)__builtin_ctzll(set);
     }
@@ -220,18 +215,21 @@ static uint32_t next_allowed(const struct sluice_cluster *cluster, const struct 
 }
 
 uint32_t sluice_bucket_first(const struct sluice_cluster *cluster, const struct bucket *bucket, const struct need *need,
-                             uint32_t before)
+                             struct reach *reach)
 {
     const struct entry *entries = cluster->index->entries;
-    if (bucket->root == NO_ENTRY || bucket->first_rank >= before || !has_room(&bucket->bounds, need))
+    if (bucket->root == NO_ENTRY || bucket->first_rank >= reach->before || !has_room(&bucket->bounds, need))
         return NONE;
-    for (uint32_t from = 0; from < before;) {
+    for (uint32_t from = reach->from; from < reach->before;) {
         uint32_t found = first_with_room(entries, bucket->root, need, from);
-        if (found == NO_ENTRY || entries[found].rank >= before)
+        if (found == NO_ENTRY || entries[found].rank >= reach->before)
             return NONE;
         if (sluice_node_allowed(need, entries[found].node))
             return entries[found].node;
-        from = next_allowed(cluster, need, entries[found].node);
+        if (++reach->met > reach->patience)
+            return NONE;
+        /* Where ranks are the nodes' numbers, go on with the next node that is allowed. */
+        from = cluster->ordered ? entries[found].rank + 1 : sluice_next_allowed(need, entries[found].node + 1);
     }
     return NONE;
 }

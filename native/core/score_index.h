@@ -120,12 +120,22 @@ int32_t sluice_kappa_floor(int kappa);
 /* The class of a node as it stands now. */
 int sluice_kappa_of(const struct sluice_cluster *cluster, uint32_t node);
 
+/* How far a search goes. */
+struct reach {
+    uint32_t from, before; /* ranks */
+    uint32_t met;          /* nodes with room that the request does not allow, so far */
+    uint32_t patience;     /* the search is given up when more are met */
+};
+
 /*
- * The node of lowest rank in the bucket that has room for `need`, among those ranked before `before`; NONE if there is
- * none. O(log nodes), and as much again for each run of nodes that are not allowed (for each such node, where the
- * caller has set an order).
+ * The node of lowest rank in the bucket that has room for `need` and is allowed, within reach; NONE if there is none,
+ * or the search is given up. O(log nodes), and as much again for each run of nodes met that are not allowed (for each
+ * such node, where the caller has set an order).
  */
 uint32_t sluice_bucket_first(const struct sluice_cluster *cluster, const struct bucket *bucket, const struct need *need,
-                             uint32_t before);
+                             struct reach *reach);
+
+/* The lowest number of an allowed node from `node` on, NONE if there is none. */
+uint32_t sluice_next_allowed(const struct need *need, uint32_t node);
 
 #endif

@@ -70,9 +70,10 @@ static void set_workload(struct sluice_cluster *cluster)
         {.gpus = 8, .cpus_milli = 120000},
         {.gpus = 0, .cpus_milli = 16000},
         {.gpus = 2, .gpu_memory_mib = 20000, .models = 1},
+        {.gpus = 1, .gpu_memory_mib_min = 100000}, /* no GPU is so large */
     };
-    static const uint32_t weights[] = {40, 30, 100, 20, 3, 2, 50, 1};
-    CHECK_INT(sluice_cluster_set_workload(cluster, usual, weights, 8, NULL), SLUICE_OK);
+    static const uint32_t weights[] = {40, 30, 100, 20, 3, 2, 50, 1, 5};
+    CHECK_INT(sluice_cluster_set_workload(cluster, usual, weights, 9, NULL), SLUICE_OK);
 }
 
 /* Nodes of several kinds, with and without GPUs, some with GPUs of two models. */
@@ -117,8 +118,8 @@ static struct sluice_request random_request(uint64_t *allowed, size_t words)
         request.capability_min = draw(70, 90);
     if (request.gpus && chance(10))
         request.gpu_memory_mib_min = draw(1, 30000);
-    if (chance(25)) { /* few nodes, most, or one run of them */
-        int percent = chance(50) ? 5 : 80;
+    if (chance(25)) { /* few nodes, some, most, or one run of them */
+        int percent = (int[]){5, 20, 80}[draw(0, 2)];
         size_t from = chance(50) ? 0 : (size_t)draw(0, (int64_t)words * 32), to = words * 64;
         if (from)
             percent = 100;
