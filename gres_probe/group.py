@@ -10,6 +10,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 from gres_probe.expressions import Value, compile_condition
 from gres_probe.inventory import Inventory
@@ -135,8 +136,6 @@ def _fields(inventory: Inventory, device: Device, link: tuple[str, int], perform
     gpu = inventory.gpus[device.gpu]
     whole = device.partition is None
     memory = gpu.memory_total_mib if whole else device.memory_mib
-    sm = re.fullmatch(r"\d+\.\d+", gpu.capability) if gpu.vendor == "nvidia" else None
-    major = re.match(r"\d+", gpu.driver_version)
     return {
         "vendor": gpu.vendor,
         "model": gpu.model,
@@ -145,9 +144,9 @@ def _fields(inventory: Inventory, device: Device, link: tuple[str, int], perform
         "memory_gib": -(-memory // 1024),
         "usable_mib": device.memory_mib,
         "capability": gpu.capability,
-        "sm": float(gpu.capability) if sm else None,
+        "sm": _number(gpu.capability) if gpu.vendor == "nvidia" else None,
         "driver": gpu.driver_version,
-        "driver_major": int(major[0]) if major else None,
+        "driver_major": _major(gpu.driver_version),
         "link": link[0] if whole else "",
         "link_size": link[1] if whole else 1,
         "numa_node": gpu.numa_node,
@@ -157,6 +156,17 @@ def _fields(inventory: Inventory, device: Device, link: tuple[str, int], perform
         "health": str(gpu.health),
         "performance": performance,
     }
+
+
+@cache
+def _number(text: str) -> float | None:
+    return float(text) if re.fullmatch(r"\d{1,4}\.\d{1,4}", text, re.ASCII) else None
+
+
+@cache
+def _major(version: str) -> int | None:
+    match = re.match(r"\d{1,9}", version, re.ASCII)
+    return int(match[0]) if match else None
 
 
 def _links(inventory: Inventory) -> list[tuple[str, int]]:

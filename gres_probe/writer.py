@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 from gres_probe.cores import fold_ranges, slurm_cores, usual_numbering
 from gres_probe.inventory import Gpu, Inventory, LinkType, Partition, Vendor
@@ -38,6 +39,7 @@ _NOISE = re.compile(
     r"nvidia|amd|intel|corporation|tesla|geforce|quadro|radeon|instinct|data|center|gpu|graphics|series|generation|"
     r"sxm\d*|pcie?|oam|hbm\d*e?|gddr\d*x?|\d+[gt]i?b"
 )
+_PATH = re.compile(r"/[A-Za-z0-9/._:+@-]+")  # what gres.conf holds without quotes, brackets or commas
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +155,7 @@ def generate(
     return GresConfiguration(_gres_conf(gres_lines), nodes, gres_lines, notes)
 
 
+@cache
 def type_name(model: str) -> str:
     """A vendor's model name as GRES type: ``NVIDIA H100 80GB HBM3`` is ``h100``, ``AMD Instinct MI300X`` ``mi300x``.
 
@@ -183,7 +186,7 @@ def node_devices(inventory: Inventory) -> list[Device]:
                 remedy="probe the node again with: sluice probe --json",
             )
         for file in files:
-            if not re.fullmatch(r"/[A-Za-z0-9/._:+@-]+", file):
+            if not _PATH.fullmatch(file):
                 raise SluiceError(
                     f"node {inventory.node!r}: device file {file!r}: not a path that gres.conf can hold",
                     remedy="probe the node again with: sluice probe --json",
