@@ -413,7 +413,7 @@ class DevCluster:
         return self.layout.logs / f"{daemon}.log"
 
     def log_tail(self, daemon: str, lines: int = 12) -> str:
-        """The daemon's last words; where some are errors, from the first of the last errors on."""
+        """The daemon's last words; empty where it has said nothing."""
         try:
             text = self.log(daemon).read_text(errors="replace").splitlines()
         except FileNotFoundError:
