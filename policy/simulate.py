@@ -110,9 +110,10 @@ def parse_policy(text: str) -> SimulatedPolicy:
     for change in changes:
         key, _, value = change.partition("=")
         policy = replace(policy, **_changed(policy, text, key, value))
-    if policy.preemption == Preemption.ORDER and policy.backfill == Backfill.EASY:
+    if policy.preemption == Preemption.ORDER and policy.backfill in {Backfill.EASY, Backfill.CONSERVATIVE}:
         raise UsageError(
-            f"policy {text!r}: EASY backfill does not go with preemption by order", remedy="add backfill=greedy"
+            f"policy {text!r}: backfill that reserves does not go with preemption by order",
+            remedy="add backfill=greedy",
         )
     return policy
 
@@ -142,7 +143,7 @@ def _changed(policy: SimulatedPolicy, text: str, key: str, value: str) -> dict[s
         pass
     raise UsageError(
         f"policy {text!r}: {key}={value}: not understood",
-        remedy=f"keys: {', '.join(FACTOR_WORDS)} (weights); placement; backfill=strict|greedy|easy; "
+        remedy=f"keys: {', '.join(FACTOR_WORDS)} (weights); placement; backfill=strict|greedy|easy|conservative; "
         "preemption=never|tiers|order; learn, guard=yes|no; starvation, half-life, age-full, laxity in days",
     )
 
@@ -224,7 +225,7 @@ def simulate(
         interval=assumed.interval,
         checkpoint=assumed.checkpoint,
         sample_interval=max(1, span // MAX_SAMPLES),
-        fairshare_tick=MICROSECOND,
+        second=MICROSECOND,
     )
     replayed = replay(cluster, config, requests, jobs, fairshare=fairshare, progress=progress)
     return Simulation(policy, trace, replayed, cluster.totals().gpus, share_whole)

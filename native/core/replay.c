@@ -14,11 +14,12 @@
 
 enum {
     ACCURACY_HISTORY = 4096,
-    TIER_TRIES = 16,    /* blocked jobs for whom room is sought by preemption at one decision */
-    TYPICAL = 64,       /* request shapes that fragmentation is measured with: the most frequent ones */
-    RENEWALS = 16,      /* looks for a reservation anew while a sixteenth of the wait that it foresaw passes */
-    CHARGE_PERIOD = 60, /* fair-share's units of time between charges of what runs; an end is charged at once */
-    ENDS = 0,           /* the heaps */
+    TIER_TRIES = 16,      /* blocked jobs for whom room is sought by preemption at one decision */
+    TYPICAL = 64,         /* request shapes that fragmentation is measured with: the most frequent ones */
+    RENEWALS = 16,        /* looks for a reservation anew while a sixteenth of the wait that it foresaw passes */
+    PLAN_PARTS = 1 << 20, /* most parts that run or are planned at a time under conservative backfill */
+    CHARGE_PERIOD = 60,   /* fair-share's units of time between charges of what runs; an end is charged at once */
+    ENDS = 0,             /* the heaps */
     EXPECTED = 1,
 };
 
@@ -54,6 +55,16 @@ struct reservation {
     int64_t renew; /* from when on it is looked for anew, because jobs may have ended early */
 };
 
+/* Room for a conservative plan. */
+struct plan {
+    struct sluice_backfill *backfill;
+    struct sluice_backfill_running *running;
+    struct sluice_backfill_job *jobs;
+    struct sluice_backfill_start *starts;
+    struct sluice_part *parts;
+    uint32_t part_capacity;
+};
+
 struct sluice_replay {
     struct sluice_cluster *cluster;
     struct sluice_replay_config config;
@@ -86,6 +97,7 @@ struct sluice_replay {
     struct sluice_accuracy *accuracy;
     struct sluice_guard *guard;
     struct sluice_preemption *preemption;
+    struct plan plan;
     struct sluice_candidate *candidates;
     uint32_t *victims;
     uint32_t *suspended;
@@ -195,14 +207,14 @@ static void charge(struct sluice_replay *replay, uint32_t index)
 {
     const struct sluice_replay_job *trace = &replay->trace[index];
     struct job *job = &replay->jobs[index];
-    int64_t units = (replay->now - job->charged) / replay->config.fairshare_tick;
+    int64_t units = (replay->now - job->charged) / replay->config.second;
     if (!replay->fairshare || units < 1)
         return;
-    job->charged += units * replay->config.fairshare_tick;
+    job->charged += units * replay->config.second;
     uint64_t usage, most = UINT64_C(1) << 40;
     if (__builtin_mul_overflow((uint64_t)units, (uint64_t)trace->gpus_milli, &usage) || usage > most)
         usage = most;
-    (void)sluice_fairshare_charge(replay->fairshare, trace->account, usage, replay->now / replay->config.fairshare_tick,
+    (void)sluice_fairshare_charge(replay->fairshare, trace->account, usage, replay->now / replay->config.second,
                                   NULL); /* the account was checked at the start */
 }
 
@@ -451,9 +463,9 @@ static enum sluice_error rank(struct sluice_replay *replay, uint32_t count, stru
         if (replay->now >= replay->next_charge) {
             for (uint32_t i = 0; i < replay->heap[ENDS].count; i++)
                 charge(replay, replay->heap[ENDS].jobs[i]);
-            replay->next_charge = later(replay->now, CHARGE_PERIOD * replay->config.fairshare_tick);
+            replay->next_charge = later(replay->now, CHARGE_PERIOD * replay->config.second);
         }
-        sluice_fairshare_refresh(replay->fairshare, replay->now / replay->config.fairshare_tick);
+        sluice_fairshare_refresh(replay->fairshare, replay->now / replay->config.second);
     }
     enum sluice_error error = sluice_order_sort(replay->order, &replay->config.order, replay->fairshare,
                                                 replay->order_jobs, count, replay->now, replay->ranked, text);
@@ -567,6 +579,56 @@ static enum sluice_error preempt_for(struct sluice_replay *replay, uint32_t inde
     return error;
 }
 
+/* Ticks as whole seconds, rounded up and within what a plan can look ahead. */
+static int64_t plan_seconds(const struct sluice_replay *replay, int64_t ticks)
+{
+    int64_t seconds = ticks / replay->config.second + (ticks % replay->config.second != 0);
+    return seconds < 1 ? 1 : seconds < SLUICE_BACKFILL_HORIZON_S / 2 ? seconds : SLUICE_BACKFILL_HORIZON_S / 2;
+}
+
+/* Start those whose planned start is now, where the plan has them. The first `tries` of the ranked jobs are planned. */
+static enum sluice_error decide_by_plan(struct sluice_replay *replay, uint32_t tries, struct sluice_error_text *text)
+{
+    struct plan *plan = &replay->plan;
+    uint32_t running = replay->heap[ENDS].count, part_count;
+    for (uint32_t i = 0; i < running; i++) {
+        uint32_t index = replay->heap[ENDS].jobs[i];
+        plan->running[i] = (struct sluice_backfill_running){
+            .allocation = replay->jobs[index].allocation,
+            .end_s = plan_seconds(replay, expected_end(replay, index) - replay->now),
+        };
+    }
+    for (uint32_t i = 0; i < tries; i++) {
+        uint32_t index = replay->active[replay->ranked[i]];
+        int64_t expected, longest;
+        remaining(replay, index, &expected, &longest);
+        plan->jobs[i] = (struct sluice_backfill_job){
+            .request = &replay->classes[replay->trace[index].request].request,
+            .limit_s = plan_seconds(replay, later(replay->trace[index].restart, expected)),
+        };
+    }
+    enum sluice_error error =
+        sluice_backfill_plan(plan->backfill, replay->cluster, 0, plan->running, running, plan->jobs, tries, tries,
+                             plan->starts, plan->parts, plan->part_capacity, &part_count, text);
+    bool any = false;
+    for (uint32_t i = 0; i < tries && !error; i++) {
+        const struct sluice_backfill_start *start = &plan->starts[i];
+        if (start->start_s != 0)
+            continue;
+        struct sluice_placement placement = {.parts = plan->parts + start->first_part,
+                                             .part_capacity = start->part_count,
+                                             .part_count = start->part_count};
+        uint64_t allocation;
+        error = sluice_commit(replay->cluster, &placement, &allocation, text);
+        if (!error)
+            enter(replay, replay->active[replay->ranked[i]], allocation);
+        any = true;
+    }
+    if (any)
+        close_ranks(replay);
+    return error;
+}
+
 /* Start what may start, running jobs staying where they are. `from`: the first of the queue that is to be tried. */
 static enum sluice_error decide(struct sluice_replay *replay, uint32_t from, struct sluice_error_text *text)
 {
@@ -584,6 +646,8 @@ static enum sluice_error decide(struct sluice_replay *replay, uint32_t from, str
         error = rank(replay, count, text);
     }
     uint32_t tries = config->depth && config->depth < count ? config->depth : count;
+    if (!error && config->backfill == SLUICE_REPLAY_CONSERVATIVE)
+        return decide_by_plan(replay, tries, text);
     bool reserved = false; /* a job before this one could not start and has its reservation */
     uint32_t preempting = 0;
     bool any = false;
@@ -777,21 +841,22 @@ uint64_t sluice_replay_decisions(const struct sluice_replay *replay)
 
 static enum sluice_error check_config(const struct sluice_replay_config *config, struct sluice_error_text *text)
 {
-    if (config->backfill > SLUICE_REPLAY_EASY || config->preemption > SLUICE_REPLAY_ORDER)
+    if (config->backfill > SLUICE_REPLAY_CONSERVATIVE || config->preemption > SLUICE_REPLAY_ORDER)
         return sluice_fail(text, SLUICE_ERROR_INVALID, "replay: backfill %d, preemption %d: unknown",
                            (int)config->backfill, (int)config->preemption);
-    if (config->preemption == SLUICE_REPLAY_ORDER && config->backfill == SLUICE_REPLAY_EASY)
-        return sluice_fail(text, SLUICE_ERROR_INVALID,
-                           "replay: EASY backfill reserves for jobs that cannot preempt: not with preemption by order");
+    if (config->preemption == SLUICE_REPLAY_ORDER && config->backfill >= SLUICE_REPLAY_EASY)
+        return sluice_fail(
+            text, SLUICE_ERROR_INVALID,
+            "replay: EASY and conservative backfill reserve for jobs that cannot preempt: not with preemption"
+            " by order");
     if (config->restart_each_decision && config->preemption != SLUICE_REPLAY_ORDER)
         return sluice_fail(text, SLUICE_ERROR_INVALID,
                            "replay: restarts at each decision come only with preemption by order");
-    if (config->interval < 0 || config->sample_interval < 1 || config->fairshare_tick < 1)
+    if (config->interval < 0 || config->sample_interval < 1 || config->second < 1)
         return sluice_fail(text, SLUICE_ERROR_RANGE,
-                           "replay: interval %lld, sample interval %lld, fair-share tick %lld:"
+                           "replay: interval %lld, sample interval %lld, second %lld:"
                            " at least 0, 1 and 1",
-                           (long long)config->interval, (long long)config->sample_interval,
-                           (long long)config->fairshare_tick);
+                           (long long)config->interval, (long long)config->sample_interval, (long long)config->second);
     return SLUICE_OK;
 }
 
@@ -897,6 +962,29 @@ static bool allocate(struct sluice_replay *replay)
            replay->candidates && replay->reserved_nodes && replay->placement.parts;
 }
 
+/* Room for as many parts as can run or be planned: what each job's request can have at most. */
+static enum sluice_error set_up_plan(struct sluice_replay *replay, struct sluice_error_text *text)
+{
+    struct plan *plan = &replay->plan;
+    uint64_t parts = 1;
+    for (uint32_t i = 0; i < replay->count; i++) {
+        const struct request_class *class = &replay->classes[replay->trace[i].request];
+        uint32_t nodes = replay->cluster->node_count;
+        parts += class->never ? 0 : class->need.nodes_max < nodes ? class->need.nodes_max : nodes;
+    }
+    uint32_t jobs = replay->count ? replay->count : 1;
+    plan->part_capacity = parts < PLAN_PARTS ? (uint32_t)parts : PLAN_PARTS;
+    struct sluice_backfill_config config = {
+        .max_jobs = jobs, .max_running = plan->part_capacity, .max_planned = plan->part_capacity};
+    plan->running = calloc(jobs, sizeof *plan->running);
+    plan->jobs = calloc(jobs, sizeof *plan->jobs);
+    plan->starts = calloc(jobs, sizeof *plan->starts);
+    plan->parts = calloc(plan->part_capacity, sizeof *plan->parts);
+    if (!plan->running || !plan->jobs || !plan->starts || !plan->parts)
+        return sluice_fail(text, SLUICE_ERROR_NO_MEMORY, "replay of %u jobs: out of host memory", replay->count);
+    return sluice_backfill_new(&config, replay->cluster->node_count, &plan->backfill, text);
+}
+
 static enum sluice_error set_up(struct sluice_replay *replay, const struct sluice_request *requests,
                                 const struct sluice_replay_job *jobs, struct sluice_error_text *text)
 {
@@ -922,6 +1010,8 @@ static enum sluice_error set_up(struct sluice_replay *replay, const struct sluic
                                              .doubt_permille = config->guard_doubt_permille};
         error = sluice_guard_new(&policy, replay->count, &replay->guard, text);
     }
+    if (!error && config->backfill == SLUICE_REPLAY_CONSERVATIVE)
+        error = set_up_plan(replay, text);
     if (!error && config->preemption == SLUICE_REPLAY_TIERS)
         error = sluice_preemption_new(replay->cluster, replay->count ? replay->count : 1, &replay->preemption, text);
     return error;
@@ -968,6 +1058,11 @@ void sluice_replay_free(struct sluice_replay *replay)
     sluice_accuracy_free(replay->accuracy);
     sluice_guard_free(replay->guard);
     sluice_preemption_free(replay->preemption);
+    sluice_backfill_free(replay->plan.backfill);
+    free(replay->plan.running);
+    free(replay->plan.jobs);
+    free(replay->plan.starts);
+    free(replay->plan.parts);
     free(replay->classes);
     free(replay->trace);
     free(replay->jobs);

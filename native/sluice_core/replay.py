@@ -19,6 +19,7 @@ class Backfill(IntEnum):
     STRICT = lib.SLUICE_REPLAY_STRICT
     GREEDY = lib.SLUICE_REPLAY_GREEDY
     EASY = lib.SLUICE_REPLAY_EASY
+    CONSERVATIVE = lib.SLUICE_REPLAY_CONSERVATIVE
 
 
 class Preemption(IntEnum):
@@ -56,7 +57,7 @@ class ReplayConfig:
     interval: int = 0
     checkpoint: int = 0
     sample_interval: int = 1
-    fairshare_tick: int = 1
+    second: int = 1
 
 
 @dataclass(slots=True)

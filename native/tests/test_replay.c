@@ -153,7 +153,7 @@ static void replay_once(struct sluice_replay_config config)
     struct sluice_replay *replay;
     uint32_t ended = 0, samples;
     config.sample_interval = 1;
-    config.fairshare_tick = 1;
+    config.second = 1;
     CHECK_INT(sluice_replay_new(cluster, &config, requests, REQUESTS, jobs, JOBS, NULL, &replay, &text), SLUICE_OK);
     while (ended < JOBS) {
         CHECK_INT(sluice_replay_run(replay, 10, &ended, &text), SLUICE_OK);
@@ -178,19 +178,19 @@ static void test_every_mode(void)
 {
     struct sluice_order_policy service = {.weight = {[SLUICE_FACTOR_SERVICE] = 1}, .starvation_s = 300};
     for (int placement = 0; placement < SLUICE_POLICY_COUNT; placement++) {
-        for (int mode = 0; mode < 9; mode++) {
+        for (int mode = 0; mode < 12; mode++) {
             struct sluice_replay_config config = {
                 .placement = (enum sluice_policy)placement,
-                .backfill = (enum sluice_replay_backfill)(mode % 3),
-                .preemption = (enum sluice_replay_preemption)(mode / 3),
+                .backfill = (enum sluice_replay_backfill)(mode % 4),
+                .preemption = (enum sluice_replay_preemption)(mode / 4),
                 .learn = placement % 2,
                 .guarded = placement % 3 == 0,
-                .restart_each_decision = mode / 3 == SLUICE_REPLAY_ORDER && placement % 2,
+                .restart_each_decision = mode / 4 == SLUICE_REPLAY_ORDER && placement % 2,
                 .interval = placement == 4 ? 5 : 0,
                 .depth = placement == 5 ? 3 : 0,
                 .checkpoint = placement % 3 - 1,
             };
-            if (config.preemption == SLUICE_REPLAY_ORDER && config.backfill == SLUICE_REPLAY_EASY)
+            if (config.preemption == SLUICE_REPLAY_ORDER && config.backfill >= SLUICE_REPLAY_EASY)
                 continue;
             replay_once(config);
             config.order = service;
@@ -204,7 +204,7 @@ static void test_stopped_half_way_gives_everything_back(void)
     struct sluice_cluster *cluster = cluster_of(1);
     struct sluice_request request = {.gpus = 1};
     struct sluice_replay_job job = {.run = 100, .estimate = 1, .gpus_milli = 1000};
-    struct sluice_replay_config config = {.sample_interval = 1, .fairshare_tick = 1};
+    struct sluice_replay_config config = {.sample_interval = 1, .second = 1};
     struct sluice_replay *replay;
     uint32_t ended;
     CHECK_INT(sluice_replay_new(cluster, &config, &request, 1, &job, 1, NULL, &replay, &text), SLUICE_OK);

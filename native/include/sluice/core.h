@@ -975,9 +975,10 @@ enum sluice_error sluice_guard_apply(struct sluice_guard *guard, const struct sl
 
 /* Which jobs may start before one that cannot. Append only. */
 enum sluice_replay_backfill {
-    SLUICE_REPLAY_STRICT = 0, /* none: jobs start in the order's sequence */
-    SLUICE_REPLAY_GREEDY = 1, /* every job that fits, even if that makes the first one wait longer */
-    SLUICE_REPLAY_EASY = 2,   /* those that do not delay the first one's reservation, by the estimates */
+    SLUICE_REPLAY_STRICT = 0,       /* none: jobs start in the order's sequence */
+    SLUICE_REPLAY_GREEDY = 1,       /* every job that fits, even if that makes the first one wait longer */
+    SLUICE_REPLAY_EASY = 2,         /* those that do not delay the first one's reservation, by the estimates */
+    SLUICE_REPLAY_CONSERVATIVE = 3, /* those that delay nobody's: sluice_backfill_plan, which has its own placements */
 };
 
 /* Whether running jobs make room. Append only. */
@@ -1000,7 +1001,7 @@ struct sluice_replay_config {
     int64_t interval;        /* least ticks between decisions; 0: one at every arrival and every end */
     int64_t checkpoint;      /* ticks of work between checkpoints: what a preempted job keeps; 0: all, < 0: nothing */
     int64_t sample_interval; /* ticks between samples, >= 1; doubled whenever SLUICE_REPLAY_MAX_SAMPLES are there */
-    int64_t fairshare_tick;  /* ticks per unit of time that fair-share usage is counted in, >= 1 */
+    int64_t second;          /* ticks per second, >= 1: what fair-share usage and conservative plans are counted in */
 };
 enum { SLUICE_REPLAY_MAX_SAMPLES = 1024 };
 

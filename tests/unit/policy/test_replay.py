@@ -57,6 +57,7 @@ HELD = [job(0, 10, 3), job(1, 5, 4), job(2, 12, 1), job(3, 7, 1)]
     [
         (Backfill.STRICT, [0, 10, 15, 15]),  # nobody overtakes the wide job
         (Backfill.EASY, [0, 10, 15, 3]),  # only who is out of its way at 10
+        (Backfill.CONSERVATIVE, [0, 10, 15, 3]),
         (Backfill.GREEDY, [0, 17, 2, 10]),  # whoever fits, and the wide job pays
     ],
 )
@@ -227,7 +228,7 @@ MODES = st.sampled_from(
         (backfill, preemption)
         for backfill in Backfill
         for preemption in Preemption
-        if (backfill, preemption) != (Backfill.EASY, Preemption.ORDER)
+        if preemption != Preemption.ORDER or backfill in {Backfill.STRICT, Backfill.GREEDY}
     ]
 )
 
