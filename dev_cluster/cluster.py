@@ -235,10 +235,16 @@ class DevCluster:
             raise SluiceError(f"{self.folder}: no cluster here", remedy=remedy) from error
         except (OSError, ValueError) as error:
             raise SluiceError(f"{self.layout.facts}: {error}", remedy="bring the cluster down and up again") from error
-        if facts.get("schema_version") != SCHEMA_VERSION:
+        version = facts.get("schema_version") if isinstance(facts, dict) else None
+        if version != SCHEMA_VERSION:
             raise SluiceError(
-                f"{self.layout.facts}: schema version {facts.get('schema_version')}, this is {SCHEMA_VERSION}",
+                f"{self.layout.facts}: schema version {version}, this is {SCHEMA_VERSION}",
                 remedy="bring the cluster down and up again",
+            )
+        if "nodes" not in facts:
+            raise SluiceError(
+                f"{self.folder}: the cluster has only begun to start",
+                remedy="wait for `sluice cluster up`; if that was killed, bring it down",
             )
         return facts
 

@@ -1,0 +1,44 @@
+"""What a state folder says, whole or not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dev_cluster.cluster import DevCluster, default_folder
+from sluice_base.errors import SluiceError
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        (None, "no cluster here; bring one up with: sluice cluster up --dir"),
+        ("", "cluster.json: Expecting value"),
+        ("[]", "schema version None, this is 1"),
+        ('{"schema_version": 7}', "schema version 7, this is 1"),
+        ('{"schema_version": 1, "state": "starting"}', "has only begun to start; wait for"),
+    ],
+)
+def test_facts_that_do_not_make_a_cluster(text: str | None, what: str, tmp_path: Path) -> None:
+    cluster = DevCluster(tmp_path)
+    if text is not None:
+        cluster.layout.facts.write_text(text)
+    for use in (lambda: cluster.nodes, lambda: cluster.run(["true"]), lambda: cluster.start_daemon("slurmdbd")):
+        with pytest.raises(SluiceError, match=what):
+            use()
+    assert not cluster.is_up
+
+
+def test_a_cluster_whose_processes_are_gone(tmp_path: Path) -> None:
+    with pytest.raises(SluiceError, match="the cluster does not run .*; bring it up with"):
+        DevCluster(tmp_path).daemons()
+
+
+def test_where_a_cluster_is_when_nobody_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SLUICE_CLUSTER_DIR", str(tmp_path))
+    assert DevCluster().folder == tmp_path
+    monkeypatch.delenv("SLUICE_CLUSTER_DIR")
+    assert default_folder() == Path("/run/sluice-cluster")
+    monkeypatch.chdir(tmp_path)
+    assert DevCluster(Path("x")).folder == tmp_path / "x"
