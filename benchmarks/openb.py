@@ -3,8 +3,10 @@
 Weng et al., "Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient Descent", USENIX ATC
 2023. The pods of a list, ordered by name, are shuffled, and random clones are appended until 130 percent of the
 cluster's GPUs are asked; nothing departs. A(x) is the share of all GPUs that is allocated when x percent have been
-asked, the mean over all arrivals that round to x. Ties go to the lowest node of a random order. `fgd` and `sluice` know
-the list's typical shapes, as published; `sluice_learnt` knows at any time only what has arrived before.
+asked, the mean over all arrivals that round to x; a run ends with the last one that counts for A(100). Then, too, the
+fragmented share of what is idle is taken: for a typical shape all that is idle on nodes that cannot host it, else on
+GPUs too small for it, in the mean over the shapes. Ties go to the lowest node of a random order. `fgd` and `sluice`
+know the list's typical shapes, as published; `sluice_learnt` knows at any time only what has arrived before.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -95,22 +98,35 @@ def arrivals(pods: Sequence[PodShape], gpu_milli: int, seed: int) -> list[PodSha
     return order
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What one run shows."""
+
+    allocation_percent: float
+    fragmented_percent: float
+    decision_mean_us: float
+
+
 class Replay:
     """One seed's arrivals on one cluster."""
 
     def __init__(self, nodes: Sequence[Node], pods: Sequence[PodShape], seed: int) -> None:
         self.nodes, self.pods = nodes, pods
         self.gpu_milli = MILLI * sum(node.gpus for node in nodes)
-        self.order = arrivals(pods, self.gpu_milli, seed)
+        order = arrivals(pods, self.gpu_milli, seed)
+        asked = np.cumsum([pod.gpu_milli_in_all for pod in order])
+        asked_percent = np.rint(100 * asked / self.gpu_milli)
+        self.order = order[: int(np.searchsorted(asked_percent, _REPORTED_PERCENT, side="right"))]
+        self.counts = asked_percent[: len(self.order)] == _REPORTED_PERCENT
+        self.asked = np.array([pod.gpu_milli_in_all for pod in self.order], dtype=np.int64)
         self.rank = list(range(len(nodes)))
         random.Random(seed + (1 << 32)).shuffle(self.rank)
         self.shapes = sorted(set(self.order), key=repr)
         number = {shape: i for i, shape in enumerate(self.shapes)}
         self.numbers = np.array([number[pod] for pod in self.order], dtype=np.uint32)
-        self.asked = np.array([pod.gpu_milli_in_all for pod in self.order], dtype=np.int64)
 
-    def run(self, policy: Policy, learn: bool) -> tuple[float, float]:
-        """A(100) and the seconds that a decision takes, in microseconds."""
+    def run(self, policy: Policy, learn: bool) -> Answer:
+        """With the workload known beforehand, or learnt from the arrivals."""
         cluster = Cluster(len(self.nodes), max_allocations=len(self.order))
         add_nodes(cluster, self.nodes, MILLI)
         cluster.set_order(self.rank)
@@ -127,7 +143,9 @@ class Replay:
                 self._set_workload(cluster, self.order[:start])
             elapsed_ns += self._replay(cluster, policy, requests, placed, slice(start, start + step))
         cluster.check()
-        return self._allocation(placed), elapsed_ns / 1000 / len(self.order)
+        return Answer(
+            self.allocation_percent(placed), self._fragmented_percent(cluster), elapsed_ns / 1000 / len(self.order)
+        )
 
     def _set_workload(self, cluster: Cluster, seen: Sequence[PodShape]) -> None:
         set_workload(cluster, [(to_request(cluster, shape), count) for shape, count in typical_shapes(seen)])
@@ -151,10 +169,28 @@ class Replay:
         )
         return int(elapsed[0])
 
-    def _allocation(self, placed: Any) -> float:
-        asked_percent = np.rint(100 * np.cumsum(self.asked) / self.gpu_milli)
+    def allocation_percent(self, placed: Any) -> float:
+        """A(100), from which of the arrivals were placed."""
         allocated_percent = np.round(100 * np.cumsum(self.asked * placed) / self.gpu_milli, 2)
-        return float(allocated_percent[asked_percent == _REPORTED_PERCENT].mean())
+        return float(allocated_percent[self.counts].mean())
+
+    def _fragmented_percent(self, cluster: Cluster) -> float:
+        free = np.zeros((len(self.nodes), max(node.gpus for node in self.nodes)))
+        cpus = np.zeros(len(self.nodes))
+        for number, node in enumerate(self.nodes):
+            view = cluster.node(number)
+            free[number, : node.gpus] = view.gpu_memory_mib_free
+            cpus[number] = view.cpus_milli_free
+        models = np.array([node.model for node in self.nodes])
+        idle, fragments, weights = free.sum(), 0.0, 0
+        for shape, count in typical_shapes(self.pods):
+            weights += count
+            fits = free >= max(shape.gpu_milli, 1)
+            hosts = (cpus >= shape.cpus_milli) & (fits.sum(axis=1) >= shape.gpus) & bool(shape.gpus)
+            if shape.models:
+                hosts &= np.isin(models, shape.models)
+            fragments += count * (idle - free[fits & hosts[:, None]].sum())
+        return float(100 * fragments / weights / idle) if idle else 0.0
 
 
 def list_name(path: Path) -> str:
@@ -175,12 +211,15 @@ def run(nodes: Path, pods: Sequence[Path], published: Path | None, seeds: int, f
             for policy, number in _POLICIES.items()
         }
         for policy, answers in runs.items():
-            allocations = [allocation for allocation, _ in answers]
             target = result.figures if policy.startswith("sluice") else result.peer
-            target[f"{name}_{policy}_allocation_percent"] = float(np.mean(allocations))
-            result.spread[f"{name}_{policy}_allocation_percent"] = allocations
-            result.figures[f"{name}_{policy}_decision_mean_us"] = float(np.mean([us for _, us in answers]))
-        gains = [ours - theirs for (ours, _), (theirs, _) in zip(runs["sluice"], runs["fgd"], strict=True)]
+            for figure in ("allocation_percent", "fragmented_percent", "decision_mean_us"):
+                values = [float(getattr(answer, figure)) for answer in answers]
+                target[f"{name}_{policy}_{figure}"] = float(np.mean(values))
+                result.spread[f"{name}_{policy}_{figure}"] = values
+        gains = [
+            ours.allocation_percent - theirs.allocation_percent
+            for ours, theirs in zip(runs["sluice"], runs["fgd"], strict=True)
+        ]
         result.figures[f"{name}_gain_over_fgd_points"] = float(np.mean(gains))
         result.spread[f"{name}_gain_over_fgd_points"] = gains
         result.figures[f"{name}_gain_over_fgd_worst_seed_points"] = min(gains)

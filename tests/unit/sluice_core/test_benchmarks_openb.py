@@ -78,8 +78,19 @@ def test_arrivals(pods):
 def test_allocation_is_read_where_all_has_been_asked(nodes, pods):
     replay = openb.Replay(openb_trace.read_nodes(nodes), openb_trace.read_pods(pods), seed=1)
     placed = replay.asked.cumsum() <= 32000  # the first half finds a place
-    assert replay._allocation(placed) == pytest.approx(50, abs=1)
-    assert replay._allocation(placed | True) == pytest.approx(100, abs=0.5)
+    assert replay.allocation_percent(placed) == pytest.approx(50, abs=1)
+    assert replay.allocation_percent(placed | True) == pytest.approx(100, abs=0.5)
+
+
+def test_fragmented_share(tmp_path):
+    """Two nodes of two GPUs; two shapes, a half and a whole GPU; the first pod leaves a half and three whole GPUs."""
+    listed = [openb_trace.Node(4000, 1000, 2, "A")] * 2
+    half, whole = openb_trace.PodShape(1000, 1, 1, 500, ()), openb_trace.PodShape(1000, 1, 1, 1000, ())
+    replay = openb.Replay(listed, [half, whole], seed=1)
+    replay.order, replay.numbers = [half], replay.numbers[:1] * 0 + replay.shapes.index(half)
+    replay.asked, replay.counts = replay.asked[:1], replay.counts[:1] | True
+    answer = replay.run(Policy.FIRST_FIT, learn=False)
+    assert answer.fragmented_percent == pytest.approx(100 * (0 + 500) / 2 / 3500)
 
 
 def test_openb(nodes, pods, tmp_path):
@@ -96,7 +107,8 @@ def test_openb(nodes, pods, tmp_path):
     assert result.figures["small_fgd_off_published_points"] == pytest.approx(abs(fgd - 90))
     assert result.must["small_random_off_published_points"] == ("<=", 0.3)
     again = openb.run(nodes, [pods], published, seeds=2, first_seed=1)
-    assert again.spread == result.spread
+    for figure in ("allocation_percent", "fragmented_percent"):
+        assert again.spread[f"small_sluice_{figure}"] == result.spread[f"small_sluice_{figure}"]
     published.write_text("{}")
     with pytest.raises(SluiceError, match="allocation_percent"):
         openb.run(nodes, [pods], published, seeds=1, first_seed=1)
