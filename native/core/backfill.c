@@ -4,12 +4,11 @@
  * quickly.
  *
  * While a plan is made, what is free only shrinks, so the first start that a node offers to a kind of request only
- * moves later. Each kind (requests rounded down, so that similar ones share it, with a power of 64 seconds as duration)
- * keeps a lower bound of it for every node, with the least of every 16 bounds above them, and so on up to one. To place
- * a job, the node with the lowest bound (of several the one of lowest rank) is asked for its true first start; if that
- * is no later than the bound, nobody can do better; else the bound rises and the search goes on. Bounds that were
- * raised for this job only, because it asks more than its kind, go back afterwards. A reservation that is given up
- * lowers bounds.
+ * moves later. Each kind (requests rounded down, so that similar ones share it; see `details`) keeps a lower bound of
+ * it for every node, with the lowest of every 8 above them, and so on up to one. To place a job, the node with the
+ * lowest bound (of several the one of lowest rank) is asked for its true first start; if that is no later than the
+ * bound, nobody can do better; else the bound rises and the search goes on. Bounds that were raised for this job only,
+ * because it asks more than its kind, go back afterwards. A reservation that is given up lowers bounds.
  */
 #include "sort.h"
 #include "timeline.h"
@@ -22,13 +21,13 @@ enum {
     DEFAULT_JOBS = 16384,
     DEFAULT_RUNNING = 65536,
     MAX_PARTS = 16777216,
-    FAN_LOG2 = 4,
-    FAN = 1 << FAN_LOG2, /* bounds to one above them */
-    MAX_LEVELS = 5,      /* 16^5 > SLUICE_MAX_NODES */
+    FAN = 8,        /* entries to one above them: a cache line */
+    MAX_LEVELS = 6, /* 8^6 > SLUICE_MAX_NODES */
     MIN_KINDS = 16,
     MAX_KINDS = 1024,
     KIND_TABLE = 4 * MAX_KINDS,
     KIND_MEMORY = 64 << 20,
+    JOBS_OF_KIND = 1 << 14,
 };
 
 /* A kind of request: `need` and `duration` are a lower bound of all its requests. */
@@ -63,12 +62,13 @@ struct sluice_backfill {
 
     struct kind kinds[MAX_KINDS];
     uint32_t kind_count, max_kinds;
-    uint32_t kind_table[KIND_TABLE]; /* 1 + kind, by hash; 0: empty */
-    int32_t *bounds;                 /* [kind][bounds_each] */
-    size_t bounds_each;
+    uint32_t kind_table[KIND_TABLE];     /* 1 + kind, by hash; 0: empty */
+    uint32_t jobs_of_kind[JOBS_OF_KIND]; /* how many jobs are of each kind, of any detail, by hash */
+    int32_t *bounds;                     /* [kind][bounds_each] by position */
+    uint64_t *lowest;                    /* [kind][lowest_each] the lowest of 8 bounds, of 8 of these, ... of all */
+    size_t bounds_each, lowest_each;     /* bounds_each is a multiple of 8 */
     uint32_t level_count;
-    size_t level_first[MAX_LEVELS];  /* bounds, the least of 16 each, ... */
-    uint32_t level_size[MAX_LEVELS]; /* padded to a multiple of 16 */
+    size_t level_first[MAX_LEVELS]; /* in a kind's `lowest`; each level is padded to a multiple of 8 */
 
     struct raised *raised; /* [max_nodes] */
     uint32_t *asked;       /* per position: stamp of the search that knows its bound to be true */
@@ -90,6 +90,11 @@ struct sluice_backfill {
 };
 
 /* ---- making and freeing ---- */
+
+static size_t padded(size_t size)
+{
+    return (size + FAN - 1) / FAN * FAN;
+}
 
 enum sluice_error sluice_backfill_new(const struct sluice_backfill_config *config, uint32_t max_nodes,
                                       struct sluice_backfill **backfill, struct sluice_error_text *text)
@@ -114,21 +119,23 @@ enum sluice_error sluice_backfill_new(const struct sluice_backfill_config *confi
     made->max_running = running;
     made->max_planned = (uint32_t)planned;
     made->max_nodes = max_nodes;
-    for (uint32_t size = max_nodes;; size = (size + FAN - 1) / FAN) {
-        made->level_first[made->level_count] = made->bounds_each;
-        made->level_size[made->level_count] = (size + FAN - 1) / FAN * FAN;
-        made->bounds_each += made->level_size[made->level_count++];
-        if (size <= FAN)
+    made->bounds_each = padded(max_nodes);
+    for (size_t size = made->bounds_each / FAN;; size = padded(size) / FAN) {
+        made->level_first[made->level_count++] = made->lowest_each;
+        made->lowest_each += padded(size);
+        if (size == 1)
             break;
     }
-    size_t kinds = KIND_MEMORY / (made->bounds_each * sizeof *made->bounds);
+    size_t kind_size = made->bounds_each * sizeof *made->bounds + made->lowest_each * sizeof *made->lowest;
+    size_t kinds = KIND_MEMORY / kind_size;
     made->max_kinds = (uint32_t)(kinds < MIN_KINDS ? MIN_KINDS : kinds > MAX_KINDS ? MAX_KINDS : kinds);
     made->seen_size = 64;
     while (made->seen_size < 2 * (size_t)running)
         made->seen_size *= 2;
     made->node_at = calloc(max_nodes, sizeof *made->node_at);
     made->position_of = calloc(max_nodes, sizeof *made->position_of);
-    made->bounds = aligned_alloc(64, made->max_kinds * made->bounds_each * sizeof *made->bounds);
+    made->bounds = aligned_alloc(64, (made->max_kinds * made->bounds_each * sizeof *made->bounds + 63) / 64 * 64);
+    made->lowest = aligned_alloc(64, made->max_kinds * made->lowest_each * sizeof *made->lowest);
     made->raised = calloc(max_nodes, sizeof *made->raised);
     made->asked = calloc(max_nodes, sizeof *made->asked);
     made->members = calloc(max_nodes, sizeof *made->members);
@@ -144,7 +151,7 @@ enum sluice_error sluice_backfill_new(const struct sluice_backfill_config *confi
     /* A running part has an end; a planned one a start and an end, and may be booked beside the one that it replaces.
      */
     bool fine = timelines_new(&made->timelines, max_nodes, running + 4 * planned) && made->node_at &&
-                made->position_of && made->bounds && made->raised && made->asked && made->members &&
+                made->position_of && made->bounds && made->lowest && made->raised && made->asked && made->members &&
                 made->member_scratch && made->selection && made->possible && made->parts_read && made->seen &&
                 made->starts && made->planned && made->booking_scratch && made->held;
     if (!fine) {
@@ -163,6 +170,7 @@ void sluice_backfill_free(struct sluice_backfill *backfill)
     free(backfill->node_at);
     free(backfill->position_of);
     free(backfill->bounds);
+    free(backfill->lowest);
     free(backfill->raised);
     free(backfill->asked);
     free(backfill->members);
@@ -185,42 +193,58 @@ static int32_t *bounds_of(struct sluice_backfill *backfill, const struct kind *k
     return &backfill->bounds[(size_t)(kind - backfill->kinds) * backfill->bounds_each];
 }
 
-static int32_t least_of(const int32_t *bounds)
+static uint64_t *lowest_of(struct sluice_backfill *backfill, const struct kind *kind)
 {
-    int32_t least = bounds[0];
+    return &backfill->lowest[(size_t)(kind - backfill->kinds) * backfill->lowest_each];
+}
+
+/* A bound with its position, so that the least of them is the lowest bound and of several the first. */
+static uint64_t entry(int32_t bound, size_t position)
+{
+    return (uint64_t)(uint32_t)bound << 32 | position;
+}
+
+static uint64_t lowest_in(const int32_t *bounds, size_t first)
+{
+    int32_t bound = bounds[first];
+    size_t position = first;
+    for (size_t i = first + 1; i < first + FAN; i++) {
+        position = bounds[i] < bound ? i : position;
+        bound = bounds[i] < bound ? bounds[i] : bound;
+    }
+    return entry(bound, position);
+}
+
+static uint64_t least_of(const uint64_t *entries)
+{
+    uint64_t least = entries[0];
     for (int i = 1; i < FAN; i++)
-        least = bounds[i] < least ? bounds[i] : least;
+        least = entries[i] < least ? entries[i] : least;
     return least;
 }
 
-static void set_bound(struct sluice_backfill *backfill, int32_t *bounds, uint32_t position, int32_t bound)
+static void set_bound(struct sluice_backfill *backfill, const struct kind *kind, size_t position, int32_t bound)
 {
+    int32_t *bounds = bounds_of(backfill, kind);
+    uint64_t *lowest = lowest_of(backfill, kind);
     bounds[position] = bound;
-    for (uint32_t level = 1; level < backfill->level_count; level++) {
-        uint32_t above = position / FAN;
-        int32_t least = least_of(&bounds[backfill->level_first[level - 1] + (size_t)above * FAN]);
-        int32_t *place = &bounds[backfill->level_first[level] + above];
-        if (*place == least)
+    position /= FAN;
+    uint64_t least = lowest_in(bounds, position * FAN);
+    for (uint32_t level = 0; lowest[backfill->level_first[level] + position] != least; level++) {
+        lowest[backfill->level_first[level] + position] = least;
+        if (level + 1 == backfill->level_count)
             return;
-        *place = least;
-        position = above;
+        position /= FAN;
+        least = least_of(&lowest[backfill->level_first[level] + position * FAN]);
     }
 }
 
 /* The first position with the lowest bound. */
-static uint32_t lowest_bound(const struct sluice_backfill *backfill, const int32_t *bounds, int32_t *bound)
+static uint32_t lowest_bound(struct sluice_backfill *backfill, const struct kind *kind, int32_t *bound)
 {
-    uint32_t level = backfill->level_count - 1, block = 0;
-    *bound = least_of(&bounds[backfill->level_first[level]]);
-    for (;; level--) {
-        const int32_t *here = &bounds[backfill->level_first[level] + (size_t)block * FAN];
-        unsigned equal = 0; /* all 16 are compared: a branch per bound would cost more */
-        for (unsigned i = 0; i < FAN; i++)
-            equal |= (unsigned)(here[i] == *bound) << i;
-        block = block * FAN + (uint32_t)__builtin_ctz(equal);
-        if (level == 0)
-            return block;
-    }
+    uint64_t least = lowest_of(backfill, kind)[backfill->level_first[backfill->level_count - 1]];
+    *bound = (int32_t)(least >> 32);
+    return (uint32_t)least;
 }
 
 static bool may_be_used(const struct sluice_cluster *cluster, const struct need *need, uint32_t node)
@@ -247,7 +271,7 @@ static void reset_bounds(struct sluice_backfill *backfill, const struct kind *ki
     int32_t *bounds = bounds_of(backfill, kind);
     memset(backfill->possible, 2,
            cluster->class_count < backfill->max_nodes ? cluster->class_count : backfill->max_nodes);
-    for (uint32_t position = 0; position < backfill->level_size[0]; position++) {
+    for (uint32_t position = 0; position < backfill->bounds_each; position++) {
         bounds[position] = TIMELINE_NEVER;
         if (position >= backfill->node_count || !may_be_used(cluster, &kind->need, backfill->node_at[position]))
             continue;
@@ -265,15 +289,19 @@ static void reset_bounds(struct sluice_backfill *backfill, const struct kind *ki
         const int32_t *known = bounds_of(backfill, other);
         if (other == kind || !asks_less(other, kind))
             continue;
-        for (uint32_t position = 0; position < backfill->level_size[0]; position++)
+        for (uint32_t position = 0; position < backfill->bounds_each; position++)
             bounds[position] = known[position] > bounds[position] ? known[position] : bounds[position];
     }
-    for (uint32_t level = 1; level < backfill->level_count; level++)
-        for (uint32_t i = 0; i < backfill->level_size[level]; i++)
-            bounds[backfill->level_first[level] + i] =
-                i < backfill->level_size[level - 1] / FAN
-                    ? least_of(&bounds[backfill->level_first[level - 1] + (size_t)i * FAN])
-                    : TIMELINE_NEVER;
+    uint64_t *lowest = lowest_of(backfill, kind);
+    memset(lowest, 0xff, backfill->lowest_each * sizeof *lowest);
+    size_t size = backfill->bounds_each / FAN;
+    for (size_t i = 0; i < size; i++)
+        lowest[i] = lowest_in(bounds, i * FAN);
+    for (uint32_t level = 1; level < backfill->level_count; level++) {
+        size = padded(size) / FAN;
+        for (size_t i = 0; i < size; i++)
+            lowest[backfill->level_first[level] + i] = least_of(&lowest[backfill->level_first[level - 1] + i * FAN]);
+    }
 }
 
 /* ---- kinds ---- */
@@ -304,27 +332,60 @@ static bool same_kind(const struct kind *a, const struct kind *b)
            a->need.allowed_words == b->need.allowed_words;
 }
 
+static uint64_t kind_hash(const struct kind *kind)
+{
+    const struct need *need = &kind->need;
+    const uint64_t fields[] = {
+        (uint64_t)kind->duration << 32 | (uint32_t)need->gpus,
+        (uint64_t)need->share << 32 | (uint32_t)need->cpus,
+        (uint64_t)need->host_memory << 32 | need->capability,
+        (uint64_t)need->gpu_memory_min << 32 | need->exclusive,
+        (uint64_t)need->link << 16 | (uint64_t)need->numa << 8 | need->nic,
+        need->models,
+        (uintptr_t)need->allowed,
+        need->allowed_words,
+    };
+    uint64_t hash = 0;
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++)
+        hash = mix(hash, fields[i]);
+    return hash;
+}
+
+/*
+ * How closely a kind describes its requests: the leading binary digits of amounts that count, the steps in which
+ * durations do, and how many jobs must share a kind so described. Each kind finds out for itself that a node is taken,
+ * so one that few jobs have costs more than it saves; one that many have spares each of them what it does not say.
+ */
+static const struct detail {
+    uint8_t share, cpus, host_memory;
+    int32_t duration_step;
+    uint32_t worth;
+} details[] = {
+    {4, 3, 2, 16, 256},
+    {4, 2, 1, 64, 48},
+    {3, 1, 0, INT32_MAX, 0},
+};
+enum { DETAILS = sizeof details / sizeof details[0] };
+
+static struct kind make_kind(const struct need *need, int32_t duration, const struct detail *detail)
+{
+    struct kind kind = {.need = *need, .duration = 1};
+    while (kind.duration <= duration / detail->duration_step)
+        kind.duration *= detail->duration_step;
+    kind.need.share = rounded_down(need->share, detail->share);
+    kind.need.cpus = rounded_down(need->cpus, detail->cpus);
+    kind.need.host_memory = detail->host_memory ? rounded_down(need->host_memory, detail->host_memory) : 0;
+    kind.hash = kind_hash(&kind);
+    return kind;
+}
+
 /* The kind of a request's share of one node, made if it is new. */
 static struct kind *find_kind(struct sluice_backfill *backfill, const struct need *need, int32_t duration)
 {
-    struct kind wanted = {.need = *need, .duration = 1};
-    while (wanted.duration <= duration / 64)
-        wanted.duration *= 64;
-    wanted.need.share = rounded_down(need->share, 3);
-    wanted.need.cpus = rounded_down(need->cpus, 1);
-    wanted.need.host_memory = 0;
-    const uint64_t fields[] = {
-        (uint64_t)wanted.duration << 32 | (uint32_t)wanted.need.gpus,
-        (uint64_t)wanted.need.share << 32 | (uint32_t)wanted.need.cpus,
-        (uint64_t)wanted.need.host_memory << 32 | wanted.need.capability,
-        (uint64_t)wanted.need.gpu_memory_min << 32 | wanted.need.exclusive,
-        (uint64_t)wanted.need.link << 16 | (uint64_t)wanted.need.numa << 8 | wanted.need.nic,
-        wanted.need.models,
-        (uintptr_t)wanted.need.allowed,
-        wanted.need.allowed_words,
-    };
-    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++)
-        wanted.hash = mix(wanted.hash, fields[i]);
+    const struct detail *detail = details;
+    struct kind wanted = make_kind(need, duration, detail);
+    while (backfill->jobs_of_kind[wanted.hash % JOBS_OF_KIND] < detail->worth)
+        wanted = make_kind(need, duration, ++detail);
     uint32_t slot = wanted.hash % KIND_TABLE;
     for (; backfill->kind_table[slot]; slot = (slot + 1) % KIND_TABLE)
         if (same_kind(&backfill->kinds[backfill->kind_table[slot] - 1], &wanted))
@@ -350,7 +411,7 @@ static void lower_bounds(struct sluice_backfill *backfill, uint32_t node, int32_
         bool excluded = bounds[position] == TIMELINE_NEVER &&
                         !may_be_used(backfill->timelines.cluster, &backfill->kinds[i].need, node);
         if (bounds[position] > time && !excluded)
-            set_bound(backfill, bounds, position, time);
+            set_bound(backfill, &backfill->kinds[i], position, time);
     }
 }
 
@@ -386,10 +447,10 @@ static int32_t find_one(struct sluice_backfill *backfill, const struct need *nee
                         uint32_t *position)
 {
     const struct kind *kind = find_kind(backfill, need, duration);
-    int32_t *bounds = bounds_of(backfill, kind), bound;
+    int32_t bound;
     uint32_t raised = 0, true_for_kind = next_search(backfill, 2), true_for_request = true_for_kind + 1;
     for (;;) {
-        uint32_t at = *position = lowest_bound(backfill, bounds, &bound), node = backfill->node_at[at];
+        uint32_t at = *position = lowest_bound(backfill, kind, &bound), node = backfill->node_at[at];
         if (bound == TIMELINE_NEVER || bound > latest) {
             bound = TIMELINE_NEVER;
             break;
@@ -399,7 +460,7 @@ static int32_t find_one(struct sluice_backfill *backfill, const struct need *nee
         if (backfill->asked[at] != true_for_kind) {
             int32_t lasting = timelines_earliest(&backfill->timelines, node, &kind->need, kind->duration, bound);
             if (lasting > bound) {
-                set_bound(backfill, bounds, at, lasting);
+                set_bound(backfill, kind, at, lasting);
                 backfill->asked[at] = true_for_kind;
                 continue;
             }
@@ -408,11 +469,11 @@ static int32_t find_one(struct sluice_backfill *backfill, const struct need *nee
         if (start == bound)
             break;
         backfill->raised[raised++] = (struct raised){at, bound};
-        set_bound(backfill, bounds, at, start);
+        set_bound(backfill, kind, at, start);
         backfill->asked[at] = true_for_request;
     }
     while (raised-- > 0)
-        set_bound(backfill, bounds, backfill->raised[raised].position, backfill->raised[raised].bound);
+        set_bound(backfill, kind, backfill->raised[raised].position, backfill->raised[raised].bound);
     return bound;
 }
 
@@ -515,7 +576,7 @@ static int32_t find_several(struct sluice_backfill *backfill, const struct need 
                             int32_t latest, uint32_t *count)
 {
     const struct kind *kind = find_kind(backfill, need, duration);
-    int32_t *bounds = bounds_of(backfill, kind);
+    const int32_t *bounds = bounds_of(backfill, kind);
     *count = gather_members(backfill, need, bounds);
     for (uint32_t i = 0; i < *count; i++) {
         struct member *member = &backfill->members[i];
@@ -538,7 +599,7 @@ static int32_t find_several(struct sluice_backfill *backfill, const struct need 
                 continue;
             sure = false;
             int32_t bound = bounds[member->position];
-            set_bound(backfill, bounds, member->position,
+            set_bound(backfill, kind, member->position,
                       timelines_earliest(&backfill->timelines, node, &kind->need, kind->duration, bound));
         }
         if (sure)
@@ -1033,10 +1094,14 @@ static enum sluice_error check_jobs(struct sluice_backfill *backfill, const stru
         return sluice_fail(text, SLUICE_ERROR_CAPACITY, "%" PRIu32 " jobs: the backfill was made for %" PRIu32, count,
                            backfill->max_jobs);
     struct need need;
+    memset(backfill->jobs_of_kind, 0, sizeof backfill->jobs_of_kind);
     for (uint32_t i = 0; i < count; i++) {
         enum sluice_error error = read_job(backfill, jobs, i, &need, text);
         if (error)
             return error;
+        struct need share = share_of(&need);
+        for (int j = 0; j < DETAILS; j++)
+            backfill->jobs_of_kind[make_kind(&share, (int32_t)jobs[i].limit_s, &details[j]).hash % JOBS_OF_KIND]++;
     }
     return SLUICE_OK;
 }

@@ -15,15 +15,19 @@ bool timelines_new(struct timelines *timelines, uint32_t nodes, uint64_t changes
         return false;
     *timelines = (struct timelines){.capacity = (uint32_t)capacity};
     timelines->nodes = calloc(nodes ? nodes : 1, sizeof *timelines->nodes);
+    timelines->starts = calloc(capacity, sizeof *timelines->starts);
     timelines->segments = calloc(capacity, sizeof *timelines->segments);
+    timelines->holders = calloc(capacity, sizeof *timelines->holders);
     timelines->gpu_free = malloc(capacity * SLUICE_MAX_GPUS * sizeof *timelines->gpu_free);
-    return timelines->nodes && timelines->segments && timelines->gpu_free;
+    return timelines->nodes && timelines->starts && timelines->segments && timelines->holders && timelines->gpu_free;
 }
 
 void timelines_free(struct timelines *timelines)
 {
     free(timelines->nodes);
+    free(timelines->starts);
     free(timelines->segments);
+    free(timelines->holders);
     free(timelines->gpu_free);
 }
 
@@ -36,7 +40,9 @@ static int32_t *amounts(const struct timelines *timelines, uint32_t segment)
 
 static void move_segments(struct timelines *timelines, uint32_t to, uint32_t from, uint32_t count)
 {
+    memmove(&timelines->starts[to], &timelines->starts[from], count * sizeof *timelines->starts);
     memmove(&timelines->segments[to], &timelines->segments[from], count * sizeof *timelines->segments);
+    memmove(&timelines->holders[to], &timelines->holders[from], count * sizeof *timelines->holders);
     memmove(amounts(timelines, to), amounts(timelines, from), (size_t)count * timelines->gpus * sizeof(int32_t));
 }
 
@@ -44,7 +50,7 @@ static uint32_t new_chunk(struct timelines *timelines, uint32_t room)
 {
     uint32_t chunk = timelines->free_chunks[room];
     if (chunk != NO_CHUNK) {
-        timelines->free_chunks[room] = timelines->segments[chunk].holders;
+        timelines->free_chunks[room] = timelines->holders[chunk]; /* the next free one */
         return chunk;
     }
     if (timelines->capacity - timelines->used < UINT32_C(1) << room)
@@ -60,7 +66,7 @@ static bool grow(struct timelines *timelines, struct timeline *timeline)
     if (chunk == NO_CHUNK)
         return false;
     move_segments(timelines, chunk, timeline->first, timeline->count);
-    timelines->segments[timeline->first].holders = timelines->free_chunks[timeline->room];
+    timelines->holders[timeline->first] = timelines->free_chunks[timeline->room];
     timelines->free_chunks[timeline->room] = timeline->first;
     timeline->first = chunk;
     timeline->room++;
@@ -102,9 +108,11 @@ void timelines_reset(struct timelines *timelines, const struct sluice_cluster *c
         *segment = (struct segment){
             .cpus = row->cpus_free,
             .host_memory = row->host_memory_free,
-            .holders = row->parts,
+            .in_use = row->parts > 0,
             .exclusive = row->exclusive,
         };
+        timelines->starts[chunk] = 0;
+        timelines->holders[chunk] = row->parts;
         derive(&timelines->nodes[node], segment, amounts(timelines, chunk));
     }
 }
@@ -112,16 +120,11 @@ void timelines_reset(struct timelines *timelines, const struct sluice_cluster *c
 /* The node's first segment that starts at `time` or later. */
 static uint32_t find_segment(const struct timelines *timelines, const struct timeline *timeline, int32_t time)
 {
-    const struct segment *segments = &timelines->segments[timeline->first];
-    uint32_t low = 0, high = timeline->count;
-    while (low < high) {
-        uint32_t middle = (low + high) / 2;
-        if (segments[middle].start < time)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
+    const int32_t *starts = &timelines->starts[timeline->first];
+    uint32_t before = 0; /* counted rather than bisected: no branch to guess wrong */
+    for (uint32_t i = 0; i < timeline->count; i++)
+        before += starts[i] < time;
+    return before;
 }
 
 /* Make a segment start at `time`; its index, or NO_CHUNK when the room is used up. */
@@ -129,14 +132,14 @@ static uint32_t split(struct timelines *timelines, uint32_t node, int32_t time)
 {
     struct timeline *timeline = &timelines->nodes[node];
     uint32_t at = find_segment(timelines, timeline, time);
-    if (time == TIMELINE_NEVER || (at < timeline->count && timelines->segments[timeline->first + at].start == time))
+    if (time == TIMELINE_NEVER || (at < timeline->count && timelines->starts[timeline->first + at] == time))
         return at;
     if (timeline->count == UINT32_C(1) << timeline->room && !grow(timelines, timeline))
         return NO_CHUNK;
     /* The first segment starts at 0, so there is one before. */
     move_segments(timelines, timeline->first + at + 1, timeline->first + at, timeline->count - at);
     move_segments(timelines, timeline->first + at, timeline->first + at - 1, 1);
-    timelines->segments[timeline->first + at].start = time;
+    timelines->starts[timeline->first + at] = time;
     timeline->count++;
     return at;
 }
@@ -146,11 +149,11 @@ static void join(struct timelines *timelines, uint32_t node, int32_t time)
 {
     struct timeline *timeline = &timelines->nodes[node];
     uint32_t at = find_segment(timelines, timeline, time), index = timeline->first + at;
-    if (at == 0 || at == timeline->count || timelines->segments[index].start != time)
+    if (at == 0 || at == timeline->count || timelines->starts[index] != time)
         return;
     const struct segment *a = &timelines->segments[index - 1], *b = &timelines->segments[index];
-    if (a->cpus != b->cpus || a->host_memory != b->host_memory || a->holders != b->holders ||
-        a->exclusive != b->exclusive ||
+    if (a->cpus != b->cpus || a->host_memory != b->host_memory || a->exclusive != b->exclusive ||
+        timelines->holders[index - 1] != timelines->holders[index] ||
         memcmp(amounts(timelines, index - 1), amounts(timelines, index), timelines->gpus * sizeof(int32_t)) != 0)
         return;
     timeline->count--;
@@ -168,7 +171,8 @@ static bool change(struct timelines *timelines, const struct booking *booking, i
         struct segment *segment = &timelines->segments[i];
         segment->cpus -= sign * booking->cpus;
         segment->host_memory -= sign * booking->host_memory;
-        segment->holders += (uint32_t)sign;
+        timelines->holders[i] += (uint32_t)sign;
+        segment->in_use = timelines->holders[i] > 0;
         if (booking->exclusive)
             segment->exclusive = sign > 0;
         if (!booking->gpus)
@@ -203,14 +207,14 @@ bool timelines_give(struct timelines *timelines, const struct booking *booking, 
 static uint32_t segment_at(const struct timelines *timelines, const struct timeline *timeline, int32_t time)
 {
     uint32_t at = find_segment(timelines, timeline, time);
-    return at < timeline->count && timelines->segments[timeline->first + at].start == time ? at : at - 1;
+    return at < timeline->count && timelines->starts[timeline->first + at] == time ? at : at - 1;
 }
 
 /* Is there what does not depend on which GPUs? */
 static inline bool roomy(const struct segment *segment, const struct need *need)
 {
     return segment->cpus >= need->cpus && segment->host_memory >= need->host_memory &&
-           !(need->exclusive ? segment->holders != 0 : segment->exclusive);
+           !(need->exclusive ? segment->in_use : segment->exclusive);
 }
 
 static inline bool enough(const struct shape *shape, const struct need *need, uint16_t fit)
@@ -233,15 +237,25 @@ static inline uint16_t eligible_gpus(const struct timeline *timeline, const stru
     return need->any_gpu ? timeline->healthy : sluice_eligible(timeline->shape, need) & timeline->healthy;
 }
 
+/* May the segment be part of a window, as far as can be said without the GPUs' own amounts? */
+static inline bool suits(const struct segment *segment, const struct timeline *timeline, const struct need *need,
+                         uint16_t eligible)
+{
+    return roomy(segment, need) && segment->most >= need->share &&
+           (need->share || enough(timeline->shape, need, segment->idle & eligible));
+}
+
 /* The GPUs of `fit` that have a share free in each of the segments from `at` on that start before `end`. */
 static uint16_t with_share(const struct timelines *timelines, const struct timeline *timeline, uint32_t at, int32_t end,
                            int32_t share, uint16_t fit)
 {
-    for (; at < timeline->count && timelines->segments[timeline->first + at].start < end && fit; at++) {
+    for (; at < timeline->count && timelines->starts[timeline->first + at] < end && fit; at++) {
         const int32_t *gpu_free = amounts(timelines, timeline->first + at);
         unsigned has = 0;
-        for (unsigned i = 0; i < timelines->gpus; i++)
-            has |= (unsigned)(gpu_free[i] >= share) << i;
+        for (unsigned i = 0; i < timelines->gpus; i += 4)
+            has |= ((unsigned)(gpu_free[i] >= share) | (unsigned)(gpu_free[i + 1] >= share) << 1 |
+                    (unsigned)(gpu_free[i + 2] >= share) << 2 | (unsigned)(gpu_free[i + 3] >= share) << 3)
+                   << i;
         fit &= (uint16_t)has;
     }
     return fit;
@@ -252,28 +266,31 @@ int32_t timelines_earliest(const struct timelines *timelines, uint32_t node, con
 {
     const struct timeline *timeline = &timelines->nodes[node];
     const struct segment *segments = &timelines->segments[timeline->first];
+    const int32_t *starts = &timelines->starts[timeline->first];
+    const uint32_t count = timeline->count;
     const uint16_t eligible = eligible_gpus(timeline, need);
     if (!enough(timeline->shape, need, eligible))
         return TIMELINE_NEVER;
-    /* The segment that `from` lies in, then each later one as the window's first. */
-    for (uint32_t first = segment_at(timelines, timeline, from); first < timeline->count; first++) {
-        int32_t time = segments[first].start > from ? segments[first].start : from;
-        int32_t end = timelines_end(time, duration);
-        uint16_t fit = eligible;
-        uint32_t at = first;
-        for (; at < timeline->count && segments[at].start < end; at++) {
-            if (!roomy(&segments[at], need) || segments[at].most < need->share ||
-                (!need->share && !enough(timeline->shape, need, segments[at].idle & eligible))) {
+    for (uint32_t first = segment_at(timelines, timeline, from);; first++) {
+        while (first < count && !suits(&segments[first], timeline, need, eligible))
+            first++;
+        if (first == count)
+            return TIMELINE_NEVER;
+        int32_t time = starts[first] > from ? starts[first] : from, end = timelines_end(time, duration);
+        uint16_t fit = need->share ? eligible : segments[first].idle & eligible;
+        uint32_t at = first + 1;
+        for (; at < count && starts[at] < end; at++) {
+            if (!suits(&segments[at], timeline, need, eligible)) {
                 first = at; /* no window has room for this segment */
                 break;
             }
-            if (!need->share) {
-                fit &= segments[at].idle;
-                if (!enough(timeline->shape, need, fit))
-                    break;
-            }
+            if (need->share)
+                continue;
+            fit &= segments[at].idle;
+            if (!enough(timeline->shape, need, fit))
+                break;
         }
-        if (at < timeline->count && segments[at].start < end)
+        if (at < count && starts[at] < end)
             continue;
         /* Which GPUs have the share throughout, unless it is plain that one does. */
         bool plain = need->gpus == 1 && at == first + 1 && eligible == timeline->healthy && !need->wishes;
@@ -281,7 +298,6 @@ int32_t timelines_earliest(const struct timelines *timelines, uint32_t node, con
             enough(timeline->shape, need, with_share(timelines, timeline, first, end, need->share, fit)))
             return time;
     }
-    return TIMELINE_NEVER;
 }
 
 void timelines_window(const struct timelines *timelines, uint32_t node, const struct need *need, int32_t duration,
@@ -295,7 +311,7 @@ void timelines_window(const struct timelines *timelines, uint32_t node, const st
     uint32_t first = segment_at(timelines, timeline, from);
     for (uint32_t at = first; at < timeline->count; at++) {
         const struct segment *segment = &timelines->segments[timeline->first + at];
-        if (segment->start >= end)
+        if (timelines->starts[timeline->first + at] >= end)
             break;
         window->cpus = segment->cpus < window->cpus ? segment->cpus : window->cpus;
         window->host_memory = segment->host_memory < window->host_memory ? segment->host_memory : window->host_memory;
@@ -319,7 +335,7 @@ bool timelines_fits(const struct timelines *timelines, const struct booking *boo
     uint32_t first = segment_at(timelines, timeline, from);
     for (uint32_t at = first; at < timeline->count; at++) {
         const struct segment *segment = &timelines->segments[timeline->first + at];
-        if (segment->start >= to)
+        if (timelines->starts[timeline->first + at] >= to)
             break;
         if (!roomy(segment, &need) || (!booking->share && (booking->gpus & ~segment->idle)))
             return false;
@@ -332,5 +348,5 @@ int32_t timelines_next_change(const struct timelines *timelines, uint32_t node, 
 {
     const struct timeline *timeline = &timelines->nodes[node];
     uint32_t at = find_segment(timelines, timeline, time + 1);
-    return at < timeline->count ? timelines->segments[timeline->first + at].start : TIMELINE_NEVER;
+    return at < timeline->count ? timelines->starts[timeline->first + at] : TIMELINE_NEVER;
 }

@@ -10,14 +10,16 @@
 
 #define TIMELINE_NEVER INT32_MAX
 
-/* From `start` to the next segment's start, the last one for ever. GPU figures are of healthy GPUs only. */
+/*
+ * What is free from a segment's start to the next one's, the last one's for ever. GPU figures are of healthy GPUs only.
+ * Start, holders and what is free of each GPU lie in arrays of their own: questions read few of them.
+ */
 struct segment {
-    int32_t start;
     int32_t cpus;
     int32_t host_memory;
     int32_t most; /* free MiB of the GPU that has most */
-    uint32_t holders;
     uint16_t idle;
+    bool in_use;
     bool exclusive;
 };
 
@@ -38,7 +40,9 @@ enum { TIMELINE_ROOMS = 32 };
 struct timelines {
     const struct sluice_cluster *cluster;
     struct timeline *nodes;
+    int32_t *starts;
     struct segment *segments;
+    uint32_t *holders;
     int32_t *gpu_free;       /* per segment `gpus` numbers: free MiB, also of GPUs that are not healthy */
     uint32_t gpus;           /* the most that a node has, a multiple of 4 */
     uint32_t capacity, used; /* segments */

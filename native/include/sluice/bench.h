@@ -125,4 +125,16 @@ enum sluice_error sluice_bench_load(struct sluice_cluster *cluster, enum sluice_
                                     uint32_t kept_most, uint64_t from, uint64_t until,
                                     struct sluice_bench_load_result *result, struct sluice_error_text *text);
 
+/* ======== backfill ======== */
+
+/*
+ * A conservative plan by sluice_backfill_plan's rules, for jobs without groups, wishes, limits to nodes or GPUs in
+ * total, made without its index: every node is asked anew for every job. start_s[i] is job i's; the time excludes
+ * set-up.
+ */
+enum sluice_error sluice_bench_backfill_scan(const struct sluice_cluster *cluster, int64_t now_s,
+                                             const struct sluice_backfill_running *running, uint32_t running_count,
+                                             const struct sluice_backfill_job *jobs, uint32_t job_count,
+                                             int64_t *start_s, uint64_t *elapsed_ns, struct sluice_error_text *text);
+
 #endif
