@@ -227,7 +227,10 @@ enum sluice_error sluice_guard_apply(struct sluice_guard *guard, const struct sl
     int64_t longest = 0;
     for (uint32_t i = 0; i < count; i++) {
         work += work_of(jobs[i].expected, jobs[i].gpus_milli);
-        longest = jobs[i].expected > longest ? jobs[i].expected : longest;
+        /* Midway: by expectations alone the horizon lies too near where estimates are vague, and all would be critical.
+         */
+        int64_t midway = jobs[i].expected + (jobs[i].longest - jobs[i].expected) / 2;
+        longest = midway > longest ? midway : longest;
     }
     sluice_u128 horizon = (work + arriving(guard, now, longest)) / (uint64_t)guard->policy.capacity_milli;
     if (horizon < (sluice_u128)longest)
