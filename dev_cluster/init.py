@@ -242,11 +242,7 @@ class Init:
 def make_login(layout: Layout, root: Path | None) -> None:
     """The namespaces that all hosts start from: private /etc, /run, /proc and cgroup; the login host's own."""
     state = os.open(layout.folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    if root is None:
-        namespaces.mount("proc", "/proc", "proc")
-        make_run(state)
-    else:
-        enter_tree(root, layout.scratch, state)
+    enter_tree(root, layout.scratch, state)
     cgroups.show()
     namespaces.overlay(INSIDE / "etc", "/etc")
     namespaces.bind(INSIDE / "slurm", "/etc/slurm")
@@ -254,19 +250,26 @@ def make_login(layout: Layout, root: Path | None) -> None:
     os.close(state)
 
 
-def enter_tree(root: Path, scratch: Path, state: int) -> None:
-    """Make another system's tree the root of this mount namespace. What is written to it goes to memory only."""
-    tree = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+def enter_tree(root: Path | None, scratch: Path, state: int) -> None:
+    """Make a tree the root of this mount namespace: our own root, or another system's.
+
+    Our own has to be as well, as it is not yet where we run in a chroot: whoever enters a mount namespace begins at
+    its root. What is written to another system's tree goes to memory only.
+    """
     namespaces.tmpfs(scratch)
     os.chdir(scratch)  # relative paths, as an overlay's options can hold no comma or colon
     for name in ("upper", "work", "root"):
         Path(name).mkdir()
-    namespaces.mount("overlay", "root", "overlay", 0, f"lowerdir=/proc/self/fd/{tree},upperdir=upper,workdir=work")
-    for name in ("sys", "dev"):
-        namespaces.bind(f"/{name}", f"root/{name}", recursive=True)
+    if root is None:
+        namespaces.bind("/", "root", recursive=True)
+    else:
+        tree = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        namespaces.mount("overlay", "root", "overlay", 0, f"lowerdir=/proc/self/fd/{tree},upperdir=upper,workdir=work")
+        os.close(tree)
+        for name in ("sys", "dev"):
+            namespaces.bind(f"/{name}", f"root/{name}", recursive=True)
     namespaces.mount("proc", "root/proc", "proc")
     make_run(state, Path("root"))
-    os.close(tree)
     namespaces.change_root("root")
 
 

@@ -73,11 +73,16 @@ def unmount(target: str | Path) -> None:
 
 
 def change_root(root: str | Path) -> None:
-    """Make the mount point `root` the root of this mount namespace and drop the old one."""
-    os.chdir(root)
+    """Make the mount point `root` the root of this mount namespace and drop the old one, also from within a chroot."""
     number = _SYS_PIVOT_ROOT.get(os.uname().machine)
     if number is None:
         raise OSError(0, f"another root on {os.uname().machine}: not supported")
+    new = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    namespace = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    setns(namespace, CLONE_NEWNS)  # out of a chroot, to where pivot_root works
+    os.close(namespace)
+    os.fchdir(new)
+    os.close(new)
     _check(_libc.syscall(number, b".", b"."), f"pivot_root {root}")
     unmount(".")
     os.chdir("/")

@@ -341,6 +341,23 @@ def test_users_can_work_in_a_cluster_that_a_careful_root_made(make_cluster: Make
     assert cluster.run(["srun", "bash", "-c", "touch mine && id -un"], user="alice").stdout == "alice\n"
 
 
+def test_in_a_chroot(tmp_path: Path, tiny_file: Path) -> None:
+    # Entering a mount namespace leaves a chroot: what runs inside must see the cluster's /run all the same.
+    root, folder, outside = tmp_path / "root", tmp_path / "c", Path("/run/sluice-cluster")
+    root.mkdir()
+    before = outside.exists()
+    sluice = f"{' '.join(SLUICE)} cluster"
+    look = f"{sluice} exec --dir $1 -- sh -c 'srun hostname; ls /run/sluice-cluster'"
+    work = f"{sluice} up --dir $1 $2 && {look}; {sluice} down --dir $1"
+    enter = 'mount --rbind / "$1" && exec chroot "$1" sh -c "$2" sh "$3" "$4"'
+    command = ["unshare", "--mount", "sh", "-c", enter, "sh", root, work, folder, tiny_file]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False).stdout.splitlines()
+    assert said[0] == "n1"
+    assert "cluster.json" in said
+    assert traces(folder) == []
+    assert outside.exists() == before
+
+
 # ---- what goes wrong ----
 
 
