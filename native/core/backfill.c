@@ -361,16 +361,16 @@ static const struct detail {
     int32_t duration_step;
     uint32_t worth;
 } details[] = {
-    {4, 3, 2, 16, 256},
-    {4, 2, 1, 64, 48},
-    {3, 1, 0, INT32_MAX, 0},
+    {5, 4, 3, 16, 200},
+    {4, 3, 1, 64, 64},
+    {3, 2, 0, INT32_MAX, 0},
 };
 enum { DETAILS = sizeof details / sizeof details[0] };
 
 static struct kind make_kind(const struct need *need, int32_t duration, const struct detail *detail)
 {
     struct kind kind = {.need = *need, .duration = 1};
-    while (kind.duration <= duration / detail->duration_step)
+    while ((int64_t)kind.duration * detail->duration_step <= duration)
         kind.duration *= detail->duration_step;
     kind.need.share = rounded_down(need->share, detail->share);
     kind.need.cpus = rounded_down(need->cpus, detail->cpus);
@@ -457,6 +457,7 @@ static int32_t find_one(struct sluice_backfill *backfill, const struct need *nee
         }
         if (backfill->asked[at] == true_for_request)
             break;
+        __builtin_prefetch(&bounds_of(backfill, kind)[at]); /* it will rise while the node's times are read */
         if (backfill->asked[at] != true_for_kind) {
             int32_t lasting = timelines_earliest(&backfill->timelines, node, &kind->need, kind->duration, bound);
             if (lasting > bound) {
