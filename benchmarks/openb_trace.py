@@ -86,8 +86,8 @@ def read_nodes(path: Path, host_memory_mib_per_cpu: int = 8192) -> list[Node]:
 
 
 def read_pods(path: Path) -> list[PodShape]:
-    """The pods' shapes, in the order of the pods' names."""
-    columns = ["name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "gpu_spec"]
+    """The pods' shapes, in the order of the pods' names. Some lists have no column gpu_spec: any model will do."""
+    columns = ["name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli"]
     named = []
     for line, row in enumerate(_rows(path, "pod", columns), start=2):
         gpus, gpu_milli = _number(path, line, row, "num_gpu"), _number(path, line, row, "gpu_milli")
@@ -99,7 +99,7 @@ def read_pods(path: Path) -> list[PodShape]:
                 remedy="a pod asks whole GPUs, or a share of one",
                 usage=True,
             )
-        models = tuple(sorted({model for model in (row["gpu_spec"] or "").split("|") if model}))
+        models = tuple(sorted({model for model in (row.get("gpu_spec") or "").split("|") if model}))
         cpus, memory = _number(path, line, row, "cpu_milli"), _number(path, line, row, "memory_mib")
         named.append((row["name"], PodShape(cpus, memory, gpus, gpu_milli, models)))
     if not any(shape.gpus for _, shape in named):

@@ -9,8 +9,11 @@ from policy.traces.rows import MAX_SECONDS, Row, csv_rows
 
 
 def read_openb(path: Path, text: str) -> Trace:
-    """Pods of Alibaba's cluster-trace-gpu-v2023; a pod without a scheduled or deletion time never ran."""
-    columns = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "gpu_spec")
+    """Pods of Alibaba's cluster-trace-gpu-v2023; a pod without a scheduled or deletion time never ran.
+
+    The column gpu_spec may be missing: any model will do.
+    """
+    columns = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
     trace = Trace("openb", [])
     for row in csv_rows(path, text, (*columns, "creation_time", "deletion_time", "scheduled_time")):
         if not row.text("scheduled_time") or not row.text("deletion_time"):

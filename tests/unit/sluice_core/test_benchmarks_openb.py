@@ -58,6 +58,12 @@ def test_bad_pods(tmp_path, text, complaint):
         openb_trace.read_pods(path)
 
 
+def test_lists_without_models(tmp_path):
+    path = tmp_path / "pods.csv"
+    path.write_text("name,cpu_milli,memory_mib,num_gpu,gpu_milli\np,4000,8192,1,470\n")
+    assert openb_trace.read_pods(path) == [openb_trace.PodShape(4000, 8192, 1, 470, ())]
+
+
 def test_typical_shapes(pods):
     read = openb_trace.read_pods(pods)
     assert [count for _, count in openb_trace.typical_shapes(read)] == [20] * 5
