@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -82,6 +82,13 @@ def describe(what: dict[str, object]) -> ClusterDescription:
 @pytest.fixture(scope="module")
 def small(make_shared_cluster: MakeCluster) -> DevCluster:
     return make_shared_cluster(SMALL)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays(tmp_path: Path) -> Iterator[None]:
+    """Also of a test that failed."""
+    yield
+    DevCluster(tmp_path / "c").down()
 
 
 @pytest.fixture
