@@ -50,8 +50,9 @@ native-test: build
 fuzz: build
 	tools/fuzz
 
+# TRACES=DIR: the folder of public traces that docs/benchmarks.md describes; without it only what needs none.
 bench: cluster-packages build
-	$(PYTHON) -m benchmarks --all
+	tools/bench $(TRACES)
 
 soak: test-packages build
 	SLUICE_TEST_SCALE=full tools/native-test

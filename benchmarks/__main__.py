@@ -112,40 +112,14 @@ class BenchmarkGroup(click.Group):
 
 @click.command(cls=BenchmarkGroup, invoke_without_command=True)
 @click.option("--list", "list_names", is_flag=True, help="Name every benchmark.")
-@click.option("--all", "run_all", is_flag=True, help="Run every benchmark with its default options.")
 @click.pass_context
-def benchmarks(context: click.Context, list_names: bool, run_all: bool) -> None:
+def benchmarks(context: click.Context, list_names: bool) -> None:
     """Measure Sluice and what it is compared with."""
     if list_names:
         for name, (_, text) in BENCHMARKS.items():
             click.echo(f"{name}\t{text}")
-    elif run_all:
-        sys.exit(run_each())
     elif context.invoked_subcommand is None:
         click.echo(context.get_help())
-
-
-def run_each() -> int:
-    """All benchmarks with default options; the worst exit code."""
-    worst = 0
-    for name, (module_name, _) in BENCHMARKS.items():
-        module = import_module(module_name)
-        context = click.Context(click.Command(name))
-        options = {option.name: option.get_default(context) for option in module.OPTIONS}
-        missing = [option.opts[0] for option in module.OPTIONS if option.required and options[option.name] is None]
-        if missing:
-            click.echo(f"\n{name}\n  not run: needs {', '.join(missing)}")
-            worst = 2
-            continue
-        try:
-            document, held = measure(name, options, [name])
-        except SluiceError as error:
-            click.echo(f"\n{name}\n  could not run: {error}")
-            worst = 2
-            continue
-        print_table(document)
-        worst = max(worst, 0 if held else 1)
-    return worst
 
 
 if __name__ == "__main__":
