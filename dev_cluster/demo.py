@@ -214,7 +214,7 @@ def main() -> int:
     """Run the whole demonstration; 0 when everything was as it should be."""
     try:
         require_root("make demo")
-        with tempfile.TemporaryDirectory(prefix="sluice-demo-", dir="/var/tmp") as folder:
+        with tempfile.TemporaryDirectory(prefix="sluice-demo-", dir="/run") as folder:
             _show(DevCluster(Path(folder) / "cluster"))
     except SluiceError as error:
         print(f"sluice: {error}", file=sys.stderr)
@@ -233,7 +233,7 @@ def _show(cluster: DevCluster) -> None:
             "munge, MariaDB, slurmdbd, two slurmctld and a slurmd for each node: Slurm's own daemons. Only the "
             "hardware is simulated, below the vendors' C libraries.",
         )
-        cluster.up("demo", progress=lambda line: print(f"   {line}", flush=True))
+        cluster.up("demo", attached=True, progress=lambda line: print(f"   {line}", flush=True))
         discover(stage)
         submit(stage)
         report(stage)
