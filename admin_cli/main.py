@@ -62,12 +62,13 @@ def main() -> None:
     except (click.Abort, KeyboardInterrupt):
         click.echo("sluice: interrupted", err=True)
         sys.exit(130)
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(0)
     except SluiceError as error:
         click.echo(f"sluice: {error}", err=True)
         sys.exit(2 if error.usage else 1)
+    except OSError as error:  # a full disk, a device that fails; of a reader that went away click makes a silent 1
+        place = f"{error.filename}: " if error.filename is not None else ""
+        click.echo(f"sluice: {place}{error.strerror or error}", err=True)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -38,9 +38,9 @@ def set_command(folder: Path | None, nodes: str, gpus: str, values: tuple[str, .
     sluice sim set mi300x-1 all temperature=95
     sluice sim set mig-1 4 mig_layout=3g.40gb,2g.20gb
 
-    A value that the hardware could not have is refused, and then nothing of that GPU is changed.
+    A value that the hardware could not have is refused, and then nothing is changed.
     """
-    from dev_cluster.gpu_sim.fields import set_values
+    from dev_cluster.gpu_sim.fields import check_values, set_values
 
     changes: dict[str, str] = {}
     for text in values:
@@ -50,9 +50,10 @@ def set_command(folder: Path | None, nodes: str, gpus: str, values: tuple[str, .
         if name in changes:
             raise UsageError(f"{name}: given twice", remedy="give each field once")
         changes[name] = value
-    for node in _nodes(folder, nodes):
-        for gpu in _gpus(node, gpus):
-            set_values(node, gpu, changes)
+    chosen = [(node, gpu) for node in _nodes(folder, nodes) for gpu in _gpus(node, gpus)]
+    for act in (check_values, set_values):
+        for node, gpu in chosen:
+            act(node, gpu, changes)
 
 
 @command.command(name="get")
@@ -105,8 +106,9 @@ class _Row:
 
 @command.command(name="list")
 @_dir_option
+@click.option("--json", "as_json", is_flag=True, help="As JSON, memory in MiB.")
 @table_options
-def list_command(folder: Path | None, fields: str | None, noheader: bool, parsable2: bool) -> None:
+def list_command(folder: Path | None, as_json: bool, fields: str | None, noheader: bool, parsable2: bool) -> None:
     """Print the simulated GPUs of the cluster, a line each."""
     from dev_cluster.gpu_sim.fields import get_values
     from dev_cluster.gpu_sim.state import holdings, read_state
@@ -118,6 +120,21 @@ def list_command(folder: Path | None, fields: str | None, noheader: bool, parsab
             used = gpu.memory_used_mib + sum(gpu.processes[i].memory_mib for i in range(gpu.process_count))
             used += sum(holding.memory_mib for holding in held if holding.gpu == index)
             rows.append(_Row(node.parent.name, index, get_values(node, index), used, gpu.memory_total_mib))
+    if as_json:
+        gpus = [
+            {
+                "node": row.node,
+                "gpu": row.gpu,
+                "name": row.values["name"],
+                "uuid": row.values["uuid"],
+                "used_mib": row.used_mib,
+                "total_mib": row.total_mib,
+                "state": row.state,
+            }
+            for row in rows
+        ]
+        click.echo(json.dumps({"schema_version": 1, "gpus": gpus}, indent=2))
+        return
     columns: list[Column[_Row]] = [
         Column("node", lambda row: row.node),
         Column("gpu", lambda row: row.gpu, right=True),
@@ -153,6 +170,8 @@ def _nodes(folder: Path | None, expression: str | None) -> list[Path]:
     if not known:
         raise UsageError(f"{root.parent}: no simulated GPUs there", remedy="start a cluster: sluice cluster up")
     names = list(known) if expression is None else expand(expression)
+    if not names:
+        raise UsageError(f"nodes {expression!r}: none named", remedy=f"nodes that have GPUs: {', '.join(known)}")
     for name in names:
         if name not in known:
             raise UsageError(f"node {name!r}: no simulated GPUs", remedy=f"nodes that have: {', '.join(known)}")
@@ -169,7 +188,7 @@ def _gpus(node: Path, expression: str) -> list[int]:
     found: list[int] = []
     for word in expression.split(","):
         first, dash, last = word.partition("-")
-        if dash and first.isdigit() and last.isdigit() and int(last) - int(first) < len(state.gpus):
+        if dash and first.isdecimal() and last.isdecimal() and 0 <= int(last) - int(first) < len(state.gpus):
             found += [state.find(number) for number in range(int(first), int(last) + 1)]
         else:
             found.append(state.find(word))

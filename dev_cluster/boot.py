@@ -374,7 +374,7 @@ class Boot:
             inventories = [future.result() for futures in found for future in futures]
         for inventory in inventories:
             for problem in inventory.problems:
-                self.progress(f"{inventory.node}: {problem.what}")
+                self.progress(f"{inventory.node}: {problem.what}; {problem.remedy}")
         version = parse_slurm_version(self.cluster.run([self.program("slurmd"), "-V"]).stdout)
         gres = generate(inventories, slurm_version=version, shards=self.description.shards)
         self.write_configuration(gres.nodes_conf(), gres.gres_conf)

@@ -117,6 +117,8 @@ class DevCluster:
         """Make the folder ours and run `boot`; on failure everything is down again."""
         self._make_folder()
         with self._locked():
+            if not self._is_ours():
+                raise UsageError(f"{self.folder}: not a cluster's folder, nor empty", remedy="name another with --dir")
             if any(self.folder.iterdir()):
                 raise UsageError(
                     f"{self.folder}: there is a cluster already, or what is left of one",

@@ -45,6 +45,8 @@ def ask(layout: Layout, do: str, *, timeout: float = 60, **fields: Any) -> Any:
             stream.write(json.dumps({"do": do, **fields}) + "\n")
             stream.flush()
             line = stream.readline()
+    except PermissionError as error:
+        raise SluiceError(f"{layout.socket}: {error.strerror}", remedy="run it as root, e.g. with sudo") from error
     except OSError as error:
         raise SluiceError(
             f"{layout.folder}: the cluster does not run ({error.strerror or error})",

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, StringConstraints, field_validator, model_validator
 
+from dev_cluster.gpu_sim import platform_names
 from sluice_base.documents import load_document, parse_document
 from sluice_base.errors import UsageError
 from sluice_base.hostlist import expand
@@ -38,12 +39,20 @@ class NodeGroup(_Strict):
     @field_validator("names")
     @classmethod
     def _hostlist(cls, value: str) -> str:
-        hosts = expand(value)
+        hosts = _expand(value)
         if not hosts:
             raise ValueError("no node named")
         for host in hosts:
             if not HostName.fullmatch(host) or host in RESERVED_HOSTS:
                 raise ValueError(f"{host!r} cannot be a node's name")
+        return value
+
+    @field_validator("platform")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        named = "/" not in value and not value.endswith(".yaml")
+        if named and value not in (known := ["none", "real", *platform_names()]):
+            raise ValueError(f"there is no such platform; known are {', '.join(known)}, or a file by its path")
         return value
 
     @property
@@ -138,7 +147,7 @@ class ClusterDescription(_Strict):
                     raise ValueError(f"user {user.name!r}: account {name!r} is not among the accounts")
         for partition in self.partitions:
             if partition.nodes != "ALL":
-                for host in expand(partition.nodes):
+                for host in _expand(partition.nodes):
                     if host not in seen:
                         raise ValueError(f"partition {partition.name!r}: node {host!r} is not among the nodes")
         free = iter(range(2001, 60000))
@@ -159,6 +168,14 @@ class ClusterDescription(_Strict):
             if host in group.hosts:
                 return group
         raise UsageError(f"node {host!r}: not in this cluster", remedy=f"its nodes are {', '.join(self.hosts[:10])}")
+
+
+def _expand(hostlist: str) -> list[str]:
+    """Its names; ValueError, as pydantic wants it, when malformed."""
+    try:
+        return expand(hostlist)
+    except UsageError as error:
+        raise ValueError(error.what) from error
 
 
 def shipped_names() -> list[str]:

@@ -28,7 +28,7 @@ def check_plot(path: Path) -> None:
         import matplotlib  # noqa: F401
     except ImportError:
         raise SluiceError(
-            f"--plot {path}: matplotlib is not installed", remedy="install sluice[plot], or python3-matplotlib"
+            f"--plot {path}: matplotlib is not installed", remedy="install it with: pip install matplotlib"
         ) from None
 
 

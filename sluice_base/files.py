@@ -12,7 +12,7 @@ def write_atomic(path: Path, content: str | bytes, *, mode: int = 0o644, follow_
     """Replace `path` by `content` in one step that survives a crash; parent folder must exist.
 
     A symbolic link is followed, so that a linked configuration file stays linked; without `follow_links`, for folders
-    where others may plant links, it is replaced. Raises OSError, leaving the old file as it was.
+    where others may plant links, it is replaced. Raises OSError with the file's name, leaving the old file as it was.
     """
     target = path.resolve() if follow_links else path
     data = content.encode() if isinstance(content, str) else content
@@ -24,9 +24,11 @@ def write_atomic(path: Path, content: str | bytes, *, mode: int = 0o644, follow_
             file.flush()
             os.fsync(file.fileno())
         Path(name).replace(target)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(FileNotFoundError):
             Path(name).unlink()
+        if isinstance(error, OSError):  # a write that fails does not say where, nor need anyone know of `name`
+            error.filename, error.filename2 = str(target), None
         raise
     _sync_folder(target.parent)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,11 +67,20 @@ def set_values(folder: Path, gpu: int | str, values: Mapping[str, str]) -> None:
     """
     held = holdings(folder)
     with changing(folder) as state:
-        index = state.find(gpu)
-        change = Change(state, index, [holding for holding in held if holding.gpu == index])
-        for name, text in values.items():
-            _setter(name)(change, name, text)
-        _check_memory(change)
+        _apply(state, held, gpu, values)
+
+
+def check_values(folder: Path, gpu: int | str, values: Mapping[str, str]) -> None:
+    """Raise what `set_values` would raise, and change nothing."""
+    _apply(read_state(folder), holdings(folder), gpu, values)
+
+
+def _apply(state: NodeState, held: Sequence[Holding], gpu: int | str, values: Mapping[str, str]) -> None:
+    index = state.find(gpu)
+    change = Change(state, index, [holding for holding in held if holding.gpu == index])
+    for name, text in values.items():
+        _setter(name)(change, name, text)
+    _check_memory(change)
 
 
 def get_values(folder: Path, gpu: int | str) -> dict[str, str]:

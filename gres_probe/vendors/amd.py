@@ -32,7 +32,7 @@ class _AmdSmi:
         except ModuleNotFoundError as error:
             raise SluiceError(
                 f"the Python package {error.name} is not installed",
-                remedy="install it from ROCm, or with: pip install 'sluice[amd]'",
+                remedy="install it from ROCm, or with: pip install 'amdsmi>=7'",
             ) from error
         except KeyError as error:  # how amdsmi says that it found no library
             raise VENDOR.library_missing() from error

@@ -42,7 +42,9 @@ def test_users_get_the_numbers_that_others_leave_free() -> None:
     [
         ({"nodes": []}, "nodes: List should have at least 1 item"),
         ({"nodes": [{"names": "", "platform": "none"}]}, "names: no node named"),
-        ({"nodes": [{"names": "n[1-", "platform": "none"}]}, "hostlist 'n\\[1-'"),
+        ({"nodes": [{"names": "n[1-", "platform": "none"}]}, "names: hostlist 'n\\[1-'"),
+        ({"nodes": [{"names": "n1", "platform": "b9000"}]}, "platform: there is no such platform; known are none"),
+        ({"partitions": [{"name": "p", "nodes": "n[1-"}]}, "hostlist 'n\\[1-'"),
         ({"nodes": [{"names": "ctl1", "platform": "none"}]}, "'ctl1' cannot be a node's name"),
         ({"nodes": [{"names": "N1;rm", "platform": "none"}]}, "cannot be a node's name"),
         ({"nodes": [NODE, NODE]}, "node 'n1' is named twice"),
@@ -61,7 +63,7 @@ def test_users_get_the_numbers_that_others_leave_free() -> None:
 def test_refused(fields: dict[str, object], what: str) -> None:
     with pytest.raises(UsageError, match=what) as refused:
         describe(**fields)
-    assert str(refused.value).startswith("c.yaml:") or "hostlist" in str(refused.value)
+    assert str(refused.value).startswith("c.yaml:")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dev_cluster.cluster import DevCluster, default_folder
-from sluice_base.errors import SluiceError
+from sluice_base.errors import SluiceError, UsageError
 
 
 @pytest.mark.parametrize(
@@ -33,6 +33,19 @@ def test_facts_that_do_not_make_a_cluster(text: str | None, what: str, tmp_path:
 def test_a_cluster_whose_processes_are_gone(tmp_path: Path) -> None:
     with pytest.raises(SluiceError, match="the cluster does not run .*; bring it up with"):
         DevCluster(tmp_path).daemons()
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dev_cluster.cluster.require_root", lambda verb: None)
+    monkeypatch.setattr("dev_cluster.cluster.SlurmTree.check", lambda tree, accounting: None)
+    monkeypatch.setattr("dev_cluster.boot.Boot.run", lambda *_, **__: pytest.fail("booted"))
+    tmp_path.chmod(0o700)
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(UsageError, match="nor empty; name another"):
+        DevCluster(tmp_path).up("demo")
+    with pytest.raises(UsageError, match="holds no cluster"):
+        DevCluster(tmp_path).down()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_where_a_cluster_is_when_nobody_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -46,6 +46,19 @@ def test_list_shows_all_gpus(cluster: Path) -> None:
     ]
 
 
+def test_list_as_json(cluster: Path) -> None:
+    document = json.loads(sim(cluster, "list", "--json").output)
+    assert document["schema_version"] == 1
+    assert len(document["gpus"]) == 8 + 4 + 4
+    assert document["gpus"][-1]["node"] == "n2" and document["gpus"][-1]["total_mib"] == 24564
+
+
+def test_what_one_node_refuses_changes_no_other(cluster: Path) -> None:
+    with pytest.raises(UsageError, match="ecc_uncorrected"):
+        sim(cluster, "set", "m1,n1", "0", "ecc_uncorrected=1")  # the second node's GPUs have no ECC
+    assert sim(cluster, "get", "m1", "0", "ecc_uncorrected").output == "m1 0 ecc_uncorrected=0\n"
+
+
 def test_fields_are_told() -> None:
     said = CliRunner().invoke(command, ["fields"]).output
     assert "ecc_uncorrected" in said
@@ -63,6 +76,9 @@ def test_fields_are_told() -> None:
         (("set", "n1", "0", "volume=11"), "field 'volume'"),
         (("get", "n1", "0", "volume"), "field 'volume'"),
         (("get", "n[1-", "0"), "hostlist"),
+        (("set", "", "0", "temperature=50"), "nodes '': none named"),
+        (("set", "n1", "3-1", "temperature=50"), "GPU '3-1'"),
+        (("set", "n1", "²-³", "temperature=50"), "GPU '²-³'"),
     ],
 )
 def test_mistakes_are_told_in_one_line(cluster: Path, arguments: tuple[str, ...], complaint: str) -> None:

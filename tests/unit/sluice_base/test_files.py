@@ -13,8 +13,9 @@ def test_failed_write_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full_disk)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(OSError, match="No space") as caught:
         write_atomic(target, "new")
+    assert caught.value.filename == str(target)
     assert target.read_text() == "old"
     assert os.listdir(tmp_path) == ["gres.conf"]
 
