@@ -8,6 +8,7 @@ import os
 import platform
 import shlex
 import sys
+import traceback
 from importlib import import_module
 from typing import Any
 
@@ -130,4 +131,7 @@ if __name__ == "__main__":
         sys.exit(2)
     except SluiceError as error:
         click.echo(f"benchmarks: {error}", err=True)
+        sys.exit(2)
+    except Exception:  # a defect: exit 1 would say that a must does not hold
+        traceback.print_exc()
         sys.exit(2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import random
 import time
 from pathlib import Path
@@ -13,8 +12,9 @@ import click
 import numpy as np
 
 from benchmarks import Result
-from benchmarks.openb_trace import MILLI, add_nodes, read_nodes, read_pods, to_request
-from sluice_base.errors import SluiceError
+from benchmarks.openb_trace import MILLI, add_nodes, read_nodes, read_pods, read_text, to_request
+from policy.traces.rows import MAX_SECONDS, csv_rows
+from sluice_base.errors import UsageError
 from sluice_core import version
 from sluice_core._bench import ffi, lib
 from sluice_core.backfill import CONSERVATIVE, EASY, Backfill, PendingJob, Plan, Queue, RunningJob
@@ -39,16 +39,13 @@ REFUSED = 1000  # pods after which the cluster counts as full
 
 def read_run_times(path: Path) -> list[int]:
     """Seconds that the pods of an openb list ran, where the list tells; at least one."""
-    try:
-        with path.open(newline="") as file:
-            rows = list(csv.DictReader(file))
-        times = [
-            int(row["deletion_time"]) - int(row["scheduled_time"] or row["creation_time"])
-            for row in rows
-            if row["deletion_time"]
-        ]
-    except (KeyError, ValueError) as error:
-        raise SluiceError(f"{path}: {error}", remedy="give a pod list in the openb format", usage=True) from error
+    times = []
+    for row in csv_rows(path, read_text(path, "pod"), ("creation_time", "scheduled_time", "deletion_time")):
+        if row.text("deletion_time"):
+            begin = "scheduled_time" if row.text("scheduled_time") else "creation_time"
+            times.append(row.integer("deletion_time", high=MAX_SECONDS) - row.integer(begin, high=MAX_SECONDS))
+    if not times:
+        raise UsageError(f"{path}: no pod has a deletion_time", remedy="give a pod list in the openb format")
     return [max(1, seconds) for seconds in times]
 
 

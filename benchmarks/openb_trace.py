@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sluice_base.errors import SluiceError
+from policy.traces.rows import Row, csv_rows
+from sluice_base.errors import UsageError
 from sluice_core.cluster import Cluster, GpuShape, NodeShape
 from sluice_core.placement import Request
 
 MILLI = 1000  # of a GPU, and of a CPU
+MAX_GPUS, MAX_CPUS_MILLI, MAX_HOST_MEMORY_MIB = 16, 10**9, 2**30  # of one node, as in the core
 
 
 @dataclass(frozen=True)
@@ -41,69 +42,58 @@ class PodShape:
         return self.gpus * self.gpu_milli
 
 
-def _rows(path: Path, kind: str, columns: Iterable[str]) -> list[dict[str, str]]:
+def read_text(path: Path, kind: str) -> str:
+    """A list as text; what is no text is left to the reader of its columns."""
     try:
-        with path.open(newline="") as file:
-            reader = csv.DictReader(file)
-            missing = [name for name in columns if name not in (reader.fieldnames or [])]
-            if missing:
-                raise SluiceError(
-                    f"{path}: no column {missing[0]}", remedy=f"give a {kind} list in the openb format", usage=True
-                )
-            return list(reader)
+        return path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        raise SluiceError(f"{path}: {error.strerror}", remedy=f"give the path of a {kind} list", usage=True) from error
-
-
-def _number(path: Path, line: int, row: dict[str, str], column: str) -> int:
-    text = row[column] or ""
-    if not text.isdecimal():
-        raise SluiceError(f"{path}:{line}: {column} is {text!r}", remedy="it must be a whole number", usage=True)
-    return int(text)
+        raise UsageError(f"{path}: {error.strerror}", remedy=f"give the path of a {kind} list") from error
 
 
 def read_nodes(path: Path, host_memory_mib_per_cpu: int = 8192) -> list[Node]:
     """The nodes of an openb list, or of a spot list, which does not tell the host memory."""
-    with_memory = ["cpu_milli", "memory_mib", "gpu", "model"]
-    without_memory = ["gpu_model", "gpu_capacity_num", "cpu_num"]
-    rows = _rows(path, "node", [])
-    if rows and set(without_memory) <= set(rows[0]):
-        nodes = []
-        for line, row in enumerate(rows, start=2):
-            cpus = _number(path, line, row, "cpu_num")
-            gpus = _number(path, line, row, "gpu_capacity_num")
-            nodes.append(Node(cpus * MILLI, cpus * host_memory_mib_per_cpu, gpus, row["gpu_model"]))
-        return nodes
-    return [
-        Node(
-            _number(path, line, row, "cpu_milli"),
-            _number(path, line, row, "memory_mib"),
-            _number(path, line, row, "gpu"),
-            row["model"],
-        )
-        for line, row in enumerate(_rows(path, "node", with_memory), start=2)
-    ]
+    text = read_text(path, "node")
+    nodes = []
+    if "gpu_capacity_num" in text.partition("\n")[0]:
+        for row in csv_rows(path, text, ("gpu_model", "gpu_capacity_num", "cpu_num")):
+            cpus = row.integer("cpu_num", high=MAX_CPUS_MILLI // MILLI)
+            memory = min(cpus * host_memory_mib_per_cpu, MAX_HOST_MEMORY_MIB)
+            nodes.append(Node(cpus * MILLI, memory, row.integer("gpu_capacity_num", high=MAX_GPUS), _model(row)))
+    else:
+        for row in csv_rows(path, text, ("cpu_milli", "memory_mib", "gpu", "model")):
+            cpus_milli = row.integer("cpu_milli", high=MAX_CPUS_MILLI)
+            memory = row.integer("memory_mib", high=MAX_HOST_MEMORY_MIB)
+            nodes.append(Node(cpus_milli, memory, row.integer("gpu", high=MAX_GPUS), _model(row)))
+    if not any(node.gpus for node in nodes):
+        raise UsageError(f"{path}: no node with a GPU", remedy="give a node list in the openb or the spot format")
+    return nodes
+
+
+def _model(row: Row) -> str:
+    return row.text("model" if "model" in row.fields else "gpu_model")[:63] or "gpu"
 
 
 def read_pods(path: Path) -> list[PodShape]:
     """The pods' shapes, in the order of the pods' names. Some lists have no column gpu_spec: any model will do."""
-    columns = ["name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli"]
+    columns = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
     named = []
-    for line, row in enumerate(_rows(path, "pod", columns), start=2):
-        gpus, gpu_milli = _number(path, line, row, "num_gpu"), _number(path, line, row, "gpu_milli")
+    for row in csv_rows(path, read_text(path, "pod"), columns):
+        gpus, gpu_milli = row.integer("num_gpu"), row.integer("gpu_milli")
         if gpus == 0 or gpu_milli == 0:
             gpus = gpu_milli = 0
         if gpu_milli > MILLI or (gpus > 1 and gpu_milli != MILLI):
-            raise SluiceError(
-                f"{path}:{line}: {gpus} x {gpu_milli} gpu_milli",
+            raise UsageError(
+                f"{path}:{row.line}: {gpus} x {gpu_milli} gpu_milli",
                 remedy="a pod asks whole GPUs, or a share of one",
-                usage=True,
             )
-        models = tuple(sorted({model for model in (row.get("gpu_spec") or "").split("|") if model}))
-        cpus, memory = _number(path, line, row, "cpu_milli"), _number(path, line, row, "memory_mib")
-        named.append((row["name"], PodShape(cpus, memory, gpus, gpu_milli, models)))
+        models = tuple(sorted({model for model in row.text("gpu_spec").split("|") if model}))
+        cpus, memory = (
+            row.integer("cpu_milli", high=MAX_CPUS_MILLI),
+            row.integer("memory_mib", high=MAX_HOST_MEMORY_MIB),
+        )
+        named.append((row.text("name"), PodShape(cpus, memory, gpus, gpu_milli, models)))
     if not any(shape.gpus for _, shape in named):
-        raise SluiceError(f"{path}: no pod asks a GPU", remedy="give a pod list in the openb format", usage=True)
+        raise UsageError(f"{path}: no pod asks a GPU", remedy="give a pod list in the openb format")
     return [shape for _, shape in sorted(named, key=lambda item: item[0])]
 
 

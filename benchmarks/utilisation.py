@@ -9,7 +9,6 @@ policies.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,8 +16,18 @@ import click
 import numpy as np
 
 from benchmarks import Result
-from benchmarks.openb_trace import MILLI, Node, PodShape, add_nodes, read_nodes, read_pods, to_request, typical_shapes
-from sluice_base.errors import SluiceError
+from benchmarks.openb_trace import (
+    MILLI,
+    Node,
+    PodShape,
+    add_nodes,
+    read_nodes,
+    read_pods,
+    read_text,
+    to_request,
+    typical_shapes,
+)
+from policy.traces.rows import MAX_SECONDS, csv_rows
 from sluice_core import version
 from sluice_core._bench import ffi, lib
 from sluice_core.cluster import Cluster
@@ -58,17 +67,9 @@ _JOB = np.dtype([("arrival", "u8"), ("duration", "u8"), ("request", "u4")], alig
 def read_run_times(path: Path, longest: int) -> list[int]:
     """Seconds from creation to deletion, at least one, in the order of the pods' names."""
     named = []
-    with path.open(newline="") as file:
-        for line, row in enumerate(csv.DictReader(file), start=2):
-            try:
-                seconds = int(row["deletion_time"]) - int(row["creation_time"])
-            except (KeyError, TypeError, ValueError) as error:
-                raise SluiceError(
-                    f"{path}:{line}: no creation_time and deletion_time in seconds",
-                    remedy="give a pod list in the openb format",
-                    usage=True,
-                ) from error
-            named.append((row["name"], min(max(seconds, 1), longest)))
+    for row in csv_rows(path, read_text(path, "pod"), ("name", "creation_time", "deletion_time")):
+        seconds = row.integer("deletion_time", high=MAX_SECONDS) - row.integer("creation_time", high=MAX_SECONDS)
+        named.append((row.text("name"), min(max(seconds, 1), longest)))
     return [seconds for _, seconds in sorted(named, key=lambda item: item[0])]
 
 

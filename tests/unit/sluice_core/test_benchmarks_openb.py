@@ -44,10 +44,13 @@ def test_reading(nodes, pods, tmp_path):
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("name,cpu_milli\n", "no column memory_mib"),
+        ("name,cpu_milli\n", "column 'memory_mib' is missing"),
+        ("\0\ufffd", "column 'name' is missing"),
+        (PODS + "p,1\n", ":2: the number of fields"),
+        (PODS + f"p,{'9' * 5000},1,1,100,\n", ":2: cpu_milli '999"),
         (PODS + "p,1,1,1,1001,\n", ":2: 1 x 1001 gpu_milli"),
         (PODS + "p,1,1,2,500,\n", ":2: 2 x 500 gpu_milli"),
-        (PODS + "p,1,1,1,100,\nq,x,1,1,1,\n", ":3: cpu_milli is 'x'"),
+        (PODS + "p,1,1,1,100,\nq,x,1,1,1,\n", ":3: cpu_milli 'x': must be a whole number"),
         (PODS + "p,1,1,0,0,\n", "no pod asks a GPU"),
     ],
 )
@@ -56,6 +59,23 @@ def test_bad_pods(tmp_path, text, complaint):
     path.write_text(text)
     with pytest.raises(SluiceError, match=complaint):
         openb_trace.read_pods(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"", "column 'cpu_milli' is missing"),
+        (b"\xff\xdc\0PK\x03", "column 'cpu_milli' is missing"),
+        (NODES.encode(), "no node with a GPU"),
+        (NODES.encode() + b"n,1000,1,17,A\n", ":2: gpu '17': must be between 0 and 16"),
+        (b"gpu_model,gpu_capacity_num,cpu_num,node_name\nX,8,-1,0\n", ":2: cpu_num '-1'"),
+    ],
+)
+def test_bad_nodes(tmp_path, content, complaint):
+    path = tmp_path / "nodes.csv"
+    path.write_bytes(content)
+    with pytest.raises(SluiceError, match=complaint):
+        openb_trace.read_nodes(path)
 
 
 def test_lists_without_models(tmp_path):
