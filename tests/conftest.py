@@ -3,8 +3,43 @@
 from __future__ import annotations
 
 import os
+import signal
+from pathlib import Path
 
 import pytest
+
+# Every process that the tests start inherits it, so that those left behind can be told from others' processes.
+MARK = f"SLUICE_TEST_SESSION={os.getpid()}"
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Mark what will be started."""
+    name, value = MARK.split("=")
+    os.environ[name] = value
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Tests leave no process behind: end and name those that they left, and fail."""
+    left = _marked()
+    for pid, command in left.items():
+        print(f"\nleft behind by a test: {pid} {command}")
+        os.kill(pid, signal.SIGKILL)
+    if left:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _marked() -> dict[int, str]:
+    found: dict[int, str] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            environment = (folder / "environ").read_bytes().split(b"\0")
+            if int(folder.name) != os.getpid() and MARK.encode() in environment:
+                found[int(folder.name)] = (
+                    (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                )
+        except OSError:
+            continue
+    return found
 
 
 @pytest.fixture(scope="session")

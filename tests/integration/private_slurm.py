@@ -100,15 +100,17 @@ def running(folder: Path, names: Sequence[str], prefix: Sequence[str] = ()) -> I
     (folder / "state").mkdir(exist_ok=True)
     daemons: dict[str, subprocess.Popen[bytes]] = {}
     commands = {"slurmctld": ["slurmctld", "-D", "-f", conf]}
-    commands |= {name: ["slurmd", "-D", "-N", name, "-f", conf] for name in names}
+    # Each slurmd in a PID namespace of its own: what it started, job steps above all, ends with it.
+    own = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    commands |= {name: [*own, "slurmd", "-D", "-N", name, "-f", conf] for name in names}
     try:
         for name, command in commands.items():
             with (folder / f"{name}.log").open("w") as log:
                 daemons[name] = subprocess.Popen([*prefix, *command], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         yield _wait_registered(conf, names, daemons, prefix)
     finally:
-        for daemon in reversed(daemons.values()):
-            daemon.terminate()
+        for name, daemon in reversed(daemons.items()):
+            daemon.kill() if name in names else daemon.terminate()
         for daemon in daemons.values():
             daemon.wait(timeout=60)
 

@@ -221,13 +221,18 @@ def _gone(pid: int) -> bool:
 
 def test_background_process_on_stderr_is_not_waited_for(tmp_path: Path) -> None:
     """As a shared ssh connection, which keeps standard error open after the command has ended."""
-    file = str(answers(tmp_path, "n1") / "n1.json")
+    file, marker = str(answers(tmp_path, "n1") / "n1.json"), tmp_path / "pid"
     code = (
         "import subprocess, sys\n"
-        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1000)'], stdout=subprocess.DEVNULL)\n"
-        + ANSWER
+        "sleep = [sys.executable, '-c', 'import time; time.sleep(1000)']\n"
+        "child = subprocess.Popen(sleep, stdout=subprocess.DEVNULL, start_new_session=True)\n"
+        "open(sys.argv[2], 'w').write(str(child.pid))\n" + ANSWER
     )
-    assert isinstance(results(["n1"], lambda node: python(code, file), timeout=60)["n1"], Inventory)
+    try:
+        found = results(["n1"], lambda node: python(code, file, str(marker)), timeout=60)["n1"]
+        assert isinstance(found, Inventory)
+    finally:
+        os.kill(int(marker.read_text()), signal.SIGKILL)
 
 
 def test_missing_program_and_hostile_node_name() -> None:
