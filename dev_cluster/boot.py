@@ -361,7 +361,9 @@ class Boot:
         """Simulated hardware, namespaces, inventories, and from them the configuration."""
         simulated = [group for group in self.description.nodes if group.platform in self.platforms]
         if simulated:
-            shutil.copytree(gpu_sim.library_dir(), self.layout.libraries, symlinks=True)
+            self.layout.libraries.mkdir()
+            for library in gpu_sim.library_dir().iterdir():
+                shutil.copy2(library, self.layout.libraries, follow_symlinks=False)
             (self.layout.folder / "ld.so.conf").write_text(f"{INSIDE}/lib\ninclude /etc/ld.so.conf\n")
             cache = [self.program("ldconfig"), "-X", "-f", f"{INSIDE}/ld.so.conf", "-C", f"{INSIDE}/ld.so.cache"]
             self.cluster.run(cache, cwd="/", timeout=self.remaining())

@@ -129,8 +129,11 @@ class DevCluster:
                 self.folder.chmod(0o755)
                 self.write_facts({"state": "starting"})
                 return boot.run(wait=wait)
-            except BaseException:
+            except BaseException as error:
                 self._tear_down()
+                if isinstance(error, OSError):  # a full disk above all
+                    place = error.filename2 or error.filename or self.folder
+                    raise SluiceError(f"{place}: {error.strerror or error}; everything is down again") from error
                 raise
             finally:
                 os.umask(umask)
@@ -295,7 +298,10 @@ class DevCluster:
         account = self._unix_user(user, facts)
         pid = init_pid(self.layout)
         if pid is None:
-            raise SluiceError(f"{self.folder}: the cluster does not run", remedy="bring it up with: sluice cluster up")
+            raise SluiceError(
+                f"{self.folder}: the cluster does not run",
+                remedy=f"clear it away with: sluice cluster down --dir {self.folder}",
+            )
         held = ask(self.layout, "enter", name=self._host(node, facts))
         mounts, names = (
             (f"/proc/{pid}/fd/{number}" for number in held) if held else (f"/proc/{pid}/ns/mnt", f"/proc/{pid}/ns/uts")

@@ -50,7 +50,7 @@ def ask(layout: Layout, do: str, *, timeout: float = 60, **fields: Any) -> Any:
     except OSError as error:
         raise SluiceError(
             f"{layout.folder}: the cluster does not run ({error.strerror or error})",
-            remedy=f"bring it up with: sluice cluster up --dir {layout.folder}",
+            remedy=f"clear it away with: sluice cluster down --dir {layout.folder}",
         ) from error
     if not line:
         raise SluiceError(f"{layout.folder}: the cluster has just ended")

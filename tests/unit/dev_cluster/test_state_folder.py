@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -31,8 +32,21 @@ def test_facts_that_do_not_make_a_cluster(text: str | None, what: str, tmp_path:
 
 
 def test_a_cluster_whose_processes_are_gone(tmp_path: Path) -> None:
-    with pytest.raises(SluiceError, match="the cluster does not run .*; bring it up with"):
+    with pytest.raises(SluiceError, match="the cluster does not run .*; clear it away with: sluice cluster down"):
         DevCluster(tmp_path).daemons()
+
+
+def test_a_full_disk_ends_up_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("dev_cluster.cluster.require_root", lambda verb: None)
+    monkeypatch.setattr("dev_cluster.cluster.SlurmTree.check", lambda tree, accounting: None)
+    monkeypatch.setattr("dev_cluster.boot.Boot.run", full)
+    folder = tmp_path / "c"
+    with pytest.raises(SluiceError, match=f"^{folder}: No space left on device"):
+        DevCluster(folder).up("demo")
+    assert not folder.exists()
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
