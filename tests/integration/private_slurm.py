@@ -102,6 +102,8 @@ def running(folder: Path, names: Sequence[str], prefix: Sequence[str] = ()) -> I
     commands = {"slurmctld": ["slurmctld", "-D", "-f", conf]}
     # Each slurmd in a PID namespace of its own: what it started, job steps above all, ends with it.
     own = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    if prefix:  # the root of another system tree is no mount; the namespace around it is private already
+        own.append("--propagation=unchanged")
     commands |= {name: [*own, "slurmd", "-D", "-N", name, "-f", conf] for name in names}
     try:
         for name, command in commands.items():
