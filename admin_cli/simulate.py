@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -42,6 +43,17 @@ ROWS = (
 )
 
 
+class FiniteRange(click.FloatRange):
+    """A number within bounds; nan, which is neither above nor below any, is not."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number."""
+        number: float = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value} is not a number.", param, ctx)
+        return number
+
+
 @click.command("simulate")
 @click.option(
     "--trace", "trace_path", type=click.Path(path_type=Path), metavar="FILE",
@@ -55,16 +67,16 @@ ROWS = (
 @click.option("--list-policies", is_flag=True, help="Name the policies, and leave.")
 @click.option("--estimates", type=click.Choice(["limit", "exact", "noisy"]), default="limit", show_default=True,
               help="What the policy knows of run times.")  # fmt: skip
-@click.option("--noise", type=click.FloatRange(1, 1000), default=5.0, show_default=True,
+@click.option("--noise", type=FiniteRange(1, 1000), default=5.0, show_default=True,
               help="With noisy estimates: up to so many times the run time.")  # fmt: skip
 @click.option("--seed", type=int, default=1, show_default=True, help="Of the noise.")
-@click.option("--restart", type=click.FloatRange(0, 10**6), default=0.0, show_default=True, metavar="SECONDS",
+@click.option("--restart", type=FiniteRange(0, 10**6), default=0.0, show_default=True, metavar="SECONDS",
               help="What each start of a job costs.")  # fmt: skip
-@click.option("--checkpoint", type=click.FloatRange(-1, 10**6), default=0.0, show_default=True, metavar="SECONDS",
+@click.option("--checkpoint", type=FiniteRange(-1, 10**6), default=0.0, show_default=True, metavar="SECONDS",
               help="Time between checkpoints: what a preempted job keeps. 0: all; -1: nothing.")  # fmt: skip
 @click.option("--depth", type=click.IntRange(0), default=0, show_default=True,
               help="Pending jobs that are tried at a decision; 0: all.")  # fmt: skip
-@click.option("--interval", type=click.FloatRange(0, 10**6), default=0.0, show_default=True, metavar="SECONDS",
+@click.option("--interval", type=FiniteRange(0, 10**6), default=0.0, show_default=True, metavar="SECONDS",
               help="Least time between decisions.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, with the cluster's state over time.")
 @click.option("-P", "--parsable2", is_flag=True, help="A line for each policy, fields separated by '|'.")
@@ -118,6 +130,13 @@ def command(
     )  # fmt: skip
     for reason, count in sorted(trace.left_out.items()):
         click.echo(f"sluice: {trace_path}: {count} {reason}" + ("" if "counted" in reason else ": left out"), err=True)
+    if trace.share_unit == "mib" and not any(node.gpu_memory_mib for node in cluster):
+        shared = sum(job.share > 0 for job in trace.jobs)
+        if shared:
+            click.echo(
+                f"sluice: --nodes {nodes}: does not tell the GPUs' memory: {shared} jobs with shards will fit nowhere; "
+                "give the output of scontrol show node, with shards", err=True,
+            )  # fmt: skip
     simulations = [
         simulate(trace, cluster, policy, assumptions, progress=_progress(policy, len(trace.jobs))) for policy in chosen
     ]

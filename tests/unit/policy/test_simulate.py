@@ -224,6 +224,19 @@ def test_what_is_left_out_is_said_on_stderr(tmp_path: Path) -> None:
     assert result.exit_code == 0 and "1 never ran: left out" in result.stderr
 
 
+def test_shards_on_gpus_of_unknown_size_are_said_on_stderr(tmp_path: Path) -> None:
+    header = "JobIDRaw|Submit|Start|ElapsedRaw|State|AllocTRES"
+    times = "2026-10-01T00:00:00|2026-10-01T00:00:10|60|COMPLETED"
+    result = call(tmp_path, text=f"{header}\n1|{times}|cpu=1,gres/shard=10240,node=1\n")
+    assert "1 jobs with shards will fit nowhere" in result.stderr
+
+
+@pytest.mark.parametrize("option", ["--restart", "--checkpoint", "--interval", "--noise"])
+def test_nan_is_no_number(tmp_path: Path, option: str) -> None:
+    result = call(tmp_path, option, "nan")
+    assert result.exit_code == 2 and option in result.output
+
+
 def test_policies_are_listed() -> None:
     result = CliRunner().invoke(command, ["--list-policies"])
     assert [line.split("\t")[0] for line in result.stdout.splitlines()] == list(PRESETS)
