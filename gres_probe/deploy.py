@@ -97,8 +97,12 @@ def plan(
 
     `slurm` and `gres` are the site's configuration, where it is known. `per_node` gives every node a gres.conf of its
     own, ``folder/NODE/gres.sluice.conf``, for sites without shared files; `features` are further ones of each node.
-    Raises SluiceError where a file that stands there cannot be read, or an inventory is contradictory.
+    Raises SluiceError where a file that stands there cannot be read, also by Slurm, or an inventory is contradictory.
     """
+    for config in (slurm.config if slurm is not None else None, gres):
+        for fault in config.faults if config is not None else ():
+            if fault.kind == "syntax":  # what the site says of its nodes may be lost behind it
+                raise SluiceError(f"{fault.place}: {fault.what}; nothing written", remedy="correct the line first")
     configuration = generate(inventories, slurm_version=slurm_version, shards=shards, features=features)
     overrides = _overrides(configuration, slurm, folder / SITE_FILE)
     texts = {folder / NODES_FILE: configuration.nodes_conf(overrides)}

@@ -23,7 +23,11 @@ _OLD_STATE_S = 3600  # slurmctld writes its state within seconds of a change
 @check("config", "slurm.conf can be read")
 def config(patient: Patient) -> Iterator[Outcome]:
     """slurm.conf itself, its includes, who may change it."""
-    faults = patient.slurm.config.faults
+    try:
+        faults = patient.slurm.config.faults
+    except SluiceError as error:
+        yield fail(error.what, error.remedy)
+        return
     for fault in faults[:5]:
         yield fail(f"{fault.place}: {fault.what}", "correct the line; see: sluice lint")
     for file in patient.slurm.config.files:

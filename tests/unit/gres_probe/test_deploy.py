@@ -141,6 +141,15 @@ def test_shards_of_the_sites_own_are_not_replaced_unasked(site: Site, where: str
     assert "Name=shard" in site.text("gres.sluice.conf")
 
 
+@pytest.mark.parametrize("where", ["slurm.conf", "gres.conf"])
+def test_a_configuration_that_cannot_be_parsed_stops_the_write(site: Site, where: str) -> None:
+    (site.etc / where).write_text("rubbish\n" + (SLURM_CONF if where == "slurm.conf" else ""))
+    before = site.files()
+    done = site.write(code=1)
+    assert f"{where}:1: " in done.stderr and "not key=value; nothing written" in done.stderr
+    assert site.files() == before
+
+
 def test_classes_of_the_policy_become_features(site: Site, tmp_path: Path) -> None:
     policy = tmp_path / "sluice.yaml"
     policy.write_text("grouping:\n  strategies: [{by: memory, step: 8G}]\n")

@@ -107,6 +107,7 @@ def test_a_sound_site_has_nothing_to_mend(host: Host) -> None:
     ("check", "old", "new", "verdict", "says"),
     [
         ("config", "ClusterName=test", "rubbish", "fail", "not key=value"),
+        ("config", "ClusterName=test", "Include slurm.conf", "fail", "includes itself"),
         ("backup-controller", "SlurmctldHost=c2(localhost)", "", "warn", "one slurmctld only"),
         ("backup-controller", "SlurmctldTimeout=15", "SlurmctldTimeout=2", "fail", "heartbeat"),
         ("backup-controller", "SlurmctldTimeout=15", "", "warn", "without a scheduler"),
