@@ -65,7 +65,7 @@ format: build
 
 install: cluster-packages
 	$(PYTHON3) -m venv $(PREFIX)
-	$(PREFIX)/bin/pip install -q .
+	$(PREFIX)/bin/pip install -q ".[amd]"
 	@echo "installed: $(PREFIX)/bin/sluice"
 
 clean:
