@@ -361,9 +361,7 @@ class Boot:
         """Simulated hardware, namespaces, inventories, and from them the configuration."""
         simulated = [group for group in self.description.nodes if group.platform in self.platforms]
         if simulated:
-            self.layout.libraries.mkdir()
-            for library in gpu_sim.library_dir().iterdir():
-                shutil.copy2(library, self.layout.libraries, follow_symlinks=False)
+            copy_libraries(gpu_sim.library_dir(), self.layout.libraries)
             (self.layout.folder / "ld.so.conf").write_text(f"{INSIDE}/lib\ninclude /etc/ld.so.conf\n")
             cache = [self.program("ldconfig"), "-X", "-f", f"{INSIDE}/ld.so.conf", "-C", f"{INSIDE}/ld.so.cache"]
             self.cluster.run(cache, cwd="/", timeout=self.remaining())
@@ -431,6 +429,19 @@ class Boot:
             servers = (f"{name}:{self.ports.slurmctld}" for name in controllers(self.description))
             command += ["--conf-server", ",".join(servers)]
         return command
+
+
+def copy_libraries(source: Path, target: Path) -> None:
+    """The simulated libraries with their links ``.so``, which in an installed package are files of their own.
+
+    ldconfig lists such a name only where it is a link.
+    """
+    target.mkdir()
+    for library in source.iterdir():
+        name, _, version = library.name.partition(".so.")
+        if version:
+            shutil.copy2(library, target)
+            (target / f"{name}.so").symlink_to(library.name)
 
 
 def plain_inventory(host: str) -> Inventory:
