@@ -7,9 +7,10 @@
  *   w(t)  = share of t among the requests that ask GPUs, times all GPUs of the cluster over those of nodes that could
  *           take t: demand that can go to few places makes these places dear
  *   a GPU with l hundredths free is worth l * (the w of the requests for one GPU that fit into l)
- *   k idle GPUs together are worth, beyond that, for each request of several GPUs what of it fits into k, times w
- *   where a node has too few CPUs per open GPU for a usual request, its GPUs will not all be used: then the request
- *   makes a price of CPUs, and one for one GPU counts no more in the worth of a GPU
+ *   k idle GPUs together are worth, beyond that, for each request of several GPUs a little of what of it fits into k,
+ *   times w
+ *   where a node has too few CPUs per open GPU for a usual request for one GPU, its GPUs will not all be used: then the
+ *   request makes a price of CPUs, and counts no more in the worth of a GPU
  *
  * The loss is what these sums fall by, and the score is the loss in steps of STEP, negated. The coarse step matters:
  * many nodes are equally good, the first of them is taken, and so the others stay as they are. Derived from the idea of
@@ -23,9 +24,12 @@
 
 enum {
     /* A node's CPUs may be this many times scarcer than those of a request for one GPU before its GPUs count as out of
-     * reach: what else comes will use fewer. Several GPUs are taken at once, or not at all. */
+     * reach: what else comes will use fewer. */
     SLACK_NUMERATOR = 8,
     SLACK_DENOMINATOR = 5,
+    /* Idle GPUs that are broken up are seldom lost to requests for several: other nodes have as many, or will again.
+     * At their full worth they would outweigh all else where such requests are many, and leave GPUs idle. */
+    BLOCK_DIVISOR = 10,
     MANY = 64,            /* allowed nodes that are worth a search */
     CPU_PRICE_FACTOR = 2, /* a CPU that is short costs the GPUs it could have served, twice */
     /* 6.4 hundredths of a GPU. */
@@ -48,20 +52,21 @@ static bool could_take(const struct node_kind *kind, const struct need *need)
 static void add_usual(struct node_kind *kind, const struct need *need, int64_t w)
 {
     int64_t levels = need->share ? sluice_levels_needed(need->share, kind->memory) : LEVELS;
-    int64_t all_levels = levels * need->gpus;
-    int64_t cpu = need->cpus ? ((CPU_PRICE_FACTOR * w * all_levels) << CPU_BITS) / need->cpus : 0;
-    int64_t slack = need->gpus > 1 ? SLACK_DENOMINATOR : SLACK_NUMERATOR;
+    struct prices *prices = &kind->prices;
+    if (need->gpus > 1) {
+        int64_t block = w * levels * need->gpus / BLOCK_DIVISOR;
+        for (int k = need->gpus; k <= SLUICE_MAX_GPUS; k++)
+            prices->block[k] += block * (k / need->gpus);
+        return;
+    }
+    int64_t cpu = need->cpus ? ((CPU_PRICE_FACTOR * w * levels) << CPU_BITS) / need->cpus : 0;
     for (int kappa = 0; kappa < KAPPAS; kappa++) {
-        struct prices *prices = &kind->prices;
         /* A node without open GPUs has CPUs to spare. */
         bool cpus_short = kappa != KAPPA_CLOSED && (int64_t)need->cpus * LEVELS * SLACK_DENOMINATOR >
-                                                       slack * all_levels * sluice_kappa_floor(kappa);
+                                                       levels * SLACK_NUMERATOR * sluice_kappa_floor(kappa);
         if (cpus_short)
             prices->cpu[kappa] = prices->cpu[kappa] + cpu < MAX_CPU_PRICE ? prices->cpu[kappa] + cpu : MAX_CPU_PRICE;
-        if (need->gpus > 1)
-            for (int k = need->gpus; k <= SLUICE_MAX_GPUS; k++)
-                prices->block[kappa][k] += w * all_levels * (k / need->gpus);
-        else if (!cpus_short)
+        else
             prices->worth[kappa][levels] += w; /* so far the weight that begins to fit here; see add_up */
     }
 }
@@ -190,7 +195,7 @@ static uint16_t pick_shares(const struct sluice_cluster *cluster, uint32_t node,
 {
     const struct filing *filing = &cluster->index->filings[node];
     const struct prices *prices = &cluster->index->kinds[filing->kind]->prices;
-    const int64_t *worth = prices->worth[filing->kappa], *block = prices->block[filing->kappa];
+    const int64_t *worth = prices->worth[filing->kappa], *block = prices->block;
     const struct shape *shape = sluice_shape_of(cluster, node);
     const struct node *row = &cluster->nodes[node];
     int idle = sluice_count(row->idle);
@@ -236,7 +241,7 @@ int64_t sluice_score_sluice(const struct sluice_cluster *cluster, uint32_t node,
         gpu_loss = gpus * prices->worth[filing->kappa][LEVELS];
     }
     int idle = sluice_count(cluster->nodes[node].idle);
-    int64_t block_loss = loss_of_block(prices->block[filing->kappa], idle, idle_taken);
+    int64_t block_loss = loss_of_block(prices->block, idle, idle_taken);
     int64_t cpu_loss = loss_of_cpus(prices->cpu[filing->kappa], need->cpus + gpus * need->cpus_per_gpu);
     sluice_add_term(terms, "gpu_worth_lost_permille", thousandths(gpu_loss));
     sluice_add_term(terms, "idle_block_lost_permille", thousandths(block_loss));
@@ -280,7 +285,7 @@ static void search_shares(struct search *search, const struct node_kind *kind, i
                           int64_t cpu_loss)
 {
     const struct group *group = &kind->groups[kappa];
-    const int64_t *worth = kind->prices.worth[kappa], *block = kind->prices.block[kappa];
+    const int64_t *worth = kind->prices.worth[kappa], *block = kind->prices.block;
     /* From the level where it may just fit upwards. */
     uint32_t lowest = levels - 1;
     for (uint32_t word = lowest / 64; word < SLOT_WORDS; word++) {
@@ -314,7 +319,7 @@ static void search_group(struct search *search, const struct node_kind *kind, in
         loss += need->gpus * kind->prices.worth[kappa][LEVELS];
         for (int idle = need->gpus; idle <= (int)kind->gpu_count; idle++)
             search_bucket(search, &group->buckets[SLOT_IDLE + idle - 1],
-                          loss + loss_of_block(kind->prices.block[kappa], idle, need->gpus));
+                          loss + loss_of_block(kind->prices.block, idle, need->gpus));
     }
 }
 

@@ -58,10 +58,10 @@ struct group {
 /* What the workload makes of a kind's nodes, by kappa; see place_sluice.c. What a decision compares lies side by side.
  */
 struct prices {
-    int64_t cpu[KAPPAS];                        /* of a thousandth of a CPU, in 2^-CPU_BITS */
-    int64_t least_loss[LEVELS + 1][KAPPAS];     /* a bound on what a share of so many levels costs; 0: a whole GPU */
-    int64_t worth[KAPPAS][LEVELS + 1];          /* of a GPU, by its level */
-    int64_t block[KAPPAS][SLUICE_MAX_GPUS + 1]; /* of k idle GPUs together, beyond their single worth */
+    int64_t cpu[KAPPAS];                    /* of a thousandth of a CPU, in 2^-CPU_BITS */
+    int64_t least_loss[LEVELS + 1][KAPPAS]; /* a bound on what a share of so many levels costs; 0: a whole GPU */
+    int64_t worth[KAPPAS][LEVELS + 1];      /* of a GPU, by its level */
+    int64_t block[SLUICE_MAX_GPUS + 1];     /* of k idle GPUs together, beyond their single worth */
 };
 
 struct node_kind {

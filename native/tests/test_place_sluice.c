@@ -256,6 +256,7 @@ static void test_preferences(void)
                                        large = {.gpus = 1, .gpu_memory_mib = 700},
                                        small = {.gpus = 1, .gpu_memory_mib = 300},
                                        hungry = {.gpus = 1, .cpus_milli = 16000}, block = {.gpus = 4},
+                                       hungry_block = {.gpus = 4, .cpus_milli = 40000},
                                        cpus_only = {.cpus_milli = 8000};
     static const struct {
         const char *name;
@@ -288,6 +289,11 @@ static void test_preferences(void)
          {&hungry, &hungry},
          {.cpus_milli = 16000},
          1},
+        {"CPUs that only a request for several GPUs wants have no price",
+         {{4, 0, 44, 0}, {4, 0, 48, 0}},
+         {&hungry_block, &any},
+         {.cpus_milli = 8000},
+         0},
         {"keep a block whole", {{4, 0, 64, 0}, {2, 0, 32, 0}}, {&block, &any}, {.gpus = 1}, 1},
         {"equally good: the first", {{1, 0, 16, 0}, {1, 0, 16, 0}}, {&any, &cpus_only}, {.gpus = 1}, 0},
         {"a GPU in use, with no workload told",

@@ -83,14 +83,14 @@ class SluiceScore:
                 continue
             w = self.weight(request, count)
             levels = needed(share_of(request), node.shape.gpus[0].memory_mib) if share_of(request) else LEVELS
-            tenths = 10 if request.gpus > 1 else 16  # how many times as many CPUs may be asked as there are
-            asked, there = cpus_of(request) * LEVELS, levels * request.gpus * (lower_bound(at) if at is not None else 0)
-            short = at is not None and 10 * asked > tenths * there
-            if short:
-                cpu = min(cpu + 2 * w * levels * request.gpus * CPU_ONE // cpus_of(request), 1 << 32)
             if request.gpus > 1:
-                block = [worth + w * levels * request.gpus * (k // request.gpus) for k, worth in enumerate(block)]
-            elif not short:
+                once = w * levels * request.gpus // 10
+                block = [worth + once * (k // request.gpus) for k, worth in enumerate(block)]
+                continue
+            # May ask 1.6 times as many CPUs as there are.
+            if at is not None and 10 * cpus_of(request) * LEVELS > 16 * levels * lower_bound(at):
+                cpu = min(cpu + 2 * w * levels * CPU_ONE // cpus_of(request), 1 << 32)
+            else:
                 weights = [weight + (w if level >= levels else 0) for level, weight in enumerate(weights)]
         return [level * weight for level, weight in enumerate(weights)], block, cpu
 
