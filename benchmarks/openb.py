@@ -5,8 +5,9 @@ Weng et al., "Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fra
 cluster's GPUs are asked; nothing departs. A(x) is the share of all GPUs that is allocated when x percent have been
 asked, the mean over all arrivals that round to x; a run ends with the last one that counts for A(100). Then, too, the
 fragmented share of what is idle is taken: for a typical shape all that is idle on nodes that cannot host it, else on
-GPUs too small for it, in the mean over the shapes. Ties go to the lowest node of a random order. `fgd` and `sluice`
-know the list's typical shapes, as published; `sluice_learnt` knows at any time only what has arrived before.
+GPUs too small for it, in the mean over the shapes. Ties go to the lowest node of a random order. `fgd` knows the
+list's typical shapes, as published, and `sluice` all of its shapes; `sluice_learnt` knows at any time only what has
+arrived before.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ class Replay:
         add_nodes(cluster, self.nodes, MILLI)
         cluster.set_order(self.rank)
         if not learn:
-            self._set_workload(cluster, self.pods)
+            self._set_workload(cluster, policy, self.pods)
         requests = ffi.new("struct sluice_request[]", len(self.shapes))
         for i, shape in enumerate(self.shapes):
             to_request(cluster, shape).fill(requests[i])
@@ -140,15 +141,19 @@ class Replay:
         elapsed_ns = 0
         for start in range(0, len(self.order), step):
             if start:
-                self._set_workload(cluster, self.order[:start])
+                self._set_workload(cluster, policy, self.order[:start])
             elapsed_ns += self._replay(cluster, policy, requests, placed, slice(start, start + step))
         cluster.check()
         return Answer(
             self.allocation_percent(placed), self._fragmented_percent(cluster), elapsed_ns / 1000 / len(self.order)
         )
 
-    def _set_workload(self, cluster: Cluster, seen: Sequence[PodShape]) -> None:
-        set_workload(cluster, [(to_request(cluster, shape), count) for shape, count in typical_shapes(seen)])
+    def _set_workload(self, cluster: Cluster, policy: Policy, seen: Sequence[PodShape]) -> None:
+        """FGD knows the typical shapes, as published; sluice all: those that ask most GPUs are often the rarest."""
+        usual = typical_shapes(seen, percent=100 if policy is Policy.SLUICE else 95)
+        set_workload(
+            cluster, [(to_request(cluster, shape), count) for shape, count in usual[: lib.SLUICE_MAX_WORKLOAD]]
+        )
 
     def _replay(self, cluster: Cluster, policy: Policy, requests: Any, placed: Any, part: slice) -> int:
         numbers, answers = self.numbers[part], placed[part]
