@@ -51,6 +51,9 @@ enum sluice_error sluice_fail(struct sluice_error_text *text, enum sluice_error 
         va_start(arguments, format);
         vsnprintf(text->text, sizeof text->text, format, arguments);
         va_end(arguments);
+        for (char *at = text->text; *at; at++) /* a caller's name must not break the line */
+            if ((unsigned char)*at < ' ' || *at == 0x7f)
+                *at = '?';
     }
     return error;
 }

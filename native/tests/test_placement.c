@@ -321,8 +321,23 @@ static void check_workload(void)
     sluice_cluster_free(cluster);
 }
 
+static void test_names(void)
+{
+    for (int policy = 0; policy < SLUICE_POLICY_COUNT; policy++) {
+        enum sluice_policy found = (enum sluice_policy) - 1;
+        CHECK_INT(sluice_policy_by_name(sluice_policy_name((enum sluice_policy)policy), &found, &text), SLUICE_OK);
+        CHECK_INT(found, policy);
+    }
+    enum sluice_policy found = SLUICE_POLICY_FGD;
+    CHECK(sluice_policy_name((enum sluice_policy)SLUICE_POLICY_COUNT) == NULL);
+    CHECK_INT(sluice_policy_by_name("Sluice", &found, &text), SLUICE_ERROR_UNKNOWN);
+    CHECK_INT(found, SLUICE_POLICY_FGD);
+    CHECK(strstr(text.text, "gpu-packing") != NULL);
+}
+
 int main(void)
 {
+    test_names();
     for (int reason = 0; reason < SLUICE_REASON_COUNT; reason++)
         CHECK(strcmp(sluice_reason_text((enum sluice_reason)reason), "unknown reason") != 0);
     CHECK_STR(sluice_reason_text((enum sluice_reason)SLUICE_REASON_COUNT), "unknown reason");

@@ -186,7 +186,8 @@ enum sluice_error sluice_cluster_add_node(struct sluice_cluster *cluster, uint32
 
 /*
  * Changes of one node. Each costs what changed, not the cluster. Errors: UNKNOWN (node, GPU), RANGE, and for a resize
- * CAPACITY when more is held than would remain.
+ * CAPACITY when more is held than would remain, or NO_MEMORY: a size that no node had before is a new class of nodes,
+ * which is kept.
  */
 enum sluice_error sluice_node_set_state(struct sluice_cluster *cluster, uint32_t node, enum sluice_node_state state,
                                         struct sluice_error_text *text);
@@ -487,7 +488,7 @@ enum sluice_error sluice_order_score(const struct sluice_order_policy *policy, c
 
 struct sluice_order;
 
-/* Room for ordering up to `capacity` jobs. */
+/* Room for ordering up to `capacity` jobs. Errors: NO_MEMORY. */
 enum sluice_error sluice_order_new(uint32_t capacity, struct sluice_order **order, struct sluice_error_text *text);
 void sluice_order_free(struct sluice_order *order);
 
@@ -507,30 +508,33 @@ enum sluice_error sluice_order_sort(struct sluice_order *order, const struct slu
  */
 enum { SLUICE_FAIRSHARE_ROOT = 0 };
 
-/* `max_accounts` includes the root; half_life_s > 0, or 0 for usage that never decays. */
+/* `max_accounts` includes the root; half_life_s > 0, or 0 for usage that never decays. Errors: RANGE, NO_MEMORY. */
 enum sluice_error sluice_fairshare_new(uint32_t max_accounts, int64_t half_life_s, struct sluice_fairshare **fairshare,
                                        struct sluice_error_text *text);
 void sluice_fairshare_free(struct sluice_fairshare *fairshare);
 
-/* Adds an account below `parent`; ids count up from 1. shares: 0 (only idle GPUs) to 1,000,000. */
+/* Adds an account below `parent`, less than 64 levels deep; ids count up from 1. shares: 0 (only idle GPUs) to
+ * 1,000,000. O(depth). Errors: UNKNOWN (parent), RANGE (shares, depth), CAPACITY. */
 enum sluice_error sluice_fairshare_add(struct sluice_fairshare *fairshare, uint32_t parent, uint32_t shares,
                                        uint32_t *account, struct sluice_error_text *text);
 enum sluice_error sluice_fairshare_set_shares(struct sluice_fairshare *fairshare, uint32_t account, uint32_t shares,
                                               struct sluice_error_text *text);
 
 /* Charges `usage` (any unit, e.g. GPU-milliseconds; at most 2^40 a call) to an account and all above it. Time must not
- * go backwards by more than the caller's clock does: an earlier now_s is treated as the latest seen. O(depth). */
+ * go backwards by more than the caller's clock does: an earlier now_s is treated as the latest seen. O(depth). Errors:
+ * UNKNOWN (account), RANGE (usage, or a time below 0). */
 enum sluice_error sluice_fairshare_charge(struct sluice_fairshare *fairshare, uint32_t account, uint64_t usage,
                                           int64_t now_s, struct sluice_error_text *text);
 
-/* Usage decayed to now_s. */
+/* Usage decayed to now_s. O(1). Errors: UNKNOWN (account). */
 enum sluice_error sluice_fairshare_usage(const struct sluice_fairshare *fairshare, uint32_t account, int64_t now_s,
                                          uint64_t *usage, struct sluice_error_text *text);
 
 /* Recomputes every account's factor; call it before a pass, not for each job. O(n log n), no allocation. */
 void sluice_fairshare_refresh(struct sluice_fairshare *fairshare, int64_t now_s);
 
-/* The factor as of the last refresh: SLUICE_FACTOR_ONE for the first in the tree, towards 0 for the last. */
+/* The factor as of the last refresh: SLUICE_FACTOR_ONE for the first in the tree, towards 0 for the last. O(1). Errors:
+ * UNKNOWN (account). */
 enum sluice_error sluice_fairshare_factor(const struct sluice_fairshare *fairshare, uint32_t account, uint32_t *factor,
                                           struct sluice_error_text *text);
 
@@ -543,19 +547,20 @@ struct sluice_predictor;
 enum { SLUICE_PREDICTOR_HISTORY = 8, SLUICE_PREDICTOR_MAX_KEYS = 4 };
 
 /* Remembers up to `capacity` keys; the key that was recorded least recently makes room. `quantile_percent`: 1 to 100.
- */
+ * Errors: RANGE, NO_MEMORY. */
 enum sluice_error sluice_predictor_new(uint32_t capacity, uint32_t quantile_percent,
                                        struct sluice_predictor **predictor, struct sluice_error_text *text);
 void sluice_predictor_free(struct sluice_predictor *predictor);
 
 /* Records a finished run under all of its keys (hashes chosen by the caller, most specific first, e.g. of user + name +
- * GPUs, user + GPUs, user; 1 to SLUICE_PREDICTOR_MAX_KEYS). O(keys). */
+ * GPUs, user + GPUs, user; 1 to SLUICE_PREDICTOR_MAX_KEYS). O(keys). Errors: RANGE (number of keys, run_s below 0). */
 enum sluice_error sluice_predictor_record(struct sluice_predictor *predictor, const uint64_t *keys, uint32_t key_count,
                                           int64_t run_s, struct sluice_error_text *text);
 
 /* Predicted seconds that are left to a job that ran `elapsed_s` so far (0: not started) under a limit of `limit_s`
  * (0: none). Without history the limit itself. A job that outlived its prediction is expected to run as long again,
- * which is the median of a heavy-tailed run time of index one; never more than the limit leaves. */
+ * which is the median of a heavy-tailed run time of index one; never more than the limit leaves. O(keys). Errors: RANGE
+ * (number of keys, a time below 0). */
 enum sluice_error sluice_predictor_predict(const struct sluice_predictor *predictor, const uint64_t *keys,
                                            uint32_t key_count, int64_t elapsed_s, int64_t limit_s, int64_t *remaining_s,
                                            struct sluice_error_text *text);
@@ -581,7 +586,7 @@ struct sluice_preemptor {
 
 struct sluice_preemption;
 
-/* Room for plans over `max_candidates` of the cluster, which must outlive it. */
+/* Room for plans over `max_candidates` of the cluster, which must outlive it. Errors: RANGE, NO_MEMORY. */
 enum sluice_error sluice_preemption_new(struct sluice_cluster *cluster, uint32_t max_candidates,
                                         struct sluice_preemption **preemption, struct sluice_error_text *text);
 void sluice_preemption_free(struct sluice_preemption *preemption);
@@ -740,7 +745,7 @@ struct sluice_ledger_shape {
 };
 
 struct sluice_ledger_device {
-    uint64_t capacity;         /* bytes that may be handed out, at most 2^46; 0 closes the device */
+    uint64_t capacity;         /* bytes; times oversubscription at most 2^46; 0 closes the device */
     uint64_t granularity;      /* charges are rounded up to a multiple of it: a power of two, e.g. 2 MiB for CUDA */
     uint32_t oversubscription; /* limit = capacity * this / 1000, rounded down to the granularity: 1000 to 8000 */
     uint32_t reserved;         /* 0 */
@@ -815,7 +820,8 @@ void sluice_ledger_get_shape(const struct sluice_ledger *ledger, struct sluice_l
 
 /*
  * Terms of a device and quota of an owner on it (bytes; UINT64_MAX: only the device's limit). May change at any time;
- * when lowered below what is charged, nothing is taken away, but nothing more is granted either.
+ * when lowered below what is charged, nothing is taken away, but nothing more is granted either. O(1). Errors: UNKNOWN
+ * (device, owner), RANGE (terms), BUSY, CORRUPT.
  */
 enum sluice_error sluice_ledger_set_device(struct sluice_ledger *ledger, uint32_t device,
                                            const struct sluice_ledger_device *terms, struct sluice_error_text *text);
@@ -885,6 +891,7 @@ enum sluice_error sluice_ledger_processes(struct sluice_ledger *ledger, uint32_t
  */
 enum sluice_error sluice_ledger_audit(struct sluice_ledger *ledger, struct sluice_error_text *text);
 
+/* How free memory is spread over the devices. O(devices * processes). Errors: BUSY, CORRUPT. */
 enum sluice_error sluice_ledger_get_fragmentation(struct sluice_ledger *ledger,
                                                   struct sluice_ledger_fragmentation *fragmentation,
                                                   struct sluice_error_text *text);
@@ -896,7 +903,8 @@ enum sluice_error sluice_ledger_get_fragmentation(struct sluice_ledger *ledger,
  * plan that moves the fewest bytes, then the fewest processes, then the lowest device. *freed: bytes moved, 0 when the
  * room is there already. Advice from figures that others may change meanwhile: moving is reserve on `to`, copy, release
  * on `from`. SLUICE_ERROR_NO_PLACE: no such plan; SLUICE_ERROR_CAPACITY: more than `room` moves (processes in the
- * ledger always suffice). O(devices * processes * (devices + processes)).
+ * ledger always suffice); SLUICE_ERROR_RANGE: more than a device can have; SLUICE_ERROR_NO_MEMORY: it takes memory
+ * while it plans, as no decision does. O(devices * processes * (devices + processes)).
  */
 enum sluice_error sluice_ledger_plan_compaction(struct sluice_ledger *ledger, uint64_t wanted, uint32_t room,
                                                 struct sluice_ledger_move *moves, uint32_t *count, uint32_t *device,
@@ -911,7 +919,7 @@ enum sluice_error sluice_ledger_plan_compaction(struct sluice_ledger *ledger, ui
 struct sluice_accuracy;
 enum { SLUICE_ACCURACY_MAX_HISTORY = 65536 };
 
-/* Remembers the last `history` ends, 1 to SLUICE_ACCURACY_MAX_HISTORY. */
+/* Remembers the last `history` ends, 1 to SLUICE_ACCURACY_MAX_HISTORY. Errors: RANGE, NO_MEMORY. */
 enum sluice_error sluice_accuracy_new(uint32_t history, struct sluice_accuracy **accuracy,
                                       struct sluice_error_text *text);
 void sluice_accuracy_free(struct sluice_accuracy *accuracy);
@@ -949,6 +957,7 @@ struct sluice_guard_job {
 };
 
 struct sluice_guard;
+/* Room for `max_jobs`; the policy is copied. Errors: RANGE, NO_MEMORY. */
 enum sluice_error sluice_guard_new(const struct sluice_guard_policy *policy, uint32_t max_jobs,
                                    struct sluice_guard **guard, struct sluice_error_text *text);
 void sluice_guard_free(struct sluice_guard *guard);
