@@ -395,7 +395,7 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
 
 def test_somebody_elses_folder_is_left_alone(tmp_path: Path, tiny_file: Path) -> None:
     (tmp_path / "thesis").write_text("three years")
-    with pytest.raises(UsageError, match="there is a cluster already"):
+    with pytest.raises(UsageError, match="nor empty; name another"):
         DevCluster(tmp_path).up(tiny_file)
     with pytest.raises(UsageError, match="holds no cluster"):
         DevCluster(tmp_path).down()
