@@ -5,7 +5,7 @@ PREFIX ?= /opt/sluice
 PYTHON3 ?= $(firstword $(wildcard /usr/bin/python3) python3)
 export CMAKE_GENERATOR := Ninja
 
-.PHONY: help demo test test-trixie check bench soak install build native-test fuzz format clean
+.PHONY: help demo test test-trixie check bench soak install build native-test fuzz docs format clean
 
 help:
 	@echo "make demo | test | check | bench | soak | install | clean   (see README.md)"
@@ -43,6 +43,7 @@ check: build
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	tools/clang-format --check
+	$(PYTHON) tools/api_reference.py --check
 
 native-test: build
 	tools/native-test
@@ -57,6 +58,10 @@ bench: cluster-packages build
 soak: test-packages build
 	SLUICE_TEST_SCALE=full tools/native-test
 	SLUICE_TEST_SCALE=full $(PYTHON) -m pytest tests --timeout 7200
+
+# The page that is written from the sources.
+docs: build
+	$(PYTHON) tools/api_reference.py
 
 format: build
 	$(VENV)/bin/ruff check --fix-only -q .
