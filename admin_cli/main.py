@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from importlib import import_module
 
@@ -68,7 +70,14 @@ def main() -> None:
     except OSError as error:  # a full disk, a device that fails; of a reader that went away click makes a silent 1
         place = f"{error.filename}: " if error.filename is not None else ""
         click.echo(f"sluice: {place}{error.strerror or error}", err=True)
+        _abandon_output()
         sys.exit(1)
+
+
+def _abandon_output() -> None:
+    """What could not be written would be tried once more at the interpreter's end, and fail there a second time."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

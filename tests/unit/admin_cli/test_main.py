@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,8 +16,9 @@ MAN = Path(__file__).parents[3] / "docs" / "man"
 
 def test_a_full_disk_gets_one_line() -> None:
     command = [sys.executable, "-m", "admin_cli.main", "lint", "--explain", "all"]
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=buffered)
     assert done.returncode == 1
     assert done.stderr == "sluice: No space left on device\n"
 
