@@ -1,0 +1,187 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * Decision records: what the core decided in slurmctld, so complete that `sluice explain` and tests replay every
+ * decision through the same core and get the same answer.
+ *
+ * How a decision becomes a record
+ *   - A hook calls sluice_decision_*: it copies the facts into a ring in memory (no lock, no system call, no
+ *     allocation) and goes on. Where the ring is full the record is dropped and counted: nothing ever waits.
+ *   - A thread takes them out and appends them to a file; files have a bounded size and number, the oldest goes first.
+ *     They lie in a folder of their own with mode 0700, files 0600: readable by SlurmUser only.
+ *
+ * What makes a record replayable: it names the *image* of every node at that moment. An image is what the core knows of
+ * a node (struct sluice_node_view): as decisions depend on nothing else, the images, the topology and the request give
+ * the decision again. Images are recorded only when a node changed since the last record: whoever changes the cluster
+ * calls sluice_decision_node_changed (a bit is set), and the next record carries what changed. A file starts with the
+ * topology and all images, so that each file replays alone; that costs the hook nothing, as the thread remembers them.
+ * A record that would refer to an image that was lost is dropped with it, and the image is tried again.
+ *
+ * The format is in docs/explain.md; slurm_plugin/decisions.py reads it. This header includes no header of Slurm.
+ *
+ * Threads: the functions about one recorder's images and decisions are for whoever holds the cluster (the select hook,
+ * under slurmctld's locks): calls must not overlap. sluice_decision_planned is for one planner thread, sluice_decision_
+ * counters for any; both may overlap with the others.
+ */
+#ifndef SLUICE_CONTROLLER_DECISION_H
+#define SLUICE_CONTROLLER_DECISION_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "sluice/core.h"
+
+enum { SLUICE_DECISION_FORMAT = 1 };
+
+struct sluice_decision_recorder;
+
+/* 0 or NULL takes the default that stands behind it. */
+struct sluice_decision_config {
+    const char *folder;        /* needed; made where it does not exist (its parent must) */
+    uint64_t ring_bytes;       /* 8 MiB; a power of two */
+    uint64_t max_file_bytes;   /* 32 MiB */
+    uint32_t max_files;        /* 8 */
+    uint32_t repeat_s;         /* 60: a refusal that says the same of the same job is recorded once in so many seconds */
+    uint32_t max_jobs;         /* 65536: of how many jobs is remembered what was said last */
+};
+
+/* Starts the thread. Errors: NO_MEMORY, SYSTEM (the folder), RANGE. */
+enum sluice_error sluice_decision_new(const struct sluice_decision_config *config,
+                                      struct sluice_decision_recorder **recorder, struct sluice_error_text *text);
+/* Writes what is in the ring, ends the thread and gives all back. NULL is fine. */
+void sluice_decision_free(struct sluice_decision_recorder *recorder);
+
+/*
+ * The recorder of this slurmctld, made at first use in StateSaveLocation/sluice.decisions; NULL when it cannot be made
+ * (said once in the log). Valid until slurmctld unloads the plugins. Never at level off or admit: call it where a
+ * decision is made.
+ */
+struct sluice_decision_recorder *sluice_decision_shared(void);
+/* Ends the shared recorder; called by the last plugin's fini (ORDER's part of controller.c does it). */
+void sluice_decision_shared_stop(void);
+
+/* ---- the cluster that decisions are made on ---- */
+
+/*
+ * How a cluster was made: the calls that made it, in their sequence. Whoever makes a core cluster notes each call here
+ * and then gives the whole to the recorder. Memory failures are remembered and make sluice_decision_set_topology fail.
+ */
+struct sluice_decision_topology;
+struct sluice_decision_topology *sluice_decision_topology_new(void);
+void sluice_decision_topology_free(struct sluice_decision_topology *topology);
+void sluice_decision_note_model(struct sluice_decision_topology *topology, const char *name);
+void sluice_decision_note_shape(struct sluice_decision_topology *topology, const struct sluice_node_shape *shape);
+void sluice_decision_note_switch(struct sluice_decision_topology *topology, uint32_t parent);
+/* `name` is Slurm's name of the node: explanations show it. */
+void sluice_decision_note_node(struct sluice_decision_topology *topology, const char *name, uint32_t shape,
+                               int64_t cpus_milli, int64_t host_memory_mib, uint32_t switch_id);
+void sluice_decision_note_order(struct sluice_decision_topology *topology, const uint32_t *rank, uint32_t node_count);
+void sluice_decision_note_workload(struct sluice_decision_topology *topology, const struct sluice_request *shapes,
+                                   const uint32_t *weights, uint32_t count);
+
+/*
+ * From now on decisions are made on `cluster`, which was made by the noted calls; a copy of the notes is taken, and all
+ * nodes count as changed. Call it again whenever a model, shape, switch, node, order or workload was added or the
+ * cluster was made anew. Allocates: when the configuration changes, not for a decision. Errors: NO_MEMORY.
+ */
+enum sluice_error sluice_decision_set_topology(struct sluice_decision_recorder *recorder,
+                                               const struct sluice_decision_topology *topology,
+                                               const struct sluice_cluster *cluster, struct sluice_error_text *text);
+
+/* Something of the node changed: state, size, health, utilisation, or what is held on it. O(1). */
+void sluice_decision_node_changed(struct sluice_decision_recorder *recorder, uint32_t node);
+
+/* ---- decisions ---- */
+
+/* For what purpose Slurm asked. Append only. */
+enum sluice_decision_mode {
+    SLUICE_DECISION_RUN_NOW = 0,
+    SLUICE_DECISION_WILL_RUN = 1,
+    SLUICE_DECISION_TEST_ONLY = 2,
+};
+
+/* What was made of the core's answer. Append only. */
+enum sluice_decision_outcome {
+    SLUICE_DECISION_USED = 0,        /* stock Slurm was given the core's nodes and took them */
+    SLUICE_DECISION_REFUSED = 1,     /* the core found no place, and the job was told so */
+    SLUICE_DECISION_OVERRULED = 2,   /* stock Slurm refused the core's nodes, and then chose itself */
+    SLUICE_DECISION_SHADOWED = 3,    /* level shadow: stock Slurm chose, as if the core had not been asked */
+    SLUICE_DECISION_RESERVED = 4,    /* fits, but would delay a reserved start: told to wait */
+    SLUICE_DECISION_STOCK_FOUND = 5, /* the core found no place, stock Slurm was asked and found one */
+};
+
+/* Who is asking; strings may be NULL and are copied (at most 255 bytes each). */
+struct sluice_decision_job {
+    uint32_t id;
+    uint32_t array_id;   /* 0: no array */
+    uint32_t array_task; /* UINT32_MAX: none */
+    uint32_t uid;
+    uint32_t priority;
+    uint32_t gpus;
+    int64_t submit_s;
+    int64_t limit_s; /* -1: none */
+    const char *account;
+    const char *partition;
+};
+
+struct sluice_decision {
+    struct sluice_decision_job job;
+    enum sluice_decision_mode mode;
+    enum sluice_decision_outcome outcome;
+    bool backfill;                           /* asked by the backfill scheduler, where that is known */
+    enum sluice_policy policy;
+    const struct sluice_request *request;    /* as it was given to the core, `allowed` included */
+    enum sluice_error verdict;               /* the core's answer: SLUICE_OK, NO_PLACE, NEVER, others: not replayed */
+    const struct sluice_placement *placement; /* where the verdict is SLUICE_OK */
+    bool stock_answered;                     /* stock Slurm was asked, and said: */
+    bool stock_fits;
+    const uint32_t *stock_nodes; /* where it fits: its nodes, ascending; core's numbers */
+    uint32_t stock_node_count;
+    uint32_t core_ns, stock_ns; /* how long each took; 0: not measured */
+};
+
+/*
+ * Record a decision, to be called after the core was asked and before its cluster changes. O(nodes that changed since
+ * the last record + words of `allowed` + parts). A refusal (verdict NO_PLACE or NEVER) or a WILL_RUN/TEST_ONLY answer
+ * that repeats the last one of this job within repeat_s is not recorded again.
+ */
+void sluice_decision_placed(struct sluice_decision_recorder *recorder, const struct sluice_decision *decision);
+
+/*
+ * The job got its nodes and GPUs (select_p_job_begin, after stock). `parts`: what it holds, in the core's numbers. Terms
+ * of its priority are added from what was last published (order.h).
+ */
+void sluice_decision_started(struct sluice_decision_recorder *recorder, const struct sluice_decision_job *job,
+                             const struct sluice_part *parts, uint32_t part_count);
+
+/* ---- the planner ---- */
+
+struct sluice_decision_plan {
+    uint32_t job_id;
+    uint32_t gang;      /* 0: none */
+    int64_t planned_s;  /* when it was planned */
+    int64_t start_s;    /* SLUICE_BACKFILL_NO_START: not planned */
+    const struct sluice_part *parts; /* of a planned start; in Slurm's (= the hook's) node numbers */
+    uint32_t part_count;
+    const char *reason; /* what it waits for, one line; may be NULL */
+};
+
+/* Where the planner expects a job to start. Calls that say the same as the last one of that job cost a look-up only. */
+void sluice_decision_planned(struct sluice_decision_recorder *recorder, const struct sluice_decision_plan *plan);
+
+/* ---- watching ---- */
+
+struct sluice_decision_counters {
+    uint64_t recorded; /* into the ring */
+    uint64_t repeated; /* left out, as they repeated what was said */
+    uint64_t dropped;  /* the ring was full */
+    uint64_t written;  /* bytes, into files */
+    uint64_t failed;   /* records that could not be written (disk full, ...) */
+};
+void sluice_decision_read_counters(const struct sluice_decision_recorder *recorder,
+                                   struct sluice_decision_counters *counters);
+
+/* Wait until all that was recorded before the call is in the file, at most `timeout_ms`; for tests. False: not yet. */
+bool sluice_decision_flush(struct sluice_decision_recorder *recorder, uint32_t timeout_ms);
+
+#endif /* SLUICE_CONTROLLER_DECISION_H */
