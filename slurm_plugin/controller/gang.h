@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * Gang groups: jobs of one user that were submitted with the same --gang=NAME:COUNT start together or not at all.
+ *
+ *   - A gang is (user, NAME, COUNT). Its members, in the order of their job ids, fill one *instance* of COUNT members
+ *     after the other; each task of an array is a member. So a name may be used again, also while an earlier instance
+ *     of it runs.
+ *   - Members wait held by the administrator (priority 0, reason "Gang NAME: ..."), which their users cannot release;
+ *     the placement hook refuses a member that somebody else released.
+ *   - When the plan has room for all members of an instance now, the planner releases and starts them within one hold of
+ *     slurmctld's write locks. What has nodes stays CONFIGURING in an asynchronous PrologSlurmctld until all have: no
+ *     prolog and no script of a member runs before. Members whose start Slurm refused (an accounting limit that
+ *     another member used up, a node lost at that moment) are tried again until the time limit; then all are requeued,
+ *     and wait for a while that doubles with each failure.
+ *   - Everything needed after a restart or failover is in the job records themselves: the option, the hold and its
+ *     reason, CONFIGURING. There is no file of gangs.
+ *
+ * gang.c is portable: membership and texts. gang_slurm.c holds, starts, releases and requeues.
+ */
+#ifndef SLUICE_GANG_H
+#define SLUICE_GANG_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "options/options.h"
+
+enum {
+    SLUICE_GANG_MAX_MEMBERS = 256, /* the core's SLUICE_MAX_GROUP */
+    SLUICE_GANG_REASON_SIZE = 192,
+    SLUICE_GANG_LIMIT_S = 120, /* a gang that does not get all its nodes in this time gives them back */
+    SLUICE_GANG_PAUSE_S = 60,  /* after a failed start; doubles, at most 16 times this */
+};
+
+/* Every reason of a gang's member begins with this: the mark by which a hold is known as ours. */
+#define SLUICE_GANG_MARK "Gang "
+
+/* ---- for the plugins: take slurmctld's job records ---- */
+struct job_record;
+
+/* Must this job's start be refused? True for a gang's member unless the planner is starting its instance at this moment.
+ * Locks: job read. O(its spank options). False at levels below place. */
+bool sluice_gang_refuses(const struct job_record *job);
+
+/* PrologSlurmctld of a job, with the job write lock: true if the job has to stay CONFIGURING; `done` is then called, later
+ * and from another thread without locks, with status 0 to go on or a failed one to requeue. */
+typedef void (*sluice_gang_done)(int status, uint32_t job_id, bool timed_out);
+bool sluice_gang_prolog(struct job_record *job, sluice_gang_done done);
+
+/* ---- figures ---- */
+struct sluice_gang_counts {
+    uint64_t started;          /* instances that all started */
+    uint64_t requeued;         /* instances that gave their nodes back */
+    uint64_t members_started;
+    uint64_t gpu_seconds_held; /* GPUs times seconds between allocation and release or requeue, of all members */
+    uint32_t waiting;          /* members that wait now */
+    uint32_t configuring;      /* members that have nodes and wait for others */
+};
+struct sluice_gang_counts sluice_gang_counts(void);
+
+/* ---- membership: portable ---- */
+
+/* Append only. */
+enum sluice_gang_phase {
+    SLUICE_GANG_INCOMPLETE = 0, /* too few members have been submitted */
+    SLUICE_GANG_BLOCKED = 1,    /* a member cannot start now whatever is free: held, dependent, not eligible */
+    SLUICE_GANG_READY = 2,      /* may start as soon as there is room */
+    SLUICE_GANG_STARTING = 3,   /* some members have nodes */
+};
+
+/* One job record that belongs to a gang, as the picture has it. */
+struct sluice_gang_member {
+    uint32_t uid;
+    uint32_t count;   /* the gang's */
+    char name[SLUICE_GANG_NAME_MAX + 1];
+    uint32_t job_id;  /* the order of members */
+    uint32_t tasks;   /* how many members the record stands for: 1, or an array's waiting tasks */
+    bool configuring; /* has nodes and is kept from running */
+    bool blocked;     /* waits, and could not start whatever is free */
+    uint32_t index;   /* the caller's */
+};
+
+struct sluice_gang_instance {
+    uint32_t first, members; /* in the sorted array; records */
+    uint32_t last_tasks;     /* how many tasks of the last record belong to this instance */
+    uint32_t present;        /* members there are, up to count */
+    uint32_t configuring;    /* of them */
+    uint32_t blocked;        /* of them */
+    enum sluice_gang_phase phase;
+};
+
+/*
+ * Sort the members (by user, name, count; those with nodes first; then by job id) and form instances. Members with nodes
+ * belong to the first instance of their gang. An array that is cut appears once more, in the next instance: `members` must
+ * have room for `capacity` records. Returns how many instances there are, at most `room`; *count is how many records
+ * there are now. O(n log n).
+ */
+uint32_t sluice_gang_form(struct sluice_gang_member *members, uint32_t *count, uint32_t capacity,
+                          struct sluice_gang_instance *instances, uint32_t room);
+
+/* What squeue shows of a waiting member, without characters that a terminal or a parser would mind. expected_s 0: not
+ * known. Returns `text`. */
+const char *sluice_gang_reason(const struct sluice_gang_member *member, const struct sluice_gang_instance *instance,
+                               int64_t expected_s, char *text, size_t size);
+
+#endif

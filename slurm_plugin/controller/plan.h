@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * The plan: who should start now and where, and which starts are reserved for whom.
+ *
+ * A planner thread (plan_slurm.c) copies the queue under read locks, lets the core's backfill plan it and publishes an
+ * immutable plan. The placement hook asks the plan before it lets a job start, so that no start delays a reserved one;
+ * the planner itself starts what the plan says should start now, through the function that sched/backfill uses, so that
+ * a refused job at the head of a partition keeps nobody else from starting.
+ *
+ * When a plan is trusted. A plan is made from one moment's picture. It is not used (sluice_plan_acquire gives NULL) when
+ *   - none was made yet, the level is below place, or the nodes were configured anew since;
+ *   - it is older than the planner's interval allows (sluice_plan_publish's `valid_s`): the planner hangs or is starved,
+ *     and protecting starts by an old picture would keep GPUs idle for nothing.
+ * What happened between the picture and the publication is told by the hook (sluice_plan_job_started): on nodes that
+ * changed since, the new plan names nobody to start now and protects nothing; the next plan follows at once. A
+ * reservation whose job has started or gone no longer counts.
+ *
+ * Threads: everything here may be called from any thread; a plan is immutable but for the marks of started jobs, which
+ * only the hook sets, under slurmctld's write locks. No header of Slurm; node n is Slurm's node index n.
+ */
+#ifndef SLUICE_PLAN_H
+#define SLUICE_PLAN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "sluice/core.h"
+
+struct sluice_plan;
+
+/* The plan in force, or NULL; to be given back with sluice_plan_release. Every call below takes NULL: no plan, nothing
+ * known, everything allowed. */
+struct sluice_plan *sluice_plan_acquire(int64_t now_s);
+void sluice_plan_release(struct sluice_plan *plan);
+
+/* Who wants to start. */
+struct sluice_plan_question {
+    uint32_t job_id;   /* of the record that waits: an array's own id for its tasks */
+    int64_t limit_s;   /* longest run time; 0 or less: none */
+    int64_t now_s;
+};
+
+/* Append only. */
+enum sluice_plan_state {
+    SLUICE_PLAN_UNKNOWN = 0, /* came later, is no business of the plan's, or has no start within its depth */
+    SLUICE_PLAN_NOW = 1,     /* should start now: on `parts` there is room that delays nobody */
+    SLUICE_PLAN_LATER = 2,   /* is to start at start_s, on `parts` */
+};
+
+struct sluice_plan_say {
+    enum sluice_plan_state state;
+    bool exact; /* NOW: on `parts` and nowhere else, as others of its gang count on the rest */
+    int64_t start_s;
+    const struct sluice_part *parts; /* the plan's own, valid until it is released */
+    uint32_t part_count;
+};
+
+/* What the plan has for a job. Of an array it speaks of the task that starts next. O(1). */
+struct sluice_plan_say sluice_plan_ask(const struct sluice_plan *plan, uint32_t job_id);
+
+/*
+ * Clear, in `words` (bit n % 64 of word n / 64: node n), the nodes on which no start of this job now can be without
+ * delaying a reserved start of another. `whole`: nothing is known of what the job will take on a node, so each node
+ * with a reserved start within its limit is cleared. O(reserved node shares).
+ */
+void sluice_plan_keep_out(const struct sluice_plan *plan, const struct sluice_plan_question *question, bool whole,
+                          uint64_t *words, size_t count);
+
+/* May the job start now on these parts? Exact in GPUs, GPU memory, CPUs and host memory. O(parts * reserved shares of a
+ * node). */
+bool sluice_plan_allows_start(const struct sluice_plan *plan, const struct sluice_plan_question *question,
+                              const struct sluice_part *parts, uint32_t count);
+
+/*
+ * A job started on these nodes; called by the hook (select_p_job_begin), with the slurmctld write locks. `array_id` 0: no
+ * array. Whatever was reserved for it counts no more, and a plan that is being made learns of the change.
+ */
+void sluice_plan_job_started(uint32_t job_id, uint32_t array_id, const uint32_t *nodes, uint32_t count);
+
+/* Nodes, partitions or GRES were configured anew: no plan until the next one. */
+void sluice_plan_invalidate(void);
+
+/* ---- figures ---- */
+
+struct sluice_plan_counts {
+    uint64_t plans;          /* published */
+    uint64_t failures;       /* passes that came to nothing: memory, locks, the core refused */
+    uint64_t started;        /* jobs that the planner started */
+    uint64_t not_started;    /* start-now jobs that Slurm would not start */
+    uint64_t slipped;        /* reserved starts that moved to later from one plan to the next */
+    uint64_t lock_us_max;    /* longest time under slurmctld's read locks for one picture */
+    uint64_t plan_us_max;    /* longest time for planning, outside of all locks */
+    uint64_t plan_us_last;
+    uint32_t jobs;           /* of the last plan: planned */
+    uint32_t now, reserved;  /* ... that should start now, that have a reserved start */
+};
+struct sluice_plan_counts sluice_plan_counts(void);
+
+/* ---- making plans: for the planner and for tests ---- */
+
+/* One job (or one task of an array) in the order of planning; those of a group follow each other. */
+struct sluice_plan_job {
+    uint32_t job_id; /* tasks of one array carry the same id and follow each other, or belong to one group */
+    uint32_t group;  /* 0: alone; start together */
+    int64_t limit_s; /* > 0 */
+    struct sluice_request request;
+};
+
+struct sluice_planner_config {
+    uint32_t max_jobs;    /* 0: 16384 */
+    uint32_t max_nodes;   /* 0: 1024 */
+    uint32_t max_running; /* 0: 65536 */
+};
+
+struct sluice_planner;
+
+/* Errors: RANGE, NO_MEMORY. */
+enum sluice_error sluice_planner_new(const struct sluice_planner_config *config, struct sluice_planner **planner,
+                                     struct sluice_error_text *text);
+void sluice_planner_free(struct sluice_planner *planner);
+
+/* The picture is being taken now: whatever starts from here on is remembered for sluice_plan_publish. */
+void sluice_planner_begin(struct sluice_planner *planner);
+
+/*
+ * Plan. Reservations of the planner's last plan are held where their jobs still wait. `reservations`: how many jobs or
+ * groups that cannot start now get a start; SLUICE_BACKFILL_MAX_JOBS: all. `busy` (may be NULL): nodes that take nothing
+ * at this moment, though they will soon (an epilog runs): nobody is told to start there now. *plan is the caller's until
+ * it is published or released. Errors: those of sluice_backfill_plan, NO_MEMORY.
+ */
+enum sluice_error sluice_planner_plan(struct sluice_planner *planner, const struct sluice_cluster *cluster,
+                                      int64_t now_s, const struct sluice_backfill_running *running,
+                                      uint32_t running_count, const struct sluice_plan_job *jobs, uint32_t job_count,
+                                      uint32_t reservations, const uint64_t *busy, size_t busy_words,
+                                      struct sluice_plan **plan, struct sluice_error_text *text);
+
+/* Put it in force for `valid_s` seconds. */
+void sluice_plan_publish(struct sluice_planner *planner, struct sluice_plan *plan, int64_t valid_s);
+
+/* Entry `index` of a plan, in the order of planning: its job and what the plan has for it; false past the last. */
+bool sluice_plan_entry(const struct sluice_plan *plan, uint32_t index, uint32_t *job_id, uint32_t *group,
+                       struct sluice_plan_say *say);
+
+/* The planner forgets all reservations: the cluster was made anew. */
+void sluice_planner_forget(struct sluice_planner *planner);
+
+/* Counting, by the planner thread. */
+void sluice_plan_count_pass(uint64_t lock_us, uint64_t plan_us, bool failed);
+void sluice_plan_count_start(bool started);
+
+/* ---- the thread, in slurmctld only (plan_slurm.c) ---- */
+
+/* Called by the first init and the last fini of a plugin in slurmctld. The thread sleeps while the level is below place.
+ * stop() waits until it has ended; it may be called without start(). */
+void sluice_plan_start(void);
+void sluice_plan_stop(void);
+/* Something changed that may let a job start: plan soon. Never blocks. */
+void sluice_plan_wake(void);
+
+#endif
