@@ -37,12 +37,12 @@ struct sluice_decision_recorder;
 
 /* 0 or NULL takes the default that stands behind it. */
 struct sluice_decision_config {
-    const char *folder;        /* needed; made where it does not exist (its parent must) */
-    uint64_t ring_bytes;       /* 8 MiB; a power of two */
-    uint64_t max_file_bytes;   /* 32 MiB */
-    uint32_t max_files;        /* 8 */
-    uint32_t repeat_s;         /* 60: a refusal that says the same of the same job is recorded once in so many seconds */
-    uint32_t max_jobs;         /* 65536: of how many jobs is remembered what was said last */
+    const char *folder;      /* needed; made where it does not exist (its parent must) */
+    uint64_t ring_bytes;     /* 8 MiB; a power of two */
+    uint64_t max_file_bytes; /* 32 MiB */
+    uint32_t max_files;      /* 8 */
+    uint32_t repeat_s;       /* 60: a refusal that says the same of the same job is recorded once in so many seconds */
+    uint32_t max_jobs;       /* 65536: of how many jobs is remembered what was said last */
 };
 
 /* Starts the thread. Errors: NO_MEMORY, SYSTEM (the folder), RANGE. */
@@ -128,12 +128,12 @@ struct sluice_decision {
     struct sluice_decision_job job;
     enum sluice_decision_mode mode;
     enum sluice_decision_outcome outcome;
-    bool backfill;                           /* asked by the backfill scheduler, where that is known */
+    bool backfill; /* asked by the backfill scheduler, where that is known */
     enum sluice_policy policy;
-    const struct sluice_request *request;    /* as it was given to the core, `allowed` included */
-    enum sluice_error verdict;               /* the core's answer: SLUICE_OK, NO_PLACE, NEVER, others: not replayed */
+    const struct sluice_request *request;     /* as it was given to the core, `allowed` included */
+    enum sluice_error verdict;                /* the core's answer: SLUICE_OK, NO_PLACE, NEVER, others: not replayed */
     const struct sluice_placement *placement; /* where the verdict is SLUICE_OK */
-    bool stock_answered;                     /* stock Slurm was asked, and said: */
+    bool stock_answered;                      /* stock Slurm was asked, and said: */
     bool stock_fits;
     const uint32_t *stock_nodes; /* where it fits: its nodes, ascending; core's numbers */
     uint32_t stock_node_count;
@@ -148,8 +148,8 @@ struct sluice_decision {
 void sluice_decision_placed(struct sluice_decision_recorder *recorder, const struct sluice_decision *decision);
 
 /*
- * The job got its nodes and GPUs (select_p_job_begin, after stock). `parts`: what it holds, in the core's numbers. Terms
- * of its priority are added from what was last published (order.h).
+ * The job got its nodes and GPUs (select_p_job_begin, after stock). `parts`: what it holds, in the core's numbers.
+ * Terms of its priority are added from what was last published (order.h).
  */
 void sluice_decision_started(struct sluice_decision_recorder *recorder, const struct sluice_decision_job *job,
                              const struct sluice_part *parts, uint32_t part_count);
@@ -158,9 +158,9 @@ void sluice_decision_started(struct sluice_decision_recorder *recorder, const st
 
 struct sluice_decision_plan {
     uint32_t job_id;
-    uint32_t gang;      /* 0: none */
-    int64_t planned_s;  /* when it was planned */
-    int64_t start_s;    /* SLUICE_BACKFILL_NO_START: not planned */
+    uint32_t gang;                   /* 0: none */
+    int64_t planned_s;               /* when it was planned */
+    int64_t start_s;                 /* SLUICE_BACKFILL_NO_START: not planned */
     const struct sluice_part *parts; /* of a planned start; in Slurm's (= the hook's) node numbers */
     uint32_t part_count;
     const char *reason; /* what it waits for, one line; may be NULL */
