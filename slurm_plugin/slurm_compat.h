@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * All that differs between Slurm's versions: 22.05 and 24.11, and 26.05 for what needs public headers only. Nothing
+ * else in slurm_plugin asks for a version.
+ *
+ * Before including it, define SLUICE_SLURM_PRIVATE in files that are built against a configured source tree.
+ */
+#ifndef SLUICE_SLURM_COMPAT_H
+#define SLUICE_SLURM_COMPAT_H
+
+#ifdef SLUICE_SLURM_PRIVATE
+#include "config.h"
+#endif
+
+#include <slurm/slurm.h>
+#include <slurm/slurm_errno.h>
+
+#include <stdint.h>
+
+#define SLUICE_SLURM_AT_LEAST(major, minor) (SLURM_VERSION_NUMBER >= SLURM_VERSION_NUM((major), (minor), 0))
+
+/* job_modify has a last parameter for a message to the user. */
+#if SLUICE_SLURM_AT_LEAST(23, 2)
+#define SLUICE_JOB_MODIFY_TELLS 1
+#else
+#define SLUICE_JOB_MODIFY_TELLS 0
+#endif
+
+/* fini of a plugin returns nothing; use: SLUICE_FINI_TYPE fini(void) { ...; SLUICE_FINI_RETURN; } */
+#if SLUICE_SLURM_AT_LEAST(25, 11)
+#define SLUICE_FINI_TYPE void
+#define SLUICE_FINI_RETURN return
+#else
+#define SLUICE_FINI_TYPE int
+#define SLUICE_FINI_RETURN return SLURM_SUCCESS
+#endif
+
+/* site_factor_p_reconfig is asked for. */
+#if SLUICE_SLURM_AT_LEAST(24, 5)
+#define SLUICE_SITE_FACTOR_RECONFIG 0
+#else
+#define SLUICE_SITE_FACTOR_RECONFIG 1
+#endif
+
+/* The configuration that slurmctld runs with; in libslurmfull of every version, its structure in the public header. */
+extern slurm_conf_t slurm_conf;
+
+#ifdef SLUICE_SLURM_PRIVATE
+#if SLURM_VERSION_NUMBER < SLURM_VERSION_NUM(22, 5, 0) || SLURM_VERSION_NUMBER >= SLURM_VERSION_NUM(24, 12, 0) ||      \
+    (SLURM_VERSION_NUMBER >= SLURM_VERSION_NUM(22, 6, 0) && SLURM_VERSION_NUMBER < SLURM_VERSION_NUM(24, 11, 0))
+#error "This version of Slurm has not been tried: the plugins are made for 22.05 and 24.11"
+#endif
+
+#include "src/slurmctld/slurmctld.h"
+#if SLUICE_SLURM_AT_LEAST(24, 11)
+#include "src/interfaces/select.h"
+#else
+#include "src/common/select.h"
+#endif
+
+/* select_p_job_test: the parameters behind preemptee_job_list, and their names for a call of stock's function. */
+#if SLUICE_SLURM_AT_LEAST(23, 11)
+#define SLUICE_JOB_TEST_REST resv_exc_t *reservations, will_run_data_t *will_run
+#define SLUICE_JOB_TEST_REST_NAMES reservations, will_run
+#else
+#define SLUICE_JOB_TEST_REST bitstr_t *excluded_cores
+#define SLUICE_JOB_TEST_REST_NAMES excluded_cores
+#endif
+
+/* GRES of nodes and jobs. */
+#if SLUICE_SLURM_AT_LEAST(22, 11)
+#include "src/interfaces/gres.h"
+#else
+#include "src/common/gres.h"
+#endif
+/* The other half of a pair of GRES that share devices (gpu and shard), as node state, or NULL. */
+#if SLUICE_SLURM_AT_LEAST(23, 2)
+#define SLUICE_GRES_OTHER(node_state)                                                                                  \
+    ((node_state)->alt_gres ? (gres_node_state_t *)(node_state)->alt_gres->gres_data : NULL)
+#else
+#define SLUICE_GRES_OTHER(node_state) ((node_state)->alt_gres_ns)
+#endif
+/* Shares of several GPUs for one job on a node: their amounts, one for each GPU, or NULL. */
+#if SLUICE_SLURM_AT_LEAST(23, 11)
+#define SLUICE_GRES_SHARES(job_state, n) ((job_state)->gres_per_bit_alloc ? (job_state)->gres_per_bit_alloc[n] : NULL)
+#define SLUICE_GRES_SHARES_CHOSEN(job_state, node)                                                                     \
+    ((job_state)->gres_per_bit_select ? (job_state)->gres_per_bit_select[node] : NULL)
+#else
+#define SLUICE_GRES_SHARES(job_state, n) ((uint64_t *)NULL)
+#define SLUICE_GRES_SHARES_CHOSEN(job_state, node) ((uint64_t *)NULL)
+#endif
+/* One job may have shares of several GPUs of a node. */
+#ifdef MULTIPLE_SHARING_GRES_PJ
+#define SLUICE_SHARES_OF_SEVERAL (slurm_conf.select_type_param & MULTIPLE_SHARING_GRES_PJ)
+#else
+#define SLUICE_SHARES_OF_SEVERAL 0
+#endif
+
+/* --exclusive: the whole node, not merely one user's. */
+#if SLUICE_SLURM_AT_LEAST(23, 2)
+#define SLUICE_WHOLE_NODE(details) ((details)->whole_node & WHOLE_NODE_REQUIRED)
+#else
+#define SLUICE_WHOLE_NODE(details) ((details)->whole_node == WHOLE_NODE_REQUIRED)
+#endif
+
+/* Where a node stands in the network, as "switch.switch.node". */
+#if SLUICE_SLURM_AT_LEAST(22, 11)
+#include "src/interfaces/topology.h"
+#define sluice_node_address(name, address, pattern) topology_g_get_node_addr((name), (address), (pattern))
+#else
+#include "src/common/slurm_topology.h"
+#define sluice_node_address(name, address, pattern) slurm_topo_get_node_addr((name), (address), (pattern))
+#endif
+/* What the parts of a job's priority are kept in, its request, and its
+ * priorities in each of several partitions (NULL: it has one). */
+#if SLUICE_SLURM_AT_LEAST(23, 11)
+typedef priority_factors_t sluice_prio_factors;
+typedef job_details_t sluice_job_details;
+#define SLUICE_PARTITION_PRIORITIES(job) ((job)->part_prio ? (job)->part_prio->priority_array : NULL)
+#else
+typedef priority_factors_object_t sluice_prio_factors;
+typedef struct job_details sluice_job_details;
+#define SLUICE_PARTITION_PRIORITIES(job) ((job)->priority_array)
+#endif
+#endif /* SLUICE_SLURM_PRIVATE */
+
+#endif
