@@ -67,6 +67,42 @@ extern slurm_conf_t slurm_conf;
 #define SLUICE_JOB_TEST_REST_NAMES excluded_cores
 #endif
 
+/* select_p_job_test's last parameters as one thing, as arguments of a call, and what they say: that cores or GRES are
+ * kept for a reservation, that a later time is meant. */
+#if SLUICE_SLURM_AT_LEAST(23, 11)
+struct sluice_job_test_rest {
+    resv_exc_t *reservations;
+    will_run_data_t *will_run;
+};
+#define SLUICE_REST_ARGUMENTS(rest) (rest).reservations, (rest).will_run
+#define SLUICE_REST_RESERVED(rest)                                                                                     \
+    ((rest).reservations &&                                                                                            \
+     ((rest).reservations->exc_cores || (rest).reservations->gres_list_exc || (rest).reservations->gres_list_inc))
+#define SLUICE_REST_FUTURE(rest, now) ((rest).will_run && (rest).will_run->start > (now))
+#else
+struct sluice_job_test_rest {
+    bitstr_t *excluded_cores;
+};
+#define SLUICE_REST_ARGUMENTS(rest) (rest).excluded_cores
+#define SLUICE_REST_RESERVED(rest) ((rest).excluded_cores != NULL)
+#define SLUICE_REST_FUTURE(rest, now) false
+#endif
+
+/* A node's weight: nodes of lower weight are used first. */
+#define SLUICE_NODE_WEIGHT(node) ((node)->config_ptr ? (node)->config_ptr->weight : (node)->weight)
+
+/* Nodes that are powered down or on their way there. */
+#if SLUICE_SLURM_AT_LEAST(23, 11)
+#define SLUICE_POWERED_DOWN power_down_node_bitmap
+#else
+#define SLUICE_POWERED_DOWN power_node_bitmap
+#endif
+
+/* Features of jobs. */
+#if SLUICE_SLURM_AT_LEAST(23, 11)
+#include "src/common/job_features.h"
+#endif
+
 /* GRES of nodes and jobs. */
 #if SLUICE_SLURM_AT_LEAST(22, 11)
 #include "src/interfaces/gres.h"
@@ -101,6 +137,21 @@ extern slurm_conf_t slurm_conf;
 #define SLUICE_WHOLE_NODE(details) ((details)->whole_node & WHOLE_NODE_REQUIRED)
 #else
 #define SLUICE_WHOLE_NODE(details) ((details)->whole_node == WHOLE_NODE_REQUIRED)
+#endif
+
+/* Wishes of a job about the network, beyond --switches, and conditions on what nodes say of themselves. */
+#if SLUICE_SLURM_AT_LEAST(24, 5)
+#define SLUICE_TOPOLOGY_WISHES(job)                                                                                    \
+    ((job)->details->segment_size || (job)->details->job_size_bitmap || IS_JOB_WHOLE_TOPO(job))
+#define SLUICE_EXTRA_CONSTRAINTS(job) ((job)->extra_constraints != NULL)
+#else
+#define SLUICE_TOPOLOGY_WISHES(job) false
+#define SLUICE_EXTRA_CONSTRAINTS(job) false
+#endif
+#if SLUICE_SLURM_AT_LEAST(23, 2)
+#define SLUICE_MAX_CPUS_PER_SOCKET(part) ((part)->max_cpus_per_socket)
+#else
+#define SLUICE_MAX_CPUS_PER_SOCKET(part) INFINITE
 #endif
 
 /* Where a node stands in the network, as "switch.switch.node". */

@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * A mirror is a cluster of the core (sluice_cluster) that follows Slurm's nodes, GRES and running jobs.
+ *
+ *   - Node n of the cluster is Slurm's node index n, so that the words of a node bitmap are a request's `allowed`.
+ *   - GPU i of a node is bit i of its gres/gpu; its memory in MiB is its gres/shard, or SLUICE_MIRROR_PLAIN_GPU_MIB
+ *     where the node has no shards. GPU types are the core's models.
+ *   - CPUs are those of the cores that jobs may use; host memory is RealMemory less MemSpecLimit.
+ *   - Every running or suspended job holds what its job_resrcs and GRES say. What the mirror cannot express it does not
+ *     hold: it may believe something free that is not, never the other way round. So "no place" is a proof.
+ *   - Nodes whose GPUs cannot be told apart (no File, not yet registered, more than SLUICE_MAX_GPUS) are opaque: they
+ *     are in the cluster as drained nodes without GPUs, and sluice_mirror_opaque has their bits.
+ *   - Drained, down and completing nodes are no concern of a mirror: Slurm's bitmaps say which nodes may be used.
+ *
+ * Not a singleton: the placement hook has one, used under slurmctld's write locks and told of every start and end; the
+ * planner has its own, brought up to date by sluice_mirror_sync under read locks (config, job, node, partition).
+ * Calls on one mirror must not overlap.
+ */
+#ifndef SLUICE_MIRROR_H
+#define SLUICE_MIRROR_H
+
+#define SLUICE_SLURM_PRIVATE
+#include "slurm_compat.h"
+
+#include "sluice/core.h"
+
+struct sluice_mirror;
+
+enum { SLUICE_MIRROR_PLAIN_GPU_MIB = 81920 };
+
+/* What it cost to follow; counted since the mirror was made. */
+struct sluice_mirror_counts {
+    uint64_t builds;     /* made anew: start, reconfigure, other nodes or GRES */
+    uint64_t scans;      /* all nodes' configuration compared */
+    uint64_t jobs_held;  /* jobs entered */
+    uint64_t jobs_freed; /* jobs struck off */
+    uint64_t mismatches; /* a node's GRES was not what the mirror said, and was corrected */
+};
+
+/* Errors: NO_MEMORY. Reads nothing yet: the first sync does. */
+enum sluice_error sluice_mirror_new(struct sluice_mirror **mirror, struct sluice_error_text *text);
+void sluice_mirror_free(struct sluice_mirror *mirror);
+
+/*
+ * Bring up to date with Slurm. `jobs`: compare the list of running jobs, too, which is O(jobs); whoever tells the
+ * mirror of each start and end leaves it out. The configuration is compared when last_node_update says that something
+ * may have changed, at most once a second; a change makes the mirror anew: sluice_mirror_cluster and all allocations
+ * are then others, and sluice_mirror_generation has grown. Locks: config, job, node and partition read. Errors:
+ * NO_MEMORY, CAPACITY (more nodes than the core can have): the mirror is not usable.
+ */
+enum sluice_error sluice_mirror_sync(struct sluice_mirror *mirror, bool jobs, time_t now,
+                                     struct sluice_error_text *text);
+/* The next sync makes it anew: nodes, partitions or topology were reconfigured. */
+void sluice_mirror_invalidate(struct sluice_mirror *mirror);
+
+/* NULL before the first sync. */
+struct sluice_cluster *sluice_mirror_cluster(struct sluice_mirror *mirror);
+/* Grows whenever the cluster was made anew. */
+uint64_t sluice_mirror_generation(const struct sluice_mirror *mirror);
+struct sluice_mirror_counts sluice_mirror_counts(const struct sluice_mirror *mirror);
+
+/* One running job changed (started, ended, was suspended, resumed or resized): hold what its record says now, or
+ * nothing if it ended. O(its nodes). Before the first sync and after an invalidation it does nothing. */
+void sluice_mirror_job_changed(struct sluice_mirror *mirror, job_record_t *job, bool ended);
+
+/* The core's allocations that stand for a job: one, or several where it holds GPUs of a node in unequal shares; returns
+ * how many there are, 0 for a job that holds nothing, and writes up to `capacity` of them. */
+uint32_t sluice_mirror_allocations(const struct sluice_mirror *mirror, uint32_t job_id, uint64_t *allocations,
+                                   uint32_t capacity);
+
+/* Opaque nodes, as a bitmap of sluice_mirror_words words. */
+const uint64_t *sluice_mirror_opaque(const struct sluice_mirror *mirror);
+size_t sluice_mirror_words(const struct sluice_mirror *mirror);
+uint32_t sluice_mirror_nodes(const struct sluice_mirror *mirror);
+
+/* Nodes of low weight are used first. How many different weights there are, and a bitmap of the nodes of the lowest
+ * `weight` + 1 of them. More than SLUICE_MIRROR_MAX_WEIGHTS: the site ranks its nodes itself, and there are no bitmaps.
+ */
+enum { SLUICE_MIRROR_MAX_WEIGHTS = 16 };
+uint32_t sluice_mirror_weights(const struct sluice_mirror *mirror);
+const uint64_t *sluice_mirror_light(const struct sluice_mirror *mirror, uint32_t weight);
+
+/* The core's model of a GPU type, as a set (bit m); 0: no node has that type. */
+uint64_t sluice_mirror_models(const struct sluice_mirror *mirror, const char *type);
+
+/* The words of a Slurm node bitmap: what a request takes as `allowed`. The bitmap's own memory. */
+const uint64_t *sluice_bitmap_words(bitstr_t *bitmap, size_t *words);
+
+/* Does the mirror agree with the node's GRES as Slurm has it? If not, it is corrected and false returned. O(1). */
+bool sluice_mirror_node_agrees(struct sluice_mirror *mirror, uint32_t node);
+
+struct sluice_decision_recorder;
+/* From now on tell the recorder how the cluster is made and which nodes change; the next sync makes it anew. */
+void sluice_mirror_record(struct sluice_mirror *mirror, struct sluice_decision_recorder *recorder);
+
+/* What Slurm says is free on a node, from its own records of cores and memory; false: it cannot tell. */
+typedef bool (*sluice_mirror_free_fn)(uint32_t node, int64_t *cpus, int64_t *memory_mib);
+
+/* Every node's configuration, GPUs and shards against Slurm's own records, cores and memory against `free_of` (may be
+ * NULL), and the core's own check; for tests. Errors: CORRUPT with the first difference. O(nodes + jobs). */
+enum sluice_error sluice_mirror_check(struct sluice_mirror *mirror, sluice_mirror_free_fn free_of,
+                                      struct sluice_error_text *text);
+
+#endif

@@ -1,0 +1,434 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+#include "request.h"
+
+#include "options/options.h"
+
+#include "src/common/list.h"
+
+#include <string.h>
+
+const char *sluice_job_stock_text(enum sluice_job_stock reason)
+{
+    static const char *const words[SLUICE_STOCK_COUNT] = {
+        [SLUICE_STOCK_NONE] = "none",
+        [SLUICE_STOCK_HET] = "component of a heterogeneous job",
+        [SLUICE_STOCK_REQUIRED_NODES] = "nodes are required by name",
+        [SLUICE_STOCK_FEATURES] = "counted or exclusive features, or such as nodes are rebooted for",
+        [SLUICE_STOCK_RESERVED_CORES] = "cores or GRES of nodes are reserved",
+        [SLUICE_STOCK_SHARED] = "cores may be oversubscribed",
+        [SLUICE_STOCK_SWITCHES] = "a number of switches is asked",
+        [SLUICE_STOCK_CONTIGUOUS] = "contiguous nodes are asked",
+        [SLUICE_STOCK_CORE_SPEC] = "specialized cores are asked",
+        [SLUICE_STOCK_LICENSES] = "licences are asked",
+        [SLUICE_STOCK_GRES] = "GRES of a kind that is not modelled",
+        [SLUICE_STOCK_BIND] = "GPUs are bound to cores",
+        [SLUICE_STOCK_NO_GPUS] = "several nodes without GPUs",
+        [SLUICE_STOCK_LLN] = "the least loaded node is asked",
+        [SLUICE_STOCK_RESIZE] = "expands another job",
+        [SLUICE_STOCK_FUTURE] = "asked for a later time",
+        [SLUICE_STOCK_TOPOLOGY] = "wishes about the network",
+        [SLUICE_STOCK_CONSTRAINTS] = "extra constraints, or no node at all",
+        [SLUICE_STOCK_OPTIONS] = "options that do not parse",
+        [SLUICE_STOCK_UNKNOWN_TYPE] = "a GPU type that no node has",
+        [SLUICE_STOCK_PREEMPTION] = "preemption by suspending",
+        [SLUICE_STOCK_MIRROR] = "out of memory",
+        [SLUICE_STOCK_WEIGHTS] = "nodes have too many different weights",
+    };
+    return (unsigned)reason < SLUICE_STOCK_COUNT ? words[reason] : "unknown";
+}
+
+/* ---- what the core has no say in ---- */
+
+static int odd_feature(void *item, void *argument)
+{
+    const job_feature_t *feature = item;
+    (void)argument;
+    /* Behind OR and AND come exclusive or (22.05) or matching or (24.11), and XAND. */
+    bool odd = feature->count || feature->op_code == FEATURE_OP_AND + 1 || feature->op_code == FEATURE_OP_XAND;
+    return odd ? -1 : 0;
+}
+
+static bool has_odd_features(const sluice_job_details *details)
+{
+    return details->feature_list && list_for_each_ro(details->feature_list, odd_feature, NULL) < 0;
+}
+
+/*
+ * The jobs whose nodes stock alone chooses. Each reason stands for a way in which slurmctld or select/cons_tres treats
+ * a job that the core's request cannot say, and in which the core's nodes could be wrong rather than merely refused.
+ */
+static enum sluice_job_stock stock_alone(const job_record_t *job, uint32_t min_nodes, uint32_t max_nodes)
+{
+    const sluice_job_details *details = job->details;
+    const part_record_t *part = job->part_ptr;
+    if (job->het_job_id)
+        return SLUICE_STOCK_HET;
+    if (!job->job_id || !part || !min_nodes || !max_nodes || SLUICE_EXTRA_CONSTRAINTS(job))
+        return SLUICE_STOCK_CONSTRAINTS;
+    if (details->req_node_bitmap || (details->task_dist & SLURM_DIST_STATE_BASE) == SLURM_DIST_ARBITRARY)
+        return SLUICE_STOCK_REQUIRED_NODES;
+    if (has_odd_features(details) || (details->feature_list && slurm_conf.node_features_plugins))
+        return SLUICE_STOCK_FEATURES;
+    if ((part->max_share & SHARED_FORCE) || (part->max_share > 1 && details->share_res == 1) ||
+        (slurm_conf.preempt_mode & PREEMPT_MODE_GANG))
+        return SLUICE_STOCK_SHARED;
+    if (job->req_switch)
+        return SLUICE_STOCK_SWITCHES;
+    if (details->contiguous)
+        return SLUICE_STOCK_CONTIGUOUS;
+    if (details->core_spec != NO_VAL16)
+        return SLUICE_STOCK_CORE_SPEC;
+    if (job->license_list)
+        return SLUICE_STOCK_LICENSES;
+    if (job->bit_flags & GRES_ENFORCE_BIND)
+        return SLUICE_STOCK_BIND;
+    if ((slurm_conf.select_type_param & CR_LLN) || (part->flags & PART_FLAG_LLN))
+        return SLUICE_STOCK_LLN;
+    if (details->expanding_jobid)
+        return SLUICE_STOCK_RESIZE;
+    if (SLUICE_TOPOLOGY_WISHES(job))
+        return SLUICE_STOCK_TOPOLOGY;
+    return SLUICE_STOCK_NONE;
+}
+
+/* ---- GRES ---- */
+
+/* What a job's GRES come to. */
+struct gres_need {
+    const gres_job_state_t *gpu, *shard;
+    bool odd;
+};
+
+static int add_gres(void *item, void *argument)
+{
+    const gres_state_t *state = item;
+    struct gres_need *need = argument;
+    const gres_job_state_t *job = state->gres_data;
+    if (!state->gres_name || !job)
+        return 0;
+    bool counted = job->gres_per_job || job->gres_per_node || job->gres_per_socket || job->gres_per_task;
+    if (!strcmp(state->gres_name, "gpu")) {
+        need->odd |= need->gpu || job->gres_per_socket || !counted;
+        need->gpu = job;
+    } else if (!strcmp(state->gres_name, "shard")) {
+        /* Whole amounts on each node only; and not with a type, which in gres.conf belongs to GPUs. */
+        need->odd |= need->shard || !job->gres_per_node || job->gres_per_job || job->gres_per_socket ||
+                     job->gres_per_task || (job->type_name && *job->type_name);
+        need->shard = job;
+    } else if (!strcmp(state->gres_name, "mps")) {
+        need->odd = true;
+    }
+    /* Other GRES only make stock choosier. */
+    return 0;
+}
+
+static uint64_t mix(uint64_t hash, uint64_t value)
+{
+    hash = (hash ^ value) * UINT64_C(0x9e3779b97f4a7c15);
+    return hash ^ (hash >> 29);
+}
+
+static void say(struct sluice_job_shape *shape, uint64_t word)
+{
+    if (shape->count < SLUICE_SHAPE_WORDS)
+        shape->words[shape->count] = word;
+    shape->count++;
+    shape->hash = mix(shape->hash, word);
+}
+
+static int say_gres(void *item, void *argument)
+{
+    const gres_state_t *state = item;
+    const gres_job_state_t *job = state->gres_data;
+    struct sluice_job_shape *shape = argument;
+    say(shape, state->plugin_id);
+    say(shape, state->config_flags);
+    if (!job)
+        return 0;
+    say(shape, job->type_name && *job->type_name ? job->type_id : 0);
+    say(shape, job->flags);
+    say(shape, job->gres_per_job);
+    say(shape, job->gres_per_node);
+    say(shape, job->gres_per_socket);
+    say(shape, job->gres_per_task);
+    say(shape, job->cpus_per_gres);
+    say(shape, job->mem_per_gres);
+    say(shape, job->ntasks_per_gres);
+    return 0;
+}
+
+static void say_shape(const job_record_t *job, uint32_t min_nodes, uint32_t max_nodes, uint32_t req_nodes,
+                      struct sluice_job_shape *shape)
+{
+    const sluice_job_details *details = job->details;
+    const part_record_t *part = job->part_ptr;
+    const multi_core_data_t *cores = details->mc_ptr;
+    shape->hash = 1;
+    shape->count = 0;
+    say(shape, (uint64_t)min_nodes << 32 | max_nodes);
+    say(shape, (uint64_t)req_nodes << 32 | details->min_nodes);
+    say(shape, (uint64_t)details->max_nodes << 32 | details->min_cpus);
+    say(shape, (uint64_t)details->max_cpus << 32 | details->num_tasks);
+    say(shape, (uint64_t)details->pn_min_cpus << 32 | details->orig_pn_min_cpus);
+    say(shape, details->pn_min_memory);
+    say(shape, (uint64_t)details->cpus_per_task << 48 | (uint64_t)details->orig_cpus_per_task << 32 |
+                   (uint64_t)details->ntasks_per_node << 16 | details->ntasks_per_tres);
+    say(shape, (uint64_t)details->overcommit << 24 | (uint64_t)details->whole_node << 16 |
+                   (uint64_t)details->share_res << 8 | (uint64_t)(job->cpus_per_tres != NULL));
+    say(shape, (uint64_t)details->task_dist << 32 | details->plane_size);
+    /* Flags that a test sets for itself do not count. */
+    say(shape, job->bit_flags & (GRES_DISABLE_BIND | JOB_MEM_SET | SPREAD_JOB | USE_MIN_NODES));
+    if (cores) {
+        say(shape, (uint64_t)cores->boards_per_node << 48 | (uint64_t)cores->sockets_per_board << 32 |
+                       (uint64_t)cores->sockets_per_node << 16 | cores->cores_per_socket);
+        say(shape, (uint64_t)cores->threads_per_core << 48 | (uint64_t)cores->ntasks_per_board << 32 |
+                       (uint64_t)cores->ntasks_per_socket << 16 | cores->ntasks_per_core);
+        say(shape, cores->plane_size);
+    }
+    say(shape, (uintptr_t)part);
+    say(shape, (uint64_t)part->max_cpus_per_node << 32 | SLUICE_MAX_CPUS_PER_SOCKET(part));
+    say(shape, (uint64_t)part->cr_type << 32 | part->max_share);
+    say(shape, (uintptr_t)part->job_defaults_list);
+    if (job->gres_list_req)
+        list_for_each_ro(job->gres_list_req, say_gres, shape);
+    if (shape->count > SLUICE_SHAPE_WORDS)
+        shape->count = 0;
+}
+
+/* ---- amounts ---- */
+
+static uint32_t most(uint32_t a, uint32_t b)
+{
+    return a > b ? a : b;
+}
+
+static uint32_t share_of(uint64_t total, uint32_t nodes)
+{
+    return (uint32_t)((total + nodes - 1) / nodes);
+}
+
+/* CPUs on each node: by stock's rules at least, and what lets all tasks run on so few nodes. */
+static void add_cpus(const job_record_t *job, uint32_t min_nodes, uint32_t max_nodes, struct sluice_job_request *out)
+{
+    const sluice_job_details *details = job->details;
+    uint32_t per_task = details->cpus_per_task && details->cpus_per_task != NO_VAL16 ? details->cpus_per_task : 1;
+    uint32_t tasks_on_node = details->ntasks_per_node && details->ntasks_per_node != NO_VAL16 ? details->ntasks_per_node
+                             : details->overcommit                                            ? 1
+                             : details->max_nodes == 1 && details->num_tasks                  ? details->num_tasks
+                                                                                              : 1;
+    /* What _can_job_run_on_node asks of every node. */
+    uint32_t least = most(1, tasks_on_node * per_task);
+    if (details->pn_min_cpus != NO_VAL)
+        least = most(least, details->pn_min_cpus);
+    uint32_t wish = least;
+    if (!details->overcommit) {
+        uint64_t tasks = details->num_tasks && details->num_tasks != NO_VAL ? details->num_tasks : 1;
+        uint64_t all = tasks * per_task;
+        if (details->min_cpus != NO_VAL && details->min_cpus > all)
+            all = details->min_cpus;
+        wish = most(wish, share_of(all, min_nodes));
+        if (max_nodes == 1)
+            least = wish;
+    }
+    out->needed.cpus_milli = (int64_t)least * 1000;
+    out->wanted.cpus_milli = (int64_t)wish * 1000;
+}
+
+static uint16_t consumable(const job_record_t *job)
+{
+    return job->part_ptr->cr_type ? job->part_ptr->cr_type : slurm_conf.select_type_param;
+}
+
+/* Host memory on each node, after the GPUs are known. */
+static void add_memory(const job_record_t *job, const struct gres_need *gres, struct sluice_job_request *out)
+{
+    const sluice_job_details *details = job->details;
+    if (!(consumable(job) & CR_MEMORY))
+        return;
+    const gres_job_state_t *by = gres->gpu ? gres->gpu : gres->shard;
+    uint64_t per_gres = by ? by->mem_per_gres ? by->mem_per_gres : by->def_mem_per_gres : 0;
+    uint64_t amount = details->pn_min_memory & ~MEM_PER_CPU;
+    if (per_gres && !(job->bit_flags & JOB_MEM_SET)) {
+        if (per_gres > SLUICE_MAX_HOST_MEMORY_MIB || gres->shard) {
+            out->fit = SLUICE_JOB_PLACEABLE;
+            return;
+        }
+        out->wanted.host_memory_mib_per_gpu = (int64_t)per_gres;
+        /* A default differs by partition, and may be another's still. */
+        out->needed.host_memory_mib_per_gpu = by->mem_per_gres ? (int64_t)per_gres : 0;
+        return;
+    }
+    if (amount > SLUICE_MAX_HOST_MEMORY_MIB) {
+        out->fit = SLUICE_JOB_PLACEABLE;
+    } else if (details->pn_min_memory & MEM_PER_CPU) {
+        uint32_t least = most(most(1, details->ntasks_per_node), most(details->pn_min_cpus, details->cpus_per_task));
+        out->needed.host_memory_mib = (int64_t)amount * least;
+        int64_t cpus = out->wanted.cpus_milli + out->wanted.cpus_milli_per_gpu * out->wanted.gpus;
+        out->wanted.host_memory_mib = (int64_t)amount * (cpus / 1000);
+    } else if (amount) {
+        out->needed.host_memory_mib = out->wanted.host_memory_mib = (int64_t)amount;
+    } else {
+        out->wanted.flags |= SLUICE_EXCLUSIVE; /* --mem=0: all memory of nodes where nobody else has any */
+    }
+    if (out->wanted.host_memory_mib > SLUICE_MAX_HOST_MEMORY_MIB)
+        out->wanted.host_memory_mib = SLUICE_MAX_HOST_MEMORY_MIB;
+    if (out->needed.host_memory_mib > SLUICE_MAX_HOST_MEMORY_MIB)
+        out->needed.host_memory_mib = SLUICE_MAX_HOST_MEMORY_MIB;
+}
+
+/* GPUs for a job of one node, or so many on each. */
+static void add_gpus(const job_record_t *job, const gres_job_state_t *gpu, uint32_t min_nodes, uint32_t max_nodes,
+                     struct sluice_job_request *out)
+{
+    const sluice_job_details *details = job->details;
+    uint64_t tasks = details->num_tasks && details->num_tasks != NO_VAL ? details->num_tasks : min_nodes;
+    int64_t per_gpu = (int64_t)gpu->cpus_per_gres * 1000;
+    out->wanted.cpus_milli_per_gpu = per_gpu ? per_gpu : (int64_t)gpu->def_cpus_per_gres * 1000;
+    out->needed.cpus_milli_per_gpu = details->overcommit || gpu->ntasks_per_gres ? 0 : per_gpu;
+    if (out->wanted.cpus_milli_per_gpu) {
+        /* The CPUs of GPUs are the tasks' CPUs, not added to them. */
+        int64_t gpus = (int64_t)(gpu->gres_per_node ? gpu->gres_per_node : 1);
+        int64_t with = out->wanted.cpus_milli_per_gpu * gpus;
+        out->wanted.cpus_milli = out->wanted.cpus_milli > with ? out->wanted.cpus_milli - with : 0;
+    }
+    if (out->needed.cpus_milli_per_gpu)
+        out->needed.cpus_milli = 0;
+    if (gpu->gres_per_node) {
+        out->gpus_by_node = true;
+        out->wanted.gpus = out->needed.gpus = (int64_t)gpu->gres_per_node;
+        if (gpu->gres_per_job || gpu->gres_per_task)
+            out->fit = SLUICE_JOB_PLACEABLE;
+    } else if (gpu->gres_per_task) {
+        /* How many tasks a node gets is stock's to say. */
+        out->fit = SLUICE_JOB_PLACEABLE;
+        out->wanted.gpus = (int64_t)(gpu->gres_per_task * share_of(tasks, min_nodes));
+        out->needed.gpus = (int64_t)gpu->gres_per_task;
+    } else if (max_nodes == 1 || gpu->gres_per_job < 2) {
+        out->wanted.gpus = out->needed.gpus = (int64_t)gpu->gres_per_job;
+    } else {
+        bool one = min_nodes == 1 && gpu->gres_per_job <= SLUICE_MAX_GPUS;
+        out->wanted.gpus = out->needed.gpus = (int64_t)gpu->gres_per_job;
+        uint32_t nodes = gpu->gres_per_job < max_nodes ? (uint32_t)gpu->gres_per_job : max_nodes;
+        out->needed.flags |= SLUICE_GPUS_TOTAL;
+        out->needed.nodes_max = nodes > min_nodes ? nodes : min_nodes;
+        if (one) {
+            out->has_wider = true; /* made of `wanted` when the rest is known */
+        } else {
+            out->wanted.flags |= SLUICE_GPUS_TOTAL;
+            out->wanted.nodes_max = out->needed.nodes_max;
+        }
+    }
+}
+
+/* Options that Sluice adds to a job. */
+static bool add_options(const job_record_t *job, struct sluice_job_request *out)
+{
+    if (!job->spank_job_env_size)
+        return true;
+    struct sluice_options options = {0};
+    char why[SLUICE_OPTION_WHY_MAX];
+    if (!sluice_options_from_env(&options, job->spank_job_env, job->spank_job_env_size, why, sizeof(why)))
+        return false;
+    if (out->wanted.gpus && options.gpu_affinity == SLUICE_AFFINITY_LINK)
+        out->wanted.one_link_domain = SLUICE_PREFERRED;
+    if (out->wanted.gpus && options.gpu_affinity == SLUICE_AFFINITY_NUMA)
+        out->wanted.one_numa_node = SLUICE_PREFERRED;
+    if (options.gpu_spread)
+        out->wanted.layout = SLUICE_SPREAD;
+    return true;
+}
+
+static void pass(struct sluice_job_request *out, enum sluice_job_stock reason)
+{
+    out->fit = SLUICE_JOB_STOCK;
+    out->reason = reason;
+}
+
+/* Are these one request, so that one answer does for both? */
+static bool same_request(const struct sluice_request *a, const struct sluice_request *b)
+{
+    return a->nodes_min == b->nodes_min && a->nodes_max == b->nodes_max && a->gpus == b->gpus &&
+           a->gpu_memory_mib == b->gpu_memory_mib && a->cpus_milli == b->cpus_milli &&
+           a->host_memory_mib == b->host_memory_mib && a->cpus_milli_per_gpu == b->cpus_milli_per_gpu &&
+           a->host_memory_mib_per_gpu == b->host_memory_mib_per_gpu && a->models == b->models && a->flags == b->flags;
+}
+
+void sluice_job_request_make(const struct sluice_mirror *mirror, job_record_t *job, uint32_t min_nodes,
+                             uint32_t max_nodes, uint32_t req_nodes, struct sluice_job_request *out,
+                             struct sluice_job_shape *shape)
+{
+    memset(out, 0, sizeof(*out));
+    if (shape)
+        shape->count = 0;
+    const sluice_job_details *details = job->details;
+    if (!details)
+        return pass(out, SLUICE_STOCK_CONSTRAINTS);
+    if (!min_nodes && !max_nodes) {
+        min_nodes = details->min_nodes;
+        max_nodes = details->max_nodes ? details->max_nodes : min_nodes ? UINT32_MAX : 0;
+        req_nodes = min_nodes;
+    }
+    enum sluice_job_stock reason = stock_alone(job, min_nodes, max_nodes);
+    uint32_t nodes = sluice_mirror_nodes(mirror);
+    if (!reason && sluice_mirror_weights(mirror) > SLUICE_MIRROR_MAX_WEIGHTS)
+        reason = SLUICE_STOCK_WEIGHTS;
+    if (!reason && min_nodes > nodes)
+        reason = SLUICE_STOCK_CONSTRAINTS;
+    if (reason)
+        return pass(out, reason);
+    if (max_nodes < min_nodes)
+        return pass(out, SLUICE_STOCK_CONSTRAINTS);
+    if (shape)
+        say_shape(job, min_nodes, max_nodes, req_nodes, shape);
+    if (max_nodes > nodes)
+        max_nodes = nodes;
+
+    struct gres_need gres = {0};
+    if (job->gres_list_req)
+        list_for_each_ro(job->gres_list_req, add_gres, &gres);
+    if (gres.odd || (gres.gpu && gres.shard))
+        return pass(out, SLUICE_STOCK_GRES);
+    if (!gres.gpu && !gres.shard && (min_nodes > 1 || req_nodes > 1))
+        return pass(out, SLUICE_STOCK_NO_GPUS);
+    out->fit = SLUICE_JOB_MODELLED;
+    out->wanted.nodes_min = out->wanted.nodes_max = min_nodes;
+    out->needed.nodes_min = out->needed.nodes_max = min_nodes;
+    /* Where stock was told how many nodes are desired, it takes so many if it can. */
+    if (req_nodes > min_nodes && req_nodes <= max_nodes)
+        out->wanted.nodes_max = req_nodes;
+    add_cpus(job, min_nodes, max_nodes, out);
+    if (gres.gpu) {
+        const char *type = gres.gpu->type_name;
+        if (type && *type && !(out->wanted.models = sluice_mirror_models(mirror, type)))
+            return pass(out, SLUICE_STOCK_UNKNOWN_TYPE);
+        out->needed.models = out->wanted.models;
+        add_gpus(job, gres.gpu, min_nodes, max_nodes, out);
+    } else if (gres.shard) {
+        uint64_t amount = gres.shard->gres_per_node;
+        if (amount > SLUICE_MAX_GPU_MEMORY_MIB)
+            return pass(out, SLUICE_STOCK_GRES);
+        out->shares = out->gpus_by_node = true;
+        out->wanted.gpus = out->needed.gpus = 1;
+        out->wanted.gpu_memory_mib = out->needed.gpu_memory_mib = (int64_t)amount;
+        if (SLUICE_SHARES_OF_SEVERAL || gres.shard->mem_per_gres || gres.shard->def_mem_per_gres)
+            out->fit =
+                SLUICE_JOB_PLACEABLE; /* stock may take them of several GPUs, or does not look for one that fits */
+    }
+    if (out->wanted.gpus > SLUICE_MAX_GPUS && !(out->wanted.flags & SLUICE_GPUS_TOTAL))
+        return pass(out, SLUICE_STOCK_GRES);
+    add_memory(job, &gres, out);
+    if (SLUICE_WHOLE_NODE(details) || !job->part_ptr->max_share)
+        out->wanted.flags |= SLUICE_EXCLUSIVE;
+    if (!add_options(job, out))
+        return pass(out, SLUICE_STOCK_OPTIONS);
+    if (out->has_wider) {
+        out->wider = out->wanted;
+        out->wider.flags |= SLUICE_GPUS_TOTAL;
+        out->wider.nodes_max = out->needed.nodes_max;
+        if (out->wanted.layout == SLUICE_SPREAD) { /* as many nodes as it may have */
+            out->wanted = out->wider;
+            out->has_wider = false;
+        }
+    }
+    out->same = !out->has_wider && same_request(&out->wanted, &out->needed);
+}

@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * A job of Slurm as a request of the core.
+ */
+#ifndef SLUICE_JOB_REQUEST_H
+#define SLUICE_JOB_REQUEST_H
+
+#include "mirror.h"
+
+/* How much of a job the core's request says. Append only. */
+enum sluice_job_fit {
+    SLUICE_JOB_STOCK = 0,     /* the core has no say: stock decides; see `reason` */
+    SLUICE_JOB_PLACEABLE = 1, /* the core may choose nodes, but its "no place" proves nothing */
+    SLUICE_JOB_MODELLED = 2,  /* ... and where `needed` has no place, stock would find none either */
+};
+
+/* Why the core has no say. Append only. */
+enum sluice_job_stock {
+    SLUICE_STOCK_NONE = 0,
+    SLUICE_STOCK_HET = 1,            /* component of a heterogeneous job: placed together with the others */
+    SLUICE_STOCK_REQUIRED_NODES = 2, /* --nodelist, --distribution=arbitrary: the nodes are chosen */
+    SLUICE_STOCK_FEATURES = 3,       /* XOR, XAND or counted features: slurmctld asks for parts of the job */
+    SLUICE_STOCK_RESERVED_CORES = 4, /* a reservation holds some cores or GRES of nodes */
+    SLUICE_STOCK_SHARED = 5,         /* cores may be oversubscribed, or jobs are time-sliced */
+    SLUICE_STOCK_SWITCHES = 6,       /* --switches: stock counts and waits */
+    SLUICE_STOCK_CONTIGUOUS = 7,     /* adjacent nodes */
+    SLUICE_STOCK_CORE_SPEC = 8,      /* changes which cores of a node there are */
+    SLUICE_STOCK_LICENSES = 9,       /* stock answers with another code where licences lack */
+    SLUICE_STOCK_GRES = 10,          /* MPS, counts by socket, several types of GPU, shares beside GPUs */
+    SLUICE_STOCK_BIND = 11,          /* --gres-flags=enforce-binding: which GPUs depends on which cores */
+    SLUICE_STOCK_NO_GPUS = 12,       /* several nodes without GPUs */
+    SLUICE_STOCK_LLN = 13,           /* least loaded node first is the site's own wish */
+    SLUICE_STOCK_RESIZE = 14,        /* expands another job */
+    SLUICE_STOCK_FUTURE = 15,        /* asked for a later time */
+    SLUICE_STOCK_TOPOLOGY = 16,      /* segments, whole blocks, a set of sizes */
+    SLUICE_STOCK_CONSTRAINTS = 17,   /* extra constraints, no node at all, a reservation that is being made */
+    SLUICE_STOCK_OPTIONS = 18,       /* options that do not parse */
+    SLUICE_STOCK_UNKNOWN_TYPE = 19,  /* a GPU type that no node has */
+    SLUICE_STOCK_PREEMPTION = 20,    /* preemption that suspends: jobs then share GPUs and cores */
+    SLUICE_STOCK_MIRROR = 21,        /* the mirror cannot be made: out of memory */
+    SLUICE_STOCK_WEIGHTS = 22,       /* the site ranks its nodes by more weights than the mirror keeps */
+};
+enum { SLUICE_STOCK_COUNT = 23 };
+/* The reason in words; never NULL. */
+const char *sluice_job_stock_text(enum sluice_job_stock reason);
+
+/* Everything of a job that stock's answer to "could it ever run on these nodes" depends on, as plain words. */
+enum { SLUICE_SHAPE_WORDS = 96 };
+struct sluice_job_shape {
+    uint64_t hash;
+    uint32_t count; /* 0: too much to tell, not to be remembered */
+    uint64_t words[SLUICE_SHAPE_WORDS];
+};
+
+struct sluice_job_request {
+    enum sluice_job_fit fit;
+    enum sluice_job_stock reason; /* where fit is SLUICE_JOB_STOCK */
+    struct sluice_request wanted; /* what to place; `allowed` is the caller's to set */
+    struct sluice_request wider;  /* to be tried where `wanted` has no place: the same on more nodes */
+    bool has_wider;
+    struct sluice_request needed; /* what stock asks at the least */
+    bool same;                    /* `needed` is `wanted`, and there is no `wider`: one answer is both */
+    bool gpus_by_node;            /* of Slurm's counts: --gpus-per-node or --gres, so many on each node */
+    bool shares;                  /* gres/shard */
+};
+
+/*
+ * What a job asks, for min_nodes to max_nodes nodes as given to select_p_job_test (0, 0, 0: by the job's own record).
+ * The job is not changed; `shape` may be NULL. O(its GRES and options); no allocation. Locks: config, job, node and
+ * partition read.
+ */
+void sluice_job_request_make(const struct sluice_mirror *mirror, job_record_t *job, uint32_t min_nodes,
+                             uint32_t max_nodes, uint32_t req_nodes, struct sluice_job_request *out,
+                             struct sluice_job_shape *shape);
+
+#endif
