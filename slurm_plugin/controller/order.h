@@ -31,9 +31,10 @@ enum {
 
 struct sluice_ranker_tenant {
     const char *account; /* Slurm's account */
-    const char *parent;  /* another tenant's account; NULL or "": top of the tree. Parents come before their children */
+    const char *parent;  /* another tenant's account; NULL or "": top of the tree */
     uint32_t shares;     /* 0 to 1,000,000 */
     uint32_t priority;   /* 0 to SLUICE_FACTOR_ONE */
+    uint32_t tier;       /* jobs of higher tiers go before those of lower ones; accounts that are no tenants have 0 */
 };
 
 /* Everything is copied. */
