@@ -35,6 +35,7 @@ from dev_cluster.configuration import (
 from dev_cluster.control import ask, connect_unix, init_pid
 from dev_cluster.description import ClusterDescription, NodeGroup
 from dev_cluster.layout import DATABASE, INSIDE, LOGIN, MARKER
+from dev_cluster.plugins import ClusterPlugins
 from dev_cluster.ports import claim_ports, listens
 from dev_cluster.probing import probe
 from dev_cluster.slurm_tree import SlurmTree
@@ -73,6 +74,7 @@ class Boot:
             if group.platform not in ("none", "real")
         }
         self.users = UserDatabase(tree.root or Path("/"), description)
+        self.plugins = None if description.sluice is None else ClusterPlugins(description.sluice, tree, progress)
         self.claim = claim_ports(Ports.needed(len(description.hosts)), base=description.port_base)
         self.ports = Ports(self.claim.base)
 
@@ -244,7 +246,8 @@ class Boot:
 
     def start_controller(self, host: str) -> None:
         """Start slurmctld on one of the controllers."""
-        self.start(f"slurmctld@{host}", host, [self.program("slurmctld"), "-D"])
+        env = None if self.plugins is None else self.plugins.environment
+        self.start(f"slurmctld@{host}", host, [self.program("slurmctld"), "-D"], env=env)
         self.wait_for(f"slurmctld@{host}", (ADDRESSES[host], self.ports.slurmctld))
 
     def wait_for_backup(self, host: str) -> None:
@@ -413,13 +416,18 @@ class Boot:
 
     def write_configuration(self, nodes: str, gres: str) -> None:
         """slurm.conf and gres.conf, and the copies of nodes that have their own."""
+        files = {"cgroup.conf", "gres.conf", "slurm.conf"}
         write_atomic(self.layout.slurm / "gres.conf", gres)
         lines = with_ports(nodes, self.ports)
-        write_atomic(self.layout.slurm / "slurm.conf", slurm_conf(self.description, self.ports, lines))
+        loaded: list[tuple[str, str]] = []
+        if self.plugins is not None:
+            files |= self.plugins.write(self.layout)
+            loaded = self.plugins.parameters
+        write_atomic(self.layout.slurm / "slurm.conf", slurm_conf(self.description, self.ports, lines, loaded))
         for group in self.description.nodes:
             if group.config == "own":
                 for host in group.hosts:
-                    for name in ("slurm.conf", "gres.conf", "cgroup.conf"):
+                    for name in files:
                         shutil.copyfile(self.layout.slurm / name, self.layout.node_slurm(host) / name)
 
     def slurmd(self, host: str) -> list[str]:

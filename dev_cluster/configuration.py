@@ -40,8 +40,10 @@ def hosts_file(description: ClusterDescription) -> str:
     return "\n".join(lines) + "\n"
 
 
-def slurm_conf(description: ClusterDescription, ports: Ports, nodes: str) -> str:
-    """slurm.conf; `nodes` are the NodeName lines."""
+def slurm_conf(
+    description: ClusterDescription, ports: Ports, nodes: str, plugins: Iterable[tuple[str, str]] = ()
+) -> str:
+    """slurm.conf; `nodes` are the NodeName lines, `plugins` the parameters that load Sluice's plugins."""
     slurmctld_parameters = ["enable_configless"] if any(g.config == "configless" for g in description.nodes) else []
     generated: list[tuple[str, str]] = [
         ("ClusterName", CLUSTER_NAME),
@@ -73,6 +75,7 @@ def slurm_conf(description: ClusterDescription, ports: Ports, nodes: str) -> str
         ("SlurmdTimeout", "60"),
         ("MessageTimeout", "30"),
         ("KillWait", "5"),
+        *plugins,
     ]
     if description.accounting:
         generated += [

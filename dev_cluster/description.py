@@ -99,6 +99,18 @@ class Gres(_Strict):
     """NodeName lines without NodeAddr, NodeHostname and Port."""
 
 
+class Sluice(_Strict):
+    """Sluice's plugins in slurmctld, and its options in the commands."""
+
+    level: Literal["off", "admit", "shadow", "place"] = "place"
+    policy: str = ""
+    """A compiled policy: its text, or a file's path. Empty: none, so that everything is stock Slurm's."""
+    plugins: Path | None = None
+    """A folder of built plugins; default: built for the cluster's Slurm, once."""
+    sanitize: bool = False
+    """Plugins with the address sanitizer; slurmctld then starts with its library, and what it finds is in its log."""
+
+
 class ClusterDescription(_Strict):
     """A cluster file."""
 
@@ -116,6 +128,8 @@ class ClusterDescription(_Strict):
     cgroup_conf: str = ""
     slurmdbd_conf: str = ""
     gres: Gres | None = None
+    sluice: Sluice | None = None
+    """Default: stock Slurm, without any of Sluice's plugins."""
     port_base: Annotated[int, Field(ge=1024, le=65000)] | None = None
     """First of the ports; default: chosen free."""
 

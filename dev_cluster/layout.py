@@ -33,6 +33,7 @@ class Layout:
         self.homes = folder / "home"
         self.inventories = folder / "inventory"
         self.libraries = folder / "lib"  # simulated vendor libraries
+        self.plugins = folder / "plugins"  # Sluice's, for Slurm's daemons and commands
         self.loader_cache = folder / "ld.so.cache"
         self.nodes = folder / "nodes"
         self.scratch = folder / "scratch"  # mount point

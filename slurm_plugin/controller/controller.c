@@ -14,12 +14,19 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static unsigned users;
 static struct sluice_module *modules;
 
+/*
+ * Asked of the program itself: Slurm's own plugins define slurmctld's variables as well, to be loadable elsewhere, so the default scope,
+ * which ends with this library's own, has them in every process.
+ */
 bool sluice_in_slurmctld(void)
 {
     static int known; /* 0: not yet; all threads would write the same */
     int found = __atomic_load_n(&known, __ATOMIC_RELAXED);
     if (!found) {
-        found = dlsym(RTLD_DEFAULT, "slurmctld_config") ? 1 : -1;
+        void *program = dlopen(NULL, RTLD_LAZY);
+        found = program && dlsym(program, "job_allocate") ? 1 : -1;
+        if (program)
+            dlclose(program);
         __atomic_store_n(&known, found, __ATOMIC_RELAXED);
     }
     return found > 0;

@@ -1,0 +1,105 @@
+"""Sluice's plugins in a cluster: built for its Slurm, put where all its hosts see them, named in its slurm.conf."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from dev_cluster.description import Sluice
+from dev_cluster.layout import INSIDE, Layout
+from dev_cluster.slurm_tree import SlurmTree
+from sluice_base.errors import SluiceError, UsageError
+from sluice_base.files import write_atomic
+from sluice_base.run import run_command
+from sluice_base.slurm_version import SlurmVersion, parse_slurm_version
+from slurm_plugin.builder import PluginBuild, build_plugins, read_build, write_manifest
+from slurm_plugin.site import find_plugin_dir, plugin_parameters
+from slurm_plugin.sources import distribution_source, release_name
+
+_FOLDER = INSIDE / "plugins"
+
+
+class ClusterPlugins:
+    """The plugins of one cluster. Fetches what it needs when made, so that no cluster begins that cannot end."""
+
+    def __init__(self, wanted: Sluice, tree: SlurmTree, progress: Callable[[str], None]) -> None:
+        self.wanted = wanted
+        self.tree = tree
+        self.progress = progress
+        self.policy = _policy_text(wanted.policy)
+        self.stock = find_plugin_dir(tree.root or Path("/"), tree.prefix)
+        self.version = self._slurm_version()
+        self.source = None
+        if wanted.plugins is None:
+            self.source = distribution_source(self.version, suite=self._suite())
+        elif not any(wanted.plugins.glob("*.so")):
+            raise UsageError(f"sluice.plugins {wanted.plugins}: no plugins there", remedy="name a folder of .so files")
+
+    def _slurm_version(self) -> SlurmVersion:
+        program = self.tree.program("slurmctld") or "slurmctld"
+        command = [program, "-V"] if self.tree.root is None else ["chroot", str(self.tree.root), program, "-V"]
+        return parse_slurm_version(run_command(command).stdout)
+
+    def _suite(self) -> str:
+        return release_name(self.tree.root or Path("/"))
+
+    def write(self, layout: Layout) -> set[str]:
+        """Plugins, level, policy and plugstack.conf; the names of the files that belong beside slurm.conf."""
+        build = self._build(layout.plugins)
+        files = {"sluice.level": self.wanted.level + "\n", "sluice.policy": self.policy}
+        if build.has("spank_sluice"):
+            files["plugstack.conf"] = f"optional {_FOLDER}/spank_sluice.so\n"
+        for name, text in files.items():
+            if text:
+                write_atomic(layout.slurm / name, text)
+        self.build = build
+        return {"plugstack.conf"} & set(files)
+
+    def _build(self, folder: Path) -> PluginBuild:
+        folder.mkdir(mode=0o755)
+        if self.source is not None:
+            return build_plugins(
+                self.source,
+                folder,
+                plugin_dir=self.stock,
+                root=self.tree.root,
+                sanitizer="address" if self.wanted.sanitize else "",
+                progress=self.progress,
+            )
+        for file in (self.wanted.plugins or Path()).glob("*.so"):
+            shutil.copy2(file, folder)
+        write_manifest(folder, self.version)
+        return read_build(folder)
+
+    @property
+    def parameters(self) -> list[tuple[str, str]]:
+        """slurm.conf's parameters that load them; after `write`."""
+        return plugin_parameters(self.build, folder=_FOLDER, stock=self.stock)
+
+    @property
+    def environment(self) -> dict[str, str] | None:
+        """What slurmctld's environment needs beside."""
+        if not self.wanted.sanitize:
+            return None
+        library = subprocess.run(
+            ["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=False
+        ).stdout.strip()
+        if not library.startswith("/"):
+            raise SluiceError("sluice.sanitize: gcc has no libasan", remedy="install libasan8 (with gcc)")
+        return {
+            "LD_PRELOAD": str(Path(library).resolve()),
+            "ASAN_OPTIONS": "abort_on_error=0:detect_leaks=1:fast_unwind_on_malloc=0:handle_segv=1",
+        }
+
+
+def _policy_text(policy: str) -> str:
+    if not policy or "\n" in policy:
+        return policy
+    try:
+        return Path(policy).read_text()
+    except OSError as error:
+        raise UsageError(
+            f"sluice.policy {policy}: {error.strerror}", remedy="name a compiled policy, or write its text"
+        ) from error

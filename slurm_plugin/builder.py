@@ -1,0 +1,167 @@
+"""The plugins, built for one Slurm."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from slurm_plugin.sources import SlurmSource, default_cache, locked
+from sluice_base.errors import SluiceError, UsageError
+from sluice_base.run import CommandError, run_command
+from sluice_base.slurm_version import SlurmVersion, format_slurm_version, parse_slurm_version
+
+MANIFEST = "manifest.json"
+SCHEMA_VERSION = 1
+SUPPORTED: tuple[tuple[int, int], ...] = ((22, 5), (24, 11))
+"""Slurm's releases that the plugins were made for and tried on."""
+_BUILD_TIMEOUT = 900.0
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class PluginBuild:
+    """Built plugins in a folder."""
+
+    folder: Path
+    slurm: SlurmVersion
+    sluice: str
+    sanitizer: str
+    files: dict[str, str] = field(default_factory=dict)
+    """Names and SHA-256."""
+
+    def has(self, name: str) -> bool:
+        """Whether a plugin, e.g. ``job_submit_sluice``, was built."""
+        return f"{name}.so" in self.files
+
+    @property
+    def digest(self) -> str:
+        """Twelve hex digits that differ between builds that differ."""
+        text = "\n".join(f"{name} {value}" for name, value in sorted(self.files.items()))
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def sources_folder() -> Path:
+    """The project's C sources: a checkout, or what an installed Sluice brought. Raises SluiceError."""
+    for folder in (Path(__file__).resolve().parents[1], Path(sys.prefix) / "share/sluice/src"):
+        if (folder / "slurm_plugin/CMakeLists.txt").is_file() and (folder / "native/core").is_dir():
+            return folder
+    raise SluiceError("the plugins' sources are not installed", remedy="install Sluice with its data files, or a checkout")
+
+
+def check_supported(slurm: SlurmVersion) -> None:
+    """Raise SluiceError for a Slurm that the plugins were not made for."""
+    if slurm[:2] not in SUPPORTED:
+        known = " and ".join(f"{major}.{minor:02}" for major, minor in SUPPORTED)
+        raise SluiceError(
+            f"Slurm {format_slurm_version(slurm)}: the plugins are made for {known}",
+            remedy="probe, gres, lint and reports work without them",
+        )
+
+
+def build_plugins(
+    source: SlurmSource,
+    output: Path,
+    *,
+    plugin_dir: Path,
+    root: Path | None = None,
+    sanitizer: str = "",
+    cache: Path | None = None,
+    progress: Progress | None = None,
+) -> PluginBuild:
+    """Build for `source`, and put the plugins with their manifest into the new or empty folder `output`.
+
+    `plugin_dir` is Slurm's own plugin folder as slurmctld sees it, in the tree `root` where that is not this system.
+    What was compiled is kept in `cache`, so that the next build takes a moment. Raises SluiceError.
+    """
+    check_supported(source.version)
+    for name in ("cmake", "gcc"):
+        if shutil.which(name) is None:
+            raise SluiceError(f"{name}: not installed", remedy="install cmake, gcc and make (or ninja-build)")
+    text = format_slurm_version(source.version)
+    cache = cache or default_cache()
+    work = cache / "-".join(["plugins", text, *filter(None, sanitizer.split(","))])
+    say = progress or (lambda _: None)
+    with locked(cache / f".{work.name}.lock"):
+        say(f"building the plugins for Slurm {text}")
+        _compile(source, work, plugin_dir, root, sanitizer)
+        output.mkdir(parents=True, exist_ok=True)
+        made = work / "made"
+        shutil.rmtree(made, ignore_errors=True)
+        run_command(["cmake", "--install", work, "--prefix", made], timeout=120)
+        for file in made.glob("*.so"):
+            shutil.copyfile(file, output / file.name)
+            (output / file.name).chmod(0o755)
+    write_manifest(output, source.version, sanitizer)
+    return read_build(output)
+
+
+def _compile(source: SlurmSource, work: Path, plugin_dir: Path, root: Path | None, sanitizer: str) -> None:
+    place = sources_folder() / "slurm_plugin"
+    cached = work / "CMakeCache.txt"
+    if cached.is_file() and f"CMAKE_HOME_DIRECTORY:INTERNAL={place}\n" not in cached.read_text():
+        shutil.rmtree(work)  # of another checkout
+    generator = ["-G", "Ninja"] if shutil.which("ninja") else ["-G", "Unix Makefiles"]
+    configure = [
+        *("cmake", "-S", place, "-B", work, *([] if cached.is_file() else generator)),
+        f"-DSLURM_SOURCE={source.folder}",
+        f"-DSLURM_PLUGIN_DIR={plugin_dir}",
+        f"-DSLURM_ROOT={'' if root is None else root.resolve()}",
+        f"-DSLUICE_SANITIZE={sanitizer}",
+    ]
+    environment = {key: value for key, value in os.environ.items() if key not in ("CFLAGS", "LDFLAGS")}
+    try:
+        run_command(configure, timeout=120, env=environment)
+        run_command(["cmake", "--build", work, "--parallel"], timeout=_BUILD_TIMEOUT, env=environment)
+    except CommandError as error:
+        raise SluiceError(f"the plugins cannot be built: {_compiler_words(error)}") from error
+
+
+def _compiler_words(error: CommandError) -> str:
+    lines = [line for line in error.what.splitlines() if "error" in line.lower()]
+    return "\n".join(lines[:10]) or error.what[-1000:]
+
+
+def write_manifest(folder: Path, slurm: SlurmVersion, sanitizer: str = "") -> None:
+    """Write down what is in a folder of plugins."""
+    files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.glob("*.so"))}
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "slurm_version": format_slurm_version(slurm),
+        "sluice_version": sluice_version(),
+        "sanitizer": sanitizer,
+        "files": files,
+    }
+    (folder / MANIFEST).write_text(json.dumps(document, indent=1) + "\n")
+
+
+def read_build(folder: Path) -> PluginBuild:
+    """What is in a folder of built plugins. Raises UsageError for a folder that is none."""
+    remedy = "make one with: sluice plugin build"
+    try:
+        document: Any = json.loads((folder / MANIFEST).read_text())
+        files = {str(name): str(value) for name, value in document["files"].items()}
+        slurm = parse_slurm_version(document["slurm_version"])
+        if document["schema_version"] != SCHEMA_VERSION:
+            raise UsageError(f"{folder}: made by another version of Sluice", remedy=remedy)
+        return PluginBuild(folder, slurm, str(document["sluice_version"]), str(document["sanitizer"]), files)
+    except OSError as error:
+        raise UsageError(f"{folder / MANIFEST}: {error.strerror}", remedy=remedy) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"{folder / MANIFEST}: damaged ({error})", remedy=remedy) from error
+
+
+def sluice_version() -> str:
+    """The version of this Sluice."""
+    try:
+        return version("sluice")
+    except PackageNotFoundError:
+        return "unknown"
