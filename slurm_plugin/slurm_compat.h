@@ -15,6 +15,7 @@
 #include <slurm/slurm.h>
 #include <slurm/slurm_errno.h>
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #define SLUICE_SLURM_AT_LEAST(major, minor) (SLURM_VERSION_NUMBER >= SLURM_VERSION_NUM((major), (minor), 0))
@@ -41,6 +42,32 @@
 #else
 #define SLUICE_SITE_FACTOR_RECONFIG 1
 #endif
+
+/* A job's flag that each of its tasks has shares of a GPU of its own. */
+#ifdef GRES_ONE_TASK_PER_SHARING
+#define SLUICE_ONE_TASK_PER_SHARING(flags) (((flags)&GRES_ONE_TASK_PER_SHARING) != 0)
+#define SLUICE_SET_ONE_TASK_PER_SHARING(flags) ((flags) |= GRES_ONE_TASK_PER_SHARING)
+#else
+#define SLUICE_ONE_TASK_PER_SHARING(flags) ((void)(flags), false)
+#define SLUICE_SET_ONE_TASK_PER_SHARING(flags) ((void)(flags))
+#endif
+/* Tasks of one node may have shares of different GPUs. */
+#if defined(MULTIPLE_SHARING_GRES_PJ) && defined(GRES_ONE_TASK_PER_SHARING)
+#define SLUICE_TASKS_SHARE_SEVERAL ((slurm_conf.select_type_param & MULTIPLE_SHARING_GRES_PJ) != 0)
+#else
+#define SLUICE_TASKS_SHARE_SEVERAL false
+#endif
+
+/* GRES in a request are written gres/gpu; before, gres:gpu. */
+#if SLUICE_SLURM_AT_LEAST(23, 11)
+#define SLUICE_GRES_SLASH true
+#else
+#define SLUICE_GRES_SLASH false
+#endif
+
+/* Slurm's allocator, which it frees a request's strings with; exported by libslurmfull of every version. */
+extern char *slurm_xstrdup(const char *text);
+extern void slurm_xfree(void **item);
 
 /* The configuration that slurmctld runs with; in libslurmfull of every version, its structure in the public header. */
 extern slurm_conf_t slurm_conf;

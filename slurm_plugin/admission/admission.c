@@ -1,0 +1,699 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+#include "admission/admission.h"
+
+#include "admission/gpu_mem.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+enum { DURATION_MAX = 32, STAMP_MAX = 32 };
+
+/* What the checks hand from one to the next. */
+struct check {
+    const struct sluice_rules *rules;
+    const struct sluice_tenant *tenant;
+    const struct sluice_slurm *slurm;
+    const struct sluice_submission *submission;
+    struct sluice_tres_request request;
+    struct sluice_admission *admission;
+    uint64_t nodes; /* the most that the job can get */
+};
+
+static uint64_t larger(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
+/* Slurm's way to write a run time. */
+static const char *duration(uint64_t minutes, char *text)
+{
+    if (minutes >= 1440)
+        snprintf(text, DURATION_MAX, "%" PRIu64 "-%02u:%02u:00", minutes / 1440, (unsigned)(minutes / 60 % 24),
+                 (unsigned)(minutes % 60));
+    else
+        snprintf(text, DURATION_MAX, "%02u:%02u:00", (unsigned)(minutes / 60), (unsigned)(minutes % 60));
+    return text;
+}
+
+/* The form that --deadline takes. */
+static const char *stamp(int64_t seconds, char *text)
+{
+    time_t when = (time_t)seconds;
+    struct tm parts;
+    if (!localtime_r(&when, &parts) || !strftime(text, STAMP_MAX, "%Y-%m-%dT%H:%M:%S", &parts))
+        snprintf(text, STAMP_MAX, "%" PRId64, seconds);
+    return text;
+}
+
+static void notice(struct check *check, const char *text)
+{
+    char *message = check->admission->message;
+    size_t length = strlen(message);
+    snprintf(message + length, SLUICE_REFUSAL_MAX - length, "%s%s", length ? "; " : "", text);
+}
+
+static bool is_listed(struct sluice_words words, const char *word, size_t length)
+{
+    for (uint32_t i = 0; i < words.count; i++)
+        if (strlen(words.items[i]) == length && memcmp(words.items[i], word, length) == 0)
+            return true;
+    return false;
+}
+
+static void join(struct sluice_words words, const char *separator, char *text, size_t size)
+{
+    size_t length = 0;
+    text[0] = '\0';
+    for (uint32_t i = 0; i < words.count && length < size; i++)
+        length += (size_t)snprintf(text + length, size - length, "%s%s", i ? separator : "", words.items[i]);
+}
+
+/* ---- the request as it was written ---- */
+
+static bool read_request(struct check *check)
+{
+    static const char *const origins[SLUICE_PER_COUNT] = {"--gpus", "--gres", "--gpus-per-socket", "--tres-per-task"};
+    char why[SLUICE_OPTION_WHY_MAX];
+    for (int per = 0; per < SLUICE_PER_COUNT; per++)
+        if (!sluice_tres_add(&check->request, (enum sluice_per)per, check->submission->tres[per], why, sizeof why))
+            return sluice_refuse(check->admission, SLUICE_REFUSED_REQUEST, "%s: %s", origins[per], why);
+    return true;
+}
+
+static bool has_gpus(const struct sluice_tres_request *request)
+{
+    return request->gpu_types > 0;
+}
+
+static bool has_any(const struct sluice_gres_counts *counts)
+{
+    for (int per = 0; per < SLUICE_PER_COUNT; per++)
+        if (counts->per[per])
+            return true;
+    return false;
+}
+
+static bool uses_gpus(const struct check *check)
+{
+    return has_gpus(&check->request) || has_any(&check->request.shards) || has_any(&check->request.mps) ||
+           check->submission->tasks_per_gpu;
+}
+
+static bool check_options(struct check *check)
+{
+    const struct sluice_options *options = &check->submission->options;
+    const struct sluice_tres_request *request = &check->request;
+    if (has_any(&request->shards) && (has_gpus(request) || has_any(&request->mps)))
+        return sluice_refuse(
+            check->admission, SLUICE_REFUSED_REQUEST,
+            "--gres=shard beside gpu or mps: Slurm gives a job either parts of GPUs or whole ones; submit "
+            "two jobs, or one heterogeneous job with a component for each");
+    if (options->gpu_mem_mib && check->submission->admitted_before) {
+        if (has_gpus(request) || !has_any(&request->shards))
+            return sluice_refuse(
+                check->admission, SLUICE_REFUSED_REQUEST,
+                "the job was submitted with --gpu-mem, so its GRES can be changed to another number of shards "
+                "only (one is one MiB); submit a new job for whole GPUs");
+    } else if (options->gpu_mem_mib &&
+               !sluice_gpu_mem_rewrite(check->slurm, check->submission, &check->request, check->admission)) {
+        return false;
+    }
+    if (options->gpu_share)
+        return sluice_refuse(
+            check->admission, SLUICE_REFUSED_REQUEST,
+            "--gpu-share=%u: no GPU of this cluster can be held to a share of its compute time yet; ask for "
+            "a part of its memory with --gpu-mem=SIZE",
+            options->gpu_share);
+    bool shaped = options->gpu_affinity != SLUICE_AFFINITY_UNSET || options->gpu_spread;
+    if (shaped && !uses_gpus(check))
+        return sluice_refuse(
+            check->admission, SLUICE_REFUSED_REQUEST,
+            "%s is about GPUs, and the job asks for none; add --gpus=N or --gpu-mem=SIZE, or leave it out",
+            options->gpu_spread ? "--gpu-spread" : "--gpu-affinity");
+    if (options->gpu_spread && check->submission->max_nodes == 1)
+        return sluice_refuse(
+            check->admission, SLUICE_REFUSED_REQUEST,
+            "--gpu-spread with one node: there is nothing to spread over; allow more nodes (-N) or leave it "
+            "out");
+    if (shaped && !check->slurm->places)
+        notice(check, "--gpu-affinity and --gpu-spread have no effect here: Slurm alone chooses the GPUs");
+    if (!options->gang_count)
+        return true;
+    if (check->submission->heterogeneous)
+        return sluice_refuse(
+            check->admission, SLUICE_REFUSED_REQUEST,
+            "--gang=%s:%u in a heterogeneous job: its components start together anyway; leave out --gang",
+            options->gang_name, options->gang_count);
+    if (!check->slurm->places)
+        return sluice_refuse(
+            check->admission, SLUICE_REFUSED_REQUEST,
+            "--gang=%s:%u: this cluster cannot start jobs together (it runs Sluice below level place); submit "
+            "one job of %u nodes, or a heterogeneous job",
+            options->gang_name, options->gang_count, options->gang_count);
+    return true;
+}
+
+/* ---- how much it comes to ---- */
+
+static uint32_t least_nodes(const struct check *check)
+{
+    const struct sluice_submission *submission = check->submission;
+    uint32_t least = check->admission->min_nodes ? check->admission->min_nodes : submission->min_nodes;
+    if (submission->tasks && submission->tasks_per_node) {
+        uint32_t needed = (submission->tasks - 1) / submission->tasks_per_node + 1;
+        least = least > needed ? least : needed;
+    }
+    return least ? least : 1;
+}
+
+/* An upper bound: without -N Slurm may spread a job over as many nodes as it has tasks. */
+static uint64_t most_nodes(const struct check *check)
+{
+    const struct sluice_submission *submission = check->submission;
+    uint32_t given = check->admission->max_nodes ? check->admission->max_nodes : submission->max_nodes;
+    if (given)
+        return given;
+    uint32_t per_task = submission->cpus_per_task ? submission->cpus_per_task : 1;
+    uint64_t most = larger(least_nodes(check), submission->tasks);
+    return larger(most, ((uint64_t)submission->min_cpus + per_task - 1) / per_task);
+}
+
+/* Tasks on all nodes, at most. */
+static uint64_t most_tasks(const struct check *check)
+{
+    const struct sluice_submission *submission = check->submission;
+    if (submission->tasks)
+        return submission->tasks;
+    return check->nodes * (submission->tasks_per_node ? submission->tasks_per_node : 1);
+}
+
+static uint64_t per_socket_factor(const struct check *check)
+{
+    /* Slurm refuses a count per socket without --sockets-per-node; should it not, no node has more. */
+    return check->submission->sockets_per_node ? check->submission->sockets_per_node : 64;
+}
+
+/* What each further node adds, and what does not depend on nodes. */
+static uint64_t total_of(const struct check *check, const struct sluice_gres_counts *counts)
+{
+    if (counts->per[SLUICE_PER_JOB])
+        return counts->per[SLUICE_PER_JOB];
+    uint64_t total = counts->per[SLUICE_PER_NODE] * check->nodes;
+    total = larger(total, counts->per[SLUICE_PER_SOCKET] * per_socket_factor(check) * check->nodes);
+    return larger(total, counts->per[SLUICE_PER_TASK] * most_tasks(check));
+}
+
+/* GPUs that parts are taken of: one of each node, or one for each task where tasks have their own. */
+static uint64_t shared_gpus(const struct check *check)
+{
+    return check->request.shards.per[SLUICE_PER_TASK] ? most_tasks(check) : check->nodes;
+}
+
+/* Shards on one GPU, at most: nothing says that Slurm divides what a node gives. */
+static uint64_t shards_of_one_gpu(const struct check *check)
+{
+    const struct sluice_gres_counts *shards = &check->request.shards;
+    uint64_t tasks = check->admission->one_task_per_sharing ? 1 : most_tasks(check);
+    uint64_t most = larger(shards->per[SLUICE_PER_JOB], shards->per[SLUICE_PER_NODE]);
+    most = larger(most, shards->per[SLUICE_PER_SOCKET] * per_socket_factor(check));
+    return larger(most, shards->per[SLUICE_PER_TASK] * tasks);
+}
+
+/*
+ * An open number of nodes is no reason to refuse: the job gets so many that `each` (per node) times them stays within
+ * the limit, where that is possible.
+ */
+static void cap_nodes(struct check *check, uint64_t each, uint64_t limit)
+{
+    bool fixed = check->submission->max_nodes || check->admission->min_nodes;
+    uint64_t fitting = limit / each;
+    if (fixed || fitting < least_nodes(check) || fitting >= check->nodes)
+        return;
+    check->admission->max_nodes = (uint32_t)fitting;
+    check->nodes = fitting;
+}
+
+/* ---- classes of GPUs ---- */
+
+static const struct sluice_class_rule *rule_of(const struct check *check, uint32_t class)
+{
+    return &check->tenant->classes[class];
+}
+
+static bool is_restricted(const struct check *check)
+{
+    if (!check->tenant || !check->rules)
+        return false;
+    for (uint32_t i = 0; i < check->rules->class_count; i++) {
+        const struct sluice_class_rule *rule = rule_of(check, i);
+        if (!rule->allowed || rule->gpus_per_job != SLUICE_NO_LIMIT || rule->run_time_s != SLUICE_NO_LIMIT)
+            return true;
+    }
+    return false;
+}
+
+static bool has_allow_list(const struct check *check)
+{
+    for (uint32_t i = 0; i < check->rules->class_count; i++)
+        if (!rule_of(check, i)->allowed)
+            return true;
+    return false;
+}
+
+/* The GPU types of classes that the tenant may use, joined for a message or as alternatives of a constraint. */
+static uint32_t allowed_types(const struct check *check, const char *separator, char *text, size_t size)
+{
+    uint32_t count = 0;
+    size_t length = 0;
+    text[0] = '\0';
+    for (uint32_t i = 0; i < check->rules->class_count; i++) {
+        const struct sluice_class *class = &check->rules->classes[i];
+        for (uint32_t j = 0; rule_of(check, i)->allowed && j < class->gpu_types.count; j++, count++)
+            if (length < size)
+                length += (size_t)snprintf(text + length, size - length, "%s%s", count ? separator : "",
+                                           class->gpu_types.items[j]);
+    }
+    return length < size ? count : UINT32_MAX;
+}
+
+static uint32_t whole_minutes(uint32_t seconds)
+{
+    return seconds >= 60 ? seconds / 60 : 1;
+}
+
+static bool check_run_time(struct check *check, uint32_t most_s, const char *where)
+{
+    const struct sluice_submission *submission = check->submission;
+    char asked[DURATION_MAX], most[DURATION_MAX];
+    if (most_s == SLUICE_NO_LIMIT)
+        return true;
+    uint32_t minutes = whole_minutes(most_s);
+    if (submission->time_limit == 0) {
+        if (!check->admission->time_limit || minutes < check->admission->time_limit)
+            check->admission->time_limit = minutes;
+        return true;
+    }
+    if (submission->time_limit <= minutes)
+        return true;
+    duration(submission->time_limit, asked);
+    duration(minutes, most);
+    return sluice_refuse(check->admission, SLUICE_REFUSED_TIME,
+                         "--time=%s: account %s may run a job%s for %s at most; ask for --time=%s or less",
+                         submission->time_limit == UINT32_MAX ? "UNLIMITED" : asked, check->tenant->account, where,
+                         most, most);
+}
+
+/* A class by the index, for `gpus` GPUs written as `type` ("" where they came without one). */
+static bool check_class(struct check *check, uint32_t class, const char *type, uint64_t gpus)
+{
+    const struct sluice_class_rule *rule = rule_of(check, class);
+    const char *name = check->rules->classes[class].name;
+    char types[SLUICE_NAME_LIST_MAX], where[SLUICE_RULES_MAX_NAME + 32];
+    if (!rule->allowed) {
+        allowed_types(check, ", ", types, sizeof types);
+        return sluice_refuse(check->admission, SLUICE_REFUSED_LIMIT,
+                             "GPUs of type %s (class %s) are not open to account %s; it may use %s", type, name,
+                             check->tenant->account, types[0] ? types : "no GPUs at all");
+    }
+    if (gpus > rule->gpus_per_job)
+        return sluice_refuse(check->admission, SLUICE_REFUSED_LIMIT,
+                             "%" PRIu64
+                             " GPUs of class %s: account %s may use %u of them in one job; ask for %u or fewer",
+                             gpus, name, check->tenant->account, rule->gpus_per_job, rule->gpus_per_job);
+    snprintf(where, sizeof where, " on GPUs of class %s", name);
+    return check_run_time(check, rule->run_time_s, where);
+}
+
+static bool class_accepts(const struct check *check, uint32_t class, uint64_t gpus)
+{
+    const struct sluice_class_rule *rule = rule_of(check, class);
+    bool in_time =
+        rule->run_time_s == SLUICE_NO_LIMIT || check->submission->time_limit <= whole_minutes(rule->run_time_s);
+    return rule->allowed && gpus <= rule->gpus_per_job && in_time;
+}
+
+/* The type that the constraint names, NULL for none. */
+static const char *type_in_constraint(const struct check *check)
+{
+    for (uint32_t i = 0; i < check->rules->class_count; i++) {
+        struct sluice_words types = check->rules->classes[i].gpu_types;
+        for (uint32_t j = 0; j < types.count; j++)
+            if (sluice_has_feature(check->submission, check->admission, types.items[j]))
+                return types.items[j];
+    }
+    return NULL;
+}
+
+/* Gives untyped GPUs a type: the same request with it in every count. */
+static bool set_type(struct check *check, const char *type)
+{
+    const struct sluice_gres_counts *gpus = &check->request.gpus[0];
+    if (strlen(type) > SLUICE_GPU_TYPE_LENGTH || type[strcspn(type, "|&,*()[]! \t:=/")])
+        return sluice_refuse(check->admission, SLUICE_REFUSED_REQUEST,
+                             "GPU type \"%s\" of this cluster's policy cannot be asked for; tell your administrators",
+                             type);
+    for (int per = 0; per < SLUICE_PER_COUNT; per++) {
+        char rest[SLUICE_TRES_TEXT_MAX], gpu[SLUICE_GPU_TYPE_LENGTH + 32] = "";
+        size_t length = sluice_tres_without_gpus(check->submission->tres[per], rest);
+        if (gpus->per[per])
+            sluice_gres_text(check->slurm, "gpu", type, gpus->per[per], gpu, sizeof gpu);
+        snprintf(check->admission->tres[per], sizeof check->admission->tres[per], "%s%s%s", rest,
+                 length && gpu[0] ? "," : "", gpu);
+    }
+    check->admission->set_tres = true;
+    memcpy(check->request.gpus[0].type, type, strlen(type) + 1);
+    return true;
+}
+
+/* The classes that would accept the job: how many, and their types joined by |. The count is UINT32_MAX where they do
+ * not fit. */
+static uint32_t accepting_classes(const struct check *check, uint64_t gpus, char *types, size_t size, uint32_t *count)
+{
+    uint32_t accepting = 0;
+    size_t length = 0;
+    *count = 0;
+    types[0] = '\0';
+    for (uint32_t i = 0; i < check->rules->class_count; i++) {
+        struct sluice_words words = check->rules->classes[i].gpu_types;
+        if (!class_accepts(check, i, gpus))
+            continue;
+        accepting++;
+        for (uint32_t j = 0; j < words.count && length < size; j++, (*count)++)
+            length += (size_t)snprintf(types + length, size - length, "%s%s", *count ? "|" : "", words.items[j]);
+    }
+    if (length >= size) /* too many for a constraint */
+        *count = UINT32_MAX;
+    return accepting;
+}
+
+/* Every class that is open to the tenant has its say: a refusal, or the run time where the job names none. */
+static bool check_open_classes(struct check *check, uint64_t gpus, bool accepting_only)
+{
+    for (uint32_t i = 0; i < check->rules->class_count; i++)
+        if (rule_of(check, i)->allowed && (!accepting_only || class_accepts(check, i, gpus)) &&
+            !check_class(check, i, "", gpus))
+            return false;
+    return true;
+}
+
+/*
+ * GPUs that any type would do for: each class that they could come from must accept them, or the type is completed.
+ * `gres`: as a type in the request; else (parts of GPUs) as a constraint.
+ */
+static bool check_untyped(struct check *check, bool gres, uint64_t gpus)
+{
+    char types[SLUICE_NAME_LIST_MAX];
+    const char *type = type_in_constraint(check);
+    uint32_t count;
+    if (type)
+        return check_class(check, sluice_rules_class_of_type(check->rules, type), type, gpus) &&
+               (!gres || set_type(check, type));
+    uint32_t accepting = accepting_classes(check, gpus, types, sizeof types, &count);
+    if (accepting == check->rules->class_count)
+        return check_open_classes(check, gpus, false);
+    if (accepting == 0)
+        return check_open_classes(check, gpus, false) &&
+               sluice_refuse(
+                   check->admission, SLUICE_REFUSED_LIMIT,
+                   "GPUs: account %s may use none; leave out the request for GPUs, or submit with another account "
+                   "(-A)",
+                   check->tenant->account);
+    if (gres ? count == 1 : count != UINT32_MAX)
+        return check_open_classes(check, gpus, true) &&
+               (gres ? set_type(check, types)
+                     : sluice_require_feature(check->submission, types, "A part of a GPU that your account may use",
+                                              check->admission));
+    size_t first = strcspn(types, "|");
+    for (char *at = types; *at; at++)
+        *at = *at == '|' ? ' ' : *at;
+    return sluice_refuse(
+        check->admission, SLUICE_REFUSED_LIMIT,
+        "GPUs without a type could be of a class that account %s may not use for this job; name the type, "
+        "as in --gres=gpu:%.*s:%" PRIu64 "; it may be one of: %s",
+        check->tenant->account, (int)first, types, gpus, types);
+}
+
+/* GPUs of one class in a request: its types add up. */
+static uint64_t gpus_of_class(const struct check *check, uint32_t class)
+{
+    uint64_t gpus = 0;
+    for (size_t i = 0; i < check->request.gpu_types; i++)
+        if (sluice_rules_class_of_type(check->rules, check->request.gpus[i].type) == class)
+            gpus += total_of(check, &check->request.gpus[i]);
+    return gpus;
+}
+
+static uint64_t each_node(const struct check *check, const struct sluice_gres_counts *counts)
+{
+    if (counts->per[SLUICE_PER_JOB])
+        return 0;
+    return larger(counts->per[SLUICE_PER_NODE], counts->per[SLUICE_PER_SOCKET] * per_socket_factor(check));
+}
+
+/* Where the number of nodes is open: not more of them than the limits on GPUs allow. */
+static void cap_nodes_by_gpus(struct check *check)
+{
+    const struct sluice_tres_request *request = &check->request;
+    uint64_t each = has_any(&request->shards) && !request->shards.per[SLUICE_PER_TASK] ? 1 : 0, widest = 0;
+    for (size_t i = 0; i < request->gpu_types; i++) {
+        uint64_t own = each_node(check, &request->gpus[i]);
+        uint32_t class = request->gpus[i].type[0] ? sluice_rules_class_of_type(check->rules, request->gpus[i].type)
+                                                  : SLUICE_NO_CLASS;
+        each += own;
+        if (own && class != SLUICE_NO_CLASS)
+            cap_nodes(check, own, rule_of(check, class)->gpus_per_job);
+    }
+    for (uint32_t i = 0; i < check->rules->class_count; i++)
+        if (rule_of(check, i)->allowed)
+            widest = larger(widest, rule_of(check, i)->gpus_per_job);
+    if (each && widest)
+        cap_nodes(check, each, widest);
+    if (each)
+        cap_nodes(check, each, check->tenant->gpus_per_job);
+}
+
+static uint64_t all_gpus(const struct check *check)
+{
+    const struct sluice_tres_request *request = &check->request;
+    uint64_t total = has_any(&request->shards) ? shared_gpus(check) : 0;
+    for (size_t i = 0; i < request->gpu_types; i++)
+        total += total_of(check, &request->gpus[i]);
+    if (!total && check->submission->tasks_per_gpu)
+        total = (most_tasks(check) - 1) / check->submission->tasks_per_gpu + 1;
+    if (has_any(&request->mps)) /* 100 are a GPU */
+        total += larger(check->nodes, (total_of(check, &request->mps) - 1) / 100 + 1);
+    return total;
+}
+
+static bool check_types(struct check *check)
+{
+    const struct sluice_tres_request *request = &check->request;
+    bool untyped = request->gpu_types == 0;
+    for (size_t i = 0; i < request->gpu_types; i++) {
+        const char *type = request->gpus[i].type;
+        uint32_t class = sluice_rules_class_of_type(check->rules, type);
+        if (!type[0] && request->gpu_types > 1)
+            return sluice_refuse(check->admission, SLUICE_REFUSED_REQUEST,
+                                 "GPUs with a type beside GPUs without one; name the type of all of them");
+        if (!type[0])
+            untyped = true;
+        else if (class != SLUICE_NO_CLASS && !check_class(check, class, type, gpus_of_class(check, class)))
+            return false;
+        else if (class == SLUICE_NO_CLASS && has_allow_list(check)) {
+            char types[SLUICE_NAME_LIST_MAX];
+            allowed_types(check, ", ", types, sizeof types);
+            return sluice_refuse(check->admission, SLUICE_REFUSED_LIMIT,
+                                 "GPUs of type %s belong to no class that is open to account %s; it may use %s", type,
+                                 check->tenant->account, types[0] ? types : "no GPUs at all");
+        }
+    }
+    return !untyped || check_untyped(check, request->gpu_types == 1, all_gpus(check));
+}
+
+static bool check_gpus(struct check *check)
+{
+    uint32_t limit = check->tenant->gpus_per_job;
+    if (check->submission->whole_nodes && (limit != SLUICE_NO_LIMIT || is_restricted(check)))
+        return sluice_refuse(
+            check->admission, SLUICE_REFUSED_LIMIT,
+            "--exclusive takes all GPUs of a node, and account %s may not use all; leave it out and ask for "
+            "GPUs, CPUs and memory by number",
+            check->tenant->account);
+    cap_nodes_by_gpus(check);
+    uint64_t total = all_gpus(check);
+    if (total > limit && limit != SLUICE_NO_LIMIT)
+        return sluice_refuse(check->admission, SLUICE_REFUSED_LIMIT,
+                             "%" PRIu64 " GPUs (on %" PRIu64
+                             " nodes): account %s may use %u in one job; ask for %u or fewer",
+                             total, check->nodes, check->tenant->account, limit, limit);
+    return !is_restricted(check) || check_types(check);
+}
+
+static bool check_memory(struct check *check)
+{
+    const struct sluice_gres_counts *shards = &check->request.shards;
+    uint64_t per_gpu = check->tenant->gpu_memory_mib_per_gpu, per_job = check->tenant->gpu_memory_mib_per_job;
+    char asked[24], most[24], per_gpu_text[24];
+    if (per_gpu == SLUICE_NO_LIMIT_64 && per_job == SLUICE_NO_LIMIT_64)
+        return true;
+    sluice_format_mib(per_gpu == SLUICE_NO_LIMIT_64 ? per_job : per_gpu, most, sizeof most);
+    if (!has_any(shards) || check->submission->whole_nodes)
+        return sluice_refuse(
+            check->admission, SLUICE_REFUSED_LIMIT,
+            "whole GPUs: account %s may use %s of GPU memory %s, which whole GPUs cannot be held to; ask with "
+            "--gpu-mem=%s or less",
+            check->tenant->account, most, per_gpu == SLUICE_NO_LIMIT_64 ? "in one job" : "of each GPU", most);
+    uint64_t one = shards_of_one_gpu(check);
+    if (one > per_gpu)
+        return sluice_refuse(check->admission, SLUICE_REFUSED_LIMIT,
+                             "%s of one GPU's memory: account %s may use %s of each; ask for --gpu-mem=%s or less",
+                             sluice_format_mib(one, asked, sizeof asked), check->tenant->account, most, most);
+    if (per_job == SLUICE_NO_LIMIT_64)
+        return true;
+    if (shards->per[SLUICE_PER_NODE])
+        cap_nodes(check, shards->per[SLUICE_PER_NODE], per_job);
+    uint64_t total = total_of(check, shards);
+    if (total <= per_job)
+        return true;
+    uint64_t gpus = larger(shared_gpus(check), 1), fitting = per_job / gpus;
+    return sluice_refuse(check->admission, SLUICE_REFUSED_LIMIT,
+                         "%s of GPU memory on %" PRIu64
+                         " GPUs: account %s may use %s in one job; ask for --gpu-mem=%s or "
+                         "less, or for fewer GPUs",
+                         sluice_format_mib(total, asked, sizeof asked), gpus, check->tenant->account,
+                         sluice_format_mib(per_job, most, sizeof most),
+                         sluice_format_mib(fitting ? fitting : 1, per_gpu_text, sizeof per_gpu_text));
+}
+
+/* ---- the tenant ---- */
+
+static bool check_account(struct check *check)
+{
+    const struct sluice_tenant *tenant = check->tenant;
+    char when[STAMP_MAX];
+    if (!tenant->expires_s || check->slurm->now < tenant->expires_s)
+        return true;
+    return sluice_refuse(check->admission, SLUICE_REFUSED_ACCOUNT,
+                         "account %s expired on %s; submit with another account (-A), or ask your administrators",
+                         tenant->account, stamp(tenant->expires_s, when));
+}
+
+static bool complete_partition(struct check *check)
+{
+    const struct sluice_tenant *tenant = check->tenant;
+    const char *asked = check->submission->partition;
+    char list[SLUICE_NAME_LIST_MAX];
+    if (tenant->partitions.count == 0)
+        return true;
+    if (!asked || !*asked) {
+        snprintf(check->admission->partition, SLUICE_NAME_LIST_MAX, "%s", tenant->partitions.items[0]);
+        return true;
+    }
+    while (*asked) {
+        size_t length = strcspn(asked, ",");
+        if (length && !is_listed(tenant->partitions, asked, length)) {
+            join(tenant->partitions, ", ", list, sizeof list);
+            return sluice_refuse(
+                check->admission, SLUICE_REFUSED_LIMIT, "partition %.*s: account %s may use %s; submit with -p %s",
+                (int)(length < 64 ? length : 64), asked, tenant->account, list, tenant->partitions.items[0]);
+        }
+        asked += length + (asked[length] == ',');
+    }
+    return true;
+}
+
+static bool complete_features(struct check *check)
+{
+    struct sluice_words features = check->tenant->features;
+    for (uint32_t i = 0; i < features.count; i++)
+        if (!sluice_require_feature(check->submission, features.items[i], "your account", check->admission))
+            return false;
+    return true;
+}
+
+static bool check_gang_and_deadline(struct check *check)
+{
+    const struct sluice_submission *submission = check->submission;
+    char earliest[STAMP_MAX], given[STAMP_MAX], needed[DURATION_MAX];
+    if (submission->options.gang_count && check->tenant && !check->tenant->gang)
+        return sluice_refuse(check->admission, SLUICE_REFUSED_LIMIT,
+                             "--gang=%s:%u is not open to account %s; submit without it", submission->options.gang_name,
+                             submission->options.gang_count, check->tenant->account);
+    if (!submission->deadline)
+        return true;
+    if (check->tenant && !check->tenant->deadline)
+        return sluice_refuse(check->admission, SLUICE_REFUSED_LIMIT,
+                             "--deadline is not open to account %s; submit without it", check->tenant->account);
+    uint32_t minutes = submission->time_min ? submission->time_min : submission->time_limit;
+    if (minutes == UINT32_MAX)
+        return sluice_refuse(check->admission, SLUICE_REFUSED_TIME,
+                             "--deadline=%s for a job without end; ask for a --time",
+                             stamp(submission->deadline, given));
+    int64_t end = check->slurm->now + (int64_t)minutes * 60;
+    if (submission->deadline >= end && submission->deadline > check->slurm->now)
+        return true;
+    return sluice_refuse(
+        check->admission, SLUICE_REFUSED_TIME,
+        "--deadline=%s cannot be met: started now, a job of %s ends at %s; ask for --deadline=%s or later, or "
+        "for a shorter --time",
+        stamp(submission->deadline, given), duration(larger(minutes, 1), needed),
+        stamp(end > check->slurm->now ? end : check->slurm->now + 60, earliest), earliest);
+}
+
+/* ---- defaults ---- */
+
+static void complete_cpus_and_memory(struct check *check)
+{
+    const struct sluice_submission *submission = check->submission;
+    const struct sluice_gres_counts *gpus = &check->request.gpus[0];
+    if (check->request.gpu_types != 1 || submission->whole_nodes || submission->admitted_before)
+        return;
+    uint32_t cpus_milli = check->rules->cpus_per_gpu_milli;
+    uint64_t memory = check->rules->memory_mib_per_gpu;
+    uint32_t class = gpus->type[0] ? sluice_rules_class_of_type(check->rules, gpus->type) : SLUICE_NO_CLASS;
+    if (class != SLUICE_NO_CLASS) {
+        const struct sluice_class *own = &check->rules->classes[class];
+        cpus_milli = own->cpus_per_gpu_milli ? own->cpus_per_gpu_milli : cpus_milli;
+        memory = own->memory_mib_per_gpu ? own->memory_mib_per_gpu : memory;
+    }
+    /* Tasks that the user counted need a CPU each: there the user's numbers stand. */
+    uint64_t cpus = cpus_milli ? larger(cpus_milli / 1000, 1) : 0;
+    bool counted = submission->cpus_per_tres || submission->cpus_per_task || submission->min_cpus_per_node ||
+                   submission->tasks > 1 || submission->tasks_per_node > 1 || submission->tasks_per_gpu;
+    if (cpus && !counted) {
+        sluice_gres_text(check->slurm, "gpu", "", cpus, check->admission->cpus_per_tres,
+                         sizeof check->admission->cpus_per_tres);
+        check->admission->set_cpus_per_tres = true;
+    }
+    if (memory && !submission->memory_asked && !submission->mem_per_tres) {
+        sluice_gres_text(check->slurm, "gpu", "", memory, check->admission->mem_per_tres,
+                         sizeof check->admission->mem_per_tres);
+        check->admission->set_mem_per_tres = true;
+    }
+}
+
+void sluice_admit(const struct sluice_rules *rules, const struct sluice_tenant *tenant,
+                  const struct sluice_slurm *slurm, const struct sluice_submission *submission,
+                  struct sluice_admission *admission)
+{
+    struct check check = {
+        .rules = rules, .tenant = tenant, .slurm = slurm, .submission = submission, .admission = admission};
+    memset(admission, 0, sizeof *admission);
+    if ((tenant && !check_account(&check)) || !read_request(&check) || !check_options(&check) ||
+        !check_gang_and_deadline(&check))
+        return;
+    check.nodes = most_nodes(&check);
+    if (tenant) {
+        if (!complete_partition(&check) || !complete_features(&check) ||
+            !check_run_time(&check, tenant->run_time_s, ""))
+            return;
+        if (!(submission->qos && *submission->qos) && tenant->qos)
+            snprintf(admission->qos, sizeof admission->qos, "%s", tenant->qos);
+        if ((uses_gpus(&check) || submission->whole_nodes) && (!check_memory(&check) || !check_gpus(&check)))
+            return;
+    }
+    if (rules)
+        complete_cpus_and_memory(&check);
+}

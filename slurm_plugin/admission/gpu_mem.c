@@ -1,0 +1,236 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+#include "admission/gpu_mem.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+bool sluice_refuse(struct sluice_admission *admission, enum sluice_refusal refusal, const char *format, ...)
+{
+    va_list arguments;
+    admission->refusal = refusal;
+    va_start(arguments, format);
+    vsnprintf(admission->message, sizeof admission->message, format, arguments);
+    va_end(arguments);
+    return false;
+}
+
+static const char *constraint(const struct sluice_submission *submission, const struct sluice_admission *admission)
+{
+    if (admission->features[0])
+        return admission->features;
+    return submission->features ? submission->features : "";
+}
+
+/* A list of features joined by & only: no alternatives, counts, brackets or negations. */
+static bool is_plain_list(const char *text)
+{
+    return text[strcspn(text, "|*()[]!,")] == '\0';
+}
+
+bool sluice_has_feature(const struct sluice_submission *submission, const struct sluice_admission *admission,
+                        const char *feature)
+{
+    const char *list = constraint(submission, admission);
+    size_t length = strlen(feature);
+    if (!is_plain_list(list))
+        return false;
+    while (*list) {
+        size_t word = strcspn(list, "&");
+        if (word == length && memcmp(list, feature, length) == 0)
+            return true;
+        list += word + (list[word] == '&');
+    }
+    return false;
+}
+
+bool sluice_require_feature(const struct sluice_submission *submission, const char *feature, const char *because,
+                            struct sluice_admission *admission)
+{
+    char joined[SLUICE_NAME_LIST_MAX];
+    const char *list = constraint(submission, admission);
+    bool alternatives = strchr(feature, '|') != NULL;
+    if (sluice_has_feature(submission, admission, feature))
+        return true;
+    if (*list && (alternatives || !is_plain_list(list)))
+        return sluice_refuse(admission, SLUICE_REFUSED_REQUEST,
+                             "%s needs the constraint %s, which cannot be added to yours; write a --constraint that "
+                             "names %s and joins features by & only",
+                             because, feature, alternatives ? "one of them" : "it");
+    int length = snprintf(joined, sizeof joined, "%s%s%s", list, *list ? "&" : "", feature);
+    if (length < 0 || (size_t)length >= sizeof joined)
+        return sluice_refuse(admission, SLUICE_REFUSED_REQUEST, "the --constraint is too long; at most %d characters",
+                             SLUICE_NAME_LIST_MAX - 1);
+    memcpy(admission->features, joined, (size_t)length + 1);
+    return true;
+}
+
+void sluice_gres_text(const struct sluice_slurm *slurm, const char *name, const char *type, uint64_t count, char *text,
+                      size_t size)
+{
+    snprintf(text, size, "gres%c%s%s%s:%" PRIu64, slurm->slash ? '/' : ':', name, type[0] ? ":" : "", type, count);
+}
+
+/* How --gpu-mem is put into shards. */
+struct layout {
+    bool by_task;   /* each task's shards on a GPU of its own; else one GPU of each node */
+    uint32_t nodes; /* exactly so many; 0: as asked */
+};
+
+static bool refuse_several(const struct sluice_slurm *slurm, struct sluice_admission *admission, const char *what,
+                           uint64_t count, const char *size)
+{
+    if (slurm->several_sharing)
+        return sluice_refuse(
+            admission, SLUICE_REFUSED_REQUEST,
+            "%s=%" PRIu64 " with --gpu-mem=%s: Slurm divides several shared GPUs of a node among tasks "
+            "only, one each; ask with --gpus-per-task=1 and so many tasks, for one GPU on each of several "
+            "nodes (-N %" PRIu64 "), or for whole GPUs (no --gpu-mem)",
+            what, count, size, count);
+    return sluice_refuse(admission, SLUICE_REFUSED_REQUEST,
+                         "%s=%" PRIu64 " with --gpu-mem=%s: %s; ask for one GPU on each of several nodes (-N %" PRIu64
+                         " --gpus-per-node=1 --gpu-mem=%s), or for whole GPUs (%s=%" PRIu64 " without --gpu-mem)",
+                         what, count, size,
+                         slurm->slash ? "this Slurm gives a job shared memory of one GPU of a node only, as its "
+                                        "SelectTypeParameters has no MULTIPLE_SHARING_GRES_PJ"
+                                      : "Slurm before 23.11 gives a job shared memory of one GPU of a node only",
+                         count, size, what, count);
+}
+
+static bool is_one_task_a_node(const struct sluice_submission *submission)
+{
+    bool node_each = submission->min_nodes == submission->tasks && submission->max_nodes == submission->tasks;
+    return submission->tasks == 1 || submission->tasks_per_node == 1 || (submission->tasks && node_each) ||
+           (!submission->tasks && !submission->tasks_per_node);
+}
+
+static bool choose_layout(const struct sluice_slurm *slurm, const struct sluice_submission *submission,
+                          const struct sluice_gres_counts *gpus, const char *size, struct layout *layout,
+                          struct sluice_admission *admission)
+{
+    uint64_t job = gpus->per[SLUICE_PER_JOB], node = gpus->per[SLUICE_PER_NODE], task = gpus->per[SLUICE_PER_TASK];
+    memset(layout, 0, sizeof *layout);
+    if (gpus->per[SLUICE_PER_SOCKET])
+        return sluice_refuse(admission, SLUICE_REFUSED_REQUEST,
+                             "--gpus-per-socket with --gpu-mem=%s: shared memory is not counted by sockets; use "
+                             "--gpus-per-node=1 or --gpus-per-task=1",
+                             size);
+    if (node > 1)
+        return refuse_several(slurm, admission, sluice_per_option(SLUICE_PER_NODE), node, size);
+    if (task > 1)
+        return refuse_several(slurm, admission, sluice_per_option(SLUICE_PER_TASK), task, size);
+    if (task && job && submission->tasks && job != submission->tasks)
+        return sluice_refuse(admission, SLUICE_REFUSED_REQUEST,
+                             "--gpus=%" PRIu64
+                             " with --gpus-per-task=1 and %u tasks contradict each other; leave out --gpus",
+                             job, submission->tasks);
+    if (task && !is_one_task_a_node(submission)) {
+        if (node || !slurm->several_sharing)
+            return refuse_several(slurm, admission, "tasks of one node and --gpus-per-task", task, size);
+        layout->by_task = true;
+        return true;
+    }
+    if (job > 1 && !node && !task && !(submission->min_nodes == job && submission->max_nodes == job))
+        return refuse_several(slurm, admission, sluice_per_option(SLUICE_PER_JOB), job, size);
+    if (job) {
+        if (job > UINT32_MAX || submission->min_nodes > job || (submission->max_nodes && submission->max_nodes < job))
+            return sluice_refuse(admission, SLUICE_REFUSED_REQUEST,
+                                 "--gpus=%" PRIu64 " with --gpu-mem=%s is one GPU on each of %" PRIu64
+                                 " nodes, but -N asks for another number of nodes; leave out -N or --gpus",
+                                 job, size, job);
+        layout->nodes = (uint32_t)job;
+    }
+    return true;
+}
+
+/* --cpus-per-gpu and --mem-per-gpu: there is no gres/gpu left that they could be counted by. */
+static bool convert_per_gpu(const struct sluice_submission *submission, const struct layout *layout, const char *size,
+                            struct sluice_admission *admission)
+{
+    const char *texts[] = {submission->cpus_per_tres, submission->mem_per_tres};
+    uint64_t counts[2];
+    for (size_t i = 0; i < 2; i++) {
+        struct sluice_tres_request per_gpu = {.gpu_types = 0};
+        char why[SLUICE_OPTION_WHY_MAX];
+        if (!sluice_tres_add(&per_gpu, SLUICE_PER_NODE, texts[i], why, sizeof why))
+            return sluice_refuse(admission, SLUICE_REFUSED_REQUEST, "%s: %s", i ? "--mem-per-gpu" : "--cpus-per-gpu",
+                                 why);
+        counts[i] = per_gpu.gpu_types ? per_gpu.gpus[0].per[SLUICE_PER_NODE] : 0;
+    }
+    if (layout->by_task && (counts[0] || counts[1]))
+        return sluice_refuse(
+            admission, SLUICE_REFUSED_REQUEST,
+            "%s with --gpu-mem=%s and several tasks on a node: write --cpus-per-task and --mem-per-cpu",
+            counts[0] ? "--cpus-per-gpu" : "--mem-per-gpu", size);
+    admission->set_cpus_per_tres = counts[0] > 0;
+    admission->set_mem_per_tres = counts[1] > 0;
+    if (counts[0] > UINT16_MAX - 2)
+        return sluice_refuse(admission, SLUICE_REFUSED_REQUEST, "--cpus-per-gpu=%" PRIu64 " is more than any node has",
+                             counts[0]);
+    if (counts[0] > submission->min_cpus_per_node)
+        admission->min_cpus_per_node = (uint32_t)counts[0];
+    admission->memory_per_node_mib = counts[1];
+    return true;
+}
+
+static void write_tres(const struct sluice_slurm *slurm, const struct sluice_submission *submission, bool by_task,
+                       uint64_t shards, struct sluice_admission *admission)
+{
+    char shard[64];
+    sluice_gres_text(slurm, "shard", "", shards, shard, sizeof shard);
+    for (int per = 0; per < SLUICE_PER_COUNT; per++) {
+        char rest[SLUICE_TRES_TEXT_MAX];
+        bool here = per == (by_task ? SLUICE_PER_TASK : SLUICE_PER_NODE);
+        size_t length = sluice_tres_without_gpus(submission->tres[per], rest);
+        snprintf(admission->tres[per], sizeof admission->tres[per], "%s%s%s", rest, here && length ? "," : "",
+                 here ? shard : "");
+    }
+    admission->set_tres = true;
+}
+
+bool sluice_gpu_mem_rewrite(const struct sluice_slurm *slurm, const struct sluice_submission *submission,
+                            struct sluice_tres_request *request, struct sluice_admission *admission)
+{
+    static const struct sluice_gres_counts nothing;
+    const struct sluice_gres_counts *gpus = request->gpu_types ? &request->gpus[0] : &nothing;
+    uint64_t mib = submission->options.gpu_mem_mib;
+    struct layout layout;
+    char size[24];
+    sluice_format_mib(mib, size, sizeof size);
+    if (memcmp(request->shards.per, nothing.per, sizeof nothing.per) != 0 ||
+        memcmp(request->mps.per, nothing.per, sizeof nothing.per) != 0)
+        return sluice_refuse(
+            admission, SLUICE_REFUSED_REQUEST,
+            "--gpu-mem=%s and --gres=shard or mps share GPUs in two ways; leave out one of them (one shard "
+            "is one MiB)",
+            size);
+    if (submission->whole_nodes)
+        return sluice_refuse(
+            admission, SLUICE_REFUSED_REQUEST,
+            "--exclusive takes whole nodes with all their GPUs, --gpu-mem=%s a part of one; leave out one of "
+            "them",
+            size);
+    if (submission->tasks_per_gpu)
+        return sluice_refuse(admission, SLUICE_REFUSED_REQUEST,
+                             "--ntasks-per-gpu counts whole GPUs; with --gpu-mem=%s write --ntasks-per-node", size);
+    if (request->gpu_types > 1)
+        return sluice_refuse(admission, SLUICE_REFUSED_REQUEST,
+                             "--gpu-mem=%s of several types of GPU: name one type, or none", size);
+    if (!choose_layout(slurm, submission, gpus, size, &layout, admission) ||
+        !convert_per_gpu(submission, &layout, size, admission))
+        return false;
+    /* Shards have no type that all versions accept: the type becomes the feature that `sluice gres write` gives nodes.
+     */
+    if (gpus->type[0] && !sluice_require_feature(submission, gpus->type, "--gpu-mem of a type of GPU", admission))
+        return false;
+    write_tres(slurm, submission, layout.by_task, mib, admission);
+    admission->one_task_per_sharing = layout.by_task;
+    if (layout.nodes) {
+        admission->min_nodes = layout.nodes;
+        admission->max_nodes = layout.nodes;
+    }
+    memset(request, 0, sizeof *request);
+    request->shards.per[layout.by_task ? SLUICE_PER_TASK : SLUICE_PER_NODE] = mib;
+    return true;
+}

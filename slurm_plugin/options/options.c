@@ -1,0 +1,250 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+#include "options.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { SHOWN_MAX = 64 };
+
+static bool is_digit(char c)
+{
+    return c >= '0' && c <= '9';
+}
+
+static bool is_name_character(char c)
+{
+    return is_digit(c) || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || c == '-' || c == '.';
+}
+
+static char lower(char c)
+{
+    return c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c;
+}
+
+/* A value for a message: bounded, and nothing in it that a terminal or a log would act upon. */
+static const char *shown(const char *value, char *text)
+{
+    size_t i = 0;
+    for (; value && value[i] && i < SHOWN_MAX; i++)
+        text[i] = value[i] >= ' ' && value[i] <= '~' ? value[i] : '?';
+    text[i] = '\0';
+    return text;
+}
+
+/* Digits up to `most`; moves `*at` past them. */
+static bool parse_digits(const char **at, uint64_t most, uint64_t *number)
+{
+    const char *start = *at;
+    uint64_t value = 0;
+    for (; is_digit(**at); (*at)++) {
+        value = value * 10 + (uint64_t)(**at - '0');
+        if (value > most)
+            return false;
+    }
+    *number = value;
+    return *at > start;
+}
+
+/* The whole of `text` is a number of `least` to `most`. */
+static bool parse_number(const char *text, uint64_t least, uint64_t most, uint32_t *number)
+{
+    uint64_t value;
+    if (!parse_digits(&text, most, &value) || *text || value < least)
+        return false;
+    *number = (uint32_t)value;
+    return true;
+}
+
+bool sluice_parse_mib(const char *text, uint64_t most, uint64_t *mib)
+{
+    uint64_t whole, thousandths = 0;
+    if (!text || !parse_digits(&text, UINT64_C(1) << 33, &whole))
+        return false;
+    if (*text == '.') {
+        const char *start = ++text;
+        if (!parse_digits(&text, 999, &thousandths) || text - start > 3)
+            return false;
+        for (ptrdiff_t digits = text - start; digits < 3; digits++)
+            thousandths *= 10;
+    }
+    whole = whole * 1000 + thousandths; /* below 2^43, so that the largest unit keeps it below 2^64 */
+    uint64_t factor = 1, divisor = 1;
+    bool unit = true;
+    switch (lower(*text)) {
+    case 't':
+        factor = UINT64_C(1) << 20;
+        break;
+    case 'g':
+        factor = UINT64_C(1) << 10;
+        break;
+    case 'k':
+        divisor = 1024;
+        break;
+    case 'm':
+        break;
+    default:
+        unit = false;
+    }
+    text += unit;
+    if (lower(text[0]) == 'i' && lower(text[1]) == 'b')
+        text += 2;
+    else if (lower(text[0]) == 'b')
+        text++;
+    if (*text)
+        return false;
+    uint64_t value = (whole * factor + 1000 * divisor - 1) / (1000 * divisor);
+    if (value < 1 || value > most)
+        return false;
+    *mib = value;
+    return true;
+}
+
+const char *sluice_format_mib(uint64_t mib, char *text, size_t size)
+{
+    if (mib && mib % 1024 == 0)
+        snprintf(text, size, "%" PRIu64 "G", mib / 1024);
+    else
+        snprintf(text, size, "%" PRIu64 "M", mib);
+    return text;
+}
+
+static bool set_gpu_mem(struct sluice_options *options, const char *value)
+{
+    return sluice_parse_mib(value, SLUICE_GPU_MEM_MAX_MIB, &options->gpu_mem_mib);
+}
+
+static bool set_gpu_share(struct sluice_options *options, const char *value)
+{
+    char digits[4];
+    size_t length = strnlen(value, sizeof digits + 1);
+    if (length && value[length - 1] == '%')
+        length--;
+    if (length == 0 || length >= sizeof digits)
+        return false;
+    memcpy(digits, value, length);
+    digits[length] = '\0';
+    return parse_number(digits, 1, 100, &options->gpu_share);
+}
+
+static bool set_gpu_affinity(struct sluice_options *options, const char *value)
+{
+    static const struct {
+        const char *word;
+        enum sluice_affinity affinity;
+    } words[] = {
+        {"none", SLUICE_AFFINITY_NONE},
+        {"link", SLUICE_AFFINITY_LINK},
+        {"numa", SLUICE_AFFINITY_NUMA},
+    };
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
+        if (strcmp(value, words[i].word) == 0) {
+            options->gpu_affinity = words[i].affinity;
+            return true;
+        }
+    return false;
+}
+
+static bool set_gpu_spread(struct sluice_options *options, const char *value)
+{
+    /* Slurm stores an option without argument as "(null)" or as an empty string. */
+    if (value[0] && strcmp(value, "(null)") != 0)
+        return false;
+    options->gpu_spread = true;
+    return true;
+}
+
+static bool set_gang(struct sluice_options *options, const char *value)
+{
+    size_t length = 0;
+    uint32_t count;
+    while (length <= SLUICE_GANG_NAME_MAX && is_name_character(value[length]))
+        length++;
+    if (length == 0 || length > SLUICE_GANG_NAME_MAX || value[length] != ':' || value[0] == '-' || value[0] == '.' ||
+        !parse_number(value + length + 1, 1, SLUICE_GANG_COUNT_MAX, &count))
+        return false;
+    memset(options->gang_name, 0, sizeof options->gang_name);
+    memcpy(options->gang_name, value, length);
+    options->gang_count = count;
+    return true;
+}
+
+static const struct {
+    const char *name;
+    bool (*set)(struct sluice_options *options, const char *value);
+    const char *expected;
+} known[] = {
+    {"gpu-mem", set_gpu_mem, "memory of each GPU, 1M to 16T: a number with M, G or T, e.g. 10G"},
+    {"gpu-share", set_gpu_share, "percent of each GPU, 1 to 100, e.g. 50"},
+    {"gpu-affinity", set_gpu_affinity, "link, numa or none"},
+    {"gpu-spread", set_gpu_spread, "no value"},
+    {"gang", set_gang,
+     "NAME:COUNT: a name of at most 64 letters, digits, '.', '_', '-', and 1 to 256 jobs, e.g. train:4"},
+};
+
+enum { KNOWN = sizeof known / sizeof known[0] };
+
+const char *sluice_option_name(size_t index)
+{
+    return index < KNOWN ? known[index].name : NULL;
+}
+
+bool sluice_option_set(struct sluice_options *options, const char *name, const char *value, char *why, size_t why_size)
+{
+    char text[SHOWN_MAX + 1];
+    for (size_t i = 0; i < KNOWN; i++) {
+        if (strcmp(name, known[i].name) != 0)
+            continue;
+        struct sluice_options changed = *options;
+        if (known[i].set(&changed, value ? value : "")) {
+            *options = changed;
+            return true;
+        }
+        snprintf(why, why_size, "--%s=%s is not understood; write %s", name, shown(value, text), known[i].expected);
+        return false;
+    }
+    snprintf(why, why_size, "--%s is no option of Sluice", shown(name, text));
+    return false;
+}
+
+/* The option that a variable "gpu_mem=..." stands for, KNOWN when there is none; `*value` is what follows. */
+static size_t find_variable(const char *variable, const char **value)
+{
+    for (size_t i = 0; i < KNOWN; i++) {
+        const char *name = known[i].name, *at = variable;
+        while (*name && (*at == *name || (*at == '_' && *name == '-')))
+            name++, at++;
+        if (*name == '\0' && *at == '=') {
+            *value = at + 1;
+            return i;
+        }
+    }
+    return KNOWN;
+}
+
+bool sluice_options_from_env(struct sluice_options *options, char *const *env, size_t count, char *why, size_t why_size)
+{
+    bool seen[KNOWN] = {false};
+    const size_t prefix = sizeof SLUICE_SPANK_ENV_PREFIX - 1;
+    memset(options, 0, sizeof *options);
+    for (size_t i = 0; i < count; i++) {
+        if (!env[i] || strncmp(env[i], SLUICE_SPANK_ENV_PREFIX, prefix) != 0)
+            continue;
+        const char *value;
+        size_t option = find_variable(env[i] + prefix, &value);
+        if (option == KNOWN) {
+            char text[SHOWN_MAX + 1];
+            snprintf(why, why_size, "%s: no option of this Sluice; the login node may have a newer one",
+                     shown(env[i] + prefix, text));
+            return false;
+        }
+        if (seen[option]) {
+            snprintf(why, why_size, "--%s was submitted twice", known[option].name);
+            return false;
+        }
+        seen[option] = true;
+        if (!sluice_option_set(options, known[option].name, value, why, why_size))
+            return false;
+    }
+    return true;
+}

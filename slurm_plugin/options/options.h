@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * The job options that Sluice adds to srun, sbatch and salloc, parsed. One parser for the commands (SPANK), for
+ * job_submit and for the controller, so that all three agree on what a user wrote. No Slurm headers; no allocation, no
+ * globals; every function may be called from any thread.
+ */
+#ifndef SLUICE_OPTIONS_H
+#define SLUICE_OPTIONS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    SLUICE_GANG_NAME_MAX = 64,
+    SLUICE_GANG_COUNT_MAX = 256, /* as many as the core places together: SLUICE_MAX_GROUP */
+    SLUICE_OPTION_WHY_MAX = 256, /* room that any message of this parser fits in */
+};
+
+/* 16 TiB: more than any GPU has, and small enough that sums over a cluster stay far from overflow. */
+#define SLUICE_GPU_MEM_MAX_MIB (UINT64_C(1) << 24)
+
+/* The name under which Slurm knows the SPANK plugin, and the prefix that it gives the options of a submitted job. */
+#define SLUICE_SPANK_NAME "sluice"
+#define SLUICE_SPANK_ENV_PREFIX "_SLURM_SPANK_OPTION_" SLUICE_SPANK_NAME "_"
+
+enum sluice_affinity {
+    SLUICE_AFFINITY_UNSET, /* the site's placement policy decides */
+    SLUICE_AFFINITY_NONE,
+    SLUICE_AFFINITY_LINK, /* GPUs that are linked with each other */
+    SLUICE_AFFINITY_NUMA, /* GPUs of one NUMA node */
+};
+
+/* Zero is "not asked" for every field. */
+struct sluice_options {
+    uint64_t gpu_mem_mib; /* of each GPU; 1 to SLUICE_GPU_MEM_MAX_MIB */
+    uint32_t gpu_share;   /* percent of a GPU's compute time; 1 to 100 */
+    uint32_t gang_count;  /* jobs that start together; 1 to SLUICE_GANG_COUNT_MAX */
+    enum sluice_affinity gpu_affinity;
+    bool gpu_spread; /* the job's GPUs on as many nodes as it may have */
+    char gang_name[SLUICE_GANG_NAME_MAX + 1];
+};
+
+/*
+ * One option: `name` as a user writes it without dashes ("gpu-mem"), `value` what follows, NULL for none. Returns true
+ * and sets the option's fields, or returns false, leaves `options` as it was, and writes one line for the user into
+ * `why` (of `why_size` bytes, always terminated; control characters of the value are never repeated). Giving an option
+ * again replaces it, as Slurm's own options do.
+ */
+bool sluice_option_set(struct sluice_options *options, const char *name, const char *value, char *why, size_t why_size);
+
+/*
+ * All options of a submitted job from `count` strings NAME=VALUE (its spank_job_env); strings of others are left alone,
+ * NULL entries are skipped. False with `why` for an unknown or malformed option of ours, or one that is there twice:
+ * the strings come from the submitting client and are not trusted.
+ */
+bool sluice_options_from_env(struct sluice_options *options, char *const *env, size_t count, char *why,
+                             size_t why_size);
+
+/* "gpu-mem" for the i-th option, NULL past the last; for callers that need them all. */
+const char *sluice_option_name(size_t index);
+
+/*
+ * A size of memory: digits, at most one point with up to three digits behind it, K, M, G or T (else MiB), "B" or "iB".
+ * Whole MiB, rounded up. False for anything else, zero, or more than `most` MiB.
+ */
+bool sluice_parse_mib(const char *text, uint64_t most, uint64_t *mib);
+
+/* "10G" where whole, else "10300M": what a user can write back. Returns `text`; 24 bytes hold every value. */
+const char *sluice_format_mib(uint64_t mib, char *text, size_t size);
+
+#endif

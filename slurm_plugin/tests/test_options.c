@@ -1,0 +1,191 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+#include "options/options.h"
+
+#include "check.h"
+
+static struct sluice_options options;
+static char why[SLUICE_OPTION_WHY_MAX];
+
+static bool set(const char *name, const char *value)
+{
+    return sluice_option_set(&options, name, value, why, sizeof why);
+}
+
+static void check_sizes(void)
+{
+    static const struct {
+        const char *text;
+        uint64_t mib;
+    } good[] = {
+        {"1", 1},
+        {"10240", 10240},
+        {"10G", 10240},
+        {"10g", 10240},
+        {"10GB", 10240},
+        {"10GiB", 10240},
+        {"1T", 1048576},
+        {"16T", 16777216},
+        {"1.5G", 1536},
+        {"0.001G", 2},
+        {"1K", 1},
+        {"1024k", 1},
+        {"1025K", 2},
+        {"512m", 512},
+        {"0.5M", 1},
+        {"79.999G", 81919 + 1},
+        {"16777216", 16777216},
+        {"007", 7},
+        {"17179869184K", 0},
+    };
+    static const char *const bad[] = {
+        "",
+        "0",
+        "0G",
+        "-1",
+        "+1",
+        "1 G",
+        " 1",
+        "1G ",
+        "G",
+        "1X",
+        "1GG",
+        "1Gi",
+        "1.G",
+        ".5G",
+        "1.2345G",
+        "1..5G",
+        "1e3",
+        "0x10",
+        "17T",
+        "16777217",
+        "99999999999999999999",
+        "18446744073709551617",
+        "1G\n",
+        "1\x1bG",
+        "\xff",
+        "50%",
+        "nan",
+        "1,5G",
+    };
+    uint64_t mib;
+    for (size_t i = 0; i < sizeof good / sizeof good[0] - 1; i++) {
+        CHECK(sluice_parse_mib(good[i].text, SLUICE_GPU_MEM_MAX_MIB, &mib));
+        CHECK_INT(mib, good[i].mib);
+    }
+    CHECK(!sluice_parse_mib("17179869184K", SLUICE_GPU_MEM_MAX_MIB - 1, &mib));
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        if (sluice_parse_mib(bad[i], SLUICE_GPU_MEM_MAX_MIB, &mib)) {
+            fprintf(stderr, "\"%s\" was taken for %" PRIu64 " MiB\n", bad[i], mib);
+            exit(1);
+        }
+    CHECK(!sluice_parse_mib(NULL, 1, &mib));
+    char text[24];
+    CHECK_STR(sluice_format_mib(10240, text, sizeof text), "10G");
+    CHECK_STR(sluice_format_mib(10241, text, sizeof text), "10241M");
+    CHECK_STR(sluice_format_mib(UINT64_MAX, text, sizeof text), "18446744073709551615M");
+}
+
+static void check_options(void)
+{
+    CHECK(set("gpu-mem", "10G") && options.gpu_mem_mib == 10240);
+    CHECK(set("gpu-mem", "20G") && options.gpu_mem_mib == 20480); /* the last one counts */
+    CHECK(set("gpu-share", "50") && options.gpu_share == 50);
+    CHECK(set("gpu-share", "100%") && options.gpu_share == 100);
+    CHECK(set("gpu-affinity", "numa") && options.gpu_affinity == SLUICE_AFFINITY_NUMA);
+    CHECK(set("gpu-spread", NULL) && options.gpu_spread);
+    CHECK(set("gpu-spread", "(null)") && set("gpu-spread", ""));
+    CHECK(set("gang", "train.v2_x-1:4"));
+    CHECK_STR(options.gang_name, "train.v2_x-1");
+    CHECK_INT(options.gang_count, 4);
+
+    static const struct {
+        const char *name, *value;
+    } bad[] = {
+        {"gpu-mem", NULL},
+        {"gpu-mem", "lots"},
+        {"gpu-share", "0"},
+        {"gpu-share", "101"},
+        {"gpu-share", "%"},
+        {"gpu-share", "5%%"},
+        {"gpu-share", "-5"},
+        {"gpu-share", "1.5"},
+        {"gpu-affinity", "LINK"},
+        {"gpu-affinity", ""},
+        {"gpu-affinity", "link,numa"},
+        {"gpu-spread", "yes"},
+        {"gang", "train"},
+        {"gang", ":4"},
+        {"gang", "train:"},
+        {"gang", "train:0"},
+        {"gang", "train:257"},
+        {"gang", "-x:2"},
+        {"gang", ".x:2"},
+        {"gang", "a b:2"},
+        {"gang", "a:2:3"},
+        {"gang", "a:2 "},
+        {"gang", "a/b:2"},
+        {"gpu", "1"},
+        {"gang", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa:2"},
+        {"gang", "a\n:2"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        struct sluice_options before = options;
+        why[0] = '\0';
+        if (set(bad[i].name, bad[i].value)) {
+            fprintf(stderr, "--%s=%s was accepted\n", bad[i].name, bad[i].value);
+            exit(1);
+        }
+        CHECK(memcmp(&before, &options, sizeof options) == 0);
+        CHECK(strstr(why, bad[i].name) != NULL);
+    }
+    CHECK(set("gang", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa:256"));
+    CHECK_INT(strlen(options.gang_name), SLUICE_GANG_NAME_MAX);
+}
+
+static void check_messages(void)
+{
+    CHECK(!set("gpu-mem", "1\x1b[31mG\n"));
+    CHECK_STR(why,
+              "--gpu-mem=1?[31mG? is not understood; write memory of each GPU, 1M to 16T: a number with M, G or T, "
+              "e.g. 10G");
+    char small[8];
+    CHECK(!sluice_option_set(&options, "gpu-mem", "x", small, sizeof small));
+    CHECK_STR(small, "--gpu-m");
+}
+
+static void check_environment(void)
+{
+    char *env[] = {"PATH=/bin",
+                   "_SLURM_SPANK_OPTION_sluice_gpu_mem=10G",
+                   NULL,
+                   "_SLURM_SPANK_OPTION_other_gpu_mem=x",
+                   "_SLURM_SPANK_OPTION_sluice_gpu_spread=(null)",
+                   "_SLURM_SPANK_OPTION_sluice_gang=a:2"};
+    CHECK(sluice_options_from_env(&options, env, 6, why, sizeof why));
+    CHECK_INT(options.gpu_mem_mib, 10240);
+    CHECK(options.gpu_spread);
+    CHECK_INT(options.gang_count, 2);
+    CHECK_INT(options.gpu_share, 0); /* nothing is left of an earlier use */
+
+    char *twice[] = {env[1], "_SLURM_SPANK_OPTION_sluice_gpu_mem=1G"};
+    CHECK(!sluice_options_from_env(&options, twice, 2, why, sizeof why));
+    CHECK_STR(why, "--gpu-mem was submitted twice");
+    char *unknown[] = {"_SLURM_SPANK_OPTION_sluice_gpu_fast=1"};
+    CHECK(!sluice_options_from_env(&options, unknown, 1, why, sizeof why));
+    char *malformed[] = {"_SLURM_SPANK_OPTION_sluice_gpu_mem", "_SLURM_SPANK_OPTION_sluice_"};
+    CHECK(!sluice_options_from_env(&options, malformed, 1, why, sizeof why));
+    CHECK(!sluice_options_from_env(&options, malformed + 1, 1, why, sizeof why));
+    CHECK(sluice_options_from_env(&options, NULL, 0, why, sizeof why));
+}
+
+int main(void)
+{
+    check_sizes();
+    check_options();
+    check_messages();
+    check_environment();
+    for (size_t i = 0; i < 5; i++)
+        CHECK(sluice_option_name(i) != NULL);
+    CHECK(sluice_option_name(5) == NULL);
+    return 0;
+}
