@@ -51,14 +51,14 @@ enum sluice_error sluice_decision_new(const struct sluice_decision_config *confi
 /* Writes what is in the ring, ends the thread and gives all back. NULL is fine. */
 void sluice_decision_free(struct sluice_decision_recorder *recorder);
 
+/* The folder of slurmctld's own records, in StateSaveLocation. */
+#define SLUICE_DECISION_FOLDER "sluice.decisions"
+
 /*
- * The recorder of this slurmctld, made at first use in StateSaveLocation/sluice.decisions; NULL when it cannot be made
- * (said once in the log). Valid until slurmctld unloads the plugins. Never at level off or admit: call it where a
- * decision is made.
+ * The recorder of this slurmctld, or NULL where there is none; it is there from the first plugin's start to the last
+ * one's end. Makes no file before something is recorded. One atomic load.
  */
 struct sluice_decision_recorder *sluice_decision_shared(void);
-/* Ends the shared recorder; called by the last plugin's fini (ORDER's part of controller.c does it). */
-void sluice_decision_shared_stop(void);
 
 /* ---- the cluster that decisions are made on ---- */
 
