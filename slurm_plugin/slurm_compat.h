@@ -115,6 +115,22 @@ struct sluice_job_test_rest {
 #define SLUICE_REST_FUTURE(rest, now) false
 #endif
 
+/* Headers of stock's select plugin: what it knows of nodes' memory and partitions' cores. */
+#if SLUICE_SLURM_AT_LEAST(23, 11)
+#define SLUICE_STOCK_NODE_DATA "src/plugins/select/cons_tres/node_data.h"
+#define SLUICE_STOCK_PART_DATA "src/plugins/select/cons_tres/part_data.h"
+#define SLUICE_ROWS_STALE(part) ((part)->rebuild_rows)
+#else
+#define SLUICE_STOCK_NODE_DATA "src/plugins/select/cons_common/node_data.h"
+#define SLUICE_STOCK_PART_DATA "src/plugins/select/cons_common/part_data.h"
+#define SLUICE_ROWS_STALE(part) false
+#endif
+#if SLUICE_SLURM_AT_LEAST(22, 11)
+#include "src/interfaces/preempt.h"
+#else
+#include "src/slurmctld/preempt.h"
+#endif
+
 /* A node's weight: nodes of lower weight are used first. */
 #define SLUICE_NODE_WEIGHT(node) ((node)->config_ptr ? (node)->config_ptr->weight : (node)->weight)
 
@@ -199,6 +215,28 @@ typedef job_details_t sluice_job_details;
 typedef priority_factors_object_t sluice_prio_factors;
 typedef struct job_details sluice_job_details;
 #define SLUICE_PARTITION_PRIORITIES(job) ((job)->priority_array)
+#endif
+/* Starting jobs, as sched/backfill does: the allocation alone, with the write locks held. */
+#include "src/slurmctld/node_scheduler.h"
+#if SLUICE_SLURM_AT_LEAST(24, 11)
+#include "src/common/node_features.h"
+#include "src/interfaces/prep.h"
+#include "src/interfaces/priority.h"
+#include "src/slurmctld/proc_req.h"
+#include "src/stepmgr/srun_comm.h"
+static inline int sluice_slurm_select_nodes(job_record_t *job)
+{
+    job_node_select_t select = {.job_ptr = job};
+    return select_nodes(&select, false, false, SLURMDB_JOB_FLAG_BACKFILL);
+}
+#else
+#include "src/common/prep.h"
+#include "src/common/slurm_priority.h"
+#include "src/slurmctld/srun_comm.h"
+static inline int sluice_slurm_select_nodes(job_record_t *job)
+{
+    return select_nodes(job, false, NULL, NULL, false, SLURMDB_JOB_FLAG_BACKFILL);
+}
 #endif
 #endif /* SLUICE_SLURM_PRIVATE */
 

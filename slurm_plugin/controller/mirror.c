@@ -42,7 +42,8 @@ struct sluice_mirror {
     uint32_t weights[SLUICE_MIRROR_MAX_WEIGHTS];
     uint32_t weight_count; /* SLUICE_MIRROR_MAX_WEIGHTS + 1: more than there is room for */
     uint64_t *fingerprint; /* per node: its configuration as it was when the cluster was made */
-    struct sluice_part *parts;
+    struct sluice_part *parts; /* scratch */
+    uint32_t part_room;
     char (*models)[64];
     uint32_t model_count, shape_count;
     time_t scanned; /* when configurations were last compared */
@@ -54,7 +55,7 @@ struct sluice_mirror {
     uint32_t seen;
 
     struct sluice_decision_recorder *recorder;
-    struct sluice_decision_topology *notes; /* while the cluster is made */
+    struct sluice_decision_topology *notes; /* how the cluster was made, for the recorder */
     struct sluice_mirror_counts counts;
 };
 
@@ -111,33 +112,40 @@ static uint64_t mix(uint64_t hash, uint64_t value)
     return hash ^ (hash >> 29);
 }
 
-static uint64_t fingerprint_gres(uint64_t hash, const gres_node_state_t *gres)
+static int fingerprint_gres(void *item, void *argument)
 {
+    const gres_state_t *state = item;
+    const gres_node_state_t *gres = state->gres_data;
+    uint64_t *hash = argument;
+    *hash = mix(*hash, state->plugin_id);
     if (!gres)
-        return mix(hash, 1);
-    hash = mix(hash, gres->gres_cnt_avail);
-    hash = mix(hash, (uint64_t)gres->topo_cnt << 1 | gres->no_consume);
-    hash = mix(hash, gres->gres_bit_alloc ? (uint64_t)bit_size(gres->gres_bit_alloc) : 0);
+        return 0;
+    *hash = mix(*hash, gres->gres_cnt_avail);
+    *hash = mix(*hash, (uint64_t)gres->topo_cnt << 1 | gres->no_consume);
+    *hash = mix(*hash, gres->gres_bit_alloc ? (uint64_t)bit_size(gres->gres_bit_alloc) : 0);
     for (uint16_t t = 0; t < gres->topo_cnt; t++) {
-        hash = mix(hash, gres->topo_gres_cnt_avail ? gres->topo_gres_cnt_avail[t] : 0);
-        hash = mix(hash, gres->topo_type_id ? gres->topo_type_id[t] : 0);
+        *hash = mix(*hash, gres->topo_gres_cnt_avail ? gres->topo_gres_cnt_avail[t] : 0);
+        *hash = mix(*hash, gres->topo_type_id ? gres->topo_type_id[t] : 0);
     }
-    return hash;
+    return 0;
 }
 
-/* Everything of a node's configuration that a mirror is made of, but links. */
+/* Everything of a node's configuration that a mirror, or stock's answer to "could it ever run there", is made of, but
+ * links and which cores are near which GPU: these come with the same registration as the rest. */
 static uint64_t fingerprint(const node_record_t *node)
 {
     if (!node)
         return 0;
-    struct node_gres gres = gres_of(node);
     uint64_t hash = mix(7, node->real_memory);
     hash = mix(hash, node->mem_spec_limit);
     hash = mix(hash, SLUICE_NODE_WEIGHT(node));
-    hash = mix(hash, (uint64_t)node->tot_cores << 32 | (uint64_t)node->tpc << 16 | node->core_spec_cnt);
-    hash = fingerprint_gres(hash, gres.gpu);
-    hash = fingerprint_gres(hash, gres.shard);
-    return fingerprint_gres(hash, gres.mps);
+    hash = mix(hash, (uint64_t)node->tot_cores << 48 | (uint64_t)node->tpc << 32 | (uint64_t)node->core_spec_cnt << 16 |
+                         node->cpus);
+    hash = mix(hash, (uint64_t)node->tot_sockets << 48 | (uint64_t)node->cores << 32 | (uint64_t)node->threads << 16 |
+                         node->boards);
+    if (node->gres_list)
+        list_for_each_ro(node->gres_list, fingerprint_gres, &hash);
+    return hash;
 }
 
 /* Cores that jobs may use, as CPUs. */
@@ -337,6 +345,9 @@ static void forget(struct sluice_mirror *mirror)
     sluice_cluster_free(mirror->cluster);
     mirror->cluster = NULL;
     mirror->valid = false;
+    if (mirror->notes)
+        sluice_decision_topology_free(mirror->notes);
+    mirror->notes = NULL;
     free(mirror->opaque);
     free(mirror->light);
     mirror->light = NULL;
@@ -400,7 +411,8 @@ static enum sluice_error build(struct sluice_mirror *mirror, struct sluice_error
     mirror->opaque = calloc(mirror->words + 1, sizeof(uint64_t));
     mirror->light = calloc((mirror->words + 1) * SLUICE_MIRROR_MAX_WEIGHTS, sizeof(uint64_t));
     mirror->fingerprint = calloc((size_t)nodes + 1, sizeof(uint64_t));
-    mirror->parts = calloc((size_t)nodes + 1, sizeof(*mirror->parts));
+    mirror->part_room = nodes + MAX_GROUPS;
+    mirror->parts = calloc(mirror->part_room, sizeof(*mirror->parts));
     struct switches known = {.room = config.max_switches};
     known.names = calloc(known.room, sizeof(*known.names));
     if (!mirror->opaque || !mirror->light || !mirror->fingerprint || !mirror->parts || !known.names) {
@@ -428,11 +440,8 @@ static enum sluice_error build(struct sluice_mirror *mirror, struct sluice_error
     mirror->generation++;
     mirror->counts.builds++;
     mirror->valid = true;
-    if (mirror->notes) {
+    if (mirror->notes)
         sluice_decision_set_topology(mirror->recorder, mirror->notes, mirror->cluster, NULL);
-        sluice_decision_topology_free(mirror->notes);
-        mirror->notes = NULL;
-    }
     return SLUICE_OK;
 }
 
@@ -554,7 +563,7 @@ static void let_go(struct sluice_mirror *mirror, uint32_t job_id)
     for (uint32_t at = entry->first, next; at != NONE; at = next) {
         uint32_t count = 0;
         next = mirror->records[at].next;
-        if (!sluice_allocation_read(mirror->cluster, mirror->records[at].allocation, mirror->parts, mirror->nodes + 1,
+        if (!sluice_allocation_read(mirror->cluster, mirror->records[at].allocation, mirror->parts, mirror->part_room,
                                     &count, NULL))
             note_changed(mirror, mirror->parts, count);
         sluice_release(mirror->cluster, mirror->records[at].allocation, NULL);
@@ -930,9 +939,44 @@ uint32_t sluice_mirror_allocations(const struct sluice_mirror *mirror, uint32_t 
     return count;
 }
 
+const struct sluice_part *sluice_mirror_parts(struct sluice_mirror *mirror, uint32_t job_id, uint32_t *count)
+{
+    const struct entry *entry = find_entry(mirror, job_id);
+    *count = 0;
+    for (uint32_t at = entry ? entry->first : NONE; at != NONE; at = mirror->records[at].next) {
+        uint32_t more = 0;
+        if (!sluice_allocation_read(mirror->cluster, mirror->records[at].allocation, mirror->parts + *count,
+                                    mirror->part_room - *count, &more, NULL))
+            *count += more;
+    }
+    return mirror->parts;
+}
+
 const uint64_t *sluice_mirror_opaque(const struct sluice_mirror *mirror)
 {
     return mirror->opaque;
+}
+
+uint64_t sluice_mirror_models_hash(const struct sluice_mirror *mirror)
+{
+    uint64_t hash = 5;
+    for (uint32_t m = 0; m < mirror->model_count; m++)
+        for (const char *c = mirror->models[m]; *c; c++)
+            hash = mix(hash, (uint8_t)*c);
+    return hash;
+}
+
+enum sluice_error sluice_mirror_set_workload(struct sluice_mirror *mirror, const struct sluice_request *shapes,
+                                             const uint32_t *weights, uint32_t count)
+{
+    if (!mirror->valid)
+        return SLUICE_OK;
+    enum sluice_error error = sluice_cluster_set_workload(mirror->cluster, shapes, weights, count, NULL);
+    if (!error && mirror->notes) {
+        sluice_decision_note_workload(mirror->notes, shapes, weights, count);
+        sluice_decision_set_topology(mirror->recorder, mirror->notes, mirror->cluster, NULL);
+    }
+    return error;
 }
 
 uint32_t sluice_mirror_nodes(const struct sluice_mirror *mirror)

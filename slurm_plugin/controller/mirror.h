@@ -68,6 +68,10 @@ void sluice_mirror_job_changed(struct sluice_mirror *mirror, job_record_t *job, 
 uint32_t sluice_mirror_allocations(const struct sluice_mirror *mirror, uint32_t job_id, uint64_t *allocations,
                                    uint32_t capacity);
 
+/* What a job holds, all its allocations together (a node may occur in several parts); the mirror's own memory, valid until
+ * the next call. */
+const struct sluice_part *sluice_mirror_parts(struct sluice_mirror *mirror, uint32_t job_id, uint32_t *count);
+
 /* Opaque nodes, as a bitmap of sluice_mirror_words words. */
 const uint64_t *sluice_mirror_opaque(const struct sluice_mirror *mirror);
 size_t sluice_mirror_words(const struct sluice_mirror *mirror);
@@ -82,6 +86,13 @@ const uint64_t *sluice_mirror_light(const struct sluice_mirror *mirror, uint32_t
 
 /* The core's model of a GPU type, as a set (bit m); 0: no node has that type. */
 uint64_t sluice_mirror_models(const struct sluice_mirror *mirror, const char *type);
+
+/* Of all GPU types in their order: as long as it stays, so do the sets. */
+uint64_t sluice_mirror_models_hash(const struct sluice_mirror *mirror);
+
+/* sluice_cluster_set_workload on the mirror's cluster, until it is made anew. Errors: its own. */
+enum sluice_error sluice_mirror_set_workload(struct sluice_mirror *mirror, const struct sluice_request *shapes,
+                                             const uint32_t *weights, uint32_t count);
 
 /* The words of a Slurm node bitmap: what a request takes as `allowed`. The bitmap's own memory. */
 const uint64_t *sluice_bitmap_words(bitstr_t *bitmap, size_t *words);

@@ -175,7 +175,7 @@ static void say_shape(const job_record_t *job, uint32_t min_nodes, uint32_t max_
                    (uint64_t)details->ntasks_per_node << 16 | details->ntasks_per_tres);
     say(shape, (uint64_t)details->overcommit << 24 | (uint64_t)details->whole_node << 16 |
                    (uint64_t)details->share_res << 8 | (uint64_t)(job->cpus_per_tres != NULL));
-    say(shape, (uint64_t)details->task_dist << 32 | details->plane_size);
+    say(shape, details->task_dist);
     /* Flags that a test sets for itself do not count. */
     say(shape, job->bit_flags & (GRES_DISABLE_BIND | JOB_MEM_SET | SPREAD_JOB | USE_MIN_NODES));
     if (cores) {

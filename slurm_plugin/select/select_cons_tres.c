@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
  * select/cons_tres with our word in the choice of nodes. It stands before Slurm's own plugin of this name and links it:
- * whatever is not defined here, plugin_type and plugin_id included, is found in stock's.
+ * whatever is not defined here, plugin_type and plugin_id included, is found in stock's. Entry points only; hook.c decides.
  */
-#define SLUICE_SLURM_PRIVATE
-#include "slurm_compat.h"
+#include "hook.h"
 
 #include "controller/controller.h"
 #include "controller/log.h"
@@ -20,10 +19,17 @@ static struct {
     int (*init)(void);
     int (*fini)(void);
     int (*reconfigure)(void);
-    int (*job_test)(job_record_t *, bitstr_t *, uint32_t, uint32_t, uint32_t, uint16_t, struct xlist *, struct xlist **,
-                    SLUICE_JOB_TEST_REST);
+    int (*node_init)(void);
+    sluice_stock_test job_test;
+    int (*job_begin)(job_record_t *);
+    int (*job_fini)(job_record_t *);
+    int (*job_expand)(job_record_t *, job_record_t *);
+    int (*job_resized)(job_record_t *, node_record_t *);
+    int (*job_suspend)(job_record_t *, bool);
+    int (*job_resume)(job_record_t *, bool);
+    int (*nodeinfo_set)(job_record_t *);
 } stock;
-static bool active;
+static bool active; /* in slurmctld, and the controller has started */
 
 /* Stock's function; POSIX lets dlsym's result become one. */
 static bool find(void *library, const char *name, void *function)
@@ -35,40 +41,137 @@ static bool find(void *library, const char *name, void *function)
     return found != NULL;
 }
 
-extern int init(void)
+static bool find_stock(void)
 {
     void *library = dlopen("select_cons_tres.so", RTLD_LAZY | RTLD_NOLOAD);
-    if (!library || !find(library, "init", &stock.init) || !find(library, "fini", &stock.fini) ||
-        !find(library, "select_p_reconfigure", &stock.reconfigure) ||
-        !find(library, "select_p_job_test", &stock.job_test))
+    return library && find(library, "init", &stock.init) && find(library, "fini", &stock.fini) &&
+           find(library, "select_p_reconfigure", &stock.reconfigure) &&
+           find(library, "select_p_node_init", &stock.node_init) &&
+           find(library, "select_p_job_test", &stock.job_test) && find(library, "select_p_job_begin", &stock.job_begin) &&
+           find(library, "select_p_job_fini", &stock.job_fini) &&
+           find(library, "select_p_job_expand", &stock.job_expand) &&
+           find(library, "select_p_job_resized", &stock.job_resized) &&
+           find(library, "select_p_job_suspend", &stock.job_suspend) &&
+           find(library, "select_p_job_resume", &stock.job_resume) &&
+           find(library, "select_p_select_nodeinfo_set", &stock.nodeinfo_set);
+}
+
+extern int init(void)
+{
+    if (!find_stock())
         return SLURM_ERROR;
     if (sluice_in_slurmctld())
         active = sluice_controller_start(
             "select",
             &(struct sluice_site){slurm_conf.slurm_conf, slurm_conf.state_save_location, SLURM_VERSION_STRING});
+    if (active && !sluice_hook_start(stock.job_test)) {
+        sluice_controller_stop("select");
+        active = false;
+    }
     return stock.init();
 }
 
 extern int fini(void)
 {
     int rc = stock.fini();
-    if (active)
+    if (active) {
+        sluice_hook_stop();
         sluice_controller_stop("select");
+    }
     active = false;
     return rc;
 }
 
 extern int select_p_reconfigure(void)
 {
-    if (active)
+    if (active) {
         sluice_settings_poke();
+        sluice_hook_reconfigured();
+    }
     return stock.reconfigure();
+}
+
+extern int select_p_node_init(void)
+{
+    if (active)
+        sluice_hook_reconfigured();
+    return stock.node_init();
 }
 
 extern int select_p_job_test(job_record_t *job_ptr, bitstr_t *node_bitmap, uint32_t min_nodes, uint32_t max_nodes,
                              uint32_t req_nodes, uint16_t mode, struct xlist *preemptee_candidates,
                              struct xlist **preemptee_job_list, SLUICE_JOB_TEST_REST)
 {
-    return stock.job_test(job_ptr, node_bitmap, min_nodes, max_nodes, req_nodes, mode, preemptee_candidates,
-                          preemptee_job_list, SLUICE_JOB_TEST_REST_NAMES);
+    if (!active)
+        return stock.job_test(job_ptr, node_bitmap, min_nodes, max_nodes, req_nodes, mode, preemptee_candidates,
+                              preemptee_job_list, SLUICE_JOB_TEST_REST_NAMES);
+    return sluice_hook_test(&(struct sluice_hook_call){
+        .job = job_ptr,
+        .nodes = node_bitmap,
+        .min_nodes = min_nodes,
+        .max_nodes = max_nodes,
+        .req_nodes = req_nodes,
+        .mode = mode,
+        .preemptees = preemptee_candidates,
+        .preempted = preemptee_job_list,
+        .rest = {SLUICE_JOB_TEST_REST_NAMES},
+    });
+}
+
+extern int select_p_job_begin(job_record_t *job_ptr)
+{
+    if (active)
+        sluice_hook_begin(job_ptr);
+    return stock.job_begin(job_ptr);
+}
+
+/* Stock enters a starting job's allocation here. */
+extern int select_p_select_nodeinfo_set(job_record_t *job_ptr)
+{
+    int rc = stock.nodeinfo_set(job_ptr);
+    if (active)
+        sluice_hook_started(job_ptr);
+    return rc;
+}
+
+extern int select_p_job_fini(job_record_t *job_ptr)
+{
+    int rc = stock.job_fini(job_ptr);
+    if (active)
+        sluice_hook_ended(job_ptr);
+    return rc;
+}
+
+extern int select_p_job_expand(job_record_t *from_job_ptr, job_record_t *to_job_ptr)
+{
+    int rc = stock.job_expand(from_job_ptr, to_job_ptr);
+    if (active) {
+        sluice_hook_changed(from_job_ptr);
+        sluice_hook_changed(to_job_ptr);
+    }
+    return rc;
+}
+
+extern int select_p_job_resized(job_record_t *job_ptr, node_record_t *node_ptr)
+{
+    int rc = stock.job_resized(job_ptr, node_ptr);
+    if (active)
+        sluice_hook_changed(job_ptr);
+    return rc;
+}
+
+extern int select_p_job_suspend(job_record_t *job_ptr, bool indf_susp)
+{
+    int rc = stock.job_suspend(job_ptr, indf_susp);
+    if (active)
+        sluice_hook_changed(job_ptr);
+    return rc;
+}
+
+extern int select_p_job_resume(job_record_t *job_ptr, bool indf_susp)
+{
+    int rc = stock.job_resume(job_ptr, indf_susp);
+    if (active)
+        sluice_hook_changed(job_ptr);
+    return rc;
 }
