@@ -52,7 +52,7 @@ enum sluice_error sluice_decision_new(const struct sluice_decision_config *confi
 void sluice_decision_free(struct sluice_decision_recorder *recorder);
 
 /* The folder of slurmctld's own records, in StateSaveLocation. */
-#define SLUICE_DECISION_FOLDER "sluice.decisions"
+#define SLUICE_DECISION_FOLDER "sluice.records"
 
 /*
  * The recorder of this slurmctld, or NULL where there is none; it is there from the first plugin's start to the last
