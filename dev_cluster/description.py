@@ -109,6 +109,8 @@ class Sluice(_Strict):
     """A folder of built plugins; default: built for the cluster's Slurm, once."""
     sanitize: bool = False
     """Plugins with the address sanitizer; slurmctld then starts with its library, and what it finds is in its log."""
+    environment: dict[str, str] = {}
+    """More variables of slurmctld's environment, e.g. SLUICE_CROSS_CHECK_PERMILLE."""
 
 
 class ClusterDescription(_Strict):
@@ -127,6 +129,8 @@ class ClusterDescription(_Strict):
     """Lines for the end of slurm.conf; a parameter given here replaces the generated one."""
     cgroup_conf: str = ""
     slurmdbd_conf: str = ""
+    topology_conf: str = ""
+    """The text of topology.conf; without it there is no such file."""
     gres: Gres | None = None
     sluice: Sluice | None = None
     """Default: stock Slurm, without any of Sluice's plugins."""

@@ -82,7 +82,7 @@ class ClusterPlugins:
     def environment(self) -> dict[str, str] | None:
         """What slurmctld's environment needs beside."""
         if not self.wanted.sanitize:
-            return None
+            return dict(self.wanted.environment) or None
         library = subprocess.run(
             ["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=False
         ).stdout.strip()
@@ -91,6 +91,7 @@ class ClusterPlugins:
         return {
             "LD_PRELOAD": str(Path(library).resolve()),
             "ASAN_OPTIONS": "abort_on_error=0:detect_leaks=1:fast_unwind_on_malloc=0:handle_segv=1",
+            **self.wanted.environment,
         }
 
 
