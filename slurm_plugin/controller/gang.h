@@ -7,11 +7,12 @@
  *     of it runs.
  *   - Members wait held by the administrator (priority 0, reason "Gang NAME: ..."), which their users cannot release;
  *     the placement hook refuses a member that somebody else released.
- *   - When the plan has room for all members of an instance now, the planner releases and starts them within one hold of
- *     slurmctld's write locks. What has nodes stays CONFIGURING in an asynchronous PrologSlurmctld until all have: no
+ *   - When the plan has room for all members of an instance now, the planner releases and starts them within one hold
+ * of slurmctld's write locks. What has nodes stays CONFIGURING in an asynchronous PrologSlurmctld until all have: no
  *     prolog and no script of a member runs before. Members whose start Slurm refused (an accounting limit that
- *     another member used up, a node lost at that moment) are tried again until the time limit; then all are requeued,
- *     and wait for a while that doubles with each failure.
+ *     another member used up, a node lost at that moment) are tried again until the time limit; then all are requeued
+ *     (Slurm keeps a requeued job waiting for two minutes). Those that cannot be requeued, srun's and salloc's, are
+ *     cancelled with a message.
  *   - Everything needed after a restart or failover is in the job records themselves: the option, the hold and its
  *     reason, CONFIGURING. There is no file of gangs.
  *
@@ -29,8 +30,7 @@
 enum {
     SLUICE_GANG_MAX_MEMBERS = 256, /* the core's SLUICE_MAX_GROUP */
     SLUICE_GANG_REASON_SIZE = 192,
-    SLUICE_GANG_LIMIT_S = 120, /* a gang that does not get all its nodes in this time gives them back */
-    SLUICE_GANG_PAUSE_S = 60,  /* after a failed start; doubles, at most 16 times this */
+    SLUICE_GANG_LIMIT_S = 120, /* a gang that does not get all its nodes in this time gives them back; default */
 };
 
 /* Every reason of a gang's member begins with this: the mark by which a hold is known as ours. */
@@ -39,19 +39,26 @@ enum {
 /* ---- for the plugins: take slurmctld's job records ---- */
 struct job_record;
 
-/* Must this job's start be refused? True for a gang's member unless the planner is starting its instance at this moment.
- * Locks: job read. O(its spank options). False at levels below place. */
+/* Must this job's start be refused? True for a gang's member unless the planner is starting its instance at this
+ * moment. Locks: job read. O(its spank options). False at levels below place. */
 bool sluice_gang_refuses(const struct job_record *job);
 
-/* PrologSlurmctld of a job, with the job write lock: true if the job has to stay CONFIGURING; `done` is then called, later
- * and from another thread without locks, with status 0 to go on or a failed one to requeue. */
-typedef void (*sluice_gang_done)(int status, uint32_t job_id, bool timed_out);
-bool sluice_gang_prolog(struct job_record *job, sluice_gang_done done);
+/*
+ * PrologSlurmctld of a job, with the job write lock. True if the job has to stay CONFIGURING. When all members have
+ * nodes `go` is called for it, with the write locks, to run the site's own PrologSlurmctld; if that is false, nothing
+ * runs in the background for the job, `done` is called with status 0, without locks. When the members are requeued only
+ * `done` is.
+ */
+struct sluice_gang_prolog {
+    bool (*go)(struct job_record *job);
+    void (*done)(int status, uint32_t job_id, bool timed_out);
+};
+bool sluice_gang_prolog(struct job_record *job, const struct sluice_gang_prolog *prolog);
 
 /* ---- figures ---- */
 struct sluice_gang_counts {
-    uint64_t started;          /* instances that all started */
-    uint64_t requeued;         /* instances that gave their nodes back */
+    uint64_t started;  /* instances that all started */
+    uint64_t requeued; /* instances that gave their nodes back */
     uint64_t members_started;
     uint64_t gpu_seconds_held; /* GPUs times seconds between allocation and release or requeue, of all members */
     uint32_t waiting;          /* members that wait now */
@@ -72,7 +79,7 @@ enum sluice_gang_phase {
 /* One job record that belongs to a gang, as the picture has it. */
 struct sluice_gang_member {
     uint32_t uid;
-    uint32_t count;   /* the gang's */
+    uint32_t count; /* the gang's */
     char name[SLUICE_GANG_NAME_MAX + 1];
     uint32_t job_id;  /* the order of members */
     uint32_t tasks;   /* how many members the record stands for: 1, or an array's waiting tasks */
@@ -91,17 +98,16 @@ struct sluice_gang_instance {
 };
 
 /*
- * Sort the members (by user, name, count; those with nodes first; then by job id) and form instances. Members with nodes
- * belong to the first instance of their gang. An array that is cut appears once more, in the next instance: `members` must
- * have room for `capacity` records. Returns how many instances there are, at most `room`; *count is how many records
- * there are now. O(n log n).
+ * Sort the members (by user, name, count; those with nodes first; then by job id) and form instances. Members with
+ * nodes belong to the first instance of their gang. An array that is cut appears once more, in the next instance:
+ * `members` must have room for `capacity` records. Returns how many instances there are, at most `room`; *count is how
+ * many records there are now. O(n log n).
  */
 uint32_t sluice_gang_form(struct sluice_gang_member *members, uint32_t *count, uint32_t capacity,
                           struct sluice_gang_instance *instances, uint32_t room);
 
-/* What squeue shows of a waiting member, without characters that a terminal or a parser would mind. expected_s 0: not
- * known. Returns `text`. */
+/* What squeue shows of a waiting member. Returns `text`. */
 const char *sluice_gang_reason(const struct sluice_gang_member *member, const struct sluice_gang_instance *instance,
-                               int64_t expected_s, char *text, size_t size);
+                               char *text, size_t size);
 
 #endif

@@ -7,16 +7,18 @@
  * the planner itself starts what the plan says should start now, through the function that sched/backfill uses, so that
  * a refused job at the head of a partition keeps nobody else from starting.
  *
- * When a plan is trusted. A plan is made from one moment's picture. It is not used (sluice_plan_acquire gives NULL) when
+ * When a plan is trusted. A plan is made from one moment's picture. It is not used (sluice_plan_acquire gives NULL)
+ * when
  *   - none was made yet, the level is below place, or the nodes were configured anew since;
- *   - it is older than the planner's interval allows (sluice_plan_publish's `valid_s`): the planner hangs or is starved,
- *     and protecting starts by an old picture would keep GPUs idle for nothing.
- * What happened between the picture and the publication is told by the hook (sluice_plan_job_started): on nodes that
- * changed since, the new plan names nobody to start now and protects nothing; the next plan follows at once. A
- * reservation whose job has started or gone no longer counts.
+ *   - it is older than the planner's interval allows (sluice_plan_publish's `valid_s`): the planner hangs or is
+ * starved, and protecting starts by an old picture would keep GPUs idle for nothing. What happened between the picture
+ * and the publication is told by the hook (sluice_plan_job_started): on nodes that changed since, the new plan names
+ * nobody to start now and protects nothing; the next plan follows at once. A reservation whose job has started or gone
+ * no longer counts.
  *
- * Threads: everything here may be called from any thread; a plan is immutable but for the marks of started jobs, which
- * only the hook sets, under slurmctld's write locks. No header of Slurm; node n is Slurm's node index n.
+ * Threads: everything here may be called from any thread. A plan is immutable but for what sluice_plan_job_started
+ * notes in it; that and the hook's questions come under slurmctld's write locks, one at a time. No header of Slurm;
+ * node n is Slurm's node index n.
  */
 #ifndef SLUICE_PLAN_H
 #define SLUICE_PLAN_H
@@ -36,8 +38,8 @@ void sluice_plan_release(struct sluice_plan *plan);
 
 /* Who wants to start. */
 struct sluice_plan_question {
-    uint32_t job_id;   /* of the record that waits: an array's own id for its tasks */
-    int64_t limit_s;   /* longest run time; 0 or less: none */
+    uint32_t job_id; /* of the record that waits: an array's own id for its tasks */
+    int64_t limit_s; /* longest run time; 0 or less: none */
     int64_t now_s;
 };
 
@@ -73,10 +75,12 @@ bool sluice_plan_allows_start(const struct sluice_plan *plan, const struct sluic
                               const struct sluice_part *parts, uint32_t count);
 
 /*
- * A job started on these nodes; called by the hook (select_p_job_begin), with the slurmctld write locks. `array_id` 0: no
- * array. Whatever was reserved for it counts no more, and a plan that is being made learns of the change.
+ * A job started and holds these parts until end_s at the latest (0: no end); called by the hook (select_p_job_begin),
+ * with the slurmctld write locks. `array_id` 0: no array. What was reserved for it counts no more, what it takes beside
+ * reserved starts is taken off what is free there, and a plan that is being made learns of both.
  */
-void sluice_plan_job_started(uint32_t job_id, uint32_t array_id, const uint32_t *nodes, uint32_t count);
+void sluice_plan_job_started(uint32_t job_id, uint32_t array_id, const struct sluice_part *parts, uint32_t count,
+                             int64_t end_s);
 
 /* Nodes, partitions or GRES were configured anew: no plan until the next one. */
 void sluice_plan_invalidate(void);
@@ -84,16 +88,16 @@ void sluice_plan_invalidate(void);
 /* ---- figures ---- */
 
 struct sluice_plan_counts {
-    uint64_t plans;          /* published */
-    uint64_t failures;       /* passes that came to nothing: memory, locks, the core refused */
-    uint64_t started;        /* jobs that the planner started */
-    uint64_t not_started;    /* start-now jobs that Slurm would not start */
-    uint64_t slipped;        /* reserved starts that moved to later from one plan to the next */
-    uint64_t lock_us_max;    /* longest time under slurmctld's read locks for one picture */
-    uint64_t plan_us_max;    /* longest time for planning, outside of all locks */
+    uint64_t plans;       /* published */
+    uint64_t failures;    /* passes that came to nothing: memory, locks, the core refused */
+    uint64_t started;     /* jobs that the planner started */
+    uint64_t not_started; /* start-now jobs that Slurm would not start */
+    uint64_t slipped;     /* reserved starts that moved to later from one plan to the next */
+    uint64_t lock_us_max; /* longest time under slurmctld's read locks for one picture */
+    uint64_t plan_us_max; /* longest time for planning, outside of all locks */
     uint64_t plan_us_last;
-    uint32_t jobs;           /* of the last plan: planned */
-    uint32_t now, reserved;  /* ... that should start now, that have a reserved start */
+    uint32_t jobs;          /* of the last plan: planned */
+    uint32_t now, reserved; /* ... that should start now, that have a reserved start */
 };
 struct sluice_plan_counts sluice_plan_counts(void);
 
@@ -125,9 +129,9 @@ void sluice_planner_begin(struct sluice_planner *planner);
 
 /*
  * Plan. Reservations of the planner's last plan are held where their jobs still wait. `reservations`: how many jobs or
- * groups that cannot start now get a start; SLUICE_BACKFILL_MAX_JOBS: all. `busy` (may be NULL): nodes that take nothing
- * at this moment, though they will soon (an epilog runs): nobody is told to start there now. *plan is the caller's until
- * it is published or released. Errors: those of sluice_backfill_plan, NO_MEMORY.
+ * groups that cannot start now get a start; SLUICE_BACKFILL_MAX_JOBS: all. `busy` (may be NULL): nodes that take
+ * nothing at this moment, though they will soon (an epilog runs): nobody is told to start there now. *plan is the
+ * caller's until it is published or released. Errors: those of sluice_backfill_plan, NO_MEMORY.
  */
 enum sluice_error sluice_planner_plan(struct sluice_planner *planner, const struct sluice_cluster *cluster,
                                       int64_t now_s, const struct sluice_backfill_running *running,
@@ -149,12 +153,9 @@ void sluice_planner_forget(struct sluice_planner *planner);
 void sluice_plan_count_pass(uint64_t lock_us, uint64_t plan_us, bool failed);
 void sluice_plan_count_start(bool started);
 
-/* ---- the thread, in slurmctld only (plan_slurm.c) ---- */
+/* ---- the thread, in slurmctld only (plan_slurm.c); it runs while a plugin is loaded and sleeps below level shadow
+ * ---- */
 
-/* Called by the first init and the last fini of a plugin in slurmctld. The thread sleeps while the level is below place.
- * stop() waits until it has ended; it may be called without start(). */
-void sluice_plan_start(void);
-void sluice_plan_stop(void);
 /* Something changed that may let a job start: plan soon. Never blocks. */
 void sluice_plan_wake(void);
 

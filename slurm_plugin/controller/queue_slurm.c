@@ -68,7 +68,7 @@ static int add_gres(void *entry, void *argument)
     return 0;
 }
 
-static void copy_gres(struct sluice_queue_job *entry, sluice_slurm_list *list)
+static void copy_gres(struct sluice_queue_job *entry, struct xlist *list)
 {
     struct gres_sum sum = {.gpu_id = gres_build_id("gpu"), .shard_id = gres_build_id("shard")};
     if (list)

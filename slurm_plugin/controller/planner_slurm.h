@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * What plan_slurm.c (the planner's thread) and gang_slurm.c (gangs in slurmctld) need of each other. All of it is for the
+ * planner's thread alone.
+ */
+#ifndef SLUICE_PLANNER_SLURM_H
+#define SLUICE_PLANNER_SLURM_H
+
+#define SLUICE_SLURM_PRIVATE
+#include "slurm_compat.h"
+
+#include "controller/gang.h"
+#include "controller/plan.h"
+#include "controller/queue.h"
+
+/* ---- plan_slurm.c ---- */
+
+/* Why Slurm would not start a job. Append only. */
+enum sluice_start {
+    SLUICE_START_DONE = 0,
+    SLUICE_START_GONE = 1,    /* not there any more, or not waiting */
+    SLUICE_START_LIMITED = 2, /* limits, licences, dependencies: nothing that room would help */
+    SLUICE_START_BUSY = 3,    /* no nodes */
+};
+
+/* slurmctld's write locks for starting jobs, as sched/backfill takes them. False, and nothing locked: it shuts down. */
+bool sluice_start_lock(void);
+void sluice_start_unlock(void);
+
+/* Start a waiting job now, in this partition, as sched/backfill does: every check of Slurm's own, its allocation, its launch.
+ * The write locks are held. */
+enum sluice_start sluice_start_job(job_record_t *job, const char *partition);
+
+/* ---- gang_slurm.c ---- */
+
+/* A gang instance that is to be planned as a group. */
+struct sluice_gang_unit {
+    uint32_t instance; /* index */
+    uint32_t group;    /* not 0 */
+    uint32_t priority; /* of its first member; UINT32_MAX while some of it have nodes */
+    uint32_t job_id;   /* its first member */
+};
+
+/* A picture begins; each job of the queue is shown, under the read locks; the picture is complete. `usable(index)` says
+ * whether the planner could make a request of the pending job. Memory failures leave members out, which then wait. */
+void sluice_gang_picture_begin(int64_t now_s, uint32_t limit_s);
+void sluice_gang_picture_job(const struct sluice_queue_job *entry, uint32_t index, bool pending, bool usable,
+                             const job_record_t *job);
+void sluice_gang_picture_end(void);
+
+/* Is this pending job, by its index in the queue, a member of a gang? */
+bool sluice_gang_is_member(uint32_t index);
+
+/* The instances that can be planned now; valid until the next picture. */
+const struct sluice_gang_unit *sluice_gang_units(uint32_t *count);
+/* The index in the queue of the i-th task of a unit that has no nodes yet; false past the last. */
+bool sluice_gang_unit_task(const struct sluice_gang_unit *unit, uint32_t i, uint32_t *index);
+
+/* Hold, start, release, requeue: whatever the picture and the plan ask for. Takes the write locks where there is something
+ * to do. `partition(job_id)` names the partition that a job was planned in. */
+void sluice_gang_act(const struct sluice_plan *plan, const char *(*partition)(uint32_t job_id));
+
+/* Levels below place: nobody is held or kept CONFIGURING any more. */
+void sluice_gang_abandon(void);
+void sluice_gang_fini(void);
+
+#endif

@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * prep/script with a PrologSlurmctld of ours, which keeps a gang's members CONFIGURING until all of them have nodes
+ * (controller/gang.h). It stands before Slurm's own plugin of this name and links it: nodes, and whatever is not defined
+ * here, use stock's. The site's PrologSlurmctld runs as it would without us; a gang's members' only when all have nodes,
+ * for it is a prolog, too.
+ *
+ * Slurm counts one asynchronous prolog of a plugin: stock's and ours never run at once. A member that is kept has ours;
+ * when it goes on, either stock's takes over and ends it, or we end it.
+ */
+#define SLUICE_SLURM_PRIVATE
+#include "slurm_compat.h"
+
+#include "controller/controller.h"
+#include "controller/gang.h"
+#include "controller/log.h"
+
+#include <dlfcn.h>
+
+const char plugin_name[] = "Script PrEp plugin, gangs held by Sluice";
+const char plugin_type[] = "prep/script";
+const uint32_t plugin_version = SLURM_VERSION_NUMBER;
+
+static struct {
+    int (*init)(void);
+    void (*fini)(void);
+    void (*register_callbacks)(prep_callbacks_t *);
+    int (*prolog_slurmctld)(job_record_t *, bool *);
+    void (*required)(prep_call_type_t, bool *);
+} stock;
+static bool active;
+static struct sluice_gang_prolog prolog;
+
+/* Stock's function; POSIX lets dlsym's result become one. */
+static bool find(void *library, const char *name, void *function)
+{
+    void *found = dlsym(library, name);
+    memcpy(function, &found, sizeof found);
+    if (!found)
+        sluice_log_error("prep/sluice: Slurm's own prep/script has no %s", name);
+    return found != NULL;
+}
+
+/* The site's own PrologSlurmctld; whether it goes on in the background. */
+static bool go(job_record_t *job)
+{
+    bool async = false;
+    stock.prolog_slurmctld(job, &async);
+    return async;
+}
+
+extern int init(void)
+{
+    void *library = dlopen("prep_script.so", RTLD_LAZY | RTLD_NOLOAD);
+    if (!library || !find(library, "init", &stock.init) || !find(library, "fini", &stock.fini) ||
+        !find(library, "prep_p_register_callbacks", &stock.register_callbacks) ||
+        !find(library, "prep_p_prolog_slurmctld", &stock.prolog_slurmctld) ||
+        !find(library, "prep_p_required", &stock.required))
+        return SLURM_ERROR;
+    if (sluice_in_slurmctld())
+        active = sluice_controller_start(
+            "prep", &(struct sluice_site){slurm_conf.slurm_conf, slurm_conf.state_save_location, SLURM_VERSION_STRING});
+    return stock.init();
+}
+
+extern void fini(void)
+{
+    stock.fini();
+    if (active)
+        sluice_controller_stop("prep");
+    active = false;
+}
+
+extern void prep_p_register_callbacks(prep_callbacks_t *callbacks)
+{
+    prolog = (struct sluice_gang_prolog){.go = go, .done = callbacks->prolog_slurmctld};
+    stock.register_callbacks(callbacks);
+}
+
+extern int prep_p_prolog_slurmctld(job_record_t *job, bool *async)
+{
+    if (active && prolog.done && sluice_gang_prolog(job, &prolog)) {
+        *async = true;
+        return SLURM_SUCCESS;
+    }
+    if (!IS_JOB_RUNNING(job)) { /* requeued or cancelled before its prolog began */
+        *async = false;
+        return SLURM_SUCCESS;
+    }
+    return stock.prolog_slurmctld(job, async);
+}
+
+extern void prep_p_required(prep_call_type_t type, bool *required)
+{
+    stock.required(type, required);
+    /* Slurm asks once, when it starts: any later job may be a gang's. */
+    if (type == PREP_PROLOG_SLURMCTLD && active)
+        *required = true;
+}
