@@ -74,5 +74,5 @@ install: cluster-packages
 	@echo "installed: $(PREFIX)/bin/sluice"
 
 clean:
-	rm -rf build build-* dist $(VENV) native/sluice_core/_*.so dev_cluster/gpu_sim/lib
+	rm -rf build build-* dist $(VENV) native/sluice_core/*.so dev_cluster/gpu_sim/lib
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1401 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The CUDA driver's memory calls. The runtime library, static or shared, asks the driver for its functions through
+ * cuGetProcAddress, so that this one layer covers both.
+ *
+ *   context      what creates one charges the measured size first, what destroys one gives it back with all that lived in it
+ *   memory       reserve, ask the driver, give back where it refuses; freed by address
+ *   pools        charged with what the driver keeps in them (its own figure), not with what was handed out
+ *   graphs       memory of allocation nodes: a pool of the device's, which grows when a graph is launched
+ *   virtual      physical memory is charged from cuMemCreate until the last handle, mapping and exported file is gone
+ *   queries      answer within the limit
+ *
+ * Each entry point stands once in the table at the end. Host memory and imported memory (which its exporter is charged
+ * for) are not charged; launches and copies are not touched.
+ */
+#include "cuda.h"
+
+#include "hook.h"
+#include "session.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+enum { GRANULE = 2 << 20 }; /* device memory comes in pages of 2 MiB */
+
+#define HOOK(NAME, ...) LIMIT_EXPORT CUresult NAME(__VA_ARGS__)
+
+/* Every wrapper, and what else of the driver we call: name, interface version that brought it. */
+#define WRAPPED(CALL)                                                                                                  \
+    CALL(cuGetProcAddress, 11030)                                                                                      \
+    CALL(cuGetProcAddress_v2, 12000)                                                                                   \
+    /* contexts */                                                                                                     \
+    CALL(cuCtxCreate, 0)                                                                                               \
+    CALL(cuCtxCreate_v2, 3020)                                                                                         \
+    CALL(cuCtxCreate_v3, 11040)                                                                                        \
+    CALL(cuCtxCreate_v4, 12050)                                                                                        \
+    CALL(cuCtxDestroy, 0)                                                                                              \
+    CALL(cuCtxDestroy_v2, 4000)                                                                                        \
+    CALL(cuCtxSetLimit, 3010)                                                                                          \
+    CALL(cuDevicePrimaryCtxRetain, 7000)                                                                               \
+    CALL(cuDevicePrimaryCtxRelease, 7000)                                                                              \
+    CALL(cuDevicePrimaryCtxRelease_v2, 11000)                                                                          \
+    CALL(cuDevicePrimaryCtxReset, 7000)                                                                                \
+    CALL(cuDevicePrimaryCtxReset_v2, 11000)                                                                            \
+    /* memory; the first forms are of 32 bits */                                                                       \
+    CALL(cuMemAlloc, 0)                                                                                                \
+    CALL(cuMemAlloc_v2, 3020)                                                                                          \
+    CALL(cuMemAllocPitch, 0)                                                                                           \
+    CALL(cuMemAllocPitch_v2, 3020)                                                                                     \
+    CALL(cuMemAllocManaged, 6000)                                                                                      \
+    CALL(cuMemFree_v2, 3020)                                                                                           \
+    CALL(cuMemPrefetchAsync, 8000)                                                                                     \
+    CALL(cuMemPrefetchAsync_ptsz, 8000)                                                                                \
+    CALL(cuMemPrefetchAsync_v2, 12020)                                                                                 \
+    CALL(cuMemPrefetchAsync_v2_ptsz, 12020)                                                                            \
+    CALL(cuMemAdvise, 8000)                                                                                            \
+    CALL(cuMemAdvise_v2, 12020)                                                                                        \
+    /* arrays */                                                                                                       \
+    CALL(cuArrayCreate, 0)                                                                                             \
+    CALL(cuArrayCreate_v2, 3020)                                                                                       \
+    CALL(cuArray3DCreate, 0)                                                                                           \
+    CALL(cuArray3DCreate_v2, 3020)                                                                                     \
+    CALL(cuArrayDestroy, 2000)                                                                                         \
+    CALL(cuMipmappedArrayCreate, 5000)                                                                                 \
+    CALL(cuMipmappedArrayDestroy, 5000)                                                                                \
+    /* pools */                                                                                                        \
+    CALL(cuMemAllocAsync, 11020)                                                                                       \
+    CALL(cuMemAllocAsync_ptsz, 11020)                                                                                  \
+    CALL(cuMemAllocFromPoolAsync, 11020)                                                                               \
+    CALL(cuMemAllocFromPoolAsync_ptsz, 11020)                                                                          \
+    CALL(cuMemFreeAsync, 11020)                                                                                        \
+    CALL(cuMemFreeAsync_ptsz, 11020)                                                                                   \
+    CALL(cuMemPoolCreate, 11020)                                                                                       \
+    CALL(cuMemPoolDestroy, 11020)                                                                                      \
+    CALL(cuMemPoolTrimTo, 11020)                                                                                       \
+    CALL(cuStreamSynchronize, 2000)                                                                                    \
+    CALL(cuStreamSynchronize_ptsz, 2000)                                                                               \
+    CALL(cuEventSynchronize, 2000)                                                                                     \
+    CALL(cuCtxSynchronize, 2000)                                                                                       \
+    /* graphs */                                                                                                       \
+    CALL(cuGraphInstantiate, 10000)                                                                                    \
+    CALL(cuGraphInstantiate_v2, 11000)                                                                                 \
+    CALL(cuGraphInstantiateWithFlags, 11040)                                                                           \
+    CALL(cuGraphInstantiateWithParams, 12000)                                                                          \
+    CALL(cuGraphInstantiateWithParams_ptsz, 12000)                                                                     \
+    CALL(cuGraphExecDestroy, 10000)                                                                                    \
+    CALL(cuGraphLaunch, 10000)                                                                                         \
+    CALL(cuGraphLaunch_ptsz, 10000)                                                                                    \
+    CALL(cuGraphUpload, 11010)                                                                                         \
+    CALL(cuGraphUpload_ptsz, 11010)                                                                                    \
+    CALL(cuDeviceGraphMemTrim, 11040)                                                                                  \
+    /* virtual memory */                                                                                               \
+    CALL(cuMemCreate, 10020)                                                                                           \
+    CALL(cuMemRelease, 10020)                                                                                          \
+    CALL(cuMemRetainAllocationHandle, 11000)                                                                           \
+    CALL(cuMemMap, 10020)                                                                                              \
+    CALL(cuMemUnmap, 10020)                                                                                            \
+    CALL(cuMemMapArrayAsync, 11010)                                                                                    \
+    CALL(cuMemMapArrayAsync_ptsz, 11010)                                                                               \
+    CALL(cuMemExportToShareableHandle, 10020)                                                                          \
+    /* queries */                                                                                                      \
+    CALL(cuMemGetInfo_v2, 3020)                                                                                        \
+    CALL(cuDeviceTotalMem_v2, 3020)
+
+#define NEEDED(CALL)                                                                                                   \
+    CALL(cuDeviceGetUuid)                                                                                              \
+    CALL(cuDeviceGetUuid_v2)                                                                                           \
+    CALL(cuDeviceGetPCIBusId)                                                                                          \
+    CALL(cuDeviceGetCount)                                                                                             \
+    CALL(cuCtxGetDevice)                                                                                               \
+    CALL(cuCtxGetCurrent)                                                                                              \
+    CALL(cuCtxPushCurrent_v2)                                                                                          \
+    CALL(cuCtxPopCurrent_v2)                                                                                           \
+    CALL(cuCtxGetLimit)                                                                                                \
+    CALL(cuDevicePrimaryCtxGetState)                                                                                   \
+    CALL(cuStreamGetCtx)                                                                                               \
+    CALL(cuDeviceGetMemPool)                                                                                           \
+    CALL(cuDeviceGetDefaultMemPool)                                                                                    \
+    CALL(cuMemPoolGetAttribute)                                                                                        \
+    CALL(cuDeviceGetGraphMemAttribute)                                                                                 \
+    CALL(cuGraphGetNodes)                                                                                              \
+    CALL(cuGraphNodeGetType)                                                                                           \
+    CALL(cuGraphMemAllocNodeGetParams)                                                                                 \
+    CALL(cuMemGetAddressRange_v2)
+
+#define NUMBER_WRAPPED(NAME, SINCE) CALL_##NAME,
+#define NUMBER_NEEDED(NAME) CALL_##NAME,
+enum { WRAPPED(NUMBER_WRAPPED) NEEDED(NUMBER_NEEDED) CALLS };
+static struct limit_call calls[CALLS];
+
+typedef CUresult cuDeviceGetUuid(unsigned char *, CUdevice);
+typedef CUresult cuDeviceGetUuid_v2(unsigned char *, CUdevice);
+typedef CUresult cuDeviceGetPCIBusId(char *, int, CUdevice);
+typedef CUresult cuDeviceGetCount(int *);
+typedef CUresult cuCtxGetDevice(CUdevice *);
+typedef CUresult cuCtxGetCurrent(CUcontext *);
+typedef CUresult cuCtxPushCurrent_v2(CUcontext);
+typedef CUresult cuCtxPopCurrent_v2(CUcontext *);
+typedef CUresult cuCtxGetLimit(size_t *, int);
+typedef CUresult cuDevicePrimaryCtxGetState(CUdevice, unsigned *, int *);
+typedef CUresult cuStreamGetCtx(CUstream, CUcontext *);
+typedef CUresult cuDeviceGetMemPool(CUmemoryPool *, CUdevice);
+typedef CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *, CUdevice);
+typedef CUresult cuMemPoolGetAttribute(CUmemoryPool, int, void *);
+typedef CUresult cuDeviceGetGraphMemAttribute(CUdevice, int, void *);
+typedef CUresult cuGraphGetNodes(CUgraph, CUgraphNode *, size_t *);
+typedef CUresult cuGraphNodeGetType(CUgraphNode, int *);
+typedef CUresult cuGraphMemAllocNodeGetParams(CUgraphNode, CUmemAllocNodeParams *);
+typedef CUresult cuMemGetAddressRange_v2(CUdeviceptr *, size_t *, CUdeviceptr);
+
+/* Wrappers whose originals others call, too. */
+HOOK(cuMemAllocManaged, CUdeviceptr *, size_t, unsigned);
+HOOK(cuMemAdvise, CUdeviceptr, size_t, int, CUdevice);
+HOOK(cuMemFree_v2, CUdeviceptr);
+HOOK(cuMemFreeAsync, CUdeviceptr, CUstream);
+HOOK(cuMemMapArrayAsync, CUarrayMapInfo *, unsigned, CUstream);
+HOOK(cuMemPrefetchAsync, CUdeviceptr, size_t, CUdevice, CUstream);
+HOOK(cuMemPrefetchAsync_v2, CUdeviceptr, size_t, CUmemLocation, unsigned, CUstream);
+HOOK(cuMemAllocAsync, CUdeviceptr *, size_t, CUstream);
+HOOK(cuMemAllocFromPoolAsync, CUdeviceptr *, size_t, CUmemoryPool, CUstream);
+HOOK(cuGraphLaunch, CUgraphExec, CUstream);
+HOOK(cuCtxDestroy_v2, CUcontext);
+HOOK(cuDevicePrimaryCtxRelease_v2, CUdevice);
+
+static CUresult absent(void)
+{
+    return CUDA_ERROR_NOT_INITIALIZED;
+}
+
+static void (*function_of(struct limit_call *call))(void)
+{
+    void *found = limit_vendor(&limit_cuda, call);
+    void (*function)(void) = (void (*)(void))absent; /* no driver is loaded: what it would say before cuInit */
+    if (found)
+        memcpy(&function, &found, sizeof function);
+    return function;
+}
+
+/* Call the vendor's function; `LIKE` is one of the same type. */
+#define VENDOR_AS(LIKE, CALL, ...) LIMIT_IN(((__typeof__(&LIKE))function_of(CALL))(__VA_ARGS__))
+#define VENDOR(NAME, ...) VENDOR_AS(NAME, &calls[CALL_##NAME], __VA_ARGS__)
+#define NEED(NAME, ...) LIMIT_IN(((NAME *)function_of(&calls[CALL_##NAME]))(__VA_ARGS__))
+
+/* Called by the program, not by the vendor's library in the course of another call. */
+static bool outside(void)
+{
+    return limit_inside == 0;
+}
+
+/* ---- devices ---- */
+
+static int device_of(CUdevice ordinal)
+{
+    struct limit_session *session = limit_session();
+    if (!session || ordinal < 0 || ordinal >= LIMIT_ORDINALS)
+        return LIMIT_CLOSED;
+    atomic_schar *kept = &session->ordinals[0][ordinal];
+    int known = atomic_load_explicit(kept, memory_order_relaxed);
+    if (known != 0)
+        return known - 3;
+    unsigned char uuid[16];
+    char pci[32] = "";
+    bool named = NEED(cuDeviceGetUuid_v2, uuid, ordinal) == CUDA_SUCCESS || NEED(cuDeviceGetUuid, uuid, ordinal) == CUDA_SUCCESS;
+    NEED(cuDeviceGetPCIBusId, pci, (int)sizeof pci, ordinal);
+    int found = named || *pci ? limit_device(named ? uuid : NULL, *pci ? pci : NULL, NULL) : LIMIT_CLOSED;
+    if (named || *pci)
+        atomic_store_explicit(kept, (signed char)(found + 3), memory_order_relaxed);
+    return found;
+}
+
+/* The calling thread's device; false: it has no context, and the driver shall say so. */
+static bool current_ordinal(CUdevice *ordinal)
+{
+    return NEED(cuCtxGetDevice, ordinal) == CUDA_SUCCESS;
+}
+
+static CUcontext current_context(void)
+{
+    CUcontext context = NULL;
+    NEED(cuCtxGetCurrent, &context);
+    return context;
+}
+
+/* ---- entries ---- */
+
+static void give_back(const struct limit_entry *entry)
+{
+    if (entry->spilled)
+        limit_give_spill(entry->device, entry->bytes);
+    else
+        limit_give_piece(entry, GRANULE);
+}
+
+/* Where the table has no room, the charge stays: too much is safe, too little is not. */
+static void remember(struct limit_entry *entry, enum limit_class class, uint64_t key)
+{
+    struct limit_session *session = limit_session();
+    entry->class = class;
+    entry->key = key;
+    if (session)
+        limit_table_put(&session->table, entry);
+}
+
+static bool lives_in(const struct limit_entry *entry, const void *context)
+{
+    return entry->owner == context && context != NULL;
+}
+
+static void drop_context(struct limit_session *session, int device, CUcontext context)
+{
+    struct limit_entry entry;
+    while (limit_table_take_any(&session->table, lives_in, context, &entry))
+        if (entry.link == 0) /* what came from a pool is the pool's */
+            give_back(&entry);
+    limit_close_context(device);
+}
+
+/* ---- pools ---- */
+
+enum { POOL_RESERVED = 5, POOL_USED = 7, GRAPH_USED = 0, GRAPH_RESERVED = 2 };
+
+/* A pool, or the device's memory for graphs: how much the driver keeps in it. */
+struct pool {
+    CUmemoryPool handle; /* NULL: for graphs */
+    CUdevice ordinal;
+};
+
+static bool pool_figures(struct pool pool, uint64_t *reserved, uint64_t *used)
+{
+    return pool.handle ? NEED(cuMemPoolGetAttribute, pool.handle, POOL_RESERVED, reserved) == CUDA_SUCCESS &&
+                             NEED(cuMemPoolGetAttribute, pool.handle, POOL_USED, used) == CUDA_SUCCESS
+                       : NEED(cuDeviceGetGraphMemAttribute, pool.ordinal, GRAPH_RESERVED, reserved) == CUDA_SUCCESS &&
+                             NEED(cuDeviceGetGraphMemAttribute, pool.ordinal, GRAPH_USED, used) == CUDA_SUCCESS;
+}
+
+static uint64_t pool_key(struct pool pool)
+{
+    return pool.handle ? (uint64_t)(uintptr_t)pool.handle : (uint64_t)pool.ordinal + 1;
+}
+
+/* The pool's entry: bytes charged for it, `size` its ordinal. The lock `pools` is held here and below. */
+static struct limit_entry pool_entry(struct limit_session *session, struct pool pool)
+{
+    struct limit_entry entry;
+    if (!limit_table_get(&session->table, LIMIT_POOL, pool_key(pool), &entry))
+        entry = (struct limit_entry){.class = LIMIT_POOL,
+                                     .key = pool_key(pool),
+                                     .device = device_of(pool.ordinal),
+                                     .size = (uint64_t)pool.ordinal};
+    return entry;
+}
+
+/* Bring the charge to what the driver keeps; true: something was given back. */
+static bool settle_pool(struct limit_session *session, struct pool pool)
+{
+    struct limit_entry entry = pool_entry(session, pool);
+    uint64_t reserved, used, before = entry.bytes;
+    if (entry.device < 0 || !pool_figures(pool, &reserved, &used) || reserved == before)
+        return false;
+    if (reserved > before)
+        limit_owe(entry.device, reserved - before);
+    else
+        limit_give(entry.device, before - reserved);
+    entry.bytes = reserved;
+    limit_table_put(&session->table, &entry);
+    return reserved < before;
+}
+
+struct visited {
+    const uint64_t *keys;
+    size_t count;
+};
+
+static bool unvisited_pool(const struct limit_entry *entry, const void *argument)
+{
+    const struct visited *visited = argument;
+    for (size_t i = 0; i < visited->count; i++)
+        if (visited->keys[i] == entry->key)
+            return false;
+    return entry->class == LIMIT_POOL;
+}
+
+static struct pool pool_of(const struct limit_entry *entry)
+{
+    bool graphs = entry->key <= LIMIT_ORDINALS;
+    return (struct pool){.handle = graphs ? NULL : (CUmemoryPool)(uintptr_t)entry->key, .ordinal = (CUdevice)entry->size};
+}
+
+/* Pools shrink when the device comes to rest, long after the call that freed: look whenever that may be. */
+static bool settle_pools(struct limit_session *session)
+{
+    uint64_t keys[256];
+    struct visited visited = {.keys = keys};
+    struct limit_entry entry;
+    bool gave = false;
+    pthread_mutex_lock(&session->pools);
+    atomic_store_explicit(&session->late_pools, 0, memory_order_relaxed);
+    while (visited.count < sizeof keys / sizeof *keys &&
+           limit_table_find(&session->table, unvisited_pool, &visited, &entry)) {
+        uint64_t reserved, used;
+        keys[visited.count++] = entry.key;
+        gave = settle_pool(session, pool_of(&entry)) || gave;
+        if (pool_figures(pool_of(&entry), &reserved, &used) && reserved > used)
+            atomic_store_explicit(&session->late_pools, 1, memory_order_relaxed);
+    }
+    pthread_mutex_unlock(&session->pools);
+    return gave;
+}
+
+static void pools_may_have_shrunk(void)
+{
+    struct limit_session *session = limit_session();
+    if (session && atomic_load_explicit(&session->late_pools, memory_order_relaxed) != 0)
+        settle_pools(session);
+}
+
+/* Charge a pool's growth by `size` more bytes in use, before it happens. */
+static bool take_growth(struct limit_session *session, struct pool pool, uint64_t size)
+{
+    settle_pool(session, pool);
+    struct limit_entry entry = pool_entry(session, pool);
+    uint64_t reserved, used;
+    if (entry.device == LIMIT_NO_LIMIT)
+        return true;
+    if (entry.device < 0 || size > UINT64_C(1) << 46 || !pool_figures(pool, &reserved, &used))
+        return false;
+    uint64_t need = used + (size + 511) / 512 * 512;
+    uint64_t growth = need > reserved ? (need - reserved + GRANULE - 1) / GRANULE * GRANULE : 0;
+    if (!limit_take(entry.device, growth))
+        return false;
+    entry.bytes += growth;
+    return limit_table_put(&session->table, &entry);
+}
+
+/* After it happened: did the driver take more than that, and is there room for it? */
+static bool cover_growth(struct limit_session *session, struct pool pool)
+{
+    struct limit_entry entry = pool_entry(session, pool);
+    uint64_t reserved, used;
+    if (entry.device >= 0 && pool_figures(pool, &reserved, &used) && reserved > entry.bytes) {
+        if (!limit_take(entry.device, reserved - entry.bytes))
+            return false;
+        entry.bytes = reserved;
+        limit_table_put(&session->table, &entry);
+    }
+    settle_pool(session, pool);
+    return true;
+}
+
+/* ---- virtual memory: who keeps a piece of physical memory alive ---- */
+
+struct physical {
+    int device; /* of the ledger */
+    uint64_t bytes;
+    uint32_t handles, mappings;
+    bool pinned;           /* mapped into a sparse array: never given back */
+    int exported;          /* the last file descriptor that it was exported to, which keeps it too; -1: none */
+    dev_t dev;             /* that file */
+    ino_t ino;             /* and its number */
+    struct physical *next; /* of those that only their file keeps */
+};
+
+static bool file_is_open(const struct physical *it)
+{
+    struct stat stamp;
+    return it->exported >= 0 && fstat(it->exported, &stamp) == 0 && stamp.st_dev == it->dev && stamp.st_ino == it->ino;
+}
+
+/* Give back what nothing keeps; true: done. The lock `objects` is held. */
+static bool settle_physical(struct limit_session *session, struct physical *it)
+{
+    if (it->handles > 0 || it->mappings > 0 || it->pinned)
+        return false;
+    if (file_is_open(it)) {
+        it->next = session->in_files;
+        session->in_files = it;
+        return false;
+    }
+    limit_give(it->device, it->bytes);
+    free(it);
+    return true;
+}
+
+/* Memory whose exported files are closed meanwhile. The lock `objects` is held. */
+static bool settle_files(struct limit_session *session)
+{
+    bool gave = false;
+    struct physical *list = session->in_files;
+    session->in_files = NULL;
+    for (struct physical *it = list, *next; it; it = next) {
+        next = it->next;
+        gave = settle_physical(session, it) || gave;
+    }
+    return gave;
+}
+
+/* After a refusal: is there room in what this process itself no longer uses? */
+static bool find_room(void)
+{
+    struct limit_session *session = limit_session();
+    if (!session)
+        return false;
+    bool gave = settle_pools(session);
+    pthread_mutex_lock(&session->objects);
+    gave = settle_files(session) || gave;
+    pthread_mutex_unlock(&session->objects);
+    return gave;
+}
+
+static bool take_piece(int device, uint64_t size, struct limit_entry *entry)
+{
+    return limit_take_piece(device, size, GRANULE, entry) ||
+           (find_room() && limit_take_piece(device, size, GRANULE, entry));
+}
+
+/* ---- look-up ---- */
+
+static CUresult replaced(CUresult result, const char *symbol, void **function, int version, uint64_t flags)
+{
+    enum { PER_THREAD = 2 };
+    if (result == CUDA_SUCCESS && symbol && function && *function && outside()) {
+        struct limit_call *call = limit_find_form(&limit_cuda, symbol, version, (flags & PER_THREAD) != 0);
+        *function = call ? limit_replace(call, *function) : *function;
+    }
+    return result;
+}
+
+HOOK(cuGetProcAddress, const char *symbol, void **function, int version, uint64_t flags)
+{
+    return replaced(VENDOR(cuGetProcAddress, symbol, function, version, flags), symbol, function, version, flags);
+}
+
+HOOK(cuGetProcAddress_v2, const char *symbol, void **function, int version, uint64_t flags, int *status)
+{
+    return replaced(VENDOR(cuGetProcAddress_v2, symbol, function, version, flags, status), symbol, function, version, flags);
+}
+
+/* ---- contexts ---- */
+
+/* `CREATE` makes a context on a device; its size is charged before. */
+#define NEW_CONTEXT(ORDINAL, CONTEXT, CREATE)                                                                          \
+    do {                                                                                                               \
+        if (!outside())                                                                                                \
+            return CREATE;                                                                                             \
+        int device = device_of(ORDINAL);                                                                               \
+        if (!limit_open_context(device) && !(find_room() && limit_open_context(device)))                               \
+            return CUDA_ERROR_OUT_OF_MEMORY;                                                                           \
+        CUresult result = CREATE;                                                                                      \
+        if (result == CUDA_SUCCESS)                                                                                    \
+            remember(&(struct limit_entry){.device = device}, LIMIT_CONTEXT, (uint64_t)(uintptr_t) * (CONTEXT));       \
+        else                                                                                                           \
+            limit_close_context(device);                                                                               \
+        return result;                                                                                                 \
+    } while (0)
+
+HOOK(cuCtxCreate, CUcontext *context, unsigned flags, CUdevice ordinal)
+{
+    NEW_CONTEXT(ordinal, context, VENDOR(cuCtxCreate, context, flags, ordinal));
+}
+
+HOOK(cuCtxCreate_v2, CUcontext *context, unsigned flags, CUdevice ordinal)
+{
+    NEW_CONTEXT(ordinal, context, VENDOR(cuCtxCreate_v2, context, flags, ordinal));
+}
+
+HOOK(cuCtxCreate_v3, CUcontext *context, void *affinity, int count, unsigned flags, CUdevice ordinal)
+{
+    NEW_CONTEXT(ordinal, context, VENDOR(cuCtxCreate_v3, context, affinity, count, flags, ordinal));
+}
+
+HOOK(cuCtxCreate_v4, CUcontext *context, void *parameters, unsigned flags, CUdevice ordinal)
+{
+    NEW_CONTEXT(ordinal, context, VENDOR(cuCtxCreate_v4, context, parameters, flags, ordinal));
+}
+
+static CUresult destroy_context(struct limit_call *call, CUcontext context)
+{
+    struct limit_session *session = outside() ? limit_session() : NULL;
+    struct limit_entry entry;
+    bool known = session && limit_table_take(&session->table, LIMIT_CONTEXT, (uint64_t)(uintptr_t)context, &entry);
+    CUresult result = VENDOR_AS(cuCtxDestroy_v2, call, context);
+    if (known && result == CUDA_SUCCESS)
+        drop_context(session, entry.device, context);
+    else if (known)
+        limit_table_put(&session->table, &entry);
+    return result;
+}
+
+HOOK(cuCtxDestroy, CUcontext context)
+{
+    return destroy_context(&calls[CALL_cuCtxDestroy], context);
+}
+
+HOOK(cuCtxDestroy_v2, CUcontext context)
+{
+    return destroy_context(&calls[CALL_cuCtxDestroy_v2], context);
+}
+
+static bool primary_active(CUdevice ordinal)
+{
+    unsigned flags;
+    int active = 0;
+    return NEED(cuDevicePrimaryCtxGetState, ordinal, &flags, &active) == CUDA_SUCCESS && active;
+}
+
+HOOK(cuDevicePrimaryCtxRetain, CUcontext *context, CUdevice ordinal)
+{
+    struct limit_session *session = outside() ? limit_session() : NULL;
+    if (!outside())
+        return VENDOR(cuDevicePrimaryCtxRetain, context, ordinal);
+    int device = device_of(ordinal);
+    if (!session || device == LIMIT_CLOSED)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    pthread_mutex_lock(&session->contexts);
+    bool first = !primary_active(ordinal);
+    CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
+    if (!first || limit_open_context(device) || (find_room() && limit_open_context(device))) {
+        result = VENDOR(cuDevicePrimaryCtxRetain, context, ordinal);
+        if (first && result != CUDA_SUCCESS)
+            limit_close_context(device);
+        else if (result == CUDA_SUCCESS)
+            session->primary[ordinal] = *context;
+    }
+    pthread_mutex_unlock(&session->contexts);
+    return result;
+}
+
+static CUresult end_primary(struct limit_call *call, CUdevice ordinal)
+{
+    struct limit_session *session = outside() ? limit_session() : NULL;
+    if (!session || ordinal < 0 || ordinal >= LIMIT_ORDINALS)
+        return VENDOR_AS(cuDevicePrimaryCtxRelease_v2, call, ordinal);
+    pthread_mutex_lock(&session->contexts);
+    bool active = primary_active(ordinal);
+    CUresult result = VENDOR_AS(cuDevicePrimaryCtxRelease_v2, call, ordinal);
+    if (active && !primary_active(ordinal)) {
+        drop_context(session, device_of(ordinal), session->primary[ordinal]);
+        session->primary[ordinal] = NULL;
+    }
+    pthread_mutex_unlock(&session->contexts);
+    return result;
+}
+
+#define END_PRIMARY(NAME)                                                                                              \
+    HOOK(NAME, CUdevice ordinal)                                                                                       \
+    {                                                                                                                  \
+        return end_primary(&calls[CALL_##NAME], ordinal);                                                              \
+    }
+
+END_PRIMARY(cuDevicePrimaryCtxRelease)
+END_PRIMARY(cuDevicePrimaryCtxRelease_v2)
+END_PRIMARY(cuDevicePrimaryCtxReset)
+END_PRIMARY(cuDevicePrimaryCtxReset_v2)
+
+/* The heap and the print buffer of kernels are device memory, too; their first sizes are part of the context. */
+HOOK(cuCtxSetLimit, int which, size_t value)
+{
+    enum { PRINT_BUFFER = 1, HEAP = 2 };
+    struct limit_session *session = outside() ? limit_session() : NULL;
+    CUdevice ordinal;
+    size_t before;
+    if (!session || (which != PRINT_BUFFER && which != HEAP) || !current_ordinal(&ordinal) ||
+        NEED(cuCtxGetLimit, &before, which) != CUDA_SUCCESS)
+        return VENDOR(cuCtxSetLimit, which, value);
+    CUcontext context = current_context();
+    struct limit_entry entry, more;
+    uint64_t key = (uint64_t)(uintptr_t)context * 4 + (unsigned)which;
+    if (!limit_table_take(&session->table, LIMIT_HEAP, key, &entry))
+        entry = (struct limit_entry){.device = device_of(ordinal), .owner = context};
+    uint64_t grown = (value > before ? value - before : 0) + GRANULE - 1;
+    grown -= grown % GRANULE;
+    CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
+    if (grown == 0 || take_piece(entry.device, grown, &more)) {
+        result = VENDOR(cuCtxSetLimit, which, value);
+        uint64_t less = result != CUDA_SUCCESS ? grown : value < before ? (before - value) / GRANULE * GRANULE : 0;
+        entry.bytes += grown;
+        less = less < entry.bytes ? less : entry.bytes;
+        limit_give(entry.device, less);
+        entry.bytes -= less;
+    }
+    if (entry.bytes > 0)
+        remember(&entry, LIMIT_HEAP, key);
+    return result;
+}
+
+/* ---- memory ---- */
+
+/* In host memory that the device reaches: where policy allows more than the limit. */
+static CUresult spill(CUdeviceptr *address, size_t size, CUdevice ordinal, CUcontext context)
+{
+    enum { GLOBAL = 1, PREFERRED_LOCATION = 3, ACCESSED_BY = 5, HOST = -1 };
+    struct limit_session *session = limit_session();
+    struct limit_entry entry = {
+        .device = device_of(ordinal), .owner = context, .bytes = (size + GRANULE - 1) / GRANULE * GRANULE, .spilled = true};
+    if (!session || !limit_take_spill(entry.device, entry.bytes))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    atomic_fetch_add(&session->spills, 1);
+    CUresult result = VENDOR(cuMemAllocManaged, address, size, GLOBAL);
+    if (result == CUDA_SUCCESS) {
+        result = VENDOR(cuMemAdvise, *address, size, PREFERRED_LOCATION, HOST);
+        if (result == CUDA_SUCCESS)
+            result = VENDOR(cuMemAdvise, *address, size, ACCESSED_BY, ordinal);
+        if (result != CUDA_SUCCESS)
+            VENDOR(cuMemFree_v2, *address);
+    }
+    if (result == CUDA_SUCCESS) {
+        remember(&entry, LIMIT_ADDRESS, *address);
+    } else {
+        limit_give_spill(entry.device, entry.bytes);
+        atomic_fetch_sub(&session->spills, 1);
+    }
+    return result;
+}
+
+/* `ALLOCATE` gets SIZE bytes on the current device at *ADDRESS; OTHERWISE is tried where the limit refuses them. */
+#define ALLOCATE(ADDRESS, SIZE, ALLOCATION, OTHERWISE)                                                                 \
+    do {                                                                                                               \
+        CUdevice ordinal;                                                                                              \
+        if (!outside() || !(ADDRESS) || (SIZE) == 0 || !current_ordinal(&ordinal))                                     \
+            return ALLOCATION; /* to be refused by the driver itself */                                                \
+        CUcontext context = current_context();                                                                         \
+        struct limit_entry entry = {.owner = context};                                                                 \
+        if (!take_piece(device_of(ordinal), SIZE, &entry))                                                             \
+            return OTHERWISE;                                                                                          \
+        CUresult result = ALLOCATION;                                                                                  \
+        if (result == CUDA_SUCCESS)                                                                                    \
+            remember(&entry, LIMIT_ADDRESS, (uint64_t) * (ADDRESS));                                                   \
+        else                                                                                                           \
+            give_back(&entry);                                                                                         \
+        return result;                                                                                                 \
+    } while (0)
+
+HOOK(cuMemAlloc_v2, CUdeviceptr *address, size_t size)
+{
+    ALLOCATE(address, size, VENDOR(cuMemAlloc_v2, address, size), spill(address, size, ordinal, context));
+}
+
+HOOK(cuMemAllocManaged, CUdeviceptr *address, size_t size, unsigned flags)
+{
+    ALLOCATE(address, size, VENDOR(cuMemAllocManaged, address, size, flags), spill(address, size, ordinal, context));
+}
+
+/* Rows are padded to the driver's pitch, which is known afterwards only: 512 bytes, or else the difference is charged. */
+HOOK(cuMemAllocPitch_v2, CUdeviceptr *address, size_t *pitch, size_t width, size_t height, unsigned element)
+{
+    enum { PITCH = 512 };
+    size_t size = 0, padded = width <= SIZE_MAX - PITCH ? (width + PITCH - 1) / PITCH * PITCH : 0;
+    if (!pitch || __builtin_mul_overflow(padded, height, &size))
+        size = 0;
+    ALLOCATE(address, size, VENDOR(cuMemAllocPitch_v2, address, pitch, width, height, element), CUDA_ERROR_OUT_OF_MEMORY);
+}
+
+/* Of a time of 32-bit addresses; a program of 64 bits has no use for them but to go around. */
+#define TOO_OLD(NAME)                                                                                                  \
+    HOOK(NAME, void)                                                                                                   \
+    {                                                                                                                  \
+        return CUDA_ERROR_NOT_SUPPORTED;                                                                               \
+    }
+
+TOO_OLD(cuMemAlloc)
+TOO_OLD(cuMemAllocPitch)
+TOO_OLD(cuArrayCreate)
+TOO_OLD(cuArray3DCreate)
+
+static void freed(struct limit_session *session, const struct limit_entry *entry)
+{
+    if (entry->spilled)
+        atomic_fetch_sub(&session->spills, 1);
+    if (entry->link == 0) {
+        give_back(entry);
+        return;
+    }
+    struct limit_entry pool;
+    pthread_mutex_lock(&session->pools);
+    if (limit_table_get(&session->table, LIMIT_POOL, entry->link, &pool))
+        settle_pool(session, pool_of(&pool));
+    atomic_store_explicit(&session->late_pools, 1, memory_order_relaxed);
+    pthread_mutex_unlock(&session->pools);
+}
+
+/* `FREE` frees what is known as KEY. Forgotten before, as another thread may get the same address right afterwards. */
+#define FORGET(KEY, FREE)                                                                                              \
+    do {                                                                                                               \
+        struct limit_session *session = outside() ? limit_session() : NULL;                                            \
+        struct limit_entry entry;                                                                                      \
+        bool known = session && limit_table_take(&session->table, LIMIT_ADDRESS, (uint64_t)(KEY), &entry);             \
+        CUresult result = FREE;                                                                                        \
+        if (known && result == CUDA_SUCCESS)                                                                           \
+            freed(session, &entry);                                                                                    \
+        else if (known)                                                                                                \
+            limit_table_put(&session->table, &entry);                                                                  \
+        else if (session && atomic_load_explicit(&session->graphs, memory_order_relaxed) != 0)                         \
+            settle_pools(session); /* a graph's memory may be freed like any other */                                  \
+        return result;                                                                                                 \
+    } while (0)
+
+HOOK(cuMemFree_v2, CUdeviceptr address)
+{
+    FORGET(address, VENDOR(cuMemFree_v2, address));
+}
+
+static bool is_spilled(CUdeviceptr address)
+{
+    struct limit_session *session = outside() ? limit_session() : NULL;
+    struct limit_entry entry;
+    CUdeviceptr base;
+    size_t size;
+    return session && atomic_load_explicit(&session->spills, memory_order_relaxed) != 0 &&
+           NEED(cuMemGetAddressRange_v2, &base, &size, address) == CUDA_SUCCESS &&
+           limit_table_get(&session->table, LIMIT_ADDRESS, base, &entry) && entry.spilled;
+}
+
+/* What was spilled stays on the host: a wish to move it is only a hint. */
+static CUresult prefetch(struct limit_call *call, CUdeviceptr address, size_t size, CUdevice ordinal, CUstream stream)
+{
+    return ordinal >= 0 && is_spilled(address) ? CUDA_SUCCESS
+                                               : VENDOR_AS(cuMemPrefetchAsync, call, address, size, ordinal, stream);
+}
+
+HOOK(cuMemPrefetchAsync, CUdeviceptr address, size_t size, CUdevice ordinal, CUstream stream)
+{
+    return prefetch(&calls[CALL_cuMemPrefetchAsync], address, size, ordinal, stream);
+}
+
+HOOK(cuMemPrefetchAsync_ptsz, CUdeviceptr address, size_t size, CUdevice ordinal, CUstream stream)
+{
+    return prefetch(&calls[CALL_cuMemPrefetchAsync_ptsz], address, size, ordinal, stream);
+}
+
+static CUresult prefetch_to(struct limit_call *call, CUdeviceptr address, size_t size, CUmemLocation to, unsigned flags,
+                            CUstream stream)
+{
+    return to.type == CU_ON_DEVICE && is_spilled(address)
+               ? CUDA_SUCCESS
+               : VENDOR_AS(cuMemPrefetchAsync_v2, call, address, size, to, flags, stream);
+}
+
+HOOK(cuMemPrefetchAsync_v2, CUdeviceptr address, size_t size, CUmemLocation to, unsigned flags, CUstream stream)
+{
+    return prefetch_to(&calls[CALL_cuMemPrefetchAsync_v2], address, size, to, flags, stream);
+}
+
+HOOK(cuMemPrefetchAsync_v2_ptsz, CUdeviceptr address, size_t size, CUmemLocation to, unsigned flags, CUstream stream)
+{
+    return prefetch_to(&calls[CALL_cuMemPrefetchAsync_v2_ptsz], address, size, to, flags, stream);
+}
+
+static bool moves(int advice)
+{
+    enum { SET_PREFERRED_LOCATION = 3, UNSET_PREFERRED_LOCATION = 4 };
+    return advice == SET_PREFERRED_LOCATION || advice == UNSET_PREFERRED_LOCATION;
+}
+
+HOOK(cuMemAdvise, CUdeviceptr address, size_t size, int advice, CUdevice ordinal)
+{
+    return moves(advice) && is_spilled(address) ? CUDA_SUCCESS : VENDOR(cuMemAdvise, address, size, advice, ordinal);
+}
+
+HOOK(cuMemAdvise_v2, CUdeviceptr address, size_t size, int advice, CUmemLocation to)
+{
+    return moves(advice) && is_spilled(address) ? CUDA_SUCCESS : VENDOR(cuMemAdvise_v2, address, size, advice, to);
+}
+
+/* ---- arrays ---- */
+
+/* Bytes of a texel's channel; what is not known counts as the widest. */
+static size_t channel_bytes(int format)
+{
+    static const struct {
+        int format;
+        size_t bytes;
+    } known[] = {{0x01, 1}, {0x02, 2}, {0x03, 4}, {0x08, 1}, {0x09, 2}, {0x0a, 4},
+                 {0x10, 2}, {0x20, 4}, {0xc0, 1}, {0xc1, 1}, {0xc2, 1}, {0xc3, 2}, {0xc4, 2}, {0xc5, 2}};
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (known[i].format == format)
+            return known[i].bytes;
+    return 4;
+}
+
+static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *what, unsigned levels)
+{
+    enum { LAYERED = 1, SPARSE = 0x40, DEFERRED = 0x80, MAX_SIDE = 1 << 20 };
+    if (!what || (what->flags & (SPARSE | DEFERRED)) != 0 || what->width > MAX_SIDE || what->height > MAX_SIDE ||
+        what->depth > MAX_SIDE || what->channels > 4)
+        return 0; /* no memory yet, or nothing that a driver would accept */
+    uint64_t width = what->width, height = what->height, depth = what->depth, bytes = 0;
+    for (unsigned level = 0; level < levels && level < 32; level++) {
+        uint64_t texels = (width ? width : 1) * (height ? height : 1);
+        uint64_t texel = channel_bytes(what->format) * what->channels, planes = depth ? depth : 1;
+        if (texels > (UINT64_C(1) << 50) / planes / (texel ? texel : 1))
+            return UINT64_C(1) << 50;
+        bytes += texels * planes * texel;
+        width /= 2;
+        height /= 2;
+        depth /= (what->flags & LAYERED) != 0 ? 1 : 2;
+    }
+    return bytes;
+}
+
+HOOK(cuArray3DCreate_v2, CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *what)
+{
+    uint64_t size = array_bytes(what, 1);
+    ALLOCATE(array, size, VENDOR(cuArray3DCreate_v2, array, what), CUDA_ERROR_OUT_OF_MEMORY);
+}
+
+HOOK(cuArrayCreate_v2, CUarray *array, const CUDA_ARRAY_DESCRIPTOR *what)
+{
+    CUDA_ARRAY3D_DESCRIPTOR full = {0};
+    if (what)
+        full = (CUDA_ARRAY3D_DESCRIPTOR){
+            .width = what->width, .height = what->height, .format = what->format, .channels = what->channels};
+    uint64_t size = array_bytes(&full, 1);
+    ALLOCATE(array, size, VENDOR(cuArrayCreate_v2, array, what), CUDA_ERROR_OUT_OF_MEMORY);
+}
+
+HOOK(cuMipmappedArrayCreate, CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTOR *what, unsigned levels)
+{
+    uint64_t size = array_bytes(what, levels);
+    ALLOCATE(array, size, VENDOR(cuMipmappedArrayCreate, array, what, levels), CUDA_ERROR_OUT_OF_MEMORY);
+}
+
+HOOK(cuArrayDestroy, CUarray array)
+{
+    FORGET((uintptr_t)array, VENDOR(cuArrayDestroy, array));
+}
+
+HOOK(cuMipmappedArrayDestroy, CUmipmappedArray array)
+{
+    FORGET((uintptr_t)array, VENDOR(cuMipmappedArrayDestroy, array));
+}
+
+/* ---- pools ---- */
+
+/* The device that a stream belongs to: that of its context, which need not be the current one. */
+static bool stream_ordinal(CUstream stream, CUdevice *ordinal)
+{
+    CUcontext context = NULL, popped;
+    bool standard = (uintptr_t)stream <= 2; /* legacy and per-thread default streams */
+    if (standard || NEED(cuStreamGetCtx, stream, &context) != CUDA_SUCCESS || !context || context == current_context() ||
+        NEED(cuCtxPushCurrent_v2, context) != CUDA_SUCCESS)
+        return current_ordinal(ordinal);
+    bool found = current_ordinal(ordinal);
+    NEED(cuCtxPopCurrent_v2, &popped);
+    return found;
+}
+
+static CUdevice pool_ordinal(struct limit_session *session, CUmemoryPool handle)
+{
+    struct limit_entry entry;
+    if (limit_table_get(&session->table, LIMIT_POOL, (uint64_t)(uintptr_t)handle, &entry))
+        return (CUdevice)entry.size;
+    int count = 0;
+    NEED(cuDeviceGetCount, &count);
+    for (CUdevice i = 0; i < count; i++) {
+        CUmemoryPool standard = NULL;
+        if (NEED(cuDeviceGetDefaultMemPool, &standard, i) == CUDA_SUCCESS && standard == handle)
+            return i;
+    }
+    CUdevice ordinal = 0; /* made before we were loaded, which cannot be, or imported, which nobody allocates from */
+    current_ordinal(&ordinal);
+    return ordinal;
+}
+
+HOOK(cuMemPoolTrimTo, CUmemoryPool pool, size_t keep)
+{
+    CUresult result = VENDOR(cuMemPoolTrimTo, pool, keep);
+    struct limit_session *session = outside() ? limit_session() : NULL;
+    if (session)
+        settle_pools(session);
+    return result;
+}
+
+static CUresult free_async(struct limit_call *call, CUdeviceptr address, CUstream stream);
+static CUresult alloc_from(struct limit_call *call, bool named, CUdeviceptr *address, size_t size, CUmemoryPool handle,
+                           CUstream stream);
+
+#define VENDOR_ASYNC()                                                                                                 \
+    (named ? VENDOR_AS(cuMemAllocFromPoolAsync, call, address, size, handle, stream)                                   \
+           : VENDOR_AS(cuMemAllocAsync, call, address, size, stream))
+
+HOOK(cuMemAllocAsync, CUdeviceptr *address, size_t size, CUstream stream)
+{
+    return alloc_from(&calls[CALL_cuMemAllocAsync], false, address, size, NULL, stream);
+}
+
+HOOK(cuMemAllocAsync_ptsz, CUdeviceptr *address, size_t size, CUstream stream)
+{
+    return alloc_from(&calls[CALL_cuMemAllocAsync_ptsz], false, address, size, NULL, stream);
+}
+
+HOOK(cuMemAllocFromPoolAsync, CUdeviceptr *address, size_t size, CUmemoryPool pool, CUstream stream)
+{
+    return alloc_from(&calls[CALL_cuMemAllocFromPoolAsync], true, address, size, pool, stream);
+}
+
+HOOK(cuMemAllocFromPoolAsync_ptsz, CUdeviceptr *address, size_t size, CUmemoryPool pool, CUstream stream)
+{
+    return alloc_from(&calls[CALL_cuMemAllocFromPoolAsync_ptsz], true, address, size, pool, stream);
+}
+
+HOOK(cuMemFreeAsync, CUdeviceptr address, CUstream stream)
+{
+    return free_async(&calls[CALL_cuMemFreeAsync], address, stream);
+}
+
+HOOK(cuMemFreeAsync_ptsz, CUdeviceptr address, CUstream stream)
+{
+    return free_async(&calls[CALL_cuMemFreeAsync_ptsz], address, stream);
+}
+
+static CUresult free_async(struct limit_call *call, CUdeviceptr address, CUstream stream)
+{
+    FORGET(address, VENDOR_AS(cuMemFreeAsync, call, address, stream));
+}
+
+/* Freed again where the driver's pool grew by more than there is room for: it may take more at a time than is asked. */
+static CUresult alloc_from(struct limit_call *call, bool named, CUdeviceptr *address, size_t size, CUmemoryPool handle,
+                           CUstream stream)
+{
+    struct limit_session *session = outside() ? limit_session() : NULL;
+    if (!outside() || !address || size == 0 || (named && !handle))
+        return VENDOR_ASYNC();
+    if (!session)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    struct pool pool = {.handle = handle};
+    if (named)
+        pool.ordinal = pool_ordinal(session, handle);
+    else if (!stream_ordinal(stream, &pool.ordinal) ||
+             NEED(cuDeviceGetMemPool, &pool.handle, pool.ordinal) != CUDA_SUCCESS)
+        return VENDOR_ASYNC();
+    bool room = false;
+    for (int attempt = 0; !room && (attempt == 0 || (attempt == 1 && find_room())); attempt++) {
+        pthread_mutex_lock(&session->pools);
+        room = take_growth(session, pool, size);
+        if (!room)
+            pthread_mutex_unlock(&session->pools);
+    }
+    if (!room)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult result = VENDOR_ASYNC();
+    if (result == CUDA_SUCCESS && !cover_growth(session, pool)) {
+        VENDOR(cuMemFreeAsync, *address, stream);
+        VENDOR(cuMemPoolTrimTo, pool.handle, 0);
+        result = CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    if (result == CUDA_SUCCESS)
+        remember(&(struct limit_entry){.device = LIMIT_NO_LIMIT, .link = pool_key(pool)}, LIMIT_ADDRESS, *address);
+    else
+        settle_pool(session, pool);
+    pthread_mutex_unlock(&session->pools);
+    return result;
+}
+
+HOOK(cuMemPoolCreate, CUmemoryPool *pool, const CUmemPoolProps *properties)
+{
+    CUresult result = VENDOR(cuMemPoolCreate, pool, properties);
+    struct limit_session *session = outside() && result == CUDA_SUCCESS ? limit_session() : NULL;
+    if (session) {
+        bool on_device = properties->location.type == CU_ON_DEVICE;
+        struct limit_entry entry = {.device = on_device ? device_of(properties->location.id) : LIMIT_NO_LIMIT,
+                                    .size = (uint64_t)properties->location.id};
+        remember(&entry, LIMIT_POOL, (uint64_t)(uintptr_t)*pool);
+    }
+    return result;
+}
+
+HOOK(cuMemPoolDestroy, CUmemoryPool pool)
+{
+    struct limit_session *session = outside() ? limit_session() : NULL;
+    struct limit_entry entry;
+    if (!session)
+        return VENDOR(cuMemPoolDestroy, pool);
+    pthread_mutex_lock(&session->pools);
+    CUresult result = VENDOR(cuMemPoolDestroy, pool);
+    if (result == CUDA_SUCCESS && limit_table_take(&session->table, LIMIT_POOL, (uint64_t)(uintptr_t)pool, &entry))
+        limit_give(entry.device, entry.bytes);
+    pthread_mutex_unlock(&session->pools);
+    return result;
+}
+
+#define MAY_SHRINK(NAME, PARAMETERS, ...)                                                                              \
+    HOOK(NAME, PARAMETERS)                                                                                             \
+    {                                                                                                                  \
+        CUresult result = VENDOR(NAME, __VA_ARGS__);                                                                   \
+        if (outside())                                                                                                 \
+            pools_may_have_shrunk();                                                                                   \
+        return result;                                                                                                 \
+    }
+
+MAY_SHRINK(cuStreamSynchronize, CUstream stream, stream)
+MAY_SHRINK(cuStreamSynchronize_ptsz, CUstream stream, stream)
+MAY_SHRINK(cuEventSynchronize, CUevent event, event)
+MAY_SHRINK(cuCtxSynchronize, void, )
+
+/* ---- graphs ---- */
+
+/* What a graph's allocation nodes ask for, by device. */
+struct graph_memory {
+    uint64_t bytes[LIMIT_ORDINALS];
+};
+
+static struct graph_memory *memory_of(CUgraph graph)
+{
+    enum { MEM_ALLOC = 10 };
+    size_t count = 0;
+    CUgraphNode *nodes = NULL;
+    if (NEED(cuGraphGetNodes, graph, NULL, &count) != CUDA_SUCCESS || count == 0 ||
+        !(nodes = calloc(count, sizeof *nodes)) || NEED(cuGraphGetNodes, graph, nodes, &count) != CUDA_SUCCESS)
+        count = 0;
+    struct graph_memory *memory = NULL;
+    for (size_t i = 0; i < count; i++) {
+        int type;
+        CUmemAllocNodeParams node = {0};
+        if (NEED(cuGraphNodeGetType, nodes[i], &type) != CUDA_SUCCESS || type != MEM_ALLOC ||
+            NEED(cuGraphMemAllocNodeGetParams, nodes[i], &node) != CUDA_SUCCESS)
+            continue;
+        CUmemLocation where = node.poolProps.location;
+        memory = memory ? memory : calloc(1, sizeof *memory);
+        if (memory && where.type == CU_ON_DEVICE && where.id >= 0 && where.id < LIMIT_ORDINALS)
+            memory->bytes[where.id] += node.bytesize;
+    }
+    free(nodes);
+    return memory;
+}
+
+static CUresult instantiated(CUresult result, const CUgraphExec *exec, CUgraph graph)
+{
+    struct limit_session *session = outside() && result == CUDA_SUCCESS ? limit_session() : NULL;
+    struct graph_memory *memory = session ? memory_of(graph) : NULL;
+    if (memory) {
+        remember(&(struct limit_entry){.link = (uint64_t)(uintptr_t)memory}, LIMIT_GRAPH, (uint64_t)(uintptr_t)*exec);
+        atomic_fetch_add(&session->graphs, 1);
+    }
+    return result;
+}
+
+HOOK(cuGraphInstantiate, CUgraphExec *exec, CUgraph graph, CUgraphNode *node, char *log, size_t size)
+{
+    return instantiated(VENDOR(cuGraphInstantiate, exec, graph, node, log, size), exec, graph);
+}
+
+HOOK(cuGraphInstantiate_v2, CUgraphExec *exec, CUgraph graph, CUgraphNode *node, char *log, size_t size)
+{
+    return instantiated(VENDOR(cuGraphInstantiate_v2, exec, graph, node, log, size), exec, graph);
+}
+
+HOOK(cuGraphInstantiateWithFlags, CUgraphExec *exec, CUgraph graph, unsigned long long flags)
+{
+    return instantiated(VENDOR(cuGraphInstantiateWithFlags, exec, graph, flags), exec, graph);
+}
+
+HOOK(cuGraphInstantiateWithParams, CUgraphExec *exec, CUgraph graph, void *parameters)
+{
+    return instantiated(VENDOR(cuGraphInstantiateWithParams, exec, graph, parameters), exec, graph);
+}
+
+HOOK(cuGraphInstantiateWithParams_ptsz, CUgraphExec *exec, CUgraph graph, void *parameters)
+{
+    return instantiated(VENDOR(cuGraphInstantiateWithParams_ptsz, exec, graph, parameters), exec, graph);
+}
+
+/* The lock `pools` is held. A graph that ran before has its memory still, or again. */
+static bool take_graph(struct limit_session *session, const struct graph_memory *memory, bool ran)
+{
+    for (CUdevice i = 0; i < LIMIT_ORDINALS; i++) {
+        uint64_t reserved, used;
+        struct pool pool = {.ordinal = i};
+        bool has = memory->bytes[i] == 0 ||
+                   (ran && pool_figures(pool, &reserved, &used) && reserved >= memory->bytes[i]) ||
+                   take_growth(session, pool, memory->bytes[i]);
+        if (!has)
+            return false;
+    }
+    return true;
+}
+
+static void settle_graph(struct limit_session *session, const struct graph_memory *memory)
+{
+    for (CUdevice i = 0; i < LIMIT_ORDINALS; i++)
+        if (memory->bytes[i] > 0)
+            settle_pool(session, (struct pool){.ordinal = i});
+}
+
+static CUresult launch(struct limit_call *call, CUgraphExec exec, CUstream stream)
+{
+    struct limit_session *session = outside() ? limit_session() : NULL;
+    struct limit_entry entry;
+    if (!session || atomic_load_explicit(&session->graphs, memory_order_relaxed) == 0 ||
+        !limit_table_get(&session->table, LIMIT_GRAPH, (uint64_t)(uintptr_t)exec, &entry))
+        return VENDOR_AS(cuGraphLaunch, call, exec, stream);
+    const struct graph_memory *memory = (struct graph_memory *)(uintptr_t)entry.link;
+    bool room = false;
+    CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
+    for (int attempt = 0; !room && (attempt == 0 || (attempt == 1 && find_room())); attempt++) {
+        pthread_mutex_lock(&session->pools);
+        room = take_graph(session, memory, entry.size != 0);
+        if (room)
+            result = VENDOR_AS(cuGraphLaunch, call, exec, stream);
+        if (room && result == CUDA_SUCCESS && entry.size == 0) {
+            entry.size = 1;
+            limit_table_put(&session->table, &entry);
+        }
+        settle_graph(session, memory);
+        atomic_store_explicit(&session->late_pools, 1, memory_order_relaxed);
+        pthread_mutex_unlock(&session->pools);
+    }
+    return result;
+}
+
+HOOK(cuGraphLaunch, CUgraphExec exec, CUstream stream)
+{
+    return launch(&calls[CALL_cuGraphLaunch], exec, stream);
+}
+
+HOOK(cuGraphLaunch_ptsz, CUgraphExec exec, CUstream stream)
+{
+    return launch(&calls[CALL_cuGraphLaunch_ptsz], exec, stream);
+}
+
+HOOK(cuGraphUpload, CUgraphExec exec, CUstream stream)
+{
+    return launch(&calls[CALL_cuGraphUpload], exec, stream);
+}
+
+HOOK(cuGraphUpload_ptsz, CUgraphExec exec, CUstream stream)
+{
+    return launch(&calls[CALL_cuGraphUpload_ptsz], exec, stream);
+}
+
+HOOK(cuGraphExecDestroy, CUgraphExec exec)
+{
+    struct limit_session *session = outside() ? limit_session() : NULL;
+    struct limit_entry entry;
+    bool known = session && limit_table_take(&session->table, LIMIT_GRAPH, (uint64_t)(uintptr_t)exec, &entry);
+    CUresult result = VENDOR(cuGraphExecDestroy, exec);
+    if (known && result != CUDA_SUCCESS)
+        limit_table_put(&session->table, &entry);
+    else if (known)
+        free((void *)(uintptr_t)entry.link);
+    if (session)
+        pools_may_have_shrunk();
+    return result;
+}
+
+HOOK(cuDeviceGraphMemTrim, CUdevice ordinal)
+{
+    CUresult result = VENDOR(cuDeviceGraphMemTrim, ordinal);
+    struct limit_session *session = outside() ? limit_session() : NULL;
+    if (session)
+        settle_pools(session);
+    return result;
+}
+
+/* ---- virtual memory ---- */
+
+static struct physical *physical_of(struct limit_session *session, enum limit_class class, uint64_t key)
+{
+    struct limit_entry entry;
+    return limit_table_get(&session->table, class, key, &entry) ? (struct physical *)(uintptr_t)entry.link : NULL;
+}
+
+/* Charged where it will lie, whatever device is current. */
+HOOK(cuMemCreate, CUmemHandle *handle, size_t size, const CUmemAllocationProp *properties, unsigned long long flags)
+{
+    struct limit_session *session = outside() ? limit_session() : NULL;
+    if (!outside() || !handle || !properties || size == 0 || properties->location.type != CU_ON_DEVICE)
+        return VENDOR(cuMemCreate, handle, size, properties, flags);
+    struct limit_entry entry = {0};
+    struct physical *it = session ? calloc(1, sizeof *it) : NULL;
+    if (!it || !take_piece(device_of(properties->location.id), (size + GRANULE - 1) / GRANULE * GRANULE, &entry)) {
+        free(it);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    CUresult result = VENDOR(cuMemCreate, handle, size, properties, flags);
+    if (result != CUDA_SUCCESS) {
+        give_back(&entry);
+        free(it);
+        return result;
+    }
+    *it = (struct physical){.device = entry.device, .bytes = entry.bytes, .handles = 1, .exported = -1};
+    remember(&(struct limit_entry){.size = 1, .link = (uint64_t)(uintptr_t)it}, LIMIT_PHYSICAL, *handle);
+    return result;
+}
+
+HOOK(cuMemRelease, CUmemHandle handle)
+{
+    struct limit_session *session = outside() ? limit_session() : NULL;
+    struct limit_entry entry;
+    if (!session)
+        return VENDOR(cuMemRelease, handle);
+    pthread_mutex_lock(&session->objects); /* the number may be given out again at once */
+    CUresult result = VENDOR(cuMemRelease, handle);
+    if (result == CUDA_SUCCESS && limit_table_take(&session->table, LIMIT_PHYSICAL, handle, &entry)) {
+        struct physical *it = (struct physical *)(uintptr_t)entry.link;
+        if (--entry.size > 0)
+            limit_table_put(&session->table, &entry);
+        it->handles--;
+        settle_files(session);
+        settle_physical(session, it);
+    }
+    pthread_mutex_unlock(&session->objects);
+    return result;
+}
+
+HOOK(cuMemMap, CUdeviceptr address, size_t size, size_t offset, CUmemHandle handle, unsigned long long flags)
+{
+    struct limit_session *session = outside() ? limit_session() : NULL;
+    if (!session)
+        return VENDOR(cuMemMap, address, size, offset, handle, flags);
+    pthread_mutex_lock(&session->objects);
+    CUresult result = VENDOR(cuMemMap, address, size, offset, handle, flags);
+    struct physical *it = result == CUDA_SUCCESS ? physical_of(session, LIMIT_PHYSICAL, handle) : NULL;
+    if (it) {
+        it->mappings++;
+        remember(&(struct limit_entry){.size = size, .link = (uint64_t)(uintptr_t)it}, LIMIT_MAPPING, address);
+    }
+    pthread_mutex_unlock(&session->objects);
+    return result;
+}
+
+struct range {
+    CUdeviceptr start;
+    size_t size;
+};
+
+static bool mapped_within(const struct limit_entry *entry, const void *argument)
+{
+    const struct range *range = argument;
+    return entry->class == LIMIT_MAPPING && entry->key >= range->start && entry->key - range->start < range->size;
+}
+
+static bool mapped_around(const struct limit_entry *entry, const void *argument)
+{
+    const CUdeviceptr *address = argument;
+    return entry->class == LIMIT_MAPPING && *address >= entry->key && *address - entry->key < entry->size;
+}
+
+HOOK(cuMemUnmap, CUdeviceptr address, size_t size)
+{
+    struct limit_session *session = outside() ? limit_session() : NULL;
+    if (!session)
+        return VENDOR(cuMemUnmap, address, size);
+    pthread_mutex_lock(&session->objects);
+    CUresult result = VENDOR(cuMemUnmap, address, size);
+    struct range range = {.start = address, .size = result == CUDA_SUCCESS ? size : 0};
+    struct limit_entry entry;
+    while (range.size > 0 &&
+           (limit_table_take(&session->table, LIMIT_MAPPING, range.start, &entry) || /* the usual case: one after the other */
+            limit_table_take_any(&session->table, mapped_within, &range, &entry))) {
+        struct physical *it = (struct physical *)(uintptr_t)entry.link;
+        it->mappings--;
+        settle_physical(session, it);
+        size_t behind = entry.key == range.start ? entry.size : 0;
+        range.start += behind;
+        range.size = behind < range.size ? range.size - behind : 0;
+    }
+    pthread_mutex_unlock(&session->objects);
+    return result;
+}
+
+HOOK(cuMemRetainAllocationHandle, CUmemHandle *handle, void *address)
+{
+    struct limit_session *session = outside() ? limit_session() : NULL;
+    if (!session)
+        return VENDOR(cuMemRetainAllocationHandle, handle, address);
+    pthread_mutex_lock(&session->objects);
+    CUresult result = VENDOR(cuMemRetainAllocationHandle, handle, address);
+    CUdeviceptr inside = (CUdeviceptr)(uintptr_t)address;
+    struct limit_entry mapping, entry;
+    if (result == CUDA_SUCCESS && limit_table_find(&session->table, mapped_around, &inside, &mapping)) {
+        if (!limit_table_take(&session->table, LIMIT_PHYSICAL, *handle, &entry))
+            entry = (struct limit_entry){.link = mapping.link};
+        entry.size++;
+        ((struct physical *)(uintptr_t)mapping.link)->handles++;
+        remember(&entry, LIMIT_PHYSICAL, *handle);
+    }
+    pthread_mutex_unlock(&session->objects);
+    return result;
+}
+
+/* An exported file keeps the memory, and could bring it back by import: it stays charged until the file is closed. */
+HOOK(cuMemExportToShareableHandle, void *shareable, CUmemHandle handle, int type, unsigned long long flags)
+{
+    enum { FILE_DESCRIPTOR = 1 };
+    struct limit_session *session = outside() ? limit_session() : NULL;
+    CUresult result = VENDOR(cuMemExportToShareableHandle, shareable, handle, type, flags);
+    if (!session || result != CUDA_SUCCESS)
+        return result;
+    pthread_mutex_lock(&session->objects);
+    struct physical *it = physical_of(session, LIMIT_PHYSICAL, handle);
+    struct stat stamp;
+    if (it && type == FILE_DESCRIPTOR && fstat(*(int *)shareable, &stamp) == 0) {
+        it->exported = *(int *)shareable;
+        it->dev = stamp.st_dev;
+        it->ino = stamp.st_ino;
+    } else if (it && type != FILE_DESCRIPTOR) {
+        it->pinned = true; /* a handle for other nodes: who holds it cannot be seen */
+    }
+    pthread_mutex_unlock(&session->objects);
+    return result;
+}
+
+/* Parts of a sparse array: when they are unmapped, the array says, but not the memory; it stays charged. */
+static CUresult map_array(struct limit_call *call, CUarrayMapInfo *list, unsigned count, CUstream stream)
+{
+    enum { MAP = 1 };
+    struct limit_session *session = outside() ? limit_session() : NULL;
+    CUresult result = VENDOR_AS(cuMemMapArrayAsync, call, list, count, stream);
+    if (session && result == CUDA_SUCCESS) {
+        pthread_mutex_lock(&session->objects);
+        for (unsigned i = 0; i < count; i++) {
+            struct physical *it =
+                list[i].operation == MAP ? physical_of(session, LIMIT_PHYSICAL, list[i].handle) : NULL;
+            if (it)
+                it->pinned = true;
+        }
+        pthread_mutex_unlock(&session->objects);
+    }
+    return result;
+}
+
+HOOK(cuMemMapArrayAsync, CUarrayMapInfo *list, unsigned count, CUstream stream)
+{
+    return map_array(&calls[CALL_cuMemMapArrayAsync], list, count, stream);
+}
+
+HOOK(cuMemMapArrayAsync_ptsz, CUarrayMapInfo *list, unsigned count, CUstream stream)
+{
+    return map_array(&calls[CALL_cuMemMapArrayAsync_ptsz], list, count, stream);
+}
+
+/* ---- queries ---- */
+
+HOOK(cuMemGetInfo_v2, size_t *free_bytes, size_t *total)
+{
+    CUresult result = VENDOR(cuMemGetInfo_v2, free_bytes, total);
+    CUdevice ordinal;
+    if (result == CUDA_SUCCESS && outside() && free_bytes && total && current_ordinal(&ordinal)) {
+        pools_may_have_shrunk();
+        limit_narrow(device_of(ordinal), free_bytes, total);
+    }
+    return result;
+}
+
+HOOK(cuDeviceTotalMem_v2, size_t *bytes, CUdevice ordinal)
+{
+    CUresult result = VENDOR(cuDeviceTotalMem_v2, bytes, ordinal);
+    if (result == CUDA_SUCCESS && outside())
+        limit_narrow(device_of(ordinal), NULL, bytes);
+    return result;
+}
+
+/* ---- the table ---- */
+
+#define ROW_WRAPPED(NAME, SINCE) [CALL_##NAME] = {.name = #NAME, .since = (SINCE), .wrapper = (void *)(NAME)},
+#define ROW_NEEDED(NAME) [CALL_##NAME] = {.name = #NAME},
+static struct limit_call calls[CALLS] = {WRAPPED(ROW_WRAPPED) NEEDED(ROW_NEEDED)};
+static const char *const sonames[] = {"libcuda.so.1", NULL};
+struct limit_library limit_cuda = {.sonames = sonames, .calls = calls, .count = CALLS};

@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * How programs come to our functions instead of the vendor's: each vendor has one table of calls. The library exports
+ * the wrappers under the vendor's names, dlsym answers with them, and so do the vendors' own look-up functions.
+ */
+#ifndef SLUICE_LIMIT_HOOK_H
+#define SLUICE_LIMIT_HOOK_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+/* One entry point of a vendor's library. */
+struct limit_call {
+    const char *name;
+    int since;              /* interface version that brought it, for look-up functions that ask for one */
+    void *wrapper;          /* NULL: called by us, but not wrapped */
+    _Atomic(void *) vendor; /* the vendor's function, once known */
+};
+
+struct limit_library {
+    const char *const *sonames; /* ending with NULL */
+    struct limit_call *calls;
+    size_t count;
+};
+
+extern struct limit_library limit_cuda, limit_hip, limit_opencl, limit_nvml;
+
+/* The vendor's function; NULL where its library is not loaded or lacks it. */
+void *limit_vendor(const struct limit_library *library, struct limit_call *call);
+
+/* The call of this name that has a wrapper, or NULL. */
+struct limit_call *limit_find_call(const struct limit_library *library, const char *name);
+
+/*
+ * The newest form of `symbol` that a program written for `version` knows: name, name_v2, ...; `per_thread`: the form
+ * for per-thread default streams (_ptsz, _spt), where there is one. Only calls with a wrapper.
+ */
+struct limit_call *limit_find_form(const struct limit_library *library, const char *symbol, int version,
+                                   bool per_thread);
+
+/* A found function is the vendor's own: remember it, unless one is known, and answer with the wrapper. */
+void *limit_replace(struct limit_call *call, void *vendor);
+
+#define LIMIT_EXPORT __attribute__((visibility("default")))
+
+#endif

@@ -1,0 +1,2 @@
+#include "hook.h"
+static const char *const sonames[]={NULL};struct limit_library limit_nvml={.sonames=sonames};
