@@ -238,6 +238,24 @@ static inline int sluice_slurm_select_nodes(job_record_t *job)
     return select_nodes(job, false, NULL, NULL, false, SLURMDB_JOB_FLAG_BACKFILL);
 }
 #endif
+/* slurmctld's own variables. Weak, as users' commands on a controller load some of our plugins, too, and lack them: a
+ * strong reference to a variable, unlike one to a function, would keep the plugin from being loaded. */
+#pragma weak accounting_enforce
+#pragma weak acct_db_conn
+#pragma weak active_feature_list
+#pragma weak avail_node_bitmap
+#pragma weak cg_node_bitmap
+#pragma weak idle_node_bitmap
+#pragma weak job_list
+#pragma weak last_job_update
+#pragma weak last_part_update
+#pragma weak part_list
+#pragma weak power_node_bitmap
+#pragma weak resv_list
+#pragma weak share_node_bitmap
+#pragma weak slurmctld_config
+#pragma weak slurmctld_primary
+#pragma weak up_node_bitmap
 #endif /* SLUICE_SLURM_PRIVATE */
 
 #endif
