@@ -611,12 +611,18 @@ static int64_t job_cores(const job_resources_t *resources, int offset, int cores
     return resources->core_bitmap ? bit_set_count_range(resources->core_bitmap, offset, offset + cores) : 0;
 }
 
+/* Has the job given up its cores? A time-sliced job keeps them. */
+static bool is_suspended(const job_record_t *job)
+{
+    return IS_JOB_SUSPENDED(job) && !job->priority;
+}
+
 /* Changes when a job holds something else than before. */
-static uint64_t signature_of(const job_record_t *job)
+static uint64_t signature_of(const job_record_t *job, bool suspended)
 {
     uint64_t hash = mix(3, (uint64_t)job->start_time);
     hash = mix(hash, (uint64_t)job->resize_time);
-    hash = mix(hash, (uint64_t)(IS_JOB_SUSPENDED(job) && !job->priority));
+    hash = mix(hash, suspended);
     return mix(hash, job->job_resrcs ? job->job_resrcs->nhosts : 0);
 }
 
@@ -643,10 +649,10 @@ static void fit_to_free(const struct sluice_mirror *mirror, struct sluice_part *
 
 /* Write the parts of one group of what a job holds; groups differ in how much of a GPU they hold. Group 0 has the
  * CPUs, the memory and the whole GPUs. Returns how many parts there are; *again: further groups are needed. */
-static uint32_t parts_of_job(struct sluice_mirror *mirror, const job_record_t *job, uint32_t group, bool *again)
+static uint32_t parts_of_job(struct sluice_mirror *mirror, const job_record_t *job, bool suspended, uint32_t group,
+                             bool *again)
 {
     const job_resources_t *resources = job->job_resrcs;
-    bool suspended = IS_JOB_SUSPENDED(job) && !job->priority;
     uint32_t count = 0, n = 0;
     int offset = 0;
     *again = false;
@@ -695,7 +701,7 @@ static uint32_t parts_of_job(struct sluice_mirror *mirror, const job_record_t *j
     return count;
 }
 
-static void hold_job(struct sluice_mirror *mirror, const job_record_t *job)
+static void hold_job(struct sluice_mirror *mirror, const job_record_t *job, bool suspended)
 {
     let_go(mirror, job->job_id);
     if (!job->job_resrcs || !job->job_resrcs->node_bitmap)
@@ -703,11 +709,11 @@ static void hold_job(struct sluice_mirror *mirror, const job_record_t *job)
     struct entry *entry = add_entry(mirror, job->job_id);
     if (!entry)
         return;
-    entry->signature = signature_of(job);
+    entry->signature = signature_of(job, suspended);
     entry->seen = mirror->seen;
     bool again = true;
     for (uint32_t group = 0; again && group < MAX_GROUPS; group++) {
-        uint32_t count = parts_of_job(mirror, job, group, &again);
+        uint32_t count = parts_of_job(mirror, job, suspended, group, &again);
         hold(mirror, entry, mirror->parts, count);
     }
     mirror->counts.jobs_held++;
@@ -774,10 +780,10 @@ static int hold_if_running(void *item, void *argument)
     if ((!IS_JOB_RUNNING(job) && !IS_JOB_SUSPENDED(job)) || !job->job_resrcs)
         return 0;
     struct entry *entry = find_entry(mirror, job->job_id);
-    if (entry && entry->signature == signature_of(job))
+    if (entry && entry->signature == signature_of(job, is_suspended(job)))
         entry->seen = mirror->seen;
     else
-        hold_job(mirror, job);
+        hold_job(mirror, job, is_suspended(job));
     return 0;
 }
 
@@ -895,14 +901,14 @@ enum sluice_error sluice_mirror_sync(struct sluice_mirror *mirror, bool jobs, ti
     return SLUICE_OK;
 }
 
-void sluice_mirror_job_changed(struct sluice_mirror *mirror, job_record_t *job, bool ended)
+void sluice_mirror_job_changed(struct sluice_mirror *mirror, job_record_t *job, enum sluice_mirror_job what)
 {
     if (!mirror->valid || (uint32_t)node_record_count != mirror->nodes)
         return;
-    if (ended)
+    if (what == SLUICE_MIRROR_ENDED)
         let_go(mirror, job->job_id);
     else
-        hold_job(mirror, job);
+        hold_job(mirror, job, what == SLUICE_MIRROR_SUSPENDED);
     if (!mirror->foreign || !job->job_resrcs || !job->job_resrcs->node_bitmap)
         return;
     bitstr_t *nodes = job->job_resrcs->node_bitmap;
@@ -1043,9 +1049,12 @@ enum sluice_error sluice_mirror_check(struct sluice_mirror *mirror, sluice_mirro
         if (fingerprint(node) != mirror->fingerprint[n])
             return differs(text, n, "configuration", 0, 1);
         if (!same_free(mirror, n, free_mib))
-            for (uint32_t i = 0; i < view.gpu_count; i++)
+            for (uint32_t i = 0; i < view.gpu_count; i++) {
+                char what[64];
+                snprintf(what, sizeof(what), "free memory of GPU %u", i);
                 if (view.gpu_memory_mib_free[i] != free_mib[i])
-                    return differs(text, n, "free memory of a GPU", view.gpu_memory_mib_free[i], free_mib[i]);
+                    return differs(text, n, what, view.gpu_memory_mib_free[i], free_mib[i]);
+            }
         if (!free_of || !free_of(n, &cpus, &memory))
             continue;
         if (view.cpus_milli_free != cpus * 1000)

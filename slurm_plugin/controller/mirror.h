@@ -59,9 +59,15 @@ struct sluice_cluster *sluice_mirror_cluster(struct sluice_mirror *mirror);
 uint64_t sluice_mirror_generation(const struct sluice_mirror *mirror);
 struct sluice_mirror_counts sluice_mirror_counts(const struct sluice_mirror *mirror);
 
-/* One running job changed (started, ended, was suspended, resumed or resized): hold what its record says now, or
- * nothing if it ended. O(its nodes). Before the first sync and after an invalidation it does nothing. */
-void sluice_mirror_job_changed(struct sluice_mirror *mirror, job_record_t *job, bool ended);
+/* What became of a job. Slurm's record says it only after the select plugin was told. */
+enum sluice_mirror_job {
+    SLUICE_MIRROR_RUNS,      /* started, resumed, resized */
+    SLUICE_MIRROR_SUSPENDED, /* gives up its cores, keeps memory and GPUs */
+    SLUICE_MIRROR_ENDED,
+};
+/* One job changed: hold what its record says now. O(its nodes). Before the first sync and after an invalidation it does
+ * nothing. */
+void sluice_mirror_job_changed(struct sluice_mirror *mirror, job_record_t *job, enum sluice_mirror_job what);
 
 /* The core's allocations that stand for a job: one, or several where it holds GPUs of a node in unequal shares; returns
  * how many there are, 0 for a job that holds nothing, and writes up to `capacity` of them. */

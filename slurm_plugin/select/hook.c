@@ -818,7 +818,7 @@ void sluice_hook_started(job_record_t *job)
     }
     if (!hook.following || !job->job_resrcs)
         return;
-    sluice_mirror_job_changed(hook.mirror, job, false);
+    sluice_mirror_job_changed(hook.mirror, job, SLUICE_MIRROR_RUNS);
     uint32_t held_count = 0;
     const struct sluice_part *held = sluice_mirror_parts(hook.mirror, job->job_id, &held_count);
     sluice_plan_job_started(job->job_id, job->array_job_id, held, held_count, job->end_time);
@@ -837,16 +837,14 @@ void sluice_hook_started(job_record_t *job)
     sluice_workload_refresh(hook.mirror, time(NULL));
 }
 
-void sluice_hook_changed(job_record_t *job)
+void sluice_hook_changed(job_record_t *job, enum sluice_mirror_job what)
 {
-    if (hook.mirror && hook.following)
-        sluice_mirror_job_changed(hook.mirror, job, false);
-}
-
-void sluice_hook_ended(job_record_t *job)
-{
-    if (hook.mirror && hook.following)
-        sluice_mirror_job_changed(hook.mirror, job, true);
+    if (!hook.mirror)
+        return;
+    if (sluice_settings_level() < SLUICE_LEVEL_SHADOW)
+        hook.following = false;
+    if (hook.following)
+        sluice_mirror_job_changed(hook.mirror, job, what);
 }
 
 void sluice_hook_reconfigured(void)

@@ -15,8 +15,7 @@
 #ifndef SLUICE_SELECT_HOOK_H
 #define SLUICE_SELECT_HOOK_H
 
-#define SLUICE_SLURM_PRIVATE
-#include "slurm_compat.h"
+#include "controller/mirror.h"
 
 /* One call of select_p_job_test. */
 struct sluice_hook_call {
@@ -42,8 +41,7 @@ int sluice_hook_test(const struct sluice_hook_call *call);
 void sluice_hook_begin(job_record_t *job);
 /* After Slurm's records changed. */
 void sluice_hook_started(job_record_t *job);
-void sluice_hook_changed(job_record_t *job);
-void sluice_hook_ended(job_record_t *job);
+void sluice_hook_changed(job_record_t *job, enum sluice_mirror_job what);
 void sluice_hook_reconfigured(void);
 
 #endif

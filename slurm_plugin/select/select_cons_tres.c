@@ -138,7 +138,7 @@ extern int select_p_job_fini(job_record_t *job_ptr)
 {
     int rc = stock.job_fini(job_ptr);
     if (active)
-        sluice_hook_ended(job_ptr);
+        sluice_hook_changed(job_ptr, SLUICE_MIRROR_ENDED);
     return rc;
 }
 
@@ -146,8 +146,8 @@ extern int select_p_job_expand(job_record_t *from_job_ptr, job_record_t *to_job_
 {
     int rc = stock.job_expand(from_job_ptr, to_job_ptr);
     if (active) {
-        sluice_hook_changed(from_job_ptr);
-        sluice_hook_changed(to_job_ptr);
+        sluice_hook_changed(from_job_ptr, SLUICE_MIRROR_RUNS);
+        sluice_hook_changed(to_job_ptr, SLUICE_MIRROR_RUNS);
     }
     return rc;
 }
@@ -156,22 +156,23 @@ extern int select_p_job_resized(job_record_t *job_ptr, node_record_t *node_ptr)
 {
     int rc = stock.job_resized(job_ptr, node_ptr);
     if (active)
-        sluice_hook_changed(job_ptr);
+        sluice_hook_changed(job_ptr, SLUICE_MIRROR_RUNS);
     return rc;
 }
 
+/* Not `indf_susp`: by gang scheduling, which leaves the job its cores. */
 extern int select_p_job_suspend(job_record_t *job_ptr, bool indf_susp)
 {
     int rc = stock.job_suspend(job_ptr, indf_susp);
-    if (active)
-        sluice_hook_changed(job_ptr);
+    if (active && indf_susp)
+        sluice_hook_changed(job_ptr, SLUICE_MIRROR_SUSPENDED);
     return rc;
 }
 
 extern int select_p_job_resume(job_record_t *job_ptr, bool indf_susp)
 {
     int rc = stock.job_resume(job_ptr, indf_susp);
-    if (active)
-        sluice_hook_changed(job_ptr);
+    if (active && indf_susp)
+        sluice_hook_changed(job_ptr, SLUICE_MIRROR_RUNS);
     return rc;
 }
