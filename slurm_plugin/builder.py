@@ -54,7 +54,9 @@ def sources_folder() -> Path:
     for folder in (Path(__file__).resolve().parents[1], Path(sys.prefix) / "share/sluice/src"):
         if (folder / "slurm_plugin/CMakeLists.txt").is_file() and (folder / "native/core").is_dir():
             return folder
-    raise SluiceError("the plugins' sources are not installed", remedy="install Sluice with its data files, or a checkout")
+    raise SluiceError(
+        "the plugins' sources are not installed", remedy="install Sluice with its data files, or a checkout"
+    )
 
 
 def check_supported(slurm: SlurmVersion) -> None:

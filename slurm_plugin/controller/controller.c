@@ -15,8 +15,8 @@ static unsigned users;
 static struct sluice_module *modules;
 
 /*
- * Asked of the program itself: Slurm's own plugins define slurmctld's variables as well, to be loadable elsewhere, so the default scope,
- * which ends with this library's own, has them in every process.
+ * Asked of the program itself: Slurm's own plugins define slurmctld's variables as well, to be loadable elsewhere, so
+ * the default scope, which ends with this library's own, has them in every process.
  */
 bool sluice_in_slurmctld(void)
 {
@@ -86,6 +86,8 @@ bool sluice_controller_start(const char *type, const struct sluice_site *site)
         sluice_status_plugin(type, true);
     }
     pthread_mutex_unlock(&lock);
+    if (good)
+        sluice_status_write();
     return good;
 }
 

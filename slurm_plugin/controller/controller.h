@@ -23,7 +23,8 @@ struct sluice_site {
     const char *slurm_version; /* that the plugin was built for */
 };
 
-/* Whether this process is slurmctld: its program alone has the function that takes jobs in. Constant in a process; cheap. */
+/* Whether this process is slurmctld: its program alone has the function that takes jobs in. Constant in a process;
+ * cheap. */
 bool sluice_in_slurmctld(void);
 
 /*

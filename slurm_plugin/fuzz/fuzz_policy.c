@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Compiled policies of any content: as they come, and with the right checksum put under them, so that the parser behind
+ * it is reached. What is accepted can be looked up by every name in it, and holds what the header promises.
+ */
+#include "policy/policy.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void require(bool holds)
+{
+    if (!holds)
+        abort();
+}
+
+static void check(const struct sluice_rules *rules)
+{
+    require(rules->class_count <= SLUICE_RULES_MAX_CLASSES && rules->tenant_count <= SLUICE_RULES_MAX_TENANTS);
+    for (uint32_t i = 0; i < rules->class_count; i++) {
+        const struct sluice_class *class = &rules->classes[i];
+        require(sluice_rules_class_by_name(rules, class->name) == i && class->reserved_permille <= 1000);
+        for (uint32_t j = 0; j < class->gpu_types.count; j++)
+            require(sluice_rules_class_of_type(rules, class->gpu_types.items[j]) == i);
+    }
+    for (uint32_t i = 0; i < rules->tenant_count; i++) {
+        const struct sluice_tenant *tenant = &rules->tenants[i];
+        require(sluice_rules_tenant(rules, tenant->account) == tenant);
+        require(strlen(tenant->account) <= SLUICE_RULES_MAX_NAME && tenant->shares <= 1000000);
+        require(rules->class_count == 0 || tenant->classes[rules->class_count - 1].gpus_guaranteed <= 10000000);
+    }
+    require(!sluice_rules_tenant(rules, "no such") && !sluice_rules_tenant(rules, NULL));
+    require(rules->planner_interval_ms >= 100 && rules->placement < SLUICE_POLICY_COUNT);
+    for (uint32_t i = 0; i < rules->warning_count && i < SLUICE_RULES_MAX_WARNINGS; i++)
+        require(memchr(rules->warnings[i].text, '\0', SLUICE_ERROR_TEXT_SIZE) != NULL);
+}
+
+static void try(const char *data, size_t length)
+{
+    struct sluice_rules *rules = NULL;
+    struct sluice_error_text text;
+    memset(text.text, 'x', sizeof(text.text));
+    enum sluice_error error = sluice_rules_parse(data, length, &rules, &text);
+    require((error == SLUICE_OK) == (rules != NULL));
+    if (error)
+        require(memchr(text.text, '\0', sizeof(text.text)) && strncmp(text.text, "line ", 5) == 0);
+    else
+        check(rules);
+    sluice_rules_free(rules);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    static const char head[] = "sluice-policy 1.0\n";
+    try((const char *)data, size);
+    /* With a first line, a last line's end and a checksum, where they lack. */
+    char *whole = malloc(sizeof(head) + size + 64);
+    require(whole != NULL);
+    size_t length = 0;
+    if (size < sizeof(head) || memcmp(data, head, 14) != 0) {
+        memcpy(whole, head, sizeof(head) - 1);
+        length = sizeof(head) - 1;
+    }
+    memcpy(whole + length, data, size);
+    length += size;
+    whole[length++] = '\n';
+    length += (size_t)sprintf(whole + length, "checksum = crc32:%08" PRIx32 "\n", sluice_crc32(whole, length));
+    try(whole, length);
+    free(whole);
+    return 0;
+}
