@@ -600,7 +600,8 @@ static void put_decision(struct bytes *to, const struct sluice_decision *decisio
     put_job(to, &decision->job);
     put(to, decision->mode);
     put(to, decision->outcome);
-    put(to, (decision->backfill ? 1u : 0u) | (decision->stock_answered ? 2u : 0u) | (decision->stock_fits ? 4u : 0u));
+    put(to, (decision->backfill ? 1u : 0u) | (decision->stock_answered ? 2u : 0u) | (decision->stock_fits ? 4u : 0u) |
+                (decision->planned ? 8u : 0u));
     put(to, decision->policy);
     put(to, decision->verdict);
     put_request(to, decision->request);

@@ -128,6 +128,7 @@ struct sluice_decision {
     struct sluice_decision_job job;
     enum sluice_decision_mode mode;
     enum sluice_decision_outcome outcome;
+    bool planned;  /* the placement is the planner's, not the answer to this request: shown, but not replayed */
     bool backfill; /* asked by the backfill scheduler, where that is known */
     enum sluice_policy policy;
     const struct sluice_request *request;     /* as it was given to the core, `allowed` included */

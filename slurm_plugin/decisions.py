@@ -1,0 +1,714 @@
+"""Decision records as slurmctld's plugins write them (slurm_plugin/controller/decision.c), and their replay.
+
+`read_records` reads one file, `Replay` follows the records and puts any decision to the core again. The format is
+described in docs/explain.md. Files are not believed: every length and number is checked, and a file that was cut off
+(slurmctld was killed, or still writes) ends where its last whole record ends.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, ClassVar, TypeAlias
+
+from sluice_base.errors import SluiceError
+from sluice_core import CoreError, ffi, lib
+from sluice_core.cluster import Cluster
+from sluice_core.errors import check, new_error_text
+from sluice_core.placement import (
+    Explanation,
+    Layout,
+    Part,
+    Placement,
+    Policy,
+    Request,
+    RequestFlag,
+    Wish,
+    commit,
+    explain,
+    place,
+    release,
+    set_workload,
+)
+
+FOLDER = "sluice.records"
+"""Below StateSaveLocation."""
+FORMAT = 1
+_MAGIC = b"SLUICEDR"
+_HEADER = struct.Struct("<8sII")
+_RECORD = struct.Struct("<IHHQq")
+_MAX_PAYLOAD = 256 * 1024 * 1024
+_NAME = re.compile(r"decisions\.\d{12}\Z")
+_MAX_64 = (1 << 64) - 1
+_NO_TASK = (1 << 32) - 1
+_MAX_BITMAP_WORDS = int(lib.SLUICE_MAX_NODES) // 64 + 1
+NO_START = int(lib.SLUICE_BACKFILL_NO_START)
+
+
+class RecordError(SluiceError):
+    """A file of decision records that cannot be read."""
+
+
+class Mode(IntEnum):
+    """For what purpose Slurm asked (``enum sluice_decision_mode``)."""
+
+    RUN_NOW = 0
+    WILL_RUN = 1
+    TEST_ONLY = 2
+
+
+class Outcome(IntEnum):
+    """What was made of the core's answer (``enum sluice_decision_outcome``)."""
+
+    USED = 0
+    REFUSED = 1
+    OVERRULED = 2
+    SHADOWED = 3
+    RESERVED = 4
+    STOCK_FOUND = 5
+
+
+FACTORS = ("priority", "age", "fair-share", "deadline", "service", "time", "size")
+"""By ``enum sluice_factor``."""
+SLURM_TERMS = ("age", "association", "fair-share", "job-size", "partition", "qos", "tres", "nice")
+"""By ``enum sluice_queue_term``."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobFacts:
+    """Who asked."""
+
+    id: int
+    array_id: int  # 0: no array
+    array_task: int | None
+    uid: int
+    priority: int
+    gpus: int
+    submit: int  # seconds since 1970
+    limit_s: int | None  # None: no limit
+    account: str
+    partition: str
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """One node at a moment (``struct sluice_node_view``, without what the topology says)."""
+
+    node: int
+    state: int
+    exclusive: bool
+    parts: int
+    cpus_milli: int
+    cpus_milli_free: int
+    host_memory_mib: int
+    host_memory_mib_free: int
+    gpus_healthy: int
+    gpus_idle: int
+    gpu_memory_mib_free: tuple[int, ...]
+    gpu_utilisation: tuple[int, ...]  # empty: all 0
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """The calls that made the cluster, as (entry, values) in their sequence."""
+
+    entries: tuple[tuple[int, tuple[Any, ...]], ...]
+
+    MODEL: ClassVar[int] = 1
+    SHAPE: ClassVar[int] = 2
+    SWITCH: ClassVar[int] = 3
+    NODE: ClassVar[int] = 4
+    ORDER: ClassVar[int] = 5
+    WORKLOAD: ClassVar[int] = 6
+
+    @property
+    def node_names(self) -> list[str]:
+        """Slurm's names of the nodes."""
+        return [values[0] for entry, values in self.entries if entry == self.NODE]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One question to the core and its answer."""
+
+    job: JobFacts
+    mode: Mode
+    outcome: Outcome
+    planned: bool  # the placement is the planner's
+    backfill: bool
+    stock_answered: bool
+    stock_fits: bool
+    policy: Policy
+    verdict: int  # enum sluice_error
+    request: Request
+    placement: Placement | None
+    stock_nodes: tuple[int, ...]
+    core_ns: int
+    stock_ns: int
+
+    @property
+    def replayable(self) -> bool:
+        """Whether the answer is the core's own to this request, by a policy that looks at the present only."""
+        answers = (lib.SLUICE_OK, lib.SLUICE_ERROR_NO_PLACE, lib.SLUICE_ERROR_NEVER)
+        return (
+            not self.planned
+            and self.verdict in answers
+            and self.policy not in (Policy.ROUND_ROBIN, Policy.GPU_CLUSTERING)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """Why a job stood where it stood in the order."""
+
+    taken: int  # seconds since 1970
+    site: int
+    place: int
+    gpus: int
+    remaining_s: int
+    deadline: int  # enum sluice_deadline_verdict
+    starving: bool
+    laxity_s: int
+    weights: dict[str, int]
+    terms: dict[str, float]  # in units of weight
+    slurm: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The job got its nodes and GPUs."""
+
+    job: JobFacts
+    parts: tuple[Part, ...]
+    rank: Rank | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where the planner expected the job to start."""
+
+    job_id: int
+    gang: int
+    start: int | None  # seconds since 1970; None: not planned
+    parts: tuple[Part, ...]
+    reason: str
+    planned: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """So many records before this one were dropped: slurmctld was faster than the disk."""
+
+    count: int
+
+
+Body: TypeAlias = Topology | Image | Decision | Start | Plan | Lost
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record of a file."""
+
+    sequence: int
+    time_us: int
+    body: Body
+
+    @property
+    def time(self) -> float:
+        """Seconds since 1970."""
+        return self.time_us / 1e6
+
+
+class _Bytes:
+    """The fields of one payload, one after the other."""
+
+    __slots__ = ("at", "data")
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.at = 0
+
+    def number(self) -> int:
+        """LEB128, 64 bits."""
+        data, at = self.data, self.at
+        value = shift = 0
+        while True:
+            if at >= len(data) or shift > 63:
+                raise RecordError("decision record: a number is cut off or too long")
+            byte = data[at]
+            at += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                break
+            shift += 7
+        if value > _MAX_64:
+            raise RecordError("decision record: a number is larger than 64 bits")
+        self.at = at
+        return value
+
+    def signed(self) -> int:
+        value = self.number()
+        return value - (1 << 64) if value >> 63 else value
+
+    def count(self, most: int) -> int:
+        value = self.number()
+        if value > most:
+            raise RecordError(f"decision record: {value} entries, at most {most} are possible")
+        return value
+
+    def raw(self, length: int) -> bytes:
+        piece = self.data[self.at : self.at + length]
+        if len(piece) != length:
+            raise RecordError("decision record: cut off")
+        self.at += length
+        return piece
+
+    def text(self) -> str:
+        return self.raw(self.count(255)).decode("utf-8", "replace")
+
+    def bitmap(self) -> frozenset[int] | None:
+        """Bits that are set; None where there was no bitmap."""
+        size = self.count(_MAX_BITMAP_WORDS + 1)
+        if size == 0:
+            return None
+        bits: set[int] = set()
+        word = 0
+        while word < size - 1:
+            run = self.count(_MAX_BITMAP_WORDS * 4 + 3)
+            kind, length = run & 3, run >> 2
+            if length == 0 or word + length > size - 1 or kind > 2:
+                raise RecordError("decision record: a bitmap does not add up")
+            if kind == 1:
+                bits.update(range(word * 64, (word + length) * 64))
+            elif kind == 2:
+                number = int.from_bytes(self.raw(length * 8), "little")
+                while number:
+                    low = number & -number
+                    bits.add(word * 64 + low.bit_length() - 1)
+                    number ^= low
+            word += length
+        return frozenset(bits)
+
+
+def _request(data: _Bytes) -> dict[str, Any]:
+    values = [data.signed() for _ in range(8)]
+    return {
+        "nodes_min": values[0],
+        "nodes_max": values[1],
+        "gpus": values[2],
+        "gpu_memory_mib": values[3],
+        "cpus_milli": values[4],
+        "host_memory_mib": values[5],
+        "cpus_milli_per_gpu": values[6],
+        "host_memory_mib_per_gpu": values[7],
+        "models": data.number(),
+        "capability_min": data.signed(),
+        "gpu_memory_mib_min": data.signed(),
+        "one_link_domain": Wish(data.number()),
+        "one_numa_node": Wish(data.number()),
+        "near_nic": Wish(data.number()),
+        "one_switch": Wish(data.number()),
+        "switch_level": data.count(_NO_TASK),
+        "layout": Layout(data.number()),
+        "flags": RequestFlag(data.count(_NO_TASK)),
+        "seed": data.number(),
+    }
+
+
+def _parts(data: _Bytes) -> tuple[Part, ...]:
+    return tuple(
+        Part(
+            node=data.count(_NO_TASK),
+            gpus=data.count(0xFFFF),
+            gpu_memory_mib=data.signed(),
+            cpus_milli=data.signed(),
+            host_memory_mib=data.signed(),
+            exclusive=bool(data.number()),
+        )
+        for _ in range(data.count(int(lib.SLUICE_MAX_NODES)))
+    )
+
+
+def _job(data: _Bytes) -> JobFacts:
+    job, array, task, uid, priority, gpus = (data.number() for _ in range(6))
+    submit, limit = data.signed(), data.signed()
+    return JobFacts(
+        id=job,
+        array_id=array,
+        array_task=None if task == _NO_TASK else task,
+        uid=uid,
+        priority=priority,
+        gpus=gpus,
+        submit=submit,
+        limit_s=None if limit < 0 else limit,
+        account=data.text(),
+        partition=data.text(),
+    )
+
+
+def _topology(data: _Bytes) -> Topology:
+    entries: list[tuple[int, tuple[Any, ...]]] = []
+    while data.at < len(data.data):
+        entry = data.number()
+        values: tuple[Any, ...]
+        if entry == Topology.MODEL:
+            values = (data.text(),)
+        elif entry == Topology.SHAPE:
+            count = data.count(int(lib.SLUICE_MAX_GPUS))
+            gpus = tuple(
+                (data.number(), data.number(), data.signed(), data.number(), data.number(), bool(data.number()))
+                for _ in range(count)
+            )
+            values = (gpus, tuple(data.raw(count) for _ in range(count)))
+        elif entry == Topology.SWITCH:
+            values = (data.number(),)
+        elif entry == Topology.NODE:
+            values = (data.text(), data.number(), data.signed(), data.signed(), data.number())
+        elif entry == Topology.ORDER:
+            values = tuple(data.number() for _ in range(data.count(int(lib.SLUICE_MAX_NODES))))
+        elif entry == Topology.WORKLOAD:
+            values = tuple(
+                (Request(**_request(data), allowed=data.bitmap()), data.number())
+                for _ in range(data.count(int(lib.SLUICE_MAX_WORKLOAD)))
+            )
+        else:
+            raise RecordError(f"decision record: topology entry {entry} is unknown")
+        entries.append((entry, values))
+    return Topology(tuple(entries))
+
+
+def _image(data: _Bytes) -> Image:
+    node, state, flags, parts = (data.number() for _ in range(4))
+    cpus, cpus_free, memory, memory_free = (data.signed() for _ in range(4))
+    healthy, idle = data.number(), data.number()
+    count = data.count(int(lib.SLUICE_MAX_GPUS))
+    free = tuple(data.signed() for _ in range(count))
+    return Image(
+        node=node,
+        state=state,
+        exclusive=bool(flags & 1),
+        parts=parts,
+        cpus_milli=cpus,
+        cpus_milli_free=cpus_free,
+        host_memory_mib=memory,
+        host_memory_mib_free=memory_free,
+        gpus_healthy=healthy,
+        gpus_idle=idle,
+        gpu_memory_mib_free=free,
+        gpu_utilisation=tuple(data.number() for _ in range(count)) if flags & 2 else (),
+    )
+
+
+def _decision(data: _Bytes) -> Decision:
+    job = _job(data)
+    mode, outcome, flags = Mode(data.number()), Outcome(data.number()), data.number()
+    policy, verdict = Policy(data.number()), data.number()
+    request = Request(**_request(data), allowed=data.bitmap())
+    score = data.signed()
+    parts = _parts(data)
+    stock = tuple(data.number() for _ in range(data.count(int(lib.SLUICE_MAX_NODES))))
+    return Decision(
+        job=job,
+        mode=mode,
+        outcome=outcome,
+        planned=bool(flags & 8),
+        backfill=bool(flags & 1),
+        stock_answered=bool(flags & 2),
+        stock_fits=bool(flags & 4),
+        policy=policy,
+        verdict=verdict,
+        request=request,
+        placement=Placement(parts, score) if verdict == lib.SLUICE_OK else None,
+        stock_nodes=stock,
+        core_ns=data.number(),
+        stock_ns=data.number(),
+    )
+
+
+def _rank(data: _Bytes) -> Rank | None:
+    if not data.number():
+        return None
+    taken, site, place_, gpus, remaining = (data.signed() for _ in range(5))
+    deadline, starving, laxity = data.number(), bool(data.number()), data.signed()
+    weights: dict[str, int] = {}
+    terms: dict[str, float] = {}
+    for index in range(data.count(64)):
+        name = FACTORS[index] if index < len(FACTORS) else f"factor-{index}"
+        weights[name] = data.number()
+        terms[name] = data.signed() / int(lib.SLUICE_FACTOR_ONE)
+    slurm = {
+        SLURM_TERMS[index] if index < len(SLURM_TERMS) else f"term-{index}": data.signed()
+        for index in range(data.count(64))
+    }
+    return Rank(
+        taken=taken,
+        site=site,
+        place=place_,
+        gpus=gpus,
+        remaining_s=remaining,
+        deadline=deadline,
+        starving=starving,
+        laxity_s=laxity,
+        weights=weights,
+        terms=terms,
+        slurm=slurm,
+    )
+
+
+def _start(data: _Bytes) -> Start:
+    return Start(_job(data), _parts(data), _rank(data))
+
+
+def _plan(data: _Bytes) -> Plan:
+    job, gang, start = data.number(), data.number(), data.signed()
+    parts, reason = _parts(data), data.text()
+    return Plan(job, gang, None if start == NO_START else start, parts, reason, data.signed())
+
+
+_READERS: dict[int, Callable[[_Bytes], Body]] = {
+    1: _topology,
+    2: _image,
+    3: _decision,
+    4: _start,
+    5: _plan,
+    6: lambda data: Lost(data.number()),
+}
+
+
+def parse_record(kind: int, payload: bytes) -> Body | None:
+    """The body of one record; None for a kind that a later version has brought. Raises RecordError when malformed."""
+    reader = _READERS.get(kind)
+    if reader is None:
+        return None
+    try:
+        return reader(_Bytes(payload))
+    except ValueError as error:  # a number that is none of an enumeration's
+        raise RecordError(f"decision record of type {kind}: {error}") from error
+
+
+def read_records(path: Path) -> Iterator[Record]:
+    """The records of one file. Raises RecordError for a file that is none, of another format, or damaged inside."""
+    try:
+        with path.open("rb") as file:
+            header = file.read(_HEADER.size)
+            if len(header) < _HEADER.size and header == _HEADER.pack(_MAGIC, FORMAT, 0)[: len(header)]:
+                return  # just being made
+            magic, version, _ = _HEADER.unpack(header) if len(header) == _HEADER.size else (b"", 0, 0)
+            if magic != _MAGIC:
+                raise RecordError(f"{path}: not a file of decision records")
+            if version != FORMAT:
+                raise RecordError(f"{path}: format {version}", remedy=f"this Sluice reads format {FORMAT}")
+            yield from _read_all(path, file)
+    except OSError as error:
+        raise RecordError(f"{path}: {error.strerror}") from error
+
+
+def _read_all(path: Path, file: Any) -> Iterator[Record]:
+    while True:
+        place_ = file.tell()
+        head = file.read(_RECORD.size)
+        if len(head) < _RECORD.size:
+            return
+        length, kind, _, sequence, time_us = _RECORD.unpack(head)
+        if length > _MAX_PAYLOAD:
+            raise RecordError(f"{path}: byte {place_}: a record of {length} bytes: the file is damaged")
+        payload, checksum = file.read(length), file.read(4)
+        if len(checksum) < 4:
+            return
+        if zlib.crc32(payload, zlib.crc32(head)) != int.from_bytes(checksum, "little"):
+            raise RecordError(f"{path}: byte {place_}: checksum wrong: the file is damaged")
+        body = parse_record(kind, payload)
+        if body is not None:
+            yield Record(sequence, time_us, body)
+
+
+def list_files(folder: Path) -> list[Path]:
+    """The record files of a folder, the oldest first; none where there is no such folder. Raises RecordError."""
+    try:
+        return sorted(path for path in folder.iterdir() if _NAME.match(path.name))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise RecordError(
+            f"{folder}: {error.strerror}", remedy="decision records are readable by SlurmUser and root only"
+        ) from error
+
+
+@dataclass
+class Replay:
+    """A cluster of the core that follows the records of one file; use `feed` for each record, then ask.
+
+    Node images are taken in when a question is asked, the last of each node only: that is what the core knew then.
+    """
+
+    cluster: Cluster | None = None
+    topology: Topology | None = None
+    _fresh: dict[int, Image] = field(default_factory=dict)
+    _held: dict[int, list[int]] = field(default_factory=dict)
+    _memory: list[tuple[int, ...]] = field(default_factory=list)  # of the GPUs of each shape
+    _shape: list[int] = field(default_factory=list)  # of each node
+
+    def feed(self, record: Record) -> None:
+        """Follow one record; only topologies and images change anything."""
+        if isinstance(record.body, Topology):
+            self.topology = record.body
+            self.cluster = None
+            self._fresh, self._held = {}, {}
+        elif isinstance(record.body, Image):
+            self._fresh[record.body.node] = record.body
+
+    def ready(self) -> Cluster:
+        """The cluster as it was at the last record. Raises RecordError where records contradict each other."""
+        if self.topology is None:
+            raise RecordError("decision records: no topology before the first decision")
+        try:
+            if self.cluster is None:
+                self.cluster = self._build(self.topology)
+            for node in self._fresh:
+                for allocation in self._held.pop(node, ()):
+                    release(self.cluster, allocation)
+            for image in self._fresh.values():
+                self._take(self.cluster, image)
+        except (CoreError, IndexError) as error:
+            raise RecordError(f"decision records: a node's image does not fit the topology: {error}") from error
+        self._fresh = {}
+        return self.cluster
+
+    def ask(self, decision: Decision) -> tuple[int, Placement | None]:
+        """The core's answer now: verdict (``enum sluice_error``) and placement."""
+        try:
+            placement = place(self.ready(), decision.policy, decision.request)
+        except CoreError as error:
+            return error.code, None
+        if placement is None:
+            return int(lib.SLUICE_ERROR_NO_PLACE), None
+        return int(lib.SLUICE_OK), placement
+
+    def agrees(self, decision: Decision) -> bool:
+        """Whether the core decides now as is recorded."""
+        return self.ask(decision) == (decision.verdict, decision.placement)
+
+    def explain(self, decision: Decision) -> Explanation:
+        """Why the core decided so."""
+        return explain(self.ready(), decision.policy, decision.request)
+
+    def _build(self, topology: Topology) -> Cluster:
+        nodes = sum(entry == Topology.NODE for entry, _ in topology.entries)
+        cluster = Cluster(
+            max(nodes, 1),
+            max_switches=max(sum(entry == Topology.SWITCH for entry, _ in topology.entries), 1),
+            max_allocations=max(nodes, 1) * 32,
+        )
+        self._memory, self._shape = [], []
+        shapes: dict[int, tuple[int, ...]] = {}
+        for entry, values in topology.entries:
+            if entry == Topology.MODEL:
+                cluster.add_model(values[0])
+            elif entry == Topology.SHAPE:
+                shapes[_add_shape(cluster, values)] = tuple(gpu[2] for gpu in values[0])
+            elif entry == Topology.SWITCH:
+                cluster.add_switch(values[0])
+            elif entry == Topology.NODE:
+                _, shape, cpus, memory, switch = values
+                cluster.add_node(shape, cpus, memory, switch)
+                self._shape.append(shape)
+            elif entry == Topology.ORDER:
+                cluster.set_order(values or None)
+            else:
+                set_workload(cluster, values)
+        self._memory = [shapes[number] for number in range(len(shapes))]
+        return cluster
+
+    def _take(self, cluster: Cluster, image: Image) -> None:
+        memory = self._memory[self._shape[image.node]]
+        if len(image.gpu_memory_mib_free) != len(memory):
+            raise RecordError(f"decision records: node {image.node} has {len(memory)} GPUs, its image others")
+        node = image.node
+        view = cluster.node(node)
+        if (view.cpus_milli, view.host_memory_mib) != (image.cpus_milli, image.host_memory_mib):
+            cluster.resize_node(node, image.cpus_milli, image.host_memory_mib)
+        cluster.set_state(node, lib_state(image.state))
+        for gpu in range(len(memory)):
+            cluster.set_health(node, gpu, bool(image.gpus_healthy >> gpu & 1))
+            if any(view.gpu_utilisation) or image.gpu_utilisation:
+                cluster.set_utilisation(node, gpu, image.gpu_utilisation[gpu] if image.gpu_utilisation else 0)
+        parts = held_parts(image, memory)
+        if parts:
+            self._held[node] = [commit(cluster, [part]) for part in parts]
+
+
+def lib_state(number: int) -> Any:
+    """A node's state. Raises RecordError for a number that is none."""
+    from sluice_core.cluster import NodeState
+
+    try:
+        return NodeState(number)
+    except ValueError as error:
+        raise RecordError(f"decision records: {error}") from error
+
+
+def _add_shape(cluster: Cluster, values: tuple[Any, ...]) -> int:
+    gpus, links = values
+    shape, text, number = ffi.new("struct sluice_node_shape *"), new_error_text(), ffi.new("uint32_t *")
+    shape.gpu_count = len(gpus)
+    for index, (model, capability, memory, link_domain, numa_node, near_nic) in enumerate(gpus):
+        gpu = shape.gpus[index]
+        gpu.model, gpu.capability, gpu.memory_mib = model, capability, memory
+        gpu.link_domain, gpu.numa_node, gpu.near_nic = link_domain, numa_node, near_nic
+        for other, weight in enumerate(links[index]):
+            shape.links[index][other] = weight
+    check(lib.sluice_cluster_add_shape(cluster.handle, shape, number, text), text)
+    return int(number[0])
+
+
+def held_parts(image: Image, memory: tuple[int, ...]) -> list[Part]:
+    """Parts that leave a node as the image has it: GPUs of which equally much is held stand in one part."""
+    groups: dict[int, int] = {}
+    for gpu, (free, whole) in enumerate(zip(image.gpu_memory_mib_free, memory, strict=True)):
+        if free < whole:
+            groups[whole - free if free else 0] = groups.get(whole - free if free else 0, 0) | 1 << gpu
+    cpus = image.cpus_milli - image.cpus_milli_free
+    host_memory = image.host_memory_mib - image.host_memory_mib_free
+    if not groups and not image.parts:
+        return []
+    parts = [Part(image.node, gpus, held) for held, gpus in groups.items()] or [Part(image.node)]
+    first = parts[0]
+    parts[0] = Part(image.node, first.gpus, first.gpu_memory_mib, cpus, host_memory, image.exclusive)
+    return parts
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What replaying a file showed."""
+
+    replayed: int
+    different: tuple[str, ...]  # one line for each decision that came out otherwise
+    not_replayable: int
+    lost: int
+
+
+def check_file(path: Path) -> Check:
+    """Replay every decision of a file."""
+    replay = Replay()
+    replayed = skipped = lost = 0
+    different: list[str] = []
+    for record in read_records(path):
+        replay.feed(record)
+        if isinstance(record.body, Lost):
+            lost += record.body.count
+        if not isinstance(record.body, Decision):
+            continue
+        if not record.body.replayable:
+            skipped += 1
+            continue
+        replayed += 1
+        answer = replay.ask(record.body)
+        if answer != (record.body.verdict, record.body.placement):
+            recorded = (record.body.verdict, record.body.placement)
+            different.append(f"{path}: record {record.sequence}, job {record.body.job.id}: {recorded}, now {answer}")
+    return Check(replayed, tuple(different), skipped, lost)

@@ -1,0 +1,230 @@
+"""Decision records: what the plugins' own code writes is read and replayed, and nonsense is refused."""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+import struct
+import subprocess
+import zlib
+from pathlib import Path
+
+import pytest
+
+from slurm_plugin import decisions
+from slurm_plugin.decisions import (
+    Decision,
+    Image,
+    Lost,
+    RecordError,
+    Replay,
+    Start,
+    check_file,
+    list_files,
+    read_records,
+)
+
+_ROOT = Path(__file__).parents[3]
+_PARTS = ("decision", "order", "queue", "controller", "log", "settings", "status", "ticker")
+
+
+@pytest.fixture(scope="session")
+def churn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The plugins' recorder under a random churn, as a program."""
+    if shutil.which("gcc") is None:
+        pytest.skip("no gcc")
+    program = tmp_path_factory.mktemp("tool") / "tool_decisions"
+    sources = [_ROOT / "slurm_plugin/tests/tool_decisions.c", _ROOT / "slurm_plugin/policy/policy.c"]
+    sources += [_ROOT / f"slurm_plugin/controller/{part}.c" for part in _PARTS]
+    sources += sorted((_ROOT / "native/core").glob("*.c"))
+    includes = [f"-I{_ROOT / folder}" for folder in ("slurm_plugin", "native/include", "native/core")]
+    options = ["-std=gnu11", "-O1", "-march=x86-64-v2", "-mcx16", "-D_GNU_SOURCE", *includes]
+    subprocess.run(["gcc", *options, "-o", program, *sources, "-lm", "-lpthread", "-ldl"], check=True, timeout=300)
+    return program
+
+
+def run_churn(
+    churn: Path, folder: Path, seed: int, *, steps: int = 1500, file_bytes: int = 1 << 20, ring: int = 1 << 20
+) -> dict[str, int]:
+    """Make records; what the recorder counted."""
+    done = subprocess.run(
+        [churn, folder, str(seed), str(steps), str(file_bytes), str(ring)],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    return {name: int(number) for name, number in re.findall(r"(\w+) (\d+)", done.stdout)}
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_every_decision_replays(churn: Path, tmp_path: Path, seed: int) -> None:
+    folder = tmp_path / "records"
+    counters = run_churn(churn, folder, seed, file_bytes=100_000)
+    assert counters["dropped"] == counters["failed"] == 0
+    files = list_files(folder)
+    assert len(files) > 1, "a file ends at its bound, and the next one replays alone"
+    checks = [check_file(path) for path in files]
+    assert [check.different for check in checks] == [()] * len(files)
+    assert sum(check.replayed for check in checks) > 500
+    assert sum(check.not_replayable + check.lost for check in checks) == 0
+
+
+def test_files_are_bounded_and_private(churn: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "records"
+    run_churn(churn, folder, 4, steps=3000, file_bytes=40_000)
+    files = list_files(folder)
+    assert len(files) == 4
+    assert all(path.stat().st_mode & 0o777 == 0o600 and path.stat().st_size < 60_000 for path in files)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert int(files[-1].name[-12:]) > 4, "the oldest ones are gone"
+
+
+def test_a_full_ring_loses_records_but_never_the_truth(churn: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "records"
+    counters = run_churn(churn, folder, 5, steps=4000, ring=8192)
+    assert counters["dropped"] > 0
+    checks = [check_file(path) for path in list_files(folder)]
+    assert all(check.different == () for check in checks)
+    assert sum(check.replayed for check in checks) > 50
+    assert sum(check.lost for check in checks) == counters["dropped"], "the files say how many are missing"
+
+
+def test_a_folder_of_another_user_is_not_written_to(churn: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "records"
+    folder.mkdir(mode=0o777)
+    folder.chmod(0o777)
+    counters = run_churn(churn, folder, 6, steps=100)
+    assert counters["failed"] > 0
+    assert list_files(folder) == []
+
+
+@pytest.fixture(scope="session")
+def sample(churn: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One file of records."""
+    folder = tmp_path_factory.mktemp("sample") / "records"
+    run_churn(churn, folder, 7, steps=300)
+    (path,) = list_files(folder)
+    return path
+
+
+def test_explanations_come_from_the_replay(sample: Path) -> None:
+    replay = Replay()
+    refused = placed = 0
+    for record in read_records(sample):
+        replay.feed(record)
+        if not isinstance(record.body, Decision):
+            continue
+        explanation = replay.explain(record.body)
+        assert explanation.verdict == record.body.verdict
+        assert sum(explanation.by_reason.values()) == explanation.nodes == 70
+        assert explanation.placement == record.body.placement
+        refused += explanation.placement is None
+        placed += explanation.placement is not None
+    assert refused and placed
+    assert replay.topology is not None
+    assert replay.topology.node_names[:2] == ["node-000", "node-001"]
+
+
+def test_a_changed_image_changes_the_answer(sample: Path) -> None:
+    """The replay would notice: with other node images the decisions come out otherwise."""
+    replay, different = Replay(), 0
+    for record in read_records(sample):
+        if isinstance(record.body, Image):
+            continue
+        replay.feed(record)
+        if isinstance(record.body, Decision):
+            different += not replay.agrees(record.body)
+    assert different > 10
+
+
+def test_a_file_that_is_still_written_ends_at_its_last_whole_record(sample: Path, tmp_path: Path) -> None:
+    data = sample.read_bytes()
+    whole = len(list(read_records(sample)))
+    cut = tmp_path / "decisions.000000000001"
+    for length in (0, 5, 16, 20, len(data) - 1, len(data) - 30):
+        cut.write_bytes(data[:length])
+        assert len(list(read_records(cut))) < whole
+
+
+def test_damage_is_refused(sample: Path, tmp_path: Path) -> None:
+    data = sample.read_bytes()
+    path = tmp_path / "decisions.000000000001"
+    path.write_bytes(b"something else entirely")
+    with pytest.raises(RecordError, match="not a file of decision records"):
+        list(read_records(path))
+    path.write_bytes(data[:8] + struct.pack("<I", 9) + data[12:])
+    with pytest.raises(RecordError, match="format 9"):
+        list(read_records(path))
+    path.write_bytes(data[:500] + bytes([data[500] ^ 1]) + data[501:])
+    with pytest.raises(RecordError, match="damaged"):
+        list(read_records(path))
+    with pytest.raises(RecordError, match="No such file"):
+        list(read_records(tmp_path / "none"))
+
+
+def forge(payloads: list[tuple[int, bytes]]) -> bytes:
+    """A file with correct checksums around any payloads."""
+    data = struct.pack("<8sII", b"SLUICEDR", 1, 0)
+    for number, (kind, payload) in enumerate(payloads):
+        head = struct.pack("<IHHQq", len(payload), kind, 0, number, 0)
+        data += head + payload + struct.pack("<I", zlib.crc32(payload, zlib.crc32(head)))
+    return data
+
+
+def raw_records(path: Path) -> list[tuple[int, bytes]]:
+    data, at, found = path.read_bytes(), 16, []
+    while at < len(data):
+        length, kind = struct.unpack_from("<IH", data, at)
+        found.append((kind, data[at + 24 : at + 24 + length]))
+        at += 24 + length + 4
+    return found
+
+
+def test_hostile_payloads_raise_nothing_but_record_errors(sample: Path, tmp_path: Path) -> None:
+    """Mutated and random payloads under correct checksums: every one is read, skipped or refused."""
+    rng = random.Random(8)
+    good = raw_records(sample)
+    path = tmp_path / "decisions.000000000001"
+    refused = 0
+    for _ in range(1500):
+        kind, payload = rng.choice(good[:200])
+        mutated = bytearray(payload)
+        for _ in range(rng.randrange(1, 4)):
+            what = rng.randrange(4)
+            if what == 0 and mutated:
+                mutated[rng.randrange(len(mutated))] = rng.randrange(256)
+            elif what == 1:
+                del mutated[rng.randrange(len(mutated) + 1) :]
+            elif what == 2:
+                mutated += rng.randbytes(rng.randrange(12))
+            else:
+                mutated[rng.randrange(len(mutated) + 1) : 0] = b"\xff" * rng.randrange(12)
+        if rng.random() < 0.1:
+            kind = rng.randrange(9)
+        first = [] if kind == 1 else good[:1]
+        path.write_bytes(forge([*first, (kind, bytes(mutated)), *good[1:90:30]]))
+        try:
+            check_file(path)
+        except RecordError:
+            refused += 1
+    assert refused > 200
+
+
+def test_the_reader_of_numbers() -> None:
+    read = decisions._Bytes(b"\x00\x7f\x80\x01" + b"\xff" * 9 + b"\x01")
+    assert [read.number(), read.number(), read.number(), read.signed()] == [0, 127, 128, -1]
+    for bad in (b"", b"\x80", b"\xff" * 11, b"\xff" * 9 + b"\x02"):
+        with pytest.raises(RecordError):
+            decisions._Bytes(bad).number()
+    with pytest.raises(RecordError):
+        decisions._Bytes(b"\x05\x13").bitmap()  # 4 words of ones announced as 4, none follow
+    assert decisions.parse_record(77, b"of a later version") is None
+
+
+def test_starts_and_losses_are_read(sample: Path) -> None:
+    bodies = [record.body for record in read_records(sample)]
+    starts = [body for body in bodies if isinstance(body, Start)]
+    assert starts
+    assert starts[0].job.account == "physics"
+    assert starts[0].job.limit_s is None
+    assert starts[0].rank is None
+    assert not any(isinstance(body, Lost) for body in bodies)
