@@ -143,6 +143,8 @@ class Boot:
         for user in self.description.users:
             self.make_folder(layout.homes / user.name, user.name, 0o755)
         (layout.slurm / "cgroup.conf").write_text(cgroup_conf(self.description))
+        if self.description.topology_conf:
+            (layout.slurm / "topology.conf").write_text(self.description.topology_conf)
         for group in self.description.nodes:
             for host in group.hosts:
                 (layout.node(host) / "spool").mkdir(parents=True)
@@ -346,6 +348,11 @@ class Boot:
         os.chown(self.layout.slurm / "slurmdbd.conf", *self.owner("slurm"))
         env = {"MYSQL_UNIX_PORT": f"{place}/mariadb.sock"}
         self.start("slurmdbd", DATABASE, [self.program("slurmdbd"), "-D"], user="slurm", env=env)
+        addresses = [ADDRESSES[host] for host in controllers(self.description)]
+        relay = "relay.py"
+        shutil.copy(Path(__file__).with_name(relay), self.layout.folder)
+        argv = ["/usr/bin/python3", "-I", f"{INSIDE}/{relay}", "127.0.0.1", str(self.ports.slurmctld), *addresses]
+        self.start("relay", DATABASE, argv, user="nobody")
         self.wait_for("slurmdbd", (ADDRESSES[DATABASE], self.ports.slurmdbd))
         self.progress("slurmdbd ready")
 

@@ -1,0 +1,115 @@
+"""A cluster that uses Slurm's features at once, for tests that Sluice's plugins leave them as they are."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dev_cluster.cluster import DevCluster
+
+GPUS = range(8)
+GRES_CONF = "\n".join(
+    [
+        f"NodeName=n[1-6] Name=gpu Type=h100 File=/dev/nvidia{gpu} Cores={gpu // 4 * 8}-{gpu // 4 * 8 + 7}"
+        for gpu in GPUS
+    ]
+    + ["NodeName=n[1-5] Name=shard Count=640000"]
+    + ["NodeName=n6 Name=mps Count=800"]
+)
+LINE = "Sockets=2 CoresPerSocket=8 ThreadsPerCore=1 RealMemory=64000"
+NODE_LINES = f"""NodeName=n[1-2] {LINE} Gres=gpu:h100:8,shard:640000 Feature=fast,rack1
+NodeName=n[3-5] {LINE} Gres=gpu:h100:8,shard:640000 Feature=slow,rack2
+NodeName=n6 {LINE} Gres=gpu:h100:8,mps:800 Feature=slow,rack2
+"""
+TOPOLOGY = """SwitchName=leaf1 Nodes=n[1-2]
+SwitchName=leaf2 Nodes=n[3-4]
+SwitchName=leaf3 Nodes=n[5-6]
+SwitchName=top Switches=leaf[1-3]
+"""
+SLURM_CONF = """TopologyPlugin=topology/tree
+GresTypes=gpu,shard,mps
+PreemptType=preempt/qos
+PreemptMode=REQUEUE
+Licenses=solver:2
+SuspendProgram=/bin/true
+ResumeProgram=/bin/true
+SuspendTime=100000
+SuspendTimeout=5
+ResumeTimeout=600
+SchedulerParameters=bf_interval=2,sched_interval=2
+"""
+
+
+def description(sluice: dict[str, Any] | None) -> dict[str, Any]:
+    """Six nodes of eight GPUs with topology, features, licences, shards, MPS and preemption by QOS."""
+    return {
+        "nodes": [{"names": "n[1-6]", "platform": "dgx-h100"}],
+        "accounts": [{"name": "physics"}, {"name": "biology"}],
+        "users": [{"name": "alice", "accounts": ["physics"]}, {"name": "bob", "accounts": ["biology"]}],
+        "partitions": [{"name": "main", "options": "DefaultTime=10 OverSubscribe=NO"}],
+        "gres": {"gres_conf": GRES_CONF, "node_lines": NODE_LINES},
+        "slurm_conf": SLURM_CONF,
+        "topology_conf": TOPOLOGY,
+        **({"sluice": sluice} if sluice else {}),
+    }
+
+
+def set_up(cluster: DevCluster) -> None:
+    """Two QOS of which one preempts the other."""
+    for words in (
+        ["add", "qos", "low", "Priority=1"],
+        ["add", "qos", "high", "Priority=100", "Preempt=low", "PreemptMode=requeue"],
+        ["modify", "user", "where", "name=alice,bob", "set", "qos=normal,low,high"],
+    ):
+        cluster.run(["sacctmgr", "-i", *words])
+    cluster.wait_idle()
+
+
+class Jobs:
+    """Submits jobs and tells what became of them."""
+
+    def __init__(self, cluster: DevCluster) -> None:
+        self.cluster = cluster
+
+    def submit(self, *options: str, user: str = "alice", wrap: str = "sleep 600") -> str:
+        """The id of a new job."""
+        done = self.cluster.run(
+            ["sbatch", "--parsable", "--mem=1G", "-o", "/dev/null", *options, f"--wrap={wrap}"], user=user
+        )
+        return done.stdout.strip()
+
+    def shown(self, job: str) -> dict[str, str]:
+        """What `scontrol show job` says of it; of several records the first."""
+        text = self.cluster.run(["scontrol", "show", "job", "-d", "-o", job]).stdout.splitlines()[0]
+        return dict(re.findall(r"(\S+?)=(\S*)", text))
+
+    def state(self, job: str) -> str:
+        """Its state, in Slurm's words."""
+        return self.shown(job)["JobState"]
+
+    def gres(self, job: str) -> str:
+        """What it holds of GRES on its first node, with indices."""
+        return self.shown(job).get("GRES", "")
+
+    def wait(self, job: str, state: str | Sequence[str], *, timeout: float = 40) -> dict[str, str]:
+        """Wait until it is in the state, or in one of them."""
+        wanted = [state] if isinstance(state, str) else state
+        return wait_until(lambda: self.shown(job), lambda shown: shown["JobState"] in wanted, timeout=timeout)
+
+    def cancel_all(self) -> None:
+        """No job is left, and every node is idle."""
+        self.cluster.run(["scancel", "-f", "--signal=KILL", "--user=alice"])
+        self.cluster.run(["scancel", "--user=alice"])
+        self.cluster.run(["scancel", "--user=bob"])
+        wait_until(lambda: self.cluster.run(["squeue", "-h", "-o", "%i %T"]).stdout, lambda left: left == "")
+
+
+def wait_until(look: Callable[[], Any], good: Callable[[Any], bool], *, timeout: float = 40) -> Any:
+    """Look until it is good; what was seen then."""
+    deadline = time.monotonic() + timeout
+    while not good(seen := look()):
+        assert time.monotonic() < deadline, seen
+        time.sleep(0.2)
+    return seen
