@@ -111,6 +111,8 @@ class GpuClass(_Section):
     gpu_types: Names = []
     """GRES types, e.g. ``h100``; a type belongs to one class."""
     strategy: Literal["static", "dynamic", "hybrid"] = "dynamic"
+    gpu_memory_mib: Mib = 0
+    """Of one GPU, the largest of the class; 0: not known."""
     reserved_permille: Annotated[int, Field(ge=0, le=1000)] = 0
     cpus_per_gpu_milli: Annotated[int, Field(ge=0, le=1000000)] = 0
     memory_mib_per_gpu: Mib = 0

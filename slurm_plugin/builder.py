@@ -13,10 +13,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from slurm_plugin.sources import SlurmSource, default_cache, locked
 from sluice_base.errors import SluiceError, UsageError
 from sluice_base.run import CommandError, run_command
 from sluice_base.slurm_version import SlurmVersion, format_slurm_version, parse_slurm_version
+from slurm_plugin.sources import SlurmSource, default_cache, locked
 
 MANIFEST = "manifest.json"
 SCHEMA_VERSION = 1

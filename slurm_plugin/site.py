@@ -5,8 +5,8 @@ from __future__ import annotations
 import sysconfig
 from pathlib import Path
 
-from slurm_plugin.builder import PluginBuild
 from sluice_base.errors import UsageError
+from slurm_plugin.builder import PluginBuild
 
 _ANY_PLUGIN = "select_cons_tres.so"
 

@@ -294,6 +294,7 @@ static const struct key global_keys[] = {
 
 static const struct key class_keys[] = {
     {"gpu-types", KEY_WORDS, offsetof(struct sluice_class, gpu_types), 0, 0},
+    {"gpu-memory-mib", KEY_U64, offsetof(struct sluice_class, gpu_memory_mib), 0, MOST_MIB},
     {"reserved-permille", KEY_U32, offsetof(struct sluice_class, reserved_permille), 0, 1000},
     {"cpus-per-gpu-milli", KEY_U32, offsetof(struct sluice_class, cpus_per_gpu_milli), 0, 1000000},
     {"memory-mib-per-gpu", KEY_U64, offsetof(struct sluice_class, memory_mib_per_gpu), 0, MOST_MIB},

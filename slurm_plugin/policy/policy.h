@@ -47,6 +47,7 @@ struct sluice_class {
     const char *name;
     struct sluice_words gpu_types; /* GRES types, e.g. h100 */
     enum sluice_class_strategy strategy;
+    uint64_t gpu_memory_mib;     /* of one GPU, the largest of the class; 0: not known */
     uint32_t reserved_permille;  /* of the class, kept free for guarantees: 0 to 1000 */
     uint32_t cpus_per_gpu_milli; /* default of a job that names none, in thousandths; 0: the global one */
     uint64_t memory_mib_per_gpu; /* likewise; 0: the global one */

@@ -61,6 +61,7 @@ static void put_class(FILE *to, const struct sluice_class *class)
     fprintf(to, "[class %s]\nstrategy = %s\nreserved-permille = %" PRIu32 "\n", class->name,
             strategies[class->strategy], class->reserved_permille);
     put_words(to, "gpu-types", &class->gpu_types);
+    fprintf(to, "gpu-memory-mib = %" PRIu64 "\n", class->gpu_memory_mib);
     fprintf(to, "cpus-per-gpu-milli = %" PRIu32 "\nmemory-mib-per-gpu = %" PRIu64 "\n", class->cpus_per_gpu_milli,
             class->memory_mib_per_gpu);
 }

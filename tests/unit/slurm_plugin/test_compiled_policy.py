@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
+
 from policy import compiled
 from policy.compiled import ClassRule, CompiledPolicy, Global, GpuClass, Tenant, Weights
-from pydantic import ValidationError
 from sluice_base.errors import SluiceError
 
 _ROOT = Path(__file__).parents[3]
@@ -134,6 +135,7 @@ def policies(draw: st.DrawFn) -> CompiledPolicy:
                 name=name,
                 gpu_types=[one for one, owner in zip(types, owners, strict=True) if owner == name] if owners else [],
                 strategy=draw(st.sampled_from(["static", "dynamic", "hybrid"])),
+                gpu_memory_mib=draw(st.integers(0, 1 << 40)),
                 reserved_permille=draw(st.integers(0, 1000)),
             )
             for name in class_names
