@@ -215,7 +215,7 @@ static uint64_t shared_gpus(const struct check *check)
 static uint64_t shards_of_one_gpu(const struct check *check)
 {
     const struct sluice_gres_counts *shards = &check->request.shards;
-    uint64_t tasks = check->admission->one_task_per_sharing ? 1 : most_tasks(check);
+    uint64_t tasks = check->admission->one_task_per_sharing || check->submission->tasks_split ? 1 : most_tasks(check);
     uint64_t most = larger(shards->per[SLUICE_PER_JOB], shards->per[SLUICE_PER_NODE]);
     most = larger(most, shards->per[SLUICE_PER_SOCKET] * per_socket_factor(check));
     return larger(most, shards->per[SLUICE_PER_TASK] * tasks);

@@ -48,8 +48,10 @@ struct sluice_submission {
     int64_t deadline;              /* seconds since 1970 */
     bool memory_asked;             /* --mem or --mem-per-cpu */
     bool whole_nodes;              /* --exclusive */
+    bool step_at_once;             /* srun: its step repeats the command's own request, whatever becomes of the job's */
     bool heterogeneous;            /* a component of a heterogeneous job */
     bool admitted_before;          /* a job as a modification would leave it: its --gpu-mem has become shards */
+    bool tasks_split;              /* of such a job: each task's shards are on a GPU of its own */
     struct sluice_options options;
 };
 
@@ -68,6 +70,7 @@ struct sluice_admission {
     uint32_t min_nodes, max_nodes, time_limit, min_cpus_per_node; /* 0: as it was */
     uint64_t memory_per_node_mib;                                 /* 0: as it was */
     bool one_task_per_sharing;
+    bool clear_binding; /* of tasks to whole GPUs, which --gpus-per-task brings along */
 };
 
 /*

@@ -45,20 +45,30 @@ bool sluice_has_feature(const struct sluice_submission *submission, const struct
     return false;
 }
 
+/* Whether the constraint is, or ends with, what would be added. */
+static bool ends_with(const char *list, const char *added)
+{
+    size_t length = strlen(list), own = strlen(added);
+    return own <= length && strcmp(list + length - own, added) == 0 && (own == length || list[length - own - 1] == '&');
+}
+
 bool sluice_require_feature(const struct sluice_submission *submission, const char *feature, const char *because,
                             struct sluice_admission *admission)
 {
-    char joined[SLUICE_NAME_LIST_MAX];
+    char joined[SLUICE_NAME_LIST_MAX], added[SLUICE_NAME_LIST_MAX];
     const char *list = constraint(submission, admission);
     bool alternatives = strchr(feature, '|') != NULL;
-    if (sluice_has_feature(submission, admission, feature))
+    snprintf(added, sizeof added, alternatives ? "(%s)" : "%s", feature);
+    if (sluice_has_feature(submission, admission, feature) || strcmp(list, feature) == 0 || ends_with(list, added))
         return true;
-    if (*list && (alternatives || !is_plain_list(list)))
-        return sluice_refuse(admission, SLUICE_REFUSED_REQUEST,
-                             "%s needs the constraint %s, which cannot be added to yours; write a --constraint that "
-                             "names %s and joins features by & only",
-                             because, feature, alternatives ? "one of them" : "it");
-    int length = snprintf(joined, sizeof joined, "%s%s%s", list, *list ? "&" : "", feature);
+    if (!is_plain_list(list))
+        return sluice_refuse(
+            admission, SLUICE_REFUSED_REQUEST,
+            "%s needs the constraint %s, which cannot be added to yours; write a --constraint that joins "
+            "features by & only",
+            because, feature);
+    int length =
+        *list ? snprintf(joined, sizeof joined, "%s&%s", list, added) : snprintf(joined, sizeof joined, "%s", feature);
     if (length < 0 || (size_t)length >= sizeof joined)
         return sluice_refuse(admission, SLUICE_REFUSED_REQUEST, "the --constraint is too long; at most %d characters",
                              SLUICE_NAME_LIST_MAX - 1);
@@ -78,24 +88,36 @@ struct layout {
     uint32_t nodes; /* exactly so many; 0: as asked */
 };
 
-static bool refuse_several(const struct sluice_slurm *slurm, struct sluice_admission *admission, const char *what,
-                           uint64_t count, const char *size)
+static const char *why_one_gpu(const struct sluice_slurm *slurm)
 {
     if (slurm->several_sharing)
-        return sluice_refuse(
-            admission, SLUICE_REFUSED_REQUEST,
-            "%s=%" PRIu64 " with --gpu-mem=%s: Slurm divides several shared GPUs of a node among tasks "
-            "only, one each; ask with --gpus-per-task=1 and so many tasks, for one GPU on each of several "
-            "nodes (-N %" PRIu64 "), or for whole GPUs (no --gpu-mem)",
-            what, count, size, count);
+        return "Slurm divides several shared GPUs of a node among tasks only, one each";
+    if (slurm->slash)
+        return "this Slurm gives a job shared memory of one GPU of a node only, as its SelectTypeParameters has no "
+               "MULTIPLE_SHARING_GRES_PJ";
+    return "Slurm before 23.11 gives a job shared memory of one GPU of a node only";
+}
+
+static bool refuse_several(const struct sluice_slurm *slurm, struct sluice_admission *admission, enum sluice_per per,
+                           uint64_t count, const char *size)
+{
+    const char *option = sluice_per_option(per);
     return sluice_refuse(admission, SLUICE_REFUSED_REQUEST,
-                         "%s=%" PRIu64 " with --gpu-mem=%s: %s; ask for one GPU on each of several nodes (-N %" PRIu64
+                         "%s=%" PRIu64 " with --gpu-mem=%s: %s; ask for %sone GPU on each of several nodes (-N %" PRIu64
                          " --gpus-per-node=1 --gpu-mem=%s), or for whole GPUs (%s=%" PRIu64 " without --gpu-mem)",
-                         what, count, size,
-                         slurm->slash ? "this Slurm gives a job shared memory of one GPU of a node only, as its "
-                                        "SelectTypeParameters has no MULTIPLE_SHARING_GRES_PJ"
-                                      : "Slurm before 23.11 gives a job shared memory of one GPU of a node only",
-                         count, size, what, count);
+                         option, count, size, why_one_gpu(slurm),
+                         slurm->several_sharing ? "one GPU of each task (--gpus-per-task=1 and as many tasks), for "
+                                                : "",
+                         count, size, option, count);
+}
+
+static bool refuse_tasks(const struct sluice_slurm *slurm, struct sluice_admission *admission, const char *size)
+{
+    return sluice_refuse(
+        admission, SLUICE_REFUSED_REQUEST,
+        "--gpus-per-task=1 with --gpu-mem=%s and several tasks on a node: %s; put one task on each node "
+        "(--ntasks-per-node=1), or let the tasks of a node share one GPU (leave out --gpus-per-task)",
+        size, why_one_gpu(slurm));
 }
 
 static bool is_one_task_a_node(const struct sluice_submission *submission)
@@ -117,9 +139,9 @@ static bool choose_layout(const struct sluice_slurm *slurm, const struct sluice_
                              "--gpus-per-node=1 or --gpus-per-task=1",
                              size);
     if (node > 1)
-        return refuse_several(slurm, admission, sluice_per_option(SLUICE_PER_NODE), node, size);
+        return refuse_several(slurm, admission, SLUICE_PER_NODE, node, size);
     if (task > 1)
-        return refuse_several(slurm, admission, sluice_per_option(SLUICE_PER_TASK), task, size);
+        return refuse_several(slurm, admission, SLUICE_PER_TASK, task, size);
     if (task && job && submission->tasks && job != submission->tasks)
         return sluice_refuse(admission, SLUICE_REFUSED_REQUEST,
                              "--gpus=%" PRIu64
@@ -127,12 +149,12 @@ static bool choose_layout(const struct sluice_slurm *slurm, const struct sluice_
                              job, submission->tasks);
     if (task && !is_one_task_a_node(submission)) {
         if (node || !slurm->several_sharing)
-            return refuse_several(slurm, admission, "tasks of one node and --gpus-per-task", task, size);
+            return refuse_tasks(slurm, admission, size);
         layout->by_task = true;
         return true;
     }
     if (job > 1 && !node && !task && !(submission->min_nodes == job && submission->max_nodes == job))
-        return refuse_several(slurm, admission, sluice_per_option(SLUICE_PER_JOB), job, size);
+        return refuse_several(slurm, admission, SLUICE_PER_JOB, job, size);
     if (job) {
         if (job > UINT32_MAX || submission->min_nodes > job || (submission->max_nodes && submission->max_nodes < job))
             return sluice_refuse(admission, SLUICE_REFUSED_REQUEST,
@@ -211,6 +233,13 @@ bool sluice_gpu_mem_rewrite(const struct sluice_slurm *slurm, const struct sluic
             "--exclusive takes whole nodes with all their GPUs, --gpu-mem=%s a part of one; leave out one of "
             "them",
             size);
+    if (submission->step_at_once && request->gpu_types)
+        return sluice_refuse(
+            admission, SLUICE_REFUSED_REQUEST,
+            "srun --gpu-mem=%s: leave out --gpus and the like, as srun's own step would ask for whole GPUs; "
+            "--gpu-mem alone is one GPU of each node (-N), --constraint names its type; or use sbatch or "
+            "salloc",
+            size);
     if (submission->tasks_per_gpu)
         return sluice_refuse(admission, SLUICE_REFUSED_REQUEST,
                              "--ntasks-per-gpu counts whole GPUs; with --gpu-mem=%s write --ntasks-per-node", size);
@@ -226,6 +255,7 @@ bool sluice_gpu_mem_rewrite(const struct sluice_slurm *slurm, const struct sluic
         return false;
     write_tres(slurm, submission, layout.by_task, mib, admission);
     admission->one_task_per_sharing = layout.by_task;
+    admission->clear_binding = gpus->per[SLUICE_PER_TASK] > 0;
     if (layout.nodes) {
         admission->min_nodes = layout.nodes;
         admission->max_nodes = layout.nodes;

@@ -17,8 +17,8 @@ __attribute__((format(printf, 3, 4))) bool sluice_refuse(struct sluice_admission
                                                          enum sluice_refusal refusal, const char *format, ...);
 
 /*
- * Adds a feature, or alternatives "a|b", to the job's constraint: "x&y" becomes "x&y&a". False, with a refusal that
- * says `because`, where the user's own constraint is more than a list of features joined by &.
+ * Adds a feature, or alternatives "a|b", to the job's constraint: "x&y" becomes "x&y&a", or "x&y&(a|b)". False, with a
+ * refusal that says `because`, where the user's own constraint is more than a list of features joined by &.
  */
 bool sluice_require_feature(const struct sluice_submission *submission, const char *feature, const char *because,
                             struct sluice_admission *admission);

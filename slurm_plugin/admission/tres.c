@@ -14,10 +14,14 @@ struct item {
     uint64_t count;
 };
 
+static bool is_alphanumeric(char c)
+{
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
+}
+
 static bool is_word(char c)
 {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-' ||
-           c == '.' || c == '+';
+    return is_alphanumeric(c) || c == '_' || c == '-' || c == '.' || c == '+';
 }
 
 static bool fail(char *why, size_t why_size, const char *what, const char *text, size_t length)
@@ -85,7 +89,7 @@ static bool read_item(struct item *item, char *why, size_t why_size)
         const char *start = text;
         while (text < end && is_word(*text))
             text++;
-        if (text == start || count == PARTS_MAX)
+        if (text == start || count == PARTS_MAX || !is_alphanumeric(*start)) /* a sign would be read with the number */
             return fail(why, why_size, "is no GRES request; write NAME:COUNT or NAME:TYPE:COUNT", item->text,
                         item->length);
         parts[count] = start;
@@ -182,7 +186,7 @@ bool sluice_tres_add(struct sluice_tres_request *request, enum sluice_per per, c
             continue;
         if (!read_item(&item, why, why_size))
             return false;
-        if (gres && !is_foreign(item.name, strlen(item.name)))
+        if (strstr(item.name, "gres") || strstr(item.type, "gres"))
             return fail(why, why_size, "names a GRES that could be mistaken for another", item.text, item.length);
         if (!is_gpu_item(&item) || item.count == 0)
             continue;

@@ -5,10 +5,11 @@
  * plugin does one thing: a task whose job asked for --gpu-mem does not start where Slurm has granted no shards, which
  * can only be when nobody turned the option into a request (job_submit/sluice is not loaded).
  */
-#include <slurm/slurm.h>
-#include <slurm/spank.h>
+#include "slurm_compat.h"
 
 #include "options/options.h"
+
+#include <slurm/spank.h>
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -62,14 +63,60 @@ static struct spank_option options[] = {
     {"gang", "NAME:COUNT", "start together with the COUNT jobs of that name", 1, 4, take},
 };
 
-/* What salloc left in the environment is about the job; a step must not carry it as its own. */
+/* What counts whole GPUs in a job's environment, and would make each srun in the job ask for GPUs that it does not
+ * have. */
+static const char *const gpu_counts[] = {
+    "SLURM_GPUS",         "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_SOCKET", "SLURM_GPUS_PER_TASK",
+    "SLURM_CPUS_PER_GPU", "SLURM_MEM_PER_GPU",   "SLURM_TRES_PER_TASK",   "SLURM_TRES_BIND",
+};
+
+/* Replaces them by what --gpu-mem has made of the request. In srun (`spank` NULL) the command's own environment. */
+static void rewrite_counts(spank_t spank, uint64_t mib)
+{
+    char value[128], request[64];
+    bool by_task = false;
+    for (size_t i = 0; i < sizeof gpu_counts / sizeof gpu_counts[0]; i++) {
+        const char *name = gpu_counts[i], *found = spank ? NULL : getenv(name);
+        if (spank && spank_getenv(spank, name, value, sizeof value) == ESPANK_SUCCESS)
+            found = value;
+        if (!found)
+            continue;
+        if (strncmp(name, "SLURM_TRES_", 11) == 0 && !strstr(found, "gpu"))
+            continue;
+        by_task |= strstr(name, "_PER_TASK") != NULL;
+        if (spank)
+            spank_unsetenv(spank, name);
+        else
+            unsetenv(name);
+    }
+    if (!by_task || !SLUICE_GRES_SLASH) /* before 23.11 a step's tasks cannot have parts of several GPUs */
+        return;
+    snprintf(request, sizeof request, "gres/shard:%" PRIu64, mib);
+    if (spank)
+        spank_setenv(spank, "SLURM_TRES_PER_TASK", request, 1);
+    else
+        setenv("SLURM_TRES_PER_TASK", request, 1);
+}
+
+/*
+ * Inside a job its options stand in the environment, as variables that Slurm's commands take for options of their own.
+ * A step is not asked for memory again, and a job submitted from a job asks for itself, as it does with all other
+ * options.
+ */
 static void forget_options_of_job(void)
 {
+    char variable[96];
+    const char *const inherited = "SLURM_SPANK_", *value;
     for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
-        char variable[64];
-        snprintf(variable, sizeof variable, SLUICE_SPANK_ENV_PREFIX "%s", options[i].name);
+        uint64_t mib;
+        snprintf(variable, sizeof variable, "%s" SLUICE_SPANK_ENV_PREFIX "%s", inherited, options[i].name);
         for (char *at = variable; *at; at++)
             *at = *at == '-' ? '_' : *at;
+        char *own = variable + strlen(inherited);
+        value = getenv(own) ? getenv(own) : getenv(variable);
+        if (i == 0 && spank_context() == S_CTX_LOCAL && sluice_parse_mib(value, SLUICE_GPU_MEM_MAX_MIB, &mib))
+            rewrite_counts(NULL, mib);
+        unsetenv(own);
         unsetenv(variable);
     }
 }
@@ -81,7 +128,7 @@ int slurm_spank_init(spank_t spank, int argument_count, char *arguments[])
     spank_context_t context = spank_context();
     if (context != S_CTX_LOCAL && context != S_CTX_ALLOCATOR && context != S_CTX_REMOTE)
         return ESPANK_SUCCESS;
-    if (is_step_of_allocation())
+    if (context != S_CTX_REMOTE && surrounding_job())
         forget_options_of_job();
     for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
         spank_err_t error = spank_option_register(spank, &options[i]);
@@ -100,8 +147,10 @@ int slurm_spank_task_init(spank_t spank, int argument_count, char *arguments[])
     char shards[24];
     if (!spank_remote(spank) || !asked.gpu_mem_mib)
         return ESPANK_SUCCESS;
-    if (spank_getenv(spank, "SLURM_SHARDS_ON_NODE", shards, sizeof shards) == ESPANK_SUCCESS)
+    if (spank_getenv(spank, "SLURM_SHARDS_ON_NODE", shards, sizeof shards) == ESPANK_SUCCESS) {
+        rewrite_counts(spank, asked.gpu_mem_mib);
         return ESPANK_SUCCESS;
+    }
     slurm_error("sluice: --gpu-mem=%" PRIu64
                 "M was asked for, but Slurm granted no GPU memory: submissions are not checked "
                 "by Sluice on this cluster; ask with --gres=shard:%" PRIu64 ", or tell your administrators",

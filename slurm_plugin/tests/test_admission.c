@@ -1,0 +1,556 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+#include "admission/admission.h"
+#include "admission/rate.h"
+
+#include "check.h"
+
+static const int64_t now = 1800000000;
+static const struct sluice_slurm slurm_22_05 = {.now = 1800000000, .places = true};
+static const struct sluice_slurm slurm_24_11 = {.now = 1800000000, .places = true, .slash = true};
+static const struct sluice_slurm slurm_24_11_several = {
+    .now = 1800000000, .places = true, .slash = true, .several_sharing = true};
+
+static const char policy[] = "[global]\n"
+                             "cpus-per-gpu-milli = 4000\n"
+                             "memory-mib-per-gpu = 8192\n"
+                             "[class big]\n"
+                             "gpu-types = h100,h200\n"
+                             "cpus-per-gpu-milli = 12000\n"
+                             "[class small]\n"
+                             "gpu-types = l4\n"
+                             "[tenant open]\n"
+                             "[tenant memory]\n"
+                             "gpu-memory-mib-per-gpu = 20480\n"
+                             "gpu-memory-mib-per-job = 40960\n"
+                             "[tenant few]\n"
+                             "gpus-per-job = 4\n"
+                             "run-time-s = 7200\n"
+                             "[tenant smallonly]\n"
+                             "classes = small\n"
+                             "[tenant bigonly]\n"
+                             "classes = big\n"
+                             "class.big.gpus-per-job = 4\n"
+                             "class.big.run-time-s = 3600\n"
+                             "[tenant none]\n"
+                             "classes =\n"
+                             "[tenant strict]\n"
+                             "gang = no\n"
+                             "deadline = no\n"
+                             "partitions = gpu,fast\n"
+                             "qos = silver\n"
+                             "features = secure\n"
+                             "expires-s = 1900000000\n"
+                             "[tenant expired]\n"
+                             "expires-s = 1700000000\n";
+
+static struct sluice_rules *rules;
+
+static void read_policy(void)
+{
+    static char text[4096];
+    struct sluice_error_text error;
+    int length = snprintf(text, sizeof text, "sluice-policy 1.0\ngenerated-s = 1\nsource = test\n%s", policy);
+    snprintf(text + length, sizeof text - (size_t)length, "checksum = crc32:%08x\n",
+             sluice_crc32(text, (size_t)length));
+    if (sluice_rules_parse(text, strlen(text), &rules, &error)) {
+        fprintf(stderr, "%s\n", error.text);
+        exit(1);
+    }
+}
+
+static struct sluice_admission admission;
+
+static void admit(const char *account, const struct sluice_slurm *slurm, const struct sluice_submission *submission)
+{
+    const struct sluice_tenant *tenant = account ? sluice_rules_tenant(rules, account) : NULL;
+    CHECK(!account || tenant);
+    memset(&admission, 0xa5, sizeof admission); /* nothing may be left to what was there */
+    sluice_admit(account ? rules : NULL, tenant, slurm, submission, &admission);
+}
+
+static void expect_refused(const char *what, const char *part)
+{
+    if (admission.refusal == SLUICE_ADMITTED || !strstr(admission.message, part)) {
+        fprintf(stderr, "%s: expected a refusal with \"%s\", got %d \"%s\"\n", what, part, admission.refusal,
+                admission.message);
+        exit(1);
+    }
+}
+
+static void expect_admitted(const char *what)
+{
+    if (admission.refusal != SLUICE_ADMITTED) {
+        fprintf(stderr, "%s: refused: %s\n", what, admission.message);
+        exit(1);
+    }
+}
+
+/* --gpu-mem=10G beside every way to ask for GPUs; NODE and TASK are what tres_per_node and tres_per_task become. */
+#define MEM .options = {.gpu_mem_mib = 10240}
+#define PER_JOB(text) .tres = {text, NULL, NULL, NULL}
+#define PER_NODE(text) .tres = {NULL, text, NULL, NULL}
+#define PER_SOCKET(text) .tres = {NULL, NULL, text, NULL}
+#define PER_TASK(text) .tres = {NULL, NULL, NULL, text}
+#define NODES(n) .min_nodes = (n), .max_nodes = (n)
+
+static const struct gpu_mem_case {
+    const char *name;
+    struct sluice_submission submission;
+    const char *node, *task;  /* 22.05 and 24.11 without several; in 22.05's words. NULL: refused */
+    const char *refused;      /* words of the refusal there */
+    const char *task_several; /* with several_sharing, where that differs: tres_per_task in 24.11's words */
+    uint32_t min_nodes, max_nodes;
+} gpu_mem_cases[] = {
+    {"alone", {MEM}, "gres:shard:10240", "", NULL, NULL, 0, 0},
+    {"-N4", {MEM, NODES(4)}, "gres:shard:10240", "", NULL, NULL, 0, 0},
+    {"-n4", {MEM, .tasks = 4}, "gres:shard:10240", "", NULL, NULL, 0, 0},
+    {"--gpus=1", {MEM, PER_JOB("gres:gpu:1")}, "gres:shard:10240", "", NULL, NULL, 1, 1},
+    {"--gpus=1 -N1", {MEM, NODES(1), PER_JOB("gres:gpu:1")}, "gres:shard:10240", "", NULL, NULL, 1, 1},
+    {"--gpus=1 -N2", {MEM, NODES(2), PER_JOB("gres:gpu:1")}, NULL, NULL, "another number of nodes", NULL, 0, 0},
+    {"--gpus=1 -N1-4",
+     {MEM, .min_nodes = 1, .max_nodes = 4, PER_JOB("gres:gpu:1")},
+     "gres:shard:10240",
+     "",
+     NULL,
+     NULL,
+     1,
+     1},
+    {"--gpus=2", {MEM, PER_JOB("gres:gpu:2")}, NULL, NULL, "-N 2 --gpus-per-node=1", NULL, 0, 0},
+    {"--gpus=2 -N2", {MEM, NODES(2), PER_JOB("gres:gpu:2")}, "gres:shard:10240", "", NULL, NULL, 2, 2},
+    {"--gpus=3 -N2", {MEM, NODES(2), PER_JOB("gres:gpu:3")}, NULL, NULL, "one GPU on each", NULL, 0, 0},
+    {"--gpus=3 --gpus-per-node=1",
+     {MEM, .tres = {"gres:gpu:3", "gres:gpu:1", NULL, NULL}},
+     "gres:shard:10240",
+     "",
+     NULL,
+     NULL,
+     3,
+     3},
+    {"--gpus=3 --gpus-per-node=1 -N2",
+     {MEM, NODES(2), .tres = {"gres:gpu:3", "gres:gpu:1", NULL, NULL}},
+     NULL,
+     NULL,
+     "another number of nodes",
+     NULL,
+     0,
+     0},
+    {"--gpus-per-node=1", {MEM, PER_NODE("gres:gpu:1")}, "gres:shard:10240", "", NULL, NULL, 0, 0},
+    {"--gres=gpu", {MEM, PER_NODE("gres:gpu")}, "gres:shard:10240", "", NULL, NULL, 0, 0},
+    {"--gres=gpu,nic:2", {MEM, PER_NODE("gres:gpu,gres:nic:2")}, "gres:nic:2,gres:shard:10240", "", NULL, NULL, 0, 0},
+    {"--gpus-per-node=2", {MEM, PER_NODE("gres:gpu:2")}, NULL, NULL, "of one GPU of a node only", NULL, 0, 0},
+    {"--gpus-per-socket=1", {MEM, PER_SOCKET("gres:gpu:1")}, NULL, NULL, "sockets", NULL, 0, 0},
+    {"--gpus-per-task=1", {MEM, PER_TASK("gres:gpu:1")}, "gres:shard:10240", "", NULL, NULL, 0, 0},
+    {"--gpus-per-task=1 -n1", {MEM, .tasks = 1, PER_TASK("gres:gpu:1")}, "gres:shard:10240", "", NULL, NULL, 0, 0},
+    {"--gpus-per-task=1 -n4",
+     {MEM, .tasks = 4, PER_TASK("gres:gpu:1")},
+     NULL,
+     NULL,
+     "one task on each node",
+     "gres/shard:10240",
+     0,
+     0},
+    {"--gpus-per-task=1 -n4 -N4",
+     {MEM, .tasks = 4, NODES(4), PER_TASK("gres:gpu:1")},
+     "gres:shard:10240",
+     "",
+     NULL,
+     NULL,
+     0,
+     0},
+    {"--gpus-per-task=1 -n4 -N2",
+     {MEM, .tasks = 4, NODES(2), PER_TASK("gres:gpu:1")},
+     NULL,
+     NULL,
+     "one task on each node",
+     "gres/shard:10240",
+     0,
+     0},
+    {"--gpus-per-task=1 --ntasks-per-node=1",
+     {MEM, .tasks = 4, .tasks_per_node = 1, PER_TASK("gres:gpu:1")},
+     "gres:shard:10240",
+     "",
+     NULL,
+     NULL,
+     0,
+     0},
+    {"--gpus-per-task=1 --ntasks-per-node=2",
+     {MEM, NODES(2), .tasks_per_node = 2, PER_TASK("gres:gpu:1")},
+     NULL,
+     NULL,
+     "one task on each node",
+     "gres/shard:10240",
+     0,
+     0},
+    {"--gpus-per-task=2", {MEM, .tasks = 1, PER_TASK("gres:gpu:2")}, NULL, NULL, "--gpus-per-task=2", NULL, 0, 0},
+    {"--gpus=4 --gpus-per-task=1 -n4",
+     {MEM, .tasks = 4, .tres = {"gres:gpu:4", NULL, NULL, "gres:gpu:1"}},
+     NULL,
+     NULL,
+     "one task on each node",
+     "gres/shard:10240",
+     0,
+     0},
+    {"--gpus=4 --gpus-per-task=1 -n3",
+     {MEM, .tasks = 3, .tres = {"gres:gpu:4", NULL, NULL, "gres:gpu:1"}},
+     NULL,
+     NULL,
+     "contradict",
+     NULL,
+     0,
+     0},
+    {"--ntasks-per-gpu=2", {MEM, .tasks = 4, .tasks_per_gpu = 2}, NULL, NULL, "--ntasks-per-gpu", NULL, 0, 0},
+    {"--gres=shard:5", {MEM, PER_NODE("gres:shard:5")}, NULL, NULL, "two ways", NULL, 0, 0},
+    {"--gres=mps:50", {MEM, PER_NODE("gres:mps:50")}, NULL, NULL, "two ways", NULL, 0, 0},
+    {"--exclusive", {MEM, .whole_nodes = true}, NULL, NULL, "--exclusive", NULL, 0, 0},
+    {"--gpus=h100:1,l4:1", {MEM, PER_JOB("gres:gpu:h100:1,gres:gpu:l4:1")}, NULL, NULL, "several types", NULL, 0, 0},
+    {"srun --gpus=1", {MEM, .step_at_once = true, PER_JOB("gres:gpu:1")}, NULL, NULL, "srun's own step", NULL, 0, 0},
+    {"srun", {MEM, .step_at_once = true, NODES(2)}, "gres:shard:10240", "", NULL, NULL, 0, 0},
+    {"--cpus-per-gpu --mem-per-gpu",
+     {MEM, PER_JOB("gres:gpu:1"), .cpus_per_tres = "gres:gpu:8", .mem_per_tres = "gres:gpu:4096"},
+     "gres:shard:10240",
+     "",
+     NULL,
+     NULL,
+     1,
+     1},
+};
+
+static void to_slash(const char *text, char *slashed, size_t size)
+{
+    snprintf(slashed, size, "%s", text);
+    for (char *at = slashed; (at = strstr(at, "gres:")); at += 5)
+        at[4] = '/';
+}
+
+static void check_gpu_mem_case(const struct gpu_mem_case *one, const struct sluice_slurm *slurm)
+{
+    char expected[128];
+    admit(NULL, slurm, &one->submission);
+    if (slurm->several_sharing && one->task_several) {
+        expect_admitted(one->name);
+        CHECK_STR(admission.tres[SLUICE_PER_TASK], one->task_several);
+        CHECK_STR(admission.tres[SLUICE_PER_NODE], "");
+        CHECK(admission.one_task_per_sharing && admission.clear_binding);
+        return;
+    }
+    if (!one->node) {
+        expect_refused(one->name,
+                       slurm->several_sharing && strstr(one->refused, "of one GPU") ? "one each" : one->refused);
+        CHECK_INT(admission.refusal, SLUICE_REFUSED_REQUEST);
+        CHECK(strstr(admission.message, "10G") || strstr(admission.message, "contradict"));
+        return;
+    }
+    expect_admitted(one->name);
+    CHECK(admission.set_tres && !admission.one_task_per_sharing);
+    CHECK_STR(admission.tres[SLUICE_PER_JOB], "");
+    CHECK_STR(admission.tres[SLUICE_PER_SOCKET], "");
+    to_slash(one->node, expected, sizeof expected);
+    /* What the user wrote stays in his words; only the shards are in Slurm's. */
+    CHECK_STR(admission.tres[SLUICE_PER_NODE],
+              slurm->slash && !strchr(one->node, ',') ? expected : admission.tres[SLUICE_PER_NODE]);
+    if (!slurm->slash)
+        CHECK_STR(admission.tres[SLUICE_PER_NODE], one->node);
+    CHECK_STR(admission.tres[SLUICE_PER_TASK], one->task);
+    CHECK_INT(admission.min_nodes, one->min_nodes);
+    CHECK_INT(admission.max_nodes, one->max_nodes);
+    CHECK_INT(admission.set_cpus_per_tres, one->submission.cpus_per_tres != NULL);
+    CHECK_INT(admission.min_cpus_per_node, one->submission.cpus_per_tres ? 8 : 0);
+    CHECK_INT(admission.memory_per_node_mib, one->submission.mem_per_tres ? 4096 : 0);
+}
+
+static void check_gpu_mem(void)
+{
+    for (size_t i = 0; i < sizeof gpu_mem_cases / sizeof gpu_mem_cases[0]; i++) {
+        check_gpu_mem_case(&gpu_mem_cases[i], &slurm_22_05);
+        check_gpu_mem_case(&gpu_mem_cases[i], &slurm_24_11);
+        check_gpu_mem_case(&gpu_mem_cases[i], &slurm_24_11_several);
+    }
+    admit(NULL, &slurm_22_05, &(struct sluice_submission){MEM, PER_NODE("gres:gpu:h100:1"), .features = "nvlink&ib"});
+    CHECK_STR(admission.features, "nvlink&ib&h100");
+    admit(NULL, &slurm_22_05, &(struct sluice_submission){MEM, PER_NODE("gres:gpu:h100:1"), .features = "h100"});
+    CHECK_STR(admission.features, "");
+    admit(NULL, &slurm_22_05, &(struct sluice_submission){MEM, PER_NODE("gres:gpu:h100:1"), .features = "a|b"});
+    expect_refused("alternatives", "joins features by &");
+    admit(NULL, &slurm_24_11, &(struct sluice_submission){MEM, PER_NODE("gres/gpu:2")});
+    expect_refused("24.11", "MULTIPLE_SHARING_GRES_PJ");
+}
+
+static void check_malformed(void)
+{
+    static const char *const bad[] = {
+        "gres:gpu:-1",
+        "gres:gpu:+1",
+        "gres:gpu: 1",
+        "gres:gpu:",
+        "gres:gpu::1",
+        "gres:gpu:h100:",
+        "gres:gpu:1:h100",
+        "gres:gpu:a:b:1",
+        "gpu:1\n",
+        "gres:gpu:1\x1b",
+        "gres:gpu:4294967297",
+        "gres:gpu:-2",
+        "gres:gpu:18446744073709551617",
+        "gres:gpu:8P",
+        "foogres:gpu:8",
+        "x,ygres:gpu:1",
+        "gres:agres:gpu:1",
+        "gres:gpu:1,gres:gpu:2",
+        "gres:gpu:h100:99999999999999999999",
+        "gres:\xff\xfe:1",
+        "gpu;1",
+        "gres:gpu(1)",
+        "gres:gpu:a:1,gres:gpu:b:1,gres:gpu:c:1,gres:gpu:d:1,gres:gpu:e:1,gres:gpu:f:1,gres:gpu:g:1,gres:gpu:h:1,gres:"
+        "gpu:i:1",
+    };
+    char because[256];
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        admit(NULL, &slurm_22_05, &(struct sluice_submission){PER_NODE(bad[i])});
+        snprintf(because, sizeof because, "--gres: ");
+        expect_refused(bad[i], because);
+        for (const char *at = admission.message; *at; at++)
+            CHECK(*at >= ' ' && *at <= '~');
+    }
+    static char huge[SLUICE_TRES_TEXT_MAX + 1];
+    memset(huge, 'a', sizeof huge - 1);
+    admit(NULL, &slurm_22_05, &(struct sluice_submission){PER_NODE(huge)});
+    expect_refused("huge", "too long");
+
+    static const char *const good[] = {
+        "gres:gpu:2k", "gres/gpu:h100=2", "gres:gpu:h100_1g.10gb:1", "gpu",  "license:matlab:2", "gres:none",
+        "bb:cap=3G",   "gres:gpu:0",      ",,gres:nic:1,",           "cpu:4"};
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
+        admit(NULL, &slurm_22_05, &(struct sluice_submission){PER_NODE(good[i])});
+        expect_admitted(good[i]);
+        CHECK(!admission.set_tres && !admission.message[0]);
+    }
+}
+
+#define REFUSED(account, part, ...)                                                                                    \
+    do {                                                                                                               \
+        admit(account, &slurm_22_05, &(struct sluice_submission){__VA_ARGS__});                                        \
+        expect_refused(account ": " #__VA_ARGS__, part);                                                               \
+    } while (0)
+#define ADMITTED(account, ...)                                                                                         \
+    do {                                                                                                               \
+        admit(account, &slurm_22_05, &(struct sluice_submission){__VA_ARGS__});                                        \
+        expect_admitted(account ": " #__VA_ARGS__);                                                                    \
+    } while (0)
+
+static void check_memory_limits(void)
+{
+    ADMITTED("memory", .options = {.gpu_mem_mib = 20480});
+    ADMITTED("memory", PER_NODE("gres:shard:20480"), NODES(2));
+    REFUSED("memory", "ask for --gpu-mem=20G", .options = {.gpu_mem_mib = 20481});
+    REFUSED("memory", "20481M of one GPU", PER_NODE("gres:shard:20481"));
+    REFUSED("memory", "20481M of one GPU", PER_JOB("gres:shard:20481"), NODES(1));
+    REFUSED("memory", "60G of GPU memory on 3 GPUs", NODES(3), .options = {.gpu_mem_mib = 20480});
+    REFUSED("memory", "whole GPUs", PER_NODE("gres:gpu:1"));
+    REFUSED("memory", "whole GPUs", PER_NODE("gres:mps:10"));
+    REFUSED("memory", "whole GPUs", .tasks = 4, .tasks_per_gpu = 2);
+    REFUSED("memory", "whole GPUs", .whole_nodes = true);
+    REFUSED("memory", "80G of one GPU", .tasks = 8, PER_TASK("gres:shard:10240"), NODES(1));
+    ADMITTED("memory", .tasks = 8);
+    /* an open number of nodes is bounded, not refused */
+    ADMITTED("memory", .tasks = 8, .options = {.gpu_mem_mib = 20480});
+    CHECK_INT(admission.max_nodes, 2);
+    REFUSED("memory", "GPU memory on 8 GPUs", .tasks = 8, .tasks_per_node = 1, .options = {.gpu_mem_mib = 20480});
+    ADMITTED("memory", .min_cpus = 64, .options = {.gpu_mem_mib = 20480});
+    CHECK_INT(admission.max_nodes, 2);
+    admit("memory", &slurm_24_11_several,
+          &(struct sluice_submission){.tasks = 2, PER_TASK("gres/gpu:1"), .options = {.gpu_mem_mib = 20480}});
+    expect_admitted("split");
+    admit("memory", &slurm_24_11_several,
+          &(struct sluice_submission){.tasks = 3, PER_TASK("gres/gpu:1"), .options = {.gpu_mem_mib = 20480}});
+    expect_refused("split", "60G of GPU memory on 3 GPUs");
+}
+
+static void check_gpu_limits(void)
+{
+    ADMITTED("few", PER_JOB("gres:gpu:4"));
+    REFUSED("few", "5 GPUs", PER_JOB("gres:gpu:5"));
+    REFUSED("few", "6 GPUs (on 2 nodes)", PER_NODE("gres:gpu:3"), NODES(2));
+    REFUSED("few", "6 GPUs", PER_JOB("gres:gpu:h100:3,gres:gpu:l4:3"));
+    REFUSED("few", "8 GPUs", PER_TASK("gres:gpu:1"), .tasks = 8);
+    REFUSED("few", "8 GPUs", PER_SOCKET("gres:gpu:2"), .sockets_per_node = 2, NODES(2));
+    REFUSED("few", "5 GPUs", .tasks = 10, .tasks_per_gpu = 2);
+    REFUSED("few", "5 GPUs", NODES(5), PER_NODE("gres:shard:100"));
+    REFUSED("few", "5 GPUs", PER_NODE("gres:mps:500"), NODES(1));
+    REFUSED("few", "--exclusive", .whole_nodes = true);
+    REFUSED("few", "4294967296 GPUs", PER_NODE("gres:gpu:4294967296"));
+    ADMITTED("few", PER_NODE("gres:gpu:2"), .tasks = 16);
+    CHECK_INT(admission.max_nodes, 2);
+    ADMITTED("few", PER_NODE("gres:gpu:2"));
+    CHECK_INT(admission.max_nodes, 0);
+
+    REFUSED("few", "ask for --time=02:00:00 or less", .time_limit = 121);
+    REFUSED("few", "--time=UNLIMITED", .time_limit = UINT32_MAX);
+    ADMITTED("few", .time_limit = 120);
+    CHECK_INT(admission.time_limit, 0);
+    ADMITTED("few", .tasks = 1);
+    CHECK_INT(admission.time_limit, 120);
+}
+
+static void check_classes(void)
+{
+    ADMITTED("bigonly", PER_NODE("gres:gpu:h100:2,gres:gpu:h200:2"));
+    CHECK_INT(admission.time_limit, 60);
+    REFUSED("bigonly", "6 GPUs of class big", PER_NODE("gres:gpu:h100:3,gres:gpu:h200:3"));
+    REFUSED("bigonly", "not open to account bigonly; it may use h100, h200", PER_NODE("gres:gpu:l4:1"));
+    REFUSED("bigonly", "belong to no class", PER_NODE("gres:gpu:mi300x:1"));
+    REFUSED("bigonly", "on GPUs of class big for 01:00:00", PER_NODE("gres:gpu:h100:1"), .time_limit = 61);
+    ADMITTED("bigonly", .time_limit = 10000); /* no GPUs */
+    REFUSED("bigonly", "name the type, as in --gres=gpu:h100:1; it may be one of: h100 h200", PER_NODE("gres:gpu:1"));
+    ADMITTED("bigonly", PER_NODE("gres:gpu:2"), .features = "ib&h200");
+    CHECK_STR(admission.tres[SLUICE_PER_NODE], "gres:gpu:h200:2");
+    REFUSED("bigonly", "not open", PER_NODE("gres:gpu:2"), .features = "l4");
+    REFUSED("bigonly", "5 GPUs of class big", PER_JOB("gres:gpu:5"), .features = "h200");
+    REFUSED("bigonly", "5 GPUs of class big", PER_JOB("gres:gpu:5"));
+    REFUSED("bigonly", "beside GPUs without", PER_JOB("gres:gpu:h100:1,gres:gpu:1"));
+    ADMITTED("bigonly", .options = {.gpu_mem_mib = 100});
+    CHECK_STR(admission.features, "h100|h200");
+    ADMITTED("bigonly", .options = {.gpu_mem_mib = 100}, .features = "ib");
+    CHECK_STR(admission.features, "ib&(h100|h200)");
+    REFUSED("bigonly", "cannot be added", .options = {.gpu_mem_mib = 100}, .features = "ib|nvlink");
+    /* what was completed once is left alone */
+    ADMITTED("bigonly", PER_NODE("gres:shard:100"), .features = "ib&(h100|h200)");
+    CHECK_STR(admission.features, "");
+    ADMITTED("bigonly", PER_NODE("gres:shard:100"), .features = "h100|h200");
+    CHECK_STR(admission.features, "");
+    ADMITTED("bigonly", .options = {.gpu_mem_mib = 100}, .features = "ib&h100");
+    ADMITTED("bigonly", PER_NODE("gres:gpu:h100:2"), .tasks = 16);
+    CHECK_INT(admission.max_nodes, 2);
+
+    ADMITTED("smallonly", PER_NODE("gres:gpu:3"), NODES(2));
+    CHECK_STR(admission.tres[SLUICE_PER_NODE], "gres:gpu:l4:3");
+    ADMITTED("smallonly", PER_NODE("gres:nic:1,gres:gpu:3"));
+    CHECK_STR(admission.tres[SLUICE_PER_NODE], "gres:nic:1,gres:gpu:l4:3");
+    ADMITTED("smallonly", .options = {.gpu_mem_mib = 100});
+    CHECK_STR(admission.features, "l4");
+    REFUSED("smallonly", "--exclusive", .whole_nodes = true);
+    REFUSED("none", "may use none", PER_NODE("gres:gpu:1"));
+    REFUSED("none", "no GPUs at all", PER_NODE("gres:gpu:h100:1"));
+    ADMITTED("none", .tasks = 4);
+    ADMITTED("open", PER_NODE("gres:gpu:mi300x:64"), .whole_nodes = true);
+}
+
+static void check_tenant(void)
+{
+    ADMITTED("strict", .tasks = 1);
+    CHECK_STR(admission.partition, "gpu");
+    CHECK_STR(admission.qos, "silver");
+    CHECK_STR(admission.features, "secure");
+    ADMITTED("strict", .partition = "fast,gpu", .qos = "gold", .features = "ib");
+    CHECK_STR(admission.partition, "");
+    CHECK_STR(admission.qos, "");
+    CHECK_STR(admission.features, "ib&secure");
+    REFUSED("strict", "partition slow: account strict may use gpu, fast", .partition = "fast,slow");
+    REFUSED("strict", "joins features by &", .features = "a|b");
+    REFUSED("strict", "--gang=a:2 is not open", .options = {.gang_name = "a", .gang_count = 2});
+    REFUSED("strict", "--deadline is not open", .deadline = now + 36000);
+    REFUSED("expired", "expired on 2023-11-1", .tasks = 1);
+    CHECK_INT(admission.refusal, SLUICE_REFUSED_ACCOUNT);
+}
+
+static void check_time_and_options(void)
+{
+    ADMITTED("open", .deadline = now + 3600, .time_limit = 60);
+    REFUSED("open", "started now, a job of 01:01:00 ends at", .deadline = now + 3600, .time_limit = 61);
+    CHECK_INT(admission.refusal, SLUICE_REFUSED_TIME);
+    ADMITTED("open", .deadline = now + 3600, .time_limit = 600, .time_min = 60);
+    REFUSED("open", "cannot be met", .deadline = now - 1);
+    REFUSED("open", "without end", .deadline = now + 3600, .time_limit = UINT32_MAX);
+    ADMITTED("open", .deadline = now + 1);
+
+    const struct sluice_slurm admit_only = {.now = 1800000000};
+    admit("open", &admit_only, &(struct sluice_submission){.options = {.gang_name = "a", .gang_count = 2}});
+    expect_refused("gang below place", "below level place");
+    admit("open", &admit_only, &(struct sluice_submission){PER_NODE("gres:gpu:2"), .options = {.gpu_spread = true}});
+    expect_admitted("spread below place");
+    CHECK(strstr(admission.message, "no effect"));
+    ADMITTED("open", .options = {.gang_name = "a", .gang_count = 2});
+    REFUSED("open", "heterogeneous", .heterogeneous = true, .options = {.gang_name = "a", .gang_count = 2});
+    REFUSED("open", "--gpu-share=50", PER_NODE("gres:gpu:1"), .options = {.gpu_share = 50});
+    REFUSED("open", "asks for none", .options = {.gpu_affinity = SLUICE_AFFINITY_LINK});
+    REFUSED("open", "nothing to spread", PER_NODE("gres:gpu:2"), NODES(1), .options = {.gpu_spread = true});
+    REFUSED("open", "beside gpu", PER_NODE("gres:gpu:1,gres:shard:100"));
+}
+
+static void check_defaults(void)
+{
+    ADMITTED("open", PER_NODE("gres:gpu:2"));
+    CHECK_STR(admission.cpus_per_tres, "gres:gpu:4");
+    CHECK_STR(admission.mem_per_tres, "gres:gpu:8192");
+    ADMITTED("open", PER_NODE("gres:gpu:h100:2"));
+    CHECK_STR(admission.cpus_per_tres, "gres:gpu:12");
+    ADMITTED("open", PER_NODE("gres:gpu:2"), .cpus_per_task = 2, .memory_asked = true);
+    CHECK(!admission.set_cpus_per_tres && !admission.set_mem_per_tres);
+    ADMITTED("open", PER_NODE("gres:gpu:2"), .tasks = 32);
+    CHECK(!admission.set_cpus_per_tres && admission.set_mem_per_tres);
+    ADMITTED("open", PER_NODE("gres:gpu:2"), .whole_nodes = true);
+    CHECK(!admission.set_cpus_per_tres && !admission.set_mem_per_tres);
+    ADMITTED("open", .options = {.gpu_mem_mib = 100});
+    CHECK(!admission.set_cpus_per_tres && !admission.set_mem_per_tres);
+    ADMITTED("open", .tasks = 4);
+    CHECK(!admission.set_cpus_per_tres && !admission.set_mem_per_tres);
+}
+
+static void check_changed_job(void)
+{
+    ADMITTED("memory", .admitted_before = true, PER_NODE("gres:shard:20000"), .options = {.gpu_mem_mib = 10240});
+    CHECK(!admission.set_tres);
+    REFUSED("memory", "20G of each", .admitted_before = true, PER_NODE("gres:shard:30000"),
+            .options = {.gpu_mem_mib = 10240});
+    REFUSED("open", "another number of shards only", .admitted_before = true, PER_NODE("gres:gpu:1"),
+            .options = {.gpu_mem_mib = 10240});
+    REFUSED("open", "another number of shards only", .admitted_before = true, PER_NODE(""),
+            .options = {.gpu_mem_mib = 10240});
+    ADMITTED("memory", .admitted_before = true, .tasks_split = true, .tasks = 2, PER_TASK("gres:shard:20480"));
+}
+
+static void check_rate(void)
+{
+    static struct sluice_rate rate = SLUICE_RATE_INITIALIZER;
+    int64_t wait;
+    for (int i = 0; i < 60; i++)
+        CHECK(sluice_rate_take(&rate, "a", 60, 1000, &wait));
+    CHECK(!sluice_rate_take(&rate, "a", 60, 1000, &wait));
+    CHECK_INT(wait, 1000);
+    CHECK(!sluice_rate_take(&rate, "a", 60, 1999, &wait));
+    CHECK_INT(wait, 1);
+    CHECK(sluice_rate_take(&rate, "a", 60, 2000, &wait));
+    CHECK(!sluice_rate_take(&rate, "a", 60, 2000, &wait));
+    CHECK(sluice_rate_take(&rate, "b", 60, 2000, &wait));
+    CHECK(!sluice_rate_take(&rate, "c", 0, 2000, &wait) && wait < 0);
+    for (int i = 0; i < 7; i++) /* does not divide a minute */
+        CHECK(sluice_rate_take(&rate, "d", 7, 5000, &wait));
+    CHECK(!sluice_rate_take(&rate, "d", 7, 5000, &wait));
+    /* an idle account has no more than a minute's worth */
+    for (int i = 0; i < 7; i++)
+        CHECK(sluice_rate_take(&rate, "d", 7, 100000000, &wait));
+    CHECK(!sluice_rate_take(&rate, "d", 7, 100000000, &wait));
+    /* more accounts than buckets: none is refused that submits once */
+    char name[24];
+    for (int i = 0; i < 3 * SLUICE_RATE_BUCKETS; i++) {
+        snprintf(name, sizeof name, "account%d", i);
+        CHECK(sluice_rate_take(&rate, name, 1, 200000000, &wait));
+    }
+}
+
+int main(void)
+{
+    setenv("TZ", "UTC", 1);
+    read_policy();
+    check_gpu_mem();
+    check_malformed();
+    check_memory_limits();
+    check_gpu_limits();
+    check_classes();
+    check_tenant();
+    check_time_and_options();
+    check_defaults();
+    check_changed_job();
+    check_rate();
+    sluice_rules_free(rules);
+    return 0;
+}
