@@ -29,6 +29,7 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     "simulate": ("benchmarks.simulate", "replay of 100,000 jobs on 1,213 nodes"),
     "probe": ("benchmarks.probe", "sluice probe as a whole process"),
     "group": ("benchmarks.group", "grouping 100,000 GPUs"),
+    "slurm-throughput": ("benchmarks.slurm_throughput", "time in select_p_job_test, stock Slurm beside the placement hook"),
     "cluster-up": ("benchmarks.cluster_up", "time to boot a development cluster"),
 }
 

@@ -28,7 +28,7 @@
 enum { TRIES = 4 };
 enum { CACHE_ENTRIES = 512 };
 /* Boundaries of the histogram of the hook's own time, in microseconds. */
-static const uint32_t own_us[] = {10, 20, 50, 100, 200, 500, 1000};
+static const uint32_t own_us[] = {5, 10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 150, 200, 500, 1000};
 enum { OWN_CLASSES = sizeof(own_us) / sizeof(own_us[0]) + 1 };
 
 typedef _Atomic uint64_t counter;
@@ -689,6 +689,8 @@ static void check_mirror(void)
 static enum sluice_job_stock stock_alone(const struct decision *decision)
 {
     const struct sluice_hook_call *call = decision->call;
+    if (call->mode != SELECT_MODE_RUN_NOW && call->mode != SELECT_MODE_WILL_RUN && call->mode != SELECT_MODE_TEST_ONLY)
+        return SLUICE_STOCK_CONSTRAINTS;
     if (SLUICE_REST_RESERVED(call->rest))
         return SLUICE_STOCK_RESERVED_CORES;
     if (SLUICE_REST_FUTURE(call->rest, decision->now))

@@ -1,0 +1,285 @@
+"""Time inside select_p_job_test per decision, stock Slurm beside the placement hook, on real daemons.
+
+Both arms run the same jobs on the same kind of cluster and are timed by one shim (slurm_throughput_shim.c), a select
+plugin that times whatever it wraps. `defer` is set, so that jobs are tried by the main scheduler's cycles; backfill is kept
+out of the way, and each cycle tries all jobs.
+
+(a) `jobs_fitting` jobs of one node and one to four GPUs, submitted held and released together, all of which fit;
+(b) `jobs_pending` such jobs on a cluster whose GPUs are all taken, none of which does.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import statistics
+import struct
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import yaml
+
+from benchmarks import Result
+from dev_cluster.cluster import DevCluster
+from dev_cluster.description import parse_description
+from policy.compiled import CompiledPolicy, Global
+from sluice_base.errors import SluiceError
+from sluice_base.hostlist import expand
+
+OPTIONS = [
+    click.Option(["--nodes"], type=click.IntRange(4, 4096), default=128, show_default=True, help="Nodes of 8 GPUs."),
+    click.Option(["--jobs-fitting"], type=click.IntRange(1), default=300, show_default=True, help="Jobs of (a)."),
+    click.Option(["--jobs-pending"], type=click.IntRange(1), default=3000, show_default=True, help="Jobs of (b)."),
+    click.Option(["--window-s"], type=float, default=60.0, show_default=True, help="How long (b) is watched."),
+    click.Option(["--plugins"], default="", help="Folder of built plugins; default: built for the installed Slurm."),
+]
+MUST: dict[str, tuple[str, float]] = {}  # by the number of nodes, see run
+_MODES = {0: "run_now", 1: "test_only", 2: "will_run"}  # SELECT_MODE_* of slurmctld
+_SCHEDULER = (
+    "defer,default_queue_depth=10000,partition_job_depth=0,bf_min_age_reserve=864000,bf_interval=10800,"
+    "sched_interval=5,sched_min_interval=0,max_sched_time=40"
+)
+_SAMPLE = struct.Struct("<IHh")
+_PATIENCE = 600.0
+
+
+@dataclass
+class _Samples:
+    """What the shim wrote between two moments: nanoseconds by mode."""
+
+    by_mode: dict[str, list[int]]
+
+    @property
+    def all(self) -> list[int]:
+        return [ns for values in self.by_mode.values() for ns in values]
+
+    def mean_us(self, mode: str | None = None) -> float:
+        values = self.all if mode is None else self.by_mode.get(mode, [])
+        return statistics.fmean(values) / 1000 if values else 0.0
+
+
+@dataclass
+class _Outcome:
+    """One arm: what was measured in each scenario."""
+
+    fit: _Samples
+    submit: _Samples
+    full: _Samples
+    fit_us_per_job: float
+    full_us_per_job: float
+    own_p99_us: float
+    counters: dict[str, int]
+
+
+class _Arm:
+    """One cluster under the shim."""
+
+    def __init__(self, folder: Path, plugins: Path | None, nodes: int) -> None:
+        self.folder = folder
+        self.cluster = DevCluster(folder / "cluster")
+        self.samples = folder / "cluster/state/shim"
+        self.nodes = nodes
+        self.ours = plugins is not None
+        stock = "/usr/lib/x86_64-linux-gnu/slurm-wlm"
+        shim = folder / "plugins"
+        shim.mkdir()
+        wrapped = f"{stock}/select_cons_tres.so"
+        if plugins is not None:
+            for name in ("libsluice_controller.so", "select_cons_tres.so"):
+                target = "sluice_select.so" if name.startswith("select") else name
+                shutil.copy2(plugins / name, shim / target)
+            wrapped = "-l:sluice_select.so"
+        command = [
+            *("gcc", "-O2", "-shared", "-fPIC", "-o", str(shim / "select_cons_tres.so")),
+            *(str(Path(__file__).with_name("slurm_throughput_shim.c")), f"-L{shim}"),
+            # Slurm's folder first: beside the shim, the name of stock's plugin would be its own.
+            f"-Wl,-rpath,{stock}:$ORIGIN",
+            *("-Wl,-z,lazy", "-Wl,--allow-shlib-undefined", "-Wl,--no-as-needed", wrapped),
+        ]
+        made = subprocess.run(command, capture_output=True, text=True, check=False)
+        if made.returncode:
+            raise SluiceError(f"the shim cannot be built: {made.stderr.strip()[-500:]}")
+        self.plugins = shim
+
+    def up(self) -> None:
+        policy = CompiledPolicy(
+            generated_s=1, source="benchmark", settings=Global(placement="sluice", planner_interval_ms=600000)
+        ).render()
+        width = len(str(self.nodes))
+        description = {
+            "nodes": [{"names": f"n[{1:0{width}d}-{self.nodes}]", "platform": "dgx-h100"}],
+            "controllers": 1,
+            "accounting": False,
+            "users": [{"name": "alice"}],
+            "slurm_conf": f"SchedulerParameters={_SCHEDULER}\nMessageTimeout=100\nDefMemPerCPU=500\nMaxJobCount=20000\n",
+            "sluice": {
+                "level": "place" if self.ours else "off",
+                "policy": policy,
+                "plugins": str(self.plugins),
+                "environment": {"SLUICE_SHIM_SAMPLES": "/run/sluice-cluster/state/shim"},
+            },
+        }
+        self.cluster.up(parse_description(yaml.safe_dump(description), source="benchmark"), timeout=_PATIENCE, attached=True)
+
+    def down(self) -> None:
+        self.cluster.down()
+
+    def run(self, *command: str) -> str:
+        return self.cluster.run(list(command)).stdout
+
+    def mark(self) -> int:
+        if not self.samples.exists():
+            return 0
+        with self.samples.open("rb") as file:
+            return int(struct.unpack("<Q", file.read(8))[0])
+
+    def since(self, begin: int) -> _Samples:
+        end = self.mark()
+        by_mode: dict[str, list[int]] = {}
+        with self.samples.open("rb") as file:
+            file.seek(8 + begin * _SAMPLE.size)
+            data = file.read((end - begin) * _SAMPLE.size)
+        for ns, mode, _ok in _SAMPLE.iter_unpack(data):
+            by_mode.setdefault(_MODES.get(mode, str(mode)), []).append(ns)
+        return _Samples(by_mode)
+
+    def submit(self, count: int, *, held: bool) -> None:
+        """Jobs of 1, 2, 3, 4, 1 ... GPUs, by one shell."""
+        hold = "-H " if held else ""
+        self.run(
+            *("bash", "-c"),
+            f"for i in $(seq 0 {count - 1}); do sbatch -Q {hold}-N1 -n1 -c2 -t 60 -o /dev/null --gres=gpu:$((i % 4 + 1)) "
+            "/run/sluice-cluster/state/job >/dev/null || exit 1; done",
+        )
+
+    def wait(self, what: str, done: str) -> None:
+        """Until the shell's condition holds."""
+        deadline = time.monotonic() + _PATIENCE
+        while self.run("bash", "-c", f"if {done}; then echo yes; fi").strip() != "yes":
+            if time.monotonic() > deadline:
+                raise SluiceError(f"{what}: not within {_PATIENCE:.0f} s")
+            time.sleep(0.5)
+
+    def cycle_us_per_job(self) -> float:
+        """sdiag: mean time of the main scheduler's cycles over their mean depth."""
+        main = self.run("sdiag").split("Main schedule statistics")[1].split("Backfilling")[0]
+        values = {line.split(":")[0].strip(): line.split(":")[1].strip() for line in main.splitlines() if ":" in line}
+        depth = float(values["Mean depth cycle"])
+        return float(values["Mean cycle"]) / depth if depth else 0.0
+
+    def counters(self) -> dict[str, int]:
+        time.sleep(2.5)  # the status file follows every second
+        file = next(iter((self.folder / "cluster/state").glob("sluice.status.*")), None)
+        return dict(json.loads(file.read_text())["counters"]) if file else {}
+
+
+def _p99_us(counters: dict[str, int]) -> float:
+    """Upper boundary of the class of the hook's own times in which the 99th percentile lies."""
+    classes = sorted(
+        (math.inf if name.endswith("more") else float(name.rsplit("_", 1)[1]), value)
+        for name, value in counters.items()
+        if name.startswith("select.own_us_")
+    )
+    rest = sum(value for _, value in classes) * 0.99
+    for bound, value in classes:
+        rest -= value
+        if rest <= 0:
+            return bound if math.isfinite(bound) else 1e9
+    return 0.0
+
+
+def _measure(arm: _Arm, jobs_fitting: int, jobs_pending: int, window_s: float) -> _Outcome:
+    (arm.folder / "cluster/state/job").write_text("#!/bin/sh\nsleep 3600\n")
+    arm.submit(jobs_fitting, held=True)
+    arm.run("sdiag", "-r")
+    begin = arm.mark()
+    arm.run("bash", "-c", "squeue -h -t PD -o %A | paste -sd, | xargs scontrol release")
+    arm.wait("start of the jobs that fit", f'[ "$(squeue -h -t R | wc -l)" -ge {jobs_fitting} ]')
+    fit, fit_us = arm.since(begin), arm.cycle_us_per_job()
+    arm.run("bash", "-c", "squeue -h -o %A | xargs scancel")
+    arm.wait("end of the jobs that fit", '[ "$(squeue -h | wc -l)" -eq 0 ]')
+    arm.run("sbatch", "-Q", f"-N{arm.nodes}", "--ntasks-per-node=1", "-c2", "--gres=gpu:8", "-o", "/dev/null",
+            "/run/sluice-cluster/state/job")  # fmt: skip
+    arm.wait("start of the job that fills the cluster", '[ "$(squeue -h -t R | wc -l)" -eq 1 ]')
+    begin = arm.mark()
+    arm.submit(jobs_pending, held=False)
+    submit = arm.since(begin)
+    arm.run("sdiag", "-r")
+    begin = arm.mark()
+    time.sleep(window_s)
+    full, full_us = arm.since(begin), arm.cycle_us_per_job()
+    counters = arm.counters()
+    return _Outcome(fit, submit, full, fit_us, full_us, _p99_us(counters), counters)
+
+
+def run(*, nodes: int = 128, jobs_fitting: int = 300, jobs_pending: int = 3000, window_s: float = 60, plugins: str = "") -> Result:
+    """Both arms. `plugins`: a folder of built plugins; else they are built for the installed Slurm."""
+    if len(expand(f"n[1-{nodes}]")) * 2 < jobs_fitting * 2 / 3:
+        raise SluiceError(f"{jobs_fitting} jobs do not fit on {nodes} nodes")
+    outcomes: dict[str, _Outcome] = {}
+    with tempfile.TemporaryDirectory(prefix="sluice-throughput-") as name:
+        built = Path(plugins) if plugins else _built(Path(name) / "built")
+        for arm_name, arm_plugins in (("stock", None), ("ours", built)):
+            folder = Path(name) / arm_name
+            folder.mkdir()
+            arm = _Arm(folder, arm_plugins, nodes)
+            arm.up()
+            try:
+                outcomes[arm_name] = _measure(arm, jobs_fitting, jobs_pending, window_s)
+            finally:
+                arm.down()
+    stock, ours = outcomes["stock"], outcomes["ours"]
+    figures: dict[str, float] = {}
+    peer: dict[str, float] = {}
+    for scenario in ("fit", "submit", "full"):
+        before, after = getattr(stock, scenario), getattr(ours, scenario)
+        figures[f"{scenario}_mean_us"], peer[f"{scenario}_mean_us"] = after.mean_us(), before.mean_us()
+        figures[f"{scenario}_decisions"], peer[f"{scenario}_decisions"] = len(after.all), len(before.all)
+        for mode in sorted(set(before.by_mode) & set(after.by_mode)):
+            key = f"{scenario}_{mode}_mean_us"
+            figures[key], peer[key] = after.mean_us(mode), before.mean_us(mode)
+        if after.all and before.all:
+            figures[f"{scenario}_faster"] = before.mean_us() / after.mean_us()
+    for scenario in ("fit", "full"):
+        before_us, after_us = getattr(stock, f"{scenario}_us_per_job"), getattr(ours, f"{scenario}_us_per_job")
+        figures[f"sdiag_{scenario}_us_per_job"], peer[f"sdiag_{scenario}_us_per_job"] = after_us, before_us
+        if after_us:
+            figures[f"sdiag_{scenario}_faster"] = before_us / after_us
+    figures["own_p99_us"] = ours.own_p99_us
+    for name in ("narrowed", "fell_back", "refused", "remembered", "stock_tests", "stock_alone", "index_asked", "index_kept"):
+        figures[f"count_{name}"] = ours.counters.get(f"select.{name}", 0)
+    faster = 10.0 if nodes >= 1024 else 5.0
+    must: dict[str, tuple[str, float]] = {
+        "fit_faster": (">=", faster),
+        "full_faster": (">=", faster),
+        "sdiag_fit_faster": (">=", 3.0),
+        "sdiag_full_faster": (">=", 3.0),
+    }
+    if nodes >= 1024:
+        must["own_p99_us"] = ("<=", 100.0)
+    return Result(figures=figures, peer=peer, must=must, versions={"nodes": str(nodes), "slurm": _version()})
+
+
+def _version() -> str:
+    return subprocess.run(["slurmctld", "-V"], capture_output=True, text=True, check=True).stdout.split()[-1]
+
+
+def _built(folder: Path) -> Path:
+    from slurm_plugin.builder import build_plugins
+    from slurm_plugin.site import find_plugin_dir
+    from slurm_plugin.sources import distribution_source, release_name
+    from sluice_base.slurm_version import parse_slurm_version
+
+    version = parse_slurm_version(f"slurm-wlm {_version()}")
+    build_plugins(
+        distribution_source(version, suite=release_name(Path("/"))),
+        folder,
+        plugin_dir=find_plugin_dir(Path("/"), Path("/usr")),
+        root=None,
+    )
+    return folder
