@@ -33,7 +33,8 @@ struct shown {
     uint32_t priority;
     bool ours; /* held by us */
     uint32_t gpus;
-    int64_t start_s, deadline_s;
+    int64_t start_s;
+    int64_t latest_s; /* when it has to start for its deadline; 0: none */
     char text[SLUICE_GANG_REASON_SIZE];
 };
 
@@ -250,11 +251,13 @@ void sluice_gang_picture_job(const struct sluice_queue_job *entry, uint32_t inde
                           .ours = is_held_by_us(job),
                           .gpus = entry->gpus ? entry->gpus : entry->gpu_memory_mib > 0,
                           .start_s = entry->start_s,
-                          .deadline_s = entry->deadline_s};
+                          .latest_s = entry->deadline_s ? entry->deadline_s - (entry->limit_s > 0 ? entry->limit_s : 0) : 0};
     snprintf(member.name, sizeof member.name, "%s", options.gang_name);
     snprintf(shown.text, sizeof shown.text, "%s", job->state_desc ? job->state_desc : "");
-    uint32_t cannot = SLUICE_QUEUE_DEPENDENT | SLUICE_QUEUE_NOT_ELIGIBLE | SLUICE_QUEUE_RESERVATION;
-    member.blocked = pending && (!usable || entry->flags & cannot || (job->priority == 0 && !shown.ours));
+    /* Slurm gives a job that was held from the outset its begin time when it is released: 0 is no reason to wait. */
+    bool later = job->details && job->details->begin_time > picture.now_s;
+    member.blocked = pending && (!usable || later || entry->flags & (SLUICE_QUEUE_DEPENDENT | SLUICE_QUEUE_RESERVATION) ||
+                                 (job->priority == 0 && !shown.ours));
     uint32_t before = picture.is_member_room;
     if (pending && !grow(&picture.is_member, &picture.is_member_room, index / 64 + 1, sizeof *picture.is_member))
         return;
@@ -614,7 +617,7 @@ static bool needs_care(const struct sluice_gang_member *member, const struct slu
     if (member->configuring || (shown->priority == 0 && !shown->ours))
         return false;
     return shown->priority || strcmp(shown->text, sluice_gang_reason(member, instance, text, sizeof text)) ||
-           is_off(shown->start_s, expected(member, plan)) || (shown->deadline_s && shown->deadline_s <= picture.now_s) ||
+           is_off(shown->start_s, expected(member, plan)) || (shown->latest_s && shown->latest_s <= picture.now_s) ||
            (instance->phase == SLUICE_GANG_READY && memory && memory->refreshed_s <= picture.now_s - REFRESH_S);
 }
 

@@ -34,8 +34,7 @@ enum {
     MAX_TASKS = 256,        /* of one array that are planned at a time */
     MAX_JOBS = 16384,       /* that are planned at a time */
     NO_LIMIT_S = 365 * 24 * 3600, /* as sched/backfill takes jobs without a time limit */
-    RESERVATIONS = 32,      /* where the policy says nothing */
-    INTERVAL_MS = 1000,     /* likewise */
+    INTERVAL_MS = 1000,     /* until the policy is known */
     VALID_S = 30,           /* a plan is trusted for so long at least */
     LOCK_SHARE = 20,        /* the picture takes one part in so many of the time */
     HOLD_MS = 100,          /* the write locks are held for so long without a break */
@@ -437,8 +436,7 @@ static bool take_picture(const struct sluice_settings *settings, uint64_t *lock_
     planner.running_count = 0;
     planner.words_used = 0;
     planner.failed_memory = false;
-    uint32_t limit_s = settings->rules->gang_limit_s;
-    sluice_gang_picture_begin(now_s, limit_s ? limit_s : SLUICE_GANG_LIMIT_S);
+    sluice_gang_picture_begin(now_s, settings->rules->gang_limit_s);
     enum sluice_error failed = sluice_mirror_sync(planner.mirror, true, now_s, &text);
     if (!failed && see_nodes(now_s))
         sluice_queue_take(planner.queue, see_job, &now_s);
@@ -707,7 +705,7 @@ static uint64_t pass(const struct sluice_settings *settings, uint64_t interval_m
     order_units();
     list_jobs(depth);
     enum sluice_error failed =
-        make_plan(rules->backfill_reservations ? rules->backfill_reservations : RESERVATIONS, &plan, &text);
+        make_plan(rules->backfill_reservations, &plan, &text);
     uint64_t plan_us = now_us() - from;
     sluice_plan_count_pass(lock_us, plan_us, failed != SLUICE_OK);
     if (failed) {

@@ -131,7 +131,7 @@ static void users_are_told_what_is_missing(void)
     instances[0].phase = SLUICE_GANG_BLOCKED;
     instances[0].blocked = 1;
     CHECK_STR(sluice_gang_reason(&members[0], &instances[0], text, sizeof text),
-              "Gang train: 1 of 4 members held or not eligible");
+              "Gang train: 1 of 4 members held, dependent or not eligible yet");
 }
 
 int main(void)

@@ -1,0 +1,283 @@
+"""Gang groups on real daemons: members start together or not at all, whatever happens in between."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dev_cluster.cluster import DevCluster
+from policy.compiled import CompiledPolicy, Global, Tenant
+
+pytestmark = pytest.mark.cluster
+
+GANG_LIMIT = 8
+POLICY = CompiledPolicy(
+    settings=Global(planner_interval_ms=500, gang_limit_s=GANG_LIMIT),
+    tenants=[Tenant(account="physics"), Tenant(account="narrow")],
+).render()
+SCRIPTS = "/run/sluice-cluster/scripts"
+TRACE = "/run/sluice-cluster/trace"
+
+
+def _plugins(version: str) -> dict[str, str]:
+    """SLUICE_TEST_PLUGINS names a folder of builds by version; without it they are built."""
+    builds = os.environ.get("SLUICE_TEST_PLUGINS")
+    return {"plugins": f"{builds}/{version}"} if builds else {}
+
+
+def _description(version: str) -> dict[str, Any]:
+    return {
+        "nodes": [{"names": "n[1-4]", "platform": "dgx-h100"}],
+        "accounts": [{"name": "physics"}, {"name": "narrow"}],
+        # carol's account may run three jobs at once: the way to a gang of which only a part gets nodes
+        "users": [
+            {"name": "alice", "accounts": ["physics"]},
+            {"name": "bob", "accounts": ["physics"]},
+            {"name": "carol", "accounts": ["narrow"]},
+        ],
+        "controllers": 1,
+        "sluice": {"level": "place", "policy": POLICY, **_plugins(version)},
+        "slurm_conf": f"DefMemPerCPU=100\nProlog={SCRIPTS}/prolog\nPrologSlurmctld={SCRIPTS}/prolog_slurmctld\n"
+        "SchedulerParameters=bf_interval=5\n",
+    }
+
+
+class Gangs:
+    """Submits jobs that leave a trace, and looks at what became of them."""
+
+    def __init__(self, cluster: DevCluster) -> None:
+        self.cluster = cluster
+        self.trace = cluster.folder / "trace"
+
+    def submit(self, *options: str, user: str = "alice", seconds: float = 60) -> str:
+        script = f"date +%s.%N > {TRACE}/job.$SLURM_JOB_ID; sleep {seconds}"
+        words = ["sbatch", "--parsable", "-o", "/dev/null", "-t5", *options, f"--wrap={script}"]
+        return self.cluster.run(words, user=user).stdout.strip()
+
+    def member(self, gang: str, *options: str, gpus: int = 8, **more: Any) -> str:
+        return self.submit(f"--gang={gang}", "-N1", f"--gres=gpu:{gpus}", *options, **more)
+
+    def shown(self, job: str) -> list[str]:
+        """State, and what squeue gives as the reason."""
+        words = ["squeue", "-h", "-r", "-t", "all", "-j", job, "-o", "%T|%r"]
+        return self.cluster.run(words, check=False).stdout.strip().split("\n")[0].split("|")
+
+    def states(self, jobs: list[str]) -> list[str]:
+        return [self.shown(job)[0] for job in jobs]
+
+    def ran(self, kind: str, job: str) -> bool:
+        return (self.trace / f"{kind}.{job}").exists()
+
+    def started(self, job: str) -> float:
+        return float((self.trace / f"job.{job}").read_text())
+
+    def counter(self, name: str) -> int:
+        status = next((self.cluster.folder / "state").glob("sluice.status.*"))
+        return int(json.loads(status.read_text())["counters"][name])
+
+    def restart(self, number: int = signal.SIGTERM) -> None:
+        self.cluster.stop_daemon("slurmctld@ctl1", number=number)
+        self.cluster.start_daemon("slurmctld@ctl1")
+        until(lambda: "UP" in self.cluster.run(["scontrol", "ping"], check=False).stdout, lambda up: bool(up))
+
+    def clear(self) -> None:
+        for user in ("alice", "bob", "carol"):
+            self.cluster.run(["scancel", "-u", user])
+        until(lambda: self.cluster.run(["squeue", "-h"]).stdout.strip(), lambda left: left == "")
+        for file in self.trace.iterdir():
+            file.unlink()
+
+
+def until(look: Callable[[], Any], good: Callable[[Any], bool], timeout: float = 30) -> Any:
+    deadline = time.monotonic() + timeout
+    while not good(seen := look()):
+        assert time.monotonic() < deadline, seen
+        time.sleep(0.15)
+    return seen
+
+
+def _set_up(cluster: DevCluster) -> None:
+    scripts, trace = cluster.folder / "scripts", cluster.folder / "trace"
+    scripts.mkdir()
+    trace.mkdir()
+    trace.chmod(0o777)
+    for kind in ("prolog", "prolog_slurmctld"):
+        script = scripts / kind
+        script.write_text(f"#!/bin/sh\nmkdir -p {TRACE} && date +%s.%N > {TRACE}/{kind}.$SLURM_JOB_ID\n")
+        script.chmod(0o755)
+    cluster.run(["sacctmgr", "-i", "modify", "account", "narrow", "set", "GrpJobs=3"])
+
+
+@pytest.fixture(scope="module", params=["native", pytest.param("trixie", marks=pytest.mark.trixie)])
+def gangs(request: pytest.FixtureRequest, make_shared_cluster: Callable[..., DevCluster]) -> Iterator[Gangs]:
+    options: dict[str, Path] = {}
+    if request.param == "trixie":
+        options["root"] = request.getfixturevalue("trixie_root")
+    cluster = make_shared_cluster(_description("24.11" if options else "22.05"), **options)
+    _set_up(cluster)
+    made = Gangs(cluster)
+    made.restart()  # with the limit, and with the PrologSlurmctld that is there now
+    cluster.wait_idle()
+    yield made
+    cluster.down()
+
+
+@pytest.fixture(autouse=True)
+def _clear(gangs: Gangs) -> Iterator[None]:
+    yield
+    gangs.clear()
+
+
+def test_members_wait_with_a_reason_until_all_are_there(gangs: Gangs) -> None:
+    jobs = [gangs.member("train:4") for _ in range(3)]
+    for job in jobs:
+        until(
+            lambda job=job: gangs.shown(job), lambda seen: seen == ["PENDING", "Gang train: 3 of 4 members submitted"]
+        )
+    assert not any(gangs.ran(kind, job) for job in jobs for kind in ("job", "prolog", "prolog_slurmctld"))
+    jobs.append(gangs.member("train:4"))
+    until(lambda: [gangs.ran("job", job) for job in jobs], all)
+    assert all(gangs.ran("prolog", job) and gangs.ran("prolog_slurmctld", job) for job in jobs)
+    starts = [gangs.started(job) for job in jobs]
+    assert max(starts) - min(starts) < 5
+
+
+def test_neither_user_nor_administrator_can_release_a_member(gangs: Gangs) -> None:
+    job = gangs.member("lone:2")
+    until(lambda: gangs.shown(job), lambda seen: seen[1].startswith("Gang lone"))
+    refused = gangs.cluster.run(["scontrol", "release", job], user="alice", check=False)
+    assert refused.returncode != 0
+    assert "denied" in refused.stderr
+    gangs.cluster.run(["scontrol", "release", job])
+    gangs.cluster.run(["scontrol", "update", f"JobId={job}", "Priority=4000000000"], check=False)
+    time.sleep(2.5)
+    assert gangs.shown(job) == ["PENDING", "Gang lone: 1 of 2 members submitted"]
+    assert not gangs.ran("job", job)
+
+
+def test_a_gang_waits_for_room_for_all_and_blocks_nobody_who_ends_in_time(gangs: Gangs) -> None:
+    busy = [gangs.submit("-N1", "--gres=gpu:8", "-t2", seconds=5) for _ in range(2)]
+    for job in busy:
+        until(lambda job=job: gangs.states([job]), lambda seen: seen == ["RUNNING"])
+    jobs = [gangs.member("big:4") for _ in range(4)]
+    until(lambda: gangs.shown(jobs[0]), lambda seen: seen[1] == "Gang big: waits for room for 4 members")
+    short = gangs.submit("-N1", "--gres=gpu:1", "-t1", user="bob", seconds=1)
+    long = gangs.submit("-N1", "--gres=gpu:1", "-t10", user="bob", seconds=1)
+    until(lambda: gangs.ran("job", short), bool, timeout=8)
+    assert gangs.states(jobs) == ["PENDING"] * 4
+    until(lambda: gangs.states(jobs), lambda seen: seen == ["RUNNING"] * 4)
+    assert not gangs.ran("job", long)  # it would have delayed the gang
+
+
+def test_no_member_runs_while_one_has_no_nodes_and_all_are_requeued_in_time(gangs: Gangs) -> None:
+    before = {name: gangs.counter(name) for name in ("gang.requeued", "gang.gpu_seconds_held", "gang.started")}
+    jobs = [
+        gangs.member("part:4", "--no-requeue" if number == 0 else "--requeue", gpus=2, user="carol")
+        for number in range(4)
+    ]
+    until(lambda: gangs.states(jobs), lambda seen: sorted(seen) == ["CONFIGURING"] * 3 + ["PENDING"])
+    assert gangs.shown(jobs[0])[1] == "Gang part: 3 of 4 members have nodes"
+    until(lambda: gangs.states(jobs), lambda seen: seen == ["PENDING"] * 4, timeout=GANG_LIMIT + 8)
+    assert not any(gangs.ran(kind, job) for job in jobs for kind in ("job", "prolog", "prolog_slurmctld"))
+    until(lambda: gangs.counter("gang.requeued") - before["gang.requeued"], lambda more: more == 1)
+    held = gangs.counter("gang.gpu_seconds_held") - before["gang.gpu_seconds_held"]
+    assert 6 * (GANG_LIMIT - 2) <= held <= 6 * (GANG_LIMIT + 6)
+    assert gangs.counter("gang.started") == before["gang.started"]
+
+
+def test_the_missing_member_gets_nodes_within_the_limit(gangs: Gangs) -> None:
+    other = gangs.submit("-N1", "--gres=gpu:1", user="carol", seconds=60)
+    until(lambda: gangs.states([other]), lambda seen: seen == ["RUNNING"])
+    jobs = [gangs.member("late:3", gpus=1, user="carol") for _ in range(3)]
+    until(lambda: gangs.states(jobs), lambda seen: seen.count("CONFIGURING") == 2)
+    gangs.cluster.run(["scancel", other])
+    until(lambda: [gangs.ran("job", job) for job in jobs], all)
+    assert all(gangs.ran("prolog_slurmctld", job) for job in jobs)
+
+
+def test_a_killed_controller_in_the_middle_starts_no_part(gangs: Gangs) -> None:
+    jobs = [gangs.member("crash:4", gpus=1, user="carol") for _ in range(4)]
+    until(lambda: gangs.states(jobs), lambda seen: seen.count("CONFIGURING") == 3)
+    seen, saved = time.time(), gangs.cluster.folder / "state/job_state"
+    until(lambda: saved.stat().st_mtime, lambda written: written > seen)  # what Slurm has not saved is lost anyway
+    gangs.restart(signal.SIGKILL)
+    assert gangs.states(jobs).count("CONFIGURING") == 3
+    until(lambda: gangs.states(jobs), lambda seen: seen == ["PENDING"] * 4, timeout=GANG_LIMIT + 15)
+    assert not any(gangs.ran(kind, job) for job in jobs for kind in ("job", "prolog"))
+
+
+def test_a_member_that_is_cancelled_while_others_have_nodes_gives_all_back(gangs: Gangs) -> None:
+    jobs = [gangs.member("gone:4", gpus=1, user="carol") for _ in range(4)]
+    until(lambda: gangs.states(jobs), lambda seen: seen.count("CONFIGURING") == 3)
+    gangs.cluster.run(["scancel", jobs[0]])
+    until(lambda: gangs.states(jobs[1:]), lambda seen: seen == ["PENDING"] * 3, timeout=GANG_LIMIT + 8)
+    assert not any(gangs.ran("job", job) for job in jobs)
+
+
+def test_a_cancelled_member_may_be_replaced(gangs: Gangs) -> None:
+    jobs = [gangs.member("swap:3", gpus=1) for _ in range(2)]
+    gangs.cluster.run(["scancel", jobs.pop(0)])
+    jobs += [gangs.member("swap:3", gpus=1) for _ in range(2)]
+    until(lambda: [gangs.ran("job", job) for job in jobs], all)
+
+
+def test_arrays_are_members_task_by_task_and_names_are_used_again(gangs: Gangs) -> None:
+    array = gangs.member("array:4", "--array=0-5", gpus=1)
+    tasks = ["squeue", "-h", "-r", "-t", "R", "-j", array, "-o", "%K"]
+    until(lambda: len(gangs.cluster.run(tasks, check=False).stdout.split()), lambda running: running == 4)
+    reasons = ["squeue", "-h", "-t", "PD", "-j", array, "-o", "%r"]
+    until(
+        lambda: gangs.cluster.run(reasons).stdout.strip(), lambda seen: seen == "Gang array: 2 of 4 members submitted"
+    )
+    more = [gangs.member("array:4", gpus=1) for _ in range(2)]
+    until(lambda: [gangs.ran("job", job) for job in more], all)
+    assert len(gangs.cluster.run(tasks).stdout.split()) == 6
+
+
+def test_members_may_differ_and_users_do_not_mix(gangs: Gangs) -> None:
+    mine = [gangs.member("mix:2", gpus=8), gangs.submit("--gang=mix:2", "-N2", "--gres=gpu:4")]
+    theirs = gangs.member("mix:2", gpus=1, user="bob")
+    until(lambda: [gangs.ran("job", job) for job in mine], all)
+    assert gangs.shown(theirs) == ["PENDING", "Gang mix: 1 of 2 members submitted"]
+
+
+def test_a_held_member_holds_its_gang(gangs: Gangs) -> None:
+    jobs = [gangs.member("held:2", "--hold", gpus=1), gangs.member("held:2", gpus=1)]
+    until(lambda: gangs.shown(jobs[1])[1], lambda reason: "1 of 2 members held" in reason)
+    assert gangs.shown(jobs[0])[1] == "JobHeldUser"
+    gangs.cluster.run(["scontrol", "release", jobs[0]], user="alice")
+    until(lambda: [gangs.ran("job", job) for job in jobs], all)
+
+
+def test_a_member_past_its_deadline_ends(gangs: Gangs) -> None:
+    job = gangs.submit("--gang=due:2", "-N1", "--gres=gpu:1", "-t1", "--deadline=now+62", user="alice")
+    until(lambda: gangs.shown(job)[0], lambda state: state == "DEADLINE", timeout=15)
+
+
+def test_below_level_place_nobody_is_held(gangs: Gangs) -> None:
+    job = gangs.member("off:2", gpus=1)
+    until(lambda: gangs.shown(job)[1], lambda reason: reason.startswith("Gang off"))
+    level = gangs.cluster.slurm_conf_dir() / "sluice.level"
+    level.write_text("shadow\n")
+    try:
+        until(lambda: gangs.ran("job", job), bool)
+    finally:
+        level.write_text("place\n")
+        time.sleep(1.5)
+
+
+def test_every_started_gang_is_counted(gangs: Gangs) -> None:
+    before = gangs.counter("gang.started")
+    jobs = [gangs.member("count:2", gpus=1) for _ in range(2)]
+    until(lambda: [gangs.ran("job", job) for job in jobs], all)
+    until(lambda: gangs.counter("gang.started"), lambda now: now == before + 1)
+    log = gangs.cluster.log("slurmctld@ctl1").read_text()
+    assert re.search(r"gang count of uid \d+: all 2 members have nodes and start", log)
