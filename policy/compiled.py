@@ -301,10 +301,12 @@ class _Reader:
                 raise self.fail(f"class.{key}: write class.NAME.KEY")
             if name not in [one["name"] for one in self.classes]:
                 raise self.fail(f"{name!r} is no class above this line")
-            section, model = section["class_rules"].setdefault(name, {}), ClassRule
-            section.pop(key.replace("-", "_"), None)  # the last one holds
+            rule: dict[str, Any] = section["class_rules"].setdefault(name, {})
+            rule.pop(key.replace("-", "_"), None)  # the last one holds
+            section, model = rule, ClassRule
         elif model is Global and key.startswith("weight."):
-            section, model, key = section.setdefault("weight", {}), Weights, key.removeprefix("weight.")
+            weights: dict[str, Any] = section.setdefault("weight", {})
+            section, model, key = weights, Weights, key.removeprefix("weight.")
         name = key.replace("-", "_")
         field = model.model_fields.get(name)
         hidden = {"name", "account", "class_rules", "settings", "weight", "tenants"}

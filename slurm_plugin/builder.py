@@ -106,14 +106,26 @@ def build_plugins(
     return read_build(output)
 
 
+def fresh_output(given: Path | None, slurm: SlurmVersion, sanitize: bool, cache: Path | None = None) -> Path:
+    """The folder for a build: the one named, empty or new, else one of the cache, emptied. Raises UsageError."""
+    if given is not None:
+        if given.exists() and (not given.is_dir() or any(given.iterdir())):
+            raise UsageError(f"--output {given}: there is something already", remedy="name an empty or a new folder")
+        return given
+    name = f"built-{format_slurm_version(slurm)}{'-address' if sanitize else ''}"
+    folder = (cache or default_cache()) / name
+    shutil.rmtree(folder, ignore_errors=True)
+    return folder
+
+
 def _compile(source: SlurmSource, work: Path, plugin_dir: Path, root: Path | None, sanitizer: str) -> None:
     place = sources_folder() / "slurm_plugin"
     cached = work / "CMakeCache.txt"
     if cached.is_file() and f"CMAKE_HOME_DIRECTORY:INTERNAL={place}\n" not in cached.read_text():
         shutil.rmtree(work)  # of another checkout
     generator = ["-G", "Ninja"] if shutil.which("ninja") else ["-G", "Unix Makefiles"]
-    configure = [
-        *("cmake", "-S", place, "-B", work, *([] if cached.is_file() else generator)),
+    configure: list[str | Path] = ["cmake", "-S", place, "-B", work, *([] if cached.is_file() else generator)]
+    configure += [
         f"-DSLURM_SOURCE={source.folder}",
         f"-DSLURM_PLUGIN_DIR={plugin_dir}",
         f"-DSLURM_ROOT={'' if root is None else root.resolve()}",

@@ -1,14 +1,25 @@
-"""Where a site's Slurm has its things, and which lines of slurm.conf load the plugins."""
+"""What a site's Slurm says of itself, and which lines of slurm.conf load the plugins."""
 
 from __future__ import annotations
 
+import shutil
 import sysconfig
+from dataclasses import dataclass
 from pathlib import Path
 
-from sluice_base.errors import UsageError
+from gres_probe.slurm_conf import read_config
+from sluice_base.errors import SluiceError, UsageError
+from sluice_base.run import run_command
+from sluice_base.slurm_version import SlurmVersion, parse_slurm_version
 from slurm_plugin.builder import PluginBuild
 
+INCLUDE = "sluice.plugins.conf"
+"""The file that slurm.conf includes to load the plugins."""
+LEVEL_FILE = "sluice.level"
+LEVELS = ("off", "admit", "shadow", "place")
+
 _ANY_PLUGIN = "select_cons_tres.so"
+_OURS = ("plugindir", "jobsubmitplugins", "prioritysitefactorplugin")
 
 
 def find_plugin_dir(root: Path = Path("/"), prefix: Path = Path("/usr")) -> Path:
@@ -24,8 +35,57 @@ def find_plugin_dir(root: Path = Path("/"), prefix: Path = Path("/usr")) -> Path
     )
 
 
+def find_program(*names: str, prefix: Path | None = None) -> Path:
+    """The first of Slurm's programs that is installed. Raises SluiceError when none is."""
+    folders = "/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin" if prefix is None else f"{prefix}/sbin:{prefix}/bin"
+    for name in names:
+        found = shutil.which(name, path=folders)
+        if found is not None:
+            return Path(found)
+    raise SluiceError(f"{names[0]}: not installed on this host", remedy="name Slurm's folder with --slurm-prefix")
+
+
+def program_version(program: Path) -> SlurmVersion:
+    """What a program of Slurm's says it is. Raises SluiceError."""
+    return parse_slurm_version(run_command([program, "-V"], timeout=20).stdout)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnOptions:
+    """What the site itself says, in slurm.conf and all that it includes but our file."""
+
+    plugin_dir: str = ""
+    job_submit: str = ""
+    site_factor: str = ""
+    select_type: str = ""
+    prep: str = ""
+    state_folder: str = ""
+    includes_us: bool = False
+
+
+def read_own_options(slurm_conf: Path) -> OwnOptions:
+    """Read slurm.conf. Raises SluiceError for a file that cannot be read."""
+    config = read_config(slurm_conf)
+    values: dict[str, str] = {}
+    include = slurm_conf.parent / INCLUDE
+    for line in config.lines:
+        for value in line.pairs:
+            if value.place.file != include:
+                values[value.key.lower()] = value.text
+    wanted = [fault.what for fault in config.faults if fault.kind == "include" and INCLUDE in fault.what]
+    return OwnOptions(
+        plugin_dir=values.get("plugindir", ""),
+        job_submit=values.get("jobsubmitplugins", ""),
+        site_factor=values.get("prioritysitefactorplugin", ""),
+        select_type=values.get("selecttype", ""),
+        prep=values.get("prepplugins", ""),
+        state_folder=values.get("statesavelocation", "/var/spool"),
+        includes_us=include in config.files or bool(wanted),
+    )
+
+
 def plugin_parameters(
-    build: PluginBuild, *, folder: Path, stock: Path, job_submit: str = "", site_factor: bool = True
+    build: PluginBuild, *, folder: Path, stock: Path | str, job_submit: str = "", site_factor: bool = True
 ) -> list[tuple[str, str]]:
     """The parameters of slurm.conf that load a build, which slurmctld finds in `folder`, before Slurm's own in `stock`.
 
@@ -39,3 +99,13 @@ def plugin_parameters(
     if build.has("site_factor_sluice") and site_factor:
         parameters.append(("PrioritySiteFactorPlugin", "site_factor/sluice"))
     return parameters
+
+
+def stock_parameters(own: OwnOptions) -> list[tuple[str, str]]:
+    """The parameters that leave everything as it is without us: the site's own, where the include file has ours."""
+    given = (
+        ("PluginDir", own.plugin_dir),
+        ("JobSubmitPlugins", own.job_submit),
+        ("PrioritySiteFactorPlugin", own.site_factor),
+    )
+    return [(key, value) for key, value in given if value]

@@ -1,0 +1,312 @@
+"""`sluice plugin`: Sluice's plugins in Slurm: build, install, watch, switch, take away."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from admin_cli.slurm_options import find_slurm_conf
+from admin_cli.tables import Column, print_table
+from sluice_base.errors import UsageError
+
+if TYPE_CHECKING:
+    from sluice_base.slurm_version import SlurmVersion
+    from slurm_plugin.builder import PluginBuild
+    from slurm_plugin.install import Places, Result
+    from slurm_plugin.site import OwnOptions
+    from slurm_plugin.status import Controller, Finding
+
+_PATH = click.Path(path_type=Path)
+
+
+@click.group("plugin")
+def command() -> None:
+    """Sluice's plugins in Slurm: build, install, watch, switch, take away."""
+
+
+def _build_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    for option in (
+        click.option("--slurm-plugin-dir", type=_PATH, metavar="DIR", help="Slurm's own plugins; default: found."),
+        click.option("--slurm-source", type=_PATH, metavar="DIR", help="A configured source tree of the same Slurm."),
+        click.option("--slurm-prefix", type=_PATH, metavar="DIR", help="Where Slurm is installed; default: found."),
+    ):
+        function = option(function)
+    return function
+
+
+def _place_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    for option in (
+        click.option("--systemd-dir", type=_PATH, metavar="DIR", help="Default: /etc/systemd/system."),
+        click.option("--search-dir", type=_PATH, metavar="DIR", help="On every host; default: /usr/local/lib."),
+        click.option("--slurm-conf", type=_PATH, metavar="PATH", help="Default: SLURM_CONF, else /etc/slurm."),
+    ):
+        function = option(function)
+    return function
+
+
+@command.command()
+@_build_options
+@click.option("--sanitize", is_flag=True, help="With the address sanitizer, for tests.")
+@click.option("--output", type=_PATH, metavar="DIR", help="An empty or new folder; default: in the cache.")
+def build(
+    slurm_plugin_dir: Path | None,
+    slurm_source: Path | None,
+    slurm_prefix: Path | None,
+    sanitize: bool,
+    output: Path | None,
+) -> None:
+    """Build the plugins for exactly the Slurm that is installed, and print the folder that they are in."""
+    made = _build(slurm_plugin_dir, slurm_source, slurm_prefix, sanitize=sanitize, output=output)
+    click.echo(made.folder)
+
+
+@command.command()
+@_build_options
+@_place_options
+@click.option("--build", "folder", type=_PATH, metavar="DIR", help="A folder of built plugins; default: build them.")
+@click.option("--spank-only", is_flag=True, help="Only the options of srun, sbatch and salloc, for other hosts.")
+def install(
+    slurm_plugin_dir: Path | None,
+    slurm_source: Path | None,
+    slurm_prefix: Path | None,
+    slurm_conf: Path | None,
+    search_dir: Path | None,
+    systemd_dir: Path | None,
+    folder: Path | None,
+    spank_only: bool,
+) -> None:
+    """Put the plugins into this host's Slurm. Nothing changes before slurmctld starts anew, and then at level off."""
+    from slurm_plugin.builder import read_build
+    from slurm_plugin.install import install as install_build
+    from slurm_plugin.site import find_plugin_dir, find_program
+
+    places, own = _places(slurm_conf, search_dir, systemd_dir)
+    program, version = _installed(slurm_prefix, spank_only)
+    made = read_build(folder) if folder else _build(slurm_plugin_dir, slurm_source, slurm_prefix, spank_only=spank_only)
+    stock = slurm_plugin_dir or find_plugin_dir(prefix=slurm_prefix or Path("/usr"))
+    _say(
+        install_build(
+            made,
+            places,
+            slurm=version,
+            stock=stock,
+            slurmctld=program if not spank_only else find_program("slurmctld", "srun", prefix=slurm_prefix),
+            own=own,
+            spank_only=spank_only,
+        )
+    )
+
+
+@command.command()
+@_build_options
+@_place_options
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def check(
+    slurm_plugin_dir: Path | None,
+    slurm_source: Path | None,
+    slurm_prefix: Path | None,
+    slurm_conf: Path | None,
+    search_dir: Path | None,
+    systemd_dir: Path | None,
+    as_json: bool,
+) -> None:
+    """Whether the installed plugins fit Slurm, are loaded, and have a policy; exit 1 when something is wrong."""
+    from slurm_plugin import status as plugin_status
+    from slurm_plugin.site import find_plugin_dir
+
+    places, own = _places(slurm_conf, search_dir, systemd_dir)
+    program, version = _installed(slurm_prefix, False)
+    stock = slurm_plugin_dir or find_plugin_dir(prefix=slurm_prefix or Path("/usr"))
+    findings = list(plugin_status.check(places, own, slurm=version, slurmctld=program, stock=stock))
+    if as_json:
+        rows = [{"kind": one.kind, "what": one.what, "remedy": one.remedy} for one in findings]
+        click.echo(json.dumps({"schema_version": 1, "findings": rows}, indent=2))
+    else:
+        for one in findings:
+            click.echo(f"{one.kind}: {one.what}{_remedy(one)}")
+    if any(one.kind == "problem" for one in findings):
+        raise click.exceptions.Exit(1)
+
+
+def _remedy(finding: Finding) -> str:
+    return f"; {finding.remedy}" if finding.remedy and finding.kind != "ok" else ""
+
+
+_COLUMNS: list[Column[Controller]] = [
+    Column("host", lambda one: one.host),
+    Column("level", lambda one: one.report.get("level")),
+    Column("asked", lambda one: one.report.get("level_asked")),
+    Column("slurm", lambda one: one.report.get("slurm_version")),
+    Column("plugins", lambda one: one.report.get("plugins"), lambda value: ",".join(value)),
+    Column("policy", lambda one: (one.report.get("policy") or {}).get("checksum")),
+    Column("source", lambda one: (one.report.get("policy") or {}).get("source")),
+    Column("tenants", lambda one: (one.report.get("policy") or {}).get("tenants"), right=True),
+    Column("loaded", lambda one: (one.report.get("policy") or {}).get("loaded"), lambda value: _time(value)),
+    Column("started", lambda one: one.report.get("started"), lambda value: _time(value)),
+    Column("error", lambda one: one.report.get("policy_error") or one.report.get("level_error")),
+]
+
+
+@command.command()
+@_place_options
+@click.option("-o", "--format", "fields", metavar="FIELDS", help="Columns, comma-separated; 'help' names all.")
+@click.option("-n", "--noheader", is_flag=True, help="No header line.")
+@click.option("-P", "--parsable2", is_flag=True, help="Plain values separated by '|'.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object, with all counters.")
+def status(
+    slurm_conf: Path | None,
+    search_dir: Path | None,
+    systemd_dir: Path | None,
+    fields: str | None,
+    noheader: bool,
+    parsable2: bool,
+    as_json: bool,
+) -> None:
+    """Level, policy and last error of the plugins in each controller's slurmctld. Exit 1 where one has an error."""
+    from sluice_base.slurm_version import format_slurm_version
+    from slurm_plugin.install import installed_build, read_level
+    from slurm_plugin.status import include_state, read_controllers
+
+    places, own = _places(slurm_conf, search_dir, systemd_dir)
+    controllers = read_controllers(Path(own.state_folder))
+    made = installed_build(places)
+    if as_json:
+        document = {
+            "schema_version": 1,
+            "installed": None if made is None else format_slurm_version(made.slurm),
+            "include_file": include_state(places),
+            "level": read_level(places),
+            "controllers": [{**one.report, "host": one.host, "written": int(one.written)} for one in controllers],
+        }
+        click.echo(json.dumps(document, indent=2))
+    else:
+        if not parsable2 and not noheader:
+            installed = "nothing" if made is None else f"for Slurm {format_slurm_version(made.slurm)}"
+            state = f"include file: {include_state(places)}; level asked for: {read_level(places)}"
+            click.echo(f"installed here: {installed}; {state}", err=True)
+            if not controllers:
+                click.echo(f"no slurmctld with the plugins has run (nothing in {own.state_folder})", err=True)
+        print_table(
+            _COLUMNS,
+            controllers,
+            default=("host", "level", "asked", "slurm", "plugins", "policy", "tenants", "loaded", "error"),
+            fields=fields,
+            noheader=noheader,
+            parsable2=parsable2,
+        )
+    if any(one.report.get("policy_error") or one.report.get("level_error") for one in controllers):
+        raise click.exceptions.Exit(1)
+
+
+def _time(value: Any) -> str:
+    return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if value else ""
+
+
+@command.command()
+@click.option("--slurm-conf", type=_PATH, metavar="PATH", help="Default: SLURM_CONF, else /etc/slurm.")
+@click.argument("level", required=False, metavar="[off|admit|shadow|place]")
+def level(slurm_conf: Path | None, level: str | None) -> None:
+    """Print the level that is asked for, or ask for LEVEL: it is in force within a second, without a restart.
+
+    off: stock Slurm. admit: submissions are checked and completed. shadow: order and placement are decided and
+    recorded, stock's are used. place: they are used.
+    """
+    from policy import compiled
+    from slurm_plugin.install import read_level, write_level
+
+    places, _ = _places(slurm_conf, None, None)
+    if level is None:
+        click.echo(read_level(places))
+        return
+    write_level(places, level)
+    policy = places.conf / compiled.FILE_NAME
+    if level != "off" and (not policy.exists() or policy.stat().st_size == 0):
+        click.echo(f"sluice: {policy}: no policy yet; until then the level is off (sluice apply writes one)", err=True)
+
+
+@command.command()
+@_place_options
+def disable(slurm_conf: Path | None, search_dir: Path | None, systemd_dir: Path | None) -> None:
+    """Stock Slurm: at once by level off, and without any plugin of Sluice's from slurmctld's next start on."""
+    from slurm_plugin import install as installation
+
+    places, _ = _places(slurm_conf, search_dir, systemd_dir)
+    _say(installation.disable(places))
+
+
+@command.command()
+@_place_options
+def uninstall(slurm_conf: Path | None, search_dir: Path | None, systemd_dir: Path | None) -> None:
+    """Take the plugins away from this host. Jobs go on; a running slurmctld keeps them, at level off, until it ends."""
+    from slurm_plugin import install as installation
+
+    places, own = _places(slurm_conf, search_dir, systemd_dir)
+    _say(installation.uninstall(places, own))
+
+
+# ---- what the commands share ----
+
+
+def _places(slurm_conf: Path | None, search_dir: Path | None, systemd_dir: Path | None) -> tuple[Places, OwnOptions]:
+    from slurm_plugin.install import DEFAULT_SEARCH, SYSTEMD, Places
+    from slurm_plugin.site import OwnOptions, read_own_options
+
+    conf = find_slurm_conf(slurm_conf, required=False)
+    folder = conf.parent if conf else Path("/etc/slurm")
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: no such folder", remedy="name slurm.conf or its folder with --slurm-conf")
+    places = Places(
+        conf=folder.absolute(),
+        search=(search_dir or DEFAULT_SEARCH).absolute(),
+        systemd=(systemd_dir or SYSTEMD).absolute(),
+    )
+    return places, read_own_options(conf.absolute()) if conf else OwnOptions()
+
+
+def _installed(prefix: Path | None, spank_only: bool) -> tuple[Path, SlurmVersion]:
+    from slurm_plugin.site import find_program, program_version
+
+    program = find_program(*(("srun", "slurmd") if spank_only else ("slurmctld",)), prefix=prefix)
+    return program, program_version(program)
+
+
+def _build(
+    plugin_dir: Path | None,
+    source: Path | None,
+    prefix: Path | None,
+    *,
+    sanitize: bool = False,
+    output: Path | None = None,
+    spank_only: bool = False,
+) -> PluginBuild:
+    from sluice_base.slurm_version import format_slurm_version
+    from slurm_plugin import sources
+    from slurm_plugin.builder import build_plugins, check_supported, fresh_output
+    from slurm_plugin.site import find_plugin_dir
+
+    _, version = _installed(prefix, spank_only)
+    check_supported(version)
+    click.echo(f"Slurm {format_slurm_version(version)}", err=True)
+    stock = plugin_dir or find_plugin_dir(prefix=prefix or Path("/usr"))
+    made = sources.named_source(source, version) if source else sources.distribution_source(version)
+    return build_plugins(
+        made,
+        fresh_output(output, version, sanitize),
+        plugin_dir=stock,
+        sanitizer="address" if sanitize else "",
+        progress=lambda line: click.echo(line, err=True),
+    )
+
+
+def _say(result: Result) -> None:
+    for line in result.done:
+        click.echo(line)
+    if result.left:
+        click.echo("left to do:", err=True)
+    for line in result.left:
+        click.echo(f"  - {line}", err=True)

@@ -1,0 +1,206 @@
+"""What of the plugins is installed, asked for, and in force; and whether all is as it should be."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from policy import compiled
+from sluice_base.errors import SluiceError
+from sluice_base.slurm_version import SlurmVersion, format_slurm_version
+from slurm_plugin.builder import PluginBuild
+from slurm_plugin.install import Places, installed_build, is_disabled, read_level
+from slurm_plugin.site import INCLUDE, OwnOptions, stock_parameters
+from slurm_plugin.symbols import missing, overridden
+
+SCHEMA_VERSION = 1
+_AGAIN = "install the plugins anew: sluice plugin install"
+_MOST_BYTES = 1 << 20
+# What an override defines on purpose: Slurm asks each plugin for these by name, in the plugin alone.
+_OF_EVERY_PLUGIN = {"init", "fini", "plugin_name", "plugin_type", "plugin_version"}
+
+
+@dataclass(frozen=True, slots=True)
+class Controller:
+    """What the plugins in one controller's slurmctld say of themselves."""
+
+    host: str
+    written: float
+    """When (Unix time)."""
+    report: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that `check` has looked at; a `problem` keeps the plugins from working, a `remark` does not."""
+
+    kind: Literal["ok", "remark", "problem"]
+    what: str
+    remedy: str = ""
+
+
+def read_controllers(state_folder: Path) -> list[Controller]:
+    """The reports in the StateSaveLocation; damaged ones are left out. Raises SluiceError for a folder that is shut."""
+    found = []
+    try:
+        for path in sorted(state_folder.glob("sluice.status.*")):
+            host = path.name.removeprefix("sluice.status.")
+            if host.endswith(".new") or path.stat().st_size > _MOST_BYTES:
+                continue
+            try:
+                report: Any = json.loads(path.read_text())
+            except ValueError:
+                continue
+            if isinstance(report, dict) and report.get("schema_version") == SCHEMA_VERSION:
+                found.append(Controller(host, path.stat().st_mtime, report))
+    except PermissionError as error:
+        raise SluiceError(f"{error.filename}: {error.strerror}", remedy="ask as root or as SlurmUser") from error
+    return found
+
+
+def include_state(places: Places) -> str:
+    """What the include file does: ``on``, ``stock``, ``changed`` (by hand) or ``missing``."""
+    path = places.real(places.conf / INCLUDE)
+    try:
+        lines = _parameters(path)
+    except FileNotFoundError:
+        return "missing"
+    for name in ("on", "stock"):
+        file = places.real(places.current / f"{name}.conf")
+        if file.is_file() and _parameters(file) == lines:
+            return name
+    return "changed" if lines else "stock"
+
+
+def _parameters(path: Path) -> list[str]:
+    return [line for line in path.read_text(errors="replace").splitlines() if line and not line.startswith("#")]
+
+
+def check(places: Places, own: OwnOptions, *, slurm: SlurmVersion, slurmctld: Path, stock: Path) -> Iterator[Finding]:
+    """Look at an installation from its files to its policy. Raises SluiceError only where nothing can be read."""
+    build = installed_build(places)
+    if build is None:
+        yield Finding("problem", f"{places.current}: nothing is installed", "sluice plugin install")
+        return
+    if build.slurm == slurm:
+        yield Finding("ok", f"plugins and slurmctld are both {format_slurm_version(slurm)}")
+    else:
+        yield Finding(
+            "problem",
+            f"plugins for Slurm {format_slurm_version(build.slurm)}, but slurmctld is {format_slurm_version(slurm)}",
+            "build and install them anew: sluice plugin install",
+        )
+    yield from _check_files(places, build)
+    if build.slurm == slurm and "libsluice_controller.so" in build.files:
+        yield from _check_symbols(places, build, slurmctld, stock)
+    yield from _check_configuration(places, own)
+    yield from _check_policy(places)
+
+
+def _check_files(places: Places, build: PluginBuild) -> Iterator[Finding]:
+    bad = 0
+    for name, digest in build.files.items():
+        path = build.folder / name
+        try:
+            same = hashlib.sha256(path.read_bytes()).hexdigest() == digest
+        except OSError as error:
+            bad += 1
+            yield Finding("problem", f"{path}: {error.strerror}", _AGAIN)
+            continue
+        if not same:
+            bad += 1
+            yield Finding("problem", f"{path}: not what was installed", _AGAIN)
+    resolved = build.folder.resolve()
+    for path in (*resolved.glob("*"), resolved, *resolved.parents):
+        facts = path.stat()
+        sticky = bool(facts.st_mode & stat.S_ISVTX)
+        if facts.st_uid != 0 or (facts.st_mode & 0o022 and not sticky):
+            bad += 1
+            yield Finding(
+                "problem",
+                f"{path}: others than root can change what slurmctld loads",
+                f"chown root {path}; chmod go-w {path}",
+            )
+    for name in build.files:
+        link = places.real(places.search / name)
+        if name != "spank_sluice.so" and (places.current / "guard").exists() and not link.exists():
+            bad += 1
+            yield Finding("problem", f"{link}: missing", _AGAIN)
+    if not bad:
+        yield Finding("ok", f"{len(build.files)} files in {places.current} are as installed, and root's")
+
+
+def _check_symbols(places: Places, build: PluginBuild, slurmctld: Path, stock: Path) -> Iterator[Finding]:
+    program = [slurmctld, places.real(stock / "libslurmfull.so")]
+    shared = build.folder / "libsluice_controller.so"
+    bad = 0
+    for name in build.files:
+        if name == "spank_sluice.so":
+            continue
+        plugin = build.folder / name
+        standing_before = places.real(stock / name)
+        providers = [*program, *([shared] if plugin != shared else [])]
+        providers += [standing_before] if standing_before.exists() else []
+        lacking = missing(plugin, providers)
+        if lacking:
+            bad += 1
+            yield Finding(
+                "problem", f"{name}: slurmctld has no {', '.join(lacking[:5])}", "build anew: sluice plugin build"
+            )
+        taken = overridden(plugin, program, meant=_OF_EVERY_PLUGIN)
+        if taken:
+            bad += 1
+            yield Finding("problem", f"{name}: slurmctld has a {taken[0]} of its own, which would be called instead")
+    if not bad:
+        yield Finding("ok", "slurmctld has every function that the plugins call")
+
+
+def _check_configuration(places: Places, own: OwnOptions) -> Iterator[Finding]:
+    conf = places.conf / "slurm.conf"
+    if not own.includes_us:
+        yield Finding("problem", f"{conf}: does not include {INCLUDE}", f"add to it: Include {INCLUDE}")
+    for key, value in stock_parameters(own):
+        yield Finding(
+            "problem",
+            f"{conf}: {key}={value} stands beside the one in {INCLUDE}, and one of them counts",
+            "take it out",
+        )
+    state = include_state(places)
+    if state == "on":
+        yield Finding("ok", f"{places.conf / INCLUDE} loads the plugins")
+    elif is_disabled(places):
+        yield Finding("remark", "switched off by sluice plugin disable", "back with: sluice plugin install")
+    elif state == "stock":
+        yield Finding("problem", f"{places.conf / INCLUDE}: stock Slurm, by the guard", "sluice plugin install")
+    else:
+        yield Finding("problem", f"{places.conf / INCLUDE}: {state}", "sluice plugin install")
+    if own.select_type and own.select_type.lower() != "select/cons_tres":
+        yield Finding("problem", f"{conf}: SelectType={own.select_type}", "placement needs select/cons_tres")
+    if own.site_factor not in ("", "site_factor/sluice", "site_factor/none"):
+        yield Finding("remark", f"{conf}: order is left to {own.site_factor}")
+
+
+def _check_policy(places: Places) -> Iterator[Finding]:
+    try:
+        level = read_level(places)
+    except SluiceError as error:
+        level = "off"
+        yield Finding("problem", error.what, error.remedy)
+    path = places.real(places.conf / compiled.FILE_NAME)
+    if not path.exists() or path.stat().st_size == 0:
+        kind: Literal["ok", "problem"] = "ok" if level == "off" else "problem"
+        yield Finding(kind, f"{path}: no policy, so everything is stock Slurm's", "write one: sluice apply")
+        return
+    try:
+        policy, warnings = compiled.load(path)
+    except SluiceError as error:
+        yield Finding("problem", error.what, error.remedy)
+        return
+    for warning in warnings:
+        yield Finding("remark", f"{path}: {warning}", "bring the plugins to the same version of Sluice")
+    yield Finding("ok", f"{path}: {len(policy.tenants)} tenants, {len(policy.classes)} classes; level {level}")

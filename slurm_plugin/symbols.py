@@ -1,0 +1,73 @@
+"""Which symbols a shared object or program has and wants, read from its ELF file: no tool for that need be there.
+
+A plugin is bound lazily, as Slurm's own are: a function that the installed slurmctld lacks would end it at the first
+call. And slurmctld's own functions go before those of what it loads: one of the same name would be called instead of
+ours. Both are looked for here. Format: System V ABI, chapters "Sections" and "Symbol Table".
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from sluice_base.errors import SluiceError
+
+_DYNSYM = 11  # SHT_DYNSYM
+_WEAK = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Symbols:
+    """Names in a file's dynamic symbol table; `wanted` without those that may be missing (weak)."""
+
+    defined: frozenset[str]
+    wanted: frozenset[str]
+
+
+def read_symbols(path: Path) -> Symbols:
+    """Read a 64-bit little-endian ELF file. Raises SluiceError for any other."""
+    try:
+        data = path.read_bytes()
+        return _read(data)
+    except OSError as error:
+        raise SluiceError(f"{path}: {error.strerror}") from error
+    except (struct.error, ValueError, IndexError) as error:
+        raise SluiceError(f"{path}: no shared object or program that can be read ({error})") from error
+
+
+def _read(data: bytes) -> Symbols:
+    if data[:6] != b"\x7fELF\x02\x01":
+        raise ValueError("not 64-bit ELF")
+    start, size, count = *struct.unpack_from("<Q", data, 40), *struct.unpack_from("<HH", data, 58)
+    sections = [struct.unpack_from("<IIQQQQIIQQ", data, start + size * number) for number in range(count)]
+    defined, wanted = set(), set()
+    for section in sections:
+        if section[1] != _DYNSYM:
+            continue
+        names = sections[section[6]][4]
+        for at in range(section[4] + 24, section[4] + section[5], 24):  # the first one is no symbol
+            name, info, _, where = struct.unpack_from("<IBBH", data, at)
+            text = data[names + name : data.index(b"\0", names + name)].decode("ascii", "replace")
+            if where:
+                defined.add(text)
+            elif info >> 4 != _WEAK:
+                wanted.add(text)
+    return Symbols(frozenset(defined), frozenset(wanted))
+
+
+def missing(plugin: Path, providers: Iterable[Path]) -> list[str]:
+    """What a plugin wants that neither `providers` nor the C library have."""
+    wanted = set(read_symbols(plugin).wanted)
+    for provider in providers:
+        wanted -= read_symbols(provider).defined
+    system = ctypes.CDLL(None)
+    return sorted(name for name in wanted if not hasattr(system, name))
+
+
+def overridden(plugin: Path, program: Iterable[Path], *, meant: Iterable[str] = ()) -> list[str]:
+    """Names of a plugin's that the program has as well and that would go before the plugin's; `meant` ones aside."""
+    own = set(read_symbols(plugin).defined) - set(meant)
+    return sorted(own.intersection(*[set().union(*(read_symbols(path).defined for path in program))]))
