@@ -3,27 +3,21 @@
  * The CUDA driver's memory calls. The runtime library, static or shared, asks the driver for its functions through
  * cuGetProcAddress, so that this one layer covers both.
  *
- *   context      what creates one charges the measured size first, what destroys one gives it back with all that lived in it
- *   memory       reserve, ask the driver, give back where it refuses; freed by address
- *   pools        charged with what the driver keeps in them (its own figure), not with what was handed out
- *   graphs       memory of allocation nodes: a pool of the device's, which grows when a graph is launched
- *   virtual      physical memory is charged from cuMemCreate until the last handle, mapping and exported file is gone
- *   queries      answer within the limit
+ *   context      what creates one charges the measured size first, what destroys one gives it back with all that lived
+ * in it memory       reserve, ask the driver, give back where it refuses; freed by address pools        charged with
+ * what the driver keeps in them (its own figure), not with what was handed out graphs       memory of allocation nodes:
+ * a pool of the device's, which grows when a graph is launched virtual      physical memory is charged from cuMemCreate
+ * until the last handle, mapping and exported file is gone queries      answer within the limit
  *
  * Each entry point stands once in the table at the end. Host memory and imported memory (which its exporter is charged
  * for) are not charged; launches and copies are not touched.
  */
 #include "cuda.h"
 
+#include "driver.h"
 #include "hook.h"
-#include "session.h"
 
-#include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-
-enum { GRANULE = 2 << 20 }; /* device memory comes in pages of 2 MiB */
 
 #define HOOK(NAME, ...) LIMIT_EXPORT CUresult NAME(__VA_ARGS__)
 
@@ -155,7 +149,6 @@ HOOK(cuMemAllocManaged, CUdeviceptr *, size_t, unsigned);
 HOOK(cuMemAdvise, CUdeviceptr, size_t, int, CUdevice);
 HOOK(cuMemFree_v2, CUdeviceptr);
 HOOK(cuMemFreeAsync, CUdeviceptr, CUstream);
-HOOK(cuMemMapArrayAsync, CUarrayMapInfo *, unsigned, CUstream);
 HOOK(cuMemPrefetchAsync, CUdeviceptr, size_t, CUdevice, CUstream);
 HOOK(cuMemPrefetchAsync_v2, CUdeviceptr, size_t, CUmemLocation, unsigned, CUstream);
 HOOK(cuMemAllocAsync, CUdeviceptr *, size_t, CUstream);
@@ -183,10 +176,9 @@ static void (*function_of(struct limit_call *call))(void)
 #define VENDOR(NAME, ...) VENDOR_AS(NAME, &calls[CALL_##NAME], __VA_ARGS__)
 #define NEED(NAME, ...) LIMIT_IN(((NAME *)function_of(&calls[CALL_##NAME]))(__VA_ARGS__))
 
-/* Called by the program, not by the vendor's library in the course of another call. */
 static bool outside(void)
 {
-    return limit_inside == 0;
+    return limit_outside();
 }
 
 /* ---- devices ---- */
@@ -202,7 +194,8 @@ static int device_of(CUdevice ordinal)
         return known - 3;
     unsigned char uuid[16];
     char pci[32] = "";
-    bool named = NEED(cuDeviceGetUuid_v2, uuid, ordinal) == CUDA_SUCCESS || NEED(cuDeviceGetUuid, uuid, ordinal) == CUDA_SUCCESS;
+    bool named =
+        NEED(cuDeviceGetUuid_v2, uuid, ordinal) == CUDA_SUCCESS || NEED(cuDeviceGetUuid, uuid, ordinal) == CUDA_SUCCESS;
     NEED(cuDeviceGetPCIBusId, pci, (int)sizeof pci, ordinal);
     int found = named || *pci ? limit_device(named ? uuid : NULL, *pci ? pci : NULL, NULL) : LIMIT_CLOSED;
     if (named || *pci)
@@ -223,236 +216,52 @@ static CUcontext current_context(void)
     return context;
 }
 
-/* ---- entries ---- */
+/* ---- what driver.c asks ---- */
 
-static void give_back(const struct limit_entry *entry)
+static bool pool_attribute(void *pool, int attribute, uint64_t *value)
 {
-    if (entry->spilled)
-        limit_give_spill(entry->device, entry->bytes);
-    else
-        limit_give_piece(entry, GRANULE);
+    return NEED(cuMemPoolGetAttribute, pool, attribute, value) == CUDA_SUCCESS;
 }
 
-/* Where the table has no room, the charge stays: too much is safe, too little is not. */
-static void remember(struct limit_entry *entry, enum limit_class class, uint64_t key)
+static bool graph_attribute(int ordinal, int attribute, uint64_t *value)
 {
-    struct limit_session *session = limit_session();
-    entry->class = class;
-    entry->key = key;
-    if (session)
-        limit_table_put(&session->table, entry);
+    return NEED(cuDeviceGetGraphMemAttribute, ordinal, attribute, value) == CUDA_SUCCESS;
 }
 
-static bool lives_in(const struct limit_entry *entry, const void *context)
+static bool graph_nodes(void *graph, void **nodes, size_t *count)
 {
-    return entry->owner == context && context != NULL;
+    return NEED(cuGraphGetNodes, graph, nodes, count) == CUDA_SUCCESS;
 }
 
-static void drop_context(struct limit_session *session, int device, CUcontext context)
+static bool node_memory(void *node, int *ordinal, uint64_t *bytes)
 {
-    struct limit_entry entry;
-    while (limit_table_take_any(&session->table, lives_in, context, &entry))
-        if (entry.link == 0) /* what came from a pool is the pool's */
-            give_back(&entry);
-    limit_close_context(device);
-}
-
-/* ---- pools ---- */
-
-enum { POOL_RESERVED = 5, POOL_USED = 7, GRAPH_USED = 0, GRAPH_RESERVED = 2 };
-
-/* A pool, or the device's memory for graphs: how much the driver keeps in it. */
-struct pool {
-    CUmemoryPool handle; /* NULL: for graphs */
-    CUdevice ordinal;
-};
-
-static bool pool_figures(struct pool pool, uint64_t *reserved, uint64_t *used)
-{
-    return pool.handle ? NEED(cuMemPoolGetAttribute, pool.handle, POOL_RESERVED, reserved) == CUDA_SUCCESS &&
-                             NEED(cuMemPoolGetAttribute, pool.handle, POOL_USED, used) == CUDA_SUCCESS
-                       : NEED(cuDeviceGetGraphMemAttribute, pool.ordinal, GRAPH_RESERVED, reserved) == CUDA_SUCCESS &&
-                             NEED(cuDeviceGetGraphMemAttribute, pool.ordinal, GRAPH_USED, used) == CUDA_SUCCESS;
-}
-
-static uint64_t pool_key(struct pool pool)
-{
-    return pool.handle ? (uint64_t)(uintptr_t)pool.handle : (uint64_t)pool.ordinal + 1;
-}
-
-/* The pool's entry: bytes charged for it, `size` its ordinal. The lock `pools` is held here and below. */
-static struct limit_entry pool_entry(struct limit_session *session, struct pool pool)
-{
-    struct limit_entry entry;
-    if (!limit_table_get(&session->table, LIMIT_POOL, pool_key(pool), &entry))
-        entry = (struct limit_entry){.class = LIMIT_POOL,
-                                     .key = pool_key(pool),
-                                     .device = device_of(pool.ordinal),
-                                     .size = (uint64_t)pool.ordinal};
-    return entry;
-}
-
-/* Bring the charge to what the driver keeps; true: something was given back. */
-static bool settle_pool(struct limit_session *session, struct pool pool)
-{
-    struct limit_entry entry = pool_entry(session, pool);
-    uint64_t reserved, used, before = entry.bytes;
-    if (entry.device < 0 || !pool_figures(pool, &reserved, &used) || reserved == before)
+    enum { MEM_ALLOC = 10 };
+    int type;
+    CUmemAllocNodeParams parameters = {0};
+    if (NEED(cuGraphNodeGetType, node, &type) != CUDA_SUCCESS || type != MEM_ALLOC ||
+        NEED(cuGraphMemAllocNodeGetParams, node, &parameters) != CUDA_SUCCESS ||
+        parameters.poolProps.location.type != CU_ON_DEVICE)
         return false;
-    if (reserved > before)
-        limit_owe(entry.device, reserved - before);
-    else
-        limit_give(entry.device, before - reserved);
-    entry.bytes = reserved;
-    limit_table_put(&session->table, &entry);
-    return reserved < before;
-}
-
-struct visited {
-    const uint64_t *keys;
-    size_t count;
-};
-
-static bool unvisited_pool(const struct limit_entry *entry, const void *argument)
-{
-    const struct visited *visited = argument;
-    for (size_t i = 0; i < visited->count; i++)
-        if (visited->keys[i] == entry->key)
-            return false;
-    return entry->class == LIMIT_POOL;
-}
-
-static struct pool pool_of(const struct limit_entry *entry)
-{
-    bool graphs = entry->key <= LIMIT_ORDINALS;
-    return (struct pool){.handle = graphs ? NULL : (CUmemoryPool)(uintptr_t)entry->key, .ordinal = (CUdevice)entry->size};
-}
-
-/* Pools shrink when the device comes to rest, long after the call that freed: look whenever that may be. */
-static bool settle_pools(struct limit_session *session)
-{
-    uint64_t keys[256];
-    struct visited visited = {.keys = keys};
-    struct limit_entry entry;
-    bool gave = false;
-    pthread_mutex_lock(&session->pools);
-    atomic_store_explicit(&session->late_pools, 0, memory_order_relaxed);
-    while (visited.count < sizeof keys / sizeof *keys &&
-           limit_table_find(&session->table, unvisited_pool, &visited, &entry)) {
-        uint64_t reserved, used;
-        keys[visited.count++] = entry.key;
-        gave = settle_pool(session, pool_of(&entry)) || gave;
-        if (pool_figures(pool_of(&entry), &reserved, &used) && reserved > used)
-            atomic_store_explicit(&session->late_pools, 1, memory_order_relaxed);
-    }
-    pthread_mutex_unlock(&session->pools);
-    return gave;
-}
-
-static void pools_may_have_shrunk(void)
-{
-    struct limit_session *session = limit_session();
-    if (session && atomic_load_explicit(&session->late_pools, memory_order_relaxed) != 0)
-        settle_pools(session);
-}
-
-/* Charge a pool's growth by `size` more bytes in use, before it happens. */
-static bool take_growth(struct limit_session *session, struct pool pool, uint64_t size)
-{
-    settle_pool(session, pool);
-    struct limit_entry entry = pool_entry(session, pool);
-    uint64_t reserved, used;
-    if (entry.device == LIMIT_NO_LIMIT)
-        return true;
-    if (entry.device < 0 || size > UINT64_C(1) << 46 || !pool_figures(pool, &reserved, &used))
-        return false;
-    uint64_t need = used + (size + 511) / 512 * 512;
-    uint64_t growth = need > reserved ? (need - reserved + GRANULE - 1) / GRANULE * GRANULE : 0;
-    if (!limit_take(entry.device, growth))
-        return false;
-    entry.bytes += growth;
-    return limit_table_put(&session->table, &entry);
-}
-
-/* After it happened: did the driver take more than that, and is there room for it? */
-static bool cover_growth(struct limit_session *session, struct pool pool)
-{
-    struct limit_entry entry = pool_entry(session, pool);
-    uint64_t reserved, used;
-    if (entry.device >= 0 && pool_figures(pool, &reserved, &used) && reserved > entry.bytes) {
-        if (!limit_take(entry.device, reserved - entry.bytes))
-            return false;
-        entry.bytes = reserved;
-        limit_table_put(&session->table, &entry);
-    }
-    settle_pool(session, pool);
+    *ordinal = parameters.poolProps.location.id;
+    *bytes = parameters.bytesize;
     return true;
 }
 
-/* ---- virtual memory: who keeps a piece of physical memory alive ---- */
+enum { GRANULE = 2 << 20 }; /* device memory comes in pages of 2 MiB */
 
-struct physical {
-    int device; /* of the ledger */
-    uint64_t bytes;
-    uint32_t handles, mappings;
-    bool pinned;           /* mapped into a sparse array: never given back */
-    int exported;          /* the last file descriptor that it was exported to, which keeps it too; -1: none */
-    dev_t dev;             /* that file */
-    ino_t ino;             /* and its number */
-    struct physical *next; /* of those that only their file keeps */
+static const struct limit_driver driver = {
+    .number = 0,
+    .granule = GRANULE,
+    .device = device_of,
+    .pool_attribute = pool_attribute,
+    .graph_attribute = graph_attribute,
+    .graph_nodes = graph_nodes,
+    .node_memory = node_memory,
 };
-
-static bool file_is_open(const struct physical *it)
-{
-    struct stat stamp;
-    return it->exported >= 0 && fstat(it->exported, &stamp) == 0 && stamp.st_dev == it->dev && stamp.st_ino == it->ino;
-}
-
-/* Give back what nothing keeps; true: done. The lock `objects` is held. */
-static bool settle_physical(struct limit_session *session, struct physical *it)
-{
-    if (it->handles > 0 || it->mappings > 0 || it->pinned)
-        return false;
-    if (file_is_open(it)) {
-        it->next = session->in_files;
-        session->in_files = it;
-        return false;
-    }
-    limit_give(it->device, it->bytes);
-    free(it);
-    return true;
-}
-
-/* Memory whose exported files are closed meanwhile. The lock `objects` is held. */
-static bool settle_files(struct limit_session *session)
-{
-    bool gave = false;
-    struct physical *list = session->in_files;
-    session->in_files = NULL;
-    for (struct physical *it = list, *next; it; it = next) {
-        next = it->next;
-        gave = settle_physical(session, it) || gave;
-    }
-    return gave;
-}
-
-/* After a refusal: is there room in what this process itself no longer uses? */
-static bool find_room(void)
-{
-    struct limit_session *session = limit_session();
-    if (!session)
-        return false;
-    bool gave = settle_pools(session);
-    pthread_mutex_lock(&session->objects);
-    gave = settle_files(session) || gave;
-    pthread_mutex_unlock(&session->objects);
-    return gave;
-}
 
 static bool take_piece(int device, uint64_t size, struct limit_entry *entry)
 {
-    return limit_take_piece(device, size, GRANULE, entry) ||
-           (find_room() && limit_take_piece(device, size, GRANULE, entry));
+    return limit_driver_take(&driver, device, size, entry);
 }
 
 /* ---- look-up ---- */
@@ -474,7 +283,8 @@ HOOK(cuGetProcAddress, const char *symbol, void **function, int version, uint64_
 
 HOOK(cuGetProcAddress_v2, const char *symbol, void **function, int version, uint64_t flags, int *status)
 {
-    return replaced(VENDOR(cuGetProcAddress_v2, symbol, function, version, flags, status), symbol, function, version, flags);
+    return replaced(VENDOR(cuGetProcAddress_v2, symbol, function, version, flags, status), symbol, function, version,
+                    flags);
 }
 
 /* ---- contexts ---- */
@@ -485,11 +295,11 @@ HOOK(cuGetProcAddress_v2, const char *symbol, void **function, int version, uint
         if (!outside())                                                                                                \
             return CREATE;                                                                                             \
         int device = device_of(ORDINAL);                                                                               \
-        if (!limit_open_context(device) && !(find_room() && limit_open_context(device)))                               \
+        if (!limit_driver_open_context(&driver, device))                                                               \
             return CUDA_ERROR_OUT_OF_MEMORY;                                                                           \
         CUresult result = CREATE;                                                                                      \
         if (result == CUDA_SUCCESS)                                                                                    \
-            remember(&(struct limit_entry){.device = device}, LIMIT_CONTEXT, (uint64_t)(uintptr_t) * (CONTEXT));       \
+            limit_remember(&(struct limit_entry){.device = device}, LIMIT_CONTEXT, (uint64_t)(uintptr_t) * (CONTEXT)); \
         else                                                                                                           \
             limit_close_context(device);                                                                               \
         return result;                                                                                                 \
@@ -515,6 +325,12 @@ HOOK(cuCtxCreate_v4, CUcontext *context, void *parameters, unsigned flags, CUdev
     NEW_CONTEXT(ordinal, context, VENDOR(cuCtxCreate_v4, context, parameters, flags, ordinal));
 }
 
+static void end_context(struct limit_session *session, int device, CUcontext context)
+{
+    limit_drop_owner(&driver, session, context);
+    limit_close_context(device);
+}
+
 static CUresult destroy_context(struct limit_call *call, CUcontext context)
 {
     struct limit_session *session = outside() ? limit_session() : NULL;
@@ -522,7 +338,7 @@ static CUresult destroy_context(struct limit_call *call, CUcontext context)
     bool known = session && limit_table_take(&session->table, LIMIT_CONTEXT, (uint64_t)(uintptr_t)context, &entry);
     CUresult result = VENDOR_AS(cuCtxDestroy_v2, call, context);
     if (known && result == CUDA_SUCCESS)
-        drop_context(session, entry.device, context);
+        end_context(session, entry.device, context);
     else if (known)
         limit_table_put(&session->table, &entry);
     return result;
@@ -556,7 +372,7 @@ HOOK(cuDevicePrimaryCtxRetain, CUcontext *context, CUdevice ordinal)
     pthread_mutex_lock(&session->contexts);
     bool first = !primary_active(ordinal);
     CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
-    if (!first || limit_open_context(device) || (find_room() && limit_open_context(device))) {
+    if (!first || limit_driver_open_context(&driver, device)) {
         result = VENDOR(cuDevicePrimaryCtxRetain, context, ordinal);
         if (first && result != CUDA_SUCCESS)
             limit_close_context(device);
@@ -576,7 +392,7 @@ static CUresult end_primary(struct limit_call *call, CUdevice ordinal)
     bool active = primary_active(ordinal);
     CUresult result = VENDOR_AS(cuDevicePrimaryCtxRelease_v2, call, ordinal);
     if (active && !primary_active(ordinal)) {
-        drop_context(session, device_of(ordinal), session->primary[ordinal]);
+        end_context(session, device_of(ordinal), session->primary[ordinal]);
         session->primary[ordinal] = NULL;
     }
     pthread_mutex_unlock(&session->contexts);
@@ -621,7 +437,7 @@ HOOK(cuCtxSetLimit, int which, size_t value)
         entry.bytes -= less;
     }
     if (entry.bytes > 0)
-        remember(&entry, LIMIT_HEAP, key);
+        limit_remember(&entry, LIMIT_HEAP, key);
     return result;
 }
 
@@ -632,8 +448,10 @@ static CUresult spill(CUdeviceptr *address, size_t size, CUdevice ordinal, CUcon
 {
     enum { GLOBAL = 1, PREFERRED_LOCATION = 3, ACCESSED_BY = 5, HOST = -1 };
     struct limit_session *session = limit_session();
-    struct limit_entry entry = {
-        .device = device_of(ordinal), .owner = context, .bytes = (size + GRANULE - 1) / GRANULE * GRANULE, .spilled = true};
+    struct limit_entry entry = {.device = device_of(ordinal),
+                                .owner = context,
+                                .bytes = (size + GRANULE - 1) / GRANULE * GRANULE,
+                                .spilled = true};
     if (!session || !limit_take_spill(entry.device, entry.bytes))
         return CUDA_ERROR_OUT_OF_MEMORY;
     atomic_fetch_add(&session->spills, 1);
@@ -646,7 +464,7 @@ static CUresult spill(CUdeviceptr *address, size_t size, CUdevice ordinal, CUcon
             VENDOR(cuMemFree_v2, *address);
     }
     if (result == CUDA_SUCCESS) {
-        remember(&entry, LIMIT_ADDRESS, *address);
+        limit_remember(&entry, LIMIT_ADDRESS, *address);
     } else {
         limit_give_spill(entry.device, entry.bytes);
         atomic_fetch_sub(&session->spills, 1);
@@ -666,9 +484,9 @@ static CUresult spill(CUdeviceptr *address, size_t size, CUdevice ordinal, CUcon
             return OTHERWISE;                                                                                          \
         CUresult result = ALLOCATION;                                                                                  \
         if (result == CUDA_SUCCESS)                                                                                    \
-            remember(&entry, LIMIT_ADDRESS, (uint64_t) * (ADDRESS));                                                   \
+            limit_remember(&entry, LIMIT_ADDRESS, (uint64_t) * (ADDRESS));                                             \
         else                                                                                                           \
-            give_back(&entry);                                                                                         \
+            limit_driver_give(&driver, &entry);                                                                        \
         return result;                                                                                                 \
     } while (0)
 
@@ -682,14 +500,16 @@ HOOK(cuMemAllocManaged, CUdeviceptr *address, size_t size, unsigned flags)
     ALLOCATE(address, size, VENDOR(cuMemAllocManaged, address, size, flags), spill(address, size, ordinal, context));
 }
 
-/* Rows are padded to the driver's pitch, which is known afterwards only: 512 bytes, or else the difference is charged. */
+/* Rows are padded to the driver's pitch, which is known afterwards only: 512 bytes, or else the difference is charged.
+ */
 HOOK(cuMemAllocPitch_v2, CUdeviceptr *address, size_t *pitch, size_t width, size_t height, unsigned element)
 {
     enum { PITCH = 512 };
     size_t size = 0, padded = width <= SIZE_MAX - PITCH ? (width + PITCH - 1) / PITCH * PITCH : 0;
     if (!pitch || __builtin_mul_overflow(padded, height, &size))
         size = 0;
-    ALLOCATE(address, size, VENDOR(cuMemAllocPitch_v2, address, pitch, width, height, element), CUDA_ERROR_OUT_OF_MEMORY);
+    ALLOCATE(address, size, VENDOR(cuMemAllocPitch_v2, address, pitch, width, height, element),
+             CUDA_ERROR_OUT_OF_MEMORY);
 }
 
 /* Of a time of 32-bit addresses; a program of 64 bits has no use for them but to go around. */
@@ -704,37 +524,7 @@ TOO_OLD(cuMemAllocPitch)
 TOO_OLD(cuArrayCreate)
 TOO_OLD(cuArray3DCreate)
 
-static void freed(struct limit_session *session, const struct limit_entry *entry)
-{
-    if (entry->spilled)
-        atomic_fetch_sub(&session->spills, 1);
-    if (entry->link == 0) {
-        give_back(entry);
-        return;
-    }
-    struct limit_entry pool;
-    pthread_mutex_lock(&session->pools);
-    if (limit_table_get(&session->table, LIMIT_POOL, entry->link, &pool))
-        settle_pool(session, pool_of(&pool));
-    atomic_store_explicit(&session->late_pools, 1, memory_order_relaxed);
-    pthread_mutex_unlock(&session->pools);
-}
-
-/* `FREE` frees what is known as KEY. Forgotten before, as another thread may get the same address right afterwards. */
-#define FORGET(KEY, FREE)                                                                                              \
-    do {                                                                                                               \
-        struct limit_session *session = outside() ? limit_session() : NULL;                                            \
-        struct limit_entry entry;                                                                                      \
-        bool known = session && limit_table_take(&session->table, LIMIT_ADDRESS, (uint64_t)(KEY), &entry);             \
-        CUresult result = FREE;                                                                                        \
-        if (known && result == CUDA_SUCCESS)                                                                           \
-            freed(session, &entry);                                                                                    \
-        else if (known)                                                                                                \
-            limit_table_put(&session->table, &entry);                                                                  \
-        else if (session && atomic_load_explicit(&session->graphs, memory_order_relaxed) != 0)                         \
-            settle_pools(session); /* a graph's memory may be freed like any other */                                  \
-        return result;                                                                                                 \
-    } while (0)
+#define FORGET(KEY, FREE) LIMIT_FORGET(&driver, KEY, CUresult, FREE)
 
 HOOK(cuMemFree_v2, CUdeviceptr address)
 {
@@ -811,8 +601,8 @@ static size_t channel_bytes(int format)
     static const struct {
         int format;
         size_t bytes;
-    } known[] = {{0x01, 1}, {0x02, 2}, {0x03, 4}, {0x08, 1}, {0x09, 2}, {0x0a, 4},
-                 {0x10, 2}, {0x20, 4}, {0xc0, 1}, {0xc1, 1}, {0xc2, 1}, {0xc3, 2}, {0xc4, 2}, {0xc5, 2}};
+    } known[] = {{0x01, 1}, {0x02, 2}, {0x03, 4}, {0x08, 1}, {0x09, 2}, {0x0a, 4}, {0x10, 2},
+                 {0x20, 4}, {0xc0, 1}, {0xc1, 1}, {0xc2, 1}, {0xc3, 2}, {0xc4, 2}, {0xc5, 2}};
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (known[i].format == format)
             return known[i].bytes;
@@ -878,8 +668,8 @@ static bool stream_ordinal(CUstream stream, CUdevice *ordinal)
 {
     CUcontext context = NULL, popped;
     bool standard = (uintptr_t)stream <= 2; /* legacy and per-thread default streams */
-    if (standard || NEED(cuStreamGetCtx, stream, &context) != CUDA_SUCCESS || !context || context == current_context() ||
-        NEED(cuCtxPushCurrent_v2, context) != CUDA_SUCCESS)
+    if (standard || NEED(cuStreamGetCtx, stream, &context) != CUDA_SUCCESS || !context ||
+        context == current_context() || NEED(cuCtxPushCurrent_v2, context) != CUDA_SUCCESS)
         return current_ordinal(ordinal);
     bool found = current_ordinal(ordinal);
     NEED(cuCtxPopCurrent_v2, &popped);
@@ -888,19 +678,17 @@ static bool stream_ordinal(CUstream stream, CUdevice *ordinal)
 
 static CUdevice pool_ordinal(struct limit_session *session, CUmemoryPool handle)
 {
-    struct limit_entry entry;
-    if (limit_table_get(&session->table, LIMIT_POOL, (uint64_t)(uintptr_t)handle, &entry))
-        return (CUdevice)entry.size;
+    CUdevice ordinal = limit_pool_ordinal(session, handle);
     int count = 0;
+    if (ordinal >= 0)
+        return ordinal;
     NEED(cuDeviceGetCount, &count);
     for (CUdevice i = 0; i < count; i++) {
         CUmemoryPool standard = NULL;
         if (NEED(cuDeviceGetDefaultMemPool, &standard, i) == CUDA_SUCCESS && standard == handle)
             return i;
     }
-    CUdevice ordinal = 0; /* made before we were loaded, which cannot be, or imported, which nobody allocates from */
-    current_ordinal(&ordinal);
-    return ordinal;
+    return current_ordinal(&ordinal) ? ordinal : 0; /* an imported pool, which nobody allocates from */
 }
 
 HOOK(cuMemPoolTrimTo, CUmemoryPool pool, size_t keep)
@@ -908,7 +696,7 @@ HOOK(cuMemPoolTrimTo, CUmemoryPool pool, size_t keep)
     CUresult result = VENDOR(cuMemPoolTrimTo, pool, keep);
     struct limit_session *session = outside() ? limit_session() : NULL;
     if (session)
-        settle_pools(session);
+        limit_settle_pools(&driver, session);
     return result;
 }
 
@@ -964,44 +752,34 @@ static CUresult alloc_from(struct limit_call *call, bool named, CUdeviceptr *add
         return VENDOR_ASYNC();
     if (!session)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    struct pool pool = {.handle = handle};
+    struct limit_pool pool = {.driver = &driver, .handle = handle};
     if (named)
         pool.ordinal = pool_ordinal(session, handle);
     else if (!stream_ordinal(stream, &pool.ordinal) ||
              NEED(cuDeviceGetMemPool, &pool.handle, pool.ordinal) != CUDA_SUCCESS)
         return VENDOR_ASYNC();
-    bool room = false;
-    for (int attempt = 0; !room && (attempt == 0 || (attempt == 1 && find_room())); attempt++) {
-        pthread_mutex_lock(&session->pools);
-        room = take_growth(session, pool, size);
-        if (!room)
-            pthread_mutex_unlock(&session->pools);
-    }
-    if (!room)
+    if (!limit_pool_begin(session, pool, size))
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = VENDOR_ASYNC();
-    if (result == CUDA_SUCCESS && !cover_growth(session, pool)) {
+    if (!limit_pool_end(session, pool, result == CUDA_SUCCESS)) {
         VENDOR(cuMemFreeAsync, *address, stream);
         VENDOR(cuMemPoolTrimTo, pool.handle, 0);
-        result = CUDA_ERROR_OUT_OF_MEMORY;
+        limit_settle_pools(&driver, session);
+        return CUDA_ERROR_OUT_OF_MEMORY;
     }
     if (result == CUDA_SUCCESS)
-        remember(&(struct limit_entry){.device = LIMIT_NO_LIMIT, .link = pool_key(pool)}, LIMIT_ADDRESS, *address);
-    else
-        settle_pool(session, pool);
-    pthread_mutex_unlock(&session->pools);
+        limit_remember(&(struct limit_entry){.device = LIMIT_NO_LIMIT, .link = (uint64_t)(uintptr_t)pool.handle},
+                       LIMIT_ADDRESS, *address);
     return result;
 }
 
 HOOK(cuMemPoolCreate, CUmemoryPool *pool, const CUmemPoolProps *properties)
 {
     CUresult result = VENDOR(cuMemPoolCreate, pool, properties);
-    struct limit_session *session = outside() && result == CUDA_SUCCESS ? limit_session() : NULL;
-    if (session) {
-        bool on_device = properties->location.type == CU_ON_DEVICE;
-        struct limit_entry entry = {.device = on_device ? device_of(properties->location.id) : LIMIT_NO_LIMIT,
-                                    .size = (uint64_t)properties->location.id};
-        remember(&entry, LIMIT_POOL, (uint64_t)(uintptr_t)*pool);
+    if (result == CUDA_SUCCESS && outside()) {
+        CUmemLocation where = properties->location;
+        struct limit_pool made = {.driver = &driver, .handle = *pool, .ordinal = where.id};
+        limit_pool_made(made, where.type == CU_ON_DEVICE ? device_of(where.id) : LIMIT_NO_LIMIT);
     }
     return result;
 }
@@ -1009,13 +787,12 @@ HOOK(cuMemPoolCreate, CUmemoryPool *pool, const CUmemPoolProps *properties)
 HOOK(cuMemPoolDestroy, CUmemoryPool pool)
 {
     struct limit_session *session = outside() ? limit_session() : NULL;
-    struct limit_entry entry;
     if (!session)
         return VENDOR(cuMemPoolDestroy, pool);
     pthread_mutex_lock(&session->pools);
     CUresult result = VENDOR(cuMemPoolDestroy, pool);
-    if (result == CUDA_SUCCESS && limit_table_take(&session->table, LIMIT_POOL, (uint64_t)(uintptr_t)pool, &entry))
-        limit_give(entry.device, entry.bytes);
+    if (result == CUDA_SUCCESS)
+        limit_pool_gone(session, pool);
     pthread_mutex_unlock(&session->pools);
     return result;
 }
@@ -1025,7 +802,7 @@ HOOK(cuMemPoolDestroy, CUmemoryPool pool)
     {                                                                                                                  \
         CUresult result = VENDOR(NAME, __VA_ARGS__);                                                                   \
         if (outside())                                                                                                 \
-            pools_may_have_shrunk();                                                                                   \
+            limit_pools_may_have_shrunk(&driver);                                                                      \
         return result;                                                                                                 \
     }
 
@@ -1036,43 +813,10 @@ MAY_SHRINK(cuCtxSynchronize, void, )
 
 /* ---- graphs ---- */
 
-/* What a graph's allocation nodes ask for, by device. */
-struct graph_memory {
-    uint64_t bytes[LIMIT_ORDINALS];
-};
-
-static struct graph_memory *memory_of(CUgraph graph)
-{
-    enum { MEM_ALLOC = 10 };
-    size_t count = 0;
-    CUgraphNode *nodes = NULL;
-    if (NEED(cuGraphGetNodes, graph, NULL, &count) != CUDA_SUCCESS || count == 0 ||
-        !(nodes = calloc(count, sizeof *nodes)) || NEED(cuGraphGetNodes, graph, nodes, &count) != CUDA_SUCCESS)
-        count = 0;
-    struct graph_memory *memory = NULL;
-    for (size_t i = 0; i < count; i++) {
-        int type;
-        CUmemAllocNodeParams node = {0};
-        if (NEED(cuGraphNodeGetType, nodes[i], &type) != CUDA_SUCCESS || type != MEM_ALLOC ||
-            NEED(cuGraphMemAllocNodeGetParams, nodes[i], &node) != CUDA_SUCCESS)
-            continue;
-        CUmemLocation where = node.poolProps.location;
-        memory = memory ? memory : calloc(1, sizeof *memory);
-        if (memory && where.type == CU_ON_DEVICE && where.id >= 0 && where.id < LIMIT_ORDINALS)
-            memory->bytes[where.id] += node.bytesize;
-    }
-    free(nodes);
-    return memory;
-}
-
 static CUresult instantiated(CUresult result, const CUgraphExec *exec, CUgraph graph)
 {
-    struct limit_session *session = outside() && result == CUDA_SUCCESS ? limit_session() : NULL;
-    struct graph_memory *memory = session ? memory_of(graph) : NULL;
-    if (memory) {
-        remember(&(struct limit_entry){.link = (uint64_t)(uintptr_t)memory}, LIMIT_GRAPH, (uint64_t)(uintptr_t)*exec);
-        atomic_fetch_add(&session->graphs, 1);
-    }
+    if (result == CUDA_SUCCESS && outside())
+        limit_graph_made(&driver, graph, *exec);
     return result;
 }
 
@@ -1101,51 +845,15 @@ HOOK(cuGraphInstantiateWithParams_ptsz, CUgraphExec *exec, CUgraph graph, void *
     return instantiated(VENDOR(cuGraphInstantiateWithParams_ptsz, exec, graph, parameters), exec, graph);
 }
 
-/* The lock `pools` is held. A graph that ran before has its memory still, or again. */
-static bool take_graph(struct limit_session *session, const struct graph_memory *memory, bool ran)
-{
-    for (CUdevice i = 0; i < LIMIT_ORDINALS; i++) {
-        uint64_t reserved, used;
-        struct pool pool = {.ordinal = i};
-        bool has = memory->bytes[i] == 0 ||
-                   (ran && pool_figures(pool, &reserved, &used) && reserved >= memory->bytes[i]) ||
-                   take_growth(session, pool, memory->bytes[i]);
-        if (!has)
-            return false;
-    }
-    return true;
-}
-
-static void settle_graph(struct limit_session *session, const struct graph_memory *memory)
-{
-    for (CUdevice i = 0; i < LIMIT_ORDINALS; i++)
-        if (memory->bytes[i] > 0)
-            settle_pool(session, (struct pool){.ordinal = i});
-}
-
 static CUresult launch(struct limit_call *call, CUgraphExec exec, CUstream stream)
 {
-    struct limit_session *session = outside() ? limit_session() : NULL;
     struct limit_entry entry;
-    if (!session || atomic_load_explicit(&session->graphs, memory_order_relaxed) == 0 ||
-        !limit_table_get(&session->table, LIMIT_GRAPH, (uint64_t)(uintptr_t)exec, &entry))
-        return VENDOR_AS(cuGraphLaunch, call, exec, stream);
-    const struct graph_memory *memory = (struct graph_memory *)(uintptr_t)entry.link;
-    bool room = false;
-    CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
-    for (int attempt = 0; !room && (attempt == 0 || (attempt == 1 && find_room())); attempt++) {
-        pthread_mutex_lock(&session->pools);
-        room = take_graph(session, memory, entry.size != 0);
-        if (room)
-            result = VENDOR_AS(cuGraphLaunch, call, exec, stream);
-        if (room && result == CUDA_SUCCESS && entry.size == 0) {
-            entry.size = 1;
-            limit_table_put(&session->table, &entry);
-        }
-        settle_graph(session, memory);
-        atomic_store_explicit(&session->late_pools, 1, memory_order_relaxed);
-        pthread_mutex_unlock(&session->pools);
-    }
+    enum limit_launch kind = limit_graph_begin(&driver, exec, &entry);
+    if (kind == LIMIT_REFUSED)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult result = VENDOR_AS(cuGraphLaunch, call, exec, stream);
+    if (kind == LIMIT_CHARGED)
+        limit_graph_end(&driver, &entry, result == CUDA_SUCCESS);
     return result;
 }
 
@@ -1173,14 +881,10 @@ HOOK(cuGraphExecDestroy, CUgraphExec exec)
 {
     struct limit_session *session = outside() ? limit_session() : NULL;
     struct limit_entry entry;
-    bool known = session && limit_table_take(&session->table, LIMIT_GRAPH, (uint64_t)(uintptr_t)exec, &entry);
+    bool known = session && limit_graph_take(session, exec, &entry);
     CUresult result = VENDOR(cuGraphExecDestroy, exec);
-    if (known && result != CUDA_SUCCESS)
-        limit_table_put(&session->table, &entry);
-    else if (known)
-        free((void *)(uintptr_t)entry.link);
-    if (session)
-        pools_may_have_shrunk();
+    if (known)
+        limit_graph_destroyed(session, &entry, result == CUDA_SUCCESS);
     return result;
 }
 
@@ -1189,186 +893,76 @@ HOOK(cuDeviceGraphMemTrim, CUdevice ordinal)
     CUresult result = VENDOR(cuDeviceGraphMemTrim, ordinal);
     struct limit_session *session = outside() ? limit_session() : NULL;
     if (session)
-        settle_pools(session);
+        limit_settle_pools(&driver, session);
     return result;
 }
 
 /* ---- virtual memory ---- */
 
-static struct physical *physical_of(struct limit_session *session, enum limit_class class, uint64_t key)
-{
-    struct limit_entry entry;
-    return limit_table_get(&session->table, class, key, &entry) ? (struct physical *)(uintptr_t)entry.link : NULL;
-}
-
 /* Charged where it will lie, whatever device is current. */
 HOOK(cuMemCreate, CUmemHandle *handle, size_t size, const CUmemAllocationProp *properties, unsigned long long flags)
 {
-    struct limit_session *session = outside() ? limit_session() : NULL;
-    if (!outside() || !handle || !properties || size == 0 || properties->location.type != CU_ON_DEVICE)
+    if (!outside() || !handle || !properties || size == 0 || size > SIZE_MAX / 2 ||
+        properties->location.type != CU_ON_DEVICE)
         return VENDOR(cuMemCreate, handle, size, properties, flags);
     struct limit_entry entry = {0};
-    struct physical *it = session ? calloc(1, sizeof *it) : NULL;
-    if (!it || !take_piece(device_of(properties->location.id), (size + GRANULE - 1) / GRANULE * GRANULE, &entry)) {
-        free(it);
+    if (!take_piece(device_of(properties->location.id), (size + GRANULE - 1) / GRANULE * GRANULE, &entry))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    }
     CUresult result = VENDOR(cuMemCreate, handle, size, properties, flags);
-    if (result != CUDA_SUCCESS) {
-        give_back(&entry);
-        free(it);
-        return result;
-    }
-    *it = (struct physical){.device = entry.device, .bytes = entry.bytes, .handles = 1, .exported = -1};
-    remember(&(struct limit_entry){.size = 1, .link = (uint64_t)(uintptr_t)it}, LIMIT_PHYSICAL, *handle);
+    if (result == CUDA_SUCCESS)
+        limit_physical_made(&entry, *handle);
+    else
+        limit_driver_give(&driver, &entry);
     return result;
 }
 
 HOOK(cuMemRelease, CUmemHandle handle)
 {
-    struct limit_session *session = outside() ? limit_session() : NULL;
-    struct limit_entry entry;
-    if (!session)
-        return VENDOR(cuMemRelease, handle);
-    pthread_mutex_lock(&session->objects); /* the number may be given out again at once */
-    CUresult result = VENDOR(cuMemRelease, handle);
-    if (result == CUDA_SUCCESS && limit_table_take(&session->table, LIMIT_PHYSICAL, handle, &entry)) {
-        struct physical *it = (struct physical *)(uintptr_t)entry.link;
-        if (--entry.size > 0)
-            limit_table_put(&session->table, &entry);
-        it->handles--;
-        settle_files(session);
-        settle_physical(session, it);
-    }
-    pthread_mutex_unlock(&session->objects);
-    return result;
+    LIMIT_OBJECT(CUresult, VENDOR(cuMemRelease, handle), limit_physical_released(session, handle));
 }
 
 HOOK(cuMemMap, CUdeviceptr address, size_t size, size_t offset, CUmemHandle handle, unsigned long long flags)
 {
-    struct limit_session *session = outside() ? limit_session() : NULL;
-    if (!session)
-        return VENDOR(cuMemMap, address, size, offset, handle, flags);
-    pthread_mutex_lock(&session->objects);
-    CUresult result = VENDOR(cuMemMap, address, size, offset, handle, flags);
-    struct physical *it = result == CUDA_SUCCESS ? physical_of(session, LIMIT_PHYSICAL, handle) : NULL;
-    if (it) {
-        it->mappings++;
-        remember(&(struct limit_entry){.size = size, .link = (uint64_t)(uintptr_t)it}, LIMIT_MAPPING, address);
-    }
-    pthread_mutex_unlock(&session->objects);
-    return result;
-}
-
-struct range {
-    CUdeviceptr start;
-    size_t size;
-};
-
-static bool mapped_within(const struct limit_entry *entry, const void *argument)
-{
-    const struct range *range = argument;
-    return entry->class == LIMIT_MAPPING && entry->key >= range->start && entry->key - range->start < range->size;
-}
-
-static bool mapped_around(const struct limit_entry *entry, const void *argument)
-{
-    const CUdeviceptr *address = argument;
-    return entry->class == LIMIT_MAPPING && *address >= entry->key && *address - entry->key < entry->size;
+    LIMIT_OBJECT(CUresult, VENDOR(cuMemMap, address, size, offset, handle, flags),
+                 limit_mapped(session, address, size, handle));
 }
 
 HOOK(cuMemUnmap, CUdeviceptr address, size_t size)
 {
-    struct limit_session *session = outside() ? limit_session() : NULL;
-    if (!session)
-        return VENDOR(cuMemUnmap, address, size);
-    pthread_mutex_lock(&session->objects);
-    CUresult result = VENDOR(cuMemUnmap, address, size);
-    struct range range = {.start = address, .size = result == CUDA_SUCCESS ? size : 0};
-    struct limit_entry entry;
-    while (range.size > 0 &&
-           (limit_table_take(&session->table, LIMIT_MAPPING, range.start, &entry) || /* the usual case: one after the other */
-            limit_table_take_any(&session->table, mapped_within, &range, &entry))) {
-        struct physical *it = (struct physical *)(uintptr_t)entry.link;
-        it->mappings--;
-        settle_physical(session, it);
-        size_t behind = entry.key == range.start ? entry.size : 0;
-        range.start += behind;
-        range.size = behind < range.size ? range.size - behind : 0;
-    }
-    pthread_mutex_unlock(&session->objects);
-    return result;
+    LIMIT_OBJECT(CUresult, VENDOR(cuMemUnmap, address, size), limit_unmapped(session, address, size));
 }
 
 HOOK(cuMemRetainAllocationHandle, CUmemHandle *handle, void *address)
 {
-    struct limit_session *session = outside() ? limit_session() : NULL;
-    if (!session)
-        return VENDOR(cuMemRetainAllocationHandle, handle, address);
-    pthread_mutex_lock(&session->objects);
-    CUresult result = VENDOR(cuMemRetainAllocationHandle, handle, address);
-    CUdeviceptr inside = (CUdeviceptr)(uintptr_t)address;
-    struct limit_entry mapping, entry;
-    if (result == CUDA_SUCCESS && limit_table_find(&session->table, mapped_around, &inside, &mapping)) {
-        if (!limit_table_take(&session->table, LIMIT_PHYSICAL, *handle, &entry))
-            entry = (struct limit_entry){.link = mapping.link};
-        entry.size++;
-        ((struct physical *)(uintptr_t)mapping.link)->handles++;
-        remember(&entry, LIMIT_PHYSICAL, *handle);
-    }
-    pthread_mutex_unlock(&session->objects);
-    return result;
+    LIMIT_OBJECT(CUresult, VENDOR(cuMemRetainAllocationHandle, handle, address),
+                 limit_physical_retained(session, (CUdeviceptr)(uintptr_t)address, *handle));
 }
 
-/* An exported file keeps the memory, and could bring it back by import: it stays charged until the file is closed. */
+/* An exported file keeps the memory, and could bring it back by import. A handle for other nodes cannot be followed. */
 HOOK(cuMemExportToShareableHandle, void *shareable, CUmemHandle handle, int type, unsigned long long flags)
 {
     enum { FILE_DESCRIPTOR = 1 };
-    struct limit_session *session = outside() ? limit_session() : NULL;
-    CUresult result = VENDOR(cuMemExportToShareableHandle, shareable, handle, type, flags);
-    if (!session || result != CUDA_SUCCESS)
-        return result;
-    pthread_mutex_lock(&session->objects);
-    struct physical *it = physical_of(session, LIMIT_PHYSICAL, handle);
-    struct stat stamp;
-    if (it && type == FILE_DESCRIPTOR && fstat(*(int *)shareable, &stamp) == 0) {
-        it->exported = *(int *)shareable;
-        it->dev = stamp.st_dev;
-        it->ino = stamp.st_ino;
-    } else if (it && type != FILE_DESCRIPTOR) {
-        it->pinned = true; /* a handle for other nodes: who holds it cannot be seen */
-    }
-    pthread_mutex_unlock(&session->objects);
-    return result;
+    LIMIT_OBJECT(CUresult, VENDOR(cuMemExportToShareableHandle, shareable, handle, type, flags),
+                 limit_physical_exported(session, handle, type == FILE_DESCRIPTOR ? *(int *)shareable : -1));
 }
 
-/* Parts of a sparse array: when they are unmapped, the array says, but not the memory; it stays charged. */
-static CUresult map_array(struct limit_call *call, CUarrayMapInfo *list, unsigned count, CUstream stream)
+static void pin_mapped(struct limit_session *session, const CUarrayMapInfo *list, unsigned count)
 {
     enum { MAP = 1 };
-    struct limit_session *session = outside() ? limit_session() : NULL;
-    CUresult result = VENDOR_AS(cuMemMapArrayAsync, call, list, count, stream);
-    if (session && result == CUDA_SUCCESS) {
-        pthread_mutex_lock(&session->objects);
-        for (unsigned i = 0; i < count; i++) {
-            struct physical *it =
-                list[i].operation == MAP ? physical_of(session, LIMIT_PHYSICAL, list[i].handle) : NULL;
-            if (it)
-                it->pinned = true;
-        }
-        pthread_mutex_unlock(&session->objects);
-    }
-    return result;
+    for (unsigned i = 0; i < count; i++)
+        if (list[i].operation == MAP)
+            limit_physical_pinned(session, list[i].handle);
 }
 
+/* Parts of a sparse array: when they are unmapped, the array is named, but not the memory. */
 HOOK(cuMemMapArrayAsync, CUarrayMapInfo *list, unsigned count, CUstream stream)
 {
-    return map_array(&calls[CALL_cuMemMapArrayAsync], list, count, stream);
+    LIMIT_OBJECT(CUresult, VENDOR(cuMemMapArrayAsync, list, count, stream), pin_mapped(session, list, count));
 }
 
 HOOK(cuMemMapArrayAsync_ptsz, CUarrayMapInfo *list, unsigned count, CUstream stream)
 {
-    return map_array(&calls[CALL_cuMemMapArrayAsync_ptsz], list, count, stream);
+    LIMIT_OBJECT(CUresult, VENDOR(cuMemMapArrayAsync_ptsz, list, count, stream), pin_mapped(session, list, count));
 }
 
 /* ---- queries ---- */
@@ -1378,7 +972,7 @@ HOOK(cuMemGetInfo_v2, size_t *free_bytes, size_t *total)
     CUresult result = VENDOR(cuMemGetInfo_v2, free_bytes, total);
     CUdevice ordinal;
     if (result == CUDA_SUCCESS && outside() && free_bytes && total && current_ordinal(&ordinal)) {
-        pools_may_have_shrunk();
+        limit_pools_may_have_shrunk(&driver);
         limit_narrow(device_of(ordinal), free_bytes, total);
     }
     return result;

@@ -1,2 +1,194 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * NVML inside a job: of the job's devices, memory is what the job may hold, and processes are the job's. Everything
+ * else, other devices too, is as NVML says. NVML allocates nothing, so that nothing is refused here.
+ */
 #include "hook.h"
-static const char *const sonames[]={NULL};struct limit_library limit_nvml={.sonames=sonames};
+#include "session.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef int nvmlReturn_t;
+typedef void *nvmlDevice_t;
+enum { NVML_SUCCESS = 0, NVML_ERROR_UNINITIALIZED = 1 };
+
+typedef struct {
+    unsigned long long total, free, used;
+} nvmlMemory_t;
+
+typedef struct {
+    unsigned version;
+    unsigned long long total, reserved, free, used;
+} nvmlMemory_v2_t;
+
+typedef struct {
+    unsigned pid;
+    unsigned long long usedGpuMemory;
+} nvmlProcessInfo_v1_t;
+
+typedef struct {
+    unsigned pid;
+    unsigned long long usedGpuMemory;
+    unsigned gpuInstanceId, computeInstanceId;
+} nvmlProcessInfo_t;
+
+typedef struct {
+    unsigned pid;
+    unsigned long long usedGpuMemory;
+    unsigned gpuInstanceId, computeInstanceId;
+    unsigned long long usedGpuCcProtectedMemory;
+} nvmlProcessDetail_t;
+
+typedef struct {
+    unsigned version, mode, count;
+    nvmlProcessDetail_t *list;
+} nvmlProcessDetailList_t;
+
+#define HOOK(NAME, ...) LIMIT_EXPORT nvmlReturn_t NAME(__VA_ARGS__)
+
+#define WRAPPED(CALL)                                                                                                  \
+    CALL(nvmlDeviceGetMemoryInfo)                                                                                      \
+    CALL(nvmlDeviceGetMemoryInfo_v2)                                                                                   \
+    CALL(nvmlDeviceGetComputeRunningProcesses)                                                                         \
+    CALL(nvmlDeviceGetComputeRunningProcesses_v2)                                                                      \
+    CALL(nvmlDeviceGetComputeRunningProcesses_v3)                                                                      \
+    CALL(nvmlDeviceGetGraphicsRunningProcesses)                                                                        \
+    CALL(nvmlDeviceGetGraphicsRunningProcesses_v2)                                                                     \
+    CALL(nvmlDeviceGetGraphicsRunningProcesses_v3)                                                                     \
+    CALL(nvmlDeviceGetMPSComputeRunningProcesses)                                                                      \
+    CALL(nvmlDeviceGetMPSComputeRunningProcesses_v2)                                                                   \
+    CALL(nvmlDeviceGetMPSComputeRunningProcesses_v3)                                                                   \
+    CALL(nvmlDeviceGetRunningProcessDetailList)
+
+#define NUMBER(NAME) CALL_##NAME,
+enum { WRAPPED(NUMBER) CALL_nvmlDeviceGetUUID, CALLS };
+static struct limit_call calls[CALLS];
+
+typedef nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t, char *, unsigned);
+
+static nvmlReturn_t absent(void)
+{
+    return NVML_ERROR_UNINITIALIZED;
+}
+
+static void (*function_of(struct limit_call *call))(void)
+{
+    void *found = limit_vendor(&limit_nvml, call);
+    void (*function)(void) = (void (*)(void))absent;
+    if (found)
+        memcpy(&function, &found, sizeof function);
+    return function;
+}
+
+#define VENDOR_AS(LIKE, CALL, ...) LIMIT_IN(((__typeof__(&LIKE))function_of(CALL))(__VA_ARGS__))
+#define VENDOR(NAME, ...) VENDOR_AS(NAME, &calls[CALL_##NAME], __VA_ARGS__)
+
+static unsigned digit(char c)
+{
+    return c >= '0' && c <= '9' ? (unsigned)(c - '0') : ((unsigned)(c | 0x20) - 'a' + 10) & 15u;
+}
+
+/* The device of the ledger; below 0: not the job's. */
+static int device_of(nvmlDevice_t handle)
+{
+    char text[96] = "";
+    unsigned char uuid[16] = {0};
+    unsigned digits = 0;
+    if (((nvmlDeviceGetUUID *)function_of(&calls[CALL_nvmlDeviceGetUUID]))(handle, text, sizeof text) != NVML_SUCCESS ||
+        strlen(text) < 4)
+        return LIMIT_CLOSED;
+    for (const char *at = text + 4; *at && digits < 32; at++) /* after GPU- or MIG- */
+        if (*at != '-') {
+            uuid[digits / 2] = (unsigned char)(uuid[digits / 2] << 4 | digit(*at));
+            digits++;
+        }
+    return digits == 32 ? limit_device(uuid, NULL, NULL) : LIMIT_CLOSED;
+}
+
+static void narrow(nvmlDevice_t handle, unsigned long long *total, unsigned long long *left, unsigned long long *used,
+                   unsigned long long *reserved)
+{
+    int device = limit_inside == 0 ? device_of(handle) : LIMIT_CLOSED;
+    size_t all = (size_t)*total, rest = SIZE_MAX;
+    if (device < 0)
+        return;
+    limit_narrow(device, &rest, &all);
+    *total = all;
+    *left = rest < all ? rest : all;
+    *used = *total - *left;
+    if (reserved)
+        *reserved = 0; /* the driver's own part is not the job's */
+}
+
+HOOK(nvmlDeviceGetMemoryInfo, nvmlDevice_t device, nvmlMemory_t *memory)
+{
+    nvmlReturn_t result = VENDOR(nvmlDeviceGetMemoryInfo, device, memory);
+    if (result == NVML_SUCCESS)
+        narrow(device, &memory->total, &memory->free, &memory->used, NULL);
+    return result;
+}
+
+HOOK(nvmlDeviceGetMemoryInfo_v2, nvmlDevice_t device, nvmlMemory_v2_t *memory)
+{
+    nvmlReturn_t result = VENDOR(nvmlDeviceGetMemoryInfo_v2, device, memory);
+    if (result == NVML_SUCCESS)
+        narrow(device, &memory->total, &memory->free, &memory->used, &memory->reserved);
+    return result;
+}
+
+/* Keep the job's processes, in order; `size` is that of an element, which begins with the process's number. */
+static void keep_own(nvmlDevice_t handle, unsigned *count, void *list, size_t size)
+{
+    struct limit_session *session = limit_inside == 0 && list && device_of(handle) >= 0 ? limit_session() : NULL;
+    struct sluice_limit_process *own = session ? calloc(session->region.file->processes, sizeof *own) : NULL;
+    uint32_t members = 0, kept = 0;
+    if (!own ||
+        sluice_limit_processes(&session->region, session->region.file->processes, own, &members, NULL) != SLUICE_OK)
+        *count = session ? 0 : *count;
+    for (uint32_t i = 0; own && i < *count; i++) {
+        uint32_t pid;
+        memcpy(&pid, (char *)list + i * size, sizeof pid);
+        for (uint32_t k = 0; k < members; k++)
+            if (own[k].pid == pid && own[k].space == session->self.space) {
+                memmove((char *)list + kept++ * size, (char *)list + i * size, size);
+                break;
+            }
+    }
+    if (own)
+        *count = kept;
+    free(own);
+}
+
+#define PROCESSES(NAME, TYPE)                                                                                          \
+    HOOK(NAME, nvmlDevice_t device, unsigned *count, TYPE *list)                                                       \
+    {                                                                                                                  \
+        nvmlReturn_t result = VENDOR(NAME, device, count, list);                                                       \
+        if (result == NVML_SUCCESS)                                                                                    \
+            keep_own(device, count, list, sizeof *list);                                                               \
+        return result;                                                                                                 \
+    }
+
+PROCESSES(nvmlDeviceGetComputeRunningProcesses, nvmlProcessInfo_v1_t)
+PROCESSES(nvmlDeviceGetComputeRunningProcesses_v2, nvmlProcessInfo_t)
+PROCESSES(nvmlDeviceGetComputeRunningProcesses_v3, nvmlProcessInfo_t)
+PROCESSES(nvmlDeviceGetGraphicsRunningProcesses, nvmlProcessInfo_v1_t)
+PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v2, nvmlProcessInfo_t)
+PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v3, nvmlProcessInfo_t)
+PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses, nvmlProcessInfo_v1_t)
+PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlProcessInfo_t)
+PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlProcessInfo_t)
+
+HOOK(nvmlDeviceGetRunningProcessDetailList, nvmlDevice_t device, nvmlProcessDetailList_t *list)
+{
+    nvmlReturn_t result = VENDOR(nvmlDeviceGetRunningProcessDetailList, device, list);
+    if (result == NVML_SUCCESS)
+        keep_own(device, &list->count, list->list, sizeof *list->list);
+    return result;
+}
+
+#define ROW(NAME) [CALL_##NAME] = {.name = #NAME, .wrapper = (void *)(NAME)},
+static struct limit_call calls[CALLS] = {WRAPPED(ROW)[CALL_nvmlDeviceGetUUID] = {.name = "nvmlDeviceGetUUID"}};
+static const char *const sonames[] = {"libnvidia-ml.so.1", NULL};
+struct limit_library limit_nvml = {.sonames = sonames, .calls = calls, .count = CALLS};

@@ -35,6 +35,7 @@ struct limit_session {
     atomic_schar ordinals[2][LIMIT_ORDINALS]; /* ledger's device by ordinal, of CUDA and HIP; 0: not asked yet */
     pthread_mutex_t pools, objects, contexts; /* of the wrappers: pools and graphs; virtual memory; primary contexts */
     void *primary[LIMIT_ORDINALS];            /* CUDA's primary contexts */
+    bool opened[SLUICE_LIMIT_MAX_DEVICES];    /* where OpenCL or HIP has a context */
     void *in_files;                           /* physical memory that only exported files keep */
     atomic_uint graphs, spills, late_pools;   /* how many need attention; 0 spares looking */
 };
@@ -68,8 +69,8 @@ bool limit_take_piece(int device, uint64_t size, uint64_t granule, struct limit_
 void limit_give_piece(const struct limit_entry *entry, uint64_t granule);
 
 /*
- * Narrow a driver's figures for a device to what the job may hold and what of it is left; `left` may be NULL. Spill counts:
- * it can be had by the same calls.
+ * Narrow a driver's figures for a device to what the job may hold and what of it is left; `left` may be NULL. Spill
+ * counts: it can be had by the same calls.
  */
 void limit_narrow(int device, size_t *left, size_t *total);
 /* What the job's living processes hold of it. */

@@ -5,35 +5,9 @@
 #include <string.h>
 #include <time.h>
 
-#include "runtime.h"
+#include "cuda.h"
 
-typedef int CUdevice;
-typedef uint64_t CUdeviceptr;
-typedef struct rt_context *CUcontext;
-typedef struct rt_pool *CUmemoryPool;
-typedef struct cu_stream *CUstream;
 typedef struct cu_array *CUarray;
-
-typedef enum {
-    CUDA_SUCCESS = 0,
-    CUDA_ERROR_INVALID_VALUE = 1,
-    CUDA_ERROR_OUT_OF_MEMORY = 2,
-    CUDA_ERROR_NOT_INITIALIZED = 3,
-    CUDA_ERROR_DEVICE_UNAVAILABLE = 46,
-    CUDA_ERROR_NO_DEVICE = 100,
-    CUDA_ERROR_INVALID_DEVICE = 101,
-    CUDA_ERROR_INVALID_CONTEXT = 201,
-    CUDA_ERROR_INVALID_HANDLE = 400,
-    CUDA_ERROR_ILLEGAL_STATE = 401,
-    CUDA_ERROR_NOT_FOUND = 500,
-    CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE = 708,
-    CUDA_ERROR_NOT_SUPPORTED = 801,
-    CUDA_ERROR_UNKNOWN = 999
-} CUresult;
-
-typedef struct {
-    int type, id;
-} CUmemLocation;
 
 typedef struct {
     int type, requestedHandleTypes;
@@ -48,14 +22,6 @@ typedef struct {
 } CUmemAccessDesc;
 
 typedef struct {
-    int allocType, handleTypes;
-    CUmemLocation location;
-    void *win32SecurityAttributes;
-    size_t maxSize;
-    unsigned char reserved[56];
-} CUmemPoolProps;
-
-typedef struct {
     size_t Width, Height;
     int Format;
     unsigned int NumChannels;
@@ -67,25 +33,7 @@ typedef struct {
     unsigned int NumChannels, Flags;
 } CUDA_ARRAY3D_DESCRIPTOR;
 
-#define GRANULE (2 * SIM_MIB) /* device memory comes in pages of 2 MiB */
 #define PITCH 512u
-
-static CUresult result_of(enum rt_status status)
-{
-    static const CUresult results[] = {
-        [RT_OK] = CUDA_SUCCESS,
-        [RT_INVALID] = CUDA_ERROR_INVALID_VALUE,
-        [RT_NO_MEMORY] = CUDA_ERROR_OUT_OF_MEMORY,
-        [RT_CLOSED] = CUDA_ERROR_NOT_INITIALIZED,
-        [RT_NO_DEVICE] = CUDA_ERROR_NO_DEVICE,
-        [RT_BAD_DEVICE] = CUDA_ERROR_INVALID_DEVICE,
-        [RT_UNAVAILABLE] = CUDA_ERROR_DEVICE_UNAVAILABLE,
-        [RT_BUSY] = CUDA_ERROR_ILLEGAL_STATE,
-    };
-    return results[status];
-}
-
-#define CU(NAME, ...) SIM_API CUresult NAME(__VA_ARGS__)
 
 /* A second exported name with the same behaviour. */
 #define ALIAS(NEW, OLD, PARAMETERS, ...)                                                                               \
@@ -434,12 +382,19 @@ CU(cuCtxGetApiVersion, CUcontext context, unsigned int *version)
     return CUDA_SUCCESS;
 }
 
+enum { LIMIT_PRINT = 1, LIMIT_HEAP = 2 }; /* the buffer of printf and the heap of malloc in kernels */
+
+static size_t first_size(int limit)
+{
+    return limit == LIMIT_HEAP ? 8 * SIM_MIB : SIM_MIB;
+}
+
 CU(cuCtxGetLimit, size_t *value, int limit)
 {
     CUcontext context;
     CUresult result = value != NULL && limit < 7 ? need_context(&context) : CUDA_ERROR_INVALID_VALUE;
     if (result == CUDA_SUCCESS) {
-        *value = limit == 2 ? 8 * SIM_MIB : 1024; /* the heap of malloc in kernels */
+        *value = limit == LIMIT_PRINT || limit == LIMIT_HEAP ? first_size(limit) + context->extra[limit - 1] : 1024;
     }
     return result;
 }
@@ -447,8 +402,14 @@ CU(cuCtxGetLimit, size_t *value, int limit)
 CU(cuCtxSetLimit, int limit, size_t value)
 {
     CUcontext context;
-    (void)value;
-    return limit < 7 ? need_context(&context) : CUDA_ERROR_INVALID_VALUE;
+    CUresult result = limit < 7 ? need_context(&context) : CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS &&
+        (limit == LIMIT_PRINT || limit == LIMIT_HEAP)) { /* beyond its first size: device memory */
+        size_t first = first_size(limit), beyond = value > first ? value - first : 0;
+        uint64_t wanted = (beyond + GRANULE - 1) / GRANULE * GRANULE, before = context->extra[limit - 1];
+        result = result_of(rt_context_grow(context, (unsigned)limit - 1, (int64_t)(wanted - before)));
+    }
+    return result;
 }
 
 CU(cuCtxEnablePeerAccess, CUcontext peer, unsigned int flags)
@@ -516,6 +477,9 @@ CU(cuMemAllocPitch_v2, CUdeviceptr *address, size_t *pitch, size_t width, size_t
 CU(cuMemFree_v2, CUdeviceptr address)
 {
     CUresult result = result_of(rt_ready());
+    if (result == CUDA_SUCCESS && cuda_graph_free(address)) {
+        return CUDA_SUCCESS;
+    }
     return result != CUDA_SUCCESS || address == 0 ? result : result_of(rt_free(pointer(address), RT_DEVICE));
 }
 
@@ -577,18 +541,20 @@ CU(cuMemHostUnregister, void *memory)
 
 CU(cuMemPrefetchAsync, CUdeviceptr address, size_t size, CUdevice device, CUstream stream)
 {
-    struct rt_block block;
     (void)size;
-    (void)device;
     (void)stream;
-    bool managed = rt_find(pointer(address), &block) == RT_OK && block.kind == RT_MANAGED;
-    return managed ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return result_of(rt_move(pointer(address), device < 0));
 }
 
 CU(cuMemAdvise, CUdeviceptr address, size_t size, int advice, CUdevice device)
 {
-    (void)advice;
-    return cuMemPrefetchAsync(address, size, device, NULL);
+    enum { SET_PREFERRED_LOCATION = 3 };
+    struct rt_block block;
+    if (advice == SET_PREFERRED_LOCATION) {
+        return cuMemPrefetchAsync(address, size, device, NULL);
+    }
+    bool managed = rt_find(pointer(address), &block) == RT_OK && block.kind == RT_MANAGED;
+    return managed ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 CU(cuPointerGetAttribute, void *out, int attribute, CUdeviceptr address)
@@ -670,15 +636,29 @@ CU(cuArrayDestroy, CUarray array)
     return result == CUDA_ERROR_INVALID_VALUE ? CUDA_ERROR_INVALID_HANDLE : result;
 }
 
-/* All levels of detail in one: the sum of a geometric series over the first. */
+/* All levels of detail in one: each has half the side lengths of the one before. */
 CU(cuMipmappedArrayCreate, CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *what, unsigned int levels)
 {
-    if (what == NULL || levels == 0) {
+    enum { LAYERED = 1 };
+    size_t bytes = what != NULL ? texel(what->Format, what->NumChannels) : 0, sum = 0;
+    size_t most = (size_t)1 << 20;
+    if (array == NULL || bytes == 0 || levels == 0 || levels > 21 || what->Width == 0 || what->Width > most ||
+        what->Height > most || what->Depth > most) {
         return CUDA_ERROR_INVALID_VALUE;
     }
-    CUDA_ARRAY3D_DESCRIPTOR grown = *what;
-    grown.Width += levels > 1 ? (what->Width + 2) / 3 : 0;
-    return cuArray3DCreate_v2(array, &grown);
+    size_t width = what->Width, height = what->Height, planes = what->Depth;
+    for (unsigned level = 0; level < levels; level++) {
+        sum += bytes * (width > 0 ? width : 1) * (height > 0 ? height : 1) * (planes > 0 ? planes : 1);
+        width /= 2;
+        height /= 2;
+        planes /= (what->Flags & LAYERED) != 0 ? 1 : 2;
+    }
+    CUdeviceptr address;
+    CUresult result = allocate(RT_ARRAY, &address, sum);
+    if (result == CUDA_SUCCESS) {
+        *array = pointer(address);
+    }
+    return result;
 }
 
 ALIAS(cuMipmappedArrayDestroy, cuArrayDestroy, (array), CUarray array)
@@ -779,13 +759,18 @@ CU(cuMemAllocAsync, CUdeviceptr *address, size_t size, CUstream stream)
 {
     CUcontext context;
     CUresult result = need_context(&context);
+    if (result == CUDA_SUCCESS && (uintptr_t)stream > 2 && stream->capture != NULL) {
+        return cuda_graph_capture_alloc(stream->capture, context->device, address, size);
+    }
     return result == CUDA_SUCCESS ? cuMemAllocFromPoolAsync(address, size, rt_current_pool(context->device), stream)
                                   : result;
 }
 
 CU(cuMemFreeAsync, CUdeviceptr address, CUstream stream)
 {
-    (void)stream;
+    if ((uintptr_t)stream > 2 && stream->capture != NULL) {
+        return cuda_graph_capture_free(stream->capture, address);
+    }
     return cuMemFree_v2(address);
 }
 
@@ -847,6 +832,61 @@ CU(cuMemSetAccess, CUdeviceptr address, size_t size, const CUmemAccessDesc *acce
     struct rt_block block;
     bool good = size > 0 && access != NULL && count > 0 && rt_find(pointer(address), &block) == RT_OK;
     return good && block.kind == RT_RANGE ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CU(cuMemRetainAllocationHandle, uint64_t *handle, void *address)
+{
+    return handle != NULL ? result_of(rt_physical_retain(address, handle)) : CUDA_ERROR_INVALID_VALUE;
+}
+
+enum { FILE_DESCRIPTOR = 1 };
+
+CU(cuMemExportToShareableHandle, void *shareable, uint64_t handle, int type, unsigned long long flags)
+{
+    return shareable != NULL && type == FILE_DESCRIPTOR && flags == 0 ? result_of(rt_physical_export(handle, shareable))
+                                                                      : CUDA_ERROR_INVALID_VALUE;
+}
+
+CU(cuMemImportFromShareableHandle, uint64_t *handle, void *shareable, int type)
+{
+    return handle != NULL && type == FILE_DESCRIPTOR ? result_of(rt_physical_import((int)(intptr_t)shareable, handle))
+                                                     : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* ---- memory of other processes ---- */
+
+typedef union {
+    struct rt_shared shared;
+    char reserved[64];
+} CUipcMemHandle;
+
+CU(cuIpcGetMemHandle, CUipcMemHandle *handle, CUdeviceptr address)
+{
+    if (handle == NULL) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    memset(handle, 0, sizeof *handle);
+    return result_of(rt_share(pointer(address), &handle->shared));
+}
+
+CU(cuIpcOpenMemHandle_v2, CUdeviceptr *address, CUipcMemHandle handle, unsigned int flags)
+{
+    CUcontext context;
+    void *memory;
+    (void)flags;
+    CUresult result = address != NULL ? need_context(&context) : CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS) {
+        result = result_of(rt_import(&handle.shared, &memory));
+    }
+    if (result == CUDA_SUCCESS) {
+        *address = (uintptr_t)memory;
+    }
+    return result;
+}
+
+CU(cuIpcCloseMemHandle, CUdeviceptr address)
+{
+    return result_of(rt_free(pointer(address), RT_IMPORT));
 }
 
 CU(cuMemGetAllocationPropertiesFromHandle, CUmemAllocationProp *properties, uint64_t handle)
@@ -948,10 +988,6 @@ MEMSET(D32, unsigned int)
 
 /* ---- streams and events ---- */
 
-struct cu_stream {
-    int priority;
-};
-
 struct cu_event {
     struct timespec when;
 };
@@ -967,6 +1003,7 @@ CU(cuStreamCreateWithPriority, CUstream *stream, unsigned int flags, int priorit
     }
     if (result == CUDA_SUCCESS) {
         (*stream)->priority = priority;
+        (*stream)->context = context;
     }
     return result;
 }
@@ -987,6 +1024,16 @@ CU(cuStreamSynchronize, CUstream stream)
     CUcontext context;
     (void)stream;
     return need_context(&context);
+}
+
+CU(cuStreamGetCtx, CUstream stream, CUcontext *context)
+{
+    CUcontext now;
+    CUresult result = context != NULL ? need_context(&now) : CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS) {
+        *context = (uintptr_t)stream > 2 ? stream->context : now;
+    }
+    return result;
 }
 
 CU(cuStreamQuery, CUstream stream)

@@ -427,6 +427,54 @@ HIP(hipMallocManaged, void **memory, size_t size, unsigned int flags)
     return flags == 1 || flags == 2 ? allocate(RT_MANAGED, memory, size) : told(hipErrorInvalidValue);
 }
 
+HIP(hipMemAdvise, void *memory, size_t size, int advice, int device)
+{
+    enum { SET_PREFERRED_LOCATION = 3 };
+    struct rt_block block;
+    (void)size;
+    if (start() != hipSuccess || rt_find(memory, &block) != RT_OK || block.kind != RT_MANAGED) {
+        return told(hipErrorInvalidValue);
+    }
+    return told(advice == SET_PREFERRED_LOCATION ? result_of(rt_move(memory, device < 0)) : hipSuccess);
+}
+
+/* ---- arrays ---- */
+
+typedef struct {
+    int x, y, z, w, kind;
+} hipChannelFormatDesc;
+
+typedef struct {
+    size_t width, height, depth;
+} hipExtent;
+
+HIP(hipMalloc3DArray, void **array, const hipChannelFormatDesc *what, hipExtent extent, unsigned int flags)
+{
+    const size_t sides[] = {extent.width, extent.height, extent.depth};
+    (void)flags;
+    size_t bytes = what != NULL ? (size_t)(what->x + what->y + what->z + what->w) / 8 : 0;
+    for (size_t i = 0; i < 3; i++) {
+        if (bytes == 0 || bytes > (size_t)1 << 44 || sides[i] > (size_t)1 << 20 || extent.width == 0) {
+            return told(hipErrorInvalidValue);
+        }
+        bytes *= sides[i] > 0 ? sides[i] : 1;
+    }
+    return allocate(RT_ARRAY, array, bytes);
+}
+
+HIP(hipMallocArray, void **array, const hipChannelFormatDesc *what, size_t width, size_t height, unsigned int flags)
+{
+    return hipMalloc3DArray(array, what, (hipExtent){.width = width, .height = height}, flags);
+}
+
+HIP(hipFreeArray, void *array)
+{
+    hipError_t error = start();
+    return told(error == hipSuccess ? result_of(rt_free(array, RT_ARRAY)) : error);
+}
+
+/* ---- memory with rows ---- */
+
 HIP(hipMallocPitch, void **memory, size_t *pitch, size_t width, size_t height)
 {
     if (pitch == NULL || width > (size_t)1 << 40 || height > (size_t)1 << 20) {

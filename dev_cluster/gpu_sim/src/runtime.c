@@ -1,11 +1,14 @@
 #include "runtime.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <search.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 struct device {
@@ -13,7 +16,7 @@ struct device {
     uint8_t instance;
     uint64_t small; /* bytes of allocations below a granule, which share granules */
     struct rt_context *primary;
-    struct rt_pool standard, *current;
+    struct rt_pool standard, graphs, *current;
 };
 
 struct mapping {
@@ -177,6 +180,7 @@ static void find_devices(const char *const *lists, size_t list_count)
     for (int i = 0; i < runtime.count; i++) {
         runtime.devices[i] = from[i];
         runtime.devices[i].standard = (struct rt_pool){.device = i};
+        runtime.devices[i].graphs = (struct rt_pool){.device = i, .threshold = UINT64_MAX};
         runtime.devices[i].current = &runtime.devices[i].standard;
     }
 }
@@ -382,9 +386,30 @@ static void drop_context(struct rt_context *context)
     }
     struct rt_block *block = block_of(context, RT_CONTEXT);
     if (block != NULL) {
+        for (unsigned i = 0; i < RT_EXTRAS; i++) {
+            give_back(block->device, context->extra[i]);
+        }
         forget(block);
     }
     free(context);
+}
+
+enum rt_status rt_context_grow(struct rt_context *context, unsigned which, int64_t bytes)
+{
+    if (!rt_context_valid(context) || which >= RT_EXTRAS) {
+        return RT_INVALID;
+    }
+    pthread_mutex_lock(&runtime.lock);
+    uint64_t *extra = &context->extra[which];
+    if (bytes < 0 && (uint64_t)-bytes > *extra) {
+        bytes = -(int64_t)*extra;
+    }
+    enum rt_status status = hold(context->device, bytes);
+    if (status == RT_OK) {
+        *extra += (uint64_t)bytes;
+    }
+    pthread_mutex_unlock(&runtime.lock);
+    return status;
 }
 
 enum rt_status rt_primary(int device, struct rt_context **context)
@@ -515,7 +540,10 @@ static void forget(struct rt_block *block)
     } else if (block->kind == RT_CONTEXT || block->kind == RT_PHYSICAL) {
         give_back(block->device, block->charge);
     }
-    if (on_device(block->kind) || block->kind == RT_HOST || block->kind == RT_RANGE) {
+    if (block->file > 0 && block->kind != RT_PHYSICAL) {
+        close(block->file);
+    }
+    if (on_device(block->kind) || block->kind == RT_HOST || block->kind == RT_RANGE || block->kind == RT_IMPORT) {
         munmap((void *)block->base, block->mapped);
     }
     free(block);
@@ -612,6 +640,84 @@ enum rt_status rt_find(const void *memory, struct rt_block *block)
     return found != NULL ? RT_OK : RT_INVALID;
 }
 
+enum rt_status rt_move(void *memory, bool to_host)
+{
+    pthread_mutex_lock(&runtime.lock);
+    struct rt_block *block = rt_ready() == RT_OK ? block_at((uintptr_t)memory) : NULL;
+    enum rt_status status = block != NULL && block->kind == RT_MANAGED ? RT_OK : RT_INVALID;
+    if (status == RT_OK && block->unpaid != to_host) {
+        struct device *device = &runtime.devices[block->device];
+        uint64_t bytes = cost(device, block->size, !to_host);
+        status = to_host ? RT_OK : hold(block->device, (int64_t)bytes);
+        if (to_host) {
+            give_back(block->device, bytes);
+        } else if (status != RT_OK) {
+            cost(device, block->size, false);
+        }
+        block->unpaid = status == RT_OK ? to_host : block->unpaid;
+    }
+    pthread_mutex_unlock(&runtime.lock);
+    return status == RT_NO_MEMORY ? RT_OK : status; /* a wish, not an order */
+}
+
+/* ---- sharing with other processes ---- */
+
+#define SHARED_MAGIC 0x73696d2d69706331u
+
+enum rt_status rt_share(void *memory, struct rt_shared *shared)
+{
+    pthread_mutex_lock(&runtime.lock);
+    struct rt_block *block = rt_ready() == RT_OK ? block_of(memory, RT_DEVICE) : NULL;
+    enum rt_status status = block != NULL && block->pool == NULL ? RT_OK : RT_INVALID;
+    if (status == RT_OK && block->file == 0) { /* from now on its bytes live in a file that others can open */
+        int file = memfd_create("sluice-sim-shared", MFD_CLOEXEC);
+        void *start = (void *)block->base;
+        if (file < 0 || ftruncate(file, (off_t)block->mapped) != 0 ||
+            pwrite(file, start, block->size, 0) != (ssize_t)block->size ||
+            mmap(start, block->mapped, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0) == MAP_FAILED) {
+            status = RT_NO_MEMORY;
+            if (file >= 0) {
+                close(file);
+            }
+        } else {
+            block->file = file;
+        }
+    }
+    if (status == RT_OK) {
+        *shared =
+            (struct rt_shared){.magic = SHARED_MAGIC, .size = block->size, .pid = (int)getpid(), .file = block->file};
+    }
+    pthread_mutex_unlock(&runtime.lock);
+    return status;
+}
+
+enum rt_status rt_import(const struct rt_shared *shared, void **memory)
+{
+    char path[64];
+    enum rt_status status = rt_ready();
+    if (status != RT_OK || shared->magic != SHARED_MAGIC || shared->size == 0) {
+        return status != RT_OK ? status : RT_INVALID;
+    }
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", shared->pid, shared->file);
+    int file = open(path, O_RDWR | O_CLOEXEC);
+    size_t mapped = round_up(shared->size, (size_t)sysconf(_SC_PAGESIZE));
+    void *start = file >= 0 ? mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0) : MAP_FAILED;
+    if (file >= 0) {
+        close(file);
+    }
+    struct rt_block *block = start != MAP_FAILED ? calloc(1, sizeof *block) : NULL;
+    if (block == NULL) {
+        return start != MAP_FAILED ? RT_NO_MEMORY : RT_INVALID; /* its owner is gone, or freed it */
+    }
+    *block = (struct rt_block){
+        .base = (uintptr_t)start, .size = shared->size, .mapped = mapped, .kind = RT_IMPORT, .device = 0};
+    pthread_mutex_lock(&runtime.lock);
+    status = remember(block) ? RT_OK : RT_NO_MEMORY;
+    pthread_mutex_unlock(&runtime.lock);
+    *memory = start;
+    return status;
+}
+
 void rt_fill(void *memory, const void *value, size_t width, size_t count)
 {
     static const char zero[8];
@@ -645,7 +751,7 @@ bool rt_pool_valid(struct rt_pool *pool)
     bool valid = false;
     pthread_mutex_lock(&runtime.lock);
     for (int i = 0; i < runtime.count; i++) {
-        valid = valid || pool == &runtime.devices[i].standard;
+        valid = valid || pool == &runtime.devices[i].standard || pool == &runtime.devices[i].graphs;
     }
     valid = rt_ready() == RT_OK && (valid || block_of(pool, RT_POOL) != NULL);
     pthread_mutex_unlock(&runtime.lock);
@@ -696,6 +802,50 @@ enum rt_status rt_pool_free(struct rt_pool *pool)
     return status;
 }
 
+/* The lock is held. */
+static enum rt_status pool_grow(struct rt_pool *pool, uint64_t bytes)
+{
+    uint64_t need = pool->used + bytes;
+    enum rt_status status = RT_OK;
+    if (need > pool->reserved) {
+        uint64_t more = round_up(need - pool->reserved, runtime.granule);
+        status = hold(pool->device, (int64_t)more);
+        pool->reserved += status == RT_OK ? more : 0;
+    }
+    return status;
+}
+
+static void pool_take(struct rt_pool *pool, uint64_t bytes)
+{
+    pool->used += bytes;
+    pool->used_high = pool->used > pool->used_high ? pool->used : pool->used_high;
+    pool->reserved_high = pool->reserved > pool->reserved_high ? pool->reserved : pool->reserved_high;
+}
+
+struct rt_pool *rt_graph_pool(int device)
+{
+    return check_device(device) == RT_OK ? &runtime.devices[device].graphs : NULL;
+}
+
+enum rt_status rt_pool_use(struct rt_pool *pool, uint64_t bytes)
+{
+    pthread_mutex_lock(&runtime.lock);
+    enum rt_status status = pool_grow(pool, round_up(bytes, 512));
+    if (status == RT_OK) {
+        pool_take(pool, round_up(bytes, 512));
+    }
+    pthread_mutex_unlock(&runtime.lock);
+    return status;
+}
+
+void rt_pool_unuse(struct rt_pool *pool, uint64_t bytes)
+{
+    pthread_mutex_lock(&runtime.lock);
+    pool->used -= round_up(bytes, 512);
+    pool_release(pool, pool->threshold);
+    pthread_mutex_unlock(&runtime.lock);
+}
+
 enum rt_status rt_pool_alloc(struct rt_context *context, struct rt_pool *pool, size_t size, void **memory)
 {
     struct sim_gpu gpu;
@@ -707,20 +857,14 @@ enum rt_status rt_pool_alloc(struct rt_context *context, struct rt_pool *pool, s
         return status;
     }
     pthread_mutex_lock(&runtime.lock);
-    uint64_t bytes = round_up(size, 512), need = pool->used + bytes;
-    if (need > pool->reserved) {
-        uint64_t more = round_up(need - pool->reserved, runtime.granule);
-        status = hold(pool->device, (int64_t)more);
-        pool->reserved += status == RT_OK ? more : 0;
-    }
+    uint64_t bytes = round_up(size, 512);
+    status = pool_grow(pool, bytes);
     struct rt_block *block = status == RT_OK ? place(context, RT_DEVICE, size) : NULL;
     if (block != NULL) {
         block->charge = bytes;
         block->pool = pool;
         *memory = (void *)block->base;
-        pool->used = need;
-        pool->used_high = need > pool->used_high ? need : pool->used_high;
-        pool->reserved_high = pool->reserved > pool->reserved_high ? pool->reserved : pool->reserved_high;
+        pool_take(pool, bytes);
     } else {
         status = status == RT_OK ? RT_NO_MEMORY : status;
         pool_release(pool, pool->threshold);
@@ -789,6 +933,8 @@ enum rt_status rt_range_free(void *start, size_t size)
     return status;
 }
 
+static void drop_orphans(void);
+
 enum rt_status rt_physical(int device, size_t size, uint64_t *handle)
 {
     struct sim_gpu gpu;
@@ -797,6 +943,7 @@ enum rt_status rt_physical(int device, size_t size, uint64_t *handle)
         return status != RT_OK ? status : RT_INVALID;
     }
     pthread_mutex_lock(&runtime.lock);
+    drop_orphans();
     status = hold(device, (int64_t)size);
     if (status == RT_OK) {
         void *place_of_own = malloc(1); /* its address is the handle */
@@ -814,13 +961,88 @@ enum rt_status rt_physical(int device, size_t size, uint64_t *handle)
     return status;
 }
 
+static bool file_keeps(const struct rt_block *block)
+{
+    struct stat stamp;
+    return block->file > 0 && fstat(block->file, &stamp) == 0 && stamp.st_ino == block->inode;
+}
+
 static void settle_physical(struct rt_block *block)
 {
-    if (block->released && block->mappings == 0) {
+    if (block->released && block->mappings == 0 && !file_keeps(block)) {
         void *place_of_own = (void *)block->base;
         forget(block);
         free(place_of_own);
     }
+}
+
+static _Thread_local struct rt_block *orphan; /* of the walk below */
+
+static void visit_orphan(const void *node, VISIT which, int depth)
+{
+    (void)depth;
+    struct rt_block *block = *(struct rt_block *const *)node;
+    bool over = block->kind == RT_PHYSICAL && block->released && block->mappings == 0 && !file_keeps(block);
+    if ((which == postorder || which == leaf) && over) {
+        orphan = block;
+    }
+}
+
+/* What only a file kept that is closed by now. */
+static void drop_orphans(void)
+{
+    do {
+        orphan = NULL;
+        twalk(runtime.blocks, visit_orphan);
+        if (orphan != NULL) {
+            settle_physical(orphan);
+        }
+    } while (orphan != NULL);
+}
+
+struct exported {
+    uint64_t magic, size;
+    int device;
+};
+
+enum rt_status rt_physical_export(uint64_t handle, int *file)
+{
+    pthread_mutex_lock(&runtime.lock);
+    struct rt_block *block = rt_ready() == RT_OK ? block_of((void *)(uintptr_t)handle, RT_PHYSICAL) : NULL;
+    enum rt_status status = block != NULL && !block->released ? RT_OK : RT_INVALID;
+    struct stat stamp;
+    if (status == RT_OK) {
+        struct exported what = {.magic = SHARED_MAGIC, .size = block->size, .device = block->device};
+        *file = memfd_create("sluice-sim-physical", MFD_CLOEXEC);
+        bool done = *file >= 0 && pwrite(*file, &what, sizeof what, 0) == sizeof what && fstat(*file, &stamp) == 0;
+        status = done ? RT_OK : RT_NO_MEMORY;
+        block->file = done ? *file : block->file;
+        block->inode = done ? stamp.st_ino : block->inode;
+    }
+    pthread_mutex_unlock(&runtime.lock);
+    return status;
+}
+
+/* Charged to its exporter, not here. */
+enum rt_status rt_physical_import(int file, uint64_t *handle)
+{
+    struct exported what;
+    enum rt_status status = rt_ready();
+    if (status != RT_OK || pread(file, &what, sizeof what, 0) != sizeof what || what.magic != SHARED_MAGIC) {
+        return status != RT_OK ? status : RT_INVALID;
+    }
+    pthread_mutex_lock(&runtime.lock);
+    void *place_of_own = malloc(1);
+    struct rt_block *block = new_handle(RT_PHYSICAL, what.device, 0, place_of_own);
+    if (block == NULL) {
+        free(place_of_own);
+        status = RT_NO_MEMORY;
+    } else {
+        block->size = what.size;
+        *handle = (uint64_t)(uintptr_t)place_of_own;
+    }
+    pthread_mutex_unlock(&runtime.lock);
+    return status;
 }
 
 enum rt_status rt_physical_free(uint64_t handle)
@@ -828,12 +1050,29 @@ enum rt_status rt_physical_free(uint64_t handle)
     pthread_mutex_lock(&runtime.lock);
     struct rt_block *block = rt_ready() == RT_OK ? block_of((void *)(uintptr_t)handle, RT_PHYSICAL) : NULL;
     bool valid = block != NULL && !block->released;
-    if (valid) {
+    if (valid && block->extra_handles > 0) {
+        block->extra_handles--;
+    } else if (valid) {
         block->released = true;
         settle_physical(block);
     }
+    drop_orphans();
     pthread_mutex_unlock(&runtime.lock);
     return valid ? RT_OK : RT_INVALID;
+}
+
+enum rt_status rt_physical_retain(const void *memory, uint64_t *handle)
+{
+    pthread_mutex_lock(&runtime.lock);
+    struct mapping *mapping = rt_ready() == RT_OK ? mapping_in((uintptr_t)memory, 1) : NULL;
+    if (mapping != NULL) {
+        struct rt_block *block = mapping->physical;
+        block->extra_handles += !block->released;
+        block->released = false;
+        *handle = block->base;
+    }
+    pthread_mutex_unlock(&runtime.lock);
+    return mapping != NULL ? RT_OK : RT_INVALID;
 }
 
 enum rt_status rt_map(void *start, size_t size, uint64_t handle)

@@ -19,7 +19,9 @@ enum rt_status {
     RT_BUSY,        /* still mapped or in use */
 };
 
-enum rt_kind { RT_DEVICE, RT_MANAGED, RT_HOST, RT_ARRAY, RT_RANGE, RT_PHYSICAL, RT_POOL, RT_CONTEXT };
+enum rt_kind { RT_DEVICE, RT_MANAGED, RT_HOST, RT_ARRAY, RT_RANGE, RT_PHYSICAL, RT_POOL, RT_CONTEXT, RT_IMPORT };
+
+enum { RT_EXTRAS = 2 }; /* what a context's own memory can be grown by: print buffer, heap */
 
 struct rt_pool;
 
@@ -27,6 +29,7 @@ struct rt_context {
     int device; /* ordinal */
     bool primary;
     unsigned uses;
+    uint64_t extra[RT_EXTRAS]; /* bytes beyond the first size, in whole granules */
 };
 
 /* An allocation or handle. Every one has a place in the address space of its own, by which it is found. */
@@ -40,8 +43,11 @@ struct rt_block {
     struct rt_context *context;
     struct rt_pool *pool;
     unsigned mappings; /* of physical memory */
-    bool released;     /* physical memory that only its mappings keep */
-    bool unpaid;       /* managed memory that found no room and lives on the host */
+    unsigned extra_handles;
+    bool released;  /* physical memory that only its mappings keep */
+    bool unpaid;    /* managed memory that lives on the host: it found no room, or was moved there */
+    int file;       /* of what was shared with other processes; 0: none */
+    uint64_t inode; /* and which file that is */
 };
 
 struct rt_pool {
@@ -66,9 +72,13 @@ bool rt_primary_active(int device);
 enum rt_status rt_context_new(int device, struct rt_context **context);
 enum rt_status rt_context_free(struct rt_context *context);
 bool rt_context_valid(struct rt_context *context);
+/* Grow or shrink (bytes below 0) what a context takes besides. */
+enum rt_status rt_context_grow(struct rt_context *context, unsigned which, int64_t bytes);
 
 enum rt_status rt_alloc(struct rt_context *context, enum rt_kind kind, size_t size, void **memory);
 enum rt_status rt_free(void *memory, enum rt_kind kind);
+/* Move managed memory as a whole; to the device only where it has room. */
+enum rt_status rt_move(void *memory, bool to_host);
 /* A copy of what lies at an address; RT_INVALID when nothing of ours does. */
 enum rt_status rt_find(const void *memory, struct rt_block *block);
 
@@ -80,12 +90,29 @@ enum rt_status rt_pool_free(struct rt_pool *pool);
 bool rt_pool_valid(struct rt_pool *pool);
 enum rt_status rt_pool_alloc(struct rt_context *context, struct rt_pool *pool, size_t size, void **memory);
 enum rt_status rt_pool_trim(struct rt_pool *pool, uint64_t keep);
+/* A device's memory for graphs, which keeps what it has until it is trimmed; use of it without an address. */
+struct rt_pool *rt_graph_pool(int device);
+enum rt_status rt_pool_use(struct rt_pool *pool, uint64_t bytes);
+void rt_pool_unuse(struct rt_pool *pool, uint64_t bytes);
+
+/* Memory of another process of this node: what is shared stays its owner's, whom alone it is charged to. */
+struct rt_shared {
+    uint64_t magic, size;
+    int pid, file;
+};
+enum rt_status rt_share(void *memory, struct rt_shared *shared);
+enum rt_status rt_import(const struct rt_shared *shared, void **memory);
 
 /* Virtual memory: ranges of addresses, physical memory, and mappings of the one onto the other. */
 enum rt_status rt_range(size_t size, size_t alignment, void **start);
 enum rt_status rt_range_free(void *start, size_t size);
 enum rt_status rt_physical(int device, size_t size, uint64_t *handle);
 enum rt_status rt_physical_free(uint64_t handle);
+/* The same by a file, which keeps the memory as a handle does. */
+enum rt_status rt_physical_export(uint64_t handle, int *file);
+enum rt_status rt_physical_import(int file, uint64_t *handle);
+/* One more handle for what is mapped at an address. */
+enum rt_status rt_physical_retain(const void *memory, uint64_t *handle);
 enum rt_status rt_map(void *start, size_t size, uint64_t handle);
 enum rt_status rt_unmap(void *start, size_t size);
 

@@ -1,0 +1,366 @@
+/* Graphs of the simulated CUDA driver, as far as they are about memory: nodes that allocate and free, recorded or
+ * added, with their memory in the device's pool for graphs. Nothing else runs in them. */
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "cuda.h"
+
+enum node_type { NODE_EMPTY = 5, NODE_ALLOC = 10, NODE_FREE = 11 };
+
+typedef struct {
+    CUmemPoolProps poolProps;
+    const void *accessDescs;
+    size_t accessDescCount, bytesize;
+    CUdeviceptr address;
+} CUmemAllocNodeParams;
+
+/* What a graph allocates has one address for all its launches. */
+struct graph_memory {
+    CUdeviceptr address;
+    size_t size;
+    CUdevice device;
+    bool held; /* between launch and free */
+    struct graph_memory *next;
+};
+
+typedef struct cu_node {
+    enum node_type type;
+    struct graph_memory *memory;
+    struct cu_node *next;
+} *CUgraphNode;
+
+typedef struct cu_graph {
+    CUgraphNode first, *end;
+} *CUgraph;
+
+typedef struct cu_graph_exec {
+    size_t count;
+    bool free_on_launch;
+    struct {
+        enum node_type type;
+        struct graph_memory *memory;
+    } nodes[];
+} *CUgraphExec;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct graph_memory *all; /* lives as long as the process, like the addresses */
+
+/* ---- making graphs ---- */
+
+CU(cuGraphCreate, CUgraph *graph, unsigned int flags)
+{
+    if (graph == NULL || flags != 0 || rt_ready() != RT_OK) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    *graph = calloc(1, sizeof **graph);
+    if (*graph == NULL) {
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    (*graph)->end = &(*graph)->first;
+    return CUDA_SUCCESS;
+}
+
+CU(cuGraphDestroy, CUgraph graph)
+{
+    if (graph == NULL) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    for (CUgraphNode node = graph->first, next; node != NULL; node = next) {
+        next = node->next;
+        free(node);
+    }
+    free(graph);
+    return CUDA_SUCCESS;
+}
+
+static CUresult add_node(CUgraph graph, enum node_type type, struct graph_memory *memory, CUgraphNode *made)
+{
+    CUgraphNode node = graph != NULL ? calloc(1, sizeof *node) : NULL;
+    if (node == NULL) {
+        return graph == NULL ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    *node = (struct cu_node){.type = type, .memory = memory};
+    *graph->end = node;
+    graph->end = &node->next;
+    if (made != NULL) {
+        *made = node;
+    }
+    return CUDA_SUCCESS;
+}
+
+static CUresult add_alloc(CUgraph graph, CUdevice device, size_t size, CUdeviceptr *address, CUgraphNode *made)
+{
+    if (graph == NULL || size == 0 || size > (size_t)1 << 46 || rt_graph_pool(device) == NULL) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    struct graph_memory *memory = calloc(1, sizeof *memory);
+    void *start = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == NULL || start == MAP_FAILED) {
+        free(memory);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    pthread_mutex_lock(&lock);
+    *memory = (struct graph_memory){.address = (uintptr_t)start, .size = size, .device = device, .next = all};
+    all = memory;
+    pthread_mutex_unlock(&lock);
+    *address = memory->address;
+    return add_node(graph, NODE_ALLOC, memory, made);
+}
+
+static struct graph_memory *memory_at(CUdeviceptr address)
+{
+    struct graph_memory *memory = all;
+    while (memory != NULL && memory->address != address) {
+        memory = memory->next;
+    }
+    return memory;
+}
+
+static CUresult add_free(CUgraph graph, CUdeviceptr address, CUgraphNode *made)
+{
+    pthread_mutex_lock(&lock);
+    struct graph_memory *memory = memory_at(address);
+    pthread_mutex_unlock(&lock);
+    return memory != NULL ? add_node(graph, NODE_FREE, memory, made) : CUDA_ERROR_INVALID_VALUE;
+}
+
+CU(cuGraphAddMemAllocNode, CUgraphNode *node, CUgraph graph, const CUgraphNode *needs, size_t count,
+   CUmemAllocNodeParams *parameters)
+{
+    (void)needs;
+    (void)count;
+    return parameters != NULL
+               ? add_alloc(graph, parameters->poolProps.location.id, parameters->bytesize, &parameters->address, node)
+               : CUDA_ERROR_INVALID_VALUE;
+}
+
+CU(cuGraphAddMemFreeNode, CUgraphNode *node, CUgraph graph, const CUgraphNode *needs, size_t count, CUdeviceptr address)
+{
+    (void)needs;
+    (void)count;
+    return add_free(graph, address, node);
+}
+
+CU(cuGraphAddEmptyNode, CUgraphNode *node, CUgraph graph, const CUgraphNode *needs, size_t count)
+{
+    (void)needs;
+    (void)count;
+    return add_node(graph, NODE_EMPTY, NULL, node);
+}
+
+CU(cuGraphGetNodes, CUgraph graph, CUgraphNode *nodes, size_t *count)
+{
+    if (graph == NULL || count == NULL) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    size_t found = 0;
+    for (CUgraphNode node = graph->first; node != NULL; node = node->next, found++) {
+        if (nodes != NULL && found < *count) {
+            nodes[found] = node;
+        }
+    }
+    *count = nodes == NULL || found < *count ? found : *count;
+    return CUDA_SUCCESS;
+}
+
+CU(cuGraphNodeGetType, CUgraphNode node, int *type)
+{
+    if (node == NULL || type == NULL) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    *type = node->type;
+    return CUDA_SUCCESS;
+}
+
+CU(cuGraphMemAllocNodeGetParams, CUgraphNode node, CUmemAllocNodeParams *parameters)
+{
+    if (node == NULL || parameters == NULL || node->type != NODE_ALLOC) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    *parameters =
+        (CUmemAllocNodeParams){.poolProps = {.allocType = 1, .location = {.type = 1, .id = node->memory->device}},
+                               .bytesize = node->memory->size,
+                               .address = node->memory->address};
+    return CUDA_SUCCESS;
+}
+
+/* ---- recording a stream ---- */
+
+CU(cuStreamBeginCapture_v2, CUstream stream, int mode)
+{
+    (void)mode;
+    if ((uintptr_t)stream <= 2 || stream->capture != NULL) { /* the default stream cannot be recorded */
+        return CUDA_ERROR_ILLEGAL_STATE;
+    }
+    return cuGraphCreate(&stream->capture, 0);
+}
+
+CU(cuStreamEndCapture, CUstream stream, CUgraph *graph)
+{
+    if ((uintptr_t)stream <= 2 || graph == NULL || stream->capture == NULL) {
+        return CUDA_ERROR_ILLEGAL_STATE;
+    }
+    *graph = stream->capture;
+    stream->capture = NULL;
+    return CUDA_SUCCESS;
+}
+
+CU(cuStreamIsCapturing, CUstream stream, int *status)
+{
+    if (status == NULL) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    *status = (uintptr_t)stream > 2 && stream->capture != NULL;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuda_graph_capture_alloc(CUgraph graph, CUdevice device, CUdeviceptr *address, size_t size)
+{
+    return address != NULL ? add_alloc(graph, device, size, address, NULL) : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuda_graph_capture_free(CUgraph graph, CUdeviceptr address)
+{
+    return add_free(graph, address, NULL);
+}
+
+/* ---- running them ---- */
+
+static CUresult instantiate(CUgraphExec *executable, CUgraph graph, unsigned long long flags)
+{
+    enum { AUTO_FREE_ON_LAUNCH = 1 };
+    size_t count = 0;
+    if (executable == NULL || cuGraphGetNodes(graph, NULL, &count) != CUDA_SUCCESS) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    CUgraphExec made = calloc(1, sizeof *made + count * sizeof *made->nodes);
+    if (made == NULL) {
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    made->free_on_launch = (flags & AUTO_FREE_ON_LAUNCH) != 0;
+    for (CUgraphNode node = graph->first; node != NULL; node = node->next, made->count++) {
+        made->nodes[made->count].type = node->type;
+        made->nodes[made->count].memory = node->memory;
+    }
+    *executable = made;
+    return CUDA_SUCCESS;
+}
+
+CU(cuGraphInstantiate_v2, CUgraphExec *executable, CUgraph graph, CUgraphNode *node, char *text, size_t size)
+{
+    (void)node;
+    (void)text;
+    (void)size;
+    return instantiate(executable, graph, 0);
+}
+
+CU(cuGraphInstantiateWithFlags, CUgraphExec *executable, CUgraph graph, unsigned long long flags)
+{
+    return instantiate(executable, graph, flags);
+}
+
+CU(cuGraphInstantiateWithParams, CUgraphExec *executable, CUgraph graph, const unsigned long long *parameters)
+{
+    return parameters != NULL ? instantiate(executable, graph, parameters[0]) : CUDA_ERROR_INVALID_VALUE;
+}
+
+CU(cuGraphExecDestroy, CUgraphExec executable)
+{
+    free(executable);
+    return executable != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* The lock is held here and below. */
+static void let_go(struct graph_memory *memory)
+{
+    memory->held = false;
+    madvise((void *)(uintptr_t)memory->address, memory->size, MADV_DONTNEED);
+    rt_pool_unuse(rt_graph_pool(memory->device), memory->size);
+}
+
+static CUresult run(CUgraphExec executable)
+{
+    CUresult result = CUDA_SUCCESS;
+    size_t done = 0;
+    for (size_t i = 0; i < executable->count; i++) {
+        struct graph_memory *memory = executable->nodes[i].memory;
+        if (memory != NULL && executable->nodes[i].type == NODE_ALLOC && memory->held && executable->free_on_launch) {
+            let_go(memory);
+        }
+    }
+    for (; done < executable->count && result == CUDA_SUCCESS; done++) {
+        struct graph_memory *memory = executable->nodes[done].memory;
+        if (executable->nodes[done].type == NODE_ALLOC) {
+            result = memory->held ? CUDA_ERROR_INVALID_VALUE
+                                  : result_of(rt_pool_use(rt_graph_pool(memory->device), memory->size));
+            memory->held = memory->held || result == CUDA_SUCCESS;
+        } else if (executable->nodes[done].type == NODE_FREE && memory->held) {
+            let_go(memory);
+        }
+    }
+    for (size_t i = 0; result == CUDA_ERROR_OUT_OF_MEMORY && i + 1 < done; i++) {
+        if (executable->nodes[i].type == NODE_ALLOC && executable->nodes[i].memory->held) {
+            let_go(executable->nodes[i].memory); /* all or nothing */
+        }
+    }
+    return result;
+}
+
+CU(cuGraphLaunch, CUgraphExec executable, CUstream stream)
+{
+    (void)stream;
+    if (executable == NULL || rt_ready() != RT_OK) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    pthread_mutex_lock(&lock);
+    CUresult result = run(executable);
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+/* Brings the memory without running: the pool keeps it for the launch. */
+CU(cuGraphUpload, CUgraphExec executable, CUstream stream)
+{
+    CUresult result = cuGraphLaunch(executable, stream);
+    pthread_mutex_lock(&lock);
+    for (size_t i = 0; result == CUDA_SUCCESS && i < executable->count; i++) {
+        if (executable->nodes[i].type == NODE_ALLOC && executable->nodes[i].memory->held) {
+            let_go(executable->nodes[i].memory);
+        }
+    }
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+bool cuda_graph_free(CUdeviceptr address)
+{
+    pthread_mutex_lock(&lock);
+    struct graph_memory *memory = memory_at(address);
+    bool held = memory != NULL && memory->held;
+    if (held) {
+        let_go(memory);
+    }
+    pthread_mutex_unlock(&lock);
+    return held;
+}
+
+/* ---- the pool for graphs ---- */
+
+CU(cuDeviceGetGraphMemAttribute, CUdevice device, int attribute, void *value)
+{
+    struct rt_pool *pool = rt_graph_pool(device);
+    if (pool == NULL || value == NULL || attribute < 0 || attribute > 3) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    const uint64_t values[] = {pool->used, pool->used_high, pool->reserved, pool->reserved_high};
+    memcpy(value, &values[attribute], sizeof *values);
+    return CUDA_SUCCESS;
+}
+
+CU(cuDeviceGraphMemTrim, CUdevice device)
+{
+    struct rt_pool *pool = rt_graph_pool(device);
+    return pool != NULL ? result_of(rt_pool_trim(pool, 0)) : CUDA_ERROR_INVALID_DEVICE;
+}

@@ -1,0 +1,498 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "driver.h"
+
+#include <stdlib.h>
+#include <sys/stat.h>
+
+static const uint64_t far_too_much = UINT64_C(1) << 46;
+
+/* ---- pieces ---- */
+
+void limit_remember(struct limit_entry *entry, enum limit_class class, uint64_t key)
+{
+    struct limit_session *session = limit_session();
+    entry->class = class;
+    entry->key = key;
+    if (session)
+        limit_table_put(&session->table, entry);
+}
+
+static bool settle_files(struct limit_session *session);
+
+/* After a refusal: is there room in what this process itself no longer uses? */
+static bool find_room(const struct limit_driver *driver)
+{
+    struct limit_session *session = limit_session();
+    if (!session)
+        return false;
+    bool gave = limit_settle_pools(driver, session);
+    pthread_mutex_lock(&session->objects);
+    gave = settle_files(session) || gave;
+    pthread_mutex_unlock(&session->objects);
+    return gave;
+}
+
+bool limit_driver_take(const struct limit_driver *driver, int device, uint64_t size, struct limit_entry *entry)
+{
+    return limit_take_piece(device, size, driver->granule, entry) ||
+           (find_room(driver) && limit_take_piece(device, size, driver->granule, entry));
+}
+
+bool limit_driver_open_context(const struct limit_driver *driver, int device)
+{
+    return limit_open_context(device) || (find_room(driver) && limit_open_context(device));
+}
+
+void limit_driver_give(const struct limit_driver *driver, const struct limit_entry *entry)
+{
+    if (entry->spilled)
+        limit_give_spill(entry->device, entry->bytes);
+    else
+        limit_give_piece(entry, driver->granule);
+}
+
+static bool lives_in(const struct limit_entry *entry, const void *owner)
+{
+    return entry->owner == owner;
+}
+
+void limit_drop_owner(const struct limit_driver *driver, struct limit_session *session, const void *owner)
+{
+    struct limit_entry entry;
+    while (owner && limit_table_take_any(&session->table, lives_in, owner, &entry))
+        if (entry.link == 0) /* what came from a pool is the pool's */
+            limit_driver_give(driver, &entry);
+}
+
+/* ---- pools ---- */
+
+enum { POOL_RESERVED = 5, POOL_USED = 7, GRAPH_USED = 0, GRAPH_RESERVED = 2 }; /* the same in CUDA and HIP */
+
+static bool figures(struct limit_pool pool, uint64_t *reserved, uint64_t *used)
+{
+    const struct limit_driver *driver = pool.driver;
+    return pool.handle ? driver->pool_attribute(pool.handle, POOL_RESERVED, reserved) &&
+                             driver->pool_attribute(pool.handle, POOL_USED, used)
+                       : driver->graph_attribute(pool.ordinal, GRAPH_RESERVED, reserved) &&
+                             driver->graph_attribute(pool.ordinal, GRAPH_USED, used);
+}
+
+/* No pool's handle is a number as small as an ordinal. */
+static uint64_t key_of(struct limit_pool pool)
+{
+    return pool.handle ? (uint64_t)(uintptr_t)pool.handle
+                       : (uint64_t)pool.ordinal + 1 + (uint64_t)pool.driver->number * LIMIT_ORDINALS;
+}
+
+static struct limit_pool pool_of(const struct limit_driver *driver, const struct limit_entry *entry)
+{
+    return (struct limit_pool){.driver = driver,
+                               .handle = entry->key <= 2 * LIMIT_ORDINALS ? NULL : (void *)(uintptr_t)entry->key,
+                               .ordinal = (int)entry->size};
+}
+
+/* A pool's entry: bytes are those charged for it, size its ordinal. The lock `pools` is held here and below. */
+static struct limit_entry entry_of(struct limit_session *session, struct limit_pool pool)
+{
+    struct limit_entry entry;
+    if (!limit_table_get(&session->table, LIMIT_POOL, key_of(pool), &entry))
+        entry = (struct limit_entry){.class = LIMIT_POOL,
+                                     .key = key_of(pool),
+                                     .driver = pool.driver->number,
+                                     .device = pool.driver->device(pool.ordinal),
+                                     .size = (uint64_t)pool.ordinal};
+    return entry;
+}
+
+/* Bring the charge to what the driver keeps; true: something was given back. */
+static bool settle(struct limit_session *session, struct limit_pool pool)
+{
+    struct limit_entry entry = entry_of(session, pool);
+    uint64_t reserved, used, before = entry.bytes;
+    if (entry.device < 0 || !figures(pool, &reserved, &used) || reserved == before)
+        return false;
+    if (reserved > before)
+        limit_owe(entry.device, reserved - before);
+    else
+        limit_give(entry.device, before - reserved);
+    entry.bytes = reserved;
+    limit_table_put(&session->table, &entry);
+    return reserved < before;
+}
+
+struct visited {
+    unsigned char driver;
+    const uint64_t *keys;
+    size_t count;
+};
+
+static bool unvisited_pool(const struct limit_entry *entry, const void *argument)
+{
+    const struct visited *visited = argument;
+    for (size_t i = 0; i < visited->count; i++)
+        if (visited->keys[i] == entry->key)
+            return false;
+    return entry->class == LIMIT_POOL && entry->driver == visited->driver;
+}
+
+bool limit_settle_pools(const struct limit_driver *driver, struct limit_session *session)
+{
+    uint64_t keys[256];
+    struct visited visited = {.driver = driver->number, .keys = keys};
+    struct limit_entry entry;
+    bool gave = false;
+    pthread_mutex_lock(&session->pools);
+    atomic_store_explicit(&session->late_pools, 0, memory_order_relaxed);
+    while (visited.count < sizeof keys / sizeof *keys &&
+           limit_table_find(&session->table, unvisited_pool, &visited, &entry)) {
+        uint64_t reserved, used;
+        keys[visited.count++] = entry.key;
+        gave = settle(session, pool_of(driver, &entry)) || gave;
+        if (figures(pool_of(driver, &entry), &reserved, &used) && reserved > used)
+            atomic_store_explicit(&session->late_pools, 1, memory_order_relaxed);
+    }
+    pthread_mutex_unlock(&session->pools);
+    return gave;
+}
+
+void limit_pools_may_have_shrunk(const struct limit_driver *driver)
+{
+    struct limit_session *session = limit_session();
+    if (session && atomic_load_explicit(&session->late_pools, memory_order_relaxed) != 0)
+        limit_settle_pools(driver, session);
+}
+
+static bool take_growth(struct limit_session *session, struct limit_pool pool, uint64_t size)
+{
+    settle(session, pool);
+    struct limit_entry entry = entry_of(session, pool);
+    uint64_t reserved, used, granule = pool.driver->granule;
+    if (entry.device == LIMIT_NO_LIMIT)
+        return true;
+    if (entry.device < 0 || size > far_too_much || !figures(pool, &reserved, &used))
+        return false;
+    uint64_t need = used + (size + 511) / 512 * 512;
+    uint64_t growth = need > reserved ? (need - reserved + granule - 1) / granule * granule : 0;
+    if (!limit_take(entry.device, growth))
+        return false;
+    entry.bytes += growth;
+    return limit_table_put(&session->table, &entry);
+}
+
+bool limit_pool_begin(struct limit_session *session, struct limit_pool pool, uint64_t size)
+{
+    for (int attempt = 0; attempt == 0 || (attempt == 1 && find_room(pool.driver)); attempt++) {
+        pthread_mutex_lock(&session->pools);
+        if (take_growth(session, pool, size))
+            return true;
+        pthread_mutex_unlock(&session->pools);
+    }
+    return false;
+}
+
+bool limit_pool_end(struct limit_session *session, struct limit_pool pool, bool allocated)
+{
+    struct limit_entry entry = entry_of(session, pool);
+    uint64_t reserved, used;
+    bool covered = true;
+    if (allocated && entry.device >= 0 && figures(pool, &reserved, &used) && reserved > entry.bytes) {
+        covered = limit_take(entry.device, reserved - entry.bytes);
+        entry.bytes = covered ? reserved : entry.bytes;
+        limit_table_put(&session->table, &entry);
+    }
+    if (covered)
+        settle(session, pool);
+    pthread_mutex_unlock(&session->pools);
+    return covered;
+}
+
+void limit_pool_made(struct limit_pool pool, int device)
+{
+    struct limit_entry entry = {.device = device, .driver = pool.driver->number, .size = (uint64_t)pool.ordinal};
+    limit_remember(&entry, LIMIT_POOL, key_of(pool));
+}
+
+int limit_pool_ordinal(struct limit_session *session, void *handle)
+{
+    struct limit_entry entry;
+    return limit_table_get(&session->table, LIMIT_POOL, (uint64_t)(uintptr_t)handle, &entry) ? (int)entry.size : -1;
+}
+
+void limit_pool_gone(struct limit_session *session, void *handle)
+{
+    struct limit_entry entry;
+    if (limit_table_take(&session->table, LIMIT_POOL, (uint64_t)(uintptr_t)handle, &entry))
+        limit_give(entry.device, entry.bytes);
+}
+
+void limit_freed(const struct limit_driver *driver, struct limit_session *session, const struct limit_entry *entry)
+{
+    struct limit_entry pool;
+    if (entry->spilled)
+        atomic_fetch_sub(&session->spills, 1);
+    if (entry->link == 0) {
+        limit_driver_give(driver, entry);
+        return;
+    }
+    pthread_mutex_lock(&session->pools);
+    if (limit_table_get(&session->table, LIMIT_POOL, entry->link, &pool))
+        settle(session, pool_of(driver, &pool));
+    atomic_store_explicit(&session->late_pools, 1, memory_order_relaxed);
+    pthread_mutex_unlock(&session->pools);
+}
+
+/* ---- graphs ---- */
+
+/* What a graph's allocation nodes ask for, by ordinal. */
+struct graph_memory {
+    uint64_t bytes[LIMIT_ORDINALS];
+};
+
+static struct graph_memory *memory_of(const struct limit_driver *driver, void *graph)
+{
+    size_t count = 0;
+    void **nodes = NULL;
+    struct graph_memory *memory = NULL;
+    if (!driver->graph_nodes(graph, NULL, &count) || count == 0 || !(nodes = calloc(count, sizeof *nodes)) ||
+        !driver->graph_nodes(graph, nodes, &count))
+        count = 0;
+    for (size_t i = 0; i < count; i++) {
+        int ordinal;
+        uint64_t bytes;
+        if (!driver->node_memory(nodes[i], &ordinal, &bytes) || ordinal < 0 || ordinal >= LIMIT_ORDINALS)
+            continue;
+        memory = memory ? memory : calloc(1, sizeof *memory);
+        if (memory)
+            memory->bytes[ordinal] += (bytes + 511) / 512 * 512;
+    }
+    free(nodes);
+    return memory;
+}
+
+void limit_graph_made(const struct limit_driver *driver, void *graph, void *executable)
+{
+    struct limit_session *session = limit_session();
+    struct graph_memory *memory = session ? memory_of(driver, graph) : NULL;
+    if (!memory)
+        return;
+    struct limit_entry entry = {.driver = driver->number, .link = (uint64_t)(uintptr_t)memory};
+    limit_remember(&entry, LIMIT_GRAPH, (uint64_t)(uintptr_t)executable);
+    atomic_fetch_add(&session->graphs, 1);
+}
+
+/* The lock `pools` is held. A graph that ran before has its memory still, or again. */
+static bool take_graph(struct limit_session *session, const struct limit_driver *driver,
+                       const struct limit_entry *entry)
+{
+    const struct graph_memory *memory = (struct graph_memory *)(uintptr_t)entry->link;
+    for (int i = 0; i < LIMIT_ORDINALS; i++) {
+        struct limit_pool pool = {.driver = driver, .ordinal = i};
+        uint64_t reserved, used, bytes = memory->bytes[i];
+        bool ran = entry->size != 0;
+        bool has = bytes == 0 || (ran && figures(pool, &reserved, &used) && reserved >= bytes) ||
+                   take_growth(session, pool, bytes);
+        if (!has)
+            return false;
+    }
+    return true;
+}
+
+static void settle_graph(struct limit_session *session, const struct limit_driver *driver,
+                         const struct limit_entry *entry)
+{
+    const struct graph_memory *memory = (struct graph_memory *)(uintptr_t)entry->link;
+    for (int i = 0; i < LIMIT_ORDINALS; i++)
+        if (memory->bytes[i] > 0)
+            settle(session, (struct limit_pool){.driver = driver, .ordinal = i});
+}
+
+enum limit_launch limit_graph_begin(const struct limit_driver *driver, void *executable, struct limit_entry *entry)
+{
+    struct limit_session *session = limit_outside() ? limit_session() : NULL;
+    if (!session || atomic_load_explicit(&session->graphs, memory_order_relaxed) == 0 ||
+        !limit_table_get(&session->table, LIMIT_GRAPH, (uint64_t)(uintptr_t)executable, entry))
+        return LIMIT_PLAIN;
+    for (int attempt = 0; attempt == 0 || (attempt == 1 && find_room(driver)); attempt++) {
+        pthread_mutex_lock(&session->pools);
+        if (take_graph(session, driver, entry))
+            return LIMIT_CHARGED;
+        settle_graph(session, driver, entry);
+        pthread_mutex_unlock(&session->pools);
+    }
+    return LIMIT_REFUSED;
+}
+
+void limit_graph_end(const struct limit_driver *driver, struct limit_entry *entry, bool launched)
+{
+    struct limit_session *session = limit_session();
+    if (launched && entry->size == 0) {
+        entry->size = 1;
+        limit_table_put(&session->table, entry);
+    }
+    settle_graph(session, driver, entry);
+    atomic_store_explicit(&session->late_pools, 1, memory_order_relaxed);
+    pthread_mutex_unlock(&session->pools);
+}
+
+bool limit_graph_take(struct limit_session *session, void *executable, struct limit_entry *entry)
+{
+    return limit_table_take(&session->table, LIMIT_GRAPH, (uint64_t)(uintptr_t)executable, entry);
+}
+
+void limit_graph_destroyed(struct limit_session *session, struct limit_entry *entry, bool destroyed)
+{
+    if (destroyed)
+        free((void *)(uintptr_t)entry->link);
+    else
+        limit_table_put(&session->table, entry);
+}
+
+/* ---- virtual memory ---- */
+
+struct physical {
+    int device; /* of the ledger */
+    uint64_t bytes;
+    uint64_t handles, mappings;
+    bool pinned;
+    int exported;          /* the last file that it was exported to, which keeps it, too; -1: none */
+    dev_t dev;             /* that file ... */
+    ino_t ino;             /* ... as long as the number is still its */
+    struct physical *next; /* of those that only their file keeps */
+};
+
+static bool file_is_open(const struct physical *it)
+{
+    struct stat stamp;
+    return it->exported >= 0 && fstat(it->exported, &stamp) == 0 && stamp.st_dev == it->dev && stamp.st_ino == it->ino;
+}
+
+/* Give back what nothing keeps; true: done. */
+static bool settle_physical(struct limit_session *session, struct physical *it)
+{
+    if (it->handles > 0 || it->mappings > 0 || it->pinned)
+        return false;
+    if (file_is_open(it)) {
+        it->next = session->in_files;
+        session->in_files = it;
+        return false;
+    }
+    limit_give(it->device, it->bytes);
+    free(it);
+    return true;
+}
+
+/* Memory whose exported files are closed meanwhile. */
+static bool settle_files(struct limit_session *session)
+{
+    bool gave = false;
+    struct physical *list = session->in_files;
+    session->in_files = NULL;
+    for (struct physical *it = list, *next; it; it = next) {
+        next = it->next;
+        gave = settle_physical(session, it) || gave;
+    }
+    return gave;
+}
+
+static struct physical *physical_of(const struct limit_entry *entry)
+{
+    return (struct physical *)(uintptr_t)entry->link;
+}
+
+static struct physical *find_physical(struct limit_session *session, uint64_t handle)
+{
+    struct limit_entry entry;
+    return limit_table_get(&session->table, LIMIT_PHYSICAL, handle, &entry) ? physical_of(&entry) : NULL;
+}
+
+void limit_physical_made(const struct limit_entry *charge, uint64_t handle)
+{
+    struct physical *it = malloc(sizeof *it);
+    if (!it)
+        return; /* it stays charged */
+    *it = (struct physical){.device = charge->device, .bytes = charge->bytes, .handles = 1, .exported = -1};
+    limit_remember(&(struct limit_entry){.size = 1, .link = (uint64_t)(uintptr_t)it}, LIMIT_PHYSICAL, handle);
+}
+
+void limit_physical_released(struct limit_session *session, uint64_t handle)
+{
+    struct limit_entry entry;
+    if (!limit_table_take(&session->table, LIMIT_PHYSICAL, handle, &entry))
+        return; /* imported: its exporter is charged */
+    if (--entry.size > 0)
+        limit_table_put(&session->table, &entry);
+    physical_of(&entry)->handles--;
+    settle_files(session);
+    settle_physical(session, physical_of(&entry));
+}
+
+void limit_physical_exported(struct limit_session *session, uint64_t handle, int file)
+{
+    struct physical *it = find_physical(session, handle);
+    struct stat stamp;
+    if (it && file < 0) {
+        it->pinned = true;
+    } else if (it && fstat(file, &stamp) == 0) {
+        it->exported = file;
+        it->dev = stamp.st_dev;
+        it->ino = stamp.st_ino;
+    }
+}
+
+void limit_physical_pinned(struct limit_session *session, uint64_t handle)
+{
+    struct physical *it = find_physical(session, handle);
+    if (it)
+        it->pinned = true;
+}
+
+void limit_mapped(struct limit_session *session, uint64_t address, uint64_t size, uint64_t handle)
+{
+    struct physical *it = find_physical(session, handle);
+    if (!it)
+        return;
+    it->mappings++;
+    limit_remember(&(struct limit_entry){.size = size, .link = (uint64_t)(uintptr_t)it}, LIMIT_MAPPING, address);
+}
+
+struct range {
+    uint64_t start, size;
+};
+
+static bool starts_within(const struct limit_entry *entry, const void *argument)
+{
+    const struct range *range = argument;
+    return entry->class == LIMIT_MAPPING && entry->key >= range->start && entry->key - range->start < range->size;
+}
+
+static bool reaches(const struct limit_entry *entry, const void *argument)
+{
+    const uint64_t *address = argument;
+    return entry->class == LIMIT_MAPPING && *address >= entry->key && *address - entry->key < entry->size;
+}
+
+void limit_unmapped(struct limit_session *session, uint64_t address, uint64_t size)
+{
+    struct range range = {.start = address, .size = size};
+    struct limit_entry entry;
+    while (range.size > 0 && (limit_table_take(&session->table, LIMIT_MAPPING, range.start, &entry) || /* one by one */
+                              limit_table_take_any(&session->table, starts_within, &range, &entry))) {
+        physical_of(&entry)->mappings--;
+        settle_physical(session, physical_of(&entry));
+        uint64_t done = entry.key == range.start ? entry.size : 0;
+        range.start += done;
+        range.size -= done < range.size ? done : range.size;
+    }
+}
+
+void limit_physical_retained(struct limit_session *session, uint64_t address, uint64_t handle)
+{
+    struct limit_entry mapping, entry;
+    if (!limit_table_find(&session->table, reaches, &address, &mapping))
+        return;
+    if (!limit_table_take(&session->table, LIMIT_PHYSICAL, handle, &entry))
+        entry = (struct limit_entry){.link = mapping.link};
+    entry.size++;
+    physical_of(&mapping)->handles++;
+    limit_remember(&entry, LIMIT_PHYSICAL, handle);
+}
