@@ -41,7 +41,9 @@ FOLDER = "sluice.records"
 FORMAT = 1
 _MAGIC = b"SLUICEDR"
 _HEADER = struct.Struct("<8sII")
-_RECORD = struct.Struct("<IHHQq")
+HEADER_BYTES = _HEADER.size
+RECORD_HEAD = struct.Struct("<IHHQq")
+"""Length of the payload, kind, nothing, sequence number, microseconds since 1970."""
 _MAX_PAYLOAD = 256 * 1024 * 1024
 _NAME = re.compile(r"decisions\.\d{12}\Z")
 _MAX_64 = (1 << 64) - 1
@@ -224,7 +226,7 @@ class Record:
         return self.time_us / 1e6
 
 
-class _Bytes:
+class Fields:
     """The fields of one payload, one after the other."""
 
     __slots__ = ("at", "data")
@@ -295,7 +297,7 @@ class _Bytes:
         return frozenset(bits)
 
 
-def _request(data: _Bytes) -> dict[str, Any]:
+def _request(data: Fields) -> dict[str, Any]:
     values = [data.signed() for _ in range(8)]
     return {
         "nodes_min": values[0],
@@ -320,7 +322,7 @@ def _request(data: _Bytes) -> dict[str, Any]:
     }
 
 
-def _parts(data: _Bytes) -> tuple[Part, ...]:
+def _parts(data: Fields) -> tuple[Part, ...]:
     return tuple(
         Part(
             node=data.count(_NO_TASK),
@@ -334,7 +336,7 @@ def _parts(data: _Bytes) -> tuple[Part, ...]:
     )
 
 
-def _job(data: _Bytes) -> JobFacts:
+def _job(data: Fields) -> JobFacts:
     job, array, task, uid, priority, gpus = (data.number() for _ in range(6))
     submit, limit = data.signed(), data.signed()
     return JobFacts(
@@ -351,7 +353,7 @@ def _job(data: _Bytes) -> JobFacts:
     )
 
 
-def _topology(data: _Bytes) -> Topology:
+def _topology(data: Fields) -> Topology:
     entries: list[tuple[int, tuple[Any, ...]]] = []
     while data.at < len(data.data):
         entry = data.number()
@@ -382,7 +384,7 @@ def _topology(data: _Bytes) -> Topology:
     return Topology(tuple(entries))
 
 
-def _image(data: _Bytes) -> Image:
+def _image(data: Fields) -> Image:
     node, state, flags, parts = (data.number() for _ in range(4))
     cpus, cpus_free, memory, memory_free = (data.signed() for _ in range(4))
     healthy, idle = data.number(), data.number()
@@ -404,7 +406,7 @@ def _image(data: _Bytes) -> Image:
     )
 
 
-def _decision(data: _Bytes) -> Decision:
+def _decision(data: Fields) -> Decision:
     job = _job(data)
     mode, outcome, flags = Mode(data.number()), Outcome(data.number()), data.number()
     policy, verdict = Policy(data.number()), data.number()
@@ -430,7 +432,7 @@ def _decision(data: _Bytes) -> Decision:
     )
 
 
-def _rank(data: _Bytes) -> Rank | None:
+def _rank(data: Fields) -> Rank | None:
     if not data.number():
         return None
     taken, site, place_, gpus, remaining = (data.signed() for _ in range(5))
@@ -460,17 +462,17 @@ def _rank(data: _Bytes) -> Rank | None:
     )
 
 
-def _start(data: _Bytes) -> Start:
+def _start(data: Fields) -> Start:
     return Start(_job(data), _parts(data), _rank(data))
 
 
-def _plan(data: _Bytes) -> Plan:
+def _plan(data: Fields) -> Plan:
     job, gang, start = data.number(), data.number(), data.signed()
     parts, reason = _parts(data), data.text()
     return Plan(job, gang, None if start == NO_START else start, parts, reason, data.signed())
 
 
-_READERS: dict[int, Callable[[_Bytes], Body]] = {
+_READERS: dict[int, Callable[[Fields], Body]] = {
     1: _topology,
     2: _image,
     3: _decision,
@@ -486,23 +488,27 @@ def parse_record(kind: int, payload: bytes) -> Body | None:
     if reader is None:
         return None
     try:
-        return reader(_Bytes(payload))
+        return reader(Fields(payload))
     except ValueError as error:  # a number that is none of an enumeration's
         raise RecordError(f"decision record of type {kind}: {error}") from error
+
+
+def check_header(path: Path, data: bytes) -> None:
+    """Raise RecordError unless `data` begins as a file of this format does, or is the beginning of such a file."""
+    header = data[: _HEADER.size]
+    if header == _HEADER.pack(_MAGIC, FORMAT, 0)[: len(header)]:
+        return
+    magic, version, _ = _HEADER.unpack(header) if len(header) == _HEADER.size else (b"", 0, 0)
+    if magic != _MAGIC:
+        raise RecordError(f"{path}: not a file of decision records")
+    raise RecordError(f"{path}: format {version}", remedy=f"this Sluice reads format {FORMAT}")
 
 
 def read_records(path: Path) -> Iterator[Record]:
     """The records of one file. Raises RecordError for a file that is none, of another format, or damaged inside."""
     try:
         with path.open("rb") as file:
-            header = file.read(_HEADER.size)
-            if len(header) < _HEADER.size and header == _HEADER.pack(_MAGIC, FORMAT, 0)[: len(header)]:
-                return  # just being made
-            magic, version, _ = _HEADER.unpack(header) if len(header) == _HEADER.size else (b"", 0, 0)
-            if magic != _MAGIC:
-                raise RecordError(f"{path}: not a file of decision records")
-            if version != FORMAT:
-                raise RecordError(f"{path}: format {version}", remedy=f"this Sluice reads format {FORMAT}")
+            check_header(path, file.read(_HEADER.size))
             yield from _read_all(path, file)
     except OSError as error:
         raise RecordError(f"{path}: {error.strerror}") from error
@@ -511,10 +517,10 @@ def read_records(path: Path) -> Iterator[Record]:
 def _read_all(path: Path, file: Any) -> Iterator[Record]:
     while True:
         place_ = file.tell()
-        head = file.read(_RECORD.size)
-        if len(head) < _RECORD.size:
+        head = file.read(RECORD_HEAD.size)
+        if len(head) < RECORD_HEAD.size:
             return
-        length, kind, _, sequence, time_us = _RECORD.unpack(head)
+        length, kind, _, sequence, time_us = RECORD_HEAD.unpack(head)
         if length > _MAX_PAYLOAD:
             raise RecordError(f"{path}: byte {place_}: a record of {length} bytes: the file is damaged")
         payload, checksum = file.read(length), file.read(4)

@@ -210,13 +210,13 @@ def test_hostile_payloads_raise_nothing_but_record_errors(sample: Path, tmp_path
 
 
 def test_the_reader_of_numbers() -> None:
-    read = decisions._Bytes(b"\x00\x7f\x80\x01" + b"\xff" * 9 + b"\x01")
+    read = decisions.Fields(b"\x00\x7f\x80\x01" + b"\xff" * 9 + b"\x01")
     assert [read.number(), read.number(), read.number(), read.signed()] == [0, 127, 128, -1]
     for bad in (b"", b"\x80", b"\xff" * 11, b"\xff" * 9 + b"\x02"):
         with pytest.raises(RecordError):
-            decisions._Bytes(bad).number()
+            decisions.Fields(bad).number()
     with pytest.raises(RecordError):
-        decisions._Bytes(b"\x05\x13").bitmap()  # 4 words of ones announced as 4, none follow
+        decisions.Fields(b"\x05\x13").bitmap()  # 4 words of ones announced as 4, none follow
     assert decisions.parse_record(77, b"of a later version") is None
 
 

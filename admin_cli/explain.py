@@ -1,0 +1,236 @@
+"""`sluice explain`: why a job has its priority and its nodes, or why it still waits."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sluice_base.errors import SluiceError, UsageError
+from sluice_base.sizes import format_mib
+from sluice_base.text import one_line
+
+DEFAULT_PORT = 6821
+_MOST_NODES = 16
+
+
+@click.command("explain")
+@click.argument("job")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.option(
+    "--host", "hosts", multiple=True, envvar="SLUICE_EXPLAIN_HOST", metavar="HOST",
+    help="Where the explain service is; may be given several times. Default: the controllers.",
+)  # fmt: skip
+@click.option(
+    "--port", type=click.IntRange(1, 65535), default=DEFAULT_PORT, envvar="SLUICE_EXPLAIN_PORT", show_default=True,
+    metavar="PORT", help="The explain service's port.",
+)  # fmt: skip
+@click.option(
+    "--records", type=click.Path(path_type=Path), metavar="DIR",
+    help="Read this folder of decision records instead of asking the service; for SlurmUser and root.",
+)  # fmt: skip
+@click.option("--timeout", type=click.FloatRange(0.1, 600), default=60.0, show_default=True, help="Seconds to wait.")
+def command(job: str, as_json: bool, hosts: tuple[str, ...], port: int, records: Path | None, timeout: float) -> None:
+    """Why JOB (17, or 17_3 of an array) has its priority and its nodes, or why it still waits."""
+    from slurm_plugin.explanation import explain_job, parse_job
+
+    name = parse_job(job)
+    document: dict[str, Any] | None
+    if records is not None:
+        document = explain_job(records, name)
+        if document is None:
+            raise SluiceError(f"job {name}: nothing is recorded of it in {records}")
+    else:
+        from slurm_plugin.explain_service import ask, open_site, slurm_user
+
+        site = open_site()
+        named = hosts or tuple(controller.host for controller in _up_first(site.client.ping()))
+        document = ask(named, port, name, trusted=(slurm_user(site.config()), 0), timeout=timeout)
+    if as_json:
+        click.echo(json.dumps(document, indent=2))
+    else:
+        for line in render(document):
+            click.echo(line)
+
+
+def _up_first(controllers: list[Any]) -> list[Any]:
+    return sorted(controllers, key=lambda controller: not controller.up)
+
+
+# ---- for people ----
+
+
+def render(document: dict[str, Any]) -> list[str]:
+    """The explanation as lines of text. Raises UsageError where it is not what this version knows."""
+    clean = _printable(document)
+    try:
+        lines = _title(clean) + _priority(clean)
+        if "start" in clean:
+            return lines + _started(clean)
+        return lines + _waiting(clean)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UsageError(
+            f"the explanation is not as this sluice knows it: {error!r}", remedy="see it with --json"
+        ) from error
+
+
+def _printable(value: Any) -> Any:
+    """The same with texts that are fit for a terminal."""
+    if isinstance(value, dict):
+        return {key: _printable(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_printable(inner) for inner in value]
+    return one_line(value, limit=300) if isinstance(value, str) else value
+
+
+def _moment(seconds: float | None) -> str:
+    return "unknown" if not seconds else datetime.fromtimestamp(seconds).strftime("%Y-%m-%dT%H:%M:%S")
+
+
+def _duration(seconds: float) -> str:
+    minutes, days = int(seconds) // 60, int(seconds) // 86400
+    if seconds < 120:
+        return f"{int(seconds)} s"
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h" if days < 3 else f"{days} days"
+
+
+def _title(document: dict[str, Any]) -> list[str]:
+    slurm = document.get("slurm", {})
+    words = [f"Job {document['job']}"]
+    if slurm:
+        words.append(
+            f"of {slurm['user']} ({slurm['account']}), partition {slurm['partition']}: {slurm['state'].lower()}"
+        )
+        if slurm["state"] == "PENDING" and slurm["reason"] not in ("", "None"):
+            words.append(f"({slurm['reason']})")
+    elif "account" in document:
+        words.append(f"of uid {document['uid']} ({document['account']}), partition {document['partition']}")
+    return [" ".join(words)]
+
+
+def _priority(document: dict[str, Any]) -> list[str]:
+    order, slurm = document.get("order"), document.get("slurm", {})
+    if order is None:
+        return ["", f"Priority {slurm['priority']}: Slurm's own; Sluice gives no site factor"] if slurm else []
+    lines = ["", f"Priority{_total(slurm)} as of {_moment(order['as_of'])}, place {order['place']} in Sluice's order"]
+    lines.append(f"  {order['site_factor']:>10}  SITE, Sluice's part:")
+    if order["starving"]:
+        lines.append("              waited longer than the starvation bound: goes before all that did not")
+    for term in order["terms"]:
+        lines.append(f"  {term['value']:>16.1f}  {term['name']} (of {term['weight']}){_because(term['name'], order)}")
+    for name, value in order["slurm_terms"].items():
+        lines.append(f"  {value:>10}  Slurm's {name}")
+    return lines
+
+
+def _total(slurm: dict[str, Any]) -> str:
+    return f" {slurm['priority']}" if slurm.get("state") == "PENDING" else ""
+
+
+def _because(term: str, order: dict[str, Any]) -> str:
+    tenant = order.get("tenant")
+    if term == "fair-share" and tenant:
+        return f": {tenant['account']} has {tenant['shares']} shares and used {tenant['gpu_hours']:g} GPU-hours lately"
+    if term == "deadline":
+        if order["deadline"] == "feasible":
+            return f": {_duration(max(order['laxity_s'], 0))} to spare"
+        return ": no deadline" if order["deadline"] == "none" else ": cannot be met any more"
+    if term in ("service", "time"):
+        return f": expected to run {_duration(order['predicted_run_s'])} on {order['gpus']} GPUs"
+    return f": {order['gpus']} GPUs" if term == "size" else ""
+
+
+def _where(parts: list[dict[str, Any]]) -> list[str]:
+    lines = []
+    for part in parts[:_MOST_NODES]:
+        words = [f"{part['cpus']:g} CPUs", f"{format_mib(part['host_memory_mib'])} of memory"]
+        if part["gpus"]:
+            share = f" ({format_mib(part['gpu_memory_mib'])} of each)" if part["gpu_memory_mib"] else ""
+            words.insert(0, f"GPU {','.join(map(str, part['gpus']))}{share}")
+        lines.append(f"  {part['node']}: {', '.join(words)}")
+    if len(parts) > _MOST_NODES:
+        lines.append(f"  and {len(parts) - _MOST_NODES} more nodes")
+    return lines
+
+
+def _reasons(of: dict[str, Any]) -> list[str]:
+    return [f"  {entry['nodes']:>8}  {entry['reason']}" for entry in of["nodes_by_reason"]]
+
+
+def _started(document: dict[str, Any]) -> list[str]:
+    start, decision = document["start"], document.get("decision")
+    lines = ["", f"Started {_moment(start['at'])} on", *_where(start["parts"])]
+    if decision is None:
+        return [*lines, "Stock Slurm chose; Sluice was not asked, or its records of it are gone."]
+    lines += ["", f"Why there: {decision['outcome']} (policy {decision['policy']})"]
+    if decision["planned"]:
+        return [*lines, "  The place is the backfill planner's: it was reserved for this job."]
+    if start.get("as_chosen") is False:
+        lines.append("  These are not the nodes and GPUs that Sluice chose.")
+    choice = decision.get("choice")
+    if choice is not None:
+        lines.append(f"  {decision['nodes_that_fit']:>8}  of {decision['nodes']} nodes could take it; the others:")
+        lines += _reasons(decision)
+        lines.append(f"  score {choice['score']}, of which")
+        lines += [f"  {term['value']:>8}  {term['name'].replace('_', ' ')}" for term in choice["score_terms"]]
+        if choice["next_best"]:
+            lines.append(f"  next best: {choice['next_best']['node']}, score {choice['next_best']['score']}")
+    return lines
+
+
+def _waiting(document: dict[str, Any]) -> list[str]:
+    waiting, decision, slurm = document.get("waiting", {}), document.get("decision"), document.get("slurm", {})
+    if slurm and slurm["state"] != "PENDING":
+        return ["", "Nothing is recorded of its start: it needed no decision of Sluice's, or the records are gone."]
+    lines = [""]
+    if decision is not None:
+        lines.append(f"Last asked for {_moment(decision['at'])}: {decision['outcome']}")
+    if waiting.get("fits_now"):
+        lines.append("  A place for it is free; it waits for its turn, or for a start that is reserved for others.")
+    elif "nodes" in waiting:
+        never = "Could never start here" if waiting["never"] else "Why it waits"
+        lines.append(f"{never}, as of {_moment(waiting['as_of'])}: of {waiting['nodes']} nodes")
+        lines += _reasons(waiting)
+        if waiting["nodes_that_fit"]:
+            lines.append(f"  {waiting['nodes_that_fit']:>8}  could take a part of it")
+        lines += _smaller(waiting["would_start_now"])
+    elif decision is None:
+        lines.append("Sluice was not asked for a place yet: the job is held, depends on others, or is not in turn.")
+    return lines + _expected(waiting.get("plan"), slurm)
+
+
+_SMALLER = {
+    "nodes": "on {value} nodes",
+    "gpus": "with {value} GPUs",
+    "cpus": "with {value} CPUs a node",
+    "gpu_types": "with any type of GPU",
+    "exclusive": "without --exclusive",
+}
+
+
+def _smaller(smaller: list[dict[str, Any]]) -> list[str]:
+    if not smaller:
+        return ["  No smaller request would start now."]
+    lines = ["  It would start now"]
+    for change in smaller:
+        what, value = change["what"], change["value"]
+        if what in ("gpu_memory_mib", "host_memory_mib"):
+            of = "of each GPU" if what == "gpu_memory_mib" else "of host memory a node"
+            lines.append(f"    with {format_mib(value)} {of}")
+        else:
+            lines.append("    " + _SMALLER.get(what, f"without {what.replace('_', ' ')} required").format(value=value))
+    return lines
+
+
+def _expected(plan: dict[str, Any] | None, slurm: dict[str, Any]) -> list[str]:
+    if plan is not None and plan["expected_start"]:
+        lines = [f"Expected start: {_moment(plan['expected_start'])}, as planned {_moment(plan['planned_at'])}"]
+        return lines + ([f"  {plan['reason']}"] if plan["reason"] else [])
+    if plan is not None:
+        return [f"No start is planned yet{': ' + plan['reason'] if plan['reason'] else ''}"]
+    if slurm.get("start_time"):
+        return [f"Expected start by Slurm's own estimate: {_moment(slurm['start_time'])}"]
+    return []

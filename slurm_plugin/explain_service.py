@@ -1,0 +1,417 @@
+"""The explain service: answers of slurmctld's records for users on login nodes, and the client that asks.
+
+One request a connection: a munge credential around a small JSON object, ended by a newline; one answer: a munge
+credential that only the asking user can decode. munge says who asks, refuses what was seen before, and encrypts. The
+service only reads: the records, and what Slurm's own commands say of the job. It runs as SlurmUser.
+"""
+
+from __future__ import annotations
+
+import grp
+import json
+import logging
+import os
+import pwd
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from sluice_base.errors import SluiceError, UsageError
+from sluice_base.text import one_line
+from slurm_client import Commands, SlurmClient, connect
+from slurm_client.model import Job
+from slurm_client.munge import MungeError, decode, encode
+from slurm_plugin.decisions import FOLDER
+from slurm_plugin.explanation import JobName, explain_job, parse_job
+
+DEFAULT_PORT = 6821
+VERSION = 1
+MAX_REQUEST = 16 * 1024
+MAX_ANSWER = 768 * 1024
+_WORKERS = 4
+_WAITING = 32
+_REQUEST_S = 5.0
+_ANSWER_S = 60.0
+_CONFIG_S = 30.0
+
+log = logging.getLogger("sluice.explaind")
+
+
+class RefusedError(SluiceError):
+    """A request that is not answered; its text goes to the user."""
+
+
+# ---- the question ----
+
+
+def render_request(name: JobName) -> bytes:
+    """What a client puts into its credential."""
+    return json.dumps({"version": VERSION, "job": str(name)}).encode()
+
+
+def parse_request(payload: bytes) -> JobName:
+    """The job that is asked for. Raises RefusedError for anything that is no request."""
+    if len(payload) > 1024:
+        raise RefusedError("request: larger than 1024 bytes")
+    try:
+        asked = json.loads(payload)
+    except (ValueError, RecursionError) as error:
+        raise RefusedError("request: not JSON") from error
+    if not isinstance(asked, dict) or asked.get("version") != VERSION or not isinstance(asked.get("job"), str):
+        raise RefusedError(
+            f"request: not one of version {VERSION}", remedy="use the sluice of the controller's version"
+        )
+    try:
+        return parse_job(asked["job"])
+    except UsageError as error:
+        raise RefusedError(str(error)) from error
+
+
+# ---- who may see what ----
+
+
+class Site(Protocol):
+    """What the service asks of Slurm."""
+
+    def config(self) -> Mapping[str, str]:
+        """slurmctld's configuration."""
+
+    def jobs(self, number: int) -> list[Job]:
+        """The job's records, or those of all tasks of an array; none where Slurm has forgotten it."""
+
+    def is_operator(self, user: str) -> bool:
+        """Whether Slurm lets the user look after others' jobs."""
+
+    def is_coordinator(self, user: str, account: str) -> bool:
+        """Whether the user coordinates the account."""
+
+
+_USER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,127}\$?\Z")
+
+
+@dataclass
+class SlurmSite:
+    """Slurm by its own commands."""
+
+    client: SlurmClient
+    commands: Commands
+    _config: tuple[float, Mapping[str, str]] = field(default=(-1e9, {}))
+
+    def config(self) -> Mapping[str, str]:
+        """Asked anew twice a minute."""
+        if time.monotonic() - self._config[0] > _CONFIG_S:
+            self._config = time.monotonic(), self.client.config()
+        return self._config[1]
+
+    def jobs(self, number: int) -> list[Job]:
+        """Jobs that slurmctld knows."""
+        try:
+            return self.client.jobs(ids=[number], states=["all"])
+        except SluiceError as error:
+            if "Invalid job id" in str(error):
+                return []
+            raise
+
+    def is_operator(self, user: str) -> bool:
+        """By the accounting database; where there is none, nobody is."""
+        said = self._ask("show", "user", user, "format=AdminLevel")
+        return any(line.strip() in ("Operator", "Administrator") for line in said)
+
+    def is_coordinator(self, user: str, account: str) -> bool:
+        """By the accounting database."""
+        said = self._ask("show", "account", account, "withcoord", "format=Coordinators")
+        return any(user in line.strip().split(",") for line in said)
+
+    def _ask(self, *words: str) -> list[str]:
+        if not all(_USER_NAME.match(word) for word in (words[2],)):
+            return []
+        return self.commands.run("sacctmgr", "--noheader", "--parsable2", "--readonly", *words).stdout.splitlines()
+
+
+def may_see(site: Site, uid: int, owner: int, account: str) -> bool:
+    """Whether `uid` may see a job of `owner` in `account`, as Slurm would have it. Fails closed."""
+    if uid in (owner, 0, slurm_user(site.config())):
+        return True
+    private = site.config().get("PrivateData", "").lower().split(",")
+    if not {"jobs", "all"} & {word.strip() for word in private}:
+        return True
+    try:
+        user = pwd.getpwuid(uid).pw_name
+        return site.is_operator(user) or bool(account and site.is_coordinator(user, account))
+    except (KeyError, SluiceError) as error:
+        log.warning("uid %d: not allowed to see others' jobs: %s", uid, one_line(str(error)))
+        return False
+
+
+def slurm_user(config: Mapping[str, str]) -> int:
+    """SlurmUser's uid, from ``slurm(64030)``. Raises SluiceError."""
+    match = re.search(r"\((\d+)\)\s*$", config.get("SlurmUser", ""))
+    if match is None:
+        raise SluiceError(f"SlurmUser {config.get('SlurmUser', '')!r}: no uid in it")
+    return int(match[1])
+
+
+# ---- the answer ----
+
+
+def _task_numbers(text: str) -> set[int]:
+    """``3-9:2,12%4`` as numbers; a range that is too long to be true as its ends."""
+    numbers: set[int] = set()
+    for piece in text.split("%")[0].split(","):
+        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?", piece.strip("[] "))
+        if match is None:
+            continue
+        first, last, step = int(match[1]), int(match[2] or match[1]), max(int(match[3] or 1), 1)
+        numbers |= set(range(first, last + 1, step)) if last - first < 5_000_000 else {first, last}
+    return numbers
+
+
+def find_job(jobs: Iterable[Job], name: JobName) -> Job | None:
+    """The record that stands for the job: of an array's task its own, or the one of all tasks that wait."""
+    for job in jobs:
+        if name.task is None and job.id == name.id:
+            return job
+        if name.task is not None and job.array_id == name.id and name.task in _task_numbers(job.array_tasks):
+            return job
+    return None
+
+
+def answer(site: Site, records: Path, uid: int, name: JobName) -> dict[str, Any]:
+    """The explanation of a job for a user. Raises RefusedError when there is none that the user may see."""
+    unknown = RefusedError(
+        f"job {name}: not known, or not yours to see", remedy="see squeue; records are kept until they are rotated"
+    )
+    job = find_job(site.jobs(name.id), name)
+    if job is not None and not may_see(site, uid, job.uid, job.account):
+        raise unknown
+    document = explain_job(records, name, submit=job.submit_time if job else None, known_id=job.id if job else None)
+    if document is None and job is None:
+        raise unknown
+    if document is None or (job is not None and document.get("uid", job.uid) != job.uid):
+        document = {"schema_version": 1, "job": str(name)}
+    if job is None and not may_see(site, uid, document.get("uid", 0), document.get("account", "")):
+        raise unknown
+    if job is not None:
+        document["slurm"] = _slurm_facts(job)
+    return document
+
+
+def _slurm_facts(job: Job) -> dict[str, Any]:
+    return {
+        "job_id": job.id,
+        "name": job.name,
+        "user": job.user,
+        "account": job.account,
+        "partition": job.partition,
+        "state": job.state,
+        "reason": job.reason,
+        "priority": job.priority,
+        "submit_time": job.submit_time,
+        "eligible_time": job.eligible_time,
+        "start_time": job.start_time,
+        "end_time": job.end_time,
+        "time_limit_s": job.time_limit_s,
+        "nodes": job.nodes,
+    }
+
+
+def _reply(site: Site, records: Path, uid: int, payload: bytes) -> bytes:
+    """The answer to an authenticated request, never an exception's insides."""
+    try:
+        document: dict[str, Any] = {
+            "version": VERSION,
+            "explanation": answer(site, records, uid, parse_request(payload)),
+        }
+    except RefusedError as error:
+        document = {"version": VERSION, "error": str(error)}
+    except SluiceError as error:
+        log.error("uid %d: %s", uid, one_line(str(error)))
+        document = {
+            "version": VERSION,
+            "error": "the controller's records or Slurm cannot be read now; see explaind's log",
+        }
+    except Exception:
+        log.exception("uid %d: unexpected", uid)
+        document = {"version": VERSION, "error": "explaind failed on this request; see its log"}
+    data = json.dumps(document).encode()
+    if len(data) > MAX_ANSWER:
+        data = json.dumps({"version": VERSION, "error": f"the answer is larger than {MAX_ANSWER} bytes"}).encode()
+    return data
+
+
+# ---- the server ----
+
+
+def read_line(connection: socket.socket, most: int, seconds: float) -> bytes:
+    """Up to the first newline; at most `most` bytes within `seconds` in all. Raises RefusedError."""
+    data, until = b"", time.monotonic() + seconds
+    while b"\n" not in data:
+        left = until - time.monotonic()
+        if left <= 0:
+            raise RefusedError("no request in time")
+        connection.settimeout(left)
+        try:
+            piece = connection.recv(4096)
+        except TimeoutError as error:
+            raise RefusedError("no request in time") from error
+        data += piece
+        if not piece or len(data) > most:
+            raise RefusedError("no request, or a request that is too long")
+    return data.split(b"\n", 1)[0]
+
+
+@dataclass
+class Server:
+    """Listens until `stop`. `slots`: connections that are served or wait to be; more are closed at once."""
+
+    site: Site
+    records: Path
+    sockets: list[socket.socket]
+    _slots: threading.BoundedSemaphore = field(default_factory=lambda: threading.BoundedSemaphore(_WORKERS + _WAITING))
+    _stop: threading.Event = field(default_factory=threading.Event)
+
+    def serve(self) -> None:
+        """Answer requests until `stop` is called."""
+        import selectors
+
+        with selectors.DefaultSelector() as selector, ThreadPoolExecutor(_WORKERS, "explain") as pool:
+            for listening in self.sockets:
+                listening.setblocking(False)
+                selector.register(listening, selectors.EVENT_READ)
+            while not self._stop.is_set():
+                for key, _ in selector.select(timeout=0.5):
+                    self._accept(key.fileobj, pool)
+        for listening in self.sockets:
+            listening.close()
+
+    def stop(self) -> None:
+        """Make `serve` return soon."""
+        self._stop.set()
+
+    def _accept(self, listening: Any, pool: ThreadPoolExecutor) -> None:
+        try:
+            connection, address = listening.accept()
+        except OSError:
+            return
+        if not self._slots.acquire(blocking=False):
+            connection.close()
+            return
+        pool.submit(self._serve_one, connection, address)
+
+    def _serve_one(self, connection: socket.socket, address: Any) -> None:
+        try:
+            with connection:
+                message = decode(read_line(connection, MAX_REQUEST, _REQUEST_S).decode("ascii", "replace").strip())
+                reply = _reply(self.site, self.records, message.uid, message.payload)
+                connection.settimeout(_REQUEST_S)
+                connection.sendall(encode(reply, readable_by=message.uid).encode() + b"\n")
+        except (SluiceError, OSError) as error:
+            # Who is not authenticated learns nothing, not even why.
+            log.info("%s: refused: %s", one_line(str(address)), one_line(str(error)))
+        except Exception:
+            log.exception("%s: unexpected", one_line(str(address)))
+        finally:
+            self._slots.release()
+
+
+def listen(addresses: Iterable[str], port: int) -> list[socket.socket]:
+    """Listening sockets; without addresses: on all of the host's. Raises SluiceError."""
+    made: list[socket.socket] = []
+    try:
+        for address in list(addresses) or [""]:
+            if address or not socket.has_dualstack_ipv6():
+                found = socket.getaddrinfo(address or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+                made += [socket.create_server(where[:2], family=family) for family, _, _, _, where in found[:1]]
+            else:
+                made.append(socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True))
+    except OSError as error:
+        for one in made:
+            one.close()
+        raise SluiceError(f"port {port}: {error.strerror or error}", remedy="choose another with --port") from error
+    return made
+
+
+def drop_privileges(uid: int) -> None:
+    """Become SlurmUser for good, with that user's groups. Raises SluiceError when this process is somebody else's."""
+    if os.geteuid() == uid:
+        return
+    if os.geteuid() != 0:
+        raise SluiceError(f"uid {os.geteuid()}: neither root nor SlurmUser ({uid})", remedy="start it as SlurmUser")
+    try:
+        user = pwd.getpwuid(uid)
+    except KeyError as error:
+        raise SluiceError(f"SlurmUser: uid {uid} has no entry in passwd") from error
+    groups = [group.gr_gid for group in grp.getgrall() if user.pw_name in group.gr_mem]
+    os.setgroups([user.pw_gid, *groups])
+    os.setresgid(user.pw_gid, user.pw_gid, user.pw_gid)
+    os.setresuid(uid, uid, uid)
+
+
+def open_site(conf: Path | None = None, prefix: Path | None = None) -> SlurmSite:
+    """Slurm's commands as the service uses them."""
+    return SlurmSite(connect(conf=conf, prefix=prefix, timeout=15), Commands(prefix=prefix, conf=conf, timeout=15))
+
+
+def records_folder(config: Mapping[str, str]) -> Path:
+    """Where the running slurmctld writes its records. Raises SluiceError."""
+    state = config.get("StateSaveLocation", "")
+    if not state.startswith("/"):
+        raise SluiceError(f"StateSaveLocation {state!r}: no absolute path")
+    return Path(state) / FOLDER
+
+
+# ---- the client ----
+
+
+def ask(
+    hosts: Iterable[str], port: int, name: JobName, *, trusted: Iterable[int], timeout: float = _ANSWER_S
+) -> dict[str, Any]:
+    """Ask the first host that answers. `trusted`: whose credential an answer must be (SlurmUser and root).
+
+    Raises RefusedError with the service's words, or SluiceError when nobody answers.
+    """
+    failures: list[str] = []
+    for host in hosts:
+        try:
+            return _ask_one(host, port, name, frozenset(trusted), timeout)
+        except RefusedError:
+            raise
+        except (OSError, SluiceError) as error:
+            failures.append(f"{host}: {getattr(error, 'strerror', None) or error}")
+    raise SluiceError(
+        f"no explain service answers on port {port} ({one_line('; '.join(failures)) or 'no controller is named'})",
+        remedy="ask your administrator for `sluice explaind` on the controllers",
+    )
+
+
+def _ask_one(host: str, port: int, name: JobName, trusted: frozenset[int], timeout: float) -> dict[str, Any]:
+    credential = encode(render_request(name))
+    with socket.create_connection((host, port), timeout=5) as connection:
+        connection.sendall(credential.encode() + b"\n")
+        try:
+            line = read_line(connection, 2 * MAX_ANSWER, timeout)
+        except RefusedError as error:
+            raise SluiceError(
+                "refused, or no answer in time; do both hosts have the same munge key and time?"
+            ) from error
+    message = decode(line.decode("ascii", "replace").strip())
+    if message.uid not in trusted:
+        raise MungeError(f"the answer is uid {message.uid}'s, not SlurmUser's")
+    try:
+        document = json.loads(message.payload)
+    except ValueError as error:
+        raise SluiceError("the answer is not JSON") from error
+    if not isinstance(document, dict) or document.get("version") != VERSION:
+        raise SluiceError(f"the answer is not one of version {VERSION}")
+    if "error" in document:
+        raise RefusedError(one_line(str(document["error"])))
+    if not isinstance(document.get("explanation"), dict):
+        raise SluiceError("the answer has no explanation")
+    explanation: dict[str, Any] = document["explanation"]
+    return explanation

@@ -1,0 +1,486 @@
+"""Why a job stands where it stands: one document from slurmctld's records, by asking the core again.
+
+`explain_job` looks a job up in the decision records and the order's table and answers with plain data (lists,
+dictionaries, numbers, text), which `sluice explain` prints and the explain service sends.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from sluice_base.errors import UsageError
+from sluice_core import lib
+from sluice_core.cluster import Cluster
+from sluice_core.errors import CoreError
+from sluice_core.placement import Part, Placement, Policy, Reason, Request, Wish, place
+from slurm_plugin import decisions
+from slurm_plugin.decisions import (
+    Decision,
+    Image,
+    Mode,
+    Outcome,
+    Plan,
+    Rank,
+    Record,
+    RecordError,
+    Replay,
+    Start,
+    Topology,
+)
+from slurm_plugin.order_table import TenantRank, read_order_table
+
+SCHEMA_VERSION = 1
+_TOPOLOGY, _IMAGE, _DECISION, _START, _PLAN = 1, 2, 3, 4, 5
+_JOB = re.compile(r"(\d{1,10})(?:_(\d{1,10}))?\Z")
+_MAX_ID = (1 << 32) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class JobName:
+    """A job as users write it: ``17`` or, of an array, ``17_3``."""
+
+    id: int
+    task: int | None = None
+
+    def __str__(self) -> str:
+        return str(self.id) if self.task is None else f"{self.id}_{self.task}"
+
+
+def parse_job(text: str) -> JobName:
+    """Raises UsageError for anything but ``17`` and ``17_3``."""
+    match = _JOB.match(text)
+    if match is None or int(match[1]) > _MAX_ID or int(match[2] or 0) > _MAX_ID or int(match[1]) == 0:
+        raise UsageError(f"job {text[:40]!r}: not a job's number", remedy="write it as 17, or as 17_3 of an array")
+    return JobName(int(match[1]), None if match[2] is None else int(match[2]))
+
+
+@dataclass
+class _State:
+    """Topology and images as bytes: cheap to keep, decoded when a question is asked."""
+
+    topology: bytes | None = None
+    images: dict[int, bytes] = field(default_factory=dict)
+
+    def copy(self) -> _State:
+        return _State(self.topology, dict(self.images))
+
+    def replay(self) -> Replay:
+        replay = Replay()
+        for kind, payload in [(_TOPOLOGY, self.topology), *((_IMAGE, image) for image in self.images.values())]:
+            body = decisions.parse_record(kind, payload or b"")
+            assert isinstance(body, Topology | Image)  # noqa: S101 - by their kinds
+            replay.feed(Record(0, 0, body))
+        return replay
+
+
+@dataclass
+class Story:
+    """What the records say of one job; of each kind the last record, with its time in seconds since 1970."""
+
+    decision: tuple[float, Decision] | None = None
+    before: _State = field(default_factory=_State)  # what the core knew at the decision
+    start: tuple[float, Start] | None = None
+    plan: tuple[float, Plan] | None = None
+    latest: _State = field(default_factory=_State)  # what it knew at the newest record
+    latest_time: float = 0
+
+
+def _first_number(payload: bytes) -> int:
+    value = shift = 0
+    for byte in payload[:5]:
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            break
+        shift += 7
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """Which records are the job's. Numbers are used again: the submission tells jobs of one number apart."""
+
+    name: JobName
+    known_id: int | None  # what slurmctld calls an array's task, or the record of all its tasks that wait
+    submit: int | None
+
+    def wanted(self, kind: int, payload: bytes) -> bool:
+        """Whether it may be; cheap."""
+        data = decisions.Fields(payload)
+        job = data.number()
+        if job == self.known_id or (self.name.task is None and job == self.name.id):
+            return True
+        return (
+            kind != _PLAN
+            and self.name.task is not None
+            and (data.number(), data.number()) == (self.name.id, self.name.task)
+        )
+
+    def is_of(self, body: object, time: float) -> bool:
+        """Whether it is."""
+        if self.submit is None:
+            return True
+        if isinstance(body, Decision | Start):
+            return body.job.submit == self.submit
+        return time >= self.submit
+
+
+def _scan(path: Path, search: _Search, story: Story, *, newest: bool) -> None:
+    """Follow one file. What a newer file said already stays."""
+    found, state = Story(), _State()
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return  # rotated away just now
+    except OSError as error:
+        raise RecordError(f"{path}: {error.strerror}") from error
+    decisions.check_header(path, data)
+    at, head, time = decisions.HEADER_BYTES, decisions.RECORD_HEAD, 0
+    while at + head.size <= len(data):
+        length, kind, _, _, time_us = head.unpack_from(data, at)
+        end = at + head.size + length
+        if end + 4 > len(data):
+            break
+        if zlib.crc32(data[at:end]) != int.from_bytes(data[end : end + 4], "little"):
+            raise RecordError(f"{path}: byte {at}: checksum wrong: the file is damaged")
+        payload, time = data[at + head.size : end], time_us
+        at = end + 4
+        if kind == _IMAGE:
+            state.images[_first_number(payload)] = payload
+        elif kind == _TOPOLOGY:
+            state = _State(payload)
+        elif kind in (_DECISION, _START, _PLAN) and search.wanted(kind, payload):
+            body = decisions.parse_record(kind, payload)
+            if not search.is_of(body, time_us / 1e6):
+                continue
+            if isinstance(body, Decision | Start) and _submit_of(found) not in (None, body.job.submit):
+                found = Story()  # an earlier job of the same number
+            if isinstance(body, Decision):
+                if found.start is None and body.mode != Mode.TEST_ONLY:
+                    found.decision, found.before = (time_us / 1e6, body), state.copy()
+            elif isinstance(body, Start):
+                found.start = time_us / 1e6, body
+            elif isinstance(body, Plan):
+                found.plan = time_us / 1e6, body
+    if newest:
+        story.latest, story.latest_time = state, time / 1e6
+    if _submit_of(story) is not None and _submit_of(found) not in (None, _submit_of(story)):
+        return  # of an earlier job of the same number
+    if story.decision is None and found.decision is not None:
+        story.decision, story.before = found.decision, found.before
+    story.start = story.start or found.start
+    story.plan = story.plan or found.plan
+
+
+def _submit_of(story: Story) -> int | None:
+    """When the job of the story was submitted, where that is known."""
+    if story.start is not None:
+        return story.start[1].job.submit
+    return story.decision[1].job.submit if story.decision is not None else None
+
+
+def read_story(folder: Path, name: JobName, *, submit: int | None = None, known_id: int | None = None) -> Story:
+    """What the records of a folder say of the job, as far back as needed. Raises RecordError."""
+    story, search = Story(), _Search(name, known_id, submit)
+    for number, path in enumerate(reversed(decisions.list_files(folder))):
+        _scan(path, search, story, newest=number == 0)
+        if story.decision is not None:
+            break
+    return story
+
+
+# ---- the document ----
+
+
+def explain_job(
+    folder: Path, name: JobName, *, submit: int | None = None, known_id: int | None = None
+) -> dict[str, Any] | None:
+    """What is known of the job, or None when nothing is. Times are seconds since 1970. Raises RecordError.
+
+    `submit`: when it was submitted, and `known_id`: its own number in an array, where Slurm knows them.
+    """
+    story = read_story(folder, name, submit=submit, known_id=known_id)
+    rank, tenant, table_time = _rank_of(folder, known_id or name.id, story)
+    facts = story.start[1].job if story.start else story.decision[1].job if story.decision else None
+    if facts is None and rank is None and story.plan is None:
+        return None
+    document: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "job": str(name)}
+    if facts is not None:
+        document |= {"job_id": facts.id, "uid": facts.uid, "account": facts.account, "partition": facts.partition}
+    if rank is not None:
+        document["order"] = _order(rank, tenant, table_time)
+    if story.decision is not None:
+        document["decision"] = _decided(story)
+    if story.start is not None:
+        document["start"] = _started(story)
+    else:
+        document["waiting"] = _waiting(story)
+    return document
+
+
+def _rank_of(folder: Path, number: int, story: Story) -> tuple[Rank | None, TenantRank | None, float]:
+    """The rank at the start, or as of the order's last table."""
+    if story.start is not None:
+        rank = story.start[1].rank
+        return rank, None, rank.taken if rank else 0
+    number = story.decision[1].job.id if story.decision else number
+    table = read_order_table(folder, job=number)
+    if table is None or number not in table.jobs:
+        return None, None, 0
+    rank, index = table.jobs[number]
+    return rank, table.tenants[index] if 0 <= index < len(table.tenants) else None, table.taken
+
+
+_DEADLINES = {0: "none", 1: "feasible", 2: "infeasible"}
+
+
+def _order(rank: Rank, tenant: TenantRank | None, taken: float) -> dict[str, Any]:
+    order: dict[str, Any] = {
+        "as_of": taken,
+        "site_factor": rank.site,
+        "place": rank.place + 1,
+        "terms": [
+            {"name": name, "weight": rank.weights.get(name, 0), "value": round(value, 3)}
+            for name, value in rank.terms.items()
+            if rank.weights.get(name, 0)
+        ],
+        "slurm_terms": {name: value for name, value in rank.slurm.items() if value},
+        "predicted_run_s": rank.remaining_s,
+        "gpus": rank.gpus,
+        "starving": rank.starving,
+        "deadline": _DEADLINES.get(rank.deadline, "none"),
+    }
+    if rank.deadline == 1:
+        order["laxity_s"] = rank.laxity_s
+    if tenant is not None:
+        order["tenant"] = {
+            "account": tenant.account,
+            "shares": tenant.shares,
+            "fair_share": round(tenant.factor, 4),
+            "gpu_hours": round(tenant.gpu_seconds / 3600, 3),
+            "tier": tenant.tier,
+        }
+    return order
+
+
+def _names(replay: Replay) -> Callable[[int], str]:
+    names = replay.topology.node_names if replay.topology else []
+    return lambda node: names[node] if 0 <= node < len(names) else f"node {node}"
+
+
+def _gpus(mask: int) -> list[int]:
+    return [gpu for gpu in range(mask.bit_length()) if mask >> gpu & 1]
+
+
+def _parts(parts: tuple[Part, ...], name: Callable[[int], str]) -> list[dict[str, Any]]:
+    return [
+        {
+            "node": name(part.node),
+            "gpus": _gpus(part.gpus),
+            "gpu_memory_mib": part.gpu_memory_mib or None,
+            "cpus": part.cpus_milli / 1000,
+            "host_memory_mib": part.host_memory_mib,
+        }
+        for part in parts
+    ]
+
+
+_OUTCOMES = {
+    Outcome.USED: "placed by Sluice",
+    Outcome.REFUSED: "no place; told to wait",
+    Outcome.OVERRULED: "stock Slurm refused Sluice's choice and chose itself",
+    Outcome.SHADOWED: "stock Slurm chose (level shadow)",
+    Outcome.RESERVED: "fits, but would delay a reserved start; told to wait",
+    Outcome.STOCK_FOUND: "Sluice found no place; stock Slurm did",
+}
+
+
+def _asked(request: Request, model: Callable[[int], str]) -> dict[str, Any]:
+    asked: dict[str, Any] = {
+        "nodes": max(request.nodes_min, 1),
+        "gpus": request.gpus,
+        "gpus_in_total": bool(request.flags & request.flags.GPUS_TOTAL),
+        "gpu_memory_mib": request.gpu_memory_mib or None,
+        "cpus": request.cpus_milli / 1000,
+        "host_memory_mib": request.host_memory_mib,
+        "exclusive": bool(request.flags & request.flags.EXCLUSIVE),
+    }
+    if request.models:
+        asked["gpu_types"] = [model(number) for number in range(64) if request.models >> number & 1]
+    for wish in ("one_link_domain", "one_numa_node", "near_nic", "one_switch"):
+        if getattr(request, wish) != Wish.ANY:
+            asked[wish] = getattr(request, wish).name.lower()
+    return asked
+
+
+def _model_names(cluster: Cluster) -> Callable[[int], str]:
+    def name(model: int) -> str:
+        try:
+            return cluster.model_name(model)
+        except IndexError:
+            return f"type {model}"
+
+    return name
+
+
+def _decided(story: Story) -> dict[str, Any]:
+    """The last decision, and why it came out so."""
+    assert story.decision is not None  # noqa: S101 - the caller looked
+    time, decision = story.decision
+    decided: dict[str, Any] = {
+        "at": time,
+        "asked_by": ("backfill" if decision.backfill else "scheduler") if decision.mode == Mode.RUN_NOW else "forecast",
+        "outcome": _OUTCOMES[decision.outcome],
+        "policy": decision.policy.label,
+        "planned": decision.planned,
+        "core_us": decision.core_ns / 1000,
+    }
+    if story.before.topology is None:
+        return decided
+    replay = story.before.replay()
+    cluster = replay.ready()
+    name = _names(replay)
+    decided["request"] = _asked(decision.request, _model_names(cluster))
+    try:
+        why = replay.explain(decision)
+    except CoreError as error:
+        decided["error"] = str(error)
+        return decided
+    decided |= {
+        "replayed": (why.verdict, why.placement) == (decision.verdict, decision.placement),
+        "nodes": why.nodes,
+        "nodes_by_reason": [
+            {"reason": reason.text, "nodes": count} for reason, count in why.by_reason.items() if reason != Reason.FITS
+        ],
+        "nodes_that_fit": why.by_reason.get(Reason.FITS, 0),
+    }
+    if decision.placement is not None:
+        decided["choice"] = {
+            "parts": _parts(decision.placement.parts, name),
+            "score": decision.placement.score,
+            "score_terms": [{"name": term, "value": value} for term, value in why.terms.items()],
+            "next_best": _next_best(cluster, decision, name),
+        }
+    if decision.stock_nodes:
+        decided["stock_nodes"] = [name(node) for node in decision.stock_nodes]
+    return decided
+
+
+def _next_best(cluster: Cluster, decision: Decision, name: Callable[[int], str]) -> dict[str, Any] | None:
+    """What the core would have chosen without the node that it chose."""
+    assert decision.placement is not None  # noqa: S101 - the caller looked
+    if len(decision.placement.parts) != 1:
+        return None
+    allowed = decision.request.allowed
+    everything = frozenset(range(cluster.totals().nodes)) if allowed is None else allowed
+    without = replace(decision.request, allowed=everything - {decision.placement.parts[0].node})
+    other = _place(cluster, decision.policy, without)
+    return None if other is None else {"node": name(other.parts[0].node), "score": other.score}
+
+
+def _place(cluster: Cluster, policy: Policy, request: Request) -> Placement | None:
+    try:
+        return place(cluster, policy, request)
+    except CoreError:  # never, or contradictory
+        return None
+
+
+def _started(story: Story) -> dict[str, Any]:
+    assert story.start is not None  # noqa: S101 - the caller looked
+    time, start = story.start
+    state = story.before if story.before.topology else story.latest
+    name = _names(state.replay()) if state.topology else lambda node: f"node {node}"
+    started: dict[str, Any] = {"at": time, "parts": _parts(start.parts, name)}
+    decision = story.decision[1] if story.decision else None
+    if decision is not None and decision.placement is not None:
+        held = {part.node: part.gpus for part in start.parts}
+        chosen = {part.node: part.gpus for part in decision.placement.parts}
+        started["as_chosen"] = held == chosen
+    return started
+
+
+def _waiting(story: Story) -> dict[str, Any]:
+    """Why it still waits, as of the newest record."""
+    waiting: dict[str, Any] = {"as_of": story.latest_time}
+    if story.plan is not None:
+        time, plan = story.plan
+        waiting["plan"] = {"planned_at": time, "expected_start": plan.start, "reason": plan.reason, "gang": plan.gang}
+    if story.decision is None or story.latest.topology is None:
+        return waiting
+    decision = story.decision[1]
+    replay = story.latest.replay()
+    cluster = replay.ready()
+    if story.before.topology != story.latest.topology:  # nodes may have other numbers
+        return waiting
+    request = replace(decision.request)
+    now = _place(cluster, decision.policy, request)
+    waiting["fits_now"] = now is not None
+    if now is None:
+        why = replay.explain(decision)
+        waiting |= {
+            "never": why.verdict == lib.SLUICE_ERROR_NEVER,
+            "nodes": why.nodes,
+            "nodes_by_reason": [
+                {"reason": reason.text, "nodes": count}
+                for reason, count in why.by_reason.items()
+                if reason != Reason.FITS
+            ],
+            "nodes_that_fit": why.by_reason.get(Reason.FITS, 0),
+            "would_start_now": smaller_requests(cluster, decision.policy, request),
+        }
+    return waiting
+
+
+def smaller_requests(cluster: Cluster, policy: Policy, request: Request) -> list[dict[str, Any]]:
+    """Requests that ask less in one respect and would start now; of each respect the one that asks most."""
+
+    def most(low: int, high: int, change: Callable[[int], Request]) -> int | None:
+        """The largest value from `low` to `high` - 1 that fits, by halving: what asks less fits where more does."""
+        if high <= low or _place(cluster, policy, change(low)) is None:
+            return None
+        while high - low > 1:
+            middle = (low + high) // 2
+            if _place(cluster, policy, change(middle)) is None:
+                high = middle
+            else:
+                low = middle
+        return low
+
+    found: list[dict[str, Any]] = []
+
+    def note(what: str, unit: str, value: float | None) -> None:
+        if value is not None:
+            found.append({"what": what, "value": value, "unit": unit})
+
+    nodes = max(request.nodes_min, 1)
+    note("nodes", "", most(1, nodes, lambda value: replace(request, nodes_min=value, nodes_max=value)))
+    if request.gpus:
+        note("gpus", "", most(1, request.gpus, lambda value: replace(request, gpus=value)))
+    step = 256
+    if request.gpu_memory_mib > step:
+        blocks = -(-request.gpu_memory_mib // step)
+        value = most(1, blocks, lambda value: replace(request, gpu_memory_mib=value * step))
+        note("gpu_memory_mib", "MiB", None if value is None else value * step)
+    if request.cpus_milli > 1000:
+        value = most(1, -(-request.cpus_milli // 1000), lambda value: replace(request, cpus_milli=value * 1000))
+        note("cpus", "", value)
+    if request.host_memory_mib > step:
+        blocks = -(-request.host_memory_mib // step)
+        value = most(1, blocks, lambda value: replace(request, host_memory_mib=value * step))
+        note("host_memory_mib", "MiB", None if value is None else value * step)
+    for wish in ("one_link_domain", "one_numa_node", "near_nic", "one_switch"):
+        if getattr(request, wish) == Wish.REQUIRED:
+            relaxed: dict[str, Any] = {wish: Wish.ANY}
+            if _place(cluster, policy, replace(request, **relaxed)) is not None:
+                found.append({"what": wish, "value": "not required", "unit": ""})
+    if request.models and _place(cluster, policy, replace(request, models=0)) is not None:
+        found.append({"what": "gpu_types", "value": "any", "unit": ""})
+    if request.flags & request.flags.EXCLUSIVE:
+        shared = replace(request, flags=request.flags & ~request.flags.EXCLUSIVE)
+        if _place(cluster, policy, shared) is not None:
+            found.append({"what": "exclusive", "value": "not asked", "unit": ""})
+    return found
