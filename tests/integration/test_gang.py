@@ -45,8 +45,7 @@ def _description(version: str) -> dict[str, Any]:
         ],
         "controllers": 1,
         "sluice": {"level": "place", "policy": POLICY, **_plugins(version)},
-        "slurm_conf": f"DefMemPerCPU=100\nProlog={SCRIPTS}/prolog\nPrologSlurmctld={SCRIPTS}/prolog_slurmctld\n"
-        "SchedulerParameters=bf_interval=5\n",
+        "slurm_conf": f"DefMemPerCPU=100\nProlog={SCRIPTS}/prolog\n",
     }
 
 
@@ -113,6 +112,8 @@ def _set_up(cluster: DevCluster) -> None:
         script = scripts / kind
         script.write_text(f"#!/bin/sh\nmkdir -p {TRACE} && date +%s.%N > {TRACE}/{kind}.$SLURM_JOB_ID\n")
         script.chmod(0o755)
+    with (cluster.slurm_conf_dir() / "slurm.conf").open("a") as file:  # at boot there is no such program yet
+        file.write(f"PrologSlurmctld={SCRIPTS}/prolog_slurmctld\n")
     cluster.run(["sacctmgr", "-i", "modify", "account", "narrow", "set", "GrpJobs=3"])
 
 
