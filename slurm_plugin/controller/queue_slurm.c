@@ -54,6 +54,18 @@ struct gres_sum {
     uint64_t gpus, shards;
 };
 
+struct copying {
+    struct sluice_queue *queue;
+    sluice_queue_visit visit;
+    void *argument;
+    uint32_t choice_number; /* while the partitions of one job are copied */
+    const part_record_t *first;
+    struct sluice_queue_job *entry;
+    const job_record_t *job;
+    const part_record_t *parts[SLUICE_QUEUE_MAX_PARTITIONS]; /* of the queue's partitions: compared, never followed */
+    struct gres_sum gres;                                    /* zero but for the ids */
+};
+
 static int add_gres(void *entry, void *argument)
 {
     const gres_state_t *state = entry;
@@ -68,9 +80,9 @@ static int add_gres(void *entry, void *argument)
     return 0;
 }
 
-static void copy_gres(struct sluice_queue_job *entry, struct xlist *list)
+static void copy_gres(struct copying *copying, struct sluice_queue_job *entry, struct xlist *list)
 {
-    struct gres_sum sum = {.gpu_id = gres_build_id("gpu"), .shard_id = gres_build_id("shard")};
+    struct gres_sum sum = copying->gres;
     if (list)
         list_for_each(list, add_gres, &sum);
     entry->gpus = sum.gpus > UINT32_MAX ? UINT32_MAX : (uint32_t)sum.gpus;
@@ -102,16 +114,6 @@ static void copy_slurm_terms(struct sluice_queue_job *entry, const job_record_t 
 
 /* ---- partitions ---- */
 
-struct copying {
-    struct sluice_queue *queue;
-    sluice_queue_visit visit;
-    void *argument;
-    uint32_t choice_number; /* while the partitions of one job are copied */
-    const part_record_t *first;
-    struct sluice_queue_job *entry;
-    const job_record_t *job;
-};
-
 static int copy_partition(void *item, void *argument)
 {
     const part_record_t *part = item;
@@ -119,6 +121,7 @@ static int copy_partition(void *item, void *argument)
     struct sluice_queue_partition *to = sluice_queue_add_partition(copying->queue);
     if (!to)
         return 0;
+    copying->parts[copying->queue->partition_count - 1] = part;
     to->name = sluice_queue_intern(copying->queue, part->name);
     to->tier = part->priority_tier;
     to->limit_s = seconds(part->max_time);
@@ -136,20 +139,18 @@ static int copy_partition(void *item, void *argument)
     return 0;
 }
 
-/* A partition's number in the queue; partition_count when it is none of them. Names are interned: no text is compared.
- */
-static uint32_t partition_number(struct sluice_queue *queue, const part_record_t *part)
+/* A partition's number in the queue; partition_count when it is none of them. */
+static uint32_t partition_number(const struct copying *copying, const part_record_t *part)
 {
-    sluice_queue_name_t name = sluice_queue_intern(queue, part->name);
     uint32_t number = 0;
-    while (number < queue->partition_count && queue->partitions[number].name != name)
+    while (number < copying->queue->partition_count && copying->parts[number] != part)
         number++;
     return number;
 }
 
 static void add_choice(struct copying *copying, const part_record_t *part, uint32_t priority)
 {
-    uint32_t number = partition_number(copying->queue, part);
+    uint32_t number = partition_number(copying, part);
     if (number < copying->queue->partition_count && copying->entry->choices < SLUICE_QUEUE_MAX_JOB_PARTITIONS &&
         sluice_queue_add_choice(copying->queue, number, priority))
         copying->entry->choices++;
@@ -248,7 +249,7 @@ static void copy_pending(struct copying *copying, job_record_t *job)
     if (!entry)
         return;
     copy_common(copying, entry, job);
-    copy_gres(entry, job->gres_list_req);
+    copy_gres(copying, entry, job->gres_list_req);
     copy_slurm_terms(entry, job);
     const sluice_job_details *details = job->details;
     if (job->priority == 0)
@@ -287,7 +288,7 @@ static void copy_running(struct copying *copying, job_record_t *job)
     if (!entry)
         return;
     copy_common(copying, entry, job);
-    copy_gres(entry, job->gres_list_alloc);
+    copy_gres(copying, entry, job->gres_list_alloc);
     if (IS_JOB_CONFIGURING(job))
         entry->flags |= SLUICE_QUEUE_CONFIGURING;
     if (IS_JOB_COMPLETING(job))
@@ -310,7 +311,7 @@ static void copy_ended(struct copying *copying, const job_record_t *job)
     if (!entry)
         return;
     copy_common(copying, entry, job);
-    copy_gres(entry, job->gres_list_alloc);
+    copy_gres(copying, entry, job->gres_list_alloc);
     if (IS_JOB_COMPLETE(job) || IS_JOB_FAILED(job) || IS_JOB_TIMEOUT(job))
         entry->flags |= SLUICE_QUEUE_RAN_OUT;
 }
@@ -336,7 +337,10 @@ static int copy_job(void *item, void *argument)
 void sluice_queue_take(struct sluice_queue *queue, sluice_queue_visit visit, void *argument)
 {
     uint64_t from = now_us();
-    struct copying copying = {.queue = queue, .visit = visit, .argument = argument};
+    struct copying copying = {.queue = queue,
+                              .visit = visit,
+                              .argument = argument,
+                              .gres = {.gpu_id = gres_build_id("gpu"), .shard_id = gres_build_id("shard")}};
     sluice_queue_clear(queue, (uint32_t)node_record_count);
     queue->taken_s = time(NULL);
     queue->job_update_s = last_job_update;
