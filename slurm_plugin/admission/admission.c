@@ -26,6 +26,14 @@ static uint64_t larger(uint64_t a, uint64_t b)
     return a > b ? a : b;
 }
 
+/* Absurd numbers stay absurd: a product that would overflow is the bound, and some of them can be added up. */
+static uint64_t times(uint64_t a, uint64_t b)
+{
+    const uint64_t bound = UINT64_C(1) << 58;
+    uint64_t product;
+    return __builtin_mul_overflow(a, b, &product) || product > bound ? bound : product;
+}
+
 /* Slurm's way to write a run time. */
 static const char *duration(uint64_t minutes, char *text)
 {
@@ -200,9 +208,9 @@ static uint64_t total_of(const struct check *check, const struct sluice_gres_cou
 {
     if (counts->per[SLUICE_PER_JOB])
         return counts->per[SLUICE_PER_JOB];
-    uint64_t total = counts->per[SLUICE_PER_NODE] * check->nodes;
-    total = larger(total, counts->per[SLUICE_PER_SOCKET] * per_socket_factor(check) * check->nodes);
-    return larger(total, counts->per[SLUICE_PER_TASK] * most_tasks(check));
+    uint64_t total = times(counts->per[SLUICE_PER_NODE], check->nodes);
+    total = larger(total, times(counts->per[SLUICE_PER_SOCKET], per_socket_factor(check) * check->nodes));
+    return larger(total, times(counts->per[SLUICE_PER_TASK], most_tasks(check)));
 }
 
 /* GPUs that parts are taken of: one of each node, or one for each task where tasks have their own. */
@@ -218,7 +226,7 @@ static uint64_t shards_of_one_gpu(const struct check *check)
     uint64_t tasks = check->admission->one_task_per_sharing || check->submission->tasks_split ? 1 : most_tasks(check);
     uint64_t most = larger(shards->per[SLUICE_PER_JOB], shards->per[SLUICE_PER_NODE]);
     most = larger(most, shards->per[SLUICE_PER_SOCKET] * per_socket_factor(check));
-    return larger(most, shards->per[SLUICE_PER_TASK] * tasks);
+    return larger(most, times(shards->per[SLUICE_PER_TASK], tasks));
 }
 
 /*
@@ -531,25 +539,71 @@ static bool check_gpus(struct check *check)
     return !is_restricted(check) || check_types(check);
 }
 
+/* The class that a request's GPUs are of: by type, else by the constraint; SLUICE_NO_CLASS where it says neither. */
+static uint32_t class_of(const struct check *check, const struct sluice_gres_counts *gpus)
+{
+    const char *type = gpus && gpus->type[0] ? gpus->type : type_in_constraint(check);
+    return type ? sluice_rules_class_of_type(check->rules, type) : SLUICE_NO_CLASS;
+}
+
+/* Memory of a GPU of that class; of the largest there is where the class is open. 0 where the policy does not say. */
+static uint64_t memory_of_gpu(const struct check *check, uint32_t class)
+{
+    uint64_t largest = 0;
+    if (class != SLUICE_NO_CLASS)
+        return check->rules->classes[class].gpu_memory_mib;
+    for (uint32_t i = 0; i < check->rules->class_count; i++) {
+        if (!check->rules->classes[i].gpu_memory_mib)
+            return 0;
+        largest = larger(largest, check->rules->classes[i].gpu_memory_mib);
+    }
+    return largest;
+}
+
+/* Whole GPUs where memory is limited: counted with all the memory that they have. */
+static bool check_memory_of_whole(struct check *check, uint64_t per_gpu, uint64_t per_job)
+{
+    const struct sluice_tres_request *request = &check->request;
+    char most[24], asked[24];
+    uint64_t total = 0;
+    bool known = request->gpu_types > 0 && !check->submission->whole_nodes;
+    sluice_format_mib(per_gpu == SLUICE_NO_LIMIT_64 ? per_job : per_gpu, most, sizeof most);
+    for (size_t i = 0; i < request->gpu_types && known; i++) {
+        uint64_t memory = memory_of_gpu(check, class_of(check, &request->gpus[i]));
+        known = memory > 0 && memory <= per_gpu;
+        total += times(memory, total_of(check, &request->gpus[i]));
+    }
+    if (!known)
+        return sluice_refuse(
+            check->admission, SLUICE_REFUSED_LIMIT,
+            "whole GPUs: account %s may use %s of GPU memory %s, and whole GPUs have more or cannot be held to "
+            "it; ask with --gpu-mem=%s or less",
+            check->tenant->account, most, per_gpu == SLUICE_NO_LIMIT_64 ? "in one job" : "of each GPU", most);
+    if (total <= per_job)
+        return true;
+    return sluice_refuse(
+        check->admission, SLUICE_REFUSED_LIMIT,
+        "whole GPUs with %s of memory: account %s may use %s in one job; ask for fewer GPUs, or for parts with "
+        "--gpu-mem",
+        sluice_format_mib(total, asked, sizeof asked), check->tenant->account,
+        sluice_format_mib(per_job, most, sizeof most));
+}
+
 static bool check_memory(struct check *check)
 {
     const struct sluice_gres_counts *shards = &check->request.shards;
     uint64_t per_gpu = check->tenant->gpu_memory_mib_per_gpu, per_job = check->tenant->gpu_memory_mib_per_job;
-    char asked[24], most[24], per_gpu_text[24];
+    char asked[24], most[24], fitting_text[24];
     if (per_gpu == SLUICE_NO_LIMIT_64 && per_job == SLUICE_NO_LIMIT_64)
         return true;
-    sluice_format_mib(per_gpu == SLUICE_NO_LIMIT_64 ? per_job : per_gpu, most, sizeof most);
     if (!has_any(shards) || check->submission->whole_nodes)
-        return sluice_refuse(
-            check->admission, SLUICE_REFUSED_LIMIT,
-            "whole GPUs: account %s may use %s of GPU memory %s, which whole GPUs cannot be held to; ask with "
-            "--gpu-mem=%s or less",
-            check->tenant->account, most, per_gpu == SLUICE_NO_LIMIT_64 ? "in one job" : "of each GPU", most);
+        return check_memory_of_whole(check, per_gpu, per_job);
     uint64_t one = shards_of_one_gpu(check);
     if (one > per_gpu)
         return sluice_refuse(check->admission, SLUICE_REFUSED_LIMIT,
                              "%s of one GPU's memory: account %s may use %s of each; ask for --gpu-mem=%s or less",
-                             sluice_format_mib(one, asked, sizeof asked), check->tenant->account, most, most);
+                             sluice_format_mib(one, asked, sizeof asked), check->tenant->account,
+                             sluice_format_mib(per_gpu, most, sizeof most), most);
     if (per_job == SLUICE_NO_LIMIT_64)
         return true;
     if (shards->per[SLUICE_PER_NODE])
@@ -557,14 +611,13 @@ static bool check_memory(struct check *check)
     uint64_t total = total_of(check, shards);
     if (total <= per_job)
         return true;
-    uint64_t gpus = larger(shared_gpus(check), 1), fitting = per_job / gpus;
-    return sluice_refuse(check->admission, SLUICE_REFUSED_LIMIT,
-                         "%s of GPU memory on %" PRIu64
-                         " GPUs: account %s may use %s in one job; ask for --gpu-mem=%s or "
-                         "less, or for fewer GPUs",
-                         sluice_format_mib(total, asked, sizeof asked), gpus, check->tenant->account,
-                         sluice_format_mib(per_job, most, sizeof most),
-                         sluice_format_mib(fitting ? fitting : 1, per_gpu_text, sizeof per_gpu_text));
+    uint64_t gpus = larger(shared_gpus(check), 1), fitting = larger(per_job / gpus, 1);
+    return sluice_refuse(
+        check->admission, SLUICE_REFUSED_LIMIT,
+        "%s of GPU memory on %" PRIu64 " GPUs: account %s may use %s in one job; ask for --gpu-mem=%s or "
+        "less, or for fewer GPUs",
+        sluice_format_mib(total, asked, sizeof asked), gpus, check->tenant->account,
+        sluice_format_mib(per_job, most, sizeof most), sluice_format_mib(fitting, fitting_text, sizeof fitting_text));
 }
 
 /* ---- the tenant ---- */
@@ -644,34 +697,65 @@ static bool check_gang_and_deadline(struct check *check)
 
 /* ---- defaults ---- */
 
-static void complete_cpus_and_memory(struct check *check)
+/* What a whole GPU brings along by default. */
+static void defaults_of(const struct check *check, uint32_t class, uint64_t *cpus_milli, uint64_t *memory)
+{
+    const struct sluice_class *own = class == SLUICE_NO_CLASS ? NULL : &check->rules->classes[class];
+    *cpus_milli = own && own->cpus_per_gpu_milli ? own->cpus_per_gpu_milli : check->rules->cpus_per_gpu_milli;
+    *memory = own && own->memory_mib_per_gpu ? own->memory_mib_per_gpu : check->rules->memory_mib_per_gpu;
+}
+
+/* Where the user has counted tasks or CPUs, that number stands: each task needs a CPU. */
+static bool has_counted_cpus(const struct check *check)
 {
     const struct sluice_submission *submission = check->submission;
-    const struct sluice_gres_counts *gpus = &check->request.gpus[0];
-    if (check->request.gpu_types != 1 || submission->whole_nodes || submission->admitted_before)
+    return submission->cpus_per_tres || submission->cpus_per_task || submission->min_cpus_per_node ||
+           submission->tasks > 1 || submission->tasks_per_node > 1 || submission->tasks_per_gpu ||
+           check->admission->min_cpus_per_node;
+}
+
+static void complete_whole(struct check *check)
+{
+    struct sluice_admission *admission = check->admission;
+    uint64_t cpus_milli, memory;
+    defaults_of(check, class_of(check, &check->request.gpus[0]), &cpus_milli, &memory);
+    if (cpus_milli && !has_counted_cpus(check)) {
+        sluice_gres_text(check->slurm, "gpu", "", larger(cpus_milli / 1000, 1), admission->cpus_per_tres,
+                         sizeof admission->cpus_per_tres);
+        admission->set_cpus_per_tres = true;
+    }
+    if (memory && !check->submission->memory_asked && !check->submission->mem_per_tres) {
+        sluice_gres_text(check->slurm, "gpu", "", memory, admission->mem_per_tres, sizeof admission->mem_per_tres);
+        admission->set_mem_per_tres = true;
+    }
+}
+
+/* A part of a GPU brings that part of the defaults along, rounded down, so that as many jobs fit as its memory allows.
+ */
+static void complete_part(struct check *check)
+{
+    uint64_t shards = check->request.shards.per[SLUICE_PER_NODE], cpus_milli, memory;
+    uint32_t class = class_of(check, NULL);
+    uint64_t whole = memory_of_gpu(check, class);
+    if (!shards || !whole)
         return;
-    uint32_t cpus_milli = check->rules->cpus_per_gpu_milli;
-    uint64_t memory = check->rules->memory_mib_per_gpu;
-    uint32_t class = gpus->type[0] ? sluice_rules_class_of_type(check->rules, gpus->type) : SLUICE_NO_CLASS;
-    if (class != SLUICE_NO_CLASS) {
-        const struct sluice_class *own = &check->rules->classes[class];
-        cpus_milli = own->cpus_per_gpu_milli ? own->cpus_per_gpu_milli : cpus_milli;
-        memory = own->memory_mib_per_gpu ? own->memory_mib_per_gpu : memory;
-    }
-    /* Tasks that the user counted need a CPU each: there the user's numbers stand. */
-    uint64_t cpus = cpus_milli ? larger(cpus_milli / 1000, 1) : 0;
-    bool counted = submission->cpus_per_tres || submission->cpus_per_task || submission->min_cpus_per_node ||
-                   submission->tasks > 1 || submission->tasks_per_node > 1 || submission->tasks_per_gpu;
-    if (cpus && !counted) {
-        sluice_gres_text(check->slurm, "gpu", "", cpus, check->admission->cpus_per_tres,
-                         sizeof check->admission->cpus_per_tres);
-        check->admission->set_cpus_per_tres = true;
-    }
-    if (memory && !submission->memory_asked && !submission->mem_per_tres) {
-        sluice_gres_text(check->slurm, "gpu", "", memory, check->admission->mem_per_tres,
-                         sizeof check->admission->mem_per_tres);
-        check->admission->set_mem_per_tres = true;
-    }
+    defaults_of(check, class, &cpus_milli, &memory);
+    shards = shards < whole ? shards : whole;
+    uint64_t cpus = times(cpus_milli, shards) / whole / 1000;
+    if (cpus > 1 && cpus < UINT16_MAX - 1 && !has_counted_cpus(check))
+        check->admission->min_cpus_per_node = (uint32_t)cpus;
+    if (memory && !check->submission->memory_asked && !check->submission->mem_per_tres)
+        check->admission->memory_per_node_mib = larger(times(memory, shards) / whole, 1);
+}
+
+static void complete_cpus_and_memory(struct check *check)
+{
+    if (check->submission->whole_nodes || check->submission->admitted_before)
+        return;
+    if (check->request.gpu_types == 1)
+        complete_whole(check);
+    else if (check->request.gpu_types == 0)
+        complete_part(check);
 }
 
 void sluice_admit(const struct sluice_rules *rules, const struct sluice_tenant *tenant,

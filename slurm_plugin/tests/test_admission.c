@@ -16,8 +16,10 @@ static const char policy[] = "[global]\n"
                              "[class big]\n"
                              "gpu-types = h100,h200\n"
                              "cpus-per-gpu-milli = 12000\n"
+                             "gpu-memory-mib = 81920\n"
                              "[class small]\n"
                              "gpu-types = l4\n"
+                             "gpu-memory-mib = 20480\n"
                              "[tenant open]\n"
                              "[tenant memory]\n"
                              "gpu-memory-mib-per-gpu = 20480\n"
@@ -346,6 +348,11 @@ static void check_memory_limits(void)
     REFUSED("memory", "20481M of one GPU", PER_JOB("gres:shard:20481"), NODES(1));
     REFUSED("memory", "60G of GPU memory on 3 GPUs", NODES(3), .options = {.gpu_mem_mib = 20480});
     REFUSED("memory", "whole GPUs", PER_NODE("gres:gpu:1"));
+    REFUSED("memory", "whole GPUs", PER_NODE("gres:gpu:h100:1"));
+    REFUSED("memory", "whole GPUs", PER_NODE("gres:gpu:mi300x:1"));
+    ADMITTED("memory", PER_NODE("gres:gpu:l4:2"));
+    ADMITTED("memory", PER_NODE("gres:gpu:2"), .features = "l4");
+    REFUSED("memory", "whole GPUs with 60G of memory", PER_NODE("gres:gpu:l4:3"));
     REFUSED("memory", "whole GPUs", PER_NODE("gres:mps:10"));
     REFUSED("memory", "whole GPUs", .tasks = 4, .tasks_per_gpu = 2);
     REFUSED("memory", "whole GPUs", .whole_nodes = true);
@@ -378,6 +385,11 @@ static void check_gpu_limits(void)
     REFUSED("few", "5 GPUs", PER_NODE("gres:mps:500"), NODES(1));
     REFUSED("few", "--exclusive", .whole_nodes = true);
     REFUSED("few", "4294967296 GPUs", PER_NODE("gres:gpu:4294967296"));
+    REFUSED("few", "288230376151711744 GPUs", PER_TASK("gres:gpu:4294967296"), .tasks_per_node = 65533,
+            NODES(4294967293));
+    REFUSED("few", "288230376151711744 GPUs", PER_NODE("gres:gpu:4294967296"), NODES(4294967293));
+    REFUSED("few", "288230376151711744 GPUs", PER_SOCKET("gres:gpu:4294967296"), .sockets_per_node = 65533,
+            NODES(4294967293));
     ADMITTED("few", PER_NODE("gres:gpu:2"), .tasks = 16);
     CHECK_INT(admission.max_nodes, 2);
     ADMITTED("few", PER_NODE("gres:gpu:2"));
@@ -489,8 +501,19 @@ static void check_defaults(void)
     CHECK(!admission.set_cpus_per_tres && admission.set_mem_per_tres);
     ADMITTED("open", PER_NODE("gres:gpu:2"), .whole_nodes = true);
     CHECK(!admission.set_cpus_per_tres && !admission.set_mem_per_tres);
-    ADMITTED("open", .options = {.gpu_mem_mib = 100});
+    /* a part of a GPU: that part of the defaults */
+    ADMITTED("open", .options = {.gpu_mem_mib = 20480});
     CHECK(!admission.set_cpus_per_tres && !admission.set_mem_per_tres);
+    CHECK_INT(admission.min_cpus_per_node, 0);
+    CHECK_INT(admission.memory_per_node_mib, 2048);
+    ADMITTED("open", .options = {.gpu_mem_mib = 20480}, .features = "h100");
+    CHECK_INT(admission.min_cpus_per_node, 3);
+    ADMITTED("open", .options = {.gpu_mem_mib = 20480}, .features = "l4");
+    CHECK_INT(admission.min_cpus_per_node, 4);
+    CHECK_INT(admission.memory_per_node_mib, 8192);
+    ADMITTED("open", .options = {.gpu_mem_mib = 20480}, .features = "l4", .tasks = 2, .memory_asked = true);
+    CHECK_INT(admission.min_cpus_per_node, 0);
+    CHECK_INT(admission.memory_per_node_mib, 0);
     ADMITTED("open", .tasks = 4);
     CHECK(!admission.set_cpus_per_tres && !admission.set_mem_per_tres);
 }

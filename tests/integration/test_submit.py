@@ -1,0 +1,415 @@
+"""Submission through the plugins on real daemons: the options, what they become, and each refusal's words."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import tempfile
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dev_cluster.cluster import DevCluster
+
+pytestmark = pytest.mark.cluster
+
+POLICY = """sluice-policy 1.0
+generated-s = 1
+[global]
+cpus-per-gpu-milli = 4000
+memory-mib-per-gpu = 8192
+[class h100]
+gpu-types = h100
+gpu-memory-mib = 81920
+[class mi300x]
+gpu-types = mi300x
+[tenant free]
+[tenant memory]
+gpu-memory-mib-per-gpu = 20480
+gpu-memory-mib-per-job = 40960
+run-time-s = 7200
+[tenant nvidia]
+gpus-per-job = 4
+classes = h100
+class.h100.gpus-per-job = 2
+class.h100.run-time-s = 3600
+gang = no
+deadline = no
+[tenant fast]
+partitions = fast
+qos = silver
+features = nvidia
+[tenant slow]
+submissions-per-minute = 3
+[tenant gone]
+expires-s = 1700000000
+"""
+ACCOUNTS = ["free", "memory", "nvidia", "fast", "slow", "gone"]
+COMMANDS = ["srun", "sbatch", "salloc"]
+
+
+@pytest.fixture(scope="module", params=["22.05", pytest.param("24.11", marks=pytest.mark.trixie)])
+def cluster(request: pytest.FixtureRequest, make_shared_cluster: Callable[..., DevCluster]) -> Iterator[DevCluster]:
+    """Two NVIDIA nodes and one of AMD, at level admit; on 24.11 tasks may share several GPUs."""
+    described: dict[str, Any] = {
+        "nodes": [
+            {"names": "h100-[1-2]", "platform": "dgx-h100"},
+            {"names": "mi300x-1", "platform": "mi300x-platform"},
+        ],
+        "accounts": [{"name": name} for name in ACCOUNTS],
+        "users": [{"name": "alice", "accounts": ACCOUNTS}, {"name": "oper", "accounts": ["free"]}],
+        "partitions": [{"name": "main", "nodes": "ALL"}, {"name": "fast", "nodes": "h100-[1-2]"}],
+        "controllers": 1,
+        "sluice": {"level": "admit", "policy": f"{POLICY}checksum = crc32:{zlib.crc32(POLICY.encode()):08x}\n"},
+    }
+    options: dict[str, Any] = {}
+    if request.param == "24.11":
+        options["root"] = request.getfixturevalue("trixie_root")
+        described["slurm_conf"] = "SelectTypeParameters=CR_Core_Memory,MULTIPLE_SHARING_GRES_PJ\n"
+    made = make_shared_cluster(described, **options)
+    for change in (
+        ["add", "qos", "silver"],
+        ["modify", "account", "where", "name=fast", "set", "qos+=silver"],
+        ["modify", "user", "oper", "set", "adminlevel=operator"],
+    ):
+        made.run(["sacctmgr", "-i", *change])
+    yield made
+    made.down()
+
+
+@pytest.fixture
+def old_slurm(cluster: DevCluster) -> bool:
+    return "22.05" in cluster.run(["sinfo", "--version"]).stdout
+
+
+@pytest.fixture(autouse=True)
+def _no_job_left(cluster: DevCluster) -> Iterator[None]:
+    yield
+    cluster.run(["scancel", "--user=alice"], check=False)
+
+
+def submit(cluster: DevCluster, *options: str, account: str = "free") -> subprocess.CompletedProcess[str]:
+    """sbatch of a held job that would do nothing."""
+    return cluster.run(
+        ["sbatch", "--parsable", "-H", "-A", account, *options, "--wrap", "true"], user="alice", check=False, cwd="/tmp"
+    )
+
+
+def accepted(cluster: DevCluster, *options: str, account: str = "free") -> dict[str, str]:
+    """The fields of the job that it became."""
+    done = submit(cluster, *options, account=account)
+    assert done.returncode == 0, done.stderr
+    return fields(cluster, done.stdout.strip())
+
+
+def fields(cluster: DevCluster, job: str) -> dict[str, str]:
+    shown = cluster.run(["scontrol", "show", "job", "--oneliner", job]).stdout.splitlines()[0]
+    return dict(re.findall(r"(\S+?)=(\S+)", shown))
+
+
+def gres(fields: dict[str, str], key: str = "TresPerNode") -> str:
+    return fields.get(key, "").replace("gres/", "gres:")
+
+
+def refused(cluster: DevCluster, *options: str, account: str = "free") -> str:
+    done = submit(cluster, *options, account=account)
+    assert done.returncode != 0, done.stdout
+    return done.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_options_are_in_the_help(cluster: DevCluster, command: str) -> None:
+    said = cluster.run([command, "--help"]).stdout
+    for option in ("--gpu-mem=SIZE", "--gpu-share=PERCENT", "--gpu-affinity=WHAT", "--gpu-spread", "--gang=NAME:COUNT"):
+        assert option in said
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    ("option", "part"),
+    [
+        ("--gpu-mem=lots", "--gpu-mem=lots is not understood"),
+        ("--gpu-mem=17T", "1M to 16T"),
+        ("--gpu-share=0", "percent of each GPU, 1 to 100"),
+        ("--gpu-affinity=near", "link, numa or none"),
+        ("--gang=team", "NAME:COUNT"),
+    ],
+)
+def test_a_malformed_option_is_refused_by_the_command(
+    cluster: DevCluster, command: str, option: str, part: str
+) -> None:
+    program = ["--wrap", "true"] if command == "sbatch" else ["true"]
+    done = cluster.run([command, option, *program], user="alice", check=False, cwd="/tmp")
+    assert done.returncode != 0
+    assert part in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "became"),
+    [
+        (["--gpu-mem=10G"], {"TresPerNode": "gres:shard:10240"}),
+        (["--gpu-mem=1.5G", "-N2"], {"TresPerNode": "gres:shard:1536", "NumNodes": "2-2"}),
+        (["--gpu-mem=10G", "--gpus=1"], {"TresPerNode": "gres:shard:10240", "NumNodes": "1-1"}),
+        (["--gpu-mem=10G", "--gpus=2", "--gpus-per-node=1"], {"TresPerNode": "gres:shard:10240", "NumNodes": "2-2"}),
+        (["--gpu-mem=10G", "--gpus=2", "-N2"], {"TresPerNode": "gres:shard:10240", "NumNodes": "2-2"}),
+        (["--gpu-mem=10G", "--gpus-per-node=1"], {"TresPerNode": "gres:shard:10240"}),
+        (["--gpu-mem=10G", "--gres=gpu:h100:1"], {"TresPerNode": "gres:shard:10240", "Features": "h100"}),
+        (["--gpu-mem=10G", "--gpus-per-task=1", "-n2", "-N2"], {"TresPerNode": "gres:shard:10240"}),
+        (
+            ["--gpu-mem=10G", "--gpus=1", "--cpus-per-gpu=6", "--mem-per-gpu=512"],
+            {"TresPerNode": "gres:shard:10240", "MinCPUsNode": "6", "MinMemoryNode": "512M"},
+        ),
+        (["--gpu-mem=40G", "-C", "h100"], {"MinCPUsNode": "2", "MinMemoryNode": "4G"}),
+        (["--gpus=2"], {"CpusPerTres": "gres:gpu:4", "MemPerTres": "gres:gpu:8192"}),
+        (["--gres=gpu:2", "-c3", "--mem=1G"], {"MinMemoryNode": "1G"}),
+    ],
+)
+def test_what_a_request_becomes(cluster: DevCluster, options: list[str], became: dict[str, str]) -> None:
+    job = accepted(cluster, *options)
+    for key, value in became.items():
+        if key == "NumNodes":
+            assert job[key] in (value, value.split("-")[0])
+        else:
+            assert job.get(key, "").replace("gres/", "gres:") == value
+
+
+def test_what_tenants_are_given(cluster: DevCluster) -> None:
+    job = accepted(cluster, account="fast")
+    assert (job["Partition"], job["QOS"], job["Features"]) == ("fast", "silver", "nvidia")
+    job = accepted(cluster, "--gres=gpu:2", account="nvidia")
+    assert gres(job) == "gres:gpu:h100:2"
+    assert job["TimeLimit"] == "01:00:00"
+    job = accepted(cluster, "--gpu-mem=1G", account="nvidia")
+    assert job["Features"] == "h100"
+    job = accepted(cluster, "-n6", "--gpu-mem=20G", account="memory")
+    assert job["NumNodes"] == "1-2"
+
+
+@pytest.mark.parametrize(
+    ("account", "options", "part"),
+    [
+        ("free", ["--gpu-mem=10G", "--gpus=2"], "ask for"),
+        ("free", ["--gpu-mem=10G", "--gpus-per-node=2"], "one GPU on each of several nodes"),
+        ("free", ["--gpu-mem=10G", "--gres=shard:5"], "share GPUs in two ways"),
+        ("free", ["--gpu-mem=10G", "--exclusive"], "--exclusive takes whole nodes"),
+        ("free", ["--gpus=1", "--gpu-share=50"], "no GPU of this cluster can be held"),
+        ("free", ["--gang=team:2"], "below level place"),
+        ("free", ["--gpu-affinity=link"], "asks for none"),
+        ("free", ["--deadline=now+1hour", "-t", "2:00:00"], "cannot be met: started now, a job of 02:00:00 ends at"),
+        ("memory", ["--gpu-mem=30G"], "ask for --gpu-mem=20G or less"),
+        ("memory", ["--gres=shard:20481"], "20481M of one GPU's memory"),
+        ("memory", ["--gpu-mem=20G", "-N3"], "60G of GPU memory on 3 GPUs"),
+        ("memory", ["--gres=gpu:1"], "whole GPUs"),
+        ("memory", ["-t", "3:00:00"], "may run a job for 02:00:00 at most"),
+        ("nvidia", ["--gpus=3"], "3 GPUs of class h100"),
+        ("nvidia", ["--gpus=5"], "5 GPUs (on 1 nodes)"),
+        ("nvidia", ["--gres=gpu:mi300x:1"], "not open to account nvidia; it may use h100"),
+        ("nvidia", ["--gres=gpu:1", "-C", "mi300x"], "not open to account nvidia"),
+        ("nvidia", ["--gpus=1", "-t", "2:00:00"], "ask for --time=01:00:00 or less"),
+        ("nvidia", ["--exclusive"], "--exclusive takes all GPUs of a node"),
+        ("nvidia", ["--deadline=now+1hour", "-t", "1"], "--deadline is not open"),
+        ("fast", ["-p", "main"], "partition main: account fast may use fast"),
+        ("gone", [], "account gone expired on 2023-11-14"),
+        ("GONE", [], "account gone expired"),
+    ],
+)
+def test_what_is_refused(cluster: DevCluster, account: str, options: list[str], part: str) -> None:
+    assert part in refused(cluster, *options, account=account)
+
+
+@pytest.mark.parametrize("command", ["srun", "salloc"])
+def test_refusals_reach_srun_and_salloc(cluster: DevCluster, command: str) -> None:
+    done = cluster.run([command, "-A", "memory", "--gpu-mem=30G", "true"], user="alice", check=False)
+    assert done.returncode != 0
+    assert "ask for --gpu-mem=20G or less" in done.stderr
+
+
+def test_each_command_gets_the_shards_that_it_asked_for(cluster: DevCluster) -> None:
+    show = "echo shards=$SLURM_SHARDS_ON_NODE; scontrol show job $SLURM_JOB_ID"
+    for line in (
+        ["srun", "--gpu-mem=10G", "bash", "-c", show],
+        ["salloc", "--gpu-mem=10G", "--gpus=1", "srun", "bash", "-c", show],
+    ):
+        said = cluster.run(line, user="alice").stdout
+        assert "shards=10240" in said
+        assert re.search(r"TRES=\S*gres/shard=10240", said)
+    options = "#SBATCH --gpu-mem=10G\n#SBATCH --gpus=1\n"
+    script = f"#!/bin/bash\n{options}{show}\nsrun hostname\nsrun --gres=shard:1024 hostname\n"
+    cluster.run(["sbatch", "-W", "-o", "/tmp/said"], user="alice", input_text=script, cwd="/tmp")
+    said = cluster.run(["cat", "/tmp/said"]).stdout
+    assert "shards=10240" in said
+    assert said.count("h100-") + said.count("mi300x-") >= 3  # the job's node, and two steps
+    assert "error" not in said
+
+
+def test_srun_says_what_its_own_step_would_do(cluster: DevCluster) -> None:
+    done = cluster.run(["srun", "--gpu-mem=10G", "--gpus=1", "true"], user="alice", check=False)
+    assert done.returncode != 0
+    assert "srun's own step would ask for whole GPUs" in done.stderr
+    done = cluster.run(["salloc", "--gpu-mem=10G", "srun", "--gpu-mem=5G", "true"], user="alice", check=False)
+    assert "--gpu-mem is an option of jobs" in done.stderr
+
+
+def test_a_job_submitted_from_a_job_asks_for_itself(cluster: DevCluster) -> None:
+    inner = "sbatch --parsable -H --gpus=2 --wrap true > /tmp/inner"
+    cluster.run(["sbatch", "-W", "-o", "/tmp/outer", "--gpu-mem=1G", "--wrap", inner], user="alice", cwd="/tmp")
+    assert gres(fields(cluster, cluster.run(["cat", "/tmp/inner"]).stdout.strip()), "TresPerJob") == "gres:gpu:2"
+
+
+def test_arrays_and_heterogeneous_jobs(cluster: DevCluster) -> None:
+    job = accepted(cluster, "--array=1-3", "--gpu-mem=1G", account="memory")
+    assert gres(job) == "gres:shard:1024"
+    assert "30G of one GPU's memory" in refused(cluster, "--array=1-3", "--gpu-mem=30G", account="memory")
+    assert "30G of one GPU's memory" in refused(cluster, "--gpu-mem=1G", ":", "--gpu-mem=30G", account="memory")
+    done = submit(cluster, "--gpu-mem=1G", ":", "--gpu-mem=2G", account="memory")
+    assert done.returncode == 0, done.stderr
+    first = int(done.stdout)
+    assert [gres(fields(cluster, str(first + i))) for i in range(2)] == ["gres:shard:1024", "gres:shard:2048"]
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ("TimeLimit=3:00:00", "ask for --time=02:00:00 or less"),
+        ("Gres=shard:30000", "30000M of one GPU's memory"),
+        ("Gres=gpu:8", "another number of shards only"),
+        ("NumNodes=8", "80G of GPU memory on 8 GPUs"),
+        ("Account=gone", "account gone expired"),
+        ("Account=fast", "partition main: account fast may use fast"),
+    ],
+)
+def test_an_update_is_no_way_around(cluster: DevCluster, old_slurm: bool, change: str, part: str) -> None:
+    done = cluster.run(
+        ["sbatch", "--parsable", "--begin=now+1hour", "-A", "memory", "--gpu-mem=10G", "-t", "10", "--wrap", "true"],
+        user="alice",
+        cwd="/tmp",
+    )
+    job = done.stdout.strip()
+    before = fields(cluster, job)
+    done = cluster.run(["scontrol", "update", f"JobId={job}", change], user="alice", check=False)
+    assert done.returncode != 0
+    said = cluster.run(["squeue", "-h", "-j", job, "-o", "%r"]).stdout if old_slurm else done.stderr
+    assert part in said
+    changed = {key for key, value in fields(cluster, job).items() if before.get(key) != value}
+    assert changed <= {"Reason", "LastSchedEval", "RunTime", "EligibleTime"}
+
+
+def test_what_an_update_may_change(cluster: DevCluster) -> None:
+    job = accepted(cluster, "--gpu-mem=10G", "-t", "10", account="memory")["JobId"]
+    for change in ("TimeLimit=20", "Gres=shard:2048", "Comment=hello", "NumNodes=1-2"):
+        cluster.run(["scontrol", "update", f"JobId={job}", change], user="alice")
+    after = fields(cluster, job)
+    assert (after["TimeLimit"], gres(after), after["Comment"]) == ("00:20:00", "gres:shard:2048", "hello")
+    # an operator may do more, as with Slurm's own limits
+    cluster.run(["scontrol", "update", f"JobId={job}", "TimeLimit=10:00:00"], user="oper")
+    assert fields(cluster, job)["TimeLimit"] == "10:00:00"
+    # and what has nothing to do with limits can be changed even so
+    cluster.run(["scontrol", "update", f"JobId={job}", "Comment=again"], user="alice")
+
+
+def test_submissions_per_minute(cluster: DevCluster) -> None:
+    accepted(cluster, account="slow")
+    accepted(cluster, "--array=1-50", account="slow")
+    refused(cluster, "--gpu-mem=10G", "--exclusive", account="slow")  # what is refused does not count
+    accepted(cluster, account="slow")
+    said = refused(cluster, account="slow")
+    assert re.search(r"account slow may submit 3 jobs a minute, and has; try again in \d+ s", said)
+
+
+def test_preferences_are_told_to_have_no_effect(cluster: DevCluster) -> None:
+    done = submit(cluster, "--gpus=2", "--gpu-affinity=link")
+    assert done.returncode == 0
+    assert "have no effect here" in done.stderr
+
+
+def test_tasks_with_a_gpu_each(cluster: DevCluster, old_slurm: bool) -> None:
+    asked = ["-n3", "-N1", "--gpu-mem=10G", "--gpus-per-task=1"]
+    if old_slurm:
+        assert "let the tasks of a node share one GPU" in refused(cluster, *asked)
+        return
+    show = (
+        "scontrol show -d job $SLURM_JOB_ID; srun bash -c 'for f in /dev/nvidia[0-7]; do (exec 3<>$f) 2>&1; done; true'"
+    )
+    cluster.run(["sbatch", "-W", "-o", "/tmp/tasks", "-C", "h100", *asked, "--wrap", show], user="alice", cwd="/tmp")
+    said = cluster.run(["cat", "/tmp/tasks"]).stdout
+    assert "TresPerTask=gres/shard:10240" in said
+    assert re.search(r"GRES=shard:30720\((10240/\d+,){3}0/", said)  # three GPUs, an equal part of each
+    assert said.count("No such device") >= 3  # what a task may open; the simulated devices have no driver
+
+
+def test_malformed_descriptions_leave_slurmctld_alive(cluster: DevCluster, old_slurm: bool) -> None:
+    """A client of our own that sends what no command of Slurm's would."""
+    if not old_slurm:
+        pytest.skip("the client is built against this machine's libslurm")
+    source = Path(__file__).with_name("malformed_submit.c")
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own are closed to other users
+        Path(folder).chmod(0o755)
+        client = Path(folder) / "malformed_submit"
+        subprocess.run(["gcc", "-o", client, source, "-lslurm"], check=True, timeout=60)
+        said = cluster.run([client], user="alice").stdout.splitlines()
+    assert len(said) == 9
+    assert all(line.startswith("refused: ") for line in said[:-1])
+    assert said[-1] == "accepted"
+    assert accepted(cluster, "--gpu-mem=1G")
+
+
+def test_level_off_is_stock_slurm(cluster: DevCluster) -> None:
+    def level(word: str) -> None:
+        cluster.run(["bash", "-c", f"echo {word} > /etc/slurm/sluice.level"], node="ctl1")
+        time.sleep(1.5)
+
+    level("off")
+    try:
+        job = accepted(cluster, "--gpus=3", account="nvidia")
+        assert gres(job, "TresPerJob") == "gres:gpu:3"
+        assert "CpusPerTres" not in job
+        assert job["TimeLimit"] != "01:00:00"
+        accepted(cluster, "--gpus=2", "--gpu-affinity=link")
+        for option in ("--gpu-mem=1G", "--gang=a:2", "--gpu-share=50"):
+            assert "Sluice is off on this cluster" in refused(cluster, option)
+    finally:
+        level("admit")
+    assert gres(accepted(cluster, "--gpu-mem=1G")) == "gres:shard:1024"
+
+
+def test_what_the_hook_costs_can_be_read(cluster: DevCluster) -> None:
+    accepted(cluster, "--gpu-mem=1G")
+    time.sleep(2.5)
+    text = cluster.run(
+        ["bash", "-c", "cat $(scontrol show config | awk '/StateSaveLocation/ {print $3}')/sluice.status.*"],
+        node="ctl1",
+    )
+    counters = json.loads(text.stdout)["counters"]
+    assert counters["submit.submitted"] > 0
+    assert counters["submit.total_ns"] / counters["submit.submitted"] < 1e6
+    assert {"submit.modified", "submit.refused", "submit.slowest_ns", "submit.over_50_us"} <= counters.keys()
+
+
+def test_no_task_runs_without_the_memory_that_was_asked_for(cluster: DevCluster) -> None:
+    """Where job_submit/sluice is not loaded at all nobody turns the option into a request."""
+    conf = "/etc/slurm/slurm.conf"
+    cluster.run(["bash", "-c", f"cp {conf} /tmp/slurm.conf; sed -i s/^JobSubmitPlugins=.*// {conf}"], node="ctl1")
+    cluster.run(["scontrol", "reconfigure"])
+    try:
+        done = cluster.run(
+            ["sbatch", "-W", "-o", "/tmp/guard", "--gpu-mem=1G", "--wrap", "echo ran"],
+            user="alice",
+            check=False,
+            cwd="/tmp",
+        )
+        assert done.returncode != 0
+        said = cluster.run(["cat", "/tmp/guard"]).stdout
+        assert "Slurm granted no GPU memory" in said
+        assert "ran" not in said.split()
+        assert (
+            "granted no GPU memory" in cluster.run(["srun", "--gpu-mem=1G", "true"], user="alice", check=False).stderr
+        )
+    finally:
+        cluster.run(["bash", "-c", f"cat /tmp/slurm.conf > {conf}"], node="ctl1")
+        cluster.run(["scontrol", "reconfigure"])
+    assert gres(accepted(cluster, "--gpu-mem=1G")) == "gres:shard:1024"
