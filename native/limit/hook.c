@@ -150,8 +150,8 @@ __attribute__((visibility("hidden"))) void *limit_choose(void *handle, const cha
     struct limit_call *call = find_by_name(symbol, &library);
     if (!call || !look || handle == RTLD_NEXT)
         return leave;
-    if (handle == RTLD_DEFAULT) /* our exports must not pretend that a driver is loaded */
+    void *found = handle == RTLD_DEFAULT ? call->wrapper : look(handle, symbol);
+    if (found == call->wrapper) /* in the global scope: our exports must not pretend that a driver is loaded */
         return limit_vendor(library, call) ? leave : look(RTLD_NEXT, symbol);
-    void *found = look(handle, symbol);
     return found && is_vendors(library, found) ? limit_replace(call, found) : leave;
 }

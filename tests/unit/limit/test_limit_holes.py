@@ -1,0 +1,427 @@
+"""Ways around other limiters, each of which holds here; and test programs that are public, in our words."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from limited import Job
+from programs import CUDA
+from sim_node import Node
+
+from dev_cluster.gpu_sim import holdings, library_dir
+
+CONTEXT = 520
+MakeJob = Callable[..., Job]
+
+
+def test_release_before_unmap_gives_nothing_back(make_job: MakeJob) -> None:
+    """Memory that a mapping still holds is still counted, however early its handle is released."""
+    job = make_job(CONTEXT + 100)
+    out, _ = job.run(
+        CUDA
+        + """
+start()
+place, codes = reserve(1000), []
+for i in range(4):
+    handle = create(32)
+    codes += [handle > 0 and map_(place + 32 * i * MIB, 32, handle), handle > 0 and release(handle)]
+left = info()[0]
+ok(unmap(place, 96))
+print(json.dumps([codes, left, info()[0]]))
+"""
+    )
+    assert json.loads(out) == [[0, 0, 0, 0, 0, 0, False, False], 4, 100]
+
+
+def test_memory_is_charged_where_it_lies(make_job: MakeJob) -> None:
+    """location.id decides, not the current device."""
+    job = make_job(CONTEXT + 50, 600)
+    out, _ = job.run(CUDA + "start(0); print(json.dumps([create(600, 1) > 0, create(2, 1), info()[0], create(50, 0) > 0]))")
+    assert json.loads(out) == [True, -2, 50, True]
+
+
+def test_what_a_file_keeps_stays_charged(make_job: MakeJob, dgx: Node) -> None:
+    """Export, release, import: the memory lives on in the file, and cannot be had twice."""
+    job = make_job(CONTEXT + 100)
+    out, _ = job.run(
+        CUDA
+        + """
+start()
+files, seen = [], []
+for _ in range(3):
+    handle, file = create(64), c.c_int(-1)
+    if handle > 0:
+        ok(cu.cuMemExportToShareableHandle(c.byref(file), c.c_uint64(handle), 1, c.c_ulonglong(0)))
+        ok(release(handle))
+        files.append(file.value)
+    seen.append(handle > 0)
+again, place = c.c_uint64(), reserve(64)
+ok(cu.cuMemImportFromShareableHandle(c.byref(again), c.c_void_p(files[0]), 1))
+ok(map_(place, 64, again.value)); ok(release(again.value)); ok(unmap(place, 64))
+seen.append(create(64))
+os.close(files[0])
+seen.append(create(100) > 0)
+print(json.dumps(seen))
+"""
+    )
+    assert json.loads(out) == [True, False, False, -2, True]
+
+
+def test_memory_of_a_peer_is_charged_to_it_alone(make_job: MakeJob, dgx: Node) -> None:
+    """Two processes of a job share memory: it counts once, and its bytes are the same."""
+    job = make_job(2 * CONTEXT + 100)
+    give = job.start(
+        CUDA
+        + """
+start()
+address, handle = alloc(80), c.create_string_buffer(64)
+ok(cu.cuMemcpyHtoD_v2(c.c_uint64(address), b"hello", c.c_size_t(5)))
+ok(cu.cuIpcGetMemHandle(handle, c.c_uint64(address)))
+step(handle.raw.hex())
+"""
+    )
+    assert give.stdout
+    take = """
+class Handle(c.Structure):
+    _fields_ = [("bytes", c.c_ubyte * 64)]
+start()
+p, back = c.c_uint64(), c.create_string_buffer(5)
+ok(cu.cuIpcOpenMemHandle_v2(c.byref(p), Handle.from_buffer_copy(bytes.fromhex(sys.argv[1])), 1))
+ok(cu.cuMemcpyDtoH_v2(back, p, c.c_size_t(5)))
+left = info()[0]
+ok(cu.cuIpcCloseMemHandle(p))
+print(json.dumps([back.raw.decode(), left, info()[0], alloc(21), alloc(20) > 0]))
+"""
+    out, _ = job.run(CUDA + take, give.stdout.readline().strip())
+    assert json.loads(out) == ["hello", 20, 20, -2, True]
+
+
+def test_recorded_allocations_are_charged_when_they_run(make_job: MakeJob) -> None:
+    """A stream's recording allocates nothing; its graph does, and is refused where there is no room."""
+    job = make_job(CONTEXT + 100)
+    out, _ = job.run(
+        CUDA
+        + """
+start()
+stream = c.c_void_p()
+ok(cu.cuStreamCreate(c.byref(stream), 0))
+def record(*mibs):
+    graph, executable = c.c_void_p(), c.c_void_p()
+    ok(cu.cuStreamBeginCapture_v2(stream, 0))
+    for mib in mibs:
+        assert alloc_async(mib, stream) > 0
+    ok(cu.cuStreamEndCapture(stream, c.byref(graph)))
+    ok(cu.cuGraphInstantiateWithFlags(c.byref(executable), graph, c.c_ulonglong(1)))
+    return executable
+large, fits = record(60, 50), record(60, 40)
+said = [info()[0], cu.cuGraphLaunch(large, stream), info()[0], cu.cuGraphLaunch(fits, stream), info()[0], alloc(1)]
+said += [cu.cuGraphLaunch(fits, stream), info()[0]]
+print(json.dumps(said))
+"""
+    )
+    assert json.loads(out) == [100, 2, 100, 0, 0, -2, 0, 0]
+
+
+def test_pools_are_charged_with_what_they_keep(make_job: MakeJob) -> None:
+    job = make_job(CONTEXT + 100)
+    out, _ = job.run(
+        CUDA
+        + """
+start()
+pool = c.c_void_p()
+ok(cu.cuDeviceGetDefaultMemPool(c.byref(pool), 0))
+ok(cu.cuMemPoolSetAttribute(pool, 4, c.byref(c.c_uint64(2**63))))
+one = alloc_async(100)
+said = [one > 0, alloc_async(1)]
+ok(cu.cuMemFreeAsync(c.c_uint64(one), None))
+said += [info()[0], alloc(2), alloc_async(60) > 0, alloc_async(40) > 0, alloc_async(1)]
+print(json.dumps(said))
+"""
+    )
+    assert json.loads(out) == [True, -2, 0, -2, True, True, -2]
+
+
+def test_forms_of_32_bits_lead_nowhere(make_job: MakeJob, tmp_path: Path) -> None:
+    (tmp_path / "old.c").write_text(
+        'int cuMemAlloc(void *, unsigned), cuArrayCreate(void *, void *), printf(const char *, ...);\n'
+        'int main(void) { return printf("%d %d\\n", cuMemAlloc(0, 1), cuArrayCreate(0, 0)) < 0; }\n'
+    )
+    words = ["gcc", "-w", "-o", tmp_path / "old", tmp_path / "old.c", "-Wl,--unresolved-symbols=ignore-all"]
+    subprocess.run(words, check=True)
+    assert make_job(2000).run([str(tmp_path / "old")])[0] == "801 801\n"
+
+
+# ---- ways into the driver ----
+
+PROGRAM = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+typedef int get_t(const char *, void **, int, uint64_t, int *);
+typedef int alloc_t(uint64_t *, size_t), init_t(unsigned), retain_t(void **, int), current_t(void *);
+typedef int async_t(uint64_t *, size_t, void *);
+#ifdef LINKED
+extern int cuInit(unsigned), cuDevicePrimaryCtxRetain(void **, int), cuCtxSetCurrent(void *), cuMemAlloc_v2(uint64_t *, size_t);
+#endif
+int main(int count, char **words)
+{
+    void *context;
+    uint64_t address;
+#ifdef LINKED
+    if (cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0) || cuCtxSetCurrent(context)) return 1;
+    printf("%d ", cuMemAlloc_v2(&address, 90 << 20));
+    printf("%d\n", cuMemAlloc_v2(&address, 20 << 20));
+#else
+    /* As the runtime library does, static or not: one symbol by dlsym, the others from it. */
+    void *library = dlopen(count > 1 ? words[1] : "libcuda.so.1", RTLD_NOW | RTLD_LOCAL), *found;
+    get_t *get = library ? (get_t *)dlsym(library, "cuGetProcAddress_v2") : NULL;
+    if (!get) return 2;
+#define GET(NAME, FLAGS) (get(NAME, &found, 12050, FLAGS, NULL) == 0 ? found : NULL)
+    init_t *init = (init_t *)GET("cuInit", 0);
+    retain_t *retain = (retain_t *)GET("cuDevicePrimaryCtxRetain", 0);
+    current_t *current = (current_t *)GET("cuCtxSetCurrent", 0);
+    alloc_t *alloc = (alloc_t *)GET("cuMemAlloc", 0);
+    async_t *async = (async_t *)GET("cuMemAllocAsync", 0);
+    get_t *again = (get_t *)GET("cuGetProcAddress", 0);
+    void *second = NULL;
+    again("cuMemAlloc", &second, 12050, 0, NULL);
+    if (init(0) || retain(&context, 0) || current(context)) return 3;
+    printf("%d ", alloc(&address, 90 << 20));
+    printf("%d ", alloc(&address, 20 << 20));
+    printf("%d %d\n", async(&address, 20 << 20, NULL), second == (void *)alloc);
+#endif
+    return 0;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("programs")
+    (folder / "program.c").write_text(PROGRAM)
+    library = library_dir() / "libcuda.so.1"
+    made = {"looked-up": [], "linked": ["-DLINKED", str(library)]}
+    for name, more in made.items():
+        subprocess.run(["gcc", "-w", "-o", folder / name, folder / "program.c", *more, "-ldl"], check=True)
+    shutil.copy(library, folder / "copy-of-driver.so")
+    return {name: folder / name for name in (*made, "copy-of-driver.so")}
+
+
+def test_the_runtimes_way_into_the_driver(make_job: MakeJob, programs: dict[str, Path]) -> None:
+    assert make_job(CONTEXT + 100).run([str(programs["looked-up"])])[0] == "0 2 2 1\n"
+
+
+def test_a_linked_program(make_job: MakeJob, programs: dict[str, Path]) -> None:
+    assert make_job(CONTEXT + 100).run([str(programs["linked"])])[0] == "0 2\n"
+
+
+def test_a_copy_of_the_driver_is_the_driver(make_job: MakeJob, programs: dict[str, Path]) -> None:
+    """Loaded by a path of the tenant's own."""
+    assert make_job(CONTEXT + 100).run([str(programs["looked-up"]), programs["copy-of-driver.so"]])[0] == "0 2 2 1\n"
+
+
+def test_the_environment_sets_nothing(make_job: MakeJob, tmp_path: Path) -> None:
+    """Neither variables of other limiters nor our own names change a limit, and a folder of the tenant's is no region."""
+    job = make_job(CONTEXT + 100)
+    other = make_job(90000 // 2)
+    names = {name: "80000m" for name in ("CUDA_DEVICE_MEMORY_LIMIT", "CUDA_DEVICE_MEMORY_LIMIT_0", "SLUICE_LIMIT")}
+    names |= {"SLUICE_LIMIT_FOLDER": str(other.folder), "CUDA_DEVICE_MEMORY_SHARED_CACHE": str(other.folder)}
+    assert job.run(CUDA + "start(); print(info(), alloc(101))", **names)[0] == "[100, 620] -2\n"
+
+
+def test_loaded_by_the_namespace_it_cannot_be_unset(make_job: MakeJob, programs: dict[str, Path], tmp_path: Path) -> None:
+    """/etc/ld.so.preload of the job's own mount namespace loads the library whatever LD_PRELOAD says."""
+    job = make_job(CONTEXT + 100)
+    preload = tmp_path / "ld.so.preload"
+    preload.write_text(f"{job.preload}\n")
+    script = (
+        f"mkdir -p {tmp_path}/up {tmp_path}/work /run/etc && cp {preload} {tmp_path}/up/ && "
+        f"mount -t overlay overlay -o lowerdir=/etc,upperdir={tmp_path}/up,workdir={tmp_path}/work /etc || exit 77; "
+        f"exec env -i LD_LIBRARY_PATH=$LD_LIBRARY_PATH SLUICE_SIM_STATE=$SLUICE_SIM_STATE {programs['looked-up']}"
+    )
+    process = job.start(["sh", "-c", script], LD_PRELOAD="")
+    out, err = process.communicate(timeout=60)
+    if process.returncode == 77:
+        pytest.skip(f"no overlay over /etc on this machine: {err}")
+    assert (out, process.returncode) == ("0 2 2 1\n", 0), err
+
+
+# ---- no region, no memory ----
+
+
+def test_without_a_region_there_is_no_memory(make_job: MakeJob) -> None:
+    job = make_job(1000)
+    job.folder = Path()
+    out, err = job.run(CUDA + "print(start(), create(2)); print(start())")
+    assert out == "-2 -2\n-2\n"
+    assert err == "sluice: this process gets no GPU memory: no region of this job in /run/sluice/limit\n"
+
+
+def test_a_region_of_somebody_else_is_none(make_job: MakeJob) -> None:
+    job = make_job(50000)
+    for name in ("limits", "ledger"):
+        os.chown(job.folder / name, 12345, -1)
+        out, err = job.run(CUDA + "print(start())")
+        assert out == "-2\n"
+        assert f"/run/sluice/limit/job/{name}: owner 12345" in err
+        os.chown(job.folder / name, 0, -1)
+    (job.folder / "ledger").chmod(0o666)
+    assert "nobody else's to write" in job.run(CUDA + "print(start())")[1]
+
+
+def test_a_damaged_region_is_none(make_job: MakeJob) -> None:
+    job = make_job(50000)
+    good = {name: (job.folder / name).read_bytes() for name in ("limits", "ledger")}
+    cases = [("limits", b""), ("limits", good["limits"][:-1]), ("limits", b"\xff" * len(good["limits"])),
+             ("limits", good["limits"][:40] + b"x" + good["limits"][41:]), ("ledger", b""),
+             ("ledger", good["ledger"][:-64]), ("ledger", b"\x00" * len(good["ledger"]))]  # fmt: skip
+    for name, content in cases:
+        (job.folder / name).write_bytes(content)
+        out, err = job.run(CUDA + "print(start())")
+        assert out == "-2\n"
+        assert err.startswith("sluice: this process gets no GPU memory: "), err
+        assert err.count("\n") == 1
+        (job.folder / name).write_bytes(good[name])
+    assert job.run(CUDA + "start(); print(alloc(1) > 0)")[0] == "True\n"
+
+
+def test_a_raised_limit_in_the_ledger_is_noticed(make_job: MakeJob) -> None:
+    """The job's user can write the ledger, as its processes must; the limit itself stands in a file of root's."""
+    job = make_job(1000)
+    place = (job.folder / "ledger").read_bytes().index((1000 << 20).to_bytes(8, "little"))
+    with (job.folder / "ledger").open("r+b") as file:
+        file.seek(place)
+        file.write((70000 << 20).to_bytes(8, "little"))
+    assert job.run(CUDA + "print(start())")[0] == "-2\n"
+    with job.region() as region, pytest.raises(Exception, match="tampered with"):
+        region.audit()
+
+
+def test_a_jobs_user_can_use_but_not_change_the_region(make_job: MakeJob, dgx: Node) -> None:
+    job = make_job(1000, uid=23456)
+    (dgx.folder / "processes").chmod(0o666)
+    out, err = job.run(
+        CUDA
+        + """
+start()
+said = [os.getuid(), alloc(480) > 0, alloc(1)]
+for name in ("limits", "ledger"):
+    for what in (lambda p: open(p, "r+b"), os.unlink, lambda p: os.chmod(p, 0o777), lambda p: os.rename(p, p + "x")):
+        try:
+            what("/run/sluice/limit/job/" + name)
+            said.append(name)
+        except OSError:
+            pass
+print(json.dumps(said))
+"""
+    )
+    assert json.loads(out) == [23456, True, -2, "ledger"], err  # which he may write, as his processes must
+
+
+def test_another_user_gets_nothing(make_job: MakeJob, dgx: Node) -> None:
+    job = make_job(1000, uid=23456)
+    (dgx.folder / "processes").chmod(0o666)
+    job.uid = 34567
+    out, err = job.run(CUDA + "print(start())")
+    assert out == "-2\n"
+    assert "Permission denied" in err
+
+
+def test_the_region_is_found_by_the_cgroup(make_job: MakeJob) -> None:
+    """Where nothing is bound in the job's namespace: by the innermost part of the cgroup's path that names a region."""
+    root = Path("/sys/fs/cgroup")
+    trees = [root / "freezer", root / "cpu", root]
+    for tree in trees:
+        try:
+            cgroup = tree / "sluice-test" / "uid_0" / "job_4711" / "step_0"
+            cgroup.mkdir(parents=True, exist_ok=True)
+            break
+        except OSError:
+            continue
+    else:
+        pytest.skip("no cgroup can be made here")
+    try:
+        job = make_job(1000)
+        job.place = "job_4711"
+        line = f"echo $$ > {cgroup}/cgroup.procs && exec \"$@\""
+        code = CUDA + "start(); print(alloc(480) > 0, alloc(1))"
+        out, err = job.run(["sh", "-c", line, "sh", "python3", "-c", code])
+        assert out == "True -2\n", err
+        job.place = "job_4712"
+        assert job.run(["sh", "-c", line, "sh", "python3", "-c", CUDA + "print(start())"])[0] == "-2\n"
+    finally:
+        for folder in (cgroup, *cgroup.parents[:3]):
+            folder.rmdir()
+
+
+# ---- memory beyond the limit, where policy allows it ----
+
+
+def test_more_than_the_limit_spills_to_the_host(make_job: MakeJob, dgx: Node) -> None:
+    job = make_job(CONTEXT + 100, spill=60)
+    process = job.start(
+        CUDA
+        + """
+start()
+said = [info(), alloc(90) > 0]
+more = alloc(50)
+said += [more > 0, info(), alloc(20)]
+ok(cu.cuMemcpyHtoD_v2(c.c_uint64(more), b"hello", c.c_size_t(5)))
+back = c.create_string_buffer(5)
+ok(cu.cuMemcpyDtoH_v2(back, c.c_uint64(more), c.c_size_t(5)))
+said += [back.raw.decode(), cu.cuMemPrefetchAsync(c.c_uint64(more), size(50), 0, None)]
+said += [cu.cuMemAdvise(c.c_uint64(more), size(50), 3, 0)]
+step(json.dumps(said))
+print(free(more), info(), alloc(60) > 0)
+"""
+    )
+    assert process.stdout and process.stdin
+    assert json.loads(process.stdout.readline()) == [[160, 680], True, True, [20, 680], -2, "hello", 0, 0]
+    assert [h.memory_mib for h in holdings(dgx.folder)] == [CONTEXT + 90]  # nothing of it lies on the device
+    assert job.charged() == CONTEXT + 90
+    with job.region() as region:
+        assert region.usage(0).spilled >> 20 == 50
+    process.stdin.write("\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == "0 [70, 680] True\n"
+
+
+# ---- public test programs of another limiter, as they describe themselves ----
+
+
+def test_public_scenarios(make_job: MakeJob) -> None:
+    """Allocate and free in turn; allocate of every kind; host memory and registered memory cost nothing; more than the
+    limit at once; many small pieces; a device's properties; two devices of one process."""
+    job = make_job(CONTEXT + 200, CONTEXT + 300)
+    out, _ = job.run(
+        CUDA
+        + """
+context, said = start(), []
+for _ in range(500):
+    ok(free(alloc(150)))
+host = c.c_void_p()
+ok(cu.cuMemHostAlloc(c.byref(host), size(1000), 0)); ok(cu.cuMemAllocHost_v2(c.byref(c.c_void_p()), size(1000)))
+own = c.create_string_buffer(1 << 20)
+ok(cu.cuMemHostRegister_v2(own, c.c_size_t(1 << 20), 0)); ok(cu.cuMemHostUnregister(own))
+said += [info()[0], alloc(201), alloc(80000), alloc(1 << 40)]
+kept = [alloc(1 / 16) for _ in range(3200)]
+said += [sum(a > 0 for a in kept), alloc(1 / 16)]
+[ok(free(a)) for a in kept if a > 0]
+said.append(info()[0])
+second = c.c_void_p()
+ok(cu.cuDevicePrimaryCtxRetain(c.byref(second), 1)); ok(cu.cuCtxSetCurrent(second))
+said += [alloc(300) > 0, alloc(1), info()]
+ok(cu.cuCtxSetCurrent(context))
+said += [alloc(200) > 0, alloc(1), free(12345 << 20) != 0, cu.cuMemFree_v2(c.c_uint64(0))]
+print(json.dumps(said))
+"""
+    )
+    assert json.loads(out) == [200, -2, -2, -2, 3200, -2, 200, True, -2, [0, CONTEXT + 300], True, -2, True, 0]

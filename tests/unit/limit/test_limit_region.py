@@ -1,0 +1,156 @@
+"""Root's side: what makes a region, what it refuses, and what it tells."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from limited import Job
+from programs import CUDA
+
+from sluice_core import limit
+from sluice_core.errors import CoreError
+from sluice_core.limit import Device, Region, create, remove
+
+MIB = 1 << 20
+GPU = Device(80000 * MIB, 1000 * MIB, 500 * MIB, uuid="GPU-00000000-1111-2222-3333-444444444444", pci="0000:1b:00.0")
+
+
+def test_made_read_and_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "job_1"
+    other = Device(64 * MIB, 64 * MIB, 0, name="pthread-cpu", spill=7 * 64 * MIB)
+    create(folder, [GPU, other], 1234)
+    assert {(p.name, oct(p.stat().st_mode), p.owner()) for p in folder.iterdir()} == {
+        ("limits", "0o100644", "root"),
+        ("ledger", "0o100660", "root"),  # the group's bits of a file with an access list are its mask
+    }
+    with Region(folder) as region:
+        assert region.devices == [GPU, other]
+        assert region.usage(0) == limit.Usage(1000 * MIB, 0, 0, 0, 0)
+        assert (region.processes(), region.reap()) == ([], (0, 0))
+        region.audit()
+        region.set_limit(1, 32 * MIB)
+        assert region.devices[1] == replace(other, limit=32 * MIB)
+    remove(folder)
+    remove(folder)
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("devices", "code", "words"),
+    [
+        ([], 3, "0 devices: must be 1 to 32"),
+        ([GPU] * 33, 3, "33 devices"),
+        ([replace(GPU, limit=0)], 3, "limit of 0 bytes on device 0 (GPU-0000"),
+        ([replace(GPU, limit=80001 * MIB)], 3, "must be 1 to what it has, 83886080000"),
+        ([replace(GPU, limit=-1)], 3, "must be 1 to what it has"),
+        ([replace(GPU, limit=500 * MIB)], 3, "a driver context alone takes 524288000; ask for more"),
+        ([replace(GPU, spill=9000 * MIB)], 3, "spill of 9437184000 bytes"),
+        ([replace(GPU, uuid="", pci="")], 2, "neither UUID nor PCI address nor OpenCL name"),
+        ([GPU, replace(GPU, uuid="GPU-5")], 2, "in the list twice, 0 and 1"),
+        ([replace(GPU, uuid="x" * 300)], 2, "has no end"),
+    ],
+)
+def test_bad_terms(tmp_path: Path, devices: list[Device], code: int, words: str) -> None:
+    with pytest.raises(CoreError) as caught:
+        create(tmp_path / "job_1", devices, 0)
+    assert (caught.value.code, words in str(caught.value)) == (code, True), caught.value
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bad_places(tmp_path: Path) -> None:
+    create(tmp_path / "there", [GPU], 0)
+    (tmp_path / "link").symlink_to("there")
+    for call, words in (
+        (lambda: create(tmp_path / "there", [GPU], 0), "is there already; remove it first"),
+        (lambda: create(tmp_path / "none/job", [GPU], 0), "No such file or directory"),
+        (lambda: create(tmp_path / "x", [GPU], 0, processes=0), "0 processes"),
+        (lambda: Region(tmp_path / "none"), "no such region"),
+        (lambda: Region(tmp_path), "no such region"),
+        (lambda: Region(tmp_path / "link"), "link"),
+    ):
+        with pytest.raises(CoreError, match=words):
+            call()
+
+
+def test_a_full_file_system_is_said_at_once(tmp_path: Path) -> None:
+    code = """
+import ctypes, sys
+from pathlib import Path
+from limited import CLONE_NEWNS, MS_PRIVATE, MS_REC
+from sluice_core.limit import Device, create
+libc = ctypes.CDLL(None)
+assert libc.unshare(CLONE_NEWNS) == 0 and libc.mount(b"none", b"/", None, ctypes.c_ulong(MS_REC | MS_PRIVATE), None) == 0
+assert libc.mount(b"none", sys.argv[1].encode(), b"tmpfs", ctypes.c_ulong(0), b"size=64k") == 0
+try:
+    create(Path(sys.argv[1]) / "job", [Device(100 << 20, 50 << 20, 0, uuid="GPU-1")], 0)
+except Exception as error:
+    print(error, list(Path(sys.argv[1]).iterdir()))
+"""
+    said = subprocess.run(
+        [sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True, cwd=Path(__file__).parent
+    ).stdout
+    assert said == f"make ledger in {tmp_path}/job: No space left on device; make room there []\n"
+
+
+def test_a_damaged_region_is_told(tmp_path: Path) -> None:
+    folder = tmp_path / "job"
+    create(folder, [GPU], 0)
+    for name, words in (("ledger", "ledger"), ("limits", "damaged; make the region anew")):
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(content[: len(content) // 2])
+        with pytest.raises(CoreError, match=words):
+            Region(folder)
+        (folder / name).write_bytes(content)
+    Region(folder).close()
+
+
+def test_processes_and_what_each_holds(make_job: Callable[..., Job]) -> None:
+    job = make_job(5000)
+    held = [job.start(CUDA + f"start(); alloc({mib}); step('-')") for mib in (100, 200)]
+    for process in held:
+        assert process.stdout
+        process.stdout.readline()
+    with job.region() as region:
+        found = {p.pid: region.process_usage(p, 0) // MIB for p in region.processes()}
+        assert found == {held[0].pid: 620, held[1].pid: 720}
+        assert {p.space for p in region.processes()} == {os.stat("/proc/self/ns/pid").st_ino}
+        held[0].kill()
+        held[0].wait()
+        assert region.reap() == (620 * MIB, 1)
+        assert region.usage(0).charged == 720 * MIB
+
+
+def test_containers_of_a_job_account_together(make_job: Callable[..., Job]) -> None:
+    """Processes of other PID namespaces: never mistaken for each other, and reaped from outside only."""
+    job = make_job(3 * 520 + 1000)
+    inside = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", sys.executable, "-c"]
+    held = [job.start([*inside, CUDA + "start(); alloc(300); step(str(os.getpid()))"]) for _ in range(2)]
+    for process in held:
+        assert process.stdout
+        assert process.stdout.readline() == "1\n"
+    assert job.charged() == 2 * 820
+    assert job.run(CUDA + "start(); print(info()[0], alloc(401), alloc(400) > 0)")[0] == "400 -2 True\n"
+    held[0].kill()
+    held[0].communicate()
+    assert job.charged() == 820
+    assert job.run([*inside, CUDA + "start(); print(info()[0])"])[0] == f"{3 * 520 + 1000 - 820 - 520}\n"
+
+
+def test_a_ledger_without_free_seats_refuses(make_job: Callable[..., Job]) -> None:
+    """Who has died makes room for others; who lives does not."""
+    job = make_job(5000, processes=2)
+    held = [job.start(CUDA + "start(); step('-')") for _ in range(2)]
+    for process in held:
+        assert process.stdout
+        process.stdout.readline()
+    out, err = job.run(CUDA + "print(start())")
+    assert (out, "seats are taken" in err) == ("-2\n", True)
+    held[0].kill()
+    held[0].wait()
+    assert job.run(CUDA + "start(); print(alloc(10) > 0)")[0] == "True\n"
