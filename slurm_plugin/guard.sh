@@ -11,8 +11,15 @@ say() { echo "sluice guard: $*" >&2; }
 here=$(dirname "$(readlink -f "$0" 2>/dev/null || echo "$0")")
 [ -r "$here/facts" ] || { say "$here/facts is missing: nothing done"; exit 0; }
 SLURM_VERSION='' SLURMCTLD='' INCLUDE='' PLUGINS=''
-. "$here/facts" || exit 0
-[ -n "$INCLUDE" ] || exit 0
+while IFS='=' read -r key value; do
+    case $key in
+    SLURM_VERSION) SLURM_VERSION=$value ;;
+    SLURMCTLD) SLURMCTLD=$value ;;
+    INCLUDE) INCLUDE=$value ;;
+    PLUGINS) PLUGINS=$value ;;
+    esac
+done <"$here/facts"
+[ -n "$INCLUDE" ] || { say "$here/facts names no include file: nothing done"; exit 0; }
 
 wanted=on
 reason=

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shlex
 import shutil
 import tempfile
 from contextlib import suppress
@@ -167,7 +166,7 @@ def _place_build(build: PluginBuild, places: Places, on: str, off: str, slurmctl
                 "INCLUDE": str(places.conf / INCLUDE),
                 "PLUGINS": " ".join(plugins),
             }
-            (fresh / "facts").write_text("".join(f"{key}={shlex.quote(text)}\n" for key, text in facts.items()))
+            (fresh / "facts").write_text("".join(f"{key}={text}\n" for key, text in facts.items()))
             (fresh / "on.conf").write_text(on)
             (fresh / "stock.conf").write_text(off)
             shutil.copyfile(Path(__file__).with_name("guard.sh"), fresh / "guard")

@@ -39,6 +39,10 @@ _TIMEOUT = 600.0  # seconds, of one step
 _NO_SOURCE = "name a configured source tree of that version with --slurm-source"
 
 
+class SourcesUnavailableError(SluiceError):
+    """The distribution's sources cannot be had from here: no network, or no such version."""
+
+
 @dataclass(frozen=True, slots=True)
 class SlurmSource:
     """A configured source tree."""
@@ -139,7 +143,9 @@ def _mirrors() -> dict[str, str]:
         if kind == "Packages" and component == "main":
             found.setdefault("security" if release.endswith("-security") else "main", uri)
     if "main" not in found:
-        raise SluiceError("apt: no mirror of the distribution in /etc/apt", remedy=f"add one, or {_NO_SOURCE}")
+        raise SourcesUnavailableError(
+            "apt: no mirror of the distribution in /etc/apt", remedy=f"add one, or {_NO_SOURCE}"
+        )
     return found
 
 
@@ -165,14 +171,14 @@ def _fetch(version: SlurmVersion, suite: str, work: Path) -> Path:
         run_command(["apt-get", *options, "-qq", "update"], timeout=_TIMEOUT)
         records = run_command(["apt-cache", *options, "showsrc", "slurm-wlm"], timeout=60).stdout
     except CommandError as error:
-        raise SluiceError(
+        raise SourcesUnavailableError(
             f"the distribution's sources cannot be reached: {_first_line(error)}",
             remedy=f"connect this machine to its mirror, or {_NO_SOURCE}",
         ) from error
     offered = re.findall(r"^Version: (\S+)$", records, re.MULTILINE)
     fitting = [one for one in offered if parse_slurm_version(one) == version]
     if not fitting:
-        raise SluiceError(
+        raise SourcesUnavailableError(
             f"{suite}: has no source of Slurm {text}, only of {', '.join(sorted(set(offered))) or 'none'}",
             remedy=_NO_SOURCE,
         )
@@ -193,7 +199,7 @@ def _download(command: Sequence[str], folder: Path, *, needed: bool) -> None:
         run_command(["env", "-C", folder, *command], timeout=_TIMEOUT)
     except CommandError as error:
         if needed:
-            raise SluiceError(f"Slurm's source: {_first_line(error)}", remedy=_NO_SOURCE) from error
+            raise SourcesUnavailableError(f"Slurm's source: {_first_line(error)}", remedy=_NO_SOURCE) from error
 
 
 def _unpack(got: Path, work: Path) -> Path:
