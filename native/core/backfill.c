@@ -1,15 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Backfill: which pending job starts when and where. The rules stand in sluice/core.h; here is how they are followed
- * quickly.
- *
- * While a plan is made, what is free only shrinks, so the first start that a node offers to a kind of request only
- * moves later. Each kind (requests rounded down, so that similar ones share it; see `details`) keeps a lower bound of
- * it for every node, with the lowest of every 8 above them, and so on up to one. To place a job, the node with the
- * lowest bound (of several the one of lowest rank) is asked for its true first start; if that is no later than the
- * bound, nobody can do better; else the bound rises and the search goes on. Bounds that were raised for this job only,
- * because it asks more than its kind, go back afterwards. A reservation that is given up lowers bounds.
+ * Backfill: which pending job starts when and where. The rules stand in sluice/core.h; what each node has free over
+ * time is kept in timeline.c, and how the first start is found without asking every node in first_starts.c.
  */
+#include "first_starts.h"
 #include "sort.h"
 #include "timeline.h"
 
@@ -21,26 +15,6 @@ enum {
     DEFAULT_JOBS = 16384,
     DEFAULT_RUNNING = 65536,
     MAX_PARTS = 16777216,
-    FAN = 8,        /* entries to one above them: a cache line */
-    MAX_LEVELS = 6, /* 8^6 > SLUICE_MAX_NODES */
-    MIN_KINDS = 16,
-    MAX_KINDS = 1024,
-    KIND_TABLE = 4 * MAX_KINDS,
-    KIND_MEMORY = 64 << 20,
-    JOBS_OF_KIND = 1 << 14,
-};
-
-/* A kind of request: `need` and `duration` are a lower bound of all its requests. */
-struct kind {
-    struct need need;
-    int32_t duration;
-    uint64_t hash;
-};
-
-/* A bound to restore: it was raised for one job only. */
-struct raised {
-    uint32_t position;
-    int32_t bound;
 };
 
 /* A node that takes part in a plan for several: its first start, and the switch it counts for. */
@@ -54,30 +28,11 @@ struct member {
 struct sluice_backfill {
     uint32_t max_jobs, max_running, max_planned, max_nodes;
     struct timelines timelines;
-
-    /* nodes by rank: a node's position */
-    uint32_t *node_at;
-    uint32_t *position_of;
-    uint32_t node_count;
-
-    struct kind kinds[MAX_KINDS];
-    uint32_t kind_count, max_kinds;
-    uint32_t kind_table[KIND_TABLE];     /* 1 + kind, by hash; 0: empty */
-    uint32_t jobs_of_kind[JOBS_OF_KIND]; /* how many jobs are of each kind, of any detail, by hash */
-    int32_t *bounds;                     /* [kind][bounds_each] by position */
-    uint64_t *lowest;                    /* [kind][lowest_each] the lowest of 8 bounds, of 8 of these, ... of all */
-    size_t bounds_each, lowest_each;     /* bounds_each is a multiple of 8 */
-    uint32_t level_count;
-    size_t level_first[MAX_LEVELS]; /* in a kind's `lowest`; each level is padded to a multiple of 8 */
-
-    struct raised *raised; /* [max_nodes] */
-    uint32_t *asked;       /* per position: stamp of the search that knows its bound to be true */
-    uint32_t search;
+    struct first_starts first_starts;
 
     struct member *members, *member_scratch; /* [max_nodes] */
-    int32_t *selection;                      /* [max_nodes] */
-    uint8_t *possible;              /* per class of node: whether a kind fits on an idle one; 2: not asked yet */
-    struct sluice_part *parts_read; /* [max_nodes] of one running allocation */
+    int32_t *earliest;                       /* [max_nodes] a heap of starts */
+    struct sluice_part *parts_read;          /* [max_nodes] of one running allocation */
 
     uint64_t *seen; /* hash set of running allocations */
     size_t seen_size;
@@ -90,11 +45,6 @@ struct sluice_backfill {
 };
 
 /* ---- making and freeing ---- */
-
-static size_t padded(size_t size)
-{
-    return (size + FAN - 1) / FAN * FAN;
-}
 
 enum sluice_error sluice_backfill_new(const struct sluice_backfill_config *config, uint32_t max_nodes,
                                       struct sluice_backfill **backfill, struct sluice_error_text *text)
@@ -119,29 +69,12 @@ enum sluice_error sluice_backfill_new(const struct sluice_backfill_config *confi
     made->max_running = running;
     made->max_planned = (uint32_t)planned;
     made->max_nodes = max_nodes;
-    made->bounds_each = padded(max_nodes);
-    for (size_t size = made->bounds_each / FAN;; size = padded(size) / FAN) {
-        made->level_first[made->level_count++] = made->lowest_each;
-        made->lowest_each += padded(size);
-        if (size == 1)
-            break;
-    }
-    size_t kind_size = made->bounds_each * sizeof *made->bounds + made->lowest_each * sizeof *made->lowest;
-    size_t kinds = KIND_MEMORY / kind_size;
-    made->max_kinds = (uint32_t)(kinds < MIN_KINDS ? MIN_KINDS : kinds > MAX_KINDS ? MAX_KINDS : kinds);
     made->seen_size = 64;
     while (made->seen_size < 2 * (size_t)running)
         made->seen_size *= 2;
-    made->node_at = calloc(max_nodes, sizeof *made->node_at);
-    made->position_of = calloc(max_nodes, sizeof *made->position_of);
-    made->bounds = aligned_alloc(64, (made->max_kinds * made->bounds_each * sizeof *made->bounds + 63) / 64 * 64);
-    made->lowest = aligned_alloc(64, made->max_kinds * made->lowest_each * sizeof *made->lowest);
-    made->raised = calloc(max_nodes, sizeof *made->raised);
-    made->asked = calloc(max_nodes, sizeof *made->asked);
     made->members = calloc(max_nodes, sizeof *made->members);
     made->member_scratch = calloc(max_nodes, sizeof *made->member_scratch);
-    made->selection = calloc(max_nodes, sizeof *made->selection);
-    made->possible = calloc(max_nodes, sizeof *made->possible);
+    made->earliest = calloc(max_nodes, sizeof *made->earliest);
     made->parts_read = calloc(max_nodes, sizeof *made->parts_read);
     made->seen = calloc(made->seen_size, sizeof *made->seen);
     made->starts = calloc(jobs, sizeof *made->starts);
@@ -150,10 +83,10 @@ enum sluice_error sluice_backfill_new(const struct sluice_backfill_config *confi
     made->held = calloc(jobs, sizeof *made->held);
     /* A running part has an end; a planned one a start and an end, and may be booked beside the one that it replaces.
      */
-    bool fine = timelines_new(&made->timelines, max_nodes, running + 4 * planned) && made->node_at &&
-                made->position_of && made->bounds && made->lowest && made->raised && made->asked && made->members &&
-                made->member_scratch && made->selection && made->possible && made->parts_read && made->seen &&
-                made->starts && made->planned && made->booking_scratch && made->held;
+    bool fine = timelines_new(&made->timelines, max_nodes, running + 4 * planned) &&
+                first_starts_new(&made->first_starts, &made->timelines, max_nodes) && made->members &&
+                made->member_scratch && made->earliest && made->parts_read && made->seen && made->starts &&
+                made->planned && made->booking_scratch && made->held;
     if (!fine) {
         sluice_backfill_free(made);
         return sluice_fail(text, SLUICE_ERROR_NO_MEMORY, "no memory for a backfill of %" PRIu32 " jobs", jobs);
@@ -167,16 +100,10 @@ void sluice_backfill_free(struct sluice_backfill *backfill)
     if (!backfill)
         return;
     timelines_free(&backfill->timelines);
-    free(backfill->node_at);
-    free(backfill->position_of);
-    free(backfill->bounds);
-    free(backfill->lowest);
-    free(backfill->raised);
-    free(backfill->asked);
+    first_starts_free(&backfill->first_starts);
     free(backfill->members);
     free(backfill->member_scratch);
-    free(backfill->selection);
-    free(backfill->possible);
+    free(backfill->earliest);
     free(backfill->parts_read);
     free(backfill->seen);
     free(backfill->starts);
@@ -186,248 +113,7 @@ void sluice_backfill_free(struct sluice_backfill *backfill)
     free(backfill);
 }
 
-/* ---- bounds ---- */
-
-static int32_t *bounds_of(struct sluice_backfill *backfill, const struct kind *kind)
-{
-    return &backfill->bounds[(size_t)(kind - backfill->kinds) * backfill->bounds_each];
-}
-
-static uint64_t *lowest_of(struct sluice_backfill *backfill, const struct kind *kind)
-{
-    return &backfill->lowest[(size_t)(kind - backfill->kinds) * backfill->lowest_each];
-}
-
-/* A bound with its position, so that the least of them is the lowest bound and of several the first. */
-static uint64_t entry(int32_t bound, size_t position)
-{
-    return (uint64_t)(uint32_t)bound << 32 | position;
-}
-
-static uint64_t lowest_in(const int32_t *bounds, size_t first)
-{
-    int32_t bound = bounds[first];
-    size_t position = first;
-    for (size_t i = first + 1; i < first + FAN; i++) {
-        position = bounds[i] < bound ? i : position;
-        bound = bounds[i] < bound ? bounds[i] : bound;
-    }
-    return entry(bound, position);
-}
-
-static uint64_t least_of(const uint64_t *entries)
-{
-    uint64_t least = entries[0];
-    for (int i = 1; i < FAN; i++)
-        least = entries[i] < least ? entries[i] : least;
-    return least;
-}
-
-static void set_bound(struct sluice_backfill *backfill, const struct kind *kind, size_t position, int32_t bound)
-{
-    int32_t *bounds = bounds_of(backfill, kind);
-    uint64_t *lowest = lowest_of(backfill, kind);
-    bounds[position] = bound;
-    position /= FAN;
-    uint64_t least = lowest_in(bounds, position * FAN);
-    for (uint32_t level = 0; lowest[backfill->level_first[level] + position] != least; level++) {
-        lowest[backfill->level_first[level] + position] = least;
-        if (level + 1 == backfill->level_count)
-            return;
-        position /= FAN;
-        least = least_of(&lowest[backfill->level_first[level] + position * FAN]);
-    }
-}
-
-/* The first position with the lowest bound. */
-static uint32_t lowest_bound(struct sluice_backfill *backfill, const struct kind *kind, int32_t *bound)
-{
-    uint64_t least = lowest_of(backfill, kind)[backfill->level_first[backfill->level_count - 1]];
-    *bound = (int32_t)(least >> 32);
-    return (uint32_t)least;
-}
-
-static bool may_be_used(const struct sluice_cluster *cluster, const struct need *need, uint32_t node)
-{
-    return cluster->nodes[node].state == SLUICE_NODE_UP && sluice_node_allowed(need, node);
-}
-
-/* Is every request of kind b one that asks no less than kind a? Then what bounds a bounds b. */
-static bool asks_less(const struct kind *a, const struct kind *b)
-{
-    const struct need *x = &a->need, *y = &b->need;
-    return a->duration <= b->duration && x->gpus <= y->gpus && x->cpus <= y->cpus && x->host_memory <= y->host_memory &&
-           (x->gpus == 0 || ((x->share == 0) == (y->share == 0) && x->share <= y->share)) &&
-           (!x->models || x->models == y->models) && x->capability <= y->capability &&
-           x->gpu_memory_min <= y->gpu_memory_min && x->exclusive <= y->exclusive && x->link <= y->link &&
-           x->numa <= y->numa && x->nic <= y->nic &&
-           (!x->allowed || (x->allowed == y->allowed && x->allowed_words == y->allowed_words));
-}
-
-/* Every node that could ever take the kind may do so now, as far as is known. */
-static void reset_bounds(struct sluice_backfill *backfill, const struct kind *kind)
-{
-    const struct sluice_cluster *cluster = backfill->timelines.cluster;
-    int32_t *bounds = bounds_of(backfill, kind);
-    memset(backfill->possible, 2,
-           cluster->class_count < backfill->max_nodes ? cluster->class_count : backfill->max_nodes);
-    for (uint32_t position = 0; position < backfill->bounds_each; position++) {
-        bounds[position] = TIMELINE_NEVER;
-        if (position >= backfill->node_count || !may_be_used(cluster, &kind->need, backfill->node_at[position]))
-            continue;
-        uint32_t class = cluster->nodes[backfill->node_at[position]].class_id;
-        bool known = class < backfill->max_nodes && backfill->possible[class] != 2;
-        bool possible = known ? backfill->possible[class]
-                              : sluice_offer_idle(cluster, &cluster->classes[class], &kind->need).units > 0;
-        if (class < backfill->max_nodes)
-            backfill->possible[class] = possible;
-        if (possible)
-            bounds[position] = 0;
-    }
-    for (uint32_t i = 0; i < backfill->kind_count; i++) {
-        const struct kind *other = &backfill->kinds[i];
-        const int32_t *known = bounds_of(backfill, other);
-        if (other == kind || !asks_less(other, kind))
-            continue;
-        for (uint32_t position = 0; position < backfill->bounds_each; position++)
-            bounds[position] = known[position] > bounds[position] ? known[position] : bounds[position];
-    }
-    uint64_t *lowest = lowest_of(backfill, kind);
-    memset(lowest, 0xff, backfill->lowest_each * sizeof *lowest);
-    size_t size = backfill->bounds_each / FAN;
-    for (size_t i = 0; i < size; i++)
-        lowest[i] = lowest_in(bounds, i * FAN);
-    for (uint32_t level = 1; level < backfill->level_count; level++) {
-        size = padded(size) / FAN;
-        for (size_t i = 0; i < size; i++)
-            lowest[backfill->level_first[level] + i] = least_of(&lowest[backfill->level_first[level - 1] + i * FAN]);
-    }
-}
-
-/* ---- kinds ---- */
-
-/* The number with all but its `bits` leading binary digits zero. */
-static int32_t rounded_down(int32_t value, int bits)
-{
-    if (value < 1 << bits)
-        return value;
-    int dropped = 32 - __builtin_clz((unsigned)value) - bits;
-    return value >> dropped << dropped;
-}
-
-static uint64_t mix(uint64_t hash, uint64_t value)
-{
-    hash = (hash ^ value) * UINT64_C(0x9e3779b97f4a7c15);
-    return hash ^ hash >> 29;
-}
-
-static bool same_kind(const struct kind *a, const struct kind *b)
-{
-    return a->hash == b->hash && a->duration == b->duration && a->need.gpus == b->need.gpus &&
-           a->need.share == b->need.share && a->need.cpus == b->need.cpus &&
-           a->need.host_memory == b->need.host_memory && a->need.models == b->need.models &&
-           a->need.capability == b->need.capability && a->need.gpu_memory_min == b->need.gpu_memory_min &&
-           a->need.exclusive == b->need.exclusive && a->need.link == b->need.link && a->need.numa == b->need.numa &&
-           a->need.nic == b->need.nic && a->need.allowed == b->need.allowed &&
-           a->need.allowed_words == b->need.allowed_words;
-}
-
-static uint64_t kind_hash(const struct kind *kind)
-{
-    const struct need *need = &kind->need;
-    const uint64_t fields[] = {
-        (uint64_t)kind->duration << 32 | (uint32_t)need->gpus,
-        (uint64_t)need->share << 32 | (uint32_t)need->cpus,
-        (uint64_t)need->host_memory << 32 | need->capability,
-        (uint64_t)need->gpu_memory_min << 32 | need->exclusive,
-        (uint64_t)need->link << 16 | (uint64_t)need->numa << 8 | need->nic,
-        need->models,
-        (uintptr_t)need->allowed,
-        need->allowed_words,
-    };
-    uint64_t hash = 0;
-    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++)
-        hash = mix(hash, fields[i]);
-    return hash;
-}
-
-/*
- * How closely a kind describes its requests: the leading binary digits of amounts that count, the steps in which
- * durations do, and how many jobs must share a kind so described. Each kind finds out for itself that a node is taken,
- * so one that few jobs have costs more than it saves; one that many have spares each of them what it does not say.
- */
-static const struct detail {
-    uint8_t share, cpus, host_memory;
-    int32_t duration_step;
-    uint32_t worth;
-} details[] = {
-    {5, 4, 3, 16, 200},
-    {4, 3, 1, 64, 64},
-    {3, 2, 0, INT32_MAX, 0},
-};
-enum { DETAILS = sizeof details / sizeof details[0] };
-
-static struct kind make_kind(const struct need *need, int32_t duration, const struct detail *detail)
-{
-    struct kind kind = {.need = *need, .duration = 1};
-    while ((int64_t)kind.duration * detail->duration_step <= duration)
-        kind.duration *= detail->duration_step;
-    kind.need.share = rounded_down(need->share, detail->share);
-    kind.need.cpus = rounded_down(need->cpus, detail->cpus);
-    kind.need.host_memory = detail->host_memory ? rounded_down(need->host_memory, detail->host_memory) : 0;
-    kind.hash = kind_hash(&kind);
-    return kind;
-}
-
-/* The kind of a request's share of one node, made if it is new. */
-static struct kind *find_kind(struct sluice_backfill *backfill, const struct need *need, int32_t duration)
-{
-    const struct detail *detail = details;
-    struct kind wanted = make_kind(need, duration, detail);
-    while (backfill->jobs_of_kind[wanted.hash % JOBS_OF_KIND] < detail->worth)
-        wanted = make_kind(need, duration, ++detail);
-    uint32_t slot = wanted.hash % KIND_TABLE;
-    for (; backfill->kind_table[slot]; slot = (slot + 1) % KIND_TABLE)
-        if (same_kind(&backfill->kinds[backfill->kind_table[slot] - 1], &wanted))
-            return &backfill->kinds[backfill->kind_table[slot] - 1];
-    if (backfill->kind_count == backfill->max_kinds) { /* forget them all: bounds only save time */
-        backfill->kind_count = 0;
-        memset(backfill->kind_table, 0, sizeof backfill->kind_table);
-        slot = wanted.hash % KIND_TABLE;
-    }
-    struct kind *kind = &backfill->kinds[backfill->kind_count++];
-    backfill->kind_table[slot] = backfill->kind_count;
-    *kind = wanted;
-    reset_bounds(backfill, kind);
-    return kind;
-}
-
-/* A node has more room from `time` on than the bounds know. */
-static void lower_bounds(struct sluice_backfill *backfill, uint32_t node, int32_t time)
-{
-    uint32_t position = backfill->position_of[node];
-    for (uint32_t i = 0; i < backfill->kind_count; i++) {
-        int32_t *bounds = bounds_of(backfill, &backfill->kinds[i]);
-        bool excluded = bounds[position] == TIMELINE_NEVER &&
-                        !may_be_used(backfill->timelines.cluster, &backfill->kinds[i].need, node);
-        if (bounds[position] > time && !excluded)
-            set_bound(backfill, &backfill->kinds[i], position, time);
-    }
-}
-
-/* ---- one node ---- */
-
-/* `count` stamps for `asked` that no position carries yet; the first of them. */
-static uint32_t next_search(struct sluice_backfill *backfill, uint32_t count)
-{
-    if (backfill->search > UINT32_MAX - 2 * count) {
-        memset(backfill->asked, 0, backfill->max_nodes * sizeof *backfill->asked);
-        backfill->search = 0;
-    }
-    uint32_t first = backfill->search + 1;
-    backfill->search += count;
-    return first;
-}
+/* ---- several nodes ---- */
 
 /* What one node gives of a request; where GPUs are asked in total, the least that it may give. */
 static struct need share_of(const struct need *need)
@@ -441,44 +127,6 @@ static struct need share_of(const struct need *need)
     }
     return share;
 }
-
-/* The first start of a request for one node, no later than `latest`, and the position of its node. */
-static int32_t find_one(struct sluice_backfill *backfill, const struct need *need, int32_t duration, int32_t latest,
-                        uint32_t *position)
-{
-    const struct kind *kind = find_kind(backfill, need, duration);
-    int32_t bound;
-    uint32_t raised = 0, true_for_kind = next_search(backfill, 2), true_for_request = true_for_kind + 1;
-    for (;;) {
-        uint32_t at = *position = lowest_bound(backfill, kind, &bound), node = backfill->node_at[at];
-        if (bound == TIMELINE_NEVER || bound > latest) {
-            bound = TIMELINE_NEVER;
-            break;
-        }
-        if (backfill->asked[at] == true_for_request)
-            break;
-        __builtin_prefetch(&bounds_of(backfill, kind)[at]); /* it will rise while the node's times are read */
-        if (backfill->asked[at] != true_for_kind) {
-            int32_t lasting = timelines_earliest(&backfill->timelines, node, &kind->need, kind->duration, bound);
-            if (lasting > bound) {
-                set_bound(backfill, kind, at, lasting);
-                backfill->asked[at] = true_for_kind;
-                continue;
-            }
-        }
-        int32_t start = timelines_earliest(&backfill->timelines, node, need, duration, bound);
-        if (start == bound)
-            break;
-        backfill->raised[raised++] = (struct raised){at, bound};
-        set_bound(backfill, kind, at, start);
-        backfill->asked[at] = true_for_request;
-    }
-    while (raised-- > 0)
-        set_bound(backfill, kind, backfill->raised[raised].position, backfill->raised[raised].bound);
-    return bound;
-}
-
-/* ---- several nodes ---- */
 
 /* The switch that a node counts for: the highest one of an allowed level; 0 where that does not matter. */
 static uint32_t site_of(const struct sluice_cluster *cluster, const struct need *need, uint32_t node)
@@ -503,45 +151,33 @@ static int by_site(const void *a, const void *b)
 }
 
 /* All nodes that may take part, by site and then rank, with a lower bound of their first start. */
-static uint32_t gather_members(struct sluice_backfill *backfill, const struct need *need, const int32_t *bounds)
+static uint32_t gather_members(struct sluice_backfill *backfill, const struct need *need, const struct kind *kind)
 {
+    const struct first_starts *first_starts = &backfill->first_starts;
     uint32_t count = 0;
-    for (uint32_t position = 0; position < backfill->node_count; position++) {
-        uint32_t site = site_of(backfill->timelines.cluster, need, backfill->node_at[position]);
-        if (site != NONE && bounds[position] != TIMELINE_NEVER)
-            backfill->members[count++] = (struct member){.position = position, .site = site, .start = bounds[position]};
+    for (uint32_t position = 0; position < first_starts->node_count; position++) {
+        uint32_t site = site_of(backfill->timelines.cluster, need, first_starts->node_at[position]);
+        int32_t bound = first_starts_bound(first_starts, kind, position);
+        if (site != NONE && bound != TIMELINE_NEVER)
+            backfill->members[count++] = (struct member){.position = position, .site = site, .start = bound};
     }
     if (need->one_switch == SLUICE_REQUIRED)
         sluice_sort(backfill->members, backfill->member_scratch, count, sizeof *backfill->members, by_site);
     return count;
 }
 
-/* The `rank`-th smallest (from 0) of values[0 .. count), which it rearranges: Hoare's quickselect. */
-static int32_t select_value(int32_t *values, uint32_t count, uint32_t rank)
+/* Put `value` in the place of the largest of a heap's `count` values, its first. */
+static void replace_largest(int32_t *heap, uint32_t count, int32_t value)
 {
-    int64_t low = 0, high = (int64_t)count - 1;
-    while (low < high) {
-        int32_t pivot = values[low + (high - low) / 2];
-        int64_t i = low - 1, j = high + 1;
-        for (;;) {
-            do
-                i++;
-            while (values[i] < pivot);
-            do
-                j--;
-            while (values[j] > pivot);
-            if (i >= j)
-                break;
-            int32_t value = values[i];
-            values[i] = values[j];
-            values[j] = value;
-        }
-        if (rank <= j)
-            high = j;
-        else
-            low = j + 1;
+    uint32_t at = 0;
+    for (uint32_t below = 1; below < count; below = 2 * at + 1) {
+        below += below + 1 < count && heap[below + 1] > heap[below];
+        if (heap[below] <= value)
+            break;
+        heap[at] = heap[below];
+        at = below;
     }
-    return values[low];
+    heap[at] = value;
 }
 
 /* Members of one site follow each other: the end of the site that begins at `first`. */
@@ -556,15 +192,17 @@ static uint32_t end_of_site(const struct sluice_backfill *backfill, uint32_t fir
 /* The first time by which some site has `nodes` members that might start. */
 static int32_t first_quorum(struct sluice_backfill *backfill, uint32_t count, uint32_t nodes)
 {
-    int32_t best = TIMELINE_NEVER;
+    int32_t best = TIMELINE_NEVER, *earliest = backfill->earliest;
     for (uint32_t first = 0, end; first < count; first = end) {
         end = end_of_site(backfill, first, count);
         if (end - first < nodes)
             continue;
+        for (uint32_t i = 0; i < nodes; i++)
+            earliest[i] = best; /* what is later does not matter */
         for (uint32_t i = first; i < end; i++)
-            backfill->selection[i - first] = backfill->members[i].start;
-        int32_t start = select_value(backfill->selection, end - first, nodes - 1);
-        best = start < best ? start : best;
+            if (backfill->members[i].start < earliest[0])
+                replace_largest(earliest, nodes, backfill->members[i].start);
+        best = earliest[0];
     }
     return best;
 }
@@ -576,9 +214,8 @@ static int32_t first_quorum(struct sluice_backfill *backfill, uint32_t count, ui
 static int32_t find_several(struct sluice_backfill *backfill, const struct need *need, int32_t duration, int32_t from,
                             int32_t latest, uint32_t *count)
 {
-    const struct kind *kind = find_kind(backfill, need, duration);
-    const int32_t *bounds = bounds_of(backfill, kind);
-    *count = gather_members(backfill, need, bounds);
+    const struct kind *kind = first_starts_kind(&backfill->first_starts, need, duration);
+    *count = gather_members(backfill, need, kind);
     for (uint32_t i = 0; i < *count; i++) {
         struct member *member = &backfill->members[i];
         member->start = member->start < from ? from : member->start;
@@ -593,15 +230,14 @@ static int32_t find_several(struct sluice_backfill *backfill, const struct need 
             struct member *member = &backfill->members[i];
             if (member->start > time || member->units == time)
                 continue;
-            uint32_t node = backfill->node_at[member->position];
-            member->start = timelines_earliest(&backfill->timelines, node, need, duration, time);
-            member->units = time;
-            if (member->start == time)
-                continue;
-            sure = false;
-            int32_t bound = bounds[member->position];
-            set_bound(backfill, kind, member->position,
-                      timelines_earliest(&backfill->timelines, node, &kind->need, kind->duration, bound));
+            const uint32_t node = backfill->first_starts.node_at[member->position];
+            int32_t start = first_starts_ask(&backfill->first_starts, kind, member->position, time);
+            if (start <= time) {
+                start = timelines_earliest(&backfill->timelines, node, need, duration, time);
+                member->units = time;
+            }
+            member->start = start;
+            sure = sure && start == time;
         }
         if (sure)
             return time;
@@ -612,13 +248,12 @@ static int32_t find_several(struct sluice_backfill *backfill, const struct need 
 static uint32_t ask_members(struct sluice_backfill *backfill, const struct need *need, int32_t duration, int32_t time)
 {
     struct need share = share_of(need);
-    const struct kind *kind = find_kind(backfill, &share, duration);
-    uint32_t count = gather_members(backfill, need, bounds_of(backfill, kind));
+    uint32_t count = gather_members(backfill, need, first_starts_kind(&backfill->first_starts, &share, duration));
     for (uint32_t i = 0; i < count; i++) {
         struct member *member = &backfill->members[i];
         if (member->start <= time)
-            member->start =
-                timelines_earliest(&backfill->timelines, backfill->node_at[member->position], &share, duration, time);
+            member->start = timelines_earliest(&backfill->timelines, backfill->first_starts.node_at[member->position],
+                                               &share, duration, time);
     }
     return count;
 }
@@ -681,9 +316,9 @@ static uint32_t choose_members(struct sluice_backfill *backfill, const struct ne
             if (members[i].start != time)
                 continue;
             members[first + ready] = members[i];
-            members[first + ready].units =
-                need->total ? most_units(backfill, need, duration, time, backfill->node_at[members[i].position])
-                            : need->gpus;
+            members[first + ready].units = need->total ? most_units(backfill, need, duration, time,
+                                                                    backfill->first_starts.node_at[members[i].position])
+                                                       : need->gpus;
             ready++;
         }
         uint32_t chosen = need->total ? deal_units(backfill, need, first, ready) : ready == wanted ? wanted : 0;
@@ -739,7 +374,7 @@ static enum sluice_error book_members(struct sluice_backfill *backfill, const st
         return fail_room(backfill, text);
     struct booking *bookings = &backfill->planned[backfill->planned_count];
     for (uint32_t i = 0; i < count; i++) {
-        uint32_t node = backfill->node_at[backfill->members[i].position];
+        uint32_t node = backfill->first_starts.node_at[backfill->members[i].position];
         int32_t gpus = backfill->members[i].units;
         struct window window;
         timelines_window(&backfill->timelines, node, &share, duration, time, &window);
@@ -753,6 +388,7 @@ static enum sluice_error book_members(struct sluice_backfill *backfill, const st
         };
         if (!timelines_take(&backfill->timelines, &bookings[i], time, timelines_end(time, duration)))
             return fail_room(backfill, text);
+        first_starts_taken(&backfill->first_starts, node);
     }
     if (count > 1)
         sluice_sort(bookings, backfill->booking_scratch, count, sizeof *bookings, by_node);
@@ -805,7 +441,7 @@ static enum sluice_error read_job(const struct sluice_backfill *backfill, const 
 static int32_t next_candidate(const struct sluice_backfill *backfill, int32_t time)
 {
     int32_t next = TIMELINE_NEVER;
-    for (uint32_t node = 0; node < backfill->node_count; node++) {
+    for (uint32_t node = 0; node < backfill->first_starts.node_count; node++) {
         int32_t change = timelines_next_change(&backfill->timelines, node, time);
         next = change < next ? change : next;
     }
@@ -893,7 +529,7 @@ static enum sluice_error plan(struct sluice_backfill *backfill, const struct slu
     uint32_t nodes = 1;
     if (need.nodes_min == 1) {
         backfill->members[0] = (struct member){.units = need.gpus};
-        time = find_one(backfill, &need, duration, latest, &backfill->members[0].position);
+        time = first_starts_find(&backfill->first_starts, &need, duration, latest, &backfill->members[0].position);
     } else {
         uint32_t members;
         time = find_several(backfill, &need, duration, 0, latest, &members);
@@ -949,7 +585,7 @@ static enum sluice_error give_held(struct sluice_backfill *backfill, const struc
         read_held(backfill->timelines.cluster, &job->held[i], &booking);
         if (!timelines_give(&backfill->timelines, &booking, start, end))
             return fail_room(backfill, text);
-        lower_bounds(backfill, booking.node, start);
+        first_starts_given(&backfill->first_starts, booking.node, start);
     }
     return SLUICE_OK;
 }
@@ -969,6 +605,7 @@ static enum sluice_error take_held(struct sluice_backfill *backfill, const struc
             return give_held(backfill, job, now, i, text);
         if (!timelines_take(&backfill->timelines, &booking, start, end))
             return fail_room(backfill, text);
+        first_starts_taken(&backfill->first_starts, booking.node);
     }
     *held = true;
     return SLUICE_OK;
@@ -1020,14 +657,7 @@ static enum sluice_error read_nodes(struct sluice_backfill *backfill, const stru
     if (cluster->node_count > backfill->max_nodes)
         return sluice_fail(text, SLUICE_ERROR_RANGE, "%" PRIu32 " nodes: the backfill was made for %" PRIu32,
                            cluster->node_count, backfill->max_nodes);
-    backfill->node_count = cluster->node_count;
-    backfill->kind_count = 0;
-    memset(backfill->kind_table, 0, sizeof backfill->kind_table);
-    for (uint32_t node = 0; node < cluster->node_count; node++) {
-        uint32_t rank = cluster->nodes[node].rank;
-        backfill->node_at[rank] = node;
-        backfill->position_of[node] = rank;
-    }
+    first_starts_reset(&backfill->first_starts, cluster);
     timelines_reset(&backfill->timelines, cluster);
     return SLUICE_OK;
 }
@@ -1035,7 +665,7 @@ static enum sluice_error read_nodes(struct sluice_backfill *backfill, const stru
 /* Was the allocation seen before? */
 static bool seen_before(struct sluice_backfill *backfill, uint64_t allocation)
 {
-    size_t slot = mix(0, allocation) % backfill->seen_size;
+    size_t slot = (allocation * UINT64_C(0x9e3779b97f4a7c15) >> 32) % backfill->seen_size;
     for (; backfill->seen[slot]; slot = (slot + 1) % backfill->seen_size)
         if (backfill->seen[slot] == allocation)
             return true;
@@ -1095,14 +725,12 @@ static enum sluice_error check_jobs(struct sluice_backfill *backfill, const stru
         return sluice_fail(text, SLUICE_ERROR_CAPACITY, "%" PRIu32 " jobs: the backfill was made for %" PRIu32, count,
                            backfill->max_jobs);
     struct need need;
-    memset(backfill->jobs_of_kind, 0, sizeof backfill->jobs_of_kind);
     for (uint32_t i = 0; i < count; i++) {
         enum sluice_error error = read_job(backfill, jobs, i, &need, text);
         if (error)
             return error;
         struct need share = share_of(&need);
-        for (int j = 0; j < DETAILS; j++)
-            backfill->jobs_of_kind[make_kind(&share, (int32_t)jobs[i].limit_s, &details[j]).hash % JOBS_OF_KIND]++;
+        first_starts_expect(&backfill->first_starts, &share, (int32_t)jobs[i].limit_s);
     }
     return SLUICE_OK;
 }

@@ -1,10 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "timeline.h"
+#include "lanes.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum { FIRST_ROOM = 2, NO_CHUNK = UINT32_MAX };
+enum {
+    FIRST_ROOM = 2,
+    NO_CHUNK = UINT32_MAX,
+    IDLE_COUNT_SHIFT = 16,
+};
 
 bool timelines_new(struct timelines *timelines, uint32_t nodes, uint64_t changes)
 {
@@ -15,18 +20,26 @@ bool timelines_new(struct timelines *timelines, uint32_t nodes, uint64_t changes
         return false;
     *timelines = (struct timelines){.capacity = (uint32_t)capacity};
     timelines->nodes = calloc(nodes ? nodes : 1, sizeof *timelines->nodes);
-    timelines->starts = calloc(capacity, sizeof *timelines->starts);
-    timelines->segments = calloc(capacity, sizeof *timelines->segments);
+    const uint64_t padded = capacity + LANES; /* the last segments are looked at with what follows them */
+    timelines->starts = calloc(padded, sizeof *timelines->starts);
+    timelines->cpus = calloc(padded, sizeof *timelines->cpus);
+    timelines->host_memory = calloc(padded, sizeof *timelines->host_memory);
+    timelines->most = calloc(padded, sizeof *timelines->most);
+    timelines->idle = calloc(padded, sizeof *timelines->idle);
     timelines->holders = calloc(capacity, sizeof *timelines->holders);
     timelines->gpu_free = malloc(capacity * SLUICE_MAX_GPUS * sizeof *timelines->gpu_free);
-    return timelines->nodes && timelines->starts && timelines->segments && timelines->holders && timelines->gpu_free;
+    return timelines->nodes && timelines->starts && timelines->cpus && timelines->host_memory && timelines->most &&
+           timelines->idle && timelines->holders && timelines->gpu_free;
 }
 
 void timelines_free(struct timelines *timelines)
 {
     free(timelines->nodes);
     free(timelines->starts);
-    free(timelines->segments);
+    free(timelines->cpus);
+    free(timelines->host_memory);
+    free(timelines->most);
+    free(timelines->idle);
     free(timelines->holders);
     free(timelines->gpu_free);
 }
@@ -41,7 +54,10 @@ static int32_t *amounts(const struct timelines *timelines, uint32_t segment)
 static void move_segments(struct timelines *timelines, uint32_t to, uint32_t from, uint32_t count)
 {
     memmove(&timelines->starts[to], &timelines->starts[from], count * sizeof *timelines->starts);
-    memmove(&timelines->segments[to], &timelines->segments[from], count * sizeof *timelines->segments);
+    memmove(&timelines->cpus[to], &timelines->cpus[from], count * sizeof *timelines->cpus);
+    memmove(&timelines->host_memory[to], &timelines->host_memory[from], count * sizeof *timelines->host_memory);
+    memmove(&timelines->most[to], &timelines->most[from], count * sizeof *timelines->most);
+    memmove(&timelines->idle[to], &timelines->idle[from], count * sizeof *timelines->idle);
     memmove(&timelines->holders[to], &timelines->holders[from], count * sizeof *timelines->holders);
     memmove(amounts(timelines, to), amounts(timelines, from), (size_t)count * timelines->gpus * sizeof(int32_t));
 }
@@ -76,15 +92,29 @@ static bool grow(struct timelines *timelines, struct timeline *timeline)
 /* ---- changes ---- */
 
 /* What follows from the GPUs' free amounts. */
-static void derive(const struct timeline *timeline, struct segment *segment, const int32_t *gpu_free)
+static void derive(struct timelines *timelines, const struct timeline *timeline, uint32_t segment)
 {
-    segment->idle = 0;
-    segment->most = 0;
+    const int32_t *gpu_free = amounts(timelines, segment);
+    int32_t idle = 0, most = 0;
     for (uint16_t left = timeline->healthy; left; left &= (uint16_t)(left - 1)) {
         int i = __builtin_ctz(left);
-        segment->idle |= (uint16_t)((gpu_free[i] == timeline->shape->memory.mib[i]) << i);
-        segment->most = gpu_free[i] > segment->most ? gpu_free[i] : segment->most;
+        if (gpu_free[i] == timeline->shape->memory.mib[i])
+            idle += 1 << IDLE_COUNT_SHIFT | 1 << i;
+        most = gpu_free[i] > most ? gpu_free[i] : most;
     }
+    timelines->idle[segment] = idle;
+    timelines->most[segment] = most;
+}
+
+/* Free CPUs, whether or not a request has the node for itself; and how both are kept. */
+static int32_t cpus_of(int32_t kept)
+{
+    return kept & INT32_MAX;
+}
+
+static int32_t keep_cpus(int32_t cpus, bool exclusive)
+{
+    return exclusive ? cpus | INT32_MIN : cpus;
 }
 
 void timelines_reset(struct timelines *timelines, const struct sluice_cluster *cluster)
@@ -104,27 +134,26 @@ void timelines_reset(struct timelines *timelines, const struct sluice_cluster *c
         timelines->nodes[node] = (struct timeline){
             .first = chunk, .count = 1, .room = FIRST_ROOM, .healthy = row->healthy & shape->all, .shape = shape};
         memcpy(amounts(timelines, chunk), cluster->gpu_free[node].mib, timelines->gpus * sizeof(int32_t));
-        struct segment *segment = &timelines->segments[chunk];
-        *segment = (struct segment){
-            .cpus = row->cpus_free,
-            .host_memory = row->host_memory_free,
-            .in_use = row->parts > 0,
-            .exclusive = row->exclusive,
-        };
+        timelines->cpus[chunk] = keep_cpus(row->cpus_free, row->exclusive);
+        timelines->host_memory[chunk] = row->host_memory_free;
         timelines->starts[chunk] = 0;
         timelines->holders[chunk] = row->parts;
-        derive(&timelines->nodes[node], segment, amounts(timelines, chunk));
+        derive(timelines, &timelines->nodes[node], chunk);
     }
 }
 
 /* The node's first segment that starts at `time` or later. */
 static uint32_t find_segment(const struct timelines *timelines, const struct timeline *timeline, int32_t time)
 {
-    const int32_t *starts = &timelines->starts[timeline->first];
-    uint32_t before = 0; /* counted rather than bisected: no branch to guess wrong */
-    for (uint32_t i = 0; i < timeline->count; i++)
-        before += starts[i] < time;
-    return before;
+    uint32_t at = 0;
+    for (; at < timeline->count; at += LANES) {
+        const uint32_t later = LANES_ALL & ~lanes_below(&timelines->starts[timeline->first + at], time);
+        if (later) {
+            at += (uint32_t)__builtin_ctz(later);
+            break;
+        }
+    }
+    return at < timeline->count ? at : timeline->count;
 }
 
 /* Make a segment start at `time`; its index, or NO_CHUNK when the room is used up. */
@@ -151,8 +180,8 @@ static void join(struct timelines *timelines, uint32_t node, int32_t time)
     uint32_t at = find_segment(timelines, timeline, time), index = timeline->first + at;
     if (at == 0 || at == timeline->count || timelines->starts[index] != time)
         return;
-    const struct segment *a = &timelines->segments[index - 1], *b = &timelines->segments[index];
-    if (a->cpus != b->cpus || a->host_memory != b->host_memory || a->exclusive != b->exclusive ||
+    if (timelines->cpus[index - 1] != timelines->cpus[index] ||
+        timelines->host_memory[index - 1] != timelines->host_memory[index] ||
         timelines->holders[index - 1] != timelines->holders[index] ||
         memcmp(amounts(timelines, index - 1), amounts(timelines, index), timelines->gpus * sizeof(int32_t)) != 0)
         return;
@@ -168,13 +197,10 @@ static bool change(struct timelines *timelines, const struct booking *booking, i
         return false;
     const struct timeline *timeline = &timelines->nodes[booking->node];
     for (uint32_t i = timeline->first + first; i < timeline->first + end; i++) {
-        struct segment *segment = &timelines->segments[i];
-        segment->cpus -= sign * booking->cpus;
-        segment->host_memory -= sign * booking->host_memory;
+        const bool exclusive = booking->exclusive ? sign > 0 : timelines->cpus[i] < 0;
+        timelines->cpus[i] = keep_cpus(cpus_of(timelines->cpus[i]) - sign * booking->cpus, exclusive);
+        timelines->host_memory[i] -= sign * booking->host_memory;
         timelines->holders[i] += (uint32_t)sign;
-        segment->in_use = timelines->holders[i] > 0;
-        if (booking->exclusive)
-            segment->exclusive = sign > 0;
         if (!booking->gpus)
             continue;
         int32_t *gpu_free = amounts(timelines, i);
@@ -182,7 +208,7 @@ static bool change(struct timelines *timelines, const struct booking *booking, i
             int gpu = __builtin_ctz(left);
             gpu_free[gpu] -= sign * (booking->share ? booking->share : timeline->shape->memory.mib[gpu]);
         }
-        derive(timeline, segment, gpu_free);
+        derive(timelines, timeline, i);
     }
     return true;
 }
@@ -211,10 +237,10 @@ static uint32_t segment_at(const struct timelines *timelines, const struct timel
 }
 
 /* Is there what does not depend on which GPUs? */
-static inline bool roomy(const struct segment *segment, const struct need *need)
+static inline bool roomy(const struct timelines *timelines, uint32_t segment, const struct need *need)
 {
-    return segment->cpus >= need->cpus && segment->host_memory >= need->host_memory &&
-           !(need->exclusive ? segment->in_use : segment->exclusive);
+    return timelines->cpus[segment] >= need->cpus && timelines->host_memory[segment] >= need->host_memory &&
+           !(need->exclusive && timelines->holders[segment]);
 }
 
 static inline bool enough(const struct shape *shape, const struct need *need, uint16_t fit)
@@ -237,12 +263,27 @@ static inline uint16_t eligible_gpus(const struct timeline *timeline, const stru
     return need->any_gpu ? timeline->healthy : sluice_eligible(timeline->shape, need) & timeline->healthy;
 }
 
-/* May the segment be part of a window, as far as can be said without the GPUs' own amounts? */
-static inline bool suits(const struct segment *segment, const struct timeline *timeline, const struct need *need,
-                         uint16_t eligible)
+/*
+ * Which of the LANES segments from `at` on may be part of a window, as far as can be said without the GPUs' own
+ * amounts, a bit each; bits beyond the timeline's end mean nothing.
+ */
+static inline uint32_t suiting(const struct timelines *timelines, const struct timeline *timeline,
+                               const struct need *need, uint32_t at)
 {
-    return roomy(segment, need) && segment->most >= need->share &&
-           (need->share || enough(timeline->shape, need, segment->idle & eligible));
+    const uint32_t first = timeline->first + at;
+    const int32_t *cpus = &timelines->cpus[first], *host_memory = &timelines->host_memory[first];
+    const int32_t *gpus = need->share ? &timelines->most[first] : &timelines->idle[first];
+    const int32_t gpus_least = need->share ? need->share : need->gpus << IDLE_COUNT_SHIFT;
+    four_lanes fails[4];
+    for (int i = 0; i < 4; i++)
+        fails[i] = (lanes_same(need->cpus) > lanes_load(&cpus[4 * i])) |
+                   (lanes_same(need->host_memory) > lanes_load(&host_memory[4 * i])) |
+                   (lanes_same(gpus_least) > lanes_load(&gpus[4 * i]));
+    uint32_t bits = LANES_ALL & ~lanes_bits(fails);
+    for (uint32_t left = need->exclusive ? bits : 0; left; left &= left - 1)
+        if (timelines->holders[first + (uint32_t)__builtin_ctz(left)])
+            bits &= ~(left & -left);
+    return bits;
 }
 
 /* The GPUs of `fit` that have a share free in each of the segments from `at` on that start before `end`. */
@@ -261,41 +302,76 @@ static uint16_t with_share(const struct timelines *timelines, const struct timel
     return fit;
 }
 
+/* Which GPUs have what the need asks from segment `at` on until `end`, given that each segment suits. */
+static uint16_t fit_throughout(const struct timelines *timelines, const struct timeline *timeline,
+                               const struct need *need, uint32_t at, int32_t end, uint16_t fit)
+{
+    if (need->share)
+        return with_share(timelines, timeline, at, end, need->share, fit);
+    for (; at < timeline->count && timelines->starts[timeline->first + at] < end; at++)
+        fit &= (uint16_t)timelines->idle[timeline->first + at];
+    return fit;
+}
+
+/* A node's segments as a need sees them, LANES at a time: bit i of `suit` is of segment group + i. */
+struct view {
+    const struct timelines *timelines;
+    const struct timeline *timeline;
+    const struct need *need;
+    uint32_t group;
+    uint32_t suit;
+};
+
+static void look_at(struct view *view, uint32_t segment)
+{
+    view->group = segment - segment % LANES;
+    view->suit = suiting(view->timelines, view->timeline, view->need, view->group);
+}
+
+/* The first segment from `at` on that suits or does not, as is wanted; the timeline's count if none that starts before
+ * `end` does. */
+static inline uint32_t next_segment(struct view *view, uint32_t at, bool wanted, int32_t end)
+{
+    const uint32_t count = view->timeline->count;
+    while (at < count && view->timelines->starts[view->timeline->first + at] < end) {
+        if (at - view->group >= LANES)
+            look_at(view, at);
+        const uint32_t found = (wanted ? view->suit : LANES_ALL & ~view->suit) >> (at - view->group);
+        if (found) {
+            at += (uint32_t)__builtin_ctz(found);
+            return at < count ? at : count;
+        }
+        at = view->group + LANES;
+    }
+    return count;
+}
+
 int32_t timelines_earliest(const struct timelines *timelines, uint32_t node, const struct need *need, int32_t duration,
                            int32_t from)
 {
     const struct timeline *timeline = &timelines->nodes[node];
-    const struct segment *segments = &timelines->segments[timeline->first];
     const int32_t *starts = &timelines->starts[timeline->first];
     const uint32_t count = timeline->count;
     const uint16_t eligible = eligible_gpus(timeline, need);
     if (!enough(timeline->shape, need, eligible))
         return TIMELINE_NEVER;
-    for (uint32_t first = segment_at(timelines, timeline, from);; first++) {
-        while (first < count && !suits(&segments[first], timeline, need, eligible))
-            first++;
-        if (first == count)
+    /* Where any one GPU will do, a segment that suits has it. */
+    const bool any = need->gpus == 1 && eligible == timeline->healthy && !need->wishes;
+    uint32_t at = segment_at(timelines, timeline, from);
+    struct view view = {.timelines = timelines, .timeline = timeline, .need = need};
+    look_at(&view, at);
+    for (;; at++) {
+        at = next_segment(&view, at, true, TIMELINE_NEVER);
+        if (at == count)
             return TIMELINE_NEVER;
-        int32_t time = starts[first] > from ? starts[first] : from, end = timelines_end(time, duration);
-        uint16_t fit = need->share ? eligible : segments[first].idle & eligible;
-        uint32_t at = first + 1;
-        for (; at < count && starts[at] < end; at++) {
-            if (!suits(&segments[at], timeline, need, eligible)) {
-                first = at; /* no window has room for this segment */
-                break;
-            }
-            if (need->share)
-                continue;
-            fit &= segments[at].idle;
-            if (!enough(timeline->shape, need, fit))
-                break;
-        }
-        if (at < count && starts[at] < end)
+        const int32_t time = starts[at] > from ? starts[at] : from, end = timelines_end(time, duration);
+        const uint32_t blocked = next_segment(&view, at + 1, false, end);
+        if (blocked < count && starts[blocked] < end) {
+            at = blocked; /* no window has room for this segment */
             continue;
-        /* Which GPUs have the share throughout, unless it is plain that one does. */
-        bool plain = need->gpus == 1 && at == first + 1 && eligible == timeline->healthy && !need->wishes;
-        if (!need->share || plain ||
-            enough(timeline->shape, need, with_share(timelines, timeline, first, end, need->share, fit)))
+        }
+        if (need->gpus == 0 || (any && (at + 1 == count || starts[at + 1] >= end)) ||
+            enough(timeline->shape, need, fit_throughout(timelines, timeline, need, at, end, eligible)))
             return time;
     }
 }
@@ -310,14 +386,15 @@ void timelines_window(const struct timelines *timelines, uint32_t node, const st
         window->gpu_free.mib[i] = INT32_MAX;
     uint32_t first = segment_at(timelines, timeline, from);
     for (uint32_t at = first; at < timeline->count; at++) {
-        const struct segment *segment = &timelines->segments[timeline->first + at];
-        if (timelines->starts[timeline->first + at] >= end)
+        const uint32_t segment = timeline->first + at;
+        if (timelines->starts[segment] >= end)
             break;
-        window->cpus = segment->cpus < window->cpus ? segment->cpus : window->cpus;
-        window->host_memory = segment->host_memory < window->host_memory ? segment->host_memory : window->host_memory;
+        const int32_t cpus = cpus_of(timelines->cpus[segment]), host_memory = timelines->host_memory[segment];
+        window->cpus = cpus < window->cpus ? cpus : window->cpus;
+        window->host_memory = host_memory < window->host_memory ? host_memory : window->host_memory;
         if (!need->share)
-            window->fit &= segment->idle;
-        const int32_t *gpu_free = amounts(timelines, timeline->first + at);
+            window->fit &= (uint16_t)timelines->idle[segment];
+        const int32_t *gpu_free = amounts(timelines, segment);
         for (uint32_t i = 0; i < timelines->gpus; i++)
             window->gpu_free.mib[i] = gpu_free[i] < window->gpu_free.mib[i] ? gpu_free[i] : window->gpu_free.mib[i];
     }
@@ -334,10 +411,10 @@ bool timelines_fits(const struct timelines *timelines, const struct booking *boo
         return false;
     uint32_t first = segment_at(timelines, timeline, from);
     for (uint32_t at = first; at < timeline->count; at++) {
-        const struct segment *segment = &timelines->segments[timeline->first + at];
-        if (timelines->starts[timeline->first + at] >= to)
+        const uint32_t segment = timeline->first + at;
+        if (timelines->starts[segment] >= to)
             break;
-        if (!roomy(segment, &need) || (!booking->share && (booking->gpus & ~segment->idle)))
+        if (!roomy(timelines, segment, &need) || (!booking->share && (booking->gpus & ~timelines->idle[segment])))
             return false;
     }
     return !booking->share ||

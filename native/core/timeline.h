@@ -11,19 +11,6 @@
 #define TIMELINE_NEVER INT32_MAX
 
 /*
- * What is free from a segment's start to the next one's, the last one's for ever. GPU figures are of healthy GPUs only.
- * Start, holders and what is free of each GPU lie in arrays of their own: questions read few of them.
- */
-struct segment {
-    int32_t cpus;
-    int32_t host_memory;
-    int32_t most; /* free MiB of the GPU that has most */
-    uint16_t idle;
-    bool in_use;
-    bool exclusive;
-};
-
-/*
  * One node's segments: segments[first .. first + count) of the pool, in a chunk of 1 << room; and of the node what
  * questions need, so that it lies in the same cache line.
  */
@@ -40,8 +27,15 @@ enum { TIMELINE_ROOMS = 32 };
 struct timelines {
     const struct sluice_cluster *cluster;
     struct timeline *nodes;
+    /*
+     * What is free from a segment's start to the next one's, the last one's for ever. A question reads few of these
+     * of many segments, LANES at a time, so each has an array of its own. `most` and `idle` are of healthy GPUs only.
+     */
     int32_t *starts;
-    struct segment *segments;
+    int32_t *cpus; /* below 0 while a request has the node for itself */
+    int32_t *host_memory;
+    int32_t *most; /* MiB of the GPU that has most */
+    int32_t *idle; /* GPUs: their number above a bit for each */
     uint32_t *holders;
     int32_t *gpu_free;       /* per segment `gpus` numbers: free MiB, also of GPUs that are not healthy */
     uint32_t gpus;           /* the most that a node has, a multiple of 4 */
@@ -85,6 +79,17 @@ bool timelines_give(struct timelines *timelines, const struct booking *booking, 
  */
 int32_t timelines_earliest(const struct timelines *timelines, uint32_t node, const struct need *need, int32_t duration,
                            int32_t from);
+
+/* The node will be asked soon. */
+static inline void timelines_prefetch(const struct timelines *timelines, uint32_t node)
+{
+    const uint32_t first = timelines->nodes[node].first;
+    __builtin_prefetch(&timelines->starts[first]);
+    __builtin_prefetch(&timelines->cpus[first]);
+    __builtin_prefetch(&timelines->host_memory[first]);
+    __builtin_prefetch(&timelines->most[first]);
+    __builtin_prefetch(&timelines->idle[first]);
+}
 
 /* The node over a window in which it can take the need. */
 void timelines_window(const struct timelines *timelines, uint32_t node, const struct need *need, int32_t duration,

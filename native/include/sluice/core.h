@@ -692,8 +692,8 @@ void sluice_backfill_free(struct sluice_backfill *backfill);
  * Plan; the cluster does not change. starts[i] belongs to jobs[i]; parts of each start are in ascending order of node,
  * as sluice_commit takes them. A held reservation that no longer fits (a node or GPU was lost, a job overran) is
  * dropped, and its job planned like one without.
- * Typically O(log nodes) a job of one node, for requests of a kind seen before; O(nodes) for several nodes; O(nodes *
- * candidate starts) for groups and GPUs in total.
+ * A job of one node looks through what is remembered of its kind, a few instructions for every 16 nodes, and typically
+ * at about 40 nodes themselves; O(nodes) for several nodes; O(nodes * candidate starts) for groups and GPUs in total.
  * Errors: those of sluice_request_check, with the job's number; RANGE (limit_s, now_s below 0, more nodes than the
  * handle was made for); UNKNOWN and DUPLICATE (running allocation); CAPACITY (more jobs or parts than there is room
  * for).

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -214,16 +215,31 @@ def relative(start: Start | None) -> Start | None:
     return start and Start(start.start_s - NOW, start.parts)
 
 
-def check_case(seed: int, backfill: Backfill) -> list[Start | None]:
-    draw = random.Random(seed)
-    cluster, nodes, running, held = random_case(draw)
+def short_queue(draw: random.Random, nodes: int) -> list[PendingJob]:
+    """Jobs that are all different, some in groups."""
     jobs: list[PendingJob] = []
     while len(jobs) < draw.randint(3, 12):
-        request = random_request(draw, len(nodes))
+        request = random_request(draw, nodes)
         group = len(jobs) + 1 if draw.random() < 0.2 else 0
         jobs += [PendingJob(request, draw.randint(1, 20), group)]
         if group:
-            jobs += [PendingJob(random_request(draw, len(nodes)), draw.randint(1, 20), group)]
+            jobs += [PendingJob(random_request(draw, nodes), draw.randint(1, 20), group)]
+    return jobs
+
+
+def long_queue(draw: random.Random, nodes: int) -> list[PendingJob]:
+    """So many jobs of few requests that what is found out for one serves others, and that nodes change often."""
+    requests = [random_request(draw, nodes) for _ in range(2)]
+    requests = [replace(request, nodes_min=0, nodes_max=0, flags=RequestFlag.NONE) for request in requests]
+    return [PendingJob(draw.choice(requests), draw.randint(1, 80)) for _ in range(80)]
+
+
+def check_case(
+    seed: int, backfill: Backfill, queue_of: Callable[[random.Random, int], list[PendingJob]]
+) -> list[Start | None]:
+    draw = random.Random(seed)
+    cluster, nodes, running, held = random_case(draw)
+    jobs = queue_of(draw, len(nodes))
     reservations = draw.choice([0, EASY, 3, CONSERVATIVE, CONSERVATIVE])
     plan = [relative(start) for start in backfill.plan(cluster, NOW, running, jobs, reservations)]
     assert plan == reference.Reference(nodes, held).plan(jobs, reservations), f"seed {seed}"
@@ -245,8 +261,15 @@ def check_case(seed: int, backfill: Backfill) -> list[Start | None]:
 
 def test_against_the_reference(full_scale: bool) -> None:
     backfill = Backfill(7, max_jobs=64)
-    planned = [check_case(seed, backfill) for seed in range(10_000 if full_scale else 1000)]
+    planned = [check_case(seed, backfill, short_queue) for seed in range(10_000 if full_scale else 1000)]
     starts = [start for plan in planned for start in plan]
     assert sum(start is None for start in starts) < 0.6 * len(starts)
     assert sum(start is not None and start.start_s > 0 for start in starts) > 0.15 * len(starts)
     assert any(start and len(start.parts) > 1 for start in starts)
+
+
+def test_long_queues_against_the_reference(full_scale: bool) -> None:
+    backfill = Backfill(7, max_jobs=128)
+    planned = [check_case(seed, backfill, long_queue) for seed in range(200 if full_scale else 12)]
+    busy = [plan for plan in planned if sum(start is not None and start.start_s > 0 for start in plan) > 40]
+    assert len(busy) > 0.15 * len(planned)
