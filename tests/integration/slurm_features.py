@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from dev_cluster.cluster import DevCluster
+from policy.compiled import CompiledPolicy, Global, Tenant, Weights
 
+POLICY = CompiledPolicy(
+    settings=Global(weight=Weights(fair_share=1000, age=100), age_full_s=3600),
+    tenants=[Tenant(account="physics"), Tenant(account="biology")],
+).render()
 GPUS = range(8)
 GRES_CONF = "\n".join(
     [
@@ -65,6 +71,13 @@ def set_up(cluster: DevCluster) -> None:
     ):
         cluster.run(["sacctmgr", "-i", *words])
     cluster.wait_idle()
+
+
+def status_in_force(cluster: DevCluster) -> dict[str, Any]:
+    """What the plugins in the leading slurmctld say of themselves."""
+    text = cluster.run(["cat", "/run/sluice-cluster/state/sluice.status.ctl1"]).stdout
+    found: dict[str, Any] = json.loads(text)
+    return found
 
 
 class Jobs:

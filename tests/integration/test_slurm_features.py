@@ -9,21 +9,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from dev_cluster.cluster import DevCluster
-from tests.integration.slurm_features import Jobs, description, set_up, wait_until
+from tests.integration.slurm_features import POLICY, Jobs, description, set_up, status_in_force, wait_until
 
 pytestmark = pytest.mark.cluster
 
-POLICY = """[global]
-weight.fair-share = 1000
-weight.age = 100
-age-full-s = 3600
-fair-share-half-life-s = 604800
-placement = sluice
-[tenant physics]
-shares = 1
-[tenant biology]
-shares = 1
-"""
 LEVELS = (
     ["stock", "off", "admit", "shadow", "place"]
     if os.environ.get("SLUICE_TEST_SCALE") == "full"
@@ -36,6 +25,8 @@ def cluster(request: pytest.FixtureRequest, make_shared_cluster: Callable[..., D
     level = str(request.param)
     made = make_shared_cluster(description(None if level == "stock" else {"level": level, "policy": POLICY}))
     set_up(made)
+    if level != "stock":
+        assert status_in_force(made)["level"] == level
     return made
 
 
