@@ -40,7 +40,8 @@ enum {
     HOLD_MS = 100,          /* the write locks are held for so long without a break */
     STUBBORN = 5,           /* starts that Slurm refuses in a row until a job is left to stock for a while */
     STUBBORN_S = 60,
-    ESTIMATE_EVERY_S = 30,  /* a pass that gives every job an expected start */
+    MAX_STUBBORN = 256,
+    SHOWN_S = 30,           /* an expected start that is off by more is corrected where users see it */
     MAX_WINDOWS = 64,       /* reservations of Slurm's that are told apart */
 };
 
@@ -95,13 +96,13 @@ static struct {
     uint32_t window_count;
     struct sluice_backfill_running *running_jobs;
     uint32_t running_count, running_room;
-    struct sluice_plan_job *jobs;
-    uint32_t job_count, job_room;
+    struct sluice_plan_job *jobs; /* the plan's entries, in its order ... */
+    uint32_t *job_index;          /* ... and which of the queue's pending jobs they are */
+    uint32_t job_count, job_room, job_index_room;
     struct unit *units;
     uint32_t unit_count, unit_room;
     struct stubborn *stubborn;
     uint32_t stubborn_count, stubborn_room;
-    int64_t estimated_s;
     bool failed_memory;
     bool active; /* the level was place in the last pass */
 } planner = {.lock = PTHREAD_MUTEX_INITIALIZER, .wakened = PTHREAD_COND_INITIALIZER};
@@ -539,6 +540,7 @@ static void order_units(void)
 static void add_job(uint32_t index, uint32_t group)
 {
     const struct sluice_queue_job *entry = &planner.queue->pending[index];
+    planner.job_index[planner.job_count] = index;
     struct sluice_plan_job *job = &planner.jobs[planner.job_count++];
     *job = (struct sluice_plan_job){
         .job_id = entry->id, .group = group, .limit_s = limit_of(entry), .request = planner.extras[index].request};
@@ -551,7 +553,8 @@ static void list_jobs(uint32_t depth)
 {
     uint32_t index;
     planner.job_count = 0;
-    if (!grow(&planner.jobs, &planner.job_room, MAX_JOBS, sizeof *planner.jobs))
+    if (!grow(&planner.jobs, &planner.job_room, MAX_JOBS, sizeof *planner.jobs) ||
+        !grow(&planner.job_index, &planner.job_index_room, MAX_JOBS, sizeof *planner.job_index))
         return;
     for (uint32_t u = 0; u < planner.unit_count && planner.job_count < depth; u++) {
         const struct unit *unit = &planner.units[u];
@@ -573,27 +576,30 @@ static void list_jobs(uint32_t depth)
 
 /* ---- what the plan asks for ---- */
 
-static const struct sluice_queue_job *pending_entry(uint32_t job_id)
+/* The plan's i-th entry in the queue. */
+static const struct sluice_queue_job *entry_of(uint32_t i)
 {
-    for (uint32_t i = 0; i < planner.queue->pending_count; i++)
-        if (planner.queue->pending[i].id == job_id)
-            return &planner.queue->pending[i];
-    return NULL;
+    return &planner.queue->pending[planner.job_index[i]];
 }
 
-static const char *partition_of(uint32_t job_id)
+static const char *partition_of(const struct sluice_queue_job *entry)
 {
-    const struct sluice_queue_job *entry = pending_entry(job_id);
-    if (!entry || !entry->choices)
-        return NULL;
-    return sluice_queue_name(
-        planner.queue, planner.queue->partitions[planner.queue->choices[entry->first_choice].partition].name);
+    const struct sluice_queue_choice *choice = &planner.queue->choices[entry->first_choice];
+    return sluice_queue_name(planner.queue, planner.queue->partitions[choice->partition].name);
+}
+
+static const char *partition_of_job(uint32_t job_id)
+{
+    for (uint32_t i = 0; i < planner.job_count; i++)
+        if (planner.jobs[i].job_id == job_id)
+            return partition_of(entry_of(i));
+    return NULL;
 }
 
 static void note_failure(uint32_t job_id)
 {
     struct stubborn *stubborn = stubborn_of(job_id);
-    if (!stubborn &&
+    if (!stubborn && planner.stubborn_count < MAX_STUBBORN &&
         grow(&planner.stubborn, &planner.stubborn_room, planner.stubborn_count + 1, sizeof *planner.stubborn)) {
         stubborn = &planner.stubborn[planner.stubborn_count++];
         *stubborn = (struct stubborn){.job_id = job_id};
@@ -626,10 +632,41 @@ static void start_jobs(const struct sluice_plan *plan)
         job_record_t *job = find_job_record(job_id);
         if (!job || !IS_JOB_PENDING(job))
             continue; /* a pass of Slurm's was faster, or its user changed his mind */
-        enum sluice_start rc = sluice_start_job(job, partition_of(job_id));
+        enum sluice_start rc = sluice_start_job(job, partition_of(entry_of(i)));
         sluice_plan_count_start(rc == SLUICE_START_DONE);
         if (rc != SLUICE_START_DONE)
             note_failure(job_id);
+    }
+    if (locked)
+        sluice_start_unlock();
+}
+
+/* Does squeue show another start than the reserved one? To the minute, so that the list of jobs does not change all the
+ * time. */
+static bool shows_other(const struct sluice_queue_job *entry, const struct sluice_plan_say *say)
+{
+    int64_t by = entry->start_s > say->start_s ? entry->start_s - say->start_s : say->start_s - entry->start_s;
+    return say->state == SLUICE_PLAN_LATER && by > SHOWN_S;
+}
+
+/* squeue --start shows the reserved starts. Gangs show their own (sluice_gang_act). */
+static void show_starts(const struct sluice_plan *plan)
+{
+    uint32_t job_id, group, before = 0;
+    struct sluice_plan_say say;
+    bool locked = false;
+    for (uint32_t i = 0; sluice_plan_entry(plan, i, &job_id, &group, &say); i++) {
+        bool again = job_id == before; /* an array shows its first task's */
+        before = job_id;
+        if (again || group || !shows_other(entry_of(i), &say))
+            continue;
+        if (!locked && !(locked = sluice_start_lock()))
+            return;
+        job_record_t *job = find_job_record(job_id);
+        if (job && IS_JOB_PENDING(job)) {
+            job->start_time = say.start_s;
+            last_job_update = time(NULL);
+        }
     }
     if (locked)
         sluice_start_unlock();
@@ -651,9 +688,9 @@ static void record(const struct sluice_plan *plan, int64_t now_s)
     uint32_t job_id, group, before = 0;
     struct sluice_plan_say say;
     for (uint32_t i = 0; recorder && sluice_plan_entry(plan, i, &job_id, &group, &say); i++) {
-        const struct sluice_queue_job *entry = job_id == before ? NULL : pending_entry(job_id);
+        bool again = job_id == before;
         before = job_id;
-        if (!entry)
+        if (again)
             continue;
         struct sluice_decision_plan planned = {
             .job_id = job_id,
@@ -720,8 +757,9 @@ static uint64_t pass(const struct sluice_settings *settings, uint64_t interval_m
         plan = sluice_plan_acquire(planner.queue->taken_s);
     }
     if (place && plan) {
-        sluice_gang_act(plan, partition_of);
+        sluice_gang_act(plan, partition_of_job);
         start_jobs(plan);
+        show_starts(plan);
     }
     if (plan)
         record(plan, planner.queue->taken_s);
@@ -817,6 +855,7 @@ static void stop_planner(void)
     free(planner.features);
     free(planner.running_jobs);
     free(planner.jobs);
+    free(planner.job_index);
     free(planner.units);
     free(planner.stubborn);
     planner.planner = NULL;
@@ -826,9 +865,10 @@ static void stop_planner(void)
     planner.words = planner.usable = planner.busy = planner.features = NULL;
     planner.running_jobs = NULL;
     planner.jobs = NULL;
+    planner.job_index = NULL;
     planner.units = NULL;
     planner.stubborn = NULL;
-    planner.extra_room = planner.running_room = planner.job_room = planner.unit_room = planner.stubborn_room = 0;
+    planner.extra_room = planner.running_room = planner.job_room = planner.job_index_room = planner.unit_room = planner.stubborn_room = 0;
     planner.stubborn_count = 0;
     planner.words_room = planner.node_words = 0;
 }

@@ -1,0 +1,176 @@
+"""The planner on real daemons: reserved starts are kept, and who waits for one holds nobody up who need not wait."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dev_cluster.cluster import DevCluster
+from policy.compiled import CompiledPolicy, Global, Tenant
+
+pytestmark = pytest.mark.cluster
+
+POLICY = CompiledPolicy(
+    settings=Global(planner_interval_ms=500),
+    tenants=[Tenant(account="physics"), Tenant(account="narrow")],
+).render()
+
+
+def _description(version: str) -> dict[str, Any]:
+    builds = os.environ.get("SLUICE_TEST_PLUGINS")
+    return {
+        "nodes": [{"names": "n[1-3]", "platform": "dgx-h100"}],
+        "accounts": [{"name": "physics"}, {"name": "narrow"}],
+        "users": [
+            {"name": "alice", "accounts": ["physics"]},
+            {"name": "bob", "accounts": ["physics"]},
+            {"name": "carol", "accounts": ["narrow"]},
+        ],
+        "controllers": 1,
+        "sluice": {"level": "place", "policy": POLICY, **({"plugins": f"{builds}/{version}"} if builds else {})},
+        # so rarely that whatever starts was started by the planner, or by the pass that follows a submission or an end
+        "slurm_conf": "DefMemPerCPU=100\nSchedulerParameters=bf_interval=300,sched_interval=300\n"
+        "PriorityWeightPartition=1000\n",  # every job's priority is 1000, less what --nice takes
+    }
+
+
+class Cluster:
+    """Submits jobs and looks at them."""
+
+    def __init__(self, cluster: DevCluster) -> None:
+        self.cluster = cluster
+
+    def submit(self, gpus: int, minutes: int, seconds: float, *options: str, user: str = "alice") -> str:
+        words = ["sbatch", "--parsable", "-o", "/dev/null", f"--gres=gpu:{gpus}", f"-t{minutes}", *options]
+        return self.cluster.run([*words, f"--wrap=sleep {seconds}"], user=user).stdout.strip()
+
+    def states(self, jobs: list[str]) -> list[str]:
+        lines = self.cluster.run(["squeue", "-h", "-t", "all", "-j", ",".join(jobs), "-o", "%i|%T"]).stdout.split()
+        known = dict(line.split("|") for line in lines)
+        return [known.get(job, "GONE") for job in jobs]
+
+    def start(self, job: str) -> float | None:
+        """When it starts or is expected to, in seconds since 1970."""
+        text = self.cluster.run(["squeue", "-h", "-t", "all", "-j", job, "-o", "%S"]).stdout.strip()
+        return None if text in ("", "N/A") else datetime.datetime.fromisoformat(text).timestamp()
+
+    def counter(self, name: str) -> int:
+        status = next((self.cluster.folder / "state").glob("sluice.status.*"))
+        return int(json.loads(status.read_text())["counters"][name])
+
+    def clear(self) -> None:
+        for user in ("alice", "bob", "carol"):
+            self.cluster.run(["scancel", "-u", user])
+        until(lambda: self.cluster.run(["squeue", "-h"]).stdout.strip(), lambda left: left == "")
+
+
+def until(look: Callable[[], Any], good: Callable[[Any], bool], timeout: float = 20) -> Any:
+    deadline = time.monotonic() + timeout
+    while not good(seen := look()):
+        assert time.monotonic() < deadline, seen
+        time.sleep(0.15)
+    return seen
+
+
+@pytest.fixture(scope="module", params=["native", pytest.param("trixie", marks=pytest.mark.trixie)])
+def slurm(request: pytest.FixtureRequest, make_shared_cluster: Callable[..., DevCluster]) -> Iterator[Cluster]:
+    options: dict[str, Path] = {}
+    if request.param == "trixie":
+        options["root"] = request.getfixturevalue("trixie_root")
+    cluster = make_shared_cluster(_description("24.11" if options else "22.05"), **options)
+    cluster.run(["sacctmgr", "-i", "modify", "account", "narrow", "set", "GrpJobs=1"])
+    cluster.stop_daemon("slurmctld@ctl1")
+    cluster.start_daemon("slurmctld@ctl1")  # which reads the limit
+    cluster.wait_idle()
+    yield Cluster(cluster)
+    cluster.down()
+
+
+@pytest.fixture(autouse=True)
+def _clear(slurm: Cluster) -> Iterator[None]:
+    yield
+    slurm.clear()
+
+
+def test_a_reserved_start_is_kept_under_a_stream_of_small_jobs(slurm: Cluster) -> None:
+    busy = [slurm.submit(1, 1, 8 + number / 3) for number in range(24)]
+    until(lambda: slurm.states(busy), lambda seen: seen == ["RUNNING"] * 24)
+    big = slurm.submit(8, 1, 2, "--nice=500")
+    until(lambda: slurm.start(big), bool)  # what it was promised while it was the first
+    latest = max(slurm.start(job) or 0 for job in busy) + 60  # when the last of them must have ended
+    small: list[str] = []
+    deadline = time.monotonic() + 40
+    while slurm.states([big]) == ["PENDING"]:
+        small.append(slurm.submit(1, 10, 20, user="bob"))
+        assert time.monotonic() < deadline
+    started = slurm.start(big)
+    assert started is not None
+    assert started <= latest
+    assert "RUNNING" in until(lambda: slurm.states(small), lambda seen: "RUNNING" in seen)  # those who came after it
+
+
+def test_without_the_planner_the_same_stream_starves_the_large_job(slurm: Cluster) -> None:
+    level = slurm.cluster.slurm_conf_dir() / "sluice.level"
+    level.write_text("admit\n")
+    try:
+        time.sleep(1.5)
+        busy = [slurm.submit(1, 1, 4 + number / 3) for number in range(24)]
+        until(lambda: slurm.states(busy), lambda seen: seen == ["RUNNING"] * 24)
+        big = slurm.submit(8, 1, 2, "--nice=500")
+        small = [slurm.submit(1, 10, 20, user="bob") for _ in range(24)]
+        until(lambda: slurm.states(small), lambda seen: seen == ["RUNNING"] * 24)
+        assert slurm.states([big]) == ["PENDING"]
+    finally:
+        level.write_text("place\n")
+        time.sleep(1.5)
+
+
+def test_a_waiting_job_at_the_head_stops_nobody_who_delays_nobody(slurm: Cluster) -> None:
+    busy = slurm.submit(8, 5, 60)
+    until(lambda: slurm.states([busy]), lambda seen: seen == ["RUNNING"])
+    wide = slurm.submit(8, 5, 60, "-N3")
+    until(lambda: slurm.start(wide), lambda start: start is not None and start > time.time() + 200)
+    short = [slurm.submit(4, 1, 2, user="bob") for _ in range(4)]
+    until(lambda: slurm.states(short), lambda seen: "PENDING" not in seen, timeout=10)
+    long = slurm.submit(1, 30, 2, user="bob")
+    time.sleep(2)
+    assert slurm.states([wide, long]) == ["PENDING", "PENDING"]
+    before = slurm.counter("plan.slipped")
+    slurm.cluster.run(["scancel", wide])  # its reservation goes with it
+    until(lambda: slurm.states([long]), lambda seen: seen != ["PENDING"])
+    assert before == 0
+
+
+def test_a_job_at_its_limit_keeps_no_gpu_idle(slurm: Cluster) -> None:
+    first = slurm.submit(1, 5, 60, user="carol")
+    until(lambda: slurm.states([first]), lambda seen: seen == ["RUNNING"])
+    limited = [slurm.submit(8, 5, 60, user="carol") for _ in range(3)]
+    others = [slurm.submit(8, 5, 60) for _ in range(2)]
+    until(lambda: slurm.states(others), lambda seen: seen == ["RUNNING"] * 2)
+    assert slurm.states(limited) == ["PENDING"] * 3
+
+
+def test_nothing_is_planned_where_nothing_may_start(slurm: Cluster) -> None:
+    busy = [slurm.submit(8, 1, 6, f"-wn{number}") for number in (1, 2)]
+    until(lambda: slurm.states(busy), lambda seen: seen == ["RUNNING"] * 2)
+    slurm.cluster.run(["scontrol", "update", "NodeName=n3", "State=DRAIN", "Reason=test"])
+    try:
+        job = slurm.submit(8, 1, 2)
+        expected = until(lambda: slurm.start(job), lambda start: start is not None)
+        assert expected > time.time() + 20  # when n1 or n2 is free at the latest, not now on n3
+        until(lambda: slurm.states([job]), lambda seen: seen != ["PENDING"])
+    finally:
+        slurm.cluster.run(["scontrol", "update", "NodeName=n3", "State=RESUME"])
+
+
+def test_tasks_of_an_array_start_as_room_comes(slurm: Cluster) -> None:
+    array = slurm.submit(8, 1, 1, "--array=0-6")
+    words = ["squeue", "-h", "-r", "-t", "PD,R,CF,CG", "-j", array, "-o", "%T"]
+    until(lambda: slurm.cluster.run(words, check=False).stdout.split(), lambda left: not left, timeout=40)
