@@ -250,6 +250,7 @@ static inline int sluice_slurm_select_nodes(job_record_t *job)
 #pragma weak last_job_update
 #pragma weak last_part_update
 #pragma weak part_list
+#pragma weak power_down_node_bitmap
 #pragma weak power_node_bitmap
 #pragma weak resv_list
 #pragma weak share_node_bitmap

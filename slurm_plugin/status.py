@@ -21,7 +21,9 @@ from slurm_plugin.symbols import missing, overridden
 SCHEMA_VERSION = 1
 _AGAIN = "install the plugins anew: sluice plugin install"
 _MOST_BYTES = 1 << 20
-# What an override defines on purpose: Slurm asks each plugin for these by name, in the plugin alone.
+# Besides slurmctld, users' commands and slurmd load these where they are installed.
+_LOADED_ELSEWHERE = {"libsluice_controller.so", "select_cons_tres.so", "prep_script.so"}
+# What plugins define on purpose: Slurm asks each for these by name, in the plugin alone.
 _OF_EVERY_PLUGIN = {"init", "fini", "plugin_name", "plugin_type", "plugin_version"}
 
 
@@ -152,6 +154,10 @@ def _check_symbols(places: Places, build: PluginBuild, slurmctld: Path, stock: P
             yield Finding(
                 "problem", f"{name}: slurmctld has no {', '.join(lacking[:5])}", "build anew: sluice plugin build"
             )
+        needed = missing(plugin, [program[1], *providers[len(program) :]], at_once=True)
+        if needed and name in _LOADED_ELSEWHERE:
+            bad += 1
+            yield Finding("problem", f"{name}: users' commands have no {', '.join(needed[:5])}, and could not load it")
         taken = overridden(plugin, program, meant=_OF_EVERY_PLUGIN)
         if taken:
             bad += 1

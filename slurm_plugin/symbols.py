@@ -15,16 +15,22 @@ from pathlib import Path
 
 from sluice_base.errors import SluiceError
 
-_DYNSYM = 11  # SHT_DYNSYM
+_RELA, _DYNSYM = 4, 11  # SHT_RELA, SHT_DYNSYM
 _WEAK = 2
+_AT_ONCE = {1, 5, 6}  # R_X86_64_64, R_X86_64_COPY, R_X86_64_GLOB_DAT: bound when the file is loaded, not when called
 
 
 @dataclass(frozen=True, slots=True)
 class Symbols:
-    """Names in a file's dynamic symbol table; `wanted` without those that may be missing (weak)."""
+    """Names in a file's dynamic symbol table.
+
+    `wanted` is without those that may be missing (weak); `at_once` are those of them that must be there when the file is
+    loaded, which are variables and functions whose address is taken.
+    """
 
     defined: frozenset[str]
     wanted: frozenset[str]
+    at_once: frozenset[str]
 
 
 def read_symbols(path: Path) -> Symbols:
@@ -43,7 +49,8 @@ def _read(data: bytes) -> Symbols:
         raise ValueError("not 64-bit ELF")
     start, size, count = *struct.unpack_from("<Q", data, 40), *struct.unpack_from("<HH", data, 58)
     sections = [struct.unpack_from("<IIQQQQIIQQ", data, start + size * number) for number in range(count)]
-    defined, wanted = set(), set()
+    defined, wanted, at_once = set(), set(), set()
+    names_of: dict[int, str] = {}
     for section in sections:
         if section[1] != _DYNSYM:
             continue
@@ -55,12 +62,20 @@ def _read(data: bytes) -> Symbols:
                 defined.add(text)
             elif info >> 4 != _WEAK:
                 wanted.add(text)
-    return Symbols(frozenset(defined), frozenset(wanted))
+                names_of[(at - section[4]) // 24] = text
+    for section in sections:
+        if section[1] == _RELA:
+            for at in range(section[4], section[4] + section[5], 24):
+                _, info, _ = struct.unpack_from("<QQq", data, at)
+                if info & 0xFFFFFFFF in _AT_ONCE and info >> 32 in names_of:
+                    at_once.add(names_of[info >> 32])
+    return Symbols(frozenset(defined), frozenset(wanted), frozenset(at_once))
 
 
-def missing(plugin: Path, providers: Iterable[Path]) -> list[str]:
-    """What a plugin wants that neither `providers` nor the C library have."""
-    wanted = set(read_symbols(plugin).wanted)
+def missing(plugin: Path, providers: Iterable[Path], *, at_once: bool = False) -> list[str]:
+    """What a plugin wants (`at_once`: to be loaded at all) that neither `providers` nor the C library have."""
+    own = read_symbols(plugin)
+    wanted = set(own.at_once if at_once else own.wanted)
     for provider in providers:
         wanted -= read_symbols(provider).defined
     system = ctypes.CDLL(None)

@@ -98,12 +98,11 @@ def test_installed_into_a_running_site(site: PluginSite, build: PluginBuild, job
 
 
 def test_the_installation_stands_up_to_a_check(site: PluginSite, root: Path | None) -> None:
-    if root is not None:
-        pytest.skip("looks at this system's own slurmctld")
-    inside = Path("/usr/sbin/slurmctld")
+    slurmctld = (root or Path("/")) / "usr/sbin/slurmctld-wlm"
+    stock = (root or Path("/")) / site.stock.relative_to("/")
     own = read_own_options(site.conf)
     places = Places(conf=site.cluster.layout.slurm, search=site.cluster.layout.folder / "search", systemd=None)
-    findings = check(places, own, slurm=site.version, slurmctld=inside, stock=site.stock)
+    findings = check(places, own, slurm=site.version, slurmctld=slurmctld, stock=stock)
     assert [one for one in findings if one.kind != "ok"] == []
 
 
