@@ -130,7 +130,7 @@ class _Arm:
         self.cluster.down()
 
     def run(self, *command: str) -> str:
-        return self.cluster.run(list(command)).stdout
+        return self.cluster.run(list(command), timeout=_PATIENCE).stdout
 
     def mark(self) -> int:
         if not self.samples.exists():

@@ -306,7 +306,7 @@ static void add_gpus(const job_record_t *job, const gres_job_state_t *gpu, uint3
     } else if (max_nodes == 1 || gpu->gres_per_job < 2) {
         out->wanted.gpus = out->needed.gpus = (int64_t)gpu->gres_per_job;
     } else {
-        bool one = min_nodes == 1 && gpu->gres_per_job <= SLUICE_MAX_GPUS;
+        bool one = min_nodes == 1 && out->wanted.nodes_max == 1 && gpu->gres_per_job <= SLUICE_MAX_GPUS;
         out->wanted.gpus = out->needed.gpus = (int64_t)gpu->gres_per_job;
         uint32_t nodes = gpu->gres_per_job < max_nodes ? (uint32_t)gpu->gres_per_job : max_nodes;
         out->needed.flags |= SLUICE_GPUS_TOTAL;
@@ -315,7 +315,8 @@ static void add_gpus(const job_record_t *job, const gres_job_state_t *gpu, uint3
             out->has_wider = true; /* made of `wanted` when the rest is known */
         } else {
             out->wanted.flags |= SLUICE_GPUS_TOTAL;
-            out->wanted.nodes_max = out->needed.nodes_max;
+            if (out->wanted.nodes_max == min_nodes || out->wanted.nodes_max > out->needed.nodes_max)
+                out->wanted.nodes_max = out->needed.nodes_max;
         }
     }
 }
@@ -421,14 +422,17 @@ void sluice_job_request_make(const struct sluice_mirror *mirror, job_record_t *j
         out->wanted.flags |= SLUICE_EXCLUSIVE;
     if (!add_options(job, out))
         return pass(out, SLUICE_STOCK_OPTIONS);
-    if (out->has_wider) {
+    if (out->wanted.layout == SLUICE_SPREAD && (out->has_wider || (out->wanted.flags & SLUICE_GPUS_TOTAL))) {
+        /* As many nodes as it may have; only then fewer. */
+        out->wanted.flags |= SLUICE_GPUS_TOTAL;
+        out->wanted.nodes_max = out->needed.nodes_max;
+        out->wider = out->wanted;
+        out->wanted.nodes_min = out->wanted.nodes_max;
+        out->has_wider = true;
+    } else if (out->has_wider) {
         out->wider = out->wanted;
         out->wider.flags |= SLUICE_GPUS_TOTAL;
         out->wider.nodes_max = out->needed.nodes_max;
-        if (out->wanted.layout == SLUICE_SPREAD) { /* as many nodes as it may have */
-            out->wanted = out->wider;
-            out->has_wider = false;
-        }
     }
     out->same = !out->has_wider && same_request(&out->wanted, &out->needed);
 }

@@ -131,17 +131,23 @@ struct decision {
     int rc;
 };
 
-/* Stock's function, timed. */
-static int ask_stock(struct decision *decision, struct xlist *preemptees)
+/* Stock's function, timed; on all of the candidates where `nodes` is not 0: they are the choice. */
+static int ask_stock_on(struct decision *decision, uint32_t nodes, struct xlist *preemptees)
 {
     const struct sluice_hook_call *call = decision->call;
     uint64_t begin = now_ns();
-    int rc = hook.stock(call->job, call->nodes, call->min_nodes, call->max_nodes, call->req_nodes, call->mode, preemptees,
-                        call->preempted, SLUICE_REST_ARGUMENTS(call->rest));
+    int rc = hook.stock(call->job, call->nodes, nodes ? nodes : call->min_nodes, call->max_nodes,
+                        nodes ? nodes : call->req_nodes, call->mode, preemptees, call->preempted,
+                        SLUICE_REST_ARGUMENTS(call->rest));
     decision->stock_ns += now_ns() - begin;
     decision->stock_answered = true;
     decision->rc = rc;
     return rc;
+}
+
+static int ask_stock(struct decision *decision, struct xlist *preemptees)
+{
+    return ask_stock_on(decision, 0, preemptees);
 }
 
 /* The core's choice within a set of nodes, those of low weight first. */
@@ -356,7 +362,7 @@ static void restore_nodes(const struct decision *decision)
 static int ask_stock_narrowed(struct decision *decision)
 {
     set_nodes(decision->call->nodes, decision->placement.parts, decision->placement.part_count);
-    int rc = ask_stock(decision, NULL);
+    int rc = ask_stock_on(decision, decision->placement.part_count, NULL);
     count(rc ? hook.fell_back : hook.narrowed);
     return rc;
 }
@@ -590,7 +596,7 @@ static int run_now_preempting(struct decision *decision)
                 if (!i || hook.candidate_jobs[hook.victims[i]] != hook.candidate_jobs[hook.victims[i - 1]])
                     list_append(chosen, hook.candidate_jobs[hook.victims[i]]);
             set_nodes(call->nodes, decision->placement.parts, decision->placement.part_count);
-            int rc = ask_stock(decision, chosen);
+            int rc = ask_stock_on(decision, decision->placement.part_count, chosen);
             list_destroy(chosen);
             if (rc == SLURM_SUCCESS) {
                 count(hook.preempted);

@@ -1,0 +1,369 @@
+"""The placement hook on real daemons: which nodes and GPUs jobs get, and that its picture of Slurm is never wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dev_cluster.cluster import DevCluster
+from policy.compiled import CompiledPolicy, Global
+
+pytestmark = pytest.mark.cluster
+
+POLICY = CompiledPolicy(settings=Global(placement="sluice", planner_interval_ms=500)).render()
+FULL = os.environ.get("SLUICE_TEST_SCALE") == "full"
+SCRIPT = "#!/bin/sh\nsleep ${1:-600}\n"
+VERSIONS = ["22.05", pytest.param("24.11", marks=pytest.mark.trixie)]
+
+Placed = dict[str, set[int]]  # node -> its GPUs
+
+
+def _plugins(version: str) -> dict[str, str]:
+    """SLUICE_TEST_PLUGINS names a folder of builds by version; without it they are built."""
+    builds = os.environ.get("SLUICE_TEST_PLUGINS")
+    return {"plugins": f"{builds}/{version}"} if builds else {}
+
+
+def _description(version: str, level: str | None = "place") -> dict[str, Any]:
+    """Four nodes of two sockets with four GPUs each, two to a switch. All that the core proves or remembers is asked of stock
+    Slurm, too, and the whole mirror is compared before every decision."""
+    sluice = {
+        "level": level,
+        "policy": POLICY,
+        "environment": {"SLUICE_CROSS_CHECK_PERMILLE": "1000", "SLUICE_MIRROR_CHECK_EVERY": "1"},
+        **_plugins(version),
+    }
+    return {
+        "nodes": [{"names": "n[1-4]", "platform": "dgx-h100"}],
+        "controllers": 1,
+        "accounting": False,
+        "users": [{"name": "alice"}],
+        "partitions": [
+            {"name": "main", "options": "PriorityTier=1 DefaultTime=60"},
+            {"name": "high", "options": "PriorityTier=10 DefaultTime=60"},
+        ],
+        "topology_conf": "SwitchName=s1 Nodes=n[1-2]\nSwitchName=s2 Nodes=n[3-4]\nSwitchName=top Switches=s[1-2]\n",
+        "slurm_conf": "TopologyPlugin=topology/tree\nDefMemPerCPU=200\nPreemptType=preempt/partition_prio\nPreemptMode=REQUEUE\n"
+        "SchedulerParameters=bf_interval=3,sched_interval=2,sched_min_interval=0,batch_sched_delay=0\n",
+        **({"sluice": sluice} if level else {}),
+    }
+
+
+class Jobs:
+    """Submits jobs and tells what they got."""
+
+    def __init__(self, cluster: DevCluster, version: str) -> None:
+        self.cluster = cluster
+        self.version = version
+        script = cluster.folder / "scratch/job"
+        script.write_text(SCRIPT)
+        script.chmod(0o755)
+        self.script = "/run/sluice-cluster/scratch/job"
+
+    def run(self, *command: str) -> str:
+        return self.cluster.run(list(command)).stdout
+
+    def shell(self, script: str) -> str:
+        return self.run("bash", "-c", script)
+
+    def submit(self, *options: str, seconds: int = 600) -> str:
+        command = ["sbatch", "--parsable", "-n1", "-c2", "-o", "/dev/null", *options, self.script, str(seconds)]
+        return self.run(*command).strip()
+
+    def state(self, job: str) -> str:
+        return self.run("scontrol", "show", "job", job).split("JobState=")[1].split()[0]
+
+    def wait(self, job: str, state: str = "RUNNING", patience: float = 20) -> None:
+        end = time.monotonic() + patience
+        while self.state(job) != state:
+            assert time.monotonic() < end, f"job {job} is {self.state(job)}: {self.shown(job)}"
+            time.sleep(0.1)
+
+    def shown(self, job: str) -> str:
+        return self.run("scontrol", "-d", "show", "job", job)
+
+    def placed(self, job: str) -> Placed:
+        """Nodes and GPUs of a running job."""
+        self.wait(job)
+        found: Placed = {}
+        for nodes, gres in re.findall(r"Nodes=(\S+) CPU_IDs=\S+ Mem=\S+ GRES=(\S*)", self.shown(job)):
+            indices: set[int] = set()
+            for ranges in re.findall(r"(?:IDX:|\()([0-9,-]+)(?:\(\d+/\d+\))?\)", gres):
+                for part in ranges.split(","):
+                    first, _, last = part.partition("-")
+                    indices |= set(range(int(first), int(last or first) + 1))
+            for node in self.run("scontrol", "show", "hostnames", nodes).split():
+                found[node] = indices
+        return found
+
+    def start(self, *options: str) -> tuple[str, Placed]:
+        job = self.submit(*options)
+        return job, self.placed(job)
+
+    def clear(self) -> None:
+        self.shell("squeue -h -o %A | xargs -r scancel")
+        end = time.monotonic() + 30
+        while self.run("squeue", "-h").strip() or not self._idle():
+            assert time.monotonic() < end, self.run("squeue")
+            time.sleep(0.1)
+
+    def _idle(self) -> bool:
+        return set(self.run("sinfo", "-h", "-N", "-o", "%T").split()) == {"idle"}
+
+    def level(self, word: str) -> None:
+        (self.cluster.layout.slurm / "sluice.level").write_text(word + "\n")
+        time.sleep(2.2)
+
+    def counters(self) -> Counter[str]:
+        """The hook's counters, as the status file has them when it has caught up."""
+        time.sleep(2.2)
+        file = next((self.cluster.folder / "state").glob("sluice.status.*"))
+        shown = json.loads(file.read_text())["counters"]
+        return Counter({name.removeprefix("select."): n for name, n in shown.items() if name.startswith("select.")})
+
+    def assert_sound(self) -> Counter[str]:
+        """The mirror was never wrong, nor was anything that the core said without stock Slurm."""
+        counters = self.counters()
+        log = [line for line in self.cluster.log("slurmctld@ctl1").read_text().splitlines() if "select/sluice" in line]
+        assert (counters["check_failures"], counters["cross_wrong"]) == (0, 0), "\n".join(log)
+        return counters
+
+
+@pytest.fixture(scope="module", params=VERSIONS)
+def version(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def root(request: pytest.FixtureRequest, version: str) -> dict[str, Path]:
+    return {} if version == "22.05" else {"root": request.getfixturevalue("trixie_root")}
+
+
+@pytest.fixture(scope="module")
+def shared(make_shared_cluster: Callable[..., DevCluster], version: str, root: dict[str, Path]) -> Jobs:
+    return Jobs(make_shared_cluster(_description(version), **root), version)
+
+
+@pytest.fixture
+def jobs(shared: Jobs) -> Iterator[Jobs]:
+    yield shared
+    shared.clear()
+
+
+# ---- which nodes and GPUs ----
+
+
+def test_packs_tighter_than_stock(jobs: Jobs) -> None:
+    """Four GPUs are left on one node, two on another: two go where they leave nothing behind, not to the first node."""
+    _, four = jobs.start("-N1", "--gres=gpu:4")
+    _, six = jobs.start("-N1", "--gres=gpu:6")
+    jobs.level("off")
+    stock, first = jobs.start("-N1", "--gres=gpu:2")
+    jobs.run("scancel", stock)
+    jobs.level("place")
+    jobs.wait(stock, "CANCELLED")
+    _, packed = jobs.start("-N1", "--gres=gpu:2")
+    assert first.keys() == four.keys()
+    assert packed.keys() == six.keys()
+
+
+def test_gpu_indices_are_the_cores_choice(jobs: Jobs) -> None:
+    before = jobs.counters()
+    rng = random.Random(7)
+    kinds = [
+        "--gres=gpu:1",
+        "--gres=gpu:2",
+        "--gres=gpu:3",
+        "--gpus=2",
+        "--gres=gpu:h100:1",
+        "--gres=shard:20000",
+        "--gres=shard:5000",
+    ]
+    for _ in range(6 if not FULL else 60):
+        jobs.shell(
+            "; ".join(
+                f"sbatch -n1 -c1 -o /dev/null {rng.choice(kinds)} {jobs.script} {rng.choice([1, 2, 3])}"
+                for _ in range(10)
+            )
+        )
+    end = time.monotonic() + (60 if not FULL else 600)
+    while jobs.run("squeue", "-h").strip():
+        assert time.monotonic() < end
+        time.sleep(0.5)
+    counters = jobs.assert_sound()
+    counters.subtract(before)
+    assert counters["index_asked"] >= 50
+    assert counters["index_kept"] >= 0.99 * counters["index_asked"], counters
+
+
+def test_affinity_numa_keeps_gpus_on_one_socket(jobs: Jobs) -> None:
+    """With one GPU left on a node's first socket and four on its second, two GPUs are one of each or both of the second."""
+    _, three = jobs.start("-N1", "--gres=gpu:3")
+    assert len({gpu // 4 for gpus in three.values() for gpu in gpus}) == 1
+    _, two = jobs.start("-N1", "--gres=gpu:2", "--gpu-affinity=numa")
+    assert two.keys() == three.keys()
+    assert len({gpu // 4 for gpus in two.values() for gpu in gpus}) == 1
+
+
+def test_spread_takes_as_many_nodes_as_it_may(jobs: Jobs) -> None:
+    _, together = jobs.start("-n4", "-N1-4", "--gpus=4")
+    _, apart = jobs.start("-n4", "-N1-4", "--gpus=4", "--gpu-spread")
+    assert len(apart) > len(together)
+
+
+def test_exclusive_is_alone(jobs: Jobs) -> None:
+    _, one = jobs.start("-N1", "--gres=gpu:1")
+    _, alone = jobs.start("-N1", "--exclusive")
+    _, other = jobs.start("-N1", "--gres=gpu:1")
+    assert alone.keys().isdisjoint(one.keys() | other.keys())
+
+
+def test_several_nodes_are_below_one_switch(jobs: Jobs) -> None:
+    jobs.start("-N1", "--gres=gpu:1")
+    _, pair = jobs.start("-N2", "-n2", "--gres=gpu:8")
+    assert pair.keys() in ({"n1", "n2"}, {"n3", "n4"})
+
+
+def test_preempts_as_few_as_it_can(jobs: Jobs) -> None:
+    """Small jobs fill one node, large ones the others: one large job goes, and none of the small ones."""
+    small = [jobs.submit("-N1", "--gres=gpu:1", "--requeue") for _ in range(8)]
+    for job in small:
+        jobs.wait(job)
+    large = [jobs.submit("-N1", "--gres=gpu:8", "--requeue") for _ in range(3)]
+    for job in large:
+        jobs.wait(job)
+    high, placed = jobs.start("-p", "high", "-N1", "--gres=gpu:8")
+    waiting = [job for job in small + large if jobs.state(job) == "PENDING"]
+    assert len(waiting) == 1
+    assert waiting[0] in large
+    assert placed.keys() & {"n1", "n2", "n3", "n4"}
+
+
+# ---- what the hook leaves to stock Slurm ----
+
+
+def test_required_nodes_pass_through(jobs: Jobs) -> None:
+    jobs.start("-N1", "--gres=gpu:1")
+    before = jobs.counters()
+    _, there = jobs.start("-w", "n3", "--gres=gpu:1")
+    counters = jobs.assert_sound()
+    assert there.keys() == {"n3"}
+    assert counters["stock_alone.2"] > before["stock_alone.2"]
+
+
+def test_heterogeneous_jobs_pass_through(jobs: Jobs) -> None:
+    before = jobs.counters()
+    job = jobs.submit("-N1", "--gres=gpu:2", ":", "-N1", "--gres=gpu:3")
+    jobs.wait(job)
+    assert jobs.shown(job).count("JobState=RUNNING") == 2
+    counters = jobs.assert_sound()
+    assert counters["stock_alone.1"] > before["stock_alone.1"]
+
+
+def test_full_cluster_refuses_without_stock(jobs: Jobs) -> None:
+    """With all GPUs taken the core says so alone, and stock Slurm, asked as well, agrees each time."""
+    jobs.start("-N4", "-n4", "--gres=gpu:8")
+    before = jobs.counters()
+    waiting = [jobs.submit("-N1", f"--gres=gpu:{1 + n % 4}") for n in range(10)]
+    waiting.append(jobs.submit("-N1", "--gres=shard:1000"))
+    time.sleep(4)
+    counters = jobs.assert_sound()
+    assert counters["refused"] > before["refused"]
+    assert counters["cross_checked"] > before["cross_checked"]
+    assert {jobs.state(job) for job in waiting} == {"PENDING"}
+
+
+# ---- levels ----
+
+
+def test_shadow_records_and_leaves_the_choice_to_stock(jobs: Jobs) -> None:
+    _, four = jobs.start("-N1", "--gres=gpu:4")
+    jobs.start("-N1", "--gres=gpu:6")
+    jobs.level("shadow")
+    try:
+        before = jobs.counters()
+        _, two = jobs.start("-N1", "--gres=gpu:2")
+        counters = jobs.assert_sound()
+    finally:
+        jobs.level("place")
+    assert two.keys() == four.keys()
+    assert counters["shadowed"] > before["shadowed"]
+    assert counters["narrowed"] == before["narrowed"]
+    assert counters["index_asked"] == before["index_asked"]
+
+
+def test_off_is_stock(jobs: Jobs, make_cluster: Callable[..., DevCluster], version: str, root: dict[str, Path]) -> None:
+    """The same jobs one after the other: with the plugins at level off, and without any plugin."""
+    requests = ["-N1 --gres=gpu:3", "-N1 --gres=gpu:2", "-N1 --gres=shard:30000", "-N1 --gres=gpu:4", "-N2 --gres=gpu:1 -n2",
+                "-N1 --gres=gpu:2", "-N1 --gres=shard:9000", "--gpus=3 -n1"]  # fmt: skip
+    stock = Jobs(make_cluster(_description(version, None), **root), version)
+    expected = [stock.start(*request.split())[1] for request in requests]
+    jobs.level("off")
+    try:
+        before = jobs.counters()
+        found = [jobs.start(*request.split())[1] for request in requests]
+        after = jobs.counters()
+    finally:
+        jobs.level("place")
+    assert found == expected
+    assert before == after
+
+
+# ---- 22.05's choice of shares ----
+
+
+def test_shares_stay_off_gpus_that_are_held_whole(jobs: Jobs) -> None:
+    """Slurm 22.05 may give shares of a GPU that another job holds whole, when the job's cores are on the other socket."""
+    half = int(re.search(r"CPUTot=(\d+)", jobs.run("scontrol", "show", "node", "n1")).group(1)) // 2  # type: ignore[union-attr]
+    whole, gpus = jobs.start("-w", "n1", "--gres=gpu:4", f"-c{half}")
+    (socket,) = {gpu // 4 for gpu in gpus["n1"]}
+    jobs.run("scontrol", "update", f"job={whole}", "timelimit=50")
+    share, shared = jobs.start("-w", "n1", "--gres=shard:1000", "-c2")
+    assert shared["n1"].isdisjoint(gpus["n1"]), (socket, share)
+    assert jobs.assert_sound()["mirror_mismatches"] == 0
+
+
+# ---- the mirror ----
+
+
+def test_mirror_follows_whatever_happens(jobs: Jobs) -> None:
+    """Churn, suspend, requeue, resize, drain, reconfigure and restart: the mirror equals Slurm's records at every decision."""
+    rng = random.Random(11)
+    rounds = 200 if FULL else 12
+    kinds = ["-N1 --gres=gpu:1", "-N1 --gres=gpu:4", "-N1 --gres=gpu:8", "-N1 --gres=shard:20000", "-N2 -n2 --gres=gpu:2", "--gpus=3",
+             "-N1 --exclusive", "-N1 -c8", "-N1 --gres=gpu:2 --cpus-per-gpu=4", "-N1 --gres=gpu:1 --mem=50000",
+             "--array=1-3 --gres=gpu:1", "-N1-2 --gres=gpu:1"]  # fmt: skip
+    running = "$(squeue -h -t R -o %A | sort -R | head -1)"
+    events = [
+        "squeue -h -o %A | sort -R | head -3 | xargs -r scancel",
+        f"j={running}; scontrol suspend $j && sleep 0.5 && scontrol resume $j; true",
+        f"j={running}; scontrol requeue $j; true",
+        "scontrol update nodename=n2 state=drain reason=test; sleep 0.5; scontrol update nodename=n2 state=resume",
+        "scontrol reconfigure",
+        "j=$(sbatch --parsable -N2 -n2 --gres=gpu:1 -o /dev/null SCRIPT 3); sleep 1; scontrol update job=$j numnodes=1; true",
+    ]
+    for number in range(rounds):
+        batch = [
+            f"sbatch -Q -o /dev/null {rng.choice(kinds)} {jobs.script} {rng.choice([1, 2, 4])} || true"
+            for _ in range(6)
+        ]
+        jobs.shell("; ".join([*batch, events[number % len(events)].replace("SCRIPT", jobs.script)]))
+        if number == rounds // 2:
+            jobs.assert_sound()
+            jobs.cluster.stop_daemon("slurmctld@ctl1")
+            jobs.cluster.start_daemon("slurmctld@ctl1")
+            jobs.shell("until scontrol ping | grep -q UP; do sleep 0.2; done")
+    time.sleep(3)
+    counters = jobs.assert_sound()
+    assert counters["checks"] > 50
+    assert counters["cross_checked"] > 0
+    assert counters["index_kept"] >= 0.99 * counters["index_asked"]
