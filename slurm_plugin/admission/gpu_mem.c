@@ -13,6 +13,8 @@ bool sluice_refuse(struct sluice_admission *admission, enum sluice_refusal refus
     va_start(arguments, format);
     vsnprintf(admission->message, sizeof admission->message, format, arguments);
     va_end(arguments);
+    for (char *at = admission->message; *at; at++) /* what a user wrote goes to terminals and logs */
+        *at = *at >= ' ' && *at <= '~' ? *at : '?';
     return false;
 }
 

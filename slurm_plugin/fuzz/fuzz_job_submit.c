@@ -4,10 +4,7 @@
  * says why in printable words, and what is admitted is a fixed point: submitted again as it then is, it is admitted and
  * stays as it is. Then the same description as a modification of that job.
  */
-#include "../job_submit/job_submit_sluice.c"
-
-#include <stdlib.h>
-#include <unistd.h>
+#include "../tests/job_submit_harness.h"
 
 static const char policy[] = "[global]\ncpus-per-gpu-milli = 4000\nmemory-mib-per-gpu = 8192\n"
                              "[class big]\ngpu-types = h100,h200\n[class small]\ngpu-types = l4\n"
@@ -17,36 +14,7 @@ static const char policy[] = "[global]\ncpus-per-gpu-milli = 4000\nmemory-mib-pe
                              "[tenant small]\nclasses = small\nfeatures = ib\npartitions = gpu,fast\nqos = silver\n"
                              "[tenant strict]\ngang = no\ndeadline = no\n";
 
-slurm_conf_t slurm_conf;
-
-char *slurm_xstrdup(const char *text)
-{
-    return strdup(text);
-}
-
-void slurm_xfree(void **item)
-{
-    free(*item);
-    *item = NULL;
-}
-
 static job_desc_msg_t job; /* as submitted, and what the "record" of it says */
-
-bool sluice_default_account(uint32_t user_id, char *account, size_t size)
-{
-    return user_id % 2 && snprintf(account, size, "memory") > 0;
-}
-
-bool sluice_is_operator(uint32_t user_id)
-{
-    return user_id == 1;
-}
-
-void sluice_job_tell(struct job_record *record, const char *message)
-{
-    (void)record;
-    (void)message;
-}
 
 void sluice_job_facts(const struct job_record *record, struct sluice_job_facts *facts)
 {
@@ -67,35 +35,6 @@ void sluice_job_facts(const struct job_record *record, struct sluice_job_facts *
         .time_limit = given_minutes(job.time_limit),
         .pending = true,
     };
-}
-
-static void require(bool holds)
-{
-    if (!holds)
-        abort();
-}
-
-static void start(void)
-{
-    char folder[] = "/tmp/fuzz-job-submit-XXXXXX", path[128], text[2048];
-    require(mkdtemp(folder) != NULL);
-    int length = snprintf(text, sizeof text, "sluice-policy 1.0\ngenerated-s = 1\nsource = fuzz\n%s", policy);
-    snprintf(text + length, sizeof text - (size_t)length, "checksum = crc32:%08x\n",
-             sluice_crc32(text, (size_t)length));
-    const char *const contents[][2] = {{SLUICE_LEVEL_FILE, "place\n"}, {SLUICE_POLICY_FILE, text}};
-    for (size_t i = 0; i < 2; i++) {
-        snprintf(path, sizeof path, "%s/%s", folder, contents[i][0]);
-        FILE *file = fopen(path, "w");
-        require(file && fputs(contents[i][1], file) >= 0 && fclose(file) == 0);
-    }
-    require(sluice_settings_start(folder) && sluice_settings_level() == SLUICE_LEVEL_PLACE);
-    for (size_t i = 0; i < 2; i++) {
-        snprintf(path, sizeof path, "%s/%s", folder, contents[i][0]);
-        unlink(path);
-    }
-    rmdir(folder);
-    init();
-    active = true;
 }
 
 struct input {
@@ -242,7 +181,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct input input = {data, size};
     char *message = NULL;
     if (!started)
-        start();
+        start_plugin(policy);
     started = true;
     make(&input, &job);
     int code = job_submit(&job, job.user_id, &message);

@@ -306,7 +306,7 @@ static int decide(job_desc_msg_t *job, const struct sluice_settings *settings, s
         check_rate(tenant, admission);
     if (admission->refusal)
         sluice_log_info("job_submit/sluice: refused %s of user %u, account %s: %s", old ? "change of a job" : "job",
-                        job->user_id, account[0] ? account : "-", admission->message);
+                        job->user_id, tenant ? tenant->account : "-", admission->message);
     else
         write_back(job, admission, old);
     return code_of(admission->refusal);

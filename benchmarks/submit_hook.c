@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * Times job_submit/sluice on a corpus of job descriptions: submit_hook CALLS TENANTS. Prints one line for each call:
+ * its nanoseconds, and whether it was refused (1) or not (0). Each description is made afresh, outside the time.
+ */
+#include "../slurm_plugin/tests/job_submit_harness.h"
+
+enum { ENVIRONMENT = 6 };
+
+struct shape {
+    const char *per_job, *per_node, *per_task, *features, *option;
+    uint32_t nodes, tasks, minutes;
+};
+
+/* What users send, and what is refused in each of the ways. */
+static const struct shape shapes[] = {
+    {NULL, NULL, NULL, NULL, NULL, 1, 1, 60},
+    {NULL, "gres:gpu:1", NULL, NULL, NULL, 1, 1, NO_VAL},
+    {NULL, "gres:gpu:type3:2", NULL, NULL, NULL, 4, 8, 30},
+    {"gres:gpu:2", NULL, NULL, "ib&nvlink8", NULL, NO_VAL, NO_VAL, NO_VAL},
+    {"gres:gpu:type1:2,gres:gpu:type2:2", NULL, NULL, NULL, NULL, NO_VAL, 4, 10},
+    {NULL, NULL, NULL, NULL, "_SLURM_SPANK_OPTION_sluice_gpu_mem=10G", NO_VAL, NO_VAL, NO_VAL},
+    {"gres:gpu:1", NULL, NULL, "ib", "_SLURM_SPANK_OPTION_sluice_gpu_mem=1.5G", 1, 1, 20},
+    {NULL, "gres:gpu:type2:1,gres:nic:1", NULL, "ib", "_SLURM_SPANK_OPTION_sluice_gpu_mem=4G", 1, 1, 20},
+    {NULL, "gres:shard:20480", NULL, "type5", NULL, 2, 2, 600},
+    {NULL, NULL, "gres:gpu:1", NULL, "_SLURM_SPANK_OPTION_sluice_gpu_mem=10G", 1, 8, 20},
+    {NULL, "gres:gpu:64", NULL, NULL, NULL, 64, 64, 100000},
+    {NULL, "gres:gpu:1,gres:shard:5", NULL, NULL, NULL, 1, 1, 20},
+    {NULL, "foogres:gpu:+9999999999999999999999", NULL, NULL, NULL, 1, 1, 20},
+    {NULL, NULL, NULL, NULL, "_SLURM_SPANK_OPTION_sluice_gpu_mem=9999T", NO_VAL, NO_VAL, NO_VAL},
+    {NULL, "gres:gpu:1", NULL, NULL, "_SLURM_SPANK_OPTION_sluice_gang=train:8", 1, 1, 60},
+};
+
+void sluice_job_facts(const struct job_record *record, struct sluice_job_facts *facts)
+{
+    (void)record;
+    memset(facts, 0, sizeof *facts);
+}
+
+static char *copy(const char *text)
+{
+    return text ? strdup(text) : NULL;
+}
+
+static void make(job_desc_msg_t *job, const struct shape *shape, unsigned long tenant)
+{
+    char account[32];
+    memset(job, 0, sizeof *job);
+    snprintf(account, sizeof account, "tenant%lu", tenant);
+    job->account = strdup(account);
+    job->tres_per_job = copy(shape->per_job);
+    job->tres_per_node = copy(shape->per_node);
+    job->tres_per_task = copy(shape->per_task);
+    job->features = copy(shape->features);
+    job->min_nodes = job->max_nodes = shape->nodes;
+    job->num_tasks = shape->tasks;
+    job->time_limit = shape->minutes;
+    job->time_min = job->min_cpus = job->het_job_offset = NO_VAL;
+    job->ntasks_per_node = job->ntasks_per_tres = job->sockets_per_node = job->cpus_per_task = NO_VAL16;
+    job->pn_min_cpus = job->shared = NO_VAL16;
+    job->pn_min_memory = NO_VAL64;
+    job->spank_job_env = calloc(ENVIRONMENT, sizeof(char *));
+    for (uint32_t i = 0; i < ENVIRONMENT; i++)
+        job->spank_job_env[i] =
+            copy(i == 3 && shape->option ? shape->option : "_SLURM_SPANK_OPTION_other_plugin=value");
+    job->spank_job_env_size = ENVIRONMENT;
+}
+
+static void discard(job_desc_msg_t *job)
+{
+    char *texts[] = {
+        job->account,       job->tres_per_job, job->tres_per_node, job->tres_per_socket, job->tres_per_task,
+        job->cpus_per_tres, job->mem_per_tres, job->features,      job->partition,       job->qos};
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++)
+        free(texts[i]);
+    for (uint32_t i = 0; i < ENVIRONMENT; i++)
+        free(job->spank_job_env[i]);
+    free(job->spank_job_env);
+}
+
+static char *make_policy(unsigned long tenants)
+{
+    size_t size = 4096 + tenants * 400, length = 0;
+    char *text = malloc(size);
+    require(text != NULL);
+    length += (size_t)snprintf(text, size, "[global]\ncpus-per-gpu-milli = 4000\nmemory-mib-per-gpu = 8192\n");
+    for (int i = 0; i < 8; i++)
+        length += (size_t)snprintf(text + length, size - length,
+                                   "[class class%d]\ngpu-types = type%d,other%d\ngpu-memory-mib = 81920\n", i, i, i);
+    for (unsigned long i = 0; i < tenants; i++)
+        length += (size_t)snprintf(
+            text + length, size - length,
+            "[tenant tenant%lu]\ngpus-per-job = 64\nrun-time-s = 86400\nclasses = class1,class2,class3,class5\n"
+            "class.class1.gpus-per-job = 4\nclass.class2.run-time-s = 3600\npartitions = gpu,fast\nqos = silver\n"
+            "gpu-memory-mib-per-gpu = 81920\nsubmissions-per-minute = 1000000\n",
+            i);
+    return text;
+}
+
+int main(int count, char **words)
+{
+    unsigned long calls = count == 3 ? strtoul(words[1], NULL, 10) : 0,
+                  tenants = calls ? strtoul(words[2], NULL, 10) : 0;
+    if (!calls || !tenants || freopen("/dev/null", "w", stderr) == NULL)
+        return 2;
+    char *policy = make_policy(tenants);
+    start_plugin(policy);
+    free(policy);
+    for (unsigned long i = 0; i < calls; i++) {
+        job_desc_msg_t job;
+        char *message = NULL;
+        make(&job, &shapes[i % (sizeof shapes / sizeof shapes[0])], i * 2654435761u % tenants);
+        uint64_t began = now_ns();
+        int code = job_submit(&job, 1000, &message);
+        uint64_t took = now_ns() - began;
+        printf("%llu %d\n", (unsigned long long)took, code != SLURM_SUCCESS);
+        free(message);
+        discard(&job);
+    }
+    return 0;
+}

@@ -1,0 +1,78 @@
+"""How long job_submit/sluice takes for one submission, in isolation: the plugin whole, outside slurmctld.
+
+A program includes the plugin and calls it on a corpus of job descriptions, plain, completed and refused, of many
+tenants. Not in the time: slurmctld's own look-up of a user's default account, for jobs that name none, and its log. On
+running daemons `sluice plugin status` shows what the hook costs there (counters submit.*).
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import tempfile
+from pathlib import Path
+
+import click
+
+from benchmarks import Result
+from sluice_base.errors import SluiceError
+
+OPTIONS = [
+    click.Option(["--calls"], type=click.IntRange(100), default=300000, show_default=True, help="Submissions."),
+    click.Option(["--tenants"], type=click.IntRange(1, 60000), default=1000, show_default=True, help="In the policy."),
+]
+MUST = {"hook_p99_us": ("<=", 50.0)}
+_ROOT = Path(__file__).parents[1]
+_SOURCES = ("slurm_plugin/admission/*.c", "slurm_plugin/options/*.c", "slurm_plugin/policy/*.c", "native/core/*.c")
+_CONTROLLER = ("settings", "log", "status", "ticker", "controller")
+
+
+def run(calls: int, tenants: int) -> Result:
+    """Percentiles over all calls, and over those that were accepted and refused."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = _build(Path(folder))
+        done = subprocess.run([program, str(calls), str(tenants)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SluiceError(f"submit_hook ended with {done.returncode}: {done.stderr.strip()[-300:]}")
+    samples = [(int(ns) / 1000, code == "1") for ns, code in (line.split() for line in done.stdout.splitlines())]
+    taken = sorted(us for us, _ in samples)
+    figures = {
+        "hook_p50_us": statistics.median(taken),
+        "hook_p99_us": _percentile(taken, 0.99),
+        "hook_p999_us": _percentile(taken, 0.999),
+        "hook_max_us": taken[-1],
+        "accepted_p99_us": _percentile(sorted(us for us, refused in samples if not refused), 0.99),
+        "refused_p99_us": _percentile(sorted(us for us, refused in samples if refused), 0.99),
+        "refused_share": sum(refused for _, refused in samples) / len(samples),
+    }
+    return Result(figures=figures)
+
+
+def _build(folder: Path) -> Path:
+    program = folder / "submit_hook"
+    sources = [str(path) for pattern in _SOURCES for path in sorted(_ROOT.glob(pattern))]
+    sources += [str(_ROOT / f"slurm_plugin/controller/{name}.c") for name in _CONTROLLER]
+    includes = [f"-I{_ROOT / name}" for name in ("slurm_plugin", "native/include", "native/core")]
+    command = [
+        "gcc",
+        "-std=gnu11",
+        "-D_GNU_SOURCE",
+        "-O2",
+        "-march=x86-64-v2",
+        "-pthread",
+        "-o",
+        str(program),
+        *includes,
+    ]
+    done = subprocess.run(
+        [*command, str(Path(__file__).with_suffix(".c")), *sources, "-ldl"], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise SluiceError(
+            f"submit_hook cannot be built: {done.stderr.strip()[-500:]}", remedy="install gcc and libslurm-dev"
+        )
+    return program
+
+
+def _percentile(values: list[float], share: float) -> float:
+    return values[min(len(values) - 1, int(share * len(values)))] if values else 0.0
