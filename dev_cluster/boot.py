@@ -248,7 +248,10 @@ class Boot:
 
     def start_controller(self, host: str) -> None:
         """Start slurmctld on one of the controllers."""
-        env = None if self.plugins is None else self.plugins.environment
+        env = None
+        if self.plugins is not None:
+            env = self.plugins.environment
+            self.cluster.run(self.plugins.links(), node=host)
         self.start(f"slurmctld@{host}", host, [self.program("slurmctld"), "-D"], env=env)
         self.wait_for(f"slurmctld@{host}", (ADDRESSES[host], self.ports.slurmctld))
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from dev_cluster import cgroups, namespaces
-from dev_cluster.layout import INSIDE, LOGIN, Layout
+from dev_cluster.layout import INSIDE, LOGIN, PLUGIN_SEARCH, Layout
 from dev_cluster.processes import start_time
 from sluice_base.files import write_atomic
 
@@ -282,6 +282,7 @@ def make_run(state: int, root: Path = Path("/")) -> None:
     munge = root / "run/munge"
     munge.mkdir()
     namespaces.bind(inside / "munge", munge)
+    (root / PLUGIN_SEARCH.relative_to("/")).mkdir()
     (root / "run/lock").mkdir()
     (root / "run/lock").chmod(0o1777)
 

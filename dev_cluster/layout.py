@@ -7,6 +7,8 @@ from pathlib import Path
 
 INSIDE = Path("/run/sluice-cluster")
 """The state folder inside the cluster, whatever its name is outside: short enough for unix sockets."""
+PLUGIN_SEARCH = Path("/run/slurm-plugins")
+"""First in PluginDir: on every host, and empty but on controllers with Sluice's plugins."""
 
 MARKER = "SLUICE_CLUSTER_INIT"
 """Environment variable that only the cluster's process 1 carries: the state folder."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dev_cluster.description import Sluice
-from dev_cluster.layout import INSIDE, Layout
+from dev_cluster.layout import INSIDE, PLUGIN_SEARCH, Layout
 from dev_cluster.slurm_tree import SlurmTree
 from sluice_base.errors import SluiceError, UsageError
 from sluice_base.files import write_atomic
@@ -49,7 +49,7 @@ class ClusterPlugins:
         """Plugins, level, policy and plugstack.conf; the names of the files that belong beside slurm.conf."""
         build = self._build(layout.plugins)
         files = {"sluice.level": self.wanted.level + "\n", "sluice.policy": self.policy}
-        if build.has("spank_sluice"):
+        if build.has("spank_sluice") and not self.wanted.sanitize:  # srun and slurmstepd lack the sanitizer's library
             files["plugstack.conf"] = f"optional {_FOLDER}/spank_sluice.so\n"
         for name, text in files.items():
             if text:
@@ -76,7 +76,11 @@ class ClusterPlugins:
     @property
     def parameters(self) -> list[tuple[str, str]]:
         """slurm.conf's parameters that load them; after `write`."""
-        return plugin_parameters(self.build, folder=_FOLDER, stock=self.stock)
+        return plugin_parameters(self.build, folder=PLUGIN_SEARCH, stock=self.stock)
+
+    def links(self) -> list[str]:
+        """The command that a controller runs before its slurmctld starts; other hosts find stock Slurm's plugins."""
+        return ["ln", "-sf", *(f"{_FOLDER}/{name}" for name in sorted(self.build.files)), f"{PLUGIN_SEARCH}/"]
 
     @property
     def environment(self) -> dict[str, str] | None:
