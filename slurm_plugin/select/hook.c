@@ -126,6 +126,7 @@ struct decision {
     struct sluice_plan *plan;
     struct sluice_plan_question question;
     bool by_plan; /* the plan kept some nodes for others */
+    bool planned; /* the answer is the plan's, not the core's to `used` */
     uint64_t core_ns, stock_ns;
     bool stock_answered;
     int rc;
@@ -223,7 +224,7 @@ static void ask_core_and_plan(struct decision *decision)
     for (int try = 0; try < TRIES; try++) {
         ask_core(decision);
         if (decision->verdict)
-            break;
+            return;
         if (sluice_plan_allows_start(decision->plan, &decision->question, decision->placement.parts,
                                      decision->placement.part_count))
             return;
@@ -233,6 +234,7 @@ static void ask_core_and_plan(struct decision *decision)
             hook.allowed[decision->placement.parts[i].node / 64] &=
                 ~(UINT64_C(1) << (decision->placement.parts[i].node % 64));
     }
+    decision->planned = true; /* the plan allows none of those that the core would take */
 }
 
 /* What the plan has for the job now, if it can be had. */
@@ -325,6 +327,7 @@ static void record(const struct decision *decision, enum sluice_decision_mode mo
                                          .job = job_facts(decision->call->job, &decision->request),
                                          .mode = mode,
                                          .outcome = outcome,
+                                         .planned = decision->planned,
                                          .backfill = (decision->call->job->bit_flags & BACKFILL_TEST) != 0,
                                          .policy = decision->policy,
                                          .request = decision->used,
@@ -409,8 +412,10 @@ static int run_now(struct decision *decision)
     sluice_plan_keep_out(decision->plan, &decision->question, false, hook.allowed, hook.words);
     decision->by_plan = !same_words(hook.allowed, candidates);
     ask_core_and_plan(decision);
-    if (decision->verdict && take_from_plan(decision, hook.saved))
+    if (decision->verdict && take_from_plan(decision, hook.saved)) {
         decision->verdict = SLUICE_OK;
+        decision->planned = true;
+    }
     if (!decision->verdict && !ask_stock_narrowed(decision)) {
         remember_choice(decision);
         record(decision, SLUICE_DECISION_RUN_NOW, SLUICE_DECISION_USED);
