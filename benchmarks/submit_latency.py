@@ -1,8 +1,9 @@
 """What job_submit and the site factor add to a submission: real daemons, stock Slurm beside the plugins.
 
-Two clusters of the same nodes run side by side: one without any of our plugins, one at level place with a policy of many
-tenants. One client submits to them in turns, a few jobs at a time, through libslurm (no time of a command's start is
-counted), so that both arms meet the same state of the machine. Stock's jobs name their shards; ours come with --gpu-mem.
+Two clusters of the same nodes run side by side: one without any of our plugins, one at level place with a policy of
+many tenants. One client submits to them in turns, a few jobs at a time, through libslurm (no time of a command's start
+is counted), so that both arms meet the same state of the machine. Stock's jobs name their shards; ours come with
+--gpu-mem.
 """
 
 from __future__ import annotations
