@@ -13,7 +13,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -149,6 +149,33 @@ def _mirrors() -> dict[str, str]:
     return found
 
 
+class _Apt:
+    """apt with lists of its own: nothing of the system's is changed, nor of its preferences asked."""
+
+    def __init__(self, work: Path, sources: Sequence[str]) -> None:
+        for name in ("lists/partial", "cache/archives/partial", "got"):
+            (work / name).mkdir(parents=True)
+        (work / "sources.list").write_text("\n".join(sources) + "\n")
+        self.got = work / "got"
+        self.options = [
+            *("-o", f"Dir::Etc::sourcelist={work}/sources.list", "-o", "Dir::Etc::sourceparts=/dev/null"),
+            *("-o", "Dir::Etc::preferences=/dev/null", "-o", "Dir::Etc::preferencesparts=/dev/null"),
+            *("-o", f"Dir::State::lists={work}/lists", "-o", f"Dir::Cache={work}/cache"),
+            *("-o", "APT::Sandbox::User=root", "-o", "Acquire::Retries=2"),
+        ]
+
+    def run(self, program: str, *words: str) -> str:
+        """What it prints, run in the folder `got`. Raises SourcesUnavailableError."""
+        try:
+            command = ["env", "-C", str(self.got), program, *self.options, "-qq", *words]
+            return run_command(command, timeout=_TIMEOUT).stdout
+        except CommandError as error:
+            raise SourcesUnavailableError(
+                f"{program} {words[0]}: {_first_line(error)}",
+                remedy=f"connect this machine to its mirror, or {_NO_SOURCE}",
+            ) from error
+
+
 def _fetch(version: SlurmVersion, suite: str, work: Path) -> Path:
     """The unpacked and patched source tree, in `work`."""
     text = format_slurm_version(version)
@@ -158,24 +185,9 @@ def _fetch(version: SlurmVersion, suite: str, work: Path) -> Path:
         lines.append(f"deb-src {mirrors['main']} {suite}-updates main")
         if "security" in mirrors:
             lines.append(f"deb-src {mirrors['security']} {suite}-security main")
-    for name in ("lists/partial", "cache/archives/partial", "got"):
-        (work / name).mkdir(parents=True)
-    work.chmod(0o755)
-    (work / "sources.list").write_text("\n".join(lines) + "\n")
-    options = [
-        *("-o", f"Dir::Etc::sourcelist={work}/sources.list", "-o", "Dir::Etc::sourceparts=/dev/null"),
-        *("-o", f"Dir::State::lists={work}/lists", "-o", f"Dir::Cache={work}/cache"),
-        *("-o", "APT::Sandbox::User=root", "-o", "Acquire::Retries=2"),
-    ]
-    try:
-        run_command(["apt-get", *options, "-qq", "update"], timeout=_TIMEOUT)
-        records = run_command(["apt-cache", *options, "showsrc", "slurm-wlm"], timeout=60).stdout
-    except CommandError as error:
-        raise SourcesUnavailableError(
-            f"the distribution's sources cannot be reached: {_first_line(error)}",
-            remedy=f"connect this machine to its mirror, or {_NO_SOURCE}",
-        ) from error
-    offered = re.findall(r"^Version: (\S+)$", records, re.MULTILINE)
+    apt = _Apt(work, lines)
+    apt.run("apt-get", "update")
+    offered = re.findall(r"^Version: (\S+)$", apt.run("apt-cache", "showsrc", "slurm-wlm"), re.MULTILINE)
     fitting = [one for one in offered if parse_slurm_version(one) == version]
     if not fitting:
         raise SourcesUnavailableError(
@@ -183,23 +195,34 @@ def _fetch(version: SlurmVersion, suite: str, work: Path) -> Path:
             remedy=_NO_SOURCE,
         )
     wanted = f"slurm-wlm={fitting[-1]}"
-    got = work / "got"
-    for kind in ("tar", "diff"):
-        # The upstream archive is what counts. Debian's patches touch few headers; not every mirror still has them.
-        command = ["apt-get", *options, "-qq", "source", "--download-only", f"--{kind}-only", wanted]
-        _download(command, got, needed=kind == "tar")
-    tree = _unpack(got, work)
+    apt.run("apt-get", "source", "--download-only", "--tar-only", wanted)
+    # The upstream archive is what counts. Debian's patches touch few headers, and not every mirror still has them.
+    with suppress(SourcesUnavailableError):
+        apt.run("apt-get", "source", "--download-only", "--diff-only", wanted)
+    tree = _unpack(apt.got, work)
     if source_version(tree) != version:
         raise SluiceError(f"{wanted}: is not Slurm {text}", remedy=_NO_SOURCE)
     return tree
 
 
-def _download(command: Sequence[str], folder: Path, *, needed: bool) -> None:
-    try:
-        run_command(["env", "-C", folder, *command], timeout=_TIMEOUT)
-    except CommandError as error:
-        if needed:
-            raise SourcesUnavailableError(f"Slurm's source: {_first_line(error)}", remedy=_NO_SOURCE) from error
+def public_headers(suite: str, *, cache: Path | None = None) -> Path:
+    """The folder with slurm/slurm.h of a release of the distribution (package libslurm-dev), fetched on first use.
+
+    Enough for job_submit and SPANK, of releases whose sources or Slurm are not at hand. Raises SluiceError.
+    """
+    cache = cache or default_cache()
+    folder = cache / f"slurm-headers-{suite}"
+    with locked(cache / f".{folder.name}.lock"):
+        if not folder.is_dir():
+            with tempfile.TemporaryDirectory(prefix=".slurm-", dir=cache) as temporary:
+                work = Path(temporary)
+                apt = _Apt(work, [f"deb {_mirrors()['main']} {suite} main"])
+                apt.run("apt-get", "update")
+                apt.run("apt-get", "download", "libslurm-dev")
+                for package in apt.got.glob("*.deb"):
+                    run_command(["dpkg-deb", "-x", package, work / "tree"], timeout=60)
+                (work / "tree/usr/include").rename(folder)
+    return folder
 
 
 def _unpack(got: Path, work: Path) -> Path:

@@ -24,8 +24,8 @@ _AT_ONCE = {1, 5, 6}  # R_X86_64_64, R_X86_64_COPY, R_X86_64_GLOB_DAT: bound whe
 class Symbols:
     """Names in a file's dynamic symbol table.
 
-    `wanted` is without those that may be missing (weak); `at_once` are those of them that must be there when the file is
-    loaded, which are variables and functions whose address is taken.
+    `wanted` is without those that may be missing (weak); `at_once` are those of them that must be there when the file
+    is loaded: variables, and functions whose address is taken.
     """
 
     defined: frozenset[str]
