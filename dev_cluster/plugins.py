@@ -10,6 +10,7 @@ from pathlib import Path
 from dev_cluster.description import Sluice
 from dev_cluster.layout import INSIDE, PLUGIN_SEARCH, Layout
 from dev_cluster.slurm_tree import SlurmTree
+from policy import compiled
 from sluice_base.errors import SluiceError, UsageError
 from sluice_base.files import write_atomic
 from sluice_base.run import run_command
@@ -100,11 +101,20 @@ class ClusterPlugins:
 
 
 def _policy_text(policy: str) -> str:
-    if not policy or "\n" in policy:
-        return policy
+    """The compiled policy, checked as slurmctld's plugins will; sections alone get first line and checksum."""
+    source = "sluice.policy" if "\n" in policy else policy
+    if policy and "\n" not in policy:
+        try:
+            policy = Path(policy).read_text()
+        except OSError as error:
+            raise UsageError(
+                f"sluice.policy {source}: {error.strerror}", remedy="name a compiled policy, or write its text"
+            ) from error
+    if not policy.strip():
+        return ""
+    text = policy if policy.startswith("sluice-policy ") else compiled.complete(policy)
     try:
-        return Path(policy).read_text()
-    except OSError as error:
-        raise UsageError(
-            f"sluice.policy {policy}: {error.strerror}", remedy="name a compiled policy, or write its text"
-        ) from error
+        compiled.parse(text.encode(), source=source)
+    except SluiceError as error:
+        raise UsageError(error.what, remedy="docs/plugins.md describes compiled policies") from error
+    return text

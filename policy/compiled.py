@@ -217,12 +217,20 @@ class CompiledPolicy(_Section):
             lines += _lines(tenant, skip=("account", "class_rules"), default=Tenant(account="-"))
             for name, rule in tenant.class_rules.items():
                 lines += _lines(rule, f"class.{name}.", ClassRule())
-        body = "\n".join(lines) + "\n"
-        return f"{body}checksum = crc32:{zlib.crc32(body.encode()):08x}\n"
+        return _with_checksum("\n".join(lines) + "\n")
 
     def write(self, path: Path) -> None:
         """Replace a file by this policy, in one step. Raises OSError."""
         write_atomic(path, self.render())
+
+
+def complete(sections: str) -> str:
+    """Sections written by hand as a whole file's text, with first line and checksum; what they say is not looked at."""
+    return _with_checksum(f"sluice-policy {MAJOR}.{MINOR}\n{sections.rstrip()}\n")
+
+
+def _with_checksum(body: str) -> str:
+    return f"{body}checksum = crc32:{zlib.crc32(body.encode()):08x}\n"
 
 
 def _key(name: str) -> str:

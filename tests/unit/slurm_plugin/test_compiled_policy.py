@@ -243,3 +243,10 @@ def test_written_in_one_step(tmp_path: Path) -> None:
     policy.write(path)
     assert compiled.load(path) == (policy, [])
     assert [entry.name for entry in tmp_path.iterdir()] == [compiled.FILE_NAME]
+
+
+def test_sections_written_by_hand(tool: Path) -> None:
+    text = compiled.complete("[tenant physics]\nshares = 3\n\n").encode()
+    policy, _ = compiled.parse(text)
+    assert policy.tenants[0].shares == 3
+    assert understood(tool, text)[0] is not None
