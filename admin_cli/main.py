@@ -26,6 +26,15 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "shadow": ("admin_cli.shadow", "What Sluice would have done otherwise (level shadow)."),
     "sim": ("admin_cli.sim", "Change the simulated GPUs of a cluster on this machine."),
     "simulate": ("admin_cli.simulate", "Replay a job history under other policies."),
+    "apply": ("admin_cli.apply", "Make the cluster what the policy file says."),
+    "audit": ("admin_cli.audit", "Who did what, when, by which policy."),
+    "drift": ("admin_cli.drift", "What was changed by hand since the last apply."),
+    "import": ("admin_cli.import_", "A policy file from an existing cluster."),
+    "plan": ("admin_cli.plan", "What the policy file would change."),
+    "policy": ("admin_cli.policy", "The policy file: check it, show it, its schema."),
+    "quota": ("admin_cli.quota", "What tenants may use, and use."),
+    "tenant": ("admin_cli.tenant", "Tenants: list, create, change, remove."),
+    "whoami": ("admin_cli.whoami", "What may I use?"),
     "topo": ("admin_cli.topo", "How the GPUs of a node are linked."),
 }
 

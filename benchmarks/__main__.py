@@ -33,6 +33,9 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     "probe": ("benchmarks.probe", "sluice probe as a whole process"),
     "group": ("benchmarks.group", "grouping 100,000 GPUs"),
     "slurm-throughput": ("benchmarks.slurm_throughput", "time in select_p_job_test, stock Slurm beside the placement hook"),
+    "slurm-gang": ("benchmarks.slurm_gang", "gangs among small jobs on real daemons"),
+    "slurm-fragmentation": ("benchmarks.slurm_fragmentation", "GPU allocation and waits beside stock Slurm"),
+    "policy-apply": ("benchmarks.policy_apply", "plan and apply of 1,000 tenants with 10,000 users"),
     "cluster-up": ("benchmarks.cluster_up", "time to boot a development cluster"),
 }
 

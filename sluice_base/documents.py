@@ -35,20 +35,9 @@ def load_document(path: Path, model: type[ModelType], *, remedy: str) -> ModelTy
 
 def parse_document(text: str, model: type[ModelType], *, source: str, remedy: str) -> ModelType:
     """Like `load_document`, from text; `source` names its origin in errors."""
-    import yaml
     from pydantic import ValidationError
 
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    try:
-        root = yaml.compose(text, Loader=loader)
-        _refuse_duplicates(root, source, remedy)
-        document: Any = yaml.load(text, Loader=loader)  # noqa: S506 - a safe loader
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f"{source}:{mark.line + 1}" if mark is not None else source
-        raise UsageError(f"{place}: not YAML: {getattr(error, 'problem', None) or error}", remedy=remedy) from error
-    except RecursionError as error:
-        raise UsageError(f"{source}: nested too deeply", remedy=remedy) from error
+    root, document = compose_document(text, source=source, remedy=remedy)
     try:
         return model.model_validate({} if document is None else document)
     except ValidationError as error:
@@ -56,9 +45,26 @@ def parse_document(text: str, model: type[ModelType], *, source: str, remedy: st
         place = ".".join(str(part) for part in first["loc"])
         message = first["msg"].removeprefix("Value error, ")
         shown = repr(first["input"]) if isinstance(first["input"], str | int | float | bool | None) else ""
-        words = [f"{source}:{_line(root, first['loc'])}", place, f"{message}{f', got {shown}' if shown else ''}"]
+        words = [f"{source}:{line_of(root, first['loc'])}", place, f"{message}{f', got {shown}' if shown else ''}"]
         more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
         raise UsageError(": ".join(word for word in words if word) + more, remedy=remedy) from error
+
+
+def compose_document(text: str, *, source: str, remedy: str) -> tuple[yaml.Node | None, Any]:
+    """The YAML tree, for `line_of`, and the values. Raises UsageError for what is not YAML, and for repeated keys."""
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        root = yaml.compose(text, Loader=loader)
+        _refuse_duplicates(root, source, remedy)
+        return root, yaml.load(text, Loader=loader)  # noqa: S506 - a safe loader
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f"{source}:{mark.line + 1}" if mark is not None else source
+        raise UsageError(f"{place}: not YAML: {getattr(error, 'problem', None) or error}", remedy=remedy) from error
+    except RecursionError as error:
+        raise UsageError(f"{source}: nested too deeply", remedy=remedy) from error
 
 
 def _refuse_duplicates(node: yaml.Node | None, source: str, remedy: str) -> None:
@@ -80,7 +86,7 @@ def _refuse_duplicates(node: yaml.Node | None, source: str, remedy: str) -> None
             _refuse_duplicates(item, source, remedy)
 
 
-def _line(node: yaml.Node | None, location: tuple[int | str, ...]) -> int:
+def line_of(node: yaml.Node | None, location: tuple[int | str, ...]) -> int:
     """Line of the innermost part of `location` that stands in the file."""
     import yaml
 

@@ -67,11 +67,21 @@ class Commands:
         return self.environment() | {"SLURM_TIME_FORMAT": "standard"}
 
     def run(
-        self, name: str, *arguments: str, check: bool = True, env: Mapping[str, str] | None = None
+        self,
+        name: str,
+        *arguments: str,
+        check: bool = True,
+        env: Mapping[str, str] | None = None,
+        input_text: str | None = None,
+        timeout: float | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """Run one command to its end. Raises CommandError when it fails, is missing or takes too long."""
         done = run_command(
-            [self.program(name), *arguments], timeout=self.timeout, env=env or self.environment(), check=False
+            [self.program(name), *arguments],
+            timeout=timeout or self.timeout,
+            env=env or self.environment(),
+            input_text=input_text,
+            check=False,
         )
         if check and done.returncode != 0:
             said = done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}"

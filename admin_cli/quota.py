@@ -1,0 +1,100 @@
+"""`sluice quota`: what tenants may use, and use."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from admin_cli.site_options import apply_options, cluster_options, file_option
+from admin_cli.tables import Column, print_table, table_options
+from admin_cli.tenant import change_file, existing, visible_tenant
+
+_PARTS = ("guarantee", "limit", "budget", "per_job", "max_jobs", "max_queued", "max_time", "max_gpus_per_user",
+          "gpu_memory_per_gpu", "submissions_per_minute", "borrow", "lend")  # fmt: skip
+
+
+@click.group("quota")
+def command() -> None:
+    """What tenants may use, and use."""
+
+
+@command.command()
+@click.argument("name")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@table_options
+@cluster_options
+def show(
+    name: str, as_json: bool, fields: str | None, parsable2: bool, noheader: bool, conf: Path | None,
+    prefix: Path | None, state: Path | None,
+) -> None:  # fmt: skip
+    """The limits of a tenant, what is used of each, and what is left."""
+    from policy.site import Site
+
+    rows = quota_rows(visible_tenant(Site(conf, prefix, state), name))
+    if as_json:
+        click.echo(json.dumps({"schema_version": 1, "tenant": name, "quota": rows}, indent=2))
+        return
+    columns: list[Column[dict[str, Any]]] = [
+        Column("what", lambda row: row["what"]),
+        Column("guaranteed", lambda row: row["guaranteed"], right=True),
+        Column("limit", lambda row: row["limit"], right=True),
+        Column("used", lambda row: row["used"], right=True),
+        Column("left", lambda row: row["left"], right=True),
+    ]
+    default = ("what", "guaranteed", "limit", "used", "left")
+    print_table(columns, rows, default=default, fields=fields, parsable2=parsable2, noheader=noheader)
+
+
+def quota_rows(tenant: Any) -> list[dict[str, Any]]:
+    """One row for each thing that is limited, guaranteed or used."""
+    rows: list[dict[str, Any]] = []
+
+    def add(what: str, guaranteed: float | None, limit: float | None, used: float) -> None:
+        if guaranteed is None and limit is None and not used:
+            return
+        left = None if limit is None else max(0, round(limit - used, 2))
+        rows.append({"what": what, "guaranteed": guaranteed, "limit": limit, "used": used, "left": left})
+
+    names = [name for name in {**tenant.limit, **tenant.guarantee, **tenant.used} if name.startswith("gres/")]
+    for name in names:
+        add(name, tenant.guarantee.get(name), tenant.limit.get(name), tenant.used.get(name, 0))
+    for name, minutes in tenant.minute_limit.items():
+        add(f"{name} hours", None, round(minutes / 60, 2), round(tenant.minutes.get(name, 0) / 60, 2))
+    for what, option, used in (("running jobs", "GrpJobs", tenant.running),
+                               ("submitted jobs", "GrpSubmitJobs", tenant.submitted)):  # fmt: skip
+        text = tenant.limits.get(option, "")
+        add(what, None, int(text) if text else None, used)
+    return rows
+
+
+@command.command("set")
+@click.argument("name")
+@click.argument("settings", nargs=-1, required=True, metavar="KEY=VALUE...")
+@file_option
+@apply_options
+@cluster_options
+def set_(
+    name: str, settings: tuple[str, ...], path: Path | None, yes: bool, force: bool, drain_time: str, conf: Path | None,
+    prefix: Path | None, state: Path | None,
+) -> None:  # fmt: skip
+    """Change what a tenant may use, in the policy file, and apply: e.g. limit.gpus=16 guarantee.gpus=8 borrow=true."""
+    from policy.edit import pairs, set_value
+    from policy.site import Site
+    from sluice_base.errors import UsageError
+
+    words = pairs(settings)
+    for key, _ in words:
+        if key.split(".")[0] not in _PARTS:
+            raise UsageError(f"{key!r}: no quota", remedy=f"one of {', '.join(_PARTS)}; others: sluice tenant set")
+
+    def change(document: Any) -> None:
+        tenant = existing(document, name)
+        for key, value in words:
+            set_value(tenant, key, value)
+
+    change_file(
+        path, Site(conf, prefix, state), change, action="quota set", yes=yes, force=force, drain_time=drain_time
+    )

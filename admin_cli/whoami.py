@@ -1,0 +1,60 @@
+"""`sluice whoami`: what may I use?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from admin_cli.quota import quota_rows
+from admin_cli.site_options import cluster_options
+
+
+@click.command("whoami")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@cluster_options
+def command(as_json: bool, conf: Path | None, prefix: Path | None, state: Path | None) -> None:
+    """My tenants, what is left of their quotas, the GPUs of the cluster, and a job that I can submit."""
+    from policy.access import caller
+    from policy.live import Cluster, gpus_of
+    from policy.report import example, report
+
+    del state
+    cluster = Cluster.at(conf, prefix)
+    who = caller(cluster)
+    tenants = {name: one for name, one in report(cluster, only=who.user).items() if who.user in one.members}
+    types = sorted({kind for node in cluster.client.nodes() for kind in gpus_of(node)[0] if kind})
+    partition = next((one.name for one in cluster.client.partitions() if one.default), "")
+    level = ("user", "operator", "administrator")[who.level]
+    if as_json:
+        document = {
+            "schema_version": 1,
+            "user": who.user,
+            "level": level,
+            "coordinates": sorted(who.coordinates),
+            "gpu_types": types,
+            "tenants": [
+                {**one.document(), "quota": quota_rows(one), "example": example(one, types, partition)}
+                for one in tenants.values()
+            ],
+        }
+        click.echo(json.dumps(document, indent=2))
+        return
+    click.echo(f"{who.user}: {level}" + (f", coordinator of {', '.join(sorted(who.coordinates))}"
+                                         if who.coordinates else ""))  # fmt: skip
+    click.echo(f"GPU types of the cluster: {', '.join(types) or 'none'}")
+    if not tenants:
+        click.echo("no tenant: jobs need one; ask an administrator (sluice tenant members NAME --add "
+                   f"{who.user})")  # fmt: skip
+    for one in tenants.values():
+        over = f"; over-quota work: --qos={one.qos[-1]}" if one.borrows and len(one.qos) > 1 else ""
+        click.echo(f"tenant {one.name} (qos {one.default_qos or '-'}{over})")
+        for row in quota_rows(one):
+            limit = "no limit" if row["limit"] is None else f"{row['left']:g} left of {row['limit']:g}"
+            sure = "" if row["guaranteed"] is None else f", {row['guaranteed']:g} guaranteed"
+            click.echo(f"  {row['what']:<16} {limit}{sure}")
+        own = one.member_limits.get(who.user, {}).get("GrpTRES")
+        if own:
+            click.echo(f"  {'for you alone':<16} {own}")
+        click.echo(f"  try: {example(one, types, partition)}")

@@ -1,0 +1,353 @@
+"""Making the changes.
+
+Order: what is new and what is set, then what is cleared, at last what goes; so no limit is gone before its replacement
+is there. Each step is compared with the cluster anew by the next `plan`, so an apply that was ended at any point is
+finished by the next one.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from policy.changes import Change
+from policy.live import Cluster, Live
+from policy.names import OVER_QOS
+from policy.state import SNIPPET, State
+from sluice_base.errors import SluiceError
+from sluice_base.files import write_atomic
+from slurm_client.accounting import TRES_OPTIONS, chunks
+from slurm_client.model import Job
+
+Progress = Callable[[str], None]
+_LOAD_NAMES = {"MaxWall": "MaxWallDurationPerJob", "description": "Description", "organization": "Organization",
+               "fairshare": "Fairshare", "qos": "QOS", "defaultqos": "DefaultQOS"}  # fmt: skip
+_QUIET_S = 0.5  # between two looks at draining jobs
+
+
+class Applier:
+    """One apply."""
+
+    def __init__(self, cluster: Cluster, live: Live, wanted: State, progress: Progress | None = None) -> None:
+        self.cluster = cluster
+        self.live = live
+        self.wanted = wanted
+        self.progress = progress or (lambda _: None)
+
+    # ---- before anything is changed ----
+
+    def refuse_impossible(self, changes: Iterable[Change]) -> None:
+        """Raise SluiceError for what cannot be done, before anything is."""
+        changes = list(changes)
+        needed: dict[str, str] = {}
+        for change in changes:
+            for option, (_, new) in change.fields.items():
+                if option in TRES_OPTIONS:
+                    for pair in filter(None, new.split(",")):
+                        needed.setdefault(pair.partition("=")[0], f"{change.kind} {change.name}")
+        missing = sorted(set(needed) - self.live.tres)
+        if missing:
+            raise SluiceError(
+                f"Slurm does not count {', '.join(missing)} (needed by {needed[missing[0]]})",
+                remedy=f"put AccountingStorageTRES of {SNIPPET} into slurm.conf (sluice plan --snippet prints it), "
+                "restart slurmctld, and apply again",
+            )
+        for change in changes:
+            if change.kind == "file":
+                folder = Path(change.name).parent
+                if not os.access(folder, os.W_OK):
+                    raise SluiceError(
+                        f"{change.name}: you may not write in {folder}",
+                        remedy="apply as a user who may (root), on a host where it is slurm.conf's folder",
+                    )
+
+    def jobs_in_the_way(self, changes: Iterable[Change]) -> list[Job]:
+        """Jobs of what is to be removed."""
+        accounts = {change.name for change in changes if change.kind == "account" and change.action == "remove"}
+        users = {
+            (change.account, change.user) for change in changes if change.kind == "user" and change.action == "remove"
+        }
+        if not accounts and not users:
+            return []
+        return [
+            job for job in self.cluster.client.jobs()
+            if job.account in accounts or (job.account, job.user) in users
+        ]  # fmt: skip
+
+    def drain(self, changes: list[Change], patience: float) -> None:
+        """Let what is to be removed submit nothing more, cancel what waits, give what runs `patience` seconds."""
+        accounts = [change.name for change in changes if change.kind == "account" and change.action == "remove"]
+        users = [change for change in changes if change.kind == "user" and change.action == "remove"]
+        lines = [f"modify account where name={','.join(chunk)} set GrpSubmitJobs=0" for chunk in chunks(accounts)]
+        lines += [
+            f"modify user where name={change.user} account={change.account} set MaxSubmitJobs=0"
+            for change in users if change.account not in accounts
+        ]  # fmt: skip
+        self.cluster.accounting.session(lines)
+        deadline = time.monotonic() + patience
+        self.cluster.control.cancel(job.id for job in self.jobs_in_the_way(changes) if job.state == "PENDING")
+        while jobs := self.jobs_in_the_way(changes):
+            if time.monotonic() > deadline:
+                self.progress(f"{len(jobs)} jobs are cancelled")
+                self.cluster.control.cancel(job.id for job in jobs)
+                deadline += 120
+                if time.monotonic() > deadline:
+                    raise SluiceError(f"job {jobs[0].id} does not end", remedy="see why, then apply again")
+            time.sleep(_QUIET_S)
+
+    # ---- the steps ----
+
+    def run(self, changes: list[Change]) -> None:
+        """Make all changes. Raises SluiceError with Slurm's words; what was done stays done."""
+        of = _Grouped(changes)
+        self.step("QOS", self.qos_additions([one for one in of["qos", "add"] if one.name == OVER_QOS]))
+        self.step("QOS", self.qos_additions([one for one in of["qos", "add"] if one.name != OVER_QOS]))
+        self.step("QOS", self.settings("qos", of["qos", "change"]))
+        self.additions(of["account", "add"], of["user", "add"])
+        self.step("coordinators", self.coordinators(of["account", "add"] + of["account", "change"], adding=True))
+        self.step("accounts", self.settings("account", of["account", "change"]))
+        self.step("members", self.user_settings(of["user", "change"]))
+        self.step("limits of the cluster", self.root(of["cluster", "change"], clearing=False))
+        self.reservations(of["reservation", "add"] + of["reservation", "change"])
+        self.files([*of["file", "add"], *of["file", "change"]])
+        self.step("QOS", self.clearings("qos", of["qos", "change"]))
+        self.step("accounts", self.clearings("account", of["account", "change"]))
+        self.step("members", self.user_clearings(of["user", "change"]))
+        self.step("limits of the cluster", self.root(of["cluster", "change"], clearing=True))
+        self.step("coordinators", self.coordinators(of["account", "change"], adding=False))
+        self.removals(of)
+
+    def step(self, what: str, lines: list[str]) -> None:
+        """Run one session."""
+        if lines:
+            self.progress(f"{what}: {len(lines)} command{'s' if len(lines) > 1 else ''}")
+            self.cluster.accounting.session(lines)
+
+    def qos_additions(self, changes: list[Change]) -> list[str]:
+        """Commands for new QOS."""
+        return [
+            f"add qos {','.join(chunk)} {options}".rstrip()
+            for options, names in _alike(changes, lambda one: _options(_new(one))).items()
+            for chunk in chunks(names)
+        ]
+
+    def settings(self, entity: str, changes: list[Change]) -> list[str]:
+        """Fields that get a value."""
+        return [
+            f"modify {entity} where name={','.join(chunk)} set {options}"
+            for options, names in _alike(changes, lambda one: _options(_new(one, skip=("coordinators",)))).items()
+            if options
+            for chunk in chunks(names)
+        ]
+
+    def clearings(self, entity: str, changes: list[Change]) -> list[str]:
+        """Fields, and single TRES of a field, that lose their value."""
+        return [
+            f"modify {entity} where name={','.join(chunk)} set {options}"
+            for options, names in _alike(changes, _cleared).items()
+            if options
+            for chunk in chunks(names)
+        ]
+
+    def user_settings(self, changes: list[Change]) -> list[str]:
+        """Fields of members that get a value."""
+        return self._users(changes, lambda one: _options(_new(one)))
+
+    def user_clearings(self, changes: list[Change]) -> list[str]:
+        """Fields of members that lose their value."""
+        return self._users(changes, _cleared)
+
+    def _users(self, changes: list[Change], options_of: Callable[[Change], str]) -> list[str]:
+        groups: dict[tuple[str, str], list[str]] = {}
+        for change in changes:
+            if options := options_of(change):
+                groups.setdefault((change.account, options), []).append(change.user)
+        return [
+            f"modify user where name={','.join(chunk)} account={account} set {options}"
+            for (account, options), users in groups.items()
+            for chunk in chunks(users)
+        ]
+
+    def root(self, changes: list[Change], *, clearing: bool) -> list[str]:
+        """Commands for the limits of the whole cluster."""
+        lines = []
+        for change in changes:
+            options = _cleared(change) if clearing else _options(_new(change))
+            if options:
+                lines.append(f"modify account where name=root cluster={self.live.name} set {options}")
+        return lines
+
+    def coordinators(self, changes: list[Change], *, adding: bool) -> list[str]:
+        """Those above an account are its coordinators without being named."""
+        lines = []
+        for change in changes:
+            if "coordinators" not in change.fields:
+                continue
+            old, new = (set(filter(None, text.split(","))) for text in change.fields["coordinators"])
+            state = self.wanted.accounts[change.name]
+            above = self.wanted.accounts[state.parent].coordinators if state.parent in self.wanted.accounts else set()
+            there = self.live.state.accounts
+            before = there[state.parent].coordinators if state.parent in there else set()
+            users = sorted((new - old - above) if adding else (old - new - before))
+            if users and adding:
+                lines.append(f"add coordinator account={change.name} names={','.join(users)}")
+            elif users:
+                lines.append(f"remove coordinator account={change.name} names={','.join(users)}")
+        return lines
+
+    def additions(self, accounts: list[Change], users: list[Change]) -> None:
+        """New accounts and members, in one message."""
+        if not accounts and not users:
+            return
+        lines: list[str] = []
+        parents: dict[str, list[str]] = {}
+        for change in accounts:
+            fields = _new(change, skip=("parent", "coordinators"))
+            parents.setdefault(self.wanted.accounts[change.name].parent, []).append(
+                f"Account - '{change.name}':{_load_options(fields)}"
+            )
+        for parent, children in parents.items():
+            lines += [f"Parent - '{parent}'", *children]
+        default = self.live_defaults(users)
+        members: dict[str, list[str]] = {}
+        for change in users:
+            home = default.setdefault(change.user, change.account)
+            members.setdefault(change.account, []).append(
+                f"User - '{change.user}':DefaultAccount='{home}':{_load_options(_new(change))}"
+            )
+        for account, rows in members.items():
+            lines += [f"Parent - '{account}'", *rows]
+        self.progress(f"{len(accounts)} accounts and {len(users)} members to add")
+        self.cluster.accounting.load(self.live.name, "\n".join(lines) + "\n")
+
+    def live_defaults(self, users: list[Change]) -> dict[str, str]:
+        """The default accounts of users who have one that stays theirs."""
+        names = {change.user for change in users}
+        known = {user for _, user in self.live.state.users} & names
+        return self.cluster.accounting.default_accounts(known) if known else {}
+
+    def reservations(self, changes: list[Change]) -> None:
+        """Make and change reservations."""
+        for change in changes:
+            state = self.wanted.reservations[change.name]
+            if change.action == "add":
+                self.cluster.control.create_reservation(
+                    change.name, accounts=state.accounts, nodes=state.nodes, feature=state.feature, flags=["MAGNETIC"]
+                )
+            else:
+                self.cluster.control.update_reservation(change.name, accounts=state.accounts, nodes=state.nodes)
+            self.progress(f"reservation {change.name}: {state.nodes} nodes")
+
+    def files(self, changes: list[Change]) -> None:
+        """Write files beside slurm.conf; slurmctld reads the snippet where slurm.conf includes it."""
+        for change in changes:
+            path = Path(change.name)
+            write_atomic(path, change.fields["content"][1], mode=0o644)
+            self.progress(f"wrote {path}")
+        if any(Path(change.name).name == SNIPPET for change in changes) and includes_snippet(self.live.folder):
+            self.cluster.control.reconfigure()
+            self.progress("slurmctld reads its files again")
+
+    def removals(self, of: _Grouped) -> None:
+        """What goes: members, accounts, QOS, reservations."""
+        users, accounts = of["user", "remove"], [one.name for one in of["account", "remove"]]
+        if users:
+            self.step("default accounts", self.new_defaults(users))
+            groups: dict[str, list[str]] = {}
+            for change in users:
+                groups.setdefault(change.account, []).append(change.user)
+            self.step(
+                "members to remove",
+                [
+                    f"remove user where name={','.join(chunk)} account={account}"
+                    for account, names in groups.items()
+                    for chunk in chunks(names)
+                ],
+            )
+        self.step("accounts to remove", [f"remove account where name={name}" for name in accounts])
+        self.step("QOS to remove", [f"remove qos where name={one.name}" for one in of["qos", "remove"]])
+        for change in of["reservation", "remove"]:
+            self.cluster.control.delete_reservation(change.name)
+            self.progress(f"reservation {change.name} ended")
+
+    def new_defaults(self, removed: list[Change]) -> list[str]:
+        """Slurm keeps a user's default account: another takes its place first."""
+        leaving: dict[str, set[str]] = {}
+        for change in removed:
+            leaving.setdefault(change.user, set()).add(change.account)
+        staying: dict[str, list[str]] = {}
+        for account, user in [*self.live.state.users, *self.wanted.users]:
+            if user in leaving and account not in leaving[user]:
+                staying.setdefault(user, []).append(account)
+        now = self.cluster.accounting.default_accounts(user for user in leaving if user in staying)
+        return [
+            f"modify user where name={user} set defaultaccount={staying[user][0]}"
+            for user, account in now.items()
+            if account in leaving[user]
+        ]
+
+
+class _Grouped:
+    """Changes by kind and action."""
+
+    def __init__(self, changes: Iterable[Change]) -> None:
+        self._of: dict[tuple[str, str], list[Change]] = {}
+        for change in changes:
+            self._of.setdefault((change.kind, change.action), []).append(change)
+
+    def __getitem__(self, key: tuple[str, str]) -> list[Change]:
+        return self._of.get(key, [])
+
+
+def includes_snippet(folder: Path) -> bool:
+    """Whether slurm.conf includes Sluice's snippet."""
+    try:
+        lines = (folder / "slurm.conf").read_text(errors="replace").splitlines()
+    except OSError:
+        return False
+    words = [line.split() for line in lines]
+    return any(len(one) == 2 and one[0].lower() == "include" and Path(one[1]).name == SNIPPET for one in words)
+
+
+def _alike(changes: Iterable[Change], options_of: Callable[[Change], str]) -> dict[str, list[str]]:
+    """Names of changes with equal options, so that one command serves them all."""
+    groups: dict[str, list[str]] = {}
+    for change in changes:
+        groups.setdefault(options_of(change), []).append(change.name)
+    return groups
+
+
+def _new(change: Change, skip: tuple[str, ...] = ()) -> dict[str, str]:
+    return {key: new for key, (_, new) in change.fields.items() if new and key not in skip}
+
+
+def _options(fields: Mapping[str, str]) -> str:
+    return " ".join(f"{key}={_quoted(key, value)}" for key, value in fields.items())
+
+
+def _quoted(key: str, value: str) -> str:
+    return f'"{value}"' if key in ("description", "organization") else value
+
+
+def _load_options(fields: Mapping[str, str]) -> str:
+    return ":".join(f"{_LOAD_NAMES.get(key, key)}='{value}'" for key, value in fields.items())
+
+
+def _cleared(change: Change) -> str:
+    """Options that take away what is not wanted any more: whole fields, or single TRES of one."""
+    gone = []
+    for key, (old, new) in change.fields.items():
+        if key in TRES_OPTIONS:
+            kept = {pair.partition("=")[0] for pair in filter(None, new.split(","))}
+            names = [pair.partition("=")[0] for pair in filter(None, old.split(","))]
+            if lost := [f"{name}=-1" for name in names if name not in kept]:
+                gone.append(f"{key}={','.join(lost)}")
+        elif old and not new and key != "coordinators":
+            gone.append(f"{key}={_NONE.get(key, '-1')}")
+    return " ".join(gone)
+
+
+_NONE = {"qos": "", "Preempt": "", "Flags": "-1", "PreemptMode": "cluster", "Priority": "0", "GraceTime": "0",
+         "description": '""', "organization": '""'}  # fmt: skip

@@ -1,0 +1,256 @@
+"""Who did what, when, and by which version of the policy file: an append-only log whose records are chained.
+
+A record is one line of JSON. Its `hash` is SHA-256 over the line without it, which holds the `hash` of the record
+before: a record that is changed, left out or put in breaks the chain from there on. `head` beside the log says how long
+it is, so that a cut end shows, too. Who can write both files can forge both: send the records on as they are made
+(`sluice audit export --syslog`) where that matters.
+
+Others append through `append`: submissions and refusals, GPUs granted to and returned by jobs (`ACTIONS`).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from sluice_base.errors import SluiceError, UsageError
+from sluice_base.files import write_atomic
+from sluice_base.text import one_line
+
+SCHEMA_VERSION = 1
+ACTIONS = frozenset({"submit", "refuse", "grant", "return"})
+"""What others than `sluice` itself may append."""
+ROTATE_BYTES = 64 * 1024 * 1024
+_START = "0" * 64
+_NAME = "audit.log"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One entry."""
+
+    seq: int
+    time: float  # seconds since 1970
+    user: str  # who; of records of jobs: whose job
+    action: str  # e.g. "apply", "tenant create", "submit"
+    subject: str  # a tenant, job or file
+    detail: Mapping[str, Any] = field(default_factory=dict)
+    version: str = ""  # of the policy file
+    host: str = ""
+    prev: str = _START
+    hash: str = ""
+
+    def document(self) -> dict[str, Any]:
+        """For JSON."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+class Entry(BaseModel):
+    """What others append, one JSON object a line."""
+
+    model_config = ConfigDict(extra="forbid")
+    time: float = Field(ge=0, le=1e11)
+    user: str = Field(max_length=128)
+    action: str = Field(max_length=32)
+    subject: str = Field(max_length=256)
+    detail: dict[str, str | int | float | bool | None] = Field(default={}, max_length=64)
+    version: str = Field(default="", max_length=128)
+
+
+class AuditLog:
+    """The log in a folder."""
+
+    def __init__(self, folder: Path, *, rotate_bytes: int = ROTATE_BYTES) -> None:
+        self.folder = folder
+        self.rotate_bytes = rotate_bytes
+
+    # ---- writing ----
+
+    def refuse_unwritable(self) -> None:
+        """Raise SluiceError unless records can be written: what cannot be recorded is not done."""
+        try:
+            self.folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+            with self._locked():
+                pass
+        except OSError as error:
+            raise SluiceError(
+                f"{self.folder}: {error.strerror}: changes could not be recorded, so nothing is changed",
+                remedy="run it as a user who may write there (root, or a member of the folder's group)",
+            ) from error
+
+    def append(
+        self, user: str, action: str, subject: str, detail: Mapping[str, Any] | None = None, *, version: str = ""
+    ) -> Record:
+        """Add a record of now. Raises SluiceError when the log is damaged at its end, OSError when it is unwritable."""
+        return self._append([Record(0, time.time(), user, action, subject, detail or {}, version)])[0]
+
+    def append_entries(self, lines: Iterable[str]) -> int:
+        """Add what others recorded: JSON lines of `Entry`. Raises UsageError, adding none, when one is malformed."""
+        records = []
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                entry = Entry.model_validate_json(line)
+            except ValidationError as error:
+                first = error.errors(include_url=False, include_input=False)[0]
+                place = ".".join(str(part) for part in first["loc"])
+                raise UsageError(f"line {number}: {place}: {first['msg']}", remedy="see sluice-audit(1)") from error
+            if entry.action not in ACTIONS:
+                raise UsageError(
+                    f"line {number}: action {one_line(entry.action)!r}",
+                    remedy=f"use one of {', '.join(sorted(ACTIONS))}",
+                )
+            records.append(Record(0, entry.time, entry.user, entry.action, entry.subject, entry.detail, entry.version))
+        self._append(records)
+        return len(records)
+
+    def _append(self, records: list[Record]) -> list[Record]:
+        self.folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+        host = os.uname().nodename
+        with self._locked():
+            seq, last, size = self._head()
+            written = []
+            for record in records:
+                seq += 1
+                document = {**record.document(), "seq": seq, "host": host, "prev": last}
+                document["hash"] = last = _hash(document)
+                written.append(document)
+            text = "".join(_line(document) for document in written).encode()
+            path = self.folder / _NAME
+            if size and size + len(text) > self.rotate_bytes:
+                path.rename(self.folder / f"audit-{written[0]['seq'] - 1:012}.log")
+                size = 0
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640)
+            with os.fdopen(descriptor, "wb") as file:
+                file.truncate(size)  # half a record of a process that was killed
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            head = {"seq": seq, "hash": last, "size": size + len(text)}
+            write_atomic(self.folder / "head", json.dumps(head) + "\n", mode=0o640)
+            return [Record(**document) for document in written]
+
+    def _head(self) -> tuple[int, str, int]:
+        """Number and hash of the last record, and the size of the file that it ends."""
+        path = self.folder / _NAME
+        try:
+            head = json.loads((self.folder / "head").read_text())
+            size = int(head["size"])
+            there = path.stat().st_size if path.exists() else 0
+            if there < size:
+                raise SluiceError(
+                    f"{path}: {there} bytes, and it had {size}: it was cut off",
+                    remedy="see what is missing: sluice audit verify",
+                )
+            seq, last = int(head["seq"]), str(head["hash"])
+        except FileNotFoundError:
+            if path.exists():
+                raise SluiceError(f"{self.folder / 'head'}: missing", remedy="see: sluice audit verify") from None
+            return 0, _START, 0
+        except (ValueError, KeyError, TypeError) as error:
+            raise SluiceError(f"{self.folder / 'head'}: damaged", remedy="see: sluice audit verify") from error
+        # Records that were written whole when the writer was killed before `head`.
+        with (path if path.exists() else Path(os.devnull)).open("rb") as file:
+            file.seek(size)
+            for line in file:
+                document = _parse(line) if line.endswith(b"\n") else None
+                if document is None or document.get("prev") != last or _hash(document) != document.get("hash"):
+                    break
+                seq, last, size = int(document["seq"]), str(document["hash"]), size + len(line)
+        return seq, last, size
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(self.folder / ".lock", flags, 0o660)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    # ---- reading ----
+
+    def files(self) -> list[Path]:
+        """The log's files, the oldest first."""
+        return [*sorted(self.folder.glob("audit-*.log")), *([self.folder / _NAME])]
+
+    def records(self) -> Iterator[Record]:
+        """All records in order. Lines that are none are left out: `verify` names them. Raises SluiceError."""
+        for path in self.files():
+            try:
+                with path.open("rb") as file:
+                    for line in file:
+                        document = _parse(line)
+                        if document is not None:
+                            yield Record(**document)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise SluiceError(f"{path}: {error.strerror}", remedy="run it as a user who may read it") from error
+
+    def verify(self) -> tuple[int, list[str]]:
+        """How many records stand in an unbroken chain, and what is wrong with the rest."""
+        seq, last, problems = 0, _START, []
+        for path in self.files():
+            if not path.exists():
+                continue
+            with path.open("rb") as file:
+                for number, line in enumerate(file, 1):
+                    document = _parse(line)
+                    if document is None:
+                        problems.append(f"{path}:{number}: not a record")
+                        continue
+                    if document["seq"] != seq + 1:
+                        problems.append(f"{path}:{number}: record {document['seq']} follows record {seq}")
+                    if document["prev"] != last:
+                        problems.append(f"{path}:{number}: does not continue the record before it")
+                    if _hash(document) != document["hash"]:
+                        problems.append(f"{path}:{number}: record {document['seq']} was changed")
+                    seq, last = int(document["seq"]), str(document["hash"])
+        try:
+            head = json.loads((self.folder / "head").read_text())
+            if head["seq"] > seq or (head["seq"] == seq and head["hash"] != last):
+                problems.append(f"{self.folder / 'head'}: the log ended with record {head['seq']}, now with {seq}")
+        except FileNotFoundError:
+            if seq:
+                problems.append(f"{self.folder / 'head'}: missing")
+        except (ValueError, KeyError, TypeError):
+            problems.append(f"{self.folder / 'head'}: damaged")
+        return seq, problems
+
+
+def _hash(document: Mapping[str, Any]) -> str:
+    body = {key: value for key, value in document.items() if key != "hash"}
+    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _line(document: Mapping[str, Any]) -> str:
+    return json.dumps(document, separators=(",", ":")) + "\n"
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        document = json.loads(line)
+        if set(document) == set(Record.__slots__) and isinstance(document["seq"], int):
+            return dict(document)
+    except (ValueError, TypeError, RecursionError):
+        pass
+    return None
+
+
+def syslog_line(record: Record) -> str:
+    """A record as an RFC 5424 message: facility authpriv, severity notice."""
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.time))
+    return f"<85>1 {stamp} {record.host or '-'} sluice - audit - {_line(record.document()).strip()}"

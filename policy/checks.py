@@ -1,0 +1,178 @@
+"""What no field can tell alone: whether the parts of a policy fit each other; each mistake has a place and a remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from policy.model import ClassAmount, Guarantee, Policy
+
+Place = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """What does not fit, where, and what to do about it."""
+
+    place: Place
+    what: str
+    remedy: str
+
+
+def mistakes(policy: Policy) -> list[Mistake]:
+    """All of them, in the order of the file's sections."""
+    return [
+        *_unenforced(policy),
+        *_classes(policy),
+        *_tree(policy),
+        *_amounts(policy),
+        *_members(policy),
+        *_periods(policy),
+    ]
+
+
+def _unenforced(policy: Policy) -> Iterator[Mistake]:
+    for name in policy.unenforced():
+        if name not in policy.accept_unenforced:
+            yield Mistake(
+                (name,),
+                f"{name} is set, but not yet enforced: nothing acts on it",
+                f"take it out, or name it in accept_unenforced: [{name}]",
+            )
+
+
+def _classes(policy: Policy) -> Iterator[Mistake]:
+    owner: dict[str, str] = {}
+    for name, one in policy.classes.items():
+        for gpu_type in one.types:
+            if gpu_type in owner:
+                yield Mistake(
+                    ("classes", name, "types"),
+                    f"GPU type {gpu_type!r} is in class {owner[gpu_type]!r} already",
+                    "give each type to one class",
+                )
+            owner[gpu_type] = name
+        strategy, ratio = policy.strategy_of(name)
+        if strategy == "hybrid" and ratio <= 0:
+            yield Mistake(("classes", name), f"class {name!r} is hybrid without a reserved_ratio", "give it one")
+
+
+def _tree(policy: Policy) -> Iterator[Mistake]:
+    for name, tenant in policy.tenants.items():
+        if tenant.parent is not None and tenant.parent not in policy.tenants:
+            yield Mistake(
+                ("tenants", name, "parent"), f"parent {tenant.parent!r} is no tenant", "name a tenant of this file"
+            )
+            continue
+        seen, parent = {name}, tenant.parent
+        while parent is not None and parent in policy.tenants:
+            if parent in seen:
+                yield Mistake(("tenants", name, "parent"), f"{name!r} is its own ancestor", "break the circle")
+                break
+            seen.add(parent)
+            parent = policy.tenants[parent].parent
+
+
+def _amounts(policy: Policy) -> Iterator[Mistake]:
+    for name, tenant in policy.tenants.items():
+        for part, amount in (("guarantee", tenant.guarantee), ("limit", tenant.limit)):
+            for class_name, of_class in amount.classes.items() if amount else ():
+                place = ("tenants", name, part, "classes", class_name)
+                yield from _class_amount(policy, place, class_name, of_class, part)
+        for class_name in tenant.per_job.classes if tenant.per_job else ():
+            if class_name not in policy.classes:
+                yield _no_class(policy, ("tenants", name, "per_job", "classes", class_name), class_name)
+        for class_name in tenant.classes or ():
+            if class_name not in policy.classes:
+                yield _no_class(policy, ("tenants", name, "classes"), class_name)
+        yield from _guarantees_fit(policy, name)
+        yield from _reserved(policy, name)
+
+
+def _class_amount(policy: Policy, place: Place, class_name: str, amount: ClassAmount, part: str) -> Iterator[Mistake]:
+    if class_name not in policy.classes:
+        yield _no_class(policy, place, class_name)
+    elif len(policy.classes[class_name].types) > 1:
+        types = ", ".join(policy.classes[class_name].types)
+        yield Mistake(place, f"class {class_name!r} has the types {types}, which Slurm counts one by one",
+                      "split the class into one for each type")  # fmt: skip
+    if part == "guarantee" and amount.gpu_hours is not None:
+        yield Mistake(place, "hours cannot be guaranteed", "write gpu_hours in the limit, or as a budget")
+
+
+def _no_class(policy: Policy, place: Place, name: str) -> Mistake:
+    known = ", ".join(policy.classes) or "none"
+    return Mistake(place, f"{name!r} is no class (known: {known})", "name it in the section classes")
+
+
+def amounts(guarantee: Guarantee | None) -> dict[str, float]:
+    """What is guaranteed or limited, by a name for each kind."""
+    if guarantee is None:
+        return {}
+    found: dict[str, float | None] = {"gpus": guarantee.gpus, "gpu_memory": guarantee.gpu_memory}
+    found |= {f"classes.{name}.gpus": one.gpus for name, one in guarantee.classes.items()}
+    return {kind: value for kind, value in found.items() if value is not None}
+
+
+def _guarantees_fit(policy: Policy, name: str) -> Iterator[Mistake]:
+    """What is guaranteed below a tenant is within its own guarantee, and within its limit."""
+    tenant = policy.tenants[name]
+    given: dict[str, float] = {}
+    for child in policy.children(name):
+        for kind, value in amounts(policy.tenants[child].guarantee).items():
+            given[kind] = given.get(kind, 0) + value
+    own, most = amounts(tenant.guarantee), amounts(tenant.limit)
+    for kind, value in given.items():
+        for part, bound in (("guarantee", own.get(kind)), ("limit", most.get(kind))):
+            if bound is not None and value > bound:
+                yield Mistake(
+                    ("tenants", name, part),
+                    f"{part}.{kind} {bound:g} is less than the {value:g} guaranteed to those below it",
+                    f"raise it to {value:g}, or lower theirs",
+                )
+
+
+def _reserved(policy: Policy, name: str) -> Iterator[Mistake]:
+    """Nodes can be reserved for a class only."""
+    guarantee = policy.tenants[name].guarantee
+    if guarantee is None or guarantee.gpus is None or len(policy.classes) < 2:
+        return
+    if not policy.tenants[name].lend or any(policy.strategy_of(one)[0] != "dynamic" for one in policy.classes):
+        yield Mistake(
+            ("tenants", name, "guarantee", "gpus"),
+            "nodes are reserved by class, and this guarantee names none of several classes",
+            "write it as guarantee: {classes: {CLASS: {gpus: N}}}",
+        )
+
+
+def _members(policy: Policy) -> Iterator[Mistake]:
+    for name, tenant in policy.tenants.items():
+        for place, member in enumerate(tenant.members):
+            user = member if isinstance(member, str) else member.name
+            if user == "root":
+                yield Mistake(("tenants", name, "members", place), "root is Slurm's administrator, no tenant's member",
+                              "name another user")  # fmt: skip
+
+
+def _periods(policy: Policy) -> Iterator[Mistake]:
+    scheduling = policy.scheduling
+    for name, tenant in policy.tenants.items():
+        limit = tenant.limit
+        hours = limit is not None and (limit.gpu_hours is not None or any(
+            one.gpu_hours is not None for one in limit.classes.values()
+        ))  # fmt: skip
+        part = "budget" if tenant.budget is not None else "limit"
+        if tenant.budget is None and not hours:
+            continue
+        if scheduling.usage_period == "none":
+            yield Mistake(("tenants", name, part), "hours are counted for a period, and there is none",
+                          "set scheduling.usage_period, e.g. monthly")  # fmt: skip
+        if scheduling.fair_share_half_life:
+            yield Mistake(
+                ("tenants", name, part),
+                "hours that decay with fair_share_half_life cannot be counted against a budget",
+                "set scheduling.fair_share_half_life: 0s (usage_period then starts fair-share anew as well)",
+            )
+        if tenant.budget is not None and hours:
+            yield Mistake(("tenants", name, "budget"), "gpu_hours are limited twice, by limit and by budget",
+                          "keep one of them")  # fmt: skip

@@ -1,0 +1,109 @@
+"""Changes of the policy file by commands: comments, order and layout of what is not changed stay as they are."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from policy.document import PolicyError, Source, parse, read
+from sluice_base.errors import UsageError
+from sluice_base.files import write_atomic
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keep other edits of the file waiting. Raises UsageError for a file that the caller may not write."""
+    try:
+        folder = os.open(path.resolve().parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}", remedy="name a policy file") from error
+    try:
+        if not os.access(path, os.W_OK) or not os.access(path.resolve().parent, os.W_OK):
+            raise UsageError(
+                f"{path}: you may not change it", remedy="ask who keeps the policy file, or name yours with --file"
+            )
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
+def edited(path: Path, change: Callable[[Any], None]) -> Source:
+    """The policy after `change` of its document (a ruamel mapping); nothing is written. Raises PolicyError."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    text = read(path)
+    parse(text, source=str(path))
+    yaml = YAML()
+    yaml.preserve_quotes = True
+    yaml.width = 120
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    try:
+        document = yaml.load(text) or {}
+    except YAMLError as error:
+        raise UsageError(f"{path}: {error}", remedy="mend the file") from error
+    change(document)
+    out = io.StringIO()
+    yaml.dump(document, out)
+    new = out.getvalue()
+    try:
+        return Source(path, new, parse(new, source=f"{path} (changed)"))
+    except PolicyError as error:
+        first = error.problems[0]
+        raise UsageError(f"{first.place}: {first.what}", remedy=first.remedy) from error
+
+
+def save(source: Source) -> None:
+    """Write the file; owner, group and mode stay. Raises OSError."""
+    status = source.path.stat()
+    target = source.path.resolve()
+    write_atomic(target, source.text, mode=status.st_mode & 0o777)
+    if (status.st_uid, status.st_gid) != (os.getuid(), os.getgid()) and os.getuid() == 0:
+        os.chown(target, status.st_uid, status.st_gid)
+
+
+def value_of(word: str) -> Any:
+    """What stands behind ``KEY=``: YAML, e.g. ``8``, ``640G``, ``[h100]``. Raises UsageError."""
+    import yaml
+
+    try:
+        return yaml.safe_load(word)
+    except yaml.YAMLError as error:
+        raise UsageError(f"{word!r}: not a value", remedy="write it as in the policy file, e.g. 8 or [a, b]") from error
+
+
+def set_value(mapping: Any, key: str, word: str) -> None:
+    """Set ``a.b.c`` of a mapping to a value; an empty one takes it out. Raises UsageError."""
+    *path, last = key.split(".")
+    if not all([*path, last]):
+        raise UsageError(f"{key!r}: not a key", remedy="write it as e.g. limit.gpus")
+    here = mapping
+    for part in path:
+        if here.get(part) is None:
+            if word == "":
+                return
+            here[part] = {}
+        here = here[part]
+        if not hasattr(here, "keys"):
+            raise UsageError(f"{key!r}: {part!r} is not a mapping in the file", remedy="see docs/policy.md")
+    if word == "":
+        here.pop(last, None)
+    else:
+        here[last] = value_of(word)
+
+
+def pairs(words: tuple[str, ...]) -> list[tuple[str, str]]:
+    """``KEY=VALUE`` words. Raises UsageError."""
+    found = []
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key:
+            raise UsageError(f"{word!r}: not KEY=VALUE", remedy="write it as e.g. limit.gpus=8; KEY= takes it out")
+        found.append((key, value))
+    return found

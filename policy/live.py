@@ -1,0 +1,111 @@
+"""What is there: the state of a running cluster, read with a handful of commands side by side."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from policy.names import OWN_PREFIX
+from policy.state import AccountState, ReservationState, State, UserState
+from sluice_base.errors import SluiceError
+from slurm_client import SlurmClient, connect
+from slurm_client.accounting import Account, Accounting, Association
+from slurm_client.commands import Commands
+from slurm_client.control import Control
+from slurm_client.model import Node, Partition, Reservation
+
+
+@dataclass(slots=True)
+class Cluster:
+    """The way to one cluster."""
+
+    commands: Commands
+    client: SlurmClient
+    accounting: Accounting
+    control: Control
+
+    @classmethod
+    def at(cls, conf: Path | None = None, prefix: Path | None = None) -> Cluster:
+        """The cluster of a slurm.conf (None: that of Slurm's own commands)."""
+        commands = Commands(prefix=prefix, conf=conf, timeout=120)
+        return cls(commands, connect(conf=conf, prefix=prefix, timeout=120), Accounting(commands), Control(commands))
+
+
+@dataclass(slots=True)
+class Live:
+    """A cluster as it is."""
+
+    name: str
+    folder: Path  # where slurm.conf lies
+    config: Mapping[str, str]
+    state: State
+    tres: frozenset[str]
+    nodes: list[Node]
+    partitions: list[Partition]
+    odd_users: list[Association] = field(default_factory=list)  # with a partition: not governed
+
+
+def read_live(cluster: Cluster) -> Live:
+    """Read a cluster. Raises SluiceError where it has no accounting, or does not answer."""
+    client, accounting = cluster.client, cluster.accounting
+    config = client.config()
+    name = config.get("ClusterName", "").lower()
+    if not config.get("AccountingStorageType", "").endswith("slurmdbd"):
+        raise SluiceError(
+            f"cluster {name!r} keeps no accounts: AccountingStorageType is not accounting_storage/slurmdbd",
+            remedy="set up slurmdbd first; tenants are its accounts",
+        )
+    with ThreadPoolExecutor(6) as pool:
+        associations = pool.submit(accounting.associations, name)
+        accounts = pool.submit(accounting.accounts)
+        qos = pool.submit(accounting.qos)
+        tres = pool.submit(accounting.tres)
+        nodes = pool.submit(client.nodes)
+        reservations = pool.submit(client.reservations)
+        partitions = client.partitions()
+        state, odd = _state(associations.result(), accounts.result(), reservations.result())
+        state.qos = qos.result()
+        folder = Path(config.get("SLURM_CONF", "/etc/slurm/slurm.conf")).parent
+        return Live(name, folder, config, state, tres.result(), nodes.result(), partitions, odd)
+
+
+def _state(
+    associations: list[Association], accounts: Mapping[str, Account], reservations: list[Reservation]
+) -> tuple[State, list[Association]]:
+    state, odd = State(), []
+    for one in associations:
+        if one.user:
+            if one.partition:
+                odd.append(one)
+            elif one.account != "root":
+                state.users[one.account, one.user] = UserState(one.shares, one.limits)
+        elif one.account == "root":
+            state.root_limits = dict(one.limits)
+        else:
+            about = accounts.get(one.account, Account("", "", frozenset()))
+            state.accounts[one.account] = AccountState(
+                one.parent, about.description, about.organization, one.shares, one.limits, one.qos, one.default_qos,
+                about.coordinators,
+            )  # fmt: skip
+    for reservation in reservations:
+        if reservation.name.startswith(OWN_PREFIX):
+            state.reservations[reservation.name] = ReservationState(
+                frozenset(reservation.accounts), reservation.node_count, ""
+            )
+    return state, odd
+
+
+def gpus_of(node: Node) -> tuple[dict[str, int], int]:
+    """A node's GPUs by GRES type ("" where it has none), and its shards (MiB)."""
+    types: dict[str, int] = {}
+    shards = 0
+    for word in re.split(r",(?![^(]*\))", node.gres):
+        match = re.match(r"(gpu|shard)(?::([A-Za-z_][\w.-]*))?:(\d+)", word)
+        if match and match[1] == "gpu":
+            types[match[2] or ""] = types.get(match[2] or "", 0) + int(match[3])
+        elif match:
+            shards += int(match[3])
+    return types, shards

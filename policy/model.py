@@ -1,0 +1,537 @@
+"""sluice.yaml: what an admin says of tenants, quotas, classes and scheduling. docs/policy.md is made from this module.
+
+Fields and sections that are marked ``enforced: False`` are checked as all others are, but nothing acts on them yet. A
+policy that sets one is refused unless it names it in `accept_unenforced`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from policy.grouping import Grouping
+from policy.names import Name, TenantName, UserName, Words
+from policy.units import Count, Date, Gpus, Hours, Mib, Percent, Ratio, Seconds
+
+SCHEMA_VERSION = 1
+_LATER: dict[str, Any] = {"enforced": False}
+
+Shares = Annotated[int, Field(ge=0, le=1_000_000)]
+Strategy = Literal["static", "dynamic", "hybrid"]
+
+
+class Section(BaseModel):
+    """Common to all: unknown keys are mistakes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+# ---- tenants ----
+
+
+class ClassAmount(Section):
+    """An amount within one class of GPUs."""
+
+    gpus: Gpus | None = None
+    """Whole GPUs of the class. Example: `8`."""
+    gpu_hours: Hours | None = None
+    """GPU-hours of the class in each `scheduling.usage_period` (limits only). Example: `1000`."""
+
+
+class Guarantee(Section):
+    """What a tenant can have at any time: it takes it back from over-quota work of others."""
+
+    gpus: Gpus | None = None
+    """Whole GPUs of any class. Example: `8`."""
+    gpu_memory: Mib | None = None
+    """GPU memory in shares (`--gpu-mem`), in MiB or with a unit. Example: `640G`."""
+    classes: dict[Name, ClassAmount] = {}
+    """The same for single classes. Example: `{h100: {gpus: 4}}`."""
+
+
+class Limit(Guarantee):
+    """What a tenant can never exceed, its children's use and over-quota work included."""
+
+    gpu_hours: Hours | None = None
+    """GPU-hours in each `scheduling.usage_period`; then nothing more starts. Example: `10000`."""
+
+
+class ClassJob(Section):
+    """The largest job within one class of GPUs."""
+
+    gpus: Gpus | None = None
+    """GPUs of the class in one job. Example: `4`."""
+    time: Seconds | None = None
+    """Longest run time of a job that uses the class. Example: `12h`."""
+
+
+class JobLimit(Section):
+    """The largest job."""
+
+    gpus: Gpus | None = None
+    """GPUs of one job. Example: `16`."""
+    gpu_memory: Mib | None = None
+    """GPU memory of one job. Example: `320G`."""
+    classes: dict[Name, ClassJob] = {}
+    """The same for single classes. Example: `{h100: {gpus: 4, time: 12h}}`."""
+
+
+class Budget(Section):
+    """GPU-hours or GPU-memory-hours for each `scheduling.usage_period`."""
+
+    gpu_hours: Hours | None = None
+    """Hours of whole GPUs. Example: `5000`."""
+    gpu_memory_hours: Hours | None = None
+    """GiB-hours of GPU memory in shares. Example: `400000`."""
+    at_80: Literal["nothing", "warn", "lower_priority"] = "warn"
+    """When 80 percent are used: warn (in `plan`, `quota show`, `whoami` and the audit log), or also lower the priority
+    of the tenant's QOS to 0 with the next apply."""
+    at_100: Literal["warn", "lower_priority", "stop"] = "stop"
+    """When all is used: as above, or start no more of the tenant's jobs (Slurm's GrpTRESMins)."""
+
+    @model_validator(mode="after")
+    def _something(self) -> Self:
+        if self.gpu_hours is None and self.gpu_memory_hours is None:
+            raise ValueError("a budget needs gpu_hours or gpu_memory_hours")
+        return self
+
+
+class Member(Section):
+    """A member with settings of its own; plain names are enough otherwise."""
+
+    name: UserName
+    """Unix user. Example: `alice`."""
+    max_gpus: Gpus | None = None
+    """Instead of the tenant's `max_gpus_per_user`. Example: `2`."""
+    shares: Shares = 1
+    """Fair-share weight among the tenant's members. Example: `2`."""
+    slurm: dict[str, str] = {}
+    """Further options of the user's association, kept as they stand (written by `sluice import`)."""
+
+
+class Qos(Section):
+    """Existing QOS that the tenant uses instead of one of its own."""
+
+    use: Annotated[list[Name], Field(min_length=1)]
+    """All that it may use. Example: `[normal, high]`."""
+    default: Name | None = None
+    """The one its jobs get. Example: `normal`."""
+
+
+class Tenant(Section):
+    """A tenant: one Slurm account, with a QOS of the same name."""
+
+    description: Words = ""
+    """Shown by sacctmgr. Example: `Robotics group`."""
+    organization: Words = "sluice"
+    """Slurm's organization of the account. Example: `acme`."""
+    parent: TenantName | None = None
+    """The tenant that this one belongs to: organisation, group, project. Example: `acme`."""
+    members: list[UserName | Member] = []
+    """Unix users. Example: `[alice, bob]`."""
+    coordinators: list[UserName] = []
+    """Users who may change the members and limits of this tenant and those below it. Example: `[alice]`."""
+    guarantee: Guarantee | None = None
+    """What it can have at any time."""
+    limit: Limit | None = None
+    """What it never exceeds; default: none, or the guarantee where it does not `borrow`."""
+    borrow: bool = False
+    """May use idle GPUs beyond its guarantee, in the QOS `sluice_over`, whose jobs are taken back by those who are
+    guaranteed. A tenant that borrows without a guarantee has over-quota work only."""
+    lend: bool = True
+    """Others may use its idle guarantee. `false` reserves nodes for it, whatever the class's strategy."""
+    shares: Shares = 1
+    """Fair-share weight among its siblings. Example: `3`."""
+    tier: Annotated[int, Field(ge=0, le=1000)] = 0
+    """Priority tier: a higher one goes first. Example: `10`."""
+    default_priority: Annotated[int, Field(ge=0, le=999)] | None = None
+    """Priority of its jobs within the tier. Default: that of `defaults`. Example: `5`."""
+    max_time: Seconds | None = None
+    """Longest job. Default: that of `defaults`. Example: `48h`."""
+    max_jobs: Count | None = None
+    """Most jobs running at once. Example: `100`."""
+    max_queued: Count | None = None
+    """Most jobs submitted at once, running and waiting. Example: `1000`."""
+    max_gpus_per_user: Gpus | None = None
+    """Most GPUs of one member at once. Default: that of `defaults`. Example: `8`."""
+    per_job: JobLimit | None = None
+    """The largest job."""
+    gpu_memory_per_gpu: Mib | None = None
+    """Most memory on one GPU, of the tenant's jobs together, whole GPUs included. Example: `40G`."""
+    classes: list[Name] | None = None
+    """Classes of GPUs that it may use; default: all. Example: `[h100, l40s]`."""
+    partitions: list[Name] = []
+    """Partitions that it may use, the default one first; empty: all. Example: `[gpu]`."""
+    features: list[Name] | None = None
+    """Node features that its jobs may ask for; default: all. Example: `[nvlink8]`."""
+    submissions_per_minute: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    """Most submissions of the tenant in a minute. Example: `60`."""
+    expires: Date | None = None
+    """First day on which it may not submit any more. Example: `2027-12-31`."""
+    gang: bool = True
+    """May start gangs of jobs together (`--gang`)."""
+    deadlines: bool = True
+    """May order its jobs by `--deadline`."""
+    budget: Budget | None = None
+    """Hours for each period."""
+    qos: Qos | None = None
+    """Existing QOS instead of one of its own."""
+    slurm: dict[str, str] = {}
+    """Further options of the account's association, kept as they stand (written by `sluice import`). Example:
+    `{GrpWall: "1000"}`."""
+
+    @property
+    def users(self) -> dict[str, Member]:
+        """The members by name."""
+        return {member.name: member for member in (Member(name=m) if isinstance(m, str) else m for m in self.members)}
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        names = [m if isinstance(m, str) else m.name for m in self.members]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"member {name!r} is named twice; name it once")
+        if self.qos is not None:
+            if self.guarantee is not None or self.borrow or self.tier or self.default_priority is not None:
+                raise ValueError(
+                    "guarantee, borrow, tier and default_priority live in a QOS of the tenant's own; take `qos` out"
+                )
+            if self.qos.default is not None and self.qos.default not in self.qos.use:
+                raise ValueError(f"qos.default {self.qos.default!r} is not among those in `use`")
+        if self.guarantee is not None:
+            self._within_limit(self.guarantee)
+        if not self.lend and self.guarantee is None:
+            raise ValueError("lend: false needs a guarantee, which is what is not lent")
+        for key in self.slurm:
+            _known_option(key)
+        return self
+
+    def _within_limit(self, guarantee: Guarantee) -> None:
+        if self.limit is None:
+            return
+        pairs: list[tuple[str, float | None, float | None]] = [
+            ("gpus", guarantee.gpus, self.limit.gpus),
+            ("gpu_memory", guarantee.gpu_memory, self.limit.gpu_memory),
+        ]
+        pairs += [
+            (f"classes.{name}.gpus", amount.gpus, self.limit.classes.get(name, ClassAmount()).gpus)
+            for name, amount in guarantee.classes.items()
+        ]
+        for name, least, most in pairs:
+            if least is not None and most is not None and least > most:
+                raise ValueError(f"guarantee.{name} {least:g} is more than limit.{name} {most:g}; raise the limit")
+            if least is not None and most is not None and most > least and not self.borrow:
+                raise ValueError(
+                    f"limit.{name} {most:g} is above guarantee.{name} {least:g}: what is above is over-quota work; "
+                    "set borrow: true, or make them equal"
+                )
+
+
+ASSOCIATION_OPTIONS = (
+    "GrpTRES", "GrpTRESMins", "GrpTRESRunMins", "GrpJobs", "GrpSubmitJobs", "GrpWall", "MaxTRESPerJob",
+    "MaxTRESMinsPerJob", "MaxTRESPerNode", "MaxJobs", "MaxSubmitJobs", "MaxWall", "Priority",
+)  # fmt: skip
+"""Limits of an association, as sacctmgr names them."""
+
+
+def _known_option(key: str) -> None:
+    if key not in ASSOCIATION_OPTIONS:
+        raise ValueError(f"slurm.{key}: not an option of an association; known are {', '.join(ASSOCIATION_OPTIONS)}")
+
+
+class Defaults(Section):
+    """What holds for tenants that do not say otherwise."""
+
+    default_priority: Annotated[int, Field(ge=0, le=999)] = 0
+    """See the tenant's. Example: `5`."""
+    max_time: Seconds | None = None
+    """See the tenant's. Example: `48h`."""
+    max_gpus_per_user: Gpus | None = None
+    """See the tenant's. Example: `8`."""
+
+
+# ---- classes and scheduling ----
+
+
+class GpuClass(Section):
+    """A class of GPUs: a GRES type that quotas and jobs name."""
+
+    types: Annotated[list[Name], Field(min_length=1)]
+    """GRES types (`gpu:TYPE`). Quotas in a class need exactly one, as Slurm counts types. Example: `[h100]`."""
+    feature: Name | None = None
+    """Node feature of the class, for reservations; default: the first type, which `sluice gres write` makes a feature.
+    Example: `h100`."""
+    strategy: Strategy | None = None
+    """Instead of `allocation.strategy`. Example: `static`."""
+    reserved_ratio: Ratio | None = None
+    """Instead of `allocation.reserved_ratio`. Example: `0.5`."""
+    gpu_memory: Mib = 0
+    """Memory of one GPU; default: what the nodes' shards say. Example: `80G`."""
+    cpus_per_gpu: Annotated[float, Field(ge=0, le=1000)] = 0
+    """CPUs for each GPU of a job that names none; 0: Slurm's default. Example: `8`."""
+    memory_per_gpu: Mib = 0
+    """Host memory for each GPU of a job that names none; 0: Slurm's default. Example: `64G`."""
+
+
+class Allocation(Section):
+    """How guarantees are kept."""
+
+    strategy: Strategy = "dynamic"
+    """`dynamic`: one pool; guarantees are taken back from over-quota work. `static`: whole nodes are reserved for each
+    guaranteed tenant. `hybrid`: `reserved_ratio` of the nodes is reserved for all guaranteed tenants together, the rest
+    is a pool for everybody."""
+    reserved_ratio: Ratio = 0.0
+    """Reserved share of a hybrid class, rounded up to whole nodes. Example: `0.3`."""
+
+    @model_validator(mode="after")
+    def _needed(self) -> Self:
+        if (self.strategy == "hybrid") != (self.reserved_ratio > 0):
+            raise ValueError("hybrid needs a reserved_ratio above 0, and only hybrid has one")
+        return self
+
+
+class Order(Section):
+    """Weights of what decides who goes first; 0: does not count."""
+
+    fifo: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Time of submission. Example: `1000`."""
+    priority: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """The tenant's tier and default priority. Example: `1000`."""
+    fair_share: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Used less than one's shares. Example: `10000`."""
+    deadline: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Little time left before `--deadline`. Example: `1000`."""
+    shortest_service: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Little predicted GPU time. Example: `1000`."""
+
+
+_ORDERS = {
+    "fifo": Order(fifo=100_000),
+    "priority": Order(priority=100_000, fifo=1000),
+    "fair-share": Order(fair_share=100_000, priority=10_000, fifo=1000),
+    "deadline": Order(deadline=100_000, fifo=1000),
+    "shortest-service": Order(shortest_service=100_000, fifo=1000),
+}
+
+
+class Preemption(Section):
+    """Over-quota work gives way to guaranteed work."""
+
+    enabled: bool = True
+    """Off: guarantees wait until over-quota jobs end by themselves."""
+    min_run_time: Seconds = 0
+    """An over-quota job runs so long before it can be taken back. Example: `10m`."""
+    grace: Seconds = 30
+    """From SIGTERM to SIGKILL. Example: `60s`."""
+    mode: Literal["requeue", "cancel"] = "requeue"
+    """What becomes of the job."""
+
+
+class Backfill(Section):
+    """How far the planner looks."""
+
+    depth: Annotated[int, Field(ge=1, le=100_000)] = 10_000
+    """Waiting jobs that are planned."""
+    reservations: Annotated[int, Field(ge=0, le=100_000)] = 64
+    """Starts that later jobs must not delay."""
+    interval: Annotated[Seconds, Field(ge=1, le=600)] = 2
+    """Time between two plans. Example: `2s`."""
+
+
+class Scheduling(Section):
+    """Who goes first, and where."""
+
+    order: Literal["fifo", "priority", "fair-share", "deadline", "shortest-service"] | Order = "fair-share"
+    """A known order, or weights. Example: `{fair_share: 10000, fifo: 1000}`."""
+    placement: Literal[
+        "first-fit", "round-robin", "least-loaded", "best-fit", "dot-product", "gpu-packing", "gpu-clustering",
+        "random", "fgd", "sluice",
+    ] = "sluice"  # fmt: skip
+    """Which nodes and GPUs; docs/scheduling.md describes the policies."""
+    backfill: Backfill = Backfill()
+    """How far the planner looks."""
+    preemption: Preemption = Preemption()
+    """Over-quota work gives way."""
+    deadlines: bool = True
+    """`--deadline` is allowed."""
+    gang_time_limit: Annotated[Seconds, Field(ge=1, le=86400)] = 300
+    """A gang that has not got all its nodes after so long is requeued. Example: `5m`."""
+    aging: Annotated[Seconds, Field(ge=1)] = 604_800
+    """Waiting time after which age counts in full. Example: `7d`."""
+    starvation_bound: Seconds = 0
+    """A job that waited so long goes before all that did not; 0s: never. Example: `3d`."""
+    fair_share_half_life: Seconds = 604_800
+    """Usage counts half after so long; 0s: it never decays, as budgets need. Example: `7d`."""
+    usage_period: Literal["none", "daily", "weekly", "monthly", "quarterly", "yearly"] = "none"
+    """When used hours start again at 0 (Slurm's PriorityUsageResetPeriod; one for the whole cluster)."""
+    max_queued: Count | None = None
+    """Most jobs in the whole cluster, running and waiting. Example: `1000`."""
+
+    @property
+    def weights(self) -> Order:
+        """The order as weights."""
+        return self.order if isinstance(self.order, Order) else _ORDERS[self.order]
+
+
+# ---- what is checked now and acted on later ----
+
+
+class Enforcement(Section):
+    """How jobs are held to their GPU memory on the nodes."""
+
+    ladder: list[Literal["mig", "cgroup", "mps", "limiter", "watchdog"]] = [
+        "mig", "cgroup", "mps", "limiter", "watchdog",
+    ]  # fmt: skip
+    """The rungs that may be used, the strongest first."""
+    default_rung: Literal["mig", "cgroup", "mps", "limiter", "watchdog"] | None = None
+    """Weakest rung that is good enough; default: any."""
+    watchdog_interval: Annotated[Seconds, Field(ge=1, le=3600)] = 1
+    """Time between two samples. Example: `1s`."""
+
+
+class Health(Section):
+    """When a GPU is taken out of service."""
+
+    temperature: Annotated[float, Field(ge=0, le=150)] = 95.0
+    """Degrees Celsius. Example: `90`."""
+    ecc_errors: Count = 1
+    """Uncorrected memory errors. Example: `1`."""
+    retired_pages: Count = 60
+    """Retired memory pages. Example: `60`."""
+    xid: list[Annotated[int, Field(ge=1, le=1000)]] = [48, 63, 74, 79, 94, 95]
+    """XID events of NVIDIA's driver that drain the node."""
+
+
+class Monitoring(Section):
+    """Metrics."""
+
+    interval: Annotated[Seconds, Field(ge=1, le=3600)] = 15
+    """Time between two samples. Example: `5s`."""
+    retention_days: Annotated[int, Field(ge=1, le=36500)] = 90
+    """Days that samples are kept. Example: `30`."""
+
+
+class Alerts(Section):
+    """When somebody is told."""
+
+    temperature: Annotated[float, Field(ge=0, le=150)] | None = None
+    """Degrees Celsius. Example: `85`."""
+    utilisation: Percent | None = None
+    """Percent. Example: `95`."""
+    memory: Percent | None = None
+    """Percent of GPU memory. Example: `90`."""
+
+
+class Checkpoint(Section):
+    """Signals for jobs that save their state, and what happens when they are ended."""
+
+    interval: Annotated[Seconds, Field(ge=60)] | None = None
+    """Time between two signals. Example: `10m`."""
+    signal: Literal["USR1", "USR2", "TERM", "HUP"] = "USR1"
+    """The signal."""
+    before_preemption: Seconds | None = None
+    """The signal comes so long before preemption. Example: `60s`."""
+    before_time_limit: Seconds | None = None
+    """The signal comes so long before the time limit. Example: `5m`."""
+    requeue: bool = True
+    """Jobs that were ended start again."""
+    max_retries: Annotated[int, Field(ge=0, le=1000)] = 3
+    """Most new starts. Example: `3`."""
+    backoff: Seconds = 60
+    """Wait before the first new start; doubles with each. Example: `60s`."""
+
+
+LATER = ("enforcement", "health", "monitoring", "alerts", "checkpoint")
+"""Sections that nothing acts on yet."""
+LaterSection = Literal["enforcement", "health", "monitoring", "alerts", "checkpoint"]
+
+
+class Policy(Section):
+    """A whole policy file."""
+
+    version: Literal[1] = 1
+    """Of this format."""
+    cluster: Name | None = None
+    """Slurm's ClusterName; a policy is never applied to another cluster. Example: `main`."""
+    level: Literal["off", "admit", "shadow", "place"] = "off"
+    """How much of Sluice is switched on in slurmctld; see the admin guide. Limits that Slurm itself keeps hold at each
+    level, others from `admit` on."""
+    unlisted: Literal["keep", "remove"] = "keep"
+    """Accounts of the cluster that the file does not name and Sluice never made."""
+    accept_unenforced: list[LaterSection] = []
+    """Sections that are set although nothing acts on them yet. Example: `[monitoring, alerts]`."""
+    classes: Annotated[dict[Name, GpuClass], Field(max_length=64)] = {}
+    """Classes of GPUs."""
+    allocation: Allocation = Allocation()
+    """How guarantees are kept."""
+    defaults: Defaults = Defaults()
+    """What holds for tenants that do not say otherwise."""
+    tenants: dict[TenantName, Tenant] = {}
+    """The tenants by name."""
+    scheduling: Scheduling = Scheduling()
+    """Who goes first, and where."""
+    grouping: Grouping | None = None
+    """Classes of GPUs as node features; docs/gres.md."""
+    enforcement: Annotated[Enforcement | None, Field(json_schema_extra=_LATER)] = None
+    """How jobs are held to their GPU memory."""
+    health: Annotated[Health | None, Field(json_schema_extra=_LATER)] = None
+    """When a GPU is taken out of service."""
+    monitoring: Annotated[Monitoring | None, Field(json_schema_extra=_LATER)] = None
+    """Metrics."""
+    alerts: Annotated[Alerts | None, Field(json_schema_extra=_LATER)] = None
+    """When somebody is told."""
+    checkpoint: Annotated[Checkpoint | None, Field(json_schema_extra=_LATER)] = None
+    """Checkpoint and retry."""
+
+    # ---- looking things up ----
+
+    def children(self, name: str | None) -> list[str]:
+        """Tenants right below one; of None: those at the top."""
+        return [child for child, tenant in self.tenants.items() if tenant.parent == name]
+
+    def ancestors(self, name: str) -> list[str]:
+        """From the tenant's parent up to the top."""
+        found: list[str] = []
+        parent = self.tenants[name].parent
+        while parent is not None and parent in self.tenants and parent not in found:
+            found.append(parent)
+            parent = self.tenants[parent].parent
+        return found
+
+    def subtree(self, name: str) -> list[str]:
+        """The tenant and all below it, parents first."""
+        below: dict[str | None, list[str]] = {}
+        for child, tenant in self.tenants.items():
+            below.setdefault(tenant.parent, []).append(child)
+        found = [name]
+        for one in found:
+            found.extend(below.get(one, []))
+        return found
+
+    def in_order(self) -> list[str]:
+        """All tenants, parents before children."""
+        below: dict[str | None, list[str]] = {}
+        for child, tenant in self.tenants.items():
+            below.setdefault(tenant.parent, []).append(child)
+        found = list(below.get(None, []))
+        for one in found:
+            found.extend(below.get(one, []))
+        return found
+
+    def priority_of(self, name: str) -> int:
+        """Priority of a tenant's QOS."""
+        tenant = self.tenants[name]
+        within = self.defaults.default_priority if tenant.default_priority is None else tenant.default_priority
+        return tenant.tier * 1000 + within
+
+    def strategy_of(self, class_name: str) -> tuple[Strategy, float]:
+        """Strategy and reserved ratio of a class."""
+        one = self.classes[class_name]
+        strategy = one.strategy or self.allocation.strategy
+        ratio = self.allocation.reserved_ratio if one.reserved_ratio is None else one.reserved_ratio
+        return strategy, ratio if strategy == "hybrid" else 0.0
+
+    def unenforced(self) -> list[str]:
+        """Sections that are set and that nothing acts on yet."""
+        return [name for name in LATER if getattr(self, name) is not None]

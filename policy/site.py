@@ -1,0 +1,286 @@
+"""Plan, apply, drift: a policy file and a cluster brought together."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from policy.access import Caller, caller, permitted, require
+from policy.apply import Applier, Progress, includes_snippet
+from policy.audit import AuditLog
+from policy.changes import Change, compare, read_files, summary
+from policy.document import Source, load, parse
+from policy.live import Cluster, Live, read_live
+from policy.names import OVER_QOS
+from policy.state import SNIPPET
+from policy.wanted import Wanted, make
+from sluice_base.errors import SluiceError, UsageError
+from sluice_base.files import write_atomic
+from slurm_client.accounting import Use
+
+STATE_FOLDER = Path("/var/lib/sluice")
+
+
+@dataclass(slots=True)
+class Applied:
+    """What the last apply left."""
+
+    tenants: list[str] = field(default_factory=list)
+    qos: list[str] = field(default_factory=list)
+    text: str = ""  # the policy file's
+    version: str = ""
+    user: str = ""
+    time: float = 0.0
+
+
+@dataclass(slots=True)
+class Plan:
+    """What would change."""
+
+    source: Source
+    live: Live
+    wanted: Wanted
+    changes: list[Change]
+
+    def document(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "schema_version": 1,
+            "cluster": self.live.name,
+            "file": str(self.source.path),
+            "version": self.source.digest,
+            "changes": [change.document() for change in self.changes],
+            "notes": self.wanted.notes,
+        }
+
+
+class Site:
+    """One cluster, and where Sluice keeps what it did there."""
+
+    def __init__(self, conf: Path | None = None, prefix: Path | None = None, state: Path | None = None) -> None:
+        self.cluster = Cluster.at(conf, prefix)
+        self.folder = trusted_folder(state or STATE_FOLDER)
+        self.audit = AuditLog(self.folder / "audit")
+
+    # ---- looking ----
+
+    def applied(self) -> Applied:
+        """What the last apply left; empty where there was none. Raises SluiceError when it cannot be read."""
+        path = self.folder / "applied.json"
+        try:
+            document = json.loads(path.read_text())
+            return Applied(**{key: document[key] for key in Applied.__slots__})
+        except FileNotFoundError:
+            return Applied()
+        except OSError as error:
+            raise SluiceError(f"{path}: {error.strerror}", remedy="run it as a user who may read it") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise SluiceError(f"{path}: damaged", remedy="remove it: the next apply writes it anew") from error
+
+    def plan(self, source: Source, *, live: Live | None = None) -> Plan:
+        """Compare a policy with the cluster. Raises SluiceError."""
+        live = live or read_live(self.cluster)
+        use: list[Use] = []
+        if any(tenant.budget for tenant in source.policy.tenants.values()):
+            use = self.cluster.accounting.use(name for name in source.policy.tenants if name in live.state.accounts)
+        wanted = make(source.policy, live, use=use)
+        live.state.files = read_files(wanted.state.files)
+        applied = self.applied()
+        managed = set(applied.tenants)
+        if source.policy.unlisted == "remove":
+            managed |= set(live.state.accounts)
+        managed |= _below(live, managed - set(wanted.state.accounts)) - set(wanted.state.accounts)
+        changes = compare(live.state, wanted.state, managed=managed, managed_qos=applied.qos)
+        wanted.notes += _not_in_force(live, wanted)
+        others = [name for name in live.state.accounts if name not in wanted.state.accounts and name not in managed]
+        if others:
+            wanted.notes.append(f"accounts that the file does not name, left alone: {', '.join(others[:10])}"
+                                + (f" and {len(others) - 10} more" if len(others) > 10 else ""))  # fmt: skip
+        return Plan(source, live, wanted, changes)
+
+    def drift(self) -> Plan:
+        """What was changed by hand since the last apply: the way back to it. Raises SluiceError without one."""
+        applied = self.applied()
+        if not applied.version:
+            raise SluiceError("nothing was ever applied here", remedy="apply a policy first: sluice apply")
+        path = self.folder / "applied.json"
+        return self.plan(Source(path, applied.text, parse(applied.text, source=f"{path}: the policy applied last")))
+
+    def caller(self) -> Caller:
+        """Who is calling."""
+        return caller(self.cluster)
+
+    # ---- changing ----
+
+    def apply(
+        self,
+        plan: Plan,
+        *,
+        who: Caller,
+        action: str = "apply",
+        force: bool = False,
+        drain_s: float = 300.0,
+        progress: Progress | None = None,
+        before: Callable[[], None] | None = None,
+    ) -> tuple[list[Change], list[Change]]:
+        """Make the changes that the caller may make; those made, and those left to an administrator.
+
+        `before` is called when nothing can refuse any more, e.g. to write the policy file. Raises SluiceError.
+        """
+        require(who, action)
+        tops = _tops(plan.live, who)
+        changes, left = permitted(who, plan.changes, tops)
+        if left and not who.is_admin and not changes:
+            raise SluiceError(
+                f"{action}: {who.user} may not change {left[0].kind} {left[0].name}",
+                remedy="coordinators change members of their accounts, and the accounts below them",
+            )
+        applier = Applier(self.cluster, plan.live, plan.wanted.state, progress)
+        applier.refuse_impossible(changes)
+        self.audit.refuse_unwritable()
+        jobs = applier.jobs_in_the_way(changes)
+        if jobs and not force:
+            names = sorted({f"{job.user}@{job.account}" for job in jobs})
+            raise SluiceError(
+                f"{len(jobs)} jobs of {', '.join(names[:5])}, who are to be removed, run or wait",
+                remedy="wait for them, or --force: they are drained and then cancelled",
+            )
+        version = plan.source.digest
+        detail = {"changes": len(changes), "summary": summary(changes), "file": str(plan.source.path)}
+        if unenforced := plan.source.policy.unenforced():
+            detail["accepted_unenforced"] = ",".join(unenforced)
+        self.audit.append(who.user, f"{action} begun", plan.live.name, detail, version=version)
+        try:
+            if before is not None:
+                before()
+            self.remember(plan, who, finished=False)
+            if jobs:
+                applier.drain(changes, drain_s)
+            applier.run(changes)
+        except BaseException as error:
+            with suppress(OSError, SluiceError):
+                self.audit.append(who.user, f"{action} failed", plan.live.name, {"error": str(error)[:1000]},
+                                  version=version)  # fmt: skip
+            raise
+        for change in changes:
+            if change.kind != "user" or change.action == "change":
+                self.audit.append(
+                    who.user, f"{change.action} {change.kind}", change.name,
+                    _audited(change), version=version,
+                )  # fmt: skip
+        for account, users in _members(changes).items():
+            self.audit.append(who.user, "change members", account, users, version=version)
+        self.audit.append(who.user, action, plan.live.name, detail, version=version)
+        if not left:
+            self.remember(plan, who, finished=True)
+        return changes, left
+
+    def remember(self, plan: Plan, who: Caller, *, finished: bool) -> None:
+        """Write what is applied. Until it is finished, what was managed before stays so: it may have to go yet."""
+        old = self.applied()
+        tenants, qos = list(plan.wanted.state.accounts), list(plan.wanted.state.qos)
+        if not finished:
+            tenants, qos = sorted({*old.tenants, *tenants}), sorted({*old.qos, *qos})
+        document = {
+            "tenants": tenants,
+            "qos": qos,
+            "text": plan.source.text if finished else old.text,
+            "version": plan.source.digest if finished else old.version,
+            "user": who.user if finished else old.user,
+            "time": time.time() if finished else old.time,
+        }
+        write_atomic(self.folder / "applied.json", json.dumps(document) + "\n", mode=0o644)
+
+
+def trusted_folder(folder: Path) -> Path:
+    """The state folder. Raises UsageError for one that anybody could have made up.
+
+    What is recorded there must not be left out by naming another folder.
+    """
+    if os.getuid() == 0:
+        return folder
+    try:
+        status = folder.stat()
+    except OSError:
+        return folder
+    if status.st_uid == os.getuid() or status.st_mode & stat.S_IWOTH:
+        raise UsageError(
+            f"--state-dir {folder}: belongs to you, or anybody may write there",
+            remedy=f"leave the option out: Sluice keeps its records in {STATE_FOLDER}",
+        )
+    return folder
+
+
+def load_source(path: Path) -> Source:
+    """A policy file. Raises PolicyError."""
+    return load(path)
+
+
+def _tops(live: Live, who: Caller) -> list[str]:
+    """The accounts at the top of a coordinator's subtrees."""
+    return [
+        name for name in who.coordinates
+        if name not in live.state.accounts or live.state.accounts[name].parent not in who.coordinates
+    ]  # fmt: skip
+
+
+def _below(live: Live, managed: set[str]) -> set[str]:
+    """Accounts below managed ones: they cannot stay when those go."""
+    found: set[str] = set()
+    for name, state in live.state.accounts.items():
+        if state.parent in managed or state.parent in found:
+            found.add(name)
+    return found
+
+
+def _not_in_force(live: Live, wanted: Wanted) -> list[str]:
+    """Settings of the snippet that slurmctld does not have."""
+    text = next((text for path, text in wanted.state.files.items() if path.name == SNIPPET), "")
+    missing = []
+    for line in text.splitlines():
+        key, equals, value = line.partition("=")
+        if not equals or line.startswith("#"):
+            continue
+        now = live.config.get(key, "")
+        if not _same_setting(key, value, now):
+            missing.append(f"{key} is {now or 'unset'}, wanted {value}")
+    if not missing:
+        return []
+    how = "apply it" if includes_snippet(live.folder) else f"let slurm.conf say: Include {SNIPPET}"
+    return [f"not in force: {'; '.join(missing)}. {how}; AccountingStorageTRES and PreemptType need a restart"]
+
+
+def _same_setting(key: str, wanted: str, now: str) -> bool:
+    if key in ("AccountingStorageTRES", "AccountingStorageEnforce", "PreemptMode"):
+        return set(wanted.lower().split(",")) <= set(now.lower().split(","))
+    return wanted.lower() == now.lower() or (key.startswith("Priority") and _zero(wanted) and _zero(now))
+
+
+def _zero(text: str) -> bool:
+    return text in ("", "0", "00:00:00", "0-00:00:00")
+
+
+def _audited(change: Change) -> Mapping[str, Any]:
+    if change.kind == "file":
+        return {"bytes": len(change.fields["content"][1])}
+    return {key: f"{old} -> {new}" for key, (old, new) in change.fields.items()}
+
+
+def _members(changes: list[Change]) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, list[str]]] = {}
+    for change in changes:
+        if change.kind == "user" and change.action != "change":
+            found.setdefault(change.account, {}).setdefault(change.action, []).append(change.user)
+    return {
+        account: {action: ",".join(users) for action, users in actions.items()} for account, actions in found.items()
+    }
+
+
+__all__ = ["OVER_QOS", "STATE_FOLDER", "Applied", "Plan", "Site", "load_source", "trusted_folder"]

@@ -1,0 +1,54 @@
+"""What a policy governs in a cluster, in one form for what is wanted and for what is there: both are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+SNIPPET = "policy.sluice.conf"
+"""Its name beside slurm.conf, which includes it."""
+LEVEL_FILE = "sluice.level"
+
+
+@dataclass(frozen=True, slots=True)
+class AccountState:
+    """A Slurm account."""
+
+    parent: str  # "root" at the top
+    description: str
+    organization: str
+    shares: str
+    limits: Mapping[str, str]
+    qos: tuple[str, ...]
+    default_qos: str
+    coordinators: frozenset[str]  # those of the accounts above included
+
+
+@dataclass(frozen=True, slots=True)
+class UserState:
+    """A user in an account."""
+
+    shares: str
+    limits: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ReservationState:
+    """Nodes kept for accounts."""
+
+    accounts: frozenset[str]
+    nodes: int
+    feature: str
+
+
+@dataclass(slots=True)
+class State:
+    """All of it. Accounts stand parents first."""
+
+    accounts: dict[str, AccountState] = field(default_factory=dict)
+    users: dict[tuple[str, str], UserState] = field(default_factory=dict)  # (account, user)
+    qos: dict[str, dict[str, str]] = field(default_factory=dict)
+    root_limits: dict[str, str] = field(default_factory=dict)
+    reservations: dict[str, ReservationState] = field(default_factory=dict)
+    files: dict[Path, str] = field(default_factory=dict)

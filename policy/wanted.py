@@ -1,0 +1,495 @@
+"""What a policy wants of a cluster: its accounts, users, QOS, limits, reservations and files.
+
+guarantee      MaxTRESPA of the tenant's own QOS, which preempts `sluice_over`. Not GrpTRES: a GrpTRES of a QOS would
+               switch off the same limit of the associations (acct_policy.c), and so the tenant's limit
+limit          GrpTRES and GrpTRESMins of the account's association: holds for all below it, whatever the QOS
+per user       GrpTRES of the user's association: holds whatever the QOS
+over-quota     the QOS `sluice_over`: preemptible after its PreemptExemptTime
+reserved share a reservation of whole nodes, MAGNETIC, so that jobs need not name it
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from policy import compiled
+from policy.document import digest
+from policy.live import Live, gpus_of
+from policy.model import Guarantee, Limit, Policy, Tenant
+from policy.names import OVER_QOS, OWN_PREFIX
+from policy.state import LEVEL_FILE, SNIPPET, AccountState, ReservationState, State, UserState
+from sluice_base.errors import SluiceError
+from slurm_client.accounting import TRES_OPTIONS, Use, canonical
+
+_PERIODS = {"none": "NONE", "daily": "DAILY", "weekly": "WEEKLY", "monthly": "MONTHLY", "quarterly": "QUARTERLY",
+            "yearly": "YEARLY"}  # fmt: skip
+
+
+@dataclass(slots=True)
+class Wanted:
+    """The wanted state, and what an admin should know beside it."""
+
+    state: State
+    notes: list[str] = field(default_factory=list)
+    compiled: compiled.CompiledPolicy = field(default_factory=compiled.CompiledPolicy)
+
+
+class _Maker:
+    """One compilation."""
+
+    def __init__(self, policy: Policy, live: Live, used: Mapping[str, float], now: float) -> None:
+        self.policy = policy
+        self.live = live
+        self.used = used
+        self.now = now
+        self.today = datetime.date.fromtimestamp(now)
+        self.state = State()
+        self.notes: list[str] = []
+        self.class_nodes: dict[str, tuple[int, int, int]] = {}  # nodes, GPUs, MiB of one GPU
+        self.children: dict[str | None, list[str]] = {}
+        for name, tenant in policy.tenants.items():
+            self.children.setdefault(tenant.parent, []).append(name)
+
+    # ---- classes ----
+
+    def look_at_classes(self) -> None:
+        """Count nodes and GPUs of each class."""
+        for name, one in self.policy.classes.items():
+            nodes = gpus = memory = 0
+            for node in self.live.nodes:
+                types, shards = gpus_of(node)
+                count = sum(types.get(gpu_type, 0) for gpu_type in one.types)
+                nodes += bool(count)
+                gpus += count
+                if count:
+                    memory = max(memory, shards // sum(types.values()))
+            self.class_nodes[name] = (nodes, gpus, one.gpu_memory or memory)
+            if not nodes:
+                self.notes.append(f"classes.{name}: no node of the cluster has GPUs of type {', '.join(one.types)}")
+
+    def gpu_type(self, class_name: str) -> str:
+        """The TRES of a class."""
+        return f"gres/gpu:{self.policy.classes[class_name].types[0]}"
+
+    # ---- amounts ----
+
+    def class_tres(self, amount: Guarantee | None) -> dict[str, int]:
+        """What is guaranteed or limited, as TRES."""
+        if amount is None:
+            return {}
+        found = {} if amount.gpus is None else {"gres/gpu": amount.gpus}
+        if amount.gpu_memory is not None:
+            found["gres/shard"] = amount.gpu_memory
+        for name, one in amount.classes.items():
+            if one.gpus is not None:
+                found[self.gpu_type(name)] = one.gpus
+        return found
+
+    def guarantee_of_own(self, name: str) -> dict[str, int]:
+        """A tenant's guarantee without what is guaranteed to those below it."""
+        own = self.class_tres(self.policy.tenants[name].guarantee)
+        for child in self.children.get(name, []):
+            for key, value in self.class_tres(self.policy.tenants[child].guarantee).items():
+                if key in own:
+                    own[key] = max(0, own[key] - value)
+        return own
+
+    def limits_of(self, name: str) -> dict[str, str]:
+        """Limits of a tenant's association."""
+        tenant, defaults = self.policy.tenants[name], self.policy.defaults
+        most = self.class_tres(tenant.limit)
+        if tenant.guarantee is not None and not tenant.borrow:
+            most = self.class_tres(tenant.guarantee) | most
+        limits = {
+            "GrpTRES": _tres_text(most),
+            "GrpTRESMins": _tres_text(self.minutes(tenant)),
+            "GrpJobs": _text(tenant.max_jobs),
+            "GrpSubmitJobs": _text(tenant.max_queued),
+            "MaxTRESPerJob": _tres_text(self.job_tres(tenant)),
+        }
+        longest = defaults.max_time if tenant.max_time is None else tenant.max_time
+        if longest is not None:
+            limits["MaxWall"] = str(max(1, longest // 60))
+        if tenant.expires is not None and self.today >= tenant.expires:
+            limits["GrpSubmitJobs"] = "0"
+            self.notes.append(f"tenant {name}: expired on {tenant.expires}; submits nothing more")
+        return _merge(limits, tenant.slurm)
+
+    def minutes(self, tenant: Tenant) -> dict[str, int]:
+        """GPU minutes of a period."""
+        found: dict[str, int] = {}
+        if isinstance(tenant.limit, Limit):
+            if tenant.limit.gpu_hours is not None:
+                found["gres/gpu"] = math.floor(tenant.limit.gpu_hours * 60)
+            for name, one in tenant.limit.classes.items():
+                if one.gpu_hours is not None:
+                    found[self.gpu_type(name)] = math.floor(one.gpu_hours * 60)
+        budget = tenant.budget
+        if budget is not None and budget.at_100 == "stop":
+            if budget.gpu_hours is not None:
+                found["gres/gpu"] = math.floor(budget.gpu_hours * 60)
+            if budget.gpu_memory_hours is not None:
+                found["gres/shard"] = math.floor(budget.gpu_memory_hours * 60 * 1024)
+        return found
+
+    def job_tres(self, tenant: Tenant) -> dict[str, int]:
+        """The largest job, as TRES."""
+        per_job = tenant.per_job
+        if per_job is None:
+            return {}
+        found = {} if per_job.gpus is None else {"gres/gpu": per_job.gpus}
+        if per_job.gpu_memory is not None:
+            found["gres/shard"] = per_job.gpu_memory
+        for name, one in per_job.classes.items():
+            if one.gpus is not None and len(self.policy.classes[name].types) == 1:
+                found[self.gpu_type(name)] = one.gpus
+        return found
+
+    # ---- the parts ----
+
+    def tenants(self) -> None:
+        """Accounts and members."""
+        coordinators: dict[str, frozenset[str]] = {}
+        for name in self.policy.in_order():
+            tenant = self.policy.tenants[name]
+            above = coordinators.get(tenant.parent or "", frozenset())
+            coordinators[name] = above | frozenset(tenant.coordinators)
+            qos, default = self.qos_of(name)
+            self.state.accounts[name] = AccountState(
+                parent=tenant.parent or "root",
+                description=(tenant.description or name).lower(),  # Slurm keeps it so
+                organization=tenant.organization.lower(),
+                shares=str(tenant.shares),
+                limits=self.limits_of(name),
+                qos=tuple(sorted(qos)),
+                default_qos=default,
+                coordinators=coordinators[name],
+            )
+            most = tenant.max_gpus_per_user
+            most = self.policy.defaults.max_gpus_per_user if most is None else most
+            for user, member in tenant.users.items():
+                gpus = most if member.max_gpus is None else member.max_gpus
+                limits = {} if gpus is None else {"GrpTRES": f"gres/gpu={gpus}"}
+                self.state.users[name, user] = UserState(str(member.shares), _merge(limits, member.slurm))
+
+    def qos_of(self, name: str) -> tuple[list[str], str]:
+        """The QOS that a tenant may use, and its default."""
+        tenant = self.policy.tenants[name]
+        if tenant.qos is not None:
+            return list(tenant.qos.use), tenant.qos.default or ""
+        if tenant.borrow and tenant.guarantee is None:
+            return [OVER_QOS], OVER_QOS
+        return ([name, OVER_QOS] if tenant.borrow else [name]), name
+
+    def qos(self) -> None:
+        """QOS of tenants, and that of over-quota work."""
+        preemption = self.policy.scheduling.preemption
+        lends = any(tenant.borrow for tenant in self.policy.tenants.values())
+        if lends:
+            self.state.qos[OVER_QOS] = {}
+            if preemption.enabled:
+                over = {
+                    "PreemptMode": preemption.mode,
+                    "GraceTime": str(preemption.grace),
+                    "PreemptExemptTime": str(preemption.min_run_time),
+                }
+                self.state.qos[OVER_QOS] = {key: value for key, value in over.items() if value != "0"}
+        for name, tenant in self.policy.tenants.items():
+            if tenant.qos is not None or (tenant.borrow and tenant.guarantee is None):
+                continue
+            priority = 0 if self.lowered(name) else self.policy.priority_of(name)
+            fields = {"Priority": str(priority) if priority else ""}
+            if tenant.guarantee is not None:
+                if tenant.borrow:
+                    fields["MaxTRESPA"] = _tres_text(self.guarantee_of_own(name))
+                if lends and preemption.enabled:
+                    fields["Preempt"] = OVER_QOS
+            self.state.qos[name] = {key: value for key, value in fields.items() if value}
+
+    def lowered(self, name: str) -> bool:
+        """Whether the tenant's budget says so."""
+        budget, used = self.policy.tenants[name].budget, self.used.get(name, 0.0)
+        if budget is None or used < 0.8:
+            return False
+        action = budget.at_100 if used >= 1 else budget.at_80
+        self.notes.append(f"tenant {name}: {used:.0%} of its budget is used ({action.replace('_', ' ')})")
+        return action == "lower_priority" or (used >= 1 and budget.at_80 == "lower_priority")
+
+    def reservations(self) -> None:
+        """Reserved nodes."""
+        for class_name, one in self.policy.classes.items():
+            nodes, gpus, _ = self.class_nodes[class_name]
+            if not nodes:
+                continue
+            per_node = max(1, gpus // nodes)
+            strategy, ratio = self.policy.strategy_of(class_name)
+            feature = one.feature or one.types[0]
+            guaranteed = self.guaranteed_in(class_name)
+            together = {name: count for name, count in guaranteed.items() if self.policy.tenants[name].lend}
+            alone = {name: count for name, count in guaranteed.items() if name not in together}
+            if strategy == "static":
+                alone, together = guaranteed, {}
+            reserved = 0
+            for name, count in alone.items():
+                reserved += math.ceil(count / per_node)
+                self.state.reservations[f"{OWN_PREFIX}{class_name}_{name}"] = ReservationState(
+                    frozenset(self.policy.subtree(name)), math.ceil(count / per_node), feature
+                )
+            if strategy == "hybrid" and together:
+                shared = math.ceil(nodes * ratio)
+                reserved += shared
+                if sum(together.values()) > shared * per_node:
+                    raise SluiceError(
+                        f"classes.{class_name}: {sum(together.values())} GPUs are guaranteed, but {ratio:g} of "
+                        f"{nodes} nodes is {shared} nodes with {shared * per_node} GPUs",
+                        remedy="raise reserved_ratio, or lower the guarantees",
+                    )
+                accounts = frozenset(below for name in together for below in self.policy.subtree(name))
+                self.state.reservations[f"{OWN_PREFIX}{class_name}"] = ReservationState(accounts, shared, feature)
+            if sum(guaranteed.values()) > gpus or reserved > nodes:
+                raise SluiceError(
+                    f"classes.{class_name}: {sum(guaranteed.values())} GPUs, {reserved} reserved nodes guaranteed, "
+                    f"but there are {gpus} on {nodes} nodes",
+                    remedy="lower the guarantees",
+                )
+
+    def guaranteed_in(self, class_name: str) -> dict[str, int]:
+        """GPUs of a class that are guaranteed, by the topmost tenant that names them."""
+        only = len(self.policy.classes) == 1
+        found: dict[str, int] = {}
+
+        def visit(name: str) -> None:
+            guarantee = self.policy.tenants[name].guarantee
+            own = self.class_tres(guarantee)
+            count = own.get(self.gpu_type(class_name), own.get("gres/gpu", 0) if only else 0)
+            if count:
+                found[name] = count
+            else:
+                for child in self.children.get(name, []):
+                    visit(child)
+
+        for name in self.children.get(None, []):
+            visit(name)
+        return found
+
+    def cluster_limits(self) -> None:
+        """Limits of the root association."""
+        if self.policy.scheduling.max_queued is not None:
+            self.state.root_limits["GrpSubmitJobs"] = str(self.policy.scheduling.max_queued)
+
+    # ---- files ----
+
+    def snippet(self) -> str:
+        """The snippet for slurm.conf."""
+        scheduling, weights = self.policy.scheduling, self.policy.scheduling.weights
+        needed = {"gres/gpu", "gres/shard"} | {
+            f"gres/gpu:{gpu_type}" for one in self.policy.classes.values() for gpu_type in one.types
+        }
+        kept = set(filter(None, self.live.config.get("AccountingStorageTRES", "").split(",")))
+        kept -= {"cpu", "mem", "energy", "node", "billing", "fs/disk", "vmem", "pages"}
+        enforce = {"associations", "limits", "qos"}
+        enforce |= {word for word in self.live.config.get("AccountingStorageEnforce", "").lower().split(",") if word}
+        enforce.discard("none")
+        lines = [
+            "# Written by `sluice apply`; slurm.conf says: Include " + SNIPPET,
+            f"AccountingStorageTRES={','.join(sorted(kept | needed))}",
+            f"AccountingStorageEnforce={','.join(sorted(enforce))}",
+            "PriorityType=priority/multifactor",
+            f"PriorityWeightAge={weights.fifo}",
+            f"PriorityWeightFairshare={weights.fair_share}",
+            f"PriorityWeightQOS={weights.priority}",
+            f"PriorityMaxAge={_slurm_time(scheduling.aging)}",
+            f"PriorityDecayHalfLife={_slurm_time(scheduling.fair_share_half_life)}",
+            f"PriorityUsageResetPeriod={_PERIODS[scheduling.usage_period]}",
+        ]
+        if any(tenant.borrow for tenant in self.policy.tenants.values()):
+            enabled = scheduling.preemption.enabled
+            lines.append(f"PreemptType={'preempt/qos' if enabled else 'preempt/none'}")
+            lines.append(f"PreemptMode={scheduling.preemption.mode.upper() if enabled else 'OFF'}")
+        return "\n".join(lines) + "\n"
+
+    def compile(self) -> compiled.CompiledPolicy:
+        """The compiled policy."""
+        policy, scheduling = self.policy, self.policy.scheduling
+        weights = scheduling.weights
+        settings = compiled.Global(
+            # Age, fair-share and priority are Slurm's own terms; the site factor adds what Slurm lacks.
+            weight=compiled.Weights(deadline=weights.deadline, service=weights.shortest_service),
+            age_full_s=scheduling.aging,
+            laxity_horizon_s=86400 if weights.deadline else None,
+            starvation_s=scheduling.starvation_bound,
+            fair_share_half_life_s=scheduling.fair_share_half_life,
+            placement=scheduling.placement,
+            backfill_reservations=scheduling.backfill.reservations,
+            backfill_depth=scheduling.backfill.depth,
+            planner_interval_ms=scheduling.backfill.interval * 1000,
+            gang_limit_s=scheduling.gang_time_limit,
+            deadlines=scheduling.deadlines,
+        )
+        classes = [
+            compiled.GpuClass(
+                name=name,
+                gpu_types=list(one.types),
+                strategy=policy.strategy_of(name)[0],
+                reserved_permille=round(policy.strategy_of(name)[1] * 1000),
+                gpu_memory_mib=self.class_nodes[name][2],
+                cpus_per_gpu_milli=round(one.cpus_per_gpu * 1000),
+                memory_mib_per_gpu=one.memory_per_gpu,
+            )
+            for name, one in policy.classes.items()
+        ]
+        tenants = [self.compile_tenant(name) for name in policy.in_order()]
+        source = digest(policy.model_dump_json(exclude={"unlisted", "accept_unenforced"}))
+        return compiled.CompiledPolicy(source=source, settings=settings, classes=classes, tenants=tenants)
+
+    def compile_tenant(self, name: str) -> compiled.Tenant:
+        """One tenant of it."""
+        tenant, policy = self.policy.tenants[name], self.policy
+        per_job = tenant.per_job
+        rules: dict[str, dict[str, int]] = {}
+        for amount, key in ((tenant.limit, "gpus_limit"), (tenant.guarantee, "gpus_guaranteed")):
+            for class_name, of_class in amount.classes.items() if amount else ():
+                if of_class.gpus is not None:
+                    rules.setdefault(class_name, {})[key] = of_class.gpus
+        for class_name, job in per_job.classes.items() if per_job else ():
+            if job.gpus is not None:
+                rules.setdefault(class_name, {})["gpus_per_job"] = job.gpus
+            if job.time is not None:
+                rules.setdefault(class_name, {})["run_time_s"] = job.time
+        expires = 0
+        if tenant.expires is not None:
+            expires = int(datetime.datetime.combine(tenant.expires, datetime.time()).timestamp())
+        longest = policy.defaults.max_time if tenant.max_time is None else tenant.max_time
+        return compiled.Tenant(
+            account=name,
+            parent=tenant.parent,
+            qos=self.qos_of(name)[1] or None,
+            partitions=list(tenant.partitions),
+            features=list(tenant.features or []),
+            shares=tenant.shares,
+            tier=tenant.tier,
+            default_priority=policy.priority_of(name) % 1000,
+            gpu_memory_mib_per_job=per_job.gpu_memory if per_job else None,
+            gpu_memory_mib_per_gpu=tenant.gpu_memory_per_gpu,
+            gpus_per_job=per_job.gpus if per_job else None,
+            run_time_s=longest,
+            submissions_per_minute=tenant.submissions_per_minute,
+            expires_s=expires,
+            gang=tenant.gang,
+            deadline=tenant.deadlines,
+            borrow=tenant.borrow,
+            classes=list(tenant.classes) if tenant.classes is not None else None,
+            class_rules={key: compiled.ClassRule(**rule) for key, rule in rules.items()},
+        )
+
+    def files(self) -> compiled.CompiledPolicy:
+        """Files beside slurm.conf; an equal compiled policy keeps its time."""
+        policy = self.compile()
+        path = self.live.folder / compiled.FILE_NAME
+        try:
+            there, warnings = compiled.load(path)
+            same = not warnings and there.model_copy(update={"generated_s": 0}) == policy
+            policy = there if same else policy.model_copy(update={"generated_s": int(self.now)})
+        except SluiceError:
+            policy = policy.model_copy(update={"generated_s": int(self.now)})
+        self.state.files = {
+            self.live.folder / SNIPPET: self.snippet(),
+            path: policy.render(),
+            self.live.folder / LEVEL_FILE: f"{self.policy.level}\n",
+        }
+        return policy
+
+    def look_around(self) -> None:
+        """Names in the policy that the cluster does not know, and limits that are not in force."""
+        partitions = {partition.name for partition in self.live.partitions}
+        features = {feature for node in self.live.nodes for feature in node.features}
+        beyond = []
+        for name, tenant in self.policy.tenants.items():
+            for word in set(tenant.partitions) - partitions:
+                self.notes.append(f"tenant {name}: there is no partition {word!r}")
+            for word in set(tenant.features or ()) - features:
+                self.notes.append(f"tenant {name}: no node has the feature {word!r}")
+            fields = (tenant.gpu_memory_per_gpu, tenant.submissions_per_minute, tenant.classes, tenant.features)
+            if any(one is not None for one in fields) or tenant.partitions or (
+                tenant.per_job and any(one.time is not None for one in tenant.per_job.classes.values())
+            ):  # fmt: skip
+                beyond.append(name)
+        if beyond and self.policy.level == "off":
+            self.notes.append(
+                "level is off: gpu_memory_per_gpu, submissions_per_minute, classes, partitions, features and times by "
+                f"class are kept from level admit on, so not yet for {', '.join(beyond[:5])}"
+            )
+        self.notes += [f"{name}: accepted, but not yet enforced" for name in self.policy.unenforced()]
+
+
+def make(policy: Policy, live: Live, *, use: list[Use] | None = None, now: float | None = None) -> Wanted:
+    """What the policy wants of this cluster. `use`: what the tenants have used, for budgets.
+
+    Raises SluiceError for a policy that the cluster cannot keep: another cluster's, or more guaranteed than there is.
+    """
+    if policy.cluster is not None and policy.cluster != live.name:
+        raise SluiceError(
+            f"cluster: the policy is for {policy.cluster!r}, and this is {live.name!r}",
+            remedy="name the right slurm.conf, or the right policy file",
+        )
+    maker = _Maker(policy, live, budget_use(policy, use or []), time.time() if now is None else now)
+    maker.look_at_classes()
+    maker.tenants()
+    maker.qos()
+    maker.reservations()
+    maker.cluster_limits()
+    maker.look_around()
+    result = maker.files()
+    return Wanted(maker.state, maker.notes, result)
+
+
+def budget_use(policy: Policy, use: list[Use]) -> dict[str, float]:
+    """The used part of each tenant's budget: 1 is all of it."""
+    minutes = {one.account: one.tres_minutes for one in use if not one.user}
+    found: dict[str, float] = {}
+    for name, tenant in policy.tenants.items():
+        budget = tenant.budget
+        if budget is None:
+            continue
+        spent = minutes.get(name, {})
+        parts = [0.0]
+        if budget.gpu_hours:
+            parts.append(spent.get("gres/gpu", 0.0) / 60 / budget.gpu_hours)
+        if budget.gpu_memory_hours:
+            parts.append(spent.get("gres/shard", 0.0) / 60 / 1024 / budget.gpu_memory_hours)
+        found[name] = max(parts)
+    return found
+
+
+def _text(value: int | None) -> str:
+    return "" if value is None else str(value)
+
+
+def _tres_text(tres: Mapping[str, int]) -> str:
+    return ",".join(f"{name}={count}" for name, count in sorted(tres.items()))
+
+
+def _merge(limits: Mapping[str, str], extra: Mapping[str, str]) -> dict[str, str]:
+    """The limits, and what else is to stand in the association; canonical, without those that are none."""
+    merged = dict(limits)
+    for option, value in extra.items():
+        if option in TRES_OPTIONS and merged.get(option):
+            both = dict(pair.split("=") for text in (value, merged[option]) for pair in text.split(","))
+            merged[option] = ",".join(f"{name}={count}" for name, count in both.items())
+        else:
+            merged.setdefault(option, value)
+            merged[option] = merged[option] or value
+    return {option: text for option, value in merged.items() if (text := _canonical(option, value))}
+
+
+def _canonical(option: str, value: str) -> str:
+    return value if option in ("MaxWall", "GrpWall") and value.isdecimal() else canonical(option, value)
+
+
+def _slurm_time(seconds: int) -> str:
+    days, rest = divmod(seconds, 86400)
+    return f"{days}-{rest // 3600:02}:{rest % 3600 // 60:02}:{rest % 60:02}" if seconds else "0"

@@ -1,0 +1,64 @@
+"""Changes of a running cluster through scontrol and scancel, as the invoking user."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from sluice_base.errors import SluiceError
+from slurm_client.commands import Commands
+
+
+class Control:
+    """slurmctld's own changes. All raise SluiceError with Slurm's words."""
+
+    def __init__(self, commands: Commands | None = None) -> None:
+        self.commands = commands or Commands()
+
+    def create_reservation(
+        self, name: str, *, accounts: Iterable[str], nodes: int, feature: str, flags: Sequence[str] = ()
+    ) -> None:
+        """Reserve nodes that have a feature for accounts, from now on without an end; running jobs stay."""
+        self.commands.output(
+            "scontrol", "create", "reservation", f"ReservationName={name}", "StartTime=now", "Duration=UNLIMITED",
+            f"Accounts={','.join(sorted(accounts))}", f"NodeCnt={nodes}", f"Features={feature}",
+            f"Flags={','.join(['IGNORE_JOBS', *flags])}", f"PartitionName={self._partition(feature)}",
+        )  # fmt: skip
+
+    def update_reservation(self, name: str, *, accounts: Iterable[str], nodes: int) -> None:
+        """Change whom a reservation is for, and how many nodes it has."""
+        self.commands.output(
+            "scontrol", "update", f"ReservationName={name}", f"NodeCnt={nodes}",
+            f"Accounts={','.join(sorted(accounts))}",
+        )  # fmt: skip
+
+    def delete_reservation(self, name: str) -> None:
+        """End a reservation."""
+        self.commands.output("scontrol", "delete", f"ReservationName={name}")
+
+    def reconfigure(self) -> None:
+        """Let the daemons read their files again."""
+        self.commands.output("scontrol", "reconfigure")
+
+    def cancel(self, ids: Iterable[int]) -> None:
+        """Cancel jobs; those that have ended meanwhile are no error."""
+        numbers = [str(number) for number in ids]
+        for at in range(0, len(numbers), 500):
+            self.commands.run("scancel", "--quiet", *numbers[at : at + 500], check=False)
+
+    def _partition(self, feature: str) -> str:
+        """A partition with all nodes of the feature: the default one where it has, else the largest that has some."""
+        from slurm_client.text import TextClient
+
+        client = TextClient(self.commands)
+        having: dict[str, int] = {}
+        for node in client.nodes():
+            if feature in node.features:
+                for partition in node.partitions:
+                    having[partition] = having.get(partition, 0) + 1
+        if not having:
+            raise SluiceError(
+                f"feature {feature!r}: no node has it",
+                remedy="write features with `sluice gres write`, or set `feature`",
+            )
+        default = {partition.name for partition in client.partitions() if partition.default}
+        return max(having, key=lambda name: (having[name], name in default, name))
