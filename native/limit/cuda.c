@@ -250,7 +250,6 @@ static bool node_memory(void *node, int *ordinal, uint64_t *bytes)
 enum { GRANULE = 2 << 20 }; /* device memory comes in pages of 2 MiB */
 
 static const struct limit_driver driver = {
-    .number = 0,
     .granule = GRANULE,
     .device = device_of,
     .pool_attribute = pool_attribute,
@@ -678,7 +677,7 @@ static bool stream_ordinal(CUstream stream, CUdevice *ordinal)
 
 static CUdevice pool_ordinal(struct limit_session *session, CUmemoryPool handle)
 {
-    CUdevice ordinal = limit_pool_ordinal(session, handle);
+    CUdevice ordinal = limit_pool_ordinal(session, &driver, handle);
     int count = 0;
     if (ordinal >= 0)
         return ordinal;
@@ -792,7 +791,7 @@ HOOK(cuMemPoolDestroy, CUmemoryPool pool)
     pthread_mutex_lock(&session->pools);
     CUresult result = VENDOR(cuMemPoolDestroy, pool);
     if (result == CUDA_SUCCESS)
-        limit_pool_gone(session, pool);
+        limit_pool_gone(session, &driver, pool);
     pthread_mutex_unlock(&session->pools);
     return result;
 }

@@ -68,89 +68,76 @@ void limit_drop_owner(const struct limit_driver *driver, struct limit_session *s
 
 enum { POOL_RESERVED = 5, POOL_USED = 7, GRAPH_USED = 0, GRAPH_RESERVED = 2 }; /* the same in CUDA and HIP */
 
-static bool figures(struct limit_pool pool, uint64_t *reserved, uint64_t *used)
+/* What a driver freed may take it some waiting to give up: so many looks, when a program waits for its device, suffice.
+ */
+enum { LATE_LOOKS = 4 };
+
+/* A pool that is charged for; a process has a few. */
+struct limit_pool_record {
+    struct limit_pool pool;
+    int device; /* of the ledger */
+    uint64_t bytes;
+    struct limit_pool_record *next;
+};
+
+static bool reserved_of(struct limit_pool pool, uint64_t *bytes)
 {
-    const struct limit_driver *driver = pool.driver;
-    return pool.handle ? driver->pool_attribute(pool.handle, POOL_RESERVED, reserved) &&
-                             driver->pool_attribute(pool.handle, POOL_USED, used)
-                       : driver->graph_attribute(pool.ordinal, GRAPH_RESERVED, reserved) &&
-                             driver->graph_attribute(pool.ordinal, GRAPH_USED, used);
+    return pool.handle ? pool.driver->pool_attribute(pool.handle, POOL_RESERVED, bytes)
+                       : pool.driver->graph_attribute(pool.ordinal, GRAPH_RESERVED, bytes);
 }
 
-/* No pool's handle is a number as small as an ordinal. */
-static uint64_t key_of(struct limit_pool pool)
+static bool used_of(struct limit_pool pool, uint64_t *bytes)
 {
-    return pool.handle ? (uint64_t)(uintptr_t)pool.handle
-                       : (uint64_t)pool.ordinal + 1 + (uint64_t)pool.driver->number * LIMIT_ORDINALS;
+    return pool.handle ? pool.driver->pool_attribute(pool.handle, POOL_USED, bytes)
+                       : pool.driver->graph_attribute(pool.ordinal, GRAPH_USED, bytes);
 }
 
-static struct limit_pool pool_of(const struct limit_driver *driver, const struct limit_entry *entry)
+/* The lock `pools` is held here and below. */
+static struct limit_pool_record *find_pool(struct limit_session *session, struct limit_pool pool)
 {
-    return (struct limit_pool){.driver = driver,
-                               .handle = entry->key <= 2 * LIMIT_ORDINALS ? NULL : (void *)(uintptr_t)entry->key,
-                               .ordinal = (int)entry->size};
+    struct limit_pool_record *record = session->pool_list;
+    while (record && (record->pool.handle != pool.handle || record->pool.driver != pool.driver ||
+                      (!pool.handle && record->pool.ordinal != pool.ordinal)))
+        record = record->next;
+    return record;
 }
 
-/* A pool's entry: bytes are those charged for it, size its ordinal. The lock `pools` is held here and below. */
-static struct limit_entry entry_of(struct limit_session *session, struct limit_pool pool)
+static struct limit_pool_record *add_pool(struct limit_session *session, struct limit_pool pool, int device)
 {
-    struct limit_entry entry;
-    if (!limit_table_get(&session->table, LIMIT_POOL, key_of(pool), &entry))
-        entry = (struct limit_entry){.class = LIMIT_POOL,
-                                     .key = key_of(pool),
-                                     .driver = pool.driver->number,
-                                     .device = pool.driver->device(pool.ordinal),
-                                     .size = (uint64_t)pool.ordinal};
-    return entry;
+    struct limit_pool_record *record = malloc(sizeof *record);
+    if (record) {
+        *record = (struct limit_pool_record){.pool = pool, .device = device, .next = session->pool_list};
+        session->pool_list = record;
+    }
+    return record;
+}
+
+static struct limit_pool_record *know_pool(struct limit_session *session, struct limit_pool pool)
+{
+    struct limit_pool_record *record = find_pool(session, pool);
+    return record ? record : add_pool(session, pool, pool.driver->device(pool.ordinal));
 }
 
 /* Bring the charge to what the driver keeps; true: something was given back. */
-static bool settle(struct limit_session *session, struct limit_pool pool)
+static bool settle(struct limit_pool_record *record)
 {
-    struct limit_entry entry = entry_of(session, pool);
-    uint64_t reserved, used, before = entry.bytes;
-    if (entry.device < 0 || !figures(pool, &reserved, &used) || reserved == before)
+    uint64_t reserved, before = record->bytes;
+    if (record->device < 0 || !reserved_of(record->pool, &reserved) || reserved == before)
         return false;
     if (reserved > before)
-        limit_owe(entry.device, reserved - before);
+        limit_owe(record->device, reserved - before);
     else
-        limit_give(entry.device, before - reserved);
-    entry.bytes = reserved;
-    limit_table_put(&session->table, &entry);
+        limit_give(record->device, before - reserved);
+    record->bytes = reserved;
     return reserved < before;
-}
-
-struct visited {
-    unsigned char driver;
-    const uint64_t *keys;
-    size_t count;
-};
-
-static bool unvisited_pool(const struct limit_entry *entry, const void *argument)
-{
-    const struct visited *visited = argument;
-    for (size_t i = 0; i < visited->count; i++)
-        if (visited->keys[i] == entry->key)
-            return false;
-    return entry->class == LIMIT_POOL && entry->driver == visited->driver;
 }
 
 bool limit_settle_pools(const struct limit_driver *driver, struct limit_session *session)
 {
-    uint64_t keys[256];
-    struct visited visited = {.driver = driver->number, .keys = keys};
-    struct limit_entry entry;
     bool gave = false;
     pthread_mutex_lock(&session->pools);
-    atomic_store_explicit(&session->late_pools, 0, memory_order_relaxed);
-    while (visited.count < sizeof keys / sizeof *keys &&
-           limit_table_find(&session->table, unvisited_pool, &visited, &entry)) {
-        uint64_t reserved, used;
-        keys[visited.count++] = entry.key;
-        gave = settle(session, pool_of(driver, &entry)) || gave;
-        if (figures(pool_of(driver, &entry), &reserved, &used) && reserved > used)
-            atomic_store_explicit(&session->late_pools, 1, memory_order_relaxed);
-    }
+    for (struct limit_pool_record *record = session->pool_list; record; record = record->next)
+        gave = (record->pool.driver == driver && settle(record)) || gave;
     pthread_mutex_unlock(&session->pools);
     return gave;
 }
@@ -158,25 +145,34 @@ bool limit_settle_pools(const struct limit_driver *driver, struct limit_session 
 void limit_pools_may_have_shrunk(const struct limit_driver *driver)
 {
     struct limit_session *session = limit_session();
-    if (session && atomic_load_explicit(&session->late_pools, memory_order_relaxed) != 0)
-        limit_settle_pools(driver, session);
+    unsigned looks = session ? atomic_load_explicit(&session->late_looks, memory_order_relaxed) : 0;
+    if (looks == 0)
+        return;
+    atomic_store_explicit(&session->late_looks, looks - 1, memory_order_relaxed);
+    limit_settle_pools(driver, session);
 }
 
+static void look_later(struct limit_session *session)
+{
+    atomic_store_explicit(&session->late_looks, LATE_LOOKS, memory_order_relaxed);
+}
+
+/* Charge growth by `size` bytes in use before it happens. */
 static bool take_growth(struct limit_session *session, struct limit_pool pool, uint64_t size)
 {
-    settle(session, pool);
-    struct limit_entry entry = entry_of(session, pool);
-    uint64_t reserved, used, granule = pool.driver->granule;
-    if (entry.device == LIMIT_NO_LIMIT)
-        return true;
-    if (entry.device < 0 || size > far_too_much || !figures(pool, &reserved, &used))
+    struct limit_pool_record *record = know_pool(session, pool);
+    uint64_t used, granule = pool.driver->granule;
+    if (!record || record->device < 0)
+        return record && record->device == LIMIT_NO_LIMIT;
+    settle(record);
+    if (size > far_too_much || !used_of(pool, &used))
         return false;
-    uint64_t need = used + (size + 511) / 512 * 512;
+    uint64_t need = used + (size + 511) / 512 * 512, reserved = record->bytes;
     uint64_t growth = need > reserved ? (need - reserved + granule - 1) / granule * granule : 0;
-    if (!limit_take(entry.device, growth))
+    if (!limit_take(record->device, growth))
         return false;
-    entry.bytes += growth;
-    return limit_table_put(&session->table, &entry);
+    record->bytes += growth;
+    return true;
 }
 
 bool limit_pool_begin(struct limit_session *session, struct limit_pool pool, uint64_t size)
@@ -192,53 +188,67 @@ bool limit_pool_begin(struct limit_session *session, struct limit_pool pool, uin
 
 bool limit_pool_end(struct limit_session *session, struct limit_pool pool, bool allocated)
 {
-    struct limit_entry entry = entry_of(session, pool);
-    uint64_t reserved, used;
+    struct limit_pool_record *record = find_pool(session, pool);
+    uint64_t reserved;
     bool covered = true;
-    if (allocated && entry.device >= 0 && figures(pool, &reserved, &used) && reserved > entry.bytes) {
-        covered = limit_take(entry.device, reserved - entry.bytes);
-        entry.bytes = covered ? reserved : entry.bytes;
-        limit_table_put(&session->table, &entry);
+    if (record && record->device >= 0 && reserved_of(pool, &reserved)) {
+        if (reserved < record->bytes)
+            limit_give(record->device, record->bytes - reserved);
+        else if (reserved > record->bytes && allocated)
+            covered = limit_take(record->device, reserved - record->bytes);
+        record->bytes = covered ? reserved : record->bytes;
     }
-    if (covered)
-        settle(session, pool);
     pthread_mutex_unlock(&session->pools);
     return covered;
 }
 
 void limit_pool_made(struct limit_pool pool, int device)
 {
-    struct limit_entry entry = {.device = device, .driver = pool.driver->number, .size = (uint64_t)pool.ordinal};
-    limit_remember(&entry, LIMIT_POOL, key_of(pool));
+    struct limit_session *session = limit_session();
+    if (!session)
+        return;
+    pthread_mutex_lock(&session->pools);
+    add_pool(session, pool, device);
+    pthread_mutex_unlock(&session->pools);
 }
 
-int limit_pool_ordinal(struct limit_session *session, void *handle)
+int limit_pool_ordinal(struct limit_session *session, const struct limit_driver *driver, void *handle)
 {
-    struct limit_entry entry;
-    return limit_table_get(&session->table, LIMIT_POOL, (uint64_t)(uintptr_t)handle, &entry) ? (int)entry.size : -1;
+    pthread_mutex_lock(&session->pools);
+    struct limit_pool_record *record = find_pool(session, (struct limit_pool){.driver = driver, .handle = handle});
+    int ordinal = record ? record->pool.ordinal : -1;
+    pthread_mutex_unlock(&session->pools);
+    return ordinal;
 }
 
-void limit_pool_gone(struct limit_session *session, void *handle)
+void limit_pool_gone(struct limit_session *session, const struct limit_driver *driver, void *handle)
 {
-    struct limit_entry entry;
-    if (limit_table_take(&session->table, LIMIT_POOL, (uint64_t)(uintptr_t)handle, &entry))
-        limit_give(entry.device, entry.bytes);
+    struct limit_pool_record *gone = find_pool(session, (struct limit_pool){.driver = driver, .handle = handle});
+    struct limit_pool_record **place = &session->pool_list;
+    if (!gone)
+        return;
+    while (*place != gone)
+        place = &(*place)->next;
+    *place = gone->next;
+    limit_give(gone->device, gone->bytes);
+    free(gone);
 }
 
 void limit_freed(const struct limit_driver *driver, struct limit_session *session, const struct limit_entry *entry)
 {
-    struct limit_entry pool;
     if (entry->spilled)
         atomic_fetch_sub(&session->spills, 1);
     if (entry->link == 0) {
         limit_driver_give(driver, entry);
         return;
     }
+    struct limit_pool pool = {.driver = driver, .handle = (void *)(uintptr_t)entry->link};
     pthread_mutex_lock(&session->pools);
-    if (limit_table_get(&session->table, LIMIT_POOL, entry->link, &pool))
-        settle(session, pool_of(driver, &pool));
-    atomic_store_explicit(&session->late_pools, 1, memory_order_relaxed);
+    struct limit_pool_record *record = find_pool(session, pool);
+    if (record)
+        settle(record);
     pthread_mutex_unlock(&session->pools);
+    look_later(session);
 }
 
 /* ---- graphs ---- */
@@ -275,7 +285,7 @@ void limit_graph_made(const struct limit_driver *driver, void *graph, void *exec
     struct graph_memory *memory = session ? memory_of(driver, graph) : NULL;
     if (!memory)
         return;
-    struct limit_entry entry = {.driver = driver->number, .link = (uint64_t)(uintptr_t)memory};
+    struct limit_entry entry = {.link = (uint64_t)(uintptr_t)memory};
     limit_remember(&entry, LIMIT_GRAPH, (uint64_t)(uintptr_t)executable);
     atomic_fetch_add(&session->graphs, 1);
 }
@@ -287,9 +297,9 @@ static bool take_graph(struct limit_session *session, const struct limit_driver 
     const struct graph_memory *memory = (struct graph_memory *)(uintptr_t)entry->link;
     for (int i = 0; i < LIMIT_ORDINALS; i++) {
         struct limit_pool pool = {.driver = driver, .ordinal = i};
-        uint64_t reserved, used, bytes = memory->bytes[i];
+        uint64_t reserved, bytes = memory->bytes[i];
         bool ran = entry->size != 0;
-        bool has = bytes == 0 || (ran && figures(pool, &reserved, &used) && reserved >= bytes) ||
+        bool has = bytes == 0 || (ran && reserved_of(pool, &reserved) && reserved >= bytes) ||
                    take_growth(session, pool, bytes);
         if (!has)
             return false;
@@ -301,9 +311,12 @@ static void settle_graph(struct limit_session *session, const struct limit_drive
                          const struct limit_entry *entry)
 {
     const struct graph_memory *memory = (struct graph_memory *)(uintptr_t)entry->link;
-    for (int i = 0; i < LIMIT_ORDINALS; i++)
-        if (memory->bytes[i] > 0)
-            settle(session, (struct limit_pool){.driver = driver, .ordinal = i});
+    for (int i = 0; i < LIMIT_ORDINALS; i++) {
+        struct limit_pool pool = {.driver = driver, .ordinal = i};
+        struct limit_pool_record *record = memory->bytes[i] > 0 ? know_pool(session, pool) : NULL;
+        if (record)
+            settle(record);
+    }
 }
 
 enum limit_launch limit_graph_begin(const struct limit_driver *driver, void *executable, struct limit_entry *entry)
@@ -330,8 +343,8 @@ void limit_graph_end(const struct limit_driver *driver, struct limit_entry *entr
         limit_table_put(&session->table, entry);
     }
     settle_graph(session, driver, entry);
-    atomic_store_explicit(&session->late_pools, 1, memory_order_relaxed);
     pthread_mutex_unlock(&session->pools);
+    look_later(session);
 }
 
 bool limit_graph_take(struct limit_session *session, void *executable, struct limit_entry *entry)

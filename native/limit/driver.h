@@ -54,12 +54,12 @@ bool limit_pool_begin(struct limit_session *session, struct limit_pool pool, uin
 bool limit_pool_end(struct limit_session *session, struct limit_pool pool, bool allocated);
 void limit_pool_made(struct limit_pool pool, int device);
 /* The ordinal of a known pool's device; -1: unknown. */
-int limit_pool_ordinal(struct limit_session *session, void *handle);
+int limit_pool_ordinal(struct limit_session *session, const struct limit_driver *driver, void *handle);
 /* A destroyed pool is gone; the caller holds session->pools. */
-void limit_pool_gone(struct limit_session *session, void *handle);
+void limit_pool_gone(struct limit_session *session, const struct limit_driver *driver, void *handle);
 /* Bring all pools' charges to what the driver keeps; true: something was given back. */
 bool limit_settle_pools(const struct limit_driver *driver, struct limit_session *session);
-/* The same, where a pool is known to keep more than it handed out: it may give that up whenever the device rests. */
+/* The same, for a while after something was freed: the driver gives it up when the program waits for the device. */
 void limit_pools_may_have_shrunk(const struct limit_driver *driver);
 
 /* ---- graphs: their allocation nodes draw on a pool of the device's, which grows when they are launched ---- */

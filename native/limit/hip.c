@@ -244,7 +244,6 @@ static bool node_memory(void *node, int *ordinal, uint64_t *bytes)
 }
 
 static const struct limit_driver driver = {
-    .number = 1,
     .granule = 4096,
     .device = device_of,
     .pool_attribute = pool_attribute,
@@ -542,7 +541,7 @@ static bool stream_ordinal(hipStream_t stream, int current, int *ordinal)
 
 static int pool_ordinal(struct limit_session *session, hipMemPool_t handle, int current)
 {
-    int ordinal = limit_pool_ordinal(session, handle), count = 0;
+    int ordinal = limit_pool_ordinal(session, &driver, handle), count = 0;
     if (ordinal >= 0)
         return ordinal;
     NEED(hipGetDeviceCount, &count);
@@ -640,7 +639,7 @@ HOOK(hipMemPoolDestroy, hipMemPool_t pool)
     pthread_mutex_lock(&session->pools);
     hipError_t result = VENDOR(hipMemPoolDestroy, pool);
     if (result == hipSuccess)
-        limit_pool_gone(session, pool);
+        limit_pool_gone(session, &driver, pool);
     pthread_mutex_unlock(&session->pools);
     return result;
 }

@@ -219,21 +219,20 @@ static bool tampered(const struct limit_session *session, int device)
     return told > limit_in_force(&session->region, (uint32_t)device);
 }
 
+/* Reservations are not committed: that would only tell, at a price, which of them the driver has granted already. */
 static bool reserve(struct limit_session *session, uint32_t account, uint64_t bytes)
 {
     struct sluice_ledger_charge charge;
     enum sluice_error error;
     do {
         error = sluice_ledger_reserve(session->region.ledger, session->process, account, bytes, 1, &charge, NULL);
-        if (!error)
-            error = sluice_ledger_commit(session->region.ledger, session->process, &charge, NULL);
     } while (error == SLUICE_ERROR_CAPACITY && reap(session, LIMIT_FULL));
     return !error;
 }
 
 static void release(struct limit_session *session, uint32_t account, uint64_t bytes)
 {
-    struct sluice_ledger_charge charge = {.asked = bytes, .charged = bytes, .device = account, .committed = 1};
+    struct sluice_ledger_charge charge = {.asked = bytes, .charged = bytes, .device = account};
     sluice_ledger_release(session->region.ledger, session->process, &charge, NULL);
 }
 

@@ -37,7 +37,8 @@ struct limit_session {
     void *primary[LIMIT_ORDINALS];            /* CUDA's primary contexts */
     bool opened[SLUICE_LIMIT_MAX_DEVICES];    /* where OpenCL or HIP has a context */
     void *in_files;                           /* physical memory that only exported files keep */
-    atomic_uint graphs, spills, late_pools;   /* how many need attention; 0 spares looking */
+    struct limit_pool_record *pool_list;      /* pools that this process is charged for */
+    atomic_uint graphs, spills, late_looks;   /* how many need attention; 0 spares looking */
 };
 
 /* The session, in order to charge; NULL: there is no region, or it is damaged. Says so once, on standard error. */

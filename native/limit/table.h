@@ -14,13 +14,12 @@
 /* Keys of different classes never meet. */
 enum limit_class {
     LIMIT_ADDRESS = 1, /* memory and arrays */
-    LIMIT_POOL,
-    LIMIT_PHYSICAL,  /* handles of virtual memory management */
-    LIMIT_MAPPING,   /* addresses of the same */
-    LIMIT_GRAPH,     /* executable graphs */
-    LIMIT_CONTEXT,   /* contexts but the primary ones */
-    LIMIT_HEAP,      /* what a context's own memory was grown by */
-    LIMIT_CL_DEVICE, /* OpenCL's devices, looked up once */
+    LIMIT_PHYSICAL,    /* handles of virtual memory management */
+    LIMIT_MAPPING,     /* addresses of the same */
+    LIMIT_GRAPH,       /* executable graphs */
+    LIMIT_CONTEXT,     /* contexts but the primary ones */
+    LIMIT_HEAP,        /* what a context's own memory was grown by */
+    LIMIT_CL_DEVICE,   /* OpenCL's devices, looked up once */
     LIMIT_CL_SVM,
 };
 
@@ -33,7 +32,6 @@ struct limit_entry {
     const void *owner; /* the context that it ends with, or NULL */
     uint64_t link;     /* the pool that it came from, or an object of its class */
     bool small, spilled;
-    unsigned char driver; /* CUDA or HIP */
 };
 
 enum { LIMIT_SHARDS = 64 };

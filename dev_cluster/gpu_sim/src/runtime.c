@@ -27,7 +27,8 @@ struct mapping {
 
 static struct {
     pthread_mutex_t lock;
-    pid_t owner; /* 0: closed. A driver does not survive a fork */
+    pid_t owner; /* 0: closed */
+    bool forked; /* since then: a driver does not survive that */
     uint64_t granule;
     int count;
     struct device devices[RT_MAX_DEVICES];
@@ -222,6 +223,11 @@ static void leave(void)
     }
 }
 
+static void after_fork(void)
+{
+    runtime.forked = runtime.owner != 0;
+}
+
 enum rt_status rt_open(enum sim_vendor vendor, uint64_t granule, const char *const *lists, size_t list_count)
 {
     pthread_mutex_lock(&runtime.lock);
@@ -233,8 +239,9 @@ enum rt_status rt_open(enum sim_vendor vendor, uint64_t granule, const char *con
             runtime.granule = granule;
             find_devices(lists, list_count);
             atexit(leave);
+            pthread_atfork(NULL, NULL, after_fork);
         }
-    } else if (runtime.owner != getpid()) {
+    } else if (runtime.forked) {
         status = RT_CLOSED;
     }
     if (status == RT_OK && runtime.count == 0) {
@@ -244,9 +251,10 @@ enum rt_status rt_open(enum sim_vendor vendor, uint64_t granule, const char *con
     return status;
 }
 
+/* Asked at every call, as by a driver, so without a system call. */
 enum rt_status rt_ready(void)
 {
-    return runtime.owner != 0 && runtime.owner == getpid() ? RT_OK : RT_CLOSED;
+    return runtime.owner != 0 && !runtime.forked ? RT_OK : RT_CLOSED;
 }
 
 int rt_count(void)

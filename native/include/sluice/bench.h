@@ -33,6 +33,22 @@ enum sluice_error sluice_bench_ledger(enum sluice_bench_guard guard, uint32_t pr
 enum sluice_error sluice_bench_ledger_kills(uint32_t processes, uint32_t kills, uint64_t seed, uint64_t *lost,
                                             uint64_t *reaped, struct sluice_error_text *text);
 
+/* ======== preloaded limiter ======== */
+
+enum sluice_bench_cuda_loop {
+    SLUICE_BENCH_CUDA_PAIR = 0,       /* 2 MiB allocated and freed */
+    SLUICE_BENCH_CUDA_SMALL_PAIR = 1, /* 1 KiB */
+    SLUICE_BENCH_CUDA_POOL_PAIR = 2,  /* 2 MiB from a pool that keeps them */
+    SLUICE_BENCH_CUDA_LAUNCHES = 3,   /* 64 times a kernel and a small fill, then waiting for them */
+};
+
+/*
+ * Do one of these `count` times on device 0, through the libcuda.so.1 that the loader finds; times[i] receives how long
+ * the i-th took, a reading of the clock included. Errors: SYSTEM (no driver, or what it says).
+ */
+enum sluice_error sluice_bench_cuda(enum sluice_bench_cuda_loop loop, uint32_t count, uint64_t *times,
+                                    struct sluice_error_text *text);
+
 /* ======== placement ======== */
 
 /*

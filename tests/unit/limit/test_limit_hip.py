@@ -30,7 +30,9 @@ def amd_job(tmp_path: Path, mi300: Node) -> Iterator[MakeJob]:
 
     def make(*limits: int, spill: int = 0) -> Job:
         pci = ["0000:05:00.0", "0000:26:00.0"]
-        devices = [Device(TOTAL, n * MIB, CONTEXT * MIB, pci=p, spill=spill * MIB) for n, p in zip(limits, pci, strict=False)]
+        devices = [
+            Device(TOTAL, n * MIB, CONTEXT * MIB, pci=p, spill=spill * MIB) for n, p in zip(limits, pci, strict=False)
+        ]
         jobs.append(new_job(tmp_path / f"region{len(jobs)}", mi300.environment(), devices))
         return jobs[-1]
 

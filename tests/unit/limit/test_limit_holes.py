@@ -42,7 +42,9 @@ print(json.dumps([codes, left, info()[0]]))
 def test_memory_is_charged_where_it_lies(make_job: MakeJob) -> None:
     """location.id decides, not the current device."""
     job = make_job(CONTEXT + 50, 600)
-    out, _ = job.run(CUDA + "start(0); print(json.dumps([create(600, 1) > 0, create(2, 1), info()[0], create(50, 0) > 0]))")
+    out, _ = job.run(
+        CUDA + "start(0); print(json.dumps([create(600, 1) > 0, create(2, 1), info()[0], create(50, 0) > 0]))"
+    )
     assert json.loads(out) == [True, -2, 50, True]
 
 
@@ -149,7 +151,7 @@ print(json.dumps(said))
 
 def test_forms_of_32_bits_lead_nowhere(make_job: MakeJob, tmp_path: Path) -> None:
     (tmp_path / "old.c").write_text(
-        'int cuMemAlloc(void *, unsigned), cuArrayCreate(void *, void *), printf(const char *, ...);\n'
+        "int cuMemAlloc(void *, unsigned), cuArrayCreate(void *, void *), printf(const char *, ...);\n"
         'int main(void) { return printf("%d %d\\n", cuMemAlloc(0, 1), cuArrayCreate(0, 0)) < 0; }\n'
     )
     (tmp_path / "driver.c").write_text("int cuMemAlloc(void) { return 0; } int cuArrayCreate(void) { return 0; }")
@@ -239,7 +241,9 @@ def test_the_environment_sets_nothing(make_job: MakeJob, tmp_path: Path) -> None
     assert job.run(CUDA + "start(); print(info(), alloc(101))", **names)[0] == "[100, 620] -2\n"
 
 
-def test_loaded_by_the_namespace_it_cannot_be_unset(make_job: MakeJob, programs: dict[str, Path], tmp_path: Path) -> None:
+def test_loaded_by_the_namespace_it_cannot_be_unset(
+    make_job: MakeJob, programs: dict[str, Path], tmp_path: Path
+) -> None:
     """/etc/ld.so.preload of the job's own mount namespace loads the library whatever LD_PRELOAD says."""
     job = make_job(CONTEXT + 100)
     preload = tmp_path / "ld.so.preload"
@@ -353,7 +357,7 @@ def test_the_region_is_found_by_the_cgroup(make_job: MakeJob) -> None:
     try:
         job = make_job(1000)
         job.place = "job_4711"
-        line = f"echo $$ > {cgroup}/cgroup.procs && exec \"$@\""
+        line = f'echo $$ > {cgroup}/cgroup.procs && exec "$@"'
         code = CUDA + "start(); print(alloc(480) > 0, alloc(1))"
         out, err = job.run(["sh", "-c", line, "sh", "python3", "-c", code])
         assert out == "True -2\n", err

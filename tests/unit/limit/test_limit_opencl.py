@@ -51,7 +51,11 @@ def device_name() -> str:
 
     ask = CL + "name = c.create_string_buffer(256)\nok(cl.clGetDeviceInfo(device, 0x102B, SIZE(256), name, None))\n"
     done = subprocess.run(
-        [sys.executable, "-c", ask + "print(name.value.decode())"], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", ask + "print(name.value.decode())"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
     )
     return done.stdout.strip()
 
@@ -74,7 +78,7 @@ def cl_job(tmp_path: Path, device_name: str) -> Iterator[Callable[..., Job]]:
 def test_the_limit_holds_and_results_are_right(cl_job: Callable[..., Job]) -> None:
     out, err = cl_job(200, context=20).run(
         CL
-        + '''
+        + """
 source = b"__kernel void twice(__global uint *v) { size_t i = get_global_id(0); v[i] = 2 * v[i] + 1; }"
 context = open_context()
 said = [info(0x101F), info(0x1010) <= 200]
@@ -99,7 +103,7 @@ said.append(buffer(1))  # somebody still holds it
 ok(cl.clReleaseKernel(kernel)); ok(cl.clReleaseMemObject(one)); ok(cl.clFinish(queue))
 said += [isinstance(buffer(100), P), buffer(1)]
 print(json.dumps(said))
-'''
+"""
     )
     assert json.loads(out) == [200, True, True, -4, True, -4, True, 1, -4, True, -4], err
 
@@ -156,5 +160,7 @@ def test_no_room_for_the_context(cl_job: Callable[..., Job]) -> None:
 
 
 def test_a_cpu_that_nobody_named_is_not_limited(cl_job: Callable[..., Job]) -> None:
-    out, err = cl_job(100, name="another device").run(CL + "context = open_context(); print(isinstance(buffer(500), P))")
+    out, err = cl_job(100, name="another device").run(
+        CL + "context = open_context(); print(isinstance(buffer(500), P))"
+    )
     assert (out, err) == ("True\n", "")

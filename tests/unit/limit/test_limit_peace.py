@@ -71,7 +71,9 @@ def test_preloaded_libraries_of_the_tenant_stay_in_the_chain(make_job: MakeJob, 
 
     job = make_job(CONTEXT + 100)
     ours = job.preload
-    theirs = [build(tmp_path, f"{i}.so", TENANT, f"-DWEIGHT={i}", "-shared", "-fPIC", "-ldl") for i in (1000000, 2000000)]
+    theirs = [
+        build(tmp_path, f"{i}.so", TENANT, f"-DWEIGHT={i}", "-shared", "-fPIC", "-ldl") for i in (1000000, 2000000)
+    ]
     program = build(tmp_path, "program", PROGRAM, str(library_dir() / "libcuda.so.1"))
     job.preload = ":".join([*theirs, ours] if order == "before" else [ours, *theirs])
     out, err = job.run([program])

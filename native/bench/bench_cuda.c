@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a CUDA program does all day, through whatever stands between it and its driver: found by dlopen and dlsym. */
+#include "bench.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+
+typedef void *handle;
+typedef uint64_t address;
+
+struct driver {
+    int (*init)(unsigned), (*retain)(handle *, int), (*set)(handle), (*stream)(handle *, unsigned), (*wait)(handle);
+    int (*alloc)(address *, size_t), (*release)(address);
+    int (*alloc_async)(address *, size_t, handle), (*free_async)(address, handle);
+    int (*pool)(handle *, int), (*set_pool)(handle, int, void *);
+    int (*fill)(address, unsigned char, size_t, handle);
+    int (*load)(handle *, const void *), (*function)(handle *, handle, const char *);
+    int (*launch)(handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, handle, void **,
+                  void **);
+};
+
+static bool open_driver(struct driver *driver)
+{
+    const struct {
+        const char *name;
+        void *place;
+    } needed[] = {
+        {"cuInit", &driver->init},
+        {"cuDevicePrimaryCtxRetain", &driver->retain},
+        {"cuCtxSetCurrent", &driver->set},
+        {"cuStreamCreate", &driver->stream},
+        {"cuStreamSynchronize", &driver->wait},
+        {"cuMemAlloc_v2", &driver->alloc},
+        {"cuMemFree_v2", &driver->release},
+        {"cuMemAllocAsync", &driver->alloc_async},
+        {"cuMemFreeAsync", &driver->free_async},
+        {"cuDeviceGetDefaultMemPool", &driver->pool},
+        {"cuMemPoolSetAttribute", &driver->set_pool},
+        {"cuMemsetD8Async", &driver->fill},
+        {"cuModuleLoadData", &driver->load},
+        {"cuModuleGetFunction", &driver->function},
+        {"cuLaunchKernel", &driver->launch},
+    };
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    for (size_t i = 0; library && i < sizeof needed / sizeof *needed; i++) {
+        void *found = dlsym(library, needed[i].name);
+        if (!found)
+            return false;
+        memcpy(needed[i].place, &found, sizeof found);
+    }
+    return library != NULL;
+}
+
+/* One thing as often as a program does it between two looks at the clock; the driver's first error. */
+static int once(const struct driver *driver, enum sluice_bench_cuda_loop loop, handle stream, handle function,
+                address scratch)
+{
+    enum { PIECE = 2 << 20, SMALL = 1024, LAUNCHES = 64, FILLED = 64 };
+    address memory;
+    int code = 0;
+    switch (loop) {
+    case SLUICE_BENCH_CUDA_PAIR:
+    case SLUICE_BENCH_CUDA_SMALL_PAIR:
+        code = driver->alloc(&memory, loop == SLUICE_BENCH_CUDA_PAIR ? PIECE : SMALL);
+        return code ? code : driver->release(memory);
+    case SLUICE_BENCH_CUDA_POOL_PAIR:
+        code = driver->alloc_async(&memory, PIECE, stream);
+        return code ? code : driver->free_async(memory, stream);
+    case SLUICE_BENCH_CUDA_LAUNCHES:
+        for (int i = 0; i < LAUNCHES && code == 0; i++) { /* the simulated driver runs nothing, and says so */
+            int launched = driver->launch(function, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL);
+            code = function && launched ? launched : driver->fill(scratch, 0, FILLED, stream);
+        }
+        return code ? code : driver->wait(stream);
+    }
+    return -1;
+}
+
+enum sluice_error sluice_bench_cuda(enum sluice_bench_cuda_loop loop, uint32_t count, uint64_t *times,
+                                    struct sluice_error_text *text)
+{
+    static const char empty[] = ".version 6.0\n.target sm_50\n.address_size 64\n.visible .entry empty() { ret; }\n";
+    struct driver driver;
+    handle context, stream = NULL, pool, module, function = NULL;
+    address scratch = 0;
+    uint64_t everything = UINT64_MAX;
+    int code = open_driver(&driver) ? 0 : -1;
+    if (!code && !(code = driver.init(0)) && !(code = driver.retain(&context, 0)) && !(code = driver.set(context)) &&
+        !(code = driver.stream(&stream, 0)) && !(code = driver.pool(&pool, 0)) &&
+        !(code = driver.set_pool(pool, 4, &everything)))
+        code = driver.alloc(&scratch, 4096);
+    if (!code && driver.load(&module, empty) == 0)
+        code = driver.function(&function, module, "empty");
+    for (uint32_t i = 0; i < 100 && !code; i++)
+        code = once(&driver, loop, stream, function, scratch);
+    for (uint32_t i = 0; i < count && !code; i++) {
+        uint64_t before = bench_now_ns();
+        code = once(&driver, loop, stream, function, scratch);
+        times[i] = bench_now_ns() - before;
+    }
+    if (code && text)
+        snprintf(text->text, sizeof text->text, "the CUDA driver answers %d (-1: there is none)", code);
+    return code ? SLUICE_ERROR_SYSTEM : SLUICE_OK;
+}
