@@ -1,9 +1,9 @@
 """What job_submit and the site factor add to a submission: real daemons, stock Slurm beside the plugins.
 
-Two clusters of the same nodes run side by side: one without any of our plugins, one at level place with a policy of
-many tenants. One client submits to them in turns, a few jobs at a time, through libslurm (no time of a command's start
-is counted), so that both arms meet the same state of the machine. Stock's jobs name their shards; ours come with
---gpu-mem.
+Two clusters of the same nodes run side by side: one without any of our plugins, one at level place (or --level) with a
+policy of many tenants. One client submits to them in turns, a few jobs at a time, through libslurm (no time of a
+command's start is counted), so that both arms meet the same state of the machine. Stock's jobs name their shards; ours
+come with --gpu-mem.
 """
 
 from __future__ import annotations
@@ -31,13 +31,20 @@ OPTIONS = [
     click.Option(["--rounds"], type=click.IntRange(2), default=60, show_default=True, help="Turns of each arm."),
     click.Option(["--batch"], type=click.IntRange(1), default=20, show_default=True, help="Jobs in a turn."),
     click.Option(["--tenants"], type=click.IntRange(1, 60000), default=1000, show_default=True, help="In the policy."),
+    click.Option(
+        ["--level"],
+        type=click.Choice(["admit", "shadow", "place"]),
+        default="place",
+        show_default=True,
+        help="Of our arm.",
+    ),
     click.Option(["--plugins"], default="", help="Folder of built plugins; default: built for the installed Slurm."),
 ]
 MUST = {"added_p50_percent": ("<=", 5.0)}
 _PATIENCE = 900.0
 
 
-def run(nodes: int, rounds: int, batch: int, tenants: int, plugins: str) -> Result:
+def run(nodes: int, rounds: int, batch: int, tenants: int, level: str, plugins: str) -> Result:
     """Latency of both arms, and how much longer ours takes."""
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as name:
         folder = Path(name)
@@ -46,7 +53,9 @@ def run(nodes: int, rounds: int, batch: int, tenants: int, plugins: str) -> Resu
         arms = {arm: DevCluster(folder / arm) for arm in ("stock", "sluice")}
         try:
             for arm, cluster in arms.items():
-                described = yaml.safe_dump(_description(nodes, _sluice(tenants, plugins) if arm == "sluice" else None))
+                described = yaml.safe_dump(
+                    _description(nodes, _sluice(tenants, level, plugins) if arm == "sluice" else None)
+                )
                 cluster.up(parse_description(described, source="benchmark"), timeout=_PATIENCE, attached=True)
             taken: dict[str, list[list[float]]] = {arm: [] for arm in arms}
             for turn in range(rounds + 1):
@@ -93,7 +102,7 @@ def _description(nodes: int, sluice: dict[str, Any] | None) -> dict[str, Any]:
     return described | ({"sluice": sluice} if sluice else {})
 
 
-def _sluice(tenants: int, plugins: str) -> dict[str, Any]:
+def _sluice(tenants: int, level: str, plugins: str) -> dict[str, Any]:
     policy = CompiledPolicy(
         generated_s=int(time.time()),
         settings=Global(weight=Weights(fair_share=1000, age=100), age_full_s=86400),
@@ -102,7 +111,7 @@ def _sluice(tenants: int, plugins: str) -> dict[str, Any]:
             for number in range(tenants)
         ],
     )
-    return {"level": "place", "policy": policy.render()} | ({"plugins": plugins} if plugins else {})
+    return {"level": level, "policy": policy.render()} | ({"plugins": plugins} if plugins else {})
 
 
 def _submit(cluster: DevCluster, client: Path, batch: int, option: str) -> list[float]:

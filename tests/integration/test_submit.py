@@ -9,6 +9,7 @@ import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +47,13 @@ qos = silver
 features = nvidia
 [tenant slow]
 submissions-per-minute = 3
+[tenant burst]
+submissions-per-minute = 10
+gpu-memory-mib-per-job = 2048
 [tenant gone]
 expires-s = 1700000000
 """
-ACCOUNTS = ["free", "memory", "nvidia", "fast", "slow", "gone"]
+ACCOUNTS = ["free", "memory", "nvidia", "fast", "slow", "burst", "gone"]
 COMMANDS = ["srun", "sbatch", "salloc"]
 
 
@@ -319,6 +323,21 @@ def test_submissions_per_minute(cluster: DevCluster) -> None:
     accepted(cluster, account="slow")
     said = refused(cluster, account="slow")
     assert re.search(r"account slow may submit 3 jobs a minute, and has; try again in \d+ s", said)
+
+
+def test_twenty_clients_at_once_get_no_more_than_the_limit(cluster: DevCluster) -> None:
+    began = time.monotonic()
+    with ThreadPoolExecutor(20) as pool:
+        asked = [["--gpu-mem=1G"], ["--gpu-mem=3G"]]
+        done = [pool.submit(submit, cluster, *asked[i % 2], account="burst") for i in range(40)]
+        ends = [one.result() for one in done]
+    refilled = int((time.monotonic() - began) / 6) + 1
+    accepted_ends = [end for end in ends if end.returncode == 0]
+    assert 10 <= len(accepted_ends) <= 10 + refilled
+    assert all("-gpu-mem=1G" in " ".join(end.args) for end in accepted_ends)
+    for end in ends:
+        if end.returncode:
+            assert "may submit 10 jobs a minute" in end.stderr or "3G of GPU memory" in end.stderr
 
 
 def test_preferences_are_told_to_have_no_effect(cluster: DevCluster) -> None:
