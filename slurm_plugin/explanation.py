@@ -36,7 +36,7 @@ from slurm_plugin.order_table import TenantRank, read_order_table
 
 SCHEMA_VERSION = 1
 _TOPOLOGY, _IMAGE, _DECISION, _START, _PLAN = 1, 2, 3, 4, 5
-_JOB = re.compile(r"(\d{1,10})(?:_(\d{1,10}))?\Z")
+_JOB = re.compile(r"([0-9]{1,10})(?:_([0-9]{1,10}))?\Z")
 _MAX_ID = (1 << 32) - 1
 
 

@@ -12,7 +12,7 @@ from slurm_plugin.decisions import FACTORS, SLURM_TERMS, Rank, RecordError
 FILE_NAME = "order.ranks"
 """In the folder of the decision records."""
 _MAX_BYTES = 64 * 1024 * 1024
-_NUMBER = re.compile(r"-?\d{1,20}\Z")
+_NUMBER = re.compile(r"-?[0-9]{1,20}\Z")
 _POLICY_FIELDS = len(FACTORS) + 4
 _JOB_FIELDS = 9 + len(FACTORS) + len(SLURM_TERMS)
 

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import random
-import re
-import shutil
 import struct
-import subprocess
-import zlib
 from pathlib import Path
 
 import pytest
@@ -24,35 +20,7 @@ from slurm_plugin.decisions import (
     list_files,
     read_records,
 )
-
-_ROOT = Path(__file__).parents[3]
-_PARTS = ("decision", "order", "queue", "controller", "log", "settings", "status", "ticker")
-
-
-@pytest.fixture(scope="session")
-def churn(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The plugins' recorder under a random churn, as a program."""
-    if shutil.which("gcc") is None:
-        pytest.skip("no gcc")
-    program = tmp_path_factory.mktemp("tool") / "tool_decisions"
-    sources = [_ROOT / "slurm_plugin/tests/tool_decisions.c", _ROOT / "slurm_plugin/policy/policy.c"]
-    sources += [_ROOT / f"slurm_plugin/controller/{part}.c" for part in _PARTS]
-    sources += sorted((_ROOT / "native/core").glob("*.c"))
-    includes = [f"-I{_ROOT / folder}" for folder in ("slurm_plugin", "native/include", "native/core")]
-    options = ["-std=gnu11", "-O1", "-march=x86-64-v2", "-mcx16", "-D_GNU_SOURCE", *includes]
-    subprocess.run(["gcc", *options, "-o", program, *sources, "-lm", "-lpthread", "-ldl"], check=True, timeout=300)
-    return program
-
-
-def run_churn(
-    churn: Path, folder: Path, seed: int, *, steps: int = 1500, file_bytes: int = 1 << 20, ring: int = 1 << 20
-) -> dict[str, int]:
-    """Make records; what the recorder counted."""
-    done = subprocess.run(
-        [churn, folder, str(seed), str(steps), str(file_bytes), str(ring)],
-        capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
-    return {name: int(number) for name, number in re.findall(r"(\w+) (\d+)", done.stdout)}
+from tests.unit.slurm_plugin.record_files import forge, raw_records, run_churn
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -95,15 +63,6 @@ def test_a_folder_of_another_user_is_not_written_to(churn: Path, tmp_path: Path)
     counters = run_churn(churn, folder, 6, steps=100)
     assert counters["failed"] > 0
     assert list_files(folder) == []
-
-
-@pytest.fixture(scope="session")
-def sample(churn: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One file of records."""
-    folder = tmp_path_factory.mktemp("sample") / "records"
-    run_churn(churn, folder, 7, steps=300)
-    (path,) = list_files(folder)
-    return path
 
 
 def test_explanations_come_from_the_replay(sample: Path) -> None:
@@ -159,24 +118,6 @@ def test_damage_is_refused(sample: Path, tmp_path: Path) -> None:
         list(read_records(path))
     with pytest.raises(RecordError, match="No such file"):
         list(read_records(tmp_path / "none"))
-
-
-def forge(payloads: list[tuple[int, bytes]]) -> bytes:
-    """A file with correct checksums around any payloads."""
-    data = struct.pack("<8sII", b"SLUICEDR", 1, 0)
-    for number, (kind, payload) in enumerate(payloads):
-        head = struct.pack("<IHHQq", len(payload), kind, 0, number, 0)
-        data += head + payload + struct.pack("<I", zlib.crc32(payload, zlib.crc32(head)))
-    return data
-
-
-def raw_records(path: Path) -> list[tuple[int, bytes]]:
-    data, at, found = path.read_bytes(), 16, []
-    while at < len(data):
-        length, kind = struct.unpack_from("<IH", data, at)
-        found.append((kind, data[at + 24 : at + 24 + length]))
-        at += 24 + length + 4
-    return found
 
 
 def test_hostile_payloads_raise_nothing_but_record_errors(sample: Path, tmp_path: Path) -> None:

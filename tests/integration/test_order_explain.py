@@ -1,0 +1,391 @@
+"""site_factor/sluice, decision records, `sluice explain` and `sluice shadow` on real daemons."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dev_cluster.cluster import DevCluster
+from slurm_plugin.decisions import Rank, check_file, list_files
+from slurm_plugin.explanation import explain_job, parse_job
+from slurm_plugin.order_table import read_order_table
+from tests.integration.slurm_features import wait_until
+
+pytestmark = pytest.mark.cluster
+
+POLICY = """[global]
+weight.size = 800
+weight.deadline = 50000
+weight.fair-share = 1000
+size-full-gpus = 8
+laxity-horizon-s = 7200
+fair-share-half-life-s = 86400
+deadlines = yes
+placement = sluice
+[tenant physics]
+shares = 10
+deadline = yes
+[tenant biology]
+shares = 30
+deadline = yes
+"""
+
+
+def compiled(body: str) -> str:
+    """The policy as a file's text."""
+    text = f"sluice-policy 1.0\ngenerated-s = {int(time.time())}\nsource = test\n{body}"
+    return f"{text}checksum = crc32:{zlib.crc32(text.encode()):08x}\n"
+
+
+SLUICE = [sys.executable, "-m", "admin_cli.main"]
+
+
+def description(**more: Any) -> dict[str, Any]:
+    return {
+        "nodes": [{"names": "n[1-4]", "platform": "dgx-h100"}],
+        "accounts": [{"name": "physics"}, {"name": "biology"}],
+        "users": [
+            {"name": "alice", "accounts": ["physics"]},
+            {"name": "bob", "accounts": ["biology"]},
+            {"name": "carol", "accounts": ["biology"]},
+            {"name": "dave", "accounts": ["biology"]},
+        ],
+        "controllers": 1,
+        "slurm_conf": "PriorityType=priority/multifactor\nPriorityCalcPeriod=60\nPrivateData=jobs\n"
+        "SchedulerParameters=bf_interval=2,sched_interval=2\n",
+        "sluice": {"level": "place", "policy": compiled(POLICY)},
+        **more,
+    }
+
+
+@pytest.fixture(scope="module", params=["native", pytest.param("trixie", marks=pytest.mark.trixie)])
+def system(request: pytest.FixtureRequest) -> str:
+    """Whose Slurm: this machine's, or that of the Debian 13 tree."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def cluster(system: str, request: pytest.FixtureRequest, make_shared_cluster: Callable[..., DevCluster]) -> DevCluster:
+    if system == "native":
+        return make_shared_cluster(description())
+    return make_shared_cluster(description(), root=request.getfixturevalue("trixie_root"))
+
+
+@pytest.fixture
+def native(system: str, cluster: DevCluster) -> DevCluster:
+    """The cluster in which this Python runs on every host."""
+    if system != "native":
+        pytest.skip("the Debian 13 tree has another Python")
+    return cluster
+
+
+@pytest.fixture(autouse=True)
+def _clean(cluster: DevCluster) -> Iterator[None]:
+    set_level(cluster, "place")
+    yield
+    for user in ("alice", "bob", "carol"):
+        cluster.run(["scancel", "--user", user])
+    wait_until(lambda: cluster.run(["squeue", "-h", "-a"]).stdout, lambda left: not left)
+
+
+def submit(cluster: DevCluster, user: str, *options: str, wrap: str = "sleep 600") -> str:
+    command = ["sbatch", "--parsable", "-n1", "--mem=1G", "--time=10", "-o", "/dev/null", *options, f"--wrap={wrap}"]
+    return cluster.run(command, user=user).stdout.strip()
+
+
+def fill(cluster: DevCluster) -> list[str]:
+    """All GPUs are taken."""
+    jobs = [submit(cluster, "alice", "--gres=gpu:8") for _ in range(4)]
+    wait_until(lambda: states(cluster), lambda seen: all(seen.get(job) == "RUNNING" for job in jobs))
+    return jobs
+
+
+def states(cluster: DevCluster) -> dict[str, str]:
+    lines = cluster.run(["squeue", "-h", "-a", "-o", "%i %T"]).stdout.splitlines()
+    return {line.split()[0]: line.split()[1] for line in lines}
+
+
+def sites(cluster: DevCluster) -> dict[str, int]:
+    """What sprio shows as SITE."""
+    lines = cluster.run(["sprio", "-h", "-o", "%i %S"]).stdout.splitlines()
+    return {line.split()[0]: int(line.split()[1]) for line in lines}
+
+
+def records(cluster: DevCluster) -> Path:
+    return cluster.layout.state / "sluice.records"
+
+
+def set_level(cluster: DevCluster, level: str) -> None:
+    file = cluster.layout.slurm / "sluice.level"
+    if file.read_text().strip() != level:
+        file.write_text(level + "\n")
+        time.sleep(1.5)
+
+
+def explain(cluster: DevCluster, job: str) -> dict[str, Any]:
+    document = explain_job(records(cluster), parse_job(job))
+    assert document is not None
+    return document
+
+
+def test_order_is_the_cores_and_sprio_shows_it(cluster: DevCluster) -> None:
+    fill(cluster)
+    large = submit(cluster, "alice", "--gres=gpu:8")
+    small = submit(cluster, "alice", "--gres=gpu:2")
+    other = submit(cluster, "bob", "--gres=gpu:2")
+    urgent = submit(cluster, "bob", "--gres=gpu:8", "--deadline=now+30minutes")
+    seen = wait_until(
+        lambda: sites(cluster), lambda seen: len(seen) == 4 and seen[other] > seen[small] and seen[urgent] > 20000
+    )
+    assert seen[large] - seen[small] == 600, "six GPUs more of eight, by a weight of 800"
+    # The deadline leaves 20 of 120 minutes to spare.
+    assert 0.75 * 50000 < seen[urgent] < 0.95 * 50000
+    # In sprio's words and in ours: the same jobs in the same order.
+
+    def both() -> tuple[dict[str, int], dict[str, Rank]]:
+        table = read_order_table(records(cluster))
+        return sites(cluster), {str(job): rank for job, (rank, _) in table.jobs.items()} if table else {}
+
+    _, ranks = wait_until(
+        both, lambda seen: {job: rank.site for job, rank in seen[1].items()} == seen[0] != {}, timeout=60
+    )
+    assert sorted(ranks, key=lambda job: ranks[job].place) == [urgent, large, other, small]
+    assert ranks[large].terms["size"] == 800
+    assert ranks[large].weights == {"size": 800, "deadline": 50000, "fair-share": 1000} | dict.fromkeys(
+        ("priority", "age", "service", "time"), 0
+    )
+
+
+def test_a_change_that_cannot_wait_is_applied_at_once(cluster: DevCluster) -> None:
+    """Long before PriorityCalcPeriod, which is a minute at least."""
+    fill(cluster)
+    job = submit(cluster, "bob", "--gres=gpu:8", "--deadline=now+30minutes")
+    wait_until(lambda: sites(cluster), lambda seen: seen.get(job, 0) > 20000)
+    policy = cluster.layout.slurm / "sluice.policy"
+    before = policy.read_bytes()
+    try:
+        policy.write_text(compiled(POLICY.replace("weight.deadline = 50000", "weight.deadline = 100000")))
+        wait_until(lambda: sites(cluster), lambda seen: seen[job] > 70000, timeout=20)
+    finally:
+        policy.write_bytes(before)
+
+
+def test_usage_survives_a_restart(cluster: DevCluster) -> None:
+    jobs = fill(cluster)
+    time.sleep(7)
+    waiting = submit(cluster, "alice", "--gres=gpu:8")
+
+    def used() -> float:
+        table = read_order_table(records(cluster))
+        return next((one.gpu_seconds for one in table.tenants if one.account == "physics"), 0.0) if table else 0.0
+
+    before = wait_until(used, lambda usage: usage > 32)
+    cluster.stop_daemon("slurmctld@ctl1", number=signal.SIGTERM)
+    (records(cluster) / "order.ranks").unlink()
+    cluster.start_daemon("slurmctld@ctl1")
+    wait_until(lambda: cluster.run(["scontrol", "ping"], check=False).stdout, lambda said: "is UP" in said)
+    after = wait_until(used, lambda usage: usage > 0, timeout=60)
+    assert after > before, "what was used, and what ran meanwhile"
+    assert states(cluster)[waiting] == "PENDING"
+    assert all(states(cluster)[job] == "RUNNING" for job in jobs)
+
+
+def test_below_place_nothing_is_ordered(cluster: DevCluster) -> None:
+    set_level(cluster, "shadow")
+    fill(cluster)
+    job = submit(cluster, "bob", "--gres=gpu:8", "--deadline=now+30minutes")
+    table = wait_until(
+        lambda: read_order_table(records(cluster)),
+        lambda table: table is not None and int(job) in table.jobs,
+        timeout=40,
+    )
+    assert table.jobs[int(job)][0].site > 20000, "decided and recorded"
+    assert sites(cluster)[job] == 0, "but not used"
+
+
+def test_every_decision_of_a_churn_replays(cluster: DevCluster) -> None:
+    rng = random.Random(7)
+    count = 400 if os.environ.get("SLUICE_TEST_SCALE") == "full" else 40
+    jobs: list[str] = []
+    for number in range(count):
+        user = rng.choice(["alice", "bob"])
+        ask = rng.choice(
+            ["--gres=gpu:1", "--gres=gpu:2", "--gres=gpu:8", "--gres=shard:20000", "--gres=shard:5000", "-n4"]
+        )
+        jobs.append(submit(cluster, user, ask, f"--time={rng.randrange(1, 30)}", wrap=f"sleep {rng.randrange(1, 4)}"))
+        if number % 9 == 5:
+            cluster.run(["scancel", rng.choice(jobs)], check=False)
+        if number % 13 == 6:
+            cluster.run(["scontrol", "update", "node=n3", "state=drain", "reason=test"])
+        if number % 13 == 11:
+            cluster.run(["scontrol", "update", "node=n3", "state=resume"], check=False)
+    cluster.run(["scontrol", "update", "node=n3", "state=resume"], check=False)
+    wait_until(lambda: states(cluster), lambda seen: not seen, timeout=90)
+    time.sleep(0.5)
+    checks = [check_file(path) for path in list_files(records(cluster))]
+    assert sum(check.replayed for check in checks) > count // 2
+    assert [line for check in checks for line in check.different] == []
+    assert sum(check.lost for check in checks) == 0
+
+
+def test_explains_a_started_and_a_waiting_job(cluster: DevCluster) -> None:
+    running = fill(cluster)
+    waiting = submit(cluster, "bob", "--gres=gpu:8", "--time=5")
+    document = wait_until(
+        lambda: explain_job(records(cluster), parse_job(waiting)), lambda seen: seen and "decision" in seen
+    )
+    document = wait_until(lambda: explain(cluster, waiting), lambda seen: "order" in seen, timeout=40)
+    assert document["waiting"]["nodes"] == 4
+    assert sum(entry["nodes"] for entry in document["waiting"]["nodes_by_reason"]) == 4
+    assert document["waiting"]["would_start_now"] == []
+    assert {term["name"] for term in document["order"]["terms"]} == {"size", "deadline", "fair-share"}
+    # Half a node becomes free: four GPUs would start, eight do not.
+    started = explain(cluster, running[0])
+    assert started["start"]["parts"][0]["node"].startswith("n")
+    assert len(started["start"]["parts"][0]["gpus"]) == 8
+    assert started["decision"]["replayed"] in (True, False)
+    cluster.run(["scancel", running[0]])
+    half = submit(cluster, "alice", "--gres=gpu:4", "--nice=0")
+    wait_until(lambda: states(cluster), lambda seen: "RUNNING" in (seen.get(half), seen.get(waiting)))
+
+
+def test_records_are_slurm_users_only(cluster: DevCluster) -> None:
+    fill(cluster)
+    folder = records(cluster)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert all(path.stat().st_mode & 0o077 == 0 for path in folder.iterdir())
+    inside = "/run/sluice-cluster/state/sluice.records"
+    assert cluster.run(["ls", inside], user="alice", check=False).returncode != 0
+
+
+# ---- the service ----
+
+
+@pytest.fixture(scope="module")
+def service(system: str, cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """The explain service on the controller, started by root; its port."""
+    if system != "native":
+        pytest.skip("the Debian 13 tree has another Python")
+    log = tmp_path_factory.mktemp("explaind") / "log"
+    port = 20000 + os.getpid() % 20000
+    command = cluster.command([*SLUICE, "explaind", "-v", "--port", str(port)], node="ctl1", user="root")
+    with log.open("w") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=file)
+    try:
+        wait_until(log.read_text, lambda said: "listening" in said)
+        yield port
+    finally:
+        process.terminate()
+        process.wait(timeout=20)
+    assert "unexpected" not in log.read_text()
+
+
+def ask(cluster: DevCluster, port: int, user: str, job: str) -> tuple[int, str, str]:
+    done = cluster.run([*SLUICE, "explain", "--json", "--port", str(port), job], user=user, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_users_ask_from_the_login_node(native: DevCluster, service: int) -> None:
+    running = fill(native)[0]
+    code, out, error = ask(native, service, "alice", running)
+    assert (code, error) == (0, "")
+    document = json.loads(out)
+    assert document["slurm"]["state"] == "RUNNING"
+    assert document["slurm"]["user"] == "alice"
+    assert document["start"]["parts"]
+    waiting = submit(native, "bob", "--gres=gpu:8")
+    wait_until(lambda: explain_job(records(native), parse_job(waiting)), lambda seen: seen and "decision" in seen)
+    text = native.run([*SLUICE, "explain", "--port", str(service), waiting], user="bob").stdout
+    assert f"Job {waiting} of bob (biology), partition main: pending" in text
+    assert "too few GPUs free" in text or "A place for it is free" in text
+
+
+def test_private_data_holds(native: DevCluster, service: int) -> None:
+    job = fill(native)[0]
+    native.run(["sacctmgr", "-i", "modify", "user", "carol", "set", "adminlevel=Operator"])
+    native.run(["sacctmgr", "-i", "add", "coordinator", "account=physics", "names=dave"])
+    try:
+        code, out, error = ask(native, service, "bob", job)
+        assert (code, out) == (1, "")
+        assert error == ask(native, service, "bob", "4000000")[2].replace(
+            "4000000", job
+        ), "as if there were no such job"
+        for user in ("alice", "carol", "dave", "root"):
+            assert ask(native, service, user, job)[0] == 0, user
+    finally:
+        native.run(["sacctmgr", "-i", "modify", "user", "carol", "set", "adminlevel=None"])
+        native.run(["sacctmgr", "-i", "delete", "coordinator", "account=physics", "names=dave"])
+
+
+def test_the_service_runs_as_slurm_user(native: DevCluster, service: int) -> None:
+    lines = native.run(["ps", "-eo", "user:20,args"], node="ctl1").stdout.splitlines()
+    assert {
+        line.split()[0] for line in lines if f"explaind -v --port {service}" in line and "python" in line.split()[1]
+    } == {"slurm"}
+
+
+ATTACK = """
+import socket, sys
+from slurm_client.munge import decode, encode
+from slurm_plugin.explain_service import render_request, parse_job
+port = int(sys.argv[1])
+def send(data):
+    with socket.create_connection(("ctl1", port), timeout=10) as connection:
+        answer = b""
+        try:
+            connection.sendall(data)
+            connection.shutdown(socket.SHUT_WR)
+            while piece := connection.recv(65536):
+                answer += piece
+        except OSError:  # closed before all was sent
+            pass
+        return answer
+credential = encode(render_request(parse_job("1"))).encode() + b"\\n"
+first = send(credential)
+assert decode(first.decode().strip()).payload.startswith(b"{"), first
+assert send(credential) == b"", "a credential counts once"
+for nonsense in (b"\\n", b"GET / HTTP/1.0\\r\\n\\r\\n", b"x" * 100000, bytes(range(256)), b"MUNGE:AAAA:\\n", b""):
+    assert send(nonsense) == b"", nonsense
+bad = [b"", b"null", b"[" * 1000, b'{"version": 1, "job": "1; rm -rf /"}', b'{"version": 1, "job": 7}', b"\\xff" * 500]
+for payload in bad:
+    answer = decode(send(encode(payload).encode() + b"\\n").decode().strip())
+    assert b'"error"' in answer.payload, answer
+foreign = encode(render_request(parse_job("1")), readable_by=12345).encode() + b"\\n"
+assert send(foreign) == b"", "not for the service's eyes"
+print("survived")
+"""
+
+
+def test_hostile_requests_are_dropped(native: DevCluster, service: int) -> None:
+    done = native.run([sys.executable, "-c", ATTACK, str(service)], user="bob")
+    assert done.stdout == "survived\n"
+    assert ask(native, service, "bob", "4000000")[0] == 1
+
+
+def test_shadow_report_compares(cluster: DevCluster) -> None:
+    set_level(cluster, "shadow")
+    for number in range(6):
+        submit(cluster, "alice", f"--gres=gpu:{number % 3 + 1}", wrap="sleep 2")
+        submit(cluster, "bob", "--gres=shard:20000", wrap="sleep 2")
+    wait_until(lambda: states(cluster), lambda seen: not seen)
+    time.sleep(0.5)
+    done = subprocess.run(
+        [*SLUICE, "shadow", "report", "--records", records(cluster), "--json"],
+        capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    report = json.loads(done.stdout)
+    assert report["decisions"] >= 12
+    assert report["both_start"] >= report["same_nodes"]
+    assert report["stock"]["idle_nodes_broken"] >= 1
+    assert report["sluice_us_median"] < report["stock_us_median"]

@@ -1,0 +1,313 @@
+"""The explain service without Slurm and munge: who may see what, requests of any kind, a server on a real socket."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice_base.errors import SluiceError
+from slurm_client.model import Job
+from slurm_client.munge import Message, MungeError
+from slurm_plugin import explain_service
+from slurm_plugin.explain_service import (
+    MAX_REQUEST,
+    RefusedError,
+    Server,
+    answer,
+    ask,
+    drop_privileges,
+    find_job,
+    listen,
+    may_see,
+    parse_request,
+    read_line,
+    records_folder,
+    render_request,
+    slurm_user,
+)
+from slurm_plugin.explanation import JobName
+
+ME = os.getuid()
+
+
+def job(number: int, **more: Any) -> Job:
+    facts: dict[str, Any] = {
+        "id": number, "array_id": None, "array_tasks": "", "name": "x", "user": "alice", "uid": 2001,
+        "account": "physics", "qos": "normal", "partition": "main", "state": "PENDING", "reason": "Priority",
+        "nodes": "", "node_count": 1, "cpus": 1,
+        "submit_time": 5, "eligible_time": 5, "start_time": None, "end_time": None, "time_limit_s": 60, "priority": 9,
+        "tres": {}, "tres_per_node": "", "tres_per_job": "", "tres_per_task": "", "features": "", "dependency": "",
+        "reservation": "", "comment": "", "work_dir": "/",
+    }  # fmt: skip
+    return Job(**(facts | more))
+
+
+@dataclass
+class FakeSite:
+    """What Slurm would say."""
+
+    private: str = "jobs"
+    known: list[Job] = field(default_factory=lambda: [job(7)])
+    operators: tuple[str, ...] = ()
+    coordinators: tuple[tuple[str, str], ...] = ()
+    broken: bool = False
+
+    def config(self) -> Mapping[str, str]:
+        return {"PrivateData": self.private, "SlurmUser": f"slurm({ME + 5})", "StateSaveLocation": "/var/spool/slurm"}
+
+    def jobs(self, number: int) -> list[Job]:
+        return self.known
+
+    def is_operator(self, user: str) -> bool:
+        if self.broken:
+            raise SluiceError("sacctmgr: no database")
+        return user in self.operators
+
+    def is_coordinator(self, user: str, account: str) -> bool:
+        return (user, account) in self.coordinators
+
+
+@pytest.mark.parametrize(
+    ("site", "uid", "seen"),
+    [
+        (FakeSite(), 2001, True),  # one's own
+        (FakeSite(), 0, True),
+        (FakeSite(), ME + 5, True),  # SlurmUser
+        (FakeSite(), 64999, False),  # a uid without a name
+        (FakeSite(private="none"), 64999, True),
+        (FakeSite(private=""), 64999, True),
+        (FakeSite(private="accounts,nodes"), 64999, True),
+        (FakeSite(private="accounts,jobs,nodes"), 64999, False),
+        (FakeSite(private="all"), 64999, False),
+        (FakeSite(), 1, False),
+        (FakeSite(operators=(pwd.getpwuid(1).pw_name,)), 1, True),
+        (FakeSite(coordinators=((pwd.getpwuid(1).pw_name, "physics"),)), 1, True),
+        (FakeSite(coordinators=((pwd.getpwuid(1).pw_name, "biology"),)), 1, False),
+        (FakeSite(operators=(pwd.getpwuid(1).pw_name,), broken=True), 1, False),  # who cannot be asked allows nothing
+    ],
+)
+def test_private_data(site: FakeSite, uid: int, seen: bool) -> None:
+    assert may_see(site, uid, 2001, "physics") is seen
+
+
+def test_what_one_may_not_see_does_not_exist(tmp_path: Path) -> None:
+    with pytest.raises(RefusedError) as hidden:
+        answer(FakeSite(), tmp_path, 1, JobName(7))
+    with pytest.raises(RefusedError) as unknown:
+        answer(FakeSite(known=[]), tmp_path, 1, JobName(7))
+    assert str(hidden.value) == str(unknown.value)
+    document = answer(FakeSite(), tmp_path, 2001, JobName(7))
+    assert document["slurm"]["reason"] == "Priority"
+
+
+def test_tasks_of_an_array() -> None:
+    waiting = job(20, array_id=20, array_tasks="5-9:2,12%4")
+    running = job(23, array_id=20, array_tasks="3", state="RUNNING")
+    assert find_job([waiting, running], JobName(20, 3)) is running
+    assert find_job([waiting, running], JobName(20, 7)) is waiting
+    assert find_job([waiting, running], JobName(20, 12)) is waiting
+    assert find_job([waiting, running], JobName(20, 6)) is None
+    assert find_job([waiting, running], JobName(20)) is waiting
+    assert find_job([job(1, array_id=1, array_tasks="0-4000000000,junk")], JobName(1, 5)) is None
+
+
+def test_requests() -> None:
+    assert parse_request(render_request(JobName(17, 3))) == JobName(17, 3)
+    for bad in (
+        b"",
+        b"null",
+        b"[]",
+        b"{}",
+        b'{"version": 2, "job": "1"}',
+        b'{"version": 1, "job": 1}',
+        b"\xff\xfe",
+        b"[" * 900,
+    ):
+        with pytest.raises(RefusedError):
+            parse_request(bad)
+    with pytest.raises(RefusedError, match="1024"):
+        parse_request(b" " * 2000)
+
+
+def test_random_requests_raise_nothing_but_refusals() -> None:
+    rng = random.Random(3)
+    good = render_request(JobName(17, 3))
+    for _ in range(3000):
+        data = bytearray(good)
+        for _ in range(rng.randrange(1, 5)):
+            place = rng.randrange(len(data) + 1)
+            data[place : place + rng.randrange(2)] = rng.choice(
+                [b"", b"{", b'"', b"\\u0000", b"9" * 30, rng.randbytes(2)]
+            )
+        try:
+            parse_request(bytes(data))
+        except RefusedError:
+            continue
+
+
+def test_site_facts() -> None:
+    assert slurm_user({"SlurmUser": "slurm(64030)"}) == 64030
+    for bad in ("", "slurm", "slurm(x)"):
+        with pytest.raises(SluiceError):
+            slurm_user({"SlurmUser": bad})
+    assert records_folder({"StateSaveLocation": "/var/spool"}) == Path("/var/spool/sluice.records")
+    with pytest.raises(SluiceError):
+        records_folder({"StateSaveLocation": "(null)"})
+
+
+def test_only_root_and_slurm_user_may_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    drop_privileges(os.geteuid())  # is that user already
+    monkeypatch.setattr(os, "geteuid", lambda: 4242)
+    with pytest.raises(SluiceError, match="neither root nor SlurmUser"):
+        drop_privileges(64030)
+
+
+# ---- a server on a real socket, with credentials that anyone could forge ----
+
+
+def fake_encode(payload: bytes, *, readable_by: int | None = None) -> str:
+    return json.dumps({"uid": ME, "for": readable_by, "payload": payload.hex()})
+
+
+def fake_decode(credential: str) -> Message:
+    try:
+        said = json.loads(credential)
+        return Message(bytes.fromhex(said["payload"]), int(said["uid"]), 0)
+    except (ValueError, KeyError, TypeError) as error:
+        raise MungeError("munge: Invalid credential") from error
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[FakeSite], int]]:
+    monkeypatch.setattr(explain_service, "encode", fake_encode)
+    monkeypatch.setattr(explain_service, "decode", fake_decode)
+    running: list[tuple[Server, threading.Thread]] = []
+
+    def start(site: FakeSite) -> int:
+        made = Server(site, tmp_path, listen(["127.0.0.1"], 0))
+        port: int = made.sockets[0].getsockname()[1]
+        thread = threading.Thread(target=made.serve)
+        thread.start()
+        running.append((made, thread))
+        return port
+
+    yield start
+    for made, thread in running:
+        made.stop()
+        thread.join(timeout=10)
+        assert not thread.is_alive()
+
+
+def send(port: int, data: bytes) -> bytes:
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        answer = b""
+        try:
+            connection.sendall(data)
+            connection.shutdown(socket.SHUT_WR)
+            while piece := connection.recv(65536):
+                answer += piece
+        except OSError:
+            pass
+        return answer
+
+
+def test_a_question_and_its_answer(server: Callable[[FakeSite], int]) -> None:
+    port = server(FakeSite(known=[job(7, uid=ME)]))
+    document = ask(["127.0.0.1"], port, JobName(7), trusted=[ME])
+    assert document["slurm"]["job_id"] == 7
+    with pytest.raises(RefusedError, match="not known, or not yours"):
+        ask(["127.0.0.1"], port, JobName(8), trusted=[ME])
+    with pytest.raises(SluiceError, match="not SlurmUser's"):
+        ask(["127.0.0.1"], port, JobName(7), trusted=[ME + 1])
+
+
+def test_answers_are_for_the_asking_user_only(server: Callable[[FakeSite], int]) -> None:
+    port = server(FakeSite(known=[job(7, uid=ME)]))
+    said = json.loads(send(port, fake_encode(render_request(JobName(7))).encode() + b"\n"))
+    assert said["for"] == ME
+
+
+def test_nonsense_gets_no_answer_and_does_no_harm(server: Callable[[FakeSite], int]) -> None:
+    port = server(FakeSite(known=[job(7, uid=ME)]))
+    rng = random.Random(5)
+    for data in (
+        b"",
+        b"\n",
+        b"x" * (MAX_REQUEST + 5000),
+        b"\x00" * 50 + b"\n",
+        *(rng.randbytes(200) + b"\n" for _ in range(50)),
+    ):
+        assert send(port, data) == b""
+    assert ask(["127.0.0.1"], port, JobName(7), trusted=[ME])["job"] == "7"
+
+
+def test_what_breaks_inside_is_not_told(server: Callable[[FakeSite], int], caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(FakeSite):
+        def jobs(self, number: int) -> list[Job]:
+            raise RuntimeError("secret path /etc/shadow")
+
+    port = server(Broken())
+    with pytest.raises(RefusedError) as told:
+        ask(["127.0.0.1"], port, JobName(7), trusted=[ME])
+    assert "secret" not in str(told.value)
+    assert "secret" in caplog.text
+
+
+def test_many_connections_at_once_are_bounded(
+    server: Callable[[FakeSite], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(explain_service, "_REQUEST_S", 1.0)
+    port = server(FakeSite(known=[job(7, uid=ME)]))
+    idle = [socket.create_connection(("127.0.0.1", port), timeout=10) for _ in range(60)]
+    closed = 0
+    time.sleep(0.5)
+    for connection in idle:
+        connection.setblocking(False)
+        try:
+            closed += connection.recv(1) == b""
+        except BlockingIOError:
+            continue
+    assert closed >= 60 - 36, "what is over the bound is closed at once"
+    for connection in idle:
+        connection.close()
+    until = time.monotonic() + 20
+    while True:  # those that wait were served or timed out
+        try:
+            assert ask(["127.0.0.1"], port, JobName(7), trusted=[ME])["job"] == "7"
+            break
+        except SluiceError:
+            assert time.monotonic() < until
+            time.sleep(0.2)
+
+
+def test_a_slow_request_ends_in_time() -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        begin = time.monotonic()
+        there.sendall(b"half a line")
+        with pytest.raises(RefusedError, match="in time"):
+            read_line(here, 1000, 0.3)
+        assert time.monotonic() - begin < 5
+        there.sendall(b"\nmore")
+        assert read_line(here, 1000, 1) == b""
+
+
+def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(explain_service, "encode", fake_encode)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(SluiceError, match="--port"):
+            listen(["127.0.0.1"], port)
+    with pytest.raises(SluiceError, match="no explain service answers"):
+        explain_service.ask(["127.0.0.1"], port, JobName(7), trusted=[0])

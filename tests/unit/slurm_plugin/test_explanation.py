@@ -1,0 +1,265 @@
+"""Explanations, the order's table and the shadow report, from records that the plugins' own code wrote."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from admin_cli.explain import render
+from admin_cli.shadow import render as render_shadow
+from sluice_base.errors import UsageError
+from sluice_core.cluster import Cluster, GpuShape, NodeShape
+from sluice_core.placement import Part, Policy, Request, Wish, commit
+from slurm_plugin.decisions import Decision, Mode, Outcome, RecordError, Start, read_records
+from slurm_plugin.explanation import JobName, explain_job, parse_job, read_story, smaller_requests
+from slurm_plugin.order_table import parse_order_table, read_order_table
+from slurm_plugin.shadow import Shadow, report
+from tests.unit.slurm_plugin.record_files import forge, raw_records, run_churn
+
+TABLE = """sluice-ranks 1
+taken 1800000000
+policy 0 0 1000 5000 0 0 800 0 7200 8 604800
+tenant 1 1073741824 0 0 0 (others)
+tenant 10 536870912 16700400 0 0 physics
+job 5 1700 3 1 8 600 1 0 6600 0 0 536870912000 429496729600 0 0 858993459200 7 0 0 0 0 0 0 -3
+job 6 1073741825 0 7 1 60 0 1 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0
+end 00000000
+"""
+
+
+@pytest.mark.parametrize(("text", "name"), [("17", JobName(17)), ("17_3", JobName(17, 3)), ("17_0", JobName(17, 0))])
+def test_a_jobs_name(text: str, name: JobName) -> None:
+    assert parse_job(text) == name
+    assert str(name) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0", "-1", "17_", "17;ls", "17\n", "1e3", "9" * 11, "17_" + "9" * 11, "\uff11\uff17", "17+1"]
+)
+def test_what_is_no_job(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_job(text)
+
+
+def test_the_order_table() -> None:
+    table = parse_order_table(TABLE, source="here")
+    assert table.weights == {
+        "priority": 0, "age": 0, "fair-share": 1000, "deadline": 5000, "service": 0, "time": 0, "size": 800
+    }  # fmt: skip
+    assert (table.laxity_horizon_s, table.starvation_s) == (7200, 604800)
+    rank, tenant = table.jobs[5]
+    assert (rank.site, rank.place, rank.gpus, rank.laxity_s) == (1700, 3, 8, 6600)
+    assert (rank.terms["fair-share"], rank.terms["deadline"], rank.terms["size"]) == (500, 400, 800)
+    assert rank.slurm["age"] == 7
+    assert rank.slurm["nice"] == -3
+    assert table.tenants[tenant].account == "physics"
+    assert table.tenants[tenant].gpu_seconds == 16700.4
+    assert table.jobs[6][0].starving
+    assert list(parse_order_table(TABLE, source="here", job=6).jobs) == [6]
+
+
+def test_a_damaged_table_is_refused(tmp_path: Path) -> None:
+    assert read_order_table(tmp_path) is None
+    rng = random.Random(1)
+    for text in (
+        "",
+        "sluice-ranks 2\n",
+        TABLE[:-20],
+        TABLE.replace("job 5 1700", "job 5 x"),
+        TABLE.replace("taken", "took"),
+    ):
+        with pytest.raises(RecordError):
+            parse_order_table(text, source="here")
+    for _ in range(500):
+        mutated = bytearray(TABLE.encode())
+        for _ in range(3):
+            mutated[rng.randrange(len(mutated))] = rng.randrange(256)
+        try:
+            parse_order_table(mutated.decode("utf-8", "replace"), source="here")
+        except RecordError:
+            continue
+
+
+def started_jobs(path: Path) -> list[Start]:
+    return [record.body for record in read_records(path) if isinstance(record.body, Start)]
+
+
+def test_a_started_job(sample: Path) -> None:
+    starts = started_jobs(sample)
+    one = next(start for start in starts if len(start.parts) == 1 and start.parts[0].gpus)
+    document = explain_job(sample.parent, JobName(one.job.id))
+    assert document is not None
+    assert document["start"]["as_chosen"]
+    part = document["start"]["parts"][0]
+    assert part["node"] == f"node-{one.parts[0].node:03}"
+    assert sum(1 << gpu for gpu in part["gpus"]) == one.parts[0].gpus
+    decided = document["decision"]
+    assert decided["replayed"]
+    assert (
+        decided["nodes_that_fit"] + sum(entry["nodes"] for entry in decided["nodes_by_reason"])
+        == decided["nodes"]
+        == 70
+    )
+    assert decided["choice"]["parts"] == document["start"]["parts"]
+    text = "\n".join(render(document))
+    assert f"node-{one.parts[0].node:03}: GPU " in text
+    assert "Why there: placed by Sluice" in text
+
+
+def test_every_job_of_a_churn_is_explained(sample: Path) -> None:
+    jobs = {record.body.job.id for record in read_records(sample) if isinstance(record.body, Decision | Start)}
+    for job in jobs:
+        document = explain_job(sample.parent, JobName(job))
+        assert document is not None
+        assert document["decision"]["replayed"], job
+        assert render(document)
+    assert explain_job(sample.parent, JobName(4_000_000)) is None
+
+
+def test_a_waiting_job_with_its_order(sample: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "records"
+    folder.mkdir()
+    (folder / sample.name).write_bytes(sample.read_bytes())
+    refused = next(
+        record.body
+        for record in read_records(sample)
+        if isinstance(record.body, Decision) and record.body.placement is None
+    )
+    (folder / "order.ranks").write_text(TABLE.replace("job 5 ", f"job {refused.job.id} "))
+    document = explain_job(folder, JobName(refused.job.id))
+    assert document is not None
+    assert document["order"]["site_factor"] == 1700
+    assert document["order"]["tenant"]["account"] == "physics"
+    assert [term["name"] for term in document["order"]["terms"]] == ["fair-share", "deadline", "size"]
+    text = "\n".join(render(document))
+    assert "physics has 10 shares and used 4.639 GPU-hours lately" in text
+    assert "400.0  deadline (of 5000): 110 min to spare" in text
+
+
+def test_numbers_that_are_used_again(sample: Path, tmp_path: Path) -> None:
+    """Of two jobs of one number the submission decides; without it the later one is meant."""
+    folder = tmp_path / "records"
+    folder.mkdir()
+    records = raw_records(sample)
+    start = next(start for start in started_jobs(sample))
+    (folder / "decisions.000000000001").write_bytes(forge(records))
+    later = []
+    for kind, payload in records:  # the same records, submitted a second later
+        if kind in (3, 4):
+            payload = payload.replace(b"\x80\xa4\xa7\xda\x06", b"\x81\xa4\xa7\xda\x06", 1)  # 1,800,000,000 as LEB128
+        later.append((kind, payload))
+    assert later != records
+    (folder / "decisions.000000000002").write_bytes(forge(later))
+    name = JobName(start.job.id)
+    assert read_story(folder, name).start is not None
+    first = read_story(folder, name, submit=1_800_000_000)
+    second = read_story(folder, name, submit=1_800_000_001)
+    assert first.start is not None
+    assert second.start is not None
+    assert first.start[1].job.submit == 1_800_000_000
+    assert second.start[1].job.submit == 1_800_000_001
+    assert read_story(folder, name).start[1].job.submit == 1_800_000_001  # type: ignore[index]
+    assert read_story(folder, name, submit=1_700_000_000).start is None
+
+
+@pytest.fixture
+def busy() -> Cluster:
+    """Two nodes of eight GPUs: one with three free GPUs, one with six that are pair-wise linked."""
+    cluster = Cluster(2)
+    gpus = tuple(GpuShape("h100", 80_000, link_domain=index // 2) for index in range(8))
+    shape = cluster.add_shape(NodeShape(gpus))
+    for held in (0b11111, 0b11):
+        node = cluster.add_node(shape, 64_000, 500_000)
+        commit(cluster, [Part(node, held, 0, 40_000, 400_000)])
+    return cluster
+
+
+def test_what_smaller_request_would_start(busy: Cluster) -> None:
+    def smaller(**request: Any) -> dict[str, Any]:
+        return {change["what"]: change["value"] for change in smaller_requests(busy, Policy.SLUICE, Request(**request))}
+
+    assert smaller(gpus=8) == {"gpus": 6}
+    assert smaller(gpus=4, nodes_min=2, nodes_max=2) == {"nodes": 1, "gpus": 3}
+    assert smaller(gpus=4, one_link_domain=Wish.REQUIRED) == {"gpus": 2, "one_link_domain": "not required"}
+    assert smaller(gpus=1, cpus_milli=30_000) == {"cpus": 24}
+    assert smaller(gpus=1, host_memory_mib=120_000) == {"host_memory_mib": 99_840}
+    assert smaller(gpus=1, gpu_memory_mib=90_000) == {"gpu_memory_mib": 79_872}
+    assert smaller(gpus=8, cpus_milli=30_000) == {}, "no single change is enough"
+
+
+def test_a_hostile_answer_is_fit_for_a_terminal() -> None:
+    document = {
+        "job": "1\x1b[2J", "uid": 1, "account": "a\u202eb\n\nc", "partition": "\x07main",
+        "waiting": {"as_of": 1, "plan": {"planned_at": 1, "expected_start": 5, "reason": "\x1b]0;x\x07", "gang": 0}},
+    }  # fmt: skip
+    text = "".join(render(document))
+    assert all(character.isprintable() for character in text)
+    with pytest.raises(UsageError, match="--json"):
+        render({"job": "1", "order": 7})
+
+
+def test_shadow_report(churn: Path, tmp_path: Path) -> None:
+    """Decisions as if at level shadow, with a stock that takes the first node of those that the core would take."""
+    folder = tmp_path / "records"
+    run_churn(churn, folder, 11, steps=200)
+    assert report(folder).decisions == 0, "decisions of level place are not compared"
+    assert Shadow().document()["decisions"] == 0
+
+
+def shadowed(sample: Path) -> list[tuple[int, bytes]]:
+    """The sample's records with every decision shadowed: stock agrees, and starts what the core starts."""
+    changed = []
+    for kind, payload in raw_records(sample):
+        if kind == 3:
+            head, tail = split_at_outcome(payload)
+            payload = head + bytes([Outcome.SHADOWED]) + tail
+        changed.append((kind, payload))
+    return changed
+
+
+def split_at_outcome(payload: bytes) -> tuple[bytes, bytes]:
+    from slurm_plugin.decisions import Fields, _job
+
+    fields = Fields(payload)
+    _job(fields)
+    assert Mode(fields.number()) == Mode.RUN_NOW
+    at = fields.at
+    fields.number()
+    return payload[:at], payload[fields.at :]
+
+
+def test_shadow_report_counts(sample: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "records"
+    folder.mkdir()
+    file = folder / "decisions.000000000001"
+    records = []
+    for kind, payload in shadowed(sample):
+        if kind == 3:
+            head, tail = split_at_outcome(payload)
+            fits = next_decision(payload).placement is not None
+            flags = bytes([2 | (4 if fits else 0)])
+            payload = head + bytes([Outcome.SHADOWED]) + flags + tail[1:]
+        records.append((kind, payload))
+    file.write_bytes(forge(records))
+    shadow = report(folder)
+    starts = len(started_jobs(file))
+    assert shadow.decisions > 100
+    assert shadow.both >= starts
+    assert shadow.neither == shadow.decisions - shadow.both
+    assert shadow.only_core == shadow.only_stock == 0
+    assert shadow.compared_gpus == shadow.same_gpus > 0
+    assert shadow.same_nodes < shadow.both, "stock's nodes are not in these records"
+    assert shadow.core.idle_nodes_broken > 0
+    lines = render_shadow(shadow)
+    assert any("both would start the job" in line for line in lines)
+
+
+def next_decision(payload: bytes) -> Decision:
+    from slurm_plugin.decisions import parse_record
+
+    body = parse_record(3, payload)
+    assert isinstance(body, Decision)
+    return body
