@@ -42,10 +42,10 @@ MUST: dict[str, tuple[str, float]] = {}  # by the number of nodes, see run
 _MODES = {0: "run_now", 1: "test_only", 2: "will_run"}  # SELECT_MODE_* of slurmctld
 _SCHEDULER = (
     "defer,default_queue_depth=10000,partition_job_depth=0,bf_min_age_reserve=864000,bf_interval=10800,"
-    "sched_interval=5,sched_min_interval=0,max_sched_time=40"
+    "sched_interval=20,sched_min_interval=20000000,max_sched_time=10"
 )
 _SAMPLE = struct.Struct("<IHh")
-_PATIENCE = 600.0
+_PATIENCE = 900.0
 
 
 @dataclass

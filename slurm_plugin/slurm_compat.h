@@ -115,6 +115,53 @@ struct sluice_job_test_rest {
 #define SLUICE_REST_FUTURE(rest, now) false
 #endif
 
+/* Cores that stock must not use in one call of its job_test, as if they were reserved: begin, any number of cores, end. `rest`
+ * is then the call's. */
+#if SLUICE_SLURM_AT_LEAST(23, 11)
+struct sluice_core_exclusion {
+    resv_exc_t reservations;
+};
+static inline void sluice_exclusion_begin(struct sluice_core_exclusion *exclusion, struct sluice_job_test_rest *rest)
+{
+    if (rest->reservations)
+        exclusion->reservations = *rest->reservations;
+    else
+        exclusion->reservations = (resv_exc_t){0};
+    exclusion->reservations.exc_cores = xcalloc((size_t)node_record_count, sizeof(bitstr_t *));
+    rest->reservations = &exclusion->reservations;
+}
+static inline void sluice_exclusion_core(struct sluice_core_exclusion *exclusion, uint32_t node, uint32_t core)
+{
+    bitstr_t **cores = &exclusion->reservations.exc_cores[node];
+    if (!*cores)
+        *cores = bit_alloc(node_record_table_ptr[node]->tot_cores);
+    bit_set(*cores, core);
+}
+static inline void sluice_exclusion_end(struct sluice_core_exclusion *exclusion)
+{
+    for (int node = 0; node < node_record_count; node++)
+        FREE_NULL_BITMAP(exclusion->reservations.exc_cores[node]);
+    xfree(exclusion->reservations.exc_cores);
+}
+#else
+struct sluice_core_exclusion {
+    bitstr_t *cores;
+};
+static inline void sluice_exclusion_begin(struct sluice_core_exclusion *exclusion, struct sluice_job_test_rest *rest)
+{
+    exclusion->cores = bit_alloc(cr_get_coremap_offset((uint32_t)node_record_count));
+    rest->excluded_cores = exclusion->cores;
+}
+static inline void sluice_exclusion_core(struct sluice_core_exclusion *exclusion, uint32_t node, uint32_t core)
+{
+    bit_set(exclusion->cores, cr_get_coremap_offset(node) + core);
+}
+static inline void sluice_exclusion_end(struct sluice_core_exclusion *exclusion)
+{
+    FREE_NULL_BITMAP(exclusion->cores);
+}
+#endif
+
 /* Headers of stock's select plugin: what it knows of nodes' memory and partitions' cores. */
 #if SLUICE_SLURM_AT_LEAST(23, 11)
 #define SLUICE_STOCK_NODE_DATA "src/plugins/select/cons_tres/node_data.h"

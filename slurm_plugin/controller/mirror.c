@@ -53,6 +53,7 @@ struct sluice_mirror {
     struct record *records;
     uint32_t record_count, record_room, free_record;
     uint32_t seen;
+    bool short_of; /* a job holds a GPU that is taken: Slurm gave it out twice */
 
     struct sluice_decision_recorder *recorder;
     struct sluice_decision_topology *notes; /* how the cluster was made, for the recorder */
@@ -695,7 +696,9 @@ static uint32_t parts_of_job(struct sluice_mirror *mirror, const job_record_t *j
         } else if (!part.gpus) {
             continue;
         }
+        uint32_t gpus = part.gpus;
         fit_to_free(mirror, &part);
+        mirror->short_of |= part.gpus != gpus;
         mirror->parts[count++] = part;
     }
     return count;
@@ -909,11 +912,14 @@ void sluice_mirror_job_changed(struct sluice_mirror *mirror, job_record_t *job, 
         let_go(mirror, job->job_id);
     else
         hold_job(mirror, job, what == SLUICE_MIRROR_SUSPENDED);
-    if (!mirror->foreign || !job->job_resrcs || !job->job_resrcs->node_bitmap)
+    bool all = mirror->short_of;
+    mirror->short_of = false;
+    if ((!all && !mirror->foreign) || !job->job_resrcs || !job->job_resrcs->node_bitmap)
         return;
     bitstr_t *nodes = job->job_resrcs->node_bitmap;
     for (bitoff_t i = bit_ffs(nodes), last = bit_fls(nodes); i >= 0 && i <= last; i++)
-        if (bit_test(nodes, i) && find_entry(mirror, FOREIGN + (uint32_t)i))
+        if (bit_test(nodes, i) && !is_opaque(mirror, (uint32_t)i) &&
+            (all || find_entry(mirror, FOREIGN + (uint32_t)i)))
             correct(mirror, (uint32_t)i);
 }
 

@@ -4,6 +4,7 @@
 #include "src/common/bitstring.h"
 #include "src/common/list.h"
 #include "src/common/node_conf.h"
+#include "src/common/xmalloc.h"
 
 #include SLUICE_STOCK_NODE_DATA
 #include SLUICE_STOCK_PART_DATA
@@ -165,61 +166,166 @@ void sluice_gpus_compare(const job_record_t *job, const struct sluice_part *part
     }
 }
 
-/* ---- shares on GPUs that are held whole ---- */
+/* ---- GPUs that stock gives out twice ---- */
 
 struct node_gres {
-    gres_node_state_t *shard;
+    gres_node_state_t *gpu, *shard;
 };
 
-static int find_shard(void *item, void *argument)
+static int find_node_gres(void *item, void *argument)
 {
     const gres_state_t *state = item;
-    if (state->gres_name && !strcmp(state->gres_name, "shard"))
-        ((struct node_gres *)argument)->shard = state->gres_data;
+    struct node_gres *found = argument;
+    if (state->gres_name && !strcmp(state->gres_name, "gpu"))
+        found->gpu = state->gres_data;
+    else if (state->gres_name && !strcmp(state->gres_name, "shard"))
+        found->shard = state->gres_data;
     return 0;
 }
 
-/* May `amount` shares of GPU `gpu` be given out, as the node stands? */
-static bool share_fits(const gres_node_state_t *shard, bitoff_t gpu, uint64_t amount)
+static bool held_whole(const gres_node_state_t *gpu, bitoff_t i)
 {
-    const gres_node_state_t *whole = SLUICE_GRES_OTHER(shard);
-    if (whole && whole->gres_bit_alloc && gpu < bit_size(whole->gres_bit_alloc) && bit_test(whole->gres_bit_alloc, gpu))
-        return false;
-    for (uint16_t t = 0; t < shard->topo_cnt; t++)
-        if (shard->topo_gres_bitmap && shard->topo_gres_bitmap[t] && gpu < bit_size(shard->topo_gres_bitmap[t]) &&
-            bit_test(shard->topo_gres_bitmap[t], gpu))
-            return shard->topo_gres_cnt_avail[t] >= shard->topo_gres_cnt_alloc[t] + amount;
-    return false;
+    return gpu && gpu->gres_bit_alloc && i < bit_size(gpu->gres_bit_alloc) && bit_test(gpu->gres_bit_alloc, i);
 }
 
-enum sluice_shards sluice_gpus_check_shards(job_record_t *job, uint32_t *node)
+/* The entry of a node's records that a GPU belongs to; -1: none. */
+static int topo_of(const gres_node_state_t *gres, bitoff_t gpu)
 {
-    enum sluice_shards verdict = SLUICE_SHARDS_FINE;
+    for (uint16_t t = 0; gres && gres->topo_gres_bitmap && t < gres->topo_cnt; t++)
+        if (gres->topo_gres_bitmap[t] && gpu < bit_size(gres->topo_gres_bitmap[t]) &&
+            bit_test(gres->topo_gres_bitmap[t], gpu))
+            return t;
+    return -1;
+}
+
+/* May `amount` shares of the GPU be given out? */
+static bool share_fits(const struct node_gres *node, bitoff_t gpu, uint64_t amount)
+{
+    int t = topo_of(node->shard, gpu);
+    return t >= 0 && !held_whole(node->gpu, gpu) &&
+           node->shard->topo_gres_cnt_avail[t] >= node->shard->topo_gres_cnt_alloc[t] + amount;
+}
+
+/* May the GPU be given out whole? */
+static bool whole_fits(const struct node_gres *node, bitoff_t gpu)
+{
+    int t = topo_of(node->shard, gpu);
+    return !held_whole(node->gpu, gpu) && (t < 0 || !node->shard->topo_gres_cnt_alloc[t]);
+}
+
+static uint64_t type_of(const struct node_gres *node, bitoff_t gpu)
+{
+    int t = topo_of(node->gpu, gpu);
+    return t >= 0 && node->gpu->topo_type_id ? node->gpu->topo_type_id[t] : 0;
+}
+
+static enum sluice_overlap part_shares(gres_job_state_t *shard, const struct node_gres *node, uint32_t index)
+{
+    bitstr_t *bits = picked(shard, index);
+    if (!bits || bit_set_count(bits) != 1 || !node->shard || !shard->gres_cnt_node_select)
+        return SLUICE_OVERLAP_NONE;
+    uint64_t amount = shard->gres_cnt_node_select[index];
+    bitoff_t count = bit_size(bits), other = 0;
+    if (share_fits(node, bit_ffs(bits), amount))
+        return SLUICE_OVERLAP_NONE;
+    while (other < count && !share_fits(node, other, amount))
+        other++;
+    if (other == count)
+        return SLUICE_OVERLAP_STUCK;
+    move_share(shard, index, UINT32_C(1) << other);
+    return SLUICE_OVERLAP_MOVED;
+}
+
+static enum sluice_overlap part_whole(gres_job_state_t *gpu, const struct node_gres *node, uint32_t index)
+{
+    bitstr_t *bits = picked(gpu, index);
+    enum sluice_overlap verdict = SLUICE_OVERLAP_NONE;
+    for (bitoff_t i = 0; bits && node->gpu && i < bit_size(bits); i++) {
+        if (!bit_test(bits, i) || whole_fits(node, i))
+            continue;
+        bitoff_t other = 0;
+        while (other < bit_size(bits) &&
+               (bit_test(bits, other) || !whole_fits(node, other) || type_of(node, other) != type_of(node, i)))
+            other++;
+        if (other == bit_size(bits))
+            return SLUICE_OVERLAP_STUCK;
+        bit_clear(bits, i);
+        bit_set(bits, other);
+        verdict = SLUICE_OVERLAP_MOVED;
+    }
+    return verdict;
+}
+
+enum sluice_overlap sluice_gpus_part_overlaps(job_record_t *job, uint32_t *node)
+{
+    enum sluice_overlap verdict = SLUICE_OVERLAP_NONE;
     struct job_gres gres = gres_of(job->gres_list_req);
-    if (!gres.shard || !job->job_resrcs || !job->job_resrcs->node_bitmap || gets_whole_nodes(job))
+    if ((!gres.gpu && !gres.shard) || !job->job_resrcs || !job->job_resrcs->node_bitmap || gets_whole_nodes(job))
         return verdict;
     bitstr_t *nodes = job->job_resrcs->node_bitmap;
     for (bitoff_t i = bit_ffs(nodes), last = bit_fls(nodes); i >= 0 && i <= last; i++) {
-        bitstr_t *bits = bit_test(nodes, i) ? picked(gres.shard, (uint32_t)i) : NULL;
-        struct node_gres of_node = {NULL};
-        if (bits && node_record_table_ptr[i]->gres_list)
-            list_for_each_ro(node_record_table_ptr[i]->gres_list, find_shard, &of_node);
-        if (!of_node.shard || bit_set_count(bits) != 1 || !gres.shard->gres_cnt_node_select)
+        struct node_gres of_node = {NULL, NULL};
+        if (!bit_test(nodes, i) || !node_record_table_ptr[i]->gres_list)
             continue;
-        uint64_t amount = gres.shard->gres_cnt_node_select[i];
-        bitoff_t gpu = bit_ffs(bits), count = bit_size(bits);
-        if (share_fits(of_node.shard, gpu, amount))
+        list_for_each_ro(node_record_table_ptr[i]->gres_list, find_node_gres, &of_node);
+        if (!of_node.shard)
             continue;
-        for (gpu = 0; gpu < count && !share_fits(of_node.shard, gpu, amount);)
-            gpu++;
-        if (gpu == count) {
+        enum sluice_overlap whole = gres.gpu ? part_whole(gres.gpu, &of_node, (uint32_t)i) : SLUICE_OVERLAP_NONE;
+        enum sluice_overlap shares = gres.shard ? part_shares(gres.shard, &of_node, (uint32_t)i) : SLUICE_OVERLAP_NONE;
+        if (whole == SLUICE_OVERLAP_STUCK || shares == SLUICE_OVERLAP_STUCK) {
             *node = (uint32_t)i;
-            return SLUICE_SHARDS_NONE;
+            return SLUICE_OVERLAP_STUCK;
         }
-        move_share(gres.shard, (uint32_t)i, UINT32_C(1) << gpu);
-        verdict = SLUICE_SHARDS_MOVED;
+        if (whole || shares)
+            verdict = SLUICE_OVERLAP_MOVED;
     }
     return verdict;
+}
+
+/* ---- cores near the chosen GPUs ---- */
+
+/* The cores near the part's GPUs, per core of the node; false: all are, or nobody says, or they are too few. */
+static bool near_cores(const struct sluice_part *part, bool *near)
+{
+    const node_record_t *record = node_record_table_ptr[part->node];
+    struct node_gres node = {NULL, NULL};
+    uint32_t found = 0;
+    if (!part->gpus || !record || !record->gres_list)
+        return false;
+    list_for_each_ro(record->gres_list, find_node_gres, &node);
+    memset(near, 0, record->tot_cores * sizeof(*near));
+    for (bitoff_t gpu = 0; gpu < SLUICE_MAX_GPUS; gpu++) {
+        if (!(part->gpus >> gpu & 1))
+            continue;
+        int t = topo_of(node.gpu, gpu);
+        bitstr_t *cores = t >= 0 && node.gpu->topo_core_bitmap ? node.gpu->topo_core_bitmap[t] : NULL;
+        if (!cores || bit_size(cores) != record->tot_cores)
+            return false;
+        for (bitoff_t core = 0; core < record->tot_cores; core++) {
+            found += bit_test(cores, core) && !near[core];
+            near[core] |= bit_test(cores, core) != 0;
+        }
+    }
+    return found < record->tot_cores && (int64_t)found * record->tpc * 1000 >= part->cpus_milli;
+}
+
+bool sluice_gpus_exclude_far_cores(const struct sluice_part *parts, uint32_t count,
+                                   struct sluice_core_exclusion *exclusion, struct sluice_job_test_rest *rest)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < count; i++) {
+        const node_record_t *record = node_record_table_ptr[parts[i].node];
+        bool near[record ? record->tot_cores + 1 : 1];
+        if (!near_cores(&parts[i], near))
+            continue;
+        if (!any)
+            sluice_exclusion_begin(exclusion, rest);
+        any = true;
+        for (uint32_t core = 0; core < record->tot_cores; core++)
+            if (!near[core])
+                sluice_exclusion_core(exclusion, parts[i].node, core);
+    }
+    return any;
 }
 
 /* ---- stock's own records ---- */

@@ -18,17 +18,29 @@ bool sluice_gpus_same_nodes(const job_record_t *job, const struct sluice_part *p
 bool sluice_gpus_choose(struct sluice_mirror *mirror, job_record_t *job, const struct sluice_part *parts,
                         uint32_t count);
 
+/*
+ * Stock is to take cores near the chosen GPUs, which it does not know yet: the others are kept from it. True when that makes
+ * a difference, and then `rest` says so and sluice_exclusion_end is due; false where all cores are near, or those that are
+ * could not be enough.
+ */
+bool sluice_gpus_exclude_far_cores(const struct sluice_part *parts, uint32_t count,
+                                   struct sluice_core_exclusion *exclusion, struct sluice_job_test_rest *rest);
+
 /* How many nodes' GPUs were chosen, and on how many the job got just these. Jobs that get whole nodes do not count. */
 void sluice_gpus_compare(const job_record_t *job, const struct sluice_part *parts, uint32_t count, uint32_t *chosen,
                          uint32_t *kept);
 
-enum sluice_shards {
-    SLUICE_SHARDS_FINE,  /* no shares, or on GPUs that nobody holds whole */
-    SLUICE_SHARDS_MOVED, /* stock had picked a GPU that is held whole or too full; now it is another one */
-    SLUICE_SHARDS_NONE,  /* there is no other one on that node */
+enum sluice_overlap {
+    SLUICE_OVERLAP_NONE,  /* what stock picked is free */
+    SLUICE_OVERLAP_MOVED, /* it was not; now it is another GPU of the same kind */
+    SLUICE_OVERLAP_STUCK, /* there is no other one on that node */
 };
-/* Look after the GPUs that stock picked for a job's shares. *node: where there is none. */
-enum sluice_shards sluice_gpus_check_shards(job_record_t *job, uint32_t *node);
+/*
+ * Look after the GPUs that stock picked. It gives some out twice: 22.05 shares of a GPU that is held whole, when none of
+ * the job's sockets has another, and all versions whole GPUs of which shares are held, when one line of gres.conf names
+ * several GPUs, as it then only counts. *node: where no other one is left.
+ */
+enum sluice_overlap sluice_gpus_part_overlaps(job_record_t *job, uint32_t *node);
 
 /* sluice_mirror_free_fn: what stock's records of cores and memory leave free. */
 bool sluice_gpus_free_of_node(uint32_t node, int64_t *cpus, int64_t *memory_mib);

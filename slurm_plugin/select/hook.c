@@ -61,7 +61,7 @@ static struct {
     uint64_t decisions;
 
     counter *asked, *stock_alone, *narrowed, *fell_back, *refused, *shadowed, *kept_waiting, *cross_checked, *cross_wrong,
-        *remembered, *stock_tests, *preempted, *index_asked, *index_kept, *index_denied, *shards_moved, *shards_refused,
+        *remembered, *stock_tests, *preempted, *index_asked, *index_kept, *index_denied, *overlaps_moved, *overlaps_refused,
         *checks, *check_failures, *mirror_builds, *mirror_mismatches, *own[OWN_CLASSES], *by_reason[SLUICE_STOCK_COUNT];
 } hook;
 
@@ -133,13 +133,14 @@ struct decision {
 };
 
 /* Stock's function, timed; on all of the candidates where `nodes` is not 0: they are the choice. */
-static int ask_stock_on(struct decision *decision, uint32_t nodes, struct xlist *preemptees)
+static int ask_stock_on(struct decision *decision, uint32_t nodes, struct xlist *preemptees,
+                        struct sluice_job_test_rest rest)
 {
     const struct sluice_hook_call *call = decision->call;
     uint64_t begin = now_ns();
     int rc = hook.stock(call->job, call->nodes, nodes ? nodes : call->min_nodes, call->max_nodes,
                         nodes ? nodes : call->req_nodes, call->mode, preemptees, call->preempted,
-                        SLUICE_REST_ARGUMENTS(call->rest));
+                        SLUICE_REST_ARGUMENTS(rest));
     decision->stock_ns += now_ns() - begin;
     decision->stock_answered = true;
     decision->rc = rc;
@@ -148,7 +149,7 @@ static int ask_stock_on(struct decision *decision, uint32_t nodes, struct xlist 
 
 static int ask_stock(struct decision *decision, struct xlist *preemptees)
 {
-    return ask_stock_on(decision, 0, preemptees);
+    return ask_stock_on(decision, 0, preemptees, decision->call->rest);
 }
 
 /* The core's choice within a set of nodes, those of low weight first. */
@@ -364,8 +365,20 @@ static void restore_nodes(const struct decision *decision)
 /* Stock with the chosen nodes only. */
 static int ask_stock_narrowed(struct decision *decision)
 {
-    set_nodes(decision->call->nodes, decision->placement.parts, decision->placement.part_count);
-    int rc = ask_stock_on(decision, decision->placement.part_count, NULL);
+    const struct sluice_placement *placement = &decision->placement;
+    struct sluice_job_test_rest rest = decision->call->rest;
+    struct sluice_core_exclusion exclusion;
+    int rc = SLURM_ERROR;
+    set_nodes(decision->call->nodes, placement->parts, placement->part_count);
+    if (decision->call->mode == SELECT_MODE_RUN_NOW && !(decision->used->flags & SLUICE_EXCLUSIVE) &&
+        sluice_gpus_exclude_far_cores(placement->parts, placement->part_count, &exclusion, &rest)) {
+        rc = ask_stock_on(decision, placement->part_count, NULL, rest);
+        sluice_exclusion_end(&exclusion);
+        if (rc)
+            set_nodes(decision->call->nodes, placement->parts, placement->part_count);
+    }
+    if (rc)
+        rc = ask_stock_on(decision, placement->part_count, NULL, decision->call->rest);
     count(rc ? hook.fell_back : hook.narrowed);
     return rc;
 }
@@ -380,25 +393,23 @@ static void set_allowed(const struct decision *decision, bool start)
         hook.allowed[w] = skip ? candidates[w] & ~completing[w] : candidates[w];
 }
 
-/* 22.05 may pick, for shares, a GPU that another job holds whole; then other shares of the node, or no start. */
-static int keep_shards_off_whole_gpus(struct decision *decision)
+/* Where stock gave out a GPU a second time: another GPU, or other nodes, or no start. */
+static int part_overlaps(struct decision *decision)
 {
     for (int try = 0; try < TRIES && decision->rc == SLURM_SUCCESS; try++) {
         uint32_t node = 0;
-        enum sluice_shards verdict = sluice_gpus_check_shards(decision->call->job, &node);
-        if (verdict == SLUICE_SHARDS_FINE)
+        enum sluice_overlap verdict = sluice_gpus_part_overlaps(decision->call->job, &node);
+        if (verdict == SLUICE_OVERLAP_MOVED)
+            count(hook.overlaps_moved);
+        if (verdict != SLUICE_OVERLAP_STUCK)
             return decision->rc;
-        if (verdict == SLUICE_SHARDS_MOVED) {
-            count(hook.shards_moved);
-            return decision->rc;
-        }
-        count(hook.shards_refused);
-        hook.saved[node / 64] &= ~(UINT64_C(1) << (node % 64));
+        count(hook.overlaps_refused);
         free_job_resources(&decision->call->job->job_resrcs);
+        hook.saved[node / 64] &= ~(UINT64_C(1) << (node % 64));
         restore_nodes(decision);
         ask_stock(decision, decision->call->preemptees);
     }
-    return decision->rc;
+    return decision->rc == SLURM_SUCCESS ? refuse(decision->call->job) : decision->rc;
 }
 
 static int run_now(struct decision *decision)
@@ -419,7 +430,7 @@ static int run_now(struct decision *decision)
     if (!decision->verdict && !ask_stock_narrowed(decision)) {
         remember_choice(decision);
         record(decision, SLUICE_DECISION_RUN_NOW, SLUICE_DECISION_USED);
-        return keep_shards_off_whole_gpus(decision);
+        return part_overlaps(decision);
     }
     if (decision->verdict) {
         outcome = SLUICE_DECISION_STOCK_FOUND;
@@ -446,7 +457,7 @@ static int run_now(struct decision *decision)
         outcome = SLUICE_DECISION_REFUSED;
     }
     record(decision, SLUICE_DECISION_RUN_NOW, outcome);
-    return keep_shards_off_whole_gpus(decision);
+    return part_overlaps(decision);
 }
 
 static int will_run(struct decision *decision)
@@ -583,7 +594,7 @@ static int run_now_preempting(struct decision *decision)
         if (!ask_stock_narrowed(decision)) {
             remember_choice(decision);
             record(decision, SLUICE_DECISION_RUN_NOW, SLUICE_DECISION_USED);
-            return keep_shards_off_whole_gpus(decision);
+            return part_overlaps(decision);
         }
         restore_nodes(decision);
     } else if (make_preemption((uint32_t)list_count(call->preemptees) * 2)) {
@@ -601,7 +612,7 @@ static int run_now_preempting(struct decision *decision)
                 if (!i || hook.candidate_jobs[hook.victims[i]] != hook.candidate_jobs[hook.victims[i - 1]])
                     list_append(chosen, hook.candidate_jobs[hook.victims[i]]);
             set_nodes(call->nodes, decision->placement.parts, decision->placement.part_count);
-            int rc = ask_stock_on(decision, decision->placement.part_count, chosen);
+            int rc = ask_stock_on(decision, decision->placement.part_count, chosen, call->rest);
             list_destroy(chosen);
             if (rc == SLURM_SUCCESS) {
                 count(hook.preempted);
@@ -617,7 +628,7 @@ static int run_now_preempting(struct decision *decision)
     ask_stock(decision, call->preemptees);
     record(decision, SLUICE_DECISION_RUN_NOW,
            decision->verdict ? SLUICE_DECISION_STOCK_FOUND : SLUICE_DECISION_OVERRULED);
-    return keep_shards_off_whole_gpus(decision);
+    return part_overlaps(decision);
 }
 
 /* ---- level shadow ---- */
@@ -730,7 +741,7 @@ static int decide(struct decision *decision)
                 sluice_plan_keep_out(decision->plan, &decision->question, true, words_of(call->nodes), hook.words);
             save_nodes(decision);
             ask_stock(decision, call->preemptees);
-            return keep_shards_off_whole_gpus(decision);
+            return part_overlaps(decision);
         }
         return ask_stock(decision, call->preemptees);
     }
@@ -880,15 +891,15 @@ bool sluice_hook_start(sluice_stock_test stock)
         "select.asked",          "select.stock_alone",   "select.narrowed",    "select.fell_back",
         "select.refused",        "select.shadowed",      "select.kept_waiting", "select.cross_checked",
         "select.cross_wrong",    "select.remembered",    "select.stock_tests", "select.preempted",
-        "select.index_asked",    "select.index_kept",    "select.index_denied", "select.shards_moved",
-        "select.shards_refused", "select.checks",        "select.check_failures", "select.mirror_builds",
+        "select.index_asked",    "select.index_kept",    "select.index_denied", "select.overlaps_moved",
+        "select.overlaps_refused", "select.checks",        "select.check_failures", "select.mirror_builds",
         "select.mirror_mismatches",
     };
     counter **const counters[] = {
         &hook.asked,          &hook.stock_alone, &hook.narrowed,       &hook.fell_back,      &hook.refused,
         &hook.shadowed,       &hook.kept_waiting, &hook.cross_checked, &hook.cross_wrong,    &hook.remembered,
         &hook.stock_tests,    &hook.preempted,   &hook.index_asked,    &hook.index_kept,     &hook.index_denied,
-        &hook.shards_moved,   &hook.shards_refused, &hook.checks,      &hook.check_failures, &hook.mirror_builds,
+        &hook.overlaps_moved,   &hook.overlaps_refused, &hook.checks,      &hook.check_failures, &hook.mirror_builds,
         &hook.mirror_mismatches,
     };
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)

@@ -214,6 +214,18 @@ def test_affinity_numa_keeps_gpus_on_one_socket(jobs: Jobs) -> None:
     assert len({gpu // 4 for gpus in two.values() for gpu in gpus}) == 1
 
 
+def test_cores_are_near_the_gpus(jobs: Jobs) -> None:
+    """Stock Slurm takes cores before the GPUs are chosen: it is told which."""
+    for _ in range(6):
+        jobs.start("-N1", "--gres=gpu:1", "-c4")
+    half = int(re.search(r"CPUTot=(\d+)", jobs.run("scontrol", "show", "node", "n1")).group(1)) // 2  # type: ignore[union-attr]
+    shown = jobs.run("bash", "-c", "squeue -h -o %A | xargs -n1 scontrol -d show job")
+    found = re.findall(r"CPU_IDs=(\d+)\S* Mem=\S+ GRES=gpu:h100:1\(IDX:(\d)\)", shown)
+    assert len(found) == 6
+    assert all(int(cpu) // half == int(gpu) // 4 for cpu, gpu in found), found
+    assert {int(gpu) // 4 for _, gpu in found} == {0, 1}
+
+
 def test_spread_takes_as_many_nodes_as_it_may(jobs: Jobs) -> None:
     _, together = jobs.start("-n4", "-N1-4", "--gpus=4")
     _, apart = jobs.start("-n4", "-N1-4", "--gpus=4", "--gpu-spread")
@@ -329,6 +341,8 @@ def test_shares_stay_off_gpus_that_are_held_whole(jobs: Jobs) -> None:
     jobs.run("scontrol", "update", f"job={whole}", "timelimit=50")
     share, shared = jobs.start("-w", "n1", "--gres=shard:1000", "-c2")
     assert shared["n1"].isdisjoint(gpus["n1"]), (socket, share)
+    _, others = jobs.start("-w", "n1", "--gres=gpu:3", "-c2")
+    assert others["n1"].isdisjoint(gpus["n1"] | shared["n1"])
     assert jobs.assert_sound()["mirror_mismatches"] == 0
 
 
