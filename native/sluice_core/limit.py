@@ -1,4 +1,4 @@
-"""A job's limits of GPU memory on one node, for root (``sluice/limit.h``): makes, reads, changes and removes its region.
+"""A job's limits of GPU memory on one node, for root (``sluice/limit.h``): makes, reads, changes, removes its region.
 
 The preloaded library, `library_path()`, holds the job's processes to it.
 """

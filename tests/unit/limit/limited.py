@@ -1,4 +1,4 @@
-"""Programs under the preloaded limiter: on a simulated node, in a mount namespace with their job's region in its place."""
+"""Programs under the preloaded limiter: on a simulated node, with their job's region in its place."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CLONE_NEWNS, MS_BIND, MS_REC, MS_PRIVATE = 0x20000, 0x1000, 0x4000, 0x40000
 
 
 def enter_job(region: str, name: str = "job") -> None:
-    """In a child before exec: a mount namespace in which /run/sluice/limit/NAME is the job's region, as the agent does."""
+    """In a child before exec: a mount namespace in which /run/sluice/limit/NAME is the job's region."""
     libc = ctypes.CDLL(None, use_errno=True)
 
     def call(function: str, *arguments: object) -> None:

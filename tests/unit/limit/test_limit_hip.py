@@ -59,7 +59,8 @@ ok(hip.hipMallocPitch(c.byref(p), c.byref(free), c.c_size_t(1000), c.c_size_t(65
 ok(hip.hipFree(p))
 class Channel(c.Structure):
     _fields_ = [(n, c.c_int) for n in "xyzwk"]
-ok(hip.hipMallocArray(c.byref(p), c.byref(Channel(32, 32, 0, 0, 2)), c.c_size_t(1024), c.c_size_t(1000), 0)); step("array")
+ok(hip.hipMallocArray(c.byref(p), c.byref(Channel(32, 32, 0, 0, 2)), c.c_size_t(1024), c.c_size_t(1000), 0))
+step("array")
 ok(hip.hipFreeArray(p)); step("freed")
 one, two = alloc(50, "hipMallocAsync", None), alloc(70, "hipMallocAsync", None); step("from the pool")
 ok(hip.hipFreeAsync(one, None)); step("one freed")
@@ -68,7 +69,8 @@ class Prop(c.Structure):
     _fields_ = [("type", c.c_int), ("handles", c.c_int), ("where", c.c_int), ("id", c.c_int), ("w", c.c_void_p),
                 ("flags", c.c_ubyte * 8)]
 handle, place = c.c_uint64(), c.c_void_p()
-ok(hip.hipMemCreate(c.byref(handle), size(64), c.byref(Prop(1, 0, 1, 1)), c.c_ulonglong(0))); step("physical, other device")
+ok(hip.hipMemCreate(c.byref(handle), size(64), c.byref(Prop(1, 0, 1, 1)), c.c_ulonglong(0)))
+step("physical, other device")
 ok(hip.hipMemAddressReserve(c.byref(place), size(64), c.c_size_t(0), None, c.c_ulonglong(0)))
 ok(hip.hipMemMap(place, size(64), c.c_size_t(0), handle, c.c_ulonglong(0)))
 ok(hip.hipMemRelease(handle)); step("released, still mapped")

@@ -173,7 +173,8 @@ typedef int get_t(const char *, void **, int, uint64_t, int *);
 typedef int alloc_t(uint64_t *, size_t), init_t(unsigned), retain_t(void **, int), current_t(void *);
 typedef int async_t(uint64_t *, size_t, void *);
 #ifdef LINKED
-extern int cuInit(unsigned), cuDevicePrimaryCtxRetain(void **, int), cuCtxSetCurrent(void *), cuMemAlloc_v2(uint64_t *, size_t);
+extern int cuInit(unsigned), cuDevicePrimaryCtxRetain(void **, int), cuCtxSetCurrent(void *);
+extern int cuMemAlloc_v2(uint64_t *, size_t);
 #endif
 int main(int count, char **words)
 {
@@ -233,7 +234,7 @@ def test_a_copy_of_the_driver_is_the_driver(make_job: MakeJob, programs: dict[st
 
 
 def test_the_environment_sets_nothing(make_job: MakeJob, tmp_path: Path) -> None:
-    """Neither variables of other limiters nor our own names change a limit, and a folder of the tenant's is no region."""
+    """Neither variables of other limiters nor our own names change a limit."""
     job = make_job(CONTEXT + 100)
     other = make_job(90000 // 2)
     names = {name: "80000m" for name in ("CUDA_DEVICE_MEMORY_LIMIT", "CUDA_DEVICE_MEMORY_LIMIT_0", "SLUICE_LIMIT")}

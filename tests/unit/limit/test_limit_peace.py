@@ -1,4 +1,4 @@
-"""A program under the limiter runs as without: its own preloaded libraries, signals, umask, threads, forks, core dumps."""
+"""A program under the limiter runs as without: its own preloads, signals, umask, threads, forks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ PROGRAM = r"""
 #include <stdint.h>
 #include <stdio.h>
 #include <unistd.h>
-extern int cuInit(unsigned), cuDevicePrimaryCtxRetain(void **, int), cuCtxSetCurrent(void *), cuMemAlloc_v2(uint64_t *, size_t);
+extern int cuInit(unsigned), cuDevicePrimaryCtxRetain(void **, int), cuCtxSetCurrent(void *);
+extern int cuMemAlloc_v2(uint64_t *, size_t);
 int main(void)
 {
     void *context;
@@ -119,7 +120,10 @@ print(json.dumps([before == after, caught == [10, 12, 15], after[0]["Threads"], 
 def test_programs_without_a_gpu_are_left_alone(make_job: MakeJob) -> None:
     """No message, no files, no mapping; forks, shells and Python's own extension modules work."""
     job = make_job(1000)
-    code = "import ssl, sqlite3, ctypes, subprocess; print(subprocess.run(['sh', '-c', 'echo $((6 * 7))'], capture_output=True).stdout)"
+    code = (
+        "import ssl, sqlite3, ctypes, subprocess\n"
+        "print(subprocess.run(['sh', '-c', 'echo $((6 * 7))'], capture_output=True).stdout)"
+    )
     assert job.run(code) == ("b'42\\n'\n", "")
     maps = "print('ledger' in open('/proc/self/maps').read())"
     assert job.run(maps) == ("False\n", "")
@@ -133,7 +137,8 @@ def test_looking_for_a_driver_that_is_not_there(make_job: MakeJob) -> None:
     code = """
 import ctypes
 own = ctypes.CDLL(None)
-print([hasattr(own, name) for name in ("cuMemAlloc_v2", "hipMalloc", "clCreateBuffer", "nvmlDeviceGetMemoryInfo", "dlsym")])
+names = ("cuMemAlloc_v2", "hipMalloc", "clCreateBuffer", "nvmlDeviceGetMemoryInfo", "dlsym")
+print([hasattr(own, name) for name in names])
 """
     assert job.run(code) == ("[False, False, False, False, True]\n", "")
 

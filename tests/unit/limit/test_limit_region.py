@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -85,7 +84,8 @@ from pathlib import Path
 from limited import CLONE_NEWNS, MS_PRIVATE, MS_REC
 from sluice_core.limit import Device, create
 libc = ctypes.CDLL(None)
-assert libc.unshare(CLONE_NEWNS) == 0 and libc.mount(b"none", b"/", None, ctypes.c_ulong(MS_REC | MS_PRIVATE), None) == 0
+assert libc.unshare(CLONE_NEWNS) == 0
+assert libc.mount(b"none", b"/", None, ctypes.c_ulong(MS_REC | MS_PRIVATE), None) == 0
 assert libc.mount(b"none", sys.argv[1].encode(), b"tmpfs", ctypes.c_ulong(0), b"size=64k") == 0
 try:
     create(Path(sys.argv[1]) / "job", [Device(100 << 20, 50 << 20, 0, uuid="GPU-1")], 0)
@@ -119,7 +119,7 @@ def test_processes_and_what_each_holds(make_job: Callable[..., Job]) -> None:
     with job.region() as region:
         found = {p.pid: region.process_usage(p, 0) // MIB for p in region.processes()}
         assert found == {held[0].pid: 620, held[1].pid: 720}
-        assert {p.space for p in region.processes()} == {os.stat("/proc/self/ns/pid").st_ino}
+        assert {p.space for p in region.processes()} == {Path("/proc/self/ns/pid").stat().st_ino}
         held[0].kill()
         held[0].wait()
         assert region.reap() == (620 * MIB, 1)
