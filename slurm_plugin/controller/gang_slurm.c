@@ -141,7 +141,10 @@ bool sluice_gang_refuses(const struct job_record *job)
     struct sluice_options options;
     if (!job->spank_job_env_size || sluice_settings_level() < SLUICE_LEVEL_PLACE)
         return false;
-    return job->job_id != atomic_load(&starting) && gang_of(job, &options);
+    if (job->job_id == atomic_load(&starting) || !gang_of(job, &options))
+        return false;
+    sluice_plan_wake(); /* it may be the last that its gang waited for */
+    return true;
 }
 
 static void set_text(job_record_t *job, const char *text)

@@ -728,6 +728,14 @@ static void count(const struct sluice_plan_counts *counts)
     atomic_store(sluice_status_counter("plan.plan_us_last"), counts->plan_us_last);
 }
 
+static bool any(const uint64_t *words)
+{
+    uint64_t bits = 0;
+    for (size_t i = 0; i < planner.node_words; i++)
+        bits |= words[i];
+    return bits != 0;
+}
+
 /* One pass; how long the next one has to wait at the least, in milliseconds. */
 static uint64_t pass(const struct sluice_settings *settings, uint64_t interval_ms)
 {
@@ -766,6 +774,8 @@ static uint64_t pass(const struct sluice_settings *settings, uint64_t interval_m
     sluice_plan_release(plan);
     struct sluice_plan_counts counts = sluice_plan_counts();
     count(&counts);
+    if (planner.job_count && any(planner.busy))
+        sluice_plan_wake(); /* nobody tells when an epilog has ended */
     uint64_t rest = LOCK_SHARE * lock_us > 4 * plan_us ? LOCK_SHARE * lock_us : 4 * plan_us;
     return rest / 1000;
 }

@@ -869,6 +869,7 @@ void sluice_hook_changed(job_record_t *job, enum sluice_mirror_job what)
         hook.following = false;
     if (hook.following)
         sluice_mirror_job_changed(hook.mirror, job, what);
+    sluice_plan_wake();
 }
 
 void sluice_hook_reconfigured(void)
