@@ -30,6 +30,7 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     "simulate": ("benchmarks.simulate", "replay of 100,000 jobs on 1,213 nodes"),
     "submit-hook": ("benchmarks.submit_hook", "job_submit/sluice for one submission, in isolation"),
     "submit-latency": ("benchmarks.submit_latency", "a submission to real daemons, stock Slurm beside the plugins"),
+    "site-factor": ("benchmarks.site_factor", "the order of 10,000 pending jobs, under slurmctld's locks and beside"),
     "probe": ("benchmarks.probe", "sluice probe as a whole process"),
     "group": ("benchmarks.group", "grouping 100,000 GPUs"),
     "slurm-throughput": ("benchmarks.slurm_throughput", "time in select_p_job_test, stock Slurm beside the placement hook"),
