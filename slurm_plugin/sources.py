@@ -28,7 +28,7 @@ CONFIGURE = (
     "--enable-multiple-slurmd",
     "--disable-debug",
     "--without-rpath",
-    "--with-munge",
+    "--without-munge",
     "--with-pmix=no",
     "--without-hdf5",
     "--enable-slurmrestd=no",
@@ -255,7 +255,7 @@ def _configure(tree: Path) -> None:
         run_command(["env", "-C", tree, "CFLAGS=-O0", "./configure", "-q", *CONFIGURE], timeout=_TIMEOUT)
     except CommandError as error:
         raise SluiceError(
-            f"Slurm's configure failed: {error.what[-500:]}", remedy="install libmunge-dev, gcc and make"
+            f"Slurm's configure failed: {error.what[-500:]}", remedy="install gcc and make"
         ) from error
     # Half of 80 MB that nobody needs for plugins.
     for name in ("testsuite", "doc", "contribs"):
