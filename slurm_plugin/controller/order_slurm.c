@@ -23,7 +23,7 @@
 #include "src/common/assoc_mgr.h"
 #include "src/slurmctld/locks.h"
 
-enum { SAVE_INTERVAL_S = 60, WRITE_INTERVAL_S = 15, FULL_PRIORITY = 1000000 };
+enum { SAVE_INTERVAL_S = 60, WRITE_INTERVAL_S = 15, FEW_JOBS = 1000, FULL_PRIORITY = 1000000 };
 
 static struct {
     pthread_t thread;
@@ -41,8 +41,8 @@ static struct {
     bool complained;
 
     atomic_bool touched; /* jobs may carry site factors of ours */
-    _Atomic uint64_t *update_us, *update_us_most, *take_us, *take_us_most, *step_us, *applied_jobs, *apply_us_most,
-        *pending_jobs;
+    _Atomic uint64_t *update_us, *update_us_most, *take_us, *take_us_most, *take_cpu_us, *step_us, *applied_jobs,
+        *apply_us_most, *pending_jobs;
 } order = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static uint64_t now_us(void)
@@ -352,6 +352,7 @@ static void step(void)
     sluice_queue_take(order.queue, NULL, NULL);
     sluice_queue_unlock();
     note(order.take_us, order.take_us_most, order.queue->taken_us);
+    atomic_store(order.take_cpu_us, order.queue->taken_cpu_us);
     atomic_store(order.pending_jobs, order.queue->pending_count);
     uint64_t from = now_us();
     remember_usage();
@@ -369,7 +370,7 @@ static void step(void)
         free(changes);
     }
     int64_t now_s = order.queue->taken_s;
-    if (ranks && now_s - order.written_s >= WRITE_INTERVAL_S) {
+    if (ranks && (now_s - order.written_s >= WRITE_INTERVAL_S || order.queue->pending_count <= FEW_JOBS)) {
         order.written_s = now_s;
         if (sluice_ranks_write(ranks, order.ranks, &text) != SLUICE_OK)
             complain(&text);
@@ -459,6 +460,7 @@ static bool start(const struct sluice_site *site)
     order.update_us_most = sluice_status_counter("site_factor.update_us_most");
     order.take_us = sluice_status_counter("order.queue_us_last");
     order.take_us_most = sluice_status_counter("order.queue_us_most");
+    order.take_cpu_us = sluice_status_counter("order.queue_cpu_us_last");
     order.step_us = sluice_status_counter("order.step_us_last");
     order.applied_jobs = sluice_status_counter("order.applied_jobs");
     order.apply_us_most = sluice_status_counter("order.apply_us_most");

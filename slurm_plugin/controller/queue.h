@@ -114,10 +114,11 @@ struct sluice_queue_partition {
 };
 
 struct sluice_queue {
-    int64_t taken_s;      /* seconds since 1970 */
-    uint64_t taken_us;    /* how long the copying took: time under the locks */
-    int64_t job_update_s; /* Slurm's last_job_update at that moment */
-    uint32_t node_count;  /* of Slurm's node table */
+    int64_t taken_s;       /* seconds since 1970 */
+    uint64_t taken_us;     /* how long the copying took: time under the locks */
+    uint64_t taken_cpu_us; /* of that, time on a CPU: the rest it was kept waiting for one */
+    int64_t job_update_s;  /* Slurm's last_job_update at that moment */
+    uint32_t node_count;   /* of Slurm's node table */
     size_t node_words;
     uint32_t pending_count, running_count, ended_count, partition_count;
     uint32_t left_out;                /* jobs that exceed the bounds above; 0 but in a flood */

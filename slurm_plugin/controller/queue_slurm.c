@@ -26,10 +26,10 @@ void sluice_queue_unlock(void)
     unlock_slurmctld(READ_LOCKS);
 }
 
-static uint64_t now_us(void)
+static uint64_t now_us(clockid_t clock)
 {
     struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
+    clock_gettime(clock, &now);
     return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
 }
 
@@ -336,7 +336,7 @@ static int copy_job(void *item, void *argument)
 
 void sluice_queue_take(struct sluice_queue *queue, sluice_queue_visit visit, void *argument)
 {
-    uint64_t from = now_us();
+    uint64_t from = now_us(CLOCK_MONOTONIC), cpu_from = now_us(CLOCK_THREAD_CPUTIME_ID);
     struct copying copying = {.queue = queue,
                               .visit = visit,
                               .argument = argument,
@@ -346,5 +346,6 @@ void sluice_queue_take(struct sluice_queue *queue, sluice_queue_visit visit, voi
     queue->job_update_s = last_job_update;
     list_for_each(part_list, copy_partition, &copying);
     list_for_each(job_list, copy_job, &copying);
-    queue->taken_us = now_us() - from;
+    queue->taken_us = now_us(CLOCK_MONOTONIC) - from;
+    queue->taken_cpu_us = now_us(CLOCK_THREAD_CPUTIME_ID) - cpu_from;
 }
