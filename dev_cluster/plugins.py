@@ -50,7 +50,7 @@ class ClusterPlugins:
         """Plugins, level, policy and plugstack.conf; the names of the files that belong beside slurm.conf."""
         build = self._build(layout.plugins)
         files = {"sluice.level": self.wanted.level + "\n", "sluice.policy": self.policy}
-        if build.has("spank_sluice") and not self.wanted.sanitize:  # srun and slurmstepd lack the sanitizer's library
+        if build.has("spank_sluice"):
             files["plugstack.conf"] = f"optional {_FOLDER}/spank_sluice.so\n"
         for name, text in files.items():
             if text:

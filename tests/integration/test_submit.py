@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import tempfile
@@ -59,7 +60,10 @@ COMMANDS = ["srun", "sbatch", "salloc"]
 
 @pytest.fixture(scope="module", params=["22.05", pytest.param("24.11", marks=pytest.mark.trixie)])
 def cluster(request: pytest.FixtureRequest, make_shared_cluster: Callable[..., DevCluster]) -> Iterator[DevCluster]:
-    """Two NVIDIA nodes and one of AMD, at level admit; on 24.11 tasks may share several GPUs."""
+    """Two NVIDIA nodes and one of AMD, at level admit; on 24.11 tasks may share several GPUs.
+
+    With SLUICE_TEST_SCALE=full the plugins on 22.05 are built with the address sanitizer.
+    """
     described: dict[str, Any] = {
         "nodes": [
             {"names": "h100-[1-2]", "platform": "dgx-h100"},
@@ -75,6 +79,8 @@ def cluster(request: pytest.FixtureRequest, make_shared_cluster: Callable[..., D
     if request.param == "24.11":
         options["root"] = request.getfixturevalue("trixie_root")
         described["slurm_conf"] = "SelectTypeParameters=CR_Core_Memory,MULTIPLE_SHARING_GRES_PJ\n"
+    elif os.environ.get("SLUICE_TEST_SCALE") == "full":
+        described["sluice"]["sanitize"] = True
     made = make_shared_cluster(described, **options)
     for change in (
         ["add", "qos", "silver"],
