@@ -89,6 +89,11 @@ def cluster(request: pytest.FixtureRequest, make_shared_cluster: Callable[..., D
     ):
         made.run(["sacctmgr", "-i", *change])
     yield made
+    if described["sluice"].get("sanitize"):
+        made.stop_daemon("slurmctld@ctl1", timeout=60)
+        said = made.log("slurmctld@ctl1").read_text(errors="replace")
+        assert "ERROR: AddressSanitizer" not in said
+        assert not re.search(r"#\d+ 0x.*sluice", said)  # a leak with a frame of ours
     made.down()
 
 
