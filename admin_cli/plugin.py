@@ -119,7 +119,7 @@ def check(
     from slurm_plugin import status as plugin_status
     from slurm_plugin.site import find_plugin_dir
 
-    places, own = _places(slurm_conf, search_dir, systemd_dir)
+    places, own = _places(slurm_conf, search_dir, systemd_dir, required=True)
     program, version = _installed(slurm_prefix, False)
     stock = slurm_plugin_dir or find_plugin_dir(prefix=slurm_prefix or Path("/usr"))
     findings = list(plugin_status.check(places, own, slurm=version, slurmctld=program, stock=stock))
@@ -172,7 +172,7 @@ def status(
     from slurm_plugin.install import installed_build, read_level
     from slurm_plugin.status import include_state, read_controllers
 
-    places, own = _places(slurm_conf, search_dir, systemd_dir)
+    places, own = _places(slurm_conf, search_dir, systemd_dir, required=True)
     controllers = read_controllers(Path(own.state_folder))
     made = installed_build(places)
     if as_json:
@@ -252,11 +252,13 @@ def uninstall(slurm_conf: Path | None, search_dir: Path | None, systemd_dir: Pat
 # ---- what the commands share ----
 
 
-def _places(slurm_conf: Path | None, search_dir: Path | None, systemd_dir: Path | None) -> tuple[Places, OwnOptions]:
+def _places(
+    slurm_conf: Path | None, search_dir: Path | None, systemd_dir: Path | None, *, required: bool = False
+) -> tuple[Places, OwnOptions]:
     from slurm_plugin.install import DEFAULT_SEARCH, SYSTEMD, Places
     from slurm_plugin.site import OwnOptions, read_own_options
 
-    conf = find_slurm_conf(slurm_conf, required=False)
+    conf = find_slurm_conf(slurm_conf, required=required)
     folder = conf.parent if conf else Path("/etc/slurm")
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such folder", remedy="name slurm.conf or its folder with --slurm-conf")

@@ -40,7 +40,7 @@ def read_symbols(path: Path) -> Symbols:
         return _read(data)
     except OSError as error:
         raise SluiceError(f"{path}: {error.strerror}") from error
-    except (struct.error, ValueError, IndexError) as error:
+    except (struct.error, ValueError, IndexError, OverflowError) as error:
         raise SluiceError(f"{path}: no shared object or program that can be read ({error})") from error
 
 

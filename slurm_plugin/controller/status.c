@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { PLUGINS = 16, PLUGIN_NAME = 24 };
@@ -22,6 +23,7 @@ static struct {
     char host[256];
     char slurm[32];
     char *written; /* what is in the file */
+    ino_t inode;   /* the file */
     bool complained;
     time_t started;
     struct {
@@ -153,11 +155,21 @@ static bool write_file(const char *text, size_t length)
     int file = open(fresh, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0644);
     if (file < 0)
         return false;
-    bool good = write(file, text, length) == (ssize_t)length;
+    struct stat facts;
+    bool good = write(file, text, length) == (ssize_t)length && fstat(file, &facts) == 0;
+    if (good)
+        own.inode = facts.st_ino;
     good = close(file) == 0 && good && rename(fresh, own.path) == 0;
     if (!good)
         unlink(fresh);
     return good;
+}
+
+/* Whether the file holds what we wrote: another slurmctld, started while we end, may have written its own there. */
+static bool is_ours(void)
+{
+    struct stat facts;
+    return own.written && lstat(own.path, &facts) == 0 && facts.st_ino == own.inode;
 }
 
 void sluice_status_write(void)
@@ -170,7 +182,7 @@ void sluice_status_write(void)
     pthread_mutex_lock(&own.lock);
     put_all(to);
     bool whole = fclose(to) == 0;
-    if (whole && own.path[0] && (!own.written || strcmp(own.written, text) != 0)) {
+    if (whole && own.path[0] && (!is_ours() || strcmp(own.written, text) != 0)) {
         bool good = write_file(text, length);
         if (!good && !own.complained)
             sluice_log_error("sluice: %s: cannot be written: %s", own.path, strerror(errno));
@@ -188,7 +200,7 @@ void sluice_status_write(void)
 void sluice_status_stop(void)
 {
     pthread_mutex_lock(&own.lock);
-    if (own.path[0])
+    if (own.path[0] && is_ours())
         unlink(own.path);
     own.path[0] = '\0';
     free(own.written);
