@@ -1,8 +1,8 @@
 """Time inside select_p_job_test per decision, stock Slurm beside the placement hook, on real daemons.
 
 Both arms run the same jobs on the same kind of cluster and are timed by one shim (slurm_throughput_shim.c), a select
-plugin that times whatever it wraps. `defer` is set, so that jobs are tried by the main scheduler's cycles; backfill is kept
-out of the way, and each cycle tries all jobs.
+plugin that times whatever it wraps. `defer` is set, so that jobs are tried by the main scheduler's cycles; backfill is
+kept out of the way, and each cycle tries all jobs.
 
 (a) `jobs_fitting` jobs of one node and one to four GPUs, submitted held and released together, all of which fit;
 (b) `jobs_pending` such jobs on a cluster whose GPUs are all taken, none of which does.
@@ -29,7 +29,10 @@ from dev_cluster.cluster import DevCluster
 from dev_cluster.description import parse_description
 from policy.compiled import CompiledPolicy, Global
 from sluice_base.errors import SluiceError
-from sluice_base.hostlist import expand
+from sluice_base.slurm_version import parse_slurm_version
+from slurm_plugin.builder import build_plugins
+from slurm_plugin.site import find_plugin_dir
+from slurm_plugin.sources import distribution_source, release_name
 
 OPTIONS = [
     click.Option(["--nodes"], type=click.IntRange(4, 4096), default=128, show_default=True, help="Nodes of 8 GPUs."),
@@ -45,6 +48,7 @@ _SCHEDULER = (
     "sched_interval=20,sched_min_interval=20000000,max_sched_time=10"
 )
 _SAMPLE = struct.Struct("<IHh")
+_JOB = "/run/sluice-cluster/state/job"
 _PATIENCE = 900.0
 
 
@@ -116,7 +120,8 @@ class _Arm:
             "controllers": 1,
             "accounting": False,
             "users": [{"name": "alice"}],
-            "slurm_conf": f"SchedulerParameters={_SCHEDULER}\nMessageTimeout=100\nDefMemPerCPU=500\nMaxJobCount=20000\n",
+            "slurm_conf": f"SchedulerParameters={_SCHEDULER}\nMessageTimeout=100\nDefMemPerCPU=500\n"
+            "MaxJobCount=20000\n",
             "sluice": {
                 "level": "place" if self.ours else "off",
                 "policy": policy,
@@ -124,7 +129,8 @@ class _Arm:
                 "environment": {"SLUICE_SHIM_SAMPLES": "/run/sluice-cluster/state/shim"},
             },
         }
-        self.cluster.up(parse_description(yaml.safe_dump(description), source="benchmark"), timeout=_PATIENCE, attached=True)
+        parsed = parse_description(yaml.safe_dump(description), source="benchmark")
+        self.cluster.up(parsed, timeout=_PATIENCE, attached=True)
 
     def down(self) -> None:
         self.cluster.down()
@@ -150,12 +156,9 @@ class _Arm:
 
     def submit(self, count: int, *, held: bool) -> None:
         """Jobs of 1, 2, 3, 4, 1 ... GPUs, by one shell."""
-        hold = "-H " if held else ""
-        self.run(
-            *("bash", "-c"),
-            f"for i in $(seq 0 {count - 1}); do sbatch -Q {hold}-N1 -n1 -c2 -t 60 -o /dev/null --gres=gpu:$((i % 4 + 1)) "
-            "/run/sluice-cluster/state/job >/dev/null || exit 1; done",
-        )
+        options = f"-Q {'-H ' if held else ''}-N1 -n1 -c2 -t 60 -o /dev/null"
+        one = f"sbatch {options} --gres=gpu:$((i % 4 + 1)) {_JOB} >/dev/null || exit 1"
+        self.run("bash", "-c", f"for i in $(seq 0 {count - 1}); do {one}; done")
 
     def wait(self, what: str, done: str) -> None:
         """Until the shell's condition holds."""
@@ -204,7 +207,7 @@ def _measure(arm: _Arm, jobs_fitting: int, jobs_pending: int, window_s: float) -
     arm.run("bash", "-c", "squeue -h -o %A | xargs scancel")
     arm.wait("end of the jobs that fit", '[ "$(squeue -h | wc -l)" -eq 0 ]')
     arm.run("sbatch", "-Q", f"-N{arm.nodes}", "--ntasks-per-node=1", "-c2", "--gres=gpu:8", "-o", "/dev/null",
-            "/run/sluice-cluster/state/job")  # fmt: skip
+            _JOB)  # fmt: skip
     arm.wait("start of the job that fills the cluster", '[ "$(squeue -h -t R | wc -l)" -eq 1 ]')
     begin = arm.mark()
     arm.submit(jobs_pending, held=False)
@@ -217,9 +220,11 @@ def _measure(arm: _Arm, jobs_fitting: int, jobs_pending: int, window_s: float) -
     return _Outcome(fit, submit, full, fit_us, full_us, _p99_us(counters), counters)
 
 
-def run(*, nodes: int = 128, jobs_fitting: int = 300, jobs_pending: int = 3000, window_s: float = 60, plugins: str = "") -> Result:
+def run(
+    *, nodes: int = 128, jobs_fitting: int = 300, jobs_pending: int = 3000, window_s: float = 60, plugins: str = ""
+) -> Result:
     """Both arms. `plugins`: a folder of built plugins; else they are built for the installed Slurm."""
-    if len(expand(f"n[1-{nodes}]")) * 2 < jobs_fitting * 2 / 3:
+    if nodes * 8 < jobs_fitting * 4:
         raise SluiceError(f"{jobs_fitting} jobs do not fit on {nodes} nodes")
     outcomes: dict[str, _Outcome] = {}
     with tempfile.TemporaryDirectory(prefix="sluice-throughput-") as name:
@@ -251,7 +256,10 @@ def run(*, nodes: int = 128, jobs_fitting: int = 300, jobs_pending: int = 3000, 
         if after_us:
             figures[f"sdiag_{scenario}_faster"] = before_us / after_us
     figures["own_p99_us"] = ours.own_p99_us
-    for name in ("narrowed", "fell_back", "refused", "remembered", "stock_tests", "stock_alone", "index_asked", "index_kept"):
+    for name in (
+        *("narrowed", "fell_back", "refused", "remembered", "stock_tests", "stock_alone", "index_asked", "index_kept"),
+        *("follow_us_most", "workload_us_most"),
+    ):
         figures[f"count_{name}"] = ours.counters.get(f"select.{name}", 0)
     faster = 10.0 if nodes >= 1024 else 5.0
     must: dict[str, tuple[str, float]] = {
@@ -270,11 +278,7 @@ def _version() -> str:
 
 
 def _built(folder: Path) -> Path:
-    from slurm_plugin.builder import build_plugins
-    from slurm_plugin.site import find_plugin_dir
-    from slurm_plugin.sources import distribution_source, release_name
-    from sluice_base.slurm_version import parse_slurm_version
-
+    """The plugins, built for the installed Slurm."""
     version = parse_slurm_version(f"slurm-wlm {_version()}")
     build_plugins(
         distribution_source(version, suite=release_name(Path("/"))),

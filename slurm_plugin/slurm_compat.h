@@ -45,7 +45,7 @@
 
 /* A job's flag that each of its tasks has shares of a GPU of its own. */
 #ifdef GRES_ONE_TASK_PER_SHARING
-#define SLUICE_ONE_TASK_PER_SHARING(flags) (((flags)&GRES_ONE_TASK_PER_SHARING) != 0)
+#define SLUICE_ONE_TASK_PER_SHARING(flags) (((flags) & GRES_ONE_TASK_PER_SHARING) != 0)
 #define SLUICE_SET_ONE_TASK_PER_SHARING(flags) ((flags) |= GRES_ONE_TASK_PER_SHARING)
 #else
 #define SLUICE_ONE_TASK_PER_SHARING(flags) ((void)(flags), false)
@@ -115,8 +115,8 @@ struct sluice_job_test_rest {
 #define SLUICE_REST_FUTURE(rest, now) false
 #endif
 
-/* Cores that stock must not use in one call of its job_test, as if they were reserved: begin, any number of cores, end. `rest`
- * is then the call's. */
+/* Cores that stock must not use in one call of its job_test, as if they were reserved: begin, any number of cores, end.
+ * `rest` is then the call's. */
 #if SLUICE_SLURM_AT_LEAST(23, 11)
 struct sluice_core_exclusion {
     resv_exc_t reservations;

@@ -40,8 +40,8 @@ struct sluice_mirror {
     uint64_t *opaque;
     uint64_t *light; /* weight classes: for each, the nodes of its weight or less, `words` of them */
     uint32_t weights[SLUICE_MIRROR_MAX_WEIGHTS];
-    uint32_t weight_count; /* SLUICE_MIRROR_MAX_WEIGHTS + 1: more than there is room for */
-    uint64_t *fingerprint; /* per node: its configuration as it was when the cluster was made */
+    uint32_t weight_count;     /* SLUICE_MIRROR_MAX_WEIGHTS + 1: more than there is room for */
+    uint64_t *fingerprint;     /* per node: its configuration as it was when the cluster was made */
     struct sluice_part *parts; /* scratch */
     uint32_t part_room;
     char (*models)[64];
@@ -918,8 +918,7 @@ void sluice_mirror_job_changed(struct sluice_mirror *mirror, job_record_t *job, 
         return;
     bitstr_t *nodes = job->job_resrcs->node_bitmap;
     for (bitoff_t i = bit_ffs(nodes), last = bit_fls(nodes); i >= 0 && i <= last; i++)
-        if (bit_test(nodes, i) && !is_opaque(mirror, (uint32_t)i) &&
-            (all || find_entry(mirror, FOREIGN + (uint32_t)i)))
+        if (bit_test(nodes, i) && !is_opaque(mirror, (uint32_t)i) && (all || find_entry(mirror, FOREIGN + (uint32_t)i)))
             correct(mirror, (uint32_t)i);
 }
 

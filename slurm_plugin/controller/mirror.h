@@ -74,8 +74,8 @@ void sluice_mirror_job_changed(struct sluice_mirror *mirror, job_record_t *job, 
 uint32_t sluice_mirror_allocations(const struct sluice_mirror *mirror, uint32_t job_id, uint64_t *allocations,
                                    uint32_t capacity);
 
-/* What a job holds, all its allocations together (a node may occur in several parts); the mirror's own memory, valid until
- * the next call. */
+/* What a job holds, all its allocations together (a node may occur in several parts); the mirror's own memory, valid
+ * until the next call. */
 const struct sluice_part *sluice_mirror_parts(struct sluice_mirror *mirror, uint32_t job_id, uint32_t *count);
 
 /* Opaque nodes, as a bitmap of sluice_mirror_words words. */

@@ -2,9 +2,9 @@
 /*
  * Stock's answers to "could this job ever run on these nodes" (TEST_ONLY), which slurmctld asks twice for each pending
  * job in each pass. The answer depends on the job's request, on its partition and on how nodes are configured, not on
- * what runs; so it is kept for the next job with the same request (struct sluice_job_shape: compared word by word) until
- * the configuration changes. A positive answer holds for other candidates, too, as long as the nodes that stock chose are
- * among them; a negative one only for the same candidates.
+ * what runs; so it is kept for the next job with the same request (struct sluice_job_shape: compared word by word)
+ * until the configuration changes. A positive answer holds for other candidates, too, as long as the nodes that stock
+ * chose are among them; a negative one only for the same candidates.
  */
 #ifndef SLUICE_SELECT_CACHE_H
 #define SLUICE_SELECT_CACHE_H

@@ -100,8 +100,7 @@ static bool choose_on_node(struct sluice_mirror *mirror, const struct job_gres *
     uint32_t stock = mask_of(bits);
     if (stock == part->gpus)
         return true;
-    if (__builtin_popcount(stock) != __builtin_popcount(part->gpus) ||
-        !sluice_mirror_node_agrees(mirror, part->node) ||
+    if (__builtin_popcount(stock) != __builtin_popcount(part->gpus) || !sluice_mirror_node_agrees(mirror, part->node) ||
         sluice_node_read(sluice_mirror_cluster(mirror), part->node, &view, NULL) ||
         (uint32_t)bit_size(bits) != view.gpu_count)
         return false;

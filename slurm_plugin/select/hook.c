@@ -38,6 +38,7 @@ static struct {
     struct sluice_mirror *mirror;
     bool following; /* the mirror was told of everything since its last sync */
     bool failed;    /* said in the log: the mirror cannot be made */
+    uint64_t mirror_built;
     uint64_t generation;
     size_t words;
     uint64_t *allowed, *tried, *saved; /* scratch bitmaps of candidates */
@@ -60,9 +61,10 @@ static struct {
     uint64_t random;
     uint64_t decisions;
 
-    counter *asked, *stock_alone, *narrowed, *fell_back, *refused, *shadowed, *kept_waiting, *cross_checked, *cross_wrong,
-        *remembered, *stock_tests, *preempted, *index_asked, *index_kept, *index_denied, *overlaps_moved, *overlaps_refused,
-        *checks, *check_failures, *mirror_builds, *mirror_mismatches, *own[OWN_CLASSES], *by_reason[SLUICE_STOCK_COUNT];
+    counter *asked, *stock_alone, *narrowed, *fell_back, *refused, *shadowed, *kept_waiting, *cross_checked,
+        *cross_wrong, *remembered, *stock_tests, *preempted, *index_asked, *index_kept, *index_denied, *overlaps_moved,
+        *overlaps_refused, *checks, *check_failures, *mirror_builds, *mirror_mismatches, *follow_us_most,
+        *workload_us_most, *own[OWN_CLASSES], *by_reason[SLUICE_STOCK_COUNT];
 } hook;
 
 /* ---- small things ---- */
@@ -77,6 +79,14 @@ static uint64_t now_ns(void)
 static void count(counter *which)
 {
     atomic_fetch_add_explicit(which, 1, memory_order_relaxed);
+}
+
+/* Keep the longest. */
+static void note_time(counter *most, uint64_t begin_ns)
+{
+    uint64_t us = (now_ns() - begin_ns) / 1000;
+    if (us > atomic_load_explicit(most, memory_order_relaxed))
+        atomic_store_explicit(most, us, memory_order_relaxed);
 }
 
 static uint64_t *words_of(bitstr_t *bitmap)
@@ -271,8 +281,8 @@ static bool proven(struct decision *decision, const uint64_t *candidates)
     request->needed.allowed = hook.allowed;
     request->needed.allowed_words = hook.words;
     struct sluice_placement placement = decision->placement;
-    enum sluice_error verdict = sluice_place(sluice_mirror_cluster(hook.mirror), SLUICE_POLICY_FIRST_FIT,
-                                             &request->needed, &placement, NULL);
+    enum sluice_error verdict =
+        sluice_place(sluice_mirror_cluster(hook.mirror), SLUICE_POLICY_FIRST_FIT, &request->needed, &placement, NULL);
     decision->core_ns += now_ns() - begin;
     return verdict == SLUICE_ERROR_NO_PLACE || verdict == SLUICE_ERROR_NEVER;
 }
@@ -314,7 +324,8 @@ static struct sluice_decision_job job_facts(const job_record_t *job, const struc
     };
 }
 
-static void record(const struct decision *decision, enum sluice_decision_mode mode, enum sluice_decision_outcome outcome)
+static void record(const struct decision *decision, enum sluice_decision_mode mode,
+                   enum sluice_decision_outcome outcome)
 {
     struct sluice_decision_recorder *recorder = sluice_decision_shared();
     if (!recorder || !decision->used)
@@ -486,7 +497,8 @@ static int will_run(struct decision *decision)
         if (say.state == SLUICE_PLAN_LATER && call->job->start_time < say.start_s)
             call->job->start_time = say.start_s;
     }
-    record(decision, SLUICE_DECISION_WILL_RUN, decision->verdict ? SLUICE_DECISION_STOCK_FOUND : SLUICE_DECISION_OVERRULED);
+    record(decision, SLUICE_DECISION_WILL_RUN,
+           decision->verdict ? SLUICE_DECISION_STOCK_FOUND : SLUICE_DECISION_OVERRULED);
     return rc;
 }
 
@@ -673,6 +685,7 @@ static bool fit_scratch(void)
 static bool follow(time_t now)
 {
     struct sluice_error_text text = {.text = ""};
+    uint64_t begin = now_ns();
     sluice_mirror_record(hook.mirror, sluice_decision_shared());
     if (!hook.following)
         sluice_mirror_invalidate(hook.mirror);
@@ -691,6 +704,9 @@ static bool follow(time_t now)
     struct sluice_mirror_counts counts = sluice_mirror_counts(hook.mirror);
     atomic_store_explicit(hook.mirror_builds, counts.builds, memory_order_relaxed);
     atomic_store_explicit(hook.mirror_mismatches, counts.mismatches, memory_order_relaxed);
+    if (hook.mirror_built == counts.builds) /* else it was made anew, which is another matter */
+        note_time(hook.follow_us_most, begin);
+    hook.mirror_built = counts.builds;
     return !failed;
 }
 
@@ -717,7 +733,8 @@ static enum sluice_job_stock stock_alone(const struct decision *decision)
         return SLUICE_STOCK_RESERVED_CORES;
     if (SLUICE_REST_FUTURE(call->rest, decision->now))
         return SLUICE_STOCK_FUTURE;
-    if ((size_t)bit_size(call->nodes) > hook.words * 64 || (uint32_t)bit_size(call->nodes) < sluice_mirror_nodes(hook.mirror))
+    if ((size_t)bit_size(call->nodes) > hook.words * 64 ||
+        (uint32_t)bit_size(call->nodes) < sluice_mirror_nodes(hook.mirror))
         return SLUICE_STOCK_MIRROR;
     return SLUICE_STOCK_NONE;
 }
@@ -725,8 +742,8 @@ static enum sluice_job_stock stock_alone(const struct decision *decision)
 static int decide(struct decision *decision)
 {
     const struct sluice_hook_call *call = decision->call;
-    sluice_job_request_make(hook.mirror, call->job, call->min_nodes, call->max_nodes, call->req_nodes, &decision->request,
-                            &decision->shape);
+    sluice_job_request_make(hook.mirror, call->job, call->min_nodes, call->max_nodes, call->req_nodes,
+                            &decision->request, &decision->shape);
     enum sluice_job_stock reason = stock_alone(decision);
     if (!reason && decision->request.fit == SLUICE_JOB_STOCK)
         reason = decision->request.reason;
@@ -786,8 +803,9 @@ int sluice_hook_test(const struct sluice_hook_call *call)
         decision.plan = sluice_plan_acquire(decision.now);
     decision.question = (struct sluice_plan_question){
         .job_id = call->job->job_id,
-        .limit_s = call->job->time_limit == NO_VAL || call->job->time_limit == INFINITE ? 0
-                                                                                        : (int64_t)call->job->time_limit * 60,
+        .limit_s = call->job->time_limit == NO_VAL || call->job->time_limit == INFINITE
+                       ? 0
+                       : (int64_t)call->job->time_limit * 60,
         .now_s = decision.now,
     };
     int rc = decide(&decision);
@@ -807,7 +825,8 @@ void sluice_hook_begin(job_record_t *job)
     if (hook.chosen_job != job->job_id || !sluice_gpus_same_nodes(job, hook.chosen, hook.chosen_count)) {
         /* Stock chose the nodes: the core still chooses their GPUs. */
         struct sluice_job_request request;
-        struct sluice_placement placement = {.parts = hook.chosen, .part_capacity = sluice_mirror_nodes(hook.mirror) + 1};
+        struct sluice_placement placement = {.parts = hook.chosen,
+                                             .part_capacity = sluice_mirror_nodes(hook.mirror) + 1};
         hook.chosen_job = 0;
         sluice_job_request_make(hook.mirror, job, 0, 0, 0, &request, NULL);
         if (request.fit == SLUICE_JOB_STOCK || !request.gpus_by_node)
@@ -858,7 +877,9 @@ void sluice_hook_started(job_record_t *job)
         atomic_fetch_add_explicit(hook.index_kept, asked && kept == asked ? 1 : 0, memory_order_relaxed);
     }
     hook.chosen_job = 0;
+    uint64_t begin = now_ns();
     sluice_workload_refresh(hook.mirror, time(NULL));
+    note_time(hook.workload_us_most, begin);
 }
 
 void sluice_hook_changed(job_record_t *job, enum sluice_mirror_job what)
@@ -889,19 +910,24 @@ static uint32_t from_environment(const char *name, uint32_t most)
 bool sluice_hook_start(sluice_stock_test stock)
 {
     static const char *const names[] = {
-        "select.asked",          "select.stock_alone",   "select.narrowed",    "select.fell_back",
-        "select.refused",        "select.shadowed",      "select.kept_waiting", "select.cross_checked",
-        "select.cross_wrong",    "select.remembered",    "select.stock_tests", "select.preempted",
-        "select.index_asked",    "select.index_kept",    "select.index_denied", "select.overlaps_moved",
-        "select.overlaps_refused", "select.checks",        "select.check_failures", "select.mirror_builds",
-        "select.mirror_mismatches",
+        "select.asked",          "select.stock_alone",      "select.narrowed",
+        "select.fell_back",      "select.refused",          "select.shadowed",
+        "select.kept_waiting",   "select.cross_checked",    "select.cross_wrong",
+        "select.remembered",     "select.stock_tests",      "select.preempted",
+        "select.index_asked",    "select.index_kept",       "select.index_denied",
+        "select.overlaps_moved", "select.overlaps_refused", "select.checks",
+        "select.check_failures", "select.mirror_builds",    "select.mirror_mismatches",
+        "select.follow_us_most", "select.workload_us_most",
     };
     counter **const counters[] = {
-        &hook.asked,          &hook.stock_alone, &hook.narrowed,       &hook.fell_back,      &hook.refused,
-        &hook.shadowed,       &hook.kept_waiting, &hook.cross_checked, &hook.cross_wrong,    &hook.remembered,
-        &hook.stock_tests,    &hook.preempted,   &hook.index_asked,    &hook.index_kept,     &hook.index_denied,
-        &hook.overlaps_moved,   &hook.overlaps_refused, &hook.checks,      &hook.check_failures, &hook.mirror_builds,
-        &hook.mirror_mismatches,
+        &hook.asked,          &hook.stock_alone,      &hook.narrowed,
+        &hook.fell_back,      &hook.refused,          &hook.shadowed,
+        &hook.kept_waiting,   &hook.cross_checked,    &hook.cross_wrong,
+        &hook.remembered,     &hook.stock_tests,      &hook.preempted,
+        &hook.index_asked,    &hook.index_kept,       &hook.index_denied,
+        &hook.overlaps_moved, &hook.overlaps_refused, &hook.checks,
+        &hook.check_failures, &hook.mirror_builds,    &hook.mirror_mismatches,
+        &hook.follow_us_most, &hook.workload_us_most,
     };
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
         *counters[i] = sluice_status_counter(names[i]);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
  * select/cons_tres with our word in the choice of nodes. It stands before Slurm's own plugin of this name and links it:
- * whatever is not defined here, plugin_type and plugin_id included, is found in stock's. Entry points only; hook.c decides.
+ * whatever is not defined here, plugin_type and plugin_id included, is found in stock's. Entry points only; hook.c
+ * decides.
  */
 #include "hook.h"
 
@@ -47,7 +48,8 @@ static bool find_stock(void)
     return library && find(library, "init", &stock.init) && find(library, "fini", &stock.fini) &&
            find(library, "select_p_reconfigure", &stock.reconfigure) &&
            find(library, "select_p_node_init", &stock.node_init) &&
-           find(library, "select_p_job_test", &stock.job_test) && find(library, "select_p_job_begin", &stock.job_begin) &&
+           find(library, "select_p_job_test", &stock.job_test) &&
+           find(library, "select_p_job_begin", &stock.job_begin) &&
            find(library, "select_p_job_fini", &stock.job_fini) &&
            find(library, "select_p_job_expand", &stock.job_expand) &&
            find(library, "select_p_job_resized", &stock.job_resized) &&

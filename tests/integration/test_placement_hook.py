@@ -34,8 +34,8 @@ def _plugins(version: str) -> dict[str, str]:
 
 
 def _description(version: str, level: str | None = "place") -> dict[str, Any]:
-    """Four nodes of two sockets with four GPUs each, two to a switch. All that the core proves or remembers is asked of stock
-    Slurm, too, and the whole mirror is compared before every decision."""
+    """Four nodes of two sockets with four GPUs each, two to a switch. All that the core proves or remembers is asked of
+    stock Slurm, too, and the whole mirror is compared before every decision."""
     sluice = {
         "level": level,
         "policy": POLICY,
@@ -52,7 +52,8 @@ def _description(version: str, level: str | None = "place") -> dict[str, Any]:
             {"name": "high", "options": "PriorityTier=10 DefaultTime=60"},
         ],
         "topology_conf": "SwitchName=s1 Nodes=n[1-2]\nSwitchName=s2 Nodes=n[3-4]\nSwitchName=top Switches=s[1-2]\n",
-        "slurm_conf": "TopologyPlugin=topology/tree\nDefMemPerCPU=200\nPreemptType=preempt/partition_prio\nPreemptMode=REQUEUE\n"
+        "slurm_conf": "TopologyPlugin=topology/tree\nDefMemPerCPU=200\n"
+        "PreemptType=preempt/partition_prio\nPreemptMode=REQUEUE\n"
         "SchedulerParameters=bf_interval=3,sched_interval=2,sched_min_interval=0,batch_sched_delay=0\n",
         **({"sluice": sluice} if level else {}),
     }
@@ -121,11 +122,11 @@ class Jobs:
 
     def level(self, word: str) -> None:
         (self.cluster.layout.slurm / "sluice.level").write_text(word + "\n")
-        time.sleep(2.2)
+        time.sleep(1.5)
 
     def counters(self) -> Counter[str]:
         """The hook's counters, as the status file has them when it has caught up."""
-        time.sleep(2.2)
+        time.sleep(1.5)
         file = next((self.cluster.folder / "state").glob("sluice.status.*"))
         shown = json.loads(file.read_text())["counters"]
         return Counter({name.removeprefix("select."): n for name, n in shown.items() if name.startswith("select.")})
@@ -206,7 +207,7 @@ def test_gpu_indices_are_the_cores_choice(jobs: Jobs) -> None:
 
 
 def test_affinity_numa_keeps_gpus_on_one_socket(jobs: Jobs) -> None:
-    """With one GPU left on a node's first socket and four on its second, two GPUs are one of each or both of the second."""
+    """One GPU is left on a node's first socket, four on its second: two are not one of each."""
     _, three = jobs.start("-N1", "--gres=gpu:3")
     assert len({gpu // 4 for gpus in three.values() for gpu in gpus}) == 1
     _, two = jobs.start("-N1", "--gres=gpu:2", "--gpu-affinity=numa")
@@ -315,14 +316,14 @@ def test_shadow_records_and_leaves_the_choice_to_stock(jobs: Jobs) -> None:
 
 def test_off_is_stock(jobs: Jobs, make_cluster: Callable[..., DevCluster], version: str, root: dict[str, Path]) -> None:
     """The same jobs one after the other: with the plugins at level off, and without any plugin."""
-    requests = ["-N1 --gres=gpu:3", "-N1 --gres=gpu:2", "-N1 --gres=shard:30000", "-N1 --gres=gpu:4", "-N2 --gres=gpu:1 -n2",
-                "-N1 --gres=gpu:2", "-N1 --gres=shard:9000", "--gpus=3 -n1"]  # fmt: skip
+    requests = ["-N1 --gres=gpu:3", "-N1 --gres=gpu:2", "-N1 --gres=shard:30000", "-N1 --gres=gpu:4",
+                "-N2 --gres=gpu:1 -n2", "-N1 --gres=gpu:2", "-N1 --gres=shard:9000", "--gpus=3 -n1"]  # fmt: skip
     stock = Jobs(make_cluster(_description(version, None), **root), version)
-    expected = [stock.start(*request.split())[1] for request in requests]
+    expected = [stock.placed(job) for job in [stock.submit(*request.split()) for request in requests]]
     jobs.level("off")
     try:
         before = jobs.counters()
-        found = [jobs.start(*request.split())[1] for request in requests]
+        found = [jobs.placed(job) for job in [jobs.submit(*request.split()) for request in requests]]
         after = jobs.counters()
     finally:
         jobs.level("place")
@@ -334,7 +335,7 @@ def test_off_is_stock(jobs: Jobs, make_cluster: Callable[..., DevCluster], versi
 
 
 def test_shares_stay_off_gpus_that_are_held_whole(jobs: Jobs) -> None:
-    """Slurm 22.05 may give shares of a GPU that another job holds whole, when the job's cores are on the other socket."""
+    """Slurm 22.05 may give shares of a GPU that is held whole, when the job's cores are on the other socket."""
     half = int(re.search(r"CPUTot=(\d+)", jobs.run("scontrol", "show", "node", "n1")).group(1)) // 2  # type: ignore[union-attr]
     whole, gpus = jobs.start("-w", "n1", "--gres=gpu:4", f"-c{half}")
     (socket,) = {gpu // 4 for gpu in gpus["n1"]}
@@ -350,11 +351,12 @@ def test_shares_stay_off_gpus_that_are_held_whole(jobs: Jobs) -> None:
 
 
 def test_mirror_follows_whatever_happens(jobs: Jobs) -> None:
-    """Churn, suspend, requeue, resize, drain, reconfigure and restart: the mirror equals Slurm's records at every decision."""
+    """Churn, suspend, requeue, resize, drain, reconfigure, restart: at every decision it equals Slurm's records."""
     rng = random.Random(11)
     rounds = 200 if FULL else 12
-    kinds = ["-N1 --gres=gpu:1", "-N1 --gres=gpu:4", "-N1 --gres=gpu:8", "-N1 --gres=shard:20000", "-N2 -n2 --gres=gpu:2", "--gpus=3",
-             "-N1 --exclusive", "-N1 -c8", "-N1 --gres=gpu:2 --cpus-per-gpu=4", "-N1 --gres=gpu:1 --mem=50000",
+    kinds = ["-N1 --gres=gpu:1", "-N1 --gres=gpu:4", "-N1 --gres=gpu:8", "-N1 --gres=shard:20000",
+             "-N2 -n2 --gres=gpu:2", "--gpus=3", "-N1 --exclusive", "-N1 -c8",
+             "-N1 --gres=gpu:2 --cpus-per-gpu=4", "-N1 --gres=gpu:1 --mem=50000",
              "--array=1-3 --gres=gpu:1", "-N1-2 --gres=gpu:1"]  # fmt: skip
     running = "$(squeue -h -t R -o %A | sort -R | head -1)"
     events = [
@@ -363,7 +365,8 @@ def test_mirror_follows_whatever_happens(jobs: Jobs) -> None:
         f"j={running}; scontrol requeue $j; true",
         "scontrol update nodename=n2 state=drain reason=test; sleep 0.5; scontrol update nodename=n2 state=resume",
         "scontrol reconfigure",
-        "j=$(sbatch --parsable -N2 -n2 --gres=gpu:1 -o /dev/null SCRIPT 3); sleep 1; scontrol update job=$j numnodes=1; true",
+        "j=$(sbatch --parsable -N2 -n2 --gres=gpu:1 -o /dev/null SCRIPT 3); sleep 1; "
+        "scontrol update job=$j numnodes=1; true",
     ]
     for number in range(rounds):
         batch = [
