@@ -47,10 +47,10 @@
     CALL(cuMemFree_v2, 3020)                                                                                           \
     CALL(cuMemPrefetchAsync, 8000)                                                                                     \
     CALL(cuMemPrefetchAsync_ptsz, 8000)                                                                                \
-    CALL(cuMemPrefetchAsync_v2, 12020)                                                                                 \
-    CALL(cuMemPrefetchAsync_v2_ptsz, 12020)                                                                            \
+    CALL(cuMemPrefetchAsync_v2, 13000)                                                                                 \
+    CALL(cuMemPrefetchAsync_v2_ptsz, 13000)                                                                            \
     CALL(cuMemAdvise, 8000)                                                                                            \
-    CALL(cuMemAdvise_v2, 12020)                                                                                        \
+    CALL(cuMemAdvise_v2, 13000)                                                                                        \
     /* arrays */                                                                                                       \
     CALL(cuArrayCreate, 0)                                                                                             \
     CALL(cuArrayCreate_v2, 3020)                                                                                       \
@@ -76,7 +76,6 @@
     /* graphs */                                                                                                       \
     CALL(cuGraphInstantiate, 10000)                                                                                    \
     CALL(cuGraphInstantiate_v2, 11000)                                                                                 \
-    CALL(cuGraphInstantiateWithFlags, 11040)                                                                           \
     CALL(cuGraphInstantiateWithParams, 12000)                                                                          \
     CALL(cuGraphInstantiateWithParams_ptsz, 12000)                                                                     \
     CALL(cuGraphExecDestroy, 10000)                                                                                    \
@@ -97,6 +96,9 @@
     /* queries */                                                                                                      \
     CALL(cuMemGetInfo_v2, 3020)                                                                                        \
     CALL(cuDeviceTotalMem_v2, 3020)
+
+/* The same, with another name that means it, from a version on. */
+#define RENAMED(CALL) CALL(cuGraphInstantiateWithFlags, 11040, cuGraphInstantiate, 12000)
 
 #define NEEDED(CALL)                                                                                                   \
     CALL(cuDeviceGetUuid)                                                                                              \
@@ -120,8 +122,9 @@
     CALL(cuMemGetAddressRange_v2)
 
 #define NUMBER_WRAPPED(NAME, SINCE) CALL_##NAME,
+#define NUMBER_RENAMED(NAME, SINCE, ALIAS, ALIAS_SINCE) CALL_##NAME,
 #define NUMBER_NEEDED(NAME) CALL_##NAME,
-enum { WRAPPED(NUMBER_WRAPPED) NEEDED(NUMBER_NEEDED) CALLS };
+enum { WRAPPED(NUMBER_WRAPPED) RENAMED(NUMBER_RENAMED) NEEDED(NUMBER_NEEDED) CALLS };
 static struct limit_call calls[CALLS];
 
 typedef CUresult cuDeviceGetUuid(unsigned char *, CUdevice);
@@ -186,12 +189,16 @@ static bool outside(void)
 static int device_of(CUdevice ordinal)
 {
     struct limit_session *session = limit_session();
-    if (!session || ordinal < 0 || ordinal >= LIMIT_ORDINALS)
+    if (!session)
         return LIMIT_CLOSED;
-    atomic_schar *kept = &session->ordinals[0][ordinal];
-    int known = atomic_load_explicit(kept, memory_order_relaxed);
+    atomic_schar *kept = ordinal >= 0 && ordinal < LIMIT_ORDINALS ? &session->ordinals[0][ordinal] : NULL;
+    int known = kept ? atomic_load_explicit(kept, memory_order_relaxed) : 0, count = 0;
     if (known != 0)
         return known - 3;
+    if (NEED(cuDeviceGetCount, &count) != CUDA_SUCCESS || ordinal < 0 || ordinal >= count)
+        return LIMIT_NO_DEVICE;
+    if (!kept)
+        return LIMIT_CLOSED;
     unsigned char uuid[16];
     char pci[32] = "";
     bool named =
@@ -269,7 +276,7 @@ static CUresult replaced(CUresult result, const char *symbol, void **function, i
 {
     enum { PER_THREAD = 2 };
     if (result == CUDA_SUCCESS && symbol && function && *function && outside()) {
-        struct limit_call *call = limit_find_form(&limit_cuda, symbol, version, (flags & PER_THREAD) != 0);
+        struct limit_call *call = limit_find_form(&limit_cuda, symbol, version, (flags & PER_THREAD) != 0, *function);
         *function = call ? limit_replace(call, *function) : *function;
     }
     return result;
@@ -366,6 +373,8 @@ HOOK(cuDevicePrimaryCtxRetain, CUcontext *context, CUdevice ordinal)
     if (!outside())
         return VENDOR(cuDevicePrimaryCtxRetain, context, ordinal);
     int device = device_of(ordinal);
+    if (device == LIMIT_NO_DEVICE)
+        return VENDOR(cuDevicePrimaryCtxRetain, context, ordinal);
     if (!session || device == LIMIT_CLOSED)
         return CUDA_ERROR_OUT_OF_MEMORY;
     pthread_mutex_lock(&session->contexts);
@@ -989,6 +998,9 @@ HOOK(cuDeviceTotalMem_v2, size_t *bytes, CUdevice ordinal)
 
 #define ROW_WRAPPED(NAME, SINCE) [CALL_##NAME] = {.name = #NAME, .since = (SINCE), .wrapper = (void *)(NAME)},
 #define ROW_NEEDED(NAME) [CALL_##NAME] = {.name = #NAME},
-static struct limit_call calls[CALLS] = {WRAPPED(ROW_WRAPPED) NEEDED(ROW_NEEDED)};
+#define ROW_RENAMED(NAME, SINCE, ALIAS, ALIAS_SINCE)                                                                   \
+    [CALL_##NAME] = {                                                                                                  \
+        .name = #NAME, .since = (SINCE), .alias = #ALIAS, .alias_since = (ALIAS_SINCE), .wrapper = (void *)(NAME)},
+static struct limit_call calls[CALLS] = {WRAPPED(ROW_WRAPPED) RENAMED(ROW_RENAMED) NEEDED(ROW_NEEDED)};
 static const char *const sonames[] = {"libcuda.so.1", NULL};
 struct limit_library limit_cuda = {.sonames = sonames, .calls = calls, .count = CALLS};

@@ -201,12 +201,16 @@ static int device_of(int ordinal)
 {
     struct limit_session *session = limit_session();
     char pci[32] = "";
-    if (!session || ordinal < 0 || ordinal >= LIMIT_ORDINALS)
+    if (!session)
         return LIMIT_CLOSED;
-    atomic_schar *kept = &session->ordinals[1][ordinal];
-    int known = atomic_load_explicit(kept, memory_order_relaxed);
+    atomic_schar *kept = ordinal >= 0 && ordinal < LIMIT_ORDINALS ? &session->ordinals[1][ordinal] : NULL;
+    int known = kept ? atomic_load_explicit(kept, memory_order_relaxed) : 0, count = 0;
     if (known != 0)
         return known - 3;
+    if (NEED(hipGetDeviceCount, &count) != hipSuccess || ordinal < 0 || ordinal >= count)
+        return LIMIT_NO_DEVICE;
+    if (!kept)
+        return LIMIT_CLOSED;
     if (NEED(hipDeviceGetPCIBusId, pci, (int)sizeof pci, ordinal) != hipSuccess)
         return LIMIT_CLOSED;
     int found = limit_device(NULL, pci, NULL);
@@ -267,7 +271,7 @@ static bool touch(int *ordinal, int *device)
         return true; /* HIP shall say why */
     *device = device_of(*ordinal);
     if (!session || *device < 0)
-        return *device == LIMIT_NO_LIMIT;
+        return *device == LIMIT_NO_LIMIT || *device == LIMIT_NO_DEVICE;
     if (__atomic_load_n(&session->opened[*device], __ATOMIC_RELAXED))
         return true;
     pthread_mutex_lock(&session->contexts);
@@ -337,7 +341,7 @@ HOOK(hipGetProcAddress, const char *symbol, void **function, int version, uint64
     enum { PER_THREAD = 2 };
     hipError_t result = VENDOR(hipGetProcAddress, symbol, function, version, flags, status);
     if (result == hipSuccess && symbol && function && *function && outside()) {
-        struct limit_call *call = limit_find_form(&limit_hip, symbol, version, (flags & PER_THREAD) != 0);
+        struct limit_call *call = limit_find_form(&limit_hip, symbol, version, (flags & PER_THREAD) != 0, *function);
         *function = call ? limit_replace(call, *function) : *function;
     }
     return result;

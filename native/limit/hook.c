@@ -93,24 +93,38 @@ static bool is_form(const char *name, const char *symbol, bool *per_thread)
     return *rest == 0 || *per_thread;
 }
 
-struct limit_call *limit_find_form(const struct limit_library *library, const char *symbol, int version,
-                                   bool per_thread)
+/* Whether look-up functions may mean this call by `symbol`; *since: from which version on. */
+static bool goes_by(const struct limit_call *call, const char *symbol, int *since, bool *per_thread)
 {
-    struct limit_call *best = limit_find_call(library, symbol);
-    int since = best && best->since <= version ? best->since : -1;
-    best = since >= 0 ? best : NULL;
+    *per_thread = false;
+    if (call->alias && strcmp(call->alias, symbol) == 0) {
+        *since = call->alias_since;
+        return true;
+    }
+    *since = call->since;
+    return is_form(call->name, symbol, per_thread);
+}
+
+struct limit_call *limit_find_form(const struct limit_library *library, const char *symbol, int version,
+                                   bool per_thread, const void *answer)
+{
+    struct limit_call *best = NULL;
+    int best_since = -1;
     bool best_per_thread = false;
     for (size_t i = 0; i < library->count; i++) {
         struct limit_call *call = &library->calls[i];
         bool threads;
-        if (!call->wrapper || call->since > version || !is_form(call->name, symbol, &threads) ||
-            (threads && !per_thread))
+        int since;
+        if (!call->wrapper || !goes_by(call, symbol, &since, &threads))
             continue;
-        if (call->since > since || (call->since == since && threads && !best_per_thread)) {
-            best = call;
-            since = call->since;
-            best_per_thread = threads;
-        }
+        if (limit_vendor(library, call) == answer)
+            return call;
+        if (since > version || (threads && !per_thread) || since < best_since ||
+            (since == best_since && (!threads || best_per_thread)))
+            continue;
+        best = call;
+        best_since = since;
+        best_per_thread = threads;
     }
     return best;
 }

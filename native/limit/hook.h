@@ -13,7 +13,9 @@
 /* One entry point of a vendor's library. */
 struct limit_call {
     const char *name;
-    int since;              /* interface version that brought it, for look-up functions that ask for one */
+    int since;         /* interface version that brought it, for look-up functions that ask for one */
+    const char *alias; /* another name that look-up functions know it by, from version alias_since on */
+    int alias_since;
     void *wrapper;          /* NULL: called by us, but not wrapped */
     _Atomic(void *) vendor; /* the vendor's function, once known */
 };
@@ -33,11 +35,13 @@ void *limit_vendor(const struct limit_library *library, struct limit_call *call)
 struct limit_call *limit_find_call(const struct limit_library *library, const char *name);
 
 /*
- * The newest form of `symbol` that a program written for `version` knows: name, name_v2, ...; `per_thread`: the form
- * for per-thread default streams (_ptsz, _spt), where there is one. Only calls with a wrapper.
+ * Which call the vendor's look-up function answered with, when it was asked for `symbol` (name, for any of name,
+ * name_v2, name_ptsz ...): the one whose exported function this is, or else the newest form that a program written for
+ * `version` knows; `per_thread`: the form for per-thread default streams, where there is one. NULL: none that has a
+ * wrapper.
  */
 struct limit_call *limit_find_form(const struct limit_library *library, const char *symbol, int version,
-                                   bool per_thread);
+                                   bool per_thread, const void *answer);
 
 /* A found function is the vendor's own: remember it, unless one is known, and answer with the wrapper. */
 void *limit_replace(struct limit_call *call, void *vendor);

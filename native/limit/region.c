@@ -520,7 +520,7 @@ static bool read_stat(const char *pid, char *state, uint64_t *threads, uint64_t 
 
 struct limit_self limit_self(void)
 {
-    struct limit_self self = {.pid = (uint32_t)getpid()};
+    struct limit_self self = {.pid = (uint32_t)getpid(), .space = 1}; /* without /proc: a namespace like no other */
     struct stat stamp;
     char state;
     uint64_t threads;

@@ -251,7 +251,7 @@ static bool pay_debt(struct limit_session *session, int device)
 
 bool limit_take(int device, uint64_t bytes)
 {
-    if (device == LIMIT_NO_LIMIT)
+    if (device == LIMIT_NO_LIMIT || device == LIMIT_NO_DEVICE)
         return true;
     struct limit_session *session = device >= 0 ? limit_session() : NULL;
     if (!session || tampered(session, device))
@@ -317,7 +317,7 @@ static bool set_contexts(struct limit_session *session, int device, uint32_t con
 
 bool limit_open_context(int device)
 {
-    if (device == LIMIT_NO_LIMIT)
+    if (device == LIMIT_NO_LIMIT || device == LIMIT_NO_DEVICE)
         return true;
     struct limit_session *session = device >= 0 ? limit_session() : NULL;
     if (!session || tampered(session, device) || !pay_debt(session, device))
@@ -407,7 +407,7 @@ uint64_t limit_charged(int device)
 void limit_narrow(int device, size_t *left, size_t *total)
 {
     struct limit_session *session = device >= 0 ? limit_session() : NULL;
-    if (device == LIMIT_NO_LIMIT)
+    if (device == LIMIT_NO_LIMIT || device == LIMIT_NO_DEVICE)
         return;
     uint64_t limit = 0, charged = 0, spill = 0, spilled = 0;
     if (session) {

@@ -12,8 +12,9 @@
 
 /* Instead of a device of the ledger. */
 enum {
-    LIMIT_NO_LIMIT = -1, /* not limited: the host's own memory */
-    LIMIT_CLOSED = -2,   /* no memory at all: a GPU that is not the job's, or no region to account in */
+    LIMIT_NO_LIMIT = -1,  /* not limited: the host's own memory */
+    LIMIT_CLOSED = -2,    /* no memory at all: a GPU that is not the job's, or no region to account in */
+    LIMIT_NO_DEVICE = -3, /* the driver knows no such device: it shall refuse, in its own words */
 };
 
 enum { LIMIT_ORDINALS = 64 };

@@ -303,3 +303,22 @@ print(json.dumps([len(counts), info(), alloc(1000) > 0, alloc(1)]))
 """
     )
     assert json.loads(out) == [8, [1000, CONTEXT + 1000], True, -2]
+
+
+def test_what_the_driver_does_not_know_it_refuses_itself(make_job: MakeJob) -> None:
+    """Before cuInit, without a context, with a device that is not there: the driver's own codes, as without us."""
+    ask = """
+said = [cu.cuDevicePrimaryCtxRetain(c.byref(c.c_void_p()), 0), -alloc(1), cu.cuMemGetInfo_v2(c.byref(c.c_size_t()), c.byref(c.c_size_t()))]
+ok(cu.cuInit(0))
+said += [-alloc(1), cu.cuDevicePrimaryCtxRetain(c.byref(c.c_void_p()), 99), cu.cuCtxCreate_v2(c.byref(c.c_void_p()), 0, -1)]
+start()
+said += [-create(2, 77), -create(3), cu.cuMemFree_v2(c.c_uint64(123)), cu.cuMemAlloc_v2(None, size(1)), -alloc(0), release(5)]
+said += [cu.cuMemMap(c.c_uint64(4096), size(2), c.c_size_t(0), c.c_uint64(1), c.c_ulonglong(0)), unmap(4096, 2)]
+said += [-alloc_async(0), cu.cuMemFreeAsync(c.c_uint64(77), None), cu.cuMemPoolDestroy(None), cu.cuGraphLaunch(None, None)]
+print(json.dumps(said))
+"""  # noqa: E501
+    job = make_job(1000)
+    limited = json.loads(job.run(CUDA + ask)[0])
+    job.preload = ""
+    assert limited == json.loads(job.run(CUDA + ask)[0])
+    assert limited[:2] == [3, 3]
