@@ -733,8 +733,7 @@ static enum sluice_job_stock stock_alone(const struct decision *decision)
         return SLUICE_STOCK_RESERVED_CORES;
     if (SLUICE_REST_FUTURE(call->rest, decision->now))
         return SLUICE_STOCK_FUTURE;
-    if ((size_t)bit_size(call->nodes) > hook.words * 64 ||
-        (uint32_t)bit_size(call->nodes) < sluice_mirror_nodes(hook.mirror))
+    if ((uint32_t)bit_size(call->nodes) != sluice_mirror_nodes(hook.mirror))
         return SLUICE_STOCK_MIRROR;
     return SLUICE_STOCK_NONE;
 }
@@ -752,9 +751,9 @@ static int decide(struct decision *decision)
     if (reason) {
         count(hook.stock_alone);
         count(hook.by_reason[reason]);
-        if (place_level && call->mode == SELECT_MODE_RUN_NOW) {
+        if (place_level && call->mode == SELECT_MODE_RUN_NOW && reason != SLUICE_STOCK_MIRROR) {
             hook.chosen_job = 0;
-            if (!preempting && (size_t)bit_size(call->nodes) <= hook.words * 64)
+            if (!preempting)
                 sluice_plan_keep_out(decision->plan, &decision->question, true, words_of(call->nodes), hook.words);
             save_nodes(decision);
             ask_stock(decision, call->preemptees);
