@@ -44,6 +44,7 @@ check: build
 	$(VENV)/bin/mypy
 	tools/clang-format --check
 	$(PYTHON) tools/api_reference.py --check
+	$(PYTHON) tools/policy_reference.py --check
 
 native-test: build
 	tools/native-test
@@ -62,6 +63,7 @@ soak: test-packages build
 # The page that is written from the sources.
 docs: build
 	$(PYTHON) tools/api_reference.py
+	$(PYTHON) tools/policy_reference.py
 
 format: build
 	$(VENV)/bin/ruff check --fix-only -q .

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from admin_cli.site_options import apply_options, cluster_options, file_option
+from admin_cli.site_options import apply_options, cluster_options, complete_tenant, file_option
 from admin_cli.tables import Column, print_table, table_options
 from admin_cli.tenant import change_file, existing, visible_tenant
 
@@ -22,7 +22,7 @@ def command() -> None:
 
 
 @command.command()
-@click.argument("name")
+@click.argument("name", shell_complete=complete_tenant)
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @table_options
 @cluster_options
@@ -71,7 +71,7 @@ def quota_rows(tenant: Any) -> list[dict[str, Any]]:
 
 
 @command.command("set")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_tenant)
 @click.argument("settings", nargs=-1, required=True, metavar="KEY=VALUE...")
 @file_option
 @apply_options

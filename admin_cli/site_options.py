@@ -52,6 +52,19 @@ def policy_path(path: Path | None) -> Path:
     return path or DEFAULT_FILE
 
 
+def complete_tenant(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Names for the shell's completion, from the policy file; none where it cannot be read."""
+    from policy.document import load
+    from sluice_base.errors import SluiceError
+
+    del parameter
+    try:
+        tenants = load(policy_path(context.params.get("path"))).policy.tenants
+    except SluiceError:
+        return []
+    return [name for name in tenants if name.startswith(incomplete)]
+
+
 def say(text: str) -> None:
     """Progress, on stderr."""
     click.echo(f"sluice: {text}", err=True)

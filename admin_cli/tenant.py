@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from admin_cli.site_options import apply_options, cluster_options, file_option, make_changes, policy_path
+from admin_cli.site_options import (
+    apply_options,
+    cluster_options,
+    complete_tenant,
+    file_option,
+    make_changes,
+    policy_path,
+)
 from admin_cli.tables import Column, print_table, table_options
 
 if TYPE_CHECKING:
@@ -104,7 +111,7 @@ def list_(
 
 
 @command.command()
-@click.argument("name")
+@click.argument("name", shell_complete=complete_tenant)
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @cluster_options
 def show(name: str, as_json: bool, conf: Path | None, prefix: Path | None, state: Path | None) -> None:
@@ -115,9 +122,14 @@ def show(name: str, as_json: bool, conf: Path | None, prefix: Path | None, state
     if as_json:
         click.echo(json.dumps({"schema_version": 1, **one.document()}, indent=2))
         return
-    lines = [f"tenant {one.name}", f"  parent     {one.parent or '-'}", f"  members    {', '.join(one.members) or '-'}",
-             f"  shares     {one.shares}", f"  qos        {', '.join(one.qos) or '-'} (default {one.default_qos or '-'})",
-             f"  jobs       {one.running} running, {one.submitted} submitted"]  # fmt: skip
+    lines = [
+        f"tenant {one.name}",
+        f"  parent     {one.parent or '-'}",
+        f"  members    {', '.join(one.members) or '-'}",
+        f"  shares     {one.shares}",
+        f"  qos        {', '.join(one.qos) or '-'} (default {one.default_qos or '-'})",
+        f"  jobs       {one.running} running, {one.submitted} submitted",
+    ]
     lines += [f"  {option:<10} {value}" for option, value in one.limits.items()]
     lines += [f"  guaranteed {name}={count}" for name, count in one.guarantee.items()]
     lines += [f"  uses       {name}={count}" for name, count in one.used.items() if count]
@@ -125,7 +137,7 @@ def show(name: str, as_json: bool, conf: Path | None, prefix: Path | None, state
 
 
 @command.command()
-@click.argument("name")
+@click.argument("name", shell_complete=complete_tenant)
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @table_options
 @cluster_options
@@ -238,7 +250,7 @@ def create(
 
 
 @command.command("set")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_tenant)
 @click.argument("settings", nargs=-1, required=True, metavar="KEY=VALUE...")
 @file_option
 @apply_options
@@ -263,7 +275,7 @@ def set_(
 
 
 @command.command()
-@click.argument("name")
+@click.argument("name", shell_complete=complete_tenant)
 @file_option
 @apply_options
 @cluster_options
@@ -283,7 +295,7 @@ def remove(
 
 
 @command.command()
-@click.argument("name")
+@click.argument("name", shell_complete=complete_tenant)
 @click.option("--add", "added", multiple=True, metavar="USER[,USER]", help="New members.")
 @click.option("--remove", "removed", multiple=True, metavar="USER[,USER]", help="Members who go.")
 @file_option

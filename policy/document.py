@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from policy.checks import mistakes
 from policy.model import Policy
 from sluice_base.documents import compose_document, line_of
-from sluice_base.errors import SluiceError, UsageError
+from sluice_base.errors import UsageError
 from sluice_base.text import one_line
 
 DEFAULT_FILE = Path("/etc/sluice/sluice.yaml")
@@ -37,14 +37,14 @@ class Problem:
         return one_line(f"{self.source}:{self.line}: {place}{self.what}; {self.remedy}", limit=None)
 
 
-class PolicyError(SluiceError):
+class PolicyError(UsageError):
     """A policy file with mistakes; carries all of them."""
 
     def __init__(self, problems: list[Problem]) -> None:
         more = f" (and {len(problems) - 1} more: sluice policy check)" if len(problems) > 1 else ""
         first = problems[0]
         place = f"{first.place}: " if first.place else ""
-        super().__init__(f"{first.source}:{first.line}: {place}{first.what}{more}", remedy=first.remedy, usage=True)
+        super().__init__(f"{first.source}:{first.line}: {place}{first.what}{more}", remedy=first.remedy)
         self.problems = problems
 
 

@@ -76,9 +76,8 @@ def _tenant(live: Live, name: str, state: AccountState, notes: list[str]) -> dic
         tenant["limit"] = limit
     if rest:
         tenant["slurm"] = rest
-    # A tenant whose QOS is inherited or shared keeps them; one of its own name may be Sluice's.
-    tenant["qos"] = {"use": list(state.qos)} if state.qos else None
-    if state.qos and state.default_qos:
+    tenant["qos"] = {"use": list(state.qos)}
+    if state.default_qos:
         tenant["qos"]["default"] = state.default_qos
     members: list[Any] = []
     for (account, user), user_state in live.state.users.items():

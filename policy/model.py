@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from policy.grouping import Grouping
 from policy.names import Name, TenantName, UserName, Words
@@ -113,8 +113,8 @@ class Member(Section):
 class Qos(Section):
     """Existing QOS that the tenant uses instead of one of its own."""
 
-    use: Annotated[list[Name], Field(min_length=1)]
-    """All that it may use. Example: `[normal, high]`."""
+    use: list[Name] = []
+    """All that it may use; empty: those of the tenant above it. Example: `[normal, high]`."""
     default: Name | None = None
     """The one its jobs get. Example: `normal`."""
 
@@ -197,7 +197,7 @@ class Tenant(Section):
                 raise ValueError(
                     "guarantee, borrow, tier and default_priority live in a QOS of the tenant's own; take `qos` out"
                 )
-            if self.qos.default is not None and self.qos.default not in self.qos.use:
+            if self.qos.default is not None and self.qos.use and self.qos.default not in self.qos.use:
                 raise ValueError(f"qos.default {self.qos.default!r} is not among those in `use`")
         if self.guarantee is not None:
             self._within_limit(self.guarantee)
@@ -483,6 +483,11 @@ class Policy(Section):
     """When somebody is told."""
     checkpoint: Annotated[Checkpoint | None, Field(json_schema_extra=_LATER)] = None
     """Checkpoint and retry."""
+
+    @field_validator("level", mode="before")
+    @classmethod
+    def _off(cls, value: object) -> object:
+        return "off" if value is False else value  # YAML reads a plain off as false
 
     # ---- looking things up ----
 

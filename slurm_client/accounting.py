@@ -9,7 +9,6 @@ it has seen first, so that QOS are made in one of their own.
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -226,12 +225,10 @@ class Accounting:
 
     def load(self, cluster: str, text: str) -> None:
         """Add the accounts and users of a file in the form of ``sacctmgr dump``; those that exist must be left out."""
-        with tempfile.NamedTemporaryFile("w", prefix="sluice-", suffix=".cfg") as file:
-            file.write(f"Cluster - '{cluster}'\n{text}")
-            file.flush()
-            done = self.commands.run(
-                "sacctmgr", "--immediate", "--quiet", "load", f"file={file.name}", check=False, timeout=_SESSION_S
-            )
+        done = self.commands.run(
+            "sacctmgr", "--immediate", "--quiet", "load", "file=/dev/stdin", check=False,
+            input_text=f"Cluster - '{cluster}'\n{text}", timeout=_SESSION_S,
+        )  # fmt: skip
         output = done.stdout + done.stderr
         if done.returncode != 0 or "error:" in output or "Problem" in output:
             raise SluiceError(f"sacctmgr load: {_failure(output)}", remedy="mend it and apply again")

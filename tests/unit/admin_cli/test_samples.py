@@ -23,4 +23,5 @@ def test_the_policy_file() -> None:
 
 
 def test_every_sample_is_tried_here() -> None:
-    assert {path.name for path in EXAMPLES.iterdir()} == {"cluster.yaml", "sluice.yaml"}
+    policies = {path.name for path in EXAMPLES.glob("policy-*.yaml")}  # tests/unit/policy, tests/integration
+    assert {path.name for path in EXAMPLES.iterdir()} == {"cluster.yaml", "sluice.yaml"} | policies

@@ -1,0 +1,128 @@
+"""A cluster with a policy file, and `sluice` on it, for the tests of policies and tenants."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dev_cluster.cluster import DevCluster
+
+INSIDE = "/run/sluice-cluster/scratch"
+USERS = ("alice", "bob", "carol", "dave", "erin", "oper", "mallory")
+
+
+def description(**more: Any) -> dict[str, Any]:
+    """Four nodes with eight H100 each, one with four L40S."""
+    return {
+        "nodes": [{"names": "g-[1-4]", "platform": "dgx-h100"}, {"names": "l-1", "platform": "l40s-x4"}],
+        "controllers": 1,
+        "users": [{"name": name} for name in USERS],
+        "slurm_conf": "AccountingStorageTRES=gres/gpu,gres/shard,gres/gpu:h100,gres/gpu:l40s\n"
+        "PreemptType=preempt/qos\nPreemptMode=REQUEUE\nJobRequeue=1\nPriorityCalcPeriod=1\n"
+        "SchedulerParameters=bf_interval=1,sched_interval=2,default_queue_depth=1000,batch_sched_delay=0\n",
+        **more,
+    }
+
+
+@dataclass
+class PolicySite:
+    """The cluster and its files."""
+
+    cluster: DevCluster
+
+    @property
+    def scratch(self) -> Path:
+        return self.cluster.layout.scratch
+
+    @property
+    def file(self) -> Path:
+        return self.scratch / "sluice.yaml"
+
+    def write(self, text: str) -> None:
+        self.file.write_text(text)
+        self.file.chmod(0o644)
+
+    def sluice(
+        self, *words: str, user: str = "root", check: bool = True, state: str = f"{INSIDE}/state",
+        env: dict[str, str] | None = None,
+    ) -> subprocess.CompletedProcess[str]:  # fmt: skip
+        """Run `sluice` on the login host; `--state-dir` is added, and `--file` where the command has it."""
+        group = words[0]
+        takes_file = group in ("plan", "apply") or words[:2] in (
+            ("tenant", "create"), ("tenant", "set"), ("tenant", "remove"), ("tenant", "members"), ("quota", "set"),
+        )  # fmt: skip
+        line = ["sluice", *words]
+        if takes_file:
+            line += ["--file", f"{INSIDE}/sluice.yaml"]
+        if group != "policy":
+            line += ["--state-dir", state]
+        done = self.cluster.run(line, user=user, check=False, timeout=120, env=env)
+        if check and done.returncode not in (0,):
+            raise AssertionError(f"{line}: {done.returncode}\n{done.stdout}\n{done.stderr}")
+        return done
+
+    def apply(self, text: str | None = None, *words: str) -> str:
+        """Apply a policy, or the one that is there."""
+        if text is not None:
+            self.write(text)
+        return self.sluice("apply", "--yes", *words).stderr
+
+    def changes(self) -> list[dict[str, Any]]:
+        """What `plan --json` finds."""
+        done = self.sluice("plan", "--json", check=False)
+        document = json.loads(done.stdout)
+        assert done.returncode == (3 if document["changes"] else 0), done.stderr
+        return list(document["changes"])
+
+    def run(self, *words: str, user: str = "root", check: bool = True, **more: Any) -> subprocess.CompletedProcess[str]:
+        return self.cluster.run(list(words), user=user, check=check, **more)
+
+    def sacctmgr(self, *words: str) -> str:
+        return self.run("sacctmgr", "--immediate", "--noheader", "--parsable2", *words).stdout.strip()
+
+    def sbatch(self, user: str, *words: str, seconds: int = 300, check: bool = True) -> str:
+        """Submit a job that sleeps; its id, or sbatch's complaint where `check` is off."""
+        done = self.run(
+            "sbatch",
+            "--parsable",
+            "-o",
+            "/dev/null",
+            *words,
+            f"--wrap=sleep {seconds}",
+            user=user,
+            check=False,
+            cwd="/",
+        )
+        if check:
+            assert done.returncode == 0, done.stderr
+        return done.stdout.strip() if done.returncode == 0 else done.stderr.strip()
+
+    def jobs(self, fmt: str = "%i|%T|%r|%u|%a|%q|%b", states: str = "all") -> list[list[str]]:
+        lines = self.run("squeue", "--noheader", "--all", "--array", f"--states={states}", f"--format={fmt}").stdout
+        return [line.split("|") for line in lines.splitlines()]
+
+    def state(self, job: str) -> tuple[str, str]:
+        """State and reason."""
+        line = self.run("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T|%r").stdout.strip()
+        state, _, reason = line.splitlines()[0].partition("|")
+        return state, reason
+
+    def wait(self, what: Callable[[], object], seconds: float = 30) -> Any:
+        """Until `what` gives something true. Fails after `seconds`."""
+        deadline = time.monotonic() + seconds
+        while not (value := what()):
+            assert time.monotonic() < deadline, f"not within {seconds} s; queue: {self.jobs()}"
+            time.sleep(0.2)
+        return value
+
+    def clear(self) -> None:
+        """End all jobs."""
+        self.run("scancel", "--quiet", *(f"--user={name}" for name in USERS[:1]), check=False)
+        for name in USERS:
+            self.run("scancel", "--quiet", f"--user={name}", check=False)
+        self.wait(lambda: not self.jobs(states="PENDING,RUNNING,COMPLETING,SUSPENDED"), 60)

@@ -1,0 +1,321 @@
+"""Plan, apply, drift, import and the audit log on real daemons."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dev_cluster.cluster import DevCluster
+from policy.live import Cluster, read_live
+from policy.site import Site, load_source
+from slurm_client.accounting import Accounting
+from slurm_client.commands import Commands
+from tests.integration.policy_site import PolicySite, description
+
+pytestmark = pytest.mark.cluster
+EXAMPLES = Path(__file__).parents[2] / "etc/examples"
+
+FIRST = """\
+# The policy of the tests.
+classes:
+  h100: {types: [h100]}
+defaults: {default_priority: 5, max_time: 48h, max_gpus_per_user: 8}
+tenants:
+  acme:              # the organisation
+    limit: {gpus: 24}
+    coordinators: [carol]
+  red:
+    parent: acme
+    members: [alice, bob]
+    guarantee: {gpus: 8}
+    limit: {gpus: 16, gpu_memory: 640G}
+    borrow: true
+    shares: 3
+  blue:
+    members: [{name: dave, max_gpus: 2}]
+    limit: {gpus: 4, classes: {h100: {gpus: 3}}}
+    max_queued: 10
+    max_jobs: 3
+    per_job: {gpus: 2}
+scheduling: {order: fair-share, max_queued: 1000}
+"""
+SECOND = FIRST.replace("classes: {h100: {gpus: 3}}", "gpu_memory: 10G").replace("alice, bob", "alice").replace(
+    "coordinators: [carol]", "description: The Firm").replace("    max_jobs: 3\n", "").replace(
+    "guarantee: {gpus: 8}", "guarantee: {gpus: 4}").replace("shares: 3", "shares: 2").replace(
+    "    per_job: {gpus: 2}\n", "")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def module_site(make_shared_cluster: Callable[..., DevCluster]) -> PolicySite:
+    return PolicySite(make_shared_cluster(description()))
+
+
+@pytest.fixture
+def site(module_site: PolicySite) -> Iterator[PolicySite]:
+    """Without tenants and without what other tests applied."""
+    yield module_site
+    module_site.clear()
+    module_site.apply("version: 1\nunlisted: remove\n", "--force", "--drain-time=0s")
+    for reservation in module_site.run("scontrol", "show", "reservation", "-o").stdout.splitlines():
+        assert not reservation.startswith("ReservationName=sluice_"), reservation
+
+
+def associations(site: PolicySite) -> set[tuple[str, ...]]:
+    columns = "account,user,parentname,share,grptres,grpjobs,grpsubmit,maxtresperjob,maxwall,qos,defaultqos"
+    text = site.sacctmgr("show", "association", "woplimits", f"format={columns}")
+    return {tuple(line.split("|")) for line in text.splitlines() if not line.startswith("root|")}
+
+
+def test_apply_makes_what_the_file_says_and_does_it_once(site: PolicySite) -> None:
+    site.write(FIRST)
+    planned = site.changes()
+    assert {(one["kind"], one["name"]) for one in planned} >= {
+        ("account", "acme"), ("user", "alice@red"), ("qos", "red"), ("qos", "sluice_over"), ("cluster", "root"),
+        ("file", "/etc/slurm/sluice.policy"),
+    }  # fmt: skip
+    shown = site.sluice("plan", check=False)
+    assert shown.returncode == 3
+    assert "+ members of red: alice, bob" in shown.stdout
+    assert "MaxTRESPA: gres/gpu=8" in shown.stdout
+    site.apply()
+    assert associations(site) == {
+        ("acme", "", "root", "1", "gres/gpu=24", "", "", "", "2-00:00:00", "acme", "acme"),
+        ("red", "", "acme", "3", "gres/gpu=16,gres/shard=655360", "", "", "", "2-00:00:00", "red,sluice_over", "red"),
+        ("red", "alice", "", "1", "gres/gpu=8", "", "", "", "", "", ""),
+        ("red", "bob", "", "1", "gres/gpu=8", "", "", "", "", "", ""),
+        ("blue", "", "root", "1", "gres/gpu:h100=3,gres/gpu=4", "3", "10", "gres/gpu=2", "2-00:00:00", "blue", "blue"),
+        ("blue", "dave", "", "1", "gres/gpu=2", "", "", "", "", "", ""),
+    }
+    assert site.sacctmgr("show", "qos", "red", "format=priority,preempt,maxtrespa") == "5|sluice_over|gres/gpu=8"
+    assert "carol" in site.sacctmgr("show", "account", "acme", "withcoord", "format=coord")
+    assert site.changes() == []
+    assert "nothing to do" in site.apply()
+
+
+def test_changes_are_made_and_limits_are_taken_away_last(site: PolicySite) -> None:
+    site.apply(FIRST)
+    site.write(SECOND)
+    assert site.changes()
+    log = site.apply()
+    assert site.changes() == []
+    red = next(one for one in associations(site) if one[:2] == ("blue", ""))
+    assert red[4] == "gres/gpu=4,gres/shard=10240"
+    assert red[5:8] == ("", "10", "")
+    # blue's limit of h100 GPUs goes only after that of GPU memory is there
+    assert log.index("wrote /etc/slurm/sluice.policy") < log.rindex("accounts: 1 command")
+    assert ("red", "bob") not in {one[:2] for one in associations(site)}
+
+
+def test_an_apply_that_was_killed_is_finished_by_the_next_one(site: PolicySite, full_scale: bool) -> None:
+    for number in range(12 if full_scale else 4):
+        site.write(FIRST if number % 2 == 0 else SECOND)
+        line = site.cluster.command(["sluice", "apply", "--yes", "--force", "--file", "/run/sluice-cluster/scratch/sluice.yaml",
+                                     "--state-dir", "/run/sluice-cluster/scratch/state"])  # fmt: skip
+        process = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(0.4 + 0.35 * number)
+        process.send_signal(signal.SIGKILL)
+        process.wait(30)
+        site.apply(None, "--force")
+        assert site.changes() == []
+        assert site.sluice("audit", "verify").returncode == 0
+
+
+def test_drift_names_what_was_changed_by_hand(site: PolicySite) -> None:
+    site.apply(FIRST)
+    assert site.sluice("drift", check=False).returncode == 0
+    site.sacctmgr("modify", "account", "blue", "set", "GrpTRES=gres/gpu=400")
+    site.sacctmgr("modify", "qos", "red", "set", "MaxTRESPA=gres/gpu=-1")
+    site.sacctmgr("add", "user", "mallory", "account=red")
+    site.sacctmgr("remove", "user", "dave", "account=blue")
+    policy = site.cluster.layout.slurm / "sluice.policy"
+    policy.write_text(policy.read_text().replace("gpus-limit = 3", "gpus-limit = 9"))
+    done = site.sluice("drift", "--json", check=False)
+    assert done.returncode == 3
+    found = {(one["kind"], one["action"], one["name"]) for one in json.loads(done.stdout)["changes"]}
+    assert found == {
+        ("account", "change", "blue"), ("qos", "change", "red"), ("user", "remove", "mallory@red"),
+        ("user", "add", "dave@blue"), ("file", "change", "/etc/slurm/sluice.policy"),
+    }  # fmt: skip
+    site.apply()
+    assert site.sluice("drift", check=False).returncode == 0
+
+
+def test_import_then_plan_is_empty(site: PolicySite) -> None:
+    for line in (
+        "add qos high Priority=50",
+        "add account phys Description=physics Organization=uni Fairshare=7 GrpTRES=gres/gpu=9,cpu=400 GrpWall=9000",
+        "add account atoms parent=phys GrpTRES=gres/gpu:h100=3,gres/shard=1000 MaxWall=10:00:00 GrpJobs=4 MaxJobs=2",
+        "add account plain",
+        "add user alice account=phys,atoms Fairshare=3 GrpTRES=gres/gpu=2",
+        "add user bob account=plain GrpTRES=cpu=8 MaxJobs=5",
+        "add coordinator account=phys names=alice",
+    ):
+        site.sacctmgr(*line.split())
+    site.sacctmgr("modify", "account", "atoms", "set", "qos=high,normal", "defaultqos=high")
+    before = associations(site)
+    done = site.sluice("import")
+    site.write(done.stdout)
+    assert yaml.safe_load(done.stdout)["tenants"]["atoms"]["limit"] == {"gpu_memory": 1000}
+    assert [one for one in site.changes() if one["kind"] != "file"] == []
+    site.apply()
+    assert associations(site) == before
+    assert site.changes() == []
+
+
+def test_accounts_of_others_are_left_alone(site: PolicySite) -> None:
+    site.sacctmgr("add", "account", "theirs", "GrpTRES=gres/gpu=1")
+    site.apply(FIRST)
+    note = site.sluice("plan").stderr
+    assert "left alone: theirs" in note
+    site.apply("version: 1\n")
+    assert {one[0] for one in associations(site)} == {"theirs"}
+
+
+def test_tenants_with_jobs_are_not_removed_unless_forced_and_then_drained(site: PolicySite) -> None:
+    site.apply(FIRST)
+    running = site.sbatch("dave", "-A", "blue", "--gres=gpu:1")
+    site.wait(lambda: site.state(running)[0] == "RUNNING")
+    waiting = site.sbatch("dave", "-A", "blue", "--begin=now+1hour")
+    site.write(FIRST[: FIRST.index("  blue:")] + FIRST[FIRST.index("scheduling:") :])
+    done = site.sluice("apply", "--yes", check=False)
+    assert done.returncode == 1
+    assert "dave@blue" in done.stderr
+    assert "--force" in done.stderr
+    assert site.state(running)[0] == "RUNNING"
+    assert ("blue", "dave") in {one[:2] for one in associations(site)}
+    assert "cancelled" in site.apply(None, "--force", "--drain-time=1s")
+    assert {site.state(job)[0] for job in (running, waiting)} == {"CANCELLED"}
+    assert "blue" not in {one[0] for one in associations(site)}
+    assert site.changes() == []
+
+
+def test_what_slurm_does_not_count_is_said_before_anything_is_done(site: PolicySite) -> None:
+    site.write("classes: {mi300x: {types: [mi300x]}}\ntenants:\n  a: {limit: {classes: {mi300x: {gpus: 1}}}}\n")
+    done = site.sluice("apply", "--yes", check=False)
+    assert done.returncode == 1
+    assert "gres/gpu:mi300x" in done.stderr
+    assert associations(site) == set()
+
+
+def test_more_guaranteed_than_there_is(site: PolicySite) -> None:
+    site.write("classes: {h100: {types: [h100]}}\ntenants:\n  a: {guarantee: {classes: {h100: {gpus: 33}}}}\n")
+    done = site.sluice("plan", check=False)
+    assert (done.returncode, "33" in done.stderr) == (1, True)
+
+
+def test_another_clusters_policy_is_refused(site: PolicySite) -> None:
+    site.write("cluster: other\n")
+    assert "this is 'sluice'" in site.sluice("plan", check=False).stderr
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("policy-*.yaml")), ids=lambda path: path.stem)
+def test_the_examples_apply(site: PolicySite, path: Path) -> None:
+    site.apply(path.read_text())
+    assert site.changes() == []
+    assert site.sluice("drift", check=False).returncode == 0
+    policy = load_source(path).policy
+    assert {one[0] for one in associations(site)} == set(policy.tenants)
+    if path.stem == "policy-small-cluster":
+        reservation = site.run("scontrol", "show", "reservation", "sluice_h100", "-o").stdout
+        assert " NodeCnt=2 " in reservation
+        assert "MAGNETIC" in reservation
+        assert site.sacctmgr("show", "association", "account=root", "user=", "format=grpsubmit") == "1000"
+        accepted = site.sluice("audit", "export", "--action", "apply begun").stdout.splitlines()[-1]
+        assert json.loads(accepted)["detail"]["accepted_unenforced"] == "monitoring,alerts,checkpoint"
+    if path.stem == "policy-company":
+        names = site.run("scontrol", "show", "reservation", "-o").stdout
+        assert "ReservationName=sluice_h100_research" in names
+        assert "ReservationName=sluice_l40s_platform" in names
+
+
+def test_the_audit_log_tells_who_did_what(site: PolicySite) -> None:
+    site.apply(FIRST)
+    site.sluice("tenant", "set", "blue", "limit.gpus=3", "--yes")
+    records = [json.loads(line) for line in site.sluice("audit", "export", "--since", "1h").stdout.splitlines()]
+    changed = [one for one in records if one["action"] == "change account" and one["subject"] == "blue"]
+    assert changed[-1]["user"] == "root"
+    assert changed[-1]["detail"]["GrpTRES"].endswith("gres/gpu=3,gres/gpu:h100=3")
+    assert changed[-1]["version"].startswith("sha256:")
+    entry = {"time": 1.0, "user": "dave", "action": "refuse", "subject": "17", "detail": {"why": "too many GPUs"}}
+    site.cluster.run(["sluice", "audit", "append", "--state-dir", "/run/sluice-cluster/scratch/state"],
+                     input_text=json.dumps(entry) + "\n")  # fmt: skip
+    assert "too many GPUs" in site.sluice("audit", "list", "--user", "dave").stdout
+    assert "<85>1" in site.sluice("audit", "export", "--syslog", "--subject", "17").stdout
+    assert site.sluice("audit", "verify").returncode == 0
+    log = site.scratch / "state/audit/audit.log"
+    text = log.read_text()
+    log.write_text(text.replace("too many GPUs", "no reason at all"))
+    assert site.sluice("audit", "verify", check=False).returncode == 1
+    log.write_text(text)
+
+
+def test_the_commands_of_an_admin_keep_the_file_the_truth(site: PolicySite) -> None:
+    site.apply(FIRST)
+    site.sluice("tenant", "create", "green", "limit.gpus=3", "members=[erin]", "parent=acme", "--yes")
+    site.sluice("tenant", "members", "green", "--add", "dave", "--yes")
+    site.sluice("quota", "set", "green", "limit.gpus=2", "max_queued=7", "--yes")
+    text = site.file.read_text()
+    assert "# the organisation" in text
+    assert text.startswith("# The policy of the tests.\n")
+    assert site.changes() == []
+    green = next(one for one in associations(site) if one[:2] == ("green", ""))
+    assert (green[2], green[4], green[6]) == ("acme", "gres/gpu=2", "7")
+    assert site.sluice("tenant", "members", "green").stdout.split() == ["dave", "erin"]
+    rows = json.loads(site.sluice("quota", "show", "green", "--json").stdout)["quota"]
+    assert {row["what"]: row["left"] for row in rows}["gres/gpu"] == 2
+    names = site.sluice("tenant", "list", "-n", "-P", "-o", "tenant").stdout.split()
+    assert names == ["acme", "red", "green", "blue"] or set(names) == {"acme", "red", "green", "blue"}
+    done = site.sluice("tenant", "set", "green", "limit.gpus=-1", "--yes", check=False)
+    assert done.returncode == 2
+    assert site.file.read_text() == text
+    site.sluice("tenant", "remove", "green", "--yes")
+    assert "green" not in {one[0] for one in associations(site)}
+
+
+@pytest.mark.trixie
+def test_slurm_24_11(
+    make_cluster: Callable[..., DevCluster], trixie_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same plan, apply and import through another system's commands."""
+    cluster = make_cluster(description(), root=trixie_root)
+    prefix = tmp_path / "prefix/bin"
+    prefix.mkdir(parents=True)
+    for name in ("sacctmgr", "scontrol", "squeue", "sinfo", "sacct", "scancel"):
+        line = cluster.command(["env", "LC_ALL=C", "SLURM_TIME_FORMAT=%s", "SLURM_BITSTR_LEN=0", name])
+        quoted = " ".join(f"'{word}'" for word in line)
+        (prefix / name).write_text(f'#!/bin/sh\nexec {quoted} "$@"\n')
+        (prefix / name).chmod(0o755)
+    site = Site(prefix=tmp_path / "prefix", state=tmp_path / "state")
+    real = read_live
+
+    def relocated(one: Cluster) -> Any:
+        live = real(one)
+        live.folder = cluster.layout.slurm
+        return live
+
+    monkeypatch.setattr("policy.site.read_live", relocated)
+    assert Accounting(Commands(prefix=tmp_path / "prefix")).cluster_exists("sluice")
+    path = tmp_path / "sluice.yaml"
+    for text in (FIRST, SECOND, FIRST):
+        path.write_text(text)
+        plan = site.plan(load_source(path))
+        assert plan.changes
+        site.apply(plan, who=site.caller(), force=True)
+        assert site.plan(load_source(path)).changes == []
+    from policy.importer import import_policy
+
+    text, _ = import_policy(relocated(site.cluster))
+    path.write_text(text)
+    assert [one for one in site.plan(load_source(path)).changes if one.kind not in ("file", "qos", "reservation")] == []
+    for example in sorted(EXAMPLES.glob("policy-*.yaml")):
+        path.write_text(example.read_text())
+        site.apply(site.plan(load_source(path)), who=site.caller(), force=True)
+        assert site.plan(load_source(path)).changes == [], example.name

@@ -1,0 +1,293 @@
+"""What a policy wants of a cluster, what differs, and in which order it is made; without Slurm."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+import pytest
+
+from policy import compiled
+from policy.access import NONE, OPERATOR, Caller, permitted
+from policy.apply import Applier
+from policy.changes import Change, compare
+from policy.document import parse
+from policy.edit import edited, save, set_value
+from policy.importer import import_policy
+from policy.live import Cluster, Live
+from policy.state import State
+from policy.wanted import Wanted, make
+from sluice_base.errors import SluiceError, UsageError
+from slurm_client.accounting import Association, Use, canonical, chunks
+from slurm_client.model import Node
+
+RICH = """\
+tenants:
+  a:
+    gpu_memory_per_gpu: 40G
+    submissions_per_minute: 5
+    classes: [h100]
+    partitions: [main]
+    per_job: {gpu_memory: 80G, classes: {h100: {gpus: 4, time: 12h}}}
+    limit: {classes: {h100: {gpus: 9}}}
+"""
+
+
+def node(name: str, gres: str = "gpu:h100:8(S:0-1),shard:h100:648064(S:0-1)") -> Node:
+    return Node(
+        name=name, address=name, hostname=name, state="idle", flags=frozenset(), reason="", cpus=8, cpus_allocated=0,
+        sockets=1, cores_per_socket=8, threads_per_core=1, memory_mib=1000, memory_allocated_mib=0,
+        memory_free_mib=None, gres=gres, gres_used="", features=("h100",), active_features=("h100",),
+        partitions=("main",), weight=1, version="",
+    )  # fmt: skip
+
+
+def live(folder: Path, nodes: int = 4) -> Live:
+    return Live("sluice", folder, {}, State(), frozenset(), [node(f"n{n}") for n in range(nodes)], [])
+
+
+def wanted(text: str, folder: Path = Path("/nowhere"), **more: object) -> Wanted:
+    return make(parse("classes: {h100: {types: [h100]}}\n" + text), live(folder), **more)  # type: ignore[arg-type]
+
+
+def test_limits_become_associations_and_guarantees_qos() -> None:
+    state = wanted(
+        "tenants:\n"
+        "  a: {limit: {gpus: 16, gpu_memory: 1G, gpu_hours: 10, classes: {h100: {gpus: 8}}}}\n"
+        "  b: {parent: a, guarantee: {gpus: 4}, limit: {gpus: 8}, borrow: true, tier: 2,\n"
+        "      members: [u, {name: v, max_gpus: 1}]}\n"
+        "  c: {guarantee: {gpus: 3}, max_time: 1h, max_jobs: 5, max_queued: 6, per_job: {gpus: 2}}\n"
+        "  d: {borrow: true}\n"
+        "defaults: {max_gpus_per_user: 2, default_priority: 7}\n"
+        "scheduling: {usage_period: monthly, fair_share_half_life: 0s, preemption: {min_run_time: 5m}}\n"
+    ).state
+    assert state.accounts["a"].limits == {
+        "GrpTRES": "gres/gpu=16,gres/gpu:h100=8,gres/shard=1024", "GrpTRESMins": "gres/gpu=600",
+    }  # fmt: skip
+    assert state.accounts["c"].limits == {
+        "GrpTRES": "gres/gpu=3", "GrpJobs": "5", "GrpSubmitJobs": "6", "MaxTRESPerJob": "gres/gpu=2", "MaxWall": "60",
+    }  # fmt: skip
+    assert state.qos["b"] == {"Priority": "2007", "MaxTRESPA": "gres/gpu=4", "Preempt": "sluice_over"}
+    assert state.qos["c"] == {"Priority": "7", "Preempt": "sluice_over"}
+    assert state.qos["sluice_over"] == {"PreemptMode": "requeue", "GraceTime": "30", "PreemptExemptTime": "300"}
+    assert (state.accounts["d"].qos, state.accounts["d"].default_qos) == (("sluice_over",), "sluice_over")
+    assert state.accounts["b"].qos == ("b", "sluice_over")
+    assert state.users["b", "u"].limits == {"GrpTRES": "gres/gpu=2"}
+    assert state.users["b", "v"].limits == {"GrpTRES": "gres/gpu=1"}
+    # A GrpTRES of a QOS would switch off the associations' own.
+    assert not any("GrpTRES" in fields for fields in state.qos.values())
+
+
+def test_a_guarantee_is_split_between_a_tenant_and_those_below_it() -> None:
+    state = wanted(
+        "tenants:\n  a: {guarantee: {gpus: 8}, borrow: true}\n  b: {parent: a, guarantee: {gpus: 6}, borrow: true}\n"
+    ).state
+    assert state.qos["a"]["MaxTRESPA"] == "gres/gpu=2"
+    assert state.qos["b"]["MaxTRESPA"] == "gres/gpu=6"
+
+
+@pytest.mark.parametrize(
+    ("allocation", "tenants", "reserved"),
+    [
+        ("strategy: dynamic", "a: {guarantee: {gpus: 9}}", {}),
+        ("strategy: static", "a: {guarantee: {gpus: 9}}", {"sluice_h100_a": 2}),
+        ("strategy: hybrid, reserved_ratio: 0.3", "a: {guarantee: {gpus: 9}}", {"sluice_h100": 2}),
+        ("strategy: dynamic", "a: {guarantee: {gpus: 9}, lend: false}", {"sluice_h100_a": 2}),
+        ("strategy: hybrid, reserved_ratio: 0.3", "a: {limit: {gpus: 9}}", {}),
+    ],
+)
+def test_reserved_nodes(allocation: str, tenants: str, reserved: dict[str, int]) -> None:
+    state = wanted(f"allocation: {{{allocation}}}\ntenants:\n  {tenants}\n").state
+    assert {name: one.nodes for name, one in state.reservations.items()} == reserved
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "tenants:\n  a: {guarantee: {gpus: 33}}\n",
+        "allocation: {strategy: hybrid, reserved_ratio: 0.3}\ntenants:\n  a: {guarantee: {gpus: 17}}\n",
+        "allocation: {strategy: static}\ntenants:\n"
+        + "".join(f"  t{n}: {{guarantee: {{gpus: 1}}}}\n" for n in range(5)),
+    ],
+)
+def test_more_than_there_is_cannot_be_guaranteed(text: str) -> None:
+    with pytest.raises(SluiceError, match="guaranteed"):
+        wanted(text)
+
+
+def test_a_tenant_that_expired_submits_nothing() -> None:
+    text = "tenants:\n  a: {expires: 2026-02-03, max_queued: 9}\n"
+    day = datetime.datetime(2026, 2, 2, 23, 59).timestamp()
+    assert wanted(text, now=day).state.accounts["a"].limits["GrpSubmitJobs"] == "9"
+    assert wanted(text, now=day + 120).state.accounts["a"].limits["GrpSubmitJobs"] == "0"
+
+
+@pytest.mark.parametrize(("hours", "priority"), [(70, "5"), (80, ""), (101, "")])
+def test_a_used_budget_lowers_the_priority(hours: float, priority: str) -> None:
+    text = (
+        "tenants:\n  a: {default_priority: 5, budget: {gpu_hours: 100, at_80: lower_priority}}\n"
+        "scheduling: {usage_period: monthly, fair_share_half_life: 0s}\n"
+    )
+    made = wanted(text, use=[Use("a", "", 0, 0, {}, {"gres/gpu": hours * 60})])
+    assert made.state.qos["a"].get("Priority", "") == priority
+    assert made.state.accounts["a"].limits["GrpTRESMins"] == "gres/gpu=6000"
+    assert any("budget" in note for note in made.notes) == (hours >= 80)
+
+
+def test_the_compiled_policy_says_what_slurm_cannot(tmp_path: Path) -> None:
+    made = wanted(
+        RICH,
+        tmp_path,
+    )
+    text = made.state.files[tmp_path / compiled.FILE_NAME]
+    policy, warnings = compiled.parse(text.encode())
+    assert warnings == []
+    (tenant,) = policy.tenants
+    assert (tenant.gpu_memory_mib_per_gpu, tenant.submissions_per_minute, tenant.classes) == (40960, 5, ["h100"])
+    assert tenant.class_rules["h100"] == compiled.ClassRule(gpus_per_job=4, run_time_s=43200, gpus_limit=9)
+    assert policy.classes[0].gpu_memory_mib == 81008
+    assert any("level is off" in note for note in made.notes)
+    # What is written is found again, whenever it was made.
+    (tmp_path / compiled.FILE_NAME).write_text(text)
+    again = wanted(
+        RICH,
+        tmp_path, now=1e9,
+    )  # fmt: skip
+    assert again.state.files[tmp_path / compiled.FILE_NAME] == text
+
+
+# ---- changes ----
+
+
+class Recorder:
+    """In place of a cluster: notes what would be done, in order."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.accounting = self
+        self.control = self
+
+    def session(self, lines: list[str]) -> None:
+        self.done += lines
+
+    def load(self, cluster: str, text: str) -> None:
+        self.done += text.splitlines()
+
+    def default_accounts(self, users: object) -> dict[str, str]:
+        return {}
+
+
+def steps(before: str, after: str) -> list[str]:
+    old, new = wanted(before).state, wanted(after).state
+    old.files, new.files = {}, {}
+    here = live(Path("/nowhere"))
+    here.state = old
+    changes = compare(old, new, managed=old.accounts, managed_qos=old.qos)
+    recorder = Recorder()
+    Applier(recorder, here, new).run(changes)  # type: ignore[arg-type]
+    return recorder.done
+
+
+def test_a_limit_goes_after_its_replacement_is_there() -> None:
+    done = steps(
+        "tenants:\n  a: {limit: {gpus: 8}, max_jobs: 3, members: [x]}\n  b: {}\n",
+        "tenants:\n  a: {limit: {gpu_memory: 1G, classes: {h100: {gpus: 4}}}, members: [x, y]}\n  c: {members: [z]}\n",
+    )
+
+    def place(word: str) -> int:
+        return next(number for number, line in enumerate(done) if word in line)
+
+    assert place("set GrpTRES=gres/gpu:h100=4,gres/shard=1024") < place("GrpTRES=gres/gpu=-1")
+    assert place("User - 'y'") < place("GrpJobs=-1")
+    assert place("GrpJobs=-1") < place("remove account where name=b")
+    assert place("remove account where name=b") < place("remove qos where name=b")
+    assert place("add qos c") < place("Account - 'c'")
+
+
+def test_what_is_equal_is_no_change() -> None:
+    text = "tenants:\n  a: {limit: {gpus: 8}, members: [x]}\n"
+    assert steps(text, text) == []
+
+
+def test_equal_changes_are_one_command() -> None:
+    before = "tenants:\n" + "".join(f"  t{n}: {{}}\n" for n in range(50))
+    after = "tenants:\n" + "".join(f"  t{n}: {{max_jobs: {n % 2 + 1}}}\n" for n in range(50))
+    assert len(steps(before, after)) == 2
+
+
+def test_chunks_fit_a_line_and_lose_nothing() -> None:
+    names = [f"name{n}" for n in range(1000)]
+    found = chunks(names, 100)
+    assert [name for chunk in found for name in chunk] == names
+    assert all(len(",".join(chunk)) <= 100 for chunk in found)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("GrpTRES", "gres/shard=10,gres/gpu=2", "gres/gpu=2,gres/shard=10"),
+        ("GrpTRES", "mem=2T", "mem=2097152"),
+        ("MaxWall", "2-00:00:00", "2880"),
+        ("PreemptExemptTime", "00:10:00", "600"),
+        ("GrpJobs", "-1", ""),
+        ("Preempt", "b,a", "a,b"),
+        ("PreemptMode", "REQUEUE", "requeue"),
+    ],
+)
+def test_one_spelling_for_each_value(option: str, value: str, said: str) -> None:
+    assert canonical(option, value) == said
+
+
+# ---- who may do what ----
+
+
+def test_coordinators_may_change_members_and_what_is_below() -> None:
+    changes = [
+        Change("user", "add", "x@acme"), Change("account", "change", "acme"), Change("account", "change", "red"),
+        Change("user", "add", "x@other"), Change("qos", "add", "q"), Change("file", "change", "/f"),
+        Change("cluster", "change", "root"), Change("reservation", "remove", "r"),
+    ]  # fmt: skip
+    carol = Caller("carol", 1000, NONE, frozenset({"acme", "red"}))
+    allowed, refused = permitted(carol, changes, ["acme"])
+    assert [change.name for change in allowed] == ["x@acme", "red"]
+    assert len(refused) == 6
+    assert permitted(Caller("oper", 1, OPERATOR), changes, []) == (changes, [])
+    assert permitted(Caller("x", 1, NONE), changes, []) == ([], changes)
+
+
+# ---- the file ----
+
+
+def test_edits_keep_comments_and_the_rest(tmp_path: Path) -> None:
+    path = tmp_path / "sluice.yaml"
+    text = "# top\ntenants:\n  a:   # the first\n    limit: {gpus: 8}  # enough\n\n  # behind\n  b: {members: [x]}\n"
+    path.write_text(text)
+    path.chmod(0o640)
+    source = edited(path, lambda document: set_value(document["tenants"]["a"], "limit.gpus", "9"))
+    assert path.read_text() == text
+    save(source)
+    assert path.read_text() == text.replace("gpus: 8", "gpus: 9")
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize(("key", "value"), [("limit.gpus", "-1"), ("limt.gpus", "3"), ("limit", "8"), ("a..b", "1")])
+def test_edits_that_the_checks_refuse_change_nothing(tmp_path: Path, key: str, value: str) -> None:
+    path = tmp_path / "sluice.yaml"
+    path.write_text("tenants:\n  a: {limit: {gpus: 8}}\n")
+    with pytest.raises(UsageError):
+        edited(path, lambda document: set_value(document["tenants"]["a"], key, value))
+
+
+def test_import_of_what_sluice_made_wants_the_same(tmp_path: Path) -> None:
+    here = live(tmp_path)
+    here.state = wanted("tenants:\n  a: {limit: {gpus: 8, gpu_memory: 1G}, members: [x], max_time: 1h}\n").state
+    here.odd_users = [Association("a", "y", "main", "", "1")]
+    text, notes = import_policy(here)
+    again = make(parse(text), here).state
+    assert again.accounts == here.state.accounts
+    assert again.users == here.state.users
+    assert any("partition main" in note for note in notes)
+
+
+def test_cluster_is_made_without_asking_slurm() -> None:
+    assert Cluster.at().client.name == "text"
