@@ -2,13 +2,17 @@
 #define SLUICE_SLURM_PRIVATE
 #include "slurm_compat.h"
 
+#include "controller/controller.h"
 #include "controller/records.h"
+#include "controller/settings.h"
+#include "controller/ticker.h"
 
 #include "src/common/assoc_mgr.h"
 #include "src/common/xmalloc.h"
 #include "src/common/xstring.h"
 
-#include <stdio.h>
+#include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
 
 static uint32_t given32(uint32_t value)
@@ -66,11 +70,117 @@ void sluice_job_tell(struct job_record *job, const char *message)
     job->state_desc = xstrdup(message);
 }
 
+/* ---- default accounts ----
+ *
+ * slurmctld keeps users in a list, and looking through 10,000 of them would take longer than all else that a submission
+ * costs. Where there are many, a sorted copy is made every second; a user that it lacks is looked up in the list.
+ */
+
+enum { MANY_USERS = 1000, REFRESH_MS = 1000, ACCOUNT_ROOM = 64 };
+
+struct user {
+    uint32_t id;
+    char account[ACCOUNT_ROOM];
+};
+
+struct users {
+    size_t count, room;
+    struct user *sorted;
+};
+
+static pthread_rwlock_t users_lock = PTHREAD_RWLOCK_INITIALIZER; /* held for a swap or a search, never with another */
+static struct users users;
+static struct sluice_tick *refresh;
+
+static int compare_users(const void *one, const void *other)
+{
+    const struct user *a = one, *b = other;
+    return (a->id > b->id) - (a->id < b->id);
+}
+
+static int copy_user(void *item, void *argument)
+{
+    const slurmdb_user_rec_t *user = item;
+    struct users *copies = argument;
+    bool usable = user->uid != NO_VAL && user->default_acct && strlen(user->default_acct) < ACCOUNT_ROOM;
+    if (!usable || copies->count == copies->room)
+        return 0;
+    struct user *copy = &copies->sorted[copies->count++];
+    copy->id = user->uid;
+    memcpy(copy->account, user->default_acct, strlen(user->default_acct) + 1);
+    return 0;
+}
+
+static void swap_users(struct users *with)
+{
+    struct users old;
+    pthread_rwlock_wrlock(&users_lock);
+    old = users;
+    users = *with;
+    pthread_rwlock_unlock(&users_lock);
+    free(old.sorted);
+}
+
+static void refresh_users(void *unused)
+{
+    (void)unused;
+    assoc_mgr_lock_t locks = {.user = READ_LOCK};
+    struct users copies = {.count = 0};
+    if (sluice_settings_level() != SLUICE_LEVEL_OFF) {
+        assoc_mgr_lock(&locks);
+        int count = assoc_mgr_user_list ? list_count(assoc_mgr_user_list) : 0;
+        if (count > MANY_USERS && (copies.sorted = calloc((size_t)count, sizeof *copies.sorted))) {
+            copies.room = (size_t)count;
+            list_for_each_ro(assoc_mgr_user_list, copy_user, &copies);
+        }
+        assoc_mgr_unlock(&locks);
+    }
+    if (copies.count)
+        qsort(copies.sorted, copies.count, sizeof *copies.sorted, compare_users);
+    swap_users(&copies);
+}
+
+static bool start(const struct sluice_site *site)
+{
+    (void)site;
+    refresh = sluice_ticker_add("users", REFRESH_MS, refresh_users, NULL);
+    return refresh != NULL;
+}
+
+static void stop(void)
+{
+    struct users none = {.count = 0};
+    sluice_ticker_remove(refresh);
+    refresh = NULL;
+    swap_users(&none);
+}
+
+__attribute__((constructor)) static void announce(void)
+{
+    static struct sluice_module module = {.name = "users", .start = start, .stop = stop};
+    sluice_controller_module(&module);
+}
+
+static bool find_copied(uint32_t user_id, char *account, size_t size)
+{
+    struct user key = {.id = user_id};
+    pthread_rwlock_rdlock(&users_lock);
+    const struct user *found =
+        users.count ? bsearch(&key, users.sorted, users.count, sizeof *users.sorted, compare_users) : NULL;
+    bool fits = found && strlen(found->account) < size;
+    if (fits)
+        memcpy(account, found->account, strlen(found->account) + 1);
+    pthread_rwlock_unlock(&users_lock);
+    return fits;
+}
+
 bool sluice_default_account(uint32_t user_id, char *account, size_t size)
 {
-    assoc_mgr_lock_t locks = {.assoc = READ_LOCK, .user = READ_LOCK};
+    assoc_mgr_lock_t locks = {.user = READ_LOCK};
     slurmdb_user_rec_t user = {.uid = user_id};
     bool found = false;
+    if (find_copied(user_id, account, size))
+        return true;
     assoc_mgr_lock(&locks);
     if (assoc_mgr_fill_in_user(acct_db_conn, &user, accounting_enforce, NULL, true) == SLURM_SUCCESS &&
         user.default_acct && strlen(user.default_acct) < size) {

@@ -304,11 +304,14 @@ static int decide(job_desc_msg_t *job, const struct sluice_settings *settings, s
     sluice_admit(settings->rules, tenant, &slurm, submission, admission);
     if (!admission->refusal && tenant && !old && (!submission->heterogeneous || job->het_job_offset == 0))
         check_rate(tenant, admission);
-    if (admission->refusal)
+    if (admission->refusal) {
         sluice_log_info("job_submit/sluice: refused %s of user %u, account %s: %s", old ? "change of a job" : "job",
                         job->user_id, tenant ? tenant->account : "-", admission->message);
-    else
+    } else {
         write_back(job, admission, old);
+        if (tenant && !old) /* what it was checked as: a default may change at any time */
+            set_text(&job->account, account);
+    }
     return code_of(admission->refusal);
 }
 

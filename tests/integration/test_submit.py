@@ -443,3 +443,25 @@ def test_no_task_runs_without_the_memory_that_was_asked_for(cluster: DevCluster)
         cluster.run(["bash", "-c", f"cat /tmp/slurm.conf > {conf}"], node="ctl1")
         cluster.run(["scontrol", "reconfigure"])
     assert gres(accepted(cluster, "--gpu-mem=1G")) == "gres:shard:1024"
+
+
+def test_the_default_account_counts_also_among_many_users(
+    cluster: DevCluster, old_slurm: bool, full_scale: bool
+) -> None:
+    """With more than a thousand users the plugin looks into a copy of Slurm's list, a second old at most."""
+    if not old_slurm and not full_scale:
+        pytest.skip("slow: sacctmgr adds a thousand users; SLUICE_TEST_SCALE=full")
+    names = ",".join(f"user{number}" for number in range(1100))
+    cluster.run(["sacctmgr", "-i", "add", "user", names, "account=free"], timeout=120)
+    try:
+        for account, refusal in (("memory", "account memory may use 20G"), ("nvidia", ""), ("gone", "expired")):
+            cluster.run(["sacctmgr", "-i", "modify", "user", "alice", "set", f"defaultaccount={account}"])
+            time.sleep(3)
+            done = cluster.run(
+                ["sbatch", "--parsable", "-H", "--gpu-mem=30G", "--wrap", "true"], user="alice", check=False, cwd="/tmp"
+            )
+            assert (refusal in done.stderr) if refusal else done.returncode == 0, done.stderr
+            if not refusal:
+                assert fields(cluster, done.stdout.strip())["Account"] == account
+    finally:
+        cluster.run(["sacctmgr", "-i", "modify", "user", "alice", "set", "defaultaccount=free"])
