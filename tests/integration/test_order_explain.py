@@ -311,6 +311,22 @@ def test_users_ask_from_the_login_node(native: DevCluster, service: int) -> None
     assert "too few GPUs free" in text or "A place for it is free" in text
 
 
+def test_tasks_of_an_array(native: DevCluster, service: int) -> None:
+    array = submit(native, "alice", "--gres=gpu:8", "--array=3-8")
+    wait_until(lambda: list(states(native).values()).count("RUNNING"), lambda running: running == 4)
+    wait_until(lambda: explain_job(records(native), parse_job(array)), lambda seen: seen and "decision" in seen)
+    code, out, error = ask(native, service, "alice", f"{array}_3")
+    assert (code, error) == (0, "")
+    document = json.loads(out)
+    assert document["slurm"]["state"] == "RUNNING"
+    assert len(document["start"]["parts"][0]["gpus"]) == 8
+    code, out, error = ask(native, service, "alice", f"{array}_8")
+    assert (code, error) == (0, "")
+    assert json.loads(out)["slurm"]["state"] == "PENDING"
+    assert "start" not in json.loads(out)
+    assert ask(native, service, "alice", f"{array}_9")[0] == 1
+
+
 def test_private_data_holds(native: DevCluster, service: int) -> None:
     job = fill(native)[0]
     native.run(["sacctmgr", "-i", "modify", "user", "carol", "set", "adminlevel=Operator"])
