@@ -376,6 +376,7 @@ struct sluice_decision_recorder {
     atomic_bool stop;
     pthread_t thread;
     struct writer writer;
+    bool shared; /* slurmctld's own: its counters are shown in the status */
 };
 
 static uint32_t monotonic_s(void)
@@ -980,6 +981,17 @@ static void handle(struct sluice_decision_recorder *recorder, const struct slot 
     append(recorder, slot->type, slot->time_us, payload, length);
 }
 
+static void show_counters(const struct sluice_decision_recorder *recorder)
+{
+    struct sluice_decision_counters counters;
+    sluice_decision_read_counters(recorder, &counters);
+    atomic_store(sluice_status_counter("decisions.recorded"), counters.recorded);
+    atomic_store(sluice_status_counter("decisions.repeated"), counters.repeated);
+    atomic_store(sluice_status_counter("decisions.dropped"), counters.dropped);
+    atomic_store(sluice_status_counter("decisions.failed"), counters.failed);
+    atomic_store(sluice_status_counter("decisions.written_bytes"), counters.written);
+}
+
 static void nap(uint32_t milliseconds)
 {
     struct timespec time = {.tv_sec = milliseconds / 1000, .tv_nsec = (long)(milliseconds % 1000) * 1000000};
@@ -1000,6 +1012,8 @@ static void *run(void *argument)
         tell_lost(recorder);
         write_out(recorder);
         atomic_store(&recorder->consumed, atomic_load(&recorder->ring.tail));
+        if (worked && recorder->shared)
+            show_counters(recorder);
         nap_ms = worked ? SHORTEST_NAP_MS : nap_ms * 2 < LONGEST_NAP_MS ? nap_ms * 2 : LONGEST_NAP_MS;
         if (!last)
             nap(nap_ms);
@@ -1069,6 +1083,7 @@ enum sluice_error sluice_decision_new(const struct sluice_decision_config *confi
     made->max_files = config->max_files ? config->max_files : DEFAULT_FILES;
     made->repeat_s = config->repeat_s ? config->repeat_s : DEFAULT_REPEAT_S;
     made->writer.file = -1;
+    made->shared = config->shared;
     if (!made->folder || !make_tables(made, config->max_jobs ? config->max_jobs : DEFAULT_JOBS)) {
         free_recorder(made);
         return fail(text, SLUICE_ERROR_NO_MEMORY, "decision records: out of memory");
@@ -1109,7 +1124,8 @@ static bool start_shared(const struct sluice_site *site)
         snprintf(folder, sizeof folder, "%s/" SLUICE_DECISION_FOLDER, site->state_folder ? site->state_folder : ".");
     if (length < 0 || (size_t)length >= sizeof folder)
         return false;
-    if (sluice_decision_new(&(struct sluice_decision_config){.folder = folder}, &made, &text) != SLUICE_OK) {
+    if (sluice_decision_new(&(struct sluice_decision_config){.folder = folder, .shared = true}, &made, &text) !=
+        SLUICE_OK) {
         sluice_log_error("sluice: %s", text.text);
         return false;
     }

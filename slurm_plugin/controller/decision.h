@@ -43,6 +43,7 @@ struct sluice_decision_config {
     uint32_t max_files;      /* 8 */
     uint32_t repeat_s;       /* 60: a refusal that says the same of the same job is recorded once in so many seconds */
     uint32_t max_jobs;       /* 65536: of how many jobs is remembered what was said last */
+    bool shared;             /* it is slurmctld's own, so that its counters are shown in the status */
 };
 
 /* Starts the thread. Errors: NO_MEMORY, SYSTEM (the folder), RANGE. */
