@@ -179,6 +179,7 @@ def test_a_gang_waits_for_room_for_all_and_blocks_nobody_who_ends_in_time(gangs:
 
 
 def test_no_member_runs_while_one_has_no_nodes_and_all_are_requeued_in_time(gangs: Gangs) -> None:
+    time.sleep(1.5)  # the status is written every second
     before = {name: gangs.counter(name) for name in ("gang.requeued", "gang.gpu_seconds_held", "gang.started")}
     jobs = [
         gangs.member("part:4", "--no-requeue" if number == 0 else "--requeue", gpus=2, user="carol")
@@ -276,6 +277,7 @@ def test_below_level_place_nobody_is_held(gangs: Gangs) -> None:
 
 
 def test_every_started_gang_is_counted(gangs: Gangs) -> None:
+    time.sleep(1.5)
     before = gangs.counter("gang.started")
     jobs = [gangs.member("count:2", gpus=1) for _ in range(2)]
     until(lambda: [gangs.ran("job", job) for job in jobs], all)
