@@ -13,6 +13,7 @@ from sluice_base.errors import SluiceError
 
 # name -> (module, one line for --help); the module's click command is its attribute `command`.
 COMMANDS: dict[str, tuple[str, str]] = {
+    "agent": ("admin_cli.agent", "The node agent: limits, watchdog, and what each job had."),
     "cluster": ("admin_cli.cluster", "A whole Slurm cluster on this machine, for tests and demonstrations."),
     "doctor": ("admin_cli.doctor", "A read-only look at an existing Slurm site."),
     "explain": ("admin_cli.explain", "Why a job has its priority and its nodes, or why it still waits."),

@@ -20,6 +20,7 @@ from typing import Any
 
 from dev_cluster import gpu_sim
 from dev_cluster.accounts import UserDatabase, sacctmgr_dump
+from dev_cluster.agents import READY, NodeAgents
 from dev_cluster.cluster import DaemonError, DevCluster, Progress
 from dev_cluster.configuration import (
     ADDRESSES,
@@ -75,6 +76,7 @@ class Boot:
         }
         self.users = UserDatabase(tree.root or Path("/"), description)
         self.plugins = None if description.sluice is None else ClusterPlugins(description.sluice, tree, progress)
+        self.agents = NodeAgents(tree) if description.agent else None
         self.claim = claim_ports(Ports.needed(len(description.hosts)), base=description.port_base)
         self.ports = Ports(self.claim.base)
 
@@ -95,6 +97,7 @@ class Boot:
             self.in_parallel(self.bring_accounting, self.bring_nodes)
             if self.description.accounting:
                 self.load_accounts()
+            self.start_agents()
             primary, *backups = controllers(self.description)
             self.start_controller(primary)
             for host in self.description.hosts:
@@ -122,6 +125,8 @@ class Boot:
         for folder in (layout.overlay, layout.slurm, layout.logs, layout.homes, layout.inventories, layout.nodes):
             folder.mkdir(mode=0o755)
         (layout.overlay / "slurm").mkdir()
+        if self.agents is not None:
+            self.agents.prepare_overlay(layout)
         layout.scratch.mkdir()
         for name, text in (
             ("passwd", self.users.passwd),
@@ -433,12 +438,27 @@ class Boot:
         if self.plugins is not None:
             files |= self.plugins.write(self.layout)
             loaded = self.plugins.parameters
+        if self.agents is not None:
+            files |= self.agents.write(self.layout)
+            loaded = [*loaded, *self.agents.parameters]
         write_atomic(self.layout.slurm / "slurm.conf", slurm_conf(self.description, self.ports, lines, loaded))
         for group in self.description.nodes:
             if group.config == "own":
                 for host in group.hosts:
                     for name in files:
                         shutil.copyfile(self.layout.slurm / name, self.layout.node_slurm(host) / name)
+
+    def start_agents(self) -> None:
+        """The node agents, before any slurmd can start a job."""
+        if self.agents is None:
+            return
+        for host in self.description.hosts:
+            self.start(f"agent@{host}", host, self.agents.command(host), env={"SLURMD_NODENAME": host})
+        for host in self.description.hosts:
+            while READY not in self.cluster.log(f"agent@{host}").read_text():
+                self.check_daemons()
+                self.pause(f"agent@{host}")
+        self.progress("node agents ready")
 
     def slurmd(self, host: str) -> list[str]:
         """slurmd's command line."""

@@ -134,6 +134,8 @@ class ClusterDescription(_Strict):
     gres: Gres | None = None
     sluice: Sluice | None = None
     """Default: stock Slurm, without any of Sluice's plugins."""
+    agent: bool = False
+    """The node agent on every node, with its prolog, epilog and task programs in slurm.conf."""
     port_base: Annotated[int, Field(ge=1024, le=65000)] | None = None
     """First of the ports; default: chosen free."""
 

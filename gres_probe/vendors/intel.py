@@ -67,8 +67,8 @@ class _Device:
         return [(handle, values) for handle, values in found if values is not None]
 
 
-def probe(machine: Machine) -> Findings:
-    """Read all Intel GPUs; see `VendorSpec`. Graphics that are part of the processor are not for jobs."""
+def _start() -> tuple[LevelZero, list[Any]]:
+    """Sysman and its devices. Raises SluiceError."""
     try:
         sysman = LevelZero()
     except LoaderMissingError as error:
@@ -89,7 +89,19 @@ def probe(machine: Machine) -> Findings:
     except LevelZeroError as error:
         remedy = VENDOR.remedy if error.result == UNINITIALIZED else "see dmesg"
         raise SluiceError(f"Level Zero does not start: {error}", remedy=remedy) from error
+    return sysman, handles
 
+
+def open_devices() -> tuple[LevelZero, list[tuple[str, Any]]]:
+    """Sysman, and each device's UUID and handle. Raises SluiceError; LevelZeroError for a lost device."""
+    sysman, handles = _start()
+    devices = [_Device(sysman, handle) for handle in handles]
+    return sysman, [(_uuid_text(bytes(device.properties.core.uuid)), device.handle) for device in devices]
+
+
+def probe(machine: Machine) -> Findings:
+    """Read all Intel GPUs; see `VendorSpec`. Graphics that are part of the processor are not for jobs."""
+    sysman, handles = _start()
     findings = Findings()
     devices: dict[int, _Device] = {}
     index = 0

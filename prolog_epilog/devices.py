@@ -1,0 +1,74 @@
+"""The devices that jobs are given on this node: GPUs and partitions, numbered as Slurm numbers them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gres_probe.inventory import Inventory
+from gres_probe.writer import node_devices
+from sluice_base.errors import SluiceError
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDevice:
+    """A GPU or a partition of one. `index` is its place in gres.conf, as in SLURM_JOB_GPUS; memory in MiB."""
+
+    index: int
+    vendor: str
+    model: str
+    uuid: str
+    pci: str  # empty for a partition, which shares it with others
+    files: tuple[str, ...]
+    own_file: str  # opens where this very device was granted, and nowhere else
+    memory_mib: int
+    driver_version: str
+    numa_node: int | None
+    cores: str
+    nics: tuple[str, ...]
+
+    @property
+    def kind(self) -> str:
+        """What devices have in common that have one driver context's size in common."""
+        return f"{self.vendor}|{self.model}|{self.driver_version}|{'part' if not self.pci else 'whole'}"
+
+
+def devices_of(inventory: Inventory) -> list[NodeDevice]:
+    """A node's devices in the order of the gres.conf that `sluice gres write` makes of it."""
+    found = []
+    for index, device in enumerate(node_devices(inventory)):
+        gpu = inventory.gpus[device.gpu]
+        uuid, pci = gpu.uuid, gpu.pci_address
+        if device.partition is not None:
+            part = next(part for part in gpu.partitions if part.index == device.partition)
+            uuid, pci = part.uuid, ""
+        found.append(
+            NodeDevice(
+                index,
+                gpu.vendor,
+                gpu.model,
+                uuid,
+                pci,
+                device.files,
+                device.own_file,
+                device.memory_mib,
+                gpu.driver_version,
+                gpu.numa_node,
+                gpu.cores,
+                tuple(gpu.nics),
+            )
+        )
+    return found
+
+
+def select(devices: list[NodeDevice], indices: Iterable[int]) -> list[NodeDevice]:
+    """Devices by their numbers. Raises SluiceError for one that the node does not have."""
+    chosen = []
+    for index in indices:
+        if not 0 <= index < len(devices):
+            raise SluiceError(
+                f"GPU {index} of gres.conf: this node's drivers show {len(devices)} devices",
+                remedy="write gres.conf with: sluice gres write; then restart slurmd and sluice-agent",
+            )
+        chosen.append(devices[index])
+    return chosen

@@ -1,0 +1,149 @@
+"""What a job was given, had and lost on one node: kept while it runs, and as its record afterwards.
+
+The record is JSON, `SCHEMA_VERSION` 1, one file a job and node. Memory is in bytes, times in seconds since 1970. Fields
+may be added within a version; a reader ignores those that it does not know.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sluice_base.errors import SluiceError
+from sluice_base.files import write_atomic
+
+SCHEMA_VERSION = 1
+MOST_EVENTS = 200
+"""Of one job; later ones are counted in `JobRecord.events_left_out`."""
+
+
+@dataclass
+class Grant:
+    """One device that the job was given."""
+
+    index: int  # in gres.conf
+    uuid: str
+    vendor: str
+    model: str
+    total: int
+    asked: int | None = None  # None: the whole device
+    limit: int | None = None  # in force; None: none
+    rung: str = "none"  # what holds it to the limit, beside the watchdog: "limiter", "watchdog", "none"
+    peak: int = 0
+    refused: int = 0  # allocations that the limiter refused
+    foreign: int = 0  # bytes in use by no process when the job came
+    warned: bool = False
+    clean: bool | None = None  # None: not yet taken back
+
+
+@dataclass
+class Event:
+    """Something that was done to the job."""
+
+    time: float
+    action: str  # "grant", "limit", "refuse", "warn", "end", "stray", "return"
+    detail: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class JobRecord:
+    """A job on this node."""
+
+    job: int
+    uid: int
+    user: str
+    account: str
+    partition: str
+    node: str
+    started: float
+    ended: float | None = None
+    share_percent: int | None = None
+    grants: list[Grant] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    events_left_out: int = 0
+    schema_version: int = SCHEMA_VERSION
+
+    def note(self, action: str, **detail: Any) -> None:
+        """Add an event."""
+        if len(self.events) < MOST_EVENTS:
+            self.events.append(Event(time.time(), action, detail))
+        else:
+            self.events_left_out += 1
+
+    def grant_of(self, uuid: str) -> Grant | None:
+        """What the job has of a device."""
+        return next((grant for grant in self.grants if grant.uuid == uuid), None)
+
+    def to_json(self) -> str:
+        """The record as one line of JSON."""
+        return json.dumps(asdict(self)) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, source: str) -> JobRecord:
+        """Read back what `to_json` wrote; `source` names it in errors. Raises SluiceError."""
+        try:
+            fields = json.loads(text)
+            if fields["schema_version"] != SCHEMA_VERSION:
+                raise ValueError(f"schema {fields['schema_version']!r}, this Sluice reads {SCHEMA_VERSION}")
+            known = {name: fields[name] for name in cls.__dataclass_fields__ if name in fields}
+            known["grants"] = [_read(Grant, grant) for grant in fields["grants"]]
+            known["events"] = [_read(Event, event) for event in fields["events"]]
+            return cls(**known)
+        except (KeyError, TypeError, ValueError) as error:
+            raise SluiceError(
+                f"{source}: not a job's record: {error}", remedy="remove it, or read it by hand"
+            ) from error
+
+
+def _read(kind: Any, fields: dict[str, Any]) -> Any:
+    return kind(**{name: value for name, value in fields.items() if name in kind.__dataclass_fields__})
+
+
+class Store:
+    """Records in a folder that root alone writes: one file a job."""
+
+    def __init__(self, folder: Path, mode: int = 0o700) -> None:
+        self.folder = folder
+        self.mode = mode
+
+    def prepare(self) -> None:
+        """Make the folder. Raises OSError."""
+        self.folder.mkdir(mode=self.mode, parents=True, exist_ok=True)
+
+    def save(self, record: JobRecord) -> None:
+        """Write or replace. Raises OSError, e.g. when the file system is full; the old file then stands."""
+        write_atomic(self.folder / f"{record.job}.json", record.to_json(), mode=0o600, follow_links=False)
+
+    def remove(self, job: int) -> None:
+        """Remove; one that is not there is no error."""
+        with suppress(FileNotFoundError):
+            (self.folder / f"{job}.json").unlink()
+
+    def load(self, job: int) -> JobRecord:
+        """One record. Raises SluiceError where there is none."""
+        path = self.folder / f"{job}.json"
+        try:
+            return JobRecord.from_json(path.read_text(), str(path))
+        except FileNotFoundError:
+            raise SluiceError(f"job {job}: no record of it on this node", remedy=f"look into {self.folder}") from None
+
+    def load_all(self) -> tuple[list[JobRecord], list[SluiceError]]:
+        """All records by job, and what could not be read."""
+        found, bad = [], []
+        for path in self.folder.glob("*.json"):
+            try:
+                found.append(JobRecord.from_json(path.read_text(), str(path)))
+            except SluiceError as error:
+                bad.append(error)
+        return sorted(found, key=lambda record: record.job), bad
+
+    def prune(self, before: float) -> None:
+        """Remove what was written before a time."""
+        for path in self.folder.glob("*.json"):
+            with suppress(FileNotFoundError):
+                if path.stat().st_mtime < before:
+                    path.unlink()

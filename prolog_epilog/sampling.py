@@ -1,0 +1,183 @@
+"""A process that holds one vendor's library open and answers how much memory each process has of each device.
+
+``python -m prolog_epilog.sampling VENDOR`` reads requests from standard input, one JSON object a line, and answers each
+in a line: it is the agent's child, so that a driver that hangs or a library that crashes takes nothing else along.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any, Protocol
+
+Usage = list[tuple[str, int, int]]
+"""UUID of the device, number of the process, bytes that it has there."""
+
+_CONTEXT_SECONDS = 20.0
+
+
+class Library(Protocol):
+    """A vendor's library, opened."""
+
+    def usage(self) -> Usage:
+        """What every process has of every device and partition."""
+
+    def used(self) -> dict[str, int]:
+        """Bytes in use on each device, whoever has them."""
+
+
+class Nvidia:
+    """NVML."""
+
+    def __init__(self) -> None:
+        import pynvml
+
+        self.api = pynvml
+        pynvml.nvmlInit()
+        self.handles: list[tuple[str, Any]] = []
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            instances = self._instances(handle)
+            self.handles += instances or [(pynvml.nvmlDeviceGetUUID(handle), handle)]
+
+    def _instances(self, handle: Any) -> list[tuple[str, Any]]:
+        found = []
+        try:
+            if self.api.nvmlDeviceGetMigMode(handle)[0] != self.api.NVML_DEVICE_MIG_ENABLE:
+                return []
+            count = self.api.nvmlDeviceGetMaxMigDeviceCount(handle)
+        except self.api.NVMLError:
+            return []
+        for index in range(count):
+            try:
+                instance = self.api.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
+                found.append((self.api.nvmlDeviceGetUUID(instance), instance))
+            except self.api.NVMLError:
+                continue
+        return found
+
+    def usage(self) -> Usage:
+        """See `Library`. A process that both computes and draws is listed twice by the driver, and counts once."""
+        found: dict[tuple[str, int], int] = {}
+        for uuid, handle in self.handles:
+            for function in (
+                self.api.nvmlDeviceGetComputeRunningProcesses,
+                self.api.nvmlDeviceGetGraphicsRunningProcesses,
+            ):
+                try:
+                    processes = function(handle)
+                except (self.api.NVMLError_NotSupported, self.api.NVMLError_GpuIsLost):
+                    continue  # an instance draws nothing; of a lost GPU nothing is known
+                for process in processes:
+                    key = (uuid, process.pid)
+                    found[key] = max(found.get(key, 0), process.usedGpuMemory or 0)
+        return [(uuid, pid, size) for (uuid, pid), size in found.items()]
+
+    def used(self) -> dict[str, int]:
+        """See `Library`."""
+        return {uuid: int(self.api.nvmlDeviceGetMemoryInfo(handle).used) for uuid, handle in self.handles}
+
+
+class Amd:
+    """AMD SMI."""
+
+    def __init__(self) -> None:
+        import amdsmi
+
+        self.api = amdsmi
+        amdsmi.amdsmi_init()
+        self.handles = [
+            (amdsmi.amdsmi_get_gpu_device_uuid(handle), handle) for handle in amdsmi.amdsmi_get_processor_handles()
+        ]
+
+    def usage(self) -> Usage:
+        """See `Library`."""
+        return [
+            (uuid, int(process["pid"]), int(process["memory_usage"]["vram_mem"]))
+            for uuid, handle in self.handles
+            for process in self.api.amdsmi_get_gpu_process_list(handle)
+        ]
+
+    def used(self) -> dict[str, int]:
+        """See `Library`."""
+        kind = self.api.AmdSmiMemoryType.VRAM
+        return {uuid: int(self.api.amdsmi_get_gpu_memory_usage(handle, kind)) for uuid, handle in self.handles}
+
+
+class Intel:
+    """Level Zero's sysman."""
+
+    def __init__(self) -> None:
+        from gres_probe.vendors.intel import open_devices
+
+        self.sysman, self.devices = open_devices()
+
+    def usage(self) -> Usage:
+        """See `Library`."""
+        return [
+            (uuid, int(process.processId), int(process.memSize))
+            for uuid, handle in self.devices
+            for process in self.sysman.processes(handle)
+        ]
+
+    def used(self) -> dict[str, int]:
+        """See `Library`. The driver tells the sum over processes only by way of them."""
+        found = {uuid: 0 for uuid, _ in self.devices}
+        for uuid, _, size in self.usage():
+            found[uuid] += size
+        return found
+
+
+LIBRARIES: dict[str, Callable[[], Library]] = {"nvidia": Nvidia, "amd": Amd, "intel": Intel}
+
+
+def measure_context(library: Library, vendor: str, uuid: str, place: str) -> dict[str, int]:
+    """What one idle process has of a device, in bytes, and what its driver gives as the device's total.
+
+    A program of its own opens the device and waits; the vendor's library says what it has. Raises RuntimeError.
+    """
+    command = [sys.executable, "-m", "prolog_epilog.context", vendor, place]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdin is not None and program.stdout is not None  # noqa: S101 - both are pipes
+        try:
+            with selectors.DefaultSelector() as selector:
+                selector.register(program.stdout, selectors.EVENT_READ)
+                line = program.stdout.readline() if selector.select(_CONTEXT_SECONDS) else "no answer from the driver"
+            if not line.startswith("total "):
+                raise RuntimeError(line.strip() or "the program that opens the device ended")
+            size = max(
+                (size for device, pid, size in library.usage() if (device, pid) == (uuid, program.pid)), default=0
+            )
+            return {"context": size, "total": int(line.split()[1])}
+        finally:
+            program.kill()
+
+
+def main() -> None:
+    """Answer requests until the agent closes the pipe."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # libraries print
+    vendor = sys.argv[1]
+    library: Library | None = None
+    for line in sys.stdin:
+        request = json.loads(line)
+        answer: dict[str, Any] = {}
+        try:
+            library = library or LIBRARIES[vendor]()
+            if request["do"] == "context":
+                answer["ok"] = measure_context(library, vendor, request["uuid"], request["place"])
+            else:
+                answer["ok"] = {"usage": library.usage()}
+                if request.get("used"):
+                    answer["ok"]["used"] = library.used()
+        except Exception as error:  # whatever a vendor's wrapper throws is the answer
+            answer["error"] = f"{type(error).__name__}: {error}"
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""The agent's side of a vendor's process (`prolog_epilog.sampling`): asked with a time-out, replaced when it hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+from sluice_base.errors import SluiceError
+
+_MOST_ANSWER = 8 << 20
+
+
+class Worker:
+    """One vendor's process. One question at a time; threads may share it."""
+
+    def __init__(self, vendor: str, timeout: float = 5.0) -> None:
+        self.vendor = vendor
+        self.timeout = timeout
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def ask(self, *, timeout: float | None = None, **request: Any) -> dict[str, Any]:
+        """The library's answer. Raises SluiceError when the driver hangs, the library crashes, or it refuses."""
+        with self._lock:
+            try:
+                return self._ask(request, time.monotonic() + (timeout or self.timeout))
+            except SluiceError:
+                self._drop()
+                raise
+
+    def _ask(self, request: dict[str, Any], deadline: float) -> dict[str, Any]:
+        if self._process is None or self._process.poll() is not None:
+            self._drop()
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "prolog_epilog.sampling", self.vendor],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                start_new_session=True,
+            )
+        assert self._process.stdin is not None and self._process.stdout is not None  # noqa: S101 - both are pipes
+        try:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+            line = _read_line(self._process.stdout.fileno(), deadline)
+        except OSError as error:
+            raise self._ended() from error
+        if line is None:
+            raise SluiceError(
+                f"the {self.vendor} driver gives no answer",
+                remedy="see dmesg; it may hang until the node is rebooted",
+            )
+        if not line:
+            raise self._ended()
+        answer = json.loads(line)
+        if "error" in answer:
+            raise SluiceError(f"the {self.vendor} driver: {answer['error']}", remedy="see: sluice probe, dmesg")
+        return dict(answer["ok"])
+
+    def _ended(self) -> SluiceError:
+        return SluiceError(
+            f"the {self.vendor} library ended the process that asked it", remedy="see dmesg, and the agent's log"
+        )
+
+    def _drop(self) -> None:
+        """Kill the process; one in an uninterruptible sleep is left behind."""
+        if self._process is None:
+            return
+        with suppress(OSError):
+            os.killpg(self._process.pid, 9)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(0.2)
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
+        self._process = None
+
+    def close(self) -> None:
+        """End the process."""
+        with self._lock:
+            self._drop()
+
+
+def _read_line(descriptor: int, deadline: float) -> bytes | None:
+    """A line; None when time ran out, empty at the end."""
+    data = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(descriptor, selectors.EVENT_READ)
+        while not data.endswith(b"\n"):
+            left = deadline - time.monotonic()
+            if left <= 0 or not selector.select(left):
+                return None
+            part = os.read(descriptor, 1 << 16)
+            if not part or len(data) > _MOST_ANSWER:
+                return b""
+            data += part
+    return data

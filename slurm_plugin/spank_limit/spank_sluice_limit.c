@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * On a node: holds the tasks of a job with GPUs to what was granted. As root, in the process that becomes the task, it
+ * asks the node agent through a helper program; where the job has a region of limits it gives the task a mount
+ * namespace of its own, in which the region stands at SLUICE_LIMIT_JOB and /etc/ld.so.preload names the limiting
+ * library, whatever the task's environment says. No answer, no task.
+ *
+ * plugstack.conf: required spank_sluice_limit.so [helper=PATH]
+ */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include "sluice/limit.h"
+
+#include <slurm/slurm.h>
+#include <slurm/spank.h>
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <sched.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+SPANK_PLUGIN(sluice_limit, 1)
+
+#define HELPER "/usr/libexec/sluice/sluice-task-init"
+#define PRELOAD "/run/sluice/preload" /* the agent's */
+#define TARGET "/etc/ld.so.preload"
+
+enum { ANSWER_MAX = 1024, VALUE_MAX = 4096 };
+
+static bool is_whole_job(uint32_t step)
+{
+    return step == SLURM_BATCH_SCRIPT || step == SLURM_INTERACTIVE_STEP;
+}
+
+static const char *helper_path(int argument_count, char *arguments[])
+{
+    for (int i = 0; i < argument_count; i++)
+        if (strncmp(arguments[i], "helper=", 7) == 0)
+            return arguments[i] + 7;
+    return HELPER;
+}
+
+/* Runs the helper with nothing of the job's environment; its output, cut at `size`. False when it failed. */
+static bool ask(const char *helper, char *const environment[], char *answer, size_t size)
+{
+    int ends[2], status = -1;
+    size_t used = 0;
+    if (pipe2(ends, O_CLOEXEC) != 0)
+        return false;
+    pid_t pid = fork();
+    if (pid == 0) {
+        char *const arguments[] = {(char *)helper, NULL};
+        dup2(ends[1], STDOUT_FILENO);
+        dup2(ends[1], STDERR_FILENO);
+        execve(helper, arguments, environment);
+        dprintf(STDOUT_FILENO, "%s: %s\n", helper, strerror(errno));
+        _exit(127);
+    }
+    close(ends[1]);
+    while (pid > 0 && used < size - 1) {
+        ssize_t got = read(ends[0], answer + used, size - 1 - used);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got <= 0)
+            break;
+        used += (size_t)got;
+    }
+    close(ends[0]);
+    answer[used] = '\0';
+    answer[strcspn(answer, "\n")] = '\0';
+    while (pid > 0 && waitpid(pid, &status, 0) < 0 && errno == EINTR)
+        ;
+    return pid > 0 && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+static bool place(const char *source, const char *target)
+{
+    if (mount(source, target, NULL, MS_BIND, NULL) == 0)
+        return true;
+    slurm_error("sluice: %s cannot be put at %s: %s; the task is not started", source, target, strerror(errno));
+    return false;
+}
+
+static int limit_task(const char *region)
+{
+    if (unshare(CLONE_NEWNS) != 0 || mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL) != 0) {
+        slurm_error("sluice: no mount namespace for the task: %s; it is not started", strerror(errno));
+        return -1;
+    }
+    return place(region, SLUICE_LIMIT_JOB) && place(PRELOAD, TARGET) ? ESPANK_SUCCESS : -1;
+}
+
+int slurm_spank_task_init_privileged(spank_t spank, int argument_count, char *arguments[])
+{
+    uint32_t job = 0, step = 0;
+    uid_t user = 0;
+    char gpus[VALUE_MAX] = "", shards[32] = "", answer[ANSWER_MAX];
+    if (!spank_remote(spank))
+        return ESPANK_SUCCESS;
+    if (spank_get_item(spank, S_JOB_ID, &job) != ESPANK_SUCCESS ||
+        spank_get_item(spank, S_JOB_STEPID, &step) != ESPANK_SUCCESS ||
+        spank_get_item(spank, S_JOB_UID, &user) != ESPANK_SUCCESS) {
+        slurm_error("sluice: Slurm does not tell whose task this is; it is not started");
+        return -1;
+    }
+    /* slurmstepd sets these, or takes them away, after it has read the user's environment. */
+    const char *name = is_whole_job(step) ? "SLURM_JOB_GPUS" : "SLURM_STEP_GPUS";
+    spank_err_t found = spank_getenv(spank, name, gpus, sizeof gpus);
+    if (found == ESPANK_ENV_NOEXIST)
+        return ESPANK_SUCCESS;
+    spank_err_t counted = spank_getenv(spank, "SLURM_SHARDS_ON_NODE", shards, sizeof shards);
+    if (found != ESPANK_SUCCESS || (counted != ESPANK_SUCCESS && counted != ESPANK_ENV_NOEXIST)) {
+        slurm_error("sluice: %s cannot be read: %s; the task is not started", name, spank_strerror(found));
+        return -1;
+    }
+
+    char variables[5][VALUE_MAX + 32], *environment[6] = {NULL};
+    snprintf(variables[0], sizeof variables[0], "SLUICE_JOB=%" PRIu32, job);
+    snprintf(variables[1], sizeof variables[1], "SLUICE_STEP=%s", is_whole_job(step) ? "whole" : "part");
+    snprintf(variables[2], sizeof variables[2], "SLUICE_UID=%ju", (uintmax_t)user);
+    snprintf(variables[3], sizeof variables[3], "SLUICE_GPUS=%s", gpus);
+    snprintf(variables[4], sizeof variables[4], "SLUICE_SHARDS=%s", counted == ESPANK_SUCCESS ? shards : "");
+    for (size_t i = 0; i < 5; i++)
+        environment[i] = variables[i];
+    bool done = ask(helper_path(argument_count, arguments), environment, answer, sizeof answer);
+    if (done && strcmp(answer, "none") == 0)
+        return ESPANK_SUCCESS;
+    if (done && strncmp(answer, "region " SLUICE_LIMIT_FOLDER "/", strlen("region " SLUICE_LIMIT_FOLDER "/")) == 0)
+        return limit_task(answer + strlen("region "));
+    slurm_error("sluice: the task is not started: %s", answer[0] ? answer : "the helper said nothing");
+    return -1;
+}
