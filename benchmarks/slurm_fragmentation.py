@@ -1,11 +1,11 @@
-"""GPU allocation and waiting under an openb job mix at more load than there is room, on real daemons: Sluice beside stock Slurm.
+"""GPU allocation and waiting under an openb job mix at more load than there is room for: Sluice beside stock Slurm.
 
-Jobs have the GPUs, GPU shares, CPUs and memory of pods drawn from an openb list, and their run times, cut to --longest and
-divided by --speed-up; they arrive at random (Poisson) so that --load percent of the cluster's GPU time is asked. Time limits are
-one to three times the run time, in whole minutes as Slurm counts them. Of the list's jobs with eight GPUs there are few (0.6
-percent): --eights of the jobs drawn have eight. Both arms get the same jobs at the same times, on clusters of their own, stock
-with sched/backfill and the same parameters. Measured after a warm-up of a quarter of the arrivals, until the last arrival;
-a job that has not started by then has waited until then.
+On real daemons. Jobs have the GPUs, GPU shares, CPUs and memory of pods drawn from an openb list, and their run times,
+cut to --longest and divided by --speed-up; they arrive at random (Poisson) so that --load percent of the cluster's GPU
+time is asked. Time limits are one to three times the run time, in whole minutes as Slurm counts them. Of the list's
+jobs few have eight GPUs (0.6 percent): of those drawn --eights percent have. Both arms get the same jobs at the same
+times, on clusters of their own, stock with sched/backfill and the same parameters. Measured after a warm-up of a
+quarter of the arrivals, until the last arrival; a job that has not started by then has waited until then.
 """
 
 from __future__ import annotations
@@ -46,15 +46,17 @@ OPTIONS = [
     ),
     click.Option(["--nodes"], type=click.IntRange(2, 1024), default=64, show_default=True, help="Nodes of 8 GPUs."),
     click.Option(["--load"], type=click.IntRange(1, 1000), default=110, show_default=True, help="Percent asked."),
-    click.Option(["--minutes"], type=click.FloatRange(1), default=12.0, show_default=True, help="Of arrivals, each run."),
-    click.Option(["--longest"], type=click.IntRange(1), default=3600, show_default=True, help="Run times are cut to it (s)."),
+    click.Option(["--minutes"], type=click.FloatRange(1), default=12.0, show_default=True, help="Of arrivals."),
+    click.Option(["--longest"], type=click.IntRange(1), default=3600, show_default=True, help="Seconds."),
     click.Option(["--speed-up"], type=click.FloatRange(1), default=10.0, show_default=True),
-    click.Option(["--eights"], type=click.FloatRange(0, 100), default=3.0, show_default=True, help="Percent with 8 GPUs."),
+    click.Option(["--eights"], type=click.FloatRange(0, 100), default=3.0, show_default=True, help="Percent."),
     click.Option(["--runs"], type=click.IntRange(1), default=5, show_default=True, help="Each with jobs of its own."),
     click.Option(["--first-seed"], type=int, default=42, show_default=True),
     click.Option(["--reservations"], type=click.IntRange(0), default=64, show_default=True, help="Of the planner."),
     click.Option(
-        ["--plugins"], type=click.Path(exists=True, file_okay=False, path_type=Path), help="Built plugins; default: built."
+        ["--plugins"],
+        type=click.Path(exists=True, file_okay=False, path_type=Path),
+        help="Built plugins.",
     ),
 ]
 MUST: dict[str, tuple[str, float]] = {
@@ -115,7 +117,8 @@ def _draw(pods: Sequence[_Pod], seed: int, options: dict[str, float]) -> list[Jo
     asked = [_job(pod, 0, longest, speed_up, draw) for pod in sample]
     mean = sum(job.gpus * job.seconds for job in asked) / len(asked)  # GPU-seconds of a job
     rate = options["load"] / 100 * options["nodes"] * GPUS_A_NODE / mean
-    jobs, at = [], 0.0
+    jobs: list[Job] = []
+    at = 0.0
     for pod in sample:
         at += draw.expovariate(rate)
         if at > options["minutes"] * 60:
@@ -143,7 +146,9 @@ def _figures(ran: Sequence[Ran], nodes: int, options: dict[str, float]) -> dict[
     }
 
 
-def run(pods: Path, nodes: int, runs: int, first_seed: int, reservations: int, plugins: Path | None, **more: float) -> Result:
+def run(
+    pods: Path, nodes: int, runs: int, first_seed: int, reservations: int, plugins: Path | None, **more: float
+) -> Result:
     """Medians over the runs; `spread` has the least and the most of each."""
     require_root("up")
     options = {"nodes": nodes, **more}
@@ -178,6 +183,4 @@ def run(pods: Path, nodes: int, runs: int, first_seed: int, reservations: int, p
         spread["allocation_percent"][0] - spread["stock_allocation_percent"][1], 3
     )
     figures["jobs_a_run"] = round(jobs / runs)
-    return Result(
-        figures, peer, spread, versions={"slurm": run_command(["slurmd", "-V"]).stdout.split()[-1]}
-    )
+    return Result(figures, peer, spread, versions={"slurm": run_command(["slurmd", "-V"]).stdout.split()[-1]})

@@ -1,8 +1,8 @@
-"""Gangs among small jobs on real daemons: no partial start, and no longer a wait than the same work as one big job each.
+"""Gangs among small jobs on real daemons: no partial start, no longer a wait than the same work as one big job each.
 
---gangs gangs of four jobs of a whole node each arrive among --small jobs of one or two GPUs, at random (Poisson) over --minutes.
-Then the same again, on the same cluster, with one job of four nodes instead of each gang. A gang's wait is from its last
-member's submission to its last member's start.
+--gangs gangs of four jobs of a whole node each arrive among --small jobs of one or two GPUs, at random over --minutes.
+Then the same again, on the same cluster, with one job of four nodes instead of each gang. A gang's wait is from its
+last member's submission to its last member's start; starts are told in whole seconds.
 """
 
 from __future__ import annotations
@@ -22,14 +22,18 @@ from sluice_base.run import run_command
 
 MEMBERS = 4
 OPTIONS = [
-    click.Option(["--nodes"], type=click.IntRange(MEMBERS, 1024), default=16, show_default=True, help="Nodes of 8 GPUs."),
+    click.Option(
+        ["--nodes"], type=click.IntRange(MEMBERS, 1024), default=16, show_default=True, help="Nodes of 8 GPUs."
+    ),
     click.Option(["--gangs"], type=click.IntRange(1), default=20, show_default=True),
     click.Option(["--small"], type=click.IntRange(1), default=500, show_default=True),
     click.Option(["--minutes"], type=click.FloatRange(0.5), default=4.0, show_default=True, help="Of arrivals."),
     click.Option(["--runs"], type=click.IntRange(1), default=3, show_default=True, help="Each with jobs of its own."),
     click.Option(["--first-seed"], type=int, default=42, show_default=True),
     click.Option(
-        ["--plugins"], type=click.Path(exists=True, file_okay=False, path_type=Path), help="Built plugins; default: built."
+        ["--plugins"],
+        type=click.Path(exists=True, file_okay=False, path_type=Path),
+        help="Built plugins.",
     ),
 ]
 MUST: dict[str, tuple[str, float]] = {
@@ -73,9 +77,7 @@ def _waits(ran: Sequence[Ran], until: float, gangs: int) -> tuple[list[float], i
     return [max(0.0, wait) for wait in waits], partial, missing
 
 
-def run(
-    nodes: int, gangs: int, small: int, minutes: float, runs: int, first_seed: int, plugins: Path | None
-) -> Result:
+def run(nodes: int, gangs: int, small: int, minutes: float, runs: int, first_seed: int, plugins: Path | None) -> Result:
     """Waits over all runs' gangs, and over all runs' big jobs."""
     require_root("up")
     waits: dict[bool, list[float]] = {True: [], False: []}

@@ -1,4 +1,4 @@
-"""Load for a whole Slurm cluster: jobs that arrive at given times, run on real daemons, and are looked at afterwards."""
+"""Load for a whole Slurm cluster: jobs that arrive at given times, run on real daemons, and what became of them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ for number, (at, words) in enumerate(jobs):
     wait = begin + at - time.time()
     if wait > 0:
         time.sleep(wait)
-    running.append((number, subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True), time.time()))
+    pipe, now = subprocess.PIPE, time.time()
+    running.append((number, subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True), now))
     if len(running) > 8:
         reap(running.pop(0))
 for proc in running:
@@ -125,10 +126,23 @@ class Arm:
         }
 
     def run(self, jobs: Sequence[Job], *, settle_s: float) -> tuple[list[Ran], float]:
-        """Run a load, in order of `at`; what became of it when all had started, or `settle_s` after the last submission, and
-        that moment. What still waits or runs is cancelled then. Raises SluiceError for a job that was refused."""
+        """Run a load, in order of `at`; what became of it, and when that was seen.
+
+        That is when all had started, or `settle_s` after the last submission. What is left then is cancelled. Raises
+        SluiceError for a job that was refused.
+        """
         words = [
-            (job.at, ["sbatch", "--parsable", "-o/dev/null", f"-t{job.minutes}", *job.options, f"--wrap=exec sleep {job.seconds:.1f}"])
+            (
+                job.at,
+                [
+                    "sbatch",
+                    "--parsable",
+                    "-o/dev/null",
+                    f"-t{job.minutes}",
+                    *job.options,
+                    f"--wrap=exec sleep {job.seconds:.1f}",
+                ],
+            )
             for job in jobs
         ]
         done = self.cluster.run(

@@ -89,7 +89,8 @@ const char *sluice_gang_reason(const struct sluice_gang_member *member, const st
         snprintf(more, sizeof more, "%u of %u members submitted", instance->present, member->count);
         break;
     case SLUICE_GANG_BLOCKED:
-        snprintf(more, sizeof more, "%u of %u members held, dependent or not eligible yet", instance->blocked, member->count);
+        snprintf(more, sizeof more, "%u of %u members held, dependent or not eligible yet", instance->blocked,
+                 member->count);
         break;
     case SLUICE_GANG_STARTING:
         snprintf(more, sizeof more, "%u of %u members have nodes", instance->configuring, member->count);

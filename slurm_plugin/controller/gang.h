@@ -10,9 +10,9 @@
  *   - When the plan has room for all members of an instance now, the planner releases and starts them within one hold
  * of slurmctld's write locks. What has nodes stays CONFIGURING in an asynchronous PrologSlurmctld until all have: no
  *     prolog and no script of a member runs before. Members whose start Slurm refused (an accounting limit that
- *     another member used up, a node lost at that moment) are tried again until the policy's gang-limit-s; then all are requeued
- *     (Slurm keeps a requeued job waiting for two minutes). Those that cannot be requeued, srun's and salloc's, are
- *     cancelled with a message.
+ *     another member used up, a node lost at that moment) are tried again until the policy's gang-limit-s; then all are
+ * requeued (Slurm keeps a requeued job waiting for two minutes). Those that cannot be requeued, srun's and salloc's,
+ * are cancelled with a message.
  *   - Everything needed after a restart or failover is in the job records themselves: the option, the hold and its
  *     reason, CONFIGURING. There is no file of gangs.
  *

@@ -254,13 +254,15 @@ void sluice_gang_picture_job(const struct sluice_queue_job *entry, uint32_t inde
                           .ours = is_held_by_us(job),
                           .gpus = entry->gpus ? entry->gpus : entry->gpu_memory_mib > 0,
                           .start_s = entry->start_s,
-                          .latest_s = entry->deadline_s ? entry->deadline_s - (entry->limit_s > 0 ? entry->limit_s : 0) : 0};
+                          .latest_s =
+                              entry->deadline_s ? entry->deadline_s - (entry->limit_s > 0 ? entry->limit_s : 0) : 0};
     snprintf(member.name, sizeof member.name, "%s", options.gang_name);
     snprintf(shown.text, sizeof shown.text, "%s", job->state_desc ? job->state_desc : "");
     /* Slurm gives a job that was held from the outset its begin time when it is released: 0 is no reason to wait. */
     bool later = job->details && job->details->begin_time > picture.now_s;
-    member.blocked = pending && (!usable || later || entry->flags & (SLUICE_QUEUE_DEPENDENT | SLUICE_QUEUE_RESERVATION) ||
-                                 (job->priority == 0 && !shown.ours));
+    member.blocked =
+        pending && (!usable || later || entry->flags & (SLUICE_QUEUE_DEPENDENT | SLUICE_QUEUE_RESERVATION) ||
+                    (job->priority == 0 && !shown.ours));
     uint32_t before = picture.is_member_room;
     if (pending && !grow(&picture.is_member, &picture.is_member_room, index / 64 + 1, sizeof *picture.is_member))
         return;
@@ -325,16 +327,19 @@ void sluice_gang_picture_end(void)
         const struct sluice_gang_instance *instance = &picture.instances[i];
         const struct sluice_gang_member *first = first_waiting(instance);
         const struct memory *memory = first ? remembered(first->job_id, false) : NULL;
-        bool starts = instance->phase == SLUICE_GANG_STARTING && instance->present == picture.members[instance->first].count;
+        bool starts =
+            instance->phase == SLUICE_GANG_STARTING && instance->present == picture.members[instance->first].count;
         /* One instance of a gang at a time has nodes without running: so whose members have nodes is never in doubt. */
-        bool ready = instance->phase == SLUICE_GANG_READY && !(continues_gang(i) && picture.instances[i - 1].configuring);
+        bool ready =
+            instance->phase == SLUICE_GANG_READY && !(continues_gang(i) && picture.instances[i - 1].configuring);
         if (!first || (!starts && !ready) || instance->blocked || (memory && memory->paused_until_s > picture.now_s))
             continue;
-        picture.units[picture.unit_count++] =
-            (struct sluice_gang_unit){.instance = i,
-                                      .group = i + 1,
-                                      .priority = starts ? UINT32_MAX : memory ? memory->priority : 0,
-                                      .job_id = first->job_id};
+        picture.units[picture.unit_count++] = (struct sluice_gang_unit){.instance = i,
+                                                                        .group = i + 1,
+                                                                        .priority = starts   ? UINT32_MAX
+                                                                                    : memory ? memory->priority
+                                                                                             : 0,
+                                                                        .job_id = first->job_id};
     }
 }
 
@@ -517,8 +522,8 @@ static void requeue(const struct sluice_gang_instance *instance)
         if (take_kept(member->job_id, &prolog))
             end_prolog(member->job_id, prolog.done);
     }
-    info("prep/sluice: gang %s of uid %u: %u of %u members had nodes for %" PRId64
-         " s and gave them back; %" PRIu64 " GPU-seconds were held",
+    info("prep/sluice: gang %s of uid %u: %u of %u members had nodes for %" PRId64 " s and gave them back; %" PRIu64
+         " GPU-seconds were held",
          first->name, first->uid, instance->configuring, first->count, seconds, held);
     struct sluice_gang_counts *now = counted();
     now->requeued++;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
- * The planner inside slurmctld: a thread that takes a picture of queue and cluster under read locks, plans it outside of
- * all locks, publishes the plan, and starts what should start now. See plan.h.
+ * The planner inside slurmctld: a thread that takes a picture of queue and cluster under read locks, plans it outside
+ * of all locks, publishes the plan, and starts what should start now. See plan.h.
  *
  * Starting is what sched/backfill does: slurmctld's write locks, Slurm's own checks of the job, select_nodes(), launch.
- * Why the planner does it itself and leaves nothing but the choice to sched/backfill: the main scheduler stops a partition
- * at the first job that the hook refuses, and neither it nor sched/backfill look for the jobs that a plan starts out of
- * turn; docs/decisions.md has what else was tried.
+ * Why the planner does it itself and leaves nothing but the choice to sched/backfill: the main scheduler stops a
+ * partition at the first job that the hook refuses, and neither it nor sched/backfill look for the jobs that a plan
+ * starts out of turn; docs/decisions.md has what else was tried.
  */
 #include "controller/planner_slurm.h"
 
@@ -31,18 +31,18 @@
 #include "src/slurmctld/locks.h"
 
 enum {
-    MAX_TASKS = 256,        /* of one array that are planned at a time */
-    MAX_JOBS = 16384,       /* that are planned at a time */
+    MAX_TASKS = 256,              /* of one array that are planned at a time */
+    MAX_JOBS = 16384,             /* that are planned at a time */
     NO_LIMIT_S = 365 * 24 * 3600, /* as sched/backfill takes jobs without a time limit */
-    INTERVAL_MS = 1000,     /* until the policy is known */
-    VALID_S = 30,           /* a plan is trusted for so long at least */
-    LOCK_SHARE = 20,        /* the picture takes one part in so many of the time */
-    HOLD_MS = 100,          /* the write locks are held for so long without a break */
-    STUBBORN = 5,           /* starts that Slurm refuses in a row until a job is left to stock for a while */
+    INTERVAL_MS = 1000,           /* until the policy is known */
+    VALID_S = 30,                 /* a plan is trusted for so long at least */
+    LOCK_SHARE = 20,              /* the picture takes one part in so many of the time */
+    HOLD_MS = 100,                /* the write locks are held for so long without a break */
+    STUBBORN = 5,                 /* starts that Slurm refuses in a row until a job is left to stock for a while */
     STUBBORN_S = 60,
     MAX_STUBBORN = 256,
-    SHOWN_S = 30,           /* an expected start that is off by more is corrected where users see it */
-    MAX_WINDOWS = 64,       /* reservations of Slurm's that are told apart */
+    SHOWN_S = 30,     /* an expected start that is off by more is corrected where users see it */
+    MAX_WINDOWS = 64, /* reservations of Slurm's that are told apart */
 };
 
 /* What the planner knows of a pending job beside the queue's entry. */
@@ -69,7 +69,7 @@ struct window {
 /* One element of the order of planning: a job, an array's tasks or a gang. */
 struct unit {
     uint32_t tier, priority, id;
-    uint32_t index;                         /* in the queue; UINT32_MAX: a gang */
+    uint32_t index; /* in the queue; UINT32_MAX: a gang */
     const struct sluice_gang_unit *gang;
 };
 
@@ -166,7 +166,8 @@ static bool has_qos(const job_record_t *job)
     return valid;
 }
 
-/* Everything that the main scheduler asks before it looks for nodes. Sets the job's reason where Slurm's own checks do. */
+/* Everything that the main scheduler asks before it looks for nodes. Sets the job's reason where Slurm's own checks do.
+ */
 static bool may_start(job_record_t *job)
 {
     job_record_t *same = job;
@@ -324,9 +325,7 @@ static void keep_features(uint64_t *words, const job_record_t *job)
 {
     if (!job->details->feature_list)
         return;
-    struct featuring featuring = {.one = planner.features,
-                                  .all = planner.features + planner.node_words,
-                                  .first = true};
+    struct featuring featuring = {.one = planner.features, .all = planner.features + planner.node_words, .first = true};
     list_for_each(job->details->feature_list, add_feature, &featuring);
     for (size_t i = 0; !featuring.first && i < planner.node_words; i++)
         words[i] &= featuring.all[i];
@@ -341,8 +340,7 @@ static int64_t limit_of(const struct sluice_queue_job *entry)
 static bool allow_nodes(struct extra *extra, const struct sluice_queue *queue, const struct sluice_queue_job *entry,
                         job_record_t *job)
 {
-    const struct sluice_queue_partition *partition =
-        &queue->partitions[queue->choices[entry->first_choice].partition];
+    const struct sluice_queue_partition *partition = &queue->partitions[queue->choices[entry->first_choice].partition];
     if (planner.words_used + planner.node_words > planner.words_room) {
         size_t room = 2 * planner.words_room + 1024 * planner.node_words;
         uint64_t *moved = realloc(planner.words, room * sizeof *moved);
@@ -522,9 +520,8 @@ static void order_units(void)
     const struct sluice_gang_unit *gang = sluice_gang_units(&gangs);
     for (uint32_t i = 0; i < gangs; i++)
         if (sluice_gang_unit_task(&gang[i], 0, &index))
-            add_unit((struct unit){.tier = gang[i].priority == UINT32_MAX
-                                               ? UINT32_MAX
-                                               : tier_of(&planner.queue->pending[index]),
+            add_unit((struct unit){.tier = gang[i].priority == UINT32_MAX ? UINT32_MAX
+                                                                          : tier_of(&planner.queue->pending[index]),
                                    .priority = gang[i].priority,
                                    .id = gang[i].job_id,
                                    .index = UINT32_MAX,
@@ -692,14 +689,14 @@ static void record(const struct sluice_plan *plan, int64_t now_s)
         before = job_id;
         if (again)
             continue;
-        struct sluice_decision_plan planned = {
-            .job_id = job_id,
-            .gang = group,
-            .planned_s = now_s,
-            .start_s = say.state == SLUICE_PLAN_UNKNOWN ? SLUICE_BACKFILL_NO_START : say.start_s,
-            .parts = say.parts,
-            .part_count = say.part_count,
-            .reason = waits_for(&say)};
+        struct sluice_decision_plan planned = {.job_id = job_id,
+                                               .gang = group,
+                                               .planned_s = now_s,
+                                               .start_s = say.state == SLUICE_PLAN_UNKNOWN ? SLUICE_BACKFILL_NO_START
+                                                                                           : say.start_s,
+                                               .parts = say.parts,
+                                               .part_count = say.part_count,
+                                               .reason = waits_for(&say)};
         sluice_decision_planned(recorder, &planned);
     }
 }
@@ -749,8 +746,7 @@ static uint64_t pass(const struct sluice_settings *settings, uint64_t interval_m
     uint32_t depth = rules->backfill_depth && rules->backfill_depth < MAX_JOBS ? rules->backfill_depth : MAX_JOBS;
     order_units();
     list_jobs(depth);
-    enum sluice_error failed =
-        make_plan(rules->backfill_reservations, &plan, &text);
+    enum sluice_error failed = make_plan(rules->backfill_reservations, &plan, &text);
     uint64_t plan_us = now_us() - from;
     sluice_plan_count_pass(lock_us, plan_us, failed != SLUICE_OK);
     if (failed) {
@@ -878,7 +874,8 @@ static void stop_planner(void)
     planner.job_index = NULL;
     planner.units = NULL;
     planner.stubborn = NULL;
-    planner.extra_room = planner.running_room = planner.job_room = planner.job_index_room = planner.unit_room = planner.stubborn_room = 0;
+    planner.extra_room = planner.running_room = planner.job_room = planner.job_index_room = planner.unit_room =
+        planner.stubborn_room = 0;
     planner.stubborn_count = 0;
     planner.words_room = planner.node_words = 0;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
- * What plan_slurm.c (the planner's thread) and gang_slurm.c (gangs in slurmctld) need of each other. All of it is for the
- * planner's thread alone.
+ * What plan_slurm.c (the planner's thread) and gang_slurm.c (gangs in slurmctld) need of each other. All of it is for
+ * the planner's thread alone.
  */
 #ifndef SLUICE_PLANNER_SLURM_H
 #define SLUICE_PLANNER_SLURM_H
@@ -27,8 +27,8 @@ enum sluice_start {
 bool sluice_start_lock(void);
 void sluice_start_unlock(void);
 
-/* Start a waiting job now, in this partition, as sched/backfill does: every check of Slurm's own, its allocation, its launch.
- * The write locks are held. */
+/* Start a waiting job now, in this partition, as sched/backfill does: every check of Slurm's own, its allocation, its
+ * launch. The write locks are held. */
 enum sluice_start sluice_start_job(job_record_t *job, const char *partition);
 
 /* ---- gang_slurm.c ---- */
@@ -56,8 +56,8 @@ const struct sluice_gang_unit *sluice_gang_units(uint32_t *count);
 /* The index in the queue of the i-th task of a unit that has no nodes yet; false past the last. */
 bool sluice_gang_unit_task(const struct sluice_gang_unit *unit, uint32_t i, uint32_t *index);
 
-/* Hold, start, release, requeue: whatever the picture and the plan ask for. Takes the write locks where there is something
- * to do. `partition(job_id)` names the partition that a job was planned in. */
+/* Hold, start, release, requeue: whatever the picture and the plan ask for. Takes the write locks where there is
+ * something to do. `partition(job_id)` names the partition that a job was planned in. */
 void sluice_gang_act(const struct sluice_plan *plan, const char *(*partition)(uint32_t job_id));
 
 /* Levels below place: nobody is held or kept CONFIGURING any more. */

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
  * prep/script with a PrologSlurmctld of ours, which keeps a gang's members CONFIGURING until all of them have nodes
- * (controller/gang.h). It stands before Slurm's own plugin of this name and links it: nodes, and whatever is not defined
- * here, use stock's. The site's PrologSlurmctld runs as it would without us; a gang's members' only when all have nodes,
- * for it is a prolog, too.
+ * (controller/gang.h). It stands before Slurm's own plugin of this name and links it: nodes, and whatever is not
+ * defined here, use stock's. The site's PrologSlurmctld runs as it would without us; a gang's members' only when all
+ * have nodes, for it is a prolog, too.
  *
  * Slurm counts one asynchronous prolog of a plugin: stock's and ours never run at once. A member that is kept has ours;
  * when it goes on, either stock's takes over and ends it, or we end it.

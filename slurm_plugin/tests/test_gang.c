@@ -127,7 +127,8 @@ static void users_are_told_what_is_missing(void)
               "Gang train: waits for room for 4 members");
     instances[0].phase = SLUICE_GANG_STARTING;
     instances[0].configuring = 3;
-    CHECK_STR(sluice_gang_reason(&members[0], &instances[0], text, sizeof text), "Gang train: 3 of 4 members have nodes");
+    CHECK_STR(sluice_gang_reason(&members[0], &instances[0], text, sizeof text),
+              "Gang train: 3 of 4 members have nodes");
     instances[0].phase = SLUICE_GANG_BLOCKED;
     instances[0].blocked = 1;
     CHECK_STR(sluice_gang_reason(&members[0], &instances[0], text, sizeof text),

@@ -52,8 +52,9 @@ static struct sluice_plan *plan_at(int64_t now_s, const struct sluice_plan_job *
     struct sluice_plan *plan = NULL;
     struct sluice_error_text text = {{0}};
     sluice_planner_begin(planner);
-    CHECK_INT(sluice_planner_plan(planner, cluster, now_s, running, running_count, jobs, count, 8, NULL, 0, &plan, &text),
-              SLUICE_OK);
+    CHECK_INT(
+        sluice_planner_plan(planner, cluster, now_s, running, running_count, jobs, count, 8, NULL, 0, &plan, &text),
+        SLUICE_OK);
     return plan;
 }
 

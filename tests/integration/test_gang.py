@@ -95,6 +95,10 @@ class Gangs:
             file.unlink()
 
 
+def shows(gangs: Gangs, job: str, state: str, reason: str) -> None:
+    until(lambda: gangs.shown(job), lambda seen: bool(seen == [state, reason]))
+
+
 def until(look: Callable[[], Any], good: Callable[[Any], bool], timeout: float = 30) -> Any:
     deadline = time.monotonic() + timeout
     while not good(seen := look()):
@@ -140,9 +144,7 @@ def _clear(gangs: Gangs) -> Iterator[None]:
 def test_members_wait_with_a_reason_until_all_are_there(gangs: Gangs) -> None:
     jobs = [gangs.member("train:4") for _ in range(3)]
     for job in jobs:
-        until(
-            lambda job=job: gangs.shown(job), lambda seen: seen == ["PENDING", "Gang train: 3 of 4 members submitted"]
-        )
+        shows(gangs, job, "PENDING", "Gang train: 3 of 4 members submitted")
     assert not any(gangs.ran(kind, job) for job in jobs for kind in ("job", "prolog", "prolog_slurmctld"))
     jobs.append(gangs.member("train:4"))
     until(lambda: [gangs.ran("job", job) for job in jobs], all)
@@ -166,8 +168,7 @@ def test_neither_user_nor_administrator_can_release_a_member(gangs: Gangs) -> No
 
 def test_a_gang_waits_for_room_for_all_and_blocks_nobody_who_ends_in_time(gangs: Gangs) -> None:
     busy = [gangs.submit("-N1", "--gres=gpu:8", "-t2", seconds=5) for _ in range(2)]
-    for job in busy:
-        until(lambda job=job: gangs.states([job]), lambda seen: seen == ["RUNNING"])
+    until(lambda: gangs.states(busy), lambda seen: bool(seen == ["RUNNING"] * 2))
     jobs = [gangs.member("big:4") for _ in range(4)]
     until(lambda: gangs.shown(jobs[0]), lambda seen: seen[1] == "Gang big: waits for room for 4 members")
     short = gangs.submit("-N1", "--gres=gpu:1", "-t1", user="bob", seconds=1)
