@@ -60,9 +60,8 @@ OPTIONS = [
     ),
 ]
 MUST: dict[str, tuple[str, float]] = {
-    "allocation_gain_points": (">", 0.0),
-    "allocation_margin_outside_spread_points": (">", 0.0),
-    "eights_started_gain_points": (">=", 0.0),
+    "allocation_gain_least_points": (">", 0.0),
+    "eights_started_gain_least_points": (">", 0.0),
 }
 
 
@@ -178,9 +177,9 @@ def run(
         spread[figure] = [round(min(ours), 3), round(max(ours), 3)]
         spread[f"stock_{figure}"] = [round(min(theirs), 3), round(max(theirs), 3)]
     for figure, name in (("allocation_percent", "allocation"), ("eights_started_percent", "eights_started")):
-        figures[f"{name}_gain_points"] = round(figures[figure] - peer[figure], 3)
-    figures["allocation_margin_outside_spread_points"] = round(
-        spread["allocation_percent"][0] - spread["stock_allocation_percent"][1], 3
-    )
+        gains = [one[figure] - other[figure] for one, other in zip(measured["sluice"], measured["stock"], strict=True)]
+        figures[f"{name}_gain_points"] = round(median(gains), 3)
+        figures[f"{name}_gain_least_points"] = round(min(gains), 3)  # of all runs: better in each of them
+        spread[f"{name}_gain_points"] = [round(min(gains), 3), round(max(gains), 3)]
     figures["jobs_a_run"] = round(jobs / runs)
     return Result(figures, peer, spread, versions={"slurm": run_command(["slurmd", "-V"]).stdout.split()[-1]})
