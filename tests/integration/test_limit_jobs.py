@@ -1,0 +1,121 @@
+"""The preloaded limiter under real Slurm jobs: found by the job's cgroup, as its user, with signals as ever."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dev_cluster.cluster import DevCluster
+from dev_cluster.gpu_sim import holdings
+from dev_cluster.gpu_sim.fields import get_values
+from sluice_core.limit import library_path
+
+pytestmark = pytest.mark.cluster
+
+NODE = "h100-1"
+MIB = 1 << 20
+
+MAKE = """
+import json, sys
+from pathlib import Path
+from sluice_core.limit import Device, Region, create
+name, limit, uid, uuids = json.loads(sys.argv[1])
+Path("/run/sluice/limit").mkdir(parents=True, exist_ok=True)
+devices = [Device(81008 << 20, limit << 20, 520 << 20, uuid=uuid) for uuid in uuids]
+create(Path("/run/sluice/limit") / name, devices, uid)
+"""
+
+LOOK = """
+import json, sys
+from pathlib import Path
+from sluice_core.limit import Region
+with Region(Path("/run/sluice/limit") / sys.argv[1]) as region:
+    released, ended = region.reap()
+    region.audit()
+    figures = [region.usage(i) for i in range(8)]
+    print(json.dumps([ended, sum(f.charged for f in figures) >> 20, max(f.peak for f in figures) >> 20, len(region.processes())]))
+"""  # noqa: E501
+
+PROGRAM = """
+import ctypes as c, json, os, signal, sys, time
+cu = c.CDLL("libcuda.so.1")
+context, address = c.c_void_p(), c.c_uint64()
+def alloc(mib):
+    return cu.cuMemAlloc_v2(c.byref(address), c.c_size_t(mib << 20))
+assert cu.cuInit(0) == 0
+made = cu.cuDevicePrimaryCtxRetain(c.byref(context), 0)
+cu.cuCtxSetCurrent(context)
+print(json.dumps([made, alloc(400), alloc(200)]), flush=True)
+caught = []
+signal.signal(signal.SIGUSR1, lambda number, frame: caught.append(number))
+end = time.monotonic() + 60
+while len(sys.argv) > 1 and not caught and time.monotonic() < end:
+    time.sleep(0.05)
+print(json.dumps([caught, alloc(80), alloc(1)]), flush=True)
+"""
+
+
+@pytest.fixture
+def output() -> Iterator[Path]:
+    """Where jobs write: hosts of a cluster have /tmp in common."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(0o777)
+        yield Path(folder)
+
+
+def eventually(what: Callable[[], bool], about: Callable[[], object]) -> None:
+    end = time.monotonic() + 40
+    while not what():
+        assert time.monotonic() < end, about()
+        time.sleep(0.1)
+
+
+def submit(demo: DevCluster, output: Path, words: str, limit: int | None) -> tuple[str, Path]:
+    """A job of alice's with a region, or without; its number and where it writes."""
+    (output / "program.py").write_text(PROGRAM)
+    job = demo.run(
+        ["sbatch", "--parsable", "--hold", "-w", NODE, "--gres=gpu:1", "-o", str(output / "%j"), "--wrap",
+         f"export LD_PRELOAD={library_path()}; srun {sys.executable} {output}/program.py {words}"],
+        user="alice",
+    ).stdout.strip()  # fmt: skip
+    if limit is not None:
+        uid = int(demo.run(["id", "-u", "alice"], node=NODE).stdout)
+        uuids = [get_values(demo.node_folder(NODE) / "gpu_sim", i)["uuid"] for i in range(8)]
+        demo.run([sys.executable, "-c", MAKE, json.dumps([f"job_{job}", limit, uid, uuids])], node=NODE)
+    demo.run(["scontrol", "release", job], user="root")
+    return job, output / job
+
+
+def said(path: Path, lines: int) -> list[str]:
+    eventually(
+        lambda: path.exists() and path.read_text().count("\n") >= lines,
+        lambda: path.read_text() if path.exists() else "the job did not start",
+    )
+    return path.read_text().splitlines()
+
+
+def test_a_job_is_held_to_its_memory(demo: DevCluster, output: Path) -> None:
+    job, path = submit(demo, output, "wait", limit=1000)
+    assert said(path, 1) == ["[0, 0, 2]"]
+    assert [h.memory_mib for h in holdings(demo.node_folder(NODE) / "gpu_sim")] == [920]
+    look = [sys.executable, "-c", LOOK, f"job_{job}"]
+    assert json.loads(demo.run(look, node=NODE).stdout) == [0, 920, 920, 1]
+    demo.run(["scancel", "--signal=USR1", f"{job}.0"], user="alice")
+    assert said(path, 2) == ["[0, 0, 2]", "[[10], 0, 2]"]
+    eventually(
+        lambda: demo.run(["squeue", "-h", "-j", job], user="root", check=False).stdout == "", lambda: "still runs"
+    )
+    assert json.loads(demo.run(look, node=NODE).stdout) == [1, 0, 1000, 0]
+
+
+def test_a_job_without_a_region_gets_nothing(demo: DevCluster, output: Path) -> None:
+    _, path = submit(demo, output, "", limit=None)
+    lines = said(path, 3)
+    assert "sluice: this process gets no GPU memory: no region of this job in /run/sluice/limit" in lines
+    assert "[2, 201, 201]" in lines
