@@ -254,9 +254,7 @@ def _configure(tree: Path) -> None:
     try:
         run_command(["env", "-C", tree, "CFLAGS=-O0", "./configure", "-q", *CONFIGURE], timeout=_TIMEOUT)
     except CommandError as error:
-        raise SluiceError(
-            f"Slurm's configure failed: {error.what[-500:]}", remedy="install gcc and make"
-        ) from error
+        raise SluiceError(f"Slurm's configure failed: {error.what[-500:]}", remedy="install gcc and make") from error
     # Half of 80 MB that nobody needs for plugins.
     for name in ("testsuite", "doc", "contribs"):
         shutil.rmtree(tree / name, ignore_errors=True)
