@@ -698,6 +698,7 @@ HOOK(hipGraphInstantiateWithParams, hipGraphExec_t *exec, hipGraph_t graph, void
 #define LAUNCH(NAME)                                                                                                   \
     HOOK(NAME, hipGraphExec_t exec, hipStream_t stream)                                                                \
     {                                                                                                                  \
+        TOUCH();                                                                                                       \
         struct limit_entry entry;                                                                                      \
         enum limit_launch kind = limit_graph_begin(&driver, exec, &entry);                                             \
         if (kind == LIMIT_REFUSED)                                                                                     \

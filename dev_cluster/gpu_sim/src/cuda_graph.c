@@ -188,6 +188,8 @@ CU(cuGraphMemAllocNodeGetParams, CUgraphNode node, CUmemAllocNodeParams *paramet
 
 /* ---- recording a stream ---- */
 
+#ifndef GRAPHS_WITHOUT_RECORDING
+
 CU(cuStreamBeginCapture_v2, CUstream stream, int mode)
 {
     (void)mode;
@@ -225,6 +227,8 @@ CUresult cuda_graph_capture_free(CUgraph graph, CUdeviceptr address)
 {
     return add_free(graph, address, NULL);
 }
+
+#endif
 
 /* ---- running them ---- */
 

@@ -383,6 +383,8 @@ HIP(hipDevicePrimaryCtxGetState, int device, unsigned int *flags, int *active)
 
 /* ---- memory ---- */
 
+bool cuda_graph_free(uint64_t address); /* of hip_graph.c */
+
 HIP(hipMemGetInfo, size_t *free_bytes, size_t *total)
 {
     struct rt_context *context;
@@ -489,6 +491,9 @@ HIP(hipFree, void *memory)
     hipError_t error = start();
     if (error != hipSuccess || memory == NULL) {
         return told(error);
+    }
+    if (cuda_graph_free((uintptr_t)memory)) {
+        return hipSuccess;
     }
     error = result_of(rt_free(memory, RT_DEVICE));
     return told(error == hipErrorInvalidValue ? hipErrorInvalidDevicePointer : error);

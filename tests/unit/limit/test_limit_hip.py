@@ -65,6 +65,9 @@ ok(hip.hipFreeArray(p)); step("freed")
 one, two = alloc(50, "hipMallocAsync", None), alloc(70, "hipMallocAsync", None); step("from the pool")
 ok(hip.hipFreeAsync(one, None)); step("one freed")
 ok(hip.hipFree(two)); step("both freed")
+executable = graph_of(20, 12); step("graph made")
+ok(hip.hipGraphLaunch(executable, None)); step("launched")
+ok(hip.hipGraphExecDestroy(executable)); ok(hip.hipDeviceGraphMemTrim(0)); step("still held")
 class Prop(c.Structure):
     _fields_ = [("type", c.c_int), ("handles", c.c_int), ("where", c.c_int), ("id", c.c_int), ("w", c.c_void_p),
                 ("flags", c.c_ubyte * 8)]
@@ -103,6 +106,7 @@ def test_charged_is_what_the_vendors_tool_shows(amd_job: MakeJob, mi300: Node) -
         'alloc(n, "hipExtMallocWithFlags", 0)',
         'alloc(n, "hipMallocManaged", 1)',
         'alloc(n, "hipMallocAsync", None)',
+        "hip.hipGraphLaunch(graph_of(n), None) if n else 0",
         'hip.hipMallocPitch(c.byref(c.c_void_p()), c.byref(c.c_size_t()), size(1), c.c_size_t(n))',
     ],
 )  # fmt: skip

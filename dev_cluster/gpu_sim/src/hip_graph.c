@@ -1,0 +1,19 @@
+/* HIP's graphs are CUDA's under other names; streams are not recorded. */
+#define cuGraphCreate hipGraphCreate
+#define cuGraphDestroy hipGraphDestroy
+#define cuGraphAddMemAllocNode hipGraphAddMemAllocNode
+#define cuGraphAddMemFreeNode hipGraphAddMemFreeNode
+#define cuGraphAddEmptyNode hipGraphAddEmptyNode
+#define cuGraphGetNodes hipGraphGetNodes
+#define cuGraphNodeGetType hipGraphNodeGetType
+#define cuGraphMemAllocNodeGetParams hipGraphMemAllocNodeGetParams
+#define cuGraphInstantiate_v2 hipGraphInstantiate
+#define cuGraphInstantiateWithFlags hipGraphInstantiateWithFlags
+#define cuGraphInstantiateWithParams hipGraphInstantiateWithParams
+#define cuGraphExecDestroy hipGraphExecDestroy
+#define cuGraphLaunch hipGraphLaunch
+#define cuGraphUpload hipGraphUpload
+#define cuDeviceGetGraphMemAttribute hipDeviceGetGraphMemAttribute
+#define cuDeviceGraphMemTrim hipDeviceGraphMemTrim
+#define GRAPHS_WITHOUT_RECORDING
+#include "cuda_graph.c"
