@@ -118,6 +118,11 @@ static bool check_options(struct check *check)
             check->admission, SLUICE_REFUSED_REQUEST,
             "--gres=shard beside gpu or mps: Slurm gives a job either parts of GPUs or whole ones; submit "
             "two jobs, or one heterogeneous job with a component for each");
+    if (request->shards_typed)
+        return sluice_refuse(
+            check->admission, SLUICE_REFUSED_REQUEST,
+            "--gres=shard with a type: parts of GPUs have none; write --gres=shard:MIB, or --gpu-mem=SIZE, and "
+            "name the type with --constraint");
     if (options->gpu_mem_mib && check->submission->admitted_before) {
         if (has_gpus(request) || !has_any(&request->shards))
             return sluice_refuse(

@@ -486,6 +486,7 @@ static void check_time_and_options(void)
     REFUSED("open", "asks for none", .options = {.gpu_affinity = SLUICE_AFFINITY_LINK});
     REFUSED("open", "nothing to spread", PER_NODE("gres:gpu:2"), NODES(1), .options = {.gpu_spread = true});
     REFUSED("open", "beside gpu", PER_NODE("gres:gpu:1,gres:shard:100"));
+    REFUSED("open", "with a type", PER_NODE("gres:shard:h100:100"));
 }
 
 static void check_defaults(void)

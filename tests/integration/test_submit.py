@@ -456,12 +456,19 @@ def test_the_default_account_counts_also_among_many_users(
     try:
         for account, refusal in (("memory", "account memory may use 20G"), ("nvidia", ""), ("gone", "expired")):
             cluster.run(["sacctmgr", "-i", "modify", "user", "alice", "set", f"defaultaccount={account}"])
-            time.sleep(3)
-            done = cluster.run(
-                ["sbatch", "--parsable", "-H", "--gpu-mem=30G", "--wrap", "true"], user="alice", check=False, cwd="/tmp"
-            )
-            assert (refusal in done.stderr) if refusal else done.returncode == 0, done.stderr
-            if not refusal:
-                assert fields(cluster, done.stdout.strip())["Account"] == account
+            deadline = time.monotonic() + 20  # slurmdbd tells slurmctld in its own time
+            while True:
+                done = cluster.run(
+                    ["sbatch", "--parsable", "-H", "--gpu-mem=30G", "--wrap", "true"],
+                    user="alice",
+                    check=False,
+                    cwd="/tmp",
+                )
+                job = done.stdout.strip()
+                found = refusal in done.stderr if refusal else job and fields(cluster, job)["Account"] == account
+                if found:
+                    break
+                assert time.monotonic() < deadline, (account, done)
+                time.sleep(0.5)
     finally:
         cluster.run(["sacctmgr", "-i", "modify", "user", "alice", "set", "defaultaccount=free"])
