@@ -30,7 +30,10 @@ _QUIET_S = 0.5  # between two looks at draining jobs
 class Applier:
     """One apply."""
 
-    def __init__(self, cluster: Cluster, live: Live, wanted: State, progress: Progress | None = None) -> None:
+    def __init__(
+        self, cluster: Cluster, live: Live, wanted: State, progress: Progress | None = None, *, load: bool = True
+    ) -> None:
+        self.load = load
         self.cluster = cluster
         self.live = live
         self.wanted = wanted
@@ -220,7 +223,26 @@ class Applier:
         for account, rows in members.items():
             lines += [f"Parent - '{account}'", *rows]
         self.progress(f"{len(accounts)} accounts and {len(users)} members to add")
-        self.cluster.accounting.load(self.live.name, "\n".join(lines) + "\n")
+        if self.load:
+            self.cluster.accounting.load(self.live.name, "\n".join(lines) + "\n")
+        else:
+            self.cluster.accounting.session(self.single_additions(accounts, users))
+
+    def single_additions(self, accounts: list[Change], users: list[Change]) -> list[str]:
+        """The same by one command for each account, and for alike members of one: only administrators may load."""
+        lines = [
+            f"add account name={one.name} parent={self.wanted.accounts[one.name].parent} "
+            + _options(_new(one, skip=("parent", "coordinators")))
+            for one in accounts
+        ]
+        groups: dict[tuple[str, str], list[str]] = {}
+        for change in users:
+            groups.setdefault((change.account, _options(_new(change))), []).append(change.user)
+        return lines + [
+            f"add user name={','.join(chunk)} account={account} {options}".rstrip()
+            for (account, options), names in groups.items()
+            for chunk in chunks(names)
+        ]
 
     def live_defaults(self, users: list[Change]) -> dict[str, str]:
         """The default accounts of users who have one that stays theirs."""
@@ -254,9 +276,36 @@ class Applier:
         """What goes: members, accounts, QOS, reservations."""
         users, accounts = of["user", "remove"], [one.name for one in of["account", "remove"]]
         if users:
-            self.step("default accounts", self.new_defaults(users))
+            self.remove_members(users)
+        self.step("accounts to remove", [f"remove account where name={name}" for name in accounts])
+        self.step("QOS to remove", [f"remove qos where name={one.name}" for one in of["qos", "remove"]])
+        for change in of["reservation", "remove"]:
+            self.cluster.control.delete_reservation(change.name)
+            self.progress(f"reservation {change.name} ended")
+
+    def remove_members(self, removed: list[Change]) -> None:
+        """Slurm keeps a default account while its user has another: that takes its place, or the default goes last."""
+        leaving: dict[str, set[str]] = {}
+        for change in removed:
+            leaving.setdefault(change.user, set()).add(change.account)
+        staying: dict[str, str] = {}
+        wanted = [*self.live.state.users, *self.wanted.users, *(("root", user) for user in self.live.state.root_users)]
+        for account, user in wanted:
+            if user in leaving and account not in leaving[user]:
+                staying.setdefault(user, account)
+        default = self.cluster.accounting.default_accounts(leaving)
+        self.step(
+            "default accounts",
+            [
+                f"modify user where name={user} set defaultaccount={staying[user]}"
+                for user, account in default.items()
+                if account in leaving[user] and user in staying
+            ],
+        )
+        last = [one for one in removed if default.get(one.user) == one.account and one.user not in staying]
+        for changes in ([one for one in removed if one not in last], last):
             groups: dict[str, list[str]] = {}
-            for change in users:
+            for change in changes:
                 groups.setdefault(change.account, []).append(change.user)
             self.step(
                 "members to remove",
@@ -266,27 +315,6 @@ class Applier:
                     for chunk in chunks(names)
                 ],
             )
-        self.step("accounts to remove", [f"remove account where name={name}" for name in accounts])
-        self.step("QOS to remove", [f"remove qos where name={one.name}" for one in of["qos", "remove"]])
-        for change in of["reservation", "remove"]:
-            self.cluster.control.delete_reservation(change.name)
-            self.progress(f"reservation {change.name} ended")
-
-    def new_defaults(self, removed: list[Change]) -> list[str]:
-        """Slurm keeps a user's default account: another takes its place first."""
-        leaving: dict[str, set[str]] = {}
-        for change in removed:
-            leaving.setdefault(change.user, set()).add(change.account)
-        staying: dict[str, list[str]] = {}
-        for account, user in [*self.live.state.users, *self.wanted.users]:
-            if user in leaving and account not in leaving[user]:
-                staying.setdefault(user, []).append(account)
-        now = self.cluster.accounting.default_accounts(user for user in leaving if user in staying)
-        return [
-            f"modify user where name={user} set defaultaccount={staying[user][0]}"
-            for user, account in now.items()
-            if account in leaving[user]
-        ]
 
 
 class _Grouped:
@@ -328,6 +356,9 @@ def _options(fields: Mapping[str, str]) -> str:
 
 
 def _quoted(key: str, value: str) -> str:
+    if key == "PreemptExemptTime":  # a plain number would be minutes
+        seconds = int(value)
+        return f"{seconds // 3600:02}:{seconds % 3600 // 60:02}:{seconds % 60:02}"
     return f'"{value}"' if key in ("description", "organization") else value
 
 

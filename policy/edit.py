@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import io
 import os
@@ -64,8 +65,8 @@ def save(source: Source) -> None:
     status = source.path.stat()
     target = source.path.resolve()
     write_atomic(target, source.text, mode=status.st_mode & 0o777)
-    if (status.st_uid, status.st_gid) != (os.getuid(), os.getgid()) and os.getuid() == 0:
-        os.chown(target, status.st_uid, status.st_gid)
+    with contextlib.suppress(PermissionError):  # a caller who is not root keeps the group at most
+        os.chown(target, status.st_uid if os.getuid() == 0 else -1, status.st_gid)
 
 
 def value_of(word: str) -> Any:

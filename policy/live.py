@@ -80,7 +80,9 @@ def _state(
         if one.user:
             if one.partition:
                 odd.append(one)
-            elif one.account != "root":
+            elif one.account == "root":
+                state.root_users.add(one.user)
+            else:
                 state.users[one.account, one.user] = UserState(one.shares, one.limits)
         elif one.account == "root":
             state.root_limits = dict(one.limits)

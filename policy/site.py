@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from policy.access import Caller, caller, permitted, require
+from policy.access import ADMINISTRATOR, Caller, caller, permitted, require
 from policy.apply import Applier, Progress, includes_snippet
 from policy.audit import AuditLog
 from policy.changes import Change, compare, read_files, summary
@@ -142,7 +142,8 @@ class Site:
                 f"{action}: {who.user} may not change {left[0].kind} {left[0].name}",
                 remedy="coordinators change members of their accounts, and the accounts below them",
             )
-        applier = Applier(self.cluster, plan.live, plan.wanted.state, progress)
+        load = who.level >= ADMINISTRATOR
+        applier = Applier(self.cluster, plan.live, plan.wanted.state, progress, load=load)
         applier.refuse_impossible(changes)
         self.audit.refuse_unwritable()
         jobs = applier.jobs_in_the_way(changes)
@@ -258,7 +259,7 @@ def _not_in_force(live: Live, wanted: Wanted) -> list[str]:
 
 
 def _same_setting(key: str, wanted: str, now: str) -> bool:
-    if key in ("AccountingStorageTRES", "AccountingStorageEnforce", "PreemptMode"):
+    if key in ("AccountingStorageTRES", "AccountingStorageEnforce", "PreemptMode", "SlurmctldParameters"):
         return set(wanted.lower().split(",")) <= set(now.lower().split(","))
     return wanted.lower() == now.lower() or (key.startswith("Priority") and _zero(wanted) and _zero(now))
 

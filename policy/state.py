@@ -48,6 +48,7 @@ class State:
 
     accounts: dict[str, AccountState] = field(default_factory=dict)
     users: dict[tuple[str, str], UserState] = field(default_factory=dict)  # (account, user)
+    root_users: set[str] = field(default_factory=set)  # users of the account root: not governed
     qos: dict[str, dict[str, str]] = field(default_factory=dict)
     root_limits: dict[str, str] = field(default_factory=dict)
     reservations: dict[str, ReservationState] = field(default_factory=dict)

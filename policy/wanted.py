@@ -310,6 +310,9 @@ class _Maker:
             enabled = scheduling.preemption.enabled
             lines.append(f"PreemptType={'preempt/qos' if enabled else 'preempt/none'}")
             lines.append(f"PreemptMode={scheduling.preemption.mode.upper() if enabled else 'OFF'}")
+            # Preemption signals job steps; batch scripts only so, and only with `sbatch --signal=B:...`.
+            words = set(filter(None, self.live.config.get("SlurmctldParameters", "").lower().split(",")))
+            lines.append(f"SlurmctldParameters={','.join(sorted(words | {'preempt_send_user_signal'}))}")
         return "\n".join(lines) + "\n"
 
     def compile(self) -> compiled.CompiledPolicy:

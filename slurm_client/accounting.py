@@ -254,7 +254,8 @@ def _failure(output: str) -> str:
         if line.startswith("sacctmgr: ") and not line.startswith("sacctmgr: error:"):
             command = line.removeprefix("sacctmgr: ")
         elif re.search(r"error:|Problem|Unknown|don't|doesn't|Nothing|not |bad |non-existent|Error|denied", line):
-            return one_line(f"{command}: {line.removeprefix('sacctmgr: ')}" if command else line, limit=600)
+            said = line.removeprefix("sacctmgr: ").strip()
+            return one_line(f"{command}: {said}" if command not in ("", "quit") else said, limit=600)
     return one_line(output[-300:]) or "failed without a word"
 
 
