@@ -73,7 +73,7 @@ def run(jobs: int, tenants: int, rounds: int, daemons: bool, submitters: int, pl
         figures,
         spread=spread,
         must=_DAEMON_MUST if daemons else {},
-        versions={"slurm": run_command(["sinfo", "--version"]).stdout.split()[-1]} if daemons else {},
+        versions={"slurm": run_command(["slurmd", "-V"]).stdout.split()[-1]} if daemons else {},
     )
 
 

@@ -214,6 +214,22 @@ def test_below_place_nothing_is_ordered(cluster: DevCluster) -> None:
     assert sites(cluster)[job] == 0, "but not used"
 
 
+@pytest.mark.skipif(os.environ.get("SLUICE_TEST_SCALE") != "full", reason="PriorityCalcPeriod is a minute")
+def test_what_was_ordered_is_taken_back(cluster: DevCluster) -> None:
+    """Also where slurmctld was restarted in between, and an administrator's own site factor stays."""
+    fill(cluster)
+    job, own = submit(cluster, "bob", "--gres=gpu:8"), submit(cluster, "alice", "--gres=gpu:8")
+    wait_until(lambda: sites(cluster), lambda seen: seen.get(job, 0) > 0)
+    (cluster.layout.slurm / "sluice.level").write_text("off\n")
+    cluster.stop_daemon("slurmctld@ctl1", number=signal.SIGTERM)
+    cluster.start_daemon("slurmctld@ctl1")
+    wait_until(lambda: cluster.run(["scontrol", "ping"], check=False).stdout, lambda said: "is UP" in said)
+    wait_until(lambda: sites(cluster), lambda seen: seen[job] == seen[own] == 0, timeout=140)
+    cluster.run(["scontrol", "update", f"job={own}", "sitefactor=77"])
+    time.sleep(130)
+    assert sites(cluster) == {job: 0, own: 77}
+
+
 def test_every_decision_of_a_churn_replays(cluster: DevCluster) -> None:
     rng = random.Random(7)
     count = 400 if os.environ.get("SLUICE_TEST_SCALE") == "full" else 40
