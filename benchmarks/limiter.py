@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import click
@@ -17,7 +18,7 @@ from dev_cluster.gpu_sim import library_dir, load_platform, write_node_state
 from dev_cluster.gpu_sim.fields import get_values
 from sluice_base.errors import SluiceError
 from sluice_core import version
-from sluice_core.limit import Device, create, library_path
+from sluice_core.limit import Device, Region, create, library_path
 
 OPTIONS = [
     click.Option(
@@ -27,9 +28,7 @@ OPTIONS = [
         show_default=True,
         help="installed: a real NVIDIA GPU's.",
     ),
-    click.Option(
-        ["--rounds"], type=click.IntRange(1), default=9, show_default=True, help="Each of both arms, in turn."
-    ),
+    click.Option(["--rounds"], type=click.IntRange(1), default=9, show_default=True, help="Processes."),
     click.Option(["--pairs"], type=click.IntRange(100), default=10_000, show_default=True, help="A round."),
     click.Option(
         ["--blocks"], type=click.IntRange(100), default=2_000, show_default=True, help="Of 64 launches, a round."
@@ -39,7 +38,7 @@ MUST = {"pair_overhead_us": ("<=", 1.0), "loop_overhead_percent": ("<=", 1.0)}
 
 _LOOPS = {"pair": 0, "small_pair": 1, "pool_pair": 2, "loop": 3}  # of enum sluice_bench_cuda_loop
 
-# Medians in microseconds. A process of its own: what is preloaded is decided when it starts.
+# Medians in microseconds, limited and bare. A process of its own: what is preloaded is decided when it starts.
 _CHILD = """
 import json, sys
 import numpy as np
@@ -47,9 +46,10 @@ from sluice_core._bench import ffi, lib
 from sluice_core.errors import check, new_error_text
 medians = {}
 for name, loop, count in json.loads(sys.argv[1]):
-    times, text = np.zeros(count, dtype=np.uint64), new_error_text()
-    check(lib.sluice_bench_cuda(loop, count, ffi.from_buffer("uint64_t[]", times, require_writable=True), text), text)
-    medians[name] = float(np.median(times)) / 1000
+    arms, text = [np.zeros(count, dtype=np.uint64) for _ in range(2)], new_error_text()
+    places = [ffi.from_buffer("uint64_t[]", times, require_writable=True) for times in arms]
+    check(lib.sluice_bench_cuda(loop, count, *places, text), text)
+    medians[name] = [float(np.median(times)) / 1000 for times in arms]
 print(json.dumps(medians))
 """
 
@@ -89,32 +89,35 @@ def _device(driver: str, folder: Path) -> tuple[Device, dict[str, str]]:
 
 
 def run(**options: Any) -> Result:
-    """The quickest round of each arm, which other work on the machine disturbed least; overhead is their difference."""
+    """Medians over the rounds; in each, both arms take turns call by call, and overhead is their difference."""
     if os.geteuid() != 0:
         raise SluiceError("a job's region is root's: run this benchmark as root")
     loops = [[name, loop, options["blocks" if name == "loop" else "pairs"]] for name, loop in _LOOPS.items()]
-    seen: dict[str, list[dict[str, float]]] = {"limited": [], "bare": []}
+    rounds: list[dict[str, list[float]]] = []
     with tempfile.TemporaryDirectory() as folder:
         device, environment = _device(options["driver"], Path(folder) / "node")
         create(Path(folder) / "region", [device], 0)
-        child = [sys.executable, "-c", _CHILD, json.dumps(loops)]
-        limited = ["unshare", "--mount", "sh", "-c", _ENTER, "sh", f"{folder}/region", "env"]
-        for _ in range(options["rounds"]):
-            seen["bare"].append(_run(child, environment))
-            seen["limited"].append(_run([*limited, f"LD_PRELOAD={library_path()}", *child], environment))
-    best = {arm: {name: min(figures[name] for figures in rounds) for name in _LOOPS} for arm, rounds in seen.items()}
-    figures = {f"{name}_us": value for name, value in best["limited"].items()}
+        inside = ["unshare", "--mount", "sh", "-c", _ENTER, "sh", f"{folder}/region", "env"]
+        child = [f"LD_PRELOAD={library_path()}", sys.executable, "-c", _CHILD, json.dumps(loops)]
+        rounds = [_run([*inside, *child], environment) for _ in range(options["rounds"])]
+        with Region(Path(folder) / "region") as region:
+            if region.usage(0).peak == 0:
+                raise SluiceError("the limiter was not in the way: nothing was charged")
+    limited, bare = ({name: median(seen[name][arm] for seen in rounds) for name in _LOOPS} for arm in range(2))
+    figures = {f"{name}_us": value for name, value in limited.items()}
     for name in _LOOPS:
-        difference = best["limited"][name] - best["bare"][name]
+        differences = [seen[name][0] - seen[name][1] for seen in rounds]
         if name == "loop":
-            figures["loop_overhead_percent"] = 100 * difference / best["bare"][name]
+            figures["loop_overhead_percent"] = 100 * median(differences) / bare[name]
         else:
-            figures[f"{name}_overhead_us"] = difference
+            figures[f"{name}_overhead_us"] = median(differences)
     return Result(
         figures=figures,
-        peer={f"{name}_us": value for name, value in best["bare"].items()},
+        peer={f"{name}_us": value for name, value in bare.items()},
         spread={
-            f"{arm}_{name}_us": [figures[name] for figures in rounds] for arm, rounds in seen.items() for name in _LOOPS
+            f"{arm}{name}_us": [seen[name][place] for seen in rounds]
+            for place, arm in enumerate(("", "peer_"))
+            for name in _LOOPS
         },
         versions={"sluice_core": version(), "driver": options["driver"]},
     )

@@ -87,7 +87,7 @@ static void (*function_of(struct limit_call *call))(void)
 
 static unsigned digit(char c)
 {
-    return c >= '0' && c <= '9' ? (unsigned)(c - '0') : ((unsigned)(c | 0x20) - 'a' + 10) & 15u;
+    return (unsigned)(c >= '0' && c <= '9' ? c - '0' : (c | 0x20) - 'a' + 10) & 15u;
 }
 
 /* The device of the ledger; below 0: not the job's. */

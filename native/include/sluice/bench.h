@@ -43,11 +43,12 @@ enum sluice_bench_cuda_loop {
 };
 
 /*
- * Do one of these `count` times on device 0, through the libcuda.so.1 that the loader finds; times[i] receives how long
- * the i-th took, a reading of the clock included. Errors: SYSTEM (no driver, or what it says).
+ * Do one of these on device 0 `count` times as a program would, and `count` times past whatever is preloaded, in turn,
+ * through the libcuda.so.1 that the loader finds. times[i] and bare_times[i] receive how long the i-th took, a reading
+ * of the clock included. Errors: SYSTEM (no driver, or what it says).
  */
 enum sluice_error sluice_bench_cuda(enum sluice_bench_cuda_loop loop, uint32_t count, uint64_t *times,
-                                    struct sluice_error_text *text);
+                                    uint64_t *bare_times, struct sluice_error_text *text);
 
 /* ======== placement ======== */
 
