@@ -16,7 +16,7 @@ from slurm_plugin.install import Places, Result, install
 from slurm_plugin.site import INCLUDE, find_plugin_dir, read_own_options
 
 DESCRIPTION: dict[str, Any] = {
-    "nodes": [{"names": "n[1-2]", "platform": "none"}],
+    "nodes": [{"names": "n[1-2]", "platform": "none"}, {"names": "c1", "platform": "none", "config": "configless"}],
     "controllers": 1,
     "accounting": False,
     "users": [{"name": "alice"}],

@@ -67,7 +67,7 @@ def site(
 @pytest.fixture(scope="module")
 def jobs(site: PluginSite) -> dict[str, int]:
     """Jobs from before the installation, that are there to its end."""
-    running = site.submit("-n1", "--wrap", "sleep 1000")
+    running = site.submit("-w", "n1", "--wrap", "sleep 1000")
     site.wait(lambda: site.job(running) == "RUNNING")
     held = site.submit("-n1", "--hold", "--wrap", "true")
     waiting = site.submit(f"--dependency=afterok:{running}", "--wrap", "true")
@@ -107,7 +107,7 @@ def test_the_installation_stands_up_to_a_check(site: PluginSite, root: Path | No
 
 
 def test_commands_are_silent_on_every_host(site: PluginSite) -> None:
-    for node in ("login", "ctl1", "n1"):
+    for node in ("login", "ctl1", "n1", "c1"):
         for command in (["sinfo"], ["squeue"], ["scontrol", "show", "config"], ["sprio"], ["sdiag"]):
             done = site.cluster.run(command, node=node)
             assert "error" not in done.stderr and "sluice" not in done.stderr.lower(), (node, command, done.stderr)
