@@ -261,9 +261,20 @@ static bool is_restricted(const struct check *check)
         return false;
     for (uint32_t i = 0; i < check->rules->class_count; i++) {
         const struct sluice_class_rule *rule = rule_of(check, i);
-        if (!rule->allowed || rule->gpus_per_job != SLUICE_NO_LIMIT || rule->run_time_s != SLUICE_NO_LIMIT)
+        if (!rule->allowed || rule->gpus_per_job != SLUICE_NO_LIMIT || rule->run_time_s != SLUICE_NO_LIMIT ||
+            rule->gpus_limit != SLUICE_NO_LIMIT)
             return true;
     }
+    return false;
+}
+
+/* GPUs running at once are limited by class: Slurm keeps that limit, and counts only GPUs that are asked for by type.
+ */
+static bool is_counted_by_type(const struct check *check)
+{
+    for (uint32_t i = 0; i < check->rules->class_count; i++)
+        if (rule_of(check, i)->gpus_limit != SLUICE_NO_LIMIT)
+            return true;
     return false;
 }
 
@@ -424,7 +435,8 @@ static bool check_untyped(struct check *check, bool gres, uint64_t gpus)
         return check_class(check, sluice_rules_class_of_type(check->rules, type), type, gpus) &&
                (!gres || set_type(check, type));
     uint32_t accepting = accepting_classes(check, gpus, types, sizeof types, &count);
-    if (accepting == check->rules->class_count)
+    bool typed = !has_any(&check->request.shards) && is_counted_by_type(check);
+    if (accepting == check->rules->class_count && !typed)
         return check_open_classes(check, gpus, false);
     if (accepting == 0)
         return check_open_classes(check, gpus, false) &&
@@ -433,7 +445,7 @@ static bool check_untyped(struct check *check, bool gres, uint64_t gpus)
                    "GPUs: account %s may use none; leave out the request for GPUs, or submit with another account "
                    "(-A)",
                    check->tenant->account);
-    if (gres ? count == 1 : count != UINT32_MAX)
+    if (gres ? count == 1 : count != UINT32_MAX && !typed)
         return check_open_classes(check, gpus, true) &&
                (gres ? set_type(check, types)
                      : sluice_require_feature(check->submission, types, "A part of a GPU that your account may use",
@@ -443,8 +455,8 @@ static bool check_untyped(struct check *check, bool gres, uint64_t gpus)
         *at = *at == '|' ? ' ' : *at;
     return sluice_refuse(
         check->admission, SLUICE_REFUSED_LIMIT,
-        "GPUs without a type could be of a class that account %s may not use for this job; name the type, "
-        "as in --gres=gpu:%.*s:%" PRIu64 "; it may be one of: %s",
+        "GPUs without a type %s account %s; name the type, as in --gres=gpu:%.*s:%" PRIu64 "; it may be one of: %s",
+        typed ? "are not counted in the limits of" : "could be of a class that is not open for this job to",
         check->tenant->account, (int)first, types, gpus, types);
 }
 

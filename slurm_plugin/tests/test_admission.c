@@ -33,6 +33,11 @@ static const char policy[] = "[global]\n"
                              "classes = big\n"
                              "class.big.gpus-per-job = 4\n"
                              "class.big.run-time-s = 3600\n"
+                             "[tenant atonce]\n"
+                             "class.small.gpus-limit = 16\n"
+                             "[tenant smallatonce]\n"
+                             "classes = small\n"
+                             "class.small.gpus-limit = 16\n"
                              "[tenant none]\n"
                              "classes =\n"
                              "[tenant strict]\n"
@@ -440,6 +445,17 @@ static void check_classes(void)
     ADMITTED("smallonly", .options = {.gpu_mem_mib = 100});
     CHECK_STR(admission.features, "l4");
     REFUSED("smallonly", "--exclusive", .whole_nodes = true);
+    /* limits on GPUs running at once are Slurm's to keep, by type */
+    REFUSED("atonce", "name the type", PER_NODE("gres:gpu:1"));
+    REFUSED("atonce", "name the type", .tasks = 4, .tasks_per_gpu = 2);
+    REFUSED("atonce", "--exclusive", .whole_nodes = true);
+    ADMITTED("atonce", PER_NODE("gres:gpu:l4:1"));
+    ADMITTED("atonce", PER_NODE("gres:gpu:1"), .features = "l4");
+    CHECK_STR(admission.tres[SLUICE_PER_NODE], "gres:gpu:l4:1");
+    ADMITTED("atonce", .options = {.gpu_mem_mib = 100});
+    CHECK_STR(admission.features, "");
+    ADMITTED("smallatonce", PER_JOB("gres:gpu:20"));
+    CHECK_STR(admission.tres[SLUICE_PER_JOB], "gres:gpu:l4:20");
     REFUSED("none", "may use none", PER_NODE("gres:gpu:1"));
     REFUSED("none", "no GPUs at all", PER_NODE("gres:gpu:h100:1"));
     ADMITTED("none", .tasks = 4);
