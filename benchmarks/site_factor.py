@@ -102,7 +102,8 @@ def _description(jobs: int, plugins: Path | None) -> str:
             "nodes": [{"names": "n[1-4]", "platform": "dgx-h100"}],
             "controllers": 1,
             "accounting": False,
-            "slurm_conf": f"PriorityType=priority/multifactor\nMaxJobCount={jobs + 1000}\nSchedulerParameters=defer\n",
+            "slurm_conf": "PriorityType=priority/multifactor\nPriorityCalcPeriod=1\n"  # a minute
+            f"MaxJobCount={jobs + 1000}\nSchedulerParameters=defer\n",
             "sluice": sluice,
         }
     )
@@ -131,25 +132,31 @@ def _submit(cluster: DevCluster, jobs: int, submitters: int) -> None:
 
 
 def _watch(cluster: DevCluster, jobs: int) -> dict[str, float]:
-    """What slurmctld's counters say over two passes of PriorityCalcPeriod (a minute) with all jobs pending."""
-    most = {"daemon_pass_ms": 0.0, "daemon_step_ms": 0.0}
-    seen: list[float] = []
+    """What slurmctld's counters say over two passes over all pending jobs, one a minute."""
+    passes: list[float] = []
+    steps: list[float] = []
+    snapshots: list[float] = []
     on_cpu: list[float] = []
-    until = time.monotonic() + 150
-    while time.monotonic() < until:
+    until = time.monotonic() + 240
+    while time.monotonic() < until and len(passes) < 3:  # the first may be of a time with fewer jobs
         counters = json.loads((cluster.layout.state / "sluice.status.ctl1").read_text())["counters"]
         if counters["order.pending_jobs"] >= jobs:
-            most["daemon_pass_ms"] = max(most["daemon_pass_ms"], counters["site_factor.update_us_last"] / 1000)
-            most["daemon_step_ms"] = max(most["daemon_step_ms"], counters["order.step_us_last"] / 1000)
-            if not seen or seen[-1] != counters["order.queue_us_last"] / 1000:
-                seen.append(counters["order.queue_us_last"] / 1000)
-                on_cpu.append(counters["order.queue_cpu_us_last"] / 1000)
+            for seen, name in (
+                (passes, "site_factor.update_us_last"),
+                (steps, "order.step_us_last"),
+                (snapshots, "order.queue_us_last"),
+                (on_cpu, "order.queue_cpu_us_last"),
+            ):
+                if not seen or seen[-1] != counters[name] / 1000:
+                    seen.append(counters[name] / 1000)
         time.sleep(1)
-    if not seen:
-        raise SluiceError(f"slurmctld never had {jobs} jobs pending", remedy="see its log")
-    return most | {
-        "daemon_snapshot_ms": median(seen),
-        "daemon_snapshot_cpu_ms": median(on_cpu),
-        "daemon_snapshot_most_ms": max(seen),
+    if len(passes) < 2:
+        raise SluiceError(f"slurmctld made no pass over {jobs} pending jobs", remedy="see its log")
+    return {
         "daemon_jobs": float(jobs),
+        "daemon_pass_ms": max(passes[1:]),
+        "daemon_step_ms": median(steps),
+        "daemon_snapshot_ms": median(snapshots),
+        "daemon_snapshot_cpu_ms": median(on_cpu),
+        "daemon_snapshot_most_ms": max(snapshots),
     }

@@ -62,7 +62,7 @@ def description(**more: Any) -> dict[str, Any]:
             {"name": "dave", "accounts": ["biology"]},
         ],
         "controllers": 1,
-        "slurm_conf": "PriorityType=priority/multifactor\nPriorityCalcPeriod=60\nPrivateData=jobs\n"
+        "slurm_conf": "PriorityType=priority/multifactor\nPriorityCalcPeriod=60\nPrivateData=jobs\n"  # an hour
         "SchedulerParameters=bf_interval=2,sched_interval=2\n",
         "sluice": {"level": "place", "policy": compiled(POLICY)},
         **more,
@@ -168,7 +168,7 @@ def test_order_is_the_cores_and_sprio_shows_it(cluster: DevCluster) -> None:
 
 
 def test_a_change_that_cannot_wait_is_applied_at_once(cluster: DevCluster) -> None:
-    """Long before PriorityCalcPeriod, which is a minute at least."""
+    """Long before PriorityCalcPeriod, which is an hour here and a minute at least."""
     fill(cluster)
     job = submit(cluster, "bob", "--gres=gpu:8", "--deadline=now+30minutes")
     wait_until(lambda: sites(cluster), lambda seen: seen.get(job, 0) > 20000)
@@ -214,7 +214,7 @@ def test_below_place_nothing_is_ordered(cluster: DevCluster) -> None:
     assert sites(cluster)[job] == 0, "but not used"
 
 
-@pytest.mark.skipif(os.environ.get("SLUICE_TEST_SCALE") != "full", reason="PriorityCalcPeriod is a minute")
+@pytest.mark.skipif(os.environ.get("SLUICE_TEST_SCALE") != "full", reason="PriorityCalcPeriod is a minute at least")
 def test_what_was_ordered_is_taken_back(cluster: DevCluster) -> None:
     """Also where slurmctld was restarted in between, and an administrator's own site factor stays."""
     fill(cluster)
@@ -222,6 +222,8 @@ def test_what_was_ordered_is_taken_back(cluster: DevCluster) -> None:
     wait_until(lambda: sites(cluster), lambda seen: seen.get(job, 0) > 0)
     (cluster.layout.slurm / "sluice.level").write_text("off\n")
     cluster.stop_daemon("slurmctld@ctl1", number=signal.SIGTERM)
+    conf = cluster.layout.slurm / "slurm.conf"
+    conf.write_text(conf.read_text().replace("PriorityCalcPeriod=60", "PriorityCalcPeriod=1"))
     cluster.start_daemon("slurmctld@ctl1")
     wait_until(lambda: cluster.run(["scontrol", "ping"], check=False).stdout, lambda said: "is UP" in said)
     wait_until(lambda: sites(cluster), lambda seen: seen[job] == seen[own] == 0, timeout=140)
