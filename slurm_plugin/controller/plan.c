@@ -683,6 +683,7 @@ void sluice_plan_count_pass(uint64_t lock_us, uint64_t plan_us, bool failed)
     counts.lock_us_max = lock_us > counts.lock_us_max ? lock_us : counts.lock_us_max;
     counts.plan_us_max = plan_us > counts.plan_us_max ? plan_us : counts.plan_us_max;
     counts.plan_us_last = plan_us;
+    counts.lock_us_last = lock_us;
     pthread_mutex_unlock(&lock);
 }
 

@@ -93,6 +93,7 @@ struct sluice_plan_counts {
     uint64_t started;     /* jobs that the planner started */
     uint64_t not_started; /* start-now jobs that Slurm would not start */
     uint64_t slipped;     /* reserved starts that moved to later from one plan to the next */
+    uint64_t lock_us_last; /* for the last picture */
     uint64_t lock_us_max; /* longest time under slurmctld's read locks for one picture */
     uint64_t plan_us_max; /* longest time for planning, outside of all locks */
     uint64_t plan_us_last;

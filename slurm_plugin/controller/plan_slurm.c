@@ -720,6 +720,7 @@ static void count(const struct sluice_plan_counts *counts)
     atomic_store(sluice_status_counter("plan.jobs"), counts->jobs);
     atomic_store(sluice_status_counter("plan.now"), counts->now);
     atomic_store(sluice_status_counter("plan.reserved"), counts->reserved);
+    atomic_store(sluice_status_counter("plan.lock_us_last"), counts->lock_us_last);
     atomic_store(sluice_status_counter("plan.lock_us_max"), counts->lock_us_max);
     atomic_store(sluice_status_counter("plan.plan_us_max"), counts->plan_us_max);
     atomic_store(sluice_status_counter("plan.plan_us_last"), counts->plan_us_last);

@@ -6,8 +6,10 @@ import json
 import os
 import re
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +252,24 @@ def test_members_may_differ_and_users_do_not_mix(gangs: Gangs) -> None:
     theirs = gangs.member("mix:2", gpus=1, user="bob")
     until(lambda: [gangs.ran("job", job) for job in mine], all)
     assert gangs.shown(theirs) == ["PENDING", "Gang mix: 1 of 2 members submitted"]
+
+
+def test_members_of_srun_start_together_or_are_cancelled_with_a_message(gangs: Gangs) -> None:
+    def srun(gang: str, user: str) -> Future[subprocess.CompletedProcess[str]]:
+        words = ["srun", f"--gang={gang}", "--gres=gpu:1", "-t1", "date", "+%s.%N"]
+        return pool.submit(gangs.cluster.run, words, user=user, check=False)
+
+    with ThreadPoolExecutor(4) as pool:
+        both = [srun("live:2", "alice") for _ in range(2)]
+        starts = [float(run.result().stdout) for run in both]
+        assert abs(starts[0] - starts[1]) < 5
+        busy = [gangs.submit("-N1", "--gres=gpu:1", user="carol") for _ in range(2)]
+        until(lambda: gangs.states(busy), lambda seen: bool(seen == ["RUNNING"] * 2))
+        both = [srun("stuck:2", "carol") for _ in range(2)]
+        done, waiting = wait(both, timeout=GANG_LIMIT + 20, return_when=FIRST_COMPLETED)
+        assert "gang stuck: not all members got nodes in time; cancelled" in done.pop().result().stderr
+        gangs.cluster.run(["scancel", "-u", "carol"])
+        assert all(run.result(timeout=30).stdout == "" for run in waiting)
 
 
 def test_a_held_member_holds_its_gang(gangs: Gangs) -> None:
