@@ -118,6 +118,7 @@
     CALL(cuDeviceGetGraphMemAttribute)                                                                                 \
     CALL(cuGraphGetNodes)                                                                                              \
     CALL(cuGraphNodeGetType)                                                                                           \
+    CALL(cuGraphChildGraphNodeGetGraph)                                                                                \
     CALL(cuGraphMemAllocNodeGetParams)                                                                                 \
     CALL(cuMemGetAddressRange_v2)
 
@@ -144,6 +145,7 @@ typedef CUresult cuMemPoolGetAttribute(CUmemoryPool, int, void *);
 typedef CUresult cuDeviceGetGraphMemAttribute(CUdevice, int, void *);
 typedef CUresult cuGraphGetNodes(CUgraph, CUgraphNode *, size_t *);
 typedef CUresult cuGraphNodeGetType(CUgraphNode, int *);
+typedef CUresult cuGraphChildGraphNodeGetGraph(CUgraphNode, CUgraph *);
 typedef CUresult cuGraphMemAllocNodeGetParams(CUgraphNode, CUmemAllocNodeParams *);
 typedef CUresult cuMemGetAddressRange_v2(CUdeviceptr *, size_t *, CUdeviceptr);
 
@@ -256,6 +258,14 @@ static bool node_memory(void *node, int *ordinal, uint64_t *bytes)
 
 enum { GRANULE = 2 << 20 }; /* device memory comes in pages of 2 MiB */
 
+static bool node_graph(void *node, void **graph)
+{
+    enum { GRAPH = 4 };
+    int type;
+    return NEED(cuGraphNodeGetType, node, &type) == CUDA_SUCCESS && type == GRAPH &&
+           NEED(cuGraphChildGraphNodeGetGraph, node, graph) == CUDA_SUCCESS;
+}
+
 static const struct limit_driver driver = {
     .granule = GRANULE,
     .device = device_of,
@@ -263,6 +273,7 @@ static const struct limit_driver driver = {
     .graph_attribute = graph_attribute,
     .graph_nodes = graph_nodes,
     .node_memory = node_memory,
+    .node_graph = node_graph,
 };
 
 static bool take_piece(int device, uint64_t size, struct limit_entry *entry)

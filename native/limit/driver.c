@@ -199,6 +199,8 @@ bool limit_pool_end(struct limit_session *session, struct limit_pool pool, bool 
         record->bytes = covered ? reserved : record->bytes;
     }
     pthread_mutex_unlock(&session->pools);
+    if (!covered)
+        look_later(session);
     return covered;
 }
 
@@ -258,31 +260,36 @@ struct graph_memory {
     uint64_t bytes[LIMIT_ORDINALS];
 };
 
-static struct graph_memory *memory_of(const struct limit_driver *driver, void *graph)
+/* Adds what the nodes of a graph, and of graphs within it, ask for; *memory is made when there is any. */
+static void add_memory(const struct limit_driver *driver, void *graph, unsigned depth, struct graph_memory **memory)
 {
+    enum { DEEPEST = 16 };
     size_t count = 0;
     void **nodes = NULL;
-    struct graph_memory *memory = NULL;
-    if (!driver->graph_nodes(graph, NULL, &count) || count == 0 || !(nodes = calloc(count, sizeof *nodes)) ||
-        !driver->graph_nodes(graph, nodes, &count))
+    if (depth > DEEPEST || !driver->graph_nodes(graph, NULL, &count) || count == 0 ||
+        !(nodes = calloc(count, sizeof *nodes)) || !driver->graph_nodes(graph, nodes, &count))
         count = 0;
     for (size_t i = 0; i < count; i++) {
         int ordinal;
         uint64_t bytes;
+        void *child;
+        if (driver->node_graph(nodes[i], &child))
+            add_memory(driver, child, depth + 1, memory);
         if (!driver->node_memory(nodes[i], &ordinal, &bytes) || ordinal < 0 || ordinal >= LIMIT_ORDINALS)
             continue;
-        memory = memory ? memory : calloc(1, sizeof *memory);
-        if (memory)
-            memory->bytes[ordinal] += (bytes + 511) / 512 * 512;
+        *memory = *memory ? *memory : calloc(1, sizeof **memory);
+        if (*memory)
+            (*memory)->bytes[ordinal] += (bytes + 511) / 512 * 512;
     }
     free(nodes);
-    return memory;
 }
 
 void limit_graph_made(const struct limit_driver *driver, void *graph, void *executable)
 {
     struct limit_session *session = limit_session();
-    struct graph_memory *memory = session ? memory_of(driver, graph) : NULL;
+    struct graph_memory *memory = NULL;
+    if (session)
+        add_memory(driver, graph, 0, &memory);
     if (!memory)
         return;
     struct limit_entry entry = {.link = (uint64_t)(uintptr_t)memory};

@@ -17,6 +17,7 @@ struct limit_driver {
     bool (*graph_attribute)(int ordinal, int attribute, uint64_t *value);
     bool (*graph_nodes)(void *graph, void **nodes, size_t *count);
     bool (*node_memory)(void *node, int *ordinal, uint64_t *bytes); /* of a node that allocates device memory */
+    bool (*node_graph)(void *node, void **graph);                   /* of a node that is a graph */
 };
 
 /* A pool, or (handle NULL) a device's memory for graphs. */

@@ -151,6 +151,7 @@ enum { TOTAL_IN_R0600 = 288, TOTAL_IN_R0000 = 256 }; /* where hipDeviceProp_t ha
     CALL(hipDeviceGetGraphMemAttribute)                                                                                \
     CALL(hipGraphGetNodes)                                                                                             \
     CALL(hipGraphNodeGetType)                                                                                          \
+    CALL(hipGraphChildGraphNodeGetGraph)                                                                               \
     CALL(hipGraphMemAllocNodeGetParams)                                                                                \
     CALL(hipMemAdvise)
 
@@ -169,6 +170,7 @@ typedef hipError_t hipMemPoolGetAttribute(hipMemPool_t, int, void *);
 typedef hipError_t hipDeviceGetGraphMemAttribute(int, int, void *);
 typedef hipError_t hipGraphGetNodes(hipGraph_t, hipGraphNode_t *, size_t *);
 typedef hipError_t hipGraphNodeGetType(hipGraphNode_t, int *);
+typedef hipError_t hipGraphChildGraphNodeGetGraph(hipGraphNode_t, hipGraph_t *);
 typedef hipError_t hipGraphMemAllocNodeGetParams(hipGraphNode_t, hipMemAllocNodeParams *);
 typedef hipError_t hipMemAdvise(const void *, size_t, int, int);
 
@@ -247,6 +249,14 @@ static bool node_memory(void *node, int *ordinal, uint64_t *bytes)
     return true;
 }
 
+static bool node_graph(void *node, void **graph)
+{
+    enum { GRAPH = 4 };
+    int type;
+    return NEED(hipGraphNodeGetType, node, &type) == hipSuccess && type == GRAPH &&
+           NEED(hipGraphChildGraphNodeGetGraph, node, graph) == hipSuccess;
+}
+
 static const struct limit_driver driver = {
     .granule = 4096,
     .device = device_of,
@@ -254,6 +264,7 @@ static const struct limit_driver driver = {
     .graph_attribute = graph_attribute,
     .graph_nodes = graph_nodes,
     .node_memory = node_memory,
+    .node_graph = node_graph,
 };
 
 /* What a device's allocations belong to: something that is its own. */

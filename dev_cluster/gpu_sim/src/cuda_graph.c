@@ -7,7 +7,7 @@
 
 #include "cuda.h"
 
-enum node_type { NODE_EMPTY = 5, NODE_ALLOC = 10, NODE_FREE = 11 };
+enum node_type { NODE_GRAPH = 4, NODE_EMPTY = 5, NODE_ALLOC = 10, NODE_FREE = 11 };
 
 typedef struct {
     CUmemPoolProps poolProps;
@@ -28,6 +28,7 @@ struct graph_memory {
 typedef struct cu_node {
     enum node_type type;
     struct graph_memory *memory;
+    struct cu_graph *graph; /* within this one */
     struct cu_node *next;
 } *CUgraphNode;
 
@@ -150,6 +151,32 @@ CU(cuGraphAddEmptyNode, CUgraphNode *node, CUgraph graph, const CUgraphNode *nee
     return add_node(graph, NODE_EMPTY, NULL, node);
 }
 
+/* The driver clones what it is given; here the program must keep it. */
+CU(cuGraphAddChildGraphNode, CUgraphNode *node, CUgraph graph, const CUgraphNode *needs, size_t count, CUgraph child)
+{
+    CUgraphNode made;
+    (void)needs;
+    (void)count;
+    CUresult result =
+        child != NULL && child != graph ? add_node(graph, NODE_GRAPH, NULL, &made) : CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS) {
+        made->graph = child;
+        if (node != NULL) {
+            *node = made;
+        }
+    }
+    return result;
+}
+
+CU(cuGraphChildGraphNodeGetGraph, CUgraphNode node, CUgraph *graph)
+{
+    if (node == NULL || graph == NULL || node->type != NODE_GRAPH) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    *graph = node->graph;
+    return CUDA_SUCCESS;
+}
+
 CU(cuGraphGetNodes, CUgraph graph, CUgraphNode *nodes, size_t *count)
 {
     if (graph == NULL || count == NULL) {
@@ -232,22 +259,36 @@ CUresult cuda_graph_capture_free(CUgraph graph, CUdeviceptr address)
 
 /* ---- running them ---- */
 
+/* All nodes, those of graphs within in their place; `made` may be NULL to count. */
+static size_t flatten(CUgraph graph, CUgraphExec made, size_t count)
+{
+    for (CUgraphNode node = graph->first; node != NULL; node = node->next) {
+        if (node->type == NODE_GRAPH) {
+            count = flatten(node->graph, made, count);
+            continue;
+        }
+        if (made != NULL) {
+            made->nodes[count].type = node->type;
+            made->nodes[count].memory = node->memory;
+        }
+        count++;
+    }
+    return count;
+}
+
 static CUresult instantiate(CUgraphExec *executable, CUgraph graph, unsigned long long flags)
 {
     enum { AUTO_FREE_ON_LAUNCH = 1 };
-    size_t count = 0;
-    if (executable == NULL || cuGraphGetNodes(graph, NULL, &count) != CUDA_SUCCESS) {
+    if (executable == NULL || graph == NULL) {
         return CUDA_ERROR_INVALID_VALUE;
     }
+    size_t count = flatten(graph, NULL, 0);
     CUgraphExec made = calloc(1, sizeof *made + count * sizeof *made->nodes);
     if (made == NULL) {
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     made->free_on_launch = (flags & AUTO_FREE_ON_LAUNCH) != 0;
-    for (CUgraphNode node = graph->first; node != NULL; node = node->next, made->count++) {
-        made->nodes[made->count].type = node->type;
-        made->nodes[made->count].memory = node->memory;
-    }
+    made->count = flatten(graph, made, 0);
     *executable = made;
     return CUDA_SUCCESS;
 }

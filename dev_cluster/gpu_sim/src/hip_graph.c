@@ -4,6 +4,8 @@
 #define cuGraphAddMemAllocNode hipGraphAddMemAllocNode
 #define cuGraphAddMemFreeNode hipGraphAddMemFreeNode
 #define cuGraphAddEmptyNode hipGraphAddEmptyNode
+#define cuGraphAddChildGraphNode hipGraphAddChildGraphNode
+#define cuGraphChildGraphNodeGetGraph hipGraphChildGraphNodeGetGraph
 #define cuGraphGetNodes hipGraphGetNodes
 #define cuGraphNodeGetType hipGraphNodeGetType
 #define cuGraphMemAllocNodeGetParams hipGraphMemAllocNodeGetParams

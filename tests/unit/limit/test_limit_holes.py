@@ -130,6 +130,26 @@ print(json.dumps(said))
     assert json.loads(out) == [100, 2, 100, 0, 0, -2, 0, 0]
 
 
+def test_graphs_within_graphs_are_charged(make_job: MakeJob) -> None:
+    job = make_job(CONTEXT + 100)
+    out, _ = job.run(
+        CUDA
+        + """
+start()
+def within(mib):
+    inner, outer, executable = c.c_void_p(), c.c_void_p(), c.c_void_p()
+    ok(cu.cuGraphCreate(c.byref(inner), 0)); ok(cu.cuGraphCreate(c.byref(outer), 0))
+    node = Node(pool=Pool(1, 0, 1, 0), bytes=mib * MIB)
+    ok(cu.cuGraphAddMemAllocNode(c.byref(c.c_void_p()), inner, None, c.c_size_t(0), c.byref(node)))
+    ok(cu.cuGraphAddChildGraphNode(c.byref(c.c_void_p()), outer, None, c.c_size_t(0), inner))
+    ok(cu.cuGraphInstantiateWithFlags(c.byref(executable), outer, c.c_ulonglong(1)))
+    return executable
+print(json.dumps([cu.cuGraphLaunch(within(101), None), info()[0], cu.cuGraphLaunch(within(90), None), info()[0]]))
+"""
+    )
+    assert json.loads(out) == [2, 100, 0, 10]
+
+
 def test_pools_are_charged_with_what_they_keep(make_job: MakeJob) -> None:
     job = make_job(CONTEXT + 100)
     out, _ = job.run(
