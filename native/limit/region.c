@@ -524,8 +524,10 @@ struct limit_self limit_self(void)
     struct stat stamp;
     char state;
     uint64_t threads;
+    char number[16] = "";
     if (stat("/proc/self/ns/pid", &stamp) == 0)
         self.space = stamp.st_ino;
+    self.proc = readlink("/proc/self", number, sizeof number - 1) > 0 && strtoul(number, NULL, 10) == self.pid;
     if (!read_stat("self", &state, &threads, &self.start))
         self.start = 0;
     return self;
@@ -579,12 +581,13 @@ static bool has_mapped(const struct sluice_limit *limit, const char *pid)
            find_mapping(pid, NULL, wanted, seen, &readable) || !readable;
 }
 
-static bool is_alive(const struct sluice_limit *limit, const char *pid, uint64_t start, bool quick)
+static bool is_alive(const struct sluice_limit *limit, const struct limit_self *self, const char *pid, uint64_t start,
+                     bool quick)
 {
     char state;
     uint64_t threads, started;
-    if (!read_stat(pid, &state, &threads, &started))
-        return kill((pid_t)atoi(pid), 0) == 0 || errno != ESRCH; /* no /proc, or hidden */
+    if (!self->proc || !read_stat(pid, &state, &threads, &started))
+        return kill((pid_t)atoi(pid), 0) == 0 || errno != ESRCH; /* no /proc, another's, or hidden */
     bool over = (state == 'Z' || state == 'X') && threads <= 1;  /* a first thread may end before the others */
     return !over && (start == 0 || started == start) && (quick || has_mapped(limit, pid));
 }
@@ -645,7 +648,7 @@ enum sluice_error limit_reap_dead(struct sluice_limit *limit, const struct limit
         uint64_t space = atomic_load_explicit(&limit->spaces[who.pid >> LIMIT_PID_BITS], memory_order_relaxed);
         char name[16];
         snprintf(name, sizeof name, "%" PRIu32, pid);
-        bool alive = space == self->space ? is_alive(limit, name, who.start, depth == LIMIT_QUICK)
+        bool alive = space == self->space ? is_alive(limit, self, name, who.start, depth == LIMIT_QUICK)
                                           : depth != LIMIT_EVERYWHERE || is_alive_elsewhere(limit, pid, space);
         if (alive)
             continue;

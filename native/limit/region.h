@@ -58,6 +58,7 @@ struct limit_self {
     uint32_t pid;
     uint64_t space;
     uint64_t start;
+    bool proc; /* /proc is of this namespace, so that its numbers mean the same processes */
 };
 struct limit_self limit_self(void);
 

@@ -142,6 +142,27 @@ def test_containers_of_a_job_account_together(make_job: Callable[..., Job]) -> N
     assert job.run([*inside, CUDA + "start(); print(info()[0])"])[0] == f"{3 * 520 + 1000 - 820 - 520}\n"
 
 
+def test_a_container_that_sees_the_nodes_processes(make_job: Callable[..., Job]) -> None:
+    """Its own numbers mean others in that /proc: nobody is taken for dead who lives."""
+    job = make_job(2 * 520 + 300)
+    two = """
+to_parent, to_child = os.pipe(), os.pipe()
+if os.fork() == 0:
+    start(); alloc(200)
+    os.write(to_parent[1], b"-")
+    os.read(to_child[0], 1)
+    os._exit(0)
+os.read(to_parent[0], 1)
+start()
+print(os.getpid(), os.readlink("/proc/self") != "1", info()[0], alloc(101), alloc(100) > 0, flush=True)
+os.write(to_child[1], b"-")
+os.wait()
+print(alloc(700) > 0)
+"""
+    inside = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c"]
+    assert job.run([*inside, CUDA + two])[0] == "1 True 100 -2 True\nTrue\n"
+
+
 def test_a_ledger_without_free_seats_refuses(make_job: Callable[..., Job]) -> None:
     """Who has died makes room for others; who lives does not."""
     job = make_job(5000, processes=2)
