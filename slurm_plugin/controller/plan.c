@@ -647,22 +647,33 @@ enum sluice_error sluice_planner_plan(struct sluice_planner *planner, const stru
     return SLUICE_OK;
 }
 
+/* Nobody is told to start where something started since the picture: what is free there is not what the plan counts on.
+ * A gang's members stay: Slurm refuses those whose place is gone, and the gang starts as a whole or not. */
+static void drop_touched(struct sluice_plan *plan)
+{
+    static uint64_t touched[SLUICE_MAX_NODES / 64]; /* under the lock */
+    memset(touched, 0, sizeof touched);
+    for (uint32_t s = 0; s < start_count; s++)
+        for (uint32_t p = 0; p < starts[s].count; p++)
+            if (starts[s].parts[p].node < SLUICE_MAX_NODES)
+                touched[starts[s].parts[p].node / 64] |= UINT64_C(1) << starts[s].parts[p].node % 64;
+    for (uint32_t e = 0; start_count && e < plan->entry_count; e++) {
+        struct entry *entry = &plan->entries[e];
+        if (entry->state == SLUICE_PLAN_NOW && !entry->group &&
+            on_nodes(plan->parts + entry->first_part, entry->part_count, touched, SLUICE_MAX_NODES / 64))
+            entry->state = SLUICE_PLAN_UNKNOWN;
+    }
+}
+
 void sluice_plan_publish(struct sluice_planner *planner, struct sluice_plan *plan, int64_t valid_s)
 {
     (void)planner;
     pthread_mutex_lock(&lock);
     struct sluice_plan *old = in_force;
     bool usable = !outdated;
-    for (uint32_t s = 0; usable && s < start_count; s++) {
+    for (uint32_t s = 0; usable && s < start_count; s++)
         note_start(plan, &starts[s]);
-        for (uint32_t e = 0; e < plan->entry_count; e++) {
-            struct entry *entry = &plan->entries[e];
-            for (uint32_t p = 0; entry->state == SLUICE_PLAN_NOW && !entry->group && p < starts[s].count; p++)
-                for (uint32_t i = 0; i < entry->part_count; i++)
-                    if (plan->parts[entry->first_part + i].node == starts[s].parts[p].node)
-                        entry->state = SLUICE_PLAN_UNKNOWN;
-        }
-    }
+    drop_touched(plan);
     start_count = 0;
     plan->valid_until_s = plan->made_s + valid_s;
     in_force = usable ? plan : NULL;
