@@ -105,21 +105,28 @@ class Applier:
     def run(self, changes: list[Change]) -> None:
         """Make all changes. Raises SluiceError with Slurm's words; what was done stays done."""
         of = _Grouped(changes)
-        self.step("QOS", self.qos_additions([one for one in of["qos", "add"] if one.name == OVER_QOS]))
-        self.step("QOS", self.qos_additions([one for one in of["qos", "add"] if one.name != OVER_QOS]))
-        self.step("QOS", self.settings("qos", of["qos", "change"]))
+        first = [one for one in of["qos", "add"] if one.name == OVER_QOS]  # the others name it
+        self.step("QOS", self.qos_additions(first))
+        rest = [one for one in of["qos", "add"] if one.name != OVER_QOS]
+        self.step("QOS", self.qos_additions(rest) + self.settings("qos", of["qos", "change"]))
         self.additions(of["account", "add"], of["user", "add"])
-        self.step("coordinators", self.coordinators(of["account", "add"] + of["account", "change"], adding=True))
-        self.step("accounts", self.settings("account", of["account", "change"]))
-        self.step("members", self.user_settings(of["user", "change"]))
-        self.step("limits of the cluster", self.root(of["cluster", "change"], clearing=False))
+        self.step(
+            "limits",
+            self.coordinators(of["account", "add"] + of["account", "change"], adding=True)
+            + self.settings("account", of["account", "change"])
+            + self.user_settings(of["user", "change"])
+            + self.root(of["cluster", "change"], clearing=False),
+        )
         self.reservations(of["reservation", "add"] + of["reservation", "change"])
         self.files([*of["file", "add"], *of["file", "change"]])
-        self.step("QOS", self.clearings("qos", of["qos", "change"]))
-        self.step("accounts", self.clearings("account", of["account", "change"]))
-        self.step("members", self.user_clearings(of["user", "change"]))
-        self.step("limits of the cluster", self.root(of["cluster", "change"], clearing=True))
-        self.step("coordinators", self.coordinators(of["account", "change"], adding=False))
+        self.step(
+            "limits to clear",
+            self.clearings("qos", of["qos", "change"])
+            + self.clearings("account", of["account", "change"])
+            + self.user_clearings(of["user", "change"])
+            + self.root(of["cluster", "change"], clearing=True)
+            + self.coordinators(of["account", "change"], adding=False),
+        )
         self.removals(of)
 
     def step(self, what: str, lines: list[str]) -> None:
@@ -274,16 +281,15 @@ class Applier:
 
     def removals(self, of: _Grouped) -> None:
         """What goes: members, accounts, QOS, reservations."""
-        users, accounts = of["user", "remove"], [one.name for one in of["account", "remove"]]
-        if users:
-            self.remove_members(users)
-        self.step("accounts to remove", [f"remove account where name={name}" for name in accounts])
-        self.step("QOS to remove", [f"remove qos where name={one.name}" for one in of["qos", "remove"]])
+        users = of["user", "remove"]
+        lines = self.member_removals(users) if users else []
+        lines += [f"remove account where name={one.name}" for one in of["account", "remove"]]
+        self.step("to remove", lines + [f"remove qos where name={one.name}" for one in of["qos", "remove"]])
         for change in of["reservation", "remove"]:
             self.cluster.control.delete_reservation(change.name)
             self.progress(f"reservation {change.name} ended")
 
-    def remove_members(self, removed: list[Change]) -> None:
+    def member_removals(self, removed: list[Change]) -> list[str]:
         """Slurm keeps a default account while its user has another: that takes its place, or the default goes last."""
         leaving: dict[str, set[str]] = {}
         for change in removed:
@@ -294,27 +300,22 @@ class Applier:
             if user in leaving and account not in leaving[user]:
                 staying.setdefault(user, account)
         default = self.cluster.accounting.default_accounts(leaving)
-        self.step(
-            "default accounts",
-            [
-                f"modify user where name={user} set defaultaccount={staying[user]}"
-                for user, account in default.items()
-                if account in leaving[user] and user in staying
-            ],
-        )
+        lines = [
+            f"modify user where name={user} set defaultaccount={staying[user]}"
+            for user, account in default.items()
+            if account in leaving[user] and user in staying
+        ]
         last = [one for one in removed if default.get(one.user) == one.account and one.user not in staying]
         for changes in ([one for one in removed if one not in last], last):
             groups: dict[str, list[str]] = {}
             for change in changes:
                 groups.setdefault(change.account, []).append(change.user)
-            self.step(
-                "members to remove",
-                [
-                    f"remove user where name={','.join(chunk)} account={account}"
-                    for account, names in groups.items()
-                    for chunk in chunks(names)
-                ],
-            )
+            lines += [
+                f"remove user where name={','.join(chunk)} account={account}"
+                for account, names in groups.items()
+                for chunk in chunks(names)
+            ]
+        return lines
 
 
 class _Grouped:

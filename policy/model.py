@@ -163,8 +163,8 @@ class Tenant(Section):
     """Classes of GPUs that it may use; default: all. Example: `[h100, l40s]`."""
     partitions: list[Name] = []
     """Partitions that it may use, the default one first; empty: all. Example: `[gpu]`."""
-    features: list[Name] | None = None
-    """Node features that its jobs may ask for; default: all. Example: `[nvlink8]`."""
+    features: list[Name] = []
+    """Node features that every node of its jobs has: they are added to each job's constraint. Example: `[nvlink8]`."""
     submissions_per_minute: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     """Most submissions of the tenant in a minute. Example: `60`."""
     expires: Date | None = None

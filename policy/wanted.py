@@ -372,7 +372,7 @@ class _Maker:
             parent=tenant.parent,
             qos=self.qos_of(name)[1] or None,
             partitions=list(tenant.partitions),
-            features=list(tenant.features or []),
+            features=list(tenant.features),
             shares=tenant.shares,
             tier=tenant.tier,
             default_priority=policy.priority_of(name) % 1000,
@@ -414,12 +414,11 @@ class _Maker:
         for name, tenant in self.policy.tenants.items():
             for word in set(tenant.partitions) - partitions:
                 self.notes.append(f"tenant {name}: there is no partition {word!r}")
-            for word in set(tenant.features or ()) - features:
+            for word in set(tenant.features) - features:
                 self.notes.append(f"tenant {name}: no node has the feature {word!r}")
-            fields = (tenant.gpu_memory_per_gpu, tenant.submissions_per_minute, tenant.classes, tenant.features)
-            if any(one is not None for one in fields) or tenant.partitions or (
-                tenant.per_job and any(one.time is not None for one in tenant.per_job.classes.values())
-            ):  # fmt: skip
+            limits = (tenant.gpu_memory_per_gpu, tenant.submissions_per_minute, tenant.classes)
+            times = tenant.per_job is not None and any(one.time is not None for one in tenant.per_job.classes.values())
+            if times or tenant.partitions or tenant.features or any(one is not None for one in limits):
                 beyond.append(name)
         if beyond and self.policy.level == "off":
             self.notes.append(
