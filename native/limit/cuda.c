@@ -3,13 +3,15 @@
  * The CUDA driver's memory calls. The runtime library, static or shared, asks the driver for its functions through
  * cuGetProcAddress, so that this one layer covers both.
  *
- *   context      what creates one charges the measured size first, what destroys one gives it back with all that lived
- * in it memory       reserve, ask the driver, give back where it refuses; freed by address pools        charged with
- * what the driver keeps in them (its own figure), not with what was handed out graphs       memory of allocation nodes:
- * a pool of the device's, which grows when a graph is launched virtual      physical memory is charged from cuMemCreate
- * until the last handle, mapping and exported file is gone queries      answer within the limit
+ * - Contexts: what creates one charges the measured size first; what destroys one gives it back with all that lived in
+ * it.
+ * - Memory: reserve, ask the driver, give back where it refuses; freed by address.
+ * - Pools are charged with what the driver keeps in them (its own figure), not with what it handed out.
+ * - Graphs: the memory of allocation nodes is a pool of the device's, which grows when a graph is launched.
+ * - Virtual memory: charged from cuMemCreate until the last handle, mapping and exported file is gone.
+ * - Queries answer within the limit.
  *
- * Each entry point stands once in the table at the end. Host memory and imported memory (which its exporter is charged
+ * Each entry point stands once in the list below. Host memory and imported memory (which its exporter is charged
  * for) are not charged; launches and copies are not touched.
  */
 #include "cuda.h"

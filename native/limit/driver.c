@@ -56,12 +56,16 @@ static bool lives_in(const struct limit_entry *entry, const void *owner)
     return entry->owner == owner;
 }
 
+static void drop(const struct limit_entry *entry, const void *driver)
+{
+    if (entry->link == 0) /* what came from a pool is the pool's */
+        limit_driver_give(driver, entry);
+}
+
 void limit_drop_owner(const struct limit_driver *driver, struct limit_session *session, const void *owner)
 {
-    struct limit_entry entry;
-    while (owner && limit_table_take_any(&session->table, lives_in, owner, &entry))
-        if (entry.link == 0) /* what came from a pool is the pool's */
-            limit_driver_give(driver, &entry);
+    if (owner)
+        limit_table_drain(&session->table, lives_in, owner, drop, driver);
 }
 
 /* ---- pools ---- */

@@ -139,3 +139,22 @@ bool limit_table_find(struct limit_table *table, limit_match *match, const void 
 {
     return search(table, match, argument, entry, false);
 }
+
+void limit_table_drain(struct limit_table *table, limit_match *match, const void *argument,
+                       void (*each)(const struct limit_entry *entry, const void *context), const void *context)
+{
+    for (size_t i = 0; i < LIMIT_SHARDS; i++) {
+        struct limit_shard *shard = &table->shards[i];
+        pthread_mutex_lock(&shard->lock);
+        for (size_t k = 0; k < shard->room;) {
+            struct limit_entry entry = shard->entries[k];
+            if (entry.class == 0 || !match(&entry, argument)) {
+                k++;
+                continue;
+            }
+            erase(shard, &shard->entries[k]); /* which may have moved another one here */
+            each(&entry, context);
+        }
+        pthread_mutex_unlock(&shard->lock);
+    }
+}

@@ -53,7 +53,10 @@ typedef bool limit_match(const struct limit_entry *entry, const void *argument);
 /* Take one entry for which `match` says true; O(all). */
 bool limit_table_take_any(struct limit_table *table, limit_match *match, const void *argument,
                           struct limit_entry *entry);
-/* The same without taking it. */
+/* Take all of them, and do `each` with every one, which must not use the table; O(all). */
+void limit_table_drain(struct limit_table *table, limit_match *match, const void *argument,
+                       void (*each)(const struct limit_entry *entry, const void *context), const void *context);
+/* Find one without taking it. */
 bool limit_table_find(struct limit_table *table, limit_match *match, const void *argument, struct limit_entry *entry);
 
 #endif
