@@ -263,6 +263,15 @@ typedef priority_factors_object_t sluice_prio_factors;
 typedef struct job_details sluice_job_details;
 #define SLUICE_PARTITION_PRIORITIES(job) ((job)->priority_array)
 #endif
+/* Whether this slurmctld is in charge: the primary, or a backup since it took over (control_time; not in Slurm's headers,
+ * exported by every version). Backups load the plugins, too. A backup of 24.11 that was reconfigured while in charge has
+ * no control_time: it counts as not in charge. */
+extern time_t control_time;
+static inline bool sluice_in_charge(void)
+{
+    return (slurmctld_primary || control_time) && !slurmctld_config.shutdown_time;
+}
+
 /* Starting jobs, as sched/backfill does: the allocation alone, with the write locks held. */
 #include "src/slurmctld/node_scheduler.h"
 #if SLUICE_SLURM_AT_LEAST(24, 11)
@@ -291,6 +300,7 @@ static inline int sluice_slurm_select_nodes(job_record_t *job)
 #pragma weak acct_db_conn
 #pragma weak active_feature_list
 #pragma weak avail_node_bitmap
+#pragma weak booting_node_bitmap
 #pragma weak cg_node_bitmap
 #pragma weak idle_node_bitmap
 #pragma weak job_list
@@ -303,6 +313,7 @@ static inline int sluice_slurm_select_nodes(job_record_t *job)
 #pragma weak share_node_bitmap
 #pragma weak slurmctld_config
 #pragma weak slurmctld_primary
+#pragma weak control_time
 #pragma weak up_node_bitmap
 #endif /* SLUICE_SLURM_PRIVATE */
 

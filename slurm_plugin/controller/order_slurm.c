@@ -424,14 +424,14 @@ static void *run(void *argument)
     bool resting = true;
     int64_t wait_s = 1;
     while (wait_for(wait_s)) {
-        bool wanted = sluice_settings_level() >= SLUICE_LEVEL_SHADOW && slurmctld_primary && make_folder();
+        bool wanted = sluice_settings_level() >= SLUICE_LEVEL_SHADOW && sluice_in_charge() && make_folder();
         wait_s = wanted ? SLUICE_ORDER_INTERVAL_S : 1;
         if (wanted)
             step();
         else if (!resting)
             rest();
         resting = !wanted;
-        if (slurmctld_primary)
+        if (sluice_in_charge())
             mark_touched();
     }
     if (!resting && order.ranker)

@@ -135,10 +135,10 @@ bool sluice_start_lock(void)
 {
     static const slurmctld_lock_t locks = {
         .conf = READ_LOCK, .job = WRITE_LOCK, .node = WRITE_LOCK, .part = READ_LOCK, .fed = READ_LOCK};
-    if (!slurmctld_primary || slurmctld_config.shutdown_time)
+    if (!sluice_in_charge() || !job_list)
         return false;
     lock_slurmctld(locks);
-    if (slurmctld_primary && !slurmctld_config.shutdown_time)
+    if (sluice_in_charge())
         return true;
     unlock_slurmctld(locks);
     return false;

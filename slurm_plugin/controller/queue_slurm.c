@@ -12,10 +12,10 @@ static const slurmctld_lock_t READ_LOCKS = {.conf = READ_LOCK, .job = READ_LOCK,
 
 bool sluice_queue_lock(void)
 {
-    if (!slurmctld_primary || slurmctld_config.shutdown_time || !job_list || !part_list)
+    if (!sluice_in_charge() || !job_list || !part_list)
         return false;
     lock_slurmctld(READ_LOCKS);
-    if (!slurmctld_config.shutdown_time)
+    if (sluice_in_charge())
         return true;
     unlock_slurmctld(READ_LOCKS);
     return false;
