@@ -16,6 +16,14 @@ static void require(bool holds)
         abort();
 }
 
+/* One line that can be shown anywhere, whatever the file says. */
+static void require_text(const struct sluice_error_text *text)
+{
+    require(memchr(text->text, '\0', sizeof(text->text)) && strncmp(text->text, "line ", 5) == 0);
+    for (const char *at = text->text; *at; at++)
+        require(*at >= ' ' && *at <= '~');
+}
+
 static void check(const struct sluice_rules *rules)
 {
     require(rules->class_count <= SLUICE_RULES_MAX_CLASSES && rules->tenant_count <= SLUICE_RULES_MAX_TENANTS);
@@ -34,7 +42,7 @@ static void check(const struct sluice_rules *rules)
     require(!sluice_rules_tenant(rules, "no such") && !sluice_rules_tenant(rules, NULL));
     require(rules->planner_interval_ms >= 100 && rules->placement < SLUICE_POLICY_COUNT);
     for (uint32_t i = 0; i < rules->warning_count && i < SLUICE_RULES_MAX_WARNINGS; i++)
-        require(memchr(rules->warnings[i].text, '\0', SLUICE_ERROR_TEXT_SIZE) != NULL);
+        require_text(&rules->warnings[i]);
 }
 
 static void try(const char *data, size_t length)
@@ -45,7 +53,7 @@ static void try(const char *data, size_t length)
     enum sluice_error error = sluice_rules_parse(data, length, &rules, &text);
     require((error == SLUICE_OK) == (rules != NULL));
     if (error)
-        require(memchr(text.text, '\0', sizeof(text.text)) && strncmp(text.text, "line ", 5) == 0);
+        require_text(&text);
     else
         check(rules);
     sluice_rules_free(rules);

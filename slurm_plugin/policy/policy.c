@@ -146,6 +146,14 @@ struct reader {
     uint64_t seen; /* keys of the section, by their place in its table */
 };
 
+/* What a file says is shown in logs and on terminals: printable ASCII only. */
+static void make_printable(char *text)
+{
+    for (; *text; text++)
+        if (*text < ' ' || *text > '~')
+            *text = '?';
+}
+
 /* A failure in the line that is being read. */
 __attribute__((format(printf, 3, 4))) static enum sluice_error fail(const struct reader *reader,
                                                                     enum sluice_error error, const char *format, ...)
@@ -156,6 +164,7 @@ __attribute__((format(printf, 3, 4))) static enum sluice_error fail(const struct
         va_start(words, format);
         vsnprintf(reader->text->text + used, sizeof(reader->text->text) - (size_t)used, format, words);
         va_end(words);
+        make_printable(reader->text->text);
     }
     return error;
 }
@@ -176,6 +185,7 @@ __attribute__((format(printf, 2, 3))) static void warn(struct reader *reader, co
     va_start(words, format);
     vsnprintf(to + used, SLUICE_ERROR_TEXT_SIZE - (size_t)used, format, words);
     va_end(words);
+    make_printable(to);
 }
 
 /* Text of a name: printable ASCII without what separates names in this file and in Slurm's. */

@@ -166,7 +166,8 @@ static const struct {
     {HEAD "[tenant t]\nclass.a.run-time-s = 1\n", "line 3: \"a\" is no class", SLUICE_ERROR_UNKNOWN},
     {HEAD "[tenant t]\nclass.a = 1\n", "line 3: class.a: write class.NAME.KEY", SLUICE_ERROR_INVALID},
     {HEAD "[tenant t]\nqos = a b\n", "line 3: qos: \"a b\" is not a name", SLUICE_ERROR_INVALID},
-    {HEAD "[tenant t\xc3\xa9]\n", "line 2: ", SLUICE_ERROR_INVALID},
+    {HEAD "[tenant t\xc3\xa9]\n", "line 2: [tenant t??]: not a name", SLUICE_ERROR_INVALID},
+    {HEAD "[tenant t]\nqos = \x1b[2J\n", "line 3: qos: \"?[2J\" is not a name", SLUICE_ERROR_INVALID},
     {HEAD "[tenant t]\r\n", "line 2: control characters", SLUICE_ERROR_INVALID},
 };
 
