@@ -35,7 +35,7 @@ def _plugins(version: str) -> dict[str, str]:
     return {"plugins": f"{builds}/{version}"} if builds else {}
 
 
-def _description(version: str) -> dict[str, Any]:
+def description(version: str) -> dict[str, Any]:
     return {
         "nodes": [{"names": "n[1-4]", "platform": "dgx-h100"}],
         "accounts": [{"name": "physics"}, {"name": "narrow"}],
@@ -128,7 +128,7 @@ def gangs(request: pytest.FixtureRequest, make_shared_cluster: Callable[..., Dev
     options: dict[str, Path] = {}
     if request.param == "trixie":
         options["root"] = request.getfixturevalue("trixie_root")
-    cluster = make_shared_cluster(_description("24.11" if options else "22.05"), **options)
+    cluster = make_shared_cluster(description("24.11" if options else "22.05"), **options)
     _set_up(cluster)
     made = Gangs(cluster)
     made.restart()  # with the limit, and with the PrologSlurmctld that is there now
