@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from admin_cli.site_options import cluster_options
 from admin_cli.tables import Column, print_table, table_options
 
 if TYPE_CHECKING:
@@ -112,6 +113,21 @@ def append(state: Path | None) -> None:
     """Add submissions, refusals, grants and returns from JSON lines on standard input; for collectors."""
     count = _log(state).append_entries(sys.stdin)
     click.echo(f"sluice: {count} records", err=True)
+
+
+@command.command("collect")
+@click.option("--delay", default="1m", show_default=True, metavar="TIME", help="Leave younger events to the next time.")
+@cluster_options
+def collect_(delay: str, conf: Path | None, prefix: Path | None, state: Path | None) -> None:
+    """Add submissions, and GPUs granted and returned, from Slurm's accounting since the last time; for a timer."""
+    from policy.access import user_name
+    from policy.collect import collect
+    from policy.units import parse_seconds
+    from slurm_client import connect
+
+    client = connect(conf=conf, prefix=prefix, timeout=600)
+    count = collect(_log(state), client, user=user_name(), delay_s=parse_seconds(delay))
+    click.echo(f"sluice: {count} events", err=True)
 
 
 def _chosen(

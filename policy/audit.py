@@ -96,7 +96,7 @@ class AuditLog:
 
     def append_entries(self, lines: Iterable[str]) -> int:
         """Add what others recorded: JSON lines of `Entry`. Raises UsageError, adding none, when one is malformed."""
-        records = []
+        entries = []
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
@@ -111,9 +111,15 @@ class AuditLog:
                     f"line {number}: action {one_line(entry.action)!r}",
                     remedy=f"use one of {', '.join(sorted(ACTIONS))}",
                 )
-            records.append(Record(0, entry.time, entry.user, entry.action, entry.subject, entry.detail, entry.version))
-        self._append(records)
-        return len(records)
+            entries.append(entry)
+        self.add(entries)
+        return len(entries)
+
+    def add(self, entries: Iterable[Entry]) -> None:
+        """Add what happened elsewhere: all of it, or, when the writer is killed, none."""
+        self._append(
+            [Record(0, one.time, one.user, one.action, one.subject, one.detail, one.version) for one in entries]
+        )
 
     def _append(self, records: list[Record]) -> list[Record]:
         self.folder.mkdir(mode=0o750, parents=True, exist_ok=True)
@@ -189,16 +195,20 @@ class AuditLog:
     def records(self) -> Iterator[Record]:
         """All records in order. Lines that are none are left out: `verify` names them. Raises SluiceError."""
         for path in self.files():
-            try:
-                with path.open("rb") as file:
-                    for line in file:
-                        document = _parse(line)
-                        if document is not None:
-                            yield Record(**document)
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                raise SluiceError(f"{path}: {error.strerror}", remedy="run it as a user who may read it") from error
+            yield from self.records_of(path)
+
+    def records_of(self, path: Path) -> Iterator[Record]:
+        """The records of one file; none where there is no file. Raises SluiceError."""
+        try:
+            with path.open("rb") as file:
+                for line in file:
+                    document = _parse(line)
+                    if document is not None:
+                        yield Record(**document)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise SluiceError(f"{path}: {error.strerror}", remedy="run it as a user who may read it") from error
 
     def verify(self) -> tuple[int, list[str]]:
         """How many records stand in an unbroken chain, and what is wrong with the rest."""

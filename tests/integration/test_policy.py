@@ -204,6 +204,11 @@ def test_tenants_with_jobs_are_not_removed_unless_forced_and_then_drained(site: 
     assert {site.state(job)[0] for job in (running, waiting)} == {"CANCELLED"}
     assert "blue" not in {one[0] for one in associations(site)}
     assert site.changes() == []
+    time.sleep(3)  # until slurmdbd has the end
+    site.sluice("audit", "collect", "--delay", "1s")
+    events = site.sluice("audit", "export", "--subject", running).stdout.splitlines()
+    assert [json.loads(line)["action"] for line in events] == ["submit", "grant", "return"]
+    assert json.loads(events[1])["detail"]["gpus"] == 1
 
 
 @pytest.mark.parametrize(
