@@ -94,6 +94,14 @@
     CALL(cuMemUnmap, 10020)                                                                                            \
     CALL(cuMemMapArrayAsync, 11010)                                                                                    \
     CALL(cuMemMapArrayAsync_ptsz, 11010)                                                                               \
+    CALL(cuMemImportFromShareableHandle, 10020)                                                                        \
+    /* other processes */                                                                                              \
+    CALL(cuIpcGetMemHandle, 4010)                                                                                      \
+    CALL(cuIpcOpenMemHandle, 4010)                                                                                     \
+    CALL(cuIpcOpenMemHandle_v2, 11000)                                                                                 \
+    CALL(cuIpcCloseMemHandle, 4010)                                                                                    \
+    CALL(cuMemPoolExportToShareableHandle, 11020)                                                                      \
+    CALL(cuMemPoolImportFromShareableHandle, 11020)                                                                    \
     CALL(cuMemExportToShareableHandle, 10020)                                                                          \
     /* queries */                                                                                                      \
     CALL(cuMemGetInfo_v2, 3020)                                                                                        \
@@ -967,6 +975,13 @@ HOOK(cuMemExportToShareableHandle, void *shareable, CUmemHandle handle, int type
                  limit_physical_exported(session, handle, type == FILE_DESCRIPTOR ? *(int *)shareable : -1));
 }
 
+HOOK(cuMemImportFromShareableHandle, CUmemHandle *handle, void *shareable, int type)
+{
+    enum { FILE_DESCRIPTOR = 1 };
+    LIMIT_OBJECT(CUresult, VENDOR(cuMemImportFromShareableHandle, handle, shareable, type),
+                 limit_physical_imported(session, *handle, type == FILE_DESCRIPTOR ? (int)(intptr_t)shareable : -1));
+}
+
 static void pin_mapped(struct limit_session *session, const CUarrayMapInfo *list, unsigned count)
 {
     enum { MAP = 1 };
@@ -984,6 +999,45 @@ HOOK(cuMemMapArrayAsync, CUarrayMapInfo *list, unsigned count, CUstream stream)
 HOOK(cuMemMapArrayAsync_ptsz, CUarrayMapInfo *list, unsigned count, CUstream stream)
 {
     LIMIT_OBJECT(CUresult, VENDOR(cuMemMapArrayAsync_ptsz, list, count, stream), pin_mapped(session, list, count));
+}
+
+/* ---- memory of other processes ---- */
+
+typedef struct {
+    char bytes[64];
+} CUipcMemHandle;
+
+HOOK(cuIpcGetMemHandle, CUipcMemHandle *handle, CUdeviceptr address)
+{
+    LIMIT_SHARE(CUresult, VENDOR(cuIpcGetMemHandle, handle, address), limit_exported(session));
+}
+
+HOOK(cuIpcOpenMemHandle, CUdeviceptr *address, CUipcMemHandle handle, unsigned flags)
+{
+    LIMIT_SHARE(CUresult, VENDOR(cuIpcOpenMemHandle, address, handle, flags), limit_imported(session));
+}
+
+HOOK(cuIpcOpenMemHandle_v2, CUdeviceptr *address, CUipcMemHandle handle, unsigned flags)
+{
+    LIMIT_SHARE(CUresult, VENDOR(cuIpcOpenMemHandle_v2, address, handle, flags), limit_imported(session));
+}
+
+HOOK(cuIpcCloseMemHandle, CUdeviceptr address)
+{
+    LIMIT_SHARE(CUresult, VENDOR(cuIpcCloseMemHandle, address), limit_import_ended(session));
+}
+
+HOOK(cuMemPoolExportToShareableHandle, void *shareable, CUmemoryPool pool, int type, unsigned long long flags)
+{
+    LIMIT_SHARE(CUresult, VENDOR(cuMemPoolExportToShareableHandle, shareable, pool, type, flags),
+                limit_exported(session));
+}
+
+/* When an imported pool is destroyed, what was imported from it may still be there: it counts to the end. */
+HOOK(cuMemPoolImportFromShareableHandle, CUmemoryPool *pool, void *shareable, int type, unsigned long long flags)
+{
+    LIMIT_SHARE(CUresult, VENDOR(cuMemPoolImportFromShareableHandle, pool, shareable, type, flags),
+                limit_imported(session));
 }
 
 /* ---- queries ---- */

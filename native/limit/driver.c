@@ -378,7 +378,8 @@ struct physical {
     uint64_t bytes;
     uint64_t handles, mappings;
     bool pinned;
-    int exported;          /* the last file that it was exported to, which keeps it, too; -1: none */
+    bool imported;         /* another process's, and charged to it */
+    int file;              /* the last file that it was exported to or came from, which keeps it, too; -1: none */
     dev_t dev;             /* that file ... */
     ino_t ino;             /* ... as long as the number is still its */
     struct physical *next; /* of those that only their file keeps */
@@ -387,7 +388,7 @@ struct physical {
 static bool file_is_open(const struct physical *it)
 {
     struct stat stamp;
-    return it->exported >= 0 && fstat(it->exported, &stamp) == 0 && stamp.st_dev == it->dev && stamp.st_ino == it->ino;
+    return it->file >= 0 && fstat(it->file, &stamp) == 0 && stamp.st_dev == it->dev && stamp.st_ino == it->ino;
 }
 
 /* Give back what nothing keeps; true: done. */
@@ -400,7 +401,10 @@ static bool settle_physical(struct limit_session *session, struct physical *it)
         session->in_files = it;
         return false;
     }
-    limit_give(it->device, it->bytes);
+    if (it->imported)
+        limit_import_ended(session);
+    else
+        limit_give(it->device, it->bytes);
     free(it);
     return true;
 }
@@ -434,15 +438,42 @@ void limit_physical_made(const struct limit_entry *charge, uint64_t handle)
     struct physical *it = malloc(sizeof *it);
     if (!it)
         return; /* it stays charged */
-    *it = (struct physical){.device = charge->device, .bytes = charge->bytes, .handles = 1, .exported = -1};
+    *it = (struct physical){.device = charge->device, .bytes = charge->bytes, .handles = 1, .file = -1};
     limit_remember(&(struct limit_entry){.size = 1, .link = (uint64_t)(uintptr_t)it}, LIMIT_PHYSICAL, handle);
+}
+
+static void keep_file(struct physical *it, int file)
+{
+    struct stat stamp;
+    if (it && file >= 0 && fstat(file, &stamp) == 0) {
+        it->file = file;
+        it->dev = stamp.st_dev;
+        it->ino = stamp.st_ino;
+    }
+}
+
+void limit_physical_imported(struct limit_session *session, uint64_t handle, int file)
+{
+    struct physical *it = find_physical(session, handle);
+    struct limit_entry entry;
+    if (it) { /* the driver knew it, and gave one more of the same handle */
+        limit_table_take(&session->table, LIMIT_PHYSICAL, handle, &entry);
+        entry.size++;
+        it->handles++;
+        limit_table_put(&session->table, &entry);
+    } else if ((it = malloc(sizeof *it)) != NULL) {
+        *it = (struct physical){.device = LIMIT_NO_LIMIT, .handles = 1, .file = -1, .imported = true};
+        limit_remember(&(struct limit_entry){.size = 1, .link = (uint64_t)(uintptr_t)it}, LIMIT_PHYSICAL, handle);
+        limit_imported(session);
+    }
+    keep_file(it, file);
 }
 
 void limit_physical_released(struct limit_session *session, uint64_t handle)
 {
     struct limit_entry entry;
     if (!limit_table_take(&session->table, LIMIT_PHYSICAL, handle, &entry))
-        return; /* imported: its exporter is charged */
+        return;
     if (--entry.size > 0)
         limit_table_put(&session->table, &entry);
     physical_of(&entry)->handles--;
@@ -453,14 +484,10 @@ void limit_physical_released(struct limit_session *session, uint64_t handle)
 void limit_physical_exported(struct limit_session *session, uint64_t handle, int file)
 {
     struct physical *it = find_physical(session, handle);
-    struct stat stamp;
-    if (it && file < 0) {
+    limit_exported(session);
+    if (it && file < 0)
         it->pinned = true;
-    } else if (it && fstat(file, &stamp) == 0) {
-        it->exported = file;
-        it->dev = stamp.st_dev;
-        it->ino = stamp.st_ino;
-    }
+    keep_file(it, file);
 }
 
 void limit_physical_pinned(struct limit_session *session, uint64_t handle)

@@ -86,7 +86,37 @@ void limit_physical_pinned(struct limit_session *session,
 void limit_mapped(struct limit_session *session, uint64_t address, uint64_t size, uint64_t handle);
 void limit_unmapped(struct limit_session *session, uint64_t address, uint64_t size);
 
+/* Somebody else's: not charged here, but known to be held as long as handle, mappings and file (-1: none) are. */
+void limit_physical_imported(struct limit_session *session, uint64_t handle, int file);
+
+/* ---- sharing with other processes ---- */
+
+static inline void limit_exported(struct limit_session *session)
+{
+    atomic_store(&session->sharing->exports, 1); /* for good: who imported it cannot be asked */
+}
+
+static inline void limit_imported(struct limit_session *session)
+{
+    atomic_fetch_add(&session->sharing->imports, 1);
+}
+
+static inline void limit_import_ended(struct limit_session *session)
+{
+    atomic_fetch_sub(&session->sharing->imports, 1);
+}
+
 /* ---- shared forms of wrappers ---- */
+
+/* `CALL`; AFTER, with `session`, when it succeeded. */
+#define LIMIT_SHARE(RESULT, CALL, AFTER)                                                                               \
+    do {                                                                                                               \
+        struct limit_session *session = limit_outside() ? limit_session() : NULL;                                      \
+        RESULT result = CALL;                                                                                          \
+        if (session && result == 0)                                                                                    \
+            AFTER;                                                                                                     \
+        return result;                                                                                                 \
+    } while (0)
 
 /* `FREE` frees what is known as KEY. Forgotten before, as another thread may get the same address right afterwards. */
 #define LIMIT_FORGET(DRIVER, KEY, RESULT, FREE)                                                                        \

@@ -131,6 +131,13 @@ enum { TOTAL_IN_R0600 = 288, TOTAL_IN_R0000 = 256 }; /* where hipDeviceProp_t ha
     CALL(hipMemRetainAllocationHandle)                                                                                 \
     CALL(hipMemMap)                                                                                                    \
     CALL(hipMemUnmap)                                                                                                  \
+    CALL(hipMemImportFromShareableHandle)                                                                              \
+    /* other processes */                                                                                              \
+    CALL(hipIpcGetMemHandle)                                                                                           \
+    CALL(hipIpcOpenMemHandle)                                                                                          \
+    CALL(hipIpcCloseMemHandle)                                                                                         \
+    CALL(hipMemPoolExportToShareableHandle)                                                                            \
+    CALL(hipMemPoolImportFromShareableHandle)                                                                          \
     CALL(hipMemExportToShareableHandle)                                                                                \
     /* queries */                                                                                                      \
     CALL(hipMemGetInfo)                                                                                                \
@@ -792,6 +799,46 @@ HOOK(hipMemExportToShareableHandle, void *shareable, hipMemHandle handle, int ty
     enum { FILE_DESCRIPTOR = 1 };
     LIMIT_OBJECT(hipError_t, VENDOR(hipMemExportToShareableHandle, shareable, handle, type, flags),
                  limit_physical_exported(session, handle, type == FILE_DESCRIPTOR ? *(int *)shareable : -1));
+}
+
+HOOK(hipMemImportFromShareableHandle, hipMemHandle *handle, void *shareable, int type)
+{
+    enum { FILE_DESCRIPTOR = 1 };
+    LIMIT_OBJECT(hipError_t, VENDOR(hipMemImportFromShareableHandle, handle, shareable, type),
+                 limit_physical_imported(session, *handle, type == FILE_DESCRIPTOR ? (int)(intptr_t)shareable : -1));
+}
+
+/* ---- memory of other processes ---- */
+
+typedef struct {
+    char bytes[64];
+} hipIpcMemHandle_t;
+
+HOOK(hipIpcGetMemHandle, hipIpcMemHandle_t *handle, void *memory)
+{
+    LIMIT_SHARE(hipError_t, VENDOR(hipIpcGetMemHandle, handle, memory), limit_exported(session));
+}
+
+HOOK(hipIpcOpenMemHandle, void **memory, hipIpcMemHandle_t handle, unsigned flags)
+{
+    LIMIT_SHARE(hipError_t, VENDOR(hipIpcOpenMemHandle, memory, handle, flags), limit_imported(session));
+}
+
+HOOK(hipIpcCloseMemHandle, void *memory)
+{
+    LIMIT_SHARE(hipError_t, VENDOR(hipIpcCloseMemHandle, memory), limit_import_ended(session));
+}
+
+HOOK(hipMemPoolExportToShareableHandle, void *shareable, hipMemPool_t pool, int type, unsigned flags)
+{
+    LIMIT_SHARE(hipError_t, VENDOR(hipMemPoolExportToShareableHandle, shareable, pool, type, flags),
+                limit_exported(session));
+}
+
+HOOK(hipMemPoolImportFromShareableHandle, hipMemPool_t *pool, void *shareable, int type, unsigned flags)
+{
+    LIMIT_SHARE(hipError_t, VENDOR(hipMemPoolImportFromShareableHandle, pool, shareable, type, flags),
+                limit_imported(session));
 }
 
 /* ---- queries ---- */

@@ -123,6 +123,13 @@ static struct sluice_ledger_shape shape_of(uint32_t count, uint32_t processes)
     return (struct sluice_ledger_shape){.devices = 2 * count, .owners = 1, .processes = processes};
 }
 
+/* What lies before the ledger in its file. */
+static size_t size_before(uint32_t processes)
+{
+    size_t size = LIMIT_SPACES_SIZE + processes * sizeof(struct limit_sharing);
+    return (size + SLUICE_LEDGER_ALIGNMENT - 1) / SLUICE_LEDGER_ALIGNMENT * SLUICE_LEDGER_ALIGNMENT;
+}
+
 static enum sluice_error write_whole(int file, const void *bytes, size_t size, const char *path,
                                      struct sluice_error_text *text)
 {
@@ -185,7 +192,7 @@ static enum sluice_error make_ledger(int at, const struct sluice_limit_device *d
                                      struct sluice_error_text *text)
 {
     struct sluice_ledger_shape shape = shape_of(count, processes);
-    size_t size = LIMIT_SPACES_SIZE + sluice_ledger_size(&shape);
+    size_t before = size_before(processes), size = before + sluice_ledger_size(&shape);
     int file = openat(at, ledger_name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, MODE_LEDGER);
     if (file < 0)
         return fail_system(text, "make ledger in", folder);
@@ -198,8 +205,7 @@ static enum sluice_error make_ledger(int at, const struct sluice_limit_device *d
     else if (uid != geteuid() && let_in(file, uid) != 0)
         error = fail_system(text, "set the access list of the ledger in", folder);
     if (!error)
-        error = format_ledger((char *)memory + LIMIT_SPACES_SIZE, size - LIMIT_SPACES_SIZE, devices, count, processes,
-                              text);
+        error = format_ledger((char *)memory + before, size - before, devices, count, processes, text);
     if (memory != MAP_FAILED)
         munmap(memory, size);
     close(file);
@@ -333,10 +339,10 @@ enum sluice_error limit_region_open(int at, const char *folder, uid_t owner, boo
         limit->shared_size = (size_t)ledger_stamp.st_size;
         limit->spaces = shared;
         struct sluice_ledger_shape shape = shape_of(limit->file->count, limit->file->processes), found = {0};
-        size_t size = LIMIT_SPACES_SIZE + sluice_ledger_size(&shape);
+        size_t before = size_before(limit->file->processes), size = before + sluice_ledger_size(&shape);
+        limit->sharing = (struct limit_sharing *)((char *)shared + LIMIT_SPACES_SIZE);
         if (limit->shared_size == size)
-            error = sluice_ledger_new((char *)shared + LIMIT_SPACES_SIZE, size - LIMIT_SPACES_SIZE, 0, &limit->ledger,
-                                      text);
+            error = sluice_ledger_new((char *)shared + before, size - before, 0, &limit->ledger, text);
         if (limit->ledger)
             sluice_ledger_get_shape(limit->ledger, &found);
         if (!error && (found.devices != shape.devices || found.owners != 1 || found.processes != shape.processes))
@@ -631,36 +637,57 @@ static bool is_alive_elsewhere(const struct sluice_limit *limit, uint32_t pid, u
     return found;
 }
 
+/* Who sits where, and whether he lives, as far as `self` can tell. */
+static enum sluice_error look_at(struct sluice_limit *limit, const struct limit_self *self, enum limit_depth depth,
+                                 uint32_t seat, struct sluice_ledger_process *who, bool *alive, bool *taken,
+                                 struct sluice_error_text *text)
+{
+    uint32_t id;
+    enum sluice_error error = ledger_read_seat(limit->ledger, seat, &id, who, text);
+    *taken = !error && id != 0;
+    *alive = false;
+    if (!*taken)
+        return error;
+    uint32_t pid = who->pid & ((1u << LIMIT_PID_BITS) - 1);
+    uint64_t space = atomic_load_explicit(&limit->spaces[who->pid >> LIMIT_PID_BITS], memory_order_relaxed);
+    char name[16];
+    snprintf(name, sizeof name, "%" PRIu32, pid);
+    *alive = space == self->space ? is_alive(limit, self, name, who->start, depth == LIMIT_QUICK)
+                                  : depth != LIMIT_EVERYWHERE || is_alive_elsewhere(limit, pid, space);
+    return SLUICE_OK;
+}
+
 enum sluice_error limit_reap_dead(struct sluice_limit *limit, const struct limit_self *self, enum limit_depth depth,
                                   uint64_t *released, uint32_t *count, struct sluice_error_text *text)
 {
+    unsigned char dead[SLUICE_LEDGER_MAX_PROCESSES / 8] = {0};
+    struct sluice_ledger_process who;
     uint64_t bytes = 0;
     uint32_t reaped = 0;
-    for (uint32_t seat = 0; seat < limit->file->processes; seat++) {
-        uint32_t id;
-        struct sluice_ledger_process who;
-        enum sluice_error error = ledger_read_seat(limit->ledger, seat, &id, &who, text);
-        if (error)
-            return error;
-        if (!id)
-            continue;
-        uint32_t pid = who.pid & ((1u << LIMIT_PID_BITS) - 1);
-        uint64_t space = atomic_load_explicit(&limit->spaces[who.pid >> LIMIT_PID_BITS], memory_order_relaxed);
-        char name[16];
-        snprintf(name, sizeof name, "%" PRIu32, pid);
-        bool alive = space == self->space ? is_alive(limit, self, name, who.start, depth == LIMIT_QUICK)
-                                          : depth != LIMIT_EVERYWHERE || is_alive_elsewhere(limit, pid, space);
-        if (alive)
+    bool alive, taken, importers = false;
+    enum sluice_error error = SLUICE_OK;
+    for (uint32_t seat = 0; seat < limit->file->processes && !error; seat++) {
+        error = look_at(limit, self, depth, seat, &who, &alive, &taken, text);
+        if (!error && taken && !alive)
+            dead[seat / 8] |= (unsigned char)(1u << seat % 8);
+        importers = importers || (taken && alive && atomic_load(&limit->sharing[seat].imports) > 0);
+    }
+    for (uint32_t seat = 0; seat < limit->file->processes && !error; seat++) {
+        if (!(dead[seat / 8] >> seat % 8 & 1) || (importers && atomic_load(&limit->sharing[seat].exports) > 0))
             continue;
         uint64_t one = 0;
-        if ((error = sluice_ledger_reap(limit->ledger, who.pid, who.start, &one, text)))
-            return error;
+        error = look_at(limit, self, depth, seat, &who, &alive, &taken, text);
+        if (error || !taken || alive)
+            continue; /* somebody else sits there by now */
+        error = sluice_ledger_reap(limit->ledger, who.pid, who.start, &one, text);
         bytes += one;
-        reaped++;
+        reaped += !error;
     }
-    *released = bytes;
-    *count = reaped;
-    return SLUICE_OK;
+    if (!error) {
+        *released = bytes;
+        *count = reaped;
+    }
+    return error;
 }
 
 enum sluice_error sluice_limit_reap(struct sluice_limit *limit, uint64_t *released, uint32_t *count,

@@ -3,7 +3,7 @@
  * A region's files and the handle on them, shared by the library for root (limit.h) and the preloaded one.
  *
  *   limits: header | device[count]               mapped read-only; root changes `limit` in place
- *   ledger: PID namespaces (two pages) | ledger   mapped writable
+ *   ledger: PID namespaces (two pages) | sharing[processes] | ledger   mapped writable
  */
 #ifndef SLUICE_LIMIT_REGION_H
 #define SLUICE_LIMIT_REGION_H
@@ -23,6 +23,15 @@ enum {
     LIMIT_SPACES_SIZE = LIMIT_SPACES * 8,
 };
 
+/*
+ * What a process shares with others, by its seat. Memory lives on in those who imported it when its exporter is dead,
+ * who is then not struck off before them: too much is safe, too little is not.
+ */
+struct limit_sharing {
+    atomic_uint exports; /* not 0: it exported memory */
+    atomic_uint imports; /* how many pieces of others' it holds */
+};
+
 struct limit_file {
     uint64_t magic;
     uint32_t version;
@@ -39,6 +48,7 @@ struct sluice_limit {
     void *shared; /* the ledger file */
     size_t shared_size;
     atomic_uint_least64_t *spaces; /* [LIMIT_SPACES]: inodes of PID namespaces, 0: free; never taken back */
+    struct limit_sharing *sharing; /* [processes] */
     struct sluice_ledger *ledger;  /* device i: what is on GPU i; device count + i: what it spilled to the host */
 };
 

@@ -142,8 +142,13 @@ static enum sluice_error join(struct limit_session *session, struct sluice_error
     error = sluice_ledger_join(session->region.ledger, 0, pid, session->self.start, &session->process, text);
     if (error == SLUICE_ERROR_CAPACITY && reap(session, LIMIT_FULL))
         error = sluice_ledger_join(session->region.ledger, 0, pid, session->self.start, &session->process, text);
-    if (error)
+    if (error) {
         limit_region_close(&session->region);
+    } else {
+        session->sharing = &session->region.sharing[session->process & 0xffff];
+        atomic_store(&session->sharing->exports, 0);
+        atomic_store(&session->sharing->imports, 0);
+    }
     return error;
 }
 

@@ -30,6 +30,7 @@ struct limit_session {
     atomic_int state;
     uint32_t process; /* in the ledger */
     struct limit_self self;
+    struct limit_sharing *sharing; /* of this process */
     struct sluice_limit region;
     struct limit_table table;
     struct limit_device devices[SLUICE_LIMIT_MAX_DEVICES];

@@ -104,6 +104,39 @@ print(json.dumps([back.raw.decode(), left, info()[0], alloc(21), alloc(20) > 0])
     assert json.loads(out) == ["hello", 20, 20, -2, True]
 
 
+def test_imported_memory_outlives_its_exporter(make_job: MakeJob) -> None:
+    """Who exported memory and died is struck off only when nobody holds what he exported."""
+    job = make_job(2 * CONTEXT + 100)
+    out, _ = job.run(
+        CUDA
+        + """
+import socket
+one, other = socket.socketpair()
+child = os.fork()
+if child == 0:
+    start()
+    handle, file = create(80), c.c_int()
+    ok(cu.cuMemExportToShareableHandle(c.byref(file), c.c_uint64(handle), 1, c.c_ulonglong(0)))
+    socket.send_fds(other, [b"-"], [file.value])
+    os._exit(0)
+start()
+said = [alloc(10) > 0]
+_, [file], _, _ = socket.recv_fds(one, 1, 1)
+handle, place = c.c_uint64(), reserve(80)
+ok(cu.cuMemImportFromShareableHandle(c.byref(handle), c.c_void_p(file), 1))
+ok(map_(place, 80, handle.value)); ok(release(handle.value))
+os.waitpid(child, 0)
+said += [alloc(20), info()[0]]
+ok(unmap(place, 80))
+said += [alloc(20)]  # the file is still there, and the memory could be had from it again
+os.close(file)
+said += [alloc(100) > 0, info()[0]]
+print(json.dumps(said))
+"""
+    )
+    assert json.loads(out) == [True, -2, 10, -2, True, CONTEXT - 10]
+
+
 def test_recorded_allocations_are_charged_when_they_run(make_job: MakeJob) -> None:
     """A stream's recording allocates nothing; its graph does, and is refused where there is no room."""
     job = make_job(CONTEXT + 100)
