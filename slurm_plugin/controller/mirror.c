@@ -8,6 +8,7 @@
 #include "src/common/node_conf.h"
 #include "src/common/xmalloc.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,12 +17,14 @@ enum { NONE = UINT32_MAX };
 /* What Slurm says is held, but no job explains, stands in the table of jobs under this and the node's number. */
 enum { FOREIGN = 0xf0000000u };
 enum { MAX_GROUPS = SLUICE_MAX_GPUS + 1 };
+enum { SCAN_SLICE = 32 };
 
 /* A job that holds something: an entry of an open-addressed table. */
 struct entry {
     uint32_t job_id; /* 0: empty */
     uint32_t first;  /* of its records */
     uint32_t seen;   /* by which comparison with Slurm's list of jobs */
+    bool sharing;    /* holds no CPUs, as its cores may be others', too */
     uint64_t signature;
 };
 
@@ -46,10 +49,12 @@ struct sluice_mirror {
     uint32_t part_room;
     char (*models)[64];
     uint32_t model_count, shape_count;
-    time_t scanned; /* when configurations were last compared */
+    time_t scanned;         /* when a round of comparing configurations began */
+    uint32_t scan_next;     /* where it goes on; 0: it is over */
+    uint64_t configuration; /* `configurations` as it was when the cluster was made */
 
     struct entry *table;
-    uint32_t table_size, entries, foreign;
+    uint32_t table_size, entries, foreign, sharing;
     struct record *records;
     uint32_t record_count, record_room, free_record;
     uint32_t seen;
@@ -359,7 +364,7 @@ static void forget(struct sluice_mirror *mirror)
     mirror->parts = NULL;
     if (mirror->table)
         memset(mirror->table, 0, mirror->table_size * sizeof(*mirror->table));
-    mirror->entries = mirror->foreign = 0;
+    mirror->entries = mirror->foreign = mirror->sharing = 0;
     mirror->record_count = 0;
     mirror->free_record = NONE;
     mirror->model_count = mirror->shape_count = 0;
@@ -498,6 +503,7 @@ static void remove_entry(struct sluice_mirror *mirror, uint32_t slot)
 {
     uint32_t mask = mirror->table_size - 1, hole = slot, at = slot;
     mirror->foreign -= mirror->table[slot].job_id >= FOREIGN;
+    mirror->sharing -= mirror->table[slot].sharing;
     mirror->entries--;
     for (;;) {
         at = (at + 1) & mask;
@@ -618,6 +624,12 @@ static bool is_suspended(const job_record_t *job)
     return IS_JOB_SUSPENDED(job) && !job->priority;
 }
 
+/* Others may have got the cores of a job while it was suspended, so that it shares them now: Slurm lets that happen. */
+static bool shares_cores(const job_record_t *job)
+{
+    return job->suspend_time != 0;
+}
+
 /* Changes when a job holds something else than before. */
 static uint64_t signature_of(const job_record_t *job, bool suspended)
 {
@@ -691,7 +703,8 @@ static uint32_t parts_of_job(struct sluice_mirror *mirror, const job_record_t *j
         *again = *again || seen > group;
         if (group == 0) {
             part.gpus = held.gpus;
-            part.cpus_milli = suspended ? 0 : job_cores(resources, begin, cores) * node->tpc * 1000;
+            part.cpus_milli =
+                suspended || shares_cores(job) ? 0 : job_cores(resources, begin, cores) * node->tpc * 1000;
             part.host_memory_mib = resources->memory_allocated ? (int64_t)resources->memory_allocated[number] : 0;
         } else if (!part.gpus) {
             continue;
@@ -712,6 +725,8 @@ static void hold_job(struct sluice_mirror *mirror, const job_record_t *job, bool
     struct entry *entry = add_entry(mirror, job->job_id);
     if (!entry)
         return;
+    mirror->sharing += shares_cores(job) || suspended;
+    entry->sharing = shares_cores(job) || suspended;
     entry->signature = signature_of(job, suspended);
     entry->seen = mirror->seen;
     bool again = true;
@@ -871,29 +886,48 @@ void sluice_mirror_invalidate(struct sluice_mirror *mirror)
     mirror->valid = false;
 }
 
-/* Is any node configured in another way than when the cluster was made? */
-static bool configuration_changed(struct sluice_mirror *mirror, time_t now)
+/* Grows whenever a mirror finds that nodes were configured anew: all others look no further. */
+static _Atomic uint64_t configurations;
+
+/*
+ * Is any node configured in another way than when the cluster was made? Slurm tells a select plugin of some such
+ * changes only, so all nodes are compared: at once by whoever has time, a few at a call by the hook.
+ */
+static bool configuration_changed(struct sluice_mirror *mirror, bool all, time_t now)
 {
-    if ((uint32_t)node_record_count != mirror->nodes)
+    if ((uint32_t)node_record_count != mirror->nodes || mirror->configuration != atomic_load(&configurations))
         return true;
-    if (mirror->scanned && (now == mirror->scanned || last_node_update < mirror->scanned))
-        return false;
-    mirror->scanned = now;
-    mirror->counts.scans++;
-    for (uint32_t n = 0; n < mirror->nodes; n++)
-        if (fingerprint(node_record_table_ptr[n]) != mirror->fingerprint[n])
+    if (!mirror->scan_next) {
+        /* Times are whole seconds: what changed in the second of the last round may have been missed by it. */
+        if (now == mirror->scanned || last_node_update < mirror->scanned)
+            return false;
+        mirror->scanned = now;
+        mirror->counts.scans++;
+    }
+    uint32_t end =
+        all || mirror->nodes - mirror->scan_next < SCAN_SLICE ? mirror->nodes : mirror->scan_next + SCAN_SLICE;
+    for (; mirror->scan_next < end; mirror->scan_next++) {
+        if (fingerprint(node_record_table_ptr[mirror->scan_next]) != mirror->fingerprint[mirror->scan_next]) {
+            atomic_fetch_add(&configurations, 1);
             return true;
+        }
+    }
+    if (mirror->scan_next == mirror->nodes)
+        mirror->scan_next = 0;
     return false;
 }
 
 enum sluice_error sluice_mirror_sync(struct sluice_mirror *mirror, bool jobs, time_t now,
                                      struct sluice_error_text *text)
 {
-    if (!mirror->valid || configuration_changed(mirror, now)) {
+    if (!mirror->valid || configuration_changed(mirror, jobs, now)) {
+        uint64_t configuration = atomic_load(&configurations);
         enum sluice_error error = build(mirror, text);
         if (error)
             return error;
+        mirror->configuration = configuration;
         mirror->scanned = now;
+        mirror->scan_next = 0;
         sync_jobs(mirror);
         for (uint32_t n = 0; n < mirror->nodes; n++)
             if (!is_opaque(mirror, n))
@@ -1052,7 +1086,7 @@ enum sluice_error sluice_mirror_check(struct sluice_mirror *mirror, sluice_mirro
         if (!node || is_opaque(mirror, n) || sluice_node_read(mirror->cluster, n, &view, NULL))
             continue;
         if (fingerprint(node) != mirror->fingerprint[n])
-            return differs(text, n, "configuration", 0, 1);
+            continue; /* found within the next round, and then the mirror is made anew */
         if (!same_free(mirror, n, free_mib))
             for (uint32_t i = 0; i < view.gpu_count; i++) {
                 char what[64];
@@ -1062,7 +1096,7 @@ enum sluice_error sluice_mirror_check(struct sluice_mirror *mirror, sluice_mirro
             }
         if (!free_of || !free_of(n, &cpus, &memory))
             continue;
-        if (view.cpus_milli_free != cpus * 1000)
+        if (view.cpus_milli_free < cpus * 1000 || (!mirror->sharing && view.cpus_milli_free != cpus * 1000))
             return differs(text, n, "free CPUs", view.cpus_milli_free / 1000, cpus);
         if (view.host_memory_mib_free != memory)
             return differs(text, n, "free memory", view.host_memory_mib_free, memory);

@@ -42,11 +42,12 @@ enum sluice_error sluice_mirror_new(struct sluice_mirror **mirror, struct sluice
 void sluice_mirror_free(struct sluice_mirror *mirror);
 
 /*
- * Bring up to date with Slurm. `jobs`: compare the list of running jobs, too, which is O(jobs); whoever tells the
- * mirror of each start and end leaves it out. The configuration is compared when last_node_update says that something
- * may have changed, at most once a second; a change makes the mirror anew: sluice_mirror_cluster and all allocations
- * are then others, and sluice_mirror_generation has grown. Locks: config, job, node and partition read. Errors:
- * NO_MEMORY, CAPACITY (more nodes than the core can have): the mirror is not usable.
+ * Bring up to date with Slurm. `jobs`: compare the list of running jobs and all nodes' configuration, which is O(nodes
+ * + jobs); whoever tells the mirror of each start and end leaves it out, and a few nodes' configuration is compared at
+ * a time. Configurations are compared when last_node_update says that something may have changed, at most once a
+ * second; a change that one mirror finds all others know, too. It makes the mirror anew: sluice_mirror_cluster and all
+ * allocations are then others, and sluice_mirror_generation has grown. Locks: config, job, node and partition read.
+ * Errors: NO_MEMORY, CAPACITY (more nodes than the core can have): the mirror is not usable.
  */
 enum sluice_error sluice_mirror_sync(struct sluice_mirror *mirror, bool jobs, time_t now,
                                      struct sluice_error_text *text);

@@ -160,6 +160,8 @@ void sluice_gpus_compare(const job_record_t *job, const struct sluice_part *part
         if (!parts[i].gpus)
             continue;
         list_for_each_ro(job->gres_list_alloc, add_allocated, &allocated);
+        if (__builtin_popcount(allocated.mask) != __builtin_popcount(parts[i].gpus))
+            continue;
         (*chosen)++;
         *kept += allocated.mask == parts[i].gpus;
     }

@@ -26,7 +26,9 @@ bool sluice_gpus_choose(struct sluice_mirror *mirror, job_record_t *job, const s
 bool sluice_gpus_exclude_far_cores(const struct sluice_part *parts, uint32_t count,
                                    struct sluice_core_exclusion *exclusion, struct sluice_job_test_rest *rest);
 
-/* How many nodes' GPUs were chosen, and on how many the job got just these. Jobs that get whole nodes do not count. */
+/* On how many nodes GPUs were chosen, and on how many of them the job got just these. Jobs that get whole nodes do not
+ * count, nor do nodes on which stock gave another number of GPUs than the core had thought (--gpus, --gpus-per-task).
+ */
 void sluice_gpus_compare(const job_record_t *job, const struct sluice_part *parts, uint32_t count, uint32_t *chosen,
                          uint32_t *kept);
 

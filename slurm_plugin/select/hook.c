@@ -41,8 +41,8 @@ static struct {
     uint64_t mirror_built;
     uint64_t generation;
     size_t words;
-    uint64_t *allowed, *tried, *saved; /* scratch bitmaps of candidates */
-    struct sluice_part *parts;         /* of the core's choice */
+    uint64_t *allowed, *up, *tried, *saved; /* scratch bitmaps of candidates */
+    struct sluice_part *parts;              /* of the core's choice */
     struct sluice_cache *cache;
     time_t cache_part_update;
     struct sluice_preemption *preemption;
@@ -185,19 +185,16 @@ static enum sluice_error place_within(struct decision *decision, struct sluice_r
     return verdict;
 }
 
-/* ... and those that are powered up. */
+/* ... and those that are up. */
 static enum sluice_error place(struct decision *decision, struct sluice_request *request)
 {
-    if (SLUICE_POWERED_DOWN && any_of(hook.allowed, words_of(SLUICE_POWERED_DOWN))) {
-        uint64_t powered[hook.words];
-        const uint64_t *down = words_of(SLUICE_POWERED_DOWN);
+    const uint64_t *down = SLUICE_POWERED_DOWN ? words_of(SLUICE_POWERED_DOWN) : NULL;
+    const uint64_t *booting = booting_node_bitmap ? words_of(booting_node_bitmap) : NULL;
+    if ((down && any_of(hook.allowed, down)) || (booting && any_of(hook.allowed, booting))) {
         for (size_t w = 0; w < hook.words; w++)
-            powered[w] = hook.allowed[w] & ~down[w];
-        enum sluice_error verdict = place_within(decision, request, powered);
-        if (!verdict) {
-            request->allowed = hook.allowed;
-            return verdict;
-        }
+            hook.up[w] = hook.allowed[w] & ~(down ? down[w] : 0) & ~(booting ? booting[w] : 0);
+        if (!place_within(decision, request, hook.up))
+            return SLUICE_OK;
     }
     return place_within(decision, request, hook.allowed);
 }
@@ -248,6 +245,20 @@ static void ask_core_and_plan(struct decision *decision)
     decision->planned = true; /* the plan allows none of those that the core would take */
 }
 
+/* Is what the plan had for it still free? */
+static bool free_now(const struct sluice_part *part)
+{
+    struct sluice_node_view view;
+    if (sluice_node_read(sluice_mirror_cluster(hook.mirror), part->node, &view, NULL) ||
+        view.cpus_milli_free < part->cpus_milli || view.host_memory_mib_free < part->host_memory_mib)
+        return false;
+    for (uint32_t i = 0; i < view.gpu_count; i++)
+        if ((part->gpus >> i & 1) && (part->gpu_memory_mib ? view.gpu_memory_mib_free[i] < part->gpu_memory_mib
+                                                           : !(view.gpus_idle >> i & 1)))
+            return false;
+    return true;
+}
+
 /* What the plan has for the job now, if it can be had. */
 static bool take_from_plan(struct decision *decision, const uint64_t *candidates)
 {
@@ -256,13 +267,19 @@ static bool take_from_plan(struct decision *decision, const uint64_t *candidates
         return false;
     for (uint32_t i = 0; i < say.part_count; i++) {
         uint32_t node = say.parts[i].node;
-        if (node >= hook.words * 64 || !(candidates[node / 64] >> (node % 64) & 1))
+        if (node >= hook.words * 64 || !(candidates[node / 64] >> (node % 64) & 1) || !free_now(&say.parts[i]))
             return false;
     }
     memcpy(decision->placement.parts, say.parts, say.part_count * sizeof(*say.parts));
     decision->placement.part_count = say.part_count;
     decision->placement.score = 0;
     return choice_agrees(decision);
+}
+
+/* Has stock looked at the job before? Then it has completed its record. */
+static bool seen_by_stock(const job_record_t *job)
+{
+    return job->details->mc_ptr && (!job->gres_list_req || job->gres_list_req_accum);
 }
 
 /* Is it proven that stock would find no place either? hook.allowed has the candidates. */
@@ -273,7 +290,7 @@ static bool proven(struct decision *decision, const uint64_t *candidates)
     if (request->fit != SLUICE_JOB_MODELLED || any_of(candidates, sluice_mirror_opaque(hook.mirror)))
         return false;
     /* What stock does to a job's record when it first looks at it is left to stock. */
-    if (!job->details->mc_ptr || (job->gres_list_req && !job->gres_list_req_accum))
+    if (!seen_by_stock(job))
         return false;
     if (request->same && !decision->by_plan)
         return decision->verdict == SLUICE_ERROR_NO_PLACE || decision->verdict == SLUICE_ERROR_NEVER;
@@ -513,7 +530,7 @@ static int test_only(struct decision *decision)
         hook.cache_part_update = last_part_update;
     }
     /* Stock works out some of a job's record at its first look: it gets that look, at the known nodes. */
-    bool seen = job->details->mc_ptr && (!job->gres_list_req || job->gres_list_req_accum);
+    bool seen = seen_by_stock(job);
     save_nodes(decision);
     if (sluice_cache_find(hook.cache, &decision->shape, hook.saved, &rc, &nodes)) {
         if (seen && !cross_check()) {
@@ -664,6 +681,7 @@ static bool fit_scratch(void)
     uint32_t nodes = sluice_mirror_nodes(hook.mirror);
     hook.words = sluice_mirror_words(hook.mirror);
     free(hook.allowed);
+    free(hook.up);
     free(hook.tried);
     free(hook.saved);
     free(hook.parts);
@@ -673,12 +691,13 @@ static bool fit_scratch(void)
     hook.preemption = NULL;
     hook.chosen_job = 0;
     hook.allowed = calloc(hook.words + 1, sizeof(uint64_t));
+    hook.up = calloc(hook.words + 1, sizeof(uint64_t));
     hook.tried = calloc(hook.words + 1, sizeof(uint64_t));
     hook.saved = calloc(hook.words + 1, sizeof(uint64_t));
     hook.parts = calloc((size_t)nodes + 1, sizeof(*hook.parts));
     hook.chosen = calloc((size_t)nodes + 1, sizeof(*hook.chosen));
     hook.cache = sluice_cache_new(CACHE_ENTRIES, hook.words);
-    return hook.allowed && hook.tried && hook.saved && hook.parts && hook.chosen && hook.cache;
+    return hook.allowed && hook.up && hook.tried && hook.saved && hook.parts && hook.chosen && hook.cache;
 }
 
 /* The mirror, as it is now; false: it cannot be had. */
@@ -765,11 +784,10 @@ static int decide(struct decision *decision)
         .parts = hook.parts,
         .part_capacity = sluice_mirror_nodes(hook.mirror) + 1,
     };
-    if (call->mode == SELECT_MODE_TEST_ONLY) {
-        if (is_gpu_job(&decision->request) && (!call->job->details->mc_ptr || !call->job->gres_list_req_accum))
-            sluice_workload_arrival(&decision->request.wanted);
+    if (is_gpu_job(&decision->request) && !seen_by_stock(call->job))
+        sluice_workload_arrival(&decision->request.wanted);
+    if (call->mode == SELECT_MODE_TEST_ONLY)
         return place_level ? test_only(decision) : ask_stock(decision, call->preemptees);
-    }
     if (!place_level)
         return shadow(decision);
     if (call->mode == SELECT_MODE_WILL_RUN)
@@ -955,6 +973,7 @@ void sluice_hook_stop(void)
     sluice_mirror_free(hook.mirror);
     sluice_cache_free(hook.cache);
     free(hook.allowed);
+    free(hook.up);
     free(hook.tried);
     free(hook.saved);
     free(hook.parts);
