@@ -54,7 +54,7 @@ size-full-gpus = 64
 """
 _SUBMIT = """
 seq {first} {last} | while read i; do
-    printf '#!/bin/bash\\nsleep 7200\\n' | sbatch -Q -n1 --mem=1M --gres=gpu:$((i % 8 + 1)) --time=$((i % 50 + 1)) \\
+    printf '#!/bin/bash\\nsleep 7200\\n' | sbatch -Q -n1 --mem=1M --gres=gpu:$((i % 8 + 1)) --time=$((i % 50 + 300)) \\
         -J job$((i % 37)) -o /dev/null || exit 1
 done
 """

@@ -38,7 +38,7 @@ static struct {
     const struct sluice_ranks *before; /* the table of the step before */
     uint64_t rules_generation;
     int64_t saved_s, written_s;
-    bool complained;
+    bool complained, marked;
 
     atomic_bool touched; /* jobs may carry site factors of ours */
     _Atomic uint64_t *update_us, *update_us_most, *take_us, *take_us_most, *take_cpu_us, *step_us, *applied_jobs,
@@ -326,21 +326,21 @@ static bool may_apply(void)
            !(slurm_conf.priority_flags & PRIORITY_FLAGS_INCR_ONLY);
 }
 
-/* Jobs of a former life of slurmctld may carry our factors: a file says so. */
-static void mark_touched(void)
+/* A file says that jobs may carry our factors: slurmctld may be started at a lower level next time. It is there before
+ * the first job can have one, and goes when they were taken away. */
+static void mark(bool touched)
 {
-    static bool marked;
-    bool touched = atomic_load(&order.touched);
-    if (touched == marked)
+    if (touched == order.marked)
         return;
     if (touched) {
         int descriptor = open(order.applied, O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
-        if (descriptor >= 0)
-            close(descriptor);
+        if (descriptor < 0)
+            return; /* tried again with the next step */
+        close(descriptor);
     } else {
         unlink(order.applied);
     }
-    marked = touched;
+    order.marked = touched;
 }
 
 static void step(void)
@@ -356,6 +356,8 @@ static void step(void)
     atomic_store(order.pending_jobs, order.queue->pending_count);
     uint64_t from = now_us();
     remember_usage();
+    if (in_force())
+        mark(true);
     if (sluice_ranker_step(order.ranker, order.queue, &text) != SLUICE_OK) {
         complain(&text);
         return;
@@ -431,8 +433,8 @@ static void *run(void *argument)
         else if (!resting)
             rest();
         resting = !wanted;
-        if (sluice_in_charge())
-            mark_touched();
+        if (sluice_in_charge() && !in_force())
+            mark(atomic_load(&order.touched));
     }
     if (!resting && order.ranker)
         save_usage(order.queue->taken_s); /* slurmctld is going: its locks are not ours to take any more */
@@ -465,7 +467,8 @@ static bool start(const struct sluice_site *site)
     order.applied_jobs = sluice_status_counter("order.applied_jobs");
     order.apply_us_most = sluice_status_counter("order.apply_us_most");
     order.pending_jobs = sluice_status_counter("order.pending_jobs");
-    atomic_store(&order.touched, access(order.applied, F_OK) == 0);
+    order.marked = access(order.applied, F_OK) == 0;
+    atomic_store(&order.touched, order.marked);
     order.queue = sluice_queue_new(NULL);
     pthread_condattr_t attributes;
     pthread_condattr_init(&attributes);
