@@ -88,14 +88,14 @@ void sluice_plan_invalidate(void);
 /* ---- figures ---- */
 
 struct sluice_plan_counts {
-    uint64_t plans;       /* published */
-    uint64_t failures;    /* passes that came to nothing: memory, locks, the core refused */
-    uint64_t started;     /* jobs that the planner started */
-    uint64_t not_started; /* start-now jobs that Slurm would not start */
-    uint64_t slipped;     /* reserved starts that moved to later from one plan to the next */
+    uint64_t plans;        /* published */
+    uint64_t failures;     /* passes that came to nothing: memory, locks, the core refused */
+    uint64_t started;      /* jobs that the planner started */
+    uint64_t not_started;  /* start-now jobs that Slurm would not start */
+    uint64_t slipped;      /* reserved starts that moved to later from one plan to the next */
     uint64_t lock_us_last; /* for the last picture */
-    uint64_t lock_us_max; /* longest time under slurmctld's read locks for one picture */
-    uint64_t plan_us_max; /* longest time for planning, outside of all locks */
+    uint64_t lock_us_max;  /* longest time under slurmctld's read locks for one picture */
+    uint64_t plan_us_max;  /* longest time for planning, outside of all locks */
     uint64_t plan_us_last;
     uint32_t jobs;          /* of the last plan: planned */
     uint32_t now, reserved; /* ... that should start now, that have a reserved start */
