@@ -291,7 +291,7 @@ class _Maker:
         }
         kept = set(filter(None, self.live.config.get("AccountingStorageTRES", "").split(",")))
         kept -= {"cpu", "mem", "energy", "node", "billing", "fs/disk", "vmem", "pages"}
-        enforce = {"associations", "limits", "qos"}
+        enforce = {"associations", "limits", "qos", "safe"}  # safe: no job starts that would outrun its hours
         enforce |= {word for word in self.live.config.get("AccountingStorageEnforce", "").lower().split(",") if word}
         enforce.discard("none")
         lines = [

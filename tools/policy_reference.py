@@ -1,4 +1,4 @@
-"""Writes docs/policy.md from the models of the policy file (policy/model.py); --check compares."""
+"""Writes docs/policy.md and sluice.yaml(5) from the models of the policy file (policy/model.py); --check compares."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from policy.units import show_seconds  # noqa: E402
 from sluice_base.sizes import format_mib  # noqa: E402
 
 TARGET = ROOT / "docs/policy.md"
+MANUAL = ROOT / "docs/man/sluice.yaml.5"
 INTRODUCTION = ROOT / "docs/policy-introduction.md"
 _SKIP = {"grouping"}  # docs/gres.md
 
@@ -121,15 +122,50 @@ def render() -> str:
     return "\n".join(parts)
 
 
+def roff(text: str) -> str:
+    """Text for a man page."""
+    plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text.replace("\\|", "|").replace("`", "").replace("**", ""))
+    return plain.replace("\\", "\\\\").replace("-", "\\-").replace("'", "\\(aq")
+
+
+def manual() -> str:
+    """sluice.yaml(5)."""
+    lines = [
+        '.TH SLUICE.YAML 5 "" "Sluice" "Sluice manual"',
+        ".SH NAME", "sluice.yaml \\- tenants, quotas and scheduling policy",
+        ".SH DESCRIPTION", "The policy file of", ".BR sluice\\-apply (1).",
+        "YAML; unknown keys are mistakes. Durations are written 90s, 15m, 48h, 7d; sizes 512M, 80G, 1.5T.",
+    ]  # fmt: skip
+    for one in models(model.Policy):
+        title = "THE FILE" if one is model.Policy else one.__name__.upper()
+        lines += [f".SH {title}", roff(" ".join((one.__doc__ or "").split()))]
+        for key, field in one.model_fields.items():
+            text = " ".join((field.description or "").split())
+            extra = field.json_schema_extra
+            if isinstance(extra, dict) and extra.get("enforced") is False:
+                text += " Not yet enforced."
+            words = f"{kind(field.annotation, field.metadata)}{bounds(field.metadata)}; default: {default(field)}"
+            lines += [".TP", f"\\fB{roff(key)}\\fR ({roff(words)})", roff(text)]
+    lines += [
+        ".SH FILES",
+        ".I /etc/sluice/sluice.yaml",
+        ".SH SEE ALSO",
+        ".BR sluice\\-policy (1),",
+        ".BR sluice\\-plan (1)",
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def main() -> int:
-    """Write the page, or with --check compare it."""
-    text = render()
+    """Write the pages, or with --check compare them."""
+    pages = {TARGET: render(), MANUAL: manual()}
     if "--check" in sys.argv:
-        if not TARGET.exists() or TARGET.read_text() != text:
-            print("docs/policy.md is out of date: run tools/policy_reference.py", file=sys.stderr)
-            return 1
-        return 0
-    TARGET.write_text(text)
+        old = [path for path, text in pages.items() if not path.exists() or path.read_text() != text]
+        for path in old:
+            print(f"{path.relative_to(ROOT)} is out of date: run tools/policy_reference.py", file=sys.stderr)
+        return 1 if old else 0
+    for path, text in pages.items():
+        path.write_text(text)
     return 0
 
 

@@ -23,7 +23,7 @@ def description(**more: Any) -> dict[str, Any]:
         "controllers": 1,
         "users": [{"name": name} for name in USERS],
         "slurm_conf": "AccountingStorageTRES=gres/gpu,gres/shard,gres/gpu:h100,gres/gpu:l40s\n"
-        "PreemptType=preempt/qos\nPreemptMode=REQUEUE\nSlurmctldParameters=preempt_send_user_signal\nJobRequeue=1\nPriorityCalcPeriod=1\n"
+        "AccountingStorageEnforce=associations,limits,qos,safe\nPreemptType=preempt/qos\nPreemptMode=REQUEUE\nSlurmctldParameters=preempt_send_user_signal\nJobRequeue=1\nPriorityCalcPeriod=1\n"
         "SchedulerParameters=bf_interval=1,sched_interval=2,default_queue_depth=1000,batch_sched_delay=0\n",
         **more,
     }

@@ -34,7 +34,9 @@ POLICY = (
     + "  submit: {members: [alice], max_queued: 3}\n"
     + "  wall: {members: [alice], max_time: 1h}\n"
     + "  large: {members: [alice], per_job: {gpus: 2}}\n"
+    + "  hours: {members: [alice], limit: {gpu_hours: 1}}\n"
     + "  gone: {members: [alice], expires: 2020-01-01}\n"
+    + "scheduling: {usage_period: monthly, fair_share_half_life: 0s}\n"
 )
 CLEAR = re.compile(r"Assoc|QOS|Account", re.IGNORECASE)
 
@@ -140,6 +142,13 @@ def test_most_jobs_are_refused_at_submit_with_the_reason(site: PolicySite) -> No
     ("account", "within", "over", "update", "reason"),
     [
         ("wall", ["--time=59"], ["--time=61"], "TimeLimit=2:00:00", "MaxWall"),
+        (
+            "hours",
+            ["--gres=gpu:h100:1", "--time=20"],
+            ["--gres=gpu:h100:2", "--time=21"],
+            "TimeLimit=1:30:00",
+            "Minutes|Mins",
+        ),
         ("large", ["--gres=gpu:h100:2"], ["--gres=gpu:h100:3"], "TresPerNode=gres:gpu:h100:3", "MaxGRESPerJob|MaxTRES"),
     ],
 )
@@ -166,7 +175,7 @@ def test_the_largest_job(
         state, why = site.state(held)
         if state == "RUNNING":  # the update was refused, and the job is as it was
             shown = site.run("scontrol", "show", "job", held).stdout
-            assert "TimeLimit=00:59:00" in shown or "gres:gpu:h100:2" in shown, shown
+            assert "TimeLimit=00:59:00" in shown or "TimeLimit=00:20:00" in shown or "gres:gpu:h100:2" in shown, shown
         else:
             assert re.search(reason, why), why
     finally:
@@ -305,7 +314,7 @@ def test_users_change_nothing_by_arguments_environment_or_files(guarded: PolicyS
     fake.write_text('#!/bin/sh\necho "mallory|Administrator|"\nexec /usr/bin/sacctmgr "$@"\n')
     fake.chmod(0o755)
     conf = (site.cluster.layout.slurm / "slurm.conf").read_text()
-    (home / "slurm.conf").write_text(conf.replace("AccountingStorageEnforce=associations,limits,qos\n", ""))
+    (home / "slurm.conf").write_text(conf.replace("AccountingStorageEnforce=associations,limits,qos,safe\n", ""))
     for path in (home, *home.rglob("*")):
         path.chmod(0o777)
     inside = "/run/sluice-cluster/home/mallory"
