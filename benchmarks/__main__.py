@@ -19,6 +19,7 @@ from sluice_base.errors import SluiceError
 
 # name -> (module, one line)
 BENCHMARKS: dict[str, tuple[str, str]] = {
+    "agent": ("benchmarks.agent", "the node agent's programs, and its watchdog's share of a core"),
     "core-latency": ("benchmarks.core_latency", "place, commit and release in the core, at scale"),
     "openb": ("benchmarks.openb", "GPU allocation on Alibaba's openb lists, beside published policies"),
     "gang": ("benchmarks.gang", "placing a gang of 64 nodes x 8 GPUs"),

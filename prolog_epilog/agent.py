@@ -29,7 +29,7 @@ from prolog_epilog.record import Grant, JobRecord, Store
 from prolog_epilog.watchdog import Act, judge
 from prolog_epilog.worker import Worker
 from sluice_base.errors import SluiceError
-from sluice_base.files import write_atomic
+from sluice_base.files import write_atomic, write_if_changed
 from sluice_base.sizes import format_mib
 from sluice_base.text import one_line
 from sluice_core import limit
@@ -43,6 +43,7 @@ _MOST_REQUEST = 64 << 10
 _MOST_CONNECTIONS = 128
 _IDLE_SECONDS = 30.0  # a connection that says nothing is closed
 _RETENTION_SECONDS = 30 * 86400
+_SETTLED_SECONDS = 30.0  # after its prolog a job has a process, that of its extern step
 
 
 class RefusalError(SluiceError):
@@ -150,7 +151,8 @@ class Agent:
         if not system.exists():
             write_atomic(system, "")
         others = [line for line in system.read_text().splitlines() if line and line != str(limit.library_path())]
-        write_atomic(self.settings.run / "preload", "\n".join([str(limit.library_path()), *others]) + "\n")
+        # A job's namespace has this very file mounted, and one that is replaced cannot be mounted over in there.
+        write_if_changed(self.settings.run / "preload", "\n".join([str(limit.library_path()), *others]) + "\n")
         self.store.prune(time.time() - _RETENTION_SECONDS)
 
     def _take_over(self) -> None:
@@ -164,6 +166,10 @@ class Agent:
                     self.regions[record.job] = limit.Region(self._region_folder(record.job))
                 except CoreError as error:
                     log("problem", job=record.job, what=error)
+        running = cgroups.jobs_here() if records else set()
+        for record in records:
+            if record.job not in running and record.started < time.time() - _SETTLED_SECONDS:
+                self._take_back(record, {})  # it ended while there was no agent
         if records:
             log("take-over", jobs=",".join(str(record.job) for record in records))
 
@@ -436,6 +442,11 @@ class Agent:
             if any(place == pid for watch in self.watches.values() for _, place in watch.held):
                 record.note("stray", pid=pid)
         unclean = self._free(record)
+        self._take_back(record, unclean)
+        return {"unclean": list(unclean.values())}
+
+    def _take_back(self, record: JobRecord, unclean: dict[str, str]) -> None:
+        """Write a job's record and remove its limits; killed half-way, it is all done again."""
         with self._lock:
             self._collect(record)
             record.ended = time.time()
@@ -443,10 +454,9 @@ class Agent:
                 grant.clean = grant.uuid not in unclean
             record.note("return", uuids=[grant.uuid for grant in record.grants if grant.clean])
             self.store.save(record)
-            self._remove_region(job)
-            self.jobs.remove(job)
-            self.records.pop(job, None)
-        return {"unclean": list(unclean.values())}
+            self._remove_region(record.job)
+            self.jobs.remove(record.job)
+            self.records.pop(record.job, None)
 
     def _free(self, record: JobRecord) -> dict[str, str]:
         """Kill the job's GPU processes until none is left; by device, why it is not clean."""

@@ -46,6 +46,12 @@ def parse_place(text: str) -> Place | None:
     return None
 
 
+def jobs_here(proc: Path = Path("/proc")) -> set[int]:
+    """The jobs that have a process on this node."""
+    places = (place_of(int(entry.name), proc) for entry in proc.iterdir() if entry.name.isdecimal())
+    return {place.job for place in places if place is not None}
+
+
 def processes_of(job: int, step: str | None = None, proc: Path = Path("/proc")) -> Iterator[int]:
     """The processes of a job, or of one step of it."""
     for entry in proc.iterdir():

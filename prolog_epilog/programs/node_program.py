@@ -16,58 +16,57 @@ import json
 import os
 import socket
 import sys
+import time
 
 SOCKET = "/run/sluice/agent.sock"
 MOST = 1 << 20
 SECONDS = 20.0
+PATIENCE = 5.0  # an agent that is just restarted is waited for
 
 
 class RefusedError(Exception):
     """Why not."""
 
 
-class Agent:
-    """The node agent."""
-
-    def __init__(self) -> None:
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.socket.settimeout(SECONDS)
-        self.rest = b""
+def ask(**request: object) -> dict[str, Any]:  # type: ignore[name-defined]  # noqa: F821 - typing takes long to load
+    """The node agent's answer; a request that a restart of it cuts off is made again. Raises RefusedError."""
+    end = time.monotonic() + PATIENCE
+    while True:
         try:
-            self.socket.connect(SOCKET)
-        except OSError as error:
-            raise RefusedError(
-                f"the node agent does not answer at {SOCKET} ({error.strerror or error}); "
-                "start it: systemctl start sluice-agent"
-            ) from None
-
-    def ask(self, **request: object) -> dict[str, Any]:  # type: ignore[name-defined]  # noqa: F821 - typing takes long to load
-        """The answer's content. Raises RefusedError."""
-        try:
-            self.socket.sendall(json.dumps(request).encode() + b"\n")
-            while b"\n" not in self.rest:
-                part = self.socket.recv(1 << 16)
-                if not part or len(self.rest) > MOST:
-                    raise RefusedError("the node agent broke off; see its log: journalctl -u sluice-agent")
-                self.rest += part
+            line = exchange(json.dumps(request).encode() + b"\n")
+            break
         except TimeoutError:
-            raise RefusedError(
-                f"the node agent gave no answer within {SECONDS:g} s; see: journalctl -u sluice-agent"
-            ) from None
+            why = f"gave no answer within {SECONDS:g} s; see: journalctl -u sluice-agent"
+            raise RefusedError(f"the node agent {why}") from None
         except OSError as error:
-            raise RefusedError(
-                f"the node agent broke off ({error.strerror}); see: journalctl -u sluice-agent"
-            ) from None
-        line, _, self.rest = self.rest.partition(b"\n")
-        try:
-            answer = json.loads(line)
-            if "error" in answer:
-                raise RefusedError(str(answer["error"]))
-            return answer["ok"]
-        except (ValueError, KeyError, TypeError):
-            raise RefusedError(
-                "the node agent's answer makes no sense; are agent and programs of one version?"
-            ) from None
+            if time.monotonic() > end:
+                why = f"does not answer at {SOCKET} ({error.strerror}); start it: systemctl start sluice-agent"
+                raise RefusedError(f"the node agent {why}") from None
+        time.sleep(0.1)
+    try:
+        answer = json.loads(line)
+        if "error" in answer:
+            raise RefusedError(str(answer["error"]))
+        content: dict[str, Any] = answer["ok"]  # type: ignore[name-defined]  # noqa: F821
+    except (ValueError, KeyError, TypeError):
+        why = "the node agent's answer makes no sense; are agent and programs of one version?"
+        raise RefusedError(why) from None
+    return content
+
+
+def exchange(line: bytes) -> bytes:
+    """One line there, one back. Raises OSError."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(SECONDS)
+        connection.connect(SOCKET)
+        connection.sendall(line)
+        answer = b""
+        while not answer.endswith(b"\n"):
+            part = connection.recv(1 << 16)
+            if not part or len(answer) > MOST:
+                raise ConnectionAbortedError(errno.ECONNABORTED, "broken off")
+            answer += part
+        return answer
 
 
 def number(name: str) -> int:
@@ -89,7 +88,7 @@ def numbers(name: str) -> list[int]:
 def prolog() -> None:
     """Register a job that has GPUs."""
     if numbers("SLURM_JOB_GPUS"):
-        Agent().ask(
+        ask(
             do="prolog",
             job=number("SLURM_JOB_ID"),
             uid=number("SLURM_JOB_UID"),
@@ -103,7 +102,7 @@ def prolog() -> None:
 def epilog() -> None:
     """End what a job left, and take back its GPUs."""
     if numbers("SLURM_JOB_GPUS"):
-        unclean = Agent().ask(do="epilog", job=number("SLURM_JOB_ID"))["unclean"]
+        unclean = ask(do="epilog", job=number("SLURM_JOB_ID"))["unclean"]
         if unclean:
             raise RefusedError("; ".join(unclean))
 
@@ -111,7 +110,7 @@ def epilog() -> None:
 def task_init() -> None:
     """Tell the SPANK plugin where the job's limits lie."""
     shards = number("SLUICE_SHARDS") if os.environ.get("SLUICE_SHARDS") else 0
-    answer = Agent().ask(
+    answer = ask(
         do="limit",
         job=number("SLUICE_JOB"),
         uid=number("SLUICE_UID"),
@@ -135,9 +134,8 @@ def task_prolog() -> None:
     """Check what the task can open, and tell slurmstepd what to put into its environment."""
     if not numbers("SLURM_STEP_GPUS") and not numbers("SLURM_JOB_GPUS"):
         return
-    agent = Agent()
-    files = agent.ask(do="devices")["files"]
-    for name, value in agent.ask(do="task", open=[path for path in files if opens(path)])["export"].items():
+    files = ask(do="devices")["files"]
+    for name, value in ask(do="task", open=[path for path in files if opens(path)])["export"].items():
         if name not in os.environ:
             print(f"export {name}={value}")
 

@@ -1,0 +1,130 @@
+"""The node agent on a node with eight GPUs: its programs' times, and the watchdog's share of a core under eight jobs.
+
+Real daemons, simulated drivers. The programs are timed as whole processes on the node; the watchdog's figure is the
+CPU time of the agent with its vendor process, over a time in which each GPU has a job that holds memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import click
+
+from benchmarks import Result
+from dev_cluster.cluster import DevCluster, require_root
+from dev_cluster.description import parse_description
+from dev_cluster.layout import DEFAULT_FOLDER
+
+OPTIONS = [
+    click.Option(["--runs"], type=click.IntRange(20), default=100, show_default=True, help="Runs of each program."),
+    click.Option(["--seconds"], type=click.IntRange(5), default=30, show_default=True, help="Of watching."),
+]
+MUST = {
+    "prolog_ms_p95": ("<=", 50.0),
+    "epilog_ms_p95": ("<=", 50.0),
+    "task_init_ms_p95": ("<=", 50.0),
+    "watchdog_core_percent": ("<=", 0.5),
+}
+_NODE = "h100-1"
+_CLUSTER = f"""
+nodes:
+  - {{names: {_NODE}, platform: dgx-h100}}
+controllers: 1
+accounting: false
+agent: true
+users:
+  - {{name: alice}}
+"""
+_HOLD = """
+import ctypes, time
+cu, context, address = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64()
+assert cu.cuInit(0) == 0 and cu.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+assert cu.cuCtxSetCurrent(context) == 0 and cu.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(1 << 30)) == 0
+time.sleep(600)
+"""
+# On the node: a job after the other through the programs, all eight GPUs each; prints milliseconds by program.
+_LOOP = """
+import json, os, subprocess, sys, time
+programs, runs = sys.argv[1], int(sys.argv[2])
+times = {"sluice-prolog": [], "sluice-task-init": [], "sluice-epilog": []}
+for run in range(runs):
+    job, gpus = str(900000 + run), ",".join(map(str, range(8)))
+    environment = {"SLURM_JOB_ID": job, "SLURM_JOB_UID": "2001", "SLURM_JOB_USER": "alice", "SLURM_JOB_GPUS": gpus,
+                   "SLUICE_JOB": job, "SLUICE_UID": "2001", "SLUICE_STEP": "whole", "SLUICE_GPUS": "0",
+                   "SLUICE_SHARDS": "10240"}
+    for name, taken in times.items():
+        start = time.perf_counter()
+        subprocess.run([f"{programs}/{name}"], env=environment, check=True, stdout=subprocess.DEVNULL)
+        taken.append(1000 * (time.perf_counter() - start))
+bare = []
+for run in range(runs):
+    start = time.perf_counter()
+    subprocess.run(["/usr/bin/python3", "-IS", "-c", "pass"], check=True)
+    bare.append(1000 * (time.perf_counter() - start))
+print(json.dumps(times | {"python": bare}))
+"""
+
+
+def run(runs: int, seconds: int) -> Result:
+    """Boot a node, time the programs, then watch it under load."""
+    require_root("up")
+    with tempfile.TemporaryDirectory(dir=DEFAULT_FOLDER.parent) as parent:
+        cluster = DevCluster(Path(parent) / "cluster")
+        cluster.up(parse_description(_CLUSTER, source="benchmark"), attached=True)
+        try:
+            programs = Path(__file__).parents[1] / "prolog_epilog/programs"
+            loop = [sys.executable, "-c", _LOOP, str(programs), str(runs)]
+            times = json.loads(cluster.run(loop, node=_NODE, timeout=500).stdout)
+            percent = _watch(cluster, seconds)
+        finally:
+            cluster.down()
+    figures = {"watchdog_core_percent": round(percent, 3)}
+    for name, taken in times.items():
+        word = name.removeprefix("sluice-").replace("-", "_")
+        figures[f"{word}_ms_p50"] = round(_percentile(taken, 0.5), 2)
+        figures[f"{word}_ms_p95"] = round(_percentile(taken, 0.95), 2)
+    spread = {name: [round(min(taken), 2), round(max(taken), 2)] for name, taken in times.items()}
+    return Result(figures, spread=spread)
+
+
+def _watch(cluster: DevCluster, seconds: int) -> float:
+    """Percent of a core that the agent and its children take while eight jobs hold memory."""
+    script = f"exec /usr/bin/python3 -c '{_HOLD}'"
+    for _ in range(8):
+        cluster.run(["sbatch", "-w", _NODE, "--gres=gpu:1", "-o", "/dev/null", "--wrap", script], user="alice")
+    end = time.monotonic() + 60
+    while _held(cluster) < 8:
+        if time.monotonic() > end:
+            raise click.ClickException("the eight jobs did not come to hold memory within a minute")
+        time.sleep(0.5)
+    before = _cpu_ticks(cluster)
+    time.sleep(seconds)
+    taken = (_cpu_ticks(cluster) - before) / os.sysconf("SC_CLK_TCK")
+    cluster.run(["scancel", "--user=alice"])
+    return 100 * taken / seconds
+
+
+def _held(cluster: DevCluster) -> int:
+    answer = json.loads(cluster.run(["sluice", "agent", "status", "--json"], node=_NODE).stdout)
+    return sum(grant["peak"] > 0 for job in answer["jobs"] for grant in job["grants"])
+
+
+def _cpu_ticks(cluster: DevCluster) -> int:
+    """Clock ticks of the agent and its living children since they began."""
+    listing = "for f in /proc/[0-9]*; do tr '\\0' ' ' < $f/cmdline; echo; cat $f/stat; done 2>/dev/null"
+    lines = cluster.run(["sh", "-c", listing], node=_NODE).stdout.splitlines()
+    ticks = 0
+    for command, state in zip(lines, lines[1:], strict=False):
+        if "admin_cli.main agent" in command or "prolog_epilog.sampling" in command:
+            fields = state.rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks
+
+
+def _percentile(values: list[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]

@@ -1,0 +1,362 @@
+"""The node agent under real jobs: limits that hold, escapes that end, and what happens without it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dev_cluster.cluster import DevCluster
+from dev_cluster.gpu_sim.fields import set_values
+from policy.compiled import CompiledPolicy, Tenant
+
+pytestmark = pytest.mark.cluster
+
+NODE, MIXED = "single-1", "mixed-1"
+AGENT = f"agent@{NODE}"
+GIB = 1 << 30
+PYTHON = "/usr/bin/python3"
+PROGRAMS = Path(__file__).parents[2] / "prolog_epilog/programs"
+JOB = ["SLURM_JOB_ID=900001", "SLURM_JOB_UID=2001", "SLURM_JOB_USER=alice"]
+HOLD = """
+import ctypes, sys, time
+cu, context, address = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64()
+assert cu.cuInit(0) == 0 and cu.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+assert cu.cuCtxSetCurrent(context) == 0
+seconds, *sizes = sys.argv[1:]
+for mib in sizes:
+    print(cu.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(int(mib) << 20)), flush=True)
+time.sleep(float(seconds))
+"""
+# A mount namespace of the user's own, in which nothing is preloaded: what a rootless container does.
+ESCAPE = 'mount --bind /dev/null /etc/ld.so.preload && exec env -i "$@"'
+OUT_OF_MEMORY = "2"
+
+
+SINGLE = """
+name: single
+description: one H100, so that all jobs share it
+cpu: {sockets: 1, cores_per_socket: 56, threads_per_core: 2, numa_nodes: 1, memory_mib: 524288}
+drivers:
+  nvidia: {version: 550.90.07, library: 12.550.90.07, runtime: 12040}
+gpus:
+  - {model: h100-sxm5-80gb, pci: '0000:1b:00.0', numa: 0, under: 'pci0000:15/0000:15:01.0'}
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(make_shared_cluster: Callable[..., DevCluster], tmp_path_factory: pytest.TempPathFactory) -> DevCluster:
+    platform = tmp_path_factory.mktemp("platform") / "single.yaml"
+    platform.write_text(SINGLE)
+    return make_shared_cluster(
+        {
+            "nodes": [{"names": NODE, "platform": str(platform)}, {"names": MIXED, "platform": "mixed"}],
+            "controllers": 1,
+            "accounting": False,
+            "agent": True,
+            "users": [{"name": "alice"}, {"name": "bob"}],
+            "slurm_conf": "SchedulerParameters=nohold_on_prolog_fail",
+        }
+    )
+
+
+@pytest.fixture
+def healthy(cluster: DevCluster) -> Iterator[None]:
+    """Puts the node right after a test that drains it."""
+    yield
+    cluster.run(["scancel", "--full", "--signal=KILL", "--partition=main"], check=False)
+    if next(daemon for daemon in cluster.daemons() if daemon.name == AGENT).status is not None:
+        restart(cluster)
+    for job in status(cluster)["jobs"]:  # of an epilog that had no agent
+        words = ["env", f"SLURM_JOB_ID={job['job']}", "SLURM_JOB_GPUS=0", str(PROGRAMS / "sluice-epilog")]
+        cluster.run(words, node=NODE)
+    cluster.run(["scontrol", "update", f"nodename={NODE}", "state=resume"], check=False)
+    cluster.wait_idle(timeout=60)
+
+
+def restart(cluster: DevCluster) -> None:
+    """Start the agent and wait until it answers."""
+    before = log(cluster).count("action=ready")
+    cluster.start_daemon(AGENT)
+    eventually(lambda: log(cluster).count("action=ready") > before)
+
+
+def log(cluster: DevCluster, node: str = NODE) -> str:
+    return cluster.log(f"agent@{node}").read_text()
+
+
+def eventually(what: Callable[[], object], seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, f"it did not happen within {seconds} s"
+        time.sleep(0.05)
+
+
+def srun(mib: int, *command: str) -> list[str]:
+    return ["srun", "--quiet", "-w", NODE, f"--gres=shard:{mib}", *command]
+
+
+def hold(seconds: float, *sizes: int) -> list[str]:
+    return [PYTHON, "-c", HOLD, str(seconds), *map(str, sizes)]
+
+
+def escaping(command: list[str]) -> list[str]:
+    return ["unshare", "-Urm", "sh", "-c", ESCAPE, "escape", *command]
+
+
+def run(cluster: DevCluster, user: str, command: list[str]) -> subprocess.CompletedProcess[str]:
+    return cluster.run(command, user=user, check=False, timeout=60)
+
+
+def records(cluster: DevCluster) -> list[dict[str, Any]]:
+    """What ended, by job."""
+    folder = cluster.node_folder(NODE) / "records"
+    return sorted((json.loads(path.read_text()) for path in folder.glob("*.json")), key=lambda record: record["job"])
+
+
+def last_record(cluster: DevCluster, user: str, after: int) -> dict[str, Any]:
+    def found() -> list[dict[str, Any]]:
+        return [record for record in records(cluster) if record["user"] == user and record["job"] > after]
+
+    eventually(found)
+    return found()[-1]
+
+
+def newest(cluster: DevCluster) -> int:
+    """The last job's number, when the records of all are written."""
+    eventually(lambda: not status(cluster)["jobs"])
+    return max((record["job"] for record in records(cluster)), default=0)
+
+
+def status(cluster: DevCluster, node: str = NODE) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads(cluster.run(["sluice", "agent", "status", "--json"], node=node).stdout)
+    return answer
+
+
+def test_two_tenants_on_one_gpu_one_refused_and_one_ended(cluster: DevCluster) -> None:
+    before = newest(cluster)
+    honest = cluster.command(srun(30 * 1024, *hold(4, 20 * 1024, 10 * 1024, 9 * 1024)), user="alice")
+    escape = srun(49 * 1024, *escaping(hold(30, 30 * 1024, 19 * 1024)))
+    with subprocess.Popen(honest, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout
+        assert [program.stdout.readline().strip() for _ in range(3)] == ["0", OUT_OF_MEMORY, "0"]
+        began = time.monotonic()
+        ended = run(cluster, "bob", escape)
+        assert time.monotonic() - began < 20  # it would have held the memory for 30 s
+        assert program.wait(30) == 0  # the other tenant's job goes on to its end
+    assert ended.returncode != 0
+    assert "of GPU memory on /dev/nvidia" in ended.stderr and "limit 49G; step 0 is ended" in ended.stderr
+
+    alice, bob = last_record(cluster, "alice", before), last_record(cluster, "bob", before)
+    [one], [other] = alice["grants"], bob["grants"]
+    assert one["uuid"] == other["uuid"]  # they did share it
+    assert (one["asked"], one["limit"], one["rung"]) == (30 * GIB, 30 * GIB, "limiter")
+    assert one["refused"] == 1 and 29 * GIB < one["peak"] <= 30 * GIB and one["clean"]
+    assert [event["action"] for event in alice["events"]] == ["grant", "limit", "warn", "return"]
+    [end] = [event["detail"] for event in bob["events"] if event["action"] == "end"]
+    assert end["charged"] > end["limit"] == 49 * GIB and end["told"]
+    assert other["peak"] > 49 * GIB
+
+
+def test_an_overrun_is_ended_within_two_seconds(cluster: DevCluster) -> None:
+    before = newest(cluster)
+    stamps = 'date +%s.%N; exec "$@"'
+    with subprocess.Popen(
+        cluster.command(srun(4096, *escaping(["sh", "-c", stamps, "x", *hold(30, 8192)])), user="bob"),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as program:
+        assert program.stdout
+        began = float(program.stdout.readline())
+        assert program.wait(30) != 0
+    events = last_record(cluster, "bob", before)["events"]
+    [ended] = [event["time"] for event in events if event["action"] == "end"]
+    assert 0 < ended - began < 2
+
+
+@pytest.mark.parametrize("change", ["env", "unset LD_PRELOAD", "env -i", "LD_PRELOAD= LD_LIBRARY_PATH="])
+def test_no_environment_takes_the_limit_away(cluster: DevCluster, change: str) -> None:
+    words = change.split()
+    if words[0] == "unset":
+        command = ["sh", "-c", 'unset LD_PRELOAD; exec "$@"', "x", *hold(0, 4000, 100)]
+    else:
+        command = ["env", *words[words[0] == "env" :], *hold(0, 4000, 100)]
+    assert run(cluster, "alice", srun(4096, *command)).stdout.split() == [OUT_OF_MEMORY, "0"]
+
+
+def test_a_forged_count_of_shards_means_nothing(cluster: DevCluster) -> None:
+    forged = ["env", "SLURM_SHARDS_ON_NODE=40000", "SLUICE_SHARDS=40000", *srun(2048, *hold(0, 3000))]
+    assert run(cluster, "alice", forged).stdout.split() == [OUT_OF_MEMORY]
+
+
+def test_a_limit_outlives_its_agent(cluster: DevCluster) -> None:
+    before = newest(cluster)
+    wait = ["sh", "-c", f"{PYTHON} -c '{HOLD}' 0 3000 2000; sleep 5; exec {PYTHON} -c '{HOLD}' 0 3000 2000"]
+    with subprocess.Popen(
+        cluster.command(srun(4096, *wait), user="alice"), stdout=subprocess.PIPE, text=True
+    ) as program:
+        assert program.stdout
+        first = [program.stdout.readline().strip() for _ in range(2)]
+        cluster.stop_daemon(AGENT, number=signal.SIGKILL)
+        restart(cluster)
+        assert [job["job"] for job in status(cluster)["jobs"]] != []
+        second = [program.stdout.readline().strip() for _ in range(2)]
+        assert program.wait(30) == 0
+    assert first == second == ["0", OUT_OF_MEMORY]
+    [grant] = last_record(cluster, "alice", before)["grants"]
+    assert grant["refused"] == 2  # of both halves
+
+
+def test_the_watchdog_goes_on_after_a_restart(cluster: DevCluster) -> None:
+    escape = ["sh", "-c", 'echo up; sleep 3; exec "$@"', "x", *escaping(hold(30, 8192))]
+    with subprocess.Popen(
+        cluster.command(srun(4096, *escape), user="bob"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as program:
+        assert program.stdout and program.stdout.readline() == "up\n"
+        cluster.stop_daemon(AGENT, number=signal.SIGKILL)
+        restart(cluster)
+        _, said = program.communicate(timeout=30)
+    assert program.returncode != 0 and "is ended" in said
+
+
+@pytest.mark.usefixtures("healthy")
+def test_without_the_agent_no_job_gets_a_gpu(cluster: DevCluster) -> None:
+    newest(cluster)  # no epilog waits for the agent
+    cluster.stop_daemon(AGENT)
+    refused = run(cluster, "alice", ["timeout", "30", *srun(1024, "echo", "ran")])
+    assert "ran" not in refused.stdout
+    reason = "the node agent does not answer at /run/sluice/agent.sock"
+    eventually(lambda: reason in cluster.log(f"slurmd@{NODE}").read_text())
+    eventually(lambda: "Prolog" in cluster.run(["sinfo", "-h", "-n", NODE, "-o", "%T %E"]).stdout)
+
+
+@pytest.mark.usefixtures("healthy")
+def test_a_task_does_not_start_once_the_agent_is_gone(cluster: DevCluster) -> None:
+    script = "until test -e /tmp/sluice-agent-gone-$SLURM_JOB_ID; do sleep 0.1; done; exec srun --quiet echo ran"
+    job = ["salloc", "--quiet", "-w", NODE, "--gres=shard:1024", "sh", "-c", "echo $SLURM_JOB_ID; " + script]
+    with subprocess.Popen(
+        cluster.command(job, user="alice"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as program:
+        assert program.stdout
+        number = program.stdout.readline().strip()
+        flag = Path(f"/tmp/sluice-agent-gone-{number}")
+        cluster.stop_daemon(AGENT)
+        try:
+            flag.touch()
+            out, said = program.communicate(timeout=60)
+        finally:
+            flag.unlink()
+    assert "ran" not in out and program.returncode != 0
+    assert "the task is not started" in said and "systemctl start sluice-agent" in said
+
+
+def test_a_job_without_gpus_does_not_need_the_agent(cluster: DevCluster) -> None:
+    newest(cluster)
+    cluster.stop_daemon(AGENT)
+    try:
+        assert run(cluster, "alice", ["srun", "--quiet", "-w", NODE, "echo", "ran"]).stdout == "ran\n"
+    finally:
+        restart(cluster)
+
+
+@pytest.mark.usefixtures("healthy")
+def test_a_full_run_folder_refuses_and_says_so(cluster: DevCluster) -> None:
+    fill = "mount -o remount,size=64m /run; dd if=/dev/zero of=/run/fill bs=64k; truncate -s -96K /run/fill"
+    cluster.run(["sh", "-c", fill], node=NODE)
+    try:
+        refused = run(cluster, "alice", srun(1024, "echo", "ran"))
+    finally:
+        cluster.run(["sh", "-c", "rm /run/fill; mount -o remount,size=50% /run"], node=NODE)
+    assert "ran" not in refused.stdout and refused.returncode != 0
+    assert "No space left on device" in refused.stderr + log(cluster)
+    assert run(cluster, "alice", srun(1024, "echo", "ran")).stdout == "ran\n"
+
+
+def test_a_hanging_driver_takes_only_its_own_gpus_along(cluster: DevCluster) -> None:
+    folder = cluster.node_folder(MIXED) / "gpu_sim"
+    set_values(folder, 0, {"driver_hang": "yes"})
+    try:
+        eventually(lambda: "no answer" in status(cluster, MIXED)["vendors"]["nvidia"])
+        assert {name: state for name, state in status(cluster, MIXED)["vendors"].items() if name != "nvidia"} == {
+            "amd": "ok",
+            "intel": "ok",
+        }
+        amd = ["srun", "--quiet", "-w", MIXED, "--gres=gpu:mi300x:1", "echo", "ran"]
+        assert run(cluster, "alice", amd).stdout == "ran\n"
+        programs = [str(PROGRAMS / "sluice-prolog")]
+        device = next(one for one in status(cluster, MIXED)["devices"] if one["file"].startswith("/dev/nvidia"))
+        refused = cluster.run(["env", *JOB, f"SLURM_JOB_GPUS={device['index']}", *programs], node=MIXED, check=False)
+        assert refused.returncode == 1 and "the nvidia driver gives no answer; see dmesg" in refused.stderr
+    finally:
+        set_values(folder, 0, {"driver_hang": "no"})
+    eventually(lambda: status(cluster, MIXED)["vendors"]["nvidia"] == "ok")
+
+
+@pytest.mark.parametrize("kind", ["l40s", "mi300x", "arca770"])
+def test_a_task_opens_the_gpus_that_it_was_given_and_no_other(cluster: DevCluster, kind: str) -> None:
+    """Device numbers differ from ordinals on this node; the check is the agent's own."""
+    gres = (cluster.slurm_conf_dir() / "gres.conf").read_text()
+    [name] = {word for word in gres.split() if word.startswith("Type=") and kind in word}
+    ran = run(cluster, "alice", ["srun", "--quiet", "-w", MIXED, f"--gres=gpu:{name[5:]}:1", "env"])
+    assert "SLUICE_GPU_NUMA=" in ran.stdout, ran.stderr
+
+
+def test_a_task_that_can_open_more_is_refused(cluster: DevCluster) -> None:
+    """As if devices were not constrained: the task tells that it opened another."""
+    given = next(one for one in status(cluster)["devices"] if one["index"] == 0)["file"]
+    other = "/dev/nvidia7"
+    ask = (
+        "import json, socket; s = socket.socket(socket.AF_UNIX); s.connect('/run/sluice/agent.sock')\n"
+        f"for files in (['{given}'], ['{given}', '{other}']):\n"
+        "    s.sendall(json.dumps({'do': 'task', 'open': files}).encode() + b'\\n')\n"
+        "    print(s.recv(4096).decode().strip())\n"
+    )
+    fine, refused = run(cluster, "alice", srun(1024, PYTHON, "-c", ask)).stdout.splitlines()
+    assert "export" in json.loads(fine)["ok"]
+    assert f"can open {other}, which it was not given" in refused and "ConstrainDevices=yes" in refused
+
+
+def test_a_tenants_cap_holds_for_whole_gpus_and_for_its_jobs_together(cluster: DevCluster) -> None:
+    policy = cluster.slurm_conf_dir() / "sluice.policy"
+    tenants = [Tenant(account="physics", gpu_memory_mib_per_gpu=8192)]
+    CompiledPolicy(generated_s=0, source="test", tenants=tenants).write(policy)
+    try:
+        physics = ["srun", "--quiet", "-A", "physics", "-w", NODE]
+        whole = run(cluster, "alice", [*physics, "--gres=gpu:1", *hold(0, 8000, 7000)])
+        assert whole.stdout.split() == [OUT_OF_MEMORY, "0"]
+        first = cluster.command([*physics, "--gres=shard:6144", "sh", "-c", "echo up; sleep 4"], user="alice")
+        with subprocess.Popen(first, stdout=subprocess.PIPE, text=True) as program:
+            assert program.stdout and program.stdout.readline() == "up\n"
+            second = run(cluster, "bob", [*physics, "--gres=shard:6144", *hold(0, 4096, 1024)])
+        assert second.stdout.split() == [OUT_OF_MEMORY, "0"]  # 2 GiB are left to the tenant
+    finally:
+        policy.unlink()
+
+
+def test_programs_may_run_twice(cluster: DevCluster) -> None:
+    """As after a slurmd that was killed half-way."""
+    environment = ["env", *JOB, "SLURM_JOB_GPUS=0"]
+    before = newest(cluster)
+    for program in ("sluice-prolog", "sluice-prolog", "sluice-epilog", "sluice-epilog"):
+        cluster.run([*environment, str(PROGRAMS / program)], node=NODE)
+    assert newest(cluster) == 900001 > before
+    (cluster.node_folder(NODE) / "records/900001.json").unlink()
+
+
+def test_users_cannot_speak_for_root(cluster: DevCluster) -> None:
+    ask = (
+        "import json, socket; s = socket.socket(socket.AF_UNIX); s.connect('/run/sluice/agent.sock')\n"
+        "for what in ('epilog', 'prolog', 'limit', 'status'):\n"
+        "    s.sendall(json.dumps({'do': what, 'job': 1}).encode() + b'\\n'); print(s.recv(4096).decode().strip())\n"
+        "s.sendall(b'nonsense\\n'); print(s.recv(4096).decode().strip())\n"
+        "s.sendall(json.dumps({'do': 'task', 'open': []}).encode() + b'\\n'); print(s.recv(4096).decode().strip())\n"
+    )
+    *refused, nonsense, task = cluster.run([PYTHON, "-c", ask], node=NODE, user="bob").stdout.splitlines()
+    assert all("for root only" in line for line in refused) and len(refused) == 4
+    assert "not a request" in nonsense and "no task of a job" in task
