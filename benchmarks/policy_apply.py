@@ -26,7 +26,6 @@ OPTIONS = [
     click.Option(["--members"], type=click.IntRange(min=1), default=10, show_default=True, help="Members of each."),
     click.Option(["--plans"], type=click.IntRange(min=1), default=3, show_default=True, help="Plans that are timed."),
     click.Option(["--peers"], type=click.IntRange(min=1), default=10, show_default=True, help="Tenants of the peer."),
-    click.Option(["--root"], type=click.Path(path_type=Path), help="Another system's tree, e.g. build/trixie."),
 ]
 MUST = {"plan_s": ("<=", 5.0), "first_apply_s": ("<=", 60.0), "changes_after": ("==", 0.0)}
 _SIZES = ((2, 1), (4, 1), (8, 2), (16, 3), (32, 5), (64, 8))  # GPUs, shares
@@ -49,7 +48,7 @@ def policy(tenants: int, members: int) -> dict[str, Any]:
     return {"version": 1, "defaults": {"max_gpus_per_user": 8, "max_time": "48h"}, "tenants": found}
 
 
-def run(tenants: int, members: int, plans: int, peers: int, root: Path | None) -> Result:
+def run(tenants: int, members: int, plans: int, peers: int) -> Result:
     """Plan, apply and plan again."""
     description = parse_description(
         yaml.safe_dump({"nodes": [{"names": "n1", "platform": "none"}], "controllers": 1,
@@ -59,7 +58,7 @@ def run(tenants: int, members: int, plans: int, peers: int, root: Path | None) -
     memory = Path("/dev/shm") if Path("/dev/shm").is_mount() else None  # noqa: S108
     with tempfile.TemporaryDirectory(prefix="sluice-", dir=memory) as folder:
         cluster = DevCluster(Path(folder) / "cluster")
-        cluster.up(description, root=root, attached=True)
+        cluster.up(description, attached=True)
         try:
             return _measure(cluster, tenants, members, plans, peers)
         finally:

@@ -155,6 +155,8 @@ class Site:
             )
         version = plan.source.digest
         detail = {"changes": len(changes), "summary": summary(changes), "file": str(plan.source.path)}
+        if budgets := [note for note in plan.wanted.notes if "budget" in note]:
+            detail["budgets"] = "; ".join(budgets)[:4000]
         if unenforced := plan.source.policy.unenforced():
             detail["accepted_unenforced"] = ",".join(unenforced)
         self.audit.append(who.user, f"{action} begun", plan.live.name, detail, version=version)
