@@ -256,6 +256,9 @@ void sluice_gang_picture_job(const struct sluice_queue_job *entry, uint32_t inde
                           .start_s = entry->start_s,
                           .latest_s =
                               entry->deadline_s ? entry->deadline_s - (entry->limit_s > 0 ? entry->limit_s : 0) : 0};
+    /* Of an array that its user holds back (--array=...%2) no more than may run at once can start together. */
+    if (pending && job->array_recs && job->array_recs->max_run_tasks && job->array_recs->max_run_tasks < member.tasks)
+        member.tasks = job->array_recs->max_run_tasks;
     snprintf(member.name, sizeof member.name, "%s", options.gang_name);
     snprintf(shown.text, sizeof shown.text, "%s", job->state_desc ? job->state_desc : "");
     /* Slurm gives a job that was held from the outset its begin time when it is released: 0 is no reason to wait. */

@@ -48,6 +48,7 @@ enum {
 /* What the planner knows of a pending job beside the queue's entry. */
 struct extra {
     bool usable;
+    uint32_t tasks; /* that may start: of an array as many as its user lets run at once */
     struct sluice_request request;
     size_t words; /* of its allowed nodes: offset in `words` */
 };
@@ -375,7 +376,8 @@ static bool waits_for_room(const struct sluice_queue_job *entry)
     case WAIT_TIME:
     case WAIT_DEPENDENCY:
     case WAIT_RESERVATION:
-    case WAIT_HELD: /* a gang's; others have the flag HELD */
+    case WAIT_ARRAY_TASK_LIMIT: /* so many tasks are planned as it allows */
+    case WAIT_HELD:             /* a gang's; others have the flag HELD */
         return true;
     default:
         return false;
@@ -402,7 +404,12 @@ static void see_pending(const struct sluice_queue *queue, const struct sluice_qu
     if (!grow(&planner.extras, &planner.extra_room, queue->pending_count, sizeof *planner.extras))
         return;
     struct extra *extra = &planner.extras[index];
-    *extra = (struct extra){.usable = false};
+    *extra = (struct extra){.tasks = entry->tasks};
+    if (job->array_recs && job->array_recs->max_run_tasks) {
+        uint32_t most = job->array_recs->max_run_tasks, now = job->array_recs->tot_run_tasks;
+        uint32_t left = most > now ? most - now : 0;
+        extra->tasks = left < extra->tasks ? left : extra->tasks;
+    }
     uint32_t never = SLUICE_QUEUE_HETEROGENEOUS | SLUICE_QUEUE_RESERVATION | SLUICE_QUEUE_REQUIRED_NODES;
     if (entry->choices && job->details && !job->fed_details && !(entry->flags & never)) {
         sluice_job_request_make(planner.mirror, job, 0, 0, 0, &made, NULL);
@@ -565,7 +572,7 @@ static void list_jobs(uint32_t depth)
                 planner.job_count = before;
             continue;
         }
-        uint32_t tasks = planner.queue->pending[unit->index].tasks;
+        uint32_t tasks = planner.extras[unit->index].tasks;
         for (uint32_t i = 0; i < tasks && i < MAX_TASKS && planner.job_count < MAX_JOBS; i++)
             add_job(unit->index, 0);
     }
@@ -623,9 +630,11 @@ static void start_jobs(const struct sluice_plan *plan)
             sluice_start_unlock();
             locked = false;
         }
-        if (!locked && !(locked = sluice_start_lock()))
-            return;
-        since = since && locked ? since : now_us();
+        if (!locked) {
+            if (!(locked = sluice_start_lock()))
+                return;
+            since = now_us();
+        }
         job_record_t *job = find_job_record(job_id);
         if (!job || !IS_JOB_PENDING(job))
             continue; /* a pass of Slurm's was faster, or its user changed his mind */

@@ -170,6 +170,15 @@ def test_nothing_is_planned_where_nothing_may_start(slurm: Cluster) -> None:
         slurm.cluster.run(["scontrol", "update", "NodeName=n3", "State=RESUME"])
 
 
+def test_an_array_keeps_no_room_for_tasks_that_its_user_holds_back(slurm: Cluster) -> None:
+    array = slurm.submit(8, 5, 60, "--array=0-9%1")
+    words = ["squeue", "-h", "-r", "-t", "R", "-j", array, "-o", "%T"]
+    until(lambda: slurm.cluster.run(words, check=False).stdout.split(), lambda running: len(running) == 1)
+    others = [slurm.submit(8, 5, 60, user="bob") for _ in range(2)]
+    until(lambda: slurm.states(others), lambda seen: seen == ["RUNNING"] * 2)
+    assert len(slurm.cluster.run(words).stdout.split()) == 1
+
+
 def test_tasks_of_an_array_start_as_room_comes(slurm: Cluster) -> None:
     array = slurm.submit(8, 1, 1, "--array=0-6")
     words = ["squeue", "-h", "-r", "-t", "PD,R,CF,CG", "-j", array, "-o", "%T"]
