@@ -639,21 +639,33 @@ static uint64_t signature_of(const job_record_t *job, bool suspended)
     return mix(hash, job->job_resrcs ? job->job_resrcs->nhosts : 0);
 }
 
-/* No more than is free, so that a commit never fails of CPUs and memory; a GPU that is taken is left out. */
+static void free_by_slurm(const struct node_gres *gres, const struct sluice_node_view *view, int64_t *free_mib);
+
+/*
+ * No more than is free, so that a commit never fails of CPUs and memory; and of a GPU no more than Slurm's record of
+ * the node says is in use: where it gave a GPU out twice, the end of one job frees it while the other still has it.
+ */
 static void fit_to_free(const struct sluice_mirror *mirror, struct sluice_part *part)
 {
     struct sluice_node_view view;
+    int64_t free_mib[SLUICE_MAX_GPUS];
     if (sluice_node_read(mirror->cluster, part->node, &view, NULL))
         return;
     if (part->cpus_milli > view.cpus_milli_free)
         part->cpus_milli = view.cpus_milli_free;
     if (part->host_memory_mib > view.host_memory_mib_free)
         part->host_memory_mib = view.host_memory_mib_free;
+    if (!part->gpus)
+        return;
+    struct node_gres gres = gres_of(node_record_table_ptr[part->node]);
+    free_by_slurm(&gres, &view, free_mib);
     for (uint32_t i = 0; i < SLUICE_MAX_GPUS; i++) {
-        int64_t least = i >= view.gpu_count    ? INT64_MAX
+        if (!(part->gpus >> i & 1))
+            continue;
+        int64_t asked = i >= view.gpu_count    ? INT64_MAX
                         : part->gpu_memory_mib ? part->gpu_memory_mib
                                                : view.gpu_memory_mib[i];
-        if ((part->gpus >> i & 1) && view.gpu_memory_mib_free[i] < least)
+        if (i >= view.gpu_count || view.gpu_memory_mib_free[i] - free_mib[i] < asked)
             part->gpus &= ~(UINT32_C(1) << i);
     }
     if (!part->gpus)
@@ -824,11 +836,33 @@ static bool same_free(const struct sluice_mirror *mirror, uint32_t node, int64_t
     return true;
 }
 
+struct on_node {
+    struct sluice_mirror *mirror;
+    uint32_t node;
+};
+
+static int hold_again_on_node(void *item, void *argument)
+{
+    const struct on_node *on = argument;
+    const job_record_t *job = item;
+    if ((IS_JOB_RUNNING(job) || IS_JOB_SUSPENDED(job)) && job->job_resrcs && job->job_resrcs->node_bitmap &&
+        bit_test(job->job_resrcs->node_bitmap, on->node))
+        hold_job(on->mirror, job, is_suspended(job));
+    return 0;
+}
+
 /* Make the node's GPUs agree with Slurm's. */
 static void correct(struct sluice_mirror *mirror, uint32_t node)
 {
     int64_t free_mib[SLUICE_MAX_GPUS];
+    struct sluice_node_view view;
+    bool too_much = false;
     let_go(mirror, FOREIGN + node);
+    if (!same_free(mirror, node, free_mib) && !sluice_node_read(mirror->cluster, node, &view, NULL))
+        for (uint32_t i = 0; i < view.gpu_count; i++)
+            too_much |= view.gpu_memory_mib_free[i] < free_mib[i];
+    if (too_much)
+        list_for_each_ro(job_list, hold_again_on_node, &(struct on_node){mirror, node});
     if (!same_free(mirror, node, free_mib))
         hold_foreign(mirror, node, free_mib);
 }
@@ -946,14 +980,17 @@ void sluice_mirror_job_changed(struct sluice_mirror *mirror, job_record_t *job, 
         let_go(mirror, job->job_id);
     else
         hold_job(mirror, job, what == SLUICE_MIRROR_SUSPENDED);
-    bool all = mirror->short_of;
+    /* Where Slurm gave a GPU out twice, or something holds it that is no job, the records of the node decide. */
+    bool compare = mirror->short_of || mirror->foreign || what == SLUICE_MIRROR_ENDED;
     mirror->short_of = false;
-    if ((!all && !mirror->foreign) || !job->job_resrcs || !job->job_resrcs->node_bitmap)
+    if (!compare || !job->job_resrcs || !job->job_resrcs->node_bitmap)
         return;
     bitstr_t *nodes = job->job_resrcs->node_bitmap;
-    for (bitoff_t i = bit_ffs(nodes), last = bit_fls(nodes); i >= 0 && i <= last; i++)
-        if (bit_test(nodes, i) && !is_opaque(mirror, (uint32_t)i) && (all || find_entry(mirror, FOREIGN + (uint32_t)i)))
+    for (bitoff_t i = bit_ffs(nodes), last = bit_fls(nodes); i >= 0 && i <= last; i++) {
+        int64_t free_mib[SLUICE_MAX_GPUS];
+        if (bit_test(nodes, i) && !is_opaque(mirror, (uint32_t)i) && !same_free(mirror, (uint32_t)i, free_mib))
             correct(mirror, (uint32_t)i);
+    }
 }
 
 /* ---- reading ---- */
