@@ -101,7 +101,6 @@ def _description(jobs: int, plugins: Path | None) -> str:
         {
             "nodes": [{"names": "n[1-4]", "platform": "dgx-h100"}],
             "controllers": 1,
-            "accounting": False,
             "slurm_conf": "PriorityType=priority/multifactor\nPriorityCalcPeriod=1\n"  # a minute
             f"MaxJobCount={jobs + 1000}\nSchedulerParameters=defer\n",
             "sluice": sluice,

@@ -279,7 +279,8 @@ static int compare_changes(const void *left, const void *right)
     return (a < b) - (a > b);
 }
 
-/* Jobs whose factor differs from what Slurm has, for a reason other than age; the largest changes first. */
+/* Jobs whose factor differs from what Slurm has, for a reason other than age; the largest changes first. Without
+ * accounting Slurm never asks for new factors: then for any reason. */
 static struct change *find_changes(const struct sluice_ranks *ranks, uint32_t *found)
 {
     uint32_t count, changes = 0;
@@ -288,7 +289,7 @@ static struct change *find_changes(const struct sluice_ranks *ranks, uint32_t *f
     for (uint32_t i = 0; list && i < count; i++) {
         int64_t by = (int64_t)all[i].site - ((int64_t)all[i].site_was - (int64_t)NICE_OFFSET);
         const struct sluice_rank *last = order.before ? sluice_ranks_find(order.before, all[i].job_id) : NULL;
-        if (by != 0 && (!last || last->urgent != all[i].urgent))
+        if (by != 0 && (!assoc_mgr_root_assoc || !last || last->urgent != all[i].urgent))
             list[changes++] = (struct change){.job = all[i].job_id, .by = by < 0 ? -by : by};
     }
     if (list)
