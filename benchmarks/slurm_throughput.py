@@ -224,7 +224,7 @@ def run(
     *, nodes: int = 128, jobs_fitting: int = 300, jobs_pending: int = 3000, window_s: float = 60, plugins: str = ""
 ) -> Result:
     """Both arms. `plugins`: a folder of built plugins; else they are built for the installed Slurm."""
-    if nodes * 8 < jobs_fitting * 4:
+    if nodes * 8 < jobs_fitting * 3:  # 2.5 GPUs a job, and some room
         raise SluiceError(f"{jobs_fitting} jobs do not fit on {nodes} nodes")
     outcomes: dict[str, _Outcome] = {}
     with tempfile.TemporaryDirectory(prefix="sluice-throughput-") as name:
