@@ -85,8 +85,8 @@ class Budget(Section):
     gpu_memory_hours: Hours | None = None
     """GiB-hours of GPU memory in shares. Example: `400000`."""
     at_80: Literal["nothing", "warn", "lower_priority"] = "warn"
-    """When 80 percent are used: warn (a note of `plan` and `apply`, and in the audit log), or also lower the priority of
-    the tenant's QOS to 0 with the next apply."""
+    """When 80 percent are used: warn (a note of `plan` and `apply`, and in the audit log), or also lower the priority
+    of the tenant's QOS to 0 with the next apply."""
     at_100: Literal["warn", "lower_priority", "stop"] = "stop"
     """When all is used: as above, or start no more of the tenant's jobs (Slurm's GrpTRESMins)."""
 
