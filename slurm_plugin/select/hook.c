@@ -253,8 +253,8 @@ static bool free_now(const struct sluice_part *part)
         view.cpus_milli_free < part->cpus_milli || view.host_memory_mib_free < part->host_memory_mib)
         return false;
     for (uint32_t i = 0; i < view.gpu_count; i++)
-        if ((part->gpus >> i & 1) && (part->gpu_memory_mib ? view.gpu_memory_mib_free[i] < part->gpu_memory_mib
-                                                           : !(view.gpus_idle >> i & 1)))
+        if ((part->gpus >> i & 1) &&
+            (part->gpu_memory_mib ? view.gpu_memory_mib_free[i] < part->gpu_memory_mib : !(view.gpus_idle >> i & 1)))
             return false;
     return true;
 }
