@@ -11,6 +11,7 @@ import os
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import click
@@ -119,7 +120,7 @@ def _cpu_ticks(cluster: DevCluster) -> int:
     listing = "for f in /proc/[0-9]*; do tr '\\0' ' ' < $f/cmdline; echo; cat $f/stat; done 2>/dev/null"
     lines = cluster.run(["sh", "-c", listing], node=_NODE).stdout.splitlines()
     ticks = 0
-    for command, state in zip(lines, lines[1:], strict=False):
+    for command, state in pairwise(lines):
         if "admin_cli.main agent" in command or "prolog_epilog.sampling" in command:
             fields = state.rpartition(")")[2].split()
             ticks += int(fields[11]) + int(fields[12])

@@ -1,0 +1,465 @@
+"""Parts of the node agent, without Slurm and without root."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from policy.compiled import CompiledPolicy, Tenant
+from prolog_epilog import notice
+from prolog_epilog.agent import Agent, Peer, RefusalError, Settings, hints
+from prolog_epilog.caps import Caps
+from prolog_epilog.cgroups import Place, parse_place, processes_of
+from prolog_epilog.devices import NodeDevice, devices_of, select
+from prolog_epilog.record import MOST_EVENTS, Grant, JobRecord, Store
+from prolog_epilog.watchdog import judge
+from prolog_epilog.worker import Worker
+from sluice_base.errors import SluiceError
+
+Answering = Callable[[list[bytes]], tuple[str, list[dict[str, object]]]]
+MIB, GIB = 1 << 20, 1 << 30
+PROGRAM = Path(__file__).parents[3] / "prolog_epilog/programs/node_program.py"
+
+
+def device(index: int = 0, **changes: object) -> NodeDevice:
+    fields = {
+        "index": index,
+        "vendor": "nvidia",
+        "model": "H100",
+        "uuid": f"GPU-{index}",
+        "pci": f"0000:0{index}:00.0",
+        "files": (f"/dev/nvidia{index}",),
+        "own_file": f"/dev/nvidia{index}",
+        "memory_mib": 80 * 1024,
+        "driver_version": "550",
+        "numa_node": index // 4,
+        "cores": "0-3",
+        "nics": (f"mlx5_{index}",),
+    }
+    return NodeDevice(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def record(job: int = 7, **changes: object) -> JobRecord:
+    fields = {"uid": 1000, "user": "ann", "account": "physics", "partition": "main", "node": "n1", "started": 1.0}
+    return JobRecord(job, **{**fields, **changes})  # type: ignore[arg-type]
+
+
+def granted(limit: int | None, uuid: str = "GPU-0", job: int = 7) -> JobRecord:
+    return record(job, grants=[Grant(0, uuid, "nvidia", "H100", 80 * GIB, limit, limit)])
+
+
+# ---- cgroups ----
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        (
+            "9:freezer:/slurm_n1/uid_1000/job_12/step_0\n5:devices:/slurm_n1/uid_1000/job_12/step_0/task_3\n",
+            Place(12, "0"),
+        ),
+        ("5:devices:/slurm/uid_1000/job_12/step_batch/task_0\n0::/\n", Place(12, "batch")),
+        ("0::/system.slice/n1_slurmstepd.scope/job_12/step_extern/user/task_special\n", Place(12, "extern")),
+        ("4:cpu,cpuacct:/slurm/uid_1/job_3/step_0\n", Place(3, "0")),
+        ("9:freezer:/slurm/uid_1000/job_12\n", Place(12, "")),
+        ("0::/user.slice/user-1000.slice/session-1.scope\n", None),
+        ("1:name=x:/my_job_12/step_0\n0::/\n", None),  # not Slurm's, and not a hierarchy that it uses
+        ("0::/x/job_99999999999/step_0\n", None),
+        ("", None),
+        ("nonsense", None),
+    ],
+)
+def test_a_process_is_placed_by_its_cgroup(text: str, place: Place | None) -> None:
+    assert parse_place(text) == place
+
+
+def test_proctracks_own_hierarchy_decides() -> None:
+    """The others are joined late, or moved by somebody else."""
+    assert parse_place("5:devices:/slurm/uid_1/job_1/step_0\n9:freezer:/slurm/uid_1/job_2/step_1\n") == Place(2, "1")
+
+
+def test_the_processes_of_a_step(tmp_path: Path) -> None:
+    for pid, step in ((1, "0"), (2, "0"), (3, "1"), (4, "extern")):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "cgroup").write_text(f"9:freezer:/slurm/uid_1/job_5/step_{step}\n")
+    (tmp_path / "6").mkdir()  # ended meanwhile
+    assert sorted(processes_of(5, "0", tmp_path)) == [1, 2]
+    assert sorted(processes_of(5, None, tmp_path)) == [1, 2, 3, 4]
+    assert list(processes_of(6, None, tmp_path)) == []
+
+
+# ---- watchdog ----
+
+
+def places(found: dict[int, Place]) -> Callable[[int], Place | None]:
+    return lambda pid: found.get(pid)
+
+
+def test_a_job_is_warned_once_at_nine_tenths_and_ended_above() -> None:
+    one, here = granted(10 * GIB), places({1: Place(7, "0")})
+    assert list(judge([("GPU-0", 1, 9 * GIB - 1)], {7: one}, here)) == []
+    [act] = judge([("GPU-0", 1, 9 * GIB)], {7: one}, here)
+    assert (act.action, act.charged, act.limit) == ("warn", 9 * GIB, 10 * GIB)
+    one.grants[0].warned = True
+    assert list(judge([("GPU-0", 1, 10 * GIB)], {7: one}, here)) == []  # to the last byte
+    [act] = judge([("GPU-0", 1, 10 * GIB + 1)], {7: one}, here)
+    assert (act.action, act.step, act.pids) == ("end", "0", (1,))
+    assert one.grants[0].peak == 10 * GIB + 1
+
+
+def test_processes_of_a_job_count_together_and_the_largest_step_ends() -> None:
+    here = places({1: Place(7, "0"), 2: Place(7, "1"), 3: Place(7, "1"), 4: Place(8, "0")})
+    usage = [("GPU-0", 1, 4 * GIB), ("GPU-0", 2, 3 * GIB), ("GPU-0", 3, 4 * GIB), ("GPU-0", 4, 50 * GIB)]
+    [act] = judge(usage, {7: granted(10 * GIB), 8: granted(60 * GIB, job=8)}, here)
+    assert (act.job, act.step, act.charged, act.pids) == (7, "1", 11 * GIB, (3, 2))
+
+
+def test_a_gpu_that_was_not_granted_may_not_be_used_and_strangers_are_left_alone() -> None:
+    [act] = judge([("GPU-1", 1, 1)], {7: granted(None)}, places({1: Place(7, "0")}))
+    assert (act.action, act.limit) == ("end", 0)
+    assert list(judge([("GPU-0", 1, 90 * GIB)], {7: granted(None)}, places({1: Place(7, "0")}))) == []
+    assert (
+        list(judge([("GPU-0", 1, 90 * GIB), ("GPU-0", 2, 90 * GIB)], {7: granted(1)}, places({2: Place(9, "0")}))) == []
+    )
+
+
+# ---- records ----
+
+
+def test_a_record_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    store = Store(tmp_path / "a/b")
+    store.prepare()
+    one = granted(GIB)
+    one.note("grant", uuids=["GPU-0"])
+    store.save(one)
+    assert store.load(7) == one and store.load_all() == ([one], [])
+    assert (store.folder / "7.json").stat().st_mode & 0o777 == 0o600
+    store.remove(7)
+    store.remove(7)
+    with pytest.raises(SluiceError, match="job 7: no record"):
+        store.load(7)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"schema_version": 1}', '{"schema_version": 2}', "null", '"x"'])
+def test_a_damaged_record_is_named_and_the_others_are_read(tmp_path: Path, text: str) -> None:
+    store = Store(tmp_path)
+    store.save(record(8))
+    (tmp_path / "7.json").write_text(text)
+    found, [problem] = store.load_all()
+    assert [one.job for one in found] == [8] and "7.json" in problem.what
+
+
+def test_fields_of_later_versions_are_ignored() -> None:
+    fields = json.loads(granted(GIB).to_json())
+    fields["later"] = fields["grants"][0]["later"] = 1
+    assert JobRecord.from_json(json.dumps(fields), "x") == granted(GIB)
+
+
+def test_events_are_bounded() -> None:
+    one = record()
+    for _ in range(MOST_EVENTS + 5):
+        one.note("warn")
+    assert (len(one.events), one.events_left_out) == (MOST_EVENTS, 5)
+
+
+def test_old_records_go(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.save(record(7))
+    store.save(record(8))
+    os.utime(tmp_path / "7.json", (1, 1))
+    store.prune(before=1000)
+    assert [one.job for one in store.load_all()[0]] == [8]
+
+
+# ---- caps ----
+
+
+def test_caps_follow_the_policy_and_the_last_good_one_stays(tmp_path: Path) -> None:
+    path = tmp_path / "sluice.policy"
+    caps = Caps(path)
+    assert caps.of("physics") is None  # no policy, no caps
+    tenants = [Tenant(account="physics", gpu_memory_mib_per_gpu=100), Tenant(account="atoms")]
+    CompiledPolicy(generated_s=0, source="test", tenants=tenants).write(path)
+    assert (caps.of("physics"), caps.of("atoms"), caps.of("other")) == (100 * MIB, None, None)
+    path.write_text("damaged")
+    assert caps.of("physics") == 100 * MIB and caps.problem is not None
+    path.unlink()
+    assert caps.of("physics") == 100 * MIB
+    path.write_text("damaged from the start")
+    with pytest.raises(SluiceError, match="checksum"):
+        Caps(path).of("physics")
+
+
+# ---- limits ----
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Agent:
+    made = Agent(Settings(run=tmp_path / "run", records=tmp_path / "records", policy=tmp_path / "sluice.policy"))
+    made.devices = [device(0), device(1)]
+    made.contexts = {device(0).kind: {"total": 80 * GIB, "context": GIB // 2}}
+    made.jobs.prepare()
+    made.store.prepare()
+    return made
+
+
+def test_the_smaller_of_what_was_asked_and_the_cap_holds(agent: Agent) -> None:
+    CompiledPolicy(
+        generated_s=0, source="test", tenants=[Tenant(account="physics", gpu_memory_mib_per_gpu=10240)]
+    ).write(agent.settings.policy)
+    for asked, bound in ((4 * GIB, 4 * GIB), (20 * GIB, 10 * GIB), (None, 10 * GIB)):
+        one = record(grants=[Grant(0, "GPU-0", "nvidia", "H100", 80 * GIB)])
+        agent._limit_device(one, agent.devices[0], asked, True)
+        assert one.grants[0].limit == bound
+    other = granted(8 * GIB, job=8)
+    agent.records[8] = other
+    one = record(grants=[Grant(0, "GPU-0", "nvidia", "H100", 80 * GIB)])
+    agent._limit_device(one, agent.devices[0], 4 * GIB, True)
+    assert one.grants[0].limit == 2 * GIB  # what the tenant's other job leaves
+    other.grants[0].limit = 10 * GIB
+    with pytest.raises(RefusalError, match=r"account physics may have 10G of a GPU, and its jobs here have 10G"):
+        agent._limit_device(one, agent.devices[0], 4 * GIB, True)
+
+
+def test_steps_that_srun_starts_do_not_add_up(agent: Agent) -> None:
+    """With --overlap their parts are the same memory; the largest is the job's, until the whole is told."""
+    one = record(grants=[Grant(0, "GPU-0", "nvidia", "H100", 80 * GIB)])
+    for asked, whole, bound in ((2, False, 2), (4, False, 4), (3, False, 4), (8, True, 8)):
+        agent._limit_device(one, agent.devices[0], asked * GIB, whole)
+        assert one.grants[0].limit == bound * GIB
+
+
+def ask(agent: Agent, peer_uid: int = 0, **request: object) -> dict[str, object]:
+    return agent.answer(json.dumps(request).encode(), Peer(os.getpid(), peer_uid))
+
+
+def test_requests_that_make_no_sense_are_refused(agent: Agent) -> None:
+    for line in (b"", b"x", b"[]", b"1", b'{"do": "no"}', b'{"do": []}', b"{}", b'{"do": "prolog"}'):
+        assert "error" in agent.answer(line, Peer(1, 0)), line
+    for wrong in ({"job": 1, "gpus": [9]}, {"job": 1, "gpus": [-1]}, {"job": 1, "gpus": 3}):
+        fields = {"uid": 1, "user": "", "account": "", "partition": ""} | wrong
+        assert "error" in ask(agent, do="prolog", **fields)
+    assert agent.records == {} and list(agent.jobs.folder.iterdir()) == []
+
+
+def test_only_root_may_speak_for_jobs(agent: Agent) -> None:
+    for name in ("prolog", "limit", "epilog", "status"):
+        assert "for root only" in str(ask(agent, peer_uid=1000, do=name)["error"])
+    assert ask(agent, peer_uid=1000, do="devices") == {"ok": {"files": ["/dev/nvidia0", "/dev/nvidia1"]}}
+
+
+def test_limits_are_refused_that_cannot_hold(agent: Agent) -> None:
+    fields = {"do": "limit", "job": 7, "uid": 1000, "whole": True, "gpus": [0], "shards": 10}
+    assert "its prolog did not run" in str(ask(agent, **fields)["error"])
+    agent.records[7] = record(grants=[Grant(0, "GPU-0", "nvidia", "H100", 80 * GIB)])
+    assert "of user 1000, not 5" in str(ask(agent, **fields | {"uid": 5})["error"])
+    assert "GPU 1 is not among those" in str(ask(agent, **fields | {"gpus": [1]})["error"])
+    assert "100G asked of a GPU with 80G" in str(ask(agent, **fields | {"shards": 100 * 1024})["error"])
+    agent.records[7].grants.append(Grant(1, "GPU-1", "nvidia", "H100", 80 * GIB))
+    assert "how many on each" in str(ask(agent, **fields | {"gpus": [0, 1]})["error"])
+    agent.contexts = {}
+    assert "a driver context is not known" in str(ask(agent, **fields)["error"])
+
+
+def test_hints_name_what_is_near() -> None:
+    assert hints([device(0), device(5)]) == {
+        "SLUICE_GPU_NUMA": "0,1",
+        "SLUICE_GPU_CORES": "0-3",
+        "SLUICE_GPU_NICS": "mlx5_0,mlx5_5",
+        "NCCL_IB_HCA": "=mlx5_0,mlx5_5",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    }
+    assert hints([]) == {}
+    assert hints([device(0, vendor="intel", numa_node=None, cores="", nics=())]) == {}
+
+
+def test_devices_are_numbered_as_in_gres_conf() -> None:
+    with pytest.raises(SluiceError, match=r"GPU 2 of gres.conf: this node's drivers show 2 devices"):
+        select([device(0), device(1)], [2])
+    assert [one.uuid for one in select([device(0), device(1)], [1, 0])] == ["GPU-1", "GPU-0"]
+    from gres_probe.inventory import Inventory
+
+    assert devices_of(Inventory("n1")) == []
+
+
+# ---- notices ----
+
+
+def test_a_notice_reaches_a_processs_standard_error() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stderr=subprocess.PIPE) as program:
+        assert notice.tell([program.pid], "job 7: too much")
+        program.communicate(b"\n")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stderr=subprocess.PIPE) as program:
+        notice.tell([2**22 + 1, program.pid], "again")  # the first has ended
+        assert b"sluice: again" in program.communicate(b"\n")[1]
+
+
+def test_a_notice_is_written_with_the_processs_own_rights(tmp_path: Path) -> None:
+    """A file that it opened for reading is not written, though root could."""
+    precious = tmp_path / "precious"
+    precious.write_text("as it was")
+    command = [sys.executable, "-c", "input()"]
+    with precious.open() as file, subprocess.Popen(command, stdin=subprocess.PIPE, stderr=file) as program:
+        assert not notice.tell([program.pid], "job 7: too much")
+        program.communicate(b"\n")
+    assert precious.read_text() == "as it was"
+
+
+def test_a_full_pipe_does_not_hold_the_watchdog_up() -> None:
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    try:
+        while True:
+            os.write(write, b"x" * 65536)
+    except BlockingIOError:
+        os.set_blocking(write, True)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stderr=write) as program:
+        began = time.monotonic()
+        assert not notice.tell([program.pid], "too much")
+        assert time.monotonic() - began < 5
+        program.kill()
+    os.close(read)
+    os.close(write)
+
+
+# ---- the vendor's process ----
+
+
+def vendor_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> Worker:
+    """A worker whose process runs `body` for each request."""
+    package = tmp_path / "prolog_epilog"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "sampling.py").write_text(f"import sys, json, time, os\nfor line in sys.stdin:\n    {body}\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return Worker("nvidia", timeout=3.0)
+
+
+def test_a_hanging_driver_is_given_up_and_asked_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hang = "time.sleep(60) if not os.path.exists('well') else print(json.dumps({'ok': {'usage': []}}), flush=True)"
+    worker = vendor_process(tmp_path, monkeypatch, hang)
+    with pytest.raises(SluiceError, match="the nvidia driver gives no answer"):
+        worker.ask(do="sample", timeout=0.5)
+    (tmp_path / "well").touch()
+    assert worker.ask(do="sample", timeout=20.0) == {"usage": []}
+    worker.close()
+
+
+def test_a_crash_and_an_error_of_the_library_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = vendor_process(tmp_path, monkeypatch, "os.abort()")
+    with pytest.raises(SluiceError, match="ended the process"):
+        worker.ask(do="sample", timeout=20.0)
+    (tmp_path / "prolog_epilog/sampling.py").write_text('print(\'{"error": "GPU is lost"}\', flush=True); input()\n')
+    with pytest.raises(SluiceError, match="the nvidia driver: GPU is lost"):
+        worker.ask(do="sample", timeout=20.0)
+    worker.close()
+
+
+# ---- the programs ----
+
+
+@pytest.fixture
+def answering(tmp_path: Path) -> Iterator[Answering]:
+    """A socket that gives prepared answers; where it lies, and what it was asked."""
+    listeners: list[socket.socket] = []
+
+    def make(answers: list[bytes]) -> tuple[str, list[dict[str, object]]]:
+        path, asked = str(tmp_path / "agent.sock"), []
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listeners.append(listener)
+        listener.bind(path)
+        listener.listen()
+
+        def serve() -> None:
+            for answer in answers:
+                connection, _ = listener.accept()
+                with connection:
+                    asked.append(json.loads(connection.makefile("rb").readline()))
+                    connection.sendall(answer)
+
+        threading.Thread(target=serve, daemon=True).start()
+        return path, asked
+
+    yield make
+    for listener in listeners:
+        listener.close()
+
+
+def program(name: str, path: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run one of the programs against another socket, with little patience."""
+    text = PROGRAM.read_text().replace("/run/sluice/agent.sock", path).replace("PATIENCE = 5.0", "PATIENCE = 0.3")
+    (folder / name).write_text(text)
+    command = ["/usr/bin/python3", "-IS", str(folder / name)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": "1000", "SLURM_JOB_USER": 'a"\u00e9\n', "SLURM_JOB_GPUS": "0,1"}
+
+
+def test_the_prolog_tells_the_job(answering: Answering, tmp_path: Path) -> None:
+    path, asked = answering([b'{"ok": {}}\n'])
+    done = program("sluice-prolog", path, tmp_path, **JOB, LC_ALL="C.UTF-8")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert asked == [
+        {"do": "prolog", "job": 7, "uid": 1000, "user": 'a"\u00e9\n', "account": "", "partition": "", "gpus": [0, 1]}
+    ]
+
+
+@pytest.mark.parametrize("answer", [b"", b"\n", b"x\n", b"[]\n", b"{}\n", b'{"ok"', b'{"error": "no room"}\n', b"1\n"])
+def test_a_bad_answer_is_a_failure(answering: Answering, tmp_path: Path, answer: bytes) -> None:
+    path, _ = answering([answer])
+    done = program("sluice-prolog", path, tmp_path, **JOB)
+    assert done.returncode == 1 and done.stderr.startswith("sluice-prolog: ") and "Traceback" not in done.stderr
+
+
+def test_an_answer_that_a_restart_cut_off_is_asked_for_again(answering: Answering, tmp_path: Path) -> None:
+    path, asked = answering([b"", b'{"ok": {"unclean": []}}\n'])
+    assert program("sluice-epilog", path, tmp_path, **JOB).returncode == 0
+    assert len(asked) == 2
+
+
+def test_an_unclean_gpu_fails_the_epilog(answering: Answering, tmp_path: Path) -> None:
+    path, _ = answering([b'{"ok": {"unclean": ["GPU x: process 5 cannot be ended"]}}\n'])
+    done = program("sluice-epilog", path, tmp_path, **JOB)
+    assert (done.returncode, done.stderr) == (1, "sluice-epilog: GPU x: process 5 cannot be ended\n")
+
+
+def test_without_the_agent_a_job_with_gpus_fails_and_another_does_not(tmp_path: Path) -> None:
+    gone = str(tmp_path / "gone")
+    done = program("sluice-prolog", gone, tmp_path, **JOB)
+    assert done.returncode == 1 and "systemctl start sluice-agent" in done.stderr
+    assert program("sluice-prolog", gone, tmp_path, SLURM_JOB_ID="7").returncode == 0
+    assert program("sluice-task-prolog", gone, tmp_path, SLURM_JOB_ID="7").returncode == 0
+
+
+@pytest.mark.parametrize("wrong", [{"SLURM_JOB_ID": "x"}, {"SLURM_JOB_GPUS": "0,-1"}, {"SLURM_JOB_UID": ""}])
+def test_variables_without_sense_are_named(tmp_path: Path, wrong: dict[str, str]) -> None:
+    done = program("sluice-prolog", "/nonexistent", tmp_path, **{**JOB, **wrong})
+    assert done.returncode == 1 and next(iter(wrong)) in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_helper_says_where_the_limits_lie(answering: Answering, tmp_path: Path) -> None:
+    path, asked = answering([b'{"ok": {"region": "/run/sluice/limit/job_7"}}\n'])
+    task = {"SLUICE_JOB": "7", "SLUICE_UID": "1", "SLUICE_STEP": "part", "SLUICE_GPUS": "0", "SLUICE_SHARDS": "5"}
+    assert program("sluice-task-init", path, tmp_path, **task).stdout == "region /run/sluice/limit/job_7\n"
+    assert asked == [{"do": "limit", "job": 7, "uid": 1, "whole": False, "gpus": [0], "shards": 5}]
+
+
+def test_a_task_keeps_what_its_user_set(answering: Answering, tmp_path: Path) -> None:
+    own = tmp_path / "device"
+    own.touch()
+    files = json.dumps({"ok": {"files": [str(own), "/nonexistent/device"]}}).encode() + b"\n"
+    path, asked = answering([files, b'{"ok": {"export": {"NCCL_IB_HCA": "=mlx5_0", "SLUICE_GPU_NUMA": "0"}}}\n'])
+    done = program("sluice-task-prolog", path, tmp_path, SLURM_STEP_GPUS="0", NCCL_IB_HCA="mine")
+    assert done.stdout == "export SLUICE_GPU_NUMA=0\n"
+    assert asked[1] == {"do": "task", "open": [str(own)]}
