@@ -198,7 +198,7 @@ def test_a_guarantee_comes_back_from_over_quota_work(site: PolicySite) -> None:
     script = (
         f"trap 'echo term >> {INSIDE}/signals/$SLURM_JOB_ID' USR1\n"
         f"echo start >> {INSIDE}/signals/$SLURM_JOB_ID\n"
-        f"for i in $(seq 100); do sleep 0.2; done; echo end >> {INSIDE}/signals/$SLURM_JOB_ID"
+        f"while [ ! -e {INSIDE}/signals/finish ]; do sleep 0.2; done; echo end >> {INSIDE}/signals/$SLURM_JOB_ID"
     )
     wide = (
         "-A",
@@ -224,12 +224,14 @@ def test_a_guarantee_comes_back_from_over_quota_work(site: PolicySite) -> None:
     signalled = [path.name for path in log.iterdir() if "term" in path.read_text()]
     assert 4 <= len(signalled) <= 8
     assert set(signalled) <= set(borrowed)
-    for job in signalled:  # Slurm lets requeued jobs wait two minutes
-        site.wait(lambda job=job: site.state(job)[0] == "PENDING")
+    requeued = site.wait(lambda: [row[0] for row in site.jobs(states="PENDING") if row[4] == "borrower"])
+    assert set(requeued) <= set(signalled)
+    (log / "finish").touch()
+    for job in requeued:  # Slurm lets requeued jobs wait two minutes
         site.run("scontrol", "update", f"JobId={job}", "StartTime=now", user="dave")
-    site.wait(lambda: not site.jobs(states="PENDING,RUNNING,COMPLETING"), 150)
+    site.wait(lambda: not site.jobs(states="PENDING,RUNNING,COMPLETING"), 120)
     assert all((log / job).read_text().splitlines()[-1] == "end" for job in borrowed)
-    for job in signalled:
+    for job in requeued:
         assert (log / job).read_text().split() == ["start", "term", "start", "end"]
 
 
@@ -248,7 +250,9 @@ def test_fair_share_of_one_to_three(site: PolicySite, full_scale: bool) -> None:
 
     def used() -> dict[str, int]:
         """GPU-seconds that ended so far."""
-        text = site.run("sacct", "-X", "-a", "-n", "-P", "--format=account,elapsedraw", "--state=CD").stdout
+        text = site.run(
+            "sacct", "-X", "-a", "-n", "-P", "-S", "now-2hours", "--format=account,elapsedraw", "--state=CD"
+        ).stdout
         seconds = dict.fromkeys(users, 0)
         for line in text.splitlines():
             account, _, elapsed = line.partition("|")
