@@ -43,6 +43,7 @@ _MOST_REQUEST = 64 << 10
 _MOST_CONNECTIONS = 128
 _IDLE_SECONDS = 30.0  # a connection that says nothing is closed
 _RETENTION_SECONDS = 30 * 86400
+_RESIDUE = 64 * _MIB  # what a driver may keep for itself, more or less
 _SETTLED_SECONDS = 30.0  # after its prolog a job has a process, that of its extern step
 
 
@@ -77,7 +78,7 @@ class Watch:
     worker: Worker
     samples: int = 0
     held: dict[tuple[str, int], int] = field(default_factory=dict)
-    used: dict[str, int] = field(default_factory=dict)
+    foreign: dict[str, int] = field(default_factory=dict)  # bytes in use by no process, by device
     problem: SluiceError | None = None
     since: float = 0.0
     wanted: threading.Event = field(default_factory=threading.Event)
@@ -276,7 +277,7 @@ class Agent:
     def prolog(
         self, *, peer: Peer, job: int, uid: int, user: str, account: str, partition: str, gpus: list[int]
     ) -> dict[str, Any]:
-        """Register a job with its GPUs; the same job again, e.g. requeued or a prolog run twice, begins anew."""
+        """Register a job with its GPUs; the same job again, e.g. requeued, begins anew unless it runs already."""
         del peer
         chosen = select(self.devices, gpus)
         for device in chosen:
@@ -284,6 +285,9 @@ class Agent:
             if watch.problem is not None:
                 raise RefusalError(watch.problem.what, remedy=watch.problem.remedy)
         with self._lock:
+            known = self.records.get(job)
+            if known is not None and known.uid == uid and job in cgroups.jobs_here():
+                return {}
             self._remove_region(job)
             record = JobRecord(job, uid, user, account, partition, self.node, time.time())
             for device in chosen:
@@ -438,9 +442,6 @@ class Agent:
             record = self.records.get(job)
         if record is None:  # taken back already, or its prolog never ran
             return {"unclean": []}
-        for pid in cgroups.processes_of(job):
-            if any(place == pid for watch in self.watches.values() for _, place in watch.held):
-                record.note("stray", pid=pid)
         unclean = self._free(record)
         self._take_back(record, unclean)
         return {"unclean": list(unclean.values())}
@@ -462,6 +463,7 @@ class Agent:
         """Kill the job's GPU processes until none is left; by device, why it is not clean."""
         deadline = time.monotonic() + self.settings.memory_wait
         watches = [self.watches[name] for name in {grant.vendor for grant in record.grants} if name in self.watches]
+        strays: set[int] = set()
         while True:
             for watch in watches:
                 self._await_sample(watch, deadline)
@@ -472,12 +474,16 @@ class Agent:
                     for uuid, pid in watch.held
                     if (place := cgroups.place_of(pid)) is not None and place.job == record.job
                 }
+                residue = self._residue(record)
             for _, pid in holders:
+                if pid not in strays:
+                    strays.add(pid)
+                    record.note("stray", pid=pid)
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            if not holders or time.monotonic() >= deadline:
+            if not (holders or residue) or time.monotonic() >= deadline:
                 break
-        unclean = {
+        unclean = residue | {
             uuid: f"GPU {uuid}: process {pid} of job {record.job} cannot be ended; see dmesg" for uuid, pid in holders
         }
         for watch in watches:
@@ -486,6 +492,20 @@ class Agent:
                     if self.watches.get(grant.vendor) is watch:
                         unclean.setdefault(grant.uuid, f"GPU {grant.uuid}: {watch.problem}")
         return unclean
+
+    def _residue(self, record: JobRecord) -> dict[str, str]:
+        """The job's GPUs that no other job has and that have more in use by no process than when it came."""
+        found = {}
+        shared = {grant.uuid for one in self.records.values() if one.job != record.job for grant in one.grants}
+        for grant in record.grants:
+            watch = self.watches.get(grant.vendor)
+            if watch is None or grant.foreign is None or grant.uuid in shared or grant.uuid not in watch.foreign:
+                continue
+            left = watch.foreign[grant.uuid] - grant.foreign
+            if left > _RESIDUE:
+                size = format_mib(left // _MIB)
+                found[grant.uuid] = f"GPU {grant.uuid}: {size} in use by no process since job {record.job}; reset it"
+        return found
 
     def _await_sample(self, watch: Watch, deadline: float) -> None:
         """Wait for a sample that began after now."""
@@ -541,18 +561,21 @@ class Agent:
 
     def _watch(self, watch: Watch) -> None:
         """Sample one vendor for ever."""
+        used = True  # a prolog or epilog wants to know, or nobody is kept waiting
         while not self._stopping.is_set():
             try:
-                answer = watch.worker.ask(do="sample")
+                answer = watch.worker.ask(do="sample", used=used)
             except SluiceError as error:
                 self._failed(watch, error)
             else:
-                self._sample(watch, answer["usage"])
+                self._sample(watch, answer["usage"], answer.get("used"))
             busy = any(
                 grant.vendor == watch.worker.vendor for one in list(self.records.values()) for grant in one.grants
             )
-            if watch.wanted.wait(self.settings.period if busy else self.settings.idle_period):
+            asked = watch.wanted.wait(self.settings.period if busy else self.settings.idle_period)
+            if asked:
                 watch.wanted.clear()
+            used = asked or not busy
 
     def _failed(self, watch: Watch, error: SluiceError) -> None:
         with self._sampled:
@@ -563,13 +586,15 @@ class Agent:
             self._sampled.notify_all()
         self._stopping.wait(1.0)
 
-    def _sample(self, watch: Watch, usage: Iterable[tuple[str, int, int]]) -> None:
+    def _sample(self, watch: Watch, usage: Iterable[tuple[str, int, int]], used: dict[str, int] | None) -> None:
         listed = [(str(uuid), int(pid), int(size)) for uuid, pid, size in usage]
         with self._sampled:
             if watch.problem is not None:
                 log("recovered", vendor=watch.worker.vendor, seconds=round(time.time() - watch.since))
                 watch.problem = None
             watch.held = {(uuid, pid): size for uuid, pid, size in listed}
+            if used is not None:
+                self._note_foreign(watch, used)
             watch.samples += 1
             peaks = {job: [grant.peak for grant in record.grants] for job, record in self.records.items()}
             acts = list(judge(listed, self.records, cgroups.place_of)) if listed and self.records else []
@@ -583,6 +608,15 @@ class Agent:
             self._sampled.notify_all()
         for act in acts:
             self._do(act)
+
+    def _note_foreign(self, watch: Watch, used: dict[str, int]) -> None:
+        """Remember what is in use by no process; of a job that is new here, as what it found."""
+        for uuid, size in used.items():
+            watch.foreign[uuid] = max(0, size - sum(held for (of, _), held in watch.held.items() if of == uuid))
+        for record in self.records.values():
+            for grant in record.grants:
+                if grant.foreign is None:
+                    grant.foreign = watch.foreign.get(grant.uuid)
 
     def _do(self, act: Act) -> None:
         """Warn, or end: the line first, as the processes' output goes with them."""

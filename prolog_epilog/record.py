@@ -35,7 +35,7 @@ class Grant:
     rung: str = "none"  # what holds it to the limit, beside the watchdog: "limiter", "watchdog", "none"
     peak: int = 0
     refused: int = 0  # allocations that the limiter refused
-    foreign: int = 0  # bytes in use by no process when the job came
+    foreign: int | None = None  # bytes in use by no process when the job came; None: not told
     warned: bool = False
     clean: bool | None = None  # None: not yet taken back
 

@@ -322,6 +322,23 @@ def test_a_task_that_can_open_more_is_refused(cluster: DevCluster) -> None:
     assert f"can open {other}, which it was not given" in refused and "ConstrainDevices=yes" in refused
 
 
+@pytest.mark.usefixtures("healthy")
+def test_a_gpu_that_keeps_memory_is_not_given_to_the_next(cluster: DevCluster) -> None:
+    before, folder = newest(cluster), cluster.node_folder(NODE) / "gpu_sim"
+    job = cluster.command(["srun", "--quiet", "-w", NODE, "--gres=gpu:1", "sh", "-c", "echo up; sleep 2"], user="alice")
+    with subprocess.Popen(job, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout and program.stdout.readline() == "up\n"
+        set_values(folder, 0, {"memory_used": "2G"})
+        assert program.wait(30) == 0
+    try:
+        [grant] = last_record(cluster, "alice", before)["grants"]
+        assert grant["clean"] is False
+        eventually(lambda: "2G in use by no process since job" in cluster.log(f"slurmd@{NODE}").read_text())
+        eventually(lambda: "Epilog" in cluster.run(["sinfo", "-h", "-n", NODE, "-o", "%T %E"]).stdout)
+    finally:
+        set_values(folder, 0, {"memory_used": "0"})
+
+
 def test_a_tenants_cap_holds_for_whole_gpus_and_for_its_jobs_together(cluster: DevCluster) -> None:
     policy = cluster.slurm_conf_dir() / "sluice.policy"
     tenants = [Tenant(account="physics", gpu_memory_mib_per_gpu=8192)]
@@ -347,6 +364,17 @@ def test_programs_may_run_twice(cluster: DevCluster) -> None:
         cluster.run([*environment, str(PROGRAMS / program)], node=NODE)
     assert newest(cluster) == 900001 > before
     (cluster.node_folder(NODE) / "records/900001.json").unlink()
+
+
+def test_a_prolog_that_runs_again_leaves_a_running_job_its_limits(cluster: DevCluster) -> None:
+    program = ["sh", "-c", f"echo $SLURM_JOB_ID; sleep 2; exec {PYTHON} -c '{HOLD}' 0 5000 3000"]
+    with subprocess.Popen(
+        cluster.command(srun(4096, *program), user="alice"), stdout=subprocess.PIPE, text=True
+    ) as running:
+        assert running.stdout
+        job = [*JOB, f"SLURM_JOB_ID={running.stdout.readline().strip()}", "SLURM_JOB_GPUS=0"]
+        cluster.run(["env", *job, str(PROGRAMS / "sluice-prolog")], node=NODE)
+        assert running.stdout.read().split() == [OUT_OF_MEMORY, "0"]
 
 
 def test_users_cannot_speak_for_root(cluster: DevCluster) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from policy.compiled import CompiledPolicy, Tenant
 from prolog_epilog import notice
-from prolog_epilog.agent import Agent, Peer, RefusalError, Settings, hints
+from prolog_epilog.agent import Agent, Peer, RefusalError, Settings, Watch, hints
 from prolog_epilog.caps import Caps
 from prolog_epilog.cgroups import Place, parse_place, processes_of
 from prolog_epilog.devices import NodeDevice, devices_of, select
@@ -268,6 +268,41 @@ def test_limits_are_refused_that_cannot_hold(agent: Agent) -> None:
     assert "how many on each" in str(ask(agent, **fields | {"gpus": [0, 1]})["error"])
     agent.contexts = {}
     assert "a driver context is not known" in str(ask(agent, **fields)["error"])
+
+
+def test_the_epilog_ends_the_jobs_own_processes_and_no_others(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, other = (subprocess.Popen(["sleep", "60"]) for _ in range(2))
+    owners = {mine.pid: Place(7, "0"), other.pid: Place(8, "0")}
+    monkeypatch.setattr("prolog_epilog.cgroups.place_of", owners.get)
+    watch = agent.watches["nvidia"] = Watch(Worker("nvidia"))
+    watch.held = {("GPU-0", mine.pid): GIB, ("GPU-0", other.pid): GIB}
+
+    def sample(of: Watch, deadline: float) -> None:
+        assert deadline > 0
+        of.held = {key: size for key, size in of.held.items() if key[1] == other.pid or mine.poll() is None}
+
+    monkeypatch.setattr(agent, "_await_sample", sample)
+    one = agent.records[7] = granted(2 * GIB)
+    try:
+        assert agent._free(one) == {}
+        assert mine.wait(10) == -9 and other.poll() is None
+        assert [event.detail for event in one.events] == [{"pid": mine.pid}]
+    finally:
+        for process in (mine, other):
+            process.kill()
+            process.wait()
+
+
+def test_memory_that_nobody_holds_makes_a_gpu_unclean(agent: Agent) -> None:
+    watch = agent.watches["nvidia"] = Watch(Worker("nvidia"))
+    one = agent.records[7] = granted(GIB)
+    watch.held = {("GPU-0", 1): GIB}
+    agent._note_foreign(watch, {"GPU-0": 3 * GIB})
+    assert one.grants[0].foreign == 2 * GIB and agent._residue(one) == {}
+    agent._note_foreign(watch, {"GPU-0": 4 * GIB})
+    assert "1G in use by no process since job 7" in agent._residue(one)["GPU-0"]
+    agent.records[8] = granted(GIB, job=8)  # it may be the other job's
+    assert agent._residue(one) == {}
 
 
 def test_hints_name_what_is_near() -> None:
