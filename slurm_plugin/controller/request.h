@@ -41,8 +41,8 @@ enum sluice_job_stock {
     SLUICE_STOCK_WEIGHTS = 22,       /* the site ranks its nodes by more weights than the mirror keeps */
 };
 enum { SLUICE_STOCK_COUNT = 23 };
-/* The reason in words; never NULL. */
-const char *sluice_job_stock_text(enum sluice_job_stock reason);
+/* One word for it, in counters; never NULL. */
+const char *sluice_job_stock_name(enum sluice_job_stock reason);
 
 /* Everything of a job that stock's answer to "could it ever run on these nodes" depends on, as plain words. */
 enum { SLUICE_SHAPE_WORDS = 96 };

@@ -957,7 +957,7 @@ bool sluice_hook_start(sluice_stock_test stock)
         hook.own[i] = sluice_status_counter(name);
     }
     for (uint32_t i = 0; i < SLUICE_STOCK_COUNT; i++) {
-        snprintf(name, sizeof(name), "select.stock_alone.%u", i);
+        snprintf(name, sizeof(name), "select.stock_alone.%s", sluice_job_stock_name(i));
         hook.by_reason[i] = sluice_status_counter(name);
     }
     hook.stock = stock;
