@@ -103,6 +103,11 @@ static bool has_any(const struct sluice_gres_counts *counts)
     return false;
 }
 
+static const char *plural(uint64_t count)
+{
+    return count == 1 ? "" : "s";
+}
+
 static bool uses_gpus(const struct check *check)
 {
     return has_gpus(&check->request) || has_any(&check->request.shards) || has_any(&check->request.mps) ||
@@ -344,8 +349,8 @@ static bool check_class(struct check *check, uint32_t class, const char *type, u
     if (gpus > rule->gpus_per_job)
         return sluice_refuse(check->admission, SLUICE_REFUSED_LIMIT,
                              "%" PRIu64
-                             " GPUs of class %s: account %s may use %u of them in one job; ask for %u or fewer",
-                             gpus, name, check->tenant->account, rule->gpus_per_job, rule->gpus_per_job);
+                             " GPU%s of class %s: account %s may use %u of them in one job; ask for %u or fewer",
+                             gpus, plural(gpus), name, check->tenant->account, rule->gpus_per_job, rule->gpus_per_job);
     snprintf(where, sizeof where, " on GPUs of class %s", name);
     return check_run_time(check, rule->run_time_s, where);
 }
@@ -549,10 +554,10 @@ static bool check_gpus(struct check *check)
     cap_nodes_by_gpus(check);
     uint64_t total = all_gpus(check);
     if (total > limit && limit != SLUICE_NO_LIMIT)
-        return sluice_refuse(check->admission, SLUICE_REFUSED_LIMIT,
-                             "%" PRIu64 " GPUs (on %" PRIu64
-                             " nodes): account %s may use %u in one job; ask for %u or fewer",
-                             total, check->nodes, check->tenant->account, limit, limit);
+        return sluice_refuse(
+            check->admission, SLUICE_REFUSED_LIMIT,
+            "%" PRIu64 " GPU%s (on %" PRIu64 " node%s): account %s may use %u in one job; ask for %u or fewer", total,
+            plural(total), check->nodes, plural(check->nodes), check->tenant->account, limit, limit);
     return !is_restricted(check) || check_types(check);
 }
 
@@ -631,10 +636,11 @@ static bool check_memory(struct check *check)
     uint64_t gpus = larger(shared_gpus(check), 1), fitting = larger(per_job / gpus, 1);
     return sluice_refuse(
         check->admission, SLUICE_REFUSED_LIMIT,
-        "%s of GPU memory on %" PRIu64 " GPUs: account %s may use %s in one job; ask for --gpu-mem=%s or "
-        "less, or for fewer GPUs",
-        sluice_format_mib(total, asked, sizeof asked), gpus, check->tenant->account,
-        sluice_format_mib(per_job, most, sizeof most), sluice_format_mib(fitting, fitting_text, sizeof fitting_text));
+        "%s of GPU memory on %" PRIu64 " GPU%s: account %s may use %s in one job; ask for --gpu-mem=%s or "
+        "less%s",
+        sluice_format_mib(total, asked, sizeof asked), gpus, plural(gpus), check->tenant->account,
+        sluice_format_mib(per_job, most, sizeof most), sluice_format_mib(fitting, fitting_text, sizeof fitting_text),
+        gpus > 1 ? ", or for fewer GPUs" : "");
 }
 
 /* ---- the tenant ---- */

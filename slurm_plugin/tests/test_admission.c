@@ -382,6 +382,7 @@ static void check_gpu_limits(void)
     ADMITTED("few", PER_JOB("gres:gpu:4"));
     REFUSED("few", "5 GPUs", PER_JOB("gres:gpu:5"));
     REFUSED("few", "6 GPUs (on 2 nodes)", PER_NODE("gres:gpu:3"), NODES(2));
+    REFUSED("few", "5 GPUs (on 1 node):", PER_NODE("gres:gpu:5"), NODES(1));
     REFUSED("few", "6 GPUs", PER_JOB("gres:gpu:h100:3,gres:gpu:l4:3"));
     REFUSED("few", "8 GPUs", PER_TASK("gres:gpu:1"), .tasks = 8);
     REFUSED("few", "8 GPUs", PER_SOCKET("gres:gpu:2"), .sockets_per_node = 2, NODES(2));

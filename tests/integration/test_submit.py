@@ -222,7 +222,7 @@ def test_what_tenants_are_given(cluster: DevCluster) -> None:
         ("memory", ["--gres=gpu:1"], "whole GPUs"),
         ("memory", ["-t", "3:00:00"], "may run a job for 02:00:00 at most"),
         ("nvidia", ["--gpus=3"], "3 GPUs of class h100"),
-        ("nvidia", ["--gpus=5"], "5 GPUs (on 1 nodes)"),
+        ("nvidia", ["--gpus=5"], "5 GPUs (on 1 node):"),
         ("nvidia", ["--gres=gpu:mi300x:1"], "not open to account nvidia; it may use h100"),
         ("nvidia", ["--gres=gpu:1", "-C", "mi300x"], "not open to account nvidia"),
         ("nvidia", ["--gpus=1", "-t", "2:00:00"], "ask for --time=01:00:00 or less"),
