@@ -90,8 +90,8 @@ static struct {
     uint32_t extra_room;
     uint64_t *words; /* allowed nodes of all pending jobs */
     size_t words_used, words_room;
-    uint64_t *usable, *busy; /* nodes; node_words each */
-    uint64_t *features;      /* 2 * node_words */
+    uint64_t *usable, *busy, *asleep; /* nodes; node_words each */
+    uint64_t *features;               /* 2 * node_words */
     size_t node_words;
     struct window windows[MAX_WINDOWS];
     uint32_t window_count;
@@ -237,6 +237,14 @@ static void copy_words(uint64_t *to, bitstr_t *bitmap)
     memcpy(to, from ? from : to, (count < planner.node_words ? count : planner.node_words) * sizeof *to);
 }
 
+static void add_words(uint64_t *words, bitstr_t *bitmap)
+{
+    size_t count = 0;
+    const uint64_t *from = bitmap ? sluice_bitmap_words(bitmap, &count) : NULL;
+    for (size_t i = 0; i < planner.node_words && i < count; i++)
+        words[i] |= from[i];
+}
+
 static void and_words(uint64_t *words, bitstr_t *bitmap, bool with)
 {
     size_t count = 0;
@@ -271,15 +279,19 @@ static bool see_nodes(int64_t now_s)
         planner.usable = usable ? usable : planner.usable;
         uint64_t *busy = realloc(planner.busy, (words + 1) * sizeof *busy);
         planner.busy = busy ? busy : planner.busy;
+        uint64_t *asleep = realloc(planner.asleep, (words + 1) * sizeof *asleep);
+        planner.asleep = asleep ? asleep : planner.asleep;
         uint64_t *features = realloc(planner.features, 2 * (words + 1) * sizeof *features);
         planner.features = features ? features : planner.features;
-        planner.node_words = usable && busy && features ? words : 0;
+        planner.node_words = usable && busy && asleep && features ? words : 0;
         if (!planner.node_words)
             return false;
     }
     planner.window_count = 0;
     copy_words(planner.usable, avail_node_bitmap);
     copy_words(planner.busy, cg_node_bitmap);
+    copy_words(planner.asleep, SLUICE_POWERED_DOWN);
+    add_words(planner.asleep, booting_node_bitmap);
     if (resv_list)
         list_for_each(resv_list, add_window, &now_s);
     return true;
@@ -548,7 +560,12 @@ static void add_job(uint32_t index, uint32_t group)
     struct sluice_plan_job *job = &planner.jobs[planner.job_count++];
     *job = (struct sluice_plan_job){
         .job_id = entry->id, .group = group, .limit_s = limit_of(entry), .request = planner.extras[index].request};
-    job->request.allowed = planner.words + planner.extras[index].words;
+    uint64_t *words = planner.words + planner.extras[index].words;
+    /* Nodes that sleep or boot go last, and one request cannot say so: Slurm's own passes wake them, through the hook.
+     * Nobody but the planner starts gangs. */
+    for (size_t i = 0; !group && i < planner.node_words; i++)
+        words[i] &= ~planner.asleep[i];
+    job->request.allowed = words;
     job->request.allowed_words = planner.node_words;
 }
 
@@ -868,6 +885,7 @@ static void stop_planner(void)
     free(planner.words);
     free(planner.usable);
     free(planner.busy);
+    free(planner.asleep);
     free(planner.features);
     free(planner.running_jobs);
     free(planner.jobs);
@@ -878,7 +896,7 @@ static void stop_planner(void)
     planner.mirror = NULL;
     planner.queue = NULL;
     planner.extras = NULL;
-    planner.words = planner.usable = planner.busy = planner.features = NULL;
+    planner.words = planner.usable = planner.busy = planner.asleep = planner.features = NULL;
     planner.running_jobs = NULL;
     planner.jobs = NULL;
     planner.job_index = NULL;
