@@ -18,7 +18,7 @@ from policy.compiled import CompiledPolicy, Tenant
 
 pytestmark = pytest.mark.cluster
 
-NODE, MIXED = "single-1", "mixed-1"
+NODE, MIXED, INTEL = "single-1", "mixed-1", "intel-1"
 AGENT = f"agent@{NODE}"
 GIB = 1 << 30
 PYTHON = "/usr/bin/python3"
@@ -56,7 +56,11 @@ def cluster(make_shared_cluster: Callable[..., DevCluster], tmp_path_factory: py
     platform.write_text(SINGLE)
     return make_shared_cluster(
         {
-            "nodes": [{"names": NODE, "platform": str(platform)}, {"names": MIXED, "platform": "mixed"}],
+            "nodes": [
+                {"names": NODE, "platform": str(platform)},
+                {"names": MIXED, "platform": "mixed"},
+                {"names": INTEL, "platform": "arc-a770x2"},
+            ],
             "controllers": 1,
             "accounting": False,
             "agent": True,
@@ -320,6 +324,39 @@ def test_a_task_that_can_open_more_is_refused(cluster: DevCluster) -> None:
     fine, refused = run(cluster, "alice", srun(1024, PYTHON, "-c", ask)).stdout.splitlines()
     assert "export" in json.loads(fine)["ok"]
     assert f"can open {other}, which it was not given" in refused and "ConstrainDevices=yes" in refused
+
+
+HIP = """
+import ctypes
+hip, address = ctypes.CDLL("libamdhip64.so"), ctypes.c_void_p()
+for gib in (40, 40, 1):
+    print(hip.hipMalloc(ctypes.byref(address), ctypes.c_size_t(gib << 30)), flush=True)
+"""
+
+
+def test_amd_gpus_are_held_by_the_limiter(cluster: DevCluster) -> None:
+    limited = ["srun", "--quiet", "-w", MIXED, f"--gres=shard:{50 * 1024}", "env", "-i", PYTHON, "-c", HIP]
+    assert run(cluster, "alice", limited).stdout.split() == ["0", OUT_OF_MEMORY, "0"]
+
+
+def test_intel_gpus_are_held_by_the_watchdog(cluster: DevCluster) -> None:
+    folder = cluster.node_folder(INTEL) / "gpu_sim"
+    job = ["srun", "--quiet", "-w", INTEL, "--gres=shard:4096", "sh", "-c", "echo $$ $SLURM_STEP_GPUS; sleep 30"]
+    with subprocess.Popen(
+        cluster.command(job, user="alice"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as program:
+        assert program.stdout
+        pid, index = program.stdout.readline().split()
+        uuid = next(one["uuid"] for one in status(cluster, INTEL)["devices"] if one["index"] == int(index))
+        set_values(folder, uuid, {"process": f"{pid}:4G"})
+        try:
+            time.sleep(1.5)
+            assert program.poll() is None  # all that it was given
+            set_values(folder, uuid, {"process": f"{pid}:5G"})
+            _, said = program.communicate(timeout=20)
+        finally:
+            set_values(folder, uuid, {"processes": "none"})
+    assert program.returncode != 0 and "5G of GPU memory" in said and "limit 4G" in said
 
 
 @pytest.mark.usefixtures("healthy")
