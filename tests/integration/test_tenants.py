@@ -235,48 +235,6 @@ def test_a_guarantee_comes_back_from_over_quota_work(site: PolicySite) -> None:
         assert (log / job).read_text().split() == ["start", "term", "start", "end"]
 
 
-def test_fair_share_of_one_to_three(site: PolicySite, full_scale: bool) -> None:
-    if not full_scale:
-        pytest.skip("Slurm computes fair-share once a minute: 14 minutes, with SLUICE_TEST_SCALE=full")
-    site.apply(
-        "tenants:\n  one: {members: [alice], shares: 1}\n  three: {members: [bob], shares: 3}\n"
-        "scheduling: {order: {fair_share: 100000}, fair_share_half_life: 10m}\n",
-        "--force", "--drain-time=0s",
-    )  # fmt: skip
-    conf = site.cluster.layout.slurm / "slurm.conf"
-    conf.write_text(conf.read_text() + "Include policy.sluice.conf\n")
-    site.run("scontrol", "reconfigure")
-    users = {"one": "alice", "three": "bob"}
-
-    def used() -> dict[str, int]:
-        """GPU-seconds that ended so far."""
-        text = site.run(
-            "sacct", "-X", "-a", "-n", "-P", "-S", "now-2hours", "--format=account,elapsedraw", "--state=CD"
-        ).stdout
-        seconds = dict.fromkeys(users, 0)
-        for line in text.splitlines():
-            account, _, elapsed = line.partition("|")
-            if account in seconds:
-                seconds[account] += 4 * int(elapsed)
-        return seconds
-
-    begin = time.monotonic()
-    warm: dict[str, int] | None = None
-    while time.monotonic() < begin + 840:
-        for account, user in users.items():
-            if sum(row[4] == account for row in site.jobs(states="PENDING")) < 60:
-                site.run("sbatch", "-o", "/dev/null", "-A", account, "--gres=gpu:h100:4", "-n1", "--mem=10M",
-                         "--array=1-60", "--wrap=sleep 5", user=user, cwd="/")  # fmt: skip
-        if warm is None and time.monotonic() > begin + 240:
-            warm = used()
-        time.sleep(4)
-    assert warm is not None
-    spent = {account: seconds - warm[account] for account, seconds in used().items()}
-    site.clear()
-    share = spent["one"] / sum(spent.values())
-    assert abs(share - 0.25) <= 0.05 * 0.75, spent
-
-
 # ---- who may do what ----
 
 
