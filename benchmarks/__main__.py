@@ -34,7 +34,10 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     "site-factor": ("benchmarks.site_factor", "the order of 10,000 pending jobs, under slurmctld's locks and beside"),
     "probe": ("benchmarks.probe", "sluice probe as a whole process"),
     "group": ("benchmarks.group", "grouping 100,000 GPUs"),
-    "slurm-throughput": ("benchmarks.slurm_throughput", "time in select_p_job_test, stock Slurm beside the placement hook"),
+    "slurm-throughput": (
+        "benchmarks.slurm_throughput",
+        "time in select_p_job_test, stock Slurm beside the placement hook",
+    ),
     "slurm-gang": ("benchmarks.slurm_gang", "gangs among small jobs on real daemons"),
     "slurm-fragmentation": ("benchmarks.slurm_fragmentation", "GPU allocation and waits beside stock Slurm"),
     "policy-apply": ("benchmarks.policy_apply", "plan and apply of 1,000 tenants with 10,000 users"),

@@ -254,16 +254,19 @@ class Fields:
         return value
 
     def signed(self) -> int:
+        """A number in two's complement of 64 bits."""
         value = self.number()
         return value - (1 << 64) if value >> 63 else value
 
     def count(self, most: int) -> int:
+        """A number of entries that follow."""
         value = self.number()
         if value > most:
             raise RecordError(f"decision record: {value} entries, at most {most} are possible")
         return value
 
     def raw(self, length: int) -> bytes:
+        """Bytes as they are."""
         piece = self.data[self.at : self.at + length]
         if len(piece) != length:
             raise RecordError("decision record: cut off")
@@ -271,6 +274,7 @@ class Fields:
         return piece
 
     def text(self) -> str:
+        """A short text with its length before it."""
         return self.raw(self.count(255)).decode("utf-8", "replace")
 
     def bitmap(self) -> frozenset[int] | None:
