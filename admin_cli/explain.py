@@ -197,15 +197,15 @@ def _waiting(document: dict[str, Any]) -> list[str]:
         if waiting["nodes_that_fit"]:
             lines.append(f"  {waiting['nodes_that_fit']:>8}  could take a part of it")
         lines += _smaller(waiting["would_start_now"])
-    elif decision is None:
+    elif decision is None and not (waiting.get("plan") or {}).get("reason"):
         lines.append("Sluice was not asked for a place yet: the job is held, depends on others, or is not in turn.")
     return lines + _expected(waiting.get("plan"), slurm)
 
 
 _SMALLER = {
-    "nodes": "on {value} nodes",
-    "gpus": "with {value} GPUs",
-    "cpus": "with {value} CPUs a node",
+    "nodes": "on {value} node{s}",
+    "gpus": "with {value} GPU{s}",
+    "cpus": "with {value} CPU{s} a node",
     "gpu_types": "with any type of GPU",
     "exclusive": "without --exclusive",
 }
@@ -221,7 +221,8 @@ def _smaller(smaller: list[dict[str, Any]]) -> list[str]:
             of = "of each GPU" if what == "gpu_memory_mib" else "of host memory a node"
             lines.append(f"    with {format_mib(value)} {of}")
         else:
-            lines.append("    " + _SMALLER.get(what, f"without {what.replace('_', ' ')} required").format(value=value))
+            words = _SMALLER.get(what, f"without {what.replace('_', ' ')} required")
+            lines.append("    " + words.format(value=value, s="" if value == 1 else "s"))
     return lines
 
 

@@ -13,6 +13,7 @@
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -48,7 +49,8 @@ enum {
 /* What the planner knows of a pending job beside the queue's entry. */
 struct extra {
     bool usable;
-    uint32_t tasks; /* that may start: of an array as many as its user lets run at once */
+    uint32_t tasks;              /* that may start: of an array as many as its user lets run at once */
+    enum sluice_job_stock stock; /* why Slurm alone finds it nodes */
     struct sluice_request request;
     size_t words; /* of its allowed nodes: offset in `words` */
 };
@@ -426,8 +428,13 @@ static void see_pending(const struct sluice_queue *queue, const struct sluice_qu
     if (entry->choices && job->details && !job->fed_details && !(entry->flags & never)) {
         sluice_job_request_make(planner.mirror, job, 0, 0, 0, &made, NULL);
         extra->request = made.wanted;
+        extra->stock = made.fit == SLUICE_JOB_STOCK ? made.reason : SLUICE_STOCK_NONE;
         extra->usable = made.fit != SLUICE_JOB_STOCK && allow_nodes(extra, queue, entry, job);
     }
+    if (entry->flags & SLUICE_QUEUE_REQUIRED_NODES)
+        extra->stock = SLUICE_STOCK_REQUIRED_NODES;
+    if (entry->flags & SLUICE_QUEUE_HETEROGENEOUS)
+        extra->stock = SLUICE_STOCK_HET;
     sluice_gang_picture_job(entry, index, true, extra->usable, job);
 }
 
@@ -727,6 +734,24 @@ static void record(const struct sluice_plan *plan, int64_t now_s)
     }
 }
 
+/* ... and why it has nothing for those that Slurm alone finds nodes. */
+static void record_others(int64_t now_s)
+{
+    struct sluice_decision_recorder *recorder = sluice_decision_shared();
+    for (uint32_t i = 0; recorder && i < planner.queue->pending_count; i++) {
+        char reason[128];
+        if (!planner.extras[i].stock)
+            continue;
+        snprintf(reason, sizeof reason, "left to Slurm's own scheduler (%s)",
+                 sluice_job_stock_text(planner.extras[i].stock));
+        struct sluice_decision_plan none = {.job_id = planner.queue->pending[i].id,
+                                            .planned_s = now_s,
+                                            .start_s = SLUICE_BACKFILL_NO_START,
+                                            .reason = reason};
+        sluice_decision_planned(recorder, &none);
+    }
+}
+
 /* ---- passes ---- */
 
 static enum sluice_error make_plan(uint32_t reservations, struct sluice_plan **plan, struct sluice_error_text *text)
@@ -794,6 +819,7 @@ static uint64_t pass(const struct sluice_settings *settings, uint64_t interval_m
     }
     if (plan)
         record(plan, planner.queue->taken_s);
+    record_others(planner.queue->taken_s);
     sluice_plan_release(plan);
     struct sluice_plan_counts counts = sluice_plan_counts();
     count(&counts);

@@ -7,34 +7,43 @@
 
 #include <string.h>
 
+/* Why stock alone decides: in counters, and to people. */
+static const struct {
+    const char *name, *text;
+} reasons[SLUICE_STOCK_COUNT] = {
+    [SLUICE_STOCK_NONE] = {"none", ""},
+    [SLUICE_STOCK_HET] = {"heterogeneous", "component of a heterogeneous job"},
+    [SLUICE_STOCK_REQUIRED_NODES] = {"required_nodes", "nodes are required by name"},
+    [SLUICE_STOCK_FEATURES] = {"features", "counted or exclusive features, or such as nodes are rebooted for"},
+    [SLUICE_STOCK_RESERVED_CORES] = {"reserved_cores", "cores or GRES of nodes are reserved"},
+    [SLUICE_STOCK_SHARED] = {"shared_cores", "cores may be oversubscribed"},
+    [SLUICE_STOCK_SWITCHES] = {"switches", "a number of switches is asked"},
+    [SLUICE_STOCK_CONTIGUOUS] = {"contiguous", "contiguous nodes are asked"},
+    [SLUICE_STOCK_CORE_SPEC] = {"core_spec", "specialized cores are asked"},
+    [SLUICE_STOCK_LICENSES] = {"licences", "licences are asked"},
+    [SLUICE_STOCK_GRES] = {"gres", "GRES of a kind that is not modelled"},
+    [SLUICE_STOCK_BIND] = {"bind", "GPUs are bound to cores"},
+    [SLUICE_STOCK_NO_GPUS] = {"no_gpus", "several nodes without GPUs"},
+    [SLUICE_STOCK_LLN] = {"least_loaded", "the least loaded node is asked"},
+    [SLUICE_STOCK_RESIZE] = {"resize", "expands another job"},
+    [SLUICE_STOCK_FUTURE] = {"future", "asked for a later time"},
+    [SLUICE_STOCK_TOPOLOGY] = {"topology", "wishes about the network"},
+    [SLUICE_STOCK_CONSTRAINTS] = {"constraints", "extra constraints, or no node at all"},
+    [SLUICE_STOCK_OPTIONS] = {"options", "options that do not parse"},
+    [SLUICE_STOCK_UNKNOWN_TYPE] = {"unknown_type", "a GPU type that no node has"},
+    [SLUICE_STOCK_PREEMPTION] = {"preemption", "preemption by suspending"},
+    [SLUICE_STOCK_MIRROR] = {"mirror", "out of memory"},
+    [SLUICE_STOCK_WEIGHTS] = {"weights", "nodes have too many different weights"},
+};
+
 const char *sluice_job_stock_name(enum sluice_job_stock reason)
 {
-    static const char *const names[SLUICE_STOCK_COUNT] = {
-        [SLUICE_STOCK_NONE] = "none",
-        [SLUICE_STOCK_HET] = "heterogeneous",
-        [SLUICE_STOCK_REQUIRED_NODES] = "required_nodes",
-        [SLUICE_STOCK_FEATURES] = "features",
-        [SLUICE_STOCK_RESERVED_CORES] = "reserved_cores",
-        [SLUICE_STOCK_SHARED] = "shared_cores",
-        [SLUICE_STOCK_SWITCHES] = "switches",
-        [SLUICE_STOCK_CONTIGUOUS] = "contiguous",
-        [SLUICE_STOCK_CORE_SPEC] = "core_spec",
-        [SLUICE_STOCK_LICENSES] = "licences",
-        [SLUICE_STOCK_GRES] = "gres",
-        [SLUICE_STOCK_BIND] = "bind",
-        [SLUICE_STOCK_NO_GPUS] = "no_gpus",
-        [SLUICE_STOCK_LLN] = "least_loaded",
-        [SLUICE_STOCK_RESIZE] = "resize",
-        [SLUICE_STOCK_FUTURE] = "future",
-        [SLUICE_STOCK_TOPOLOGY] = "topology",
-        [SLUICE_STOCK_CONSTRAINTS] = "constraints",
-        [SLUICE_STOCK_OPTIONS] = "options",
-        [SLUICE_STOCK_UNKNOWN_TYPE] = "unknown_type",
-        [SLUICE_STOCK_PREEMPTION] = "preemption",
-        [SLUICE_STOCK_MIRROR] = "mirror",
-        [SLUICE_STOCK_WEIGHTS] = "weights",
-    };
-    return (unsigned)reason < SLUICE_STOCK_COUNT ? names[reason] : "unknown";
+    return (unsigned)reason < SLUICE_STOCK_COUNT ? reasons[reason].name : "unknown";
+}
+
+const char *sluice_job_stock_text(enum sluice_job_stock reason)
+{
+    return (unsigned)reason < SLUICE_STOCK_COUNT ? reasons[reason].text : "unknown";
 }
 
 /* ---- what the core has no say in ---- */

@@ -43,6 +43,8 @@ enum sluice_job_stock {
 enum { SLUICE_STOCK_COUNT = 23 };
 /* One word for it, in counters; never NULL. */
 const char *sluice_job_stock_name(enum sluice_job_stock reason);
+/* The reason in words; never NULL. */
+const char *sluice_job_stock_text(enum sluice_job_stock reason);
 
 /* Everything of a job that stock's answer to "could it ever run on these nodes" depends on, as plain words. */
 enum { SLUICE_SHAPE_WORDS = 96 };

@@ -278,6 +278,16 @@ def test_explains_a_started_and_a_waiting_job(cluster: DevCluster) -> None:
     wait_until(lambda: states(cluster), lambda seen: "RUNNING" in (seen.get(half), seen.get(waiting)))
 
 
+def test_a_job_that_is_left_to_slurm_says_why(cluster: DevCluster) -> None:
+    fill(cluster)
+    waiting = submit(cluster, "bob", "--gres=gpu:1", "-w", "n1")
+    document = wait_until(
+        lambda: explain_job(records(cluster), parse_job(waiting)), lambda seen: seen and "plan" in seen["waiting"]
+    )
+    assert document["waiting"]["plan"]["expected_start"] is None
+    assert "nodes are required by name" in document["waiting"]["plan"]["reason"]
+
+
 def test_records_are_slurm_users_only(cluster: DevCluster) -> None:
     fill(cluster)
     folder = records(cluster)

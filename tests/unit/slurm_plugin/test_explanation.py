@@ -263,3 +263,24 @@ def next_decision(payload: bytes) -> Decision:
     body = parse_record(3, payload)
     assert isinstance(body, Decision)
     return body
+
+
+def test_a_job_that_slurm_alone_places_says_so() -> None:
+    plan = {"planned_at": 1.8e9, "expected_start": None, "reason": "left to Slurm's own scheduler (why)", "gang": 0}
+    text = "\n".join(render({"schema_version": 1, "job": "17", "waiting": {"as_of": 1.8e9, "plan": plan}}))
+    assert "No start is planned yet: left to Slurm's own scheduler (why)" in text
+    assert "was not asked" not in text
+
+
+@pytest.mark.parametrize(("value", "words"), [(1, "with 1 GPU\n"), (2, "with 2 GPUs\n")])
+def test_smaller_requests_are_counted_in_words(value: int, words: str) -> None:
+    waiting = {
+        "as_of": 1.8e9,
+        "fits_now": False,
+        "never": False,
+        "nodes": 1,
+        "nodes_by_reason": [],
+        "nodes_that_fit": 0,
+        "would_start_now": [{"what": "gpus", "value": value, "unit": ""}],
+    }
+    assert words in "\n".join(render({"schema_version": 1, "job": "17", "waiting": waiting})) + "\n"
