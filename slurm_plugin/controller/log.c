@@ -7,7 +7,6 @@
 /* Of libslurmfull; declared here as this file is also built without Slurm. */
 __attribute__((weak, format(printf, 1, 2))) void slurm_error(const char *format, ...);
 __attribute__((weak, format(printf, 1, 2))) void slurm_info(const char *format, ...);
-__attribute__((weak, format(printf, 1, 2))) void slurm_debug(const char *format, ...);
 
 enum { MOST = 2048 };
 
@@ -32,9 +31,4 @@ void sluice_log_error(const char *format, ...)
 void sluice_log_info(const char *format, ...)
 {
     SAY(slurm_info);
-}
-
-void sluice_log_debug(const char *format, ...)
-{
-    SAY(slurm_debug);
 }

@@ -10,7 +10,5 @@
 __attribute__((format(printf, 1, 2))) void sluice_log_error(const char *format, ...);
 /* A change of state. */
 __attribute__((format(printf, 1, 2))) void sluice_log_info(const char *format, ...);
-/* What only debugging wants: shown from SlurmctldDebug=debug on. */
-__attribute__((format(printf, 1, 2))) void sluice_log_debug(const char *format, ...);
 
 #endif
