@@ -123,10 +123,15 @@ def collect_(delay: str, conf: Path | None, prefix: Path | None, state: Path | N
     from policy.access import user_name
     from policy.collect import collect
     from policy.units import parse_seconds
+    from sluice_base.errors import UsageError
     from slurm_client import connect
 
+    try:
+        delay_s = parse_seconds(delay)
+    except ValueError as error:
+        raise UsageError(f"--delay: {error}") from error
     client = connect(conf=conf, prefix=prefix, timeout=600)
-    count = collect(_log(state), client, user=user_name(), delay_s=parse_seconds(delay))
+    count = collect(_log(state), client, user=user_name(), delay_s=delay_s)
     click.echo(f"sluice: {count} events", err=True)
 
 
@@ -154,11 +159,11 @@ def _time(text: str) -> float:
     from policy.units import parse_seconds
     from sluice_base.errors import UsageError
 
-    if re.fullmatch(r"(?:\d+[smhdw])+", text):
-        return time.time() - parse_seconds(text)
     try:
+        if re.fullmatch(r"(?:\d+[smhdw])+", text):
+            return time.time() - parse_seconds(text)
         return datetime.fromisoformat(text).timestamp()
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise UsageError(f"{text!r}: no time", remedy="write 2027-01-31, 2027-01-31T12:00, or 2d") from error
 
 

@@ -18,6 +18,7 @@ def command(as_json: bool, conf: Path | None, prefix: Path | None, state: Path |
     """My tenants, what is left of their quotas, the GPUs of the cluster, and a job that I can submit."""
     from policy.access import caller
     from policy.live import Cluster, gpus_of
+    from policy.names import OVER_QOS
     from policy.report import example, report
 
     del state
@@ -48,7 +49,7 @@ def command(as_json: bool, conf: Path | None, prefix: Path | None, state: Path |
         click.echo("no tenant: jobs need one; ask an administrator (sluice tenant members NAME --add "
                    f"{who.user})")  # fmt: skip
     for one in tenants.values():
-        over = f"; over-quota work: --qos={one.qos[-1]}" if one.borrows and len(one.qos) > 1 else ""
+        over = f"; over-quota work: --qos={OVER_QOS}" if one.borrows and one.default_qos != OVER_QOS else ""
         click.echo(f"tenant {one.name} (qos {one.default_qos or '-'}{over})")
         for row in quota_rows(one):
             limit = "no limit" if row["limit"] is None else f"{row['left']:g} left of {row['limit']:g}"

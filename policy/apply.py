@@ -382,4 +382,4 @@ def _cleared(change: Change) -> str:
 
 
 _NONE = {"qos": "", "Preempt": "", "Flags": "-1", "PreemptMode": "cluster", "Priority": "0", "GraceTime": "0",
-         "description": '""', "organization": '""'}  # fmt: skip
+         "UsageFactor": "1", "description": '""', "organization": '""'}  # fmt: skip

@@ -102,10 +102,21 @@ def check(text: str, *, source: str = "policy") -> tuple[Policy | None, list[Pro
     try:
         policy = Policy.model_validate({} if document is None else document)
     except ValidationError as error:
-        return None, _unique([_problem(one, root, source) for one in error.errors()])
+        return None, _unique([_problem(one, root, source) for one in _meant(error.errors())])
     return policy, [
         Problem(source, line_of(root, one.place), _dotted(one.place), one.what, one.remedy) for one in mistakes(policy)
     ]
+
+
+def _meant(errors: list[Any]) -> list[Any]:
+    """Without those of a union's branch for a word, where a mapping was written: its own mistakes say more."""
+
+    def beside(one: Any) -> bool:
+        union = one["loc"][:-1]
+        return any(other is not one and other["loc"][: len(union)] == union for other in errors)
+
+    words = ("string_type", "literal_error")
+    return [one for one in errors if not (one["type"] in words and isinstance(one["input"], dict) and beside(one))]
 
 
 def _unique(problems: list[Problem]) -> list[Problem]:

@@ -75,7 +75,7 @@ def value_of(word: str) -> Any:
 
     try:
         return yaml.safe_load(word)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UsageError(f"{word!r}: not a value", remedy="write it as in the policy file, e.g. 8 or [a, b]") from error
 
 

@@ -83,7 +83,7 @@ def _state(
             elif one.account == "root":
                 state.root_users.add(one.user)
             else:
-                state.users[one.account, one.user] = UserState(one.shares, one.limits)
+                state.users[one.account, one.user] = UserState(one.shares, {**one.limits, **_own_qos(one)})
         elif one.account == "root":
             state.root_limits = dict(one.limits)
         else:
@@ -98,6 +98,12 @@ def _state(
                 frozenset(reservation.accounts), reservation.node_count, ""
             )
     return state, odd
+
+
+def _own_qos(one: Association) -> dict[str, str]:
+    """QOS of a user's own, which take the place of the account's."""
+    own = {"qos": ",".join(one.qos), "defaultqos": one.default_qos}
+    return {option: value for option, value in own.items() if value}
 
 
 def gpus_of(node: Node) -> tuple[dict[str, int], int]:

@@ -6,6 +6,7 @@ policy that sets one is refused unless it names it in `accept_unenforced`.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -107,7 +108,13 @@ class Member(Section):
     shares: Shares = 1
     """Fair-share weight among the tenant's members. Example: `2`."""
     slurm: dict[str, str] = {}
-    """Further options of the user's association, kept as they stand (written by `sluice import`)."""
+    """Further options of the user's association, kept as they stand (written by `sluice import`). Example:
+    `{MaxJobs: "5", qos: "normal,high"}`."""
+
+    @field_validator("slurm")
+    @classmethod
+    def _options(cls, value: dict[str, str]) -> dict[str, str]:
+        return _known_options(value, (*ASSOCIATION_OPTIONS, "qos", "defaultqos"))
 
 
 class Qos(Section):
@@ -203,9 +210,12 @@ class Tenant(Section):
             self._within_limit(self.guarantee)
         if not self.lend and self.guarantee is None:
             raise ValueError("lend: false needs a guarantee, which is what is not lent")
-        for key in self.slurm:
-            _known_option(key)
         return self
+
+    @field_validator("slurm")
+    @classmethod
+    def _options(cls, value: dict[str, str]) -> dict[str, str]:
+        return _known_options(value, ASSOCIATION_OPTIONS)
 
     def _within_limit(self, guarantee: Guarantee) -> None:
         if self.limit is None:
@@ -235,9 +245,13 @@ ASSOCIATION_OPTIONS = (
 """Limits of an association, as sacctmgr names them."""
 
 
-def _known_option(key: str) -> None:
-    if key not in ASSOCIATION_OPTIONS:
-        raise ValueError(f"slurm.{key}: not an option of an association; known are {', '.join(ASSOCIATION_OPTIONS)}")
+def _known_options(options: dict[str, str], known: tuple[str, ...]) -> dict[str, str]:
+    for key, value in options.items():
+        if key not in known:
+            raise ValueError(f"slurm.{key}: not an option of an association; known are {', '.join(known)}")
+        if not re.fullmatch(r"[\w.,:=/+-]+", value, re.ASCII):
+            raise ValueError(f"slurm.{key}: {value!r} is no value of one option; write it as sacctmgr shows it")
+    return options
 
 
 class Defaults(Section):

@@ -100,6 +100,11 @@ class Site:
         changes = compare(live.state, wanted.state, managed=managed, managed_qos=applied.qos)
         wanted.notes += _not_in_force(live, wanted)
         others = [name for name in live.state.accounts if name not in wanted.state.accounts and name not in managed]
+        wanted.notes += [
+            f"user {odd.user} in {odd.account}, partition {odd.partition}: an association of its own that the file "
+            "does not govern, so max_gpus_per_user does not hold there"
+            for odd in live.odd_users[:10]
+        ]
         if others:
             wanted.notes.append(f"accounts that the file does not name, left alone: {', '.join(others[:10])}"
                                 + (f" and {len(others) - 10} more" if len(others) > 10 else ""))  # fmt: skip
@@ -155,6 +160,8 @@ class Site:
             )
         version = plan.source.digest
         detail = {"changes": len(changes), "summary": summary(changes), "file": str(plan.source.path)}
+        if jobs:
+            detail["jobs_to_end"] = ",".join(str(one) for one in sorted(job.id for job in jobs))[:4000]
         if budgets := [note for note in plan.wanted.notes if "budget" in note]:
             detail["budgets"] = "; ".join(budgets)[:4000]
         if unenforced := plan.source.policy.unenforced():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -63,8 +64,38 @@ def compose_document(text: str, *, source: str, remedy: str) -> tuple[yaml.Node 
         mark = getattr(error, "problem_mark", None)
         place = f"{source}:{mark.line + 1}" if mark is not None else source
         raise UsageError(f"{place}: not YAML: {getattr(error, 'problem', None) or error}", remedy=remedy) from error
+    except ValueError as error:  # PyYAML lets a date like 2027-13-01, or a number of 5,000 digits, through to Python
+        place, value = _unreadable(root)
+        raise UsageError(f"{source}:{place}: {value!r}: {error}", remedy=remedy) from error
     except RecursionError as error:
         raise UsageError(f"{source}: nested too deeply", remedy=remedy) from error
+
+
+def _unreadable(node: yaml.Node | None) -> tuple[int, str]:
+    """Line and text of the first scalar that no value can be made of."""
+    import yaml
+
+    loader = yaml.SafeLoader("")
+    for scalar in _scalars(node):
+        try:
+            loader.construct_object(scalar)
+        except ValueError:
+            return int(scalar.start_mark.line) + 1, str(scalar.value)[:80]
+    return 1, ""
+
+
+def _scalars(node: yaml.Node | None) -> Iterator[yaml.Node]:
+    import yaml
+
+    if isinstance(node, yaml.ScalarNode):
+        yield node
+    elif isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            yield from _scalars(item)
+    elif isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            yield from _scalars(key)
+            yield from _scalars(value)
 
 
 def _refuse_duplicates(node: yaml.Node | None, source: str, remedy: str) -> None:

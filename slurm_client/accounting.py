@@ -43,13 +43,28 @@ QOS_FIELDS = {
     "flags": "Flags",
     "grptres": "GrpTRES",
     "grptresmins": "GrpTRESMins",
+    "grptresrunmins": "GrpTRESRunMins",
+    "grpjobs": "GrpJobs",
+    "grpsubmit": "GrpSubmitJobs",
+    "grpwall": "GrpWall",
+    "maxtres": "MaxTRESPerJob",
+    "maxtresmins": "MaxTRESMinsPerJob",
+    "maxtrespernode": "MaxTRESPerNode",
     "maxtrespa": "MaxTRESPA",
     "maxtrespu": "MaxTRESPU",
+    "mintres": "MinTRESPerJob",
+    "maxjobspa": "MaxJobsPerAccount",
+    "maxjobspu": "MaxJobsPerUser",
+    "maxsubmitpa": "MaxSubmitJobsPerAccount",
+    "maxsubmitpu": "MaxSubmitJobsPerUser",
     "maxwall": "MaxWall",
+    "usagefactor": "UsageFactor",
+    "limitfactor": "LimitFactor",
 }
+"""Fields of a QOS: sacctmgr's column, and the option that sets it."""
 TRES_OPTIONS = frozenset({
     "GrpTRES", "GrpTRESMins", "GrpTRESRunMins", "MaxTRESPerJob", "MaxTRESMinsPerJob", "MaxTRESPerNode", "MaxTRESPA",
-    "MaxTRESPU",
+    "MaxTRESPU", "MinTRESPerJob",
 })  # fmt: skip
 _LEVELS = {"None": 0, "Operator": 1, "Administrator": 2}
 _MOST_LINE = 3000  # characters; sacctmgr without readline reads 4,095
@@ -108,6 +123,8 @@ def canonical(option: str, value: str) -> str:
         return str(seconds // 60)
     if option in ("Preempt", "Flags"):
         return ",".join(sorted(word for word in value.split(",") if word))
+    if option in ("UsageFactor", "LimitFactor"):
+        return f"{float(value):g}"
     return value.lower() if option == "PreemptMode" else value
 
 
@@ -157,7 +174,7 @@ class Accounting:
         for name, *values in self._show("qos", ("name", *QOS_FIELDS)):
             fields = zip(QOS_FIELDS.values(), values, strict=True)
             set_fields = {option: canonical(option, value) for option, value in fields}
-            unset = {("Priority", "0"), ("GraceTime", "0"), ("PreemptMode", "cluster")}
+            unset = {("Priority", "0"), ("GraceTime", "0"), ("PreemptMode", "cluster"), ("UsageFactor", "1")}
             found[name] = {option: text for option, text in set_fields.items() if text and (option, text) not in unset}
         return found
 

@@ -140,7 +140,10 @@ def test_drift_names_what_was_changed_by_hand(site: PolicySite) -> None:
     assert site.sluice("drift", check=False).returncode == 0
     site.sacctmgr("modify", "account", "blue", "set", "GrpTRES=gres/gpu=400")
     site.sacctmgr("modify", "qos", "red", "set", "MaxTRESPA=gres/gpu=-1")
+    site.sacctmgr("modify", "qos", "blue", "set", "UsageFactor=0", "MaxJobsPerUser=1")
+    site.sacctmgr("modify", "user", "alice", "account=red", "set", "qos=red,sluice_over,normal")
     site.sacctmgr("add", "user", "mallory", "account=red")
+    site.sacctmgr("add", "user", "bob", "account=red", "partition=main")
     site.sacctmgr("remove", "user", "dave", "account=blue")
     policy = site.cluster.layout.slurm / "sluice.policy"
     policy.write_text(policy.read_text().replace("gpus-limit = 3", "gpus-limit = 9"))
@@ -148,11 +151,15 @@ def test_drift_names_what_was_changed_by_hand(site: PolicySite) -> None:
     assert done.returncode == 3
     found = {(one["kind"], one["action"], one["name"]) for one in json.loads(done.stdout)["changes"]}
     assert found == {
-        ("account", "change", "blue"), ("qos", "change", "red"), ("user", "remove", "mallory@red"),
+        ("account", "change", "blue"), ("qos", "change", "red"), ("qos", "change", "blue"),
+        ("user", "change", "alice@red"), ("user", "remove", "mallory@red"),
         ("user", "add", "dave@blue"), ("file", "change", "/etc/slurm/sluice.policy"),
     }  # fmt: skip
+    assert any("bob in red, partition main" in note for note in json.loads(done.stdout)["notes"])
+    site.sacctmgr("remove", "user", "bob", "account=red", "partition=main")
     site.apply()
     assert site.sluice("drift", check=False).returncode == 0
+    assert site.sacctmgr("show", "qos", "blue", "format=usagefactor,maxjobspu") == "1.000000|"
 
 
 def test_import_then_plan_is_empty(site: PolicySite) -> None:
@@ -164,6 +171,7 @@ def test_import_then_plan_is_empty(site: PolicySite) -> None:
         "add account plain",
         "add user alice account=phys,atoms Fairshare=3 GrpTRES=gres/gpu=2",
         "add user bob account=plain GrpTRES=cpu=8 MaxJobs=5",
+        "modify user bob account=plain set qos=high,normal defaultqos=high",
         "add coordinator account=phys names=alice",
     ):
         site.sacctmgr(*line.split())
@@ -171,7 +179,9 @@ def test_import_then_plan_is_empty(site: PolicySite) -> None:
     before = associations(site)
     done = site.sluice("import")
     site.write(done.stdout)
-    assert yaml.safe_load(done.stdout)["tenants"]["atoms"]["limit"] == {"gpu_memory": 1000}
+    tenants = yaml.safe_load(done.stdout)["tenants"]
+    assert tenants["plain"]["members"][0]["slurm"]["qos"] == "high,normal"
+    assert tenants["atoms"]["limit"] == {"gpu_memory": 1000}
     assert [one for one in site.changes() if one["kind"] != "file"] == []
     site.apply()
     assert associations(site) == before
@@ -201,6 +211,8 @@ def test_tenants_with_jobs_are_not_removed_unless_forced_and_then_drained(site: 
     assert site.state(running)[0] == "RUNNING"
     assert ("blue", "dave") in {one[:2] for one in associations(site)}
     assert "cancelled" in site.apply(None, "--force", "--drain-time=1s")
+    begun = site.sluice("audit", "export", "--action", "apply begun").stdout.splitlines()[-1]
+    assert json.loads(begun)["detail"]["jobs_to_end"].split(",") == sorted((running, waiting), key=int)
     assert {site.state(job)[0] for job in (running, waiting)} == {"CANCELLED"}
     assert "blue" not in {one[0] for one in associations(site)}
     assert site.changes() == []

@@ -137,3 +137,14 @@ def test_what_cannot_be_recorded_is_not_done(tmp_path: Path) -> None:
     (tmp_path / "audit").write_text("a file")
     with pytest.raises(SluiceError, match="nothing is changed"):
         AuditLog(tmp_path / "audit").refuse_unwritable()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["collect", "--delay", "99999999999d"], ["list", "--since", "99999999999d"], ["list", "--until", "0001-01-01"]],
+)
+def test_times_that_are_none(words: list[str], tmp_path: Path) -> None:
+    line = [sys.executable, "-m", "admin_cli.main", "audit", *words, "--state-dir", str(tmp_path)]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr
+    assert done.returncode in (0, 2)

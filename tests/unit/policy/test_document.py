@@ -86,6 +86,14 @@ def test_parts_that_do_not_fit_each_other(text: str, line: int, said: str) -> No
     assert any(one.startswith(f"f:{line}:") and said in one for one in found), found
 
 
+def test_a_mapping_beside_words_is_told_its_own_mistakes() -> None:
+    assert [one.partition("; ")[0] for one in words("tenants:\n  a: {members: [{name: x, max_gpu: 2}]}\n")] == [
+        "f:2: tenants.a.members.0.max_gpu: unknown key 'max_gpu'"
+    ]
+    (found,) = words("scheduling: {order: {fifo: -1}}\n")
+    assert "scheduling.order.fifo" in found
+
+
 @pytest.mark.parametrize("section", ["enforcement", "health", "monitoring", "alerts", "checkpoint"])
 def test_what_nothing_acts_on_is_refused_unless_accepted_by_name(section: str) -> None:
     (found,) = words(f"{section}: {{}}\n")

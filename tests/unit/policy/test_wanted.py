@@ -15,7 +15,7 @@ from policy.document import parse
 from policy.edit import edited, save, set_value
 from policy.importer import import_policy
 from policy.live import Cluster, Live
-from policy.state import State
+from policy.state import State, UserState
 from policy.wanted import Wanted, make
 from sluice_base.errors import SluiceError, UsageError
 from slurm_client.accounting import Association, Use, canonical, chunks
@@ -287,6 +287,27 @@ def test_import_of_what_sluice_made_wants_the_same(tmp_path: Path) -> None:
     assert again.accounts == here.state.accounts
     assert again.users == here.state.users
     assert any("partition main" in note for note in notes)
+
+
+def test_qos_that_a_user_was_given_by_hand_differ_and_are_imported(tmp_path: Path) -> None:
+    text = "tenants:\n  a: {members: [x]}\n"
+    here = live(tmp_path)
+    here.state = wanted(text, tmp_path).state
+    there = UserState("1", {"qos": "high,normal", "defaultqos": "high"})
+    here.state.users = {("a", "x"): there}
+    found = compare(here.state, wanted(text, tmp_path).state, managed=["a"], managed_qos=["a"])
+    assert [one.fields for one in found] == [{"qos": ("high,normal", ""), "defaultqos": ("high", "")}]
+    applier = Applier(Cluster.at(), here, State())
+    assert applier.user_clearings(found) == ["modify user where name=x account=a set qos= defaultqos=-1"]
+    imported, _ = import_policy(here)
+    assert make(parse(imported), here).state.users == {("a", "x"): there}
+
+
+@pytest.mark.parametrize("text", ["GrpFoo: '1'", "GrpWall: '1 parent=root'", "GrpWall: ''", 'MaxJobs: "1\\nquit"'])
+def test_further_options_are_those_that_slurm_has(text: str) -> None:
+    for place in (f"slurm: {{{text}}}", f"members: [{{name: x, slurm: {{{text}}}}}]"):
+        with pytest.raises(UsageError, match=r"slurm\."):
+            parse(f"tenants:\n  a: {{{place}}}\n")
 
 
 def test_cluster_is_made_without_asking_slurm() -> None:
