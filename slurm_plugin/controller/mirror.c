@@ -58,7 +58,7 @@ struct sluice_mirror {
     struct record *records;
     uint32_t record_count, record_room, free_record;
     uint32_t seen;
-    bool short_of; /* a job holds a GPU that is taken: Slurm gave it out twice */
+    bool short_of; /* a job holds a GPU that is taken, as Slurm gave it out twice, or MPS */
 
     struct sluice_decision_recorder *recorder;
     struct sluice_decision_topology *notes; /* how the cluster was made, for the recorder */
@@ -586,6 +586,7 @@ struct held_gres {
     uint32_t n;
     uint32_t gpus; /* held whole */
     int64_t shares[SLUICE_MAX_GPUS];
+    bool mps; /* of GPUs that only the node's records name */
 };
 
 static int add_job_gres(void *item, void *argument)
@@ -607,6 +608,8 @@ static int add_job_gres(void *item, void *argument)
         for (bitoff_t i = 0; i < size; i++)
             if (bit_test(bits, i))
                 held->shares[i] += (int64_t)(each ? each[i] : gpus ? count / (uint64_t)gpus : 0);
+    } else if (!strcmp(state->gres_name, "mps")) {
+        held->mps = true;
     }
     return 0;
 }
@@ -696,6 +699,7 @@ static uint32_t parts_of_job(struct sluice_mirror *mirror, const job_record_t *j
         struct held_gres held = {.n = number};
         if (job->gres_list_alloc)
             list_for_each_ro(job->gres_list_alloc, add_job_gres, &held);
+        mirror->short_of |= held.mps;
         struct sluice_part part = {.node = (uint32_t)i};
         /* The distinct amounts of shares, in ascending order of GPU, are the groups behind the first. */
         uint32_t seen = 0;
@@ -867,6 +871,16 @@ static void correct(struct sluice_mirror *mirror, uint32_t node)
         hold_foreign(mirror, node, free_mib);
 }
 
+/* Make all nodes' GPUs agree with Slurm's. */
+static void correct_all(struct sluice_mirror *mirror)
+{
+    int64_t free_mib[SLUICE_MAX_GPUS];
+    for (uint32_t n = 0; n < mirror->nodes; n++)
+        if (!is_opaque(mirror, n) && !same_free(mirror, n, free_mib))
+            correct(mirror, n);
+    mirror->short_of = false;
+}
+
 bool sluice_mirror_node_agrees(struct sluice_mirror *mirror, uint32_t node)
 {
     int64_t free_mib[SLUICE_MAX_GPUS];
@@ -963,11 +977,11 @@ enum sluice_error sluice_mirror_sync(struct sluice_mirror *mirror, bool jobs, ti
         mirror->scanned = now;
         mirror->scan_next = 0;
         sync_jobs(mirror);
-        for (uint32_t n = 0; n < mirror->nodes; n++)
-            if (!is_opaque(mirror, n))
-                correct(mirror, n);
+        correct_all(mirror);
     } else if (jobs) {
         sync_jobs(mirror);
+        if (mirror->short_of || mirror->foreign)
+            correct_all(mirror);
     }
     return SLUICE_OK;
 }

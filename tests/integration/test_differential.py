@@ -1,0 +1,382 @@
+"""The same random mix of jobs on stock Slurm and at level place: what users may count on is the same."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from dev_cluster.cluster import DevCluster
+from sluice_base.hostlist import expand
+from tests.integration.job_mix import GPU_MIB, RESERVED_NODE, Mix, Step, description, shell_lines
+from tests.integration.slurm_features import POLICY, set_up, status_in_force
+
+pytestmark = pytest.mark.cluster
+
+FULL = os.environ.get("SLUICE_TEST_SCALE") == "full"
+STEPS = int(os.environ.get("SLUICE_MIX_STEPS", "1000" if FULL else "60"))
+SEEDS = [int(seed) for seed in os.environ.get("SLUICE_MIX_SEEDS", "1 2 3" if FULL else "1").split()]
+VERSIONS = ["22.05", "24.11"] if FULL else ["22.05"]
+VERSIONS = os.environ.get("SLUICE_MIX_VERSIONS", " ".join(VERSIONS)).split()
+UNENDED = {"PENDING", "RUNNING", "SUSPENDED", "REQUEUED", "PREEMPTED"}
+CHECKED = {"SLUICE_CROSS_CHECK_PERMILLE": "1000", "SLUICE_MIRROR_CHECK_EVERY": "1"}
+
+
+@dataclass
+class Job:
+    """What became of a job."""
+
+    state: str
+    exit: str
+    tres: dict[str, str]
+    submitted: float
+    started: float
+    ended: float
+
+
+@dataclass
+class Outcome:
+    """What a mix came to on one cluster."""
+
+    log_from: int = 0  # where slurmctld's log was before
+    answers: dict[str, tuple[bool, str]] = field(default_factory=dict)
+    ids: dict[str, str] = field(default_factory=dict)
+    jobs: dict[str, Job] = field(default_factory=dict)
+    left: dict[str, str] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)  # what the looks at running jobs found
+    looks: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+    log: str = ""
+    counters: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        """From the first submission to the last end."""
+        ended = [job.ended for job in self.jobs.values() if job.ended]
+        return max(ended) - min(job.submitted for job in self.jobs.values()) if ended else 0
+
+    @property
+    def wait(self) -> float:
+        """Mean seconds from submission to start."""
+        waits = [job.started - job.submitted for job in self.jobs.values() if job.started]
+        return sum(waits) / len(waits) if waits else 0
+
+
+# ---- running a mix ----
+
+
+def play(cluster: DevCluster, steps: list[Step]) -> Outcome:
+    """Submit it all, wait until nothing more happens, and gather."""
+    outcome = Outcome(log_from=len(cluster.log("slurmctld@ctl1").read_text()))
+    looking = threading.Event()
+    watcher = threading.Thread(target=_watch, args=(cluster, outcome, looking))
+    watcher.start()
+    try:
+        chunk: list[Step] = []
+        for step in steps:
+            waiting = {other.name for other in chunk}
+            if len(chunk) >= 20 or waiting & set(re.findall(r"\{(s\d+d\d+)\}", " ".join(step.words))):
+                _submit(cluster, chunk, outcome)
+                chunk = []
+            chunk.append(step)
+        _submit(cluster, chunk, outcome)
+        _settle(cluster, outcome)
+    finally:
+        looking.set()
+        watcher.join()
+    _gather(cluster, steps, outcome)
+    return outcome
+
+
+def _submit(cluster: DevCluster, chunk: list[Step], outcome: Outcome) -> None:
+    script = "\n".join(shell_lines(step, outcome.ids) for step in chunk)
+    said = cluster.run(["bash", "-s"], user="alice", input_text=script, timeout=600).stdout
+    for name, status, text in re.findall(r"^@@(\S+) (\d+) (.*)$", said, re.M):
+        if id_ := re.search(r"(?:^|\|)(\d+)(?=\||$)", text):
+            outcome.ids[name] = id_[1]
+        outcome.answers[name] = (status == "0", _plain(text))
+
+
+def _plain(text: str) -> str:
+    """Without what differs from one moment to the next."""
+    text = re.sub(r"(?:^|\|)\d+\|", "|", text)
+    text = re.sub(r"Job \d+ to start at .*", "Job to start", text)
+    text = re.sub(r"slurm_update error: .*?: ", "", text)
+    return re.sub(r"(job|jobid|JobId=?)\s*\d+(_\d+)?", "job", text)
+
+
+def _settle(cluster: DevCluster, outcome: Outcome) -> None:
+    """Until nothing has run for a while; then what is left is known, and cancelled."""
+    last, since = set[str](), time.monotonic()
+    deadline = since + 120 + 2 * STEPS
+    while queue := cluster.run(["squeue", "-h", "-r", "-o", "%F_%K %T %j %r"], timeout=120).stdout:
+        jobs = {line.split()[0] for line in queue.splitlines()}
+        if jobs != last or re.search(" (RUNNING|COMPLETING|CONFIGURING) |BeginTime|Dependency$", queue, re.M):
+            since = time.monotonic()
+        # Slurm delays requeued jobs by two minutes.
+        if late := re.findall(r"^(\d+)_\S+ PENDING \S+ BeginTime", queue, re.M):
+            cluster.run(["scontrol", "update", f"JobId={','.join(late)}", "StartTime=now"], check=False)
+        if time.monotonic() - since > 10 or time.monotonic() > deadline:
+            break
+        last = jobs
+        time.sleep(0.5)
+    ended = "CANCELLED COMPLETED FAILED TIMEOUT"
+    outcome.left = {
+        line.split()[2] + (f"_{line.split()[0].split('_')[1]}" if "_N/A" not in line.split()[0] else ""): line
+        for line in queue.splitlines()
+        if line.split()[1] not in ended
+    }
+    cluster.run(["scancel", "--user=alice"], timeout=120)
+    while cluster.run(["squeue", "-h"], timeout=120).stdout:
+        assert time.monotonic() < deadline + 60, queue
+        time.sleep(0.3)
+
+
+def _gather(cluster: DevCluster, steps: list[Step], outcome: Outcome) -> None:
+    deadline = time.monotonic() + 20
+    fields = "JobID,JobName,State,ExitCode,AllocTRES,Submit,Start,End"
+    while True:
+        rows = [
+            line.split("|")
+            for line in cluster.run(
+                ["sacct", "-naXP", "--starttime=now-1days", "-o", fields], timeout=120
+            ).stdout.splitlines()
+        ]
+        if not any(row[2].split()[0] in UNENDED for row in rows) or time.monotonic() > deadline:
+            break
+        time.sleep(0.5)
+    for row in rows:
+        if row[1].split("d")[0] != steps[0].name.split("d")[0]:
+            continue  # of another mix
+        name = row[1] + (f"_{row[0].split('_')[1]}" if "_" in row[0] else "")
+        outcome.jobs[name] = Job(
+            state=row[2].split()[0],
+            exit=row[3],
+            tres=dict(word.split("=") for word in row[4].split(",") if word),
+            submitted=_seconds(row[5]),
+            started=_seconds(row[6]),
+            ended=_seconds(row[7]),
+        )
+    outcome.log = cluster.log("slurmctld@ctl1").read_text()[outcome.log_from :]
+    outcome.errors = Counter(
+        re.sub(r"\d+", "#", re.sub(r"^\S+ ?|\[.*?\] ", "", line)).strip()
+        for line in outcome.log.splitlines()
+        if re.search(r"\berror:", line)
+    )
+
+
+def _seconds(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp() if text[:1].isdigit() else 0
+
+
+# ---- looking at what runs ----
+
+
+def _watch(cluster: DevCluster, outcome: Outcome, ended: threading.Event) -> None:
+    """Between two lists of jobs that are the same, the nodes: what they say is held is what the jobs hold."""
+    script = "; echo @@; ".join(["scontrol show job -d -o", "scontrol show node -d -o", "scontrol show job -d -o"])
+    while not ended.wait(0.5):
+        done = cluster.run(["bash", "-c", script], check=False, timeout=120)
+        parts = done.stdout.split("@@\n")
+        if done.returncode or len(parts) != 3:
+            continue
+        before, nodes, after = parts
+        jobs = [job for job in map(_held, before.splitlines()) if job]
+        if [job.held for job in jobs] != [job.held for job in map(_held, after.splitlines()) if job]:
+            continue
+        outcome.looks += 1
+        outcome.wrong += _check(jobs, nodes)
+
+
+@dataclass
+class Held:
+    """What a job holds, in words of Slurm: node -> (CPU numbers, MiB, GRES)."""
+
+    name: str
+    running: bool
+    partition: str
+    reservation: str
+    held: dict[str, tuple[set[int], int, str]]
+
+
+def _held(line: str) -> Held | None:
+    state = re.search(r"JobState=(\S+)", line)
+    if not state or state[1] not in ("RUNNING", "COMPLETING", "CONFIGURING"):
+        return None
+    word = dict(re.findall(r"(\S+?)=(\S*)", line))
+    return Held(
+        name=f"{word['JobName']}={word['JobId']}",
+        running=state[1] == "RUNNING",
+        partition=word["Partition"],
+        reservation=word.get("Reservation", ""),
+        held={
+            node: (set(_numbers(cpus)), int(memory), gres)
+            for nodes, cpus, memory, gres in re.findall(r" Nodes=(\S+) CPU_IDs=(\S+) Mem=(\d+) GRES=(\S*)", line)
+            for node in expand(nodes)
+        },
+    )
+
+
+def _numbers(text: str) -> list[int]:
+    ranges = [part.partition("-") for part in text.split(",") if part[:1].isdigit()]
+    return [number for first, _, last in ranges for number in range(int(first), int(last or first) + 1)]
+
+
+def whole_gpus(gres: str) -> set[int]:
+    """Indices of the GPUs held whole: ``gpu:h100:2(IDX:0-1)``."""
+    return {index for text in re.findall(r"gpu(?::\w+)*:\d+\(IDX:([\d,-]+)\)", gres) for index in _numbers(text)}
+
+
+def shares(gres: str) -> dict[int, int]:
+    """Shares of each GPU: ``shard:40000(40000/80000,0/80000)`` or, of some versions, ``shard:h100:4(3:4/80000)``."""
+    held: dict[int, int] = defaultdict(int)
+    for text in re.findall(r"(?:shard|mps)(?::\w+)*:\d+\(([^)]*)\)", gres):
+        for position, share in enumerate(text.split(",")):
+            found = re.fullmatch(r"(?:(\d+)[:(])?(\d+)/(\d+)\)?", share)
+            if found and found[2] != "0":
+                held[int(found[1] or position)] += int(found[2])
+    return held
+
+
+def _check(jobs: list[Held], nodes: str) -> list[str]:
+    wrong = []
+    by_node: dict[str, list[Held]] = defaultdict(list)
+    for job in jobs:
+        for node in job.held:
+            by_node[node].append(job)
+    for line in nodes.splitlines():
+        word = dict(re.findall(r"(\S+?)=(\S*)", line))
+        node = word["NodeName"]
+        wrong += [f"{node}: {text}" for text in _check_node(node, by_node[node], word)]
+    return wrong
+
+
+def _check_node(node: str, jobs: list[Held], says: dict[str, str]) -> list[str]:
+    wrong = []
+    cpus: dict[int, str] = {}
+    whole: dict[int, str] = {}
+    parts: dict[int, int] = defaultdict(int)
+    shared: dict[int, str] = {}
+    memory = 0
+    for job in jobs:
+        its_cpus, its_memory, gres = job.held[node]
+        memory += its_memory
+        if job.partition == "main":
+            wrong += [f"CPU {cpu}: {cpus[cpu]} and {job.name}" for cpu in its_cpus & cpus.keys()]
+            cpus.update(dict.fromkeys(its_cpus, job.name))
+        wrong += [f"GPU {gpu}: {whole[gpu]} and {job.name}" for gpu in whole_gpus(gres) & whole.keys()]
+        whole.update(dict.fromkeys(whole_gpus(gres), job.name))
+        for gpu, amount in shares(gres).items():
+            parts[gpu] += amount
+            shared[gpu] = job.name
+        if node == RESERVED_NODE and job.reservation != "mine":
+            wrong.append(f"{job.name} runs on reserved nodes")
+    wrong += [f"GPU {gpu}: whole {whole[gpu]}, parts {shared[gpu]}" for gpu in whole.keys() & parts.keys()]
+    wrong += [f"GPU {gpu}: {amount} shares" for gpu, amount in parts.items() if amount > GPU_MIB]
+    if memory > int(says["RealMemory"]) or int(says["AllocMem"]) > int(says["RealMemory"]):
+        wrong.append(f"{memory} MiB held, AllocMem={says['AllocMem']}")
+    if int(says["CPUAlloc"]) > int(says["CPUTot"]):
+        wrong.append(f"CPUAlloc={says['CPUAlloc']}")
+    if jobs and all(job.running for job in jobs):
+        if memory != int(says["AllocMem"]):
+            wrong.append(f"{memory} MiB held by {[job.name for job in jobs]}, AllocMem={says['AllocMem']}")
+        if whole.keys() != whole_gpus(says["GresUsed"]):
+            wrong.append(f"GPUs {sorted(whole)} held by {sorted(set(whole.values()))}, GresUsed={says['GresUsed']}")
+    return wrong
+
+
+# ---- comparing ----
+
+
+def differences(steps: list[Step], stock: Outcome, place: Outcome) -> list[str]:
+    """What place has done otherwise than stock and should not have."""
+    found = []
+    by_name = {step.name: step for step in steps}
+    for step in steps:
+        if step.kind in ("job", "test", "update") and stock.answers.get(step.name) != place.answers.get(step.name):
+            found.append(
+                f"{step.name}: stock said {stock.answers.get(step.name)}, place {place.answers.get(step.name)}: "
+                f"{step.command} {step.words}"
+            )
+    for name in sorted(stock.jobs.keys() | place.jobs.keys()):
+        step = by_name.get(re.split("[x_]", name)[0])
+        if not step or step.loose:
+            continue
+        one, other = stock.jobs.get(name), place.jobs.get(name)
+        text = f"{name} ({stock.ids.get(step.name)}, {place.ids.get(step.name)})"
+        if not one or not other:
+            found.append(f"{text}: only on {'stock' if one else 'place'}: {step.words}")
+        elif (name in stock.left) != (name in place.left):
+            found.append(f"{text}: left on stock: {stock.left.get(name)}, place: {place.left.get(name)}: {step.words}")
+        elif (one.state, one.exit) != (other.state, other.exit):
+            found.append(f"{text}: {one.state} {one.exit} on stock, {other.state} {other.exit} on place: {step.words}")
+        else:
+            found += [
+                f"{text}: {what}: {one.tres} on stock, {other.tres} on place: {step.words}"
+                for what in ("cpu", "gres/gpu", "mem", "node", "gres/shard", "gres/mps")
+                if what.removeprefix("gres/") not in step.free and one.tres.get(what) != other.tres.get(what)
+            ]
+    found += [f"place: {text}" for text in sorted(set(place.wrong))]
+    found += [f"place's log: {text} ({n}x)" for text, n in place.errors.items() if text not in stock.errors]
+    for counter in ("select.cross_wrong", "select.check_failures", "select.mirror_mismatches"):
+        if place.counters.get(counter, 0):
+            lines = [line for line in place.log.splitlines() if "select/sluice" in line]
+            found.append(f"{counter} = {place.counters[counter]}: {lines[:5]}")
+    return found
+
+
+# ---- the test ----
+
+
+def _sluice(version: str) -> dict[str, Any]:
+    """SLUICE_TEST_PLUGINS names a folder of builds by version; without it they are built."""
+    builds = os.environ.get("SLUICE_TEST_PLUGINS")
+    return {"level": "place", "policy": POLICY, "environment": CHECKED} | (
+        {"plugins": f"{builds}/{version}"} if builds else {}
+    )
+
+
+@pytest.fixture(scope="module", params=VERSIONS)
+def clusters(request: pytest.FixtureRequest, make_shared_cluster: Callable[..., DevCluster]) -> list[DevCluster]:
+    """Stock and place."""
+    root = {"root": request.getfixturevalue("trixie_root")} if request.param == "24.11" else {}
+    both = [make_shared_cluster(description(sluice), **root) for sluice in (None, _sluice(request.param))]
+    for cluster in both:
+        set_up(cluster)
+        made = f"ReservationName=mine StartTime=now Duration=UNLIMITED Nodes={RESERVED_NODE} Users=alice"
+        cluster.run(["scontrol", "create", *made.split()])
+    assert status_in_force(both[1])["level"] == "place"
+    return both
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_same_mix_same_results(clusters: list[DevCluster], seed: int) -> None:
+    steps = Mix(seed).make(STEPS)
+    with ThreadPoolExecutor(2) as pool:
+        stock, place = pool.map(lambda cluster: play(cluster, steps), clusters)
+    time.sleep(1.5)
+    place.counters = status_in_force(clusters[1])["counters"]
+    ended = sum(job.state == "COMPLETED" for job in place.jobs.values())
+    print(
+        f"seed {seed}: {len(steps)} steps, {len(place.jobs)} jobs, {ended} completed, {place.looks} looks; "
+        f"stock {stock.seconds:.0f} s, mean wait {stock.wait:.1f} s, {len(set(stock.wrong))} wrong; "
+        f"place {place.seconds:.0f} s, mean wait {place.wait:.1f} s; "
+        + ", ".join(
+            f"{name} {place.counters.get('select.' + name)}" for name in ("narrowed", "refused", "cross_checked")
+        )
+    )
+    found = differences(steps, stock, place)
+    assert not found, "\n".join(found)
+    assert ended > len(steps) / 3
+    assert place.looks > 3
+    assert place.counters["select.narrowed"] > 0
+    assert place.counters["select.cross_checked"] > 0
