@@ -60,7 +60,9 @@ def show_seconds(seconds: int) -> str:
 
 Seconds = Annotated[int, BeforeValidator(_seconds), Field(ge=0, le=10 * 365 * 86400)]
 Mib = Annotated[int, BeforeValidator(_mib), Field(ge=0, le=2**40)]
-Date = Annotated[datetime.date, BeforeValidator(_date)]
+Date = Annotated[
+    datetime.date, BeforeValidator(_date), Field(ge=datetime.date(1970, 1, 2), le=datetime.date(9999, 12, 30))
+]  # what is a time in every time zone
 Gpus = Annotated[int, Field(ge=0, le=10_000_000)]
 Hours = Annotated[float, Field(ge=0, le=1e9)]
 Count = Annotated[int, Field(ge=0, le=100_000_000)]

@@ -65,8 +65,8 @@ def compose_document(text: str, *, source: str, remedy: str) -> tuple[yaml.Node 
         place = f"{source}:{mark.line + 1}" if mark is not None else source
         raise UsageError(f"{place}: not YAML: {getattr(error, 'problem', None) or error}", remedy=remedy) from error
     except ValueError as error:  # PyYAML lets a date like 2027-13-01, or a number of 5,000 digits, through to Python
-        place, value = _unreadable(root)
-        raise UsageError(f"{source}:{place}: {value!r}: {error}", remedy=remedy) from error
+        line, value = _unreadable(root)
+        raise UsageError(f"{source}:{line}: {value!r}: {error}", remedy=remedy) from error
     except RecursionError as error:
         raise UsageError(f"{source}: nested too deeply", remedy=remedy) from error
 

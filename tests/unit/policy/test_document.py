@@ -74,6 +74,8 @@ def test_names_that_slurm_would_mangle_are_refused(name: str, said: str) -> None
         ("tenants:\n  a:\n    guarantee: {gpus: 4}\n    limit: {gpus: 8}\n", 2, "borrow: true"),
         ("tenants:\n  a:\n    budget: {gpu_hours: 4}\n", 3, "usage_period"),
         ("tenants:\n  a: {lend: false}\n", 2, "guarantee"),
+        ("tenants:\n  a: {expires: 0001-01-01}\n", 2, "1970-01-02"),
+        ("tenants:\n  a: {expires: 9999-12-31}\n", 2, "9999-12-30"),
         ("tenants:\n  a: {members: [root]}\n", 2, "root"),
         ("tenants:\n  a: {members: [x, x]}\n", 2, "twice"),
         ("allocation: {strategy: hybrid}\n", 1, "reserved_ratio"),
