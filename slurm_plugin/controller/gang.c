@@ -36,6 +36,7 @@ static uint32_t take(struct sluice_gang_instance *instance, const struct sluice_
     instance->present += tasks;
     instance->configuring += member->configuring ? tasks : 0;
     instance->blocked += member->blocked ? tasks : 0;
+    instance->unplaced += member->unplaced ? tasks : 0;
     return tasks;
 }
 
@@ -89,8 +90,12 @@ const char *sluice_gang_reason(const struct sluice_gang_member *member, const st
         snprintf(more, sizeof more, "%u of %u members submitted", instance->present, member->count);
         break;
     case SLUICE_GANG_BLOCKED:
-        snprintf(more, sizeof more, "%u of %u members held, dependent or not eligible yet", instance->blocked,
-                 member->count);
+        if (instance->unplaced)
+            snprintf(more, sizeof more, "%u of %u members ask for what gangs cannot have, see sluice explain",
+                     instance->unplaced, member->count);
+        else
+            snprintf(more, sizeof more, "%u of %u members held, dependent or not eligible yet", instance->blocked,
+                     member->count);
         break;
     case SLUICE_GANG_STARTING:
         snprintf(more, sizeof more, "%u of %u members have nodes", instance->configuring, member->count);

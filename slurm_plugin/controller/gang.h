@@ -83,7 +83,8 @@ struct sluice_gang_member {
     uint32_t job_id;  /* the order of members */
     uint32_t tasks;   /* how many members the record stands for: 1, or an array's waiting tasks */
     bool configuring; /* has nodes and is kept from running */
-    bool blocked;     /* waits, and could not start whatever is free */
+    bool blocked;     /* waits, and could not start whatever is free ... */
+    bool unplaced;    /* ... as the core cannot say what it asks */
     uint32_t index;   /* the caller's */
 };
 
@@ -93,6 +94,7 @@ struct sluice_gang_instance {
     uint32_t present;        /* members there are, up to count */
     uint32_t configuring;    /* of them */
     uint32_t blocked;        /* of them */
+    uint32_t unplaced;       /* of those */
     enum sluice_gang_phase phase;
 };
 

@@ -263,6 +263,7 @@ void sluice_gang_picture_job(const struct sluice_queue_job *entry, uint32_t inde
     snprintf(shown.text, sizeof shown.text, "%s", job->state_desc ? job->state_desc : "");
     /* Slurm gives a job that was held from the outset its begin time when it is released: 0 is no reason to wait. */
     bool later = job->details && job->details->begin_time > picture.now_s;
+    member.unplaced = pending && !usable;
     member.blocked =
         pending && (!usable || later || entry->flags & (SLUICE_QUEUE_DEPENDENT | SLUICE_QUEUE_RESERVATION) ||
                     (job->priority == 0 && !shown.ours));

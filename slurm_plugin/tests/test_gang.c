@@ -133,6 +133,13 @@ static void users_are_told_what_is_missing(void)
     instances[0].blocked = 1;
     CHECK_STR(sluice_gang_reason(&members[0], &instances[0], text, sizeof text),
               "Gang train: 1 of 4 members held, dependent or not eligible yet");
+    count = 0;
+    add(1, "odd", 2, 1)->blocked = true;
+    struct sluice_gang_member *odd = add(1, "odd", 2, 2);
+    odd->blocked = odd->unplaced = true;
+    form();
+    CHECK_STR(sluice_gang_reason(&members[0], &instances[0], text, sizeof text),
+              "Gang odd: 1 of 2 members ask for what gangs cannot have, see sluice explain");
 }
 
 int main(void)

@@ -280,6 +280,15 @@ def test_a_held_member_holds_its_gang(gangs: Gangs) -> None:
     until(lambda: [gangs.ran("job", job) for job in jobs], all)
 
 
+def test_a_member_that_cannot_be_planned_says_so(gangs: Gangs) -> None:
+    jobs = [gangs.member("odd:2", gpus=1), gangs.member("odd:2", "-w", "n1", gpus=1)]
+    wanted = "1 of 2 members ask for what gangs cannot have"
+    until(lambda: [wanted in gangs.shown(job)[1] for job in jobs], all)
+    gangs.cluster.run(["scancel", jobs[1]])
+    jobs[1] = gangs.member("odd:2", gpus=1)
+    until(lambda: [gangs.ran("job", job) for job in jobs], all)
+
+
 def test_a_member_past_its_deadline_ends(gangs: Gangs) -> None:
     job = gangs.submit("--gang=due:2", "-N1", "--gres=gpu:1", "-t1", "--deadline=now+62", user="alice")
     until(lambda: gangs.shown(job)[0], lambda state: state == "DEADLINE", timeout=15)
