@@ -6,7 +6,7 @@ import datetime
 import re
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from sluice_base.errors import UsageError
 from sluice_base.sizes import parse_mib
@@ -50,6 +50,13 @@ def _date(value: object) -> object:
     return value
 
 
+def _zoned(value: datetime.date) -> datetime.date:
+    """What is a time in every time zone."""
+    if not 1970 < value.year < 9999:
+        raise ValueError(f"{value} is too far away; take a day from 1971-01-01 to 9998-12-31")
+    return value
+
+
 def show_seconds(seconds: int) -> str:
     """The shortest form of a duration: ``48h``, ``90m``."""
     for unit in ("w", "d", "h", "m"):
@@ -60,9 +67,7 @@ def show_seconds(seconds: int) -> str:
 
 Seconds = Annotated[int, BeforeValidator(_seconds), Field(ge=0, le=10 * 365 * 86400)]
 Mib = Annotated[int, BeforeValidator(_mib), Field(ge=0, le=2**40)]
-Date = Annotated[
-    datetime.date, BeforeValidator(_date), Field(ge=datetime.date(1970, 1, 2), le=datetime.date(9999, 12, 30))
-]  # what is a time in every time zone
+Date = Annotated[datetime.date, BeforeValidator(_date), AfterValidator(_zoned)]
 Gpus = Annotated[int, Field(ge=0, le=10_000_000)]
 Hours = Annotated[float, Field(ge=0, le=1e9)]
 Count = Annotated[int, Field(ge=0, le=100_000_000)]
