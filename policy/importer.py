@@ -7,9 +7,11 @@ from typing import Any
 
 import yaml
 
+from policy import compiled
 from policy.live import Live, gpus_of
 from policy.names import check_name, check_tenant, check_user, check_word
 from policy.state import AccountState
+from sluice_base.errors import SluiceError
 
 _WEIGHTS = {"fifo": "PriorityWeightAge", "fair_share": "PriorityWeightFairshare", "priority": "PriorityWeightQOS"}
 
@@ -130,6 +132,12 @@ def _scheduling(live: Live) -> dict[str, Any]:
     """Weights and times in force."""
     config: Mapping[str, str] = live.config
     order = {name: int(config[key]) for name, key in _WEIGHTS.items() if config.get(key, "").isdecimal()}
+    try:
+        ours = compiled.load(live.folder / compiled.FILE_NAME)[0].settings.weight.fair_share
+    except SluiceError:
+        ours = 0
+    if ours:  # Slurm's then weighs less than one step of it
+        order["fair_share"] = ours
     found: dict[str, Any] = {"order": order}
     for field, key in (("aging", "PriorityMaxAge"), ("fair_share_half_life", "PriorityDecayHalfLife")):
         seconds = _seconds(config.get(key, ""))

@@ -283,6 +283,20 @@ class _Maker:
 
     # ---- files ----
 
+    def fair_share(self) -> tuple[int, int]:
+        """Weights of Slurm's fair-share and of ours; the two never order tenants together.
+
+        At level place tenants are ordered by ours: by GPU time, which is some seconds old. Slurm's then decides between
+        members of one tenant only: all of it weighs less than one step of ours, and there are as many steps as
+        tenants, the root, and the one that stands for accounts that are no tenants (native/core/fairshare.c). Usage
+        that starts anew with each period is kept by Slurm alone.
+        """
+        scheduling = self.policy.scheduling
+        weight = scheduling.weights.fair_share
+        if self.policy.level != "place" or scheduling.usage_period != "none":
+            return weight, 0
+        return max(0, weight // (len(self.policy.tenants) + 2) - 1), weight
+
     def snippet(self) -> str:
         """The snippet for slurm.conf."""
         scheduling, weights = self.policy.scheduling, self.policy.scheduling.weights
@@ -300,7 +314,7 @@ class _Maker:
             f"AccountingStorageEnforce={','.join(sorted(enforce))}",
             "PriorityType=priority/multifactor",
             f"PriorityWeightAge={weights.fifo}",
-            f"PriorityWeightFairshare={weights.fair_share}",
+            f"PriorityWeightFairshare={self.fair_share()[0]}",
             f"PriorityWeightQOS={weights.priority}",
             f"PriorityMaxAge={_slurm_time(scheduling.aging)}",
             f"PriorityDecayHalfLife={_slurm_time(scheduling.fair_share_half_life)}",
@@ -320,8 +334,10 @@ class _Maker:
         policy, scheduling = self.policy, self.policy.scheduling
         weights = scheduling.weights
         settings = compiled.Global(
-            # Age, fair-share and priority are Slurm's own terms; the site factor adds what Slurm lacks.
-            weight=compiled.Weights(deadline=weights.deadline, service=weights.shortest_service),
+            # Age and priority are Slurm's own terms; the site factor adds what Slurm lacks.
+            weight=compiled.Weights(
+                fair_share=self.fair_share()[1], deadline=weights.deadline, service=weights.shortest_service
+            ),
             age_full_s=scheduling.aging,
             laxity_horizon_s=86400 if weights.deadline else None,
             starvation_s=scheduling.starvation_bound,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from policy.live import Cluster, Live
 from policy.state import State, UserState
 from policy.wanted import Wanted, make
 from sluice_base.errors import SluiceError, UsageError
+from sluice_core.order import FACTOR_ONE, FairShare
 from slurm_client.accounting import Association, Use, canonical, chunks
 from slurm_client.model import Node
 
@@ -113,6 +115,40 @@ def test_reserved_nodes(allocation: str, tenants: str, reserved: dict[str, int])
 def test_more_than_there_is_cannot_be_guaranteed(text: str) -> None:
     with pytest.raises(SluiceError, match="guaranteed"):
         wanted(text)
+
+
+@pytest.mark.parametrize("tenants", [1, 2, 30])
+def test_tenants_are_ordered_by_one_fair_share(tmp_path: Path, tenants: int) -> None:
+    """At level place by the core's; Slurm's weighs less than one step of it, and is all there is below."""
+
+    def weights(level: str, more: str = "") -> tuple[int, int]:
+        text = f"level: {level}\ntenants: {{{', '.join(f't{n}: {{}}' for n in range(tenants))}}}\n"
+        made = wanted(f"{text}scheduling: {{order: {{fair_share: 50000}}{more}}}\n", tmp_path)
+        snippet = made.state.files[tmp_path / "policy.sluice.conf"]
+        slurms = next(line for line in snippet.splitlines() if line.startswith("PriorityWeightFairshare="))
+        return int(slurms.partition("=")[2]), made.compiled.settings.weight.fair_share
+
+    assert all(weights(level) == (50000, 0) for level in ("off", "admit", "shadow"))
+    assert weights("place", ", usage_period: monthly") == (50000, 0), "only Slurm's starts anew with each period"
+    slurms, ours = weights("place")
+    assert ours == 50000
+    assert slurms > 0
+    fairshare = FairShare(tenants + 2)
+    accounts = [fairshare.add(0, 1) for _ in range(tenants + 1)]  # the last one: accounts that are no tenants
+    for usage, account in enumerate(accounts):
+        fairshare.charge(account, 1 + usage, 0)
+    fairshare.refresh(0)
+    terms = [ours * fairshare.factor(account) // FACTOR_ONE for account in accounts]
+    assert min(before - after for before, after in itertools.pairwise(terms)) > slurms
+
+
+def test_the_fair_share_weight_is_imported_from_where_it_is(tmp_path: Path) -> None:
+    here = live(tmp_path)
+    made = wanted("level: place\ntenants: {a: {}, b: {}}\nscheduling: {order: {fair_share: 50000}}\n", tmp_path)
+    here.config = {"PriorityWeightFairshare": "12499"}
+    assert parse(import_policy(here)[0]).scheduling.weights.fair_share == 12499
+    made.compiled.write(tmp_path / compiled.FILE_NAME)
+    assert parse(import_policy(here)[0]).scheduling.weights.fair_share == 50000
 
 
 def test_a_tenant_that_expired_submits_nothing() -> None:
@@ -301,6 +337,16 @@ def test_qos_that_a_user_was_given_by_hand_differ_and_are_imported(tmp_path: Pat
     assert applier.user_clearings(found) == ["modify user where name=x account=a set qos= defaultqos=-1"]
     imported, _ = import_policy(here)
     assert make(parse(imported), here).state.users == {("a", "x"): there}
+
+
+def test_a_qos_that_a_tenant_still_uses_is_not_removed() -> None:
+    here = wanted("tenants:\n  a: {guarantee: {gpus: 1}, borrow: true}\n  b: {members: [x]}\n").state
+    text = "tenants:\n  a: {qos: {use: [a, sluice_over], default: a}}\n  c: {members: [{name: y, slurm: {qos: b}}]}\n"
+    found = compare(here, wanted(text).state, managed=["a", "b"], managed_qos=["a", "b"])
+    assert not [one for one in found if (one.kind, one.action) == ("qos", "remove")]
+    text = "tenants:\n  a: {qos: {use: [a], default: a}}\n"
+    found = compare(here, wanted(text).state, managed=["a", "b"], managed_qos=["a", "b"])
+    assert [one.name for one in found if (one.kind, one.action) == ("qos", "remove")] == ["sluice_over", "b"]
 
 
 @pytest.mark.parametrize("text", ["GrpFoo: '1'", "GrpWall: '1 parent=root'", "GrpWall: ''", 'MaxJobs: "1\\nquit"'])
