@@ -34,6 +34,7 @@ static const struct {
     [SLUICE_STOCK_PREEMPTION] = {"preemption", "preemption by suspending"},
     [SLUICE_STOCK_MIRROR] = {"mirror", "out of memory"},
     [SLUICE_STOCK_WEIGHTS] = {"weights", "nodes have too many different weights"},
+    [SLUICE_STOCK_REQUEST] = {"request", "amounts that cannot be divided among the nodes, as fewer GPUs than nodes"},
 };
 
 const char *sluice_job_stock_name(enum sluice_job_stock reason)
@@ -363,9 +364,8 @@ static bool same_request(const struct sluice_request *a, const struct sluice_req
            a->host_memory_mib_per_gpu == b->host_memory_mib_per_gpu && a->models == b->models && a->flags == b->flags;
 }
 
-void sluice_job_request_make(const struct sluice_mirror *mirror, job_record_t *job, uint32_t min_nodes,
-                             uint32_t max_nodes, uint32_t req_nodes, struct sluice_job_request *out,
-                             struct sluice_job_shape *shape)
+void sluice_job_request_make(struct sluice_mirror *mirror, job_record_t *job, uint32_t min_nodes, uint32_t max_nodes,
+                             uint32_t req_nodes, struct sluice_job_request *out, struct sluice_job_shape *shape)
 {
     memset(out, 0, sizeof(*out));
     if (shape)
@@ -444,4 +444,9 @@ void sluice_job_request_make(const struct sluice_mirror *mirror, job_record_t *j
         out->wider.nodes_max = out->needed.nodes_max;
     }
     out->same = !out->has_wider && same_request(&out->wanted, &out->needed);
+    /* One request that the core does not take would cost everybody the plan. */
+    const struct sluice_cluster *cluster = sluice_mirror_cluster(mirror);
+    if (sluice_request_check(cluster, &out->wanted, NULL) || sluice_request_check(cluster, &out->needed, NULL) ||
+        (out->has_wider && sluice_request_check(cluster, &out->wider, NULL)))
+        pass(out, SLUICE_STOCK_REQUEST);
 }

@@ -39,8 +39,9 @@ enum sluice_job_stock {
     SLUICE_STOCK_PREEMPTION = 20,    /* preemption that suspends: jobs then share GPUs and cores */
     SLUICE_STOCK_MIRROR = 21,        /* the mirror cannot be made: out of memory */
     SLUICE_STOCK_WEIGHTS = 22,       /* the site ranks its nodes by more weights than the mirror keeps */
+    SLUICE_STOCK_REQUEST = 23,       /* the core takes no such request: fewer GPUs than nodes */
 };
-enum { SLUICE_STOCK_COUNT = 23 };
+enum { SLUICE_STOCK_COUNT = 24 };
 /* One word for it, in counters; never NULL. */
 const char *sluice_job_stock_name(enum sluice_job_stock reason);
 /* The reason in words; never NULL. */
@@ -71,8 +72,7 @@ struct sluice_job_request {
  * The job is not changed; `shape` may be NULL. O(its GRES and options); no allocation. Locks: config, job, node and
  * partition read.
  */
-void sluice_job_request_make(const struct sluice_mirror *mirror, job_record_t *job, uint32_t min_nodes,
-                             uint32_t max_nodes, uint32_t req_nodes, struct sluice_job_request *out,
-                             struct sluice_job_shape *shape);
+void sluice_job_request_make(struct sluice_mirror *mirror, job_record_t *job, uint32_t min_nodes, uint32_t max_nodes,
+                             uint32_t req_nodes, struct sluice_job_request *out, struct sluice_job_shape *shape);
 
 #endif

@@ -170,6 +170,20 @@ def test_nothing_is_planned_where_nothing_may_start(slurm: Cluster) -> None:
         slurm.cluster.run(["scontrol", "update", "NodeName=n3", "State=RESUME"])
 
 
+def test_a_request_that_the_core_does_not_take_costs_nobody_the_plan(slurm: Cluster) -> None:
+    busy = [slurm.submit(8, 5, 60) for _ in range(3)]
+    until(lambda: slurm.states(busy), lambda seen: seen == ["RUNNING"] * 3)
+    failures = slurm.counter("plan.failures")
+    words = ["sbatch", "--parsable", "-o", "/dev/null", "--gpus=2", "-t5", "--wrap=sleep 60"]
+    odd = slurm.cluster.run(words, user="alice").stdout.strip()
+    slurm.cluster.run(["scontrol", "update", f"JobId={odd}", "NumNodes=3"], user="alice")
+    plans = slurm.counter("plan.plans")
+    job = slurm.submit(8, 5, 60, "--nice=10")
+    until(lambda: slurm.counter("plan.plans"), lambda now: now >= plans + 3)
+    until(lambda: slurm.start(job), lambda start: start is not None and start > time.time() + 60)
+    assert slurm.counter("plan.failures") == failures
+
+
 def test_an_array_keeps_no_room_for_tasks_that_its_user_holds_back(slurm: Cluster) -> None:
     array = slurm.submit(8, 5, 60, "--array=0-9%1")
     words = ["squeue", "-h", "-r", "-t", "R", "-j", array, "-o", "%T"]
