@@ -55,6 +55,17 @@ POLICY = CompiledPolicy(
     tenants=[Tenant(account="physics", class_rules={"hopper": ClassRule(gpus_per_job=4)}), Tenant(account="biology")],
 )
 
+# Allocates one size after the other, prints the driver's answers, and waits a moment.
+ALLOCATE = """
+import ctypes, sys, time
+cuda, context, address = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64()
+assert cuda.cuInit(0) == 0 and cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+assert cuda.cuCtxSetCurrent(context) == 0
+for mib in sys.argv[1:]:
+    print(cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(int(mib) << 20)), flush=True)
+time.sleep(20 if len(sys.argv) == 2 else 0)
+"""
+
 
 class Stage:
     """Prints what happens and why, runs it, and checks it."""
@@ -280,12 +291,11 @@ def submit(stage: Stage) -> None:
     stage.step(
         "Two tenants on one GPU",
         "--gpu-mem=10G becomes 10,240 shards of one MiB. Alice's 10 GiB and Bob's 12 GiB fit one RTX 4090 of 24 GB; "
-        "what their processes allocate on the (simulated) device is what the probe sees. Slurm counts shards; holding "
-        "each job to its own is what comes next in Sluice.",
+        "what their processes allocate on the (simulated) device is what the probe sees.",
     )
     jobs: list[str] = []
     for user, gib in (("alice", 10), ("bob", 12)):
-        script = f"exec /usr/bin/python3 -c {shlex.quote(HOLD_MEMORY)} {gib * 1000}"
+        script = f"exec /usr/bin/python3 -c {shlex.quote(HOLD_MEMORY)} {gib * 1024 - 640}"
         wish = f"--gpu-mem={gib}G" if stage.plugins else f"--gres=shard:{gib * 1024}"
         said = stage.run(
             ["sbatch", "-w", "rtx4090-1", wish, "-J", f"train-{user}", "--wrap", script],
@@ -293,7 +303,7 @@ def submit(stage: Stage) -> None:
             shown=f"sbatch -w rtx4090-1 {wish} -J train-{user} train.sh",
         )
         jobs.append(said.split()[-1])
-    stage.wait("both jobs hold their memory", lambda: _memory_in_use(stage) > 22_000)
+    stage.wait("both jobs hold their memory", lambda: _memory_in_use(stage) > 21_000)
     stage.run(["squeue", "-o", "%.6i %.12j %.8u %.2t %.10N %b"])
     used = stage.run(
         [*SLUICE, "probe", "-o", "index,model,memory,used"],
@@ -302,6 +312,44 @@ def submit(stage: Stage) -> None:
     )
     stage.expect(used.count(" 0M") == 3, "one of four GPUs holds the memory of both")
     stage.run(["scancel", *jobs])
+
+
+def enforce(stage: Stage) -> None:
+    """A limit that the job cannot take away, and an escape that ends."""
+    stage.step(
+        "A limit that holds",
+        "Of 30 GiB, 20 are granted; 10 more with the driver's context would be over, and are refused with CUDA's own "
+        "error 2 (out of memory), whatever the job does to its environment; 9 more fit.",
+    )
+    allocate = ["/usr/bin/python3", "-c", ALLOCATE]
+    held = stage.run(
+        ["srun", "-w", "h100-1", "--gpu-mem=30G", "env", "-i", *allocate, "20480", "10240", "9216"],
+        user="alice",
+        shown="srun -w h100-1 --gpu-mem=30G env -i python3 allocate.py 20480 10240 9216    # MiB, one after the other",
+    )
+    stage.expect(held.splitlines()[:3] == ["0", "2", "0"], "only what is within the limit was granted")
+    if stage.cluster.run(["unshare", "-Urm", "true"], user="bob", node="h100-1", check=False).returncode:
+        return  # this kernel lets no user make namespaces: this way out is closed
+    stage.step(
+        "An escape ends",
+        "A mount namespace of one's own, as rootless containers have it, takes the preloaded limiter away. The node "
+        "agent's watchdog sees the memory all the same, ends the step, and writes it into the job's record.",
+    )
+    escape = 'mount --bind /dev/null /etc/ld.so.preload && exec env -i "$@"'
+    began = time.monotonic()
+    ended = stage.run(
+        ["srun", "-w", "h100-1", "--gpu-mem=4G", "unshare", "-Urm", "sh", "-c", escape, "x", *allocate, "8192"],
+        user="bob",
+        shown="srun -w h100-1 --gpu-mem=4G escape python3 allocate.py 8192",
+        check=False,
+    )
+    stage.expect("is ended" in ended and time.monotonic() - began < 30, "the watchdog ended the step, and said so")
+    records = stage.cluster.folder / "nodes/h100-1/records"
+    stage.wait("the record is there", lambda: any('"end"' in path.read_text() for path in records.glob("*.json")))
+    job = max(int(path.stem) for path in records.glob("*.json"))
+    shown = f"sluice agent record {job}"
+    record = [*SLUICE, "agent", "record", "--records", f"{INSIDE}/nodes/h100-1/records", str(job)]
+    stage.run(record, node="h100-1", shown=shown, lines=60)
 
 
 def _memory_in_use(stage: Stage) -> int:
@@ -350,6 +398,7 @@ def _show(cluster: DevCluster) -> None:
             "hardware is simulated, below the vendors' C libraries.",
         )
         description = load_description("demo")
+        description.agent = True
         description.sluice = Sluice(level="place", policy=POLICY.render())
         try:
             cluster.up(description, attached=True, progress=lambda line: print(f"   {line}", flush=True))
@@ -361,6 +410,7 @@ def _show(cluster: DevCluster) -> None:
         submit(stage)
         if stage.plugins:
             cluster.start_program("explaind", [*SLUICE, "explaind"], node="ctl1")
+            enforce(stage)
             schedule(stage)
         report(stage)
     finally:
