@@ -117,8 +117,10 @@ def append(state: Path | None) -> None:
 
 @command.command("collect")
 @click.option("--delay", default="1m", show_default=True, metavar="TIME", help="Leave younger events to the next time.")
+@click.option("--slurmctld-log", "logs", type=click.Path(path_type=Path), multiple=True, metavar="FILE",
+              help="Also refusals, from slurmctld's log; once for each controller's, and a rotated one.")  # fmt: skip
 @cluster_options
-def collect_(delay: str, conf: Path | None, prefix: Path | None, state: Path | None) -> None:
+def collect_(delay: str, logs: tuple[Path, ...], conf: Path | None, prefix: Path | None, state: Path | None) -> None:
     """Add submissions, and GPUs granted and returned, from Slurm's accounting since the last time; for a timer."""
     from policy.access import user_name
     from policy.collect import collect
@@ -131,7 +133,7 @@ def collect_(delay: str, conf: Path | None, prefix: Path | None, state: Path | N
     except ValueError as error:
         raise UsageError(f"--delay: {error}") from error
     client = connect(conf=conf, prefix=prefix, timeout=600)
-    count = collect(_log(state), client, user=user_name(), delay_s=delay_s)
+    count = collect(_log(state), client, user=user_name(), delay_s=delay_s, slurmctld_logs=logs)
     click.echo(f"sluice: {count} events", err=True)
 
 

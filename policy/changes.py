@@ -98,7 +98,9 @@ def _qos(there: State, wanted: State, managed: set[str]) -> list[Change]:
             changes.append(Change("qos", "add", name, _pairs({}, fields)))
         elif pairs := _pairs(there.qos[name], fields):
             changes.append(Change("qos", "change", name, pairs))
-    gone = (managed | {OVER_QOS}) - set(wanted.qos)
+    used = {name for account in wanted.accounts.values() for name in (*account.qos, account.default_qos)}
+    used |= {name for user in wanted.users.values() for name in user.limits.get("qos", "").split(",")}
+    gone = (managed | {OVER_QOS}) - set(wanted.qos) - used
     return changes + [Change("qos", "remove", name) for name in there.qos if name in gone]
 
 

@@ -1,26 +1,41 @@
-"""Submissions, and GPUs granted to and returned by jobs, from Slurm's accounting into the audit log.
+"""Submissions, and GPUs granted to and returned by jobs, from Slurm's accounting into the audit log; refusals from
+slurmctld's.
 
 A batch ends with a record `collect` that says up to when; it is written together with the batch, so that each event is
-recorded once, whenever a collection was killed. Refusals are in no accounting: job_submit's own records hold them.
+recorded once, whenever a collection was killed. Refusals are in no accounting: job_submit/sluice writes each into
+slurmctld's log, one line without control characters, so that no submitter can make one up.
 """
 
 from __future__ import annotations
 
+import pwd
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from policy.audit import AuditLog, Entry
+from sluice_base.errors import SluiceError
 from slurm_client import SlurmClient
 from slurm_client.model import AccountingJob
 
 _DAY_S = 86400
+_REFUSED = re.compile(
+    r"(?:\[(?P<stamp>[^\]]*)\]|slurmctld:) (?:info: )?job_submit/sluice: refused "
+    r"(?P<what>job|change of a job) of user (?P<uid>\d+), account (?P<account>\S+): (?P<why>.*)"
+)
 
 
-def collect(log: AuditLog, client: SlurmClient, *, user: str, delay_s: float = 60, now: float | None = None) -> int:
+def collect(
+    log: AuditLog, client: SlurmClient, *, user: str, delay_s: float = 60, now: float | None = None,
+    slurmctld_logs: Sequence[Path] = (),
+) -> int:  # fmt: skip
     """Record what happened since the last collection (at first: within a day); how many events that were.
 
-    `delay_s`: events younger than that are left to the next one, as slurmdbd may not have them yet.
+    `delay_s`: events younger than that are left to the next one, as slurmdbd may not have them yet. `slurmctld_logs`:
+    where refusals are read from. Raises SluiceError, recording nothing, when something cannot be read.
     """
     log.refuse_unwritable()
     until = int((time.time() if now is None else now) - delay_s)
@@ -28,9 +43,9 @@ def collect(log: AuditLog, client: SlurmClient, *, user: str, delay_s: float = 6
     if until <= since:
         return 0
     jobs = client.accounting_jobs(start=since, end=until + 1)
-    found = sorted(
-        (entry for job in jobs for entry in events(job) if since < entry.time <= until), key=lambda entry: entry.time
-    )
+    happened = [entry for job in jobs for entry in events(job)]
+    happened += [entry for path in slurmctld_logs for entry in refusals(path)]
+    found = sorted((entry for entry in happened if since < entry.time <= until), key=lambda entry: entry.time)
     marker = Entry(time=until, user=user, action="collect", subject="slurmdbd", detail={"events": len(found)})
     log.add([*found, marker])
     return len(found)
@@ -64,3 +79,33 @@ def events(job: AccountingJob) -> Iterator[Entry]:
         if job.end_time is not None:
             detail = held | {"state": job.state}
             yield Entry(time=job.end_time, user=job.user, action="return", subject=job.label, detail=detail)
+
+
+def refusals(path: Path) -> Iterator[Entry]:
+    """Jobs, and changes of jobs, that job_submit/sluice refused, from a slurmctld.log. Raises SluiceError."""
+    try:
+        with path.open(errors="replace") as file:
+            for number, line in enumerate(file, 1):
+                if match := _REFUSED.match(line.rstrip("\n")):
+                    yield _refusal(match, f"{path}:{number}")
+    except OSError as error:
+        raise SluiceError(
+            f"{path}: {error.strerror}", remedy="name slurmctld's log, as a user who may read it"
+        ) from error
+
+
+def _refusal(match: re.Match[str], place: str) -> Entry:
+    stamp = match["stamp"] or ""
+    try:
+        when = datetime.fromisoformat(stamp).timestamp()
+    except (ValueError, OverflowError):
+        raise SluiceError(
+            f"{place}: {stamp!r} is no ISO time",
+            remedy="name the file of SlurmctldLogFile, with LogTimeFormat=iso8601_ms (the default) in slurm.conf",
+        ) from None
+    try:
+        user = pwd.getpwuid(int(match["uid"])).pw_name
+    except (KeyError, OverflowError):
+        user = match["uid"]
+    detail = {"account": match["account"], "what": match["what"], "why": match["why"][:1000]}
+    return Entry(time=when, user=user[:128], action="refuse", subject=match["account"][:256], detail=detail)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from dev_cluster.cluster import DevCluster
-from tests.integration.policy_site import PolicySite, description
+from tests.integration.policy_site import INSIDE, PolicySite, description
 
 pytestmark = pytest.mark.cluster
 
@@ -50,7 +51,9 @@ def site(make_shared_cluster: Callable[..., DevCluster]) -> PolicySite:
         "partitions": [{"name": "main"}, {"name": "other"}],
         "sluice": {"level": "admit", "policy": ""},
     }
-    site = PolicySite(make_shared_cluster(description(**more), timeout=400))
+    base = description(**more)
+    base["slurm_conf"] += f"SlurmctldLogFile={INSIDE}/slurmctld.log\n"
+    site = PolicySite(make_shared_cluster(base, timeout=400))
     site.apply(POLICY)
     time.sleep(2.5)  # the plugins look at the file once a second
     return site
@@ -131,6 +134,21 @@ def test_submissions_per_minute_hold_for_twenty_clients(site: PolicySite) -> Non
         assert any("minute" in one for one in tried if not one.isdecimal()), tried
     finally:
         site.clear()
+
+
+def test_refusals_are_in_the_audit_log_once(site: PolicySite) -> None:
+    said = site.sbatch("alice", "-A", "classy", "--gres=gpu:h100:1", check=False)
+    assert not said.isdecimal()
+    counts = []
+    for _ in range(2):
+        time.sleep(1.1)  # events are collected by whole seconds
+        site.sluice("audit", "collect", "--delay", "0s", "--slurmctld-log", f"{INSIDE}/slurmctld.log")
+        lines = site.sluice("audit", "export", "--action", "refuse", "--subject", "classy").stdout.splitlines()
+        counts.append(len(lines))
+    assert counts[0] == counts[1] >= 1
+    last = json.loads(lines[-1])
+    assert last["user"] == "alice"
+    assert last["detail"]["why"] in said
 
 
 def test_an_expired_tenant_submits_nothing(site: PolicySite) -> None:

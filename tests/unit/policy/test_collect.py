@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from policy.audit import AuditLog
-from policy.collect import collect
+from policy.collect import collect, refusals
 from sluice_base.errors import SluiceError
 from slurm_client.model import AccountingJob
 
@@ -67,3 +67,46 @@ def test_nothing_is_collected_where_nothing_can_be_recorded(tmp_path: Path) -> N
     client: Any = FakeClient([])
     with pytest.raises(SluiceError, match="recorded"):
         collect(AuditLog(tmp_path / "audit"), client, user="root")
+
+
+REFUSALS = """\
+[2026-11-21T19:13:33.123] debug:  job_submit/sluice: refused nothing
+[2026-11-21T19:13:34.500] job_submit/sluice: refused job of user 0, account red: too many GPUs: 9
+[2026-11-21T19:13:35.000] sched: name=[2026-11-21T19:13:34.500] job_submit/sluice: refused job of user 0, account x: y
+[2026-11-21T19:13:36.000] job_submit/sluice: refused change of a job of user 4000000000, account -: no
+"""
+
+
+def test_refusals_come_from_the_log_of_slurmctld_each_once(tmp_path: Path) -> None:
+    path = tmp_path / "slurmctld.log"
+    path.write_text(REFUSALS)
+    first, second = refusals(path)
+    assert (first.user, first.action, first.subject) == ("root", "refuse", "red")
+    assert first.detail == {"account": "red", "what": "job", "why": "too many GPUs: 9"}
+    assert (second.user, second.detail["what"]) == ("4000000000", "change of a job")
+    assert second.time == pytest.approx(first.time + 1.5)
+    log = AuditLog(tmp_path / "audit")
+    client: Any = FakeClient([])
+    now = first.time + 1
+    assert collect(log, client, user="root", delay_s=0, now=now, slurmctld_logs=[path]) == 1
+    assert collect(log, client, user="root", delay_s=0, now=now, slurmctld_logs=[path]) == 0
+    assert collect(log, client, user="root", delay_s=0, now=now + 9, slurmctld_logs=[path]) == 1
+    assert [record.subject for record in log.records() if record.action == "refuse"] == ["red", "-"]
+
+
+SAID = REFUSALS.splitlines()[1].partition("] ")[2]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [(None, "No such file"), ("[Nov 21 19:13:34 2026] " + SAID, "ISO"), ("slurmctld: " + SAID, "ISO")],
+)
+def test_a_log_that_cannot_be_read_is_named_and_nothing_recorded(tmp_path: Path, text: str | None, said: str) -> None:
+    path = tmp_path / "slurmctld.log"
+    if text is not None:
+        path.write_text(text)
+    client: Any = FakeClient([job(1, 1000, None, None)])
+    log = AuditLog(tmp_path / "audit")
+    with pytest.raises(SluiceError, match=said):
+        collect(log, client, user="root", delay_s=0, now=1020, slurmctld_logs=[path])
+    assert list(log.records()) == []
