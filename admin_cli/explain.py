@@ -114,7 +114,8 @@ def _title(document: dict[str, Any]) -> list[str]:
 def _priority(document: dict[str, Any]) -> list[str]:
     order, slurm = document.get("order"), document.get("slurm", {})
     if order is None:
-        return ["", f"Priority {slurm['priority']}: Slurm's own; Sluice gives no site factor"] if slurm else []
+        unknown = "Sluice's order gives it no site factor, or had not come to it before it started"
+        return ["", f"Priority {slurm['priority']}: {unknown}"] if slurm else []
     lines = ["", f"Priority{_total(slurm)} as of {_moment(order['as_of'])}, place {order['place']} in Sluice's order"]
     lines.append(f"  {order['site_factor']:>10}  SITE, Sluice's part:")
     if order["starving"]:
@@ -133,7 +134,8 @@ def _total(slurm: dict[str, Any]) -> str:
 def _because(term: str, order: dict[str, Any]) -> str:
     tenant = order.get("tenant")
     if term == "fair-share" and tenant:
-        return f": {tenant['account']} has {tenant['shares']} shares and used {tenant['gpu_hours']:g} GPU-hours lately"
+        shares = f"{tenant['shares']} share{'' if tenant['shares'] == 1 else 's'}"
+        return f": {tenant['account']} has {shares} and used {tenant['gpu_hours']:g} GPU-hours lately"
     if term == "deadline":
         if order["deadline"] == "feasible":
             return f": {_duration(max(order['laxity_s'], 0))} to spare"
@@ -146,10 +148,12 @@ def _because(term: str, order: dict[str, Any]) -> str:
 def _where(parts: list[dict[str, Any]]) -> list[str]:
     lines = []
     for part in parts[:_MOST_NODES]:
-        words = [f"{part['cpus']:g} CPUs", f"{format_mib(part['host_memory_mib'])} of memory"]
+        words = []
         if part["gpus"]:
             share = f" ({format_mib(part['gpu_memory_mib'])} of each)" if part["gpu_memory_mib"] else ""
-            words.insert(0, f"GPU {','.join(map(str, part['gpus']))}{share}")
+            words.append(f"GPU {','.join(map(str, part['gpus']))}{share}")
+        if part["cpus"] or part["host_memory_mib"] or not words:
+            words += [f"{part['cpus']:g} CPUs", f"{format_mib(part['host_memory_mib'])} of memory"]
         lines.append(f"  {part['node']}: {', '.join(words)}")
     if len(parts) > _MOST_NODES:
         lines.append(f"  and {len(parts) - _MOST_NODES} more nodes")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -389,6 +389,14 @@ def _place(cluster: Cluster, policy: Policy, request: Request) -> Placement | No
         return None
 
 
+def _gpus_by_node(parts: Iterable[Part]) -> dict[int, int]:
+    """A job with a share of a GPU has several parts on a node."""
+    gpus: dict[int, int] = {}
+    for part in parts:
+        gpus[part.node] = gpus.get(part.node, 0) | part.gpus
+    return gpus
+
+
 def _started(story: Story) -> dict[str, Any]:
     assert story.start is not None  # noqa: S101 - the caller looked
     time, start = story.start
@@ -397,9 +405,7 @@ def _started(story: Story) -> dict[str, Any]:
     started: dict[str, Any] = {"at": time, "parts": _parts(start.parts, name)}
     decision = story.decision[1] if story.decision else None
     if decision is not None and decision.placement is not None:
-        held = {part.node: part.gpus for part in start.parts}
-        chosen = {part.node: part.gpus for part in decision.placement.parts}
-        started["as_chosen"] = held == chosen
+        started["as_chosen"] = _gpus_by_node(start.parts) == _gpus_by_node(decision.placement.parts)
     return started
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from admin_cli.explain import render
 from dev_cluster.cluster import DevCluster
 from slurm_plugin.decisions import Rank, check_file, list_files
 from slurm_plugin.explanation import explain_job, parse_job
@@ -276,6 +277,15 @@ def test_explains_a_started_and_a_waiting_job(cluster: DevCluster) -> None:
     cluster.run(["scancel", running[0]])
     half = submit(cluster, "alice", "--gres=gpu:4", "--nice=0")
     wait_until(lambda: states(cluster), lambda seen: "RUNNING" in (seen.get(half), seen.get(waiting)))
+
+
+def test_a_share_of_a_gpu_is_explained_as_it_was_chosen(cluster: DevCluster) -> None:
+    job = submit(cluster, "alice", "--gres=shard:10240")
+    document = wait_until(lambda: explain_job(records(cluster), parse_job(job)), lambda seen: seen and "start" in seen)
+    assert document["start"]["as_chosen"]
+    text = "\n".join(render(document))
+    assert "(10G of each)\n" in text
+    assert " 0 CPUs" not in text
 
 
 def test_a_job_that_is_left_to_slurm_says_why(cluster: DevCluster) -> None:
