@@ -292,10 +292,10 @@ class Mix:
         """Host memory."""
         if any(word.startswith("--mem") for word in shape):
             return []
-        has_gpus = any("gpu" in word for word in shape)
-        return self.pick(
-            [], [], ["--mem=1G"], ["--mem=20G"], ["--mem-per-cpu=700"], *([["--mem-per-gpu=3G"]] if has_gpus else [])
-        )  # fmt: skip
+        choices = [[], [], ["--mem=1G"], ["--mem=20G"], ["--mem-per-cpu=700"]]
+        if any("gpu" in word for word in shape):
+            choices.append(["--mem-per-gpu=3G"])
+        return self.rng.choice(choices)
 
     def options(self) -> tuple[list[str], set[str]]:
         """A shape with other wishes."""
@@ -328,10 +328,8 @@ class Mix:
 
     def constraint(self) -> list[str]:
         """Features, counted and exclusive ones among them."""
-        wish = self.pick(
-            "fast", "slow", "slow&rack2", "fast|rack3", "rack9", "[rack1|rack2]", "[rack1*1&rack2*1]", "(rack1|rack2)&slow"
-        )  # fmt: skip
-        return [f"--constraint={wish}"]
+        plain = ["fast", "slow", "slow&rack2", "fast|rack3", "rack9", "(rack1|rack2)&slow"]
+        return [f"--constraint={self.pick(*plain, '[rack1|rack2]', '[rack1*1&rack2*1]')}"]
 
     def dependency(self) -> list[str]:
         """On jobs before it."""

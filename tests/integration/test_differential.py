@@ -120,7 +120,7 @@ def _settle(cluster: DevCluster, outcome: Outcome) -> None:
     deadline = since + 120 + 2 * STEPS
     while queue := cluster.run(["squeue", "-h", "-r", "-o", "%F_%K %T %j %r"], timeout=120).stdout:
         jobs = {line.split()[0] for line in queue.splitlines()}
-        if jobs != last or re.search(" (RUNNING|COMPLETING|CONFIGURING) |BeginTime|Dependency$", queue, re.M):
+        if jobs != last or re.search(" (RUNNING|COMPLETING|CONFIGURING) |BeginTime$", queue, re.M):
             since = time.monotonic()
         # Slurm delays requeued jobs by two minutes.
         if late := re.findall(r"^(\d+)_\S+ PENDING \S+ BeginTime", queue, re.M):
@@ -268,6 +268,8 @@ def _check_node(node: str, jobs: list[Held], says: dict[str, str]) -> list[str]:
     shared: dict[int, str] = {}
     memory = 0
     for job in jobs:
+        if not job.running:
+            continue  # it may have given back this node before others
         its_cpus, its_memory, gres = job.held[node]
         memory += its_memory
         if job.partition == "main":
@@ -286,7 +288,7 @@ def _check_node(node: str, jobs: list[Held], says: dict[str, str]) -> list[str]:
         wrong.append(f"{memory} MiB held, AllocMem={says['AllocMem']}")
     if int(says["CPUAlloc"]) > int(says["CPUTot"]):
         wrong.append(f"CPUAlloc={says['CPUAlloc']}")
-    if jobs and all(job.running for job in jobs):
+    if all(job.running for job in jobs):
         if memory != int(says["AllocMem"]):
             wrong.append(f"{memory} MiB held by {[job.name for job in jobs]}, AllocMem={says['AllocMem']}")
         if whole.keys() != whole_gpus(says["GresUsed"]):
@@ -308,15 +310,17 @@ def differences(steps: list[Step], stock: Outcome, place: Outcome) -> list[str]:
                 f"{step.command} {step.words}"
             )
     for name in sorted(stock.jobs.keys() | place.jobs.keys()):
-        step = by_name.get(re.split("[x_]", name)[0])
-        if not step or step.loose:
+        if (own := re.split("[x_]", name)[0]) not in by_name or by_name[own].loose:
             continue
+        step = by_name[own]
         one, other = stock.jobs.get(name), place.jobs.get(name)
         text = f"{name} ({stock.ids.get(step.name)}, {place.ids.get(step.name)})"
         if not one or not other:
             found.append(f"{text}: only on {'stock' if one else 'place'}: {step.words}")
-        elif (name in stock.left) != (name in place.left):
-            found.append(f"{text}: left on stock: {stock.left.get(name)}, place: {place.left.get(name)}: {step.words}")
+        elif name in place.left and name not in stock.left:
+            found.append(f"{text}: ended on stock, left on place: {place.left[name]}: {step.words}")
+        elif name in stock.left:
+            continue  # stock keeps nodes for jobs that never come: where place does not, nothing is wrong
         elif (one.state, one.exit) != (other.state, other.exit):
             found.append(f"{text}: {one.state} {one.exit} on stock, {other.state} {other.exit} on place: {step.words}")
         else:
