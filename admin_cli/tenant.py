@@ -186,16 +186,18 @@ def change_file(
 ) -> None:
     """Change the policy file, show what that changes, ask, write the file, apply. Raises SluiceError."""
     from policy.access import require
-    from policy.edit import edited, locked, save
+    from policy.document import read
+    from policy.edit import edited, require_writable, save
 
     require(site.caller(), action)
     name = policy_path(path)
-    with locked(name):
-        source = edited(name, change)
-        make_changes(
-            site, site.plan(source), action=action, yes=yes, force=force, drain_time=drain_time,
-            before=lambda: save(source),
-        )  # fmt: skip
+    require_writable(name)
+    was = read(name)
+    source = edited(name, change)
+    make_changes(
+        site, site.plan(source), action=action, yes=yes, force=force, drain_time=drain_time,
+        before=lambda: save(source, was),
+    )  # fmt: skip
 
 
 def tenants_of(document: Any) -> Any:

@@ -3,35 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import io
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from policy.document import PolicyError, Source, parse, read
-from sluice_base.errors import UsageError
+from sluice_base.errors import SluiceError, UsageError
 from sluice_base.files import write_atomic
 
 
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Keep other edits of the file waiting. Raises UsageError for a file that the caller may not write."""
-    try:
-        folder = os.open(path.resolve().parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}", remedy="name a policy file") from error
-    try:
-        if not os.access(path, os.W_OK) or not os.access(path.resolve().parent, os.W_OK):
-            raise UsageError(
-                f"{path}: you may not change it", remedy="ask who keeps the policy file, or name yours with --file"
-            )
-        fcntl.flock(folder, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(folder)
+def require_writable(path: Path) -> None:
+    """Raise UsageError for a policy file that the caller may not write."""
+    if not path.exists():
+        raise UsageError(f"{path}: No such file or directory", remedy="name a policy file")
+    if not os.access(path, os.W_OK) or not os.access(path.resolve().parent, os.W_OK):
+        raise UsageError(
+            f"{path}: you may not change it", remedy="ask who keeps the policy file, or name yours with --file"
+        )
 
 
 def edited(path: Path, change: Callable[[Any], None]) -> Source:
@@ -60,8 +50,10 @@ def edited(path: Path, change: Callable[[Any], None]) -> Source:
         raise UsageError(f"{first.place}: {first.what}", remedy=first.remedy) from error
 
 
-def save(source: Source) -> None:
-    """Write the file; owner, group and mode stay. Raises OSError."""
+def save(source: Source, was: str) -> None:
+    """Write the file; owner, group and mode stay. Raises OSError, and SluiceError where it is not `was` any more."""
+    if read(source.path) != was:
+        raise SluiceError(f"{source.path}: somebody changed it meanwhile", remedy="try again")
     status = source.path.stat()
     target = source.path.resolve()
     write_atomic(target, source.text, mode=status.st_mode & 0o777)

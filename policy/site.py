@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import stat
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,7 @@ class Plan:
     live: Live
     wanted: Wanted
     changes: list[Change]
+    applied: Applied  # when it was made
 
     def document(self) -> dict[str, Any]:
         """For JSON."""
@@ -108,7 +110,7 @@ class Site:
         if others:
             wanted.notes.append(f"accounts that the file does not name, left alone: {', '.join(others[:10])}"
                                 + (f" and {len(others) - 10} more" if len(others) > 10 else ""))  # fmt: skip
-        return Plan(source, live, wanted, changes)
+        return Plan(source, live, wanted, changes, applied)
 
     def drift(self) -> Plan:
         """What was changed by hand since the last apply: the way back to it. Raises SluiceError without one."""
@@ -151,6 +153,40 @@ class Site:
         applier = Applier(self.cluster, plan.live, plan.wanted.state, progress, load=load)
         applier.refuse_impossible(changes)
         self.audit.refuse_unwritable()
+        with self._alone(plan):
+            return self._apply(plan, who, action, applier, changes, left, force, drain_s, before)
+
+    @contextmanager
+    def _alone(self, plan: Plan) -> Iterator[None]:
+        """One apply at a time: two sacctmgr that add side by side can end slurmdbd. Raises SluiceError.
+
+        The lock lies where only those who may write records reach it, so that no user can keep it.
+        """
+        flags = os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(self.folder / "audit/.apply", flags, 0o660)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise SluiceError("another apply is under way", remedy="wait for its end, and try again") from None
+            if self.applied() != plan.applied:
+                raise SluiceError("somebody applied a policy since this plan was made", remedy="try again")
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _apply(
+        self,
+        plan: Plan,
+        who: Caller,
+        action: str,
+        applier: Applier,
+        changes: list[Change],
+        left: list[Change],
+        force: bool,
+        drain_s: float,
+        before: Callable[[], None] | None,
+    ) -> tuple[list[Change], list[Change]]:
         jobs = applier.jobs_in_the_way(changes)
         if jobs and not force:
             names = sorted({f"{job.user}@{job.account}" for job in jobs})

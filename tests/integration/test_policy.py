@@ -188,6 +188,32 @@ def test_import_then_plan_is_empty(site: PolicySite) -> None:
     assert site.changes() == []
 
 
+def test_import_of_what_was_applied_keeps_its_qos(site: PolicySite) -> None:
+    first(site)
+    before = associations(site)
+    site.write(site.sluice("import").stdout)
+    assert [one for one in site.changes() if one["kind"] != "file"] == []
+    site.apply()
+    assert associations(site) == before
+
+
+def test_two_at_once_are_one_after_the_other(site: PolicySite) -> None:
+    fresh(site)
+    site.write(FIRST)
+    words = ["sluice", "apply", "--yes", "--file", f"{INSIDE}/sluice.yaml", "--state-dir", f"{INSIDE}/state"]
+    applies = [
+        subprocess.Popen(site.cluster.command(words), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    said = [apply.communicate(timeout=60)[1] for apply in applies]
+    codes = [apply.returncode for apply in applies]
+    assert codes.count(0) >= 1, said
+    for code, text in zip(codes, said, strict=True):
+        assert code == 0 or "another apply is under way" in text or "since this plan was made" in text, text
+    assert site.changes() == []
+    assert site.sluice("audit", "verify").returncode == 0
+
+
 def test_accounts_of_others_are_left_alone(site: PolicySite) -> None:
     fresh(site)
     site.sacctmgr("add", "account", "theirs", "GrpTRES=gres/gpu=1")

@@ -301,7 +301,10 @@ def test_edits_keep_comments_and_the_rest(tmp_path: Path) -> None:
     path.chmod(0o640)
     source = edited(path, lambda document: set_value(document["tenants"]["a"], "limit.gpus", "9"))
     assert path.read_text() == text
-    save(source)
+    with pytest.raises(SluiceError, match="meanwhile"):
+        save(source, "another text")
+    assert path.read_text() == text
+    save(source, text)
     assert path.read_text() == text.replace("gpus: 8", "gpus: 9")
     assert path.stat().st_mode & 0o777 == 0o640
 
