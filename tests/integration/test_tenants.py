@@ -329,6 +329,13 @@ def test_users_see_what_is_theirs(guarded: PolicySite) -> None:
     assert "no tenant" in site.run("sluice", "whoami", user="mallory").stdout
 
 
+def test_users_are_told_the_qos_of_over_quota_work(site: PolicySite) -> None:
+    site.apply(
+        "tenants:\n  zeta: {members: [alice], guarantee: {gpus: 1}, borrow: true}\n", "--force", "--drain-time=0s"
+    )
+    assert "--qos=sluice_over)" in site.run("sluice", "whoami", user="alice").stdout
+
+
 def test_coordinators_change_their_subtree_only(guarded: PolicySite) -> None:
     site = guarded
     group = str(site.cluster.facts["unix_users"]["carol"]["gid"])
