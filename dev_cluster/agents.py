@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from sluice_base.files import write_atomic
 from sluice_base.run import run_command
 
 _PROJECT = Path(__file__).resolve().parents[1]
-_PROGRAMS = _PROJECT / "prolog_epilog/programs"
+_PROGRAMS = INSIDE / "programs"  # a copy: users run the task prolog, and may not enter the folder of a checkout
 _PLUGIN = "spank_sluice_limit.so"
 READY = "action=ready"
 """In an agent's log when it answers."""
@@ -36,7 +37,8 @@ class NodeAgents:
         return [*((key, str(_PROGRAMS / name)) for key, name in names.items()), ("PrologFlags", "Alloc,Contain")]
 
     def write(self, layout: Layout) -> set[str]:
-        """The SPANK plugin with its line in plugstack.conf; the names of the files that belong beside slurm.conf."""
+        """The programs, and the SPANK plugin with its line in plugstack.conf; the names of the files that belong beside slurm.conf."""
+        shutil.copytree(_PROJECT / "prolog_epilog/programs", layout.folder / _PROGRAMS.name, symlinks=True)
         source = _PROJECT / "slurm_plugin/spank_limit/spank_sluice_limit.c"
         headers = self.prefix / "include"
         command: list[str | Path] = ["gcc", "-std=gnu11", "-O2", "-fPIC", "-shared", "-Wl,-z,lazy"]
