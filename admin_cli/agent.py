@@ -25,14 +25,18 @@ RECORDS = "/var/lib/sluice/records"
     type=click.Path(path_type=Path),
     help="The compiled policy with the tenants' caps per GPU.",
 )
+@click.option(
+    "--library", type=click.Path(path_type=Path), help="The preloaded limiter. Default: the one that came with Sluice."
+)
 @click.pass_context
-def command(context: click.Context, run: Path, records: Path, policy: Path) -> None:
+def command(context: click.Context, run: Path, records: Path, policy: Path, library: Path | None) -> None:
     """Run the node agent (as root, one a node), until SIGTERM."""
     if context.invoked_subcommand is not None:
         return
     from prolog_epilog.agent import Agent, Settings
+    from sluice_core.limit import library_path
 
-    agent = Agent(Settings(run=run, records=records, policy=policy))
+    agent = Agent(Settings(run=run, records=records, policy=policy, library=library or library_path()))
     agent.start()
     agent.serve()
 

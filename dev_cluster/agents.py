@@ -11,9 +11,10 @@ from dev_cluster.slurm_tree import SlurmTree
 from sluice_base.errors import UsageError
 from sluice_base.files import write_atomic
 from sluice_base.run import run_command
+from sluice_core.limit import library_path
 
 _PROJECT = Path(__file__).resolve().parents[1]
-_PROGRAMS = INSIDE / "programs"  # a copy: users run the task prolog, and may not enter the folder of a checkout
+_PROGRAMS = INSIDE / "programs"  # copies: jobs' users need them, and may not enter a checkout
 _PLUGIN = "spank_sluice_limit.so"
 READY = "action=ready"
 """In an agent's log when it answers."""
@@ -37,8 +38,10 @@ class NodeAgents:
         return [*((key, str(_PROGRAMS / name)) for key, name in names.items()), ("PrologFlags", "Alloc,Contain")]
 
     def write(self, layout: Layout) -> set[str]:
-        """The programs, and the SPANK plugin with its line in plugstack.conf; the names of the files that belong beside slurm.conf."""
-        shutil.copytree(_PROJECT / "prolog_epilog/programs", layout.folder / _PROGRAMS.name, symlinks=True)
+        """Programs, limiter, and the SPANK plugin with its line in plugstack.conf; names of files beside slurm.conf."""
+        programs = layout.folder / _PROGRAMS.name
+        shutil.copytree(_PROJECT / "prolog_epilog/programs", programs, symlinks=True)
+        shutil.copy(library_path(), programs)
         source = _PROJECT / "slurm_plugin/spank_limit/spank_sluice_limit.c"
         headers = self.prefix / "include"
         command: list[str | Path] = ["gcc", "-std=gnu11", "-O2", "-fPIC", "-shared", "-Wl,-z,lazy"]
@@ -57,4 +60,5 @@ class NodeAgents:
     def command(self, host: str) -> list[str]:
         """The agent's command line."""
         records = str(INSIDE / "nodes" / host / "records")
-        return [sys.executable, "-m", "admin_cli.main", "agent", "--records", records]
+        library = str(_PROGRAMS / library_path().name)
+        return [sys.executable, "-m", "admin_cli.main", "agent", "--records", records, "--library", library]

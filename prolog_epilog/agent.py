@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import socket
+import stat
 import struct
 import sys
 import threading
@@ -64,6 +65,7 @@ class Settings:
     """Where things are, and how often the watchdog looks (seconds)."""
 
     run: Path = RUN
+    library: Path = field(default_factory=limit.library_path)
     records: Path = RECORDS
     policy: Path = Path("/etc/slurm/sluice.policy")
     period: float = 0.5
@@ -91,6 +93,20 @@ def log(action: str, **detail: Any) -> None:
         text = one_line(str(value))
         words.append(f"{key}={json.dumps(text) if ' ' in text or '=' in text or not text else text}")
     print(" ".join(words), file=sys.stderr, flush=True)
+
+
+def _check_readable(library: Path) -> None:
+    """The loader goes on without a library that the job's user cannot open: then no job may start at all."""
+    for path in (library, *library.resolve().parents):
+        try:
+            mode = path.stat().st_mode
+        except OSError as error:
+            raise SluiceError(f"limiter {library}: {error.strerror}", remedy="install Sluice anew") from error
+        if not mode & (stat.S_IXOTH if stat.S_ISDIR(mode) else stat.S_IROTH):
+            raise SluiceError(
+                f"limiter {library}: users cannot open it, as {path} has mode {stat.S_IMODE(mode):o}",
+                remedy="install Sluice where every user may read, e.g. below /opt, or name a copy with --library",
+            )
 
 
 class Agent:
@@ -148,12 +164,13 @@ class Agent:
         self.store.prepare()
         for folder in (self.limits, self.limits / "job"):
             folder.mkdir(mode=0o755, exist_ok=True)
+        _check_readable(self.settings.library)
         system = Path("/etc/ld.so.preload")
         if not system.exists():
             write_atomic(system, "")
-        others = [line for line in system.read_text().splitlines() if line and line != str(limit.library_path())]
+        others = [line for line in system.read_text().splitlines() if line and line != str(self.settings.library)]
         # A job's namespace has this very file mounted, and one that is replaced cannot be mounted over in there.
-        write_if_changed(self.settings.run / "preload", "\n".join([str(limit.library_path()), *others]) + "\n")
+        write_if_changed(self.settings.run / "preload", "\n".join([str(self.settings.library), *others]) + "\n")
         self.store.prune(time.time() - _RETENTION_SECONDS)
 
     def _take_over(self) -> None:

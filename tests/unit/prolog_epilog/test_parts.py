@@ -16,7 +16,7 @@ import pytest
 
 from policy.compiled import CompiledPolicy, Tenant
 from prolog_epilog import notice
-from prolog_epilog.agent import Agent, Peer, RefusalError, Settings, Watch, hints
+from prolog_epilog.agent import Agent, Peer, RefusalError, Settings, Watch, _check_readable, hints
 from prolog_epilog.caps import Caps
 from prolog_epilog.cgroups import Place, parse_place, processes_of
 from prolog_epilog.devices import NodeDevice, devices_of, select
@@ -498,3 +498,16 @@ def test_a_task_keeps_what_its_user_set(answering: Answering, tmp_path: Path) ->
     done = program("sluice-task-prolog", path, tmp_path, SLURM_STEP_GPUS="0", NCCL_IB_HCA="mine")
     assert done.stdout == "export SLUICE_GPU_NUMA=0\n"
     assert asked[1] == {"do": "task", "open": [str(own)]}
+
+
+def test_a_limiter_that_users_cannot_open_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    folder = tmp_path / "home"
+    folder.mkdir(mode=0o700)
+    library = folder / "libsluice_limit.so"
+    library.write_bytes(b"")
+    library.chmod(0o644)
+    with pytest.raises(SluiceError, match=r"users cannot open it, as .*/home has mode 700"):
+        _check_readable(library)
+    with pytest.raises(SluiceError, match="No such file"):
+        _check_readable(folder / "missing")
