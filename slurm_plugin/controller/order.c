@@ -455,8 +455,8 @@ static struct run run_of(const struct sluice_queue_job *job)
         .uid = job->uid, .gpus = gpus_of(job), .name_hash = job->name_hash, .run_s = run_s > 0 ? run_s : 0};
 }
 
-/* Since the last step: usage, and run times of what ended. An ended job is met in exactly one step: that which is the
- * first after its end. */
+/* Since the last step: usage, and run times of what ended. A job that ended in the second of the step has run since the
+ * last one: it is charged now, and learnt from by the next step, which has nothing left of it to charge. */
 static void follow(struct sluice_ranker *ranker, const struct sluice_queue *queue)
 {
     if (ranker->charged_to_s == 0 || ranker->charged_to_s > queue->taken_s)
@@ -468,10 +468,10 @@ static void follow(struct sluice_ranker *ranker, const struct sluice_queue *queu
     }
     for (uint32_t i = 0; i < queue->ended_count; i++) {
         const struct sluice_queue_job *job = &queue->ended[i];
-        if (job->start_s <= 0 || job->end_s < ranker->charged_to_s || job->end_s >= queue->taken_s)
+        if (job->start_s <= 0 || job->end_s < ranker->charged_to_s || job->end_s > queue->taken_s)
             continue;
         charge_job(ranker, queue, job, job->end_s);
-        if (job->flags & SLUICE_QUEUE_RAN_OUT) {
+        if (job->end_s < queue->taken_s && job->flags & SLUICE_QUEUE_RAN_OUT) {
             struct run run = run_of(job);
             learn(ranker, &run);
         }

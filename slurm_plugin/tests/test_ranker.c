@@ -211,6 +211,16 @@ static void test_usage_of_running_and_ended_jobs(void)
     step(ranker, queue);
     CHECK_INT(usage_of("atoms"), 2000 * 15);
     CHECK_INT(usage_of("biology"), 8000 * 3);
+
+    /* So is what ended in the second of the step: once, though the next step meets it again. */
+    sluice_queue_clear(queue, 5);
+    queue->taken_s = NOW + 25;
+    ended(queue, "atoms", 2, NOW + 21, NOW + 25);
+    step(ranker, queue);
+    CHECK_INT(usage_of("atoms"), 2000 * 19);
+    queue->taken_s = NOW + 30;
+    step(ranker, queue);
+    CHECK_INT(usage_of("atoms"), 2000 * 19);
     sluice_queue_free(queue);
     sluice_ranker_free(ranker);
 }
