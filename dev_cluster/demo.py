@@ -74,6 +74,7 @@ class Stage:
         self.cluster = cluster
         self.colour = sys.stdout.isatty()
         self.steps = 0
+        self.explain = ["explain", "--records", f"{INSIDE}/state/sluice.records"]
         self.plugins = True
 
     def step(self, title: str, why: str) -> None:
@@ -110,6 +111,13 @@ class Stage:
     def sluice(self, *words: str, node: str = LOGIN, lines: int = 40) -> str:
         """A command of Sluice itself."""
         return self.run([*SLUICE, *words], node=node, shown=shlex.join(["sluice", *words]), lines=lines)
+
+    def start_explaind(self) -> None:
+        """Start the explain service, where SlurmUser can read this checkout; else the records are read as root."""
+        load = [sys.executable, "-c", "import slurm_plugin.explain_service"]
+        if self.cluster.run(load, user="slurm", node="ctl1", check=False).returncode == 0:
+            self.cluster.start_program("explaind", [*SLUICE, "explaind"], node="ctl1")
+            self.explain = ["explain"]
 
     def expect(self, truth: bool, claim: str) -> None:
         """Stop unless what was just shown is what was claimed."""
@@ -218,8 +226,8 @@ def schedule(stage: Stage) -> None:
     waiting = _job(stage, "--gres=gpu:h100:8", "-n8", "-J", "whole-node", running=True)
     behind = _job(stage, "--gres=gpu:h100:5", "-n5", "-J", "behind")
     stage.wait("it was looked at", lambda: _state(stage, behind) == "PENDING" and bool(_explained(stage, behind)))
-    stage.sluice("explain", gang[-1])
-    explained = stage.sluice("explain", behind)
+    stage.sluice(*stage.explain, gang[-1])
+    explained = stage.sluice(*stage.explain, behind)
     stage.expect("wait" in explained and waiting != behind, "it is explained why the job waits")
     _cancel(stage)
 
@@ -248,7 +256,7 @@ def _level(stage: Stage) -> str:
 
 
 def _explained(stage: Stage, job: str) -> str:
-    done = stage.cluster.run([*SLUICE, "explain", job], check=False)
+    done = stage.cluster.run([*SLUICE, *stage.explain, job], check=False)
     return done.stdout if done.returncode == 0 and "wait" in done.stdout else ""
 
 
@@ -409,7 +417,7 @@ def _show(cluster: DevCluster) -> None:
         discover(stage)
         submit(stage)
         if stage.plugins:
-            cluster.start_program("explaind", [*SLUICE, "explaind"], node="ctl1")
+            stage.start_explaind()
             enforce(stage)
             schedule(stage)
         report(stage)
