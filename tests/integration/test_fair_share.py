@@ -1,0 +1,112 @@
+"""Two tenants with shares of 1:3, both with more work than there are GPUs: who gets how much GPU time."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import time
+from collections.abc import Callable
+from datetime import datetime
+
+import pytest
+
+from dev_cluster.cluster import DevCluster
+from tests.integration.policy_site import PolicySite, description
+
+pytestmark = pytest.mark.cluster
+
+GPUS = 16
+TENANTS = {"one": "alice", "three": "bob"}
+POLICY = """\
+level: place
+tenants:
+  one: {members: [alice], shares: 1}
+  three: {members: [bob], shares: 3}
+scheduling: {order: fair-share}
+"""
+BACKLOG = 24  # waiting jobs of each tenant, at least: more than run at once
+TASKS = 8
+
+
+@pytest.fixture(scope="module")
+def site(make_shared_cluster: Callable[..., DevCluster]) -> PolicySite:
+    more = {
+        "nodes": [{"names": "g-[1-2]", "platform": "dgx-h100"}],
+        "sluice": {"level": "place", "policy": ""},
+    }
+    more["slurm_conf"] = description()["slurm_conf"] + "PriorityType=priority/multifactor\n"
+    site = PolicySite(make_shared_cluster(description(**more), timeout=400))
+    site.apply(POLICY)
+    conf = site.cluster.layout.slurm / "slurm.conf"
+    conf.write_text(conf.read_text() + "Include policy.sluice.conf\n")
+    site.run("scontrol", "reconfigure")
+    time.sleep(2.5)  # the plugins look at the policy once a second
+    shown = site.run("scontrol", "show", "config").stdout
+    assert re.search(r"PriorityWeightFairShare += 24999\n", shown), "Slurm's, below one step of ours"
+    return site
+
+
+class Backlog:
+    """Jobs of one to four GPUs and a few seconds for both tenants, never too few."""
+
+    def __init__(self, site: PolicySite) -> None:
+        self.site = site
+        self.sizes = {tenant: itertools.cycle((1, 2, 3, 4)) for tenant in TENANTS}
+        self.fewest = dict.fromkeys(TENANTS, 10**6)
+
+    def waiting(self) -> dict[str, int]:
+        rows = self.site.jobs(fmt="%a", states="PENDING")
+        return {tenant: sum(row[0] == tenant for row in rows) for tenant in TENANTS}
+
+    def fill(self) -> None:
+        """Submit where it is needed; remembers how few jobs ever waited."""
+        for tenant, count in self.waiting().items():
+            self.fewest[tenant] = min(self.fewest[tenant], count)
+            for _ in range(max(0, 2 * BACKLOG - count) // TASKS):
+                self.site.run("sbatch", "-o", "/dev/null", "-A", tenant, f"--gres=gpu:{next(self.sizes[tenant])}",
+                              "-n1", "--mem=10M", "--time=1", f"--array=1-{TASKS}", "--wrap=sleep 4",
+                              user=TENANTS[tenant], cwd="/")  # fmt: skip
+
+    def keep(self, seconds: float) -> tuple[float, float]:
+        """Keep it up so long; from when to when (Unix time)."""
+        self.fewest = dict.fromkeys(TENANTS, 10**6)
+        begin = time.time()
+        while time.time() < begin + seconds:
+            self.fill()
+            time.sleep(0.5)
+        return begin, time.time()
+
+
+def gpu_seconds(site: PolicySite, begin: float, end: float) -> dict[str, float]:
+    """GPU time of each tenant in a window, as accounting has it. Call it when no job is left."""
+    spent = dict.fromkeys(TENANTS, 0.0)
+    rows = site.run("sacct", "--allocations", "--allusers", "--noheader", "--parsable2",
+                    f"--starttime={datetime.fromtimestamp(begin - 60):%FT%T}", "--endtime=now",
+                    "--format=account,start,end,alloctres",
+                    env={"SLURM_TIME_FORMAT": "%s"}).stdout.splitlines()  # fmt: skip
+    for row in rows:
+        account, started, ended, tres = row.split("|")
+        if started.isdecimal() and (gpus := re.search(r"gres/gpu=(\d+)", tres)):
+            inside = min(end, int(ended)) - max(begin, int(started))  # a job without an end: ValueError
+            spent[account] += int(gpus[1]) * max(0.0, inside)
+    return spent
+
+
+@pytest.mark.timeout(1500)
+def test_gpu_time_is_as_the_shares(site: PolicySite, full_scale: bool) -> None:
+    """Twenty minutes: within 5 % of 25:75. In a minute are few turns: `three` gets more, `one` something."""
+    backlog = Backlog(site)
+    try:
+        backlog.keep(12)
+        begin, end = backlog.keep(1200 if full_scale else 50)
+        fewest = dict(backlog.fewest)
+    finally:
+        site.clear()
+    site.wait(lambda: "|Unknown|" not in site.run("sacct", "-aXnPS", "now-1hours", "-o", "account,end,state").stdout)
+    spent = gpu_seconds(site, begin, end)
+    total = sum(spent.values())
+    share = spent["one"] / total
+    print(f"{spent}, share {share:.4f}, use {total / GPUS / (end - begin):.2f}, fewest waiting {fewest}")
+    assert min(fewest.values()) > 0, "both had work all the time"
+    assert total > 0.4 * GPUS * (end - begin), "the cluster was busy"
+    assert abs(share - 0.25) <= (0.05 * 0.25 if full_scale else 0.2), spent
