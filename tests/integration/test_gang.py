@@ -17,6 +17,7 @@ import pytest
 
 from dev_cluster.cluster import DevCluster
 from policy.compiled import CompiledPolicy, Global, Tenant
+from tests.integration.versions import NATIVE_FIRST
 
 pytestmark = pytest.mark.cluster
 
@@ -123,7 +124,7 @@ def _set_up(cluster: DevCluster) -> None:
     cluster.run(["sacctmgr", "-i", "modify", "account", "narrow", "set", "GrpJobs=3"])
 
 
-@pytest.fixture(scope="module", params=["native", pytest.param("trixie", marks=pytest.mark.trixie)])
+@pytest.fixture(scope="module", params=NATIVE_FIRST)
 def gangs(request: pytest.FixtureRequest, make_shared_cluster: Callable[..., DevCluster]) -> Iterator[Gangs]:
     options: dict[str, Path] = {}
     if request.param == "trixie":

@@ -22,6 +22,7 @@ from slurm_plugin.decisions import Rank, check_file, list_files
 from slurm_plugin.explanation import explain_job, parse_job
 from slurm_plugin.order_table import read_order_table
 from tests.integration.slurm_features import wait_until
+from tests.integration.versions import NATIVE_FIRST
 
 pytestmark = pytest.mark.cluster
 
@@ -70,7 +71,7 @@ def description(**more: Any) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="module", params=["native", pytest.param("trixie", marks=pytest.mark.trixie)])
+@pytest.fixture(scope="module", params=NATIVE_FIRST)
 def system(request: pytest.FixtureRequest) -> str:
     """Whose Slurm: this machine's, or that of the Debian 13 tree."""
     return str(request.param)

@@ -14,6 +14,7 @@ import pytest
 
 from dev_cluster.cluster import DevCluster
 from policy.compiled import CompiledPolicy, Global, Tenant
+from tests.integration.versions import NATIVE_FIRST
 
 pytestmark = pytest.mark.cluster
 
@@ -79,7 +80,7 @@ def until(look: Callable[[], Any], good: Callable[[Any], bool], timeout: float =
     return seen
 
 
-@pytest.fixture(scope="module", params=["native", pytest.param("trixie", marks=pytest.mark.trixie)])
+@pytest.fixture(scope="module", params=NATIVE_FIRST)
 def slurm(request: pytest.FixtureRequest, make_shared_cluster: Callable[..., DevCluster]) -> Iterator[Cluster]:
     options: dict[str, Path] = {}
     if request.param == "trixie":
