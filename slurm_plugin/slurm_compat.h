@@ -263,9 +263,9 @@ typedef priority_factors_object_t sluice_prio_factors;
 typedef struct job_details sluice_job_details;
 #define SLUICE_PARTITION_PRIORITIES(job) ((job)->priority_array)
 #endif
-/* Whether this slurmctld is in charge: the primary, or a backup since it took over (control_time; not in Slurm's headers,
- * exported by every version). Backups load the plugins, too. A backup of 24.11 that was reconfigured while in charge has
- * no control_time: it counts as not in charge. */
+/* Whether this slurmctld is in charge: the primary, or a backup since it took over (control_time; not in Slurm's
+ * headers, exported by every version). Backups load the plugins, too. A backup of 24.11 that was reconfigured while in
+ * charge has no control_time: it counts as not in charge. */
 extern time_t control_time;
 static inline bool sluice_in_charge(void)
 {
