@@ -20,9 +20,10 @@ _MOST_ANSWER = 8 << 20
 class Worker:
     """One vendor's process. One question at a time; threads may share it."""
 
-    def __init__(self, vendor: str, timeout: float = 5.0) -> None:
+    def __init__(self, vendor: str, timeout: float = 5.0, module: str = "prolog_epilog.sampling") -> None:
         self.vendor = vendor
         self.timeout = timeout
+        self.module = module
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -39,7 +40,7 @@ class Worker:
         if self._process is None or self._process.poll() is not None:
             self._drop()
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "prolog_epilog.sampling", self.vendor],
+                [sys.executable, "-m", self.module, self.vendor],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 start_new_session=True,

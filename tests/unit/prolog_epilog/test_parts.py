@@ -371,13 +371,10 @@ def test_a_full_pipe_does_not_hold_the_watchdog_up() -> None:
 
 def vendor_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> Worker:
     """A worker whose process runs `body` for each request."""
-    package = tmp_path / "prolog_epilog"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    (package / "sampling.py").write_text(f"import sys, json, time, os\nfor line in sys.stdin:\n    {body}\n")
+    (tmp_path / "fake_sampling.py").write_text(f"import sys, json, time, os\nfor line in sys.stdin:\n    {body}\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    return Worker("nvidia", timeout=3.0)
+    return Worker("nvidia", timeout=3.0, module="fake_sampling")
 
 
 def test_a_hanging_driver_is_given_up_and_asked_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -394,7 +391,7 @@ def test_a_crash_and_an_error_of_the_library_are_told(tmp_path: Path, monkeypatc
     worker = vendor_process(tmp_path, monkeypatch, "os.abort()")
     with pytest.raises(SluiceError, match="ended the process"):
         worker.ask(do="sample", timeout=20.0)
-    (tmp_path / "prolog_epilog/sampling.py").write_text('print(\'{"error": "GPU is lost"}\', flush=True); input()\n')
+    (tmp_path / "fake_sampling.py").write_text('print(\'{"error": "GPU is lost"}\', flush=True); input()\n')
     with pytest.raises(SluiceError, match="the nvidia driver: GPU is lost"):
         worker.ask(do="sample", timeout=20.0)
     worker.close()
