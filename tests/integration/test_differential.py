@@ -170,7 +170,7 @@ def _gather(cluster: DevCluster, steps: list[Step], outcome: Outcome) -> None:
     outcome.errors = Counter(
         re.sub(r"\d+", "#", re.sub(r"^\S+ ?|\[.*?\] ", "", line)).strip()
         for line in outcome.log.splitlines()
-        # Slurm's counter for MaxJobsAccrue: once it was too low at place, not yet explained (docs/scheduling-in-slurm.md).
+        # Not yet explained, and rare: docs/scheduling-in-slurm.md, "Open".
         if re.search(r"\berror:", line) and "accrue_cnt underflow" not in line
     )
 
