@@ -215,7 +215,7 @@ def test_a_killed_controller_in_the_middle_starts_no_part(gangs: Gangs) -> None:
     seen, saved = time.time(), gangs.cluster.folder / "state/job_state"
     until(lambda: saved.stat().st_mtime, lambda written: written > seen)  # what Slurm has not saved is lost anyway
     gangs.restart(signal.SIGKILL)
-    assert gangs.states(jobs).count("CONFIGURING") == 3
+    assert "RUNNING" not in gangs.states(jobs)  # on a slow machine they may have been requeued by now
     until(lambda: gangs.states(jobs), lambda seen: seen == ["PENDING"] * 4, timeout=GANG_LIMIT + 15)
     assert not any(gangs.ran(kind, job) for job in jobs for kind in ("job", "prolog"))
 
