@@ -1,0 +1,1 @@
+"""What was used: metrics, job summaries, sacct-style reports, alerts."""
