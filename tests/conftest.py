@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 # Every process that the tests start inherits it, so that those left behind can be told from others' processes.
 MARK = f"SLUICE_TEST_SESSION={os.getpid()}"
+LEFT_BY_WORKERS: list[str] = []
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -20,12 +22,30 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Tests leave no process behind: end and name those that they left, and fail."""
-    left = _marked()
-    for pid, command in left.items():
-        print(f"\nleft behind by a test: {pid} {command}")
-        os.kill(pid, signal.SIGKILL)
+    if session.config.getoption("numprocesses", None):
+        left = LEFT_BY_WORKERS
+    else:
+        left = [f"{pid} {command}" for pid, command in _end_marked().items()]
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left"] = left
+        return
+    for process in left:
+        print(f"\nleft behind by a test: {process}")
     if left:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """What a worker's tests left behind, with pytest-xdist."""
+    LEFT_BY_WORKERS.extend(getattr(node, "workeroutput", {}).get("left", ["a worker that died did not tell"]))
+
+
+def _end_marked() -> dict[int, str]:
+    left = _marked()
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    return left
 
 
 def _marked() -> dict[int, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import tempfile
@@ -83,14 +84,16 @@ def _factory(folders: Path) -> Iterator[MakeCluster]:
 def trixie_root() -> Path:
     """A Debian 13 tree with its own Slurm, made on first use and kept in build/trixie."""
     tree = Path(__file__).parents[2] / "build/trixie"
-    made = subprocess.run(
-        ["tools/trixie-chroot", str(tree)],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
+    with (tree.parent / "trixie.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another worker of pytest-xdist may make it just now
+        made = subprocess.run(
+            ["tools/trixie-chroot", str(tree)],
+            cwd=Path(__file__).parents[2],
+            capture_output=True,
+            text=True,
+            timeout=500,
+            check=False,
+        )
     if made.returncode != 0:
         reason = f"no Debian 13 tree: {made.stderr.strip()[-500:]}"
         if os.environ.get("SLUICE_TRIXIE") == "require":
