@@ -123,17 +123,24 @@ def _settled(site: PolicySite, job: str) -> tuple[str, str] | None:
     return None if reason in ("None", "Priority", "BeginTime") else (state, reason)
 
 
-def test_most_jobs_are_refused_at_submit_with_the_reason(site: PolicySite) -> None:
+def test_most_jobs_are_refused_at_submit_by_any_way(site: PolicySite) -> None:
     try:
         jobs = [site.sbatch("alice", "-A", "submit", "--hold") for _ in range(3)]
         assert all(job.isdecimal() for job in jobs)
-        for words in (("--hold",), ("--array=0-2",)):
+        for words in (("--hold",), ("--array=0-2",), (":", "-n1")):
             said = site.sbatch("alice", "-A", "submit", *words, check=False)
             assert "AssocGrpSubmitJobsLimit" in said, said
+        for client in ("srun", "salloc"):
+            done = site.run(client, "-A", "submit", "--immediate=2", "true", user="alice", check=False)
+            assert "AssocGrpSubmitJobsLimit" in done.stderr, (client, done.stderr)
+        other = site.sbatch("alice", "-A", "wall", "--time=1", "--hold")
+        moved = site.run("scontrol", "update", f"JobId={other}", "Account=submit", user="alice", check=False)
+        assert moved.returncode != 0
         with ThreadPoolExecutor(20) as clients:
             tried = list(clients.map(lambda _: site.sbatch("alice", "-A", "submit", "--hold", check=False), range(20)))
         assert not any(one.isdecimal() for one in tried)
         assert "AssocGrpSubmitJobsLimit" in site.sbatch("alice", "-A", "gone", check=False)
+        assert sum(row[4] == "submit" for row in site.jobs(states="PENDING")) == 3
     finally:
         site.clear()
 
@@ -152,25 +159,29 @@ def test_most_jobs_are_refused_at_submit_with_the_reason(site: PolicySite) -> No
         ("large", ["--gres=gpu:h100:2"], ["--gres=gpu:h100:3"], "TresPerNode=gres:gpu:h100:3", "MaxGRESPerJob|MaxTRES"),
     ],
 )
-def test_the_largest_job(
+def test_the_largest_job_by_any_way(
     site: PolicySite, account: str, within: list[str], over: list[str], update: str, reason: str
 ) -> None:
     try:
         fine = site.sbatch("alice", "-A", account, *within)
         site.wait(lambda: site.state(fine)[0] == "RUNNING")
-        said = site.sbatch("alice", "-A", account, *over, check=False)
-        if said.isdecimal():
-            state, why = site.wait(lambda: _settled(site, said))
-            assert state == "PENDING", why
-            assert re.search(reason, why), why
-        else:
-            assert re.search(reason, said), said
+        with ThreadPoolExecutor(20) as clients:
+            submitted = list(clients.map(lambda _: site.sbatch("alice", "-A", account, *over, check=False), range(20)))
+        submitted.append(site.sbatch("alice", "-A", account, *over, "--array=0-1", check=False))
+        het = site.sbatch("alice", "-A", account, *within, ":", "-A", account, *over, check=False)
         for client in ("srun", "salloc"):
             done = site.run(client, "-A", account, *over, "--immediate=2", "true", user="alice", check=False)
             assert done.returncode != 0
         held = site.sbatch("alice", "-A", account, *within, "--hold")
         site.run("scontrol", "update", f"JobId={held}", update, user="alice", check=False)
         site.run("scontrol", "release", held, user="alice")
+        for said in submitted:
+            if said.isdecimal():
+                state, why = site.wait(lambda said=said: _settled(site, said))
+                assert state == "PENDING", (said, why)
+            else:
+                why = said
+            assert re.search(reason, why), why
         time.sleep(2.5)
         state, why = site.state(held)
         if state == "RUNNING":  # the update was refused, and the job is as it was
@@ -178,6 +189,11 @@ def test_the_largest_job(
             assert "TimeLimit=00:59:00" in shown or "TimeLimit=00:20:00" in shown or "gres:gpu:h100:2" in shown, shown
         else:
             assert re.search(reason, why), why
+        if het.isdecimal():  # its first part alone may wait for anything
+            assert re.search(reason, " ".join(row[2] for row in site.jobs() if row[0].startswith(f"{het}+"))), het
+        else:
+            assert re.search(reason, het), het
+        assert {row[0] for row in site.jobs(states="RUNNING") if row[4] == account} <= {fine, held}
     finally:
         site.clear()
 
