@@ -15,6 +15,7 @@ from sluice_base.errors import SluiceError
 COMMANDS: dict[str, tuple[str, str]] = {
     "agent": ("admin_cli.agent", "The node agent: limits, watchdog, and what each job had."),
     "cluster": ("admin_cli.cluster", "A whole Slurm cluster on this machine, for tests and demonstrations."),
+    "controllerd": ("admin_cli.controllerd", "What Sluice does again and again on the controllers (a daemon)."),
     "doctor": ("admin_cli.doctor", "A read-only look at an existing Slurm site."),
     "explain": ("admin_cli.explain", "Why a job has its priority and its nodes, or why it still waits."),
     "explaind": ("admin_cli.explaind", "Answer `sluice explain` of users on other hosts (runs on the controllers)."),

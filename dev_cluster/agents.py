@@ -8,14 +8,13 @@ from pathlib import Path
 
 from dev_cluster.layout import INSIDE, Layout
 from dev_cluster.slurm_tree import SlurmTree
-from sluice_base.errors import UsageError
 from sluice_base.files import write_atomic
-from sluice_base.run import run_command
+from slurm_plugin.builder import build_limit_plugin
+from slurm_plugin.install import limit_line
 from sluice_core.limit import library_path
 
 _PROJECT = Path(__file__).resolve().parents[1]
 _PROGRAMS = INSIDE / "programs"  # copies: jobs' users need them, and may not enter a checkout
-_PLUGIN = "spank_sluice_limit.so"
 READY = "action=ready"
 """In an agent's log when it answers."""
 
@@ -24,12 +23,9 @@ class NodeAgents:
     """The agents of one cluster."""
 
     def __init__(self, tree: SlurmTree) -> None:
-        if tree.root is not None:
-            raise UsageError(
-                "agent: the node agent needs this machine's own Python, and --root names another system's tree",
-                remedy="leave out --root, or agent",
-            )
-        self.prefix = tree.prefix
+        self.tree = tree
+        self.version = tree.version()
+        self.headers = tree.headers()
 
     @property
     def parameters(self) -> list[tuple[str, str]]:
@@ -42,15 +38,10 @@ class NodeAgents:
         programs = layout.folder / _PROGRAMS.name
         shutil.copytree(_PROJECT / "prolog_epilog/programs", programs, symlinks=True)
         shutil.copy(library_path(), programs)
-        source = _PROJECT / "slurm_plugin/spank_limit/spank_sluice_limit.c"
-        headers = self.prefix / "include"
-        command: list[str | Path] = ["gcc", "-std=gnu11", "-O2", "-fPIC", "-shared", "-Wl,-z,lazy"]
-        command += ["-I", _PROJECT / "native/include", "-I", headers, "-o", layout.folder / _PLUGIN, source]
-        run_command(command)
+        build_limit_plugin(self.headers, self.version, layout.folder)
         stack = layout.slurm / "plugstack.conf"
         others = stack.read_text() if stack.exists() else ""
-        line = f"required {INSIDE / _PLUGIN} helper={_PROGRAMS / 'sluice-task-init'}\n"
-        write_atomic(stack, others + line)
+        write_atomic(stack, others + limit_line(INSIDE, _PROGRAMS / "sluice-task-init") + "\n")
         return {"plugstack.conf"}
 
     def prepare_overlay(self, layout: Layout) -> None:
@@ -61,4 +52,5 @@ class NodeAgents:
         """The agent's command line."""
         records = str(INSIDE / "nodes" / host / "records")
         library = str(_PROGRAMS / library_path().name)
-        return [sys.executable, "-m", "admin_cli.main", "agent", "--records", records, "--library", library]
+        words = [sys.executable, "-m", "admin_cli.main", "agent", "--records", records, "--library", library]
+        return words if self.tree.root is None else on_this_system(words)

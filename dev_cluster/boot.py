@@ -20,7 +20,7 @@ from typing import Any
 
 from dev_cluster import gpu_sim
 from dev_cluster.accounts import UserDatabase, sacctmgr_dump
-from dev_cluster.agents import READY, NodeAgents
+from dev_cluster.agents import READY, NodeAgents, controllerd_command
 from dev_cluster.cluster import DaemonError, DevCluster, Progress
 from dev_cluster.configuration import (
     ADDRESSES,
@@ -42,7 +42,7 @@ from dev_cluster.probing import probe
 from dev_cluster.slurm_tree import SlurmTree
 from gres_probe.inventory import Inventory
 from gres_probe.writer import generate
-from sluice_base.errors import SluiceError
+from sluice_base.errors import SluiceError, UsageError
 from sluice_base.files import write_atomic
 from sluice_base.slurm_version import parse_slurm_version
 
@@ -77,6 +77,8 @@ class Boot:
         self.users = UserDatabase(tree.root or Path("/"), description)
         self.plugins = None if description.sluice is None else ClusterPlugins(description.sluice, tree, progress)
         self.agents = NodeAgents(tree) if description.agent else None
+        if description.controllerd and tree.root is not None:
+            raise UsageError("controllerd: needs this machine's own Python", remedy="leave out --root, or controllerd")
         self.claim = claim_ports(Ports.needed(len(description.hosts)), base=description.port_base)
         self.ports = Ports(self.claim.base)
 
@@ -259,6 +261,8 @@ class Boot:
             self.cluster.run(self.plugins.links(), node=host)
         self.start(f"slurmctld@{host}", host, [self.program("slurmctld"), "-D"], env=env)
         self.wait_for(f"slurmctld@{host}", (ADDRESSES[host], self.ports.slurmctld))
+        if self.description.controllerd:
+            self.start(f"controllerd@{host}", host, controllerd_command(host))
 
     def wait_for_backup(self, host: str) -> None:
         """Wait until the backup controller answers."""

@@ -136,6 +136,8 @@ class ClusterDescription(_Strict):
     """Default: stock Slurm, without any of Sluice's plugins."""
     agent: bool = False
     """The node agent on every node, with its prolog, epilog and task programs in slurm.conf."""
+    controllerd: bool = False
+    """The controller-side daemon on every controller."""
     port_base: Annotated[int, Field(ge=1024, le=65000)] | None = None
     """First of the ports; default: chosen free."""
 

@@ -1,0 +1,303 @@
+"""The controller-side daemon: one process on each controller that does duties again and again, where it leads.
+
+A duty is a name, a period and a function. Each has a thread of its own, so that one that fails or hangs is said in the
+log and stops no other. A duty runs only on the controller that leads, i.e. whose slurmctld is the active one, unless it
+says otherwise. It runs as SlurmUser, keeps its state below /var/lib/sluice, and may be restarted at any moment.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from sluice_base.errors import SluiceError
+from sluice_base.events import DEFAULT_PATH
+from sluice_base.files import write_atomic
+from sluice_base.text import one_line
+from slurm_client import Commands, SlurmClient
+
+STATE = Path("/var/lib/sluice/controllerd")
+SCHEMA_VERSION = 1
+_CONFIG_S = 30.0
+_LEADS_S = 2.0
+_STATUS_S = 5.0
+_SLOW_PERIODS = 3.0  # a run that takes so many periods, and the time below, is said to be slow
+_SLOW_S = 30.0
+_HEARTBEAT = struct.Struct(">QQ")  # time, index among SlurmctldHost (slurmctld/heartbeat.c)
+
+log = logging.getLogger("sluice.controllerd")
+
+
+class Site:
+    """What duties stand on: Slurm, this controller's part in it, and a folder for their state."""
+
+    def __init__(
+        self,
+        client: SlurmClient,
+        commands: Commands,
+        state: Path = STATE,
+        *,
+        events: Path = DEFAULT_PATH,
+        host: str | None = None,
+    ) -> None:
+        self.client = client
+        self.commands = commands
+        self.state = state
+        self.events = events
+        """The file of `sluice_base.events`."""
+        self.host = (host or socket.gethostname()).partition(".")[0]
+        self.stopping = threading.Event()
+        self._lock = threading.Lock()
+        self._config: tuple[float, Mapping[str, str]] = (-1e9, {})
+        self._leads: tuple[float, bool] = (-1e9, False)
+
+    def config(self) -> Mapping[str, str]:
+        """slurmctld's configuration, at most half a minute old or the last known; SluiceError before there is one."""
+        with self._lock:
+            asked, known = self._config
+            if time.monotonic() - asked > _CONFIG_S:
+                try:
+                    known = self.client.config()
+                except SluiceError:
+                    if not known:
+                        raise
+                self._config = time.monotonic(), known
+            return known
+
+    @property
+    def conf_folder(self) -> Path:
+        """The folder of slurm.conf, where sluice.policy and sluice.node.json lie. Raises SluiceError."""
+        if self.commands.conf is not None:
+            return self.commands.conf_file().parent
+        return Path(self.config().get("SLURM_CONF") or "/etc/slurm/slurm.conf").parent
+
+    @property
+    def state_save(self) -> Path:
+        """Slurm's StateSaveLocation. Raises SluiceError."""
+        return Path(self.config()["StateSaveLocation"])
+
+    def leads(self) -> bool:
+        """Whether this host's slurmctld is the active one, two seconds old at most; False where nobody can tell."""
+        asked, known = self._leads
+        if time.monotonic() - asked > _LEADS_S:
+            try:
+                known = leads(self.config(), self.host, lambda: any(one.up for one in self.client.ping()))
+            except (SluiceError, OSError) as error:
+                log.info("who leads is not known: %s", one_line(str(error)))
+                known = False
+            self._leads = time.monotonic(), known
+        return known
+
+
+def leads(config: Mapping[str, str], host: str, is_up: Callable[[], bool], now: float | None = None) -> bool:
+    """Whether `host` (its short name) runs the active slurmctld.
+
+    With several controllers the active one writes its number into StateSaveLocation/heartbeat every quarter of
+    SlurmctldTimeout; with one, it leads when it answers. Raises OSError when the heartbeat cannot be read.
+    """
+    order = sorted(
+        (int(match[1]), value.partition("(")[0].partition(".")[0])
+        for key, value in config.items()
+        if (match := re.fullmatch(r"SlurmctldHost\[(\d+)\]", key))
+    )
+    names = [name for _, name in order]
+    if host not in names:
+        return False
+    if len(names) == 1:
+        return is_up()
+    try:
+        data = (Path(config["StateSaveLocation"]) / "heartbeat").read_bytes()
+    except FileNotFoundError:
+        return False  # replaced just now, or no controller ever led
+    if len(data) != _HEARTBEAT.size:
+        return False
+    written, index = (int(part) for part in _HEARTBEAT.unpack(data))
+    timeout = re.match(r"\d{1,9}", config.get("SlurmctldTimeout", ""))  # "120 sec"
+    patience = float(timeout[0]) if timeout else 120.0
+    age = (time.time() if now is None else now) - written
+    return -patience <= age <= patience and index < len(names) and names[index] == host
+
+
+@dataclass(frozen=True, slots=True)
+class Duty:
+    """Something to be done again and again.
+
+    `period_s`: from start to start, seconds; a run that takes longer delays the next. `everywhere`: also on a
+    controller that does not lead. `lasting`: a run is meant to last (a server), so that none is slow.
+    """
+
+    name: str
+    period_s: float
+    run: Callable[[Site], None]
+    everywhere: bool = False
+    lasting: bool = False
+
+
+@dataclass
+class _State:
+    runs: int = 0
+    failures: int = 0
+    problem: str = ""
+    began: float | None = None  # monotonic, while it runs
+    last: float | None = None  # Unix time of the last run's end
+    took_s: float = 0.0
+    slow: bool = False
+    wake: threading.Event = field(default_factory=threading.Event)
+
+
+class Controllerd:
+    """The daemon: a thread a duty, and one that watches them."""
+
+    def __init__(self, site: Site, duties: Iterable[Duty]) -> None:
+        self.site = site
+        self.duties = list(duties)
+        self.states = {duty.name: _State() for duty in self.duties}
+        if len(self.states) != len(self.duties):
+            raise ValueError("two duties of one name")
+        self._led: bool | None = None
+
+    def serve(self) -> None:
+        """Until `stop`."""
+        self.site.state.mkdir(mode=0o750, parents=True, exist_ok=True)
+        for duty in self.duties:
+            threading.Thread(target=self._repeat, args=(duty,), name=duty.name, daemon=True).start()
+        log.warning("ready on %s: %s", self.site.host, ", ".join(self.states) or "no duties")
+        while not self.site.stopping.wait(_STATUS_S):
+            self._watch()
+        with suppress(OSError):
+            self._write_status()
+
+    def stop(self) -> None:
+        """Make `serve` return soon; duties that run are left where they are."""
+        self.site.stopping.set()
+
+    def wake(self, name: str) -> None:
+        """Let a duty run as soon as it can, and not only when its period is over."""
+        self.states[name].wake.set()
+
+    def _repeat(self, duty: Duty) -> None:
+        state = self.states[duty.name]
+        due = time.monotonic()
+        while not self.site.stopping.is_set():
+            if duty.everywhere or self.site.leads():
+                self._run(duty, state)
+            due = max(due + duty.period_s, time.monotonic())
+            while not self.site.stopping.is_set() and not state.wake.is_set():
+                left = due - time.monotonic()
+                if left <= 0:
+                    break
+                state.wake.wait(min(left, 1.0))
+            state.wake.clear()
+
+    def _run(self, duty: Duty, state: _State) -> None:
+        state.began, state.slow = time.monotonic(), False
+        problem = ""
+        try:
+            duty.run(self.site)
+        except (SluiceError, OSError) as error:
+            problem = one_line(str(error))
+        except Exception as error:
+            problem = one_line(repr(error))
+            log.exception("%s: unexpected", duty.name)
+        state.took_s, state.began = time.monotonic() - state.began, None
+        state.last = time.time()
+        state.runs += 1
+        if problem:
+            state.failures += 1
+            if problem != state.problem:  # a failure that stays is said once
+                log.error("%s: %s", duty.name, problem)
+        elif state.problem:
+            log.warning("%s: works again", duty.name)
+        state.problem = problem
+
+    def _watch(self) -> None:
+        led = self.site.leads()
+        if led != self._led:
+            log.warning("%s %s", self.site.host, "leads" if led else "does not lead")
+            self._led = led
+        for duty in self.duties:
+            state = self.states[duty.name]
+            began = state.began
+            if began is None or duty.lasting or state.slow:
+                continue
+            if time.monotonic() - began > max(_SLOW_S, _SLOW_PERIODS * duty.period_s):
+                state.slow = True
+                log.error("%s: has been running for %d s", duty.name, time.monotonic() - began)
+        try:
+            self._write_status()
+        except OSError as error:
+            log.error("status: %s", one_line(str(error)))
+
+    def report(self) -> dict[str, Any]:
+        """What each duty did, for `sluice controllerd status`."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "host": self.site.host,
+            "pid": os.getpid(),
+            "leads": bool(self._led),
+            "written": time.time(),
+            "duties": [
+                {
+                    "name": duty.name,
+                    "period_s": duty.period_s,
+                    "runs": state.runs,
+                    "failures": state.failures,
+                    "problem": "has not come back" if state.slow else state.problem,
+                    "last": state.last,
+                    "took_s": round(state.took_s, 3),
+                }
+                for duty, state in ((duty, self.states[duty.name]) for duty in self.duties)
+            ],
+        }
+
+    def _write_status(self) -> None:
+        write_atomic(self.site.state / "status.json", json.dumps(self.report()) + "\n", mode=0o640, follow_links=False)
+
+
+def load(names: Iterable[str]) -> list[ModuleType]:
+    """Import modules; one that cannot be is logged and left out."""
+    found = []
+    for name in names:
+        try:
+            found.append(import_module(name))
+        except Exception as error:
+            log.error("%s: its duties are left out: %s", name, one_line(repr(error)))
+    return found
+
+
+def collect(modules: Iterable[ModuleType], site: Site) -> list[Duty]:
+    """What ``duties(site) -> Iterable[Duty]`` of each module gives; one that fails is logged and left out."""
+    found: list[Duty] = []
+    for module in modules:
+        try:
+            found += module.duties(site)
+        except Exception as error:
+            log.error("%s: its duties are left out: %s", module.__name__, one_line(repr(error)))
+    return found
+
+
+def wait_for_config(site: Site, pause: float = 5.0) -> Mapping[str, str] | None:
+    """slurmctld's configuration as soon as one answers; None when told to stop before."""
+    said = ""
+    while not site.stopping.is_set():
+        try:
+            return site.config()
+        except SluiceError as error:
+            if str(error) != said:
+                said = str(error)
+                log.warning("waiting for slurmctld: %s", one_line(said))
+        site.stopping.wait(pause)
+    return None
