@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from policy.grouping import Grouping
+from policy.health import Health
 from policy.names import Name, TenantName, UserName, Words
 from policy.units import Count, Date, Gpus, Hours, Mib, Percent, Ratio, Seconds
 
@@ -404,19 +405,6 @@ class Enforcement(Section):
     """Time between two samples. Example: `1s`."""
 
 
-class Health(Section):
-    """When a GPU is taken out of service."""
-
-    temperature: Annotated[float, Field(ge=0, le=150)] = 95.0
-    """Degrees Celsius. Example: `90`."""
-    ecc_errors: Count = 1
-    """Uncorrected memory errors. Example: `1`."""
-    retired_pages: Count = 60
-    """Retired memory pages. Example: `60`."""
-    xid: list[Annotated[int, Field(ge=1, le=1000)]] = [48, 63, 74, 79, 94, 95]
-    """XID events of NVIDIA's driver that drain the node."""
-
-
 class Monitoring(Section):
     """Metrics."""
 
@@ -456,9 +444,10 @@ class Checkpoint(Section):
     """Wait before the first new start; doubles with each. Example: `60s`."""
 
 
-LATER = ("enforcement", "health", "monitoring", "alerts", "checkpoint")
+LATER = ("enforcement", "monitoring", "alerts", "checkpoint")
 """Sections that nothing acts on yet."""
 LaterSection = Literal["enforcement", "health", "monitoring", "alerts", "checkpoint"]
+"""Names that may be accepted: files of versions in which nothing acted on them stay good."""
 
 
 class Policy(Section):
@@ -489,8 +478,8 @@ class Policy(Section):
     """Classes of GPUs as node features; docs/gres.md."""
     enforcement: Annotated[Enforcement | None, Field(json_schema_extra=_LATER)] = None
     """How jobs are held to their GPU memory."""
-    health: Annotated[Health | None, Field(json_schema_extra=_LATER)] = None
-    """When a GPU is taken out of service."""
+    health: Health | None = None
+    """When a GPU or a node is taken out of service, and when it returns; docs/health.md."""
     monitoring: Annotated[Monitoring | None, Field(json_schema_extra=_LATER)] = None
     """Metrics."""
     alerts: Annotated[Alerts | None, Field(json_schema_extra=_LATER)] = None

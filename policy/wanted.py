@@ -21,6 +21,8 @@ from policy.document import digest
 from policy.live import Live, gpus_of
 from policy.model import Guarantee, Limit, Policy, Tenant
 from policy.names import OVER_QOS, OWN_PREFIX
+from policy.node import FILE_NAME as NODE_FILE
+from policy.node import compile_node
 from policy.state import LEVEL_FILE, SNIPPET, AccountState, ReservationState, State, UserState
 from sluice_base.errors import SluiceError
 from slurm_client.accounting import TRES_OPTIONS, Use, canonical
@@ -418,6 +420,7 @@ class _Maker:
         self.state.files = {
             self.live.folder / SNIPPET: self.snippet(),
             path: policy.render(),
+            self.live.folder / NODE_FILE: compile_node(self.policy).render(),
             self.live.folder / LEVEL_FILE: f"{self.policy.level}\n",
         }
         return policy

@@ -1,0 +1,95 @@
+"""What nodes and the controllers' daemon read of a policy: `sluice.node.json`.
+
+`sluice apply` writes it beside sluice.policy. Each part of Sluice that runs there owns one section, a pydantic model
+whose defaults hold where there is no file. The file is read again when it changes; one that cannot be read leaves the
+last good one in force.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from policy.health import NodeHealth, compile_health
+from policy.model import Policy
+from sluice_base.errors import SluiceError
+
+FILE_NAME = "sluice.node.json"
+"""Its name beside slurm.conf."""
+_MAX_BYTES = 4 << 20
+_REMEDY = "write it anew with: sluice apply"
+
+
+class NodeLimits(BaseModel):
+    """How jobs are held to their GPU memory."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class NodeMetrics(BaseModel):
+    """What is measured."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class NodePolicy(BaseModel):
+    """The whole file. Sections that this version does not know are left out: a newer `sluice apply` wrote them."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    schema_version: Literal[1] = 1
+    limits: NodeLimits = NodeLimits()
+    health: NodeHealth = NodeHealth()
+    metrics: NodeMetrics = NodeMetrics()
+
+    def render(self) -> str:
+        """The file's text."""
+        return self.model_dump_json(indent=1) + "\n"
+
+
+def compile_node(policy: Policy) -> NodePolicy:
+    """What nodes read of a policy."""
+    return NodePolicy(health=compile_health(policy.health))
+
+
+def parse(text: str | bytes, *, source: str) -> NodePolicy:
+    """A file's content. Raises SluiceError that names `source` and the place."""
+    if len(text) > _MAX_BYTES:
+        raise SluiceError(f"{source}: larger than {_MAX_BYTES} bytes", remedy=_REMEDY)
+    try:
+        return NodePolicy.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise SluiceError(f"{source}: {place + ': ' if place else ''}{first['msg']}", remedy=_REMEDY) from error
+
+
+class NodePolicyFile:
+    """The policy in force on this machine: read again when the file changes, the last good one kept. For one thread."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.problem: SluiceError | None = None
+        """Why the file on disk is not the one in force."""
+        self._stamp: tuple[int, int, int] | None = None
+        self._policy = NodePolicy()
+
+    def current(self) -> NodePolicy:
+        """The policy; defaults where there never was a file that could be read. Raises nothing."""
+        try:
+            state = self.path.stat()
+            stamp = (state.st_mtime_ns, state.st_size, state.st_ino)
+            if stamp != self._stamp:
+                self._stamp = stamp
+                with self.path.open("rb") as file:
+                    self._policy = parse(file.read(_MAX_BYTES + 1), source=str(self.path))
+                self.problem = None
+        except FileNotFoundError:
+            self._stamp = None  # what was read before stays in force
+        except OSError as error:
+            self.problem = SluiceError(f"{self.path}: {error.strerror}", remedy=_REMEDY)
+        except SluiceError as error:
+            self.problem = error
+        return self._policy

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from policy import node
+from policy.document import check, parse
+from policy.health import CHECKS, XID_BLAME_THE_JOB, XID_FATAL
+from policy.node import NodePolicy, NodePolicyFile, compile_node
+from sluice_base.errors import SluiceError
+
+
+def words(text: str) -> list[str]:
+    return [str(problem) for problem in check(text, source="f")[1]]
+
+
+def test_a_file_says_everything_and_reads_back() -> None:
+    policy = compile_node(parse("health: {mode: shadow, interval: 15s, passes: 5}\n"))
+    again = node.parse(policy.render(), source="x")
+    assert again == policy
+    assert (again.health.mode, again.health.interval_s, again.health.passes) == ("shadow", 15, 5)
+    assert set(again.health.checks) == set(CHECKS)
+    assert set(json.loads(policy.render())) == {"schema_version", "limits", "health", "metrics"}
+
+
+def test_without_a_section_checks_only_say_what_they_would_do() -> None:
+    assert compile_node(parse("{}")).health.mode == "shadow"
+    assert NodePolicy().health.mode == "shadow"
+    assert compile_node(parse("health: {}")).health.mode == "enforce"
+
+
+def test_what_is_said_of_a_check_stands_over_its_defaults() -> None:
+    text = (
+        "health: {temperature: 80, checks: "
+        "{temperature: {action: warn}, xid: {window: 2m, shadow: true}, power: {enabled: false}}}"
+    )
+    checks = compile_node(parse(text)).health.checks
+    assert (checks["temperature"].threshold, checks["temperature"].action) == (80, "warn")
+    assert (checks["xid"].window_s, checks["xid"].shadow, checks["xid"].action) == (120, True, "requeue")
+    assert "power" not in checks
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("health: {checks: {temprature: {}}}", "no check 'temprature'"),
+        ("health: {checks: {xid: {action: reboot}}}", "'reboot'"),
+        ("health: {checks: {xid: {window: 5}}}", "has no unit"),
+        ("health: {temperature: 90, checks: {temperature: {threshold: 80}}}", "given twice"),
+        ("health: {paths: [tmp]}", "no absolute path"),
+        ("health: {breaker: {share: 101}}", "101"),
+    ],
+)
+def test_mistakes(text: str, said: str) -> None:
+    found = words(text)
+    assert found and any(said in one for one in found), found
+
+
+def test_events_are_of_one_kind_only() -> None:
+    assert not set(XID_FATAL) & set(XID_BLAME_THE_JOB)
+
+
+def test_the_file_is_read_again_and_the_last_good_one_kept(tmp_path: Path) -> None:
+    path = tmp_path / node.FILE_NAME
+    file = NodePolicyFile(path)
+    assert file.current() == NodePolicy() and file.problem is None
+    path.write_text(compile_node(parse("health: {passes: 7}")).render())
+    assert file.current().health.passes == 7
+    path.write_text("{broken")
+    os.utime(path, ns=(1, 1))
+    assert file.current().health.passes == 7
+    assert file.problem is not None and str(path) in str(file.problem)
+    path.write_text(compile_node(parse("health: {passes: 8}")).render())
+    assert file.current().health.passes == 8 and file.problem is None
+    path.unlink()
+    assert file.current().health.passes == 8
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"schema_version": 2}', '{"health": {"mode": "on"}}', "\x00"])
+def test_what_is_no_node_policy(text: str) -> None:
+    with pytest.raises(SluiceError, match="x: "):
+        node.parse(text, source="x")
+
+
+def test_a_newer_file_may_have_more_sections() -> None:
+    assert node.parse('{"schema_version": 1, "later": {}}', source="x") == NodePolicy()
