@@ -20,7 +20,7 @@ from typing import Any
 
 from dev_cluster import gpu_sim
 from dev_cluster.accounts import UserDatabase, sacctmgr_dump
-from dev_cluster.agents import READY, NodeAgents, controllerd_command
+from dev_cluster.agents import READY, NodeAgents
 from dev_cluster.cluster import DaemonError, DevCluster, Progress
 from dev_cluster.configuration import (
     ADDRESSES,
@@ -34,6 +34,7 @@ from dev_cluster.configuration import (
     with_ports,
 )
 from dev_cluster.control import ask, connect_unix, init_pid
+from dev_cluster.controllerd import controllerd_command
 from dev_cluster.description import ClusterDescription, NodeGroup
 from dev_cluster.layout import DATABASE, INSIDE, LOGIN, MARKER
 from dev_cluster.plugins import ClusterPlugins
