@@ -33,7 +33,8 @@ def command(context: click.Context, run: Path, records: Path, policy: Path, libr
     """Run the node agent (as root, one a node), until SIGTERM."""
     if context.invoked_subcommand is not None:
         return
-    from prolog_epilog.agent import Agent, Settings
+    from prolog_epilog.agent import Agent
+    from prolog_epilog.state import Settings
     from sluice_core.limit import library_path
 
     agent = Agent(Settings(run=run, records=records, policy=policy, library=library or library_path()))

@@ -16,12 +16,19 @@ import pytest
 
 from policy.compiled import CompiledPolicy, Tenant
 from prolog_epilog import notice
-from prolog_epilog.agent import Agent, Peer, RefusalError, Settings, Watch, _check_readable, hints
+from prolog_epilog.agent import Agent
 from prolog_epilog.caps import Caps
 from prolog_epilog.cgroups import Place, parse_place, processes_of
 from prolog_epilog.devices import NodeDevice, devices_of, select
+from prolog_epilog.duties import Duties
+from prolog_epilog.hints import hints
+from prolog_epilog.reclaim import Reclaim
 from prolog_epilog.record import MOST_EVENTS, Grant, JobRecord, Store
+from prolog_epilog.regions import check_readable
+from prolog_epilog.server import Peer
+from prolog_epilog.state import RefusalError, Settings
 from prolog_epilog.watchdog import judge
+from prolog_epilog.watching import Watch
 from prolog_epilog.worker import Worker
 from sluice_base.errors import SluiceError
 
@@ -205,50 +212,50 @@ def test_caps_follow_the_policy_and_the_last_good_one_stays(tmp_path: Path) -> N
 @pytest.fixture
 def agent(tmp_path: Path) -> Agent:
     made = Agent(Settings(run=tmp_path / "run", records=tmp_path / "records", policy=tmp_path / "sluice.policy"))
-    made.devices = [device(0), device(1)]
-    made.contexts = {device(0).kind: {"total": 80 * GIB, "context": GIB // 2}}
-    made.jobs.prepare()
-    made.store.prepare()
+    made.state.devices = [device(0), device(1)]
+    made.contexts.measured = {device(0).kind: {"total": 80 * GIB, "context": GIB // 2}}
+    made.state.jobs.prepare()
+    made.state.store.prepare()
     return made
 
 
 def test_the_smaller_of_what_was_asked_and_the_cap_holds(agent: Agent) -> None:
     CompiledPolicy(
         generated_s=0, source="test", tenants=[Tenant(account="physics", gpu_memory_mib_per_gpu=10240)]
-    ).write(agent.settings.policy)
+    ).write(agent.state.settings.policy)
     for asked, bound in ((4 * GIB, 4 * GIB), (20 * GIB, 10 * GIB), (None, 10 * GIB)):
         one = record(grants=[Grant(0, "GPU-0", "nvidia", "H100", 80 * GIB)])
-        agent._limit_device(one, agent.devices[0], asked, True)
+        agent.jobs.limit_device(one, agent.state.devices[0], asked, True)
         assert one.grants[0].limit == bound
     other = granted(8 * GIB, job=8)
-    agent.records[8] = other
+    agent.state.records[8] = other
     one = record(grants=[Grant(0, "GPU-0", "nvidia", "H100", 80 * GIB)])
-    agent._limit_device(one, agent.devices[0], 4 * GIB, True)
+    agent.jobs.limit_device(one, agent.state.devices[0], 4 * GIB, True)
     assert one.grants[0].limit == 2 * GIB  # what the tenant's other job leaves
     other.grants[0].limit = 10 * GIB
     with pytest.raises(RefusalError, match=r"account physics may have 10G of a GPU, and its jobs here have 10G"):
-        agent._limit_device(one, agent.devices[0], 4 * GIB, True)
+        agent.jobs.limit_device(one, agent.state.devices[0], 4 * GIB, True)
 
 
 def test_steps_that_srun_starts_do_not_add_up(agent: Agent) -> None:
     """With --overlap their parts are the same memory; the largest is the job's, until the whole is told."""
     one = record(grants=[Grant(0, "GPU-0", "nvidia", "H100", 80 * GIB)])
     for asked, whole, bound in ((2, False, 2), (4, False, 4), (3, False, 4), (8, True, 8)):
-        agent._limit_device(one, agent.devices[0], asked * GIB, whole)
+        agent.jobs.limit_device(one, agent.state.devices[0], asked * GIB, whole)
         assert one.grants[0].limit == bound * GIB
 
 
 def ask(agent: Agent, peer_uid: int = 0, **request: object) -> dict[str, object]:
-    return agent.answer(json.dumps(request).encode(), Peer(os.getpid(), peer_uid))
+    return agent.server.answer(json.dumps(request).encode(), Peer(os.getpid(), peer_uid))
 
 
 def test_requests_that_make_no_sense_are_refused(agent: Agent) -> None:
     for line in (b"", b"x", b"[]", b"1", b'{"do": "no"}', b'{"do": []}', b"{}", b'{"do": "prolog"}'):
-        assert "error" in agent.answer(line, Peer(1, 0)), line
+        assert "error" in agent.server.answer(line, Peer(1, 0)), line
     for wrong in ({"job": 1, "gpus": [9]}, {"job": 1, "gpus": [-1]}, {"job": 1, "gpus": 3}):
         fields = {"uid": 1, "user": "", "account": "", "partition": ""} | wrong
         assert "error" in ask(agent, do="prolog", **fields)
-    assert agent.records == {} and list(agent.jobs.folder.iterdir()) == []
+    assert agent.state.records == {} and list(agent.state.jobs.folder.iterdir()) == []
 
 
 def test_only_root_may_speak_for_jobs(agent: Agent) -> None:
@@ -260,13 +267,13 @@ def test_only_root_may_speak_for_jobs(agent: Agent) -> None:
 def test_limits_are_refused_that_cannot_hold(agent: Agent) -> None:
     fields = {"do": "limit", "job": 7, "uid": 1000, "whole": True, "gpus": [0], "shards": 10}
     assert "its prolog did not run" in str(ask(agent, **fields)["error"])
-    agent.records[7] = record(grants=[Grant(0, "GPU-0", "nvidia", "H100", 80 * GIB)])
+    agent.state.records[7] = record(grants=[Grant(0, "GPU-0", "nvidia", "H100", 80 * GIB)])
     assert "of user 1000, not 5" in str(ask(agent, **fields | {"uid": 5})["error"])
     assert "GPU 1 is not among those" in str(ask(agent, **fields | {"gpus": [1]})["error"])
     assert "100G asked of a GPU with 80G" in str(ask(agent, **fields | {"shards": 100 * 1024})["error"])
-    agent.records[7].grants.append(Grant(1, "GPU-1", "nvidia", "H100", 80 * GIB))
+    agent.state.records[7].grants.append(Grant(1, "GPU-1", "nvidia", "H100", 80 * GIB))
     assert "how many on each" in str(ask(agent, **fields | {"gpus": [0, 1]})["error"])
-    agent.contexts = {}
+    agent.contexts.measured = {}
     assert "a driver context is not known" in str(ask(agent, **fields)["error"])
 
 
@@ -274,17 +281,17 @@ def test_the_epilog_ends_the_jobs_own_processes_and_no_others(agent: Agent, monk
     mine, other = (subprocess.Popen(["sleep", "60"]) for _ in range(2))
     owners = {mine.pid: Place(7, "0"), other.pid: Place(8, "0")}
     monkeypatch.setattr("prolog_epilog.cgroups.place_of", owners.get)
-    watch = agent.watches["nvidia"] = Watch(Worker("nvidia"))
+    watch = agent.watcher.watches["nvidia"] = Watch(Worker("nvidia"))
     watch.held = {("GPU-0", mine.pid): GIB, ("GPU-0", other.pid): GIB}
 
     def sample(of: Watch, deadline: float) -> None:
         assert deadline > 0
         of.held = {key: size for key, size in of.held.items() if key[1] == other.pid or mine.poll() is None}
 
-    monkeypatch.setattr(agent, "_await_sample", sample)
-    one = agent.records[7] = granted(2 * GIB)
+    monkeypatch.setattr(agent.watcher, "await_sample", sample)
+    one = agent.state.records[7] = granted(2 * GIB)
     try:
-        assert agent._free(one) == {}
+        assert Reclaim(agent.state, agent.watcher).free(one) == {}
         assert mine.wait(10) == -9 and other.poll() is None
         assert [event.detail for event in one.events] == [{"pid": mine.pid}]
     finally:
@@ -294,15 +301,15 @@ def test_the_epilog_ends_the_jobs_own_processes_and_no_others(agent: Agent, monk
 
 
 def test_memory_that_nobody_holds_makes_a_gpu_unclean(agent: Agent) -> None:
-    watch = agent.watches["nvidia"] = Watch(Worker("nvidia"))
-    one = agent.records[7] = granted(GIB)
+    watch = agent.watcher.watches["nvidia"] = Watch(Worker("nvidia"))
+    one = agent.state.records[7] = granted(GIB)
     watch.held = {("GPU-0", 1): GIB}
-    agent._note_foreign(watch, {"GPU-0": 3 * GIB})
-    assert one.grants[0].foreign == 2 * GIB and agent._residue(one) == {}
-    agent._note_foreign(watch, {"GPU-0": 4 * GIB})
-    assert "1G in use by no process since job 7" in agent._residue(one)["GPU-0"]
-    agent.records[8] = granted(GIB, job=8)  # it may be the other job's
-    assert agent._residue(one) == {}
+    agent.watcher.note_foreign(watch, {"GPU-0": 3 * GIB})
+    assert one.grants[0].foreign == 2 * GIB and Reclaim(agent.state, agent.watcher).residue(one) == {}
+    agent.watcher.note_foreign(watch, {"GPU-0": 4 * GIB})
+    assert "1G in use by no process since job 7" in Reclaim(agent.state, agent.watcher).residue(one)["GPU-0"]
+    agent.state.records[8] = granted(GIB, job=8)  # it may be the other job's
+    assert Reclaim(agent.state, agent.watcher).residue(one) == {}
 
 
 def test_hints_name_what_is_near() -> None:
@@ -505,6 +512,45 @@ def test_a_limiter_that_users_cannot_open_is_refused(tmp_path: Path) -> None:
     library.write_bytes(b"")
     library.chmod(0o644)
     with pytest.raises(SluiceError, match=r"users cannot open it, as .*/home has mode 700"):
-        _check_readable(library)
+        check_readable(library)
     with pytest.raises(SluiceError, match="No such file"):
-        _check_readable(folder / "missing")
+        check_readable(folder / "missing")
+
+
+# ---- duties and readers of samples ----
+
+
+def test_a_duty_that_fails_is_called_again_and_does_not_hold_another_up(capfd: pytest.CaptureFixture[str]) -> None:
+    stopping, called = threading.Event(), {"bad": 0, "good": 0}
+    enough = threading.Event()
+
+    def bad() -> None:
+        called["bad"] += 1
+        raise ValueError("no sensor")
+
+    def good() -> None:
+        called["good"] += 1
+        if called["good"] >= 3 and called["bad"] >= 3:
+            enough.set()
+
+    duties = Duties(stopping)
+    duties.add("bad", 0.001, bad)
+    duties.add("good", 0.001, good)
+    duties.start()
+    assert enough.wait(20)
+    stopping.set()
+    assert capfd.readouterr().err.count("action=problem duty=bad") == 1  # said once, however often it fails
+
+
+def test_readers_get_each_sample_with_the_vendors_whole_answer(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, seen = Watch(Worker("nvidia")), []
+    answer = {"usage": [["GPU-0", 5, 7]], "temperature": {"GPU-0": 50}}
+    monkeypatch.setattr(watch.worker, "ask", lambda **_: answer)
+
+    def read(of: Watch, told: dict[str, object]) -> None:
+        seen.append((of.samples, told))
+        agent.state.stopping.set()
+
+    agent.watcher.on_sample.append(read)
+    agent.watcher._watch(watch)
+    assert seen == [(1, answer)] and watch.held == {("GPU-0", 5): 7}

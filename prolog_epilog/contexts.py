@@ -1,0 +1,53 @@
+"""How much memory one driver context takes on each kind of device of the node: measured once a boot."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+
+from prolog_epilog.devices import NodeDevice
+from prolog_epilog.log import log
+from prolog_epilog.state import State
+from prolog_epilog.watching import Watcher
+from sluice_base.errors import SluiceError
+from sluice_base.files import write_atomic
+
+VENDORS = ("nvidia", "amd")
+"""Those with a program that opens a device (`prolog_epilog.context`)."""
+
+
+class Contexts:
+    """Bytes, by a device's kind: of one context, and what the driver gives as the device's total."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self.measured: dict[str, dict[str, int]] = {}
+
+    def of(self, device: NodeDevice) -> dict[str, int] | None:
+        """``{"context": ..., "total": ...}``; None where the driver tells none."""
+        return self.measured.get(device.kind)
+
+    def measure(self, watcher: Watcher) -> None:
+        """One device of each kind, unless an earlier agent measured it since the boot. Raises OSError."""
+        path = self._state.settings.run / "agent/contexts.json"
+        with suppress(OSError, ValueError):
+            self.measured = json.loads(path.read_text())
+        for device in self._state.devices:
+            if device.vendor not in VENDORS or device.kind in self.measured:
+                continue
+            place = device.uuid
+            if device.vendor == "amd":
+                place = str([one.uuid for one in self._state.of_vendor("amd")].index(device.uuid))
+            try:
+                found = watcher.watches[device.vendor].worker.ask(
+                    do="context", uuid=device.uuid, place=place, timeout=30.0
+                )
+            except SluiceError as error:
+                log("problem", device=device.uuid, what=f"no driver context measured: {error}")
+                continue
+            if 0 < found["context"] < found["total"]:
+                self.measured[device.kind] = found
+                log("context", model=device.model, bytes=found["context"], total=found["total"])
+            else:
+                log("problem", device=device.uuid, what="the driver tells no size of a driver context")
+        write_atomic(path, json.dumps(self.measured), mode=0o600)

@@ -1,0 +1,25 @@
+"""What a task's environment should tell it about its GPUs' neighbourhood."""
+
+from __future__ import annotations
+
+from prolog_epilog.devices import NodeDevice
+
+
+def hints(devices: list[NodeDevice]) -> dict[str, str]:
+    """Variables for a task: the NUMA nodes, cores and RDMA interfaces near its GPUs, in the libraries' own words."""
+    export: dict[str, str] = {}
+    if not devices:
+        return export
+    nodes = sorted({device.numa_node for device in devices if device.numa_node is not None})
+    cores = list(dict.fromkeys(device.cores for device in devices if device.cores))
+    nics = list(dict.fromkeys(nic for device in devices for nic in device.nics[:1]))
+    if nodes:
+        export["SLUICE_GPU_NUMA"] = ",".join(map(str, nodes))
+    if cores:
+        export["SLUICE_GPU_CORES"] = ",".join(cores)
+    if nics:
+        export["SLUICE_GPU_NICS"] = ",".join(nics)
+        export["NCCL_IB_HCA"] = "=" + ",".join(nics)  # RCCL reads the same
+    if any(device.vendor == "nvidia" for device in devices):
+        export["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # the order in which Slurm counts them
+    return export

@@ -1,0 +1,230 @@
+"""A job's life on the node, as its prolog, tasks and epilog tell it: registered, limited, checked, taken back."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from prolog_epilog import cgroups
+from prolog_epilog.contexts import VENDORS, Contexts
+from prolog_epilog.devices import NodeDevice, select
+from prolog_epilog.hints import hints
+from prolog_epilog.log import log
+from prolog_epilog.reclaim import Reclaim
+from prolog_epilog.record import Grant, JobRecord
+from prolog_epilog.regions import Regions
+from prolog_epilog.server import Peer, Server
+from prolog_epilog.state import MIB, RefusalError, State
+from prolog_epilog.watching import Watcher
+from sluice_base.sizes import format_mib
+
+_SETTLED_SECONDS = 30.0  # after its prolog a job has a process, that of its extern step
+
+
+class Jobs:
+    """The jobs with GPUs on this node."""
+
+    def __init__(self, state: State, watcher: Watcher, contexts: Contexts, regions: Regions) -> None:
+        self._state = state
+        self._watcher = watcher
+        self._contexts = contexts
+        self._regions = regions
+        self._reclaim = Reclaim(state, watcher)
+
+    def answer_to(self, server: Server) -> None:
+        """Take the requests of the programs in `prolog_epilog/programs`, and of `sluice agent status`."""
+        server.add("prolog", self.prolog)
+        server.add("limit", self.limit)
+        server.add("epilog", self.epilog)
+        server.add("status", self.status)
+        server.add("devices", self.device_files, root_only=False, quiet=True)
+        server.add("task", self.task, root_only=False)
+
+    def take_over(self) -> None:
+        """Go on with the jobs of an earlier agent; write the records of those that ended while there was none."""
+        records, bad = self._state.jobs.load_all()
+        for error in bad:
+            log("problem", what=error.what, remedy=error.remedy)
+        for record in records:
+            self._state.records[record.job] = record
+            self._regions.take_over(record.job)
+        running = cgroups.jobs_here() if records else set()
+        for record in records:
+            if record.job not in running and record.started < time.time() - _SETTLED_SECONDS:
+                self._take_back(record, {})
+        if records:
+            log("take-over", jobs=",".join(str(record.job) for record in records))
+
+    def prolog(
+        self, *, peer: Peer, job: int, uid: int, user: str, account: str, partition: str, gpus: list[int]
+    ) -> dict[str, Any]:
+        """Register a job with its GPUs; the same job again, e.g. requeued, begins anew unless it runs already."""
+        del peer
+        chosen = select(self._state.devices, gpus)
+        for device in chosen:
+            watch = self._watcher.watches[device.vendor]
+            if watch.problem is not None:
+                raise RefusalError(watch.problem.what, remedy=watch.problem.remedy)
+        with self._state.lock:
+            known = self._state.records.get(job)
+            if known is not None and known.uid == uid and job in cgroups.jobs_here():
+                return {}
+            self._regions.remove(job)
+            record = JobRecord(job, uid, user, account, partition, self._state.node, time.time())
+            for device in chosen:
+                cap = self._state.caps.of(account)
+                record.grants.append(
+                    Grant(device.index, device.uuid, device.vendor, device.model, device.memory_mib * MIB)
+                )
+                if cap is not None:
+                    record.note("cap", uuid=device.uuid, bytes=cap)
+            record.note("grant", uuids=[device.uuid for device in chosen])
+            self._state.jobs.save(record)
+            self._state.records[job] = record
+        for name in {device.vendor for device in chosen}:
+            self._watcher.watches[name].wanted.set()
+        return {}
+
+    def limit(self, *, peer: Peer, job: int, uid: int, whole: bool, gpus: list[int], shards: int) -> dict[str, Any]:
+        """Set what the job may hold, as its step says; `region` is where the preloaded library finds it, or None.
+
+        `whole`: the step has all that the job was given. Steps that srun starts each tell their own part of it; the
+        largest one is the job's limit, until a whole one tells.
+        """
+        del peer
+        with self._state.lock:
+            record = self._state.records.get(job)
+            if record is None:
+                raise RefusalError(
+                    f"job {job}: its prolog did not run on this node",
+                    remedy="is Prolog=.../sluice-prolog in slurm.conf, and PrologFlags=Alloc?",
+                )
+            if record.uid != uid:
+                raise RefusalError(f"job {job}: of user {record.uid}, not {uid}")
+            chosen = select(self._state.devices, gpus)
+            for device in chosen:
+                if record.grant_of(device.uuid) is None:
+                    raise RefusalError(f"GPU {device.index} is not among those that job {job} was given")
+            if shards and len(chosen) != 1:
+                raise RefusalError(
+                    f"{shards} shards on {len(chosen)} GPUs: Slurm does not tell how many on each",
+                    remedy="ask for the memory of one GPU on each node",
+                )
+            for device in chosen:
+                self.limit_device(record, device, shards * MIB if shards else None, whole)
+            self._hold(record)
+            self._state.jobs.save(record)
+            region = self._regions.of(job)
+            return {"region": None if region is None else str(region)}
+
+    def limit_device(self, record: JobRecord, device: NodeDevice, asked: int | None, whole: bool) -> None:
+        """Find the limit in force: what was asked, and what the tenant may still have of the device."""
+        grant = record.grant_of(device.uuid)
+        assert grant is not None  # noqa: S101 - the caller has looked
+        measured = self._contexts.of(device)
+        if measured is not None:
+            grant.total = measured["total"]
+        if asked is not None:
+            if asked > grant.total:
+                raise RefusalError(f"{format_mib(asked // MIB)} asked of a GPU with {format_mib(grant.total // MIB)}")
+            grant.asked = asked if whole or grant.asked is None else max(asked, grant.asked)
+        bound = grant.asked
+        cap = self._state.caps.of(record.account)
+        if cap is not None:
+            others = self._held_by_others(record, device)
+            bound = min(bound if bound is not None else grant.total, max(0, cap - others))
+            if bound <= (measured["context"] if measured else 0):
+                raise RefusalError(
+                    f"account {record.account} may have {format_mib(cap // MIB)} of a GPU, and its jobs here have "
+                    f"{format_mib(others // MIB)} of it",
+                    remedy="wait until one of them ends, or ask your administrator",
+                )
+        if bound != grant.limit:
+            record.note("limit", uuid=device.uuid, asked=grant.asked, bytes=bound)
+        grant.limit = bound
+
+    def _held_by_others(self, record: JobRecord, device: NodeDevice) -> int:
+        """What the other jobs of the record's account may have of a device, in bytes."""
+        return sum(
+            grant.limit or 0
+            for one in self._state.records.values()
+            if one.account == record.account and one.job != record.job
+            for grant in one.grants
+            if grant.uuid == device.uuid
+        )
+
+    def _hold(self, record: JobRecord) -> None:
+        """The strongest rung that the node has: the preloaded limiter where the vendor has one, else the watchdog."""
+        limited = [grant for grant in record.grants if grant.limit is not None]
+        for grant in limited:
+            grant.rung = "watchdog"
+        if any(grant.vendor in VENDORS for grant in limited):
+            self._regions.make(record)
+        for grant in limited:
+            if grant.vendor in VENDORS:
+                grant.rung = "limiter"
+
+    def device_files(self, *, peer: Peer) -> dict[str, Any]:
+        """The files that tell which devices a process may open."""
+        del peer
+        return {"files": [device.own_file for device in self._state.devices]}
+
+    def task(self, *, peer: Peer, open: list[str]) -> dict[str, Any]:
+        """Check what a task can open against what its job was given; what its environment should have beside."""
+        place = cgroups.place_of(peer.pid)
+        record = None if place is None else self._state.records.get(place.job)
+        if place is None or record is None:
+            raise RefusalError("this is no task of a job with GPUs on this node")
+        if peer.uid not in (0, record.uid):
+            raise RefusalError(f"job {record.job}: not yours")
+        given = [self._state.devices[grant.index] for grant in record.grants]
+        strange = sorted(set(open) - {device.own_file for device in given})
+        if strange:
+            with self._state.lock:
+                record.note("refuse", step=place.step, open=strange[:16])
+                self._state.jobs.save(record)
+            raise RefusalError(
+                f"job {record.job} can open {', '.join(strange[:4])}, which it was not given",
+                remedy="set ConstrainDevices=yes in cgroup.conf, and see: sluice doctor",
+            )
+        return {"export": hints([device for device in given if device.own_file in open])}
+
+    def epilog(self, *, peer: Peer, job: int) -> dict[str, Any]:
+        """End what is left of a job, wait until its memory is free, remove its limits, write its record."""
+        del peer
+        with self._state.lock:
+            record = self._state.records.get(job)
+        if record is None:  # taken back already, or its prolog never ran
+            return {"unclean": []}
+        unclean = self._reclaim.free(record)
+        self._take_back(record, unclean)
+        return {"unclean": list(unclean.values())}
+
+    def _take_back(self, record: JobRecord, unclean: dict[str, str]) -> None:
+        """Write a job's record and remove its limits; killed half-way, it is all done again."""
+        with self._state.lock:
+            self._regions.collect(record)
+            record.ended = time.time()
+            for grant in record.grants:
+                grant.clean = grant.uuid not in unclean
+            record.note("return", uuids=[grant.uuid for grant in record.grants if grant.clean])
+            self._state.store.save(record)
+            self._regions.remove(record.job)
+            self._state.jobs.remove(record.job)
+            self._state.records.pop(record.job, None)
+
+    def status(self, *, peer: Peer) -> dict[str, Any]:
+        """What the agent knows, for `sluice agent status`."""
+        del peer
+        with self._state.lock:
+            return {
+                "node": self._state.node,
+                "devices": [
+                    {"index": device.index, "uuid": device.uuid, "model": device.model, "file": device.own_file}
+                    for device in self._state.devices
+                ],
+                "vendors": {name: str(watch.problem or "ok") for name, watch in self._watcher.watches.items()},
+                "policy": str(self._state.caps.problem or "ok"),
+                "jobs": [json.loads(record.to_json()) for record in self._state.records.values()],
+            }

@@ -1,0 +1,131 @@
+"""The preloaded limiter's side of a job: its region of limits in /run, made, changed, read and removed by root."""
+
+from __future__ import annotations
+
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from prolog_epilog.contexts import VENDORS, Contexts
+from prolog_epilog.log import log
+from prolog_epilog.record import JobRecord
+from prolog_epilog.state import RefusalError, State
+from sluice_base.errors import SluiceError
+from sluice_base.files import write_atomic, write_if_changed
+from sluice_base.text import one_line
+from sluice_core import limit
+from sluice_core.errors import CoreError
+
+
+def check_readable(library: Path) -> None:
+    """The loader goes on without a library that the job's user cannot open: then no job may start at all."""
+    for path in (library, *library.resolve().parents):
+        try:
+            mode = path.stat().st_mode
+        except OSError as error:
+            raise SluiceError(f"limiter {library}: {error.strerror}", remedy="install Sluice anew") from error
+        if not mode & (stat.S_IXOTH if stat.S_ISDIR(mode) else stat.S_IROTH):
+            raise SluiceError(
+                f"limiter {library}: users cannot open it, as {path} has mode {stat.S_IMODE(mode):o}",
+                remedy="install Sluice where every user may read, e.g. below /opt, or name a copy with --library",
+            )
+
+
+class Regions:
+    """One region a job, below ``/run/sluice/limit``. The caller holds the state's lock."""
+
+    def __init__(self, state: State, contexts: Contexts) -> None:
+        self._state = state
+        self._contexts = contexts
+        self._open: dict[int, limit.Region] = {}
+        self.folder = state.settings.run / "limit"
+
+    def prepare(self) -> None:
+        """What a job's mount namespace is made from. Raises SluiceError, OSError."""
+        for folder in (self.folder, self.folder / "job"):
+            folder.mkdir(mode=0o755, exist_ok=True)
+        library = self._state.settings.library
+        check_readable(library)
+        system = Path("/etc/ld.so.preload")
+        if not system.exists():
+            write_atomic(system, "")
+        others = [line for line in system.read_text().splitlines() if line and line != str(library)]
+        # A job's namespace has this very file mounted, and one that is replaced cannot be mounted over in there.
+        write_if_changed(self._state.settings.run / "preload", "\n".join([str(library), *others]) + "\n")
+
+    def of(self, job: int) -> Path | None:
+        """Where the job's region lies; None when it has none."""
+        return self._folder(job) if job in self._open else None
+
+    def _folder(self, job: int) -> Path:
+        return self.folder / f"job_{job}"
+
+    def take_over(self, job: int) -> None:
+        """Open what an earlier agent made."""
+        if (self._folder(job) / "limits").exists():
+            try:
+                self._open[job] = limit.Region(self._folder(job))
+            except CoreError as error:
+                log("problem", job=job, what=error)
+
+    def make(self, record: JobRecord) -> None:
+        """Make the job's region, or change its limits to those of the record. Raises RefusalError, CoreError."""
+        limited: list[limit.Device] = []
+        for grant in record.grants:  # a GPU that is not in the region would get nothing
+            if grant.vendor not in VENDORS:
+                continue
+            device = self._state.devices[grant.index]
+            measured = self._contexts.of(device)
+            if measured is None:
+                raise RefusalError(
+                    f"{device.model}: the size of a driver context is not known, so that no limit can be set",
+                    remedy="see the agent's log; restart sluice-agent when the driver works",
+                )
+            limited.append(
+                limit.Device(
+                    total=measured["total"],
+                    limit=grant.limit if grant.limit is not None else measured["total"],
+                    context=measured["context"],
+                    uuid=device.uuid if grant.vendor == "nvidia" else "",
+                    pci=device.pci,
+                )
+            )
+        region = self._open.get(record.job)
+        if region is None:
+            self.remove(record.job)  # of an agent that was killed before it wrote down that it made it
+            limit.create(self._folder(record.job), limited, record.uid)
+            self._open[record.job] = limit.Region(self._folder(record.job))
+            return
+        for index, (old, new) in enumerate(zip(region.devices, limited, strict=True)):
+            if old.limit != new.limit:
+                region.set_limit(index, new.limit)
+
+    def remove(self, job: int) -> None:
+        """Take the region away; nothing where there is none."""
+        region = self._open.pop(job, None)
+        if region is not None:
+            region.close()
+        limit.remove(self._folder(job))
+
+    def collect(self, record: JobRecord) -> None:
+        """Take the limiter's figures into the record; damaged ones are left out, as the tenant can damage them."""
+        region = self._open.get(record.job)
+        if region is None:
+            return
+        limited = [grant for grant in record.grants if grant.vendor in VENDORS]
+        for index, grant in enumerate(limited):
+            try:
+                usage = region.usage(index)
+            except CoreError as error:
+                record.note("refuse", why=one_line(str(error)))
+                return
+            grant.peak = max(grant.peak, min(usage.peak, grant.total))
+            grant.refused = usage.refused
+
+    def reap(self, *_: Any) -> None:
+        """Strike off dead processes of all namespaces: with every sample."""
+        with self._state.lock:
+            for region in self._open.values():
+                with suppress(CoreError):
+                    region.reap()

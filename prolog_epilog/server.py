@@ -1,0 +1,125 @@
+"""The agent's socket: one JSON object a line, each answered by one; who asks is what the kernel says."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prolog_epilog.log import log
+from sluice_base.errors import SluiceError
+from sluice_base.text import one_line
+from sluice_core.errors import CoreError
+
+_MOST_REQUEST = 64 << 10
+_MOST_CONNECTIONS = 128
+_IDLE_SECONDS = 30.0  # a connection that says nothing is closed
+_LOGGED = ("job", "uid", "gpus", "shards", "whole", "open")
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Who asks, as the kernel says."""
+
+    pid: int
+    uid: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    method: Callable[..., dict[str, Any]]
+    root_only: bool
+    quiet: bool
+
+
+class Server:
+    """Answers requests, a thread a connection."""
+
+    def __init__(self, path: Path, stopping: threading.Event) -> None:
+        self.path = path
+        self._stopping = stopping
+        self._requests: dict[str, _Request] = {}
+        self._connections = threading.BoundedSemaphore(_MOST_CONNECTIONS)
+
+    def add(
+        self, name: str, method: Callable[..., dict[str, Any]], *, root_only: bool = True, quiet: bool = False
+    ) -> None:
+        """Take requests with ``"do": NAME``: their other fields and `peer` are the method's keyword arguments.
+
+        What it returns is the answer; SluiceError, CoreError and OSError are told to the asker. `quiet`: not logged.
+        """
+        self._requests[name] = _Request(method, root_only, quiet)
+
+    def serve(self, ready: Callable[[], None]) -> None:
+        """Answer until `stopping`; `ready` is called once the socket is there. Raises OSError."""
+        with suppress(FileNotFoundError):
+            self.path.unlink()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(str(self.path))
+            self.path.chmod(0o666)  # who asks is told by the kernel, request by request
+            listener.listen(256)
+            listener.settimeout(0.5)
+            ready()
+            while not self._stopping.is_set():
+                with suppress(TimeoutError):
+                    connection, _ = listener.accept()
+                    if self._connections.acquire(blocking=False):
+                        threading.Thread(target=self._answer_all, args=(connection,), daemon=True).start()
+                    else:
+                        connection.close()
+
+    def _answer_all(self, connection: socket.socket) -> None:
+        """One connection's requests."""
+        try:
+            connection.settimeout(_IDLE_SECONDS)
+            size = struct.calcsize("3i")
+            pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+            with connection, connection.makefile("rb") as lines:
+                while line := lines.readline(_MOST_REQUEST):
+                    answer = self.answer(line, Peer(pid, uid))
+                    connection.sendall(json.dumps(answer).encode() + b"\n")
+        except OSError:
+            pass  # the asker has gone, or says nothing
+        finally:
+            self._connections.release()
+
+    def answer(self, line: bytes, peer: Peer) -> dict[str, Any]:
+        """Do one request: ``{"ok": ...}`` or ``{"error": "..."}``."""
+        began = time.monotonic()
+        fields: dict[str, Any] = {}
+        try:
+            fields = json.loads(line)
+            name = fields.pop("do")
+            request = self._requests[name]
+        except (AttributeError, KeyError, TypeError, ValueError):
+            return {"error": "not a request that this agent knows; are agent and programs of one version?"}
+        if request.root_only and peer.uid != 0:
+            log("refused", request=name, uid=peer.uid, pid=peer.pid, why="not root")
+            return {"error": f"{name}: for root only"}
+        try:
+            done = request.method(peer=peer, **fields)
+        except SluiceError as error:
+            why: str = str(error)
+        except CoreError as error:
+            why = f"the job's region of limits: {error}"
+        except OSError as error:
+            why = f"{error.filename or 'the node agent'}: {error.strerror}"
+        except (AttributeError, TypeError, ValueError, KeyError) as error:
+            why = f"{name}: a request that makes no sense: {one_line(repr(error))}"
+        else:
+            if not request.quiet:
+                log(name, **_logged(fields), ms=round(1000 * (time.monotonic() - began), 1))
+            return {"ok": done}
+        log("refused", request=name, **_logged(fields), why=why)
+        return {"error": why}
+
+
+def _logged(fields: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in fields.items() if key in _LOGGED}

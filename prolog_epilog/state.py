@@ -1,0 +1,56 @@
+"""What the parts of the node agent share: settings, devices, the jobs' records, and the lock that guards these."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prolog_epilog.caps import Caps
+from prolog_epilog.devices import NodeDevice
+from prolog_epilog.record import JobRecord, Store
+from sluice_base.errors import SluiceError
+from sluice_core import limit
+
+RUN = Path("/run/sluice")
+RECORDS = Path("/var/lib/sluice/records")
+MIB = 1 << 20
+
+
+class RefusalError(SluiceError):
+    """A request that is not granted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Where things are, and how often the watchdog looks (seconds)."""
+
+    run: Path = RUN
+    library: Path = field(default_factory=limit.library_path)
+    records: Path = RECORDS
+    policy: Path = Path("/etc/slurm/sluice.policy")
+    period: float = 0.5
+    idle_period: float = 5.0
+    memory_wait: float = 10.0
+
+
+class State:
+    """Shared by all threads. `lock` guards `records` and their contents; `sampled` is notified with every sample."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
+        self.devices: list[NodeDevice] = []
+        self.records: dict[int, JobRecord] = {}
+        self.jobs = Store(settings.run / "agent/jobs")
+        self.store = Store(settings.records, mode=0o755)
+        self.caps = Caps(settings.policy)
+        self.lock = threading.RLock()
+        self.sampled = threading.Condition(self.lock)
+        self.stopping = threading.Event()
+
+    def of_vendor(self, name: str) -> list[NodeDevice]:
+        """The vendor's whole GPUs in the order of their PCI addresses, which is that of its libraries."""
+        order = sorted((device for device in self.devices if device.vendor == name), key=lambda device: device.pci)
+        return [device for device in order if device.pci]

@@ -1,0 +1,160 @@
+"""The watchdog's threads: a vendor each, sampling its processes for ever, acting on what the samples show."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from prolog_epilog import cgroups, notice
+from prolog_epilog.log import log
+from prolog_epilog.state import MIB, State
+from prolog_epilog.watchdog import Act, judge
+from prolog_epilog.worker import Worker
+from sluice_base.errors import SluiceError
+from sluice_base.sizes import format_mib
+
+
+@dataclass
+class Watch:
+    """What is known of one vendor's processes; the state's `sampled` is notified with every sample."""
+
+    worker: Worker
+    samples: int = 0
+    held: dict[tuple[str, int], int] = field(default_factory=dict)
+    foreign: dict[str, int] = field(default_factory=dict)  # bytes in use by no process, by device
+    problem: SluiceError | None = None
+    since: float = 0.0
+    wanted: threading.Event = field(default_factory=threading.Event)
+
+
+Reader = Callable[[Watch, dict[str, Any]], None]
+
+
+class Watcher:
+    """Watches the vendors that the node has. `on_sample`: called after each sample with the vendor's whole answer.
+
+    They are called in the vendor's thread, without the lock; what they raise ends the watch, so they raise nothing.
+    """
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self.watches: dict[str, Watch] = {}
+        self.on_sample: list[Reader] = []
+
+    def find(self) -> None:
+        """A worker for each vendor of the node's devices."""
+        for name in sorted({device.vendor for device in self._state.devices}):
+            self.watches[name] = Watch(Worker(name))
+
+    def start(self) -> None:
+        """Watch until the agent stops."""
+        for watch in self.watches.values():
+            threading.Thread(target=self._watch, args=(watch,), daemon=True).start()
+
+    def close(self) -> None:
+        """End the vendors' processes."""
+        for watch in self.watches.values():
+            watch.worker.close()
+
+    def await_sample(self, watch: Watch, deadline: float) -> None:
+        """Wait for a sample that began after now."""
+        with self._state.sampled:
+            wanted = watch.samples + 2  # the next one may have begun already
+            watch.wanted.set()
+            while watch.samples < wanted and time.monotonic() < deadline and watch.problem is None:
+                watch.wanted.set()
+                self._state.sampled.wait(0.1)
+
+    def _watch(self, watch: Watch) -> None:
+        """Sample one vendor for ever."""
+        used = True  # a prolog or epilog wants to know, or nobody is kept waiting
+        while not self._state.stopping.is_set():
+            try:
+                answer = watch.worker.ask(do="sample", used=used)
+            except SluiceError as error:
+                self._failed(watch, error)
+            else:
+                self._sample(watch, answer["usage"], answer.get("used"))
+                for reader in self.on_sample:
+                    reader(watch, answer)
+            busy = any(
+                grant.vendor == watch.worker.vendor
+                for one in list(self._state.records.values())
+                for grant in one.grants
+            )
+            settings = self._state.settings
+            asked = watch.wanted.wait(settings.period if busy else settings.idle_period)
+            if asked:
+                watch.wanted.clear()
+            used = asked or not busy
+
+    def _failed(self, watch: Watch, error: SluiceError) -> None:
+        with self._state.sampled:
+            if watch.problem is None:
+                watch.since = time.time()
+                log("problem", vendor=watch.worker.vendor, what=error.what, remedy=error.remedy)
+            watch.problem = error
+            self._state.sampled.notify_all()
+        self._state.stopping.wait(1.0)
+
+    def _sample(self, watch: Watch, usage: Iterable[tuple[str, int, int]], used: dict[str, int] | None) -> None:
+        listed = [(str(uuid), int(pid), int(size)) for uuid, pid, size in usage]
+        records = self._state.records
+        with self._state.sampled:
+            if watch.problem is not None:
+                log("recovered", vendor=watch.worker.vendor, seconds=round(time.time() - watch.since))
+                watch.problem = None
+            watch.held = {(uuid, pid): size for uuid, pid, size in listed}
+            if used is not None:
+                self.note_foreign(watch, used)
+            watch.samples += 1
+            peaks = {job: [grant.peak for grant in record.grants] for job, record in records.items()}
+            acts = list(judge(listed, records, cgroups.place_of)) if listed and records else []
+            for job, record in records.items():
+                if [grant.peak for grant in record.grants] != peaks[job]:
+                    with suppress(OSError):  # a full /run must not stop the watchdog
+                        self._state.jobs.save(record)
+            self._state.sampled.notify_all()
+        for act in acts:
+            self._do(act)
+
+    def note_foreign(self, watch: Watch, used: dict[str, int]) -> None:
+        """Remember what is in use by no process; of a job that is new here, as what it found."""
+        for uuid, size in used.items():
+            watch.foreign[uuid] = max(0, size - sum(held for (of, _), held in watch.held.items() if of == uuid))
+        for record in self._state.records.values():
+            for grant in record.grants:
+                if grant.foreign is None:
+                    grant.foreign = watch.foreign.get(grant.uuid)
+
+    def _do(self, act: Act) -> None:
+        """Warn, or end: the line first, as the processes' output goes with them."""
+        device = next((one for one in self._state.devices if one.uuid == act.uuid), None)
+        name = act.uuid if device is None else f"{device.own_file} ({device.model})"
+        charged, most = format_mib(-(-act.charged // MIB)), format_mib(act.limit // MIB)
+        text = f"job {act.job}: {charged} of GPU memory on {name}, limit {most}"
+        ending = act.action == "end"
+        told = notice.tell(act.pids, text + (f"; step {act.step} is ended" if ending else ""))
+        killed = 0
+        if ending:
+            for pid in cgroups.processes_of(act.job, act.step):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                    killed += 1
+        with self._state.lock:
+            record = self._state.records.get(act.job)
+            if record is None:
+                return
+            grant = record.grant_of(act.uuid)
+            if grant is not None:
+                grant.warned = True
+            record.note(act.action, step=act.step, uuid=act.uuid, charged=act.charged, limit=act.limit, told=told)
+            with suppress(OSError):  # a full /run must not stop the watchdog
+                self._state.jobs.save(record)
+        log(act.action, job=act.job, step=act.step, gpu=act.uuid, charged=act.charged, limit=act.limit, killed=killed)
