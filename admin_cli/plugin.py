@@ -69,7 +69,8 @@ def build(
 @_build_options
 @_place_options
 @click.option("--build", "folder", type=_PATH, metavar="DIR", help="A folder of built plugins; default: build them.")
-@click.option("--spank-only", is_flag=True, help="Only the options of srun, sbatch and salloc, for other hosts.")
+@click.option("--spank-only", is_flag=True, help="Only what plugstack.conf names, for login hosts and nodes.")
+@click.option("--limits", is_flag=True, help="Start tasks with GPUs only under the node agent's limits.")
 def install(
     slurm_plugin_dir: Path | None,
     slurm_source: Path | None,
@@ -79,8 +80,12 @@ def install(
     systemd_dir: Path | None,
     folder: Path | None,
     spank_only: bool,
+    limits: bool,
 ) -> None:
-    """Put the plugins into this host's Slurm. Nothing changes before slurmctld starts anew, and then at level off."""
+    """Put the plugins into this host's Slurm. Nothing changes before slurmctld starts anew, and then at level off.
+
+    Hosts that read one plugstack.conf need what it names in one place: with --limits install on all of them first.
+    """
     from slurm_plugin.builder import read_build
     from slurm_plugin.install import install as install_build
     from slurm_plugin.site import find_plugin_dir, find_program
@@ -98,6 +103,7 @@ def install(
             slurmctld=program if not spank_only else find_program("slurmctld", "srun", prefix=slurm_prefix),
             own=own,
             spank_only=spank_only,
+            limits=limits,
         )
     )
 

@@ -6,12 +6,12 @@ import shutil
 import sys
 from pathlib import Path
 
-from dev_cluster.layout import INSIDE, Layout
+from dev_cluster.layout import INSIDE, Layout, on_this_system
 from dev_cluster.slurm_tree import SlurmTree
 from sluice_base.files import write_atomic
+from sluice_core.limit import library_path
 from slurm_plugin.builder import build_limit_plugin
 from slurm_plugin.install import limit_line
-from sluice_core.limit import library_path
 
 _PROJECT = Path(__file__).resolve().parents[1]
 _PROGRAMS = INSIDE / "programs"  # copies: jobs' users need them, and may not enter a checkout

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from dev_cluster import cgroups, namespaces
-from dev_cluster.layout import INSIDE, LOGIN, PLUGIN_SEARCH, Layout
+from dev_cluster.layout import INSIDE, LOGIN, PLUGIN_SEARCH, THIS_SYSTEM, Layout
 from dev_cluster.processes import start_time
 from sluice_base.files import write_atomic
 
@@ -266,6 +266,8 @@ def enter_tree(root: Path | None, scratch: Path, state: int) -> None:
         tree = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         namespaces.mount("overlay", "root", "overlay", 0, f"lowerdir=/proc/self/fd/{tree},upperdir=upper,workdir=work")
         os.close(tree)
+        Path(f"root{THIS_SYSTEM}").mkdir()
+        namespaces.bind("/", f"root{THIS_SYSTEM}", recursive=True)
         for name in ("sys", "dev"):
             namespaces.bind(f"/{name}", f"root/{name}", recursive=True)
     namespaces.mount("proc", "root/proc", "proc")

@@ -9,6 +9,8 @@ INSIDE = Path("/run/sluice-cluster")
 """The state folder inside the cluster, whatever its name is outside: short enough for unix sockets."""
 PLUGIN_SEARCH = Path("/run/slurm-plugins")
 """First in PluginDir: on every host, and empty but on controllers with Sluice's plugins."""
+THIS_SYSTEM = Path("/sluice-this-system")
+"""Where this machine's own root is seen inside a cluster of another system's tree: Sluice's Python runs from there."""
 
 MARKER = "SLUICE_CLUSTER_INIT"
 """Environment variable that only the cluster's process 1 carries: the state folder."""
@@ -16,6 +18,16 @@ MARKER = "SLUICE_CLUSTER_INIT"
 DEFAULT_FOLDER = Path("/run/sluice-cluster")  # as with all else in /run, a reboot ends it
 LOGIN = "login"
 DATABASE = "db"
+
+
+def on_this_system(words: list[str]) -> list[str]:
+    """A command line that runs this machine's program on a host of a cluster of another system's tree.
+
+    It sees the host's /etc, /run, devices and processes, and for all else this machine's files.
+    """
+    over = f'for folder in etc run dev sys proc tmp; do mount --rbind "/$folder" "{THIS_SYSTEM}/$folder"; done'
+    script = f'set -e; {over}; exec chroot {THIS_SYSTEM} "$@"'
+    return ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sluice", *words]
 
 
 class Layout:

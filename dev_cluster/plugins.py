@@ -13,11 +13,9 @@ from dev_cluster.slurm_tree import SlurmTree
 from policy import compiled
 from sluice_base.errors import SluiceError, UsageError
 from sluice_base.files import write_atomic
-from sluice_base.run import run_command
-from sluice_base.slurm_version import SlurmVersion, parse_slurm_version
 from slurm_plugin.builder import PluginBuild, build_plugins, read_build, write_manifest
 from slurm_plugin.site import find_plugin_dir, plugin_parameters
-from slurm_plugin.sources import distribution_source, release_name
+from slurm_plugin.sources import distribution_source
 
 _FOLDER = INSIDE / "plugins"
 
@@ -31,20 +29,12 @@ class ClusterPlugins:
         self.progress = progress
         self.policy = _policy_text(wanted.policy)
         self.stock = find_plugin_dir(tree.root or Path("/"), tree.prefix)
-        self.version = self._slurm_version()
+        self.version = tree.version()
         self.source = None
         if wanted.plugins is None:
-            self.source = distribution_source(self.version, suite=self._suite())
+            self.source = distribution_source(self.version, suite=tree.suite())
         elif not any(wanted.plugins.glob("*.so")):
             raise UsageError(f"sluice.plugins {wanted.plugins}: no plugins there", remedy="name a folder of .so files")
-
-    def _slurm_version(self) -> SlurmVersion:
-        program = self.tree.program("slurmctld") or "slurmctld"
-        command = [program, "-V"] if self.tree.root is None else ["chroot", str(self.tree.root), program, "-V"]
-        return parse_slurm_version(run_command(command).stdout)
-
-    def _suite(self) -> str:
-        return release_name(self.tree.root or Path("/"))
 
     def write(self, layout: Layout) -> set[str]:
         """Plugins, level, policy and plugstack.conf; the names of the files that belong beside slurm.conf."""

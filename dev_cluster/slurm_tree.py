@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sluice_base.errors import UsageError
+from sluice_base.run import run_command
+from sluice_base.slurm_version import SlurmVersion, parse_slurm_version
+from slurm_plugin.sources import distribution_source, release_name
 
 _DAEMONS = ("slurmctld", "slurmd", "slurmdbd")
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -59,6 +62,23 @@ class SlurmTree:
                 f"{', '.join(missing)}: not installed in {place}",
                 remedy="install slurmctld slurmd slurmdbd slurm-client slurm-wlm-basic-plugins munge mariadb-server",
             )
+
+    def version(self) -> SlurmVersion:
+        """What slurmctld says it is. Raises SluiceError."""
+        program = self.program("slurmctld") or "slurmctld"
+        command = [program, "-V"] if self.root is None else ["chroot", str(self.root), program, "-V"]
+        return parse_slurm_version(run_command(command).stdout)
+
+    def suite(self) -> str:
+        """Debian's name of the tree's release. Raises SluiceError."""
+        return release_name(self.root or Path("/"))
+
+    def headers(self) -> Path:
+        """A folder with slurm/slurm.h: the development package's, else that of the sources. Raises SluiceError."""
+        installed = self._outside(self.prefix / "include")
+        if (installed / "slurm/slurm.h").is_file():
+            return installed
+        return distribution_source(self.version(), suite=self.suite()).folder
 
     def _outside(self, path: Path) -> Path:
         return path if self.root is None else self.root / path.relative_to("/")

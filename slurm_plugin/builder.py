@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -85,9 +85,6 @@ def build_plugins(
     What was compiled is kept in `cache`, so that the next build takes a moment. Raises SluiceError.
     """
     check_supported(source.version)
-    for name in ("cmake", "gcc"):
-        if shutil.which(name) is None:
-            raise SluiceError(f"{name}: not installed", remedy="install cmake, gcc and make (or ninja-build)")
     text = format_slurm_version(source.version)
     cache = cache or default_cache()
     work = cache / "-".join(["plugins", text, *filter(None, sanitizer.split(","))])
@@ -106,6 +103,21 @@ def build_plugins(
     return read_build(output)
 
 
+def build_limit_plugin(headers: Path, slurm: SlurmVersion, output: Path, *, cache: Path | None = None) -> Path:
+    """Build what holds tasks to limits alone, against public headers (`headers` holds slurm/slurm.h); where it lies.
+
+    It is compiled anew into the folder `output` each time, which takes a moment. Raises SluiceError.
+    """
+    check_supported(slurm)
+    name, cache = "spank_sluice_limit.so", cache or default_cache()
+    work = cache / f"limit-plugin-{format_slurm_version(slurm)}"
+    with locked(cache / f".{work.name}.lock"):
+        _cmake(work, [f"-DSLURM_HEADERS={headers}"], ["--target", Path(name).stem])
+        shutil.copyfile(work / name, output / name)
+    (output / name).chmod(0o755)
+    return output / name
+
+
 def fresh_output(given: Path | None, slurm: SlurmVersion, sanitize: bool, cache: Path | None = None) -> Path:
     """The folder for a build: the one named, empty or new, else one of the cache, emptied. Raises UsageError."""
     if given is not None:
@@ -119,22 +131,32 @@ def fresh_output(given: Path | None, slurm: SlurmVersion, sanitize: bool, cache:
 
 
 def _compile(source: SlurmSource, work: Path, plugin_dir: Path, root: Path | None, sanitizer: str) -> None:
+    _cmake(
+        work,
+        [
+            f"-DSLURM_SOURCE={source.folder}",
+            f"-DSLURM_PLUGIN_DIR={plugin_dir}",
+            f"-DSLURM_ROOT={'' if root is None else root.resolve()}",
+            f"-DSLUICE_SANITIZE={sanitizer}",
+        ],
+    )
+
+
+def _cmake(work: Path, options: list[str], build: Sequence[str] = ()) -> None:
+    """Configure and build into `work`, which is kept. Raises SluiceError with the compiler's words."""
+    for name in ("cmake", "gcc"):
+        if shutil.which(name) is None:
+            raise SluiceError(f"{name}: not installed", remedy="install cmake, gcc and make (or ninja-build)")
     place = sources_folder() / "slurm_plugin"
     cached = work / "CMakeCache.txt"
     if cached.is_file() and f"CMAKE_HOME_DIRECTORY:INTERNAL={place}\n" not in cached.read_text():
         shutil.rmtree(work)  # of another checkout
     generator = ["-G", "Ninja"] if shutil.which("ninja") else ["-G", "Unix Makefiles"]
     configure: list[str | Path] = ["cmake", "-S", place, "-B", work, *([] if cached.is_file() else generator)]
-    configure += [
-        f"-DSLURM_SOURCE={source.folder}",
-        f"-DSLURM_PLUGIN_DIR={plugin_dir}",
-        f"-DSLURM_ROOT={'' if root is None else root.resolve()}",
-        f"-DSLUICE_SANITIZE={sanitizer}",
-    ]
     environment = {key: value for key, value in os.environ.items() if key not in ("CFLAGS", "LDFLAGS")}
     try:
-        run_command(configure, timeout=120, env=environment)
-        run_command(["cmake", "--build", work, "--parallel"], timeout=_BUILD_TIMEOUT, env=environment)
+        run_command([*configure, *options], timeout=120, env=environment)
+        run_command(["cmake", "--build", work, "--parallel", *build], timeout=_BUILD_TIMEOUT, env=environment)
     except CommandError as error:
         raise SluiceError(f"the plugins cannot be built: {_compiler_words(error)}") from error
 

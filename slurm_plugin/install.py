@@ -6,7 +6,7 @@
       sluice/slurm-22.05.8-...   one build: plugins, manifest, guard, and what the include file is made of
     CONF/sluice.plugins.conf     slurm.conf includes it: loads the plugins, or leaves stock Slurm
     CONF/sluice.level            one word; see docs/plugins.md
-    CONF/plugstack.conf.d/sluice.conf
+    CONF/plugstack.conf.d/sluice.conf      the options of srun and sbatch; with `limits`, the line that holds tasks, too
     SYSTEMD/slurmctld.service.d/sluice-guard.conf
 
 On hosts without the links Slurm finds its own plugins in the second folder of PluginDir.
@@ -31,7 +31,10 @@ from slurm_plugin.site import INCLUDE, LEVEL_FILE, LEVELS, OwnOptions, plugin_pa
 DEFAULT_SEARCH = Path("/usr/local/lib")
 SYSTEMD = Path("/etc/systemd/system")
 _DISABLED = "disabled"
-_SPANK = "spank_sluice.so"
+SPANK = frozenset({"spank_sluice.so", "spank_sluice_limit.so"})
+"""What plugstack.conf names; slurmctld does not load them."""
+_OPTIONS, _LIMIT = "spank_sluice.so", "spank_sluice_limit.so"
+HELPER = Path("/usr/libexec/sluice/sluice-task-init")
 _CONTROLLER = "libsluice_controller.so"
 _DROP_IN = "slurmctld.service.d/sluice-guard.conf"
 _BY = "# Written by sluice plugin; changes are lost."
@@ -94,15 +97,21 @@ def install(
     slurmctld: Path = Path("/usr/sbin/slurmctld"),
     own: OwnOptions | None = None,
     spank_only: bool = False,
+    limits: bool = False,
 ) -> Result:
-    """Install a build; what runs goes on as it is until slurmctld is started anew. Raises SluiceError."""
+    """Install a build; what runs goes on as it is until slurmctld is started anew. Raises SluiceError.
+
+    `limits`: no task of a job with GPUs starts any more without the node agent's limits.
+    """
     if spank_only:
         if build.slurm[:2] != slurm[:2]:
             check_version(build, slurm)
         if not build.has("spank_sluice"):
-            raise UsageError(f"{build.folder}: has no {_SPANK}", remedy="build it with: sluice plugin build")
+            raise UsageError(f"{build.folder}: has no {_OPTIONS}", remedy="build it with: sluice plugin build")
     else:
         check_version(build, slurm)
+    if limits and not build.has("spank_sluice_limit"):
+        raise UsageError(f"{build.folder}: has no {_LIMIT}", remedy="build it with: sluice plugin build")
     own = own or OwnOptions()
     search = places.real(places.search)
     if not search.is_dir():
@@ -116,10 +125,10 @@ def install(
     _flip(places, folder.name)
     result.done.append(f"plugins for Slurm {format_slurm_version(build.slurm)} in {places.current}")
     if build.has("spank_sluice"):
-        _plugstack(places, result)
+        _plugstack(places, result, limits)
     if not spank_only:  # the include file last: until then slurmctld knows nothing of it
         _guard_drop_in(places, result)
-        _link(places, set(build.files) - {_SPANK})
+        _link(places, set(build.files) - SPANK)
         _enable(places)
         write_if_changed(places.real(places.conf / INCLUDE), on)
         _say_what_is_left(places, own, result)
@@ -159,7 +168,7 @@ def _place_build(build: PluginBuild, places: Places, on: str, off: str, slurmctl
             shutil.copyfile(build.folder / name, fresh / name)
             (fresh / name).chmod(0o644)
         if not spank_only:
-            plugins = sorted(name for name in build.files if name != _SPANK)
+            plugins = sorted(set(build.files) - SPANK)
             facts = {
                 "SLURM_VERSION": format_slurm_version(build.slurm),
                 "SLURMCTLD": str(slurmctld),
@@ -227,10 +236,34 @@ def _guard_drop_in(places: Places, result: Result) -> None:
         result.left.append("run: systemctl daemon-reload")
 
 
-def _plugstack(places: Places, result: Result) -> None:
+def limit_line(folder: Path, helper: Path = HELPER) -> str:
+    """The line of plugstack.conf that holds tasks; required, so that none starts where it cannot be loaded."""
+    return f"required {folder / _LIMIT} helper={helper}"
+
+
+def holds_tasks(places: Places) -> bool:
+    """Whether our part of plugstack.conf has the line that holds tasks."""
+    try:
+        return f"required {places.current}" in places.real(_stack(places)).read_text(errors="replace")
+    except FileNotFoundError:
+        return False
+
+
+def _stack(places: Places) -> Path:
+    return places.conf / "plugstack.conf.d/sluice.conf"
+
+
+def _stack_text(places: Places, limits: bool) -> str:
+    lines = [_BY, f"optional {places.current}/{_OPTIONS}", *([limit_line(places.current)] if limits else [])]
+    return "\n".join(lines) + "\n"
+
+
+def _plugstack(places: Places, result: Result, limits: bool) -> None:
+    if holds_tasks(places) and not limits:  # an update does not let tasks go
+        limits = True
     folder = places.real(places.conf / "plugstack.conf.d")
     folder.mkdir(mode=0o755, exist_ok=True)
-    write_if_changed(folder / "sluice.conf", f"{_BY}\noptional {places.current}/{_SPANK}\n")
+    write_if_changed(places.real(_stack(places)), _stack_text(places, limits))
     main = places.real(places.conf / "plugstack.conf")
     line = f"include {places.conf}/plugstack.conf.d/*.conf"
     if not main.exists():
@@ -238,6 +271,11 @@ def _plugstack(places: Places, result: Result) -> None:
     elif "plugstack.conf.d/" not in main.read_text(errors="replace"):
         result.left.append(f"add to {places.conf / 'plugstack.conf'}: {line}")
     result.done.append("options of srun, sbatch and salloc (SPANK)")
+    if not limits:
+        return
+    result.done.append("tasks of jobs with GPUs start under the node agent's limits only (SPANK)")
+    if not places.real(HELPER).exists():
+        result.left.append(f"on nodes: put prolog_epilog/programs into {HELPER.parent} and start sluice-agent")
 
 
 def _say_what_is_left(places: Places, own: OwnOptions, result: Result) -> None:
@@ -301,6 +339,9 @@ def disable(places: Places) -> Result:
     """Stock Slurm: at once by level off, and from the next start of slurmctld on without any plugin of ours loaded."""
     write_level(places, "off")
     result = Result(done=["level off: slurmctld does what stock Slurm does"])
+    if holds_tasks(places):
+        write_if_changed(places.real(_stack(places)), _stack_text(places, limits=False))
+        result.done.append("tasks start without the node agent's limits on hosts that read this plugstack.conf")
     stock = places.real(places.current / "stock.conf")
     if stock.is_file():
         places.real(places.own / _DISABLED).touch(mode=0o644)

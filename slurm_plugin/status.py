@@ -14,7 +14,7 @@ from policy import compiled
 from sluice_base.errors import SluiceError
 from sluice_base.slurm_version import SlurmVersion, format_slurm_version
 from slurm_plugin.builder import PluginBuild
-from slurm_plugin.install import Places, installed_build, is_disabled, read_level
+from slurm_plugin.install import HELPER, SPANK, Places, holds_tasks, installed_build, is_disabled, read_level
 from slurm_plugin.site import INCLUDE, OwnOptions, stock_parameters
 from slurm_plugin.symbols import missing, overridden
 
@@ -101,6 +101,7 @@ def check(places: Places, own: OwnOptions, *, slurm: SlurmVersion, slurmctld: Pa
     if build.slurm == slurm and "libsluice_controller.so" in build.files:
         yield from _check_symbols(places, build, slurmctld, stock)
     yield from _check_configuration(places, own)
+    yield from _check_limits(places, build)
     yield from _check_policy(places)
 
 
@@ -130,7 +131,7 @@ def _check_files(places: Places, build: PluginBuild) -> Iterator[Finding]:
             )
     for name in build.files:
         link = places.real(places.search / name)
-        if name != "spank_sluice.so" and (places.current / "guard").exists() and not link.exists():
+        if name not in SPANK and (places.current / "guard").exists() and not link.exists():
             bad += 1
             yield Finding("problem", f"{link}: missing", _AGAIN)
     if not bad:
@@ -142,7 +143,7 @@ def _check_symbols(places: Places, build: PluginBuild, slurmctld: Path, stock: P
     shared = build.folder / "libsluice_controller.so"
     bad = 0
     for name in build.files:
-        if name == "spank_sluice.so":
+        if name in SPANK:
             continue
         plugin = build.folder / name
         standing_before = places.real(stock / name)
@@ -189,6 +190,29 @@ def _check_configuration(places: Places, own: OwnOptions) -> Iterator[Finding]:
         yield Finding("problem", f"{conf}: SelectType={own.select_type}", "placement needs select/cons_tres")
     if own.site_factor not in ("", "site_factor/sluice", "site_factor/none"):
         yield Finding("remark", f"{conf}: order is left to {own.site_factor}")
+
+
+def _check_limits(places: Places, build: PluginBuild) -> Iterator[Finding]:
+    """Where tasks are to be held to limits: what slurmstepd starts as root has to be there, and root's."""
+    if not holds_tasks(places):
+        yield Finding("remark", "tasks start without limits on GPU memory", "sluice plugin install --limits")
+        return
+    helper = places.real(HELPER)
+    if not build.has("spank_sluice_limit"):
+        yield Finding("problem", "plugstack.conf requires spank_sluice_limit.so, which is not installed", _AGAIN)
+    elif not helper.exists():
+        yield Finding("remark", f"{HELPER}: not on this host; no job with GPUs could start a task here")
+    else:
+        for path in (helper.resolve(), *helper.resolve().parents):
+            facts = path.stat()
+            if facts.st_uid != 0 or (facts.st_mode & 0o022 and not facts.st_mode & stat.S_ISVTX):
+                yield Finding(
+                    "problem",
+                    f"{path}: others than root can change what slurmstepd starts",
+                    f"chown root {path}; chmod go-w {path}",
+                )
+                return
+        yield Finding("ok", "tasks of jobs with GPUs start under limits")
 
 
 def _check_policy(places: Places) -> Iterator[Finding]:
