@@ -261,12 +261,18 @@ class Applier:
         """Make and change reservations."""
         for change in changes:
             state = self.wanted.reservations[change.name]
-            if change.action == "add":
+            remade = change.action == "change" and "feature" in change.fields
+            if remade:
+                self.cluster.control.delete_reservation(change.name)
+            if change.action == "add" or remade:
                 self.cluster.control.create_reservation(
                     change.name, accounts=state.accounts, nodes=state.nodes, feature=state.feature, flags=["MAGNETIC"]
                 )
             else:
-                self.cluster.control.update_reservation(change.name, accounts=state.accounts, nodes=state.nodes)
+                self.cluster.control.update_reservation(
+                    change.name, accounts=state.accounts, nodes=state.nodes, flags=["MAGNETIC"],
+                    users_to_drop=self.live.state.reservations[change.name].users,
+                )  # fmt: skip
             self.progress(f"reservation {change.name}: {state.nodes} nodes")
 
     def files(self, changes: list[Change]) -> None:

@@ -151,13 +151,20 @@ def _users(there: State, wanted: State, managed: set[str]) -> list[Change]:
 
 def _reservations(there: State, wanted: State) -> list[Change]:
     def fields(state: ReservationState) -> dict[str, str]:
-        return {"accounts": ",".join(sorted(state.accounts)), "nodes": str(state.nodes)}
+        return {
+            "accounts": ",".join(sorted(state.accounts)),
+            "users": ",".join(sorted(state.users)),
+            "nodes": str(state.nodes),
+            "feature": state.feature,
+            "flags": "MAGNETIC" if state.magnetic else "",
+            "ends": "in a year" if state.lasting else "within a month",
+        }
 
     changes = []
     for name, state in wanted.reservations.items():
         old = there.reservations.get(name)
         if old is None:
-            changes.append(Change("reservation", "add", name, _pairs({}, fields(state) | {"feature": state.feature})))
+            changes.append(Change("reservation", "add", name, _pairs({}, fields(state))))
         elif pairs := _pairs(fields(old), fields(state)):
             changes.append(Change("reservation", "change", name, pairs))
     gone = [name for name in there.reservations if name not in wanted.reservations]

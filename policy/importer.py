@@ -42,6 +42,8 @@ def import_policy(live: Live) -> tuple[str, list[str]]:
         notes.append(
             f"user {odd.user} in {odd.account}, partition {odd.partition}: left alone; Sluice has no such limit"
         )
+    for name in live.state.reservations:
+        notes.append(f"reservation {name}: Sluice's own, of an earlier policy, left out; applying this file ends it")
     head = f"# Written by `sluice import` from the cluster {live.name}.\n"
     return head + yaml.safe_dump(document, sort_keys=False, width=120, allow_unicode=True), notes
 

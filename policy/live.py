@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from slurm_client.accounting import Account, Accounting, Association
 from slurm_client.commands import Commands
 from slurm_client.control import Control
 from slurm_client.model import Node, Partition, Reservation
+
+_LASTING_S = 30 * 86400  # a reservation that ends sooner is renewed
 
 
 @dataclass(slots=True)
@@ -95,7 +98,12 @@ def _state(
     for reservation in reservations:
         if reservation.name.startswith(OWN_PREFIX):
             state.reservations[reservation.name] = ReservationState(
-                frozenset(reservation.accounts), reservation.node_count, ""
+                frozenset(reservation.accounts),
+                reservation.node_count,
+                reservation.features,
+                users=frozenset(reservation.users),
+                magnetic="MAGNETIC" in reservation.flags,
+                lasting=(reservation.end_time or 0) > time.time() + _LASTING_S,
             )
     return state, odd
 

@@ -40,6 +40,9 @@ class ReservationState:
     accounts: frozenset[str]
     nodes: int
     feature: str
+    users: frozenset[str] = frozenset()
+    magnetic: bool = True  # jobs of the accounts need not name it
+    lasting: bool = True  # it does not end within a month
 
 
 @dataclass(slots=True)

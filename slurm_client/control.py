@@ -24,11 +24,21 @@ class Control:
             f"Flags={','.join(['IGNORE_JOBS', *flags])}", f"PartitionName={self._partition(feature)}",
         )  # fmt: skip
 
-    def update_reservation(self, name: str, *, accounts: Iterable[str], nodes: int) -> None:
-        """Change whom a reservation is for, and how many nodes it has."""
+    def update_reservation(
+        self,
+        name: str,
+        *,
+        accounts: Iterable[str],
+        nodes: int,
+        flags: Sequence[str] = (),
+        users_to_drop: Iterable[str] = (),
+    ) -> None:
+        """Change a reservation; Slurm changes no features. Its longest one ends after a year: it is renewed."""
+        dropped = ",".join(sorted(users_to_drop))
         self.commands.output(
             "scontrol", "update", f"ReservationName={name}", f"NodeCnt={nodes}",
-            f"Accounts={','.join(sorted(accounts))}",
+            f"Accounts={','.join(sorted(accounts))}", *([f"Users-={dropped}"] if dropped else []),
+            *([f"Flags={','.join(flags)}"] if flags else []), "EndTime=now+365days",
         )  # fmt: skip
 
     def delete_reservation(self, name: str) -> None:

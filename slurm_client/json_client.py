@@ -184,6 +184,7 @@ def _reservation(r: Record) -> Reservation:
         end_time=_time(r.get("end_time")),
         nodes=_text(r.get("node_list")),
         node_count=_number(r.get("node_count")),
+        features=_text(r.get("features")),
         users=_words(r.get("users")),
         accounts=_words(r.get("accounts")),
         flags=frozenset(_words(r.get("flags"))),

@@ -145,6 +145,7 @@ class Reservation:
     end_time: int | None
     nodes: str
     node_count: int
+    features: str
     users: tuple[str, ...]
     accounts: tuple[str, ...]
     flags: frozenset[str]

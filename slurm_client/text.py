@@ -272,7 +272,19 @@ def _partition(record: str) -> Partition:
 def _reservation(record: str) -> Reservation:
     value = _values(
         record,
-        ("ReservationName", "StartTime", "EndTime", "Nodes", "NodeCnt", "Flags", "TRES", "Users", "Accounts", "State"),
+        (
+            "ReservationName",
+            "StartTime",
+            "EndTime",
+            "Nodes",
+            "NodeCnt",
+            "Features",
+            "Flags",
+            "TRES",
+            "Users",
+            "Accounts",
+            "State",
+        ),
     )
     return Reservation(
         name=value["ReservationName"],
@@ -281,6 +293,7 @@ def _reservation(record: str) -> Reservation:
         end_time=_optional(value["EndTime"]),
         nodes=value["Nodes"],
         node_count=_number(value["NodeCnt"]),
+        features=_text(value["Features"]),
         users=_words(value["Users"]),
         accounts=_words(value["Accounts"]),
         flags=frozenset(_words(value["Flags"])),

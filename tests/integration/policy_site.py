@@ -53,7 +53,7 @@ class PolicySite:
     ) -> subprocess.CompletedProcess[str]:  # fmt: skip
         """Run `sluice` on the login host; `--state-dir` is added, and `--file` where the command has it."""
         group = words[0]
-        takes_file = group in ("plan", "apply") or words[:2] in (
+        takes_file = (group in ("plan", "apply") and "--last" not in words) or words[:2] in (
             ("tenant", "create"), ("tenant", "set"), ("tenant", "remove"), ("tenant", "members"), ("quota", "set"),
         )  # fmt: skip
         line = ["sluice", *words]

@@ -286,6 +286,40 @@ def test_the_examples_apply_one_after_the_other(site: PolicySite) -> None:
     assert site.sluice("drift", check=False).returncode == 0
 
 
+RESERVING = (
+    "classes: {h100: {types: [h100], strategy: static}}\n"
+    "tenants:\n  a: {members: [alice], guarantee: {classes: {h100: {gpus: 4}}}}\n"
+)
+
+
+def test_a_reservation_changed_by_hand_is_drift_and_comes_back(site: PolicySite) -> None:
+    site.apply(RESERVING, "--force", "--drain-time=0s")
+    assert site.changes() == []
+    update = ("scontrol", "update", "ReservationName=sluice_h100_a")
+    found = {}
+    for field, *commands in (
+        ("users", (*update, "Users=alice")),
+        ("flags", (*update, "Flags-=MAGNETIC")),
+        ("ends", (*update, "EndTime=now+2days")),
+        ("nodes", (*update, "NodeCnt=2")),
+        ("feature", ("scontrol", "delete", "ReservationName=sluice_h100_a"),
+         ("scontrol", "create", "reservation", "ReservationName=sluice_h100_a", "StartTime=now", "Duration=UNLIMITED",
+          "Accounts=a", "NodeCnt=1", "Features=l40s", "Flags=MAGNETIC", "PartitionName=main")),
+    ):  # fmt: skip
+        for words in commands:
+            site.run(*words)
+        drift = site.sluice("drift", "--json", check=False)
+        assert drift.returncode == 3, field
+        found[field] = [sorted(change["fields"]) for change in json.loads(drift.stdout)["changes"]]
+        site.write("this is being edited: [")
+        site.sluice("apply", "--last", "--yes")
+        assert site.sluice("drift", check=False).returncode == 0, field
+    assert found == {field: [[field]] for field in found}
+    both = site.run("sluice", "apply", "--last", "-f", f"{INSIDE}/sluice.yaml", check=False)
+    assert both.returncode == 2
+    assert "do not go together" in both.stderr
+
+
 def test_the_audit_log_tells_who_did_what(site: PolicySite) -> None:
     first(site)
     site.sluice("tenant", "set", "blue", "limit.gpus=3", "--yes")
