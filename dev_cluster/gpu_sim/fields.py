@@ -28,7 +28,13 @@ _THROTTLE = {
     "hw_power_brake": 0x80,
     "display_clocks": 0x100,
 }
-_LINK_COUNTERS = {"replays": "replay_errors", "recoveries": "recovery_errors", "crc": "crc_errors"}
+_LINK_COUNTERS = {
+    "replays": "replay_errors",
+    "recoveries": "recovery_errors",
+    "crc": "crc_errors",
+    "tx": "tx_kib",
+    "rx": "rx_kib",
+}
 _LINK_FIELD = re.compile(r"link(\d+)(?:_(\w+))?")
 
 
@@ -245,6 +251,22 @@ def _set_power(change: Change, field: str, text: str) -> None:
     gpu.power_mw = round(watts * 1000)
 
 
+def _activity(help_text: str, attribute: str) -> Field:
+    """A utilisation that counters of time at work follow."""
+
+    def put(change: Change, field: str, text: str) -> None:
+        gpu = change.gpu
+        value = _whole(change, field, text, 0, 100, "%")
+        now = time.time_ns()
+        passed = max(0, now - gpu.active_since_ns) // 1000
+        gpu.active_us += passed * gpu.utilisation // 100
+        gpu.active_memory_us += passed * gpu.utilisation_memory // 100
+        gpu.active_since_ns = now
+        setattr(gpu, attribute, value)
+
+    return Field(help_text, lambda _s, gpu: str(getattr(gpu, attribute)), put)
+
+
 def _set_power_limit(change: Change, field: str, text: str) -> None:
     gpu = change.gpu
     low, high = gpu.power_limit_min_mw // 1000, gpu.power_limit_max_mw // 1000
@@ -446,8 +468,8 @@ FIELDS: dict[str, Field] = {
     "power": Field("draw, W", lambda _s, gpu: f"{gpu.power_mw / 1000:g}", _set_power),
     "power_limit": Field("W", lambda _s, gpu: str(gpu.power_limit_mw // 1000), _set_power_limit),
     "fan": _number("percent", "fan_percent", 100, low=1, unit="%", needs=_no_fan),
-    "utilisation": _number("percent", "utilisation", 100, unit="%"),
-    "utilisation_memory": _number("of the memory's bandwidth, percent", "utilisation_memory", 100, unit="%"),
+    "utilisation": _activity("percent, beside what processes take", "utilisation"),
+    "utilisation_memory": _activity("of the memory's bandwidth, percent", "utilisation_memory"),
     "utilisation_encoder": _number("percent", "utilisation_encoder", 100, unit="%"),
     "utilisation_decoder": _number("percent", "utilisation_decoder", 100, unit="%"),
     "clock_graphics": _number("MHz", "clock_graphics", lambda gpu: gpu.clock_graphics_max, unit="MHz"),

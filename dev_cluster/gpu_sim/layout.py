@@ -97,6 +97,8 @@ class Link(ctypes.Structure):
         ("replay_errors", c_uint32),
         ("recovery_errors", c_uint32),
         ("crc_errors", c_uint32),
+        ("tx_kib", c_uint64),  # since boot
+        ("rx_kib", c_uint64),
         ("peer_pci", Pci),
     )
 
@@ -210,6 +212,9 @@ class Gpu(ctypes.Structure):
         ("utilisation_memory", c_uint32),
         ("utilisation_encoder", c_uint32),
         ("utilisation_decoder", c_uint32),
+        ("active_us", c_uint64),  # time at work up to active_since_ns; after it, utilisation goes on
+        ("active_memory_us", c_uint64),  # the same of the memory's bandwidth
+        ("active_since_ns", c_uint64),  # CLOCK_REALTIME
         ("clock_graphics", c_uint32),
         ("clock_memory", c_uint32),
         ("clock_video", c_uint32),
@@ -298,6 +303,11 @@ class Slot(ctypes.Structure):
         ("start", c_uint64),  # field 22 of /proc/PID/stat: tells a process from a later one of the same number
         ("bytes", c_uint64),
         ("space", c_uint64),  # inode of its PID namespace
+        ("load", c_uint32),  # share of the GPU's time that it takes now, in thousandths
+        ("load_before", c_uint32),
+        ("load_since_ns", c_uint64),  # CLOCK_REALTIME
+        ("before_since_ns", c_uint64),
+        ("busy_ns", c_uint64),  # GPU time taken up to load_since_ns
     )
 
 

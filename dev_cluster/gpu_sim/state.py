@@ -198,7 +198,7 @@ def build_state(platform: Platform, node: str) -> NodeState:
         model = platform.model_of(index)
         gpu = _build_gpu(model, node, place.pci, place.model)
         gpu.numa_node = place.numa
-        gpu.energy_since_ns = now
+        gpu.energy_since_ns = gpu.active_since_ns = now
         _set_cpus(gpu.cpus, platform.cpu.numa_cpus(place.numa))
         kind = "nvidia" if model.vendor == "nvidia" else "drm"
         first = 0 if kind == "nvidia" else _FIRST_RENDER_NODE

@@ -120,7 +120,7 @@ AMD_READ(amdsmi_get_gpu_subsystem_id, uint16_t, true, t.gpu.pci.sub_device_id)
 AMD_READ(amdsmi_get_gpu_topo_numa_affinity, int32_t, true, t.gpu.numa_node)
 AMD_READ(amdsmi_topo_get_numa_node_number, uint32_t, t.gpu.numa_node >= 0, (uint32_t)t.gpu.numa_node)
 AMD_READ(amdsmi_get_gpu_pci_replay_counter, uint64_t, true, t.gpu.pcie_replays)
-AMD_READ(amdsmi_get_gpu_busy_percent, uint32_t, true, t.gpu.utilisation)
+AMD_READ(amdsmi_get_gpu_busy_percent, uint32_t, true, sim_utilisation(t.index, &t.gpu))
 AMD_READ(amdsmi_is_gpu_power_management_enabled, bool, true, true)
 AMD_READ(amdsmi_get_gpu_perf_level, uint32_t, true, 0) /* auto */
 AMD_READ(amdsmi_get_gpu_virtualization_mode, uint32_t, true, 1)
@@ -132,7 +132,7 @@ AMD_READ(amdsmi_get_gpu_ras_feature_info, amdsmi_ras_feature_t, t.gpu.ecc_suppor
 AMD_READ(amdsmi_get_gpu_total_ecc_count, amdsmi_error_count_t, t.gpu.ecc_supported,
          (amdsmi_error_count_t){.correctable_count = t.gpu.ecc_corrected, .uncorrectable_count = t.gpu.ecc_uncorrected})
 AMD_READ(amdsmi_get_gpu_activity, amdsmi_engine_usage_t, true,
-         (amdsmi_engine_usage_t){.gfx_activity = t.gpu.utilisation,
+         (amdsmi_engine_usage_t){.gfx_activity = sim_utilisation(t.index, &t.gpu),
                                  .umc_activity = t.gpu.utilisation_memory,
                                  .mm_activity = t.gpu.utilisation_decoder})
 AMD_READ(amdsmi_get_gpu_kfd_info, amdsmi_kfd_info_t, true,
@@ -702,6 +702,8 @@ SIM_API amdsmi_status_t amdsmi_get_link_metrics(amdsmi_processor_handle handle, 
             out->links[i].bit_rate = link->up ? lane_gbit : 0;
             out->links[i].max_bandwidth = link->speed_mbit / 1000;
             out->links[i].link_type = AMDSMI_LINK_XGMI;
+            out->links[i].read = link->rx_kib;
+            out->links[i].write = link->tx_kib;
         }
     }
     return result;
@@ -871,6 +873,7 @@ SIM_API amdsmi_status_t amdsmi_get_gpu_process_list(amdsmi_processor_handle hand
     for (uint32_t i = 0; i < found && i < offered; i++) {
         out[i] = (amdsmi_proc_info_t){.pid = uses[i].pid, .mem = uses[i].bytes, .cu_occupancy = UINT32_MAX};
         out[i].memory_usage.vram_mem = uses[i].bytes;
+        out[i].engine_usage.gfx = uses[i].busy_ns;
         name_process(uses[i].pid, &t.gpu, out[i].name, sizeof out[i].name);
     }
     return found > offered ? AMDSMI_STATUS_OUT_OF_RESOURCES : AMDSMI_STATUS_SUCCESS;

@@ -194,6 +194,10 @@ typedef struct {
 } zes_fabric_port_state_t;
 
 typedef struct {
+    uint64_t timestamp, rxCounter, txCounter;
+} zes_fabric_port_throughput_t;
+
+typedef struct {
     HEAD;
     uint64_t linkFailureCount, fwCommErrorCount, fwErrorCount, linkDegradeCount;
 } zes_fabric_port_error_counters_t;
@@ -364,9 +368,7 @@ static ze_result_t list(uint32_t *count, handle_t *out, char *first, size_t step
 
 static uint64_t now_us(void)
 {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    return (uint64_t)now.tv_sec * 1000000u + (uint64_t)now.tv_nsec / 1000u;
+    return sim_now_ns() / 1000;
 }
 
 /* ---- start, drivers, devices ---- */
@@ -604,9 +606,11 @@ OF_PART(zesEngineGetProperties, ENGINE, zes_part_properties_t, {
 
 OF_PART(zesEngineGetActivity, ENGINE, zes_engine_stats_t, {
     /* Counters whose growth over a while is the utilisation now. */
-    uint64_t now = now_us();
+    uint64_t now = now_us(), since = t.gpu.active_since_ns / 1000, passed = now > since ? now - since : 0;
+    bool memory = t.part == 2;
     out->timestamp = now;
-    out->activeTime = now / 100 * (t.part < 2 ? t.gpu.utilisation : t.gpu.utilisation_memory);
+    out->activeTime = (memory ? t.gpu.active_memory_us : t.gpu.active_us) +
+                      passed * (memory ? t.gpu.utilisation_memory : t.gpu.utilisation) / 100;
 })
 
 ENUMERATE(zesDeviceEnumTemperatureSensors, TEMPERATURE)
@@ -733,6 +737,12 @@ OF_PART(zesFabricPortGetState, FABRIC, zes_fabric_port_state_t, {
 })
 
 OF_PART(zesFabricPortGetLinkType, FABRIC, zes_fabric_link_type_t, { sim_text(out->desc, sizeof out->desc, "XeLink"); })
+
+OF_PART(zesFabricPortGetThroughput, FABRIC, zes_fabric_port_throughput_t, {
+    out->timestamp = now_us();
+    out->rxCounter = t.gpu.links[t.part].rx_kib * 1024;
+    out->txCounter = t.gpu.links[t.part].tx_kib * 1024;
+})
 
 OF_PART(zesFabricPortGetFabricErrorCounters, FABRIC, zes_fabric_port_error_counters_t, {
     const struct sim_link *link = &t.gpu.links[t.part];

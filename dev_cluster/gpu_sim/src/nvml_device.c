@@ -241,7 +241,7 @@ SIM_API nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtil
         result = NVML_ERROR_NOT_SUPPORTED; /* the driver has no such figure in MIG mode */
     }
     if (result == NVML_SUCCESS) {
-        *utilization = (nvmlUtilization_t){.gpu = t.gpu.utilisation, .memory = t.gpu.utilisation_memory};
+        *utilization = (nvmlUtilization_t){.gpu = sim_utilisation(t.index, &t.gpu), .memory = t.gpu.utilisation_memory};
     }
     return result;
 }
@@ -511,7 +511,10 @@ static bool field(const struct target *t, unsigned int id, unsigned int scope, u
     const struct sim_gpu *g = &t->gpu;
     bool link = scope < g->link_count;
     unsigned long long crc = 0, replay = 0, recovery = 0;
+    unsigned long long tx = 0, rx = 0;
     for (unsigned i = 0; i < g->link_count; i++) {
+        tx += scope == UINT32_MAX || scope == i ? g->links[i].tx_kib : 0;
+        rx += scope == UINT32_MAX || scope == i ? g->links[i].rx_kib : 0;
         crc += g->links[i].crc_errors;
         replay += g->links[i].replay_errors;
         recovery += g->links[i].recovery_errors;
@@ -544,6 +547,8 @@ static bool field(const struct target *t, unsigned int id, unsigned int scope, u
         {91, true, g->link_count},
         {94, true, g->pcie_replays},
         {95, true, 0},
+        {138, g->link_count > 0, tx}, /* KiB of data; scope UINT32_MAX: all links */
+        {139, g->link_count > 0, rx},
         {142, g->remap_supported, g->remapped_correctable},
         {143, g->remap_supported, g->remapped_uncorrectable},
         {144, g->remap_supported, g->remap_pending},
@@ -579,14 +584,12 @@ SIM_API nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nv
     if (result != NVML_SUCCESS) {
         return result;
     }
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
     for (int i = 0; i < count; i++) {
         unsigned long long value = 0;
         bool supported = field(&t, values[i].fieldId, values[i].scopeId, &value);
         bool is_long = value > UINT32_MAX || (values[i].fieldId >= 3 && values[i].fieldId <= 28) ||
                        values[i].fieldId == 83 || values[i].fieldId == 191;
-        values[i].timestamp = now.tv_sec * 1000000LL + now.tv_nsec / 1000;
+        values[i].timestamp = (long long)(sim_now_ns() / 1000);
         values[i].latencyUsec = 0;
         values[i].valueType = is_long ? FIELD_ULONGLONG : FIELD_UINT;
         values[i].nvmlReturn = supported ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
@@ -682,18 +685,25 @@ SIM_API nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, 
     return list->numProcArrayEntries > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
 }
 
-/* The GPU's utilisation, shared evenly by its processes. */
+/* Since a time in us; without any process that tells its load, the GPU's utilisation, shared evenly. */
 SIM_API nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *samples,
                                                      unsigned int *count, unsigned long long since)
 {
     struct target t;
-    (void)since;
     nvmlReturn_t result = count != NULL ? nvml_enter_whole(device, 0, &t) : NVML_ERROR_INVALID_ARGUMENT;
+    if (result == NVML_SUCCESS && t.gpu.mig_enabled) {
+        result = NVML_ERROR_NOT_SUPPORTED; /* the driver has no such figure in MIG mode */
+    }
     if (result != NVML_SUCCESS) {
         return result;
     }
-    nvmlProcessDetail_t list[MAX_LISTED];
-    unsigned found = processes_of(&t, COMPUTE, list, MAX_LISTED), room = *count;
+    struct sim_use uses[MAX_LISTED];
+    unsigned found = sim_uses(t.index, &t.gpu, t.instance, uses, MAX_LISTED), room = *count;
+    found = found < MAX_LISTED ? found : MAX_LISTED;
+    bool loads = false;
+    for (unsigned i = 0; i < found; i++) {
+        loads = loads || uses[i].loads;
+    }
     *count = found;
     if (found == 0) {
         return NVML_ERROR_NOT_FOUND;
@@ -701,13 +711,11 @@ SIM_API nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlPr
     if (samples == NULL || room < found) {
         return NVML_ERROR_INSUFFICIENT_SIZE;
     }
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
     for (unsigned i = 0; i < found; i++) {
         samples[i] = (nvmlProcessUtilizationSample_t){
-            .pid = list[i].pid,
-            .timeStamp = (unsigned long long)now.tv_sec * 1000000u + (unsigned long long)now.tv_nsec / 1000u,
-            .smUtil = t.gpu.utilisation / found,
+            .pid = uses[i].pid,
+            .timeStamp = sim_now_ns() / 1000,
+            .smUtil = loads ? (sim_average(&uses[i], since * 1000) + 5) / 10 : t.gpu.utilisation / found,
             .memUtil = t.gpu.utilisation_memory / found,
         };
     }

@@ -309,6 +309,15 @@ enum rt_status rt_memory(int device, uint64_t *free_bytes, uint64_t *total)
     return status;
 }
 
+/* Not the vendor's: a program of tests says how busy it keeps a device, in thousandths. 0, or a status of sim.h. */
+SIM_API int sluice_sim_load(int device, unsigned permille)
+{
+    if (check_device(device) != RT_OK) {
+        return SIM_NO_DEVICE;
+    }
+    return (int)sim_load(runtime.devices[device].index, runtime.devices[device].instance, permille);
+}
+
 static enum rt_status hold(int device, int64_t change)
 {
     return change == 0 ? RT_OK

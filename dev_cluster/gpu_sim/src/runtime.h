@@ -65,6 +65,8 @@ enum rt_status rt_gpu(int device, struct sim_gpu *gpu, unsigned *index, uint8_t 
 int rt_ordinal(unsigned index);
 enum rt_status rt_memory(int device, uint64_t *free_bytes, uint64_t *total);
 
+SIM_API int sluice_sim_load(int device, unsigned permille);
+
 /* Contexts: the primary one is counted, others are destroyed with all that was allocated in them. */
 enum rt_status rt_primary(int device, struct rt_context **context);
 enum rt_status rt_primary_release(int device, bool at_once);

@@ -459,6 +459,37 @@ static uint32_t visible_number(const struct sim_slot *slot, uint64_t space)
     return found;
 }
 
+static uint64_t later(uint64_t ns, uint64_t than)
+{
+    return ns > than ? ns - than : 0;
+}
+
+static struct sim_use use_of(const struct sim_slot *slot, uint32_t pid)
+{
+    uint32_t load = slot->load <= 1000 ? slot->load : 1000, before = slot->load_before <= 1000 ? slot->load_before : 0;
+    return (struct sim_use){.pid = pid,
+                            .instance = (uint8_t)slot->instance,
+                            .bytes = slot->bytes,
+                            .loads = slot->load_since_ns != 0,
+                            .permille = load,
+                            .before = before,
+                            .since_ns = slot->load_since_ns,
+                            .before_ns = slot->before_since_ns,
+                            .busy_ns = slot->busy_ns + later(sim_now_ns(), slot->load_since_ns) / 1000 * load};
+}
+
+uint32_t sim_average(const struct sim_use *use, uint64_t from_ns)
+{
+    uint64_t now = sim_now_ns();
+    uint64_t from = from_ns > use->before_ns ? from_ns : use->before_ns; /* it did nothing before */
+    if (!use->loads || now <= from) {
+        return use->permille;
+    }
+    uint64_t in_before = later(use->since_ns, from), in_now = later(now, from > use->since_ns ? from : use->since_ns);
+    uint64_t whole = later(now, from_ns > 0 && from_ns < from ? from_ns : from);
+    return (uint32_t)((in_before * use->before + in_now * use->permille + whole / 2) / whole);
+}
+
 unsigned sim_uses(unsigned index, const struct sim_gpu *gpu, uint8_t instance, struct sim_use *uses, unsigned room)
 {
     unsigned found = 0;
@@ -483,8 +514,7 @@ unsigned sim_uses(unsigned index, const struct sim_gpu *gpu, uint8_t instance, s
         uint32_t pid = here ? visible_number(&slots[i], space) : 0;
         if (pid != 0) {
             if (found < room) {
-                uses[found] =
-                    (struct sim_use){.pid = pid, .instance = (uint8_t)slots[i].instance, .bytes = slots[i].bytes};
+                uses[found] = use_of(&slots[i], pid);
             }
             found++;
         }
@@ -620,7 +650,7 @@ static enum sim_status change_slot(int fd, unsigned index, const struct sim_gpu 
     struct sim_slot slot = {
         .pid = (uint32_t)me->pid, .gpu = (uint16_t)index, .instance = instance, .start = me->start, .space = me->space};
     if (status == SIM_OK && place < count && is_mine(&slots[place], me)) {
-        slot.bytes = slots[place].bytes;
+        slot = slots[place];
     }
     if (status == SIM_OK && change > 0) {
         uint64_t room = sim_capacity(gpu, instance), fixed = standing(gpu, instance);
@@ -647,33 +677,113 @@ static enum sim_status change_slot(int fd, unsigned index, const struct sim_gpu 
     return status;
 }
 
+/* Change this process's slot under the registry's lock. */
+static enum sim_status change_load(int fd, unsigned index, uint8_t instance, uint32_t permille)
+{
+    struct sim_slot *slots;
+    unsigned count = read_slots(fd, &slots);
+    const struct owner *me = myself(fd, slots, count);
+    enum sim_status status = SIM_NO_DEVICE;
+    for (unsigned i = 0; i < count; i++) {
+        if (is_mine(&slots[i], me) && slots[i].gpu == index && slots[i].instance == instance) {
+            struct sim_slot slot = slots[i];
+            uint64_t now = sim_now_ns();
+            slot.busy_ns += later(now, slot.load_since_ns) / 1000 * slot.load;
+            slot.before_since_ns = slot.load_since_ns != 0 ? slot.load_since_ns : now;
+            slot.load_before = slot.load;
+            slot.load_since_ns = now;
+            slot.load = permille;
+            off_t offset = (off_t)(i * sizeof slot);
+            status = pwrite(fd, &slot, sizeof slot, offset) == (ssize_t)sizeof slot ? SIM_OK : SIM_IO;
+            break;
+        }
+    }
+    free(slots);
+    return status;
+}
+
+static pthread_mutex_t registry = PTHREAD_MUTEX_INITIALIZER;
+
+/* The registry, locked against this process's threads and all other processes; -1 when there is none. */
+static int lock_registry(void)
+{
+    int fd = open_registry(O_RDWR);
+    if (fd >= 0) {
+        pthread_mutex_lock(&registry);
+        while (flock(fd, LOCK_EX) != 0 && errno == EINTR) { /* the kernel frees it when its holder dies */
+        }
+    }
+    return fd;
+}
+
+static void unlock_registry(int fd)
+{
+    close(fd);
+    pthread_mutex_unlock(&registry);
+}
+
 enum sim_status sim_hold(unsigned index, uint8_t instance, int64_t change)
 {
-    static pthread_mutex_t threads = PTHREAD_MUTEX_INITIALIZER;
     struct sim_gpu gpu;
     if (!sim_peek(index, &gpu)) {
         return SIM_NO_DEVICE;
     }
-    int fd = open_registry(O_RDWR);
+    int fd = lock_registry();
     if (fd < 0) {
         return SIM_IO;
     }
-    pthread_mutex_lock(&threads);
-    while (flock(fd, LOCK_EX) != 0 && errno == EINTR) { /* the kernel frees it when its holder dies */
-    }
     enum sim_status status = change_slot(fd, index, &gpu, instance, change);
-    close(fd);
-    pthread_mutex_unlock(&threads);
+    unlock_registry(fd);
     return status;
+}
+
+enum sim_status sim_load(unsigned index, uint8_t instance, uint32_t permille)
+{
+    int fd = permille <= 1000 ? lock_registry() : -1;
+    if (fd < 0) {
+        return SIM_IO;
+    }
+    enum sim_status status = change_load(fd, index, instance, permille);
+    unlock_registry(fd);
+    return status;
+}
+
+enum { MAX_USES = 512 };
+
+uint32_t sim_utilisation(unsigned index, const struct sim_gpu *gpu)
+{
+    struct sim_use uses[MAX_USES];
+    unsigned found = sim_uses(index, gpu, SIM_NO_INSTANCE, uses, MAX_USES);
+    uint32_t permille = gpu->utilisation * 10;
+    for (unsigned i = 0; i < found && i < MAX_USES; i++) {
+        permille += uses[i].permille;
+    }
+    return permille < 1000 ? (permille + 5) / 10 : 100;
+}
+
+uint64_t sim_busy(unsigned index, const struct sim_gpu *gpu, uint8_t instance)
+{
+    struct sim_use uses[MAX_USES];
+    unsigned found = sim_uses(index, gpu, instance, uses, MAX_USES);
+    uint64_t busy = gpu->active_us * 1000 + later(sim_now_ns(), gpu->active_since_ns) / 100 * gpu->utilisation;
+    for (unsigned i = 0; i < found && i < MAX_USES; i++) {
+        busy += uses[i].busy_ns;
+    }
+    return busy;
 }
 
 /* ---- small things ---- */
 
-uint64_t sim_energy(const struct sim_gpu *gpu)
+uint64_t sim_now_ns(void)
 {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
-    uint64_t ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+uint64_t sim_energy(const struct sim_gpu *gpu)
+{
+    uint64_t ns = sim_now_ns();
     uint64_t elapsed_ms = ns > gpu->energy_since_ns ? (ns - gpu->energy_since_ns) / 1000000u : 0;
     return gpu->energy_mj + gpu->power_mw * elapsed_ms / 1000u;
 }

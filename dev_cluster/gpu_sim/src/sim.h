@@ -28,6 +28,12 @@ struct sim_use {
     bool graphics;
     uint8_t instance; /* SIM_NO_INSTANCE: the whole GPU */
     uint64_t bytes;
+    bool loads;         /* it told a load, see sim_load */
+    uint32_t permille;  /* of the GPU's (or instance's) time, now */
+    uint32_t before;    /* the same before `since_ns` */
+    uint64_t since_ns;  /* when it last changed */
+    uint64_t before_ns; /* and when `before` began */
+    uint64_t busy_ns;   /* GPU time that it took until now */
 };
 
 /* Load the node's state for the driver of `vendor` and find out which GPUs this process may see. Calls nest. Every
@@ -64,6 +70,21 @@ uint64_t sim_capacity(const struct sim_gpu *gpu, uint8_t instance);
 /* Add `change` bytes to what this process holds. SIM_NO_MEMORY leaves all as it was. Atomic over processes; what a
  * process held is gone when it dies. */
 enum sim_status sim_hold(unsigned index, uint8_t instance, int64_t change);
+
+/* The share of a GPU's or instance's time, in thousandths, that this process takes from now on: instead of the work of
+ * kernels, which do not run. It must hold memory there. */
+enum sim_status sim_load(unsigned index, uint8_t instance, uint32_t permille);
+
+/* Average load of a process from a time (CLOCK_REALTIME) until now, in thousandths; of its last two loads at most. */
+uint32_t sim_average(const struct sim_use *use, uint64_t from_ns);
+
+/* Utilisation of the whole GPU now, in percent: its own and that of its processes. */
+uint32_t sim_utilisation(unsigned index, const struct sim_gpu *gpu);
+
+/* GPU time in ns that live processes of a GPU or instance took, and that of the GPU's own utilisation. */
+uint64_t sim_busy(unsigned index, const struct sim_gpu *gpu, uint8_t instance);
+
+uint64_t sim_now_ns(void); /* CLOCK_REALTIME */
 
 /* Energy since boot in mJ. */
 uint64_t sim_energy(const struct sim_gpu *gpu);
