@@ -1,0 +1,76 @@
+"""Runs the demonstration.
+
+Each step checks that it showed what it says; a step that did not ends the demonstration with exit status 1.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+from dev_cluster.cluster import DevCluster, require_root
+from dev_cluster.demo.discover import discover
+from dev_cluster.demo.enforce import enforce
+from dev_cluster.demo.report import report
+from dev_cluster.demo.schedule import schedule
+from dev_cluster.demo.stage import Stage
+from dev_cluster.demo.submit import submit
+from dev_cluster.description import Sluice, load_description
+from policy.compiled import ClassRule, CompiledPolicy, Global, GpuClass, Tenant, Weights
+from sluice_base.errors import SluiceError
+from slurm_plugin.sources import SourcesUnavailableError
+
+POLICY = CompiledPolicy(
+    settings=Global(weight=Weights(fair_share=1000)),
+    classes=[GpuClass(name="hopper", gpu_types=["h100"], gpu_memory_mib=81008)],
+    tenants=[Tenant(account="physics", class_rules={"hopper": ClassRule(gpus_per_job=4)}), Tenant(account="biology")],
+)
+
+
+def main() -> int:
+    """Run the whole demonstration; 0 when everything was as it should be."""
+    try:
+        require_root("make demo")
+        with tempfile.TemporaryDirectory(prefix="sluice-demo-", dir="/run") as folder:
+            _show(DevCluster(Path(folder) / "cluster"))
+    except SluiceError as error:
+        print(f"sluice: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nsluice: interrupted; the cluster is down", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _show(cluster: DevCluster) -> None:
+    stage = Stage(cluster)
+    try:
+        stage.step(
+            "A Slurm cluster on this machine",
+            "munge, MariaDB, slurmdbd, two slurmctld and a slurmd for each node: Slurm's own daemons. Only the "
+            "hardware is simulated, below the vendors' C libraries.",
+        )
+        description = load_description("demo")
+        description.agent = True
+        description.sluice = Sluice(level="place", policy=POLICY.render())
+        try:
+            cluster.up(description, attached=True, progress=lambda line: print(f"   {line}", flush=True))
+        except SourcesUnavailableError as error:
+            print(f"   Without Sluice's plugins in slurmctld, whose build needs Slurm's sources: {error}", flush=True)
+            stage.plugins, description.sluice = False, None
+            cluster.up(description, attached=True, progress=lambda line: print(f"   {line}", flush=True))
+        discover(stage)
+        submit(stage)
+        if stage.plugins:
+            stage.start_explaind()
+            enforce(stage)
+            schedule(stage)
+        report(stage)
+    finally:
+        cluster.down()
+    print("\nThe cluster is down; no process, mount or file of it is left. Try your own: sluice cluster up")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""Chapter: Sluice inside slurmctld."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+
+from dev_cluster.demo.stage import SLUICE, Stage
+from dev_cluster.layout import INSIDE
+
+
+def schedule(stage: Stage) -> None:
+    """What Sluice's plugins in slurmctld do: refuse with a reason, pack, start gangs together, explain."""
+    stage.step(
+        "A request that the tenant may not make",
+        "Alice's tenant may use four H100 in a job. Who asks for more is told so at submission.",
+    )
+    refused = stage.run(["sbatch", "--gres=gpu:h100:8", "--wrap=true"], user="alice", check=False)
+    stage.expect("hopper" in refused and "4" in refused, "the refusal names the class and what is allowed")
+
+    stage.step(
+        "Packing: four shares of a GPU, then seven whole GPUs of that node",
+        "First as stock Slurm does it: one line sets the plugins' level to off, without a restart. Then at level "
+        "place: stock Slurm still checks and allocates, on the node and the GPUs that Sluice's core has chosen.",
+    )
+    for level in ("off", "place"):
+        stage.sluice("plugin", "level", level, node="ctl1")
+        stage.wait(f"level {level}", lambda level=level: _level(stage) == level)  # type: ignore[misc]
+        shares = [_job(stage, "--gres=shard:19456", "-C", "nvlink8", "-J", "quarter", running=True) for _ in range(4)]
+        whole = _job(stage, "--gres=gpu:h100:7", "-n8", "-J", "seven-gpus")
+        time.sleep(3)
+        stage.run(["squeue", "-u", "bob", "-o", "%.6i %.12j %.10T %.10N %.16b %r"])
+        held = [_gpus(stage, job) for job in shares]
+        print(f"   the four shares are on GPUs {', '.join(held)}", flush=True)
+        if level == "place":
+            stage.expect(len(set(held)) == 1, "the four shares are on one GPU")
+            stage.expect(_state(stage, whole) == "RUNNING", "the seven whole GPUs were left over")
+        _cancel(stage)
+
+    stage.step(
+        "A gang starts together or not at all",
+        "Three jobs of one gang. The first two wait, with the reason in squeue; when the third is there and all have a "
+        "place, they start in the same second.",
+    )
+    gang = []
+    for number in (1, 2, 3):
+        said = stage.run(
+            [
+                "sbatch",
+                "--gang=ring:3",
+                "--gres=gpu:2",
+                "-n2",
+                "-J",
+                f"ring-{number}",
+                "-o/dev/null",
+                "--wrap=sleep 600",
+            ],
+            user="bob",
+            shown=f"sbatch --gang=ring:3 --gres=gpu:2 -n2 -J ring-{number} train.sh",
+        )
+        gang.append(said.split()[-1])
+        if number == 2:
+            stage.wait("the reason is shown", lambda: "2 of 3" in stage.cluster.run(["squeue", "-o", "%r"]).stdout)
+            stage.run(["squeue", "-u", "bob", "-o", "%.6i %.12j %.10T %.10N %r"])
+    stage.wait("all run", lambda: all(_state(stage, job) == "RUNNING" for job in gang))
+    stage.run(["squeue", "-u", "bob", "-o", "%.6i %.12j %.10T %.10N %.20S"])
+
+    stage.step(
+        "Why there, and why not yet",
+        "Every decision is recorded, and can be replayed outside slurmctld with the same result. Users ask from the "
+        "login host, and see their own jobs.",
+    )
+    waiting = _job(stage, "--gres=gpu:h100:8", "-n8", "-J", "whole-node", running=True)
+    behind = _job(stage, "--gres=gpu:h100:5", "-n5", "-J", "behind")
+    stage.wait("it was looked at", lambda: _state(stage, behind) == "PENDING" and bool(_explained(stage, behind)))
+    stage.sluice(*stage.explain, gang[-1])
+    explained = stage.sluice(*stage.explain, behind)
+    stage.expect("wait" in explained and waiting != behind, "it is explained why the job waits")
+    _cancel(stage)
+
+
+def _job(stage: Stage, *options: str, running: bool = False) -> str:
+    line = ["sbatch", "--parsable", "-t30", *options, "-o/dev/null", "--wrap=sleep 600"]
+    job = stage.cluster.run(line, user="bob").stdout.strip()
+    if running:
+        stage.wait(f"job {job} runs", lambda: _state(stage, job) == "RUNNING")
+    return job
+
+
+def _state(stage: Stage, job: str) -> str:
+    return stage.cluster.run(["squeue", "-h", "-j", job, "-o", "%T"]).stdout.strip()
+
+
+def _gpus(stage: Stage, job: str) -> str:
+    shown = stage.cluster.run(["scontrol", "show", "job", "-d", job]).stdout
+    found = re.search(r" GRES=\S*?\((?:IDX:)?([^)]*)\)", shown)
+    return found[1] if found else "?"
+
+
+def _level(stage: Stage) -> str:
+    text = stage.cluster.run(["cat", f"{INSIDE}/state/sluice.status.ctl1"]).stdout
+    return str(json.loads(text)["level"])
+
+
+def _explained(stage: Stage, job: str) -> str:
+    done = stage.cluster.run([*SLUICE, *stage.explain, job], check=False)
+    return done.stdout if done.returncode == 0 and "wait" in done.stdout else ""
+
+
+def _cancel(stage: Stage) -> None:
+    stage.cluster.run(["scancel", "-u", "bob"])
+    stage.wait("no job is left", lambda: stage.cluster.run(["squeue", "-h"]).stdout == "")

@@ -1,0 +1,81 @@
+"""The stage of the demonstration: every command is real, and so is what it prints."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Sequence
+
+from dev_cluster.cluster import DevCluster
+from dev_cluster.layout import INSIDE, LOGIN
+from sluice_base.errors import SluiceError
+
+SLUICE = (sys.executable, "-m", "admin_cli.main")
+
+
+class Stage:
+    """Prints what happens and why, runs it, and checks it."""
+
+    def __init__(self, cluster: DevCluster) -> None:
+        self.cluster = cluster
+        self.colour = sys.stdout.isatty()
+        self.steps = 0
+        self.explain = ["explain", "--records", f"{INSIDE}/state/sluice.records"]
+        self.plugins = True
+
+    def step(self, title: str, why: str) -> None:
+        """Announce a step."""
+        self.steps += 1
+        head = f"{self.steps}. {title}"
+        print(f"\n\033[1m{head}\033[0m" if self.colour else f"\n{head}")
+        print(textwrap.fill(why, 110, initial_indent="   ", subsequent_indent="   "), flush=True)
+
+    def run(
+        self,
+        words: Sequence[str],
+        *,
+        user: str = "root",
+        node: str = LOGIN,
+        shown: str | None = None,
+        lines: int = 40,
+        check: bool = True,
+    ) -> str:
+        """Run a command inside the cluster, show it as typed and what it printed, and return that."""
+        typed = shown or shlex.join(words)
+        done = self.cluster.run(list(words), user=user, node=node, timeout=120, check=check)
+        output = done.stdout + done.stderr
+        prompt = f"   {user}@{node}$ "
+        print(f"\033[36m{prompt}{typed}\033[0m" if self.colour else prompt + typed)
+        printed = output.rstrip().splitlines()
+        for line in printed[:lines]:
+            print(f"   {line}")
+        if len(printed) > lines:
+            print(f"   ... {len(printed) - lines} more lines")
+        sys.stdout.flush()
+        return output
+
+    def sluice(self, *words: str, node: str = LOGIN, lines: int = 40) -> str:
+        """A command of Sluice itself."""
+        return self.run([*SLUICE, *words], node=node, shown=shlex.join(["sluice", *words]), lines=lines)
+
+    def start_explaind(self) -> None:
+        """Start the explain service, where SlurmUser can read this checkout; else the records are read as root."""
+        load = [sys.executable, "-c", "import slurm_plugin.explain_service"]
+        if self.cluster.run(load, user="slurm", node="ctl1", check=False).returncode == 0:
+            self.cluster.start_program("explaind", [*SLUICE, "explaind"], node="ctl1")
+            self.explain = ["explain"]
+
+    def expect(self, truth: bool, claim: str) -> None:
+        """Stop unless what was just shown is what was claimed."""
+        if not truth:
+            raise SluiceError(f"demo, step {self.steps}: not as it should be: {claim}")
+
+    def wait(self, what: str, done: Callable[[], bool], timeout: float = 180) -> None:
+        """Wait quietly until something has happened."""
+        deadline = time.monotonic() + timeout
+        while not done():
+            if time.monotonic() > deadline:
+                raise SluiceError(f"demo, step {self.steps}: {what}: not within {timeout:g} s")
+            time.sleep(0.2)
