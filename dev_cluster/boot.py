@@ -80,8 +80,10 @@ class Boot:
         self.agents = NodeAgents(tree) if description.agent else None
         if description.controllerd and tree.root is not None:
             raise UsageError("controllerd: needs this machine's own Python", remedy="leave out --root, or controllerd")
-        self.claim = claim_ports(Ports.needed(len(description.hosts)), base=description.port_base)
+        # The last port is that of the controllers' daemon.
+        self.claim = claim_ports(Ports.needed(len(description.hosts)) + 1, base=description.port_base)
         self.ports = Ports(self.claim.base)
+        self.daemon_port = {"SLUICE_CONTROLLERD_PORT": str(self.claim.base + self.claim.count - 1)}
 
     def run(self, *, wait: bool) -> int:
         """Everything, in order. Returns the write end of process 1's lifeline."""
@@ -263,7 +265,7 @@ class Boot:
         self.start(f"slurmctld@{host}", host, [self.program("slurmctld"), "-D"], env=env)
         self.wait_for(f"slurmctld@{host}", (ADDRESSES[host], self.ports.slurmctld))
         if self.description.controllerd:
-            self.start(f"controllerd@{host}", host, controllerd_command(host))
+            self.start(f"controllerd@{host}", host, controllerd_command(host), env=self.daemon_port)
 
     def wait_for_backup(self, host: str) -> None:
         """Wait until the backup controller answers."""
@@ -458,7 +460,8 @@ class Boot:
         if self.agents is None:
             return
         for host in self.description.hosts:
-            self.start(f"agent@{host}", host, self.agents.command(host), env={"SLURMD_NODENAME": host})
+            environment = {"SLURMD_NODENAME": host, **self.daemon_port}
+            self.start(f"agent@{host}", host, self.agents.command(host), env=environment)
         for host in self.description.hosts:
             while READY not in self.cluster.log(f"agent@{host}").read_text():
                 self.check_daemons()

@@ -13,6 +13,7 @@ import time
 
 from gres_probe.probe import probe_node
 from prolog_epilog.contexts import Contexts
+from prolog_epilog.courier import Courier
 from prolog_epilog.devices import devices_of
 from prolog_epilog.duties import Duties
 from prolog_epilog.jobs import Jobs
@@ -39,6 +40,8 @@ class Agent:
         self.jobs = Jobs(self.state, self.watcher, self.contexts, self.regions)
         self.jobs.answer_to(self.server)
         self.watcher.on_sample.append(self.regions.reap)
+        self.duties.add("records", 1.0, self.jobs.write_records)
+        self.duties.add("courier", 1.0, Courier(self.state.outbox).run)
 
     def start(self) -> None:
         """Find the GPUs, take over what an earlier agent left, measure driver contexts. Raises SluiceError, OSError."""
@@ -63,6 +66,7 @@ class Agent:
         (run / "agent").mkdir(mode=0o700, exist_ok=True)
         self.state.jobs.prepare()
         self.state.store.prepare()
+        self.state.outbox.prepare()
         self.regions.prepare()
         self.state.store.prune(time.time() - _RETENTION_SECONDS)
 

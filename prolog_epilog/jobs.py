@@ -31,6 +31,7 @@ class Jobs:
         self._contexts = contexts
         self._regions = regions
         self._reclaim = Reclaim(state, watcher)
+        self._unwritten: list[JobRecord] = []  # of jobs that ended
 
     def answer_to(self, server: Server) -> None:
         """Take the requests of the programs in `prolog_epilog/programs`, and of `sluice agent status`."""
@@ -46,6 +47,8 @@ class Jobs:
         records, bad = self._state.jobs.load_all()
         for error in bad:
             log("problem", what=error.what, remedy=error.remedy)
+        self._unwritten = [record for record in records if record.ended is not None]
+        records = [record for record in records if record.ended is None]
         for record in records:
             self._state.records[record.job] = record
             self._regions.take_over(record.job)
@@ -209,10 +212,27 @@ class Jobs:
             for grant in record.grants:
                 grant.clean = grant.uuid not in unclean
             record.note("return", uuids=[grant.uuid for grant in record.grants if grant.clean])
-            self._state.store.save(record)
+            try:
+                self._state.jobs.save(record)  # that it ended
+            except OSError as error:  # a full /run: an agent that starts now finds it as running, and ends it again
+                log("problem", job=record.job, what=f"{error.filename}: {error.strerror}")
             self._regions.remove(record.job)
-            self._state.jobs.remove(record.job)
             self._state.records.pop(record.job, None)
+            self._unwritten.append(record)
+            try:
+                self.write_records()
+            except OSError as error:
+                log("problem", job=record.job, what=f"{error.filename}: {error.strerror}; written when there is room")
+
+    def write_records(self) -> None:
+        """A duty: what could not be written when its job ended, e.g. on a full file system. Raises OSError."""
+        with self._state.lock:
+            for record in list(self._unwritten):
+                self._state.store.save(record)
+                self._state.outbox.put(record.job)
+                if record.job not in self._state.records:  # else it was requeued, and runs here again
+                    self._state.jobs.remove(record.job)
+                self._unwritten.remove(record)
 
     def status(self, *, peer: Peer) -> dict[str, Any]:
         """What the agent knows, for `sluice agent status`."""

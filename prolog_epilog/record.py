@@ -65,6 +65,7 @@ class JobRecord:
     grants: list[Grant] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     events_left_out: int = 0
+    usage: dict[str, Any] | None = None  # what was measured while it ran (usage/metrics)
     schema_version: int = SCHEMA_VERSION
 
     def note(self, action: str, **detail: Any) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from prolog_epilog.caps import Caps
+from prolog_epilog.courier import Outbox
 from prolog_epilog.devices import NodeDevice
 from prolog_epilog.record import JobRecord, Store
 from sluice_base.errors import SluiceError
@@ -45,6 +46,7 @@ class State:
         self.records: dict[int, JobRecord] = {}
         self.jobs = Store(settings.run / "agent/jobs")
         self.store = Store(settings.records, mode=0o755)
+        self.outbox = Outbox(settings.records.parent / "outbox", self.store)
         self.caps = Caps(settings.policy)
         self.lock = threading.RLock()
         self.sampled = threading.Condition(self.lock)

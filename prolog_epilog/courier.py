@@ -1,0 +1,212 @@
+"""Takes the records of jobs that ended from a node to the controllers, in the background, until one has stored them.
+
+What is to be sent are names in a folder, so that neither a restart of the agent nor a controller that is away for days
+loses a record. Runs in the agent; munge tells the controller that root of a node sends, and the node who answers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import re
+import socket
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gres_probe.slurm_conf import read_config
+from prolog_epilog.log import log
+from prolog_epilog.record import JobRecord, Store
+from sluice_base.errors import SluiceError
+
+VERSION = 1
+DEFAULT_PORT = 6822
+PORT_VARIABLE = "SLUICE_CONTROLLERD_PORT"
+MAX_REQUEST = 512 << 10
+"""Bytes of one request before munge encodes it; munge itself takes 1 MiB."""
+_MAX_ANSWER = 64 << 10
+_FIRST_WAIT, _LAST_WAIT = 2.0, 60.0  # seconds after a failure
+_CONNECT_S = 5.0
+_ANSWER_S = 20.0
+_HOST = re.compile(r"([^()\s]{1,255})(?:\(([^()\s]{1,255})\))?\Z")
+_CONFS = ("/run/slurm/conf/slurm.conf", "/etc/slurm/slurm.conf")  # configless nodes have the first
+
+
+def port() -> int:
+    """Where the controllers listen. Raises SluiceError for a variable that is no port."""
+    text = os.environ.get(PORT_VARIABLE, str(DEFAULT_PORT))
+    if not text.isdecimal() or not 0 < int(text) < 65536:
+        raise SluiceError(f"{PORT_VARIABLE}={text!r}: no port", remedy="name one from 1 to 65535")
+    return int(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Controllers:
+    """Addresses, the primary first, and the uids whose answers are believed: SlurmUser's and root's."""
+
+    hosts: tuple[str, ...]
+    trusted: frozenset[int]
+
+
+def controllers(conf: Path | None = None) -> Controllers:
+    """The controllers, as slurm.conf has them. Raises SluiceError."""
+    names = [conf] if conf else [Path(os.environ.get("SLURM_CONF") or ""), *map(Path, _CONFS)]
+    path = next((name for name in names if name.is_file()), None)
+    if path is None:
+        raise SluiceError("no slurm.conf on this node", remedy="name it in SLURM_CONF")
+    hosts, user = [], "root"
+    for line in read_config(path).lines:
+        for value in line.pairs:
+            match = _HOST.match(value.text) if value.key.lower() == "slurmctldhost" else None
+            if match:
+                hosts.append(match[2] or match[1])
+            elif value.key.lower() == "slurmuser":
+                user = value.text
+    if not hosts:
+        raise SluiceError(f"{path}: names no SlurmctldHost", remedy="nodes send records of jobs there")
+    try:
+        uid = int(user) if user.isdecimal() else pwd.getpwnam(user).pw_uid
+    except KeyError:
+        raise SluiceError(f"{path}: SlurmUser={user}: no such user on this node", remedy="add the user") from None
+    return Controllers(tuple(hosts), frozenset({0, uid}))
+
+
+class Outbox:
+    """Records that are to be sent: a file of no content for each, named as the record's file is, in `folder`."""
+
+    def __init__(self, folder: Path, store: Store) -> None:
+        self.folder = folder
+        self.store = store
+
+    def prepare(self) -> None:
+        """Make the folder. Raises OSError."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def put(self, job: int) -> None:
+        """Remember to send a job's record. Raises OSError."""
+        (self.folder / f"{job}.json").touch(mode=0o600)
+
+    def waiting(self) -> list[int]:
+        """The jobs whose records are to be sent, the oldest first."""
+        found = []
+        for path in self.folder.glob("*.json"):
+            with suppress(OSError):
+                if path.stem.isdecimal():
+                    found.append((path.stat().st_mtime_ns, int(path.stem)))
+        return [job for _, job in sorted(found)]
+
+    def _batch(self) -> tuple[list[tuple[int, str]], list[int]]:
+        """Jobs and records for one request, and the jobs that have none that can be read."""
+        taken: list[tuple[int, str]] = []
+        none: list[int] = []
+        size = 0
+        for job in self.waiting():
+            try:
+                text = _small(self.store.load(job)).to_json().strip()
+            except SluiceError:
+                none.append(job)
+                continue
+            size += len(text) + 2
+            if taken and size > MAX_REQUEST - 1024:
+                break
+            taken.append((job, text))
+        return taken, none
+
+    def send(self, to: Controllers, where: int) -> int:
+        """Send what waits, a request at a time; how many were stored. Raises SluiceError when none takes it."""
+        sent = 0
+        while True:
+            taken, none = self._batch()
+            for job in none:
+                self._done(job)
+            if not taken:
+                return sent
+            marks = {job: self._mark(job) for job, _ in taken}
+            payload = f'{{"version":{VERSION},"do":"records","records":[{",".join(text for _, text in taken)}]}}'
+            ask(to, where, payload.encode())
+            for job, _ in taken:
+                if self._mark(job) == marks[job]:  # else the job ran here again meanwhile
+                    self._done(job)
+            sent += len(taken)
+
+    def _mark(self, job: int) -> tuple[int, int]:
+        try:
+            state = (self.store.folder / f"{job}.json").stat()
+        except OSError:
+            return 0, 0
+        return state.st_ino, state.st_mtime_ns
+
+    def _done(self, job: int) -> None:
+        (self.folder / f"{job}.json").unlink(missing_ok=True)
+
+
+def _small(record: JobRecord) -> JobRecord:
+    """The record, without its last events where it would not fit into a request."""
+    while len(record.to_json()) > MAX_REQUEST // 2 and record.events:
+        gone = len(record.events) - len(record.events) // 2
+        record.events = record.events[: len(record.events) // 2]
+        record.events_left_out += gone
+    return record
+
+
+def ask(to: Controllers, where: int, payload: bytes) -> dict[str, Any]:
+    """Ask the controllers in turn; the answer of the first that takes it. Raises SluiceError when none does."""
+    failures = []
+    for host in to.hosts:
+        try:
+            return _ask_one(host, where, payload, to.trusted)
+        except (OSError, SluiceError) as error:
+            failures.append(f"{host}: {getattr(error, 'strerror', None) or error}")
+    raise SluiceError(
+        f"no controller takes the records of jobs on port {where} ({'; '.join(failures)})",
+        remedy="start sluice-controllerd on the controllers; records wait on the node until then",
+    )
+
+
+def _ask_one(host: str, where: int, payload: bytes, trusted: frozenset[int]) -> dict[str, Any]:
+    from slurm_client.munge import decode, encode
+
+    with socket.create_connection((host, where), timeout=_CONNECT_S) as connection:
+        connection.sendall(encode(payload).encode() + b"\n")
+        connection.settimeout(_ANSWER_S)
+        data, until = b"", time.monotonic() + _ANSWER_S
+        while not data.endswith(b"\n"):
+            part = connection.recv(1 << 16)
+            data += part
+            if not part or len(data) > _MAX_ANSWER or time.monotonic() > until:
+                raise SluiceError("broken off; does it lead, and do both have one munge key and time?")
+    message = decode(data.decode("ascii", "replace").strip())
+    if message.uid not in trusted:
+        raise SluiceError(f"the answer is uid {message.uid}'s, not SlurmUser's")
+    try:
+        answer = json.loads(message.payload)
+    except ValueError as error:
+        raise SluiceError("the answer is not JSON") from error
+    if not isinstance(answer, dict) or "ok" not in answer:
+        raise SluiceError(str(answer.get("error", "no answer") if isinstance(answer, dict) else "no answer")[:500])
+    return dict(answer["ok"])
+
+
+class Courier:
+    """Sends the outbox, and waits longer after each failure."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self.outbox = outbox
+        self._wait = 0.0
+        self._next = 0.0
+
+    def run(self) -> None:
+        """A duty of the agent. Raises SluiceError when no controller takes what waits."""
+        if time.monotonic() < self._next or not self.outbox.waiting():
+            return
+        try:
+            sent = self.outbox.send(controllers(), port())
+        except SluiceError:
+            self._wait = min(max(2 * self._wait, _FIRST_WAIT), _LAST_WAIT)
+            self._next = time.monotonic() + self._wait
+            raise
+        self._wait = 0.0
+        log("sent", records=sent)

@@ -1,0 +1,125 @@
+"""The controllers' store of job records: what nodes sent of each job, kept beside slurmctld's own state.
+
+One append-only file a UTC day of the job's end, ``2026-11-21.jsonl``, one record (`prolog_epilog.record`, schema 1) a
+line. A job has one record for each node and run. A node that gets no answer sends again, so a record may stand there
+twice: readers drop the earlier line. Both controllers see StateSaveLocation, and only the leading one writes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from datetime import UTC, date, datetime
+from pathlib import Path
+
+from prolog_epilog.record import JobRecord
+from sluice_base.errors import SluiceError
+
+FOLDER = "sluice.jobs"
+"""Below StateSaveLocation."""
+_NAME = re.compile(r"(\d{4}-\d{2}-\d{2})\.jsonl\Z")
+_MOST_LINE = 1 << 20
+
+Key = tuple[int, str, float]
+
+
+def key_of(record: JobRecord) -> Key:
+    """What names a record: the job, the node, and when it started there (a job that is requeued starts again)."""
+    return record.job, record.node, record.started
+
+
+class JobRecords:
+    """The store in a folder. `damaged` counts the lines that the last reading left out."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.damaged = 0
+
+    def append(self, records: Iterable[JobRecord]) -> None:
+        """Add records; on disk when this returns. Raises OSError, e.g. on a full file system, and SluiceError."""
+        lines: dict[date, list[str]] = {}
+        for record in records:
+            if record.ended is None:
+                raise SluiceError(f"job {record.job} on {record.node}: a record without an end", remedy="send it later")
+            lines.setdefault(_day(record.ended), []).append(record.to_json())
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        for day, texts in lines.items():
+            _append(self.folder / f"{day}.jsonl", "".join(texts).encode())
+
+    def between(self, start: float, end: float) -> Iterator[JobRecord]:
+        """Records of jobs that ended at or after `start` and before `end` (Unix times), day by day. Raises OSError."""
+        self.damaged = 0
+        for day, path in self._files():
+            if _day(start) <= day <= _day(end):
+                for record in self._of_file(path).values():
+                    if record.ended is not None and start <= record.ended < end:
+                        yield record
+
+    def of_job(self, job: int, since: float | None = None) -> list[JobRecord]:
+        """A job's records, one a node and run, by start; of those that ended at or after `since`. Raises OSError."""
+        self.damaged = 0
+        mark = f'"job": {job},'
+        found: dict[Key, JobRecord] = {}
+        for day, path in self._files():
+            if since is None or day >= _day(since):
+                found |= self._of_file(path, mark)
+        records = [one for one in found.values() if one.job == job and (since is None or (one.ended or 0) >= since)]
+        return sorted(records, key=lambda one: (one.started, one.node))
+
+    def prune(self, before: float) -> None:
+        """Remove the days that ended before a time."""
+        for day, path in self._files():
+            if day < _day(before):
+                with suppress(FileNotFoundError):
+                    path.unlink()
+
+    def _files(self) -> list[tuple[date, Path]]:
+        if not self.folder.is_dir():
+            return []
+        matches = ((_NAME.match(path.name), path) for path in self.folder.iterdir())
+        found = []
+        for match, path in matches:
+            with suppress(ValueError):
+                if match:
+                    found.append((date.fromisoformat(match[1]), path))
+        return sorted(found)
+
+    def _of_file(self, path: Path, mark: str = "") -> dict[Key, JobRecord]:
+        """A day's records; `mark`: only of lines that contain it."""
+        found: dict[Key, JobRecord] = {}
+        with path.open("rb") as file:
+            for number, line in enumerate(iter(lambda: file.readline(_MOST_LINE), b""), start=1):
+                text = line.decode(errors="replace").strip()
+                if not text or mark not in text:
+                    continue
+                try:
+                    record = JobRecord.from_json(text, f"{path}:{number}")
+                except SluiceError:
+                    self.damaged += 1
+                    continue
+                found.pop(key_of(record), None)
+                found[key_of(record)] = record
+        return found
+
+
+def _day(seconds: float) -> date:
+    try:
+        return datetime.fromtimestamp(seconds, UTC).date()
+    except (OverflowError, ValueError, OSError) as error:
+        raise SluiceError(f"time {seconds!r}: out of range", remedy="look at the clock of the node") from error
+
+
+def _append(path: Path, data: bytes) -> None:
+    """Add whole lines and wait for the disk; what a crash left half-written gets an end of line first."""
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        size = os.fstat(descriptor).st_size
+        if size and os.pread(descriptor, 1, size - 1) != b"\n":
+            data = b"\n" + data
+        while data:
+            data = data[os.write(descriptor, data) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
