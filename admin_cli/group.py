@@ -92,6 +92,8 @@ def command(
         ]
         rows = list(result.classes.values())
         print_table(columns, rows, default=DEFAULT_COLUMNS, fields=fields, parsable2=parsable2, noheader=noheader)
+    if collected.failures:
+        raise click.exceptions.Exit(1)  # what could be read was shown; who scripts this has to know that it is not all
 
 
 def _read_measured(path: Path) -> dict[str, float]:

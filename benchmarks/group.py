@@ -10,7 +10,7 @@ import click
 from benchmarks import Result
 from gres_probe.group import group
 from gres_probe.inventory import Gpu, Inventory, Link, LinkType
-from policy.grouping import parse_grouping
+from policy.grouping import Grouping
 
 OPTIONS = [
     click.Option(["--gpus"], type=click.IntRange(min=8), default=100_000, show_default=True, help="How many GPUs."),
@@ -71,7 +71,7 @@ def inventories(count: int) -> tuple[list[Inventory], dict[str, float]]:
 def run(gpus: int, runs: int) -> Result:
     """Group them, and sort them by model."""
     nodes, measured = inventories(gpus)
-    grouping = parse_grouping(_GROUPING, "benchmark")
+    grouping = Grouping.model_validate(_GROUPING)
     times, sorts = [], []
     for _ in range(runs):
         start = time.perf_counter()

@@ -20,14 +20,13 @@ grouping:
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from sluice_base.errors import SluiceError, UsageError
+from sluice_base.documents import load_document
 from sluice_base.sizes import parse_mib
 
-_MOST_BYTES = 4 << 20
 _WORD = r"^[a-z0-9][a-z0-9_.]*$"
 Word = Annotated[str, Field(pattern=_WORD, max_length=64)]
 
@@ -102,35 +101,12 @@ class Grouping(_Section):
     performance: dict[Word, Annotated[float, Field(gt=0)]] = {}
 
 
+class _File(BaseModel):
+    """A policy file, of which only this section matters here."""
+
+    grouping: Grouping | None = None
+
+
 def load_grouping(path: Path) -> Grouping:
-    """The section `grouping` of a policy file; the default (by model) where it has none. Raises SluiceError."""
-    import yaml
-
-    try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise UsageError(f"{path}: larger than any policy file", remedy="name a sluice.yaml")
-        document: Any = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}", remedy="name a policy file that can be read") from error
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark is not None else ""
-        raise SluiceError(
-            f"{path}{line}: not YAML: {getattr(error, 'problem', None) or error}", remedy="correct the line"
-        ) from error
-    if not isinstance(document, dict):
-        raise SluiceError(f"{path}: no mapping of sections", remedy="begin with a section, e.g. grouping:")
-    section = document.get("grouping")
-    return Grouping() if section is None else parse_grouping(section, f"{path}: grouping")
-
-
-def parse_grouping(section: object, source: str) -> Grouping:
-    """Validate a section; `source` names its origin in errors."""
-    try:
-        return Grouping.model_validate(section)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise SluiceError(f"{source}.{place}: {first['msg']}", remedy="see sluice-group(1)") from error
-    except UsageError as error:
-        raise SluiceError(f"{source}: {error.what}", remedy=error.remedy) from error
+    """The section `grouping` of a policy file; the default (by model) where it has none. Raises UsageError."""
+    return load_document(path, _File, remedy="see sluice-group(1)").grouping or Grouping()

@@ -45,6 +45,8 @@ def parse_document(text: str, model: type[ModelType], *, source: str, remedy: st
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         message = first["msg"].removeprefix("Value error, ")
+        if first["type"] == "model_type":
+            message = "no mapping of keys to values"
         shown = repr(first["input"]) if isinstance(first["input"], str | int | float | bool | None) else ""
         words = [f"{source}:{line_of(root, first['loc'])}", place, f"{message}{f', got {shown}' if shown else ''}"]
         more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""

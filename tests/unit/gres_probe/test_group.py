@@ -19,7 +19,7 @@ from gres_probe.collect import write_inventory
 from gres_probe.expressions import compile_condition
 from gres_probe.group import FIELDS, group
 from gres_probe.inventory import Inventory
-from policy.grouping import Grouping, load_grouping, parse_grouping
+from policy.grouping import Grouping, load_grouping
 from sluice_base.errors import SluiceError
 
 MACHINES = [dgx("dgx1"), dgx("dgx2"), l40s("l40s1"), mixed("mixed1"), mig("mig1")]
@@ -28,7 +28,7 @@ MACHINES = [dgx("dgx1"), dgx("dgx2"), l40s("l40s1"), mixed("mixed1"), mig("mig1"
 def classes(*strategies: dict[str, Any], machines: list[Inventory] = MACHINES, **more: Any) -> dict[str, int]:
     """The number of GPUs in each class."""
     measured = more.pop("measured", None)
-    grouping = parse_grouping({"strategies": list(strategies), **more}, "test")
+    grouping = Grouping.model_validate({"strategies": list(strategies), **more})
     return {name: len(one.gpus) for name, one in group(machines, grouping, measured=measured).classes.items()}
 
 
@@ -77,7 +77,7 @@ def test_measured_performance_goes_first() -> None:
 def test_performance_classes_keep_to_the_threshold(figures: list[float], threshold: float) -> None:
     machine = Inventory("n1", [gpu(i) for i in range(len(figures))], matrix(len(figures)))
     measured = {one.uuid: figure for one, figure in zip(machine.gpus, figures, strict=True)}
-    grouping = parse_grouping({"strategies": [{"by": "performance", "threshold": threshold}]}, "test")
+    grouping = Grouping.model_validate({"strategies": [{"by": "performance", "threshold": threshold}]})
     found = [
         sorted(measured[ref.uuid] for ref in one.gpus)
         for one in group([machine], grouping, measured=measured).classes.values()
@@ -177,7 +177,7 @@ def test_any_expression_is_refused_or_total(text: str) -> None:
         ("grouping: {strategies: [{by: performance, threshold: 0}]}", "greater than 0"),
         ("grouping: {strategies: [{by: expression, classes: {'a b': 'True'}}]}", "pattern"),
         ("grouping: {prefix: '9'}", "pattern"),
-        ("grouping: {colour: red}", "Extra inputs"),
+        ("\n\ngrouping: {colour: red}", "yaml:3: .*Extra inputs"),
         ("grouping: {performance: {h100: -1}}", "greater than 0"),
         ("grouping: [", "not YAML"),
         ("- a", "no mapping"),
@@ -227,3 +227,5 @@ def test_command(tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text('{"GPU-1": -3}')
     assert "no performance" in run("--measured", str(tmp_path / "bad.json"), code=1)
     assert "No such file" in run("--policy", str(tmp_path / "none.yaml"), code=2)
+    (tmp_path / "inventories/torn.json").write_text('{"schema_version": 1, "node"')
+    assert "torn" in run("-P", "-n", code=1)
