@@ -94,7 +94,7 @@ class JobRecord:
             known["grants"] = [_read(Grant, grant) for grant in fields["grants"]]
             known["events"] = [_read(Event, event) for event in fields["events"]]
             return cls(**known)
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise SluiceError(
                 f"{source}: not a job's record: {error}", remedy="remove it, or read it by hand"
             ) from error

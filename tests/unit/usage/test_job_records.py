@@ -1,0 +1,351 @@
+"""From the node's outbox over the controllers' service into the store, and into the words of AdminComment."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from prolog_epilog import courier
+from prolog_epilog.courier import Controllers, Courier, Outbox, controllers
+from prolog_epilog.record import Grant, JobRecord, Store
+from sluice_base.errors import SluiceError
+from slurm_client import munge
+from slurm_client.munge import Message, MungeError
+from usage import inbox
+from usage.admin_comment import Comments, merge, parse, render
+from usage.controllerd import Site
+from usage.inbox import Inbox, store_records
+from usage.job_records import JobRecords
+
+MIB = 1 << 20
+NOON = 1_763_726_400.0  # 2025-11-21 12:00 UTC
+DAY = 86400.0
+
+
+def record(job: int = 7, node: str = "n1", started: float = NOON, ended: float | None = NOON + 60) -> JobRecord:
+    made = JobRecord(job, 1000, "alice", "physics", "main", node, started, ended)
+    grant = Grant(0, f"GPU-{node}", "nvidia", "H100", 80 << 30, 10240 * MIB, 10240 * MIB, "limiter", 9000 * MIB + 1)
+    made.grants.append(grant)
+    return made
+
+
+# ---- the store ----
+
+
+def test_a_store_gives_back_what_was_added_by_day_and_job(tmp_path: Path) -> None:
+    store = JobRecords(tmp_path / "jobs")
+    assert list(store.between(0, NOON)) == [] and store.of_job(7) == []
+    store.append([record(7), record(7, "n2"), record(8, ended=NOON + DAY)])
+    store.append([record(9, ended=NOON - 13 * 3600)])
+    assert sorted(path.name for path in store.folder.iterdir()) == [
+        "2025-11-20.jsonl",
+        "2025-11-21.jsonl",
+        "2025-11-22.jsonl",
+    ]
+    assert [(one.job, one.node) for one in store.between(NOON, NOON + 3600)] == [(7, "n1"), (7, "n2")]
+    assert [one.job for one in store.between(0, NOON + 9 * DAY)] == [9, 7, 7, 8]
+    assert list(store.between(NOON + 61, NOON + 61)) == []
+    assert [one.node for one in store.of_job(7)] == ["n1", "n2"]
+    assert store.of_job(7, since=NOON + DAY) == []
+    assert store.folder.stat().st_mode & 0o777 == 0o700
+    store.prune(NOON + DAY)
+    assert [one.job for one in store.between(0, NOON + 9 * DAY)] == [8]
+
+
+def test_a_record_sent_twice_counts_once_and_the_last_one_counts(tmp_path: Path) -> None:
+    store = JobRecords(tmp_path)
+    second = record()
+    second.grants[0].refused = 5
+    store.append([record()])
+    store.append([second, record(started=NOON + 5)])  # the latter: a run after a requeue
+    assert [one.grants[0].refused for one in store.between(0, NOON + DAY)] == [5, 0]
+
+
+def test_what_a_crash_left_half_written_costs_one_line(tmp_path: Path) -> None:
+    store = JobRecords(tmp_path)
+    store.append([record(1), record(2)])
+    path = tmp_path / "2025-11-21.jsonl"
+    os.truncate(path, path.stat().st_size - 10)
+    store.append([record(3)])
+    assert [one.job for one in store.between(0, NOON + DAY)] == [1, 3] and store.damaged == 1
+
+
+def test_a_record_without_end_and_a_time_that_is_none_are_refused(tmp_path: Path) -> None:
+    for ended in (None, 1e300, float("nan")):
+        with pytest.raises(SluiceError):
+            JobRecords(tmp_path).append([record(ended=ended)])
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- the way there ----
+
+
+def fake_encode(payload: bytes, *, readable_by: int | None = None) -> str:
+    return base64.b64encode(json.dumps([readable_by, 0, payload.decode()]).encode()).decode()
+
+
+def fake_decode(text: str) -> Message:
+    try:
+        _, uid, payload = json.loads(base64.b64decode(text))
+        return Message(payload.encode(), uid, 0)
+    except ValueError as error:
+        raise MungeError("munge: Invalid credential") from error
+
+
+Serve = Callable[[], int]
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Serve]:
+    """A function that starts the service on a store in ``tmp_path / "jobs"`` and returns its port."""
+    for module in (munge, inbox):
+        monkeypatch.setattr(module, "encode", fake_encode)
+        monkeypatch.setattr(module, "decode", fake_decode)
+    stop = threading.Event()
+    threads: list[threading.Thread] = []
+
+    def start() -> int:
+        listening = socket.create_server(("127.0.0.1", 0))
+        store = JobRecords(tmp_path / "jobs")
+        service = Inbox({"records": store_records(store, Comments(store))}, {0, 64030})
+        threads.append(threading.Thread(target=service.serve, args=([listening], lambda: not stop.is_set())))
+        threads[-1].start()
+        return int(listening.getsockname()[1])
+
+    yield start
+    stop.set()
+    for thread in threads:
+        thread.join(10)
+
+
+@pytest.fixture
+def outbox(tmp_path: Path) -> Outbox:
+    made = Outbox(tmp_path / "outbox", Store(tmp_path / "records"))
+    made.prepare()
+    made.store.prepare()
+    return made
+
+
+def put(outbox: Outbox, *records: JobRecord) -> None:
+    for one in records:
+        outbox.store.save(one)
+        outbox.put(one.job)
+
+
+HERE = Controllers(("127.0.0.1",), frozenset({0}))
+
+
+def test_what_waits_is_stored_and_waits_no_more(serve: Serve, outbox: Outbox, tmp_path: Path) -> None:
+    put(outbox, record(1), record(2))
+    outbox.put(3)  # its record is gone
+    (outbox.folder / "junk.json").touch()
+    assert outbox.send(HERE, serve()) == 2
+    assert outbox.waiting() == []
+    assert [one.job for one in JobRecords(tmp_path / "jobs").between(0, NOON + DAY)] == [1, 2]
+
+
+def test_many_records_go_in_several_requests(serve: Serve, outbox: Outbox, tmp_path: Path) -> None:
+    for job in range(1, 60):
+        one = record(job)
+        for _ in range(150):
+            one.note("warn", text="x" * 100)
+        put(outbox, one)
+    huge = record(60)
+    for _ in range(200):
+        huge.note("warn", text="y" * 5000)
+    put(outbox, huge)
+    assert outbox.send(HERE, serve()) == 60
+    found = {one.job: one for one in JobRecords(tmp_path / "jobs").between(0, NOON + DAY)}
+    assert len(found) == 60 and len(found[1].events) == 150
+    assert 0 < len(found[60].events) < 200 and found[60].events_left_out == 200 - len(found[60].events)
+
+
+def test_nobody_there_and_records_wait(serve: Serve, outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    del serve
+    put(outbox, record(1))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with pytest.raises(SluiceError, match="no controller takes the records"):
+        outbox.send(HERE, port)
+    assert outbox.waiting() == [1]
+    asked: list[int] = []
+
+    def fail(*_: Any) -> int:
+        asked.append(1)
+        raise SluiceError("nobody")
+
+    monkeypatch.setattr(courier, "controllers", lambda: HERE)
+    monkeypatch.setattr(outbox, "send", fail)
+    messenger = Courier(outbox)
+    with pytest.raises(SluiceError):
+        messenger.run()
+    messenger.run()  # too early for another try
+    assert asked == [1]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"started": "yesterday"},
+        {"grants": "none"},
+        {"schema_version": 99},
+        {"job": "7"},
+        {"grants": [{"index": 0, "uuid": "u", "vendor": "v", "model": "m", "total": -1}]},
+    ],
+)
+def test_a_record_that_makes_no_sense_is_refused_whole(change: dict[str, Any], tmp_path: Path) -> None:
+    store = JobRecords(tmp_path / "jobs")
+    service = Inbox({"records": store_records(store, Comments(store))}, {0})
+    good = json.loads(record(1).to_json())
+    payload = json.dumps({"version": 1, "do": "records", "records": [good, {**good, **change}]})
+    assert "error" in service.answer(payload.encode())
+    assert not store.folder.exists()
+
+
+@pytest.mark.parametrize(
+    "payload", [b"", b"[]", b"{}", b'{"version":2,"do":"records"}', b'{"version":1,"do":"x"}', b"[" * 9999]
+)
+def test_what_is_no_request_gets_an_error(payload: bytes) -> None:
+    assert "error" in Inbox({}, {0}).answer(payload)
+
+
+def test_a_user_is_not_heard(serve: Serve, tmp_path: Path) -> None:
+    port = serve()
+    forged = base64.b64encode(json.dumps([None, 1000, '{"version":1,"do":"records","records":[]}']).encode())
+    for line in (forged, b"nonsense", b"\xff\xfe"):
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            connection.sendall(line + b"\n")
+            assert connection.recv(100) == b""
+    assert not (tmp_path / "jobs").exists()
+
+
+def test_an_answer_of_somebody_else_is_not_believed(serve: Serve, outbox: Outbox) -> None:
+    put(outbox, record(1))
+    with pytest.raises(SluiceError, match="not SlurmUser's"):
+        outbox.send(Controllers(("127.0.0.1",), frozenset({64030})), serve())
+    assert outbox.waiting() == [1]
+
+
+def test_the_controllers_are_those_of_slurm_conf(tmp_path: Path) -> None:
+    conf = tmp_path / "slurm.conf"
+    conf.write_text("ClusterName=c\nSlurmctldHost=ctl1(10.0.0.1)\nslurmctldhost=ctl2\nSlurmUser=root\n")
+    assert controllers(conf) == Controllers(("10.0.0.1", "ctl2"), frozenset({0}))
+    conf.write_text("SlurmUser=root\n")
+    with pytest.raises(SluiceError, match="names no SlurmctldHost"):
+        controllers(conf)
+    conf.write_text("SlurmctldHost=a\nSlurmUser=nobody-of-this-name\n")
+    with pytest.raises(SluiceError, match="no such user"):
+        controllers(conf)
+
+
+# ---- AdminComment ----
+
+
+def test_words_for_a_job_of_two_nodes() -> None:
+    first, second = record(), record(node="n2")
+    second.grants[0].rung, second.grants[0].refused, second.grants[0].clean = "watchdog", 2, False
+    second.note("end")
+    second.usage = {"gs": 100.4, "us": float("nan"), "ej": "many"}
+    text = render([first, second])
+    assert text == (
+        "sluice:v=1,rung=limiter+watchdog,gpus=2,asked=10240,limit=10240,peak=9001,refused=2,ended=1,unclean=1,gs=100"
+    )
+    assert parse(f"site's own text {text}") == dict(word.split("=") for word in text[7:].split(","))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("", "sluice:v=1"),
+        ("JS1:H4sI", "JS1:H4sI sluice:v=1"),
+        ("sluice:v=1,peak=3", "sluice:v=1"),
+        ("a sluice:v=1,peak=3 b", "a b sluice:v=1"),
+        ("nosluice:x", "nosluice:x sluice:v=1"),
+    ],
+)
+def test_other_words_in_the_field_stay(before: str, after: str) -> None:
+    assert merge(before, "sluice:v=1") == after
+
+
+class Accounting:
+    """sacct and sacctmgr for `Comments`."""
+
+    def __init__(self) -> None:
+        self.lines: dict[int, str] = {}
+        self.written: list[str] = []
+
+    def output(self, *words: str) -> str:
+        jobs = [int(number) for number in words[words.index("-j") + 1].split(",")]
+        return "".join(f"{job}|{self.lines[job]}\n" for job in jobs if job in self.lines)
+
+    def run(self, *words: str) -> None:
+        job, text = words[5].removeprefix("jobid="), words[7].removeprefix("AdminComment=")
+        self.written.append(f"{job} {text}")
+        self.lines[int(job)] = "|".join([*self.lines[int(job)].split("|")[:3], text])
+
+
+def site(accounting: Accounting, kind: str = "accounting_storage/slurmdbd") -> Site:
+    made = SimpleNamespace(
+        config=lambda: {"AccountingStorageType": kind}, commands=accounting, stopping=threading.Event()
+    )
+    return cast(Site, made)
+
+
+def test_a_comment_is_written_once_the_job_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr("usage.admin_comment.time.monotonic", lambda: clock[0])
+    store, accounting = JobRecords(tmp_path), Accounting()
+    comments = Comments(store)
+    comments.run(site(accounting))
+    accounting.lines[7] = f"RUNNING|{NOON:.0f}|Unknown|own text"
+    for one in (
+        record(started=NOON - 7200, ended=NOON - 7000),
+        record(),
+        record(node="n2"),
+    ):  # the first: before a requeue
+        store.append([one])
+        comments.arrived(one)
+    clock[0] += 2
+    comments.run(site(accounting))
+    assert accounting.written == []
+    accounting.lines[7] = f"COMPLETED|{NOON:.0f}|{NOON + 61:.0f}|own text"
+    clock[0] += 20
+    comments.run(site(accounting))
+    comments.run(site(accounting))
+    [line] = accounting.written
+    assert line.startswith("7 own text sluice:v=1,") and ",gpus=2," in line
+    late = record(node="n3")
+    store.append([late])
+    clock[0] += 2000  # all are forgotten, and found in the store
+    comments.run(site(accounting))
+    comments.arrived(late)
+    clock[0] += 2
+    comments.run(site(accounting))
+    assert ",gpus=3," in accounting.written[-1] and len(accounting.written) == 2
+
+
+def test_a_new_daemon_finds_what_the_old_one_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("usage.admin_comment.time.time", lambda: NOON + 3600)
+    monkeypatch.setattr("usage.admin_comment._QUIET_S", 0.0)
+    store, accounting = JobRecords(tmp_path), Accounting()
+    store.append([record(), record(8)])
+    accounting.lines = {7: f"FAILED|{NOON:.0f}|{NOON + 61:.0f}|it's quoted", 8: f"FAILED|{NOON:.0f}|{NOON + 61:.0f}|"}
+    Comments(store).run(site(accounting))
+    assert [line.split()[0] for line in accounting.written] == ["8"]  # quotes would be changed by sacctmgr
+    Comments(store).run(site(accounting))
+    assert len(accounting.written) == 1  # it stands there
+
+
+def test_without_accounting_nothing_is_asked(tmp_path: Path) -> None:
+    comments = Comments(JobRecords(tmp_path))
+    comments.arrived(record())
+    comments.run(site(cast(Accounting, None), "accounting_storage/none"))
