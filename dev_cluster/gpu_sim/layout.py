@@ -130,7 +130,7 @@ class Instance(ctypes.Structure):
         ("compute_instance", c_uint8),
         ("start", c_uint8),
         ("size", c_uint8),  # memory slices
-        ("pad", c_uint16),
+        ("bare", c_uint16),  # 1: the GPU instance has no compute instance yet
         ("memory_used_mib", c_uint32),
         ("access_minor", c_uint32),  # of the GPU instance's capability file
         ("compute_minor", c_uint32),
@@ -228,7 +228,7 @@ class Gpu(ctypes.Structure):
         ("ecc_enabled", c_uint32),
         ("ecc_pending", c_uint32),
         ("lost", c_uint32),
-        ("pad", c_uint32),
+        ("clock_locked", c_uint32),  # MHz; 0: clocks are not locked
         ("ecc_corrected", c_uint64),  # since boot
         ("ecc_uncorrected", c_uint64),
         ("ecc_corrected_total", c_uint64),  # over the GPU's life

@@ -34,6 +34,9 @@ static amdsmi_status_t failure(enum sim_status status)
         return AMDSMI_STATUS_OUT_OF_RESOURCES;
     case SIM_LOST: /* its sysfs files are gone */
     case SIM_IO:
+    case SIM_DENIED:
+    case SIM_BUSY:
+    case SIM_REFUSED:
         return AMDSMI_STATUS_IO;
     }
     return AMDSMI_STATUS_API_FAILED;

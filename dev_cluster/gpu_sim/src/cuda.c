@@ -6,6 +6,7 @@
 #include <time.h>
 
 #include "cuda.h"
+#include "mps.h"
 
 typedef struct cu_array *CUarray;
 
@@ -147,6 +148,7 @@ CU(cuDeviceGetAttribute, int *value, int attribute, CUdevice device)
     }
     uint32_t sms = instance == SIM_NO_INSTANCE ? gpu.multiprocessors
                                                : gpu.profiles[gpu.instances[instance].profile].multiprocessors;
+    sms = (sms * mps_percentage() + 99) / 100;
     const struct {
         int attribute;
         uint32_t value;

@@ -265,6 +265,9 @@ static ze_result_t failure(enum sim_status status)
     case SIM_NO_MEMORY:
         return ZE_OUT_OF_DEVICE_MEMORY;
     case SIM_IO:
+    case SIM_DENIED:
+    case SIM_BUSY:
+    case SIM_REFUSED:
         break;
     }
     return ZE_UNKNOWN;

@@ -12,6 +12,7 @@
 #define R520 520u
 #define R535 535u
 #define R570 570u
+#define R615 615u
 
 /* What a device handle stands for. */
 struct target {
@@ -30,6 +31,11 @@ nvmlDevice_t nvml_handle(unsigned index, uint8_t instance);
 /* The ordinal of a GPU among the visible ones; SIM_MAX_GPUS when it is not. */
 unsigned nvml_ordinal(unsigned index);
 void nvml_pci(const struct sim_pci *from, nvmlPciInfo_t *to);
+/* A MIG profile of a GPU by NVML's number of its kind, or by its ID; NULL when the GPU has none. */
+const struct sim_profile *nvml_mig_profile(const struct sim_gpu *gpu, unsigned int number, bool by_id);
+/* Where it may begin, what is taken left out unless `empty`; how many, and into `out` (8 at most) where it is given. */
+unsigned nvml_mig_places(const struct sim_gpu *gpu, const struct sim_profile *profile, bool empty,
+                         nvmlPlacement_t *out);
 nvmlReturn_t nvml_copy(char *to, unsigned int size, const char *from);
 
 /* A function `NAME(device, TYPE *out)` that gives VALUE of target `t` where SUPPORTED, on whole GPUs only. */

@@ -18,15 +18,6 @@ SIM_API nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *cur
     return result;
 }
 
-SIM_API nvmlReturn_t nvmlDeviceSetMigMode(nvmlDevice_t device, unsigned int mode, nvmlReturn_t *activation)
-{
-    struct target t;
-    (void)mode;
-    (void)activation;
-    nvmlReturn_t result = nvml_enter_whole(device, R450, &t);
-    return result != NVML_SUCCESS ? result : NVML_ERROR_NO_PERMISSION; /* the layout is set with `sluice sim set` */
-}
-
 SIM_API nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned int *count)
 {
     struct target t;
@@ -55,7 +46,8 @@ SIM_API nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, un
         return result;
     }
     for (uint8_t k = 0; k < SIM_MAX_INSTANCES; k++) {
-        if (t.gpu.instances[k].used && sim_instance_visible(&t.gpu.instances[k]) && index-- == 0) {
+        const struct sim_instance *instance = &t.gpu.instances[k];
+        if (instance->used && !instance->bare && sim_instance_visible(instance) && index-- == 0) {
             *part = nvml_handle(t.index, k);
             return NVML_SUCCESS;
         }
@@ -127,7 +119,7 @@ SIM_API nvmlReturn_t nvmlDeviceGetAttributes(nvmlDevice_t device, nvmlDeviceAttr
 
 /* ---- profiles ---- */
 
-static const struct sim_profile *profile_of(const struct sim_gpu *gpu, unsigned int number, bool by_id)
+const struct sim_profile *nvml_mig_profile(const struct sim_gpu *gpu, unsigned int number, bool by_id)
 {
     for (unsigned i = 0; i < gpu->profile_count; i++) {
         if ((by_id ? gpu->profiles[i].id : gpu->profiles[i].kind) == number) {
@@ -144,7 +136,7 @@ static nvmlReturn_t enter_profile(nvmlDevice_t device, uint32_t since, unsigned 
     if (result == NVML_SUCCESS && !t->gpu.mig_supported) {
         result = NVML_ERROR_NOT_SUPPORTED;
     }
-    if (result == NVML_SUCCESS && (*profile = profile_of(&t->gpu, number, by_id)) == NULL) {
+    if (result == NVML_SUCCESS && (*profile = nvml_mig_profile(&t->gpu, number, by_id)) == NULL) {
         result = by_id ? NVML_ERROR_INVALID_ARGUMENT : NVML_ERROR_NOT_SUPPORTED;
     }
     return result;
@@ -204,7 +196,7 @@ SIM_API nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfoByIdV(nvmlDevice_t devic
 }
 
 /* Where a profile may begin, the eighths that are taken left out or not. */
-static unsigned places(const struct sim_gpu *gpu, const struct sim_profile *profile, bool empty, nvmlPlacement_t *out)
+unsigned nvml_mig_places(const struct sim_gpu *gpu, const struct sim_profile *profile, bool empty, nvmlPlacement_t *out)
 {
     unsigned taken = 0, count = 0, slices = 0;
     for (unsigned k = 0; k < SIM_MAX_INSTANCES; k++) {
@@ -233,7 +225,7 @@ SIM_API nvmlReturn_t nvmlDeviceGetGpuInstancePossiblePlacements_v2(nvmlDevice_t 
     const struct sim_profile *p = NULL;
     nvmlReturn_t result = count != NULL ? enter_profile(device, R450, id, true, &t, &p) : NVML_ERROR_INVALID_ARGUMENT;
     if (result == NVML_SUCCESS) {
-        *count = places(&t.gpu, p, true, out);
+        *count = nvml_mig_places(&t.gpu, p, true, out);
     }
     return result;
 }
@@ -245,7 +237,7 @@ SIM_API nvmlReturn_t nvmlDeviceGetGpuInstanceRemainingCapacity(nvmlDevice_t devi
     const struct sim_profile *p = NULL;
     nvmlReturn_t result = count != NULL ? enter_profile(device, R450, id, true, &t, &p) : NVML_ERROR_INVALID_ARGUMENT;
     if (result == NVML_SUCCESS) {
-        unsigned int free_places = places(&t.gpu, p, false, NULL);
+        unsigned int free_places = nvml_mig_places(&t.gpu, p, false, NULL);
         *count = t.gpu.mig_enabled ? (free_places < p->instances ? free_places : p->instances) : 0;
     }
     return result;
@@ -317,8 +309,8 @@ SIM_API nvmlReturn_t nvmlGpuInstanceGetComputeInstances(nvmlGpuInstance_t instan
     nvmlReturn_t result =
         out != NULL && count != NULL ? enter_part(device_of(instance), &t) : NVML_ERROR_INVALID_ARGUMENT;
     if (result == NVML_SUCCESS) {
+        *count = t.gpu.instances[t.instance].bare ? 0 : 1;
         out[0] = (nvmlComputeInstance_t)(void *)instance;
-        *count = 1;
     }
     return result;
 }
@@ -328,7 +320,8 @@ SIM_API nvmlReturn_t nvmlGpuInstanceGetComputeInstanceById(nvmlGpuInstance_t ins
 {
     struct target t;
     nvmlReturn_t result = out != NULL ? enter_part(device_of(instance), &t) : NVML_ERROR_INVALID_ARGUMENT;
-    if (result == NVML_SUCCESS && id != t.gpu.instances[t.instance].compute_instance) {
+    if (result == NVML_SUCCESS &&
+        (id != t.gpu.instances[t.instance].compute_instance || t.gpu.instances[t.instance].bare)) {
         result = NVML_ERROR_NOT_FOUND;
     }
     if (result == NVML_SUCCESS) {

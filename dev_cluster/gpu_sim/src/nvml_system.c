@@ -31,6 +31,12 @@ nvmlReturn_t nvml_error(enum sim_status status)
         return NVML_ERROR_GPU_IS_LOST;
     case SIM_NO_MEMORY:
         return NVML_ERROR_INSUFFICIENT_RESOURCES;
+    case SIM_DENIED:
+        return NVML_ERROR_NO_PERMISSION;
+    case SIM_BUSY:
+        return NVML_ERROR_IN_USE;
+    case SIM_REFUSED:
+        return NVML_ERROR_INVALID_ARGUMENT;
     case SIM_IO:
         break;
     }

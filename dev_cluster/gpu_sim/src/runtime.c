@@ -1,5 +1,8 @@
 #include "runtime.h"
 
+#include "mps.h"
+#include "vram.h"
+
 #include <fcntl.h>
 #include <pthread.h>
 #include <search.h>
@@ -150,7 +153,7 @@ static int all_devices(struct device *devices, bool every_instance)
             continue;
         }
         for (uint8_t k = 0; k < SIM_MAX_INSTANCES && (every_instance || !instance_taken); k++) {
-            if (gpu.instances[k].used && sim_instance_visible(&gpu.instances[k])) {
+            if (gpu.instances[k].used && !gpu.instances[k].bare && sim_instance_visible(&gpu.instances[k])) {
                 devices[count++] = (struct device){.index = visible[i], .instance = k};
                 instance_taken = true;
             }
@@ -204,9 +207,21 @@ static enum rt_status status_of(enum sim_status status)
     case SIM_CORRUPT:
     case SIM_LOST:
     case SIM_IO:
+    case SIM_DENIED:
+    case SIM_BUSY:
+    case SIM_REFUSED:
         break;
     }
     return RT_UNAVAILABLE;
+}
+
+static void leave_content(const void *node, VISIT which, int depth)
+{
+    (void)depth;
+    const struct rt_block *block = *(struct rt_block *const *)node;
+    if ((which == postorder || which == leaf) && block->kind == RT_DEVICE) {
+        vram_leave(runtime.devices[block->device].index, (const void *)block->base, block->size);
+    }
 }
 
 /* What this process holds goes with it; an orderly end gives it back at once. */
@@ -215,6 +230,7 @@ static void leave(void)
     if (runtime.owner != getpid()) {
         return;
     }
+    twalk(runtime.blocks, leave_content);
     struct sim_gpu gpu;
     for (int i = 0; i < runtime.count; i++) {
         if (sim_peek(runtime.devices[i].index, &gpu)) {
@@ -238,6 +254,10 @@ enum rt_status rt_open(enum sim_vendor vendor, uint64_t granule, const char *con
             runtime.owner = getpid();
             runtime.granule = granule;
             find_devices(lists, list_count);
+            vram_find();
+            if (vendor == SIM_VENDOR_NVIDIA) {
+                mps_join();
+            }
             atexit(leave);
             pthread_atfork(NULL, NULL, after_fork);
         }
@@ -305,6 +325,12 @@ enum rt_status rt_memory(int device, uint64_t *free_bytes, uint64_t *total)
     if (status == RT_OK) {
         *total = sim_capacity(&gpu, instance);
         *free_bytes = *total - sim_used(index, &gpu, instance);
+        struct sim_cgroup_limit limit;
+        if (instance == SIM_NO_INSTANCE && sim_own_limits(index, &limit) && limit.hard < *total) {
+            uint64_t left = limit.used < limit.hard ? limit.hard - limit.used : 0;
+            *total = limit.hard;
+            *free_bytes = left < *free_bytes ? left : *free_bytes;
+        }
     }
     return status;
 }
@@ -320,6 +346,9 @@ SIM_API int sluice_sim_load(int device, unsigned permille)
 
 static enum rt_status hold(int device, int64_t change)
 {
+    if (change > 0 && mps_lost()) {
+        return RT_UNAVAILABLE;
+    }
     return change == 0 ? RT_OK
                        : status_of(sim_hold(runtime.devices[device].index, runtime.devices[device].instance, change));
 }
@@ -560,6 +589,9 @@ static void forget(struct rt_block *block)
     if (block->file > 0 && block->kind != RT_PHYSICAL) {
         close(block->file);
     }
+    if (block->kind == RT_DEVICE) {
+        vram_leave(runtime.devices[block->device].index, (void *)block->base, block->size);
+    }
     if (on_device(block->kind) || block->kind == RT_HOST || block->kind == RT_RANGE || block->kind == RT_IMPORT) {
         munmap((void *)block->base, block->mapped);
     }
@@ -611,6 +643,9 @@ static enum rt_status alloc_locked(struct rt_context *context, enum rt_kind kind
     }
     block->unpaid = paid != RT_OK;
     *memory = (void *)block->base;
+    if (kind == RT_DEVICE) {
+        vram_show(device->index, *memory, size);
+    }
     return RT_OK;
 }
 

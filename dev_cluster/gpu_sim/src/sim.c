@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -35,8 +36,9 @@ static struct {
 
 /* ---- the state file ---- */
 
-static uint32_t crc32_of(const uint8_t *data, size_t size)
+uint32_t sim_checksum(const void *bytes, size_t size)
 {
+    const uint8_t *data = bytes;
     uint32_t crc = 0xFFFFFFFFu;
     for (size_t i = 0; i < size; i++) {
         crc ^= data[i];
@@ -59,7 +61,7 @@ static bool sound(const struct snapshot *state, size_t size)
     if (size < sizeof *head || memcmp(head->magic, SIM_MAGIC, sizeof head->magic) != 0 ||
         head->version != SIM_VERSION || head->size != size || head->gpu_count > SIM_MAX_GPUS ||
         size != sizeof *head + head->gpu_count * sizeof(struct sim_gpu) || head->numa_count > SIM_MAX_NUMA ||
-        head->checksum != crc32_of((const uint8_t *)state + SIM_CHECKED_FROM, size - SIM_CHECKED_FROM)) {
+        head->checksum != sim_checksum((const uint8_t *)state + SIM_CHECKED_FROM, size - SIM_CHECKED_FROM)) {
         return false;
     }
     bool good = terminated(head->node, sizeof head->node);
@@ -92,6 +94,11 @@ static bool sound(const struct snapshot *state, size_t size)
         }
     }
     return good;
+}
+
+bool sim_sound(const void *state, size_t size)
+{
+    return sound(state, size);
 }
 
 static ssize_t read_whole(int fd, void *buffer, size_t size, off_t offset)
@@ -369,15 +376,36 @@ static uint64_t process_start(uint32_t pid)
     return state == 'Z' || state == 'X' ? 0 : start;
 }
 
-static int open_registry(int flags)
+bool sim_beside(const char *name, char *path, size_t size)
 {
-    char path[4200];
     pthread_mutex_lock(&session.lock);
     const char *slash = strrchr(session.path, '/');
     int folder = slash != NULL ? (int)(slash - session.path) + 1 : 0;
-    snprintf(path, sizeof path, "%.*sprocesses", folder, session.path);
+    int length = snprintf(path, size, "%.*s%s", folder, session.path, name);
     pthread_mutex_unlock(&session.lock);
-    return open(path, flags | O_CLOEXEC);
+    return length > 0 && (size_t)length < size;
+}
+
+void sim_make_device(const char *name, uint32_t major, uint32_t minor)
+{
+    char path[4300];
+    pthread_mutex_lock(&session.lock);
+    bool checked = session.devices[0] != 0;
+    snprintf(path, sizeof path, "%s/%s", session.devices, name);
+    pthread_mutex_unlock(&session.lock);
+    char *slash = strrchr(path, '/');
+    if (checked && slash != NULL) {
+        *slash = 0;
+        mkdir(path, 0755);
+        *slash = '/';
+        mknod(path, S_IFCHR | 0444, makedev(major, minor));
+    }
+}
+
+static int open_registry(int flags)
+{
+    char path[4200];
+    return sim_beside("processes", path, sizeof path) ? open(path, flags | O_CLOEXEC) : -1;
 }
 
 /* All slots; the registry grows with them. It is short or gone: nobody holds anything. */
@@ -640,6 +668,20 @@ static unsigned own_slot(int fd, const struct sim_slot *slots, unsigned count, u
     return place;
 }
 
+uint64_t sim_process_limit[SIM_MAX_GPUS];
+
+/* Whether this process, which has so much, may have more: as an MPS client, and as a member of its cgroup. */
+static bool within_limits(unsigned index, uint64_t has, uint64_t more)
+{
+    uint64_t most = sim_process_limit[index];
+    if (most != 0 && (more > most || has > most - more)) {
+        return false;
+    }
+    struct sim_cgroup_limit limit;
+    return !sim_own_limits(index, &limit) || limit.hard == SIM_NO_LIMIT ||
+           (more <= limit.hard && limit.used <= limit.hard - more);
+}
+
 static enum sim_status change_slot(int fd, unsigned index, const struct sim_gpu *gpu, uint8_t instance, int64_t change)
 {
     struct sim_slot *slots;
@@ -658,6 +700,9 @@ static enum sim_status change_slot(int fd, unsigned index, const struct sim_gpu 
         if (wanted < fixed || wanted + held(fd, slots, count, index, instance, false) > room) {
             wanted += held(fd, slots, count, index, instance, true);
             status = wanted > room || wanted < (uint64_t)change ? SIM_NO_MEMORY : SIM_OK;
+        }
+        if (status == SIM_OK && !within_limits(index, slot.bytes, (uint64_t)change)) {
+            status = SIM_NO_MEMORY;
         }
     }
     if (status == SIM_OK) {

@@ -20,6 +20,9 @@ enum sim_status {
     SIM_LOST,       /* the GPU fell off the bus */
     SIM_NO_MEMORY,  /* device memory is used up */
     SIM_IO,         /* the process registry cannot be used */
+    SIM_DENIED,     /* for root only */
+    SIM_BUSY,       /* processes use it */
+    SIM_REFUSED,    /* what is asked for cannot be */
 };
 
 /* One process's use of one GPU or MIG instance. */
@@ -85,6 +88,33 @@ uint32_t sim_utilisation(unsigned index, const struct sim_gpu *gpu);
 uint64_t sim_busy(unsigned index, const struct sim_gpu *gpu, uint8_t instance);
 
 uint64_t sim_now_ns(void); /* CLOCK_REALTIME */
+
+/* Change a GPU in the node's state, as a driver does for root: `change` gets a copy of all, which becomes the state
+ * when it answers SIM_OK and is forgotten otherwise. Whole or not at all, one change at a time. */
+typedef enum sim_status (*sim_changer)(struct sim_state *head, struct sim_gpu *gpu, void *argument);
+enum sim_status sim_change(unsigned index, sim_changer change, void *argument);
+
+/* A file beside the state: false when its path is too long. */
+bool sim_beside(const char *name, char *path, size_t size);
+/* A device file of this node, made as the driver's helper makes it; nothing where visibility is not checked. */
+void sim_make_device(const char *name, uint32_t major, uint32_t minor);
+/* CRC-32, and whether a state can be relied on. */
+uint32_t sim_checksum(const void *data, size_t size);
+bool sim_sound(const void *state, size_t size);
+
+/* Limits on the memory of a cgroup (version 2), as drivers from R615 have them; SIM_NO_LIMIT: none. */
+#define SIM_NO_LIMIT UINT64_MAX
+struct sim_cgroup_limit {
+    uint64_t soft, hard, used;
+};
+enum sim_status sim_limit_cgroup(unsigned index, const char *folder, uint64_t soft, uint64_t hard);
+/* The limits of a cgroup itself; SIM_NO_DEVICE when it has none. */
+enum sim_status sim_cgroup_limits(unsigned index, const char *folder, struct sim_cgroup_limit *limit);
+/* Those that hold this process: of the nearest cgroup above it that has any. */
+bool sim_own_limits(unsigned index, struct sim_cgroup_limit *limit);
+
+/* Most that this process may hold on a GPU beside all other limits, as an MPS client; set by the runtime. */
+extern uint64_t sim_process_limit[SIM_MAX_GPUS];
 
 /* Energy since boot in mJ. */
 uint64_t sim_energy(const struct sim_gpu *gpu);
