@@ -1,0 +1,174 @@
+"""Jobs of the accounting database one after the other, for reports on more of them than fit into memory.
+
+`AccountingJob` of `SlurmClient.accounting_jobs` serves where a list will do. This streams sacct's output with the few
+fields that usage is counted from, in windows of time that bound what sacct and slurmdbd hold at once.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from sluice_base.errors import SluiceError
+from sluice_base.text import one_line
+from slurm_client.commands import Commands
+from slurm_client.model import UNLIMITED, parse_tres
+from slurm_client.text import accounting_filters
+
+_FIELDS = (
+    "JobIDRaw", "JobID", "JobName", "User", "Account", "QOS", "Partition", "State", "ExitCode", "Submit", "Eligible",
+    "Start", "End", "ElapsedRaw", "TimelimitRaw", "NNodes", "NodeList", "ReqTRES", "AllocTRES", "AdminComment",
+)  # fmt: skip
+_MARK = "\x1f\x1e"
+_BLOCK = 1 << 20
+_UNKNOWN_ENERGY = 1 << 62  # slurmdbd shows NO_VAL64 where nothing was gathered
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """One job, or one step where steps were asked for. Times in seconds since 1970, None: not yet or unknown."""
+
+    id: int
+    label: str  # "17", "17_3", "17+1", "17.batch"
+    name: str
+    user: str
+    account: str
+    qos: str
+    partition: str
+    state: str  # upper case, first word
+    exit_code: str
+    submit: int | None
+    eligible: int | None
+    start: int | None
+    end: int | None
+    elapsed_s: int
+    limit_s: int | None
+    node_count: int
+    nodes: str
+    requested: str  # TRES as sacct writes them
+    allocated: str
+    admin_comment: str
+
+    @property
+    def tres(self) -> dict[str, int]:
+        """What was allocated; memory in MiB, energy in joules."""
+        return dict(tres_of(self.allocated))
+
+    @property
+    def wait_s(self) -> int | None:
+        """From being eligible to the start, sacct's Planned; None while it waits."""
+        if self.start is None or self.eligible is None:
+            return None
+        return max(0, self.start - self.eligible)
+
+
+@lru_cache(maxsize=4096)
+def tres_of(text: str) -> dict[str, int]:
+    """`parse_tres`, remembered: jobs ask for few different things. Not to be changed by callers."""
+    found = parse_tres(text)
+    if found.get("energy", 0) >= _UNKNOWN_ENERGY:
+        del found["energy"]
+    return found
+
+
+def stream(
+    commands: Commands,
+    *,
+    start: int | None = None,
+    end: int | None = None,
+    ids: Iterable[str] = (),
+    users: Iterable[str] = (),
+    accounts: Iterable[str] = (),
+    partitions: Iterable[str] = (),
+    steps: bool = False,
+    timeout: float = 600,
+) -> Iterator[Allocation]:
+    """Jobs that waited or ran between `start` and `end`, as the invoking user may see them.
+
+    Each filter that is given must hold. `timeout`: seconds for sacct. Raises SluiceError with sacct's words.
+    """
+    words = [
+        "timeout", "--kill-after=5", str(int(timeout)), commands.program("sacct"), "--noheader", "--duplicates",
+        "--parsable", f"--delimiter={_MARK}", f"--format={','.join(_FIELDS)}",
+    ]  # fmt: skip
+    words += [] if steps else ["--allocations"]
+    words += accounting_filters(start, end, (), users, ())
+    for option, values in (("--jobs", ids), ("--accounts", accounts), ("--partition", partitions)):
+        if chosen := list(values):
+            words.append(f"{option}={','.join(chosen)}")
+    with tempfile.TemporaryFile() as errors:
+        try:
+            process = subprocess.Popen(
+                words, stdout=subprocess.PIPE, stderr=errors, stdin=subprocess.DEVNULL, env=commands.environment()
+            )
+        except OSError as error:
+            raise SluiceError(f"sacct: {error.strerror}") from error
+        with process:
+            assert process.stdout is not None  # noqa: S101 - asked for above
+            try:
+                yield from _rows(iter(lambda: process.stdout.read(_BLOCK), b""))  # type: ignore[union-attr]
+            finally:
+                if process.poll() is None:
+                    process.kill() if _abandoned(process) else process.wait()
+        errors.seek(0)
+        said = one_line(errors.read(4096).decode("utf-8", "replace"))
+    if process.returncode == 124:
+        raise SluiceError(f"sacct: no answer within {timeout:g} s", remedy="ask for a shorter time, or let it roll up")
+    if process.returncode != 0:
+        raise SluiceError(f"sacct: {said or f'exit status {process.returncode}'}")
+
+
+def _abandoned(process: subprocess.Popen[bytes]) -> bool:
+    """Whether its reader stopped in the middle: it would block on the pipe for ever."""
+    assert process.stdout is not None  # noqa: S101 - asked for
+    try:
+        process.wait(timeout=2)
+    except subprocess.TimeoutExpired:
+        return True
+    return False
+
+
+def _rows(blocks: Iterator[bytes]) -> Iterator[Allocation]:
+    """Every field ends with the mark and every row with a line break; a free text may hold line breaks itself."""
+    mark, width, left = _MARK.encode(), len(_FIELDS), b""
+    for block in blocks:
+        fields = (left + block).split(mark)
+        whole = (len(fields) - 1) // width * width
+        for at in range(0, whole, width):
+            yield _allocation([field.decode("utf-8", "replace") for field in fields[at : at + width]])
+        left = mark.join(fields[whole:])
+    if left.strip():
+        raise SluiceError("sacct: its answer is cut off", remedy="try again")
+
+
+def _allocation(value: list[str]) -> Allocation:
+    number, state, limit = value[0].lstrip("\n"), value[7], value[14]
+    return Allocation(
+        id=int(number.partition(".")[0]) if number.partition(".")[0].isdecimal() else 0,
+        label=value[1],
+        name=value[2],
+        user=value[3],
+        account=value[4],
+        qos=value[5],
+        partition=value[6],
+        state=state.split(" ", 1)[0],
+        exit_code=value[8],
+        submit=_time(value[9]),
+        eligible=_time(value[10]),
+        start=_time(value[11]),
+        end=_time(value[12]),
+        elapsed_s=int(value[13]) if value[13].isdecimal() else 0,
+        limit_s=int(limit) * 60 if limit.isdecimal() else UNLIMITED if limit == "UNLIMITED" else None,
+        node_count=int(value[15]) if value[15].isdecimal() else 0,
+        nodes="" if value[16] == "None assigned" else value[16],
+        requested=value[17],
+        allocated=value[18],
+        admin_comment=value[19],
+    )
+
+
+def _time(text: str) -> int | None:
+    return int(text) if text.isdecimal() else None

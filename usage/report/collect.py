@@ -1,0 +1,268 @@
+"""Brings together what a report stands on: the accounting database, rolled-up days and the jobs' records."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import date, timedelta
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
+
+from policy.compiled import FILE_NAME, parse
+from prolog_epilog.record import JobRecord
+from sluice_base.errors import SluiceError, UsageError
+from slurm_client import Commands, SlurmClient, connect
+from slurm_client.allocations import Allocation, stream
+from usage.report import rollup
+from usage.report.count import Counter, Span, gpu_type
+from usage.report.fleet import Fleet
+from usage.report.rollup import Rollup, midnight
+from usage.report.summaries import Uses
+from usage.report.tally import Key, Tally
+
+WINDOW_S = 86_400
+_MANY = 150_000  # jobs of a window; then the next one is shorter
+_SHORTEST_S = 3600
+_RECORD_S = 7200  # a record is written so long after the job's end at most
+
+STATES = {
+    "BF": "BOOT_FAIL", "CA": "CANCELLED", "CD": "COMPLETED", "DL": "DEADLINE", "F": "FAILED", "NF": "NODE_FAIL",
+    "OOM": "OUT_OF_MEMORY", "PD": "PENDING", "PR": "PREEMPTED", "R": "RUNNING", "RQ": "REQUEUED", "RS": "RESIZING",
+    "RV": "REVOKED", "S": "SUSPENDED", "TO": "TIMEOUT",
+}  # fmt: skip
+"""sacct's short and long names."""
+
+
+class Records(Protocol):
+    """The controllers' store of jobs' records."""
+
+    def between(self, start: float, end: float) -> Iterator[JobRecord]:
+        """Those that ended within a time."""
+
+    def of_job(self, job: int) -> list[JobRecord]:
+        """Those of one job, one a node and run."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which jobs; what is empty does not select. Names are compared as they stand."""
+
+    accounts: frozenset[str] = frozenset()
+    users: frozenset[str] = frozenset()
+    partitions: frozenset[str] = frozenset()
+    states: frozenset[str] = frozenset()
+    gpu_types: frozenset[str] = frozenset()
+
+    def takes(self, key: Key) -> bool:
+        """Whether jobs of the key are meant."""
+        return (
+            (not self.accounts or key.account in self.accounts)
+            and (not self.users or key.user in self.users)
+            and (not self.partitions or key.partition in self.partitions)
+            and (not self.states or key.state in self.states)
+            and (not self.gpu_types or not self.gpu_types.isdisjoint(key.gpu_type.split("+")))
+        )
+
+
+def parse_states(text: str) -> frozenset[str]:
+    """``CD,failed`` as full names. Raises UsageError for what is no state."""
+    found = set()
+    for word in text.split(","):
+        name = STATES.get(word.strip().upper(), word.strip().upper())
+        if name not in STATES.values():
+            raise UsageError(f"--state {word[:40]!r}: not a state of a job",
+                             remedy=f"use {', '.join(STATES)} or their long names")  # fmt: skip
+        found.add(name)
+    return frozenset(found)
+
+
+@dataclass
+class Source:
+    """Where figures come from. `records` and `rolled` are None where the caller may not read them."""
+
+    client: SlurmClient
+    commands: Commands
+    records: Records | None = None
+    rolled: Rollup | None = None
+    now: float = field(default_factory=time.time)
+    note: Callable[[str], None] = lambda _: None  # something that the reader should know
+    window_s: int = WINDOW_S
+
+    @cached_property
+    def fleet(self) -> Fleet:
+        """The nodes of now; none where slurmctld is down, since the database alone is enough for most reports."""
+        try:
+            return Fleet.of(self.client.nodes(), self._classes())
+        except SluiceError as error:
+            self.note(f"slurmctld does not tell its nodes ({error}); types of untyped GPUs and shares are not known")
+            return Fleet()
+
+    def _classes(self) -> dict[str, list[str]]:
+        try:
+            folder = Path(self.client.config().get("SLURM_CONF") or "/etc/slurm/slurm.conf").parent
+            policy, _ = parse((folder / FILE_NAME).read_bytes())
+        except (OSError, SluiceError):
+            return {}  # no policy, or not this user's to read: types are classes
+        return {one.name: list(one.gpu_types) for one in policy.classes}
+
+    # ---- jobs one by one ----
+
+    def jobs(self, span: Span, selection: Selection, *, ids: Sequence[str] = (), steps: bool = False
+             ) -> Iterator[Allocation]:  # fmt: skip
+        """The jobs of a span, each once."""
+        seen: set[tuple[str, int | None, int | None]] = set()
+        for window in [span] if ids else self._windows(span):
+            number = 0
+            for job in self._stream(window, selection, ids=ids, steps=steps):
+                number += 1
+                mark = (job.label, job.submit, job.start)
+                if mark in seen or not selection.takes(self._key(job)):
+                    continue
+                if job.end is None or job.end >= window.end:
+                    seen.add(mark)  # it comes again with the next window
+                yield job
+            self._pace(number)
+
+    def _key(self, job: Allocation) -> Key:
+        return Key(job.account, job.user, job.partition, job.qos, job.state, gpu_type(job, self.fleet))
+
+    def _stream(self, span: Span, selection: Selection, *, ids: Iterable[str] = (), steps: bool = False
+                ) -> Iterator[Allocation]:  # fmt: skip
+        return stream(
+            self.commands, start=span.start, end=span.end, ids=ids, users=sorted(selection.users),
+            accounts=sorted(selection.accounts), partitions=sorted(selection.partitions), steps=steps,
+        )  # fmt: skip
+
+    def uses(self, span: Span) -> Uses:
+        """What the records say of the jobs of a span."""
+        if self.records is None:
+            return Uses()
+        return Uses(self.records.between(span.start, span.end + _RECORD_S))
+
+    # ---- sums ----
+
+    def cells(self, span: Span, selection: Selection, *, by_node: bool = False) -> dict[Key, Tally]:
+        """All sums of a span, by key. `by_node`: nodes too, which the rolled-up days do not tell."""
+        total: dict[Key, Tally] = {}
+        days = [] if by_node else self._rolled_days(span)
+        begin, rolled_end = (midnight(days[0]), midnight(days[-1] + timedelta(days=1))) if days else (0, 0)
+        whole_end = span.end if span.end >= rolled_end else midnight(rollup.day_of(span.end))
+        if not days or whole_end <= begin:
+            self._count(total, span, span, selection, by_node=by_node)
+            return total
+        first = span.start >= begin
+        if not first:
+            self._count(total, Span(span.start, begin), Span(span.start, begin), selection)
+        self._add_rolled(total, days, whole_end, selection, first=first)
+        # Jobs that ended since the last file, or still run: what they used on its days is in no file yet.
+        since = Span(rolled_end, max(int(self.now), span.end, rolled_end + 1))
+        self._count(total, Span(begin, whole_end), since, selection, first=first)
+        if whole_end < span.end:
+            last = Span(whole_end, span.end)
+            self._count(total, last, last, selection, first=False)
+        return total
+
+    def _rolled_days(self, span: Span) -> list[date]:
+        """The days that have a file, from the span's first whole day on without a gap."""
+        if self.rolled is None:
+            return []
+        first = rollup.day_of(span.start)
+        if midnight(first) < span.start:
+            first += timedelta(days=1)
+        try:
+            return self.rolled.unbroken(first)
+        except SluiceError as error:
+            self.note(str(error))
+            return []
+
+    def _add_rolled(
+        self, total: dict[Key, Tally], days: list[date], end: int, selection: Selection, *, first: bool
+    ) -> None:
+        assert self.rolled is not None  # noqa: S101 - there are days
+        last = rollup.day_of(end - 1)
+        for day in days:
+            for on, key, tally in self.rolled.read(day):
+                if not days[0] <= on <= last or not selection.takes(key):
+                    continue
+                if not (first and on == days[0]):
+                    tally.ran = tally.started
+                _add(total, key, tally)
+
+    def _count(
+        self, total: dict[Key, Tally], span: Span, asked: Span, selection: Selection, *, first: bool = True,
+        by_node: bool = False,
+    ) -> None:  # fmt: skip
+        """Count, for `span`, the jobs that ended in `asked` or run on beyond it: each once, whole."""
+        counter = Counter(self.fleet, by_node=by_node)
+        for window in self._windows(asked):
+            jobs, last = 0, window.end >= asked.end
+            uses = self.uses(window)
+            for job in self._stream(window, selection):
+                jobs += 1
+                if job.state == "PENDING":
+                    if last and asked.end >= int(self.now):
+                        counter.add(job, span, None)
+                elif (job.end is not None and window.start <= job.end < window.end) or (
+                    last and (job.end is None or job.end >= window.end)
+                ):
+                    use = uses.find(job.id, job.start, job.admin_comment)
+                    counter.add(job, self._so_far(span, job), use, first=first)
+            self._pace(jobs)
+        for key, tally in counter.cells.items():
+            if selection.takes(key):
+                _add(total, key, tally)
+
+    def _so_far(self, span: Span, job: Allocation) -> Span:
+        """A job that still runs has run until now."""
+        return Span(span.start, min(span.end, int(self.now))) if job.end is None else span
+
+    def _windows(self, span: Span) -> Iterator[Span]:
+        at = span.start
+        while at < span.end:
+            window = Span(at, min(span.end, at + self.window_s))
+            yield window
+            at = window.end
+
+    def _pace(self, jobs: int) -> None:
+        """Shorter windows where one has very many jobs, so that neither sacct nor slurmdbd holds them all at once."""
+        if jobs > _MANY and self.window_s > _SHORTEST_S:
+            self.window_s = max(_SHORTEST_S, self.window_s // 2)
+
+
+def _add(total: dict[Key, Tally], key: Key, tally: Tally) -> None:
+    if key in total:
+        total[key].add(tally)
+    else:
+        total[key] = tally
+
+
+def roll_up(source: Source, days: Iterable[date]) -> Iterator[tuple[date, int]]:
+    """Count days and keep them; each with its number of jobs. Raises SluiceError, OSError."""
+    assert source.rolled is not None  # noqa: S101 - the caller gave it
+    for day in days:
+        span = rollup.span_of(day)
+        count = rollup.count_day(day, source.jobs(span, Selection()), source.uses(span), source.fleet)
+        source.rolled.save(day, count)
+        yield day, count.jobs
+
+
+def open_source(
+    conf: Path | None, prefix: Path | None, *, records: Records | None = None, rolled_folder: Path | None = None,
+    note: Callable[[str], None] = lambda _: None,
+) -> Source:  # fmt: skip
+    """The source of the cluster of a slurm.conf."""
+    client = connect(conf=conf, prefix=prefix, timeout=120)
+    source = Source(client, Commands(prefix=prefix, conf=conf, timeout=120), records, note=note)
+    if rolled_folder is not None:
+        source.rolled = Rollup(rolled_folder, cluster_name(source))
+    return source
+
+
+def cluster_name(source: Source) -> str:
+    """Slurm's ClusterName; empty where slurmctld does not tell it."""
+    try:
+        return source.client.config().get("ClusterName", "").lower()
+    except SluiceError:
+        return ""

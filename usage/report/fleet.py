@@ -1,0 +1,86 @@
+"""The GPUs that nodes have now: which type a job's untyped GPUs and shards were of, and how much there is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from policy.live import gpus_of
+from sluice_base.errors import SluiceError, UsageError
+from sluice_base.hostlist import expand
+from slurm_client.model import Node
+
+
+@dataclass(frozen=True, slots=True)
+class NodeGpus:
+    """What one node has."""
+
+    gpu_type: str  # the most frequent GRES type; empty: untyped or none
+    types: Mapping[str, int]
+    gpus: int
+    shards: int
+
+    @property
+    def mib_per_gpu(self) -> float:
+        """Memory of a GPU by the shards; 0: not known."""
+        return self.shards / self.gpus if self.gpus else 0.0
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """All nodes by name, and the classes that the policy made of the types."""
+
+    nodes: Mapping[str, NodeGpus] = field(default_factory=dict)
+    classes: Mapping[str, frozenset[str]] = field(default_factory=dict)  # class -> GRES types
+
+    @classmethod
+    def of(cls, nodes: Iterable[Node], classes: Mapping[str, Iterable[str]] | None = None) -> Fleet:
+        """From what slurmctld says."""
+        found = {}
+        for node in nodes:
+            types, shards = gpus_of(node)
+            most = max(types, key=lambda name: types[name], default="")
+            found[node.name] = NodeGpus(most, types, sum(types.values()), shards)
+        return cls(found, {name: frozenset(types) for name, types in (classes or {}).items()})
+
+    def of_job(self, nodes: str) -> NodeGpus | None:
+        """The GPUs of a job's first node that still exists."""
+        return next((self.nodes[name] for name in hosts(nodes) if name in self.nodes), None)
+
+    def types(self) -> dict[str, int]:
+        """GPUs of the cluster by type."""
+        found: dict[str, int] = {}
+        for node in self.nodes.values():
+            for name, count in node.types.items():
+                found[name] = found.get(name, 0) + count
+        return found
+
+    def class_of(self, gpu_type: str) -> str:
+        """The policy's class of a type; the type itself where the policy has none."""
+        return next((name for name, types in self.classes.items() if gpu_type in types), gpu_type)
+
+    def types_of(self, names: Iterable[str]) -> frozenset[str]:
+        """The GRES types of classes or types. Raises UsageError for one that nobody knows."""
+        found: set[str] = set()
+        known = set(self.types())
+        for name in names:
+            if name in self.classes:
+                found |= self.classes[name]
+            elif name in known:
+                found.add(name)
+            else:
+                raise UsageError(
+                    f"--gpu-class {name!r}: no such class or type",
+                    remedy=f"known are {', '.join(sorted(known | set(self.classes))) or 'none'}",
+                )
+        return frozenset(found)
+
+
+@lru_cache(maxsize=8192)
+def hosts(expression: str) -> tuple[str, ...]:
+    """The nodes of a hostlist; none of one that cannot be read."""
+    try:
+        return tuple(expand(expression))
+    except SluiceError:
+        return ()

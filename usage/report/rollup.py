@@ -1,0 +1,154 @@
+"""Days of the past, counted once: a file for each day on which jobs ended.
+
+A job belongs to the day of its end. Its file has, for each day on which it ran, what it used on that day, so that a
+report of any whole days adds up the files from its first day on. Jobs that still run, and those that ended since the
+last file, are counted anew by each report. Days are local ones, as Slurm's own roll-up has them.
+
+A day is counted when it is over for `SETTLED_S`: slurmctld tells slurmdbd of a job's end late where slurmdbd was down.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from sluice_base.errors import SluiceError
+from sluice_base.files import write_atomic
+from slurm_client.allocations import Allocation
+from usage.report.count import Counter, Span
+from usage.report.fleet import Fleet
+from usage.report.summaries import Uses
+from usage.report.tally import Key, Tally
+
+SCHEMA_VERSION = 1
+SETTLED_S = 86_400
+DEFAULT_FOLDER = Path("/var/lib/sluice/controllerd/report")
+_NAME = re.compile(r"(\d{4}-\d{2}-\d{2})\.jsonl\Z")
+
+Read = Callable[[Span], Iterable[Allocation]]
+
+
+def midnight(day: date) -> int:
+    """When a local day begins, in seconds since 1970."""
+    return int(datetime(day.year, day.month, day.day).timestamp())
+
+
+def span_of(day: date) -> Span:
+    """A local day; 23 or 25 hours long where the clock changes."""
+    return Span(midnight(day), midnight(day + timedelta(days=1)))
+
+
+def day_of(seconds: float) -> date:
+    """The local day of a time."""
+    return datetime.fromtimestamp(seconds).date()
+
+
+@dataclass
+class DayCount:
+    """What the jobs that ended on one day used, by the days of use."""
+
+    jobs: int = 0
+    cells: dict[date, Counter] = field(default_factory=dict)
+
+
+def count_day(day: date, jobs: Iterable[Allocation], uses: Uses, fleet: Fleet) -> DayCount:
+    """Count the jobs that ended on the day; others are passed over."""
+    whole, found = span_of(day), DayCount()
+    for job in jobs:
+        if job.end is None or not whole.start <= job.end < whole.end or job.state in ("PENDING", "RUNNING"):
+            continue
+        found.jobs += 1
+        use = uses.find(job.id, job.start, job.admin_comment)
+        first = day if job.start is None else day_of(job.start)
+        for number in range((day - first).days + 1):
+            on = first + timedelta(days=number)
+            if on not in found.cells:
+                found.cells[on] = Counter(fleet)
+            found.cells[on].add(job, span_of(on), use)
+    return found
+
+
+class Rollup:
+    """The folder of the days' files."""
+
+    def __init__(self, folder: Path, cluster: str) -> None:
+        self.folder = folder
+        self.cluster = cluster
+
+    def days(self) -> list[date]:
+        """The days that are counted. Raises SluiceError where the folder cannot be read; none where there is none."""
+        try:
+            names = [match[1] for path in self.folder.iterdir() if (match := _NAME.match(path.name))]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise SluiceError(f"{self.folder}: {error.strerror}") from error
+        return sorted(date.fromisoformat(name) for name in names)
+
+    def unbroken(self, first: date) -> list[date]:
+        """The counted days from `first` on, up to the first one that is missing."""
+        found, known = [], set(self.days())
+        while first in known:
+            found.append(first)
+            first += timedelta(days=1)
+        return found
+
+    def save(self, day: date, count: DayCount) -> None:
+        """Write a day. Raises OSError."""
+        head = {"schema_version": SCHEMA_VERSION, "cluster": self.cluster, "day": str(day), "jobs": count.jobs,
+                "zone": time.strftime("%z", time.localtime(midnight(day)))}  # fmt: skip
+        lines = [json.dumps(head)]
+        for on, counter in sorted(count.cells.items()):
+            for key, tally in counter.cells.items():
+                lines.append(json.dumps([str(on), *key[:6], tally.document()], separators=(",", ":")))
+        self.folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+        write_atomic(self.folder / f"{day}.jsonl", "\n".join(lines) + "\n", mode=0o640, follow_links=False)
+
+    def read(self, day: date) -> Iterator[tuple[date, Key, Tally]]:
+        """The cells of a day's file by day of use. Raises SluiceError for a file that is damaged or not of this cluster."""
+        path = self.folder / f"{day}.jsonl"
+        remedy = "remove it and run: sluice report roll-up"
+        try:
+            with path.open(encoding="utf-8") as file:
+                head = json.loads(file.readline())
+                zone = time.strftime("%z", time.localtime(midnight(day)))
+                if (head.get("schema_version"), head.get("cluster"), head.get("zone")) != (
+                    SCHEMA_VERSION, self.cluster, zone,
+                ):  # fmt: skip
+                    raise SluiceError(f"{path}: of another version, cluster or time zone", remedy=remedy)
+                for line in file:
+                    on, *key, values = json.loads(line)
+                    yield date.fromisoformat(on), Key(*key), Tally.from_document(values)
+        except OSError as error:
+            raise SluiceError(f"{path}: {error.strerror}") from error
+        except (AttributeError, TypeError, ValueError) as error:
+            raise SluiceError(f"{path}: not a rolled-up day: {error}", remedy=remedy) from error
+
+    def prune(self, before: date) -> None:
+        """Remove days."""
+        for day in self.days():
+            if day < before:
+                with suppress(FileNotFoundError):
+                    (self.folder / f"{day}.jsonl").unlink()
+
+
+def missing_days(rollup: Rollup, days: int, now: float) -> list[date]:
+    """Which of the last `days` that are settled have no file, the oldest first."""
+    last = day_of(now - SETTLED_S) - timedelta(days=1)
+    known = set(rollup.days())
+    wanted = [last - timedelta(days=number) for number in range(days)]
+    return sorted(day for day in wanted if day not in known)
+
+
+def status(rollup: Rollup) -> dict[str, Any]:
+    """For people: first and last day and how many."""
+    days = rollup.days()
+    return {"folder": str(rollup.folder), "days": len(days), "first": str(days[0]) if days else None,
+            "last": str(days[-1]) if days else None}  # fmt: skip

@@ -1,0 +1,187 @@
+"""What a job used of its GPUs: from the nodes' records, or from the summary of them in the job's AdminComment.
+
+The only reader of both. Whatever is missing is None or left out: a job that nobody measured has no utilisation, not 0.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from prolog_epilog.record import JobRecord
+
+_MIB = 1 << 20
+_COMMENT = re.compile(r"sluice:(\{[^{}]{0,2000}\})")
+_NEAR_S = 120  # a node begins a job's record so long after Slurm's start at most
+
+
+@dataclass(frozen=True, slots=True)
+class GpuUse:
+    """One GPU of a job on one node. Memory in MiB, utilisation in percent, time in seconds."""
+
+    node: str
+    index: int
+    uuid: str
+    model: str
+    total_mib: int
+    asked_mib: int | None  # None: the whole GPU
+    limit_mib: int | None
+    rung: str
+    peak_mib: int
+    refused: int
+    seconds: float | None = None  # measured
+    utilisation: Mapping[str, float] = field(default_factory=dict)  # mean, p50, p95, peak
+    memory_mean_mib: float | None = None
+    energy_j: float | None = None
+    idle_s: float | None = None
+    throttled_s: float | None = None
+    errors: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobUse:
+    """A job on all its nodes. None: not known."""
+
+    started: float | None
+    device_s: float = 0  # measured, summed over its GPUs
+    busy_s: float | None = None  # the same times utilisation (0 to 1)
+    idle_s: float | None = None
+    energy_j: float | None = None
+    throttled_s: float | None = None
+    asked_mib: int | None = None  # of each GPU
+    peak_mib: int | None = None  # the largest of a GPU
+    refused: int = 0
+    rung: str = ""
+    gpus: tuple[GpuUse, ...] = ()
+    events: tuple[dict[str, Any], ...] = ()  # limits hit and the like, with "node", "time", "action"
+
+
+def of_records(records: Iterable[JobRecord]) -> JobUse:
+    """One job from the records of its nodes."""
+    gpus: list[GpuUse] = []
+    events: list[dict[str, Any]] = []
+    started: list[float] = []
+    for record in records:
+        started.append(record.started)
+        usage = getattr(record, "usage", None)
+        measured = usage.get("gpus") if isinstance(usage, dict) else None
+        for grant in record.grants:
+            found = measured.get(grant.uuid) if isinstance(measured, dict) else None
+            gpus.append(_gpu(record.node, grant, found if isinstance(found, dict) else {}))
+        for event in record.events:
+            if event.action in ("refuse", "warn", "end", "stray"):
+                events.append({"node": record.node, "time": event.time, "action": event.action, **event.detail})
+    return _sum(gpus, events, min(started, default=None))
+
+
+def _gpu(node: str, grant: Any, measured: Mapping[str, Any]) -> GpuUse:
+    memory = measured.get("memory")
+    mean = _number(memory.get("mean")) if isinstance(memory, Mapping) else None
+    peak = _number(memory.get("peak")) if isinstance(memory, Mapping) else None
+    utilisation = measured.get("utilisation")
+    shown = utilisation if isinstance(utilisation, Mapping) else {}
+    errors = measured.get("errors")
+    count = sum(v for v in errors.values() if isinstance(v, int)) if isinstance(errors, Mapping) else _number(errors)
+    return GpuUse(
+        node=node,
+        index=grant.index,
+        uuid=grant.uuid,
+        model=grant.model,
+        total_mib=grant.total // _MIB,
+        asked_mib=None if grant.asked is None else grant.asked // _MIB,
+        limit_mib=None if grant.limit is None else grant.limit // _MIB,
+        rung=grant.rung,
+        peak_mib=int(max(grant.peak, peak or 0)) // _MIB,
+        refused=grant.refused,
+        seconds=_number(measured.get("seconds")),
+        utilisation={name: value for name in ("mean", "p50", "p95", "peak")
+                     if (value := _number(shown.get(name))) is not None},
+        memory_mean_mib=None if mean is None else mean / _MIB,
+        energy_j=_number(measured.get("energy_j")),
+        idle_s=_number(measured.get("idle_s")),
+        throttled_s=_number(measured.get("throttled_s")),
+        errors=None if count is None else int(count),
+    )  # fmt: skip
+
+
+def _sum(gpus: list[GpuUse], events: list[dict[str, Any]], started: float | None) -> JobUse:
+    timed = [gpu for gpu in gpus if gpu.seconds and "mean" in gpu.utilisation]
+    asked = [gpu.asked_mib if gpu.asked_mib is not None else gpu.total_mib for gpu in gpus]
+    return JobUse(
+        started=started,
+        device_s=sum(gpu.seconds or 0 for gpu in timed),
+        busy_s=sum((gpu.seconds or 0) * gpu.utilisation["mean"] / 100 for gpu in timed) if timed else None,
+        idle_s=_total(gpu.idle_s for gpu in gpus),
+        energy_j=_total(gpu.energy_j for gpu in gpus),
+        throttled_s=_total(gpu.throttled_s for gpu in gpus),
+        asked_mib=max(asked, default=None),
+        peak_mib=max((gpu.peak_mib for gpu in gpus), default=None),
+        refused=sum(gpu.refused for gpu in gpus),
+        rung=gpus[0].rung if gpus else "",
+        gpus=tuple(gpus),
+        events=tuple(events),
+    )
+
+
+def of_comment(text: str) -> JobUse | None:
+    """The summary in a job's AdminComment, which its user can read as well; None where there is none."""
+    match = _COMMENT.search(text)
+    if match is None:
+        return None
+    try:
+        said = json.loads(match[1])
+    except ValueError:
+        return None
+    if not isinstance(said, dict) or said.get("v") != 1:
+        return None
+    asked, peak = _number(said.get("asked")), _number(said.get("peak"))
+    rung = said.get("rung")
+    return JobUse(
+        started=None,
+        device_s=_number(said.get("gs")) or 0,
+        busy_s=_number(said.get("us")),
+        idle_s=_number(said.get("is")),
+        energy_j=_number(said.get("ej")),
+        throttled_s=_number(said.get("ts")),
+        asked_mib=None if asked is None else int(asked),
+        peak_mib=None if peak is None else int(peak),
+        refused=int(_number(said.get("refused")) or 0),
+        rung=rung[:40] if isinstance(rung, str) else "",
+    )
+
+
+class Uses:
+    """The uses of the jobs of a span, by job; a job that ran several times has several."""
+
+    def __init__(self, records: Iterable[JobRecord] = ()) -> None:
+        by_run: dict[int, list[list[JobRecord]]] = {}
+        for record in records:
+            runs = by_run.setdefault(record.job, [])
+            near = next((run for run in runs if abs(run[0].started - record.started) <= _NEAR_S), None)
+            if near is None:
+                runs.append([record])
+            else:
+                near.append(record)
+        self._uses = {job: [of_records(run) for run in runs] for job, runs in by_run.items()}
+
+    def find(self, job: int, start: int | None, comment: str = "") -> JobUse | None:
+        """The use of the job that began at `start`."""
+        if start is not None:
+            for use in self._uses.get(job, ()):
+                if use.started is not None and -5 <= use.started - start <= _NEAR_S:
+                    return use
+        return of_comment(comment) if comment else None
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if 0 <= value < 1e18 else None
+
+
+def _total(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
