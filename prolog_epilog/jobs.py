@@ -89,13 +89,14 @@ class Jobs:
             self._watcher.watches[name].wanted.set()
         return {}
 
-    def limit(self, *, peer: Peer, job: int, uid: int, whole: bool, gpus: list[int], shards: int) -> dict[str, Any]:
+    def limit(
+        self, *, peer: Peer, job: int, uid: int, whole: bool, gpus: list[int], shards: int, open: list[str]
+    ) -> dict[str, Any]:
         """Set what the job may hold, as its step says; `region` is where the preloaded library finds it, or None.
 
         `whole`: the step has all that the job was given. Steps that srun starts each tell their own part of it; the
-        largest one is the job's limit, until a whole one tells.
+        largest one is the job's limit, until a whole one tells. `open`: what root can open in the task's cgroup.
         """
-        del peer
         with self._state.lock:
             record = self._state.records.get(job)
             if record is None:
@@ -105,6 +106,7 @@ class Jobs:
                 )
             if record.uid != uid:
                 raise RefusalError(f"job {job}: of user {record.uid}, not {uid}")
+            self._refuse_strange(record, cgroups.place_of(peer.pid), open)
             chosen = select(self._state.devices, gpus)
             for device in chosen:
                 if record.grant_of(device.uuid) is None:
@@ -181,17 +183,23 @@ class Jobs:
             raise RefusalError("this is no task of a job with GPUs on this node")
         if peer.uid not in (0, record.uid):
             raise RefusalError(f"job {record.job}: not yours")
+        with self._state.lock:
+            self._refuse_strange(record, place, open)
         given = [self._state.devices[grant.index] for grant in record.grants]
-        strange = sorted(set(open) - {device.own_file for device in given})
-        if strange:
-            with self._state.lock:
-                record.note("refuse", step=place.step, open=strange[:16])
-                self._state.jobs.save(record)
-            raise RefusalError(
-                f"job {record.job} can open {', '.join(strange[:4])}, which it was not given",
-                remedy="set ConstrainDevices=yes in cgroup.conf, and see: sluice doctor",
-            )
         return {"export": hints([device for device in given if device.own_file in open])}
+
+    def _refuse_strange(self, record: JobRecord, place: cgroups.Place | None, open: list[str]) -> None:
+        """Refuse a task that can open a GPU which its job was not given."""
+        given = {self._state.devices[grant.index].own_file for grant in record.grants}
+        strange = sorted(set(open) - given)
+        if not strange:
+            return
+        record.note("refuse", step="" if place is None else place.step, open=strange[:16])
+        self._state.jobs.save(record)
+        raise RefusalError(
+            f"job {record.job} can open {', '.join(strange[:4])}, which it was not given",
+            remedy="set ConstrainDevices=yes in cgroup.conf, and see: sluice doctor",
+        )
 
     def epilog(self, *, peer: Peer, job: int) -> dict[str, Any]:
         """End what is left of a job, wait until its memory is free, remove its limits, write its record."""

@@ -18,17 +18,27 @@ from sluice_core import limit
 from sluice_core.errors import CoreError
 
 
-def check_readable(library: Path) -> None:
-    """The loader goes on without a library that the job's user cannot open: then no job may start at all."""
+def check_library(library: Path) -> None:
+    """Refuse a limiter that users cannot open, as the loader goes on without, or that others than root can change."""
+    remedy = (
+        "install Sluice where every user may read and root alone write, e.g. below /opt, or name a copy with --library"
+    )
     for path in (library, *library.resolve().parents):
         try:
-            mode = path.stat().st_mode
+            facts = path.stat()
         except OSError as error:
             raise SluiceError(f"limiter {library}: {error.strerror}", remedy="install Sluice anew") from error
+        mode = facts.st_mode
         if not mode & (stat.S_IXOTH if stat.S_ISDIR(mode) else stat.S_IROTH):
             raise SluiceError(
-                f"limiter {library}: users cannot open it, as {path} has mode {stat.S_IMODE(mode):o}",
-                remedy="install Sluice where every user may read, e.g. below /opt, or name a copy with --library",
+                f"limiter {library}: users cannot open it, as {path} has mode {stat.S_IMODE(mode):o}", remedy=remedy
+            )
+        shared = mode & (stat.S_IWGRP | stat.S_IWOTH) and not (stat.S_ISDIR(mode) and mode & stat.S_ISVTX)
+        if facts.st_uid != 0 or shared:
+            raise SluiceError(
+                f"limiter {library}: others than root can replace it, as {path} is of user {facts.st_uid} with mode "
+                f"{stat.S_IMODE(mode):o}",
+                remedy=remedy,
             )
 
 
@@ -46,7 +56,7 @@ class Regions:
         for folder in (self.folder, self.folder / "job"):
             folder.mkdir(mode=0o755, exist_ok=True)
         library = self._state.settings.library
-        check_readable(library)
+        check_library(library)
         system = Path("/etc/ld.so.preload")
         if not system.exists():
             write_atomic(system, "")

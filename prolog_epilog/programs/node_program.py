@@ -136,8 +136,12 @@ def epilog() -> None:
 
 
 def task_init() -> None:
-    """Tell the SPANK plugin where the job's limits lie."""
+    """Tell the SPANK plugin where the job's limits lie, and the agent which devices the task can open.
+
+    Root is held by the task's device cgroup, too, and unlike the task prolog runs nothing of the user's.
+    """
     shards = number("SLUICE_SHARDS") if os.environ.get("SLUICE_SHARDS") else 0
+    files = ask(do="devices")["files"]
     answer = ask(
         do="limit",
         job=number("SLUICE_JOB"),
@@ -145,6 +149,7 @@ def task_init() -> None:
         whole=os.environ.get("SLUICE_STEP") == "whole",
         gpus=numbers("SLUICE_GPUS"),
         shards=shards,
+        open=[path for path in files if opens(path)],
     )
     print(f"region {answer['region']}" if answer["region"] else "none")
 

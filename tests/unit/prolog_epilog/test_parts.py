@@ -24,7 +24,7 @@ from prolog_epilog.duties import Duties
 from prolog_epilog.hints import hints
 from prolog_epilog.reclaim import Reclaim
 from prolog_epilog.record import MOST_EVENTS, Grant, JobRecord, Store
-from prolog_epilog.regions import check_readable
+from prolog_epilog.regions import check_library
 from prolog_epilog.server import Peer
 from prolog_epilog.state import RefusalError, Settings
 from prolog_epilog.watchdog import judge
@@ -265,11 +265,13 @@ def test_only_root_may_speak_for_jobs(agent: Agent) -> None:
 
 
 def test_limits_are_refused_that_cannot_hold(agent: Agent) -> None:
-    fields = {"do": "limit", "job": 7, "uid": 1000, "whole": True, "gpus": [0], "shards": 10}
+    fields = {"do": "limit", "job": 7, "uid": 1000, "whole": True, "gpus": [0], "shards": 10, "open": []}
     assert "its prolog did not run" in str(ask(agent, **fields)["error"])
     agent.state.records[7] = record(grants=[Grant(0, "GPU-0", "nvidia", "H100", 80 * GIB)])
     assert "of user 1000, not 5" in str(ask(agent, **fields | {"uid": 5})["error"])
     assert "GPU 1 is not among those" in str(ask(agent, **fields | {"gpus": [1]})["error"])
+    assert "can open /dev/nvidia1, which it was not given" in str(ask(agent, **fields | {"open": ["/dev/nvidia1"]}))
+    assert agent.state.records[7].events[-1].detail["open"] == ["/dev/nvidia1"]
     assert "100G asked of a GPU with 80G" in str(ask(agent, **fields | {"shards": 100 * 1024})["error"])
     agent.state.records[7].grants.append(Grant(1, "GPU-1", "nvidia", "H100", 80 * GIB))
     assert "how many on each" in str(ask(agent, **fields | {"gpus": [0, 1]})["error"])
@@ -488,10 +490,12 @@ def test_variables_without_sense_are_named(tmp_path: Path, wrong: dict[str, str]
 
 
 def test_the_helper_says_where_the_limits_lie(answering: Answering, tmp_path: Path) -> None:
-    path, asked = answering([b'{"ok": {"region": "/run/sluice/limit/job_7"}}\n'])
+    files = json.dumps({"ok": {"files": ["/dev/null", "/nonexistent/device"]}}).encode() + b"\n"
+    path, asked = answering([files, b'{"ok": {"region": "/run/sluice/limit/job_7"}}\n'])
     task = {"SLUICE_JOB": "7", "SLUICE_UID": "1", "SLUICE_STEP": "part", "SLUICE_GPUS": "0", "SLUICE_SHARDS": "5"}
     assert program("sluice-task-init", path, tmp_path, **task).stdout == "region /run/sluice/limit/job_7\n"
-    assert asked == [{"do": "limit", "job": 7, "uid": 1, "whole": False, "gpus": [0], "shards": 5}]
+    limit = {"do": "limit", "job": 7, "uid": 1, "whole": False, "gpus": [0], "shards": 5, "open": ["/dev/null"]}
+    assert asked == [{"do": "devices"}, limit]
 
 
 def test_a_task_keeps_what_its_user_set(answering: Answering, tmp_path: Path) -> None:
@@ -512,9 +516,30 @@ def test_a_limiter_that_users_cannot_open_is_refused(tmp_path: Path) -> None:
     library.write_bytes(b"")
     library.chmod(0o644)
     with pytest.raises(SluiceError, match=r"users cannot open it, as .*/home has mode 700"):
-        check_readable(library)
+        check_library(library)
     with pytest.raises(SluiceError, match="No such file"):
-        check_readable(folder / "missing")
+        check_library(folder / "missing")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="files of other users need root")
+def test_a_limiter_that_others_can_replace_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "sluice"
+    folder.mkdir(mode=0o755)
+    library = folder / "libsluice_limit.so"
+    library.touch(mode=0o755)
+    for path in (tmp_path, *tmp_path.parents[:-2]):
+        path.chmod(path.stat().st_mode | 0o555)  # pytest's own folders are shut
+    check_library(library)
+    for path, change in ((library, 0o757), (library, 0o775), (folder, 0o777), (folder, 0o775)):
+        path.chmod(change)
+        with pytest.raises(SluiceError, match="others than root can replace it"):
+            check_library(library)
+        path.chmod(0o755)
+    folder.chmod(0o1777)  # as /tmp
+    check_library(library)
+    os.chown(folder, 65534, -1)
+    with pytest.raises(SluiceError, match="of user 65534"):
+        check_library(library)
 
 
 # ---- duties and readers of samples ----
