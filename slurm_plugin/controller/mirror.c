@@ -937,6 +937,11 @@ void sluice_mirror_invalidate(struct sluice_mirror *mirror)
 /* Grows whenever a mirror finds that nodes were configured anew: all others look no further. */
 static _Atomic uint64_t configurations;
 
+void sluice_mirrors_outdated(void)
+{
+    atomic_fetch_add(&configurations, 1);
+}
+
 /*
  * Is any node configured in another way than when the cluster was made? Slurm tells a select plugin of some such
  * changes only, so all nodes are compared: at once by whoever has time, a few at a call by the hook.

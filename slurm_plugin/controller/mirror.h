@@ -51,6 +51,8 @@ void sluice_mirror_free(struct sluice_mirror *mirror);
  */
 enum sluice_error sluice_mirror_sync(struct sluice_mirror *mirror, bool jobs, time_t now,
                                      struct sluice_error_text *text);
+/* Every mirror is made anew by its next sync: something holds GPUs, or no longer does, of which jobs do not tell. */
+void sluice_mirrors_outdated(void);
 /* The next sync makes it anew: nodes, partitions or topology were reconfigured. */
 void sluice_mirror_invalidate(struct sluice_mirror *mirror);
 

@@ -5,6 +5,7 @@
  * decides.
  */
 #include "hook.h"
+#include "withdrawn.h"
 
 #include "controller/controller.h"
 #include "controller/log.h"
@@ -31,6 +32,13 @@ static struct {
     int (*nodeinfo_set)(job_record_t *);
 } stock;
 static bool active; /* in slurmctld, and the controller has started */
+
+/* Before Slurm is asked of free GPUs: those out of service are not. */
+static void withdraw(void)
+{
+    if (sluice_withdrawn_apply())
+        sluice_mirrors_outdated();
+}
 
 /* Stock's function; POSIX lets dlsym's result become one. */
 static bool find(void *library, const char *name, void *function)
@@ -77,6 +85,7 @@ extern int fini(void)
 {
     int rc = stock.fini();
     if (active) {
+        sluice_withdrawn_stop();
         sluice_hook_stop();
         sluice_controller_stop("select");
     }
@@ -90,13 +99,20 @@ extern int select_p_reconfigure(void)
         sluice_settings_poke();
         sluice_hook_reconfigured();
     }
-    return stock.reconfigure();
+    int rc = stock.reconfigure();
+    if (active) {
+        sluice_withdrawn_forget();
+        withdraw();
+    }
+    return rc;
 }
 
 extern int select_p_node_init(void)
 {
-    if (active)
+    if (active) {
         sluice_hook_reconfigured();
+        sluice_withdrawn_forget();
+    }
     return stock.node_init();
 }
 
@@ -107,6 +123,7 @@ extern int select_p_job_test(job_record_t *job_ptr, bitstr_t *node_bitmap, uint3
     if (!active)
         return stock.job_test(job_ptr, node_bitmap, min_nodes, max_nodes, req_nodes, mode, preemptee_candidates,
                               preemptee_job_list, SLUICE_JOB_TEST_REST_NAMES);
+    withdraw();
     return sluice_hook_test(&(struct sluice_hook_call){
         .job = job_ptr,
         .nodes = node_bitmap,
@@ -139,8 +156,11 @@ extern int select_p_select_nodeinfo_set(job_record_t *job_ptr)
 extern int select_p_job_fini(job_record_t *job_ptr)
 {
     int rc = stock.job_fini(job_ptr);
-    if (active)
+    if (active) {
+        sluice_withdrawn_look_again();
+        withdraw();
         sluice_hook_changed(job_ptr, SLUICE_MIRROR_ENDED);
+    }
     return rc;
 }
 
@@ -157,8 +177,11 @@ extern int select_p_job_expand(job_record_t *from_job_ptr, job_record_t *to_job_
 extern int select_p_job_resized(job_record_t *job_ptr, node_record_t *node_ptr)
 {
     int rc = stock.job_resized(job_ptr, node_ptr);
-    if (active)
+    if (active) {
+        sluice_withdrawn_look_again();
+        withdraw();
         sluice_hook_changed(job_ptr, SLUICE_MIRROR_RUNS);
+    }
     return rc;
 }
 

@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "controller/withdrawn_own.h"
+
+#include "policy/policy.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+__attribute__((format(printf, 3, 4))) static enum sluice_error fail(struct sluice_error_text *text,
+                                                                    enum sluice_error error, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    if (text)
+        vsnprintf(text->text, sizeof(text->text), format, arguments);
+    va_end(arguments);
+    return error;
+}
+
+/* Where the last line begins, which is the checksum of all before it. */
+static enum sluice_error check_sum(const char *data, size_t length, size_t *body, struct sluice_error_text *text)
+{
+    static const char key[] = "checksum = crc32:";
+    enum { LAST = sizeof(key) - 1 + 8 + 1 };
+    const char *last = length > LAST ? data + length - LAST : NULL;
+    if (!last || last[-1] != '\n' || last[LAST - 1] != '\n' || memcmp(last, key, sizeof(key) - 1) != 0)
+        return fail(text, SLUICE_ERROR_CORRUPT, "the last line is no checksum: the file was cut off");
+    char wanted[9];
+    *body = length - LAST;
+    snprintf(wanted, sizeof(wanted), "%08" PRIx32, sluice_crc32(data, *body));
+    if (memcmp(wanted, last + sizeof(key) - 1, 8) != 0)
+        return fail(text, SLUICE_ERROR_CORRUPT, "the checksum is not the file's, which is %s", wanted);
+    return SLUICE_OK;
+}
+
+static bool is_name_byte(char c)
+{
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_' ||
+           c == '.';
+}
+
+/* One line without its end: NODE NUMBER. */
+static bool read_line(const char *line, size_t length, struct sluice_withdrawn_gpu *gpu)
+{
+    size_t name = 0, digits;
+    while (name < length && is_name_byte(line[name]))
+        name++;
+    if (!name || name > SLUICE_WITHDRAWN_MAX_NAME || name >= length || line[name] != ' ')
+        return false;
+    memcpy(gpu->node, line, name);
+    gpu->node[name] = '\0';
+    gpu->gpu = 0;
+    line += name + 1;
+    length -= name + 1;
+    for (digits = 0; digits < length && digits < 3 && line[digits] >= '0' && line[digits] <= '9'; digits++)
+        gpu->gpu = gpu->gpu * 10 + (uint32_t)(line[digits] - '0');
+    return digits && digits == length && gpu->gpu <= SLUICE_WITHDRAWN_MAX_GPU && (digits == 1 || line[0] != '0');
+}
+
+static int compare(const void *a, const void *b)
+{
+    const struct sluice_withdrawn_gpu *one = a, *other = b;
+    int names = strcmp(one->node, other->node);
+    return names ? names : (one->gpu > other->gpu) - (one->gpu < other->gpu);
+}
+
+/* All lines but the first and the last. */
+static enum sluice_error read_gpus(struct own_list *list, const char *data, size_t length,
+                                   struct sluice_error_text *text)
+{
+    uint32_t number = 1;
+    for (size_t at = 0; at < length;) {
+        const char *line = data + at, *end = memchr(line, '\n', length - at);
+        size_t bytes = end ? (size_t)(end - line) : length - at;
+        number++;
+        at += bytes + 1;
+        if (list->shown.count == SLUICE_WITHDRAWN_MAX)
+            return fail(text, SLUICE_ERROR_CAPACITY, "more than %d GPUs", SLUICE_WITHDRAWN_MAX);
+        if (!read_line(line, bytes, &list->gpus[list->shown.count]))
+            return fail(text, SLUICE_ERROR_INVALID, "line %" PRIu32 ": not a node's name and a GPU's number", number);
+        list->shown.count++;
+    }
+    qsort(list->gpus, list->shown.count, sizeof(*list->gpus), compare);
+    for (uint32_t i = 1; i < list->shown.count; i++)
+        if (!compare(&list->gpus[i - 1], &list->gpus[i]))
+            return fail(text, SLUICE_ERROR_INVALID, "GPU %" PRIu32 " of node %s is named twice", list->gpus[i].gpu,
+                        list->gpus[i].node);
+    return SLUICE_OK;
+}
+
+struct own_list *sluice_withdrawn_new(size_t lines)
+{
+    struct own_list *list = calloc(1, sizeof(*list));
+    if (list)
+        list->gpus = calloc(lines + 1, sizeof(*list->gpus));
+    if (!list || !list->gpus) {
+        free(list);
+        return NULL;
+    }
+    list->shown.gpus = list->gpus;
+    atomic_init(&list->users, 1);
+    return list;
+}
+
+enum sluice_error sluice_withdrawn_parse(const char *data, size_t length, struct sluice_withdrawn **list,
+                                         struct sluice_error_text *text)
+{
+    static const char head[] = "sluice-withdrawn 1\n", kind[] = "sluice-withdrawn ";
+    size_t body = 0, lines = 0;
+    *list = NULL;
+    if (length > SLUICE_WITHDRAWN_MAX_BYTES)
+        return fail(text, SLUICE_ERROR_CAPACITY, "larger than %d bytes", SLUICE_WITHDRAWN_MAX_BYTES);
+    enum sluice_error error = check_sum(data, length, &body, text);
+    if (error)
+        return error;
+    if (body < sizeof(kind) - 1 || memcmp(data, kind, sizeof(kind) - 1) != 0)
+        return fail(text, SLUICE_ERROR_INVALID, "line 1: not a list of GPUs that are out of service");
+    if (body < sizeof(head) - 1 || memcmp(data, head, sizeof(head) - 1) != 0)
+        return fail(text, SLUICE_ERROR_VERSION, "line 1: a format that these plugins do not read");
+    for (size_t i = 0; i < body; i++)
+        lines += data[i] == '\n';
+    if (lines > SLUICE_WITHDRAWN_MAX)
+        lines = SLUICE_WITHDRAWN_MAX;
+    struct own_list *made = sluice_withdrawn_new(lines);
+    if (!made)
+        return fail(text, SLUICE_ERROR_NO_MEMORY, "no memory");
+    error = read_gpus(made, data + sizeof(head) - 1, body - (sizeof(head) - 1), text);
+    if (error) {
+        sluice_withdrawn_free(&made->shown);
+        return error;
+    }
+    *list = &made->shown;
+    return SLUICE_OK;
+}
+
+void sluice_withdrawn_free(struct sluice_withdrawn *list)
+{
+    struct own_list *own = (struct own_list *)list;
+    if (own && atomic_fetch_sub(&own->users, 1) == 1) {
+        free(own->gpus);
+        free(own);
+    }
+}

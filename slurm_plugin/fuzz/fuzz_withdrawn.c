@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Lists of GPUs out of service, of any content: as they come, and with the right checksum put under them. */
+#include "controller/withdrawn.h"
+
+#include "policy/policy.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void require(bool holds)
+{
+    if (!holds)
+        abort();
+}
+
+static void try(const char *data, size_t length)
+{
+    struct sluice_withdrawn *list = NULL;
+    struct sluice_error_text text;
+    memset(text.text, 'x', sizeof(text.text));
+    enum sluice_error error = sluice_withdrawn_parse(data, length, &list, &text);
+    require((error == SLUICE_OK) == (list != NULL));
+    if (error)
+        require(memchr(text.text, '\0', sizeof(text.text)) != NULL);
+    for (uint32_t i = 0; list && i < list->count; i++) {
+        require(list->gpus[i].gpu <= SLUICE_WITHDRAWN_MAX_GPU && list->gpus[i].node[0]);
+        require(!i || strcmp(list->gpus[i - 1].node, list->gpus[i].node) < 0 ||
+                (!strcmp(list->gpus[i - 1].node, list->gpus[i].node) && list->gpus[i - 1].gpu < list->gpus[i].gpu));
+    }
+    sluice_withdrawn_free(list);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    static const char head[] = "sluice-withdrawn 1\n";
+    try((const char *)data, size);
+    char *whole = malloc(sizeof(head) + size + 64);
+    require(whole != NULL);
+    size_t length = sizeof(head) - 1;
+    memcpy(whole, head, length);
+    memcpy(whole + length, data, size);
+    length += size;
+    whole[length++] = '\n';
+    length += (size_t)sprintf(whole + length, "checksum = crc32:%08" PRIx32 "\n", sluice_crc32(whole, length));
+    try(whole, length);
+    free(whole);
+    return 0;
+}

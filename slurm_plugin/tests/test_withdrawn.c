@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "controller/withdrawn.h"
+
+#include "policy/policy.h"
+
+#include "check.h"
+
+/* Parse `body` with its checksum below. */
+static enum sluice_error parse(const char *body, struct sluice_withdrawn **list, struct sluice_error_text *text)
+{
+    size_t length = strlen(body);
+    char *whole = malloc(length + 64);
+    CHECK(whole != NULL);
+    memcpy(whole, body, length);
+    length += (size_t)sprintf(whole + length, "checksum = crc32:%08" PRIx32 "\n", sluice_crc32(body, length));
+    enum sluice_error error = sluice_withdrawn_parse(whole, length, list, text);
+    free(whole);
+    return error;
+}
+
+static void test_good(void)
+{
+    struct sluice_withdrawn *list;
+    struct sluice_error_text text;
+    CHECK_INT(parse("sluice-withdrawn 1\n", &list, &text), SLUICE_OK);
+    CHECK_INT(list->count, 0);
+    sluice_withdrawn_free(list);
+    CHECK_INT(parse("sluice-withdrawn 1\nnode-2 10\nnode-2 9\nnode-1.a_b 255\n", &list, &text), SLUICE_OK);
+    CHECK_INT(list->count, 3);
+    CHECK_STR(list->gpus[0].node, "node-1.a_b");
+    CHECK_INT(list->gpus[0].gpu, 255);
+    CHECK_INT(list->gpus[1].gpu, 9); /* sorted */
+    CHECK_INT(list->gpus[2].gpu, 10);
+    sluice_withdrawn_free(list);
+    sluice_withdrawn_free(NULL);
+}
+
+static void test_bad(void)
+{
+    static const struct {
+        const char *body;
+        enum sluice_error error;
+        const char *said;
+    } cases[] = {
+        {"", SLUICE_ERROR_CORRUPT, "checksum"},
+        {"sluice-policy 1.0\n", SLUICE_ERROR_INVALID, "line 1"},
+        {"sluice-withdrawn 2\n", SLUICE_ERROR_VERSION, "line 1"},
+        {"sluice-withdrawn 1\nn1\n", SLUICE_ERROR_INVALID, "line 2"},
+        {"sluice-withdrawn 1\nn1 \n", SLUICE_ERROR_INVALID, "line 2"},
+        {"sluice-withdrawn 1\n 1\n", SLUICE_ERROR_INVALID, "line 2"},
+        {"sluice-withdrawn 1\nn1 1\n\n", SLUICE_ERROR_INVALID, "line 3"},
+        {"sluice-withdrawn 1\nn1 256\n", SLUICE_ERROR_INVALID, "line 2"},
+        {"sluice-withdrawn 1\nn1 01\n", SLUICE_ERROR_INVALID, "line 2"},
+        {"sluice-withdrawn 1\nn1 -1\n", SLUICE_ERROR_INVALID, "line 2"},
+        {"sluice-withdrawn 1\nn1 1 2\n", SLUICE_ERROR_INVALID, "line 2"},
+        {"sluice-withdrawn 1\nn;1 1\n", SLUICE_ERROR_INVALID, "line 2"},
+        {"sluice-withdrawn 1\nn1 1\nn2 1\nn1 1\n", SLUICE_ERROR_INVALID, "GPU 1 of node n1 is named twice"},
+        {"sluice-withdrawn 1\naaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa 1\n",
+         SLUICE_ERROR_INVALID, "line 2"},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+        struct sluice_withdrawn *list;
+        struct sluice_error_text text = {.text = ""};
+        CHECK_INT(parse(cases[i].body, &list, &text), cases[i].error);
+        CHECK(list == NULL);
+        CHECK(strstr(text.text, cases[i].said) != NULL);
+    }
+}
+
+static void test_damaged(void)
+{
+    static const char good[] = "sluice-withdrawn 1\nn1 1\n";
+    char whole[128];
+    int length = snprintf(whole, sizeof(whole), "%schecksum = crc32:%08" PRIx32 "\n", good,
+                          sluice_crc32(good, sizeof(good) - 1));
+    struct sluice_withdrawn *list;
+    struct sluice_error_text text;
+    CHECK_INT(sluice_withdrawn_parse(whole, (size_t)length, &list, &text), SLUICE_OK);
+    sluice_withdrawn_free(list);
+    for (int cut = 0; cut < length; cut++) {
+        CHECK_INT(sluice_withdrawn_parse(whole, (size_t)cut, &list, &text), SLUICE_ERROR_CORRUPT);
+        CHECK(list == NULL);
+    }
+    for (int at = 0; at < length; at++) {
+        whole[at] ^= 1;
+        CHECK(sluice_withdrawn_parse(whole, (size_t)length, &list, &text) != SLUICE_OK);
+        CHECK(list == NULL);
+        whole[at] ^= 1;
+    }
+}
+
+int main(void)
+{
+    test_good();
+    test_bad();
+    test_damaged();
+    return 0;
+}
