@@ -68,6 +68,18 @@ typedef struct {
   ze_bool_t canControl, isEnergyThresholdSupported; int32_t defaultLimit, minLimit, maxLimit;
 } zes_power_properties_t;
 typedef struct { ze_bool_t enabled; int32_t power, interval; } zes_power_sustained_limit_t;
+typedef struct { uint64_t energy, timestamp; } zes_power_energy_counter_t;
+typedef struct {
+  uint32_t stype; void *pNext; uint32_t type; ze_bool_t onSubdevice; uint32_t subdeviceId;
+  ze_bool_t canControl, isThrottleEventSupported; double min, max;
+} zes_freq_properties_t;
+typedef struct {
+  uint32_t stype; const void *pNext;
+  double currentVoltage, request, tdp, efficient, actual; uint32_t throttleReasons;
+} zes_freq_state_t;
+typedef struct {
+  uint64_t timestamp, replayCounter, packetCounter, rxCounter, txCounter; int32_t gen, width; int64_t maxBandwidth;
+} zes_pci_stats_t;
 typedef struct { uint32_t fabricId, attachId; uint8_t portNumber; } zes_fabric_port_id_t;
 typedef struct { int64_t bitRate; int32_t width; } zes_fabric_port_speed_t;
 typedef struct {
@@ -78,6 +90,10 @@ typedef struct {
   uint32_t stype; const void *pNext; uint32_t status, qualityIssues, failureReasons;
   zes_fabric_port_id_t remotePortId; zes_fabric_port_speed_t rxSpeed, txSpeed;
 } zes_fabric_port_state_t;
+typedef struct {
+  uint32_t stype; void *pNext; uint64_t linkFailureCount, fwCommErrorCount, fwErrorCount, linkDegradeCount;
+} zes_fabric_port_error_counters_t;
+typedef struct { uint64_t timestamp, rxCounter, txCounter; } zes_fabric_port_throughput_t;
 typedef struct {
   uint32_t stype; void *pNext; uint32_t type; ze_bool_t onSubdevice; uint32_t subdeviceId;
 } zes_ras_properties_t;
@@ -116,9 +132,17 @@ uint32_t zesDeviceEnumPowerDomains(zes_device_handle_t device, uint32_t *count, 
 uint32_t zesPowerGetProperties(zes_component_handle_t power, zes_power_properties_t *properties);
 uint32_t zesPowerGetLimits(
   zes_component_handle_t power, zes_power_sustained_limit_t *sustained, void *burst, void *peak);
+uint32_t zesPowerGetEnergyCounter(zes_component_handle_t power, zes_power_energy_counter_t *energy);
+uint32_t zesDeviceEnumFrequencyDomains(zes_device_handle_t device, uint32_t *count, zes_component_handle_t *handles);
+uint32_t zesFrequencyGetProperties(zes_component_handle_t frequency, zes_freq_properties_t *properties);
+uint32_t zesFrequencyGetState(zes_component_handle_t frequency, zes_freq_state_t *state);
+uint32_t zesDevicePciGetStats(zes_device_handle_t device, zes_pci_stats_t *stats);
 uint32_t zesDeviceEnumFabricPorts(zes_device_handle_t device, uint32_t *count, zes_component_handle_t *handles);
 uint32_t zesFabricPortGetProperties(zes_component_handle_t port, zes_fabric_port_properties_t *properties);
 uint32_t zesFabricPortGetState(zes_component_handle_t port, zes_fabric_port_state_t *state);
+uint32_t zesFabricPortGetFabricErrorCounters(
+  zes_component_handle_t port, zes_fabric_port_error_counters_t *errors);
+uint32_t zesFabricPortGetThroughput(zes_component_handle_t port, zes_fabric_port_throughput_t *throughput);
 uint32_t zesDeviceEnumRasErrorSets(zes_device_handle_t device, uint32_t *count, zes_component_handle_t *handles);
 uint32_t zesRasGetProperties(zes_component_handle_t ras, zes_ras_properties_t *properties);
 uint32_t zesRasGetState(zes_component_handle_t ras, ze_bool_t clear, zes_ras_state_t *state);
@@ -135,6 +159,7 @@ _STRUCTURE_TYPES = {
     "zes_engine_properties_t": 0x5,
     "zes_fabric_port_properties_t": 0x6,
     "zes_firmware_properties_t": 0x8,
+    "zes_freq_properties_t": 0x9,
     "zes_mem_properties_t": 0xB,
     "zes_power_properties_t": 0xD,
     "zes_ras_properties_t": 0xF,
@@ -142,9 +167,11 @@ _STRUCTURE_TYPES = {
     "zes_device_state_t": 0x15,
     "zes_process_state_t": 0x16,
     "zes_fabric_port_state_t": 0x19,
+    "zes_freq_state_t": 0x1B,
     "zes_mem_state_t": 0x1E,
     "zes_ras_state_t": 0x22,
     "zes_device_ecc_properties_t": 0x26,
+    "zes_fabric_port_error_counters_t": 0x2A,
 }
 
 DEVICE_LOST = 0x70000001

@@ -1,4 +1,4 @@
-"""A process that holds one vendor's library open and answers how much memory each process has of each device.
+"""A process that holds one vendor's library open: what each process has of each device, and all that is measured.
 
 ``python -m prolog_epilog.sampling VENDOR`` reads requests from standard input, one JSON object a line, and answers each
 in a line: it is the agent's child, so that a driver that hangs or a library that crashes takes nothing else along.
@@ -11,8 +11,12 @@ import os
 import selectors
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import asdict
 from typing import Any, Protocol
+
+from prolog_epilog.readings import Activity, Reading
 
 Usage = list[tuple[str, int, int]]
 """UUID of the device, number of the process, bytes that it has there."""
@@ -29,6 +33,19 @@ class Library(Protocol):
     def used(self) -> dict[str, int]:
         """Bytes in use on each device, whoever has them."""
 
+    def reader(self) -> Reader:
+        """What reads all else, over the same handles."""
+
+
+class Reader(Protocol):
+    """One of the `read_*` modules."""
+
+    def activity(self, wanted: Iterable[str]) -> tuple[dict[str, Activity], dict[str, dict[int, int]]]:
+        """Of the named devices, what grew; by device the busy time of each process in ns, where it is told."""
+
+    def readings(self) -> list[Reading]:
+        """Of every physical GPU."""
+
 
 class Nvidia:
     """NVML."""
@@ -41,9 +58,10 @@ class Nvidia:
         pynvml.nvmlInit()
         self.handles: list[tuple[str, Any]] = []
         for index in range(pynvml.nvmlDeviceGetCount()):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            instances = self._instances(handle)
-            self.handles += instances or [(pynvml.nvmlDeviceGetUUID(handle), handle)]
+            with suppress(pynvml.NVMLError_GpuIsLost):  # the others are still there
+                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                instances = self._instances(handle)
+                self.handles += instances or [(pynvml.nvmlDeviceGetUUID(handle), handle)]
 
     def _instances(self, handle: Any) -> list[tuple[str, Any]]:
         found = []
@@ -60,6 +78,12 @@ class Nvidia:
             except self.api.NVMLError:
                 continue
         return found
+
+    def reader(self) -> Reader:
+        """See `Library`."""
+        from prolog_epilog.read_nvidia import NvidiaReader
+
+        return NvidiaReader(self.api)
 
     def usage(self) -> Usage:
         """See `Library`. A process that both computes and draws is listed twice by the driver, and counts once."""
@@ -86,7 +110,11 @@ class Nvidia:
 
     def used(self) -> dict[str, int]:
         """See `Library`."""
-        return {uuid: int(self.api.nvmlDeviceGetMemoryInfo(handle).used) for uuid, handle in self.handles}
+        found = {}
+        for uuid, handle in self.handles:
+            with suppress(self.api.NVMLError_GpuIsLost):
+                found[uuid] = int(self.api.nvmlDeviceGetMemoryInfo(handle).used)
+        return found
 
 
 class Amd:
@@ -100,6 +128,12 @@ class Amd:
         self.handles = [
             (amdsmi.amdsmi_get_gpu_device_uuid(handle), handle) for handle in amdsmi.amdsmi_get_processor_handles()
         ]
+
+    def reader(self) -> Reader:
+        """See `Library`."""
+        from prolog_epilog.read_amd import AmdReader
+
+        return AmdReader(self.api, self.handles)
 
     def usage(self) -> Usage:
         """See `Library`."""
@@ -122,6 +156,12 @@ class Intel:
         from gres_probe.vendors.intel import open_devices
 
         self.sysman, self.devices = open_devices()
+
+    def reader(self) -> Reader:
+        """See `Library`."""
+        from prolog_epilog.read_intel import IntelReader
+
+        return IntelReader(self.sysman, self.devices)
 
     def usage(self) -> Usage:
         """See `Library`."""
@@ -164,23 +204,50 @@ def measure_context(library: Library, vendor: str, uuid: str, place: str) -> dic
             program.kill()
 
 
+class Sampler:
+    """One vendor's library and its reader, opened when first asked for."""
+
+    def __init__(self, vendor: str) -> None:
+        self.vendor = vendor
+        self.library = LIBRARIES[vendor]()
+        self._reader: Reader | None = None
+
+    @property
+    def reader(self) -> Reader:
+        """What reads more than memory."""
+        self._reader = self._reader or self.library.reader()
+        return self._reader
+
+    def sample(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Memory by process; of the devices that are named, what grew; with ``used``, all that the library tells."""
+        answer: dict[str, Any] = {"usage": self.library.usage()}
+        wanted = request.get("devices")
+        if wanted:
+            activity, processes = self.reader.activity(wanted)
+            answer["devices"] = {uuid: asdict(one) for uuid, one in activity.items()}
+            answer["busy"] = processes
+        if request.get("used"):
+            answer["used"] = self.library.used()
+        if request.get("full"):
+            answer["full"] = {reading.uuid: reading.to_dict() for reading in self.reader.readings()}
+        return answer
+
+
 def main() -> None:
     """Answer requests until the agent closes the pipe."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # libraries print
     vendor = sys.argv[1]
-    library: Library | None = None
+    sampler: Sampler | None = None
     for line in sys.stdin:
         request = json.loads(line)
         answer: dict[str, Any] = {}
         try:
-            library = library or LIBRARIES[vendor]()
+            sampler = sampler or Sampler(vendor)
             if request["do"] == "context":
-                answer["ok"] = measure_context(library, vendor, request["uuid"], request["place"])
+                answer["ok"] = measure_context(sampler.library, vendor, request["uuid"], request["place"])
             else:
-                answer["ok"] = {"usage": library.usage()}
-                if request.get("used"):
-                    answer["ok"]["used"] = library.used()
+                answer["ok"] = sampler.sample(request)
         except Exception as error:  # whatever a vendor's wrapper throws is the answer
             answer["error"] = f"{type(error).__name__}: {error}"
         print(json.dumps(answer), file=answers, flush=True)

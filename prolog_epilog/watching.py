@@ -31,6 +31,7 @@ class Watch:
     problem: SluiceError | None = None
     since: float = 0.0
     wanted: threading.Event = field(default_factory=threading.Event)
+    full: bool = False  # the next sample shall have all that the library tells; whoever sets it sets `wanted` as well
 
 
 Reader = Callable[[Watch, dict[str, Any]], None]
@@ -76,7 +77,7 @@ class Watcher:
         used = True  # a prolog or epilog wants to know, or nobody is kept waiting
         while not self._state.stopping.is_set():
             try:
-                answer = watch.worker.ask(do="sample", used=used)
+                answer = watch.worker.ask(do="sample", used=used, **self._also(watch))
             except SluiceError as error:
                 self._failed(watch, error)
             else:
@@ -93,6 +94,14 @@ class Watcher:
             if asked:
                 watch.wanted.clear()
             used = asked or not busy
+
+    def _also(self, watch: Watch) -> dict[str, Any]:
+        """What is measured beside memory: the activity of devices that jobs have, all else when it was asked for."""
+        full, watch.full = watch.full, False
+        vendor = watch.worker.vendor
+        records = list(self._state.records.values())
+        held = {grant.uuid for one in records for grant in one.grants if grant.vendor == vendor}
+        return {"full": full, "devices": sorted(held)}
 
     def _failed(self, watch: Watch, error: SluiceError) -> None:
         with self._state.sampled:

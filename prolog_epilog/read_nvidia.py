@@ -1,0 +1,332 @@
+"""Readings of NVIDIA GPUs through NVML. What the functions mean: NVIDIA's NVML API reference."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from prolog_epilog.readings import Activity, Link, Reading
+
+# Bits of nvmlDeviceGetCurrentClocksEventReasons.
+_REASONS = {
+    0x4: "power",  # software power cap
+    0x8: "hardware",
+    0x20: "thermal",  # software
+    0x40: "thermal",  # hardware
+    0x80: "brake",
+    0x1: "idle",
+    0x2: "settings",  # application clocks
+    0x10: "settings",  # sync boost
+    0x100: "settings",  # display clocks
+}
+_KIB = 1024
+_ALL_LINKS = 0xFFFFFFFF
+_GRAPHICS_UTIL = 1  # NVML_GPM_METRIC_GRAPHICS_UTIL
+_FIELDS = {
+    "temperature_memory_c": 82,  # NVML_FI_DEV_MEMORY_TEMP
+    "pcie_replays": 94,  # NVML_FI_DEV_PCIE_REPLAY_COUNTER
+}
+# NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY, _RECOVERY, _CRC, NVML_FI_DEV_NVLINK_GET_STATE, _THROUGHPUT_DATA_TX and _RX
+_LINK_FIELDS = (("replays", 161), ("recoveries", 162), ("crc", 163), ("up", 165), ("tx_bytes", 138), ("rx_bytes", 139))
+_LINK_COUNT = 91  # NVML_FI_DEV_NVLINK_LINK_COUNT
+
+
+@dataclass
+class _Gpu:
+    uuid: str
+    handle: Any
+    parts: list[tuple[str, Any, int]]  # MIG: UUID, handle, number of the GPU instance
+    links: int | None = None
+    fixed: dict[str, Any] = field(default_factory=dict)  # what never changes while the driver is loaded
+    busy_ns: float = 0.0
+    at: float | None = None
+    seen_us: int = 0  # time of the last process sample
+    seen_at: float | None = None
+    by_process: bool = True
+    processes: dict[int, float] = field(default_factory=dict)
+    gpm: dict[str, Any] = field(default_factory=dict)  # MIG UUID -> last GPM sample
+    part_busy: dict[str, float] = field(default_factory=dict)
+    gpm_works: bool | None = None
+
+
+class NvidiaReader:
+    """Reads all GPUs of the node. `api` is pynvml, initialised."""
+
+    def __init__(self, api: Any) -> None:
+        self.api = api
+        self.gpus: list[_Gpu] = []
+        for index in range(api.nvmlDeviceGetCount()):
+            with suppress(api.NVMLError_GpuIsLost):  # lost before anything was known of it
+                handle = api.nvmlDeviceGetHandleByIndex(index)
+                self.gpus.append(_Gpu(api.nvmlDeviceGetUUID(handle), handle, self._parts(handle)))
+        self._events = self._watch_events()
+
+    def _parts(self, handle: Any) -> list[tuple[str, Any, int]]:
+        found: list[tuple[str, Any, int]] = []
+        with suppress(self.api.NVMLError):
+            if self.api.nvmlDeviceGetMigMode(handle)[0] != self.api.NVML_DEVICE_MIG_ENABLE:
+                return []
+            for index in range(self.api.nvmlDeviceGetMaxMigDeviceCount(handle)):
+                with suppress(self.api.NVMLError):
+                    part = self.api.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
+                    number = self.api.nvmlDeviceGetGpuInstanceId(part)
+                    found.append((self.api.nvmlDeviceGetUUID(part), part, int(number)))
+        return found
+
+    def _watch_events(self) -> Any:
+        try:
+            events = self.api.nvmlEventSetCreate()
+            for gpu in self.gpus:
+                with suppress(self.api.NVMLError):
+                    self.api.nvmlDeviceRegisterEvents(gpu.handle, self.api.nvmlEventTypeXidCriticalError, events)
+        except self.api.NVMLError:
+            return None
+        return events
+
+    # ---- at every sample ----
+
+    def activity(self, wanted: Iterable[str]) -> tuple[dict[str, Activity], dict[str, dict[int, int]]]:
+        """Of the named devices and instances, and by device the busy time of each process in ns.
+
+        A device whose driver tells nothing of single processes is not in the second.
+        """
+        wanted = set(wanted)
+        found: dict[str, Activity] = {}
+        processes: dict[str, dict[int, int]] = {}
+        for gpu in self.gpus:
+            parts = [part for part in gpu.parts if part[0] in wanted]
+            if gpu.uuid not in wanted and not parts:
+                continue
+            energy = self._get(self.api.nvmlDeviceGetTotalEnergyConsumption, gpu.handle)
+            throttle = self._throttle(gpu)
+            if gpu.uuid in wanted:
+                found[gpu.uuid] = Activity(self._busy(gpu), energy, throttle)
+                by_process = self._processes(gpu)
+                if by_process is not None:
+                    processes[gpu.uuid] = by_process
+            for uuid, _, number in parts:
+                found[uuid] = Activity(self._part_busy(gpu, uuid, number), energy, throttle)
+        return found, processes
+
+    def _busy(self, gpu: _Gpu) -> int | None:
+        rates = self._get(self.api.nvmlDeviceGetUtilizationRates, gpu.handle)
+        if rates is None:
+            return None
+        now = time.monotonic()
+        if gpu.at is not None:
+            gpu.busy_ns += (now - gpu.at) * 1e7 * rates.gpu
+        gpu.at = now
+        return int(gpu.busy_ns)
+
+    def _processes(self, gpu: _Gpu) -> dict[int, int] | None:
+        """Busy time by process: the average of the driver's samples since the last time, for the time since then."""
+        if not gpu.by_process:
+            return None
+        now, clock = time.monotonic(), int(time.time() * 1e6)
+        since = min(gpu.seen_us, clock)  # the clock may have been set back
+        shares: dict[int, list[int]] = {}
+        newest = clock
+        try:
+            listed = [
+                one for one in self.api.nvmlDeviceGetProcessUtilization(gpu.handle, since)
+                if one.pid and one.timeStamp > since and one.smUtil <= 100
+            ]  # fmt: skip
+            for sample in listed:
+                shares.setdefault(sample.pid, []).append(sample.smUtil)
+            newest = max((sample.timeStamp for sample in listed), default=clock)
+        except self.api.NVMLError_NotFound:
+            pass  # no process since then
+        except self.api.NVMLError_GpuIsLost:
+            raise
+        except self.api.NVMLError:
+            gpu.by_process = False
+            return None
+        gpu.seen_us = newest
+        if gpu.seen_at is not None:
+            for pid, found in shares.items():
+                gpu.processes[pid] = gpu.processes.get(pid, 0.0) + (now - gpu.seen_at) * 1e7 * sum(found) / len(found)
+        gpu.seen_at = now
+        if len(gpu.processes) > 4096:  # of processes that ended long ago
+            gpu.processes = {pid: busy for pid, busy in gpu.processes.items() if pid in shares}
+        return {pid: int(busy) for pid, busy in gpu.processes.items()}
+
+    def _part_busy(self, gpu: _Gpu, uuid: str, number: int) -> int | None:
+        """Busy time of a MIG instance, by two samples of GPM; None before Hopper, which has none."""
+        api = self.api
+        if gpu.gpm_works is None:
+            support = self._get(api.nvmlGpmQueryDeviceSupport, gpu.handle)
+            gpu.gpm_works = support is not None and bool(support.isSupportedDevice)
+        if not gpu.gpm_works:
+            return None
+        try:
+            sample = api.nvmlGpmMigSampleGet(gpu.handle, number, api.nvmlGpmSampleAlloc())
+            now, last = time.monotonic(), gpu.gpm.get(uuid)
+            if last is None:
+                gpu.gpm[uuid] = (now, sample)
+                gpu.part_busy[uuid] = 0.0
+                return 0
+            get = api.c_nvmlGpmMetricsGet_t()
+            get.version, get.numMetrics = api.NVML_GPM_METRICS_GET_VERSION, 1
+            get.sample1, get.sample2 = last[1], sample
+            get.metrics[0].metricId = _GRAPHICS_UTIL
+            api.nvmlGpmMetricsGet(get)
+            if get.metrics[0].nvmlReturn == 0:
+                gpu.part_busy[uuid] += (now - last[0]) * 1e7 * get.metrics[0].value
+            api.nvmlGpmSampleFree(last[1])
+            gpu.gpm[uuid] = (now, sample)
+        except api.NVMLError:
+            return None
+        return int(gpu.part_busy[uuid])
+
+    def _throttle(self, gpu: _Gpu) -> list[str] | None:
+        bits = self._get(self.api.nvmlDeviceGetCurrentClocksThrottleReasons, gpu.handle)
+        if bits is None:
+            return None
+        return list(dict.fromkeys(word for bit, word in _REASONS.items() if bits & bit))
+
+    # ---- everything ----
+
+    def readings(self) -> list[Reading]:
+        """All GPUs; one that does not answer has a `problem`."""
+        found = []
+        for gpu in self.gpus:
+            reading = Reading(gpu.uuid)
+            try:
+                self._read(gpu, reading)
+            except self.api.NVMLError as error:
+                reading.problem = str(error)
+                reading.lost = isinstance(error, self.api.NVMLError_GpuIsLost)
+            found.append(reading)
+        self._read_events({reading.uuid: reading for reading in found})
+        return found
+
+    def _read(self, gpu: _Gpu, reading: Reading) -> None:
+        api, handle, get = self.api, gpu.handle, self._get
+        memory = api.nvmlDeviceGetMemoryInfo(handle)  # every GPU has this: what it raises is the GPU's fault
+        reading.memory_total_bytes, reading.memory_used_bytes = int(memory.total), int(memory.used)
+        rates = get(api.nvmlDeviceGetUtilizationRates, handle)
+        if rates is not None:
+            reading.utilisation_percent, reading.memory_bandwidth_percent = rates.gpu, rates.memory
+        reading.encoder_percent = _first(get(api.nvmlDeviceGetEncoderUtilization, handle))
+        reading.decoder_percent = _first(get(api.nvmlDeviceGetDecoderUtilization, handle))
+        reading.power_mw = get(api.nvmlDeviceGetPowerUsage, handle)
+        reading.power_limit_mw = get(api.nvmlDeviceGetEnforcedPowerLimit, handle)
+        reading.energy_mj = get(api.nvmlDeviceGetTotalEnergyConsumption, handle)
+        reading.temperature_c = get(api.nvmlDeviceGetTemperature, handle, api.NVML_TEMPERATURE_GPU)
+        reading.fan_percent = get(api.nvmlDeviceGetFanSpeed, handle)
+        reading.clock_graphics_mhz = get(api.nvmlDeviceGetClockInfo, handle, api.NVML_CLOCK_GRAPHICS)
+        reading.clock_memory_mhz = get(api.nvmlDeviceGetClockInfo, handle, api.NVML_CLOCK_MEM)
+        reading.clock_video_mhz = get(api.nvmlDeviceGetClockInfo, handle, api.NVML_CLOCK_VIDEO)
+        reading.throttle = self._throttle(gpu)
+        reading.performance_state = get(api.nvmlDeviceGetPerformanceState, handle)
+        reading.persistence = _truth(get(api.nvmlDeviceGetPersistenceMode, handle))
+        self._read_errors(gpu, reading)
+        reading.pcie_generation = get(api.nvmlDeviceGetCurrPcieLinkGeneration, handle)
+        reading.pcie_width = get(api.nvmlDeviceGetCurrPcieLinkWidth, handle)
+        reading.links = self._links(gpu)
+        if not gpu.fixed:
+            gpu.fixed = self._fixed(handle)
+        for name, value in gpu.fixed.items():
+            setattr(reading, name, value)
+
+    def _fixed(self, handle: Any) -> dict[str, Any]:
+        api, get = self.api, self._get
+        thresholds = (api.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN, api.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN)
+        slowdown, shutdown = (get(api.nvmlDeviceGetTemperatureThreshold, handle, one) for one in thresholds)
+        return {
+            "temperature_slowdown_c": slowdown,
+            "temperature_shutdown_c": shutdown,
+            "clock_graphics_max_mhz": get(api.nvmlDeviceGetMaxClockInfo, handle, api.NVML_CLOCK_GRAPHICS),
+            "clock_memory_max_mhz": get(api.nvmlDeviceGetMaxClockInfo, handle, api.NVML_CLOCK_MEM),
+            "pcie_generation_max": get(api.nvmlDeviceGetMaxPcieLinkGeneration, handle),
+            "pcie_width_max": get(api.nvmlDeviceGetMaxPcieLinkWidth, handle),
+            "vbios": get(api.nvmlDeviceGetVbiosVersion, handle),
+        }
+
+    def _read_errors(self, gpu: _Gpu, reading: Reading) -> None:
+        api, handle, get = self.api, gpu.handle, self._get
+        mode = get(api.nvmlDeviceGetEccMode, handle)
+        reading.ecc_enabled = None if mode is None else bool(mode[0])
+        if reading.ecc_enabled:
+            for name, kind, counter in (
+                ("ecc_corrected", api.NVML_MEMORY_ERROR_TYPE_CORRECTED, api.NVML_VOLATILE_ECC),
+                ("ecc_uncorrected", api.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, api.NVML_VOLATILE_ECC),
+                ("ecc_corrected_life", api.NVML_MEMORY_ERROR_TYPE_CORRECTED, api.NVML_AGGREGATE_ECC),
+                ("ecc_uncorrected_life", api.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, api.NVML_AGGREGATE_ECC),
+            ):
+                setattr(reading, name, get(api.nvmlDeviceGetTotalEccErrors, handle, kind, counter))
+        rows = get(api.nvmlDeviceGetRemappedRows, handle)
+        if rows is not None:
+            reading.rows_correctable, reading.rows_uncorrectable = int(rows[0]), int(rows[1])
+            reading.rows_pending, reading.rows_failed = bool(rows[2]), bool(rows[3])
+        else:
+            causes = (api.NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS,
+                      api.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR)  # fmt: skip
+            pages = [get(api.nvmlDeviceGetRetiredPages, handle, cause) for cause in causes]
+            if None not in pages:
+                reading.pages_retired = sum(len(listed) for listed in pages)
+                reading.pages_pending = _truth(get(api.nvmlDeviceGetRetiredPagesPendingStatus, handle))
+        for name, value in zip(
+            _FIELDS, self._values(handle, [(number, 0) for number in _FIELDS.values()]), strict=True
+        ):
+            setattr(reading, name, value)
+
+    def _links(self, gpu: _Gpu) -> list[Link]:
+        if gpu.links is None:
+            gpu.links = self._values(gpu.handle, [(_LINK_COUNT, 0)])[0] or 0
+        if not gpu.links:
+            return []
+        numbers = range(min(gpu.links, 64))
+        values = iter(self._values(gpu.handle, [(one, link) for link in numbers for _, one in _LINK_FIELDS]))
+        found = []
+        for number in numbers:
+            told = {name: next(values) for name, _ in _LINK_FIELDS}
+            for name in ("tx_bytes", "rx_bytes"):
+                told[name] = None if told[name] is None else told[name] * _KIB
+            told["up"] = _truth(told["up"])
+            found.append(Link(number, **told))
+        return found
+
+    def _values(self, handle: Any, wanted: list[tuple[int, int]]) -> list[Any]:
+        """Field values by number and scope, in one call; None for what is not told."""
+        try:
+            answers = self.api.nvmlDeviceGetFieldValues(handle, wanted)
+        except self.api.NVMLError:
+            return [None] * len(wanted)
+        members = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
+        return [
+            getattr(one.value, members.get(one.valueType, "ullVal")) if one.nvmlReturn == 0 else None for one in answers
+        ]
+
+    def _read_events(self, readings: dict[str, Reading]) -> None:
+        """XIDs since the last time."""
+        for _ in range(256 if self._events is not None else 0):
+            try:
+                event = self.api.nvmlEventSetWait_v2(self._events, 0)
+                uuid = self.api.nvmlDeviceGetUUID(event.device)
+            except self.api.NVMLError_Timeout:
+                return
+            except self.api.NVMLError:
+                continue  # of a GPU that is gone: the next one
+            if uuid in readings:
+                readings[uuid].xids.append((time.time(), int(event.eventData)))
+
+    def _get(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """A function's answer, None for what this GPU or driver does not tell. Raises for a lost GPU."""
+        try:
+            return function(*arguments)
+        except self.api.NVMLError_GpuIsLost:
+            raise
+        except self.api.NVMLError:
+            return None
+
+
+def _first(pair: Any) -> Any:
+    return None if pair is None else pair[0]
+
+
+def _truth(value: Any) -> bool | None:
+    return None if value is None else bool(value)

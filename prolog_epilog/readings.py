@@ -1,0 +1,105 @@
+"""What the vendors' libraries tell of a GPU, in one form: the process of `prolog_epilog.sampling` fills it in.
+
+None is what the vendor, the model or the driver does not tell; never 0 instead. Names carry their units.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+THROTTLING = frozenset({"power", "thermal", "hardware", "brake"})
+"""Words of `Reading.throttle` for a GPU that is slower than it is told to be; the others are settings, or idleness.
+
+power: the power limit; thermal: heat; brake: the power supply; hardware: another slowdown of its own, e.g. PROCHOT.
+"""
+
+
+@dataclass
+class Reading:
+    """A physical GPU. Counters count since the driver was loaded unless their name says otherwise."""
+
+    uuid: str
+    problem: str | None = None  # the library's words when it does not answer for this GPU
+    lost: bool = False  # it fell off the bus, or hangs until it is reset
+    utilisation_percent: float | None = None
+    memory_bandwidth_percent: float | None = None
+    encoder_percent: float | None = None
+    decoder_percent: float | None = None
+    memory_total_bytes: int | None = None
+    memory_used_bytes: int | None = None
+    power_mw: int | None = None
+    power_limit_mw: int | None = None
+    energy_mj: int | None = None  # a counter
+    temperature_c: float | None = None
+    temperature_memory_c: float | None = None
+    temperature_slowdown_c: float | None = None
+    temperature_shutdown_c: float | None = None
+    fan_percent: float | None = None
+    clock_graphics_mhz: int | None = None
+    clock_graphics_max_mhz: int | None = None
+    clock_memory_mhz: int | None = None
+    clock_memory_max_mhz: int | None = None
+    clock_video_mhz: int | None = None
+    throttle: list[str] | None = None
+    performance_state: int | None = None
+    persistence: bool | None = None
+    vbios: str | None = None
+    ecc_enabled: bool | None = None
+    ecc_corrected: int | None = None
+    ecc_uncorrected: int | None = None
+    ecc_corrected_life: int | None = None
+    ecc_uncorrected_life: int | None = None
+    ras_uncorrected: int | None = None  # outside of memory
+    rows_correctable: int | None = None  # remapped
+    rows_uncorrectable: int | None = None
+    rows_pending: bool | None = None
+    rows_failed: bool | None = None
+    pages_retired: int | None = None
+    pages_pending: bool | None = None
+    pcie_generation: int | None = None
+    pcie_generation_max: int | None = None
+    pcie_width: int | None = None
+    pcie_width_max: int | None = None
+    pcie_replays: int | None = None
+    pcie_tx_bytes_per_s: int | None = None
+    pcie_rx_bytes_per_s: int | None = None
+    links: list[Link] = field(default_factory=list)
+    xids: list[tuple[float, int]] = field(default_factory=list)  # new since the last reading: when read, which
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, without what is not told."""
+        return {key: value for key, value in asdict(self).items() if value is not None and value != []}
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> Reading:
+        """What `to_dict` gave; fields that this version does not know are left out."""
+        known = {name: fields[name] for name in cls.__dataclass_fields__ if name in fields}
+        known["links"] = [Link(**link) for link in fields.get("links", [])]
+        known["xids"] = [(float(when), int(xid)) for when, xid in fields.get("xids", [])]
+        return cls(**known)
+
+
+@dataclass
+class Link:
+    """One NVLink, xGMI or Xe Link of a GPU. Counters, since the driver was loaded."""
+
+    number: int
+    up: bool | None = None
+    replays: int | None = None
+    recoveries: int | None = None
+    crc: int | None = None
+    tx_bytes: int | None = None
+    rx_bytes: int | None = None
+
+
+@dataclass
+class Activity:
+    """What grew on a device or MIG instance since its library was opened, read at every sample of a job's devices.
+
+    `busy_ns`: time at work; `energy_mj`: of the whole GPU; `throttle` as in `Reading`, now.
+    """
+
+    busy_ns: int | None = None
+    energy_mj: int | None = None
+    throttle: list[str] | None = None
