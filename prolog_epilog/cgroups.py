@@ -31,6 +31,15 @@ def place_of(pid: int, proc: Path = Path("/proc")) -> Place | None:
         return None
 
 
+def uid_of(pid: int, proc: Path = Path("/proc")) -> int | None:
+    """The real user of a process, whatever setuid program it runs; None for one that has ended."""
+    try:
+        match = re.search(r"^Uid:\s+(\d+)", (proc / str(pid) / "status").read_text(errors="replace"), re.MULTILINE)
+    except OSError:
+        return None
+    return int(match[1]) if match else None
+
+
 def parse_place(text: str) -> Place | None:
     """The same of the text of ``/proc/PID/cgroup``: the first hierarchy of `_HIERARCHIES` that names a job."""
     paths: dict[str, str] = {}

@@ -14,7 +14,7 @@ from typing import Any
 from prolog_epilog import cgroups, notice
 from prolog_epilog.log import log
 from prolog_epilog.state import MIB, State
-from prolog_epilog.watchdog import Act, judge
+from prolog_epilog.watchdog import OUTSIDE, Act, judge
 from prolog_epilog.worker import Worker
 from sluice_base.errors import SluiceError
 from sluice_base.sizes import format_mib
@@ -124,7 +124,7 @@ class Watcher:
                 self.note_foreign(watch, used)
             watch.samples += 1
             peaks = {job: [grant.peak for grant in record.grants] for job, record in records.items()}
-            acts = list(judge(listed, records, cgroups.place_of)) if listed and records else []
+            acts = list(judge(listed, records, cgroups.place_of, cgroups.uid_of)) if listed and records else []
             for job, record in records.items():
                 if [grant.peak for grant in record.grants] != peaks[job]:
                     with suppress(OSError):  # a full /run must not stop the watchdog
@@ -152,7 +152,7 @@ class Watcher:
         told = notice.tell(act.pids, text + (f"; step {act.step} is ended" if ending else ""))
         killed = 0
         if ending:
-            for pid in cgroups.processes_of(act.job, act.step):
+            for pid in act.pids if act.step == OUTSIDE else cgroups.processes_of(act.job, act.step):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
                     killed += 1

@@ -18,7 +18,7 @@ from policy.compiled import CompiledPolicy, Tenant
 from prolog_epilog import notice
 from prolog_epilog.agent import Agent
 from prolog_epilog.caps import Caps
-from prolog_epilog.cgroups import Place, parse_place, processes_of
+from prolog_epilog.cgroups import Place, parse_place, processes_of, uid_of
 from prolog_epilog.devices import NodeDevice, devices_of, select
 from prolog_epilog.duties import Duties
 from prolog_epilog.hints import hints
@@ -27,7 +27,7 @@ from prolog_epilog.record import MOST_EVENTS, Grant, JobRecord, Store
 from prolog_epilog.regions import check_library
 from prolog_epilog.server import Peer
 from prolog_epilog.state import RefusalError, Settings
-from prolog_epilog.watchdog import judge
+from prolog_epilog.watchdog import OUTSIDE, judge
 from prolog_epilog.watching import Watch
 from prolog_epilog.worker import Worker
 from sluice_base.errors import SluiceError
@@ -60,8 +60,8 @@ def record(job: int = 7, **changes: object) -> JobRecord:
     return JobRecord(job, **{**fields, **changes})  # type: ignore[arg-type]
 
 
-def granted(limit: int | None, uuid: str = "GPU-0", job: int = 7) -> JobRecord:
-    return record(job, grants=[Grant(0, uuid, "nvidia", "H100", 80 * GIB, limit, limit)])
+def granted(limit: int | None, uuid: str = "GPU-0", job: int = 7, uid: int = 1000) -> JobRecord:
+    return record(job, uid=uid, grants=[Grant(0, uuid, "nvidia", "H100", 80 * GIB, limit, limit)])
 
 
 # ---- cgroups ----
@@ -137,6 +137,26 @@ def test_a_gpu_that_was_not_granted_may_not_be_used_and_strangers_are_left_alone
     assert (
         list(judge([("GPU-0", 1, 90 * GIB), ("GPU-0", 2, 90 * GIB)], {7: granted(1)}, places({2: Place(9, "0")}))) == []
     )
+
+
+def test_what_a_jobs_user_runs_outside_of_it_counts_to_it() -> None:
+    """E.g. a program that came by ssh, past pam_slurm_adopt."""
+    here = places({1: Place(7, "0")})
+    usage = [("GPU-0", 1, 6 * GIB), ("GPU-0", 2, 7 * GIB), ("GPU-0", 3, 50 * GIB), ("GPU-0", 4, GIB)]
+    users = {2: 1000, 3: 1001, 4: 0}.get
+    [act] = judge(usage, {7: granted(10 * GIB)}, here, users)
+    assert (act.action, act.step, act.charged, act.pids) == ("end", OUTSIDE, 13 * GIB, (2,))
+    [act] = judge([("GPU-1", 2, 1)], {7: granted(10 * GIB)}, here, users)
+    assert (act.action, act.step, act.limit) == ("end", OUTSIDE, 0)
+    [act] = judge([("GPU-0", 2, 5 * GIB)], {6: granted(GIB, job=6), 7: granted(None)}, here, users)
+    assert act.job == 6
+    assert list(judge([("GPU-0", 4, 90 * GIB)], {7: granted(1, uid=0)}, here, users)) == []  # root's
+    own = subprocess.Popen(["sleep", "60"])
+    try:
+        assert uid_of(own.pid) == os.getuid() and uid_of(1 << 22) is None
+    finally:
+        own.kill()
+        own.wait()
 
 
 # ---- records ----
