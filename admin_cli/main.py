@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "gres": ("admin_cli.gres", "Write gres.conf and node lines from inventories."),
     "plugin": ("admin_cli.plugin", "Sluice's plugins in Slurm: build, install, watch, switch, take away."),
     "probe": ("admin_cli.probe", "The GPUs of this node."),
+    "report": ("admin_cli.report", "What was used, by whom, and how well."),
     "shadow": ("admin_cli.shadow", "What Sluice would have done otherwise (level shadow)."),
     "sim": ("admin_cli.sim", "Change the simulated GPUs of a cluster on this machine."),
     "simulate": ("admin_cli.simulate", "Replay a job history under other policies."),

@@ -19,7 +19,7 @@ from usage.report import rollup
 from usage.report.count import Counter, Span, gpu_type
 from usage.report.fleet import Fleet
 from usage.report.rollup import Rollup, midnight
-from usage.report.summaries import Uses
+from usage.report.summaries import JobUse, Uses
 from usage.report.tally import Key, Tally
 
 WINDOW_S = 86_400
@@ -140,6 +140,11 @@ class Source:
         if self.records is None:
             return Uses()
         return Uses(self.records.between(span.start, span.end + _RECORD_S))
+
+    def use_of(self, job: Allocation) -> JobUse | None:
+        """What one job used."""
+        found = None if self.records is None else Uses(self.records.of_job(job.id)).find(job.id, job.start)
+        return found or Uses().find(job.id, job.start, job.admin_comment)
 
     # ---- sums ----
 

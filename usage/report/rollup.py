@@ -112,7 +112,7 @@ class Rollup:
         write_atomic(self.folder / f"{day}.jsonl", "\n".join(lines) + "\n", mode=0o640, follow_links=False)
 
     def read(self, day: date) -> Iterator[tuple[date, Key, Tally]]:
-        """The cells of a day's file by day of use. Raises SluiceError for a file that is damaged or not of this cluster."""
+        """The cells of a day's file by day of use. Raises SluiceError for a file that cannot be used."""
         path = self.folder / f"{day}.jsonl"
         remedy = "remove it and run: sluice report roll-up"
         try:

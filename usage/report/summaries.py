@@ -5,16 +5,15 @@ The only reader of both. Whatever is missing is None or left out: a job that nob
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from prolog_epilog.record import JobRecord
+from usage.admin_comment import parse
 
 _MIB = 1 << 20
-_COMMENT = re.compile(r"sluice:(\{[^{}]{0,2000}\})")
 _NEAR_S = 120  # a node begins a job's record so long after Slurm's start at most
 
 
@@ -64,17 +63,22 @@ def of_records(records: Iterable[JobRecord]) -> JobUse:
     gpus: list[GpuUse] = []
     events: list[dict[str, Any]] = []
     started: list[float] = []
+    sums: dict[str, float] = {}
     for record in records:
         started.append(record.started)
-        usage = getattr(record, "usage", None)
-        measured = usage.get("gpus") if isinstance(usage, dict) else None
+        usage = record.usage if isinstance(record.usage, dict) else {}
+        for name in ("gs", "us", "is", "ej", "ts"):
+            value = _number(usage.get(name))
+            if value is not None:
+                sums[name] = sums.get(name, 0) + value
+        measured = usage.get("gpus")
         for grant in record.grants:
             found = measured.get(grant.uuid) if isinstance(measured, dict) else None
             gpus.append(_gpu(record.node, grant, found if isinstance(found, dict) else {}))
         for event in record.events:
             if event.action in ("refuse", "warn", "end", "stray"):
                 events.append({"node": record.node, "time": event.time, "action": event.action, **event.detail})
-    return _sum(gpus, events, min(started, default=None))
+    return _sum(gpus, events, min(started, default=None), sums)
 
 
 def _gpu(node: str, grant: Any, measured: Mapping[str, Any]) -> GpuUse:
@@ -107,16 +111,18 @@ def _gpu(node: str, grant: Any, measured: Mapping[str, Any]) -> GpuUse:
     )  # fmt: skip
 
 
-def _sum(gpus: list[GpuUse], events: list[dict[str, Any]], started: float | None) -> JobUse:
+def _sum(gpus: list[GpuUse], events: list[dict[str, Any]], started: float | None, sums: Mapping[str, float]) -> JobUse:
+    """`sums`: what the nodes added up themselves, which goes before our own sums of single GPUs."""
     timed = [gpu for gpu in gpus if gpu.seconds and "mean" in gpu.utilisation]
+    busy = sum((gpu.seconds or 0) * gpu.utilisation["mean"] / 100 for gpu in timed) if timed else None
     asked = [gpu.asked_mib if gpu.asked_mib is not None else gpu.total_mib for gpu in gpus]
     return JobUse(
         started=started,
-        device_s=sum(gpu.seconds or 0 for gpu in timed),
-        busy_s=sum((gpu.seconds or 0) * gpu.utilisation["mean"] / 100 for gpu in timed) if timed else None,
-        idle_s=_total(gpu.idle_s for gpu in gpus),
-        energy_j=_total(gpu.energy_j for gpu in gpus),
-        throttled_s=_total(gpu.throttled_s for gpu in gpus),
+        device_s=sums.get("gs", sum(gpu.seconds or 0 for gpu in timed)),
+        busy_s=sums.get("us", busy),
+        idle_s=sums.get("is", _total(gpu.idle_s for gpu in gpus)),
+        energy_j=sums.get("ej", _total(gpu.energy_j for gpu in gpus)),
+        throttled_s=sums.get("ts", _total(gpu.throttled_s for gpu in gpus)),
         asked_mib=max(asked, default=None),
         peak_mib=max((gpu.peak_mib for gpu in gpus), default=None),
         refused=sum(gpu.refused for gpu in gpus),
@@ -128,28 +134,26 @@ def _sum(gpus: list[GpuUse], events: list[dict[str, Any]], started: float | None
 
 def of_comment(text: str) -> JobUse | None:
     """The summary in a job's AdminComment, which its user can read as well; None where there is none."""
-    match = _COMMENT.search(text)
-    if match is None:
+    said = parse(text) if "sluice:" in text else None
+    if said is None or said.get("v") != "1":
         return None
-    try:
-        said = json.loads(match[1])
-    except ValueError:
-        return None
-    if not isinstance(said, dict) or said.get("v") != 1:
-        return None
-    asked, peak = _number(said.get("asked")), _number(said.get("peak"))
-    rung = said.get("rung")
+
+    def number(name: str) -> float | None:
+        word = said.get(name, "")
+        return float(word) if re.fullmatch(r"\d{1,18}(\.\d{1,9})?", word) else None
+
+    asked, peak = number("asked"), number("peak")
     return JobUse(
         started=None,
-        device_s=_number(said.get("gs")) or 0,
-        busy_s=_number(said.get("us")),
-        idle_s=_number(said.get("is")),
-        energy_j=_number(said.get("ej")),
-        throttled_s=_number(said.get("ts")),
+        device_s=number("gs") or 0,
+        busy_s=number("us"),
+        idle_s=number("is"),
+        energy_j=number("ej"),
+        throttled_s=number("ts"),
         asked_mib=None if asked is None else int(asked),
         peak_mib=None if peak is None else int(peak),
-        refused=int(_number(said.get("refused")) or 0),
-        rung=rung[:40] if isinstance(rung, str) else "",
+        refused=int(number("refused") or 0),
+        rung=said.get("rung", "")[:40],
     )
 
 

@@ -1,0 +1,294 @@
+"""`sluice report`: what was used, by whom, and how well."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from usage.report.build import Report
+    from usage.report.collect import Selection, Source
+    from usage.report.count import Span
+
+_HELP = {
+    "tenants": "Accounts: hours, waits, utilisation, waste, quota and budget. With what is below them, as sreport.",
+    "users": "Users: hours, waits, utilisation, waste.",
+    "gpus": "Types of GPU: how much of what there is was allocated and used; --each: every single GPU.",
+    "nodes": "Nodes: the same. A job of several nodes counts in even parts.",
+    "efficiency": "How well GPU time, GPU memory and time limits were used, the most wasteful first.",
+    "waste": "What was asked for and not used, the most first.",
+    "fairness": "Who got how much of the cluster beside what its shares entitle it to.",
+}
+
+
+def _options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def add(command: Any) -> Any:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+_PATH = click.Path(path_type=Path)
+_source_options = _options(
+    click.option("--records", type=_PATH, metavar="DIR",
+                 help="The jobs' records; default: the controllers' own, where this user may read them."),
+    click.option("--rolled", type=_PATH, metavar="DIR",
+                 help="Rolled-up days; default: the controllers' own, where this user may read them."),
+    click.option("--fresh", is_flag=True, help="Count everything anew, without rolled-up days."),
+    click.option("--slurm-conf", "conf", type=_PATH, metavar="PATH",
+                 help="slurm.conf or its folder; default: SLURM_CONF, else Slurm's own."),
+    click.option("--slurm-prefix", "prefix", type=_PATH, metavar="DIR", help="Where Slurm is installed."),
+)  # fmt: skip
+_select_options = _options(
+    click.option("-S", "--starttime", metavar="TIME", help="From then on. As sacct: 2026-11-01, 14:30, now-7days, ..."),
+    click.option("-E", "--endtime", metavar="TIME", help="Up to then; default: now."),
+    click.option("-A", "--accounts", metavar="NAMES", help="Only these accounts, comma-separated."),
+    click.option("-u", "--user", "users", metavar="NAMES", help="Only these users."),
+    click.option("-p", "--partition", "partitions", metavar="NAMES", help="Only these partitions."),
+    click.option("-s", "--state", "states", metavar="STATES",
+                 help="Only jobs that are in these states now, or ended in them: CD,F,TO or long names."),
+    click.option("--gpu-class", "classes", metavar="NAMES", help="Only GPUs of these classes or types."),
+)  # fmt: skip
+_output_options = _options(
+    click.option("-o", "--format", "fields", metavar="FIELDS",
+                 help="Fields, each with %WIDTH if wanted: User%-12,Jobs."),
+    click.option("-e", "--helpformat", is_flag=True, help="Name all fields."),
+    click.option("-n", "--noheader", is_flag=True, help="No header."),
+    click.option("-P", "--parsable2", is_flag=True, help="Plain values separated by '|'."),
+    click.option("--csv", "as_csv", is_flag=True, help="CSV for spreadsheets."),
+    click.option("--json", "as_json", is_flag=True, help="One JSON object with all fields."),
+    click.option("-t", "--time-unit", type=click.Choice(["seconds", "minutes", "hours", "days"]), default="hours",
+                 show_default=True, help="Unit of GPU time and the like."),
+    click.option("--units", type=click.Choice(["M", "G", "T"]), default=None, help="Unit of memory."),
+    click.option("--plot", "plot", type=_PATH, metavar="FILE", help="Draw it into FILE.svg or FILE.png instead."),
+)  # fmt: skip
+
+
+@click.group("report")
+def command() -> None:
+    """What was used, by whom, and how well: from Slurm's accounting and the jobs' records."""
+
+
+def _source(options: dict[str, Any]) -> Source:
+    """The source that the options name, and what this user may read."""
+    from sluice_base.errors import SluiceError, UsageError
+    from usage.job_records import FOLDER, JobRecords
+    from usage.report.collect import cluster_name, open_source
+    from usage.report.rollup import DEFAULT_FOLDER, Rollup
+
+    source = open_source(options.pop("conf"), options.pop("prefix"), note=_note)
+    records, rolled, fresh = options.pop("records"), options.pop("rolled"), options.pop("fresh")
+    for name, path in (("--records", records), ("--rolled", rolled)):
+        if path is not None and not path.is_dir():
+            raise UsageError(f"{name} {path}: no such folder")
+    if records is None:
+        try:
+            records = Path(source.client.config().get("StateSaveLocation", "")) / FOLDER
+        except SluiceError:
+            records = None
+    if records is not None and records.is_absolute() and os.access(records, os.R_OK | os.X_OK):
+        source.records = JobRecords(records)
+    folder = rolled or DEFAULT_FOLDER
+    if not fresh and os.access(folder, os.R_OK | os.X_OK):
+        source.rolled = Rollup(folder, cluster_name(source))
+    return source
+
+
+def _note(text: str) -> None:
+    from sluice_base.text import one_line
+
+    click.echo(f"sluice: {one_line(text)}", err=True)
+
+
+def _names(text: str | None) -> frozenset[str]:
+    return frozenset(word.strip() for word in text.split(",") if word.strip()) if text else frozenset()
+
+
+def _selection(source: Source, options: dict[str, Any]) -> Selection:
+    from usage.report.collect import Selection, parse_states
+
+    states, classes = options.pop("states"), options.pop("classes")
+    return Selection(
+        _names(options.pop("accounts")), _names(options.pop("users")), _names(options.pop("partitions")),
+        parse_states(states) if states else frozenset(),
+        source.fleet.types_of(_names(classes)) if classes else frozenset(),
+    )  # fmt: skip
+
+
+def _span(source: Source, options: dict[str, Any], default: int) -> Span:
+    from sluice_base.errors import UsageError
+    from slurm_client.time_words import parse_time
+    from usage.report.count import Span
+
+    start, end = options.pop("starttime"), options.pop("endtime")
+    span = Span(
+        parse_time(start, source.now) if start else default, parse_time(end, source.now) if end else int(source.now)
+    )
+    if span.end <= span.start:
+        raise UsageError("the report's time is empty: it ends before it begins", remedy="look at -S and -E")
+    return span
+
+
+@command.command("jobs")
+@click.option("-j", "--jobs", "ids", metavar="IDS", help="Only these jobs: 17,18_3.")
+@click.option("-a", "--allusers", is_flag=True, help="All users; default for root, as sacct.")
+@click.option("-X", "--allocations", is_flag=True, help="Jobs without their steps: the default.")
+@click.option("--steps", is_flag=True, help="Steps too.")
+@click.option("-T", "--truncate", is_flag=True, help="Count only the time within -S and -E.")
+@_select_options
+@_source_options
+@_output_options
+def jobs(ids: str | None, allusers: bool, allocations: bool, steps: bool, truncate: bool, **options: Any) -> None:
+    """Single jobs, running ones included."""
+    import getpass
+
+    from sluice_base.errors import UsageError
+    from usage.report.build import job_rows
+    from usage.report.collect import Selection
+
+    if allocations and steps:
+        raise UsageError("-X and --steps contradict each other", remedy="choose one")
+    if _help_format(options, jobs=True):
+        return
+    source = _source(options)
+    selection = _selection(source, options)
+    if os.geteuid() and not allusers and not selection.users and not selection.accounts and not ids:
+        selection = Selection(selection.accounts, frozenset({getpass.getuser()}), selection.partitions,
+                              selection.states, selection.gpu_types)  # fmt: skip
+    named = _job_ids(ids)
+    midnight = time.localtime(source.now)
+    default = int(time.mktime((*midnight[:3], 0, 0, 0, 0, 0, -1)))
+    span = _span(source, options, 0 if named else default)
+    rows = job_rows(source, span, selection, ids=named, steps=steps, truncate=truncate)
+    _print("jobs", span, rows, {}, options)
+
+
+def _job_ids(text: str | None) -> list[str]:
+    import re
+
+    from sluice_base.errors import UsageError
+
+    found = [word.strip() for word in text.split(",")] if text else []
+    for word in found:
+        if not re.fullmatch(r"\d{1,10}([_+]\d{1,10})?", word, re.ASCII):
+            raise UsageError(f"--jobs {word[:40]!r}: not a job's number", remedy="write 17, 17_3 or 17+1")
+    return found
+
+
+def _add_group(kind: str) -> None:
+    def run(by: str | None, each: bool = False, **options: Any) -> None:
+        from usage.report.build import build, each_gpu, parse_groups
+        from usage.report.tenants import month_start, read_tenants
+
+        if _help_format(options, jobs=False):
+            return
+        conf, prefix = options["conf"], options["prefix"]
+        source = _source(options)
+        selection = _selection(source, options)
+        span = _span(source, options, month_start(source.now))
+        names = parse_groups(by) if by else ()
+        if each:
+            report = each_gpu(source, span)
+        else:
+            report = build(source, kind, span, selection, by=names,
+                           tenants=lambda: read_tenants(conf, prefix, _note))  # fmt: skip
+        if options["fields"] is None and each:
+            options["fields"] = ("Node,GPU,GPUClass,Jobs,GPUHours,SharedGPUHours,Allocated,Utilisation,IdleGPUHours,"
+                                 "GPUEnergy,Refused")  # fmt: skip
+        elif options["fields"] is None and names:
+            options["fields"] = _regrouped(kind, names)
+        _print(kind, span, report.rows, report.extra, options)
+        _closing(report, options)
+
+    run.__doc__ = _HELP[kind]
+    decorated = _output_options(_source_options(_select_options(run)))
+    if kind == "gpus":
+        decorated = click.option("--each", is_flag=True, help="Every GPU, from the jobs' records.")(decorated)
+    decorated = click.option("--by", metavar="FIELDS",
+                             help="Lines for each account, user, partition, qos, state, gpu_type or node; several "
+                             "with commas.")(decorated)  # fmt: skip
+    command.command(kind)(decorated)
+
+
+for _kind in _HELP:
+    _add_group(_kind)
+
+
+def _regrouped(kind: str, names: Iterable[str]) -> str:
+    from usage.report.fields import DEFAULTS, FIELDS, GROUPED_BY
+
+    of_key = {one.key: one.name for one in FIELDS}
+    own = {of_key[name] for name in GROUPED_BY[kind]}
+    rest = [word for word in DEFAULTS[kind].split(",") if word not in own]
+    return ",".join([*(of_key[name] for name in names), *rest])
+
+
+def _help_format(options: dict[str, Any], *, jobs: bool) -> bool:
+    from admin_cli.report_output import help_format
+
+    if options.pop("helpformat"):
+        click.echo("\n".join(help_format(jobs=jobs)))
+        return True
+    return False
+
+
+def _print(kind: str, span: Span, rows: Iterable[Any], extra: dict[str, Any], options: dict[str, Any]) -> None:
+    from admin_cli import report_output as output
+    from sluice_base.errors import UsageError
+    from usage.report.fields import DEFAULTS
+
+    single = kind == "jobs"
+    if options["plot"] is not None:
+        from usage.report.plot import plot
+
+        plot(options["plot"], kind, span, list(rows))
+        return
+    if sum((options["as_json"], options["as_csv"], options["parsable2"])) > 1:
+        raise UsageError("--json, --csv and -P are three forms", remedy="choose one")
+    if options["as_json"]:
+        head = {"start": span.start, "end": span.end, "made": int(time.time()), **extra}
+        output.print_json(kind, head, rows, jobs=single)
+        return
+    columns = output.choose(options["fields"] or DEFAULTS[kind], jobs=single)
+    units = output.Units(options["time_unit"], options["units"] or "")
+    show = output.print_csv if options["as_csv"] else output.print_parsable if options["parsable2"] else None
+    (show or output.print_aligned)(columns, rows, units, header_line=not options["noheader"])
+
+
+def _closing(report: Report, options: dict[str, Any]) -> None:
+    """What people should know beside the table, on stderr."""
+    from admin_cli.report_output import moment
+
+    if options["as_json"] or options["as_csv"] or options["parsable2"] or options["noheader"]:
+        return
+    click.echo(f"{moment(report.span.start)} to {moment(report.span.end)}", err=True)
+    if report.extra.get("jain_index") is not None:
+        click.echo(f"Jain's index of fairness: {report.extra['jain_index']:.3f} (1: all got what they are entitled to)",
+                   err=True)  # fmt: skip
+
+
+@command.command("roll-up")
+@click.option("--days", type=click.IntRange(1, 4000), default=62, show_default=True, help="How far back.")
+@click.option("--rolled", type=_PATH, metavar="DIR", help="Where to; default: /var/lib/sluice/controllerd/report.")
+@click.option("--records", type=_PATH, metavar="DIR", help="The jobs' records; default: the controllers' own.")
+@click.option("--slurm-conf", "conf", type=_PATH, metavar="PATH", help="slurm.conf or its folder.")
+@click.option("--slurm-prefix", "prefix", type=_PATH, metavar="DIR", help="Where Slurm is installed.")
+def roll_up(days: int, rolled: Path | None, records: Path | None, conf: Path | None, prefix: Path | None) -> None:
+    """Count days that are over and keep them, so that reports of many jobs are fast. `sluice controllerd` does it too.
+
+    Needs to see all jobs: run it as root or SlurmUser.
+    """
+    from usage.report import collect, rollup
+    from usage.report.collect import cluster_name
+
+    source = _source({"conf": conf, "prefix": prefix, "records": records, "rolled": None, "fresh": True})
+    source.rolled = rollup.Rollup(rolled or rollup.DEFAULT_FOLDER, cluster_name(source))
+    for day, count in collect.roll_up(source, rollup.missing_days(source.rolled, days, source.now)):
+        click.echo(f"{day}  {count} jobs", err=True)
