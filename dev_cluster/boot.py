@@ -262,7 +262,10 @@ class Boot:
         if self.plugins is not None:
             env = self.plugins.environment
             self.cluster.run(self.plugins.links(), node=host)
-        self.start(f"slurmctld@{host}", host, [self.program("slurmctld"), "-D"], env=env)
+        argv = [self.program("slurmctld"), "-D"]
+        if self.plugins is not None:
+            argv = self.plugins.under_supervisor(argv)
+        self.start(f"slurmctld@{host}", host, argv, env=env)
         self.wait_for(f"slurmctld@{host}", (ADDRESSES[host], self.ports.slurmctld))
         if self.description.controllerd:
             self.start(f"controllerd@{host}", host, controllerd_command(host), env=self.daemon_port)

@@ -13,7 +13,7 @@ from dev_cluster.slurm_tree import SlurmTree
 from policy import compiled
 from sluice_base.errors import SluiceError, UsageError
 from sluice_base.files import write_atomic
-from slurm_plugin.builder import PluginBuild, build_plugins, read_build, write_manifest
+from slurm_plugin.builder import SUPERVISOR, PluginBuild, build_plugins, read_build, write_manifest
 from slurm_plugin.site import find_plugin_dir, plugin_parameters
 from slurm_plugin.sources import distribution_source
 
@@ -59,8 +59,9 @@ class ClusterPlugins:
                 sanitizer="address" if self.wanted.sanitize else "",
                 progress=self.progress,
             )
-        for file in (self.wanted.plugins or Path()).glob("*.so"):
-            shutil.copy2(file, folder)
+        for file in (self.wanted.plugins or Path()).iterdir():
+            if file.suffix == ".so" or file.name == SUPERVISOR:
+                shutil.copy2(file, folder)
         write_manifest(folder, self.version)
         return read_build(folder)
 
@@ -72,6 +73,12 @@ class ClusterPlugins:
     def links(self) -> list[str]:
         """The command that a controller runs before its slurmctld starts; other hosts find stock Slurm's plugins."""
         return ["ln", "-sf", *(f"{_FOLDER}/{name}" for name in sorted(self.build.files)), f"{PLUGIN_SEARCH}/"]
+
+    def under_supervisor(self, argv: list[str]) -> list[str]:
+        """slurmctld's command line, with the supervisor before it where that is wanted."""
+        if not self.wanted.supervise:
+            return argv
+        return [f"{_FOLDER}/{SUPERVISOR}", "--lease", f"{self.wanted.lease:g}", "--", *argv]
 
     @property
     def environment(self) -> dict[str, str] | None:

@@ -19,6 +19,8 @@ from sluice_base.slurm_version import SlurmVersion, format_slurm_version, parse_
 from slurm_plugin.sources import SlurmSource, default_cache, locked
 
 MANIFEST = "manifest.json"
+SUPERVISOR = "sluice-supervise"
+"""The program that slurmctld runs under; built and installed with the plugins."""
 SCHEMA_VERSION = 1
 SUPPORTED: tuple[tuple[int, int], ...] = ((22, 5), (24, 11))
 """Slurm's releases that the plugins were made for and tried on."""
@@ -36,7 +38,9 @@ class PluginBuild:
     sluice: str
     sanitizer: str
     files: dict[str, str] = field(default_factory=dict)
-    """Names and SHA-256."""
+    """What Slurm loads: names and SHA-256."""
+    programs: dict[str, str] = field(default_factory=dict)
+    """What is run: likewise."""
 
     def has(self, name: str) -> bool:
         """Whether a plugin, e.g. ``job_submit_sluice``, was built."""
@@ -45,7 +49,7 @@ class PluginBuild:
     @property
     def digest(self) -> str:
         """Twelve hex digits that differ between builds that differ."""
-        text = "\n".join(f"{name} {value}" for name, value in sorted(self.files.items()))
+        text = "\n".join(f"{name} {value}" for name, value in sorted((self.files | self.programs).items()))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -96,7 +100,7 @@ def build_plugins(
         made = work / "made"
         shutil.rmtree(made, ignore_errors=True)
         run_command(["cmake", "--install", work, "--prefix", made], timeout=120)
-        for file in made.glob("*.so"):
+        for file in (*made.glob("*.so"), made / SUPERVISOR):
             shutil.copyfile(file, output / file.name)
             (output / file.name).chmod(0o755)
     write_manifest(output, source.version, sanitizer)
@@ -169,12 +173,14 @@ def _compiler_words(error: CommandError) -> str:
 def write_manifest(folder: Path, slurm: SlurmVersion, sanitizer: str = "") -> None:
     """Write down what is in a folder of plugins."""
     files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.glob("*.so"))}
+    programs = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.glob(SUPERVISOR)}
     document = {
         "schema_version": SCHEMA_VERSION,
         "slurm_version": format_slurm_version(slurm),
         "sluice_version": sluice_version(),
         "sanitizer": sanitizer,
         "files": files,
+        "programs": programs,
     }
     (folder / MANIFEST).write_text(json.dumps(document, indent=1) + "\n")
 
@@ -185,10 +191,11 @@ def read_build(folder: Path) -> PluginBuild:
     try:
         document: Any = json.loads((folder / MANIFEST).read_text())
         files = {str(name): str(value) for name, value in document["files"].items()}
+        programs = {str(name): str(value) for name, value in document.get("programs", {}).items()}
         slurm = parse_slurm_version(document["slurm_version"])
         if document["schema_version"] != SCHEMA_VERSION:
             raise UsageError(f"{folder}: made by another version of Sluice", remedy=remedy)
-        return PluginBuild(folder, slurm, str(document["sluice_version"]), str(document["sanitizer"]), files)
+        return PluginBuild(folder, slurm, str(document["sluice_version"]), str(document["sanitizer"]), files, programs)
     except OSError as error:
         raise UsageError(f"{folder / MANIFEST}: {error.strerror}", remedy=remedy) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:

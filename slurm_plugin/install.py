@@ -164,9 +164,9 @@ def _place_build(build: PluginBuild, places: Places, on: str, off: str, slurmctl
     fresh = Path(tempfile.mkdtemp(prefix=".new-", dir=own))
     try:
         fresh.chmod(0o755)
-        for name in (*build.files, MANIFEST):
+        for name in (*build.files, *build.programs, MANIFEST):
             shutil.copyfile(build.folder / name, fresh / name)
-            (fresh / name).chmod(0o644)
+            (fresh / name).chmod(0o755 if name in build.programs else 0o644)
         if not spank_only:
             plugins = sorted(set(build.files) - SPANK)
             facts = {

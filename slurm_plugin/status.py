@@ -107,7 +107,7 @@ def check(places: Places, own: OwnOptions, *, slurm: SlurmVersion, slurmctld: Pa
 
 def _check_files(places: Places, build: PluginBuild) -> Iterator[Finding]:
     bad = 0
-    for name, digest in build.files.items():
+    for name, digest in (build.files | build.programs).items():
         path = build.folder / name
         try:
             same = hashlib.sha256(path.read_bytes()).hexdigest() == digest

@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * The gate of the fence. Making the first node record is the first thing that slurmctld asks of a plugin when it reads
+ * its configuration to lead, at its start and when a backup takes over, in every version; jobs, nodes and partitions
+ * are loaded after it.
+ */
+#include "hook.h"
+
+#include "controller/controller.h"
+#include "controller/fence.h"
+
+#include <dlfcn.h>
+
+extern select_nodeinfo_t *select_p_select_nodeinfo_alloc(void)
+{
+    static select_nodeinfo_t *(*stock)(void); /* all threads would write the same */
+    if (!stock) {
+        void *library = dlopen("select_cons_tres.so", RTLD_LAZY | RTLD_NOLOAD);
+        void *found = library ? dlsym(library, "select_p_select_nodeinfo_alloc") : NULL;
+        memcpy(&stock, &found, sizeof(stock));
+    }
+    if (sluice_in_slurmctld())
+        sluice_fence_lead();
+    return stock ? stock() : NULL;
+}
