@@ -292,3 +292,16 @@ def roll_up(days: int, rolled: Path | None, records: Path | None, conf: Path | N
     source.rolled = rollup.Rollup(rolled or rollup.DEFAULT_FOLDER, cluster_name(source))
     for day, count in collect.roll_up(source, rollup.missing_days(source.rolled, days, source.now)):
         click.echo(f"{day}  {count} jobs", err=True)
+
+
+@command.command("job")
+@click.argument("job")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.option("--decisions", type=_PATH, metavar="DIR",
+              help="Decision records; default: the controllers' own, else the explain service is asked.")  # fmt: skip
+@_source_options
+def job_(job: str, as_json: bool, decisions: Path | None, **options: Any) -> None:
+    """JOB (17, 17_3, 17+1) on one page: asked, granted, used, limits, why it waited, what to ask next time."""
+    from admin_cli.report_job import run
+
+    run(_source(options), job, as_json, decisions)

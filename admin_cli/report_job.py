@@ -1,0 +1,219 @@
+"""`sluice report job`: one job on one page."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from admin_cli.report_output import duration, moment
+from sluice_base.sizes import format_mib
+from sluice_base.text import one_line
+
+if TYPE_CHECKING:
+    from slurm_client.allocations import Allocation
+
+_BAR = 20
+_MOST_LINES = 64
+
+
+def run(source: Any, name: str, as_json: bool, decisions: Path | None) -> None:
+    """Print the page of a job."""
+    from usage.report.job_page import job_page
+
+    def explain(job: Allocation) -> dict[str, Any]:
+        return _explain(source, job, decisions)
+
+    document = job_page(source, name, explain)
+    if as_json:
+        click.echo(json.dumps(document, indent=2))
+        return
+    for line in render(document, fancy=(sys.stdout.encoding or "").lower().startswith("utf")):
+        click.echo(line)
+
+
+def _explain(source: Any, job: Allocation, decisions: Path | None) -> dict[str, Any]:
+    """From the records where this user may read them, else from the explain service."""
+    from sluice_base.errors import SluiceError
+    from slurm_plugin.explain_service import ask, records_folder, slurm_user
+    from slurm_plugin.explanation import explain_job, parse_job
+
+    name = parse_job(job.label.partition("+")[0])
+    config = source.client.config()
+    folder = decisions or records_folder(config)
+    if os.access(folder, os.R_OK | os.X_OK):
+        found = explain_job(folder, name, submit=job.submit, known_id=job.id)
+        if found is None:
+            raise SluiceError("nothing is recorded of it")
+        return found
+    hosts = [one.host for one in sorted(source.client.ping(), key=lambda one: not one.up)]
+    port = int(os.environ.get("SLUICE_EXPLAIN_PORT") or 6821)
+    return ask(hosts, port, name, trusted=(slurm_user(config), 0), timeout=10)
+
+
+# ---- for people ----
+
+
+def render(document: dict[str, Any], *, fancy: bool = True) -> list[str]:
+    """The page as lines, none of which can hold anything but text."""
+    clean = _clean(document)
+    parts = [_head(clean), _asked(clean), _used(clean, fancy), _limits(clean), _waited(clean), _advice(clean)]
+    lines: list[str] = []
+    for part in parts:
+        lines += ["", *part] if lines and part else part
+    return lines
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {one_line(str(key)): _clean(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_clean(inner) for inner in value]
+    return one_line(value, limit=2000) if isinstance(value, str) else value
+
+
+def bar(percent: float, fancy: bool = True, width: int = _BAR) -> str:
+    """``[######......]``."""
+    full = max(0, min(width, round(percent / 100 * width)))
+    return ("█" * full + "░" * (width - full)) if fancy else "[" + "#" * full + "." * (width - full) + "]"
+
+
+def _at(seconds: int | None) -> str:
+    return "-" if seconds is None else moment(seconds)
+
+
+def _head(page: dict[str, Any]) -> list[str]:
+    job = page["job"]
+    again = f", its run number {page['runs']}" if page["runs"] > 1 else ""
+    lines = [
+        f"Job {job['label']} \"{job['name'][:60]}\" of {job['user']} ({job['account']}), partition {job['partition']}, "
+        f"QOS {job['qos'] or '-'}{again}",
+        f"  {job['state']}, exit code {job['exit_code']}",
+        f"  submitted {_at(job['submit'])}   started {_at(job['start'])}   ended {_at(job['end'])}",
+    ]
+    wait = "still waits" if job["wait_s"] is None else f"waited {duration(job['wait_s'])}"
+    limit = page["asked"]["time_limit_s"]
+    text = "without a limit" if page["asked"]["time_unlimited"] else f"of {duration(limit)}" if limit else ""
+    return [*lines, f"  {wait}, ran {duration(job['elapsed_s'])} {text}".rstrip()]
+
+
+def _tres(values: dict[str, int]) -> str:
+    words = []
+    for name, count in values.items():
+        if name in ("billing", "energy"):
+            continue
+        shown = format_mib(count) if name in ("mem", "gres/shard") else str(count)
+        words.append(f"{'GPU memory' if name == 'gres/shard' else name} {shown}")
+    return ", ".join(words) or "-"
+
+
+def _asked(page: dict[str, Any]) -> list[str]:
+    granted = page["granted"]
+    return [
+        f"Asked    {_tres(page['asked']['tres'])}",
+        f"Granted  {_tres(granted['tres'])}" + (f" on {granted['nodes']}" if granted["nodes"] else ""),
+    ]
+
+
+def _used(page: dict[str, Any], fancy: bool) -> list[str]:
+    used, host = page["used"], page["host"]
+    lines = ["Used"]
+    if used is None:
+        lines.append("  GPUs: nothing was measured, or its records cannot be read here")
+    else:
+        for gpu in used["gpus"][:_MOST_LINES]:
+            lines += _gpu_lines(gpu, fancy)
+        if len(used["gpus"]) > _MOST_LINES:
+            lines.append(f"  ... and {len(used['gpus']) - _MOST_LINES} GPUs more: see --json")
+        if not used["gpus"] and used["gpu_memory_peak_mib"] is not None:
+            of = f" of {format_mib(used['gpu_memory_asked_mib'])}" if used["gpu_memory_asked_mib"] else ""
+            lines.append(f"  GPU memory   {format_mib(used['gpu_memory_peak_mib'])}{of} at most on one GPU")
+        if not used["gpus"] and used["utilisation_percent"] is not None:
+            lines.append(f"  GPUs         {bar(used['utilisation_percent'], fancy)} {used['utilisation_percent']:.0f}%")
+        lines += _sums(used)
+    if host["cpu_percent"] is not None:
+        lines.append(f"  CPUs         {bar(host['cpu_percent'], fancy)} {host['cpu_percent']:.0f}%")
+    if host["memory_peak_mib"] is not None:
+        lines.append(f"  host memory  {format_mib(host['memory_peak_mib'])} at most in one task")
+    return lines
+
+
+def _gpu_lines(gpu: dict[str, Any], fancy: bool) -> list[str]:
+    have = gpu["asked_mib"] if gpu["asked_mib"] is not None else gpu["total_mib"]
+    share = "" if gpu["asked_mib"] is None else f", {format_mib(gpu['asked_mib'])} of {format_mib(gpu['total_mib'])}"
+    lines = [f"  {gpu['node']} GPU {gpu['index']}  {gpu['model']}{share}, held by: {gpu['rung']}"]
+    mean = gpu["utilisation"].get("mean")
+    if mean is None:
+        lines.append("    compute    not measured")
+    else:
+        more = ", ".join(f"{name} {gpu['utilisation'][name]:.0f}%" for name in ("p50", "p95", "peak")
+                         if name in gpu["utilisation"])  # fmt: skip
+        lines.append(f"    compute    {bar(mean, fancy)} {mean:.0f}%" + (f"  ({more})" if more else ""))
+    filled = 100 * gpu["peak_mib"] / have if have else 0.0
+    lines.append(f"    memory     {bar(filled, fancy)} {filled:.0f}%  (peak {format_mib(gpu['peak_mib'])})")
+    return lines
+
+
+def _sums(used: dict[str, Any]) -> list[str]:
+    words = []
+    if used["gpu_energy_j"]:
+        words.append(f"energy {used['gpu_energy_j'] / 3_600_000:.3f} kWh")
+    if used["idle_gpu_s"]:
+        words.append(f"idle {duration(used['idle_gpu_s'])} of GPU time")
+    if used["throttled_s"]:
+        words.append(f"throttled {duration(used['throttled_s'])}")
+    return [f"  {', '.join(words)}"] if words else []
+
+
+_ACTIONS = {
+    "refuse": "an allocation was refused at the limit of GPU memory",
+    "warn": "warned: close to the limit of GPU memory",
+    "end": "ended: over the limit of GPU memory",
+    "stray": "a process outside of the job's limits was ended",
+}
+
+
+def _limits(page: dict[str, Any]) -> list[str]:
+    lines = []
+    refused = (page["used"] or {}).get("refused", 0)
+    for event in page["limits_hit"][:_MOST_LINES]:
+        at = moment(event["time"]) if isinstance(event.get("time"), int | float) else "-"
+        lines.append(f"  {at} {event.get('node', '')} {_ACTIONS.get(event.get('action', ''), event.get('action', ''))}")
+    if refused:
+        lines.append(f"  {refused} allocations beyond the limit were refused")
+    if page["job"]["state"] == "TIMEOUT":
+        lines.append("  ended at its time limit")
+    if page["job"]["state"] == "OUT_OF_MEMORY":
+        lines.append("  ended: out of host memory")
+    return ["Limits hit", *lines] if lines else ["Limits hit  none that is known"]
+
+
+def _waited(page: dict[str, Any]) -> list[str]:
+    from admin_cli.explain import render as render_explanation
+    from sluice_base.errors import SluiceError
+
+    waited = page["waited"]
+    lines = ["Why it waited"]
+    if waited["slurm_reason"]:
+        lines.append(f"  Slurm's last reason: {waited['slurm_reason']}")
+    if "explanation" in waited:
+        try:
+            lines += [f"  {line}".rstrip() for line in render_explanation(waited["explanation"])[1:] if line]
+        except SluiceError as error:
+            lines.append(f"  {error}")
+    else:
+        lines.append(f"  no decision record: {waited['not_explained']}")
+    return lines
+
+
+def _advice(page: dict[str, Any]) -> list[str]:
+    advice = page["advice"]
+    if advice is None:
+        return []
+    lines = ["Next time"]
+    lines += [f"  - {reason}" for reason in advice["because"]] or ["  ask for the same: nothing speaks against it"]
+    return [*lines, f"  {advice['sbatch']}"]
