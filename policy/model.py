@@ -15,6 +15,8 @@ from policy.grouping import Grouping
 from policy.health import Health
 from policy.names import Name, TenantName, UserName, Words
 from policy.units import Count, Date, Gpus, Hours, Mib, Percent, Ratio, Seconds
+from sluice_base.errors import UsageError
+from sluice_base.hostlist import expand
 
 SCHEMA_VERSION = 1
 _LATER: dict[str, Any] = {"enforced": False}
@@ -395,14 +397,38 @@ class Scheduling(Section):
 class Enforcement(Section):
     """How jobs are held to their GPU memory on the nodes."""
 
-    ladder: list[Literal["mig", "cgroup", "mps", "limiter", "watchdog"]] = [
-        "mig", "cgroup", "mps", "limiter", "watchdog",
-    ]  # fmt: skip
-    """The rungs that may be used, the strongest first."""
-    default_rung: Literal["mig", "cgroup", "mps", "limiter", "watchdog"] | None = None
-    """Weakest rung that is good enough; default: any."""
-    watchdog_interval: Annotated[Seconds, Field(ge=1, le=3600)] = 1
-    """Time between two samples. Example: `1s`."""
+    ladder: list[Literal["mig", "driver", "mps", "limiter", "watchdog"]] = ["mig", "limiter", "watchdog"]
+    """The rungs that may be used: of these each GPU of a job has the strongest that its node has. `driver` is
+    experimental; docs/enforcement.md. Example: `[mig, driver, limiter]`."""
+    default_rung: Literal["mig", "driver", "mps", "limiter", "watchdog"] | None = None
+    """Weakest rung that is good enough: where a node has none, jobs with limits are refused; default: any in the
+    ladder."""
+    cu_mask: bool = False
+    """Shares of AMD GPUs (`--gpu-share`) are given as masks of compute units, which programs could take off."""
+    scrub: bool = False
+    """A GPU's memory is cleared before another job gets it."""
+    scrub_timeout: Annotated[Seconds, Field(ge=1, le=3600)] = 60
+    """Time for that; a GPU that takes longer is reported as not clean. Example: `60s`."""
+    mig: dict[str, list[Annotated[str, Field(pattern=r"^[1-9]g\.\d{1,4}gb(\+[a-z.]{1,12})?$")]]] = {}
+    """MIG instances by nodes, or by nodes and GPUs (`gpu-[1-4]:0,1`): profiles in the order in which they are placed;
+    an empty list: MIG off. `sluice mig apply` lays them out. Example: `{gpu-1: [3g.40gb, 3g.40gb]}`."""
+
+    @field_validator("mig")
+    @classmethod
+    def _places(cls, layouts: dict[str, list[str]]) -> dict[str, list[str]]:
+        for key, profiles in layouts.items():
+            nodes, _, gpus = key.partition(":")
+            try:
+                named = expand(nodes)
+            except UsageError as error:
+                raise ValueError(error.what) from error
+            if not named:
+                raise ValueError(f"{key!r}: no nodes")
+            if gpus and not re.fullmatch(r"\d{1,3}(,\d{1,3})*", gpus):
+                raise ValueError(f"{key!r}: want NODES or NODES:GPUS, e.g. gpu-[1-4]:0,1")
+            if len(profiles) > 7:
+                raise ValueError(f"{key!r}: {len(profiles)} instances; a GPU has room for 7")
+        return layouts
 
 
 class Monitoring(Section):
@@ -444,7 +470,7 @@ class Checkpoint(Section):
     """Wait before the first new start; doubles with each. Example: `60s`."""
 
 
-LATER = ("enforcement", "monitoring", "alerts", "checkpoint")
+LATER = ("monitoring", "alerts", "checkpoint")
 """Sections that nothing acts on yet."""
 LaterSection = Literal["enforcement", "health", "monitoring", "alerts", "checkpoint"]
 """Names that may be accepted: files of versions in which nothing acted on them stay good."""
@@ -476,7 +502,7 @@ class Policy(Section):
     """Who goes first, and where."""
     grouping: Grouping | None = None
     """Classes of GPUs as node features; docs/gres.md."""
-    enforcement: Annotated[Enforcement | None, Field(json_schema_extra=_LATER)] = None
+    enforcement: Enforcement | None = None
     """How jobs are held to their GPU memory."""
     health: Health | None = None
     """When a GPU or a node is taken out of service, and when it returns; docs/health.md."""

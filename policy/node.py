@@ -14,18 +14,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from policy.health import NodeHealth, compile_health
 from policy.model import Policy
+from policy.node_limits import NodeLimits, compile_limits
 from sluice_base.errors import SluiceError
 
 FILE_NAME = "sluice.node.json"
 """Its name beside slurm.conf."""
 _MAX_BYTES = 4 << 20
 _REMEDY = "write it anew with: sluice apply"
-
-
-class NodeLimits(BaseModel):
-    """How jobs are held to their GPU memory."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
 
 class NodeMetrics(BaseModel):
@@ -51,7 +46,7 @@ class NodePolicy(BaseModel):
 
 def compile_node(policy: Policy) -> NodePolicy:
     """What nodes read of a policy."""
-    return NodePolicy(health=compile_health(policy.health))
+    return NodePolicy(limits=compile_limits(policy.enforcement), health=compile_health(policy.health))
 
 
 def parse(text: str | bytes, *, source: str) -> NodePolicy:

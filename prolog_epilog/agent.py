@@ -12,6 +12,8 @@ import signal
 import time
 
 from gres_probe.probe import probe_node
+from policy.node import FILE_NAME, NodePolicyFile
+from prolog_epilog.accounting import SAVE_SECONDS, Accounting
 from prolog_epilog.contexts import Contexts
 from prolog_epilog.courier import Courier
 from prolog_epilog.devices import devices_of
@@ -19,6 +21,15 @@ from prolog_epilog.duties import Duties
 from prolog_epilog.jobs import Jobs
 from prolog_epilog.log import log
 from prolog_epilog.regions import Regions
+from prolog_epilog.renewal import Renewal
+from prolog_epilog.rungs.base import Rung
+from prolog_epilog.rungs.driver import Driver
+from prolog_epilog.rungs.ladder import Ladder
+from prolog_epilog.rungs.limiter import Limiter
+from prolog_epilog.rungs.mps import Mps
+from prolog_epilog.rungs.partition import Partition
+from prolog_epilog.rungs.share import Shares
+from prolog_epilog.rungs.watchdog import Watchdog
 from prolog_epilog.server import Server
 from prolog_epilog.state import Settings, State
 from prolog_epilog.watching import Watcher
@@ -37,11 +48,31 @@ class Agent:
         self.watcher = Watcher(self.state)
         self.contexts = Contexts(self.state)
         self.regions = Regions(self.state, self.contexts)
-        self.jobs = Jobs(self.state, self.watcher, self.contexts, self.regions)
+        self.jobs = Jobs(self.state, self.watcher, self.contexts, self.regions, *self._limits())
         self.jobs.answer_to(self.server)
         self.watcher.on_sample.append(self.regions.reap)
+        self.duties.add("limits", 5.0, self.jobs.check_limits)
+        self.accounting = Accounting(self.state, settings.records.parent / "running")
+        self.watcher.on_sample.append(self.accounting.sample)
+        self.jobs.on_end.append(self.accounting.finish)
+        self.duties.add("accounting", SAVE_SECONDS, self.accounting.save)
         self.duties.add("records", 1.0, self.jobs.write_records)
         self.duties.add("courier", 1.0, Courier(self.state.outbox).run)
+
+    def _limits(self) -> tuple[Ladder, Renewal]:
+        """What holds jobs to their limits, and what makes their GPUs good for the next."""
+        policy = NodePolicyFile(self.state.settings.policy.with_name(FILE_NAME))
+        mps = Mps(self.state)
+        rungs: list[Rung] = [
+            Partition(self.state),
+            Driver(self.state, self.watcher),
+            mps,
+            Limiter(self.regions),
+            Watchdog(self.watcher),
+        ]
+        shares = Shares(self.state, self.watcher, mps)
+        ladder = Ladder(self.state, rungs, shares, lambda: policy.current().limits)
+        return ladder, Renewal(self.state, self.watcher, lambda: policy.current().limits)
 
     def start(self) -> None:
         """Find the GPUs, take over what an earlier agent left, measure driver contexts. Raises SluiceError, OSError."""
@@ -54,7 +85,11 @@ class Agent:
             log("problem", vendor=problem.vendor, what=problem.what, remedy=problem.remedy)
         self.state.devices = devices_of(inventory)
         self.watcher.find()
+        self.accounting.load()
         self.jobs.take_over()
+        cut_off = self.accounting.cut_off()
+        self.jobs.write_also(cut_off)
+        self.accounting.drop(cut_off)
         self.contexts.measure(self.watcher)
         self.watcher.start()
         self.duties.start()

@@ -1,7 +1,8 @@
 """Which job a process belongs to, and which processes a step has: from the cgroups that Slurm made.
 
 A cgroup's path holds ``job_12/step_0`` under proctrack/cgroup, in version 1 (``/slurm_NODE/uid_1000/job_12/step_0``)
-and in version 2 (``/system.slice/NODE_slurmstepd.scope/job_12/step_0/user/task_0``). Users cannot write there.
+and in version 2 (``/system.slice/NODE_slurmstepd.scope/job_12/step_0/user/task_0``); from Slurm 26.05 on the job's
+SLUID stands in place of its number, with or without ``job_``. Users cannot write there.
 """
 
 from __future__ import annotations
@@ -11,7 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-_JOB = re.compile(r"/job_(\d{1,10})(?:/step_([a-z0-9]{1,12}))?(?:/|$)")
+from sluice_base.errors import SluiceError
+
+_SLUID = r"s[0-9A-HJKMNP-TV-Z]{13}"
+_JOB = re.compile(rf"/(?:job_(\d{{1,10}})|(?:job_)?({_SLUID}))(?:/step_([a-z0-9]{{1,12}}))?(?=/|$)")
+_sluids: dict[str, int] = {}  # of the jobs that prologs told; a cgroup does not tell the number
 _HIERARCHIES = ("freezer", "devices", "memory", "cpuset", "cpuacct", "")  # proctrack's own first; "": version 2
 
 
@@ -51,7 +56,38 @@ def parse_place(text: str) -> Place | None:
     for controller in _HIERARCHIES:
         match = _JOB.search(paths.get(controller, ""))
         if match:
-            return Place(int(match[1]), match[2] or "")
+            job = int(match[1]) if match[1] else _sluids.get(match[2])
+            return None if job is None else Place(job, match[3] or "")
+    return None
+
+
+def name_job(sluid: str, job: int) -> None:
+    """From now on cgroups that bear the SLUID are the job's. Raises SluiceError for what is none."""
+    if not re.fullmatch(_SLUID, sluid):
+        raise SluiceError(f"SLURM_JOB_SLUID={sluid!r}: not a SLUID")
+    _sluids[sluid] = job
+
+
+def forget_job(job: int) -> None:
+    """The job has ended."""
+    for sluid in [sluid for sluid, of in _sluids.items() if of == job]:
+        del _sluids[sluid]
+
+
+def folder_of(job: int, proc: Path = Path("/proc"), root: Path = Path("/sys/fs/cgroup")) -> Path | None:
+    """The folder of a job's cgroup in version 2, all of its steps within; None where there is none."""
+    for pid in processes_of(job, None, proc):
+        try:
+            lines = (proc / str(pid) / "cgroup").read_text().splitlines()
+        except (OSError, UnicodeDecodeError):
+            continue
+        for line in lines:
+            match = _JOB.search(line[3:]) if line.startswith("0::/") else None
+            if match and parse_place(line) == Place(job, match[3] or ""):
+                end = match.end(1) if match[1] else match.end(2)
+                folder = root / line[4 : 3 + end]
+                if (folder / "cgroup.procs").exists():
+                    return folder
     return None
 
 

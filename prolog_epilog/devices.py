@@ -26,6 +26,7 @@ class NodeDevice:
     numa_node: int | None
     cores: str
     nics: tuple[str, ...]
+    partition: str = ""  # its profile, e.g. "1g.10gb"; empty: a whole GPU
 
     @property
     def kind(self) -> str:
@@ -38,10 +39,10 @@ def devices_of(inventory: Inventory) -> list[NodeDevice]:
     found = []
     for index, device in enumerate(node_devices(inventory)):
         gpu = inventory.gpus[device.gpu]
-        uuid, pci = gpu.uuid, gpu.pci_address
+        uuid, pci, profile = gpu.uuid, gpu.pci_address, ""
         if device.partition is not None:
             part = next(part for part in gpu.partitions if part.index == device.partition)
-            uuid, pci = part.uuid, ""
+            uuid, pci, profile = part.uuid, "", part.profile
         found.append(
             NodeDevice(
                 index,
@@ -56,6 +57,7 @@ def devices_of(inventory: Inventory) -> list[NodeDevice]:
                 gpu.numa_node,
                 gpu.cores,
                 tuple(gpu.nics),
+                profile,
             )
         )
     return found

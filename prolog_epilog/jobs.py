@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from prolog_epilog import cgroups
-from prolog_epilog.contexts import VENDORS, Contexts
+from prolog_epilog.contexts import Contexts
 from prolog_epilog.devices import NodeDevice, select
 from prolog_epilog.hints import hints
 from prolog_epilog.log import log
 from prolog_epilog.reclaim import Reclaim
 from prolog_epilog.record import Grant, JobRecord
 from prolog_epilog.regions import Regions
+from prolog_epilog.renewal import Renewal
+from prolog_epilog.rungs.ladder import Ladder
 from prolog_epilog.server import Peer, Server
 from prolog_epilog.state import MIB, RefusalError, State
 from prolog_epilog.watching import Watcher
@@ -25,12 +28,23 @@ _SETTLED_SECONDS = 30.0  # after its prolog a job has a process, that of its ext
 class Jobs:
     """The jobs with GPUs on this node."""
 
-    def __init__(self, state: State, watcher: Watcher, contexts: Contexts, regions: Regions) -> None:
+    def __init__(
+        self,
+        state: State,
+        watcher: Watcher,
+        contexts: Contexts,
+        regions: Regions,
+        ladder: Ladder,
+        renewal: Renewal,
+    ) -> None:
         self._state = state
         self._watcher = watcher
         self._contexts = contexts
         self._regions = regions
+        self._ladder = ladder
+        self._renewal = renewal
         self._reclaim = Reclaim(state, watcher)
+        self.on_end: list[Callable[[JobRecord], None]] = []  # called with a job's record before it is written, locked
         self._unwritten: list[JobRecord] = []  # of jobs that ended
 
     def answer_to(self, server: Server) -> None:
@@ -52,6 +66,8 @@ class Jobs:
         for record in records:
             self._state.records[record.job] = record
             self._regions.take_over(record.job)
+            if record.sluid:
+                cgroups.name_job(record.sluid, record.job)
         running = cgroups.jobs_here() if records else set()
         for record in records:
             if record.job not in running and record.started < time.time() - _SETTLED_SECONDS:
@@ -60,10 +76,25 @@ class Jobs:
             log("take-over", jobs=",".join(str(record.job) for record in records))
 
     def prolog(
-        self, *, peer: Peer, job: int, uid: int, user: str, account: str, partition: str, gpus: list[int]
+        self,
+        *,
+        peer: Peer,
+        job: int,
+        uid: int,
+        user: str,
+        account: str,
+        partition: str,
+        gpus: list[int],
+        share: int = 0,
+        sluid: str = "",
     ) -> dict[str, Any]:
-        """Register a job with its GPUs; the same job again, e.g. requeued, begins anew unless it runs already."""
+        """Register a job with its GPUs; the same job again, e.g. requeued, begins anew unless it runs already.
+
+        `share`: percent of its GPUs' compute time, 0: all. `sluid`: by which its cgroup is named, from Slurm 26.05 on.
+        """
         del peer
+        if sluid:
+            cgroups.name_job(sluid, job)
         chosen = select(self._state.devices, gpus)
         for device in chosen:
             watch = self._watcher.watches[device.vendor]
@@ -73,8 +104,8 @@ class Jobs:
             known = self._state.records.get(job)
             if known is not None and known.uid == uid and job in cgroups.jobs_here():
                 return {}
-            self._regions.remove(job)
-            record = JobRecord(job, uid, user, account, partition, self._state.node, time.time())
+            record = JobRecord(job, uid, user, account, partition, self._state.node, time.time(), sluid=sluid)
+            self._ladder.remove(record)
             for device in chosen:
                 cap = self._state.caps.of(account)
                 record.grants.append(
@@ -82,6 +113,9 @@ class Jobs:
                 )
                 if cap is not None:
                     record.note("cap", uuid=device.uuid, bytes=cap)
+            if share:
+                record.share_percent = share
+                self._ladder.choose_share(record)
             record.note("grant", uuids=[device.uuid for device in chosen])
             self._state.jobs.save(record)
             self._state.records[job] = record
@@ -118,7 +152,7 @@ class Jobs:
                 )
             for device in chosen:
                 self.limit_device(record, device, shards * MIB if shards else None, whole)
-            self._hold(record)
+            self._ladder.hold(record)
             self._state.jobs.save(record)
             region = self._regions.of(job)
             return {"region": None if region is None else str(region)}
@@ -159,17 +193,6 @@ class Jobs:
             if grant.uuid == device.uuid
         )
 
-    def _hold(self, record: JobRecord) -> None:
-        """The strongest rung that the node has: the preloaded limiter where the vendor has one, else the watchdog."""
-        limited = [grant for grant in record.grants if grant.limit is not None]
-        for grant in limited:
-            grant.rung = "watchdog"
-        if any(grant.vendor in VENDORS for grant in limited):
-            self._regions.make(record)
-        for grant in limited:
-            if grant.vendor in VENDORS:
-                grant.rung = "limiter"
-
     def device_files(self, *, peer: Peer) -> dict[str, Any]:
         """The files that tell which devices a process may open."""
         del peer
@@ -186,7 +209,8 @@ class Jobs:
         with self._state.lock:
             self._refuse_strange(record, place, open)
         given = [self._state.devices[grant.index] for grant in record.grants]
-        return {"export": hints([device for device in given if device.own_file in open])}
+        near = hints([device for device in given if device.own_file in open])
+        return {"export": near | self._ladder.exports(record)}
 
     def _refuse_strange(self, record: JobRecord, place: cgroups.Place | None, open: list[str]) -> None:
         """Refuse a task that can open a GPU which its job was not given."""
@@ -208,7 +232,9 @@ class Jobs:
             record = self._state.records.get(job)
         if record is None:  # taken back already, or its prolog never ran
             return {"unclean": []}
+        self._ladder.stop(record)
         unclean = self._reclaim.free(record)
+        unclean |= self._renewal.renew(record, unclean)
         self._take_back(record, unclean)
         return {"unclean": list(unclean.values())}
 
@@ -220,17 +246,35 @@ class Jobs:
             for grant in record.grants:
                 grant.clean = grant.uuid not in unclean
             record.note("return", uuids=[grant.uuid for grant in record.grants if grant.clean])
+            for function in self.on_end:
+                function(record)
             try:
                 self._state.jobs.save(record)  # that it ended
             except OSError as error:  # a full /run: an agent that starts now finds it as running, and ends it again
                 log("problem", job=record.job, what=f"{error.filename}: {error.strerror}")
-            self._regions.remove(record.job)
+            self._ladder.remove(record)
+            cgroups.forget_job(record.job)
             self._state.records.pop(record.job, None)
             self._unwritten.append(record)
             try:
                 self.write_records()
             except OSError as error:
                 log("problem", job=record.job, what=f"{error.filename}: {error.strerror}; written when there is room")
+
+    def check_limits(self) -> None:
+        """A duty: set again what has ended of itself, e.g. a daemon."""
+        with self._state.lock:
+            for record in self._state.records.values():
+                before = len(record.events)
+                self._ladder.check(record)
+                if len(record.events) != before:
+                    self._state.jobs.save(record)
+
+    def write_also(self, records: Iterable[JobRecord]) -> None:
+        """Write records of jobs that ended without an epilog, e.g. by a reboot. Raises OSError."""
+        with self._state.lock:
+            self._unwritten.extend(records)
+            self.write_records()
 
     def write_records(self) -> None:
         """A duty: what could not be written when its job ended, e.g. on a full file system. Raises OSError."""

@@ -62,6 +62,9 @@ class JobRecord:
     started: float
     ended: float | None = None
     share_percent: int | None = None
+    share_by: str = ""  # what gives the share: "mig", "mps", "cu-mask"
+    sluid: str = ""  # Slurm's other name of the job, by which its cgroup is called from 26.05 on
+    share_from: int = 0  # percent of the compute units at which a mask begins
     grants: list[Grant] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     events_left_out: int = 0
@@ -74,6 +77,11 @@ class JobRecord:
             self.events.append(Event(time.time(), action, detail))
         else:
             self.events_left_out += 1
+
+    def note_once(self, action: str, **detail: Any) -> None:
+        """Add an event unless the last one says the same."""
+        if not self.events or (self.events[-1].action, self.events[-1].detail) != (action, detail):
+            self.note(action, **detail)
 
     def grant_of(self, uuid: str) -> Grant | None:
         """What the job has of a device."""

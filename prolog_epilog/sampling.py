@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, Protocol
 
+from prolog_epilog.driving import drive
 from prolog_epilog.readings import Activity, Reading
 
 Usage = list[tuple[str, int, int]]
@@ -246,6 +247,8 @@ def main() -> None:
             sampler = sampler or Sampler(vendor)
             if request["do"] == "context":
                 answer["ok"] = measure_context(sampler.library, vendor, request["uuid"], request["place"])
+            elif (driven := drive(sampler.library, vendor, request)) is not None:
+                answer["ok"] = driven
             else:
                 answer["ok"] = sampler.sample(request)
         except Exception as error:  # whatever a vendor's wrapper throws is the answer

@@ -20,6 +20,7 @@ import sys
 import time
 
 SOCKET = "/run/sluice/agent.sock"
+SHARE = "SPANK__SLURM_SPANK_OPTION_sluice_gpu_share"  # as slurmd gives job_submit's options to prologs
 MOST = 1 << 20
 SECONDS = 20.0
 PATIENCE = 5.0  # an agent that is just restarted is waited for
@@ -115,6 +116,11 @@ def numbers(name: str) -> list[int]:
 
 def prolog() -> None:
     """Register a job that has GPUs."""
+    extra: dict[str, object] = {}
+    if os.environ.get(SHARE):
+        extra["share"] = number(SHARE)
+    if os.environ.get("SLURM_JOB_SLUID"):
+        extra["sluid"] = os.environ["SLURM_JOB_SLUID"]
     if numbers("SLURM_JOB_GPUS"):
         ask(
             do="prolog",
@@ -124,6 +130,7 @@ def prolog() -> None:
             account=os.environ.get("SLURM_JOB_ACCOUNT", ""),
             partition=os.environ.get("SLURM_JOB_PARTITION", ""),
             gpus=numbers("SLURM_JOB_GPUS"),
+            **extra,
         )
 
 

@@ -1,0 +1,45 @@
+"""What nodes read of a policy about limits: the section `limits` of sluice.node.json."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from policy.model import Enforcement
+
+RungName = Literal["mig", "driver", "mps", "limiter", "watchdog"]
+ORDER: tuple[RungName, ...] = ("mig", "driver", "mps", "limiter", "watchdog")
+"""The strongest first."""
+
+
+class NodeLimits(BaseModel):
+    """How jobs are held to their GPU memory. The defaults hold where there is no policy."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    ladder: tuple[RungName, ...] = ("mig", "limiter", "watchdog")
+    """Rungs that may be used, the strongest first."""
+    cu_mask: bool = False
+    """Shares of AMD GPUs by a mask that programs could take off."""
+    scrub: bool = False
+    """Clear a GPU's memory before another job gets it."""
+    scrub_seconds: int = 60
+    """Time for that."""
+    mig: dict[str, tuple[str, ...]] = {}
+    """MIG profiles by GPU of a node: ``NODES`` or ``NODES:GPUS`` as in the policy."""
+
+
+def compile_limits(enforcement: Enforcement | None) -> NodeLimits:
+    """The section of a policy."""
+    if enforcement is None:
+        return NodeLimits()
+    wanted = set(enforcement.ladder)
+    weakest = ORDER.index(enforcement.default_rung) if enforcement.default_rung else len(ORDER) - 1
+    return NodeLimits(
+        ladder=tuple(name for place, name in enumerate(ORDER) if name in wanted and place <= weakest),
+        cu_mask=enforcement.cu_mask,
+        scrub=enforcement.scrub,
+        scrub_seconds=enforcement.scrub_timeout,
+        mig={nodes: tuple(layout) for nodes, layout in enforcement.mig.items()},
+    )

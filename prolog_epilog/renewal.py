@@ -1,0 +1,76 @@
+"""What is done to a GPU between two jobs: compute mode and clocks put back, memory cleared where the policy asks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+from policy.node_limits import NodeLimits
+from prolog_epilog.devices import NodeDevice
+from prolog_epilog.log import log
+from prolog_epilog.record import Grant, JobRecord
+from prolog_epilog.state import State
+from prolog_epilog.watching import Watcher
+from sluice_base.errors import SluiceError
+
+_VARIABLES = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "ROCR_VISIBLE_DEVICES"}
+
+
+class Renewal:
+    """Makes the GPUs of a job that ended as they were. A GPU that another job is on is left for the last one to go."""
+
+    def __init__(self, state: State, watcher: Watcher, policy: Callable[[], NodeLimits]) -> None:
+        self._state = state
+        self._watcher = watcher
+        self._policy = policy
+
+    def renew(self, record: JobRecord, unclean: dict[str, str]) -> dict[str, str]:
+        """Reset and clear what no other job is on, but what `unclean` names; by device, why it is not clean."""
+        with self._state.lock:
+            policy = self._policy()
+            others = [one for one in self._state.records.values() if one.job != record.job]
+            shared = {grant.uuid for one in others for grant in one.grants}
+        found = {}
+        for grant in record.grants:
+            if grant.uuid in unclean or grant.uuid in shared:
+                continue
+            device = self._state.devices[grant.index]
+            why = self._reset(record, grant, device)
+            if not why and policy.scrub:
+                why = self._scrub(record, device, policy.scrub_seconds)
+            if why:
+                found[grant.uuid] = f"GPU {grant.uuid}: {why}"
+        return found
+
+    def _reset(self, record: JobRecord, grant: Grant, device: NodeDevice) -> str:
+        if device.partition:
+            return ""  # modes and clocks are the whole GPU's
+        try:
+            done = self._watcher.watches[grant.vendor].worker.ask(do="reset", uuid=grant.uuid)["reset"]
+        except SluiceError as error:
+            return f"modes and clocks were not put back: {error}"
+        if done:
+            record.note("reset", uuid=grant.uuid, what=done)
+        return ""
+
+    def _scrub(self, record: JobRecord, device: NodeDevice, seconds: int) -> str:
+        """A program of its own clears the memory, so that a driver which hangs holds nothing else up."""
+        if device.vendor not in _VARIABLES:
+            return f"its memory was not cleared: {device.vendor} GPUs cannot be"
+        place = device.uuid
+        if device.vendor == "amd":
+            place = str([one.uuid for one in self._state.of_vendor("amd")].index(device.uuid))
+        command = [sys.executable, "-m", "prolog_epilog.scrub", device.vendor, place]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=seconds, check=False, stdin=subprocess.DEVNULL
+            )
+        except subprocess.TimeoutExpired:
+            return f"its memory was not cleared within {seconds} s"
+        words = done.stdout.split()
+        if done.returncode != 0 or len(words) != 2 or words[0] != "cleared":
+            return f"its memory was not cleared: {(done.stdout + done.stderr).strip()[:200] or 'no reason given'}"
+        record.note("scrub", uuid=device.uuid, bytes=int(words[1]))
+        log("scrub", gpu=device.uuid, bytes=words[1])
+        return ""

@@ -1,0 +1,81 @@
+"""NVIDIA's own limit on the device memory of a cgroup (drivers from R615, cgroup version 2). Experimental: not yet run
+on hardware.
+
+``nvmlDeviceSetMemoryLimits_v1`` takes the folder of the job's cgroup and a hard limit in bytes, at which the kernel
+refuses allocations of all processes in it and below. The soft limit stays 0: it would reserve memory in every cgroup
+above, which stays reserved when the job's cgroup is removed (docs.nvidia.com, MPS v3 memory partitioning). A cgroup
+that goes takes its limit along, so that removing it first is tidiness.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from prolog_epilog import cgroups
+from prolog_epilog.record import Grant, JobRecord
+from prolog_epilog.rungs.base import DRIVER
+from prolog_epilog.state import RefusalError, State
+from prolog_epilog.watching import Watcher
+from sluice_base.errors import SluiceError
+
+OLDEST_DRIVER = 615
+
+
+class Driver:
+    """See `base.Rung`."""
+
+    name = DRIVER
+    needs: tuple[str, ...] = ()
+
+    def __init__(self, state: State, watcher: Watcher) -> None:
+        self._state = state
+        self._watcher = watcher
+
+    def unavailable(self, record: JobRecord, grant: Grant) -> str:
+        """A whole NVIDIA GPU, its driver new enough, and a cgroup of version 2."""
+        device = self._state.devices[grant.index]
+        branch = device.driver_version.partition(".")[0]
+        if grant.vendor != "nvidia":
+            return f"{grant.vendor}'s driver has no such limit"
+        if device.partition:
+            return "the driver limits whole GPUs only"
+        if not branch.isdecimal() or int(branch) < OLDEST_DRIVER:
+            return f"driver {device.driver_version}; needs {OLDEST_DRIVER} or later"
+        if self._folder(record) is None:
+            return "the job has no cgroup of version 2"
+        return ""
+
+    def apply(self, record: JobRecord, grant: Grant) -> None:
+        """Set the hard limit of the job's cgroup."""
+        folder = self._folder(record)
+        if folder is None:
+            raise RefusalError(f"job {record.job}: its cgroup is gone")
+        self._ask(do="cgroup_limit", uuid=grant.uuid, folder=str(folder), hard=grant.limit)
+
+    def verify(self, record: JobRecord, grant: Grant) -> str:
+        """Read it back."""
+        folder = self._folder(record)
+        if folder is None:
+            return "the job's cgroup is gone"
+        hard = self._ask(do="cgroup_limit_of", uuid=grant.uuid, folder=str(folder))["hard"]
+        return "" if hard == grant.limit else f"the driver says {hard} bytes"
+
+    def stop(self, record: JobRecord) -> None:
+        """The limit holds strays, too, until they are ended."""
+
+    def remove(self, record: JobRecord) -> None:
+        """Before the cgroup goes, where it is still there."""
+        folder = self._folder(record)
+        for grant in record.grants:
+            if grant.rung == DRIVER and folder is not None:
+                try:
+                    self._ask(do="cgroup_limit", uuid=grant.uuid, folder=str(folder), hard=None)
+                except SluiceError as error:
+                    record.note("problem", uuid=grant.uuid, what=error.what)
+
+    def _folder(self, record: JobRecord) -> Path | None:
+        return cgroups.folder_of(record.job)
+
+    def _ask(self, **request: Any) -> dict[str, Any]:
+        return self._watcher.watches["nvidia"].worker.ask(**request)

@@ -1,0 +1,107 @@
+"""Which rung holds a grant: the strongest that the policy allows and the node has, decided when the limit is told.
+
+A rung that cannot hold the grant is passed over, and the record says why. One that could and then fails refuses the
+job: nothing runs on a limit that is not in force. The watchdog runs beside all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from policy.node_limits import NodeLimits
+from prolog_epilog.record import Grant, JobRecord
+from prolog_epilog.rungs.base import DRIVER, MIG, MPS, NONE, Rung
+from prolog_epilog.rungs.share import Shares
+from prolog_epilog.state import RefusalError, State
+from sluice_base.errors import SluiceError
+from sluice_core.errors import CoreError
+
+
+class Ladder:
+    """Chooses, sets, finds again and removes. The caller holds the state's lock."""
+
+    def __init__(self, state: State, rungs: Iterable[Rung], shares: Shares, policy: Callable[[], NodeLimits]) -> None:
+        self._state = state
+        self._rungs = {rung.name: rung for rung in rungs}
+        self._shares = shares
+        self._policy = policy
+
+    def hold(self, record: JobRecord) -> None:
+        """Hold each grant of a job to its limit and share. Raises RefusalError, CoreError, OSError."""
+        policy = self._policy()
+        self._shares.choose(record, policy)
+        for grant in record.grants:
+            self._hold_grant(record, grant, policy)
+        self._shares.apply(record)
+
+    def choose_share(self, record: JobRecord) -> None:
+        """Find what gives a job its share, before it starts. Raises RefusalError where nothing can."""
+        self._shares.choose(record, self._policy())
+
+    def _hold_grant(self, record: JobRecord, grant: Grant, policy: NodeLimits) -> None:
+        if grant.limit is None:
+            grant.rung = MIG if self._state.devices[grant.index].partition else NONE
+            return
+        passed: dict[str, str] = {}
+        for name in policy.ladder:
+            rung = self._rungs[name]
+            why = rung.unavailable(record, grant)
+            if why:
+                passed[name] = why
+                continue
+            self._set(record, grant, rung)
+            if grant.rung != name:
+                if grant.rung in self._rungs:
+                    self._rungs[grant.rung].remove(record)
+                record.note("rung", uuid=grant.uuid, rung=name, passed=passed)
+            grant.rung = name
+            return
+        reasons = "; ".join(f"{name}: {why}" for name, why in passed.items())
+        raise RefusalError(
+            f"GPU {grant.index} ({grant.model}): the policy allows no rung that can hold its limit ({reasons})",
+            remedy="add a weaker one to enforcement.ladder, or give the job another node",
+        )
+
+    def _set(self, record: JobRecord, grant: Grant, rung: Rung) -> None:
+        for one in (rung, *(self._rungs[name] for name in rung.needs)):
+            try:
+                one.apply(record, grant)
+                why = one.verify(record, grant)
+            except (SluiceError, CoreError, OSError) as error:
+                record.note("refuse", uuid=grant.uuid, rung=one.name, why=str(error))
+                raise
+            if why:
+                record.note("refuse", uuid=grant.uuid, rung=one.name, why=why)
+                raise RefusalError(f"GPU {grant.index}: the limit that {one.name} should hold is not in force: {why}")
+
+    def check(self, record: JobRecord) -> None:
+        """Look whether what was set is in force, and set it again where it is not; what cannot be set is noted.
+
+        After a restart of the agent, and every so often: a daemon that a rung keeps may have died.
+        """
+        for grant in record.grants:
+            if grant.rung not in (DRIVER, MPS) or grant.limit is None:
+                continue  # the others cannot end of themselves
+            rung = self._rungs[grant.rung]
+            try:
+                why = rung.verify(record, grant)
+                if why:
+                    record.note("rung", uuid=grant.uuid, rung=rung.name, again=why)
+                    rung.apply(record, grant)
+            except (SluiceError, CoreError, OSError) as error:
+                record.note_once("problem", uuid=grant.uuid, rung=rung.name, what=str(error))
+        self._shares.check(record)
+
+    def stop(self, record: JobRecord) -> None:
+        """The job has ended: end the daemons that hold its memory."""
+        for rung in self._rungs.values():
+            rung.stop(record)
+
+    def remove(self, record: JobRecord) -> None:
+        """Take everything away that was set for a job, whatever its record says."""
+        for rung in self._rungs.values():
+            rung.remove(record)
+
+    def exports(self, record: JobRecord) -> dict[str, str]:
+        """Variables without which a task does not find what holds it."""
+        return self._shares.exports(record)

@@ -1,0 +1,43 @@
+"""The preloaded library: one region of limits for all of a job's GPUs and processes."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from prolog_epilog.contexts import VENDORS
+from prolog_epilog.record import Grant, JobRecord
+from prolog_epilog.regions import Regions
+from prolog_epilog.rungs.base import LIMITER
+
+
+class Limiter:
+    """See `base.Rung`."""
+
+    name = LIMITER
+    needs: tuple[str, ...] = ()
+
+    def __init__(self, regions: Regions) -> None:
+        self._regions = regions
+
+    def unavailable(self, record: JobRecord, grant: Grant) -> str:
+        """Only NVIDIA's and AMD's calls are known to the library."""
+        del record
+        return "" if grant.vendor in VENDORS else f"no library for {grant.vendor} programs"
+
+    def apply(self, record: JobRecord, grant: Grant) -> None:
+        """All of the job's grants at once: a GPU that is not in the region gets nothing."""
+        del grant
+        self._regions.make(record)
+
+    def verify(self, record: JobRecord, grant: Grant) -> str:
+        """Whether the region holds this limit."""
+        del grant
+        return "" if self._regions.of(record.job) is not None else "the job has no region of limits"
+
+    def stop(self, record: JobRecord) -> None:
+        """The region holds until the job's record is written."""
+
+    def remove(self, record: JobRecord) -> None:
+        """Take the region away."""
+        with suppress(FileNotFoundError):
+            self._regions.remove(record.job)

@@ -1,0 +1,208 @@
+"""NVIDIA MPS: a control daemon for each job, whose clients it holds to a memory limit each and to a share of the GPU.
+
+The daemon is root's and so is its folder, into which the job's user alone can look; commands are root's. What a client
+sets in its environment can only be less than what the daemon says. MPS holds every process by itself: the sum over the
+job's processes is the limiter's, which this rung needs beside it. docs.nvidia.com, Multi-Process Service.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from prolog_epilog.record import Grant, JobRecord
+from prolog_epilog.rungs.base import LIMITER, MPS
+from prolog_epilog.state import MIB, State
+from sluice_base.errors import SluiceError
+
+CONTROL = "nvidia-cuda-mps-control"
+_SECONDS = 3.0  # under the lock that the watchdog needs, too
+_PIDFILE = "nvidia-cuda-mps-control.pid"  # the daemon writes it into its pipe folder
+_SEARCH, _WRITE = 1, 7
+
+
+class Mps:
+    """See `base.Rung`. Also what shares of compute time are made with (`share.Shares`)."""
+
+    name = MPS
+    needs: tuple[str, ...] = (LIMITER,)
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self.folder = state.settings.run / "mps"
+
+    def unavailable(self, record: JobRecord, grant: Grant) -> str:
+        """A whole NVIDIA GPU, and the daemon installed."""
+        del record
+        if grant.vendor != "nvidia":
+            return f"{grant.vendor} has no MPS"
+        if self._state.devices[grant.index].partition:
+            return "an instance of MIG"
+        if shutil.which(CONTROL) is None:
+            return f"no {CONTROL} on this node"
+        return ""
+
+    def apply(self, record: JobRecord, grant: Grant) -> None:
+        """Start the job's daemon unless it runs, and tell it the grant's limit and the job's share."""
+        if not self.runs(record):
+            self._start(record)
+        place = self._devices(record).index(grant.uuid)
+        commands = []
+        servers = self._ask(record, "get_server_list").split()
+        if grant.limit is not None:
+            size = f"{grant.limit // MIB}M"
+            commands.append(f"set_default_device_pinned_mem_limit {place} {size}")
+            commands += [f"set_device_pinned_mem_limit {server} {place} {size}" for server in servers]
+        percent = record.share_percent or 100
+        commands.append(f"set_default_active_thread_percentage {percent}")
+        commands += [f"set_active_thread_percentage {server} {percent}" for server in servers]
+        for command in commands:
+            answer = self._ask(record, command)
+            if "nvalid" in answer or "nrecognized" in answer:
+                raise SluiceError(f"MPS of job {record.job}: {command}: {answer.strip()}", remedy="see its control.log")
+
+    def verify(self, record: JobRecord, grant: Grant) -> str:
+        """Whether the daemon answers with this limit, as far as it tells: whole GiB, from 1 GiB on."""
+        if not self.runs(record):
+            return "its MPS daemon has ended"
+        try:
+            place = self._devices(record).index(grant.uuid)
+            told = self._ask(record, f"get_default_device_pinned_mem_limit {place}").strip()
+            percent = float(self._ask(record, "get_default_active_thread_percentage").strip() or 0)
+        except (SluiceError, ValueError) as error:
+            return str(error)
+        if percent != (record.share_percent or 100):
+            return f"its MPS daemon gives it {percent:g} % of the GPU"
+        if grant.limit is None:
+            return ""
+        fine = {f"{grant.limit >> 30}G", f"{grant.limit >> 20}M"}
+        return "" if told in fine else f"its MPS daemon says {told or 'nothing'} of {grant.limit >> 20}M"
+
+    def runs(self, record: JobRecord) -> bool:
+        """Whether the job's daemon is there and answers."""
+        try:
+            self._ask(record, "get_server_list")
+        except SluiceError:
+            return False
+        return True
+
+    def stop(self, record: JobRecord) -> None:
+        """End the daemon and its server, whose own memory would be in the next job's way."""
+        if not self._home(record).exists():
+            return
+        pid = self._pid(record)
+        with suppress(SluiceError):
+            self._ask(record, "quit -t 1")
+        if pid is None:
+            return
+        end = time.monotonic() + 3
+        while time.monotonic() < end and Path(f"/proc/{pid}").exists():
+            time.sleep(0.02)
+        if self._pid(record) == pid:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def remove(self, record: JobRecord) -> None:
+        """The daemon, and its folder."""
+        self.stop(record)
+        shutil.rmtree(self._home(record), ignore_errors=True)
+
+    def exports(self, record: JobRecord) -> dict[str, str]:
+        """Where a task finds its daemon; empty where the job has none."""
+        home = self._home(record)
+        if not home.exists():
+            return {}
+        return {"CUDA_MPS_PIPE_DIRECTORY": str(home / "pipe"), "CUDA_MPS_LOG_DIRECTORY": str(home / "log")}
+
+    # ---- the daemon ----
+
+    def _home(self, record: JobRecord) -> Path:
+        return self.folder / f"job_{record.job}"
+
+    def _devices(self, record: JobRecord) -> list[str]:
+        return [
+            grant.uuid
+            for grant in record.grants
+            if grant.vendor == "nvidia" and not self._state.devices[grant.index].partition
+        ]
+
+    def _start(self, record: JobRecord) -> None:
+        """Pipes that only the job's user finds, logs to which he may add; both are root's."""
+        self.stop(record)
+        home = self._home(record)
+        shutil.rmtree(home, ignore_errors=True)
+        self.folder.mkdir(mode=0o711, exist_ok=True)
+        home.mkdir(mode=0o711)
+        (home / "pipe").mkdir(mode=0o700)
+        (home / "log").mkdir(mode=0o700)
+        (home / "log").chmod(0o1700)  # sticky: the server, which is the user's, cannot replace root's files
+        (home / "log/control.log").touch(mode=0o600)
+        allow(home / "pipe", record.uid, _SEARCH)
+        allow(home / "log", record.uid, _WRITE)
+        try:
+            done = subprocess.run(
+                [CONTROL, "-d"],
+                env=self._environment(record) | {"CUDA_VISIBLE_DEVICES": ",".join(self._devices(record))},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=_SECONDS,
+                start_new_session=True,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise SluiceError(
+                f"MPS of job {record.job}: {CONTROL} -d: {error}", remedy="see its control.log"
+            ) from error
+        if done.returncode != 0:
+            raise SluiceError(f"MPS of job {record.job}: {done.stdout.strip()}", remedy="see its control.log")
+
+    def _environment(self, record: JobRecord) -> dict[str, str]:
+        kept = {
+            name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "SLUICE_SIM_STATE") if name in os.environ
+        }
+        home = self._home(record)
+        return kept | {"CUDA_MPS_PIPE_DIRECTORY": str(home / "pipe"), "CUDA_MPS_LOG_DIRECTORY": str(home / "log")}
+
+    def _ask(self, record: JobRecord, command: str) -> str:
+        """The daemon's answer to one command. Raises SluiceError when it gives none."""
+        try:
+            done = subprocess.run(
+                [CONTROL],
+                env=self._environment(record),
+                input=command + "\n",
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=_SECONDS,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise SluiceError(f"MPS of job {record.job}: {command}: {error}") from error
+        if done.returncode != 0 or "Cannot find MPS" in done.stdout:
+            raise SluiceError(f"MPS of job {record.job}: {command}: {done.stdout.strip()}")
+        return done.stdout
+
+    def _pid(self, record: JobRecord) -> int | None:
+        """The daemon's number, if it is still this daemon's: another process may have got it."""
+        try:
+            pid = int((self._home(record) / "pipe" / _PIDFILE).read_text())
+            own = CONTROL.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+        except (OSError, ValueError):
+            return None
+        return pid if own else None
+
+
+def allow(folder: Path, uid: int, rights: int) -> None:
+    """Give one user rights (of rwx) to a folder by its access list; owner root keeps all, others have none."""
+    none = 0xFFFFFFFF
+    entries = [(0x01, 7, none), (0x02, rights, uid), (0x04, 0, none), (0x10, rights, none), (0x20, 0, none)]
+    value = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+    os.setxattr(folder, "system.posix_acl_access", value)

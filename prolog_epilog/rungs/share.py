@@ -1,0 +1,143 @@
+"""Shares of a GPU's compute time (`--gpu-share=PERCENT`): by the size of a MIG instance, by MPS, or by a CU mask.
+
+A share that a node cannot give refuses the job; it is never run without.
+"""
+
+from __future__ import annotations
+
+from policy.node_limits import NodeLimits
+from prolog_epilog.devices import NodeDevice
+from prolog_epilog.record import Grant, JobRecord
+from prolog_epilog.rungs.base import MIG, MPS
+from prolog_epilog.rungs.mps import Mps
+from prolog_epilog.state import RefusalError, State
+from prolog_epilog.watching import Watcher
+from sluice_base.errors import SluiceError
+
+CU_MASK = "cu-mask"
+_SLICES = 7  # of compute on a GPU with MIG
+
+
+def instance_percent(profile: str) -> int:
+    """The part of a GPU's compute slices that a MIG profile has, e.g. 42 for ``3g.40gb``; 0 for what is none."""
+    slices = profile.split("g.")[0].rpartition(".")[0] or profile.split("g.")[0]
+    return int(slices.rstrip("c")) * 100 // _SLICES if slices.rstrip("c").isdecimal() else 0
+
+
+def cu_mask(units: int, percent: int, before: int = 0) -> tuple[int, int]:
+    """First and last compute unit of a share that begins after `before` percent."""
+    first = units * before // 100
+    return first, max(first, units * (before + percent) // 100 - 1)
+
+
+class Shares:
+    """Gives jobs their shares. The caller holds the state's lock."""
+
+    def __init__(self, state: State, watcher: Watcher, mps: Mps) -> None:
+        self._state = state
+        self._watcher = watcher
+        self._mps = mps
+        self._compute_units: dict[str, int] = {}
+
+    def choose(self, record: JobRecord, policy: NodeLimits) -> None:
+        """Decide what gives the job its share. Raises RefusalError where a GPU cannot, or has not so much left."""
+        if record.share_percent is None or record.share_by:
+            return
+        kinds = {self._kind(record, grant, policy) for grant in record.grants}
+        if len(kinds) != 1:
+            raise RefusalError(
+                f"--gpu-share={record.share_percent}: the job's GPUs of {', '.join(sorted(kinds))} differ"
+            )
+        for grant in record.grants:
+            left = 100 - self._given(record, grant)
+            if kinds != {MIG} and record.share_percent > left:
+                raise RefusalError(
+                    f"--gpu-share={record.share_percent}: {left} % of GPU {grant.index} are left by the jobs on it",
+                    remedy="ask for less, or wait until one of them ends",
+                )
+        record.share_by = kinds.pop()
+        if record.share_by == CU_MASK:
+            record.share_from = self._first_free(record)
+
+    def _kind(self, record: JobRecord, grant: Grant, policy: NodeLimits) -> str:
+        """What holds the share of a grant. Raises RefusalError with the reason when nothing does."""
+        device, percent = self._state.devices[grant.index], record.share_percent or 0
+        if device.partition:
+            has = instance_percent(device.partition)
+            if has >= percent:
+                return MIG
+            raise self._refusal(percent, device, f"the instance has {has} % of its GPU")
+        if device.vendor == "nvidia":
+            why = "the policy does not allow mps" if MPS not in policy.ladder else self._mps.unavailable(record, grant)
+            if not why:
+                return MPS
+            raise self._refusal(percent, device, why)
+        if device.vendor == "amd":
+            if policy.cu_mask:
+                return CU_MASK
+            raise self._refusal(percent, device, "the policy does not allow cu_mask, which programs could take off")
+        raise self._refusal(percent, device, f"nothing holds programs to a share of {device.vendor} GPUs")
+
+    def _refusal(self, percent: int, device: NodeDevice, why: str) -> RefusalError:
+        return RefusalError(
+            f"--gpu-share={percent}: GPU {device.index} ({device.model}) cannot be held to a share: {why}",
+            remedy="ask for the whole GPU, or for nodes that can; docs/enforcement.md",
+        )
+
+    def _given(self, record: JobRecord, grant: Grant) -> int:
+        """Percent of a device that other jobs were given. Jobs that asked for no share compete for what is left."""
+        return sum(
+            one.share_percent or 0
+            for one in self._state.records.values()
+            if one.job != record.job and one.grant_of(grant.uuid) is not None
+        )
+
+    def _first_free(self, record: JobRecord) -> int:
+        """Where a mask of the job's share can begin, in percent, so that it meets no other job's on any of its GPUs."""
+        taken = [
+            (one.share_from, one.share_from + (one.share_percent or 0))
+            for one in self._state.records.values()
+            if one.job != record.job and any(one.grant_of(grant.uuid) is not None for grant in record.grants)
+        ]
+        width = record.share_percent or 0
+        for first in sorted({0, *(end for _, end in taken)}):
+            if first + width <= 100 and all(end <= first or first + width <= begin for begin, end in taken):
+                return first
+        raise RefusalError(
+            f"--gpu-share={width}: no {width} % of the compute units lie together free on the job's GPUs",
+            remedy="ask for less, or wait until a job there ends",
+        )
+
+    def apply(self, record: JobRecord) -> None:
+        """Set it. Raises SluiceError when it is not in force."""
+        if record.share_percent is None or record.share_by != MPS:
+            return
+        for grant in record.grants:
+            self._mps.apply(record, grant)
+            why = self._mps.verify(record, grant)
+            if why:
+                raise RefusalError(f"GPU {grant.index}: the share of {record.share_percent} % is not in force: {why}")
+
+    def check(self, record: JobRecord) -> None:
+        """Give the share again where its daemon has ended."""
+        if record.share_by == MPS and not self._mps.runs(record):
+            record.note("share", again="its MPS daemon has ended")
+            try:
+                self.apply(record)
+            except (SluiceError, OSError) as error:
+                record.note("problem", what=str(error))
+
+    def exports(self, record: JobRecord) -> dict[str, str]:
+        """What tasks need to find their share."""
+        if record.share_by == CU_MASK:
+            percent = record.share_percent or 100
+            masks = [cu_mask(self._units(grant.uuid), percent, record.share_from) for grant in record.grants]
+            return {"HSA_CU_MASK": ";".join(f"{place}:{low}-{high}" for place, (low, high) in enumerate(masks))}
+        return self._mps.exports(record)
+
+    def _units(self, uuid: str) -> int:
+        """Compute units of an AMD GPU, as its library tells; asked once."""
+        if uuid not in self._compute_units:
+            answer = self._watcher.watches["amd"].worker.ask(do="compute_units", uuid=uuid)
+            self._compute_units[uuid] = int(answer["units"])
+        return self._compute_units[uuid]
