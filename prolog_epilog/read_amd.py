@@ -27,6 +27,7 @@ class _Gpu:
     handle: Any
     busy_ns: float = 0.0
     at: float | None = None
+    percent: float = 0.0
     by_process: bool = False  # whether the driver ever told engine time of a process
     fixed: dict[str, Any] = field(default_factory=dict)
 
@@ -52,7 +53,7 @@ class AmdReader:
             listed = self._ask("amdsmi_get_gpu_process_list", gpu.handle) or []
             times = {int(one["pid"]): int(one["engine_usage"]["gfx"]) for one in listed}
             gpu.by_process = gpu.by_process or any(times.values())
-            if gpu.by_process or not times:
+            if gpu.by_process or not times or not gpu.percent:
                 processes[gpu.uuid] = times
         return found, processes
 
@@ -60,6 +61,7 @@ class AmdReader:
         percent = self._field("amdsmi_get_gpu_activity", "gfx_activity", gpu.handle)
         if percent is None:
             return None
+        gpu.percent = float(percent)
         now = time.monotonic()
         if gpu.at is not None:
             gpu.busy_ns += (now - gpu.at) * 1e7 * percent

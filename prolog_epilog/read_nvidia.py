@@ -38,7 +38,7 @@ _LINK_COUNT = 91  # NVML_FI_DEV_NVLINK_LINK_COUNT
 class _Gpu:
     uuid: str
     handle: Any
-    parts: list[tuple[str, Any, int]]  # MIG: UUID, handle, number of the GPU instance
+    parts: list[tuple[str, int, float]]  # MIG: UUID, number of the GPU instance, its part of the memory
     links: int | None = None
     fixed: dict[str, Any] = field(default_factory=dict)  # what never changes while the driver is loaded
     busy_ns: float = 0.0
@@ -64,8 +64,8 @@ class NvidiaReader:
                 self.gpus.append(_Gpu(api.nvmlDeviceGetUUID(handle), handle, self._parts(handle)))
         self._events = self._watch_events()
 
-    def _parts(self, handle: Any) -> list[tuple[str, Any, int]]:
-        found: list[tuple[str, Any, int]] = []
+    def _parts(self, handle: Any) -> list[tuple[str, int, float]]:
+        found: list[tuple[str, int, float]] = []
         with suppress(self.api.NVMLError):
             if self.api.nvmlDeviceGetMigMode(handle)[0] != self.api.NVML_DEVICE_MIG_ENABLE:
                 return []
@@ -73,7 +73,8 @@ class NvidiaReader:
                 with suppress(self.api.NVMLError):
                     part = self.api.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
                     number = self.api.nvmlDeviceGetGpuInstanceId(part)
-                    found.append((self.api.nvmlDeviceGetUUID(part), part, int(number)))
+                    sizes = [self.api.nvmlDeviceGetMemoryInfo(one).total for one in (part, handle)]
+                    found.append((self.api.nvmlDeviceGetUUID(part), int(number), sizes[0] / sizes[1]))
         return found
 
     def _watch_events(self) -> Any:
@@ -107,8 +108,8 @@ class NvidiaReader:
                 by_process = self._processes(gpu)
                 if by_process is not None:
                     processes[gpu.uuid] = by_process
-            for uuid, _, number in parts:
-                found[uuid] = Activity(self._part_busy(gpu, uuid, number), energy, throttle)
+            for uuid, number, share in parts:
+                found[uuid] = Activity(self._part_busy(gpu, uuid, number), energy, throttle, share)
         return found, processes
 
     def _busy(self, gpu: _Gpu) -> int | None:

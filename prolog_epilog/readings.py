@@ -97,9 +97,11 @@ class Link:
 class Activity:
     """What grew on a device or MIG instance since its library was opened, read at every sample of a job's devices.
 
-    `busy_ns`: time at work; `energy_mj`: of the whole GPU; `throttle` as in `Reading`, now.
+    `busy_ns`: time at work; `energy_mj`: of the whole GPU; `throttle` as in `Reading`, now; `share`: of a MIG instance,
+    its part of the GPU by memory.
     """
 
     busy_ns: int | None = None
     energy_mj: int | None = None
     throttle: list[str] | None = None
+    share: float = 1.0
