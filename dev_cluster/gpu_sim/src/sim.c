@@ -351,10 +351,13 @@ enum sim_status sim_gpu(uint32_t since, unsigned index, struct sim_gpu *gpu)
 /* ---- who holds what ---- */
 
 /* When a process started; 0 where there is none, or only its remains. */
+/* `pid` as /proc has it, which may be that of an outer namespace; 0: this process. */
 static uint64_t process_start(uint32_t pid)
 {
-    char path[64], text[1024];
-    snprintf(path, sizeof path, "/proc/%u/stat", pid);
+    char path[64] = "/proc/self/stat", text[1024];
+    if (pid != 0) {
+        snprintf(path, sizeof path, "/proc/%u/stat", pid);
+    }
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) {
         return 0;
@@ -638,7 +641,7 @@ static const struct owner *myself(int fd, const struct sim_slot *slots, unsigned
         }
         kept = false;
         owner = (struct owner){
-            .pid = getpid(), .start = process_start((uint32_t)getpid()), .space = own_space(), .anchor = -1};
+            .pid = getpid(), .start = process_start(0), .space = own_space(), .anchor = -1};
     }
     if (!kept) {
         owner.anchor = open_registry(O_RDWR);
