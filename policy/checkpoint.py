@@ -1,0 +1,66 @@
+"""The policy's checkpoint section: signals for jobs that save their state, and new starts of jobs that faults ended."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from policy.units import Seconds
+
+Signal = Literal["USR1", "USR2", "TERM", "HUP"]
+
+
+class Checkpoint(BaseModel):
+    """Signals for jobs that save their state (those that ask with `--comment=sluice:checkpoint`), and new starts of
+    jobs that a fault of the machine has hit. Jobs that fail by themselves are never started anew."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    interval: Annotated[Seconds, Field(ge=60)] | None = None
+    """Time between two signals; default: no periodic ones, unless a job asks for its own with
+    `--comment=sluice:checkpoint=20m`. Example: `10m`."""
+    signal: Signal = "USR1"
+    """The signal, to the batch script and all steps."""
+    before_preemption: Seconds | None = None
+    """Over-quota jobs have so long between the signal and their end; at least `scheduling.preemption.grace`. The signal
+    is the one that the job named with `--signal`. Example: `60s`."""
+    before_requeue: Seconds = 30
+    """The signal comes so long before a job is taken off a faulty GPU. Example: `30s`."""
+    before_time_limit: Seconds | None = None
+    """The signal comes so long before the time limit. Example: `5m`."""
+    requeue: bool = True
+    """Jobs that a fault has hit start anew."""
+    max_retries: Annotated[int, Field(ge=0, le=1000)] = 3
+    """Most new starts of one job for faults. Example: `3`."""
+    backoff: Seconds = 60
+    """Wait before the first new start; doubles with each. Example: `60s`."""
+
+
+class NodeCheckpoint(BaseModel):
+    """The same in `sluice.node.json`, times in seconds; the controllers' daemon reads it."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    interval_s: int | None = None
+    signal: Signal = "USR1"
+    before_requeue_s: int = 30
+    before_time_limit_s: int | None = None
+    requeue: bool = True
+    max_retries: int = 3
+    backoff_s: int = 60
+
+
+def compile_checkpoint(policy: Checkpoint | None) -> NodeCheckpoint:
+    """What the controllers' daemon reads of the policy's section."""
+    if policy is None:
+        return NodeCheckpoint()
+    return NodeCheckpoint(
+        interval_s=policy.interval,
+        signal=policy.signal,
+        before_requeue_s=policy.before_requeue,
+        before_time_limit_s=policy.before_time_limit,
+        requeue=policy.requeue,
+        max_retries=policy.max_retries,
+        backoff_s=policy.backoff,
+    )
