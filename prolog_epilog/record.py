@@ -33,6 +33,7 @@ class Grant:
     asked: int | None = None  # None: the whole device
     limit: int | None = None  # in force; None: none
     rung: str = "none"  # what holds it to the limit, beside the watchdog: "limiter", "watchdog", "none"
+    passed_over: dict[str, str] = field(default_factory=dict)  # stronger rungs, and why they could not hold it
     peak: int = 0
     refused: int = 0  # allocations that the limiter refused
     foreign: int | None = None  # bytes in use by no process when the job came; None: not told

@@ -50,11 +50,10 @@ class Ladder:
                 passed[name] = why
                 continue
             self._set(record, grant, rung)
-            if grant.rung != name:
-                if grant.rung in self._rungs:
+            if grant.rung in self._rungs and all(one.rung != grant.rung for one in record.grants if one is not grant):
+                if grant.rung not in (name, *rung.needs):
                     self._rungs[grant.rung].remove(record)
-                record.note("rung", uuid=grant.uuid, rung=name, passed=passed)
-            grant.rung = name
+            grant.rung, grant.passed_over = name, passed
             return
         reasons = "; ".join(f"{name}: {why}" for name, why in passed.items())
         raise RefusalError(

@@ -350,8 +350,8 @@ enum sim_status sim_gpu(uint32_t since, unsigned index, struct sim_gpu *gpu)
 
 /* ---- who holds what ---- */
 
-/* When a process started; 0 where there is none, or only its remains. */
-/* `pid` as /proc has it, which may be that of an outer namespace; 0: this process. */
+/* When a process started; 0 where there is none, or only its remains. `pid` is as /proc has it, which may show an outer
+   namespace; 0: this process. */
 static uint64_t process_start(uint32_t pid)
 {
     char path[64] = "/proc/self/stat", text[1024];
@@ -631,17 +631,32 @@ static bool same_inode(int one, int other)
     return one >= 0 && fstat(one, &a) == 0 && fstat(other, &b) == 0 && a.st_ino == b.st_ino && a.st_dev == b.st_dev;
 }
 
-static const struct owner *myself(int fd, const struct sim_slot *slots, unsigned count)
+/* What this process held before it went on as another program is gone: nobody locks it any more. */
+static void drop_earlier_program(int fd, struct sim_slot *slots, unsigned count, const struct owner *me)
+{
+    for (unsigned i = 0; i < count; i++) {
+        if (is_mine(&slots[i], me) && !alive(fd, i)) {
+            slots[i] = (struct sim_slot){0};
+            ssize_t done = pwrite(fd, &slots[i], sizeof slots[i], (off_t)(i * sizeof slots[i]));
+            (void)done;
+        }
+    }
+}
+
+static const struct owner *myself(int fd, struct sim_slot *slots, unsigned count)
 {
     static struct owner owner = {.anchor = -1};
+    bool first = owner.pid == 0;
     bool kept = same_inode(owner.anchor, fd); /* not where the program closed what it did not open */
     if (owner.pid != getpid()) {
         if (kept) {
             close(owner.anchor); /* a copy of the parent's, from before a fork */
         }
         kept = false;
-        owner = (struct owner){
-            .pid = getpid(), .start = process_start(0), .space = own_space(), .anchor = -1};
+        owner = (struct owner){.pid = getpid(), .start = process_start(0), .space = own_space(), .anchor = -1};
+    }
+    if (first) {
+        drop_earlier_program(fd, slots, count, &owner);
     }
     if (!kept) {
         owner.anchor = open_registry(O_RDWR);
