@@ -6,9 +6,30 @@
 #include "controller/controller.h"
 #include "controller/fence.h"
 
-/* Slurm 22.05 can hang when it is to be a backup again moments after it took over: a thread waits for a signal that
- * came before it did. State is saved by then. The primary waits 30 s for it, and its supervisor (patience) longer. */
-enum { GIVE_BACK_S = 20 };
+#pragma weak purge_thread_cond
+
+/*
+ * Two hangs of Slurm's own when a backup is to give its place back, which would keep the primary out: in 24.11 what
+ * answers the primary waits up to 29 s for the main loop, which waits for all answers to be given; in 22.05 a thread
+ * may wait for a signal that was given before it waited. Both end when they are woken; an answer that is early does no
+ * harm, as the primary waits for the lease, which we give back when all state is saved.
+ */
+enum { NUDGE_S = 2, GIVE_BACK_S = 45 };
+
+static void nudge(void)
+{
+    double since = difftime(time(NULL), slurmctld_config.shutdown_time);
+    if (since < NUDGE_S)
+        return;
+    pthread_cond_broadcast(&purge_thread_cond);
+    if (!slurmctld_config.resume_backup)
+        return;
+#if SLUICE_SLURM_AT_LEAST(24, 5)
+    pthread_cond_broadcast(&slurmctld_config.backup_finish_cond);
+#endif
+    if (since > GIVE_BACK_S)
+        sluice_fence_end("sluice: slurmctld hangs while it gives its place back to the primary, and ends\n");
+}
 
 /*
  * Slurm has no hook for it. A backup that gives its place back saves all state, then begins its main loop anew, where
@@ -18,9 +39,8 @@ enum { GIVE_BACK_S = 20 };
 static bool relinquished(void)
 {
     static bool led, asked;
-    bool giving_back = slurmctld_config.resume_backup && slurmctld_config.shutdown_time;
-    if (giving_back && difftime(time(NULL), slurmctld_config.shutdown_time) > GIVE_BACK_S)
-        sluice_fence_end("sluice: slurmctld hangs while it gives its place back to the primary, and ends\n");
+    if (slurmctld_config.shutdown_time)
+        nudge();
     bool back = (led && !control_time) || (asked && !slurmctld_config.resume_backup && !slurmctld_config.shutdown_time);
     led = !back && (led || control_time);
     asked = !back && (asked || slurmctld_config.resume_backup);

@@ -318,7 +318,7 @@ int main(int argc, char **argv)
         return 2;
     }
     if (!own.patience_ns)
-        own.patience_ns = 10 * own.lease_ns; /* longer than a backup takes to give its place back */
+        own.patience_ns = 60 * SECOND_NS + 2 * own.lease_ns; /* longer than a backup may take to give its place back */
     sigset_t wanted, before;
     sigemptyset(&wanted);
     sigaddset(&wanted, SIGCHLD);

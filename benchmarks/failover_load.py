@@ -1,0 +1,345 @@
+"""Chaos on a cluster of real daemons: load, SIGKILLs of the leading controller, and what became of every job."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any, Self
+
+from dev_cluster.cluster import DevCluster
+from dev_cluster.description import parse_description
+from dev_cluster.layout import INSIDE
+from sluice_base.errors import SluiceError
+from sluice_base.run import CommandError
+
+CONTROLLERS = ("ctl1", "ctl2")
+_GRACE_S = 2.0  # what a cancelled job may still have begun
+_ENDED = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL")
+
+
+@dataclass
+class Outcome:
+    """What became of the jobs. All but the first three must be 0."""
+
+    acknowledged: int = 0
+    cancelled: int = 0
+    refused: int = 0
+    lost: int = 0
+    """Acknowledged, not cancelled, and neither run to their end nor known to Slurm."""
+    revived: int = 0
+    """Started, or still wanted, after their cancellation was acknowledged."""
+    run_again: int = 0
+    """Started after their end."""
+    started_again: int = 0
+    """Started a second time, the first having been broken off."""
+    id_twice: int = 0
+    """Ids that two jobs were given."""
+    at_once: int = 0
+    """Running twice at the same time."""
+    left: int = 0
+    """Still waiting or running when all should be over."""
+    lost_jobs: list[str] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
+
+    def add(self, other: Outcome) -> None:
+        """Sum up."""
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
+
+def evaluate(log: Iterable[dict[str, Any]], runs: dict[str, list[list[str]]], states: dict[int, str]) -> Outcome:
+    """Judge what the driver was told (`log`), what the jobs said (`runs`: TAG.TASK -> lines), and Slurm's last word.
+
+    `states` has the jobs that slurmctld still knows; those of an array under the id of each task.
+    """
+    outcome = Outcome()
+    accepted: dict[str, dict[str, Any]] = {}
+    cancelled: dict[int, float] = {}
+    asked: dict[int, float] = {}
+    for entry in log:
+        if entry["what"] == "accepted":
+            accepted[entry["tag"]] = entry
+        elif entry["what"] == "refused":
+            outcome.refused += 1
+        elif entry["what"] == "asks" and entry["do"] == "cancel":
+            asked.setdefault(entry["id"], entry["up"])
+        elif entry["what"] == "done" and entry["do"] == "cancel":
+            cancelled[entry["id"]] = entry["up"]
+    outcome.acknowledged = len(accepted)
+    outcome.cancelled = len(cancelled)
+    ids = Counter(entry["id"] for entry in accepted.values())
+    ids_of_runs: dict[int, set[str]] = {}
+    for name, lines in runs.items():
+        for line in lines:
+            ids_of_runs.setdefault(int(line[1]), set()).add(name)
+    twice = {number for number, count in ids.items() if count > 1}
+    twice |= {number for number, names in ids_of_runs.items() if len(names) > 1}
+    outcome.id_twice = len(twice)
+    for tag, entry in accepted.items():
+        names = [f"{tag}.{task}" for task in range(1, 4)] if entry["tasks"] > 1 else [f"{tag}.x"]
+        number = entry["id"]
+        for name in names:
+            _judge(outcome, name, number, runs.get(name, []), states, cancelled.get(number), asked.get(number))
+    return outcome
+
+
+def _judge(
+    outcome: Outcome,
+    name: str,
+    number: int,
+    lines: list[list[str]],
+    states: dict[int, str],
+    cancelled: float | None,
+    asked: float | None,
+) -> None:
+    starts = [float(line[4]) for line in lines if line[0] == "start"]
+    ends = [float(line[4]) for line in lines if line[0] == "end"]
+    outcome.at_once += any(line[0] == "twice" for line in lines)
+    again = bool(ends) and any(start > min(ends) for start in starts)
+    outcome.run_again += again
+    outcome.started_again += len(starts) > 1 and not again
+    state = states.get(number, "")
+    waiting = state and not state.startswith(_ENDED)
+    if again or len(starts) > 1 or (lines and any(line[0] == "twice" for line in lines)):
+        outcome.others.append(f"{name}={number} {state} {lines}")
+    if cancelled is not None:
+        revived = bool(waiting) or any(start > cancelled + _GRACE_S for start in starts)
+        outcome.revived += revived
+        if revived:
+            outcome.others.append(f"revived {name}={number} {state} cancelled {cancelled} {lines}")
+    elif waiting:
+        outcome.left += 1
+        outcome.others.append(f"left {name}={number} {state}")
+    elif not ends and asked is None:
+        outcome.lost += 1
+        outcome.lost_jobs.append(f"{name}={number} {state or 'unknown'} {lines}")
+
+
+class Chaos:
+    """A cluster, its load, and what kills its controllers. A context: the cluster goes with it."""
+
+    def __init__(
+        self,
+        sluice: dict[str, Any] | None,
+        *,
+        nodes: int = 8,
+        accounting: bool = True,
+        slurm_conf: str = "",
+        root: Path | None = None,
+        folder: Path | None = None,
+        extra: dict[str, Any] | None = None,
+    ) -> None:
+        self.place = Path(tempfile.mkdtemp(prefix="sluice-failover-", dir=folder))
+        self.cluster = DevCluster(self.place / "cluster")
+        names = f"n[1-{nodes}]"
+        description: dict[str, Any] = {
+            "nodes": [{"names": names, "platform": "none"}],
+            "users": [{"name": "alice"}],
+            "accounting": accounting,
+            "gres": {"node_lines": f"NodeName={names} CPUs=64 RealMemory=64000 State=UNKNOWN\n", "gres_conf": ""},
+            "slurm_conf": "SlurmctldTimeout=6\nMessageTimeout=10\nMinJobAge=600\nDefMemPerCPU=10\n"
+            "MaxJobCount=20000\nSelectTypeParameters=CR_CPU_Memory\n" + slurm_conf,
+            **(extra or {}),
+        }  # fmt: skip
+        if sluice is not None:
+            description["sluice"] = sluice
+        text = json.dumps(description)
+        try:
+            self.cluster.up(parse_description(text, source="failover"), attached=True, root=root)
+        except BaseException:
+            shutil.rmtree(self.place, ignore_errors=True)
+            raise
+        self.work = self.cluster.folder / "chaos"
+        self.driver: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.driver is not None:
+            self.driver.kill()
+            self.driver.wait()
+        self.cluster.down()
+        shutil.rmtree(self.place, ignore_errors=True)
+
+    # ---- load ----
+
+    def start_load(self, rate: float, seed: int) -> None:
+        """Begin to submit."""
+        shutil.rmtree(self.work, ignore_errors=True)
+        (self.work / "runs").mkdir(parents=True)
+        for path in (self.work, self.work / "runs"):
+            path.chmod(0o777)
+        shutil.copy(Path(__file__).with_name("failover_driver.py"), self.work / "driver.py")
+        inside = INSIDE / self.work.name
+        argv = ["/usr/bin/python3", "-I", f"{inside}/driver.py", str(inside), f"{rate:g}", str(seed)]
+        self.driver = subprocess.Popen(self.cluster.command(argv, user="alice"))
+
+    def stop_load(self, *, settle_s: float = 90) -> Outcome:
+        """End it, wait until nothing waits or runs, and judge."""
+        (self.work / "stop").touch()
+        if self.driver is not None:
+            self.driver.wait(timeout=200)
+            self.driver = None
+        deadline = time.monotonic() + settle_s
+        while time.monotonic() < deadline:
+            with suppress(CommandError):
+                left = self.cluster.run(["squeue", "-h", "-t", "PD,R,CG,CF", "-o", "%i %T %r"]).stdout.split("\n")
+                if not any(left):
+                    break
+            time.sleep(0.5)
+        return evaluate(self.log(), self.runs(), self.states())
+
+    def log(self) -> list[dict[str, Any]]:
+        """What the driver was told so far."""
+        text = (self.work / "log").read_text() if (self.work / "log").exists() else ""
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+    def runs(self) -> dict[str, list[list[str]]]:
+        """What the jobs said."""
+        found = {}
+        for path in (self.work / "runs").iterdir():
+            lines = [line.split() for line in path.read_text().splitlines()]
+            found[path.name] = [line for line in lines if len(line) == 5]
+        return found
+
+    def states(self) -> dict[int, str]:
+        """What slurmctld knows."""
+        shown = self.cluster.run(["squeue", "-h", "-a", "-t", "all", "-o", "%A %T"], timeout=120).stdout
+        return {int(line.split()[0]): line.split()[1] for line in shown.splitlines() if line}
+
+    def accepted_since(self, up: float) -> float | None:
+        """When the first submission after a moment was acknowledged, of those that were made after it."""
+        log = self.log()
+        fresh = {entry["tag"] for entry in log if entry["what"] == "asked" and entry["up"] >= up}
+        times = [entry["up"] for entry in log if entry["what"] == "accepted" and entry["tag"] in fresh]
+        return min(times, default=None)
+
+    # ---- controllers ----
+
+    def slurmctld(self, host: str) -> int | None:
+        """The pid of a host's slurmctld, under its supervisor or not, in the cluster's own numbers."""
+        daemon = next(one for one in self.cluster.daemons() if one.name == f"slurmctld@{host}")
+        if daemon.status is not None:
+            return None
+        children = self.cluster.run(["ps", "-o", "pid=,args=", "--ppid", str(daemon.pid)], check=False).stdout
+        for line in children.splitlines():
+            pid, _, words = line.strip().partition(" ")
+            if re.match(r"\S*slurmctld\b(?!:)", words):
+                return int(pid)
+        return daemon.pid
+
+    def signal(self, pid: int, number: int) -> None:
+        """To a process of the cluster."""
+        self.cluster.run(["kill", f"-{number}", str(pid)])
+
+    def leader(self) -> str | None:
+        """Who answers as the one in charge."""
+        for host in CONTROLLERS:
+            if self.slurmctld(host) is None:
+                continue
+            shown = self.cluster.run(["scontrol", "show", "config"], check=False, timeout=40).stdout
+            found = re.search(r"^Slurmctld\((\w+)\) at (\w+) is UP", shown, re.MULTILINE)
+            return found[2] if found else None
+        return None
+
+    def kill(self, host: str) -> float:
+        """SIGKILL a host's slurmctld; when (the jobs' clock)."""
+        pid = self.slurmctld(host)
+        if pid is None:
+            raise SluiceError(f"{host}: no slurmctld there")
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        self.signal(pid, signal.SIGKILL)
+        self.wait(lambda: self.ended(host), 20)
+        return now
+
+    def ended(self, host: str) -> bool:
+        """Whether a controller's daemon is gone."""
+        return next(one for one in self.cluster.daemons() if one.name == f"slurmctld@{host}").status is not None
+
+    def start(self, host: str) -> None:
+        """Start a controller that has ended."""
+        self.cluster.start_daemon(f"slurmctld@{host}")
+
+    def in_charge(self, host: str) -> bool:
+        """Whether a controller's heartbeat is the current one."""
+        with suppress(OSError):
+            beat = (self.cluster.layout.state / "heartbeat").read_bytes()
+            return len(beat) == 16 and int.from_bytes(beat[8:], "big") == CONTROLLERS.index(host)
+        return False
+
+    @staticmethod
+    def wait(condition: Callable[[], bool], seconds: float) -> bool:
+        """Until it holds; whether it did in time."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.1)
+        return True
+
+    def service_after(self, moment: float, limit_s: float = 60) -> float | None:
+        """Seconds from `moment` to the first acknowledged submission that was made after it."""
+        self.wait(lambda: self.accepted_since(moment) is not None, limit_s)
+        found = self.accepted_since(moment)
+        return None if found is None else found - moment
+
+    def submit_ms(self) -> float:
+        """Median of the load's submissions that were answered at once."""
+        took = [entry["took"] for entry in self.log() if entry["what"] == "accepted"]
+        return median(took) * 1000 if took else 0.0
+
+
+@dataclass
+class Kills:
+    """What a series of kills brought."""
+
+    outcome: Outcome
+    takeovers: list[float]
+    restarts: list[float]
+    submit_ms: float
+    no_service: int
+
+
+def kill_series(chaos: Chaos, runs: int, rate: float, seed: int, say: Callable[[str], None] = lambda _: None) -> Kills:
+    """Kill the leader `runs` times under load: two of three times the backup takes over and the primary comes back to
+    lead; else the primary is started again at once, as systemd would."""
+    draw = random.Random(seed)
+    takeovers: list[float] = []
+    restarts: list[float] = []
+    missed = 0
+    chaos.start_load(rate, seed)
+    chaos.wait(lambda: len(chaos.log()) > 3 * rate, 60)
+    for number in range(runs):
+        time.sleep(draw.uniform(0.5, 7))
+        moment = chaos.kill("ctl1")
+        take_over = number % 3 != 2
+        if not take_over:
+            chaos.start("ctl1")
+        took = chaos.service_after(moment)
+        if took is None:
+            missed += 1
+        else:
+            (takeovers if take_over else restarts).append(took)
+        say(f"kill {number + 1} of {runs}: {'takeover' if take_over else 'restart'}, service after {took or -1:.1f} s")
+        if take_over:
+            time.sleep(draw.uniform(0.5, 4))
+            chaos.start("ctl1")
+            moment = time.clock_gettime(time.CLOCK_BOOTTIME)
+            chaos.wait(lambda: chaos.in_charge("ctl1"), 60)
+            chaos.service_after(moment)
+    time.sleep(3)
+    submit_ms = chaos.submit_ms()
+    return Kills(chaos.stop_load(), takeovers, restarts, submit_ms, missed)
