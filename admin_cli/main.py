@@ -38,6 +38,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "quota": ("admin_cli.quota", "What tenants may use, and use."),
     "tenant": ("admin_cli.tenant", "Tenants: list, create, change, remove."),
     "whoami": ("admin_cli.whoami", "What may I use?"),
+    "top": ("admin_cli.top", "The cluster live: GPUs, jobs, tenants, the queue, events."),
     "topo": ("admin_cli.topo", "How the GPUs of a node are linked."),
 }
 
