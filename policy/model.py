@@ -11,8 +11,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from policy.checkpoint import Checkpoint
 from policy.grouping import Grouping
 from policy.health import Health
+from policy.monitoring import Monitoring
 from policy.names import Name, TenantName, UserName, Words
 from policy.units import Count, Date, Gpus, Hours, Mib, Percent, Ratio, Seconds
 from sluice_base.errors import UsageError
@@ -431,15 +433,6 @@ class Enforcement(Section):
         return layouts
 
 
-class Monitoring(Section):
-    """Metrics."""
-
-    interval: Annotated[Seconds, Field(ge=1, le=3600)] = 15
-    """Time between two samples. Example: `5s`."""
-    retention_days: Annotated[int, Field(ge=1, le=36500)] = 90
-    """Days that samples are kept. Example: `30`."""
-
-
 class Alerts(Section):
     """When somebody is told."""
 
@@ -451,26 +444,7 @@ class Alerts(Section):
     """Percent of GPU memory. Example: `90`."""
 
 
-class Checkpoint(Section):
-    """Signals for jobs that save their state, and what happens when they are ended."""
-
-    interval: Annotated[Seconds, Field(ge=60)] | None = None
-    """Time between two signals. Example: `10m`."""
-    signal: Literal["USR1", "USR2", "TERM", "HUP"] = "USR1"
-    """The signal."""
-    before_preemption: Seconds | None = None
-    """The signal comes so long before preemption. Example: `60s`."""
-    before_time_limit: Seconds | None = None
-    """The signal comes so long before the time limit. Example: `5m`."""
-    requeue: bool = True
-    """Jobs that were ended start again."""
-    max_retries: Annotated[int, Field(ge=0, le=1000)] = 3
-    """Most new starts. Example: `3`."""
-    backoff: Seconds = 60
-    """Wait before the first new start; doubles with each. Example: `60s`."""
-
-
-LATER = ("monitoring", "alerts", "checkpoint")
+LATER = ("alerts",)
 """Sections that nothing acts on yet."""
 LaterSection = Literal["enforcement", "health", "monitoring", "alerts", "checkpoint"]
 """Names that may be accepted: files of versions in which nothing acted on them stay good."""
@@ -489,7 +463,7 @@ class Policy(Section):
     unlisted: Literal["keep", "remove"] = "keep"
     """Accounts of the cluster that the file does not name and Sluice never made."""
     accept_unenforced: list[LaterSection] = []
-    """Sections that are set although nothing acts on them yet. Example: `[monitoring, alerts]`."""
+    """Sections that are set although nothing acts on them yet. Example: `[alerts, checkpoint]`."""
     classes: Annotated[dict[Name, GpuClass], Field(max_length=64)] = {}
     """Classes of GPUs."""
     allocation: Allocation = Allocation()
@@ -506,12 +480,12 @@ class Policy(Section):
     """How jobs are held to their GPU memory."""
     health: Health | None = None
     """When a GPU or a node is taken out of service, and when it returns; docs/health.md."""
-    monitoring: Annotated[Monitoring | None, Field(json_schema_extra=_LATER)] = None
-    """Metrics."""
+    monitoring: Monitoring | None = None
+    """What is measured, and where it goes; docs/metrics.md."""
     alerts: Annotated[Alerts | None, Field(json_schema_extra=_LATER)] = None
     """When somebody is told."""
-    checkpoint: Annotated[Checkpoint | None, Field(json_schema_extra=_LATER)] = None
-    """Checkpoint and retry."""
+    checkpoint: Checkpoint | None = None
+    """Checkpoint and retry; docs/health.md."""
 
     @field_validator("level", mode="before")
     @classmethod

@@ -12,8 +12,10 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from policy.checkpoint import NodeCheckpoint, compile_checkpoint
 from policy.health import NodeHealth, compile_health
 from policy.model import Policy
+from policy.monitoring import NodeMetrics, compile_metrics
 from policy.node_limits import NodeLimits, compile_limits
 from sluice_base.errors import SluiceError
 
@@ -21,12 +23,6 @@ FILE_NAME = "sluice.node.json"
 """Its name beside slurm.conf."""
 _MAX_BYTES = 4 << 20
 _REMEDY = "write it anew with: sluice apply"
-
-
-class NodeMetrics(BaseModel):
-    """What is measured."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
 
 class NodePolicy(BaseModel):
@@ -38,6 +34,7 @@ class NodePolicy(BaseModel):
     limits: NodeLimits = NodeLimits()
     health: NodeHealth = NodeHealth()
     metrics: NodeMetrics = NodeMetrics()
+    checkpoint: NodeCheckpoint = NodeCheckpoint()
 
     def render(self) -> str:
         """The file's text."""
@@ -46,7 +43,12 @@ class NodePolicy(BaseModel):
 
 def compile_node(policy: Policy) -> NodePolicy:
     """What nodes read of a policy."""
-    return NodePolicy(limits=compile_limits(policy.enforcement), health=compile_health(policy.health))
+    return NodePolicy(
+        limits=compile_limits(policy.enforcement),
+        health=compile_health(policy.health),
+        metrics=compile_metrics(policy.monitoring),
+        checkpoint=compile_checkpoint(policy.checkpoint),
+    )
 
 
 def parse(text: str | bytes, *, source: str) -> NodePolicy:

@@ -96,7 +96,7 @@ def test_a_mapping_beside_words_is_told_its_own_mistakes() -> None:
     assert "scheduling.order.fifo" in found
 
 
-@pytest.mark.parametrize("section", ["monitoring", "alerts", "checkpoint"])
+@pytest.mark.parametrize("section", ["alerts"])
 def test_what_nothing_acts_on_is_refused_unless_accepted_by_name(section: str) -> None:
     (found,) = words(f"{section}: {{}}\n")
     assert "not yet enforced" in found
