@@ -22,6 +22,7 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     "agent": ("benchmarks.agent", "the node agent's programs, and its watchdog's share of a core"),
     "core-latency": ("benchmarks.core_latency", "place, commit and release in the core, at scale"),
     "openb": ("benchmarks.openb", "GPU allocation on Alibaba's openb lists, beside published policies"),
+    "failover": ("benchmarks.failover", "SIGKILL of the leading controller under load, stock Slurm beside Sluice"),
     "gang": ("benchmarks.gang", "placing a gang of 64 nodes x 8 GPUs"),
     "muri": ("benchmarks.muri", "job completion time and makespan on the Muri traces"),
     "backfill": ("benchmarks.backfill", "a full conservative pass over 10,000 pending jobs"),
