@@ -19,6 +19,8 @@ from prolog_epilog.worker import Worker
 from sluice_base.errors import SluiceError
 from sluice_base.sizes import format_mib
 
+_GOING_S = 5.0  # within which what is left of an ended step is ended without another word
+
 
 @dataclass
 class Watch:
@@ -47,6 +49,7 @@ class Watcher:
         self._state = state
         self.watches: dict[str, Watch] = {}
         self.on_sample: list[Reader] = []
+        self._ended: dict[tuple[int, str], float] = {}  # when a step was last ended; its processes take a moment to go
 
     def find(self) -> None:
         """A worker for each vendor of the node's devices."""
@@ -149,13 +152,16 @@ class Watcher:
         charged, most = format_mib(-(-act.charged // MIB)), format_mib(act.limit // MIB)
         text = f"job {act.job}: {charged} of GPU memory on {name}, limit {most}"
         ending = act.action == "end"
-        told = notice.tell(act.pids, text + (f"; step {act.step} is ended" if ending else ""))
+        again = ending and self._ends_again(act)
+        told = not again and notice.tell(act.pids, text + (f"; step {act.step} is ended" if ending else ""))
         killed = 0
         if ending:
             for pid in act.pids if act.step == OUTSIDE else cgroups.processes_of(act.job, act.step):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
                     killed += 1
+        if again:
+            return
         with self._state.lock:
             record = self._state.records.get(act.job)
             if record is None:
@@ -167,3 +173,11 @@ class Watcher:
             with suppress(OSError):  # a full /run must not stop the watchdog
                 self._state.jobs.save(record)
         log(act.action, job=act.job, step=act.step, gpu=act.uuid, charged=act.charged, limit=act.limit, killed=killed)
+
+    def _ends_again(self, act: Act) -> bool:
+        """Whether the step was ended a moment ago; remembers that it is ended now."""
+        now = time.monotonic()
+        self._ended = {key: when for key, when in self._ended.items() if now - when < _GOING_S}
+        again = (act.job, act.step) in self._ended
+        self._ended.setdefault((act.job, act.step), now)
+        return again

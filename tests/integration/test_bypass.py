@@ -1,0 +1,458 @@
+"""Ways around a job's limit on GPU memory: each is refused, or ended within two seconds, and recorded. And the records'
+way to where users and reports find them. The table in docs/security.md names these tests."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dev_cluster.cluster import DevCluster
+from dev_cluster.gpu_sim.fields import set_values
+from dev_cluster.layout import INSIDE
+from prolog_epilog.record import JobRecord
+from usage.admin_comment import parse
+from usage.job_records import FOLDER, JobRecords
+
+pytestmark = pytest.mark.cluster
+
+NODE, OTHER = "single-1", "single-2"
+PYTHON = "/usr/bin/python3"
+GIB = 1 << 30
+CUDA = runpy.run_path(str(Path(__file__).parents[1] / "unit/limit/programs.py"))["CUDA"]
+OVER = "8192"  # MiB, of 4096
+
+SINGLE = """
+name: single
+description: one H100, so that all jobs share it
+cpu: {sockets: 1, cores_per_socket: 56, threads_per_core: 2, numa_nodes: 1, memory_mib: 524288}
+drivers:
+  nvidia: {version: 550.90.07, library: 12.550.90.07, runtime: 12040}
+gpus:
+  - {model: h100-sxm5-80gb, pci: '0000:1b:00.0', numa: 0, under: 'pci0000:15/0000:15:01.0'}
+"""
+
+# Says when, tries, says what came of it, and stays: who is to be ended can be.
+TRY = """
+import ctypes, os, sys, time
+library, deep, mib = sys.argv[1:]
+cu = ctypes.CDLL(library, mode=os.RTLD_NOW | (os.RTLD_DEEPBIND if deep == "deep" else 0))
+context, address = ctypes.c_void_p(), ctypes.c_uint64()
+assert cu.cuInit(0) == 0 and cu.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+assert cu.cuCtxSetCurrent(context) == 0
+print("at", time.time(), flush=True)
+code = cu.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(int(mib) << 20))
+print("code", code, flush=True)
+time.sleep(0 if code else 30)
+"""
+DAEMON = """
+import os, sys
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.execv(sys.argv[1], sys.argv[1:])
+    os._exit(0)
+os.wait()
+os.read(3, 1)
+"""
+SETUID = r"""
+#include <dlfcn.h>
+#include <stdio.h>
+#include <unistd.h>
+int main(void)
+{
+    void *cu = dlopen("libcuda.so.1", RTLD_NOW), *context, *address;
+    int (*init)(unsigned) = dlsym(cu, "cuInit"), (*retain)(void **, int) = dlsym(cu, "cuDevicePrimaryCtxRetain");
+    int (*set)(void *) = dlsym(cu, "cuCtxSetCurrent"), (*alloc)(void **, size_t) = dlsym(cu, "cuMemAlloc_v2");
+    if (geteuid() != 0 || init(0) || retain(&context, 0) || set(context))
+        return 1;
+    printf("code %d\n", alloc(&address, 8192UL << 20));
+    return 0;
+}
+"""
+STATIC = r"""
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+int main(void)
+{
+    char line[512];
+    int limited = 0;
+    for (FILE *maps = fopen("/proc/self/maps", "r"); fgets(line, sizeof line, maps);)
+        limited |= strstr(line, "sluice") != NULL;
+    printf("pid %d\nlimited %d\n", getpid(), limited);
+    fflush(stdout);
+    sleep(30);
+    return 0;
+}
+"""
+EARLY = """
+start()
+place, codes = reserve(8192), []
+for i in range(4):
+    handle = create(2048)
+    codes.append(handle if handle < 0 else map_(place + 2048 * i * MIB, 2048, handle) or release(handle))
+print("said", codes)
+"""
+POOLS = """
+start()
+pool = c.c_void_p()
+ok(cu.cuMemPoolCreate(c.byref(pool), c.byref(Pool(1, 0, 1, 0))))
+ok(cu.cuMemPoolSetAttribute(pool, 4, c.byref(c.c_uint64(2**63))))
+one = alloc_async(3000, None, pool)
+ok(cu.cuMemFreeAsync(c.c_uint64(one), None))
+print("said", [alloc(2000), alloc_async(2000, None, pool) > 0, alloc_async(2000, None, pool)])
+"""
+GRAPHS = """
+start()
+print("said", [cu.cuGraphLaunch(graph_of(2000, 3000), None), cu.cuGraphLaunch(graph_of(3000), None), alloc(2000)])
+"""
+IMPORT = """
+class Handle(c.Structure):
+    _fields_ = [("bytes", c.c_ubyte * 64)]
+here, there = os.pipe(), os.pipe()
+if os.fork() == 0:
+    start()
+    handle = c.create_string_buffer(64)
+    assert alloc(2420) > 0
+    ok(cu.cuIpcGetMemHandle(handle, c.c_uint64(alloc(80))))
+    os.write(here[1], handle.raw)
+    os.read(there[0], 1)
+    os._exit(0)
+start()
+p = c.c_uint64()
+ok(cu.cuIpcOpenMemHandle_v2(c.byref(p), Handle.from_buffer_copy(os.read(here[0], 64)), 1))
+print("said", [p.value > 0, alloc(1500), alloc(100) > 0])
+os.write(there[1], b"-")
+"""
+MOVE = """
+for f in $(find /sys/fs/cgroup -maxdepth 3 -name "*.procs" -o -maxdepth 3 -name tasks) /proc/self/cgroup; do
+    echo $$ >$f
+done 2>/dev/null
+exec "$@"
+"""
+# A root of its own with what programs need, and a process namespace; nothing is preloaded there.
+CONTAINER = """
+set -e
+mount -t tmpfs none /mnt
+cd /mnt
+for folder in usr dev run proc sys tmp; do mkdir $folder; mount --rbind /$folder $folder; done
+for link in bin lib lib64 sbin; do cp -P /$link $link; done
+mkdir etc
+cp /etc/ld.so.cache etc
+exec chroot . "$@"
+"""
+MASK = 'mount --bind /dev/null /etc/ld.so.preload && exec "$@"'
+ADOPT = """
+for folder in $(find /sys/fs/cgroup -type d -path "*/job_$0/step_extern"); do echo $$ >$folder/cgroup.procs; done
+exec "$@"
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(make_shared_cluster: Callable[..., DevCluster], tmp_path_factory: pytest.TempPathFactory) -> DevCluster:
+    platform = tmp_path_factory.mktemp("platform") / "single.yaml"
+    platform.write_text(SINGLE)
+    return make_shared_cluster(
+        {
+            "nodes": [{"names": f"{NODE},{OTHER}", "platform": str(platform)}],
+            "controllers": 1,
+            "agent": True,
+            "controllerd": True,
+            "accounts": [{"name": "physics"}],
+            "users": [{"name": "alice", "accounts": ["physics"]}, {"name": "bob", "accounts": ["physics"]}],
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Path]:
+    """A folder that all hosts see, for programs."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        for source, flags in ((SETUID, []), (STATIC, ["-static"])):
+            target = folder / ("setuid" if source is SETUID else "static")
+            command = ["gcc", "-O1", "-x", "c", "-", *flags, "-o", str(target), "-ldl"]
+            subprocess.run(command, input=source, text=True, check=True, timeout=60)
+        (folder / "setuid").chmod(0o4755)
+        (folder / "try.py").write_text(TRY)
+        (folder / "daemon.py").write_text(DAEMON)
+        yield folder
+
+
+def eventually(what: Callable[[], Any], seconds: float = 40) -> Any:
+    end = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < end, f"it did not happen within {seconds} s"
+        time.sleep(0.1)
+    return found
+
+
+def srun(*command: str, mib: int = 4096, node: str = NODE) -> list[str]:
+    return ["srun", "--quiet", "--overlap", "-w", node, f"--gres=shard:{mib}", *command]
+
+
+def records(cluster: DevCluster) -> list[JobRecord]:
+    """What the controllers' store has."""
+    return list(JobRecords(cluster.layout.state / FOLDER).between(0, time.time() + 86400))
+
+
+@dataclass
+class Outcome:
+    """What became of one way: `at` when it tried, `said` all that its job printed."""
+
+    at: float
+    said: str
+    record: JobRecord
+
+    @property
+    def refused(self) -> int:
+        return sum(grant.refused for grant in self.record.grants)
+
+    def ended(self) -> list[float]:
+        return [event.time for event in self.record.events if event.action == "end"]
+
+
+def ways(shared: Path) -> dict[str, list[str]]:
+    attempt = [PYTHON, str(shared / "try.py"), "libcuda.so.1", "-", OVER]
+    driver = str(INSIDE / "lib/libcuda.so.1")
+    return {
+        "environment": ["env", "-i", *attempt],
+        "preload": ["env", "LD_PRELOAD=libc.so.6", "LD_BIND_NOW=1", *attempt],
+        "loader": ["/lib64/ld-linux-x86-64.so.2", "--preload", "libc.so.6", *attempt],
+        "path": [*attempt[:2], driver, *attempt[3:]],
+        "deep": [*attempt[:2], driver, "deep", OVER],
+        "copy": ["sh", "-c", f'd=$(mktemp -d); cp -L {driver} $d/libmine.so; exec "$@" $d/libmine.so - {OVER}', "x",
+                 *attempt[:2]],
+        "setuid": [str(shared / "setuid")],
+        "daemon": ["sh", "-c", 'mkfifo /tmp/way.$$; exec "$@" 3<>/tmp/way.$$', "x", PYTHON, str(shared / "daemon.py"),
+                   "/usr/bin/env", "-i", *attempt],
+        "move": ["sh", "-c", MOVE, "x", *attempt],
+        "namespace": ["unshare", "-Urm", "sh", "-c", MASK, "x", "env", "-i", *attempt],
+        "container": ["unshare", "-Urmpf", "sh", "-c", CONTAINER, "x", "env", "-i", *attempt],
+        "early release": [PYTHON, "-c", CUDA + EARLY],
+        "pools": [PYTHON, "-c", CUDA + POOLS],
+        "graphs": [PYTHON, "-c", CUDA + GRAPHS],
+        "import": [PYTHON, "-c", CUDA + IMPORT],
+    }  # fmt: skip
+
+
+REFUSED = ["environment", "path", "copy", "setuid", "daemon", "move"]
+# A library of the tenant's own before the limiter answers for dlsym, as whoever runs code in a process may do.
+ENDED = ["preload", "loader", "namespace", "container"]
+SAID = {
+    "early release": "[0, -2, -2, -2]",
+    "pools": "[-2, True, -2]",
+    "graphs": "[2, 0, -2]",
+    "import": "[True, -2, True]",
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes(cluster: DevCluster, shared: Path) -> dict[str, Outcome]:
+    """All ways, each in a job of its own, all at once on one GPU."""
+    said: dict[str, list[str]] = {}
+
+    def run(name: str, command: list[str]) -> None:
+        job = ["sh", "-c", 'echo job $SLURM_JOB_ID; exec "$@"', "x", *command]
+        with subprocess.Popen(
+            cluster.command(srun(*job), user="alice"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as program:
+            assert program.stdout
+            for line in program.stdout:
+                said[name].append(line)
+                if name == "daemon" and line.startswith("code"):  # what it left in the background ends with its step
+                    program.terminate()
+
+    every = ways(shared)
+    for name in every:
+        said[name] = []
+    threads = [threading.Thread(target=run, args=item) for item in every.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(90)
+    jobs = {
+        name: int(next(line.split()[1] for line in lines if line.startswith("job "))) for name, lines in said.items()
+    }
+    eventually(lambda: set(jobs.values()) <= {record.job for record in records(cluster)})
+    found = {record.job: record for record in records(cluster)}
+    return {
+        name: Outcome(
+            float(next((line.split()[1] for line in lines if line.startswith("at ")), "nan")),
+            "".join(lines),
+            found[jobs[name]],
+        )
+        for name, lines in said.items()
+    }
+
+
+@pytest.mark.parametrize("way", REFUSED)
+def test_refused(outcomes: dict[str, Outcome], way: str) -> None:
+    outcome = outcomes[way]
+    assert "code 2\n" in outcome.said, outcome.said
+    assert outcome.refused >= 1 and outcome.ended() == []
+    assert outcome.record.grants[0].peak <= 4 * GIB
+
+
+@pytest.mark.parametrize("way", SAID)
+def test_memory_held_by_other_means_is_charged(outcomes: dict[str, Outcome], way: str) -> None:
+    outcome = outcomes[way]
+    assert f"said {SAID[way]}\n" in outcome.said, outcome.said
+    assert outcome.refused >= 1 and outcome.record.grants[0].peak <= 4 * GIB
+
+
+@pytest.mark.parametrize("way", ENDED)
+def test_ended_within_two_seconds(outcomes: dict[str, Outcome], way: str) -> None:
+    outcome = outcomes[way]
+    assert "code 0\n" in outcome.said, outcome.said
+    assert len(outcome.ended()) == 1, outcome.record.events
+    assert 0 < outcome.ended()[0] - outcome.at < 2
+    assert "of GPU memory on /dev/nvidia" in outcome.said and "step 0 is ended" in outcome.said
+
+
+def test_a_driver_linked_out_of_reach_is_refused_or_ended(outcomes: dict[str, Outcome]) -> None:
+    """RTLD_DEEPBIND: what the program finds in the library is the library's own."""
+    outcome = outcomes["deep"]
+    if "code 0\n" in outcome.said:
+        [ended] = outcome.ended()
+        assert ended - outcome.at < 2
+    else:
+        assert "code 2\n" in outcome.said and outcome.refused >= 1
+
+
+def test_a_static_program_is_ended(cluster: DevCluster, shared: Path) -> None:
+    """It has no loader, and speaks to the driver itself: here the test says what the driver would see."""
+    job = cluster.command(srun("env", "-i", str(shared / "static")), user="alice")
+    with subprocess.Popen(job, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
+        assert program.stdout
+        pid, limited = (program.stdout.readline().split()[1] for _ in range(2))
+        assert limited == "0"
+        folder = cluster.node_folder(NODE) / "gpu_sim"
+        began = time.time()
+        set_values(folder, 0, {"process": f"{pid}:5G"})
+        try:
+            _, said = program.communicate(timeout=20)
+        finally:
+            set_values(folder, 0, {"processes": "none"})
+    assert time.time() - began < 4 and program.returncode != 0 and "limit 4G" in said
+
+
+@pytest.mark.parametrize("place", ["outside", "extern"])
+def test_what_comes_by_ssh_is_ended(cluster: DevCluster, shared: Path, place: str) -> None:
+    """A process that no step started: outside of every job, and where pam_slurm_adopt puts it."""
+    attempt = [PYTHON, str(shared / "try.py"), "libcuda.so.1", "-", OVER]
+    job = cluster.command(srun("sh", "-c", "echo $SLURM_JOB_ID; sleep 30"), user="alice")
+    uid = cluster.run(["id", "-u", "alice"]).stdout.strip()
+    with subprocess.Popen(job, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout
+        number = program.stdout.readline().strip()
+        words = ["setpriv", f"--reuid={uid}", "--clear-groups", *attempt]
+        if place == "extern":
+            words = ["sh", "-c", ADOPT, number, *words]
+        came = cluster.run(words, node=NODE, check=False, timeout=30)
+        cluster.run(["scancel", number])
+    assert "code 0" in came.stdout and came.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL)
+    at = float(came.stdout.split()[1])
+    record = eventually(lambda: [one for one in records(cluster) if one.job == int(number)])[0]
+    [end] = [event for event in record.events if event.action == "end"]
+    assert 0 < end.time - at < 2 and end.detail["step"] == place
+
+
+# ---- the records ----
+
+
+def sacct(cluster: DevCluster, job: int) -> dict[str, str]:
+    line = cluster.run(["sacct", "-X", "-n", "-P", "-j", str(job), "-o", "AdminComment"], user="alice").stdout
+    return parse(line.strip()) or {}
+
+
+def test_users_find_the_record_in_sacct(cluster: DevCluster, outcomes: dict[str, Outcome]) -> None:
+    job = outcomes["pools"].record.job
+    words = eventually(lambda: sacct(cluster, job))
+    assert words == {
+        "v": "1", "rung": "limiter", "gpus": "1", "asked": "4096", "limit": "4096",
+        "peak": str(-(-outcomes["pools"].record.grants[0].peak >> 20)), "refused": words["refused"], "ended": "0",
+    } | {name: value for name, value in words.items() if len(name) == 2}  # fmt: skip
+    ended = eventually(lambda: sacct(cluster, outcomes["container"].record.job))
+    assert ended["ended"] == "1" and int(ended["peak"]) > 8192
+
+
+def test_two_tenants_on_one_gpu_have_a_record_each(cluster: DevCluster, outcomes: dict[str, Outcome]) -> None:
+    """What one has is never counted to the other, on one GPU at the same time."""
+    del outcomes
+    sizes = {"alice": 2000, "bob": 9000}
+    hold = (
+        "import sys\n" + CUDA + "start(); print(os.environ['SLURM_JOB_ID'], alloc({}) > 0, flush=True); time.sleep(3)"
+    )
+    programs = {
+        user: subprocess.Popen(
+            cluster.command(srun(PYTHON, "-c", hold.format(size), mib=size + 1000), user=user),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for user, size in sizes.items()
+    }
+    jobs = {}
+    for user, program in programs.items():
+        said, _ = program.communicate(timeout=40)
+        number, done = said.split()
+        assert done == "True"
+        jobs[user] = int(number)
+    eventually(lambda: set(jobs.values()) <= {record.job for record in records(cluster)})
+    found = {record.job: record for record in records(cluster)}
+    for user, size in sizes.items():
+        [grant] = found[jobs[user]].grants
+        assert (found[jobs[user]].user, grant.asked) == (user, (size + 1000) << 20)
+        assert size < grant.peak >> 20 < size + 1000  # with its context
+
+
+def test_records_wait_for_a_controller_and_an_agent_that_are_away(cluster: DevCluster) -> None:
+    """A job of two nodes has a record of each, and one line in sacct, however long it takes."""
+    controllerd, agent = "controllerd@ctl1", f"agent@{NODE}"
+    cluster.stop_daemon(controllerd)
+    try:
+        job = ["srun", "--quiet", "-N2", "--gres=gpu:1", "sh", "-c", "echo $SLURM_JOB_ID"]
+        number = int(cluster.run(job, user="alice", timeout=60).stdout.split()[0])
+        outboxes = [cluster.node_folder(name) / "outbox" / f"{number}.json" for name in (NODE, OTHER)]
+        eventually(lambda: all(path.exists() for path in outboxes))
+        cluster.stop_daemon(agent, number=signal.SIGKILL)
+        cluster.start_daemon(agent)
+        assert sacct(cluster, number) == {}
+    finally:
+        cluster.start_daemon(controllerd)
+    words = eventually(lambda: (found := sacct(cluster, number)) and found["gpus"] == "2" and found, 90)
+    assert words["rung"] == "none"
+    assert sorted(record.node for record in records(cluster) if record.job == number) == [NODE, OTHER]
+    eventually(lambda: not any(path.exists() for path in outboxes))
+
+
+def test_a_full_disk_delays_a_record(cluster: DevCluster) -> None:
+    """The job's limits are taken back and the GPU is given to others; the record waits in /run."""
+    folder = cluster.node_folder(NODE) / "records"
+    away = folder.with_name("records.away")
+    folder.rename(away)
+    folder.touch()  # nothing can be written there
+    try:
+        number = int(cluster.run(srun("sh", "-c", "echo $SLURM_JOB_ID"), user="alice", timeout=60).stdout)
+        log = cluster.log(f"agent@{NODE}")
+        eventually(lambda: f"action=problem job={number}" in log.read_text())
+        waiting = cluster.run(["ls", "/run/sluice/agent/jobs", "/run/sluice/limit"], node=NODE).stdout.split()
+        assert f"{number}.json" in waiting and f"job_{number}" not in waiting
+        assert not any(record.job == number for record in records(cluster))
+    finally:
+        folder.unlink()
+        away.rename(folder)
+    eventually(lambda: any(record.job == number for record in records(cluster)))
+    assert json.loads((folder / f"{number}.json").read_text())["job"] == number
