@@ -43,7 +43,7 @@ class Default:
 
 CHECKS: dict[str, Default] = {
     # the device
-    "driver": Default("the vendor's driver answers", "fatal", "drain-node", quick=True, node=True),
+    "driver": Default("the vendor's driver answers", "fatal", "drain-node", window=30, quick=True, node=True),
     "gpu_lost": Default("the driver still finds the GPU", "fatal", "requeue", quick=True),
     "device_file": Default("the GPU's device files are there", "fatal", "drain-gpu", quick=True),
     "driver_version": Default("driver and library are of one version, and of that in `expect`", "critical",

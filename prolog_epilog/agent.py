@@ -10,8 +10,10 @@ from __future__ import annotations
 import os
 import signal
 import time
+from typing import Any
 
 from gres_probe.probe import probe_node
+from health.monitor import Monitor, send_health
 from policy.node import FILE_NAME, NodePolicyFile
 from prolog_epilog.accounting import SAVE_SECONDS, Accounting
 from prolog_epilog.contexts import Contexts
@@ -30,8 +32,8 @@ from prolog_epilog.rungs.mps import Mps
 from prolog_epilog.rungs.partition import Partition
 from prolog_epilog.rungs.share import Shares
 from prolog_epilog.rungs.watchdog import Watchdog
-from prolog_epilog.server import Server
-from prolog_epilog.state import Settings, State
+from prolog_epilog.server import Peer, Server
+from prolog_epilog.state import RefusalError, Settings, State
 from prolog_epilog.watching import Watcher
 from sluice_base.errors import SluiceError
 
@@ -42,6 +44,7 @@ class Agent:
     """The daemon, put together from its parts."""
 
     def __init__(self, settings: Settings) -> None:
+        self.again = False
         self.state = State(settings)
         self.server = Server(settings.run / "agent.sock", self.state.stopping)
         self.duties = Duties(self.state.stopping)
@@ -50,12 +53,14 @@ class Agent:
         self.regions = Regions(self.state, self.contexts)
         self.jobs = Jobs(self.state, self.watcher, self.contexts, self.regions, *self._limits())
         self.jobs.answer_to(self.server)
+        self.server.add("restart", self.restart)
         self.watcher.on_sample.append(self.regions.reap)
         self.duties.add("limits", 5.0, self.jobs.check_limits)
         self.accounting = Accounting(self.state, settings.records.parent / "running")
         self.watcher.on_sample.append(self.accounting.sample)
         self.jobs.on_end.append(self.accounting.finish)
         self.duties.add("accounting", SAVE_SECONDS, self.accounting.save)
+        self._watch_health()
         self.duties.add("records", 1.0, self.jobs.write_records)
         self.duties.add("courier", 1.0, Courier(self.state.outbox).run)
 
@@ -74,6 +79,21 @@ class Agent:
         ladder = Ladder(self.state, rungs, shares, lambda: policy.current().limits)
         return ladder, Renewal(self.state, self.watcher, lambda: policy.current().limits)
 
+    def _watch_health(self) -> None:
+        """Checks of GPUs and node: round after round, before and after each job, and when asked."""
+        settings = self.state.settings
+        memory = settings.records.parent / "health.json"
+        monitor = Monitor(
+            self.state, self.watcher, policy=settings.policy.with_name(FILE_NAME), memory=memory, send=send_health
+        )
+        self.health = monitor
+        self.watcher.on_sample.append(monitor.on_sample)
+        self.jobs.on_prolog.append(monitor.refuse_sick)
+        self.jobs.on_end.append(lambda _: monitor.wake())
+        self.server.add("health", monitor.check, quiet=True)
+        self.duties.add("health", 1.0, monitor.run)
+        self.duties.add("health-report", 1.0, monitor.deliver)
+
     def start(self) -> None:
         """Find the GPUs, take over what an earlier agent left, measure driver contexts. Raises SluiceError, OSError."""
         if os.geteuid() != 0:
@@ -84,6 +104,7 @@ class Agent:
         for problem in inventory.problems:
             log("problem", vendor=problem.vendor, what=problem.what, remedy=problem.remedy)
         self.state.devices = devices_of(inventory)
+        self.health.start(inventory)
         self.watcher.find()
         self.accounting.load()
         self.jobs.take_over()
@@ -105,8 +126,18 @@ class Agent:
         self.regions.prepare()
         self.state.store.prune(time.time() - _RETENTION_SECONDS)
 
+    def restart(self, *, peer: Peer) -> dict[str, Any]:
+        """A request: begin anew, e.g. as the node has other devices now. Refused while jobs have GPUs."""
+        del peer
+        with self.state.lock:
+            if self.state.records:
+                raise RefusalError(f"{len(self.state.records)} jobs have GPUs here")
+        self.again = True
+        self.state.stopping.set()
+        return {}
+
     def serve(self) -> None:
-        """Answer until SIGTERM or SIGINT."""
+        """Answer until SIGTERM or SIGINT, or until it is to begin anew (`again`)."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self.state.stopping.set())
         self.server.serve(

@@ -44,6 +44,7 @@ class Jobs:
         self._ladder = ladder
         self._renewal = renewal
         self._reclaim = Reclaim(state, watcher)
+        self.on_prolog: list[Callable[[list[NodeDevice]], None]] = []  # each may refuse a job these devices
         self.on_end: list[Callable[[JobRecord], None]] = []  # called with a job's record before it is written, locked
         self._unwritten: list[JobRecord] = []  # of jobs that ended
 
@@ -100,6 +101,8 @@ class Jobs:
             watch = self._watcher.watches[device.vendor]
             if watch.problem is not None:
                 raise RefusalError(watch.problem.what, remedy=watch.problem.remedy)
+        for function in self.on_prolog:
+            function(chosen)
         with self._state.lock:
             known = self._state.records.get(job)
             if known is not None and known.uid == uid and job in cgroups.jobs_here():

@@ -31,6 +31,8 @@ _KEPT_S = 400 * 86400.0
 _PRUNE_S = 86400.0
 
 Handler = Callable[[dict[str, Any]], dict[str, Any]]
+HANDLERS: dict[str, Callable[[Site], Handler]] = {}
+"""Requests of other parts by their ``do``, put in when these are imported; made anew for each daemon."""
 
 log = logging.getLogger("sluice.inbox")
 
@@ -138,6 +140,7 @@ def duties(site: Site) -> list[Duty]:
     store = JobRecords(site.state_save / FOLDER)
     comments = Comments(store)
     handlers: dict[str, Handler] = {"records": store_records(store, comments)}
+    handlers |= {name: make(site) for name, make in HANDLERS.items()}
 
     def serve(site: Site) -> None:
         sockets = listen((), port())

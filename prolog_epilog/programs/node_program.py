@@ -1,9 +1,10 @@
 #!/usr/bin/python3 -IS
-"""What slurmd and slurmstepd start on a node: one program under four names, each of which asks the node agent.
+"""What slurmd and slurmstepd start on a node: one program under five names, each of which asks the node agent.
 
 sluice-prolog, sluice-epilog   Prolog and Epilog of slurm.conf, as root
 sluice-task-init               the SPANK plugin's helper, as root, before a task becomes its user
 sluice-task-prolog             TaskProlog, as the job's user in the task's cgroup
+sluice-health                  HealthCheckProgram, as root: a round of checks now; exit 0 to 3 as Nagios has it
 
 No site packages, and of the standard library what is written in C: this starts with every job and task, and to import
 json and socket takes longer than all the rest. No answer, a bad answer and a slow one are failures: a job with GPUs is
@@ -180,9 +181,35 @@ def task_prolog() -> None:
             print(f"export {name}={value}")
 
 
+def health() -> int:
+    """Check GPUs and node; the agent acts upon what is found, and Slurm upon nothing that is said here."""
+    report = ask(do="health")["report"]
+    if report is None:
+        print("OK: health checks are switched off")
+        return 0
+    faults = report["faults"]
+    unsure = [gpu["uuid"] for gpu in report["gpus"] if "gpu_lost" in gpu["unknown"]]
+    for fault in faults:
+        where = ",".join([str(one) for one in fault["numbers"]])
+        print(f"{fault['severity'].upper()}: {fault['check']}{' GPU ' + where if where else ''}: {fault['text']}")
+    ranks = [2 if fault["severity"] in ("critical", "fatal") else fault["severity"] == "warning" for fault in faults]
+    code = max([int(rank) for rank in ranks], default=0) or (3 if unsure else 0)
+    if unsure:
+        print(f"UNKNOWN: nobody answers for {', '.join(unsure)}")
+    elif not faults:
+        print(f"OK: {len(report['gpus'])} GPUs")
+    return code
+
+
 def main() -> int:
     """Run what the name says."""
     name = os.path.basename(sys.argv[0])  # noqa: PTH119 - pathlib takes longer to load than all of this
+    if name == "sluice-health":
+        try:
+            return health()
+        except (RefusedError, KeyError, TypeError) as why:
+            print(f"UNKNOWN: {why}")
+            return 3
     try:
         {
             "sluice-prolog": prolog,

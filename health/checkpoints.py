@@ -1,0 +1,55 @@
+"""Signals for running jobs that save their state: again and again, and before their time limit."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from policy.checkpoint import NodeCheckpoint
+from policy.units import parse_seconds
+from slurm_client.model import Job
+
+_ASK = re.compile(r"(?:^|[\s,;])sluice:checkpoint(?:=(\w{1,20}))?(?=$|[\s,;])")
+_LEAST_S = 60
+
+
+def asks(comment: str) -> int | None:
+    """Whether a job's comment asks for signals: 0 for as often as the policy says, else every so many seconds."""
+    match = _ASK.search(comment)
+    if match is None:
+        return None
+    try:
+        return max(_LEAST_S, parse_seconds(match[1])) if match[1] else 0
+    except ValueError:
+        return 0
+
+
+class Checkpoints:
+    """When each job is signalled next. Not thread-safe; a new daemon begins to count anew."""
+
+    def __init__(self) -> None:
+        self._signalled: dict[int, float] = {}
+        self._ending: set[int] = set()
+
+    def due(self, jobs: Iterable[Job], policy: NodeCheckpoint, now: float) -> list[int]:
+        """The running jobs that are to be signalled now."""
+        found = []
+        running = {job.id: job for job in jobs if job.state == "RUNNING" and asks(job.comment) is not None}
+        self._signalled = {job: when for job, when in self._signalled.items() if job in running}
+        self._ending &= set(running)
+        for number, job in running.items():
+            every = asks(job.comment) or policy.interval_s
+            last = self._signalled.setdefault(number, float(job.start_time or now))
+            ends = job.end_time
+            close = (
+                policy.before_time_limit_s is not None
+                and ends is not None
+                and ends - now <= policy.before_time_limit_s
+                and number not in self._ending
+            )
+            if close:
+                self._ending.add(number)
+            if close or (every and now - last >= every):
+                self._signalled[number] = now
+                found.append(number)
+        return found

@@ -1,0 +1,18 @@
+"""All checks, by the names of `policy.health.CHECKS`; a module a family."""
+
+from __future__ import annotations
+
+from health.check import GpuCheck, NodeCheck
+from health.checks import device, events, heat, links, memory, node, use
+
+GPU_CHECKS: dict[str, GpuCheck] = {
+    **device.CHECKS,
+    **events.CHECKS,
+    **memory.CHECKS,
+    **heat.CHECKS,
+    **links.CHECKS,
+    **use.CHECKS,
+}
+NODE_CHECKS: dict[str, NodeCheck] = {**node.CHECKS}
+
+__all__ = ["GPU_CHECKS", "NODE_CHECKS"]

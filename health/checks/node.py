@@ -1,0 +1,73 @@
+"""The node itself."""
+
+from __future__ import annotations
+
+from health.check import Answer, Measured, NodeCheck, Status, told
+from health.facts import NodeFacts
+from policy.health import NodeHealth
+
+_UP = ("ACTIVE", "up")
+
+
+def driver(node: NodeFacts, policy: NodeHealth) -> Answer:
+    """Vendors whose driver does not answer."""
+    del policy
+    silent = [f"{vendor}: {problem}" for vendor, problem in sorted(node.problems.items()) if problem]
+    return Measured(len(silent), "; ".join(silent)) if node.problems else Status.SKIPPED
+
+
+def driver_version(node: NodeFacts, policy: NodeHealth) -> Answer:
+    """Library and module of two versions, or another than the policy expects."""
+    wrong, known = [], 0
+    for vendor, problem in sorted(node.problems.items()):
+        if problem and "mismatch" in problem.lower():
+            wrong.append(f"{vendor}: {problem}")
+            known += 1
+            continue
+        library = next((one.gpu.driver_version for one in node.gpus if one.gpu.vendor == vendor), "")
+        module = node.modules.get(vendor)
+        expected = policy.expect.get(vendor)
+        known += bool(library and (module or expected))
+        if library and module and module != library:
+            wrong.append(f"{vendor}: module {module}, library {library}")
+        if library and expected and library != expected:
+            wrong.append(f"{vendor}: {library}, expected {expected}")
+    if not node.problems:
+        return Status.SKIPPED
+    return Measured(len(wrong), "; ".join(wrong)) if known else Status.UNKNOWN
+
+
+def nic_link(node: NodeFacts, policy: NodeHealth) -> Answer:
+    """Adapters near a GPU whose link is not up."""
+    del policy
+    if not node.nics:
+        return Status.SKIPPED
+    if all(state is None for state in node.nics.values()):
+        return Status.UNKNOWN
+    down = [f"{name} is {state}" for name, state in sorted(node.nics.items()) if state and state not in _UP]
+    return Measured(len(down), ", ".join(down))
+
+
+def free_space(node: NodeFacts, policy: NodeHealth) -> Answer:
+    """The fullest of the policy's paths, in percent that are free."""
+    del policy
+    known = [(free, path) for path, free in node.free_percent.items() if free is not None]
+    if not known:
+        return Status.UNKNOWN if node.free_percent else Status.SKIPPED
+    free, path = min(known)
+    return Measured(free, f"{path}: {free:.1f} % free")
+
+
+def clock_skew(node: NodeFacts, policy: NodeHealth) -> Answer:
+    """Seconds, whichever way; the controllers' daemon tells its time with each report that it takes."""
+    del policy
+    return told(None if node.skew_s is None else abs(node.skew_s))
+
+
+CHECKS = {
+    "driver": NodeCheck(driver, "{detail}"),
+    "driver_version": NodeCheck(driver_version, "driver versions: {detail}"),
+    "nic_link": NodeCheck(nic_link, "{detail}"),
+    "free_space": NodeCheck(free_space, "{detail}", below=True),
+    "clock_skew": NodeCheck(clock_skew, "clock differs from the controller's by {value:.1f} s"),
+}

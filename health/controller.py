@@ -1,0 +1,254 @@
+"""Health on the controllers: takes nodes' reports, and carries out what the keeper decides. Duties of controllerd.
+
+What it knows lies in StateSaveLocation/sluice.health.json, where the backup controller's daemon finds it, too; what is
+out of service in sluice.withdrawn beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from health import withdrawn
+from health.checkpoints import Checkpoints
+from health.keeper import Act, Keeper, State, from_document, to_document
+from health.report import parse_report
+from health.requeue import JobPlan, Requeues
+from policy.node import FILE_NAME, NodePolicy, NodePolicyFile
+from sluice_base import events
+from sluice_base.errors import SluiceError
+from sluice_base.files import write_atomic
+from sluice_base.hostlist import expand
+from sluice_base.text import one_line
+from slurm_client.model import Node
+from usage import inbox
+from usage.controllerd import Duty, Site
+
+STATE_FILE = "sluice.health.json"
+PERIOD_S = 5.0
+_CHECKPOINT_S = 15.0
+_MAX_BYTES = 64 << 20
+
+log = logging.getLogger("sluice.health")
+
+
+class Controller:
+    """The keeper with its hands: Slurm's commands, files, events."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.keeper = Keeper()
+        self.lock = threading.RLock()
+        self._policy: NodePolicyFile | None = None
+        self._stamp: tuple[int, int] | None = None
+        self._requeues = Requeues(site.commands, self._job_event)
+        self._checkpoints = Checkpoints()
+        self._running: dict[str, dict[int, float]] = {}  # node -> its jobs, when they were last looked at
+        self._down: set[str] = set()
+
+    # ---- requests ----
+
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """``health`` of the inbox: a node's report, what is known (``list``), or a GPU's return by hand."""
+        with self.lock:
+            self._load()
+            if "report" in request:
+                return self.keeper.take(parse_report(request["report"]), time.time())
+            if "return" in request:
+                return self._return(request["return"])
+            if "list" in request:
+                return {
+                    "state": to_document(self.keeper.state),
+                    "time": time.time(),
+                    "policy": self._policy_of().health.mode,
+                }
+        raise SluiceError("health request: none of report, list, return")
+
+    def _return(self, asked: Any) -> dict[str, Any]:
+        if not isinstance(asked, dict) or not isinstance(asked.get("node"), str):
+            raise SluiceError("return: names no node")
+        number = asked.get("gpu")
+        if number is not None and not isinstance(number, int):
+            raise SluiceError(f"return: GPU {number!r} is no number")
+        known = {*self.keeper.state.nodes, *self.keeper.state.reports}
+        if asked["node"] not in known:
+            raise SluiceError(
+                f"node {asked['node']}: no report of it ever came",
+                remedy="see: sluice health list; is its agent running?",
+            )
+        acts = self.keeper.return_by_hand(asked["node"], number)
+        self._carry_out(acts, by="hand")
+        self._save()
+        return {"done": [act.kind for act in acts]}
+
+    # ---- the duty ----
+
+    def step(self, site: Site) -> None:
+        """Look at everything once, and do what is due."""
+        nodes = site.client.nodes()
+        with self.lock:
+            self._load()
+            policy = self._policy_of()
+            now = time.time()
+            if policy.health.mode != "off":
+                acts = self.keeper.decide(nodes, policy.health, now, by_gpu=self._by_gpu())
+                self._carry_out(acts)
+            else:
+                self._carry_out(self._give_all_back())
+            withdrawn.write(site.state_save / withdrawn.FILE_NAME, self.keeper.state.withdrawn())
+            self._watch_nodes(nodes, policy, now)
+            if self.keeper.state.jobs:
+                sizes = {one.name: one.node_count for one in site.client.partitions()}
+                self._requeues.advance(self.keeper.state.jobs, self.keeper.state.tries, policy.checkpoint, now, sizes)
+            self._save()
+
+    def signal(self, site: Site) -> None:
+        """Signal running jobs that save their state."""
+        policy = self._policy_of().checkpoint
+        for job in self._checkpoints.due(site.client.jobs(states=["RUNNING"]), policy, time.time()):
+            site.commands.run("scancel", f"--signal={policy.signal}", "--full", str(job), check=False)
+            log.info("job %d: signalled to save its state", job)
+
+    def _policy_of(self) -> NodePolicy:
+        if self._policy is None:
+            self._policy = NodePolicyFile(self.site.conf_folder / FILE_NAME)
+        policy = self._policy.current()
+        if self._policy.problem is not None:
+            log.warning("%s", one_line(str(self._policy.problem)))
+        return policy
+
+    def _by_gpu(self) -> bool:
+        """Whether the placement hook is in slurmctld and on: else a GPU cannot be taken out, only its node."""
+        try:
+            report = json.loads((self.site.state_save / f"sluice.status.{self.site.host}").read_text())
+            return "select" in report["plugins"] and report["level"] != "off"
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+
+    def _give_all_back(self) -> list[Act]:
+        """The policy has switched health off."""
+        return [act for name in list(self.keeper.state.nodes) for act in self.keeper.return_by_hand(name, None)]
+
+    def _carry_out(self, acts: Iterable[Act], by: str = "health") -> None:
+        """Do it; what Slurm refuses is tried again with the next step."""
+        for act in acts:
+            try:
+                if act.kind == "drain":
+                    self._scontrol(act.node, "state=drain", f"reason={act.reason}")
+                elif act.kind == "undrain":
+                    self._scontrol(act.node, "state=undrain")
+                elif act.kind == "requeue":
+                    self.keeper.state.jobs.setdefault(act.job, JobPlan(act.node, act.reason, act.key, act.began))
+            except SluiceError as error:
+                log.error("%s %s: %s", act.kind, act.node, one_line(str(error)))
+                continue
+            now = time.time()
+            self.keeper.done(act, now)
+            if act.kind != "requeue":
+                self._event(act, by)
+
+    def _scontrol(self, node: str, *changes: str) -> None:
+        self.site.commands.output("scontrol", "update", f"nodename={node}", *changes)
+
+    def _watch_nodes(self, nodes: list[Node], policy: NodePolicy, now: float) -> None:
+        """Nodes that went down: Slurm requeues their jobs itself; here they get wait, hint and budget."""
+        down = {node.name for node in nodes if node.state == "down" and "not_responding" in node.flags}
+        for name in sorted(down - self._down):
+            jobs = self._running.get(name, {})
+            self._event(
+                Act("event", name, f"not responding; jobs {','.join(map(str, jobs)) or 'none'}", event="health.down")
+            )
+            for job in jobs if policy.checkpoint.requeue else ():
+                plan = JobPlan(name, f"{name} went down", f"{name}/down/{now:.0f}", now)
+                self.keeper.state.jobs.setdefault(job, plan)
+        self._down = down
+        self._running = {name: self._running.get(name, {}) for name in down}
+        for running in self.site.client.jobs(states=["RUNNING"]):
+            for name in expand(running.nodes) if running.nodes else ():
+                if name not in down:
+                    self._running.setdefault(name, {})[running.id] = now
+
+    # ---- events and state ----
+
+    def _event(self, act: Act, by: str = "health") -> None:
+        kind = act.event or f"health.{act.kind}"
+        log.warning("%s %s %s", kind, act.node, act.reason)
+        fields: dict[str, Any] = {"node": act.node, "reason": act.reason, "by": by}
+        if act.numbers:
+            fields |= {"gpus": list(act.numbers), "uuid": act.uuid}
+        self._append(kind, fields)
+
+    def _job_event(self, kind: str, node: str, job: int, words: str) -> None:
+        log.warning("%s %s job %d: %s", kind, node, job, words)
+        self._append(kind, {"node": node, "job": job, "reason": words})
+
+    def _append(self, kind: str, fields: Mapping[str, Any]) -> None:
+        try:
+            events.append(self.site.events, kind, **fields)
+        except (OSError, SluiceError) as error:
+            log.error("event %s: %s", kind, one_line(str(error)))
+
+    def _path(self) -> Path:
+        return self.site.state_save / STATE_FILE
+
+    def _load(self) -> None:
+        """Read the state, where another daemon has written it since: at the start, and after a takeover and back."""
+        try:
+            facts = self._path().stat()
+        except FileNotFoundError:
+            if self._stamp is None:
+                self._adopt()
+                self._stamp = (0, 0)
+            return
+        stamp = (facts.st_mtime_ns, facts.st_ino)
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            with self._path().open("rb") as file:
+                self.keeper.state = from_document(json.loads(file.read(_MAX_BYTES)))
+        except (ValueError, KeyError, TypeError, AttributeError, SluiceError) as error:
+            log.error("%s: damaged, begun anew: %s", self._path(), one_line(str(error)))
+            self.keeper.state = State()
+            self._adopt()
+
+    def _adopt(self) -> None:
+        """Without a state: what is out of service stays so until its node reports."""
+        try:
+            gpus = withdrawn.read(self.site.state_save / withdrawn.FILE_NAME)
+        except SluiceError as error:
+            log.error("%s", one_line(str(error)))
+            return
+        self.keeper.adopt(gpus, time.time())
+
+    def _save(self) -> None:
+        text = json.dumps(to_document(self.keeper.state), separators=(",", ":"))
+        write_atomic(self._path(), text + "\n", mode=0o600)
+        facts = self._path().stat()
+        self._stamp = (facts.st_mtime_ns, facts.st_ino)
+
+
+_controllers: weakref.WeakKeyDictionary[Site, Controller] = weakref.WeakKeyDictionary()
+
+
+def controller_of(site: Site) -> Controller:
+    """The one of this daemon."""
+    found = _controllers.get(site)
+    if found is None:
+        found = _controllers[site] = Controller(site)
+    return found
+
+
+def duties(site: Site) -> list[Duty]:
+    """For `usage.controllerd`."""
+    controller = controller_of(site)
+    return [Duty("health", PERIOD_S, controller.step), Duty("checkpoints", _CHECKPOINT_S, controller.signal)]
+
+
+inbox.HANDLERS["health"] = lambda site: controller_of(site).answer
