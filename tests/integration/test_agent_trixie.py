@@ -1,0 +1,103 @@
+"""The node agent and the plugin that holds tasks under Slurm 24.11, in a Debian 13 tree."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dev_cluster.cluster import DevCluster
+
+pytestmark = [pytest.mark.cluster, pytest.mark.trixie]
+
+NODE, MIXED = "h100-1", "mixed-1"
+PYTHON = "/usr/bin/python3"
+GIB = 1 << 30
+HOLD = """
+import ctypes, sys, time
+cu, context, address = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64()
+assert cu.cuInit(0) == 0 and cu.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+assert cu.cuCtxSetCurrent(context) == 0
+seconds, *sizes = sys.argv[1:]
+for mib in sizes:
+    print(cu.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(int(mib) << 20)), flush=True)
+time.sleep(float(seconds))
+"""
+HIP = """
+import ctypes
+hip, address = ctypes.CDLL("libamdhip64.so"), ctypes.c_void_p()
+for gib in (40, 40, 1):
+    print(hip.hipMalloc(ctypes.byref(address), ctypes.c_size_t(gib << 30)), flush=True)
+"""
+ESCAPE = 'mount --bind /dev/null /etc/ld.so.preload && exec env -i "$@"'
+
+
+@pytest.fixture(scope="module")
+def cluster(trixie_root: Path, make_shared_cluster: Callable[..., DevCluster]) -> DevCluster:
+    return make_shared_cluster(
+        {
+            "nodes": [{"names": NODE, "platform": "dgx-h100"}, {"names": MIXED, "platform": "mixed"}],
+            "controllers": 1,
+            "accounting": False,
+            "agent": True,
+            "users": [{"name": "alice"}],
+        },
+        root=trixie_root,
+    )
+
+
+def run(cluster: DevCluster, *command: str, node: str = NODE) -> subprocess.CompletedProcess[str]:
+    return cluster.run(["srun", "--quiet", "-w", node, *command], user="alice", check=False, timeout=60)
+
+
+def last_record(cluster: DevCluster, node: str = NODE) -> dict[str, Any]:
+    """Of the newest job, once its epilog has run."""
+    folder = cluster.node_folder(node) / "records"
+    end = time.monotonic() + 30
+    while cluster.run(["squeue", "-h"]).stdout or not list(folder.glob("*.json")):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    newest = max(folder.glob("*.json"), key=lambda path: int(path.stem))
+    record: dict[str, Any] = json.loads(newest.read_text())
+    return record
+
+
+def test_a_limit_holds_whatever_the_environment(cluster: DevCluster) -> None:
+    ran = run(cluster, "--gres=shard:4096", "env", "-i", PYTHON, "-c", HOLD, "0", "3000", "2000")
+    assert ran.stdout.split() == ["0", "2"], ran.stderr
+    [grant] = last_record(cluster)["grants"]
+    assert (grant["limit"], grant["rung"], grant["refused"], grant["clean"]) == (4 * GIB, "limiter", 1, True)
+
+
+def test_amd_too(cluster: DevCluster) -> None:
+    ran = run(cluster, f"--gres=shard:{50 * 1024}", PYTHON, "-c", HIP, node=MIXED)
+    assert ran.stdout.split() == ["0", "2", "0"], ran.stderr
+
+
+def test_an_escape_is_ended(cluster: DevCluster) -> None:
+    words = ["unshare", "-Urm", "sh", "-c", ESCAPE, "x", PYTHON, "-c", HOLD, "30", "8192"]
+    ended = run(cluster, "--gres=shard:4096", *words)
+    assert ended.returncode != 0 and "limit 4G; step 0 is ended" in ended.stderr
+    assert [event["action"] for event in last_record(cluster)["events"]].count("end") == 1
+
+
+def test_a_task_opens_what_it_was_given(cluster: DevCluster) -> None:
+    attempt = 'for f in /dev/nvidia[0-7]; do (exec 3<>$f) 2>&1 | grep -o "not permitted"; done; env'
+    ran = run(cluster, "--gres=gpu:3", "bash", "-c", attempt)
+    assert ran.stdout.count("not permitted") == 5 and "SLUICE_GPU_NUMA=" in ran.stdout
+    assert [grant["rung"] for grant in last_record(cluster)["grants"]] == ["none"] * 3
+
+
+def test_without_the_agent_no_task_starts(cluster: DevCluster) -> None:
+    cluster.stop_daemon(f"agent@{MIXED}")
+    refused = cluster.run(
+        ["timeout", "20", "srun", "--quiet", "-w", MIXED, "--gres=shard:1024", "echo", "ran"], user="alice", check=False
+    )
+    assert "ran" not in refused.stdout
+    said = cluster.log(f"slurmd@{MIXED}").read_text()
+    assert "the node agent does not answer at /run/sluice/agent.sock" in said
