@@ -42,6 +42,7 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     "slurm-gang": ("benchmarks.slurm_gang", "gangs among small jobs on real daemons"),
     "slurm-fragmentation": ("benchmarks.slurm_fragmentation", "GPU allocation and waits beside stock Slurm"),
     "policy-apply": ("benchmarks.policy_apply", "plan and apply of 1,000 tenants with 10,000 users"),
+    "report": ("benchmarks.report", "the tenant report of a month, with many jobs in slurmdbd"),
     "cluster-up": ("benchmarks.cluster_up", "time to boot a development cluster"),
 }
 
