@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,8 @@ def command(context: click.Context, run: Path, records: Path, policy: Path, libr
     agent = Agent(Settings(run=run, records=records, policy=policy, library=library or library_path()))
     agent.start()
     agent.serve()
+    if agent.again:
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - this very program
 
 
 @command.command()

@@ -50,10 +50,9 @@ class Ladder:
                 passed[name] = why
                 continue
             self._set(record, grant, rung)
-            if grant.rung in self._rungs and all(one.rung != grant.rung for one in record.grants if one is not grant):
-                if grant.rung not in (name, *rung.needs):
-                    self._rungs[grant.rung].remove(record)
-            grant.rung, grant.passed_over = name, passed
+            left, grant.rung, grant.passed_over = grant.rung, name, passed
+            if left in self._rungs and left not in rung.needs and all(one.rung != left for one in record.grants):
+                self._rungs[left].remove(record)
             return
         reasons = "; ".join(f"{name}: {why}" for name, why in passed.items())
         raise RefusalError(

@@ -33,6 +33,8 @@ unsigned nvml_ordinal(unsigned index);
 void nvml_pci(const struct sim_pci *from, nvmlPciInfo_t *to);
 /* A MIG profile of a GPU by NVML's number of its kind, or by its ID; NULL when the GPU has none. */
 const struct sim_profile *nvml_mig_profile(const struct sim_gpu *gpu, unsigned int number, bool by_id);
+/* The compute instance over all of it: NVML's number of its kind, which is its ID here. */
+unsigned int nvml_compute_kind(const struct sim_profile *profile);
 /* Where it may begin, what is taken left out unless `empty`; how many, and into `out` (8 at most) where it is given. */
 unsigned nvml_mig_places(const struct sim_gpu *gpu, const struct sim_profile *profile, bool empty,
                          nvmlPlacement_t *out);

@@ -129,6 +129,12 @@ const struct sim_profile *nvml_mig_profile(const struct sim_gpu *gpu, unsigned i
     return NULL;
 }
 
+unsigned int nvml_compute_kind(const struct sim_profile *profile)
+{
+    static const uint8_t kinds[] = {0, 0, 1, 2, 3, 0, 6, 4, 5}; /* by slices: NVML_COMPUTE_INSTANCE_PROFILE_* */
+    return profile->slices < sizeof kinds ? kinds[profile->slices] : 0;
+}
+
 static nvmlReturn_t enter_profile(nvmlDevice_t device, uint32_t since, unsigned int number, bool by_id,
                                   struct target *t, const struct sim_profile **profile)
 {
@@ -339,7 +345,7 @@ SIM_API nvmlReturn_t nvmlComputeInstanceGetInfo_v2(nvmlComputeInstance_t compute
         *info = (nvmlComputeInstanceInfo_t){.device = nvml_handle(t.index, SIM_NO_INSTANCE),
                                             .gpuInstance = (nvmlGpuInstance_t)(void *)compute,
                                             .id = it->compute_instance,
-                                            .profileId = t.gpu.profiles[it->profile].kind,
+                                            .profileId = nvml_compute_kind(&t.gpu.profiles[it->profile]),
                                             .placement = {.size = t.gpu.profiles[it->profile].slices}};
     }
     return result;

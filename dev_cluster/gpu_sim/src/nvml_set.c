@@ -210,7 +210,7 @@ static nvmlReturn_t compute_profile(nvmlGpuInstance_t instance, unsigned int kin
     if (result == NVML_SUCCESS && t->instance == SIM_NO_INSTANCE) {
         result = NVML_ERROR_INVALID_ARGUMENT;
     }
-    if (result == NVML_SUCCESS && t->gpu.profiles[t->gpu.instances[t->instance].profile].kind != kind) {
+    if (result == NVML_SUCCESS && nvml_compute_kind(&t->gpu.profiles[t->gpu.instances[t->instance].profile]) != kind) {
         result = NVML_ERROR_NOT_SUPPORTED;
     }
     return result;
@@ -225,7 +225,7 @@ SIM_API nvmlReturn_t nvmlGpuInstanceGetComputeInstanceProfileInfo(nvmlGpuInstanc
     nvmlReturn_t result = info != NULL ? compute_profile(instance, kind, &t) : NVML_ERROR_INVALID_ARGUMENT;
     if (result == NVML_SUCCESS) {
         const struct sim_profile *p = &t.gpu.profiles[t.gpu.instances[t.instance].profile];
-        *info = (nvmlComputeInstanceProfileInfo_t){.id = p->kind,
+        *info = (nvmlComputeInstanceProfileInfo_t){.id = nvml_compute_kind(p),
                                                    .sliceCount = p->slices,
                                                    .instanceCount = 1,
                                                    .multiprocessorCount = p->multiprocessors,
@@ -247,7 +247,7 @@ SIM_API nvmlReturn_t nvmlGpuInstanceGetComputeInstanceProfileInfoV(nvmlGpuInstan
     if (result == NVML_SUCCESS) {
         const struct sim_profile *p = &t.gpu.profiles[t.gpu.instances[t.instance].profile];
         *info = (nvmlComputeInstanceProfileInfo_v2_t){.version = info->version,
-                                                      .id = p->kind,
+                                                      .id = nvml_compute_kind(p),
                                                       .sliceCount = p->slices,
                                                       .instanceCount = 1,
                                                       .multiprocessorCount = p->multiprocessors,

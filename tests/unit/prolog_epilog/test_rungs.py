@@ -1,4 +1,4 @@
-"""Each rung against simulated drivers: exact to the last MiB, in one process and many, and found again by a new agent."""
+"""Each rung against simulated drivers: exact to the last MiB, in one process and many; found again by a new agent."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ UNIFIED = next(
 needs_unified = pytest.mark.skipif(UNIFIED is None, reason="no cgroup file system of version 2 is mounted here")
 MPS_BIN = Path(__file__).parents[3] / "dev_cluster/gpu_sim/bin"
 
-# argv: how, MiB at the start of each worker, workers. Prints what each got: [in MiB, "oom" or a code] and waits for a line.
+# argv: how, MiB of a piece, workers. Prints what each got, in MiB, and the code that ended it; waits for a line.
 PROGRAM = """
 import ctypes as c, json, os, subprocess, sys, threading
 how, piece, workers = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
@@ -367,8 +367,8 @@ def test_eight_clients_race_for_one_limit(make_site: Callable[..., Site], tmp_pa
     region = site.agent.regions.of(7)
     wrapper = tmp_path / "in-job"
     wrapper.write_text(
-        f"#!/bin/sh\nmkdir -p /run/sluice/limit && mount -t tmpfs none /run/sluice/limit && mkdir /run/sluice/limit/job "
-        f'&& mount --bind "{region}" /run/sluice/limit/job && LD_PRELOAD={library_path()} exec "$@"\n'
+        f"#!/bin/sh\nmkdir -p /run/sluice/limit && mount -t tmpfs none /run/sluice/limit "
+        f'&& mkdir /run/sluice/limit/job && mount --bind "{region}" /run/sluice/limit/job && LD_PRELOAD={library_path()} exec "$@"\n'
     )
     wrapper.chmod(0o755)
     environment = {**os.environ, "PROGRAM": PROGRAM, **site.agent.jobs._ladder.exports(record)}
@@ -603,7 +603,8 @@ def test_compute_mode_and_clocks_are_put_back(make_site: Callable[..., Site]) ->
     record = site.job(7, None)
     change = (
         "import pynvml as n; n.nvmlInit(); h = n.nvmlDeviceGetHandleByIndex(0)\n"
-        "n.nvmlDeviceSetComputeMode(h, n.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS); n.nvmlDeviceSetGpuLockedClocks(h, 300, 900)\n"
+        "n.nvmlDeviceSetComputeMode(h, n.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS)\n"
+        "n.nvmlDeviceSetGpuLockedClocks(h, 300, 900)\n"
     )
     subprocess.run([sys.executable, "-c", change], check=True)
     assert site.agent.jobs._renewal.renew(record, {}) == {}

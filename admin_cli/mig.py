@@ -1,0 +1,135 @@
+"""`sluice mig`: lay out this node's GPUs in MIG instances as the policy says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from admin_cli.slurm_options import find_slurm_conf, find_version, site_options
+
+if TYPE_CHECKING:
+    from gres_probe.mig import Change, Mig
+
+NODE_POLICY = Path("/etc/slurm/sluice.node.json")
+_POLICY_OPTION = click.option(
+    "--node-policy",
+    type=click.Path(path_type=Path),
+    default=NODE_POLICY,
+    show_default=True,
+    help="What `sluice apply` wrote for the nodes.",
+)
+_NODE_OPTION = click.option(
+    "--node", metavar="NAME", help="This node's name in Slurm; default: SLURMD_NODENAME, else the host's."
+)
+
+
+@click.group("mig")
+def command() -> None:
+    """MIG instances as the policy's enforcement.mig says; run on the node, as root."""
+
+
+@command.command()
+@_POLICY_OPTION
+@_NODE_OPTION
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def plan(node_policy: Path, node: str | None, as_json: bool) -> None:
+    """What `sluice mig apply` would change; exit 0 either way, and nothing is touched."""
+    mig, name, found = _find(node_policy, node)
+    mig.close()
+    if as_json:
+        rows = [
+            {
+                "gpu": one.now.index,
+                "uuid": one.now.uuid,
+                "now": one.now.profiles,
+                "wanted": one.wanted,
+                "processes": one.now.busy,
+            }
+            for one in found
+        ]
+        click.echo(json.dumps({"schema_version": 1, "node": name, "changes": rows}))
+        return
+    for one in found:
+        click.echo(one.describe() + (f"; {one.now.busy} processes are on it" if one.now.busy else ""))
+    if not found:
+        click.echo("nothing to change", err=True)
+
+
+@command.command()
+@_POLICY_OPTION
+@_NODE_OPTION
+@site_options
+@click.option("--inventory-dir", type=click.Path(path_type=Path), metavar="DIR", help="Drop folder of the inventories.")
+@click.option(
+    "--wait", default=0, show_default=True, metavar="SECONDS", help="Wait so long for the node's jobs to end."
+)
+@click.option("--no-gres", is_flag=True, help="Do not write GRES here: the node then stays drained until you have.")
+def apply(
+    node_policy: Path,
+    node: str | None,
+    slurm_conf: Path | None,
+    slurm_prefix: Path | None,
+    slurm_version: str | None,
+    inventory_dir: Path | None,
+    wait: int,
+    no_gres: bool,
+) -> None:
+    """Drain the node, lay out its idle GPUs, write its GRES anew, and resume it if it was this that drained it.
+
+    Killed at any point and run again, it goes on.
+    """
+    import os
+
+    from prolog_epilog.relayout import Relayout
+    from sluice_base.errors import SluiceError
+    from slurm_client.commands import Commands
+
+    if os.geteuid() != 0:
+        raise SluiceError("sluice mig apply: not root", remedy="run it with sudo, on the node")
+    mig, name, found = _find(node_policy, node)
+    site = find_slurm_conf(slurm_conf)
+    assert site is not None  # noqa: S101 - it is required
+    relayout = Relayout(name, Commands(conf=site, prefix=slurm_prefix), tell=lambda text: click.echo(text, err=True))
+    try:
+        if found:
+            relayout.drain(wait)
+            for one in found:
+                click.echo(one.describe())
+                mig.apply(one)
+    finally:
+        mig.close()
+    relayout.refresh_agent()
+    if no_gres:
+        click.echo(
+            f"to do: sluice inventory collect {name}; sluice gres write; scontrol reconfigure; then: sluice mig apply",
+            err=True,
+        )
+        return
+    relayout.write_gres(site, inventory_dir, find_version(slurm_version, slurm_prefix))
+    relayout.resume()
+    if not found:
+        click.echo("nothing to change", err=True)
+
+
+def _find(node_policy: Path, node: str | None) -> tuple[Mig, str, list[Change]]:
+    """The library, the node's name, and what is not as the policy says; checked against what the GPUs can be."""
+    import os
+
+    from gres_probe.mig import Mig, changes, wanted_layouts
+    from policy.node import parse
+    from sluice_base.errors import SluiceError
+
+    name = node or os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
+    try:
+        limits = parse(node_policy.read_bytes(), source=str(node_policy)).limits
+    except OSError as error:
+        raise SluiceError(f"{node_policy}: {error.strerror}", remedy="write it with: sluice apply") from error
+    mig = Mig()
+    now = mig.layouts()
+    found = changes(now, wanted_layouts(name, limits.mig, len(now)))
+    for one in found:
+        mig.check(one)
+    return mig, name, found

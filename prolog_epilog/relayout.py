@@ -1,0 +1,130 @@
+"""What goes around a change of a node's partitions: drained before, its GRES written and itself resumed after.
+
+The node's reason in Slurm says who drained it, so that nothing else has to be remembered: a run that was killed is
+finished by the next one, and a node that somebody else drained stays drained.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from gres_probe.collect import DEFAULT_DIR, load_inventories, write_inventory
+from gres_probe.deploy import plan
+from gres_probe.probe import probe_node
+from gres_probe.slurm_conf import read_config, read_slurm_conf
+from sluice_base.errors import SluiceError
+from sluice_base.slurm_version import SlurmVersion
+from slurm_client.commands import Commands
+from slurm_client.model import Node
+from slurm_client.text import TextClient
+
+REASON = "sluice mig: the layout of its GPUs changes"
+SOCKET = "/run/sluice/agent.sock"
+_REGISTER_SECONDS = 60.0
+
+
+class Relayout:
+    """One node. `tell` gets lines for people."""
+
+    def __init__(
+        self, node: str, commands: Commands, tell: Callable[[str], None], *, agent: str = SOCKET, period: float = 1.0
+    ) -> None:
+        self.name = node
+        self._commands = commands
+        self._client = TextClient(commands)
+        self._tell = tell
+        self._agent = agent
+        self._period = period
+
+    def node(self) -> Node:
+        """The node as slurmctld has it. Raises SluiceError."""
+        for one in self._client.nodes():
+            if one.name == self.name:
+                return one
+        raise SluiceError(f"node {self.name!r}: Slurm has none of that name", remedy="name it with --node")
+
+    def drain(self, wait: float) -> None:
+        """No new jobs, and the running ones ended. Raises SluiceError when they have not within `wait` seconds."""
+        node = self.node()
+        if "drain" not in node.flags:
+            self._update("state=drain", f"reason={REASON}")
+        elif node.reason.partition(" [")[0] != REASON:
+            self._tell(f"node {self.name} was drained already ({node.reason}): it stays so")
+        end = time.monotonic() + wait
+        while (state := self.node()).cpus_allocated or state.state not in ("idle", "down"):
+            if time.monotonic() >= end:
+                raise SluiceError(
+                    f"node {self.name}: jobs are on it ({state.state}); it is drained, and no GPU was touched",
+                    remedy="run it again when they have ended, or with --wait SECONDS",
+                )
+            time.sleep(self._period)
+
+    def write_gres(self, slurm_conf: Path, inventories: Path | None, version: SlurmVersion) -> None:
+        """Probe this node, put its inventory with the others, write GRES, and wait until the node has it.
+
+        Raises SluiceError; the node stays drained then.
+        """
+        folder = inventories or DEFAULT_DIR
+        write_inventory(folder, probe_node(node=self.name))
+        collected = load_inventories(folder)
+        for failure in collected.failures.values():
+            raise SluiceError(f"GRES is not written: {failure}", remedy="mend it, then run: sluice mig apply")
+        gres = slurm_conf.parent / "gres.conf"
+        planned = plan(
+            collected.inventories.values(),
+            slurm_conf.parent,
+            slurm=read_slurm_conf(slurm_conf),
+            gres=read_config(gres) if gres.is_file() else None,
+            slurm_version=version,
+        )
+        for path in planned.write():
+            self._tell(f"wrote {path}")
+        for step in planned.steps:
+            self._tell(f"to do: {step}")
+        wanted = planned.configuration.nodes[self.name].gres
+        if _plain(self.node().gres) != _plain(wanted):
+            self._commands.output("scontrol", "reconfigure")
+            self._await_gres(wanted)
+
+    def _await_gres(self, wanted: str) -> None:
+        end = time.monotonic() + _REGISTER_SECONDS
+        while _plain(self.node().gres) != _plain(wanted) or self.node().state in ("unknown", "down"):
+            if time.monotonic() >= end:
+                has = self.node().gres or "no GRES"
+                raise SluiceError(
+                    f"node {self.name}: Slurm still has {has}, wanted {wanted}; it stays drained",
+                    remedy="restart slurmctld and the node's slurmd, then run: sluice mig apply",
+                )
+            time.sleep(self._period)
+
+    def refresh_agent(self) -> None:
+        """Let the node's agent find its devices anew; without an agent there is nothing to do."""
+        with suppress(FileNotFoundError, ConnectionRefusedError), socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(20)
+            connection.connect(self._agent)
+            connection.sendall(json.dumps({"do": "restart"}).encode() + b"\n")
+            with connection.makefile("rb") as lines:
+                answer = json.loads(lines.readline() or b"{}")
+            if "error" in answer:
+                raise SluiceError(f"the node agent: {answer['error']}", remedy="restart sluice-agent")
+
+    def resume(self) -> None:
+        """Only what this drained."""
+        node = self.node()
+        if "drain" in node.flags and node.reason.partition(" [")[0] == REASON:
+            self._update("state=resume")
+            self._tell(f"node {self.name} is resumed")
+
+    def _update(self, *words: str) -> None:
+        self._commands.output("scontrol", "update", f"nodename={self.name}", *words)
+
+
+def _plain(gres: str) -> dict[str, str]:
+    """Counts by name, without the sockets that Slurm adds."""
+    words = [word.partition("(")[0] for word in gres.split(",") if word]
+    return {word.rpartition(":")[0].replace(":(null)", ""): word.rpartition(":")[2] for word in words}
