@@ -26,7 +26,15 @@ from sluice_base.errors import SluiceError, UsageError
 from sluice_base.files import write_atomic, write_if_changed
 from sluice_base.slurm_version import SlurmVersion, format_slurm_version
 from slurm_plugin.builder import MANIFEST, PluginBuild, read_build
-from slurm_plugin.site import INCLUDE, LEVEL_FILE, LEVELS, OwnOptions, plugin_parameters, stock_parameters
+from slurm_plugin.site import (
+    BURST_BUFFER_FILE,
+    INCLUDE,
+    LEVEL_FILE,
+    LEVELS,
+    OwnOptions,
+    plugin_parameters,
+    stock_parameters,
+)
 
 DEFAULT_SEARCH = Path("/usr/local/lib")
 SYSTEMD = Path("/etc/systemd/system")
@@ -110,6 +118,7 @@ def install(
             raise UsageError(f"{build.folder}: has no {_OPTIONS}", remedy="build it with: sluice plugin build")
     else:
         check_version(build, slurm)
+    limits = limits or holds_tasks(places)  # an update does not let tasks go
     if limits and not build.has("spank_sluice_limit"):
         raise UsageError(f"{build.folder}: has no {_LIMIT}", remedy="build it with: sluice plugin build")
     own = own or OwnOptions()
@@ -129,6 +138,7 @@ def install(
     if not spank_only:  # the include file last: until then slurmctld knows nothing of it
         _guard_drop_in(places, result)
         _link(places, set(build.files) - SPANK)
+        _keep_burst_buffer(places, own)
         _enable(places)
         write_if_changed(places.real(places.conf / INCLUDE), on)
         _say_what_is_left(places, own, result)
@@ -218,6 +228,13 @@ def _link(places: Places, wanted: set[str]) -> None:
             link.unlink()
 
 
+def _keep_burst_buffer(places: Places, own: OwnOptions) -> None:
+    """Which burst_buffer plugin the site has itself; what `install` has noted before stays."""
+    name = own.burst_buffer.removeprefix("burst_buffer/")
+    if name and name != "sluice":
+        write_if_changed(places.real(places.conf / BURST_BUFFER_FILE), name + "\n")
+
+
 def _is_ours(link: Path) -> bool:
     return link.is_symlink() and link.readlink().parts[:2] == ("sluice", "current")
 
@@ -259,8 +276,6 @@ def _stack_text(places: Places, limits: bool) -> str:
 
 
 def _plugstack(places: Places, result: Result, limits: bool) -> None:
-    if holds_tasks(places) and not limits:  # an update does not let tasks go
-        limits = True
     folder = places.real(places.conf / "plugstack.conf.d")
     folder.mkdir(mode=0o755, exist_ok=True)
     write_if_changed(places.real(_stack(places)), _stack_text(places, limits))
@@ -370,6 +385,7 @@ def uninstall(places: Places, own: OwnOptions) -> Result:
         with suppress(OSError):
             places.real(places.systemd / _DROP_IN).parent.rmdir()
     places.real(places.conf / "plugstack.conf.d/sluice.conf").unlink(missing_ok=True)
+    places.real(places.conf / BURST_BUFFER_FILE).unlink(missing_ok=True)
     include = places.real(places.conf / INCLUDE)
     if own.includes_us:
         conf = places.conf / "slurm.conf"

@@ -37,6 +37,7 @@ def test_job_submit_and_spank_compile_against_public_headers(slurm: str, full_sc
         "job_submit_sluice.so",
         "libsluice_controller.so",
         "spank_sluice.so",
+        "spank_sluice_limit.so",
     }
 
 

@@ -11,9 +11,9 @@ import pytest
 from sluice_base.errors import SluiceError, UsageError
 from slurm_plugin import install as installation
 from slurm_plugin.builder import MANIFEST, PluginBuild, check_supported, fresh_output, read_build, write_manifest
-from slurm_plugin.install import Places, install
+from slurm_plugin.install import HELPER, Places, holds_tasks, install, installed_build
 from slurm_plugin.site import OwnOptions, read_own_options
-from slurm_plugin.status import include_state, read_controllers
+from slurm_plugin.status import _check_limits, include_state, read_controllers
 
 VERSION = (22, 5, 8)
 STOCK = Path("/usr/lib/slurm")
@@ -131,6 +131,53 @@ def test_other_versions_are_refused(build: PluginBuild, places: Places) -> None:
         install(build, places, slurm=(22, 6, 0), stock=STOCK, spank_only=True)
     with pytest.raises(SluiceError, match=r"made for 22.05 and 24.11"):
         check_supported((23, 11, 1))
+
+
+def limit_build(folder: Path) -> PluginBuild:
+    made = make_build(folder)
+    (made.folder / "spank_sluice_limit.so").write_text("limit")
+    write_manifest(folder, VERSION)
+    return read_build(folder)
+
+
+def test_tasks_are_held_where_that_is_asked_for(places: Places, tmp_path: Path, build: PluginBuild) -> None:
+    held = limit_build(tmp_path / "held")
+    stack = places.real(Path("/etc/slurm/plugstack.conf.d/sluice.conf"))
+    line = "required /usr/local/lib/sluice/current/spank_sluice_limit.so helper=/usr/libexec/sluice/sluice-task-init"
+    put(held, places)
+    assert "required" not in stack.read_text() and not holds_tasks(places)
+    assert not places.real(places.search / "spank_sluice_limit.so").exists()  # slurmctld does not load it
+    result = put(held, places, spank_only=True, limits=True)
+    assert stack.read_text().splitlines()[1:] == ["optional /usr/local/lib/sluice/current/spank_sluice.so", line]
+    assert any("prolog_epilog/programs" in one for one in result.left)
+    put(held, places)  # an update does not let tasks go
+    assert holds_tasks(places)
+    assert any("without the node agent's limits" in one for one in installation.disable(places).done)
+    assert not holds_tasks(places)
+    with pytest.raises(UsageError, match="has no spank_sluice_limit.so"):
+        put(build, places, limits=True)
+
+
+def test_check_says_what_a_task_would_miss(places: Places, tmp_path: Path) -> None:
+    held = limit_build(tmp_path / "held")
+
+    def about_limits() -> list[tuple[str, str]]:
+        made = installed_build(places)
+        assert made is not None
+        return [(one.kind, one.what) for one in _check_limits(places, made)]
+
+    put(held, places)
+    assert about_limits() == [("remark", "tasks start without limits on GPU memory")]
+    put(held, places, limits=True)
+    assert about_limits()[0][0] == "remark" and "no job with GPUs could start" in about_limits()[0][1]
+    helper = places.real(HELPER)
+    helper.parent.mkdir(parents=True)
+    helper.touch(mode=0o777)
+    helper.chmod(0o777)
+    [(kind, what)] = about_limits()
+    assert kind == "problem" and "others than root can change" in what
+    with pytest.raises(UsageError, match="has no spank_sluice_limit.so"):
+        put(make_build(tmp_path / "less"), places)  # every srun would fail
 
 
 def test_spank_only_touches_nothing_of_slurmctld(build: PluginBuild, places: Places) -> None:
