@@ -28,7 +28,6 @@ struct worker {
     struct sluice_lease_side side;
     pid_t parent;
     uint64_t event; /* seq of the last one */
-    bool was_held;  /* by another, when we began to want it */
     int64_t wanted_ns, written_ns, slowest_ns, last_ns;
     bool complained;
 };
@@ -138,12 +137,14 @@ static void hold(struct worker *worker, int64_t now)
 {
     struct sluice_storage *shared = worker->shared;
     bool held = worker->side.holds;
-    if (!held && !worker->wanted_ns) {
+    char before[SLUICE_LEASE_NAME] = "";
+    bool given_back = true;
+    if (!held && !worker->wanted_ns)
         worker->wanted_ns = now;
-        worker->was_held = worker->side.any && worker->side.seen.held;
+    if (!held && sluice_lease_watch(&worker->side) && worker->side.any) {
+        memcpy(before, worker->side.seen.host, sizeof(before));
+        given_back = !worker->side.seen.held;
     }
-    char before[SLUICE_LEASE_NAME];
-    snprintf(before, sizeof(before), "%s", worker->side.any ? worker->side.seen.host : "");
     enum sluice_lease_answer answer = sluice_lease_hold(&worker->side);
     complain(worker, answer == SLUICE_LEASE_ERROR);
     if (worker->side.holds) {
@@ -153,7 +154,7 @@ static void hold(struct worker *worker, int64_t now)
     if (answer == SLUICE_LEASE_OURS && !held) {
         sluice_say("the lease is ours: epoch %" PRIu64, worker->side.epoch);
         tell(worker, "lease.taken", "\"epoch\":%" PRIu64 ",\"from\":\"%s\",\"given_back\":%s,\"waited_ms\":%" PRId64,
-             worker->side.epoch, before, worker->was_held ? "false" : "true", (now - worker->wanted_ns) / 1000000);
+             worker->side.epoch, before, given_back ? "true" : "false", (now - worker->wanted_ns) / 1000000);
         worker->wanted_ns = 0;
     } else if (answer == SLUICE_LEASE_LOST) {
         shared->lost = 1;

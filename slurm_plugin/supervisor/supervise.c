@@ -185,6 +185,7 @@ static void check(struct supervisor *own)
     struct sluice_watch *watch = own->watch;
     struct sluice_storage *shared = own->shared;
     int64_t now = sluice_boottime_ns(), from = shared->from_ns;
+    int64_t limit = own->lease_ns - own->lease_ns / 8; /* dead when it lapses, not only then killed */
     uint32_t role = watch->role;
     shared->beat_ns = now;
     shared->wanted = role != SLUICE_STANDBY && !own->killed;
@@ -197,10 +198,10 @@ static void check(struct supervisor *own)
     if (shared->lost) {
         fence(own, "the lease was lost, or came too late: %s", shared->leader);
     } else if (role == SLUICE_LEADS) {
-        if (!from || now - from >= own->lease_ns)
+        if (!from || now - from >= limit)
             fence(own, "the lease was not renewed for %.1f s: the shared state folder hangs, or this host was paused",
                   from ? (double)(now - from) / 1e9 : 0.0);
-        else if (now - watch->tick_ns >= own->lease_ns)
+        else if (now - watch->tick_ns >= limit)
             fence(own, "it has not run for %.1f s", (double)(now - watch->tick_ns) / 1e9);
     } else if (own->asked_ns && now - own->asked_ns >= own->patience_ns) {
         fence(own, "it would lead, but for %.1f s the lease was not to be had from %s", (double)own->patience_ns / 1e9,
