@@ -38,10 +38,13 @@ def command(context: click.Context, run: Path, records: Path, policy: Path, libr
     from prolog_epilog.agent import Agent
     from prolog_epilog.state import Settings
     from sluice_core.limit import library_path
+    from usage.metrics.node import NodeExporter
 
     agent = Agent(Settings(run=run, records=records, policy=policy, library=library or library_path()))
+    metrics = NodeExporter(agent, records.parent / "metrics")
     agent.start()
     agent.serve()
+    metrics.output.close()
     if agent.again:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - this very program
 

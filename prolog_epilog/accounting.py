@@ -193,8 +193,23 @@ class Accounting:
         with self._lock:
             uses = self._uses.pop((record.job, record.started), None)
         if uses is not None:
-            record.usage = {"gpus": {uuid: self._report(record, uuid, use) for uuid, use in uses.items()}}
+            record.usage = self._usage(record, uses)
         self._path(record.job).unlink(missing_ok=True)
+
+    @classmethod
+    def _usage(cls, record: JobRecord, uses: Mapping[str, GpuUse]) -> dict[str, Any]:
+        """The record's `usage`: by GPU, and summed up in short words for AdminComment, as far as they are known."""
+        usage: dict[str, Any] = {"gpus": {uuid: cls._report(record, uuid, use) for uuid, use in uses.items()}}
+        told = [use for use in uses.values() if use.told]
+        usage["gs"] = round(sum(use.seconds for use in uses.values()), 1)
+        usage["ts"] = round(sum(use.throttled for use in uses.values()), 1)
+        if told:
+            usage["us"] = round(sum(use.busy for use in told), 1)
+            usage["is"] = round(sum(use.idle for use in told), 1)
+        energies = [use.energy_mj for use in uses.values() if use.energy_mj is not None]
+        if energies:
+            usage["ej"] = round(sum(energies) / 1000)
+        return usage
 
     @staticmethod
     def _report(record: JobRecord, uuid: str, use: GpuUse) -> dict[str, Any]:
@@ -210,7 +225,16 @@ class Accounting:
         """The sums of a running job until now, as they would be in its record."""
         with self._lock:
             uses = self._uses.get((record.job, record.started), {})
-            return {"gpus": {uuid: self._report(record, uuid, use) for uuid, use in uses.items()}}
+            return self._usage(record, uses)
+
+    def totals(self) -> dict[tuple[int, float], dict[str, GpuUse]]:
+        """The sums of all running jobs, by job and start; to be read only."""
+        with self._lock:
+            return {key: dict(uses) for key, uses in self._uses.items()}
+
+    def place(self, vendor: str, pid: int) -> cgroups.Place | None:
+        """Where a process of the last sample belongs."""
+        return self._owners.get(vendor, {}).get(pid)
 
     # ---- what outlives the agent ----
 
@@ -270,7 +294,7 @@ class Accounting:
                 if uses is None:
                     continue  # it runs, or its record has been written with its sums
                 if record is not None:
-                    record.usage = {"gpus": {uuid: self._report(record, uuid, use) for uuid, use in uses.items()}}
+                    record.usage = self._usage(record, uses)
                     record.note("reboot")
                     found.append(record)
                 else:

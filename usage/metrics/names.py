@@ -1,0 +1,264 @@
+"""Every metric there is, by OpenMetrics' habits: base units, in the name; counters end in _total.
+
+docs/metrics.md is made from this table.
+A measurement is a kind of thing that is measured; its tags say which one. In InfluxDB it holds fields; in Prometheus
+and VictoriaMetrics a metric is called MEASUREMENT_FIELD.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Kind = Literal["gauge", "counter"]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One field."""
+
+    field: str
+    kind: Kind
+    help: str
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A kind of thing, who measures it, and the tags that tell one from the other."""
+
+    name: str
+    side: Literal["node", "controller", "both"]
+    help: str
+    tags: Mapping[str, str]
+    metrics: tuple[Metric, ...]
+    identity: tuple[str, ...] = ()
+    """Fields that only name things, as setting `job_ids` says: integers or text, never metrics of their own."""
+    by_field: Mapping[str, Metric] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "by_field", {metric.field: metric for metric in self.metrics})
+
+
+def _gauge(name: str, text: str) -> Metric:
+    return Metric(name, "gauge", text)
+
+
+def _count(name: str, text: str) -> Metric:
+    return Metric(f"{name}_total", "counter", text)
+
+
+_GPU_TAGS = {
+    "node": "its node",
+    "gpu": "its UUID",
+    "index": "its number in gres.conf; of MIG, of its first instance",
+    "vendor": "nvidia, amd or intel",
+    "model": "its model",
+}
+_WHOSE = {"account": "the tenant's account", "user": "the user"}
+
+MEASUREMENTS: tuple[Measurement, ...] = (
+    Measurement(
+        "sluice_gpu",
+        "node",
+        "A physical GPU, whoever uses it. What a vendor does not tell is left out.",
+        _GPU_TAGS,
+        (
+            _gauge("up", "1 where the driver answers for it, else 0"),
+            _gauge("utilisation_ratio", "time at work"),
+            _gauge("memory_bandwidth_ratio", "time in which its memory is read or written"),
+            _gauge("encoder_ratio", "time at work of the video encoder"),
+            _gauge("decoder_ratio", "time at work of the video decoder"),
+            _gauge("memory_used_bytes", "memory in use, the driver's own included where the vendor counts it"),
+            _gauge("memory_total_bytes", "memory that there is"),
+            _gauge("power_watts", "draw"),
+            _gauge("power_limit_watts", "limit in force"),
+            _count("energy_joules", "energy since the driver was loaded"),
+            _gauge("temperature_celsius", "of the chip"),
+            _gauge("memory_temperature_celsius", "of the memory"),
+            _gauge("fan_ratio", "of full speed"),
+            _gauge("clock_graphics_hertz", "clock of the compute units"),
+            _gauge("clock_memory_hertz", "clock of the memory"),
+            _gauge("clock_video_hertz", "clock of the video engines"),
+            _gauge("throttled_power", "1 while the power limit slows it down"),
+            _gauge("throttled_thermal", "1 while heat slows it down"),
+            _gauge("throttled_brake", "1 while the power supply slows it down"),
+            _gauge("throttled_hardware", "1 while another protection of the hardware slows it down"),
+            _count("ecc_corrected_errors", "memory errors that were corrected, since the driver was loaded"),
+            _count("ecc_uncorrected_errors", "memory errors that were not"),
+            _count("ras_uncorrected_errors", "uncorrected errors outside of memory (AMD, Intel)"),
+            _gauge("remapped_rows", "rows of memory that were replaced"),
+            _gauge("remap_pending", "1 where a row waits for a reset, or a page for a reboot"),
+            _gauge("remap_failed", "1 where a row could not be replaced"),
+            _gauge("retired_pages", "pages of memory that are not used any more"),
+            _gauge("pcie_generation", "of the link now"),
+            _gauge("pcie_lanes", "of the link now"),
+            _count("pcie_replays", "packets that were sent again"),
+            _count("xid_errors", "XID events of NVIDIA's driver since the agent started"),
+            _gauge("links_up", "NVLinks, xGMI links or Xe Links that are up"),
+            _gauge("links_down", "those that are down"),
+            _count("link_errors", "replays, recoveries and CRC errors on them"),
+            _count("link_transmit_bytes", "sent over them"),
+            _count("link_receive_bytes", "received over them"),
+        ),
+    ),
+    Measurement(
+        "sluice_job",
+        "node",
+        "A job on one of its GPUs, shares and MIG instances included.",
+        {
+            "node": "the node",
+            "gpu": "UUID of the GPU or MIG instance",
+            **_WHOSE,
+            "partition": "the job's",
+            "slot": "0 and up: which of the jobs on this GPU",
+        },
+        (
+            _gauge(
+                "utilisation_ratio",
+                "share of the GPU's time that was the job's, since the sample before; left out "
+                "where the vendor does not tell it of a shared GPU",
+            ),
+            _gauge("memory_used_bytes", "memory of its processes with their driver contexts"),
+            _gauge("memory_limit_bytes", "limit in force; left out for whole GPUs without a cap"),
+            _gauge("share_ratio", "part of the GPU, by memory, that it was given"),
+            _count("energy_joules", "its part of the GPU's energy since it started"),
+            _count("gpu_seconds", "time that was measured since it started"),
+            _count("busy_seconds", "of that, the GPU's time that was the job's"),
+            _gauge("processes", "processes on the GPU"),
+        ),
+        ("job",),
+    ),
+    Measurement(
+        "sluice_process",
+        "node",
+        "A process on a GPU. Left out with `job_ids: none`.",
+        {
+            "node": "the node",
+            "gpu": "UUID of the GPU or MIG instance",
+            **_WHOSE,
+            "slot": "0 and up: which of the processes on this GPU",
+        },
+        (
+            _gauge("memory_used_bytes", "its memory with its driver context"),
+            _gauge("utilisation_ratio", "share of the GPU's time that was its, where the vendor tells it"),
+        ),
+        ("job", "step", "pid"),
+    ),
+    Measurement(
+        "sluice_agent",
+        "node",
+        "The node agent itself.",
+        {"node": "the node", "vendor": "whose driver"},
+        (
+            _count("samples", "samples that were taken"),
+            _count("samples_skipped", "samples that were due while the driver had not answered the one before"),
+            _gauge("driver_up", "1 while the vendor's driver answers"),
+            _gauge("sample_seconds", "time that the last sample took"),
+        ),
+    ),
+    Measurement(
+        "sluice_spool",
+        "both",
+        "Samples on their way to the database.",
+        {"node": "the node or controller"},
+        (
+            _gauge("bytes", "on disk, waiting or kept to be sent again"),
+            _count("dropped_bytes", "dropped as the spool was full, since the agent started"),
+            _count("damaged_bytes", "skipped as the disk gave back something else"),
+        ),
+    ),
+    Measurement(
+        "sluice_queue",
+        "controller",
+        "Jobs by partition and tenant.",
+        {"cluster": "ClusterName", "partition": "the partition", "account": "the tenant's account"},
+        (
+            _gauge("pending_jobs", "waiting; an array's waiting tasks count each"),
+            _gauge("running_jobs", "running"),
+            _gauge("pending_gpus", "GPUs that the waiting jobs ask for, shares as parts"),
+            _gauge("running_gpus", "GPUs that the running jobs have, shares as parts"),
+            _gauge("oldest_wait_seconds", "how long the job has been waiting, being eligible, that waits longest"),
+        ),
+    ),
+    Measurement(
+        "sluice_jobs",
+        "controller",
+        "Jobs that started or ended since the daemon began, by tenant.",
+        {"cluster": "ClusterName", "account": "the tenant's account"},
+        (
+            _count("started", "jobs that started"),
+            _count("ended", "jobs that ended, however they did"),
+            _count("failed", "of those, by failure, node failure, time-out or lack of memory"),
+            _count("wait_seconds", "waits of those that started, from eligible to start, added up"),
+            _count("submit_to_start_seconds", "the same from submission to start"),
+        ),
+    ),
+    Measurement(
+        "sluice_class",
+        "controller",
+        "GPUs by class: by type as in GRES.",
+        {"cluster": "ClusterName", "class": "the type of GPU, e.g. h100"},
+        (
+            _gauge("gpus", "that there are"),
+            _gauge("available_gpus", "on nodes that new jobs can use"),
+            _gauge("allocated_gpus", "that jobs have, shares as parts"),
+            _gauge("allocation_ratio", "allocated of all"),
+            _gauge(
+                "fragmentation_ratio",
+                "of the free GPUs on usable nodes, those on nodes that are partly allocated: they "
+                "take no job that wants a whole node",
+            ),
+            _gauge("largest_free_gpus", "the most free GPUs on one node"),
+            _gauge("nodes_unavailable", "nodes that are down, drained or do not answer"),
+        ),
+    ),
+    Measurement(
+        "sluice_tenant",
+        "controller",
+        "A tenant's use against its limits, its sub-tenants included.",
+        {"cluster": "ClusterName", "account": "the tenant's account"},
+        (
+            _gauge("gpus", "in use"),
+            _gauge("gpus_limit", "that it may use at once, where there is a limit"),
+            _gauge("gpu_hours", "used in this period"),
+            _gauge("gpu_hours_limit", "that it may use in a period, where there is a limit"),
+            _gauge("jobs", "running"),
+        ),
+    ),
+    Measurement(
+        "sluice_scheduler",
+        "controller",
+        "slurmctld and Sluice's plugins in it.",
+        {"cluster": "ClusterName"},
+        (
+            _gauge("main_cycle_seconds", "mean time of slurmctld's main cycles"),
+            _gauge("backfill_cycle_seconds", "time of the last cycle of stock backfill"),
+            _gauge("server_threads", "of slurmctld, busy with requests"),
+            _gauge("agent_queue", "messages that slurmctld has to send"),
+            _gauge("dbd_queue", "messages for slurmdbd that wait"),
+            _gauge("hook_seconds", "mean time of a decision of the placement hook"),
+            _count("hook_decisions", "decisions of the placement hook"),
+            _gauge("plan_seconds", "time of the last plan (backfill) of Sluice"),
+            _gauge("plan_jobs", "jobs in it"),
+            _count("plans", "plans"),
+            _gauge("order_seconds", "time of the last computation of the order"),
+            _gauge("records_dropped", "decisions that could not be recorded"),
+            _gauge("controllers_up", "controllers that answer"),
+        ),
+    ),
+    Measurement(
+        "sluice_events",
+        "controller",
+        "What happened on the controllers: takeovers, drained nodes, health.",
+        {"cluster": "ClusterName", "kind": "the kind of event"},
+        (_count("seen", "events since the daemon began"),),
+    ),
+)
+BY_NAME = {measurement.name: measurement for measurement in MEASUREMENTS}
+
+
+def unknown(measurement: str, fields: Iterable[str]) -> list[str]:
+    """Fields that the table does not have; for tests."""
+    known = BY_NAME[measurement]
+    return [name for name in fields if name not in known.by_field and name not in known.identity]

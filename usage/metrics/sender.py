@@ -1,0 +1,158 @@
+"""A process that takes batches from a spool to the database: in order, until the database has said that it has them.
+
+``python -m usage.metrics.sender SPOOL`` reads its settings, one JSON object, from the first line of standard input, and
+ends when that is closed. A batch whose answer is lost is sent again; points have a series and a time of their own, so
+that the database keeps one of each. When the database was away, what it took in the last minute before is sent again as
+well: a database that is killed loses what it had only in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from sluice_base.errors import SluiceError
+from sluice_base.files import write_atomic
+from usage.metrics.influx import Database, RejectedError, TooLargeError, read_token
+from usage.metrics.spool import Reader
+
+FIRST_WAIT_S, LAST_WAIT_S = 1.0, 30.0
+_STATUS_S = 5.0
+_MOST = 128 << 10
+_LEAST = 1 << 10
+
+
+@dataclass
+class Status:
+    """What the agent tells of the sender."""
+
+    problem: str = ""
+    since: float = 0.0  # of the problem
+    batches: int = 0
+    bytes: int = 0
+    rejected: int = 0  # bytes that the database refused for good
+    damaged: int = 0
+    resent: int = 0  # how often what was sent before was sent again
+
+
+class Target(Protocol):
+    """What is written to."""
+
+    def write(self, lines: bytes) -> None:
+        """See `Database.write`."""
+
+
+class Sender:
+    """One spool and one database."""
+
+    def __init__(
+        self, reader: Reader, connect: Callable[[], Target], say: Callable[[str], None], folder: Path | None = None
+    ) -> None:
+        self.reader = reader
+        self.status = Status()
+        self._connect = connect
+        self._say = say
+        self._folder = folder
+        self._target: Target | None = None
+        self._most = _MOST
+        self._wait = FIRST_WAIT_S
+        self._told = 0.0
+
+    def step(self) -> float:
+        """Send one batch; the seconds to wait before the next step."""
+        found = self.reader.next(self._most)
+        self.status.damaged = self.reader.damaged
+        if found is None:
+            return 1.0
+        batch, place = found
+        try:
+            if self._target is None:
+                self._target = self._connect()
+            self._target.write(batch)
+        except TooLargeError as error:
+            if self._most > _LEAST:
+                self._most //= 2
+                return 0.0
+            self._reject(batch, error)
+        except RejectedError as error:
+            self._reject(batch, error)
+        except SluiceError as error:
+            return self._failed(error)
+        else:
+            if self.status.problem:
+                self._say(f"the database takes samples again, after {time.time() - self.status.since:.0f} s")
+            self.status.problem = ""
+            self.status.batches += 1
+            self.status.bytes += len(batch)
+        self._wait = FIRST_WAIT_S
+        self.reader.taken(place)
+        return 0.0
+
+    def _reject(self, batch: bytes, error: SluiceError) -> None:
+        """Go on without what would be refused for ever."""
+        if not self.status.rejected:
+            self._say(f"samples are refused and left out: {error}")
+        self.status.rejected += len(batch)
+
+    def _failed(self, error: SluiceError) -> float:
+        self._target = None  # the token may be another by now
+        if not self.status.problem:
+            self._say(f"the database takes no samples, they wait on disk: {error}")
+            self.status.since = time.time()
+            self.status.resent += self.reader.rewind()
+        self.status.problem = str(error)
+        wait, self._wait = self._wait, min(2 * self._wait, LAST_WAIT_S)
+        return wait
+
+    def tell(self, now: float | None = None) -> None:
+        """Write the status for the agent, every few seconds."""
+        now = time.monotonic() if now is None else now
+        if self._folder is not None and now - self._told >= _STATUS_S:
+            self._told = now
+            text = json.dumps(asdict(self.status))
+            write_atomic(self._folder / "status.json", text, mode=0o600, follow_links=False)
+
+
+def connect(settings: dict[str, Any]) -> Database:
+    """The database of the settings. Raises SluiceError."""
+    return Database(
+        settings["url"],
+        settings["organization"],
+        settings["bucket"],
+        read_token(Path(settings["token_file"])),
+        settings["ca_file"],
+    )
+
+
+def main() -> None:
+    """Send until standard input is closed."""
+    folder = Path(sys.argv[1])
+    settings = json.loads(sys.stdin.readline())
+
+    def say(text: str) -> None:
+        print(f"sender: {text}", file=sys.stderr, flush=True)
+
+    sender = Sender(Reader(folder), lambda: connect(settings), say, folder)
+    said = ""
+    while True:
+        try:
+            wait = sender.step()
+            sender.tell()
+            said = ""
+        except OSError as error:  # a full disk: the place is kept in memory until there is room
+            wait = LAST_WAIT_S / 3
+            if str(error) != said:
+                said = str(error)
+                say(f"{error.filename}: {error.strerror}")
+        if select.select([sys.stdin], [], [], wait)[0] and not sys.stdin.readline():
+            return
+
+
+if __name__ == "__main__":
+    main()
