@@ -27,6 +27,7 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     "muri": ("benchmarks.muri", "job completion time and makespan on the Muri traces"),
     "backfill": ("benchmarks.backfill", "a full conservative pass over 10,000 pending jobs"),
     "limiter": ("benchmarks.limiter", "the preloaded GPU memory limiter beside the bare driver"),
+    "job-overhead": ("benchmarks.job_overhead", "a whole job under Sluice beside a bare process"),
     "ledger": ("benchmarks.ledger", "allocate and free in the shared GPU memory ledger"),
     "utilisation": ("benchmarks.utilisation", "GPU allocation at full offered load with departures"),
     "simulate": ("benchmarks.simulate", "replay of 100,000 jobs on 1,213 nodes"),
