@@ -105,8 +105,6 @@ def tally(job: Allocation, span: Span, use: JobUse | None, fleet: Fleet) -> Tall
             found.waits.add(wait)
     if finish is not None and span.start <= finish < span.end:
         _ended(found, job)
-        if job.limit_s is not None and job.limit_s != UNLIMITED:
-            found.limit_s, found.limited_s = job.limit_s, job.elapsed_s
     if use is not None:
         _used(found, use, run, part, shards, tres.get("gres/gpu", 0))
     return found
@@ -114,6 +112,8 @@ def tally(job: Allocation, span: Span, use: JobUse | None, fleet: Fleet) -> Tall
 
 def _ended(found: Tally, job: Allocation) -> None:
     found.ended = 1
+    if job.start is not None and job.limit_s is not None and job.limit_s != UNLIMITED:
+        found.limit_s, found.limited_s = job.limit_s, job.elapsed_s
     name = _COUNTED.get(job.state)
     if name is not None:
         setattr(found, name, 1)

@@ -1,0 +1,285 @@
+"""What reports print: units, widths, and names that would break a terminal, a spreadsheet or a parser."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from admin_cli.report_job import bar, render
+from admin_cli.report_output import (
+    Units,
+    choose,
+    duration,
+    help_format,
+    number,
+    print_aligned,
+    print_csv,
+    print_json,
+    print_parsable,
+)
+from sluice_base.errors import UsageError
+from slurm_client.allocations import _rows
+from tests.unit.usage.report.test_tally import FLEET, JOB
+from usage.report.advice import HostUse, advise
+from usage.report.count import Span, tally
+from usage.report.fields import DEFAULTS, FIELDS, GROUPED_BY, Row
+from usage.report.plot import plot
+from usage.report.summaries import GpuUse, JobUse, of_comment
+from usage.report.tally import Tally
+from usage.report.tenants import Period, budget, jain, usage_period
+
+HOSTILE = [
+    "=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(A1)", "\t=1", "evil\x1b[31m\x1b]0;title\x07", "two\nlines\r\nthree",
+    "a|b|c", '"quoted", <b>html</b> & $x$', "\u202ereversed\u2066", "bcc: a@b.c\r\nSubject: x", "x" * 3000,
+    "\x00\x9b1m", "\ud800half",
+]  # fmt: skip
+
+
+def row(name: str = "physics") -> Row:
+    made = tally(JOB, Span(0, 5000), None, FLEET)
+    assert made is not None
+    return Row(made, {"account": name, "user": name}, job=replace(JOB, name=name, account=name), fleet=FLEET)
+
+
+def test_every_default_is_a_field() -> None:
+    for kind, names in DEFAULTS.items():
+        assert choose(names, jobs=kind == "jobs")
+    assert set(GROUPED_BY) | {"jobs"} == set(DEFAULTS)
+    assert len({one.name.lower() for one in FIELDS}) == len({one.key for one in FIELDS}) == len(FIELDS)
+    assert len(help_format(jobs=True)) == len(FIELDS)
+
+
+@pytest.mark.parametrize(("text", "jobs"), [("Nothing", True), ("JobID", False), ("User%x", True), ("", True)])
+def test_unknown_fields_are_named(text: str, jobs: bool) -> None:
+    with pytest.raises(UsageError, match="no field"):
+        choose(text, jobs=jobs)
+
+
+def test_widths_and_units(capsys: pytest.CaptureFixture[str]) -> None:
+    columns = choose("Account%-6,GPUHours%10,CPUHours", jobs=False)
+    print_aligned(columns, [row(), row("biochemistry")], Units("seconds"), header_line=True)
+    assert capsys.readouterr().out.splitlines() == [
+        "Accou+ GPUSeconds CPUSeconds",
+        "------ ---------- ----------",
+        "physi+       1200       2400",
+        "bioch+       1200       2400",
+    ]
+    print_parsable(columns, [row()], Units("hours"), header_line=True)
+    assert capsys.readouterr().out == "Account|GPUHours|CPUHours\nphysics|0.33|0.67\n"
+
+
+def test_unknown_is_not_zero(capsys: pytest.CaptureFixture[str]) -> None:
+    columns = choose("Utilisation,GPUEnergy,BudgetUsed,WastedGPUHours", jobs=False)
+    print_aligned(columns, [row()], Units(), header_line=False)
+    assert capsys.readouterr().out.split() == ["-", "-", "-", "-"]
+    print_json("tenants", {"start": 0, "end": 1}, [row()], jobs=False)
+    found = json.loads(capsys.readouterr().out)
+    assert found["rows"][0]["utilisation_percent"] is None
+    assert found["rows"][0]["gpu_s"] == 1200
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_names_are_harmless(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    columns = choose("Account,JobName,GPUHours", jobs=True)
+    for show in (print_aligned, print_parsable, print_csv):
+        show(columns, [row(name), row()], Units(), header_line=True)
+        text = capsys.readouterr().out
+        assert not [one for one in text if one not in "\r\n" and not one.isprintable()], show
+        assert len(text.splitlines()) == (4 if show is print_aligned else 3)
+        if show is print_parsable:
+            assert [line.count("|") for line in text.splitlines()] == [2, 2, 2]
+        if show is print_csv:
+            cells = list(csv.reader(io.StringIO(text)))
+            assert [len(line) for line in cells] == [3, 3, 3]
+            assert cells[1][0][:1] not in ("=", "+", "-", "@", "\t", "\r")
+    print_json("jobs", {}, [row(name)], jobs=True)
+    out = capsys.readouterr().out
+    assert out.isascii()
+    assert "\x1b" not in out
+    json.loads(out)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_names_in_a_picture(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.svg"
+    plot(path, "tenants", Span(0, 5000), [row(name), row("$\\frac{1}{2}$")])
+    import xml.dom.minidom
+
+    xml.dom.minidom.parse(str(path))
+    assert b"<script" not in path.read_bytes()
+
+
+def test_png(tmp_path: Path) -> None:
+    plot(tmp_path / "a.png", "users", Span(0, 5000), [row()])
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_small_things() -> None:
+    assert [duration(seconds) for seconds in (0, 59.6, 3661, 90_061)] == [
+        "00:00:00", "00:01:00", "01:01:01", "1-01:01:01",
+    ]  # fmt: skip
+    assert [number(value, 2) for value in (3.0, 0.333, 1e6, float("nan"))] == ["3", "0.33", "1000000", ""]
+    assert bar(50, fancy=False, width=4) == "[##..]"
+    assert bar(1000, width=4) == "████"
+    assert bar(-5, width=4) == "░░░░"
+
+
+def test_sacct_rows_with_line_breaks_in_them() -> None:
+    from slurm_client.allocations import _FIELDS, _MARK
+
+    def line(name: str) -> bytes:
+        values = dict.fromkeys(_FIELDS, "") | {"JobIDRaw": "7", "JobName": name, "State": "CANCELLED by 0"}
+        return (_MARK.join(values.values()) + _MARK + "\n").encode()
+
+    data = line("one") + line("two\nwith\nlines") + line("three")
+    for size in (1, 7, 64, 10_000):
+        blocks = iter([data[at : at + size] for at in range(0, len(data), size)])
+        assert [(job.id, job.name, job.state) for job in _rows(blocks)] == [
+            (7, "one", "CANCELLED"), (7, "two\nwith\nlines", "CANCELLED"), (7, "three", "CANCELLED"),
+        ]  # fmt: skip
+
+
+# ---- budgets and fairness ----
+
+
+def test_projection_of_a_budget() -> None:
+    found = budget(100 * 3600, 25 * 3600, Period(0, 1000), 100)
+    assert found["budget_used_percent"] == 25
+    assert found["budget_projected_percent"] == 250
+    assert found["budget_used_up_at"] == 400
+    assert "budget_projected_percent" not in budget(100, 25, None, 100)
+    calm = budget(100 * 3600, 3600, Period(0, 1000), 500)
+    assert (calm["budget_projected_percent"], calm["budget_used_up_at"]) == (2, None)
+    assert budget(100, 0, Period(0, 1000), 500)["budget_projected_percent"] == 0
+
+
+@pytest.mark.parametrize(
+    ("word", "start", "end"),
+    [
+        ("MONTHLY", "2026-11-01", "2026-12-01"),
+        ("QUARTERLY", "2026-10-01", "2027-01-01"),
+        ("YEARLY", "2026-01-01", "2027-01-01"),
+        ("DAILY", "2026-11-21", "2026-11-22"),
+        ("WEEKLY", "2026-11-15", "2026-11-22"),
+    ],
+)
+def test_usage_periods(word: str, start: str, end: str) -> None:
+    from datetime import datetime
+
+    found = usage_period({"PriorityUsageResetPeriod": word}, datetime(2026, 11, 21, 12).timestamp())
+    assert found is not None
+    assert datetime.fromtimestamp(found.start).isoformat()[:10] == start
+    assert datetime.fromtimestamp(found.end).isoformat()[:10] == end
+    assert usage_period({"PriorityUsageResetPeriod": "NONE"}, 0) is None
+
+
+def test_jain() -> None:
+    assert jain([1, 1, 1]) == 1
+    assert jain([1, 0, 0, 0]) == 0.25
+    assert jain([]) is None
+
+
+# ---- summaries and advice ----
+
+
+def gpu(**more: object) -> GpuUse:
+    fields: dict[str, object] = {
+        "node": "n1", "index": 0, "uuid": "GPU-1", "model": "H100", "total_mib": 81_920, "asked_mib": None,
+        "limit_mib": None, "rung": "limiter", "peak_mib": 70_000, "refused": 0, "seconds": 600.0,
+        "utilisation": {"mean": 80.0, "peak": 100.0},
+    }  # fmt: skip
+    return GpuUse(**{**fields, **more})  # type: ignore[arg-type]
+
+
+def test_a_comment_is_read_and_a_forged_one_does_no_harm() -> None:
+    found = of_comment("by hand sluice:v=1,rung=limiter,gpus=2,asked=10240,peak=9216,refused=1,ended=0,gs=100,us=25")
+    assert found is not None
+    assert (found.asked_mib, found.peak_mib, found.device_s, found.busy_s, found.refused) == (10240, 9216, 100, 25, 1)
+    assert of_comment("nothing of ours") is None
+    assert of_comment("sluice:v=2,peak=1") is None
+    odd = of_comment("sluice:v=1,asked=1e99,peak=-4,gs=nan,us=inf,rung=x")
+    assert odd is not None
+    assert (odd.asked_mib, odd.peak_mib, odd.device_s, odd.busy_s) == (None, None, 0, None)
+
+
+def test_advice_for_a_share_that_was_too_large() -> None:
+    job = replace(JOB, allocated="cpu=4,mem=8G,gres/shard=40960,node=1")
+    use = JobUse(started=1000, asked_mib=40_960, peak_mib=9000)
+    line = advise(job, use, HostUse(), FLEET.nodes["n1"]).line
+    assert "--gpu-mem=10752M" in line.replace("10.5G", "10752M") or "--gpu-mem=11008M" in line
+    assert "--time=15" in line  # ran 10 of 60 minutes
+
+
+def test_advice_after_refusals_asks_for_more() -> None:
+    job = replace(JOB, allocated="cpu=4,mem=8G,gres/shard=10240,node=1", state="FAILED")
+    found = advise(
+        job, JobUse(started=1000, asked_mib=10_240, peak_mib=10_200, refused=3), HostUse(), FLEET.nodes["n1"]
+    )
+    assert "--gpu-mem=15G" in found.line
+    assert "refused" in found.because[0]
+
+
+def test_advice_for_a_hardly_used_gpu_is_a_share() -> None:
+    job = replace(JOB, allocated="cpu=4,mem=8G,gres/gpu=1,gres/gpu:h100=1,node=1")
+    use = JobUse(started=1000, gpus=(gpu(peak_mib=5000, utilisation={"mean": 10.0, "peak": 60.0}),))
+    found = advise(job, use, HostUse(), FLEET.nodes["n1"])
+    assert "--gpu-mem=6G" in found.line
+    assert "--constraint=h100" in found.line
+    assert "--gres" not in found.line
+
+
+def test_advice_for_gpus_that_did_nothing() -> None:
+    idle = gpu(index=1, utilisation={"mean": 0.0, "peak": 0.0}, peak_mib=400)
+    found = advise(JOB, JobUse(started=1000, gpus=(gpu(), idle)), HostUse(), FLEET.nodes["n1"])
+    assert "--gres=gpu:h100:1" in found.line
+
+
+def test_advice_without_measurements_asks_for_the_same() -> None:
+    job = replace(JOB, elapsed_s=3000)
+    found = advise(job, None, HostUse(), None)
+    assert found.because == []
+    assert found.line == (
+        "sbatch --account=physics --partition=main --gres=gpu:h100:2 --cpus-per-task=4 --mem=8192M --time=60 job.sh"
+    )
+
+
+def test_advice_can_be_pasted_whatever_the_names() -> None:
+    import shlex
+
+    found = advise(replace(JOB, account="a; rm -rf /\n$(x)", partition="p`q`"), None, HostUse(), None)
+    words = shlex.split(found.line)
+    assert words[1] == "--account=a; rm -rf / $(x)"
+    assert "\n" not in found.line
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_page_is_lines_of_text(name: str) -> None:
+    page = {
+        "job": {"label": "17", "name": name, "user": name, "account": name, "partition": name, "qos": name,
+                "state": "FAILED", "exit_code": "1:0", "submit": 1, "start": 2, "end": 3, "wait_s": 1, "elapsed_s": 1},
+        "runs": 2, "asked": {"tres": {name: 1}, "time_limit_s": 60, "time_unlimited": False},
+        "granted": {"nodes": name, "tres": {"gres/shard": 10240}},
+        "used": {"gpus": [{"node": name, "index": 0, "model": name, "asked_mib": 10, "total_mib": 100, "rung": name,
+                           "utilisation": {"mean": 50.0}, "peak_mib": 5}], "utilisation_percent": 50.0,
+                 "gpu_energy_j": 1.0, "idle_gpu_s": 1.0, "throttled_s": 0, "refused": 1,
+                 "gpu_memory_peak_mib": 5, "gpu_memory_asked_mib": 10},
+        "host": {"cpu_percent": 10.0, "memory_peak_mib": 10},
+        "limits_hit": [{"node": name, "action": name, "time": "soon"}],
+        "waited": {"seconds": 1, "slurm_reason": name, "not_explained": name},
+        "advice": {"sbatch": f"sbatch {name}", "because": [name]},
+    }  # fmt: skip
+    for line in render(page):
+        assert line.isprintable() or line == "", line
+
+
+def test_tally_reads_back_only_tallies() -> None:
+    from sluice_base.errors import SluiceError
+
+    for bad in ({"nonsense": 1}, {"waits": {"x": 1}}, {"waits": 5}):
+        with pytest.raises(SluiceError):
+            Tally.from_document(dict(bad))  # type: ignore[arg-type]

@@ -1,0 +1,166 @@
+"""The live view: what fits where, keys, and names that would break a terminal."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice_base import events
+from sluice_base.errors import SluiceError
+from slurm_client.model import Job, Node
+from tests.unit.usage.report.test_output import HOSTILE
+from usage.top.model import Cluster, Look, changes, job_line, node_line, tenant_lines
+from usage.top.screen import PARTS, Screen, fit
+
+
+def node(name: str = "g-1", **more: Any) -> Node:
+    fields: dict[str, Any] = {
+        "name": name, "address": name, "hostname": name, "state": "mixed", "flags": frozenset(), "reason": "",
+        "cpus": 224, "cpus_allocated": 4, "sockets": 2, "cores_per_socket": 56, "threads_per_core": 2,
+        "memory_mib": 1000, "memory_allocated_mib": 0, "memory_free_mib": None,
+        "gres": "gpu:h100:8(S:0-1),shard:h100:648064(S:0-1)",
+        "gres_used": "gpu:h100:3(IDX:0-2),shard:h100:2(IDX:4,6)", "features": (), "active_features": (),
+        "partitions": ("main",), "weight": 1, "version": "22.05.8", "tres": {},
+        "tres_allocated": {"gres/gpu": 3, "gres/shard": 20480},
+    }  # fmt: skip
+    return Node(**{**fields, **more})
+
+
+def job(number: int = 7, **more: Any) -> Job:
+    fields: dict[str, Any] = {
+        "id": number, "array_id": None, "array_tasks": "", "name": "train", "user": "alice", "uid": 2001,
+        "account": "physics", "qos": "normal", "partition": "main", "state": "RUNNING", "reason": "", "nodes": "g-1",
+        "node_count": 1, "cpus": 4, "submit_time": 1, "eligible_time": 1, "start_time": int(time.time()) - 90,
+        "end_time": None, "time_limit_s": 3600, "priority": 10, "tres": {"gres/gpu": 3}, "tres_per_node": "",
+        "tres_per_job": "", "tres_per_task": "", "features": "", "dependency": "", "reservation": "", "comment": "",
+        "work_dir": "/",
+    }  # fmt: skip
+    return Job(**{**fields, **more})
+
+
+def look(*jobs: Job, nodes: tuple[Node, ...] | None = None) -> Look:
+    lines = [job_line(one) for one in jobs or (job(), job(8, state="PENDING", nodes="", user="bob"))]
+    return Look(1000.0, [node_line(one) for one in nodes or (node(), node("g-2"))], lines, tenant_lines(lines))
+
+
+def test_gpus_of_a_node() -> None:
+    found = node_line(node())
+    assert found.picture == "###.+.+."
+    assert (found.gpus, found.gpus_allocated, found.shards_allocated) == (8, 3, 20480)
+    assert node_line(node(flags=frozenset({"drain"}))).state == "drain"
+    assert node_line(node(gres="", gres_used="")).picture == ""
+
+
+@pytest.mark.parametrize("part", list(PARTS))
+@pytest.mark.parametrize("size", [(80, 24), (79, 10), (200, 60), (40, 6), (20, 4)])
+def test_every_part_fits(part: str, size: tuple[int, int]) -> None:
+    screen = Screen(look(), part)
+    lines = screen.lines(*size)
+    assert len(lines) == size[1]
+    assert all(len(text) <= size[0] for text, _ in lines)
+
+
+def test_at_80_columns_what_matters_is_there() -> None:
+    text = "\n".join(line for line, _ in Screen(look(), "gpus").lines(80, 24))
+    assert "###.+.+." in text
+    text = "\n".join(line for line, _ in Screen(look(), "jobs").lines(80, 24))
+    assert all(word in text for word in ("alice", "physics", "g-1", "train", "waiting 1"))
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_names_stay_text(name: str) -> None:
+    shown = look(
+        job(1, name=name, user=name, account=name, reason=name, nodes=name, partition=name),
+        nodes=(node(name, reason=name),),
+    )
+    for part in PARTS:
+        screen = Screen(shown, part)
+        for text, _ in screen.lines(80, 24):
+            assert text.isprintable() or not text
+        screen.key("enter")
+        for text, _ in screen.lines(80, 24):
+            assert text.isprintable() or not text
+
+
+def test_keys_sort_filter_and_drill_down() -> None:
+    screen = Screen(look(job(1, user="alice", tres={"gres/gpu": 1}), job(2, user="bob", tres={"gres/gpu": 5})))
+    screen.key("2")
+    assert screen.part == "jobs"
+    for _ in range(4):
+        screen.key("s")
+    assert [row.id for row in screen.rows()] == ["1", "2"]  # by GPUs
+    screen.key("r")
+    assert [row.id for row in screen.rows()] == ["2", "1"]
+    for key in ("/", "b", "o", "x", "back", "b", "enter"):
+        screen.key(key)
+    assert [row.user for row in screen.rows()] == ["bob"]
+    screen.key("enter")
+    assert screen.detail is not None
+    assert "sluice report job 2" in "\n".join(text for text, _ in screen.lines(80, 24))
+    screen.key("esc")
+    assert screen.detail is None
+    screen.key("esc")
+    assert len(screen.rows()) == 2
+    screen.key("1")
+    screen.key("enter")
+    assert screen.scope == ("node", "g-1")
+    assert len(screen.rows()) == 2
+    screen.key("esc")
+    assert screen.part == "gpus"
+    assert screen.key("q") is False
+
+
+def test_the_cursor_stays_within_the_rows() -> None:
+    screen = Screen(look(*(job(number) for number in range(1, 101))), "jobs")
+    for key in ("end", "pagedown", "down"):
+        screen.key(key)
+    lines = screen.lines(80, 20)
+    assert screen.cursor == 99
+    assert [style for _, style in lines].count("cursor") == 1
+    screen.look = look(job(1))
+    screen.lines(80, 20)
+    assert screen.cursor == 0
+
+
+def test_what_changed_between_two_looks() -> None:
+    before = look(job(1), job(2, state="PENDING", nodes=""))
+    after = look(job(2), job(3), nodes=(node(flags=frozenset({"drain"}), reason="hot"), node("g-2")))
+    said = [event.what for event in changes(before, after)]
+    assert any("job 2 of alice: running on g-1" in what for what in said)
+    assert any("job 3" in what for what in said)
+    assert any("job 1 of alice is over" in what for what in said)
+    assert "node g-1: drain hot" in said
+    assert changes(Look(), after) == []
+
+
+def test_a_controller_that_is_away_is_said_and_the_last_look_stays(tmp_path: Path) -> None:
+    class Client:
+        away = False
+
+        def nodes(self) -> list[Node]:
+            if self.away:
+                raise SluiceError("slurmctld does not\x1b[2J answer")
+            return [node()]
+
+        def jobs(self) -> list[Job]:
+            return [job()]
+
+    client = Client()
+    file = tmp_path / "events.jsonl"
+    events.append(file, "takeover", host="ctl2")
+    cluster = Cluster(client, file)  # type: ignore[arg-type]
+    assert "takeover host=ctl2" in [event.what for event in cluster.look().events]
+    client.away = True
+    found = cluster.look()
+    assert len(found.nodes) == 1
+    assert found.problem == "slurmctld does not [2J answer"
+    assert len([event for event in found.events if "takeover" in event.what]) == 1
+
+
+def test_wide_characters_take_two_cells() -> None:
+    assert fit("日本語", 4) == "日+"
+    assert fit("日本語", 6) == "日本語"
+    assert fit("abc", 5, right=True, pad=True) == "  abc"
