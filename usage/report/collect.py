@@ -207,7 +207,7 @@ class Source:
             for job in self._stream(window, selection):
                 jobs += 1
                 if job.state == "PENDING":
-                    if last and asked.end >= int(self.now):
+                    if last and span.end >= int(self.now):
                         counter.add(job, span, None)
                 elif (job.end is not None and window.start <= job.end < window.end) or (
                     last and (job.end is None or job.end >= window.end)
