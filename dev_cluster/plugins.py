@@ -27,7 +27,7 @@ class ClusterPlugins:
         self.wanted = wanted
         self.tree = tree
         self.progress = progress
-        self.policy = _policy_text(wanted.policy)
+        self.policy = _policy_text(wanted.policy, journal=wanted.journal)
         self.stock = find_plugin_dir(tree.root or Path("/"), tree.prefix)
         self.version = tree.version()
         self.source = None
@@ -68,7 +68,7 @@ class ClusterPlugins:
     @property
     def parameters(self) -> list[tuple[str, str]]:
         """slurm.conf's parameters that load them; after `write`."""
-        return plugin_parameters(self.build, folder=PLUGIN_SEARCH, stock=self.stock)
+        return plugin_parameters(self.build, folder=PLUGIN_SEARCH, stock=self.stock, journal=self.wanted.journal)
 
     def links(self) -> list[str]:
         """The command that a controller runs before its slurmctld starts; other hosts find stock Slurm's plugins."""
@@ -97,7 +97,7 @@ class ClusterPlugins:
         }
 
 
-def _policy_text(policy: str) -> str:
+def _policy_text(policy: str, *, journal: bool = False) -> str:
     """The compiled policy, checked as slurmctld's plugins will; sections alone get first line and checksum."""
     source = "sluice.policy" if "\n" in policy else policy
     if policy and "\n" not in policy:
@@ -108,10 +108,13 @@ def _policy_text(policy: str) -> str:
                 f"sluice.policy {source}: {error.strerror}", remedy="name a compiled policy, or write its text"
             ) from error
     if not policy.strip():
-        return ""
+        return compiled.CompiledPolicy(settings=compiled.Global(journal=True)).render() if journal else ""
     text = policy if policy.startswith("sluice-policy ") else compiled.complete(policy)
     try:
-        compiled.parse(text.encode(), source=source)
+        parsed, _ = compiled.parse(text.encode(), source=source)
     except SluiceError as error:
         raise UsageError(error.what, remedy="docs/plugins.md describes compiled policies") from error
+    if journal:
+        on = parsed.settings.model_copy(update={"journal": True})
+        return parsed.model_copy(update={"settings": on}).render()
     return text

@@ -95,6 +95,13 @@ class Global(_Section):
     """Default of a job that names no CPUs, in thousandths; 0: Slurm's."""
     memory_mib_per_gpu: Mib = 0
     """Default of a job that names no memory; 0: Slurm's."""
+    journal: bool = False
+    """What happens to jobs is journalled for failover."""
+    journal_wait_ms: Annotated[int, Field(ge=1, le=10000)] = 500
+    """That slurmctld waits for a record at most."""
+    journal_warn: bool = False
+    """What cannot be journalled is let through with a warning, not refused."""
+    journal_max_mib: Annotated[int, Field(ge=8, le=65536)] = 256
 
     @model_validator(mode="after")
     def _needed(self) -> Self:

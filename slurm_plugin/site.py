@@ -16,6 +16,9 @@ from slurm_plugin.builder import PluginBuild
 INCLUDE = "sluice.plugins.conf"
 """The file that slurm.conf includes to load the plugins."""
 LEVEL_FILE = "sluice.level"
+BURST_BUFFER = "burst_buffer/sluice"
+BURST_BUFFER_FILE = "sluice.burst_buffer"
+"""Beside slurm.conf: which burst_buffer plugin is the site's own; ours hands everything on to it."""
 LEVELS = ("off", "admit", "shadow", "place")
 
 _ANY_PLUGIN = "select_cons_tres.so"
@@ -59,6 +62,7 @@ class OwnOptions:
     site_factor: str = ""
     select_type: str = ""
     prep: str = ""
+    burst_buffer: str = ""
     state_folder: str = ""
     includes_us: bool = False
 
@@ -79,18 +83,25 @@ def read_own_options(slurm_conf: Path) -> OwnOptions:
         site_factor=values.get("prioritysitefactorplugin", ""),
         select_type=values.get("selecttype", ""),
         prep=values.get("prepplugins", ""),
+        burst_buffer=values.get("burstbuffertype", ""),
         state_folder=values.get("statesavelocation", "/var/spool"),
         includes_us=include in config.files or bool(wanted),
     )
 
 
 def plugin_parameters(
-    build: PluginBuild, *, folder: Path, stock: Path | str, job_submit: str = "", site_factor: bool = True
+    build: PluginBuild,
+    *,
+    folder: Path,
+    stock: Path | str,
+    job_submit: str = "",
+    site_factor: bool = True,
+    journal: bool = True,
 ) -> list[tuple[str, str]]:
     """The parameters of slurm.conf that load a build, which slurmctld finds in `folder`, before Slurm's own in `stock`.
 
     `job_submit` is what the site has as JobSubmitPlugins itself; ours comes last, as what it decides must stand.
-    Without `site_factor` another one is the site's.
+    Without `site_factor` another one is the site's; without `journal` nothing hands over to the failover journal.
     """
     parameters = [("PluginDir", f"{folder}:{stock}")]
     if build.has("job_submit_sluice"):
@@ -98,6 +109,8 @@ def plugin_parameters(
         parameters.append(("JobSubmitPlugins", ",".join([*others, "sluice"])))
     if build.has("site_factor_sluice") and site_factor:
         parameters.append(("PrioritySiteFactorPlugin", "site_factor/sluice"))
+    if build.has("burst_buffer_sluice") and journal:
+        parameters.append(("BurstBufferType", BURST_BUFFER))
     return parameters
 
 
@@ -107,5 +120,6 @@ def stock_parameters(own: OwnOptions) -> list[tuple[str, str]]:
         ("PluginDir", own.plugin_dir),
         ("JobSubmitPlugins", own.job_submit),
         ("PrioritySiteFactorPlugin", own.site_factor),
+        ("BurstBufferType", own.burst_buffer),
     )
     return [(key, value) for key, value in given if value]

@@ -294,6 +294,33 @@ static inline int sluice_slurm_select_nodes(job_record_t *job)
     return select_nodes(job, false, NULL, NULL, false, SLURMDB_JOB_FLAG_BACKFILL);
 }
 #endif
+/* A job's state, its end in accounting's limits and reservations, and a task that leaves its array's record. */
+#if SLUICE_SLURM_AT_LEAST(24, 11)
+#include "src/interfaces/accounting_storage.h"
+#include "src/interfaces/cred.h"
+#include "src/stepmgr/stepmgr.h"
+#define sluice_job_state_set(job, state) job_state_set((job), (state))
+#define sluice_credential_lifetime() cred_expiration()
+#define sluice_job_array_post_sched(job) job_array_post_sched((job), true)
+#define sluice_acct_policy_job_begin(job) acct_policy_job_begin((job), false)
+#define sluice_job_claim_reservation(job) resv_replace_update(job)
+#define sluice_node_bitmap(names, bitmap) node_name2bitmap((names), false, (bitmap), NULL)
+#define sluice_set_tres_counts(counts, text) assoc_mgr_set_tres_cnt_array((counts), (text), 0, false, false, NULL)
+#else
+#include "src/common/slurm_accounting_storage.h"
+#define sluice_job_state_set(job, state) ((job)->job_state = (state))
+static inline int sluice_credential_lifetime(void)
+{
+    int seconds = 120;
+    (void)slurm_cred_ctx_get(slurmctld_config.cred_ctx, SLURM_CRED_OPT_EXPIRY_WINDOW, &seconds);
+    return seconds;
+}
+#define sluice_job_array_post_sched(job) job_array_post_sched(job)
+#define sluice_acct_policy_job_begin(job) acct_policy_job_begin(job)
+#define sluice_job_claim_reservation(job) job_claim_resv(job)
+#define sluice_node_bitmap(names, bitmap) node_name2bitmap((names), false, (bitmap))
+#define sluice_set_tres_counts(counts, text) assoc_mgr_set_tres_cnt_array((counts), (text), 0, false)
+#endif
 /* slurmctld's own variables. Weak, as users' commands on a controller load some of our plugins, too, and lack them: a
  * strong reference to a variable, unlike one to a function, would keep the plugin from being loaded. */
 #pragma weak accounting_enforce

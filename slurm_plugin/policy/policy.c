@@ -300,6 +300,10 @@ static const struct key global_keys[] = {
     {"deadlines", KEY_TRUTH, offsetof(struct sluice_rules, deadlines), 0, 0},
     {"cpus-per-gpu-milli", KEY_U32, offsetof(struct sluice_rules, cpus_per_gpu_milli), 0, 1000000},
     {"memory-mib-per-gpu", KEY_U64, offsetof(struct sluice_rules, memory_mib_per_gpu), 0, MOST_MIB},
+    {"journal", KEY_TRUTH, offsetof(struct sluice_rules, journal), 0, 0},
+    {"journal-wait-ms", KEY_U32, offsetof(struct sluice_rules, journal_wait_ms), 1, 10000},
+    {"journal-warn", KEY_TRUTH, offsetof(struct sluice_rules, journal_warn), 0, 0},
+    {"journal-max-mib", KEY_U64, offsetof(struct sluice_rules, journal_max_mib), 8, 65536},
 };
 
 static const struct key class_keys[] = {
@@ -763,7 +767,9 @@ enum sluice_error sluice_rules_parse(const char *data, size_t length, struct slu
                                                 .backfill_depth = 10000,
                                                 .planner_interval_ms = 2000,
                                                 .gang_limit_s = 300,
-                                                .deadlines = true};
+                                                .deadlines = true,
+                                                .journal_wait_ms = 500,
+                                                .journal_max_mib = 256};
     enum sluice_error error = read_file(&reader, data, length);
     if (error) {
         sluice_rules_free(&reader.rules->shown);

@@ -103,6 +103,11 @@ struct sluice_rules {
     uint32_t cpus_per_gpu_milli;    /* default of a job that names none, in thousandths; 0: Slurm's */
     uint64_t memory_mib_per_gpu;    /* likewise; 0: Slurm's */
 
+    bool journal;             /* what happens to jobs is journalled for failover */
+    uint32_t journal_wait_ms; /* that a hook waits for its record at most, 1 to 10,000 */
+    bool journal_warn;        /* what cannot be journalled is let through with a warning, not refused */
+    uint64_t journal_max_mib; /* bound of the journal, 8 to 65,536 */
+
     const struct sluice_class *classes;
     uint32_t class_count;
     const struct sluice_tenant *tenants; /* in the file's order */

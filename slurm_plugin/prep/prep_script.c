@@ -3,7 +3,8 @@
  * prep/script with a PrologSlurmctld of ours, which keeps a gang's members CONFIGURING until all of them have nodes
  * (controller/gang.h). It stands before Slurm's own plugin of this name and links it: nodes, and whatever is not
  * defined here, use stock's. The site's PrologSlurmctld runs as it would without us; a gang's members' only when all
- * have nodes, for it is a prolog, too.
+ * have nodes, for it is a prolog, too. The same way a job waits, CONFIGURING, for its start to be in the failover
+ * journal (controller/failover.h); then the site's follows.
  *
  * Slurm counts one asynchronous prolog of a plugin: stock's and ours never run at once. A member that is kept has ours;
  * when it goes on, either stock's takes over and ends it, or we end it.
@@ -12,6 +13,7 @@
 #include "slurm_compat.h"
 
 #include "controller/controller.h"
+#include "controller/failover.h"
 #include "controller/gang.h"
 #include "controller/log.h"
 
@@ -30,6 +32,7 @@ static struct {
 } stock;
 static bool active;
 static struct sluice_gang_prolog prolog;
+static struct sluice_failover_prolog launch;
 
 /* Stock's function; POSIX lets dlsym's result become one. */
 static bool find(void *library, const char *name, void *function)
@@ -47,6 +50,12 @@ static bool go(job_record_t *job)
     bool async = false;
     stock.prolog_slurmctld(job, &async);
     return async;
+}
+
+/* The start is journalled first, where that is asked for. */
+static bool journal_and_go(job_record_t *job)
+{
+    return sluice_failover_started(job, &launch) || go(job);
 }
 
 extern int init(void)
@@ -73,7 +82,8 @@ extern void fini(void)
 
 extern void prep_p_register_callbacks(prep_callbacks_t *callbacks)
 {
-    prolog = (struct sluice_gang_prolog){.go = go, .done = callbacks->prolog_slurmctld};
+    prolog = (struct sluice_gang_prolog){.go = journal_and_go, .done = callbacks->prolog_slurmctld};
+    launch = (struct sluice_failover_prolog){.go = go, .done = callbacks->prolog_slurmctld};
     stock.register_callbacks(callbacks);
 }
 
@@ -85,6 +95,10 @@ extern int prep_p_prolog_slurmctld(job_record_t *job, bool *async)
     }
     if (!IS_JOB_RUNNING(job)) { /* requeued or cancelled before its prolog began */
         *async = false;
+        return SLURM_SUCCESS;
+    }
+    if (active && launch.done && sluice_failover_started(job, &launch)) {
+        *async = true;
         return SLURM_SUCCESS;
     }
     return stock.prolog_slurmctld(job, async);

@@ -8,6 +8,7 @@
 #include "withdrawn.h"
 
 #include "controller/controller.h"
+#include "controller/failover.h"
 #include "controller/log.h"
 #include "controller/settings.h"
 
@@ -22,6 +23,7 @@ static struct {
     int (*fini)(void);
     int (*reconfigure)(void);
     int (*node_init)(void);
+    int (*job_init)(struct xlist *);
     sluice_stock_test job_test;
     int (*job_begin)(job_record_t *);
     int (*job_fini)(job_record_t *);
@@ -56,7 +58,7 @@ static bool find_stock(void)
     return library && find(library, "init", &stock.init) && find(library, "fini", &stock.fini) &&
            find(library, "select_p_reconfigure", &stock.reconfigure) &&
            find(library, "select_p_node_init", &stock.node_init) &&
-           find(library, "select_p_job_test", &stock.job_test) &&
+           find(library, "select_p_job_init", &stock.job_init) && find(library, "select_p_job_test", &stock.job_test) &&
            find(library, "select_p_job_begin", &stock.job_begin) &&
            find(library, "select_p_job_fini", &stock.job_fini) &&
            find(library, "select_p_job_expand", &stock.job_expand) &&
@@ -100,10 +102,22 @@ extern int select_p_reconfigure(void)
         sluice_hook_reconfigured();
     }
     int rc = stock.reconfigure();
+    /* The last that Slurm does when it starts: what the failover journal brings back is counted with all else. */
+    if (active && sluice_failover_ready())
+        rc = stock.reconfigure();
     if (active) {
         sluice_withdrawn_forget();
         withdraw();
     }
+    return rc;
+}
+
+/* Job state has been loaded, and nothing been derived from it yet. */
+extern int select_p_job_init(struct xlist *jobs)
+{
+    int rc = stock.job_init(jobs);
+    if (active)
+        sluice_failover_loaded();
     return rc;
 }
 

@@ -1,0 +1,287 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * burst_buffer/sluice: the place in slurmctld from which the failover journal learns of submissions and ends
+ * (controller/failover.h). It manages no burst buffer itself. Slurm loads one plugin of this kind: where a site has its
+ * own, sluice.burst_buffer beside slurm.conf names it ("lua", "datawarp"), and every call goes on to it.
+ */
+#define SLUICE_SLURM_PRIVATE
+#include "slurm_compat.h"
+
+#include "controller/controller.h"
+#include "controller/failover.h"
+
+#include <ctype.h>
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "src/common/pack.h"
+#include "src/common/xmalloc.h"
+#include "src/common/xstring.h"
+
+const char plugin_name[] = "Failover journal of Sluice, before the site's own burst buffer";
+const char plugin_type[] = "burst_buffer/sluice";
+const uint32_t plugin_version = SLURM_VERSION_NUMBER;
+
+enum { NAME = 64, STAGE_DONE = 1 };
+
+/* What differs between versions. */
+#if SLUICE_SLURM_AT_LEAST(23, 2)
+#define STATUS_PARAMETERS uint32_t argc, char **argv, uint32_t uid, uint32_t gid
+#define STATUS_ARGUMENTS argc, argv, uid, gid
+#define SCRIPT_PARAMETERS                                                                                              \
+    char *func, uint32_t job_id, uint32_t argc, char **argv, job_info_msg_t *job_info, char **resp_msg
+#define SCRIPT_ARGUMENTS func, job_id, argc, argv, job_info, resp_msg
+#else
+#define STATUS_PARAMETERS uint32_t argc, char **argv
+#define STATUS_ARGUMENTS argc, argv
+#define SCRIPT_PARAMETERS char *func, uint32_t job_id, uint32_t argc, char **argv, char **resp_msg
+#define SCRIPT_ARGUMENTS func, job_id, argc, argv, resp_msg
+#endif
+
+/* The site's own plugin; all NULL without one. */
+static struct {
+    void *library;
+    int (*init)(void);
+    int (*fini)(void);
+    uint64_t (*get_system_size)(void);
+    int (*load_state)(bool init_config);
+    char *(*get_status)(STATUS_PARAMETERS);
+    int (*state_pack)(uid_t uid, buf_t *buffer, uint16_t protocol_version);
+    int (*reconfig)(void);
+    int (*job_validate)(job_desc_msg_t *job_desc, uid_t submit_uid, char **err_msg);
+    int (*job_validate2)(job_record_t *job_ptr, char **err_msg);
+    void (*job_set_tres_cnt)(job_record_t *job_ptr, uint64_t *tres_cnt, bool locked);
+    time_t (*job_get_est_start)(job_record_t *job_ptr);
+    int (*job_try_stage_in)(struct xlist *job_queue);
+    int (*job_test_stage_in)(job_record_t *job_ptr, bool test_only);
+    int (*job_begin)(job_record_t *job_ptr);
+    int (*job_revoke_alloc)(job_record_t *job_ptr);
+    int (*job_start_stage_out)(job_record_t *job_ptr);
+    int (*job_test_post_run)(job_record_t *job_ptr);
+    int (*job_test_stage_out)(job_record_t *job_ptr);
+    int (*job_cancel)(job_record_t *job_ptr);
+    int (*run_script)(SCRIPT_PARAMETERS);
+    char *(*xlate_bb_2_tres_str)(char *burst_buffer);
+    char *(*build_het_job_script)(char *script, uint32_t het_job_offset);
+} site;
+
+/* A function of the site's plugin; POSIX lets dlsym's result become one. */
+static bool find(const char *name, void *function)
+{
+    void *found = dlsym(site.library, name);
+    memcpy(function, &found, sizeof found);
+    if (!found)
+        error("burst_buffer/sluice: the site's own plugin has no %s", name);
+    return found != NULL;
+}
+
+static bool find_all(void)
+{
+    bool good =
+        find("init", &site.init) && find("fini", &site.fini) && find("bb_p_get_system_size", &site.get_system_size) &&
+        find("bb_p_load_state", &site.load_state) && find("bb_p_get_status", &site.get_status) &&
+        find("bb_p_state_pack", &site.state_pack) && find("bb_p_reconfig", &site.reconfig) &&
+        find("bb_p_job_validate", &site.job_validate) && find("bb_p_job_validate2", &site.job_validate2) &&
+        find("bb_p_job_set_tres_cnt", &site.job_set_tres_cnt) &&
+        find("bb_p_job_get_est_start", &site.job_get_est_start) &&
+        find("bb_p_job_try_stage_in", &site.job_try_stage_in) &&
+        find("bb_p_job_test_stage_in", &site.job_test_stage_in) && find("bb_p_job_begin", &site.job_begin) &&
+        find("bb_p_job_revoke_alloc", &site.job_revoke_alloc) &&
+        find("bb_p_job_start_stage_out", &site.job_start_stage_out) &&
+        find("bb_p_job_test_post_run", &site.job_test_post_run) &&
+        find("bb_p_job_test_stage_out", &site.job_test_stage_out) && find("bb_p_job_cancel", &site.job_cancel) &&
+        find("bb_p_run_script", &site.run_script) && find("bb_p_xlate_bb_2_tres_str", &site.xlate_bb_2_tres_str);
+#if SLUICE_SLURM_AT_LEAST(23, 2)
+    good = good && find("bb_p_build_het_job_script", &site.build_het_job_script);
+#endif
+    return good;
+}
+
+/* The site's own plugin's name: "" where sluice.burst_buffer is missing or empty. */
+static bool site_name(char *name)
+{
+    char path[4096];
+    const char *slash = slurm_conf.slurm_conf ? strrchr(slurm_conf.slurm_conf, '/') : NULL;
+    int folder = slash ? (int)(slash - slurm_conf.slurm_conf) : 0;
+    snprintf(path, sizeof path, "%.*s/sluice.burst_buffer", folder, slash ? slurm_conf.slurm_conf : "");
+    name[0] = '\0';
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0)
+        return true;
+    ssize_t length = read(file, name, NAME - 1);
+    close(file);
+    name[length > 0 ? length : 0] = '\0';
+    name[strcspn(name, "\r\n \t")] = '\0';
+    for (const char *at = name; *at; at++)
+        if (!isalnum((unsigned char)*at) && *at != '_') {
+            error("burst_buffer/sluice: %s: \"%s\" is no name of a burst_buffer plugin", path, name);
+            return false;
+        }
+    return strcmp(name, "sluice") != 0;
+}
+
+/* The site's plugin, from the folders that Slurm looks into. */
+static bool load_site(const char *name)
+{
+    char *folders = xstrdup(slurm_conf.plugindir), *rest = NULL, path[4096];
+    for (char *folder = strtok_r(folders, ":", &rest); folder && !site.library; folder = strtok_r(NULL, ":", &rest)) {
+        snprintf(path, sizeof path, "%s/burst_buffer_%s.so", folder, name);
+        if (access(path, R_OK) == 0) {
+            site.library = dlopen(path, RTLD_LAZY);
+            if (!site.library)
+                error("burst_buffer/sluice: %s: %s", path, dlerror());
+        }
+    }
+    xfree(folders);
+    if (!site.library)
+        error("burst_buffer/sluice: no plugin burst_buffer_%s.so in %s", name, slurm_conf.plugindir);
+    return site.library && find_all() && site.init() == SLURM_SUCCESS;
+}
+
+extern int init(void)
+{
+    char name[NAME];
+    memset(&site, 0, sizeof site);
+    if (!site_name(name) || (name[0] && !load_site(name)))
+        return SLURM_ERROR;
+    if (sluice_in_slurmctld())
+        sluice_failover_has_adapter();
+    return SLURM_SUCCESS;
+}
+
+extern int fini(void)
+{
+    int rc = site.library ? site.fini() : SLURM_SUCCESS;
+    if (site.library)
+        dlclose(site.library);
+    memset(&site, 0, sizeof site);
+    return rc;
+}
+
+/* ---- what is journalled ---- */
+
+extern int bb_p_job_validate(job_desc_msg_t *job_desc, uid_t submit_uid, char **err_msg)
+{
+    int rc = site.library ? site.job_validate(job_desc, submit_uid, err_msg) : SLURM_SUCCESS;
+    if (rc == SLURM_SUCCESS)
+        sluice_failover_request(job_desc);
+    return rc;
+}
+
+/* The site's first: what it refuses was never taken in. */
+extern int bb_p_job_validate2(job_record_t *job_ptr, char **err_msg)
+{
+    int rc = site.library ? site.job_validate2(job_ptr, err_msg) : SLURM_SUCCESS;
+    return rc == SLURM_SUCCESS ? sluice_failover_submitted(job_ptr, err_msg) : rc;
+}
+
+extern int bb_p_job_start_stage_out(job_record_t *job_ptr)
+{
+    sluice_failover_ended(job_ptr);
+    return site.library ? site.job_start_stage_out(job_ptr) : SLURM_SUCCESS;
+}
+
+extern int bb_p_job_cancel(job_record_t *job_ptr)
+{
+    sluice_failover_ended(job_ptr);
+    return site.library ? site.job_cancel(job_ptr) : SLURM_SUCCESS;
+}
+
+/* ---- what only goes on to the site's own; without one: what Slurm does without any ---- */
+
+extern uint64_t bb_p_get_system_size(void)
+{
+    return site.library ? site.get_system_size() : 0;
+}
+
+extern int bb_p_load_state(bool init_config)
+{
+    return site.library ? site.load_state(init_config) : SLURM_SUCCESS;
+}
+
+extern char *bb_p_get_status(STATUS_PARAMETERS)
+{
+    if (site.library)
+        return site.get_status(STATUS_ARGUMENTS);
+#if SLUICE_SLURM_AT_LEAST(23, 2)
+    (void)uid, (void)gid;
+#endif
+    (void)argc, (void)argv;
+    return NULL;
+}
+
+extern int bb_p_state_pack(uid_t uid, buf_t *buffer, uint16_t protocol_version)
+{
+    return site.library ? site.state_pack(uid, buffer, protocol_version) : SLURM_SUCCESS;
+}
+
+extern int bb_p_reconfig(void)
+{
+    return site.library ? site.reconfig() : SLURM_SUCCESS;
+}
+
+extern void bb_p_job_set_tres_cnt(job_record_t *job_ptr, uint64_t *tres_cnt, bool locked)
+{
+    if (site.library)
+        site.job_set_tres_cnt(job_ptr, tres_cnt, locked);
+}
+
+extern time_t bb_p_job_get_est_start(job_record_t *job_ptr)
+{
+    return site.library ? site.job_get_est_start(job_ptr) : time(NULL);
+}
+
+extern int bb_p_job_try_stage_in(struct xlist *job_queue)
+{
+    return site.library ? site.job_try_stage_in(job_queue) : SLURM_SUCCESS;
+}
+
+extern int bb_p_job_test_stage_in(job_record_t *job_ptr, bool test_only)
+{
+    return site.library ? site.job_test_stage_in(job_ptr, test_only) : STAGE_DONE;
+}
+
+extern int bb_p_job_begin(job_record_t *job_ptr)
+{
+    return site.library ? site.job_begin(job_ptr) : SLURM_SUCCESS;
+}
+
+extern int bb_p_job_revoke_alloc(job_record_t *job_ptr)
+{
+    return site.library ? site.job_revoke_alloc(job_ptr) : SLURM_SUCCESS;
+}
+
+extern int bb_p_job_test_post_run(job_record_t *job_ptr)
+{
+    return site.library ? site.job_test_post_run(job_ptr) : STAGE_DONE;
+}
+
+extern int bb_p_job_test_stage_out(job_record_t *job_ptr)
+{
+    return site.library ? site.job_test_stage_out(job_ptr) : STAGE_DONE;
+}
+
+extern int bb_p_run_script(SCRIPT_PARAMETERS)
+{
+    if (site.library)
+        return site.run_script(SCRIPT_ARGUMENTS);
+#if SLUICE_SLURM_AT_LEAST(23, 2)
+    (void)job_info;
+#endif
+    (void)func, (void)job_id, (void)argc, (void)argv, (void)resp_msg;
+    return SLURM_ERROR;
+}
+
+extern char *bb_p_xlate_bb_2_tres_str(char *burst_buffer)
+{
+    return site.library ? site.xlate_bb_2_tres_str(burst_buffer) : NULL;
+}
+
+#if SLUICE_SLURM_AT_LEAST(23, 2)
+extern char *bb_p_build_het_job_script(char *script, uint32_t het_job_offset)
+{
+    return site.library ? site.build_het_job_script(script, het_job_offset) : xstrdup(script);
+}
+#endif

@@ -1,0 +1,616 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/* The failover journal's hooks: see failover.h. */
+#include "controller/failover_slurm.h"
+
+#include "controller/controller.h"
+#include "controller/settings.h"
+#include "controller/status.h"
+#include "controller/ticker.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "src/common/slurm_protocol_pack.h"
+#include "src/common/xmalloc.h"
+#include "src/common/xstring.h"
+#include "src/slurmctld/locks.h"
+
+enum { TICK_MS = 250, RETRY_MS = 1000, LOUD_S = 10 };
+/* Ends may make slurmctld wait for a fifth of the time, a tenth of a second at once: a scancel of thousands of jobs is
+ * one hold of the locks. What is over is written as soon, and not waited for. */
+enum { END_SHARE = 5, END_BURST_US = 100000 };
+
+static struct {
+    _Atomic(struct sluice_journal *) journal;
+    char folder[4096], state_file[4096], host[256];
+    bool adapter;
+    struct sluice_tick *tick;
+    int64_t covered_us;
+    const struct sluice_submission *reviving;
+    int64_t end_budget_us, end_seen_us; /* under the job write lock */
+    _Atomic int64_t said_us;
+} own;
+
+/* Jobs that are launched when their start is durable. */
+struct launch {
+    uint32_t job_id;
+    uint64_t ticket;
+    int64_t since_us;
+    struct sluice_failover_prolog prolog;
+};
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    pthread_t thread;
+    bool running, stopping;
+    struct launch *items;
+    uint32_t count, room;
+    uint64_t durable;
+} launches = {.lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER};
+
+/* The request whose job comes next, and what of it is not packed; under the job write lock. */
+static buf_t *request;
+static uint32_t request_offset;
+static char *request_tasks;
+/* Of the request that this thread handles. */
+static _Thread_local uint32_t components_here;
+
+static int64_t now_us(clockid_t clock)
+{
+    struct timespec now;
+    clock_gettime(clock, &now);
+    return (int64_t)now.tv_sec * 1000000 + now.tv_nsec / 1000;
+}
+
+static void count(const char *name)
+{
+    atomic_fetch_add(sluice_status_counter(name), 1);
+}
+
+/* What the policy says now. */
+struct wish {
+    bool on, refuse;
+    uint32_t wait_ms;
+    uint64_t max_bytes;
+};
+
+static struct wish wished(void)
+{
+    struct wish wish = {0};
+    const struct sluice_settings *settings = sluice_settings_acquire();
+    if (settings) {
+        const struct sluice_rules *rules = settings->rules;
+        wish = (struct wish){.on = rules->journal && settings->level > SLUICE_LEVEL_OFF,
+                             .refuse = !rules->journal_warn,
+                             .wait_ms = rules->journal_wait_ms,
+                             .max_bytes = rules->journal_max_mib << 20};
+        sluice_settings_release(settings);
+    }
+    return wish;
+}
+
+/* The journal to write to, or NULL: off, not in charge, or Slurm calls the hook for a job that is brought back. */
+static struct sluice_journal *journal_for(struct wish *wish)
+{
+    struct sluice_journal *journal = atomic_load(&own.journal);
+    if (!journal || own.reviving)
+        return NULL;
+    *wish = wished();
+    return wish->on ? journal : NULL;
+}
+
+static const char *failure_text(struct sluice_journal *journal, char *text, size_t size)
+{
+    struct sluice_journal_stats stats;
+    sluice_journal_describe(journal, &stats);
+    if (stats.error == EDQUOT)
+        snprintf(text, size, "the journal has reached its bound of %" PRIu64 " MiB: Slurm's own state is not saved",
+                 stats.bytes >> 20);
+    else if (stats.error)
+        snprintf(text, size, "%.300s: %s", own.folder, strerror(stats.error));
+    else
+        snprintf(text, size, "%.300s: the storage does not answer in time", own.folder);
+    return text;
+}
+
+/* Loud, but not once for each of a thousand jobs. */
+static void complain(struct sluice_journal *journal, const char *what, uint32_t job_id)
+{
+    char text[512];
+    int64_t now = now_us(CLOCK_MONOTONIC), said = atomic_load(&own.said_us);
+    if (said && now - said < INT64_C(1000000) * LOUD_S)
+        return;
+    atomic_store(&own.said_us, now);
+    error("burst_buffer/sluice: JobId=%u: %s without being in the failover journal: %s", job_id, what,
+          failure_text(journal, text, sizeof text));
+}
+
+static uint64_t hand_over(struct sluice_journal *journal, enum sluice_record_type type, uint32_t job_id, buf_t *buffer)
+{
+    return sluice_journal_append(journal, type, job_id, get_buf_data(buffer), get_buf_offset(buffer),
+                                 now_us(CLOCK_REALTIME));
+}
+
+/* ---- submissions ---- */
+
+void sluice_failover_components(uint32_t components)
+{
+    components_here = components;
+}
+
+static void forget_request(void)
+{
+    if (request)
+        free_buf(request);
+    request = NULL;
+    xfree(request_tasks);
+}
+
+void sluice_failover_request(struct job_descriptor *wanted)
+{
+    struct wish wish;
+    forget_request();
+    if (!journal_for(&wish))
+        return;
+    slurm_msg_t message;
+    slurm_msg_t_init(&message);
+    message.msg_type = REQUEST_SUBMIT_BATCH_JOB;
+    message.protocol_version = SLURM_PROTOCOL_VERSION;
+    message.data = wanted;
+    /* Packing notes in the request which of its parts are defaults; by now Slurm has filled them in. */
+    uint64_t flags = wanted->bitflags;
+    request = init_buf(16 * 1024);
+    pack_msg(&message, request);
+    wanted->bitflags = flags;
+    request_offset = wanted->het_job_offset;
+    if (wanted->array_bitmap)
+        request_tasks = bit_fmt_full(wanted->array_bitmap);
+}
+
+static int refuse(struct sluice_journal *journal, job_record_t *job, uint64_t ticket, char **text)
+{
+    char why[512];
+    /* What is being written at this moment is taken back by a record of its own. */
+    if (ticket && !sluice_journal_withdraw(journal, ticket))
+        sluice_journal_append(journal, SLUICE_RECORD_VOID, job->job_id, NULL, 0, now_us(CLOCK_REALTIME));
+    count("journal.refused");
+    if (text) {
+        xfree(*text);
+        *text =
+            xstrdup_printf("sluice: the job was not taken in, as it could not be made safe against a failure of this "
+                           "controller: %s. Submit it again later, or tell an administrator",
+                           failure_text(journal, why, sizeof why));
+    }
+    return ESLURM_WRITING_TO_FILE;
+}
+
+int sluice_failover_submitted(struct job_record *job, char **text)
+{
+    struct wish wish;
+    if (own.reviving) {
+        if (!own.reviving->submit_time)
+            return SLURM_SUCCESS;
+        job->details->submit_time = own.reviving->submit_time;
+        if (own.reviving->db_index)
+            job->db_index = own.reviving->db_index;
+        return SLURM_SUCCESS;
+    }
+    struct sluice_journal *journal = journal_for(&wish);
+    /* Slurm also asks for tasks that leave their array's record: these are no submissions. */
+    if (!journal || !request || job->array_job_id || job->array_task_id != NO_VAL) {
+        forget_request();
+        return SLURM_SUCCESS;
+    }
+    const struct sluice_submission facts = {
+        .version = SLURM_PROTOCOL_VERSION,
+        .uid = job->user_id,
+        .flags = (job->batch_flag ? SLUICE_SUBMIT_BATCH : 0U) | (job->bit_flags & CRON_JOB ? SLUICE_SUBMIT_CRON : 0U),
+        .components = components_here,
+        .het_offset = request_offset,
+        .submit_time = job->details->submit_time,
+        .db_index = job->db_index,
+        .name = job->name,
+        .tasks = request_tasks,
+    };
+    buf_t *buffer = init_buf(get_buf_offset(request) + 256);
+    sluice_submission_pack(&facts, buffer);
+    packmem_array(get_buf_data(request), get_buf_offset(request), buffer);
+    uint64_t ticket = hand_over(journal, SLUICE_RECORD_SUBMIT, job->job_id, buffer);
+    free_buf(buffer);
+    forget_request();
+    enum sluice_journal_result result =
+        ticket ? sluice_journal_wait(journal, ticket, wish.wait_ms) : SLUICE_JOURNAL_FAILED;
+    if (result == SLUICE_JOURNAL_DURABLE)
+        return SLURM_SUCCESS;
+    if (result == SLUICE_JOURNAL_LATE)
+        count("journal.late");
+    complain(journal, wish.refuse ? "refused, as it would be" : "taken in", job->job_id);
+    if (wish.refuse)
+        return refuse(journal, job, ticket, text);
+    count("journal.warned");
+    return SLURM_SUCCESS;
+}
+
+/* ---- ends ---- */
+
+/* Whether what ends is only what ran of it: Slurm then names the cause alone, without COMPLETING, and sets the job to
+ * PENDING after this. */
+static bool is_requeue(const job_record_t *job)
+{
+    uint32_t base = job->job_state & JOB_STATE_BASE;
+    if (job->job_state & JOB_REQUEUE)
+        return true;
+    return job->nodes && job->batch_flag && !(job->job_state & JOB_COMPLETING) &&
+           (base == JOB_NODE_FAIL || base == JOB_PREEMPTED || base == JOB_BOOT_FAIL);
+}
+
+/* How long this end may make slurmctld wait. */
+static uint32_t end_wait_ms(uint32_t wait_ms)
+{
+    int64_t now = now_us(CLOCK_MONOTONIC);
+    own.end_budget_us += own.end_seen_us ? (now - own.end_seen_us) / END_SHARE : END_BURST_US;
+    own.end_seen_us = now;
+    if (own.end_budget_us > END_BURST_US)
+        own.end_budget_us = END_BURST_US;
+    return own.end_budget_us > 0 ? wait_ms : 0;
+}
+
+void sluice_failover_ended(struct job_record *job)
+{
+    struct wish wish;
+    struct sluice_journal *journal = journal_for(&wish);
+    if (!journal || IS_JOB_RESIZING(job) || IS_JOB_REVOKED(job))
+        return;
+    bool requeue = is_requeue(job);
+    if (!requeue && !IS_JOB_FINISHED(job))
+        return;
+    const struct sluice_ending ending = {
+        .version = SLURM_PROTOCOL_VERSION,
+        .state = job->job_state,
+        .exit_code = job->exit_code,
+        .derived_code = job->derived_ec,
+        .reason = job->state_reason,
+        .restarts = job->restart_cnt + (requeue ? 1U : 0U),
+        .array_id = job->array_job_id,
+        .task_id = job->array_task_id,
+        .uid = (uint32_t)job->requid,
+        .start_time = job->start_time,
+        .end_time = job->end_time,
+        .db_index = job->db_index,
+    };
+    buf_t *buffer = init_buf(128);
+    sluice_ending_pack(&ending, buffer);
+    uint64_t ticket = hand_over(journal, requeue ? SLUICE_RECORD_REQUEUE : SLUICE_RECORD_END, job->job_id, buffer);
+    free_buf(buffer);
+    uint32_t wait_ms = end_wait_ms(wish.wait_ms);
+    if (ticket && !wait_ms) {
+        count("journal.not_waited");
+        return;
+    }
+    int64_t began = now_us(CLOCK_MONOTONIC);
+    enum sluice_journal_result result = ticket ? sluice_journal_wait(journal, ticket, wait_ms) : SLUICE_JOURNAL_FAILED;
+    own.end_budget_us -= now_us(CLOCK_MONOTONIC) - began;
+    if (result != SLUICE_JOURNAL_DURABLE) {
+        count(result == SLUICE_JOURNAL_LATE ? "journal.late" : "journal.warned");
+        complain(journal, "ended", job->job_id);
+    }
+}
+
+void sluice_failover_modified(uint32_t job_id, uint32_t uid, const char *what)
+{
+    struct wish wish;
+    struct sluice_journal *journal = journal_for(&wish);
+    if (!journal)
+        return;
+    buf_t *buffer = init_buf(256);
+    pack16(SLURM_PROTOCOL_VERSION, buffer);
+    pack32(uid, buffer);
+    packstr((char *)what, buffer);
+    (void)hand_over(journal, SLUICE_RECORD_MODIFY, job_id, buffer);
+    free_buf(buffer);
+}
+
+/* ---- starts ---- */
+
+/* Give the job to what comes next: the site's prolog, or the launch. */
+static void launch(const struct launch *one)
+{
+    bool background = false;
+    if (slurm_conf.prolog_slurmctld) {
+        slurmctld_lock_t locks = {READ_LOCK, WRITE_LOCK, WRITE_LOCK, READ_LOCK, READ_LOCK};
+        lock_slurmctld(locks);
+        job_record_t *job = find_job_record(one->job_id);
+        if (job && IS_JOB_RUNNING(job))
+            background = one->prolog.go(job);
+        unlock_slurmctld(locks);
+    }
+    if (!background)
+        one->prolog.done(SLURM_SUCCESS, one->job_id, false);
+}
+
+/* Whether a job may go now: its record is durable, or waiting for it has an end. */
+static bool may_go(const struct launch *one, uint64_t durable, int64_t now)
+{
+    struct wish wish = wished();
+    if (one->ticket && one->ticket <= durable)
+        return true;
+    return !wish.on || (!wish.refuse && now - one->since_us > (int64_t)wish.wait_ms * 1000);
+}
+
+static void *run_launches(void *argument)
+{
+    (void)argument;
+    pthread_mutex_lock(&launches.lock);
+    while (!launches.stopping) {
+        int64_t now = now_us(CLOCK_MONOTONIC);
+        uint32_t at = 0;
+        while (at < launches.count && !may_go(&launches.items[at], launches.durable, now))
+            at++;
+        if (at < launches.count) {
+            struct launch one = launches.items[at];
+            launches.count--;
+            memmove(&launches.items[at], &launches.items[at + 1], (launches.count - at) * sizeof one);
+            bool safe = one.ticket && one.ticket <= launches.durable;
+            pthread_mutex_unlock(&launches.lock);
+            if (!safe) {
+                count("journal.warned");
+                error("prep/sluice: JobId=%u starts without being in the failover journal", one.job_id);
+            }
+            launch(&one);
+            pthread_mutex_lock(&launches.lock);
+            continue;
+        }
+        struct timespec until;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_nsec += 100000000;
+        until.tv_sec += until.tv_nsec / 1000000000;
+        until.tv_nsec %= 1000000000;
+        if (launches.count)
+            pthread_cond_timedwait(&launches.wake, &launches.lock, &until);
+        else
+            pthread_cond_wait(&launches.wake, &launches.lock);
+    }
+    pthread_mutex_unlock(&launches.lock);
+    return NULL;
+}
+
+static void durable(uint64_t ticket, void *argument)
+{
+    (void)argument;
+    pthread_mutex_lock(&launches.lock);
+    launches.durable = ticket;
+    if (launches.count)
+        pthread_cond_signal(&launches.wake);
+    pthread_mutex_unlock(&launches.lock);
+}
+
+bool sluice_failover_started(struct job_record *job, const struct sluice_failover_prolog *prolog)
+{
+    struct wish wish;
+    struct sluice_journal *journal = journal_for(&wish);
+    if (!journal || !IS_JOB_RUNNING(job) || !job->job_resrcs)
+        return false;
+    buf_t *buffer = init_buf(4096);
+    sluice_start_pack(job, buffer);
+    bool kept = false;
+    pthread_mutex_lock(&launches.lock);
+    if (launches.running && launches.count == launches.room) {
+        uint32_t room = launches.room ? 2 * launches.room : 64;
+        struct launch *more = realloc(launches.items, room * sizeof *more);
+        if (more) {
+            launches.items = more;
+            launches.room = room;
+        }
+    }
+    if (launches.running && launches.count < launches.room) {
+        launches.items[launches.count++] =
+            (struct launch){.job_id = job->job_id,
+                            .ticket = hand_over(journal, SLUICE_RECORD_START, job->job_id, buffer),
+                            .since_us = now_us(CLOCK_MONOTONIC),
+                            .prolog = *prolog};
+        pthread_cond_signal(&launches.wake);
+        kept = true;
+    }
+    pthread_mutex_unlock(&launches.lock);
+    free_buf(buffer);
+    return kept;
+}
+
+/* ---- what Slurm's own state has caught up with ---- */
+
+static int64_t header_us(const char *path)
+{
+    /* A string with its length, a version, a time. */
+    uint8_t bytes[128];
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t length = file < 0 ? -1 : read(file, bytes, sizeof bytes);
+    if (file >= 0)
+        close(file);
+    if (length < 4)
+        return 0;
+    buf_t *buffer = create_buf(xmalloc((size_t)length), (uint32_t)length);
+    memcpy(get_buf_data(buffer), bytes, (size_t)length);
+    char *version = NULL;
+    uint32_t size;
+    uint16_t protocol;
+    time_t at = 0;
+    if (unpackstr_xmalloc_chooser(&version, &size, buffer) || unpack16(&protocol, buffer) || unpack_time(&at, buffer))
+        at = 0;
+    xfree(version);
+    free_buf(buffer);
+    return (int64_t)at * 1000000;
+}
+
+int64_t sluice_failover_covered_us(void)
+{
+    struct stat facts;
+    char old[sizeof own.state_file + 4];
+    if (stat(own.state_file, &facts) == 0 && facts.st_size > 0)
+        return header_us(own.state_file);
+    snprintf(old, sizeof old, "%s.old", own.state_file); /* as Slurm does */
+    return header_us(old);
+}
+
+bool sluice_failover_is_writing(void)
+{
+    return atomic_load(&own.journal) != NULL;
+}
+
+const char *sluice_failover_folder(void)
+{
+    return own.folder;
+}
+
+void sluice_failover_reviving(const struct sluice_submission *facts)
+{
+    own.reviving = facts;
+}
+
+/* Nothing of what the file covers is needed once its name is durable, too. */
+static void follow_state(struct sluice_journal *journal)
+{
+    int64_t covered = sluice_failover_covered_us();
+    if (covered == own.covered_us)
+        return;
+    int folder = open(slurm_conf.state_save_location, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    bool synced = folder >= 0 && fsync(folder) == 0;
+    if (folder >= 0)
+        close(folder);
+    if (!synced)
+        return;
+    own.covered_us = covered;
+    sluice_journal_trim(journal, covered);
+}
+
+static void publish(struct sluice_journal *journal)
+{
+    struct sluice_journal_stats stats = {0};
+    if (journal)
+        sluice_journal_describe(journal, &stats);
+    int64_t lag = stats.oldest_us ? (now_us(CLOCK_REALTIME) - stats.oldest_us) / 1000 : 0;
+    const struct {
+        const char *name;
+        uint64_t value;
+    } shown[] = {
+        {"journal.open", journal && wished().on && own.adapter},
+        {"journal.records", stats.records},
+        {"journal.syncs", stats.syncs},
+        {"journal.failures", stats.failures},
+        {"journal.lag", stats.queued},
+        {"journal.lag_ms", lag > 0 ? (uint64_t)lag : 0},
+        {"journal.bytes", stats.bytes},
+        {"journal.segments", stats.segments},
+        {"journal.longest_sync_us", stats.longest_sync_us},
+        {"journal.error", (uint64_t)stats.error},
+        {"journal.last_record_s", (uint64_t)(stats.last_us / 1000000)},
+        {"journal.state_saved_s", (uint64_t)(own.covered_us / 1000000)},
+    };
+    for (unsigned i = 0; i < sizeof shown / sizeof *shown; i++)
+        atomic_store(sluice_status_counter(shown[i].name), shown[i].value);
+}
+
+static void tick(void *argument)
+{
+    (void)argument;
+    struct sluice_journal *journal = atomic_load(&own.journal);
+    static int64_t said;
+    bool on = wished().on;
+    if (journal && on && !own.adapter && time(NULL) - said > 600) {
+        said = time(NULL);
+        error(
+            "sluice: the policy asks for the failover journal, but BurstBufferType=burst_buffer/sluice is not loaded: "
+            "nothing is journalled; see docs/failover.md");
+    }
+    if (!journal && on && sluice_in_charge() && own.covered_us) { /* switched on while running */
+        struct sluice_segments found;
+        if (sluice_segments_read(own.folder, NULL, NULL, &found))
+            sluice_failover_open(&found);
+        free(found.items);
+        journal = atomic_load(&own.journal);
+    }
+    if (journal && !slurmctld_primary && !control_time) { /* a backup that has given back */
+        atomic_store(&own.journal, NULL);
+        usleep(TICK_MS * 1000); /* a hook may be using it for this moment */
+        sluice_journal_close(journal);
+        journal = NULL;
+    }
+    if (journal)
+        follow_state(journal);
+    publish(journal);
+}
+
+void sluice_failover_open(const struct sluice_segments *found)
+{
+    char about[512];
+    struct wish wish = wished();
+    int64_t covered = sluice_failover_covered_us();
+    own.covered_us = covered ? covered : 1;
+    if (!wish.on || atomic_load(&own.journal))
+        return;
+    snprintf(about, sizeof about, "host=%s slurm=%s", own.host, SLURM_VERSION_STRING);
+    struct sluice_journal *journal = sluice_journal_open(
+        &(struct sluice_journal_options){.folder = own.folder,
+                                         .about = about,
+                                         .max_bytes = wish.max_bytes,
+                                         .next = found->next,
+                                         .floor_us = found->last_us > covered ? found->last_us : covered,
+                                         .segments = found->items,
+                                         .segment_count = found->count,
+                                         .durable = durable});
+    if (!journal)
+        error("sluice: no failover journal: %s: %m", own.folder);
+    pthread_mutex_lock(&launches.lock);
+    launches.durable = 0;
+    pthread_mutex_unlock(&launches.lock);
+    atomic_store(&own.journal, journal);
+}
+
+void sluice_failover_has_adapter(void)
+{
+    own.adapter = true;
+}
+
+/* ---- with the first plugin, and the last ---- */
+
+static bool start(const struct sluice_site *site)
+{
+    snprintf(own.folder, sizeof own.folder, "%s/sluice.journal", site->state_folder);
+    snprintf(own.state_file, sizeof own.state_file, "%s/job_state", site->state_folder);
+    if (gethostname(own.host, sizeof own.host - 1) != 0)
+        snprintf(own.host, sizeof own.host, "unknown");
+    launches.stopping = false;
+    launches.running = pthread_create(&launches.thread, NULL, run_launches, NULL) == 0;
+    own.tick = sluice_ticker_add("journal", TICK_MS, tick, NULL);
+    return launches.running && own.tick;
+}
+
+static void stop(void)
+{
+    sluice_ticker_remove(own.tick);
+    own.tick = NULL;
+    struct sluice_journal *journal = atomic_exchange(&own.journal, NULL);
+    pthread_mutex_lock(&launches.lock);
+    launches.stopping = true;
+    pthread_cond_signal(&launches.wake);
+    pthread_mutex_unlock(&launches.lock);
+    if (launches.running)
+        pthread_join(launches.thread, NULL);
+    launches.running = false;
+    sluice_journal_close(journal);
+    free(launches.items);
+    launches.items = NULL;
+    launches.count = launches.room = 0;
+}
+
+__attribute__((constructor)) static void offer(void)
+{
+    static struct sluice_module module = {.name = "journal", .start = start, .stop = stop};
+    sluice_controller_module(&module);
+}
