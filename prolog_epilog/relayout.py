@@ -7,6 +7,7 @@ finished by the next one, and a node that somebody else drained stays drained.
 from __future__ import annotations
 
 import json
+import re
 import socket
 import time
 from collections.abc import Callable
@@ -25,7 +26,6 @@ from slurm_client.text import TextClient
 
 REASON = "sluice mig: the layout of its GPUs changes"
 SOCKET = "/run/sluice/agent.sock"
-_REGISTER_SECONDS = 60.0
 
 
 class Relayout:
@@ -65,10 +65,7 @@ class Relayout:
             time.sleep(self._period)
 
     def write_gres(self, slurm_conf: Path, inventories: Path | None, version: SlurmVersion) -> None:
-        """Probe this node, put its inventory with the others, write GRES, and wait until the node has it.
-
-        Raises SluiceError; the node stays drained then.
-        """
+        """Probe this node, put its inventory with the others, write GRES. Raises SluiceError until Slurm has it."""
         folder = inventories or DEFAULT_DIR
         write_inventory(folder, probe_node(node=self.name))
         collected = load_inventories(folder)
@@ -86,21 +83,14 @@ class Relayout:
             self._tell(f"wrote {path}")
         for step in planned.steps:
             self._tell(f"to do: {step}")
-        wanted = planned.configuration.nodes[self.name].gres
-        if _plain(self.node().gres) != _plain(wanted):
-            self._commands.output("scontrol", "reconfigure")
-            self._await_gres(wanted)
-
-    def _await_gres(self, wanted: str) -> None:
-        end = time.monotonic() + _REGISTER_SECONDS
-        while _plain(self.node().gres) != _plain(wanted) or self.node().state in ("unknown", "down"):
-            if time.monotonic() >= end:
-                has = self.node().gres or "no GRES"
-                raise SluiceError(
-                    f"node {self.name}: Slurm still has {has}, wanted {wanted}; it stays drained",
-                    remedy="restart slurmctld and the node's slurmd, then run: sluice mig apply",
-                )
-            time.sleep(self._period)
+        has, wanted = self.node().gres, planned.configuration.nodes[self.name].gres
+        if _plain(has) != _plain(wanted):
+            # By `scontrol reconfigure` slurmctld takes no other number of GPUs, and calls the node invalid.
+            still = f"Slurm still has {has or 'none'}; it stays drained"
+            raise SluiceError(
+                f"node {self.name}: its GRES is written ({wanted}), and {still}",
+                remedy="restart slurmctld and the node's slurmd, then run again: sluice mig apply",
+            )
 
     def refresh_agent(self) -> None:
         """Let the node's agent find its devices anew; without an agent there is nothing to do."""
@@ -124,7 +114,13 @@ class Relayout:
         self._commands.output("scontrol", "update", f"nodename={self.name}", *words)
 
 
-def _plain(gres: str) -> dict[str, str]:
-    """Counts by name, without the sockets that Slurm adds."""
-    words = [word.partition("(")[0] for word in gres.split(",") if word]
-    return {word.rpartition(":")[0].replace(":(null)", ""): word.rpartition(":")[2] for word in words}
+def _plain(gres: str) -> dict[str, int]:
+    """Counts by type, without the sockets that Slurm adds; of shards, their sum."""
+    found: dict[str, int] = {}
+    for word in re.sub(r"\([^)]*\)", "", gres).split(","):
+        name, *rest = word.split(":")
+        count = re.fullmatch(r"(\d+)([KMG]?)", rest[-1]) if rest else None
+        if count:
+            key = name if name == "shard" else ":".join([name, *rest[:-1]])
+            found[key] = found.get(key, 0) + int(count[1]) * 1024 ** " KMG".index(count[2] or " ")
+    return found

@@ -1,0 +1,116 @@
+"""`sluice mig apply` on a node of real daemons: drained, laid out, its GRES in Slurm, resumed; a job on an instance."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import time
+from collections.abc import Callable
+
+import pytest
+
+from dev_cluster.cluster import DevCluster
+from dev_cluster.gpu_sim.fields import get_values
+from policy.node import NodePolicy
+from policy.node_limits import NodeLimits
+
+pytestmark = pytest.mark.cluster
+
+NODE = "mig-1"
+PYTHON = "/usr/bin/python3"
+FILL = """
+import ctypes as c
+cu, context, address, got = c.CDLL("libcuda.so.1"), c.c_void_p(), c.c_uint64(), 0
+assert cu.cuInit(0) == 0 and cu.cuDevicePrimaryCtxRetain(c.byref(context), 0) == 0 and cu.cuCtxSetCurrent(context) == 0
+while (code := cu.cuMemAlloc_v2(c.byref(address), c.c_size_t(2 << 20))) == 0:
+    got += 2
+print(got, code)
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(make_shared_cluster: Callable[..., DevCluster]) -> DevCluster:
+    made: DevCluster = make_shared_cluster(
+        {
+            "nodes": [{"names": NODE, "platform": "dgx-h100"}],
+            "controllers": 1,
+            "accounting": False,
+            "agent": True,
+            "users": [{"name": "alice"}],
+        }
+    )
+    conf = made.slurm_conf_dir()
+    text = (conf / "slurm.conf").read_text()
+    [line] = re.findall(r"^NodeName=.*$", text, re.M)
+    port = re.search(r"Port=\d+", line)
+    assert port is not None
+    (conf / "nodes.site.conf").write_text(f"NodeName={NODE} {port[0]}\n")  # as the admin guide has it
+    (conf / "nodes.sluice.conf").write_text(line + "\n")
+    (conf / "slurm.conf").write_text(text.replace(line, "include nodes.sluice.conf"))
+    (conf / "gres.sluice.conf").write_text((conf / "gres.conf").read_text())
+    (conf / "gres.conf").write_text("include gres.sluice.conf\n")
+    return made
+
+
+def apply(cluster: DevCluster, *options: str) -> subprocess.CompletedProcess[str]:
+    return cluster.run(["sluice", "mig", "apply", "--node", NODE, *options], node=NODE, check=False, timeout=60)
+
+
+def state(cluster: DevCluster) -> str:
+    return cluster.run(["sinfo", "-h", "-n", NODE, "-o", "%T %E"]).stdout.strip()
+
+
+def eventually(what: Callable[[], object], seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, f"it did not happen within {seconds} s"
+        time.sleep(0.1)
+
+
+def test_a_node_is_laid_out_and_its_instances_hold_their_jobs(cluster: DevCluster) -> None:
+    policy = cluster.slurm_conf_dir() / "sluice.node.json"
+    policy.write_text(NodePolicy(limits=NodeLimits(mig={f"{NODE}:0": ("3g.40gb", "3g.40gb")})).render())
+    sim = cluster.node_folder(NODE) / "gpu_sim"
+    job = cluster.command(
+        ["srun", "--quiet", "-w", NODE, "--gres=gpu:1", "sh", "-c", "echo up; sleep 60"], user="alice"
+    )
+    with subprocess.Popen(job, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout and running.stdout.readline() == "up\n"
+        busy = apply(cluster)
+        assert busy.returncode == 1 and "jobs are on it" in busy.stderr
+        assert get_values(sim, 0)["mig"] == "no"  # nothing was touched
+        assert "drain" in state(cluster)
+        cluster.run(["scancel", "--user=alice"])
+        running.wait(30)
+
+    done = apply(cluster, "--wait", "30")
+    assert get_values(sim, 0)["mig_layout"] == "3g.40gb,3g.40gb"
+    assert done.returncode == 1 and "restart slurmctld and the node's slurmd" in done.stderr
+    for daemon in (f"slurmd@{NODE}", "slurmctld@ctl1"):
+        cluster.stop_daemon(daemon)
+    for daemon in ("slurmctld@ctl1", f"slurmd@{NODE}"):
+        cluster.start_daemon(daemon)
+    eventually(lambda: apply(cluster).returncode == 0)
+    eventually(lambda: state(cluster).startswith("idle "))
+    assert "nothing to change" in apply(cluster).stderr
+
+    partition = ["srun", "--quiet", "-w", NODE, "--gres=gpu:h100_3g.40gb:1", PYTHON, "-c", FILL]
+    assert cluster.run(partition, user="alice", timeout=60).stdout.split() == [str(40448 - 520), "2"]
+    folder = cluster.node_folder(NODE) / "records"
+
+    def grants() -> list[dict[str, object]]:
+        return [grant for path in folder.glob("*.json") for grant in json.loads(path.read_text())["grants"]]
+
+    eventually(lambda: [grant["rung"] for grant in grants() if str(grant["uuid"]).startswith("MIG-")] == ["mig"])
+
+
+def test_a_node_that_somebody_else_drained_stays_drained(cluster: DevCluster) -> None:
+    eventually(lambda: state(cluster).startswith("idle "))
+    policy = cluster.slurm_conf_dir() / "sluice.node.json"
+    policy.write_text(NodePolicy(limits=NodeLimits(mig={f"{NODE}:0": ("4g.40gb", "3g.40gb")})).render())
+    cluster.run(["scontrol", "update", f"nodename={NODE}", "state=drain", "reason=fan"])
+    done = apply(cluster)
+    assert "was drained already (fan" in done.stderr
+    assert get_values(cluster.node_folder(NODE) / "gpu_sim", 0)["mig_layout"] == "4g.40gb,3g.40gb"
+    assert state(cluster).endswith("fan")
