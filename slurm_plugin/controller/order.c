@@ -689,7 +689,7 @@ static void describe(const struct sluice_ranker *ranker, const struct sluice_que
                                     .submit_s = submit_s,
                                     .eligible_s = eligible_s > submit_s ? eligible_s : submit_s,
                                     .deadline_s = job->deadline_s > 0 ? job->deadline_s : 0,
-                                    .gpus = run.gpus,
+                                    .gpus = job->gpus, /* whole ones: a part of one is of no size */
                                     .priority = ranker->tenants[tenant].priority,
                                     .account = ranker->tenants[tenant].id};
     (void)sluice_predictor_predict(ranker->predictor, keys, KEYS, 0, job->limit_s > 0 ? job->limit_s : 0,

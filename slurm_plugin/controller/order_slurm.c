@@ -100,7 +100,7 @@ static int32_t score_new(const struct sluice_ranks *ranks, const job_record_t *j
                                      .deadline_s =
                                          job->deadline > 0 && job->deadline != (time_t)NO_VAL ? job->deadline : 0,
                                      .remaining_s = limit_s,
-                                     .gpus = sum.gpus ? (uint32_t)sum.gpus : sum.shards > 0};
+                                     .gpus = (uint32_t)sum.gpus};
     return sluice_ranks_score(ranks, job->account, &asked, now_s);
 }
 

@@ -585,7 +585,7 @@ static struct sluice_plan *make_plan(struct sluice_planner *planner, int64_t now
     return plan;
 }
 
-static void count_plan(const struct sluice_plan *plan, const struct sluice_plan *last, int64_t now_s)
+static void count_plan(const struct sluice_planner *planner, const struct sluice_plan *plan, int64_t now_s)
 {
     uint32_t now = 0, reserved = 0;
     uint64_t slipped = 0;
@@ -593,8 +593,8 @@ static void count_plan(const struct sluice_plan *plan, const struct sluice_plan 
         const struct entry *entry = &plan->entries[i];
         now += entry->state == SLUICE_PLAN_NOW;
         reserved += entry->state == SLUICE_PLAN_LATER;
-        const struct entry *before = reservation_of(last, entry->job_id, entry->ordinal);
-        slipped += before && before->start_s > now_s && entry->start_s > before->start_s;
+        const struct sluice_backfill_job *asked = &planner->jobs[i];
+        slipped += asked->held_count && asked->held_start_s > now_s && entry->start_s > asked->held_start_s;
     }
     pthread_mutex_lock(&lock);
     counts.jobs = plan->entry_count;
@@ -602,6 +602,40 @@ static void count_plan(const struct sluice_plan *plan, const struct sluice_plan 
     counts.reserved = reserved;
     counts.slipped += slipped;
     pthread_mutex_unlock(&lock);
+}
+
+/* How large a job is among others: whole GPUs, of all its nodes. */
+static int64_t size_of(const struct sluice_plan_job *job)
+{
+    const struct sluice_request *request = &job->request;
+    int64_t nodes = request->nodes_min > 1 && !(request->flags & SLUICE_GPUS_TOTAL) ? request->nodes_min : 1;
+    return request->gpu_memory_mib ? 0 : request->gpus * nodes;
+}
+
+/* The jobs for the core, each with the reservation of the plan before. Where a larger job comes before it in the order
+ * that is not kept: a small one's would keep the large one from a place that came free early, and finds another. */
+static void take_jobs(struct sluice_planner *planner, const struct sluice_plan_job *jobs, uint32_t job_count)
+{
+    uint32_t ordinal = 0;
+    int64_t largest = 0;
+    for (uint32_t first = 0, end; first < job_count; first = end) {
+        int64_t size = 0;
+        for (end = first;
+             end < job_count && (end == first || (jobs[end].group && jobs[end].group == jobs[first].group)); end++)
+            size += size_of(&jobs[end]);
+        for (uint32_t i = first; i < end; i++) {
+            ordinal = i && jobs[i].job_id == jobs[i - 1].job_id ? ordinal + 1 : 0;
+            const struct entry *held = reservation_of(planner->last, jobs[i].job_id, ordinal);
+            planner->jobs[i] = (struct sluice_backfill_job){
+                .request = &jobs[i].request, .limit_s = jobs[i].limit_s, .group = jobs[i].group};
+            if (held && size >= largest) {
+                planner->jobs[i].held = planner->last->parts + held->first_part;
+                planner->jobs[i].held_count = held->part_count;
+                planner->jobs[i].held_start_s = held->start_s;
+            }
+        }
+        largest = size > largest ? size : largest;
+    }
 }
 
 enum sluice_error sluice_planner_plan(struct sluice_planner *planner, const struct sluice_cluster *cluster,
@@ -615,20 +649,9 @@ enum sluice_error sluice_planner_plan(struct sluice_planner *planner, const stru
     enum sluice_error error = make_room(planner, totals.nodes, text);
     if (error)
         return error;
-    uint32_t ordinal = 0;
     if (job_count > planner->config.max_jobs)
         job_count = planner->config.max_jobs;
-    for (uint32_t i = 0; i < job_count; i++) {
-        ordinal = i && jobs[i].job_id == jobs[i - 1].job_id ? ordinal + 1 : 0;
-        const struct entry *held = reservation_of(planner->last, jobs[i].job_id, ordinal);
-        planner->jobs[i] = (struct sluice_backfill_job){
-            .request = &jobs[i].request, .limit_s = jobs[i].limit_s, .group = jobs[i].group};
-        if (held) {
-            planner->jobs[i].held = planner->last->parts + held->first_part;
-            planner->jobs[i].held_count = held->part_count;
-            planner->jobs[i].held_start_s = held->start_s;
-        }
-    }
+    take_jobs(planner, jobs, job_count);
     uint32_t part_count = 0;
     error = sluice_backfill_plan(planner->backfill, cluster, now_s, running, running_count, planner->jobs, job_count,
                                  reservations, planner->starts, planner->parts, 2 * planner->config.max_jobs,
@@ -639,7 +662,7 @@ enum sluice_error sluice_planner_plan(struct sluice_planner *planner, const stru
     if (!made)
         return SLUICE_ERROR_NO_MEMORY;
     compute_claims(planner, made, cluster, now_s, running, running_count);
-    count_plan(made, planner->last, now_s);
+    count_plan(planner, made, now_s);
     sluice_planner_forget(planner);
     atomic_fetch_add(&made->references, 1);
     planner->last = made;

@@ -178,6 +178,27 @@ static void reservations_never_slip_when_others_come(void)
     drop_cluster();
 }
 
+/* Two GPUs of a node come free early. The small job, whose start is reserved there, does not keep the large one before
+ * it from being planned earlier. */
+static void a_small_reservation_is_in_no_large_jobs_way(void)
+{
+    make_cluster();
+    for (uint32_t node = 0; node < NODES; node++)
+        run(node, 0xff, 600 + 100 * node);
+    struct sluice_plan_job jobs[] = {job(1, 8, 3600), job(2, 1, 3600)};
+    struct sluice_plan *made = plan(jobs, 2);
+    CHECK_INT(sluice_plan_ask(made, 1).start_s, NOW + 600);
+    CHECK_INT(sluice_plan_ask(made, 2).start_s, NOW + 700);
+    sluice_plan_release(made);
+    running[1].end_s = NOW + 300; /* its time limit was cut */
+    made = plan_at(NOW + 1, jobs, 2);
+    CHECK_INT(sluice_plan_ask(made, 1).start_s, NOW + 300);
+    CHECK_INT(sluice_plan_ask(made, 2).start_s, NOW + 600);
+    sluice_plan_release(made);
+    CHECK_INT(sluice_plan_counts().slipped, 0);
+    drop_cluster();
+}
+
 static void tasks_of_an_array_are_told_apart(void)
 {
     make_cluster();
@@ -294,6 +315,7 @@ int main(void)
     what_is_left_beside_a_reservation_may_be_used();
     starts_use_up_what_is_beside_and_free_what_was_theirs();
     reservations_never_slip_when_others_come();
+    a_small_reservation_is_in_no_large_jobs_way();
     tasks_of_an_array_are_told_apart();
     a_group_starts_together_or_waits();
     nobody_starts_on_nodes_that_are_busy();

@@ -137,6 +137,14 @@ static void test_factors(void)
     CHECK_INT(rank_of(3).place, 0);
     sluice_ranker_free(ranker);
 
+    queue->pending[0].gpus = 0; /* a part of a GPU is of no size: whole GPUs go first */
+    queue->pending[0].gpu_memory_mib = 40000;
+    ranker = ranker_with(SLUICE_FACTOR_SIZE, 800);
+    step(ranker, queue);
+    CHECK_INT(rank_of(1).site, 0);
+    CHECK_INT(rank_of(2).site, 400);
+    sluice_ranker_free(ranker);
+
     ranker = ranker_with(SLUICE_FACTOR_PRIORITY, 500);
     step(ranker, queue);
     CHECK_INT(rank_of(1).site, 0);
