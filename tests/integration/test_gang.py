@@ -22,10 +22,15 @@ from tests.integration.versions import NATIVE_FIRST
 pytestmark = pytest.mark.cluster
 
 GANG_LIMIT = 8
-POLICY = CompiledPolicy(
-    settings=Global(planner_interval_ms=500, gang_limit_s=GANG_LIMIT),
-    tenants=[Tenant(account="physics"), Tenant(account="narrow")],
-).render()
+
+
+def policy(limit_s: int = GANG_LIMIT) -> CompiledPolicy:
+    return CompiledPolicy(
+        settings=Global(planner_interval_ms=500, gang_limit_s=limit_s),
+        tenants=[Tenant(account="physics"), Tenant(account="narrow")],
+    )
+
+
 SCRIPTS = "/run/sluice-cluster/scripts"
 TRACE = "/run/sluice-cluster/trace"
 
@@ -47,7 +52,7 @@ def description(version: str) -> dict[str, Any]:
             {"name": "carol", "accounts": ["narrow"]},
         ],
         "controllers": 1,
-        "sluice": {"level": "place", "policy": POLICY, **_plugins(version)},
+        "sluice": {"level": "place", "policy": policy().render(), **_plugins(version)},
         "slurm_conf": f"DefMemPerCPU=100\nProlog={SCRIPTS}/prolog\n",
     }
 
@@ -210,12 +215,18 @@ def test_the_missing_member_gets_nodes_within_the_limit(gangs: Gangs) -> None:
 
 
 def test_a_killed_controller_in_the_middle_starts_no_part(gangs: Gangs) -> None:
-    jobs = [gangs.member("crash:4", gpus=1, user="carol") for _ in range(4)]
-    until(lambda: gangs.states(jobs), lambda seen: seen.count("CONFIGURING") == 3)
-    seen, saved = time.time(), gangs.cluster.folder / "state/job_state"
-    until(lambda: saved.stat().st_mtime, lambda written: written > seen)  # what Slurm has not saved is lost anyway
-    gangs.restart(signal.SIGKILL)
-    assert "RUNNING" not in gangs.states(jobs)  # on a slow machine they may have been requeued by now
+    file = gangs.cluster.slurm_conf_dir() / "sluice.policy"
+    policy(600).write(file)  # however long Slurm takes to save its state and to come back
+    time.sleep(1.5)
+    try:
+        jobs = [gangs.member("crash:4", gpus=1, user="carol") for _ in range(4)]
+        until(lambda: gangs.states(jobs), lambda seen: seen.count("CONFIGURING") == 3)
+        seen, saved = time.time(), gangs.cluster.folder / "state/job_state"
+        until(lambda: saved.stat().st_mtime, lambda written: written > seen)  # what Slurm has not saved is lost anyway
+        gangs.restart(signal.SIGKILL)
+        assert gangs.states(jobs).count("CONFIGURING") == 3
+    finally:
+        policy().write(file)
     until(lambda: gangs.states(jobs), lambda seen: seen == ["PENDING"] * 4, timeout=GANG_LIMIT + 15)
     assert not any(gangs.ran(kind, job) for job in jobs for kind in ("job", "prolog"))
 
