@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import tempfile
+import threading
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -18,6 +21,7 @@ from dev_cluster.description import parse_description
 from dev_cluster.layout import DEFAULT_FOLDER
 from policy.compiled import CompiledPolicy, Global
 from sluice_base.errors import SluiceError
+from sluice_base.hostlist import expand
 
 GPUS_A_NODE = 8
 SHARDS_A_GPU = 80_000
@@ -69,6 +73,8 @@ class Ran:
     started: float | None = None
     ended: float | None = None
     state: str = ""
+    gpus: tuple[tuple[str, int, float], ...] = ()
+    """What it was seen to hold: node, index, how much of that GPU."""
 
     def wait(self, until: float) -> float:
         """How long it waited, up to `until` if it had not started."""
@@ -85,6 +91,12 @@ class Arm:
     plugins: Path | None = None
     settings: Global = field(default_factory=Global)
     slurm_conf: str = ""
+    # time is compressed: a scheduler that looks every 30 s would wait for as long as the jobs run
+    scheduler: str = (
+        "bf_interval=3,bf_continue,bf_max_job_test=1000,bf_resolution=10,bf_window=1440,default_queue_depth=200,"
+        "sched_min_interval=500000,batch_sched_delay=1,bf_yield_interval=500000"
+    )
+    """SchedulerParameters."""
 
     def __enter__(self) -> Arm:
         """Boot it."""
@@ -119,11 +131,16 @@ class Arm:
                 f"RealMemory={MEMORY_MIB} Gres=gpu:h100:{GPUS_A_NODE},shard:{GPUS_A_NODE * SHARDS_A_GPU}\n",
             },
             "slurm_conf": "MinJobAge=36000\nMaxJobCount=100000\nDefMemPerCPU=100\nKillWait=1\n"
-            # time is compressed: a scheduler that looks every 30 s would wait for as long as the jobs run
-            "SchedulerParameters=bf_interval=3,bf_continue,bf_max_job_test=1000,bf_resolution=10,bf_window=1440,"
-            f"default_queue_depth=200,sched_min_interval=500000,batch_sched_delay=1,bf_yield_interval=500000\n{self.slurm_conf}",
+            f"SchedulerParameters={self.scheduler}\n{self.slurm_conf}",
             **({"sluice": sluice} if sluice else {}),
         }
+
+    def _look(self, seen: dict[str, tuple[tuple[str, int, float], ...]], stop: threading.Event) -> None:
+        """Every two seconds: which GPUs the jobs hold."""
+        while not stop.wait(2):
+            for line in self.cluster.run(["scontrol", "show", "job", "-d", "-o"], timeout=60).stdout.splitlines():
+                if "JobState=RUNNING" in line and (found := re.match(r"JobId=(\d+)", line)):
+                    seen[found[1]] = held_gpus(line)
 
     def run(self, jobs: Sequence[Job], *, settle_s: float) -> tuple[list[Ran], float]:
         """Run a load, in order of `at`; what became of it, and when that was seen.
@@ -145,9 +162,17 @@ class Arm:
             )
             for job in jobs
         ]
-        done = self.cluster.run(
-            ["python3", "-c", _SUBMITTER], user="alice", input_text=json.dumps(words), timeout=jobs[-1].at + 600
-        )
+        held: dict[str, tuple[tuple[str, int, float], ...]] = {}
+        stop = threading.Event()
+        looker = threading.Thread(target=self._look, args=(held, stop))
+        looker.start()
+        try:
+            done = self.cluster.run(
+                ["python3", "-c", _SUBMITTER], user="alice", input_text=json.dumps(words), timeout=jobs[-1].at + 600
+            )
+        finally:
+            stop.set()
+            looker.join()
         ran = {}
         for number, job_id, submitted, said in map(json.loads, done.stdout.splitlines()):
             if not job_id:
@@ -161,6 +186,7 @@ class Arm:
             job_id, state, start, end = line.split("|")
             if (seen := ran.get(job_id)) is not None:
                 _note(seen, state, _time(start), _time(end))
+                seen.gpus = held.get(job_id, ())
         self._clear()
         return [ran[key] for key in sorted(ran, key=int)], now
 
@@ -198,8 +224,59 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ranked[min(len(ranked) - 1, int(len(ranked) * percent / 100))] if ranked else 0.0
 
 
+def held_gpus(line: str) -> tuple[tuple[str, int, float], ...]:
+    """What a job holds, from its line of ``scontrol show job -d -o``: node, index and how much of each GPU."""
+    held = []
+    for nodes, gres in re.findall(r" Nodes=(\S+) CPU_IDs=\S+ Mem=\d+ GRES=(\S*)", line):
+        gpus = [
+            (index, 1.0) for text in re.findall(r"gpu(?::\w+)*:\d+\(IDX:([\d,-]+)\)", gres) for index in _indices(text)
+        ]
+        for parts, text in re.findall(r"shard(?::\w+)*:(\d+)\(IDX:([\d,-]+)\)", gres):
+            gpus += [(index, int(parts) / SHARDS_A_GPU) for index in _indices(text)]
+        held += [(node, index, part) for node in expand(nodes) for index, part in gpus]
+    return tuple(held)
+
+
+def _indices(text: str) -> list[int]:
+    ranges = [part.partition("-") for part in text.split(",") if part[:1].isdigit()]
+    return [number for first, _, last in ranges for number in range(int(first), int(last or first) + 1)]
+
+
+def _claims(ran: Sequence[Ran], begin: float, end: float) -> dict[tuple[str, int], list[tuple[float, float, Ran]]]:
+    """Of each GPU: moments at which a job's program began (+) or ended (-) to have a part of it."""
+    claims: dict[tuple[str, int], list[tuple[float, float, Ran]]] = defaultdict(list)
+    for job in ran:
+        if job.started is None:
+            continue
+        low = max(job.started, begin)
+        high = min(job.started + job.job.seconds, job.ended if job.ended is not None else end, end)
+        known = job.gpus or ((job.job_id, 0, job.job.gpus),)  # too short to be seen: as much as it asked for
+        for node, index, part in known if high > low else ():
+            claims[node, index] += [(low, part, job), (high, -part, job)]
+    return claims
+
+
+def in_use(ran: Sequence[Ran], gpus: float, begin: float, end: float) -> tuple[float, int]:
+    """Percent of GPU time between two moments that jobs ran with, and how many jobs got what others had.
+
+    A GPU counts once, however often it was given out. A job's program has its GPUs for as long as it was to run: what
+    Slurm takes to end it is no use of a GPU.
+    """
+    used = 0.0
+    twice: set[str] = set()
+    for moments in _claims(ran, begin, end).values():
+        now, level = begin, 0.0
+        for at, part, job in sorted(moments, key=lambda moment: (moment[0], moment[1])):
+            known = bool(job.gpus)
+            used += (min(level, 1.0) if known else level) * (at - now)
+            now, level = at, level + part
+            if known and level > 1.001 and part > 0:
+                twice.add(job.job_id)
+    return 100 * used / (gpus * (end - begin)), len(twice)
+
+
 def allocation(ran: Sequence[Ran], gpus: float, begin: float, end: float) -> float:
-    """Percent of GPU time between two moments that jobs held."""
+    """Percent of GPU time between two moments that jobs held, by what they asked for, until Slurm saw their end."""
     held = 0.0
     for job in ran:
         if job.started is not None:
