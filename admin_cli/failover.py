@@ -1,0 +1,190 @@
+"""`sluice failover`: the controllers: who leads, is the other one ready, drills, what happened."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from admin_cli.slurm_options import find_slurm_conf
+from admin_cli.tables import Column, print_table, table_options
+
+if TYPE_CHECKING:
+    from failover.drill import Report
+    from failover.status import Status
+
+_PATH = click.Path(path_type=Path)
+_MARKS = {"ok": "ok", "remark": "note", "problem": "PROBLEM"}
+_conf = click.option("--slurm-conf", type=_PATH, metavar="PATH", help="Default: SLURM_CONF, else /etc/slurm.")
+_prefix = click.option("--slurm-prefix", type=_PATH, metavar="DIR", help="Where Slurm is installed; default: found.")
+
+
+@click.group("failover")
+def command() -> None:
+    """The controllers: who leads, is the other one ready, drills, what happened."""
+
+
+@command.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@_prefix
+@_conf
+def status(as_json: bool, slurm_prefix: Path | None, slurm_conf: Path | None) -> None:
+    """Look at everything that a takeover needs, without touching anything. Exit 0: ready, 1: there is a problem.
+
+    To be run on a controller, as root or SlurmUser.
+    """
+    from failover.shared import read_cluster
+    from failover.status import look
+    from slurm_client import connect
+
+    path = find_slurm_conf(slurm_conf)
+    assert path is not None  # noqa: S101 - it is required
+    found = look(read_cluster(path), connect(prefix=slurm_prefix, conf=slurm_conf, timeout=20))
+    if as_json:
+        click.echo(json.dumps(found.document(), indent=2))
+    else:
+        _print_status(found)
+    if found.problems:
+        raise click.exceptions.Exit(1)
+
+
+def _print_status(found: Status) -> None:
+    lease = f", epoch {found.lease.epoch}" if found.lease else ""
+    click.echo(f"leader: {found.leader or 'nobody'}{lease}")
+    for finding in found.findings:
+        remedy = f"; {finding.remedy}" if finding.remedy else ""
+        click.echo(f"  {_MARKS[finding.kind]:<8}{finding.what}{remedy}")
+
+
+@command.command()
+@click.option("--force", is_flag=True, help="Even where `status` has found problems.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option(
+    "--limit", default=120.0, show_default=True, type=click.FloatRange(5, 3600), help="Seconds for each half."
+)
+@click.option(
+    "--start-command", default="systemctl start slurmctld", show_default=True, metavar="COMMAND",
+    help="Starts slurmctld on the primary, from this host; empty: somebody else does.",
+)  # fmt: skip
+@click.option("--reports", type=_PATH, metavar="DIR", help="Default: /var/lib/sluice/drills.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@_prefix
+@_conf
+def drill(
+    force: bool,
+    yes: bool,
+    limit: float,
+    start_command: str,
+    reports: Path | None,
+    as_json: bool,
+    slurm_prefix: Path | None,
+    slurm_conf: Path | None,
+) -> None:
+    """The backup takes over as planned, then the primary comes back; every job is counted before and after.
+
+    Jobs go on running. Commands wait for some seconds at each half. It may be broken off at any point: the cluster
+    works. Exit 0: all as it must be, 1: not.
+    """
+    from failover.drill import REPORTS, Drill, keep
+    from failover.shared import read_cluster
+    from slurm_client import connect
+    from slurm_client.commands import Commands
+
+    path = find_slurm_conf(slurm_conf)
+    assert path is not None  # noqa: S101 - it is required
+    client = connect(prefix=slurm_prefix, conf=slurm_conf, timeout=30)
+    commands = Commands(prefix=slurm_prefix, conf=slurm_conf, timeout=60)
+    one = Drill(
+        read_cluster(path), client, commands, shlex.split(start_command), lambda text: click.echo(text, err=True)
+    )
+    one.check(force)
+    if not yes:
+        click.confirm(
+            f"{one.cluster.hosts[1]} takes over now, and {one.cluster.hosts[0]} comes back?", abort=True, err=True
+        )
+    report = one.run(limit)
+    place = keep(report, reports or REPORTS)
+    if as_json:
+        click.echo(json.dumps(report.document(), indent=2))
+    else:
+        _print_report(report)
+        click.echo(f"report: {place}")
+    if not report.good:
+        raise click.exceptions.Exit(1)
+
+
+def _print_report(report: Report) -> None:
+    for leg in report.legs:
+        counts = ", ".join(f"{count} {state.lower()}" for state, count in sorted(leg.after.items())) or "none"
+        click.echo(f"{leg.to}: led after {leg.took_s:.1f} s; jobs: {counts}")
+        for name, jobs in (("missing", leg.missing), ("started anew", leg.restarted)):
+            if jobs:
+                click.echo(f"  {name}: {', '.join(jobs[:20])}{' ...' if len(jobs) > 20 else ''}")
+    if report.aborted:
+        click.echo(f"not finished: {report.aborted}")
+    elif report.good:
+        click.echo("good: every job that waited or ran before did so after, and none was started anew")
+
+
+@command.command()
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
+@click.option("--reports", type=_PATH, metavar="DIR", help="Of drills; default: /var/lib/sluice/drills.")
+@table_options
+@_conf
+def history(
+    as_json: bool,
+    reports: Path | None,
+    slurm_conf: Path | None,
+    fields: str | None,
+    noheader: bool,
+    parsable2: bool,
+) -> None:
+    """Who led when, who died or was killed and why, and drills; oldest first."""
+    from failover.drill import REPORTS, kept
+    from failover.shared import check_folder, read_cluster
+    from failover.shared import history as read_history
+
+    path = find_slurm_conf(slurm_conf)
+    assert path is not None  # noqa: S101 - it is required
+    cluster = read_cluster(path)
+    check_folder(cluster.folder)
+    rows: list[dict[str, Any]] = [
+        {"time": event.time, "what": event.kind, **event.fields} for event in read_history(cluster)
+    ]
+    for report in kept(reports or REPORTS):
+        seconds = ", ".join(f"{leg['to']} after {leg['took_s']} s" for leg in report["legs"])
+        detail = report["aborted"] or seconds
+        rows.append({"time": report["begun"], "what": "drill", "host": "", "good": report["good"], "detail": detail})
+    rows.sort(key=lambda row: row["time"])
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return
+    columns = [
+        Column[dict[str, Any]]("time", lambda row: row["time"], _local, right=False),
+        Column[dict[str, Any]]("host", lambda row: row.get("host")),
+        Column[dict[str, Any]]("what", lambda row: row["what"]),
+        Column[dict[str, Any]]("epoch", lambda row: row.get("epoch"), right=True),
+        Column[dict[str, Any]]("detail", _detail),
+    ]
+    print_table(
+        columns, rows, default=("time", "host", "what", "epoch", "detail"),
+        fields=fields, parsable2=parsable2, noheader=noheader,
+    )  # fmt: skip
+
+
+def _local(moment: float) -> str:
+    return datetime.fromtimestamp(moment).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _detail(row: dict[str, Any]) -> str:
+    if row["what"] == "lease.taken":
+        if not row.get("from"):
+            return "the first"
+        how = "which gave it back" if row.get("given_back") else "which had gone silent"
+        return f"from {row['from']}, {how}; waited {row.get('waited_ms', 0)} ms"
+    shown = {key: row[key] for key in ("why", "signal", "status", "leader", "good", "detail") if key in row}
+    return "; ".join(str(value) if key in ("why", "detail") else f"{key} {value}" for key, value in shown.items())
