@@ -10,7 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from dev_cluster.cluster import DevCluster
+from policy.live import Live, read_live
+from policy.site import Plan, Site, load_source
 
 INSIDE = "/run/sluice-cluster/scratch"
 USERS = ("alice", "bob", "carol", "dave", "erin", "oper", "mallory")
@@ -126,3 +130,40 @@ class PolicySite:
         for name in USERS:
             self.run("scancel", "--quiet", f"--user={name}", check=False)
         self.wait(lambda: not self.jobs(states="PENDING,RUNNING,COMPLETING,SUSPENDED"), 60)
+
+
+class OtherSystemSite(PolicySite):
+    """A cluster of another system's tree: Slurm's commands run in it, Sluice beside it."""
+
+    def __init__(self, cluster: DevCluster) -> None:
+        super().__init__(cluster)
+        prefix = self.scratch / "prefix"
+        (prefix / "bin").mkdir(parents=True)
+        for name in ("sacctmgr", "scontrol", "squeue", "sinfo", "sacct", "scancel"):
+            line = cluster.command(["env", "LC_ALL=C", "SLURM_TIME_FORMAT=%s", "SLURM_BITSTR_LEN=0", name])
+            quoted = " ".join(f"'{word}'" for word in line)
+            (prefix / "bin" / name).write_text(f'#!/bin/sh\nexec {quoted} "$@"\n')
+            (prefix / "bin" / name).chmod(0o755)
+        self.prefix = prefix
+        self.site = Site(prefix=prefix, state=self.scratch / "state")
+
+    def live(self) -> Live:
+        """The cluster as it is; its /etc/slurm is a folder of this machine."""
+        live = read_live(self.site.cluster)
+        live.folder = self.cluster.layout.slurm
+        return live
+
+    def plan(self) -> Plan:
+        """What the policy that was written last would change."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("policy.site.read_live", lambda _: self.live())
+            return self.site.plan(load_source(self.file))
+
+    def apply(self, text: str | None = None, *words: str) -> str:
+        if text is not None:
+            self.write(text)
+        self.site.apply(
+            self.plan(), who=self.site.caller(), force="--force" in words,
+            drain_s=0 if "--drain-time=0s" in words else 300,
+        )  # fmt: skip
+        return ""

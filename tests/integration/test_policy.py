@@ -9,17 +9,15 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from dev_cluster.cluster import DevCluster
-from policy.live import Cluster, read_live
-from policy.site import Site, load_source
+from policy.site import load_source
 from slurm_client.accounting import Accounting
 from slurm_client.commands import Commands
-from tests.integration.policy_site import INSIDE, PolicySite, description
+from tests.integration.policy_site import INSIDE, OtherSystemSite, PolicySite, description
 
 pytestmark = pytest.mark.cluster
 EXAMPLES = Path(__file__).parents[2] / "etc/examples"
@@ -279,7 +277,7 @@ def test_the_examples_apply_one_after_the_other(site: PolicySite) -> None:
             assert re.search(r"ReservationName=sluice_h100 .* NodeCnt=2 .*MAGNETIC", reservations)
             assert site.sacctmgr("show", "association", "account=root", "user=", "format=grpsubmit") == "1000"
             accepted = site.sluice("audit", "export", "--action", "apply begun").stdout.splitlines()[-1]
-            assert json.loads(accepted)["detail"]["accepted_unenforced"] == "monitoring,alerts,checkpoint"
+            assert json.loads(accepted)["detail"]["accepted_unenforced"] == "alerts,checkpoint"
         if path.stem == "policy-company":
             assert "ReservationName=sluice_h100_research" in reservations
             assert "ReservationName=sluice_l40s_platform" in reservations
@@ -365,41 +363,20 @@ def test_the_commands_of_an_admin_keep_the_file_the_truth(site: PolicySite) -> N
 
 
 @pytest.mark.trixie
-def test_slurm_24_11(
-    make_cluster: Callable[..., DevCluster], trixie_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slurm_24_11(make_cluster: Callable[..., DevCluster], trixie_root: Path) -> None:
     """The same plan, apply and import through another system's commands."""
-    cluster = make_cluster(description(), root=trixie_root)
-    prefix = tmp_path / "prefix/bin"
-    prefix.mkdir(parents=True)
-    for name in ("sacctmgr", "scontrol", "squeue", "sinfo", "sacct", "scancel"):
-        line = cluster.command(["env", "LC_ALL=C", "SLURM_TIME_FORMAT=%s", "SLURM_BITSTR_LEN=0", name])
-        quoted = " ".join(f"'{word}'" for word in line)
-        (prefix / name).write_text(f'#!/bin/sh\nexec {quoted} "$@"\n')
-        (prefix / name).chmod(0o755)
-    site = Site(prefix=tmp_path / "prefix", state=tmp_path / "state")
-    real = read_live
-
-    def relocated(one: Cluster) -> Any:
-        live = real(one)
-        live.folder = cluster.layout.slurm
-        return live
-
-    monkeypatch.setattr("policy.site.read_live", relocated)
-    assert Accounting(Commands(prefix=tmp_path / "prefix")).cluster_exists("sluice")
-    path = tmp_path / "sluice.yaml"
+    site = OtherSystemSite(make_cluster(description(), root=trixie_root))
+    assert Accounting(Commands(prefix=site.prefix)).cluster_exists("sluice")
     for text in (FIRST, SECOND, FIRST):
-        path.write_text(text)
-        plan = site.plan(load_source(path))
-        assert plan.changes
-        site.apply(plan, who=site.caller(), force=True)
-        assert site.plan(load_source(path)).changes == []
+        site.write(text)
+        assert site.plan().changes
+        site.apply(text, "--force")
+        assert site.plan().changes == []
     from policy.importer import import_policy
 
-    text, _ = import_policy(relocated(site.cluster))
-    path.write_text(text)
-    assert [one for one in site.plan(load_source(path)).changes if one.kind not in ("file", "qos", "reservation")] == []
+    text, _ = import_policy(site.live())
+    site.write(text)
+    assert [one for one in site.plan().changes if one.kind not in ("file", "qos", "reservation")] == []
     for example in sorted(EXAMPLES.glob("policy-*.yaml")):
-        path.write_text(example.read_text())
-        site.apply(site.plan(load_source(path)), who=site.caller(), force=True)
-        assert site.plan(load_source(path)).changes == [], example.name
+        site.apply(example.read_text(), "--force")
+        assert site.plan().changes == [], example.name

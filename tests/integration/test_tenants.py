@@ -13,7 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from dev_cluster.cluster import DevCluster
-from tests.integration.policy_site import INSIDE, PolicySite, description
+from tests.integration.policy_site import INSIDE, OtherSystemSite, PolicySite, description
+from tests.integration.versions import NATIVE_FIRST
 
 pytestmark = pytest.mark.cluster
 
@@ -43,9 +44,22 @@ CLEAR = re.compile(r"Assoc|QOS|Account", re.IGNORECASE)
 
 @pytest.fixture(scope="module")
 def site(make_shared_cluster: Callable[..., DevCluster]) -> PolicySite:
-    site = PolicySite(make_shared_cluster(description()))
-    site.apply(POLICY)
-    return site
+    return PolicySite(make_shared_cluster(description()))
+
+
+@pytest.fixture(scope="module", params=NATIVE_FIRST)
+def each_site(make_shared_cluster: Callable[..., DevCluster], request: pytest.FixtureRequest) -> PolicySite:
+    """The site, on each version of Slurm."""
+    if request.param == "native":
+        found: PolicySite = request.getfixturevalue("site")
+        return found
+    return OtherSystemSite(make_shared_cluster(description(), root=request.getfixturevalue("trixie_root")))
+
+
+@pytest.fixture(scope="module")
+def limited(each_site: PolicySite) -> PolicySite:
+    each_site.apply(POLICY)
+    return each_site
 
 
 def running(site: PolicySite, account: str) -> int:
@@ -77,7 +91,8 @@ class Watch:
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_never_over_the_limit_by_any_way(site: PolicySite, kind: str, full_scale: bool) -> None:
+def test_never_over_the_limit_by_any_way(limited: PolicySite, kind: str, full_scale: bool) -> None:
+    site = limited
     unit = KINDS[kind][1]
     options = ("-A", kind, unit, "-n1", "--mem=10M") if unit != "--mem=10M" else ("-A", kind, unit, "-n1")
     try:
@@ -123,7 +138,8 @@ def _settled(site: PolicySite, job: str) -> tuple[str, str] | None:
     return None if reason in ("None", "Priority", "BeginTime") else (state, reason)
 
 
-def test_most_jobs_are_refused_at_submit_by_any_way(site: PolicySite) -> None:
+def test_most_jobs_are_refused_at_submit_by_any_way(limited: PolicySite) -> None:
+    site = limited
     try:
         jobs = [site.sbatch("alice", "-A", "submit", "--hold") for _ in range(3)]
         assert all(job.isdecimal() for job in jobs)
@@ -160,8 +176,9 @@ def test_most_jobs_are_refused_at_submit_by_any_way(site: PolicySite) -> None:
     ],
 )
 def test_the_largest_job_by_any_way(
-    site: PolicySite, account: str, within: list[str], over: list[str], update: str, reason: str
+    limited: PolicySite, account: str, within: list[str], over: list[str], update: str, reason: str
 ) -> None:
+    site = limited
     try:
         fine = site.sbatch("alice", "-A", account, *within)
         site.wait(lambda: site.state(fine)[0] == "RUNNING")
