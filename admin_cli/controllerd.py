@@ -9,7 +9,11 @@ import click
 STATE = Path("/var/lib/sluice/controllerd")
 EVENTS = Path("/var/lib/sluice/events.jsonl")
 # Each module has a function `duties(site)`; see usage/controllerd.py.
-DUTIES: tuple[str, ...] = ("health.controller", "usage.inbox",)
+DUTIES: tuple[str, ...] = (
+    "health.controller",
+    "usage.inbox",
+    "usage.metrics.cluster",
+)
 
 
 @click.group("controllerd", invoke_without_command=True)

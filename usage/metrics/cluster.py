@@ -1,0 +1,389 @@
+"""The cluster's metrics, a duty of controllerd: queues, throughput, classes of GPUs, tenants, slurmctld, events."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from policy.live import Cluster, gpus_of
+from policy.monitoring import NodeMetrics
+from policy.node import FILE_NAME, NodePolicyFile
+from policy.report import TenantReport, report
+from sluice_base import events
+from sluice_base.errors import SluiceError
+from slurm_client.accounting import Accounting
+from slurm_client.control import Control
+from slurm_client.model import Job, Node
+from slurm_plugin.status import Controller, read_controllers
+from usage.controllerd import Duty, Site
+from usage.metrics.influx import read_token, set_retention
+from usage.metrics.output import Output
+from usage.metrics.points import Point, Value
+
+_LOOK_S = 1.0
+_LEAST_S = 15.0  # between two looks at Slurm, whatever the interval
+_TENANTS_S = 60.0
+_RETENTION_S = 3600.0
+_SHARE = 0.05  # of its time that the duty may be at work
+_FAILED = frozenset({"FAILED", "NODE_FAIL", "TIMEOUT", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE"})
+_PENDING, _RUNNING = "PENDING", frozenset({"RUNNING", "SUSPENDED", "STOPPED", "CONFIGURING", "COMPLETING"})
+_TASKS = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?")
+
+log = logging.getLogger("sluice.controllerd")
+
+
+# ---- pictures of Slurm, as points; pure ----
+
+
+def task_count(text: str) -> int:
+    """How many tasks of an array a record stands for: ``3-9:2,12%4``; 1 for a job that is none."""
+    total = 0
+    for piece in text.split("%")[0].split(","):
+        match = _TASKS.fullmatch(piece.strip("[] "))
+        if match:
+            first, last, step = int(match[1]), int(match[2] or match[1]), max(1, int(match[3] or 1))
+            total += max(0, (last - first) // step + 1)
+    return max(1, total)
+
+
+def gpus(tres: Mapping[str, int], shards_per_gpu: float) -> float:
+    """GPUs in a job's TRES; shares count as parts of a GPU."""
+    return tres.get("gres/gpu", 0) + (tres.get("gres/shard", 0) / shards_per_gpu if shards_per_gpu else 0.0)
+
+
+def queue_points(cluster: str, jobs: Iterable[Job], shards: float, now: float, stamp: int) -> list[Point]:
+    """Jobs by partition and account."""
+    cells: dict[tuple[str, str], dict[str, float]] = defaultdict(lambda: dict.fromkeys(
+        ("pending_jobs", "running_jobs", "pending_gpus", "running_gpus", "oldest_wait_seconds"), 0.0))  # fmt: skip
+    for job in jobs:
+        cell = cells[job.partition.partition(",")[0], job.account]
+        tasks = task_count(job.array_tasks) if job.state == _PENDING else 1
+        if job.state == _PENDING:
+            cell["pending_jobs"] += tasks
+            cell["pending_gpus"] += tasks * gpus(job.tres, shards)
+            if job.eligible_time is not None and job.eligible_time <= now:
+                cell["oldest_wait_seconds"] = max(cell["oldest_wait_seconds"], now - job.eligible_time)
+        elif job.state in _RUNNING:
+            cell["running_jobs"] += 1
+            cell["running_gpus"] += gpus(job.tres, shards)
+    return [
+        Point(
+            "sluice_queue", {"cluster": cluster, "partition": partition, "account": account},
+            {name: round(value, 3) for name, value in cell.items()}, stamp,
+        )
+        for (partition, account), cell in cells.items()
+    ]  # fmt: skip
+
+
+@dataclass
+class _Class:
+    gpus: float = 0.0
+    available: float = 0.0
+    allocated: float = 0.0
+    free: list[float] = field(default_factory=list)  # by usable node
+    partly: float = 0.0  # free ones on nodes that are partly allocated
+    unavailable: int = 0
+
+
+def class_points(cluster: str, nodes: Iterable[Node], stamp: int) -> list[Point]:
+    """GPUs by type."""
+    classes: dict[str, _Class] = defaultdict(_Class)
+    for node in nodes:
+        types, shards = gpus_of(node)
+        total = sum(types.values())
+        for name, count in types.items():
+            one = classes[name or "gpu"]
+            one.gpus += count
+            used = float(node.tres_allocated.get(f"gres/gpu:{name}", node.tres_allocated.get("gres/gpu", 0)))
+            if shards and total:  # shares, as parts of this type
+                used += node.tres_allocated.get("gres/shard", 0) / (shards / total) * count / total
+            used = min(float(count), used)
+            one.allocated += used
+            if not node.available:
+                one.unavailable += 1
+                continue
+            one.available += count
+            one.free.append(count - used)
+            if used:
+                one.partly += count - used
+    points = []
+    for name, one in classes.items():
+        free = sum(one.free)
+        fields: dict[str, Value] = {
+            "gpus": one.gpus,
+            "available_gpus": one.available,
+            "allocated_gpus": round(one.allocated, 3),
+            "allocation_ratio": round(one.allocated / one.gpus, 6) if one.gpus else 0.0,
+            "fragmentation_ratio": round(one.partly / free, 6) if free else 0.0,
+            "largest_free_gpus": round(max(one.free, default=0.0), 3),
+            "nodes_unavailable": one.unavailable,
+        }
+        points.append(Point("sluice_class", {"cluster": cluster, "class": name}, fields, stamp))
+    return points
+
+
+def tenant_points(cluster: str, tenants: Mapping[str, TenantReport], stamp: int) -> list[Point]:
+    """Use against limits."""
+    points = []
+    for name, tenant in tenants.items():
+        fields: dict[str, Value] = {
+            "gpus": tenant.used.get("gres/gpu", 0),
+            "gpu_hours": round(tenant.minutes.get("gres/gpu", 0.0) / 60, 3),
+            "jobs": tenant.running,
+        }
+        if "gres/gpu" in tenant.limit:
+            fields["gpus_limit"] = tenant.limit["gres/gpu"]
+        if "gres/gpu" in tenant.minute_limit:
+            fields["gpu_hours_limit"] = round(tenant.minute_limit["gres/gpu"] / 60, 3)
+        points.append(Point("sluice_tenant", {"cluster": cluster, "account": name}, fields, stamp))
+    return points
+
+
+# sdiag's words -> field, factor; the first match counts
+_SDIAG: tuple[tuple[str, str, float], ...] = (
+    (r"^Server thread count:\s+(\d+)", "server_threads", 1),
+    (r"^Agent queue size:\s+(\d+)", "agent_queue", 1),
+    (r"^DBD Agent queue size:\s+(\d+)", "dbd_queue", 1),
+    (r"^Main schedule statistics[\s\S]*?^\s+Mean cycle:\s+(\d+)", "main_cycle_seconds", 1e-6),
+    (r"^Backfilling stats[\s\S]*?^\s+Last cycle:\s+(\d+)", "backfill_cycle_seconds", 1e-6),
+)
+# counters of the plugins' status file -> field, factor
+_COUNTERS: tuple[tuple[str, str, float], ...] = (
+    ("plan.plan_us_last", "plan_seconds", 1e-6),
+    ("plan.jobs", "plan_jobs", 1),
+    ("plan.plans", "plans_total", 1),
+    ("order.step_us_last", "order_seconds", 1e-6),
+    ("decisions.dropped", "records_dropped", 1),
+    ("select.asked", "hook_calls_total", 1),
+    ("submit.submitted", "submissions_total", 1),
+)
+
+
+def scheduler_points(cluster: str, sdiag: str, plugins: Controller | None, up: int, stamp: int) -> list[Point]:
+    """slurmctld's own figures and those of the plugins in the controller that leads."""
+    fields: dict[str, Value] = {"controllers_up": up}
+    for pattern, name, factor in _SDIAG:
+        match = re.search(pattern, sdiag, re.MULTILINE)
+        if match:
+            fields[name] = round(int(match[1]) * factor, 9)
+    counters: Any = {} if plugins is None else plugins.report.get("counters", {})
+    if isinstance(counters, Mapping):
+        numbers = {key: value for key, value in counters.items() if type(value) is int}
+        for key, name, factor in _COUNTERS:
+            if key in numbers:
+                fields[name] = round(numbers[key] * factor, 9)
+        if numbers.get("submit.submitted") and "submit.total_ns" in numbers:
+            fields["submit_seconds"] = numbers["submit.total_ns"] / numbers["submit.submitted"] / 1e9
+        fields |= _hook_times(numbers)
+    return [Point("sluice_scheduler", {"cluster": cluster}, fields, stamp)]
+
+
+def _hook_times(counters: Mapping[str, int]) -> dict[str, Value]:
+    """Median and 95th percentile of the hook's own time, from its classes, as their upper ends."""
+    classes = sorted(
+        (int(key.removeprefix("select.own_us_to_")), count)
+        for key, count in counters.items()
+        if re.fullmatch(r"select\.own_us_to_\d{1,7}", key)
+    )
+    total = sum(count for _, count in classes) + counters.get("select.own_us_more", 0)
+    found: dict[str, Value] = {}
+    for name, share in (("hook_median_seconds", 0.5), ("hook_p95_seconds", 0.95)):
+        passed = 0
+        for most, count in classes:
+            passed += count
+            if total and passed >= share * total:
+                found[name] = most / 1e6
+                break
+    return found
+
+
+class Throughput:
+    """Jobs that started and ended, counted from one picture to the next; those before the first count nowhere."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[int | None, str]] | None = None  # job -> start, state
+        self.counts: dict[str, Counter[str]] = defaultdict(Counter)
+
+    def look(self, jobs: Iterable[Job]) -> None:
+        """A picture of all jobs that slurmctld knows, ended ones included."""
+        now = {job.id: job for job in jobs}
+        before = self._seen
+        self._seen = {number: (_start(job), job.state) for number, job in now.items()}
+        if before is None:
+            return
+        for number, job in now.items():
+            start, state = before.get(number, (None, _PENDING))
+            counts = self.counts[job.account]
+            if _start(job) is not None and _start(job) != start:
+                counts["started_total"] += 1
+                begun = _start(job) or 0
+                counts["wait_seconds_total"] += max(0, begun - (job.eligible_time or begun))
+                counts["submit_to_start_seconds_total"] += max(0, begun - (job.submit_time or begun))
+            if _ended(job.state) and not (_ended(state) and start == _start(job)):
+                counts["ended_total"] += 1
+                counts["failed_total"] += job.state in _FAILED
+
+    def points(self, cluster: str, stamp: int) -> list[Point]:
+        """The counts by account."""
+        names = ("started_total", "ended_total", "failed_total", "wait_seconds_total", "submit_to_start_seconds_total")
+        return [
+            Point("sluice_jobs", {"cluster": cluster, "account": account}, {n: counts[n] for n in names}, stamp)
+            for account, counts in self.counts.items()
+        ]
+
+
+def _start(job: Job) -> int | None:
+    """When it started; of a job that waits, an expected start is none."""
+    return None if job.state == _PENDING else job.start_time
+
+
+def _ended(state: str) -> bool:
+    return state != _PENDING and state not in _RUNNING and state != "REQUEUED"
+
+
+class Events:
+    """Events by kind since the daemon began."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._since: int | None = None
+        self._counts: Counter[str] = Counter()
+
+    def points(self, cluster: str, stamp: int) -> list[Point]:
+        """The counts; what happened before the first call counts nowhere. Raises OSError."""
+        found = events.read(self._path, self._since or 0)
+        if self._since is not None:
+            self._counts.update(event.kind for event in found)
+        self._since = max([event.seq for event in found], default=self._since or 0)
+        return [
+            Point("sluice_events", {"cluster": cluster, "kind": kind}, {"seen_total": count}, stamp)
+            for kind, count in self._counts.items()
+        ]
+
+
+# ---- the duty ----
+
+
+class ClusterMetrics:
+    """Looks at Slurm as often as the policy says, and seldom enough to be no burden."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.output = Output(
+            site.state / "metrics", site.host, lambda text: log.error("metrics: %s", text), controller=True
+        )
+        self.throughput = Throughput()
+        self.events = Events(site.events)
+        self._policy: NodePolicyFile | None = None
+        self._due = self._tenants_due = 0.0
+        self._tenants: dict[str, TenantReport] = {}
+
+    @property
+    def settings(self) -> NodeMetrics:
+        """In force now. Raises SluiceError when Slurm never answered."""
+        if self._policy is None:
+            self._policy = NodePolicyFile(self.site.conf_folder / FILE_NAME)
+        return self._policy.current().metrics
+
+    def run(self, site: Site) -> None:
+        """The duty. Raises SluiceError, OSError."""
+        settings = self.settings
+        self.output.configure(settings)
+        if not (settings.url or settings.prometheus_controller) or time.monotonic() < self._due:
+            return
+        began = time.monotonic()
+        try:
+            self.output.put("cluster", self.points(site))
+        finally:
+            took = time.monotonic() - began
+            self._due = began + max(settings.interval, _LEAST_S, took / _SHARE)
+
+    def points(self, site: Site) -> list[Point]:
+        """All of it now."""
+        name = site.config().get("ClusterName", "")
+        nodes = site.client.nodes()
+        jobs = site.client.jobs(states=["all"])
+        stamp = self.output.stamp()
+        self.throughput.look(jobs)
+        points = [
+            *queue_points(name, jobs, shards_per_gpu(nodes), time.time(), stamp),
+            *class_points(name, nodes, stamp),
+            *self.throughput.points(name, stamp),
+            *scheduler_points(
+                name, site.commands.output("sdiag"), self._plugins(),
+                sum(one.up for one in site.client.ping()), stamp,
+            ),
+            *self.output.own_points(stamp),
+        ]  # fmt: skip
+        try:
+            points += self.events.points(name, stamp)
+        except OSError as error:
+            log.info("metrics: events: %s", error)
+        return points + tenant_points(name, self._tenants_now(site), stamp)
+
+    def _plugins(self) -> Controller | None:
+        try:
+            found = {one.host.partition(".")[0]: one for one in read_controllers(self.site.state_save)}
+        except (SluiceError, OSError):
+            return None
+        return found.get(self.site.host)
+
+    def _tenants_now(self, site: Site) -> dict[str, TenantReport]:
+        """Asked for seldom, as slurmdbd answers."""
+        if time.monotonic() >= self._tenants_due:
+            self._tenants_due = time.monotonic() + _TENANTS_S
+            self._tenants = {}
+            if site.config().get("AccountingStorageType", "").endswith("slurmdbd"):
+                commands = site.commands
+                cluster = Cluster(commands, site.client, Accounting(commands), Control(commands))
+                try:
+                    self._tenants = report(cluster)
+                except SluiceError as error:
+                    log.info("metrics: tenants: %s", error)
+        return self._tenants
+
+
+def shards_per_gpu(nodes: Iterable[Node]) -> float:
+    """Shards (MiB) that stand for one GPU, on average over the cluster."""
+    counted = [gpus_of(node) for node in nodes]
+    total = sum(sum(types.values()) for types, shards in counted if shards)
+    return sum(shards for _, shards in counted) / total if total else 0.0
+
+
+class Retention:
+    """Has the database keep samples as long as the policy says, where it lets itself be told."""
+
+    def __init__(self, metrics: ClusterMetrics) -> None:
+        self._metrics = metrics
+        self._done: str = ""
+
+    def run(self, site: Site) -> None:
+        """The duty. Raises SluiceError."""
+        settings = self._metrics.settings
+        if not settings.url:
+            return
+        wanted = json.dumps([settings.url, settings.organization, settings.bucket, settings.retention_days])
+        if wanted == self._done:
+            return
+        token = read_token(Path(settings.token_file))
+        said = set_retention(
+            settings.url, settings.organization, settings.bucket, token, settings.retention_days, settings.ca_file
+        )
+        log.warning("metrics: %s, bucket %s: %s", settings.url, settings.bucket, said)
+        self._done = wanted
+
+
+def duties(site: Site) -> list[Duty]:
+    """For controllerd."""
+    metrics = ClusterMetrics(site)
+    return [
+        Duty("metrics", _LOOK_S, metrics.run),
+        Duty("metrics-retention", _RETENTION_S, Retention(metrics).run),
+    ]
