@@ -163,12 +163,12 @@ def history(
     if as_json:
         click.echo(json.dumps(rows, indent=2))
         return
-    columns = [
-        Column[dict[str, Any]]("time", lambda row: row["time"], _local, right=False),
-        Column[dict[str, Any]]("host", lambda row: row.get("host")),
-        Column[dict[str, Any]]("what", lambda row: row["what"]),
-        Column[dict[str, Any]]("epoch", lambda row: row.get("epoch"), right=True),
-        Column[dict[str, Any]]("detail", _detail),
+    columns: list[Column[dict[str, Any]]] = [
+        Column("time", lambda row: row["time"], _local, right=False),
+        Column("host", lambda row: row.get("host")),
+        Column("what", lambda row: row["what"]),
+        Column("epoch", lambda row: row.get("epoch"), right=True),
+        Column("detail", _detail),
     ]
     print_table(
         columns, rows, default=("time", "host", "what", "epoch", "detail"),
