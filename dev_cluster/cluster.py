@@ -357,7 +357,8 @@ class DevCluster:
     def environment(self, facts: Mapping[str, Any] | None = None) -> dict[str, str]:
         """What every process of the cluster has in its environment."""
         facts = facts or self.facts
-        environment = {"PATH": facts["path"]}
+        ports = facts["ports"]
+        environment = {"PATH": facts["path"], "SLUICE_CONTROLLERD_PORT": str(ports["slurmctld"] + ports["count"] - 1)}
         if facts["name_slurm_conf"]:
             environment["SLURM_CONF"] = "/etc/slurm/slurm.conf"
         return environment

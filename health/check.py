@@ -44,6 +44,7 @@ class GpuCheck:
     kind: Kind = "level"
     below: bool = False
     vendors: tuple[str, ...] = ("nvidia", "amd", "intel")
+    anew: bool = False  # its window begins anew when the detail is another, e.g. another job
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ class NodeCheck:
     text: str
     kind: Kind = "level"
     below: bool = False
+    anew: bool = False
 
 
 def told(value: float | bool | None, detail: str = "") -> Answer:

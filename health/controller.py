@@ -12,19 +12,21 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from health import withdrawn
 from health.checkpoints import Checkpoints
 from health.keeper import Act, Keeper, State, from_document, to_document
+from health.listing import explain, rows_of
 from health.report import parse_report
 from health.requeue import JobPlan, Requeues
 from policy.node import FILE_NAME, NodePolicy, NodePolicyFile
 from sluice_base import events
 from sluice_base.errors import SluiceError
 from sluice_base.files import write_atomic
-from sluice_base.hostlist import expand
+from sluice_base.hostlist import expand, fold
 from sluice_base.text import one_line
 from slurm_client.model import Node
 from usage import inbox
@@ -34,6 +36,8 @@ STATE_FILE = "sluice.health.json"
 PERIOD_S = 5.0
 _CHECKPOINT_S = 15.0
 _MAX_BYTES = 64 << 20
+_MOST_HISTORY = 120  # an answer of the inbox holds 64 KiB
+_MOST_ROWS = 120
 
 log = logging.getLogger("sluice.health")
 
@@ -62,13 +66,33 @@ class Controller:
                 return self.keeper.take(parse_report(request["report"]), time.time())
             if "return" in request:
                 return self._return(request["return"])
+            if "history" in request:
+                return {"events": self._history(request["history"])}
             if "list" in request:
-                return {
-                    "state": to_document(self.keeper.state),
-                    "time": time.time(),
-                    "policy": self._policy_of().health.mode,
-                }
-        raise SluiceError("health request: none of report, list, return")
+                return self._list()
+            if "why" in request:
+                return {"lines": explain(self.keeper.state, str(request["why"]), time.time())}
+        raise SluiceError("health request: none of report, list, why, history, return")
+
+    def _list(self) -> dict[str, Any]:
+        """All that is not as it should be."""
+        rows, healthy = rows_of(self.keeper.state, time.time())
+        return {
+            "mode": self._policy_of().health.mode,
+            "breaker_since": self.keeper.state.breaker_since,
+            "rows": [asdict(row) for row in rows[:_MOST_ROWS]],
+            "left_out": max(0, len(rows) - _MOST_ROWS),
+            "healthy": fold(healthy),
+        }
+
+    def _history(self, node: Any) -> list[dict[str, Any]]:
+        """The last events of health, or of one node."""
+        found = [
+            {"time": one.time, "kind": one.kind, **one.fields}
+            for one in events.read(self.site.events)
+            if one.kind.startswith("health.") and (not node or one.fields.get("node") == node)
+        ]
+        return found[-_MOST_HISTORY:]
 
     def _return(self, asked: Any) -> dict[str, Any]:
         if not isinstance(asked, dict) or not isinstance(asked.get("node"), str):
@@ -213,7 +237,7 @@ class Controller:
         try:
             with self._path().open("rb") as file:
                 self.keeper.state = from_document(json.loads(file.read(_MAX_BYTES)))
-        except (ValueError, KeyError, TypeError, AttributeError, SluiceError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, SluiceError) as error:
             log.error("%s: damaged, begun anew: %s", self._path(), one_line(str(error)))
             self.keeper.state = State()
             self._adopt()

@@ -16,6 +16,7 @@ NODE = "node"
 TAG = "sluice: "
 """What every reason begins with that Sluice gives Slurm."""
 _ACTS = ("drain-gpu", "drain-node", "requeue")
+_GAP_S = 7200.0  # a round is due every hour at least
 _COVER = 0.8  # of a share's window that must have been seen
 
 
@@ -56,6 +57,7 @@ def judge(facts: NodeFacts, memory: Memory, policy: NodeHealth) -> Round:
     if policy.mode == "off":
         return result
     _forget_gone(facts, memory)
+    _forget_gap(facts, memory)
     for gpu in facts.gpus:
         xid.record(memory.of(gpu.gpu.uuid), gpu.xids, gpu.recent_jobs, policy)
     xid.blame({gpu.gpu.uuid: memory.of(gpu.gpu.uuid) for gpu in facts.gpus}, facts.now, policy)
@@ -84,6 +86,15 @@ def _forget_gone(facts: NodeFacts, memory: Memory) -> None:
     here = {NODE, *(gpu.gpu.uuid for gpu in facts.gpus)}
     for name in [name for name in memory.subjects if name not in here]:
         del memory.subjects[name]
+
+
+def _forget_gap(facts: NodeFacts, memory: Memory) -> None:
+    """What held before a time in which nobody looked (or the clock was set) need not have held all the while."""
+    if not 0 <= facts.now - memory.last_round <= _GAP_S:
+        for subject in memory.subjects.values():
+            subject.since.clear()
+            subject.shares.clear()
+    memory.last_round = facts.now
 
 
 def _note_residual(gpu: GpuFacts, subject: Subject) -> None:
@@ -133,7 +144,7 @@ def _decide(
         subject.found.pop(name, None)
         result.passed.setdefault(key, []).append(name)
         return
-    since = subject.since.setdefault(name, facts.now)
+    since = _since(subject, name, answer.detail if check.anew else "", facts.now)
     if check.kind == "level" and name != "xid" and facts.now - since < rule.window_s:
         return
     text = check.text.format(
@@ -148,6 +159,14 @@ def _decide(
             subject.fatal.append(facts.now)
     found.text = text
     result.findings.append(_finding(name, rule, gpu, found, policy, new))
+
+
+def _since(subject: Subject, name: str, detail: str, now: float) -> float:
+    """Since when the condition has held, with this detail."""
+    if subject.details.get(name, detail) != detail:
+        subject.since.pop(name, None)
+    subject.details[name] = detail
+    return subject.since.setdefault(name, now)
 
 
 def _keep(name: str, rule: Rule, gpu: GpuFacts | None, subject: Subject, policy: NodeHealth, result: Round) -> None:

@@ -40,6 +40,7 @@ class Subject:
     """A GPU, by its UUID, or the node."""
 
     since: dict[str, float] = field(default_factory=dict)  # by check: its condition has held from then on
+    details: dict[str, str] = field(default_factory=dict)  # by check: of what `since` holds
     last: dict[str, float] = field(default_factory=dict)  # by check: the counter's last value
     grown: dict[str, list[tuple[float, float]]] = field(default_factory=dict)  # by check: when, by how much
     shares: dict[str, list[tuple[float, float]]] = field(default_factory=dict)  # by check: when, value
@@ -58,6 +59,7 @@ class Memory:
     subjects: dict[str, Subject] = field(default_factory=dict)
     skew_s: float | None = None
     skew_at: float = 0.0
+    last_round: float = 0.0
 
     def of(self, name: str) -> Subject:
         """What is remembered of a GPU or of ``node``; empty at first."""
@@ -76,7 +78,7 @@ def load(path: Path) -> Memory:
         return Memory()
     except OSError as error:
         raise SluiceError(f"{path}: {error.strerror}", remedy="the agent goes on without it") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SluiceError(f"{path}: damaged: {error}", remedy="the agent starts with an empty one") from error
 
 
@@ -90,6 +92,7 @@ def save(path: Path, memory: Memory) -> None:
 def _subject(fields: dict[str, Any]) -> Subject:
     return Subject(
         since={str(key): float(value) for key, value in fields["since"].items()},
+        details={str(key): str(value) for key, value in fields["details"].items()},
         last={str(key): float(value) for key, value in fields["last"].items()},
         grown={str(key): _pairs(value) for key, value in fields["grown"].items()},
         shares={str(key): _pairs(value) for key, value in fields["shares"].items()},

@@ -22,6 +22,7 @@ from health import memory as memories
 from health.facts import Gpu, GpuFacts, NodeFacts
 from health.judge import NODE, Finding, Round, judge
 from health.report import Fault, GpuState, Report
+from policy.health import NodeHealth
 from policy.node import NodePolicyFile
 from prolog_epilog import cgroups, courier
 from prolog_epilog.devices import NodeDevice
@@ -68,6 +69,7 @@ class Monitor:
         self._lock = threading.Lock()  # guards all below and above
         self._round_lock = threading.Lock()  # one round at a time
         self._due = 0.0
+        self._in_force: NodeHealth | None = None
         self._report: Report | None = None
         self._unsent = threading.Event()
         self._undelivered: float | None = None
@@ -123,13 +125,13 @@ class Monitor:
 
     def run(self) -> None:
         """A duty, once a second: a round when one is due."""
-        if time.monotonic() >= self._due:
+        if time.monotonic() >= self._due or self._policy.current().health is not self._in_force:
             self.round()
 
     def round(self) -> Report | None:
         """Check everything now; None in mode off. Takes `ANSWER_S` and a little at most."""
         with self._round_lock:
-            policy = self._policy.current().health
+            policy = self._in_force = self._policy.current().health
             self._note_policy()
             self._due = time.monotonic() + policy.interval_s
             if policy.mode == "off":

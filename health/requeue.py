@@ -124,8 +124,13 @@ class Requeues:
         wait = min(policy.backoff_s << (count - 1), _MOST_WAIT_S) if policy.backoff_s else 0
         changes = [f"StartTime=now+{wait}"] if wait else []
         excluded = sorted({*expand(facts.excluded), plan.node}) if facts.excluded else [plan.node]
-        # A hint: never so much that the job could not run at all.
-        if len(excluded) <= _MOST_EXCLUDED and nodes.get(facts.partition, 0) - len(excluded) >= facts.node_count:
+        # Never so much that the job could not run at all.
+        free = plan.node not in (expand(facts.wanted) if facts.wanted else ())
+        if (
+            free
+            and len(excluded) <= _MOST_EXCLUDED
+            and nodes.get(facts.partition, 0) - len(excluded) >= facts.node_count
+        ):
             changes.append(f"ExcNodeList={','.join(excluded)}")
         if changes:
             self._commands.output("scontrol", "update", f"JobId={job}", *changes)

@@ -24,6 +24,7 @@ class JobFacts:
     end_time: int | None
     node_count: int
     excluded: str  # hostlist
+    wanted: str  # hostlist of the nodes that it must have
     partition: str
     comment: str
 
@@ -55,7 +56,7 @@ def parse_job(text: str) -> JobFacts:
         digits = re.match(r"\d+", found.get(key, ""))
         return int(digits[0]) if digits else 0
 
-    excluded = found.get("ExcNodeList", "")
+    excluded, wanted = found.get("ExcNodeList", ""), found.get("ReqNodeList", "")
     return JobFacts(
         state=found.get("JobState", ""),
         requeue=found.get("Requeue") == "1",
@@ -63,7 +64,8 @@ def parse_job(text: str) -> JobFacts:
         restarts=number("Restarts"),
         end_time=number("EndTime") or None,
         node_count=max(1, number("NumNodes")),
-        excluded="" if excluded in ("(null)", "") else excluded,
+        excluded="" if excluded == "(null)" else excluded,
+        wanted="" if wanted == "(null)" else wanted,
         partition=found.get("Partition", ""),
         comment=found.get("Comment", ""),
     )

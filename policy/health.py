@@ -176,6 +176,11 @@ class Health(_Section):
         }
         return {name: float(value) for name, value in given.items() if value is not None}
 
+    @field_validator("mode", mode="before")
+    @classmethod
+    def _off(cls, value: object) -> object:
+        return "off" if value is False else value  # YAML reads a plain off as false
+
     @field_validator("checks")
     @classmethod
     def _known(cls, value: dict[str, HealthCheck]) -> dict[str, HealthCheck]:

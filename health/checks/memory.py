@@ -48,9 +48,12 @@ def remap_pending(facts: GpuFacts, node: NodeFacts, policy: NodeHealth) -> Answe
 
 
 def pages(facts: GpuFacts, node: NodeFacts, policy: NodeHealth) -> Answer:
-    """Pages that are never used again."""
+    """Pages that are never used again. GPUs that replace rows retire none."""
     del node, policy
-    return told(_reading(facts, "pages_retired"))
+    found = _reading(facts, "pages_retired")
+    if found is None and _reading(facts, "rows_failed", "rows_pending") is not None:
+        return Status.SKIPPED
+    return told(found)
 
 
 CHECKS = {

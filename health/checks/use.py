@@ -37,5 +37,5 @@ def idle(facts: GpuFacts, node: NodeFacts, policy: NodeHealth) -> Answer:
 CHECKS = {
     "residual_memory": GpuCheck(residual, "{value:.0f} MiB in use by no process for {window}"),
     "stray_process": GpuCheck(strays, "processes of no job: {detail}"),
-    "idle_gpu": GpuCheck(idle, "job {detail} has not used it for {window}", below=True),
+    "idle_gpu": GpuCheck(idle, "job {detail} has not used it for {window}", below=True, anew=True),
 }

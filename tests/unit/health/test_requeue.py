@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import subprocess
+from typing import Any
+
+import pytest
+
+from health.checkpoints import Checkpoints, asks
+from health.requeue import JobPlan, Requeues
+from health.slurm_job import parse_job
+from policy.checkpoint import NodeCheckpoint
+from sluice_base.run import CommandError
+from slurm_client.model import Job
+
+SHOWN = (
+    "JobId=7 JobName=x JobState={state} Reason=None Requeue={requeue} Restarts={restarts} BatchFlag=1 "
+    "EndTime={end} NodeList=n1 NumNodes=1-1 Partition=main ReqNodeList={wanted} ExcNodeList={excluded} "
+    "Comment={comment} "
+    "JobState=FAILED WorkDir=/"
+)
+
+
+class Slurm:
+    """One job; remembers what was asked of it."""
+
+    def __init__(self, **changes: Any) -> None:
+        self.job = {
+            "state": "RUNNING", "requeue": 1, "restarts": 0, "end": "Unknown", "wanted": "(null)",
+            "excluded": "(null)", "comment": "",
+        } | changes  # fmt: skip
+        self.asked: list[str] = []
+        self.events: list[tuple[str, str]] = []
+        self.plans = {7: JobPlan("n1", "sluice: xid GPU 0: XID 79", "k", 1000.0)}
+        self.tries: dict[int, int] = {}
+        self.known = True
+
+    def output(self, name: str, *arguments: str) -> str:
+        if arguments[:2] == ("show", "job"):
+            if not self.known:
+                raise CommandError("scontrol: slurm_load_jobs error: Invalid job id specified")
+            return SHOWN.format(**self.job)
+        self.asked.append(" ".join([name, *arguments]))
+        if arguments[0] == "requeue":
+            self.job |= {"state": "PENDING", "restarts": 1}
+        return ""
+
+    def run(self, name: str, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        self.output(name, *arguments)
+        return subprocess.CompletedProcess([], 0, "", "")
+
+    def advance(self, now: float = 1010.0, nodes: int = 4, **policy: Any) -> list[str]:
+        self.asked.clear()
+        requeues = Requeues(self, lambda kind, node, job, words: self.events.append((kind, words)))  # type: ignore[arg-type]
+        requeues.advance(self.plans, self.tries, NodeCheckpoint(**policy), now, {"main": nodes})
+        return list(self.asked)
+
+
+def test_a_running_job_is_requeued_waits_and_keeps_away() -> None:
+    slurm = Slurm()
+    assert slurm.advance() == ["scontrol requeue 7"]
+    assert slurm.advance() == ["scontrol update JobId=7 StartTime=now+60 ExcNodeList=n1"]
+    assert not slurm.plans and slurm.tries == {7: 1}
+    assert slurm.events == [("health.requeue", "start 1 of 3, in 60 s; sluice: xid GPU 0: XID 79")]
+
+
+def test_the_wait_doubles_and_hints_add_up_until_the_budget_is_used_up() -> None:
+    slurm = Slurm(excluded="n[3-4]")
+    slurm.tries[7] = 2
+    slurm.advance()
+    assert slurm.advance(nodes=9) == ["scontrol update JobId=7 StartTime=now+240 ExcNodeList=n1,n3,n4"]
+    slurm.job["state"] = "RUNNING"
+    slurm.plans = {7: JobPlan("n1", "again", "k2", 2000.0)}
+    assert slurm.advance() == []
+    assert slurm.events[-1] == ("health.not-requeued", "its 3 new starts are used up; again")
+
+
+def test_a_hint_never_leaves_too_few_nodes_nor_those_that_the_job_must_have() -> None:
+    for slurm, nodes in ((Slurm(), 1), (Slurm(wanted="n[1-2]"), 9)):
+        slurm.advance(nodes=nodes)
+        assert slurm.advance(nodes=nodes) == ["scontrol update JobId=7 StartTime=now+60"]
+
+
+@pytest.mark.parametrize(
+    ("job", "policy", "event"),
+    [
+        ({"state": "COMPLETED", "end": 1005}, {}, ""),
+        ({"state": "CANCELLED", "end": 1005}, {}, ""),
+        ({"state": "TIMEOUT", "end": 1005}, {}, ""),
+        ({"state": "FAILED", "end": 900}, {}, ""),  # long before the fault: by itself
+        ({"state": "PENDING"}, {}, ""),  # never started
+        ({"requeue": 0}, {}, "may not be requeued"),
+        ({}, {"requeue": False}, "checkpoint.requeue is off"),
+        ({}, {"max_retries": 0}, "used up"),
+    ],
+)
+def test_who_is_not_started_anew(job: dict[str, Any], policy: dict[str, Any], event: str) -> None:
+    slurm = Slurm(**job)
+    assert slurm.advance(**policy) == []
+    assert not slurm.plans
+    assert [kind for kind, _ in slurm.events] == (["health.not-requeued"] if event else [])
+    assert all(event in words for _, words in slurm.events)
+
+
+@pytest.mark.parametrize("end", [941, 1000, 1009])
+def test_a_job_that_died_of_the_fault_is_started_anew(end: int) -> None:
+    assert Slurm(state="FAILED", end=end).advance() == ["scontrol requeue 7"]
+
+
+def test_who_asks_is_signalled_first() -> None:
+    slurm = Slurm(comment="sluice:checkpoint")
+    assert slurm.advance(1010.0) == ["scancel --signal=USR1 --full 7"]
+    assert slurm.advance(1020.0) == []
+    assert slurm.advance(1041.0) == ["scontrol requeue 7"]
+    assert slurm.advance(1042.0)[0].startswith("scontrol update JobId=7")
+
+
+def test_what_slurm_requeued_itself_gets_its_wait_and_is_held_when_its_budget_is_used_up() -> None:
+    slurm = Slurm(state="PENDING", restarts=2)
+    assert slurm.advance() == ["scontrol update JobId=7 StartTime=now+60 ExcNodeList=n1"]
+    slurm.tries[7] = 3
+    slurm.plans = {7: JobPlan("n1", "n1 went down", "k3", 1000.0)}
+    assert slurm.advance() == ["scontrol hold 7"]
+    assert slurm.events[-1][0] == "health.held"
+
+
+def test_a_job_that_slurm_has_forgotten_is_no_more() -> None:
+    slurm = Slurm()
+    slurm.known = False
+    assert slurm.advance() == []
+    assert not slurm.plans
+
+
+def test_what_users_write_does_not_speak_for_slurm() -> None:
+    facts = parse_job(SHOWN.format(**Slurm(comment="a\nJobState=COMPLETED Requeue=0").job))
+    assert (facts.state, facts.requeue) == ("RUNNING", True)
+
+
+@pytest.mark.parametrize(
+    ("comment", "seconds"),
+    [
+        ("", None), ("checkpoint", None), ("xsluice:checkpoint", None), ("sluice:checkpointing", None),
+        ("sluice:checkpoint", 0), ("run 3, sluice:checkpoint=20m", 1200), ("sluice:checkpoint=1s", 60),
+        ("sluice:checkpoint=often", 0),
+    ],
+)  # fmt: skip
+def test_who_asks(comment: str, seconds: int | None) -> None:
+    assert asks(comment) == seconds
+
+
+def running(number: int, comment: str, start: int, end: int | None = None) -> Job:
+    return Job(
+        number, None, "", "", "", 1, "", "", "", "RUNNING", "", "n1", 1, 1, 0, 0, start, end, None, 1, {}, "", "", "",
+        "", "", "", comment, "",
+    )  # fmt: skip
+
+
+def test_signals_come_round() -> None:
+    checkpoints = Checkpoints()
+    policy = NodeCheckpoint(interval_s=600, before_time_limit_s=300)
+    jobs = [
+        running(1, "sluice:checkpoint", 9000),
+        running(2, "sluice:checkpoint=20m", 9000),
+        running(3, "", 9000),
+        running(4, "sluice:checkpoint=10h", 9000, 11000),
+    ]
+    seen = {at: checkpoints.due(jobs, policy, 9000.0 + at) for at in range(15, 2000, 15)}
+    when = {number: [at for at, due in seen.items() if number in due] for number in (1, 2, 3, 4)}
+    assert when == {1: [600, 1200, 1800], 2: [1200], 3: [], 4: [1710]}
