@@ -49,11 +49,16 @@ def job(number: int, state: str = "PENDING", **more: Any) -> Job:
     return Job(id=number, **fields)
 
 
-def node(
-    name: str, gres: str, allocated: dict[str, int], state: str = "mixed", flags: frozenset[str] = frozenset()
-) -> Node:
+def node(name: str, gres: str, allocated: dict[str, int], state: str = "mixed", *flags: str) -> Node:
     plain: dict[str, Any] = {field: "" for field in Node.__dataclass_fields__}
-    plain |= {"name": name, "gres": gres, "tres_allocated": allocated, "state": state, "flags": flags, "tres": {}}
+    plain |= {
+        "name": name,
+        "gres": gres,
+        "tres_allocated": allocated,
+        "state": state,
+        "flags": frozenset(flags),
+        "tres": {},
+    }
     return Node(**plain)
 
 
@@ -85,12 +90,10 @@ def test_queues() -> None:
 
 def test_classes_with_shares_and_nodes_that_are_away() -> None:
     nodes = [
-        node(
-            "a", "gpu:h100:8(S:0-1),shard:h100:640000(S:0-1)", {"gres/gpu": 2, "gres/gpu:h100": 2, "gres/shard": 80_000}
-        ),
+        node("a", "gpu:h100:8(S:0-1),shard:h100:640000(S:0-1)", {"gres/gpu:h100": 2, "gres/shard": 80_000}),
         node("b", "gpu:h100:8", {}, "idle"),
         node("c", "gpu:h100:8", {}, "down"),
-        node("d", "gpu:h100:8", {"gres/gpu:h100": 8}, "allocated", frozenset({"drain"})),
+        node("d", "gpu:h100:8", {"gres/gpu:h100": 8}, "allocated", "drain"),
     ]
     fields = only(class_points("c", nodes, 1)).fields
     assert (fields["gpus"], fields["available_gpus"], fields["allocated_gpus"]) == (32, 16, 11)
@@ -104,15 +107,10 @@ def test_throughput_counts_each_job_once() -> None:
     seen.look([job(1), job(9, "RUNNING", start_time=90)])
     assert seen.points("c", 1) == []
     seen.look([job(1, "RUNNING", start_time=150), job(9, "RUNNING", start_time=90)])
-    seen.look(
-        [
-            job(1, "RUNNING", start_time=150),
-            job(2, "FAILED", start_time=160, end_time=170),
-            job(9, "COMPLETED", start_time=90),
-        ]
-    )
-    seen.look([job(1, "PENDING", start_time=900), job(2, "FAILED", start_time=160, end_time=170)])  # requeued
-    seen.look([job(1, "RUNNING", start_time=300), job(2, "FAILED", start_time=160, end_time=170)])
+    failed = job(2, "FAILED", start_time=160, end_time=170)
+    seen.look([job(1, "RUNNING", start_time=150), failed, job(9, "COMPLETED", start_time=90)])
+    seen.look([job(1, "PENDING", start_time=900), failed])  # requeued
+    seen.look([job(1, "RUNNING", start_time=300), failed])
     fields = only(seen.points("c", 1)).fields
     assert fields == {
         "started_total": 3, "ended_total": 2, "failed_total": 1, "wait_seconds_total": 30 + 40 + 180,
@@ -277,9 +275,7 @@ def test_writes_as_influxdb_wants_it(server: Server) -> None:
         (400, RejectedError),
         (422, RejectedError),
         (413, TooLargeError),
-        (401, SluiceError),
-        (503, SluiceError),
-        (302, SluiceError),
+        *((one, SluiceError) for one in (401, 503, 302)),
     ],
 )
 def test_refusals(server: Server, status: int, kind: type[Exception]) -> None:
