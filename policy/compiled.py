@@ -95,6 +95,8 @@ class Global(_Section):
     """Default of a job that names no CPUs, in thousandths; 0: Slurm's."""
     memory_mib_per_gpu: Mib = 0
     """Default of a job that names no memory; 0: Slurm's."""
+    gpu_shares: bool = False
+    """Nodes hold jobs to shares of a GPU's compute time."""
     journal: bool = False
     """What happens to jobs is journalled for failover."""
     journal_wait_ms: Annotated[int, Field(ge=1, le=10000)] = 500

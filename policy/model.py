@@ -323,6 +323,8 @@ class Order(Section):
     """Little time left before `--deadline`. Example: `1000`."""
     shortest_service: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """Little predicted GPU time. Example: `1000`."""
+    size: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Many whole GPUs asked, up to eight: large jobs before small ones, those before parts of GPUs. Example: `1000`."""
 
 
 _ORDERS = {
@@ -539,6 +541,11 @@ class Policy(Section):
         strategy = one.strategy or self.allocation.strategy
         ratio = self.allocation.reserved_ratio if one.reserved_ratio is None else one.reserved_ratio
         return strategy, ratio if strategy == "hybrid" else 0.0
+
+    def gpu_shares(self) -> bool:
+        """Whether some node may be able to hold jobs to a share of a GPU's compute time."""
+        limits = self.enforcement
+        return limits is not None and ("mps" in limits.ladder or limits.cu_mask or bool(limits.mig))
 
     def unenforced(self) -> list[str]:
         """Sections that are set and that nothing acts on yet."""

@@ -350,6 +350,7 @@ class _Maker:
             planner_interval_ms=scheduling.backfill.interval * 1000,
             gang_limit_s=scheduling.gang_time_limit,
             deadlines=scheduling.deadlines,
+            gpu_shares=policy.gpu_shares(),
         )
         classes = [
             compiled.GpuClass(

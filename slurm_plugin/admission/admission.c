@@ -138,11 +138,16 @@ static bool check_options(struct check *check)
                !sluice_gpu_mem_rewrite(check->slurm, check->submission, &check->request, check->admission)) {
         return false;
     }
-    if (options->gpu_share)
+    if (options->gpu_share && check->rules && check->rules->gpu_shares) {
+        if (!uses_gpus(check))
+            return sluice_refuse(
+                check->admission, SLUICE_REFUSED_REQUEST,
+                "--gpu-share is a share of GPUs, and the job asks for none; add --gpu-mem=SIZE or --gpus=N");
+    } else if (options->gpu_share)
         return sluice_refuse(
             check->admission, SLUICE_REFUSED_REQUEST,
-            "--gpu-share=%u: no GPU of this cluster can be held to a share of its compute time yet; ask for "
-            "a part of its memory with --gpu-mem=SIZE",
+            "--gpu-share=%u: no GPU of this cluster can be held to a share of its compute time; ask for a part of "
+            "its memory with --gpu-mem=SIZE",
             options->gpu_share);
     bool shaped = options->gpu_affinity != SLUICE_AFFINITY_UNSET || options->gpu_spread;
     if (shaped && !uses_gpus(check))

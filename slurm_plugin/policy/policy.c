@@ -300,6 +300,7 @@ static const struct key global_keys[] = {
     {"deadlines", KEY_TRUTH, offsetof(struct sluice_rules, deadlines), 0, 0},
     {"cpus-per-gpu-milli", KEY_U32, offsetof(struct sluice_rules, cpus_per_gpu_milli), 0, 1000000},
     {"memory-mib-per-gpu", KEY_U64, offsetof(struct sluice_rules, memory_mib_per_gpu), 0, MOST_MIB},
+    {"gpu-shares", KEY_TRUTH, offsetof(struct sluice_rules, gpu_shares), 0, 0},
     {"journal", KEY_TRUTH, offsetof(struct sluice_rules, journal), 0, 0},
     {"journal-wait-ms", KEY_U32, offsetof(struct sluice_rules, journal_wait_ms), 1, 10000},
     {"journal-warn", KEY_TRUTH, offsetof(struct sluice_rules, journal_warn), 0, 0},

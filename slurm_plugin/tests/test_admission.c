@@ -500,6 +500,10 @@ static void check_time_and_options(void)
     ADMITTED("open", .options = {.gang_name = "a", .gang_count = 2});
     REFUSED("open", "heterogeneous", .heterogeneous = true, .options = {.gang_name = "a", .gang_count = 2});
     REFUSED("open", "--gpu-share=50", PER_NODE("gres:gpu:1"), .options = {.gpu_share = 50});
+    rules->gpu_shares = true;
+    ADMITTED("open", PER_NODE("gres:gpu:1"), .options = {.gpu_share = 50});
+    REFUSED("open", "--gpu-share is a share of GPUs", .options = {.gpu_share = 50});
+    rules->gpu_shares = false;
     REFUSED("open", "asks for none", .options = {.gpu_affinity = SLUICE_AFFINITY_LINK});
     REFUSED("open", "nothing to spread", PER_NODE("gres:gpu:2"), NODES(1), .options = {.gpu_spread = true});
     REFUSED("open", "beside gpu", PER_NODE("gres:gpu:1,gres:shard:100"));

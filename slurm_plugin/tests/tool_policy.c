@@ -52,7 +52,8 @@ static void put_global(FILE *to, const struct sluice_rules *rules)
             rules->backfill_reservations, rules->backfill_depth, rules->planner_interval_ms);
     fprintf(to, "gang-limit-s = %" PRIu32 "\ndeadlines = %s\ncpus-per-gpu-milli = %" PRIu32 "\n", rules->gang_limit_s,
             truth(rules->deadlines), rules->cpus_per_gpu_milli);
-    fprintf(to, "memory-mib-per-gpu = %" PRIu64 "\n", rules->memory_mib_per_gpu);
+    fprintf(to, "memory-mib-per-gpu = %" PRIu64 "\ngpu-shares = %s\n", rules->memory_mib_per_gpu,
+            truth(rules->gpu_shares));
 }
 
 static void put_class(FILE *to, const struct sluice_class *class)
