@@ -265,13 +265,12 @@ def in_use(ran: Sequence[Ran], gpus: float, begin: float, end: float) -> tuple[f
     used = 0.0
     twice: set[str] = set()
     for moments in _claims(ran, begin, end).values():
-        now, level = begin, 0.0
+        now, level, last = begin, 0.0, ""
         for at, part, job in sorted(moments, key=lambda moment: (moment[0], moment[1])):
-            known = bool(job.gpus)
-            used += (min(level, 1.0) if known else level) * (at - now)
-            now, level = at, level + part
-            if known and level > 1.001 and part > 0:
-                twice.add(job.job_id)
+            used += (min(level, 1.0) if job.gpus else level) * (at - now)
+            if job.gpus and level > 1.001 and at - now >= 2:  # starts are told in whole seconds
+                twice.add(last)
+            now, level, last = at, level + part, job.job_id if part > 0 else last
     return 100 * used / (gpus * (end - begin)), len(twice)
 
 

@@ -30,6 +30,18 @@ from slurm_client.accounting import TRES_OPTIONS, Use, canonical
 _PERIODS = {"none": "NONE", "daily": "DAILY", "weekly": "WEEKLY", "monthly": "MONTHLY", "quarterly": "QUARTERLY",
             "yearly": "YEARLY"}  # fmt: skip
 
+_FULL_GPUS = 8  # whole GPUs of a job that is as large as jobs get, for the order
+# SchedulerParameters at level place. What waits for room is started by the planner within its interval; Slurm's own
+# passes, which hold its locks, remain for what the planner leaves to them. docs/scheduling-in-slurm.md
+_BACKFILL = {
+    "bf_interval": "30",  # sched/backfill's own default: no longer what a waiting job waits for
+    "bf_continue": "",  # a long pass goes on after it gave its locks back, or jobs at the end are never looked at
+    "bf_max_job_test": "500",  # its default: more only costs, as the planner looks at all jobs
+    "bf_resolution": "60",  # seconds; the planner's own starts are exact
+    "default_queue_depth": "100",  # of the pass after each event; the rest is found by the planner
+}
+_BACKFILL_WINDOW = 1440  # minutes at the least; shorter than the longest time limit, jobs' ends are not seen
+
 
 @dataclass(slots=True)
 class Wanted:
@@ -322,6 +334,8 @@ class _Maker:
             f"PriorityDecayHalfLife={_slurm_time(scheduling.fair_share_half_life)}",
             f"PriorityUsageResetPeriod={_PERIODS[scheduling.usage_period]}",
         ]
+        if self.policy.level == "place":
+            lines.append(f"SchedulerParameters={self.scheduler_parameters()}")
         if any(tenant.borrow for tenant in self.policy.tenants.values()):
             enabled = scheduling.preemption.enabled
             lines.append(f"PreemptType={'preempt/qos' if enabled else 'preempt/none'}")
@@ -331,6 +345,15 @@ class _Maker:
             lines.append(f"SlurmctldParameters={','.join(sorted(words | {'preempt_send_user_signal'}))}")
         return "\n".join(lines) + "\n"
 
+    def scheduler_parameters(self) -> str:
+        """What sched/backfill is told beside the planner; the site's other words stay."""
+        limits = [tenant.max_time for tenant in self.policy.tenants.values()] + [self.policy.defaults.max_time]
+        longest = max((seconds for seconds in limits if seconds is not None), default=0)
+        ours = {**_BACKFILL, "bf_window": str(max(_BACKFILL_WINDOW, math.ceil(longest / 60)))}
+        words = [word for word in self.live.config.get("SchedulerParameters", "").split(",") if word]
+        kept = [word for word in words if word.partition("=")[0] not in ours and word != "(null)"]
+        return ",".join([*kept, *(f"{key}={value}" if value else key for key, value in ours.items())])
+
     def compile(self) -> compiled.CompiledPolicy:
         """The compiled policy."""
         policy, scheduling = self.policy, self.policy.scheduling
@@ -338,8 +361,12 @@ class _Maker:
         settings = compiled.Global(
             # Age and priority are Slurm's own terms; the site factor adds what Slurm lacks.
             weight=compiled.Weights(
-                fair_share=self.fair_share()[1], deadline=weights.deadline, service=weights.shortest_service
+                fair_share=self.fair_share()[1],
+                deadline=weights.deadline,
+                service=weights.shortest_service,
+                size=weights.size,
             ),
+            size_full_gpus=_FULL_GPUS if weights.size else None,
             age_full_s=scheduling.aging,
             laxity_horizon_s=86400 if weights.deadline else None,
             starvation_s=scheduling.starvation_bound,

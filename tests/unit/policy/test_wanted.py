@@ -361,3 +361,28 @@ def test_further_options_are_those_that_slurm_has(text: str) -> None:
 
 def test_cluster_is_made_without_asking_slurm() -> None:
     assert Cluster.at().client.name == "text"
+
+
+def test_backfill_is_told_what_suits_the_planner(tmp_path: Path) -> None:
+    def words(level: str, more: str = "", **config: str) -> list[str]:
+        here = live(tmp_path)
+        here.config = config
+        made = make(parse(f"level: {level}\ntenants: {{a: {{}}, b: {{{more}}}}}\n"), here)
+        snippet = made.state.files[tmp_path / "policy.sluice.conf"]
+        lines = [line for line in snippet.splitlines() if line.startswith("SchedulerParameters=")]
+        return [word for line in lines for word in line.partition("=")[2].split(",")]
+
+    assert words("shadow") == []
+    ours = words("place")
+    assert {"bf_interval=30", "bf_continue", "bf_window=1440"} <= set(ours)
+    assert words("place", "max_time: 7d")[-1] == "bf_window=10080"
+    # what the site has set beside stays, what Sluice sets stands once
+    theirs = words("place", SchedulerParameters="defer,bf_interval=5,bf_continue,nohold_on_prolog_fail")
+    assert theirs == ["defer", "nohold_on_prolog_fail", *ours]
+    assert words("place", SchedulerParameters="(null)") == ours
+
+
+def test_large_jobs_first(tmp_path: Path) -> None:
+    settings = wanted("tenants: {a: {}}\nscheduling: {order: {size: 1000}}\n", tmp_path).compiled.settings
+    assert (settings.weight.size, settings.size_full_gpus) == (1000, 8)
+    assert wanted("tenants: {a: {}}\n", tmp_path).compiled.settings.weight.size == 0
