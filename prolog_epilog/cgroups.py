@@ -19,6 +19,8 @@ _JOB = re.compile(rf"/(?:job_(\d{{1,10}})|(?:job_)?({_SLUID}))(?:/step_([a-z0-9]
 _sluids: dict[str, int] = {}  # of the jobs that prologs told; a cgroup does not tell the number
 _HIERARCHIES = ("freezer", "devices", "memory", "cpuset", "cpuacct", "")  # proctrack's own first; "": version 2
 
+_EXITING = 0x4  # PF_EXITING of Linux's include/linux/sched.h
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -37,12 +39,17 @@ def place_of(pid: int, proc: Path = Path("/proc")) -> Place | None:
 
 
 def uid_of(pid: int, proc: Path = Path("/proc")) -> int | None:
-    """The real user of a process, whatever setuid program it runs; None for one that has ended."""
+    """The real user of a process, whatever setuid program it runs; None for one that has ended or is ending.
+
+    One that is ending has left its cgroups already, and may hold memory for a moment longer.
+    """
     try:
-        match = re.search(r"^Uid:\s+(\d+)", (proc / str(pid) / "status").read_text(errors="replace"), re.MULTILINE)
-    except OSError:
+        status = (proc / str(pid) / "status").read_text(errors="replace")
+        flags = int((proc / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()[6])
+    except (OSError, ValueError, IndexError):
         return None
-    return int(match[1]) if match else None
+    match = re.search(r"^Uid:\s+(\d+)", status, re.MULTILINE)
+    return None if match is None or flags & _EXITING else int(match[1])
 
 
 def parse_place(text: str) -> Place | None:

@@ -135,6 +135,17 @@ ok(cu.cuIpcOpenMemHandle_v2(c.byref(p), Handle.from_buffer_copy(os.read(here[0],
 print("said", [p.value > 0, alloc(1500), alloc(100) > 0])
 os.write(there[1], b"-")
 """
+LAST = CUDA + "start(); first = fill(); print('has', os.uname().nodename, first + 520, alloc(2), flush=True)"
+SIGNALLED = """
+import signal
+caught = []
+signal.signal(signal.SIGUSR1, lambda number, frame: caught.append(number))
+start()
+print("up", alloc(100) > 0, flush=True)
+while not caught:
+    time.sleep(0.05)
+print("caught", caught, alloc(100) > 0, flush=True)
+"""
 MOVE = """
 for f in $(find /sys/fs/cgroup -maxdepth 3 -name "*.procs" -o -maxdepth 3 -name tasks) /proc/self/cgroup; do
     echo $$ >$f
@@ -260,8 +271,27 @@ SAID = {
 
 
 @pytest.fixture(scope="module")
-def outcomes(cluster: DevCluster, shared: Path) -> dict[str, Outcome]:
+def slow(cluster: DevCluster) -> Iterator[dict[str, subprocess.Popen[str]]]:
+    """Jobs for which Slurm takes its time: they run beside the others."""
+    parts = [["-w", node, f"--gres=shard:{mib}", PYTHON, "-c", LAST] for node, mib in ((NODE, 3000), (OTHER, 6000))]
+    signalled = ["--signal=USR1@60", "--time=1", "-w", OTHER, "--gres=shard:2048", PYTHON, "-c", CUDA + SIGNALLED]
+    commands = {"parts": [*parts[0], ":", *parts[1]], "signal": signalled}
+    started = {
+        name: subprocess.Popen(
+            cluster.command(["srun", "--quiet", *words], user="alice"), stdout=subprocess.PIPE, text=True
+        )
+        for name, words in commands.items()
+    }
+    yield started
+    for program in started.values():
+        program.kill()
+        program.wait()
+
+
+@pytest.fixture(scope="module")
+def outcomes(cluster: DevCluster, shared: Path, slow: dict[str, subprocess.Popen[str]]) -> dict[str, Outcome]:
     """All ways, each in a job of its own, all at once on one GPU."""
+    del slow  # only to be started by now
     said: dict[str, list[str]] = {}
 
     def run(name: str, command: list[str]) -> None:
@@ -353,8 +383,8 @@ def test_a_static_program_is_ended(cluster: DevCluster, shared: Path) -> None:
 def test_what_comes_by_ssh_is_ended(cluster: DevCluster, shared: Path, place: str) -> None:
     """A process that no step started: outside of every job, and where pam_slurm_adopt puts it."""
     attempt = [PYTHON, str(shared / "try.py"), "libcuda.so.1", "-", OVER]
-    job = cluster.command(srun("sh", "-c", "echo $SLURM_JOB_ID; sleep 30"), user="alice")
-    uid = cluster.run(["id", "-u", "alice"]).stdout.strip()
+    job = cluster.command(srun("sh", "-c", "echo $SLURM_JOB_ID; sleep 30"), user="bob")
+    uid = cluster.run(["id", "-u", "bob"]).stdout.strip()
     with subprocess.Popen(job, stdout=subprocess.PIPE, text=True) as program:
         assert program.stdout
         number = program.stdout.readline().strip()
@@ -368,6 +398,39 @@ def test_what_comes_by_ssh_is_ended(cluster: DevCluster, shared: Path, place: st
     record = eventually(lambda: [one for one in records(cluster) if one.job == int(number)])[0]
     [end] = [event for event in record.events if event.action == "end"]
     assert 0 < end.time - at < 2 and end.detail["step"] == place
+
+
+# ---- jobs of several nodes, and of several parts ----
+
+
+def test_each_node_of_a_job_has_its_own_limit_to_the_last_mib(cluster: DevCluster) -> None:
+    ran = cluster.run(["srun", "--quiet", "-N2", "--gres=shard:4096", PYTHON, "-c", LAST], user="alice", timeout=60)
+    assert sorted(ran.stdout.splitlines()) == [f"has {name} 4096 -2" for name in (NODE, OTHER)]
+
+
+# ---- programs that are to go on as without ----
+
+
+def test_umask_core_limit_and_own_preload_stay(cluster: DevCluster) -> None:
+    look = "umask; ulimit -c; echo $LD_PRELOAD; grep -c libdl /proc/self/maps; unshare -Urm true && echo own"
+    bare = ["sh", "-c", f"umask 027; ulimit -c 1000; export LD_PRELOAD=libdl.so.2; exec sh -c '{look}'"]
+    without = cluster.run(["srun", "--quiet", "-w", NODE, *bare], user="alice", timeout=60).stdout
+    within = cluster.run(["srun", "--quiet", "-w", NODE, "--gres=shard:2048", *bare], user="alice", timeout=60).stdout
+    assert within == without and within.split()[:3] == ["0027", "1000", "libdl.so.2"] and within.endswith("own\n")
+
+
+# ---- bad input ----
+
+
+@pytest.mark.parametrize(
+    "asked", ["shard:200000", "shard:0", "shard:12Q", "gpu:h200:1", "shard:-5", "shard:99999999999999999999"]
+)
+def test_what_cannot_be_given_is_refused_or_has_no_gpu(cluster: DevCluster, asked: str) -> None:
+    """Slurm's own answers; with the plugins job_submit/sluice answers first (test_submit.py)."""
+    attempt = ["sh", "-c", 'echo ran; exec "$@"', "x", PYTHON, "-c", CUDA + "start(); print('alloc', alloc(100))"]
+    ran = cluster.run(["timeout", "20", "srun", "-w", NODE, f"--gres={asked}", *attempt], user="alice", check=False)
+    assert "alloc" not in ran.stdout
+    assert asked == "shard:0" or ("ran" not in ran.stdout and "error" in ran.stderr), ran.stderr
 
 
 # ---- the records ----
@@ -456,3 +519,17 @@ def test_a_full_disk_delays_a_record(cluster: DevCluster) -> None:
         away.rename(folder)
     eventually(lambda: any(record.job == number for record in records(cluster)))
     assert json.loads((folder / f"{number}.json").read_text())["job"] == number
+
+
+# ---- what took its time ----
+
+
+def test_each_part_of_a_heterogeneous_job_has_its_own_limit(slow: dict[str, subprocess.Popen[str]]) -> None:
+    said, _ = slow["parts"].communicate(timeout=90)
+    assert sorted(said.splitlines()) == [f"has {NODE} 3000 -2", f"has {OTHER} 6000 -2"]
+
+
+def test_slurms_signal_reaches_the_program(slow: dict[str, subprocess.Popen[str]]) -> None:
+    """--signal, by which programs write their checkpoints."""
+    said, _ = slow["signal"].communicate(timeout=90)
+    assert said == "up True\ncaught [10] True\n"

@@ -154,6 +154,9 @@ def test_what_a_jobs_user_runs_outside_of_it_counts_to_it() -> None:
     own = subprocess.Popen(["sleep", "60"])
     try:
         assert uid_of(own.pid) == os.getuid() and uid_of(1 << 22) is None
+        own.kill()
+        os.waitid(os.P_PID, own.pid, os.WEXITED | os.WNOWAIT)
+        assert uid_of(own.pid) is None  # its remains are in no job's cgroup any more
     finally:
         own.kill()
         own.wait()
