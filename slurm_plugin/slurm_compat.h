@@ -300,6 +300,9 @@ static inline int sluice_slurm_select_nodes(job_record_t *job)
 #include "src/interfaces/cred.h"
 #include "src/stepmgr/stepmgr.h"
 #define sluice_job_state_set(job, state) job_state_set((job), (state))
+#include "src/interfaces/mcs.h"
+/* What taking in a job needs and is made ready only after job state is loaded. */
+#define sluice_make_ready_to_submit() (mcs_g_init() == SLURM_SUCCESS)
 #define sluice_credential_lifetime() cred_expiration()
 #define sluice_job_array_post_sched(job) job_array_post_sched((job), true)
 #define sluice_acct_policy_job_begin(job) acct_policy_job_begin((job), false)
@@ -308,6 +311,7 @@ static inline int sluice_slurm_select_nodes(job_record_t *job)
 #define sluice_set_tres_counts(counts, text) assoc_mgr_set_tres_cnt_array((counts), (text), 0, false, false, NULL)
 #else
 #include "src/common/slurm_accounting_storage.h"
+#define sluice_make_ready_to_submit() true
 #define sluice_job_state_set(job, state) ((job)->job_state = (state))
 static inline int sluice_credential_lifetime(void)
 {

@@ -46,8 +46,8 @@ void sluice_failover_components(uint32_t count);
 
 /* Job state is loaded, nothing has been made of it yet: bring the records that are there to what the journal says. */
 void sluice_failover_loaded(void);
-/* All else is loaded, too: bring back what is missing. True: Slurm's picture of who uses what has to be made anew. */
-bool sluice_failover_ready(void);
+/* All else is loaded, too: bring back what is missing. `recount` has Slurm count anew who uses what. */
+void sluice_failover_ready(int (*recount)(void));
 
 /* The plugin that hands over submissions and ends is loaded. */
 void sluice_failover_has_adapter(void);

@@ -540,6 +540,8 @@ static job_record_t *submit_again(struct picture *picture)
                   picture->state == RUNS ? "; it had nodes, which it loses" : "");
     else if (!is_whole(picture, &facts))
         unsettled(picture->job_id, "its heterogeneous job was not taken in whole, and not acknowledged");
+    else if (!sluice_make_ready_to_submit())
+        unsettled(picture->job_id, "it could not be submitted again: a plugin of Slurm's is not ready");
     else {
         struct sluice_ending ending;
         request->job_id = picture->job_id;
@@ -641,11 +643,18 @@ static bool bring_back(struct picture *picture)
         else if (picture->state == RUNS)
             note(RESTORED, job->job_id);
     }
-    if (picture->state == ENDED) {
-        leave(job, &ending);
-        note(ENDINGS, job->job_id);
-    }
     return true;
+}
+
+/* A job that is back, and has ended: its nodes are told, as something of it may be left there. */
+static void end_again(struct picture *picture)
+{
+    struct sluice_ending ending;
+    job_record_t *job = find_job_record(picture->job_id);
+    if (!job || !picture->missing || picture->state != ENDED || !ending_of(picture, &ending))
+        return;
+    leave(job, &ending);
+    note(ENDINGS, job->job_id);
 }
 
 static void tell_modifications(const struct picture *picture)
@@ -682,17 +691,20 @@ static void forget_all(void)
     memset(&own, 0, sizeof own);
 }
 
-bool sluice_failover_ready(void)
+void sluice_failover_ready(int (*recount)(void))
 {
     bool changed = false;
     if (!own.began_us)
-        return false;
+        return;
     for (uint32_t i = 0; i < own.count; i++) {
         sluice_failover_reviving(&nothing);
         changed |= bring_back(&own.items[i]);
     }
+    if (changed)
+        (void)recount();
     for (uint32_t i = 0; i < own.count; i++) {
         job_record_t *job = find_job_record(own.items[i].job_id);
+        end_again(&own.items[i]);
         if (job && own.items[i].state == RUNS)
             give_batch_step(job);
         tell_modifications(&own.items[i]);
@@ -710,5 +722,4 @@ bool sluice_failover_ready(void)
     }
     sluice_failover_open(&own.found);
     forget_all();
-    return changed;
 }

@@ -102,9 +102,8 @@ extern int select_p_reconfigure(void)
         sluice_hook_reconfigured();
     }
     int rc = stock.reconfigure();
-    /* The last that Slurm does when it starts: what the failover journal brings back is counted with all else. */
-    if (active && sluice_failover_ready())
-        rc = stock.reconfigure();
+    if (active) /* the last that Slurm does when it starts */
+        sluice_failover_ready(stock.reconfigure);
     if (active) {
         sluice_withdrawn_forget();
         withdraw();
