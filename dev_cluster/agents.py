@@ -6,6 +6,7 @@ import shutil
 import sys
 from pathlib import Path
 
+from dev_cluster import gpu_sim
 from dev_cluster.layout import INSIDE, Layout, on_this_system
 from dev_cluster.slurm_tree import SlurmTree
 from sluice_base.files import write_atomic
@@ -52,5 +53,17 @@ class NodeAgents:
         """The agent's command line."""
         records = str(INSIDE / "nodes" / host / "records")
         library = str(_PROGRAMS / library_path().name)
-        words = [sys.executable, "-m", "admin_cli.main", "agent", "--records", records, "--library", library]
+        search = f"PATH={gpu_sim.program_dir()}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+        words = [
+            "/usr/bin/env",
+            search,
+            sys.executable,
+            "-m",
+            "admin_cli.main",
+            "agent",
+            "--records",
+            records,
+            "--library",
+            library,
+        ]
         return words if self.tree.root is None else on_this_system(words)

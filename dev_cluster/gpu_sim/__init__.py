@@ -16,9 +16,15 @@ __all__ = [
     "library_dir",
     "load_platform",
     "platform_names",
+    "program_dir",
     "read_state",
     "write_node_state",
 ]
+
+
+def program_dir() -> Path:
+    """The folder of the simulated programs, for PATH."""
+    return Path(__file__).parent / "bin"
 
 
 def library_dir() -> Path:

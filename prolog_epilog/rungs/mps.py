@@ -50,47 +50,41 @@ class Mps:
 
     def apply(self, record: JobRecord, grant: Grant) -> None:
         """Start the job's daemon unless it runs, and tell it the grant's limit and the job's share."""
-        if not self.runs(record):
+        if self._pid(record) is None:
             self._start(record)
         place = self._devices(record).index(grant.uuid)
-        commands = []
         servers = self._ask(record, "get_server_list").split()
+        percent = record.share_percent or 100
+        commands = [f"set_default_active_thread_percentage {percent}"]
+        commands += [f"set_active_thread_percentage {server} {percent}" for server in servers]
         if grant.limit is not None:
             size = f"{grant.limit // MIB}M"
             commands.append(f"set_default_device_pinned_mem_limit {place} {size}")
             commands += [f"set_device_pinned_mem_limit {server} {place} {size}" for server in servers]
-        percent = record.share_percent or 100
-        commands.append(f"set_default_active_thread_percentage {percent}")
-        commands += [f"set_active_thread_percentage {server} {percent}" for server in servers]
-        for command in commands:
-            answer = self._ask(record, command)
-            if "nvalid" in answer or "nrecognized" in answer:
-                raise SluiceError(f"MPS of job {record.job}: {command}: {answer.strip()}", remedy="see its control.log")
+        answer = self._ask(record, *commands)
+        if "nvalid" in answer or "nrecognized" in answer:
+            raise SluiceError(f"MPS of job {record.job}: {answer.strip()}", remedy="see its control.log")
 
     def verify(self, record: JobRecord, grant: Grant) -> str:
         """Whether the daemon answers with this limit, as far as it tells: whole GiB, from 1 GiB on."""
         if not self.runs(record):
             return "its MPS daemon has ended"
+        place = self._devices(record).index(grant.uuid)
+        commands = ["get_default_active_thread_percentage", f"get_default_device_pinned_mem_limit {place}"]
         try:
-            place = self._devices(record).index(grant.uuid)
-            told = self._ask(record, f"get_default_device_pinned_mem_limit {place}").strip()
-            percent = float(self._ask(record, "get_default_active_thread_percentage").strip() or 0)
+            percent, told = [*self._ask(record, *commands).splitlines(), "", ""][:2]
+            given = float(percent.strip() or 0)
         except (SluiceError, ValueError) as error:
             return str(error)
-        if percent != (record.share_percent or 100):
-            return f"its MPS daemon gives it {percent:g} % of the GPU"
-        if grant.limit is None:
+        if given != (record.share_percent or 100):
+            return f"its MPS daemon gives it {given:g} % of the GPU"
+        if grant.limit is None or told.strip() in (f"{grant.limit >> 30}G", f"{grant.limit >> 20}M"):
             return ""
-        fine = {f"{grant.limit >> 30}G", f"{grant.limit >> 20}M"}
-        return "" if told in fine else f"its MPS daemon says {told or 'nothing'} of {grant.limit >> 20}M"
+        return f"its MPS daemon says {told.strip() or 'nothing'} of {grant.limit >> 20}M"
 
     def runs(self, record: JobRecord) -> bool:
-        """Whether the job's daemon is there and answers."""
-        try:
-            self._ask(record, "get_server_list")
-        except SluiceError:
-            return False
-        return True
+        """Whether the job's daemon is there."""
+        return self._pid(record) is not None
 
     def stop(self, record: JobRecord) -> None:
         """End the daemon and its server, whose own memory would be in the next job's way."""
@@ -171,13 +165,14 @@ class Mps:
         home = self._home(record)
         return kept | {"CUDA_MPS_PIPE_DIRECTORY": str(home / "pipe"), "CUDA_MPS_LOG_DIRECTORY": str(home / "log")}
 
-    def _ask(self, record: JobRecord, command: str) -> str:
-        """The daemon's answer to one command. Raises SluiceError when it gives none."""
+    def _ask(self, record: JobRecord, *commands: str) -> str:
+        """The daemon's answer to commands. Raises SluiceError when it gives none."""
+        command = "; ".join(commands)
         try:
             done = subprocess.run(
                 [CONTROL],
                 env=self._environment(record),
-                input=command + "\n",
+                input="".join(f"{one}\n" for one in commands),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,

@@ -113,6 +113,8 @@ class Shares:
         if record.share_percent is None or record.share_by != MPS:
             return
         for grant in record.grants:
+            if grant.rung == MPS:
+                continue  # its limit was set with the share
             self._mps.apply(record, grant)
             why = self._mps.verify(record, grant)
             if why:
