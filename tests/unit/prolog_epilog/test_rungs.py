@@ -374,7 +374,8 @@ def test_eight_clients_race_for_one_limit(make_site: Callable[..., Site], tmp_pa
     wrapper = tmp_path / "in-job"
     wrapper.write_text(
         f"#!/bin/sh\nmkdir -p /run/sluice/limit && mount -t tmpfs none /run/sluice/limit "
-        f'&& mkdir /run/sluice/limit/job && mount --bind "{region}" /run/sluice/limit/job && LD_PRELOAD={library_path()} exec "$@"\n'
+        f'&& mkdir /run/sluice/limit/job && mount --bind "{region}" /run/sluice/limit/job '
+        f'&& LD_PRELOAD={library_path()} exec "$@"\n'
     )
     wrapper.chmod(0o755)
     environment = {**os.environ, "PROGRAM": PROGRAM, **site.agent.jobs._ladder.exports(record)}

@@ -1,4 +1,4 @@
-"""`sluice mig apply` on a node of real daemons: drained, laid out, its GRES in Slurm, resumed; a job on an instance."""
+"""Rungs under real jobs: MPS, and `sluice mig apply` on a node - drained, laid out, its GRES in Slurm, resumed."""
 
 from __future__ import annotations
 
@@ -66,6 +66,24 @@ def eventually(what: Callable[[], object], seconds: float = 30) -> None:
     while not what():
         assert time.monotonic() < end, f"it did not happen within {seconds} s"
         time.sleep(0.1)
+
+
+def test_mps_holds_a_job_and_leaves_nothing_behind(cluster: DevCluster) -> None:
+    eventually(lambda: state(cluster).startswith("idle "))
+    policy = cluster.slurm_conf_dir() / "sluice.node.json"
+    policy.write_text(NodePolicy(limits=NodeLimits(ladder=("mps", "limiter", "watchdog"))).render())
+    script = (
+        f'echo $CUDA_MPS_PIPE_DIRECTORY $SLURM_JOB_ID; {PYTHON} -c "$1"; CUDA_MPS_PIPE_DIRECTORY=/none {PYTHON} -c "$1"'
+    )
+    job = ["srun", "--quiet", "-w", NODE, "--gres=shard:4096", "sh", "-c", script, "x", FILL]
+    pipes, number, *filled = cluster.run(job, user="alice", timeout=60).stdout.split()
+    assert pipes == f"/run/sluice/mps/job_{number}/pipe"
+    assert filled == [str(4096 - 520), "2"] * 2  # who leaves MPS meets the limiter
+    record = cluster.node_folder(NODE) / f"records/{number}.json"
+    eventually(record.exists)
+    [grant] = json.loads(record.read_text())["grants"]
+    assert (grant["rung"], grant["clean"]) == ("mps", True)
+    assert cluster.run(["ls", "/run/sluice/mps"], node=NODE).stdout == ""
 
 
 def test_a_node_is_laid_out_and_its_instances_hold_their_jobs(cluster: DevCluster) -> None:
