@@ -19,8 +19,13 @@ from sluice_base.text import one_line
 from sluice_core.errors import CoreError
 
 _MOST_REQUEST = 64 << 10
-_MOST_CONNECTIONS = 128
+_MOST_CONNECTIONS = 128  # of root's: no user can keep the prolog from being answered
+_MOST_OF_USERS = 64  # of all others together
+_MOST_OF_USER = 16
 _IDLE_SECONDS = 30.0  # a connection that says nothing is closed
+_USERS_IDLE_SECONDS = 2.0
+_USERS_REFUSALS = 10  # that are logged in `_REFUSALS_SECONDS`
+_REFUSALS_SECONDS = 10.0
 _LOGGED = ("job", "uid", "gpus", "shards", "whole", "open")
 
 
@@ -46,7 +51,9 @@ class Server:
         self.path = path
         self._stopping = stopping
         self._requests: dict[str, _Request] = {}
-        self._connections = threading.BoundedSemaphore(_MOST_CONNECTIONS)
+        self._lock = threading.Lock()
+        self._open: dict[int, int] = {}  # connections by user
+        self._refusals: list[float] = []  # when a user's request was last refused, with a line in the log
 
     def add(
         self, name: str, method: Callable[..., dict[str, Any]], *, root_only: bool = True, quiet: bool = False
@@ -70,25 +77,50 @@ class Server:
             while not self._stopping.is_set():
                 with suppress(TimeoutError):
                     connection, _ = listener.accept()
-                    if self._connections.acquire(blocking=False):
-                        threading.Thread(target=self._answer_all, args=(connection,), daemon=True).start()
+                    peer = _peer(connection)
+                    if self._enter(peer.uid):
+                        threading.Thread(target=self._answer_all, args=(connection, peer), daemon=True).start()
                     else:
                         connection.close()
 
-    def _answer_all(self, connection: socket.socket) -> None:
+    def _enter(self, uid: int) -> bool:
+        """Count a user's connection; whether there is room for it."""
+        with self._lock:
+            mine, users = self._open.get(uid, 0), sum(count for of, count in self._open.items() if of != 0)
+            if mine >= (_MOST_CONNECTIONS if uid == 0 else _MOST_OF_USER) or (uid != 0 and users >= _MOST_OF_USERS):
+                return False
+            self._open[uid] = mine + 1
+            return True
+
+    def _leave(self, uid: int) -> None:
+        with self._lock:
+            self._open[uid] -= 1
+            if not self._open[uid]:
+                del self._open[uid]
+
+    def _answer_all(self, connection: socket.socket, peer: Peer) -> None:
         """One connection's requests."""
         try:
-            connection.settimeout(_IDLE_SECONDS)
-            size = struct.calcsize("3i")
-            pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+            connection.settimeout(_IDLE_SECONDS if peer.uid == 0 else _USERS_IDLE_SECONDS)
             with connection, connection.makefile("rb") as lines:
                 while line := lines.readline(_MOST_REQUEST):
-                    answer = self.answer(line, Peer(pid, uid))
+                    answer = self.answer(line, peer)
                     connection.sendall(json.dumps(answer).encode() + b"\n")
         except OSError:
             pass  # the asker has gone, or says nothing
         finally:
-            self._connections.release()
+            self._leave(peer.uid)
+
+    def _log_refused(self, peer: Peer, **detail: Any) -> None:
+        """One line; of users' a few only, as they can make as many as they like."""
+        if peer.uid != 0:
+            now = time.monotonic()
+            with self._lock:
+                self._refusals = [when for when in self._refusals if now - when < _REFUSALS_SECONDS]
+                if len(self._refusals) >= _USERS_REFUSALS:
+                    return
+                self._refusals.append(now)
+        log("refused", **detail)
 
     def answer(self, line: bytes, peer: Peer) -> dict[str, Any]:
         """Do one request: ``{"ok": ...}`` or ``{"error": "..."}``."""
@@ -98,10 +130,10 @@ class Server:
             fields = json.loads(line)
             name = fields.pop("do")
             request = self._requests[name]
-        except (AttributeError, KeyError, TypeError, ValueError):
+        except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
             return {"error": "not a request that this agent knows; are agent and programs of one version?"}
         if request.root_only and peer.uid != 0:
-            log("refused", request=name, uid=peer.uid, pid=peer.pid, why="not root")
+            self._log_refused(peer, request=name, uid=peer.uid, pid=peer.pid, why="not root")
             return {"error": f"{name}: for root only"}
         try:
             done = request.method(peer=peer, **fields)
@@ -117,8 +149,14 @@ class Server:
             if not request.quiet:
                 log(name, **_logged(fields), ms=round(1000 * (time.monotonic() - began), 1))
             return {"ok": done}
-        log("refused", request=name, **_logged(fields), why=why)
+        self._log_refused(peer, request=name, **_logged(fields), why=why)
         return {"error": why}
+
+
+def _peer(connection: socket.socket) -> Peer:
+    size = struct.calcsize("3i")
+    pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    return Peer(pid, uid)
 
 
 def _logged(fields: dict[str, Any]) -> dict[str, Any]:
