@@ -11,13 +11,14 @@ import subprocess
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any, Self
 
+from benchmarks.failover_faults import Faults
 from dev_cluster.cluster import DevCluster
 from dev_cluster.description import parse_description
 from dev_cluster.layout import INSIDE
@@ -138,31 +139,38 @@ class Chaos:
         accounting: bool = True,
         slurm_conf: str = "",
         root: Path | None = None,
-        folder: Path | None = None,
-        extra: dict[str, Any] | None = None,
+        power: bool | None = None,
     ) -> None:
-        self.place = Path(tempfile.mkdtemp(prefix="sluice-failover-", dir=folder))
+        """`power`: with the faults of `failover_faults`, and, when true, power cuts."""
+        self.place = Path(tempfile.mkdtemp(prefix="sluice-failover-"))
         self.cluster = DevCluster(self.place / "cluster")
+        self.work = self.cluster.folder / "chaos"
+        self.driver: subprocess.Popen[bytes] | None = None
+        self.faults = None if power is None else Faults(self.place, power=power)
         names = f"n[1-{nodes}]"
         description: dict[str, Any] = {
             "nodes": [{"names": names, "platform": "none"}],
             "users": [{"name": "alice"}],
             "accounting": accounting,
             "gres": {"node_lines": f"NodeName={names} CPUs=64 RealMemory=64000 State=UNKNOWN\n", "gres_conf": ""},
-            "slurm_conf": "SlurmctldTimeout=6\nMessageTimeout=10\nMinJobAge=600\nDefMemPerCPU=10\n"
-            "MaxJobCount=20000\nSelectTypeParameters=CR_CPU_Memory\n" + slurm_conf,
-            **(extra or {}),
-        }  # fmt: skip
+            "slurm_conf": "MessageTimeout=10\nMinJobAge=600\nDefMemPerCPU=10\nMaxJobCount=20000\n"
+            "SelectTypeParameters=CR_CPU_Memory\n" + slurm_conf,
+        }
         if sluice is not None:
-            description["sluice"] = sluice
-        text = json.dumps(description)
+            environment = {} if self.faults is None else self.faults.environment
+            description["sluice"] = {**sluice, "environment": environment}
         try:
-            self.cluster.up(parse_description(text, source="failover"), attached=True, root=root)
+            self.cluster.up(parse_description(json.dumps(description), source="failover"), attached=True, root=root)
+            if power and self.faults is not None:
+                sync = (
+                    "import os, pathlib\nfor path in pathlib.Path(os.environ['SLUICE_CHAOS_STATE']).rglob('*'):\n"
+                    "    if path.is_file(): os.fsync(os.open(path, os.O_RDONLY))"
+                )
+                self.cluster.run(["/usr/bin/python3", "-I", "-c", sync], env=self.faults.environment, user="root")
         except BaseException:
+            self.cluster.down()
             shutil.rmtree(self.place, ignore_errors=True)
             raise
-        self.work = self.cluster.folder / "chaos"
-        self.driver: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -241,7 +249,7 @@ class Chaos:
                 return int(pid)
         return daemon.pid
 
-    def signal(self, pid: int, number: int) -> None:
+    def send(self, pid: int, number: int) -> None:
         """To a process of the cluster."""
         self.cluster.run(["kill", f"-{number}", str(pid)])
 
@@ -255,14 +263,32 @@ class Chaos:
             return found[2] if found else None
         return None
 
-    def kill(self, host: str) -> float:
-        """SIGKILL a host's slurmctld; when (the jobs' clock)."""
+    def kill(self, host: str, number: int = signal.SIGKILL) -> float:
+        """SIGKILL a host's slurmctld, or stop it so that its supervisor does; when (the jobs' clock)."""
         pid = self.slurmctld(host)
         if pid is None:
             raise SluiceError(f"{host}: no slurmctld there")
-        now = time.clock_gettime(time.CLOCK_BOOTTIME)
-        self.signal(pid, signal.SIGKILL)
+        self.send(pid, number)
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)  # what was answered before it is no service after it
         self.wait(lambda: self.ended(host), 20)
+        return now
+
+    def power_cut(self) -> float:
+        """Both controllers go at once, and with them all that was not synced; when (the jobs' clock)."""
+        assert self.faults is not None
+        pids = [
+            str(one.pid) for one in self.cluster.daemons() if one.name.startswith("slurmctld@") and one.status is None
+        ]
+        pids += [str(pid) for host in CONTROLLERS if (pid := self.slurmctld(host)) is not None]
+        self.cluster.run(["kill", "-9", *dict.fromkeys(pids)])
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        self.wait(lambda: all(self.ended(host) for host in CONTROLLERS), 20)
+        self.wait(
+            lambda: self.cluster.run(["pgrep", "-f", "^/usr/sbin/slurmctld|sluice-supervise"], check=False).returncode
+            != 0,
+            20,
+        )
+        self.faults.lose_unsynced(self.cluster.layout.state)
         return now
 
     def ended(self, host: str) -> bool:
@@ -313,33 +339,51 @@ class Kills:
     no_service: int
 
 
-def kill_series(chaos: Chaos, runs: int, rate: float, seed: int, say: Callable[[str], None] = lambda _: None) -> Kills:
-    """Kill the leader `runs` times under load: two of three times the backup takes over and the primary comes back to
-    lead; else the primary is started again at once, as systemd would."""
+def kill_series(
+    chaos: Chaos,
+    kinds: Sequence[str],
+    rate: float,
+    seed: int,
+    say: Callable[[str], None] = lambda _: None,
+) -> Kills:
+    """End the leader under load, once in each of these ways:
+
+    `takeover`: SIGKILL; the backup takes over, and the primary comes back to lead. `stop`: the same by SIGSTOP, which
+    its supervisor answers. `restart`: SIGKILL, and the primary is started again at once, as by systemd. `power`: both
+    controllers lose their power, and are started again.
+    """
     draw = random.Random(seed)
-    takeovers: list[float] = []
-    restarts: list[float] = []
-    missed = 0
+    kills = Kills(Outcome(), [], [], 0.0, 0)
     chaos.start_load(rate, seed)
     chaos.wait(lambda: len(chaos.log()) > 3 * rate, 60)
-    for number in range(runs):
+    for number, kind in enumerate(kinds):
         time.sleep(draw.uniform(0.5, 7))
-        moment = chaos.kill("ctl1")
-        take_over = number % 3 != 2
-        if not take_over:
+        if kind == "power":
+            moment = chaos.power_cut()
+            for host in CONTROLLERS:
+                chaos.start(host)
+        else:
+            moment = chaos.kill("ctl1", signal.SIGSTOP if kind == "stop" else signal.SIGKILL)
+        if kind == "restart":
             chaos.start("ctl1")
         took = chaos.service_after(moment)
+        say(f"{number + 1} of {len(kinds)}: {kind}, service after {-1 if took is None else took:.1f} s")
         if took is None:
-            missed += 1
+            kills.no_service += 1
         else:
-            (takeovers if take_over else restarts).append(took)
-        say(f"kill {number + 1} of {runs}: {'takeover' if take_over else 'restart'}, service after {took or -1:.1f} s")
-        if take_over:
+            (kills.takeovers if kind in ("takeover", "stop") else kills.restarts).append(took)
+        if kind in ("takeover", "stop"):
             time.sleep(draw.uniform(0.5, 4))
             chaos.start("ctl1")
-            moment = time.clock_gettime(time.CLOCK_BOOTTIME)
-            chaos.wait(lambda: chaos.in_charge("ctl1"), 60)
-            chaos.service_after(moment)
+        moment = time.clock_gettime(time.CLOCK_BOOTTIME)
+        chaos.wait(lambda: chaos.in_charge("ctl1"), 60)
+        chaos.service_after(moment)
     time.sleep(3)
-    submit_ms = chaos.submit_ms()
-    return Kills(chaos.stop_load(), takeovers, restarts, submit_ms, missed)
+    kills.submit_ms = chaos.submit_ms()
+    kills.outcome = chaos.stop_load()
+    return kills
+
+
+def usual_kinds(runs: int) -> list[str]:
+    """Two takeovers for each restart."""
+    return ["restart" if number % 3 == 2 else "takeover" for number in range(runs)]
