@@ -95,14 +95,14 @@ class Requeues:
                     self._tell("health.not-requeued", plan.node, job, f"{why}; {plan.reason}")
                 return True
             if facts.runs and asks(facts.comment) is not None and policy.before_requeue_s:
-                self._commands.run("scancel", f"--signal={policy.signal}", "--full", str(job), check=False)
+                self._commands.run("scancel", f"--signal={policy.signal}", "--full", facts.name, check=False)
                 plan.stage, plan.since = "signalled", now
                 return False
         elif now - plan.since < policy.before_requeue_s and facts.runs:
             return False
         if facts.state == "COMPLETING":
             return False
-        self._commands.output("scontrol", "requeue", str(job))
+        self._commands.output("scontrol", "requeue", facts.name)
         plan.stage, plan.since = "requeued", now
         return False
 
@@ -118,7 +118,7 @@ class Requeues:
         """It waits: where it is not to go, and until when."""
         count = tries[job] = tries.get(job, 0) + 1
         if count > policy.max_retries:  # Slurm itself has requeued it, as its node went down
-            self._commands.output("scontrol", "hold", str(job))
+            self._commands.output("scontrol", "hold", facts.name)
             self._tell("health.held", plan.node, job, f"its {policy.max_retries} new starts are used up; {plan.reason}")
             return True
         wait = min(policy.backoff_s << (count - 1), _MOST_WAIT_S) if policy.backoff_s else 0
@@ -133,7 +133,7 @@ class Requeues:
         ):
             changes.append(f"ExcNodeList={','.join(excluded)}")
         if changes:
-            self._commands.output("scontrol", "update", f"JobId={job}", *changes)
+            self._commands.output("scontrol", "update", f"JobId={facts.name}", *changes)
         self._tell(
             "health.requeue", plan.node, job, f"start {count} of {policy.max_retries}, in {wait} s; {plan.reason}"
         )

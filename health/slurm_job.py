@@ -15,8 +15,9 @@ ENDED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """One job; times in seconds since 1970."""
+    """One job; times in seconds since 1970. `name`: by which commands mean it alone, not its whole array."""
 
+    name: str
     state: str
     requeue: bool
     batch: bool
@@ -37,12 +38,14 @@ class JobFacts:
 def read_job(commands: Commands, job: int) -> JobFacts | None:
     """A job; None for one that slurmctld does not know any more. Raises SluiceError."""
     try:
-        text = commands.output("scontrol", "show", "job", "-o", str(job))
+        lines = commands.output("scontrol", "show", "job", "-o", str(job)).splitlines()
     except CommandError as error:
         if "Invalid job id" in f"{error} {error.stderr}":
             return None
         raise
-    return parse_job(text)
+    # Of an array's number Slurm shows all its tasks, of which this job is one.
+    line = next((line for line in lines if line.startswith(f"JobId={job} ")), None)
+    return None if line is None else parse_job(line)
 
 
 def parse_job(text: str) -> JobFacts:
@@ -57,7 +60,9 @@ def parse_job(text: str) -> JobFacts:
         return int(digits[0]) if digits else 0
 
     excluded, wanted = found.get("ExcNodeList", ""), found.get("ReqNodeList", "")
+    task = found.get("ArrayTaskId", "")
     return JobFacts(
+        name=f"{found['ArrayJobId']}_{task}" if task.isdecimal() else found.get("JobId", ""),
         state=found.get("JobState", ""),
         requeue=found.get("Requeue") == "1",
         batch=found.get("BatchFlag", "0") != "0",

@@ -13,7 +13,7 @@ from sluice_base.run import CommandError
 from slurm_client.model import Job
 
 SHOWN = (
-    "JobId=7 JobName=x JobState={state} Reason=None Requeue={requeue} Restarts={restarts} BatchFlag=1 "
+    "JobId=7 {array}JobName=x JobState={state} Reason=None Requeue={requeue} Restarts={restarts} BatchFlag=1 "
     "EndTime={end} NodeList=n1 NumNodes=1-1 Partition=main ReqNodeList={wanted} ExcNodeList={excluded} "
     "Comment={comment} "
     "JobState=FAILED WorkDir=/"
@@ -26,7 +26,7 @@ class Slurm:
     def __init__(self, **changes: Any) -> None:
         self.job = {
             "state": "RUNNING", "requeue": 1, "restarts": 0, "end": "Unknown", "wanted": "(null)",
-            "excluded": "(null)", "comment": "",
+            "excluded": "(null)", "comment": "", "array": "",
         } | changes  # fmt: skip
         self.asked: list[str] = []
         self.events: list[tuple[str, str]] = []
@@ -38,7 +38,8 @@ class Slurm:
         if arguments[:2] == ("show", "job"):
             if not self.known:
                 raise CommandError("scontrol: slurm_load_jobs error: Invalid job id specified")
-            return SHOWN.format(**self.job)
+            other = SHOWN.replace("JobId=7", "JobId=8").format(**self.job | {"state": "COMPLETED"})
+            return f"{other}\n{SHOWN.format(**self.job)}\n"
         self.asked.append(" ".join([name, *arguments]))
         if arguments[0] == "requeue":
             self.job |= {"state": "PENDING", "restarts": 1}
@@ -166,3 +167,9 @@ def test_signals_come_round() -> None:
     seen = {at: checkpoints.due(jobs, policy, 9000.0 + at) for at in range(15, 2000, 15)}
     when = {number: [at for at, due in seen.items() if number in due] for number in (1, 2, 3, 4)}
     assert when == {1: [600, 1200, 1800], 2: [1200], 3: [], 4: [1710]}
+
+
+def test_the_task_that_bears_the_arrays_number_is_meant_alone() -> None:
+    slurm = Slurm(array="ArrayJobId=7 ArrayTaskId=2 ")
+    assert slurm.advance() == ["scontrol requeue 7_2"]
+    assert slurm.advance() == ["scontrol update JobId=7_2 StartTime=now+60 ExcNodeList=n1"]

@@ -1,0 +1,277 @@
+"""Faults on real daemons: found on nodes of three vendors, drained, jobs started anew, and back again."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from dev_cluster.cluster import DevCluster
+from dev_cluster.gpu_sim.fields import set_values
+from policy.document import parse
+from policy.node import FILE_NAME, compile_node
+from sluice_base.files import write_atomic
+
+pytestmark = pytest.mark.cluster
+
+# Windows and rounds are short, so that the test is; what is counted and compared is as by default.
+CHECKS = {
+    "temperature": "window: 0s", "temperature_memory": "window: 0s", "power": "window: 0s", "pcie_width": "window: 0s",
+    "throttle_thermal": "window: 3s", "throttle_power": "window: 3s", "residual_memory": "window: 0s",
+    "driver": "window: 2s", "xid": "window: 8s", "ecc_uncorrected": "window: 8s", "ras": "window: 8s",
+    "stray_process": "window: 0s",
+}  # fmt: skip
+Fault = tuple[dict[str, str], dict[str, str], str]
+"""What is set, what mends it, and the check that finds it."""
+NVIDIA: list[Fault] = [
+    ({"xid": "79"}, {}, "xid"),
+    ({"ecc_uncorrected": "1"}, {}, "ecc_uncorrected"),
+    ({"remap_failed": "yes"}, {"remap_failed": "no"}, "row_remap_failed"),
+    ({"remap_pending": "yes"}, {"remap_pending": "no"}, "row_remap_pending"),
+    ({"temperature": "96"}, {"temperature": "35"}, "temperature"),
+    ({"link3": "down"}, {"link3": "up"}, "link_down"),
+    ({"lost": "yes"}, {"lost": "no"}, "gpu_lost"),
+]
+AMD: list[Fault] = [
+    ({"ecc_uncorrected": "1"}, {}, "ecc_uncorrected"),
+    ({"temperature": "97"}, {"temperature": "40"}, "temperature"),
+]
+INTEL: list[Fault] = [
+    ({"temperature": "96"}, {"temperature": "40"}, "temperature"),
+    ({"ecc_uncorrected": "2"}, {}, "ecc_uncorrected"),
+]
+
+
+class Site:
+    """The cluster, and what is asked of it again and again."""
+
+    def __init__(self, cluster: DevCluster) -> None:
+        self.cluster = cluster
+
+    def policy(self, breaker: str = "{share: 100}") -> None:
+        """As `sluice apply` writes it."""
+        checks = ", ".join(f"{name}: {{{words}}}" for name, words in CHECKS.items())
+        text = (
+            f"health: {{interval: 1s, passes: 2, breaker: {breaker}, checks: {{{checks}}}}}\n"
+            "checkpoint: {backoff: 2s, before_requeue: 1s}\n"
+        )
+        write_atomic(self.cluster.layout.slurm / FILE_NAME, compile_node(parse(text)).render())
+
+    def run(self, *command: str, node: str = "login", check: bool = True) -> str:
+        return self.cluster.run(list(command), node=node, check=check).stdout
+
+    def health(self, *words: str) -> str:
+        return self.run("sluice", "health", *words)
+
+    def set(self, node: str, gpu: int, **values: str) -> None:
+        set_values(self.cluster.layout.gpu_sim(node), gpu, values)
+
+    def rows(self) -> list[dict[str, Any]]:
+        return list(json.loads(self.health("list", "--json"))["rows"])
+
+    def out(self) -> dict[tuple[str, str], str]:
+        """GPUs out of service and nodes drained, with the check that their reason names."""
+        found = {}
+        for row in self.rows():
+            if row["state"] in ("out", "drained"):
+                assert row["reason"].startswith("sluice: ")
+                found[(row["node"], row["gpu"])] = row["reason"].split()[1].rstrip(":")
+        return found
+
+    def submit(self, *options: str, script: str = "sleep 600") -> str:
+        return self.run("sbatch", "--parsable", "-o", "/dev/null", *options, "--wrap", script).strip()
+
+    def job(self, job: str) -> dict[str, str]:
+        shown = self.run("scontrol", "show", "job", "-o", job)
+        return dict(pair.split("=", 1) for pair in shown.split() if "=" in pair)
+
+    def state(self, job: str) -> str:
+        return self.job(job)["JobState"]
+
+    def wait(self, condition: Callable[[], bool], seconds: float = 30) -> None:
+        end = time.monotonic() + seconds
+        while not condition():
+            log = self.cluster.log_tail("controllerd@ctl1", 20)
+            assert time.monotonic() < end, "\n".join([self.health("list"), self.run("squeue"), log])
+            time.sleep(0.2)
+
+    def events(self, kind: str, node: str = "") -> list[dict[str, Any]]:
+        found = json.loads(self.health("history", "--json"))["events"]
+        return [one for one in found if one["kind"] == f"health.{kind}" and node in ("", one["node"])]
+
+    def clear(self) -> None:
+        self.run("bash", "-c", "squeue -h -o %A | xargs -r scancel")
+        self.wait(lambda: not self.run("squeue", "-h").strip())
+
+
+@pytest.fixture(scope="module")
+def shared(make_shared_cluster: Callable[..., DevCluster]) -> Site:
+    builds = os.environ.get("SLUICE_TEST_PLUGINS")
+    plugins = {"plugins": f"{builds}/22.05"} if builds else {}
+    return Site(
+        make_shared_cluster(
+            {
+                "nodes": [
+                    {"names": "h[1-3]", "platform": "dgx-h100"},
+                    {"names": "m1", "platform": "mi300x-platform"},
+                    {"names": "x1", "platform": "intel-max-1550x4"},
+                ],
+                "controllers": 1,
+                "accounting": False,
+                "agent": True,
+                "controllerd": True,
+                "slurm_conf": "DefMemPerCPU=100\nSlurmdTimeout=8\nReturnToService=1\nUnkillableStepTimeout=10\n"
+                "SchedulerParameters=bf_interval=2,sched_interval=1,sched_min_interval=0,batch_sched_delay=0,"
+                "nohold_on_prolog_fail\n",
+                "sluice": {"level": "place", "policy": "[global]\nplacement = sluice\n", **plugins},
+            }
+        )
+    )
+
+
+@pytest.fixture
+def site(shared: Site) -> Iterator[Site]:
+    shared.policy()
+    yield shared
+    shared.clear()
+    shared.wait(lambda: not shared.out(), 60)
+
+
+def test_one_gpu_of_eight_goes_out_and_returns_while_the_jobs_beside_it_go_on(site: Site) -> None:
+    beside = site.submit("-w", "h1", "--gres=gpu:7")
+    site.wait(lambda: site.state(beside) == "RUNNING")
+    free = site.run("scontrol", "-d", "show", "job", beside)
+    (idle,) = set(range(8)) - set(_indices(free))
+    site.set("h1", idle, temperature="96")
+    site.wait(lambda: site.out() == {("h1", str(idle)): "temperature"})
+    waiting = site.submit("-w", "h1", "--gres=gpu:1")
+    why = site.health("why", "h1")
+    assert f"GPU {idle} is out" in why and "96 degrees" in why and "2 bring it back" in why
+    checked = site.cluster.run(["sluice", "health", "check"], node="h1", check=False)
+    assert checked.returncode == 2 and f"CRITICAL: temperature GPU {idle}: 96 degrees" in checked.stdout
+    assert site.cluster.run(["sluice", "health", "check"], node="h2", check=False).returncode == 0
+    assert site.state(beside) == "RUNNING" and site.state(waiting) == "PENDING"
+    site.cluster.stop_daemon("controllerd@ctl1")  # what is out stays out, and who took it out remembers
+    site.cluster.start_daemon("controllerd@ctl1")
+    site.set("h1", idle, temperature="35")
+    site.wait(lambda: site.state(waiting) == "RUNNING")
+    assert site.out() == {}
+    assert [one["gpus"] for one in site.events("return", "h1")] == [[idle]]
+    assert not site.events("drain")
+
+
+def test_jobs_that_a_fault_hit_start_anew_and_those_that_failed_by_themselves_do_not(site: Site) -> None:
+    hit = site.submit("-w", "h1", "--gres=gpu:8")
+    site.wait(lambda: site.state(hit) == "RUNNING")
+    array = site.submit("--array=1-2", "--gres=gpu:8", "-x", "m1,x1,h1")
+    after = site.submit("-d", f"afterok:{hit}", "--gres=gpu:1")
+    failed = site.submit("--gres=gpu:1", "-w", "m1", script="exit 3")
+    site.wait(lambda: site.state(f"{array}_1") == site.state(f"{array}_2") == "RUNNING")
+    site.wait(lambda: site.state(failed) == "FAILED")
+    site.set("h1", 2, xid="79")
+    task, node = f"{array}_2", site.job(f"{array}_2")["NodeList"]
+    site.set(node, 5, ecc_uncorrected="1")
+    site.wait(lambda: {one["job"] for one in site.events("requeue")} >= {int(hit), int(site.job(task)["JobId"])})
+    assert site.job(task)["ExcNodeList"] != "(null)" and node in site.job(task)["ExcNodeList"]
+    assert site.job(task)["Restarts"] == "1" and site.job(f"{array}_1")["Restarts"] == "0"
+    assert site.job(after)["JobState"] == "PENDING" and f"afterok:{hit}" in site.job(after)["Dependency"]
+    assert site.state(failed) == "FAILED"
+    site.wait(lambda: site.state(hit) == "RUNNING", 40)  # the GPU has passed its checks: it was asked for by name
+    counts = [one["job"] for one in site.events("requeue")]
+    assert sorted(counts) == sorted(set(counts))
+
+
+def test_a_driver_that_hangs_is_found_in_time_and_drains_its_node(site: Site) -> None:
+    site.set("x1", 0, driver_hang="yes")
+    began = time.monotonic()
+    done = site.cluster.run(["/run/sluice-cluster/programs/sluice-health"], node="x1", check=False)
+    assert time.monotonic() - began < 10
+    assert done.returncode in (2, 3) and ("UNKNOWN" in done.stdout or "gives no answer" in done.stdout)
+    site.wait(lambda: site.out().get(("x1", "")) == "driver", 40)
+    assert "sluice: driver: intel" in site.run("sinfo", "-h", "-R", "-o", "%E %n")
+    site.set("x1", 0, driver_hang="no")
+    site.wait(lambda: site.out() == {}, 60)
+    assert "drain" not in site.run("sinfo", "-h", "-n", "x1", "-o", "%T")
+
+
+def test_a_node_that_loses_power_with_jobs_of_three_kinds(site: Site) -> None:
+    fillers = [site.submit("-w", "h1", "--gres=gpu:8"), site.submit("-w", "h2", "--gres=gpu:7")]
+    for job in fillers:
+        site.wait(lambda job=job: site.state(job) == "RUNNING")  # type: ignore[misc]
+    allowed = site.submit("--gres=gpu:h100:2")
+    refused = site.submit("--gres=gpu:h100:2", "--no-requeue")
+    gang = site.submit("-N2", "--gres=gpu:h100:1", script="srun sleep 600")
+    for job in (allowed, refused, gang):
+        site.wait(lambda job=job: "3" in site.job(job)["NodeList"])  # type: ignore[misc]
+    site.run("scancel", *fillers)
+    time.sleep(6)  # the controllers' daemon has seen who runs where
+    for daemon in ("agent@h3", "slurmd@h3"):
+        site.cluster.stop_daemon(daemon, number=signal.SIGKILL)
+    site.wait(lambda: "down" in site.run("sinfo", "-h", "-n", "h3", "-o", "%T"), 60)
+    detected = time.monotonic()
+    site.wait(lambda: site.job(gang)["Restarts"] == "1" and bool(site.events("down", "h3")), 60)
+    site.wait(lambda: site.state(refused) == "NODE_FAIL", 60)
+    site.wait(lambda: {one["job"] for one in site.events("requeue", "h3")} >= {int(allowed), int(gang)}, 60)
+    assert time.monotonic() - detected < 60
+    for job in (allowed, gang):
+        assert site.job(job)["ExcNodeList"] == "h3"
+        site.wait(lambda job=job: site.state(job) == "RUNNING")  # type: ignore[misc]
+        assert "3" not in site.job(job)["NodeList"]
+    assert [one["job"] for one in site.events("not-requeued", "h3")] == [int(refused)]
+    for daemon in ("slurmd@h3", "agent@h3"):
+        site.cluster.start_daemon(daemon)
+    site.wait(lambda: "down" not in site.run("sinfo", "-h", "-n", "h3", "-o", "%T"), 60)
+
+
+def test_a_storm_of_faults_drains_each_for_its_reason_and_the_breaker_holds(site: Site) -> None:
+    rng = random.Random(11)
+    faults: list[tuple[str, int, Fault]] = [
+        *(("h1", gpu, fault) for gpu, fault in enumerate(NVIDIA)),
+        *(("m1", gpu, fault) for gpu, fault in enumerate(AMD)),
+        *(("x1", gpu, fault) for gpu, fault in enumerate(INTEL)),
+    ]
+    rng.shuffle(faults)
+    expected = {(node, str(gpu)): check for node, gpu, (_, _, check) in faults}
+    for node, gpu, (values, _, _) in faults:
+        site.set(node, gpu, **values)
+    seen: dict[tuple[str, str], str] = {}
+
+    def all_found() -> bool:
+        seen.update(site.out())
+        return len(seen) >= len(expected)
+
+    site.wait(all_found, 60)
+    peers = {place: check for place, check in seen.items() if place not in expected}
+    assert set(peers.values()) <= {"link_down"}, peers  # a link has two ends
+    assert {place: check for place, check in seen.items() if place in expected} == expected
+    assert not {node for node, _ in seen} & {"h2", "h3"}
+    for node, gpu, (_, mended, _) in faults:
+        if mended:
+            site.set(node, gpu, **mended)
+    site.wait(lambda: site.out() == {}, 60)
+    # Now with a breaker: of five nodes one may be out.
+    site.policy("{share: 20, least: 1}")
+    for node in ("h1", "h2", "m1"):
+        site.set(node, 0, temperature="96")
+    site.wait(lambda: len(site.out()) == 1 and sum(row["state"] == "held back" for row in site.rows()) == 2)
+    time.sleep(6)
+    assert len(site.out()) == 1
+    assert len(site.events("breaker")) == 1
+    for node in ("h1", "h2", "m1"):
+        site.set(node, 0, temperature="35")
+    site.wait(lambda: site.out() == {} and not any(row["state"] == "held back" for row in site.rows()), 60)
+
+
+def _indices(shown: str) -> list[int]:
+    """GPU numbers of ``scontrol -d show job``."""
+    found: list[int] = []
+    for part in shown.split("IDX:")[1].split(")")[0].split(","):
+        first, _, last = part.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return found
