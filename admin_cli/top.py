@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 @click.option("--once", is_flag=True, help="Print one look as text and end; also where there is no terminal.")
 @click.option(
     "--events",
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, readable=False),
     default=Path("/var/lib/sluice/events.jsonl"),
     metavar="FILE",
     show_default=True,
@@ -48,7 +48,7 @@ def command(delay: float, part: str, once: bool, events: Path, conf: Path | None
     """GPUs, jobs, tenants, the queue and what happens, live. Needs 80 columns; works over ssh.
 
     Keys: 1 to 5 or Tab choose a part, Enter opens, Esc goes back, s sorts by the next column, r turns the order,
-    / filters, p pauses, q ends.
+    / filters, p pauses, Ctrl-L draws anew, q ends.
     """
     from slurm_client import connect
     from usage.top.model import Cluster
@@ -120,7 +120,9 @@ def _show(window: Any, cluster: Cluster, screen: Screen, delay: float) -> None:
                 screen.look = looker.latest
             _draw(window, screen, looks)
             key = _key(window)
-            if key is not None and not screen.key(key):
+            if key == "\x0c":
+                window.clearok(True)  # something else wrote on the terminal
+            elif key is not None and not screen.key(key):
                 return
     except KeyboardInterrupt:
         return

@@ -129,7 +129,9 @@ def _used(found: Tally, use: JobUse, run: float, part: float, shards: int, gpus:
     found.idle_s = (use.idle_s or 0) * part
     if use.busy_s is not None and use.device_s > 0:
         found.measured_jobs = 1
-        found.measured_gpu_s = found.gpu_s + found.shared_gpu_s
+        held = run * (gpus or (max(1, round(shards / use.asked_mib)) if shards and use.asked_mib else 1))
+        measured = min(1.0, use.device_s * part / held) if held else 1.0
+        found.measured_gpu_s = (found.gpu_s + found.shared_gpu_s) * measured
         found.device_s = use.device_s * part
         found.busy_s = use.busy_s * part
     if use.asked_mib and use.peak_mib is not None:

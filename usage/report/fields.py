@@ -131,7 +131,7 @@ FIELDS: tuple[Field, ...] = (
           "time with --truncate.", lambda row: int(row.tally.wall_s) if row.job else None, True),
     Field("Timelimit", "time_limit_s", "s", "Its time limit.",
           lambda row: _unlimited(row.job.limit_s) if row.job else None, True),
-    Field("Wait", "wait_s", "s", "From eligible to start: sacct's Planned.", _job("wait_s"), True),
+    Field("Wait", "wait_s", "s", "From eligible to start: sacct's Planned (Reserved before Slurm 23.02).", _job("wait_s"), True),
     Field("NNodes", "nodes", "count", "Nodes.", _job("node_count"), True),
     Field("NodeList", "node_list", "text", "Its nodes.", _job("nodes"), True),
     Field("ReqTRES", "requested", "text", "What it asked for.", _job("requested"), True),

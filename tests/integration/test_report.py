@@ -1,0 +1,385 @@
+"""Reports on real daemons: figures beside sacct's and sreport's, what users may see, the live view in a terminal."""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import io
+import json
+import os
+import pty
+import re
+import select
+import struct
+import termios
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dev_cluster.cluster import DevCluster
+from dev_cluster.history import FIRST_ID, History, fill, roll_up
+from dev_cluster.layout import INSIDE
+from prolog_epilog.record import Event, Grant, JobRecord
+from usage.job_records import FOLDER, JobRecords
+
+pytestmark = pytest.mark.cluster
+
+HOSTILE = "=evil\x1b[31m|\u202ex"
+DESCRIPTION: dict[str, Any] = {
+    "nodes": [{"names": "g-[1-2]", "platform": "dgx-h100"}],
+    "controllers": 1,
+    "accounts": [{"name": "lab"}, {"name": "physics", "parent": "lab"}, {"name": "biology", "parent": "lab"}],
+    "users": [
+        {"name": "alice", "accounts": ["physics"]},
+        {"name": "bob", "accounts": ["biology"]},
+        {"name": "mallory", "accounts": ["biology"]},
+    ],
+    "slurm_conf": "AccountingStorageTRES=gres/gpu,gres/shard,gres/gpu:h100\nPrivateData=jobs,usage,users,accounts\n",
+    "slurmdbd_conf": "PrivateData=jobs,usage,users,accounts\n",
+}
+DAY = 86_400
+
+
+class Site:
+    """The cluster, with a history of some days and some real jobs."""
+
+    def __init__(self, cluster: DevCluster) -> None:
+        self.cluster = cluster
+        now = int(time.time())
+        self.midnight = int(time.mktime((*time.localtime(now)[:3], 0, 0, 0, 0, 0, -1)))
+        fill(cluster, History(2000, now - 6 * DAY, now - 7500, nodes=("g-1", "g-2"), longest_s=90_000))
+        self.done = self.submit("alice", "--gres=gpu:h100:2", "-J", HOSTILE, "-t10", run="sleep 2")
+        self.share = self.submit("bob", "--gres=shard:10240", run="sleep 1")
+        for job in (self.done, self.share):
+            self.wait(lambda job=job: self.state(job) == "COMPLETED")
+        fields = cluster.run(["sacct", "--helpformat"]).stdout.split()
+        self.planned = "Planned" if "Planned" in fields else "Reserved"  # its name before 23.02
+        self.running = self.submit("bob", "--gres=gpu:h100:1", run="sleep 600")
+        self.wait(lambda: self.state(self.running) == "RUNNING")
+
+    def submit(self, user: str, *options: str, run: str) -> int:
+        words = ["sbatch", "--parsable", "-n1", "--mem=100M", "-o", "/dev/null", *options, f"--wrap={run}"]
+        return int(self.cluster.run(words, user=user, cwd="/").stdout)
+
+    def state(self, job: int) -> str:
+        return self.cluster.run(["sacct", "-X", "-n", "-P", "-j", str(job), "-o", "State"]).stdout.strip()
+
+    def wait(self, condition: Callable[[], Any], seconds: float = 30) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+
+    def sluice(self, *words: str, user: str = "root", check: bool = True) -> str:
+        done = self.cluster.run(["sluice", *words], user=user, check=False, timeout=120)
+        assert not check or done.returncode == 0, done.stderr
+        return done.stdout if check else f"{done.returncode} {done.stderr}"
+
+    def rows(self, *words: str, user: str = "root") -> list[dict[str, Any]]:
+        return list(json.loads(self.sluice("report", *words, "--json", user=user))["rows"])
+
+    def sacct(self, *words: str, user: str = "root") -> list[list[str]]:
+        lines = self.cluster.run(["sacct", "-X", "-n", "-P", *words], user=user).stdout.splitlines()
+        return [line.split("|") for line in lines]
+
+
+@pytest.fixture(scope="module")
+def site(make_shared_cluster: Callable[..., DevCluster]) -> Site:
+    return Site(make_shared_cluster(DESCRIPTION))
+
+
+def iso(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%dT%H:%M:%S")
+
+
+def tres(text: str) -> dict[str, int]:
+    found = {}
+    for word in text.split(","):
+        name, _, value = word.partition("=")
+        match = re.fullmatch(r"(\d+)([MG]?)", value)
+        if match:
+            found[name] = int(match[1]) * (1024 if match[2] == "G" else 1)
+    return found
+
+
+def test_sums_agree_with_sacct_to_the_second(site: Site) -> None:
+    """For a time that cuts jobs at both ends, directly and with rolled-up days."""
+    rolled = site.cluster.layout.scratch / "rolled"
+    rolled.mkdir()
+    folder = f"{INSIDE}/scratch/rolled"
+    site.sluice("report", "roll-up", "--days", "6", "--rolled", folder)
+    assert len(list(rolled.iterdir())) >= 4
+    for start, end in (
+        (site.midnight - 4 * DAY + 4321, site.midnight - DAY // 2),
+        (site.midnight - 5 * DAY, site.midnight - 2 * DAY),
+        (site.midnight - 3 * DAY, site.midnight),
+    ):
+        window = ["-S", iso(start), "-E", iso(end)]
+        expected: dict[str, dict[str, int]] = {}
+        for account, elapsed, allocated in site.sacct("-a", "-T", *window, "-o", "Account,ElapsedRaw,AllocTRES"):
+            sums = expected.setdefault(account, {})
+            for name, count in tres(allocated).items():
+                sums[name] = sums.get(name, 0) + int(elapsed) * count
+        for source in (["--fresh"], ["--rolled", folder]):
+            found = {row["account"]: row for row in site.rows("users", *window, *source, "--by", "account,user")}
+            assert len(found) == 2 or len(found) == 3
+            totals: dict[str, dict[str, float]] = {}
+            for row in site.rows("users", *window, *source, "--by", "account,user"):
+                sums = totals.setdefault(row["account"], {})
+                for name, key in (("gres/gpu", "gpu_s"), ("cpu", "cpu_s"), ("mem", "mem_mib_s"),
+                                  ("gres/shard", "gpu_mem_mib_s")):  # fmt: skip
+                    sums[name] = sums.get(name, 0) + row[key]
+            for account, sums in totals.items():
+                assert sums == {name: expected[account].get(name, 0) for name in sums}, (account, source)
+            assert set(totals) == set(expected)
+
+
+def test_sums_agree_with_sreport_to_the_second(site: Site) -> None:
+    start, end = site.midnight - 4 * DAY, site.midnight - DAY
+    dates = [datetime.fromtimestamp(one).strftime("%m/%d/%y") for one in (start - DAY, end + DAY)]
+    roll_up(site.cluster, *dates)
+    said = site.cluster.run(
+        ["sreport", "-n", "-P", "-t", "seconds", "-T", "gres/gpu,cpu,mem,gres/shard", "cluster",
+         "AccountUtilizationByUser", f"start={iso(start)}", f"end={iso(end)}"]
+    ).stdout  # fmt: skip
+    expected: dict[tuple[str, str], dict[str, int]] = {}
+    for line in said.splitlines():
+        _, account, user, _, name, used = line.split("|")
+        expected.setdefault((account, user), {})[name] = int(used)
+    assert expected["lab", ""]["gres/gpu"] > 0
+    window = ["-S", iso(start), "-E", iso(end), "--fresh"]
+    found = {(row["account"], ""): row for row in site.rows("tenants", *window)}
+    found |= {(row["account"], row["user"]): row for row in site.rows("users", *window)}
+    keys = {"gres/gpu": "gpu_s", "cpu": "cpu_s", "mem": "mem_mib_s", "gres/shard": "gpu_mem_mib_s"}
+    compared = 0
+    for place, sums in expected.items():
+        if place[0] == "root":
+            continue
+        assert {name: found[place][keys[name]] for name in sums} == sums, place
+        compared += 1
+    assert compared == 6  # lab, physics, biology, and their users
+
+
+def test_waits_agree_with_sacct(site: Site) -> None:
+    start, end = site.midnight - 3 * DAY, site.midnight - DAY
+    lines = site.sacct("-a", "-S", iso(start), "-E", iso(end), "-o", f"Start,{site.planned}")
+    waits = sorted(
+        seconds(planned) for begun, planned in lines if begun[:4].isdecimal() and iso(start) <= begun < iso(end)
+    )
+    found = site.rows("users", "-S", iso(start), "-E", iso(end), "--by", "partition")[0]
+    assert found["started"] == len(waits)
+    for percent in (50, 90, 95, 99, 100):
+        truth = waits[max(1, -(-len(waits) * percent // 100)) - 1]
+        key = "wait_max_s" if percent == 100 else f"wait_p{percent}_s"
+        assert truth <= found[key] <= truth * 65 / 64 + 1
+
+
+def seconds(text: str) -> int:
+    days, _, clock = text.rpartition("-")
+    hours, minutes, rest = clock.split(":")
+    return int(days or 0) * DAY + int(hours) * 3600 + int(minutes) * 60 + int(rest)
+
+
+def test_jobs_are_sacct_s_jobs(site: Site) -> None:
+    window = ["-S", iso(site.midnight - 2 * DAY), "-E", iso(site.midnight)]
+    ours = site.sluice("report", "jobs", "-P", "-n", "-o", "JobIDRaw,User,Account,State,Submit,Start,End,Wait,NNodes",
+                       *window)  # fmt: skip
+    theirs = site.sacct("-a", *window, "-o", f"JobIDRaw,User,Account,State,Submit,Start,End,{site.planned},NNodes")
+    known = {}
+    for job, user, account, state, submit, start, end, planned, nodes in theirs:
+        started = start[:4].isdecimal()
+        known[job] = [job, user, account, state.split()[0], submit, start if started else "", end,
+                      planned if started else "", nodes]  # fmt: skip
+    found = {line.split("|")[0]: line.split("|") for line in ours.splitlines()}
+    assert len(found) > 100
+    assert found == known
+    ended = [line for line in ours.splitlines() if line.split("|")[3] == "FAILED"]
+    assert site.sluice("report", "jobs", "-s", "F", "-P", "-n", *window).count("\n") == len(ended) > 0
+
+
+def test_running_and_shared_jobs(site: Site) -> None:
+    found = {row["job_id_raw"]: row for row in site.rows("jobs", "-j", f"{site.running},{site.share},{site.done}")}
+    assert found[site.running]["state"] == "RUNNING"
+    assert found[site.running]["gpu_s"] == found[site.running]["elapsed_s"] > 0
+    assert found[site.share]["gpu_s"] == 0
+    assert found[site.share]["gpu_mem_mib_s"] == found[site.share]["elapsed_s"] * 10240
+    assert found[site.done]["gpu_s"] == 2 * found[site.done]["elapsed_s"]
+    assert found[site.done]["utilisation_percent"] is None  # nobody measured
+    types = {row["gpu_type"]: row for row in site.rows("gpus", "-S", "now-1hour")}
+    assert types["h100"]["gpu_count"] == 16
+    nodes = {row["node"]: row for row in site.rows("nodes", "-S", "now-1hour")}
+    assert set(nodes) == {"g-1", "g-2"}
+    assert sum(row["gpu_s"] for row in nodes.values()) == pytest.approx(types["h100"]["gpu_s"], abs=3)
+    steps = site.sluice("report", "jobs", "-j", str(site.done), "--steps", "-P", "-n", "-o", "JobID").split()
+    assert f"{site.done}.batch" in steps
+
+
+def test_users_see_what_slurm_lets_them_see(site: Site) -> None:
+    """PrivateData is set: others' jobs, usage and names are nobody's business."""
+    window = ["-S", iso(site.midnight - 2 * DAY), "-E", iso(site.midnight - DAY)]
+    everything = site.rows("users", *window)
+    assert {row["user"] for row in everything} == {"alice", "bob", "mallory"}
+    for user in ("alice", "mallory"):
+        assert {row["user"] for row in site.rows("users", *window, user=user)} == {user}
+        theirs = {line[0] for line in site.sacct("-a", *window, "-o", "JobIDRaw", user=user)}
+        assert {str(row["job_id_raw"]) for row in site.rows("jobs", "-a", *window, user=user)} == theirs
+        tenants = {row["account"]: row["gpu_s"] for row in site.rows("tenants", *window, user=user)}
+        own = sum(one["gpu_s"] for one in everything if one["user"] == user)
+        account = "physics" if user == "alice" else "biology"
+        assert tenants == {"lab": own, account: own}
+    assert site.sluice("report", "job", str(site.done), user="mallory", check=False).startswith("1 ")
+    assert "not yours to see" in site.sluice("report", "job", str(site.done), user="mallory", check=False)
+    assert str(site.done) in site.sluice("report", "job", str(site.done), user="alice")
+    assert site.running not in [row["job_id_raw"] for row in site.rows("jobs", "-u", "bob", user="alice")]
+    assert "alice" not in site.sluice("top", "--once", "--part", "jobs", user="mallory")
+
+
+def test_hostile_names_break_nothing(site: Site) -> None:
+    named = ["-j", str(site.done)]
+    for words in (
+        ["report", "jobs", *named], ["report", "jobs", *named, "-P"], ["report", "jobs", *named, "--csv"],
+        ["report", "job", str(site.done)],
+    ):  # fmt: skip
+        text = site.sluice(*words)
+        assert "evil" in text
+        assert not [one for one in text if one not in "\r\n" and not one.isprintable()], words
+    cells = list(csv.reader(io.StringIO(site.sluice("report", "jobs", *named, "--csv", "-o", "JobName,User"))))
+    assert cells[1][0].startswith("'=evil")
+    line = site.sluice("report", "jobs", *named, "-P", "-n", "-o", "JobName,User")
+    assert line.count("|") == 1
+
+
+def test_records_make_utilisation_and_a_page(site: Site) -> None:
+    """As the node's agent sends them."""
+    job = site.rows("jobs", "-j", str(site.done))[0]
+    gib = 1 << 30
+    grants = [Grant(n, f"GPU-{n}", "nvidia", "H100", 80 * gib, rung="watchdog", peak=(20 + 20 * n) * gib)
+              for n in range(2)]  # fmt: skip
+    usage = {"gpus": {f"GPU-{n}": {"seconds": 2.0, "utilisation": {"mean": 25.0 + 50 * n, "p95": 90.0, "peak": 100.0},
+                                   "energy_j": 1800.0, "idle_s": 0.5} for n in range(2)}}  # fmt: skip
+    record = JobRecord(
+        site.done, 2001, "alice", "physics", "main", "g-1", job["start"] + 0.5, job["end"] + 0.2,
+        grants=grants, events=[Event(job["start"] + 1.0, "warn", {"used": 1})], usage=usage,
+    )  # fmt: skip
+    store = JobRecords(site.cluster.layout.state / FOLDER)
+    store.append([record])
+    row = site.rows("jobs", "-j", str(site.done))[0]
+    assert (row["utilisation_percent"], row["gpu_energy_j"]) == (50, 3600)
+    tenant = next(one for one in site.rows("tenants", "-S", "now-1hour") if one["account"] == "physics")
+    assert tenant["utilisation_percent"] == 50
+    assert tenant["wasted_gpu_s"] == 2  # half of what was measured: two GPUs for two seconds
+    each = {row["gpu"]: row for row in site.rows("gpus", "--each", "-S", "now-1hour")}
+    assert [each[n]["utilisation_percent"] for n in ("0", "1")] == [25, 75]
+    page = site.sluice("report", "job", str(site.done))
+    assert "75%" in page
+    assert "peak 40G" in page
+    assert "close to the limit" in page
+    assert "sbatch --account=physics" in page
+    document = json.loads(site.sluice("report", "job", str(site.done), "--json"))
+    assert [gpu["index"] for gpu in document["used"]["gpus"]] == [0, 1]
+    assert "sluice" not in site.sluice("report", "gpus", "--each", user="alice", check=False)[:2]
+    assert site.sluice("report", "gpus", "--each", user="alice", check=False).startswith("1 ")
+
+
+def test_pictures(site: Site) -> None:
+    for name in ("a.svg", "a.png"):
+        site.sluice("report", "tenants", "-S", "now-3days", "--plot", f"{INSIDE}/scratch/{name}")
+        assert (site.cluster.layout.scratch / name).stat().st_size > 5000
+
+
+@pytest.mark.parametrize("words", [["gpus", "--gpu-class", "h900"], ["job", "all"], ["tenants", "-S", "someday"]])
+def test_mistakes_are_named(site: Site, words: list[str]) -> None:
+    found = site.sluice("report", *words, check=False)
+    assert found.startswith("2 sluice: "), found
+    assert "Traceback" not in found
+
+
+def test_top_in_a_terminal_of_80_columns(site: Site) -> None:
+    """Through a pty: what is drawn, keys, and that it leaves the terminal as it was."""
+    screen = Terminal(site, 80, 24)
+    try:
+        screen.until("g-1")
+        screen.type("\x0c")
+        screen.until("sluice top")
+        screen.until("GPUs 1+0 shared of 16")
+        assert "[1 gpus]" in screen.text()
+        screen.type("2\x0c")
+        screen.until("[2 jobs]")
+        screen.until("bob")
+        screen.type("/nobody\r")
+        screen.until("nothing to show")
+        screen.type("/\x7f\x7f\x7f\x7f\x7f\x7f\r\x0c")
+        screen.until("bob")
+        screen.type("\r\x0c")
+        screen.until(f"sluice report job {site.running}")
+        screen.type("q")
+        assert screen.ended() == 0
+    finally:
+        screen.close()
+
+
+class Terminal:
+    """`sluice top` on a pty; what it draws as plain text, escape sequences taken out."""
+
+    def __init__(self, site: Site, width: int, height: int) -> None:
+        words = [
+            "sluice",
+            "cluster",
+            "exec",
+            "--dir",
+            str(site.cluster.layout.folder),
+            "--",
+            "sluice",
+            "top",
+            "-d",
+            "1",
+        ]
+        self.pid, self.master = pty.fork()
+        if self.pid == 0:
+            tool = Path(__file__).parents[2] / ".venv/bin/sluice"
+            os.execv(tool, words)
+        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
+        self.data = b""
+        self.seen = 0
+
+    def text(self) -> str:
+        plain = re.sub(rb"\x1b(?:\[[0-9;?]*[A-Za-z]|[()].|[=>78M])", b" ", self.data[self.seen :])
+        return plain.decode("utf-8", "replace")
+
+    def until(self, word: str, seconds: float = 20) -> None:
+        deadline = time.monotonic() + seconds
+        while word not in self.text():
+            assert time.monotonic() < deadline, self.text()[-3000:]
+            if select.select([self.master], [], [], 0.2)[0]:
+                self.data += os.read(self.master, 65536)
+
+    def type(self, keys: str) -> None:
+        self.seen = len(self.data)
+        os.write(self.master, keys.encode())
+
+    def ended(self) -> int:
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            if select.select([self.master], [], [], 0.1)[0]:
+                with suppress(OSError):  # the other end is closed
+                    self.data += os.read(self.master, 65536)
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.pid = 0
+                return os.waitstatus_to_exitcode(status)
+        return -1
+
+    def close(self) -> None:
+        if self.pid:
+            os.kill(self.pid, 9)
+            os.waitpid(self.pid, 0)
+        os.close(self.master)
+
+
+def test_history_is_known(site: Site) -> None:
+    assert site.sacct("-j", str(FIRST_ID + 1), "-o", "JobName")[0] == ["job1"]
