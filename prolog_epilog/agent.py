@@ -7,9 +7,11 @@ duty does what comes round; the state's lock guards the records. docs/node-agent
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 from gres_probe.probe import probe_node
@@ -38,6 +40,27 @@ from prolog_epilog.watching import Watcher
 from sluice_base.errors import SluiceError
 
 _RETENTION_SECONDS = 30 * 86400
+_LOCK_SECONDS = 2.0
+
+
+def only_one(path: Path) -> int:
+    """An open file that one agent at a time has locked, for as long as it lives. Raises SluiceError, OSError.
+
+    One that is killed may leave a child behind that holds the lock for a moment.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    end = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+        except BlockingIOError:
+            if time.monotonic() > end:
+                os.close(descriptor)
+                raise SluiceError(
+                    "sluice agent: another one runs on this node", remedy="see: systemctl status sluice-agent"
+                ) from None
+            time.sleep(0.05)
 
 
 class Agent:
@@ -120,6 +143,7 @@ class Agent:
         run = self.state.settings.run
         run.mkdir(mode=0o755, parents=True, exist_ok=True)
         (run / "agent").mkdir(mode=0o700, exist_ok=True)
+        self._lock = only_one(run / "agent/lock")
         self.state.jobs.prepare()
         self.state.store.prepare()
         self.state.outbox.prepare()

@@ -4,7 +4,9 @@ way to where users and reports find them. The table in docs/security.md names th
 from __future__ import annotations
 
 import json
+import random
 import runpy
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -431,6 +433,49 @@ def test_what_cannot_be_given_is_refused_or_has_no_gpu(cluster: DevCluster, aske
     ran = cluster.run(["timeout", "20", "srun", "-w", NODE, f"--gres={asked}", *attempt], user="alice", check=False)
     assert "alloc" not in ran.stdout
     assert asked == "shard:0" or ("ran" not in ran.stdout and "error" in ran.stderr), ran.stderr
+
+
+# ---- an agent that is killed ----
+
+
+def test_killed_at_any_moment_it_lets_no_job_run_without_its_limit(cluster: DevCluster, full_scale: bool) -> None:
+    """Prologs, tasks and epilogs of many jobs while the agent is killed again and again."""
+    agent, chance = f"agent@{OTHER}", random.Random(6)
+    program = CUDA + "start(); print(os.environ['SLURM_JOB_ID'], alloc(2000), alloc(400) > 0)"
+    command = ["sbatch", "--parsable", "-w", OTHER, "--gres=shard:2048", "--requeue", "-o", "/dev/null"]
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))
+    folder.chmod(0o777)
+    try:
+        script = f"{PYTHON} -c '{program.replace(chr(39), chr(34))}' >{folder}/$SLURM_JOB_ID"
+        jobs = [
+            int(cluster.run([*command, "--wrap", script], user="bob").stdout) for _ in range(100 if full_scale else 20)
+        ]
+        for _ in range(30 if full_scale else 4):
+            time.sleep(chance.uniform(0.05, 0.8))
+            cluster.stop_daemon(agent, number=signal.SIGKILL)
+            cluster.start_daemon(agent)
+        eventually(lambda: _resumed_and_done(cluster, jobs), 240)
+        said = {job: (folder / str(job)).read_text() for job in jobs}
+    finally:
+        shutil.rmtree(folder)
+    assert said == {job: f"{job} -2 True\n" for job in jobs}
+    eventually(lambda: set(jobs) <= {record.job for record in records(cluster)})
+    found = [record for record in records(cluster) if record.job in jobs]
+    assert all(grant.limit == 2 * GIB for record in found for grant in record.grants)
+    assert cluster.run(["ls", "/run/sluice/agent/jobs"], node=OTHER).stdout == ""
+
+
+def _resumed_and_done(cluster: DevCluster, jobs: list[int]) -> bool:
+    """Whether all have run; a node whose prolog the agent did not answer in time is put back, as an admin would."""
+    state = cluster.run(["sinfo", "-h", "-n", OTHER, "-o", "%T"]).stdout
+    if "drain" in state:
+        cluster.run(["scontrol", "update", f"nodename={OTHER}", "state=resume"], check=False)
+    waiting = cluster.run(["squeue", "-h", "-u", "bob", "-o", "%i %r"]).stdout
+    for line in waiting.splitlines():
+        if "held" in line:
+            cluster.run(["scontrol", "release", line.split()[0]], check=False)
+    time.sleep(0.3)
+    return not waiting
 
 
 # ---- the records ----

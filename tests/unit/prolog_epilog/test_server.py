@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from prolog_epilog import server
+from prolog_epilog.agent import only_one
 from prolog_epilog.server import Peer, Server
+from sluice_base.errors import SluiceError
 
 USER = 65534
 
@@ -115,3 +117,15 @@ def test_a_link_in_the_sockets_place_is_replaced(tmp_path: Path) -> None:
     stopping.set()
     thread.join(10)
     assert (tmp_path / "victim").read_text() == "kept" and not os.path.islink(tmp_path / "agent.sock")  # noqa: PTH114
+
+
+def test_one_agent_a_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prolog_epilog.agent._LOCK_SECONDS", 0.2)
+    first = only_one(tmp_path / "lock")
+    with pytest.raises(SluiceError, match="another one runs"):
+        only_one(tmp_path / "lock")
+    os.close(first)
+    os.close(only_one(tmp_path / "lock"))
+    (tmp_path / "planted").symlink_to(tmp_path / "lock")
+    with pytest.raises(OSError, match="symbolic"):
+        only_one(tmp_path / "planted")
