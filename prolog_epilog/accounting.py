@@ -117,12 +117,15 @@ class Accounting:
         held: Mapping[tuple[int, str], int],
         now: float,
     ) -> Tick | None:
+        now = told.get("at_s", now)  # the sampling process knows best
         last = self._last.get(uuid)
         self._last[uuid] = _Last(now, told["busy_ns"], told["energy_mj"], processes.busy)
         new = {record.job for record, _ in here if uuid not in self._of(record)}
         for record, share in here:
             use = self._of(record).setdefault(uuid, GpuUse())
             use.share, use.estimated = share, told.get("share", 1.0) < 1.0
+            if record.job in new:
+                use.last_memory = held.get((record.job, uuid), 0)
         here = [(record, share) for record, share in here if record.job not in new]
         if last is None or not here:
             return None
@@ -201,14 +204,14 @@ class Accounting:
         """The record's `usage`: by GPU, and summed up in short words for AdminComment, as far as they are known."""
         usage: dict[str, Any] = {"gpus": {uuid: cls._report(record, uuid, use) for uuid, use in uses.items()}}
         told = [use for use in uses.values() if use.told]
-        usage["gs"] = round(sum(use.seconds for use in uses.values()), 1)
-        usage["ts"] = round(sum(use.throttled for use in uses.values()), 1)
+        usage["gs"] = round(sum(use.seconds for use in uses.values()), 3)
+        usage["ts"] = round(sum(use.throttled for use in uses.values()), 3)
         if told:
-            usage["us"] = round(sum(use.busy for use in told), 1)
-            usage["is"] = round(sum(use.idle for use in told), 1)
+            usage["us"] = round(sum(use.busy for use in told), 3)
+            usage["is"] = round(sum(use.idle for use in told), 3)
         energies = [use.energy_mj for use in uses.values() if use.energy_mj is not None]
         if energies:
-            usage["ej"] = round(sum(energies) / 1000)
+            usage["ej"] = round(sum(energies) / 1000, 1)
         return usage
 
     @staticmethod

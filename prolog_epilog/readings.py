@@ -5,6 +5,7 @@ None is what the vendor, the model or the driver does not tell; never 0 instead.
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -98,10 +99,11 @@ class Activity:
     """What grew on a device or MIG instance since its library was opened, read at every sample of a job's devices.
 
     `busy_ns`: time at work; `energy_mj`: of the whole GPU; `throttle` as in `Reading`, now; `share`: of a MIG instance,
-    its part of the GPU by memory.
+    its part of the GPU by memory; `at_s`: when it was read, by the machine's monotonic clock.
     """
 
     busy_ns: int | None = None
     energy_mj: int | None = None
     throttle: list[str] | None = None
     share: float = 1.0
+    at_s: float = field(default_factory=time.monotonic)

@@ -67,6 +67,7 @@ class GpuUse:
     idle: float = 0.0
     throttled: float = 0.0
     memory: float = 0.0  # byte-seconds
+    last_memory: int = 0
     peak_utilisation: float = 0.0
     peak_memory: int = 0
     energy_mj: float | None = None
@@ -85,7 +86,8 @@ class GpuUse:
             self.idle += seconds if interval.utilisation == 0 else 0.0
             self.peak_utilisation = max(self.peak_utilisation, 100 * interval.utilisation)
             self.utilisation_bins.add(100 * interval.utilisation, seconds)
-        self.memory += seconds * interval.memory
+        self.memory += seconds * (self.last_memory + interval.memory) / 2  # it changed at some time between
+        self.last_memory = interval.memory
         self.peak_memory = max(self.peak_memory, interval.memory)
         self.memory_bins.add(interval.memory, seconds)
         if interval.energy_mj is not None:

@@ -1,0 +1,347 @@
+"""What jobs made of their GPUs, on real daemons with loads of known shape; and a database that dies and fills up."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import socket
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from metrics_site import Database, eventually, load, work
+
+from dev_cluster.cluster import DevCluster
+from dev_cluster.gpu_sim.fields import get_values, set_values
+from policy.monitoring import NodeMetrics
+from policy.node import FILE_NAME, NodePolicy
+
+pytestmark = pytest.mark.cluster
+
+WHOLE, SHARED, MIG, AMD, INTEL = "whole-1", "shared-1", "mig-1", "amd-1", "intel-1"
+SINGLE = """
+name: single
+description: {count} H100
+cpu: {{sockets: 1, cores_per_socket: 56, threads_per_core: 2, numa_nodes: 1, memory_mib: 524288}}
+drivers:
+  nvidia: {{version: 550.90.07, library: 12.550.90.07, runtime: 12040}}
+gpus:
+"""
+GPU = (
+    "  - {{model: h100-sxm5-80gb, pci: '0000:{bus:02x}:00.0', numa: 0, under: 'pci0000:15/0000:15:{bus:02x}.0'{mig}}}\n"
+)
+WATTS = 400
+MIB = 1 << 20
+CLOSE = 0.02
+
+
+@dataclass
+class Site:
+    """The cluster, the database, and which settings are in force."""
+
+    cluster: DevCluster
+    database: Database
+    prometheus: int
+
+    def settings(self, **more: Any) -> None:
+        values: dict[str, Any] = {
+            "url": self.database.url, "interval": 1, "token_file": "/etc/slurm/none",
+            "prometheus": f"127.0.0.1:{self.prometheus}", **more,
+        }  # fmt: skip
+        (self.cluster.layout.slurm / FILE_NAME).write_text(NodePolicy(metrics=NodeMetrics(**values)).render())
+
+    def submit(self, node: str, gres: str, command: list[str], *options: str, user: str = "alice") -> int:
+        script = "#!/bin/sh\nexec " + shlex.join(command) + "\n"
+        words = ["sbatch", "--parsable", "-w", node, f"--gres={gres}", "-o", "/tmp/%u-%j.out", *options]
+        done = self.cluster.run(words, user=user, input_text=script, cwd="/tmp")
+        return int(done.stdout.split(";")[0])
+
+    def record(self, node: str, job: int, after: float = 0.0) -> dict[str, Any]:
+        path = self.cluster.node_folder(node) / "records" / f"{job}.json"
+
+        def ended() -> bool:
+            return path.exists() and json.loads(path.read_text())["started"] > after
+
+        eventually(ended, 60)
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
+
+    def use(self, node: str, job: int) -> dict[str, Any]:
+        """Of the job's only GPU, with the job's whole time on it."""
+        record = self.record(node, job)
+        (use,) = record["usage"]["gpus"].values()
+        return {**use, "time": record["ended"] - record["started"], "us": record["usage"].get("us")}
+
+    def metric(self, name: str, **labels: str) -> dict[str, list[tuple[int, float]]]:
+        chosen = ",".join(f'{key}="{value}"' for key, value in labels.items())
+        return self.database.series(f"{name}{{{chosen}}}")
+
+
+def platform(folder: Path, name: str, layouts: list[str]) -> str:
+    path = folder / f"{name}.yaml"
+    gpus = [
+        GPU.format(bus=0x1B + place, mig=f", mig: {{instances: [{layout}]}}" if layout else "")
+        for place, layout in enumerate(layouts)
+    ]
+    path.write_text(SINGLE.format(count=len(layouts)) + "".join(gpus))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def site(make_shared_cluster: Callable[..., DevCluster], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("metrics")
+    database = Database(folder / "database")
+    cluster = make_shared_cluster(
+        {
+            "nodes": [
+                {"names": WHOLE, "platform": platform(folder, "whole", [""] * 4)},
+                {"names": SHARED, "platform": platform(folder, "shared", [""])},
+                {"names": MIG, "platform": platform(folder, "mig", ["3g.40gb, 3g.40gb"])},
+                {"names": AMD, "platform": "mi300x-platform"},
+                {"names": INTEL, "platform": "arc-a770x2"},
+            ],
+            "controllers": 1,
+            "accounting": False,
+            "agent": True,
+            "controllerd": True,
+            "users": [{"name": "alice"}, {"name": "bob"}, {"name": "carol"}],
+            "slurm_conf": "SchedulerParameters=nohold_on_prolog_fail,batch_sched_delay=0,sched_interval=2",
+        }
+    )
+    for node in (WHOLE, SHARED, MIG, AMD, INTEL):
+        for gpu in range({WHOLE: 4, AMD: 8, INTEL: 2}.get(node, 1)):
+            most = 200 if node == INTEL else WATTS
+            set_values(cluster.node_folder(node) / "gpu_sim", gpu, {"power": str(most)})
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        one = Site(cluster, database, int(free.getsockname()[1]))
+    one.settings()
+    database.start()
+    yield one
+    database.kill()
+
+
+def check_work(use: dict[str, Any], *phases: tuple[int, float]) -> None:
+    """GPU-seconds and mean within two percent of what was done."""
+    assert use["us"] == pytest.approx(work(*phases), rel=CLOSE, abs=0.05)
+    assert use["seconds"] == pytest.approx(use["time"], abs=0.15 + CLOSE * use["time"])
+    assert use["utilisation"]["mean"] == pytest.approx(100 * work(*phases) / use["seconds"], rel=CLOSE)
+    assert use["utilisation"]["peak"] == pytest.approx(max(permille for permille, _ in phases) / 10, abs=2)
+
+
+def test_figures_of_jobs_are_those_of_their_loads(site: Site, full_scale: bool) -> None:
+    """All at the same time, each on its GPU or share, while the database is killed, full, and back."""
+    stretch = 10.0 if full_scale else 1.0
+    mib = 10_000
+    whole = [(800, 4.0 * stretch), (200, 3.0 * stretch)]
+    one, two, three = [(300, 5.0 * stretch)], [(200, 4.0 * stretch)], [(450, 3.0 * stretch)]
+    halves = [(600, 4.0 * stretch)], [(250, 4.0 * stretch)]
+    hip = [(400, 4.0 * stretch)], [(350, 3.0 * stretch)]
+    short, task, again = [(900, 1.2)], [(500, 2.0)], [(700, 2.0)]
+
+    requeued = site.submit(WHOLE, "gpu:1", load("cuda", mib, *again), "--requeue")
+    first = requeue(site, requeued)
+    jobs = {
+        "requeued": requeued,
+        "whole": site.submit(WHOLE, "gpu:1", load("cuda", mib, *whole)),
+        "array": site.submit(WHOLE, "gpu:1", load("cuda", mib, *task), "--array=0-1"),
+        "one": site.submit(SHARED, "shard:20000", load("cuda", mib, *one)),
+        "two": site.submit(SHARED, "shard:20000", load("cuda", mib, *two), user="bob"),
+        "three": site.submit(SHARED, "shard:20000", load("cuda", mib, *three), user="carol"),
+        "mig": site.submit(MIG, "gpu:1", load("cuda", mib, *halves[0])),
+        "mig2": site.submit(MIG, "gpu:1", load("cuda", mib, *halves[1]), user="bob"),
+        "hip": site.submit(AMD, "shard:30000", load("hip", mib, *hip[0])),
+        "hip2": site.submit(AMD, "shard:30000", load("hip", mib, *hip[1]), user="bob"),
+        "short": site.submit(WHOLE, "gpu:1", load("cuda", mib, *short)),
+    }
+    intel = intel_job(site)
+    site.database.kill()
+    time.sleep(2.0 * stretch)
+    site.database.start(full=True)
+    time.sleep(2.0 * stretch)
+    site.database.kill()
+    site.database.start()
+
+    use = site.use(WHOLE, jobs["whole"])
+    check_work(use, *whole)
+    held = site.cluster.run(["cat", f"/tmp/alice-{jobs['whole']}.out"]).stdout
+    context = int(use["memory"]["peak"]) - mib * MIB
+    assert 0 < context < 1024 * MIB and use["memory"]["p50"] == pytest.approx(use["memory"]["peak"], rel=0.0101)
+    expected = use["memory"]["peak"] * float(held.split()[-1]) / use["seconds"]
+    edge = 0.5 * use["memory"]["peak"] / use["seconds"]  # memory is seen twice a second, and changed twice
+    assert use["memory"]["mean"] == pytest.approx(expected, abs=CLOSE * expected + edge)
+    assert use["energy_j"] == pytest.approx(WATTS * use["seconds"], rel=CLOSE)
+    assert use["share"] == 1 and use["idle_s"] == pytest.approx(use["seconds"] - 7.0 * stretch, abs=1.1)
+
+    shared = [site.use(SHARED, jobs[name]) for name in ("one", "two", "three")]
+    for use, phases in zip(shared, (one, two, three), strict=True):
+        check_work(use, *phases)
+        assert use["share"] == pytest.approx(20_000 * MIB / get_total(site, SHARED), rel=CLOSE)
+        assert use["memory"]["peak"] == shared[0]["memory"]["peak"]
+    records = [site.record(SHARED, jobs[name]) for name in ("one", "two", "three")]
+    together = max(record["ended"] for record in records) - min(record["started"] for record in records)
+    assert sum(use["energy_j"] for use in shared) == pytest.approx(WATTS * together, rel=CLOSE, abs=0.2 * WATTS)
+
+    for name, phases in (("mig", halves[0]), ("mig2", halves[1])):
+        use = site.use(MIG, jobs[name])
+        check_work(use, *phases)
+        assert use["energy_estimated"] and use["energy_j"] == pytest.approx(WATTS * use["seconds"] / 2, rel=0.1)
+    for name, phases in (("hip", hip[0]), ("hip2", hip[1])):
+        check_work(site.use(AMD, jobs[name]), *phases)
+    check_work(site.use(WHOLE, jobs["short"]), *short)
+    tasks = [jobs["array"], *(number for number in array_tasks(site, jobs["array"]) if number != jobs["array"])]
+    for number in tasks[:2]:
+        check_work(site.use(WHOLE, number), *task)
+
+    record = site.record(WHOLE, jobs["requeued"], after=first)
+    assert record["usage"]["us"] == pytest.approx(work(*again), rel=CLOSE, abs=0.05)  # of its second run alone
+    check_intel(site, *intel)
+
+
+def get_total(site: Site, node: str) -> int:
+    return max(json.loads(path.read_text())["grants"][0]["total"] for path in folder_of(site, node).glob("*.json"))
+
+
+def folder_of(site: Site, node: str) -> Path:
+    return site.cluster.node_folder(node) / "records"
+
+
+def array_tasks(site: Site, number: int) -> list[int]:
+    shown = site.cluster.run(["scontrol", "show", "job", "-o", str(number)]).stdout
+    return [int(one) for one in re.findall(r"^JobId=(\d+)", shown, re.MULTILINE)]
+
+
+def requeue(site: Site, number: int) -> float:
+    """Requeue a job that runs; when its first run started."""
+    path = Path(site.cluster.node_folder(WHOLE), "records", f"{number}.json")
+    state = ["scontrol", "show", "job", "-o", str(number)]
+    eventually(lambda: "JobState=RUNNING" in site.cluster.run(state).stdout, 60)
+    site.cluster.run(["scontrol", "requeue", str(number)])
+    eventually(path.exists, 30)
+    eventually(lambda: "JobState=PENDING" in site.cluster.run(state).stdout)
+    site.cluster.run(["scontrol", "update", f"jobid={number}", "starttime=now"])  # not two minutes later
+    started: float = json.loads(path.read_text())["started"]
+    return started
+
+
+def intel_job(site: Site) -> tuple[int, float]:
+    """A job on an Intel GPU, whose process and load the test makes up; its number, and the work that it does."""
+    number = site.submit(INTEL, "gpu:1", ["sleep", "600"])
+    find = ["pgrep", "-u", "alice", "-x", "sleep"]
+    eventually(lambda: site.cluster.run(find, node=INTEL, check=False).stdout.strip(), 30)
+    pid = site.cluster.run(find, node=INTEL).stdout.split()[0]
+    sim = site.cluster.node_folder(INTEL) / "gpu_sim"
+    set_values(sim, 0, {"process": f"{pid}:4G"})
+    begin = time.monotonic()
+    set_values(sim, 0, {"utilisation": "60"})
+    time.sleep(4.0)
+    set_values(sim, 0, {"utilisation": "0"})
+    done = 0.6 * (time.monotonic() - begin)
+    time.sleep(0.7)
+    set_values(sim, 0, {"process": f"{pid}:0"})
+    site.cluster.run(["scancel", str(number)])
+    return number, done
+
+
+def check_intel(site: Site, number: int, done: float) -> None:
+    use = site.use(INTEL, number)
+    assert use["us"] == pytest.approx(done, rel=CLOSE, abs=0.05)
+    assert use["memory"]["peak"] == 4096 * MIB and use["energy_j"] == pytest.approx(200 * use["seconds"], rel=CLOSE)
+
+
+def test_nothing_is_lost_or_doubled_in_the_database(site: Site) -> None:
+    """Each GPU has as many samples as its agent took, also of the time when the database was away and full."""
+    time.sleep(2.0)
+    site.settings(interval=60)  # no more of them while we count
+
+    def counted(node: str) -> tuple[float, list[int]]:
+        taken = [values[-1][1] for values in site.metric("sluice_agent_samples_total", node=node).values()]
+        kept = [len({when for when, _ in samples}) for samples in site.metric("sluice_gpu_up", node=node).values()]
+        doubled = [
+            samples
+            for samples in site.metric("sluice_gpu_up", node=node).values()
+            if len(samples) != len({when for when, _ in samples})
+        ]
+        assert not doubled
+        return max(taken, default=0.0), kept
+
+    for node, gpus in ((WHOLE, 4), (SHARED, 1), (MIG, 1), (AMD, 8), (INTEL, 2)):
+        # The agent tells of its samples with the next ones: those after the last telling may be one more.
+        def complete(node: str = node, gpus: int = gpus) -> bool:
+            taken, kept = counted(node)
+            return len(kept) == gpus and len(set(kept)) == 1 and 0 <= kept[0] - taken <= 1 and taken > 5
+
+        eventually(complete, 45)
+    gaps = [
+        (after[0] - before[0]) / 1000
+        for samples in site.metric("sluice_gpu_up", node=SHARED).values()
+        for before, after in pairwise(samples)
+    ]
+    assert max(gaps) < 4, "no hole where the database was away"
+
+
+def test_samples_name_tenant_share_and_job(site: Site) -> None:
+    samples = site.metric("sluice_job_utilisation_ratio", node=SHARED)
+    by_user = {json.loads(labels)["user"]: [value for _, value in found] for labels, found in samples.items()}
+    assert {"alice", "bob", "carol"} <= set(by_user)
+    assert max(by_user["carol"]) == pytest.approx(0.45, abs=0.02)
+    assert max(by_user["alice"]) == pytest.approx(0.3, abs=0.02)
+    labels = [json.loads(one) for one in samples]
+    assert all("job" not in one and {"gpu", "slot", "account", "partition"} <= set(one) for one in labels)
+    assert len(labels) <= 9  # three users, three slots
+    jobs = site.metric("sluice_job_job", node=SHARED)
+    assert len({value for found in jobs.values() for _, value in found}) == 3
+    memory = site.metric("sluice_process_memory_used_bytes", node=AMD)
+    assert max(value for found in memory.values() for _, value in found) > 10_000 * MIB
+    queue = site.metric("sluice_class_gpus")
+    assert queue and {json.loads(one)["class"] for one in queue} >= {"h100"}
+
+
+def test_prometheus_page(site: Site) -> None:
+    with urllib.request.urlopen(f"http://127.0.0.1:{site.prometheus}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    assert text.endswith("# EOF\n") and re.search(r"^# TYPE sluice_gpu_energy_joules counter$", text, re.MULTILINE)
+    assert re.search(r'^sluice_gpu_power_watts\{.*vendor=".*"\} \d', text, re.MULTILINE)
+
+
+def test_a_slow_driver_skips_samples_and_says_so(site: Site) -> None:
+    site.settings()
+    sim = site.cluster.node_folder(SHARED) / "gpu_sim"
+    log = site.cluster.log(f"agent@{SHARED}")
+    before = log.read_text().count("action=slow")
+    set_values(sim, 0, {"driver_delay": "60"})  # of each call, of which a sample has dozens
+    try:
+        eventually(lambda: log.read_text().count("action=slow") > before, 30)
+    finally:
+        set_values(sim, 0, {"driver_delay": "0"})
+    skipped = site.metric("sluice_agent_samples_skipped_total", node=SHARED)
+
+    def told() -> bool:
+        found = site.metric("sluice_agent_samples_skipped_total", node=SHARED)
+        return max(value for samples in found.values() for _, value in samples) > 0
+
+    assert skipped is not None
+    eventually(told, 20)
+    assert get_values(sim, 0)["driver_delay"] == "0"
+
+
+def test_a_token_that_others_may_read_is_not_sent(site: Site) -> None:
+    path = site.cluster.layout.slurm / "token"
+    path.write_text("secret-word\n")
+    path.chmod(0o644)
+    log = site.cluster.log(f"agent@{INTEL}")
+    site.settings(token_file="/etc/slurm/token", interval=1)
+    try:
+        eventually(lambda: "others than its owner may read the token" in log.read_text(), 30)
+        command = site.cluster.run(["sh", "-c", "cat /proc/[0-9]*/cmdline"], node=INTEL, check=False).stdout
+        assert "secret-word" not in log.read_text() and "secret-word" not in command
+        path.chmod(0o600)
+        eventually(lambda: log.read_text().count("the database takes samples again") > 0, 45)
+    finally:
+        site.settings()
