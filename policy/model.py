@@ -7,22 +7,21 @@ policy that sets one is refused unless it names it in `accept_unenforced`.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from policy.alerts import Alerts
 from policy.checkpoint import Checkpoint
 from policy.grouping import Grouping
 from policy.health import Health
 from policy.monitoring import Monitoring
 from policy.names import Name, TenantName, UserName, Words
-from policy.units import Count, Date, Gpus, Hours, Mib, Percent, Ratio, Seconds
+from policy.units import Count, Date, Gpus, Hours, Mib, Ratio, Seconds
 from sluice_base.errors import UsageError
 from sluice_base.hostlist import expand
 
 SCHEMA_VERSION = 1
-_LATER: dict[str, Any] = {"enforced": False}
-
 Shares = Annotated[int, Field(ge=0, le=1_000_000)]
 Strategy = Literal["static", "dynamic", "hybrid"]
 
@@ -435,18 +434,7 @@ class Enforcement(Section):
         return layouts
 
 
-class Alerts(Section):
-    """When somebody is told."""
-
-    temperature: Annotated[float, Field(ge=0, le=150)] | None = None
-    """Degrees Celsius. Example: `85`."""
-    utilisation: Percent | None = None
-    """Percent. Example: `95`."""
-    memory: Percent | None = None
-    """Percent of GPU memory. Example: `90`."""
-
-
-LATER = ("alerts",)
+LATER: tuple[str, ...] = ()
 """Sections that nothing acts on yet."""
 LaterSection = Literal["enforcement", "health", "monitoring", "alerts", "checkpoint"]
 """Names that may be accepted: files of versions in which nothing acted on them stay good."""
@@ -484,8 +472,8 @@ class Policy(Section):
     """When a GPU or a node is taken out of service, and when it returns; docs/health.md."""
     monitoring: Monitoring | None = None
     """What is measured, and where it goes; docs/metrics.md."""
-    alerts: Annotated[Alerts | None, Field(json_schema_extra=_LATER)] = None
-    """When somebody is told."""
+    alerts: Alerts | None = None
+    """When somebody is told; docs/alerts.md."""
     checkpoint: Checkpoint | None = None
     """Checkpoint and retry; docs/health.md."""
 

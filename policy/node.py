@@ -12,6 +12,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from policy.alerts import NodeAlerts, compile_alerts
 from policy.checkpoint import NodeCheckpoint, compile_checkpoint
 from policy.health import NodeHealth, compile_health
 from policy.model import Policy
@@ -35,6 +36,7 @@ class NodePolicy(BaseModel):
     health: NodeHealth = NodeHealth()
     metrics: NodeMetrics = NodeMetrics()
     checkpoint: NodeCheckpoint = NodeCheckpoint()
+    alerts: NodeAlerts = NodeAlerts()
 
     def render(self) -> str:
         """The file's text."""
@@ -48,6 +50,7 @@ def compile_node(policy: Policy) -> NodePolicy:
         health=compile_health(policy.health),
         metrics=compile_metrics(policy.monitoring),
         checkpoint=compile_checkpoint(policy.checkpoint),
+        alerts=compile_alerts(policy.alerts),
     )
 
 
@@ -70,6 +73,8 @@ class NodePolicyFile:
         self.path = path
         self.problem: SluiceError | None = None
         """Why the file on disk is not the one in force."""
+        self.loaded = False
+        """Whether what is in force was read from a file, and is not the defaults."""
         self._stamp: tuple[int, int, int] | None = None
         self._policy = NodePolicy()
 
@@ -82,7 +87,7 @@ class NodePolicyFile:
                 self._stamp = stamp
                 with self.path.open("rb") as file:
                     self._policy = parse(file.read(_MAX_BYTES + 1), source=str(self.path))
-                self.problem = None
+                self.problem, self.loaded = None, True
         except FileNotFoundError:
             self._stamp = None  # what was read before stays in force
         except OSError as error:

@@ -23,7 +23,7 @@ def test_a_file_says_everything_and_reads_back() -> None:
     assert again == policy
     assert (again.health.mode, again.health.interval_s, again.health.passes) == ("shadow", 15, 5)
     assert set(again.health.checks) == set(CHECKS)
-    assert set(json.loads(policy.render())) == {"schema_version", "limits", "health", "metrics", "checkpoint"}
+    assert set(json.loads(policy.render())) == {"schema_version", "limits", "health", "metrics", "checkpoint", "alerts"}
 
 
 def test_without_a_section_checks_only_say_what_they_would_do() -> None:

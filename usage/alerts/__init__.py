@@ -1,0 +1,1 @@
+"""Alerts: rules of the policy, looked at by the controllers' daemon, and messages that reach somebody."""

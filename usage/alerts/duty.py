@@ -1,0 +1,139 @@
+"""Alerts as duties of the controllers' daemon: one looks, one delivers, so that a slow sink delays no look."""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from collections.abc import Iterable
+from pathlib import Path
+
+from policy.alerts import NodeAlerts, NodeRule
+from policy.node import FILE_NAME, NodePolicyFile
+from sluice_base.errors import SluiceError
+from sluice_base.events import Event, read
+from sluice_base.text import one_line
+from usage import inbox
+from usage.alerts.engine import Engine
+from usage.alerts.observe import Observation
+from usage.alerts.outbox import Outbox
+from usage.alerts.readings import readings_of
+from usage.alerts.sinks import Email, make_sinks
+from usage.controllerd import Duty, Site
+
+FOLDER = "sluice.alerts"
+"""Below StateSaveLocation, which both controllers see."""
+_TICK_S = 5.0
+_DELIVER_S = 2.0
+_COMMAND_S = 20.0
+
+log = logging.getLogger("sluice.alerts")
+
+
+def alerts_folder(state_save: Path) -> Path:
+    """Where alerts, silences and the outbox are."""
+    return state_save / FOLDER
+
+
+class Alerting:
+    """What both duties share."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self._policy: NodePolicyFile | None = None
+        self._engine: Engine | None = None
+        self._outbox: Outbox | None = None
+        self._next = 0.0
+        self._led = 0.0
+
+    def settings(self) -> NodeAlerts:
+        """As the policy has them now. Raises SluiceError."""
+        if self._policy is None:
+            self._policy = NodePolicyFile(self.site.conf_folder / FILE_NAME)
+        return self._policy.current().alerts
+
+    def look(self, site: Site) -> None:
+        """A duty. Raises SluiceError, OSError."""
+        settings = self.settings()
+        now = time.monotonic()
+        if not settings.rules or now < self._next:
+            return
+        away = now - self._led > 4 * max(_TICK_S, settings.interval)
+        self._next, self._led = now + settings.interval, now
+        if self._engine is None or away:  # another controller may have led meanwhile
+            self._engine = self._load()
+        seen = Observation(site)
+        self._engine.happened(settings, self._events(), seen.gpus)
+        self._engine.step(settings, seen.look, self._act)
+
+    def _load(self) -> Engine:
+        folder = alerts_folder(self.site.state_save)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        engine = Engine(folder, self.site.config().get("ClusterName", ""), Outbox(folder / "outbox"))
+        if not engine.seq:  # nobody wants to hear of what was before there were alerts
+            engine.seq = max((event.seq for event in self._events()), default=0)
+        return engine
+
+    def _events(self) -> list[Event]:
+        try:
+            return read(self.site.events)
+        except OSError as error:
+            log.info("%s: %s", self.site.events, error)
+            return []
+
+    def deliver(self, site: Site) -> None:
+        """A duty. Raises SluiceError, OSError."""
+        folder = alerts_folder(site.state_save) / "outbox"
+        if folder.is_dir():
+            if self._outbox is None or self._outbox.folder != folder:
+                self._outbox = Outbox(folder)
+            self._outbox.deliver(make_sinks(self.settings().sinks))
+
+    # ---- actions ----
+
+    def _act(self, rule: NodeRule, what: str, number: int) -> None:
+        """Raises SluiceError; nothing is done to a job by a controller that does not lead any more."""
+        if not self.site.leads():
+            raise SluiceError("another controller leads now")
+        if what == "notify":
+            self._notify(rule, number)
+        elif what == "signal":
+            self._slurm("scancel", f"--signal={rule.signal}", "--batch", str(number))
+            self._slurm("scancel", f"--signal={rule.signal}", str(number))
+        else:
+            self._slurm("scancel", str(number))
+        log.warning("rule %s: job %d: %s", rule.name, number, what)
+
+    def _notify(self, rule: NodeRule, number: int) -> None:
+        text = f"Sluice: a GPU of job {number} has been idle for {rule.duration // 60} minutes."
+        if rule.action == "cancel":
+            text += f" The job is cancelled in {rule.warning // 60} minutes unless it uses its GPU."
+        try:
+            self._slurm("scontrol", "notify", str(number), text)
+        except SluiceError as error:  # a job without a step to write to is told by mail alone
+            log.info("job %d: %s", number, one_line(str(error)))
+        jobs = self.site.client.jobs(ids=[number])
+        for sink in self.settings().sinks.values():
+            if jobs and sink.get("kind") == "email" and sink.get("users"):
+                try:
+                    address = f"{jobs[0].user}@{sink['users']}"
+                    Email(sink).send(
+                        [address], f"job {number}: idle GPU", text + "\n", f"job-{number}-{int(time.time())}"
+                    )
+                except OSError as error:
+                    raise SluiceError(f"mail to the user of job {number}: {error}") from error
+
+    def _slurm(self, command: str, *words: str) -> None:
+        self.site.commands.run(command, *words, timeout=_COMMAND_S)
+
+
+_of_site: weakref.WeakKeyDictionary[Site, Alerting] = weakref.WeakKeyDictionary()
+
+
+def duties(site: Site) -> Iterable[Duty]:
+    """For `usage.controllerd`."""
+    alerting = _of_site.setdefault(site, Alerting(site))
+    return [Duty("alerts", _TICK_S, alerting.look), Duty("alerts-deliver", _DELIVER_S, alerting.deliver)]
+
+
+inbox.HANDLERS["readings"] = lambda site: readings_of(site).take

@@ -1,0 +1,282 @@
+"""Which alerts there are: what holds long enough fires once, is repeated, and is resolved; what happens is told once.
+
+The state is a file beside slurmctld's own, so that the next controller goes on where this one ended. A message is on
+disk before the state says that it was told: after a crash in between it is made again, with the same id.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any
+
+from policy.alerts import NodeAlerts, NodeRule
+from sluice_base.errors import SluiceError
+from sluice_base.events import Event
+from sluice_base.files import write_atomic
+from sluice_base.text import one_line
+from usage.alerts.message import Message, Subject, make
+from usage.alerts.observe import Found, Seen
+from usage.alerts.outbox import Outbox, read_json
+from usage.alerts.readings import GpuReading
+
+STATE_FILE = "state.json"
+SILENCES_FILE = "silences.json"
+_MOST_ALERTS = 20_000
+_HAPPENED_KINDS = ("takeover", "errors")
+
+log = logging.getLogger("sluice.alerts")
+
+
+@dataclass
+class Alert:
+    """One subject of one rule, from the moment at which its threshold was reached."""
+
+    since: float
+    value: float = 0.0
+    text: str = ""
+    fired: float | None = None  # told at
+    told: float | None = None  # told last
+    silenced: bool = False
+    warned: float | None = None  # the action's warning
+    acted: float | None = None
+    jobs: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """Nobody is told of matching alerts until a time."""
+
+    id: str
+    rule: str  # a pattern, as the shell's
+    subject: str
+    until: float
+    by: str = ""
+    comment: str = ""
+
+    def matches(self, rule: str, subject: str) -> bool:
+        """Whether it holds for a rule's subject."""
+        return fnmatch.fnmatchcase(rule, self.rule) and fnmatch.fnmatchcase(subject, self.subject)
+
+
+def read_silences(folder: Path, now: float) -> list[Silence]:
+    """Those in force."""
+    found = []
+    entries = read_json(folder / SILENCES_FILE).get("silences")
+    for one in entries if isinstance(entries, list) else []:
+        try:
+            silence = Silence(**one)
+        except TypeError:
+            continue
+        if silence.until > now:
+            found.append(silence)
+    return found
+
+
+def write_silences(folder: Path, silences: Iterable[Silence]) -> None:
+    """Replace them. Raises OSError."""
+    document = {"schema_version": 1, "silences": [asdict(one) for one in silences]}
+    write_atomic(folder / SILENCES_FILE, json.dumps(document, indent=1) + "\n", mode=0o644, follow_links=False)
+
+
+Look = Callable[[NodeRule], Found]
+Act = Callable[[NodeRule, str, int], None]
+"""Carries out ``notify``, ``signal`` or ``cancel`` on a job. Raises SluiceError."""
+
+
+class Engine:
+    """The alerts of one cluster in a folder."""
+
+    def __init__(self, folder: Path, cluster: str, outbox: Outbox) -> None:
+        self.folder = folder
+        self.cluster = cluster
+        self.outbox = outbox
+        self.alerts: dict[str, dict[str, Alert]] = {}  # rule -> subject -> alert
+        self.seq = 0  # of the last event that was looked at
+        self.counters: dict[str, int] = {}
+        self._load()
+
+    # ---- one look ----
+
+    def step(self, settings: NodeAlerts, look: Look, act: Act, now: float | None = None) -> None:
+        """Look at all rules, tell what is to be told, act, and keep the state. Raises OSError where it cannot."""
+        now = time.time() if now is None else now
+        silences = read_silences(self.folder, now)
+        sinks = tuple(settings.sinks)
+        for rule in settings.rules:
+            if rule.kind in _HAPPENED_KINDS:
+                continue
+            try:
+                found = look(rule)
+            except (SluiceError, OSError) as error:
+                log.info("rule %s: %s", rule.name, one_line(str(error)))
+                continue  # not known now: what fires goes on firing
+            self._rule(rule, found, silences, sinks, now)
+            self._act(rule, act, now)
+        for gone in [name for name in self.alerts if name not in {rule.name for rule in settings.rules}]:
+            del self.alerts[gone]  # the rule was taken out: nobody wants to hear of it
+        self.save()
+
+    def _rule(self, rule: NodeRule, found: Found, silences: list[Silence], sinks: tuple[str, ...], now: float) -> None:
+        mine = self.alerts.setdefault(rule.name, {})
+        fire: list[Subject] = []
+        repeat: list[Subject] = []
+        for name, seen in found.items():
+            alert = mine.get(name)
+            if alert is None:
+                if len(mine) >= _MOST_ALERTS:
+                    continue
+                alert = mine[name] = Alert(now)
+            alert.value, alert.text, alert.jobs = seen.value, one_line(seen.text), list(seen.jobs)
+            alert.silenced = _silent(rule, name, silences, now)
+            if alert.silenced or now - alert.since < rule.duration:
+                continue
+            if alert.fired is None:
+                alert.fired = alert.told = now
+                fire.append(Subject(name, alert.value, alert.text, alert.since))
+            elif rule.repeat and now - (alert.told or 0) >= rule.repeat:
+                alert.told = now
+                repeat.append(Subject(name, alert.value, alert.text, alert.since))
+        over: list[Subject] = []
+        for name in [name for name in mine if name not in found]:
+            alert = mine.pop(name)
+            if alert.fired is not None and not _silent(rule, name, silences, now):
+                over.append(Subject(name, alert.value, alert.text, alert.since))
+        self._tell(rule, "firing", fire, sinks, now, key="fire")
+        self._tell(rule, "firing", repeat, sinks, now, key=f"repeat {int(now)}")
+        self._tell(rule, "resolved", over, sinks, now, key="over")
+
+    def _tell(
+        self, rule: NodeRule, state: str, subjects: list[Subject], sinks: tuple[str, ...], now: float, *, key: str
+    ) -> None:
+        if not subjects:
+            return
+        said = f"{self.cluster}\n{rule.name}\n{key}\n" + "\n".join(f"{one.name}\n{one.since}" for one in subjects)
+        number = hashlib.sha256(said.encode("utf-8", "surrogatepass")).hexdigest()[:24]
+        message = make(
+            id=number, at=now, cluster=self.cluster, state=state, subjects=subjects,
+            rule={"name": rule.name, "kind": rule.kind, "severity": rule.severity},
+        )  # fmt: skip
+        self.outbox.put(message, rule.sinks or sinks)
+
+    def _act(self, rule: NodeRule, act: Act, now: float) -> None:
+        """What is done to jobs of alerts that fire: once each; the end of a job only after its warning."""
+        if not rule.action:
+            return
+        for name, alert in self.alerts.get(rule.name, {}).items():
+            if alert.fired is None or alert.silenced:
+                continue
+            for job in alert.jobs:
+                try:
+                    if alert.warned is None:
+                        act(rule, "notify", job)
+                        if rule.action == "signal":
+                            act(rule, "signal", job)
+                        alert.warned = now
+                    elif rule.action == "cancel" and alert.acted is None and now - alert.warned >= rule.warning:
+                        act(rule, "cancel", job)
+                        alert.acted = now
+                except SluiceError as error:
+                    log.error("rule %s, %s: %s", rule.name, one_line(name), one_line(str(error)))
+
+    # ---- what happens ----
+
+    def happened(self, settings: NodeAlerts, events: Iterable[Event], gpus: Iterable[GpuReading],
+                 now: float | None = None) -> None:  # fmt: skip
+        """Tell of events of the controllers, and of errors of GPUs that are new. Raises OSError."""
+        now = time.time() if now is None else now
+        silences = read_silences(self.folder, now)
+        events = [event for event in events if event.seq > self.seq]
+        grown = self._grown(gpus)
+        for rule in settings.rules:
+            if rule.kind == "takeover":
+                for event in events:
+                    if event.kind == "takeover":
+                        self._once(rule, f"controller {event.fields.get('leader', '')}", _event(event), event.time,
+                                   f"event {event.seq} {event.time}", silences, settings, now)  # fmt: skip
+            elif rule.kind == "errors":
+                for name, count in grown.items():
+                    if count >= rule.threshold:
+                        self._once(rule, name, Seen(count, f"{count} new uncorrected errors or XID events"), now,
+                                   f"errors {self.counters.get(name)}", silences, settings, now)  # fmt: skip
+        self.seq = max([self.seq, *(event.seq for event in events)])
+        self.save()
+
+    def _once(
+        self, rule: NodeRule, name: str, seen: Seen, since: float, key: str, silences: list[Silence],
+        settings: NodeAlerts, now: float,
+    ) -> None:  # fmt: skip
+        if not _silent(rule, name, silences, now):
+            subject = Subject(name, seen.value, one_line(seen.text), since)
+            self._tell(rule, "happened", [subject], tuple(settings.sinks), now, key=key)
+
+    def _grown(self, gpus: Iterable[GpuReading]) -> dict[str, int]:
+        """GPUs whose count of errors grew; one that began anew (a driver that was loaded again) counts from there."""
+        found = {}
+        for gpu in gpus:
+            if gpu.errors is None:
+                continue
+            name = f"{gpu.node} GPU {gpu.index}"
+            before = self.counters.get(name)
+            if before is not None and gpu.errors > before:
+                found[name] = gpu.errors - before
+            self.counters[name] = gpu.errors
+        return found
+
+    # ---- the state ----
+
+    def save(self) -> None:
+        """Raises OSError."""
+        document = {
+            "schema_version": 1,
+            "seq": self.seq,
+            "counters": self.counters,
+            "alerts": {
+                rule: {name: asdict(alert) for name, alert in mine.items()} for rule, mine in self.alerts.items()
+            },
+        }
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomic(self.folder / STATE_FILE, json.dumps(document) + "\n", mode=0o600, follow_links=False)
+
+    def _load(self) -> None:
+        document: dict[str, Any] = dict(read_json(self.folder / STATE_FILE))
+        try:
+            self.seq = int(document.get("seq", 0))
+            self.counters = {str(name): int(count) for name, count in document.get("counters", {}).items()}
+            self.alerts = {
+                rule: {name: Alert(**one) for name, one in mine.items()}
+                for rule, mine in document.get("alerts", {}).items()
+            }
+        except (AttributeError, TypeError, ValueError) as error:
+            log.error("%s: %s; begun anew", self.folder / STATE_FILE, one_line(str(error)))
+            self.alerts, self.counters = {}, {}
+
+
+def _silent(rule: NodeRule, subject: str, silences: Iterable[Silence], now: float) -> bool:
+    if rule.silence is not None and _day(now) < rule.silence:
+        return True
+    return any(one.matches(rule.name, subject) for one in silences)
+
+
+def _day(now: float) -> date:
+    return datetime.fromtimestamp(now).date()
+
+
+def _event(event: Event) -> Seen:
+    words = " ".join(f"{name}={value}" for name, value in event.fields.items())
+    return Seen(1, one_line(f"{event.kind} {words}"))
+
+
+def trial(cluster: str, now: float | None = None) -> Message:
+    """For ``sluice alerts test``."""
+    now = time.time() if now is None else now
+    subject = Subject("nothing", 0, "a test: the sink works", now)
+    return make(id=f"test-{int(now)}", at=now, cluster=cluster, state="test", subjects=[subject],
+                rule={"name": "test", "kind": "test", "severity": "info"})  # fmt: skip

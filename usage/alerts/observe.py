@@ -1,0 +1,220 @@
+"""What each kind of rule sees: the subjects for which its threshold is reached now."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from policy.alerts import NodeRule
+from policy.live import Cluster
+from policy.report import TenantReport, report
+from sluice_base.errors import SluiceError
+from sluice_base.hostlist import expand
+from slurm_client.accounting import Accounting
+from slurm_client.control import Control
+from slurm_client.model import Job, Node
+from usage.alerts.readings import GpuReading, readings_of
+from usage.controllerd import Site
+
+_PING_S = 10.0
+_OUT = {"drain": "drained", "not_responding": "not responding", "fail": "failing"}
+_NOT_WAITING = ("Dependency", "JobHeld", "BeginTime", "DependencyNeverSatisfied", "JobArrayTaskLimit", "Gang")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A subject whose threshold is reached."""
+
+    value: float
+    text: str
+    jobs: tuple[int, ...] = ()  # jobs that an action is for
+
+
+Found = dict[str, Seen]
+
+
+class UnknownError(SluiceError):
+    """What a rule looks at is not known now: neither firing nor resolved."""
+
+
+@dataclass
+class Observation:
+    """One look. What rules need is asked for once, and only where a rule needs it."""
+
+    site: Site
+    now: float = field(default_factory=time.time)
+
+    @cached_property
+    def gpus(self) -> list[GpuReading]:
+        """What nodes told lately."""
+        return readings_of(self.site).fresh()
+
+    @cached_property
+    def nodes(self) -> list[Node]:
+        """Slurm's nodes."""
+        return self.site.client.nodes()
+
+    @cached_property
+    def jobs(self) -> dict[int, Job]:
+        """Pending and running jobs."""
+        return {job.id: job for job in self.site.client.jobs()}
+
+    @cached_property
+    def tenants(self) -> dict[str, TenantReport]:
+        """Accounts with limits and use."""
+        commands = self.site.commands
+        return report(Cluster(commands, self.site.client, Accounting(commands), Control(commands)))
+
+    def look(self, rule: NodeRule) -> Found:
+        """The subjects of a rule. Raises UnknownError, or SluiceError where Slurm does not answer."""
+        return _KINDS[rule.kind](self, rule)
+
+
+def _node_filter(rule: NodeRule) -> Callable[[str], bool]:
+    wanted = frozenset(expand(rule.nodes)) if rule.nodes else frozenset()
+    return lambda name: not wanted or name in wanted
+
+
+def _gpu(field_name: str, unit: str) -> Callable[[Observation, NodeRule], Found]:
+    def look(seen: Observation, rule: NodeRule) -> Found:
+        wanted = _node_filter(rule)
+        found: Found = {}
+        for gpu in seen.gpus:
+            value = getattr(gpu, field_name)
+            if value is not None and value >= rule.threshold and wanted(gpu.node):
+                found[f"{gpu.node} GPU {gpu.index}"] = Seen(value, f"{value:.0f}{unit}")
+        return found
+
+    return look
+
+
+def _idle(seen: Observation, rule: NodeRule) -> Found:
+    """Running jobs with a GPU that they use little; a job that nobody measures is none."""
+    wanted = _node_filter(rule)
+    found: Found = {}
+    for gpu in seen.gpus:
+        for number, percent in gpu.jobs.items():
+            job = seen.jobs.get(number)
+            if percent is None or percent > rule.threshold or job is None or not wanted(gpu.node):
+                continue
+            if not _in_scope(job, rule) or job.state != "RUNNING":
+                continue
+            found[f"job {number} of {job.user} ({job.account}), {gpu.node} GPU {gpu.index}"] = Seen(
+                percent, f"{percent:.0f}% of the GPU used", (number,)
+            )
+    return found
+
+
+def _in_scope(job: Job, rule: NodeRule) -> bool:
+    return (not rule.tenants or job.account in rule.tenants) and (
+        not rule.partitions or bool(set(job.partition.split(",")) & set(rule.partitions))
+    )
+
+
+def _drained(seen: Observation, rule: NodeRule) -> Found:
+    wanted = _node_filter(rule)
+    found: Found = {}
+    for node in seen.nodes:
+        words = [word for flag, word in _OUT.items() if flag in node.flags]
+        if node.state in ("down", "error", "unknown"):
+            words.append(node.state)
+        if words and wanted(node.name):
+            found[f"node {node.name}"] = Seen(1, f"{', '.join(words)}: {node.reason or 'no reason given'}")
+    return found
+
+
+def _queue_wait(seen: Observation, rule: NodeRule) -> Found:
+    """The longest wait of each tenant."""
+    longest: dict[str, tuple[float, Job]] = {}
+    for job in seen.jobs.values():
+        if job.state != "PENDING" or job.eligible_time is None or job.reason.startswith(_NOT_WAITING):
+            continue
+        wait = seen.now - job.eligible_time
+        if wait >= rule.threshold and _in_scope(job, rule) and wait > longest.get(job.account, (0.0, job))[0]:
+            longest[job.account] = wait, job
+    return {
+        f"tenant {account}": Seen(wait, f"job {job.id} of {job.user} has waited {wait / 3600:.1f} h ({job.reason})")
+        for account, (wait, job) in longest.items()
+    }
+
+
+def _quota(seen: Observation, rule: NodeRule) -> Found:
+    found: Found = {}
+    for name, tenant in seen.tenants.items():
+        most = tenant.limit.get("gres/gpu")
+        used = tenant.used.get("gres/gpu", 0)
+        if most and 100 * used / most >= rule.threshold and (not rule.tenants or name in rule.tenants):
+            found[f"tenant {name}"] = Seen(100 * used / most, f"has {used} of its {most} GPUs")
+    return found
+
+
+def _budget(seen: Observation, rule: NodeRule) -> Found:
+    found: Found = {}
+    for name, tenant in seen.tenants.items():
+        for tres, unit, factor in (("gres/gpu", "GPU-hours", 60.0), ("gres/shard", "GiB-hours", 60.0 * 1024)):
+            most, used = tenant.minute_limit.get(tres), tenant.minutes.get(tres, 0.0)
+            if most and 100 * used / most >= rule.threshold and (not rule.tenants or name in rule.tenants):
+                words = f"has used {used / factor:.1f} of {most / factor:.1f} {unit} ({100 * used / most:.0f}%)"
+                found[f"tenant {name} {unit}"] = Seen(100 * used / most, words)
+    return found
+
+
+def _journal_lag(seen: Observation, rule: NodeRule) -> Found:
+    """The counters of this controller's plugins."""
+    path = seen.site.state_save / f"sluice.status.{seen.site.host}"
+    try:
+        counters = _counters(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError as error:
+        raise UnknownError(f"{path}: not there") from error
+    except (OSError, ValueError) as error:
+        raise UnknownError(f"{path}: {error}") from error
+    lag_s = counters.get("journal.lag_ms", 0) / 1000
+    if counters.get("journal.error"):
+        return {"failover journal": Seen(lag_s, f"cannot be written (errno {counters['journal.error']:.0f})")}
+    if lag_s >= rule.threshold and counters.get("journal.open"):
+        return {"failover journal": Seen(lag_s, f"{lag_s:.1f} s behind the disk")}
+    return {}
+
+
+def _counters(document: object) -> Mapping[str, float]:
+    """All numbers of a status file whose name begins with ``journal.``, wherever they stand."""
+    found: dict[str, float] = {}
+    if isinstance(document, dict):
+        for name, value in document.items():
+            if isinstance(value, dict):
+                found.update(_counters(value))
+            elif str(name).startswith("journal.") and isinstance(value, int | float):
+                found[str(name)] = float(value)
+    return found
+
+
+def _database(seen: Observation, rule: NodeRule) -> Found:
+    del rule
+    if not seen.site.config().get("AccountingStorageType", "").endswith("slurmdbd"):
+        return {}
+    done_in = time.monotonic()
+    try:
+        seen.site.commands.run("sacctmgr", "--noheader", "--readonly", "show", "cluster", "format=cluster",
+                               timeout=_PING_S)  # fmt: skip
+    except SluiceError as error:
+        return {"slurmdbd": Seen(time.monotonic() - done_in, f"does not answer: {error}")}
+    return {}
+
+
+_KINDS: dict[str, Callable[[Observation, NodeRule], Found]] = {
+    "temperature": _gpu("temperature_c", " degrees Celsius"),
+    "memory": _gpu("memory_percent", "% of its memory in use"),
+    "utilisation-high": _gpu("utilisation_percent", "% utilisation"),
+    "utilisation-low": _idle,
+    "gpu-idle": _idle,
+    "quota": _quota,
+    "budget": _budget,
+    "queue-wait": _queue_wait,
+    "node-drained": _drained,
+    "journal-lag": _journal_lag,
+    "database-down": _database,
+}
+"""Kinds that hold for a time; `takeover` and `errors` happen, and are the engine's own."""
