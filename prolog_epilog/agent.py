@@ -36,6 +36,7 @@ from prolog_epilog.rungs.share import Shares
 from prolog_epilog.rungs.watchdog import Watchdog
 from prolog_epilog.server import Peer, Server
 from prolog_epilog.state import RefusalError, Settings, State
+from prolog_epilog.telling import PERIOD_S, Telling
 from prolog_epilog.watching import Watcher
 from sluice_base.errors import SluiceError
 
@@ -84,6 +85,10 @@ class Agent:
         self.jobs.on_end.append(self.accounting.finish)
         self.duties.add("accounting", SAVE_SECONDS, self.accounting.save)
         self._watch_health()
+        telling = Telling(self.state, self.watcher, settings.policy.with_name(FILE_NAME))
+        self.watcher.on_sample.append(telling.on_sample)
+        self.accounting.on_tick.append(telling.on_tick)
+        self.duties.add("telling", PERIOD_S, telling.run)
         self.duties.add("records", 1.0, self.jobs.write_records)
         self.duties.add("courier", 1.0, Courier(self.state.outbox).run)
 
