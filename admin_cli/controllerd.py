@@ -11,8 +11,10 @@ EVENTS = Path("/var/lib/sluice/events.jsonl")
 # Each module has a function `duties(site)`; see usage/controllerd.py.
 DUTIES: tuple[str, ...] = (
     "health.controller",
+    "usage.alerts.duty",
     "usage.inbox",
     "usage.metrics.cluster",
+    "usage.report.duty",
 )
 
 

@@ -32,6 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "shadow": ("admin_cli.shadow", "What Sluice would have done otherwise (level shadow)."),
     "sim": ("admin_cli.sim", "Change the simulated GPUs of a cluster on this machine."),
     "simulate": ("admin_cli.simulate", "Replay a job history under other policies."),
+    "alerts": ("admin_cli.alerts", "What fires, whether the sinks work, and silence."),
     "apply": ("admin_cli.apply", "Make the cluster what the policy file says."),
     "audit": ("admin_cli.audit", "Who did what, when, by which policy."),
     "drift": ("admin_cli.drift", "What was changed by hand since the last apply."),

@@ -1,0 +1,173 @@
+"""`sluice alerts`: what fires, whether the sinks work, and silence for a while. For administrators, on a controller."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from admin_cli.tables import Column, print_table, table_options
+
+
+def _options(command: Any) -> Any:
+    for option in (
+        click.option("--slurm-prefix", "prefix", type=click.Path(path_type=Path), metavar="DIR",
+                     help="Where Slurm is installed."),
+        click.option("--slurm-conf", "conf", type=click.Path(path_type=Path), metavar="PATH",
+                     help="slurm.conf or its folder; default: SLURM_CONF, else Slurm's own."),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+@click.group("alerts")
+def command() -> None:
+    """What fires now, whether the sinks work, and silence. For root and SlurmUser, on a controller."""
+
+
+def _folder(conf: Path | None, prefix: Path | None) -> tuple[Path, dict[str, str]]:
+    """The folder of alerts and slurmctld's configuration. Raises SluiceError where this user may not read it."""
+    from sluice_base.errors import SluiceError
+    from slurm_client import connect
+    from usage.alerts.duty import alerts_folder
+
+    config = dict(connect(conf=conf, prefix=prefix, timeout=15).config())
+    folder = alerts_folder(Path(config.get("StateSaveLocation", "")))
+    parent = folder if folder.exists() else folder.parent
+    if not os.access(parent, os.R_OK | os.X_OK):
+        raise SluiceError(f"{folder}: not this user's to read", remedy="run it as root or SlurmUser on a controller")
+    return folder, config
+
+
+@command.command("list")
+@click.option("-a", "--all", "everything", is_flag=True, help="Also what has not held long enough, and silences.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@table_options
+@_options
+def list_(
+    everything: bool, as_json: bool, fields: str | None, parsable2: bool, noheader: bool, conf: Path | None,
+    prefix: Path | None,
+) -> None:  # fmt: skip
+    """What fires now; exit status 0, also when nothing does."""
+    from usage.alerts.engine import STATE_FILE, read_silences
+    from usage.alerts.outbox import Outbox, read_json
+
+    folder, _ = _folder(conf, prefix)
+    now = time.time()
+    document = read_json(folder / STATE_FILE).get("alerts", {})
+    rows: list[dict[str, Any]] = []
+    for rule, mine in document.items() if isinstance(document, dict) else ():
+        for subject, one in mine.items():
+            state = "silenced" if one["silenced"] else "waiting" if one["fired"] is None else "firing"
+            rows.append({"rule": rule, "state": state, "subject": subject, "since": one["since"],
+                         "value": one["value"], "text": one["text"]})  # fmt: skip
+    if not everything:
+        rows = [row for row in rows if row["state"] == "firing"]
+    silences = read_silences(folder, now)
+    waiting = len(Outbox(folder / "outbox").waiting())
+    if as_json:
+        click.echo(json.dumps({"schema_version": 1, "alerts": rows, "undelivered": waiting,
+                               "silences": [_silence(one) for one in silences]}, indent=2))  # fmt: skip
+        return
+    columns: list[Column[dict[str, Any]]] = [
+        Column("rule", lambda row: row["rule"]),
+        Column("state", lambda row: row["state"]),
+        Column("since", lambda row: row["since"], _moment),
+        Column("subject", lambda row: row["subject"]),
+        Column("what", lambda row: row["text"]),
+        Column("value", lambda row: row["value"], lambda value: f"{value:g}", right=True),
+    ]
+    default = ("rule", "state", "since", "subject", "what")
+    print_table(columns, rows, default=default, fields=fields, parsable2=parsable2, noheader=noheader)
+    for silence in silences if everything and not parsable2 else ():
+        click.echo(f"silence {silence.id}: {silence.rule} {silence.subject} until {_moment(silence.until)} "
+                   f"by {silence.by} {silence.comment}".rstrip(), err=True)  # fmt: skip
+    if waiting:
+        click.echo(f"sluice: {waiting} messages wait for their sinks", err=True)
+
+
+def _moment(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(seconds))
+
+
+def _silence(one: Any) -> dict[str, Any]:
+    return {"id": one.id, "rule": one.rule, "subject": one.subject, "until": one.until, "by": one.by,
+            "comment": one.comment}  # fmt: skip
+
+
+@command.command()
+@click.argument("sinks", nargs=-1, metavar="[SINK]...")
+@_options
+def test(sinks: tuple[str, ...], conf: Path | None, prefix: Path | None) -> None:
+    """Send a test message to the SINKs, or to all; exit status 1 when one did not take it.
+
+    Secrets are read as the user who runs it: run it as SlurmUser to try what the daemon can.
+    """
+    from policy.node import FILE_NAME, NodePolicyFile
+    from sluice_base.errors import SluiceError, UsageError
+    from usage.alerts.engine import trial
+    from usage.alerts.sinks import make_sinks
+
+    _, config = _folder(conf, prefix)
+    file = NodePolicyFile(Path(config.get("SLURM_CONF") or "/etc/slurm/slurm.conf").parent / FILE_NAME)
+    settings = file.current().alerts.sinks
+    if not settings:
+        raise UsageError("the policy has no alerts", remedy="add a section `alerts` to sluice.yaml, then sluice apply")
+    for name in sinks:
+        if name not in settings:
+            raise UsageError(f"sink {name!r}: not in the policy", remedy=f"its sinks are {', '.join(settings)}")
+    made = make_sinks(settings)
+    failed = False
+    for name in sinks or tuple(settings):
+        try:
+            made[name](trial(config.get("ClusterName", "")))
+        except (SluiceError, OSError, ValueError) as error:
+            failed = True
+            click.echo(f"{name}: {error}", err=True)
+        else:
+            click.echo(f"{name}: taken")
+    if failed:
+        raise SluiceError("a sink did not take the message")
+
+
+@command.command()
+@click.argument("rule")
+@click.option("--subject", default="*", metavar="PATTERN", help="Only subjects like this, e.g. 'gpu-1 *'.")
+@click.option("--for", "duration", metavar="TIME", default="4h", show_default=True, help="How long.")
+@click.option("--comment", default="", metavar="TEXT", help="Why.")
+@click.option("--remove", is_flag=True, help="RULE is the number of a silence, which ends now.")
+@_options
+def silence(rule: str, subject: str, duration: str, comment: str, remove: bool, conf: Path | None,
+            prefix: Path | None) -> None:  # fmt: skip
+    """Tell nobody of RULE (a rule's name, or a pattern such as '*') for a while."""
+    import secrets
+
+    from policy.units import parse_seconds
+    from sluice_base.errors import UsageError
+    from sluice_base.text import one_line
+    from usage.alerts.engine import Silence, read_silences, write_silences
+
+    folder, _ = _folder(conf, prefix)
+    now = time.time()
+    silences = read_silences(folder, now)
+    if remove:
+        kept = [one for one in silences if one.id != rule]
+        if len(kept) == len(silences):
+            raise UsageError(f"silence {rule!r}: there is none", remedy="see sluice alerts list --all")
+        write_silences(folder, kept)
+        return
+    try:
+        seconds = parse_seconds(duration)
+    except ValueError as error:
+        raise UsageError(f"--for: {error}") from error
+    one = Silence(secrets.token_hex(4), one_line(rule), one_line(subject), now + seconds, getpass.getuser(),
+                  one_line(comment))  # fmt: skip
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: not there", remedy="sluice controllerd makes it once the policy has alerts")
+    write_silences(folder, [*silences, one])
+    click.echo(f"{one.id}: until {_moment(one.until)}")
