@@ -158,6 +158,7 @@ def command(
     nodes = None if nodelist is None else expand(nodelist)
     collected = load_inventories(inventory_dir, nodes, owners=_user_numbers(owners))
     inventories = list(collected.inventories.values())
+    _mark_withdrawn(inventories)
     if as_json:
         click.echo(json.dumps(_document(collected), indent=2))
     else:
@@ -174,6 +175,29 @@ def command(
         click.echo(f"sluice: {one_line(str(failure), limit=None)}", err=True)
     if tell_problems(inventories) or collected.failures:
         context.exit(1)
+
+
+def _mark_withdrawn(inventories: Sequence[Inventory]) -> None:
+    """Say of GPUs that are out of service that they are: who may ask the controllers' daemon, root and SlurmUser, sees
+    it; where none answers, the inventories stand as they were collected."""
+    from admin_cli.health import ask_controllers
+    from gres_probe.inventory import Health
+    from gres_probe.writer import node_devices
+    from sluice_base.errors import SluiceError
+
+    try:
+        rows = ask_controllers(list=True)["rows"]
+    except (SluiceError, OSError):
+        return
+    out = {(row["node"], int(number)): row["reason"]
+           for row in rows if row["state"] == "out" for number in row["gpu"].split(",")}  # fmt: skip
+    for inventory in inventories:
+        for number, device in enumerate(node_devices(inventory)):
+            reason = out.get((inventory.node, number))
+            if reason is not None:
+                gpu = inventory.gpus[device.gpu]
+                gpu.health = Health.FAILED
+                gpu.health_reasons = [*gpu.health_reasons, f"out of service: {reason}"]
 
 
 def _document(collected: Collected) -> dict[str, Any]:

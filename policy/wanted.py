@@ -202,13 +202,15 @@ class _Maker:
     def qos(self) -> None:
         """QOS of tenants, and that of over-quota work."""
         preemption = self.policy.scheduling.preemption
+        checkpoint = self.policy.checkpoint
+        before = (checkpoint.before_preemption if checkpoint else None) or 0
         lends = any(tenant.borrow for tenant in self.policy.tenants.values())
         if lends:
             self.state.qos[OVER_QOS] = {}
             if preemption.enabled:
                 over = {
                     "PreemptMode": preemption.mode,
-                    "GraceTime": str(preemption.grace),
+                    "GraceTime": str(max(preemption.grace, before)),
                     "PreemptExemptTime": str(preemption.min_run_time),
                 }
                 self.state.qos[OVER_QOS] = {key: value for key, value in over.items() if value != "0"}

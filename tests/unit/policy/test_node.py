@@ -87,3 +87,10 @@ def test_what_is_no_node_policy(text: str) -> None:
 
 def test_a_newer_file_may_have_more_sections() -> None:
     assert node.parse('{"schema_version": 1, "later": {}}', source="x") == NodePolicy()
+
+
+def test_checkpoints_are_told_to_the_controllers_and_to_slurm() -> None:
+    assert compile_node(parse("{}")).checkpoint.max_retries == 3
+    told = compile_node(parse("checkpoint: {interval: 10m, signal: USR2, backoff: 5s, max_retries: 0}")).checkpoint
+    assert (told.interval_s, told.signal, told.backoff_s, told.max_retries) == (600, "USR2", 5, 0)
+    assert words("checkpoint: {interval: 5s}")

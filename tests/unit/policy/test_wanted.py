@@ -80,6 +80,15 @@ def test_limits_become_associations_and_guarantees_qos() -> None:
     assert not any("GrpTRES" in fields for fields in state.qos.values())
 
 
+@pytest.mark.parametrize(("before", "grace"), [("10s", "30"), ("2m", "120")])
+def test_who_is_preempted_has_the_time_that_his_signal_needs(before: str, grace: str) -> None:
+    state = wanted(
+        "tenants: {a: {guarantee: {gpus: 2}, borrow: true}}\nscheduling: {preemption: {min_run_time: 5m}}\n"
+        f"checkpoint: {{before_preemption: {before}}}\n"
+    ).state
+    assert state.qos["sluice_over"]["GraceTime"] == grace
+
+
 def test_a_guarantee_is_split_between_a_tenant_and_those_below_it() -> None:
     state = wanted(
         "tenants:\n  a: {guarantee: {gpus: 8}, borrow: true}\n  b: {parent: a, guarantee: {gpus: 6}, borrow: true}\n"
