@@ -97,9 +97,7 @@ def test_a_mapping_beside_words_is_told_its_own_mistakes() -> None:
 
 
 @pytest.mark.parametrize("section", ["alerts"])
-def test_what_nothing_acts_on_is_refused_unless_accepted_by_name(
-    section: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_nothing_acts_on_is_refused_unless_accepted_by_name(section: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """No section is such a one now; the next that is checked before anything acts on it will be."""
     monkeypatch.setattr("policy.model.LATER", (section,))
     (found,) = words(f"{section}: {{}}\n")
