@@ -17,6 +17,7 @@ from typing import Any
 from gres_probe.probe import probe_node
 from health.monitor import Monitor, send_health
 from policy.node import FILE_NAME, NodePolicyFile
+from policy.node_limits import NodeLimits
 from prolog_epilog.accounting import SAVE_SECONDS, Accounting
 from prolog_epilog.contexts import Contexts
 from prolog_epilog.courier import Courier
@@ -94,18 +95,26 @@ class Agent:
 
     def _limits(self) -> tuple[Ladder, Renewal]:
         """What holds jobs to their limits, and what makes their GPUs good for the next."""
-        policy = NodePolicyFile(self.state.settings.policy.with_name(FILE_NAME))
+        file = NodePolicyFile(self.state.settings.policy.with_name(FILE_NAME))
+
+        def policy() -> NodeLimits:
+            """What is in force; a file that could never be read is not the same as none."""
+            found = file.current().limits
+            if file.problem is not None and not file.loaded:
+                raise file.problem
+            return found
+
         mps = Mps(self.state)
         rungs: list[Rung] = [
             Partition(self.state),
-            Driver(self.state, self.watcher),
+            Driver(self.state, self.watcher, self.contexts),
             mps,
             Limiter(self.regions),
             Watchdog(self.watcher),
         ]
         shares = Shares(self.state, self.watcher, mps)
-        ladder = Ladder(self.state, rungs, shares, lambda: policy.current().limits)
-        return ladder, Renewal(self.state, self.watcher, lambda: policy.current().limits)
+        ladder = Ladder(self.state, rungs, shares, policy)
+        return ladder, Renewal(self.state, self.watcher, policy)
 
     def _watch_health(self) -> None:
         """Checks of GPUs and node: round after round, before and after each job, and when asked."""

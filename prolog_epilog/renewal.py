@@ -28,7 +28,13 @@ class Renewal:
     def renew(self, record: JobRecord, unclean: dict[str, str]) -> dict[str, str]:
         """Reset and clear what no other job is on, but what `unclean` names; by device, why it is not clean."""
         with self._state.lock:
-            policy = self._policy()
+            try:
+                policy = self._policy()
+            except SluiceError as error:
+                return {
+                    grant.uuid: f"GPU {grant.uuid}: whether to clear it is not known: {error}"
+                    for grant in record.grants
+                }
             others = [one for one in self._state.records.values() if one.job != record.job]
             shared = {grant.uuid for one in others for grant in one.grants}
         found = {}

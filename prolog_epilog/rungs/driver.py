@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from prolog_epilog import cgroups
+from prolog_epilog.contexts import Contexts
 from prolog_epilog.record import Grant, JobRecord
 from prolog_epilog.rungs.base import DRIVER
-from prolog_epilog.state import RefusalError, State
+from prolog_epilog.state import MIB, RefusalError, State
 from prolog_epilog.watching import Watcher
 from sluice_base.errors import SluiceError
+from sluice_base.sizes import format_mib
 
 OLDEST_DRIVER = 615
 
@@ -28,9 +30,10 @@ class Driver:
     name = DRIVER
     needs: tuple[str, ...] = ()
 
-    def __init__(self, state: State, watcher: Watcher) -> None:
+    def __init__(self, state: State, watcher: Watcher, contexts: Contexts) -> None:
         self._state = state
         self._watcher = watcher
+        self._contexts = contexts
 
     def unavailable(self, record: JobRecord, grant: Grant) -> str:
         """A whole NVIDIA GPU, its driver new enough, and a cgroup of version 2."""
@@ -51,6 +54,13 @@ class Driver:
         folder = self._folder(record)
         if folder is None:
             raise RefusalError(f"job {record.job}: its cgroup is gone")
+        measured = self._contexts.of(self._state.devices[grant.index])
+        if measured is not None and (grant.limit or 0) <= measured["context"]:
+            raise RefusalError(
+                f"{format_mib((grant.limit or 0) // MIB)} of GPU memory: the driver itself takes "
+                f"{format_mib(measured['context'] // MIB)} of it",
+                remedy="ask for more",
+            )
         self._ask(do="cgroup_limit", uuid=grant.uuid, folder=str(folder), hard=grant.limit)
 
     def verify(self, record: JobRecord, grant: Grant) -> str:

@@ -652,3 +652,68 @@ def test_an_unknown_rung_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(SluiceError, match="ladder"):
         parse("enforcement: {ladder: [limiter, hope]}\n", source="f")
+
+
+# ---- bad input ----
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"schema_version": 9}', '{"limits": {"ladder": ["hope"]}}', "[]"])
+def test_a_node_policy_that_was_never_readable_refuses_jobs_with_limits(
+    make_site: Callable[..., Site], text: str
+) -> None:
+    site = make_site()
+    site.devices()
+    (site.run / "sluice.node.json").write_text(text)
+    record = site.job(7, GIB)
+    with pytest.raises(SluiceError, match=r"sluice.node.json.*sluice apply"):
+        site.agent.jobs._ladder.hold(record)
+    [why] = site.agent.jobs._renewal.renew(record, {}).values()
+    assert "whether to clear it is not known" in why
+
+
+def test_a_node_policy_that_becomes_unreadable_leaves_the_last_one(make_site: Callable[..., Site]) -> None:
+    site = make_site()
+    site.policy(ladder=["watchdog"])
+    site.devices()
+    record = site.job(7, GIB)
+    site.agent.jobs._ladder.hold(record)
+    (site.run / "sluice.node.json").write_text("{")
+    record = site.job(8, GIB)
+    site.agent.jobs._ladder.hold(record)
+    assert record.grants[0].rung == "watchdog"
+
+
+@needs_unified
+def test_less_than_a_driver_context_is_refused(make_site: Callable[..., Site], group: Path) -> None:
+    site = make_site(driver_generation=615)
+    site.policy(ladder=["driver", "watchdog"])
+    site.devices()
+    site.cgroup = group
+    with pytest.raises(RefusalError, match=r"100M of GPU memory: the driver itself takes 520M of it"):
+        site.agent.jobs._ladder.hold(site.job(7, 100 * MIB))
+
+
+def test_without_room_for_its_daemon_a_job_is_refused(make_site: Callable[..., Site]) -> None:
+    site = make_site()
+    site.policy(ladder=["mps", "limiter", "watchdog"])
+    site.devices()
+    (site.run / "mps").touch()  # as good as a full /run
+    record = site.job(7, GIB)
+    with pytest.raises(OSError, match="mps"):
+        site.agent.jobs._ladder.hold(record)
+    assert record.grants[0].rung == "none"
+
+
+def test_a_daemon_that_does_not_start_refuses_the_job(
+    make_site: Callable[..., Site], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = make_site()
+    site.policy(ladder=["mps", "limiter", "watchdog"])
+    site.devices()
+    broken = tmp_path / "bin"
+    broken.mkdir()
+    (broken / "nvidia-cuda-mps-control").write_text("#!/bin/sh\necho no device; exit 1\n")
+    (broken / "nvidia-cuda-mps-control").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{broken}:/usr/bin:/bin")
+    with pytest.raises(SluiceError, match="MPS of job 7: no device"):
+        site.agent.jobs._ladder.hold(site.job(7, GIB))
