@@ -24,6 +24,8 @@
 struct job_record;
 struct job_descriptor;
 
+/* Weak: what job_submit calls, which is built also where Slurm's sources are not to be had; NULL there. */
+
 /* What goes on with a job once its start is durable. */
 struct sluice_failover_prolog {
     bool (*go)(struct job_record *job);                        /* the site's own prolog; true: in the background */
@@ -40,9 +42,9 @@ void sluice_failover_ended(struct job_record *job);
 /* It has nodes. True: the prolog goes on in the background once that is durable. */
 bool sluice_failover_started(struct job_record *job, const struct sluice_failover_prolog *prolog);
 /* Somebody means to change it. */
-void sluice_failover_modified(uint32_t job_id, uint32_t uid, const char *what);
-/* How many components the heterogeneous job has whose request this thread handles; 0: not known. */
-void sluice_failover_components(uint32_t count);
+__attribute__((weak)) void sluice_failover_modified(uint32_t job_id, uint32_t uid, const char *what);
+/* How many components the heterogeneous job has whose request this thread handles; 0: it is not heterogeneous. */
+__attribute__((weak)) void sluice_failover_components(uint32_t count);
 
 /* Job state is loaded, nothing has been made of it yet: bring the records that are there to what the journal says. */
 void sluice_failover_loaded(void);

@@ -9,6 +9,7 @@
 #include "admission/admission.h"
 #include "admission/rate.h"
 #include "controller/controller.h"
+#include "controller/failover.h"
 #include "controller/log.h"
 #include "controller/records.h"
 #include "controller/settings.h"
@@ -18,6 +19,7 @@
 #include <inttypes.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -406,9 +408,32 @@ extern SLUICE_FINI_TYPE fini(void)
     SLUICE_FINI_RETURN;
 }
 
+/* What a change is about, for a report after a failover. */
+static void tell_journal(const job_desc_msg_t *job_desc, uint32_t submit_uid)
+{
+    char text[256];
+    uint32_t job_id = job_desc->job_id;
+    if (!sluice_failover_modified)
+        return;
+    if ((!job_id || job_id == NO_VAL) && job_desc->job_id_str)
+        job_id = (uint32_t)strtoul(job_desc->job_id_str, NULL, 10);
+    snprintf(text, sizeof text, "job %.40s:%s%s%s%s%s%s", job_desc->job_id_str ? job_desc->job_id_str : "",
+             job_desc->priority == 0          ? " hold"
+             : job_desc->priority == INFINITE ? " release"
+             : job_desc->priority != NO_VAL   ? " priority"
+                                              : "",
+             job_desc->time_limit != NO_VAL ? " time limit" : "", job_desc->partition ? " partition" : "",
+             job_desc->qos ? " QOS" : "", job_desc->dependency ? " dependency" : "",
+             job_desc->begin_time ? " begin" : "");
+    sluice_failover_modified(job_id, submit_uid, text);
+}
+
 extern int job_submit(job_desc_msg_t *job_desc, uint32_t submit_uid, char **err_msg)
 {
     (void)submit_uid; /* Slurm's habit: the limits of an account hold whoever submits for it */
+    /* Slurm asks for each component of a heterogeneous job in turn, then takes them in, in this thread. */
+    if (active && sluice_failover_components)
+        sluice_failover_components(job_desc->het_job_offset == NO_VAL ? 0 : job_desc->het_job_offset + 1);
     if (!active || sluice_settings_level() == SLUICE_LEVEL_OFF)
         return refuse_options_when_off(job_desc, err_msg);
     uint64_t began = now_ns();
@@ -427,7 +452,10 @@ extern int job_modify(job_desc_msg_t *job_desc, struct job_record *job_ptr, uint
 {
     char **err_msg = NULL;
 #endif
-    if (!active || sluice_settings_level() == SLUICE_LEVEL_OFF || !concerns_us(job_desc))
+    if (!active || sluice_settings_level() == SLUICE_LEVEL_OFF)
+        return SLURM_SUCCESS;
+    tell_journal(job_desc, submit_uid);
+    if (!concerns_us(job_desc))
         return SLURM_SUCCESS;
     uint64_t began = now_ns();
     /* Slurm's habit here, too: what an operator changes is not held to limits. */

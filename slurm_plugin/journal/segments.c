@@ -133,6 +133,19 @@ static bool take(const struct sluice_record *record, void *argument)
     return !pass->stopped;
 }
 
+/* What is behind a damaged place is not used, but the ids in it were given out. */
+static void learn_ids(struct sluice_segments *found, const uint8_t *bytes, size_t length)
+{
+    struct sluice_record record;
+    size_t used;
+    for (size_t at = 0; at + SLUICE_RECORD_HEADER <= length; at++)
+        if (bytes[at] == 'S' && sluice_record_decode(bytes + at, length - at, &record, &used) == SLUICE_RECORD_GOOD) {
+            if (record.job_id > found->highest_id)
+                found->highest_id = record.job_id;
+            at += used - 1;
+        }
+}
+
 static const char *fault_name(enum sluice_record_fault fault)
 {
     return fault == SLUICE_RECORD_NEWER ? "written by a later version" : "corrupt";
@@ -169,6 +182,8 @@ static bool read_one(const char *folder, struct pass *pass)
         found->torn_bytes += length - good;
     else if (fault != SLUICE_RECORD_GOOD)
         found->lost_bytes += length - good;
+    if (fault != SLUICE_RECORD_GOOD && good < length)
+        learn_ids(found, bytes + good, length - good);
     if (pass->late)
         problem(found, "%s: another controller wrote to it after this one had taken over; that part is not used", path);
     else if (fault > SLUICE_RECORD_TORN)

@@ -41,6 +41,16 @@ void sluice_job_tell(struct job_record *record, const char *message)
     (void)message;
 }
 
+void sluice_failover_modified(uint32_t job_id, uint32_t uid, const char *what)
+{
+    (void)job_id, (void)uid, (void)what;
+}
+
+void sluice_failover_components(uint32_t count)
+{
+    (void)count;
+}
+
 #define require(holds)                                                                                                 \
     do {                                                                                                               \
         if (!(holds)) {                                                                                                \

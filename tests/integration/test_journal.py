@@ -1,0 +1,282 @@
+"""The failover journal on real daemons: SIGKILL of the controller, and what was acknowledged is there again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dev_cluster.cluster import DevCluster
+from sluice_base.run import CommandError
+from slurm_plugin.journal import read_journal, read_replays
+from tests.integration.versions import NATIVE_FIRST
+
+pytestmark = pytest.mark.cluster
+
+TRACE = "/run/sluice-cluster/trace"
+
+
+def _plugins(version: str) -> dict[str, str]:
+    """SLUICE_TEST_PLUGINS names a folder of builds by version; without it they are built."""
+    builds = os.environ.get("SLUICE_TEST_PLUGINS")
+    return {"plugins": f"{builds}/{version}"} if builds else {}
+
+
+class Site:
+    """A cluster whose controller is killed."""
+
+    def __init__(self, cluster: DevCluster) -> None:
+        self.cluster = cluster
+        self.state = cluster.folder / "state"
+        self.journal = self.state / "sluice.journal"
+        self.trace = cluster.folder / "trace"
+        self.trace.mkdir(exist_ok=True)
+        self.trace.chmod(0o777)
+
+    def submit(self, *options: str, script: str = "sleep 600", user: str = "alice") -> str:
+        words = ["sbatch", "--parsable", "-o", "/dev/null", "-t5", *options, f"--wrap={script}"]
+        return self.cluster.run(words, user=user).stdout.strip().split("\n")[-1]
+
+    def jobs(self) -> dict[str, list[str]]:
+        """By job id: state, reason, start, submission, restarts as squeue has them, arrays' waiting tasks as one."""
+        shown = self.cluster.run(
+            [
+                "squeue",
+                "-h",
+                "-t",
+                "all",
+                "-O",
+                "JobID:|,State:|,Reason:|,StartTime:|,SubmitTime:|,JobArrayID:|,UserName:",
+            ]
+        ).stdout
+        rows = [[word.strip() for word in line.split("|")] for line in shown.splitlines()]
+        return {row[0]: row[1:] for row in rows}
+
+    def job_state(self, job: str) -> str:
+        return self.jobs().get(job, ["MISSING"])[0]
+
+    def wait_for(self, job: str, *states: str) -> None:
+        until(lambda: self.job_state(job), lambda state: state in states)
+
+    def stop_saving(self) -> None:
+        """Let Slurm write its state once more, and then no more: what follows is in the journal alone."""
+        saved = self.state / "job_state"
+
+        def stamp() -> int:
+            return saved.stat().st_mtime_ns if saved.exists() else 0
+
+        before = stamp()
+        self.submit("-H")
+        until(stamp, lambda now: bool(now != before), timeout=15)
+        (self.state / "job_state.new").mkdir()  # where Slurm would write it
+        time.sleep(1.1)  # the state's time has whole seconds
+
+    def kill(self) -> None:
+        self.cluster.stop_daemon("slurmctld@ctl1", number=signal.SIGKILL)
+
+    def start(self) -> None:
+        self.cluster.start_daemon("slurmctld@ctl1")
+        self.wait_for_answer()
+
+    def wait_for_answer(self, timeout: float = 30) -> None:
+        until(self._answers, bool, timeout)
+        with suppress(FileNotFoundError):
+            (self.state / "job_state.new").rmdir()
+
+    def _answers(self) -> bool:
+        return self.cluster.run(["squeue", "-h"], check=False, timeout=20).returncode == 0
+
+    def replay(self) -> dict[str, Any]:
+        """The last replay's report."""
+        return read_replays(self.journal)[-1]
+
+    def counter(self, name: str) -> int:
+        return int(json.loads((self.state / "sluice.status.ctl1").read_text())["counters"].get(name, 0))
+
+    def ran(self, name: str) -> list[str]:
+        path = self.trace / name
+        return path.read_text().split() if path.exists() else []
+
+
+def until(read: Callable[[], Any], holds: Callable[[Any], bool], timeout: float = 20) -> Any:
+    end = time.monotonic() + timeout
+    while True:
+        value = read()
+        if holds(value):
+            return value
+        assert time.monotonic() < end, value
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="module", params=NATIVE_FIRST)
+def site(request: pytest.FixtureRequest, make_shared_cluster: Callable[..., DevCluster]) -> Iterator[Site]:
+    version = "22.05" if request.param == "native" else "24.11"
+    root = {} if request.param == "native" else {"root": request.getfixturevalue("trixie_root")}
+    description = {
+        "nodes": [{"names": "n[1-4]", "platform": "none"}],
+        "accounts": [{"name": "physics"}],
+        "users": [{"name": "alice", "accounts": ["physics"]}],
+        "controllers": 2,
+        "slurm_conf": "SlurmctldTimeout=5\nDefMemPerCPU=10\n",
+        "sluice": {"level": "admit", "journal": True, **_plugins(version)},
+    }
+    yield Site(make_shared_cluster(description, **root))
+
+
+def test_what_was_acknowledged_is_there_again(site: Site) -> None:
+    site.stop_saving()
+    array = site.submit("-a", "1-6%2")
+    runs = site.submit(
+        "-N2", "-J", "runs", "--export=ALL,WORD=kept", script=f"echo $SLURM_JOB_ID $WORD >> {TRACE}/runs; sleep 600"
+    )
+    done = site.submit(script=f"echo run >> {TRACE}/done; exit 3")
+    requeued = site.submit("--requeue", script=f"echo run >> {TRACE}/requeued; sleep 600")
+    held = site.submit("-H", "-J", "held", "--export=ALL,WORD=kept", script=f"echo $WORD >> {TRACE}/held")
+    hetero = site.cluster.run(["sbatch", "--parsable", "-H", "-n1", ":", "-H", "-n1", "--wrap=true"], user="alice")
+    leader = hetero.stdout.strip()
+    site.wait_for(runs, "RUNNING")
+    site.wait_for(requeued, "RUNNING")
+    site.wait_for(done, "FAILED")
+    site.cluster.run(["scontrol", "requeue", requeued])
+    cancelled = site.submit("-H")
+    cancelled_running = site.submit()
+    site.wait_for(cancelled_running, "RUNNING")
+    site.cluster.run(["scancel", cancelled, cancelled_running], user="alice")
+    dependent = site.submit("-d", f"afternotok:{done}", "-H")
+    before = site.jobs()
+    site.kill()
+    last = max(int(job) for job in before)
+    site.start()
+
+    after = site.jobs()
+    assert set(before) <= set(after)  # every id that was given out
+    for job in (runs, done, held, array, dependent, leader, str(int(leader) + 1)):
+        assert (after[job][0], after[job][3], after[job][5]) == (before[job][0], before[job][3], before[job][5]), job
+    assert after[runs][2] == before[runs][2]  # it was not started again
+    assert after[array][4] == before[array][4]  # the same tasks of the array wait
+    tasks = {job: row[2] for job, row in before.items() if row[4].startswith(f"{array}_") and row[0] == "RUNNING"}
+    assert {job: after[job][2] for job in tasks} == tasks
+    assert len(tasks) == 2
+    assert after[requeued][0] == "PENDING"
+    assert {after[job][0] for job in (cancelled, cancelled_running)} <= {"CANCELLED", "COMPLETING"}
+    assert int(site.submit("-H")) > last  # no id is given twice
+    report = site.replay()
+    assert report["unsettled"] == [], report
+    assert {int(held), int(array), int(leader), int(leader) + 1} <= set(report["resubmitted"])
+    assert {int(runs), *map(int, tasks)} <= set(report["restored"])
+    script = site.cluster.run(["scontrol", "write", "batch_script", held, "-"]).stdout
+    assert f"{TRACE}/held" in script
+
+    site.cluster.run(["scontrol", "release", held])
+    until(lambda: site.ran("held"), lambda words: bool(words == ["kept"]))  # script and environment
+    assert site.ran("runs") == [runs, "kept"]
+    assert site.ran("done") == ["run"]
+    assert site.ran("requeued") == ["run"]
+    site.cluster.run(["scancel", runs], user="alice")
+    site.wait_for(runs, "CANCELLED")
+    rows = until(
+        lambda: site.cluster.run(
+            ["sacct", "-n", "-X", "-P", "-D", "-j", f"{runs},{done}", "-o", "JobIDRaw,State,ExitCode"]
+        ).stdout.splitlines(),
+        lambda lines: any(line.startswith(f"{runs}|CANCELLED") for line in lines),
+    )
+    assert sorted(row.split("|")[0] for row in rows) == sorted([runs, done])  # one row each
+    assert any(row == f"{done}|FAILED|3:0" for row in rows)
+    site.cluster.run(["scancel", "-u", "alice"])
+
+
+def test_a_torn_record_and_a_damaged_one_are_not_believed(site: Site) -> None:
+    site.stop_saving()
+    good = site.submit("-H")
+    torn = site.submit("-H")
+    site.kill()
+    segment = sorted(site.journal.glob("*.journal"))[-1]
+    records = read_journal(site.journal).records
+    assert [record.job_id for record in records if record.kind == "submit"][-2:] == [int(good), int(torn)]
+    with segment.open("r+b") as file:
+        file.truncate(segment.stat().st_size - 7)
+    site.start()
+    assert site.job_state(good) == "PENDING"
+    assert site.job_state(torn) == "MISSING"
+    assert site.replay()["torn_bytes"] > 0
+    assert int(site.submit("-H")) >= int(torn)
+
+    site.stop_saving()
+    first = site.submit("-H")
+    size = sorted(site.journal.glob("*.journal"))[-1].stat().st_size
+    later = [site.submit("-H") for _ in range(2)]
+    site.kill()
+    segment = sorted(site.journal.glob("*.journal"))[-1]
+    with segment.open("r+b") as file:
+        file.seek(size + 50)
+        byte = file.read(1)
+        file.seek(size + 50)
+        file.write(bytes([byte[0] ^ 1]))
+    site.start()
+    report = site.replay()
+    assert int(first) in report["resubmitted"]
+    assert "corrupt" in report["problem"]
+    assert report["lost_bytes"] > 0
+    assert int(site.submit("-H")) > max(map(int, later))
+
+
+def test_what_cannot_be_journalled_is_refused_with_a_clear_error(site: Site) -> None:
+    """A full disk: the journal's folder is a file system of its own, of 256 KiB."""
+    site.kill()
+    folder = "/run/sluice-cluster/state/sluice.journal"
+    for controller in ("ctl1", "ctl2"):
+        site.cluster.run(
+            ["mount", "-t", "tmpfs", "-o", "size=256k,mode=700,uid=64030", "tmpfs", folder], node=controller
+        )
+    site.start()
+    large = "#" * 60000
+    refused = None
+    for _ in range(8):
+        try:
+            site.submit("-H", script=large)
+        except CommandError as error:
+            refused = str(error)
+            break
+    assert refused is not None
+    assert "could not be made safe" in refused
+    assert "No space left on device" in refused
+    until(lambda: site.counter("journal.refused"), lambda count: bool(count >= 1))
+    assert site.counter("journal.error") != 0
+    # Slurm saves its state, the old segments go, and submissions are taken in again, without anybody's hand.
+    until(lambda: _accepts(site, large), bool, timeout=25)
+
+
+def _accepts(site: Site, script: str) -> bool:
+    try:
+        site.submit("-H", script=script)
+    except CommandError:
+        time.sleep(0.5)
+        return False
+    return True
+
+
+def test_the_backup_brings_them_back_too(site: Site) -> None:
+    site.cluster.run(["umount", "-l", "/run/sluice-cluster/state/sluice.journal"], node="ctl2")
+    site.kill()
+    site.cluster.run(["umount", "-l", "/run/sluice-cluster/state/sluice.journal"], node="ctl1")
+    site.start()
+    site.stop_saving()
+    runs = site.submit(script=f"echo run >> {TRACE}/backup; sleep 600")
+    held = site.submit("-H")
+    site.wait_for(runs, "RUNNING")
+    start = site.jobs()[runs][2]
+    site.kill()
+    site.wait_for_answer(timeout=60)
+    assert site.jobs()[runs][0] == "RUNNING"
+    assert site.jobs()[runs][2] == start
+    assert site.job_state(held) == "PENDING"
+    assert site.replay()["controller"] == "ctl2"
+    assert int(site.submit("-H")) > int(held)
+    assert Path(site.trace / "backup").read_text().split() == ["run"]
