@@ -24,6 +24,7 @@ SOCKET = "/run/sluice/agent.sock"
 SHARE = "SPANK__SLURM_SPANK_OPTION_sluice_gpu_share"  # as slurmd gives job_submit's options to prologs
 MOST = 1 << 20
 SECONDS = 20.0
+EPILOG_SECONDS = 3700.0  # longer than a policy lets the clearing of memory take
 PATIENCE = 5.0  # an agent that is just restarted is waited for
 
 
@@ -58,12 +59,13 @@ def encode(value: object) -> str:
 def ask(**request: object) -> dict[str, Any]:  # type: ignore[name-defined]  # noqa: F821 - typing takes long to load
     """The node agent's answer; a request that a restart of it cuts off is made again. Raises RefusedError."""
     end = time.monotonic() + PATIENCE
+    seconds = EPILOG_SECONDS if request["do"] == "epilog" else SECONDS
     while True:
         try:
-            line = exchange(encode(request).encode() + b"\n")
+            line = exchange(encode(request).encode() + b"\n", seconds)
             break
         except TimeoutError:
-            why = f"gave no answer within {SECONDS:g} s; see: journalctl -u sluice-agent"
+            why = f"gave no answer within {seconds:g} s; see: journalctl -u sluice-agent"
             raise RefusedError(f"the node agent {why}") from None
         except OSError as error:
             if time.monotonic() > end:
@@ -81,11 +83,11 @@ def ask(**request: object) -> dict[str, Any]:  # type: ignore[name-defined]  # n
     return content
 
 
-def exchange(line: bytes) -> bytes:
+def exchange(line: bytes, seconds: float) -> bytes:
     """One line there, one back. Raises OSError."""
     connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     try:
-        connection.settimeout(SECONDS)
+        connection.settimeout(seconds)
         connection.connect(SOCKET)
         connection.sendall(line)
         answer = b""
@@ -115,6 +117,15 @@ def numbers(name: str) -> list[int]:
     return [int(part) for part in text.split(",") if text]
 
 
+def pairs(name: str) -> list[list[int]]:
+    """A variable of ours that holds GPU:SHARDS,...; empty where it is not set."""
+    text = os.environ.get(name, "")
+    found = [part.split(":") for part in text.split(",") if text]
+    if not all(len(pair) == 2 and pair[0].isdecimal() and pair[1].isdecimal() for pair in found):
+        raise RefusedError(f"{name}={text!r} does not say how much of which GPU")
+    return [[int(gpu), int(shards)] for gpu, shards in found]
+
+
 def prolog() -> None:
     """Register a job that has GPUs."""
     extra: dict[str, object] = {}
@@ -131,6 +142,7 @@ def prolog() -> None:
             account=os.environ.get("SLURM_JOB_ACCOUNT", ""),
             partition=os.environ.get("SLURM_JOB_PARTITION", ""),
             gpus=numbers("SLURM_JOB_GPUS"),
+            split=pairs("SLUICE_GPU_SHARDS"),
             **extra,
         )
 

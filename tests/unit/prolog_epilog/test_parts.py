@@ -602,3 +602,30 @@ def test_readers_get_each_sample_with_the_vendors_whole_answer(agent: Agent, mon
     agent.watcher.on_sample.append(read)
     agent.watcher._watch(watch)
     assert seen == [(1, answer)] and watch.held == {("GPU-0", 5): 7}
+
+
+def test_the_epilog_waits_while_memory_is_cleared(tmp_path: Path) -> None:
+    """Other requests are given up after 20 s; this one may take as long as a policy allows."""
+    names = dict(
+        line.split(" = ")[:2] for line in PROGRAM.read_text().splitlines() if line.startswith(("SECONDS", "EPIL"))
+    )
+    assert float(names["SECONDS"]) == 20 and float(names["EPILOG_SECONDS"].split()[0]) > 3600
+    path = tmp_path / "agent.sock"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(path))
+        listener.listen()
+
+        def slowly() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.makefile("rb").readline()
+                time.sleep(1.5)
+                connection.sendall(b'{"ok": {"unclean": []}}\n')
+
+        threading.Thread(target=slowly, daemon=True).start()
+        text = (
+            PROGRAM.read_text().replace("/run/sluice/agent.sock", str(path)).replace("SECONDS = 20.0", "SECONDS = 0.5")
+        )
+        (tmp_path / "sluice-epilog").write_text(text)
+        command = ["/usr/bin/python3", "-IS", str(tmp_path / "sluice-epilog")]
+        assert subprocess.run(command, env=JOB, check=False, timeout=30).returncode == 0
