@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from versions import NATIVE_FIRST
 
 from dev_cluster.cluster import DevCluster
 from health import withdrawn
@@ -18,7 +19,6 @@ from policy.compiled import CompiledPolicy, Global
 pytestmark = pytest.mark.cluster
 
 POLICY = CompiledPolicy(settings=Global(placement="sluice", planner_interval_ms=500)).render()
-VERSIONS = ["22.05", pytest.param("24.11", marks=pytest.mark.trixie)]
 
 
 class Slurm:
@@ -79,9 +79,9 @@ class Slurm:
         self.wait(lambda: "n1 " in self.run("sinfo", "-h", "-r", "-o", "%n "))
 
 
-@pytest.fixture(scope="module", params=VERSIONS)
+@pytest.fixture(scope="module", params=NATIVE_FIRST)
 def version(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+    return "22.05" if request.param == "native" else "24.11"
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from health.judge import Round, judge
 from health.memory import Memory
 from policy.document import parse
 from policy.health import CHECKS, NodeHealth, compile_health
+from policy.units import show_seconds
 from prolog_epilog.readings import Link, Reading
 
 POLICY = compile_health(parse("health: {}").health)
@@ -211,3 +213,15 @@ def test_a_window_begins_anew_with_another_job_and_after_a_time_in_which_nobody_
     assert not judge(node(0.0, gpu(temperature_c=99)), known, POLICY).findings
     assert not judge(node(9000.0, gpu(temperature_c=99)), known, POLICY).findings
     assert judge(node(9060.0, gpu(temperature_c=99)), known, POLICY).findings
+
+
+def test_the_page_lists_every_check_as_it_is() -> None:
+    page = (Path(__file__).parents[3] / "docs/health.md").read_text()
+    rows = {
+        line.split("`")[1]: [cell.strip() for cell in line.split("|")] for line in page.splitlines() if "| `" in line
+    }
+    for name, default in CHECKS.items():
+        cells = rows[name]
+        assert default.title in cells and cells[-3:-1] == [default.severity, default.action], name
+        assert (show_seconds(default.window) if default.window else "") == cells[-4]
+        assert (f"{default.threshold:g} {default.unit}" if default.unit else "") == cells[-5]
