@@ -106,6 +106,8 @@ class Boot:
             primary, *backups = controllers(self.description)
             self.start_controller(primary)
             for host in self.description.hosts:
+                if self.plugins is not None and self.agents is not None and self.plugins.build.has("prep_script"):
+                    self.cluster.run(self.plugins.node_links(), node=host)
                 self.start(f"slurmd@{host}", host, self.slurmd(host))
             self.progress("slurmctld and slurmd started")
             if wait:

@@ -80,6 +80,11 @@ class ClusterPlugins:
             return argv
         return [f"{_FOLDER}/{SUPERVISOR}", "--lease", f"{self.wanted.lease:g}", "--", *argv]
 
+    def node_links(self) -> list[str]:
+        """The command that a node with the agent runs before its slurmd starts."""
+        names = ("prep_script.so", "libsluice_controller.so")
+        return ["ln", "-sf", *(f"{_FOLDER}/{name}" for name in names), f"{PLUGIN_SEARCH}/"]
+
     @property
     def environment(self) -> dict[str, str] | None:
         """What slurmctld's environment needs beside."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from prolog_epilog import cgroups
@@ -86,12 +87,14 @@ class Jobs:
         account: str,
         partition: str,
         gpus: list[int],
+        split: Sequence[Sequence[int]] = (),
         share: int = 0,
         sluid: str = "",
     ) -> dict[str, Any]:
         """Register a job with its GPUs; the same job again, e.g. requeued, begins anew unless it runs already.
 
-        `share`: percent of its GPUs' compute time, 0: all. `sluid`: by which its cgroup is named, from Slurm 26.05 on.
+        `split`: GPUs and how many shards the job has of each, where slurmd told. `share`: percent of its GPUs' compute
+        time, 0: all. `sluid`: by which its cgroup is named, from Slurm 26.05 on.
         """
         del peer
         if sluid:
@@ -116,6 +119,7 @@ class Jobs:
                 )
                 if cap is not None:
                     record.note("cap", uuid=device.uuid, bytes=cap)
+            self._grant_split(record, chosen, split)
             if share:
                 record.share_percent = share
                 self._ladder.choose_share(record)
@@ -125,6 +129,14 @@ class Jobs:
         for name in {device.vendor for device in chosen}:
             self._watcher.watches[name].wanted.set()
         return {}
+
+    def _grant_split(self, record: JobRecord, chosen: list[NodeDevice], split: Sequence[Sequence[int]]) -> None:
+        """Remember how much the job has of each GPU, so that the watchdog holds it before any step tells."""
+        known = {int(index): int(shards) for index, shards in split}
+        record.split = bool(known) and set(known) == {device.index for device in chosen}
+        for device in chosen if record.split else []:
+            with suppress(RefusalError):  # over its tenant's cap: its tasks are refused, with the reason
+                self.limit_device(record, device, known[device.index] * MIB, True)
 
     def limit(
         self, *, peer: Peer, job: int, uid: int, whole: bool, gpus: list[int], shards: int, open: list[str]
@@ -148,13 +160,13 @@ class Jobs:
             for device in chosen:
                 if record.grant_of(device.uuid) is None:
                     raise RefusalError(f"GPU {device.index} is not among those that job {job} was given")
-            if shards and len(chosen) != 1:
+            if shards and len(chosen) != 1 and not record.split:
                 raise RefusalError(
                     f"{shards} shards on {len(chosen)} GPUs: Slurm does not tell how many on each",
-                    remedy="ask for the memory of one GPU on each node",
+                    remedy="ask for the memory of one GPU on each node, or see docs/node-agent.md: Setting it up",
                 )
             for device in chosen:
-                self.limit_device(record, device, shards * MIB if shards else None, whole)
+                self.limit_device(record, device, shards * MIB if shards and not record.split else None, whole)
             self._ladder.hold(record)
             self._state.jobs.save(record)
             region = self._regions.of(job)

@@ -69,6 +69,7 @@ class JobRecord:
     grants: list[Grant] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     events_left_out: int = 0
+    split: bool = False  # slurmd told how many shards the job has of each GPU
     usage: dict[str, Any] | None = None  # what was measured while it ran (usage/metrics)
     schema_version: int = SCHEMA_VERSION
 

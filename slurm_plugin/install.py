@@ -135,6 +135,8 @@ def install(
     result.done.append(f"plugins for Slurm {format_slurm_version(build.slurm)} in {places.current}")
     if build.has("spank_sluice"):
         _plugstack(places, result, limits)
+    if spank_only and limits:
+        _link_node(build, places, slurm, result)
     if not spank_only:  # the include file last: until then slurmctld knows nothing of it
         _guard_drop_in(places, result)
         _link(places, set(build.files) - SPANK)
@@ -233,6 +235,15 @@ def _keep_burst_buffer(places: Places, own: OwnOptions) -> None:
     name = own.burst_buffer.removeprefix("burst_buffer/")
     if name and name != "sluice":
         write_if_changed(places.real(places.conf / BURST_BUFFER_FILE), name + "\n")
+
+
+def _link_node(build: PluginBuild, places: Places, slurm: SlurmVersion, result: Result) -> None:
+    """What slurmd loads: the plugin by which its prolog knows how much of each GPU a job was given."""
+    if build.slurm == slurm and build.has("prep_script"):
+        _link(places, {"prep_script.so"})
+        result.left.append("start slurmd anew on nodes")
+    else:
+        result.left.append(f"jobs with parts of several GPUs of a node need plugins for {format_slurm_version(slurm)}")
 
 
 def _is_ours(link: Path) -> bool:

@@ -294,6 +294,13 @@ static inline int sluice_slurm_select_nodes(job_record_t *job)
     return select_nodes(job, false, NULL, NULL, false, SLURMDB_JOB_FLAG_BACKFILL);
 }
 #endif
+/* What a job has of each GPU's shards stands in its GRES. */
+#if SLUICE_SLURM_AT_LEAST(24, 11)
+#define SLUICE_SHARES_BY_GPU 1
+#define SLUICE_HOSTLIST_POINTER *
+#else
+#define SLUICE_HOSTLIST_POINTER
+#endif
 /* A job's state, its end in accounting's limits and reservations, and a task that leaves its array's record. */
 #if SLUICE_SLURM_AT_LEAST(24, 11)
 #include "src/interfaces/accounting_storage.h"

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
  * prep/script with a PrologSlurmctld of ours, which keeps a gang's members CONFIGURING until all of them have nodes
- * (controller/gang.h). It stands before Slurm's own plugin of this name and links it: nodes, and whatever is not
- * defined here, use stock's. The site's PrologSlurmctld runs as it would without us; a gang's members' only when all
+ * (controller/gang.h). It stands before Slurm's own plugin of this name and links it: whatever is not defined here is
+ * stock's. On a node it tells the prolog how much of each GPU its job was given (prep/shares.h). The site's PrologSlurmctld runs as it would without us; a gang's members' only when all
  * have nodes, for it is a prolog, too. The same way a job waits, CONFIGURING, for its start to be in the failover
  * journal (controller/failover.h); then the site's follows.
  *
@@ -16,6 +16,7 @@
 #include "controller/failover.h"
 #include "controller/gang.h"
 #include "controller/log.h"
+#include "prep/shares.h"
 
 #include <dlfcn.h>
 
@@ -27,6 +28,7 @@ static struct {
     int (*init)(void);
     void (*fini)(void);
     void (*register_callbacks)(prep_callbacks_t *);
+    int (*prolog)(job_env_t *, slurm_cred_t *);
     int (*prolog_slurmctld)(job_record_t *, bool *);
     void (*required)(prep_call_type_t, bool *);
 } stock;
@@ -63,6 +65,7 @@ extern int init(void)
     void *library = dlopen("prep_script.so", RTLD_LAZY | RTLD_NOLOAD);
     if (!library || !find(library, "init", &stock.init) || !find(library, "fini", &stock.fini) ||
         !find(library, "prep_p_register_callbacks", &stock.register_callbacks) ||
+        !find(library, "prep_p_prolog", &stock.prolog) ||
         !find(library, "prep_p_prolog_slurmctld", &stock.prolog_slurmctld) ||
         !find(library, "prep_p_required", &stock.required))
         return SLURM_ERROR;
@@ -85,6 +88,12 @@ extern void prep_p_register_callbacks(prep_callbacks_t *callbacks)
     prolog = (struct sluice_gang_prolog){.go = journal_and_go, .done = callbacks->prolog_slurmctld};
     launch = (struct sluice_failover_prolog){.go = go, .done = callbacks->prolog_slurmctld};
     stock.register_callbacks(callbacks);
+}
+
+extern int prep_p_prolog(job_env_t *environment, slurm_cred_t *credential)
+{
+    sluice_prep_tell_shares(environment, credential);
+    return stock.prolog(environment, credential);
 }
 
 extern int prep_p_prolog_slurmctld(job_record_t *job, bool *async)

@@ -34,6 +34,20 @@ hip, address = ctypes.CDLL("libamdhip64.so"), ctypes.c_void_p()
 for gib in (40, 40, 1):
     print(hip.hipMalloc(ctypes.byref(address), ctypes.c_size_t(gib << 30)), flush=True)
 """
+FILL = """
+import ctypes as c
+cu, count, address = c.CDLL("libcuda.so.1"), c.c_int(), c.c_uint64()
+assert cu.cuInit(0) == 0 and cu.cuDeviceGetCount(c.byref(count)) == 0
+for device in range(count.value):
+    context, has, piece = c.c_void_p(), 520, 1 << 16
+    assert cu.cuDevicePrimaryCtxRetain(c.byref(context), device) == 0 and cu.cuCtxSetCurrent(context) == 0
+    while piece >= 2:
+        if cu.cuMemAlloc_v2(c.byref(address), c.c_size_t(piece << 20)) == 0:
+            has += piece
+        else:
+            piece //= 2
+    print(has, flush=True)
+"""
 ESCAPE = 'mount --bind /dev/null /etc/ld.so.preload && exec env -i "$@"'
 
 
@@ -45,6 +59,8 @@ def cluster(trixie_root: Path, make_shared_cluster: Callable[..., DevCluster]) -
             "controllers": 1,
             "accounting": False,
             "agent": True,
+            "sluice": {"level": "off"},
+            "slurm_conf": "SelectTypeParameters=CR_Core_Memory,MULTIPLE_SHARING_GRES_PJ",
             "users": [{"name": "alice"}],
         },
         root=trixie_root,
@@ -72,6 +88,18 @@ def test_a_limit_holds_whatever_the_environment(cluster: DevCluster) -> None:
     assert ran.stdout.split() == ["0", "2"], ran.stderr
     [grant] = last_record(cluster)["grants"]
     assert (grant["limit"], grant["rung"], grant["refused"], grant["clean"]) == (4 * GIB, "limiter", 1, True)
+
+
+def test_parts_of_several_gpus_are_held_to_the_mib_each(cluster: DevCluster) -> None:
+    """Slurm gives two whole GPUs' memory and a part of a third, and only the job's credential says how much of each."""
+    ran = run(cluster, "--gres=shard:200000", PYTHON, "-c", FILL)
+    sizes = [int(line) for line in ran.stdout.split()]
+    assert len(sizes) == 3 and sum(sizes) == 200000 and sizes[2] < sizes[0] == sizes[1], ran.stderr
+    grants = last_record(cluster)["grants"]
+    assert [grant["limit"] >> 20 for grant in grants] == sizes
+    tasks = ["-n3", "--tres-per-task=gres/shard:4000", "--gres-flags=one-task-per-sharing", "true"]
+    assert run(cluster, *tasks).returncode == 0
+    assert [grant["limit"] >> 20 for grant in last_record(cluster)["grants"]] == [4000] * 3
 
 
 def test_amd_too(cluster: DevCluster) -> None:

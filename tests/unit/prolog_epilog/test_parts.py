@@ -281,6 +281,19 @@ def test_requests_that_make_no_sense_are_refused(agent: Agent) -> None:
     assert agent.state.records == {} and list(agent.state.jobs.folder.iterdir()) == []
 
 
+def test_a_split_over_gpus_is_in_force_from_the_prolog_on(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prolog_epilog.cgroups.jobs_here", lambda: set())
+    for name in ("nvidia",):
+        agent.watcher.watches[name] = Watch(Worker(name))
+    job = {"do": "prolog", "uid": 1000, "user": "ann", "account": "physics", "partition": "main", "gpus": [0, 1]}
+    assert ask(agent, **job, job=7, split=[[0, 40960], [1, 512]]) == {"ok": {}}
+    one = agent.state.records[7]
+    assert one.split and [grant.limit for grant in one.grants] == [40 * GIB, 512 * MIB]
+    assert ask(agent, **job, job=8, split=[[0, 1000]]) == {"ok": {}}  # not of all its GPUs: nothing is believed
+    assert not agent.state.records[8].split and agent.state.records[8].grants[0].limit is None
+    assert "makes no sense" in str(ask(agent, **job, job=9, split=[[0]])["error"]) or 9 not in agent.state.records
+
+
 def test_only_root_may_speak_for_jobs(agent: Agent) -> None:
     for name in ("prolog", "limit", "epilog", "status"):
         assert "for root only" in str(ask(agent, peer_uid=1000, do=name)["error"])
@@ -506,7 +519,9 @@ def test_without_the_agent_a_job_with_gpus_fails_and_another_does_not(tmp_path: 
     assert program("sluice-task-prolog", gone, tmp_path, SLURM_JOB_ID="7").returncode == 0
 
 
-@pytest.mark.parametrize("wrong", [{"SLURM_JOB_ID": "x"}, {"SLURM_JOB_GPUS": "0,-1"}, {"SLURM_JOB_UID": ""}])
+@pytest.mark.parametrize(
+    "wrong", [{"SLUICE_GPU_SHARDS": "0:1,2"}, {"SLURM_JOB_ID": "x"}, {"SLURM_JOB_GPUS": "0,-1"}, {"SLURM_JOB_UID": ""}]
+)
 def test_variables_without_sense_are_named(tmp_path: Path, wrong: dict[str, str]) -> None:
     done = program("sluice-prolog", "/nonexistent", tmp_path, **{**JOB, **wrong})
     assert done.returncode == 1 and next(iter(wrong)) in done.stderr and "Traceback" not in done.stderr
@@ -629,3 +644,27 @@ def test_the_epilog_waits_while_memory_is_cleared(tmp_path: Path) -> None:
         (tmp_path / "sluice-epilog").write_text(text)
         command = ["/usr/bin/python3", "-IS", str(tmp_path / "sluice-epilog")]
         assert subprocess.run(command, env=JOB, check=False, timeout=30).returncode == 0
+
+
+def test_the_drivers_are_let_go_for_a_change_of_layout(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, asked = Watch(Worker("nvidia")), []
+    agent.watcher.watches["nvidia"] = watch
+
+    def sample(**request: object) -> dict[str, object]:
+        asked.append(request)
+        agent.state.stopping.set()
+        return {"usage": []}
+
+    monkeypatch.setattr(watch.worker, "ask", sample)
+    agent.state.records[7] = granted(GIB)
+    assert "1 jobs have GPUs here" in str(ask(agent, do="pause")["error"])
+    del agent.state.records[7]
+    assert ask(agent, do="pause") == {"ok": {}}
+    thread = threading.Thread(target=agent.watcher._watch, args=(watch,), daemon=True)
+    thread.start()
+    thread.join(0.5)
+    assert asked == []
+    agent.watcher._paused_until = 0.0
+    thread.join(20)
+    assert len(asked) == 1
+    assert "1 jobs" not in str(ask(agent, do="restart")) and agent.again

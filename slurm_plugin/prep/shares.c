@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+#define SLUICE_SLURM_PRIVATE
+#include "slurm_compat.h"
+
+#include "prep/shares.h"
+
+#include "src/common/env.h"
+
+#include <dlfcn.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_GPUS = 1024, ENTRY = 48 };
+
+static int find_shard(void *item, void *found)
+{
+    const gres_state_t *gres = item;
+    if (!gres->gres_name || strcmp(gres->gres_name, "shard") != 0)
+        return 0;
+    *(const gres_job_state_t **)found = gres->gres_data;
+    return -1; /* ends the walk */
+}
+
+/* What the job has of a GPU by its place on the node; Slurm 22.05 says how much in all, which is of one GPU there. */
+static uint64_t shares_of(const gres_job_state_t *job, uint32_t node, int64_t gpu)
+{
+#ifdef SLUICE_SHARES_BY_GPU
+    if (job->gres_per_bit_alloc && job->gres_per_bit_alloc[node])
+        return job->gres_per_bit_alloc[node][gpu];
+#else
+    (void)gpu;
+#endif
+    bool alone = bit_set_count(job->gres_bit_alloc[node]) == 1;
+    return alone && job->gres_cnt_node_alloc ? job->gres_cnt_node_alloc[node] : 0;
+}
+
+static char *describe(const gres_job_state_t *job, uint32_t node)
+{
+    if (node >= job->node_cnt || !job->gres_bit_alloc || !job->gres_bit_alloc[node])
+        return NULL;
+    bitstr_t *gpus = job->gres_bit_alloc[node];
+    int64_t count = bit_size(gpus) < MOST_GPUS ? bit_size(gpus) : MOST_GPUS;
+    char *text = calloc((size_t)count + 1, ENTRY), *end = text;
+    for (int64_t gpu = 0; text && gpu < count; gpu++) {
+        uint64_t shares = bit_test(gpus, gpu) ? shares_of(job, node, gpu) : 0;
+        if (shares)
+            end += snprintf(end, ENTRY, "%s%" PRId64 ":%" PRIu64, end == text ? "" : ",", gpu, shares);
+    }
+    return text;
+}
+
+/* This node's place among the job's. */
+static int place_of(const char *nodes)
+{
+    slurmd_conf_t **own = dlsym(RTLD_DEFAULT, "conf"); /* slurmd's; there is none in slurmctld */
+    hostlist_t SLUICE_HOSTLIST_POINTER list = own && *own && nodes ? slurm_hostlist_create(nodes) : NULL;
+    if (!list)
+        return -1;
+    int place = slurm_hostlist_find(list, (*own)->node_name);
+    slurm_hostlist_destroy(list);
+    return place;
+}
+
+void sluice_prep_tell_shares(job_env_t *environment, slurm_cred_t *credential)
+{
+    const gres_job_state_t *job = NULL;
+    char *text = NULL;
+    slurm_cred_arg_t *said = credential ? slurm_cred_get_args(credential) : NULL;
+    if (!said)
+        return;
+    int node = place_of(said->job_hostlist);
+    if (node >= 0 && said->job_gres_list)
+        list_for_each(said->job_gres_list, find_shard, &job);
+    if (job)
+        text = describe(job, (uint32_t)node);
+    slurm_cred_unlock_args(credential);
+    if (text && text[0])
+        env_array_append(&environment->gres_job_env, "SLUICE_GPU_SHARDS", text);
+    free(text);
+}
