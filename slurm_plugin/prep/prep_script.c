@@ -2,9 +2,10 @@
 /*
  * prep/script with a PrologSlurmctld of ours, which keeps a gang's members CONFIGURING until all of them have nodes
  * (controller/gang.h). It stands before Slurm's own plugin of this name and links it: whatever is not defined here is
- * stock's. On a node it tells the prolog how much of each GPU its job was given (prep/shares.h). The site's PrologSlurmctld runs as it would without us; a gang's members' only when all
- * have nodes, for it is a prolog, too. The same way a job waits, CONFIGURING, for its start to be in the failover
- * journal (controller/failover.h); then the site's follows.
+ * stock's. On a node it tells the prolog how much of each GPU its job was given (prep/shares.h). The site's
+ * PrologSlurmctld runs as it would without us; a gang's members' only when all have nodes, for it is a prolog, too. The
+ * same way a job waits, CONFIGURING, for its start to be in the failover journal (controller/failover.h); then the
+ * site's follows.
  *
  * Slurm counts one asynchronous prolog of a plugin: stock's and ours never run at once. A member that is kept has ours;
  * when it goes on, either stock's takes over and ends it, or we end it.

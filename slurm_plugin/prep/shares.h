@@ -9,8 +9,8 @@
 #include "slurm_compat.h"
 
 /*
- * Adds SLUICE_GPU_SHARDS=GPU:SHARDS,... to the prolog's environment, GPUs by their place in gres.conf; nothing where the
- * job has no shards, or where Slurm 22.05 gave it those of several GPUs. In slurmd, before its prolog.
+ * Adds SLUICE_GPU_SHARDS=GPU:SHARDS,... to the prolog's environment, GPUs by their place in gres.conf; nothing where
+ * the job has no shards, or where Slurm 22.05 gave it those of several GPUs. In slurmd, before its prolog.
  */
 void sluice_prep_tell_shares(job_env_t *environment, slurm_cred_t *credential);
 

@@ -158,6 +158,19 @@ def test_tasks_are_held_where_that_is_asked_for(places: Places, tmp_path: Path, 
         put(build, places, limits=True)
 
 
+def test_slurmd_is_given_what_tells_it_shares_by_gpu(places: Places, tmp_path: Path) -> None:
+    held = limit_build(tmp_path / "held")
+    (held.folder / "prep_script.so").write_text("prep")
+    write_manifest(held.folder, VERSION)
+    held = read_build(held.folder)
+    link = places.real(places.search / "prep_script.so")
+    install(held, places, slurm=(22, 5, 9), stock=STOCK, spank_only=True, limits=True)  # of another slurmd
+    assert not link.exists()
+    result = put(held, places, spank_only=True, limits=True)
+    assert link.read_text() == "prep" and "start slurmd anew on nodes" in result.left
+    assert [path.name for path in places.real(places.search).glob("*.so")] == ["prep_script.so"]
+
+
 def test_check_says_what_a_task_would_miss(places: Places, tmp_path: Path) -> None:
     held = limit_build(tmp_path / "held")
 
