@@ -8,8 +8,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from dev_cluster.cluster import DevCluster
 from dev_cluster.layout import INSIDE
 from sluice_base.run import run_command
+
+_SYNC = """
+import os, pathlib
+for path in pathlib.Path(os.environ["SLUICE_CHAOS_STATE"]).rglob("*"):
+    if path.is_file():
+        file = os.open(path, os.O_RDONLY)
+        os.fsync(file)
+        os.close(file)
+"""
 
 
 class Faults:
@@ -48,6 +58,10 @@ class Faults:
             yield
         finally:
             path.unlink(missing_ok=True)
+
+    def all_is_durable(self, cluster: DevCluster) -> None:
+        """What is in the state folder now would be left by a power cut."""
+        cluster.run(["/usr/bin/python3", "-I", "-c", _SYNC], env=self.environment)
 
     def lose_unsynced(self, state: Path) -> int:
         """What a power cut leaves of the state folder, nobody running; how many files were lost or became empty."""

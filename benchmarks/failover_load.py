@@ -162,11 +162,7 @@ class Chaos:
         try:
             self.cluster.up(parse_description(json.dumps(description), source="failover"), attached=True, root=root)
             if power and self.faults is not None:
-                sync = (
-                    "import os, pathlib\nfor path in pathlib.Path(os.environ['SLUICE_CHAOS_STATE']).rglob('*'):\n"
-                    "    if path.is_file(): os.fsync(os.open(path, os.O_RDONLY))"
-                )
-                self.cluster.run(["/usr/bin/python3", "-I", "-c", sync], env=self.faults.environment, user="root")
+                self.faults.all_is_durable(self.cluster)
         except BaseException:
             self.cluster.down()
             shutil.rmtree(self.place, ignore_errors=True)
@@ -280,7 +276,7 @@ class Chaos:
             str(one.pid) for one in self.cluster.daemons() if one.name.startswith("slurmctld@") and one.status is None
         ]
         pids += [str(pid) for host in CONTROLLERS if (pid := self.slurmctld(host)) is not None]
-        self.cluster.run(["kill", "-9", *dict.fromkeys(pids)])
+        self.cluster.run(["kill", "-9", *dict.fromkeys(pids)], check=False)  # some die with their supervisor
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
         self.wait(lambda: all(self.ended(host) for host in CONTROLLERS), 20)
         self.wait(
@@ -289,6 +285,7 @@ class Chaos:
             20,
         )
         self.faults.lose_unsynced(self.cluster.layout.state)
+        self.faults.all_is_durable(self.cluster)
         return now
 
     def ended(self, host: str) -> bool:

@@ -153,6 +153,27 @@ static void keep(int file)
     syscall(SYS_close, lock);
 }
 
+static void keep_all(const char *folder)
+{
+    DIR *dir = opendir(folder);
+    if (!dir)
+        return;
+    for (struct dirent *entry; (entry = readdir(dir));) {
+        char path[4096];
+        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0)
+            continue;
+        snprintf(path, sizeof(path), "%s/%s", folder, entry->d_name);
+        if (entry->d_type == DT_DIR)
+            keep_all(path);
+        int file = entry->d_type == DT_REG ? (int)syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC) : -1;
+        if (file >= 0) {
+            keep_content(file);
+            syscall(SYS_close, file);
+        }
+    }
+    closedir(dir);
+}
+
 static int synced(int file, int (*call)(int))
 {
     bool ours = is_ours(file);
@@ -174,6 +195,19 @@ int fsync(int file)
 int fdatasync(int file)
 {
     return synced(file, (int (*)(int))real("fdatasync"));
+}
+
+int syncfs(int file)
+{
+    bool ours = is_ours(file);
+    if (ours)
+        hang();
+    int rc = (int)syscall(SYS_syncfs, file);
+    if (rc == 0 && ours && is_on("power")) {
+        keep_all(state);
+        keep(file);
+    }
+    return rc;
 }
 
 /* ---- writes ---- */
