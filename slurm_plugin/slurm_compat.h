@@ -310,6 +310,9 @@ static inline int sluice_slurm_select_nodes(job_record_t *job)
 #include "src/interfaces/mcs.h"
 /* What taking in a job needs and is made ready only after job state is loaded. */
 #define sluice_make_ready_to_submit() (mcs_g_init() == SLURM_SUCCESS)
+/* priority/multifactor is started only after job state is loaded, and takes slurmctld's locks then: no priority may be
+ * asked for before. It computes all waiting jobs' priorities when it starts. */
+#define SLUICE_PRIORITIES_COME_LATER false
 #define sluice_credential_lifetime() cred_expiration()
 #define sluice_job_array_post_sched(job) job_array_post_sched((job), true)
 #define sluice_acct_policy_job_begin(job) acct_policy_job_begin((job), false)
@@ -319,6 +322,7 @@ static inline int sluice_slurm_select_nodes(job_record_t *job)
 #else
 #include "src/common/slurm_accounting_storage.h"
 #define sluice_make_ready_to_submit() true
+#define SLUICE_PRIORITIES_COME_LATER (!xstrcmp(slurm_conf.priority_type, "priority/multifactor"))
 #define sluice_job_state_set(job, state) ((job)->job_state = (state))
 static inline int sluice_credential_lifetime(void)
 {

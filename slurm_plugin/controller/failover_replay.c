@@ -549,6 +549,9 @@ static job_record_t *submit_again(struct picture *picture)
             facts.submit_time = ending.end_time + 1;
             facts.db_index = 0;
         }
+        bool later = SLUICE_PRIORITIES_COME_LATER && request->priority == NO_VAL;
+        if (later)
+            request->priority = 1;
         sluice_failover_reviving(&facts);
         int status = job_allocate(request, 0, false, NULL, facts.het_offset != NO_VAL && facts.het_offset > 0,
                                   slurm_conf.slurm_user_id, false, &job, &text, facts.version);
@@ -558,6 +561,8 @@ static job_record_t *submit_again(struct picture *picture)
             unsettled(picture->job_id, "it could not be submitted again: %s%s%s", slurm_strerror(status),
                       text ? "; " : "", text ? text : "");
         else {
+            if (later)
+                job->direct_set_prio = 0;
             join_components(picture, job, &facts);
             forget_aside(picture->job_id);
             if (picture->state != ENDED)
