@@ -74,6 +74,30 @@ static const struct sluice_submission nothing;
 
 /* ---- reading ---- */
 
+static void fill_buckets(void)
+{
+    memset(own.buckets, 0, own.bucket_count * sizeof *own.buckets);
+    for (uint32_t i = 0; i < own.count; i++) {
+        own.items[i].next = own.buckets[own.items[i].job_id % own.bucket_count];
+        own.buckets[own.items[i].job_id % own.bucket_count] = i + 1;
+    }
+}
+
+static int by_id(const void *left, const void *right)
+{
+    uint32_t a = ((const struct picture *)left)->job_id, b = ((const struct picture *)right)->job_id;
+    return (a > b) - (a < b);
+}
+
+/* In the order of the ids, which is that of their making: a start may be journalled before an earlier task's. */
+static void sort_pictures(void)
+{
+    if (own.count < 2)
+        return;
+    qsort(own.items, own.count, sizeof *own.items, by_id);
+    fill_buckets();
+}
+
 static struct picture *picture_of(uint32_t job_id, bool make)
 {
     uint32_t bucket = own.bucket_count ? job_id % own.bucket_count : 0;
@@ -86,12 +110,8 @@ static struct picture *picture_of(uint32_t job_id, bool make)
         uint32_t room = own.room ? 2 * own.room : 1024;
         own.items = xrealloc(own.items, room * sizeof *own.items);
         own.buckets = xrealloc(own.buckets, room * sizeof *own.buckets);
-        memset(own.buckets, 0, room * sizeof *own.buckets);
         own.room = own.bucket_count = room;
-        for (uint32_t i = 0; i < own.count; i++) {
-            own.items[i].next = own.buckets[own.items[i].job_id % room];
-            own.buckets[own.items[i].job_id % room] = i + 1;
-        }
+        fill_buckets();
         bucket = job_id % room;
     }
     own.items[own.count] = (struct picture){.job_id = job_id, .next = own.buckets[bucket]};
@@ -451,6 +471,7 @@ void sluice_failover_loaded(void)
         error("sluice: failover journal: %s: nothing of it is used", own.found.problem);
     else if (own.found.problem[0])
         error("sluice: failover journal: %s", own.found.problem);
+    sort_pictures();
     sluice_failover_reviving(&nothing); /* what Slurm's hooks say meanwhile is not journalled */
     for (uint32_t i = 0; i < own.count; i++) {
         struct picture *picture = &own.items[i];
