@@ -19,6 +19,7 @@ from slurm_client.model import Node
 TAG = "sluice: "
 _FRESH_ROUNDS = 4  # a report that is older than so many rounds of checks says nothing about now
 _FRESH_LEAST_S = 90.0
+_JUST_S = 20.0  # a refused prolog drains its node within so long, and the keeper looks as often
 _ADOPTED = "number "
 _REMEMBERED_S = 7 * 86400.0
 
@@ -59,6 +60,7 @@ class NodeState:
     drained_since: float = 0.0
     drained_key: str = ""
     overruled: list[str] = field(default_factory=list)  # faults whose drain a person has ended
+    seen_up: float = 0.0  # when it was last seen without a drain
 
     @property
     def affected(self) -> bool:
@@ -123,6 +125,7 @@ class Keeper:
             fresh = now - came <= max(_FRESH_LEAST_S, _FRESH_ROUNDS * policy.interval_s)
             if not fresh:
                 continue
+            acts += self._undo_prolog(node, mine, report, now)
             take = self._take_out(node, mine, report, by_gpu=by_gpu)
             if take:
                 wanted.append((min(act.began for act in take), name, take))
@@ -149,6 +152,19 @@ class Keeper:
         why = "resumed by a person" if "drain" not in node.flags else f"now drained for: {node.reason}"
         mine.drained = mine.drained_key = ""
         return [Act("event", node.name, why, event="health.left")]
+
+    def _undo_prolog(self, node: Node, mine: NodeState, report: Report, now: float) -> list[Act]:
+        """A job met a sick GPU before it was out, and Slurm drained the node when its prolog refused. The GPU is out
+        now: the node may go on, if it was that refusal that drained it, and nothing else is wrong."""
+        if "drain" not in node.flags:
+            mine.seen_up = now
+            return []
+        ours = node.reason.startswith("Prolog error") and not mine.drained
+        just_then = report.refused_at > 0 and abs(report.refused_at - mine.seen_up) <= _JUST_S
+        settled = all(fault.numbers and fault.uuid in mine.gpus for fault in report.faults if fault.acts)
+        if ours and just_then and settled and node.name not in self.state.held_back:
+            return [Act("undrain", node.name, "a prolog had refused a job for a GPU that is out of service now")]
+        return []
 
     def _take_out(self, node: Node, mine: NodeState, report: Report, *, by_gpu: bool) -> list[Act]:
         """Drains and GPUs to take out, each with the jobs that are to start anew."""

@@ -74,6 +74,7 @@ class Monitor:
         self._unsent = threading.Event()
         self._undelivered: float | None = None
         self._problem = ""
+        self._refused_at = 0.0
         self._held_back = False  # the breaker is open: what is found here is not acted upon
 
     # ---- start ----
@@ -161,7 +162,7 @@ class Monitor:
     def _say(self, finding: Finding) -> None:
         done = finding.action if finding.acts else "none"
         numbers = [] if finding.gpu is None else list(finding.gpu.gpu.numbers)
-        log("health", check=finding.check, severity=finding.severity, gpus=numbers, does=done, what=finding.text)
+        log("finding", check=finding.check, severity=finding.severity, gpus=numbers, does=done, what=finding.text)
 
     def _ask_drivers(self, began: float) -> None:
         """Let all vendors read everything, at the same time, and wait for those that answer."""
@@ -257,6 +258,7 @@ class Monitor:
             unknown=tuple(result.unknown.get(NODE, ())),
             undelivered_since=self._undelivered,
             blames=tuple(self._blames(facts)),
+            refused_at=self._refused_at,
         )
 
     def _blames(self, facts: NodeFacts) -> Iterable[str]:
@@ -278,6 +280,14 @@ class Monitor:
 
     def refuse_sick(self, chosen: Iterable[NodeDevice]) -> None:
         """For the prolog: by what the last round found, and the device files now. Raises RefusalError."""
+        try:
+            self._refuse_sick(chosen)
+        except RefusalError:
+            self._refused_at = time.time()
+            self.wake()  # the controllers are to know why the node is drained
+            raise
+
+    def _refuse_sick(self, chosen: Iterable[NodeDevice]) -> None:
         policy = self._policy.current().health
         uuids = {self._uuids.get(device.uuid, device.uuid) for device in chosen}
         with self._lock:

@@ -71,6 +71,7 @@ class Report:
     unknown: tuple[str, ...] = ()
     undelivered_since: float | None = None  # no controllers' daemon has taken a report since then
     blames: tuple[str, ...] = field(default=())  # jobs that were blamed for an event, in words
+    refused_at: float = 0.0  # when a prolog was refused for a fault last
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -114,6 +115,7 @@ def parse_report(document: Mapping[str, Any]) -> Report:
             passes=int(document["passes"]),
             unknown=tuple(_match(_WORD, one) for one in document["unknown"][:_MOST]),
             undelivered_since=None,
+            refused_at=_time(document["refused_at"]),
             blames=tuple(_text(one) for one in document["blames"][:_MOST]),
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:

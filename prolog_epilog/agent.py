@@ -79,6 +79,7 @@ class Agent:
         self.jobs = Jobs(self.state, self.watcher, self.contexts, self.regions, *self._limits())
         self.jobs.answer_to(self.server)
         self.server.add("restart", self.restart)
+        self.server.add("pause", self.pause)
         self.watcher.on_sample.append(self.regions.reap)
         self.duties.add("limits", 5.0, self.jobs.check_limits)
         self.accounting = Accounting(self.state, settings.records.parent / "running")
@@ -127,7 +128,7 @@ class Agent:
         self.watcher.on_sample.append(monitor.on_sample)
         self.jobs.on_prolog.append(monitor.refuse_sick)
         self.jobs.on_end.append(lambda _: monitor.wake())
-        self.server.add("health", monitor.check, quiet=True)
+        self.server.add("health", monitor.check)
         self.duties.add("health", 1.0, monitor.run)
         self.duties.add("health-report", 1.0, monitor.deliver)
 
@@ -164,12 +165,22 @@ class Agent:
         self.regions.prepare()
         self.state.store.prune(time.time() - _RETENTION_SECONDS)
 
-    def restart(self, *, peer: Peer) -> dict[str, Any]:
-        """A request: begin anew, e.g. as the node has other devices now. Refused while jobs have GPUs."""
+    def pause(self, *, peer: Peer) -> dict[str, Any]:
+        """A request: let go of the drivers for two minutes, or until `restart`. Refused while jobs have GPUs."""
         del peer
+        self._refuse_with_jobs()
+        self.watcher.pause(120.0)
+        return {}
+
+    def _refuse_with_jobs(self) -> None:
         with self.state.lock:
             if self.state.records:
                 raise RefusalError(f"{len(self.state.records)} jobs have GPUs here")
+
+    def restart(self, *, peer: Peer) -> dict[str, Any]:
+        """A request: begin anew, e.g. as the node has other devices now. Refused while jobs have GPUs."""
+        del peer
+        self._refuse_with_jobs()
         self.again = True
         self.state.stopping.set()
         return {}

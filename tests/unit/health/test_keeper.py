@@ -125,6 +125,20 @@ def test_a_person_gives_the_drain_another_reason_and_it_is_his(cluster: Cluster)
     assert cluster.nodes["n1"].reason == "bad cable"
 
 
+def test_a_node_that_slurm_drained_as_its_prolog_refused_a_sick_gpu_goes_on_without_it(cluster: Cluster) -> None:
+    cluster.step(report("n1"), report("n2"))
+    hit = dataclasses.replace(report("n1", fault()), refused_at=cluster.now + 5)
+    cluster.nodes["n1"] = slurm_node("n1", "drain", reason="Prolog error")
+    cluster.nodes["n2"] = slurm_node("n2", "drain", reason="Prolog error")  # for another reason: nobody refused
+    assert cluster.step(hit, report("n2")) == [("out", "n1")]
+    assert cluster.step(hit, report("n2")) == [("undrain", "n1")]
+    assert cluster.step(hit, report("n2")) == []
+    cluster.now += 100
+    cluster.step(hit)
+    cluster.nodes["n1"] = slurm_node("n1", "drain", reason="Prolog error")  # later, and not by that refusal
+    assert cluster.step(hit) == []
+
+
 def test_the_breaker(cluster: Cluster) -> None:
     """Ten percent of ten nodes is one: the oldest fault goes, the others wait, and no job is started anew for them."""
     acts = cluster.step(
