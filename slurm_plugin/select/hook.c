@@ -26,6 +26,7 @@
 
 /* How often the core may choose again, when the plan keeps its choice for others or a node turns out to differ. */
 enum { TRIES = 4 };
+enum { PUT_OFF_S = 60 }; /* by how much a start is put off that would delay others */
 enum { CACHE_ENTRIES = 512 };
 /* Boundaries of the histogram of the hook's own time, in microseconds. */
 static const uint32_t own_us[] = {5, 10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 150, 200, 500, 1000};
@@ -757,6 +758,41 @@ static enum sluice_job_stock stock_alone(const struct decision *decision)
     return SLUICE_STOCK_NONE;
 }
 
+/* Stock's answer that the job can start now is put off where that would delay a reserved start: sched/backfill would
+ * try, and be refused. Of a heterogeneous job it would have started some components by then, and would queue them again
+ * for 20 minutes; those that it counts as started would be counted twice (acct_policy.c, accrue_cnt). */
+static void put_off(const struct decision *decision)
+{
+    const struct sluice_hook_call *call = decision->call;
+    if (call->job->start_time > decision->now)
+        return;
+    memcpy(hook.tried, words_of(call->nodes), hook.words * sizeof(*hook.tried));
+    sluice_plan_keep_out(decision->plan, &decision->question, true, hook.tried, hook.words);
+    if (!same_words(hook.tried, words_of(call->nodes)))
+        call->job->start_time = decision->now + PUT_OFF_S;
+}
+
+/* A job that stock alone finds nodes, at level place: where it delays nobody whose start is reserved. */
+static int left_to_stock(struct decision *decision, bool preempting)
+{
+    const struct sluice_hook_call *call = decision->call;
+    if (call->mode == SELECT_MODE_WILL_RUN) {
+        int rc = ask_stock(decision, call->preemptees);
+        if (rc == SLURM_SUCCESS && !preempting)
+            put_off(decision);
+        return rc;
+    }
+    if (call->mode != SELECT_MODE_RUN_NOW)
+        return ask_stock(decision, call->preemptees);
+    hook.chosen_job = 0;
+    /* Components of a heterogeneous job start together or not: they were put off, or none is refused. */
+    if (!preempting && !call->job->het_job_id)
+        sluice_plan_keep_out(decision->plan, &decision->question, true, words_of(call->nodes), hook.words);
+    save_nodes(decision);
+    ask_stock(decision, call->preemptees);
+    return part_overlaps(decision);
+}
+
 static int decide(struct decision *decision)
 {
     const struct sluice_hook_call *call = decision->call;
@@ -770,15 +806,8 @@ static int decide(struct decision *decision)
     if (reason) {
         count(hook.stock_alone);
         count(hook.by_reason[reason]);
-        if (place_level && call->mode == SELECT_MODE_RUN_NOW && reason != SLUICE_STOCK_MIRROR) {
-            hook.chosen_job = 0;
-            if (!preempting)
-                sluice_plan_keep_out(decision->plan, &decision->question, true, words_of(call->nodes), hook.words);
-            save_nodes(decision);
-            ask_stock(decision, call->preemptees);
-            return part_overlaps(decision);
-        }
-        return ask_stock(decision, call->preemptees);
+        return place_level && reason != SLUICE_STOCK_MIRROR ? left_to_stock(decision, preempting)
+                                                            : ask_stock(decision, call->preemptees);
     }
     decision->placement = (struct sluice_placement){
         .parts = hook.parts,

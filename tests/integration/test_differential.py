@@ -170,8 +170,7 @@ def _gather(cluster: DevCluster, steps: list[Step], outcome: Outcome) -> None:
     outcome.errors = Counter(
         re.sub(r"\d+", "#", re.sub(r"^\S+ ?|\[.*?\] ", "", line)).strip()
         for line in outcome.log.splitlines()
-        # Not yet explained, and rare: docs/scheduling-in-slurm.md, "Open".
-        if re.search(r"\berror:", line) and "accrue_cnt underflow" not in line
+        if re.search(r"\berror:", line)
     )
 
 

@@ -59,12 +59,17 @@ class Cluster:
 
     def start(self, job: str) -> float | None:
         """When it starts or is expected to, in seconds since 1970."""
-        text = self.cluster.run(["squeue", "-h", "-t", "all", "-j", job, "-o", "%S"]).stdout.strip()
-        return None if text in ("", "N/A") else datetime.datetime.fromisoformat(text).timestamp()
+        words = self.cluster.run(["squeue", "-h", "-t", "all", "-j", job, "-o", "%S"]).stdout.split()
+        return datetime.datetime.fromisoformat(words[0]).timestamp() if words and words[0] != "N/A" else None
 
     def counter(self, name: str) -> int:
         status = next((self.cluster.folder / "state").glob("sluice.status.*"))
         return int(json.loads(status.read_text())["counters"][name])
+
+    def backfill_passes(self) -> int:
+        """Since the daemon's start."""
+        figures = self.cluster.run(["sdiag"]).stdout.partition("Backfilling stats")[2]
+        return int(figures.partition("Total cycles:")[2].split()[0])
 
     def clear(self) -> None:
         for user in ("alice", "bob", "carol"):
@@ -147,6 +152,39 @@ def test_a_waiting_job_at_the_head_stops_nobody_who_delays_nobody(slurm: Cluster
     slurm.cluster.run(["scancel", wide])  # its reservation goes with it
     until(lambda: slurm.states([long]), lambda seen: seen != ["PENDING"])
     assert before == 0
+
+
+@pytest.fixture
+def eager_backfill(slurm: Cluster) -> Iterator[None]:
+    """sched/backfill looks every second."""
+    file = slurm.cluster.slurm_conf_dir() / "slurm.conf"
+    before = file.read_text()
+    for text in (before.replace("bf_interval=300", "bf_interval=1"), before):
+        slurm.cluster.stop_daemon("slurmctld@ctl1")
+        file.write_text(text)
+        slurm.cluster.start_daemon("slurmctld@ctl1")
+        if text != before:
+            yield
+
+
+@pytest.mark.usefixtures("eager_backfill")
+def test_a_heterogeneous_job_that_would_delay_a_reserved_start_is_not_tried(slurm: Cluster) -> None:
+    busy = slurm.submit(4, 5, 60, "-wn1")
+    until(lambda: slurm.states([busy]), lambda seen: seen == ["RUNNING"])
+    # Its start is reserved by the planner alone: Slurm sees held jobs.
+    gang = [slurm.submit(8, 5, 60, "-N1", "--gang=whole:3") for _ in range(3)]
+    until(lambda: slurm.start(gang[0]), lambda start: start is not None and start > time.time() + 200)
+    words = ["sbatch", "--parsable", "-o/dev/null", "-t30", "-N1", "--gres=gpu:1", ":", "-N1", "--gres=gpu:1"]
+    het = slurm.cluster.run([*words, "--wrap=sleep 60"], user="bob").stdout.strip()
+    passes = slurm.backfill_passes()
+    until(slurm.backfill_passes, lambda seen: seen >= passes + 2)  # sched/backfill has looked at it
+    assert slurm.states([f"{het}+0", f"{het}+1"]) == ["PENDING"] * 2
+    slurm.cluster.run(["scontrol", "hold", het])
+    log = slurm.cluster.log("slurmctld@ctl1").read_text()
+    assert "accrue_cnt underflow" not in log  # of components that were counted as started, and were not
+    slurm.cluster.run(["scancel", *gang])
+    slurm.cluster.run(["scontrol", "release", het])
+    until(lambda: slurm.states([f"{het}+0", f"{het}+1"]), lambda seen: seen == ["RUNNING"] * 2)
 
 
 def test_a_job_at_its_limit_keeps_no_gpu_idle(slurm: Cluster) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import shutil
@@ -176,7 +177,8 @@ def complaints(cluster: DevCluster) -> list[str]:
 def test_churn_loses_no_job_and_leaks_nothing(make_cluster: MakeCluster, full_scale: bool) -> None:
     cluster = make_cluster(description(sanitize=True), timeout=300)
     assert status_in_force(cluster)["level"] == "place"
-    churn = Churn(cluster, jobs=20000 if full_scale else 150, seed=20)
+    jobs = int(os.environ.get("SLUICE_SOAK_JOBS", "20000")) if full_scale else 150
+    churn = Churn(cluster, jobs=jobs, seed=20)
     churn.run()
     drain_queue(cluster, timeout=3000 if full_scale else 120)
     wait_until(
