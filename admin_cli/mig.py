@@ -93,15 +93,19 @@ def apply(
     site = find_slurm_conf(slurm_conf)
     assert site is not None  # noqa: S101 - it is required
     relayout = Relayout(name, Commands(conf=site, prefix=slurm_prefix), tell=lambda text: click.echo(text, err=True))
+    stale = not found and relayout.drained_by_us()  # of a run that was killed before it told the agent
     try:
         if found:
             relayout.drain(wait)
-            for one in found:
-                click.echo(one.describe())
-                mig.apply(one)
+            relayout.pause_agent()
+            stale = True
+        for one in found:
+            click.echo(one.describe())
+            mig.apply(one)
     finally:
         mig.close()
-    relayout.refresh_agent()
+        if stale:
+            relayout.refresh_agent()
     if no_gres:
         click.echo(
             f"to do: sluice inventory collect {name}; sluice gres write; scontrol reconfigure; then: sluice mig apply",

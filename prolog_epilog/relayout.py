@@ -92,21 +92,33 @@ class Relayout:
                 remedy="restart slurmctld and the node's slurmd, then run again: sluice mig apply",
             )
 
+    def pause_agent(self) -> None:
+        """Let the node's agent close the drivers: MIG mode is not changed while anybody has the GPU open."""
+        self._ask_agent("pause")
+
     def refresh_agent(self) -> None:
-        """Let the node's agent find its devices anew; without an agent there is nothing to do."""
+        """Let the node's agent find its devices anew."""
+        self._ask_agent("restart")
+
+    def _ask_agent(self, request: str) -> None:
+        """Without an agent there is nothing to do. Raises SluiceError when it refuses."""
         with suppress(FileNotFoundError, ConnectionRefusedError), socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(20)
             connection.connect(self._agent)
-            connection.sendall(json.dumps({"do": "restart"}).encode() + b"\n")
+            connection.sendall(json.dumps({"do": request}).encode() + b"\n")
             with connection.makefile("rb") as lines:
                 answer = json.loads(lines.readline() or b"{}")
             if "error" in answer:
                 raise SluiceError(f"the node agent: {answer['error']}", remedy="restart sluice-agent")
 
+    def drained_by_us(self) -> bool:
+        """Whether the node is drained, and by a run of this."""
+        node = self.node()
+        return "drain" in node.flags and node.reason.partition(" [")[0] == REASON
+
     def resume(self) -> None:
         """Only what this drained."""
-        node = self.node()
-        if "drain" in node.flags and node.reason.partition(" [")[0] == REASON:
+        if self.drained_by_us():
             self._update("state=resume")
             self._tell(f"node {self.name} is resumed")
 

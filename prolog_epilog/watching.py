@@ -49,6 +49,7 @@ class Watcher:
         self._state = state
         self.watches: dict[str, Watch] = {}
         self.on_sample: list[Reader] = []
+        self._paused_until = 0.0
         self._ended: dict[tuple[int, str], float] = {}  # when a step was last ended; its processes take a moment to go
 
     def find(self) -> None:
@@ -60,6 +61,11 @@ class Watcher:
         """Watch until the agent stops."""
         for watch in self.watches.values():
             threading.Thread(target=self._watch, args=(watch,), daemon=True).start()
+
+    def pause(self, seconds: float) -> None:
+        """Let go of the drivers for so long: a GPU whose mode is changed must be open to nobody."""
+        self._paused_until = time.monotonic() + seconds
+        self.close()
 
     def close(self) -> None:
         """End the vendors' processes."""
@@ -79,6 +85,9 @@ class Watcher:
         """Sample one vendor for ever."""
         used = True  # a prolog or epilog wants to know, or nobody is kept waiting
         while not self._state.stopping.is_set():
+            if time.monotonic() < self._paused_until:
+                self._state.stopping.wait(0.2)
+                continue
             try:
                 answer = watch.worker.ask(do="sample", used=used, **self._also(watch))
             except SluiceError as error:
