@@ -46,6 +46,8 @@ check: build
 	tools/clang-format --check
 	$(PYTHON) tools/api_reference.py --check
 	$(PYTHON) tools/policy_reference.py --check
+	$(PYTHON) tools/metrics_reference.py --check
+	$(PYTHON) tools/report_fields.py --check
 
 native-test: build
 	tools/native-test
@@ -65,6 +67,8 @@ soak: test-packages build
 docs: build
 	$(PYTHON) tools/api_reference.py
 	$(PYTHON) tools/policy_reference.py
+	$(PYTHON) tools/metrics_reference.py
+	$(PYTHON) tools/report_fields.py
 
 format: build
 	$(VENV)/bin/ruff check --fix-only -q .

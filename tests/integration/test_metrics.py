@@ -18,6 +18,7 @@ import pytest
 from metrics_site import Database, eventually, load, work
 
 from dev_cluster.cluster import DevCluster
+from dev_cluster.gpu_sim import holdings
 from dev_cluster.gpu_sim.fields import get_values, set_values
 from policy.monitoring import NodeMetrics
 from policy.node import FILE_NAME, NodePolicy
@@ -218,16 +219,16 @@ def array_tasks(site: Site, number: int) -> list[int]:
 
 
 def requeue(site: Site, number: int) -> float:
-    """Requeue a job that runs; when its first run started."""
-    path = Path(site.cluster.node_folder(WHOLE), "records", f"{number}.json")
-    state = ["scontrol", "show", "job", "-o", str(number)]
-    eventually(lambda: "JobState=RUNNING" in site.cluster.run(state).stdout, 60)
+    """Requeue a job that runs; when it started again."""
+    show = ["scontrol", "show", "job", "-o", str(number)]
+    eventually(lambda: holdings(site.cluster.node_folder(WHOLE) / "gpu_sim"), 60)
     site.cluster.run(["scontrol", "requeue", str(number)])
-    eventually(path.exists, 30)
-    eventually(lambda: "JobState=PENDING" in site.cluster.run(state).stdout)
-    site.cluster.run(["scontrol", "update", f"jobid={number}", "starttime=now"])  # not two minutes later
-    started: float = json.loads(path.read_text())["started"]
-    return started
+    again = re.compile(r"JobState=(RUNNING|COMPLETED) .* Restarts=1 ")
+    eventually(lambda: again.search(site.cluster.run(show).stdout), 60)
+    shown = site.cluster.run(show, env={"SLURM_TIME_FORMAT": "%s"}).stdout
+    match = re.search(r" StartTime=(\d+)", shown)
+    assert match is not None, shown
+    return float(match[1])
 
 
 def intel_job(site: Site) -> tuple[int, float]:
@@ -293,7 +294,7 @@ def test_samples_name_tenant_share_and_job(site: Site) -> None:
     assert max(by_user["carol"]) == pytest.approx(0.45, abs=0.02)
     assert max(by_user["alice"]) == pytest.approx(0.3, abs=0.02)
     labels = [json.loads(one) for one in samples]
-    assert all("job" not in one and {"gpu", "slot", "account", "partition"} <= set(one) for one in labels)
+    assert all("job" not in one and {"gpu", "slot", "partition"} <= set(one) for one in labels)
     assert len(labels) <= 9  # three users, three slots
     jobs = site.metric("sluice_job_job", node=SHARED)
     assert len({value for found in jobs.values() for _, value in found}) == 3

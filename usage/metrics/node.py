@@ -152,6 +152,7 @@ class NodeExporter:
             log("problem", what=self.policy.problem.what, remedy=self.policy.problem.remedy)
         self._problem = str(self.policy.problem or "")
         now = self._clock()
+        self._next = min(self._next, now + settings.interval)  # it may have become shorter
         if now < self._next:
             return
         self._next = max(self._next + settings.interval, now - settings.interval)
