@@ -23,6 +23,7 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     "core-latency": ("benchmarks.core_latency", "place, commit and release in the core, at scale"),
     "openb": ("benchmarks.openb", "GPU allocation on Alibaba's openb lists, beside published policies"),
     "failover": ("benchmarks.failover", "SIGKILL of the leading controller under load, stock Slurm beside Sluice"),
+    "journal": ("benchmarks.journal", "a submission with the failover journal, without it beside"),
     "gang": ("benchmarks.gang", "placing a gang of 64 nodes x 8 GPUs"),
     "muri": ("benchmarks.muri", "job completion time and makespan on the Muri traces"),
     "backfill": ("benchmarks.backfill", "a full conservative pass over 10,000 pending jobs"),

@@ -394,6 +394,19 @@ class Scheduling(Section):
         return self.order if isinstance(self.order, Order) else _ORDERS[self.order]
 
 
+class Failover(Section):
+    """What is kept when a controller is lost; docs/failover.md."""
+
+    journal: bool = False
+    """What is acknowledged is durable first: slurmctld waits for it, for a bounded time."""
+    journal_wait_ms: Annotated[int, Field(ge=1, le=10_000)] = 500
+    """Longest wait for one record, in milliseconds."""
+    on_failure: Literal["refuse", "warn"] = "refuse"
+    """What becomes of a submission that cannot be journalled; a start waits or goes on likewise."""
+    journal_max: Annotated[Mib, Field(ge=8, le=65_536)] = 256
+    """Bound of the journal's files. Example: `256M`."""
+
+
 # ---- what is checked now and acted on later ----
 
 
@@ -468,6 +481,8 @@ class Policy(Section):
     """Classes of GPUs as node features; docs/gres.md."""
     enforcement: Enforcement | None = None
     """How jobs are held to their GPU memory."""
+    failover: Failover = Failover()
+    """What is kept when a controller is lost."""
     health: Health | None = None
     """When a GPU or a node is taken out of service, and when it returns; docs/health.md."""
     monitoring: Monitoring | None = None

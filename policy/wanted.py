@@ -380,6 +380,10 @@ class _Maker:
             gang_limit_s=scheduling.gang_time_limit,
             deadlines=scheduling.deadlines,
             gpu_shares=policy.gpu_shares(),
+            journal=policy.failover.journal,
+            journal_wait_ms=policy.failover.journal_wait_ms,
+            journal_warn=policy.failover.on_failure == "warn",
+            journal_max_mib=policy.failover.journal_max,
         )
         classes = [
             compiled.GpuClass(

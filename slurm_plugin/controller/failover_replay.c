@@ -62,7 +62,7 @@ static struct {
     uint32_t count, room;
     uint32_t *buckets, bucket_count;
     int64_t covered_us;
-    bool no_memory;
+    uint32_t jobs; /* with records behind the state's time */
     struct sluice_segments found;
     char *list[OUTCOMES]; /* ids, or for UNSETTLED objects, with commas */
     uint32_t counts[OUTCOMES];
@@ -133,9 +133,15 @@ static void keep(struct bytes *bytes, const struct sluice_record *record)
 static bool fold(const struct sluice_record *record, void *argument)
 {
     (void)argument;
-    if (record->at_us < own.covered_us || record->type == SLUICE_RECORD_OPEN || !record->job_id)
+    bool covered = record->at_us < own.covered_us;
+    if (record->type == SLUICE_RECORD_OPEN || !record->job_id || (covered && record->type != SLUICE_RECORD_SUBMIT))
         return true;
     struct picture *job = picture_of(record->job_id, true);
+    if (covered) { /* Slurm's state has the job; its script may not be on the disk, as Slurm does not sync it */
+        keep(&job->submit, record);
+        return true;
+    }
+    own.jobs += job->state == KNOWN;
     switch (record->type) {
     case SLUICE_RECORD_SUBMIT:
         keep(&job->submit, record);
@@ -235,7 +241,7 @@ static void report(void)
                "{\"schema_version\":1,\"at\":%" PRId64 ",\"controller\":\"%s\",\"state_saved\":%" PRId64
                ",\"records\":%" PRIu64 ",\"jobs\":%u,\"torn_bytes\":%" PRIu64 ",\"lost_bytes\":%" PRIu64
                ",\"late_bytes\":%" PRIu64 ",\"problem\":\"%s\"",
-               (int64_t)time(NULL), host, own.covered_us / 1000000, own.found.records, own.count, own.found.torn_bytes,
+               (int64_t)time(NULL), host, own.covered_us / 1000000, own.found.records, own.jobs, own.found.torn_bytes,
                own.found.lost_bytes, own.found.late_bytes, problem);
     for (int i = 0; i < OUTCOMES; i++)
         xstrfmtcat(text, ",\"%s\":[%s]", outcome_names[i], own.list[i] ? own.list[i] : "");
@@ -457,37 +463,7 @@ static void edit(struct picture *picture)
     }
 }
 
-/* ---- the first step ---- */
-
-void sluice_failover_loaded(void)
-{
-    struct timespec now;
-    if (sluice_failover_is_writing())
-        return;
-    clock_gettime(CLOCK_REALTIME, &now);
-    own.began_us = (int64_t)now.tv_sec * 1000000 + now.tv_nsec / 1000;
-    own.covered_us = sluice_failover_covered_us();
-    if (!sluice_segments_read(sluice_failover_folder(), fold, NULL, &own.found))
-        error("sluice: failover journal: %s: nothing of it is used", own.found.problem);
-    else if (own.found.problem[0])
-        error("sluice: failover journal: %s", own.found.problem);
-    sort_pictures();
-    sluice_failover_reviving(&nothing); /* what Slurm's hooks say meanwhile is not journalled */
-    for (uint32_t i = 0; i < own.count; i++) {
-        struct picture *picture = &own.items[i];
-        picture->missing = true;
-        edit(picture);
-        if (picture->missing && picture->submit.length && picture->state != VOID)
-            move_aside(picture->job_id);
-    }
-    sluice_failover_reviving(NULL);
-    if (own.count)
-        info("sluice: failover journal: %u jobs since the state was saved at %" PRId64, own.count,
-             own.covered_us / 1000000);
-}
-
-/* ---- the second step ---- */
-
+/* The request as it was taken in; NULL: damaged. */
 static job_desc_msg_t *request_of(const struct picture *picture, struct sluice_submission *facts)
 {
     slurm_msg_t message;
@@ -510,6 +486,96 @@ static job_desc_msg_t *request_of(const struct picture *picture, struct sluice_s
     }
     return request;
 }
+
+/* ---- files of jobs that Slurm's state has ---- */
+
+/* A file with that content, durable. */
+static bool write_file(const char *path, mode_t mode, const void *head, size_t head_size, char *const *texts,
+                       uint32_t count)
+{
+    int file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, mode);
+    bool good = file >= 0 && write(file, head, head_size) == (ssize_t)head_size;
+    for (uint32_t i = 0; i < count && good; i++)
+        good = write(file, texts[i], strlen(texts[i]) + 1) == (ssize_t)strlen(texts[i]) + 1;
+    good = good && fsync(file) == 0;
+    if (!good)
+        error("sluice: failover journal: %s: %m", path);
+    if (file >= 0)
+        close(file);
+    return good;
+}
+
+static bool is_empty(const char *path)
+{
+    struct stat facts;
+    return stat(path, &facts) != 0 || facts.st_size == 0;
+}
+
+/*
+ * Slurm syncs its state, but not a job's script and environment: after a power cut they may be empty, which ends
+ * slurmctld when it launches the job. They are written again from the job's submission.
+ */
+static void repair_files(const struct picture *picture)
+{
+    char folder[PATH], script[PATH + 16], environment[PATH + 16];
+    const job_record_t *job = find_job_record(picture->job_id);
+    if (!job || !job->batch_flag || !picture->submit.length || (IS_JOB_FINISHED(job) && !job->array_recs))
+        return;
+    snprintf(folder, sizeof folder, "%s/hash.%u", slurm_conf.state_save_location, picture->job_id % 10);
+    (void)mkdir(folder, 0700);
+    snprintf(folder, sizeof folder, "%s/hash.%u/job.%u", slurm_conf.state_save_location, picture->job_id % 10,
+             picture->job_id);
+    snprintf(script, sizeof script, "%s/script", folder);
+    snprintf(environment, sizeof environment, "%s/environment", folder);
+    if (!is_empty(script) && !is_empty(environment))
+        return;
+    struct sluice_submission facts;
+    job_desc_msg_t *request = request_of(picture, &facts);
+    if (request && request->script && (mkdir(folder, 0700) == 0 || errno == EEXIST)) {
+        write_file(environment, 0600, &request->env_size, sizeof request->env_size, request->environment,
+                   request->env_size);
+        write_file(script, 0700, "", 0, &request->script, 1);
+        info("sluice: failover journal: JobId=%u: its script and environment were lost, and are written again",
+             picture->job_id);
+    }
+    if (request)
+        slurm_free_job_desc_msg(request);
+    xfree(facts.name);
+    xfree(facts.tasks);
+}
+
+/* ---- the first step ---- */
+
+void sluice_failover_loaded(void)
+{
+    struct timespec now;
+    if (sluice_failover_is_writing())
+        return;
+    clock_gettime(CLOCK_REALTIME, &now);
+    own.began_us = (int64_t)now.tv_sec * 1000000 + now.tv_nsec / 1000;
+    own.covered_us = sluice_failover_covered_us();
+    if (!sluice_segments_read(sluice_failover_folder(), fold, NULL, &own.found))
+        error("sluice: failover journal: %s: nothing of it is used", own.found.problem);
+    else if (own.found.problem[0])
+        error("sluice: failover journal: %s", own.found.problem);
+    sort_pictures();
+    sluice_failover_reviving(&nothing); /* what Slurm's hooks say meanwhile is not journalled */
+    for (uint32_t i = 0; i < own.count; i++) {
+        struct picture *picture = &own.items[i];
+        picture->missing = true;
+        edit(picture);
+        if (!picture->missing || picture->state == KNOWN)
+            repair_files(picture);
+        else if (picture->submit.length && picture->state != VOID)
+            move_aside(picture->job_id);
+    }
+    sluice_failover_reviving(NULL);
+    if (own.jobs)
+        info("sluice: failover journal: %u jobs since the state was saved at %" PRId64, own.jobs,
+             own.covered_us / 1000000);
+}
+
+/* ---- the second step ---- */
 
 /* Components of a heterogeneous job know each other. */
 static void join_components(struct picture *picture, job_record_t *job, const struct sluice_submission *facts)
@@ -738,7 +804,7 @@ void sluice_failover_ready(int (*recount)(void))
     sluice_failover_reviving(NULL);
     if (own.found.highest_id) /* last: tasks that leave their arrays get their ids from Slurm's sequence */
         raise_id(own.found.highest_id + 1);
-    if (own.count || own.found.problem[0]) {
+    if (own.jobs || own.found.problem[0]) {
         report();
         last_job_update = time(NULL);
         schedule_job_save();

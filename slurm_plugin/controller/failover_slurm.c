@@ -5,7 +5,6 @@
 #include "controller/controller.h"
 #include "controller/settings.h"
 #include "controller/status.h"
-#include "controller/ticker.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -22,7 +21,7 @@
 #include "src/common/xstring.h"
 #include "src/slurmctld/locks.h"
 
-enum { TICK_MS = 250, RETRY_MS = 1000, LOUD_S = 10 };
+enum { TICK_MS = 250, LOUD_S = 10 };
 /* Ends may make slurmctld wait for a fifth of the time, a tenth of a second at once: a scancel of thousands of jobs is
  * one hold of the locks. What is over is written as soon, and not waited for. */
 enum { END_SHARE = 5, END_BURST_US = 100000 };
@@ -31,7 +30,6 @@ static struct {
     _Atomic(struct sluice_journal *) journal;
     char folder[4096], state_file[4096], host[256];
     bool adapter;
-    struct sluice_tick *tick;
     int64_t covered_us;
     const struct sluice_submission *reviving;
     int64_t end_budget_us, end_seen_us; /* under the job write lock */
@@ -473,14 +471,15 @@ void sluice_failover_reviving(const struct sluice_submission *facts)
     own.reviving = facts;
 }
 
-/* Nothing of what the file covers is needed once its name is durable, too. */
+/* Nothing of what the file covers is needed once all is durable. */
 static void follow_state(struct sluice_journal *journal)
 {
     int64_t covered = sluice_failover_covered_us();
     if (covered == own.covered_us)
         return;
+    /* All of it: Slurm syncs its state, but neither its name nor jobs' scripts, which the journal has till then. */
     int folder = open(slurm_conf.state_save_location, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    bool synced = folder >= 0 && fsync(folder) == 0;
+    bool synced = folder >= 0 && syncfs(folder) == 0;
     if (folder >= 0)
         close(folder);
     if (!synced)
@@ -516,9 +515,8 @@ static void publish(struct sluice_journal *journal)
         atomic_store(sluice_status_counter(shown[i].name), shown[i].value);
 }
 
-static void tick(void *argument)
+static void look_after(void)
 {
-    (void)argument;
     struct sluice_journal *journal = atomic_load(&own.journal);
     static int64_t said;
     bool on = wished().on;
@@ -544,6 +542,23 @@ static void tick(void *argument)
     if (journal)
         follow_state(journal);
     publish(journal);
+}
+
+/* A thread of its own, as syncfs may take long. */
+static struct {
+    pthread_t thread;
+    bool running;
+    atomic_bool stopping;
+} keeper;
+
+static void *run_keeper(void *argument)
+{
+    (void)argument;
+    while (!atomic_load(&keeper.stopping)) {
+        look_after();
+        usleep(TICK_MS * 1000);
+    }
+    return NULL;
 }
 
 void sluice_failover_open(const struct sluice_segments *found)
@@ -587,14 +602,17 @@ static bool start(const struct sluice_site *site)
         snprintf(own.host, sizeof own.host, "unknown");
     launches.stopping = false;
     launches.running = pthread_create(&launches.thread, NULL, run_launches, NULL) == 0;
-    own.tick = sluice_ticker_add("journal", TICK_MS, tick, NULL);
-    return launches.running && own.tick;
+    atomic_store(&keeper.stopping, false);
+    keeper.running = pthread_create(&keeper.thread, NULL, run_keeper, NULL) == 0;
+    return launches.running && keeper.running;
 }
 
 static void stop(void)
 {
-    sluice_ticker_remove(own.tick);
-    own.tick = NULL;
+    atomic_store(&keeper.stopping, true);
+    if (keeper.running)
+        pthread_join(keeper.thread, NULL);
+    keeper.running = false;
     struct sluice_journal *journal = atomic_exchange(&own.journal, NULL);
     pthread_mutex_lock(&launches.lock);
     launches.stopping = true;
