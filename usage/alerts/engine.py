@@ -30,6 +30,7 @@ from usage.alerts.readings import GpuReading
 STATE_FILE = "state.json"
 SILENCES_FILE = "silences.json"
 _MOST_ALERTS = 20_000
+_FORGET_S = 3600.0
 _HAPPENED_KINDS = ("takeover", "errors")
 
 log = logging.getLogger("sluice.alerts")
@@ -45,6 +46,7 @@ class Alert:
     fired: float | None = None  # told at
     told: float | None = None  # told last
     silenced: bool = False
+    unknown: float | None = None  # since when nobody tells of it, e.g. its node is gone
     warned: float | None = None  # the action's warning
     acted: float | None = None
     jobs: list[int] = field(default_factory=list)
@@ -128,13 +130,14 @@ class Engine:
         mine = self.alerts.setdefault(rule.name, {})
         fire: list[Subject] = []
         repeat: list[Subject] = []
-        for name, seen in found.items():
+        for name, seen in found.seen.items():
             alert = mine.get(name)
             if alert is None:
                 if len(mine) >= _MOST_ALERTS:
                     continue
                 alert = mine[name] = Alert(now)
             alert.value, alert.text, alert.jobs = seen.value, one_line(seen.text), list(seen.jobs)
+            alert.unknown = None
             alert.silenced = _silent(rule, name, silences, now)
             if alert.silenced or now - alert.since < rule.duration:
                 continue
@@ -145,13 +148,21 @@ class Engine:
                 alert.told = now
                 repeat.append(Subject(name, alert.value, alert.text, alert.since))
         over: list[Subject] = []
-        for name in [name for name in mine if name not in found]:
+        for name in [name for name in mine if name not in found.seen]:
+            if not found.known(name) and not self._unknown_too_long(mine[name], now):
+                continue
             alert = mine.pop(name)
             if alert.fired is not None and not _silent(rule, name, silences, now):
                 over.append(Subject(name, alert.value, alert.text, alert.since))
         self._tell(rule, "firing", fire, sinks, now, key="fire")
         self._tell(rule, "firing", repeat, sinks, now, key=f"repeat {int(now)}")
         self._tell(rule, "resolved", over, sinks, now, key="over")
+
+    @staticmethod
+    def _unknown_too_long(alert: Alert, now: float) -> bool:
+        if alert.unknown is None:
+            alert.unknown = now
+        return now - alert.unknown > _FORGET_S
 
     def _tell(
         self, rule: NodeRule, state: str, subjects: list[Subject], sinks: tuple[str, ...], now: float, *, key: str
@@ -223,7 +234,7 @@ class Engine:
         for gpu in gpus:
             if gpu.errors is None:
                 continue
-            name = f"{gpu.node} GPU {gpu.index}"
+            name = gpu.name
             before = self.counters.get(name)
             if before is not None and gpu.errors > before:
                 found[name] = gpu.errors - before

@@ -18,6 +18,7 @@ from slurm_client.control import Control
 from slurm_client.model import Job, Node
 from usage.alerts.readings import GpuReading, readings_of
 from usage.controllerd import Site
+from usage.report.fleet import hosts
 
 _PING_S = 10.0
 _OUT = {"drain": "drained", "not_responding": "not responding", "fail": "failing"}
@@ -33,7 +34,12 @@ class Seen:
     jobs: tuple[int, ...] = ()  # jobs that an action is for
 
 
-Found = dict[str, Seen]
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a rule sees. `known`: whether it is known of a subject that is not among `seen` that it is well."""
+
+    seen: dict[str, Seen]
+    known: Callable[[str], bool] = lambda _: True
 
 
 class UnknownError(SluiceError):
@@ -81,12 +87,16 @@ def _node_filter(rule: NodeRule) -> Callable[[str], bool]:
 def _gpu(field_name: str, unit: str) -> Callable[[Observation, NodeRule], Found]:
     def look(seen: Observation, rule: NodeRule) -> Found:
         wanted = _node_filter(rule)
-        found: Found = {}
+        found: dict[str, Seen] = {}
+        known: set[str] = set()
         for gpu in seen.gpus:
             value = getattr(gpu, field_name)
-            if value is not None and value >= rule.threshold and wanted(gpu.node):
-                found[f"{gpu.node} GPU {gpu.index}"] = Seen(value, f"{value:.0f}{unit}")
-        return found
+            if value is None:
+                continue
+            known.add(gpu.name)
+            if value >= rule.threshold and wanted(gpu.node):
+                found[gpu.name] = Seen(value, f"{value:.0f}{unit}")
+        return Found(found, known.__contains__)
 
     return look
 
@@ -94,18 +104,23 @@ def _gpu(field_name: str, unit: str) -> Callable[[Observation, NodeRule], Found]
 def _idle(seen: Observation, rule: NodeRule) -> Found:
     """Running jobs with a GPU that they use little; a job that nobody measures is none."""
     wanted = _node_filter(rule)
-    found: Found = {}
+    found: dict[str, Seen] = {}
+    known: set[str] = set()
     for gpu in seen.gpus:
         for number, percent in gpu.jobs.items():
             job = seen.jobs.get(number)
-            if percent is None or percent > rule.threshold or job is None or not wanted(gpu.node):
+            if percent is None or job is None or job.state != "RUNNING" or gpu.node not in hosts(job.nodes):
                 continue
-            if not _in_scope(job, rule) or job.state != "RUNNING":
-                continue
-            found[f"job {number} of {job.user} ({job.account}), {gpu.node} GPU {gpu.index}"] = Seen(
-                percent, f"{percent:.0f}% of the GPU used", (number,)
-            )
-    return found
+            name = _idle_name(job, gpu.name)
+            known.add(name)
+            if percent <= rule.threshold and wanted(gpu.node) and _in_scope(job, rule):
+                found[name] = Seen(percent, f"{percent:.0f}% of the GPU used", (number,))
+    running = {str(number) for number, job in seen.jobs.items() if job.state == "RUNNING"}
+    return Found(found, lambda name: name in known or name.split(" ", 2)[1] not in running)
+
+
+def _idle_name(job: Job, gpu: str) -> str:
+    return f"job {job.id} of {job.user} ({job.account}), {gpu}"
 
 
 def _in_scope(job: Job, rule: NodeRule) -> bool:
@@ -116,14 +131,14 @@ def _in_scope(job: Job, rule: NodeRule) -> bool:
 
 def _drained(seen: Observation, rule: NodeRule) -> Found:
     wanted = _node_filter(rule)
-    found: Found = {}
+    found: dict[str, Seen] = {}
     for node in seen.nodes:
         words = [word for flag, word in _OUT.items() if flag in node.flags]
         if node.state in ("down", "error", "unknown"):
             words.append(node.state)
         if words and wanted(node.name):
             found[f"node {node.name}"] = Seen(1, f"{', '.join(words)}: {node.reason or 'no reason given'}")
-    return found
+    return Found(found)
 
 
 def _queue_wait(seen: Observation, rule: NodeRule) -> Found:
@@ -135,31 +150,33 @@ def _queue_wait(seen: Observation, rule: NodeRule) -> Found:
         wait = seen.now - job.eligible_time
         if wait >= rule.threshold and _in_scope(job, rule) and wait > longest.get(job.account, (0.0, job))[0]:
             longest[job.account] = wait, job
-    return {
-        f"tenant {account}": Seen(wait, f"job {job.id} of {job.user} has waited {wait / 3600:.1f} h ({job.reason})")
-        for account, (wait, job) in longest.items()
-    }
+    return Found(
+        {
+            f"tenant {account}": Seen(wait, f"job {job.id} of {job.user} has waited {wait / 3600:.1f} h ({job.reason})")
+            for account, (wait, job) in longest.items()
+        }
+    )
 
 
 def _quota(seen: Observation, rule: NodeRule) -> Found:
-    found: Found = {}
+    found: dict[str, Seen] = {}
     for name, tenant in seen.tenants.items():
         most = tenant.limit.get("gres/gpu")
         used = tenant.used.get("gres/gpu", 0)
         if most and 100 * used / most >= rule.threshold and (not rule.tenants or name in rule.tenants):
             found[f"tenant {name}"] = Seen(100 * used / most, f"has {used} of its {most} GPUs")
-    return found
+    return Found(found)
 
 
 def _budget(seen: Observation, rule: NodeRule) -> Found:
-    found: Found = {}
+    found: dict[str, Seen] = {}
     for name, tenant in seen.tenants.items():
         for tres, unit, factor in (("gres/gpu", "GPU-hours", 60.0), ("gres/shard", "GiB-hours", 60.0 * 1024)):
             most, used = tenant.minute_limit.get(tres), tenant.minutes.get(tres, 0.0)
             if most and 100 * used / most >= rule.threshold and (not rule.tenants or name in rule.tenants):
                 words = f"has used {used / factor:.1f} of {most / factor:.1f} {unit} ({100 * used / most:.0f}%)"
                 found[f"tenant {name} {unit}"] = Seen(100 * used / most, words)
-    return found
+    return Found(found)
 
 
 def _journal_lag(seen: Observation, rule: NodeRule) -> Found:
@@ -173,10 +190,10 @@ def _journal_lag(seen: Observation, rule: NodeRule) -> Found:
         raise UnknownError(f"{path}: {error}") from error
     lag_s = counters.get("journal.lag_ms", 0) / 1000
     if counters.get("journal.error"):
-        return {"failover journal": Seen(lag_s, f"cannot be written (errno {counters['journal.error']:.0f})")}
+        return Found({"failover journal": Seen(lag_s, f"cannot be written (errno {counters['journal.error']:.0f})")})
     if lag_s >= rule.threshold and counters.get("journal.open"):
-        return {"failover journal": Seen(lag_s, f"{lag_s:.1f} s behind the disk")}
-    return {}
+        return Found({"failover journal": Seen(lag_s, f"{lag_s:.1f} s behind the disk")})
+    return Found({})
 
 
 def _counters(document: object) -> Mapping[str, float]:
@@ -194,14 +211,14 @@ def _counters(document: object) -> Mapping[str, float]:
 def _database(seen: Observation, rule: NodeRule) -> Found:
     del rule
     if not seen.site.config().get("AccountingStorageType", "").endswith("slurmdbd"):
-        return {}
+        return Found({})
     done_in = time.monotonic()
     try:
         seen.site.commands.run("sacctmgr", "--noheader", "--readonly", "show", "cluster", "format=cluster",
                                timeout=_PING_S)  # fmt: skip
     except SluiceError as error:
-        return {"slurmdbd": Seen(time.monotonic() - done_in, f"does not answer: {error}")}
-    return {}
+        return Found({"slurmdbd": Seen(time.monotonic() - done_in, f"does not answer: {error}")})
+    return Found({})
 
 
 _KINDS: dict[str, Callable[[Observation, NodeRule], Found]] = {

@@ -31,6 +31,11 @@ class GpuReading:
     errors: int | None = None  # uncorrected errors and XID events since the agent started
     jobs: Mapping[int, float | None] = field(default_factory=dict)  # job -> percent since the reading before
 
+    @property
+    def name(self) -> str:
+        """As messages name it."""
+        return f"{self.node} GPU {self.index}"
+
 
 class Readings:
     """The latest of each node. Thread-safe."""
