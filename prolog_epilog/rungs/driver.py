@@ -76,9 +76,10 @@ class Driver:
 
     def remove(self, record: JobRecord) -> None:
         """Before the cgroup goes, where it is still there."""
-        folder = self._folder(record)
-        for grant in record.grants:
-            if grant.rung == DRIVER and folder is not None:
+        held = [grant for grant in record.grants if grant.rung == DRIVER]
+        folder = self._folder(record) if held else None
+        for grant in held:
+            if folder is not None:
                 try:
                     self._ask(do="cgroup_limit", uuid=grant.uuid, folder=str(folder), hard=None)
                 except SluiceError as error:

@@ -36,6 +36,7 @@ class Mps:
     def __init__(self, state: State) -> None:
         self._state = state
         self.folder = state.settings.run / "mps"
+        self._told: dict[tuple[int, str], tuple[int | None, int | None, int | None]] = {}  # daemon, limit, share
 
     def unavailable(self, record: JobRecord, grant: Grant) -> str:
         """A whole NVIDIA GPU, and the daemon installed."""
@@ -50,7 +51,11 @@ class Mps:
 
     def apply(self, record: JobRecord, grant: Grant) -> None:
         """Start the job's daemon unless it runs, and tell it the grant's limit and the job's share."""
-        if self._pid(record) is None:
+        pid = self._pid(record)
+        told = (pid, grant.limit, record.share_percent)
+        if pid is not None and self._told.get((record.job, grant.uuid)) == told:
+            return  # one more task of the job
+        if pid is None:
             self._start(record)
         place = self._devices(record).index(grant.uuid)
         servers = self._ask(record, "get_server_list").split()
@@ -64,6 +69,7 @@ class Mps:
         answer = self._ask(record, *commands)
         if "nvalid" in answer or "nrecognized" in answer:
             raise SluiceError(f"MPS of job {record.job}: {answer.strip()}", remedy="see its control.log")
+        self._told[record.job, grant.uuid] = (self._pid(record), grant.limit, record.share_percent)
 
     def verify(self, record: JobRecord, grant: Grant) -> str:
         """Whether the daemon answers with this limit, as far as it tells: whole GiB, from 1 GiB on."""
@@ -106,6 +112,8 @@ class Mps:
         """The daemon, and its folder."""
         self.stop(record)
         shutil.rmtree(self._home(record), ignore_errors=True)
+        for grant in record.grants:
+            self._told.pop((record.job, grant.uuid), None)
 
     def exports(self, record: JobRecord) -> dict[str, str]:
         """Where a task finds its daemon; empty where the job has none."""

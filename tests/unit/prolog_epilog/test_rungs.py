@@ -393,6 +393,25 @@ def test_eight_clients_race_for_one_limit(make_site: Callable[..., Site], tmp_pa
     assert sum(size for _, _, size in usage) == 6 * GIB
 
 
+def test_one_more_task_tells_the_daemon_nothing_and_a_larger_limit_does(make_site: Callable[..., Site]) -> None:
+    site = make_site()
+    site.policy(ladder=["mps", "limiter", "watchdog"])
+    site.devices()
+    record = held_by_mps(site, 7, 2 * GIB)
+    log = site.run / "mps/job_7/log/control.log"
+
+    def commands() -> int:
+        return log.read_text().count("Cmd:set_")
+
+    before = commands()
+    site.agent.jobs._ladder.hold(record)
+    assert commands() == before
+    record.grants[0].limit = 5 * GIB
+    site.agent.jobs._ladder.hold(record)
+    assert commands() > before
+    check_exact(site, record, "single", 1, **site.agent.jobs._ladder.exports(record))
+
+
 def test_what_a_client_sets_itself_is_never_more(make_site: Callable[..., Site]) -> None:
     site = make_site()
     site.policy(ladder=["mps", "limiter", "watchdog"])
