@@ -1,0 +1,187 @@
+"""Two real controllers under the supervisor, with the journal: killed, stopped, cut off, without power or storage."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.failover import LEASE_S, TIMEOUT_S, sluice_description
+from benchmarks.failover_load import CONTROLLERS, Chaos, Outcome, kill_series, usual_kinds
+from dev_cluster.configuration import ADDRESSES
+from slurm_plugin.sources import SourcesUnavailableError
+
+pytestmark = pytest.mark.cluster
+
+_SEED = 11
+
+
+@pytest.fixture(scope="module")
+def chaos() -> Iterator[Chaos]:
+    """A cluster whose controllers can be hurt in every way."""
+    conf = f"SlurmctldTimeout={TIMEOUT_S}\n"
+    try:
+        made = Chaos(sluice_description(None), accounting=True, slurm_conf=conf, power=True)
+    except SourcesUnavailableError as error:
+        pytest.skip(f"no sources of Slurm: {error}")
+    with made:
+        yield made
+
+
+def lease(chaos: Chaos) -> dict[str, str]:
+    """The lease's file."""
+    text = (chaos.cluster.layout.state / "sluice.lease").read_text()
+    return dict(line.split(" ", 1) for line in text.splitlines())
+
+
+def sluice(chaos: Chaos, *words: str, host: str = "ctl2") -> tuple[int, str]:
+    """`sluice failover` on a controller: its exit status, and what it printed."""
+    done = chaos.cluster.run(["sluice", "failover", *words], node=host, check=False, timeout=120)
+    return done.returncode, done.stdout + done.stderr
+
+
+def return_to_ctl1(chaos: Chaos) -> None:
+    """Both controllers up, the primary in charge."""
+    for host in CONTROLLERS:
+        if chaos.ended(host):
+            chaos.start(host)
+    assert chaos.wait(lambda: chaos.in_charge("ctl1") and lease(chaos)["state"] == "held", 40)
+    up = "ctl1 is UP", "ctl2 is UP"
+    assert chaos.wait(lambda: all(word in chaos.cluster.run(["scontrol", "ping"]).stdout for word in up), 40)
+
+
+def assert_nothing_lost(outcome: Outcome, least: int) -> None:
+    """What the journal promises."""
+    assert outcome.acknowledged >= least
+    counts = {name: getattr(outcome, name) for name in ("lost", "revived", "run_again", "id_twice", "at_once", "left")}
+    assert not any(counts.values()), (counts, outcome.lost_jobs, outcome.others)
+
+
+def test_nothing_acknowledged_is_lost(chaos: Chaos, full_scale: bool) -> None:
+    """Killed, stopped and without power under load."""
+    kinds = usual_kinds(30) + ["stop", "power"] * 5 if full_scale else ["takeover", "power"]
+    kills = kill_series(chaos, kinds, 20.0 if full_scale else 8.0, _SEED)
+    assert kills.no_service == 0
+    assert_nothing_lost(kills.outcome, 20)
+
+
+def test_status_drill_and_history(chaos: Chaos) -> None:
+    return_to_ctl1(chaos)
+    number = int(chaos.cluster.run(["sbatch", "--parsable", "-o/dev/null", "--wrap=sleep 300"], user="alice").stdout)
+    assert chaos.wait(lambda: chaos.states().get(number) == "RUNNING", 20)
+    status, said = sluice(chaos, "status", "--json")
+    found = json.loads(said)
+    assert status == 0, said
+    assert found["leader"] == "ctl1"
+    assert found["lease"]["host"] == "ctl1"
+    assert found["journal"]["open"] == 1
+    argv = ["sluice", "failover", "drill", "--yes", "--start-command=", "--limit=40", "--json"]
+    drill = chaos.cluster.command([*argv, "--reports=/run/sluice-cluster/drills"], node="ctl2")
+    with subprocess.Popen(drill, stdout=subprocess.PIPE, text=True) as process:
+        assert chaos.wait(lambda: chaos.in_charge("ctl2"), 40)
+        chaos.start("ctl1")
+        said, _ = process.communicate(timeout=90)
+    report = json.loads(said)
+    assert process.returncode == 0, said
+    assert report["good"]
+    assert [leg["to"] for leg in report["legs"]] == ["ctl2", "ctl1"]
+    assert all(leg["before"] == leg["after"] for leg in report["legs"])
+    chaos.cluster.run(["scancel", str(number)])
+    status, said = sluice(chaos, "history", "-P", "--reports=/run/sluice-cluster/drills")
+    kinds = [line.split("|")[2] for line in said.splitlines()[1:]]
+    assert status == 0
+    assert "lease.taken" in kinds
+    assert kinds[-1] == "drill" or "drill" in kinds
+
+
+def test_cut_off_from_the_primary_a_backup_does_not_lead(chaos: Chaos, full_scale: bool) -> None:
+    """The storage is alive: not even when it is told to take over does the backup write beside the primary."""
+    assert chaos.faults is not None
+    return_to_ctl1(chaos)
+    epoch = lease(chaos)["epoch"]
+    log = chaos.cluster.log("slurmctld@ctl2")
+    asked = log.read_text().count("waits for the lease")
+    with chaos.faults.on("cut.ctl2", ADDRESSES["ctl1"] + "\n"):
+        chaos.cluster.run(["scontrol", "takeover"], node="ctl2", check=False)
+        assert chaos.wait(lambda: log.read_text().count("waits for the lease") > asked, 40)
+        time.sleep(3 * TIMEOUT_S if full_scale else LEASE_S * 2)
+        assert chaos.in_charge("ctl1")
+        assert (lease(chaos)["host"], lease(chaos)["epoch"]) == ("ctl1", epoch)
+        assert chaos.slurmctld("ctl1") is not None
+    chaos.cluster.stop_daemon("slurmctld@ctl2", number=signal.SIGKILL)  # else its supervisor does, in a minute
+    return_to_ctl1(chaos)
+
+
+def test_a_storage_that_hangs_ends_the_leader(chaos: Chaos) -> None:
+    """Before the backup may lead; which does so when the storage is back."""
+    assert chaos.faults is not None
+    return_to_ctl1(chaos)
+    begun = time.monotonic()
+    with chaos.faults.on("hang"):
+        assert chaos.wait(lambda: chaos.ended("ctl1"), 20)
+        took = time.monotonic() - begun
+    assert took < LEASE_S * 1.5 + 3  # the supervisor gives its own process for the storage two seconds
+    assert "was not renewed" in chaos.cluster.log_tail("slurmctld@ctl1", 40)
+    assert chaos.wait(lambda: chaos.in_charge("ctl2"), 40)
+    return_to_ctl1(chaos)
+
+
+def test_a_full_disk_is_said_and_recovers(chaos: Chaos) -> None:
+    """Submissions are refused with the reason; afterwards all goes on by itself, with what was acknowledged before."""
+    assert chaos.faults is not None
+    return_to_ctl1(chaos)
+    submit = ["sbatch", "--parsable", "-o/dev/null", "--hold", "--wrap=true"]
+    before = int(chaos.cluster.run(submit, user="alice").stdout)
+    with chaos.faults.on("full"):
+        refused = chaos.cluster.run(submit, user="alice", check=False, timeout=60)
+        assert refused.returncode != 0
+        assert refused.stderr.strip()
+    return_to_ctl1(chaos)
+    assert chaos.wait(lambda: chaos.cluster.run(submit, user="alice", check=False).returncode == 0, 40)
+    assert chaos.states()[before] == "PENDING"
+    chaos.cluster.run(["scancel", "-u", "alice"])
+    damaged = [path for path in chaos.cluster.layout.state.rglob("*") if path.name.endswith(".new")]
+    assert not damaged
+
+
+def test_accounting_is_complete_after_slurmdbd_was_down(chaos: Chaos, full_scale: bool) -> None:
+    """Killed under load, and with a database that hangs: jobs go on, and each is in the accounting once."""
+    return_to_ctl1(chaos)
+    chaos.cluster.stop_daemon("slurmdbd", number=signal.SIGKILL)
+    chaos.start_load(5.0, _SEED + 1)
+    time.sleep(600 if full_scale else 4)
+    database = next(one.pid for one in chaos.cluster.daemons() if one.name == "mariadbd")
+    chaos.send(database, signal.SIGSTOP)
+    chaos.cluster.start_daemon("slurmdbd")
+    time.sleep(2)
+    chaos.send(database, signal.SIGCONT)
+    outcome = chaos.stop_load()
+    assert_nothing_lost(outcome, 10)
+    numbers = {entry["id"] for entry in chaos.log() if entry["what"] == "accepted" and entry["tasks"] == 1}
+
+    def accounted() -> list[tuple[int, str]]:
+        window = ["-S", "now-1days", "-E", "now+1days"]  # those that were to begin in an hour, too
+        shown = chaos.cluster.run(["sacct", "-anXDP", *window, "-o", "JobIDRaw,State"], timeout=60).stdout
+        rows = [line.split("|") for line in shown.splitlines()]
+        return [(int(number), state) for number, state in rows if int(number) in numbers]
+
+    ended = ("COMPLETED", "CANCELLED")
+    complete = chaos.wait(lambda: {n for n, state in accounted() if state.startswith(ended)} == numbers, 60)
+    assert complete, (numbers - {number for number, _ in accounted()}, accounted())
+    assert sorted(number for number, _ in accounted()) == sorted(numbers)
+
+
+def test_events_of_what_happened_are_in_order(chaos: Chaos) -> None:
+    """Epochs only grow, over all controllers and all of the above but the power cut, which may lose the last lines."""
+    taken = []
+    for host in CONTROLLERS:
+        path = chaos.cluster.layout.state / f"sluice.failover.{host}.jsonl"
+        taken += [json.loads(line) for line in path.read_text().splitlines() if line]
+    epochs = [one["epoch"] for one in sorted(taken, key=lambda one: one["time"]) if one["kind"] == "lease.taken"]
+    assert epochs == sorted(set(epochs))
+    assert Path(chaos.cluster.layout.state / "sluice.lease").exists()
