@@ -67,6 +67,7 @@ class Accounting:
         self._owners: dict[str, dict[int, cgroups.Place | None]] = {}  # by vendor
         self._kept: dict[tuple[int, float], JobRecord | None] = {}  # what an earlier boot left; None: this one
         self._errors: dict[str, dict[str, int | None]] = {}
+        self._xids: dict[str, set[tuple[float, int]]] = {}  # events that were counted and may be told again
         self.on_tick: list[Callable[[Tick], None]] = []
 
     # ---- samples ----
@@ -99,8 +100,9 @@ class Accounting:
                 if tick is not None:
                     ticks.append(tick)
             self._forget({uuid for _, uuid, _ in grants})
-            if "full" in answer:
-                self._count_errors(answer["full"], grants)
+            for key in ("some", "full"):
+                if key in answer:
+                    self._count_errors(answer[key], grants, last=key == "full")
         alive = {int(pid) for _, pid, _ in answer["usage"]}
         for pid in [pid for pid in owners if pid not in alive]:
             del owners[pid]  # its number may become another's
@@ -176,18 +178,23 @@ class Accounting:
     def _granted(self, uuid: str) -> bool:
         return any(uuid in uses for uses in self._uses.values())
 
-    def _count_errors(self, full: Mapping[str, Any], grants: list[tuple[JobRecord, str, float]]) -> None:
-        for uuid, fields in full.items():
+    def _count_errors(
+        self, readings: Mapping[str, Any], grants: list[tuple[JobRecord, str, float]], *, last: bool
+    ) -> None:
+        """Errors since the reading before. `last`: the events in these readings are not told again."""
+        for uuid, fields in readings.items():
             reading = Reading.from_dict(fields)
             after = error_counters(reading)
             before = self._errors.get(uuid)
             self._errors[uuid] = after
+            xids = [one for one in reading.xids if one not in self._xids.get(uuid, ())]
+            self._xids[uuid] = set() if last else set(reading.xids)
             for record, one, _ in grants:
-                if one == uuid and uuid in self._of(record):
-                    use = self._of(record)[uuid]
+                if one in (uuid, *reading.parts) and one in self._of(record):
+                    use = self._of(record)[one]
                     if before is not None:
                         use.errors += grown_errors(before, after)
-                    use.xids.update(xid for _, xid in reading.xids)
+                    use.xids.update(xid for _, xid in xids)
 
     # ---- the end of a job ----
 

@@ -81,10 +81,13 @@ class AmdReader:
             return None
         return list(dict.fromkeys(word for name, word in _THROTTLE.items() if told.get(name) is True))
 
-    def readings(self) -> list[Reading]:
-        """All GPUs; one that does not answer has a `problem`."""
+    def readings(self, wanted: Iterable[str] | None = None) -> list[Reading]:
+        """All GPUs, or those that are named; one that does not answer has a `problem`."""
         found = []
+        names = None if wanted is None else set(wanted)
         for gpu in self.gpus:
+            if names is not None and gpu.uuid not in names:
+                continue
             reading = Reading(gpu.uuid)
             try:
                 self._read(gpu, reading)

@@ -106,10 +106,13 @@ class IntelReader:
                 words |= {word: None for bit, word in _REASONS.items() if state.throttleReasons & bit}
         return list(words) if told else None
 
-    def readings(self) -> list[Reading]:
-        """All GPUs; one that does not answer has a `problem`."""
+    def readings(self, wanted: Iterable[str] | None = None) -> list[Reading]:
+        """All GPUs, or those that are named; one that does not answer has a `problem`."""
         found = []
+        names = None if wanted is None else set(wanted)
         for gpu in self.gpus:
+            if names is not None and gpu.uuid not in names:
+                continue
             reading = Reading(gpu.uuid)
             try:
                 self._read(gpu, reading)

@@ -63,6 +63,7 @@ class NvidiaReader:
                 handle = api.nvmlDeviceGetHandleByIndex(index)
                 self.gpus.append(_Gpu(api.nvmlDeviceGetUUID(handle), handle, self._parts(handle)))
         self._events = self._watch_events()
+        self._pending: dict[str, list[tuple[float, int]]] = {}
 
     def _parts(self, handle: Any) -> list[tuple[str, int, float]]:
         found: list[tuple[str, int, float]] = []
@@ -190,18 +191,25 @@ class NvidiaReader:
 
     # ---- everything ----
 
-    def readings(self) -> list[Reading]:
-        """All GPUs; one that does not answer has a `problem`."""
+    def readings(self, wanted: Iterable[str] | None = None) -> list[Reading]:
+        """All GPUs, or those that are named; one that does not answer has a `problem`. See `sampling.Reader`."""
         found = []
+        names = None if wanted is None else set(wanted)
         for gpu in self.gpus:
-            reading = Reading(gpu.uuid)
+            if names is not None and not names & {gpu.uuid, *(part[0] for part in gpu.parts)}:
+                continue
+            reading = Reading(gpu.uuid, parts=[part[0] for part in gpu.parts])
             try:
                 self._read(gpu, reading)
             except self.api.NVMLError as error:
                 reading.problem = str(error)
                 reading.lost = isinstance(error, self.api.NVMLError_GpuIsLost)
             found.append(reading)
-        self._read_events({reading.uuid: reading for reading in found})
+        self._read_events()
+        for reading in found:
+            reading.xids = self._pending.get(reading.uuid, [])
+        if wanted is None:
+            self._pending = {}
         return found
 
     def _read(self, gpu: _Gpu, reading: Reading) -> None:
@@ -302,7 +310,7 @@ class NvidiaReader:
             getattr(one.value, members.get(one.valueType, "ullVal")) if one.nvmlReturn == 0 else None for one in answers
         ]
 
-    def _read_events(self, readings: dict[str, Reading]) -> None:
+    def _read_events(self) -> None:
         """XIDs since the last time."""
         for _ in range(256 if self._events is not None else 0):
             try:
@@ -312,8 +320,7 @@ class NvidiaReader:
                 return
             except self.api.NVMLError:
                 continue  # of a GPU that is gone: the next one
-            if uuid in readings:
-                readings[uuid].xids.append((time.time(), int(event.eventData)))
+            self._pending.setdefault(uuid, []).append((time.time(), int(event.eventData)))
 
     def _get(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """A function's answer, None for what this GPU or driver does not tell. Raises for a lost GPU."""

@@ -21,6 +21,7 @@ class Reading:
     """A physical GPU. Counters count since the driver was loaded unless their name says otherwise."""
 
     uuid: str
+    parts: list[str] = field(default_factory=list)  # UUIDs of its MIG instances
     problem: str | None = None  # the library's words when it does not answer for this GPU
     lost: bool = False  # it fell off the bus, or hangs until it is reset
     utilisation_percent: float | None = None

@@ -28,6 +28,8 @@ class Reclaim:
         deadline = time.monotonic() + self._state.settings.memory_wait
         vendors = {grant.vendor for grant in record.grants}
         watches = [watch for name, watch in self._watcher.watches.items() if name in vendors]
+        for watch in watches:
+            watch.some |= {grant.uuid for grant in record.grants if grant.vendor == watch.worker.vendor}
         strays: set[int] = set()
         while True:
             for watch in watches:

@@ -44,8 +44,11 @@ class Reader(Protocol):
     def activity(self, wanted: Iterable[str]) -> tuple[dict[str, Activity], dict[str, dict[int, int]]]:
         """Of the named devices, what grew; by device the busy time of each process in ns, where it is told."""
 
-    def readings(self) -> list[Reading]:
-        """Of every physical GPU."""
+    def readings(self, wanted: Iterable[str] | None = None) -> list[Reading]:
+        """Of every physical GPU, or of those that are named, also by one of their instances.
+
+        Events are told by each until a reading of all has told them.
+        """
 
 
 class Nvidia:
@@ -229,6 +232,8 @@ class Sampler:
             answer["busy"] = processes
         if request.get("used"):
             answer["used"] = self.library.used()
+        if request.get("some"):
+            answer["some"] = {reading.uuid: reading.to_dict() for reading in self.reader.readings(request["some"])}
         if request.get("full"):
             answer["full"] = {reading.uuid: reading.to_dict() for reading in self.reader.readings()}
         return answer

@@ -34,6 +34,7 @@ class Watch:
     since: float = 0.0
     wanted: threading.Event = field(default_factory=threading.Event)
     full: bool = False  # the next sample shall have all that the library tells; whoever sets it sets `wanted` as well
+    some: set[str] = field(default_factory=set)  # the same of these devices only
 
 
 Reader = Callable[[Watch, dict[str, Any]], None]
@@ -110,10 +111,11 @@ class Watcher:
     def _also(self, watch: Watch) -> dict[str, Any]:
         """What is measured beside memory: the activity of devices that jobs have, all else when it was asked for."""
         full, watch.full = watch.full, False
+        some, watch.some = watch.some, set()
         vendor = watch.worker.vendor
         records = list(self._state.records.values())
         held = {grant.uuid for one in records for grant in one.grants if grant.vendor == vendor}
-        return {"full": full, "devices": sorted(held)}
+        return {"full": full, "some": sorted(some), "devices": sorted(held)}
 
     def _failed(self, watch: Watch, error: SluiceError) -> None:
         with self._state.sampled:
