@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,12 @@ import pytest
 # Every process that the tests start inherits it, so that those left behind can be told from others' processes.
 MARK = f"SLUICE_TEST_SESSION={os.getpid()}"
 LEFT_BY_WORKERS: list[str] = []
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A worker of pytest-xdist gets a folder with a path as short as a single process has: sockets lie in it."""
+    if hasattr(config, "workerinput"):
+        config.option.basetemp = f"{tempfile.gettempdir()}/pytest-{os.getpid()}"
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -28,6 +36,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         left = [f"{pid} {command}" for pid, command in _end_marked().items()]
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["left"] = left
+        shutil.rmtree(session.config.option.basetemp, ignore_errors=True)
         return
     for process in left:
         print(f"\nleft behind by a test: {process}")
