@@ -1,6 +1,6 @@
 """What the vendor's process changes for the agent, beside reading: limits of cgroups, modes and clocks that are reset.
 
-Each request names a device by UUID. Called in `prolog_epilog.sampling`'s process, which holds the library open.
+Requests name devices by UUID. Called in `prolog_epilog.sampling`'s process, which holds the library open.
 """
 
 from __future__ import annotations
@@ -35,9 +35,20 @@ def cgroup_limit_of(api: Any, uuid: str, folder: str) -> dict[str, Any]:
     return {"hard": None if none else int(limits.hardLimit), "used": int(limits.currentUsed)}
 
 
-def reset(api: Any, uuid: str) -> dict[str, Any]:
-    """Put compute mode and clocks back; ``reset`` names what a job or admin had changed."""
-    handle, done = _handle(api, uuid), []
+def reset(api: Any, uuids: list[str]) -> dict[str, Any]:
+    """Put compute mode and clocks of GPUs back. By GPU, ``reset``: what had been changed; ``failed``: why not."""
+    done: dict[str, list[str]] = {}
+    failed: dict[str, str] = {}
+    for uuid in uuids:
+        try:
+            done[uuid] = _reset(api, _handle(api, uuid))
+        except api.NVMLError as error:
+            failed[uuid] = str(error)
+    return {"reset": done, "failed": failed}
+
+
+def _reset(api: Any, handle: Any) -> list[str]:
+    done = []
     try:
         if api.nvmlDeviceGetComputeMode(handle) != api.NVML_COMPUTEMODE_DEFAULT:
             api.nvmlDeviceSetComputeMode(handle, api.NVML_COMPUTEMODE_DEFAULT)
@@ -49,7 +60,7 @@ def reset(api: Any, uuid: str) -> dict[str, Any]:
             getattr(api, f"nvmlDeviceReset{name}Clocks")(handle)
         except (api.NVMLError_NotSupported, api.NVMLError_FunctionNotFound):
             continue
-    return {"reset": done}
+    return done
 
 
 def compute_units(library: Any, uuid: str) -> dict[str, Any]:
@@ -71,5 +82,5 @@ def drive(library: Any, vendor: str, request: dict[str, Any]) -> dict[str, Any] 
         return compute_units(library, request["uuid"])
     function = NVIDIA.get(request["do"]) if vendor == "nvidia" else None
     if function is None:
-        return {"reset": []} if request["do"] == "reset" else None
+        return {"reset": {}, "failed": {}} if request["do"] == "reset" else None
     return function(library.api, **{key: value for key, value in request.items() if key != "do"})

@@ -37,28 +37,32 @@ class Renewal:
                 }
             others = [one for one in self._state.records.values() if one.job != record.job]
             shared = {grant.uuid for one in others for grant in one.grants}
-        found = {}
-        for grant in record.grants:
-            if grant.uuid in unclean or grant.uuid in shared:
-                continue
-            device = self._state.devices[grant.index]
-            why = self._reset(record, grant, device)
-            if not why and policy.scrub:
-                why = self._scrub(record, device, policy.scrub_seconds)
-            if why:
-                found[grant.uuid] = f"GPU {grant.uuid}: {why}"
-        return found
+        free = [grant for grant in record.grants if grant.uuid not in unclean and grant.uuid not in shared]
+        found = self._reset(record, free)
+        for grant in free if policy.scrub else []:
+            if grant.uuid not in found:
+                why = self._scrub(record, self._state.devices[grant.index], policy.scrub_seconds)
+                found |= {grant.uuid: why} if why else {}
+        return {uuid: f"GPU {uuid}: {why}" for uuid, why in found.items()}
 
-    def _reset(self, record: JobRecord, grant: Grant, device: NodeDevice) -> str:
-        if device.partition:
-            return ""  # modes and clocks are the whole GPU's
-        try:
-            done = self._watcher.watches[grant.vendor].worker.ask(do="reset", uuid=grant.uuid)["reset"]
-        except SluiceError as error:
-            return f"modes and clocks were not put back: {error}"
-        if done:
-            record.note("reset", uuid=grant.uuid, what=done)
-        return ""
+    def _reset(self, record: JobRecord, grants: list[Grant]) -> dict[str, str]:
+        """Modes and clocks are the whole GPU's, so that partitions have none. By device, why they were not put back."""
+        found: dict[str, str] = {}
+        by_vendor: dict[str, list[str]] = {}
+        for grant in grants:
+            if not self._state.devices[grant.index].partition:
+                by_vendor.setdefault(grant.vendor, []).append(grant.uuid)
+        for vendor, uuids in by_vendor.items():
+            try:
+                answer = self._watcher.watches[vendor].worker.ask(do="reset", uuids=uuids)
+            except SluiceError as error:
+                found |= {uuid: f"modes and clocks were not put back: {error}" for uuid in uuids}
+                continue
+            found |= {uuid: f"modes and clocks were not put back: {why}" for uuid, why in answer["failed"].items()}
+            for uuid, what in answer["reset"].items():
+                if what:
+                    record.note("reset", uuid=uuid, what=what)
+        return found
 
     def _scrub(self, record: JobRecord, device: NodeDevice, seconds: int) -> str:
         """A program of its own clears the memory, so that a driver which hangs holds nothing else up."""

@@ -1,6 +1,7 @@
 /* Simulated NVML: what root changes by it - MIG mode and instances, compute mode, clocks, limits of cgroups. */
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "nvml.h"
 
@@ -313,6 +314,9 @@ SIM_API nvmlReturn_t nvmlDeviceResetGpuLockedClocks(nvmlDevice_t device)
     struct target t;
     unsigned none = 0;
     nvmlReturn_t result = nvml_enter_whole(device, 0, &t);
+    if (result == NVML_SUCCESS && t.gpu.clock_locked == 0) {
+        return geteuid() == 0 ? NVML_SUCCESS : NVML_ERROR_NO_PERMISSION;
+    }
     return result == NVML_SUCCESS ? nvml_error(sim_change(t.index, lock_clocks, &none)) : result;
 }
 

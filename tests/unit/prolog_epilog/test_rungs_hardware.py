@@ -125,6 +125,7 @@ def test_memory_is_cleared(agent: Agent) -> None:
 
 def test_modes_are_put_back_and_layouts_read(agent: Agent) -> None:
     uuid = agent.state.devices[0].uuid
-    assert "reset" in agent.watcher.watches["nvidia"].worker.ask(do="reset", uuid=uuid)
+    answer = agent.watcher.watches["nvidia"].worker.ask(do="reset", uuids=[uuid])
+    assert uuid in answer["reset"] and answer["failed"] == {}
     code = "import json; from gres_probe.mig import Mig; print(json.dumps([one.uuid for one in Mig().layouts()]))"
     assert uuid in run(code)
