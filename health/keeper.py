@@ -115,17 +115,19 @@ class Keeper:
         self._forget(known, now)
         acts: list[Act] = []
         wanted: list[tuple[float, str, list[Act]]] = []
+        for node in known.values():
+            if "drain" not in node.flags:
+                self.state.of(node.name).seen_up = now
         for name, (came, report) in sorted(self.state.reports.items()):
-            node = known.get(name)
-            if node is None:
+            if name not in known:
                 continue
-            mine = self.state.of(name)
+            node, mine = known[name], self.state.of(name)
             acts += self._follow_persons(node, mine)
             _recognise(mine, report)
             fresh = now - came <= max(_FRESH_LEAST_S, _FRESH_ROUNDS * policy.interval_s)
             if not fresh:
                 continue
-            acts += self._undo_prolog(node, mine, report, now)
+            acts += self._undo_prolog(node, mine, report)
             take = self._take_out(node, mine, report, by_gpu=by_gpu)
             if take:
                 wanted.append((min(act.began for act in take), name, take))
@@ -153,11 +155,10 @@ class Keeper:
         mine.drained = mine.drained_key = ""
         return [Act("event", node.name, why, event="health.left")]
 
-    def _undo_prolog(self, node: Node, mine: NodeState, report: Report, now: float) -> list[Act]:
+    def _undo_prolog(self, node: Node, mine: NodeState, report: Report) -> list[Act]:
         """A job met a sick GPU before it was out, and Slurm drained the node when its prolog refused. The GPU is out
         now: the node may go on, if it was that refusal that drained it, and nothing else is wrong."""
         if "drain" not in node.flags:
-            mine.seen_up = now
             return []
         ours = node.reason.startswith("Prolog error") and not mine.drained
         just_then = report.refused_at > 0 and abs(report.refused_at - mine.seen_up) <= _JUST_S

@@ -19,6 +19,7 @@ from policy.document import parse
 from policy.node import FILE_NAME, compile_node
 from sluice_base import events
 from sluice_base.files import write_atomic
+from sluice_base.hostlist import expand
 
 pytestmark = pytest.mark.cluster
 
@@ -125,6 +126,18 @@ class Site:
             assert time.monotonic() < end, "\n".join([self.health("list"), self.run("squeue"), log])
             time.sleep(0.2)
 
+    def all_reported(self) -> bool:
+        """Whether a report of each node has come."""
+        done = self.cluster.run(["sluice", "health", "list", "--json"], check=False)
+        return done.returncode == 0 and len(expand(json.loads(done.stdout)["healthy"] or "x")) == sum(HOSTS.values())
+
+    def run_until(self, condition: Callable[[], bool], seconds: float = 30) -> None:
+        """As `wait`, while the controllers' daemon cannot be asked."""
+        end = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < end, self.run("squeue") + self.run("sinfo", "-R")
+            time.sleep(0.2)
+
     def events(self, kind: str, node: str = "") -> list[dict[str, Any]]:
         found = json.loads(self.health("history", "--json"))["events"]
         return [one for one in found if one["kind"] == f"health.{kind}" and node in ("", one["node"])]
@@ -162,6 +175,7 @@ def shared(make_shared_cluster: Callable[..., DevCluster]) -> Site:
 @pytest.fixture
 def site(shared: Site) -> Iterator[Site]:
     shared.policy()
+    shared.run_until(shared.all_reported)
     known = events.read(shared.cluster.folder / "controllerd/ctl1/events.jsonl")
     shared.since = known[-1].seq if known else 0
     yield shared
@@ -211,6 +225,25 @@ def test_jobs_that_a_fault_hit_start_anew_and_those_that_failed_by_themselves_do
     site.wait(lambda: site.state(hit) == "RUNNING", 40)  # the GPU has passed its checks: it was asked for by name
     counts = [one["job"] for one in site.events("requeue")]
     assert sorted(counts) == sorted(set(counts))
+
+
+def test_a_job_that_meets_a_sick_gpu_first_goes_elsewhere_and_its_node_goes_on(site: Site) -> None:
+    pid = next(str(daemon.pid) for daemon in site.cluster.daemons() if daemon.name == "controllerd@ctl1")
+    site.run("kill", "-STOP", pid, node="ctl1")  # so that the GPU is not out before the job comes
+    try:
+        site.set("h2", 6, remap_failed="yes")
+        site.run_until(lambda: site.cluster.run(["sluice", "health", "check"], node="h2", check=False).returncode == 2)
+        job = site.submit("-w", "h2", "--gres=gpu:8")
+        site.run_until(lambda: "drain" in site.run("sinfo", "-h", "-n", "h2", "-o", "%T"))
+        assert "row_remap_failed" in site.cluster.log("slurmd@h2").read_text()
+    finally:
+        site.run("kill", "-CONT", pid, node="ctl1")
+    site.wait(lambda: site.out() == {("h2", "6"): "row_remap_failed"})
+    site.wait(lambda: "drain" not in site.run("sinfo", "-h", "-n", "h2", "-o", "%T"))
+    shown = site.job(job)
+    assert (shown["JobState"], shown["Priority"] != "0") == ("PENDING", True)  # not held
+    site.set("h2", 6, remap_failed="no")
+    site.wait(lambda: site.out() == {}, 60)
 
 
 def test_a_driver_that_hangs_is_found_in_time_and_drains_its_node(site: Site) -> None:
