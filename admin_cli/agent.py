@@ -6,15 +6,21 @@ import json
 import os
 import socket
 import sys
+import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from sluice_base.errors import SluiceError
+from sluice_base.text import one_line
+
+if TYPE_CHECKING:
+    from prolog_epilog.record import JobRecord
 
 SOCKET = "/run/sluice/agent.sock"
 RECORDS = "/var/lib/sluice/records"
+_BYTES = ("asked", "bytes", "charged", "limit")
 
 
 @click.group("agent", invoke_without_command=True)
@@ -61,22 +67,64 @@ def status(as_json: bool) -> None:
     for vendor, state in answer["vendors"].items():
         click.echo(f"driver {vendor}: {state}")
     click.echo(f"policy: {answer['policy']}")
+    click.echo(f"rungs: {answer['rungs']}")
     for job in answer["jobs"]:
         for grant in job["grants"]:
-            limit = "whole" if grant["limit"] is None else f"{grant['limit'] >> 20} MiB by {grant['rung']}"
+            limit = "whole" if grant["limit"] is None else f"{grant['limit'] >> 20} MiB"
+            limit += f" by {grant['rung']}" if grant["rung"] != "none" else ""
+            share = f", {job['share_percent']} % by {job['share_by']}" if job["share_percent"] else ""
             click.echo(
-                f"job {job['job']} ({job['user']}): GPU {grant['index']}, {limit}, peak {grant['peak'] >> 20} MiB"
+                f"job {job['job']} ({job['user']}): GPU {grant['index']}, {limit}{share}, "
+                f"peak {grant['peak'] >> 20} MiB"
             )
 
 
 @command.command()
 @click.argument("job", type=int)
+@click.option("--json", "as_json", is_flag=True, help="The whole record, as JSON.")
 @click.option("--records", default=RECORDS, show_default=True, type=click.Path(path_type=Path))
-def record(job: int, records: Path) -> None:
-    """The record of a job that ran on this node, as JSON."""
+def record(job: int, as_json: bool, records: Path) -> None:
+    """The record of a job that ran on this node: what it was given, what held it, what was done to it."""
     from prolog_epilog.record import Store
 
-    click.echo(Store(records).load(job).to_json(), nl=False)
+    found = Store(records).load(job)
+    if as_json:
+        click.echo(found.to_json(), nl=False)
+        return
+    click.echo("\n".join(_record_lines(found)))
+
+
+def _record_lines(found: JobRecord) -> list[str]:
+    ended = "running" if found.ended is None else f"ended {_clock(found.ended)}"
+    lines = [
+        f"job {found.job}: {found.user}, account {found.account}, on {found.node} from {_clock(found.started)}, {ended}"
+    ]
+    for grant in found.grants:
+        wish = "all of it" if grant.asked is None else _size(grant.asked)
+        held = "no limit" if grant.limit is None else f"{_size(grant.limit)}, held by: {grant.rung}"
+        clean = {None: "", True: "; returned clean", False: "; NOT returned clean"}[grant.clean]
+        lines.append(f"GPU {grant.index} {grant.model}: asked {wish}, limit {held}, peak {_size(grant.peak)}, "
+                     f"refused {grant.refused} times{clean}")  # fmt: skip
+    indices = {grant.uuid: f"GPU {grant.index}" for grant in found.grants}
+    for event in found.events:
+        words = []
+        for key, value in event.detail.items():
+            if key in ("uuid", "uuids"):
+                words += [indices.get(uuid, uuid) for uuid in ([value] if key == "uuid" else value)]
+            else:
+                words.append(f"{key}={_size(value) if key in _BYTES and value is not None else value}")
+        lines.append(f"{_clock(event.time)} {event.action} {' '.join(words)}")
+    if found.events_left_out:
+        lines.append(f"and {found.events_left_out} events more")
+    return [one_line(line, limit=None) for line in lines]
+
+
+def _clock(moment: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(moment))
+
+
+def _size(count: int) -> str:
+    return f"{count / (1 << 20):,.0f} MiB"
 
 
 def _ask(**request: Any) -> dict[str, Any]:

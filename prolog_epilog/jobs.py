@@ -315,5 +315,6 @@ class Jobs:
                 ],
                 "vendors": {name: str(watch.problem or "ok") for name, watch in self._watcher.watches.items()},
                 "policy": str(self._state.caps.problem or "ok"),
+                "rungs": self._ladder.describe(),
                 "jobs": [json.loads(record.to_json()) for record in self._state.records.values()],
             }

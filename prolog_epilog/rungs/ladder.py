@@ -34,6 +34,13 @@ class Ladder:
             self._hold_grant(record, grant, policy)
         self._shares.apply(record)
 
+    def describe(self) -> str:
+        """The rungs that the policy allows, or why that is not known."""
+        try:
+            return ", ".join(self._policy().ladder)
+        except SluiceError as error:
+            return str(error)
+
     def choose_share(self, record: JobRecord) -> None:
         """Find what gives a job its share, before it starts. Raises RefusalError where nothing can."""
         self._shares.choose(record, self._policy())

@@ -736,3 +736,26 @@ def test_a_daemon_that_does_not_start_refuses_the_job(
     monkeypatch.setenv("PATH", f"{broken}:/usr/bin:/bin")
     with pytest.raises(SluiceError, match="MPS of job 7: no device"):
         site.agent.jobs._ladder.hold(site.job(7, GIB))
+
+
+def test_shares_of_an_amd_gpu_are_masks_side_by_side(make_site: Callable[..., Site]) -> None:
+    site = make_site("mi300x-platform")
+    site.policy(cu_mask=True)
+    site.devices(vendor="amd", model="MI300X", uuid=get_values(site.sim, 0)["uuid"])
+    worker = Worker("amd", timeout=20)
+    site.agent.watcher.watches["amd"] = Watch(worker)
+    masks = []
+    for number, percent in ((7, 50), (8, 25), (9, 25)):
+        record = site.job(number, None, share_percent=percent)
+        site.agent.jobs._ladder.hold(record)
+        assert record.share_by == "cu-mask"
+        masks.append(site.agent.jobs._ladder.exports(record))
+    assert masks == [{"HSA_CU_MASK": f"0:{part}"} for part in ("0-151", "152-227", "228-303")]
+    del site.agent.state.records[8]
+    with pytest.raises(RefusalError, match="25 % of GPU 0 are left"):
+        site.agent.jobs._ladder.hold(site.job(10, None, share_percent=30))
+    record = site.job(11, None, share_percent=25)  # what the second left
+    del site.agent.state.records[10]
+    site.agent.jobs._ladder.hold(record)
+    assert site.agent.jobs._ladder.exports(record) == masks[1]
+    worker.close()
