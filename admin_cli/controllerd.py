@@ -10,6 +10,7 @@ STATE = Path("/var/lib/sluice/controllerd")
 EVENTS = Path("/var/lib/sluice/events.jsonl")
 # Each module has a function `duties(site)`; see usage/controllerd.py.
 DUTIES: tuple[str, ...] = (
+    "failover.duty",
     "health.controller",
     "usage.alerts.duty",
     "usage.inbox",
