@@ -337,6 +337,8 @@ static void launch(const struct launch *one)
 static bool may_go(const struct launch *one, uint64_t durable, int64_t now)
 {
     struct wish wish = wished();
+    if (!sluice_in_charge()) /* a controller that ends, or gives back: the next one asks for the job's prolog again */
+        return false;
     if (one->ticket && one->ticket <= durable)
         return true;
     return !wish.on || (!wish.refuse && now - one->since_us > (int64_t)wish.wait_ms * 1000);
@@ -583,6 +585,7 @@ void sluice_failover_open(const struct sluice_segments *found)
         error("sluice: no failover journal: %s: %m", own.folder);
     pthread_mutex_lock(&launches.lock);
     launches.durable = 0;
+    launches.count = 0; /* of an earlier time in charge */
     pthread_mutex_unlock(&launches.lock);
     atomic_store(&own.journal, journal);
 }
