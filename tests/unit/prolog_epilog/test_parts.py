@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -268,7 +269,7 @@ def test_steps_that_srun_starts_do_not_add_up(agent: Agent) -> None:
         assert one.grants[0].limit == bound * GIB
 
 
-def ask(agent: Agent, peer_uid: int = 0, **request: object) -> dict[str, object]:
+def ask(agent: Agent, peer_uid: Any = 0, **request: object) -> dict[str, object]:
     return agent.server.answer(json.dumps(request).encode(), Peer(os.getpid(), peer_uid))
 
 
