@@ -33,7 +33,8 @@ DAY = 86400.0
 
 def record(job: int = 7, node: str = "n1", started: float = NOON, ended: float | None = NOON + 60) -> JobRecord:
     made = JobRecord(job, 1000, "alice", "physics", "main", node, started, ended)
-    grant = Grant(0, f"GPU-{node}", "nvidia", "H100", 80 << 30, 10240 * MIB, 10240 * MIB, "limiter", 9000 * MIB + 1)
+    grant = Grant(0, f"GPU-{node}", "nvidia", "H100", 80 << 30, asked=10240 * MIB, limit=10240 * MIB)
+    grant.rung, grant.peak = "limiter", 9000 * MIB + 1
     made.grants.append(grant)
     return made
 
