@@ -1,16 +1,23 @@
-"""The node agent on a node with eight GPUs: its programs' times, and the watchdog's share of a core under eight jobs.
+"""The node agent on a node with eight GPUs: its programs' times, and what watching and measuring cost under eight jobs.
 
 Real daemons, simulated drivers. The programs are timed as whole processes on the node; the watchdog's figure is the
-CPU time of the agent with its vendor process, over a time in which each GPU has a job that holds memory.
+CPU time of the agent with its vendor process, over a time in which each GPU has a job that holds memory. Then the same
+with metrics of all GPUs, jobs and processes once a second, sent to a database that takes them: the sender's process is
+counted in. Memory is the proportional set size (PSS), which counts pages that processes share once.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,6 +27,8 @@ from benchmarks import Result
 from dev_cluster.cluster import DevCluster, require_root
 from dev_cluster.description import parse_description
 from dev_cluster.layout import DEFAULT_FOLDER
+from policy.monitoring import NodeMetrics
+from policy.node import FILE_NAME, NodePolicy
 
 OPTIONS = [
     click.Option(["--runs"], type=click.IntRange(20), default=100, show_default=True, help="Runs of each program."),
@@ -30,6 +39,8 @@ MUST = {
     "epilog_ms_p95": ("<=", 50.0),
     "task_init_ms_p95": ("<=", 50.0),
     "watchdog_core_percent": ("<=", 0.5),
+    "metrics_core_percent": ("<=", 1.0),
+    "metrics_memory_mib": ("<=", 60.0),
 }
 _NODE = "h100-1"
 _CLUSTER = f"""
@@ -82,9 +93,22 @@ def run(runs: int, seconds: int) -> Result:
             loop = [sys.executable, "-c", _LOOP, str(programs), str(runs)]
             times = json.loads(cluster.run(loop, node=_NODE, timeout=500).stdout)
             percent = _watch(cluster, seconds)
+            with _database() as (url, received):
+                total = _measure(cluster, seconds, url)
+                memory = _memory_mib(cluster)
+                lines = received()
         finally:
+            cluster.run(["scancel", "--user=alice"], check=False)
             cluster.down()
-    figures = {"watchdog_core_percent": round(percent, 3)}
+    if lines < 8 * seconds:
+        raise click.ClickException(f"the database got {lines} lines in {seconds} s: metrics were not sent")
+    figures = {
+        "watchdog_core_percent": round(percent, 3),
+        "metrics_core_percent": round(max(0.0, total - percent), 3),  # beyond the watchdog
+        "metrics_total_core_percent": round(total, 3),
+        "metrics_memory_mib": round(memory, 1),
+        "metrics_lines_per_s": round(lines / seconds, 1),
+    }
     for name, taken in times.items():
         word = name.removeprefix("sluice-").replace("-", "_")
         figures[f"{word}_ms_p50"] = round(_percentile(taken, 0.5), 2)
@@ -103,11 +127,59 @@ def _watch(cluster: DevCluster, seconds: int) -> float:
         if time.monotonic() > end:
             raise click.ClickException("the eight jobs did not come to hold memory within a minute")
         time.sleep(0.5)
+    return _percent(cluster, seconds)
+
+
+def _measure(cluster: DevCluster, seconds: int, url: str) -> float:
+    """The same with metrics once a second."""
+    settings = NodeMetrics(interval=1, url=url, token_file="/nowhere")  # noqa: S106 - there is none
+    (cluster.layout.slurm / FILE_NAME).write_text(NodePolicy(metrics=settings).render())
+    time.sleep(3)  # the sender starts
+    return _percent(cluster, seconds)
+
+
+def _percent(cluster: DevCluster, seconds: int) -> float:
     before = _cpu_ticks(cluster)
     time.sleep(seconds)
-    taken = (_cpu_ticks(cluster) - before) / os.sysconf("SC_CLK_TCK")
-    cluster.run(["scancel", "--user=alice"])
-    return 100 * taken / seconds
+    return 100 * (_cpu_ticks(cluster) - before) / os.sysconf("SC_CLK_TCK") / seconds
+
+
+@contextmanager
+def _database() -> Iterator[tuple[str, Callable[[], int]]]:
+    """A database that takes all it gets; its address, and how many lines came."""
+    lines = 0
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:  # noqa: N802 - its name there
+            """A batch."""
+            nonlocal lines
+            lines += gzip.decompress(self.rfile.read(int(self.headers["Content-Length"]))).count(b"\n")
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Silent."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}", lambda: lines
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def _memory_mib(cluster: DevCluster) -> float:
+    """PSS of the agent and its children."""
+    script = "for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline; echo; grep ^Pss: $p/smaps_rollup; done 2>/dev/null"
+    lines = cluster.run(["sh", "-c", script], node=_NODE).stdout.splitlines()
+    return sum(int(told.split()[1]) for command, told in pairwise(lines) if _is_agent(command) and told) / 1024
+
+
+def _is_agent(command: str) -> bool:
+    return any(word in command for word in ("admin_cli.main agent", "prolog_epilog.sampling", "usage.metrics.sender"))
 
 
 def _held(cluster: DevCluster) -> int:
@@ -121,7 +193,7 @@ def _cpu_ticks(cluster: DevCluster) -> int:
     lines = cluster.run(["sh", "-c", listing], node=_NODE).stdout.splitlines()
     ticks = 0
     for command, state in pairwise(lines):
-        if "admin_cli.main agent" in command or "prolog_epilog.sampling" in command:
+        if _is_agent(command):
             fields = state.rpartition(")")[2].split()
             ticks += int(fields[11]) + int(fields[12])
     return ticks
