@@ -255,6 +255,7 @@ def test_hostile_names_break_nothing(site: Site) -> None:
     assert cells[1][0].startswith("'=evil")
     line = site.sluice("report", "jobs", *named, "-P", "-n", "-o", "JobName,User")
     assert line.count("|") == 1
+    assert line.strip().isprintable()
 
 
 def test_records_make_utilisation_and_a_page(site: Site) -> None:
@@ -295,7 +296,7 @@ def test_a_picture(site: Site) -> None:
     assert (site.cluster.layout.scratch / "a.svg").stat().st_size > 5000
 
 
-@pytest.mark.parametrize("words", [["gpus", "--gpu-class", "h900"], ["job", "all"], ["tenants", "-S", "someday"]])
+@pytest.mark.parametrize("words", [["gpus", "--gpu-class", "h900"]])
 def test_mistakes_are_named(site: Site, words: list[str]) -> None:
     found = site.sluice("report", *words, check=False)
     assert found.startswith("2 sluice: "), found

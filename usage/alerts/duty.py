@@ -120,8 +120,8 @@ class Alerting:
                     Email(sink).send(
                         [address], f"job {number}: idle GPU", text + "\n", f"job-{number}-{int(time.time())}"
                     )
-                except OSError as error:
-                    raise SluiceError(f"mail to the user of job {number}: {error}") from error
+                except (OSError, SluiceError) as error:
+                    log.error("mail to the user of job %d: %s", number, one_line(str(error)))
 
     def _slurm(self, command: str, *words: str) -> None:
         self.site.commands.run(command, *words, timeout=_COMMAND_S)

@@ -102,25 +102,36 @@ def _gpu(field_name: str, unit: str) -> Callable[[Observation, NodeRule], Found]
 
 
 def _idle(seen: Observation, rule: NodeRule) -> Found:
-    """Running jobs with a GPU that they use little; a job that nobody measures is none."""
+    """Running jobs with a GPU that they use little; a job that nobody measures is none.
+
+    An action is for jobs of which every GPU is such a one: a job that works on some of its GPUs is told of, and lives.
+    """
     wanted = _node_filter(rule)
-    found: dict[str, Seen] = {}
-    known: set[str] = set()
+    used: dict[int, dict[str, float]] = {}  # job -> GPU -> percent
     for gpu in seen.gpus:
         for number, percent in gpu.jobs.items():
             job = seen.jobs.get(number)
             if percent is None or job is None or job.state != "RUNNING" or gpu.node not in hosts(job.nodes):
                 continue
-            name = _idle_name(job, gpu.name)
-            known.add(name)
-            if percent <= rule.threshold and wanted(gpu.node) and _in_scope(job, rule):
-                found[name] = Seen(percent, f"{percent:.0f}% of the GPU used", (number,))
-    running = {str(number) for number, job in seen.jobs.items() if job.state == "RUNNING"}
-    return Found(found, lambda name: name in known or name.split(" ", 2)[1] not in running)
+            if wanted(gpu.node) and _in_scope(job, rule):
+                used.setdefault(number, {})[gpu.name] = percent
+    found: dict[str, Seen] = {}
+    for number, percents in used.items():
+        idle = [name for name, percent in percents.items() if percent <= rule.threshold]
+        if idle:
+            job = seen.jobs[number]
+            count = max(len(percents), job.tres.get("gres/gpu", 0))
+            shown = ", ".join(idle[:8]) + (" and more" if len(idle) > 8 else "")
+            text = f"uses at most {rule.threshold:g}% of {len(idle)} of its {count} GPUs: {shown}"
+            value = min(percents.values())
+            found[_idle_name(job)] = Seen(value, text, (number,) if len(idle) == count else ())
+    running = {_idle_name(job) for job in seen.jobs.values() if job.state == "RUNNING"}
+    known = {_idle_name(seen.jobs[number]) for number in used}
+    return Found(found, lambda name: name in known or name not in running)
 
 
-def _idle_name(job: Job, gpu: str) -> str:
-    return f"job {job.id} of {job.user} ({job.account}), {gpu}"
+def _idle_name(job: Job) -> str:
+    return f"job {job.id} of {job.user} ({job.account})"
 
 
 def _in_scope(job: Job, rule: NodeRule) -> bool:

@@ -43,11 +43,7 @@ def job_rows(
     truncate: bool = False,
 ) -> Iterator[Row]:  # fmt: skip
     """One row a job (and step), as it is read: a million of them need no memory."""
-    uses = source.uses(span) if source.records is not None and not ids else None
-    for job in source.jobs(span, selection, ids=ids, steps=steps):
-        use = source.use_of(job) if uses is None else uses.find(job.id, job.start, job.admin_comment)
-        if "." in job.label:
-            use = None
+    for job, use in source.jobs(span, selection, ids=ids, steps=steps):
         over = Span(span.start, span.end) if truncate else _EVER
         if job.end is None:
             over = Span(over.start, min(over.end, int(source.now)))

@@ -25,6 +25,7 @@ from usage.report.tally import Key, Tally
 WINDOW_S = 86_400
 _MANY = 150_000  # jobs of a window; then the next one is shorter
 _SHORTEST_S = 3600
+_DAY_S = 86_400
 _RECORD_S = 7200  # a record is written so long after the job's end at most
 
 STATES = {
@@ -89,6 +90,8 @@ class Source:
     now: float = field(default_factory=time.time)
     note: Callable[[str], None] = lambda _: None  # something that the reader should know
     window_s: int = WINDOW_S
+    _days: Span | None = None
+    _uses: Uses = field(default_factory=Uses)
 
     @cached_property
     def fleet(self) -> Fleet:
@@ -109,20 +112,25 @@ class Source:
 
     # ---- jobs one by one ----
 
-    def jobs(self, span: Span, selection: Selection, *, ids: Sequence[str] = (), steps: bool = False
-             ) -> Iterator[Allocation]:  # fmt: skip
-        """The jobs of a span, each once."""
-        seen: set[tuple[str, int | None, int | None]] = set()
-        for window in [span] if ids else self._windows(span):
-            number = 0
-            for job in self._stream(window, selection, ids=ids, steps=steps):
+    def jobs(
+        self, span: Span, selection: Selection, *, ids: Sequence[str] = (), steps: bool = False
+    ) -> Iterator[tuple[Allocation, JobUse | None]]:
+        """The jobs of a span with their use, each once: by the windows of their ends, those that run on last.
+
+        With `ids` only these, whenever they ran.
+        """
+        if ids:
+            for job in self._stream(span, selection, ids=ids, steps=steps):
+                if selection.takes(self._key(job)):
+                    yield job, None if "." in job.label else self.use_of(job)
+            return
+        for window in self._windows(span):
+            number, uses, last = 0, self.uses(window), window.end >= span.end
+            for job in self._stream(window, selection, steps=steps):
                 number += 1
-                mark = (job.label, job.submit, job.start)
-                if mark in seen or not selection.takes(self._key(job)):
-                    continue
-                if job.end is None or job.end >= window.end:
-                    seen.add(mark)  # it comes again with the next window
-                yield job
+                if belongs(job, window, last=last) and selection.takes(self._key(job)):
+                    step = "." in job.label
+                    yield job, None if step else uses.find(job.id, job.start, job.admin_comment)
             self._pace(number)
 
     def _key(self, job: Allocation) -> Key:
@@ -136,10 +144,14 @@ class Source:
         )  # fmt: skip
 
     def uses(self, span: Span) -> Uses:
-        """What the records say of the jobs of a span."""
+        """What the records say of the jobs that ended in a span. Kept for the next span of the same days."""
         if self.records is None:
             return Uses()
-        return Uses(self.records.between(span.start, span.end + _RECORD_S))
+        days = Span(span.start // _DAY_S * _DAY_S, -(-span.end // _DAY_S) * _DAY_S)
+        if self._days != days:
+            self._uses = Uses(self.records.between(days.start, days.end + _RECORD_S))
+            self._days = days
+        return self._uses
 
     def use_of(self, job: Allocation) -> JobUse | None:
         """What one job used."""
@@ -209,9 +221,7 @@ class Source:
                 if job.state == "PENDING":
                     if last and span.end >= int(self.now):
                         counter.add(job, span, None)
-                elif (job.end is not None and window.start <= job.end < window.end) or (
-                    last and (job.end is None or job.end >= window.end)
-                ):
+                elif belongs(job, window, last=last):
                     use = uses.find(job.id, job.start, job.admin_comment)
                     counter.add(job, self._so_far(span, job), use, first=first)
             self._pace(jobs)
@@ -236,6 +246,13 @@ class Source:
             self.window_s = max(_SHORTEST_S, self.window_s // 2)
 
 
+def belongs(job: Allocation, window: Span, *, last: bool) -> bool:
+    """Whether a job is this window's: that of its end, or the last where it runs on or waits."""
+    if job.end is not None and job.end < window.end:
+        return job.end >= window.start
+    return last
+
+
 def _add(total: dict[Key, Tally], key: Key, tally: Tally) -> None:
     if key in total:
         total[key].add(tally)
@@ -248,7 +265,7 @@ def roll_up(source: Source, days: Iterable[date]) -> Iterator[tuple[date, int]]:
     assert source.rolled is not None  # noqa: S101 - the caller gave it
     for day in days:
         span = rollup.span_of(day)
-        count = rollup.count_day(day, source.jobs(span, Selection()), source.uses(span), source.fleet)
+        count = rollup.count_day(day, source.jobs(span, Selection()), source.fleet)
         source.rolled.save(day, count)
         yield day, count.jobs
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
@@ -24,15 +24,13 @@ from sluice_base.files import write_atomic
 from slurm_client.allocations import Allocation
 from usage.report.count import Counter, Span
 from usage.report.fleet import Fleet
-from usage.report.summaries import Uses
+from usage.report.summaries import JobUse
 from usage.report.tally import Key, Tally
 
 SCHEMA_VERSION = 1
 SETTLED_S = 86_400
 DEFAULT_FOLDER = Path("/var/lib/sluice/controllerd/report")
 _NAME = re.compile(r"(\d{4}-\d{2}-\d{2})\.jsonl\Z")
-
-Read = Callable[[Span], Iterable[Allocation]]
 
 
 def midnight(day: date) -> int:
@@ -58,14 +56,13 @@ class DayCount:
     cells: dict[date, Counter] = field(default_factory=dict)
 
 
-def count_day(day: date, jobs: Iterable[Allocation], uses: Uses, fleet: Fleet) -> DayCount:
+def count_day(day: date, jobs: Iterable[tuple[Allocation, JobUse | None]], fleet: Fleet) -> DayCount:
     """Count the jobs that ended on the day; others are passed over."""
     whole, found = span_of(day), DayCount()
-    for job in jobs:
+    for job, use in jobs:
         if job.end is None or not whole.start <= job.end < whole.end or job.state in ("PENDING", "RUNNING"):
             continue
         found.jobs += 1
-        use = uses.find(job.id, job.start, job.admin_comment)
         first = day if job.start is None else day_of(job.start)
         for number in range((day - first).days + 1):
             on = first + timedelta(days=number)

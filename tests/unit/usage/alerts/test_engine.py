@@ -32,7 +32,8 @@ class World:
     def __init__(self, folder: Path, *rules: NodeRule) -> None:
         self.folder = folder
         self.settings = NodeAlerts(rules=rules or (HOT,), sinks={"log": {"kind": "log"}})
-        self.found: Found = {}
+        self.found: dict[str, Seen] = {}
+        self.known = True
         self.unknown = False
         self.acts: list[tuple[str, int]] = []
         self.engine = self.start()
@@ -44,7 +45,7 @@ class World:
     def look(self, rule: NodeRule) -> Found:
         if self.unknown:
             raise SluiceError("slurmctld does not answer")
-        return self.found
+        return Found(self.found, lambda _: self.known)
 
     def step(self, now: float) -> list[tuple[str, str]]:
         """What is told: state and first subject."""
@@ -100,6 +101,21 @@ def test_what_is_not_known_neither_fires_nor_resolves(world: World) -> None:
     assert world.step(1100) == []
     world.unknown = False
     assert world.step(1200) == [("resolved", "n1 GPU 0")]
+
+
+def test_a_node_that_tells_nothing_is_not_well_again(world: World) -> None:
+    """E.g. a daemon that began just now has no readings; after an hour the alert is given up."""
+    world.found = {"n1 GPU 0": Seen(90, "")}
+    world.step(1000)
+    world.step(1060)
+    world.start()
+    world.found, world.known = {}, False
+    assert world.step(1100) == []
+    world.found = {"n1 GPU 0": Seen(90, "")}
+    assert world.step(1200) == []
+    world.found = {}
+    assert world.step(1300) == []
+    assert world.step(4901) == [("resolved", "n1 GPU 0")]
 
 
 def test_many_subjects_are_one_message(world: World) -> None:

@@ -140,7 +140,7 @@ def test_selections_hold_for_both_ways(slurm: FakeSlurm, rolled: Rollup) -> None
 
 def test_each_job_is_listed_once(slurm: FakeSlurm) -> None:
     span = Span(midnight(TODAY - timedelta(days=6)), NOW)
-    found = [job.id for job in source().jobs(span, Selection())]
+    found = [job.id for job, _ in source().jobs(span, Selection())]
     assert len(found) == len(set(found))
     assert set(found) == {job.id for job in slurm.stream(None, start=span.start, end=span.end)}
 

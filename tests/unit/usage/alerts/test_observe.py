@@ -1,0 +1,209 @@
+"""What each kind of rule sees, and what nodes tell."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policy.alerts import NodeAlerts, NodeRule
+from policy.node import NodePolicy
+from policy.report import TenantReport
+from prolog_epilog.accounting import Tick
+from prolog_epilog.readings import Reading
+from prolog_epilog.summary import Interval
+from prolog_epilog.telling import Telling
+from sluice_base.errors import SluiceError
+from tests.unit.usage.test_top import job, node
+from usage.alerts.observe import Observation, UnknownError
+from usage.alerts.readings import GpuReading
+
+
+class FakeSite:
+    """As much of a controller as rules look at."""
+
+    def __init__(self, folder: Path) -> None:
+        self.state_save = folder
+        self.host = "ctl1"
+        self.answers = True
+        self.commands = self
+
+    def config(self) -> dict[str, str]:
+        return {"AccountingStorageType": "accounting_storage/slurmdbd"}
+
+    def run(self, *words: str, timeout: float) -> None:
+        if not self.answers:
+            raise SluiceError("sacctmgr: error: Sending PersistInit msg: Connection refused")
+
+
+def see(tmp_path: Path, **known: Any) -> Observation:
+    """An observation in which all is known that is given."""
+    seen = Observation(FakeSite(tmp_path), 10_000.0)  # type: ignore[arg-type]
+    seen.__dict__.update({"gpus": [], "nodes": [], "jobs": {}, "tenants": {}, **known})
+    return seen
+
+
+def rule(kind: str, threshold: float, **more: Any) -> NodeRule:
+    return NodeRule(name="r", kind=kind, threshold=threshold, duration=0, **more)
+
+
+def test_gpus(tmp_path: Path) -> None:
+    gpus = [GpuReading("n1", 0, "a", temperature_c=91), GpuReading("n1", 1, "b", temperature_c=40),
+            GpuReading("n2", 0, "c", temperature_c=99), GpuReading("n3", 0, "d")]  # fmt: skip
+    found = see(tmp_path, gpus=gpus).look(rule("temperature", 90, nodes="n[1,3]"))
+    assert {name: one.value for name, one in found.seen.items()} == {"n1 GPU 0": 91}
+    assert [found.known(name) for name in ("n1 GPU 1", "n3 GPU 0", "n4 GPU 0")] == [True, False, False]
+
+
+def test_idle_jobs(tmp_path: Path) -> None:
+    jobs = {
+        7: job(7, tres={"gres/gpu": 2}, nodes="n1"),
+        8: job(8, nodes="n1", account="biology"),
+        9: job(9, nodes="n2"),
+    }
+    gpus = [
+        GpuReading("n1", 0, "a", jobs={7: 0.0}),
+        GpuReading("n1", 1, "b", jobs={7: 80.0, 9: 0.0}),  # a node cannot tell of a job that is not there
+        GpuReading("n1", 2, "c", jobs={8: 0.5, 55: 0.0}),
+        GpuReading("n1", 3, "d", jobs={8: None}),
+    ]
+    found = see(tmp_path, gpus=gpus, jobs=jobs).look(rule("gpu-idle", 1))
+    assert list(found.seen) == ["job 7 of alice (physics)", "job 8 of alice (biology)"]
+    assert found.seen["job 7 of alice (physics)"].jobs == ()  # it works on its other GPU
+    assert "1 of its 2 GPUs" in found.seen["job 7 of alice (physics)"].text
+    assert found.seen["job 8 of alice (biology)"].jobs == ()  # it has three GPUs, and one is known
+    assert not found.known("job 9 of alice (physics)")  # it runs, and nobody told of it
+    assert found.known("job 70 of alice (physics)")  # it is over
+    only = see(tmp_path, gpus=gpus, jobs=jobs).look(rule("gpu-idle", 1, tenants=("physics",)))
+    assert list(only.seen) == ["job 7 of alice (physics)"]
+    alone = {7: job(7, tres={"gres/gpu": 1}, nodes="n1")}
+    found = see(tmp_path, gpus=gpus[:1], jobs=alone).look(rule("gpu-idle", 1))
+    assert found.seen["job 7 of alice (physics)"].jobs == (7,)
+
+
+def test_nodes(tmp_path: Path) -> None:
+    nodes = [node("n1"), node("n2", flags=frozenset({"drain"}), reason="hot"), node("n3", state="down"),
+             node("n4", flags=frozenset({"not_responding"}))]  # fmt: skip
+    found = see(tmp_path, nodes=nodes).look(rule("node-drained", 1)).seen
+    assert list(found) == ["node n2", "node n3", "node n4"]
+    assert found["node n2"].text == "drained: hot"
+    assert list(see(tmp_path, nodes=nodes).look(rule("node-drained", 1, nodes="n3")).seen) == ["node n3"]
+
+
+def test_waits(tmp_path: Path) -> None:
+    jobs = {
+        one.id: one
+        for one in (
+            job(1, state="PENDING", eligible_time=9000, reason="Resources"),
+            job(2, state="PENDING", eligible_time=1000, reason="Priority"),
+            job(3, state="PENDING", eligible_time=0, reason="Dependency"),
+            job(4, state="PENDING", eligible_time=None, reason="BeginTime"),
+            job(5, state="PENDING", eligible_time=9990, account="biology", reason="Resources"),
+        )
+    }
+    found = see(tmp_path, jobs=jobs).look(rule("queue-wait", 900)).seen
+    assert {name: one.value for name, one in found.items()} == {"tenant physics": 9000}
+    assert "job 2" in found["tenant physics"].text
+
+
+def test_quotas_and_budgets(tmp_path: Path) -> None:
+    tenants = {
+        "physics": TenantReport("physics", "", limits={"GrpTRES": "gres/gpu=8", "GrpTRESMins": "gres/gpu=6000"},
+                                used={"gres/gpu": 8}, minutes={"gres/gpu": 4900.0}),
+        "biology": TenantReport("biology", "", limits={"GrpTRESMins": "gres/shard=61440"},
+                                minutes={"gres/shard": 61440.0}),
+        "free": TenantReport("free", "", used={"gres/gpu": 50}),
+    }  # fmt: skip
+    seen = see(tmp_path, tenants=tenants)
+    assert list(seen.look(rule("quota", 100)).seen) == ["tenant physics"]
+    found = seen.look(rule("budget", 80)).seen
+    assert list(found) == ["tenant physics GPU-hours", "tenant biology GiB-hours"]
+    assert "81.7 of 100.0 GPU-hours" in found["tenant physics GPU-hours"].text
+    assert list(seen.look(rule("budget", 100)).seen) == ["tenant biology GiB-hours"]
+    assert list(seen.look(rule("budget", 80, tenants=("physics",))).seen) == ["tenant physics GPU-hours"]
+
+
+def test_the_database(tmp_path: Path) -> None:
+    seen = see(tmp_path)
+    assert seen.look(rule("database-down", 1)).seen == {}
+    seen.site.answers = False  # type: ignore[attr-defined]
+    assert "Connection refused" in seen.look(rule("database-down", 1)).seen["slurmdbd"].text
+
+
+@pytest.mark.parametrize(
+    ("counters", "expected"),
+    [
+        ({"journal.open": 1, "journal.lag_ms": 100}, None),
+        ({"journal.open": 1, "journal.lag_ms": 9000}, "9.0 s behind"),
+        ({"journal.open": 0, "journal.lag_ms": 9000}, None),
+        ({"journal.open": 1, "journal.lag_ms": 0, "journal.error": 28}, "errno 28"),
+    ],
+)
+def test_the_journal(tmp_path: Path, counters: dict[str, int], expected: str | None) -> None:
+    (tmp_path / "sluice.status.ctl1").write_text(json.dumps({"schema_version": 1, "counters": counters}))
+    found = see(tmp_path).look(rule("journal-lag", 5)).seen
+    assert (expected is None) == (not found)
+    if expected is not None:
+        assert expected in found["failover journal"].text
+
+
+def test_without_a_status_the_journal_is_not_known(tmp_path: Path) -> None:
+    with pytest.raises(UnknownError):
+        see(tmp_path).look(rule("journal-lag", 5))
+
+
+# ---- the node's side ----
+
+
+class Watch:
+    full = False
+
+    def __init__(self) -> None:
+        import threading
+
+        self.wanted = threading.Event()
+
+
+def telling(tmp_path: Path, alerts: NodeAlerts) -> tuple[Telling, list[dict[str, Any]], Watch]:
+    from types import SimpleNamespace
+
+    policy = tmp_path / "sluice.node.json"
+    policy.write_text(NodePolicy(alerts=alerts).render())
+    devices = [SimpleNamespace(uuid="GPU-0", index=0), SimpleNamespace(uuid="GPU-1", index=1)]
+    watch = Watch()
+    told: list[dict[str, Any]] = []
+    made = Telling(
+        SimpleNamespace(node="n1", devices=devices), SimpleNamespace(watches={"nvidia": watch}), policy, told.append  # type: ignore[arg-type]
+    )  # fmt: skip
+    return made, told, watch
+
+
+def test_a_node_tells_only_where_a_rule_needs_it(tmp_path: Path) -> None:
+    made, told, watch = telling(tmp_path, NodeAlerts())
+    made.run()
+    assert (told, watch.full) == ([], False)
+
+
+def test_a_node_tells_of_its_gpus_and_jobs(tmp_path: Path) -> None:
+    made, told, watch = telling(tmp_path, NodeAlerts(interval=5, readings=True))
+    made.run()
+    assert watch.full and watch.wanted.is_set()
+    assert told == []
+    reading = Reading("GPU-0", temperature_c=71.0, memory_total_bytes=100, memory_used_bytes=25, ecc_uncorrected=2)
+    reading.xids = [(1.0, 79), (2.0, 79)]
+    for _ in range(2):
+        made.on_sample(watch, {"full": {"GPU-0": reading.to_dict(), "GPU-9": {"nonsense": 1}}})  # type: ignore[arg-type]
+    made.on_sample(watch, {"usage": []})  # type: ignore[arg-type]
+    made.on_tick(Tick("GPU-0", {7: Interval(3.0, 0.5), 8: Interval(3.0, None)}))
+    made.on_tick(Tick("GPU-0", {7: Interval(1.0, 0.9)}))
+    made._next = 0
+    made.run()
+    (request,) = told
+    (gpu,) = request["gpus"]
+    assert (request["do"], request["node"]) == ("readings", "n1")
+    assert (gpu["index"], gpu["temperature_c"], gpu["memory_percent"], gpu["errors"]) == (0, 71, 25, 6)
+    assert gpu["jobs"] == {"7": 60, "8": None}
+    assert made.document(time.monotonic())[0]["jobs"] == {}  # told once
