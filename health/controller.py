@@ -34,6 +34,7 @@ from usage.controllerd import Duty, Site
 
 STATE_FILE = "sluice.health.json"
 PERIOD_S = 5.0
+_SOON_S = 1.5
 _CHECKPOINT_S = 15.0
 _MAX_BYTES = 64 << 20
 _MOST_HISTORY = 120  # an answer of the inbox holds 64 KiB
@@ -55,6 +56,8 @@ class Controller:
         self._checkpoints = Checkpoints()
         self._running: dict[str, dict[int, float]] = {}  # node -> its jobs, when they were last looked at
         self._down: set[str] = set()
+        self._stepped = -PERIOD_S
+        self._woken = False
 
     # ---- requests ----
 
@@ -63,7 +66,9 @@ class Controller:
         with self.lock:
             self._load()
             if "report" in request:
-                return self.keeper.take(parse_report(request["report"]), time.time())
+                report = parse_report(request["report"])
+                self._woken |= self.keeper.is_news(report)
+                return self.keeper.take(report, time.time())
             if "return" in request:
                 return self._return(request["return"])
             if "history" in request:
@@ -112,6 +117,13 @@ class Controller:
         return {"done": [act.kind for act in acts]}
 
     # ---- the duty ----
+
+    def run(self, site: Site) -> None:
+        """The duty: a step every `PERIOD_S`, and soon after a report that brings news."""
+        passed = time.monotonic() - self._stepped
+        if passed >= PERIOD_S or (self._woken and passed >= _SOON_S):
+            self._stepped, self._woken = time.monotonic(), False
+            self.step(site)
 
     def step(self, site: Site) -> None:
         """Look at everything once, and do what is due."""
@@ -272,7 +284,7 @@ def controller_of(site: Site) -> Controller:
 def duties(site: Site) -> list[Duty]:
     """For `usage.controllerd`."""
     controller = controller_of(site)
-    return [Duty("health", PERIOD_S, controller.step), Duty("checkpoints", _CHECKPOINT_S, controller.signal)]
+    return [Duty("health", 1.0, controller.run), Duty("checkpoints", _CHECKPOINT_S, controller.signal)]
 
 
 inbox.HANDLERS["health"] = lambda site: controller_of(site).answer

@@ -98,6 +98,15 @@ class Keeper:
     def __init__(self, state: State | None = None) -> None:
         self.state = state or State()
 
+    def is_news(self, report: Report) -> bool:
+        """Whether there may be something to do about a node that there was not with its last report."""
+        mine = self.state.nodes.get(report.node)
+        if mine is not None and mine.affected:
+            return True  # it may be good again
+        before = self.state.reports.get(report.node)
+        known = {fault.key for fault in before[1].faults} if before else set()
+        return any(fault.key not in known for fault in report.faults)
+
     def take(self, report: Report, now: float) -> dict[str, Any]:
         """A node's report; it is told the time, GPUs that a person returned, whether the breaker holds it back."""
         self.state.reports[report.node] = (now, report)

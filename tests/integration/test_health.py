@@ -322,7 +322,7 @@ def test_a_storm_of_faults_drains_each_for_its_reason_and_the_breaker_holds(site
     for node in hot:
         site.set(node, 0, temperature="96")
     site.wait(lambda: len(site.withdrawn()) == most and len(site.events("breaker")) == before + 1, PATIENCE)
-    time.sleep(6)  # one more look of the controllers' daemon
+    time.sleep(3)  # more than one look of the controllers' daemon
     assert len(site.withdrawn()) == most
     held = [row["node"] for row in site.rows() if row["state"] == "held back"]
     assert len(held) == 2 and set(held) <= set(hot)

@@ -82,6 +82,16 @@ def test_one_gpu_goes_out_and_comes_back_after_its_passes(cluster: Cluster) -> N
     assert cluster.keeper.state.withdrawn() == []
 
 
+def test_what_is_news(cluster: Cluster) -> None:
+    assert not cluster.keeper.is_news(report("n1"))
+    assert cluster.keeper.is_news(report("n1", fault()))
+    cluster.step(report("n1", fault(acts=False)))
+    assert not cluster.keeper.is_news(report("n1", fault(acts=False)))
+    assert cluster.keeper.is_news(report("n1", fault(began=50.0)))
+    cluster.step(report("n1", fault(began=50.0)))
+    assert cluster.keeper.is_news(report("n1"))  # it may return
+
+
 def test_a_second_gpu_of_the_node_follows_by_itself(cluster: Cluster) -> None:
     cluster.step(report("n1", fault()))
     assert cluster.step(report("n1", fault(), fault(1, began=20.0))) == [("out", "n1")]
