@@ -222,6 +222,7 @@ def test_a_killed_controller_in_the_middle_starts_no_part(gangs: Gangs) -> None:
         jobs = [gangs.member("crash:4", gpus=1, user="carol") for _ in range(4)]
         until(lambda: gangs.states(jobs), lambda seen: seen.count("CONFIGURING") == 3)
         seen, saved = time.time(), gangs.cluster.folder / "state/job_state"
+        gangs.submit("--hold")  # something new, so that Slurm saves once more
         until(lambda: saved.stat().st_mtime, lambda written: written > seen)  # what Slurm has not saved is lost anyway
         gangs.restart(signal.SIGKILL)
         assert gangs.states(jobs).count("CONFIGURING") == 3
