@@ -156,7 +156,7 @@ class Comments:
                 log.warning("job %d: AdminComment has quotes, which sacctmgr would change: left as it is", job)
             elif ours and wanted != known.comment:
                 site.commands.run(
-                    "sacctmgr", "-i", "modify", "job", "where", f"jobid={job}", "set", f"AdminComment={wanted}"
+                    "sacctmgr", "-i", "modify", "job", "where", f"jobid={known.name}", "set", f"AdminComment={wanted}"
                 )
             with self._lock:
                 if pending.last == last:
@@ -171,6 +171,7 @@ class Comments:
 
 @dataclass(frozen=True, slots=True)
 class _Accounted:
+    name: str  # "7", "7_3" of an array, "7+1" of a heterogeneous job: by its number alone the first stands for all
     ended: bool
     start: float
     comment: str
@@ -179,13 +180,13 @@ class _Accounted:
 def _accounted(commands: Commands, jobs: list[int]) -> dict[int, _Accounted]:
     """What accounting has of the last run of jobs. Raises SluiceError."""
     numbers = ",".join(map(str, jobs))
-    fields = "JobIDRaw,State,Start,End,AdminComment"
+    fields = "JobIDRaw,JobID,State,Start,End,AdminComment"
     said = commands.output("sacct", "-n", "-P", "-X", "-a", "-j", numbers, "-o", fields)
     found = {}
     for line in said.splitlines():
-        number, state, start, end, comment = (*line.split("|", 4), "", "", "", "", "")[:5]
+        number, name, state, start, end, comment = (*line.split("|", 5), "", "", "", "", "", "")[:6]
         if not number.isdecimal():
             continue
         ended = end.isdecimal() and state.split()[:1] not in (["RUNNING"], ["PENDING"], ["SUSPENDED"], ["REQUEUED"])
-        found[int(number)] = _Accounted(ended, float(start) if start.isdecimal() else 0.0, comment)
+        found[int(number)] = _Accounted(name, ended, float(start) if start.isdecimal() else 0.0, comment)
     return found

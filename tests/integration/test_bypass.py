@@ -497,6 +497,33 @@ def test_users_find_the_record_in_sacct(cluster: DevCluster, outcomes: dict[str,
     assert ended["ended"] == "1" and int(ended["peak"]) > 8192
 
 
+def test_each_task_of_an_array_has_its_own_record(cluster: DevCluster) -> None:
+    """The last one's number is the array's, by which sacctmgr would change all of them."""
+    program = CUDA + 'start(); alloc(500 * int(os.environ["SLURM_ARRAY_TASK_ID"])); time.sleep(1.5)'
+    script = f"exec {PYTHON} -c '{program.replace(chr(39), chr(34))}'"
+    words = [
+        "sbatch",
+        "--parsable",
+        "--array=1-3",
+        "-w",
+        OTHER,
+        "--gres=shard:4096",
+        "-o",
+        "/dev/null",
+        "--wrap",
+        script,
+    ]
+    array = cluster.run(words, user="bob").stdout.strip()
+
+    def peaks() -> dict[str, str]:
+        said = cluster.run(["sacct", "-X", "-n", "-P", "-j", array, "-o", "JobID,AdminComment"], user="bob").stdout
+        lines = (line.split("|", 1) for line in said.splitlines())
+        return {name: words["peak"] for name, comment in lines if (words := parse(comment))}
+
+    found = eventually(lambda: len(now := peaks()) == 3 and now, 60)
+    assert found == {f"{array}_{task}": str(520 + 500 * task) for task in (1, 2, 3)}
+
+
 def test_two_tenants_on_one_gpu_have_a_record_each(cluster: DevCluster, outcomes: dict[str, Outcome]) -> None:
     """What one has is never counted to the other, on one GPU at the same time."""
     del outcomes

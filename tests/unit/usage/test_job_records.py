@@ -286,10 +286,10 @@ class Accounting:
 
     def output(self, *words: str) -> str:
         jobs = [int(number) for number in words[words.index("-j") + 1].split(",")]
-        return "".join(f"{job}|{self.lines[job]}\n" for job in jobs if job in self.lines)
+        return "".join(f"{job}|{job}_1|{self.lines[job]}\n" for job in jobs if job in self.lines)
 
     def run(self, *words: str) -> None:
-        job, text = words[5].removeprefix("jobid="), words[7].removeprefix("AdminComment=")
+        job, text = words[5].removeprefix("jobid=").removesuffix("_1"), words[7].removeprefix("AdminComment=")
         self.written.append(f"{job} {text}")
         self.lines[int(job)] = "|".join([*self.lines[int(job)].split("|")[:3], text])
 
