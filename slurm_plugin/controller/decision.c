@@ -6,7 +6,6 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <pthread.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,6 +15,7 @@
 #include <unistd.h>
 
 #include "controller/controller.h"
+#include "controller/fail.h"
 #include "controller/log.h"
 #include "controller/order.h"
 #include "controller/status.h"
@@ -60,20 +60,6 @@ enum {
 };
 static const char MAGIC[8] = "SLUICEDR";
 #define FILE_PREFIX "decisions."
-
-static enum sluice_error fail(struct sluice_error_text *text, enum sluice_error error, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
-
-static enum sluice_error fail(struct sluice_error_text *text, enum sluice_error error, const char *format, ...)
-{
-    if (text) {
-        va_list values;
-        va_start(values, format);
-        vsnprintf(text->text, sizeof text->text, format, values);
-        va_end(values);
-    }
-    return error;
-}
 
 /* ---- encoding: whole numbers as LEB128, texts and bitmaps with their length ---- */
 
@@ -489,14 +475,15 @@ enum sluice_error sluice_decision_set_topology(struct sluice_decision_recorder *
         free(dirty);
         free(copy.data);
         recorder->cluster = NULL; /* what is recorded no longer fits */
-        return fail(text, SLUICE_ERROR_NO_MEMORY, "decision records: out of memory for %u nodes", totals.nodes);
+        return sluice_fail_with(text, SLUICE_ERROR_NO_MEMORY, "decision records: out of memory for %u nodes",
+                                totals.nodes);
     }
     if (totals.nodes != topology->nodes) {
         free(dirty);
         free(copy.data);
         recorder->cluster = NULL;
-        return fail(text, SLUICE_ERROR_INVALID, "decision records: %u nodes noted, the cluster has %u", topology->nodes,
-                    totals.nodes);
+        return sluice_fail_with(text, SLUICE_ERROR_INVALID, "decision records: %u nodes noted, the cluster has %u",
+                                topology->nodes, totals.nodes);
     }
     for (uint32_t node = 0; node < totals.nodes; node++)
         dirty[node / 64] |= UINT64_C(1) << (node % 64);
@@ -1071,11 +1058,11 @@ enum sluice_error sluice_decision_new(const struct sluice_decision_config *confi
 {
     uint64_t ring_bytes = config->ring_bytes ? config->ring_bytes : DEFAULT_RING_BYTES;
     if (ring_bytes < 4096 || (ring_bytes & (ring_bytes - 1)))
-        return fail(text, SLUICE_ERROR_RANGE, "decision records: ring of %" PRIu64 " bytes: a power of two from 4096",
-                    ring_bytes);
+        return sluice_fail_with(text, SLUICE_ERROR_RANGE,
+                                "decision records: ring of %" PRIu64 " bytes: a power of two from 4096", ring_bytes);
     struct sluice_decision_recorder *made = aligned_alloc(64, (sizeof *made + 63) & ~(size_t)63);
     if (!made)
-        return fail(text, SLUICE_ERROR_NO_MEMORY, "decision records: out of memory");
+        return sluice_fail_with(text, SLUICE_ERROR_NO_MEMORY, "decision records: out of memory");
     memset(made, 0, sizeof *made);
     made->folder = strdup(config->folder);
     made->ring.size = ring_bytes;
@@ -1086,12 +1073,12 @@ enum sluice_error sluice_decision_new(const struct sluice_decision_config *confi
     made->shared = config->shared;
     if (!made->folder || !make_tables(made, config->max_jobs ? config->max_jobs : DEFAULT_JOBS)) {
         free_recorder(made);
-        return fail(text, SLUICE_ERROR_NO_MEMORY, "decision records: out of memory");
+        return sluice_fail_with(text, SLUICE_ERROR_NO_MEMORY, "decision records: out of memory");
     }
     int reason = pthread_create(&made->thread, NULL, run, made);
     if (reason != 0) {
         free_recorder(made);
-        return fail(text, SLUICE_ERROR_SYSTEM, "decision records: no thread: %s", strerror(reason));
+        return sluice_fail_with(text, SLUICE_ERROR_SYSTEM, "decision records: no thread: %s", strerror(reason));
     }
     *recorder = made;
     return SLUICE_OK;

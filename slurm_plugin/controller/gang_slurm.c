@@ -466,6 +466,13 @@ static uint64_t gpu_seconds(const struct sluice_gang_instance *instance)
     return sum;
 }
 
+/* The job of a member that has nodes and is kept configuring; else NULL. */
+static job_record_t *kept_job(const struct sluice_gang_member *member)
+{
+    job_record_t *job = member->configuring ? find_job_record(member->job_id) : NULL;
+    return job && is_kept_configuring(job) ? job : NULL;
+}
+
 /* All have nodes: those that were kept go on. */
 static void release(const struct sluice_gang_instance *instance)
 {
@@ -473,9 +480,9 @@ static void release(const struct sluice_gang_instance *instance)
     uint64_t held = gpu_seconds(instance);
     for (uint32_t i = 0; i < instance->members; i++) {
         const struct sluice_gang_member *member = &picture.members[instance->first + i];
-        job_record_t *job = member->configuring ? find_job_record(member->job_id) : NULL;
+        job_record_t *job = kept_job(member);
         struct sluice_gang_prolog prolog;
-        if (!job || !is_kept_configuring(job))
+        if (!job)
             continue;
         set_text(job, NULL);
         if (take_kept(job->job_id, &prolog) && !prolog.go(job))
@@ -517,9 +524,9 @@ static void requeue(const struct sluice_gang_instance *instance)
     int64_t seconds = held_for(instance);
     for (uint32_t i = 0; i < instance->members; i++) {
         const struct sluice_gang_member *member = &picture.members[instance->first + i];
-        job_record_t *job = member->configuring ? find_job_record(member->job_id) : NULL;
+        job_record_t *job = kept_job(member);
         struct sluice_gang_prolog prolog;
-        if (!job || !is_kept_configuring(job))
+        if (!job)
             continue;
         set_text(job, NULL);
         give_back(job, member->name);

@@ -13,6 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "controller/fail.h"
 #include "policy/policy.h"
 
 enum {
@@ -89,20 +90,6 @@ struct sluice_ranks {
     struct account_table accounts;
 };
 
-static enum sluice_error fail(struct sluice_error_text *text, enum sluice_error error, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
-
-static enum sluice_error fail(struct sluice_error_text *text, enum sluice_error error, const char *format, ...)
-{
-    if (text) {
-        va_list values;
-        va_start(values, format);
-        vsnprintf(text->text, sizeof text->text, format, values);
-        va_end(values);
-    }
-    return error;
-}
-
 /* ---- accounts ---- */
 
 static bool table_new(struct account_table *table, uint32_t count)
@@ -157,7 +144,8 @@ static enum sluice_error number_tiers(struct sluice_ranker *ranker, struct sluic
 {
     uint32_t *tiers = calloc(ranker->tenant_count, sizeof *tiers);
     if (!tiers)
-        return fail(text, SLUICE_ERROR_NO_MEMORY, "order: out of memory for %u tenants", ranker->tenant_count);
+        return sluice_fail_with(text, SLUICE_ERROR_NO_MEMORY, "order: out of memory for %u tenants",
+                                ranker->tenant_count);
     for (uint32_t i = 0; i < ranker->tenant_count; i++)
         tiers[i] = ranker->tenants[i].tier;
     qsort(tiers, ranker->tenant_count, sizeof *tiers, compare_numbers);
@@ -179,7 +167,8 @@ static enum sluice_error enter_tenants(struct sluice_ranker *ranker, const struc
 {
     ranker->tenants = calloc((size_t)config->tenant_count + 1, sizeof *ranker->tenants);
     if (!ranker->tenants || !table_new(&ranker->accounts, config->tenant_count + 1))
-        return fail(text, SLUICE_ERROR_NO_MEMORY, "order: out of memory for %u tenants", config->tenant_count);
+        return sluice_fail_with(text, SLUICE_ERROR_NO_MEMORY, "order: out of memory for %u tenants",
+                                config->tenant_count);
     ranker->tenants[0] = (struct tenant){.account = strdup(OTHERS), .shares = OTHERS_SHARES, .parent = NONE};
     ranker->tenant_count = 1;
     for (uint32_t i = 0; i < config->tenant_count; i++) {
@@ -187,10 +176,10 @@ static enum sluice_error enter_tenants(struct sluice_ranker *ranker, const struc
         uint32_t *slot =
             table_slot(&ranker->accounts, from->account, &ranker->tenants[0].account, sizeof *ranker->tenants);
         if (*slot)
-            return fail(text, SLUICE_ERROR_DUPLICATE, "tenant %s: given twice", from->account);
+            return sluice_fail_with(text, SLUICE_ERROR_DUPLICATE, "tenant %s: given twice", from->account);
         if (from->priority > SLUICE_FACTOR_ONE)
-            return fail(text, SLUICE_ERROR_RANGE, "tenant %s: priority %u: at most %d", from->account, from->priority,
-                        SLUICE_FACTOR_ONE);
+            return sluice_fail_with(text, SLUICE_ERROR_RANGE, "tenant %s: priority %u: at most %d", from->account,
+                                    from->priority, SLUICE_FACTOR_ONE);
         struct tenant *to = &ranker->tenants[ranker->tenant_count];
         *to = (struct tenant){.account = strdup(from->account),
                               .parent = NONE,
@@ -200,10 +189,11 @@ static enum sluice_error enter_tenants(struct sluice_ranker *ranker, const struc
         ranker->tenant_count++;
         *slot = ranker->tenant_count;
         if (!to->account)
-            return fail(text, SLUICE_ERROR_NO_MEMORY, "order: out of memory for %u tenants", config->tenant_count);
+            return sluice_fail_with(text, SLUICE_ERROR_NO_MEMORY, "order: out of memory for %u tenants",
+                                    config->tenant_count);
     }
     return ranker->tenants[0].account ? number_tiers(ranker, text)
-                                      : fail(text, SLUICE_ERROR_NO_MEMORY, "order: out of memory");
+                                      : sluice_fail_with(text, SLUICE_ERROR_NO_MEMORY, "order: out of memory");
 }
 
 /* Parents before children, whatever the list's order: as often as the tree is deep, every tenant whose parent is there
@@ -228,8 +218,8 @@ static enum sluice_error grow_tree(struct sluice_ranker *ranker, const struct sl
             if (from->parent && *from->parent) {
                 uint32_t above = tenant_of(ranker, from->parent);
                 if (!above)
-                    return fail(text, SLUICE_ERROR_UNKNOWN, "tenant %s: parent %s is no tenant", from->account,
-                                from->parent);
+                    return sluice_fail_with(text, SLUICE_ERROR_UNKNOWN, "tenant %s: parent %s is no tenant",
+                                            from->account, from->parent);
                 parent = ranker->tenants[above].id;
                 if (!parent)
                     continue;
@@ -241,7 +231,8 @@ static enum sluice_error grow_tree(struct sluice_ranker *ranker, const struct sl
         }
     }
     if (error == SLUICE_OK && left)
-        return fail(text, SLUICE_ERROR_INVALID, "tenants: %u of them are above one another in a circle", left);
+        return sluice_fail_with(text, SLUICE_ERROR_INVALID, "tenants: %u of them are above one another in a circle",
+                                left);
     return error;
 }
 
@@ -295,8 +286,8 @@ static enum sluice_error build(struct sluice_ranker *ranker, const struct sluice
                                struct sluice_error_text *text)
 {
     if (config->tenant_count > SLUICE_RANKER_MAX_TENANTS)
-        return fail(text, SLUICE_ERROR_RANGE, "%u tenants: at most %d", config->tenant_count,
-                    SLUICE_RANKER_MAX_TENANTS);
+        return sluice_fail_with(text, SLUICE_ERROR_RANGE, "%u tenants: at most %d", config->tenant_count,
+                                SLUICE_RANKER_MAX_TENANTS);
     ranker->policy = config->policy;
     ranker->half_life_s = config->half_life_s;
     ranker->gpu_memory_mib = config->gpu_memory_mib > 0 ? config->gpu_memory_mib : DEFAULT_GPU_MIB;
@@ -317,8 +308,9 @@ enum sluice_error sluice_ranker_new(const struct sluice_ranker_config *config, s
     struct sluice_ranker *made = calloc(1, sizeof *made);
     if (made)
         made->runs = calloc(SLUICE_RANKER_MAX_RUNS, sizeof *made->runs);
-    enum sluice_error error =
-        made && made->runs ? build(made, config, text) : fail(text, SLUICE_ERROR_NO_MEMORY, "order: out of memory");
+    enum sluice_error error = made && made->runs
+                                  ? build(made, config, text)
+                                  : sluice_fail_with(text, SLUICE_ERROR_NO_MEMORY, "order: out of memory");
     if (error != SLUICE_OK) {
         sluice_ranker_free(made);
         return error;
@@ -389,7 +381,8 @@ enum sluice_error sluice_ranker_configure(struct sluice_ranker *ranker, const st
     enum sluice_error error = build(&fresh, config, text);
     uint64_t *own = error == SLUICE_OK ? own_usage(ranker, ranker->charged_to_s) : NULL;
     if (error == SLUICE_OK && !own)
-        error = fail(text, SLUICE_ERROR_NO_MEMORY, "order: out of memory for %u tenants", ranker->tenant_count);
+        error =
+            sluice_fail_with(text, SLUICE_ERROR_NO_MEMORY, "order: out of memory for %u tenants", ranker->tenant_count);
     if (error != SLUICE_OK) {
         free_tree(&fresh);
         sluice_predictor_free(fresh.predictor);
@@ -752,7 +745,8 @@ enum sluice_error sluice_ranker_step(struct sluice_ranker *ranker, const struct 
     struct sluice_ranks *ranks = new_ranks(ranker, queue);
     if (!ranks || !make_room(ranker, queue->pending_count)) {
         free_ranks(ranks);
-        return fail(text, SLUICE_ERROR_NO_MEMORY, "order: out of memory for %u pending jobs", queue->pending_count);
+        return sluice_fail_with(text, SLUICE_ERROR_NO_MEMORY, "order: out of memory for %u pending jobs",
+                                queue->pending_count);
     }
     for (uint32_t i = 0; i < queue->pending_count; i++)
         describe(ranker, queue, &queue->pending[i],
@@ -810,7 +804,7 @@ static enum sluice_error open_new(struct new_file *to, const char *path, struct 
     *to = (struct new_file){.path = path};
     int length = snprintf(to->temporary, sizeof to->temporary, "%s.new", path);
     if (length < 0 || (size_t)length >= sizeof to->temporary)
-        return fail(text, SLUICE_ERROR_RANGE, "%s: path too long", path);
+        return sluice_fail_with(text, SLUICE_ERROR_RANGE, "%s: path too long", path);
     int descriptor = open(to->temporary, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600);
     to->file = descriptor >= 0 ? fdopen(descriptor, "w") : NULL;
     if (to->file)
@@ -818,7 +812,7 @@ static enum sluice_error open_new(struct new_file *to, const char *path, struct 
     int reason = errno;
     if (descriptor >= 0)
         close(descriptor);
-    return fail(text, SLUICE_ERROR_SYSTEM, "%s: %s", to->temporary, strerror(reason));
+    return sluice_fail_with(text, SLUICE_ERROR_SYSTEM, "%s: %s", to->temporary, strerror(reason));
 }
 
 static enum sluice_error close_new(struct new_file *to, struct sluice_error_text *text)
@@ -835,7 +829,7 @@ static enum sluice_error close_new(struct new_file *to, struct sluice_error_text
     if (good)
         reason = errno;
     unlink(to->temporary);
-    return fail(text, SLUICE_ERROR_SYSTEM, "%s: %s", to->path, strerror(reason));
+    return sluice_fail_with(text, SLUICE_ERROR_SYSTEM, "%s: %s", to->path, strerror(reason));
 }
 
 enum sluice_error sluice_ranker_save(const struct sluice_ranker *ranker, const char *path,
@@ -843,7 +837,8 @@ enum sluice_error sluice_ranker_save(const struct sluice_ranker *ranker, const c
 {
     uint64_t *own = own_usage(ranker, ranker->charged_to_s);
     if (!own)
-        return fail(text, SLUICE_ERROR_NO_MEMORY, "order: out of memory for %u tenants", ranker->tenant_count);
+        return sluice_fail_with(text, SLUICE_ERROR_NO_MEMORY, "order: out of memory for %u tenants",
+                                ranker->tenant_count);
     struct new_file to;
     enum sluice_error error = open_new(&to, path, text);
     if (error == SLUICE_OK) {
@@ -964,14 +959,15 @@ static enum sluice_error read_state(struct state *state, char *data, const char 
             if (strcmp(line, first) == 0)
                 continue;
             if (strncmp(line, "sluice-order ", 13) == 0)
-                return fail(text, SLUICE_ERROR_VERSION, "%s: \"%.40s\": this Sluice writes version %d", path, line,
-                            STATE_VERSION);
+                return sluice_fail_with(text, SLUICE_ERROR_VERSION, "%s: \"%.40s\": this Sluice writes version %d",
+                                        path, line, STATE_VERSION);
             break;
         }
         if (!read_state_line(state, line))
             break;
     }
-    return fail(text, SLUICE_ERROR_CORRUPT, "%s:%u: damaged or cut off; usage starts anew", path, line_number);
+    return sluice_fail_with(text, SLUICE_ERROR_CORRUPT, "%s:%u: damaged or cut off; usage starts anew", path,
+                            line_number);
 }
 
 /* The whole file, NUL-terminated; NULL with `error` set. */
@@ -983,13 +979,14 @@ static char *read_file(const char *path, size_t *length, enum sluice_error *erro
         return NULL;
     struct stat status;
     if (descriptor < 0 || fstat(descriptor, &status) != 0) {
-        *error = fail(text, SLUICE_ERROR_SYSTEM, "%s: %s", path, strerror(errno));
+        *error = sluice_fail_with(text, SLUICE_ERROR_SYSTEM, "%s: %s", path, strerror(errno));
         if (descriptor >= 0)
             close(descriptor);
         return NULL;
     }
     if (!S_ISREG(status.st_mode) || status.st_size > MAX_STATE_BYTES) {
-        *error = fail(text, SLUICE_ERROR_CORRUPT, "%s: no file, or larger than %d bytes", path, MAX_STATE_BYTES);
+        *error =
+            sluice_fail_with(text, SLUICE_ERROR_CORRUPT, "%s: no file, or larger than %d bytes", path, MAX_STATE_BYTES);
         close(descriptor);
         return NULL;
     }
@@ -1005,7 +1002,7 @@ static char *read_file(const char *path, size_t *length, enum sluice_error *erro
     }
     close(descriptor);
     if (!data) {
-        *error = fail(text, SLUICE_ERROR_NO_MEMORY, "%s: out of memory", path);
+        *error = sluice_fail_with(text, SLUICE_ERROR_NO_MEMORY, "%s: out of memory", path);
         return NULL;
     }
     data[have] = '\0';
@@ -1037,7 +1034,7 @@ enum sluice_error sluice_ranker_load(struct sluice_ranker *ranker, const char *p
     state.usages = calloc((size_t)lines + 1, sizeof *state.usages);
     state.runs = calloc((size_t)lines + 1, sizeof *state.runs);
     error = state.usages && state.runs ? read_state(&state, data, path, text)
-                                       : fail(text, SLUICE_ERROR_NO_MEMORY, "%s: out of memory", path);
+                                       : sluice_fail_with(text, SLUICE_ERROR_NO_MEMORY, "%s: out of memory", path);
     if (error == SLUICE_OK)
         believe(ranker, &state);
     free(state.usages);

@@ -13,6 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "controller/clock.h"
 #include "controller/controller.h"
 #include "controller/decision.h"
 #include "controller/log.h"
@@ -44,13 +45,6 @@ static struct {
     _Atomic uint64_t *update_us, *update_us_most, *take_us, *take_us_most, *take_cpu_us, *step_us, *applied_jobs,
         *apply_us_most, *pending_jobs;
 } order = {.lock = PTHREAD_MUTEX_INITIALIZER};
-
-static uint64_t now_us(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
-}
 
 static void note(_Atomic uint64_t *last, _Atomic uint64_t *most, uint64_t value)
 {
@@ -145,7 +139,7 @@ static int renew_site(void *item, void *argument)
 
 void sluice_order_site_update(void)
 {
-    uint64_t from = now_us();
+    uint64_t from = sluice_now_us();
     struct updating updating = {.ranks = in_force() ? sluice_ranks_acquire() : NULL, .now_s = time(NULL)};
     /* Where there is no order of ours any more, what it left is taken away once; else nothing is touched. */
     if (updating.ranks || atomic_load(&order.touched)) {
@@ -154,7 +148,7 @@ void sluice_order_site_update(void)
     }
     sluice_ranks_release(updating.ranks);
     if (order.started)
-        note(order.update_us, order.update_us_most, now_us() - from);
+        note(order.update_us, order.update_us_most, sluice_now_us() - from);
 }
 
 /* ---- the thread ---- */
@@ -305,7 +299,7 @@ static void apply(const struct change *changes, uint32_t count)
         if (slurmctld_config.shutdown_time)
             return;
         lock_slurmctld(locks);
-        uint64_t since = now_us();
+        uint64_t since = sluice_now_us();
         for (uint32_t i = from; i < count && i < from + SLUICE_ORDER_BATCH; i++) {
             job_record_t *job = find_job_record(changes[i].job);
             if (job && IS_JOB_PENDING(job) && job->priority > 0 && !job->direct_set_prio) {
@@ -314,7 +308,7 @@ static void apply(const struct change *changes, uint32_t count)
             }
         }
         last_job_update = time(NULL);
-        note(NULL, order.apply_us_most, now_us() - since);
+        note(NULL, order.apply_us_most, sluice_now_us() - since);
         unlock_slurmctld(locks);
         sched_yield();
     }
@@ -355,7 +349,7 @@ static void step(void)
     note(order.take_us, order.take_us_most, order.queue->taken_us);
     atomic_store(order.take_cpu_us, order.queue->taken_cpu_us);
     atomic_store(order.pending_jobs, order.queue->pending_count);
-    uint64_t from = now_us();
+    uint64_t from = sluice_now_us();
     remember_usage();
     if (in_force())
         mark(true);
@@ -363,7 +357,7 @@ static void step(void)
         complain(&text);
         return;
     }
-    atomic_store(order.step_us, now_us() - from);
+    atomic_store(order.step_us, sluice_now_us() - from);
     const struct sluice_ranks *ranks = sluice_ranks_acquire();
     if (ranks && may_apply()) {
         uint32_t count = 0;

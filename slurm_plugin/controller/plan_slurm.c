@@ -1,12 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
  * The planner inside slurmctld: a thread that takes a picture of queue and cluster under read locks, plans it outside
- * of all locks, publishes the plan, and starts what should start now. See plan.h.
- *
- * Starting is what sched/backfill does: slurmctld's write locks, Slurm's own checks of the job, select_nodes(), launch.
- * Why the planner does it itself and leaves nothing but the choice to sched/backfill: the main scheduler stops a
- * partition at the first job that the hook refuses, and neither it nor sched/backfill look for the jobs that a plan
- * starts out of turn; docs/decisions.md has what else was tried.
+ * of all locks, publishes the plan, and starts what should start now (start_slurm.c). See plan.h.
  */
 #include "controller/planner_slurm.h"
 
@@ -18,17 +13,14 @@
 #include <string.h>
 #include <time.h>
 
+#include "controller/clock.h"
 #include "controller/controller.h"
 #include "controller/decision.h"
 #include "controller/mirror.h"
 #include "controller/request.h"
 #include "controller/settings.h"
 #include "controller/status.h"
-#include "src/common/assoc_mgr.h"
 #include "src/common/xstring.h"
-#include "src/slurmctld/acct_policy.h"
-#include "src/slurmctld/job_scheduler.h"
-#include "src/slurmctld/licenses.h"
 #include "src/slurmctld/locks.h"
 
 enum {
@@ -110,13 +102,6 @@ static struct {
     bool active; /* the level was place in the last pass */
 } planner = {.lock = PTHREAD_MUTEX_INITIALIZER, .wakened = PTHREAD_COND_INITIALIZER};
 
-static uint64_t now_us(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
-}
-
 /* Grow an array to `wanted` elements; false: no memory, and it is as it was. */
 static bool grow(void *array, uint32_t *room, uint32_t wanted, size_t size)
 {
@@ -130,103 +115,6 @@ static bool grow(void *array, uint32_t *room, uint32_t wanted, size_t size)
     *pointer = moved;
     *room = larger;
     return true;
-}
-
-/* ---- starting jobs ---- */
-
-bool sluice_start_lock(void)
-{
-    static const slurmctld_lock_t locks = {
-        .conf = READ_LOCK, .job = WRITE_LOCK, .node = WRITE_LOCK, .part = READ_LOCK, .fed = READ_LOCK};
-    if (!sluice_in_charge() || !job_list)
-        return false;
-    lock_slurmctld(locks);
-    if (sluice_in_charge())
-        return true;
-    unlock_slurmctld(locks);
-    return false;
-}
-
-void sluice_start_unlock(void)
-{
-    static const slurmctld_lock_t locks = {
-        .conf = READ_LOCK, .job = WRITE_LOCK, .node = WRITE_LOCK, .part = READ_LOCK, .fed = READ_LOCK};
-    unlock_slurmctld(locks);
-}
-
-/* May the job's account still use its QOS? It could when it was submitted. */
-static bool has_qos(const job_record_t *job)
-{
-    assoc_mgr_lock_t locks = {.assoc = READ_LOCK, .qos = READ_LOCK};
-    bool valid = true;
-    if (!job->qos_id || !(accounting_enforce & ACCOUNTING_ENFORCE_QOS) || job->limit_set.qos)
-        return true;
-    assoc_mgr_lock(&locks);
-    if (job->assoc_ptr)
-        valid = job->qos_id < g_qos_count && job->assoc_ptr->usage && job->assoc_ptr->usage->valid_qos &&
-                bit_test(job->assoc_ptr->usage->valid_qos, job->qos_id);
-    assoc_mgr_unlock(&locks);
-    return valid;
-}
-
-/* Everything that the main scheduler asks before it looks for nodes. Sets the job's reason where Slurm's own checks do.
- */
-static bool may_start(job_record_t *job)
-{
-    job_record_t *same = job;
-    if (!IS_JOB_PENDING(job) || IS_JOB_COMPLETING(job) || IS_JOB_REVOKED(job) || !job->details || !job->priority ||
-        job->details->prolog_running || job->het_job_id || job->fed_details || !job->part_ptr ||
-        job->preempt_in_progress)
-        return false;
-    if (!(job->part_ptr->state_up & PARTITION_SCHED) || !job_independent(job))
-        return false;
-    if (job->deadline && job->deadline != NO_VAL && !deadline_ok(job, "sluice"))
-        return false;
-    if ((job->array_task_id != NO_VAL || job->array_recs) && !job_array_start_test(job))
-        return false;
-    if (job_limits_check(&same, false) != WAIT_NO_REASON || !has_qos(job))
-        return false;
-    if (license_job_test(job, time(NULL), true) == SLURM_SUCCESS)
-        return true;
-    job->state_reason = WAIT_LICENSES;
-    xfree(job->state_desc);
-    last_job_update = time(NULL);
-    return false;
-}
-
-enum sluice_start sluice_start_job(job_record_t *job, const char *partition)
-{
-    part_record_t *part = partition ? find_part_record((char *)(uintptr_t)partition) : NULL;
-    part_record_t *before = job->part_ptr;
-    if (part)
-        job->part_ptr = part;
-    if (!may_start(job)) {
-        if (IS_JOB_PENDING(job))
-            job->part_ptr = before;
-        return SLUICE_START_LIMITED;
-    }
-    uint32_t limit = job->time_limit;
-    if (job->deadline && job->deadline != NO_VAL && limit != NO_VAL) {
-        uint32_t left = (uint32_t)((job->deadline - time(NULL)) / 60);
-        job->time_limit = limit == INFINITE || left < limit ? left : limit;
-    }
-    set_job_features_use(job->details);
-    int rc = sluice_slurm_select_nodes(job);
-    if (rc != SLURM_SUCCESS) {
-        job->time_limit = limit;
-        job->part_ptr = before;
-        return rc == ESLURM_NODES_BUSY || rc == ESLURM_NODE_NOT_AVAIL || rc == ESLURM_RESERVATION_BUSY
-                   ? SLUICE_START_BUSY
-                   : SLUICE_START_LIMITED;
-    }
-    last_job_update = time(NULL);
-    info("Sluice: started %pJ in %s on %s", job, job->part_ptr->name, job->nodes);
-    if (!job->batch_flag)
-        srun_allocate(job);
-    else if (!IS_JOB_CONFIGURING(job))
-        launch_job(job);
-    rebuild_job_part_list(job);
-    return SLUICE_START_DONE;
 }
 
 /* ---- the picture: under the read locks ---- */
@@ -456,7 +344,7 @@ static bool take_picture(const struct sluice_settings *settings, uint64_t *lock_
     int64_t now_s = time(NULL);
     if (!sluice_queue_lock())
         return false;
-    uint64_t from = now_us();
+    uint64_t from = sluice_now_us();
     sluice_planner_begin(planner.planner);
     planner.running_count = 0;
     planner.words_used = 0;
@@ -468,7 +356,7 @@ static bool take_picture(const struct sluice_settings *settings, uint64_t *lock_
     else
         planner.failed_memory = true;
     sluice_queue_unlock();
-    *lock_us = now_us() - from;
+    *lock_us = sluice_now_us() - from;
     if (failed || planner.failed_memory) {
         error("Sluice: the planner has no picture of the cluster: %s", failed ? text.text : "no memory");
         return false;
@@ -650,14 +538,14 @@ static void start_jobs(const struct sluice_plan *plan)
     for (uint32_t i = 0; sluice_plan_entry(plan, i, &job_id, &group, &say); i++) {
         if (say.state != SLUICE_PLAN_NOW || group)
             continue;
-        if (locked && now_us() - since > HOLD_MS * 1000) {
+        if (locked && sluice_now_us() - since > HOLD_MS * 1000) {
             sluice_start_unlock();
             locked = false;
         }
         if (!locked) {
             if (!(locked = sluice_start_lock()))
                 return;
-            since = now_us();
+            since = sluice_now_us();
         }
         job_record_t *job = find_job_record(job_id);
         if (!job || !IS_JOB_PENDING(job))
@@ -793,13 +681,13 @@ static uint64_t pass(const struct sluice_settings *settings, uint64_t interval_m
     uint64_t lock_us = 0;
     if (!take_picture(settings, &lock_us))
         return interval_ms;
-    uint64_t from = now_us();
+    uint64_t from = sluice_now_us();
     const struct sluice_rules *rules = settings->rules;
     uint32_t depth = rules->backfill_depth && rules->backfill_depth < MAX_JOBS ? rules->backfill_depth : MAX_JOBS;
     order_units();
     list_jobs(depth);
     enum sluice_error failed = make_plan(rules->backfill_reservations, &plan, &text);
-    uint64_t plan_us = now_us() - from;
+    uint64_t plan_us = sluice_now_us() - from;
     sluice_plan_count_pass(lock_us, plan_us, failed != SLUICE_OK);
     if (failed) {
         error("Sluice: no plan: %s", text.text[0] ? text.text : sluice_strerror(failed));
@@ -832,10 +720,10 @@ static uint64_t pass(const struct sluice_settings *settings, uint64_t interval_m
 /* Sleep until the next pass is due: woken, or after interval_ms; never before least_ms. False: stop. */
 static bool sleep_until_due(uint64_t least_ms, uint64_t interval_ms)
 {
-    uint64_t from = now_us();
+    uint64_t from = sluice_now_us();
     pthread_mutex_lock(&planner.lock);
     for (;;) {
-        uint64_t passed_ms = (now_us() - from) / 1000;
+        uint64_t passed_ms = (sluice_now_us() - from) / 1000;
         uint64_t due_ms = planner.woken || interval_ms < least_ms ? least_ms : interval_ms;
         if (planner.stop || passed_ms >= due_ms)
             break;

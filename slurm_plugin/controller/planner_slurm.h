@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
- * What plan_slurm.c (the planner's thread) and gang_slurm.c (gangs in slurmctld) need of each other. All of it is for
- * the planner's thread alone.
+ * What plan_slurm.c (the planner's thread), start_slurm.c (starting jobs) and gang_slurm.c (gangs in slurmctld) need of
+ * each other. All of it is for the planner's thread alone.
  */
 #ifndef SLUICE_PLANNER_SLURM_H
 #define SLUICE_PLANNER_SLURM_H
@@ -13,7 +13,7 @@
 #include "controller/plan.h"
 #include "controller/queue.h"
 
-/* ---- plan_slurm.c ---- */
+/* ---- start_slurm.c ---- */
 
 /* Why Slurm would not start a job. Append only. */
 enum sluice_start {

@@ -13,14 +13,15 @@
 
 /* ---- a job's GRES ---- */
 
-struct job_gres {
-    gres_job_state_t *gpu, *shard;
+/* What Slurm keeps of GPUs and of shards, in one of its lists. */
+struct found_gres {
+    void *gpu, *shard;
 };
 
-static int find_job_gres(void *item, void *argument)
+static int find_gres(void *item, void *argument)
 {
     const gres_state_t *state = item;
-    struct job_gres *found = argument;
+    struct found_gres *found = argument;
     if (state->gres_name && !strcmp(state->gres_name, "gpu"))
         found->gpu = state->gres_data;
     else if (state->gres_name && !strcmp(state->gres_name, "shard"))
@@ -28,12 +29,22 @@ static int find_job_gres(void *item, void *argument)
     return 0;
 }
 
+struct job_gres {
+    gres_job_state_t *gpu, *shard;
+};
+
+static struct found_gres found_in(struct xlist *list)
+{
+    struct found_gres found = {NULL, NULL};
+    if (list)
+        list_for_each_ro(list, find_gres, &found);
+    return found;
+}
+
 static struct job_gres gres_of(struct xlist *list)
 {
-    struct job_gres found = {NULL, NULL};
-    if (list)
-        list_for_each_ro(list, find_job_gres, &found);
-    return found;
+    struct found_gres found = found_in(list);
+    return (struct job_gres){.gpu = found.gpu, .shard = found.shard};
 }
 
 static uint32_t mask_of(bitstr_t *bits)
@@ -173,15 +184,10 @@ struct node_gres {
     gres_node_state_t *gpu, *shard;
 };
 
-static int find_node_gres(void *item, void *argument)
+static struct node_gres gres_of_node(const node_record_t *node)
 {
-    const gres_state_t *state = item;
-    struct node_gres *found = argument;
-    if (state->gres_name && !strcmp(state->gres_name, "gpu"))
-        found->gpu = state->gres_data;
-    else if (state->gres_name && !strcmp(state->gres_name, "shard"))
-        found->shard = state->gres_data;
-    return 0;
+    struct found_gres found = found_in(node->gres_list);
+    return (struct node_gres){.gpu = found.gpu, .shard = found.shard};
 }
 
 static bool held_whole(const gres_node_state_t *gpu, bitoff_t i)
@@ -265,10 +271,9 @@ enum sluice_overlap sluice_gpus_part_overlaps(job_record_t *job, uint32_t *node)
         return verdict;
     bitstr_t *nodes = job->job_resrcs->node_bitmap;
     for (bitoff_t i = bit_ffs(nodes), last = bit_fls(nodes); i >= 0 && i <= last; i++) {
-        struct node_gres of_node = {NULL, NULL};
-        if (!bit_test(nodes, i) || !node_record_table_ptr[i]->gres_list)
+        if (!bit_test(nodes, i))
             continue;
-        list_for_each_ro(node_record_table_ptr[i]->gres_list, find_node_gres, &of_node);
+        struct node_gres of_node = gres_of_node(node_record_table_ptr[i]);
         if (!of_node.shard)
             continue;
         enum sluice_overlap whole = gres.gpu ? part_whole(gres.gpu, &of_node, (uint32_t)i) : SLUICE_OVERLAP_NONE;
@@ -289,11 +294,10 @@ enum sluice_overlap sluice_gpus_part_overlaps(job_record_t *job, uint32_t *node)
 static bool near_cores(const struct sluice_part *part, bool *near)
 {
     const node_record_t *record = node_record_table_ptr[part->node];
-    struct node_gres node = {NULL, NULL};
     uint32_t found = 0;
     if (!part->gpus || !record || !record->gres_list)
         return false;
-    list_for_each_ro(record->gres_list, find_node_gres, &node);
+    struct node_gres node = gres_of_node(record);
     memset(near, 0, record->tot_cores * sizeof(*near));
     for (bitoff_t gpu = 0; gpu < SLUICE_MAX_GPUS; gpu++) {
         if (!(part->gpus >> gpu & 1))

@@ -5,6 +5,7 @@
 #include "gpus.h"
 #include "workload.h"
 
+#include "controller/clock.h"
 #include "controller/decision.h"
 #include "controller/gang.h"
 #include "controller/log.h"
@@ -70,13 +71,6 @@ static struct {
 
 /* ---- small things ---- */
 
-static uint64_t now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
-}
-
 static void count(counter *which)
 {
     atomic_fetch_add_explicit(which, 1, memory_order_relaxed);
@@ -85,7 +79,7 @@ static void count(counter *which)
 /* Keep the longest. */
 static void note_time(counter *most, uint64_t begin_ns)
 {
-    uint64_t us = (now_ns() - begin_ns) / 1000;
+    uint64_t us = (sluice_now_ns() - begin_ns) / 1000;
     if (us > atomic_load_explicit(most, memory_order_relaxed))
         atomic_store_explicit(most, us, memory_order_relaxed);
 }
@@ -148,11 +142,11 @@ static int ask_stock_on(struct decision *decision, uint32_t nodes, struct xlist 
                         struct sluice_job_test_rest rest)
 {
     const struct sluice_hook_call *call = decision->call;
-    uint64_t begin = now_ns();
+    uint64_t begin = sluice_now_ns();
     int rc = hook.stock(call->job, call->nodes, nodes ? nodes : call->min_nodes, call->max_nodes,
                         nodes ? nodes : call->req_nodes, call->mode, preemptees, call->preempted,
                         SLUICE_REST_ARGUMENTS(rest));
-    decision->stock_ns += now_ns() - begin;
+    decision->stock_ns += sluice_now_ns() - begin;
     decision->stock_answered = true;
     decision->rc = rc;
     return rc;
@@ -212,7 +206,7 @@ static bool choice_agrees(const struct decision *decision)
 /* The core's answer for the candidates in hook.allowed. */
 static void ask_core(struct decision *decision)
 {
-    uint64_t begin = now_ns();
+    uint64_t begin = sluice_now_ns();
     struct sluice_job_request *request = &decision->request;
     decision->verdict = SLUICE_ERROR_NO_PLACE;
     for (int try = 0; try < TRIES; try++) {
@@ -223,7 +217,7 @@ static void ask_core(struct decision *decision)
             break;
         decision->verdict = SLUICE_ERROR_BUSY; /* the mirror was corrected: once more */
     }
-    decision->core_ns += now_ns() - begin;
+    decision->core_ns += sluice_now_ns() - begin;
     count(hook.asked);
 }
 
@@ -295,13 +289,13 @@ static bool proven(struct decision *decision, const uint64_t *candidates)
         return false;
     if (request->same && !decision->by_plan)
         return decision->verdict == SLUICE_ERROR_NO_PLACE || decision->verdict == SLUICE_ERROR_NEVER;
-    uint64_t begin = now_ns();
+    uint64_t begin = sluice_now_ns();
     request->needed.allowed = hook.allowed;
     request->needed.allowed_words = hook.words;
     struct sluice_placement placement = decision->placement;
     enum sluice_error verdict =
         sluice_place(sluice_mirror_cluster(hook.mirror), SLUICE_POLICY_FIRST_FIT, &request->needed, &placement, NULL);
-    decision->core_ns += now_ns() - begin;
+    decision->core_ns += sluice_now_ns() - begin;
     return verdict == SLUICE_ERROR_NO_PLACE || verdict == SLUICE_ERROR_NEVER;
 }
 
@@ -705,7 +699,7 @@ static bool fit_scratch(void)
 static bool follow(time_t now)
 {
     struct sluice_error_text text = {.text = ""};
-    uint64_t begin = now_ns();
+    uint64_t begin = sluice_now_ns();
     sluice_mirror_record(hook.mirror, sluice_decision_shared());
     if (!hook.following)
         sluice_mirror_invalidate(hook.mirror);
@@ -833,7 +827,7 @@ int sluice_hook_test(const struct sluice_hook_call *call)
         hook.following = hook.following && decision.level >= SLUICE_LEVEL_SHADOW;
         return ask_stock(&decision, call->preemptees);
     }
-    uint64_t begin = now_ns();
+    uint64_t begin = sluice_now_ns();
     decision.now = time(NULL);
     if (call->mode == SELECT_MODE_RUN_NOW && sluice_gang_refuses(call->job)) {
         count(hook.kept_waiting);
@@ -856,7 +850,7 @@ int sluice_hook_test(const struct sluice_hook_call *call)
     };
     int rc = decide(&decision);
     sluice_plan_release(decision.plan);
-    uint64_t own = (now_ns() - begin - decision.stock_ns) / 1000;
+    uint64_t own = (sluice_now_ns() - begin - decision.stock_ns) / 1000;
     uint32_t class = 0;
     while (class + 1 < OWN_CLASSES && own > own_us[class])
         class ++;
@@ -923,7 +917,7 @@ void sluice_hook_started(job_record_t *job)
         atomic_fetch_add_explicit(hook.index_kept, asked && kept == asked ? 1 : 0, memory_order_relaxed);
     }
     hook.chosen_job = 0;
-    uint64_t begin = now_ns();
+    uint64_t begin = sluice_now_ns();
     sluice_workload_refresh(hook.mirror, time(NULL));
     note_time(hook.workload_us_most, begin);
 }
