@@ -207,7 +207,9 @@ def test_one_gpu_of_eight_goes_out_and_returns_while_the_jobs_beside_it_go_on(si
 
 
 def test_jobs_that_a_fault_hit_start_anew_and_those_that_failed_by_themselves_do_not(site: Site) -> None:
-    hit = site.submit("-w", "h1", "--gres=gpu:8")
+    saved = site.cluster.folder / "scratch/saved"
+    saves = "trap 'touch /run/sluice-cluster/scratch/saved' USR1; while :; do sleep 1 & wait $!; done"
+    hit = site.submit("-w", "h1", "--gres=gpu:8", "--comment=sluice:checkpoint", script=saves)
     site.wait(lambda: site.state(hit) == "RUNNING")
     array = site.submit("--array=1-2", "--gres=gpu:8", "-x", "m1,x1,h1")
     after = site.submit("-d", f"afterok:{hit}", "--gres=gpu:1")
@@ -222,6 +224,7 @@ def test_jobs_that_a_fault_hit_start_anew_and_those_that_failed_by_themselves_do
     assert site.job(task)["Restarts"] == "1" and site.job(f"{array}_1")["Restarts"] == "0"
     assert site.job(after)["JobState"] == "PENDING" and f"afterok:{hit}" in site.job(after)["Dependency"]
     assert site.state(failed) == "FAILED"
+    assert saved.exists()  # it was told before it was taken off
     site.wait(lambda: site.state(hit) == "RUNNING", 40)  # the GPU has passed its checks: it was asked for by name
     counts = [one["job"] for one in site.events("requeue")]
     assert sorted(counts) == sorted(set(counts))
