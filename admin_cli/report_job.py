@@ -123,7 +123,12 @@ def _used(page: dict[str, Any], fancy: bool) -> list[str]:
     used, host = page["used"], page["host"]
     lines = ["Used"]
     if used is None:
-        lines.append("  GPUs: nothing was measured, or its records cannot be read here")
+        runs = page["job"]["state"] in ("RUNNING", "PENDING", "SUSPENDED")
+        lines.append(
+            "  GPUs: what a job used is known when it has ended"
+            if runs
+            else "  GPUs: nothing was measured, or its records cannot be read here"
+        )
     else:
         for gpu in used["gpus"][:_MOST_LINES]:
             lines += _gpu_lines(gpu, fancy)

@@ -200,12 +200,14 @@ class Source:
         assert self.rolled is not None  # noqa: S101 - there are days
         last = rollup.day_of(end - 1)
         for day in days:
-            for on, key, tally in self.rolled.read(day):
+            for on, key, values in self.rolled.read(day):
                 if not days[0] <= on <= last or not selection.takes(key):
                     continue
                 if not (first and on == days[0]):
-                    tally.ran = tally.started
-                _add(total, key, tally)
+                    values["ran"] = values.get("started", 0)
+                if key not in total:
+                    total[key] = Tally()
+                total[key].add_document(values)
 
     def _count(
         self, total: dict[Key, Tally], span: Span, asked: Span, selection: Selection, *, first: bool = True,

@@ -25,7 +25,7 @@ from slurm_client.allocations import Allocation
 from usage.report.count import Counter, Span
 from usage.report.fleet import Fleet
 from usage.report.summaries import JobUse
-from usage.report.tally import Key, Tally
+from usage.report.tally import Key
 
 SCHEMA_VERSION = 1
 SETTLED_S = 86_400
@@ -108,8 +108,11 @@ class Rollup:
         self.folder.mkdir(mode=0o750, parents=True, exist_ok=True)
         write_atomic(self.folder / f"{day}.jsonl", "\n".join(lines) + "\n", mode=0o640, follow_links=False)
 
-    def read(self, day: date) -> Iterator[tuple[date, Key, Tally]]:
-        """The cells of a day's file by day of use. Raises SluiceError for a file that cannot be used."""
+    def read(self, day: date) -> Iterator[tuple[date, Key, dict[str, Any]]]:
+        """The cells of a day's file by day of use, for `Tally.add_document`.
+
+        Raises SluiceError for a file that cannot be used.
+        """
         path = self.folder / f"{day}.jsonl"
         remedy = "remove it and run: sluice report roll-up"
         try:
@@ -122,7 +125,9 @@ class Rollup:
                     raise SluiceError(f"{path}: of another version, cluster or time zone", remedy=remedy)
                 for line in file:
                     on, *key, values = json.loads(line)
-                    yield date.fromisoformat(on), Key(*key), Tally.from_document(values)
+                    if not isinstance(values, dict):
+                        raise ValueError("a cell without figures")
+                    yield date.fromisoformat(on), Key(*key), values
         except OSError as error:
             raise SluiceError(f"{path}: {error.strerror}") from error
         except (AttributeError, TypeError, ValueError) as error:

@@ -142,14 +142,24 @@ class Tally:
             values["waits"] = {str(bucket): count for bucket, count in self.waits.counts.items()}
         return values
 
-    @classmethod
-    def from_document(cls, values: dict[str, Any]) -> Tally:
-        """Read back. Raises SluiceError for what is no tally."""
+    def add_document(self, values: Mapping[str, Any]) -> None:
+        """What `document` gave of another. Raises SluiceError for what is no tally."""
         try:
-            waits = Histogram({int(bucket): int(count) for bucket, count in values.pop("waits", {}).items()})
-            return cls(**values, waits=waits)
+            for name, value in values.items():
+                if name == "waits":
+                    counts = self.waits.counts
+                    for bucket, count in value.items():
+                        place = int(bucket)
+                        counts[place] = counts.get(place, 0) + int(count)
+                elif name in _SUMS:
+                    setattr(self, name, getattr(self, name) + value)
+                else:
+                    raise ValueError(f"{name!r} is not known")
         except (AttributeError, TypeError, ValueError) as error:
             raise SluiceError(f"no tally: {error}") from error
+
+
+_SUMS = frozenset(SUMS)
 
 
 def group(cells: Iterable[tuple[Key, Tally]], by: Iterable[str]) -> dict[tuple[str, ...], Tally]:

@@ -280,6 +280,6 @@ def test_a_page_is_lines_of_text(name: str) -> None:
 def test_tally_reads_back_only_tallies() -> None:
     from sluice_base.errors import SluiceError
 
-    for bad in ({"nonsense": 1}, {"waits": {"x": 1}}, {"waits": 5}):
+    for bad in ({"nonsense": 1}, {"waits": {"x": 1}}, {"waits": 5}, {"ran": "x"}):
         with pytest.raises(SluiceError):
-            Tally.from_document(dict(bad))  # type: ignore[arg-type]
+            Tally().add_document(bad)

@@ -169,7 +169,7 @@ def test_hostile_names_go_through_a_file_unchanged(tmp_path: Path) -> None:
     counter.cells[key] = Tally(ran=1, wall_s=5)
     made = Rollup(tmp_path / "rolled", "test")
     made.save(TODAY, DayCount(1, {TODAY: counter}))
-    assert [(on, one, tally.wall_s) for on, one, tally in made.read(TODAY)] == [(TODAY, key, 5)]
+    assert [(on, one, values["wall_s"]) for on, one, values in made.read(TODAY)] == [(TODAY, key, 5)]
     assert job.id == 1
 
 

@@ -152,7 +152,8 @@ def test_groups_and_documents() -> None:
     grouped = group(counter.cells.items(), ["user"])
     assert {name: made.gpu_s for (name,), made in grouped.items()} == {"alice": 2400, "bob": 1200}
     made = grouped["alice",]
-    again = Tally.from_document(made.document())
+    again = Tally()
+    again.add_document(made.document())
     assert {name: getattr(again, name) for name in SUMS} == {name: getattr(made, name) for name in SUMS}
     assert again.waits.counts == made.waits.counts
 
