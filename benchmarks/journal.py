@@ -34,7 +34,7 @@ MUST = {"added_p50_of_allowed_percent": ("<=", 100.0)}
 def run(nodes: int, rounds: int, batch: int, folder: str, plugins: str) -> Result:
     """Latency of both arms, and how much longer journalling takes."""
     with tempfile.TemporaryDirectory(prefix="sluice-bench-", dir=folder) as name:
-        place = Path(name)
+        place = Path(name).resolve()
         place.chmod(0o755)
         client = _build(place)
         arms = {arm: DevCluster(place / arm) for arm in ("plain", "journal")}

@@ -3,6 +3,7 @@
 #include "controller/failover_slurm.h"
 
 #include "controller/controller.h"
+#include "controller/fence.h"
 #include "controller/settings.h"
 #include "controller/status.h"
 
@@ -225,8 +226,10 @@ int sluice_failover_submitted(struct job_record *job, char **text)
     forget_request();
     enum sluice_journal_result result =
         ticket ? sluice_journal_wait(journal, ticket, wish.wait_ms) : SLUICE_JOURNAL_FAILED;
-    if (result == SLUICE_JOURNAL_DURABLE)
+    if (result == SLUICE_JOURNAL_DURABLE && sluice_fence_holds())
         return SLURM_SUCCESS;
+    if (result == SLUICE_JOURNAL_DURABLE) /* another controller may lead: nothing is acknowledged any more */
+        return refuse(journal, job, ticket, text);
     if (result == SLUICE_JOURNAL_LATE)
         count("journal.late");
     complain(journal, wish.refuse ? "refused, as it would be" : "taken in", job->job_id);
@@ -258,6 +261,13 @@ static uint32_t end_wait_ms(uint32_t wait_ms)
     if (own.end_budget_us > END_BURST_US)
         own.end_budget_us = END_BURST_US;
     return own.end_budget_us > 0 ? wait_ms : 0;
+}
+
+/* Without the lease this process is about to be killed, and must not answer before. */
+static void wait_for_lease(uint32_t wait_ms)
+{
+    for (uint32_t waited = 0; !sluice_fence_holds() && waited < wait_ms; waited += 10)
+        usleep(10000);
 }
 
 void sluice_failover_ended(struct job_record *job)
@@ -295,6 +305,7 @@ void sluice_failover_ended(struct job_record *job)
     int64_t began = now_us(CLOCK_MONOTONIC);
     enum sluice_journal_result result = ticket ? sluice_journal_wait(journal, ticket, wait_ms) : SLUICE_JOURNAL_FAILED;
     own.end_budget_us -= now_us(CLOCK_MONOTONIC) - began;
+    wait_for_lease(wish.wait_ms);
     if (result != SLUICE_JOURNAL_DURABLE) {
         count(result == SLUICE_JOURNAL_LATE ? "journal.late" : "journal.warned");
         complain(journal, "ended", job->job_id);
