@@ -70,12 +70,19 @@ def _rest() -> tuple[Any, Any, Any]:
         from influxdb_client.configuration import Configuration
         from influxdb_client.rest import ApiException
     except ImportError:  # another version, cut in another way
-        for loaded in [one for one in sys.modules if one == name or one.startswith(f"{name}.")]:
-            del sys.modules[loaded]
+        _forget_parts()
         from influxdb_client._sync.rest import RESTClientObject
         from influxdb_client.configuration import Configuration
         from influxdb_client.rest import ApiException
     return Configuration, RESTClientObject, ApiException
+
+
+def _forget_parts() -> None:
+    """Have the package imported anew, as a whole."""
+    name = "influxdb_client"
+    if not hasattr(sys.modules.get(name), "InfluxDBClient"):
+        for loaded in [one for one in sys.modules if one == name or one.startswith(f"{name}.")]:
+            del sys.modules[loaded]
 
 
 class Database:
@@ -126,6 +133,7 @@ class Database:
 
 def set_retention(url: str, organization: str, bucket: str, token: str, days: int, ca_file: str = "") -> str:
     """Have a database keep a bucket for `days`; in words what it was, and is. Raises SluiceError where it cannot."""
+    _forget_parts()
     from influxdb_client import BucketRetentionRules, InfluxDBClient
     from influxdb_client.rest import ApiException
     from urllib3.exceptions import HTTPError
