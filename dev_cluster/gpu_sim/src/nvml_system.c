@@ -162,6 +162,7 @@ SIM_API const char *nvmlErrorString(nvmlReturn_t result)
         {NVML_ERROR_FUNCTION_NOT_FOUND, "Function Not Found"},
         {NVML_ERROR_CORRUPTED_INFOROM, "Corrupted infoROM"},
         {NVML_ERROR_GPU_IS_LOST, "GPU is lost"},
+        {NVML_ERROR_IN_USE, "In use by another client"},
         {NVML_ERROR_MEMORY, "Insufficient Memory"},
         {NVML_ERROR_INSUFFICIENT_RESOURCES, "Insufficient Resources"},
         {NVML_ERROR_ARGUMENT_VERSION_MISMATCH, "Argument version mismatch"},
