@@ -43,6 +43,7 @@ class Alerting:
         self._policy: NodePolicyFile | None = None
         self._engine: Engine | None = None
         self._outbox: Outbox | None = None
+        self._stamp: tuple[int, int] | None = None
         self._next = 0.0
         self._led = 0.0
 
@@ -63,23 +64,34 @@ class Alerting:
         if self._engine is None or away:  # another controller may have led meanwhile
             self._engine = self._load()
         seen = Observation(site)
-        self._engine.happened(settings, self._events(), seen.gpus)
+        try:
+            self._engine.happened(settings, self._events(), seen.gpus)
+        except BaseException:
+            self._stamp = None  # they are still to be told
+            raise
         self._engine.step(settings, seen.look, self._act)
 
     def _load(self) -> Engine:
         folder = alerts_folder(self.site.state_save)
         folder.mkdir(mode=0o700, exist_ok=True)
-        engine = Engine(folder, self.site.config().get("ClusterName", ""), Outbox(folder / "outbox"))
-        if not engine.seq:  # nobody wants to hear of what was before there were alerts
-            engine.seq = max((event.seq for event in self._events()), default=0)
-        return engine
+        self._stamp = None
+        return Engine(folder, self.site.config().get("ClusterName", ""), Outbox(folder / "outbox"), self.site.host)
 
     def _events(self) -> list[Event]:
+        """This controller's events, where there are new ones."""
         try:
-            return read(self.site.events)
+            facts = self.site.events.stat()
+            stamp = facts.st_ino, facts.st_size
+            if stamp == self._stamp:
+                return []
+            found = read(self.site.events)
+        except FileNotFoundError:
+            return []
         except OSError as error:
             log.info("%s: %s", self.site.events, error)
             return []
+        self._stamp = stamp
+        return found
 
     def deliver(self, site: Site) -> None:
         """A duty. Raises SluiceError, OSError."""

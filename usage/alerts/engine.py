@@ -31,6 +31,7 @@ STATE_FILE = "state.json"
 SILENCES_FILE = "silences.json"
 _MOST_ALERTS = 20_000
 _FORGET_S = 3600.0
+_LATE_S = 600.0  # a takeover is told of by the controller that took over, which may lead for the first time
 _HAPPENED_KINDS = ("takeover", "errors")
 
 log = logging.getLogger("sluice.alerts")
@@ -96,12 +97,13 @@ Act = Callable[[NodeRule, str, int], None]
 class Engine:
     """The alerts of one cluster in a folder."""
 
-    def __init__(self, folder: Path, cluster: str, outbox: Outbox) -> None:
+    def __init__(self, folder: Path, cluster: str, outbox: Outbox, host: str = "") -> None:
         self.folder = folder
         self.cluster = cluster
         self.outbox = outbox
+        self.host = host
         self.alerts: dict[str, dict[str, Alert]] = {}  # rule -> subject -> alert
-        self.seq = 0  # of the last event that was looked at
+        self.seqs: dict[str, int] = {}  # controller -> the last event of its file that was looked at
         self.counters: dict[str, int] = {}
         self._load()
 
@@ -204,21 +206,28 @@ class Engine:
         """Tell of events of the controllers, and of errors of GPUs that are new. Raises OSError."""
         now = time.time() if now is None else now
         silences = read_silences(self.folder, now)
-        events = [event for event in events if event.seq > self.seq]
+        events = self._new(events, now)
         grown = self._grown(gpus)
         for rule in settings.rules:
             if rule.kind == "takeover":
                 for event in events:
                     if event.kind == "takeover":
                         self._once(rule, f"controller {event.fields.get('leader', '')}", _event(event), event.time,
-                                   f"event {event.seq} {event.time}", silences, settings, now)  # fmt: skip
+                                   f"event {self.host} {event.seq} {event.time}", silences, settings, now)  # fmt: skip
             elif rule.kind == "errors":
                 for name, count in grown.items():
                     if count >= rule.threshold:
                         self._once(rule, name, Seen(count, f"{count} new uncorrected errors or XID events"), now,
                                    f"errors {self.counters.get(name)}", silences, settings, now)  # fmt: skip
-        self.seq = max([self.seq, *(event.seq for event in events)])
+        self.seqs[self.host] = max([self.seqs.get(self.host, 0), *(event.seq for event in events)])
         self.save()
+
+    def _new(self, events: Iterable[Event], now: float) -> list[Event]:
+        """Events that were not looked at. Each controller has a file of its own; of one that never led, the latest."""
+        seen = self.seqs.get(self.host)
+        if seen is None:
+            return [event for event in events if event.time > now - _LATE_S]
+        return [event for event in events if event.seq > seen]
 
     def _once(
         self, rule: NodeRule, name: str, seen: Seen, since: float, key: str, silences: list[Silence],
@@ -247,7 +256,7 @@ class Engine:
         """Raises OSError."""
         document = {
             "schema_version": 1,
-            "seq": self.seq,
+            "seqs": self.seqs,
             "counters": self.counters,
             "alerts": {
                 rule: {name: asdict(alert) for name, alert in mine.items()} for rule, mine in self.alerts.items()
@@ -259,7 +268,7 @@ class Engine:
     def _load(self) -> None:
         document: dict[str, Any] = dict(read_json(self.folder / STATE_FILE))
         try:
-            self.seq = int(document.get("seq", 0))
+            self.seqs = {str(host): int(seq) for host, seq in document.get("seqs", {}).items()}
             self.counters = {str(name): int(count) for name, count in document.get("counters", {}).items()}
             self.alerts = {
                 rule: {name: Alert(**one) for name, one in mine.items()}
@@ -267,7 +276,7 @@ class Engine:
             }
         except (AttributeError, TypeError, ValueError) as error:
             log.error("%s: %s; begun anew", self.folder / STATE_FILE, one_line(str(error)))
-            self.alerts, self.counters = {}, {}
+            self.alerts, self.counters, self.seqs = {}, {}, {}
 
 
 def _silent(rule: NodeRule, subject: str, silences: Iterable[Silence], now: float) -> bool:

@@ -158,7 +158,7 @@ def test_killed_before_the_state_was_written_it_tells_the_same_message_again(
 def test_a_damaged_state_is_begun_anew(world: World) -> None:
     world.found = {"n1 GPU 0": Seen(90, "")}
     world.step(1000)
-    for text in ("", "{", "[]", '{"alerts": 5}', '{"alerts": {"hot": {"x": {"no": 1}}}}', '{"seq": "x"}'):
+    for text in ("", "{", "[]", '{"alerts": 5}', '{"alerts": {"hot": {"x": {"no": 1}}}}', '{"seqs": "x"}'):
         (world.folder / "state.json").write_text(text)
         world.start()
         assert world.engine.alerts == {}
@@ -260,6 +260,20 @@ def test_takeovers_are_told_once_whatever_happens(tmp_path: Path) -> None:
     assert world.told() == [("happened", "controller ctl2")]
     world.start()
     world.engine.happened(world.settings, events, [], 1010)
+    assert world.told() == []
+
+
+def test_each_controller_has_events_of_its_own(tmp_path: Path) -> None:
+    """The one that takes over leads for the first time; its file begins at 1, wherever the other's is."""
+    world = World(tmp_path / "alerts", NodeRule(name="takeover", kind="takeover", threshold=1, duration=0))
+    old = [Event(900, 100.0, "takeover", {"leader": "ctl1"})]
+    world.engine.happened(world.settings, old, [], 5000)
+    assert world.told() == []  # long ago
+    world.engine = Engine(world.folder, "test", Outbox(world.folder / "outbox"), "ctl2")
+    world.engine.happened(world.settings, [Event(1, 4990.0, "takeover", {"leader": "ctl2"})], [], 5010)
+    assert world.told() == [("happened", "controller ctl2")]
+    world.engine = Engine(world.folder, "test", Outbox(world.folder / "outbox"), "ctl2")
+    world.engine.happened(world.settings, [Event(1, 4990.0, "takeover", {"leader": "ctl2"})], [], 5020)
     assert world.told() == []
 
 
