@@ -7,6 +7,7 @@
  *   - the lease was not renewed in time, or is another's: the storage hangs, or this host was paused;
  *   - slurmctld has not shown for that time that it runs (the plugins do so, every 50 ms);
  *   - it asks to lead and does not get the lease.
+ * A backup that has given its place back is started anew.
  * The other way round slurmctld dies when its supervisor does (PR_SET_PDEATHSIG), and ends by itself when the
  * supervisor does not tell it in time that the lease is good (controller/fence.c).
  *
@@ -47,6 +48,8 @@ struct supervisor {
     pid_t child, storage;
     int64_t started_ns, asked_ns, storage_ns; /* when slurmctld began, asked; when a process for the storage began */
     bool killed, warned;
+    bool led;   /* it leads, or did */
+    bool again; /* it was killed to be started anew */
 };
 
 void sluice_say(const char *format, ...)
@@ -209,6 +212,26 @@ static void check(struct supervisor *own)
     }
     if (own->killed)
         kill(own->child, SIGKILL);
+    own->led |= role == SLUICE_LEADS;
+    if (own->led && role == SLUICE_STANDBY && !from && !own->killed && !own->again) {
+        sluice_say("slurmctld %d is a backup again, and is started anew", (int)own->child);
+        own->again = true;
+        kill(own->child, SIGKILL);
+    }
+}
+
+/*
+ * Slurm 22.05 cannot lead twice in one process: it forgets that its scheduler's thread has ended, starts none the
+ * second time, and then waits for the dead one, which hangs or crashes. A backup that waits has nothing to lose.
+ */
+static bool start_anew(struct supervisor *own, char **argv, const sigset_t *mask)
+{
+    own->led = own->again = false;
+    own->watch->ready = 0;
+    own->watch->role = SLUICE_STANDBY;
+    own->child = start_child(own, argv, mask);
+    own->shared->child = own->child;
+    return own->child > 0;
 }
 
 /* ---- end ---- */
@@ -246,20 +269,22 @@ static int leave(struct supervisor *own, int status)
     return 128 + WTERMSIG(status);
 }
 
-static int supervise(struct supervisor *own, int signals)
+static int supervise(struct supervisor *own, int signals, char **argv, const sigset_t *mask)
 {
     for (;;) {
         struct pollfd ready = {.fd = signals, .events = POLLIN};
         poll(&ready, 1, LOOP_MS);
         struct signalfd_siginfo got;
         while (read(signals, &got, sizeof(got)) == sizeof(got))
-            if (got.ssi_signo != SIGCHLD)
+            if (got.ssi_signo != SIGCHLD) {
+                own->again &= got.ssi_signo != SIGTERM && got.ssi_signo != SIGINT; /* it is to end */
                 kill(own->child, (int)got.ssi_signo);
+            }
         for (int status;;) {
             pid_t pid = waitpid(-1, &status, WNOHANG);
             if (pid <= 0)
                 break;
-            if (pid == own->child)
+            if (pid == own->child && !(own->again && start_anew(own, argv, mask)))
                 return leave(own, status);
             if (pid == own->storage) {
                 sluice_say("the process for the storage has ended; another one is started");
@@ -339,5 +364,5 @@ int main(int argc, char **argv)
         unlink(own.path);
         return 1;
     }
-    return supervise(&own, signals);
+    return supervise(&own, signals, argv + optind, &before);
 }

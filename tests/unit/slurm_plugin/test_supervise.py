@@ -167,17 +167,18 @@ def test_a_second_one_waits_for_its_turn(host: MakeHost, tmp_path: Path) -> None
     one = host("one")
     until(one.leads)
     two = host("two", lead=False)
-    child = two.child()
-    os.kill(child, signal.SIGUSR1)
+    os.kill(two.child(), signal.SIGUSR1)
     time.sleep(2 * _LEASE)
     assert one.holds()
     first = one.child()
     assert {pid for pid, _, _ in written(tmp_path)} == {first}
-    os.kill(first, signal.SIGUSR2)  # gives its place back, and is a backup again
+    os.kill(first, signal.SIGUSR2)  # gives its place back, and is a backup again: started anew
     until(two.leads)
-    os.kill(first, signal.SIGUSR1)
-    os.kill(child, signal.SIGUSR2)
+    until(lambda: not alive(first) and one.child() != first)
+    os.kill(two.child(), signal.SIGUSR2)
     until(one.leads)
+    assert one.process.poll() is None
+    assert two.process.poll() is None
 
 
 @pytest.mark.parametrize("victim", ["child", "storage"])
