@@ -25,6 +25,8 @@ from sluice_base.errors import SluiceError
 from sluice_base.files import write_atomic
 
 SAVE_SECONDS = 15.0
+_LATE_SECONDS = 3.0  # a job that is first seen later had run before: the agent that saw it left nothing
+_LONGEST_JOB = 10 * 366 * 86400.0  # beyond it the clock was wrong
 _GAP_SECONDS = 20.0  # longer between two samples of a job, and what lay between is not measured
 
 
@@ -128,6 +130,8 @@ class Accounting:
             use.share, use.estimated = share, told.get("share", 1.0) < 1.0
             if record.job in new:
                 use.last_memory = held.get((record.job, uuid), 0)
+                before = time.time() - record.started
+                use.unmeasured = before if _LATE_SECONDS < before < _LONGEST_JOB else 0.0
         here = [(record, share) for record, share in here if record.job not in new]
         if last is None or not here:
             return None

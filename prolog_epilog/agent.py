@@ -11,6 +11,7 @@ import fcntl
 import os
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -192,5 +193,7 @@ class Agent:
         self.server.serve(
             lambda: log("ready", node=self.state.node, devices=len(self.state.devices), jobs=len(self.state.records))
         )
+        with suppress(OSError):  # a full disk: what was saved before stays
+            self.accounting.save()
         self.watcher.close()
         log("stop")

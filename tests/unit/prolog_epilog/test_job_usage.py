@@ -315,3 +315,12 @@ def test_errors_of_a_driver_that_was_loaded_anew() -> None:
     assert grown_errors({"ecc_corrected": 9, "pcie_replays": None}, {"ecc_corrected": 2, "pcie_replays": 4}) == {
         "ecc_corrected": 2
     }
+
+
+def test_a_job_that_ran_before_anybody_looked(site: Site) -> None:
+    record = site.job(1)
+    record.started = time.time() - 30
+    run_shape(site, "GPU-0", [(4, {100: 0.5}, 100)])
+    use = site.end(record)["GPU-0"]
+    assert use["unmeasured_s"] == pytest.approx(30, abs=2) and use["seconds"] == 4
+    assert use["utilisation"]["mean"] == pytest.approx(50)
