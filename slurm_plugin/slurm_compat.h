@@ -356,6 +356,7 @@ static inline int sluice_credential_lifetime(void)
 #pragma weak slurmctld_config
 #pragma weak slurmctld_primary
 #pragma weak control_time
+#pragma weak free_step_record /* its address is taken */
 #pragma weak up_node_bitmap
 #endif /* SLUICE_SLURM_PRIVATE */
 
