@@ -56,6 +56,7 @@ class Controller:
         self._checkpoints = Checkpoints()
         self._running: dict[str, dict[int, float]] = {}  # node -> its jobs, when they were last looked at
         self._down: set[str] = set()
+        self._saved = ""
         self._stepped = -PERIOD_S
         self._woken = False
 
@@ -246,6 +247,7 @@ class Controller:
         if stamp == self._stamp:
             return
         self._stamp = stamp
+        self._saved = ""
         try:
             with self._path().open("rb") as file:
                 self.keeper.state = from_document(json.loads(file.read(_MAX_BYTES)))
@@ -265,7 +267,10 @@ class Controller:
 
     def _save(self) -> None:
         text = json.dumps(to_document(self.keeper.state), separators=(",", ":"))
+        if text == self._saved:
+            return
         write_atomic(self._path(), text + "\n", mode=0o600)
+        self._saved = text
         facts = self._path().stat()
         self._stamp = (facts.st_mtime_ns, facts.st_ino)
 

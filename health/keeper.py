@@ -21,6 +21,7 @@ _FRESH_ROUNDS = 4  # a report that is older than so many rounds of checks says n
 _FRESH_LEAST_S = 90.0
 _JUST_S = 20.0  # a refused prolog drains its node within so long, and the keeper looks as often
 _ADOPTED = "number "
+_MOST_TRIES = 10000
 _REMEMBERED_S = 7 * 86400.0
 
 ActKind = Literal["drain", "undrain", "out", "return", "requeue", "event"]
@@ -149,6 +150,8 @@ class Keeper:
     def _forget(self, known: Mapping[str, Node], now: float) -> None:
         state = self.state
         state.settled = {key: when for key, when in state.settled.items() if now - when < _REMEMBERED_S}
+        for job in sorted(state.tries)[:-_MOST_TRIES]:
+            del state.tries[job]
         for name in [name for name in state.reports if name not in known]:
             del state.reports[name]
         for name in [name for name in state.nodes if name not in known]:
@@ -307,7 +310,12 @@ def _recognise(mine: NodeState, report: Report) -> None:
 
 
 def to_document(state: State) -> dict[str, Any]:
-    """For JSON."""
+    """For JSON. Of nodes with which nothing is the matter the next report comes by itself."""
+    told = {
+        name: {"came": came, **report.to_dict()}
+        for name, (came, report) in state.reports.items()
+        if report.faults or name in state.held_back or (name in state.nodes and state.nodes[name].affected)
+    }
     return {
         "schema_version": 1,
         "nodes": {
@@ -324,7 +332,7 @@ def to_document(state: State) -> dict[str, Any]:
             for name, node in state.nodes.items()
             if node.affected or node.overruled
         },
-        "reports": {name: {"came": came, **report.to_dict()} for name, (came, report) in state.reports.items()},
+        "reports": told,
         "held_back": state.held_back,
         "breaker_since": state.breaker_since,
         "settled": state.settled,

@@ -227,6 +227,13 @@ def test_kept_gpus_return_by_hand_only(cluster: Cluster) -> None:
     assert cluster.keeper.take(report("n1"), cluster.now)["returned"] == []
 
 
+def test_healthy_nodes_are_not_written_down(cluster: Cluster) -> None:
+    cluster.step(report("n1"), report("n2", fault()), report("n3", fault(action="warn", acts=False)))
+    document = to_document(cluster.keeper.state)
+    assert set(document["reports"]) == {"n2", "n3"} and set(document["nodes"]) == {"n2"}
+    assert from_document(json.loads(json.dumps(document))).withdrawn() == [("n2", 0)]
+
+
 def test_a_list_without_a_state_is_adopted_and_recognised(cluster: Cluster) -> None:
     cluster.keeper.adopt([("n1", 1), ("n2", 0)], 1.0)
     assert sorted(cluster.keeper.state.withdrawn()) == [("n1", 1), ("n2", 0)]
