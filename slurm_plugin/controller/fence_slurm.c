@@ -6,23 +6,17 @@
 #include "controller/controller.h"
 #include "controller/fence.h"
 
-#pragma weak purge_thread_cond
-
 /*
- * Two hangs of Slurm's own when a backup is to give its place back, which would keep the primary out: in 24.11 what
- * answers the primary waits up to 29 s for the main loop, which waits for all answers to be given; in 22.05 a thread
- * may wait for a signal that was given before it waited. Both end when they are woken; an answer that is early does no
- * harm, as the primary waits for the lease, which we give back when all state is saved.
+ * In 24.11 a backup that is to give its place back hangs for 29 s: what answers the primary waits for the main loop,
+ * which waits for all answers to be given. It is woken; an answer that is early does no harm, as the primary waits for
+ * the lease, which we give back when all state is saved.
  */
 enum { NUDGE_S = 2, GIVE_BACK_S = 45 };
 
 static void nudge(void)
 {
     double since = difftime(time(NULL), slurmctld_config.shutdown_time);
-    if (since < NUDGE_S)
-        return;
-    pthread_cond_broadcast(&purge_thread_cond);
-    if (!slurmctld_config.resume_backup)
+    if (!slurmctld_config.resume_backup || since < NUDGE_S)
         return;
 #if SLUICE_SLURM_AT_LEAST(24, 5)
     pthread_cond_broadcast(&slurmctld_config.backup_finish_cond);
