@@ -56,7 +56,7 @@ class Relayout:
         elif node.reason.partition(" [")[0] != REASON:
             self._tell(f"node {self.name} was drained already ({node.reason}): it stays so")
         end = time.monotonic() + wait
-        while (state := self.node()).cpus_allocated or state.state not in ("idle", "down"):
+        while _has_jobs(state := self.node()):
             if time.monotonic() >= end:
                 raise SluiceError(
                     f"node {self.name}: jobs are on it ({state.state}); it is drained, and no GPU was touched",
@@ -124,6 +124,11 @@ class Relayout:
 
     def _update(self, *words: str) -> None:
         self._commands.output("scontrol", "update", f"nodename={self.name}", *words)
+
+
+def _has_jobs(node: Node) -> bool:
+    """Whether jobs run on a node, or their epilogs."""
+    return bool(node.cpus_allocated) or node.state not in ("idle", "down") or "completing" in node.flags
 
 
 def _plain(gres: str) -> dict[str, int]:

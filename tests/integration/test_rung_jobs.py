@@ -103,7 +103,7 @@ def test_a_node_is_laid_out_and_its_instances_hold_their_jobs(cluster: DevCluste
         running.wait(30)
 
     done = apply(cluster, "--wait", "30")
-    assert get_values(sim, 0)["mig_layout"] == "3g.40gb,3g.40gb"
+    assert get_values(sim, 0)["mig_layout"] == "3g.40gb,3g.40gb", done.stderr
     assert done.returncode == 1 and "restart slurmctld and the node's slurmd" in done.stderr
     for daemon in (f"slurmd@{NODE}", "slurmctld@ctl1"):
         cluster.stop_daemon(daemon)
