@@ -128,6 +128,7 @@ class Accounting:
         for record, share in here:
             use = self._of(record).setdefault(uuid, GpuUse())
             use.share, use.estimated = share, told.get("share", 1.0) < 1.0
+            use.back()
             if record.job in new:
                 use.last_memory = held.get((record.job, uuid), 0)
                 before = time.time() - record.started
@@ -207,6 +208,8 @@ class Accounting:
         with self._lock:
             uses = self._uses.pop((record.job, record.started), None)
         if uses is not None:
+            for use in uses.values():
+                use.back()
             record.usage = self._usage(record, uses)
         self._path(record.job).unlink(missing_ok=True)
 
@@ -294,7 +297,7 @@ class Accounting:
                 continue
             record.ended = saved
             for use in uses.values():
-                use.unmeasured += max(0.0, time.time() - saved) if same_boot else 0.0
+                use.away_since = saved if same_boot else 0.0
             self._uses[record.job, record.started] = uses
             self._kept[record.job, record.started] = None if same_boot else record
 

@@ -7,6 +7,7 @@ percentile of memory is right within one percent (the idea of DDSketch, Masson e
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -62,6 +63,7 @@ class GpuUse:
     estimated: bool = False  # the energy: the vendor tells it for the whole GPU only
     seconds: float = 0.0
     unmeasured: float = 0.0  # the driver gave no answer, or the agent was away
+    away_since: float = 0.0  # Unix time up to which an earlier agent had measured; 0: none, or it is counted
     told: float = 0.0  # of `seconds`, with a utilisation
     busy: float = 0.0
     idle: float = 0.0
@@ -93,6 +95,12 @@ class GpuUse:
         if interval.energy_mj is not None:
             self.energy_mj = (self.energy_mj or 0.0) + interval.energy_mj
         self.throttled += seconds if interval.throttled else 0.0
+
+    def back(self) -> None:
+        """Somebody measures again, or nobody will: what lies between was not measured."""
+        if self.away_since:
+            self.unmeasured += max(0.0, time.time() - self.away_since)
+            self.away_since = 0.0
 
     def report(self) -> dict[str, Any]:
         """The part of the job's record for this GPU (docs/metrics.md)."""

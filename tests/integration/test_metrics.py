@@ -112,7 +112,7 @@ def site(make_shared_cluster: Callable[..., DevCluster], tmp_path_factory: pytes
             "agent": True,
             "controllerd": True,
             "users": [{"name": "alice"}, {"name": "bob"}, {"name": "carol"}],
-            "slurm_conf": "SchedulerParameters=nohold_on_prolog_fail,batch_sched_delay=0,sched_interval=2",
+            "slurm_conf": "SchedulerParameters=nohold_on_prolog_fail,batch_sched_delay=0,bf_interval=1",
         }
     )
     for node in (WHOLE, SHARED, MIG, AMD, INTEL):
@@ -262,6 +262,34 @@ def check_intel(site: Site, number: int, done: float) -> None:
     use = site.use(INTEL, number)
     assert use["us"] == pytest.approx(done, rel=CLOSE, abs=0.05)
     assert use["memory"]["peak"] == 4096 * MIB and use["energy_j"] == pytest.approx(200 * use["seconds"], rel=CLOSE)
+
+
+def test_a_heterogeneous_job_and_an_agent_that_restarts(site: Site) -> None:
+    """Each component has its own record; what the agent did not see is said, and not guessed."""
+    here, there = [(500, 4.0)], [(400, 4.0)]
+    script = "#!/bin/sh\n" + "".join(
+        f"srun --het-group={group} {shlex.join(load(kind, 5000, *phases))} &\n"
+        for group, kind, phases in ((0, "cuda", here), (1, "hip", there))
+    )
+    options = ["--gres=gpu:1", "-o", "/dev/null", "-w"]
+    words = ["sbatch", "--parsable", *options, WHOLE, ":", *options, AMD]
+    done = site.cluster.run(words, user="alice", input_text=script + "wait\n", cwd="/tmp")
+    number = int(done.stdout.split(";")[0])
+    eventually(lambda: holdings(site.cluster.node_folder(AMD) / "gpu_sim"), 30)
+    time.sleep(1.0)
+    agent = f"agent@{AMD}"
+    ready = site.cluster.log(agent).read_text().count("action=ready")
+    site.cluster.stop_daemon(agent)
+    site.cluster.start_daemon(agent)
+    eventually(lambda: site.cluster.log(agent).read_text().count("action=ready") > ready, 30)
+
+    check_work(site.use(WHOLE, number), *here)
+    use = site.use(AMD, number + 1)
+    away = use["unmeasured_s"]
+    # The agent ends at some time between two samples, half a second apart.
+    assert 0 < away < 10 and use["seconds"] + away == pytest.approx(use["time"], abs=0.8 + CLOSE * use["time"])
+    assert work(*there) - 0.4 * away - 0.3 <= use["us"] <= work(*there) + 0.05
+    assert use["utilisation"]["peak"] == pytest.approx(40, abs=2)
 
 
 def test_nothing_is_lost_or_doubled_in_the_database(site: Site) -> None:
