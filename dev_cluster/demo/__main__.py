@@ -12,13 +12,19 @@ from pathlib import Path
 from dev_cluster.cluster import DevCluster, require_root
 from dev_cluster.demo.discover import discover
 from dev_cluster.demo.enforce import enforce
+from dev_cluster.demo.failover import failover
+from dev_cluster.demo.health import POLICY as HEALTH_POLICY
+from dev_cluster.demo.health import health
 from dev_cluster.demo.report import report
 from dev_cluster.demo.schedule import schedule
 from dev_cluster.demo.stage import Stage
 from dev_cluster.demo.submit import submit
 from dev_cluster.description import Sluice, load_description
 from policy.compiled import ClassRule, CompiledPolicy, Global, GpuClass, Tenant, Weights
+from policy.document import parse
+from policy.node import FILE_NAME, compile_node
 from sluice_base.errors import SluiceError
+from sluice_base.files import write_atomic
 from slurm_plugin.sources import SourcesUnavailableError
 
 POLICY = CompiledPolicy(
@@ -52,20 +58,24 @@ def _show(cluster: DevCluster) -> None:
             "hardware is simulated, below the vendors' C libraries.",
         )
         description = load_description("demo")
-        description.agent = True
-        description.sluice = Sluice(level="place", policy=POLICY.render())
+        description.agent = description.controllerd = True
+        description.slurm_conf = "SlurmctldTimeout=6\nSchedulerParameters=nohold_on_prolog_fail\n"
+        description.sluice = Sluice(level="place", policy=POLICY.render(), journal=True, supervise=True, lease=2.5)
         try:
             cluster.up(description, attached=True, progress=lambda line: print(f"   {line}", flush=True))
         except SourcesUnavailableError as error:
             print(f"   Without Sluice's plugins in slurmctld, whose build needs Slurm's sources: {error}", flush=True)
             stage.plugins, description.sluice = False, None
             cluster.up(description, attached=True, progress=lambda line: print(f"   {line}", flush=True))
+        write_atomic(cluster.layout.slurm / FILE_NAME, compile_node(parse(HEALTH_POLICY)).render())
         discover(stage)
         submit(stage)
         if stage.plugins:
             stage.start_explaind()
             enforce(stage)
             schedule(stage)
+            health(stage)
+            failover(stage)
         report(stage)
     finally:
         cluster.down()

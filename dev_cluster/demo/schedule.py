@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 
 from dev_cluster.demo.stage import SLUICE, Stage
@@ -31,11 +30,11 @@ def schedule(stage: Stage) -> None:
         whole = _job(stage, "--gres=gpu:h100:7", "-n8", "-J", "seven-gpus")
         time.sleep(3)
         stage.run(["squeue", "-u", "bob", "-o", "%.6i %.12j %.10T %.10N %.16b %r"])
-        held = [_gpus(stage, job) for job in shares]
+        held = [stage.gpus(job) for job in shares]
         print(f"   the four shares are on GPUs {', '.join(held)}", flush=True)
         if level == "place":
             stage.expect(len(set(held)) == 1, "the four shares are on one GPU")
-            stage.expect(_state(stage, whole) == "RUNNING", "the seven whole GPUs were left over")
+            stage.expect(stage.state(whole) == "RUNNING", "the seven whole GPUs were left over")
         _cancel(stage)
 
     stage.step(
@@ -63,7 +62,7 @@ def schedule(stage: Stage) -> None:
         if number == 2:
             stage.wait("the reason is shown", lambda: "2 of 3" in stage.cluster.run(["squeue", "-o", "%r"]).stdout)
             stage.run(["squeue", "-u", "bob", "-o", "%.6i %.12j %.10T %.10N %r"])
-    stage.wait("all run", lambda: all(_state(stage, job) == "RUNNING" for job in gang))
+    stage.wait("all run", lambda: all(stage.state(job) == "RUNNING" for job in gang))
     stage.run(["squeue", "-u", "bob", "-o", "%.6i %.12j %.10T %.10N %.20S"])
 
     stage.step(
@@ -73,7 +72,7 @@ def schedule(stage: Stage) -> None:
     )
     waiting = _job(stage, "--gres=gpu:h100:8", "-n8", "-J", "whole-node", running=True)
     behind = _job(stage, "--gres=gpu:h100:5", "-n5", "-J", "behind")
-    stage.wait("it was looked at", lambda: _state(stage, behind) == "PENDING" and bool(_explained(stage, behind)))
+    stage.wait("it was looked at", lambda: stage.state(behind) == "PENDING" and bool(_explained(stage, behind)))
     stage.sluice(*stage.explain, gang[-1])
     explained = stage.sluice(*stage.explain, behind)
     stage.expect("wait" in explained and waiting != behind, "it is explained why the job waits")
@@ -84,18 +83,8 @@ def _job(stage: Stage, *options: str, running: bool = False) -> str:
     line = ["sbatch", "--parsable", "-t30", *options, "-o/dev/null", "--wrap=sleep 600"]
     job = stage.cluster.run(line, user="bob").stdout.strip()
     if running:
-        stage.wait(f"job {job} runs", lambda: _state(stage, job) == "RUNNING")
+        stage.wait(f"job {job} runs", lambda: stage.state(job) == "RUNNING")
     return job
-
-
-def _state(stage: Stage, job: str) -> str:
-    return stage.cluster.run(["squeue", "-h", "-j", job, "-o", "%T"]).stdout.strip()
-
-
-def _gpus(stage: Stage, job: str) -> str:
-    shown = stage.cluster.run(["scontrol", "show", "job", "-d", job]).stdout
-    found = re.search(r" GRES=\S*?\((?:IDX:)?([^)]*)\)", shown)
-    return found[1] if found else "?"
 
 
 def _level(stage: Stage) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 import textwrap
@@ -24,6 +25,7 @@ class Stage:
         self.steps = 0
         self.explain = ["explain", "--records", f"{INSIDE}/state/sluice.records"]
         self.plugins = True
+        self.acknowledged: list[str] = []  # jobs whose submission the failover outlived
 
     def step(self, title: str, why: str) -> None:
         """Announce a step."""
@@ -79,3 +81,13 @@ class Stage:
             if time.monotonic() > deadline:
                 raise SluiceError(f"demo, step {self.steps}: {what}: not within {timeout:g} s")
             time.sleep(0.2)
+
+    def state(self, job: str) -> str:
+        """A job's state; empty when slurmctld does not know it."""
+        return self.cluster.run(["squeue", "-h", "-j", job, "-o", "%T"], check=False).stdout.strip()
+
+    def gpus(self, job: str) -> str:
+        """The indices of a job's GPUs on its node, as Slurm has them."""
+        shown = self.cluster.run(["scontrol", "show", "job", "-d", job]).stdout
+        found = re.search(r" GRES=\S*?\((?:IDX:)?([^)]*)\)", shown)
+        return found[1] if found else "?"
