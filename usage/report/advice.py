@@ -164,8 +164,9 @@ def _time(found: Advice, job: Allocation) -> None:
         needed = max(_STEP_S, math.ceil(job.elapsed_s * SPARE / _STEP_S) * _STEP_S)
         if limit is None or needed < limit * _LITTLE:
             asked = "no time limit" if limit is None else f"a limit of {limit // 60} minutes"
-            found.because.append(f"it ran for {math.ceil(job.elapsed_s / 60)} minutes and had {asked}: a closer one "
-                                 "lets backfill start it sooner")  # fmt: skip
+            minutes = math.ceil(job.elapsed_s / 60)
+            ran = f"{minutes} minute{'' if minutes == 1 else 's'}"
+            found.because.append(f"it ran for {ran} and had {asked}: a closer one lets backfill start it sooner")
             limit = needed
     if limit is not None:
         found.options.append(f"--time={limit // 60}")

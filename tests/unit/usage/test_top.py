@@ -50,6 +50,11 @@ def test_gpus_of_a_node() -> None:
     found = node_line(node())
     assert found.picture == "###.+.+."
     assert (found.gpus, found.gpus_allocated, found.shards_allocated) == (8, 3, 20480)
+    newer = (
+        "gpu:h100:2(IDX:0-1),shard:h100:20480(0/81008,0/81008,10240/81008,0/81008,10240/81008,0/81008,0/81008,0/81008)"
+    )
+    assert node_line(node(gres_used=newer)).picture == "##+.+..."  # as 24.11 writes it
+    assert node_line(node(gres_used="gpu:h100:0(IDX:N/A),shard:h100:0(IDX:N/A)")).picture == "........"
     assert node_line(node(flags=frozenset({"drain"}))).state == "drain"
     assert node_line(node(gres="", gres_used="")).picture == ""
 
