@@ -136,8 +136,10 @@ class Arm:
         }
 
     def _look(self, seen: dict[str, tuple[tuple[str, int, float], ...]], stop: threading.Event) -> None:
-        """Every two seconds: which GPUs the jobs hold."""
-        while not stop.wait(2):
+        """Every two seconds, and at the end: which GPUs the jobs hold."""
+        ended = False
+        while not ended:
+            ended = stop.wait(2)
             for line in self.cluster.run(["scontrol", "show", "job", "-d", "-o"], timeout=60).stdout.splitlines():
                 if "JobState=RUNNING" in line and (found := re.match(r"JobId=(\d+)", line)):
                     seen[found[1]] = held_gpus(line)
@@ -170,17 +172,17 @@ class Arm:
             done = self.cluster.run(
                 ["python3", "-c", _SUBMITTER], user="alice", input_text=json.dumps(words), timeout=jobs[-1].at + 600
             )
+            ran = {}
+            for number, job_id, submitted, said in map(json.loads, done.stdout.splitlines()):
+                if not job_id:
+                    raise SluiceError(f"sbatch {' '.join(jobs[number].options)}: {said}", remedy="see sbatch's words")
+                ran[job_id] = Ran(jobs[number], job_id, submitted)
+            deadline = time.monotonic() + settle_s
+            while time.monotonic() < deadline and self.cluster.run(["squeue", "-h", "-t", "PD,CF"]).stdout.strip():
+                time.sleep(1)
         finally:
             stop.set()
             looker.join()
-        ran = {}
-        for number, job_id, submitted, said in map(json.loads, done.stdout.splitlines()):
-            if not job_id:
-                raise SluiceError(f"sbatch {' '.join(jobs[number].options)}: {said}", remedy="see sbatch's words")
-            ran[job_id] = Ran(jobs[number], job_id, submitted)
-        deadline = time.monotonic() + settle_s
-        while time.monotonic() < deadline and self.cluster.run(["squeue", "-h", "-t", "PD,CF"]).stdout.strip():
-            time.sleep(1)
         now = time.time()
         for line in self.cluster.run(["squeue", "-h", "-t", "all", "-o", "%i|%T|%S|%e"]).stdout.split():
             job_id, state, start, end = line.split("|")
