@@ -195,7 +195,7 @@ def _check_configuration(places: Places, own: OwnOptions) -> Iterator[Finding]:
 def _check_limits(places: Places, build: PluginBuild) -> Iterator[Finding]:
     """Where tasks are to be held to limits: what slurmstepd starts as root has to be there, and root's."""
     if not holds_tasks(places):
-        yield Finding("ok", "tasks start without limits on GPU memory, as nothing else was asked for (install --limits)")
+        yield Finding("ok", "tasks start without limits on GPU memory, as nobody asked for them (install --limits)")
         return
     helper = places.real(HELPER)
     if not build.has("spank_sluice_limit"):
