@@ -27,7 +27,6 @@ from sluice_base.files import write_atomic, write_if_changed
 from sluice_base.slurm_version import SlurmVersion, format_slurm_version
 from slurm_plugin.builder import MANIFEST, PluginBuild, read_build
 from slurm_plugin.site import (
-    BURST_BUFFER_FILE,
     INCLUDE,
     LEVEL_FILE,
     LEVELS,
@@ -140,7 +139,6 @@ def install(
     if not spank_only:  # the include file last: until then slurmctld knows nothing of it
         _guard_drop_in(places, result)
         _link(places, set(build.files) - SPANK)
-        _keep_burst_buffer(places, own)
         _enable(places)
         write_if_changed(places.real(places.conf / INCLUDE), on)
         _say_what_is_left(places, own, result)
@@ -228,13 +226,6 @@ def _link(places: Places, wanted: set[str]) -> None:
     for link in search.glob("*.so"):
         if link.name not in wanted and _is_ours(link):
             link.unlink()
-
-
-def _keep_burst_buffer(places: Places, own: OwnOptions) -> None:
-    """Which burst_buffer plugin the site has itself; what `install` has noted before stays."""
-    name = own.burst_buffer.removeprefix("burst_buffer/")
-    if name and name != "sluice":
-        write_if_changed(places.real(places.conf / BURST_BUFFER_FILE), name + "\n")
 
 
 def _link_node(build: PluginBuild, places: Places, slurm: SlurmVersion, result: Result) -> None:
@@ -396,7 +387,6 @@ def uninstall(places: Places, own: OwnOptions) -> Result:
         with suppress(OSError):
             places.real(places.systemd / _DROP_IN).parent.rmdir()
     places.real(places.conf / "plugstack.conf.d/sluice.conf").unlink(missing_ok=True)
-    places.real(places.conf / BURST_BUFFER_FILE).unlink(missing_ok=True)
     include = places.real(places.conf / INCLUDE)
     if own.includes_us:
         conf = places.conf / "slurm.conf"

@@ -17,8 +17,6 @@ INCLUDE = "sluice.plugins.conf"
 """The file that slurm.conf includes to load the plugins."""
 LEVEL_FILE = "sluice.level"
 BURST_BUFFER = "burst_buffer/sluice"
-BURST_BUFFER_FILE = "sluice.burst_buffer"
-"""Beside slurm.conf: which burst_buffer plugin is the site's own; ours hands everything on to it."""
 LEVELS = ("off", "admit", "shadow", "place")
 
 _ANY_PLUGIN = "select_cons_tres.so"
@@ -62,7 +60,6 @@ class OwnOptions:
     site_factor: str = ""
     select_type: str = ""
     prep: str = ""
-    burst_buffer: str = ""
     state_folder: str = ""
     includes_us: bool = False
 
@@ -83,7 +80,6 @@ def read_own_options(slurm_conf: Path) -> OwnOptions:
         site_factor=values.get("prioritysitefactorplugin", ""),
         select_type=values.get("selecttype", ""),
         prep=values.get("prepplugins", ""),
-        burst_buffer=values.get("burstbuffertype", ""),
         state_folder=values.get("statesavelocation", "/var/spool"),
         includes_us=include in config.files or bool(wanted),
     )
@@ -96,12 +92,13 @@ def plugin_parameters(
     stock: Path | str,
     job_submit: str = "",
     site_factor: bool = True,
-    journal: bool = True,
+    journal: bool = False,
 ) -> list[tuple[str, str]]:
     """The parameters of slurm.conf that load a build, which slurmctld finds in `folder`, before Slurm's own in `stock`.
 
     `job_submit` is what the site has as JobSubmitPlugins itself; ours comes last, as what it decides must stand.
-    Without `site_factor` another one is the site's; without `journal` nothing hands over to the failover journal.
+    Without `site_factor` another one is the site's; `journal` loads the failover journal's plugin,
+    which a site does by a line in its own slurm.conf, as Slurm does not change it without a restart.
     """
     parameters = [("PluginDir", f"{folder}:{stock}")]
     if build.has("job_submit_sluice"):
@@ -120,6 +117,5 @@ def stock_parameters(own: OwnOptions) -> list[tuple[str, str]]:
         ("PluginDir", own.plugin_dir),
         ("JobSubmitPlugins", own.job_submit),
         ("PrioritySiteFactorPlugin", own.site_factor),
-        ("BurstBufferType", own.burst_buffer),
     )
     return [(key, value) for key, value in given if value]
