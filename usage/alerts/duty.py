@@ -14,7 +14,7 @@ from sluice_base.errors import SluiceError
 from sluice_base.events import Event, read
 from sluice_base.text import one_line
 from usage import inbox
-from usage.alerts.engine import Engine
+from usage.alerts.engine import STATE_FILE, Engine
 from usage.alerts.observe import Observation
 from usage.alerts.outbox import Outbox
 from usage.alerts.readings import readings_of
@@ -57,7 +57,10 @@ class Alerting:
         """A duty. Raises SluiceError, OSError."""
         settings = self.settings()
         now = time.monotonic()
-        if not settings.rules or now < self._next:
+        if not settings.rules:
+            self._forget()
+            return
+        if now < self._next:
             return
         away = now - self._led > 4 * max(_TICK_S, settings.interval)
         self._next, self._led = now + settings.interval, now
@@ -70,6 +73,12 @@ class Alerting:
             self._stamp = None  # they are still to be told
             raise
         self._engine.step(settings, seen.look, self._act)
+
+    def _forget(self) -> None:
+        """The policy has no rules any more: what fired is nobody's business."""
+        if self._policy is not None and self._policy.problem is None:
+            self._engine = None
+            (alerts_folder(self.site.state_save) / STATE_FILE).unlink(missing_ok=True)
 
     def _load(self) -> Engine:
         folder = alerts_folder(self.site.state_save)

@@ -207,3 +207,21 @@ def test_a_node_tells_of_its_gpus_and_jobs(tmp_path: Path) -> None:
     assert (gpu["index"], gpu["temperature_c"], gpu["memory_percent"], gpu["errors"]) == (0, 71, 25, 6)
     assert gpu["jobs"] == {"7": 60, "8": None}
     assert made.document(time.monotonic())[0]["jobs"] == {}  # told once
+
+
+def test_without_rules_what_fired_is_forgotten_unless_the_policy_cannot_be_read(tmp_path: Path) -> None:
+    from usage.alerts.duty import Alerting, alerts_folder
+
+    site = FakeSite(tmp_path)
+    site.conf_folder = tmp_path  # type: ignore[attr-defined]
+    state = alerts_folder(tmp_path) / "state.json"
+    state.parent.mkdir()
+    state.write_text("{}")
+    file = tmp_path / "sluice.node.json"
+    file.write_text("damaged")
+    alerting = Alerting(site)  # type: ignore[arg-type]
+    alerting.look(site)  # type: ignore[arg-type]
+    assert state.exists()
+    file.write_text(NodePolicy().render())
+    alerting.look(site)  # type: ignore[arg-type]
+    assert not state.exists()
