@@ -1,8 +1,8 @@
 """SIGKILL of the leading controller at random moments under load: what is lost, and when there is service again.
 
 The same load, kills and judge on stock Slurm and on Slurm under Sluice's supervisor with the journal, each with two
-controllers; before the kills a quiet time, for what the journal costs a submission. Every job says itself, in a file,
-when it began and ended.
+controllers. Every job says itself, in a file, when it began and ended. `submit_median_ms` is of whole sbatch processes
+in a quiet time before the kills; what the journal costs a submission is measured by the benchmark of that name.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from sluice_base.run import run_command
 LEASE_S = 2.5
 TIMEOUT_S = 6
 QUIET_S = 20.0
+SHOWN = 20
 LIMIT_S = 60.0  # for service that does not come back
 OPTIONS = [
     click.Option(["--runs"], type=click.IntRange(1), default=30, show_default=True, help="Kills."),
@@ -47,7 +48,18 @@ MUST: dict[str, tuple[str, float]] = {
     "service_median_s": ("<=", 10.0),
     "service_max_s": ("<=", 30.0),
 }
-_COUNTS = ("acknowledged", "cancelled", "lost", "revived", "run_again", "started_again", "id_twice", "at_once", "left")
+_COUNTS = (
+    "acknowledged",
+    "cancelled",
+    "lost",
+    "revived",
+    "run_again",
+    "started_again",
+    "id_twice",
+    "at_once",
+    "left",
+    "held_again",
+)
 
 
 def sluice_description(plugins: Path | None, *, journal: bool = True) -> dict[str, Any]:
@@ -74,7 +86,7 @@ def _arm(name: str, sluice: dict[str, Any] | None, options: dict[str, Any]) -> t
         quiet_ms = chaos.submit_ms()
         chaos.stop_load()
         kills = kill_series(chaos, usual_kinds(options["runs"]), options["rate"], options["first_seed"] + 1, _say)
-        for line in (*kills.outcome.lost_jobs, *kills.outcome.others):
+        for line in (*kills.outcome.lost_jobs, *kills.outcome.others)[:SHOWN]:
             _say(f"{name}: {line}")
         return kills, quiet_ms
 
@@ -99,13 +111,8 @@ def run(plugins: Path | None, stock: bool, **options: Any) -> Result:
         peer = _figures(*_arm("stock Slurm", None, options))
     ours, quiet_ms = _arm("Sluice", sluice_description(plugins), options)
     figures = _figures(ours, quiet_ms)
-    must: dict[str, tuple[str, float]] = {}
-    stock_ms = peer.get("submit_median_ms")
-    if stock_ms is not None:
-        figures["submit_cost_over_allowed_ms"] = round(quiet_ms - stock_ms - max(0.1 * stock_ms, 2.0), 2)
-        must["submit_cost_over_allowed_ms"] = ("<=", 0.0)
     spread = {"service_s": sorted(round(one, 2) for one in ours.takeovers)}
     if ours.restarts:
         spread["restart_s"] = sorted(round(one, 2) for one in ours.restarts)
     version = run_command(["slurmd", "-V"]).stdout.split()[-1] if options["root"] is None else str(options["root"])
-    return Result(figures, peer, spread, versions={"slurm": version}, must=must)
+    return Result(figures, peer, spread, versions={"slurm": version})

@@ -51,6 +51,8 @@ class Outcome:
     """Running twice at the same time."""
     left: int = 0
     """Still waiting or running when all should be over."""
+    held_again: int = 0
+    """Released, and held again: a change is not replayed, but reported (docs/failover.md)."""
     lost_jobs: list[str] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
 
@@ -92,19 +94,20 @@ def evaluate(log: Iterable[dict[str, Any]], runs: dict[str, list[list[str]]], st
         names = [f"{tag}.{task}" for task in range(1, 4)] if entry["tasks"] > 1 else [f"{tag}.x"]
         number = entry["id"]
         for name in names:
-            _judge(outcome, name, number, runs.get(name, []), states, cancelled.get(number), asked.get(number))
+            _judge(outcome, name, entry, runs.get(name, []), states, cancelled.get(number), asked.get(number))
     return outcome
 
 
 def _judge(
     outcome: Outcome,
     name: str,
-    number: int,
+    entry: dict[str, Any],
     lines: list[list[str]],
     states: dict[int, str],
     cancelled: float | None,
     asked: float | None,
 ) -> None:
+    number = entry["id"]
     starts = [float(line[4]) for line in lines if line[0] == "start"]
     ends = [float(line[4]) for line in lines if line[0] == "end"]
     outcome.at_once += any(line[0] == "twice" for line in lines)
@@ -120,6 +123,8 @@ def _judge(
         outcome.revived += revived
         if revived:
             outcome.others.append(f"revived {name}={number} {state} cancelled {cancelled} {lines}")
+    elif state == "PENDING" and entry.get("fate") == "release" and not lines:
+        outcome.held_again += 1
     elif waiting:
         outcome.left += 1
         outcome.others.append(f"left {name}={number} {state}")

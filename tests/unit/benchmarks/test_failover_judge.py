@@ -41,6 +41,8 @@ START, END = line("start", 2), line("end", 3)
         ([accepted()], {}, {}, {"lost": 1}),
         ([accepted()], {"a.x": [START]}, {}, {"lost": 1}),
         ([accepted()], {}, {1: "PENDING"}, {"left": 1}),
+        ([accepted() | {"fate": "release"}], {}, {1: "PENDING"}, {}),  # a change that was not repeated is no loss
+        ([accepted() | {"fate": "release"}], {}, {1: "RUNNING"}, {"left": 1}),
         ([accepted(), *cancel()], {}, {1: "CANCELLED"}, {}),
         ([accepted(), *cancel()], {}, {}, {}),
         ([accepted(), *cancel()], {}, {1: "PENDING"}, {"revived": 1}),
