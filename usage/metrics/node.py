@@ -232,7 +232,7 @@ class NodeExporter:
     def _gpu_points(self, readings: Mapping[str, Reading], stamp: int) -> Iterable[Point]:
         places = {device.uuid: device for device in self.state.devices}
         for uuid, reading in readings.items():
-            device = places.get(uuid)
+            device = next((places[one] for one in (uuid, *reading.parts) if one in places), None)
             tags = {"node": self.state.node, "gpu": uuid}
             if device is not None:
                 tags |= {"index": str(device.index), "vendor": device.vendor, "model": device.model}
