@@ -26,6 +26,7 @@ from sluice_base.errors import SluiceError
 from sluice_base.run import CommandError
 
 CONTROLLERS = ("ctl1", "ctl2")
+_STILL_S = 8.0
 _GRACE_S = 2.0  # what a cancelled job may still have begun
 _ENDED = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL")
 
@@ -203,10 +204,14 @@ class Chaos:
             self.driver.wait(timeout=200)
             self.driver = None
         deadline = time.monotonic() + settle_s
+        before, since = "", time.monotonic()
         while time.monotonic() < deadline:
             with suppress(CommandError):
-                left = self.cluster.run(["squeue", "-h", "-t", "PD,R,CG,CF", "-o", "%i %T %r"]).stdout.split("\n")
-                if not any(left):
+                left = self.cluster.run(["squeue", "-h", "-t", "PD,R,CG,CF", "-o", "%i %t %r"]).stdout
+                if left != before:
+                    before, since = left, time.monotonic()
+                still = all(line.split()[1] == "PD" for line in left.splitlines())  # held for good, or stuck
+                if not left or (still and time.monotonic() - since > _STILL_S):
                     break
             time.sleep(0.5)
         return evaluate(self.log(), self.runs(), self.states())

@@ -344,7 +344,8 @@ int main(int argc, char **argv)
         return 2;
     }
     if (!own.patience_ns)
-        own.patience_ns = 60 * SECOND_NS + 2 * own.lease_ns; /* longer than a backup may take to give its place back */
+        own.patience_ns =
+            30 * SECOND_NS; /* a backup gives its place back in two, and is asked again after a new start */
     sigset_t wanted, before;
     sigemptyset(&wanted);
     sigaddset(&wanted, SIGCHLD);
