@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 STATE = Path("/var/lib/sluice/controllerd")
-EVENTS = Path("/var/lib/sluice/events.jsonl")
+EVENTS = Path("/var/lib/sluice/controllerd/events.jsonl")
 # Each module has a function `duties(site)`; see usage/controllerd.py.
 DUTIES: tuple[str, ...] = (
     "failover.duty",

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 @click.option(
     "--events",
     type=click.Path(path_type=Path, readable=False),
-    default=Path("/var/lib/sluice/events.jsonl"),
+    default=Path("/var/lib/sluice/controllerd/events.jsonl"),
     metavar="FILE",
     show_default=True,
     help="The controller's events, where this user may read them.",

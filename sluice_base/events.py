@@ -20,7 +20,8 @@ from typing import Any
 
 from sluice_base.errors import SluiceError
 
-DEFAULT_PATH = Path("/var/lib/sluice/events.jsonl")
+DEFAULT_PATH = Path("/var/lib/sluice/controllerd/events.jsonl")
+"""In the folder of the controllers' daemon, which is SlurmUser's: root's commands append there, too."""
 LIMIT = 4 << 20
 """Bytes of one file."""
 KEPT = 3
@@ -44,9 +45,9 @@ class Event:
 def append(path: Path, kind: str, *, fsync: bool = False, **fields: Any) -> Event:
     """Add an event; with `fsync` it survives a power cut once this returns. The folder must exist.
 
-    `kind` is words of a-z, 0-9 and ``_.-``; `fields` are whatever JSON can hold (else TypeError), 16 KiB in all. Raises
-    SluiceError for a file that is not a plain file of this user's or root's, and for what is too long; OSError as
-    the system does.
+    `kind` is words of a-z, 0-9 and ``_.-``; `fields` are whatever JSON can hold (else TypeError), 16 KiB in all. A file
+    that root makes is the folder's owner's. Raises SluiceError for a file that is not a plain file of this user's, of
+    root's or, for root, of the folder's owner, and for what is too long; OSError as the system does.
     """
     if not _KIND.fullmatch(kind):
         raise SluiceError(f"event kind {kind!r}: not a word", remedy="use a-z, 0-9, '_', '.' and '-'")
@@ -135,7 +136,13 @@ def _open_locked(path: Path) -> int:
         descriptor = os.open(path, flags, 0o640)
         try:
             facts = os.fstat(descriptor)
-            if not stat.S_ISREG(facts.st_mode) or facts.st_uid not in (0, os.geteuid()):
+            owners = {0, os.geteuid()}
+            if os.geteuid() == 0:
+                folder = path.parent.stat()
+                owners.add(folder.st_uid)
+                if facts.st_size == 0 and facts.st_uid == 0:
+                    os.fchown(descriptor, folder.st_uid, folder.st_gid)
+            if not stat.S_ISREG(facts.st_mode) or facts.st_uid not in owners:
                 raise SluiceError(f"{path}: not a plain file of this user", remedy="move it away")
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             with suppress(FileNotFoundError):

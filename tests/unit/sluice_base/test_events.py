@@ -135,3 +135,15 @@ def test_a_full_disk_leaves_no_half_line(path: Path, monkeypatch: pytest.MonkeyP
         events.append(path, "two", text="long enough")
     monkeypatch.undo()
     assert [json.loads(line)["kind"] for line in path.read_text().splitlines()] == ["one"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_what_root_appends_is_the_folders_owners(tmp_path: Path) -> None:
+    os.chown(tmp_path, 65534, 65534)
+    path = tmp_path / "events.jsonl"
+    events.append(path, "drill")
+    assert (path.stat().st_uid, path.stat().st_gid) == (65534, 65534)
+    assert events.append(path, "drill").seq == 2
+    os.chown(path, 12345, 12345)
+    with pytest.raises(SluiceError, match="not a plain file"):
+        events.append(path, "drill")
