@@ -46,7 +46,8 @@ def sluice(chaos: Chaos, *words: str, host: str = "ctl2") -> tuple[int, str]:
 
 
 def return_to_ctl1(chaos: Chaos) -> None:
-    """Both controllers up, the primary in charge."""
+    """Both controllers up, the primary in charge; it is not started before whoever leads can hear it."""
+    assert chaos.wait(lambda: chaos.cluster.run(["squeue", "-h"], check=False).returncode == 0, 60)
     for host in CONTROLLERS:
         if chaos.ended(host):
             chaos.start(host)
