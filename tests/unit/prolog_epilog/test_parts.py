@@ -489,7 +489,16 @@ def test_the_prolog_tells_the_job(answering: Answering, tmp_path: Path) -> None:
     done = program("sluice-prolog", path, tmp_path, **JOB, LC_ALL="C.UTF-8")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert asked == [
-        {"do": "prolog", "job": 7, "uid": 1000, "user": 'a"\u00e9\n', "account": "", "partition": "", "gpus": [0, 1]}
+        {
+            "do": "prolog",
+            "job": 7,
+            "uid": 1000,
+            "user": 'a"\u00e9\n',
+            "account": "",
+            "partition": "",
+            "gpus": [0, 1],
+            "split": [],
+        }
     ]
 
 
