@@ -5,6 +5,7 @@
  * decides.
  */
 #include "hook.h"
+#include "recount.h"
 #include "withdrawn.h"
 
 #include "controller/controller.h"
@@ -35,9 +36,10 @@ static struct {
 } stock;
 static bool active; /* in slurmctld, and the controller has started */
 
-/* Before Slurm is asked of free GPUs: those out of service are not. */
-static void withdraw(void)
+/* Before Slurm is asked of free GPUs: its counts are right, and those out of service are not free. */
+static void correct_records(void)
 {
+    sluice_recount_apply();
     if (sluice_withdrawn_apply())
         sluice_mirrors_outdated();
 }
@@ -87,6 +89,7 @@ extern int fini(void)
 {
     int rc = stock.fini();
     if (active) {
+        sluice_recount_stop();
         sluice_withdrawn_stop();
         sluice_hook_stop();
         sluice_controller_stop("select");
@@ -105,8 +108,9 @@ extern int select_p_reconfigure(void)
     if (active) /* the last that Slurm does when it starts */
         sluice_failover_ready(stock.reconfigure);
     if (active) {
+        sluice_recount_forget();
         sluice_withdrawn_forget();
-        withdraw();
+        correct_records();
     }
     return rc;
 }
@@ -124,6 +128,7 @@ extern int select_p_node_init(void)
 {
     if (active) {
         sluice_hook_reconfigured();
+        sluice_recount_forget();
         sluice_withdrawn_forget();
     }
     return stock.node_init();
@@ -136,7 +141,7 @@ extern int select_p_job_test(job_record_t *job_ptr, bitstr_t *node_bitmap, uint3
     if (!active)
         return stock.job_test(job_ptr, node_bitmap, min_nodes, max_nodes, req_nodes, mode, preemptee_candidates,
                               preemptee_job_list, SLUICE_JOB_TEST_REST_NAMES);
-    withdraw();
+    correct_records();
     return sluice_hook_test(&(struct sluice_hook_call){
         .job = job_ptr,
         .nodes = node_bitmap,
@@ -168,10 +173,12 @@ extern int select_p_select_nodeinfo_set(job_record_t *job_ptr)
 
 extern int select_p_job_fini(job_record_t *job_ptr)
 {
+    if (active) /* its GRES are taken from the counts */
+        sluice_recount_apply();
     int rc = stock.job_fini(job_ptr);
     if (active) {
         sluice_withdrawn_look_again();
-        withdraw();
+        correct_records();
         sluice_hook_changed(job_ptr, SLUICE_MIRROR_ENDED);
     }
     return rc;
@@ -189,10 +196,12 @@ extern int select_p_job_expand(job_record_t *from_job_ptr, job_record_t *to_job_
 
 extern int select_p_job_resized(job_record_t *job_ptr, node_record_t *node_ptr)
 {
+    if (active)
+        sluice_recount_apply();
     int rc = stock.job_resized(job_ptr, node_ptr);
     if (active) {
         sluice_withdrawn_look_again();
-        withdraw();
+        correct_records();
         sluice_hook_changed(job_ptr, SLUICE_MIRROR_RUNS);
     }
     return rc;

@@ -384,3 +384,27 @@ def test_mirror_follows_whatever_happens(jobs: Jobs) -> None:
     assert counters["checks"] > 50
     assert counters["cross_checked"] > 0
     assert counters["index_kept"] >= 0.99 * counters["index_asked"]
+
+
+def test_gpus_in_use_by_type_are_right_after_a_restart(jobs: Jobs) -> None:
+    """Stock Slurm 22.05 forgets them: later jobs' ends, simulated ones too, then count below nothing."""
+    began = len(jobs.cluster.log("slurmctld@ctl1").read_text())
+    old = [jobs.submit("-w", "n1", "--gres=gpu:1") for _ in range(3)]
+    for job in old:
+        jobs.wait(job)
+    jobs.cluster.stop_daemon("slurmctld@ctl1")
+    jobs.cluster.start_daemon("slurmctld@ctl1")
+    end = time.monotonic() + 30
+    while not re.search(r"^n1 *(mixed|allocated)$", jobs.shell("sinfo -h -N -r -o '%N %T' || true"), re.MULTILINE):
+        assert time.monotonic() < end, jobs.run("sinfo")
+        time.sleep(0.1)
+    new = [jobs.submit("-w", "n1", "--gres=gpu:1") for _ in range(2)]
+    for job in new:
+        jobs.wait(job)
+    jobs.shell("sbatch --test-only -w n1 --gres=gpu:8 --wrap=true")  # ends of all are simulated
+    jobs.run("scancel", *old)
+    for job in old:
+        jobs.wait(job, "CANCELLED")
+    jobs.clear()
+    assert "underflow" not in jobs.cluster.log("slurmctld@ctl1").read_text()[began:]
+    jobs.assert_sound()
