@@ -165,6 +165,7 @@ class Agent:
         self.state.outbox.prepare()
         self.regions.prepare()
         self.state.store.prune(time.time() - _RETENTION_SECONDS)
+        self.state.outbox.prune(time.time() - _RETENTION_SECONDS)
 
     def pause(self, *, peer: Peer) -> dict[str, Any]:
         """A request: let go of the drivers for two minutes, or until `restart`. Refused while jobs have GPUs."""

@@ -1,7 +1,8 @@
 """Takes the records of jobs that ended from a node to the controllers, in the background, until one has stored them.
 
-What is to be sent are names in a folder, so that neither a restart of the agent nor a controller that is away for days
-loses a record. Runs in the agent; munge tells the controller that root of a node sends, and the node who answers.
+What is to be sent lies in a folder, a file for each run of a job, so that neither a restart of the agent nor a
+controller that is away for days loses a record. Runs in the agent; munge tells the controller that root of a node
+sends, and the node who answers.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from gres_probe.slurm_conf import read_config
 from prolog_epilog.log import log
 from prolog_epilog.record import JobRecord, Store
 from sluice_base.errors import SluiceError
+from sluice_base.files import write_atomic
 
 VERSION = 1
 DEFAULT_PORT = 6822
@@ -32,6 +34,7 @@ _FIRST_WAIT, _LAST_WAIT = 2.0, 60.0  # seconds after a failure
 _CONNECT_S = 5.0
 _ANSWER_S = 20.0
 _HOST = re.compile(r"([^()\s]{1,255})(?:\(([^()\s]{1,255})\))?\Z")
+_RECORD = re.compile(r"\d{1,10}-\d{1,16}\.json")
 _CONFS = ("/run/slurm/conf/slurm.conf", "/etc/slurm/slurm.conf")  # configless nodes have the first
 
 
@@ -75,72 +78,87 @@ def controllers(conf: Path | None = None) -> Controllers:
 
 
 class Outbox:
-    """Records that are to be sent: a file of no content for each, named as the record's file is, in `folder`."""
+    """Records that are to be sent, a file for each run of a job: the store has a requeued job's last run only."""
 
     def __init__(self, folder: Path, store: Store) -> None:
         self.folder = folder
         self.store = store
 
     def prepare(self) -> None:
-        """Make the folder. Raises OSError."""
+        """Make the folder; take over the empty files by which earlier versions named records. Raises OSError."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for path in self.folder.glob("*.json"):
+            if path.stem.isdecimal():
+                with suppress(SluiceError):
+                    self.put(self.store.load(int(path.stem)))
+                path.unlink(missing_ok=True)
 
-    def put(self, job: int) -> None:
-        """Remember to send a job's record. Raises OSError."""
-        (self.folder / f"{job}.json").touch(mode=0o600)
+    def put(self, record: JobRecord) -> None:
+        """Keep a record to be sent. Raises OSError."""
+        name = f"{record.job}-{round(record.started * 1000)}.json"
+        write_atomic(self.folder / name, record.to_json(), mode=0o600, follow_links=False)
 
     def waiting(self) -> list[int]:
-        """The jobs whose records are to be sent, the oldest first."""
+        """The jobs whose records are to be sent, the oldest first; each as often as it ran."""
+        return [int(path.name.partition("-")[0]) for path in self._files()]
+
+    def _files(self) -> list[Path]:
         found = []
         for path in self.folder.glob("*.json"):
             with suppress(OSError):
-                if path.stem.isdecimal():
-                    found.append((path.stat().st_mtime_ns, int(path.stem)))
-        return [job for _, job in sorted(found)]
+                if _RECORD.fullmatch(path.name):
+                    found.append((path.stat().st_mtime_ns, path))
+        return [path for _, path in sorted(found)]
 
-    def _batch(self) -> tuple[list[tuple[int, str]], list[int]]:
-        """Jobs and records for one request, and the jobs that have none that can be read."""
-        taken: list[tuple[int, str]] = []
-        none: list[int] = []
+    def prune(self, before: float) -> None:
+        """Remove what has waited since before a time, as its record is gone too."""
+        for path in self._files():
+            with suppress(FileNotFoundError):
+                if path.stat().st_mtime < before:
+                    path.unlink()
+
+    def _batch(self) -> tuple[list[tuple[Path, str, tuple[int, int]]], list[Path]]:
+        """Files, records and marks for one request, and the files that cannot be read."""
+        taken: list[tuple[Path, str, tuple[int, int]]] = []
+        bad: list[Path] = []
         size = 0
-        for job in self.waiting():
+        for path in self._files():
+            mark = _mark(path)
             try:
-                text = _small(self.store.load(job)).to_json().strip()
-            except SluiceError:
-                none.append(job)
+                text = _small(JobRecord.from_json(path.read_text(), str(path))).to_json().strip()
+            except (FileNotFoundError, SluiceError, UnicodeDecodeError):
+                bad.append(path)
                 continue
             size += len(text) + 2
             if taken and size > MAX_REQUEST - 1024:
                 break
-            taken.append((job, text))
-        return taken, none
+            taken.append((path, text, mark))
+        return taken, bad
 
     def send(self, to: Controllers, where: int) -> int:
         """Send what waits, a request at a time; how many were stored. Raises SluiceError when none takes it."""
         sent = 0
         while True:
-            taken, none = self._batch()
-            for job in none:
-                self._done(job)
+            taken, bad = self._batch()
+            for path in bad:
+                path.unlink(missing_ok=True)
             if not taken:
                 return sent
-            marks = {job: self._mark(job) for job, _ in taken}
-            payload = f'{{"version":{VERSION},"do":"records","records":[{",".join(text for _, text in taken)}]}}'
+            texts = ",".join(text for _, text, _ in taken)
+            payload = f'{{"version":{VERSION},"do":"records","records":[{texts}]}}'
             ask(to, where, payload.encode())
-            for job, _ in taken:
-                if self._mark(job) == marks[job]:  # else the job ran here again meanwhile
-                    self._done(job)
+            for path, _, mark in taken:
+                if _mark(path) == mark:  # else it was written again meanwhile
+                    path.unlink(missing_ok=True)
             sent += len(taken)
 
-    def _mark(self, job: int) -> tuple[int, int]:
-        try:
-            state = (self.store.folder / f"{job}.json").stat()
-        except OSError:
-            return 0, 0
-        return state.st_ino, state.st_mtime_ns
 
-    def _done(self, job: int) -> None:
-        (self.folder / f"{job}.json").unlink(missing_ok=True)
+def _mark(path: Path) -> tuple[int, int]:
+    try:
+        state = path.stat()
+    except OSError:
+        return 0, 0
+    return state.st_ino, state.st_mtime_ns
 
 
 def _small(record: JobRecord) -> JobRecord:

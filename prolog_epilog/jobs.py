@@ -298,7 +298,7 @@ class Jobs:
         with self._state.lock:
             for record in list(self._unwritten):
                 self._state.store.save(record)
-                self._state.outbox.put(record.job)
+                self._state.outbox.put(record)
                 if record.job not in self._state.records:  # else it was requeued, and runs here again
                     self._state.jobs.remove(record.job)
                 self._unwritten.remove(record)

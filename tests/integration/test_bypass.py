@@ -560,8 +560,8 @@ def test_records_wait_for_a_controller_and_an_agent_that_are_away(cluster: DevCl
     try:
         job = ["srun", "--quiet", "-N2", "--gres=gpu:1", "sh", "-c", "echo $SLURM_JOB_ID"]
         number = int(cluster.run(job, user="alice", timeout=60).stdout.split()[0])
-        outboxes = [cluster.node_folder(name) / "outbox" / f"{number}.json" for name in (NODE, OTHER)]
-        eventually(lambda: all(path.exists() for path in outboxes))
+        outboxes = [cluster.node_folder(name) / "outbox" for name in (NODE, OTHER)]
+        eventually(lambda: all(list(folder.glob(f"{number}-*.json")) for folder in outboxes))
         cluster.stop_daemon(agent, number=signal.SIGKILL)
         cluster.start_daemon(agent)
         assert sacct(cluster, number) == {}
@@ -570,7 +570,7 @@ def test_records_wait_for_a_controller_and_an_agent_that_are_away(cluster: DevCl
     words = eventually(lambda: (found := sacct(cluster, number)) and found["gpus"] == "2" and found, 90)
     assert words["rung"] == "none"
     assert sorted(record.node for record in records(cluster) if record.job == number) == [NODE, OTHER]
-    eventually(lambda: not any(path.exists() for path in outboxes))
+    eventually(lambda: not any(list(folder.glob(f"{number}-*.json")) for folder in outboxes))
 
 
 def test_a_full_disk_delays_a_record(cluster: DevCluster) -> None:

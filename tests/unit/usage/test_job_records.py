@@ -139,7 +139,7 @@ def outbox(tmp_path: Path) -> Outbox:
 def put(outbox: Outbox, *records: JobRecord) -> None:
     for one in records:
         outbox.store.save(one)
-        outbox.put(one.job)
+        outbox.put(one)
 
 
 HERE = Controllers(("127.0.0.1",), frozenset({0}))
@@ -147,11 +147,32 @@ HERE = Controllers(("127.0.0.1",), frozenset({0}))
 
 def test_what_waits_is_stored_and_waits_no_more(serve: Serve, outbox: Outbox, tmp_path: Path) -> None:
     put(outbox, record(1), record(2))
-    outbox.put(3)  # its record is gone
+    (outbox.folder / "3-1.json").touch()  # torn
     (outbox.folder / "junk.json").touch()
     assert outbox.send(HERE, serve()) == 2
     assert outbox.waiting() == []
     assert [one.job for one in JobRecords(tmp_path / "jobs").between(0, NOON + DAY)] == [1, 2]
+
+
+def test_both_runs_of_a_requeued_job_are_sent(serve: Serve, outbox: Outbox, tmp_path: Path) -> None:
+    put(outbox, record(1), record(1, started=NOON + 90, ended=NOON + 120))  # the store keeps the last one
+    put(outbox, record(1, started=NOON + 90, ended=NOON + 120))  # written again, as after a kill half-way
+    assert outbox.waiting() == [1, 1]
+    assert outbox.send(HERE, serve()) == 2 and outbox.waiting() == []
+    found = JobRecords(tmp_path / "jobs").of_job(1)
+    assert sorted((one.started, one.ended) for one in found) == [(NOON, NOON + 60), (NOON + 90, NOON + 120)]
+
+
+def test_names_that_an_earlier_version_left_and_records_that_are_too_old(outbox: Outbox) -> None:
+    outbox.store.save(record(4))
+    for name in ("4.json", "5.json"):  # of the second there is no record any more
+        (outbox.folder / name).touch()
+    outbox.prepare()
+    assert outbox.waiting() == [4] and len(list(outbox.folder.iterdir())) == 1
+    outbox.prune(1.0)
+    assert outbox.waiting() == [4]
+    outbox.prune(NOON + 100 * 366 * DAY)
+    assert outbox.waiting() == []
 
 
 def test_many_records_go_in_several_requests(serve: Serve, outbox: Outbox, tmp_path: Path) -> None:
