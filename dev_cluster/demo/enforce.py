@@ -58,9 +58,9 @@ def _two_tenants(stage: Stage) -> None:
     )  # fmt: skip
     stage.expect(held.splitlines()[:3] == ["0", "2", "0"], "only what is within the limit was granted")
     bob = _record(stage, node, lambda record: record["user"] == "bob" and record["grants"][0]["refused"] > 0)
-    mine = stage.gpus(alice)
-    stage.expect(mine == str(bob["grants"][0]["index"]), "both were on one GPU")
     stage.cluster.run(["scancel", alice])
+    hers = _find(stage, node, lambda record: record["job"] == int(alice))
+    stage.expect(hers["grants"][0]["uuid"] == bob["grants"][0]["uuid"], "both were on one GPU")
 
 
 def _escape(stage: Stage) -> None:
@@ -84,18 +84,21 @@ def _escape(stage: Stage) -> None:
 
 def _record(stage: Stage, node: str, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
     """Show the newest record on a node that is the wanted one, once it is there."""
+    record = _find(stage, node, wanted)
+    job = str(record["job"])
+    command = [*SLUICE, "agent", "record", "--records", f"{INSIDE}/nodes/{node}/records", job]
+    stage.run(command, node=node, shown=f"sluice agent record {job}", lines=60)
+    return record
+
+
+def _find(stage: Stage, node: str, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
     folder = stage.cluster.folder / "nodes" / node / "records"
     found: dict[int, dict[str, Any]] = {}
 
     def there() -> bool:
-        for path in folder.glob("*.json"):
-            record = json.loads(path.read_text())
-            if wanted(record):
-                found[record["job"]] = record
+        records = [json.loads(path.read_text()) for path in folder.glob("*.json")]
+        found.update({record["job"]: record for record in records if wanted(record)})
         return bool(found)
 
     stage.wait("the record is there", there)
-    job = max(found)
-    command = [*SLUICE, "agent", "record", "--records", f"{INSIDE}/nodes/{node}/records", str(job)]
-    stage.run(command, node=node, shown=f"sluice agent record {job}", lines=60)
-    return found[job]
+    return found[max(found)]
