@@ -476,14 +476,25 @@ def _plan(data: Fields) -> Plan:
     return Plan(job, gang, None if start == NO_START else start, parts, reason, data.signed())
 
 
+DECISION = 3
+"""The kind of a decision's record."""
 _READERS: dict[int, Callable[[Fields], Body]] = {
     1: _topology,
     2: _image,
-    3: _decision,
+    DECISION: _decision,
     4: _start,
     5: _plan,
     6: lambda data: Lost(data.number()),
 }
+
+
+def job_and_mode(payload: bytes) -> tuple[JobFacts, Mode]:
+    """Who asked, and for what, of a decision's record; cheap. Raises RecordError when malformed."""
+    data = Fields(payload)
+    try:
+        return _job(data), Mode(data.number())
+    except ValueError as error:
+        raise RecordError(f"decision record: {error}") from error
 
 
 def parse_record(kind: int, payload: bytes) -> Body | None:

@@ -21,8 +21,10 @@ from sluice_base.errors import SluiceError
 from slurm_client.accounting import Accounting
 from slurm_client.control import Control
 from slurm_client.model import Job, Node
+from slurm_plugin.decisions import FOLDER, RecordError
 from slurm_plugin.status import Controller, read_controllers
 from usage.controllerd import Duty, Site
+from usage.metrics.decided import Decided
 from usage.metrics.influx import read_token, set_retention
 from usage.metrics.output import Output
 from usage.metrics.points import Point, Value
@@ -166,9 +168,15 @@ _COUNTERS: tuple[tuple[str, str, float], ...] = (
 )
 
 
-def scheduler_points(cluster: str, sdiag: str, plugins: Controller | None, up: int, stamp: int) -> list[Point]:
+def scheduler_points(
+    cluster: str, sdiag: str, plugins: Controller | None, up: int, stamp: int, decided: Decided | None = None
+) -> list[Point]:
     """slurmctld's own figures and those of the plugins in the controller that leads."""
     fields: dict[str, Value] = {"controllers_up": up}
+    for name, share in (("decision_wait_median_seconds", 0.5), ("decision_wait_p95_seconds", 0.95)):
+        waited = None if decided is None else decided.percentile(share)
+        if waited is not None:
+            fields[name] = round(waited, 6)
     for pattern, name, factor in _SDIAG:
         match = re.search(pattern, sdiag, re.MULTILINE)
         if match:
@@ -230,13 +238,18 @@ class Throughput:
                 counts["ended_total"] += 1
                 counts["failed_total"] += job.state in _FAILED
 
-    def points(self, cluster: str, stamp: int) -> list[Point]:
-        """The counts by account."""
+    def points(self, cluster: str, stamp: int, decided: Mapping[str, tuple[int, float]] | None = None) -> list[Point]:
+        """The counts by account; `decided`: jobs decided upon, and the seconds that they waited for it."""
+        decided = decided or {}
         names = ("started_total", "ended_total", "failed_total", "wait_seconds_total", "submit_to_start_seconds_total")
-        return [
-            Point("sluice_jobs", {"cluster": cluster, "account": account}, {n: counts[n] for n in names}, stamp)
-            for account, counts in self.counts.items()
-        ]
+        points = []
+        for account in self.counts.keys() | decided.keys():
+            fields: dict[str, Value] = {name: self.counts[account][name] for name in names}
+            if account in decided:
+                fields["decided_total"], seconds = decided[account]
+                fields["submit_to_decision_seconds_total"] = round(seconds, 6)
+            points.append(Point("sluice_jobs", {"cluster": cluster, "account": account}, fields, stamp))
+        return points
 
 
 def _start(job: Job) -> int | None:
@@ -281,6 +294,7 @@ class ClusterMetrics:
         )
         self.throughput = Throughput()
         self.events = Events(site.events)
+        self._decided: Decided | None = None
         self._policy: NodePolicyFile | None = None
         self._due = self._tenants_due = 0.0
         self._tenants: dict[str, TenantReport] = {}
@@ -312,13 +326,14 @@ class ClusterMetrics:
         jobs = site.client.jobs(states=["all"])
         stamp = self.output.stamp()
         self.throughput.look(jobs)
+        decided = self._decided_now(site)
         points = [
             *queue_points(name, jobs, shards_per_gpu(nodes), time.time(), stamp),
             *class_points(name, nodes, stamp),
-            *self.throughput.points(name, stamp),
+            *self.throughput.points(name, stamp, decided.totals),
             *scheduler_points(
                 name, site.commands.output("sdiag"), self._plugins(),
-                sum(one.up for one in site.client.ping()), stamp,
+                sum(one.up for one in site.client.ping()), stamp, decided,
             ),
             *self.output.own_points(stamp),
         ]  # fmt: skip
@@ -327,6 +342,15 @@ class ClusterMetrics:
         except OSError as error:
             log.info("metrics: events: %s", error)
         return points + tenant_points(name, self._tenants_now(site), stamp)
+
+    def _decided_now(self, site: Site) -> Decided:
+        if self._decided is None:
+            self._decided = Decided(site.state_save / FOLDER, time.time())
+        try:
+            self._decided.look()
+        except RecordError as error:
+            log.info("metrics: %s", error)
+        return self._decided
 
     def _plugins(self) -> Controller | None:
         try:

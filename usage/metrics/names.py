@@ -192,6 +192,8 @@ MEASUREMENTS: tuple[Measurement, ...] = (
             _count("failed", "of those, by failure, node failure, time-out or lack of memory"),
             _count("wait_seconds", "waits of those that started, from eligible to start, added up"),
             _count("submit_to_start_seconds", "the same from submission to start"),
+            _count("decided", "jobs and arrays that Sluice decided upon first; left out without decision records"),
+            _count("submit_to_decision_seconds", "from submission to that decision, added up; up to 1 s more a job"),
         ),
     ),
     Measurement(
@@ -239,6 +241,8 @@ MEASUREMENTS: tuple[Measurement, ...] = (
             _gauge("dbd_queue", "messages for slurmdbd that wait"),
             _gauge("submit_seconds", "mean time of job_submit/sluice for a submission"),
             _count("submissions", "submissions that it saw"),
+            _gauge("decision_wait_median_seconds", "from submission to the first decision, of the latest 1000 jobs"),
+            _gauge("decision_wait_p95_seconds", "the 95th percentile of that; left out without decision records"),
             _gauge("hook_median_seconds", "at most, of half of the placement hook's decisions since slurmctld started"),
             _gauge("hook_p95_seconds", "at most, of 95 percent of them; left out where a millisecond is not enough"),
             _count("hook_calls", "calls of the placement hook"),

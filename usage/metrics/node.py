@@ -14,14 +14,14 @@ from policy.node import FILE_NAME, NodePolicyFile
 from prolog_epilog.accounting import Tick, error_counters, share_of
 from prolog_epilog.agent import Agent
 from prolog_epilog.log import log
-from prolog_epilog.readings import Reading
+from prolog_epilog.readings import Reading, readings_of
 from prolog_epilog.record import Grant, JobRecord
 from prolog_epilog.watching import Watch
 from usage.metrics.output import Output
 from usage.metrics.points import Point, Value
 
 SPOOL = Path("/var/lib/sluice/metrics")
-_LOOK_S = 0.25
+_LOOK_S = 2.0  # within which a change of the policy is noticed
 _SLOW_SAMPLES = 10  # skipped one after the other, and it is said again
 
 # reading's field -> metric's, factor
@@ -62,8 +62,9 @@ def gpu_fields(reading: Reading, xids: int) -> dict[str, Value]:
         value = getattr(reading, source)
         if value is not None:
             fields[name] = round(float(value) * factor, 6)
+    counters = error_counters(reading)
     for source, name in _COUNTERS.items():
-        count = error_counters(reading)[source]
+        count = counters[source]
         if count is not None:
             fields[name] = count
     if reading.throttle is not None:
@@ -143,8 +144,11 @@ class NodeExporter:
 
     # ---- when ----
 
-    def look(self) -> None:
-        """A duty: ask for whole readings when the interval is over; skip a driver that has not answered the last."""
+    def look(self) -> float:
+        """A duty: ask for whole readings when the interval is over; skip a driver that has not answered the last.
+
+        Seconds until it is to be called again.
+        """
         settings = self.settings
         self.output.host = self.state.node
         self.output.configure(settings)
@@ -154,7 +158,7 @@ class NodeExporter:
         now = self._clock()
         self._next = min(self._next, now + settings.interval)  # it may have become shorter
         if now < self._next:
-            return
+            return min(self._next - now, _LOOK_S)
         self._next = max(self._next + settings.interval, now - settings.interval)
         if self._next <= now:  # the first time, or after a long sleep
             self._next = now + settings.interval
@@ -166,6 +170,7 @@ class NodeExporter:
                 self._ask(vendor, watch, now)
         stamp = self.output.stamp()
         self.output.put("agent", [*self._agent_points(stamp), *self.output.own_points(stamp)])
+        return min(max(0.0, self._next - self._clock()), _LOOK_S)
 
     def _ask(self, vendor: str, watch: Watch, now: float) -> None:
         watch.full = True
@@ -215,7 +220,7 @@ class NodeExporter:
         if self._in_a_row.pop(vendor, 0):
             log("recovered", vendor=vendor, what="samples are taken again")
         try:
-            readings = {uuid: Reading.from_dict(fields) for uuid, fields in answer["full"].items()}
+            readings = readings_of(answer)
             for uuid, reading in readings.items():
                 self._xids[uuid] += len(reading.xids)
             if asked is None:
