@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -13,9 +13,11 @@ from slurm_client.allocations import Allocation, stream, tres_of
 from slurm_client.model import UNLIMITED
 from usage.report.advice import HostUse, advise
 from usage.report.collect import Source
+from usage.report.fleet import hosts
 from usage.report.summaries import GpuUse, JobUse
 
 SCHEMA_VERSION = 1
+_NUMBER = re.compile(r"node (\d{1,9})")  # a node that the decision records do not name
 Explain = Callable[[Allocation], dict[str, Any]]
 
 
@@ -141,11 +143,28 @@ def _mib(text: str) -> int | None:
     return int(float(match[1]) * factor)
 
 
+def named(explanation: dict[str, Any], nodes: Sequence[str]) -> dict[str, Any]:
+    """The explanation with the job's nodes by their names, also where the records tell numbers only.
+
+    Records that hold no decision of the core know no names. Slurm numbers and lists nodes in one order; of several
+    nodes with unlike parts the names are left out rather than guessed, as that order is the site's to change.
+    """
+    start: dict[str, Any] = explanation.get("start") or {}
+    parts = start.get("parts", [])
+    numbers = sorted({int(m[1]) for part in parts if (m := _NUMBER.fullmatch(str(part.get("node"))))})
+    alike = len({str({**part, "node": ""}) for part in parts}) == 1 and len(parts) == len(numbers)
+    if not numbers or len(numbers) != len(nodes) or not (alike or len(numbers) == 1):
+        return explanation
+    names = {f"node {number}": name for number, name in zip(numbers, nodes, strict=True)}
+    shown = [{**part, "node": names.get(str(part.get("node")), part.get("node"))} for part in parts]
+    return {**explanation, "start": {**start, "parts": shown}}
+
+
 def _waited(job: Allocation, reason: str, explain: Explain) -> dict[str, Any]:
     shown = "" if reason in ("None", "") else reason
     waited: dict[str, Any] = {"seconds": job.wait_s, "slurm_reason": shown}
     try:
-        waited["explanation"] = explain(job)
+        waited["explanation"] = named(explain(job), hosts(job.nodes))
     except (SluiceError, OSError) as error:
         waited["not_explained"] = one_line(str(error))
     return waited
