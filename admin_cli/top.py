@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from slurm_client import SlurmClient
     from usage.top.model import Cluster, Look
     from usage.top.screen import Screen
 
@@ -54,7 +55,8 @@ def command(delay: float, part: str, once: bool, events: Path, conf: Path | None
     from usage.top.model import Cluster
     from usage.top.screen import Screen
 
-    cluster = Cluster(connect(conf=conf, prefix=prefix, timeout=30), events)
+    client = connect(conf=conf, prefix=prefix, timeout=30)
+    cluster = Cluster(client, events, live=_live(client))
     screen = Screen(part=part)
     if once or not (sys.stdout.isatty() and sys.stdin.isatty()):
         screen.look = cluster.look()
@@ -63,6 +65,18 @@ def command(delay: float, part: str, once: bool, events: Path, conf: Path | None
             click.echo(text)
         return
     _run(cluster, screen, delay)
+
+
+def _live(client: SlurmClient) -> Path | None:
+    """What the controllers' daemon knows of the GPUs' utilisation; None where Slurm does not say where its state is."""
+    from sluice_base.errors import SluiceError
+    from usage.alerts.readings import LIVE_FILE
+
+    try:
+        state = client.config().get("StateSaveLocation", "")
+    except SluiceError:
+        return None
+    return Path(state.partition(",")[0]) / LIVE_FILE if state.startswith("/") else None
 
 
 def _columns() -> int:

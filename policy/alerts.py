@@ -224,6 +224,8 @@ class Alerts(_Section):
     """In short: a rule `memory` from so many percent of a GPU's memory on. Example: `90`."""
     interval: Annotated[Seconds, Field(ge=5, le=3600)] = 15
     """Time between two looks. Example: `30s`."""
+    readings: bool = False
+    """Nodes tell how busy their GPUs are also where no rule needs it: for `sluice top`. Example: `true`."""
     rules: Annotated[dict[Name, AlertRule], Field(max_length=200)] = {}
     """The rules by name."""
     sinks: Annotated[dict[Name, Sink], Field(max_length=20)] = {}
@@ -293,9 +295,11 @@ def compile_alerts(alerts: Alerts | None) -> NodeAlerts:
             rules.append(_compile(name, AlertRule.model_validate({"kind": name, "threshold": value})))
     sinks = {name: sink.model_dump() for name, sink in alerts.sinks.items()} or {"log": {"kind": "log"}}
     return NodeAlerts(
-        interval=alerts.interval, readings=any(rule.kind in _NEED_READINGS for rule in rules), rules=tuple(rules),
+        interval=alerts.interval,
+        readings=alerts.readings or any(rule.kind in _NEED_READINGS for rule in rules),
+        rules=tuple(rules),
         sinks=sinks,
-    )  # fmt: skip
+    )
 
 
 def _compile(name: str, rule: AlertRule) -> NodeRule:

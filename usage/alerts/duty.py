@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 import weakref
@@ -12,12 +13,13 @@ from policy.alerts import NodeAlerts, NodeRule
 from policy.node import FILE_NAME, NodePolicyFile
 from sluice_base.errors import SluiceError
 from sluice_base.events import Event, read
+from sluice_base.files import write_atomic
 from sluice_base.text import one_line
 from usage import inbox
 from usage.alerts.engine import STATE_FILE, Engine
 from usage.alerts.observe import Observation
 from usage.alerts.outbox import Outbox
-from usage.alerts.readings import readings_of
+from usage.alerts.readings import LIVE_FILE, live, readings_of
 from usage.alerts.sinks import Email, make_sinks
 from usage.controllerd import Duty, Site
 
@@ -25,6 +27,7 @@ FOLDER = "sluice.alerts"
 """Below StateSaveLocation, which both controllers see."""
 _TICK_S = 5.0
 _DELIVER_S = 2.0
+_SHOW_S = 10.0
 _COMMAND_S = 20.0
 
 log = logging.getLogger("sluice.alerts")
@@ -46,6 +49,7 @@ class Alerting:
         self._stamp: tuple[int, int] | None = None
         self._next = 0.0
         self._led = 0.0
+        self._shown = False
 
     def settings(self) -> NodeAlerts:
         """As the policy has them now. Raises SluiceError."""
@@ -102,6 +106,16 @@ class Alerting:
         self._stamp = stamp
         return found
 
+    def show(self, site: Site) -> None:
+        """A duty: the latest readings, where `sluice top` of root and SlurmUser finds them. Raises OSError."""
+        fresh = readings_of(site).fresh()
+        path = site.state_save / LIVE_FILE
+        if fresh:
+            write_atomic(path, json.dumps(live(fresh, time.time())), mode=0o600, follow_links=False)
+        elif self._shown:
+            path.unlink(missing_ok=True)
+        self._shown = bool(fresh)
+
     def deliver(self, site: Site) -> None:
         """A duty. Raises SluiceError, OSError."""
         folder = alerts_folder(site.state_save) / "outbox"
@@ -154,7 +168,11 @@ _of_site: weakref.WeakKeyDictionary[Site, Alerting] = weakref.WeakKeyDictionary(
 def duties(site: Site) -> Iterable[Duty]:
     """For `usage.controllerd`."""
     alerting = _of_site.setdefault(site, Alerting(site))
-    return [Duty("alerts", _TICK_S, alerting.look), Duty("alerts-deliver", _DELIVER_S, alerting.deliver)]
+    return [
+        Duty("alerts", _TICK_S, alerting.look),
+        Duty("alerts-deliver", _DELIVER_S, alerting.deliver),
+        Duty("readings", _SHOW_S, alerting.show),
+    ]
 
 
 inbox.HANDLERS["readings"] = lambda site: readings_of(site).take

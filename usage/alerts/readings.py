@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from sluice_base.errors import SluiceError
 from usage.controllerd import Site
 
+LIVE_FILE = "sluice.live.json"
+"""Below StateSaveLocation, SlurmUser's alone: the latest readings for `sluice top`."""
 FRESH_S = 90.0
 """What is older is not known any more."""
 _MOST_NODES = 20_000
 _MOST_GPUS = 256
+_MOST_BYTES = 64 << 20
+_FUTURE_S = 60.0  # by which clocks of controllers may differ
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +91,33 @@ def _number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if -1e6 < value < 1e15 else None
+
+
+def live(gpus: Iterable[GpuReading], now: float) -> dict[str, Any]:
+    """The document of `LIVE_FILE`: percent of each node's GPUs by number, and of each job over its GPUs."""
+    nodes: dict[str, dict[str, float]] = {}
+    jobs: dict[str, list[float]] = {}
+    for gpu in gpus:
+        if gpu.utilisation_percent is not None:
+            nodes.setdefault(gpu.node, {})[str(gpu.index)] = gpu.utilisation_percent
+        for job, percent in gpu.jobs.items():
+            if percent is not None:
+                jobs.setdefault(str(job), []).append(percent)
+    means = {job: round(sum(percents) / len(percents), 1) for job, percents in jobs.items()}
+    return {"version": 1, "at": round(now), "nodes": nodes, "jobs": means}
+
+
+def read_live(path: Path, now: float) -> tuple[dict[str, float], dict[int, float]]:
+    """Percent of nodes (mean over their GPUs) and of jobs; empty where nobody tells, or the caller may not know."""
+    try:
+        with path.open("rb") as file:
+            told = json.loads(file.read(_MOST_BYTES))
+        if told["version"] != 1 or not -_FUTURE_S < now - told["at"] < FRESH_S:
+            return {}, {}
+        nodes = {str(name): sum(gpus.values()) / len(gpus) for name, gpus in told["nodes"].items() if gpus}
+        return nodes, {int(job): float(percent) for job, percent in told["jobs"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}, {}
 
 
 _of_site: weakref.WeakKeyDictionary[Site, Readings] = weakref.WeakKeyDictionary()

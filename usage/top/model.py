@@ -14,6 +14,7 @@ from sluice_base.events import read
 from sluice_base.text import one_line
 from slurm_client import SlurmClient
 from slurm_client.model import Job, Node
+from usage.alerts.readings import read_live
 from usage.report.fleet import hosts
 
 _MOST_EVENTS = 500
@@ -36,6 +37,7 @@ class NodeLine:
     cpus: int
     cpus_allocated: int
     reason: str
+    percent: float | None = None  # mean utilisation of its GPUs, where it is told
 
     @property
     def picture(self) -> str:
@@ -63,6 +65,7 @@ class JobLine:
     since: int | None  # start, or submission while it waits
     limit_s: int | None
     priority: int
+    percent: float | None = None  # of its GPUs' time that is its, where it is told
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,7 @@ class Look:
     problem: str = ""
 
 
-def node_line(node: Node) -> NodeLine:
+def node_line(node: Node, percent: float | None = None) -> NodeLine:
     """A node as it is shown."""
     types, shards = gpus_of(node)
     whole, shared = _indexes(node.gres_used, "gpu"), _indexes(node.gres_used, "shard")
@@ -117,6 +120,7 @@ def node_line(node: Node) -> NodeLine:
         cpus=node.cpus,
         cpus_allocated=node.cpus_allocated,
         reason=one_line(node.reason),
+        percent=percent,
     )
 
 
@@ -140,7 +144,7 @@ def _indexes(text: str, kind: str) -> frozenset[int]:
     return frozenset(found)
 
 
-def job_line(job: Job) -> JobLine:
+def job_line(job: Job, percent: float | None = None) -> JobLine:
     """A job as it is shown."""
     label = f"{job.array_id}_{job.array_tasks}" if job.array_id is not None and job.array_tasks else str(job.id)
     return JobLine(
@@ -157,6 +161,7 @@ def job_line(job: Job) -> JobLine:
         since=job.start_time if job.state != "PENDING" else job.submit_time,
         limit_s=job.time_limit_s,
         priority=job.priority,
+        percent=percent,
     )
 
 
@@ -207,8 +212,12 @@ def _up(state: str) -> str:
 class Cluster:
     """Looks at the cluster as the invoking user may; what cannot be asked is said in `Look.problem`."""
 
-    def __init__(self, client: SlurmClient, events: Path, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, client: SlurmClient, events: Path, clock: Callable[[], float] = time.time, live: Path | None = None
+    ) -> None:
+        """`events`, `live`: files of the controllers' daemon, which need not be there or readable."""
         self.client = client
+        self.live = live
         self.events_file = events
         self.clock = clock
         self._last = Look()
@@ -219,8 +228,9 @@ class Cluster:
         """One look; three commands of Slurm at most."""
         look = Look(at=self.clock())
         try:
-            look.nodes = [node_line(node) for node in self.client.nodes()]
-            look.jobs = [job_line(job) for job in self.client.jobs()]
+            nodes, jobs = ({}, {}) if self.live is None else read_live(self.live, look.at)
+            look.nodes = [node_line(node, nodes.get(node.name)) for node in self.client.nodes()]
+            look.jobs = [job_line(job, jobs.get(job.id)) for job in self.client.jobs()]
         except SluiceError as error:
             look.problem = one_line(str(error))
             look.nodes, look.jobs = self._last.nodes, self._last.jobs

@@ -51,14 +51,23 @@ def _age(job: JobLine) -> float:
     return time.time() - job.since if job.since else 0.0
 
 
+def _utilisation(row: JobLine | NodeLine) -> str:
+    return "-" if row.percent is None else f"{row.percent:.0f}%"
+
+
+def _order(percent: float | None) -> float:
+    return -1.0 if percent is None else percent
+
+
 _SHORT = {"RUNNING": "R", "PENDING": "PD", "COMPLETING": "CG", "CONFIGURING": "CF", "SUSPENDED": "S"}
 
 NODES = (
-    Column("NODE", 14, lambda row: row.name, lambda row: row.name),
+    Column("NODE", 12, lambda row: row.name, lambda row: row.name),
     Column("STATE", 6, lambda row: row.state, lambda row: row.state),
-    Column("TYPE", 10, lambda row: row.gpu_type or "-", lambda row: row.gpu_type),
+    Column("TYPE", 9, lambda row: row.gpu_type or "-", lambda row: row.gpu_type),
     Column("GPUS", 17, lambda row: row.picture or "-", lambda row: (row.gpus_allocated, len(row.shared))),
     Column("USED", 5, lambda row: f"{row.gpus_allocated}/{row.gpus}", lambda row: row.gpus_allocated, True),
+    Column("UTIL", 4, _utilisation, lambda row: _order(row.percent), True),
     Column("SHARES", 6, lambda row: _percent(row.shards_allocated, row.shards), lambda row: row.shards_allocated, True),
     Column("CPUS", 5, lambda row: _percent(row.cpus_allocated, row.cpus), lambda row: row.cpus_allocated, True),
     Column("REASON", 0, lambda row: row.reason, lambda row: row.reason),
@@ -70,8 +79,9 @@ JOBS = (
     Column("ST", 2, lambda row: _SHORT.get(row.state, row.state[:2]), lambda row: row.state),
     Column("GPUS", 4, lambda row: _count(row.gpus), lambda row: row.gpus, True),
     Column("GPUMEM", 6, lambda row: _mib(row.gpu_mem_mib), lambda row: row.gpu_mem_mib, True),
+    Column("UTIL", 4, _utilisation, lambda row: _order(row.percent), True),
     Column("TIME", 6, lambda row: _span(_age(row)), _age, True),
-    Column("WHERE", 12, lambda row: row.nodes or "-", lambda row: row.nodes),
+    Column("WHERE", 11, lambda row: row.nodes or "-", lambda row: row.nodes),
     Column("NAME", 0, lambda row: row.name, lambda row: row.name),
 )
 QUEUE = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from sluice_base import events
 from sluice_base.errors import SluiceError
 from slurm_client.model import Job, Node
 from tests.unit.usage.report.test_output import HOSTILE
+from usage.alerts.readings import GpuReading, live, read_live
 from usage.top.model import Cluster, Look, changes, job_line, node_line, tenant_lines
 from usage.top.screen import PARTS, Screen, fit
 
@@ -73,6 +75,37 @@ def test_at_80_columns_what_matters_is_there() -> None:
     assert "###.+.+." in text
     text = "\n".join(line for line, _ in Screen(look(), "jobs").lines(80, 24))
     assert all(word in text for word in ("alice", "physics", "g-1", "train", "waiting 1"))
+
+
+def test_utilisation_where_it_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "live"
+    assert read_live(path, 1000.0) == ({}, {})
+    told = [
+        GpuReading("g-1", 0, "a", utilisation_percent=90.0, jobs={7: 80.0, 8: None}),
+        GpuReading("g-1", 1, "b", utilisation_percent=31.0, jobs={7: 30.0}),
+        GpuReading("g-2", 0, "c"),  # this driver does not tell
+    ]
+    path.write_text(json.dumps(live(told, 1000.0)))
+    nodes, jobs = read_live(path, 1010.0)
+    assert (nodes, jobs) == ({"g-1": 60.5}, {7: 55.0})
+    assert read_live(path, 1100.0) == ({}, {}), "old"
+    lines = [job_line(job(number), jobs.get(number)) for number in (7, 8)]
+    rows = [node_line(node(name), nodes.get(name)) for name in ("g-1", "g-2")]
+    shown = Look(1000.0, rows, lines, tenant_lines(lines))
+    by_node = {line.split()[0]: line for line, _ in Screen(shown, "gpus").lines(80, 24) if line.startswith("g-")}
+    assert " 60% " in by_node["g-1"] and " - " in by_node["g-2"]
+    text = [line for line, _ in Screen(shown, "jobs").lines(80, 24) if "alice" in line]
+    assert " 55% " in text[0] and "%" not in text[1] and "train" in text[0]
+    for broken in (
+        "",
+        "[]",
+        "7",
+        '{"version": 1}',
+        '{"version": 1, "at": 1000, "nodes": {"g": 3}, "jobs": {}}',
+        "[" * 99999,
+    ):
+        path.write_text(broken)
+        assert read_live(path, 1000.0) == ({}, {})
 
 
 @pytest.mark.parametrize("name", HOSTILE)
