@@ -6,6 +6,9 @@ kept out of the way, and each cycle tries all jobs.
 
 (a) `jobs_fitting` jobs of one node and one to four GPUs, submitted held and released together, all of which fit;
 (b) `jobs_pending` such jobs on a cluster whose GPUs are all taken, none of which does.
+
+The cluster's nodes share the processors with slurmctld here, as they never do: in both arms slurmctld goes first
+(nice -20), and beside the time by the clock stands the processor time of the thread that decides.
 """
 
 from __future__ import annotations
@@ -47,7 +50,7 @@ _SCHEDULER = (
     "defer,default_queue_depth=10000,partition_job_depth=0,bf_min_age_reserve=864000,bf_interval=10800,"
     "sched_interval=20,sched_min_interval=20000000,max_sched_time=10"
 )
-_SAMPLE = struct.Struct("<IHh")
+_SAMPLE = struct.Struct("<IIHh")
 _JOB = "/run/sluice-cluster/state/job"
 _PATIENCE = 900.0
 
@@ -57,6 +60,7 @@ class _Samples:
     """What the shim wrote between two moments: nanoseconds by mode."""
 
     by_mode: dict[str, list[int]]
+    cpu: list[int]  # of all modes
 
     @property
     def all(self) -> list[int]:
@@ -65,6 +69,12 @@ class _Samples:
     def mean_us(self, mode: str | None = None) -> float:
         values = self.all if mode is None else self.by_mode.get(mode, [])
         return statistics.fmean(values) / 1000 if values else 0.0
+
+    def median_us(self) -> float:
+        return statistics.median(self.all) / 1000 if self.all else 0.0
+
+    def cpu_mean_us(self) -> float:
+        return statistics.fmean(self.cpu) / 1000 if self.cpu else 0.0
 
 
 @dataclass
@@ -131,6 +141,8 @@ class _Arm:
         }
         parsed = parse_description(yaml.safe_dump(description), source="benchmark")
         self.cluster.up(parsed, timeout=_PATIENCE, attached=True)
+        # A thread begins with the priority of its creator: all that there are now.
+        self.run("bash", "-c", "renice -n -20 -p $(ls /proc/$(pidof slurmctld)/task) >/dev/null")
 
     def down(self) -> None:
         self.cluster.down()
@@ -150,9 +162,11 @@ class _Arm:
         with self.samples.open("rb") as file:
             file.seek(8 + begin * _SAMPLE.size)
             data = file.read((end - begin) * _SAMPLE.size)
-        for ns, mode, _ok in _SAMPLE.iter_unpack(data):
+        cpu = []
+        for ns, cpu_ns, mode, _ok in _SAMPLE.iter_unpack(data):
             by_mode.setdefault(_MODES.get(mode, str(mode)), []).append(ns)
-        return _Samples(by_mode)
+            cpu.append(cpu_ns)
+        return _Samples(by_mode, cpu)
 
     def submit(self, count: int, *, held: bool) -> None:
         """Jobs of 1, 2, 3, 4, 1 ... GPUs, by one shell."""
@@ -244,12 +258,15 @@ def run(
     for scenario in ("fit", "submit", "full"):
         before, after = getattr(stock, scenario), getattr(ours, scenario)
         figures[f"{scenario}_mean_us"], peer[f"{scenario}_mean_us"] = after.mean_us(), before.mean_us()
+        figures[f"{scenario}_median_us"], peer[f"{scenario}_median_us"] = after.median_us(), before.median_us()
+        figures[f"{scenario}_cpu_mean_us"], peer[f"{scenario}_cpu_mean_us"] = after.cpu_mean_us(), before.cpu_mean_us()
         figures[f"{scenario}_decisions"], peer[f"{scenario}_decisions"] = len(after.all), len(before.all)
         for mode in sorted(set(before.by_mode) & set(after.by_mode)):
             key = f"{scenario}_{mode}_mean_us"
             figures[key], peer[key] = after.mean_us(mode), before.mean_us(mode)
         if after.all and before.all:
             figures[f"{scenario}_faster"] = before.mean_us() / after.mean_us()
+            figures[f"{scenario}_cpu_faster"] = before.cpu_mean_us() / after.cpu_mean_us()
     for scenario in ("fit", "full"):
         before_us, after_us = getattr(stock, f"{scenario}_us_per_job"), getattr(ours, f"{scenario}_us_per_job")
         figures[f"sdiag_{scenario}_us_per_job"], peer[f"sdiag_{scenario}_us_per_job"] = after_us, before_us
@@ -265,6 +282,8 @@ def run(
     must: dict[str, tuple[str, float]] = {
         "fit_faster": (">=", faster),
         "full_faster": (">=", faster),
+        "fit_cpu_faster": (">=", faster),
+        "full_cpu_faster": (">=", faster),
         "sdiag_fit_faster": (">=", 3.0),
         "sdiag_full_faster": (">=", 3.0),
     }
