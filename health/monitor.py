@@ -27,7 +27,7 @@ from policy.node import NodePolicyFile
 from prolog_epilog import cgroups, courier
 from prolog_epilog.devices import NodeDevice
 from prolog_epilog.log import log
-from prolog_epilog.readings import Reading
+from prolog_epilog.readings import Reading, readings_of
 from prolog_epilog.server import Peer
 from prolog_epilog.state import RefusalError, State
 from prolog_epilog.watching import Watch, Watcher
@@ -37,7 +37,7 @@ ANSWER_S = 5.0
 """How long a round waits for drivers. With the rest of it well below the 10 s that HealthCheckProgram may take."""
 _RECENT_S = 60.0  # a job that ended so short before a fault may have died of it
 _SKEW_KEPT_S = 900.0
-_RESEND_S = 30.0
+_LOOK_S = 1.0
 
 Send = Callable[[dict[str, Any]], dict[str, Any]]
 """Gives a report to the controllers' daemon and returns its answer. Raises SluiceError, OSError."""
@@ -76,6 +76,8 @@ class Monitor:
         self._problem = ""
         self._refused_at = 0.0
         self._held_back = False  # the breaker is open: what is found here is not acted upon
+        self.on_due: Callable[[], None] = lambda: None  # called when a round has become due
+        self.on_report: Callable[[], None] = lambda: None  # called when there is one to deliver
 
     # ---- start ----
 
@@ -102,7 +104,7 @@ class Monitor:
 
     # ---- what the watchdog's threads tell ----
 
-    def on_sample(self, watch: Watch, answer: Mapping[str, Any]) -> None:
+    def on_sample(self, watch: Watch, answer: dict[str, Any]) -> None:
         """After each sample of a vendor. Raises nothing."""
         now = time.time()
         with self._state.lock:
@@ -114,7 +116,7 @@ class Monitor:
                 return
             seen = self._seen.setdefault(watch.worker.vendor, _Seen())
             try:
-                seen.readings = {str(uuid): Reading.from_dict(one) for uuid, one in answer["full"].items()}
+                seen.readings = readings_of(answer)
             except (TypeError, ValueError, KeyError, AttributeError) as error:
                 log("problem", vendor=watch.worker.vendor, what=f"a reading that makes no sense: {error!r}")
                 return
@@ -124,10 +126,11 @@ class Monitor:
 
     # ---- rounds ----
 
-    def run(self) -> None:
-        """A duty, once a second: a round when one is due."""
+    def run(self) -> float:
+        """A duty: a round when one is due. Seconds until it, or until one has to look whether the policy changed."""
         if time.monotonic() >= self._due or self._policy.current().health is not self._in_force:
             self.round()
+        return min(max(0.0, self._due - time.monotonic()), _LOOK_S)
 
     def round(self) -> Report | None:
         """Check everything now; None in mode off. Takes `ANSWER_S` and a little at most."""
@@ -151,6 +154,7 @@ class Monitor:
                 if finding.new:
                     self._say(finding)
             self._unsent.set()
+            self.on_report()
             return report
 
     def _note_policy(self) -> None:
@@ -180,10 +184,10 @@ class Monitor:
                 ]
             if not missing:
                 return
-            for name in missing:
-                watches[name].wanted.set()
             with self._state.sampled:
-                self._state.sampled.wait(0.1)
+                told = self._state.sampled.wait(0.1)
+            for name in missing if not told else ():
+                watches[name].wanted.set()
 
     def _facts(self, began: float) -> NodeFacts:
         now = time.time()
@@ -308,6 +312,7 @@ class Monitor:
     def wake(self) -> None:
         """A job has ended, or something happened: the next round is due now."""
         self._due = 0.0
+        self.on_due()
 
     # ---- reports to the controllers ----
 

@@ -10,13 +10,13 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from prolog_epilog import cgroups
 from prolog_epilog.log import log
-from prolog_epilog.readings import THROTTLING, Reading
+from prolog_epilog.readings import THROTTLING, Reading, readings_of
 from prolog_epilog.record import Grant, JobRecord
 from prolog_epilog.state import State
 from prolog_epilog.summary import GpuUse, Interval, grown_errors, split_energy
@@ -104,7 +104,7 @@ class Accounting:
             self._forget({uuid for _, uuid, _ in grants})
             for key in ("some", "full"):
                 if key in answer:
-                    self._count_errors(answer[key], grants, last=key == "full")
+                    self._count_errors(readings_of(answer, key), grants, last=key == "full")
         alive = {int(pid) for _, pid, _ in answer["usage"]}
         for pid in [pid for pid in owners if pid not in alive]:
             del owners[pid]  # its number may become another's
@@ -184,11 +184,10 @@ class Accounting:
         return any(uuid in uses for uses in self._uses.values())
 
     def _count_errors(
-        self, readings: Mapping[str, Any], grants: list[tuple[JobRecord, str, float]], *, last: bool
+        self, readings: Mapping[str, Reading], grants: list[tuple[JobRecord, str, float]], *, last: bool
     ) -> None:
         """Errors since the reading before. `last`: the events in these readings are not told again."""
-        for uuid, fields in readings.items():
-            reading = Reading.from_dict(fields)
+        for uuid, reading in readings.items():
             after = error_counters(reading)
             before = self._errors.get(uuid)
             self._errors[uuid] = after
@@ -269,7 +268,7 @@ class Accounting:
                     {
                         "boot": boot,
                         "saved": time.time(),
-                        "record": json.loads(running[key].to_json()),
+                        "record": asdict(running[key]),
                         "gpus": {uuid: use.to_dict() for uuid, use in uses.items()},
                     }
                 )

@@ -44,6 +44,7 @@ from sluice_base.errors import SluiceError
 
 _RETENTION_SECONDS = 30 * 86400
 _LOCK_SECONDS = 2.0
+_IDLE_S = 30.0  # for duties that are told when there is work
 
 
 def only_one(path: Path) -> int:
@@ -92,8 +93,8 @@ class Agent:
         self.watcher.on_sample.append(telling.on_sample)
         self.accounting.on_tick.append(telling.on_tick)
         self.duties.add("telling", PERIOD_S, telling.run)
-        self.duties.add("records", 1.0, self.jobs.write_records)
-        self.duties.add("courier", 1.0, Courier(self.state.outbox).run)
+        self.jobs.on_unwritten = self.duties.add("records", _IDLE_S, self.jobs.write_records, retry=1.0).wake
+        self.state.outbox.on_put = self.duties.add("courier", _IDLE_S, Courier(self.state.outbox).run, retry=1.0).wake
 
     def _limits(self) -> tuple[Ladder, Renewal]:
         """What holds jobs to their limits, and what makes their GPUs good for the next."""
@@ -130,8 +131,8 @@ class Agent:
         self.jobs.on_prolog.append(monitor.refuse_sick)
         self.jobs.on_end.append(lambda _: monitor.wake())
         self.server.add("health", monitor.check)
-        self.duties.add("health", 1.0, monitor.run)
-        self.duties.add("health-report", 1.0, monitor.deliver)
+        monitor.on_due = self.duties.add("health", 1.0, monitor.run, least=1.0).wake
+        monitor.on_report = self.duties.add("health-report", _IDLE_S, monitor.deliver).wake
 
     def start(self) -> None:
         """Find the GPUs, take over what an earlier agent left, measure driver contexts. Raises SluiceError, OSError."""

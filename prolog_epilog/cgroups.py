@@ -7,9 +7,11 @@ SLUID stands in place of its number, with or without ``job_``. Users cannot writ
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from sluice_base.errors import SluiceError
@@ -33,9 +35,21 @@ class Place:
 def place_of(pid: int, proc: Path = Path("/proc")) -> Place | None:
     """Where a process belongs; None for one of no job, or one that has ended."""
     try:
-        return parse_place((proc / str(pid) / "cgroup").read_text())
+        return parse_place(_read(f"{proc}/{pid}/cgroup"))
     except (OSError, UnicodeDecodeError):
         return None
+
+
+def _read(path: str) -> str:
+    """A file of /proc, by as few calls as can be."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        text = b""
+        while part := os.read(descriptor, 1 << 14):
+            text += part
+        return text.decode()
+    finally:
+        os.close(descriptor)
 
 
 def uid_of(pid: int, proc: Path = Path("/proc")) -> int | None:
@@ -54,6 +68,14 @@ def uid_of(pid: int, proc: Path = Path("/proc")) -> int | None:
 
 def parse_place(text: str) -> Place | None:
     """The same of the text of ``/proc/PID/cgroup``: the first hierarchy of `_HIERARCHIES` that names a job."""
+    number, sluid, step = _words_of(text)
+    job = int(number) if number else _sluids.get(sluid)
+    return None if job is None else Place(job, step)
+
+
+@lru_cache(maxsize=1024)  # watched processes are looked up twice a second
+def _words_of(text: str) -> tuple[str, str, str]:
+    """A job's number, or its SLUID, and the step; empty where there is none."""
     paths: dict[str, str] = {}
     for line in text.splitlines():
         _, _, rest = line.partition(":")
@@ -63,9 +85,8 @@ def parse_place(text: str) -> Place | None:
     for controller in _HIERARCHIES:
         match = _JOB.search(paths.get(controller, ""))
         if match:
-            job = int(match[1]) if match[1] else _sluids.get(match[2])
-            return None if job is None else Place(job, match[3] or "")
-    return None
+            return match[1] or "", match[2] or "", match[3] or ""
+    return "", "", ""
 
 
 def name_job(sluid: str, job: int) -> None:

@@ -13,6 +13,7 @@ import pwd
 import re
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,6 +84,7 @@ class Outbox:
     def __init__(self, folder: Path, store: Store) -> None:
         self.folder = folder
         self.store = store
+        self.on_put: Callable[[], None] = lambda: None
 
     def prepare(self) -> None:
         """Make the folder; take over the empty files by which earlier versions named records. Raises OSError."""
@@ -97,6 +99,7 @@ class Outbox:
         """Keep a record to be sent. Raises OSError."""
         name = f"{record.job}-{round(record.started * 1000)}.json"
         write_atomic(self.folder / name, record.to_json(), mode=0o600, follow_links=False)
+        self.on_put()
 
     def waiting(self) -> list[int]:
         """The jobs whose records are to be sent, the oldest first; each as often as it ran."""
@@ -216,10 +219,13 @@ class Courier:
         self._wait = 0.0
         self._next = 0.0
 
-    def run(self) -> None:
-        """A duty of the agent. Raises SluiceError when no controller takes what waits."""
-        if time.monotonic() < self._next or not self.outbox.waiting():
-            return
+    def run(self) -> float | None:
+        """A duty of the agent; seconds until the next try. Raises SluiceError when no controller takes what waits."""
+        now = time.monotonic()
+        if now < self._next:
+            return self._next - now
+        if not self.outbox.waiting():
+            return None
         try:
             sent = self.outbox.send(controllers(), port())
         except SluiceError:
@@ -228,3 +234,4 @@ class Courier:
             raise
         self._wait = 0.0
         log("sent", records=sent)
+        return None

@@ -47,6 +47,7 @@ class Jobs:
         self._reclaim = Reclaim(state, watcher)
         self.on_prolog: list[Callable[[list[NodeDevice]], None]] = []  # each may refuse a job these devices
         self.on_end: list[Callable[[JobRecord], None]] = []  # called with a job's record before it is written, locked
+        self.on_unwritten: Callable[[], None] = lambda: None  # called when a record has to be written later
         self._unwritten: list[JobRecord] = []  # of jobs that ended
 
     def answer_to(self, server: Server) -> None:
@@ -277,6 +278,7 @@ class Jobs:
                 self.write_records()
             except OSError as error:
                 log("problem", job=record.job, what=f"{error.filename}: {error.strerror}; written when there is room")
+                self.on_unwritten()
 
     def check_limits(self) -> None:
         """A duty: set again what has ended of itself, e.g. a daemon."""

@@ -6,7 +6,7 @@ None is what the vendor, the model or the driver does not tell; never 0 instead.
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 THROTTLING = frozenset({"power", "thermal", "hardware", "brake"})
@@ -71,12 +71,15 @@ class Reading:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON, without what is not told."""
-        return {key: value for key, value in asdict(self).items() if value is not None and value != []}
+        found = {key: value for key, value in vars(self).items() if value is not None and value != []}
+        if self.links:
+            found["links"] = [dict(vars(link)) for link in self.links]
+        return found
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Reading:
         """What `to_dict` gave; fields that this version does not know are left out."""
-        known = {name: fields[name] for name in cls.__dataclass_fields__ if name in fields}
+        known = {name: value for name, value in fields.items() if name in cls.__dataclass_fields__}
         known["links"] = [Link(**link) for link in fields.get("links", [])]
         known["xids"] = [(float(when), int(xid)) for when, xid in fields.get("xids", [])]
         return cls(**known)
@@ -108,3 +111,14 @@ class Activity:
     throttle: list[str] | None = None
     share: float = 1.0
     at_s: float = field(default_factory=time.monotonic)
+
+
+def readings_of(answer: dict[str, Any], key: str = "full") -> dict[str, Reading]:
+    """The readings that a sample's answer has under `key`, by GPU; for all who ask they are parsed once.
+
+    Raises TypeError, ValueError, KeyError or AttributeError where they make no sense.
+    """
+    parsed: dict[str, dict[str, Reading]] = answer.setdefault("parsed", {})
+    if key not in parsed:
+        parsed[key] = {str(uuid): Reading.from_dict(fields) for uuid, fields in answer[key].items()}
+    return parsed[key]

@@ -13,7 +13,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import asdict
 from typing import Any, Protocol
 
 from prolog_epilog.driving import drive
@@ -228,7 +227,7 @@ class Sampler:
         wanted = request.get("devices")
         if wanted:
             activity, processes = self.reader.activity(wanted)
-            answer["devices"] = {uuid: asdict(one) for uuid, one in activity.items()}
+            answer["devices"] = {uuid: vars(one) for uuid, one in activity.items()}
             answer["busy"] = processes
         if request.get("used"):
             answer["used"] = self.library.used()

@@ -9,6 +9,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,13 @@ from typing import Any
 from policy.node import NodePolicyFile
 from prolog_epilog.accounting import Tick
 from prolog_epilog.courier import VERSION, ask, controllers, port
-from prolog_epilog.readings import Reading
+from prolog_epilog.readings import Reading, readings_of
 from prolog_epilog.state import State
 from prolog_epilog.watching import Watch, Watcher
 
 PERIOD_S = 5.0
 _FRESH_S = 60.0
+_DAMAGED = (TypeError, ValueError, KeyError, AttributeError)
 
 Send = Callable[[dict[str, Any]], object]
 
@@ -56,15 +58,14 @@ class Telling:
 
     def on_sample(self, watch: Watch, answer: dict[str, Any]) -> None:
         """A reader of samples (`Watcher.on_sample`): keeps what the driver told of whole GPUs."""
-        full = answer.get("full")
-        if not isinstance(full, dict):
+        if not isinstance(answer.get("full"), dict):
             return
+        try:
+            readings = readings_of(answer)
+        except _DAMAGED:
+            readings = _sound(answer["full"])
         with self._lock:
-            for uuid, fields in full.items():
-                try:
-                    reading = Reading.from_dict(fields)
-                except (TypeError, ValueError, KeyError, AttributeError):
-                    continue  # the accounting says so
+            for uuid, reading in readings.items():
                 self._readings[uuid] = time.monotonic(), reading
                 _, xids = self._errors.get(uuid, (0, 0))
                 self._errors[uuid] = _uncorrected(reading), xids + len(reading.xids)
@@ -124,6 +125,15 @@ class Telling:
                 }
             )
         return found
+
+
+def _sound(full: dict[str, Any]) -> dict[str, Reading]:
+    """The readings that make sense; of the others the accounting says so."""
+    found = {}
+    for uuid, fields in full.items():
+        with suppress(*_DAMAGED):
+            found[uuid] = Reading.from_dict(fields)
+    return found
 
 
 def _uncorrected(reading: Reading) -> int:

@@ -35,6 +35,7 @@ class Watch:
     wanted: threading.Event = field(default_factory=threading.Event)
     full: bool = False  # the next sample shall have all that the library tells; whoever sets it sets `wanted` as well
     some: set[str] = field(default_factory=set)  # the same of these devices only
+    asking: bool = False  # a sample is being taken
 
 
 Reader = Callable[[Watch, dict[str, Any]], None]
@@ -76,19 +77,23 @@ class Watcher:
     def await_sample(self, watch: Watch, deadline: float) -> None:
         """Wait for a sample that began after now."""
         with self._state.sampled:
-            wanted = watch.samples + 2  # the next one may have begun already
+            wanted = watch.samples + 1 + watch.asking  # that one began before
             watch.wanted.set()
             while watch.samples < wanted and time.monotonic() < deadline and watch.problem is None:
-                watch.wanted.set()
-                self._state.sampled.wait(0.1)
+                if not self._state.sampled.wait(0.1):
+                    watch.wanted.set()
 
     def _watch(self, watch: Watch) -> None:
         """Sample one vendor for ever."""
-        used = True  # a prolog or epilog wants to know, or nobody is kept waiting
+        busy = False
         while not self._state.stopping.is_set():
             if time.monotonic() < self._paused_until:
                 self._state.stopping.wait(0.2)
                 continue
+            with self._state.lock:
+                watch.asking = True
+                used = watch.wanted.is_set() or not busy  # a prolog or epilog wants to know, or nobody waits
+                watch.wanted.clear()
             try:
                 answer = watch.worker.ask(do="sample", used=used, **self._also(watch))
             except SluiceError as error:
@@ -103,10 +108,7 @@ class Watcher:
                 for grant in one.grants
             )
             settings = self._state.settings
-            asked = watch.wanted.wait(settings.period if busy else settings.idle_period)
-            if asked:
-                watch.wanted.clear()
-            used = asked or not busy
+            watch.wanted.wait(settings.period if busy else settings.idle_period)
 
     def _also(self, watch: Watch) -> dict[str, Any]:
         """What is measured beside memory: the activity of devices that jobs have, all else when it was asked for."""
@@ -123,6 +125,7 @@ class Watcher:
                 watch.since = time.time()
                 log("problem", vendor=watch.worker.vendor, what=error.what, remedy=error.remedy)
             watch.problem = error
+            watch.asking = False
             self._state.sampled.notify_all()
         self._state.stopping.wait(1.0)
 
@@ -137,6 +140,7 @@ class Watcher:
             if used is not None:
                 self.note_foreign(watch, used)
             watch.samples += 1
+            watch.asking = False
             peaks = {job: [grant.peak for grant in record.grants] for job, record in records.items()}
             acts = list(judge(listed, records, cgroups.place_of, cgroups.uid_of)) if listed and records else []
             for job, record in records.items():

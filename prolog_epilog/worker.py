@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import selectors
+import select
 import subprocess
 import sys
 import threading
@@ -92,14 +92,14 @@ class Worker:
 def _read_line(descriptor: int, deadline: float) -> bytes | None:
     """A line; None when time ran out, empty at the end."""
     data = b""
-    with selectors.DefaultSelector() as selector:
-        selector.register(descriptor, selectors.EVENT_READ)
-        while not data.endswith(b"\n"):
-            left = deadline - time.monotonic()
-            if left <= 0 or not selector.select(left):
-                return None
-            part = os.read(descriptor, 1 << 16)
-            if not part or len(data) > _MOST_ANSWER:
-                return b""
-            data += part
+    waiting = select.poll()
+    waiting.register(descriptor, select.POLLIN)
+    while not data.endswith(b"\n"):
+        left = deadline - time.monotonic()
+        if left <= 0 or not waiting.poll(1000 * left):
+            return None
+        part = os.read(descriptor, 1 << 16)
+        if not part or len(data) > _MOST_ANSWER:
+            return b""
+        data += part
     return data

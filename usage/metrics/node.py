@@ -21,7 +21,8 @@ from usage.metrics.output import Output
 from usage.metrics.points import Point, Value
 
 SPOOL = Path("/var/lib/sluice/metrics")
-_LOOK_S = 2.0  # within which a change of the policy is noticed
+_LOOK_S = 1.0  # within which a change of the policy is noticed
+_NOBODY_S = 60  # between samples that nobody gets: drivers keep events until they are read
 _SLOW_SAMPLES = 10  # skipped one after the other, and it is said again
 
 # reading's field -> metric's, factor
@@ -156,12 +157,13 @@ class NodeExporter:
             log("problem", what=self.policy.problem.what, remedy=self.policy.problem.remedy)
         self._problem = str(self.policy.problem or "")
         now = self._clock()
-        self._next = min(self._next, now + settings.interval)  # it may have become shorter
+        interval = settings.interval if settings.url or settings.prometheus else _NOBODY_S
+        self._next = min(self._next, now + interval)  # it may have become shorter
         if now < self._next:
             return min(self._next - now, _LOOK_S)
-        self._next = max(self._next + settings.interval, now - settings.interval)
+        self._next = max(self._next + interval, now - interval)
         if self._next <= now:  # the first time, or after a long sleep
-            self._next = now + settings.interval
+            self._next = now + interval
         for vendor, watch in self.agent.watcher.watches.items():
             since = self._asked.get(vendor)
             if since is not None:
