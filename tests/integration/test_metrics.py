@@ -20,8 +20,10 @@ from metrics_site import Database, eventually, load, work
 from dev_cluster.cluster import DevCluster
 from dev_cluster.gpu_sim import holdings
 from dev_cluster.gpu_sim.fields import get_values, set_values
+from dev_cluster.layout import INSIDE
 from policy.monitoring import NodeMetrics
 from policy.node import FILE_NAME, NodePolicy
+from usage.job_records import FOLDER, JobRecords
 
 pytestmark = pytest.mark.cluster
 
@@ -364,3 +366,86 @@ def test_a_token_that_others_may_read_is_not_sent(site: Site) -> None:
         eventually(lambda: log.read_text().count("the database takes samples again") > 0, 45)
     finally:
         site.settings()
+
+
+def test_each_run_of_a_requeued_job_has_its_record_and_figures(site: Site) -> None:
+    """Also where no controller took the first run's before the second ended on the same node."""
+    first, second = [(600, 2.0)], [(300, 2.5)]
+    (controllerd,) = (one.name for one in site.cluster.daemons() if one.name.startswith("controllerd@"))
+    site.cluster.stop_daemon(controllerd)
+    try:
+        runs = [shlex.join(load("cuda", mib, *phases)) for mib, phases in ((5000, first), (8000, second))]
+        command = f'if [ "${{SLURM_RESTART_COUNT:-0}}" = 0 ]; then {runs[0]}; sleep 600; else {runs[1]}; fi'
+        number = site.submit(WHOLE, "gpu:1", ["sh", "-c", command], "--requeue")
+        sim = site.cluster.node_folder(WHOLE) / "gpu_sim"
+        eventually(lambda: holdings(sim), 30)
+        eventually(lambda: not holdings(sim), 30)
+        site.cluster.run(["scontrol", "requeue", str(number)])
+
+        show = ["scontrol", "show", "job", "-o", str(number)]
+        eventually(lambda: "JobState=PENDING" in site.cluster.run(show).stdout)
+        # Slurm has it wait for two minutes, but for this; slurmd tells runs apart by the seconds of their credentials.
+        time.sleep(1.5)
+        site.cluster.run(["scontrol", "update", f"JobId={number}", "StartTime=now"])
+        eventually(lambda: holdings(sim), 30)
+        waiting = site.cluster.node_folder(WHOLE) / "outbox"
+        eventually(lambda: len(list(waiting.glob(f"{number}-*.json"))) == 2)
+    finally:
+        site.cluster.start_daemon(controllerd)
+    eventually(lambda: not list(waiting.glob("*.json")), 90)
+
+    stored = JobRecords(site.cluster.layout.state / FOLDER).of_job(number)
+    assert len(stored) == 2 and stored[0].ended is not None and stored[0].ended <= stored[1].started
+    for record, mib, phases in zip(stored, (5000, 8000), (first, second), strict=True):
+        assert record.usage is not None and record.ended is not None
+        (use,) = record.usage["gpus"].values()
+        check_work({**use, "time": record.ended - record.started, "us": record.usage["us"]}, *phases)
+        assert mib * MIB < use["memory"]["peak"] < (mib + 1024) * MIB
+    assert site.record(WHOLE, number)["started"] == stored[1].started
+
+
+def test_a_node_that_is_rebooted_in_the_middle(site: Site) -> None:
+    """What its job did until then becomes a record; nothing of the new boot is taken for the old one's."""
+    phases = [(500, 4.0)]
+    number = site.submit(WHOLE, "gpu:1", [*load("cuda", 5000, *phases, (0, 600.0))], "--no-requeue")
+    sim = site.cluster.node_folder(WHOLE) / "gpu_sim"
+    eventually(lambda: holdings(sim), 30)
+    time.sleep(4.6)  # its work is done, and measured
+    go_down(site, WHOLE, number)
+    down = time.time()
+    boot = "/proc/sys/kernel/random/boot_id"
+    fake = site.cluster.node_folder(WHOLE) / "boot_id"
+    fake.write_text("11111111-2222-3333-4444-555555555555\n")
+    site.cluster.run(["mount", "--bind", f"{INSIDE}/nodes/{WHOLE}/boot_id", boot], node=WHOLE)
+    try:
+        site.cluster.start_daemon(f"agent@{WHOLE}")
+        site.cluster.start_daemon(f"slurmd@{WHOLE}")
+        record = site.record(WHOLE, number)
+    finally:
+        site.cluster.run(["umount", boot], node=WHOLE)
+    assert [event["action"] for event in record["events"]].count("reboot") == 1
+    assert record["ended"] == pytest.approx(down, abs=3)
+    (use,) = record["usage"]["gpus"].values()
+    # What it did after its last sample, at most half a second before the agent's end, is not known.
+    assert use["seconds"] == pytest.approx(record["ended"] - record["started"] - 0.4, abs=0.5)
+    assert record["usage"]["us"] == pytest.approx(work(*phases), rel=CLOSE, abs=0.05)
+    assert use["utilisation"]["mean"] == pytest.approx(100 * work(*phases) / use["seconds"], rel=CLOSE)
+    assert 5000 * MIB < use["memory"]["peak"] < 6024 * MIB
+    site.cluster.run(["scancel", str(number)], check=False)
+    site.cluster.wait_idle(timeout=60)
+    after = site.submit(WHOLE, "gpu:1", load("cuda", 5000, (700, 1.5)))
+    check_work(site.use(WHOLE, after), (700, 1.5))
+
+
+def go_down(site: Site, node: str, job: int) -> None:
+    """slurmd, the agent, the job, and what only memory keeps: a node that is told to reboot."""
+    site.cluster.stop_daemon(f"slurmd@{node}")
+    site.cluster.stop_daemon(f"agent@{node}")
+    listed = site.cluster.run(["ps", "-e", "-o", "pid=,ppid=,args="], node=node).stdout
+    table = [line.split(None, 2) for line in listed.splitlines()]
+    ended = {pid for pid, _, words in table if words.startswith(f"slurmstepd: [{job}.")}
+    assert ended
+    while more := {pid for pid, parent, _ in table if parent in ended} - ended:
+        ended |= more
+    site.cluster.run(["kill", "-KILL", *ended], node=node)
+    site.cluster.run(["rm", "-rf", "/run/sluice/agent/jobs"], node=node)
