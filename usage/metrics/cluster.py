@@ -7,7 +7,7 @@ import logging
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from slurm_client.control import Control
 from slurm_client.model import Job, Node
 from slurm_plugin.decisions import FOLDER, RecordError
 from slurm_plugin.status import Controller, read_controllers
+from usage.alerts.readings import readings_of
 from usage.controllerd import Duty, Site
 from usage.metrics.decided import Decided
 from usage.metrics.influx import read_token, set_retention
@@ -92,16 +93,21 @@ class _Class:
     free: list[float] = field(default_factory=list)  # by usable node
     partly: float = 0.0  # free ones on nodes that are partly allocated
     unavailable: int = 0
+    percent: list[float] = field(default_factory=list)  # of each GPU whose utilisation is told
 
 
-def class_points(cluster: str, nodes: Iterable[Node], stamp: int) -> list[Point]:
-    """GPUs by type."""
+def class_points(
+    cluster: str, nodes: Iterable[Node], stamp: int, percents: Mapping[str, Sequence[float]] | None = None
+) -> list[Point]:
+    """GPUs by type; `percents`: utilisation of the GPUs of nodes that tell it, of use where a node has one type."""
     classes: dict[str, _Class] = defaultdict(_Class)
     for node in nodes:
         types, shards = gpus_of(node)
         total = sum(types.values())
         for name, count in types.items():
             one = classes[name or "gpu"]
+            if percents and len(types) == 1:
+                one.percent += percents.get(node.name, ())
             one.gpus += count
             used = float(node.tres_allocated.get(f"gres/gpu:{name}", node.tres_allocated.get("gres/gpu", 0)))
             if shards and total:  # shares, as parts of this type
@@ -127,6 +133,8 @@ def class_points(cluster: str, nodes: Iterable[Node], stamp: int) -> list[Point]
             "largest_free_gpus": round(max(one.free, default=0.0), 3),
             "nodes_unavailable": one.unavailable,
         }
+        if one.percent:
+            fields["utilisation_ratio"] = round(sum(one.percent) / len(one.percent) / 100, 6)
         points.append(Point("sluice_class", {"cluster": cluster, "class": name}, fields, stamp))
     return points
 
@@ -327,9 +335,13 @@ class ClusterMetrics:
         stamp = self.output.stamp()
         self.throughput.look(jobs)
         decided = self._decided_now(site)
+        percents: dict[str, list[float]] = defaultdict(list)
+        for gpu in readings_of(site).fresh():
+            if gpu.utilisation_percent is not None:
+                percents[gpu.node].append(gpu.utilisation_percent)
         points = [
             *queue_points(name, jobs, shards_per_gpu(nodes), time.time(), stamp),
-            *class_points(name, nodes, stamp),
+            *class_points(name, nodes, stamp, percents),
             *self.throughput.points(name, stamp, decided.totals),
             *scheduler_points(
                 name, site.commands.output("sdiag"), self._plugins(),

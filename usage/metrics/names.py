@@ -207,6 +207,9 @@ MEASUREMENTS: tuple[Measurement, ...] = (
             _gauge("allocated_gpus", "that jobs have, shares as parts"),
             _gauge("allocation_ratio", "allocated of all"),
             _gauge(
+                "utilisation_ratio", "mean of its GPUs that are told (alerts.readings); not of nodes with several types"
+            ),
+            _gauge(
                 "fragmentation_ratio",
                 "of the free GPUs on usable nodes, those on nodes that are partly allocated: they "
                 "take no job that wants a whole node",

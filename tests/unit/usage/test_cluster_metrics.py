@@ -99,6 +99,11 @@ def test_classes_with_shares_and_nodes_that_are_away() -> None:
     assert (fields["gpus"], fields["available_gpus"], fields["allocated_gpus"]) == (32, 16, 11)
     assert fields["largest_free_gpus"] == 8 and fields["nodes_unavailable"] == 2
     assert fields["fragmentation_ratio"] == pytest.approx(5 / 13, abs=1e-6)
+    assert "utilisation_ratio" not in fields
+    told = only(class_points("c", nodes, 1, {"a": [100.0, 50.0], "b": [0.0], "elsewhere": [7.0]})).fields
+    assert told["utilisation_ratio"] == 0.5 and unknown("sluice_class", told) == []
+    mixed = node("e", "gpu:h100:4,gpu:a100:4", {}, "idle")
+    assert all("utilisation_ratio" not in one.fields for one in class_points("c", [mixed], 1, {"e": [9.0] * 8}))
     assert shards_per_gpu(nodes) == 80_000
 
 
