@@ -431,6 +431,10 @@ def test_alerts_from_a_real_idle_gpu_to_a_cancelled_job(site: Site) -> None:
     assert all(one.isprintable() for one in messages("out")[0]["subjects"][0]["text"])
     site.wait(lambda: messages("warm"), 60)
     assert all(one["name"].startswith("g-2 GPU") for one in messages("warm")[0]["subjects"])
+    row = re.compile(r"^g-1 .* 1/8 +(\d+%|-) ", re.MULTILINE)
+    site.wait(lambda: (found := row.search(site.sluice("top", "--once"))) and found[1] == "0%", 60)
+    others = row.search(site.sluice("top", "--once", user="alice"))
+    assert others is not None and others[1] == "-", "only SlurmUser and root read what nodes told"
     site.wait(lambda: messages("idle"), 60)
     assert f"job {site.running} of bob" in messages("idle")[0]["subjects"][0]["name"]
     site.wait(lambda: site.state(site.running).startswith("CANCELLED"), 60)
