@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -44,6 +45,7 @@ from sluice_base.errors import SluiceError
 
 _RETENTION_SECONDS = 30 * 86400
 _LOCK_SECONDS = 2.0
+_SWITCH_S = 0.001  # a thread that computes keeps one that answers a prolog waiting so long, not Python's 5 ms
 _IDLE_S = 30.0  # for duties that are told when there is work
 
 
@@ -131,7 +133,7 @@ class Agent:
         self.jobs.on_prolog.append(monitor.refuse_sick)
         self.jobs.on_end.append(lambda _: monitor.wake())
         self.server.add("health", monitor.check)
-        monitor.on_due = self.duties.add("health", 1.0, monitor.run, least=1.0).wake
+        monitor.on_due = self.duties.add("health", 1.0, monitor.run, delay=1.0).wake
         monitor.on_report = self.duties.add("health-report", _IDLE_S, monitor.deliver).wake
 
     def start(self) -> None:
@@ -152,6 +154,7 @@ class Agent:
         self.jobs.write_also(cut_off)
         self.accounting.drop(cut_off)
         self.contexts.measure(self.watcher)
+        sys.setswitchinterval(_SWITCH_S)
         self.watcher.start()
         self.duties.start()
 

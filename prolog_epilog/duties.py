@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -15,18 +14,18 @@ class Duty:
     """A function and how often it is called, in seconds from the end of one call to the start of the next.
 
     `period`: where nobody knows of work before; the function may return another for this once. `retry`: after a
-    failure. `least`: that much lies between two calls, whatever happens.
+    failure. `delay`: after it was told of work, so that it is in nobody's way who is being answered.
     """
 
     name: str
     period: float
     function: Callable[[], float | None]
     retry: float
-    least: float
+    delay: float
     wanted: threading.Event = field(default_factory=threading.Event)
 
     def wake(self) -> None:
-        """There is work: call the function now."""
+        """There is work: call the function soon."""
         self.wanted.set()
 
 
@@ -44,10 +43,10 @@ class Duties:
         function: Callable[[], float | None],
         *,
         retry: float | None = None,
-        least: float = 0.0,
+        delay: float = 0.0,
     ) -> Duty:
         """Before `start`. See `Duty`; without `retry` it is the period."""
-        duty = Duty(name, period, function, period if retry is None else retry, least)
+        duty = Duty(name, period, function, period if retry is None else retry, delay)
         self._duties.append(duty)
         return duty
 
@@ -70,6 +69,5 @@ class Duties:
                 wait = duty.retry
             else:
                 problem = ""
-            ended = time.monotonic()
-            if duty.wanted.wait(max(wait, duty.least)):
-                self._stopping.wait(max(0.0, ended + duty.least - time.monotonic()))
+            if duty.wanted.wait(wait) and duty.delay:
+                self._stopping.wait(duty.delay)

@@ -257,7 +257,7 @@ def main() -> None:
                 answer["ok"] = sampler.sample(request)
         except Exception as error:  # whatever a vendor's wrapper throws is the answer
             answer["error"] = f"{type(error).__name__}: {error}"
-        print(json.dumps(answer), file=answers, flush=True)
+        answers.write(json.dumps(answer) + "\n")
 
 
 if __name__ == "__main__":

@@ -35,7 +35,8 @@ class Watch:
     wanted: threading.Event = field(default_factory=threading.Event)
     full: bool = False  # the next sample shall have all that the library tells; whoever sets it sets `wanted` as well
     some: set[str] = field(default_factory=set)  # the same of these devices only
-    asking: bool = False  # a sample is being taken
+    asking: bool = False  # a sample is being taken, or told to the readers
+    told: int = 0  # samples of which all readers know
 
 
 Reader = Callable[[Watch, dict[str, Any]], None]
@@ -75,11 +76,11 @@ class Watcher:
             watch.worker.close()
 
     def await_sample(self, watch: Watch, deadline: float) -> None:
-        """Wait for a sample that began after now."""
+        """Wait for a sample that began after now, and for what its readers make of it."""
         with self._state.sampled:
-            wanted = watch.samples + 1 + watch.asking  # that one began before
+            wanted = watch.told + 1 + watch.asking  # that one began before
             watch.wanted.set()
-            while watch.samples < wanted and time.monotonic() < deadline and watch.problem is None:
+            while watch.told < wanted and time.monotonic() < deadline and watch.problem is None:
                 if not self._state.sampled.wait(0.1):
                     watch.wanted.set()
 
@@ -102,6 +103,10 @@ class Watcher:
                 self._sample(watch, answer["usage"], answer.get("used"))
                 for reader in self.on_sample:
                     reader(watch, answer)
+                with self._state.sampled:
+                    watch.told += 1
+                    watch.asking = False
+                    self._state.sampled.notify_all()
             busy = any(
                 grant.vendor == watch.worker.vendor
                 for one in list(self._state.records.values())
@@ -140,7 +145,6 @@ class Watcher:
             if used is not None:
                 self.note_foreign(watch, used)
             watch.samples += 1
-            watch.asking = False
             peaks = {job: [grant.peak for grant in record.grants] for job, record in records.items()}
             acts = list(judge(listed, records, cgroups.place_of, cgroups.uid_of)) if listed and records else []
             for job, record in records.items():
