@@ -371,6 +371,32 @@ static bool make_running(job_record_t *job, const struct picture *picture)
     return good;
 }
 
+/* Which task of which array its start or end was; task NO_VAL: none. */
+static void task_of(const struct picture *picture, uint32_t *array_id, uint32_t *task_id)
+{
+    struct sluice_start start;
+    struct sluice_ending ending;
+    *array_id = 0;
+    *task_id = NO_VAL;
+    if (start_of(picture, &start)) {
+        *array_id = start.array_id;
+        *task_id = start.task_id;
+    } else if (ending_of(picture, &ending)) {
+        *array_id = ending.array_id;
+        *task_id = ending.task_id;
+    }
+    if (!*array_id)
+        *task_id = NO_VAL;
+}
+
+/* The last task to leave an array's record keeps it, with the array's id: it comes after all the others. */
+static bool is_last_task(const struct picture *picture)
+{
+    uint32_t array_id, task_id;
+    task_of(picture, &array_id, &task_id);
+    return task_id != NO_VAL && array_id == picture->job_id;
+}
+
 /* The record of a task that the state file has in its array's: made one of its own, with the id that it had. */
 static job_record_t *split_task(uint32_t job_id, uint32_t array_id, uint32_t task_id)
 {
@@ -379,6 +405,11 @@ static job_record_t *split_task(uint32_t job_id, uint32_t array_id, uint32_t tas
         task_id >= (uint32_t)bit_size(job->array_recs->task_id_bitmap) ||
         !bit_test(job->array_recs->task_id_bitmap, task_id))
         return NULL;
+    if (job_id == array_id && job->array_recs->task_cnt > 1) { /* Slurm would give the id twice */
+        unsettled(job_id, "task %u of array %u has the array's id, but the journal lacks other tasks that have left it",
+                  task_id, array_id);
+        return NULL;
+    }
     uint32_t first = slurm_conf.first_job_id;
     job->array_job_id = array_id;
     job->array_task_id = task_id;
@@ -393,16 +424,11 @@ static job_record_t *split_task(uint32_t job_id, uint32_t array_id, uint32_t tas
 /* The job's record, or that of the array that it was a task of, made its own. */
 static job_record_t *record_of(const struct picture *picture)
 {
-    struct sluice_start start;
-    struct sluice_ending ending;
+    uint32_t array_id, task_id;
     job_record_t *job = find_job_record(picture->job_id);
-    if (!start_of(picture, &start) && ending_of(picture, &ending)) {
-        start.array_id = ending.array_id;
-        start.task_id = ending.task_id;
-    }
-    bool is_task = start.array_id && start.task_id != NO_VAL;
-    if (is_task && (!job || (job->array_recs && job->array_task_id == NO_VAL)))
-        return split_task(picture->job_id, start.array_id, start.task_id);
+    task_of(picture, &array_id, &task_id);
+    if (task_id != NO_VAL && (!job || (job->array_recs && job->array_task_id == NO_VAL)))
+        return split_task(picture->job_id, array_id, task_id);
     return job;
 }
 
@@ -546,6 +572,16 @@ static void repair_files(const struct picture *picture)
 
 /* ---- the first step ---- */
 
+static void settle_loaded(struct picture *picture)
+{
+    picture->missing = true;
+    edit(picture);
+    if (!picture->missing || picture->state == KNOWN)
+        repair_files(picture);
+    else if (picture->submit.length && picture->state != VOID)
+        move_aside(picture->job_id);
+}
+
 void sluice_failover_loaded(void)
 {
     struct timespec now;
@@ -560,15 +596,12 @@ void sluice_failover_loaded(void)
         error("sluice: failover journal: %s", own.found.problem);
     sort_pictures();
     sluice_failover_reviving(&nothing); /* what Slurm's hooks say meanwhile is not journalled */
-    for (uint32_t i = 0; i < own.count; i++) {
-        struct picture *picture = &own.items[i];
-        picture->missing = true;
-        edit(picture);
-        if (!picture->missing || picture->state == KNOWN)
-            repair_files(picture);
-        else if (picture->submit.length && picture->state != VOID)
-            move_aside(picture->job_id);
-    }
+    for (uint32_t i = 0; i < own.count; i++)
+        if (!is_last_task(&own.items[i]))
+            settle_loaded(&own.items[i]);
+    for (uint32_t i = 0; i < own.count; i++)
+        if (is_last_task(&own.items[i]))
+            settle_loaded(&own.items[i]);
     sluice_failover_reviving(NULL);
     if (own.jobs)
         info("sluice: failover journal: %u jobs since the state was saved at %" PRId64, own.jobs,
@@ -708,16 +741,26 @@ static void leave(job_record_t *job, const struct sluice_ending *ending)
         deallocate_nodes(job, false, false, false);
 }
 
-/* A job that is missing. True: something has changed. */
+static bool is_to_come_back(const struct picture *picture)
+{
+    return picture->missing && picture->state != VOID && picture->state != KNOWN;
+}
+
+/* What is missing is there again, as it was when it was submitted. True: something has changed. */
+static bool take_in(struct picture *picture)
+{
+    return is_to_come_back(picture) && picture->submit.length && !find_job_record(picture->job_id) &&
+           submit_again(picture);
+}
+
+/* A job that was missing: to where it was. True: something has changed. */
 static bool bring_back(struct picture *picture)
 {
     struct sluice_ending ending = {0};
-    if (!picture->missing || picture->state == VOID || picture->state == KNOWN)
+    if (!is_to_come_back(picture))
         return false;
-    job_record_t *job = record_of(picture); /* its array may be back by now */
-    if (!job && picture->submit.length)
-        job = submit_again(picture);
-    else if (!job && picture->state == RUNS)
+    job_record_t *job = record_of(picture);
+    if (!job && !picture->submit.length && picture->state == RUNS)
         unsettled(picture->job_id, "it runs, but neither Slurm's state nor the journal has its submission");
     if (!job)
         return false;
@@ -788,10 +831,13 @@ void sluice_failover_ready(int (*recount)(void))
     bool changed = false;
     if (!own.began_us)
         return;
-    for (uint32_t i = 0; i < own.count; i++) {
-        sluice_failover_reviving(&nothing);
-        changed |= bring_back(&own.items[i]);
-    }
+    sluice_failover_reviving(&nothing);
+    for (uint32_t i = 0; i < own.count; i++)
+        changed |= take_in(&own.items[i]);
+    for (uint32_t i = 0; i < own.count; i++)
+        changed |= !is_last_task(&own.items[i]) && bring_back(&own.items[i]);
+    for (uint32_t i = 0; i < own.count; i++)
+        changed |= is_last_task(&own.items[i]) && bring_back(&own.items[i]);
     if (changed)
         (void)recount();
     for (uint32_t i = 0; i < own.count; i++) {

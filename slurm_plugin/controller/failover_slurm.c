@@ -23,17 +23,25 @@
 #include "src/slurmctld/locks.h"
 
 enum { TICK_MS = 250, LOUD_S = 10 };
-/* Ends may make slurmctld wait for a fifth of the time, a tenth of a second at once: a scancel of thousands of jobs is
- * one hold of the locks. What is over is written as soon, and not waited for. */
-enum { END_SHARE = 5, END_BURST_US = 100000 };
+/*
+ * A scancel of thousands of jobs is one hold of the locks: a thread's ends may make slurmctld wait for a tenth of a
+ * second at once, and then for as long as it does something else; all of them, while the storage does not answer, for
+ * a fifth of the time. What is over is written as soon, and not waited for.
+ */
+enum { END_BURST_US = 100000, SLOW_SHARE = 5 };
+struct budget {
+    int64_t left_us, seen_us;
+};
 
 static struct {
     _Atomic(struct sluice_journal *) journal;
     char folder[4096], state_file[4096], host[256];
     bool adapter;
+    atomic_bool replayed; /* the main thread is done with the journal: the keeper may open it */
     int64_t covered_us;
     const struct sluice_submission *reviving;
-    int64_t end_budget_us, end_seen_us; /* under the job write lock */
+    struct budget slow_ends; /* these two under the job write lock */
+    bool is_slow;            /* the last end that was waited for was not durable in time */
     _Atomic int64_t said_us;
 } own;
 
@@ -60,6 +68,7 @@ static uint32_t request_offset;
 static char *request_tasks;
 /* Of the request that this thread handles. */
 static _Thread_local uint32_t components_here;
+static _Thread_local struct budget ends_here;
 
 static int64_t now_us(clockid_t clock)
 {
@@ -252,15 +261,30 @@ static bool is_requeue(const job_record_t *job)
            (base == JOB_NODE_FAIL || base == JOB_PREEMPTED || base == JOB_BOOT_FAIL);
 }
 
-/* How long this end may make slurmctld wait. */
-static uint32_t end_wait_ms(uint32_t wait_ms)
+/* A job's own end, which its node reports in a call for it alone, and never again once that is answered. */
+static bool is_report(const job_record_t *job)
 {
-    int64_t now = now_us(CLOCK_MONOTONIC);
-    own.end_budget_us += own.end_seen_us ? (now - own.end_seen_us) / END_SHARE : END_BURST_US;
-    own.end_seen_us = now;
-    if (own.end_budget_us > END_BURST_US)
-        own.end_budget_us = END_BURST_US;
-    return own.end_budget_us > 0 ? wait_ms : 0;
+    uint32_t base = job->job_state & JOB_STATE_BASE;
+    return base == JOB_COMPLETE || base == JOB_FAILED || base == JOB_OOM;
+}
+
+/* Wait for an end to be durable, for as long as it may make slurmctld wait. False: it was not waited for. */
+static bool wait_for_end(struct sluice_journal *journal, const job_record_t *job, uint64_t ticket, uint32_t wait_ms,
+                         enum sluice_journal_result *result)
+{
+    struct budget *budget = own.is_slow ? &own.slow_ends : &ends_here;
+    int64_t began = now_us(CLOCK_MONOTONIC), since = began - budget->seen_us;
+    budget->left_us += budget->seen_us ? since / (own.is_slow ? SLOW_SHARE : 1) : END_BURST_US;
+    if (budget->left_us > END_BURST_US)
+        budget->left_us = END_BURST_US;
+    budget->seen_us = began;
+    if (budget->left_us <= 0 && (own.is_slow || !is_report(job)))
+        return false;
+    *result = sluice_journal_wait(journal, ticket, wait_ms);
+    budget->seen_us = now_us(CLOCK_MONOTONIC);
+    budget->left_us -= budget->seen_us - began;
+    own.is_slow = *result != SLUICE_JOURNAL_DURABLE;
+    return true;
 }
 
 /* Without the lease this process is about to be killed, and must not answer before. */
@@ -297,14 +321,11 @@ void sluice_failover_ended(struct job_record *job)
     sluice_ending_pack(&ending, buffer);
     uint64_t ticket = hand_over(journal, requeue ? SLUICE_RECORD_REQUEUE : SLUICE_RECORD_END, job->job_id, buffer);
     free_buf(buffer);
-    uint32_t wait_ms = end_wait_ms(wish.wait_ms);
-    if (ticket && !wait_ms) {
+    enum sluice_journal_result result = SLUICE_JOURNAL_FAILED;
+    if (ticket && !wait_for_end(journal, job, ticket, wish.wait_ms, &result)) {
         count("journal.not_waited");
         return;
     }
-    int64_t began = now_us(CLOCK_MONOTONIC);
-    enum sluice_journal_result result = ticket ? sluice_journal_wait(journal, ticket, wait_ms) : SLUICE_JOURNAL_FAILED;
-    own.end_budget_us -= now_us(CLOCK_MONOTONIC) - began;
     wait_for_lease(wish.wait_ms);
     if (result != SLUICE_JOURNAL_DURABLE) {
         count(result == SLUICE_JOURNAL_LATE ? "journal.late" : "journal.warned");
@@ -532,6 +553,7 @@ static void look_after(void)
 {
     struct sluice_journal *journal = atomic_load(&own.journal);
     static int64_t said;
+    static bool led;
     bool on = wished().on;
     if (journal && on && !own.adapter && time(NULL) - said > 600) {
         said = time(NULL);
@@ -539,17 +561,23 @@ static void look_after(void)
             "sluice: the policy asks for the failover journal, but BurstBufferType=burst_buffer/sluice is not loaded: "
             "nothing is journalled; see docs/failover.md");
     }
-    if (!journal && on && sluice_in_charge() && own.covered_us) { /* switched on while running */
+    if (!journal && on && sluice_in_charge() && atomic_load(&own.replayed)) { /* switched on while running */
         struct sluice_segments found;
         if (sluice_segments_read(own.folder, NULL, NULL, &found))
             sluice_failover_open(&found);
         free(found.items);
         journal = atomic_load(&own.journal);
     }
-    if (journal && !slurmctld_primary && !control_time) { /* a backup that has given back */
-        atomic_store(&own.journal, NULL);
-        usleep(TICK_MS * 1000); /* a hook may be using it for this moment */
-        sluice_journal_close(journal);
+    /* A backup that has given back; while it takes over, it has replayed before it has a control_time. */
+    if (slurmctld_primary || control_time)
+        led = true;
+    else if (led) {
+        led = false;
+        atomic_store(&own.replayed, false);
+        if (atomic_exchange(&own.journal, NULL)) {
+            usleep(TICK_MS * 1000); /* a hook may be using it for this moment */
+            sluice_journal_close(journal);
+        }
         journal = NULL;
     }
     if (journal)
@@ -574,7 +602,7 @@ static void *run_keeper(void *argument)
     return NULL;
 }
 
-void sluice_failover_open(const struct sluice_segments *found)
+static void open_journal(const struct sluice_segments *found)
 {
     char about[512];
     struct wish wish = wished();
@@ -601,6 +629,12 @@ void sluice_failover_open(const struct sluice_segments *found)
     atomic_store(&own.journal, journal);
 }
 
+void sluice_failover_open(const struct sluice_segments *found)
+{
+    open_journal(found);
+    atomic_store(&own.replayed, true); /* last: the keeper would open it a second time */
+}
+
 void sluice_failover_has_adapter(void)
 {
     own.adapter = true;
@@ -616,6 +650,7 @@ static bool start(const struct sluice_site *site)
         snprintf(own.host, sizeof own.host, "unknown");
     launches.stopping = false;
     launches.running = pthread_create(&launches.thread, NULL, run_launches, NULL) == 0;
+    atomic_store(&own.replayed, false);
     atomic_store(&keeper.stopping, false);
     keeper.running = pthread_create(&keeper.thread, NULL, run_keeper, NULL) == 0;
     return launches.running && keeper.running;

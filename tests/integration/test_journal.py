@@ -192,6 +192,26 @@ def test_what_was_acknowledged_is_there_again(site: Site) -> None:
     site.cluster.run(["scancel", "-u", "alice"])
 
 
+def test_an_array_whose_tasks_all_run_keeps_their_ids(site: Site) -> None:
+    """The last task to start has the array's own id: it is brought back after the others have left the array."""
+    site.stop_saving()
+    array = site.submit("-a", "1-4", script='[ "$SLURM_ARRAY_TASK_ID" = 2 ] || sleep 600')
+
+    def tasks() -> dict[str, list[str]]:
+        return {job: row for job, row in site.jobs().items() if row[4].startswith(f"{array}_")}
+
+    before = until(tasks, lambda now: sorted(row[0] for row in now.values()) == ["COMPLETED", *["RUNNING"] * 3])
+    site.kill()
+    site.start()
+    assert site.replay()["unsettled"] == []
+    after = tasks()
+    assert {job: (row[2], row[4]) for job, row in after.items()} == {
+        job: (row[2], row[4]) for job, row in before.items()
+    }  # ids, start times, tasks
+    until(tasks, lambda now: sorted(row[0] for row in now.values()) == ["COMPLETED", *["RUNNING"] * 3])
+    site.cluster.run(["scancel", "-u", "alice"])
+
+
 def test_a_torn_record_and_a_damaged_one_are_not_believed(site: Site) -> None:
     site.stop_saving()
     good = site.submit("-H")
