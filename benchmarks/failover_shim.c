@@ -1,13 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Faults of storage and network below the controllers of a test cluster, preloaded into slurmctld and its supervisor.
- * In $SLUICE_CHAOS a file switches each on, at once and for every process: full     writes into the state folder
- * ($SLUICE_CHAOS_STATE) fail with ENOSPC, as do new files hang     they do not come back, nor do fsync, rename and
- * link, until the file is gone cut.HOST connections of that host's processes to the addresses in it (one a line) time
- * out power    before each fsync in the state folder is answered, what would be left after a power cut is written down
- * in $SLUICE_CHAOS/durable: the file's content as of its last fsync, and, as a journalling file system has it, all
- *            names as of the last fsync of any file. A file that was never synced is empty then.
- *            durable/names: "d PATH" or "f KEY PATH" a line; durable/KEY: the content.
+ * In $SLUICE_CHAOS a file switches each on, at once and for every process; the state folder is $SLUICE_CHAOS_STATE:
+ *
+ *   - full: writes into the state folder fail with ENOSPC, as do new files
+ *   - hang: they do not come back, nor do fsync, rename and link, until the file is gone
+ *   - slow: fsync and fdatasync there take 40 ms more
+ *   - cut.HOST: connections of that host's processes to the addresses in it (one a line) time out
+ *   - power: before each fsync in the state folder is answered, what would be left after a power cut is written down in
+ *     $SLUICE_CHAOS/durable: the file's content as of its last fsync, and, as journalling file systems have it (ext4's
+ *     transactions and xfs's log are in order), all names as of the last fsync of any file. A file that was never
+ *     synced is empty then. Nothing becomes durable by time alone, which is harsher than both.
+ *     durable/names: "d PATH" or "f KEY PATH" a line; durable/KEY: the content.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -179,6 +183,8 @@ static int synced(int file, int (*call)(int))
     bool ours = is_ours(file);
     if (ours)
         hang();
+    if (ours && is_on("slow"))
+        usleep(40000);
     int rc = call(file);
     int failed = errno;
     if (rc == 0 && ours && is_on("power"))

@@ -81,6 +81,28 @@ def test_power_cuts(chaos: Chaos, full_scale: bool) -> None:
     assert_nothing_lost(kills.outcome, 50)
 
 
+def test_every_end_that_a_node_reports_is_durable_before_the_answer(chaos: Chaos) -> None:
+    """As the node does not say it again. The ends of many jobs at once, on slow storage."""
+
+    def not_waited() -> int:
+        text = (chaos.cluster.layout.state / "sluice.status.ctl1").read_text()
+        return int(json.loads(text)["counters"].get("journal.not_waited", 0))
+
+    assert chaos.faults is not None
+    return_to_ctl1(chaos)
+    chaos.cluster.run(["scancel", "-u", "alice"], user="alice")
+    before = not_waited()
+    until = int(time.time()) + 5
+    script = f'while [ "$(date +%s)" -lt {until} ]; do sleep 0.1; done'
+    words = ["sbatch", "--parsable", "-o/dev/null", f"--wrap={script}"]
+    numbers = [int(chaos.cluster.run(words, user="alice").stdout) for _ in range(16)]
+    assert chaos.wait(lambda: {chaos.states()[number] for number in numbers} == {"RUNNING"}, 20)
+    with chaos.faults.on("slow"):
+        assert chaos.wait(lambda: {chaos.states()[number] for number in numbers} == {"COMPLETED"}, 30)
+        time.sleep(1)  # the counters are written once a second
+    assert not_waited() == before
+
+
 def test_status_drill_and_history(chaos: Chaos) -> None:
     return_to_ctl1(chaos)
     number = int(chaos.cluster.run(["sbatch", "--parsable", "-o/dev/null", "--wrap=sleep 300"], user="alice").stdout)
