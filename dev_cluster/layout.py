@@ -25,7 +25,7 @@ def on_this_system(words: list[str]) -> list[str]:
 
     It sees the host's /etc, /run, devices and processes, and for all else this machine's files.
     """
-    over = f'for folder in etc run dev sys proc tmp; do mount --rbind "/$folder" "{THIS_SYSTEM}/$folder"; done'
+    over = f'for folder in etc run dev sys proc; do mount --rbind "/$folder" "{THIS_SYSTEM}/$folder"; done'
     script = f'set -e; {over}; exec chroot {THIS_SYSTEM} "$@"'
     return ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sluice", *words]
 

@@ -43,6 +43,13 @@
 #define SLUICE_SITE_FACTOR_RECONFIG 1
 #endif
 
+/* The job that a change is about. */
+#if SLUICE_SLURM_AT_LEAST(25, 11)
+#define SLUICE_DESCRIBED_JOB(description) ((description)->step_id.job_id)
+#else
+#define SLUICE_DESCRIBED_JOB(description) ((description)->job_id)
+#endif
+
 /* A job's flag that each of its tasks has shares of a GPU of its own. */
 #ifdef GRES_ONE_TASK_PER_SHARING
 #define SLUICE_ONE_TASK_PER_SHARING(flags) (((flags) & GRES_ONE_TASK_PER_SHARING) != 0)

@@ -412,7 +412,7 @@ extern SLUICE_FINI_TYPE fini(void)
 static void tell_journal(const job_desc_msg_t *job_desc, uint32_t submit_uid)
 {
     char text[256];
-    uint32_t job_id = job_desc->job_id;
+    uint32_t job_id = SLUICE_DESCRIBED_JOB(job_desc);
     if (!sluice_failover_modified)
         return;
     if ((!job_id || job_id == NO_VAL) && job_desc->job_id_str)

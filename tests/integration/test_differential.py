@@ -170,7 +170,8 @@ def _gather(cluster: DevCluster, steps: list[Step], outcome: Outcome) -> None:
     outcome.errors = Counter(
         re.sub(r"\d+", "#", re.sub(r"^\S+ ?|\[.*?\] ", "", line)).strip()
         for line in outcome.log.splitlines()
-        if re.search(r"\berror:", line)
+        # Slurm's counter for MaxJobsAccrue underflows at place now and then; docs/scheduling-in-slurm.md, Open.
+        if re.search(r"\berror:", line) and "accrue_cnt underflow" not in line
     )
 
 
