@@ -135,6 +135,8 @@ class Controller:
             now = time.time()
             if policy.health.mode != "off":
                 acts = self.keeper.decide(nodes, policy.health, now, by_gpu=self._by_gpu())
+                # Before jobs are taken off a GPU and anybody is told: no other may start there.
+                withdrawn.write(site.state_save / withdrawn.FILE_NAME, self.keeper.state.withdrawn())
                 self._carry_out(acts)
             else:
                 self._carry_out(self._give_all_back())
