@@ -359,7 +359,7 @@ def kill_series(
 
     `takeover`: SIGKILL; the backup takes over, and the primary comes back to lead. `stop`: the same by SIGSTOP, which
     its supervisor answers. `restart`: SIGKILL, and the primary is started again at once, as by systemd. `power`: both
-    controllers lose their power, and are started again. The next one comes at least `apart_s` after the service is back.
+    controllers lose their power, and are started again. The next comes at least `apart_s` after the service is back.
     """
     draw = random.Random(seed)
     kills = Kills(Outcome(), [], [], 0.0, 0)
