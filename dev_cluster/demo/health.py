@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 from dev_cluster.demo.stage import SLUICE, Stage
 from dev_cluster.gpu_sim.fields import set_values
@@ -34,7 +35,7 @@ def health(stage: Stage) -> None:
         ["srun", "-w", NODE, "--gres=gpu:7", "-n1", "bash", "-c", "echo $SLURM_STEP_GPUS"],
         user="bob", shown=f"srun -w {NODE} --gres=gpu:7 bash -c 'echo $SLURM_STEP_GPUS'",
     )  # fmt: skip
-    given = seven.strip().splitlines()[-1].split(",")
+    given = next((line for line in seven.splitlines() if re.fullmatch(r"[\d,]+", line)), "").split(",")
     stage.expect(len(given) == 7 and str(SICK) not in given, "the seven others are given out")
     stage.wait("it comes back when its checks pass", lambda: not _out(stage))
     stage.sluice("health", "history")
