@@ -7,6 +7,8 @@ from pathlib import Path
 import click
 
 STATE = Path("/var/lib/sluice/controllerd")
+_LATER = ("yaml", "ClusterShell.NodeSet", "influxdb_client._sync.rest", "slurm_client.text", "slurm_client.json_client")
+"""What duties import when they first need it."""
 EVENTS = Path("/var/lib/sluice/controllerd/events.jsonl")
 # Each module has a function `duties(site)`; see usage/controllerd.py.
 DUTIES: tuple[str, ...] = (
@@ -47,11 +49,14 @@ def command(
     context.obj = state
     if context.invoked_subcommand is not None:
         return
+    import importlib
     import logging
     import os
     import signal
+    from contextlib import suppress
 
     from slurm_client import Commands, connect
+    from slurm_client.munge import MungeError, prepare
     from slurm_plugin.explain_service import drop_privileges, slurm_user
     from usage.controllerd import Controllerd, Site, collect, load, wait_for_config
 
@@ -63,6 +68,10 @@ def command(
         events=events,
     )
     modules = load(DUTIES)  # while root: a development checkout may be shut to SlurmUser
+    for name in _LATER:
+        importlib.import_module(name)
+    with suppress(MungeError):  # told by whoever needs it
+        prepare()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: site.stopping.set())
     config = wait_for_config(site)

@@ -48,6 +48,11 @@ def _load() -> tuple[Any, Any, Any]:
         raise MungeError(f"{_LIBRARY}: {error}", remedy="install munge, as Slurm's auth/munge needs it") from error
 
 
+def prepare() -> None:
+    """Load the library now, e.g. while this process may still read where Python's packages lie. Raises MungeError."""
+    _load()
+
+
 def encode(payload: bytes, *, readable_by: int | None = None) -> str:
     """A credential of this process's user around `payload`, encrypted. `readable_by`: the one user who may decode it.
 
