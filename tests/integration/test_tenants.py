@@ -260,6 +260,8 @@ def test_a_guarantee_comes_back_from_over_quota_work(site: PolicySite) -> None:
     requeued = site.wait(lambda: [row[0] for row in site.jobs(states="PENDING") if row[4] == "borrower"])
     assert set(requeued) <= set(signalled)
     (log / "finish").touch()
+    site.wait(lambda: not site.jobs(states="COMPLETING"))
+    time.sleep(1.5)  # slurmd tells a job's credentials apart by the second
     for job in requeued:  # Slurm lets requeued jobs wait two minutes
         site.run("scontrol", "update", f"JobId={job}", "StartTime=now", user="dave")
     site.wait(lambda: not site.jobs(states="PENDING,RUNNING,COMPLETING"), 120)
