@@ -1,8 +1,10 @@
 """Which job a process belongs to, and which processes a step has: from the cgroups that Slurm made.
 
 A cgroup's path holds ``job_12/step_0`` under proctrack/cgroup, in version 1 (``/slurm_NODE/uid_1000/job_12/step_0``)
-and in version 2 (``/system.slice/NODE_slurmstepd.scope/job_12/step_0/user/task_0``); from Slurm 26.05 on the job's
-SLUID stands in place of its number, with or without ``job_``. Users cannot write there.
+and in version 2 (``/system.slice/NODE_slurmstepd.scope/job_12/step_0/user/task_0``). From Slurm 26.05 on version 2 has
+the bare SLUID in place of ``job_12`` unless cgroup.conf says CgroupJobIdPaths=yes; version 1 keeps the number
+(26.05.3: cgroup_p_step_create in src/plugins/cgroup/v2/cgroup_v2.c, src/plugins/cgroup/v1/xcgroup.c). The prolog is
+told it as SLURM_JOB_SLUID (src/plugins/prep/script/prep_script_slurmd.c). Users cannot write there.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from pathlib import Path
 
 from sluice_base.errors import SluiceError
 
-_SLUID = r"s[0-9A-HJKMNP-TV-Z]{13}"
-_JOB = re.compile(rf"/(?:job_(\d{{1,10}})|(?:job_)?({_SLUID}))(?:/step_([a-z0-9]{{1,12}}))?(?=/|$)")
+_SLUID = r"s[0-9A-F][0-9A-HJKMNP-TV-Z]{12}"  # 64 bits in Crockford's base 32: Slurm's src/common/sluid.c
+_JOB = re.compile(rf"/(?:job_(\d{{1,10}})|({_SLUID}))(?:/step_([a-z0-9]{{1,12}}))?(?=/|$)")
 _sluids: dict[str, int] = {}  # of the jobs that prologs told; a cgroup does not tell the number
 _HIERARCHIES = ("freezer", "devices", "memory", "cpuset", "cpuacct", "")  # proctrack's own first; "": version 2
 

@@ -643,12 +643,23 @@ def test_compute_mode_and_clocks_are_put_back(make_site: Callable[..., Site]) ->
 
 
 def test_cgroups_that_bear_a_sluid_are_the_jobs(tmp_path: Path) -> None:
-    sluid = "sBR1JB8J1YM400"
-    text = f"0::/system.slice/n1_slurmstepd.scope/job_{sluid}/step_0/user/task_0\n"
+    sluid = "sEKNKTV3WPV500"  # the example of cgroup.conf(5) of Slurm 26.05
+    scope = f"system.slice/slurmstepd.scope/{sluid}"
+    text = f"0::/{scope}/step_0/user/task_0\n"
     assert cgroups.parse_place(text) is None  # not told by a prolog
     cgroups.name_job(sluid, 12)
-    assert cgroups.parse_place(text) == Place(12, "0")
-    assert cgroups.parse_place(text.replace("job_", "")) == Place(12, "0")
+    for step in ("0", "batch", "extern", "interactive"):
+        assert cgroups.parse_place(text.replace("step_0", f"step_{step}")) == Place(12, step)
+    assert cgroups.parse_place(text.replace("slurmstepd", "n1_slurmstepd")) == Place(12, "0")  # several slurmd a host
+    assert cgroups.parse_place(f"0::/{scope}\n") == Place(12, "")
+    assert cgroups.parse_place(text.replace(sluid, "job_12")) == Place(12, "0")  # CgroupJobIdPaths=yes
+    for none in (f"job_{sluid}", sluid + "0", sluid.lower(), sluid.replace("K", "I"), sluid.replace("E", "G")):
+        assert cgroups.parse_place(text.replace(sluid, none)) is None
+    (tmp_path / "proc/5").mkdir(parents=True)
+    (tmp_path / "proc/5/cgroup").write_text(text)
+    (tmp_path / "root" / scope).mkdir(parents=True)
+    (tmp_path / "root" / scope / "cgroup.procs").touch()
+    assert cgroups.folder_of(12, tmp_path / "proc", tmp_path / "root") == tmp_path / "root" / scope
     cgroups.forget_job(12)
     assert cgroups.parse_place(text) is None
     with pytest.raises(SluiceError, match="not a SLUID"):
