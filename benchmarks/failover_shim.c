@@ -7,6 +7,10 @@
  *   - hang: they do not come back, nor do fsync, rename and link, until the file is gone
  *   - slow: fsync and fdatasync there take 40 ms more
  *   - cut.HOST: connections of that host's processes to the addresses in it (one a line) time out
+ *   - boottime.HOST: seconds by which CLOCK_BOOTTIME is off for that host's processes: what it gained while the host
+ * was suspended, or lacks where a hypervisor stops a machine with its clocks
+ *   - trace: each write, rename and link in the state folder adds a line to it: "MILLISECONDS HOST CALL PATH"
+ * (CLOCK_MONOTONIC)
  *   - power: before each fsync in the state folder is answered, what would be left after a power cut is written down in
  *     $SLUICE_CHAOS/durable: the file's content as of its last fsync, and, as journalling file systems have it (ext4's
  *     transactions and xfs's log are in order), all names as of the last fsync of any file. A file that was never
@@ -30,6 +34,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 
 static const char *chaos, *state;
@@ -63,6 +68,54 @@ static bool is_ours(int file)
         return false;
     path[length] = '\0';
     return below(path);
+}
+
+static long content(const char *name, char *text, size_t size)
+{
+    char path[4096];
+    snprintf(path, sizeof(path), "%s/%s", chaos, name);
+    int file = (int)syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC);
+    if (file < 0)
+        return -1;
+    long length = syscall(SYS_read, file, text, size - 1);
+    syscall(SYS_close, file);
+    text[length > 0 ? length : 0] = '\0';
+    return length;
+}
+
+static void of_host(const char *fault, char *name, size_t size)
+{
+    char host[256] = "";
+    gethostname(host, sizeof(host) - 1);
+    snprintf(name, size, "%s.%s", fault, host);
+}
+
+/* Before the call: what is not in the trace was not done. */
+static void trace(const char *call, const char *path)
+{
+    char file_name[4096], host[256] = "", line[4600];
+    struct timespec now = {0};
+    snprintf(file_name, sizeof(file_name), "%s/trace", chaos);
+    int file = (int)syscall(SYS_openat, AT_FDCWD, file_name, O_WRONLY | O_APPEND | O_CLOEXEC);
+    if (file < 0)
+        return;
+    gethostname(host, sizeof(host) - 1);
+    syscall(SYS_clock_gettime, CLOCK_MONOTONIC, &now);
+    int length = snprintf(line, sizeof(line), "%lld %s %s %s\n", (long long)now.tv_sec * 1000 + now.tv_nsec / 1000000,
+                          host, call, path);
+    syscall(SYS_write, file, line, length);
+    syscall(SYS_close, file);
+}
+
+static void trace_file(const char *call, int file)
+{
+    char link[64], path[4096];
+    snprintf(link, sizeof(link), "/proc/self/fd/%d", file);
+    ssize_t length = readlink(link, path, sizeof(path) - 1);
+    if (length > 0) {
+        path[length] = '\0';
+        trace(call, path);
+    }
 }
 
 static void hang(void)
@@ -223,8 +276,10 @@ static bool refuse(int file)
     if (!chaos || !is_ours(file))
         return false;
     hang();
-    if (!is_on("full"))
+    if (!is_on("full")) {
+        trace_file("write", file);
         return false;
+    }
     errno = ENOSPC;
     return true;
 }
@@ -251,15 +306,19 @@ ssize_t writev(int file, const struct iovec *parts, int count)
 
 int rename(const char *from, const char *to)
 {
-    if (chaos && state && below(to))
+    if (chaos && state && below(to)) {
         hang();
+        trace("rename", to);
+    }
     return (int)syscall(SYS_renameat, AT_FDCWD, from, AT_FDCWD, to);
 }
 
 int link(const char *from, const char *to)
 {
-    if (chaos && state && below(to))
+    if (chaos && state && below(to)) {
         hang();
+        trace("link", to);
+    }
     return (int)syscall(SYS_linkat, AT_FDCWD, from, AT_FDCWD, to, 0);
 }
 
@@ -276,18 +335,12 @@ int mkdir(const char *path, mode_t mode)
 
 static bool is_cut(const struct sockaddr *address)
 {
-    char host[256] = "", name[300], path[4096], text[4096], shown[64];
+    char name[300], text[4096], shown[64];
     if (!chaos || address->sa_family != AF_INET)
         return false;
-    gethostname(host, sizeof(host) - 1);
-    snprintf(name, sizeof(name), "cut.%s", host);
-    snprintf(path, sizeof(path), "%s/%s", chaos, name);
-    int file = (int)syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC);
-    if (file < 0)
+    of_host("cut", name, sizeof(name));
+    if (content(name, text, sizeof(text)) < 0)
         return false;
-    long length = syscall(SYS_read, file, text, sizeof(text) - 1);
-    syscall(SYS_close, file);
-    text[length > 0 ? length : 0] = '\0';
     inet_ntop(AF_INET, &((const struct sockaddr_in *)address)->sin_addr, shown, sizeof(shown));
     for (char *rest = NULL, *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest))
         if (strcmp(line, shown) == 0)
@@ -303,4 +356,18 @@ int connect(int file, const struct sockaddr *address, socklen_t size)
         return -1;
     }
     return (int)syscall(SYS_connect, file, address, size);
+}
+
+/* ---- time ---- */
+
+int clock_gettime(clockid_t clock, struct timespec *now)
+{
+    char name[300], text[64];
+    int rc = (int)syscall(SYS_clock_gettime, clock, now);
+    if (rc != 0 || clock != CLOCK_BOOTTIME || !chaos)
+        return rc;
+    of_host("boottime", name, sizeof(name));
+    if (content(name, text, sizeof(text)) > 0)
+        now->tv_sec += atoi(text);
+    return 0;
 }
