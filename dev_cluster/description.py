@@ -111,8 +111,10 @@ class Sluice(_Strict):
     """Plugins with the address sanitizer; slurmctld then starts with its library, and what it finds is in its log."""
     environment: dict[str, str] = {}
     """More variables of slurmctld's environment, e.g. SLUICE_CROSS_CHECK_PERMILLE."""
+    node_environment: dict[str, str] = {}
+    """More variables of the environment of each node's slurmd and agent."""
     journal: bool = False
-    """The failover journal: its plugin loaded, and `journal` switched on in the policy."""
+    """The failover journal: `journal` switched on in the policy."""
     supervise: bool = False
     """Each slurmctld under sluice-supervise, with its lease in the shared state folder."""
     lease: Annotated[float, Field(ge=0.2, le=600)] = 4.0
