@@ -108,7 +108,7 @@ class Boot:
             for host in self.description.hosts:
                 if self.plugins is not None and self.agents is not None and self.plugins.build.has("prep_script"):
                     self.cluster.run(self.plugins.node_links(), node=host)
-                self.start(f"slurmd@{host}", host, self.slurmd(host))
+                self.start(f"slurmd@{host}", host, self.slurmd(host), env=self.node_environment)
             self.progress("slurmctld and slurmd started")
             if wait:
                 self.cluster.wait_idle(timeout=self.remaining(), progress=self.progress)
@@ -465,13 +465,18 @@ class Boot:
         if self.agents is None:
             return
         for host in self.description.hosts:
-            environment = {"SLURMD_NODENAME": host, **self.daemon_port}
+            environment = {"SLURMD_NODENAME": host, **self.daemon_port, **self.node_environment}
             self.start(f"agent@{host}", host, self.agents.command(host), env=environment)
         for host in self.description.hosts:
             while READY not in self.cluster.log(f"agent@{host}").read_text():
                 self.check_daemons()
                 self.pause(f"agent@{host}")
         self.progress("node agents ready")
+
+    @property
+    def node_environment(self) -> dict[str, str]:
+        """What the environment of the nodes' daemons has beside."""
+        return {} if self.description.sluice is None else self.description.sluice.node_environment
 
     def slurmd(self, host: str) -> list[str]:
         """slurmd's command line."""
