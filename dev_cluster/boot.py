@@ -34,7 +34,7 @@ from dev_cluster.configuration import (
     with_ports,
 )
 from dev_cluster.control import ask, connect_unix, init_pid
-from dev_cluster.controllerd import controllerd_command
+from dev_cluster.controllerd import controllerd_command, write_program
 from dev_cluster.description import ClusterDescription, NodeGroup
 from dev_cluster.layout import DATABASE, INSIDE, LOGIN, MARKER
 from dev_cluster.plugins import ClusterPlugins
@@ -43,7 +43,7 @@ from dev_cluster.probing import probe
 from dev_cluster.slurm_tree import SlurmTree
 from gres_probe.inventory import Inventory
 from gres_probe.writer import generate
-from sluice_base.errors import SluiceError, UsageError
+from sluice_base.errors import SluiceError
 from sluice_base.files import write_atomic
 from sluice_base.slurm_version import parse_slurm_version
 
@@ -78,8 +78,6 @@ class Boot:
         self.users = UserDatabase(tree.root or Path("/"), description)
         self.plugins = None if description.sluice is None else ClusterPlugins(description.sluice, tree, progress)
         self.agents = NodeAgents(tree) if description.agent else None
-        if description.controllerd and tree.root is not None:
-            raise UsageError("controllerd: needs this machine's own Python", remedy="leave out --root, or controllerd")
         # The last port is that of the controllers' daemon.
         self.claim = claim_ports(Ports.needed(len(description.hosts)) + 1, base=description.port_base)
         self.ports = Ports(self.claim.base)
@@ -134,6 +132,8 @@ class Boot:
         (layout.overlay / "slurm").mkdir()
         if self.agents is not None:
             self.agents.prepare_overlay(layout)
+        if self.tree.root is not None:
+            write_program(layout)
         layout.scratch.mkdir()
         for name, text in (
             ("passwd", self.users.passwd),
@@ -193,7 +193,7 @@ class Boot:
                 "slurm_prefix": str(self.tree.prefix),
                 "root": None if self.tree.root is None else str(self.tree.root),
                 # `sluice` itself comes last, so that it does not bring its Python along.
-                "path": self.tree.path + ("" if self.tree.root else f":{Path(sys.executable).parent}"),
+                "path": f"{self.tree.path}:{INSIDE / 'bin' if self.tree.root else Path(sys.executable).parent}",
                 "name_slurm_conf": not self.tree.is_distribution,
                 "ports": {
                     "slurmctld": self.ports.slurmctld,
@@ -270,7 +270,7 @@ class Boot:
         self.start(f"slurmctld@{host}", host, argv, env=env)
         self.wait_for(f"slurmctld@{host}", (ADDRESSES[host], self.ports.slurmctld))
         if self.description.controllerd:
-            self.start(f"controllerd@{host}", host, controllerd_command(host), env=self.daemon_port)
+            self.start(f"controllerd@{host}", host, controllerd_command(host, self.tree), env=self.daemon_port)
 
     def wait_for_backup(self, host: str) -> None:
         """Wait until the backup controller answers."""

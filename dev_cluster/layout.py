@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from pathlib import Path
 
 INSIDE = Path("/run/sluice-cluster")
@@ -30,6 +31,25 @@ def on_this_system(words: list[str]) -> list[str]:
     return ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sluice", *words]
 
 
+def python_in_tree(words: list[str]) -> list[str]:
+    """A command line that runs this machine's Python, with this project, among the programs of another system's tree.
+
+    For what calls the tree's Slurm commands: `on_this_system` sees this machine's. The tree's C library must be as new
+    as this machine's, and it must have the libraries that Python needs (libffi, libexpat, zlib).
+    """
+    stdlib = Path(sys.base_prefix)
+    mine = [name for name in sys.path if name and not Path(name).is_relative_to(stdlib / "lib")]
+    path = ":".join(f"{THIS_SYSTEM}{name}" for name in [*mine, *_project_path()])
+    home, program = f"{THIS_SYSTEM}{stdlib}", f"{THIS_SYSTEM}{Path(sys.executable).resolve()}"
+    return ["/usr/bin/env", f"PYTHONHOME={home}", f"PYTHONPATH={path}", "PYTHONDONTWRITEBYTECODE=1", program, *words]
+
+
+def _project_path() -> list[str]:
+    """Where the project's packages are, also where an editable installation finds them by other means than a path."""
+    project = Path(__file__).resolve().parents[1]
+    return [str(project), str(project / "native")]
+
+
 class Layout:
     """Paths below one state folder."""
 
@@ -44,6 +64,7 @@ class Layout:
         self.database = folder / "database"
         self.state = folder / "state"  # StateSaveLocation
         self.logs = folder / "log"
+        self.programs = folder / "bin"  # `sluice` in a cluster of another system's tree
         self.homes = folder / "home"
         self.inventories = folder / "inventory"
         self.libraries = folder / "lib"  # simulated vendor libraries
