@@ -99,7 +99,8 @@ static struct {
     struct stubborn *stubborn;
     uint32_t stubborn_count, stubborn_room;
     bool failed_memory;
-    bool active; /* the level was place in the last pass */
+    bool accrual_lost; /* of some job in the picture */
+    bool active;       /* the level was place in the last pass */
 } planner = {.lock = PTHREAD_MUTEX_INITIALIZER, .wakened = PTHREAD_COND_INITIALIZER};
 
 /* Grow an array to `wanted` elements; false: no memory, and it is as it was. */
@@ -323,6 +324,7 @@ static void see_pending(const struct sluice_queue *queue, const struct sluice_qu
         extra->stock = SLUICE_STOCK_REQUIRED_NODES;
     if (entry->flags & SLUICE_QUEUE_HETEROGENEOUS)
         extra->stock = SLUICE_STOCK_HET;
+    planner.accrual_lost |= sluice_accrual_lost(job);
     sluice_gang_picture_job(entry, index, true, extra->usable, job);
 }
 
@@ -342,6 +344,7 @@ static bool take_picture(const struct sluice_settings *settings, uint64_t *lock_
 {
     struct sluice_error_text text = {{0}};
     int64_t now_s = time(NULL);
+    planner.accrual_lost = false;
     if (!sluice_queue_lock())
         return false;
     uint64_t from = sluice_now_us();
@@ -694,6 +697,8 @@ static uint64_t pass(const struct sluice_settings *settings, uint64_t interval_m
         return interval_ms;
     }
     bool place = settings->level >= SLUICE_LEVEL_PLACE;
+    if (place && planner.accrual_lost)
+        sluice_accrual_restore_all();
     if (place) {
         int64_t valid_s = VALID_S + (int64_t)(10 * interval_ms / 1000);
         struct sluice_plan *published = plan;

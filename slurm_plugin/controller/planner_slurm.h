@@ -31,6 +31,13 @@ void sluice_start_unlock(void);
  * launch. The write locks are held. */
 enum sluice_start sluice_start_job(job_record_t *job, const char *partition);
 
+/* ---- accrual_slurm.c ---- */
+
+/* Is this waiting job missing in Slurm's accrue_cnt (MaxJobsAccrue), though it waits? Under read locks. */
+bool sluice_accrual_lost(const job_record_t *job);
+/* Count all such jobs again. Takes the write locks. */
+void sluice_accrual_restore_all(void);
+
 /* ---- gang_slurm.c ---- */
 
 /* A gang instance that is to be planned as a group. */

@@ -32,6 +32,10 @@ __attribute__((weak)) void sluice_job_facts(const struct job_record *job, struct
 /* Shows a message as the reason that a pending job waits, until the scheduler looks at the job again. */
 __attribute__((weak)) void sluice_job_tell(struct job_record *job, const char *message);
 
+/* Before a job is held or changed: counts it, and its fellow components, again in accrue_cnt, where sched/backfill has
+ * taken them out on trial (accrual_slurm.c). To be called from job_modify, with the locks that it has. */
+__attribute__((weak)) void sluice_accrual_restore(struct job_record *job);
+
 /*
  * The account that a user's jobs belong to when they name none. False where there is none, or it does not fit. Takes
  * the association manager's read locks; one pass over the users.

@@ -71,6 +71,11 @@ class Cluster:
         figures = self.cluster.run(["sdiag"]).stdout.partition("Backfilling stats")[2]
         return int(figures.partition("Total cycles:")[2].split()[0])
 
+    def await_backfill(self, count: int) -> None:
+        """So many more passes of sched/backfill, which makes none while nothing waits that may start."""
+        before = self.backfill_passes()
+        until(self.backfill_passes, lambda seen: seen >= before + count)
+
     def clear(self) -> None:
         for user in ("alice", "bob", "carol"):
             self.cluster.run(["scancel", "-u", user])
@@ -227,8 +232,7 @@ def test_a_heterogeneous_job_that_would_delay_a_reserved_start_is_not_tried(slur
     until(lambda: slurm.start(gang[0]), lambda start: start is not None and start > time.time() + 200)
     words = ["sbatch", "--parsable", "-o/dev/null", "-t30", "-N1", "--gres=gpu:1", ":", "-N1", "--gres=gpu:1"]
     het = slurm.cluster.run([*words, "--wrap=sleep 60"], user="bob").stdout.strip()
-    passes = slurm.backfill_passes()
-    until(slurm.backfill_passes, lambda seen: seen >= passes + 2)  # sched/backfill has looked at it
+    slurm.await_backfill(2)  # sched/backfill has looked at it
     assert slurm.states([f"{het}+0", f"{het}+1"]) == ["PENDING"] * 2
     slurm.cluster.run(["scontrol", "hold", het])
     log = slurm.cluster.log("slurmctld@ctl1").read_text()
@@ -236,3 +240,16 @@ def test_a_heterogeneous_job_that_would_delay_a_reserved_start_is_not_tried(slur
     slurm.cluster.run(["scancel", *gang])
     slurm.cluster.run(["scontrol", "release", het])
     until(lambda: slurm.states([f"{het}+0", f"{het}+1"]), lambda seen: seen == ["RUNNING"] * 2)
+
+
+@pytest.mark.usefixtures("eager_backfill")
+def test_components_whose_limits_were_tried_in_vain_are_counted_again(slurm: Cluster) -> None:
+    """carol may run one job: sched/backfill lets the first component begin and end on trial, and then refuses."""
+    words = ["sbatch", "--parsable", "-o/dev/null", "-t30", "-N1", "--gres=gpu:1", ":", "-N1", "--gres=gpu:1"]
+    het = slurm.cluster.run([*words, "--wrap=sleep 60"], user="carol").stdout.strip()
+    for _ in range(3):
+        slurm.await_backfill(2)
+        assert slurm.states([f"{het}+0", f"{het}+1"]) == ["PENDING"] * 2
+        slurm.cluster.run(["scontrol", "hold", het])
+        slurm.cluster.run(["scontrol", "release", het])
+    assert "accrue_cnt underflow" not in slurm.cluster.log("slurmctld@ctl1").read_text()
