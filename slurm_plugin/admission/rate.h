@@ -24,12 +24,21 @@ struct sluice_rate {
 /* All zero but for the mutex is a usable state. */
 #define SLUICE_RATE_INITIALIZER {.mutex = PTHREAD_MUTEX_INITIALIZER}
 
+/* What a submission took; for giving it back. */
+struct sluice_rate_receipt {
+    uint64_t account;
+    int64_t each_ms;
+};
+
 /*
  * Takes one submission of `account`, `per_minute` being its limit, at `now_ms` of a clock that never goes back. True,
  * or false with the milliseconds until the next one would be accepted. A limit of 0 accepts none (*wait_ms is then -1).
- * Thread-safe.
+ * Where it accepts it, *receipt says what was taken. Thread-safe.
  */
 bool sluice_rate_take(struct sluice_rate *rate, const char *account, uint32_t per_minute, int64_t now_ms,
-                      int64_t *wait_ms);
+                      int64_t *wait_ms, struct sluice_rate_receipt *receipt);
+
+/* Undoes one take. Where the bucket has gone since, it was full. Thread-safe. */
+void sluice_rate_give_back(struct sluice_rate *rate, const struct sluice_rate_receipt *receipt);
 
 #endif

@@ -7,7 +7,7 @@
 #include "slurm_compat.h"
 
 #include "admission/admission.h"
-#include "admission/rate.h"
+#include "controller/charge.h"
 #include "controller/controller.h"
 #include "controller/failover.h"
 #include "controller/log.h"
@@ -30,7 +30,6 @@ const uint32_t plugin_version = SLURM_VERSION_NUMBER;
 static const uint64_t slow_ns = 50000; /* what a submission may cost */
 
 static bool active;
-static struct sluice_rate rate = SLUICE_RATE_INITIALIZER;
 static struct {
     _Atomic uint64_t *submitted, *modified, *refused, *total_ns, *slowest_ns, *slow;
 } counters;
@@ -259,12 +258,9 @@ static void find_account(const char *asked, uint32_t user_id, char *account, siz
 
 static void check_rate(const struct sluice_tenant *tenant, struct sluice_admission *admission)
 {
-    struct timespec now;
     int64_t wait_ms;
-    clock_gettime(CLOCK_MONOTONIC, &now);
     if (tenant->submissions_per_minute == SLUICE_NO_LIMIT ||
-        sluice_rate_take(&rate, tenant->account, tenant->submissions_per_minute,
-                         (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000, &wait_ms))
+        sluice_charge_take(tenant->account, tenant->submissions_per_minute, &wait_ms))
         return;
     admission->refusal = SLUICE_REFUSED_RATE;
     if (wait_ms < 0)
@@ -437,6 +433,7 @@ extern int job_submit(job_desc_msg_t *job_desc, uint32_t submit_uid, char **err_
     if (!active || sluice_settings_level() == SLUICE_LEVEL_OFF)
         return refuse_options_when_off(job_desc, err_msg);
     uint64_t began = now_ns();
+    sluice_charge_begin();
     const struct sluice_settings *settings = sluice_settings_acquire();
     int code = submit(job_desc, settings, err_msg);
     sluice_settings_release(settings);

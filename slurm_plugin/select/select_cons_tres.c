@@ -8,6 +8,7 @@
 #include "recount.h"
 #include "withdrawn.h"
 
+#include "controller/charge.h"
 #include "controller/controller.h"
 #include "controller/failover.h"
 #include "controller/log.h"
@@ -141,6 +142,8 @@ extern int select_p_job_test(job_record_t *job_ptr, bitstr_t *node_bitmap, uint3
     if (!active)
         return stock.job_test(job_ptr, node_bitmap, min_nodes, max_nodes, req_nodes, mode, preemptee_candidates,
                               preemptee_job_list, SLUICE_JOB_TEST_REST_NAMES);
+    if (mode == SELECT_MODE_WILL_RUN && job_ptr->details)
+        sluice_charge_give_back(job_ptr->details->submit_time);
     correct_records();
     return sluice_hook_test(&(struct sluice_hook_call){
         .job = job_ptr,

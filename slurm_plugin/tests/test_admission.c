@@ -556,29 +556,34 @@ static void check_changed_job(void)
 static void check_rate(void)
 {
     static struct sluice_rate rate = SLUICE_RATE_INITIALIZER;
+    struct sluice_rate_receipt receipt = {0};
     int64_t wait;
     for (int i = 0; i < 60; i++)
-        CHECK(sluice_rate_take(&rate, "a", 60, 1000, &wait));
-    CHECK(!sluice_rate_take(&rate, "a", 60, 1000, &wait));
+        CHECK(sluice_rate_take(&rate, "a", 60, 1000, &wait, &receipt));
+    CHECK(!sluice_rate_take(&rate, "a", 60, 1000, &wait, &receipt));
     CHECK_INT(wait, 1000);
-    CHECK(!sluice_rate_take(&rate, "a", 60, 1999, &wait));
+    CHECK(!sluice_rate_take(&rate, "a", 60, 1999, &wait, &receipt));
     CHECK_INT(wait, 1);
-    CHECK(sluice_rate_take(&rate, "a", 60, 2000, &wait));
-    CHECK(!sluice_rate_take(&rate, "a", 60, 2000, &wait));
-    CHECK(sluice_rate_take(&rate, "b", 60, 2000, &wait));
-    CHECK(!sluice_rate_take(&rate, "c", 0, 2000, &wait) && wait < 0);
+    CHECK(sluice_rate_take(&rate, "a", 60, 2000, &wait, &receipt));
+    CHECK(!sluice_rate_take(&rate, "a", 60, 2000, &wait, &receipt));
+    CHECK(sluice_rate_take(&rate, "b", 60, 2000, &wait, &receipt));
+    CHECK(!sluice_rate_take(&rate, "c", 0, 2000, &wait, &receipt) && wait < 0);
     for (int i = 0; i < 7; i++) /* does not divide a minute */
-        CHECK(sluice_rate_take(&rate, "d", 7, 5000, &wait));
-    CHECK(!sluice_rate_take(&rate, "d", 7, 5000, &wait));
-    /* an idle account has no more than a minute's worth */
+        CHECK(sluice_rate_take(&rate, "d", 7, 5000, &wait, &receipt));
+    CHECK(!sluice_rate_take(&rate, "d", 7, 5000, &wait, &receipt));
+    sluice_rate_give_back(&rate, &receipt);
+    CHECK(sluice_rate_take(&rate, "d", 7, 5000, &wait, &receipt));
+    CHECK(!sluice_rate_take(&rate, "d", 7, 5000, &wait, &receipt));
+    /* an idle account has no more than a minute's worth, whatever it gives back */
+    sluice_rate_give_back(&rate, &receipt);
     for (int i = 0; i < 7; i++)
-        CHECK(sluice_rate_take(&rate, "d", 7, 100000000, &wait));
-    CHECK(!sluice_rate_take(&rate, "d", 7, 100000000, &wait));
+        CHECK(sluice_rate_take(&rate, "d", 7, 100000000, &wait, &receipt));
+    CHECK(!sluice_rate_take(&rate, "d", 7, 100000000, &wait, &receipt));
     /* more accounts than buckets: none is refused that submits once */
     char name[24];
     for (int i = 0; i < 3 * SLUICE_RATE_BUCKETS; i++) {
         snprintf(name, sizeof name, "account%d", i);
-        CHECK(sluice_rate_take(&rate, name, 1, 200000000, &wait));
+        CHECK(sluice_rate_take(&rate, name, 1, 200000000, &wait, &receipt));
     }
 }
 

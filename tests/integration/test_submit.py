@@ -328,7 +328,15 @@ def test_what_an_update_may_change(cluster: DevCluster) -> None:
 
 
 def test_submissions_per_minute(cluster: DevCluster) -> None:
-    accepted(cluster, account="slow")
+    job = accepted(cluster, account="slow")["JobId"]
+    for command in ("srun", "sbatch"):  # questions do not count, whether Slurm says yes or no
+        program = "--wrap=true" if command == "sbatch" else "true"
+        for gpus in (1, 9, 1, 1):
+            words = [command, "--test-only", "-A", "slow", f"--gres=gpu:{gpus}", "-N1", program]
+            said = cluster.run(words, user="alice", check=False, cwd="/tmp").stderr
+            assert ("to start at" in said) == (gpus == 1), said
+    for minutes in range(9, 4, -1):  # nor do changes
+        cluster.run(["scontrol", "update", f"JobId={job}", f"TimeLimit={minutes}"], user="alice")
     accepted(cluster, "--array=1-50", account="slow")
     refused(cluster, "--gpu-mem=10G", "--exclusive", account="slow")  # what is refused does not count
     accepted(cluster, account="slow")
