@@ -39,7 +39,8 @@ def command(
     import signal
     import threading
 
-    from slurm_plugin.explain_service import Server, drop_privileges, listen, open_site, records_folder, slurm_user
+    from slurm_client.munge_service import listen
+    from slurm_plugin.explain_service import Server, drop_privileges, open_site, records_folder, slurm_user
 
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="explaind: %(message)s")
     site = open_site(slurm_conf, slurm_prefix)

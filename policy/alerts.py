@@ -47,6 +47,13 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
+def _check_paths(section: _Section, *names: str) -> None:
+    """Fields that may be empty, else hold an absolute path. Raises ValueError."""
+    for name in names:
+        if (path := getattr(section, name)) and not _PATH.fullmatch(path):
+            raise ValueError(f"{name} {path!r}: want an absolute path")
+
+
 class AlertScope(_Section):
     """What a rule looks at; what is empty does not narrow it."""
 
@@ -136,6 +143,8 @@ class EmailSink(_Section):
     """The mail server. Example: `mail.site.org:587`."""
     tls: Literal["none", "starttls", "tls"] = "none"
     """How the connection is encrypted; needed for a password."""
+    ca_file: str = ""
+    """Certificates by which the server is known; empty: those of the system. Example: `/etc/ssl/site.pem`."""
     user: str = ""
     """Its user, where the server wants one. Example: `sluice`."""
     password_file: str = ""
@@ -162,8 +171,7 @@ class EmailSink(_Section):
             raise ValueError("user and password_file go together")
         if self.password_file and self.tls == "none":
             raise ValueError("a password is sent over an encrypted connection only: set tls")
-        if self.password_file and not _PATH.fullmatch(self.password_file):
-            raise ValueError(f"password_file {self.password_file!r}: want an absolute path")
+        _check_paths(self, "password_file", "ca_file")
         if not re.fullmatch(r"[!-~]{0,100}", self.user):
             raise ValueError("user: want printable characters without spaces")
         return self
@@ -186,9 +194,7 @@ class WebhookSink(_Section):
     def _consistent(self) -> Self:
         if not _URL.fullmatch(self.url):
             raise ValueError(f"url {self.url[:80]!r}: want http://HOST/... or https://HOST/..., without a user")
-        for name in ("secret_file", "ca_file"):
-            if (path := getattr(self, name)) and not _PATH.fullmatch(path):
-                raise ValueError(f"{name} {path!r}: want an absolute path")
+        _check_paths(self, "secret_file", "ca_file")
         return self
 
 

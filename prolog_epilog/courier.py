@@ -30,7 +30,7 @@ DEFAULT_PORT = 6822
 PORT_VARIABLE = "SLUICE_CONTROLLERD_PORT"
 MAX_REQUEST = 512 << 10
 """Bytes of one request before munge encodes it; munge itself takes 1 MiB."""
-_MAX_ANSWER = 64 << 10
+_MAX_ANSWER = 2 * MAX_REQUEST  # with its credential
 _FIRST_WAIT, _LAST_WAIT = 2.0, 60.0  # seconds after a failure
 _CONNECT_S = 5.0
 _ANSWER_S = 20.0
@@ -141,19 +141,24 @@ class Outbox:
     def send(self, to: Controllers, where: int) -> int:
         """Send what waits, a request at a time; how many were stored. Raises SluiceError when none takes it."""
         sent = 0
-        while True:
-            taken, bad = self._batch()
+        while self.waiting():
+            taken: list[tuple[Path, str, tuple[int, int]]] = []
+            bad: list[Path] = []
+
+            def payload() -> bytes:
+                nonlocal taken, bad
+                taken, bad = self._batch()
+                texts = ",".join(text for _, text, _ in taken)
+                return f'{{"version":{VERSION},"do":"records","records":[{texts}]}}'.encode()
+
+            ask(to, where, payload)
             for path in bad:
                 path.unlink(missing_ok=True)
-            if not taken:
-                return sent
-            texts = ",".join(text for _, text, _ in taken)
-            payload = f'{{"version":{VERSION},"do":"records","records":[{texts}]}}'
-            ask(to, where, payload.encode())
             for path, _, mark in taken:
                 if _mark(path) == mark:  # else it was written again meanwhile
                     path.unlink(missing_ok=True)
             sent += len(taken)
+        return sent
 
 
 def _mark(path: Path) -> tuple[int, int]:
@@ -173,8 +178,12 @@ def _small(record: JobRecord) -> JobRecord:
     return record
 
 
-def ask(to: Controllers, where: int, payload: bytes) -> dict[str, Any]:
-    """Ask the controllers in turn; the answer of the first that takes it. Raises SluiceError when none does."""
+def ask(to: Controllers, where: int, payload: bytes | Callable[[], bytes]) -> dict[str, Any]:
+    """Ask the controllers in turn; the answer of the first that takes it. Raises SluiceError when none does.
+
+    `payload` may be a function, which is called for each controller that listens: what is large is not put together as
+    long as there is none.
+    """
     failures = []
     for host in to.hosts:
         try:
@@ -187,11 +196,11 @@ def ask(to: Controllers, where: int, payload: bytes) -> dict[str, Any]:
     )
 
 
-def _ask_one(host: str, where: int, payload: bytes, trusted: frozenset[int]) -> dict[str, Any]:
+def _ask_one(host: str, where: int, payload: bytes | Callable[[], bytes], trusted: frozenset[int]) -> dict[str, Any]:
     from slurm_client.munge import decode, encode
 
     with socket.create_connection((host, where), timeout=_CONNECT_S) as connection:
-        connection.sendall(encode(payload).encode() + b"\n")
+        connection.sendall(encode(payload() if callable(payload) else payload).encode() + b"\n")
         connection.settimeout(_ANSWER_S)
         data, until = b"", time.monotonic() + _ANSWER_S
         while not data.endswith(b"\n"):

@@ -17,7 +17,6 @@ import socket
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,7 +25,8 @@ from sluice_base.errors import SluiceError, UsageError
 from sluice_base.text import one_line
 from slurm_client import Commands, SlurmClient, connect
 from slurm_client.model import Job
-from slurm_client.munge import MungeError, decode, encode
+from slurm_client.munge import Message, MungeError, decode, encode
+from slurm_client.munge_service import RefusedError, Service, read_line
 from slurm_plugin.decisions import FOLDER
 from slurm_plugin.explanation import JobName, explain_job, parse_job
 
@@ -34,17 +34,12 @@ DEFAULT_PORT = 6821
 VERSION = 1
 MAX_REQUEST = 16 * 1024
 MAX_ANSWER = 768 * 1024
-_WORKERS = 4
 _WAITING = 32
 _REQUEST_S = 5.0
 _ANSWER_S = 60.0
 _CONFIG_S = 30.0
 
 log = logging.getLogger("sluice.explaind")
-
-
-class RefusedError(SluiceError):
-    """A request that is not answered; its text goes to the user."""
 
 
 # ---- the question ----
@@ -248,93 +243,28 @@ def _reply(site: Site, records: Path, uid: int, payload: bytes) -> bytes:
 # ---- the server ----
 
 
-def read_line(connection: socket.socket, most: int, seconds: float) -> bytes:
-    """Up to the first newline; at most `most` bytes within `seconds` in all. Raises RefusedError."""
-    data, until = b"", time.monotonic() + seconds
-    while b"\n" not in data:
-        left = until - time.monotonic()
-        if left <= 0:
-            raise RefusedError("no request in time")
-        connection.settimeout(left)
-        try:
-            piece = connection.recv(4096)
-        except TimeoutError as error:
-            raise RefusedError("no request in time") from error
-        data += piece
-        if not piece or len(data) > most:
-            raise RefusedError("no request, or a request that is too long")
-    return data.split(b"\n", 1)[0]
-
-
-@dataclass
 class Server:
-    """Listens until `stop`. `slots`: connections that are served or wait to be; more are closed at once."""
+    """Answers on sockets until `stop`."""
 
-    site: Site
-    records: Path
-    sockets: list[socket.socket]
-    _slots: threading.BoundedSemaphore = field(default_factory=lambda: threading.BoundedSemaphore(_WORKERS + _WAITING))
-    _stop: threading.Event = field(default_factory=threading.Event)
+    def __init__(self, site: Site, records: Path, sockets: list[socket.socket]) -> None:
+        self.site = site
+        self.records = records
+        self.sockets = sockets
+        self._stop = threading.Event()
+        self._service = Service(
+            "explain", self._answer, most=MAX_REQUEST, seconds=_REQUEST_S, waiting=_WAITING, log=log
+        )
+
+    def _answer(self, message: Message) -> bytes:
+        return _reply(self.site, self.records, message.uid, message.payload)
 
     def serve(self) -> None:
         """Answer requests until `stop` is called."""
-        import selectors
-
-        with selectors.DefaultSelector() as selector, ThreadPoolExecutor(_WORKERS, "explain") as pool:
-            for listening in self.sockets:
-                listening.setblocking(False)
-                selector.register(listening, selectors.EVENT_READ)
-            while not self._stop.is_set():
-                for key, _ in selector.select(timeout=0.5):
-                    self._accept(key.fileobj, pool)
-        for listening in self.sockets:
-            listening.close()
+        self._service.serve(self.sockets, lambda: not self._stop.is_set())
 
     def stop(self) -> None:
         """Make `serve` return soon."""
         self._stop.set()
-
-    def _accept(self, listening: Any, pool: ThreadPoolExecutor) -> None:
-        try:
-            connection, address = listening.accept()
-        except OSError:
-            return
-        if not self._slots.acquire(blocking=False):
-            connection.close()
-            return
-        pool.submit(self._serve_one, connection, address)
-
-    def _serve_one(self, connection: socket.socket, address: Any) -> None:
-        try:
-            with connection:
-                message = decode(read_line(connection, MAX_REQUEST, _REQUEST_S).decode("ascii", "replace").strip())
-                reply = _reply(self.site, self.records, message.uid, message.payload)
-                connection.settimeout(_REQUEST_S)
-                connection.sendall(encode(reply, readable_by=message.uid).encode() + b"\n")
-        except (SluiceError, OSError) as error:
-            # Who is not authenticated learns nothing, not even why.
-            log.info("%s: refused: %s", one_line(str(address)), one_line(str(error)))
-        except Exception:
-            log.exception("%s: unexpected", one_line(str(address)))
-        finally:
-            self._slots.release()
-
-
-def listen(addresses: Iterable[str], port: int) -> list[socket.socket]:
-    """Listening sockets; without addresses: on all of the host's. Raises SluiceError."""
-    made: list[socket.socket] = []
-    try:
-        for address in list(addresses) or [""]:
-            if address or not socket.has_dualstack_ipv6():
-                found = socket.getaddrinfo(address or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-                made += [socket.create_server(where[:2], family=family) for family, _, _, _, where in found[:1]]
-            else:
-                made.append(socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True))
-    except OSError as error:
-        for one in made:
-            one.close()
-        raise SluiceError(f"port {port}: {error.strerror or error}", remedy="choose another with --port") from error
-    return made
 
 
 def drop_privileges(uid: int) -> None:

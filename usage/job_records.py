@@ -16,6 +16,7 @@ from pathlib import Path
 
 from prolog_epilog.record import JobRecord
 from sluice_base.errors import SluiceError
+from sluice_base.text import one_line
 
 FOLDER = "sluice.jobs"
 """Below StateSaveLocation."""
@@ -102,6 +103,21 @@ class JobRecords:
                 found.pop(key_of(record), None)
                 found[key_of(record)] = record
         return found
+
+
+def check_record(record: JobRecord, *, running: bool = False) -> None:
+    """Raise SluiceError unless what later readers rely on is of the right kind. `running`: it has no end yet."""
+    whole = isinstance(record.job, int) and isinstance(record.uid, int)
+    texts = all(isinstance(text, str) for text in (record.user, record.account, record.partition, record.node))
+    ended = record.ended is None if running else isinstance(record.ended, int | float)
+    times = isinstance(record.started, int | float) and ended
+    sizes = all(
+        isinstance(number, int) and number >= 0
+        for grant in record.grants
+        for number in (grant.total, grant.peak, grant.refused, grant.limit or 0, grant.asked or 0)
+    )
+    if not (whole and texts and times and sizes):
+        raise SluiceError(f"record of job {one_line(str(record.job))[:20]}: fields of the wrong kind")
 
 
 def _day(seconds: float) -> date:

@@ -109,15 +109,26 @@ class Email:
         host, port = _host_port(self._settings["server"], 25)
         tls = self._settings.get("tls", "none")
         if tls == "tls":
-            return smtplib.SMTP_SSL(host, port, timeout=TIMEOUT_S, context=ssl.create_default_context())
+            return smtplib.SMTP_SSL(host, port, timeout=TIMEOUT_S, context=_tls(self._settings))
         server = smtplib.SMTP(host, port, timeout=TIMEOUT_S)
         if tls == "starttls":
             try:
-                server.starttls(context=ssl.create_default_context())
+                server.starttls(context=_tls(self._settings))
             except BaseException:
                 server.close()
                 raise
         return server
+
+
+def _tls(settings: Mapping[str, Any]) -> ssl.SSLContext:
+    """By which a server is known: the site's certificates, else the system's. Raises SluiceError."""
+    path = settings.get("ca_file") or None
+    try:
+        return ssl.create_default_context(cafile=path)
+    except OSError as error:
+        raise SluiceError(
+            f"{path}: {error.strerror or error}", remedy="name a file of certificates in ca_file"
+        ) from error
 
 
 def _host_port(text: str, port: int) -> tuple[str, int]:
@@ -157,9 +168,8 @@ class Webhook:
         }
         if self._settings.get("secret_file"):
             headers["X-Sluice-Signature"] = sign(read_secret(Path(self._settings["secret_file"])), moment, body)
-        context = ssl.create_default_context(cafile=self._settings.get("ca_file") or None)
         opener = urllib.request.build_opener(
-            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context), _NoRedirect
+            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=_tls(self._settings)), _NoRedirect
         )
         request = urllib.request.Request(self._settings["url"], data=body, headers=headers, method="POST")  # noqa: S310
         try:

@@ -17,21 +17,20 @@ from typing import Any
 import pytest
 
 from sluice_base.errors import SluiceError
+from slurm_client import munge_service
 from slurm_client.model import Job
 from slurm_client.munge import Message, MungeError
+from slurm_client.munge_service import RefusedError, listen, read_line
 from slurm_plugin import explain_service
 from slurm_plugin.explain_service import (
     MAX_REQUEST,
-    RefusedError,
     Server,
     answer,
     ask,
     drop_privileges,
     find_job,
-    listen,
     may_see,
     parse_request,
-    read_line,
     records_folder,
     render_request,
     slurm_user,
@@ -190,8 +189,9 @@ def fake_decode(credential: str) -> Message:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[FakeSite], int]]:
-    monkeypatch.setattr(explain_service, "encode", fake_encode)
-    monkeypatch.setattr(explain_service, "decode", fake_decode)
+    for module in (explain_service, munge_service):
+        monkeypatch.setattr(module, "encode", fake_encode)
+        monkeypatch.setattr(module, "decode", fake_decode)
     running: list[tuple[Server, threading.Thread]] = []
 
     def start(site: FakeSite) -> int:

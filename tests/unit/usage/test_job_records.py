@@ -18,9 +18,8 @@ from prolog_epilog import courier
 from prolog_epilog.courier import Controllers, Courier, Outbox, controllers
 from prolog_epilog.record import Grant, JobRecord, Store
 from sluice_base.errors import SluiceError
-from slurm_client import munge
+from slurm_client import munge, munge_service
 from slurm_client.munge import Message, MungeError
-from usage import inbox
 from usage.admin_comment import Comments, merge, parse, render
 from usage.controllerd import Site
 from usage.inbox import Inbox, store_records
@@ -108,7 +107,7 @@ Serve = Callable[[], int]
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Serve]:
     """A function that starts the service on a store in ``tmp_path / "jobs"`` and returns its port."""
-    for module in (munge, inbox):
+    for module in (munge, munge_service):
         monkeypatch.setattr(module, "encode", fake_encode)
         monkeypatch.setattr(module, "decode", fake_decode)
     stop = threading.Event()

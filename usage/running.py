@@ -1,0 +1,146 @@
+"""What jobs use that still run, as their nodes last told it: kept in the controllers' daemon's memory, and asked there.
+
+Nodes tell every `monitoring.running` (`prolog_epilog.telling`). Nothing is written: after a restart or takeover the
+nodes have told again within that time. A user may ask for the own jobs, root and SlurmUser for all.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prolog_epilog.courier import MAX_REQUEST, VERSION, Controllers, ask, controllers, port
+from prolog_epilog.record import JobRecord
+from sluice_base.errors import SluiceError
+from usage.job_records import check_record
+
+_LEAST_FRESH_S = 90.0
+_PERIODS = 2.5  # a node that has not told for so long does not know its jobs any more, or is away
+_MOST_NODES = 20_000
+_MOST_JOBS = 1024  # of a node
+_MOST_BYTES = 256 << 20
+_MOST_IDS = 10_000
+_PAGE = MAX_REQUEST // 2
+_MOST_PAGES = 2 * _MOST_BYTES // _PAGE
+
+
+@dataclass
+class _Node:
+    at: float  # monotonic
+    fresh_s: float
+    jobs: dict[int, tuple[int, str]]  # job -> uid, the record's text
+
+    @property
+    def size(self) -> int:
+        return sum(len(text) for _, text in self.jobs.values())
+
+
+class Running:
+    """The latest of each node. Thread-safe."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._nodes: dict[str, _Node] = {}
+        self._size = 0
+
+    def take(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The handler of a node's ``running``: all its jobs, in several requests where they are many (`more`).
+
+        Raises SluiceError for what is not a node's telling, and where no room is left.
+        """
+        name, given, period = request.get("node"), request.get("records"), request.get("period")
+        if not isinstance(name, str) or not 0 < len(name) <= 64 or not isinstance(given, list):
+            raise SluiceError("running: not a node's")
+        if isinstance(period, bool) or not isinstance(period, int | float) or not 0 <= period <= 86_400:
+            raise SluiceError("running: without a period")
+        jobs = {}
+        for one in given[:_MOST_JOBS]:
+            record = JobRecord.from_json(json.dumps(one), "record")
+            check_record(record, running=True)
+            jobs[record.job] = record.uid, record.to_json()
+        now = self._clock()
+        with self._lock:
+            self._forget(now)
+            before = self._nodes.get(name) if request.get("more") is True else None
+            if before is not None:
+                jobs = {**before.jobs, **jobs}
+            node = _Node(now, max(_LEAST_FRESH_S, _PERIODS * period), jobs)
+            old = self._nodes.get(name)
+            size = self._size - (old.size if old else 0) + node.size
+            if (old is None and len(self._nodes) >= _MOST_NODES) or size > _MOST_BYTES or len(jobs) > _MOST_JOBS:
+                raise SluiceError("running: more jobs than are kept")
+            self._nodes[name], self._size = node, size
+        return {}
+
+    def _forget(self, now: float) -> None:
+        for name in [name for name, node in self._nodes.items() if now - node.at > node.fresh_s]:
+            self._size -= self._nodes.pop(name).size
+
+    def answer(self, request: Mapping[str, Any], uid: int | None) -> dict[str, Any]:
+        """A page of what ``ask-running`` asks for. `uid`: only this user's jobs; None: all.
+
+        ``jobs``: only these; ``after``: the ``next`` of the page before. Raises SluiceError for what is no request.
+        """
+        wanted, after = request.get("jobs"), request.get("after", [0, ""])
+        if wanted is not None and not (isinstance(wanted, list) and len(wanted) <= _MOST_IDS):
+            raise SluiceError("ask-running: jobs is no list, or too long")
+        try:
+            ids = None if wanted is None else {int(one) for one in wanted}
+            since = int(after[0]), str(after[1])
+        except (TypeError, ValueError, KeyError, IndexError, OverflowError) as error:
+            raise SluiceError("ask-running: not a job's number") from error
+        found: list[Any] = []
+        size, last = 0, None
+        for job, node, text in self._of(uid, ids):
+            if (job, node) <= since:
+                continue
+            size += len(text)
+            if found and size > _PAGE:
+                return {"records": found, "next": last}
+            found.append(json.loads(text))
+            last = [job, node]
+        return {"records": found, "next": None}
+
+    def _of(self, uid: int | None, ids: set[int] | None) -> list[tuple[int, str, str]]:
+        now = self._clock()
+        with self._lock:
+            return sorted(
+                (job, name, text)
+                for name, node in self._nodes.items()
+                if now - node.at <= node.fresh_s
+                for job, (owner, text) in node.jobs.items()
+                if (uid is None or owner == uid) and (ids is None or job in ids)
+            )
+
+
+def ask_running(
+    jobs: Iterable[int] | None = None, *, conf: Path | None = None, to: Controllers | None = None
+) -> list[JobRecord]:
+    """The records until now of running jobs, one a node: of the caller's own, for root and SlurmUser of all.
+
+    Raises SluiceError where no controller answers.
+    """
+    asked = to or controllers(conf)
+    request: dict[str, Any] = {"version": VERSION, "do": "ask-running"}
+    if jobs is not None:
+        request["jobs"] = sorted(set(jobs))
+    found: list[JobRecord] = []
+    for _ in range(_MOST_PAGES):
+        page = ask(asked, port(), json.dumps(request).encode())
+        records = page.get("records")
+        if not isinstance(records, list):
+            raise SluiceError("the answer has no records")
+        for one in records:
+            record = JobRecord.from_json(json.dumps(one), "running job")
+            check_record(record, running=True)
+            found.append(record)
+        if not records or page.get("next") is None:
+            break
+        request["after"] = page["next"]
+    return found
