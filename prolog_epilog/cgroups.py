@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -125,6 +125,17 @@ def jobs_here(proc: Path = Path("/proc")) -> set[int]:
     """The jobs that have a process on this node."""
     places = (place_of(int(entry.name), proc) for entry in proc.iterdir() if entry.name.isdecimal())
     return {place.job for place in places if place is not None}
+
+
+def processes_by_place(wanted: Collection[Place], proc: Path = Path("/proc")) -> dict[Place, list[int]]:
+    """The processes of each of these steps, by one look at all that there are."""
+    found: dict[Place, list[int]] = {place: [] for place in wanted}
+    for entry in proc.iterdir() if wanted else ():
+        if entry.name.isdecimal():
+            place = place_of(int(entry.name), proc)
+            if place is not None and place in found:
+                found[place].append(int(entry.name))
+    return found
 
 
 def processes_of(job: int, step: str | None = None, proc: Path = Path("/proc")) -> Iterator[int]:

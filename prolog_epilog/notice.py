@@ -5,22 +5,33 @@ from __future__ import annotations
 import ctypes
 import os
 import select
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Sequence
 
 _PIDFD_GETFD = 438
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def tell(pids: Iterable[int], text: str) -> bool:
-    """Write a line to the standard error of the first of the processes that has one; whether one had.
+    """`tell_all` for one."""
+    return tell_all([(pids, text)])[0]
+
+
+def tell_all(lines: Sequence[tuple[Iterable[int], str]], seconds: float = 0.3) -> list[bool]:
+    """Write each line to the standard error of the first of its processes that has one; of each, whether one had.
 
     The open file itself is taken over, not opened anew by its name, so that nothing is written which the process could
-    not write. A child does it, as a file may be one that never answers.
+    not write. A child for each line does it, as a file may be one that never answers; all of them have `seconds`.
     """
-    line = f"\nsluice: {text}\n".encode(errors="replace")[:4000]
+    children = [_start(pids, f"\nsluice: {text}\n".encode(errors="replace")[:4000]) for pids, text in lines]
+    end = time.monotonic() + seconds
+    return [_wait(child, max(0.0, end - time.monotonic())) for child in children]
+
+
+def _start(pids: Iterable[int], line: bytes) -> int:
     child = os.fork()
     if child:
-        return _wait(child)
+        return child
     status = 1
     try:
         status = 0 if any(_write(pid, line) for pid in pids) else 1
@@ -41,7 +52,7 @@ def _write(pid: int, line: bytes) -> bool:
         return False
 
 
-def _wait(child: int, seconds: float = 0.3) -> bool:
+def _wait(child: int, seconds: float) -> bool:
     """Whether the child ended well in time; else it is killed."""
     process = os.pidfd_open(child)
     try:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from prolog_epilog.nvml_lists import BusyLists
 from prolog_epilog.readings import Activity, Link, Reading
 
 # Bits of nvmlDeviceGetCurrentClocksEventReasons.
@@ -64,6 +65,7 @@ class NvidiaReader:
                 self.gpus.append(_Gpu(api.nvmlDeviceGetUUID(handle), handle, self._parts(handle)))
         self._events = self._watch_events()
         self._pending: dict[str, list[tuple[float, int]]] = {}
+        self._busy_lists: BusyLists | None = None
 
     def _parts(self, handle: Any) -> list[tuple[str, int, float]]:
         found: list[tuple[str, int, float]] = []
@@ -105,15 +107,18 @@ class NvidiaReader:
             energy = self._get(self.api.nvmlDeviceGetTotalEnergyConsumption, gpu.handle)
             throttle = self._throttle(gpu)
             if gpu.uuid in wanted:
-                found[gpu.uuid] = Activity(self._busy(gpu), energy, throttle)
                 by_process = self._processes(gpu)
                 if by_process is not None:
                     processes[gpu.uuid] = by_process
+                found[gpu.uuid] = Activity(self._busy(gpu), energy, throttle)
             for uuid, number, share in parts:
                 found[uuid] = Activity(self._part_busy(gpu, uuid, number), energy, throttle, share)
         return found, processes
 
     def _busy(self, gpu: _Gpu) -> int | None:
+        """Time at work: its processes' together where the driver tells theirs, which saves a question."""
+        if gpu.by_process:
+            return int(gpu.busy_ns)
         rates = self._get(self.api.nvmlDeviceGetUtilizationRates, gpu.handle)
         if rates is None:
             return None
@@ -132,13 +137,11 @@ class NvidiaReader:
         shares: dict[int, list[int]] = {}
         newest = clock
         try:
-            listed = [
-                one for one in self.api.nvmlDeviceGetProcessUtilization(gpu.handle, since)
-                if one.pid and one.timeStamp > since and one.smUtil <= 100
-            ]  # fmt: skip
-            for sample in listed:
-                shares.setdefault(sample.pid, []).append(sample.smUtil)
-            newest = max((sample.timeStamp for sample in listed), default=clock)
+            self._busy_lists = self._busy_lists or BusyLists(self.api)
+            listed = [one for one in self._busy_lists.since(gpu.handle, since) if one[2] <= 100]
+            for pid, _, percent in listed:
+                shares.setdefault(pid, []).append(percent)
+            newest = max((when for _, when, _ in listed), default=clock)
         except self.api.NVMLError_NotFound:
             pass  # no process since then
         except self.api.NVMLError_GpuIsLost:
@@ -149,7 +152,9 @@ class NvidiaReader:
         gpu.seen_us = newest
         if gpu.seen_at is not None:
             for pid, found in shares.items():
-                gpu.processes[pid] = gpu.processes.get(pid, 0.0) + (now - gpu.seen_at) * 1e7 * sum(found) / len(found)
+                more = (now - gpu.seen_at) * 1e7 * sum(found) / len(found)
+                gpu.processes[pid] = gpu.processes.get(pid, 0.0) + more
+                gpu.busy_ns += more
         gpu.seen_at = now
         if len(gpu.processes) > 4096:  # of processes that ended long ago
             gpu.processes = {pid: busy for pid, busy in gpu.processes.items() if pid in shares}

@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from prolog_epilog.driving import drive
+from prolog_epilog.nvml_lists import ProcessLists
 from prolog_epilog.readings import Activity, Reading
 
 Usage = list[tuple[str, int, int]]
@@ -57,8 +58,8 @@ class Nvidia:
         import pynvml
 
         self.api = pynvml
-        self.form = ""
         pynvml.nvmlInit()
+        self.lists = ProcessLists(pynvml)
         self.handles: list[tuple[str, Any]] = []
         for index in range(pynvml.nvmlDeviceGetCount()):
             with suppress(pynvml.NVMLError_GpuIsLost):  # the others are still there
@@ -92,24 +93,9 @@ class Nvidia:
         """See `Library`. A process that both computes and draws is listed twice by the driver, and counts once."""
         found: dict[tuple[str, int], int] = {}
         for uuid, handle in self.handles:
-            for kind in ("Compute", "Graphics"):
-                for process in self._processes(kind, handle):
-                    key = (uuid, process.pid)
-                    found[key] = max(found.get(key, 0), process.usedGpuMemory or 0)
+            for pid, size in self.lists.held(handle):
+                found[uuid, pid] = max(found.get((uuid, pid), 0), size)
         return [(uuid, pid, size) for (uuid, pid), size in found.items()]
-
-    def _processes(self, kind: str, handle: Any) -> list[Any]:
-        """The driver's list in the newest form that it has: before R510 that is version 2 of the function."""
-        while True:
-            try:
-                function = getattr(self.api, f"nvmlDeviceGet{kind}RunningProcesses{self.form}")
-                return list(function(handle))
-            except (self.api.NVMLError_NotSupported, self.api.NVMLError_GpuIsLost):
-                return []  # an instance draws nothing; of a lost GPU nothing is known
-            except (self.api.NVMLLibraryMismatchError, self.api.NVMLError_FunctionNotFound):
-                if self.form:
-                    raise
-                self.form = "_v2"
 
     def used(self) -> dict[str, int]:
         """See `Library`."""

@@ -6,13 +6,15 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from prolog_epilog import cgroups, notice
+from prolog_epilog.cgroups import Place
 from prolog_epilog.log import log
+from prolog_epilog.record import JobRecord
 from prolog_epilog.state import MIB, State
 from prolog_epilog.watchdog import OUTSIDE, Act, judge
 from prolog_epilog.worker import Worker
@@ -147,13 +149,14 @@ class Watcher:
             watch.samples += 1
             peaks = {job: [grant.peak for grant in record.grants] for job, record in records.items()}
             acts = list(judge(listed, records, cgroups.place_of, cgroups.uid_of)) if listed and records else []
-            for job, record in records.items():
-                if [grant.peak for grant in record.grants] != peaks[job]:
-                    with suppress(OSError):  # a full /run must not stop the watchdog
-                        self._state.jobs.save(record)
+            risen = [record for job, record in records.items() if [grant.peak for grant in record.grants] != peaks[job]]
             self._state.sampled.notify_all()
-        for act in acts:
-            self._do(act)
+        if acts:
+            self._do(acts)
+        with self._state.lock:
+            for record in risen:
+                if records.get(record.job) is record:
+                    self._save(record)
 
     def note_foreign(self, watch: Watch, used: dict[str, int]) -> None:
         """Remember what is in use by no process; of a job that is new here, as what it found."""
@@ -164,23 +167,30 @@ class Watcher:
                 if grant.foreign is None:
                     grant.foreign = watch.foreign.get(grant.uuid)
 
-    def _do(self, act: Act) -> None:
-        """Warn, or end: the line first, as the processes' output goes with them."""
+    def _do(self, acts: Sequence[Act]) -> None:
+        """Warn and end, all at the same time: that many are over their limits keeps none of them alive for longer.
+
+        The lines come first, as the processes' output goes with them.
+        """
+        again = [act.action == "end" and self._ends_again(act) for act in acts]
+        new = [act for act, known in zip(acts, again, strict=True) if not known]
+        told = notice.tell_all([(act.pids, self._line(act)) for act in new]) if new else []
+        ending = [act for act in acts if act.action == "end"]
+        steps = cgroups.processes_by_place({Place(act.job, act.step) for act in ending if act.step != OUTSIDE})
+        killed = {id(act): _kill(steps.get(Place(act.job, act.step), act.pids)) for act in ending}
+        for act, one in zip(new, told, strict=True):
+            self._note(act, one)
+            about = {"job": act.job, "step": act.step, "gpu": act.uuid, "charged": act.charged, "limit": act.limit}
+            log(act.action, **about, killed=killed.get(id(act), 0))
+
+    def _line(self, act: Act) -> str:
         device = next((one for one in self._state.devices if one.uuid == act.uuid), None)
         name = act.uuid if device is None else f"{device.own_file} ({device.model})"
         charged, most = format_mib(-(-act.charged // MIB)), format_mib(act.limit // MIB)
-        text = f"job {act.job}: {charged} of GPU memory on {name}, limit {most}"
-        ending = act.action == "end"
-        again = ending and self._ends_again(act)
-        told = not again and notice.tell(act.pids, text + (f"; step {act.step} is ended" if ending else ""))
-        killed = 0
-        if ending:
-            for pid in act.pids if act.step == OUTSIDE else cgroups.processes_of(act.job, act.step):
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-                    killed += 1
-        if again:
-            return
+        ended = f"; step {act.step} is ended" if act.action == "end" else ""
+        return f"job {act.job}: {charged} of GPU memory on {name}, limit {most}{ended}"
+
+    def _note(self, act: Act, told: bool) -> None:
         with self._state.lock:
             record = self._state.records.get(act.job)
             if record is None:
@@ -189,9 +199,11 @@ class Watcher:
             if grant is not None:
                 grant.warned = True
             record.note(act.action, step=act.step, uuid=act.uuid, charged=act.charged, limit=act.limit, told=told)
-            with suppress(OSError):  # a full /run must not stop the watchdog
-                self._state.jobs.save(record)
-        log(act.action, job=act.job, step=act.step, gpu=act.uuid, charged=act.charged, limit=act.limit, killed=killed)
+            self._save(record)
+
+    def _save(self, record: JobRecord) -> None:
+        with suppress(OSError):  # a full /run must not stop the watchdog
+            self._state.jobs.save(record)
 
     def _ends_again(self, act: Act) -> bool:
         """Whether the step was ended a moment ago; remembers that it is ended now."""
@@ -200,3 +212,13 @@ class Watcher:
         again = (act.job, act.step) in self._ended
         self._ended.setdefault((act.job, act.step), now)
         return again
+
+
+def _kill(pids: Iterable[int]) -> int:
+    """How many there were to kill."""
+    killed = 0
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+            killed += 1
+    return killed
