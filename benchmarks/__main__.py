@@ -43,6 +43,10 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     ),
     "slurm-gang": ("benchmarks.slurm_gang", "gangs among small jobs on real daemons"),
     "slurm-fragmentation": ("benchmarks.slurm_fragmentation", "GPU allocation and waits beside stock Slurm"),
+    "slurm-backfill-parameters": (
+        "benchmarks.slurm_backfill_parameters",
+        "SchedulerParameters beside the planner: what apply writes, Slurm's defaults",
+    ),
     "policy-apply": ("benchmarks.policy_apply", "plan and apply of 1,000 tenants with 10,000 users"),
     "report": ("benchmarks.report", "the tenant report of a month, with many jobs in slurmdbd"),
     "cluster-up": ("benchmarks.cluster_up", "time to boot a development cluster"),

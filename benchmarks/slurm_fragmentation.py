@@ -80,7 +80,9 @@ FILL_S = 45.0
 
 
 @dataclass(frozen=True)
-class _Pod:
+class Pod:
+    """What a pod of the list asked for, and how long it ran."""
+
     gpus: int
     gpu_milli: int
     cpus: int
@@ -88,7 +90,8 @@ class _Pod:
     seconds: int
 
 
-def _pods(path: Path) -> list[_Pod]:
+def read_pods(path: Path) -> list[Pod]:
+    """The pods with GPUs of a list in the openb format. Raises SluiceError."""
     columns = ("cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "scheduled_time", "creation_time", "deletion_time")
     pods = []
     for row in csv_rows(path, read_text(path, "pod"), columns):
@@ -98,7 +101,7 @@ def _pods(path: Path) -> list[_Pod]:
         begun = row.fields["scheduled_time"] or row.fields["creation_time"]
         ended = row.integer("deletion_time", high=MAX_SECONDS)
         pods.append(
-            _Pod(
+            Pod(
                 gpus,
                 row.integer("gpu_milli", high=1000),
                 math.ceil(row.integer("cpu_milli", high=10**9) / 1000),
@@ -109,7 +112,7 @@ def _pods(path: Path) -> list[_Pod]:
     return pods
 
 
-def _job(pod: _Pod, at: float, seconds: float, draw: random.Random) -> Job:
+def _job(pod: Pod, at: float, seconds: float, draw: random.Random) -> Job:
     minutes = math.ceil(seconds * draw.uniform(1, 3) / 60 + 0.1)
     cpus = min(pod.cpus, CORES_A_NODE * pod.gpus // GPUS_A_NODE)
     memory = min(pod.memory_mib, MEMORY_MIB * pod.gpus // GPUS_A_NODE)
@@ -119,17 +122,17 @@ def _job(pod: _Pod, at: float, seconds: float, draw: random.Random) -> Job:
     return Job(at, options, seconds, minutes, pod.gpus * pod.gpu_milli / 1000, pod.gpus)
 
 
-def _draw(pods: Sequence[_Pod], seed: int, options: dict[str, float]) -> list[Job]:
+def draw_jobs(pods: Sequence[Pod], seed: int, options: dict[str, float]) -> list[Job]:
     """Jobs of one run: first those that run already, then the arrivals, from FILL_S on."""
     draw = random.Random(seed)
     eights = [pod for pod in pods if pod.gpus == GPUS_A_NODE]
     others = [pod for pod in pods if pod.gpus != GPUS_A_NODE]
 
-    def some() -> tuple[_Pod, float]:
+    def some() -> tuple[Pod, float]:
         pod = draw.choice(eights if draw.uniform(0, 100) < options["eights"] else others)
         return pod, max(2.0, min(pod.seconds, options["longest"]) / options["speed_up"])
 
-    def work(pod: _Pod) -> float:
+    def work(pod: Pod) -> float:
         return pod.gpus * pod.gpu_milli / 1000
 
     capacity = options["nodes"] * GPUS_A_NODE
@@ -154,7 +157,8 @@ def _draw(pods: Sequence[_Pod], seed: int, options: dict[str, float]) -> list[Jo
     return jobs + [_job(pod, FILL_S + at, seconds, draw) for at, (pod, seconds) in zip(times, arrivals, strict=True)]
 
 
-def _figures(ran: Sequence[Ran], nodes: int, options: dict[str, float]) -> dict[str, float]:
+def figures_of(ran: Sequence[Ran], nodes: int, options: dict[str, float]) -> dict[str, float]:
+    """Allocation and waits of the arrivals, from a quarter of them to the last."""
     arrivals = [job for job in ran if job.job.at > 0]
     begin = min(job.submitted for job in arrivals)
     end = max(job.submitted for job in arrivals)
@@ -209,12 +213,12 @@ def run(
     options = {"nodes": nodes, **more}
     arms = _arms(nodes, more["speed_up"], reservations, plugins, "\n".join(stock_conf))
     measured: dict[str, list[dict[str, float]]] = {name: [] for name in arms}
-    load = _draw(_pods(pods), seed, options)
+    load = draw_jobs(read_pods(pods), seed, options)
     for number in range(runs):
         for name, arm in arms.items():
             with arm:
                 ran, _ = arm.run(load, settle_s=1)
-            measured[name].append(_figures(ran, nodes, options))
+            measured[name].append(figures_of(ran, nodes, options))
             click.echo(f"run {number + 1} of {runs}, {name}: {measured[name][-1]}", err=True)
     figures, peer, spread = {}, {}, {}
     for figure in measured["sluice"][0]:

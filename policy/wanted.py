@@ -33,7 +33,7 @@ _PERIODS = {"none": "NONE", "daily": "DAILY", "weekly": "WEEKLY", "monthly": "MO
 _FULL_GPUS = 8  # whole GPUs of a job that is as large as jobs get, for the order
 # SchedulerParameters at level place. What waits for room is started by the planner within its interval; Slurm's own
 # passes, which hold its locks, remain for what the planner leaves to them. docs/scheduling-in-slurm.md
-_BACKFILL = {
+BACKFILL = {
     "bf_interval": "30",  # sched/backfill's own default: no longer what a waiting job waits for
     "bf_continue": "",  # a long pass goes on after it gave its locks back, or jobs at the end are never looked at
     "bf_max_job_test": "500",  # its default: more only costs, as the planner looks at all jobs
@@ -351,7 +351,7 @@ class _Maker:
         """What sched/backfill is told beside the planner; the site's other words stay."""
         limits = [tenant.max_time for tenant in self.policy.tenants.values()] + [self.policy.defaults.max_time]
         longest = max((seconds for seconds in limits if seconds is not None), default=0)
-        ours = {**_BACKFILL, "bf_window": str(max(_BACKFILL_WINDOW, math.ceil(longest / 60)))}
+        ours = {**BACKFILL, "bf_window": str(max(_BACKFILL_WINDOW, math.ceil(longest / 60)))}
         words = [word for word in self.live.config.get("SchedulerParameters", "").split(",") if word]
         kept = [word for word in words if word.partition("=")[0] not in ours and word != "(null)"]
         return ",".join([*kept, *(f"{key}={value}" if value else key for key, value in ours.items())])
