@@ -28,6 +28,8 @@ def device_files(folder: Path) -> list[DeviceFile]:
     files = _control_files(state)
     for gpu in state.gpus:
         files += gpu_files(gpu)
+        if gpu.dies:
+            files += [file for part in gpu.instances if part.used and part.gpu_instance for file in _drm_files(part)]
     for gpu in state.gpus:
         if gpu.mig_enabled:
             files += [file for instance in gpu.instances if instance.used for file in _instance_files(state, instance)]
@@ -62,6 +64,14 @@ def _control_files(state: NodeState) -> list[DeviceFile]:
     if layout.Vendor.AMD in vendors:
         files.append(DeviceFile("/dev/kfd", state.head.major_kfd, 0))
     return files
+
+
+def _drm_files(part: layout.Instance) -> list[DeviceFile]:
+    """Of an AMD partition. amdgpu has them for all that a GPU could have; those of others cannot be opened."""
+    return [
+        DeviceFile(f"/dev/dri/renderD{part.access_minor}", DRM_MAJOR, part.access_minor),
+        DeviceFile(f"/dev/dri/card{part.compute_minor}", DRM_MAJOR, part.compute_minor),
+    ]
 
 
 def _instance_files(state: NodeState, instance: layout.Instance) -> list[DeviceFile]:

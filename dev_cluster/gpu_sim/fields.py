@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dev_cluster.gpu_sim import layout
+from dev_cluster.gpu_sim.partitions import set_partitions
 from dev_cluster.gpu_sim.state import Holding, NodeState, changing, clear_mig, holdings, read_state, set_mig_layout
 from sluice_base.errors import UsageError
 from sluice_base.sizes import parse_mib
@@ -350,7 +351,7 @@ def _switch_link(change: Change, number: int, up: int) -> None:
 
 def _refuse_in_use(change: Change, field: str, text: str) -> None:
     if change.held or change.gpu.process_count:
-        raise change.refuse(field, text, "processes use it; the driver would not change MIG either")
+        raise change.refuse(field, text, "processes use it; the driver would not change it either")
 
 
 def _set_mig(change: Change, field: str, text: str) -> None:
@@ -371,6 +372,15 @@ def _get_mig_layout(_state: NodeState, gpu: layout.Gpu) -> str:
     return ",".join(name for _, name in used)
 
 
+def _set_partitions(change: Change, field: str, text: str) -> None:
+    _refuse_in_use(change, field, text)
+    set_partitions(change.gpu, text)
+
+
+def _get_partitions(_state: NodeState, gpu: layout.Gpu) -> str:
+    return f"{layout.Compute(gpu.compute_partition).name}-nps{gpu.memory_partition}".lower() if gpu.dies else ""
+
+
 def _set_memory_used(change: Change, field: str, text: str) -> None:
     change.gpu.memory_used_mib = parse_mib(text)
 
@@ -384,7 +394,7 @@ def _set_process(change: Change, field: str, text: str) -> None:
     number, size, kind, name, where = (*words, *("", "", "compute", "", "")[len(words) :])
     if kind not in ("compute", "graphics"):
         raise change.refuse(field, text, f"no kind of process {kind!r}")
-    if gpu.mig_enabled and not where:
+    if not where and (gpu.mig_enabled or any(instance.used for instance in gpu.instances)):
         raise change.refuse(field, text, "in MIG mode a process is in an instance: name its GPU instance")
     made_up = layout.Process(
         pid=int(number),
@@ -515,6 +525,7 @@ FIELDS: dict[str, Field] = {
         "MIG mode on (without instances) or off", lambda _s, gpu: "yes" if gpu.mig_enabled else "no", _set_mig
     ),
     "mig_layout": Field("MIG instances by profile, e.g. 3g.40gb,2g.20gb", _get_mig_layout, _set_mig_layout),
+    "partitions": Field("of an AMD GPU, e.g. cpx-nps4; spx-nps1: none", _get_partitions, _set_partitions),
     "driver_loaded": _driver_flag("of the GPU's vendor on this node", "loaded"),
     "driver_hang": _driver_flag("its calls do not return until set to no", "hang"),
     "driver_delay": _driver_number("added to each of its calls, ms", "delay_ms", 600_000, "ms"),

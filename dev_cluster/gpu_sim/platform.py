@@ -103,6 +103,13 @@ class MigProfile(_Strict):
     starts: list[Count]  # where it may be placed
 
 
+class Dies(_Strict):
+    """What an AMD GPU's partitions are made of."""
+
+    count: Annotated[int, Field(ge=1, le=layout.MAX_INSTANCES)]  # XCDs
+    memory_modes: list[Literal[1, 2, 4]]  # NPS: into how many parts the memory can be split
+
+
 class Model(_Strict):
     """One GPU product."""
 
@@ -131,6 +138,7 @@ class Model(_Strict):
     clocks: Clocks
     pcie: Pcie
     mig_profiles: Annotated[list[MigProfile], Field(max_length=layout.MAX_PROFILES)] = []
+    dies: Dies | None = None  # AMD's that can be partitioned
 
 
 class Cpu(_Strict):

@@ -21,6 +21,7 @@ from pathlib import Path
 from uuid import UUID
 
 from dev_cluster.gpu_sim import layout
+from dev_cluster.gpu_sim.partitions import number_partitions
 from dev_cluster.gpu_sim.platform import Model, Platform
 from dev_cluster.gpu_sim.sysfs import hop, write_tree
 from sluice_base.errors import SluiceError, UsageError
@@ -213,6 +214,7 @@ def build_state(platform: Platform, node: str) -> NodeState:
     for index, place in enumerate(platform.gpus):
         if place.mig is not None:
             set_mig_layout(state, index, place.mig.instances)
+    number_partitions(state.gpus)
     return state
 
 
@@ -352,6 +354,9 @@ def _build_gpu(model: Model, node: str, pci: str, key: str) -> layout.Gpu:
         mig_supported=bool(model.mig_profiles),
         profile_count=len(model.mig_profiles),
     )
+    if model.dies is not None:
+        gpu.dies, gpu.memory_modes = model.dies.count, sum(model.dies.memory_modes)
+        gpu.compute_partition, gpu.memory_partition = layout.Compute.SPX, 1
     for index, profile in enumerate(model.mig_profiles):
         gpu.profiles[index] = layout.Profile(
             name=profile.name.encode(),

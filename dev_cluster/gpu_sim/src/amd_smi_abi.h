@@ -14,13 +14,17 @@ typedef enum {
     AMDSMI_STATUS_INVAL = 1,
     AMDSMI_STATUS_NOT_SUPPORTED = 2,
     AMDSMI_STATUS_API_FAILED = 7,
+    AMDSMI_STATUS_NO_PERM = 10,
     AMDSMI_STATUS_IO = 12,
     AMDSMI_STATUS_OUT_OF_RESOURCES = 15,
+    AMDSMI_STATUS_BUSY = 30,
     AMDSMI_STATUS_NOT_FOUND = 31,
     AMDSMI_STATUS_NOT_INIT = 32,
     AMDSMI_STATUS_DRIVER_NOT_LOADED = 34,
     AMDSMI_STATUS_INSUFFICIENT_SIZE = 41,
-    AMDSMI_STATUS_UNEXPECTED_DATA = 43
+    AMDSMI_STATUS_UNEXPECTED_DATA = 43,
+    AMDSMI_STATUS_AMDGPU_RESTART_ERR = 54,
+    AMDSMI_STATUS_SETTING_UNAVAILABLE = 55
 } amdsmi_status_t;
 
 enum { AMDSMI_LINK_INTERNAL, AMDSMI_LINK_PCIE, AMDSMI_LINK_XGMI, AMDSMI_LINK_NOT_APPLICABLE };
@@ -199,6 +203,39 @@ typedef struct {
     uint8_t partition_active[4][8][8];
     uint64_t reserved[3][8][8];
 } amdsmi_violation_status_t;
+
+/* Parts of the memory (NPS) as a sum: 1, 2, 4, 8. */
+typedef uint32_t amdsmi_nps_caps_t;
+
+typedef struct {
+    amdsmi_nps_caps_t partition_caps;
+    uint32_t mp_mode, num_numa_ranges;
+    struct {
+        uint32_t memory_type;
+        uint64_t start, end;
+    } numa_range[32];
+    uint64_t reserved[11];
+} amdsmi_memory_partition_config_t;
+
+typedef struct {
+    uint32_t profile_type, num_partitions;
+    amdsmi_nps_caps_t memory_caps;
+    uint32_t profile_index, num_resources, resources[8][32];
+    uint64_t reserved[13];
+} amdsmi_accelerator_partition_profile_t;
+
+typedef struct {
+    uint32_t profile_index, resource_type, partition_resource, num_partitions_share_resource;
+    uint64_t reserved[6];
+} amdsmi_accelerator_partition_resource_profile_t;
+
+typedef struct {
+    uint32_t num_profiles, num_resource_profiles;
+    amdsmi_accelerator_partition_resource_profile_t resource_profiles[32];
+    uint32_t default_profile_index;
+    amdsmi_accelerator_partition_profile_t profiles[32];
+    uint64_t reserved[30];
+} amdsmi_accelerator_partition_profile_config_t;
 
 typedef struct {
     uint32_t major, minor, release;

@@ -146,9 +146,7 @@ CU(cuDeviceGetAttribute, int *value, int attribute, CUdevice device)
     if (result != CUDA_SUCCESS) {
         return result;
     }
-    uint32_t sms = instance == SIM_NO_INSTANCE ? gpu.multiprocessors
-                                               : gpu.profiles[gpu.instances[instance].profile].multiprocessors;
-    sms = (sms * mps_percentage() + 99) / 100;
+    uint32_t sms = (sim_multiprocessors(&gpu, instance) * mps_percentage() + 99) / 100;
     const struct {
         int attribute;
         uint32_t value;

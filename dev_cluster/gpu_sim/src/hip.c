@@ -312,12 +312,16 @@ static int gfx_part(const char *target, bool major)
 HIP(hipGetDevicePropertiesR0600, hipDeviceProp_t *out, int device)
 {
     struct sim_gpu gpu;
+    uint8_t part = SIM_NO_INSTANCE;
     hipError_t error = out != NULL ? device_of(device, &gpu) : hipErrorInvalidValue;
+    if (error == hipSuccess) {
+        error = result_of(rt_gpu(device, &gpu, NULL, &part));
+    }
     if (error != hipSuccess) {
         return told(error);
     }
     *out = (hipDeviceProp_t){
-        .totalGlobalMem = sim_capacity(&gpu, SIM_NO_INSTANCE),
+        .totalGlobalMem = sim_capacity(&gpu, part),
         .sharedMemPerBlock = 65536,
         .regsPerBlock = 65536,
         .warpSize = 64,
@@ -327,7 +331,7 @@ HIP(hipGetDevicePropertiesR0600, hipDeviceProp_t *out, int device)
         .clockRate = (int)gpu.clock_graphics_max * 1000,
         .major = gfx_part(gpu.architecture_name, true),
         .minor = gfx_part(gpu.architecture_name, false),
-        .multiProcessorCount = (int)gpu.multiprocessors,
+        .multiProcessorCount = (int)sim_multiprocessors(&gpu, part),
         .canMapHostMemory = 1,
         .concurrentKernels = 1,
         .ECCEnabled = (int)gpu.ecc_enabled,

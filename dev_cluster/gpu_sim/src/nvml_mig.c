@@ -47,7 +47,7 @@ SIM_API nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, un
     }
     for (uint8_t k = 0; k < SIM_MAX_INSTANCES; k++) {
         const struct sim_instance *instance = &t.gpu.instances[k];
-        if (instance->used && !instance->bare && sim_instance_visible(instance) && index-- == 0) {
+        if (instance->used && !instance->bare && sim_instance_visible(&t.gpu, instance) && index-- == 0) {
             *part = nvml_handle(t.index, k);
             return NVML_SUCCESS;
         }

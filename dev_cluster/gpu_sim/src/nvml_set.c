@@ -126,9 +126,9 @@ static nvmlReturn_t make_instance(nvmlDevice_t device, unsigned int profile, uns
     if (result == NVML_SUCCESS) {
         char name[64];
         snprintf(name, sizeof name, "nvidia-caps/nvidia-cap%u", wish.access_minor);
-        sim_make_device(name, wish.major, wish.access_minor);
+        sim_make_device(name, wish.major, wish.access_minor, 0444);
         snprintf(name, sizeof name, "nvidia-caps/nvidia-cap%u", wish.compute_minor);
-        sim_make_device(name, wish.major, wish.compute_minor);
+        sim_make_device(name, wish.major, wish.compute_minor, 0444);
         *out = (nvmlGpuInstance_t)(void *)nvml_handle(t.index, wish.place);
     }
     return result;

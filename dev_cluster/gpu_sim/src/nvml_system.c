@@ -306,7 +306,7 @@ static nvmlReturn_t search(bool (*matches)(const struct target *, const char *),
         for (uint8_t k = 0; k < SIM_MAX_INSTANCES; k++) {
             target.instance = k;
             if (target.gpu.instances[k].used && matches(&target, word) &&
-                sim_instance_visible(&target.gpu.instances[k])) {
+                sim_instance_visible(&target.gpu, &target.gpu.instances[k])) {
                 return found(target.index, k, device);
             }
         }

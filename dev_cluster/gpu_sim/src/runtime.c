@@ -135,8 +135,8 @@ static bool is_mig_list(const char *list)
     return list != NULL && strncasecmp(list, "MIG-", 4) == 0;
 }
 
-/* All devices that a program could use: whole GPUs and, in MIG mode, instances; only the first of these unless named.
- */
+/* All devices that a program could use: whole GPUs, AMD partitions and, in MIG mode, instances; only the first of these
+ * unless named. */
 static int all_devices(struct device *devices, bool every_instance)
 {
     uint8_t visible[SIM_MAX_GPUS];
@@ -148,14 +148,15 @@ static int all_devices(struct device *devices, bool every_instance)
         if (!sim_peek(visible[i], &gpu)) {
             continue;
         }
-        if (!gpu.mig_enabled) {
+        bool parts = gpu.vendor == SIM_VENDOR_AMD && gpu.instances[0].used;
+        if (!gpu.mig_enabled && !parts) {
             devices[count++] = (struct device){.index = visible[i], .instance = SIM_NO_INSTANCE};
             continue;
         }
-        for (uint8_t k = 0; k < SIM_MAX_INSTANCES && (every_instance || !instance_taken); k++) {
-            if (gpu.instances[k].used && !gpu.instances[k].bare && sim_instance_visible(&gpu.instances[k])) {
+        for (uint8_t k = 0; k < SIM_MAX_INSTANCES && (parts || every_instance || !instance_taken); k++) {
+            if (gpu.instances[k].used && !gpu.instances[k].bare && sim_instance_visible(&gpu, &gpu.instances[k])) {
                 devices[count++] = (struct device){.index = visible[i], .instance = k};
-                instance_taken = true;
+                instance_taken = !parts;
             }
         }
     }

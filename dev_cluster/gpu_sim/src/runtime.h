@@ -1,12 +1,12 @@
 /* Device memory as CUDA and HIP programs see it: devices in the order of the visibility variables, contexts, and
- * allocations, each charged to this process on its GPU or MIG instance. The memory is real, ordinary memory of the
- * process that is only backed where it is touched, so that copies and fills work. */
+ * allocations, each charged to this process on its GPU, MIG instance or AMD partition. The memory is real, ordinary
+ * memory of the process that is only backed where it is touched, so that copies and fills work. */
 #ifndef RUNTIME_H
 #define RUNTIME_H
 
 #include "sim.h"
 
-enum { RT_MAX_DEVICES = SIM_MAX_GPUS };
+enum { RT_MAX_DEVICES = SIM_MAX_GPUS * SIM_MAX_INSTANCES };
 
 enum rt_status {
     RT_OK = 0,

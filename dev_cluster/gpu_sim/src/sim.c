@@ -174,17 +174,26 @@ static bool gpu_visible(const struct sim_gpu *gpu)
     if (session.devices[0] == 0) {
         return true;
     }
+    for (unsigned k = 0; gpu->vendor == SIM_VENDOR_AMD && k < SIM_MAX_INSTANCES; k++) {
+        if (gpu->instances[k].used && sim_instance_visible(gpu, &gpu->instances[k])) {
+            return true;
+        }
+    }
     char name[64];
     snprintf(name, sizeof name, gpu->vendor == SIM_VENDOR_NVIDIA ? "nvidia%u" : "dri/renderD%u", gpu->minor);
     return may_open(name);
 }
 
-bool sim_instance_visible(const struct sim_instance *instance)
+bool sim_instance_visible(const struct sim_gpu *gpu, const struct sim_instance *instance)
 {
     if (session.devices[0] == 0) {
         return true;
     }
     char access[64], compute[64];
+    if (gpu->vendor == SIM_VENDOR_AMD) {
+        snprintf(access, sizeof access, "dri/renderD%u", instance->access_minor);
+        return may_open(access);
+    }
     snprintf(access, sizeof access, "nvidia-caps/nvidia-cap%u", instance->access_minor);
     snprintf(compute, sizeof compute, "nvidia-caps/nvidia-cap%u", instance->compute_minor);
     return may_open(access) && may_open(compute);
@@ -389,19 +398,35 @@ bool sim_beside(const char *name, char *path, size_t size)
     return length > 0 && (size_t)length < size;
 }
 
-void sim_make_device(const char *name, uint32_t major, uint32_t minor)
+/* False where device files are not looked at. */
+static bool device_path(const char *name, char *path, size_t size)
 {
-    char path[4300];
     pthread_mutex_lock(&session.lock);
     bool checked = session.devices[0] != 0;
-    snprintf(path, sizeof path, "%s/%s", session.devices, name);
+    snprintf(path, size, "%s/%s", session.devices, name);
     pthread_mutex_unlock(&session.lock);
-    char *slash = strrchr(path, '/');
-    if (checked && slash != NULL) {
+    return checked;
+}
+
+void sim_make_device(const char *name, uint32_t major, uint32_t minor, uint32_t mode)
+{
+    char path[4300];
+    char *slash = device_path(name, path, sizeof path) ? strrchr(path, '/') : NULL;
+    if (slash != NULL) {
         *slash = 0;
         mkdir(path, 0755);
         *slash = '/';
-        mknod(path, S_IFCHR | 0444, makedev(major, minor));
+        if (mknod(path, S_IFCHR | mode, makedev(major, minor)) == 0) {
+            chmod(path, mode); /* whatever the umask */
+        }
+    }
+}
+
+void sim_drop_device(const char *name)
+{
+    char path[4300];
+    if (device_path(name, path, sizeof path)) {
+        unlink(path);
     }
 }
 
@@ -578,6 +603,12 @@ uint64_t sim_capacity(const struct sim_gpu *gpu, uint8_t instance)
         return gpu->profiles[gpu->instances[instance].profile].memory_mib * SIM_MIB;
     }
     return (gpu->memory_total_mib - gpu->memory_reserved_mib) * SIM_MIB;
+}
+
+uint32_t sim_multiprocessors(const struct sim_gpu *gpu, uint8_t instance)
+{
+    return instance == SIM_NO_INSTANCE ? gpu->multiprocessors
+                                       : gpu->profiles[gpu->instances[instance].profile].multiprocessors;
 }
 
 uint64_t sim_used(unsigned index, const struct sim_gpu *gpu, uint8_t instance)

@@ -57,8 +57,8 @@ enum sim_status sim_gpu(uint32_t since, unsigned index, struct sim_gpu *gpu);
 /* A copy without delay and without visibility, for a peer's figures. */
 bool sim_peek(unsigned index, struct sim_gpu *gpu);
 
-/* Whether this process may open a MIG instance's capability files. */
-bool sim_instance_visible(const struct sim_instance *instance);
+/* Whether this process may open a MIG instance's capability files, or an AMD partition's render node. */
+bool sim_instance_visible(const struct sim_gpu *gpu, const struct sim_instance *instance);
 
 /* Live processes on a GPU, made-up ones first, then those that allocate; at most `room` are written, the number of all
  * is returned. `instance` SIM_NO_INSTANCE: all of the GPU, its instances included. */
@@ -69,6 +69,9 @@ uint64_t sim_used(unsigned index, const struct sim_gpu *gpu, uint8_t instance);
 
 /* Bytes that can be allocated on a GPU or instance when nothing is in use. */
 uint64_t sim_capacity(const struct sim_gpu *gpu, uint8_t instance);
+
+/* Multiprocessors (compute units) of a GPU or instance. */
+uint32_t sim_multiprocessors(const struct sim_gpu *gpu, uint8_t instance);
 
 /* Add `change` bytes to what this process holds. SIM_NO_MEMORY leaves all as it was. Atomic over processes; what a
  * process held is gone when it dies. */
@@ -96,8 +99,10 @@ enum sim_status sim_change(unsigned index, sim_changer change, void *argument);
 
 /* A file beside the state: false when its path is too long. */
 bool sim_beside(const char *name, char *path, size_t size);
-/* A device file of this node, made as the driver's helper makes it; nothing where visibility is not checked. */
-void sim_make_device(const char *name, uint32_t major, uint32_t minor);
+/* A device file of this node, made as the driver's helper makes it, or taken away; nothing where visibility is not
+ * checked. */
+void sim_make_device(const char *name, uint32_t major, uint32_t minor, uint32_t mode);
+void sim_drop_device(const char *name);
 /* CRC-32, and whether a state can be relied on. */
 uint32_t sim_checksum(const void *data, size_t size);
 bool sim_sound(const void *state, size_t size);
