@@ -22,7 +22,7 @@ _SLUID = r"s[0-9A-F][0-9A-HJKMNP-TV-Z]{12}"  # 64 bits in Crockford's base 32: S
 _JOB = re.compile(rf"/(?:job_(\d{{1,10}})|({_SLUID}))(?:/step_([a-z0-9]{{1,12}}))?(?=/|$)")
 _sluids: dict[str, int] = {}  # of the jobs that prologs told; a cgroup does not tell the number
 _HIERARCHIES = ("freezer", "devices", "memory", "cpuset", "cpuacct", "")  # proctrack's own first; "": version 2
-
+_MOST_TEXT = 1 << 14
 _EXITING = 0x4  # PF_EXITING of Linux's include/linux/sched.h
 
 
@@ -40,6 +40,43 @@ def place_of(pid: int, proc: Path = Path("/proc")) -> Place | None:
         return parse_place(_read(f"{proc}/{pid}/cgroup"))
     except (OSError, UnicodeDecodeError):
         return None
+
+
+class Places:
+    """`place_of` for one thread that asks again and again: the files are kept open.
+
+    That of a process that has ended cannot be read any more, so that another one with its number is not taken for it.
+    """
+
+    def __init__(self, proc: Path = Path("/proc"), most: int = 256) -> None:
+        self._proc = proc
+        self._most = most  # of the files that an agent may have open
+        self._files: dict[int, int] = {}
+
+    def of(self, pid: int) -> Place | None:
+        """See `place_of`."""
+        file = self._files.get(pid)
+        if file is None and len(self._files) >= self._most:
+            return place_of(pid, self._proc)
+        try:
+            if file is None:
+                file = self._files[pid] = os.open(f"{self._proc}/{pid}/cgroup", os.O_RDONLY | os.O_CLOEXEC)
+            text = os.pread(file, _MOST_TEXT, 0)
+            if len(text) < _MOST_TEXT:
+                return parse_place(text.decode())
+        except (OSError, UnicodeDecodeError):
+            self._close(pid)
+        return place_of(pid, self._proc)
+
+    def keep(self, pids: Collection[int]) -> None:
+        """Forget all others."""
+        for pid in self._files.keys() - pids:
+            self._close(pid)
+
+    def _close(self, pid: int) -> None:
+        file = self._files.pop(pid, None)
+        if file is not None:
+            os.close(file)
 
 
 def _read(path: str) -> str:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from prolog_epilog.nvml_lists import BusyLists
@@ -192,7 +193,7 @@ class NvidiaReader:
         bits = self._get(self.api.nvmlDeviceGetCurrentClocksThrottleReasons, gpu.handle)
         if bits is None:
             return None
-        return list(dict.fromkeys(word for bit, word in _REASONS.items() if bits & bit))
+        return _words(int(bits))
 
     # ---- everything ----
 
@@ -335,6 +336,11 @@ class NvidiaReader:
             raise
         except self.api.NVMLError:
             return None
+
+
+@lru_cache(maxsize=256)
+def _words(bits: int) -> list[str]:
+    return list(dict.fromkeys(word for bit, word in _REASONS.items() if bits & bit))
 
 
 def _first(pair: Any) -> Any:

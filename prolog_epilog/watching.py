@@ -39,6 +39,7 @@ class Watch:
     some: set[str] = field(default_factory=set)  # the same of these devices only
     asking: bool = False  # a sample is being taken, or told to the readers
     told: int = 0  # samples of which all readers know
+    places: cgroups.Places = field(default_factory=cgroups.Places)
 
 
 Reader = Callable[[Watch, dict[str, Any]], None]
@@ -148,7 +149,8 @@ class Watcher:
                 self.note_foreign(watch, used)
             watch.samples += 1
             peaks = {job: [grant.peak for grant in record.grants] for job, record in records.items()}
-            acts = list(judge(listed, records, cgroups.place_of, cgroups.uid_of)) if listed and records else []
+            acts = list(judge(listed, records, watch.places.of, cgroups.uid_of)) if listed and records else []
+            watch.places.keep({pid for _, pid, _ in listed})
             risen = [record for job, record in records.items() if [grant.peak for grant in record.grants] != peaks[job]]
             self._state.sampled.notify_all()
         if acts:
