@@ -90,6 +90,10 @@ class Global(_Section):
     backfill_depth: Annotated[int, Field(ge=1, le=100000)] = 10000
     planner_interval_ms: Annotated[int, Field(ge=100, le=600000)] = 2000
     gang_limit_s: Annotated[int, Field(ge=1, le=86400)] = 300
+    gang_incomplete_s: Annotated[int, Field(ge=0, le=2_592_000)] = 3600
+    """An incomplete gang is given up so long after its last member came; 0: never."""
+    gang_incomplete_cancel: bool = False
+    """Its members are cancelled then; else they stay held, with another reason."""
     deadlines: bool = True
     cpus_per_gpu_milli: Annotated[int, Field(ge=0, le=1000000)] = 0
     """Default of a job that names no CPUs, in thousandths; 0: Slurm's."""

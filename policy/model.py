@@ -377,6 +377,12 @@ class Scheduling(Section):
     """`--deadline` is allowed."""
     gang_time_limit: Annotated[Seconds, Field(ge=1, le=86400)] = 300
     """A gang that has not got all its nodes after so long is requeued. Example: `5m`."""
+    gang_incomplete_after: Annotated[Seconds, Field(ge=0, le=2_592_000)] = 3600
+    """A gang with fewer members than it names is given up so long after the last of them was submitted; 0s: never.
+    Example: `1h`."""
+    gang_incomplete: Literal["hold", "cancel"] = "hold"
+    """What becomes of the members then: they stay held with a reason that says so, and go on when the rest comes; or
+    they are cancelled."""
     aging: Annotated[Seconds, Field(ge=1)] = 604_800
     """Waiting time after which age counts in full. Example: `7d`."""
     starvation_bound: Seconds = 0

@@ -378,6 +378,8 @@ class _Maker:
             backfill_depth=scheduling.backfill.depth,
             planner_interval_ms=scheduling.backfill.interval * 1000,
             gang_limit_s=scheduling.gang_time_limit,
+            gang_incomplete_s=scheduling.gang_incomplete_after,
+            gang_incomplete_cancel=scheduling.gang_incomplete == "cancel",
             deadlines=scheduling.deadlines,
             gpu_shares=policy.gpu_shares(),
             journal=policy.failover.journal,

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 static int same_gang(const struct sluice_gang_member *one, const struct sluice_gang_member *other)
 {
@@ -32,6 +33,8 @@ static uint32_t take(struct sluice_gang_instance *instance, const struct sluice_
     if (tasks > room)
         tasks = room;
     instance->members++;
+    if (member->submitted_s > instance->newest_s)
+        instance->newest_s = member->submitted_s;
     instance->last_tasks = tasks;
     instance->present += tasks;
     instance->configuring += member->configuring ? tasks : 0;
@@ -81,13 +84,34 @@ uint32_t sluice_gang_form(struct sluice_gang_member *members, uint32_t *count, u
     return made;
 }
 
+void sluice_gang_give_up(struct sluice_gang_instance *instances, uint32_t count, int64_t now_s, uint32_t after_s)
+{
+    for (uint32_t i = 0; after_s && i < count; i++)
+        if (instances[i].phase == SLUICE_GANG_INCOMPLETE && instances[i].newest_s + after_s <= now_s)
+            instances[i].phase = SLUICE_GANG_GIVEN_UP;
+}
+
+/* As squeue writes times. */
+static const char *stamp(int64_t seconds, char *text, size_t size)
+{
+    time_t when = (time_t)seconds;
+    struct tm parts;
+    if (!localtime_r(&when, &parts) || !strftime(text, size, "%Y-%m-%dT%H:%M:%S", &parts))
+        text[0] = '\0';
+    return text;
+}
+
 const char *sluice_gang_reason(const struct sluice_gang_member *member, const struct sluice_gang_instance *instance,
                                char *text, size_t size)
 {
-    char more[96];
+    char more[96], when[32];
     switch (instance->phase) {
     case SLUICE_GANG_INCOMPLETE:
         snprintf(more, sizeof more, "%u of %u members submitted", instance->present, member->count);
+        break;
+    case SLUICE_GANG_GIVEN_UP:
+        snprintf(more, sizeof more, "only %u of %u members submitted, none since %s; submit the rest or cancel",
+                 instance->present, member->count, stamp(instance->newest_s, when, sizeof when));
         break;
     case SLUICE_GANG_BLOCKED:
         if (instance->unplaced)

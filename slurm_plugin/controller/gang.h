@@ -13,6 +13,9 @@
  *     another member used up, a node lost at that moment) are tried again until the policy's gang-limit-s; then all are
  * requeued (Slurm keeps a requeued job waiting for two minutes). Those that cannot be requeued, srun's and salloc's,
  * are cancelled with a message.
+ *   - An instance that nobody completes is given up some time after its last member was submitted (the policy's
+ *     gang-incomplete-s): its members stay held with a reason that says so, and go on when the rest comes; or they are
+ *     cancelled (gang-incomplete-cancel).
  *   - Everything needed after a restart or failover is in the job records themselves: the option, the hold and its
  *     reason, CONFIGURING. There is no file of gangs.
  *
@@ -56,8 +59,9 @@ bool sluice_gang_prolog(struct job_record *job, const struct sluice_gang_prolog 
 
 /* ---- figures ---- */
 struct sluice_gang_counts {
-    uint64_t started;  /* instances that all started */
-    uint64_t requeued; /* instances that gave their nodes back */
+    uint64_t started;   /* instances that all started */
+    uint64_t requeued;  /* instances that gave their nodes back */
+    uint64_t cancelled; /* instances that stayed incomplete for too long */
     uint64_t members_started;
     uint64_t gpu_seconds_held; /* GPUs times seconds between allocation and release or requeue, of all members */
     uint32_t waiting;          /* members that wait now */
@@ -73,6 +77,7 @@ enum sluice_gang_phase {
     SLUICE_GANG_BLOCKED = 1,    /* a member cannot start now whatever is free: held, dependent, not eligible */
     SLUICE_GANG_READY = 2,      /* may start as soon as there is room */
     SLUICE_GANG_STARTING = 3,   /* some members have nodes */
+    SLUICE_GANG_GIVEN_UP = 4,   /* too few members, and none was submitted for as long as the policy waits */
 };
 
 /* One job record that belongs to a gang, as the picture has it. */
@@ -80,12 +85,13 @@ struct sluice_gang_member {
     uint32_t uid;
     uint32_t count; /* the gang's */
     char name[SLUICE_GANG_NAME_MAX + 1];
-    uint32_t job_id;  /* the order of members */
-    uint32_t tasks;   /* how many members the record stands for: 1, or an array's waiting tasks */
-    bool configuring; /* has nodes and is kept from running */
-    bool blocked;     /* waits, and could not start whatever is free ... */
-    bool unplaced;    /* ... as the core cannot say what it asks */
-    uint32_t index;   /* the caller's */
+    uint32_t job_id;     /* the order of members */
+    int64_t submitted_s; /* seconds since 1970 */
+    uint32_t tasks;      /* how many members the record stands for: 1, or an array's waiting tasks */
+    bool configuring;    /* has nodes and is kept from running */
+    bool blocked;        /* waits, and could not start whatever is free ... */
+    bool unplaced;       /* ... as the core cannot say what it asks */
+    uint32_t index;      /* the caller's */
 };
 
 struct sluice_gang_instance {
@@ -95,6 +101,7 @@ struct sluice_gang_instance {
     uint32_t configuring;    /* of them */
     uint32_t blocked;        /* of them */
     uint32_t unplaced;       /* of those */
+    int64_t newest_s;        /* when its last member was submitted */
     enum sluice_gang_phase phase;
 };
 
@@ -106,6 +113,9 @@ struct sluice_gang_instance {
  */
 uint32_t sluice_gang_form(struct sluice_gang_member *members, uint32_t *count, uint32_t capacity,
                           struct sluice_gang_instance *instances, uint32_t room);
+
+/* Incomplete instances whose last member came `after_s` or longer ago are SLUICE_GANG_GIVEN_UP; 0: none. */
+void sluice_gang_give_up(struct sluice_gang_instance *instances, uint32_t count, int64_t now_s, uint32_t after_s);
 
 /* What squeue shows of a waiting member. Returns `text`. */
 const char *sluice_gang_reason(const struct sluice_gang_member *member, const struct sluice_gang_instance *instance,

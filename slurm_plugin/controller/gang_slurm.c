@@ -51,6 +51,8 @@ struct memory {
 static struct {
     int64_t now_s;
     uint32_t limit_s;
+    uint32_t incomplete_s; /* of the policy: 0 never */
+    bool cancel;           /* incomplete instances, after that */
     struct sluice_gang_member *members;
     struct shown *shown; /* by member.index */
     uint32_t *record;    /* by member.index: index in the queue */
@@ -78,6 +80,7 @@ static void publish(void)
     pthread_mutex_unlock(&lock);
     atomic_store(sluice_status_counter("gang.started"), now.started);
     atomic_store(sluice_status_counter("gang.requeued"), now.requeued);
+    atomic_store(sluice_status_counter("gang.cancelled"), now.cancelled);
     atomic_store(sluice_status_counter("gang.members_started"), now.members_started);
     atomic_store(sluice_status_counter("gang.gpu_seconds_held"), now.gpu_seconds_held);
     atomic_store(sluice_status_counter("gang.waiting"), now.waiting);
@@ -214,10 +217,12 @@ static struct memory *remembered(uint32_t job_id, bool make)
     return &picture.memories[low];
 }
 
-void sluice_gang_picture_begin(int64_t now_s, uint32_t limit_s)
+void sluice_gang_picture_begin(int64_t now_s, const struct sluice_rules *rules)
 {
     picture.now_s = now_s;
-    picture.limit_s = limit_s;
+    picture.limit_s = rules->gang_limit_s;
+    picture.incomplete_s = rules->gang_incomplete_s;
+    picture.cancel = rules->gang_incomplete_cancel;
     picture.count = picture.instance_count = picture.unit_count = 0;
     if (picture.is_member)
         memset(picture.is_member, 0, picture.is_member_room * sizeof *picture.is_member);
@@ -248,6 +253,7 @@ void sluice_gang_picture_job(const struct sluice_queue_job *entry, uint32_t inde
     struct sluice_gang_member member = {.uid = entry->uid,
                                         .count = options.gang_count,
                                         .job_id = entry->id,
+                                        .submitted_s = job->details ? job->details->submit_time : 0,
                                         .tasks = entry->tasks,
                                         .configuring = !pending};
     struct shown shown = {.priority = job->priority,
@@ -327,6 +333,7 @@ void sluice_gang_picture_end(void)
         return;
     picture.instance_count =
         sluice_gang_form(picture.members, &picture.count, wanted, picture.instances, picture.instance_room);
+    sluice_gang_give_up(picture.instances, picture.instance_count, picture.now_s, picture.incomplete_s);
     for (uint32_t i = 0; i < picture.instance_count; i++) {
         const struct sluice_gang_instance *instance = &picture.instances[i];
         const struct sluice_gang_member *first = first_waiting(instance);
@@ -542,6 +549,29 @@ static void requeue(const struct sluice_gang_instance *instance)
     publish();
 }
 
+/* The rest of the gang never came: what waits for it is cancelled. What an array has running stays. */
+static void cancel(const struct sluice_gang_instance *instance)
+{
+    const struct sluice_gang_member *first = &picture.members[instance->first];
+    for (uint32_t i = 0; i < instance->members; i++) {
+        const struct sluice_gang_member *member = &picture.members[instance->first + i];
+        char text[SLUICE_GANG_REASON_SIZE];
+        job_record_t *job = waiting_job(member);
+        if (!job)
+            continue;
+        snprintf(text, sizeof text, SLUICE_GANG_MARK "%s: only %u of %u members submitted in %u s; cancelled",
+                 member->name, instance->present, member->count, picture.incomplete_s);
+        set_text(job, text);
+        if (!job->batch_flag)
+            srun_user_message(job, text);
+        job_signal(job, SIGKILL, 0, 0, false);
+    }
+    info("prep/sluice: gang %s of uid %u: only %u of %u members were submitted within %u s; cancelled", first->name,
+         first->uid, instance->present, first->count, picture.incomplete_s);
+    counted()->cancelled++;
+    publish();
+}
+
 /* Start one waiting task of a member. The record that waits is held again where that fails. */
 static enum sluice_start start_task(const struct sluice_gang_member *member, const char *partition, uint32_t *started)
 {
@@ -679,6 +709,8 @@ static bool needs_action(uint32_t i, const struct sluice_plan *plan)
 {
     const struct sluice_gang_instance *instance = &picture.instances[i];
     const struct sluice_gang_unit *unit = unit_of(i);
+    if (instance->phase == SLUICE_GANG_GIVEN_UP && picture.cancel)
+        return true;
     if (instance->phase == SLUICE_GANG_STARTING &&
         (instance->present < picture.members[instance->first].count ||
          instance->configuring == picture.members[instance->first].count || held_for(instance) > picture.limit_s))
@@ -690,7 +722,9 @@ static void act(uint32_t i, const struct sluice_plan *plan, const char *(*partit
 {
     struct sluice_gang_instance *instance = &picture.instances[i];
     uint32_t count = picture.members[instance->first].count;
-    if (instance->phase != SLUICE_GANG_STARTING)
+    if (instance->phase == SLUICE_GANG_GIVEN_UP)
+        cancel(instance);
+    else if (instance->phase != SLUICE_GANG_STARTING)
         start(instance, partition);
     else if (instance->configuring == count)
         release(instance);

@@ -352,7 +352,7 @@ static bool take_picture(const struct sluice_settings *settings, uint64_t *lock_
     planner.running_count = 0;
     planner.words_used = 0;
     planner.failed_memory = false;
-    sluice_gang_picture_begin(now_s, settings->rules->gang_limit_s);
+    sluice_gang_picture_begin(now_s, settings->rules);
     enum sluice_error failed = sluice_mirror_sync(planner.mirror, true, now_s, &text);
     if (!failed && see_nodes(now_s))
         sluice_queue_take(planner.queue, see_job, &now_s);

@@ -12,6 +12,7 @@
 #include "controller/gang.h"
 #include "controller/plan.h"
 #include "controller/queue.h"
+#include "policy/policy.h"
 
 /* ---- start_slurm.c ---- */
 
@@ -50,7 +51,7 @@ struct sluice_gang_unit {
 
 /* A picture begins; each job of the queue is shown, under the read locks; the picture is complete. `usable(index)` says
  * whether the planner could make a request of the pending job. Memory failures leave members out, which then wait. */
-void sluice_gang_picture_begin(int64_t now_s, uint32_t limit_s);
+void sluice_gang_picture_begin(int64_t now_s, const struct sluice_rules *rules);
 void sluice_gang_picture_job(const struct sluice_queue_job *entry, uint32_t index, bool pending, bool usable,
                              const job_record_t *job);
 void sluice_gang_picture_end(void);

@@ -297,6 +297,8 @@ static const struct key global_keys[] = {
     {"backfill-depth", KEY_U32, offsetof(struct sluice_rules, backfill_depth), 1, 100000},
     {"planner-interval-ms", KEY_U32, offsetof(struct sluice_rules, planner_interval_ms), 100, 600000},
     {"gang-limit-s", KEY_U32, offsetof(struct sluice_rules, gang_limit_s), 1, 86400},
+    {"gang-incomplete-s", KEY_U32, offsetof(struct sluice_rules, gang_incomplete_s), 0, 2592000},
+    {"gang-incomplete-cancel", KEY_TRUTH, offsetof(struct sluice_rules, gang_incomplete_cancel), 0, 0},
     {"deadlines", KEY_TRUTH, offsetof(struct sluice_rules, deadlines), 0, 0},
     {"cpus-per-gpu-milli", KEY_U32, offsetof(struct sluice_rules, cpus_per_gpu_milli), 0, 1000000},
     {"memory-mib-per-gpu", KEY_U64, offsetof(struct sluice_rules, memory_mib_per_gpu), 0, MOST_MIB},
@@ -768,6 +770,7 @@ enum sluice_error sluice_rules_parse(const char *data, size_t length, struct slu
                                                 .backfill_depth = 10000,
                                                 .planner_interval_ms = 2000,
                                                 .gang_limit_s = 300,
+                                                .gang_incomplete_s = 3600,
                                                 .deadlines = true,
                                                 .journal_wait_ms = 500,
                                                 .journal_max_mib = 256};

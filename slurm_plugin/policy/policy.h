@@ -99,6 +99,8 @@ struct sluice_rules {
     uint32_t backfill_depth;        /* pending jobs that are planned */
     uint32_t planner_interval_ms;   /* between plans, 100 to 600,000 */
     uint32_t gang_limit_s;          /* how long allocated members wait for the others, 1 to 86,400 */
+    uint32_t gang_incomplete_s;     /* an incomplete gang is given up so long after its last member; 0: never */
+    bool gang_incomplete_cancel;    /* its members are cancelled then; else they stay held, with another reason */
     bool deadlines;                 /* deadlines are looked at */
     uint32_t cpus_per_gpu_milli;    /* default of a job that names none, in thousandths; 0: Slurm's */
     uint64_t memory_mib_per_gpu;    /* likewise; 0: Slurm's */

@@ -59,6 +59,27 @@ static void a_name_is_used_again(void)
     CHECK_INT(instances[2].present, 1);
 }
 
+static void an_incomplete_gang_is_given_up_some_time_after_its_last_member(void)
+{
+    char text[SLUICE_GANG_REASON_SIZE];
+    count = 0;
+    add(1, "a", 3, 1)->submitted_s = 100;
+    add(1, "a", 3, 2)->submitted_s = 160;
+    add(1, "b", 1, 3)->submitted_s = 100;
+    CHECK_INT(form(), 2);
+    const struct sluice_gang_instance *a = &instances[1], *b = &instances[0]; /* smaller counts go first */
+    CHECK_INT(a->newest_s, 160);
+    sluice_gang_give_up(instances, 2, 219, 60);
+    CHECK_INT(a->phase, SLUICE_GANG_INCOMPLETE);
+    sluice_gang_give_up(instances, 2, 1000000, 0); /* never */
+    CHECK_INT(a->phase, SLUICE_GANG_INCOMPLETE);
+    sluice_gang_give_up(instances, 2, 220, 60);
+    CHECK_INT(a->phase, SLUICE_GANG_GIVEN_UP);
+    CHECK_INT(b->phase, SLUICE_GANG_READY);
+    CHECK(!strcmp(sluice_gang_reason(&members[a->first], a, text, sizeof text),
+                  "Gang a: only 2 of 3 members submitted, none since 1970-01-01T00:02:40; submit the rest or cancel"));
+}
+
 static void members_with_nodes_are_the_first_instance(void)
 {
     count = 0;
@@ -144,8 +165,10 @@ static void users_are_told_what_is_missing(void)
 
 int main(void)
 {
+    setenv("TZ", "UTC", 1);
     name_user_and_count_make_a_gang();
     a_name_is_used_again();
+    an_incomplete_gang_is_given_up_some_time_after_its_last_member();
     members_with_nodes_are_the_first_instance();
     a_blocked_member_blocks_its_instance_only();
     an_array_is_cut_into_instances();

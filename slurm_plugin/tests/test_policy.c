@@ -71,6 +71,8 @@ static void test_whole(void)
     CHECK_INT(rules->placement, SLUICE_POLICY_FGD);
     CHECK(!rules->deadlines);
     CHECK_INT(rules->gang_limit_s, 300);
+    CHECK_INT(rules->gang_incomplete_s, 3600);
+    CHECK(!rules->gang_incomplete_cancel);
     CHECK_INT(rules->class_count, 2);
     CHECK_INT(rules->classes[0].strategy, SLUICE_CLASS_HYBRID);
     CHECK_INT(rules->classes[0].reserved_permille, 250);

@@ -50,8 +50,10 @@ static void put_global(FILE *to, const struct sluice_rules *rules)
     fprintf(to,
             "backfill-reservations = %" PRIu32 "\nbackfill-depth = %" PRIu32 "\nplanner-interval-ms = %" PRIu32 "\n",
             rules->backfill_reservations, rules->backfill_depth, rules->planner_interval_ms);
-    fprintf(to, "gang-limit-s = %" PRIu32 "\ndeadlines = %s\ncpus-per-gpu-milli = %" PRIu32 "\n", rules->gang_limit_s,
-            truth(rules->deadlines), rules->cpus_per_gpu_milli);
+    fprintf(to, "gang-limit-s = %" PRIu32 "\ngang-incomplete-s = %" PRIu32 "\ngang-incomplete-cancel = %s\n",
+            rules->gang_limit_s, rules->gang_incomplete_s, truth(rules->gang_incomplete_cancel));
+    fprintf(to, "deadlines = %s\ncpus-per-gpu-milli = %" PRIu32 "\n", truth(rules->deadlines),
+            rules->cpus_per_gpu_milli);
     fprintf(to, "memory-mib-per-gpu = %" PRIu64 "\ngpu-shares = %s\n", rules->memory_mib_per_gpu,
             truth(rules->gpu_shares));
 }

@@ -24,9 +24,9 @@ pytestmark = pytest.mark.cluster
 GANG_LIMIT = 8
 
 
-def policy(limit_s: int = GANG_LIMIT) -> CompiledPolicy:
+def policy(limit_s: int = GANG_LIMIT, **more: Any) -> CompiledPolicy:
     return CompiledPolicy(
-        settings=Global(planner_interval_ms=500, gang_limit_s=limit_s),
+        settings=Global(planner_interval_ms=500, gang_limit_s=limit_s, **more),
         tenants=[Tenant(account="physics"), Tenant(account="narrow")],
     )
 
@@ -258,6 +258,41 @@ def test_arrays_are_members_task_by_task_and_names_are_used_again(gangs: Gangs) 
     more = [gangs.member("array:4", gpus=1) for _ in range(2)]
     until(lambda: [gangs.ran("job", job) for job in more], all)
     assert len(gangs.cluster.run(tasks).stdout.split()) == 6
+
+
+def test_an_incomplete_gang_says_that_it_is_given_up_and_goes_on_when_the_rest_comes(gangs: Gangs) -> None:
+    file = gangs.cluster.slurm_conf_dir() / "sluice.policy"
+    policy(gang_incomplete_s=2).write(file)
+    try:
+        jobs = [gangs.member("few:3", gpus=1) for _ in range(2)]
+        given_up = r"Gang few: only 2 of 3 members submitted, none since 20\S+; submit the rest or cancel"
+        until(lambda: [re.fullmatch(given_up, gangs.shown(job)[1]) for job in jobs], all)
+        assert gangs.states(jobs) == ["PENDING"] * 2
+        jobs.append(gangs.member("few:3", gpus=1))
+        until(lambda: [gangs.ran("job", job) for job in jobs], all)
+    finally:
+        policy().write(file)
+
+
+def test_an_incomplete_gang_is_cancelled_where_the_policy_says_so(gangs: Gangs) -> None:
+    file = gangs.cluster.slurm_conf_dir() / "sluice.policy"
+    time.sleep(1.5)  # the status is written every second
+    before = gangs.counter("gang.cancelled")
+    array = gangs.member("more:4", "--array=0-5", gpus=1)
+    tasks = ["squeue", "-h", "-r", "-t", "R", "-j", array, "-o", "%K"]
+    until(lambda: len(gangs.cluster.run(tasks, check=False).stdout.split()), lambda running: running == 4)
+    policy(gang_incomplete_s=2, gang_incomplete_cancel=True).write(file)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            words = ["srun", "--gang=lone:2", "--gres=gpu:1", "-t1", "true"]
+            lone = pool.submit(gangs.cluster.run, words, user="alice", check=False)
+            waiting = ["squeue", "-h", "-t", "PD", "-j", array, "-o", "%K"]
+            until(lambda: gangs.cluster.run(waiting, check=False).stdout.strip(), lambda left: left == "")
+            assert "Gang lone: only 1 of 2 members submitted in 2 s; cancelled" in lone.result(timeout=30).stderr
+        assert len(gangs.cluster.run(tasks).stdout.split()) == 4  # what runs of the array goes on
+        until(lambda: gangs.counter("gang.cancelled"), lambda now: now == before + 2)
+    finally:
+        policy().write(file)
 
 
 def test_members_may_differ_and_users_do_not_mix(gangs: Gangs) -> None:

@@ -127,6 +127,8 @@ def policies(draw: st.DrawFn) -> CompiledPolicy:
             placement=draw(st.sampled_from(["first-fit", "fgd", "sluice"])),
             planner_interval_ms=draw(st.integers(100, 600000)),
             gang_limit_s=draw(st.integers(1, 86400)),
+            gang_incomplete_s=draw(st.integers(0, 2_592_000)),
+            gang_incomplete_cancel=draw(st.booleans()),
             deadlines=draw(st.booleans()),
             memory_mib_per_gpu=draw(st.integers(0, 1 << 40)),
         ),
