@@ -82,8 +82,11 @@ def _source(options: dict[str, Any]) -> Source:
     from usage.job_records import FOLDER, JobRecords
     from usage.report.collect import cluster_name, open_source
     from usage.report.rollup import DEFAULT_FOLDER, Rollup
+    from usage.running import ask_running
 
-    source = open_source(options.pop("conf"), options.pop("prefix"), note=_note)
+    conf = options.pop("conf")
+    source = open_source(conf, options.pop("prefix"), note=_note)
+    source.running = lambda jobs: ask_running(jobs, conf=conf)
     records, rolled, fresh = options.pop("records"), options.pop("rolled"), options.pop("fresh")
     for name, path in (("--records", records), ("--rolled", rolled)):
         if path is not None and not path.is_dir():

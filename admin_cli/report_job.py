@@ -119,16 +119,19 @@ def _asked(page: dict[str, Any]) -> list[str]:
     ]
 
 
+_UNKNOWN = {
+    "RUNNING": "its nodes have not told yet, or it is not yours; what it used is known when it has ended",
+    "SUSPENDED": "its nodes have not told yet, or it is not yours; what it used is known when it has ended",
+    "PENDING": "it has not started",
+}
+
+
 def _used(page: dict[str, Any], fancy: bool) -> list[str]:
     used, host = page["used"], page["host"]
-    lines = ["Used"]
+    lines = ["Used" if used is None or used.get("told") is None else f"Used until {moment(used['told'])}"]
     if used is None:
-        runs = page["job"]["state"] in ("RUNNING", "PENDING", "SUSPENDED")
-        lines.append(
-            "  GPUs: what a job used is known when it has ended"
-            if runs
-            else "  GPUs: nothing was measured, or its records cannot be read here"
-        )
+        unknown = _UNKNOWN.get(page["job"]["state"], "nothing was measured, or its records cannot be read here")
+        lines.append(f"  GPUs: {unknown}")
     else:
         for gpu in used["gpus"][:_MOST_LINES]:
             lines += _gpu_lines(gpu, fancy)
@@ -160,6 +163,10 @@ def _gpu_lines(gpu: dict[str, Any], fancy: bool) -> list[str]:
         lines.append(f"    compute    {bar(mean, fancy)} {mean:.0f}%" + (f"  ({more})" if more else ""))
     filled = 100 * gpu["peak_mib"] / have if have else 0.0
     lines.append(f"    memory     {bar(filled, fancy)} {filled:.0f}%  (peak {format_mib(gpu['peak_mib'])})")
+    percent, mib = gpu.get("now_percent"), gpu.get("now_mib")
+    if percent is not None or mib is not None:
+        shown = "-" if percent is None else f"{percent:.0f}%"
+        lines.append(f"    now        {shown}, {'-' if mib is None else format_mib(mib)}")
     return lines
 
 

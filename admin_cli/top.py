@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +14,12 @@ import click
 
 if TYPE_CHECKING:
     from slurm_client import SlurmClient
+    from usage.alerts.readings import Live
     from usage.top.model import Cluster, Look
     from usage.top.screen import Screen
+
+_ASK_S = 15.0
+_AWAY_S = 60.0  # a controllers' daemon that does not answer is left alone so long
 
 
 @click.command("top")
@@ -28,7 +34,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--part",
-    type=click.Choice(["gpus", "jobs", "tenants", "queue", "events"]),
+    type=click.Choice(["gpus", "jobs", "tenants", "queue", "events", "devices"]),
     default="gpus",
     show_default=True,
     help="What is shown first.",
@@ -48,7 +54,7 @@ if TYPE_CHECKING:
 def command(delay: float, part: str, once: bool, events: Path, conf: Path | None, prefix: Path | None) -> None:
     """GPUs, jobs, tenants, the queue and what happens, live. Needs 80 columns; works over ssh.
 
-    Keys: 1 to 5 or Tab choose a part, Enter opens, Esc goes back, s sorts by the next column, r turns the order,
+    Keys: 1 to 6 or Tab choose a part, Enter opens, Esc goes back, s sorts by the next column, r turns the order,
     / filters, p pauses, Ctrl-L draws anew, q ends.
     """
     from slurm_client import connect
@@ -56,7 +62,7 @@ def command(delay: float, part: str, once: bool, events: Path, conf: Path | None
     from usage.top.screen import Screen
 
     client = connect(conf=conf, prefix=prefix, timeout=30)
-    cluster = Cluster(client, events, live=_live(client))
+    cluster = Cluster(client, events, live=_live(client, conf))
     screen = Screen(part=part)
     if once or not (sys.stdout.isatty() and sys.stdin.isatty()):
         screen.look = cluster.look()
@@ -67,16 +73,31 @@ def command(delay: float, part: str, once: bool, events: Path, conf: Path | None
     _run(cluster, screen, delay)
 
 
-def _live(client: SlurmClient) -> Path | None:
-    """What the controllers' daemon knows of the GPUs' utilisation; None where Slurm does not say where its state is."""
+def _live(client: SlurmClient, conf: Path | None) -> Callable[[float], Live]:
+    """What the controllers' daemon knows: all of it for root and SlurmUser on a controller, elsewhere of jobs only."""
     from sluice_base.errors import SluiceError
-    from usage.alerts.readings import LIVE_FILE
+    from usage.alerts.readings import LIVE_FILE, Live, read_live
+    from usage.running import ask_running, live_of
 
     try:
-        state = client.config().get("StateSaveLocation", "")
+        state = client.config().get("StateSaveLocation", "").partition(",")[0]
     except SluiceError:
-        return None
-    return Path(state.partition(",")[0]) / LIVE_FILE if state.startswith("/") else None
+        state = ""
+    file = Path(state) / LIVE_FILE if state.startswith("/") else None
+    again, known = 0.0, Live()
+
+    def look(now: float) -> Live:
+        nonlocal again, known
+        if file is not None and os.access(file, os.R_OK):
+            return read_live(file, now)
+        if now >= again:
+            try:
+                again, known = now + _ASK_S, live_of(ask_running(conf=conf))
+            except (SluiceError, OSError):
+                again, known = now + _AWAY_S, Live()
+        return known
+
+    return look
 
 
 def _columns() -> int:
@@ -88,7 +109,6 @@ def _columns() -> int:
 def _run(cluster: Cluster, screen: Screen, delay: float) -> None:
     import curses
     import locale
-    import os
 
     from sluice_base.errors import UsageError
 

@@ -35,6 +35,9 @@ class Monitoring(BaseModel):
     """The file, on each node and controller, that holds the database's token; its owner alone may read it."""
     ca_file: Text = ""
     """Certificates by which the database is known; empty: those of the system. Example: `/etc/ssl/site.pem`."""
+    running: Annotated[Seconds, Field(ge=0, le=600)] = 60
+    """Time between two tellings of what running jobs use, from their nodes to the controllers' daemon, for `sluice top`
+    and reports; from `5s` on, `0s`: none. Example: `30s`."""
     retention_days: Annotated[int, Field(ge=1, le=36500)] = 90
     """Days that samples are kept; set at databases that let themselves be told (InfluxDB). Example: `30`."""
     job_ids: Literal["fields", "tags", "none"] = "fields"
@@ -59,6 +62,13 @@ class Monitoring(BaseModel):
     def _listen(cls, value: str) -> str:
         if value and (not _LISTEN.fullmatch(value) or not 0 < int(value.rpartition(":")[2]) < 65536):
             raise ValueError("want ADDRESS:PORT, e.g. 127.0.0.1:9835")
+        return value
+
+    @field_validator("running")
+    @classmethod
+    def _running(cls, value: int) -> int:
+        if 0 < value < 5:
+            raise ValueError("want 5s or more, or 0s")
         return value
 
     @field_validator("token_file", "ca_file")
@@ -86,6 +96,7 @@ class NodeMetrics(BaseModel):
     bucket: str = "sluice"
     token_file: str = TOKEN_FILE
     ca_file: str = ""
+    running: Annotated[int, Field(ge=0, le=600)] = 60
     retention_days: Annotated[int, Field(ge=1, le=36500)] = 90
     job_ids: Literal["fields", "tags", "none"] = "fields"
     spool: Annotated[int, Field(ge=1, le=1 << 20)] = 256

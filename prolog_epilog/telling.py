@@ -1,6 +1,8 @@
-"""Tells the controllers' daemon how this node's GPUs are, for its alerts; only while a rule of the policy asks for it.
+"""Tells the controllers' daemon how this node's GPUs are, and what the jobs that run have used until now.
 
-Fed by the samples that the agent takes anyway. Nothing is kept: what a controller does not get is not told later.
+GPUs: while a rule of the policy asks for it, and as often; else, as the jobs, every `monitoring.running` while there
+are jobs. Fed by the samples that the agent takes anyway. Nothing is kept: what a controller does not get is not told
+later.
 """
 
 from __future__ import annotations
@@ -8,21 +10,26 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from policy.node import NodePolicyFile
 from prolog_epilog.accounting import Tick
-from prolog_epilog.courier import VERSION, ask, controllers, port
+from prolog_epilog.courier import MAX_REQUEST, VERSION, ask, controllers, port
 from prolog_epilog.readings import Reading, readings_of
+from prolog_epilog.record import JobRecord
 from prolog_epilog.state import State
 from prolog_epilog.watching import Watch, Watcher
 
 PERIOD_S = 5.0
+_ANSWER_S = 1.0  # for the drivers
 _FRESH_S = 60.0
+_MOST_JOBS = 1024
+_MOST_EVENTS = 10  # of a running job: the latest at its limits
+_SHOWN_EVENTS = ("refuse", "warn", "end", "stray")
 _DAMAGED = (TypeError, ValueError, KeyError, AttributeError)
 
 Send = Callable[[dict[str, Any]], object]
@@ -40,12 +47,23 @@ class _Work:
     seconds: float = 0.0
     busy_s: float = 0.0
     unknown: bool = False
+    memory: int = 0  # bytes, at the last sample
+
+    @property
+    def percent(self) -> float | None:
+        """Of the GPU's time; None where it is not told."""
+        return round(100 * self.busy_s / self.seconds, 2) if self.seconds > 0 and not self.unknown else None
+
+
+Sums = Callable[[JobRecord], dict[str, Any]]
+"""What a running job has used until now, as `JobRecord.usage`."""
 
 
 class Telling:
     """The latest readings, and what jobs did since the last telling."""
 
-    def __init__(self, state: State, watcher: Watcher, policy: Path, give: Send = send) -> None:
+    def __init__(self, state: State, watcher: Watcher, policy: Path, sums: Sums, give: Send = send) -> None:
+        self._sums = sums
         self._state = state
         self._watcher = watcher
         self._policy = NodePolicyFile(policy)
@@ -54,7 +72,10 @@ class Telling:
         self._readings: dict[str, tuple[float, Reading]] = {}
         self._errors: dict[str, tuple[int, int]] = {}  # uuid -> the counters' last sum, and XID events since the start
         self._work: dict[tuple[str, int], _Work] = {}
+        self._now: dict[tuple[str, int], _Work] = {}  # as last told
         self._next = 0.0
+        self._next_running = 0.0
+        self._asked = False
 
     def on_sample(self, watch: Watch, answer: dict[str, Any]) -> None:
         """A reader of samples (`Watcher.on_sample`): keeps what the driver told of whole GPUs."""
@@ -76,36 +97,78 @@ class Telling:
             for job, interval in tick.intervals.items():
                 work = self._work.setdefault((tick.uuid, job), _Work())
                 work.seconds += interval.seconds
+                work.memory = interval.memory
                 if interval.utilisation is None:
                     work.unknown = True
                 else:
                     work.busy_s += interval.utilisation * interval.seconds
 
-    def run(self) -> None:
-        """A duty of the agent. Raises SluiceError when no controller takes it."""
-        settings = self._policy.current().alerts
-        if not settings.readings:
-            self._work.clear()
-            return
+    def run(self) -> float | None:
+        """A duty of the agent: has the drivers asked, and tells of it a second later.
+
+        Seconds until it is to be called again, or None. Raises SluiceError when no controller takes it.
+        """
+        policy = self._policy.current()
+        alerts, running = policy.alerts, policy.metrics.running
+        with self._state.lock:
+            jobs = list(self._state.records.values()) if running else []
+        if not alerts.readings and not jobs:
+            self._asked = False
+            with self._lock:
+                self._work.clear()
+            return None
         now = time.monotonic()
-        if now < self._next:
-            return
-        for watch in self._watcher.watches.values():
-            watch.full = True
-            watch.wanted.set()
-        self._next = now + settings.interval
+        if not self._asked and now < self._next and (not jobs or now < self._next_running):
+            return None
+        if not self._asked:
+            for watch in self._watcher.watches.values():
+                watch.full = True
+                watch.wanted.set()
+            self._asked = True
+            return _ANSWER_S
+        self._asked = False
+        period = min(alerts.interval if alerts.readings else running, running or alerts.interval)
+        self._next = now + period
         gpus = self.document(now)
         if gpus:
-            self._give({"version": VERSION, "do": "readings", "node": self._state.node, "gpus": gpus})
+            head = {"version": VERSION, "node": self._state.node, "period": period}
+            self._give({**head, "do": "readings", "gpus": gpus})
+        if jobs and now >= self._next_running:
+            self._next_running = now + running
+            self._tell_running(jobs[:_MOST_JOBS], running)
+        return None
+
+    def _tell_running(self, jobs: list[JobRecord], period: float) -> None:
+        """All jobs, in as many requests as they need. Raises SluiceError."""
+        for number, texts in enumerate(_batches(self._running(jobs), MAX_REQUEST // 2)):
+            self._give(
+                {"version": VERSION, "do": "running", "node": self._state.node, "period": period, "more": number > 0,
+                 "records": [json.loads(text) for text in texts]}
+            )  # fmt: skip
+
+    def _running(self, jobs: list[JobRecord]) -> Iterator[str]:
+        """The records until now, with what each job does now on each GPU (`now`)."""
+        for record in jobs:
+            usage = self._sums(record)
+            for uuid, use in usage["gpus"].items():
+                work = self._now.get((uuid, record.job))
+                if work is not None:
+                    use["now"] = {"utilisation": work.percent, "memory": work.memory}
+            usage["at"] = round(time.time(), 1)
+            with self._state.lock:
+                fields = asdict(record)
+            shown = [event for event in fields["events"] if event["action"] in _SHOWN_EVENTS]
+            yield json.dumps({**fields, "usage": usage, "events": shown[-_MOST_EVENTS:]})
 
     def document(self, now: float) -> list[dict[str, Any]]:
         """What is told, and forgotten of jobs."""
         with self._lock:
-            work, self._work = self._work, {}
+            self._now, self._work = self._work, {}
             jobs: dict[str, dict[str, float | None]] = {}
-            for (uuid, job), one in work.items():
-                known = one.seconds > 0 and not one.unknown
-                jobs.setdefault(uuid, {})[str(job)] = round(100 * one.busy_s / one.seconds, 2) if known else None
+            memory: dict[str, dict[str, int]] = {}
+            for (uuid, job), one in self._now.items():
+                jobs.setdefault(uuid, {})[str(job)] = one.percent
+                memory.setdefault(uuid, {})[str(job)] = one.memory
             readings = {uuid: one for uuid, (at, one) in self._readings.items() if now - at < _FRESH_S}
             errors = {uuid: sum(counts) for uuid, counts in self._errors.items()}
         found = []
@@ -120,11 +183,28 @@ class Telling:
                     "temperature_c": reading.temperature_c if reading else None,
                     "utilisation_percent": reading.utilisation_percent if reading else None,
                     "memory_percent": _memory(reading) if reading else None,
+                    "memory_used_bytes": reading.memory_used_bytes if reading else None,
+                    "memory_total_bytes": reading.memory_total_bytes if reading else None,
                     "errors": errors.get(device.uuid),
                     "jobs": jobs.get(device.uuid, {}),
+                    "job_memory": memory.get(device.uuid, {}),
                 }
             )
         return found
+
+
+def _batches(texts: Iterator[str], most: int) -> Iterator[list[str]]:
+    """Texts in lists of at most `most` characters; one that is longer is alone."""
+    batch: list[str] = []
+    size = 0
+    for text in texts:
+        if batch and size + len(text) > most:
+            yield batch
+            batch, size = [], 0
+        batch.append(text)
+        size += len(text)
+    if batch:
+        yield batch
 
 
 def _sound(full: dict[str, Any]) -> dict[str, Reading]:

@@ -17,6 +17,7 @@ from typing import Any
 from prolog_epilog.courier import MAX_REQUEST, VERSION, Controllers, ask, controllers, port
 from prolog_epilog.record import JobRecord
 from sluice_base.errors import SluiceError
+from usage.alerts.readings import JobNow, Live
 from usage.job_records import check_record
 
 _LEAST_FRESH_S = 90.0
@@ -144,3 +145,26 @@ def ask_running(
             break
         request["after"] = page["next"]
     return found
+
+
+def live_of(records: Iterable[JobRecord]) -> Live:
+    """What running jobs do now, from what `ask_running` gave."""
+    found = Live()
+    for record in records:
+        measured = (record.usage or {}).get("gpus")
+        for grant in record.grants:
+            use = measured.get(grant.uuid) if isinstance(measured, dict) else None
+            percent, used = now_of(use if isinstance(use, dict) else {})
+            found.jobs.setdefault(record.job, []).append(JobNow(record.node, grant.index, percent, used))
+    return found
+
+
+def now_of(use: Mapping[str, Any]) -> tuple[float | None, int | None]:
+    """Percent and MiB of a running job on a GPU, of the GPU's part of its record's usage."""
+    told = use.get("now")
+    shown = told if isinstance(told, dict) else {}
+    percent, size = shown.get("utilisation"), shown.get("memory")
+    return (
+        float(percent) if isinstance(percent, int | float) and 0 <= percent < 1e6 else None,
+        int(size) >> 20 if isinstance(size, int | float) and 0 <= size < 1e18 else None,
+    )

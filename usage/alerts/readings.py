@@ -17,7 +17,9 @@ from usage.controllerd import Site
 LIVE_FILE = "sluice.live.json"
 """Below StateSaveLocation, SlurmUser's alone: the latest readings for `sluice top`."""
 FRESH_S = 90.0
-"""What is older is not known any more."""
+"""What is older is not known any more, unless its node tells more seldom."""
+_PERIODS = 2.5
+_SELDOM_S = 3600.0
 _MOST_NODES = 20_000
 _MOST_GPUS = 256
 _MOST_BYTES = 64 << 20
@@ -36,6 +38,9 @@ class GpuReading:
     memory_percent: float | None = None
     errors: int | None = None  # uncorrected errors and XID events since the agent started
     jobs: Mapping[int, float | None] = field(default_factory=dict)  # job -> percent since the reading before
+    memory_used: int | None = None  # bytes
+    memory_total: int | None = None
+    job_memory: Mapping[int, int] = field(default_factory=dict)  # job -> bytes
 
     @property
     def name(self) -> str:
@@ -48,7 +53,7 @@ class Readings:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._nodes: dict[str, tuple[float, list[GpuReading]]] = {}
+        self._nodes: dict[str, tuple[float, list[GpuReading]]] = {}  # until when it is fresh
 
     def take(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """A handler of the inbox. Raises SluiceError for what is not a node's telling."""
@@ -57,34 +62,39 @@ class Readings:
             raise SluiceError("readings: not a node's")
         found = [_reading(node, one) for one in gpus]
         now = time.monotonic()
+        fresh_s = max(FRESH_S, _PERIODS * min(_number(request.get("period")) or 0.0, _SELDOM_S))
         with self._lock:
-            self._nodes[node] = now, found
+            self._nodes[node] = now + fresh_s, found
             if len(self._nodes) > _MOST_NODES:
-                self._nodes = {name: one for name, one in self._nodes.items() if now - one[0] < FRESH_S}
+                self._nodes = {name: one for name, one in self._nodes.items() if now < one[0]}
         return {}
 
     def fresh(self) -> list[GpuReading]:
         """The GPUs of the nodes that told of them lately."""
         now = time.monotonic()
         with self._lock:
-            return [gpu for at, gpus in self._nodes.values() if now - at < FRESH_S for gpu in gpus]
+            return [gpu for until, gpus in self._nodes.values() if now < until for gpu in gpus]
 
 
 def _reading(node: str, one: object) -> GpuReading:
     if not isinstance(one, dict) or not isinstance(one.get("index"), int):
         raise SluiceError("readings: a GPU without a number")
-    jobs = one.get("jobs")
-    shown = {
-        int(job): _number(percent)
-        for job, percent in (jobs.items() if isinstance(jobs, dict) else ())
-        if str(job).isascii() and str(job).isdecimal() and len(str(job)) <= 10
-    }
     errors = _number(one.get("errors"))
     return GpuReading(
         node, one["index"], str(one.get("uuid", ""))[:80], _number(one.get("temperature_c")),
         _number(one.get("utilisation_percent")), _number(one.get("memory_percent")),
-        None if errors is None else int(errors), shown,
+        None if errors is None else int(errors), _by_job(one.get("jobs")),
+        _bytes(one.get("memory_used_bytes")), _bytes(one.get("memory_total_bytes")),
+        {job: int(size) for job, size in _by_job(one.get("job_memory")).items() if size is not None and size >= 0},
     )  # fmt: skip
+
+
+def _by_job(told: object) -> dict[int, float | None]:
+    return {
+        int(job): _number(value)
+        for job, value in (told.items() if isinstance(told, dict) else ())
+        if str(job).isascii() and str(job).isdecimal() and len(str(job)) <= 10
+    }
 
 
 def _number(value: object) -> float | None:
@@ -93,31 +103,75 @@ def _number(value: object) -> float | None:
     return float(value) if -1e6 < value < 1e15 else None
 
 
+def _bytes(value: object) -> int | None:
+    number = _number(value)
+    return None if number is None or number < 0 else int(number)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuNow:
+    """A GPU now. None: not told."""
+
+    percent: float | None = None
+    used_mib: int | None = None
+    total_mib: int | None = None
+    temperature_c: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobNow:
+    """A job on one of its GPUs now."""
+
+    node: str
+    index: int
+    percent: float | None = None  # of the GPU's time that is the job's
+    used_mib: int | None = None
+
+
+@dataclass
+class Live:
+    """What nodes told lately."""
+
+    gpus: dict[str, dict[int, GpuNow]] = field(default_factory=dict)  # node -> number -> GPU
+    jobs: dict[int, list[JobNow]] = field(default_factory=dict)
+
+
 def live(gpus: Iterable[GpuReading], now: float) -> dict[str, Any]:
-    """The document of `LIVE_FILE`: percent of each node's GPUs by number, and of each job over its GPUs."""
-    nodes: dict[str, dict[str, float]] = {}
-    jobs: dict[str, list[float]] = {}
+    """The document of `LIVE_FILE`."""
+    nodes: dict[str, dict[str, list[Any]]] = {}
+    jobs: dict[str, list[list[Any]]] = {}
     for gpu in gpus:
-        if gpu.utilisation_percent is not None:
-            nodes.setdefault(gpu.node, {})[str(gpu.index)] = gpu.utilisation_percent
+        nodes.setdefault(gpu.node, {})[str(gpu.index)] = [
+            gpu.utilisation_percent, _mib(gpu.memory_used), _mib(gpu.memory_total), gpu.temperature_c,
+        ]  # fmt: skip
         for job, percent in gpu.jobs.items():
-            if percent is not None:
-                jobs.setdefault(str(job), []).append(percent)
-    means = {job: round(sum(percents) / len(percents), 1) for job, percents in jobs.items()}
-    return {"version": 1, "at": round(now), "nodes": nodes, "jobs": means}
+            jobs.setdefault(str(job), []).append([gpu.node, gpu.index, percent, _mib(gpu.job_memory.get(job))])
+    return {"version": 2, "at": round(now), "nodes": nodes, "jobs": jobs}
 
 
-def read_live(path: Path, now: float) -> tuple[dict[str, float], dict[int, float]]:
-    """Percent of nodes (mean over their GPUs) and of jobs; empty where nobody tells, or the caller may not know."""
+def _mib(size: int | None) -> int | None:
+    return None if size is None else size >> 20
+
+
+def read_live(path: Path, now: float) -> Live:
+    """What the file says; nothing where nobody tells, or the caller may not know."""
     try:
         with path.open("rb") as file:
             told = json.loads(file.read(_MOST_BYTES))
-        if told["version"] != 1 or not -_FUTURE_S < now - told["at"] < FRESH_S:
-            return {}, {}
-        nodes = {str(name): sum(gpus.values()) / len(gpus) for name, gpus in told["nodes"].items() if gpus}
-        return nodes, {int(job): float(percent) for job, percent in told["jobs"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return {}, {}
+        if told["version"] != 2 or not -_FUTURE_S < now - told["at"] < FRESH_S:
+            return Live()
+        gpus = {
+            str(name): {int(index): GpuNow(_number(one[0]), _bytes(one[1]), _bytes(one[2]), _number(one[3]))
+                        for index, one in found.items()}
+            for name, found in told["nodes"].items()
+        }  # fmt: skip
+        jobs = {
+            int(job): [JobNow(str(one[0]), int(one[1]), _number(one[2]), _bytes(one[3])) for one in found]
+            for job, found in told["jobs"].items()
+        }
+        return Live(gpus, jobs)
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
+        return Live()
 
 
 _of_site: weakref.WeakKeyDictionary[Site, Readings] = weakref.WeakKeyDictionary()

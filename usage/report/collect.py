@@ -46,6 +46,10 @@ class Records(Protocol):
         """Those of one job, one a node and run."""
 
 
+AskRunning = Callable[[Iterable[int] | None], list[JobRecord]]
+"""The records until now of running jobs (None: of all) that the caller may see. Raises SluiceError."""
+
+
 @dataclass(frozen=True)
 class Selection:
     """Which jobs; what is empty does not select. Names are compared as they stand."""
@@ -89,6 +93,7 @@ class Source:
     rolled: Rollup | None = None
     now: float = field(default_factory=time.time)
     note: Callable[[str], None] = lambda _: None  # something that the reader should know
+    running: AskRunning | None = None  # asked when the first running job is met
     window_s: int = WINDOW_S
     _days: Span | None = None
     _uses: Uses = field(default_factory=Uses)
@@ -101,6 +106,26 @@ class Source:
         except SluiceError as error:
             self.note(f"slurmctld does not tell its nodes ({error}); types of untyped GPUs and shares are not known")
             return Fleet()
+
+    @cached_property
+    def _running(self) -> Uses:
+        """What the running jobs have used until now; nothing where no controllers' daemon tells it."""
+        return self._ask_running(None)
+
+    def _ask_running(self, jobs: Iterable[int] | None) -> Uses:
+        if self.running is None:
+            return Uses()
+        try:
+            return Uses(self.running(jobs))
+        except (SluiceError, OSError):
+            return Uses()
+
+    def _find(self, uses: Uses, job: Allocation) -> JobUse | None:
+        """What a job of a window used, or has used until now."""
+        found = None if job.state == "PENDING" else uses.find(job.id, job.start, job.admin_comment)
+        if found is None and job.end is None and job.start is not None and self.running is not None:
+            found = self._running.find(job.id, job.start)
+        return found
 
     def _classes(self) -> dict[str, list[str]]:
         try:
@@ -130,7 +155,7 @@ class Source:
                 number += 1
                 if belongs(job, window, last=last) and selection.takes(self._key(job)):
                     step = "." in job.label
-                    yield job, None if step else uses.find(job.id, job.start, job.admin_comment)
+                    yield job, None if step else self._find(uses, job)
             self._pace(number)
 
     def _key(self, job: Allocation) -> Key:
@@ -154,7 +179,9 @@ class Source:
         return self._uses
 
     def use_of(self, job: Allocation) -> JobUse | None:
-        """What one job used."""
+        """What one job used, or has used until now."""
+        if job.end is None and job.start is not None:
+            return self._ask_running([job.id]).find(job.id, job.start)
         found = None if self.records is None else Uses(self.records.of_job(job.id)).find(job.id, job.start)
         return found or Uses().find(job.id, job.start, job.admin_comment)
 
@@ -224,7 +251,7 @@ class Source:
                     if last and span.end >= int(self.now):
                         counter.add(job, span, None)
                 elif belongs(job, window, last=last):
-                    use = uses.find(job.id, job.start, job.admin_comment)
+                    use = self._find(uses, job)
                     counter.add(job, self._so_far(span, job), use, first=first)
             self._pace(jobs)
         for key, tally in counter.cells.items():

@@ -104,6 +104,16 @@ def _gpu_mem(row: Row) -> int | None:
     return tres_of(row.job.allocated or row.job.requested).get("gres/shard") or None
 
 
+def _now_percent(row: Row) -> float | None:
+    known = [gpu.now_percent for gpu in row.use.gpus if gpu.now_percent is not None] if row.use else []
+    return sum(known) / len(known) if known else None
+
+
+def _now_mib(row: Row) -> int | None:
+    known = [gpu.now_mib for gpu in row.use.gpus if gpu.now_mib is not None] if row.use else []
+    return sum(known) if known else None
+
+
 FIELDS: tuple[Field, ...] = (
     # who
     Field("Account", "account", "text", "Account (tenant) of the jobs.", _name("account")),
@@ -142,6 +152,10 @@ FIELDS: tuple[Field, ...] = (
           "its shards.", _gpu_mem, True),
     Field("GPUMemPeak", "gpu_mem_peak_mib", "mib", "The most that it used of one GPU's memory.",
           lambda row: row.use.peak_mib if row.use else None, True),
+    Field("UtilNow", "utilisation_now_percent", "percent", "Of a running job: the share of its GPUs' time that was its "
+          "since its nodes told before.", _now_percent, True),
+    Field("GPUMemNow", "gpu_mem_now_mib", "mib", "Of a running job: memory that it has in use on all its GPUs.",
+          _now_mib, True),
     Field("Rung", "rung", "text", "What held it to its GPU memory (docs/limits.md).",
           lambda row: (row.use.rung or None) if row.use else None, True),
     # how many

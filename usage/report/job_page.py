@@ -18,6 +18,7 @@ from usage.report.summaries import GpuUse, JobUse
 
 SCHEMA_VERSION = 1
 _NUMBER = re.compile(r"node (\d{1,9})")  # a node that the decision records do not name
+_SETTLED_S = 600
 Explain = Callable[[Allocation], dict[str, Any]]
 
 
@@ -31,7 +32,8 @@ def job_page(source: Source, name: str, explain: Explain) -> dict[str, Any]:
     use = source.use_of(job)
     host, reason = _host(source, job)
     node = source.fleet.of_job(job.nodes)
-    advice = advise(job, use, host, node) if job.start is not None else None
+    settled = job.end is not None or job.elapsed_s >= _SETTLED_S  # before, what it used says little
+    advice = advise(job, use if settled else None, host, node) if job.start is not None else None
     document: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "job": _facts(job),
@@ -90,6 +92,7 @@ def _used(use: JobUse) -> dict[str, Any]:
         "throttled_s": use.throttled_s,
         "refused": use.refused,
         "rung": use.rung,
+        "told": use.told,
     }
 
 

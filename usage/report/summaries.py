@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from prolog_epilog.record import JobRecord
 from usage.admin_comment import parse
+from usage.running import now_of
 
 _MIB = 1 << 20
 _NEAR_S = 120  # a node begins a job's record so long after Slurm's start at most
@@ -38,6 +39,8 @@ class GpuUse:
     idle_s: float | None = None
     throttled_s: float | None = None
     errors: int | None = None
+    now_percent: float | None = None  # of a running job, since its node told before
+    now_mib: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,7 @@ class JobUse:
     refused: int = 0
     rung: str = ""
     gpus: tuple[GpuUse, ...] = ()
+    told: float | None = None  # of a running job: when its node told of it last
     events: tuple[dict[str, Any], ...] = ()  # limits hit and the like, with "node", "time", "action"
 
 
@@ -64,6 +68,7 @@ def of_records(records: Iterable[JobRecord]) -> JobUse:
     events: list[dict[str, Any]] = []
     started: list[float] = []
     sums: dict[str, float] = {}
+    told: list[float] = []
     for record in records:
         started.append(record.started)
         usage = record.usage if isinstance(record.usage, dict) else {}
@@ -71,6 +76,8 @@ def of_records(records: Iterable[JobRecord]) -> JobUse:
             value = _number(usage.get(name))
             if value is not None:
                 sums[name] = sums.get(name, 0) + value
+        at = _number(usage.get("at"))
+        told += [] if at is None else [at]
         measured = usage.get("gpus")
         for grant in record.grants:
             found = measured.get(grant.uuid) if isinstance(measured, dict) else None
@@ -78,7 +85,7 @@ def of_records(records: Iterable[JobRecord]) -> JobUse:
         for event in record.events:
             if event.action in ("refuse", "warn", "end", "stray"):
                 events.append({"node": record.node, "time": event.time, "action": event.action, **event.detail})
-    return _sum(gpus, events, min(started, default=None), sums)
+    return replace(_sum(gpus, events, min(started, default=None), sums), told=min(told, default=None))
 
 
 def _gpu(node: str, grant: Any, measured: Mapping[str, Any]) -> GpuUse:
@@ -89,6 +96,7 @@ def _gpu(node: str, grant: Any, measured: Mapping[str, Any]) -> GpuUse:
     shown = utilisation if isinstance(utilisation, Mapping) else {}
     errors = measured.get("errors")
     count = sum(v for v in errors.values() if isinstance(v, int)) if isinstance(errors, Mapping) else _number(errors)
+    now_percent, now_mib = now_of(measured)
     return GpuUse(
         node=node,
         index=grant.index,
@@ -108,6 +116,8 @@ def _gpu(node: str, grant: Any, measured: Mapping[str, Any]) -> GpuUse:
         idle_s=_number(measured.get("idle_s")),
         throttled_s=_number(measured.get("throttled_s")),
         errors=None if count is None else int(count),
+        now_percent=now_percent,
+        now_mib=now_mib,
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from sluice_base.events import read
 from sluice_base.text import one_line
 from slurm_client import SlurmClient
 from slurm_client.model import Job, Node
-from usage.alerts.readings import read_live
+from usage.alerts.readings import GpuNow, JobNow, Live
 from usage.report.fleet import hosts
 
 _MOST_EVENTS = 500
@@ -37,15 +37,21 @@ class NodeLine:
     cpus: int
     cpus_allocated: int
     reason: str
-    percent: float | None = None  # mean utilisation of its GPUs, where it is told
+    now: Mapping[int, GpuNow] = field(default_factory=dict)  # of its GPUs, where it is told
+
+    @property
+    def percent(self) -> float | None:
+        """Mean utilisation of its GPUs, where it is told."""
+        return _mean(gpu.percent for gpu in self.now.values())
+
+    def use(self, gpu: int) -> str:
+        """What jobs have of a GPU: whole, shared or free."""
+        return "whole" if gpu in self.whole else "shared" if gpu in self.shared else "free"
 
     @property
     def picture(self) -> str:
         """A letter a GPU: ``#`` whole, ``+`` shared, ``.`` free."""
-        return "".join(
-            _WORD["whole" if gpu in self.whole else "shared" if gpu in self.shared else "free"]
-            for gpu in range(self.gpus)
-        )
+        return "".join(_WORD[self.use(gpu)] for gpu in range(self.gpus))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +71,31 @@ class JobLine:
     since: int | None  # start, or submission while it waits
     limit_s: int | None
     priority: int
-    percent: float | None = None  # of its GPUs' time that is its, where it is told
+    now: tuple[JobNow, ...] = ()  # on each of its GPUs, where it is told
+    number: int = 0
+
+    @property
+    def percent(self) -> float | None:
+        """Of its GPUs' time that is its, where it is told."""
+        return _mean(one.percent for one in self.now)
+
+    @property
+    def used_mib(self) -> int | None:
+        """Memory on all its GPUs, where it is told."""
+        known = [one.used_mib for one in self.now if one.used_mib is not None]
+        return sum(known) if known else None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLine:
+    """One GPU."""
+
+    node: str
+    index: int
+    gpu_type: str
+    use: str
+    now: GpuNow
+    jobs: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +130,26 @@ class Look:
     events: list[EventLine] = field(default_factory=list)
     problem: str = ""
 
+    def devices(self) -> list[DeviceLine]:
+        """Each GPU, with the jobs that are known to have it."""
+        on: dict[tuple[str, int], list[int]] = {}
+        for job in self.jobs:
+            for one in job.now:
+                on.setdefault((one.node, one.index), []).append(job.number)
+        return [
+            DeviceLine(node.name, gpu, node.gpu_type, node.use(gpu), node.now.get(gpu, GpuNow()),
+                       tuple(sorted(on.get((node.name, gpu), ()))))
+            for node in self.nodes
+            for gpu in range(node.gpus)
+        ]  # fmt: skip
 
-def node_line(node: Node, percent: float | None = None) -> NodeLine:
+
+def _mean(percents: Iterable[float | None]) -> float | None:
+    known = [one for one in percents if one is not None]
+    return sum(known) / len(known) if known else None
+
+
+def node_line(node: Node, now: Mapping[int, GpuNow] | None = None) -> NodeLine:
     """A node as it is shown."""
     types, shards = gpus_of(node)
     whole, shared = _indexes(node.gres_used, "gpu"), _indexes(node.gres_used, "shard")
@@ -120,7 +168,7 @@ def node_line(node: Node, percent: float | None = None) -> NodeLine:
         cpus=node.cpus,
         cpus_allocated=node.cpus_allocated,
         reason=one_line(node.reason),
-        percent=percent,
+        now=now or {},
     )
 
 
@@ -144,7 +192,7 @@ def _indexes(text: str, kind: str) -> frozenset[int]:
     return frozenset(found)
 
 
-def job_line(job: Job, percent: float | None = None) -> JobLine:
+def job_line(job: Job, now: Iterable[JobNow] = ()) -> JobLine:
     """A job as it is shown."""
     label = f"{job.array_id}_{job.array_tasks}" if job.array_id is not None and job.array_tasks else str(job.id)
     return JobLine(
@@ -161,7 +209,8 @@ def job_line(job: Job, percent: float | None = None) -> JobLine:
         since=job.start_time if job.state != "PENDING" else job.submit_time,
         limit_s=job.time_limit_s,
         priority=job.priority,
-        percent=percent,
+        now=tuple(now),
+        number=job.id,
     )
 
 
@@ -213,9 +262,13 @@ class Cluster:
     """Looks at the cluster as the invoking user may; what cannot be asked is said in `Look.problem`."""
 
     def __init__(
-        self, client: SlurmClient, events: Path, clock: Callable[[], float] = time.time, live: Path | None = None
+        self,
+        client: SlurmClient,
+        events: Path,
+        clock: Callable[[], float] = time.time,
+        live: Callable[[float], Live] = lambda _: Live(),
     ) -> None:
-        """`events`, `live`: files of the controllers' daemon, which need not be there or readable."""
+        """`events`: a file of the controllers' daemon, which need not be there or readable. `live`: what nodes told."""
         self.client = client
         self.live = live
         self.events_file = events
@@ -228,9 +281,9 @@ class Cluster:
         """One look; three commands of Slurm at most."""
         look = Look(at=self.clock())
         try:
-            nodes, jobs = ({}, {}) if self.live is None else read_live(self.live, look.at)
-            look.nodes = [node_line(node, nodes.get(node.name)) for node in self.client.nodes()]
-            look.jobs = [job_line(job, jobs.get(job.id)) for job in self.client.jobs()]
+            now = self.live(look.at)
+            look.nodes = [node_line(node, now.gpus.get(node.name)) for node in self.client.nodes()]
+            look.jobs = [job_line(job, now.jobs.get(job.id, ())) for job in self.client.jobs()]
         except SluiceError as error:
             look.problem = one_line(str(error))
             look.nodes, look.jobs = self._last.nodes, self._last.jobs

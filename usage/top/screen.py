@@ -11,7 +11,7 @@ from typing import Any
 
 from sluice_base.sizes import format_mib
 from sluice_base.text import one_line
-from usage.top.model import EventLine, JobLine, Look, NodeLine, TenantLine, on_node
+from usage.top.model import DeviceLine, EventLine, JobLine, Look, NodeLine, TenantLine, on_node
 
 PLAIN, HEAD, CURSOR, WARN = "plain", "head", "cursor", "warn"
 Line = tuple[str, str]  # text, style
@@ -51,8 +51,21 @@ def _age(job: JobLine) -> float:
     return time.time() - job.since if job.since else 0.0
 
 
+def _shown(percent: float | None) -> str:
+    return "-" if percent is None else f"{percent:.0f}%"
+
+
 def _utilisation(row: JobLine | NodeLine) -> str:
-    return "-" if row.percent is None else f"{row.percent:.0f}%"
+    return _shown(row.percent)
+
+
+def _known(mib: int | None) -> str:
+    return "-" if mib is None else format_mib(mib)
+
+
+def _filled(row: DeviceLine) -> float | None:
+    now = row.now
+    return 100 * now.used_mib / now.total_mib if now.used_mib is not None and now.total_mib else None
 
 
 def _order(percent: float | None) -> float:
@@ -73,15 +86,16 @@ NODES = (
     Column("REASON", 0, lambda row: row.reason, lambda row: row.reason),
 )
 JOBS = (
-    Column("JOB", 11, lambda row: row.id, lambda row: row.id.rjust(24)),
-    Column("USER", 9, lambda row: row.user, lambda row: row.user),
-    Column("ACCOUNT", 10, lambda row: row.account, lambda row: row.account),
+    Column("JOB", 10, lambda row: row.id, lambda row: row.id.rjust(24)),
+    Column("USER", 8, lambda row: row.user, lambda row: row.user),
+    Column("ACCOUNT", 9, lambda row: row.account, lambda row: row.account),
     Column("ST", 2, lambda row: _SHORT.get(row.state, row.state[:2]), lambda row: row.state),
     Column("GPUS", 4, lambda row: _count(row.gpus), lambda row: row.gpus, True),
     Column("GPUMEM", 6, lambda row: _mib(row.gpu_mem_mib), lambda row: row.gpu_mem_mib, True),
     Column("UTIL", 4, _utilisation, lambda row: _order(row.percent), True),
+    Column("USED", 6, lambda row: _known(row.used_mib), lambda row: _order(row.used_mib), True),
     Column("TIME", 6, lambda row: _span(_age(row)), _age, True),
-    Column("WHERE", 11, lambda row: row.nodes or "-", lambda row: row.nodes),
+    Column("WHERE", 7, lambda row: row.nodes or "-", lambda row: row.nodes),
     Column("NAME", 0, lambda row: row.name, lambda row: row.name),
 )
 QUEUE = (
@@ -108,10 +122,24 @@ EVENTS = (
     Column("WHAT", 0, lambda row: row.what, lambda row: row.what),
 )
 
+DEVICES = (
+    Column("NODE", 12, lambda row: row.node, lambda row: (row.node, row.index)),
+    Column("GPU", 3, lambda row: str(row.index), lambda row: row.index, True),
+    Column("TYPE", 9, lambda row: row.gpu_type or "-", lambda row: row.gpu_type),
+    Column("USE", 6, lambda row: row.use, lambda row: row.use),
+    Column("UTIL", 4, lambda row: _shown(row.now.percent), lambda row: _order(row.now.percent), True),
+    Column("USED", 6, lambda row: _known(row.now.used_mib), lambda row: _order(row.now.used_mib), True),
+    Column("OF", 6, lambda row: _known(row.now.total_mib), lambda row: _order(row.now.total_mib), True),
+    Column("FULL", 4, lambda row: _shown(_filled(row)), lambda row: _order(_filled(row)), True),
+    Column("TEMP", 4, lambda row: "-" if row.now.temperature_c is None else f"{row.now.temperature_c:.0f}C",
+           lambda row: _order(row.now.temperature_c), True),
+    Column("JOBS", 0, lambda row: ",".join(map(str, row.jobs)) or "-", lambda row: row.jobs),
+)  # fmt: skip
+
 PARTS: dict[str, tuple[Column, ...]] = {
-    "gpus": NODES, "jobs": JOBS, "tenants": TENANTS, "queue": QUEUE, "events": EVENTS,
+    "gpus": NODES, "jobs": JOBS, "tenants": TENANTS, "queue": QUEUE, "events": EVENTS, "devices": DEVICES,
 }  # fmt: skip
-KEYS = "1-5 part  enter open  esc back  s sort  r turn  / filter  p pause  q quit"
+KEYS = "1-6 part  enter open  esc back  s sort  r turn  / filter  p pause  q quit"
 
 
 @dataclass
@@ -143,6 +171,8 @@ class Screen:
         look = self.look
         if self.part == "gpus":
             return look.nodes
+        if self.part == "devices":
+            return look.devices()
         if self.part == "tenants":
             return look.tenants
         if self.part == "events":
@@ -222,6 +252,7 @@ class Screen:
             ("waits" if row.state == "PENDING" else "runs", _span(_age(row))),
             ("time limit", _span(row.limit_s) if row.limit_s and row.limit_s > 0 else "-"),
             ("priority", str(row.priority)),
+            *((f"{one.node} GPU {one.index}", f"{_shown(one.percent)}, {_known(one.used_mib)}") for one in row.now),
         ]  # fmt: skip
         lines = [(fit(f"{name:<11} {value}", width), PLAIN) for name, value in facts]
         more = f"more: sluice report job {row.id}   sluice explain {row.id}"
@@ -252,7 +283,7 @@ class Screen:
         names = list(PARTS)
         if key in moves:
             self.cursor = max(0, min(self.cursor + moves[key], len(self.rows()) - 1))
-        elif key in tuple("12345"):
+        elif key in tuple("123456"):
             self.show(names[int(key) - 1])
         elif key in ("\t", "right", "left"):
             step = -1 if key == "left" else 1

@@ -13,7 +13,7 @@ from sluice_base import events
 from sluice_base.errors import SluiceError
 from slurm_client.model import Job, Node
 from tests.unit.usage.report.test_output import HOSTILE
-from usage.alerts.readings import GpuReading, live, read_live
+from usage.alerts.readings import GpuReading, JobNow, Live, live, read_live
 from usage.top.model import Cluster, Look, changes, job_line, node_line, tenant_lines
 from usage.top.screen import PARTS, Screen, fit
 
@@ -79,33 +79,53 @@ def test_at_80_columns_what_matters_is_there() -> None:
 
 def test_utilisation_where_it_is_told(tmp_path: Path) -> None:
     path = tmp_path / "live"
-    assert read_live(path, 1000.0) == ({}, {})
+    assert read_live(path, 1000.0) == Live()
     told = [
-        GpuReading("g-1", 0, "a", utilisation_percent=90.0, jobs={7: 80.0, 8: None}),
+        GpuReading(
+            "g-1",
+            0,
+            "a",
+            71.0,
+            90.0,
+            jobs={7: 80.0, 8: None},
+            memory_used=20 << 30,
+            memory_total=80 << 30,
+            job_memory={7: 12 << 30, 8: 1 << 30},
+        ),
         GpuReading("g-1", 1, "b", utilisation_percent=31.0, jobs={7: 30.0}),
         GpuReading("g-2", 0, "c"),  # this driver does not tell
     ]
     path.write_text(json.dumps(live(told, 1000.0)))
-    nodes, jobs = read_live(path, 1010.0)
-    assert (nodes, jobs) == ({"g-1": 60.5}, {7: 55.0})
-    assert read_live(path, 1100.0) == ({}, {}), "old"
-    lines = [job_line(job(number), jobs.get(number)) for number in (7, 8)]
-    rows = [node_line(node(name), nodes.get(name)) for name in ("g-1", "g-2")]
+    known = read_live(path, 1010.0)
+    assert known.jobs[7] == [JobNow("g-1", 0, 80.0, 12288), JobNow("g-1", 1, 30.0, None)]
+    assert read_live(path, 1100.0) == Live(), "old"
+    lines = [job_line(job(number), known.jobs[number]) for number in (7, 8)]
+    rows = [node_line(node(name), known.gpus[name]) for name in ("g-1", "g-2")]
+    assert ([row.percent for row in rows], [line.percent for line in lines]) == ([60.5, None], [55.0, None])
+    assert [line.used_mib for line in lines] == [12288, 1024]
     shown = Look(1000.0, rows, lines, tenant_lines(lines))
     by_node = {line.split()[0]: line for line, _ in Screen(shown, "gpus").lines(80, 24) if line.startswith("g-")}
     assert " 60% " in by_node["g-1"] and " - " in by_node["g-2"]
     text = [line for line, _ in Screen(shown, "jobs").lines(80, 24) if "alice" in line]
-    assert " 55% " in text[0] and "%" not in text[1] and "train" in text[0]
+    assert " 55%    12G " in text[0] and "%" not in text[1] and "train" in text[0]
+    devices = [line for line, _ in Screen(shown, "devices").lines(80, 24) if line.startswith("g-")]
+    assert devices[0].split() == ["g-1", "0", "h100", "whole", "90%", "20G", "80G", "25%", "71C", "7,8"]
+    assert devices[1].split() == ["g-1", "1", "h100", "whole", "31%", "-", "-", "-", "-", "7"] and len(devices) == 16
+    screen = Screen(shown, "jobs")
+    screen.key("enter")
+    detail = "\n".join(line for line, _ in screen.lines(80, 24))
+    assert "g-1 GPU 0   80%, 12G" in detail and "g-1 GPU 1   30%, -" in detail
     for broken in (
         "",
         "[]",
         "7",
         '{"version": 1}',
-        '{"version": 1, "at": 1000, "nodes": {"g": 3}, "jobs": {}}',
+        '{"version": 2, "at": 1000, "nodes": {"g": 3}, "jobs": {}}',
+        '{"version": 2, "at": 1000, "nodes": {}, "jobs": {"7": [[]]}}',
         "[" * 99999,
     ):
         path.write_text(broken)
-        assert read_live(path, 1000.0) == ({}, {})
+        assert read_live(path, 1000.0) == Live()
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,16 @@ from policy.alerts import NodeAlerts, NodeRule
 from policy.node import NodePolicy
 from policy.report import TenantReport
 from prolog_epilog.accounting import Tick
+from prolog_epilog.courier import MAX_REQUEST
 from prolog_epilog.readings import Reading
+from prolog_epilog.record import Event, JobRecord
 from prolog_epilog.summary import Interval
 from prolog_epilog.telling import Telling
 from sluice_base.errors import SluiceError
 from tests.unit.usage.test_top import job, node
 from usage.alerts.observe import Observation, UnknownError
 from usage.alerts.readings import GpuReading
+from usage.running import Running
 
 
 class FakeSite:
@@ -162,8 +166,6 @@ class Watch:
     full = False
 
     def __init__(self) -> None:
-        import threading
-
         self.wanted = threading.Event()
 
 
@@ -175,9 +177,9 @@ def telling(tmp_path: Path, alerts: NodeAlerts) -> tuple[Telling, list[dict[str,
     devices = [SimpleNamespace(uuid="GPU-0", index=0), SimpleNamespace(uuid="GPU-1", index=1)]
     watch = Watch()
     told: list[dict[str, Any]] = []
-    made = Telling(
-        SimpleNamespace(node="n1", devices=devices), SimpleNamespace(watches={"nvidia": watch}), policy, told.append  # type: ignore[arg-type]
-    )  # fmt: skip
+    state = SimpleNamespace(node="n1", devices=devices, records={}, lock=threading.Lock())
+    watcher = SimpleNamespace(watches={"nvidia": watch})
+    made = Telling(state, watcher, policy, lambda record: {"gpus": {"GPU-0": {}}, "us": record.job}, told.append)  # type: ignore[arg-type]
     return made, told, watch
 
 
@@ -207,6 +209,39 @@ def test_a_node_tells_of_its_gpus_and_jobs(tmp_path: Path) -> None:
     assert (gpu["index"], gpu["temperature_c"], gpu["memory_percent"], gpu["errors"]) == (0, 71, 25, 6)
     assert gpu["jobs"] == {"7": 60, "8": None}
     assert made.document(time.monotonic())[0]["jobs"] == {}  # told once
+
+
+def test_a_node_tells_of_its_running_jobs(tmp_path: Path) -> None:
+    """As often as the policy says, where there are jobs, in requests that munge takes."""
+    made, told, watch = telling(tmp_path, NodeAlerts())
+    records = {number: JobRecord(number, 1000, "alice", "physics", "main", "n1", 1.0) for number in (7, 8)}
+    records[7].events = [Event(1.0, "limit"), *(Event(2.0 + number, "refuse") for number in range(30))]
+    made._state.records.update(records)
+    made.on_tick(Tick("GPU-0", {7: Interval(2.0, 0.25, 5 << 30)}))
+    assert made.run() and watch.full and told == [], "the drivers are asked first"
+    assert made.run() is None
+    readings, running = told
+    assert (readings["do"], running["do"], running["more"], running["period"]) == ("readings", "running", False, 60)
+    assert readings["gpus"][0]["jobs"] == {"7": 25} and readings["gpus"][0]["job_memory"] == {"7": 5 << 30}
+    first, second = running["records"]
+    assert first["usage"]["gpus"]["GPU-0"]["now"] == {"utilisation": 25, "memory": 5 << 30}
+    assert (second["job"], second["usage"]["us"], "now" in second["usage"]["gpus"]["GPU-0"]) == (8, 8, False)
+    assert [event["time"] for event in first["events"]] == [float(time) for time in range(22, 32)]
+    store = Running()
+    store.take(running)
+    assert [one["job"] for one in store.answer({}, None)["records"]] == [7, 8]
+    assert made.run() is None and len(told) == 2, "not again within a minute"
+    made._next_running = 0
+    for number in range(1000):
+        made._state.records.setdefault(number, JobRecord(number, 1, "u" * 1000, "a", "p", "n1", 1.0))
+    made.run()
+    made.run()
+    parts = [one for one in told[2:] if one["do"] == "running"]
+    assert [one["more"] for one in parts] == [False] + [True] * (len(parts) - 1) and len(parts) > 2
+    assert all(len(json.dumps(one)) < MAX_REQUEST for one in parts)
+    for one in parts:
+        store.take(one)
+    assert store.answer({}, None)["next"] and len(made._state.records) == sum(len(one["records"]) for one in parts)
 
 
 def test_without_rules_what_fired_is_forgotten_unless_the_policy_cannot_be_read(tmp_path: Path) -> None:
