@@ -503,20 +503,28 @@ void sluice_decision_node_changed(struct sluice_decision_recorder *recorder, uin
         recorder->dirty[node / 64] |= UINT64_C(1) << (node % 64);
 }
 
-/* Topology and images up to date in the ring? False: the decision that would need them cannot be recorded now. */
-static bool record_images(struct sluice_decision_recorder *recorder)
+/* Is the topology in the ring? False: what needs it cannot be recorded now. */
+static bool record_topology(struct sluice_decision_recorder *recorder)
 {
     if (!recorder->cluster)
         return false;
-    if (recorder->topology.data) {
-        /* It may be larger than the ring: the thread gets the memory itself. */
-        uint8_t handed[sizeof recorder->topology];
-        memcpy(handed, &recorder->topology, sizeof handed);
-        struct bytes payload = {.data = handed, .length = sizeof handed};
-        if (!record(recorder, RECORD_TOPOLOGY, &payload))
-            return false;
-        recorder->topology = (struct bytes){0};
-    }
+    if (!recorder->topology.data)
+        return true;
+    /* It may be larger than the ring: the thread gets the memory itself. */
+    uint8_t handed[sizeof recorder->topology];
+    memcpy(handed, &recorder->topology, sizeof handed);
+    struct bytes payload = {.data = handed, .length = sizeof handed};
+    if (!record(recorder, RECORD_TOPOLOGY, &payload))
+        return false;
+    recorder->topology = (struct bytes){0};
+    return true;
+}
+
+/* Topology and images up to date in the ring? False: the decision that would need them cannot be recorded now. */
+static bool record_images(struct sluice_decision_recorder *recorder)
+{
+    if (!record_topology(recorder))
+        return false;
     uint32_t images = 0;
     for (size_t word = 0; word < recorder->dirty_words; word++) {
         while (recorder->dirty[word]) {
@@ -664,6 +672,7 @@ void sluice_decision_started(struct sluice_decision_recorder *recorder, const st
     put_job(to, job);
     put_parts(to, parts, part_count);
     put_rank(to, job->id);
+    (void)record_topology(recorder); /* its nodes and GPUs have names also where the core was never asked */
     (void)record(recorder, RECORD_START, to);
 }
 

@@ -128,6 +128,24 @@ static void test_threads(uint64_t ring_bytes, bool whole)
     CHECK(files >= 1 && files <= 3);
 }
 
+/* A start that the core was not asked about has the topology before it, once. */
+static void test_starts_alone_have_a_topology(void)
+{
+    struct sluice_decision_recorder *recorder = new_recorder(1 << 20, 1 << 20);
+    struct sluice_decision_counters counters;
+    const struct sluice_decision_job job = {.id = 7};
+    const struct sluice_part part = {.node = 3, .gpus = 1};
+    CHECK_INT(sluice_decision_set_topology(recorder, topology, cluster, NULL), SLUICE_OK);
+    sluice_decision_started(recorder, &job, &part, 1);
+    sluice_decision_read_counters(recorder, &counters);
+    CHECK_INT(counters.recorded, 2);
+    sluice_decision_started(recorder, &job, &part, 1);
+    sluice_decision_read_counters(recorder, &counters);
+    CHECK_INT(counters.recorded, 3);
+    sluice_decision_free(recorder);
+    CHECK_INT(remove_files(), 1);
+}
+
 static void test_repeats_are_left_out(void)
 {
     struct sluice_decision_recorder *recorder = new_recorder(1 << 20, 1 << 20);
@@ -191,6 +209,7 @@ int main(void)
     make_cluster();
     test_threads(16 << 20, true);
     test_threads(4096, false);
+    test_starts_alone_have_a_topology();
     test_repeats_are_left_out();
     test_what_cannot_be_recorded();
     sluice_decision_topology_free(topology);
