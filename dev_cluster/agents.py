@@ -23,14 +23,17 @@ READY = "action=ready"
 class NodeAgents:
     """The agents of one cluster."""
 
-    def __init__(self, tree: SlurmTree) -> None:
+    def __init__(self, tree: SlurmTree, *, only_ends: bool = False) -> None:
         self.tree = tree
+        self.only_ends = only_ends
         self.version = tree.version()
         self.headers = tree.headers()
 
     @property
     def parameters(self) -> list[tuple[str, str]]:
         """slurm.conf's parameters."""
+        if self.only_ends:
+            return [("Epilog", str(_PROGRAMS / "sluice-epilog"))]
         names = {"Prolog": "sluice-prolog", "Epilog": "sluice-epilog", "TaskProlog": "sluice-task-prolog"}
         return [*((key, str(_PROGRAMS / name)) for key, name in names.items()), ("PrologFlags", "Alloc,Contain")]
 

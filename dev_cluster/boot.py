@@ -77,7 +77,7 @@ class Boot:
         }
         self.users = UserDatabase(tree.root or Path("/"), description)
         self.plugins = None if description.sluice is None else ClusterPlugins(description.sluice, tree, progress)
-        self.agents = NodeAgents(tree) if description.agent else None
+        self.agents = NodeAgents(tree, only_ends=description.agent == "ends") if description.agent else None
         # The last port is that of the controllers' daemon.
         self.claim = claim_ports(Ports.needed(len(description.hosts)) + 1, base=description.port_base)
         self.ports = Ports(self.claim.base)

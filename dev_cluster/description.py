@@ -142,8 +142,9 @@ class ClusterDescription(_Strict):
     gres: Gres | None = None
     sluice: Sluice | None = None
     """Default: stock Slurm, without any of Sluice's plugins."""
-    agent: bool = False
-    """The node agent on every node, with its prolog, epilog and task programs in slurm.conf."""
+    agent: bool | Literal["ends"] = False
+    """The node agent on every node, with its prolog, epilog and task programs in slurm.conf; `ends`: only what tells
+    the controllers of jobs' ends, which leaves a small machine its time."""
     controllerd: bool = False
     """The controller-side daemon on every controller."""
     port_base: Annotated[int, Field(ge=1024, le=65000)] | None = None

@@ -22,9 +22,11 @@ from policy.node import FILE_NAME, NodePolicyFile
 from policy.node_limits import NodeLimits
 from prolog_epilog.accounting import SAVE_SECONDS, Accounting
 from prolog_epilog.contexts import Contexts
-from prolog_epilog.courier import Courier
+from prolog_epilog.courier import Courier, slurmd_spool
 from prolog_epilog.devices import devices_of
 from prolog_epilog.duties import Duties
+from prolog_epilog.ends import PERIOD_S as ENDS_S
+from prolog_epilog.ends import Ends
 from prolog_epilog.jobs import Jobs
 from prolog_epilog.log import log
 from prolog_epilog.regions import Regions
@@ -97,6 +99,8 @@ class Agent:
         self.accounting.on_tick.append(telling.on_tick)
         self.duties.add("telling", PERIOD_S, telling.run)
         self.jobs.on_unwritten = self.duties.add("records", _IDLE_S, self.jobs.write_records, retry=1.0).wake
+        self.ends = Ends(settings.records.parent / "ended", lambda: self.state.node)
+        self.duties.add("ends", ENDS_S, self.ends.run, retry=1.0)
         self.state.outbox.on_put = self.duties.add("courier", _IDLE_S, Courier(self.state.outbox).run, retry=1.0).wake
 
     def _limits(self) -> tuple[Ladder, Renewal]:
@@ -127,8 +131,9 @@ class Agent:
         settings = self.state.settings
         memory = settings.records.parent / "health.json"
         monitor = Monitor(
-            self.state, self.watcher, policy=settings.policy.with_name(FILE_NAME), memory=memory, send=send_health
-        )
+            self.state, self.watcher, policy=settings.policy.with_name(FILE_NAME), memory=memory, send=send_health,
+            spools=(str(settings.run), str(settings.records.parent), slurmd_spool()),
+        )  # fmt: skip
         self.health = monitor
         self.watcher.on_sample.append(monitor.on_sample)
         self.jobs.on_prolog.append(monitor.refuse_sick)
@@ -168,6 +173,7 @@ class Agent:
         self.state.jobs.prepare()
         self.state.store.prepare()
         self.state.outbox.prepare()
+        self.ends.prepare(run / "ended")
         self.regions.prepare()
         self.state.store.prune(time.time() - _RETENTION_SECONDS)
         self.state.outbox.prune(time.time() - _RETENTION_SECONDS)

@@ -21,6 +21,7 @@ import sys
 import time
 
 SOCKET = "/run/sluice/agent.sock"
+ENDED = "/run/sluice/ended"
 SHARE = "SPANK__SLURM_SPANK_OPTION_sluice_gpu_share"  # as slurmd gives job_submit's options to prologs
 MOST = 1 << 20
 SECONDS = 20.0
@@ -148,7 +149,10 @@ def prolog() -> None:
 
 
 def epilog() -> None:
-    """End what a job left, and take back its GPUs."""
+    """End what a job left, and take back its GPUs. A controller knows that it ended: nobody needs to tell it again."""
+    note = f"{ENDED}/{number('SLURM_JOB_ID')}"
+    if os.path.exists(note):  # noqa: PTH110 - pathlib takes longer to load than all of this
+        os.unlink(note)  # noqa: PTH108
     if numbers("SLURM_JOB_GPUS"):
         unclean = ask(do="epilog", job=number("SLURM_JOB_ID"))["unclean"]
         if unclean:

@@ -14,6 +14,8 @@
 #include "controller/records.h"
 #include "controller/settings.h"
 #include "controller/status.h"
+#include "controller/told_slurm.h"
+#include "journal/told.h"
 
 #include <ctype.h>
 #include <inttypes.h>
@@ -449,6 +451,8 @@ extern int job_modify(job_desc_msg_t *job_desc, struct job_record *job_ptr, uint
 {
     char **err_msg = NULL;
 #endif
+    if (active && sluice_job_told_ended && sluice_told_is(job_desc->admin_comment))
+        return sluice_job_told_ended(job_ptr, job_desc->admin_comment, submit_uid);
     if (!active || sluice_settings_level() == SLUICE_LEVEL_OFF)
         return SLURM_SUCCESS;
     tell_journal(job_desc, submit_uid);

@@ -1,0 +1,193 @@
+"""Tells the controllers how batch jobs ended, where none of them took slurmstepd's own report.
+
+slurmstepd gives up when a waiting backup has put it off for one and a half SlurmctldTimeout; the job then stays
+RUNNING, and is run again when its node registers. So the SPANK plugin (slurm_plugin/spank_limit/ended_note.c) leaves a
+note of each batch script's end, and the epilog, which comes once a controller knows, removes it. What stays behind its
+slurmstepd is told here again until a controller has answered. slurmctld's plugin (slurm_plugin/controller/told_slurm.c)
+ends the job under Slurm's locks, and only that very run of it: a late word about another one changes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from prolog_epilog.log import log
+from sluice_base.errors import SluiceError
+from slurm_client.commands import Commands
+
+PERIOD_S = 5.0
+"""Between looks at the folder: a controller that comes back asks nodes after 20 s at the earliest what runs on them."""
+_EPILOG_S = 3.0  # so long after slurmstepd is gone the epilog may still come
+_FIRST_WAIT, _LAST_WAIT = 2.0, 8.0  # seconds after a failure
+_COMMAND_S = 20.0
+_KEPT_S = 30 * 86400
+_MOST_BYTES = 256
+_NOTE = re.compile(
+    r"sluice-ended 1 (?P<job>\d{1,10}) (?P<restarts>\d{1,10}) (?P<uid>\d{1,10}) (?P<status>\d{1,5})"
+    r" (?P<ended>\d{1,11}) (?P<stepd>\d{1,10})\n"
+)
+# What Slurm's commands say of a controller's answer; LC_ALL is C.
+_SETTLED = (
+    "Job/step already completing or completed",  # by this, or before, or the job runs anew
+    "Job has already finished",
+    "Invalid job id specified",
+)
+_DECLINED = {
+    "Requested operation not supported": "the failover journal is off",
+    "scrontab": "Slurm lets nobody change a job of scrontab",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """How a run of a batch job ended: `restarts` before it, the script's wait status, seconds since 1970."""
+
+    job: int
+    restarts: int
+    uid: int
+    status: int
+    ended: int
+    stepd: int
+
+    @classmethod
+    def read(cls, path: Path) -> Note:
+        """Raises SluiceError for a file that is no note, OSError."""
+        with path.open("rb") as file:
+            text = file.read(_MOST_BYTES).decode("ascii", "replace")
+        match = _NOTE.fullmatch(text)
+        if match is None or match["job"] != path.name:
+            raise SluiceError(f"{path}: no note of a job's end", remedy="it is removed; the job's node may report it")
+        return cls(**{name: int(value) for name, value in match.groupdict().items()})
+
+
+def reports_itself(note: Note) -> bool:
+    """Whether the job's slurmstepd is still there, and asks the controllers."""
+    try:
+        words = Path(f"/proc/{note.stepd}/cmdline").read_bytes()
+    except OSError:
+        return False
+    return words.startswith(b"slurmstepd") and f"[{note.job}.".encode() in words
+
+
+def tell(note: Note, node: str, commands: Commands | None = None) -> str:
+    """Tell a controller; what came of it, "" when the job has ended there. Raises SluiceError: none has answered."""
+    comment = f"sluice-ended 1 {note.job} {note.restarts} {note.uid} {note.status} {note.ended} {node}"
+    done = (commands or Commands(timeout=_COMMAND_S)).run(
+        "scontrol", "update", f"JobId={note.job}", f"AdminComment={comment}", check=False
+    )
+    said = f"{done.stdout} {done.stderr}".strip()
+    if done.returncode == 0:
+        return "job_submit/sluice is not loaded on the controllers"
+    if any(words in said for words in _SETTLED):
+        return ""
+    for words, why in _DECLINED.items():
+        if words in said:
+            return why
+    raise SluiceError(
+        f"job {note.job} ended, and no controller takes its end: {said}", remedy="it is told again until one does"
+    )
+
+
+class Ends:
+    """The folder of notes, and what has been seen of them."""
+
+    def __init__(
+        self,
+        folder: Path,
+        node: Callable[[], str],
+        *,
+        give: Callable[[Note, str], str] = tell,
+        alive: Callable[[Note], bool] = reports_itself,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.folder = folder
+        self._node = node
+        self._give = give
+        self._alive = alive
+        self._clock = clock
+        self._seen: set[Note] = set()
+        self._gone: dict[Note, float] = {}  # since when its slurmstepd is not there
+        self._wait = 0.0
+        self._next = 0.0
+
+    def prepare(self, link: Path) -> None:
+        """Make the folder, which root alone enters, and the link by which SPANK and epilog find it. Raises OSError."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.folder.chmod(0o700)
+        fresh = link.with_name(f".{link.name}")
+        fresh.unlink(missing_ok=True)
+        fresh.symlink_to(self.folder)
+        fresh.replace(link)
+
+    def run(self) -> float | None:
+        """A duty of the agent; seconds until the next look. Raises SluiceError when no controller answers."""
+        now = self._clock()
+        if now < self._next:
+            return self._next - now
+        notes = self._notes()
+        for note in notes:
+            if note not in self._seen:
+                self._keep(note)
+        self._seen = set(notes)
+        self._gone = {note: self._gone.get(note, now) for note in notes if not self._alive(note)}
+        waits = [since + _EPILOG_S - now for since in self._gone.values() if since + _EPILOG_S > now]
+        for note, since in list(self._gone.items()):
+            if since + _EPILOG_S <= now and self._path(note).exists():
+                self._tell(note)
+        return min([*waits, PERIOD_S])
+
+    def _tell(self, note: Note) -> None:
+        try:
+            problem = self._give(note, self._node())
+        except SluiceError:
+            self._wait = min(max(2 * self._wait, _FIRST_WAIT), _LAST_WAIT)
+            spread = random.uniform(0.75, 1.25)  # noqa: S311 - so that not all nodes ask at once
+            self._next = self._clock() + self._wait * spread
+            raise
+        self._wait = 0.0
+        self._forget(note)
+        log("told-end", job=note.job, status=note.status, **({"problem": problem} if problem else {}))
+
+    def _path(self, note: Note) -> Path:
+        return self.folder / str(note.job)
+
+    def _forget(self, note: Note) -> None:
+        """Unless the job's next run has ended meanwhile."""
+        with suppress(OSError, SluiceError):
+            if Note.read(self._path(note)) == note:
+                self._path(note).unlink()
+
+    def _keep(self, note: Note) -> None:
+        """A note that the epilog did not remove at once is to outlive a power cut."""
+        for path in (self._path(note), self.folder):
+            with suppress(OSError):
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+
+    def _notes(self) -> list[Note]:
+        """The oldest first; what is none, and what has been told for weeks, is removed."""
+        found = []
+        with os.scandir(self.folder) as entries:
+            paths = [Path(entry.path) for entry in entries if entry.name.isdecimal()]
+        for path in paths:
+            try:
+                note = Note.read(path)
+                if note.ended < time.time() - _KEPT_S:
+                    raise SluiceError(f"job {note.job}: no controller has taken its end for weeks; it is told no more")
+                found.append(note)
+            except FileNotFoundError:
+                continue
+            except SluiceError as error:
+                log("problem", what=error.what, remedy=error.remedy)
+                path.unlink(missing_ok=True)
+        return sorted(found, key=lambda note: note.ended)

@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * On a node: how a batch script ended is noted in a file for the node agent, which tells the controllers in case they
+ * never took slurmstepd's own report (prolog_epilog/ends.py). The epilog, which comes once a controller knows, removes
+ * it. Nothing here can fail a job.
+ *
+ *   sluice-ended 1 JOB RESTARTS UID STATUS TIME PID     all decimal; PID: of the slurmstepd that reports the end itself
+ */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <slurm/slurm.h>
+#include <slurm/spank.h>
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#define FOLDER "/run/sluice/ended" /* the agent's: a link to where it keeps the notes */
+
+static pid_t stepd; /* task_exit may run in a process of its own */
+
+/* The agent's folder, when root alone can write it. */
+static int open_folder(void)
+{
+    struct stat facts;
+    int folder = open(FOLDER, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (folder >= 0 && (fstat(folder, &facts) != 0 || facts.st_uid != 0 || (facts.st_mode & 022))) {
+        slurm_error("sluice: %s is not root's alone: the job's end is not noted", FOLDER);
+        close(folder);
+        return -1;
+    }
+    return folder;
+}
+
+/* Whole or not at all. Not synced: the agent does so with what stays. */
+static bool write_note(int folder, const char *name, const char *text)
+{
+    char fresh[64];
+    size_t length = strlen(text);
+    snprintf(fresh, sizeof fresh, ".%s", name);
+    (void)unlinkat(folder, fresh, 0);
+    int file = openat(folder, fresh, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (file < 0)
+        return false;
+    bool good = write(file, text, length) == (ssize_t)length;
+    good = close(file) == 0 && good;
+    good = good && renameat(folder, fresh, folder, name) == 0;
+    if (!good)
+        (void)unlinkat(folder, fresh, 0);
+    return good;
+}
+
+int slurm_spank_init(spank_t spank, int argument_count, char *arguments[])
+{
+    (void)argument_count, (void)arguments;
+    if (spank_remote(spank) == 1)
+        stepd = getpid();
+    return ESPANK_SUCCESS;
+}
+
+int slurm_spank_task_exit(spank_t spank, int argument_count, char *arguments[])
+{
+    uint32_t job = 0, step = 0, restarts = 0;
+    uid_t user = 0;
+    int status = 0;
+    char name[32], text[160];
+    (void)argument_count, (void)arguments;
+    if (!stepd || geteuid() != 0 || spank_get_item(spank, S_JOB_STEPID, &step) != ESPANK_SUCCESS ||
+        step != SLURM_BATCH_SCRIPT || spank_get_item(spank, S_JOB_ID, &job) != ESPANK_SUCCESS ||
+        spank_get_item(spank, S_JOB_UID, &user) != ESPANK_SUCCESS ||
+        spank_get_item(spank, S_SLURM_RESTART_COUNT, &restarts) != ESPANK_SUCCESS ||
+        spank_get_item(spank, S_TASK_EXIT_STATUS, &status) != ESPANK_SUCCESS)
+        return ESPANK_SUCCESS;
+    int folder = open_folder();
+    if (folder < 0)
+        return ESPANK_SUCCESS;
+    snprintf(name, sizeof name, "%" PRIu32, job);
+    snprintf(text, sizeof text, "sluice-ended 1 %" PRIu32 " %" PRIu32 " %ju %d %jd %jd\n", job, restarts,
+             (uintmax_t)user, status & 0xffff, (intmax_t)time(NULL), (intmax_t)stepd);
+    if (!write_note(folder, name, text))
+        slurm_error("sluice: %s/%s: %s: the job's end is not noted", FOLDER, name, strerror(errno));
+    close(folder);
+    return ESPANK_SUCCESS;
+}
