@@ -202,7 +202,7 @@ def complaints(log: str) -> list[str]:
     return [line for line in log.splitlines() if wrong.search(line) and not leaked.match(line)]
 
 
-# A leak: bytes of each object, and the calls that led to it, the inner ones first, with where in Slurm's files they are.
+# A leak: bytes of each object, and the calls that led to it, the inner ones first, with their places in Slurm's files.
 # Those further out are who starts a job, be it restored or new, main or a thread.
 FRAMES = 6
 Leak = tuple[int, tuple[str, ...]]
