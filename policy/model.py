@@ -411,6 +411,13 @@ class Failover(Section):
     """What becomes of a submission that cannot be journalled; a start waits or goes on likewise."""
     journal_max: Annotated[Mib, Field(ge=8, le=65_536)] = 256
     """Bound of the journal's files. Example: `256M`."""
+    controller_timeout: Annotated[Seconds, Field(ge=5, le=3600)] | None = None
+    """SlurmctldTimeout: the backup takes over when the primary was silent for so long. At least twice the supervisor's
+    lease. Default: 6 seconds, as measured, with `journal` and a backup controller; else what slurm.conf says. Example:
+    `10s`."""
+    node_timeout: Annotated[Seconds, Field(ge=30, le=65_533)] | None = None
+    """SlurmdTimeout: a node that was silent for so long is down. Default, with `journal` and a backup controller: 300
+    seconds, or more where slurm.conf says so: nodes are not given up while controllers change. Example: `600s`."""
 
 
 # ---- what is checked now and acted on later ----

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gres_probe.slurm_conf import read_config
 from policy.access import ADMINISTRATOR, Caller, caller, permitted, require
 from policy.apply import Applier, Progress, includes_snippet
 from policy.audit import AuditLog
@@ -27,6 +28,8 @@ from sluice_base.files import write_atomic
 from slurm_client.accounting import Use
 
 STATE_FOLDER = Path("/var/lib/sluice")
+_RECORDS = ("nodename", "partitionname", "nodeset", "downnodes", "frontendname")
+"""What begins lines of slurm.conf whose keys are about one thing only."""
 
 
 @dataclass(slots=True)
@@ -101,6 +104,7 @@ class Site:
         managed |= _below(live, managed - set(wanted.state.accounts)) - set(wanted.state.accounts)
         changes = compare(live.state, wanted.state, managed=managed, managed_qos=applied.qos)
         wanted.notes += _not_in_force(live, wanted)
+        wanted.notes += _given_twice(live, wanted)
         others = [name for name in live.state.accounts if name not in wanted.state.accounts and name not in managed]
         wanted.notes += [
             f"user {odd.user} in {odd.account}, partition {odd.partition}: an association of its own that the file "
@@ -286,14 +290,36 @@ def _below(live: Live, managed: set[str]) -> set[str]:
     return found
 
 
+def _settings(wanted: Wanted) -> dict[str, str]:
+    """What the snippet sets."""
+    text = next((text for path, text in wanted.state.files.items() if path.name == SNIPPET), "")
+    pairs = (line.partition("=") for line in text.splitlines() if not line.startswith("#"))
+    return {key: value for key, equals, value in pairs if equals}
+
+
+def _given_twice(live: Live, wanted: Wanted) -> list[str]:
+    """What slurm.conf sets itself beside the snippet that it includes: Slurm takes the last one, and complains."""
+    if not includes_snippet(live.folder):
+        return []
+    ours = {key.lower(): f"{key}={value}" for key, value in _settings(wanted).items()}
+    lines = read_config(live.folder / "slurm.conf").lines
+    theirs = [
+        value
+        for line in lines
+        if line.place.file.name != SNIPPET and line.head.key.lower() not in _RECORDS
+        for value in line.pairs
+        if value.key.lower() in ours
+    ]
+    return [
+        f"{one.place}: take out {one.key}={one.text}: {ours[one.key.lower()]} is in {SNIPPET}, and the last one counts"
+        for one in theirs
+    ]
+
+
 def _not_in_force(live: Live, wanted: Wanted) -> list[str]:
     """Settings of the snippet that slurmctld does not have."""
-    text = next((text for path, text in wanted.state.files.items() if path.name == SNIPPET), "")
     missing = []
-    for line in text.splitlines():
-        key, equals, value = line.partition("=")
-        if not equals or line.startswith("#"):
-            continue
+    for key, value in _settings(wanted).items():
         now = live.config.get(key, "")
         if not _same_setting(key, value, now):
             missing.append(f"{key} is {now or 'unset'}, wanted {value}")
@@ -306,6 +332,8 @@ def _not_in_force(live: Live, wanted: Wanted) -> list[str]:
 def _same_setting(key: str, wanted: str, now: str) -> bool:
     if key in ("AccountingStorageTRES", "AccountingStorageEnforce", "PreemptMode", "SlurmctldParameters"):
         return set(wanted.lower().split(",")) <= set(now.lower().split(","))
+    if key.endswith("Timeout"):  # shown as "6 sec"
+        return wanted == now.partition(" ")[0]
     return wanted.lower() == now.lower() or (key.startswith("Priority") and _zero(wanted) and _zero(now))
 
 

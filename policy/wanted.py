@@ -40,6 +40,8 @@ BACKFILL = {
     "bf_resolution": "60",  # seconds; the planner's own starts are exact
     "default_queue_depth": "100",  # of the pass after each event; the rest is found by the planner
 }
+CONTROLLER_TIMEOUT_S, NODE_TIMEOUT_S = 6, 300
+"""SlurmctldTimeout and SlurmdTimeout of a site with the failover journal (docs/failover.md, Parameters)."""
 _BACKFILL_WINDOW = 1440  # minutes at the least; shorter than the longest time limit, jobs' ends are not seen
 
 
@@ -345,7 +347,19 @@ class _Maker:
             # Preemption signals job steps; batch scripts only so, and only with `sbatch --signal=B:...`.
             words = set(filter(None, self.live.config.get("SlurmctldParameters", "").lower().split(",")))
             lines.append(f"SlurmctldParameters={','.join(sorted(words | {'preempt_send_user_signal'}))}")
+        lines += [f"{key}={seconds}" for key, seconds in self.timeouts().items()]
         return "\n".join(lines) + "\n"
+
+    def timeouts(self) -> dict[str, int]:
+        """When a controller or a node is taken for lost; docs/failover.md, Parameters."""
+        failover, config = self.policy.failover, self.live.config
+        given = {"SlurmctldTimeout": failover.controller_timeout, "SlurmdTimeout": failover.node_timeout}
+        chosen = {key: seconds for key, seconds in given.items() if seconds is not None}
+        if not failover.journal or "SlurmctldHost[1]" not in config:
+            return chosen
+        now = config.get("SlurmdTimeout", "").split(" ")[0]
+        nodes = max(NODE_TIMEOUT_S, int(now)) if now.isdecimal() else NODE_TIMEOUT_S
+        return {"SlurmctldTimeout": CONTROLLER_TIMEOUT_S, "SlurmdTimeout": nodes} | chosen
 
     def scheduler_parameters(self) -> str:
         """What sched/backfill is told beside the planner; the site's other words stay."""

@@ -16,6 +16,7 @@ from policy.document import parse
 from policy.edit import edited, save, set_value
 from policy.importer import import_policy
 from policy.live import Cluster, Live
+from policy.site import _given_twice, _not_in_force
 from policy.state import State, UserState
 from policy.wanted import Wanted, make
 from sluice_base.errors import SluiceError, UsageError
@@ -395,3 +396,46 @@ def test_large_jobs_first(tmp_path: Path) -> None:
     settings = wanted("tenants: {a: {}}\nscheduling: {order: {size: 1000}}\n", tmp_path).compiled.settings
     assert (settings.weight.size, settings.size_full_gpus) == (1000, 8)
     assert wanted("tenants: {a: {}}\n", tmp_path).compiled.settings.weight.size == 0
+
+
+def test_timeouts_go_with_the_journal_and_a_backup_controller(tmp_path: Path) -> None:
+    two = {"SlurmctldHost[0]": "ctl1", "SlurmctldHost[1]": "ctl2", "SlurmdTimeout": "300 sec"}
+
+    def found(failover: str, config: dict[str, str]) -> list[str]:
+        here = live(tmp_path)
+        here.config = config
+        made = make(parse(f"failover: {{{failover}}}\ntenants: {{a: {{}}}}\n"), here)
+        text = made.state.files[tmp_path / "policy.sluice.conf"]
+        return [line for line in text.splitlines() if "Timeout" in line]
+
+    assert found("", two) == []
+    assert found("journal: true", {"SlurmctldHost[0]": "ctl1"}) == []
+    assert found("journal: true", two) == ["SlurmctldTimeout=6", "SlurmdTimeout=300"]
+    assert found("journal: true", two | {"SlurmdTimeout": "900 sec"})[1] == "SlurmdTimeout=900"
+    assert found("journal: true", two | {"SlurmdTimeout": "60 sec"})[1] == "SlurmdTimeout=300"
+    chosen = "journal: true, controller_timeout: 14s, node_timeout: 10m"
+    assert found(chosen, two) == ["SlurmctldTimeout=14", "SlurmdTimeout=600"]
+    assert found("controller_timeout: 30s", {}) == ["SlurmctldTimeout=30"]
+    for bad in ("controller_timeout: 4s", "node_timeout: 5s", "controller_timeout: 2h"):
+        with pytest.raises(UsageError, match="failover"):
+            found(bad, two)
+
+
+def test_what_slurm_conf_sets_beside_the_snippet_is_told(tmp_path: Path) -> None:
+    here = live(tmp_path)
+    here.config = {"SlurmctldHost[0]": "a", "SlurmctldHost[1]": "b", "SlurmctldTimeout": "6 sec"}
+    made = make(parse("failover: {journal: true}\ntenants: {a: {}}\n"), here)
+    conf, snippet = tmp_path / "slurm.conf", tmp_path / "policy.sluice.conf"
+    snippet.write_text(made.state.files[snippet])
+    conf.write_text("SlurmctldTimeout=120\n")
+    assert _given_twice(here, made) == []  # the snippet is not included
+    conf.write_text(
+        "SlurmctldTimeout=120\nInclude policy.sluice.conf\nInclude more.conf\n"
+        "PartitionName=p Nodes=ALL PreemptMode=off PriorityType=x\n"
+    )
+    (tmp_path / "more.conf").write_text("# of the site\nslurmdtimeout=60\n")
+    first, second = _given_twice(here, made)
+    assert first.startswith(f"{conf}:1: take out SlurmctldTimeout=120: SlurmctldTimeout=6 is in policy.sluice.conf")
+    assert second.startswith(f"{tmp_path / 'more.conf'}:2: take out slurmdtimeout=60: SlurmdTimeout=300")
+    assert "SlurmctldTimeout" not in _not_in_force(here, made)[0]
+    assert "SlurmdTimeout is unset, wanted 300" in _not_in_force(here, made)[0]
