@@ -144,7 +144,9 @@ class Controller:
             self._watch_nodes(nodes, policy, now)
             if self.keeper.state.jobs:
                 sizes = {one.name: one.node_count for one in site.client.partitions()}
-                self._requeues.advance(self.keeper.state.jobs, self.keeper.state.tries, policy.checkpoint, now, sizes)
+                self._requeues.advance(
+                    self.keeper.state.jobs, self.keeper.state.tries, policy.checkpoint, now, sizes, self._down
+                )
             self._save()
 
     def signal(self, site: Site) -> None:
@@ -204,7 +206,7 @@ class Controller:
                 Act("event", name, f"not responding; jobs {','.join(map(str, jobs)) or 'none'}", event="health.down")
             )
             for job in jobs if policy.checkpoint.requeue else ():
-                plan = JobPlan(name, f"{name} went down", f"{name}/down/{now:.0f}", now)
+                plan = JobPlan(name, f"{name} went down", f"{name}/down/{now:.0f}", now, silent=True)
                 self.keeper.state.jobs.setdefault(job, plan)
         self._down = down
         self._running = {name: self._running.get(name, {}) for name in down}

@@ -44,6 +44,7 @@ class NodeFacts:
     modules: dict[str, str | None] = field(default_factory=dict)  # version of the kernel's module, by vendor
     nics: dict[str, str | None] = field(default_factory=dict)  # state of the link, by name
     free_percent: dict[str, float | None] = field(default_factory=dict)  # by path
+    room_mib: dict[str, float | None] = field(default_factory=dict)  # free, by folder that jobs need
     skew_s: float | None = None  # this clock less the controller's
     gpus: list[GpuFacts] = field(default_factory=list)
     jobs: tuple[int, ...] = ()  # with GPUs, on this node

@@ -20,6 +20,7 @@ TAG = "sluice: "
 _FRESH_ROUNDS = 4  # a report that is older than so many rounds of checks says nothing about now
 _FRESH_LEAST_S = 90.0
 _JUST_S = 20.0  # a refused prolog drains its node within so long, and the keeper looks as often
+_SPOOL = "SlurmdSpoolDir is full"  # the reason that slurmd gives
 _ADOPTED = "number "
 _MOST_TRIES = 10000
 _REMEMBERED_S = 7 * 86400.0
@@ -138,6 +139,7 @@ class Keeper:
             if not fresh:
                 continue
             acts += self._undo_prolog(node, mine, report)
+            acts += self._undo_spool(node, mine, report)
             take = self._take_out(node, mine, report, by_gpu=by_gpu)
             if take:
                 wanted.append((min(act.began for act in take), name, take))
@@ -177,6 +179,14 @@ class Keeper:
         settled = all(fault.numbers and fault.uuid in mine.gpus for fault in report.faults if fault.acts)
         if ours and just_then and settled and node.name not in self.state.held_back:
             return [Act("undrain", node.name, "a prolog had refused a job for a GPU that is out of service now")]
+        return []
+
+    def _undo_spool(self, node: Node, mine: NodeState, report: Report) -> list[Act]:
+        """slurmd drained its node as its spool was full, before the check `spool` saw it: there is room again."""
+        ours = "drain" in node.flags and node.reason == _SPOOL and not mine.drained
+        passed = report.mode == "enforce" and report.passes >= report.wanted_passes and report.time > mine.seen_up
+        if ours and passed and report.room and not any(fault.acts and not fault.numbers for fault in report.faults):
+            return [Act("undrain", node.name, "slurmd's spool has room again")]
         return []
 
     def _take_out(self, node: Node, mine: NodeState, report: Report, *, by_gpu: bool) -> list[Act]:

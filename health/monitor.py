@@ -29,7 +29,7 @@ from prolog_epilog.devices import NodeDevice
 from prolog_epilog.log import log
 from prolog_epilog.readings import Reading, readings_of
 from prolog_epilog.server import Peer
-from prolog_epilog.state import RefusalError, State
+from prolog_epilog.state import MIB, RefusalError, State
 from prolog_epilog.watching import Watch, Watcher
 from sluice_base.errors import SluiceError
 
@@ -55,7 +55,18 @@ class _Seen:
 class Monitor:
     """Checks this node's health."""
 
-    def __init__(self, state: State, watcher: Watcher, *, policy: Path, memory: Path, send: Send | None = None) -> None:
+    def __init__(
+        self,
+        state: State,
+        watcher: Watcher,
+        *,
+        policy: Path,
+        memory: Path,
+        send: Send | None = None,
+        spools: Iterable[str] = (),
+    ) -> None:
+        """`spools`: folders without room in which no job can start, as slurm.conf names them (%n, %h: the node)."""
+        self._spools = list(spools)
         self._state = state
         self._watcher = watcher
         self._policy = NodePolicyFile(policy)
@@ -202,6 +213,7 @@ class Monitor:
         for nic in sorted({nic for gpu in self._gpus for nic in gpu.nics}):
             facts.nics[nic] = _link_state(nic)
         facts.free_percent = {path: _free_percent(path) for path in policy.paths}
+        facts.room_mib = self._room()
         with self._lock:
             if now - self._memory.skew_at < _SKEW_KEPT_S:
                 facts.skew_s = self._memory.skew_s
@@ -215,6 +227,10 @@ class Monitor:
             facts.gpus.append(self._gpu_facts(gpu, facts, granted))
         facts.jobs = tuple(sorted({job for _, job in granted}))
         return facts
+
+    def _room(self) -> dict[str, float | None]:
+        names = (path.replace("%n", self._state.node).replace("%h", self._state.node) for path in self._spools)
+        return {name: _room_mib(name) for name in names}
 
     def _gpu_facts(self, gpu: Gpu, facts: NodeFacts, granted: list[tuple[str, int]]) -> GpuFacts:
         found = GpuFacts(gpu, answered=facts.problems.get(gpu.vendor) is None)
@@ -263,6 +279,7 @@ class Monitor:
             undelivered_since=self._undelivered,
             blames=tuple(self._blames(facts)),
             refused_at=self._refused_at,
+            room="spool" in result.passed.get(NODE, ()),
         )
 
     def _blames(self, facts: NodeFacts) -> Iterable[str]:
@@ -283,7 +300,7 @@ class Monitor:
         return {"report": None if report is None else report.to_dict()}
 
     def refuse_sick(self, chosen: Iterable[NodeDevice]) -> None:
-        """For the prolog: by what the last round found, and the device files now. Raises RefusalError."""
+        """For the prolog: by what the last round found, device files and room now. Raises RefusalError."""
         try:
             self._refuse_sick(chosen)
         except RefusalError:
@@ -303,6 +320,11 @@ class Monitor:
                 raise RefusalError(f"GPU {','.join(map(str, fault.numbers))}: {fault.check}: {fault.text}"
                                    if fault.numbers else f"{fault.check}: {fault.text}",
                                    remedy="see: sluice health check")  # fmt: skip
+        rule = policy.checks.get("spool")
+        if rule is not None and not rule.shadow and rule.action in ("drain-node", "requeue") and not self._held_back:
+            full = [path for path, room in self._room().items() if room is not None and room < rule.threshold]
+            if full:
+                raise RefusalError(f"no room in {', '.join(full)}", remedy="see: sluice health check")
         rule = policy.checks.get("device_file")
         for gpu in self._gpus if rule is not None and not rule.shadow else ():
             missing = [path for path in gpu.files if gpu.uuid in uuids and not Path(path).exists()]
@@ -397,6 +419,14 @@ def _link_state(nic: str, root: Path = Path("/sys/class/infiniband")) -> str | N
         if text:
             states.append(text.rpartition(" ")[2])
     return next((state for state in states if state != "ACTIVE"), states[0] if states else None)
+
+
+def _room_mib(path: str) -> float | None:
+    try:
+        facts = os.statvfs(path)
+    except OSError:
+        return None
+    return facts.f_bavail * facts.f_frsize / MIB
 
 
 def _free_percent(path: str) -> float | None:

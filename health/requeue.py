@@ -7,7 +7,7 @@ back to the node.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,10 +23,13 @@ _EVIDENCE_S = 60.0  # a job that failed so long before the fault was found may h
 _PATIENCE_S = 300.0  # until a requeued job waits
 _MOST_EXCLUDED = 16
 _MOST_WAIT_S = 86400
+_LEFT_S = 10  # what a job has left on a node is ended within so long after the node is back
+_AHEAD_S = 30.0
 
 log = logging.getLogger("sluice.health")
 
-Stage = Literal["new", "signalled", "requeued"]
+Stage = Literal["new", "signalled", "requeued", "away"]
+"""away: it waits for a node that is silent, to which it may go back; `JobPlan.since` is when it may start."""
 
 
 @dataclass
@@ -39,6 +42,7 @@ class JobPlan:
     began: float
     stage: Stage = "new"
     since: float = 0.0
+    silent: bool = False  # the node stopped responding: the job may still run there
 
 
 Tell = Callable[[str, str, int, str], None]
@@ -59,12 +63,17 @@ class Requeues:
         policy: NodeCheckpoint,
         now: float,
         nodes: dict[str, int],
+        down: Collection[str] = (),
     ) -> None:
-        """One step of every plan; those that are through are taken out. `nodes`: how many each partition has."""
+        """One step of every plan; those that are through are taken out. `nodes`: how many each partition has; `down`:
+        nodes that do not respond."""
         for job, plan in list(plans.items()):
             try:
                 facts = read_job(self._commands, job)
-                through = facts is None or self._step(job, plan, facts, tries, policy, now, nodes)
+                if plan.stage == "away":
+                    through = facts is None or self._keep_away(plan, facts, now, plan.node in down)
+                else:
+                    through = facts is None or self._step(job, plan, facts, tries, policy, now, nodes)
             except SluiceError as error:
                 log.error("job %d: %s", job, one_line(str(error)))
                 through = now - max(plan.since, plan.began) > _PATIENCE_S and plan.stage == "requeued"
@@ -84,7 +93,7 @@ class Requeues:
         """True when the plan is through."""
         if facts.state == "PENDING":
             if plan.stage == "requeued" or facts.restarts:
-                return self._hint(job, plan, facts, tries, policy, nodes)
+                return self._hint(job, plan, facts, tries, policy, now, nodes)
             return True  # never started: not hit
         if plan.stage == "requeued":
             return now - plan.since > _PATIENCE_S
@@ -113,6 +122,7 @@ class Requeues:
         facts: JobFacts,
         tries: dict[int, int],
         policy: NodeCheckpoint,
+        now: float,
         nodes: dict[str, int],
     ) -> bool:
         """It waits: where it is not to go, and until when."""
@@ -122,22 +132,45 @@ class Requeues:
             self._tell("health.held", plan.node, job, f"its {policy.max_retries} new starts are used up; {plan.reason}")
             return True
         wait = min(policy.backoff_s << (count - 1), _MOST_WAIT_S) if policy.backoff_s else 0
-        changes = [f"StartTime=now+{wait}"] if wait else []
         excluded = sorted({*expand(facts.excluded), plan.node}) if facts.excluded else [plan.node]
         # Never so much that the job could not run at all.
         free = plan.node not in (expand(facts.wanted) if facts.wanted else ())
-        if (
+        away = (
             free
             and len(excluded) <= _MOST_EXCLUDED
             and nodes.get(facts.partition, 0) - len(excluded) >= facts.node_count
-        ):
+        )
+        if plan.silent:
+            wait = max(wait, policy.silent_wait_s, 0 if away else round(_AHEAD_S))
+        changes = [f"StartTime=now+{wait}"] if wait else []
+        if away:
             changes.append(f"ExcNodeList={','.join(excluded)}")
         if changes:
             self._commands.output("scontrol", "update", f"JobId={facts.name}", *changes)
         self._tell(
             "health.requeue", plan.node, job, f"start {count} of {policy.max_retries}, in {wait} s; {plan.reason}"
         )
+        if plan.silent and not away:
+            plan.stage, plan.since = "away", now + wait
+            return False
         return True
+
+    def _keep_away(self, plan: JobPlan, facts: JobFacts, now: float, is_down: bool) -> bool:
+        """Slurm would start the job the moment that its node is back, and what it has left there is still being ended:
+        slurmd refuses the second copy, upon which Slurm drains the node and holds the job."""
+        if facts.state != "PENDING":
+            return True
+        if is_down:
+            if plan.since - now < _AHEAD_S:
+                plan.since = now + 2 * _AHEAD_S
+                self._start_at(facts, plan.since - now)
+            return False
+        if plan.since - now < _LEFT_S:
+            self._start_at(facts, _LEFT_S)
+        return True
+
+    def _start_at(self, facts: JobFacts, seconds: float) -> None:
+        self._commands.output("scontrol", "update", f"JobId={facts.name}", f"StartTime=now+{seconds:.0f}")
 
 
 def _why_not(facts: JobFacts, plan: JobPlan, tries: int, policy: NodeCheckpoint) -> str | None:

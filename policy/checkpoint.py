@@ -35,6 +35,9 @@ class Checkpoint(BaseModel):
     """Most new starts of one job for faults. Example: `3`."""
     backoff: Seconds = 60
     """Wait before the first new start; doubles with each. Example: `60s`."""
+    silent_wait: Seconds | None = None
+    """A node that stopped responding may be cut off, and its jobs run on: wait at least so long before their new start.
+    Default: `backoff`. Example: `30m`."""
 
 
 class NodeCheckpoint(BaseModel):
@@ -49,6 +52,7 @@ class NodeCheckpoint(BaseModel):
     requeue: bool = True
     max_retries: int = 3
     backoff_s: int = 60
+    silent_wait_s: int = 0
 
 
 def compile_checkpoint(policy: Checkpoint | None) -> NodeCheckpoint:
@@ -63,4 +67,5 @@ def compile_checkpoint(policy: Checkpoint | None) -> NodeCheckpoint:
         requeue=policy.requeue,
         max_retries=policy.max_retries,
         backoff_s=policy.backoff,
+        silent_wait_s=policy.silent_wait or 0,
     )

@@ -82,6 +82,8 @@ CHECKS: dict[str, Default] = {
     # the node
     "nic_link": Default("links of the network adapters near the GPUs", "critical", "warn", node=True),
     "free_space": Default("free space of the file systems in `paths`", "critical", "warn", 5, "percent", node=True),
+    "spool": Default("room for what jobs need on the node: the agent's folders and slurmd's spool", "critical",
+                     "drain-node", 16, "MiB", quick=True, node=True),
     "clock_skew": Default("clock against that of the controller", "critical", "warn", 30, "seconds", node=True),
 }  # fmt: skip
 
@@ -96,8 +98,8 @@ class HealthCheck(_Section):
     enabled: bool | None = None
     """`false`: it does not run. Example: `false`."""
     threshold: Annotated[float, Field(ge=0, le=1e12)] | None = None
-    """From which value on, in the check's unit; for `clocks`, `pcie_width` and `free_space` below which.
-    Example: `90`."""
+    """From which value on, in the check's unit; for `clocks`, `pcie_width`, `free_space` and `spool` below
+    which. Example: `90`."""
     window: Seconds | None = None
     """Errors are counted, and conditions must last, so long. Example: `10m`."""
     severity: Severity | None = None

@@ -36,6 +36,7 @@ _CONNECT_S = 5.0
 _ANSWER_S = 20.0
 _HOST = re.compile(r"([^()\s]{1,255})(?:\(([^()\s]{1,255})\))?\Z")
 _RECORD = re.compile(r"\d{1,10}-\d{1,16}\.json")
+_DEFAULT_SPOOL = "/var/spool/slurmd"
 _CONFS = ("/run/slurm/conf/slurm.conf", "/etc/slurm/slurm.conf")  # configless nodes have the first
 
 
@@ -55,11 +56,27 @@ class Controllers:
     trusted: frozenset[int]
 
 
+def _slurm_conf() -> Path | None:
+    names = (Path(os.environ.get("SLURM_CONF") or ""), *map(Path, _CONFS))
+    return next((name for name in names if name.is_file()), None)
+
+
+def slurmd_spool() -> str:
+    """SlurmdSpoolDir as slurm.conf has it, with its %n and %h; slurmd's default where nobody says."""
+    found = _DEFAULT_SPOOL
+    path = _slurm_conf()
+    with suppress(SluiceError):
+        for line in read_config(path).lines if path else ():
+            for value in line.pairs:
+                if value.key.lower() == "slurmdspooldir":
+                    found = value.text
+    return found
+
+
 def controllers(conf: Path | None = None) -> Controllers:
     """The controllers, as slurm.conf has them. Raises SluiceError."""
-    names = [conf] if conf else [Path(os.environ.get("SLURM_CONF") or ""), *map(Path, _CONFS)]
-    path = next((name for name in names if name.is_file()), None)
-    if path is None:
+    path = conf or _slurm_conf()
+    if path is None or not path.is_file():
         raise SluiceError("no slurm.conf on this node", remedy="name it in SLURM_CONF")
     hosts, user = [], "root"
     for line in read_config(path).lines:

@@ -58,6 +58,16 @@ def free_space(node: NodeFacts, policy: NodeHealth) -> Answer:
     return Measured(free, f"{path}: {free:.1f} % free")
 
 
+def spool(node: NodeFacts, policy: NodeHealth) -> Answer:
+    """MiB in the fullest of the folders without which no job can start."""
+    del policy
+    known = [(free, path) for path, free in node.room_mib.items() if free is not None]
+    if not known:
+        return Status.UNKNOWN if node.room_mib else Status.SKIPPED
+    free, path = min(known)
+    return Measured(free, f"{path}: {free:.0f} MiB free")
+
+
 def clock_skew(node: NodeFacts, policy: NodeHealth) -> Answer:
     """Seconds, whichever way; the controllers' daemon tells its time with each report that it takes."""
     del policy
@@ -69,5 +79,6 @@ CHECKS = {
     "driver_version": NodeCheck(driver_version, "driver versions: {detail}"),
     "nic_link": NodeCheck(nic_link, "{detail}"),
     "free_space": NodeCheck(free_space, "{detail}", below=True),
+    "spool": NodeCheck(spool, "{detail}", below=True),
     "clock_skew": NodeCheck(clock_skew, "clock differs from the controller's by {value:.1f} s"),
 }

@@ -131,6 +131,7 @@ def test_every_check_of_a_gpu_has_a_case_that_finds() -> None:
         ("driver_version", {"problems": {"nvidia": "Driver/library version mismatch"}}, "mismatch"),
         ("nic_link", {"nics": {"mlx5_0": "DOWN", "mlx5_1": "ACTIVE"}}, "mlx5_0 is DOWN"),
         ("free_space", {"free_percent": {"/a": 60.0, "/b": 4.9}}, "/b: 4.9 % free"),
+        ("spool", {"room_mib": {"/run/sluice": 900.0, "/spool": 15.9, "/gone": None}}, "/spool: 16 MiB free"),
         ("clock_skew", {"skew_s": -31.0}, "31.0 s"),
     ],
 )

@@ -149,6 +149,21 @@ def test_a_node_that_slurm_drained_as_its_prolog_refused_a_sick_gpu_goes_on_with
     assert cluster.step(hit) == []
 
 
+def test_a_node_that_slurmd_drained_for_its_full_spool_goes_on_when_there_is_room(cluster: Cluster) -> None:
+    full = report("n1", dataclasses.replace(node_fault(), check="spool"))
+    cluster.step(report("n1"))
+    cluster.nodes["n1"] = slurm_node("n1", "drain", reason="SlurmdSpoolDir is full")
+    assert cluster.step(full) == []  # it is drained already
+    room = dataclasses.replace(report("n1", passes=2), room=True)
+    assert cluster.step(room) == []  # not often enough
+    assert cluster.step(report("n1", passes=3)) == []  # nobody looked for room
+    sick = dataclasses.replace(report("n1", node_fault(), passes=3), room=True)
+    assert cluster.step(sick) == []
+    assert cluster.step(dataclasses.replace(room, passes=3)) == [("undrain", "n1")]
+    cluster.nodes["n1"] = slurm_node("n1", "drain", reason="a person's")
+    assert cluster.step(dataclasses.replace(room, passes=9)) == []
+
+
 def test_the_breaker(cluster: Cluster) -> None:
     """Ten percent of ten nodes is one: the oldest fault goes, the others wait, and no job is started anew for them."""
     acts = cluster.step(

@@ -60,6 +60,7 @@ class Node:
         self.monitor = Monitor(
             self.state, SimpleNamespace(watches={"nvidia": self.vendor}),  # type: ignore[arg-type]
             policy=self.folder / "sluice.node.json", memory=self.folder / "health.json", send=self.send,
+            spools=[str(self.folder / "%n")],
         )  # fmt: skip
         partition = SimpleNamespace(uuid="MIG-1")
         gpu = SimpleNamespace(
@@ -136,6 +137,24 @@ def test_prologs_refuse_what_quick_checks_found_and_nothing_else(node: Node) -> 
     assert "row_remap_failed" in node.refuses()
     node.faults()
     assert "no device file" in node.refuses() or "device_file" in node.refuses()
+
+
+def test_without_room_for_jobs_prologs_refuse_at_once(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    room = {"n1": 900.0}
+    monkeypatch.setattr("health.monitor._room_mib", lambda path: room[Path(path).name])
+    assert node.faults() == []
+    assert node.refuses() == ""
+    room["n1"] = 3.0
+    assert f"no room in {node.folder}/n1" in node.refuses()  # no round has seen it yet
+    assert node.faults() == ["spool"]
+    assert "3 MiB free" in node.refuses()
+    node.monitor.deliver()
+    assert node.sent[-1]["room"] is False and node.sent[-1]["refused_at"] > 0
+    room["n1"] = 900.0
+    assert node.faults() == []
+    node.monitor.deliver()
+    assert node.sent[-1]["room"] is True
+    assert node.refuses() == ""
 
 
 def test_with_the_breaker_open_or_in_shadow_prologs_refuse_nothing(node: Node) -> None:

@@ -49,10 +49,10 @@ class Slurm:
         self.output(name, *arguments)
         return subprocess.CompletedProcess([], 0, "", "")
 
-    def advance(self, now: float = 1010.0, nodes: int = 4, **policy: Any) -> list[str]:
+    def advance(self, now: float = 1010.0, nodes: int = 4, down: tuple[str, ...] = (), **policy: Any) -> list[str]:
         self.asked.clear()
         requeues = Requeues(self, lambda kind, node, job, words: self.events.append((kind, words)))  # type: ignore[arg-type]
-        requeues.advance(self.plans, self.tries, NodeCheckpoint(**policy), now, {"main": nodes})
+        requeues.advance(self.plans, self.tries, NodeCheckpoint(**policy), now, {"main": nodes}, down)
         return list(self.asked)
 
 
@@ -122,6 +122,33 @@ def test_what_slurm_requeued_itself_gets_its_wait_and_is_held_when_its_budget_is
     slurm.plans = {7: JobPlan("n1", "n1 went down", "k3", 1000.0)}
     assert slurm.advance() == ["scontrol hold 7"]
     assert slurm.events[-1][0] == "health.held"
+
+
+def test_jobs_of_a_silent_node_wait_as_long_as_the_policy_says() -> None:
+    slurm = Slurm(state="PENDING", restarts=1)
+    slurm.plans[7].silent = True
+    assert slurm.advance(down=("n1",), silent_wait_s=1800) == [
+        "scontrol update JobId=7 StartTime=now+1800 ExcNodeList=n1"
+    ]
+    assert not slurm.plans
+    slurm.plans = {7: JobPlan("n1", "a GPU's fault", "k", 1000.0)}
+    slurm.tries.clear()
+    assert slurm.advance(silent_wait_s=1800) == ["scontrol update JobId=7 StartTime=now+60 ExcNodeList=n1"]
+
+
+def test_a_job_that_may_go_back_to_a_silent_node_does_not_before_what_it_left_there_is_gone() -> None:
+    slurm = Slurm(state="PENDING", restarts=1, wanted="n1")
+    slurm.plans[7].silent = True
+    assert slurm.advance(1010.0, down=("n1",), backoff_s=0) == ["scontrol update JobId=7 StartTime=now+30"]
+    assert slurm.advance(1015.0, down=("n1",)) == ["scontrol update JobId=7 StartTime=now+60"]
+    assert slurm.advance(1020.0, down=("n1",)) == []
+    assert slurm.advance(1070.0, down=("n1",)) == ["scontrol update JobId=7 StartTime=now+60"]
+    assert slurm.advance(1125.0) == ["scontrol update JobId=7 StartTime=now+10"]  # it is back
+    assert not slurm.plans
+    slurm.plans = {7: JobPlan("n1", "n1 went down", "k", 1000.0, stage="away", since=1100.0)}
+    assert slurm.advance(1080.0) == []
+    assert not slurm.plans
+    assert [kind for kind, _ in slurm.events] == ["health.requeue"]
 
 
 def test_a_job_that_slurm_has_forgotten_is_no_more() -> None:
