@@ -68,7 +68,7 @@ class ClusterPlugins:
     @property
     def parameters(self) -> list[tuple[str, str]]:
         """slurm.conf's parameters that load them; after `write`."""
-        return plugin_parameters(self.build, folder=PLUGIN_SEARCH, stock=self.stock, journal=self.wanted.journal)
+        return plugin_parameters(self.build, folder=PLUGIN_SEARCH, stock=self.stock)
 
     def links(self) -> list[str]:
         """The command that a controller runs before its slurmctld starts; other hosts find stock Slurm's plugins."""

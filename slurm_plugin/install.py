@@ -2,6 +2,7 @@
 
     SEARCH/                      a folder that every host has, as all of them read the same PluginDir: /usr/local/lib
       select_cons_tres.so ...    links, so that slurmctld finds the plugins
+      burst_buffer_lua.so        where the site has BurstBufferType=burst_buffer/lua: the failover journal's, before it
       sluice/current             a link to the installed build: replacing it is the installation
       sluice/slurm-22.05.8-...   one build: plugins, manifest, guard, and what the include file is made of
     CONF/sluice.plugins.conf     slurm.conf includes it: loads the plugins, or leaves stock Slurm
@@ -27,6 +28,7 @@ from sluice_base.files import write_atomic, write_if_changed
 from sluice_base.slurm_version import SlurmVersion, format_slurm_version
 from slurm_plugin.builder import MANIFEST, PluginBuild, read_build
 from slurm_plugin.site import (
+    ADAPTER,
     INCLUDE,
     LEVEL_FILE,
     LEVELS,
@@ -138,7 +140,7 @@ def install(
         _link_node(build, places, slurm, result)
     if not spank_only:  # the include file last: until then slurmctld knows nothing of it
         _guard_drop_in(places, result)
-        _link(places, set(build.files) - SPANK)
+        _link(places, links(build, own))
         _enable(places)
         write_if_changed(places.real(places.conf / INCLUDE), on)
         _say_what_is_left(places, own, result)
@@ -159,6 +161,7 @@ def _parameters_text(build: PluginBuild, places: Places, stock: Path, own: OwnOp
             stock=others,
             job_submit=own.job_submit,
             site_factor=own.site_factor in ("", "site_factor/sluice", "site_factor/none"),
+            burst_buffer=not own.burst_buffer,
         )
     )
 
@@ -215,14 +218,22 @@ def _flip(places: Places, name: str) -> None:
     _replace_link(link, name)
 
 
-def _link(places: Places, wanted: set[str]) -> None:
+def links(build: PluginBuild, own: OwnOptions) -> dict[str, str]:
+    """What slurmctld finds in the search folder: names there, and the build's file that each stands for."""
+    found = {name: name for name in set(build.files) - SPANK}
+    if build.has(ADAPTER) and own.burst_buffer_name:
+        found[f"burst_buffer_{own.burst_buffer_name}.so"] = f"{ADAPTER}.so"
+    return found
+
+
+def _link(places: Places, wanted: dict[str, str]) -> None:
     """Links for the plugins in the search folder; those of an older build go."""
     search = places.real(places.search)
-    for name in sorted(wanted):
+    for name, file in sorted(wanted.items()):
         link = search / name
-        if link.exists() and not _is_ours(link):
+        if (link.exists() or link.is_symlink()) and not _is_ours(link):
             raise SluiceError(f"{link}: there is a file that is not Sluice's", remedy="move it away")
-        _replace_link(link, f"sluice/current/{name}")
+        _replace_link(link, f"sluice/current/{file}")
     for link in search.glob("*.so"):
         if link.name not in wanted and _is_ours(link):
             link.unlink()
@@ -231,7 +242,7 @@ def _link(places: Places, wanted: set[str]) -> None:
 def _link_node(build: PluginBuild, places: Places, slurm: SlurmVersion, result: Result) -> None:
     """What slurmd loads: the plugin by which its prolog knows how much of each GPU a job was given."""
     if build.slurm == slurm and build.has("prep_script"):
-        _link(places, {"prep_script.so"})
+        _link(places, {"prep_script.so": "prep_script.so"})
         result.left.append("start slurmd anew on nodes")
     else:
         result.left.append(f"jobs with parts of several GPUs of a node need plugins for {format_slurm_version(slurm)}")
@@ -307,6 +318,10 @@ def _say_what_is_left(places: Places, own: OwnOptions, result: Result) -> None:
         result.left.append(f"gang groups need prep/script among PrEpPlugins in {conf}, which has {own.prep}")
     if own.site_factor not in ("", "site_factor/sluice", "site_factor/none"):
         result.left.append(f"order needs PrioritySiteFactorPlugin=site_factor/sluice, but {conf} has {own.site_factor}")
+    if own.burst_buffer and not own.burst_buffer_name:
+        result.left.append(
+            f"take out of {conf}: BurstBufferType={own.burst_buffer}; then run this again: {INCLUDE} has it"
+        )
     result.left.append("start slurmctld anew on this controller")
 
 

@@ -16,7 +16,8 @@ from slurm_plugin.builder import PluginBuild
 INCLUDE = "sluice.plugins.conf"
 """The file that slurm.conf includes to load the plugins."""
 LEVEL_FILE = "sluice.level"
-BURST_BUFFER = "burst_buffer/sluice"
+ADAPTER = "burst_buffer_sluice"
+"""The plugin by which the failover journal learns of jobs; under the name of a site's own it stands before that one."""
 LEVELS = ("off", "admit", "shadow", "place")
 
 _ANY_PLUGIN = "select_cons_tres.so"
@@ -60,8 +61,15 @@ class OwnOptions:
     site_factor: str = ""
     select_type: str = ""
     prep: str = ""
+    burst_buffer: str = ""
     state_folder: str = ""
     includes_us: bool = False
+
+    @property
+    def burst_buffer_name(self) -> str:
+        """Of the site's own burst buffer plugin, as Slurm reads it: ``lua``; empty: it has none."""
+        name = self.burst_buffer.split(",")[0].strip().removeprefix("burst_buffer/")
+        return "" if name == "sluice" else name
 
 
 def read_own_options(slurm_conf: Path) -> OwnOptions:
@@ -80,6 +88,7 @@ def read_own_options(slurm_conf: Path) -> OwnOptions:
         site_factor=values.get("prioritysitefactorplugin", ""),
         select_type=values.get("selecttype", ""),
         prep=values.get("prepplugins", ""),
+        burst_buffer=values.get("burstbuffertype", ""),
         state_folder=values.get("statesavelocation", "/var/spool"),
         includes_us=include in config.files or bool(wanted),
     )
@@ -92,13 +101,13 @@ def plugin_parameters(
     stock: Path | str,
     job_submit: str = "",
     site_factor: bool = True,
-    journal: bool = False,
+    burst_buffer: bool = True,
 ) -> list[tuple[str, str]]:
     """The parameters of slurm.conf that load a build, which slurmctld finds in `folder`, before Slurm's own in `stock`.
 
     `job_submit` is what the site has as JobSubmitPlugins itself; ours comes last, as what it decides must stand.
-    Without `site_factor` another one is the site's; `journal` loads the failover journal's plugin,
-    which a site does by a line in its own slurm.conf, as Slurm does not change it without a restart.
+    Without `site_factor`, and without `burst_buffer`, another one is the site's. The latter is loaded whether there is
+    a failover journal or not, as Slurm does not change it without a restart; it does nothing until the policy asks.
     """
     parameters = [("PluginDir", f"{folder}:{stock}")]
     if build.has("job_submit_sluice"):
@@ -106,8 +115,8 @@ def plugin_parameters(
         parameters.append(("JobSubmitPlugins", ",".join([*others, "sluice"])))
     if build.has("site_factor_sluice") and site_factor:
         parameters.append(("PrioritySiteFactorPlugin", "site_factor/sluice"))
-    if build.has("burst_buffer_sluice") and journal:
-        parameters.append(("BurstBufferType", BURST_BUFFER))
+    if build.has(ADAPTER) and burst_buffer:
+        parameters.append(("BurstBufferType", "burst_buffer/sluice"))
     return parameters
 
 

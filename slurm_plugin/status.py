@@ -14,7 +14,7 @@ from policy import compiled
 from sluice_base.errors import SluiceError
 from sluice_base.slurm_version import SlurmVersion, format_slurm_version
 from slurm_plugin.builder import PluginBuild
-from slurm_plugin.install import HELPER, SPANK, Places, holds_tasks, installed_build, is_disabled, read_level
+from slurm_plugin.install import HELPER, SPANK, Places, holds_tasks, installed_build, is_disabled, links, read_level
 from slurm_plugin.site import INCLUDE, OwnOptions, stock_parameters
 from slurm_plugin.symbols import missing, overridden
 
@@ -97,15 +97,16 @@ def check(places: Places, own: OwnOptions, *, slurm: SlurmVersion, slurmctld: Pa
             f"plugins for Slurm {format_slurm_version(build.slurm)}, but slurmctld is {format_slurm_version(slurm)}",
             "build and install them anew: sluice plugin install",
         )
-    yield from _check_files(places, build)
+    yield from _check_files(places, build, own)
     if build.slurm == slurm and "libsluice_controller.so" in build.files:
         yield from _check_symbols(places, build, slurmctld, stock)
     yield from _check_configuration(places, own)
+    yield from _check_burst_buffer(places, own, stock)
     yield from _check_limits(places, build)
     yield from _check_policy(places)
 
 
-def _check_files(places: Places, build: PluginBuild) -> Iterator[Finding]:
+def _check_files(places: Places, build: PluginBuild, own: OwnOptions) -> Iterator[Finding]:
     bad = 0
     for name, digest in (build.files | build.programs).items():
         path = build.folder / name
@@ -129,11 +130,16 @@ def _check_files(places: Places, build: PluginBuild) -> Iterator[Finding]:
                 f"{path}: others than root can change what slurmctld loads",
                 f"chown root {path}; chmod go-w {path}",
             )
-    for name in build.files:
+    for name, file in sorted(links(build, own).items()):
         link = places.real(places.search / name)
-        if name not in SPANK and (places.current / "guard").exists() and not link.exists():
+        if not (places.current / "guard").exists():
+            break
+        if not link.exists():
             bad += 1
             yield Finding("problem", f"{link}: missing", _AGAIN)
+        elif link.resolve().name != file:
+            bad += 1
+            yield Finding("problem", f"{link}: not Sluice's, which would have to stand there", _AGAIN)
     if not bad:
         yield Finding("ok", f"{len(build.files)} files in {places.current} are as installed, and root's")
 
@@ -190,6 +196,28 @@ def _check_configuration(places: Places, own: OwnOptions) -> Iterator[Finding]:
         yield Finding("problem", f"{conf}: SelectType={own.select_type}", "placement needs select/cons_tres")
     if own.site_factor not in ("", "site_factor/sluice", "site_factor/none"):
         yield Finding("remark", f"{conf}: order is left to {own.site_factor}")
+
+
+def _check_burst_buffer(places: Places, own: OwnOptions, stock: Path) -> Iterator[Finding]:
+    """The failover journal's plugin: before the site's own, or named where the site has none."""
+    conf = places.conf / "slurm.conf"
+    name = own.burst_buffer_name
+    if name:
+        others = [one for one in own.plugin_dir.split(":") if one and one != str(places.search)] or [str(stock)]
+        if any(places.real(Path(folder) / f"burst_buffer_{name}.so").exists() for folder in others):
+            yield Finding("ok", f"the failover journal stands before the site's own burst_buffer/{name}")
+        else:
+            yield Finding(
+                "problem",
+                f"{conf}: BurstBufferType={own.burst_buffer}, but no burst_buffer_{name}.so in {':'.join(others)}",
+                "install that plugin, or take the line out",
+            )
+    elif own.burst_buffer:
+        yield Finding(
+            "problem",
+            f"{conf}: BurstBufferType={own.burst_buffer} keeps slurmctld from starting without Sluice's plugins",
+            "take it out, then: sluice plugin install",
+        )
 
 
 def _check_limits(places: Places, build: PluginBuild) -> Iterator[Finding]:

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
  * burst_buffer/sluice: the place in slurmctld from which the failover journal learns of submissions and ends
- * (controller/failover.h). It manages no burst buffer itself. Slurm loads one plugin of this kind: where a site has its
- * own, sluice.burst_buffer beside slurm.conf names it ("lua", "datawarp"), and every call goes on to it.
+ * (controller/failover.h). It manages no burst buffer itself. Slurm loads one plugin of this kind: where a site has one
+ * of its own, say burst_buffer/lua, this file stands before it in PluginDir as burst_buffer_lua.so. Slurm then loads it
+ * under that name, it loads the site's, and every call goes on to that one; its configuration stays what it was.
  */
 #define SLUICE_SLURM_PRIVATE
 #include "slurm_compat.h"
@@ -10,13 +11,12 @@
 #include "controller/controller.h"
 #include "controller/failover.h"
 
-#include <ctype.h>
 #include <dlfcn.h>
-#include <fcntl.h>
 #include <string.h>
-#include <unistd.h>
+#include <sys/stat.h>
 
 #include "src/common/pack.h"
+#include "src/common/plugin.h"
 #include "src/common/xmalloc.h"
 #include "src/common/xstring.h"
 
@@ -24,7 +24,7 @@ const char plugin_name[] = "Failover journal of Sluice, before the site's own bu
 const char plugin_type[] = "burst_buffer/sluice";
 const uint32_t plugin_version = SLURM_VERSION_NUMBER;
 
-enum { NAME = 64, STAGE_DONE = 1 };
+enum { STAGE_DONE = 1 };
 
 /* What differs between versions. */
 #if SLUICE_SLURM_AT_LEAST(23, 2)
@@ -42,9 +42,7 @@ enum { NAME = 64, STAGE_DONE = 1 };
 
 /* The site's own plugin; all NULL without one. */
 static struct {
-    void *library;
-    int (*init)(void);
-    int (*fini)(void);
+    plugin_handle_t library;
     uint64_t (*get_system_size)(void);
     int (*load_state)(bool init_config);
     char *(*get_status)(STATUS_PARAMETERS);
@@ -80,11 +78,10 @@ static bool find(const char *name, void *function)
 static bool find_all(void)
 {
     bool good =
-        find("init", &site.init) && find("fini", &site.fini) && find("bb_p_get_system_size", &site.get_system_size) &&
-        find("bb_p_load_state", &site.load_state) && find("bb_p_get_status", &site.get_status) &&
-        find("bb_p_state_pack", &site.state_pack) && find("bb_p_reconfig", &site.reconfig) &&
-        find("bb_p_job_validate", &site.job_validate) && find("bb_p_job_validate2", &site.job_validate2) &&
-        find("bb_p_job_set_tres_cnt", &site.job_set_tres_cnt) &&
+        find("bb_p_get_system_size", &site.get_system_size) && find("bb_p_load_state", &site.load_state) &&
+        find("bb_p_get_status", &site.get_status) && find("bb_p_state_pack", &site.state_pack) &&
+        find("bb_p_reconfig", &site.reconfig) && find("bb_p_job_validate", &site.job_validate) &&
+        find("bb_p_job_validate2", &site.job_validate2) && find("bb_p_job_set_tres_cnt", &site.job_set_tres_cnt) &&
         find("bb_p_job_get_est_start", &site.job_get_est_start) &&
         find("bb_p_job_try_stage_in", &site.job_try_stage_in) &&
         find("bb_p_job_test_stage_in", &site.job_test_stage_in) && find("bb_p_job_begin", &site.job_begin) &&
@@ -99,65 +96,72 @@ static bool find_all(void)
     return good;
 }
 
-/* The site's own plugin's name: "" where sluice.burst_buffer is missing or empty. */
-static bool site_name(char *name)
+/* The file of PluginDir that is called as this one is, and is not this one. NULL: there is none; else Slurm's memory.
+ */
+static char *find_site(const char *self)
 {
-    char path[4096];
-    const char *slash = slurm_conf.slurm_conf ? strrchr(slurm_conf.slurm_conf, '/') : NULL;
-    int folder = slash ? (int)(slash - slurm_conf.slurm_conf) : 0;
-    snprintf(path, sizeof path, "%.*s/sluice.burst_buffer", folder, slash ? slurm_conf.slurm_conf : "");
-    name[0] = '\0';
-    int file = open(path, O_RDONLY | O_CLOEXEC);
-    if (file < 0)
-        return true;
-    ssize_t length = read(file, name, NAME - 1);
-    close(file);
-    name[length > 0 ? length : 0] = '\0';
-    name[strcspn(name, "\r\n \t")] = '\0';
-    for (const char *at = name; *at; at++)
-        if (!isalnum((unsigned char)*at) && *at != '_') {
-            error("burst_buffer/sluice: %s: \"%s\" is no name of a burst_buffer plugin", path, name);
-            return false;
+    struct stat own, other;
+    const char *name = xbasename((char *)self);
+    char *folders = xstrdup(slurm_conf.plugindir), *rest = NULL, *path = NULL;
+    if (stat(self, &own) == 0)
+        for (char *one = strtok_r(folders, ":", &rest); one && !path; one = strtok_r(NULL, ":", &rest)) {
+            path = xstrdup_printf("%s/%s", one, name);
+            if (stat(path, &other) != 0 || (other.st_dev == own.st_dev && other.st_ino == own.st_ino))
+                xfree(path);
         }
-    return strcmp(name, "sluice") != 0;
-}
-
-/* The site's plugin, from the folders that Slurm looks into. */
-static bool load_site(const char *name)
-{
-    char *folders = xstrdup(slurm_conf.plugindir), *rest = NULL, path[4096];
-    for (char *folder = strtok_r(folders, ":", &rest); folder && !site.library; folder = strtok_r(NULL, ":", &rest)) {
-        snprintf(path, sizeof path, "%s/burst_buffer_%s.so", folder, name);
-        if (access(path, R_OK) == 0) {
-            site.library = dlopen(path, RTLD_LAZY);
-            if (!site.library)
-                error("burst_buffer/sluice: %s: %s", path, dlerror());
-        }
-    }
     xfree(folders);
-    if (!site.library)
-        error("burst_buffer/sluice: no plugin burst_buffer_%s.so in %s", name, slurm_conf.plugindir);
-    return site.library && find_all() && site.init() == SLURM_SUCCESS;
+    return path;
 }
 
+/* Load it as Slurm would, which looks at its version and calls its init. */
+static bool load_site(const char *self)
+{
+    char *path = find_site(self);
+    if (!path) {
+        error("burst_buffer/sluice: no %s of the site's own in PluginDir %s", xbasename((char *)self),
+              slurm_conf.plugindir);
+        return false;
+    }
+    bool loaded = (int)plugin_load_from_file(&site.library, path) == SLURM_SUCCESS;
+    if (!loaded)
+        error("burst_buffer/sluice: %s: the site's own plugin does not start, or is for another Slurm than %s", path,
+              SLURM_VERSION_STRING);
+    else
+        debug("burst_buffer/sluice: every call goes on to %s", path);
+    xfree(path);
+    if (loaded && !find_all()) {
+        plugin_unload(site.library);
+        loaded = false;
+    }
+    return loaded;
+}
+
+/* When this fails Slurm looks into PluginDir's next folder: it loads the site's plugin without us, or ends as it would
+ * without us. */
 extern int init(void)
 {
-    char name[NAME];
+    Dl_info self;
     memset(&site, 0, sizeof site);
-    if (!site_name(name) || (name[0] && !load_site(name)))
+    if (dladdr(plugin_type, &self) == 0)
         return SLURM_ERROR;
+    bool alone = !xstrcmp(xbasename((char *)self.dli_fname), "burst_buffer_sluice.so");
+    if (!alone && !load_site(self.dli_fname)) {
+        memset(&site, 0, sizeof site);
+        return SLURM_ERROR;
+    }
     if (sluice_in_slurmctld())
-        sluice_failover_has_adapter();
+        sluice_failover_adapter(true, alone);
     return SLURM_SUCCESS;
 }
 
 extern int fini(void)
 {
-    int rc = site.library ? site.fini() : SLURM_SUCCESS;
+    if (sluice_in_slurmctld())
+        sluice_failover_adapter(false, false);
     if (site.library)
-        dlclose(site.library);
+        plugin_unload(site.library);
     memset(&site, 0, sizeof site);
-    return rc;
+    return SLURM_SUCCESS;
 }
 
 /* ---- what is journalled ---- */
@@ -170,11 +174,16 @@ extern int bb_p_job_validate(job_desc_msg_t *job_desc, uid_t submit_uid, char **
     return rc;
 }
 
-/* The site's first: what it refuses was never taken in. */
+/* The site's first: what it refuses was never taken in. What the journal refuses, the site's plugin has to forget. */
 extern int bb_p_job_validate2(job_record_t *job_ptr, char **err_msg)
 {
     int rc = site.library ? site.job_validate2(job_ptr, err_msg) : SLURM_SUCCESS;
-    return rc == SLURM_SUCCESS ? sluice_failover_submitted(job_ptr, err_msg) : rc;
+    if (rc != SLURM_SUCCESS)
+        return rc;
+    rc = sluice_failover_submitted(job_ptr, err_msg);
+    if (rc != SLURM_SUCCESS && site.library && job_ptr->burst_buffer)
+        site.job_cancel(job_ptr);
+    return rc;
 }
 
 extern int bb_p_job_start_stage_out(job_record_t *job_ptr)

@@ -51,7 +51,10 @@ void sluice_failover_loaded(void);
 /* All else is loaded, too: bring back what is missing. `recount` has Slurm count anew who uses what. */
 void sluice_failover_ready(int (*recount)(void));
 
-/* The plugin that hands over submissions and ends is loaded. */
-void sluice_failover_has_adapter(void);
+/* The plugin that hands over submissions and ends is loaded, or goes; `named`: as the BurstBufferType that it is. */
+void sluice_failover_adapter(bool loaded, bool named);
+/* slurm.conf has been read anew: without that BurstBufferType the plugin stays till slurmctld's next start, as Slurm
+ * keeps it, too, but would call the reconfiguration failed. */
+void sluice_failover_reread(void);
 
 #endif

@@ -36,7 +36,7 @@ struct budget {
 static struct {
     _Atomic(struct sluice_journal *) journal;
     char folder[4096], state_file[4096], host[256];
-    bool adapter;
+    atomic_bool adapter, adapter_named;
     atomic_bool replayed; /* the main thread is done with the journal: the keeper may open it */
     int64_t covered_us;
     const struct sluice_submission *reviving;
@@ -557,9 +557,8 @@ static void look_after(void)
     bool on = wished().on;
     if (journal && on && !own.adapter && time(NULL) - said > 600) {
         said = time(NULL);
-        error(
-            "sluice: the policy asks for the failover journal, but BurstBufferType=burst_buffer/sluice is not loaded: "
-            "nothing is journalled; see docs/failover.md");
+        error("sluice: the policy asks for the failover journal, but its burst_buffer plugin is not loaded: nothing is "
+              "journalled; sluice plugin check says why");
     }
     if (!journal && on && sluice_in_charge() && atomic_load(&own.replayed)) { /* switched on while running */
         struct sluice_segments found;
@@ -635,9 +634,16 @@ void sluice_failover_open(const struct sluice_segments *found)
     atomic_store(&own.replayed, true); /* last: the keeper would open it a second time */
 }
 
-void sluice_failover_has_adapter(void)
+void sluice_failover_adapter(bool loaded, bool named)
 {
-    own.adapter = true;
+    own.adapter = loaded;
+    own.adapter_named = loaded && named;
+}
+
+void sluice_failover_reread(void)
+{
+    if (own.adapter_named && !slurm_conf.bb_type)
+        slurm_conf.bb_type = xstrdup("burst_buffer/sluice");
 }
 
 /* ---- with the first plugin, and the last ---- */

@@ -7,6 +7,7 @@
 #include "hook.h"
 
 #include "controller/controller.h"
+#include "controller/failover.h"
 #include "controller/fence.h"
 
 #include <dlfcn.h>
@@ -19,7 +20,9 @@ extern select_nodeinfo_t *select_p_select_nodeinfo_alloc(void)
         void *found = library ? dlsym(library, "select_p_select_nodeinfo_alloc") : NULL;
         memcpy(&stock, &found, sizeof(stock));
     }
-    if (sluice_in_slurmctld())
+    if (sluice_in_slurmctld()) {
         sluice_fence_lead();
+        sluice_failover_reread();
+    }
     return stock ? stock() : NULL;
 }

@@ -13,7 +13,7 @@ from slurm_plugin import install as installation
 from slurm_plugin.builder import MANIFEST, PluginBuild, check_supported, fresh_output, read_build, write_manifest
 from slurm_plugin.install import HELPER, Places, holds_tasks, install, installed_build
 from slurm_plugin.site import OwnOptions, read_own_options
-from slurm_plugin.status import _check_limits, include_state, read_controllers
+from slurm_plugin.status import _check_burst_buffer, _check_limits, include_state, read_controllers
 
 VERSION = (22, 5, 8)
 STOCK = Path("/usr/lib/slurm")
@@ -233,6 +233,55 @@ def test_what_the_site_has_itself_is_kept(build: PluginBuild, places: Places) ->
         "JobSubmitPlugins=lua",
         "PrioritySiteFactorPlugin=site_factor/own",
     ]
+
+
+def with_adapter(tmp_path: Path) -> PluginBuild:
+    tmp_path.mkdir(exist_ok=True)
+    folder = make_build(tmp_path / "with").folder
+    (folder / "burst_buffer_sluice.so").write_text("adapter")
+    write_manifest(folder, VERSION)
+    return read_build(folder)
+
+
+def test_the_journals_plugin_is_loaded_in_any_case(places: Places, tmp_path: Path) -> None:
+    put(with_adapter(tmp_path), places)
+    assert include(places).splitlines()[-1] == "BurstBufferType=burst_buffer/sluice"
+    installation.disable(places)
+    assert "BurstBufferType" not in include(places)
+    stands = {path.name for path in places.real(places.search).glob("burst_buffer_*.so")}
+    assert stands == {"burst_buffer_sluice.so"}
+
+
+@pytest.mark.parametrize("value", ["lua", "burst_buffer/lua"])
+def test_it_stands_before_the_sites_own_burst_buffer(places: Places, tmp_path: Path, value: str) -> None:
+    """slurm.conf keeps its line; Slurm finds ours under that name first."""
+    conf = places.real(places.conf / "slurm.conf")
+    conf.write_text(f"BurstBufferType={value}\nInclude sluice.plugins.conf\n")
+    own = read_own_options(conf)
+    stock = places.real(STOCK)
+    stock.mkdir(parents=True)
+    assert "no burst_buffer_lua.so in" in next(_check_burst_buffer(places, own, STOCK)).what
+    (stock / "burst_buffer_lua.so").write_text("the site's")
+    result = put(with_adapter(tmp_path), places, own)
+    assert "BurstBufferType" not in include(places)
+    assert not any("BurstBufferType" in line for line in result.left)
+    link = places.real(places.search / "burst_buffer_lua.so")
+    assert link.read_text() == "adapter"
+    assert [one.kind for one in _check_burst_buffer(places, own, STOCK)] == ["ok"]
+    conf.write_text("Include sluice.plugins.conf\n")  # the site has given it up
+    put(with_adapter(tmp_path / "again"), places, read_own_options(conf))
+    assert not link.is_symlink()
+    assert include(places).splitlines()[-1] == "BurstBufferType=burst_buffer/sluice"
+
+
+def test_a_line_of_the_sites_for_our_own_plugin_has_to_go(places: Places, tmp_path: Path) -> None:
+    conf = places.real(places.conf / "slurm.conf")
+    conf.write_text("BurstBufferType=burst_buffer/sluice\nInclude sluice.plugins.conf\n")
+    own = read_own_options(conf)
+    result = put(with_adapter(tmp_path), places, own)
+    assert any("take out of" in line and "BurstBufferType=burst_buffer/sluice" in line for line in result.left)
+    assert "BurstBufferType" not in include(places)  # twice would be an error of every command
+    assert [one.kind for one in _check_burst_buffer(places, own, STOCK)] == ["problem"]
 
 
 def test_foreign_files_are_left_alone(build: PluginBuild, places: Places) -> None:
