@@ -351,6 +351,7 @@ static inline int sluice_credential_lifetime(void)
 #pragma weak avail_node_bitmap
 #pragma weak booting_node_bitmap
 #pragma weak cg_node_bitmap
+#pragma weak default_part_loc
 #pragma weak idle_node_bitmap
 #pragma weak job_list
 #pragma weak last_job_update

@@ -694,33 +694,118 @@ static bool complete_features(struct check *check)
     return true;
 }
 
-static bool check_gang_and_deadline(struct check *check)
+static bool check_gang(struct check *check)
 {
     const struct sluice_submission *submission = check->submission;
-    char earliest[STAMP_MAX], given[STAMP_MAX], needed[DURATION_MAX];
-    if (submission->options.gang_count && check->tenant && !check->tenant->gang)
-        return sluice_refuse(check->admission, SLUICE_REFUSED_LIMIT,
-                             "--gang=%s:%u is not open to account %s; submit without it", submission->options.gang_name,
-                             submission->options.gang_count, check->tenant->account);
-    if (!submission->deadline)
+    if (!submission->options.gang_count || !check->tenant || check->tenant->gang)
+        return true;
+    return sluice_refuse(check->admission, SLUICE_REFUSED_LIMIT,
+                         "--gang=%s:%u is not open to account %s; submit without it", submission->options.gang_name,
+                         submission->options.gang_count, check->tenant->account);
+}
+
+/* ---- deadlines ---- */
+
+/* Whole GPUs of each node, where that can be said before Slurm chooses nodes; 0: it cannot. */
+static uint64_t gpus_of_each_node(const struct check *check, uint64_t nodes)
+{
+    const struct sluice_gres_counts *gpus = &check->request.gpus[0];
+    if (check->request.gpu_types != 1)
+        return 0;
+    if (gpus->per[SLUICE_PER_NODE])
+        return gpus->per[SLUICE_PER_NODE];
+    if (gpus->per[SLUICE_PER_JOB])
+        return (gpus->per[SLUICE_PER_JOB] - 1) / nodes + 1;
+    return nodes == 1 && gpus->per[SLUICE_PER_TASK] ? times(gpus->per[SLUICE_PER_TASK], most_tasks(check)) : 0;
+}
+
+/* The start that the job can count on behind all that is planned, not before `from`. False: not known, as for jobs that
+ * the outlook has no words for, and for changed ones, which stand in the plan themselves. */
+static bool expected_start(const struct check *check, int64_t from, int64_t run_s, int64_t *start)
+{
+    const struct sluice_submission *submission = check->submission;
+    const char *partition = check->admission->partition[0] ? check->admission->partition : submission->partition;
+    uint64_t nodes = least_nodes(check), gpus = gpus_of_each_node(check, nodes);
+    if (!check->slurm->outlook || submission->admitted_before || submission->heterogeneous ||
+        submission->options.gang_count || !gpus || gpus > SLUICE_OUTLOOK_GPUS || nodes > SLUICE_OUTLOOK_NODES)
+        return false;
+    const char *type = check->request.gpus[0].type[0] ? check->request.gpus[0].type
+                       : check->rules                 ? type_in_constraint(check)
+                                                      : NULL;
+    struct sluice_outlook_question question = {
+        .partitions = partition, .type = type, .gpus = (uint32_t)gpus, .nodes = (uint32_t)nodes, .run_s = run_s};
+    if (!sluice_outlook_ask(check->slurm->outlook, &question, start))
+        return false;
+    *start = *start > from ? *start : from;
+    return true;
+}
+
+/* What the job's moments are, as texts. */
+struct deadline {
+    char given[STAMP_MAX], run[DURATION_MAX], alone[STAMP_MAX], began[STAMP_MAX];
+    char made[STAMP_MAX], start[STAMP_MAX],
+        end[STAMP_MAX]; /* by the plan; "" where it is not known or changes nothing */
+};
+
+static bool refuse_deadline(struct check *check, const struct deadline *texts)
+{
+    char planned[3 * STAMP_MAX + 96] = "";
+    const char *soonest = texts->end[0] ? texts->end : texts->alone;
+    if (texts->end[0])
+        snprintf(planned, sizeof planned,
+                 "; behind all that is planned (at %s, each job taking its whole time limit) it ends at %s",
+                 texts->made, texts->end);
+    return sluice_refuse(check->admission, SLUICE_REFUSED_TIME,
+                         "--deadline=%s cannot be met: started %s%s, a job of %s ends at %s%s; ask for --deadline=%s "
+                         "or later, or for a shorter --time",
+                         texts->given, texts->began[0] ? "with --begin at " : "now", texts->began, texts->run,
+                         texts->alone, planned, soonest);
+}
+
+static void warn_of_deadline(struct check *check, const struct deadline *texts)
+{
+    char text[SLUICE_REFUSAL_MAX];
+    snprintf(
+        text, sizeof text,
+        "--deadline=%s may be missed: behind all that is planned (at %s, each job taking its whole time limit) this "
+        "job of %s starts by %s and ends at %s; sooner where others end before their limits",
+        texts->given, texts->made, texts->run, texts->start, texts->end);
+    notice(check, text);
+}
+
+/* Refused is only what cannot be met whatever the queue does: others may end before their limits. Of the rest the user
+ * is told. */
+static bool check_deadline(struct check *check)
+{
+    const struct sluice_submission *submission = check->submission;
+    const int64_t deadline = submission->deadline, now = check->slurm->now;
+    uint32_t minutes = submission->time_min ? submission->time_min : submission->time_limit;
+    struct deadline texts = {.end = ""};
+    if (!deadline)
         return true;
     if (check->tenant && !check->tenant->deadline)
         return sluice_refuse(check->admission, SLUICE_REFUSED_LIMIT,
                              "--deadline is not open to account %s; submit without it", check->tenant->account);
-    uint32_t minutes = submission->time_min ? submission->time_min : submission->time_limit;
+    stamp(deadline, texts.given);
     if (minutes == UINT32_MAX)
         return sluice_refuse(check->admission, SLUICE_REFUSED_TIME,
-                             "--deadline=%s for a job without end; ask for a --time",
-                             stamp(submission->deadline, given));
-    int64_t end = check->slurm->now + (int64_t)minutes * 60;
-    if (submission->deadline >= end && submission->deadline > check->slurm->now)
-        return true;
-    return sluice_refuse(
-        check->admission, SLUICE_REFUSED_TIME,
-        "--deadline=%s cannot be met: started now, a job of %s ends at %s; ask for --deadline=%s or later, or "
-        "for a shorter --time",
-        stamp(submission->deadline, given), duration(larger(minutes, 1), needed),
-        stamp(end > check->slurm->now ? end : check->slurm->now + 60, earliest), earliest);
+                             "--deadline=%s for a job without end; ask for a --time", texts.given);
+    int64_t from = submission->begin > now ? submission->begin : now, run_s = (int64_t)minutes * 60, start;
+    duration(larger(minutes, 1), texts.run);
+    stamp(from + run_s > now ? from + run_s : now + 60, texts.alone);
+    if (from > now)
+        stamp(from, texts.began);
+    bool waits = expected_start(check, from, run_s, &start) && start > from;
+    if (waits) {
+        stamp(sluice_outlook_made_s(check->slurm->outlook), texts.made);
+        stamp(start, texts.start);
+        stamp(start + run_s, texts.end);
+    }
+    if (deadline < from + run_s || deadline <= now)
+        return refuse_deadline(check, &texts);
+    if (waits && deadline < start + run_s)
+        warn_of_deadline(check, &texts);
+    return true;
 }
 
 /* ---- defaults ---- */
@@ -793,8 +878,7 @@ void sluice_admit(const struct sluice_rules *rules, const struct sluice_tenant *
     struct check check = {
         .rules = rules, .tenant = tenant, .slurm = slurm, .submission = submission, .admission = admission};
     memset(admission, 0, sizeof *admission);
-    if ((tenant && !check_account(&check)) || !read_request(&check) || !check_options(&check) ||
-        !check_gang_and_deadline(&check))
+    if ((tenant && !check_account(&check)) || !read_request(&check) || !check_options(&check) || !check_gang(&check))
         return;
     check.nodes = most_nodes(&check);
     if (tenant) {
@@ -806,6 +890,8 @@ void sluice_admit(const struct sluice_rules *rules, const struct sluice_tenant *
         if ((uses_gpus(&check) || submission->whole_nodes) && (!check_memory(&check) || !check_gpus(&check)))
             return;
     }
+    if (!check_deadline(&check))
+        return;
     if (rules)
         complete_cpus_and_memory(&check);
 }

@@ -8,6 +8,7 @@
 #ifndef SLUICE_ADMISSION_H
 #define SLUICE_ADMISSION_H
 
+#include "admission/outlook.h"
 #include "admission/tres.h"
 #include "options/options.h"
 #include "policy/policy.h"
@@ -36,6 +37,7 @@ struct sluice_slurm {
     bool several_sharing; /* tasks of a node may get shards of different GPUs: 24.05 and MULTIPLE_SHARING_GRES_PJ */
     bool places;          /* level place: Sluice chooses nodes and GPUs */
     int64_t now;          /* seconds since 1970 */
+    struct sluice_outlook *outlook; /* when GPUs come free, for deadlines; NULL: not known */
 };
 
 /* A request as Slurm has it. 0, NULL and false are "not asked". Strings are only read. */
@@ -45,7 +47,7 @@ struct sluice_submission {
     uint32_t min_nodes, max_nodes, tasks, tasks_per_node, tasks_per_gpu, sockets_per_node, cpus_per_task, min_cpus;
     uint32_t min_cpus_per_node;
     uint32_t time_limit, time_min; /* minutes; UINT32_MAX without end */
-    int64_t deadline;              /* seconds since 1970 */
+    int64_t deadline, begin;       /* seconds since 1970 */
     bool memory_asked;             /* --mem or --mem-per-cpu */
     bool whole_nodes;              /* --exclusive */
     bool step_at_once;             /* srun: its step repeats the command's own request, whatever becomes of the job's */

@@ -63,6 +63,7 @@ struct sluice_mirror {
     struct sluice_decision_recorder *recorder;
     struct sluice_decision_topology *notes; /* how the cluster was made, for the recorder */
     struct sluice_mirror_counts counts;
+    uint8_t shape_models[SLUICE_MAX_SHAPES]; /* by shape: 1 + the model of all its GPUs, 0 where they differ */
 };
 
 /* ---- what Slurm says of a node's GRES ---- */
@@ -330,6 +331,10 @@ static void add_node(struct sluice_mirror *mirror, struct switches *known, uint3
     }
     if (shape_id >= mirror->shape_count) {
         mirror->shape_count = shape_id + 1;
+        mirror->shape_models[shape_id] = shape.gpu_count ? (uint8_t)(shape.gpus[0].model + 1) : 0;
+        for (uint32_t i = 1; i < shape.gpu_count; i++)
+            if (shape.gpus[i].model != shape.gpus[0].model)
+                mirror->shape_models[shape_id] = 0;
         if (mirror->notes)
             sluice_decision_note_shape(mirror->notes, &shape);
     }
@@ -1106,6 +1111,15 @@ uint64_t sluice_mirror_models(const struct sluice_mirror *mirror, const char *ty
         if (!strcmp(mirror->models[m], type))
             return UINT64_C(1) << m;
     return 0;
+}
+
+const char *sluice_mirror_node_type(const struct sluice_mirror *mirror, uint32_t node)
+{
+    struct sluice_node_view view;
+    if (sluice_node_read(mirror->cluster, node, &view, NULL) || view.shape >= mirror->shape_count ||
+        !mirror->shape_models[view.shape])
+        return "";
+    return mirror->models[mirror->shape_models[view.shape] - 1];
 }
 
 const uint64_t *sluice_bitmap_words(bitstr_t *bitmap, size_t *words)

@@ -96,6 +96,9 @@ const uint64_t *sluice_mirror_light(const struct sluice_mirror *mirror, uint32_t
 /* The core's model of a GPU type, as a set (bit m); 0: no node has that type. */
 uint64_t sluice_mirror_models(const struct sluice_mirror *mirror, const char *type);
 
+/* The type of a node's GPUs where all have the same; else "". As long as the cluster. */
+const char *sluice_mirror_node_type(const struct sluice_mirror *mirror, uint32_t node);
+
 /* Of all GPU types in their order: as long as it stays, so do the sets. */
 uint64_t sluice_mirror_models_hash(const struct sluice_mirror *mirror);
 

@@ -704,6 +704,17 @@ static uint64_t pass(const struct sluice_settings *settings, uint64_t interval_m
         struct sluice_plan *published = plan;
         sluice_plan_publish(planner.planner, published, valid_s); /* which gives it away */
         plan = sluice_plan_acquire(planner.queue->taken_s);
+        if (plan && rules->deadlines)
+            plan_us += sluice_outlook_follow(&(struct sluice_outlook_picture){.plan = plan,
+                                                                              .queue = planner.queue,
+                                                                              .mirror = planner.mirror,
+                                                                              .usable = planner.usable,
+                                                                              .node_words = planner.node_words,
+                                                                              .running = planner.running_jobs,
+                                                                              .running_count = planner.running_count,
+                                                                              .jobs = planner.jobs,
+                                                                              .job_count = planner.job_count,
+                                                                              .valid_s = valid_s});
     }
     if (place && plan) {
         sluice_gang_act(plan, partition_of_job);
@@ -753,6 +764,7 @@ static void leave(void)
     planner.active = false;
     sluice_plan_invalidate();
     sluice_planner_forget(planner.planner);
+    sluice_outlook_forget();
     sluice_gang_abandon();
 }
 
@@ -811,6 +823,7 @@ static void stop_planner(void)
     free(planner.job_index);
     free(planner.units);
     free(planner.stubborn);
+    sluice_outlook_forget();
     planner.planner = NULL;
     planner.mirror = NULL;
     planner.queue = NULL;

@@ -10,6 +10,7 @@
 #include "slurm_compat.h"
 
 #include "controller/gang.h"
+#include "controller/mirror.h"
 #include "controller/plan.h"
 #include "controller/queue.h"
 #include "policy/policy.h"
@@ -38,6 +39,27 @@ enum sluice_start sluice_start_job(job_record_t *job, const char *partition);
 bool sluice_accrual_lost(const job_record_t *job);
 /* Count all such jobs again. Takes the write locks. */
 void sluice_accrual_restore_all(void);
+
+/* ---- outlook_slurm.c: when GPUs come free, for those who submit with a deadline (admission/outlook.h) ---- */
+
+/* What an outlook is made of: the plan that was just made, and the picture that it was made from. */
+struct sluice_outlook_picture {
+    const struct sluice_plan *plan;
+    const struct sluice_queue *queue;
+    struct sluice_mirror *mirror;
+    const uint64_t *usable; /* nodes; node_words of them */
+    size_t node_words;
+    const struct sluice_backfill_running *running;
+    uint32_t running_count;
+    const struct sluice_plan_job *jobs; /* the plan's, in its order */
+    uint32_t job_count;
+    int64_t valid_s;
+};
+
+/* Publish one, where it is time. Returns how long that took, in microseconds. */
+uint64_t sluice_outlook_follow(const struct sluice_outlook_picture *picture);
+/* None is in force any more, and nothing is kept. */
+void sluice_outlook_forget(void);
 
 /* ---- gang_slurm.c ---- */
 

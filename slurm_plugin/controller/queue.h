@@ -108,6 +108,7 @@ struct sluice_queue_partition {
     uint32_t tier;   /* PriorityTier: higher ones are scheduled first */
     int64_t limit_s; /* longest run time; -1: none */
     bool up;         /* takes and starts jobs */
+    bool usual;      /* the default one */
     bool exclusive_user;
     uint32_t oversubscribe; /* Slurm's max_share; 0: whole nodes */
     uint64_t *nodes;        /* bit n % 64 of word n / 64: Slurm's node n is in it; node_words words, all 0 at first */

@@ -126,6 +126,7 @@ static int copy_partition(void *item, void *argument)
     to->tier = part->priority_tier;
     to->limit_s = seconds(part->max_time);
     to->up = part->state_up == PARTITION_UP;
+    to->usual = part == default_part_loc;
     to->exclusive_user = part->flags & PART_FLAG_EXCLUSIVE_USER;
     to->oversubscribe = part->max_share;
     if (!part->node_bitmap)

@@ -102,6 +102,7 @@ static void read_description(const job_desc_msg_t *job, struct sluice_submission
         .time_limit = given_minutes(job->time_limit),
         .time_min = given_minutes(job->time_min),
         .deadline = given_time(job->deadline),
+        .begin = given_time(job->begin_time),
         .memory_asked = job->pn_min_memory != NO_VAL64,
         .whole_nodes = job->shared == 0,
         .step_at_once = is_srun(job),
@@ -301,7 +302,10 @@ static int decide(job_desc_msg_t *job, const struct sluice_settings *settings, s
     struct sluice_slurm slurm = this_slurm(settings->level);
     find_account(asked_account, job->user_id, account, sizeof account);
     const struct sluice_tenant *tenant = account[0] ? sluice_rules_tenant(settings->rules, account) : NULL;
+    struct sluice_outlook *outlook = submission->deadline ? sluice_outlook_acquire(slurm.now) : NULL;
+    slurm.outlook = outlook;
     sluice_admit(settings->rules, tenant, &slurm, submission, admission);
+    sluice_outlook_release(outlook);
     if (!admission->refusal && tenant && !old && (!submission->heterogeneous || job->het_job_offset == 0))
         check_rate(tenant, admission);
     if (admission->refusal) {

@@ -481,6 +481,69 @@ static void check_tenant(void)
     CHECK_INT(admission.refusal, SLUICE_REFUSED_ACCOUNT);
 }
 
+/* Two nodes of eight GPUs; the first is taken for two hours, the second for four. */
+static void check_deadlines_behind_the_plan(void)
+{
+    static const int64_t at = 1800000000, hour = 3600;
+    static const uint64_t all = 3;
+    const struct sluice_outlook_node nodes[] = {{0xff, "h100"}, {0xff, "h100"}};
+    const struct sluice_outlook_partition partition = {"gpu", &all, true};
+    struct sluice_outlook_span spans[] = {{0, 0xff, 0, at + 2 * hour}, {1, 0xff, 0, at + 4 * hour}};
+    struct sluice_outlook_parts parts = {at, nodes, 2, spans, 2, &partition, 1};
+    struct sluice_slurm slurm = {.now = at, .places = true, .outlook = sluice_outlook_new(&parts)};
+    struct sluice_submission job = {PER_NODE("gres:gpu:8"), NODES(1), .time_limit = 60, .deadline = at + 3 * hour};
+    admit(NULL, &slurm, &job); /* just in time */
+    expect_admitted("in time");
+    CHECK_STR(admission.message, "");
+    job.deadline--;
+    admit(NULL, &slurm, &job); /* others may end sooner: it is taken in */
+    expect_admitted("late");
+    CHECK(strstr(admission.message, "may be missed: behind all that is planned (at 2027-01-15T08:00:00, each job"));
+    CHECK(strstr(admission.message, "starts by 2027-01-15T10:00:00 and ends at 2027-01-15T11:00:00"));
+    job.deadline = at + hour - 1;
+    admit(NULL, &slurm, &job);
+    expect_refused("too early",
+                   "started now, a job of 01:00:00 ends at 2027-01-15T09:00:00; behind all that is planned");
+    expect_refused("too early", "it ends at 2027-01-15T11:00:00; ask for --deadline=2027-01-15T11:00:00 or later");
+    job.begin = at + 5 * hour;
+    job.deadline = at + 6 * hour - 1;
+    admit(NULL, &slurm, &job);
+    expect_refused("begin",
+                   "started with --begin at 2027-01-15T13:00:00, a job of 01:00:00 ends at 2027-01-15T14:00:00; "
+                   "ask for --deadline=2027-01-15T14:00:00 or later");
+    job.deadline++;
+    admit(NULL, &slurm, &job);
+    expect_admitted("begin");
+    CHECK_STR(admission.message, "");
+    /* what it cannot tell it does not tell */
+    const struct sluice_submission silent[] = {
+        {PER_NODE("gres:shard:100"), NODES(1), .time_limit = 60, .deadline = at + hour},
+        {.time_limit = 60, .deadline = at + hour},
+        {PER_NODE("gres:gpu:8"), NODES(3), .time_limit = 60, .deadline = at + hour},
+        {PER_NODE("gres:gpu:8"), NODES(1), .time_limit = 60, .deadline = at + hour, .partition = "other"},
+        {PER_NODE("gres:gpu:8"), NODES(1), .time_limit = 60, .deadline = at + hour, .admitted_before = true},
+        {PER_NODE("gres:gpu:8"), NODES(1), .time_limit = 60, .deadline = at + hour, .heterogeneous = true},
+    };
+    for (size_t i = 0; i < sizeof silent / sizeof *silent; i++) {
+        admit(NULL, &slurm, &silent[i]);
+        expect_admitted("silent");
+        CHECK_STR(admission.message, "");
+    }
+    /* other ways to ask for the same */
+    const struct sluice_submission same[] = {
+        {PER_JOB("gres:gpu:16"), NODES(2), .time_limit = 60, .deadline = at + 2 * hour},
+        {PER_JOB("gres:gpu:3"), .time_limit = 60, .deadline = at + 2 * hour},
+        {PER_TASK("gres:gpu:2"), NODES(1), .tasks = 4, .time_limit = 60, .deadline = at + 2 * hour},
+        {PER_NODE("gres:gpu:h100:1"), .time_limit = 60, .deadline = at + 2 * hour, .partition = "gpu,other"},
+    };
+    for (size_t i = 0; i < sizeof same / sizeof *same; i++) {
+        admit(NULL, &slurm, &same[i]);
+        expect_admitted("same");
+        CHECK(strstr(admission.message, i ? "starts by 2027-01-15T10:00:00" : "starts by 2027-01-15T12:00:00"));
+    }
+    sluice_outlook_release(slurm.outlook);
+}
+
 static void check_time_and_options(void)
 {
     ADMITTED("open", .deadline = now + 3600, .time_limit = 60);
@@ -598,6 +661,7 @@ int main(void)
     check_classes();
     check_tenant();
     check_time_and_options();
+    check_deadlines_behind_the_plan();
     check_defaults();
     check_changed_job();
     check_rate();

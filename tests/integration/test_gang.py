@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -340,6 +341,27 @@ def test_a_member_that_cannot_be_planned_says_so(gangs: Gangs) -> None:
 def test_a_member_past_its_deadline_ends(gangs: Gangs) -> None:
     job = gangs.submit("--gang=due:2", "-N1", "--gres=gpu:1", "-t1", "--deadline=now+62", user="alice")
     until(lambda: gangs.shown(job)[0], lambda state: state == "DEADLINE", timeout=15)
+
+
+def test_a_deadline_that_the_queue_endangers_is_told_and_only_an_impossible_one_refused(gangs: Gangs) -> None:
+    def asked(deadline: str) -> str:
+        words = ["sbatch", "--test-only", "-N1", "--gres=gpu:8", "-t30", f"--deadline=now+{deadline}", "--wrap=true"]
+        return gangs.cluster.run(words, user="alice", check=False, cwd="/tmp").stderr
+
+    busy = [gangs.submit("-N1", "--gres=gpu:8", "-t60") for _ in range(4)]
+    until(lambda: gangs.states(busy), lambda seen: seen == ["RUNNING"] * 4)
+    said = until(lambda: asked("45minutes"), lambda said: "may be missed" in said)  # the outlook is made every 5 s
+    stamp = r"(20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d)"
+    found = re.search(rf"behind all that is planned \(at {stamp}, .*job of 00:30:00 starts by {stamp} and ends", said)
+    assert found, said
+    made, start = (datetime.fromisoformat(text).timestamp() for text in found.groups())
+    assert 3600 - 120 <= start - made <= 3600
+    assert "to start at" in said  # a question; a submission is taken in likewise
+    late = gangs.submit("-N1", "--gres=gpu:8", "-t30", "--deadline=now+45minutes")
+    assert gangs.states([late]) == ["PENDING"]
+    said = asked("29minutes")
+    assert re.search(rf"cannot be met: started now, .* it ends at {stamp}; ask for --deadline=\1 or later", said), said
+    assert "may be missed" not in asked("95minutes")
 
 
 def test_below_level_place_nobody_is_held(gangs: Gangs) -> None:
