@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 
 from sluice_base.errors import SluiceError
 from sluice_base.slurm_version import SlurmVersion, parse_slurm_version
@@ -135,10 +135,12 @@ def accounting_filters(
 
 
 def _times(start: int | None, end: int | None) -> list[str]:
-    """sacct reads local wall-clock times."""
+    """sacct reads local wall-clock times, but for an hour that comes twice, as clocks are put back, seconds."""
 
     def local(seconds: int) -> str:
-        return datetime.fromtimestamp(seconds, UTC).astimezone().strftime("%Y-%m-%dT%H:%M:%S")
+        when = datetime.fromtimestamp(seconds)
+        twice = when.replace(fold=0).timestamp() != when.replace(fold=1).timestamp()
+        return f"uts{seconds}" if twice else when.strftime("%Y-%m-%dT%H:%M:%S")
 
     return ([] if start is None else [f"--starttime={local(start)}"]) + (
         [] if end is None else [f"--endtime={local(end)}"]

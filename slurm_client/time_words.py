@@ -27,6 +27,10 @@ def parse_time(text: str, now: float) -> int:
     word = text.strip().lower()
     today = datetime.fromtimestamp(now).replace(microsecond=0)
     try:
+        absolute = _absolute(word, int(now))
+        if absolute is not None:
+            datetime.fromtimestamp(absolute)  # raises for what is out of range
+            return absolute
         found = _parse(word, today)
         if found is not None:
             return int(found.timestamp())
@@ -35,14 +39,19 @@ def parse_time(text: str, now: float) -> int:
     raise UsageError(f"time {text[:60]!r}: not a time", remedy=_REMEDY)
 
 
+def _absolute(word: str, now: int) -> int | None:
+    """Times that do not go by the clock on the wall, which jumps twice a year; as Slurm has it."""
+    if match := _RELATIVE.match(word):
+        return now + (_offset_s(match) if match[1] else 0)
+    if word.startswith("uts") and word[3:].isascii() and word[3:].isdecimal():
+        return int(word[3:])
+    return None
+
+
 def _parse(word: str, now: datetime) -> datetime | None:
     midnight = now.replace(hour=0, minute=0, second=0)
-    if match := _RELATIVE.match(word):
-        return now + _offset(match) if match[1] else now
     if word in _DAYS:
         return midnight + timedelta(days=_DAYS[word])
-    if word.startswith("uts") and word[3:].isascii() and word[3:].isdecimal():
-        return datetime.fromtimestamp(int(word[3:]))
     if match := _ISO.match(word):
         return _at_clock(datetime(int(match[1]), int(match[2]), int(match[3])), match[4])
     if match := _AMERICAN.match(word):
@@ -52,12 +61,12 @@ def _parse(word: str, now: datetime) -> datetime | None:
     return _at_clock(midnight, word) if word in _CLOCKS or _CLOCK.match(word) else None
 
 
-def _offset(match: re.Match[str]) -> timedelta:
+def _offset_s(match: re.Match[str]) -> int:
     unit = match[3] or "second"
     known = next((name for name in _SECONDS if len(unit) >= 1 and f"{name}s".startswith(unit)), None)
     if known is None:
         raise ValueError(f"{unit!r} is no unit of time; use seconds, minutes, hours, days or weeks")
-    return timedelta(seconds=int(match[2]) * _SECONDS[known] * (1 if match[1] == "+" else -1))
+    return int(match[2]) * _SECONDS[known] * (1 if match[1] == "+" else -1)
 
 
 def _year(text: str | None, now: datetime) -> int:

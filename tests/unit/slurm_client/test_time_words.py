@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+import time
+from datetime import UTC, datetime
 
 import pytest
 
 from sluice_base.errors import UsageError
+from slurm_client.text import _times
 from slurm_client.time_words import parse_time
 
 NOW = datetime(2026, 11, 21, 14, 30, 15).timestamp()
@@ -48,6 +50,28 @@ NOW = datetime(2026, 11, 21, 14, 30, 15).timestamp()
 )
 def test_words(text: str, expected: str) -> None:
     assert datetime.fromtimestamp(parse_time(text, NOW)).isoformat() == expected
+
+
+def test_hours_that_clocks_skip_or_have_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In 2026 Berlin's clocks go from 3:00 back to 2:00 on 25 October, and from 2:00 to 3:00 on 29 March."""
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        again = int(datetime(2026, 10, 25, 1, 10, tzinfo=UTC).timestamp())  # 2:10 for the second time
+        for text, seconds in (("now", 0), ("now-10minutes", 600), ("now-30minutes", 1800), ("now-1day", 86_400)):
+            assert parse_time(text, again) == again - seconds
+        assert parse_time(f"uts{again}", 0) == again
+        assert (parse_time("tomorrow", again) - parse_time("today", again)) == 25 * 3600
+        spring = int(datetime(2026, 3, 29, 1, 30, tzinfo=UTC).timestamp())  # 3:30, an hour after 1:30
+        assert parse_time("now-1hour", spring) == spring - 3600
+        assert parse_time("tomorrow", spring) - parse_time("today", spring) == 23 * 3600
+        first = again - 3600
+        assert _times(first, again) == [f"--starttime=uts{first}", f"--endtime=uts{again}"]
+        assert _times(again + 3600, None) == ["--starttime=2026-10-25T03:10:00"]
+        assert _times(spring, None) == ["--starttime=2026-03-29T03:30:00"]
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_seconds_since_1970() -> None:
