@@ -25,7 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "inventory": ("admin_cli.inventory", "The GPUs of the cluster."),
     "lint": ("admin_cli.lint", "What slurmd and slurmctld would complain about in slurm.conf and gres.conf."),
     "gres": ("admin_cli.gres", "Write gres.conf and node lines from inventories."),
-    "mig": ("admin_cli.mig", "Lay out a node's GPUs in MIG instances as the policy says."),
+    "mig": ("admin_cli.mig", "Lay out a node's GPUs in MIG instances or AMD partitions as the policy says."),
     "plugin": ("admin_cli.plugin", "Sluice's plugins in Slurm: build, install, watch, switch, take away."),
     "probe": ("admin_cli.probe", "The GPUs of this node."),
     "report": ("admin_cli.report", "What was used, by whom, and how well."),

@@ -1,17 +1,19 @@
-"""`sluice mig`: lay out this node's GPUs in MIG instances as the policy says."""
+"""`sluice mig`: lay out this node's GPUs in MIG instances or AMD partitions as the policy says."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import click
 
 from admin_cli.slurm_options import find_slurm_conf, find_version, site_options
 
 if TYPE_CHECKING:
-    from gres_probe.mig import Change, Mig
+    from gres_probe.mig import Change, GpuLayout
 
 NODE_POLICY = Path("/etc/slurm/sluice.node.json")
 _POLICY_OPTION = click.option(
@@ -28,7 +30,7 @@ _NODE_OPTION = click.option(
 
 @click.group("mig")
 def command() -> None:
-    """MIG instances as the policy's enforcement.mig says; run on the node, as root."""
+    """MIG instances and AMD partitions as the policy says (enforcement.mig, .amd_partitions); on the node, as root."""
 
 
 @command.command()
@@ -37,18 +39,22 @@ def command() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def plan(node_policy: Path, node: str | None, as_json: bool) -> None:
     """What `sluice mig apply` would change; exit 0 either way, and nothing is touched."""
-    mig, name, found = _find(node_policy, node)
-    mig.close()
+    name, layers = _find(node_policy, node)
+    found = [one for layer in layers for one in layer.changes]
+    for layer in layers:
+        layer.library.close()
     if as_json:
         rows = [
             {
+                "vendor": layer.vendor,
                 "gpu": one.now.index,
                 "uuid": one.now.uuid,
                 "now": one.now.profiles,
                 "wanted": one.wanted,
                 "processes": one.now.busy,
             }
-            for one in found
+            for layer in layers
+            for one in layer.changes
         ]
         click.echo(json.dumps({"schema_version": 1, "node": name, "changes": rows}))
         return
@@ -89,7 +95,8 @@ def apply(
 
     if os.geteuid() != 0:
         raise SluiceError("sluice mig apply: not root", remedy="run it with sudo, on the node")
-    mig, name, found = _find(node_policy, node)
+    name, layers = _find(node_policy, node)
+    found = any(layer.changes for layer in layers)
     site = find_slurm_conf(slurm_conf)
     assert site is not None  # noqa: S101 - it is required
     relayout = Relayout(name, Commands(conf=site, prefix=slurm_prefix), tell=lambda text: click.echo(text, err=True))
@@ -99,11 +106,11 @@ def apply(
             relayout.drain(wait)
             relayout.pause_agent()
             stale = True
-        for one in found:
-            click.echo(one.describe())
-            mig.apply(one)
+        for layer in layers:
+            layer.library.apply_all(layer.changes, click.echo)
     finally:
-        mig.close()
+        for layer in layers:
+            layer.library.close()
         if stale:
             relayout.refresh_agent()
     if no_gres:
@@ -118,11 +125,33 @@ def apply(
         click.echo("nothing to change", err=True)
 
 
-def _find(node_policy: Path, node: str | None) -> tuple[Mig, str, list[Change]]:
-    """The library, the node's name, and what is not as the policy says; checked against what the GPUs can be."""
+class _Library(Protocol):
+    """NVML or AMD SMI, for layouts."""
+
+    def layouts(self) -> list[GpuLayout]: ...
+    def check_all(self, changes: list[Change]) -> None: ...
+    def apply_all(self, changes: list[Change], tell: Callable[[str], None]) -> None: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """One vendor's GPUs, and what of them is not as the policy says."""
+
+    vendor: str
+    library: _Library
+    changes: list[Change]
+
+
+def _find(node_policy: Path, node: str | None) -> tuple[str, list[_Layer]]:
+    """The node's name, and of each vendor that the policy has layouts for here what differs from them.
+
+    All is checked against what the GPUs can be.
+    """
     import os
 
-    from gres_probe.mig import Mig, changes, wanted_layouts
+    from gres_probe.amd_partitions import AmdPartitions
+    from gres_probe.mig import Mig, changes, names_node, wanted_layouts
     from policy.node import parse
     from sluice_base.errors import SluiceError
 
@@ -131,9 +160,16 @@ def _find(node_policy: Path, node: str | None) -> tuple[Mig, str, list[Change]]:
         limits = parse(node_policy.read_bytes(), source=str(node_policy)).limits
     except OSError as error:
         raise SluiceError(f"{node_policy}: {error.strerror}", remedy="write it with: sluice apply") from error
-    mig = Mig()
-    now = mig.layouts()
-    found = changes(now, wanted_layouts(name, limits.mig, len(now)))
-    for one in found:
-        mig.check(one)
-    return mig, name, found
+    modes = {key: (mode,) for key, mode in limits.amd_partitions.items()}
+    sections: list[tuple[str, str, Mapping[str, tuple[str, ...]], Callable[[], _Library]]] = [
+        ("nvidia", "mig", limits.mig, Mig),
+        ("amd", "amd_partitions", modes, AmdPartitions),
+    ]
+    layers = []
+    for vendor, section, layouts, library in sections:
+        if names_node(name, layouts):
+            opened = library()
+            now = opened.layouts()
+            layers.append(_Layer(vendor, opened, changes(now, wanted_layouts(name, layouts, len(now), section))))
+            opened.check_all(layers[-1].changes)
+    return name, layers

@@ -1,5 +1,7 @@
 """MIG layouts: what a node's GPUs have, what they should have, and the NVML calls from the one to the other.
 
+`gres_probe.amd_partitions` is the same for AMD's GPUs; what of layouts both need is here.
+
 A layout is a list of profiles, e.g. ``["3g.40gb", "3g.40gb"]``; None is MIG off. Each GPU instance gets one compute
 instance over all of it. A GPU whose profiles are the wanted ones is left alone, in whatever order they lie. Another
 one is cleared and laid out anew, so that an apply that was killed half-way is finished by the next one.
@@ -9,7 +11,7 @@ NVIDIA's NVML API reference and MIG user guide.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -157,6 +159,17 @@ class Mig:
         function(array, ctypes.byref(count))
         return list(array[: count.value])
 
+    def check_all(self, changes: Iterable[Change]) -> None:
+        """Whether the GPUs can have the layouts at all, before anything is touched. Raises SluiceError."""
+        for change in changes:
+            self.check(change)
+
+    def apply_all(self, changes: Iterable[Change], tell: Callable[[str], None]) -> None:
+        """Make them so; done again, it is finished. `tell` gets a line for each. Raises SluiceError."""
+        for change in changes:
+            tell(change.describe())
+            self.apply(change)
+
     def check(self, change: Change) -> None:
         """Whether the GPU can have the layout at all, before anything is touched. Raises SluiceError."""
         now, wanted = change.now, change.wanted
@@ -252,10 +265,20 @@ class Mig:
         api.nvmlGpuInstanceCreateComputeInstance(instance, best.id)
 
 
-def wanted_layouts(node: str, policy: Mapping[str, tuple[str, ...]], count: int) -> dict[int, tuple[str, ...] | None]:
-    """What the policy says of a node's GPUs, by index; those that it does not name are left alone.
+def names_node(node: str, policy: Iterable[str]) -> bool:
+    """Whether some entry of a policy's layouts is of the node. Raises UsageError."""
+    from sluice_base.hostlist import expand
 
-    ``NODES: []`` is MIG off. An entry that names GPUs wins over one that does not. Raises UsageError.
+    return any(node in expand(key.partition(":")[0]) for key in policy)
+
+
+def wanted_layouts(
+    node: str, policy: Mapping[str, tuple[str, ...]], count: int, section: str = "mig"
+) -> dict[int, tuple[str, ...] | None]:
+    """What the policy says of a node's GPUs of one vendor, by index; those that it does not name are left alone.
+
+    ``NODES: []`` is MIG off. An entry that names GPUs wins over one that does not. `section` is the policy's, below
+    ``enforcement``, for errors. Raises UsageError.
     """
     from sluice_base.hostlist import expand
 
@@ -268,7 +291,8 @@ def wanted_layouts(node: str, policy: Mapping[str, tuple[str, ...]], count: int)
             for index in [int(word) for word in gpus.split(",")] if gpus else range(count):
                 if index >= count:
                     raise UsageError(
-                        f"enforcement.mig {key!r}: GPU {index}: {node} has {count} GPUs", remedy="correct the policy"
+                        f"enforcement.{section} {key!r}: GPU {index}: {node} has {count} GPUs",
+                        remedy="correct the policy",
                     )
                 found[index] = tuple(profiles) or None
     return found

@@ -7,7 +7,7 @@ policy that sets one is refused unless it names it in `accept_unenforced`.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -441,11 +441,14 @@ class Enforcement(Section):
     mig: dict[str, list[Annotated[str, Field(pattern=r"^[1-9]g\.\d{1,4}gb(\+[a-z.]{1,12})?$")]]] = {}
     """MIG instances by nodes, or by nodes and GPUs (`gpu-[1-4]:0,1`): profiles in the order in which they are placed;
     an empty list: MIG off. `sluice mig apply` lays them out. Example: `{gpu-1: [3g.40gb, 3g.40gb]}`."""
+    amd_partitions: dict[str, Annotated[str, Field(pattern=r"^(spx|dpx|tpx|qpx|cpx)-nps[1248]$")]] = {}
+    """Partitions of AMD GPUs by nodes, or by nodes and GPUs: compute mode and memory mode (NPS), the latter one for all
+    of a node's GPUs; `spx-nps1`: whole GPUs. `sluice mig apply` lays them out. Example: `{amd-[1-4]: cpx-nps4}`."""
 
-    @field_validator("mig")
+    @field_validator("mig", "amd_partitions")
     @classmethod
-    def _places(cls, layouts: dict[str, list[str]]) -> dict[str, list[str]]:
-        for key, profiles in layouts.items():
+    def _places(cls, layouts: dict[str, Any]) -> dict[str, Any]:
+        for key in layouts:
             nodes, _, gpus = key.partition(":")
             try:
                 named = expand(nodes)
@@ -455,6 +458,12 @@ class Enforcement(Section):
                 raise ValueError(f"{key!r}: no nodes")
             if gpus and not re.fullmatch(r"\d{1,3}(,\d{1,3})*", gpus):
                 raise ValueError(f"{key!r}: want NODES or NODES:GPUS, e.g. gpu-[1-4]:0,1")
+        return layouts
+
+    @field_validator("mig")
+    @classmethod
+    def _room(cls, layouts: dict[str, list[str]]) -> dict[str, list[str]]:
+        for key, profiles in layouts.items():
             if len(profiles) > 7:
                 raise ValueError(f"{key!r}: {len(profiles)} instances; a GPU has room for 7")
         return layouts
@@ -561,7 +570,9 @@ class Policy(Section):
     def gpu_shares(self) -> bool:
         """Whether some node may be able to hold jobs to a share of a GPU's compute time."""
         limits = self.enforcement
-        return limits is not None and ("mps" in limits.ladder or limits.cu_mask or bool(limits.mig))
+        return limits is not None and (
+            "mps" in limits.ladder or limits.cu_mask or bool(limits.mig) or bool(limits.amd_partitions)
+        )
 
     def unenforced(self) -> list[str]:
         """Sections that are set and that nothing acts on yet."""

@@ -28,6 +28,8 @@ class NodeLimits(BaseModel):
     """Time for that."""
     mig: dict[str, tuple[str, ...]] = {}
     """MIG profiles by GPU of a node: ``NODES`` or ``NODES:GPUS`` as in the policy."""
+    amd_partitions: dict[str, str] = {}
+    """Partition modes of AMD GPUs, by the same."""
 
 
 def compile_limits(enforcement: Enforcement | None) -> NodeLimits:
@@ -42,4 +44,5 @@ def compile_limits(enforcement: Enforcement | None) -> NodeLimits:
         scrub=enforcement.scrub,
         scrub_seconds=enforcement.scrub_timeout,
         mig={nodes: tuple(layout) for nodes, layout in enforcement.mig.items()},
+        amd_partitions=enforcement.amd_partitions,
     )

@@ -37,7 +37,7 @@ class Contexts:
                 continue
             place = device.uuid
             if device.vendor == "amd":
-                place = str([one.uuid for one in self._state.of_vendor("amd")].index(device.uuid))
+                place = str(device.ordinal)
             try:
                 found = watcher.watches[device.vendor].worker.ask(
                     do="context", uuid=device.uuid, place=place, timeout=30.0

@@ -26,7 +26,9 @@ class NodeDevice:
     numa_node: int | None
     cores: str
     nics: tuple[str, ...]
-    partition: str = ""  # its profile, e.g. "1g.10gb"; empty: a whole GPU
+    partition: str = ""  # its profile, e.g. "1g.10gb" or "cpx-nps4"; empty: a whole GPU
+    ordinal: int = 0  # among the vendor's devices, in the order of their PCI addresses: that of its libraries
+    siblings: int = 1  # how many devices its GPU is divided into, itself among them
 
     @property
     def kind(self) -> str:
@@ -37,7 +39,12 @@ class NodeDevice:
 def devices_of(inventory: Inventory) -> list[NodeDevice]:
     """A node's devices in the order of the gres.conf that `sluice gres write` makes of it."""
     found = []
-    for index, device in enumerate(node_devices(inventory)):
+    devices = node_devices(inventory)
+    order = sorted(devices, key=lambda one: (inventory.gpus[one.gpu].pci_address, one.partition or 0))
+    ordinals = {
+        (one.gpu, one.partition): [other for other in order if other.vendor == one.vendor].index(one) for one in order
+    }
+    for index, device in enumerate(devices):
         gpu = inventory.gpus[device.gpu]
         uuid, pci, profile = gpu.uuid, gpu.pci_address, ""
         if device.partition is not None:
@@ -58,6 +65,8 @@ def devices_of(inventory: Inventory) -> list[NodeDevice]:
                 gpu.cores,
                 tuple(gpu.nics),
                 profile,
+                ordinals[device.gpu, device.partition],
+                max(1, len(gpu.partitions)),
             )
         )
     return found

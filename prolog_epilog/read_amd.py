@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from prolog_epilog.gpu_reader import GpuReader, ReadGpu
 from prolog_epilog.readings import Activity, Link, Reading
 
 _NOT_TOLD = ("", "N/A", 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF)
@@ -22,39 +22,50 @@ _THROTTLE = {
 
 
 @dataclass
-class _Gpu:
-    uuid: str
-    handle: Any
-    busy_ns: float = 0.0
-    at: float | None = None
+class _Gpu(ReadGpu):
+    devices: list[tuple[str, Any]] = field(default_factory=list)  # its partitions, or itself
     percent: float = 0.0
     by_process: bool = False  # whether the driver ever told engine time of a process
     fixed: dict[str, Any] = field(default_factory=dict)
+    took: dict[str, dict[int, int]] = field(default_factory=dict)  # by partition and process, ns of engine time
+    part_ns: dict[str, int] = field(default_factory=dict)  # by partition, the time at work of all that were there
 
 
-class AmdReader:
-    """Reads all GPUs of the node. `api` is amdsmi, initialised; `handles` its devices with their UUIDs."""
+class AmdReader(GpuReader[_Gpu]):
+    """Reads all GPUs of the node. `api` is amdsmi, initialised; `gpus`: `gres_probe.vendors.amd.devices_by_gpu`."""
 
-    def __init__(self, api: Any, handles: Iterable[tuple[str, Any]]) -> None:
+    def __init__(self, api: Any, gpus: Iterable[tuple[str, list[tuple[str, Any]]]]) -> None:
         self.api = api
-        self.gpus = [_Gpu(uuid, handle) for uuid, handle in handles]
+        super().__init__(
+            [
+                _Gpu(uuid, devices[0][1], [part for part, _ in devices] if len(devices) > 1 else [], devices=devices)
+                for uuid, devices in gpus
+            ]
+        )
         # Beside its own exceptions, the package lets those of decoding strange answers through.
         self.failures = (api.AmdSmiException, ValueError, KeyError, AttributeError, TypeError)
 
     def activity(self, wanted: Iterable[str]) -> tuple[dict[str, Activity], dict[str, dict[int, int]]]:
-        """Of the named devices, and by device the busy time of each process in ns where the driver tells it."""
+        """Of the named devices, and by device the busy time of each process in ns where the driver tells it.
+
+        Of a partition the library tells what the GPU does: its own time at work is that of its processes.
+        """
         wanted = set(wanted)
         found: dict[str, Activity] = {}
         processes: dict[str, dict[int, int]] = {}
-        for gpu in self.gpus:
-            if gpu.uuid not in wanted:
-                continue
-            found[gpu.uuid] = Activity(self._busy(gpu), self._energy(gpu), self._throttle(gpu))
-            listed = self._ask("amdsmi_get_gpu_process_list", gpu.handle) or []
-            times = {int(one["pid"]): int(one["engine_usage"]["gfx"]) for one in listed}
-            gpu.by_process = gpu.by_process or any(times.values())
-            if gpu.by_process or not times or not gpu.percent:
-                processes[gpu.uuid] = times
+        for gpu in self.named(wanted):
+            busy, energy, throttle = self._busy(gpu), self._energy(gpu), self._throttle(gpu)
+            for uuid, handle in gpu.devices:
+                if uuid not in wanted:
+                    continue
+                listed = self._ask("amdsmi_get_gpu_process_list", handle) or []
+                times = {int(one["pid"]): int(one["engine_usage"]["gfx"]) for one in listed}
+                gpu.by_process = gpu.by_process or any(times.values())
+                if gpu.by_process or not times or not gpu.percent:
+                    processes[uuid] = times
+                if gpu.parts:
+                    busy = self._part_busy(gpu, uuid, times)
+                found[uuid] = Activity(busy, energy, throttle, 1 / len(gpu.devices))
         return found, processes
 
     def _busy(self, gpu: _Gpu) -> int | None:
@@ -62,11 +73,14 @@ class AmdReader:
         if percent is None:
             return None
         gpu.percent = float(percent)
-        now = time.monotonic()
-        if gpu.at is not None:
-            gpu.busy_ns += (now - gpu.at) * 1e7 * percent
-        gpu.at = now
-        return int(gpu.busy_ns)
+        return gpu.work(percent / 100)
+
+    def _part_busy(self, gpu: _Gpu, uuid: str, times: dict[int, int]) -> int | None:
+        before = gpu.took.get(uuid, times)
+        gpu.took[uuid] = times
+        grown = sum(max(0, time - before.get(pid, 0)) for pid, time in times.items())
+        gpu.part_ns[uuid] = gpu.part_ns.get(uuid, 0) + grown
+        return gpu.part_ns[uuid] if gpu.by_process or not gpu.percent else None
 
     def _energy(self, gpu: _Gpu) -> int | None:
         told = self._ask("amdsmi_get_energy_count", gpu.handle)
@@ -81,23 +95,13 @@ class AmdReader:
             return None
         return list(dict.fromkeys(word for name, word in _THROTTLE.items() if told.get(name) is True))
 
-    def readings(self, wanted: Iterable[str] | None = None) -> list[Reading]:
-        """All GPUs, or those that are named; one that does not answer has a `problem`."""
-        found = []
-        names = None if wanted is None else set(wanted)
-        for gpu in self.gpus:
-            if names is not None and gpu.uuid not in names:
-                continue
-            reading = Reading(gpu.uuid)
-            try:
-                self._read(gpu, reading)
-            except self.failures as error:
-                reading.problem = str(error) or type(error).__name__
-                reading.lost = True
-            found.append(reading)
-        return found
+    def is_lost(self, error: Exception) -> bool:
+        """See `GpuReader`: a GPU without its files of the kernel's is gone."""
+        del error
+        return True
 
-    def _read(self, gpu: _Gpu, reading: Reading) -> None:
+    def read(self, gpu: _Gpu, reading: Reading) -> None:
+        """See `GpuReader`."""
         api, handle = self.api, gpu.handle
         kind = api.AmdSmiMemoryType.VRAM
         reading.memory_total_bytes = int(api.amdsmi_get_gpu_memory_total(handle, kind))  # what all GPUs tell

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gres_probe.level_zero import DEVICE_LOST, LevelZero, LevelZeroError
+from prolog_epilog.gpu_reader import GpuReader, ReadGpu
 from prolog_epilog.readings import Activity, Link, Reading
 
 _ON_DEVICE = 1  # ZES_MEM_LOC_DEVICE
@@ -32,24 +33,22 @@ _PORT_DISABLED = 4
 
 
 @dataclass
-class _Gpu:
-    uuid: str
-    handle: Any
+class _Gpu(ReadGpu):
     engines: list[Any] = field(default_factory=list)
     last: dict[int, tuple[int, int]] = field(default_factory=dict)  # engine -> active time, timestamp
-    busy_ns: float = 0.0
-    at: float | None = None
     percent: float | None = None
     power: Any = None
     energy: tuple[int, float] | None = None  # uJ, when
 
 
-class IntelReader:
+class IntelReader(GpuReader[_Gpu]):
     """Reads all GPUs of the node. `devices`: sysman's handles with their UUIDs."""
+
+    failures = (LevelZeroError,)
 
     def __init__(self, sysman: LevelZero, devices: Iterable[tuple[str, Any]]) -> None:
         self.sysman = sysman
-        self.gpus = [_Gpu(uuid, handle) for uuid, handle in devices]
+        super().__init__([_Gpu(uuid, handle) for uuid, handle in devices])
         for gpu in self.gpus:
             groups = self._parts(gpu, "EngineGroups", "zesEngineGetProperties", "zes_engine_properties_t")
             for kind in _ENGINE_GROUPS:
@@ -59,11 +58,8 @@ class IntelReader:
 
     def activity(self, wanted: Iterable[str]) -> tuple[dict[str, Activity], dict[str, dict[int, int]]]:
         """Of the named devices. Of single processes sysman tells no time at work."""
-        wanted = set(wanted)
         return {
-            gpu.uuid: Activity(self._busy(gpu), self._energy_mj(gpu), self._throttle(gpu))
-            for gpu in self.gpus
-            if gpu.uuid in wanted
+            gpu.uuid: Activity(self._busy(gpu), self._energy_mj(gpu), self._throttle(gpu)) for gpu in self.named(wanted)
         }, {}
 
     def _busy(self, gpu: _Gpu) -> int | None:
@@ -77,12 +73,10 @@ class IntelReader:
             gpu.last[number] = now
             if last is not None and now[1] > last[1] and now[0] >= last[0]:
                 shares.append(min(1.0, (now[0] - last[0]) / (now[1] - last[1])))
-        clock = time.monotonic()
-        if gpu.at is not None and shares:
-            gpu.busy_ns += (clock - gpu.at) * 1e9 * max(shares)
+        busy = gpu.work(max(shares, default=None))
+        if shares:
             gpu.percent = 100 * max(shares)
-        gpu.at = clock
-        return int(gpu.busy_ns) if gpu.engines else None
+        return busy if gpu.engines else None
 
     def _energy_uj(self, gpu: _Gpu) -> int | None:
         if gpu.power is None:
@@ -106,23 +100,12 @@ class IntelReader:
                 words |= {word: None for bit, word in _REASONS.items() if state.throttleReasons & bit}
         return list(words) if told else None
 
-    def readings(self, wanted: Iterable[str] | None = None) -> list[Reading]:
-        """All GPUs, or those that are named; one that does not answer has a `problem`."""
-        found = []
-        names = None if wanted is None else set(wanted)
-        for gpu in self.gpus:
-            if names is not None and gpu.uuid not in names:
-                continue
-            reading = Reading(gpu.uuid)
-            try:
-                self._read(gpu, reading)
-            except LevelZeroError as error:
-                reading.problem = str(error)
-                reading.lost = error.result == DEVICE_LOST
-            found.append(reading)
-        return found
+    def is_lost(self, error: Exception) -> bool:
+        """See `GpuReader`."""
+        return isinstance(error, LevelZeroError) and error.result == DEVICE_LOST
 
-    def _read(self, gpu: _Gpu, reading: Reading) -> None:
+    def read(self, gpu: _Gpu, reading: Reading) -> None:
+        """See `GpuReader`."""
         self._read_memory(gpu, reading)
         self._busy(gpu)
         reading.utilisation_percent = gpu.percent

@@ -9,7 +9,7 @@ from typing import Any
 
 from prolog_epilog.contexts import VENDORS, Contexts
 from prolog_epilog.log import log
-from prolog_epilog.record import JobRecord
+from prolog_epilog.record import Grant, JobRecord
 from prolog_epilog.state import RefusalError, State
 from sluice_base.errors import SluiceError
 from sluice_base.files import write_atomic, write_if_changed
@@ -63,6 +63,10 @@ class Regions:
         others = [line for line in system.read_text().splitlines() if line and line != str(library)]
         # A job's namespace has this very file mounted, and one that is replaced cannot be mounted over in there.
         write_if_changed(self._state.settings.run / "preload", "\n".join([str(library), *others]) + "\n")
+
+    def is_partition(self, grant: Grant) -> bool:
+        """Whether a grant is of a part of a GPU."""
+        return bool(self._state.devices[grant.index].partition)
 
     def of(self, job: int) -> Path | None:
         """Where the job's region lies; None when it has none."""

@@ -70,7 +70,7 @@ class Renewal:
             return f"its memory was not cleared: {device.vendor} GPUs cannot be"
         place = device.uuid
         if device.vendor == "amd":
-            place = str([one.uuid for one in self._state.of_vendor("amd")].index(device.uuid))
+            place = str(device.ordinal)
         command = [sys.executable, "-m", "prolog_epilog.scrub", device.vendor, place]
         try:
             done = subprocess.run(

@@ -112,17 +112,29 @@ class Amd:
     def __init__(self) -> None:
         import amdsmi
 
+        from gres_probe.vendors.amd import devices_by_gpu
+
         self.api = amdsmi
         amdsmi.amdsmi_init()
-        self.handles = [
-            (amdsmi.amdsmi_get_gpu_device_uuid(handle), handle) for handle in amdsmi.amdsmi_get_processor_handles()
-        ]
+        # Beside its own exceptions, the package lets those of decoding strange answers through.
+        failures = (amdsmi.AmdSmiException, ValueError, KeyError, AttributeError, TypeError)
+
+        def ask(function: str, handle: Any) -> Any:
+            try:
+                return getattr(amdsmi, function)(handle)
+            except failures:
+                return None
+
+        listed = devices_by_gpu(ask, amdsmi.amdsmi_get_processor_handles())
+        self.gpus = [gpu for gpu in listed if gpu[0]]  # of a lost one nothing is known
+        self.handles = [device for _, devices in self.gpus for device in devices]
+        self.parts = {uuid for _, devices in self.gpus if len(devices) > 1 for uuid, _ in devices}
 
     def reader(self) -> Reader:
         """See `Library`."""
         from prolog_epilog.read_amd import AmdReader
 
-        return AmdReader(self.api, self.handles)
+        return AmdReader(self.api, self.gpus)
 
     def usage(self) -> Usage:
         """See `Library`."""
@@ -135,7 +147,18 @@ class Amd:
     def used(self) -> dict[str, int]:
         """See `Library`."""
         kind = self.api.AmdSmiMemoryType.VRAM
-        return {uuid: int(self.api.amdsmi_get_gpu_memory_usage(handle, kind)) for uuid, handle in self.handles}
+        found = {}
+        for _, devices in self.gpus:
+            if len(devices) == 1:
+                [(uuid, handle)] = devices
+                found[uuid] = int(self.api.amdsmi_get_gpu_memory_usage(handle, kind))
+            else:  # of each partition the library tells what the GPU has in use
+                found |= dict.fromkeys((uuid for uuid, _ in devices), 0)
+        if len(found) > len(self.gpus):
+            for uuid, _, size in self.usage():
+                if uuid in self.parts:
+                    found[uuid] += size
+        return found
 
 
 class Intel:

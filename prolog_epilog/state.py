@@ -51,8 +51,3 @@ class State:
         self.lock = threading.RLock()
         self.sampled = threading.Condition(self.lock)
         self.stopping = threading.Event()
-
-    def of_vendor(self, name: str) -> list[NodeDevice]:
-        """The vendor's whole GPUs in the order of their PCI addresses, which is that of its libraries."""
-        order = sorted((device for device in self.devices if device.vendor == name), key=lambda device: device.pci)
-        return [device for device in order if device.pci]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from gres_probe.inventory import Ecc, Gpu, Health, Link, LinkType, Partition, Problem, Vendor
@@ -22,7 +23,7 @@ _LIBRARY = "libamd_smi.so"
 _NOT_TOLD = (0xFFFF, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF)  # the library's ways to say that it does not know
 
 
-class _AmdSmi:
+class AmdSmi:
     """amdsmi with two ways to ask: `need` what every driver answers, and `ask` what a driver may lack."""
 
     def __init__(self) -> None:
@@ -66,40 +67,51 @@ class _AmdSmi:
 
 def probe(machine: Machine) -> Findings:
     """Read all AMD GPUs; see `VendorSpec`."""
-    smi = _AmdSmi()
+    smi = AmdSmi()
     try:
         smi.need("amdsmi_init")
         handles = smi.need("amdsmi_get_processor_handles")
     except smi.failures as error:
         raise SluiceError(
-            f"AMD SMI does not start: {_reason(error)}", remedy="load the driver: modprobe amdgpu; see dmesg"
+            f"AMD SMI does not start: {reason(error)}", remedy="load the driver: modprobe amdgpu; see dmesg"
         ) from error
     findings = Findings()
     first_handles: dict[int, Any] = {}
-    for index, parts in enumerate(_by_gpu(smi, handles)):
-        first_handles[index] = parts[0]
+    for index, (_, parts) in enumerate(devices_by_gpu(smi.ask, handles)):
+        first_handles[index] = parts[0][1]
         try:
-            gpu = _read_gpu(smi, parts[0], index, machine)
+            gpu = _read_gpu(smi, parts[0][1], index, machine)
             if len(parts) > 1:
                 _read_partitions(smi, parts, gpu, machine)
             findings.gpus.append(gpu)
         except smi.failures as error:
-            what, remedy = f"GPU {index}: {_reason(error)}", "see: amd-smi static, dmesg"
+            what, remedy = f"GPU {index}: {reason(error)}", "see: amd-smi static, dmesg"
             findings.problems.append(Problem(Vendor.AMD, what, remedy, index))
     findings.links = _xgmi(smi, {gpu.index: (first_handles[gpu.index], gpu.pci_address) for gpu in findings.gpus})
     return findings
 
 
-def _by_gpu(smi: _AmdSmi, handles: list[Any]) -> list[list[Any]]:
-    """The library's devices by GPU: the partitions of a GPU are functions of one PCI device, in order."""
-    gpus: dict[str, list[Any]] = {}
+def devices_by_gpu(ask: Callable[[str, Any], Any], handles: Iterable[Any]) -> list[tuple[str, list[tuple[str, Any]]]]:
+    """The library's devices by GPU, in its order: the GPU's UUID, and the devices in which it is, each with its own.
+
+    `ask` gives a function's answer of a handle, or None. A GPU's partitions are told as functions of one PCI device.
+    Where the library gives them the GPU's UUID, ``/0``, ``/1`` and so on tell them apart; an empty one is not told.
+    """
+    gpus: dict[str, list[tuple[str, Any]]] = {}
     for position, handle in enumerate(handles):
-        address = smi.ask("amdsmi_get_gpu_device_bdf", handle)
-        gpus.setdefault(address.rpartition(".")[0] if address else f"unknown {position}", []).append(handle)
-    return list(gpus.values())
+        address = ask("amdsmi_get_gpu_device_bdf", handle)
+        place = str(address).rpartition(".")[0] if address else f"unknown {position}"
+        gpus.setdefault(place, []).append((str(ask("amdsmi_get_gpu_device_uuid", handle) or ""), handle))
+    found = []
+    for devices in gpus.values():
+        gpu = devices[0][0]
+        if len({uuid for uuid, _ in devices}) < len(devices):
+            devices = [(f"{gpu}/{index}", handle) for index, (_, handle) in enumerate(devices)]
+        found.append((gpu, devices))
+    return found
 
 
-def _read_gpu(smi: _AmdSmi, handle: Any, index: int, machine: Machine) -> Gpu:
+def _read_gpu(smi: AmdSmi, handle: Any, index: int, machine: Machine) -> Gpu:
     ask, field, api = smi.ask, smi.ask_field, smi.api
     address = smi.need("amdsmi_get_gpu_device_bdf", handle).lower()
     render, card = _device_files(smi, handle, address, machine)
@@ -112,7 +124,7 @@ def _read_gpu(smi: _AmdSmi, handle: Any, index: int, machine: Machine) -> Gpu:
         vendor=Vendor.AMD,
         index=index,
         uuid=smi.need("amdsmi_get_gpu_device_uuid", handle),
-        model=_model(smi, handle),
+        model=model(smi, handle),
         device_file=render,
         minor=int(re.sub(r"\D", "", render)),
         pci_address=address,
@@ -144,7 +156,7 @@ def _read_gpu(smi: _AmdSmi, handle: Any, index: int, machine: Machine) -> Gpu:
     return gpu
 
 
-def _model(smi: _AmdSmi, handle: Any) -> str:
+def model(smi: AmdSmi, handle: Any) -> str:
     """The market name; an old driver or a young GPU has none, and then the PCI device number must do."""
     for function, name in (
         ("amdsmi_get_gpu_asic_info", "market_name"),
@@ -157,7 +169,7 @@ def _model(smi: _AmdSmi, handle: Any) -> str:
     raise ValueError("the driver gives it no name")
 
 
-def _device_files(smi: _AmdSmi, handle: Any, address: str, machine: Machine) -> tuple[str, str]:
+def _device_files(smi: AmdSmi, handle: Any, address: str, machine: Machine) -> tuple[str, str]:
     """The render node, which Slurm is to guard, and the card node."""
     numbers = smi.ask("amdsmi_get_gpu_enumeration_info", handle) or {}
     render, card = numbers.get("drm_render"), numbers.get("drm_card")
@@ -172,7 +184,7 @@ def _device_files(smi: _AmdSmi, handle: Any, address: str, machine: Machine) -> 
     return files
 
 
-def _memory(smi: _AmdSmi, handle: Any) -> tuple[int, int, int | None]:
+def _memory(smi: AmdSmi, handle: Any) -> tuple[int, int, int | None]:
     """Total, usable and used memory in MiB; the library counts what the driver keeps as used."""
     kind = smi.api.AmdSmiMemoryType.VRAM
     total = smi.need("amdsmi_get_gpu_memory_total", handle, kind)
@@ -184,25 +196,20 @@ def _memory(smi: _AmdSmi, handle: Any) -> tuple[int, int, int | None]:
     return total // _MIB, usable_memory(total, max(0, used - held)), min(held, total) // _MIB
 
 
-def _read_partitions(smi: _AmdSmi, parts: list[Any], gpu: Gpu, machine: Machine) -> None:
+def _read_partitions(smi: AmdSmi, parts: list[tuple[str, Any]], gpu: Gpu, machine: Machine) -> None:
     """Describe a partitioned GPU; the kernel gives each partition an equal share of the memory."""
-    modes = [smi.ask(f"amdsmi_get_gpu_{kind}_partition", parts[0]) for kind in ("compute", "memory")]
+    modes = [smi.ask(f"amdsmi_get_gpu_{kind}_partition", parts[0][1]) for kind in ("compute", "memory")]
     profile = "-".join(one_line(mode).lower() for mode in modes if mode and mode != "N/A")
-    uuids: set[str] = set()
     gpu.partitioned = True
-    for index, handle in enumerate(parts):
+    for index, (uuid, handle) in enumerate(parts):
         address = smi.need("amdsmi_get_gpu_device_bdf", handle).lower()
-        uuid = smi.ask("amdsmi_get_gpu_device_uuid", handle) or gpu.uuid
-        if uuid in uuids:  # older libraries repeat the GPU's own
-            uuid = f"{gpu.uuid}/{index}"
-        uuids.add(uuid)
         files = [file for file in _device_files(smi, handle, address, machine) if file]
         gpu.partitions.append(
             Partition(index, uuid, profile or f"1of{len(parts)}", gpu.memory_usable_mib // len(parts), files)
         )
 
 
-def _judge(smi: _AmdSmi, handle: Any, gpu: Gpu) -> None:
+def _judge(smi: AmdSmi, handle: Any, gpu: Gpu) -> None:
     verdict = Verdict()
     errors = gpu.ecc.uncorrected
     verdict.tell(errors, Health.DEGRADED, f"{errors} uncorrected ECC errors")
@@ -217,7 +224,7 @@ def _judge(smi: _AmdSmi, handle: Any, gpu: Gpu) -> None:
     gpu.health, gpu.health_reasons = verdict.health, verdict.reasons
 
 
-def _xgmi(smi: _AmdSmi, gpus: dict[int, tuple[Any, str]]) -> dict[tuple[int, int], Link]:
+def _xgmi(smi: AmdSmi, gpus: dict[int, tuple[Any, str]]) -> dict[tuple[int, int], Link]:
     """xGMI by pairs of GPUs; the width is the number of direct links, 0 where the library does not count them."""
     xgmi = smi.api.AmdSmiLinkType.AMDSMI_LINK_TYPE_XGMI
     links: dict[tuple[int, int], Link] = {}
@@ -240,7 +247,7 @@ def _watts(microwatts: int | None) -> int | None:
     return None if microwatts is None else round(microwatts / 1_000_000)
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
     """The library's own words; amdsmi wraps them in lines and prefixes."""
     words = getattr(error, "err_info", None) or getattr(error, "err_msg", None) or str(error)
     return one_line(str(words)).removeprefix("AMDSMI_STATUS_")

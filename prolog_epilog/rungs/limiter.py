@@ -20,8 +20,10 @@ class Limiter:
         self._regions = regions
 
     def unavailable(self, record: JobRecord, grant: Grant) -> str:
-        """Only NVIDIA's and AMD's calls are known to the library."""
+        """Only NVIDIA's and AMD's calls are known to the library, and HIP does not tell one partition from another."""
         del record
+        if grant.vendor == "amd" and self._regions.is_partition(grant):
+            return "HIP gives the partitions of a GPU one PCI address"
         return "" if grant.vendor in VENDORS else f"no library for {grant.vendor} programs"
 
     def apply(self, record: JobRecord, grant: Grant) -> None:

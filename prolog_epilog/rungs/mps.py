@@ -81,7 +81,7 @@ class Mps:
             percent, told = [*self._ask(record, *commands).splitlines(), "", ""][:2]
             given = float(percent.strip() or 0)
         except (SluiceError, ValueError) as error:
-            return str(error)
+            return str(error) if self.runs(record) else "its MPS daemon has ended"  # while it was asked
         if given != (record.share_percent or 100):
             return f"its MPS daemon gives it {given:g} % of the GPU"
         if grant.limit is None or told.strip() in (f"{grant.limit >> 30}G", f"{grant.limit >> 20}M"):

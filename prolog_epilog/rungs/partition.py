@@ -1,4 +1,8 @@
-"""MIG instances: the hardware holds whoever has one to its memory, and the device that Slurm gave is the instance."""
+"""MIG instances and AMD partitions: whoever has one is held to its memory, and the device that Slurm gave is it.
+
+An instance's memory is the hardware's to hold. A partition's is amdgpu's: the kernel driver refuses what goes beyond
+the partition's equal share (Linux's amdgpu_amdkfd_gpuvm.c, by partition), whatever program asks.
+"""
 
 from __future__ import annotations
 

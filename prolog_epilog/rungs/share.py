@@ -1,4 +1,4 @@
-"""Shares of a GPU's compute time (`--gpu-share=PERCENT`): by the size of a MIG instance, by MPS, or by a CU mask.
+"""Shares of a GPU's compute time (`--gpu-share=PERCENT`): by an instance's or partition's size, MPS, a CU mask.
 
 A share that a node cannot give refuses the job; it is never run without.
 """
@@ -22,6 +22,11 @@ def instance_percent(profile: str) -> int:
     """The part of a GPU's compute slices that a MIG profile has, e.g. 42 for ``3g.40gb``; 0 for what is none."""
     slices = profile.split("g.")[0].rpartition(".")[0] or profile.split("g.")[0]
     return int(slices.rstrip("c")) * 100 // _SLICES if slices.rstrip("c").isdecimal() else 0
+
+
+def partition_percent(device: NodeDevice) -> int:
+    """The part of a GPU's compute that a MIG instance or AMD partition has; AMD's are all of one size."""
+    return 100 // device.siblings if device.vendor == "amd" else instance_percent(device.partition)
 
 
 def cu_mask(units: int, percent: int, before: int = 0) -> tuple[int, int]:
@@ -63,10 +68,12 @@ class Shares:
         """What holds the share of a grant. Raises RefusalError with the reason when nothing does."""
         device, percent = self._state.devices[grant.index], record.share_percent or 0
         if device.partition:
-            has = instance_percent(device.partition)
+            has = partition_percent(device)
             if has >= percent:
                 return MIG
-            raise self._refusal(percent, device, f"the instance has {has} % of its GPU")
+            raise self._refusal(
+                percent, device, f"the {'partition' if device.vendor == 'amd' else 'instance'} has {has} % of its GPU"
+            )
         if device.vendor == "nvidia":
             why = "the policy does not allow mps" if MPS not in policy.ladder else self._mps.unavailable(record, grant)
             if not why:

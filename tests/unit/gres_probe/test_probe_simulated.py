@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,14 @@ from simulated_node import Simulate
 
 from admin_cli import probe as probe_command
 from dev_cluster.gpu_sim import device_files, layout, load_platform, platform_names, read_state
+from dev_cluster.gpu_sim.fields import set_values
 from dev_cluster.gpu_sim.platform import Platform
 from gres_probe.collect import DEFAULT_DIR
 from gres_probe.inventory import Health, Inventory, LinkType
 from gres_probe.probe import DEFAULT_TIMEOUT
 from gres_probe.topology import FAST_LINKS, link_domains
+from gres_probe.writer import node_devices
+from prolog_epilog.devices import devices_of
 
 # Per GPU or instance, below its vendor's figure: what a driver without a figure of its own reserve may be rounded up.
 _ROUNDING_MIB = 512
@@ -260,6 +264,31 @@ def test_mig_instances_with_every_device_file(simulate: Simulate) -> None:
             assert 0 < part.memory_mib < gpu.memory_total_mib
     files = [part.device_files[1] for gpu in inventory.gpus for part in gpu.partitions]
     assert len(files) == len(set(files))
+
+
+@pytest.mark.parametrize("mode", ["cpx-nps4", "dpx-nps2", "qpx-nps1"])
+def test_amd_partitions_are_devices_of_their_own(simulate: Simulate, mode: str) -> None:
+    node = simulate("mi300x-platform")
+    whole = node.probe()
+    set_values(node.folder, 1, {"partitions": mode})
+    inventory = node.probe()
+    assert inventory.problems == []
+    count = {"cpx": 8, "dpx": 2, "qpx": 4}[mode[:3]]
+    gpu = inventory.gpus[1]
+    assert [len(one.partitions) for one in inventory.gpus] == [0, count, *[0] * 6]
+    assert gpu.partitioned and gpu.memory_usable_mib == whole.gpus[1].memory_usable_mib
+    assert {(part.profile, part.memory_mib) for part in gpu.partitions} == {(mode, gpu.memory_usable_mib // count)}
+    assert [part.uuid for part in gpu.partitions] == [f"{gpu.uuid}/{place}" for place in range(count)]
+    files = [part.device_files[0] for part in gpu.partitions]
+    assert files[0] == gpu.device_file and len(set(files)) == count
+    assert {*files} <= {file.path for file in device_files(node.folder)}
+    devices = node_devices(inventory)
+    assert Counter(device.type for device in devices) == {"mi300x": 7, f"mi300x_{mode.replace('-', '.')}": count}
+    found = devices_of(inventory)
+    assert sorted(device.ordinal for device in found) == list(range(7 + count))
+    assert [(device.ordinal, device.siblings) for device in found if device.partition] == [
+        (place, count) for place in range(1, 1 + count)
+    ]
 
 
 def test_mig_without_capability_list_leaves_instances_out(simulate: Simulate, tmp_path: Path) -> None:

@@ -1,0 +1,68 @@
+"""What readers of a vendor's GPUs (`sampling.Reader`) have in common, whose library answers one question at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from prolog_epilog.readings import Reading
+
+
+@dataclass
+class ReadGpu:
+    """A physical GPU, and what is remembered of it between two readings."""
+
+    uuid: str
+    handle: Any
+    parts: list[str] = field(default_factory=list)  # UUIDs of its partitions
+    busy_ns: float = 0.0
+    at: float | None = None  # by the machine's monotonic clock, when `busy_ns` was last added to
+
+    def work(self, share: float | None) -> int:
+        """Add the time at work since the last call, at a share of it (0 to 1; None: not known); ns in all."""
+        now = time.monotonic()
+        if self.at is not None and share is not None:
+            self.busy_ns += (now - self.at) * 1e9 * share
+        self.at = now
+        return int(self.busy_ns)
+
+
+G = TypeVar("G", bound=ReadGpu)
+
+
+class GpuReader(Generic[G]):
+    """Reads all GPUs of the node one after the other."""
+
+    failures: tuple[type[Exception], ...]
+    """What the library's wrapper raises when a GPU does not answer."""
+
+    def __init__(self, gpus: Sequence[G]) -> None:
+        self.gpus = gpus
+
+    def named(self, wanted: Iterable[str] | None) -> list[G]:
+        """The GPUs that are named, also by one of their partitions; None: all."""
+        names = None if wanted is None else set(wanted)
+        return [gpu for gpu in self.gpus if names is None or names & {gpu.uuid, *gpu.parts}]
+
+    def readings(self, wanted: Iterable[str] | None = None) -> list[Reading]:
+        """All GPUs, or those that are named; one that does not answer has a `problem`."""
+        found = []
+        for gpu in self.named(wanted):
+            reading = Reading(gpu.uuid, parts=list(gpu.parts))
+            try:
+                self.read(gpu, reading)
+            except self.failures as error:
+                reading.problem = str(error) or type(error).__name__
+                reading.lost = self.is_lost(error)
+            found.append(reading)
+        return found
+
+    def read(self, gpu: G, reading: Reading) -> None:
+        """Fill in what the library tells. Raises one of `failures`."""
+        raise NotImplementedError
+
+    def is_lost(self, error: Exception) -> bool:
+        """Whether a failure says that the GPU fell off the bus."""
+        raise NotImplementedError
