@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from gres_probe.slurm_conf import read_config
+from prolog_epilog.duties import NotYet
 from prolog_epilog.log import log
 from prolog_epilog.record import JobRecord, Store
 from sluice_base.errors import SluiceError
@@ -249,7 +250,7 @@ class Courier:
         """A duty of the agent; seconds until the next try. Raises SluiceError when no controller takes what waits."""
         now = time.monotonic()
         if now < self._next:
-            return self._next - now
+            return NotYet(self._next - now)
         if not self.outbox.waiting():
             return None
         try:

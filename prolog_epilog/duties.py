@@ -9,6 +9,10 @@ from dataclasses import dataclass, field
 from prolog_epilog.log import log
 
 
+class NotYet(float):
+    """What a duty's function returns that did nothing, as it is too early: seconds. What failed before still does."""
+
+
 @dataclass(frozen=True, slots=True)
 class Duty:
     """A function and how often it is called, in seconds from the end of one call to the start of the next.
@@ -68,6 +72,6 @@ class Duties:
                     log("problem", duty=duty.name, what=f"{type(error).__name__}: {error}")
                 wait = duty.retry
             else:
-                problem = ""
+                problem = problem if isinstance(told, NotYet) else ""
             if duty.wanted.wait(wait) and duty.delay:
                 self._stopping.wait(duty.delay)
