@@ -165,6 +165,37 @@ mkdir etc
 cp /etc/ld.so.cache etc
 exec chroot . "$@"
 """
+# The same by a program that users have for it, with a cgroup namespace; and one that only hides what it does not need.
+# The machine's own /proc may be partly covered, so that none can be mounted anew.
+BUBBLE = ["bwrap", "--unshare-all", "--die-with-parent", "--dev-bind", "/proc", "/proc", "--dev-bind", "/dev", "/dev"]
+OWN_ROOT = (
+    "--ro-bind /usr /usr --symlink usr/bin /bin --symlink usr/lib /lib --symlink usr/lib64 /lib64 --dir /etc "
+    "--ro-bind /etc/ld.so.cache /etc/ld.so.cache --bind /run /run --ro-bind /sys /sys --tmpfs /tmp"
+).split()
+MPI = """
+mpi = c.CDLL("libmpich.so.12", mode=c.RTLD_GLOBAL)
+WORLD, LONG_LONG, SUM = 0x44000000, 0x4c000809, 0x58000003  # of MPICH's mpi.h
+rank, all_said = c.c_int(), []
+def add(value):
+    "Of all ranks; each has said its own by then."
+    one, total = c.c_longlong(value), c.c_longlong()
+    ok(mpi.MPI_Allreduce(c.byref(one), c.byref(total), 1, LONG_LONG, SUM, WORLD))
+    all_said.append(total.value)
+ok(mpi.MPI_Init(None, None))
+ok(mpi.MPI_Comm_rank(WORLD, c.byref(rank)))
+add(1 << rank.value)
+start()
+first = alloc(4096 / 4 - 520)
+add(first > 0)
+add(alloc(2) == -2)
+if rank.value == 0:
+    ok(free(first))
+add(0)
+add(rank.value == 3 and alloc(4096 / 4 - 520) > 0)
+ok(mpi.MPI_Finalize())
+if rank.value == 0:
+    print("said", all_said)
+"""
 MASK = 'mount --bind /dev/null /etc/ld.so.preload && exec "$@"'
 ADOPT = """
 for folder in $(find /sys/fs/cgroup -type d -path "*/job_$0/step_extern"); do echo $$ >$folder/cgroup.procs; done
@@ -254,6 +285,8 @@ def ways(shared: Path) -> dict[str, list[str]]:
         "move": ["sh", "-c", MOVE, "x", *attempt],
         "namespace": ["unshare", "-Urm", "sh", "-c", MASK, "x", "env", "-i", *attempt],
         "container": ["unshare", "-Urmpf", "sh", "-c", CONTAINER, "x", "env", "-i", *attempt],
+        "bubblewrap": [*BUBBLE, *OWN_ROOT, "--ro-bind", str(shared), str(shared), "/usr/bin/env", "-i", *attempt],
+        "node's root": ["bwrap", "--dev-bind", "/", "/", *BUBBLE[1:], "env", "-i", *attempt],
         "early release": [PYTHON, "-c", CUDA + EARLY],
         "pools": [PYTHON, "-c", CUDA + POOLS],
         "graphs": [PYTHON, "-c", CUDA + GRAPHS],
@@ -261,9 +294,9 @@ def ways(shared: Path) -> dict[str, list[str]]:
     }  # fmt: skip
 
 
-REFUSED = ["environment", "path", "copy", "setuid", "daemon", "move"]
+REFUSED = ["environment", "path", "copy", "setuid", "daemon", "move", "node's root"]
 # A library of the tenant's own before the limiter answers for dlsym, as whoever runs code in a process may do.
-ENDED = ["preload", "loader", "namespace", "container"]
+ENDED = ["preload", "loader", "namespace", "container", "bubblewrap"]
 SAID = {
     "early release": "[0, -2, -2, -2]",
     "pools": "[-2, True, -2]",
@@ -416,6 +449,12 @@ def test_umask_core_limit_and_own_preload_stay(cluster: DevCluster) -> None:
     without = cluster.run(["srun", "--quiet", "-w", NODE, *bare], user="alice", timeout=60).stdout
     within = cluster.run(["srun", "--quiet", "-w", NODE, "--gres=shard:2048", *bare], user="alice", timeout=60).stdout
     assert within == without and within.split()[:3] == ["0027", "1000", "libdl.so.2"] and within.endswith("own\n")
+
+
+def test_the_ranks_of_an_mpi_program_share_the_limit_exactly(cluster: DevCluster) -> None:
+    """MPICH by Slurm's PMI2: what four processes reduce is right, and together they have 4096 MiB to the last."""
+    job = ["srun", "--quiet", "--mpi=pmi2", "-n4", "-w", NODE, "--gres=shard:4096", PYTHON, "-c", CUDA + MPI]
+    assert cluster.run(job, user="alice", timeout=60).stdout == "said [15, 4, 4, 0, 1]\n"
 
 
 # ---- bad input ----
