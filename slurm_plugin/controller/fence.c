@@ -18,10 +18,12 @@
 #include <unistd.h>
 
 enum { TICK_MS = 50, OPEN_TRIES = 250, OPEN_MS = 20, GATE_MS = 10 };
+static const int64_t FIRST_ASK_NS = INT64_C(3000000000), NEXT_ASK_NS = INT64_C(5000000000);
 
 static struct {
     struct sluice_watch *_Atomic watch; /* NULL: no supervisor */
     bool (*relinquished)(void);
+    void (*waits)(void);
     pthread_t thread;
     atomic_bool ending;
 } own;
@@ -57,13 +59,17 @@ void sluice_fence_lead(void)
     if (!watch || watch->role == SLUICE_LEADS)
         return;
     sluice_log_info("sluice: waits for the lease of the state folder");
-    int64_t begun = sluice_boottime_ns();
+    int64_t begun = sluice_boottime_ns(), next = begun + FIRST_ASK_NS;
     watch->role = SLUICE_ASKS;
     while (sluice_boottime_ns() >= watch->until_ns) {
         /* The supervisor kills us before; unless it is stopped itself. */
         if (sluice_boottime_ns() - begun > watch->patience_ns + watch->lease_ns) {
             sluice_log_error("sluice: the lease is not to be had: another controller leads. Ends");
             sluice_fence_end("sluice: the lease was not to be had\n");
+        }
+        if (own.waits && sluice_boottime_ns() >= next) {
+            next += NEXT_ASK_NS;
+            own.waits();
         }
         nap(GATE_MS);
     }
@@ -159,6 +165,11 @@ bool sluice_fence_start(const char *folder, uint32_t timeout_s, bool (*relinquis
     }
     watch->ready = 1;
     return true;
+}
+
+void sluice_fence_at_gate(void (*waits)(void))
+{
+    own.waits = waits;
 }
 
 void sluice_fence_stop(void)

@@ -32,6 +32,8 @@ _Noreturn void sluice_fence_end(const char *why);
  * False: there is one, but it cannot be talked to.
  */
 bool sluice_fence_start(const char *folder, uint32_t timeout_s, bool (*relinquished)(void));
+/* What is called at the gate, after three seconds there and then every five; it must not wait. */
+void sluice_fence_at_gate(void (*waits)(void));
 void sluice_fence_stop(void);
 
 #endif

@@ -6,6 +6,8 @@
 #include "controller/controller.h"
 #include "controller/fence.h"
 
+#include <pthread.h>
+
 /*
  * In 24.11 a backup that is to give its place back hangs for 29 s: what answers the primary waits for the main loop,
  * which waits for all answers to be given. It is woken; an answer that is early does no harm, as the primary waits for
@@ -41,8 +43,37 @@ static bool relinquished(void)
     return back;
 }
 
+/* Nobody answers: whoever gives its place back shows it by the lease. */
+static void *ask(void *unused)
+{
+    (void)unused;
+    for (uint32_t i = 1; i < slurm_conf.control_cnt; i++) {
+        slurm_msg_t request;
+        slurm_msg_t_init(&request);
+        slurm_msg_set_r_uid(&request, slurm_conf.slurm_user_id);
+        slurm_set_addr(&request.address, (uint16_t)slurm_conf.slurmctld_port, slurm_conf.control_addr[i]);
+        request.msg_type = REQUEST_CONTROL;
+        (void)slurm_send_only_node_msg(&request);
+    }
+    return NULL;
+}
+
+/*
+ * A primary asks the backups for its place once, as it starts. One that takes over in that very second does not listen
+ * yet: it is asked again. A backup that waits takes no notice.
+ */
+static void ask_again(void)
+{
+    pthread_t thread;
+    if (backup_inx != 0 || pthread_create(&thread, NULL, ask, NULL) != 0)
+        return;
+    pthread_detach(thread);
+    info("sluice: asks the backup for its place again");
+}
+
 static bool start(const struct sluice_site *site)
 {
+    sluice_fence_at_gate(ask_again);
     return sluice_fence_start(site->state_folder, slurm_conf.slurmctld_timeout, relinquished);
 }
 
