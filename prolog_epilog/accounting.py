@@ -19,7 +19,7 @@ from prolog_epilog.log import log
 from prolog_epilog.readings import THROTTLING, Reading, readings_of
 from prolog_epilog.record import Grant, JobRecord
 from prolog_epilog.state import State
-from prolog_epilog.summary import GpuUse, Interval, grown_errors, split_energy
+from prolog_epilog.summary import GpuUse, Interval, grown_errors, split_energy, uptime
 from prolog_epilog.watching import Watch
 from sluice_base.errors import SluiceError
 from sluice_base.files import write_atomic
@@ -268,6 +268,7 @@ class Accounting:
                     {
                         "boot": boot,
                         "saved": time.time(),
+                        "uptime": uptime(),
                         "record": asdict(running[key]),
                         "gpus": {uuid: use.to_dict() for uuid, use in uses.items()},
                     }
@@ -290,13 +291,14 @@ class Accounting:
                 record = JobRecord.from_json(json.dumps(kept["record"]), str(path))
                 uses = {str(uuid): GpuUse.from_dict(fields) for uuid, fields in kept["gpus"].items()}
                 saved, same_boot = float(kept["saved"]), kept["boot"] == boot
+                seen = float(kept.get("uptime", uptime()))
             except (KeyError, TypeError, ValueError, AttributeError, SluiceError) as error:
                 log("problem", what=f"{path}: not the sums of a job: {error}", remedy="it is removed")
                 path.unlink(missing_ok=True)
                 continue
             record.ended = saved
             for use in uses.values():
-                use.away_since = saved if same_boot else 0.0
+                use.away_since = seen if same_boot else 0.0
             self._uses[record.job, record.started] = uses
             self._kept[record.job, record.started] = None if same_boot else record
 

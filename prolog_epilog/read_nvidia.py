@@ -25,6 +25,7 @@ _REASONS = {
     0x100: "settings",  # display clocks
 }
 _KIB = 1024
+_FUTURE_US = 1_000_000  # by which the driver's time of a sample may be ahead of ours
 _ALL_LINKS = 0xFFFFFFFF
 _GRAPHICS_UTIL = 1  # NVML_GPM_METRIC_GRAPHICS_UTIL
 _FIELDS = {
@@ -139,7 +140,9 @@ class NvidiaReader:
         newest = clock
         try:
             self._busy_lists = self._busy_lists or BusyLists(self.api)
-            listed = [one for one in self._busy_lists.since(gpu.handle, since) if one[2] <= 100]
+            # Samples of the future are those of before the clock was set back.
+            latest = clock + _FUTURE_US
+            listed = [one for one in self._busy_lists.since(gpu.handle, since) if one[2] <= 100 and one[1] <= latest]
             for pid, _, percent in listed:
                 shares.setdefault(pid, []).append(percent)
             newest = max((when for _, when, _ in listed), default=clock)

@@ -17,6 +17,11 @@ _STEP = math.log(1.02)
 _ERRORS = ("ecc_corrected", "ecc_uncorrected", "ras_uncorrected", "pcie_replays", "link_errors")
 
 
+def uptime() -> float:
+    """Seconds since the node was booted, suspended ones included; nobody sets this clock."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 class Histogram:
     """Weights by value, in a bounded number of bins: linear ones of width 1, or relative ones of 2 percent."""
 
@@ -63,7 +68,7 @@ class GpuUse:
     estimated: bool = False  # the energy: the vendor tells it for the whole GPU only
     seconds: float = 0.0
     unmeasured: float = 0.0  # the driver gave no answer, or the agent was away
-    away_since: float = 0.0  # Unix time up to which an earlier agent had measured; 0: none, or it is counted
+    away_since: float = 0.0  # `uptime` up to which an earlier agent had measured; 0: none, or it is counted
     told: float = 0.0  # of `seconds`, with a utilisation
     busy: float = 0.0
     idle: float = 0.0
@@ -99,7 +104,7 @@ class GpuUse:
     def back(self) -> None:
         """Somebody measures again, or nobody will: what lies between was not measured."""
         if self.away_since:
-            self.unmeasured += max(0.0, time.time() - self.away_since)
+            self.unmeasured += max(0.0, uptime() - self.away_since)
             self.away_since = 0.0
 
     def report(self) -> dict[str, Any]:

@@ -33,6 +33,7 @@ _MOST_ALERTS = 20_000
 _FORGET_S = 3600.0
 _LATE_S = 600.0  # a takeover is told of by the controller that took over, which may lead for the first time
 _HAPPENED_KINDS = ("takeover", "errors")
+_JUMP_S = 5.0  # between two looks, and the clock was set
 
 log = logging.getLogger("sluice.alerts")
 
@@ -51,6 +52,14 @@ class Alert:
     warned: float | None = None  # the action's warning
     acted: float | None = None
     jobs: list[int] = field(default_factory=list)
+
+    def move(self, seconds: float) -> None:
+        """The clock was set: what lasted for a while lasts as long as before."""
+        self.since += seconds
+        for name in ("fired", "told", "unknown", "warned", "acted"):
+            at = getattr(self, name)
+            if at is not None:
+                setattr(self, name, at + seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +98,11 @@ def write_silences(folder: Path, silences: Iterable[Silence]) -> None:
     write_atomic(folder / SILENCES_FILE, json.dumps(document, indent=1) + "\n", mode=0o644, follow_links=False)
 
 
+def clocks() -> tuple[float, float]:
+    """The time, and seconds since the boot, which nobody sets."""
+    return time.time(), time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 Look = Callable[[NodeRule], Found]
 Act = Callable[[NodeRule, str, int], None]
 """Carries out ``notify``, ``signal`` or ``cancel`` on a job. Raises SluiceError."""
@@ -97,7 +111,16 @@ Act = Callable[[NodeRule, str, int], None]
 class Engine:
     """The alerts of one cluster in a folder."""
 
-    def __init__(self, folder: Path, cluster: str, outbox: Outbox, host: str = "") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        cluster: str,
+        outbox: Outbox,
+        host: str = "",
+        clocks: Callable[[], tuple[float, float]] = clocks,
+    ) -> None:
+        self._clocks = clocks
+        self._last: tuple[float, float] | None = None
         self.folder = folder
         self.cluster = cluster
         self.outbox = outbox
@@ -111,7 +134,7 @@ class Engine:
 
     def step(self, settings: NodeAlerts, look: Look, act: Act, now: float | None = None) -> None:
         """Look at all rules, tell what is to be told, act, and keep the state. Raises OSError where it cannot."""
-        now = time.time() if now is None else now
+        now = self._now() if now is None else now
         silences = read_silences(self.folder, now)
         sinks = tuple(settings.sinks)
         for rule in settings.rules:
@@ -127,6 +150,18 @@ class Engine:
         for gone in [name for name in self.alerts if name not in {rule.name for rule in settings.rules}]:
             del self.alerts[gone]  # the rule was taken out: nobody wants to hear of it
         self.save()
+
+    def _now(self) -> float:
+        """The time; where it was set since the last look, alerts go along, so that none gets older or younger by it."""
+        now, steady = self._clocks()
+        if self._last is not None:
+            jump = now - self._last[0] - (steady - self._last[1])
+            if abs(jump) > _JUMP_S:
+                log.warning("the clock was set by %+.0f s", jump)
+                for alert in (one for mine in self.alerts.values() for one in mine.values()):
+                    alert.move(jump)
+        self._last = now, steady
+        return now
 
     def _rule(self, rule: NodeRule, found: Found, silences: list[Silence], sinks: tuple[str, ...], now: float) -> None:
         mine = self.alerts.setdefault(rule.name, {})

@@ -242,6 +242,31 @@ def test_an_agent_that_restarts_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
     assert list((tmp_path / "running").iterdir()) == []
 
 
+@pytest.mark.parametrize("step", [-86_400.0, -3600.0, 3600.0, 86_400.0])
+def test_a_clock_that_is_set_changes_no_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: float) -> None:
+    """While the agent runs, and while it is away."""
+    now, tick = [time.time()], Site.tick
+
+    def tick_and_set(site: Site, *words: Any, **more: Any) -> None:
+        tick(site, *words, **more)
+        now[0] += step
+
+    monkeypatch.setattr(time, "time", lambda: now[0])
+    monkeypatch.setattr(Site, "tick", tick_and_set)
+    one = Site(tmp_path, monkeypatch)
+    record = one.job(1)
+    record.started = now[0]
+    run_shape(one, "GPU-0", [(4, {100: 0.5}, 100)])
+    one.sums.save()
+    now[0] += step
+    two = Site(tmp_path, monkeypatch)
+    two.state.records[1] = record
+    run_shape(two, "GPU-0", [(4, {100: 0.7}, 100)])
+    use = two.end(record)["GPU-0"]
+    assert use["seconds"] == 8 and use["energy_j"] == 800 and use["utilisation"]["mean"] == pytest.approx(60)
+    assert use.get("unmeasured_s", 0) < 60, "the seconds that this test took"
+
+
 def test_a_reboot_leaves_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = Site(tmp_path, monkeypatch)
     one.job(1)

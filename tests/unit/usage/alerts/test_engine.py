@@ -378,6 +378,30 @@ def test_a_daemon_killed_while_it_delivers_delivers_again(tmp_path: Path) -> Non
     assert outbox.waiting() == []
 
 
+def test_a_clock_that_is_set_makes_nothing_older(tmp_path: Path) -> None:
+    """A job whose GPU is idle is not cancelled because the controller's clock gained an hour, nor told of twice."""
+    rule = NodeRule(name="idle", kind="gpu-idle", threshold=1, duration=60, repeat=600, action="cancel", warning=900)
+    world = World(tmp_path, rule)
+    at = [1000.0, 50.0]
+    world.engine = Engine(tmp_path, "test", Outbox(tmp_path / "outbox"), clocks=lambda: (at[0], at[1]))
+    world.found = {"job 7": Seen(0, "idle", (7,))}
+
+    def later(seconds: float, jump: float = 0.0) -> list[tuple[str, str]]:
+        at[:] = at[0] + seconds + jump, at[1] + seconds
+        world.engine.step(world.settings, world.look, lambda rule, what, job: world.acts.append((what, job)))
+        return world.told()
+
+    assert later(0) == []
+    assert later(30, jump=3600) == []
+    assert later(15, jump=-7200) == []
+    assert later(15) == [("firing", "job 7")] and world.acts == [("notify", 7)]
+    assert later(15, jump=3600) == [] and world.acts == [("notify", 7)]
+    assert later(15, jump=-86_400) == []
+    assert later(575) == [("firing", "job 7")], "repeated after ten minutes of real time"
+    assert later(290) == [] and world.acts == [("notify", 7)]
+    assert later(10) == [] and world.acts == [("notify", 7), ("cancel", 7)]
+
+
 # ---- what nodes tell ----
 
 
