@@ -195,13 +195,13 @@ class Agent:
         del peer
         self._refuse_with_jobs()
         self.again = True
-        self.state.stopping.set()
+        self.server.stop()
         return {}
 
     def serve(self) -> None:
         """Answer until SIGTERM or SIGINT, or until it is to begin anew (`again`)."""
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: self.state.stopping.set())
+            signal.signal(number, lambda *_: self.server.stop())
         self.server.serve(
             lambda: log("ready", node=self.state.node, devices=len(self.state.devices), jobs=len(self.state.records))
         )

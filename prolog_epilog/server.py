@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import select
 import socket
 import struct
 import threading
@@ -22,6 +24,7 @@ _MOST_REQUEST = 64 << 10
 _MOST_CONNECTIONS = 128  # of root's: no user can keep the prolog from being answered
 _MOST_OF_USERS = 64  # of all others together
 _MOST_OF_USER = 16
+_LOOK_SECONDS = 2.0  # for a `stopping` that was set without `stop`
 _IDLE_SECONDS = 30.0  # a connection that says nothing is closed
 _USERS_IDLE_SECONDS = 2.0
 _USERS_REFUSALS = 10  # that are logged in `_REFUSALS_SECONDS`
@@ -54,6 +57,12 @@ class Server:
         self._lock = threading.Lock()
         self._open: dict[int, int] = {}  # connections by user
         self._refusals: list[float] = []  # when a user's request was last refused, with a line in the log
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK)
+
+    def stop(self) -> None:
+        """Set `stopping`, and end `serve` now; also from a signal's handler."""
+        self._stopping.set()
+        os.eventfd_write(self._wake, 1)
 
     def add(
         self, name: str, method: Callable[..., dict[str, Any]], *, root_only: bool = True, quiet: bool = False
@@ -72,10 +81,14 @@ class Server:
             listener.bind(str(self.path))
             self.path.chmod(0o666)  # who asks is told by the kernel, request by request
             listener.listen(256)
-            listener.settimeout(0.5)
+            listener.setblocking(False)
+            waiting = select.poll()
+            for file in (listener.fileno(), self._wake):
+                waiting.register(file, select.POLLIN)
             ready()
             while not self._stopping.is_set():
-                with suppress(TimeoutError):
+                waiting.poll(1000 * _LOOK_SECONDS)
+                with suppress(BlockingIOError):
                     connection, _ = listener.accept()
                     peer = _peer(connection)
                     if self._enter(peer.uid):

@@ -47,7 +47,7 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
         return connection
 
     yield connect
-    stopping.set()
+    made.stop()
     thread.join(10)
 
 
@@ -110,12 +110,13 @@ def test_lines_of_any_kind_are_answered(served: Callable[[int], socket.socket], 
 def test_a_link_in_the_sockets_place_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "victim").write_text("kept")
     (tmp_path / "agent.sock").symlink_to(tmp_path / "victim")
-    stopping, ready = threading.Event(), threading.Event()
-    thread = threading.Thread(target=Server(tmp_path / "agent.sock", stopping).serve, args=(ready.set,))
+    made, ready = Server(tmp_path / "agent.sock", threading.Event()), threading.Event()
+    thread = threading.Thread(target=made.serve, args=(ready.set,))
     thread.start()
     assert ready.wait(10)
-    stopping.set()
+    made.stop()
     thread.join(10)
+    assert not thread.is_alive()
     assert (tmp_path / "victim").read_text() == "kept" and not os.path.islink(tmp_path / "agent.sock")  # noqa: PTH114
 
 
