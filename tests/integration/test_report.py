@@ -10,21 +10,24 @@ import os
 import pty
 import re
 import select
+import signal
 import struct
 import termios
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from alert_site import PASSWORD, SECRET, USER, Hook, MailServer, make_certificate
+from live_figures import check_live
 
 from dev_cluster.cluster import DevCluster
 from dev_cluster.history import FIRST_ID, History, fill, roll_up
 from dev_cluster.layout import INSIDE
-from policy.alerts import NodeAlerts, NodeRule
+from policy.alerts import Alerts, NodeAlerts, NodeRule, compile_alerts
 from policy.node import NodePolicy
 from prolog_epilog.record import Event, Grant, JobRecord
 from usage.job_records import FOLDER, JobRecords
@@ -34,7 +37,7 @@ pytestmark = pytest.mark.cluster
 HOSTILE = "=evil\x1b[31m|\u202ex"
 DESCRIPTION: dict[str, Any] = {
     "nodes": [{"names": "g-[1-2]", "platform": "dgx-h100"}],
-    "controllers": 1,
+    "controllers": 2,
     "accounts": [{"name": "lab"}, {"name": "physics", "parent": "lab"}, {"name": "biology", "parent": "lab"}],
     "users": [
         {"name": "alice", "accounts": ["physics"]},
@@ -80,7 +83,7 @@ class Site:
             time.sleep(0.2)
 
     def sluice(self, *words: str, user: str = "root", check: bool = True) -> str:
-        done = self.cluster.run(["sluice", *words], user=user, check=False, timeout=120)
+        done = self.cluster.run(["sluice", *words], user=user, cwd="/", check=False, timeout=120)
         assert not check or done.returncode == 0, done.stderr
         return done.stdout if check else f"{done.returncode} {done.stderr}"
 
@@ -389,6 +392,13 @@ def test_history_is_known(site: Site) -> None:
     assert site.sacct("-j", str(FIRST_ID + 1), "-o", "JobName")[0] == ["job1"]
 
 
+# ---- running jobs ----
+
+
+def test_running_jobs_show_what_they_use_now(site: Site) -> None:
+    check_live(site.cluster, "g-2", "alice", "mallory", lambda job: site.cluster.run(["scancel", str(job)]))
+
+
 # ---- alerts ----
 
 
@@ -453,3 +463,93 @@ def test_alerts_from_a_real_idle_gpu_to_a_cancelled_job(site: Site) -> None:
     assert not messages("quiet")
     assert len({one["id"] for one in messages("out") + messages("idle")}) == 4
     assert site.sluice("alerts", "list", user="alice", check=False).startswith("1 ")
+
+
+@pytest.fixture
+def told(site: Site, tmp_path: Path) -> Iterator[tuple[MailServer, Hook]]:
+    """A mail server and a webhook, and rules whose messages go there."""
+    certificate, key = make_certificate(tmp_path)
+    mail, hook = MailServer(certificate, key), Hook()
+    hook.start()
+    slurm = site.cluster.layout.slurm
+    (slurm / "mail.pem").write_text(certificate.read_text())
+    for name, secret in (("smtp.password", PASSWORD), ("webhook.secret", SECRET)):
+        (slurm / name).touch(mode=0o600)
+        (slurm / name).write_text(secret + "\n")
+        site.cluster.run(["chown", "slurm", f"/etc/slurm/{name}"])
+    server = mail.start()
+    section = {
+        "interval": "5s",
+        "rules": {
+            "near": {"kind": "quota", "threshold": 80, "duration": "0s", "scope": {"tenants": ["biology"]}},
+            "full": {"kind": "quota", "duration": "0s"},
+            "spent": {"kind": "budget", "threshold": 80},
+            "gone": {"kind": "node-drained", "duration": "0s"},
+            "quiet": {"kind": "node-drained", "duration": "0s"},
+            "base": {"kind": "database-down", "duration": "0s"},
+            "lead": {"kind": "takeover", "severity": "critical"},
+        },
+        "sinks": {
+            "mail": {"kind": "email", "to": ["admins@site.org"], "server": server, "tls": "starttls", "user": USER,
+                     "password_file": "/etc/slurm/smtp.password", "ca_file": "/etc/slurm/mail.pem"},
+            "chat": {"kind": "webhook", "url": hook.url, "secret_file": "/etc/slurm/webhook.secret"},
+        },
+    }  # fmt: skip
+    alerts = compile_alerts(Alerts.model_validate(section))
+    (slurm / "sluice.node.json").write_text(NodePolicy(alerts=alerts).render())
+    yield mail, hook
+    mail.stop()
+    hook.stop()
+
+
+def test_alerts_by_mail_and_webhook_over_a_restart_and_a_takeover(site: Site, told: tuple[MailServer, Hook]) -> None:
+    """The last test: it ends the leading controller."""
+    mail, hook = told
+
+    def both(rule: str, *states: str) -> None:
+        """Wait until both were told exactly this of a rule."""
+        deadline = time.monotonic() + 90
+        while (hook.about(rule), mail.about(rule)) != (list(states), list(states)):
+            assert time.monotonic() < deadline, (rule, hook.messages, [str(one["Subject"]) for one in mail.mails])
+            time.sleep(0.2)
+
+    site.sluice("alerts", "silence", "quiet", "--for", "1h")
+    assert site.sluice("alerts", "test", user="slurm").split() == ["mail:", "taken", "chat:", "taken"]
+    burnt = site.submit("alice", "-N2", "-n2", "--gres=gpu:h100:8", "-t1", run="sleep 5")
+    site.wait(lambda: site.state(burnt) == "COMPLETED")
+    limits = ["sacctmgr", "-i", "modify", "account"]
+    site.cluster.run([*limits, "physics", "set", "GrpTRESMins=gres/gpu=1"])
+    site.cluster.run([*limits, "biology", "set", "GrpTRES=gres/gpu=5"])
+    four = site.submit("bob", "-wg-1", "--gres=gpu:h100:4", run="sleep 600")
+    hook.fails = 1
+    site.cluster.run(["scontrol", "update", "NodeName=g-2", "State=DRAIN", "Reason=fan"])
+    for rule, subject in (("near", "tenant biology"), ("spent", "tenant physics GPU-hours"), ("gone", "node g-2")):
+        both(rule, "firing")
+        assert hook.subjects(rule) == [subject]
+    assert hook.refused == 1 and not hook.about("full")
+    one = site.submit("bob", "-wg-1", "--gres=gpu:h100:1", run="sleep 600")
+    both("full", "firing")
+
+    # What the webhook has not taken when the daemon is killed it gets from the next, also where its answer gets lost.
+    hook.fails = 1 << 30
+    site.cluster.run(["scancel", str(four), str(one)])
+    site.wait(lambda: mail.about("full") == mail.about("near") == ["firing", "resolved"], 60)
+    site.cluster.stop_daemon("controllerd@ctl1", number=signal.SIGKILL)
+    assert hook.about("full") == ["firing"]
+    hook.fails, hook.mute = 0, 1
+    site.cluster.stop_daemon("slurmdbd")
+    site.cluster.start_daemon("controllerd@ctl1")
+    both("full", "firing", "resolved")
+    both("near", "firing", "resolved")
+    both("base", "firing")
+    site.cluster.start_daemon("slurmdbd")
+    both("base", "firing", "resolved")
+    assert max(hook.deliveries.values()) == 2, "the answer that got lost"
+
+    site.cluster.stop_daemon("slurmctld@ctl1", number=signal.SIGKILL)
+    both("lead", "happened")
+    assert hook.subjects("lead") == ["controller ctl2"]
+    site.cluster.run(["scontrol", "update", "NodeName=g-2", "State=RESUME"])
+    both("gone", "firing", "resolved")
+    assert not hook.about("quiet") and not mail.about("quiet")
+    assert not hook.unsigned and all(mail.encrypted)
