@@ -17,6 +17,7 @@
 #include <inttypes.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -24,7 +25,9 @@
 
 #define FOLDER "/run/sluice/ended" /* the agent's: a link to where it keeps the notes */
 
-static pid_t stepd; /* task_exit may run in a process of its own */
+#define RESTARTS "SLURM_RESTART_COUNT"
+
+static pid_t stepd; /* of a batch script, else 0; task_exit may run in a process of its own */
 
 /* The agent's folder, when root alone can write it. */
 static int open_folder(void)
@@ -57,33 +60,55 @@ static bool write_note(int folder, const char *name, const char *text)
     return good;
 }
 
+static bool is_batch(spank_t spank)
+{
+    uint32_t step = 0;
+    return spank_get_item(spank, S_JOB_STEPID, &step) == ESPANK_SUCCESS && step == SLURM_BATCH_SCRIPT;
+}
+
+/*
+ * How often the job was requeued before it ran. slurmstepd sets the variable where that is not 0 (and
+ * S_SLURM_RESTART_COUNT never); what it was in the environment that the job was submitted with, e.g. by a requeued one,
+ * is taken away first.
+ */
+static bool count_restarts(spank_t spank, unsigned long *restarts)
+{
+    char text[32], *end = text;
+    spank_err_t found = spank_getenv(spank, RESTARTS, text, sizeof text);
+    *restarts = found == ESPANK_SUCCESS ? strtoul(text, &end, 10) : 0;
+    return found == ESPANK_ENV_NOEXIST || (found == ESPANK_SUCCESS && end > text && !*end);
+}
+
 int slurm_spank_init(spank_t spank, int argument_count, char *arguments[])
 {
     (void)argument_count, (void)arguments;
-    if (spank_remote(spank) == 1)
+    if (spank_remote(spank) != 1)
+        return ESPANK_SUCCESS;
+    if (is_batch(spank)) {
         stepd = getpid();
+        (void)spank_unsetenv(spank, RESTARTS);
+    }
     return ESPANK_SUCCESS;
 }
 
 int slurm_spank_task_exit(spank_t spank, int argument_count, char *arguments[])
 {
-    uint32_t job = 0, step = 0, restarts = 0;
+    uint32_t job = 0;
+    unsigned long restarts = 0;
     uid_t user = 0;
     int status = 0;
     char name[32], text[160];
     (void)argument_count, (void)arguments;
-    if (!stepd || geteuid() != 0 || spank_get_item(spank, S_JOB_STEPID, &step) != ESPANK_SUCCESS ||
-        step != SLURM_BATCH_SCRIPT || spank_get_item(spank, S_JOB_ID, &job) != ESPANK_SUCCESS ||
-        spank_get_item(spank, S_JOB_UID, &user) != ESPANK_SUCCESS ||
-        spank_get_item(spank, S_SLURM_RESTART_COUNT, &restarts) != ESPANK_SUCCESS ||
+    if (!stepd || geteuid() != 0 || spank_get_item(spank, S_JOB_ID, &job) != ESPANK_SUCCESS ||
+        spank_get_item(spank, S_JOB_UID, &user) != ESPANK_SUCCESS || !count_restarts(spank, &restarts) ||
         spank_get_item(spank, S_TASK_EXIT_STATUS, &status) != ESPANK_SUCCESS)
         return ESPANK_SUCCESS;
     int folder = open_folder();
     if (folder < 0)
         return ESPANK_SUCCESS;
     snprintf(name, sizeof name, "%" PRIu32, job);
-    snprintf(text, sizeof text, "sluice-ended 1 %" PRIu32 " %" PRIu32 " %ju %d %jd %jd\n", job, restarts,
-             (uintmax_t)user, status & 0xffff, (intmax_t)time(NULL), (intmax_t)stepd);
+    snprintf(text, sizeof text, "sluice-ended 1 %" PRIu32 " %lu %ju %d %jd %jd\n", job, restarts, (uintmax_t)user,
+             status & 0xffff, (intmax_t)time(NULL), (intmax_t)stepd);
     if (!write_note(folder, name, text))
         slurm_error("sluice: %s/%s: %s: the job's end is not noted", FOLDER, name, strerror(errno));
     close(folder);
