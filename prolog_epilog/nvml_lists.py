@@ -54,15 +54,27 @@ class ProcessLists:
 
     def __init__(self, api: Any) -> None:
         self._api = api
-        form = "_v3" if hasattr(api.nvmlLib, "nvmlDeviceGetComputeRunningProcesses_v3") else "_v2"  # before R510
-        names = [f"nvmlDeviceGet{kind}RunningProcesses{form}" for kind in ("Compute", "Graphics")]
-        self._lists = [_List(api, name, _PROCESS) for name in names]
+        self._forms = ["_v3", "_v2"]  # the newest first; before R510 there is the second
+        self._lists: list[_List] = []
 
     def held(self, handle: Any) -> list[tuple[int, int]]:
         """Process and bytes, of all that compute or draw there; one that does both is listed twice.
 
         Nothing is known of a lost GPU, and an instance draws nothing. Raises NVMLError.
         """
+        while True:
+            try:
+                self._lists = self._lists or [
+                    _List(self._api, f"nvmlDeviceGet{kind}RunningProcesses{self._forms[0]}", _PROCESS)
+                    for kind in ("Compute", "Graphics")
+                ]
+                return self._held(handle)
+            except self._api.NVMLError_FunctionNotFound:
+                if len(self._forms) == 1:
+                    raise
+                self._lists, self._forms = [], self._forms[1:]
+
+    def _held(self, handle: Any) -> list[tuple[int, int]]:
         found = []
         for one in self._lists:
             with suppress(self._api.NVMLError_NotSupported, self._api.NVMLError_GpuIsLost):
