@@ -175,10 +175,11 @@ def _memory_mib(cluster: DevCluster) -> float:
     """PSS of the agent and its children."""
     script = "for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline; echo; grep ^Pss: $p/smaps_rollup; done 2>/dev/null"
     lines = cluster.run(["sh", "-c", script], node=_NODE).stdout.splitlines()
-    return sum(int(told.split()[1]) for command, told in pairwise(lines) if _is_agent(command) and told) / 1024
+    return sum(int(told.split()[1]) for command, told in pairwise(lines) if is_agent(command) and told) / 1024
 
 
-def _is_agent(command: str) -> bool:
+def is_agent(command: str) -> bool:
+    """Whether a command line is the agent's, a vendor's process's or the sender's."""
     return any(word in command for word in ("admin_cli.main agent", "prolog_epilog.sampling", "usage.metrics.sender"))
 
 
@@ -193,7 +194,7 @@ def _cpu_ticks(cluster: DevCluster) -> int:
     lines = cluster.run(["sh", "-c", listing], node=_NODE).stdout.splitlines()
     ticks = 0
     for command, state in pairwise(lines):
-        if _is_agent(command):
+        if is_agent(command):
             fields = state.rpartition(")")[2].split()
             ticks += int(fields[11]) + int(fields[12])
     return ticks

@@ -1,17 +1,28 @@
-"""A whole job under Sluice beside a bare process: prolog, limiter, watchdog, agent and epilog, on real daemons.
+"""A job under Sluice beside a bare process: what limiter, watchdog and agent cost while it runs, and what a job costs.
 
-The program does a fixed amount of work in steps, as training does: allocate, launch kernels, compute, free. It runs as
-a bare process on the node without the agent, as a job on stock Slurm, and as a job with a share of a GPU under Sluice,
-in turn. `running_time` is the program's own time from its first step to its last, the least of all rounds, as whatever
-else runs on the machine only adds to it; every round is longer than several of the watchdog's periods. `cpu` is the
-program's CPU time, which a busy machine disturbs less, and which does not have what the agent takes beside it.
+**While it runs.** One program that works in steps, as training does (allocate, launch, compute, free), runs twice at
+the same time on one node: as a bare process, and as a job with a share of a GPU. They take turns, a slice each, in an
+order drawn by lot, on one processor; while the bare one works the agent with its vendor's process is stopped. So what
+else the machine does meets both alike, and each pair of slices gives a ratio. Told are the median of the ratios and
+its 95 % interval (bootstrap). `cost` counts CPU time, the agent's own added to the job's, as if both had one processor
+to share; `elapsed` the time on the clock, and it has a bound only where its interval is narrower than a point.
+
+**Once a job.** Prolog, the task's helper and epilog: an empty job under Sluice and one on stock Slurm, in turn;
+`fixed_ms` is the median of the differences from srun's start to its end. `one_percent_job_s` is how long a job must run
+until both costs together are one percent of it.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import random
+import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -19,84 +30,136 @@ from statistics import median
 import click
 
 from benchmarks import Result
+from benchmarks.agent import is_agent
+from dev_cluster import processes
 from dev_cluster.cluster import DevCluster, require_root
 from dev_cluster.description import parse_description
 from dev_cluster.layout import DEFAULT_FOLDER
 from sluice_base.errors import SluiceError
 
 OPTIONS = [
-    click.Option(["--rounds"], type=click.IntRange(1), default=7, show_default=True, help="Of all three."),
-    click.Option(["--steps"], type=click.IntRange(10), default=1500, show_default=True, help="Of the program's work."),
+    click.Option(["--rounds"], type=click.IntRange(5), default=12, show_default=True, help="Processes of each kind."),
+    click.Option(["--pairs"], type=click.IntRange(3), default=8, show_default=True, help="Of slices, a round."),
+    click.Option(["--slice-s"], type=click.FloatRange(0.05), default=0.6, show_default=True, help="Of work, about."),
+    click.Option(["--jobs"], type=click.IntRange(5), default=30, show_default=True, help="Empty ones, of each kind."),
 ]
-MUST = {"running_time_overhead_percent": ("<=", 1.0)}
+MUST = {"cost_percent": ("<=", 1.0)}
 _NODE = "h100-1"
-_AGENT = f"agent@{_NODE}"
 _SHARE_MIB = 10240
+_ANSWER_S = 120.0
+_RESAMPLES = 2000
+# For each number on its input: so many steps, then elapsed and CPU seconds on its output.
 _PROGRAM = """
-import ctypes as c, sys, time
+import ctypes as c, os, sys, time
+os.sched_setaffinity(0, {int(sys.argv[1])})
 cu = c.CDLL("libcuda.so.1")
-context, address = c.c_void_p(), c.c_uint64()
+context, address, scratch = c.c_void_p(), c.c_uint64(), c.c_uint64()
 assert cu.cuInit(0) == 0 and cu.cuDevicePrimaryCtxRetain(c.byref(context), 0) == 0 and cu.cuCtxSetCurrent(context) == 0
-scratch = c.c_uint64()
 assert cu.cuMemAlloc_v2(c.byref(scratch), c.c_size_t(4096)) == 0
-start, used = time.perf_counter(), time.process_time()
-for step in range(int(sys.argv[1])):
-    assert cu.cuMemAlloc_v2(c.byref(address), c.c_size_t(64 << 20)) == 0
-    for _ in range(32):
-        cu.cuLaunchKernel(None, 1, 1, 1, 1, 1, 1, 0, None, None, None)  # the simulated driver runs none
-        assert cu.cuMemsetD8Async(scratch, 0, c.c_size_t(64), None) == 0
-    sum(i * i for i in range(50000))
-    assert cu.cuMemFree_v2(address) == 0
-print(time.perf_counter() - start, time.process_time() - used)
+for line in iter(sys.stdin.readline, ""):
+    start, used = time.perf_counter(), time.process_time()
+    for step in range(int(line)):
+        assert cu.cuMemAlloc_v2(c.byref(address), c.c_size_t(64 << 20)) == 0
+        for _ in range(32):
+            cu.cuLaunchKernel(None, 1, 1, 1, 1, 1, 1, 0, None, None, None)  # the simulated driver runs none
+            assert cu.cuMemsetD8Async(scratch, 0, c.c_size_t(64), None) == 0
+        sum(i * i for i in range(50000))
+        assert cu.cuMemFree_v2(address) == 0
+    print(time.perf_counter() - start, time.process_time() - used, flush=True)
 """
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
-    """Seconds: the program's own, its CPU time, and from the command to its end."""
+class Slice:
+    """Seconds: on the clock, of the program's CPU time, and of the agent's meanwhile."""
 
-    program: float
+    elapsed: float
     cpu: float
-    whole: float
+    agent: float
 
 
-def run(rounds: int, steps: int) -> Result:
-    """Boot two nodes, one with the agent, and run the program on them in turn."""
-    require_root("up")
-    taken: dict[str, list[Times]] = {"bare": [], "stock": [], "job": []}
-    with tempfile.TemporaryDirectory(dir=DEFAULT_FOLDER.parent) as parent:
-        clusters = [DevCluster(Path(parent) / name) for name in ("stock", "sluice")]
+class Agent:
+    """The agent of the node with its vendor's process, as the kernel lists them."""
+
+    def __init__(self, cluster: DevCluster) -> None:
+        self.pids = [pid for pid in _family(processes.marked(cluster.folder)) if is_agent(_command(pid))]
+        if len(self.pids) != 2:
+            raise SluiceError(f"{len(self.pids)} processes of the agent, not it and its vendor's")
+
+    def cpu(self) -> float:
+        """Seconds that all its threads have run."""
+        files = (path for pid in self.pids for path in Path(f"/proc/{pid}/task").glob("*/schedstat"))
+        return sum(int(path.read_text().split()[0]) for path in files) / 1e9
+
+    def signal(self, number: int) -> None:
+        """To all of it."""
+        for pid in self.pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Not there, for this while."""
+        self.signal(signal.SIGSTOP)
         try:
-            for cluster, agent in zip(clusters, ("false", "true"), strict=True):
-                cluster.up(parse_description(_description(agent), source="benchmark"), attached=True)
-            stock, sluice = clusters
-            _time(sluice, True, steps // 10)  # whatever is loaded for the first time
-            for _ in range(rounds):
-                sluice.stop_daemon(_AGENT)
-                taken["bare"].append(_time(sluice, False, steps))
-                taken["stock"].append(_time(stock, True, steps))
-                sluice.start_daemon(_AGENT)
-                _wait(sluice)
-                taken["job"].append(_time(sluice, True, steps))
+            yield
         finally:
-            for cluster in clusters:
+            self.signal(signal.SIGCONT)
+
+
+def run(rounds: int, pairs: int, slice_s: float, jobs: int) -> Result:
+    """Boot two nodes, one with the agent; slices in turn, then empty jobs in turn."""
+    require_root("up")
+    with tempfile.TemporaryDirectory(dir=DEFAULT_FOLDER.parent) as parent:
+        stock, sluice = (DevCluster(Path(parent) / name) for name in ("stock", "sluice"))
+        try:
+            for cluster, agent in ((stock, "false"), (sluice, "true")):
+                cluster.up(parse_description(_description(agent), source="benchmark"), attached=True)
+            taken = [_take_slices(sluice, pairs, slice_s) for _ in range(rounds)]
+            whole = _take_jobs({"stock": stock, "job": sluice}, jobs)
+        finally:
+            for cluster in (stock, sluice):
                 cluster.down()
-    least = {name: min(one.program for one in times) for name, times in taken.items()}
-    cpu = {name: min(one.cpu for one in times) for name, times in taken.items()}
-    whole = {name: median(one.whole for one in times) for name, times in taken.items()}
+    cost = _medians(taken, lambda bare, job: (job.cpu + job.agent) / bare.cpu)
+    own = _medians(taken, lambda bare, job: job.cpu / bare.cpu)
+    elapsed = _medians(taken, lambda bare, job: job.elapsed / bare.elapsed)
+    jobs_slices = [job for pairs_taken in taken for _, job in pairs_taken]
+    fixed = [1000 * (job - bare) for bare, job in zip(whole["stock"], whole["job"], strict=True)]
     figures = {
-        "running_time_overhead_percent": round(100 * (least["job"] / least["bare"] - 1), 3),
-        "running_time_s": round(least["job"], 4),
-        "cpu_overhead_percent": round(100 * (cpu["job"] / cpu["bare"] - 1), 3),
-        "whole_s": round(whole["job"], 4),
-        "whole_added_to_stock_ms": round(1000 * (whole["job"] - whole["stock"]), 1),
+        "cost_percent": round(median(cost), 3),
+        "program_cpu_percent": round(median(own), 3),
+        "agent_core_percent": round(
+            100 * sum(job.agent for job in jobs_slices) / sum(job.elapsed for job in jobs_slices), 3
+        ),
+        "elapsed_percent": round(median(elapsed), 3),
+        "fixed_ms": round(median(fixed), 1),
+        "whole_ms": round(1000 * median(whole["job"]), 1),
     }
-    peer = {"running_time_s": round(least["bare"], 4), "whole_s": round(whole["stock"], 4)}
     spread = {
-        f"{name}_s": [round(bound(one.program for one in times), 4) for bound in (min, max)]
-        for name, times in taken.items()
+        "cost_percent": interval(cost),
+        "program_cpu_percent": interval(own),
+        "elapsed_percent": interval(elapsed),
+        "fixed_ms": interval(fixed),
     }
-    return Result(figures, peer=peer, spread=spread)
+    left = 0.01 - figures["cost_percent"] / 100
+    if left > 0:
+        figures["one_percent_job_s"] = round(figures["fixed_ms"] / 1000 / left, 1)
+    low, high = spread["elapsed_percent"]
+    must = {"elapsed_percent": ("<=", 1.0)} if high - low < 1 else {}
+    peer = {"whole_ms": round(1000 * median(whole["stock"]), 1)}
+    return Result(figures, peer=peer, spread=spread, must=must)
+
+
+def _medians(taken: list[list[tuple[Slice, Slice]]], ratio: Callable[[Slice, Slice], float]) -> list[float]:
+    """Of each round, by how many percent the job is more than the bare process."""
+    return [100 * (median(ratio(bare, job) for bare, job in one) - 1) for one in taken]
+
+
+def interval(values: Sequence[float]) -> list[float]:
+    """The 95 % interval of the median, by bootstrap (Efron, 1979)."""
+    chance = random.Random(1)
+    medians = sorted(median(chance.choices(values, k=len(values))) for _ in range(_RESAMPLES))
+    return [round(medians[int(share * _RESAMPLES)], 3) for share in (0.025, 0.975)]
 
 
 def _description(agent: str) -> str:
@@ -111,26 +174,102 @@ users:
 """
 
 
-def _time(cluster: DevCluster, as_job: bool, steps: int) -> Times:
-    """Run the program once."""
-    words = ["/usr/bin/python3", "-c", _PROGRAM, str(steps)]
-    if as_job:
-        command = cluster.command(["srun", "--quiet", "-w", _NODE, f"--gres=shard:{_SHARE_MIB}", *words], user="alice")
-    else:
-        command = cluster.command(words, node=_NODE, user="alice")
-    start = time.perf_counter()
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    elapsed = time.perf_counter() - start
-    if done.returncode != 0:
-        raise SluiceError(f"the program: {done.stderr.strip()[-500:]}")
-    program, cpu = map(float, done.stdout.split())
-    return Times(program, cpu, elapsed)
+def _srun(*words: str) -> list[str]:
+    return ["srun", "--quiet", "-w", _NODE, f"--gres=shard:{_SHARE_MIB}", *words]
 
 
-def _wait(cluster: DevCluster) -> None:
-    """Until the agent answers."""
-    end = time.monotonic() + 30
-    while cluster.run(["sluice", "agent", "status", "--json"], node=_NODE, check=False).returncode != 0:
-        if time.monotonic() > end:
-            raise SluiceError("the agent does not answer")
-        time.sleep(0.1)
+def _take_slices(cluster: DevCluster, pairs: int, slice_s: float) -> list[tuple[Slice, Slice]]:
+    """A round: slices of a bare process and of a job's."""
+    words = ["/usr/bin/python3", "-c", _PROGRAM, str(max(os.sched_getaffinity(0)))]
+    commands = {
+        "bare": cluster.command(words, node=_NODE, user="alice"),
+        "job": cluster.command(_srun(*words), user="alice"),
+    }
+    programs = {
+        name: subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for name, command in commands.items()
+    }
+    chance = random.Random()
+    try:
+        for program in programs.values():
+            _work(program, 50)  # whatever is loaded for the first time
+        agent = Agent(cluster)
+        steps = max(1, round(slice_s * 50 / _work(programs["bare"], 50)[0]))
+
+        def bare() -> Slice:
+            with agent.stopped():
+                return Slice(*_work(programs["bare"], steps), 0.0)
+
+        def job() -> Slice:
+            before = agent.cpu()
+            times = _work(programs["job"], steps)
+            return Slice(*times, agent.cpu() - before)
+
+        arms: list[Callable[[], Slice]] = [bare, job]
+        taken = []
+        for _ in range(pairs):
+            order = chance.sample(arms, 2)
+            found = {arm: arm() for arm in order}
+            taken.append((found[bare], found[job]))
+        _check_held(cluster)
+        return taken
+    finally:
+        for program in programs.values():
+            with suppress(BrokenPipeError, subprocess.TimeoutExpired):
+                program.communicate(timeout=_ANSWER_S)  # the end of its input is its own
+            program.kill()
+
+
+def _work(program: subprocess.Popen[str], steps: int) -> tuple[float, float]:
+    """So many steps of a program: elapsed and CPU seconds."""
+    assert program.stdin is not None and program.stdout is not None
+    try:
+        program.stdin.write(f"{steps}\n")
+        program.stdin.flush()
+    except BrokenPipeError:
+        raise SluiceError(f"the program ended with {program.wait()}") from None
+    line = program.stdout.readline().split()
+    if len(line) != 2:
+        raise SluiceError(f"the program ended with {program.wait()}")
+    return float(line[0]), float(line[1])
+
+
+def _take_jobs(clusters: dict[str, DevCluster], jobs: int) -> dict[str, list[float]]:
+    """Seconds from srun's start to its end, of empty jobs."""
+    taken: dict[str, list[float]] = {name: [] for name in clusters}
+    chance = random.Random(3)
+    for number in range(jobs + 1):
+        for name in chance.sample(list(clusters), 2):
+            command = clusters[name].command(_srun("true"), user="alice")
+            start = time.perf_counter()
+            subprocess.run(command, check=True, timeout=_ANSWER_S)
+            if number:  # the first loads what is loaded for the first time
+                taken[name].append(time.perf_counter() - start)
+    return taken
+
+
+def _family(roots: Iterable[int]) -> list[int]:
+    """Processes and all below them, as this machine numbers them."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+    found = list(roots)
+    for pid in found:
+        found += [child for child, parent in parents.items() if parent == pid and child not in found]
+    return found
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except OSError:
+        return ""
+
+
+def _check_held(cluster: DevCluster) -> None:
+    """Whether it was Sluice that was measured."""
+    told = json.loads(cluster.run(["sluice", "agent", "status", "--json"], node=_NODE).stdout)
+    grants = [grant for job in told["jobs"] for grant in job["grants"]]
+    if [grant["rung"] for grant in grants] != ["limiter"] or not grants[0]["peak"]:
+        raise SluiceError(f"the job was not held and watched: {grants}")
