@@ -150,11 +150,13 @@ def prolog() -> None:
 
 def epilog() -> None:
     """End what a job left, and take back its GPUs. A controller knows that it ended: nobody needs to tell it again."""
-    note = f"{ENDED}/{number('SLURM_JOB_ID')}"
-    if os.path.exists(note):  # noqa: PTH110 - pathlib takes longer to load than all of this
-        os.unlink(note)  # noqa: PTH108
+    job = number("SLURM_JOB_ID")
+    try:  # noqa: SIM105 - contextlib and pathlib take longer to load than all of this
+        os.unlink(f"{ENDED}/{job}")  # noqa: PTH108
+    except OSError:  # it was no batch job, another node has its script, the agent was faster
+        pass
     if numbers("SLURM_JOB_GPUS"):
-        unclean = ask(do="epilog", job=number("SLURM_JOB_ID"))["unclean"]
+        unclean = ask(do="epilog", job=job)["unclean"]
         if unclean:
             raise RefusedError("; ".join(unclean))
 
