@@ -8,6 +8,7 @@ later.
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -73,8 +74,7 @@ class Telling:
         self._errors: dict[str, tuple[int, int]] = {}  # uuid -> the counters' last sum, and XID events since the start
         self._work: dict[tuple[str, int], _Work] = {}
         self._now: dict[tuple[str, int], _Work] = {}  # as last told
-        self._next = 0.0
-        self._next_running = 0.0
+        self._told = self._told_running = -math.inf
         self._asked = False
 
     def on_sample(self, watch: Watch, answer: dict[str, Any]) -> None:
@@ -118,7 +118,9 @@ class Telling:
                 self._work.clear()
             return None
         now = time.monotonic()
-        if not self._asked and now < self._next and (not jobs or now < self._next_running):
+        period = min(alerts.interval if alerts.readings else running, running or alerts.interval)
+        due = jobs and now >= self._told_running + running
+        if not self._asked and not due and now < self._told + period:
             return None
         if not self._asked:
             for watch in self._watcher.watches.values():
@@ -126,15 +128,13 @@ class Telling:
                 watch.wanted.set()
             self._asked = True
             return _ANSWER_S
-        self._asked = False
-        period = min(alerts.interval if alerts.readings else running, running or alerts.interval)
-        self._next = now + period
+        self._asked, self._told = False, now
         gpus = self.document(now)
         if gpus:
             head = {"version": VERSION, "node": self._state.node, "period": period}
             self._give({**head, "do": "readings", "gpus": gpus})
-        if jobs and now >= self._next_running:
-            self._next_running = now + running
+        if due:
+            self._told_running = now
             self._tell_running(jobs[:_MOST_JOBS], running)
         return None
 

@@ -201,7 +201,7 @@ def test_a_node_tells_of_its_gpus_and_jobs(tmp_path: Path) -> None:
     made.on_sample(watch, {"usage": []})  # type: ignore[arg-type]
     made.on_tick(Tick("GPU-0", {7: Interval(3.0, 0.5), 8: Interval(3.0, None)}))
     made.on_tick(Tick("GPU-0", {7: Interval(1.0, 0.9)}))
-    made._next = 0
+    made._told = -60
     made.run()
     (request,) = told
     (gpu,) = request["gpus"]
@@ -231,7 +231,7 @@ def test_a_node_tells_of_its_running_jobs(tmp_path: Path) -> None:
     store.take(running)
     assert [one["job"] for one in store.answer({}, None)["records"]] == [7, 8]
     assert made.run() is None and len(told) == 2, "not again within a minute"
-    made._next_running = 0
+    made._told_running = -1e9
     for number in range(1000):
         made._state.records.setdefault(number, JobRecord(number, 1, "u" * 1000, "a", "p", "n1", 1.0))
     made.run()
@@ -242,6 +242,19 @@ def test_a_node_tells_of_its_running_jobs(tmp_path: Path) -> None:
     for one in parts:
         store.take(one)
     assert store.answer({}, None)["next"] and len(made._state.records) == sum(len(one["records"]) for one in parts)
+
+
+def test_a_shorter_interval_holds_at_once(tmp_path: Path) -> None:
+    """A node that tells every minute, as no rule needs more, does not finish its minute when one does."""
+    made, told, _ = telling(tmp_path, NodeAlerts())
+    made._state.records[7] = JobRecord(7, 1000, "alice", "physics", "main", "n1", 1.0)
+    made.on_tick(Tick("GPU-0", {7: Interval(2.0, 0.25)}))
+    assert made.run() and made.run() is None and [one["do"] for one in told] == ["readings", "running"]
+    assert made.run() is None, "not before the minute is over"
+    made._told -= 15
+    (tmp_path / "sluice.node.json").write_text(NodePolicy(alerts=NodeAlerts(interval=5, readings=True)).render())
+    made.on_tick(Tick("GPU-0", {7: Interval(2.0, 0.25)}))
+    assert made.run() and made.run() is None and [one["do"] for one in told[2:]] == ["readings"]
 
 
 def test_without_rules_what_fired_is_forgotten_unless_the_policy_cannot_be_read(tmp_path: Path) -> None:
