@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 
@@ -26,6 +27,20 @@ assert cu.cuInit(0) == 0 and cu.cuDevicePrimaryCtxRetain(c.byref(context), 0) ==
 while (code := cu.cuMemAlloc_v2(c.byref(address), c.c_size_t(2 << 20))) == 0:
     got += 2
 print(got, code)
+"""
+# Opens its GPU, waits until it is exclusive, and says what a second process of the job is answered then.
+EXCLUSIVE = """
+import ctypes as c, os, subprocess, sys, time
+cu, context, mode = c.CDLL("libcuda.so.1"), c.c_void_p(), c.c_int()
+assert cu.cuInit(0) == 0 and cu.cuDevicePrimaryCtxRetain(c.byref(context), 0) == (46 if "second" in sys.argv else 0)
+if "second" in sys.argv:
+    sys.exit()
+print(os.environ["SLURM_JOB_GPUS"], flush=True)
+end = time.monotonic() + 60
+while mode.value != 3 and time.monotonic() < end:
+    assert cu.cuDeviceGetAttribute(c.byref(mode), 20, 0) == 0
+    time.sleep(0.05)
+print(mode.value, subprocess.run([sys.executable, "-c", sys.argv[1], "", "second"]).returncode)
 """
 
 
@@ -84,6 +99,30 @@ def test_mps_holds_a_job_and_leaves_nothing_behind(cluster: DevCluster) -> None:
     [grant] = json.loads(record.read_text())["grants"]
     assert (grant["rung"], grant["clean"]) == ("mps", True)
     assert cluster.run(["ls", "/run/sluice/mps"], node=NODE).stdout == ""
+
+
+def test_a_compute_mode_that_a_job_was_given_is_its_own(cluster: DevCluster) -> None:
+    """A site's --gpu_cmode (a SPANK plugin sets it as root) works as without Sluice; the next job has it not."""
+    eventually(lambda: state(cluster).startswith("idle "))
+    (cluster.slurm_conf_dir() / "sluice.node.json").write_text(NodePolicy().render())
+    sim = cluster.node_folder(NODE) / "gpu_sim"
+    job = cluster.command(
+        ["srun", "--quiet", "-w", NODE, "--gres=gpu:1", PYTHON, "-c", EXCLUSIVE, EXCLUSIVE], user="alice"
+    )
+    with subprocess.Popen(job, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        gpu = int(running.stdout.readline())
+        mode = f"import pynvml as n; n.nvmlInit(); n.nvmlDeviceSetComputeMode(n.nvmlDeviceGetHandleByIndex({gpu}), 3)"
+        cluster.run([sys.executable, "-c", mode], node=NODE)
+        assert running.stdout.read().split() == ["3", "0"]
+    eventually(lambda: get_values(sim, gpu)["compute_mode"] == "0")
+    folder = cluster.node_folder(NODE) / "records"
+
+    def resets() -> list[object]:
+        events = [event for path in folder.glob("*.json") for event in json.loads(path.read_text())["events"]]
+        return [event["detail"]["what"] for event in events if event["action"] == "reset"]
+
+    eventually(lambda: resets() == [["compute_mode"]])
 
 
 def test_a_node_is_laid_out_and_its_instances_hold_their_jobs(cluster: DevCluster) -> None:

@@ -155,6 +155,7 @@ CU(cuDeviceGetAttribute, int *value, int attribute, CUdevice device)
         {10, 32},                            /* warp */
         {13, gpu.clock_graphics_max * 1000}, /* kHz */
         {16, sms},                           /* multiprocessors */
+        {20, gpu.compute_mode},              /* compute mode */
         {32, gpu.ecc_enabled},               /* ECC */
         {33, gpu.pci.bus},                   /* PCI bus */
         {34, gpu.pci.device},                /* PCI device */

@@ -85,8 +85,13 @@ void mps_join(void)
         return;
     }
     if (send(fd, hello, (size_t)length, MSG_NOSIGNAL) == length && take_terms(fd)) {
+        struct ucred daemon = {0};
+        socklen_t room = sizeof daemon;
         take_own_terms();
         mps.server = fd;
+        if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &daemon, &room) == 0) {
+            sim_mps_server = (uint32_t)daemon.pid;
+        }
     } else {
         close(fd);
     }

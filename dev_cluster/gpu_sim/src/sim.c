@@ -718,6 +718,23 @@ static unsigned own_slot(int fd, const struct sim_slot *slots, unsigned count, u
 }
 
 uint64_t sim_process_limit[SIM_MAX_GPUS];
+uint32_t sim_mps_server;
+
+/* Whether the compute mode lets this process, which has nothing there yet, onto a GPU. */
+static bool let_in(int fd, const struct sim_slot *slots, unsigned count, unsigned index, const struct sim_gpu *gpu,
+                   const struct owner *me)
+{
+    if (gpu->compute_mode != SIM_COMPUTEMODE_EXCLUSIVE_PROCESS) {
+        return gpu->compute_mode != SIM_COMPUTEMODE_PROHIBITED;
+    }
+    for (unsigned i = 0; i < count; i++) {
+        bool mine = is_mine(&slots[i], me) || (sim_mps_server != 0 && slots[i].server == sim_mps_server);
+        if (!mine && matches(&slots[i], index, SIM_NO_INSTANCE) && alive(fd, i)) {
+            return false;
+        }
+    }
+    return gpu->process_count == 0;
+}
 
 /* Whether this process, which has so much, may have more: as an MPS client, and as a member of its cgroup. */
 static bool within_limits(unsigned index, uint64_t has, uint64_t more)
@@ -740,8 +757,12 @@ static enum sim_status change_slot(int fd, unsigned index, const struct sim_gpu 
     enum sim_status status = place < SIM_PROCESS_SLOTS && me->start != 0 && me->anchor >= 0 ? SIM_OK : SIM_IO;
     struct sim_slot slot = {
         .pid = (uint32_t)me->pid, .gpu = (uint16_t)index, .instance = instance, .start = me->start, .space = me->space};
+    slot.server = sim_mps_server;
     if (status == SIM_OK && place < count && is_mine(&slots[place], me)) {
         slot = slots[place];
+    } else if (status == SIM_OK && change > 0 && gpu->vendor == SIM_VENDOR_NVIDIA &&
+               !let_in(fd, slots, count, index, gpu, me)) {
+        status = SIM_BUSY;
     }
     if (status == SIM_OK && change > 0) {
         uint64_t room = sim_capacity(gpu, instance), fixed = standing(gpu, instance);

@@ -73,7 +73,8 @@ uint64_t sim_capacity(const struct sim_gpu *gpu, uint8_t instance);
 /* Multiprocessors (compute units) of a GPU or instance. */
 uint32_t sim_multiprocessors(const struct sim_gpu *gpu, uint8_t instance);
 
-/* Add `change` bytes to what this process holds. SIM_NO_MEMORY leaves all as it was. Atomic over processes; what a
+/* Add `change` bytes to what this process holds. SIM_NO_MEMORY, and SIM_BUSY where the GPU's compute mode does not let
+ * it in, leave all as it was. Atomic over processes; what a
  * process held is gone when it dies. */
 enum sim_status sim_hold(unsigned index, uint8_t instance, int64_t change);
 
@@ -120,6 +121,9 @@ bool sim_own_limits(unsigned index, struct sim_cgroup_limit *limit);
 
 /* Most that this process may hold on a GPU beside all other limits, as an MPS client; set by the runtime. */
 extern uint64_t sim_process_limit[SIM_MAX_GPUS];
+/* The MPS daemon whose client this process is, 0: none; set by the runtime. In the exclusive mode its clients are one.
+ */
+extern uint32_t sim_mps_server;
 
 /* Energy since boot in mJ. */
 uint64_t sim_energy(const struct sim_gpu *gpu);

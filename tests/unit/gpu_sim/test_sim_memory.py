@@ -491,3 +491,65 @@ print(json.dumps([used(), [[p.pid, p.usedGpuMemory // MIB] for p in n.nvmlDevice
         assert json.loads(again.stdout) == [-2, 60000 + 2 * CONTEXT]  # another container cannot see it, but feels it
         program.kill()
     assert dgx.run(CUDA + "print(json.dumps(used()))") == 0
+
+
+# ---- compute modes ----
+
+OPEN = """
+import ctypes as c, json, sys
+cu, context, mode, p = c.CDLL("libcuda.so.1"), c.c_void_p(), c.c_int(), c.c_uint64()
+assert cu.cuInit(0) == 0 and cu.cuDeviceGetAttribute(c.byref(mode), 20, 0) == 0
+def try_it():
+    code = cu.cuDevicePrimaryCtxRetain(c.byref(context), 0)
+    if code == 0:
+        code = cu.cuCtxSetCurrent(context) or cu.cuMemAlloc_v2(c.byref(p), c.c_size_t(2 << 20))
+    print(json.dumps([mode.value, code]), flush=True)
+try_it()
+for line in sys.stdin:
+    try_it()
+"""
+PROHIBITED, EXCLUSIVE, UNAVAILABLE = 2, 3, 46
+
+
+def test_an_exclusive_gpu_is_one_processs(dgx: Node) -> None:
+    dgx.set(0, compute_mode=EXCLUSIVE)
+    with dgx.start(OPEN) as first, dgx.start(OPEN) as second:
+        assert first.stdin and first.stdout and second.stdin and second.stdout
+        told = [json.loads(one.stdout.readline()) for one in (first, second)]  # type: ignore[union-attr]
+        assert sorted(code for _, code in told) == [0, UNAVAILABLE] and {mode for mode, _ in told} == {EXCLUSIVE}
+        holder, other = (first, second) if told[0][1] == 0 else (second, first)
+        for one, code in ((holder, 0), (other, UNAVAILABLE)):  # a second context of the holder's is allowed
+            assert one.stdin and one.stdout
+            one.stdin.write("again\n")
+            one.stdin.flush()
+            assert json.loads(one.stdout.readline())[1] == code
+        holder.kill()
+        holder.wait()
+        assert other.stdin and other.stdout
+        other.stdin.write("again\n")
+        other.stdin.flush()
+        assert json.loads(other.stdout.readline())[1] == 0
+        other.stdin.close()
+    dgx.set(0, compute_mode=0, process="4194000:1G")
+    dgx.set(0, compute_mode=EXCLUSIVE)
+    assert run_once(dgx) == [EXCLUSIVE, UNAVAILABLE]
+
+
+def test_nobody_opens_a_prohibited_gpu_and_who_has_it_keeps_it(dgx: Node) -> None:
+    with dgx.start(OPEN) as program:
+        assert program.stdin and program.stdout
+        assert json.loads(program.stdout.readline()) == [0, 0]
+        dgx.set(0, compute_mode=PROHIBITED)
+        assert run_once(dgx) == [PROHIBITED, UNAVAILABLE]
+        program.stdin.write("more\n")
+        program.stdin.flush()
+        assert json.loads(program.stdout.readline())[1] == 0
+        program.stdin.close()
+    assert run_once(dgx, CUDA_VISIBLE_DEVICES="1") == [0, 0]
+
+
+def run_once(node: Node, **extra: str) -> list[int]:
+    with node.start(OPEN, **extra) as program:
+        out, err = program.communicate("", timeout=60)
+    assert program.returncode == 0, err
+    return list(json.loads(out))

@@ -450,6 +450,29 @@ def test_a_daemon_that_dies_is_started_again_and_a_new_agent_finds_it(make_site:
     new.watcher.watches["nvidia"].worker.close()
 
 
+def test_an_exclusive_gpu_is_the_mps_daemons(make_site: Callable[..., Site]) -> None:
+    """Clients of one daemon share it, as the mode is meant for; who goes past the daemon is not let in."""
+    site = make_site()
+    site.policy(ladder=["mps", "limiter", "watchdog"])
+    site.devices()
+    record = held_by_mps(site, 7, 5 * GIB)
+    set_values(site.sim, 0, {"compute_mode": "3"})
+    inside = site.agent.jobs._ladder.exports(record)
+    opened = []
+    with site.start("single", 64, 1, **inside) as first, site.start("single", 64, 1, **inside) as second:
+        for program in (first, second):
+            assert program.stdout
+            opened.append(json.loads(program.stdout.readline())[0] > 0)
+        with site.start("single", 64, 1, CUDA_MPS_PIPE_DIRECTORY="/none") as past:
+            assert past.stdout and past.stdin
+            assert json.loads(past.stdout.readline()) == [-1, 46]
+            past.stdin.close()
+        for program in (first, second):
+            assert program.stdin
+            program.stdin.close()
+    assert opened == [True, True]
+
+
 def test_a_tenant_reaches_his_own_daemon_and_no_other(make_site: Callable[..., Site], tmp_path: Path) -> None:
     for folder in (tmp_path, *tmp_path.parents):
         if folder == tmp_path or folder.name.startswith("pytest"):

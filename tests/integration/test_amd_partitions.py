@@ -1,0 +1,128 @@
+"""AMD partitions under real jobs: `sluice mig apply` on a node, its GRES in Slurm, and jobs on single partitions."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from versions import NATIVE_FIRST
+
+from dev_cluster.cluster import DevCluster
+from dev_cluster.gpu_sim.fields import get_values
+from policy.node import NodePolicy
+from policy.node_limits import NodeLimits
+
+pytestmark = pytest.mark.cluster
+
+NODE = "amd-1"
+PYTHON = "/usr/bin/python3"
+PART = (196592 - 284) // 8 // 256 * 256  # MiB of a partition that the probe offers, at the least
+CONTEXT = 310
+FILL = """
+import ctypes as c, os
+hip, p, got = c.CDLL("libamdhip64.so"), c.c_void_p(), 0
+count = c.c_int()
+assert hip.hipGetDeviceCount(c.byref(count)) == 0
+while (code := hip.hipMalloc(c.byref(p), c.c_size_t(1 << 20))) == 0:
+    got += 1
+def opens(file):
+    try:
+        os.close(os.open(file, os.O_RDWR))
+    except PermissionError:
+        return False
+    except OSError:
+        return True
+    return True
+files = ["/dev/dri/" + name for name in os.listdir("/dev/dri") if name.startswith("renderD")]
+print(count.value, got, code, len(files), sum(map(opens, files)))
+"""
+
+
+@pytest.fixture(scope="module", params=NATIVE_FIRST)
+def cluster(request: pytest.FixtureRequest, make_shared_cluster: Callable[..., DevCluster]) -> Iterator[DevCluster]:
+    root: Path | None = request.getfixturevalue("trixie_root") if request.param == "trixie" else None
+    made: DevCluster = make_shared_cluster(
+        {
+            "nodes": [{"names": NODE, "platform": "mi300x-platform"}],
+            "controllers": 1,
+            "accounting": False,
+            "agent": True,
+            "users": [{"name": "alice"}],
+        },
+        **({"root": root} if root else {}),
+    )
+    conf = made.slurm_conf_dir()
+    text = (conf / "slurm.conf").read_text()
+    [line] = re.findall(r"^NodeName=.*$", text, re.M)
+    port = re.search(r"Port=\d+", line)
+    assert port is not None
+    (conf / "nodes.site.conf").write_text(f"NodeName={NODE} {port[0]}\n")  # as the admin guide has it
+    (conf / "nodes.sluice.conf").write_text(line + "\n")
+    (conf / "slurm.conf").write_text(text.replace(line, "include nodes.sluice.conf"))
+    (conf / "gres.sluice.conf").write_text((conf / "gres.conf").read_text())
+    (conf / "gres.conf").write_text("include gres.sluice.conf\n")
+    yield made
+
+
+def apply(cluster: DevCluster, mode: str) -> subprocess.CompletedProcess[str]:
+    policy = NodePolicy(limits=NodeLimits(amd_partitions={NODE: mode}))
+    (cluster.slurm_conf_dir() / "sluice.node.json").write_text(policy.render())
+    command = ["sluice", "mig", "apply", "--node", NODE, "--wait", "60"]
+    return cluster.run(command, node=NODE, check=False, timeout=120)
+
+
+def eventually(what: Callable[[], object], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, f"it did not happen within {seconds} s"
+        time.sleep(0.1)
+
+
+def job(cluster: DevCluster, *options: str) -> tuple[list[int], dict[str, Any]]:
+    """What a job that fills its device prints, and its only grant."""
+    folder = cluster.node_folder(NODE) / "records"
+    before = set(folder.glob("*.json"))
+    ran = cluster.run(["srun", "--quiet", *options, PYTHON, "-c", FILL], user="alice", check=False, timeout=120)
+    eventually(lambda: set(folder.glob("*.json")) - before)
+    [record] = set(folder.glob("*.json")) - before
+    [grant] = json.loads(record.read_text())["grants"]
+    assert ran.returncode == 0 or grant["rung"] == "watchdog", ran.stderr
+    return [int(word) for word in ran.stdout.split()], grant
+
+
+def test_a_node_is_partitioned_and_each_partition_is_a_device(cluster: DevCluster) -> None:
+    sim = cluster.node_folder(NODE) / "gpu_sim"
+    done = apply(cluster, "cpx-nps4")
+    assert [get_values(sim, index)["partitions"] for index in range(8)] == ["cpx-nps4"] * 8, done.stderr
+    assert "GPU 0 (AMD Instinct MI300X): spx-nps1 -> cpx-nps4" in done.stdout
+    assert done.returncode == 1 and "restart slurmctld and the node's slurmd" in done.stderr
+    for daemon in (f"slurmd@{NODE}", "slurmctld@ctl1"):
+        cluster.stop_daemon(daemon)
+    for daemon in ("slurmctld@ctl1", f"slurmd@{NODE}"):
+        cluster.start_daemon(daemon)
+    eventually(lambda: apply(cluster, "cpx-nps4").returncode == 0)
+    shown = cluster.run(["sinfo", "-h", "-n", NODE, "-o", "%G %T"]).stdout
+    assert "gpu:mi300x_cpx.nps4:64" in shown and "shard" in shown
+    eventually(lambda: cluster.run(["sinfo", "-h", "-n", NODE, "-o", "%T"]).stdout.strip() == "idle")
+    assert "nothing to change" in apply(cluster, "cpx-nps4").stderr
+
+
+def test_a_job_on_a_partition_is_held_to_its_memory(cluster: DevCluster) -> None:
+    told, grant = job(cluster, "--gres=gpu:mi300x_cpx.nps4:1")
+    devices, got, code, files, opened = told
+    assert (devices, code, opened) == (1, 2, 1) and files == 64
+    assert PART <= got + CONTEXT <= PART + 256  # all of the partition, and hipErrorOutOfMemory beyond
+    assert (grant["rung"], grant["clean"]) == ("mig", True)
+    assert re.fullmatch(r"[0-9a-f-]{36}/[0-7]", grant["uuid"])
+
+
+def test_less_than_a_partition_is_held_by_the_watchdog(cluster: DevCluster) -> None:
+    _, grant = job(cluster, "--gres=shard:2048")
+    assert (grant["limit"] >> 20, grant["rung"]) == (2048, "watchdog")
+    assert "one PCI address" in grant["passed_over"]["limiter"]
