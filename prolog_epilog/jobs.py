@@ -127,10 +127,10 @@ class Jobs:
             record.note("grant", uuids=[device.uuid for device in chosen])
             self._state.jobs.save(record)
             self._state.records[job] = record
-        for device in chosen:
-            self._watcher.watches[device.vendor].some |= {device.uuid}  # errors from here on are the job's
-        for name in {device.vendor for device in chosen}:
-            self._watcher.watches[name].wanted.set()
+            for device in chosen:
+                self._watcher.watches[device.vendor].some |= {device.uuid}  # errors from here on are the job's
+            for name in {device.vendor for device in chosen}:
+                self._watcher.watches[name].look()
         return {}
 
     def _grant_split(self, record: JobRecord, chosen: list[NodeDevice], split: Sequence[Sequence[int]]) -> None:

@@ -1,19 +1,22 @@
-"""NVML's lists of processes, by one call each into memory that is kept.
+"""NVML's lists of processes and of field values, by one call each into memory that is kept.
 
 pynvml asks for a list's length first and makes an object of each entry: twice the calls into the driver, and most of
-what watching a node would cost. Structures: nvmlProcessInfo_t and nvmlProcessUtilizationSample_t of NVIDIA's nvml.h.
+what watching a node would cost. Structures: nvmlProcessInfo_t, nvmlProcessUtilizationSample_t and nvmlFieldValue_t of
+NVIDIA's nvml.h.
 """
 
 from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
 _PROCESS = struct.Struct("I4xQII")  # pid, bytes, GPU instance, compute instance
 _SAMPLE = struct.Struct("I4xQIIII")  # pid, time in us, then percent: SM, memory, encoder, decoder
+_FIELD = struct.Struct("IIqqII8s")  # field, scope, time, latency, type of the value, the field's own code, value
+_VALUES = {code: struct.Struct(form) for code, form in enumerate(("d", "I4x", "Q", "Q", "q", "i4x", "H6x"))}
 _NOT_TOLD = (1 << 64) - 1
 _ROOM = 64  # entries at first
 
@@ -94,3 +97,27 @@ class BusyLists:
         after = ctypes.c_ulonglong(time_us)
         entries = self._list.ask(lambda function, count, array: int(function(handle, array, count, after)))
         return [(pid, when, percent) for pid, when, percent, *_ in entries if pid and when > time_us]
+
+
+class FieldValues:
+    """Always the same fields of a GPU, by number and scope. `api` is pynvml, initialised."""
+
+    def __init__(self, api: Any, wanted: Sequence[tuple[int, int]]) -> None:
+        self._api = api
+        self._question = b"".join(_FIELD.pack(field, scope, 0, 0, 0, 0, bytes(8)) for field, scope in wanted)
+        self._buffer = ctypes.create_string_buffer(len(self._question))
+        self._count = len(wanted)
+
+    def read(self, handle: Any) -> list[float | None]:
+        """A value each; None for what is not told. Raises NVMLError."""
+        function = getattr(self._api.nvmlLib, "nvmlDeviceGetFieldValues", None)
+        if function is None:
+            raise self._api.NVMLError(self._api.NVML_ERROR_FUNCTION_NOT_FOUND)
+        self._buffer.raw = self._question
+        code = function(handle, self._count, self._buffer)
+        if code != 0:
+            raise self._api.NVMLError(code)
+        return [
+            _VALUES.get(kind, _VALUES[3]).unpack(value)[0] if result == 0 else None
+            for *_, kind, result, value in _FIELD.iter_unpack(self._buffer.raw)
+        ]

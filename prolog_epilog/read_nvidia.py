@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from prolog_epilog.nvml_lists import BusyLists
+from prolog_epilog.nvml_lists import BusyLists, FieldValues
 from prolog_epilog.readings import Activity, Link, Reading
 
 # Bits of nvmlDeviceGetCurrentClocksEventReasons.
@@ -33,7 +33,7 @@ _FIELDS = {
     "pcie_replays": 94,  # NVML_FI_DEV_PCIE_REPLAY_COUNTER
 }
 # NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY, _RECOVERY, _CRC, NVML_FI_DEV_NVLINK_GET_STATE, _THROUGHPUT_DATA_TX and _RX
-_LINK_FIELDS = (("replays", 161), ("recoveries", 162), ("crc", 163), ("up", 165), ("tx_bytes", 138), ("rx_bytes", 139))
+_LINK_FIELDS = (161, 162, 163, 165, 138, 139)
 _LINK_COUNT = 91  # NVML_FI_DEV_NVLINK_LINK_COUNT
 
 
@@ -68,6 +68,7 @@ class NvidiaReader:
         self._events = self._watch_events()
         self._pending: dict[str, list[tuple[float, int]]] = {}
         self._busy_lists: BusyLists | None = None
+        self._fields: dict[tuple[tuple[int, int], ...], FieldValues] = {}
 
     def _parts(self, handle: Any) -> list[tuple[str, int, float]]:
         found: list[tuple[str, int, float]] = []
@@ -103,19 +104,24 @@ class NvidiaReader:
         found: dict[str, Activity] = {}
         processes: dict[str, dict[int, int]] = {}
         for gpu in self.gpus:
-            parts = [part for part in gpu.parts if part[0] in wanted]
-            if gpu.uuid not in wanted and not parts:
-                continue
-            energy = self._get(self.api.nvmlDeviceGetTotalEnergyConsumption, gpu.handle)
-            throttle = self._throttle(gpu)
-            if gpu.uuid in wanted:
-                by_process = self._processes(gpu)
-                if by_process is not None:
-                    processes[gpu.uuid] = by_process
-                found[gpu.uuid] = Activity(self._busy(gpu), energy, throttle)
-            for uuid, number, share in parts:
-                found[uuid] = Activity(self._part_busy(gpu, uuid, number), energy, throttle, share)
+            if wanted & {gpu.uuid, *(part[0] for part in gpu.parts)}:
+                with suppress(self.api.NVMLError_GpuIsLost):  # the others are still there
+                    self._activity_of(gpu, wanted, found, processes)
         return found, processes
+
+    def _activity_of(
+        self, gpu: _Gpu, wanted: set[str], found: dict[str, Activity], processes: dict[str, dict[int, int]]
+    ) -> None:
+        """Add one GPU and its instances to what `activity` returns."""
+        energy = self._get(self.api.nvmlDeviceGetTotalEnergyConsumption, gpu.handle)
+        throttle = self._throttle(gpu)
+        if gpu.uuid in wanted:
+            by_process = self._processes(gpu)
+            if by_process is not None:
+                processes[gpu.uuid] = by_process
+            found[gpu.uuid] = Activity(self._busy(gpu), energy, throttle)
+        for uuid, number, share in (part for part in gpu.parts if part[0] in wanted):
+            found[uuid] = Activity(self._part_busy(gpu, uuid, number), energy, throttle, share)
 
     def _busy(self, gpu: _Gpu) -> int | None:
         """Time at work: its processes' together where the driver tells theirs, which saves a question."""
@@ -287,37 +293,31 @@ class NvidiaReader:
             if None not in pages:
                 reading.pages_retired = sum(len(listed) for listed in pages)
                 reading.pages_pending = _truth(get(api.nvmlDeviceGetRetiredPagesPendingStatus, handle))
-        for name, value in zip(
-            _FIELDS, self._values(handle, [(number, 0) for number in _FIELDS.values()]), strict=True
-        ):
+        for name, value in zip(_FIELDS, self._values(handle, tuple((one, 0) for one in _FIELDS.values())), strict=True):
             setattr(reading, name, value)
 
     def _links(self, gpu: _Gpu) -> list[Link]:
         if gpu.links is None:
-            gpu.links = self._values(gpu.handle, [(_LINK_COUNT, 0)])[0] or 0
+            gpu.links = int(self._values(gpu.handle, ((_LINK_COUNT, 0),))[0] or 0)
         if not gpu.links:
             return []
         numbers = range(min(gpu.links, 64))
-        values = iter(self._values(gpu.handle, [(one, link) for link in numbers for _, one in _LINK_FIELDS]))
+        values = self._values(gpu.handle, _link_fields(len(numbers)))
         found = []
         for number in numbers:
-            told = {name: next(values) for name, _ in _LINK_FIELDS}
-            for name in ("tx_bytes", "rx_bytes"):
-                told[name] = None if told[name] is None else told[name] * _KIB
-            told["up"] = _truth(told["up"])
-            found.append(Link(number, **told))
+            replays, recoveries, crc, up, sent, received = values[number * 6 : number * 6 + 6]
+            sent, received = (None if one is None else one * _KIB for one in (sent, received))
+            found.append(Link(number, _truth(up), replays, recoveries, crc, sent, received))
         return found
 
-    def _values(self, handle: Any, wanted: list[tuple[int, int]]) -> list[Any]:
+    def _values(self, handle: Any, wanted: tuple[tuple[int, int], ...]) -> list[Any]:
         """Field values by number and scope, in one call; None for what is not told."""
+        if wanted not in self._fields:
+            self._fields[wanted] = FieldValues(self.api, wanted)
         try:
-            answers = self.api.nvmlDeviceGetFieldValues(handle, wanted)
+            return list(self._fields[wanted].read(handle))
         except self.api.NVMLError:
             return [None] * len(wanted)
-        members = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
-        return [
-            getattr(one.value, members.get(one.valueType, "ullVal")) if one.nvmlReturn == 0 else None for one in answers
-        ]
 
     def _read_events(self) -> None:
         """XIDs since the last time."""
@@ -339,6 +339,11 @@ class NvidiaReader:
             raise
         except self.api.NVMLError:
             return None
+
+
+@lru_cache(maxsize=8)
+def _link_fields(links: int) -> tuple[tuple[int, int], ...]:
+    return tuple((field, link) for link in range(links) for field in _LINK_FIELDS)
 
 
 @lru_cache(maxsize=256)

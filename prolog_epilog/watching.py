@@ -34,12 +34,18 @@ class Watch:
     foreign: dict[str, int] = field(default_factory=dict)  # bytes in use by no process, by device
     problem: SluiceError | None = None
     since: float = 0.0
-    wanted: threading.Event = field(default_factory=threading.Event)
+    wanted: threading.Event = field(default_factory=threading.Event)  # sample now
+    used: bool = False  # the next sample shall have what is in use on each device, whoever has it: with `wanted`
     full: bool = False  # the next sample shall have all that the library tells; whoever sets it sets `wanted` as well
     some: set[str] = field(default_factory=set)  # the same of these devices only
     asking: bool = False  # a sample is being taken, or told to the readers
     told: int = 0  # samples of which all readers know
     places: cgroups.Places = field(default_factory=cgroups.Places)
+
+    def look(self) -> None:
+        """Sample now, with what is in use on each device. The caller holds the state's lock."""
+        self.used = True
+        self.wanted.set()
 
 
 Reader = Callable[[Watch, dict[str, Any]], None]
@@ -82,10 +88,10 @@ class Watcher:
         """Wait for a sample that began after now, and for what its readers make of it."""
         with self._state.sampled:
             wanted = watch.told + 1 + watch.asking  # that one began before
-            watch.wanted.set()
+            watch.look()
             while watch.told < wanted and time.monotonic() < deadline and watch.problem is None:
                 if not self._state.sampled.wait(0.1):
-                    watch.wanted.set()
+                    watch.look()
 
     def _watch(self, watch: Watch) -> None:
         """Sample one vendor for ever."""
@@ -96,7 +102,8 @@ class Watcher:
                 continue
             with self._state.lock:
                 watch.asking = True
-                used = watch.wanted.is_set() or not busy  # a prolog or epilog wants to know, or nobody waits
+                used = watch.used or not busy  # a prolog or epilog wants to know, or nobody waits
+                watch.used = False
                 watch.wanted.clear()
             try:
                 answer = watch.worker.ask(do="sample", used=used, **self._also(watch))
