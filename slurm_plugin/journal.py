@@ -73,6 +73,18 @@ def _decode(data: bytes, at: int) -> tuple[Record | None, int, bool]:
     return Record(sequence, at_us / 1e6, name, job_id, end - at), end, False
 
 
+def _goes_on(data: bytes, at: int, expected: int) -> bool:
+    """Whether a good record stands behind a damaged one: then that one is not what a write that was cut off left."""
+    most = expected + (len(data) - at) // _HEADER.size
+    place = data.find(b"SLJR", at)
+    while place >= 0:
+        sequence = _HEADER.unpack_from(data, place)[5] if len(data) - place >= _HEADER.size else 0
+        if expected < sequence <= most and _decode(data, place)[0] is not None:
+            return True
+        place = data.find(b"SLJR", place + 1)
+    return False
+
+
 def read_journal(folder: Path) -> Journal:
     """Read all segments in order, by slurmctld's own rules. Raises SluiceError for a folder that is shut."""
     journal = Journal()
@@ -106,7 +118,7 @@ def _read_segment(journal: Journal, name: str, data: bytes, first: int, end: int
     while at < len(data):
         record, after, torn = _decode(data, at)
         if record is None or record.sequence != expected:
-            if torn:
+            if torn and not _goes_on(data, at, expected):
                 journal.torn_bytes += len(data) - at
             else:
                 journal.lost_bytes += len(data) - at

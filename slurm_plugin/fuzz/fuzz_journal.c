@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A segment of the journal: any bytes; and what is accepted is what was written. */
-#include "journal/record.h"
+#include "journal/segments.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -52,6 +54,47 @@ static void damaged(const uint8_t *data, size_t size)
         abort();
 }
 
+static char folder[] = "/tmp/fuzz_journal.XXXXXX", first[64], second[64];
+
+static void clear(void)
+{
+    unlink(first);
+    unlink(second);
+    rmdir(folder);
+}
+
+static void write_file(const char *path, const uint8_t *data, size_t size)
+{
+    FILE *file = fopen(path, "w");
+    if (!file || fwrite(data, 1, size, file) != size || fclose(file) != 0)
+        abort();
+}
+
+/* The same as the second of two segments of a folder, of which every byte is counted once. */
+static void in_folder(const uint8_t *data, size_t size)
+{
+    static bool made;
+    uint8_t opening[SLUICE_RECORD_HEADER];
+    struct sluice_record record = {.type = SLUICE_RECORD_OPEN, .sequence = 1};
+    struct sluice_segments found;
+    unsigned seen = 0;
+    if (!made) {
+        if (!mkdtemp(folder))
+            abort();
+        sluice_segment_path(folder, 1, first, sizeof first);
+        sluice_segment_path(folder, 2, second, sizeof second);
+        sluice_record_encode(&record, opening);
+        write_file(first, opening, sizeof opening);
+        atexit(clear);
+        made = true;
+    }
+    write_file(second, data, size);
+    if (!sluice_segments_read(folder, again, &seen, &found) || found.records != seen || found.count != 2 ||
+        found.torn_bytes + found.lost_bytes > size || (found.lost_bytes && !found.problem[0]))
+        abort();
+    free(found.items);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     unsigned seen = 0;
@@ -61,5 +104,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (good > size)
         abort();
     damaged(data, size);
+    in_folder(data, size);
     return 0;
 }

@@ -55,6 +55,20 @@ void sluice_record_encode(const struct sluice_record *record, uint8_t *bytes)
     put(bytes + 32, 4, sum_of(bytes, record->length));
 }
 
+bool sluice_record_peek(const uint8_t *bytes, size_t length, struct sluice_record *record)
+{
+    if (length < SLUICE_RECORD_HEADER || memcmp(bytes, magic, sizeof magic) != 0)
+        return false;
+    *record = (struct sluice_record){
+        .type = (unsigned)get(bytes + 4, 2),
+        .job_id = (uint32_t)get(bytes + 12, 4),
+        .sequence = get(bytes + 16, 8),
+        .at_us = (int64_t)get(bytes + 24, 8),
+        .length = (uint32_t)get(bytes + 8, 4),
+    };
+    return true;
+}
+
 enum sluice_record_fault sluice_record_decode(const uint8_t *bytes, size_t length, struct sluice_record *record,
                                               size_t *used)
 {
@@ -62,23 +76,18 @@ enum sluice_record_fault sluice_record_decode(const uint8_t *bytes, size_t lengt
         return SLUICE_RECORD_CORRUPT;
     if (length < SLUICE_RECORD_HEADER)
         return SLUICE_RECORD_TORN;
-    uint32_t payload = (uint32_t)get(bytes + 8, 4);
-    if (payload > SLUICE_RECORD_MAX_PAYLOAD)
+    struct sluice_record found;
+    (void)sluice_record_peek(bytes, length, &found);
+    if (found.length > SLUICE_RECORD_MAX_PAYLOAD)
         return SLUICE_RECORD_CORRUPT;
-    if (length - SLUICE_RECORD_HEADER < payload)
+    if (length - SLUICE_RECORD_HEADER < found.length)
         return SLUICE_RECORD_TORN;
-    if (get(bytes + 32, 4) != sum_of(bytes, payload))
+    if (get(bytes + 32, 4) != sum_of(bytes, found.length))
         return SLUICE_RECORD_CORRUPT;
     if (get(bytes + 6, 2) != SLUICE_RECORD_FORMAT)
         return SLUICE_RECORD_NEWER;
-    *record = (struct sluice_record){
-        .type = (unsigned)get(bytes + 4, 2),
-        .job_id = (uint32_t)get(bytes + 12, 4),
-        .sequence = get(bytes + 16, 8),
-        .at_us = (int64_t)get(bytes + 24, 8),
-        .payload = bytes + SLUICE_RECORD_HEADER,
-        .length = payload,
-    };
+    found.payload = bytes + SLUICE_RECORD_HEADER;
+    *record = found;
     *used = sluice_record_size(record);
     return SLUICE_RECORD_GOOD;
 }

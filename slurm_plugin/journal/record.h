@@ -69,6 +69,10 @@ enum sluice_record_fault {
 enum sluice_record_fault sluice_record_decode(const uint8_t *bytes, size_t length, struct sluice_record *record,
                                               size_t *used);
 
+/* What the header at the beginning of `length` bytes says, which nothing has confirmed; the payload is NULL. False:
+ * there is none. */
+bool sluice_record_peek(const uint8_t *bytes, size_t length, struct sluice_record *record);
+
 /*
  * Read the records of one segment, in order, until one is not good or does not follow the one before. `visit` is called
  * for each; false from it ends the reading. Returns what ended it; *good is the length of the good part, and *next, in

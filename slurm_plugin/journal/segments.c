@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 static const char suffix[] = ".journal";
-enum { DIGITS = 16 };
+enum { DIGITS = 16, READ_AGAIN = 8 };
 
 void sluice_segment_path(const char *folder, uint64_t first, char *path, size_t size)
 {
@@ -133,17 +133,33 @@ static bool take(const struct sluice_record *record, void *argument)
     return !pass->stopped;
 }
 
-/* What is behind a damaged place is not used, but the ids in it were given out. */
-static void learn_ids(struct sluice_segments *found, const uint8_t *bytes, size_t length)
+/*
+ * What is behind a damaged place is not used, but the ids in it were given out. Payloads are users' scripts, which may
+ * hold what looks like records: only numbers that can come here count, and no more is summed than READ_AGAIN times the
+ * bytes. False: there is no record behind it.
+ */
+static bool learn_ids(struct sluice_segments *found, const uint8_t *bytes, size_t length, uint64_t next)
 {
     struct sluice_record record;
-    size_t used;
-    for (size_t at = 0; at + SLUICE_RECORD_HEADER <= length; at++)
-        if (bytes[at] == 'S' && sluice_record_decode(bytes + at, length - at, &record, &used) == SLUICE_RECORD_GOOD) {
-            if (record.job_id > found->highest_id)
-                found->highest_id = record.job_id;
-            at += used - 1;
-        }
+    size_t used, budget = READ_AGAIN * length;
+    uint64_t most = next + length / SLUICE_RECORD_HEADER;
+    bool any = false;
+    for (size_t at = 0; at < length; at++) {
+        if (!sluice_record_peek(bytes + at, length - at, &record) || record.sequence <= next ||
+            record.sequence > most || record.length > length)
+            continue;
+        if (record.length > budget)
+            break;
+        budget -= record.length;
+        if (sluice_record_decode(bytes + at, length - at, &record, &used) != SLUICE_RECORD_GOOD)
+            continue;
+        if (record.job_id > found->highest_id)
+            found->highest_id = record.job_id;
+        any = true;
+        next = record.sequence;
+        at += used - 1;
+    }
+    return any;
 }
 
 static const char *fault_name(enum sluice_record_fault fault)
@@ -174,6 +190,9 @@ static bool read_one(const char *folder, struct pass *pass)
     pass->late = false;
     enum sluice_record_fault fault = sluice_record_scan(bytes, length, &next, take, pass, &good);
     pass->segment->bytes = length;
+    if (fault != SLUICE_RECORD_GOOD && learn_ids(found, bytes + good, length - good, next) &&
+        fault == SLUICE_RECORD_TORN)
+        fault = SLUICE_RECORD_CORRUPT; /* it is not cut off: its length is damaged */
     if (pass->late)
         found->late_bytes += length;
     else if (!pass->used)
@@ -182,8 +201,6 @@ static bool read_one(const char *folder, struct pass *pass)
         found->torn_bytes += length - good;
     else if (fault != SLUICE_RECORD_GOOD)
         found->lost_bytes += length - good;
-    if (fault != SLUICE_RECORD_GOOD && good < length)
-        learn_ids(found, bytes + good, length - good);
     if (pass->late)
         problem(found, "%s: another controller wrote to it after this one had taken over; that part is not used", path);
     else if (fault > SLUICE_RECORD_TORN)

@@ -40,8 +40,9 @@ struct sluice_journal {
     /* The thread's own. */
     struct sluice_segment *segments;
     uint32_t count;
-    uint64_t next; /* sequence number */
-    int file;      /* of the last segment; -1: another has to be begun */
+    uint64_t next;     /* sequence number */
+    uint64_t leftover; /* number of a segment that could not be begun, and whose file could not be removed either */
+    int file;          /* of the last segment; -1: another has to be begun */
     uint64_t offset;
     uint8_t *buffer;
     size_t room;
@@ -119,6 +120,8 @@ static bool begin_segment(struct sluice_journal *journal, int64_t at_us)
     }
     journal->segments = more;
     sluice_segment_path(journal->folder, journal->next, path, sizeof path);
+    if (journal->leftover == journal->next)
+        unlink(path);
     int file = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (file < 0)
         return false;
@@ -127,7 +130,7 @@ static bool begin_segment(struct sluice_journal *journal, int64_t at_us)
         !sync_folder(journal->folder)) {
         int error = errno;
         close(file);
-        unlink(path);
+        journal->leftover = unlink(path) != 0 && errno != ENOENT ? journal->next : 0;
         errno = error;
         return false;
     }

@@ -195,6 +195,57 @@ static void test_corrupt(void)
     remove_folder();
 }
 
+/* A user's script that holds what looks like records, in a record that was cut off: none of it is believed. */
+static void test_forged_in_a_torn_record(void)
+{
+    struct seen seen;
+    fresh_folder();
+    fill(1, 10);
+    uint8_t script[1000], *at = script;
+    for (uint64_t sequence = 5; sequence <= 1000000; sequence *= 10) { /* too low, and much too high */
+        struct sluice_record forged = {
+            .type = SLUICE_RECORD_SUBMIT, .job_id = 60000000, .sequence = sequence, .payload = at, .length = 0};
+        sluice_record_encode(&forged, at);
+        at += SLUICE_RECORD_HEADER;
+    }
+    struct sluice_journal *journal = open_journal((struct sluice_journal_options){0});
+    CHECK(sluice_journal_append(journal, SLUICE_RECORD_SUBMIT, 11, script, sizeof script, 11));
+    sluice_journal_close(journal);
+    char path[128];
+    struct stat facts;
+    last_path(path, sizeof path);
+    CHECK(stat(path, &facts) == 0);
+    CHECK(truncate(path, facts.st_size - 1) == 0);
+    struct sluice_segments found = read_all(&seen);
+    CHECK_INT(seen.count, 10);
+    CHECK_INT(found.highest_id, 10);
+    CHECK_INT(found.torn_bytes, SLUICE_RECORD_HEADER + sizeof script - 1);
+    CHECK_STR(found.problem, "");
+    free(found.items);
+    remove_folder();
+}
+
+/* A record whose length was damaged is not the segment's end. */
+static void test_damaged_length(void)
+{
+    struct seen seen;
+    fresh_folder();
+    fill(1, 10);
+    char path[128];
+    last_path(path, sizeof path);
+    int file = open(path, O_RDWR);
+    CHECK(pwrite(file, "\0\0\1", 3, 184 + 8) == 3); /* 64 KiB */
+    close(file);
+    struct sluice_segments found = read_all(&seen);
+    CHECK_INT(seen.count, 3);
+    CHECK_INT(found.torn_bytes, 0);
+    CHECK_INT(found.lost_bytes, 7 * 46);
+    CHECK(strstr(found.problem, "corrupt at byte 184"));
+    CHECK_INT(found.highest_id, 10);
+    free(found.items);
+    remove_folder();
+}
+
 static void test_late_writer(void)
 {
     struct seen seen;
@@ -322,6 +373,8 @@ int main(void)
     test_written_is_read();
     test_torn_end();
     test_corrupt();
+    test_forged_in_a_torn_record();
+    test_damaged_length();
     test_late_writer();
     test_trim_and_bound();
     test_full_disk();

@@ -61,6 +61,19 @@ def test_what_is_behind_damage_is_not_used(tmp_path: Path) -> None:
     assert journal.lost_bytes == len(record(2)) * 2 + len(record(4))
 
 
+def test_a_damaged_length_is_no_torn_end(tmp_path: Path) -> None:
+    data = bytearray(record(1) + record(2) + record(3))
+    data[len(record(1)) + 10] ^= 1  # 64 KiB more
+    segment(tmp_path, 1, bytes(data))
+    journal = read_journal(tmp_path)
+    assert "corrupt" in journal.problem
+    assert (journal.torn_bytes, journal.lost_bytes) == (0, 2 * len(record(2)))
+    forged = record(2, payload=record(3000, job=60_000_000))  # a user's script, cut off behind it
+    segment(tmp_path, 1, record(1) + forged[:-1])
+    journal = read_journal(tmp_path)
+    assert (journal.torn_bytes, journal.problem) == (len(forged) - 1, "")
+
+
 def test_what_an_earlier_controller_still_wrote_is_late(tmp_path: Path) -> None:
     segment(tmp_path, 1, record(1) + record(2) + record(3, job=99))
     segment(tmp_path, 3, record(3))
