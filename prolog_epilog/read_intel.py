@@ -58,9 +58,14 @@ class IntelReader(GpuReader[_Gpu]):
 
     def activity(self, wanted: Iterable[str]) -> tuple[dict[str, Activity], dict[str, dict[int, int]]]:
         """Of the named devices. Of single processes sysman tells no time at work."""
-        return {
-            gpu.uuid: Activity(self._busy(gpu), self._energy_mj(gpu), self._throttle(gpu)) for gpu in self.named(wanted)
-        }, {}
+        found = {}
+        for gpu in self.named(wanted):
+            try:
+                found[gpu.uuid] = Activity(self._busy(gpu), self._energy_mj(gpu), self._throttle(gpu))
+            except LevelZeroError as error:
+                if not self.is_lost(error):  # of a lost one nothing is known; the others are still there
+                    raise
+        return found, {}
 
     def _busy(self, gpu: _Gpu) -> int | None:
         """Time at work of the busiest engine group, by its own counters."""

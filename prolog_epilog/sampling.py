@@ -140,21 +140,31 @@ class Amd:
         """See `Library`."""
         return [
             (uuid, int(process["pid"]), int(process["memory_usage"]["vram_mem"]))
-            for uuid, handle in self.handles
-            for process in self.api.amdsmi_get_gpu_process_list(handle)
+            for uuid, listed in self._each(self.handles, self.api.amdsmi_get_gpu_process_list)
+            for process in listed
         ]
+
+    def _each(self, devices: list[tuple[str, Any]], function: Callable[..., Any], *words: Any) -> list[tuple[str, Any]]:
+        """What the library tells of the devices that answer: a lost one does not. Raises when none does."""
+        found, failed = [], None
+        for uuid, handle in devices:
+            try:
+                found.append((uuid, function(handle, *words)))
+            except self.api.AmdSmiException as error:
+                failed = error
+        if failed is not None and not found:
+            raise failed
+        return found
 
     def used(self) -> dict[str, int]:
         """See `Library`."""
+        whole = [devices[0] for _, devices in self.gpus if len(devices) == 1]
         kind = self.api.AmdSmiMemoryType.VRAM
-        found = {}
+        found = {uuid: int(size) for uuid, size in self._each(whole, self.api.amdsmi_get_gpu_memory_usage, kind)}
         for _, devices in self.gpus:
-            if len(devices) == 1:
-                [(uuid, handle)] = devices
-                found[uuid] = int(self.api.amdsmi_get_gpu_memory_usage(handle, kind))
-            else:  # of each partition the library tells what the GPU has in use
+            if len(devices) > 1:  # of each partition the library tells what the GPU has in use
                 found |= dict.fromkeys((uuid for uuid, _ in devices), 0)
-        if len(found) > len(self.gpus):
+        if self.parts:
             for uuid, _, size in self.usage():
                 if uuid in self.parts:
                     found[uuid] += size
@@ -180,8 +190,19 @@ class Intel:
         return [
             (uuid, int(process.processId), int(process.memSize))
             for uuid, handle in self.devices
-            for process in self.sysman.processes(handle)
+            for process in self._processes(handle)
         ]
+
+    def _processes(self, handle: Any) -> list[Any]:
+        """Of a lost device none: the others are still there."""
+        from gres_probe.level_zero import DEVICE_LOST, LevelZeroError
+
+        try:
+            return list(self.sysman.processes(handle))
+        except LevelZeroError as error:
+            if error.result == DEVICE_LOST:
+                return []
+            raise
 
     def used(self) -> dict[str, int]:
         """See `Library`. The driver tells the sum over processes only by way of them."""

@@ -93,10 +93,18 @@ def _start() -> tuple[LevelZero, list[Any]]:
 
 
 def open_devices() -> tuple[LevelZero, list[tuple[str, Any]]]:
-    """Sysman, and each device's UUID and handle. Raises SluiceError; LevelZeroError for a lost device."""
+    """Sysman, and the UUID and handle of each device that is not lost. Raises SluiceError, LevelZeroError."""
     sysman, handles = _start()
-    devices = [_Device(sysman, handle) for handle in handles]
-    return sysman, [(_uuid_text(bytes(device.properties.core.uuid)), device.handle) for device in devices]
+    found = []
+    for handle in handles:
+        try:
+            device = _Device(sysman, handle)
+        except LevelZeroError as error:
+            if error.result != DEVICE_LOST:
+                raise
+            continue  # of a lost one nothing is known; the others are still there
+        found.append((_uuid_text(bytes(device.properties.core.uuid)), handle))
+    return sysman, found
 
 
 def probe(machine: Machine) -> Findings:
