@@ -38,8 +38,8 @@ def _folder(conf: Path | None, prefix: Path | None) -> tuple[Path, dict[str, str
 
     config = dict(connect(conf=conf, prefix=prefix, timeout=15).config())
     folder = alerts_folder(Path(config.get("StateSaveLocation", "")))
-    parent = folder if folder.exists() else folder.parent
-    if not os.access(parent, os.R_OK | os.X_OK):
+    readable = os.access(folder.parent, os.R_OK | os.X_OK)
+    if not readable or (folder.exists() and not os.access(folder, os.R_OK | os.X_OK)):
         raise SluiceError(f"{folder}: not this user's to read", remedy="run it as root or SlurmUser on a controller")
     return folder, config
 

@@ -23,7 +23,7 @@ DUTIES: tuple[str, ...] = (
 
 @click.group("controllerd", invoke_without_command=True)
 @click.option(
-    "--state", default=STATE, show_default=True, type=click.Path(path_type=Path), metavar="DIR",
+    "--state", default=STATE, show_default=True, type=click.Path(path_type=Path, readable=False), metavar="DIR",
     help="Where duties keep what they know; SlurmUser's.",
 )  # fmt: skip
 @click.option(
@@ -98,6 +98,8 @@ def status(state: Path, as_json: bool) -> None:
     path = state / "status.json"
     try:
         report = json.loads(path.read_text())
+    except PermissionError as error:
+        raise SluiceError(f"{path}: {error.strerror}", remedy="run it as root or SlurmUser") from error
     except OSError as error:
         raise SluiceError(f"{path}: {error.strerror}", remedy="is sluice-controllerd running on this host?") from error
     if as_json:
@@ -107,4 +109,5 @@ def status(state: Path, as_json: bool) -> None:
     click.echo(f"{report['host']}: {'leads' if report['leads'] else 'does not lead'}, as of {age:.0f} s ago")
     for duty in report["duties"]:
         last = "never" if duty["last"] is None else f"{time.time() - duty['last']:.0f} s ago, {duty['took_s']:.2f} s"
-        click.echo(f"{duty['name']}: every {duty['period_s']:g} s; last {last}; {duty['problem'] or 'ok'}")
+        when = "runs" if duty.get("serves") else f"every {duty['period_s']:g} s; last {last}"
+        click.echo(f"{duty['name']}: {when}; {duty['problem'] or 'ok'}")

@@ -96,12 +96,18 @@ def _source(options: dict[str, Any]) -> Source:
             records = Path(source.client.config().get("StateSaveLocation", "")) / FOLDER
         except SluiceError:
             records = None
-    if records is not None and records.is_absolute() and os.access(records, os.R_OK | os.X_OK):
+    if records is not None and records.is_absolute() and _readable(records):
         source.records = JobRecords(records)
     folder = rolled or DEFAULT_FOLDER
     if not fresh and os.access(folder, os.R_OK | os.X_OK):
         source.rolled = Rollup(folder, cluster_name(source))
     return source
+
+
+def _readable(folder: Path) -> bool:
+    """Also a folder that is not there yet, where this user would see it."""
+    parent = os.access(folder.parent, os.R_OK | os.X_OK)
+    return os.access(folder, os.R_OK | os.X_OK) or (parent and not folder.exists())
 
 
 def _note(text: str) -> None:

@@ -258,6 +258,7 @@ class Controllerd:
                     "problem": "has not come back" if state.slow else state.problem,
                     "last": state.last,
                     "took_s": round(state.took_s, 3),
+                    "serves": duty.lasting and state.began is not None,
                 }
                 for duty, state in ((duty, self.states[duty.name]) for duty in self.duties)
             ],

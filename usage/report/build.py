@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from policy.report import TenantReport
+from prolog_epilog.record import JobRecord
 from sluice_base.errors import SluiceError, UsageError
+from usage.job_records import key_of
 from usage.report.collect import Selection, Source
 from usage.report.count import Span, gpu_type, tally
 from usage.report.fields import GROUPED_BY, Row, entitled_s, wasted_gpu_s
@@ -17,6 +19,7 @@ from usage.report.tenants import add_fairness, below, capacity, class_name, incl
 GROUPS = ("account", "user", "partition", "qos", "state", "gpu_type", "node")
 """What --by takes."""
 _EVER = Span(0, 1 << 40)
+_CLOCK_S = 60.0  # by which a record's times and what was measured in it may differ
 
 
 @dataclass
@@ -133,11 +136,14 @@ def each_gpu(source: Source, span: Span) -> Report:
             remedy="run it as root or SlurmUser on a controller, or name them with --records",
         )
     found: dict[tuple[str, int], Row] = {}
-    for record in source.records.between(span.start, source.now + 86_400):
-        begin, end = max(record.started, span.start), min(record.ended or span.end, span.end)
+    ended = {key_of(one): one for one in source.records.between(span.start, source.now + 86_400)}
+    running = [one for one in source.running_records() if key_of(one) not in ended]
+    for record in [*ended.values(), *running]:
+        finish = _finish(record, source.now)
+        begin, end = max(record.started, span.start), min(finish, span.end)
         if end < begin:
             continue
-        whole = (record.ended or span.end) - record.started
+        whole = finish - record.started
         measured = record.usage.get("gpus", {}) if isinstance(record.usage, dict) else {}
         for grant in record.grants:
             row = found.get((record.node, grant.index))
@@ -151,6 +157,15 @@ def each_gpu(source: Source, span: Span) -> Report:
     for row in rows:
         row.extra |= capacity(1, row.tally, Span(span.start, min(span.end, int(source.now))))
     return Report("gpus", span, rows)
+
+
+def _finish(record: JobRecord, now: float) -> float:
+    """When the job ended, or until when it is counted; by what was measured where the clock was set back meanwhile."""
+    if record.ended is None:
+        return now
+    gpus = record.usage.get("gpus", {}) if isinstance(record.usage, dict) else {}
+    ran = max((float(one.get("seconds", 0)) for one in gpus.values()), default=0.0)
+    return record.started + ran if ran > record.ended - record.started + _CLOCK_S else record.ended
 
 
 def _add_grant(into: Tally, grant: Any, measured: Any, seconds: float, part: float) -> None:

@@ -113,12 +113,14 @@ class Source:
         return self._ask_running(None)
 
     def _ask_running(self, jobs: Iterable[int] | None) -> Uses:
-        if self.running is None:
-            return Uses()
+        return Uses(self.running_records(jobs))
+
+    def running_records(self, jobs: Iterable[int] | None = None) -> list[JobRecord]:
+        """The records until now of running jobs; none where no controllers' daemon tells them."""
         try:
-            return Uses(self.running(jobs))
+            return [] if self.running is None else self.running(jobs)
         except (SluiceError, OSError):
-            return Uses()
+            return []
 
     def _find(self, uses: Uses, job: Allocation) -> JobUse | None:
         """What a job of a window used, or has used until now."""

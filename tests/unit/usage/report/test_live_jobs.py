@@ -1,0 +1,116 @@
+"""Reports of jobs that run: with what their nodes told until now, asked for once and only where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from prolog_epilog.record import Grant, JobRecord
+from sluice_base.errors import SluiceError
+from slurm_client.allocations import Allocation
+from tests.unit.usage.report.test_report_collect import FLEET, NOW, FakeSlurm
+from usage.job_records import JobRecords
+from usage.report import collect
+from usage.report.build import each_gpu, job_rows
+from usage.report.collect import Selection, Source
+from usage.report.count import Span
+from usage.report.fields import BY_NAME
+
+START = NOW - 1000
+DAY = Span(NOW - 50_000, NOW)
+
+
+def job(number: int, end: int | None = None) -> Allocation:
+    state = "RUNNING" if end is None else "COMPLETED"
+    return Allocation(
+        number, str(number), "job", "alice", "physics", "normal", "main", state, "0:0", START, START, START, end,
+        (end or NOW) - START, 3600, 1, "n1", "gres/gpu=1", "cpu=2,gres/gpu=1,gres/gpu:h100=1", "",
+    )  # fmt: skip
+
+
+def record(number: int, ended: float | None = None, seconds: float = 900.0) -> JobRecord:
+    made = JobRecord(number, 1000, "alice", "physics", "main", "n1", START + 1.0, ended)
+    made.grants = [Grant(number % 8, "GPU-0", "nvidia", "H100", 80 << 30, peak=9 << 30)]
+    use = {
+        "seconds": seconds,
+        "utilisation": {"mean": 40.0, "peak": 90.0},
+        "now": {"utilisation": 12.5, "memory": 1 << 30},
+    }
+    made.usage = {"gpus": {"GPU-0": use}, "gs": seconds, "us": 0.4 * seconds}
+    if ended is None:
+        made.usage["at"] = NOW - 30.0
+    return made
+
+
+class Daemon:
+    """What the controllers' daemon answers."""
+
+    def __init__(self, *records: JobRecord) -> None:
+        self.records = records
+        self.asked = 0
+        self.away = False
+
+    def __call__(self, jobs: Iterable[int] | None) -> list[JobRecord]:
+        self.asked += 1
+        if self.away:
+            raise SluiceError("no controller answers")
+        return [one for one in self.records if jobs is None or one.job in jobs]
+
+
+def source(monkeypatch: pytest.MonkeyPatch, daemon: Daemon, *jobs: Allocation) -> Source:
+    monkeypatch.setattr(collect, "stream", FakeSlurm(list(jobs)).stream)
+    found = Source(cast(Any, None), cast(Any, None), now=NOW, running=daemon)
+    found.__dict__["fleet"] = FLEET
+    return found
+
+
+def value(row: Any, name: str) -> Any:
+    return BY_NAME[name.lower()].value(row)
+
+
+def test_a_running_job_counts_with_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    daemon = Daemon(record(7), record(8))
+    one = source(monkeypatch, daemon, job(7), job(8), job(9), job(10, end=NOW - 10))
+    rows = {row.job.id: row for row in job_rows(one, DAY, Selection()) if row.job is not None}
+    assert daemon.asked == 1
+    assert value(rows[7], "Utilisation") == pytest.approx(40) and value(rows[7], "UtilNow") == 12.5
+    assert value(rows[7], "GPUMemNow") == 1024 and value(rows[7], "GPUMemPeak") == 9 * 1024
+    for number in (9, 10):
+        assert value(rows[number], "Utilisation") is value(rows[number], "UtilNow") is None
+    (tally,) = one.cells(DAY, Selection(states=frozenset({"RUNNING"}))).values()
+    assert (tally.ran, tally.device_s, tally.busy_s, tally.measured_jobs) == (3, 1800, 720, 2)
+    use = one.use_of(job(8))
+    assert use is not None and use.told == NOW - 30
+
+
+def test_of_the_past_nobody_is_asked_and_without_a_daemon_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    daemon = Daemon(record(7))
+    list(job_rows(source(monkeypatch, daemon, job(10, end=NOW - 10)), DAY, Selection()))
+    assert daemon.asked == 0
+    daemon.away = True
+    (row,) = job_rows(source(monkeypatch, daemon, job(7)), DAY, Selection())
+    assert row.use is None and daemon.asked == 1
+
+
+def test_an_earlier_run_of_a_requeued_job_is_not_taken_for_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = record(7)
+    old.started = START - 5000.0
+    (row,) = job_rows(source(monkeypatch, Daemon(old), job(7)), DAY, Selection())
+    assert row.use is None
+
+
+def test_every_gpu_with_running_jobs_and_a_clock_that_was_set_back(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A job counts once also where its node told just before its end; an end before its start is not believed."""
+    one = source(monkeypatch, Daemon(record(1), record(2)))
+    store = JobRecords(tmp_path)
+    store.append([record(2, ended=NOW - 1.0), record(3, ended=START - 3600.0 + 901, seconds=900.0)])
+    one.records = store
+    rows = {row.names["gpu"]: row for row in each_gpu(one, DAY).rows}
+    assert {gpu: round(row.tally.gpu_s) for gpu, row in rows.items()} == {"1": 999, "2": 998, "3": 900}
+    assert {row.tally.ran for row in rows.values()} == {1}
+    assert rows["1"].tally.busy_s == pytest.approx(360)
