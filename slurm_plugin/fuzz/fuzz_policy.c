@@ -3,18 +3,7 @@
  * Compiled policies of any content: as they come, and with the right checksum put under them, so that the parser behind
  * it is reached. What is accepted can be looked up by every name in it, and holds what the header promises.
  */
-#include "policy/policy.h"
-
-#include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-static void require(bool holds)
-{
-    if (!holds)
-        abort();
-}
+#include "fuzz/checksummed.h"
 
 /* One line that can be shown anywhere, whatever the file says. */
 static void require_text(const struct sluice_error_text *text)
@@ -63,20 +52,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static const char head[] = "sluice-policy 1.0\n";
     try((const char *)data, size);
-    /* With a first line, a last line's end and a checksum, where they lack. */
-    char *whole = malloc(sizeof(head) + size + 64);
-    require(whole != NULL);
     size_t length = 0;
-    if (size < sizeof(head) || memcmp(data, head, 14) != 0) {
-        memcpy(whole, head, sizeof(head) - 1);
-        length = sizeof(head) - 1;
-    }
-    memcpy(whole + length, data, size);
-    length += size;
-    whole[length++] = '\n';
-    length += (size_t)sprintf(whole + length, "checksum = crc32:%08" PRIx32 "\n", sluice_crc32(whole, length));
+    char *whole = checksummed("sluice-policy", "1.0", data, size, &length);
     try(whole, length);
     free(whole);
     return 0;

@@ -2,18 +2,7 @@
 /* Lists of GPUs out of service, of any content: as they come, and with the right checksum put under them. */
 #include "controller/withdrawn.h"
 
-#include "policy/policy.h"
-
-#include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-static void require(bool holds)
-{
-    if (!holds)
-        abort();
-}
+#include "fuzz/checksummed.h"
 
 static void try(const char *data, size_t length)
 {
@@ -36,16 +25,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static const char head[] = "sluice-withdrawn 1\n";
     try((const char *)data, size);
-    char *whole = malloc(sizeof(head) + size + 64);
-    require(whole != NULL);
-    size_t length = sizeof(head) - 1;
-    memcpy(whole, head, length);
-    memcpy(whole + length, data, size);
-    length += size;
-    whole[length++] = '\n';
-    length += (size_t)sprintf(whole + length, "checksum = crc32:%08" PRIx32 "\n", sluice_crc32(whole, length));
+    size_t length = 0;
+    char *whole = checksummed("sluice-withdrawn", "1", data, size, &length);
     try(whole, length);
     free(whole);
     return 0;
