@@ -35,7 +35,7 @@ cu, context, mode = c.CDLL("libcuda.so.1"), c.c_void_p(), c.c_int()
 assert cu.cuInit(0) == 0 and cu.cuDevicePrimaryCtxRetain(c.byref(context), 0) == (46 if "second" in sys.argv else 0)
 if "second" in sys.argv:
     sys.exit()
-print(os.environ["SLURM_JOB_GPUS"], flush=True)
+print(os.environ.get("SLURM_STEP_GPUS") or os.environ["SLURM_JOB_GPUS"], flush=True)
 end = time.monotonic() + 60
 while mode.value != 3 and time.monotonic() < end:
     assert cu.cuDeviceGetAttribute(c.byref(mode), 20, 0) == 0
