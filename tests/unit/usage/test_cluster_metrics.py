@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import gzip
 import os
-import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from sluice_base import events
 from sluice_base.errors import SluiceError
 from slurm_client.model import Job, Node
 from slurm_plugin.status import Controller
+from tests.unit.usage.http_server import HttpServer
 from usage.metrics.cluster import (
     Events,
     Throughput,
@@ -234,7 +234,7 @@ def test_a_token_and_none(tmp_path: Path) -> None:
 # ---- the database and the page ----
 
 
-class Server:
+class Server(HttpServer):
     """A database that answers as it is told, and keeps what it got."""
 
     def __init__(self) -> None:
@@ -254,17 +254,14 @@ class Server:
             def log_message(self, format: str, *args: object) -> None:
                 pass
 
-        self.server = HTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        super().__init__(Handler)
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
     one = Server()
     yield one
-    one.server.shutdown()
-    one.server.server_close()
+    one.close()
 
 
 def test_writes_as_influxdb_wants_it(server: Server) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,12 +14,13 @@ import pytest
 
 from policy.monitoring import NodeMetrics
 from sluice_base.errors import SluiceError
+from tests.unit.usage.http_server import HttpServer
 from usage.controllerd import Site
 from usage.metrics.cluster import ClusterMetrics, Retention
 from usage.metrics.influx import set_retention
 
 
-class Influx:
+class Influx(HttpServer):
     """The part of InfluxDB 2's interface that buckets need."""
 
     def __init__(self) -> None:
@@ -53,17 +53,14 @@ class Influx:
             def log_message(self, format: str, *args: object) -> None:
                 pass
 
-        self.server = HTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        super().__init__(Handler)
 
 
 @pytest.fixture
 def influx() -> Iterator[Influx]:
     one = Influx()
     yield one
-    one.server.shutdown()
-    one.server.server_close()
+    one.close()
 
 
 def test_days_become_a_rule_of_the_bucket_once(influx: Influx) -> None:
