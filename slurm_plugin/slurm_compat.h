@@ -349,6 +349,7 @@ static inline int sluice_credential_lifetime(void)
 #pragma weak acct_db_conn
 #pragma weak active_feature_list
 #pragma weak avail_node_bitmap
+#pragma weak backup_inx
 #pragma weak booting_node_bitmap
 #pragma weak cg_node_bitmap
 #pragma weak default_part_loc
