@@ -790,7 +790,9 @@ static bool check_deadline(struct check *check)
     if (minutes == UINT32_MAX)
         return sluice_refuse(check->admission, SLUICE_REFUSED_TIME,
                              "--deadline=%s for a job without end; ask for a --time", texts.given);
-    int64_t from = submission->begin > now ? submission->begin : now, run_s = (int64_t)minutes * 60, start;
+    const int64_t farthest = now + (INT64_C(1) << 40); /* absurd moments stay absurd, and can be added to */
+    int64_t from = submission->begin > farthest ? farthest : submission->begin > now ? submission->begin : now;
+    int64_t run_s = (int64_t)minutes * 60, start;
     duration(larger(minutes, 1), texts.run);
     stamp(from + run_s > now ? from + run_s : now + 60, texts.alone);
     if (from > now)

@@ -115,6 +115,7 @@ static void make(struct input *input, job_desc_msg_t *made)
     made->shared = (uint16_t)number(input, NO_VAL16);
     made->het_job_offset = number(input, NO_VAL);
     made->deadline = take(input, 1) & 1 ? 0 : (time_t)take(input, 8);
+    made->begin_time = take(input, 1) & 1 ? 0 : (time_t)take(input, 8);
     size_t count = take(input, 1) % 4;
     made->spank_job_env = calloc(count + 1, sizeof(char *));
     for (size_t i = 0; i < count; i++)
@@ -175,13 +176,27 @@ static void require_fixed_point(void)
     require(job.time_limit == before.time_limit && job.pn_min_cpus == before.pn_min_cpus);
 }
 
+/* A node of eight GPUs, half of them taken for a day, for those who give a deadline. */
+static void publish_outlook(void)
+{
+    static const uint64_t all = 1;
+    const struct sluice_outlook_node node = {0xff, "h100"};
+    const struct sluice_outlook_partition partition = {"gpu", &all, true};
+    int64_t now = time(NULL);
+    struct sluice_outlook_span span = {0, 0xf, 0, now + 86400};
+    struct sluice_outlook_parts parts = {now, &node, 1, &span, 1, &partition, 1};
+    sluice_outlook_publish(sluice_outlook_new(&parts), INT64_MAX);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static bool started;
     struct input input = {data, size};
     char *message = NULL;
-    if (!started)
+    if (!started) {
         start_plugin(policy);
+        publish_outlook();
+    }
     started = true;
     make(&input, &job);
     int code = job_submit(&job, job.user_id, &message);

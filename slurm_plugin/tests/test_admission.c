@@ -514,6 +514,9 @@ static void check_deadlines_behind_the_plan(void)
     job.deadline++;
     admit(NULL, &slurm, &job);
     expect_admitted("begin");
+    const struct sluice_submission never = {.time_limit = 60, .begin = INT64_MAX, .deadline = INT64_MAX - 1};
+    admit(NULL, &slurm, &never);
+    expect_admitted("an absurd begin");
     CHECK_STR(admission.message, "");
     /* what it cannot tell it does not tell */
     const struct sluice_submission silent[] = {
