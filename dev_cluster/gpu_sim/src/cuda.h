@@ -39,6 +39,11 @@ typedef struct {
     unsigned char reserved[56];
 } CUmemPoolProps;
 
+typedef struct {
+    CUmemLocation location;
+    int flags;
+} CUmemAccessDesc;
+
 #define GRANULE (2 * SIM_MIB) /* device memory comes in pages of 2 MiB */
 static inline CUresult result_of(enum rt_status status)
 {
@@ -56,6 +61,23 @@ static inline CUresult result_of(enum rt_status status)
 }
 
 #define CU(NAME, ...) SIM_API CUresult NAME(__VA_ARGS__)
+
+/* A second exported name with the same behaviour. */
+#define ALIAS(NEW, OLD, PARAMETERS, ...)                                                                               \
+    CU(NEW, __VA_ARGS__)                                                                                               \
+    {                                                                                                                  \
+        return OLD PARAMETERS;                                                                                         \
+    }
+
+static inline void *cuda_pointer(CUdeviceptr address)
+{
+    return (void *)(uintptr_t)address;
+}
+
+/* The calling thread's context; CUDA_ERROR_INVALID_CONTEXT when it has none. */
+CUresult cuda_context(CUcontext *context);
+
+CU(cuMemFree_v2, CUdeviceptr address);
 
 struct cu_stream {
     int priority;

@@ -4,6 +4,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <sys/types.h>
 
 #include "layout.h"
 
@@ -98,6 +99,8 @@ uint64_t sim_now_ns(void); /* CLOCK_REALTIME */
 typedef enum sim_status (*sim_changer)(struct sim_state *head, struct sim_gpu *gpu, void *argument);
 enum sim_status sim_change(unsigned index, sim_changer change, void *argument);
 
+/* All of a file from an offset on, as far as it fits; -1 with errno. */
+ssize_t sim_read(int fd, void *buffer, size_t size, off_t offset);
 /* A file beside the state: false when its path is too long. */
 bool sim_beside(const char *name, char *path, size_t size);
 /* A device file of this node, made as the driver's helper makes it, or taken away; nothing where visibility is not

@@ -1,0 +1,223 @@
+/* Simulated CUDA: pools, streams and events. */
+#include "cuda.h"
+
+#include <stdlib.h>
+#include <time.h>
+
+/* ---- pools ---- */
+
+CU(cuDeviceGetDefaultMemPool, CUmemoryPool *pool, CUdevice device)
+{
+    if (pool == NULL || rt_default_pool(device) == NULL) {
+        return pool == NULL ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_DEVICE;
+    }
+    *pool = rt_default_pool(device);
+    return CUDA_SUCCESS;
+}
+
+CU(cuDeviceGetMemPool, CUmemoryPool *pool, CUdevice device)
+{
+    if (pool == NULL || rt_current_pool(device) == NULL) {
+        return pool == NULL ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_DEVICE;
+    }
+    *pool = rt_current_pool(device);
+    return CUDA_SUCCESS;
+}
+
+CU(cuDeviceSetMemPool, CUdevice device, CUmemoryPool pool)
+{
+    return result_of(rt_set_pool(device, pool));
+}
+
+CU(cuMemPoolCreate, CUmemoryPool *pool, const CUmemPoolProps *properties)
+{
+    return pool != NULL && properties != NULL ? result_of(rt_pool_new(properties->location.id, pool))
+                                              : CUDA_ERROR_INVALID_VALUE;
+}
+
+CU(cuMemPoolDestroy, CUmemoryPool pool)
+{
+    return result_of(rt_pool_free(pool));
+}
+
+CU(cuMemPoolTrimTo, CUmemoryPool pool, size_t keep)
+{
+    return result_of(rt_pool_trim(pool, keep));
+}
+
+enum { POOL_REUSE = 3, POOL_THRESHOLD, POOL_RESERVED, POOL_RESERVED_HIGH, POOL_USED, POOL_USED_HIGH };
+
+CU(cuMemPoolGetAttribute, CUmemoryPool pool, int attribute, void *value)
+{
+    if (value == NULL || !rt_pool_valid(pool) || attribute < 1 || attribute > POOL_USED_HIGH) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (attribute <= POOL_REUSE) {
+        *(int *)value = 1;
+        return CUDA_SUCCESS;
+    }
+    const uint64_t values[] = {pool->threshold, pool->reserved, pool->reserved_high, pool->used, pool->used_high};
+    *(uint64_t *)value = values[attribute - POOL_THRESHOLD];
+    return CUDA_SUCCESS;
+}
+
+CU(cuMemPoolSetAttribute, CUmemoryPool pool, int attribute, const void *value)
+{
+    if (value == NULL || !rt_pool_valid(pool) || attribute < 1 || attribute > POOL_USED_HIGH) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (attribute == POOL_THRESHOLD) {
+        pool->threshold = *(const uint64_t *)value;
+    } else if (attribute == POOL_RESERVED_HIGH) {
+        pool->reserved_high = pool->reserved;
+    } else if (attribute == POOL_USED_HIGH) {
+        pool->used_high = pool->used;
+    }
+    return CUDA_SUCCESS;
+}
+
+CU(cuMemPoolSetAccess, CUmemoryPool pool, const CUmemAccessDesc *access, size_t count)
+{
+    return rt_pool_valid(pool) && access != NULL && count > 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CU(cuMemAllocFromPoolAsync, CUdeviceptr *address, size_t size, CUmemoryPool pool, CUstream stream)
+{
+    CUcontext context;
+    void *memory;
+    (void)stream;
+    CUresult result = address != NULL ? cuda_context(&context) : CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS) {
+        result = result_of(rt_pool_alloc(context, pool, size, &memory));
+    }
+    if (result == CUDA_SUCCESS) {
+        *address = (uintptr_t)memory;
+    }
+    return result;
+}
+
+CU(cuMemAllocAsync, CUdeviceptr *address, size_t size, CUstream stream)
+{
+    CUcontext context;
+    CUresult result = cuda_context(&context);
+    if (result == CUDA_SUCCESS && (uintptr_t)stream > 2 && stream->capture != NULL) {
+        return cuda_graph_capture_alloc(stream->capture, context->device, address, size);
+    }
+    return result == CUDA_SUCCESS ? cuMemAllocFromPoolAsync(address, size, rt_current_pool(context->device), stream)
+                                  : result;
+}
+
+CU(cuMemFreeAsync, CUdeviceptr address, CUstream stream)
+{
+    if ((uintptr_t)stream > 2 && stream->capture != NULL) {
+        return cuda_graph_capture_free(stream->capture, address);
+    }
+    return cuMemFree_v2(address);
+}
+
+/* ---- streams and events ---- */
+
+struct cu_event {
+    struct timespec when;
+};
+
+CU(cuStreamCreateWithPriority, CUstream *stream, unsigned int flags, int priority)
+{
+    CUcontext context;
+    (void)flags;
+    CUresult result = stream != NULL ? cuda_context(&context) : CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS) {
+        *stream = calloc(1, sizeof **stream);
+        result = *stream != NULL ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    if (result == CUDA_SUCCESS) {
+        (*stream)->priority = priority;
+        (*stream)->context = context;
+    }
+    return result;
+}
+
+CU(cuStreamCreate, CUstream *stream, unsigned int flags)
+{
+    return cuStreamCreateWithPriority(stream, flags, 0);
+}
+
+CU(cuStreamDestroy_v2, CUstream stream)
+{
+    free(stream);
+    return stream != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+CU(cuStreamSynchronize, CUstream stream)
+{
+    CUcontext context;
+    (void)stream;
+    return cuda_context(&context);
+}
+
+CU(cuStreamGetCtx, CUstream stream, CUcontext *context)
+{
+    CUcontext now;
+    CUresult result = context != NULL ? cuda_context(&now) : CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS) {
+        *context = (uintptr_t)stream > 2 ? stream->context : now;
+    }
+    return result;
+}
+
+CU(cuStreamQuery, CUstream stream)
+{
+    return cuStreamSynchronize(stream);
+}
+
+CU(cuStreamWaitEvent, CUstream stream, struct cu_event *event, unsigned int flags)
+{
+    (void)flags;
+    return event != NULL ? cuStreamSynchronize(stream) : CUDA_ERROR_INVALID_HANDLE;
+}
+
+CU(cuEventCreate, struct cu_event **event, unsigned int flags)
+{
+    CUcontext context;
+    (void)flags;
+    CUresult result = event != NULL ? cuda_context(&context) : CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS) {
+        *event = calloc(1, sizeof **event);
+        result = *event != NULL ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    return result;
+}
+
+CU(cuEventRecord, struct cu_event *event, CUstream stream)
+{
+    (void)stream;
+    if (event == NULL) {
+        return CUDA_ERROR_INVALID_HANDLE;
+    }
+    clock_gettime(CLOCK_MONOTONIC, &event->when);
+    return CUDA_SUCCESS;
+}
+
+CU(cuEventQuery, struct cu_event *event)
+{
+    return event != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+ALIAS(cuEventSynchronize, cuEventQuery, (event), struct cu_event *event)
+
+CU(cuEventElapsedTime, float *ms, struct cu_event *start, struct cu_event *end)
+{
+    if (ms == NULL || start == NULL || end == NULL) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    double seconds = (double)(end->when.tv_sec - start->when.tv_sec);
+    double rest = (double)(end->when.tv_nsec - start->when.tv_nsec);
+    *ms = (float)(seconds * 1e3 + rest / 1e6);
+    return CUDA_SUCCESS;
+}
+
+CU(cuEventDestroy_v2, struct cu_event *event)
+{
+    free(event);
+    return event != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}

@@ -1,0 +1,152 @@
+/* Pools, which keep what was freed as their thresholds say. */
+#include "runtime_inner.h"
+
+#include <stdlib.h>
+
+struct rt_pool *rt_default_pool(int device)
+{
+    return rt_check_device(device) == RT_OK ? &rt_all.devices[device].standard : NULL;
+}
+
+struct rt_pool *rt_current_pool(int device)
+{
+    return rt_check_device(device) == RT_OK ? rt_all.devices[device].current : NULL;
+}
+
+bool rt_pool_valid(struct rt_pool *pool)
+{
+    bool valid = false;
+    pthread_mutex_lock(&rt_all.lock);
+    for (int i = 0; i < rt_all.count; i++) {
+        valid = valid || pool == &rt_all.devices[i].standard || pool == &rt_all.devices[i].graphs;
+    }
+    valid = rt_ready() == RT_OK && (valid || rt_block_of(pool, RT_POOL) != NULL);
+    pthread_mutex_unlock(&rt_all.lock);
+    return valid;
+}
+
+enum rt_status rt_set_pool(int device, struct rt_pool *pool)
+{
+    if (rt_check_device(device) != RT_OK || !rt_pool_valid(pool) || pool->device != device) {
+        return RT_INVALID;
+    }
+    rt_all.devices[device].current = pool;
+    return RT_OK;
+}
+
+enum rt_status rt_pool_new(int device, struct rt_pool **pool)
+{
+    enum rt_status status = rt_check_device(device);
+    if (status != RT_OK) {
+        return status;
+    }
+    pthread_mutex_lock(&rt_all.lock);
+    *pool = calloc(1, sizeof **pool);
+    if (rt_new_handle(RT_POOL, device, 0, *pool) == NULL) {
+        free(*pool);
+        status = RT_NO_MEMORY;
+    } else {
+        (*pool)->device = device;
+    }
+    pthread_mutex_unlock(&rt_all.lock);
+    return status;
+}
+
+enum rt_status rt_pool_free(struct rt_pool *pool)
+{
+    pthread_mutex_lock(&rt_all.lock);
+    struct rt_block *block = rt_ready() == RT_OK ? rt_block_of(pool, RT_POOL) : NULL;
+    enum rt_status status = block == NULL ? RT_INVALID : pool->used > 0 ? RT_BUSY : RT_OK;
+    if (status == RT_OK) {
+        rt_pool_release(pool, 0);
+        if (rt_all.devices[pool->device].current == pool) {
+            rt_all.devices[pool->device].current = &rt_all.devices[pool->device].standard;
+        }
+        rt_forget(block);
+        free(pool);
+    }
+    pthread_mutex_unlock(&rt_all.lock);
+    return status;
+}
+
+/* The lock is held. */
+static enum rt_status pool_grow(struct rt_pool *pool, uint64_t bytes)
+{
+    uint64_t need = pool->used + bytes;
+    enum rt_status status = RT_OK;
+    if (need > pool->reserved) {
+        uint64_t more = rt_round_up(need - pool->reserved, rt_all.granule);
+        status = rt_hold(pool->device, (int64_t)more);
+        pool->reserved += status == RT_OK ? more : 0;
+    }
+    return status;
+}
+
+static void pool_take(struct rt_pool *pool, uint64_t bytes)
+{
+    pool->used += bytes;
+    pool->used_high = pool->used > pool->used_high ? pool->used : pool->used_high;
+    pool->reserved_high = pool->reserved > pool->reserved_high ? pool->reserved : pool->reserved_high;
+}
+
+struct rt_pool *rt_graph_pool(int device)
+{
+    return rt_check_device(device) == RT_OK ? &rt_all.devices[device].graphs : NULL;
+}
+
+enum rt_status rt_pool_use(struct rt_pool *pool, uint64_t bytes)
+{
+    pthread_mutex_lock(&rt_all.lock);
+    enum rt_status status = pool_grow(pool, rt_round_up(bytes, 512));
+    if (status == RT_OK) {
+        pool_take(pool, rt_round_up(bytes, 512));
+    }
+    pthread_mutex_unlock(&rt_all.lock);
+    return status;
+}
+
+void rt_pool_unuse(struct rt_pool *pool, uint64_t bytes)
+{
+    pthread_mutex_lock(&rt_all.lock);
+    pool->used -= rt_round_up(bytes, 512);
+    rt_pool_release(pool, pool->threshold);
+    pthread_mutex_unlock(&rt_all.lock);
+}
+
+enum rt_status rt_pool_alloc(struct rt_context *context, struct rt_pool *pool, size_t size, void **memory)
+{
+    struct sim_gpu gpu;
+    if (size == 0 || !rt_pool_valid(pool)) {
+        return RT_INVALID;
+    }
+    enum rt_status status = rt_gpu(pool->device, &gpu, NULL, NULL);
+    if (status != RT_OK) {
+        return status;
+    }
+    pthread_mutex_lock(&rt_all.lock);
+    uint64_t bytes = rt_round_up(size, 512);
+    status = pool_grow(pool, bytes);
+    struct rt_block *block = status == RT_OK ? rt_place(context, RT_DEVICE, size) : NULL;
+    if (block != NULL) {
+        block->charge = bytes;
+        block->pool = pool;
+        *memory = (void *)block->base;
+        pool_take(pool, bytes);
+    } else {
+        status = status == RT_OK ? RT_NO_MEMORY : status;
+        rt_pool_release(pool, pool->threshold);
+    }
+    pthread_mutex_unlock(&rt_all.lock);
+    return status;
+}
+
+enum rt_status rt_pool_trim(struct rt_pool *pool, uint64_t keep)
+{
+    if (!rt_pool_valid(pool)) {
+        return RT_INVALID;
+    }
+    pthread_mutex_lock(&rt_all.lock);
+    rt_pool_release(pool, keep);
+    pthread_mutex_unlock(&rt_all.lock);
+    return RT_OK;
+}
