@@ -19,7 +19,7 @@ from slurm_client.model import Node
 TAG = "sluice: "
 _FRESH_ROUNDS = 4  # a report that is older than so many rounds of checks says nothing about now
 _FRESH_LEAST_S = 90.0
-_JUST_S = 20.0  # a refused prolog drains its node within so long, and the keeper looks as often
+_JUST_S = 20.0  # between two hosts' clocks, and from a refused prolog to the drain of its node
 _SPOOL = "SlurmdSpoolDir is full"  # the reason that slurmd gives
 _ADOPTED = "number "
 _MOST_TRIES = 10000
@@ -63,6 +63,7 @@ class NodeState:
     drained_key: str = ""
     overruled: list[str] = field(default_factory=list)  # faults whose drain a person has ended
     seen_up: float = 0.0  # when it was last seen without a drain
+    seen_drained: float = 0.0  # when it was first seen with one; 0: it has none
 
     @property
     def affected(self) -> bool:
@@ -127,8 +128,11 @@ class Keeper:
         acts: list[Act] = []
         wanted: list[tuple[float, str, list[Act]]] = []
         for node in known.values():
+            mine = self.state.of(node.name)
             if "drain" not in node.flags:
-                self.state.of(node.name).seen_up = now
+                mine.seen_up, mine.seen_drained = now, 0.0
+            elif not mine.seen_drained:
+                mine.seen_drained = now
         for name, (came, report) in sorted(self.state.reports.items()):
             if name not in known:
                 continue
@@ -170,15 +174,19 @@ class Keeper:
         return [Act("event", node.name, why, event="health.left")]
 
     def _undo_prolog(self, node: Node, mine: NodeState, report: Report) -> list[Act]:
-        """A job met a sick GPU before it was out, and Slurm drained the node when its prolog refused. The GPU is out
-        now: the node may go on, if it was that refusal that drained it, and nothing else is wrong."""
+        """A job met a sick GPU before it was out, and Slurm drained the node when its prolog refused, or when its
+        epilog did not get the GPU back clean. The GPU is out now: the node may go on, if it was that which drained it,
+        and nothing else is wrong."""
         if "drain" not in node.flags:
             return []
-        ours = node.reason.startswith("Prolog error") and not mine.drained
-        just_then = report.refused_at > 0 and abs(report.refused_at - mine.seen_up) <= _JUST_S
+        unclean = set(report.unclean)
+        why = "Epilog error" if unclean else "Prolog error"
+        ours = node.reason.startswith(why) and unclean <= mine.gpus.keys() and not mine.drained
+        known = report.refused_at > 0 and mine.seen_up > 0
+        just_then = known and mine.seen_up - _JUST_S <= report.refused_at <= mine.seen_drained + _JUST_S
         settled = all(fault.numbers and fault.uuid in mine.gpus for fault in report.faults if fault.acts)
         if ours and just_then and settled and node.name not in self.state.held_back:
-            return [Act("undrain", node.name, "a prolog had refused a job for a GPU that is out of service now")]
+            return [Act("undrain", node.name, f"{why} was for a GPU that is out of service now")]
         return []
 
     def _undo_spool(self, node: Node, mine: NodeState, report: Report) -> list[Act]:

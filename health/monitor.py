@@ -28,6 +28,7 @@ from prolog_epilog import cgroups, courier
 from prolog_epilog.devices import NodeDevice
 from prolog_epilog.log import log
 from prolog_epilog.readings import Reading, readings_of
+from prolog_epilog.record import JobRecord
 from prolog_epilog.server import Peer
 from prolog_epilog.state import MIB, RefusalError, State
 from prolog_epilog.watching import Watch, Watcher
@@ -86,6 +87,7 @@ class Monitor:
         self._undelivered: float | None = None
         self._problem = ""
         self._refused_at = 0.0
+        self._unclean: tuple[str, ...] = ()  # GPUs, of the job that ended then
         self._held_back = False  # the breaker is open: what is found here is not acted upon
         self.on_due: Callable[[], None] = lambda: None  # called when a round has become due
         self.on_report: Callable[[], None] = lambda: None  # called when there is one to deliver
@@ -279,6 +281,7 @@ class Monitor:
             undelivered_since=self._undelivered,
             blames=tuple(self._blames(facts)),
             refused_at=self._refused_at,
+            unclean=self._unclean,
             room="spool" in result.passed.get(NODE, ()),
         )
 
@@ -304,7 +307,7 @@ class Monitor:
         try:
             self._refuse_sick(chosen)
         except RefusalError:
-            self._refused_at = time.time()
+            self._refused_at, self._unclean = time.time(), ()
             self.wake()  # the controllers are to know why the node is drained
             raise
 
@@ -330,6 +333,13 @@ class Monitor:
             missing = [path for path in gpu.files if gpu.uuid in uuids and not Path(path).exists()]
             if missing:
                 raise RefusalError(f"no device file {', '.join(missing)}", remedy="see: sluice health check")
+
+    def ended(self, record: JobRecord) -> None:
+        """A job has ended; where its GPUs were not clean, Slurm drains the node."""
+        unclean = {self._uuids.get(grant.uuid, grant.uuid) for grant in record.grants if grant.clean is False}
+        if unclean:
+            self._refused_at, self._unclean = time.time(), tuple(sorted(unclean))
+        self.wake()
 
     def wake(self) -> None:
         """A job has ended, or something happened: the next round is due now."""

@@ -71,7 +71,8 @@ class Report:
     unknown: tuple[str, ...] = ()
     undelivered_since: float | None = None  # no controllers' daemon has taken a report since then
     blames: tuple[str, ...] = field(default=())  # jobs that were blamed for an event, in words
-    refused_at: float = 0.0  # when a prolog was refused for a fault last
+    refused_at: float = 0.0  # when a prolog was refused for a fault last, or a GPU not returned clean
+    unclean: tuple[str, ...] = ()  # the GPUs that were not returned clean then
     room: bool = False  # there is room in all folders that jobs need
 
     def to_dict(self) -> dict[str, Any]:
@@ -117,6 +118,7 @@ def parse_report(document: Mapping[str, Any]) -> Report:
             unknown=tuple(_match(_WORD, one) for one in document["unknown"][:_MOST]),
             undelivered_since=None,
             refused_at=_time(document["refused_at"]),
+            unclean=tuple(_text(one) for one in document.get("unclean", ())[:_MOST]),
             room=document.get("room") is True,
             blames=tuple(_text(one) for one in document["blames"][:_MOST]),
         )

@@ -46,15 +46,26 @@ NVIDIA: list[Fault] = [
     ({"link3": "down"}, {"link3": "up"}, "link_down"),
     ({"lost": "yes"}, {"lost": "no"}, "gpu_lost"),
     ({"memory_used": "10G"}, {"memory_used": "0"}, "residual_memory"),
+    ({"temperature_memory": "106"}, {"temperature_memory": "39"}, "temperature_memory"),
 ]
 AMD: list[Fault] = [
     ({"ecc_uncorrected": "1"}, {}, "ecc_uncorrected"),
     ({"temperature": "97"}, {"temperature": "40"}, "temperature"),
+    ({"temperature_memory": "106"}, {"temperature_memory": "48"}, "temperature_memory"),
+    ({"lost": "yes"}, {"lost": "no"}, "gpu_lost"),
+    ({"memory_used": "10G"}, {"memory_used": "0"}, "residual_memory"),
+    ({"retired_double": "64"}, {"retired_double": "0"}, "retired_pages"),
+    ({"retired_pending": "yes", "retired_single": "1"}, {"retired_pending": "no"}, "row_remap_pending"),
 ]
 INTEL: list[Fault] = [
     ({"temperature": "96"}, {"temperature": "40"}, "temperature"),
     ({"ecc_uncorrected": "2"}, {}, "ecc_uncorrected"),
+    ({"lost": "yes"}, {"lost": "no"}, "gpu_lost"),
+    ({"memory_used": "10G"}, {"memory_used": "0"}, "residual_memory"),
 ]
+GPUS = {"h": 8, "m": 8, "x": 4}
+HIT = {"xid", "ecc_uncorrected", "gpu_lost"}
+"""Checks whose findings start jobs anew."""
 
 
 class Site:
@@ -104,6 +115,16 @@ class Site:
                 for gpu in event.fields["gpus"]:
                     found[(str(event.fields["node"]), str(gpu))] = str(event.fields["reason"]).split()[1]
         return found
+
+    def told(self, kind: str) -> list[events.Event]:
+        """All events of a kind since the test began."""
+        known = events.read(self.cluster.folder / "controllerd/ctl1/events.jsonl", self.since)
+        return [one for one in known if one.kind == f"health.{kind}"]
+
+    def states(self) -> dict[str, str]:
+        """By job."""
+        rows = self.run("squeue", "-h", "-a", "-t", "all", "-o", "%A %T").splitlines()
+        return dict(row.split() for row in rows)
 
     def withdrawn(self) -> list[withdrawn.Gpu]:
         """What the placement hook is told."""
@@ -296,12 +317,21 @@ def test_a_storm_of_faults_drains_each_for_its_reason_and_the_breaker_holds(site
     """Every fault that the simulated drivers have; with SLUICE_TEST_SCALE=full on half of 128 nodes."""
     rng = random.Random(11)
     kinds: dict[str, list[Fault]] = {"h": NVIDIA, "m": AMD, "x": INTEL}
+    nodes = [f"{kind}{n}" for kind, count in HOSTS.items() for n in range(1, 1 + count)]
     sick = [f"{kind}{n}" for kind, count in HOSTS.items() for n in range(1, 1 + max(1, count // 2))]
-    faults = [(node, gpu, fault) for node in sick for gpu, fault in enumerate(kinds[node[0]])]
+    faults = [
+        (node, gpu, kinds[node[0]][(gpu + turn) % len(kinds[node[0]])])
+        for turn, node in enumerate(sick)
+        for gpu in range(min(GPUS[node[0]], len(kinds[node[0]])))
+    ]
     rng.shuffle(faults)
+    jobs = {node: site.submit("-w", node, f"--gres=gpu:{GPUS[node[0]]}", "-t", "100") for node in nodes}
+    site.wait(lambda: set(site.states().values()) == {"RUNNING"}, PATIENCE)
     expected = {(node, str(gpu)): check for node, gpu, (_, _, check) in faults}
+    since = {}
     for node, gpu, (values, _, _) in faults:
         site.set(node, gpu, **values)
+        since[(node, str(gpu))] = time.time()
     seen: dict[tuple[str, str], str] = {}
 
     def all_found() -> bool:
@@ -313,10 +343,20 @@ def test_a_storm_of_faults_drains_each_for_its_reason_and_the_breaker_holds(site
     assert set(peers.values()) <= {"link_down"}, peers  # a link has two ends
     assert {place: check for place, check in seen.items() if place in expected} == expected
     assert {node for node, _ in seen} == set(sick)  # no healthy node
+    told = {(str(one.fields["node"]), str(gpu)): one.time for one in site.told("out") for gpu in one.fields["gpus"]}
+    took = sorted(told[place] - since[place] for place in expected if expected[place] != "residual_memory")
+    print(f"{len(expected)} faults on {len(sick)} of {len(nodes)} nodes, rounds every {INTERVAL}: out after "
+          f"{took[len(took) // 2]:.1f} s (median), {took[-1]:.1f} s (most)")  # fmt: skip
+    hit = {jobs[node] for node in sick if HIT & {check for (name, _), check in expected.items() if name == node}}
+    site.wait(lambda: {str(one.fields["job"]) for one in site.told("requeue")} >= hit, PATIENCE)
     for node, gpu, (_, mended, _) in faults:
         if mended:
             site.set(node, gpu, **mended)
     site.wait(lambda: site.withdrawn() == [], PATIENCE)
+    site.wait(lambda: set(site.states().values()) == {"RUNNING"}, PATIENCE)
+    assert sorted(str(one.fields["job"]) for one in site.told("requeue")) == sorted(hit)  # each once
+    for job in jobs.values():
+        assert site.job(job)["Restarts"] == ("1" if job in hit else "0")
     # Now with a breaker that lets a fifth of the nodes out.
     most = sum(HOSTS.values()) // 5
     hot = [f"h{n}" for n in range(1, most + 2)] + ["m1"]

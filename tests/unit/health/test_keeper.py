@@ -149,6 +149,19 @@ def test_a_node_that_slurm_drained_as_its_prolog_refused_a_sick_gpu_goes_on_with
     assert cluster.step(hit) == []
 
 
+def test_a_node_that_slurm_drained_as_its_epilog_got_no_clean_gpu_goes_on_without_it(cluster: Cluster) -> None:
+    cluster.step(report("n1"), report("n2"))
+    hit = dataclasses.replace(report("n1", fault()), refused_at=cluster.now + 5, unclean=("GPU-0",))
+    other = dataclasses.replace(hit, node="n2", unclean=("GPU-0", "GPU-1"))  # nothing says what the second one has
+    for name in ("n1", "n2"):
+        cluster.nodes[name] = slurm_node(name, "drain", reason="Epilog error")
+    all_of_them = policy("{breaker: {share: 100}}")
+    assert cluster.step(hit, other, by=all_of_them) == [("out", "n1"), ("out", "n2")]
+    assert cluster.step(hit, other, by=all_of_them) == [("undrain", "n1")]
+    cluster.nodes["n1"] = slurm_node("n1", "drain", reason="Prolog error")  # no prolog refused
+    assert cluster.step(hit) == []
+
+
 def test_a_node_that_slurmd_drained_for_its_full_spool_goes_on_when_there_is_room(cluster: Cluster) -> None:
     full = report("n1", dataclasses.replace(node_fault(), check="spool"))
     cluster.step(report("n1"))
