@@ -110,10 +110,11 @@ static bool grow(void *array, uint32_t *room, uint32_t wanted, size_t size)
 
 /* ---- job records ---- */
 
+static const char prefix[] = SLUICE_SPANK_ENV_PREFIX "gang=";
+
 /* The gang that a job says it belongs to. */
 static bool gang_of(const job_record_t *job, struct sluice_options *options)
 {
-    static const char prefix[] = SLUICE_SPANK_ENV_PREFIX "gang=";
     char why[SLUICE_OPTION_WHY_MAX];
     bool asked = false;
     for (uint32_t i = 0; i < job->spank_job_env_size && !asked; i++)
@@ -122,6 +123,20 @@ static bool gang_of(const job_record_t *job, struct sluice_options *options)
     return asked && !job->het_job_id &&
            sluice_options_from_env(options, job->spank_job_env, job->spank_job_env_size, why, sizeof why) &&
            options->gang_count && options->gang_count <= SLUICE_GANG_MAX_MEMBERS;
+}
+
+/* From its start on a member is a job like any other: one that is requeued, e.g. as its node lost power, has no fellows
+ * to wait for. Locks: job write. */
+static void forget_gang(job_record_t *job)
+{
+    uint32_t kept_count = 0;
+    for (uint32_t i = 0; i < job->spank_job_env_size; i++) {
+        if (job->spank_job_env[i] && !strncmp(job->spank_job_env[i], prefix, sizeof prefix - 1))
+            xfree(job->spank_job_env[i]);
+        else
+            job->spank_job_env[kept_count++] = job->spank_job_env[i];
+    }
+    job->spank_job_env_size = kept_count;
 }
 
 static bool is_marked(const job_record_t *job)
@@ -492,6 +507,7 @@ static void release(const struct sluice_gang_instance *instance)
         if (!job)
             continue;
         set_text(job, NULL);
+        forget_gang(job);
         if (take_kept(job->job_id, &prolog) && !prolog.go(job))
             end_prolog(job->job_id, prolog.done);
     }
