@@ -34,11 +34,10 @@ _FULL_GPUS = 8  # whole GPUs of a job that is as large as jobs get, for the orde
 # SchedulerParameters at level place. What waits for room is started by the planner within its interval; Slurm's own
 # passes, which hold its locks, remain for what the planner leaves to them. docs/scheduling-in-slurm.md
 BACKFILL = {
-    "bf_interval": "30",  # sched/backfill's own default: no longer what a waiting job waits for
+    "bf_interval": "30",  # its default: shorter only costs, longer lets jobs wait that the planner leaves to Slurm
     "bf_continue": "",  # a long pass goes on after it gave its locks back, or jobs at the end are never looked at
     "bf_max_job_test": "500",  # its default: more only costs, as the planner looks at all jobs
     "bf_resolution": "60",  # seconds; the planner's own starts are exact
-    "default_queue_depth": "100",  # of the pass after each event; the rest is found by the planner
 }
 CONTROLLER_TIMEOUT_S, NODE_TIMEOUT_S = 6, 300
 """SlurmctldTimeout and SlurmdTimeout of a site with the failover journal (docs/failover.md, Parameters)."""
