@@ -423,6 +423,12 @@ class DevCluster:
             user=[account["uid"], account["gid"], account["groups"]],
         )
 
+    def restart_slurmctld(self, host: str = "ctl1", *, timeout: float = 60) -> None:
+        """Stop and start a controller's slurmctld; return when it serves (see wait_registered). Raises SluiceError."""
+        self.stop_daemon(f"slurmctld@{host}")
+        self.start_daemon(f"slurmctld@{host}")
+        self.wait_registered(timeout=timeout)
+
     def log(self, daemon: str) -> Path:
         """The daemon's log file."""
         return self.layout.logs / f"{daemon}.log"
@@ -445,6 +451,24 @@ class DevCluster:
             name, state, gres, reason = line.split("|", 3)
             found[name] = NodeStatus(name, state, gres, "" if reason == "none" else reason)
         return list(found.values())
+
+    def wait_registered(self, *, timeout: float = 60) -> None:
+        """Wait until a slurmctld answers and every node has registered with it.
+
+        Before that a node is UNKNOWN: slurmctld starts no job there, and 24.11 takes `state=drain` for it, but then
+        answers `state=resume` with "Invalid node state specified". Raises SluiceError after `timeout` seconds.
+        """
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                missing = [node.name for node in self.node_states() if node.state.startswith("unk")]
+            except CommandError as error:
+                missing = [error.what]
+            if not missing:
+                return
+            if time.monotonic() > deadline:
+                raise SluiceError(f"not registered with slurmctld within {timeout:g} s: {', '.join(missing)}")
+            time.sleep(0.1)
 
     def wait_idle(
         self, nodes: Iterable[str] | None = None, *, timeout: float = 60, progress: Progress | None = None

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 #include "gpus.h"
 
+#include "controller/gres_slurm.h"
+
 #include "src/common/bitstring.h"
 #include "src/common/list.h"
 #include "src/common/node_conf.h"
@@ -13,37 +15,13 @@
 
 /* ---- a job's GRES ---- */
 
-/* What Slurm keeps of GPUs and of shards, in one of its lists. */
-struct found_gres {
-    void *gpu, *shard;
-};
-
-static int find_gres(void *item, void *argument)
-{
-    const gres_state_t *state = item;
-    struct found_gres *found = argument;
-    if (state->gres_name && !strcmp(state->gres_name, "gpu"))
-        found->gpu = state->gres_data;
-    else if (state->gres_name && !strcmp(state->gres_name, "shard"))
-        found->shard = state->gres_data;
-    return 0;
-}
-
 struct job_gres {
     gres_job_state_t *gpu, *shard;
 };
 
-static struct found_gres found_in(struct xlist *list)
-{
-    struct found_gres found = {NULL, NULL};
-    if (list)
-        list_for_each_ro(list, find_gres, &found);
-    return found;
-}
-
 static struct job_gres gres_of(struct xlist *list)
 {
-    struct found_gres found = found_in(list);
+    struct sluice_gres found = sluice_gres_in(list);
     return (struct job_gres){.gpu = found.gpu, .shard = found.shard};
 }
 
@@ -180,16 +158,6 @@ void sluice_gpus_compare(const job_record_t *job, const struct sluice_part *part
 
 /* ---- GPUs that stock gives out twice ---- */
 
-struct node_gres {
-    gres_node_state_t *gpu, *shard;
-};
-
-static struct node_gres gres_of_node(const node_record_t *node)
-{
-    struct found_gres found = found_in(node->gres_list);
-    return (struct node_gres){.gpu = found.gpu, .shard = found.shard};
-}
-
 static bool held_whole(const gres_node_state_t *gpu, bitoff_t i)
 {
     return gpu && gpu->gres_bit_alloc && i < bit_size(gpu->gres_bit_alloc) && bit_test(gpu->gres_bit_alloc, i);
@@ -206,7 +174,7 @@ static int topo_of(const gres_node_state_t *gres, bitoff_t gpu)
 }
 
 /* May `amount` shares of the GPU be given out? */
-static bool share_fits(const struct node_gres *node, bitoff_t gpu, uint64_t amount)
+static bool share_fits(const struct sluice_node_gres *node, bitoff_t gpu, uint64_t amount)
 {
     int t = topo_of(node->shard, gpu);
     return t >= 0 && !held_whole(node->gpu, gpu) &&
@@ -214,19 +182,19 @@ static bool share_fits(const struct node_gres *node, bitoff_t gpu, uint64_t amou
 }
 
 /* May the GPU be given out whole? */
-static bool whole_fits(const struct node_gres *node, bitoff_t gpu)
+static bool whole_fits(const struct sluice_node_gres *node, bitoff_t gpu)
 {
     int t = topo_of(node->shard, gpu);
     return !held_whole(node->gpu, gpu) && (t < 0 || !node->shard->topo_gres_cnt_alloc[t]);
 }
 
-static uint64_t type_of(const struct node_gres *node, bitoff_t gpu)
+static uint64_t type_of(const struct sluice_node_gres *node, bitoff_t gpu)
 {
     int t = topo_of(node->gpu, gpu);
     return t >= 0 && node->gpu->topo_type_id ? node->gpu->topo_type_id[t] : 0;
 }
 
-static enum sluice_overlap part_shares(gres_job_state_t *shard, const struct node_gres *node, uint32_t index)
+static enum sluice_overlap part_shares(gres_job_state_t *shard, const struct sluice_node_gres *node, uint32_t index)
 {
     bitstr_t *bits = picked(shard, index);
     if (!bits || bit_set_count(bits) != 1 || !node->shard || !shard->gres_cnt_node_select)
@@ -243,7 +211,7 @@ static enum sluice_overlap part_shares(gres_job_state_t *shard, const struct nod
     return SLUICE_OVERLAP_MOVED;
 }
 
-static enum sluice_overlap part_whole(gres_job_state_t *gpu, const struct node_gres *node, uint32_t index)
+static enum sluice_overlap part_whole(gres_job_state_t *gpu, const struct sluice_node_gres *node, uint32_t index)
 {
     bitstr_t *bits = picked(gpu, index);
     enum sluice_overlap verdict = SLUICE_OVERLAP_NONE;
@@ -273,7 +241,7 @@ enum sluice_overlap sluice_gpus_part_overlaps(job_record_t *job, uint32_t *node)
     for (bitoff_t i = bit_ffs(nodes), last = bit_fls(nodes); i >= 0 && i <= last; i++) {
         if (!bit_test(nodes, i))
             continue;
-        struct node_gres of_node = gres_of_node(node_record_table_ptr[i]);
+        struct sluice_node_gres of_node = sluice_gres_of_node(node_record_table_ptr[i]);
         if (!of_node.shard)
             continue;
         enum sluice_overlap whole = gres.gpu ? part_whole(gres.gpu, &of_node, (uint32_t)i) : SLUICE_OVERLAP_NONE;
@@ -297,7 +265,7 @@ static bool near_cores(const struct sluice_part *part, bool *near)
     uint32_t found = 0;
     if (!part->gpus || !record || !record->gres_list)
         return false;
-    struct node_gres node = gres_of_node(record);
+    struct sluice_node_gres node = sluice_gres_of_node(record);
     memset(near, 0, record->tot_cores * sizeof(*near));
     for (bitoff_t gpu = 0; gpu < SLUICE_MAX_GPUS; gpu++) {
         if (!(part->gpus >> gpu & 1))

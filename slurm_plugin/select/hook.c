@@ -3,6 +3,7 @@
 
 #include "cache.h"
 #include "gpus.h"
+#include "recount.h"
 #include "workload.h"
 
 #include "controller/clock.h"
@@ -558,7 +559,8 @@ static int test_only(struct decision *decision)
     struct sluice_job_request again;
     sluice_job_request_make(hook.mirror, call->job, call->min_nodes, call->max_nodes, call->req_nodes, &again,
                             &decision->shape);
-    sluice_cache_put(hook.cache, &decision->shape, hook.saved, rc, words_of(call->nodes));
+    if (!sluice_recount_waits())
+        sluice_cache_put(hook.cache, &decision->shape, hook.saved, rc, words_of(call->nodes));
     return rc;
 }
 
@@ -833,6 +835,8 @@ int sluice_hook_test(const struct sluice_hook_call *call)
         count(hook.kept_waiting);
         return refuse(call->job);
     }
+    if (call->mode == SELECT_MODE_RUN_NOW && decision.level == SLUICE_LEVEL_PLACE)
+        sluice_recount_keep_out(call->job, call->nodes);
     if (!follow(decision.now))
         return ask_stock(&decision, call->preemptees);
     check_mirror();

@@ -9,6 +9,10 @@
 
 #include "src/common/list.h"
 #include "src/common/node_conf.h"
+#if !SLUICE_SLURM_AT_LEAST(22, 6)
+#include "src/slurmctld/gres_ctld.h"
+#endif
+#include "src/slurmctld/slurmctld.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -19,7 +23,8 @@
 static struct {
     int *waiting; /* nodes that have not registered yet, in no order */
     int count, next;
-    bool anew; /* `waiting` is to be made */
+    bool anew;            /* `waiting` is to be made */
+    bitstr_t *registered; /* since, and not counted by job; NULL: none */
 } own;
 
 /* Until its node registers, nobody knows how many there are. */
@@ -30,6 +35,13 @@ static int find_unknown(void *item, void *unknown)
     if (gres->gres_cnt_found == NO_VAL64)
         *(bool *)unknown = true;
     return 0;
+}
+
+static bool has_unknown(const node_record_t *node)
+{
+    bool unknown = false;
+    list_for_each_ro(node->gres_list, find_unknown, &unknown);
+    return unknown;
 }
 
 /* What is allocated of a type by entries of GPUs; false: no entry is of that type. */
@@ -63,12 +75,11 @@ static int recount_gres(void *item, void *corrected)
 /* True when a node needs no more looks. */
 static bool recounted(int index)
 {
-    bool unknown = false, corrected = false;
+    bool corrected = false;
     const node_record_t *node = index < node_record_count ? node_record_table_ptr[index] : NULL;
     if (!node || !node->gres_list)
         return true;
-    list_for_each_ro(node->gres_list, find_unknown, &unknown);
-    if (unknown)
+    if (has_unknown(node))
         return false;
     list_for_each(node->gres_list, recount_gres, &corrected);
     if (corrected)
@@ -76,9 +87,79 @@ static bool recounted(int index)
     return true;
 }
 
+/* ---- by job ---- */
+
+#if SLUICE_SLURM_AT_LEAST(22, 6)
+
+bool sluice_recount_jobs(void)
+{
+    return false;
+}
+
+static void registered(int index)
+{
+    (void)index;
+}
+
+#else
+
+/* Enter a job's GRES in the records of the nodes in `nodes`, as select/cons_tres does when it starts. */
+static int enter(void *item, void *nodes)
+{
+    job_record_t *job = item;
+    const struct job_resources *resources = job->job_resrcs;
+    if (!(IS_JOB_RUNNING(job) || IS_JOB_SUSPENDED(job)) || !job->gres_list_alloc || !resources ||
+        !resources->node_bitmap || !bit_overlap_any(resources->node_bitmap, nodes))
+        return 0;
+    bool whole = job->details && SLUICE_WHOLE_NODE(job->details);
+    int offset = -1;
+    for (int n = 0; n < bit_size(resources->node_bitmap); n++) {
+        if (!bit_test(resources->node_bitmap, n))
+            continue;
+        offset++;
+        if (!bit_test(nodes, n) || !resources->cpus[offset]) /* without processors: lost by a resize */
+            continue;
+        node_record_t *node = node_record_table_ptr[n];
+        bitstr_t *cores = copy_job_resources_node(job->job_resrcs, (uint32_t)offset);
+        (whole ? gres_ctld_job_alloc_whole_node : gres_ctld_job_alloc)(job->gres_list_req, &job->gres_list_alloc,
+                                                                       node->gres_list, (int)resources->nhosts, n,
+                                                                       offset, job->job_id, node->name, cores, false);
+        FREE_NULL_BITMAP(cores);
+    }
+    return 0;
+}
+
+bool sluice_recount_jobs(void)
+{
+    if (!own.registered)
+        return false;
+    if (bit_size(own.registered) == node_record_count) {
+        for (int n = 0; n < node_record_count; n++)
+            if (bit_test(own.registered, n) && node_record_table_ptr[n])
+                gres_node_state_dealloc_all(node_record_table_ptr[n]->gres_list);
+        list_for_each(job_list, enter, own.registered);
+        for (int n = 0; n < node_record_count; n++)
+            if (bit_test(own.registered, n))
+                (void)recounted(n);
+    }
+    FREE_NULL_BITMAP(own.registered);
+    return true;
+}
+
+static void registered(int index)
+{
+    if (!own.registered)
+        own.registered = bit_alloc(node_record_count);
+    if (index < bit_size(own.registered))
+        bit_set(own.registered, index);
+}
+
+#endif
+
 static void list_nodes(void)
 {
     free(own.waiting);
+    FREE_NULL_BITMAP(own.registered);
     own.count = own.next = 0;
     own.anew = false;
     own.waiting = node_record_count > 0 ? calloc((size_t)node_record_count, sizeof(*own.waiting)) : NULL;
@@ -100,6 +181,7 @@ void sluice_recount_apply(void)
     for (int looks = 0; looks < own.count && looks < MOST_LOOKS;) {
         own.next %= own.count;
         if (recounted(own.waiting[own.next])) {
+            registered(own.waiting[own.next]);
             own.waiting[own.next] = own.waiting[--own.count];
         } else {
             own.next++;
@@ -108,8 +190,27 @@ void sluice_recount_apply(void)
     }
 }
 
+void sluice_recount_keep_out(const job_record_t *job, bitstr_t *nodes)
+{
+    if (!own.count || !(job->gres_list_req || SLUICE_WHOLE_NODE(job->details)))
+        return;
+    for (int w = 0; w < own.count; w++) {
+        const node_record_t *node = own.waiting[w] < node_record_count ? node_record_table_ptr[own.waiting[w]] : NULL;
+        if (node && node->gres_list && bit_test(nodes, own.waiting[w]) && has_unknown(node)) {
+            bit_clear(nodes, own.waiting[w]);
+            atomic_fetch_add_explicit(sluice_status_counter("select.unregistered"), 1, memory_order_relaxed);
+        }
+    }
+}
+
+bool sluice_recount_waits(void)
+{
+    return own.count;
+}
+
 void sluice_recount_stop(void)
 {
     free(own.waiting);
+    FREE_NULL_BITMAP(own.registered);
     memset(&own, 0, sizeof(own));
 }

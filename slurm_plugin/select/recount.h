@@ -1,14 +1,21 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
- * Allocated GRES by type. When slurmctld has started, its jobs are entered before it knows which GPU of a node has
- * which type; Slurm 22.05 counts them again by GPU when the node registers, but not by type. The jobs that ran then
- * take at their ends what later jobs have counted, and the ends of those, simulated ones too (backfill, --test-only),
- * are logged as underflows. Stock Slurm alone has that.
+ * Nodes whose GRES are not known yet. When slurmctld has started, it does not know which GPU of a node is which, nor
+ * its type, until the node has registered. Stock Slurm 22.05 has two faults then:
+ *
+ * - Jobs that ran are entered before, by number. Those that end before the node registers leave GPUs in use that nobody
+ *   has, until the next reconfigure; those that end later were never counted by type: they take what later jobs have
+ *   counted, and the ends of those, simulated ones too (backfill, --test-only), are logged as underflows.
+ * - Jobs that it starts in these seconds are given a number of GPUs, but none in particular.
  *
  * Called under slurmctld's job write lock, as all of the hook.
  */
 #ifndef SLUICE_SELECT_RECOUNT_H
 #define SLUICE_SELECT_RECOUNT_H
+
+#include "slurm_compat.h"
+
+#include <stdbool.h>
 
 /* Slurm has just made its records anew: every node is due when it has registered. */
 void sluice_recount_forget(void);
@@ -18,6 +25,18 @@ void sluice_recount_forget(void);
  * is counted once; at 64 nodes at most it looks in vain.
  */
 void sluice_recount_apply(void);
+
+/*
+ * Enter the GRES of running jobs anew in the records of nodes that have registered since, which are free of all else
+ * then. True: it did. Not while somebody goes through job_list; before Slurm is asked for nodes nobody does.
+ */
+bool sluice_recount_jobs(void);
+
+/* Take the nodes that have not registered since from those on which a job with GRES may start now. */
+void sluice_recount_keep_out(const job_record_t *job, bitstr_t *nodes);
+
+/* Is there a node that has not registered since? Then Slurm's answers may be others soon. */
+bool sluice_recount_waits(void);
 
 void sluice_recount_stop(void);
 

@@ -144,6 +144,11 @@ extern int select_p_job_test(job_record_t *job_ptr, bitstr_t *node_bitmap, uint3
                               preemptee_job_list, SLUICE_JOB_TEST_REST_NAMES);
     if (mode == SELECT_MODE_WILL_RUN && job_ptr->details)
         sluice_charge_give_back(job_ptr->details->submit_time);
+    sluice_recount_apply();
+    if (sluice_recount_jobs()) {
+        sluice_withdrawn_forget();
+        sluice_mirrors_outdated();
+    }
     correct_records();
     return sluice_hook_test(&(struct sluice_hook_call){
         .job = job_ptr,

@@ -4,6 +4,7 @@
 
 #include "withdrawn.h"
 
+#include "controller/gres_slurm.h"
 #include "controller/settings.h"
 #include "controller/status.h"
 #include "controller/withdrawn.h"
@@ -37,32 +38,10 @@ static struct {
 
 /* ---- Slurm's records ---- */
 
-struct node_gres {
-    gres_node_state_t *gpu, *shard, *mps;
-};
-
-static int find_gres(void *item, void *argument)
+static struct sluice_node_gres gres_of(const char *name)
 {
-    const gres_state_t *state = item;
-    struct node_gres *found = argument;
-    if (!state->gres_name)
-        return 0;
-    if (!strcmp(state->gres_name, "gpu"))
-        found->gpu = state->gres_data;
-    else if (!strcmp(state->gres_name, "shard"))
-        found->shard = state->gres_data;
-    else if (!strcmp(state->gres_name, "mps"))
-        found->mps = state->gres_data;
-    return 0;
-}
-
-static struct node_gres gres_of(const char *name)
-{
-    struct node_gres found = {NULL, NULL, NULL};
     const node_record_t *node = find_node_record2((char *)(uintptr_t)name);
-    if (node && node->gres_list)
-        list_for_each_ro(node->gres_list, find_gres, &found);
-    return found;
+    return node ? sluice_gres_of_node(node) : (struct sluice_node_gres){NULL, NULL, NULL};
 }
 
 /* Slurm's text of what is in use is made again when it is asked for. */
@@ -146,7 +125,7 @@ static bool give_shares(gres_node_state_t *shared, bitoff_t gpu, uint64_t *ours)
 
 static bool take(struct held *held)
 {
-    struct node_gres gres = gres_of(held->which.node);
+    struct sluice_node_gres gres = gres_of(held->which.node);
     bitoff_t gpu = (bitoff_t)held->which.gpu;
     bool changed = false;
     if (has_bit(gres.gpu, gpu) && !bit_test(gres.gpu->gres_bit_alloc, gpu)) {
@@ -160,7 +139,7 @@ static bool take(struct held *held)
 
 static bool give_back(struct held *held)
 {
-    struct node_gres gres = gres_of(held->which.node);
+    struct sluice_node_gres gres = gres_of(held->which.node);
     bitoff_t gpu = (bitoff_t)held->which.gpu;
     bool changed = false;
     if (held->whole && has_bit(gres.gpu, gpu) && bit_test(gres.gpu->gres_bit_alloc, gpu)) {

@@ -72,12 +72,6 @@ class Slurm:
         self.run("bash", "-c", "squeue -h -o %A | xargs -r scancel")
         self.wait(lambda: not self.run("squeue", "-h").strip())
 
-    def restart(self) -> None:
-        self.cluster.stop_daemon("slurmctld@ctl1")
-        self.cluster.start_daemon("slurmctld@ctl1")
-        self.wait(lambda: self.cluster.run(["scontrol", "ping"], check=False).returncode == 0)
-        self.wait(lambda: "n1 " in self.run("sinfo", "-h", "-r", "-o", "%n "))
-
 
 @pytest.fixture(scope="module", params=NATIVE_FIRST)
 def version(request: pytest.FixtureRequest) -> str:
@@ -127,7 +121,7 @@ def test_no_job_gets_it_through_reconfigure_and_restart(slurm: Slurm) -> None:
     assert slurm.state(running) == "RUNNING"  # who has it keeps it
     slurm.run("scancel", running)  # and when he goes, nobody gets it
     slurm.wait(lambda: slurm.state(running) == "CANCELLED")
-    for disturb in (lambda: None, lambda: slurm.run("scontrol", "reconfigure"), slurm.restart):
+    for disturb in (lambda: None, lambda: slurm.run("scontrol", "reconfigure"), slurm.cluster.restart_slurmctld):
         disturb()
         slurm.run("scontrol", "update", f"jobid={waiting[0]}", "nice=1")  # look at it again
         time.sleep(2.5)  # as long as two cycles of the scheduler
