@@ -14,7 +14,7 @@ from typing import Any
 
 from policy.live import Cluster, gpus_of
 from policy.monitoring import NodeMetrics
-from policy.node import FILE_NAME, NodePolicyFile
+from policy.node import FILE_NAME, NodePolicy, NodePolicyFile
 from policy.report import TenantReport, report
 from sluice_base import events
 from sluice_base.errors import SluiceError
@@ -310,9 +310,12 @@ class ClusterMetrics:
     @property
     def settings(self) -> NodeMetrics:
         """In force now. Raises SluiceError when Slurm never answered."""
+        return self._node_policy().metrics
+
+    def _node_policy(self) -> NodePolicy:
         if self._policy is None:
             self._policy = NodePolicyFile(self.site.conf_folder / FILE_NAME)
-        return self._policy.current().metrics
+        return self._policy.current()
 
     def run(self, site: Site) -> None:
         """The duty. Raises SluiceError, OSError."""
@@ -336,7 +339,8 @@ class ClusterMetrics:
         self.throughput.look(jobs)
         decided = self._decided_now(site)
         percents: dict[str, list[float]] = defaultdict(list)
-        for gpu in readings_of(site).fresh():
+        # Where no rule needs them, only nodes with jobs tell: their mean is not that of a class.
+        for gpu in readings_of(site).fresh() if self._node_policy().alerts.readings else ():
             if gpu.utilisation_percent is not None:
                 percents[gpu.node].append(gpu.utilisation_percent)
         points = [
