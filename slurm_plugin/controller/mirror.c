@@ -2,6 +2,7 @@
 #include "mirror.h"
 
 #include "decision.h"
+#include "gres_slurm.h"
 
 #include "src/common/bitstring.h"
 #include "src/common/list.h"
@@ -67,34 +68,6 @@ struct sluice_mirror {
 };
 
 /* ---- what Slurm says of a node's GRES ---- */
-
-/* A node's GPUs and what shares them. NULL: it has none such. */
-struct node_gres {
-    gres_node_state_t *gpu, *shard, *mps;
-};
-
-static int find_gres(void *item, void *argument)
-{
-    const gres_state_t *state = item;
-    struct node_gres *found = argument;
-    if (!state->gres_name)
-        return 0;
-    if (!strcmp(state->gres_name, "gpu"))
-        found->gpu = state->gres_data;
-    else if (!strcmp(state->gres_name, "shard"))
-        found->shard = state->gres_data;
-    else if (!strcmp(state->gres_name, "mps"))
-        found->mps = state->gres_data;
-    return 0;
-}
-
-static struct node_gres gres_of(const node_record_t *node)
-{
-    struct node_gres found = {NULL, NULL, NULL};
-    if (node->gres_list)
-        list_for_each_ro(node->gres_list, find_gres, &found);
-    return found;
-}
 
 /* The amounts of a GRES that shares GPUs, per GPU; false where the node's records do not tell GPUs apart. */
 static bool shares_per_gpu(const gres_node_state_t *shared, uint32_t gpus, const uint64_t *counts, int64_t *out)
@@ -217,7 +190,7 @@ static void set_links(const gres_node_state_t *gpu, struct sluice_node_shape *sh
 /* False: the node's GPUs cannot be told apart. */
 static bool shape_of(struct sluice_mirror *mirror, const node_record_t *node, struct sluice_node_shape *shape)
 {
-    struct node_gres gres = gres_of(node);
+    struct sluice_node_gres gres = sluice_gres_of_node(node);
     const gres_node_state_t *gpu = gres.gpu;
     memset(shape, 0, sizeof(*shape));
     if (!gpu || (!gpu->gres_cnt_avail && !gpu->topo_cnt))
@@ -647,7 +620,7 @@ static uint64_t signature_of(const job_record_t *job, bool suspended)
     return mix(hash, job->job_resrcs ? job->job_resrcs->nhosts : 0);
 }
 
-static void free_by_slurm(const struct node_gres *gres, const struct sluice_node_view *view, int64_t *free_mib);
+static void free_by_slurm(const struct sluice_node_gres *gres, const struct sluice_node_view *view, int64_t *free_mib);
 
 /*
  * No more than is free, so that a commit never fails of CPUs and memory; and of a GPU no more than Slurm's record of
@@ -665,7 +638,7 @@ static void fit_to_free(const struct sluice_mirror *mirror, struct sluice_part *
         part->host_memory_mib = view.host_memory_mib_free;
     if (!part->gpus)
         return;
-    struct node_gres gres = gres_of(node_record_table_ptr[part->node]);
+    struct sluice_node_gres gres = sluice_gres_of_node(node_record_table_ptr[part->node]);
     free_by_slurm(&gres, &view, free_mib);
     for (uint32_t i = 0; i < SLUICE_MAX_GPUS; i++) {
         if (!(part->gpus >> i & 1))
@@ -761,7 +734,7 @@ static void hold_job(struct sluice_mirror *mirror, const job_record_t *job, bool
 /* ---- a node's GRES against the mirror ---- */
 
 /* What of each GPU is free, as Slurm has it. */
-static void free_by_slurm(const struct node_gres *gres, const struct sluice_node_view *view, int64_t *free_mib)
+static void free_by_slurm(const struct sluice_node_gres *gres, const struct sluice_node_view *view, int64_t *free_mib)
 {
     int64_t used[SLUICE_MAX_GPUS] = {0}, mps[SLUICE_MAX_GPUS] = {0};
     if (gres->shard && gres->shard->gres_cnt_avail)
@@ -837,7 +810,7 @@ static bool same_free(const struct sluice_mirror *mirror, uint32_t node, int64_t
     const node_record_t *record = node_record_table_ptr[node];
     if (!record || sluice_node_read(mirror->cluster, node, &view, NULL))
         return true;
-    struct node_gres gres = gres_of(record);
+    struct sluice_node_gres gres = sluice_gres_of_node(record);
     free_by_slurm(&gres, &view, free_mib);
     for (uint32_t i = 0; i < view.gpu_count; i++)
         if (view.gpu_memory_mib_free[i] != free_mib[i])

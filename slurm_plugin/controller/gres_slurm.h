@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/* GPUs, and what shares them, in Slurm's lists of generic resources. */
+#ifndef SLUICE_CONTROLLER_GRES_SLURM_H
+#define SLUICE_CONTROLLER_GRES_SLURM_H
+
+#define SLUICE_SLURM_PRIVATE
+#include "slurm_compat.h"
+
+/* The records of a list of `gres_state_t`: NULL, where it has none, or where it is NULL. */
+struct sluice_gres {
+    void *gpu, *shard, *mps; /* of a node, or of a job */
+};
+struct sluice_gres sluice_gres_in(struct xlist *list);
+
+/* The same of a node. */
+struct sluice_node_gres {
+    gres_node_state_t *gpu, *shard, *mps;
+};
+struct sluice_node_gres sluice_gres_of_node(const node_record_t *node);
+
+#endif
