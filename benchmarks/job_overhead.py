@@ -2,13 +2,13 @@
 
 **While it runs.** One program that works in steps, as training does (allocate, launch, compute, free), runs twice at
 the same time on one node: as a bare process, and as a job with a share of a GPU. They take turns, a slice each, in an
-order drawn by lot, on one processor; while the bare one works the agent with its vendor's process is stopped. So what
-else the machine does meets both alike. Where memory happens to lie makes a process faster or slower by more than what
-is sought, so that there are many rounds, with new processes in each. `program_cpu_percent` is the median of the pairs'
-ratios of the program's own CPU time; `agent_percent` the agent's CPU time meanwhile, as if it had to share the job's
-only processor (it catches up there on what it missed while it was stopped); `cost_percent` is both together.
-`elapsed_percent` compares the clock, by those pairs of slices in which neither had to wait for a processor, and is
-left out where there are few of them. Intervals are of 95 %, by bootstrap over the rounds.
+order drawn by lot, on one processor, so that what else the machine does meets both alike. Where memory happens to lie
+makes a process faster or slower by more than what is sought: there are many rounds, with new processes in each.
+`program_cpu_percent` is the median of the pairs' ratios of the program's own CPU time. `agent_percent` is the CPU time
+of the agent with its vendor's process in all that time, in percent of one processor, as if it had to share the job's
+only one. `cost_percent` is both together. `elapsed_percent` compares the clock, by those pairs of slices in which
+neither had to wait for a processor, and is left out where there are few of them. Intervals are of 95 %, by bootstrap
+over the rounds.
 
 **Once a job.** Prolog, the task's helper and epilog: an empty job under Sluice and one on stock Slurm, in turn;
 `fixed_ms` is the median of the differences from srun's start to its end. `one_percent_job_s` is how long a job must run
@@ -20,13 +20,12 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -42,9 +41,9 @@ from dev_cluster.layout import DEFAULT_FOLDER
 from sluice_base.errors import SluiceError
 
 OPTIONS = [
-    click.Option(["--rounds"], type=click.IntRange(5), default=20, show_default=True, help="Processes of each kind."),
+    click.Option(["--rounds"], type=click.IntRange(5), default=30, show_default=True, help="Processes of each kind."),
     click.Option(["--pairs"], type=click.IntRange(3), default=6, show_default=True, help="Of slices, a round."),
-    click.Option(["--slice-s"], type=click.FloatRange(0.05), default=0.6, show_default=True, help="Of work, about."),
+    click.Option(["--slice-s"], type=click.FloatRange(0.05), default=0.4, show_default=True, help="Of work, about."),
     click.Option(["--jobs"], type=click.IntRange(5), default=30, show_default=True, help="Empty ones, of each kind."),
 ]
 MUST = {"cost_percent": ("<=", 1.0)}
@@ -75,10 +74,18 @@ for line in iter(sys.stdin.readline, ""):
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Seconds: on the clock, of the program's CPU time, and of the agent's meanwhile."""
+    """Seconds: on the clock, and of the program's CPU time."""
 
     elapsed: float
     cpu: float
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Pairs of a bare slice and the job's; how long all took, and the agent's CPU time in it, in seconds."""
+
+    pairs: list[tuple[Slice, Slice]]
+    elapsed: float
     agent: float
 
 
@@ -95,21 +102,6 @@ class Agent:
         files = (path for pid in self.pids for path in Path(f"/proc/{pid}/task").glob("*/schedstat"))
         return sum(int(path.read_text().split()[0]) for path in files) / 1e9
 
-    def signal(self, number: int) -> None:
-        """To all of it."""
-        for pid in self.pids:
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
-
-    @contextmanager
-    def stopped(self) -> Iterator[None]:
-        """Not there, for this while."""
-        self.signal(signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            self.signal(signal.SIGCONT)
-
 
 def run(rounds: int, pairs: int, slice_s: float, jobs: int) -> Result:
     """Boot two nodes, one with the agent; slices in turn, then empty jobs in turn."""
@@ -119,7 +111,7 @@ def run(rounds: int, pairs: int, slice_s: float, jobs: int) -> Result:
         try:
             for cluster, agent in ((stock, "false"), (sluice, "true")):
                 cluster.up(parse_description(_description(agent), source="benchmark"), attached=True)
-            taken = [_take_slices(sluice, pairs, slice_s) for _ in range(rounds)]
+            taken = [_take_round(sluice, pairs, slice_s) for _ in range(rounds)]
             whole = _take_jobs({"stock": stock, "job": sluice}, jobs)
         finally:
             for cluster in (stock, sluice):
@@ -127,10 +119,11 @@ def run(rounds: int, pairs: int, slice_s: float, jobs: int) -> Result:
     fixed = [1000 * (job - bare) for bare, job in zip(whole["stock"], whole["job"], strict=True)]
     figures = {name: round(function(taken), 3) for name, function in _FIGURES.items()}
     spread = {name: _interval(taken, function) for name, function in _FIGURES.items()}
-    quiet = [[pair for pair in one if not any(map(_waited, pair))] for one in taken]
-    if sum(map(len, quiet)) >= rounds * pairs // 3:
+    quiet = [replace(one, pairs=[pair for pair in one.pairs if not any(map(_waited, pair))]) for one in taken]
+    if sum(len(one.pairs) for one in quiet) >= rounds * pairs // 3:
+        quiet = [one for one in quiet if one.pairs]
         figures["elapsed_percent"] = round(_elapsed(quiet), 3)
-        spread["elapsed_percent"] = _interval([one for one in quiet if one], _elapsed)
+        spread["elapsed_percent"] = _interval(quiet, _elapsed)
     figures |= {"fixed_ms": round(median(fixed), 1), "whole_ms": round(1000 * median(whole["job"]), 1)}
     spread["fixed_ms"] = _interval(fixed, median)
     left = 0.01 - figures["cost_percent"] / 100
@@ -140,21 +133,16 @@ def run(rounds: int, pairs: int, slice_s: float, jobs: int) -> Result:
     return Result(figures, peer=peer, spread=spread)
 
 
-Round = list[tuple[Slice, Slice]]
-"""Pairs of a bare slice and the job's."""
-
-
 def _program(rounds: Sequence[Round]) -> float:
-    return 100 * (median(job.cpu / bare.cpu for one in rounds for bare, job in one) - 1)
+    return 100 * (median(job.cpu / bare.cpu for one in rounds for bare, job in one.pairs) - 1)
 
 
 def _agent(rounds: Sequence[Round]) -> float:
-    slices = [job for one in rounds for _, job in one]
-    return 100 * sum(one.agent for one in slices) / sum(one.cpu for one in slices)
+    return 100 * sum(one.agent for one in rounds) / sum(one.elapsed for one in rounds)
 
 
 def _elapsed(rounds: Sequence[Round]) -> float:
-    return 100 * (median(job.elapsed / bare.elapsed for one in rounds for bare, job in one) - 1)
+    return 100 * (median(job.elapsed / bare.elapsed for one in rounds for bare, job in one.pairs) - 1)
 
 
 _FIGURES: dict[str, Callable[[Sequence[Round]], float]] = {
@@ -166,7 +154,7 @@ _FIGURES: dict[str, Callable[[Sequence[Round]], float]] = {
 
 def _waited(one: Slice) -> bool:
     """Whether it had to wait for a processor by more than what is sought."""
-    return one.elapsed > 1.01 * (one.cpu + one.agent)
+    return one.elapsed > 1.01 * one.cpu
 
 
 def _interval(values: Sequence[Any], figure: Callable[[Sequence[Any]], float]) -> list[float]:
@@ -192,7 +180,7 @@ def _srun(*words: str) -> list[str]:
     return ["srun", "--quiet", "-w", _NODE, f"--gres=shard:{_SHARE_MIB}", *words]
 
 
-def _take_slices(cluster: DevCluster, pairs: int, slice_s: float) -> Round:
+def _take_round(cluster: DevCluster, pairs: int, slice_s: float) -> Round:
     """A round: slices of a bare process and of a job's."""
     words = ["/usr/bin/python3", "-c", _PROGRAM, str(max(os.sched_getaffinity(0)))]
     commands = {
@@ -210,23 +198,15 @@ def _take_slices(cluster: DevCluster, pairs: int, slice_s: float) -> Round:
         agent = Agent(cluster)
         steps = max(1, round(slice_s * 50 / _work(programs["bare"], 50)[0]))
 
-        def bare() -> Slice:
-            with agent.stopped():
-                return Slice(*_work(programs["bare"], steps), 0.0)
-
-        def job() -> Slice:
-            before = agent.cpu()
-            times = _work(programs["job"], steps)
-            return Slice(*times, agent.cpu() - before)
-
-        arms: list[Callable[[], Slice]] = [bare, job]
+        began, used = time.perf_counter(), agent.cpu()
         taken = []
         for _ in range(pairs):
-            order = chance.sample(arms, 2)
-            found = {arm: arm() for arm in order}
-            taken.append((found[bare], found[job]))
+            order = chance.sample(list(programs), 2)
+            found = {name: Slice(*_work(programs[name], steps)) for name in order}
+            taken.append((found["bare"], found["job"]))
+        made = Round(taken, time.perf_counter() - began, agent.cpu() - used)
         _check_held(cluster)
-        return taken
+        return made
     finally:
         for program in programs.values():
             with suppress(BrokenPipeError, subprocess.TimeoutExpired):
