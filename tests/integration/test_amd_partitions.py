@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from laid_out import eventually, restart_slurm, take_over_gres
 from versions import NATIVE_FIRST
 
 from dev_cluster.cluster import DevCluster
@@ -57,16 +57,7 @@ def cluster(request: pytest.FixtureRequest, make_shared_cluster: Callable[..., D
         },
         **({"root": root} if root else {}),
     )
-    conf = made.slurm_conf_dir()
-    text = (conf / "slurm.conf").read_text()
-    [line] = re.findall(r"^NodeName=.*$", text, re.M)
-    port = re.search(r"Port=\d+", line)
-    assert port is not None
-    (conf / "nodes.site.conf").write_text(f"NodeName={NODE} {port[0]}\n")  # as the admin guide has it
-    (conf / "nodes.sluice.conf").write_text(line + "\n")
-    (conf / "slurm.conf").write_text(text.replace(line, "include nodes.sluice.conf"))
-    (conf / "gres.sluice.conf").write_text((conf / "gres.conf").read_text())
-    (conf / "gres.conf").write_text("include gres.sluice.conf\n")
+    take_over_gres(made, NODE)
     yield made
 
 
@@ -75,13 +66,6 @@ def apply(cluster: DevCluster, mode: str) -> subprocess.CompletedProcess[str]:
     (cluster.slurm_conf_dir() / "sluice.node.json").write_text(policy.render())
     command = ["sluice", "mig", "apply", "--node", NODE, "--wait", "60"]
     return cluster.run(command, node=NODE, check=False, timeout=120)
-
-
-def eventually(what: Callable[[], object], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end, f"it did not happen within {seconds} s"
-        time.sleep(0.1)
 
 
 def job(cluster: DevCluster, *options: str) -> tuple[list[int], dict[str, Any]]:
@@ -102,10 +86,7 @@ def test_a_node_is_partitioned_and_each_partition_is_a_device(cluster: DevCluste
     assert [get_values(sim, index)["partitions"] for index in range(8)] == ["cpx-nps4"] * 8, done.stderr
     assert "GPU 0 (AMD Instinct MI300X): spx-nps1 -> cpx-nps4" in done.stdout
     assert done.returncode == 1 and "restart slurmctld and the node's slurmd" in done.stderr
-    for daemon in (f"slurmd@{NODE}", "slurmctld@ctl1"):
-        cluster.stop_daemon(daemon)
-    for daemon in ("slurmctld@ctl1", f"slurmd@{NODE}"):
-        cluster.start_daemon(daemon)
+    restart_slurm(cluster, NODE)
     eventually(lambda: apply(cluster, "cpx-nps4").returncode == 0)
     shown = cluster.run(["sinfo", "-h", "-n", NODE, "-o", "%G %T"]).stdout
     assert "gpu:mi300x_cpx.nps4:64" in shown and "shard" in shown

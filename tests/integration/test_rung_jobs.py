@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 
 import pytest
+from laid_out import eventually, restart_slurm, take_over_gres
 
 from dev_cluster.cluster import DevCluster
 from dev_cluster.gpu_sim.fields import get_values
@@ -55,16 +54,7 @@ def cluster(make_shared_cluster: Callable[..., DevCluster]) -> DevCluster:
             "users": [{"name": "alice"}],
         }
     )
-    conf = made.slurm_conf_dir()
-    text = (conf / "slurm.conf").read_text()
-    [line] = re.findall(r"^NodeName=.*$", text, re.M)
-    port = re.search(r"Port=\d+", line)
-    assert port is not None
-    (conf / "nodes.site.conf").write_text(f"NodeName={NODE} {port[0]}\n")  # as the admin guide has it
-    (conf / "nodes.sluice.conf").write_text(line + "\n")
-    (conf / "slurm.conf").write_text(text.replace(line, "include nodes.sluice.conf"))
-    (conf / "gres.sluice.conf").write_text((conf / "gres.conf").read_text())
-    (conf / "gres.conf").write_text("include gres.sluice.conf\n")
+    take_over_gres(made, NODE)
     return made
 
 
@@ -74,13 +64,6 @@ def apply(cluster: DevCluster, *options: str) -> subprocess.CompletedProcess[str
 
 def state(cluster: DevCluster) -> str:
     return cluster.run(["sinfo", "-h", "-n", NODE, "-o", "%T %E"]).stdout.strip()
-
-
-def eventually(what: Callable[[], object], seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end, f"it did not happen within {seconds} s"
-        time.sleep(0.1)
 
 
 def test_mps_holds_a_job_and_leaves_nothing_behind(cluster: DevCluster) -> None:
@@ -144,10 +127,7 @@ def test_a_node_is_laid_out_and_its_instances_hold_their_jobs(cluster: DevCluste
     done = apply(cluster, "--wait", "30")
     assert get_values(sim, 0)["mig_layout"] == "3g.40gb,3g.40gb", done.stderr
     assert done.returncode == 1 and "restart slurmctld and the node's slurmd" in done.stderr
-    for daemon in (f"slurmd@{NODE}", "slurmctld@ctl1"):
-        cluster.stop_daemon(daemon)
-    for daemon in ("slurmctld@ctl1", f"slurmd@{NODE}"):
-        cluster.start_daemon(daemon)
+    restart_slurm(cluster, NODE)
     eventually(lambda: apply(cluster).returncode == 0)
     eventually(lambda: state(cluster).startswith("idle "))
     assert "nothing to change" in apply(cluster).stderr

@@ -6,13 +6,13 @@ import importlib.util
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from layout_node import DYING, LayoutNode
 
-from dev_cluster.gpu_sim import library_dir, load_platform, read_state, write_node_state
+from dev_cluster.gpu_sim import read_state
 from dev_cluster.gpu_sim.fields import get_values, set_values
 from policy.document import parse
 from policy.node import NodePolicy
@@ -28,28 +28,15 @@ GPUS = 8
 WHOLE = ["spx-nps1"] * GPUS
 
 
-class Node:
-    """A simulated node and `sluice mig` on it."""
+class Node(LayoutNode):
+    """One of AMD GPUs."""
 
     def __init__(self, folder: Path, platform: str = "mi300x-platform") -> None:
-        self.sim = folder / "sim"
-        write_node_state(self.sim, load_platform(platform), "n1")
-        self.policy = folder / "sluice.node.json"
+        super().__init__(folder, platform)
 
     def wants(self, **modes: str) -> None:
         layouts = {key.replace("_", ":", 1).replace("_", ","): mode for key, mode in modes.items()}
         self.policy.write_text(NodePolicy(limits=NodeLimits(amd_partitions=layouts)).render())
-
-    def run(self, code: str, *arguments: object, check: bool = True) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "SLUICE_SIM_STATE": str(self.sim / "state"), "LD_LIBRARY_PATH": str(library_dir())}
-        return subprocess.run(
-            [sys.executable, "-c", code, *map(str, arguments)],
-            env=environment, capture_output=True, text=True, timeout=60, check=check,
-        )  # fmt: skip
-
-    def plan(self, *options: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        code = "import sys; from admin_cli.main import main; sys.argv[0] = 'sluice'; main()"
-        return self.run(code, "mig", "plan", "--node", "n1", "--node-policy", self.policy, *options, check=check)
 
     def apply(self, stop_after: int = -1, check: bool = True) -> subprocess.CompletedProcess[str]:
         return self.run(APPLY, self.policy, stop_after, check=check)
@@ -59,20 +46,10 @@ class Node:
 
 
 # Lays out what `sluice mig apply` would, and is killed after so many calls of the driver's setters.
-APPLY = """
-import os, sys
+APPLY = f"""{DYING}
 from pathlib import Path
 from admin_cli.mig import _find
 import amdsmi
-left = int(sys.argv[2])
-def dying(function):
-    def call(*arguments):
-        global left
-        if left == 0:
-            os.kill(os.getpid(), 9)
-        left -= 1
-        return function(*arguments)
-    return call
 for name in ("amdsmi_set_gpu_compute_partition", "amdsmi_set_gpu_memory_partition", "amdsmi_gpu_driver_reload"):
     setattr(amdsmi, name, dying(getattr(amdsmi, name)))
 for layer in _find(Path(sys.argv[1]), "n1")[1]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from layout_node import DYING, LayoutNode
 
-from dev_cluster.gpu_sim import library_dir, load_platform, write_node_state
 from dev_cluster.gpu_sim.fields import get_values, set_values
 from gres_probe.mig import Change, GpuLayout, changes, wanted_layouts, words
 from policy.node import NodePolicy
@@ -57,28 +56,15 @@ def test_a_change_in_words() -> None:
     assert words(()) == "MIG on, no instance"
 
 
-class Node:
-    """A simulated node and `sluice mig` on it."""
+class Node(LayoutNode):
+    """One of NVIDIA GPUs."""
 
     def __init__(self, folder: Path, platform: str = "dgx-h100") -> None:
-        self.sim = folder / "sim"
-        write_node_state(self.sim, load_platform(platform), "n1")
-        self.policy = folder / "sluice.node.json"
+        super().__init__(folder, platform)
 
     def wants(self, **layouts: tuple[str, ...]) -> None:
         mig = {key.replace("_", ":"): profiles for key, profiles in layouts.items()}
         self.policy.write_text(NodePolicy(limits=NodeLimits(mig=mig)).render())
-
-    def run(self, code: str, *arguments: object, check: bool = True) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "SLUICE_SIM_STATE": str(self.sim / "state"), "LD_LIBRARY_PATH": str(library_dir())}
-        return subprocess.run(
-            [sys.executable, "-c", code, *map(str, arguments)],
-            env=environment, capture_output=True, text=True, timeout=60, check=check,
-        )  # fmt: skip
-
-    def plan(self, *options: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        code = "import sys; from admin_cli.main import main; sys.argv[0] = 'sluice'; main()"
-        return self.run(code, "mig", "plan", "--node", "n1", "--node-policy", self.policy, *options, check=check)
 
     def apply(self, stop_after: int | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
         return self.run(APPLY, self.policy, -1 if stop_after is None else stop_after, check=check)
@@ -88,21 +74,11 @@ class Node:
 
 
 # Lays out what `sluice mig apply` would, and is killed after so many calls of the driver's setters.
-APPLY = """
-import os, sys
+APPLY = f"""{DYING}
 from pathlib import Path
 from gres_probe.mig import Mig, changes, wanted_layouts
 from policy.node import parse
 import pynvml
-left = int(sys.argv[2])
-def dying(function):
-    def call(*arguments):
-        global left
-        if left == 0:
-            os.kill(os.getpid(), 9)
-        left -= 1
-        return function(*arguments)
-    return call
 for name in ("nvmlDeviceSetMigMode", "nvmlDeviceCreateGpuInstanceWithPlacement", "nvmlGpuInstanceCreateComputeInstance",
              "nvmlGpuInstanceDestroy", "nvmlComputeInstanceDestroy"):
     setattr(pynvml, name, dying(getattr(pynvml, name)))
