@@ -619,6 +619,11 @@ static void start(struct sluice_gang_instance *instance, const char *(*partition
     }
     instance->configuring += count;
     if (!missing && instance->configuring == first->count) {
+        for (uint32_t i = 0; i < count; i++) {
+            job_record_t *job = find_job_record(ids[i]);
+            if (job)
+                forget_gang(job);
+        }
         release(instance);
     } else {
         char text[SLUICE_GANG_REASON_SIZE];
