@@ -131,12 +131,18 @@ class AmdPartitions:
                 raise SluiceError(f"{_name(layout)}: it is {_current(layout)}, not {mode}", remedy=_REMEDY)
 
     def _set_memory(self, wanted: Mapping[int, str]) -> None:
+        # Before ROCm 7 the setter starts the driver itself, and all that xGMI joins have the mode then.
+        asks = hasattr(self._smi.api, "amdsmi_gpu_driver_reload")
         for index, mode in wanted.items():
+            if _memory_mode(_current(self._layout(index))) == _memory_mode(mode):
+                continue
             kind = self._smi.api.AmdSmiMemoryPartitionType[_memory_mode(mode).upper()]
             self._do(index, "amdsmi_set_gpu_memory_partition", self._handle(index), kind)
-        if hasattr(self._smi.api, "amdsmi_gpu_driver_reload"):  # before ROCm 7 the setter starts the driver itself
+            if not asks:
+                self._reopen()
+        if asks:
             self._do(None, "amdsmi_gpu_driver_reload")
-        self._reopen()
+            self._reopen()
 
     def _handle(self, index: int) -> Any:
         return self._gpus[index][1][0][1]

@@ -133,6 +133,23 @@ def test_processes_are_not_in_the_way_of_other_gpus_unless_the_driver_has_to_sta
     assert node.modes() == ["cpx-nps1", *WHOLE[1:]]
 
 
+def test_a_library_whose_setter_starts_the_driver_is_asked_once(node: Node) -> None:
+    """As before ROCm 7."""
+    node.wants(n1="cpx-nps4")
+    older = """import amdsmi
+ask, start = amdsmi.amdsmi_set_gpu_memory_partition, amdsmi.amdsmi_gpu_driver_reload
+def both(handle, mode):
+    ask(handle, mode)
+    start()
+    print("driver started")
+amdsmi.amdsmi_set_gpu_memory_partition = both
+del amdsmi.amdsmi_gpu_driver_reload
+"""
+    done = node.run(older + APPLY.replace(', "amdsmi_gpu_driver_reload"', ""), node.policy, -1)
+    assert done.stdout.count("driver started") == 1
+    assert node.modes() == ["cpx-nps4"] * GPUS
+
+
 def test_a_node_of_two_vendors_is_laid_out_whole(tmp_path: Path) -> None:
     node = Node(tmp_path, "mixed")
     node.wants(n1_0="dpx-nps2")
