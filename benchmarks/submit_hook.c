@@ -9,7 +9,7 @@ enum { ENVIRONMENT = 6 };
 
 struct shape {
     const char *per_job, *per_node, *per_task, *features, *option;
-    uint32_t nodes, tasks, minutes;
+    uint32_t nodes, tasks, minutes, deadline_minutes;
 };
 
 /* What users send, and what is refused in each of the ways. */
@@ -29,7 +29,28 @@ static const struct shape shapes[] = {
     {NULL, "foogres:gpu:+9999999999999999999999", NULL, NULL, NULL, 1, 1, 20},
     {NULL, NULL, NULL, NULL, "_SLURM_SPANK_OPTION_sluice_gpu_mem=9999T", NO_VAL, NO_VAL, NO_VAL},
     {NULL, "gres:gpu:1", NULL, NULL, "_SLURM_SPANK_OPTION_sluice_gang=train:8", 1, 1, 60},
+    {NULL, "gres:gpu:4", NULL, NULL, NULL, 1, 1, 60, 120},
+    {NULL, "gres:gpu:type2:8", NULL, NULL, NULL, 64, 64, 60, 61},
+    {NULL, "gres:gpu:8", NULL, NULL, NULL, 64, 64, 60, 59},
 };
+
+/* 1,024 nodes of eight GPUs, most of them taken for some hours: what deadlines are looked up in. */
+static void publish_outlook(void)
+{
+    enum { NODES = 1024, SPANS = 12 * NODES };
+    static struct sluice_outlook_node nodes[NODES];
+    static struct sluice_outlook_span spans[SPANS];
+    static uint64_t all[NODES / 64];
+    const struct sluice_outlook_partition partition = {"main", all, true};
+    int64_t now = time(NULL);
+    memset(all, 0xff, sizeof all);
+    for (uint32_t i = 0; i < NODES; i++)
+        nodes[i] = (struct sluice_outlook_node){0xff, "type2"};
+    for (uint32_t i = 0; i < SPANS; i++)
+        spans[i] = (struct sluice_outlook_span){i % NODES, 1U << (i * 7 + i / NODES) % 8, 0, now + 600 + i % 20011};
+    struct sluice_outlook_parts parts = {now, nodes, NODES, spans, SPANS, &partition, 1};
+    sluice_outlook_publish(sluice_outlook_new(&parts), INT64_MAX);
+}
 
 void sluice_job_facts(const struct job_record *record, struct sluice_job_facts *facts)
 {
@@ -55,6 +76,7 @@ static void make(job_desc_msg_t *job, const struct shape *shape, unsigned long t
     job->min_nodes = job->max_nodes = shape->nodes;
     job->num_tasks = shape->tasks;
     job->time_limit = shape->minutes;
+    job->deadline = shape->deadline_minutes ? time(NULL) + shape->deadline_minutes * 60 : 0;
     job->time_min = job->min_cpus = job->het_job_offset = NO_VAL;
     job->ntasks_per_node = job->ntasks_per_tres = job->sockets_per_node = job->cpus_per_task = NO_VAL16;
     job->pn_min_cpus = job->shared = NO_VAL16;
@@ -105,6 +127,7 @@ int main(int count, char **words)
         return 2;
     char *policy = make_policy(tenants);
     start_plugin(policy);
+    publish_outlook();
     free(policy);
     for (unsigned long i = 0; i < calls; i++) {
         job_desc_msg_t job;

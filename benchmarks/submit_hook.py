@@ -24,7 +24,7 @@ OPTIONS = [
 MUST = {"hook_p99_us": ("<=", 50.0)}
 _ROOT = Path(__file__).parents[1]
 _SOURCES = ("slurm_plugin/admission/*.c", "slurm_plugin/options/*.c", "slurm_plugin/policy/*.c", "native/core/*.c")
-_CONTROLLER = ("settings", "log", "status", "ticker", "controller")
+_CONTROLLER = ("charge", "controller", "log", "settings", "status", "ticker")
 
 
 def run(calls: int, tenants: int) -> Result:
@@ -52,6 +52,7 @@ def _build(folder: Path) -> Path:
     program = folder / "submit_hook"
     sources = [str(path) for pattern in _SOURCES for path in sorted(_ROOT.glob(pattern))]
     sources += [str(_ROOT / f"slurm_plugin/controller/{name}.c") for name in _CONTROLLER]
+    sources.append(str(_ROOT / "slurm_plugin/journal/told.c"))
     includes = [f"-I{_ROOT / name}" for name in ("slurm_plugin", "native/include", "native/core")]
     command = [
         "gcc",
