@@ -75,7 +75,10 @@ static bool sound(const struct snapshot *state, size_t size)
                terminated(gpu->serial, sizeof gpu->serial) && terminated(gpu->vbios, sizeof gpu->vbios) &&
                terminated(gpu->part_number, sizeof gpu->part_number) &&
                terminated(gpu->architecture_name, sizeof gpu->architecture_name) &&
-               gpu->memory_reserved_mib < gpu->memory_total_mib && gpu->tiles >= 1 && gpu->tiles <= 2;
+               gpu->memory_reserved_mib < gpu->memory_total_mib && gpu->tiles >= 1 && gpu->tiles <= 2 &&
+               gpu->dies <= SIM_MAX_INSTANCES &&
+               (gpu->dies == 0 ||
+                (gpu->compute_partition >= SIM_COMPUTE_SPX && gpu->compute_partition <= SIM_COMPUTE_CPX));
         for (unsigned k = 0; good && k < SIM_MAX_LINKS; k++) {
             good = gpu->links[k].peer_gpu < SIM_MAX_GPUS;
         }

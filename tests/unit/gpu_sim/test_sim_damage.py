@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 
 from sim_node import Node
 
@@ -27,6 +28,7 @@ for line in sys.stdin:
     print(json.dumps(codes), flush=True)
 """
 CORRUPTED, NOT_LOADED = 14, 9
+UNEXPECTED = 43  # AMDSMI_STATUS_UNEXPECTED_DATA
 
 
 def test_no_damage_ends_a_program(dgx: Node, full_scale: bool) -> None:
@@ -60,6 +62,7 @@ def test_a_sealed_state_with_absurd_figures_is_no_danger(dgx: Node) -> None:
         "vendor": 7,
         "memory_reserved_mib": 2**32 - 1,
         "tiles": 0,
+        "dies": 9,
         "name": b"x" * 96,
         "uuid": b"x" * 48,
     }
@@ -76,6 +79,15 @@ def test_a_sealed_state_with_absurd_figures_is_no_danger(dgx: Node) -> None:
             setattr(state.gpus[0], field, value)
         dgx.state.write_bytes(state.to_bytes())
         assert dgx.run('import ctypes; print(ctypes.CDLL("libnvidia-ml.so.1").nvmlInit_v2())') == CORRUPTED, field
+
+
+def test_an_amd_gpu_in_no_mode_is_no_danger(make_node: Callable[..., Node]) -> None:
+    node = make_node("mi300x-platform")
+    for mode in (0, 6, 2**32 - 1):
+        state = read_state(node.folder)
+        state.gpus[0].compute_partition = mode
+        node.state.write_bytes(state.to_bytes())
+        assert node.run('import ctypes as c; print(c.CDLL("libamd_smi.so").amdsmi_init(c.c_uint64(2)))') == UNEXPECTED
 
 
 def test_python_refuses_a_damaged_state_too(dgx: Node) -> None:
