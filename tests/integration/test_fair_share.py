@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 
 import pytest
@@ -47,39 +48,53 @@ def site(make_shared_cluster: Callable[..., DevCluster]) -> PolicySite:
 
 
 class Backlog:
-    """Jobs of one to four GPUs and a few seconds for both tenants, never too few."""
+    """Jobs of so many GPUs, in turn, and a few seconds, never too few."""
 
-    def __init__(self, site: PolicySite) -> None:
+    def __init__(self, site: PolicySite, sizes: Sequence[int] = (1, 2, 3, 4), seconds: int = 4) -> None:
         self.site = site
-        self.sizes = {tenant: itertools.cycle((1, 2, 3, 4)) for tenant in TENANTS}
+        self.seconds = seconds
+        self.sizes = {tenant: itertools.cycle(sizes) for tenant in TENANTS}
         self.fewest = dict.fromkeys(TENANTS, 10**6)
 
     def waiting(self) -> dict[str, int]:
         rows = self.site.jobs(fmt="%a", states="PENDING")
         return {tenant: sum(row[0] == tenant for row in rows) for tenant in TENANTS}
 
-    def fill(self) -> None:
+    def fill(self, tenants: Sequence[str] = tuple(TENANTS)) -> None:
         """Submit where it is needed; remembers how few jobs ever waited."""
         for tenant, count in self.waiting().items():
+            if tenant not in tenants:
+                continue
             self.fewest[tenant] = min(self.fewest[tenant], count)
             for _ in range(max(0, 2 * BACKLOG - count) // TASKS):
                 self.site.run("sbatch", "-o", "/dev/null", "-A", tenant, f"--gres=gpu:{next(self.sizes[tenant])}",
-                              "-n1", "--mem=10M", "--time=1", f"--array=1-{TASKS}", "--wrap=sleep 4",
+                              "-n1", "--mem=10M", "--time=1", f"--array=1-{TASKS}", f"--wrap=sleep {self.seconds}",
                               user=TENANTS[tenant], cwd="/")  # fmt: skip
 
-    def keep(self, seconds: float) -> tuple[float, float]:
+    def keep(self, seconds: float, tenants: Sequence[str] = tuple(TENANTS)) -> tuple[float, float]:
         """Keep it up so long; from when to when (Unix time)."""
         self.fewest = dict.fromkeys(TENANTS, 10**6)
         begin = time.time()
         while time.time() < begin + seconds:
-            self.fill()
+            self.fill(tenants)
             time.sleep(0.5)
         return begin, time.time()
 
 
-def gpu_seconds(site: PolicySite, begin: float, end: float) -> dict[str, float]:
-    """GPU time of each tenant in a window, as accounting has it. Call it when no job is left."""
-    spent = dict.fromkeys(TENANTS, 0.0)
+@dataclass
+class Ran:
+    """A job as accounting has it."""
+
+    tenant: str
+    gpus: int
+    started: int
+    ended: int
+
+
+def jobs_since(site: PolicySite, begin: float) -> list[Ran]:
+    """All jobs that have started. Call it when no job is left."""
+    site.wait(lambda: "|Unknown|" not in site.run("sacct", "-aXnPS", "now-1hours", "-o", "account,end,state").stdout)
+    found = []
     rows = site.run("sacct", "--allocations", "--allusers", "--noheader", "--parsable2",
                     f"--starttime={datetime.fromtimestamp(begin - 60):%FT%T}", "--endtime=now",
                     "--format=account,start,end,alloctres",
@@ -87,9 +102,62 @@ def gpu_seconds(site: PolicySite, begin: float, end: float) -> dict[str, float]:
     for row in rows:
         account, started, ended, tres = row.split("|")
         if started.isdecimal() and (gpus := re.search(r"gres/gpu=(\d+)", tres)):
-            inside = min(end, int(ended)) - max(begin, int(started))  # a job without an end: ValueError
-            spent[account] += int(gpus[1]) * max(0.0, inside)
+            found.append(Ran(account, int(gpus[1]), int(started), int(ended)))  # a job without an end: ValueError
+    return found
+
+
+def gpu_seconds(site: PolicySite, begin: float, end: float) -> dict[str, float]:
+    """GPU time of each tenant in a window."""
+    spent = dict.fromkeys(TENANTS, 0.0)
+    for job in jobs_since(site, begin):
+        spent[job.tenant] += job.gpus * max(0.0, min(end, job.ended) - max(begin, job.started))
     return spent
+
+
+def priorities(site: PolicySite) -> dict[str, list[int]]:
+    """Of the waiting jobs of each tenant."""
+    rows = site.jobs(fmt="%a|%Q", states="PENDING")
+    return {tenant: [int(row[1]) for row in rows if row[0] == tenant] for tenant in TENANTS}
+
+
+def begun(site: PolicySite) -> dict[str, int]:
+    """How many jobs of each tenant have started."""
+    rows = site.jobs(fmt="%a", states="RUNNING,COMPLETING,COMPLETED")
+    return {tenant: sum(row[0] == tenant for row in rows) for tenant in TENANTS}
+
+
+def test_who_is_behind_their_share_catches_up(site: PolicySite) -> None:
+    """One had all GPUs; with as much work as one, and three times the shares, three soon has had as much."""
+    backlog = Backlog(site, sizes=(1,), seconds=1)
+
+    def one_had_its_time() -> bool:
+        backlog.fill(["one"])
+        return begun(site)["one"] >= 3 * GPUS
+
+    def three_goes_first() -> bool:
+        backlog.fill()
+        found = priorities(site)
+        return bool(found["three"] and found["one"]) and min(found["three"]) > max(found["one"])
+
+    def three_has_had_as_much() -> bool:
+        backlog.fill()
+        counts = begun(site)
+        return counts["three"] >= counts["one"]
+
+    begin = time.time()
+    try:
+        site.wait(one_had_its_time, 90)
+        site.wait(three_goes_first, 60)
+        backlog.fewest = dict.fromkeys(TENANTS, 10**6)
+        site.wait(three_has_had_as_much, 120)
+        counts, fewest = begun(site), dict(backlog.fewest)
+    finally:
+        end = time.time()
+        site.clear()
+    spent = gpu_seconds(site, begin, end)
+    print(f"{counts} jobs, {spent} GPU seconds in {end - begin:.0f} s, fewest waiting {fewest}")
+    assert min(fewest.values()) > 0, "both had work all the time"
+    assert min(spent.values()) >= 3 * GPUS, "a second for each job"
 
 
 @pytest.mark.timeout(1500)
@@ -104,7 +172,6 @@ def test_gpu_time_is_as_the_shares(site: PolicySite, full_scale: bool) -> None:
         fewest = dict(backlog.fewest)
     finally:
         site.clear()
-    site.wait(lambda: "|Unknown|" not in site.run("sacct", "-aXnPS", "now-1hours", "-o", "account,end,state").stdout)
     spent = gpu_seconds(site, begin, end)
     total = sum(spent.values())
     share = spent["one"] / total
