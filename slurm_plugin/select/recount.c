@@ -121,9 +121,13 @@ static int enter(void *item, void *nodes)
             continue;
         node_record_t *node = node_record_table_ptr[n];
         bitstr_t *cores = copy_job_resources_node(job->job_resrcs, (uint32_t)offset);
-        (whole ? gres_ctld_job_alloc_whole_node : gres_ctld_job_alloc)(job->gres_list_req, &job->gres_list_alloc,
-                                                                       node->gres_list, (int)resources->nhosts, n,
-                                                                       offset, job->job_id, node->name, cores, false);
+        /* Two calls, as an address taken would have to be there in users' commands, too, which load this plugin. */
+        if (whole)
+            gres_ctld_job_alloc_whole_node(job->gres_list_req, &job->gres_list_alloc, node->gres_list,
+                                           (int)resources->nhosts, n, offset, job->job_id, node->name, cores, false);
+        else
+            gres_ctld_job_alloc(job->gres_list_req, &job->gres_list_alloc, node->gres_list, (int)resources->nhosts, n,
+                                offset, job->job_id, node->name, cores, false);
         FREE_NULL_BITMAP(cores);
     }
     return 0;
