@@ -62,7 +62,8 @@ class MailServer:
         self.encrypted.append(session.ssl is not None)
         mail = message_from_bytes(envelope.content, policy=policy.default)
         assert isinstance(mail, EmailMessage)
-        self.mails.append(mail)
+        if mail["Message-ID"] not in {one["Message-ID"] for one in self.mails}:  # at least once is what is promised
+            self.mails.append(mail)
         return "250 OK"
 
     def start(self) -> str:
@@ -143,3 +144,9 @@ class Hook:
         """Whom the first message about a rule names."""
         with self._lock:
             return [one["name"] for one in next(m for m in self.messages if m["rule"] == rule)["subjects"]]
+
+    def resolved(self, rule: str) -> list[str]:
+        """Whom messages named when they were well again, sorted."""
+        with self._lock:
+            over = [one for one in self.messages if one["rule"] == rule and one["state"] == "resolved"]
+            return sorted(subject["name"] for one in over for subject in one["subjects"])
