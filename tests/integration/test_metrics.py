@@ -332,47 +332,6 @@ def test_a_heterogeneous_job_and_an_agent_that_restarts(site: Site) -> None:
     assert use["utilisation"]["peak"] == pytest.approx(40, abs=2)
 
 
-def test_a_node_whose_clock_is_set_doubles_nothing(site: Site) -> None:
-    """Two hours back, and ahead again in two steps, while a job works: its figures and samples are as without."""
-    site.settings()
-    scratch, inside = site.cluster.layout.scratch, f"{INSIDE}/scratch"
-    source = Path(__file__).with_name("shifted_clock.c")
-    subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", scratch / "shift.so", source], check=True, timeout=60)
-    clock = scratch / "clock"
-    clock.write_text("0\n")
-    agent, phases = f"agent@{SHARED}", [(400, 5.0)]
-    how = site.cluster.facts["daemons"][agent]
-    shifted = {**how["env"], "LD_PRELOAD": f"{inside}/shift.so", "SHIFTED_CLOCK": f"{inside}/clock"}
-    began = time.time()
-    site.cluster.stop_daemon(agent)
-    site.cluster.start_program("agent-shifted", how["argv"], node=SHARED, env=shifted)
-    try:
-        eventually(lambda: "action=ready" in site.cluster.log_tail("agent-shifted", 1000), 30)
-        number = site.submit(SHARED, "shard:20000", load("cuda", 5000, *phases))
-        eventually(lambda: holdings(site.cluster.node_folder(SHARED) / "gpu_sim"), 30)
-        for seconds in (-7200, -3600, 0):
-            time.sleep(1.2)
-            clock.write_text(f"{seconds}\n")
-        check_work(site.use(SHARED, number), *phases)
-    finally:
-        site.cluster.stop_daemon("agent-shifted")
-        site.cluster.start_daemon(agent)
-
-    def told() -> list[list[tuple[int, float]]]:
-        return list(site.metric("sluice_job_busy_seconds_total", node=SHARED, user="alice").values())
-
-    def complete() -> bool:
-        ages = [began - when / 1000 for samples in told() for when, _ in samples]
-        return any(7300 > age > 5000 for age in ages) and any(3700 > age > 1000 for age in ages)
-
-    eventually(complete, 60)
-    for samples in told():
-        assert len({when for when, _ in samples}) == len(samples)
-    for name, most in (("sluice_job_utilisation_ratio", 1.0), ("sluice_gpu_utilisation_ratio", 1.0)):
-        values = [value for samples in site.metric(name, node=SHARED).values() for _, value in samples]
-        assert values and min(values) >= 0 and max(values) <= most
-
-
 def test_a_slow_driver_skips_samples_and_says_so(site: Site) -> None:
     site.settings()
     sim = site.cluster.node_folder(SHARED) / "gpu_sim"
@@ -491,3 +450,47 @@ def go_down(site: Site, node: str, job: int) -> None:
         ended |= more
     site.cluster.run(["kill", "-KILL", *ended], node=node)
     site.cluster.run(["rm", "-rf", "/run/sluice/agent/jobs"], node=node)
+
+
+def test_a_node_whose_clock_is_set_doubles_nothing(site: Site) -> None:
+    """Two hours back, and ahead again in two steps, while a job works: its figures and samples are as without.
+
+    The last test: the agent that it starts has ended, which nothing that waits for the cluster takes well.
+    """
+    site.settings()
+    scratch, inside = site.cluster.layout.scratch, f"{INSIDE}/scratch"
+    source = Path(__file__).with_name("shifted_clock.c")
+    subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", scratch / "shift.so", source], check=True, timeout=60)
+    clock = scratch / "clock"
+    clock.write_text("0\n")
+    agent, phases = f"agent@{SHARED}", [(400, 5.0)]
+    how = site.cluster.facts["daemons"][agent]
+    shifted = {**how["env"], "LD_PRELOAD": f"{inside}/shift.so", "SHIFTED_CLOCK": f"{inside}/clock"}
+    began = time.time()
+    site.cluster.stop_daemon(agent)
+    site.cluster.start_program("agent-shifted", how["argv"], node=SHARED, env=shifted)
+    try:
+        eventually(lambda: "action=ready" in site.cluster.log_tail("agent-shifted", 1000), 30)
+        number = site.submit(SHARED, "shard:20000", load("cuda", 5000, *phases))
+        eventually(lambda: holdings(site.cluster.node_folder(SHARED) / "gpu_sim"), 30)
+        for seconds in (-7200, -3600, 0):
+            time.sleep(1.2)
+            clock.write_text(f"{seconds}\n")
+        check_work(site.use(SHARED, number), *phases)
+    finally:
+        site.cluster.stop_daemon("agent-shifted")
+        site.cluster.start_daemon(agent)
+
+    def told() -> list[list[tuple[int, float]]]:
+        return list(site.metric("sluice_job_busy_seconds_total", node=SHARED, user="alice").values())
+
+    def complete() -> bool:
+        ages = [began - when / 1000 for samples in told() for when, _ in samples]
+        return any(7300 > age > 5000 for age in ages) and any(3700 > age > 1000 for age in ages)
+
+    eventually(complete, 60)
+    for samples in told():
+        assert len({when for when, _ in samples}) == len(samples)
+    for name, most in (("sluice_job_utilisation_ratio", 1.0), ("sluice_gpu_utilisation_ratio", 1.0)):
+        values = [value for samples in site.metric(name, node=SHARED).values() for _, value in samples]
+        assert values and min(values) >= 0 and max(values) <= most
