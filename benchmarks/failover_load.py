@@ -146,8 +146,9 @@ class Chaos:
         slurm_conf: str = "",
         root: Path | None = None,
         power: bool | None = None,
+        agent: bool = False,
     ) -> None:
-        """`power`: with the faults of `failover_faults`, and, when true, power cuts."""
+        """`power`: with the faults of `failover_faults`, and, when true, power cuts. `agent`: nodes tell jobs' ends."""
         self.place = Path(tempfile.mkdtemp(prefix="sluice-failover-"))
         self.cluster = DevCluster(self.place / "cluster")
         self.work = self.cluster.folder / "chaos"
@@ -165,6 +166,8 @@ class Chaos:
         if sluice is not None:
             environment = {} if self.faults is None else self.faults.environment
             description["sluice"] = {**sluice, "environment": environment}
+        if agent:
+            description["agent"] = "ends"
         try:
             self.cluster.up(parse_description(json.dumps(description), source="failover"), attached=True, root=root)
             if power and self.faults is not None:

@@ -157,6 +157,29 @@ def test_cut_off_from_the_primary_a_backup_does_not_lead(chaos: Chaos, full_scal
     return_to_ctl1(chaos)
 
 
+def test_a_primary_that_the_backup_did_not_hear_asks_again(chaos: Chaos) -> None:
+    """Slurm asks once, as it starts: e.g. while the backup takes over, and does not listen yet."""
+    assert chaos.faults is not None
+    return_to_ctl1(chaos)
+    log = chaos.cluster.log("slurmctld@ctl1")
+
+    def count(words: str) -> int:
+        return log.read_text().count(words)
+
+    chaos.kill("ctl1")
+    serves = ["squeue", "-h"]
+    assert chaos.wait(lambda: chaos.in_charge("ctl2") and chaos.cluster.run(serves, check=False).returncode == 0, 60)
+    waits, asked = count("waits for the lease"), count("for its place again")
+    with chaos.faults.on("cut.ctl1", ADDRESSES["ctl2"] + "\n"):
+        chaos.start("ctl1")
+        assert chaos.wait(lambda: count("waits for the lease") > waits, 40)
+        own = chaos.slurmctld("ctl1")
+    assert chaos.wait(lambda: chaos.in_charge("ctl1"), 25)  # its supervisor would end it after 30 s
+    assert count("for its place again") > asked
+    assert chaos.slurmctld("ctl1") == own
+    return_to_ctl1(chaos)
+
+
 def test_a_storage_that_hangs_ends_the_leader(chaos: Chaos) -> None:
     """Before the backup may lead; which does so when the storage is back."""
     assert chaos.faults is not None

@@ -1,0 +1,109 @@
+"""Batch jobs that end while no controller takes their end, on real daemons with the node agent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.failover import TIMEOUT_S, sluice_description
+from benchmarks.failover_load import Chaos
+from dev_cluster.layout import INSIDE
+from slurm_plugin.sources import SourcesUnavailableError
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture(scope="module")
+def chaos() -> Iterator[Chaos]:
+    """Two controllers with the journal, and agents on the nodes."""
+    try:
+        made = Chaos(sluice_description(None), slurm_conf=f"SlurmctldTimeout={TIMEOUT_S}\n", agent=True)
+    except SourcesUnavailableError as error:
+        pytest.skip(f"no sources of Slurm: {error}")
+    with made:
+        yield made
+
+
+def ended_folder(chaos: Chaos, host: str) -> Path:
+    """Where a node's agent keeps notes of jobs' ends."""
+    return chaos.cluster.layout.folder / "nodes" / host / "ended"
+
+
+def notes(chaos: Chaos) -> dict[int, str]:
+    """The jobs whose ends some node has noted, and nobody has taken, each with its slurmstepd."""
+    found = (chaos.cluster.layout.folder / "nodes").glob("*/ended/*")
+    return {int(path.name): path.read_text().split()[-1] for path in found if path.name.isdecimal()}
+
+
+def until(path: Path, status: int) -> str:
+    """A job's script: it ends so when a file is there."""
+    return f'while [ ! -e "{path}" ]; do sleep 0.1; done; exit {status}'
+
+
+def test_an_end_that_no_controller_takes_is_told_again(chaos: Chaos) -> None:
+    """Single jobs, an array, a heterogeneous and a requeued one end while nobody leads.
+
+    Their slurmstepds are killed, as they give up of themselves some seconds sooner or later than a takeover takes.
+    """
+    assert chaos.wait(lambda: chaos.in_charge("ctl1"), 40)
+    go = Path("/tmp/sluice-ends-go")
+    chaos.cluster.run(["rm", "-f", str(go)])
+
+    def submit(status: int, *options: str) -> int:
+        words = ["sbatch", "--parsable", "-o/dev/null", *options, f"--wrap={until(go, status)}"]
+        return int(chaos.cluster.run(words, user="alice").stdout)
+
+    inherits = "--export=ALL,SLURM_RESTART_COUNT=5"  # as of a job that a requeued one submits
+    good, failed, again = submit(0), submit(3, inherits), submit(0, inherits)
+    array = submit(0, "--array=1-2")
+    script = chaos.cluster.folder / "het.sh"
+    script.write_text(f"#!/bin/sh\n#SBATCH -n1\n#SBATCH hetjob\n#SBATCH -n1\n{until(go, 0)}\n")
+    words = ["sbatch", "--parsable", "-o/dev/null", str(INSIDE / "het.sh")]
+    het = int(chaos.cluster.run(words, user="alice").stdout)
+    lives = int(chaos.cluster.run(["sbatch", "--parsable", "-o/dev/null", "--wrap=sleep 600"], user="alice").stdout)
+
+    def states() -> list[tuple[int, str]]:
+        return sorted((number, state) for number, state in chaos.states().items() if number >= good)
+
+    def running() -> int:
+        return sum(state == "RUNNING" for _, state in states())
+
+    assert chaos.wait(lambda: running() == 8, 30), states()
+    chaos.cluster.run(["scontrol", "requeue", str(again)])
+    assert chaos.wait(lambda: chaos.states()[again] == "PENDING", 20), states()
+    chaos.cluster.run(["scontrol", "update", f"JobId={again}", "StartTime=now"])
+    assert chaos.wait(lambda: running() == 8, 60), states()
+    chaos.kill("ctl1")
+    chaos.cluster.run(["touch", str(go)])
+    assert chaos.wait(lambda: len(notes(chaos)) == 6, 20), notes(chaos)
+    batch = set(notes(chaos))
+    chaos.cluster.run(["kill", "-9", *notes(chaos).values()])
+    assert chaos.wait(lambda: chaos.in_charge("ctl2"), 40)
+    wanted = {number: "COMPLETED" for number in (*batch, het + 1)} | {failed: "FAILED", lives: "RUNNING"}
+    assert chaos.wait(lambda: dict(states()) == wanted, 40), (states(), notes(chaos))
+    assert not notes(chaos)
+    shown = chaos.cluster.run(["scontrol", "show", "job", str(failed)]).stdout
+    assert "ExitCode=3:0" in shown
+    assert "Restarts=1" in chaos.cluster.run(["scontrol", "show", "job", str(again)]).stdout
+    assert array in batch
+
+    # A late word about another run, user or node of a job that runs ends nothing.
+    host = chaos.cluster.run(["squeue", "-h", "-j", str(lives), "-o", "%B"]).stdout.strip()
+    uid = chaos.cluster.run(["id", "-u", "alice"]).stdout.strip()
+    other = next(name for name in ("n1", "n2") if name != host)
+    now = int(time.time())
+    for where, restarts, owner, ended in (
+        (host, 1, uid, now),
+        (host, 0, "2", now),
+        (other, 0, uid, now),
+        (host, 0, uid, now - 86400),
+    ):
+        note = ended_folder(chaos, where) / str(lives)
+        note.write_text(f"sluice-ended 1 {lives} {restarts} {owner} 0 {ended} 4000000\n")
+    assert chaos.wait(lambda: not notes(chaos), 40)
+    assert chaos.states()[lives] == "RUNNING"
+    comment = chaos.cluster.run(["scontrol", "show", "job", str(lives)]).stdout
+    assert "sluice-ended" not in comment
