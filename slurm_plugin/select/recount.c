@@ -87,7 +87,7 @@ static bool recounted(int index)
     return true;
 }
 
-/* ---- by job ---- */
+/* ---- by job: Slurm 22.05 alone needs it ---- */
 
 #if SLUICE_SLURM_AT_LEAST(22, 6)
 
@@ -99,6 +99,11 @@ bool sluice_recount_jobs(void)
 static void registered(int index)
 {
     (void)index;
+}
+
+void sluice_recount_keep_out(const job_record_t *job, bitstr_t *nodes)
+{
+    (void)job, (void)nodes;
 }
 
 #else
@@ -158,6 +163,19 @@ static void registered(int index)
         bit_set(own.registered, index);
 }
 
+void sluice_recount_keep_out(const job_record_t *job, bitstr_t *nodes)
+{
+    if (!own.count || !(job->gres_list_req || SLUICE_WHOLE_NODE(job->details)))
+        return;
+    for (int w = 0; w < own.count; w++) {
+        const node_record_t *node = own.waiting[w] < node_record_count ? node_record_table_ptr[own.waiting[w]] : NULL;
+        if (node && node->gres_list && bit_test(nodes, own.waiting[w]) && has_unknown(node)) {
+            bit_clear(nodes, own.waiting[w]);
+            atomic_fetch_add_explicit(sluice_status_counter("select.unregistered"), 1, memory_order_relaxed);
+        }
+    }
+}
+
 #endif
 
 static void list_nodes(void)
@@ -190,19 +208,6 @@ void sluice_recount_apply(void)
         } else {
             own.next++;
             looks++;
-        }
-    }
-}
-
-void sluice_recount_keep_out(const job_record_t *job, bitstr_t *nodes)
-{
-    if (!own.count || !(job->gres_list_req || SLUICE_WHOLE_NODE(job->details)))
-        return;
-    for (int w = 0; w < own.count; w++) {
-        const node_record_t *node = own.waiting[w] < node_record_count ? node_record_table_ptr[own.waiting[w]] : NULL;
-        if (node && node->gres_list && bit_test(nodes, own.waiting[w]) && has_unknown(node)) {
-            bit_clear(nodes, own.waiting[w]);
-            atomic_fetch_add_explicit(sluice_status_counter("select.unregistered"), 1, memory_order_relaxed);
         }
     }
 }

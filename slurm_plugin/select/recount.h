@@ -27,6 +27,8 @@ void sluice_recount_forget(void);
 void sluice_recount_apply(void);
 
 /*
+ * Both only of Slurm 22.05; later versions need neither.
+ *
  * Enter the GRES of running jobs anew in the records of nodes that have registered since, which are free of all else
  * then. True: it did. Not while somebody goes through job_list; before Slurm is asked for nodes nobody does.
  */
