@@ -269,9 +269,10 @@ def test_down_is_clean_after_up_was_killed_at_any_moment(tmp_path: Path, full_sc
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_up_brings_everything_down_again(number: int, tmp_path: Path, tiny_file: Path) -> None:
-    folder = tmp_path / "c"
-    command = [*SLUICE, "cluster", "up", "--dir", str(folder), str(tiny_file)]
+def test_an_interrupted_up_brings_everything_down_again(number: int, tmp_path: Path) -> None:
+    folder, file = tmp_path / "c", tmp_path / "large.yaml"  # so large that it is not up before the signal comes
+    file.write_text(yaml.safe_dump({**TINY, "nodes": [{"names": "n[1-24]", "platform": "none"}]}))
+    command = [*SLUICE, "cluster", "up", "--dir", str(folder), str(file)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as up:
         assert up.stderr is not None
         up.stderr.readline()
@@ -382,9 +383,23 @@ def test_a_node_that_slurmctld_refuses_is_shown_with_its_reason(tmp_path: Path) 
     assert traces(tmp_path / "c") == []
 
 
+def free_port_after_a_free_one() -> socket.socket:
+    """Bound; below those that the kernel gives to other programs' connections."""
+    while True:
+        port = random.randrange(20001, 30000)
+        bound = socket.socket()
+        try:
+            with socket.socket() as before:
+                before.bind(("127.0.0.1", port - 1))
+            bound.bind(("127.0.0.1", port))
+        except OSError:
+            bound.close()
+        else:
+            return bound
+
+
 def test_a_port_that_is_taken(tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
+    with free_port_after_a_free_one() as taken:
         taken.listen()
         port = taken.getsockname()[1]
         description = describe({**TINY, "port_base": port - 1})

@@ -326,7 +326,12 @@ def test_a_storm_of_faults_drains_each_for_its_reason_and_the_breaker_holds(site
     ]
     rng.shuffle(faults)
     jobs = {node: site.submit("-w", node, f"--gres=gpu:{GPUS[node[0]]}", "-t", "100") for node in nodes}
-    site.wait(lambda: set(site.states().values()) == {"RUNNING"}, PATIENCE)
+
+    def all_run() -> bool:
+        states = site.states()  # of jobs of other tests too
+        return {states.get(job) for job in jobs.values()} == {"RUNNING"}
+
+    site.wait(all_run, PATIENCE)
     expected = {(node, str(gpu)): check for node, gpu, (_, _, check) in faults}
     since = {}
     for node, gpu, (values, _, _) in faults:
@@ -353,7 +358,7 @@ def test_a_storm_of_faults_drains_each_for_its_reason_and_the_breaker_holds(site
         if mended:
             site.set(node, gpu, **mended)
     site.wait(lambda: site.withdrawn() == [], PATIENCE)
-    site.wait(lambda: set(site.states().values()) == {"RUNNING"}, PATIENCE)
+    site.wait(all_run, PATIENCE)
     assert sorted(str(one.fields["job"]) for one in site.told("requeue")) == sorted(hit)  # each once
     for job in jobs.values():
         assert site.job(job)["Restarts"] == ("1" if job in hit else "0")

@@ -109,8 +109,8 @@ def test_the_backup_takes_over_after_a_reconfiguration(site: Site, jobs: dict[st
     assert site.job_state(jobs["cancelled"][0]) in ("CANCELLED", "MISSING")
     assert [site.job_state(job) for job in jobs["trio"]] == ["PENDING"] * 2
     jobs["trio"].append(member(site, "trio:3"))
-    # The gang is what it was, and starts with the member that was missing, once its nodes have registered with ctl2.
-    until(lambda: [site.job_state(job) for job in jobs["trio"]], lambda now: bool(now == ["RUNNING"] * 3), 120)
+    for job in jobs["trio"]:  # the gang is what it was, and starts with the member that was missing
+        site.wait_for(job, "RUNNING")
     assert starts(site, jobs["pair"]) == pair
 
 
