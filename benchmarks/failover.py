@@ -79,7 +79,12 @@ def _arm(name: str, sluice: dict[str, Any] | None, options: dict[str, Any]) -> t
     _say(f"{name}: cluster comes up")
     conf = f"SlurmctldTimeout={TIMEOUT_S}\n"
     with Chaos(
-        sluice, nodes=options["nodes"], accounting=options["accounting"], root=options["root"], slurm_conf=conf
+        sluice,
+        nodes=options["nodes"],
+        accounting=options["accounting"],
+        root=options["root"],
+        slurm_conf=conf,
+        agent=sluice is not None,
     ) as chaos:
         chaos.start_load(options["rate"], options["first_seed"])
         time.sleep(QUIET_S)
