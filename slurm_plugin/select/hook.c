@@ -472,16 +472,18 @@ static int run_now(struct decision *decision)
     restore_nodes(decision);
     sluice_plan_keep_out(decision->plan, &decision->question, true, candidates, hook.words);
     memcpy(hook.saved, candidates, hook.words * sizeof(*hook.saved));
-    int rc = ask_stock(decision, NULL);
+    ask_stock(decision, NULL);
+    int rc = part_overlaps(decision); /* the core is right to refuse what stock can only give out twice */
     if (rc == SLURM_SUCCESS && (outcome == SLUICE_DECISION_REFUSED || outcome == SLUICE_DECISION_RESERVED)) {
         count(hook.cross_wrong);
-        error("select/sluice: %pJ: the core proved that it cannot start, but stock Slurm starts it", call->job);
+        error("select/sluice: %pJ: the core proved that it cannot start, but stock Slurm starts it on %s", call->job,
+              call->job->job_resrcs ? call->job->job_resrcs->nodes : "unknown nodes");
         outcome = SLUICE_DECISION_STOCK_FOUND;
     } else if (rc && outcome == SLUICE_DECISION_STOCK_FOUND) {
         outcome = SLUICE_DECISION_REFUSED;
     }
     record(decision, SLUICE_DECISION_RUN_NOW, outcome);
-    return part_overlaps(decision);
+    return rc;
 }
 
 static int will_run(struct decision *decision)

@@ -302,22 +302,24 @@ def test_churn_loses_no_job_and_leaks_nothing(make_cluster: MakeCluster, full_sc
 @pytest.mark.parametrize("hook", ["sluice_hook_test", "sluice_hook_begin", "site_factor_p_set", "job_submit"])
 def test_killed_inside_a_hook_it_comes_back_with_its_jobs(make_shared: DevCluster, hook: str) -> None:
     cluster = make_shared
-    before = [
-        cluster.run(
-            ["sbatch", "--parsable", "--gres=gpu:1", "-o/dev/null", "--wrap=sleep 600"], user="alice"
-        ).stdout.strip()
-        for _ in range(4)
-    ]
-    time.sleep(6)  # slurmctld has written its state
+    names = [f"kept-{hook}-{number}" for number in range(4)]
+    ask = ["sbatch", "--parsable", "--gres=gpu:1", "-o/dev/null", "--wrap=sleep 600"]
+    before = [cluster.run([*ask, f"--job-name={name}"], user="alice").stdout.strip() for name in names]
+    saved = cluster.layout.state / "job_state"
+    wait_until(
+        lambda: saved.read_bytes() if saved.exists() else b"",
+        lambda state: all(name.encode() in state for name in names),
+        timeout=60,
+    )
     pid = next(daemon.pid for daemon in cluster.daemons() if daemon.name == "slurmctld@ctl1")
     gdb = ["gdb", "-nx", "-batch", "-p", str(pid), "-ex", f"break {hook}", "-ex", "continue", "-ex", "kill"]
-    ask = cluster.command(["sbatch", "--gres=gpu:1", "-o/dev/null", "--wrap=sleep 600"], user="alice")
+    asks = cluster.command(ask, user="alice")
     quiet: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     killer = subprocess.Popen(cluster.command(gdb), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     asking = []
     deadline = time.monotonic() + 60
     while killer.poll() is None and time.monotonic() < deadline:  # gdb takes a moment to attach
-        asking.append(subprocess.Popen(ask, **quiet))
+        asking.append(subprocess.Popen(asks, **quiet))
         time.sleep(1)
     killer.kill()
     said = killer.communicate()[0]
