@@ -234,9 +234,11 @@ static void ask_core_and_plan(struct decision *decision)
             return;
         decision->by_plan = true;
         decision->verdict = SLUICE_ERROR_NO_PLACE;
-        for (uint32_t i = 0; i < decision->placement.part_count; i++)
-            hook.allowed[decision->placement.parts[i].node / 64] &=
-                ~(UINT64_C(1) << (decision->placement.parts[i].node % 64));
+        for (uint32_t i = 0; i < decision->placement.part_count; i++) {
+            const struct sluice_part *part = &decision->placement.parts[i];
+            if (!sluice_plan_allows_start(decision->plan, &decision->question, part, 1))
+                hook.allowed[part->node / 64] &= ~(UINT64_C(1) << (part->node % 64));
+        }
     }
     decision->planned = true; /* the plan allows none of those that the core would take */
 }
