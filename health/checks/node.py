@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from health.check import Answer, Measured, NodeCheck, Status, told
 from health.facts import NodeFacts
 from policy.health import NodeHealth
@@ -48,24 +50,25 @@ def nic_link(node: NodeFacts, policy: NodeHealth) -> Answer:
     return Measured(len(down), ", ".join(down))
 
 
+def _fullest(free_by_path: Mapping[str, float | None], shown: str) -> Answer:
+    """The least that is free; `shown` makes a text of it."""
+    known = [(free, path) for path, free in free_by_path.items() if free is not None]
+    if not known:
+        return Status.UNKNOWN if free_by_path else Status.SKIPPED
+    free, path = min(known)
+    return Measured(free, f"{path}: {shown.format(free)} free")
+
+
 def free_space(node: NodeFacts, policy: NodeHealth) -> Answer:
     """The fullest of the policy's paths, in percent that are free."""
     del policy
-    known = [(free, path) for path, free in node.free_percent.items() if free is not None]
-    if not known:
-        return Status.UNKNOWN if node.free_percent else Status.SKIPPED
-    free, path = min(known)
-    return Measured(free, f"{path}: {free:.1f} % free")
+    return _fullest(node.free_percent, "{:.1f} %")
 
 
 def spool(node: NodeFacts, policy: NodeHealth) -> Answer:
     """MiB in the fullest of the folders without which no job can start."""
     del policy
-    known = [(free, path) for path, free in node.room_mib.items() if free is not None]
-    if not known:
-        return Status.UNKNOWN if node.room_mib else Status.SKIPPED
-    free, path = min(known)
-    return Measured(free, f"{path}: {free:.0f} MiB free")
+    return _fullest(node.room_mib, "{:.0f} MiB")
 
 
 def clock_skew(node: NodeFacts, policy: NodeHealth) -> Answer:

@@ -42,6 +42,7 @@ class Site:
         self.cluster = cluster
         self.faults = faults
         self.work = cluster.folder / "work"
+        self.inside = INSIDE / self.work.name
         self.work.mkdir()
         (self.work / "runs").mkdir()
         (self.work / "job.sh").write_text(SCRIPT)
@@ -52,8 +53,8 @@ class Site:
 
     def submit(self, tag: str, *options: str, seconds: float = 600) -> str:
         """A job that tells in runs/TAG.x when it begins and ends."""
-        words = ["sbatch", "--parsable", "-o/dev/null", f"--export=SLUICE_RUNS={INSIDE}/work/runs", *options]
-        return self.call([*words, f"{INSIDE}/work/job.sh", tag, f"{seconds:g}"], user="alice").stdout.strip()
+        words = ["sbatch", "--parsable", "-o/dev/null", f"--export=SLUICE_RUNS={self.inside / 'runs'}", *options]
+        return self.call([*words, str(self.inside / "job.sh"), tag, f"{seconds:g}"], user="alice").stdout.strip()
 
     def ran(self, tag: str) -> list[tuple[str, str]]:
         """What a job said, and on which node."""
