@@ -354,21 +354,19 @@ def kill_series(
     rate: float,
     seed: int,
     say: Callable[[str], None] = lambda _: None,
-    *,
-    apart_s: float = 0.0,
 ) -> Kills:
     """End the leader under load, once in each of these ways:
 
     `takeover`: SIGKILL; the backup takes over, and the primary comes back to lead. `stop`: the same by SIGSTOP, which
     its supervisor answers. `restart`: SIGKILL, and the primary is started again at once, as by systemd. `power`: both
-    controllers lose their power, and are started again. The next comes at least `apart_s` after the service is back.
+    controllers lose their power, and are started again.
     """
     draw = random.Random(seed)
     kills = Kills(Outcome(), [], [], 0.0, 0)
     chaos.start_load(rate, seed)
     chaos.wait(lambda: len(chaos.log()) > 3 * rate, 60)
     for number, kind in enumerate(kinds):
-        time.sleep((apart_s if number else 0.0) + draw.uniform(0.5, 7))
+        time.sleep(draw.uniform(0.5, 7))
         if kind == "power":
             moment = chaos.power_cut()
             for host in CONTROLLERS:

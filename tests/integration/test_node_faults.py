@@ -21,6 +21,7 @@ from benchmarks.failover_driver import SCRIPT
 from benchmarks.failover_faults import Faults
 from dev_cluster.cluster import DevCluster
 from dev_cluster.configuration import ADDRESSES
+from dev_cluster.layout import INSIDE
 from policy.compiled import CompiledPolicy, Global
 from policy.document import parse
 from policy.node import FILE_NAME, compile_node
@@ -32,7 +33,6 @@ NODES = ("n1", "n2", "n3", "n4")
 NODE_ADDRESSES = {node: f"127.1.0.{number}" for number, node in enumerate(NODES, 1)}
 SILENT_S = 8
 """SlurmdTimeout."""
-INSIDE = "/run/sluice-cluster"
 
 
 class Site:
