@@ -32,9 +32,9 @@ test-packages:
 demo: cluster-packages build
 	$(PYTHON) -m dev_cluster.demo
 
-# Two at a time, a module each: much of the time goes into waiting for daemons.
+# Two modules at a time: much of the time goes into waiting for daemons.
 test: test-packages build native-test
-	$(PYTHON) -m pytest tests -n 2 --dist loadfile
+	tools/run-tests $(PYTHON)
 
 test-trixie: test-packages build
 	SLUICE_TRIXIE=require $(PYTHON) -m pytest tests -m trixie
