@@ -31,6 +31,8 @@ class Cluster:
     """StateSaveLocation."""
     timeout_s: int
     """SlurmctldTimeout."""
+    holds: bool = False
+    """Whether Slurm holds jobs whose launch failed: no nohold_on_prolog_fail among SchedulerParameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ class Member:
 def read_cluster(slurm_conf: Path) -> Cluster:
     """The controllers by slurm.conf, so that it is known when none of them answers. Raises SluiceError."""
     hosts: list[str] = []
-    values = {"statesavelocation": "/var/spool", "slurmctldtimeout": "120"}
+    values = {"statesavelocation": "/var/spool", "slurmctldtimeout": "120", "schedulerparameters": ""}
     for line in read_config(slurm_conf).lines:
         for value in line.pairs:
             key = value.key.lower()
@@ -80,7 +82,8 @@ def read_cluster(slurm_conf: Path) -> Cluster:
     if not hosts:
         raise SluiceError(f"{slurm_conf}: no SlurmctldHost", remedy="name the controllers there, one line each")
     timeout = re.match(r"\d{1,9}", values["slurmctldtimeout"])
-    return Cluster(tuple(hosts), Path(values["statesavelocation"]), int(timeout[0]) if timeout else 120)
+    holds = "nohold_on_prolog_fail" not in values["schedulerparameters"].lower()
+    return Cluster(tuple(hosts), Path(values["statesavelocation"]), int(timeout[0]) if timeout else 120, holds)
 
 
 def check_folder(folder: Path) -> None:

@@ -81,6 +81,7 @@ def look(cluster: shared.Cluster, client: SlurmClient) -> Status:
         _alike(members),
         _munge(),
         _journal_findings(status),
+        _requeue(cluster),
     ):
         status.findings += look_at
     return status
@@ -218,6 +219,14 @@ def _journal_findings(status: Status) -> Iterator[Finding]:
             f"{journal['replay_unsettled']} jobs could not be settled at the last replay",
             "sluice failover history",
         )
+
+
+def _requeue(cluster: shared.Cluster) -> Iterator[Finding]:
+    if cluster.holds:
+        yield Finding(
+            "remark", "jobs are held that were being launched when a controller died",
+            "add nohold_on_prolog_fail to SchedulerParameters",
+        )  # fmt: skip
 
 
 def _number(document: dict[str, Any], key: str) -> float:

@@ -98,6 +98,17 @@ def test_each_problem_is_found(cluster: shared.Cluster, hurt: Any, words: str) -
     assert any(words in finding.what for finding in look(cluster).problems), look(cluster).problems
 
 
+def test_jobs_that_would_be_held(cluster: shared.Cluster, tmp_path: Path) -> None:
+    def remarks() -> list[str]:
+        read = shared.read_cluster(tmp_path / "slurm.conf")
+        return [one.what for one in look(read).findings if one.what.startswith("jobs are held")]
+
+    assert len(remarks()) == 1
+    with (tmp_path / "slurm.conf").open("a") as conf:
+        conf.write("SchedulerParameters=defer,NoHold_on_prolog_fail\n")
+    assert remarks() == []
+
+
 def test_a_controller_that_is_down(cluster: shared.Cluster) -> None:
     assert any("ctl2: slurmctld does not answer" in one.what for one in look(cluster, ctl2=False).problems)
 
