@@ -21,7 +21,8 @@ from dev_cluster.cluster import DevCluster
 from dev_cluster.control import ask
 from sluice_base.errors import SluiceError
 from sluice_base.run import CommandError
-from tests.integration.slurm_features import POLICY, status_in_force, wait_until
+from tests.integration.settled import let_it_save, status, until
+from tests.integration.slurm_features import POLICY, wait_until
 
 pytestmark = pytest.mark.cluster
 
@@ -97,7 +98,7 @@ class Churn:
             left = [self._command(choose) for _ in range(count)]
             for _ in range(60):
                 script = "\n".join(f"{command} || echo refused" for command in left)
-                done = self.cluster.run(["bash", "-c", script], user="alice", check=False)
+                done = self.cluster.run(["bash", "-c", script], user="alice", check=False, timeout=300)
                 answers = done.stdout.split()
                 with self.lock:
                     self.acknowledged += [answer for answer in answers if answer != "refused"]
@@ -253,6 +254,7 @@ def words_of_stock(cluster: DevCluster, environment: dict[str, str], *, jobs: in
     """What slurmctld says without any plugin of ours, under the same sanitizer: after as much churn as `jobs` make,
     jobs run while it is restarted and reconfigured, as it leaks when it loads its state."""
     restart(cluster, environment)
+    cluster.wait_registered(timeout=120)
     if jobs:
         Churn(cluster, jobs=jobs, seed=20, environment=environment).run()
         drain_queue(cluster, timeout=600)
@@ -261,24 +263,26 @@ def words_of_stock(cluster: DevCluster, environment: dict[str, str], *, jobs: in
             batch = ["sbatch", "-o/dev/null", "--mem=200M", "-t9", f"-w{node}", f"--gres={gres}", "--wrap=sleep 600"]
             cluster.run(batch, user="alice")
     running = ["squeue", "-h", "-t", "R", "-o", "%i"]
-    wait_until(lambda: len(cluster.run(running).stdout.split()), lambda jobs: jobs == 2 * len(NODES), timeout=60)
+    wait_until(lambda: len(cluster.run(running).stdout.split()), lambda jobs: jobs == 2 * len(NODES), timeout=120)
     restart(cluster, environment)
+    cluster.wait_registered(timeout=120)
     cluster.run(["scontrol", "reconfigure"])
     restart(cluster, environment)
+    cluster.wait_registered(timeout=120)
     return stop_controllers(cluster)
 
 
 def test_churn_loses_no_job_and_leaks_nothing(make_cluster: MakeCluster, full_scale: bool) -> None:
     cluster = make_cluster(description(sanitize=True), timeout=300)
-    assert status_in_force(cluster)["level"] == "place"
+    assert until(lambda: status(cluster)["level"]) == "place"
     jobs = int(os.environ.get("SLUICE_SOAK_JOBS", "20000")) if full_scale else 150
     churn = Churn(cluster, jobs=jobs, seed=20)
     churn.run()
-    drain_queue(cluster, timeout=3000 if full_scale else 120)
+    drain_queue(cluster, timeout=3000 if full_scale else 300)
     wait_until(
         lambda: {job for job in churn.acknowledged if accounted(cluster).get(job) not in ENDED},
         lambda lost: not lost,
-        timeout=60,
+        timeout=120,
     )
     assert len(set(churn.acknowledged)) == len(churn.acknowledged)
     if full_scale:
@@ -305,21 +309,15 @@ def test_killed_inside_a_hook_it_comes_back_with_its_jobs(make_shared: DevCluste
     ask = ["sbatch", "--parsable", "--gres=gpu:1", "-o/dev/null", "--wrap=sleep 600"]
     before = [cluster.run(ask, user="alice").stdout.strip() for _ in range(4)]
     running = ["squeue", "-h", "-t", "R", "-o", "%i", "-j", ",".join(before)]
-    wait_until(lambda: cluster.run(running, check=False).stdout.split(), lambda jobs: len(jobs) == 4, timeout=60)
-    # Slurm forgets a start that it has not saved; what it saves holds this job only if it also holds those starts.
-    marker = f"saved-{hook}"
-    before.append(cluster.run([*ask, "--hold", f"--job-name={marker}"], user="alice").stdout.strip())
-    saved = cluster.layout.state / "job_state"
-    wait_until(
-        lambda: saved.read_bytes() if saved.exists() else b"", lambda state: marker.encode() in state, timeout=60
-    )
+    wait_until(lambda: cluster.run(running, check=False).stdout.split(), lambda jobs: len(jobs) == 4, timeout=120)
+    before.append(let_it_save(cluster))  # Slurm forgets a start that it has not saved
     pid = next(daemon.pid for daemon in cluster.daemons() if daemon.name == "slurmctld@ctl1")
     gdb = ["gdb", "-nx", "-batch", "-p", str(pid), "-ex", f"break {hook}", "-ex", "continue", "-ex", "kill"]
     asks = cluster.command(ask, user="alice")
     quiet: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     killer = subprocess.Popen(cluster.command(gdb), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     asking = []
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while killer.poll() is None and time.monotonic() < deadline:  # gdb takes a moment to attach
         asking.append(subprocess.Popen(asks, **quiet))
         time.sleep(1)
@@ -331,16 +329,16 @@ def test_killed_inside_a_hook_it_comes_back_with_its_jobs(make_shared: DevCluste
     assert "hit Breakpoint" in said, said
     wait_until(lambda: status_of(cluster, "slurmctld@ctl1"), lambda status: status is not None)
     cluster.start_daemon("slurmctld@ctl1")
-    wait_until(lambda: cluster.run(["scontrol", "ping"], check=False).stdout, lambda text: "UP" in text, timeout=60)
+    wait_until(lambda: cluster.run(["scontrol", "ping"], check=False).stdout, lambda text: "UP" in text, timeout=120)
     states = wait_until(
         lambda: cluster.run(["squeue", "-h", "-o", "%i %T", "-j", ",".join(before)], check=False).stdout.split(),
         lambda words: len(words) == 2 * len(before),
-        timeout=60,
+        timeout=120,
     )
     assert sorted(states[1::2]) == ["PENDING", *["RUNNING"] * 4]
     cluster.run(["scancel", *before])
     cluster.run(["scancel", "-u", "alice"])
-    wait_until(lambda: cluster.run(["squeue", "-h"]).stdout, lambda text: text == "", timeout=60)
+    wait_until(lambda: cluster.run(["squeue", "-h"]).stdout, lambda text: text == "", timeout=120)
 
 
 def status_of(cluster: DevCluster, name: str) -> int | None:
