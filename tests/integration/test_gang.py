@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import itertools
 import os
 import re
 import signal
@@ -17,12 +17,23 @@ from typing import Any
 import pytest
 
 from dev_cluster.cluster import DevCluster
+from dev_cluster.layout import INSIDE
 from policy.compiled import CompiledPolicy, Global, Tenant
+from tests.integration.settled import (
+    PATIENCE,
+    await_policy,
+    fresh_status,
+    lasts_until,
+    let_it_save,
+    set_level,
+    until,
+)
 from tests.integration.versions import NATIVE_FIRST
 
 pytestmark = pytest.mark.cluster
 
 GANG_LIMIT = 8
+_GATES = itertools.count(1)
 
 
 def policy(limit_s: int = GANG_LIMIT, **more: Any) -> CompiledPolicy:
@@ -65,8 +76,8 @@ class Gangs:
         self.cluster = cluster
         self.trace = cluster.folder / "trace"
 
-    def submit(self, *options: str, user: str = "alice", seconds: float = 60) -> str:
-        script = f"date +%s.%N > {TRACE}/job.$SLURM_JOB_ID; sleep {seconds}"
+    def submit(self, *options: str, user: str = "alice", rest: str = "sleep 280") -> str:
+        script = f"date +%s.%N > {TRACE}/job.$SLURM_JOB_ID; {rest}"
         words = ["sbatch", "--parsable", "-o", "/dev/null", "-t5", *options, f"--wrap={script}"]
         return self.cluster.run(words, user=user).stdout.strip()
 
@@ -79,7 +90,9 @@ class Gangs:
         return self.cluster.run(words, check=False).stdout.strip().split("\n")[0].split("|")
 
     def states(self, jobs: list[str]) -> list[str]:
-        return [self.shown(job)[0] for job in jobs]
+        words = ["squeue", "-h", "-t", "all", "-j", ",".join(jobs), "-o", "%A|%T"]
+        known = dict(line.split("|") for line in self.cluster.run(words, check=False).stdout.split())
+        return [known.get(job, "") for job in jobs]
 
     def ran(self, kind: str, job: str) -> bool:
         return (self.trace / f"{kind}.{job}").exists()
@@ -88,8 +101,12 @@ class Gangs:
         return float((self.trace / f"job.{job}").read_text())
 
     def counter(self, name: str) -> int:
-        status = next((self.cluster.folder / "state").glob("sluice.status.*"))
-        return int(json.loads(status.read_text())["counters"][name])
+        """With all that was counted before."""
+        return int(fresh_status(self.cluster)["counters"][name])
+
+    def set_policy(self, wanted: CompiledPolicy) -> None:
+        wanted.write(self.cluster.slurm_conf_dir() / "sluice.policy")
+        await_policy(self.cluster)
 
     def restart(self, number: int = signal.SIGTERM) -> None:
         self.cluster.stop_daemon("slurmctld@ctl1", number=number)
@@ -106,14 +123,6 @@ class Gangs:
 
 def shows(gangs: Gangs, job: str, state: str, reason: str) -> None:
     until(lambda: gangs.shown(job), lambda seen: bool(seen == [state, reason]))
-
-
-def until(look: Callable[[], Any], good: Callable[[Any], bool], timeout: float = 30) -> Any:
-    deadline = time.monotonic() + timeout
-    while not good(seen := look()):
-        assert time.monotonic() < deadline, seen
-        time.sleep(0.15)
-    return seen
 
 
 def _set_up(cluster: DevCluster) -> None:
@@ -176,20 +185,21 @@ def test_neither_user_nor_administrator_can_release_a_member(gangs: Gangs) -> No
 
 
 def test_a_gang_waits_for_room_for_all_and_blocks_nobody_who_ends_in_time(gangs: Gangs) -> None:
-    busy = [gangs.submit("-N1", "--gres=gpu:8", "-t2", seconds=5) for _ in range(2)]
+    gate = f"gate{next(_GATES)}"
+    busy = [gangs.submit("-N1", "--gres=gpu:8", rest=lasts_until(INSIDE / gate)) for _ in range(2)]
     until(lambda: gangs.states(busy), lambda seen: bool(seen == ["RUNNING"] * 2))
     jobs = [gangs.member("big:4") for _ in range(4)]
     until(lambda: gangs.shown(jobs[0]), lambda seen: seen[1] == "Gang big: waits for room for 4 members")
-    short = gangs.submit("-N1", "--gres=gpu:1", "-t1", user="bob", seconds=1)
-    long = gangs.submit("-N1", "--gres=gpu:1", "-t10", user="bob", seconds=1)
-    until(lambda: gangs.ran("job", short), bool, timeout=8)
+    short = gangs.submit("-N1", "--gres=gpu:1", "-t1", user="bob", rest="sleep 1")
+    long = gangs.submit("-N1", "--gres=gpu:1", "-t10", user="bob", rest="sleep 1")
+    until(lambda: gangs.ran("job", short), bool)
     assert gangs.states(jobs) == ["PENDING"] * 4
+    (gangs.cluster.folder / gate).touch()
     until(lambda: gangs.states(jobs), lambda seen: seen == ["RUNNING"] * 4)
     assert not gangs.ran("job", long)  # it would have delayed the gang
 
 
 def test_no_member_runs_while_one_has_no_nodes_and_all_are_requeued_in_time(gangs: Gangs) -> None:
-    time.sleep(1.5)  # the status is written every second
     before = {name: gangs.counter(name) for name in ("gang.requeued", "gang.gpu_seconds_held", "gang.started")}
     jobs = [
         gangs.member("part:4", "--no-requeue" if number == 0 else "--requeue", gpus=2, user="carol")
@@ -197,7 +207,7 @@ def test_no_member_runs_while_one_has_no_nodes_and_all_are_requeued_in_time(gang
     ]
     until(lambda: gangs.states(jobs), lambda seen: sorted(seen) == ["CONFIGURING"] * 3 + ["PENDING"])
     assert gangs.shown(jobs[0])[1] == "Gang part: 3 of 4 members have nodes"
-    until(lambda: gangs.states(jobs), lambda seen: seen == ["PENDING"] * 4, timeout=GANG_LIMIT + 8)
+    until(lambda: gangs.states(jobs), lambda seen: seen == ["PENDING"] * 4, timeout=GANG_LIMIT + PATIENCE)
     assert not any(gangs.ran(kind, job) for job in jobs for kind in ("job", "prolog", "prolog_slurmctld"))
     until(lambda: gangs.counter("gang.requeued") - before["gang.requeued"], lambda more: more == 1)
     held = gangs.counter("gang.gpu_seconds_held") - before["gang.gpu_seconds_held"]
@@ -206,7 +216,7 @@ def test_no_member_runs_while_one_has_no_nodes_and_all_are_requeued_in_time(gang
 
 
 def test_the_missing_member_gets_nodes_within_the_limit(gangs: Gangs) -> None:
-    other = gangs.submit("-N1", "--gres=gpu:1", user="carol", seconds=60)
+    other = gangs.submit("-N1", "--gres=gpu:1", user="carol")
     until(lambda: gangs.states([other]), lambda seen: seen == ["RUNNING"])
     jobs = [gangs.member("late:3", gpus=1, user="carol") for _ in range(3)]
     until(lambda: gangs.states(jobs), lambda seen: seen.count("CONFIGURING") == 2)
@@ -216,20 +226,16 @@ def test_the_missing_member_gets_nodes_within_the_limit(gangs: Gangs) -> None:
 
 
 def test_a_killed_controller_in_the_middle_starts_no_part(gangs: Gangs) -> None:
-    file = gangs.cluster.slurm_conf_dir() / "sluice.policy"
-    policy(600).write(file)  # however long Slurm takes to save its state and to come back
-    time.sleep(1.5)
+    gangs.set_policy(policy(600))  # however long Slurm takes to save its state and to come back
     try:
         jobs = [gangs.member("crash:4", gpus=1, user="carol") for _ in range(4)]
         until(lambda: gangs.states(jobs), lambda seen: seen.count("CONFIGURING") == 3)
-        seen, saved = time.time(), gangs.cluster.folder / "state/job_state"
-        gangs.submit("--hold")  # something new, so that Slurm saves once more
-        until(lambda: saved.stat().st_mtime, lambda written: written > seen)  # what Slurm has not saved is lost anyway
+        let_it_save(gangs.cluster)  # what Slurm has not saved is lost anyway
         gangs.restart(signal.SIGKILL)
         assert gangs.states(jobs).count("CONFIGURING") == 3
     finally:
-        policy().write(file)
-    until(lambda: gangs.states(jobs), lambda seen: seen == ["PENDING"] * 4, timeout=GANG_LIMIT + 15)
+        gangs.set_policy(policy())
+    until(lambda: gangs.states(jobs), lambda seen: seen == ["PENDING"] * 4, timeout=GANG_LIMIT + PATIENCE)
     assert not any(gangs.ran(kind, job) for job in jobs for kind in ("job", "prolog"))
 
 
@@ -237,7 +243,7 @@ def test_a_member_that_is_cancelled_while_others_have_nodes_gives_all_back(gangs
     jobs = [gangs.member("gone:4", gpus=1, user="carol") for _ in range(4)]
     until(lambda: gangs.states(jobs), lambda seen: seen.count("CONFIGURING") == 3)
     gangs.cluster.run(["scancel", jobs[0]])
-    until(lambda: gangs.states(jobs[1:]), lambda seen: seen == ["PENDING"] * 3, timeout=GANG_LIMIT + 8)
+    until(lambda: gangs.states(jobs[1:]), lambda seen: seen == ["PENDING"] * 3, timeout=GANG_LIMIT + PATIENCE)
     assert not any(gangs.ran("job", job) for job in jobs)
 
 
@@ -262,8 +268,7 @@ def test_arrays_are_members_task_by_task_and_names_are_used_again(gangs: Gangs) 
 
 
 def test_an_incomplete_gang_says_that_it_is_given_up_and_goes_on_when_the_rest_comes(gangs: Gangs) -> None:
-    file = gangs.cluster.slurm_conf_dir() / "sluice.policy"
-    policy(gang_incomplete_s=2).write(file)
+    gangs.set_policy(policy(gang_incomplete_s=2))
     try:
         jobs = [gangs.member("few:3", gpus=1) for _ in range(2)]
         given_up = r"Gang few: only 2 of 3 members submitted, none since 20\S+; submit the rest or cancel"
@@ -272,41 +277,39 @@ def test_an_incomplete_gang_says_that_it_is_given_up_and_goes_on_when_the_rest_c
         jobs.append(gangs.member("few:3", gpus=1))
         until(lambda: [gangs.ran("job", job) for job in jobs], all)
     finally:
-        policy().write(file)
+        gangs.set_policy(policy())
 
 
 def test_an_incomplete_gang_is_cancelled_where_the_policy_says_so(gangs: Gangs) -> None:
-    file = gangs.cluster.slurm_conf_dir() / "sluice.policy"
-    time.sleep(1.5)  # the status is written every second
     before = gangs.counter("gang.cancelled")
     array = gangs.member("more:4", "--array=0-5", gpus=1)
     tasks = ["squeue", "-h", "-r", "-t", "R", "-j", array, "-o", "%K"]
     until(lambda: len(gangs.cluster.run(tasks, check=False).stdout.split()), lambda running: running == 4)
-    policy(gang_incomplete_s=2, gang_incomplete_cancel=True).write(file)
     try:
+        gangs.set_policy(policy(gang_incomplete_s=2, gang_incomplete_cancel=True))
         with ThreadPoolExecutor(1) as pool:
             words = ["srun", "--gang=lone:2", "--gres=gpu:1", "-t1", "true"]
-            lone = pool.submit(gangs.cluster.run, words, user="alice", check=False)
+            lone = pool.submit(gangs.cluster.run, words, user="alice", check=False, timeout=2 * PATIENCE)
             waiting = ["squeue", "-h", "-t", "PD", "-j", array, "-o", "%K"]
             until(lambda: gangs.cluster.run(waiting, check=False).stdout.strip(), lambda left: left == "")
-            assert "Gang lone: only 1 of 2 members submitted in 2 s; cancelled" in lone.result(timeout=30).stderr
+            assert "Gang lone: only 1 of 2 members submitted in 2 s; cancelled" in lone.result().stderr
         assert len(gangs.cluster.run(tasks).stdout.split()) == 4  # what runs of the array goes on
         until(lambda: gangs.counter("gang.cancelled"), lambda now: now == before + 2)
     finally:
-        policy().write(file)
+        gangs.set_policy(policy())
 
 
 def test_members_may_differ_and_users_do_not_mix(gangs: Gangs) -> None:
     mine = [gangs.member("mix:2", gpus=8), gangs.submit("--gang=mix:2", "-N2", "--gres=gpu:4")]
     theirs = gangs.member("mix:2", gpus=1, user="bob")
     until(lambda: [gangs.ran("job", job) for job in mine], all)
-    assert gangs.shown(theirs) == ["PENDING", "Gang mix: 1 of 2 members submitted"]
+    shows(gangs, theirs, "PENDING", "Gang mix: 1 of 2 members submitted")
 
 
 def test_members_of_srun_start_together_or_are_cancelled_with_a_message(gangs: Gangs) -> None:
     def srun(gang: str, user: str) -> Future[subprocess.CompletedProcess[str]]:
         words = ["srun", f"--gang={gang}", "--gres=gpu:1", "-t1", "date", "+%s.%N"]
-        return pool.submit(gangs.cluster.run, words, user=user, check=False)
+        return pool.submit(gangs.cluster.run, words, user=user, check=False, timeout=2 * PATIENCE)
 
     with ThreadPoolExecutor(4) as pool:
         both = [srun("live:2", "alice") for _ in range(2)]
@@ -315,10 +318,10 @@ def test_members_of_srun_start_together_or_are_cancelled_with_a_message(gangs: G
         busy = [gangs.submit("-N1", "--gres=gpu:1", user="carol") for _ in range(2)]
         until(lambda: gangs.states(busy), lambda seen: bool(seen == ["RUNNING"] * 2))
         both = [srun("stuck:2", "carol") for _ in range(2)]
-        done, waiting = wait(both, timeout=GANG_LIMIT + 20, return_when=FIRST_COMPLETED)
+        done, waiting = wait(both, timeout=GANG_LIMIT + PATIENCE, return_when=FIRST_COMPLETED)
         assert "gang stuck: not all members got nodes in time; cancelled" in done.pop().result().stderr
         gangs.cluster.run(["scancel", "-u", "carol"])
-        assert all(run.result(timeout=30).stdout == "" for run in waiting)
+        assert all(run.result().stdout == "" for run in waiting)
 
 
 def test_a_held_member_holds_its_gang(gangs: Gangs) -> None:
@@ -339,8 +342,8 @@ def test_a_member_that_cannot_be_planned_says_so(gangs: Gangs) -> None:
 
 
 def test_a_member_past_its_deadline_ends(gangs: Gangs) -> None:
-    job = gangs.submit("--gang=due:2", "-N1", "--gres=gpu:1", "-t1", "--deadline=now+62", user="alice")
-    until(lambda: gangs.shown(job)[0], lambda state: state == "DEADLINE", timeout=15)
+    job = gangs.submit("--gang=due:2", "-N1", "--gres=gpu:1", "-t1", "--deadline=now+66", user="alice")
+    until(lambda: gangs.shown(job)[0], lambda state: state == "DEADLINE")
 
 
 def test_a_deadline_that_the_queue_endangers_is_told_and_only_an_impossible_one_refused(gangs: Gangs) -> None:
@@ -367,17 +370,14 @@ def test_a_deadline_that_the_queue_endangers_is_told_and_only_an_impossible_one_
 def test_below_level_place_nobody_is_held(gangs: Gangs) -> None:
     job = gangs.member("off:2", gpus=1)
     until(lambda: gangs.shown(job)[1], lambda reason: reason.startswith("Gang off"))
-    level = gangs.cluster.slurm_conf_dir() / "sluice.level"
-    level.write_text("shadow\n")
+    set_level(gangs.cluster, "shadow")
     try:
         until(lambda: gangs.ran("job", job), bool)
     finally:
-        level.write_text("place\n")
-        time.sleep(1.5)
+        set_level(gangs.cluster, "place")
 
 
 def test_every_started_gang_is_counted(gangs: Gangs) -> None:
-    time.sleep(1.5)
     before = gangs.counter("gang.started")
     jobs = [gangs.member("count:2", gpus=1) for _ in range(2)]
     until(lambda: [gangs.ran("job", job) for job in jobs], all)

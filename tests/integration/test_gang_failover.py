@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Callable
 
 import pytest
 
 from dev_cluster.cluster import DevCluster
-from tests.integration.test_gang import GANG_LIMIT, Gangs, description, shows, until
+from tests.integration.settled import PATIENCE, let_it_save, until
+from tests.integration.test_gang import GANG_LIMIT, Gangs, description, shows
 
 pytestmark = pytest.mark.cluster
 
@@ -29,10 +29,9 @@ def test_a_backup_that_takes_over_goes_on_where_the_primary_was(make_cluster: Ca
     early = [gangs.member("whole:3", gpus=1) for _ in range(2)]
     until(lambda: gangs.states(part), lambda seen: bool(seen.count("CONFIGURING") == 3))
     shows(gangs, early[0], "PENDING", "Gang whole: 2 of 3 members submitted")
-    seen, saved = time.time(), cluster.folder / "state/job_state"
-    until(lambda: saved.stat().st_mtime, lambda written: bool(written > seen))
+    let_it_save(cluster)
     cluster.stop_daemon("slurmctld@ctl1", number=signal.SIGKILL)
-    until(lambda: gangs.states(part), lambda seen: bool(seen == ["PENDING"] * 4), timeout=GANG_LIMIT + 40)
+    until(lambda: gangs.states(part), lambda seen: bool(seen == ["PENDING"] * 4), timeout=GANG_LIMIT + PATIENCE)
     assert not any(gangs.ran("job", job) for job in part)
     early.append(gangs.member("whole:3", gpus=1))
     until(lambda: [gangs.ran("job", job) for job in early], all)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-import json
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -13,10 +13,14 @@ from typing import Any
 import pytest
 
 from dev_cluster.cluster import DevCluster
+from dev_cluster.layout import INSIDE
 from policy.compiled import CompiledPolicy, Global, Tenant
+from tests.integration.settled import lasts_until, set_level, status, until
 from tests.integration.versions import NATIVE_FIRST
 
 pytestmark = pytest.mark.cluster
+
+_GATES = itertools.count(1)
 
 POLICY = CompiledPolicy(
     settings=Global(planner_interval_ms=500),
@@ -48,9 +52,17 @@ class Cluster:
     def __init__(self, cluster: DevCluster) -> None:
         self.cluster = cluster
 
-    def submit(self, gpus: int, minutes: int, seconds: float, *options: str, user: str = "alice") -> str:
+    def submit(
+        self, gpus: int, minutes: int, seconds: float, *options: str, user: str = "alice", first: str = ""
+    ) -> str:
+        """A job; with what it does `first` it ends so many seconds after that."""
         words = ["sbatch", "--parsable", "-o", "/dev/null", f"--gres=gpu:{gpus}", f"-t{minutes}", *options]
-        return self.cluster.run([*words, f"--wrap=sleep {seconds}"], user=user).stdout.strip()
+        return self.cluster.run([*words, f"--wrap={first or ':'}; sleep {seconds}"], user=user).stdout.strip()
+
+    def gate(self) -> tuple[str, Path]:
+        """What jobs do first that wait for a file, and the file, so that all of them run however long that takes."""
+        name = f"gate{next(_GATES)}"
+        return lasts_until(INSIDE / name), self.cluster.folder / name
 
     def states(self, jobs: list[str]) -> list[str]:
         lines = self.cluster.run(["squeue", "-h", "-t", "all", "-j", ",".join(jobs), "-o", "%i|%T"]).stdout.split()
@@ -63,8 +75,12 @@ class Cluster:
         return datetime.datetime.fromisoformat(words[0]).timestamp() if words and words[0] != "N/A" else None
 
     def counter(self, name: str) -> int:
-        status = next((self.cluster.folder / "state").glob("sluice.status.*"))
-        return int(json.loads(status.read_text())["counters"][name])
+        return int(until(lambda: status(self.cluster))["counters"][name])
+
+    def planned(self) -> None:
+        """Wait for plans that were begun after this call."""
+        made = self.counter("plan.plans")
+        until(lambda: self.counter("plan.plans"), lambda seen: seen >= made + 3)
 
     def backfill_passes(self) -> int:
         """Since the daemon's start."""
@@ -82,14 +98,6 @@ class Cluster:
         until(lambda: self.cluster.run(["squeue", "-h"]).stdout.strip(), lambda left: left == "")
 
 
-def until(look: Callable[[], Any], good: Callable[[Any], bool], timeout: float = 20) -> Any:
-    deadline = time.monotonic() + timeout
-    while not good(seen := look()):
-        assert time.monotonic() < deadline, seen
-        time.sleep(0.15)
-    return seen
-
-
 @pytest.fixture(scope="module", params=NATIVE_FIRST)
 def slurm(request: pytest.FixtureRequest, make_shared_cluster: Callable[..., DevCluster]) -> Iterator[Cluster]:
     options: dict[str, Path] = {}
@@ -97,8 +105,7 @@ def slurm(request: pytest.FixtureRequest, make_shared_cluster: Callable[..., Dev
         options["root"] = request.getfixturevalue("trixie_root")
     cluster = make_shared_cluster(_description("24.11" if options else "22.05"), **options)
     cluster.run(["sacctmgr", "-i", "modify", "account", "narrow", "set", "GrpJobs=1"])
-    cluster.stop_daemon("slurmctld@ctl1")
-    cluster.start_daemon("slurmctld@ctl1")  # which reads the limit
+    cluster.restart_slurmctld()  # which reads the limit
     cluster.wait_idle()
     yield Cluster(cluster)
     cluster.down()
@@ -111,13 +118,15 @@ def _clear(slurm: Cluster) -> Iterator[None]:
 
 
 def test_a_reserved_start_is_kept_under_a_stream_of_small_jobs(slurm: Cluster) -> None:
-    busy = [slurm.submit(1, 1, 8 + number / 3) for number in range(24)]
+    first, gate = slurm.gate()
+    busy = [slurm.submit(1, 2, number / 3, first=first) for number in range(24)]
     until(lambda: slurm.states(busy), lambda seen: seen == ["RUNNING"] * 24)
     big = slurm.submit(8, 1, 2, "--nice=500")
     until(lambda: slurm.start(big), bool)  # what it was promised while it was the first
-    latest = max(slurm.start(job) or 0 for job in busy) + 60  # when the last of them must have ended
+    latest = max(slurm.start(job) or 0 for job in busy) + 120  # when the last of them must have ended
+    gate.touch()
     small: list[str] = []
-    deadline = time.monotonic() + 40
+    deadline = time.monotonic() + 60
     while slurm.states([big]) == ["PENDING"]:
         small.append(slurm.submit(1, 10, 20, user="bob"))
         assert time.monotonic() < deadline
@@ -128,35 +137,34 @@ def test_a_reserved_start_is_kept_under_a_stream_of_small_jobs(slurm: Cluster) -
 
 
 def test_without_the_planner_the_same_stream_starves_the_large_job(slurm: Cluster) -> None:
-    level = slurm.cluster.slurm_conf_dir() / "sluice.level"
-    level.write_text("admit\n")
+    set_level(slurm.cluster, "admit")
     try:
-        time.sleep(1.5)
-        busy = [slurm.submit(1, 1, 4 + number / 3) for number in range(24)]
+        first, gate = slurm.gate()
+        busy = [slurm.submit(1, 5, number / 3, first=first) for number in range(24)]
         until(lambda: slurm.states(busy), lambda seen: seen == ["RUNNING"] * 24)
         big = slurm.submit(8, 1, 2, "--nice=500")
-        small = [slurm.submit(1, 10, 20, user="bob") for _ in range(24)]
+        small = [slurm.submit(1, 10, 300, user="bob") for _ in range(24)]
+        gate.touch()
         until(lambda: slurm.states(small), lambda seen: seen == ["RUNNING"] * 24)
         assert slurm.states([big]) == ["PENDING"]
     finally:
-        level.write_text("place\n")
-        time.sleep(1.5)
+        set_level(slurm.cluster, "place")
 
 
 def test_a_waiting_job_at_the_head_stops_nobody_who_delays_nobody(slurm: Cluster) -> None:
-    busy = slurm.submit(8, 5, 60)
+    busy = slurm.submit(8, 5, 280)
     until(lambda: slurm.states([busy]), lambda seen: seen == ["RUNNING"])
-    wide = slurm.submit(8, 5, 60, "-N3")
+    wide = slurm.submit(8, 5, 280, "-N3")
     until(lambda: slurm.start(wide), lambda start: start is not None and start > time.time() + 200)
     # Of earlier tests: Slurm gives a job back the time that it was CONFIGURING, and who waits for its end waits longer.
+    slurm.planned()
     before = slurm.counter("plan.slipped")
     short = [slurm.submit(4, 1, 2, user="bob") for _ in range(4)]
-    until(lambda: slurm.states(short), lambda seen: "PENDING" not in seen, timeout=10)
+    until(lambda: slurm.states(short), lambda seen: "PENDING" not in seen)
     long = slurm.submit(1, 30, 2, user="bob")
-    time.sleep(2)
+    slurm.planned()
     assert slurm.states([wide, long]) == ["PENDING", "PENDING"]
-    plans = slurm.counter("plan.plans")
-    until(lambda: slurm.counter("plan.plans"), lambda seen: seen > plans)
+    slurm.planned()
     assert slurm.counter("plan.slipped") == before
     slurm.cluster.run(["scancel", wide])  # its reservation goes with it
     until(lambda: slurm.states([long]), lambda seen: seen != ["PENDING"])
@@ -171,19 +179,20 @@ def eager_backfill(slurm: Cluster) -> Iterator[None]:
         slurm.cluster.stop_daemon("slurmctld@ctl1")
         file.write_text(text)
         slurm.cluster.start_daemon("slurmctld@ctl1")
+        slurm.cluster.wait_registered()
         if text != before:
             yield
 
 
 @pytest.mark.usefixtures("eager_backfill")
 def test_a_heterogeneous_job_that_would_delay_a_reserved_start_is_not_tried(slurm: Cluster) -> None:
-    busy = slurm.submit(4, 5, 60, "-wn1")
+    busy = slurm.submit(4, 5, 280, "-wn1")
     until(lambda: slurm.states([busy]), lambda seen: seen == ["RUNNING"])
     # Its start is reserved by the planner alone: Slurm sees held jobs.
-    gang = [slurm.submit(8, 5, 60, "-N1", "--gang=whole:3") for _ in range(3)]
+    gang = [slurm.submit(8, 5, 280, "-N1", "--gang=whole:3") for _ in range(3)]
     until(lambda: slurm.start(gang[0]), lambda start: start is not None and start > time.time() + 200)
     words = ["sbatch", "--parsable", "-o/dev/null", "-t30", "-N1", "--gres=gpu:1", ":", "-N1", "--gres=gpu:1"]
-    het = slurm.cluster.run([*words, "--wrap=sleep 60"], user="bob").stdout.strip()
+    het = slurm.cluster.run([*words, "--wrap=sleep 280"], user="bob").stdout.strip()
     slurm.await_backfill(2)  # sched/backfill has looked at it
     assert slurm.states([f"{het}+0", f"{het}+1"]) == ["PENDING"] * 2
     slurm.cluster.run(["scontrol", "hold", het])
@@ -198,7 +207,7 @@ def test_a_heterogeneous_job_that_would_delay_a_reserved_start_is_not_tried(slur
 def test_components_whose_limits_were_tried_in_vain_are_counted_again(slurm: Cluster) -> None:
     """carol may run one job: sched/backfill lets the first component begin and end on trial, and then refuses."""
     words = ["sbatch", "--parsable", "-o/dev/null", "-t30", "-N1", "--gres=gpu:1", ":", "-N1", "--gres=gpu:1"]
-    het = slurm.cluster.run([*words, "--wrap=sleep 60"], user="carol").stdout.strip()
+    het = slurm.cluster.run([*words, "--wrap=sleep 280"], user="carol").stdout.strip()
     for _ in range(3):
         slurm.await_backfill(2)
         assert slurm.states([f"{het}+0", f"{het}+1"]) == ["PENDING"] * 2
@@ -208,46 +217,48 @@ def test_components_whose_limits_were_tried_in_vain_are_counted_again(slurm: Clu
 
 
 def test_a_job_at_its_limit_keeps_no_gpu_idle(slurm: Cluster) -> None:
-    first = slurm.submit(1, 5, 60, user="carol")
+    first = slurm.submit(1, 5, 280, user="carol")
     until(lambda: slurm.states([first]), lambda seen: seen == ["RUNNING"])
-    limited = [slurm.submit(8, 5, 60, user="carol") for _ in range(3)]
-    others = [slurm.submit(8, 5, 60) for _ in range(2)]
+    limited = [slurm.submit(8, 5, 280, user="carol") for _ in range(3)]
+    others = [slurm.submit(8, 5, 280) for _ in range(2)]
     until(lambda: slurm.states(others), lambda seen: seen == ["RUNNING"] * 2)
     assert slurm.states(limited) == ["PENDING"] * 3
 
 
 def test_nothing_is_planned_where_nothing_may_start(slurm: Cluster) -> None:
-    busy = [slurm.submit(8, 1, 6, f"-wn{number}") for number in (1, 2)]
+    first, gate = slurm.gate()
+    busy = [slurm.submit(8, 3, 1, f"-wn{number}", first=first) for number in (1, 2)]
     until(lambda: slurm.states(busy), lambda seen: seen == ["RUNNING"] * 2)
     slurm.cluster.run(["scontrol", "update", "NodeName=n3", "State=DRAIN", "Reason=test"])
     try:
         job = slurm.submit(8, 1, 2)
         expected = until(lambda: slurm.start(job), lambda start: start is not None)
         assert expected > time.time() + 20  # when n1 or n2 is free at the latest, not now on n3
+        gate.touch()
         until(lambda: slurm.states([job]), lambda seen: seen != ["PENDING"])
     finally:
         slurm.cluster.run(["scontrol", "update", "NodeName=n3", "State=RESUME"])
 
 
 def test_a_request_that_the_core_does_not_take_costs_nobody_the_plan(slurm: Cluster) -> None:
-    busy = [slurm.submit(8, 5, 60) for _ in range(3)]
+    busy = [slurm.submit(8, 5, 280) for _ in range(3)]
     until(lambda: slurm.states(busy), lambda seen: seen == ["RUNNING"] * 3)
     failures = slurm.counter("plan.failures")
-    words = ["sbatch", "--parsable", "-o", "/dev/null", "--gpus=2", "-t5", "--wrap=sleep 60"]
+    words = ["sbatch", "--parsable", "-o", "/dev/null", "--gpus=2", "-t5", "--wrap=sleep 280"]
     odd = slurm.cluster.run(words, user="alice").stdout.strip()
     slurm.cluster.run(["scontrol", "update", f"JobId={odd}", "NumNodes=3"], user="alice")
     plans = slurm.counter("plan.plans")
-    job = slurm.submit(8, 5, 60, "--nice=10")
+    job = slurm.submit(8, 5, 280, "--nice=10")
     until(lambda: slurm.counter("plan.plans"), lambda now: now >= plans + 3)
     until(lambda: slurm.start(job), lambda start: start is not None and start > time.time() + 60)
     assert slurm.counter("plan.failures") == failures
 
 
 def test_an_array_keeps_no_room_for_tasks_that_its_user_holds_back(slurm: Cluster) -> None:
-    array = slurm.submit(8, 5, 60, "--array=0-9%1")
+    array = slurm.submit(8, 5, 280, "--array=0-9%1")
     words = ["squeue", "-h", "-r", "-t", "R", "-j", array, "-o", "%T"]
     until(lambda: slurm.cluster.run(words, check=False).stdout.split(), lambda running: len(running) == 1)
-    others = [slurm.submit(8, 5, 60, user="bob") for _ in range(2)]
+    others = [slurm.submit(8, 5, 280, user="bob") for _ in range(2)]
     until(lambda: slurm.states(others), lambda seen: seen == ["RUNNING"] * 2)
     assert len(slurm.cluster.run(words).stdout.split()) == 1
 
@@ -255,4 +266,4 @@ def test_an_array_keeps_no_room_for_tasks_that_its_user_holds_back(slurm: Cluste
 def test_tasks_of_an_array_start_as_room_comes(slurm: Cluster) -> None:
     array = slurm.submit(8, 1, 1, "--array=0-6")
     words = ["squeue", "-h", "-r", "-t", "PD,R,CF,CG", "-j", array, "-o", "%T"]
-    until(lambda: slurm.cluster.run(words, check=False).stdout.split(), lambda left: not left, timeout=40)
+    until(lambda: slurm.cluster.run(words, check=False).stdout.split(), lambda left: not left)
