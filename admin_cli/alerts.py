@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import fnmatch
 import getpass
 import json
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from admin_cli.tables import Column, print_table, table_options
+
+if TYPE_CHECKING:
+    from policy.alerts import NodeAlerts
 
 
 def _options(command: Any) -> Any:
@@ -42,6 +47,17 @@ def _folder(conf: Path | None, prefix: Path | None) -> tuple[Path, dict[str, str
     if not readable or (folder.exists() and not os.access(folder, os.R_OK | os.X_OK)):
         raise SluiceError(f"{folder}: not this user's to read", remedy="run it as root or SlurmUser on a controller")
     return folder, config
+
+
+def _alerts(config: dict[str, str]) -> NodeAlerts:
+    """The alerts of the policy in force. Raises SluiceError where it cannot be read."""
+    from policy.node import FILE_NAME, NodePolicyFile
+
+    file = NodePolicyFile(Path(config.get("SLURM_CONF") or "/etc/slurm/slurm.conf").parent / FILE_NAME)
+    found = file.current().alerts
+    if file.problem is not None:
+        raise file.problem
+    return found
 
 
 @command.command("list")
@@ -108,14 +124,12 @@ def test(sinks: tuple[str, ...], conf: Path | None, prefix: Path | None) -> None
 
     Secrets are read as the user who runs it: run it as SlurmUser to try what the daemon can.
     """
-    from policy.node import FILE_NAME, NodePolicyFile
     from sluice_base.errors import SluiceError, UsageError
     from usage.alerts.engine import trial
     from usage.alerts.sinks import make_sinks
 
     _, config = _folder(conf, prefix)
-    file = NodePolicyFile(Path(config.get("SLURM_CONF") or "/etc/slurm/slurm.conf").parent / FILE_NAME)
-    settings = file.current().alerts.sinks
+    settings = _alerts(config).sinks
     if not settings:
         raise UsageError("the policy has no alerts", remedy="add a section `alerts` to sluice.yaml, then sluice apply")
     for name in sinks:
@@ -148,11 +162,11 @@ def silence(rule: str, subject: str, duration: str, comment: str, remove: bool, 
     import secrets
 
     from policy.units import parse_seconds
-    from sluice_base.errors import UsageError
+    from sluice_base.errors import SluiceError, UsageError
     from sluice_base.text import one_line
     from usage.alerts.engine import Silence, read_silences, write_silences
 
-    folder, _ = _folder(conf, prefix)
+    folder, config = _folder(conf, prefix)
     now = time.time()
     silences = read_silences(folder, now)
     if remove:
@@ -171,3 +185,8 @@ def silence(rule: str, subject: str, duration: str, comment: str, remove: bool, 
         raise UsageError(f"{folder}: not there", remedy="sluice controllerd makes it once the policy has alerts")
     write_silences(folder, [*silences, one])
     click.echo(f"{one.id}: until {_moment(one.until)}")
+    with suppress(SluiceError):  # a policy that cannot be read keeps nobody from silence
+        rules = [each.name for each in _alerts(config).rules]
+        if not any(fnmatch.fnmatchcase(name, one.rule) for name in rules):
+            known = ", ".join(rules) or "none"
+            click.echo(f"sluice: no rule of the policy is called {one.rule!r} now; its rules: {known}", err=True)

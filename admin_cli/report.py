@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -176,7 +178,10 @@ def jobs(ids: str | None, allusers: bool, allocations: bool, steps: bool, trunca
     default = int(time.mktime((*midnight[:3], 0, 0, 0, 0, 0, -1)))
     span = _span(source, options, 0 if named else default)
     rows = job_rows(source, span, selection, ids=named, steps=steps, truncate=truncate)
-    _print("jobs", span, rows, {}, options)
+    first = next(rows, None)
+    _print("jobs", span, [] if first is None else itertools.chain([first], rows), {}, options)
+    if first is None and _for_people(options):
+        _nothing(source, selection, "no such jobs, or not yours to see" if named else "")
 
 
 def _job_ids(text: str | None) -> list[str]:
@@ -193,6 +198,7 @@ def _job_ids(text: str | None) -> list[str]:
 
 def _add_group(kind: str) -> None:
     def run(by: str | None, each: bool = False, **options: Any) -> None:
+        from sluice_base.errors import UsageError
         from usage.report.build import build, each_gpu, parse_groups
         from usage.report.tenants import month_start, read_tenants
 
@@ -203,8 +209,10 @@ def _add_group(kind: str) -> None:
         selection = _selection(source, options)
         span = _span(source, options, month_start(source.now))
         names = parse_groups(by) if by else ()
+        if each and (names or selection.states):
+            raise UsageError(f"--each: {'--by' if names else '--state'} has no meaning there", remedy="leave one out")
         if each:
-            report = each_gpu(source, span)
+            report = each_gpu(source, span, selection)
         else:
             report = build(source, kind, span, selection, by=names,
                            tenants=lambda: read_tenants(conf, prefix, _note))  # fmt: skip
@@ -215,6 +223,8 @@ def _add_group(kind: str) -> None:
             options["fields"] = _regrouped(kind, names)
         _print(kind, span, report.rows, report.extra, options)
         _closing(report, options)
+        if not report.rows and _for_people(options):
+            _nothing(source, selection, "")
 
     run.__doc__ = _HELP[kind]
     decorated = _output_options(_source_options(_select_options(run)))
@@ -275,12 +285,39 @@ def _closing(report: Report, options: dict[str, Any]) -> None:
     """What people should know beside the table, on stderr."""
     from admin_cli.report_output import moment
 
-    if options["as_json"] or options["as_csv"] or options["parsable2"] or options["noheader"]:
+    if not _for_people(options):
         return
     click.echo(f"{moment(report.span.start)} to {moment(report.span.end)}", err=True)
     if report.extra.get("jain_index") is not None:
         click.echo(f"Jain's index of fairness: {report.extra['jain_index']:.3f} (1: all got what they are entitled to)",
                    err=True)  # fmt: skip
+
+
+def _for_people(options: dict[str, Any]) -> bool:
+    forms = ("as_json", "as_csv", "parsable2", "noheader", "plot")
+    return not any(options[name] for name in forms)
+
+
+def _nothing(source: Source, selection: Selection, why: str) -> None:
+    """Say why there may be no line: a name that was mistyped looks like one that used nothing."""
+    from sluice_base.errors import SluiceError
+    from slurm_client.accounting import Accounting
+
+    def accounts() -> Iterable[str]:
+        return Accounting(source.commands).accounts()
+
+    def partitions() -> Iterable[str]:
+        return [one.name for one in source.client.partitions()]
+
+    for what, names, known in (
+        ("account", selection.accounts, accounts),
+        ("partition", selection.partitions, partitions),
+    ):
+        with suppress(SluiceError):
+            strange = sorted(names.difference(known())) if names else []
+            if strange:
+                why = f"{what} {strange[0]!r} is not known, or not yours to see"
+    _note(f"nothing to show: {why or 'no such jobs in this time'}")
 
 
 @command.command("roll-up")
@@ -294,13 +331,18 @@ def roll_up(days: int, rolled: Path | None, records: Path | None, conf: Path | N
 
     Needs to see all jobs: run it as root or SlurmUser.
     """
+    from sluice_base.errors import SluiceError
     from usage.report import collect, rollup
     from usage.report.collect import cluster_name
 
     source = _source({"conf": conf, "prefix": prefix, "records": records, "rolled": None, "fresh": True})
     source.rolled = rollup.Rollup(rolled or rollup.DEFAULT_FOLDER, cluster_name(source))
-    for day, count in collect.roll_up(source, rollup.missing_days(source.rolled, days, source.now)):
-        click.echo(f"{day}  {count} jobs", err=True)
+    try:
+        for day, count in collect.roll_up(source, rollup.missing_days(source.rolled, days, source.now)):
+            click.echo(f"{day}  {count} jobs", err=True)
+    except OSError as error:
+        remedy = "run it as root or SlurmUser on a controller, or name a folder with --rolled"
+        raise SluiceError(f"{error.filename or source.rolled.folder}: {error.strerror}", remedy=remedy) from error
 
 
 @command.command("job")

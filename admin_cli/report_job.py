@@ -173,12 +173,16 @@ def _gpu_lines(gpu: dict[str, Any], fancy: bool) -> list[str]:
 def _sums(used: dict[str, Any]) -> list[str]:
     words = []
     if used["gpu_energy_j"]:
-        words.append(f"energy {used['gpu_energy_j'] / 3_600_000:.3f} kWh")
+        words.append(f"energy {_energy(used['gpu_energy_j'])}")
     if used["idle_gpu_s"]:
         words.append(f"idle {duration(used['idle_gpu_s'])} of GPU time")
     if used["throttled_s"]:
         words.append(f"throttled {duration(used['throttled_s'])}")
     return [f"  {', '.join(words)}"] if words else []
+
+
+def _energy(joules: float) -> str:
+    return f"{joules / 3_600_000:.3f} kWh" if joules >= 360_000 else f"{joules / 3600:.2f} Wh"
 
 
 _ACTIONS = {

@@ -60,14 +60,18 @@ def help_format(*, jobs: bool) -> list[str]:
     return [f"{one.name:<18} {one.says}" for one in FIELDS if jobs or not one.jobs]
 
 
-def header(field: Field, units: Units) -> str:
-    """The field's name in the unit of time that is shown."""
-    word = units.time.capitalize()
-    return field.name.replace("Hours", word) if field.unit in ("gpu_s", "mib_s") else field.name
+def header(field: Field, units: Units, *, bare: bool = False) -> str:
+    """The field's name with the unit that is shown; `bare`: the values stand without any."""
+    name = field.name.replace("Hours", units.time.capitalize()) if field.unit in ("gpu_s", "mib_s") else field.name
+    unit = {"mib_s": "GiB", "j": "kWh", "mib": f"{units.memory or 'M'}iB" if bare else ""}.get(field.unit, "")
+    return f"{name}({unit})" if unit else name
 
 
-def plain(field: Field, value: Any, units: Units) -> str:
-    """A value for programs: times as ISO, amounts as numbers without a unit; empty: not known."""
+def plain(field: Field, value: Any, units: Units, *, even: bool = False) -> str:
+    """A value for programs: times as ISO, amounts as numbers without a unit; empty: not known.
+
+    `even`: amounts with as many digits as others of the field.
+    """
     if value is None or value == "":
         return ""
     if field.unit == "at":
@@ -76,13 +80,13 @@ def plain(field: Field, value: Any, units: Units) -> str:
         return value if isinstance(value, str) else duration(value)
     if field.unit in ("gpu_s", "mib_s"):
         amount = value / TIME_UNITS[units.time] / (1024 if field.unit == "mib_s" else 1)
-        return number(amount, 2)
+        return number(amount, 2, even=even and units.time != "seconds")
     if field.unit == "j":
-        return number(value / JOULES_PER_KWH, 3)
+        return number(value / JOULES_PER_KWH, 3, even=even)
     if field.unit == "percent":
-        return number(value, 1)
+        return number(value, 1, even=even)
     if field.unit == "ratio":
-        return number(value, 3)
+        return number(value, 3, even=even)
     if field.unit == "mib":
         return number(value / _MEMORY[units.memory], 2) if units.memory else str(int(value))
     return one_line(str(value), limit=None)
@@ -97,14 +101,16 @@ def shown(field: Field, value: Any, units: Units) -> str:
     if field.unit == "mib":
         return plain(field, value, units) + units.memory
     if field.unit == "percent":
-        return plain(field, value, units) + "%"
-    return plain(field, value, units)
+        return plain(field, value, units, even=True) + "%"
+    return plain(field, value, units, even=True)
 
 
-def number(value: float, digits: int) -> str:
-    """Without a fraction where it is whole."""
+def number(value: float, digits: int, *, even: bool = False) -> str:
+    """Without a fraction where it is whole (`even`: where it is 0); what is more than 0 is not shown as nothing."""
     if not math.isfinite(value):
         return ""
+    if value and (even or abs(value) < 10**-digits / 2):
+        return f"{value:.{digits}f}"
     return str(round(value)) if abs(value - round(value)) < 10**-digits / 2 else f"{value:.{digits}f}"
 
 
@@ -144,7 +150,7 @@ def print_parsable(columns: Sequence[Chosen], rows: Iterable[Row], units: Units,
     """Values separated by '|', row by row."""
     write = sys.stdout.write
     if header_line:
-        write("|".join(header(one.field, units) for one in columns) + "\n")
+        write("|".join(header(one.field, units, bare=True) for one in columns) + "\n")
     for row in rows:
         write("|".join(plain(one.field, one.field.value(row), units).replace("|", " ") for one in columns) + "\n")
     sys.stdout.flush()
@@ -155,7 +161,7 @@ def print_csv(columns: Sequence[Chosen], rows: Iterable[Row], units: Units, *, h
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\r\n")
     if header_line:
-        writer.writerow([header(one.field, units) for one in columns])
+        writer.writerow([header(one.field, units, bare=True) for one in columns])
     for row in rows:
         values = [plain(one.field, one.field.value(row), units) for one in columns]
         writer.writerow([harmless(text) if one.field.unit == "text" else text

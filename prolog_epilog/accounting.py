@@ -19,8 +19,9 @@ from prolog_epilog.log import log
 from prolog_epilog.readings import THROTTLING, Reading, readings_of
 from prolog_epilog.record import Grant, JobRecord
 from prolog_epilog.state import State
-from prolog_epilog.summary import GpuUse, Interval, grown_errors, split_energy, uptime
+from prolog_epilog.summary import GpuUse, Interval, grown_errors, split_energy
 from prolog_epilog.watching import Watch
+from sluice_base.clock import uptime
 from sluice_base.errors import SluiceError
 from sluice_base.files import write_atomic
 
@@ -131,7 +132,7 @@ class Accounting:
             use.back()
             if record.job in new:
                 use.last_memory = held.get((record.job, uuid), 0)
-                before = time.time() - record.started
+                before = record.age()
                 use.unmeasured = before if _LATE_SECONDS < before < _LONGEST_JOB else 0.0
         here = [(record, share) for record, share in here if record.job not in new]
         if last is None or not here:
@@ -296,7 +297,7 @@ class Accounting:
                 log("problem", what=f"{path}: not the sums of a job: {error}", remedy="it is removed")
                 path.unlink(missing_ok=True)
                 continue
-            record.ended = saved
+            record.end(saved, seen)
             for use in uses.values():
                 use.away_since = seen if same_boot else 0.0
             self._uses[record.job, record.started] = uses

@@ -21,6 +21,7 @@ from prolog_epilog.rungs.ladder import Ladder
 from prolog_epilog.server import Peer, Server
 from prolog_epilog.state import MIB, RefusalError, State
 from prolog_epilog.watching import Watcher
+from sluice_base.clock import uptime
 from sluice_base.sizes import format_mib
 
 _SETTLED_SECONDS = 30.0  # after its prolog a job has a process, that of its extern step
@@ -73,7 +74,7 @@ class Jobs:
                 cgroups.name_job(record.sluid, record.job)
         running = cgroups.jobs_here() if records else set()
         for record in records:
-            if record.job not in running and record.started < time.time() - _SETTLED_SECONDS:
+            if record.job not in running and record.age() > _SETTLED_SECONDS:
                 self._take_back(record, {})
         if records:
             log("take-over", jobs=",".join(str(record.job) for record in records))
@@ -91,11 +92,14 @@ class Jobs:
         split: Sequence[Sequence[int]] = (),
         share: int = 0,
         sluid: str = "",
+        restarts: int | None = None,
+        begun: int | None = None,
     ) -> dict[str, Any]:
         """Register a job with its GPUs; the same job again, e.g. requeued, begins anew unless it runs already.
 
         `split`: GPUs and how many shards the job has of each, where slurmd told. `share`: percent of its GPUs' compute
-        time, 0: all. `sluid`: by which its cgroup is named, from Slurm 26.05 on.
+        time, 0: all. `sluid`: by which its cgroup is named, from Slurm 26.05 on. `restarts`, `begun`: which run of the
+        job this is, where slurmd told.
         """
         del peer
         if sluid:
@@ -112,6 +116,7 @@ class Jobs:
             if known is not None and known.uid == uid and job in cgroups.jobs_here():
                 return {}
             record = JobRecord(job, uid, user, account, partition, self._state.node, time.time(), sluid=sluid)
+            record.restarts, record.begun, record.started_uptime = restarts, begun, uptime()
             self._ladder.remove(record)
             for device in chosen:
                 cap = self._state.caps.of(account)
@@ -260,7 +265,7 @@ class Jobs:
         """Write a job's record and remove its limits; killed half-way, it is all done again."""
         with self._state.lock:
             self._regions.collect(record)
-            record.ended = time.time()
+            record.end(time.time(), uptime())
             for grant in record.grants:
                 grant.clean = grant.uuid not in unclean
             record.note("return", uuids=[grant.uuid for grant in record.grants if grant.clean])

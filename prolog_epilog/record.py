@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sluice_base.clock import uptime
 from sluice_base.errors import SluiceError
 from sluice_base.files import write_atomic
 
@@ -71,7 +72,24 @@ class JobRecord:
     events_left_out: int = 0
     split: bool = False  # slurmd told how many shards the job has of each GPU
     usage: dict[str, Any] | None = None  # what was measured while it ran (usage/metrics)
+    restarts: int | None = None  # how often Slurm had begun the job before this run; None: not told
+    begun: int | None = None  # when Slurm began this run, by the controller's clock; None: not told (before 23.02)
+    started_uptime: float | None = None  # `started` by the node's clock that nobody sets
+    ran_s: float | None = None  # how long it ran by that clock; of a running job, until it was told
     schema_version: int = SCHEMA_VERSION
+
+    def ran(self, up: float) -> float | None:
+        """How long it had run at `up` (`uptime`), however the clock was set meanwhile; None: not of one boot."""
+        return up - self.started_uptime if self.started_uptime is not None and up >= self.started_uptime else None
+
+    def age(self) -> float:
+        """Seconds since it started here."""
+        ran = self.ran(uptime())
+        return time.time() - self.started if ran is None else ran
+
+    def end(self, ended: float, up: float) -> None:
+        """It ended at a time since 1970, and `up` since the boot."""
+        self.ended, self.ran_s = ended, self.ran(up)
 
     def note(self, action: str, **detail: Any) -> None:
         """Add an event."""

@@ -7,19 +7,15 @@ percentile of memory is right within one percent (the idea of DDSketch, Masson e
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from sluice_base.clock import uptime
+
 _STEP = math.log(1.02)
 _ERRORS = ("ecc_corrected", "ecc_uncorrected", "ras_uncorrected", "pcie_replays", "link_errors")
-
-
-def uptime() -> float:
-    """Seconds since the node was booted, suspended ones included; nobody sets this clock."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Histogram:

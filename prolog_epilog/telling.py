@@ -24,6 +24,7 @@ from prolog_epilog.readings import Reading, readings_of
 from prolog_epilog.record import JobRecord
 from prolog_epilog.state import State
 from prolog_epilog.watching import Watch, Watcher
+from sluice_base.clock import uptime
 
 PERIOD_S = 5.0
 _ANSWER_S = 1.0  # for the drivers
@@ -157,6 +158,7 @@ class Telling:
             usage["at"] = round(time.time(), 1)
             with self._state.lock:
                 fields = asdict(record)
+            fields["ran_s"] = record.ran(uptime())
             shown = [event for event in fields["events"] if event["action"] in _SHOWN_EVENTS]
             yield json.dumps({**fields, "usage": usage, "events": shown[-_MOST_EVENTS:]})
 

@@ -114,11 +114,25 @@ def stream(
                 if process.poll() is None:
                     process.kill() if _abandoned(process) else process.wait()
         errors.seek(0)
-        said = one_line(errors.read(4096).decode("utf-8", "replace"))
+        said = _words(errors.read(4096).decode("utf-8", "replace"))
     if process.returncode == 124:
         raise SluiceError(f"sacct: no answer within {timeout:g} s", remedy="ask for a shorter time, or let it roll up")
     if process.returncode != 0:
-        raise SluiceError(f"sacct: {said or f'exit status {process.returncode}'}")
+        raise SluiceError(f"sacct: {said or f'exit status {process.returncode}'}", remedy=_remedy(said))
+
+
+def _words(text: str) -> str:
+    """What sacct said, in one line and without its name before each."""
+    lines = [line.strip().removeprefix("sacct: ").removeprefix("error: ") for line in text.splitlines()]
+    return one_line("; ".join(dict.fromkeys(line for line in lines if line)))
+
+
+def _remedy(said: str) -> str:
+    if "accounting storage is disabled" in said:
+        return "reports need slurmdbd: set AccountingStorageType in slurm.conf"
+    if "persistent connection" in said or "the database" in said:
+        return "look at slurmdbd on its host: systemctl status slurmdbd"
+    return "write users as `id` knows them" if "Invalid user id" in said else ""
 
 
 def _abandoned(process: subprocess.Popen[bytes]) -> bool:

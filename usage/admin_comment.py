@@ -8,6 +8,7 @@ of many nodes, and once slurmctld has told slurmdbd of the job's end, as it woul
 from __future__ import annotations
 
 import logging
+import math
 import re
 import threading
 import time
@@ -18,6 +19,7 @@ from prolog_epilog.record import JobRecord
 from slurm_client import Commands
 from usage.controllerd import Site
 from usage.job_records import JobRecords, Key, key_of
+from usage.job_runs import Began, nearest, runs_of
 
 _MIB = 1 << 20
 _QUIET_S = 1.0  # after a record came, its job's others may be on their way
@@ -25,7 +27,7 @@ _KEPT_S = 600.0  # how long a job's records are at hand for one that comes late
 _AGAIN_S = 15.0  # when slurmdbd does not know yet that the job ended
 _GIVE_UP_S = 86400.0
 _BATCH = 100
-_EARLIER_S = 60.0  # clocks of nodes and controller differ
+_EARLIER_S = 60.0  # clocks of nodes and controller may differ so much
 _OURS = re.compile(r"(?:^|\s)sluice:([A-Za-z0-9_=,.+-]*)")
 _UNSAFE = re.compile(r"""['"\\`\x00-\x1f\x7f]""")
 
@@ -150,7 +152,7 @@ class Comments:
             if known is None or not known.ended:
                 self._later(job)
                 continue
-            ours = [record for record in records if record.started >= known.start - _EARLIER_S]
+            ours = _of_run(records, known.start)
             wanted = merge(known.comment, render(ours))
             if _UNSAFE.search(known.comment):
                 log.warning("job %d: AdminComment has quotes, which sacctmgr would change: left as it is", job)
@@ -167,6 +169,12 @@ class Comments:
         with self._lock:
             pending = self._jobs[job]
             pending.due = None if now - pending.first > _GIVE_UP_S else now + _AGAIN_S
+
+
+def _of_run(records: Iterable[JobRecord], start: float) -> list[JobRecord]:
+    """Those of the run that accounting has from `start`, its job's last one."""
+    runs = [(Began.of(run), run) for run in runs_of(records)]
+    return nearest(runs, start, None, early=_EARLIER_S, late=math.inf) or []
 
 
 @dataclass(frozen=True, slots=True)

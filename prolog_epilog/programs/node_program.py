@@ -134,6 +134,9 @@ def prolog() -> None:
         extra["share"] = number(SHARE)
     if os.environ.get("SLURM_JOB_SLUID"):
         extra["sluid"] = os.environ["SLURM_JOB_SLUID"]
+    for field, name in (("restarts", "SLURM_JOB_RESTART_COUNT"), ("begun", "SLURM_JOB_START_TIME")):
+        if os.environ.get(name):
+            extra[field] = number(name)
     if numbers("SLURM_JOB_GPUS"):
         ask(
             do="prolog",

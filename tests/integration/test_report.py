@@ -283,7 +283,8 @@ def test_records_make_utilisation_and_a_page(site: Site) -> None:
     tenant = next(one for one in site.rows("tenants", *window) if one["account"] == job["account"])
     assert tenant["utilisation_percent"] == 50
     assert tenant["wasted_gpu_s"] == pytest.approx(half)  # half of what was measured: two GPUs for half of the time
-    each = {row["gpu"]: row for row in site.rows("gpus", "--each", *window)}
+    each = {row["gpu"]: row for row in site.rows("gpus", "--each", *window) if row["node"] == job["node_list"]}
+    assert set(each) == set("01234567"), "also those that nobody had"
     assert [each[n]["utilisation_percent"] for n in ("0", "1")] == [25, 75]
     page = site.sluice("report", "job", number)
     assert "75%" in page
@@ -293,6 +294,28 @@ def test_records_make_utilisation_and_a_page(site: Site) -> None:
     document = json.loads(site.sluice("report", "job", number, "--json"))
     assert [gpu["index"] for gpu in document["used"]["gpus"]] == [0, 1]
     assert site.sluice("report", "gpus", "--each", user="alice", check=False).startswith("1 ")
+
+
+def test_runs_of_a_job_on_different_nodes_are_told_apart(site: Site) -> None:
+    """Requeued, and begun again within two minutes: page, rows and AdminComment are of one run each."""
+    run = 'if [ "${SLURM_RESTART_COUNT:-0}" = 0 ]; then sleep 600; fi'
+    job = site.submit("alice", "--requeue", "-wg-1", "--gres=gpu:h100:2", run=run)
+    log = site.cluster.log("agent@g-1")
+    site.wait(lambda: re.search(rf"action=prolog .*job={job}\b", log.read_text()))
+    show = ["scontrol", "show", "job", "-o", str(job)]
+    site.cluster.run(["scontrol", "requeue", str(job)])
+    site.wait(lambda: "JobState=PENDING" in site.cluster.run(show).stdout, 60)
+    site.cluster.run(["scontrol", "update", f"JobId={job}", "ReqNodeList=g-2", "StartTime=now"])
+    site.wait(lambda: site.state(job) == "COMPLETED", 60)
+    records = JobRecords(site.cluster.layout.state / FOLDER)
+    site.wait(lambda: len(records.of_job(job)) == 2, 60)
+    first, second = records.of_job(job)
+    assert (first.node, first.restarts, second.node, second.restarts) == ("g-1", 0, "g-2", 1)
+    page = json.loads(site.sluice("report", "job", str(job), "--json"))
+    assert page["runs"] == 2 and [gpu["node"] for gpu in page["used"]["gpus"]] == ["g-2"] * 2
+    rows = {row["node_list"]: row for row in site.rows("jobs", "-j", str(job))}
+    assert set(rows) == {"g-1", "g-2"} and all(row["gpu_mem_peak_mib"] is not None for row in rows.values())
+    site.wait(lambda: ",gpus=2," in site.sacct("-j", str(job), "-o", "AdminComment")[-1][0], 60)
 
 
 def test_a_picture(site: Site) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,9 @@ def test_a_job_while_it_runs_and_when_it_has_ended(
     eventually(lambda: store.of_job(number), 60)
     (record,) = store.of_job(number)
     assert record.usage is not None and record.ended is not None
+    begun = cluster.run(["sacct", "-X", "-n", "-P", "-j", str(number), "-o", "Start"]).stdout.strip()
+    assert record.restarts == 0 and record.begun is not None
+    assert f"{datetime.fromtimestamp(record.begun):%FT%T}" == begun
     (use,) = record.usage["gpus"].values()
     assert use["utilisation"]["p50"] == pytest.approx(PERCENT, abs=1) and use["seconds"] > 5
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from policy.alerts import NodeAlerts, NodeRule
+from sluice_base.clock import uptime
 from sluice_base.errors import SluiceError
 from sluice_base.events import Event
 from sluice_base.files import write_atomic
@@ -100,7 +101,7 @@ def write_silences(folder: Path, silences: Iterable[Silence]) -> None:
 
 def clocks() -> tuple[float, float]:
     """The time, and seconds since the boot, which nobody sets."""
-    return time.time(), time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.time(), uptime()
 
 
 Look = Callable[[NodeRule], Found]

@@ -10,6 +10,7 @@ from policy.report import TenantReport
 from prolog_epilog.record import JobRecord
 from sluice_base.errors import SluiceError, UsageError
 from usage.job_records import key_of
+from usage.job_runs import from_to
 from usage.report.collect import Selection, Source
 from usage.report.count import Span, gpu_type, tally
 from usage.report.fields import GROUPED_BY, Row, entitled_s, wasted_gpu_s
@@ -19,7 +20,6 @@ from usage.report.tenants import add_fairness, below, capacity, class_name, incl
 GROUPS = ("account", "user", "partition", "qos", "state", "gpu_type", "node")
 """What --by takes."""
 _EVER = Span(0, 1 << 40)
-_CLOCK_S = 60.0  # by which a record's times and what was measured in it may differ
 
 
 @dataclass
@@ -128,44 +128,56 @@ def _capacity(source: Source, report: Report) -> None:
             row.extra |= capacity(counts[row.names[name]], row.tally, until)
 
 
-def each_gpu(source: Source, span: Span) -> Report:
-    """One row a GPU, from the records alone: which device a job had is told nowhere else. Raises SluiceError."""
+def each_gpu(source: Source, span: Span, selection: Selection = Selection()) -> Report:  # noqa: B008 - frozen
+    """One row a GPU, from the records alone: which device a job had is told nowhere else. Raises SluiceError.
+
+    Of a selection of jobs, the GPUs that they had; else also those that nobody had. States are not selected by.
+    """
     if source.records is None:
         raise SluiceError(
             "single GPUs are known from the jobs' records alone, which cannot be read here",
             remedy="run it as root or SlurmUser on a controller, or name them with --records",
         )
-    found: dict[tuple[str, int], Row] = {}
-    ended = {key_of(one): one for one in source.records.between(span.start, source.now + 86_400)}
-    running = [one for one in source.running_records() if key_of(one) not in ended]
-    for record in [*ended.values(), *running]:
-        finish = _finish(record, source.now)
-        begin, end = max(record.started, span.start), min(finish, span.end)
-        if end < begin:
+    rows: dict[tuple[str, int], Row] = {}
+
+    def row_of(node: str, index: int) -> Row:
+        if (node, index) not in rows:
+            kind = _type_of(source, node)
+            names = {"node": node, "gpu": str(index), "gpu_type": kind, "gpu_class": class_name(kind, source.fleet)}
+            rows[node, index] = Row(Tally(), names)
+        return rows[node, index]
+
+    if not (selection.accounts or selection.users or selection.partitions):
+        for node, one in source.fleet.nodes.items():
+            if not selection.gpu_types or one.gpu_type in selection.gpu_types:
+                for index in range(one.gpus):
+                    row_of(node, index)
+    for record in _records(source, span):
+        started, finish = from_to(record, source.now)
+        begin, end = max(started, span.start), min(finish, span.end)
+        key = Key(record.account, record.user, record.partition, "", "", _type_of(source, record.node))
+        if end < begin or not selection.takes(key):
             continue
-        whole = finish - record.started
+        whole = finish - started
         measured = record.usage.get("gpus", {}) if isinstance(record.usage, dict) else {}
         for grant in record.grants:
-            row = found.get((record.node, grant.index))
-            if row is None:
-                kind = source.fleet.nodes[record.node].gpu_type if record.node in source.fleet.nodes else ""
-                row = found[record.node, grant.index] = Row(
-                    Tally(), {"node": record.node, "gpu": str(grant.index), "gpu_type": kind,
-                              "gpu_class": class_name(kind, source.fleet)})  # fmt: skip
-            _add_grant(row.tally, grant, measured.get(grant.uuid), end - begin, (end - begin) / whole if whole else 1.0)
-    rows = [found[place] for place in sorted(found)]
-    for row in rows:
-        row.extra |= capacity(1, row.tally, Span(span.start, min(span.end, int(source.now))))
-    return Report("gpus", span, rows)
+            into = row_of(record.node, grant.index).tally
+            _add_grant(into, grant, measured.get(grant.uuid), end - begin, (end - begin) / whole if whole else 1.0)
+    until = Span(span.start, min(span.end, int(source.now)))
+    for row in rows.values():
+        row.extra |= capacity(1, row.tally, until)
+    return Report("gpus", span, [rows[place] for place in sorted(rows)])
 
 
-def _finish(record: JobRecord, now: float) -> float:
-    """When the job ended, or until when it is counted; by what was measured where the clock was set back meanwhile."""
-    if record.ended is None:
-        return now
-    gpus = record.usage.get("gpus", {}) if isinstance(record.usage, dict) else {}
-    ran = max((float(one.get("seconds", 0)) for one in gpus.values()), default=0.0)
-    return record.started + ran if ran > record.ended - record.started + _CLOCK_S else record.ended
+def _records(source: Source, span: Span) -> list[JobRecord]:
+    """Of the jobs that ended since the span's start, and of those that run."""
+    assert source.records is not None  # noqa: S101 - the caller has looked
+    ended = {key_of(one): one for one in source.records.between(span.start, source.now + 86_400)}
+    return [*ended.values(), *(one for one in source.running_records() if key_of(one) not in ended)]
+
+
+def _type_of(source: Source, node: str) -> str:
+    return source.fleet.nodes[node].gpu_type if node in source.fleet.nodes else ""
 
 
 def _add_grant(into: Tally, grant: Any, measured: Any, seconds: float, part: float) -> None:

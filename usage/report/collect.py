@@ -124,7 +124,7 @@ class Source:
 
     def _find(self, uses: Uses, job: Allocation) -> JobUse | None:
         """What a job of a window used, or has used until now."""
-        found = None if job.state == "PENDING" else uses.find(job.id, job.start, job.admin_comment)
+        found = None if job.state == "PENDING" else uses.find(job.id, job.start, job.end, job.admin_comment)
         if found is None and job.end is None and job.start is not None and self.running is not None:
             found = self._running.find(job.id, job.start)
         return found
@@ -184,8 +184,8 @@ class Source:
         """What one job used, or has used until now."""
         if job.end is None and job.start is not None:
             return self._ask_running([job.id]).find(job.id, job.start)
-        found = None if self.records is None else Uses(self.records.of_job(job.id)).find(job.id, job.start)
-        return found or Uses().find(job.id, job.start, job.admin_comment)
+        found = None if self.records is None else Uses(self.records.of_job(job.id)).find(job.id, job.start, job.end)
+        return found or Uses().find(job.id, job.start, job.end, job.admin_comment)
 
     # ---- sums ----
 

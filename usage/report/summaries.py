@@ -12,10 +12,10 @@ from typing import Any
 
 from prolog_epilog.record import JobRecord
 from usage.admin_comment import parse
+from usage.job_runs import Began, nearest, runs_of
 from usage.running import now_of
 
 _MIB = 1 << 20
-_NEAR_S = 120  # a node begins a job's record so long after Slurm's start at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,6 @@ class GpuUse:
 class JobUse:
     """A job on all its nodes. None: not known."""
 
-    started: float | None
     device_s: float = 0  # measured, summed over its GPUs
     busy_s: float | None = None  # the same times utilisation (0 to 1)
     idle_s: float | None = None
@@ -66,11 +65,9 @@ def of_records(records: Iterable[JobRecord]) -> JobUse:
     """One job from the records of its nodes."""
     gpus: list[GpuUse] = []
     events: list[dict[str, Any]] = []
-    started: list[float] = []
     sums: dict[str, float] = {}
     told: list[float] = []
     for record in records:
-        started.append(record.started)
         usage = record.usage if isinstance(record.usage, dict) else {}
         for name in ("gs", "us", "is", "ej", "ts"):
             value = _number(usage.get(name))
@@ -85,7 +82,7 @@ def of_records(records: Iterable[JobRecord]) -> JobUse:
         for event in record.events:
             if event.action in ("refuse", "warn", "end", "stray"):
                 events.append({"node": record.node, "time": event.time, "action": event.action, **event.detail})
-    return replace(_sum(gpus, events, min(started, default=None), sums), told=min(told, default=None))
+    return replace(_sum(gpus, events, sums), told=min(told, default=None))
 
 
 def _gpu(node: str, grant: Any, measured: Mapping[str, Any]) -> GpuUse:
@@ -121,13 +118,12 @@ def _gpu(node: str, grant: Any, measured: Mapping[str, Any]) -> GpuUse:
     )  # fmt: skip
 
 
-def _sum(gpus: list[GpuUse], events: list[dict[str, Any]], started: float | None, sums: Mapping[str, float]) -> JobUse:
+def _sum(gpus: list[GpuUse], events: list[dict[str, Any]], sums: Mapping[str, float]) -> JobUse:
     """`sums`: what the nodes added up themselves, which goes before our own sums of single GPUs."""
     timed = [gpu for gpu in gpus if gpu.seconds and "mean" in gpu.utilisation]
     busy = sum((gpu.seconds or 0) * gpu.utilisation["mean"] / 100 for gpu in timed) if timed else None
     asked = [gpu.asked_mib if gpu.asked_mib is not None else gpu.total_mib for gpu in gpus]
     return JobUse(
-        started=started,
         device_s=sums.get("gs", sum(gpu.seconds or 0 for gpu in timed)),
         busy_s=sums.get("us", busy),
         idle_s=sums.get("is", _total(gpu.idle_s for gpu in gpus)),
@@ -154,7 +150,6 @@ def of_comment(text: str) -> JobUse | None:
 
     asked, peak = number("asked"), number("peak")
     return JobUse(
-        started=None,
         device_s=number("gs") or 0,
         busy_s=number("us"),
         idle_s=number("is"),
@@ -171,23 +166,17 @@ class Uses:
     """The uses of the jobs of a span, by job; a job that ran several times has several."""
 
     def __init__(self, records: Iterable[JobRecord] = ()) -> None:
-        by_run: dict[int, list[list[JobRecord]]] = {}
+        by_job: dict[int, list[JobRecord]] = {}
         for record in records:
-            runs = by_run.setdefault(record.job, [])
-            near = next((run for run in runs if abs(run[0].started - record.started) <= _NEAR_S), None)
-            if near is None:
-                runs.append([record])
-            else:
-                near.append(record)
-        self._uses = {job: [of_records(run) for run in runs] for job, runs in by_run.items()}
+            by_job.setdefault(record.job, []).append(record)
+        self._uses = {
+            job: [(Began.of(run), of_records(run)) for run in runs_of(found)] for job, found in by_job.items()
+        }
 
-    def find(self, job: int, start: int | None, comment: str = "") -> JobUse | None:
-        """The use of the job that began at `start`."""
-        if start is not None:
-            for use in self._uses.get(job, ()):
-                if use.started is not None and -5 <= use.started - start <= _NEAR_S:
-                    return use
-        return of_comment(comment) if comment else None
+    def find(self, job: int, start: int | None, end: int | None = None, comment: str = "") -> JobUse | None:
+        """The use of the job's run from `start` to `end` (None: it runs)."""
+        found = None if start is None else nearest(self._uses.get(job, ()), start, end)
+        return found or (of_comment(comment) if comment else None)
 
 
 def _number(value: object) -> float | None:

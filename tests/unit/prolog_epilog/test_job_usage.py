@@ -19,6 +19,7 @@ from prolog_epilog.record import Grant, JobRecord
 from prolog_epilog.state import Settings, State
 from prolog_epilog.summary import GpuUse, Histogram, Interval, grown_errors, split_energy
 from prolog_epilog.watching import Watch
+from sluice_base.clock import uptime
 
 GIB = 1 << 30
 S = 10**9
@@ -255,7 +256,7 @@ def test_a_clock_that_is_set_changes_no_figure(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(Site, "tick", tick_and_set)
     one = Site(tmp_path, monkeypatch)
     record = one.job(1)
-    record.started = now[0]
+    record.started, record.started_uptime = now[0], uptime()
     run_shape(one, "GPU-0", [(4, {100: 0.5}, 100)])
     one.sums.save()
     now[0] += step
@@ -267,13 +268,25 @@ def test_a_clock_that_is_set_changes_no_figure(tmp_path: Path, monkeypatch: pyte
     assert use.get("unmeasured_s", 0) < 60, "the seconds that this test took"
 
 
+@pytest.mark.parametrize("step", [-3600.0, 3600.0])
+def test_a_clock_that_is_set_before_anybody_looked(site: Site, monkeypatch: pytest.MonkeyPatch, step: float) -> None:
+    now = time.time() + step
+    record = site.job(1)
+    record.started, record.started_uptime = time.time() - 30, uptime() - 30
+    monkeypatch.setattr(time, "time", lambda: now)
+    run_shape(site, "GPU-0", [(4, {100: 0.5}, 100)])
+    use = site.end(record)["GPU-0"]
+    assert use["unmeasured_s"] == pytest.approx(30, abs=20) and use["seconds"] == 4
+
+
 def test_a_reboot_leaves_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = Site(tmp_path, monkeypatch)
-    one.job(1)
+    one.job(1).started_uptime = uptime() - 30
     run_shape(one, "GPU-0", [(4, {100: 0.5}, 100)])
     one.sums.save()
     two = Site(tmp_path, monkeypatch, boot="boot-2")  # the job does not run any more
     (record,) = two.sums.cut_off()
+    assert record.ran_s == pytest.approx(30, abs=20)
     assert record.usage is not None and record.usage["gpus"]["GPU-0"]["utilisation"]["mean"] == pytest.approx(50)
     assert record.ended is not None and record.events[-1].action == "reboot"
     two.sums.drop([record])

@@ -195,6 +195,21 @@ def test_fields_of_later_versions_are_ignored() -> None:
     assert JobRecord.from_json(json.dumps(fields), "x") == granted(GIB)
 
 
+def test_a_job_is_as_old_as_the_clock_says_that_nobody_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, up = [5000.0], [100.0]
+    monkeypatch.setattr("prolog_epilog.record.time.time", lambda: now[0])
+    monkeypatch.setattr("prolog_epilog.record.uptime", lambda: up[0])
+    one, earlier = record(started=5000.0, started_uptime=100.0), record(started=5000.0)
+    now[0], up[0] = 5000.0 - 3600 + 30, 130.0
+    assert (one.age(), earlier.age()) == (30.0, -3570.0)
+    for each in (one, earlier):
+        each.end(now[0], up[0])
+    assert (one.ended, one.ran_s, earlier.ran_s) == (1430.0, 30.0, None)
+    up[0] = 20.0  # another boot: only the times are left
+    one.end(now[0], up[0])
+    assert (one.age(), one.ran_s) == (-3570.0, None)
+
+
 def test_events_are_bounded() -> None:
     one = record()
     for _ in range(MOST_EVENTS + 5):
@@ -500,6 +515,14 @@ def test_the_prolog_tells_the_job(answering: Answering, tmp_path: Path) -> None:
             "split": [],
         }
     ]
+
+
+def test_the_prolog_tells_which_run_of_the_job_it_is(answering: Answering, tmp_path: Path) -> None:
+    path, asked = answering([b'{"ok": {}}\n'] * 2)
+    assert program("sluice-prolog", path, tmp_path, **JOB, SLURM_JOB_RESTART_COUNT="0").returncode == 0
+    newer = {"SLURM_JOB_RESTART_COUNT": "3", "SLURM_JOB_START_TIME": "1790000000"}  # the latter since 23.02
+    assert program("sluice-prolog", path, tmp_path, **JOB, **newer).returncode == 0
+    assert [(one["restarts"], one.get("begun")) for one in asked] == [(0, None), (3, 1790000000)]
 
 
 @pytest.mark.parametrize("answer", [b"", b"\n", b"x\n", b"[]\n", b"{}\n", b'{"ok"', b'{"error": "no room"}\n', b"1\n"])

@@ -354,6 +354,20 @@ def test_a_comment_is_written_once_the_job_has_ended(tmp_path: Path, monkeypatch
     assert ",gpus=3," in accounting.written[-1] and len(accounting.written) == 2
 
 
+def test_a_comment_is_of_the_last_run_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requeued after half a minute, and run again at once on another node."""
+    monkeypatch.setattr("usage.admin_comment._QUIET_S", 0.0)
+    monkeypatch.setattr("usage.admin_comment.time.time", lambda: NOON + 3600)
+    store, accounting = JobRecords(tmp_path), Accounting()
+    first, second = record(7, "n1", NOON, NOON + 25), record(7, "n2", NOON + 30.5, NOON + 50)
+    first.restarts, second.restarts = 0, 1
+    store.append([second, first])
+    accounting.lines[7] = f"COMPLETED|{NOON + 30:.0f}|{NOON + 50:.0f}|"
+    Comments(store).run(site(accounting))
+    [line] = accounting.written
+    assert ",gpus=1," in line
+
+
 def test_a_new_daemon_finds_what_the_old_one_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("usage.admin_comment.time.time", lambda: NOON + 3600)
     monkeypatch.setattr("usage.admin_comment._QUIET_S", 0.0)

@@ -110,7 +110,43 @@ def test_every_gpu_with_running_jobs_and_a_clock_that_was_set_back(
     store = JobRecords(tmp_path)
     store.append([record(2, ended=NOW - 1.0), record(3, ended=START - 3600.0 + 901, seconds=900.0)])
     one.records = store
-    rows = {row.names["gpu"]: row for row in each_gpu(one, DAY).rows}
+    all_rows = each_gpu(one, DAY).rows
+    assert [row.names["gpu"] for row in all_rows] == list("01234567"), "also those that nobody had"
+    rows = {row.names["gpu"]: row for row in all_rows if row.tally.ran}
     assert {gpu: round(row.tally.gpu_s) for gpu, row in rows.items()} == {"1": 999, "2": 998, "3": 900}
     assert {row.tally.ran for row in rows.values()} == {1}
     assert rows["1"].tally.busy_s == pytest.approx(360)
+
+
+def test_every_gpu_with_a_clock_that_was_set_ahead(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An hour, while jobs of 900 seconds ran: one has ended, one still runs."""
+    ended, running = record(1, ended=NOW - 50.0), record(2)
+    for one in (ended, running):
+        one.started, one.ran_s = NOW - 950.0 - 3600, 900.0
+    assert running.usage is not None
+    running.usage["at"] = NOW - 50.0
+    store = JobRecords(tmp_path)
+    store.append([ended])
+    found = source(monkeypatch, Daemon(running))
+    found.records = store
+    rows = {row.names["gpu"]: row.tally for row in each_gpu(found, DAY).rows if row.tally.ran}
+    assert {gpu: (round(one.gpu_s), one.device_s) for gpu, one in rows.items()} == {"1": (900, 900), "2": (950, 900)}
+    assert [one.busy_s for one in rows.values()] == [pytest.approx(360)] * 2
+    half = each_gpu(found, Span(int(NOW) - 500, int(NOW))).rows[1].tally
+    assert round(half.gpu_s) == 450 and half.device_s == pytest.approx(450, abs=1)
+
+
+def test_every_gpu_of_a_selection_of_jobs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    mine, others = record(1, ended=NOW - 50.0), record(2, ended=NOW - 50.0)
+    others.user, others.account = "bob", "biology"
+    found = source(monkeypatch, Daemon())
+    found.records = JobRecords(tmp_path)
+    found.records.append([mine, others])
+
+    def gpus(**chosen: str) -> list[str]:
+        selection = Selection(**{name: frozenset({value}) for name, value in chosen.items()})
+        return [row.names["gpu"] for row in each_gpu(found, DAY, selection).rows]
+
+    assert gpus(users="bob") == gpus(accounts="biology") == ["2"]
+    assert gpus(users="carol") == gpus(partitions="other") == gpus(gpu_types="a100") == []
+    assert gpus(gpu_types="h100") == list("01234567")

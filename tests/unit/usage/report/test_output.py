@@ -22,8 +22,9 @@ from admin_cli.report_output import (
     print_json,
     print_parsable,
 )
-from sluice_base.errors import UsageError
-from slurm_client.allocations import _rows
+from sluice_base.errors import SluiceError, UsageError
+from slurm_client import Commands
+from slurm_client.allocations import _rows, stream
 from tests.unit.usage.report.test_tally import FLEET, JOB
 from usage.report.advice import HostUse, advise
 from usage.report.count import Span, tally
@@ -71,6 +72,30 @@ def test_widths_and_units(capsys: pytest.CaptureFixture[str]) -> None:
     ]
     print_parsable(columns, [row()], Units("hours"), header_line=True)
     assert capsys.readouterr().out == "Account|GPUHours|CPUHours\nphysics|0.33|0.67\n"
+
+
+def test_columns_name_their_units_and_amounts_stand_under_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+    long, short = row(), row("biology")
+    long.tally.gpu_s, long.tally.gpu_energy_j, long.tally.shard_mib_s = 72_000, 7_200_000, 1 << 20
+    short.tally.gpu_s, short.tally.gpu_energy_j, short.tally.shard_mib_s = 9, 90_000, 0
+    columns = choose("GPUHours,GPUMemHours,GPUEnergy,GPUMemPeak", jobs=True)
+    for one, peak in ((long, 20_480), (short, 100)):
+        one.use = JobUse(peak_mib=peak)
+    print_aligned(columns, [long, short], Units(), header_line=True)
+    assert capsys.readouterr().out.splitlines() == [
+        "GPUHours GPUMemHours(GiB) GPUEnergy(kWh) GPUMemPeak",
+        "-------- ---------------- -------------- ----------",
+        "   20.00             0.28          2.000        20G",
+        "    0.00                0          0.025       100M",
+    ]
+    print_parsable(columns, [long, short], Units("seconds", "G"), header_line=True)
+    assert capsys.readouterr().out.splitlines() == [
+        "GPUSeconds|GPUMemSeconds(GiB)|GPUEnergy(kWh)|GPUMemPeak(GiB)", "72000|1024|2|20", "9|0|0.025|0.10",
+    ]  # fmt: skip
+    print_csv(columns, [short], Units(), header_line=True)
+    assert capsys.readouterr().out.splitlines() == [
+        "GPUHours,GPUMemHours(GiB),GPUEnergy(kWh),GPUMemPeak(MiB)", "0.00,0,0.025,100",
+    ]  # fmt: skip
 
 
 def test_unknown_is_not_zero(capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,9 +149,36 @@ def test_small_things() -> None:
         "00:00:00", "00:01:00", "01:01:01", "1-01:01:01",
     ]  # fmt: skip
     assert [number(value, 2) for value in (3.0, 0.333, 1e6, float("nan"))] == ["3", "0.33", "1000000", ""]
+    assert [number(value, 2) for value in (0, 0.0, 0.001)] == ["0", "0", "0.00"], "something is not nothing"
     assert bar(50, fancy=False, width=4) == "[##..]"
     assert bar(1000, width=4) == "████"
     assert bar(-5, width=4) == "░░░░"
+
+
+@pytest.mark.parametrize(
+    ("said", "shown", "remedy"),
+    [
+        ("sacct: error: Invalid user id: carla\n", "Invalid user id: carla", "write users as `id` knows them"),
+        ("Slurm accounting storage is disabled\n", "Slurm accounting storage is disabled", "AccountingStorageType"),
+        (
+            "sacct: error: _open_persist_conn: failed to open persistent connection to host:db: Connection refused\n"
+            "sacct: error: Sending PersistInit msg: Connection refused\n"
+            "sacct: error: Problem talking to the database: Connection refused\n",
+            "_open_persist_conn: failed to open persistent connection to host:db: Connection refused; "
+            "Sending PersistInit msg: Connection refused; Problem talking to the database: Connection refused",
+            "systemctl status slurmdbd",
+        ),
+        ("", "exit status 1", ""),
+    ],
+)
+def test_what_sacct_says_is_told_with_a_remedy(tmp_path: Path, said: str, shown: str, remedy: str) -> None:
+    program = tmp_path / "bin/sacct"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{said}END\nexit 1\n")
+    program.chmod(0o755)
+    with pytest.raises(SluiceError) as found:
+        list(stream(Commands(prefix=tmp_path), start=0, end=1))
+    assert found.value.what == f"sacct: {shown}" and remedy in found.value.remedy
 
 
 def test_sacct_rows_with_line_breaks_in_them() -> None:
@@ -209,7 +261,7 @@ def test_a_comment_is_read_and_a_forged_one_does_no_harm() -> None:
 
 def test_advice_for_a_share_that_was_too_large() -> None:
     job = replace(JOB, allocated="cpu=4,mem=8G,gres/shard=40960,node=1")
-    use = JobUse(started=1000, asked_mib=40_960, peak_mib=9000)
+    use = JobUse(asked_mib=40_960, peak_mib=9000)
     line = advise(job, use, HostUse(), FLEET.nodes["n1"]).line
     assert "--gpu-mem=10752M" in line.replace("10.5G", "10752M") or "--gpu-mem=11008M" in line
     assert "--time=15" in line  # ran 10 of 60 minutes
@@ -217,16 +269,14 @@ def test_advice_for_a_share_that_was_too_large() -> None:
 
 def test_advice_after_refusals_asks_for_more() -> None:
     job = replace(JOB, allocated="cpu=4,mem=8G,gres/shard=10240,node=1", state="FAILED")
-    found = advise(
-        job, JobUse(started=1000, asked_mib=10_240, peak_mib=10_200, refused=3), HostUse(), FLEET.nodes["n1"]
-    )
+    found = advise(job, JobUse(asked_mib=10_240, peak_mib=10_200, refused=3), HostUse(), FLEET.nodes["n1"])
     assert "--gpu-mem=15G" in found.line
     assert "refused" in found.because[0]
 
 
 def test_advice_for_a_hardly_used_gpu_is_a_share() -> None:
     job = replace(JOB, allocated="cpu=4,mem=8G,gres/gpu=1,gres/gpu:h100=1,node=1")
-    use = JobUse(started=1000, gpus=(gpu(peak_mib=5000, utilisation={"mean": 10.0, "peak": 60.0}),))
+    use = JobUse(gpus=(gpu(peak_mib=5000, utilisation={"mean": 10.0, "peak": 60.0}),))
     found = advise(job, use, HostUse(), FLEET.nodes["n1"])
     assert "--gpu-mem=6G" in found.line
     assert "--constraint=h100" in found.line
@@ -235,7 +285,7 @@ def test_advice_for_a_hardly_used_gpu_is_a_share() -> None:
 
 def test_advice_for_gpus_that_did_nothing() -> None:
     idle = gpu(index=1, utilisation={"mean": 0.0, "peak": 0.0}, peak_mib=400)
-    found = advise(JOB, JobUse(started=1000, gpus=(gpu(), idle)), HostUse(), FLEET.nodes["n1"])
+    found = advise(JOB, JobUse(gpus=(gpu(), idle)), HostUse(), FLEET.nodes["n1"])
     assert "--gres=gpu:h100:1" in found.line
 
 

@@ -130,7 +130,7 @@ def test_unknown_energy_is_not_an_amount() -> None:
 
 
 def test_measured_use() -> None:
-    use = JobUse(started=1000, device_s=1200, busy_s=300, idle_s=60, energy_j=7.2e6, asked_mib=81920, peak_mib=20480)
+    use = JobUse(device_s=1200, busy_s=300, idle_s=60, energy_j=7.2e6, asked_mib=81920, peak_mib=20480)
     found = tally(JOB, Span(1300, 5000), use, FLEET)  # the second half
     assert found is not None
     assert (found.device_s, found.busy_s, found.gpu_energy_j, found.idle_s) == (600, 150, 3.6e6, 30)
@@ -140,7 +140,7 @@ def test_measured_use() -> None:
 
 
 def test_unmeasured_is_unknown_and_not_zero() -> None:
-    found = tally(JOB, Span(0, 5000), JobUse(started=1000, rung="watchdog"), FLEET)
+    found = tally(JOB, Span(0, 5000), JobUse(rung="watchdog"), FLEET)
     assert found is not None
     assert (efficiency(found), wasted_gpu_s(found), found.measured_gpu_s) == (None, None, 0)
 
