@@ -229,7 +229,8 @@ def _add_group(kind: str) -> None:
     run.__doc__ = _HELP[kind]
     decorated = _output_options(_source_options(_select_options(run)))
     if kind == "gpus":
-        decorated = click.option("--each", is_flag=True, help="Every GPU, from the jobs' records.")(decorated)
+        help_ = "Every GPU, from the jobs' records; with -A, -u or -p those that these jobs had."
+        decorated = click.option("--each", is_flag=True, help=help_)(decorated)
     decorated = click.option("--by", metavar="FIELDS",
                              help="Lines for each account, user, partition, qos, state, gpu_type or node; several "
                              "with commas.")(decorated)  # fmt: skip
