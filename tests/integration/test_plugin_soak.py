@@ -21,6 +21,7 @@ from dev_cluster.cluster import DevCluster
 from dev_cluster.control import ask
 from sluice_base.errors import SluiceError
 from sluice_base.run import CommandError
+from tests.integration.sanitizer import START, complaints, is_stocks_own, leaks, most, sanitizer_ends
 from tests.integration.settled import let_it_save, status, until
 from tests.integration.slurm_features import POLICY, wait_until
 
@@ -28,9 +29,9 @@ pytestmark = pytest.mark.cluster
 
 MakeCluster = Callable[..., DevCluster]
 NODES = ["n1", "n2", "n3", "n4"]
-CONTROLLERS = ["slurmctld@ctl1", "slurmctld@ctl2"]
+SLURMCTLD = "slurmctld@ctl1"
 BATCH = 5  # submissions of one shell
-QUEUE = 500  # pending jobs, beyond which submissions pause
+QUEUE = 200  # pending jobs, beyond which submissions pause
 SHAPES = [
     ["--gres=gpu:1"],
     ["--gres=gpu:4", "-n2"],
@@ -42,14 +43,19 @@ SHAPES = [
 ENDED = {"COMPLETED", "CANCELLED", "FAILED", "NODE_FAIL", "PREEMPTED", "TIMEOUT", "OUT_OF_MEMORY", "REQUEUED"}
 
 
-def description(*, sanitize: bool, stock: bool = False) -> dict[str, object]:
-    plugins = {"sluice": {"level": "place", "policy": POLICY, "sanitize": sanitize, **_built()}}
+def description(*, sanitize: bool, stock: bool = False, long: bool = False) -> dict[str, object]:
+    """Of a cluster that is churned. A long run keeps the journal, as it is to lose no job by faults of slurmctld's own,
+    and has no backup: beside one, each command that meets a restart sleeps for half of SlurmctldTimeout."""
+    sluice = {"level": "place", "policy": POLICY, "sanitize": sanitize, "journal": long, **_built()}
+    interval = 10 if long else 2
     return {
+        "controllers": 1 if long else 2,
         "nodes": [{"names": "n[1-4]", "platform": "dgx-h100"}],
         "accounts": [{"name": "physics"}],
         "users": [{"name": "alice", "accounts": ["physics"]}],
-        "slurm_conf": "SchedulerParameters=bf_interval=2,sched_interval=2\nMaxJobCount=100000\nMinJobAge=5\n",
-        **({} if stock else plugins),
+        "slurm_conf": f"SchedulerParameters=bf_interval={interval},sched_interval=2\n"
+        "MaxJobCount=100000\nMinJobAge=5\n",
+        **({} if stock else {"sluice": sluice}),
     }
 
 
@@ -60,9 +66,17 @@ def _built() -> dict[str, str]:
 
 def restart(cluster: DevCluster, environment: dict[str, str] | None = None) -> None:
     """The first slurmctld; with this environment in place of its own."""
-    cluster.stop_daemon(CONTROLLERS[0], timeout=60)
-    command = cluster.facts["daemons"][CONTROLLERS[0]]
-    ask(cluster.layout, "spawn", name=CONTROLLERS[0], **{**command, "env": environment or command["env"]})
+    cluster.stop_daemon(SLURMCTLD, timeout=120)
+    start(cluster, environment)
+
+
+def start(cluster: DevCluster, environment: dict[str, str] | None) -> None:
+    command = cluster.facts["daemons"][SLURMCTLD]
+    ask(cluster.layout, "spawn", name=SLURMCTLD, **{**command, "env": environment or command["env"]})
+
+
+def controllers(cluster: DevCluster) -> list[str]:
+    return [name for name in cluster.facts["daemons"] if name.startswith("slurmctld@")]
 
 
 class Churn:
@@ -78,19 +92,29 @@ class Churn:
         self.done = threading.Event()
         self.memory_kib: list[int] = []
         self.pending = 0
-        self.pause = 0.7 if jobs < 1000 else 2  # seconds between acts: jobs have to get on, too
+        self.pause = 0.7 if jobs < 1000 else 6  # seconds between acts: jobs have to get on, too
+        self.acts: Counter[str] = Counter()
+        self.ends: list[str] = []  # what the sanitizer said of each slurmctld that ended by itself
 
     def run(self) -> None:
         """All jobs are submitted when this returns."""
-        disturber = threading.Thread(target=self._disturb)
-        disturber.start()
-        try:
-            with ThreadPoolExecutor(4) as pool:
+        with ThreadPoolExecutor(5) as pool:
+            disturber = pool.submit(self._disturb)
+            try:
                 for worker in [pool.submit(self._submit, number) for number in range(4)]:
                     worker.result()
-        finally:
-            self.done.set()
-            disturber.join()
+            finally:
+                self.done.set()
+            disturber.result()
+
+    def revive(self) -> bool:
+        """Start slurmctld again where it has ended by itself, as systemd would; whether it had."""
+        if status_of(self.cluster, SLURMCTLD) is None:
+            return False
+        log = self.cluster.log(SLURMCTLD).read_text(errors="replace")
+        self.ends += sanitizer_ends(log[log.rindex(START) :])[0] or [f"no word of the sanitizer's: {log[-2000:]}"]
+        start(self.cluster, self.environment)
+        return True
 
     def _submit(self, number: int) -> None:
         choose = random.Random(self.seed * 1000 + number)
@@ -125,17 +149,31 @@ class Churn:
     def _disturb(self) -> None:
         choose = random.Random(self.seed)
         acts = [self._cancel, self._cancel, self._requeue, self._requeue, self._drain, self._reconfigure, self._restart]
-        round_of_acts = 0
-        while not self.done.wait(self.pause):
-            act = acts[round_of_acts % len(acts)] if round_of_acts < len(acts) else choose.choice(acts)
-            round_of_acts += 1
+        while not self._pause() or self.acts.total() < len(acts):  # each once at least, however fast jobs are submitted
+            done = self.acts.total()
+            act = acts[done] if done < len(acts) else choose.choice(acts)
+            self.acts[act.__name__.strip("_")] += 1
             act(choose)
             self._look_at_memory()
-            self.pending = len(self.cluster.run(["squeue", "-h", "-r", "-t", "PD"], check=False).stdout.splitlines())
+
+    def _pause(self) -> bool:
+        """The time between two acts, in which queue and slurmctld are looked after; whether all is submitted."""
+        over = time.monotonic() + self.pause
+        while not (done := self.done.wait(min(self.pause, 2))) and time.monotonic() < over:
+            self._look_at_queue()
+        self._look_at_queue()
+        return done
+
+    def _look_at_queue(self) -> None:
+        self.revive()
+        queue = self.cluster.run(["squeue", "-h", "-r", "-t", "PD"], check=False)
+        if queue.returncode == 0:
+            self.pending = len(queue.stdout.splitlines())
 
     def _some_job(self, choose: random.Random) -> str | None:
+        """One of those that wait, run or have just ended."""
         with self.lock:
-            return choose.choice(self.acknowledged[-60:]) if self.acknowledged else None
+            return choose.choice(self.acknowledged[-60 - self.pending :]) if self.acknowledged else None
 
     def _cancel(self, choose: random.Random) -> None:
         if job := self._some_job(choose):
@@ -155,19 +193,25 @@ class Churn:
         self.cluster.run(["scontrol", "reconfigure"], check=False)
 
     def _restart(self, choose: random.Random) -> None:
-        restart(self.cluster, self.environment)
+        try:
+            restart(self.cluster, self.environment)
+        except SluiceError:  # it may have ended by itself in this moment
+            if not self.revive():
+                raise
 
     def _look_at_memory(self) -> None:
-        pid = next(daemon.pid for daemon in self.cluster.daemons() if daemon.name == CONTROLLERS[0])
+        pid = next(daemon.pid for daemon in self.cluster.daemons() if daemon.name == SLURMCTLD)
         status = self.cluster.run(["cat", f"/proc/{pid}/status"], check=False).stdout
         if found := re.search(r"VmRSS:\s+(\d+)", status):
             self.memory_kib.append(int(found[1]))
 
 
-def drain_queue(cluster: DevCluster, *, timeout: float) -> None:
+def drain_queue(churn: Churn, *, timeout: float) -> None:
     """Wait until every job has ended, with all nodes in service."""
+    cluster = churn.cluster
 
     def left() -> str:
+        churn.revive()
         try:
             for node in cluster.node_states():
                 if node.state.startswith(("drain", "down")):
@@ -194,60 +238,12 @@ def accounted(cluster: DevCluster) -> dict[str, str]:
     return {job: state.split()[0] for job, _, state in (line.partition("|") for line in lines)}
 
 
-def complaints(log: str) -> set[str]:
-    """What the sanitizer, but for leaks, or slurmctld's own checks said, without numbers."""
-    wrong = re.compile(
-        r"AddressSanitizer|runtime error:|underflow|under-count|negative|fatal:|inconsisten", re.IGNORECASE
-    )
-    leaked = re.compile(r"SUMMARY: AddressSanitizer: \d+ byte\(s\) leaked in ")
-    lines = [line for line in log.splitlines() if wrong.search(line) and not leaked.match(line)]
-    return {re.sub(r"\d+", "#", line) for line in lines}
-
-
-# A leak: bytes of each object, and the calls that led to it, the inner ones first, with their places in Slurm's files.
-# Those further out are who starts a job, be it restored or new, main or a thread.
-FRAMES = 6
-Leak = tuple[int, tuple[str, ...]]
-
-
-def leaks(text: str) -> list[Counter[Leak]]:
-    """What the sanitizer says that each process has leaked, and of how many objects. Where our select plugin handed a
-    call on to Slurm's own function of the same name, it is left out: on stock Slurm there is nothing between."""
-    *reports, _ = re.split(r"^SUMMARY: AddressSanitizer: (\d+) byte\(s\) leaked in .*\n", text, flags=re.M)
-    processes = []
-    for report, said in zip(reports[::2], reports[1::2], strict=True):
-        found: Counter[Leak] = Counter()
-        total = 0
-        for size, count, stack in LEAK.findall(report):
-            frames = re.findall(r"^ +#\d+ 0x[0-9a-f]*([0-9a-f]{3}) (?:in (.*)| .*)$", stack, re.M)
-            # A plugin that Slurm has unloaded has no name, or another's stands there: its place in the page is left.
-            led = [name or f"...{place}" for place, name in frames if not HANDED_ON.match(name)]
-            found[int(size) // int(count), tuple(led[:FRAMES])] += int(count)
-            total += int(size)
-        assert total == int(said), f"a report that is not understood: {report[-20000:]}"
-        processes.append(found)
-    return processes
-
-
-def most(processes: list[Counter[Leak]]) -> Counter[Leak]:
-    """Of each leak the most that one process has."""
-    found: Counter[Leak] = Counter()
-    for process in processes:
-        found |= process
-    return found
-
-
-LEAK = re.compile(
-    r"^(?:Direct|Indirect) leak of (\d+) byte\(s\) in (\d+) object\(s\) allocated from:\n((?: +#.*\n)+)", re.M
-)
-HANDED_ON = re.compile(r"select_p_\w+ \S*/slurm_plugin/select/select_cons_tres\.c:\d+$")
-
-
 def stop_controllers(cluster: DevCluster) -> str:
     """All that they have said; leaks are found when a process ends."""
-    for name in reversed(CONTROLLERS):
+    names = controllers(cluster)
+    for name in reversed(names):
         cluster.stop_daemon(name, timeout=120)
-    return "".join(cluster.log(name).read_text(errors="replace") for name in CONTROLLERS)
+    return "".join(cluster.log(name).read_text(errors="replace") for name in names)
 
 
 def words_of_stock(cluster: DevCluster, environment: dict[str, str], *, jobs: int) -> str:
@@ -256,8 +252,9 @@ def words_of_stock(cluster: DevCluster, environment: dict[str, str], *, jobs: in
     restart(cluster, environment)
     cluster.wait_registered(timeout=120)
     if jobs:
-        Churn(cluster, jobs=jobs, seed=20, environment=environment).run()
-        drain_queue(cluster, timeout=600)
+        churn = Churn(cluster, jobs=jobs, seed=20, environment=environment)
+        churn.run()
+        drain_queue(churn, timeout=600)
     for node in NODES:
         for gres in ("gpu:1", "shard:10240"):
             batch = ["sbatch", "-o/dev/null", "--mem=200M", "-t9", f"-w{node}", f"--gres={gres}", "--wrap=sleep 600"]
@@ -273,33 +270,35 @@ def words_of_stock(cluster: DevCluster, environment: dict[str, str], *, jobs: in
 
 
 def test_churn_loses_no_job_and_leaks_nothing(make_cluster: MakeCluster, full_scale: bool) -> None:
-    cluster = make_cluster(description(sanitize=True), timeout=300)
+    cluster = make_cluster(description(sanitize=True, long=full_scale), timeout=300)
     assert until(lambda: status(cluster)["level"]) == "place"
     jobs = int(os.environ.get("SLUICE_SOAK_JOBS", "20000")) if full_scale else 150
     churn = Churn(cluster, jobs=jobs, seed=20)
     churn.run()
-    drain_queue(cluster, timeout=3000 if full_scale else 300)
-    wait_until(
-        lambda: {job for job in churn.acknowledged if accounted(cluster).get(job) not in ENDED},
-        lambda lost: not lost,
-        timeout=120,
-    )
+    drain_queue(churn, timeout=3000 if full_scale else 300)
+
+    def without_an_end() -> set[str]:
+        states = accounted(cluster)
+        return {job for job in churn.acknowledged if states.get(job) not in ENDED}
+
+    wait_until(without_an_end, lambda lost: not lost, timeout=120)
     assert len(set(churn.acknowledged)) == len(churn.acknowledged)
     if full_scale:
         half = len(churn.memory_kib) // 2
         early, late = sorted(churn.memory_kib[:half])[half // 2], sorted(churn.memory_kib[half:])[half // 2]
         assert late < early * 1.25 + 65536, f"slurmctld grew from {early} to {late} KiB"
-    environment = cluster.facts["daemons"][CONTROLLERS[0]]["env"]
-    said = stop_controllers(cluster)
+    environment = cluster.facts["daemons"][SLURMCTLD]["env"]
+    reports, said = sanitizer_ends(stop_controllers(cluster))
     cluster.down()
+    assert [report for report in churn.ends + reports if not is_stocks_own(report)] == []
     # In a long run slurmctld's own checks complain without us, too: about the same, and no more.
-    words = words_of_stock(
-        make_cluster(description(sanitize=True, stock=True)), environment, jobs=jobs // 10 if full_scale else 0
-    )
+    stocks = make_cluster(description(sanitize=True, stock=True, long=full_scale))
+    ends_of_stock, words = sanitizer_ends(words_of_stock(stocks, environment, jobs=jobs // 10 if full_scale else 0))
     assert complaints(said) - complaints(words) == set()
     found, stock = most(leaks(said)), most(leaks(words))
     assert not found - stock, f"leaks that stock Slurm does not have: {found - stock}"
-    print(f"leaks of slurmctld's own: {found}; without plugins: {stock}")
+    print(f"{len(churn.acknowledged)} jobs, {dict(churn.acts)}; leaks: {found}; without plugins: {stock}")
+    print(f"slurmctld ended by its own fault {len(reports)} times, without plugins {len(ends_of_stock)} times")
 
 
 @pytest.mark.skipif(shutil.which("gdb") is None, reason="gdb stops slurmctld inside a hook")
