@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 #include "mirror.h"
 
+#include "cores.h"
 #include "decision.h"
 #include "gres_slurm.h"
 
@@ -26,6 +27,7 @@ struct entry {
     uint32_t first;  /* of its records */
     uint32_t seen;   /* by which comparison with Slurm's list of jobs */
     bool sharing;    /* holds no CPUs, as its cores may be others', too */
+    bool pooled;     /* of its cores it holds those that count for it (cores.h) */
     uint64_t signature;
 };
 
@@ -60,6 +62,8 @@ struct sluice_mirror {
     uint32_t record_count, record_room, free_record;
     uint32_t seen;
     bool short_of; /* a job holds a GPU that is taken, as Slurm gave it out twice, or MPS */
+    struct sluice_cores *cores;
+    bool reshare; /* a job that oversubscribes its cores came or went: for whom they count is to be found anew */
 
     struct sluice_decision_recorder *recorder;
     struct sluice_decision_topology *notes; /* how the cluster was made, for the recorder */
@@ -337,9 +341,12 @@ static void forget(struct sluice_mirror *mirror)
     mirror->light = NULL;
     free(mirror->fingerprint);
     free(mirror->parts);
+    sluice_cores_free(mirror->cores);
     mirror->opaque = NULL;
     mirror->fingerprint = NULL;
     mirror->parts = NULL;
+    mirror->cores = NULL;
+    mirror->reshare = false;
     if (mirror->table)
         memset(mirror->table, 0, mirror->table_size * sizeof(*mirror->table));
     mirror->entries = mirror->foreign = mirror->sharing = 0;
@@ -397,9 +404,10 @@ static enum sluice_error build(struct sluice_mirror *mirror, struct sluice_error
     mirror->fingerprint = calloc((size_t)nodes + 1, sizeof(uint64_t));
     mirror->part_room = nodes + MAX_GROUPS;
     mirror->parts = calloc(mirror->part_room, sizeof(*mirror->parts));
+    mirror->cores = sluice_cores_new(nodes);
     struct switches known = {.room = config.max_switches};
     known.names = calloc(known.room, sizeof(*known.names));
-    if (!mirror->opaque || !mirror->light || !mirror->fingerprint || !mirror->parts || !known.names) {
+    if (!mirror->opaque || !mirror->light || !mirror->fingerprint || !mirror->parts || !mirror->cores || !known.names) {
         free(known.names);
         forget(mirror);
         if (text)
@@ -545,6 +553,7 @@ static void let_go(struct sluice_mirror *mirror, uint32_t job_id)
     struct entry *entry = &mirror->table[slot];
     if (!entry->job_id)
         return;
+    mirror->reshare |= entry->pooled;
     for (uint32_t at = entry->first, next; at != NONE; at = next) {
         uint32_t count = 0;
         next = mirror->records[at].next;
@@ -592,8 +601,12 @@ static int add_job_gres(void *item, void *argument)
     return 0;
 }
 
-static int64_t job_cores(const job_resources_t *resources, int offset, int cores)
+static int64_t job_cores(const struct sluice_mirror *mirror, const job_record_t *job, uint32_t node, int offset,
+                         int cores)
 {
+    const job_resources_t *resources = job->job_resrcs;
+    if (sluice_cores_oversubscribed(job))
+        return sluice_cores_of(mirror->cores, node, job->job_id);
     if (resources->whole_node == 1)
         return cores;
     return resources->core_bitmap ? bit_set_count_range(resources->core_bitmap, offset, offset + cores) : 0;
@@ -698,7 +711,7 @@ static uint32_t parts_of_job(struct sluice_mirror *mirror, const job_record_t *j
         if (group == 0) {
             part.gpus = held.gpus;
             part.cpus_milli =
-                suspended || shares_cores(job) ? 0 : job_cores(resources, begin, cores) * node->tpc * 1000;
+                suspended || shares_cores(job) ? 0 : job_cores(mirror, job, part.node, begin, cores) * node->tpc * 1000;
             part.host_memory_mib = resources->memory_allocated ? (int64_t)resources->memory_allocated[number] : 0;
         } else if (!part.gpus) {
             continue;
@@ -721,6 +734,8 @@ static void hold_job(struct sluice_mirror *mirror, const job_record_t *job, bool
         return;
     mirror->sharing += shares_cores(job) || suspended;
     entry->sharing = shares_cores(job) || suspended;
+    entry->pooled = !entry->sharing && sluice_cores_oversubscribed(job);
+    mirror->reshare |= entry->pooled;
     entry->signature = signature_of(job, suspended);
     entry->seen = mirror->seen;
     bool again = true;
@@ -729,6 +744,54 @@ static void hold_job(struct sluice_mirror *mirror, const job_record_t *job, bool
         hold(mirror, entry, mirror->parts, count);
     }
     mirror->counts.jobs_held++;
+}
+
+/* ---- cores that are oversubscribed ---- */
+
+/* Jobs that oversubscribe their cores on some nodes. */
+struct sharers {
+    const struct sluice_mirror *mirror;
+    bitstr_t *nodes; /* NULL: all */
+    job_record_t **jobs;
+    uint32_t count, room;
+};
+
+static int add_sharer(void *item, void *argument)
+{
+    struct sharers *sharers = argument;
+    job_record_t *job = item;
+    const struct entry *entry = find_entry(sharers->mirror, job->job_id);
+    if (entry && entry->pooled && sharers->count < sharers->room && sluice_cores_oversubscribed(job) &&
+        job->job_resrcs->node_bitmap &&
+        (!sharers->nodes || bit_overlap_any(job->job_resrcs->node_bitmap, sharers->nodes)))
+        sharers->jobs[sharers->count++] = job;
+    return 0;
+}
+
+static int ends_later(const void *a, const void *b)
+{
+    const job_record_t *one = *(job_record_t *const *)a, *other = *(job_record_t *const *)b;
+    return (one->end_time < other->end_time) - (one->end_time > other->end_time);
+}
+
+/* A core counts for the last of its jobs to end, so that whoever plans with ends has it free then. */
+static void share_out(struct sluice_mirror *mirror, bitstr_t *nodes)
+{
+    struct sharers sharers = {.mirror = mirror, .nodes = nodes, .room = mirror->entries};
+    sharers.jobs = sharers.room ? calloc(sharers.room, sizeof(job_record_t *)) : NULL;
+    if (sharers.jobs)
+        list_for_each_ro(job_list, add_sharer, &sharers);
+    if (sharers.count)
+        qsort(sharers.jobs, sharers.count, sizeof(job_record_t *), ends_later);
+    sluice_cores_clear(mirror->cores, nodes);
+    for (uint32_t i = 0; i < sharers.count; i++) {
+        let_go(mirror, sharers.jobs[i]->job_id);
+        sluice_cores_claim(mirror->cores, sharers.jobs[i], nodes);
+    }
+    for (uint32_t i = 0; i < sharers.count; i++)
+        hold_job(mirror, sharers.jobs[i], false);
+    free(sharers.jobs);
+    mirror->reshare = false;
 }
 
 /* ---- a node's GRES against the mirror ---- */
@@ -783,6 +846,8 @@ static void sync_jobs(struct sluice_mirror *mirror)
         else
             i++;
     }
+    if (mirror->reshare)
+        share_out(mirror, NULL);
 }
 
 static int hold_if_running(void *item, void *argument)
@@ -977,6 +1042,8 @@ void sluice_mirror_job_changed(struct sluice_mirror *mirror, job_record_t *job, 
         let_go(mirror, job->job_id);
     else
         hold_job(mirror, job, what == SLUICE_MIRROR_SUSPENDED);
+    if (mirror->reshare)
+        share_out(mirror, job->job_resrcs ? job->job_resrcs->node_bitmap : NULL);
     /* Where Slurm gave a GPU out twice, or something holds it that is no job, the records of the node decide. */
     bool compare = mirror->short_of || mirror->foreign || what == SLUICE_MIRROR_ENDED;
     mirror->short_of = false;

@@ -8,6 +8,7 @@
  *   - CPUs are those of the cores that jobs may use; host memory is RealMemory less MemSpecLimit.
  *   - Every running or suspended job holds what its job_resrcs and GRES say. What the mirror cannot express it does not
  *     hold: it may believe something free that is not, never the other way round. So "no place" is a proof.
+ *   - A core that several jobs oversubscribe is held by one of them, whichever ends last.
  *   - Nodes whose GPUs cannot be told apart (no File, not yet registered, more than SLUICE_MAX_GPUS) are opaque: they
  *     are in the cluster as drained nodes without GPUs, and sluice_mirror_opaque has their bits.
  *   - Drained, down and completing nodes are no concern of a mirror: Slurm's bitmaps say which nodes may be used.
@@ -68,8 +69,8 @@ enum sluice_mirror_job {
     SLUICE_MIRROR_SUSPENDED, /* gives up its cores, keeps memory and GPUs */
     SLUICE_MIRROR_ENDED,
 };
-/* One job changed: hold what its record says now. O(its nodes). Before the first sync and after an invalidation it does
- * nothing. */
+/* One job changed: hold what its record says now. O(its nodes), and O(jobs) where it oversubscribes its cores. Before
+ * the first sync and after an invalidation it does nothing. */
 void sluice_mirror_job_changed(struct sluice_mirror *mirror, job_record_t *job, enum sluice_mirror_job what);
 
 /* The core's allocations that stand for a job: one, or several where it holds GPUs of a node in unequal shares; returns

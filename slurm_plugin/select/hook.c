@@ -67,7 +67,7 @@ static struct {
     counter *asked, *stock_alone, *narrowed, *fell_back, *refused, *shadowed, *kept_waiting, *cross_checked,
         *cross_wrong, *remembered, *stock_tests, *preempted, *index_asked, *index_kept, *index_denied, *overlaps_moved,
         *overlaps_refused, *checks, *check_failures, *mirror_builds, *mirror_mismatches, *follow_us_most,
-        *workload_us_most, *own[OWN_CLASSES], *by_reason[SLUICE_STOCK_COUNT];
+        *workload_us_most, *nothing_allocated, *own[OWN_CLASSES], *by_reason[SLUICE_STOCK_COUNT];
 } hook;
 
 /* ---- small things ---- */
@@ -138,6 +138,18 @@ struct decision {
     int rc;
 };
 
+/*
+ * Has stock said that the job starts, with nothing allocated and nobody preempted? Its search for whom to preempt takes
+ * nodes that still complete another job for free, and may so find a place where nobody has to go (_run_now in its
+ * job_test.c). slurmctld would log an error, and have the job wait with half of a start in its record.
+ */
+static bool starts_with_nothing(const struct decision *decision)
+{
+    const struct sluice_hook_call *call = decision->call;
+    return decision->level == SLUICE_LEVEL_PLACE && call->mode == SELECT_MODE_RUN_NOW && !call->job->job_resrcs &&
+           !(call->preempted && *call->preempted);
+}
+
 /* Stock's function, timed; on all of the candidates where `nodes` is not 0: they are the choice. */
 static int ask_stock_on(struct decision *decision, uint32_t nodes, struct xlist *preemptees,
                         struct sluice_job_test_rest rest)
@@ -149,6 +161,10 @@ static int ask_stock_on(struct decision *decision, uint32_t nodes, struct xlist 
                         SLUICE_REST_ARGUMENTS(rest));
     decision->stock_ns += sluice_now_ns() - begin;
     decision->stock_answered = true;
+    if (rc == SLURM_SUCCESS && starts_with_nothing(decision)) {
+        count(hook.nothing_allocated);
+        rc = SLURM_ERROR;
+    }
     decision->rc = rc;
     return rc;
 }
@@ -965,7 +981,7 @@ bool sluice_hook_start(sluice_stock_test stock)
         "select.index_asked",    "select.index_kept",       "select.index_denied",
         "select.overlaps_moved", "select.overlaps_refused", "select.checks",
         "select.check_failures", "select.mirror_builds",    "select.mirror_mismatches",
-        "select.follow_us_most", "select.workload_us_most",
+        "select.follow_us_most", "select.workload_us_most", "select.nothing_allocated",
     };
     counter **const counters[] = {
         &hook.asked,          &hook.stock_alone,      &hook.narrowed,
@@ -975,7 +991,7 @@ bool sluice_hook_start(sluice_stock_test stock)
         &hook.index_asked,    &hook.index_kept,       &hook.index_denied,
         &hook.overlaps_moved, &hook.overlaps_refused, &hook.checks,
         &hook.check_failures, &hook.mirror_builds,    &hook.mirror_mismatches,
-        &hook.follow_us_most, &hook.workload_us_most,
+        &hook.follow_us_most, &hook.workload_us_most, &hook.nothing_allocated,
     };
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
         *counters[i] = sluice_status_counter(names[i]);
