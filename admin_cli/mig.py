@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gres_probe.mig import Change, GpuLayout
 
 NODE_POLICY = Path("/etc/slurm/sluice.node.json")
+_LAY_OUT_S = 300.0  # AMD's driver takes minutes for its start
 _POLICY_OPTION = click.option(
     "--node-policy",
     type=click.Path(path_type=Path),
@@ -125,6 +126,47 @@ def apply(
         click.echo("nothing to change", err=True)
 
 
+@command.command()
+@_POLICY_OPTION
+@_NODE_OPTION
+@click.option("--slurm-conf", type=click.Path(path_type=Path), metavar="PATH", help="slurm.conf or its folder.")
+@click.option("--slurm-prefix", type=click.Path(path_type=Path), metavar="DIR", help="Where Slurm is installed.")
+@click.option(
+    "--wait",
+    default=120,
+    show_default=True,
+    metavar="SECONDS",
+    help="Try so long to drain the node where it has to be, while no controller answers.",
+)
+def restore(node_policy: Path, node: str | None, slurm_conf: Path | None, slurm_prefix: Path | None, wait: int) -> None:
+    """When the node starts, before its agent and slurmd: lay out its GPUs, which a restart has undone.
+
+    Where that fails the node is drained, and its reason says why. For sluice-mig.service.
+    """
+    import os
+
+    from prolog_epilog.relayout import Relayout
+    from sluice_base.errors import SluiceError
+    from slurm_client.commands import Commands
+
+    if os.geteuid() != 0:
+        raise SluiceError("sluice mig restore: not root", remedy="enable sluice-mig.service, which runs it")
+    if not node_policy.exists():
+        click.echo(f"nothing to restore: there is no {node_policy}", err=True)
+        return
+
+    def lay_out() -> None:
+        _, layers = _find(node_policy, node)
+        for layer in layers:
+            layer.library.apply_all(layer.changes, click.echo)
+        if not any(layer.changes for layer in layers):
+            click.echo("nothing to change", err=True)
+
+    commands = Commands(conf=find_slurm_conf(slurm_conf, required=False), prefix=slurm_prefix)
+    relayout = Relayout(_name(node), commands, tell=lambda text: click.echo(text, err=True))
+    relayout.restore(lay_out, limit=_LAY_OUT_S, wait=wait)
+
+
 class _Library(Protocol):
     """NVML or AMD SMI, for layouts."""
 
@@ -143,19 +185,24 @@ class _Layer:
     changes: list[Change]
 
 
+def _name(given: str | None) -> str:
+    """The node's name in Slurm."""
+    import os
+
+    return given or os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
+
+
 def _find(node_policy: Path, node: str | None) -> tuple[str, list[_Layer]]:
     """The node's name, and of each vendor that the policy has layouts for here what differs from them.
 
     All is checked against what the GPUs can be.
     """
-    import os
-
     from gres_probe.amd_partitions import AmdPartitions
     from gres_probe.mig import Mig, changes, names_node, wanted_layouts
     from policy.node import parse
     from sluice_base.errors import SluiceError
 
-    name = node or os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
+    name = _name(node)
     try:
         limits = parse(node_policy.read_bytes(), source=str(node_policy)).limits
     except OSError as error:

@@ -2,30 +2,41 @@
 
 The node's reason in Slurm says who drained it, so that nothing else has to be remembered: a run that was killed is
 finished by the next one, and a node that somebody else drained stays drained.
+
+A restart of the node takes the layout away. `restore` makes it anew before slurmd starts, when nothing has to be
+drained for it, and drains the node where that fails.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import socket
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from gres_probe.children import read_all
 from gres_probe.collect import DEFAULT_DIR, load_inventories, write_inventory
 from gres_probe.deploy import plan
 from gres_probe.probe import probe_node
 from gres_probe.slurm_conf import read_config, read_slurm_conf
 from sluice_base.errors import SluiceError
+from sluice_base.run import CommandError
 from sluice_base.slurm_version import SlurmVersion
+from sluice_base.text import one_line
 from slurm_client.commands import Commands
 from slurm_client.model import Node
 from slurm_client.text import TextClient
 
 REASON = "sluice mig: the layout of its GPUs changes"
+NOT_RESTORED = "sluice mig: its GPUs are not laid out after its start"
 SOCKET = "/run/sluice/agent.sock"
+_LONGEST_REASON = 240  # slurmdbd keeps 255 bytes
 
 
 class Relayout:
@@ -53,7 +64,7 @@ class Relayout:
         node = self.node()
         if "drain" not in node.flags:
             self._update("state=drain", f"reason={REASON}")
-        elif node.reason.partition(" [")[0] != REASON:
+        elif not _ours(node):
             self._tell(f"node {self.name} was drained already ({node.reason}): it stays so")
         end = time.monotonic() + wait
         while _has_jobs(state := self.node()):
@@ -62,6 +73,43 @@ class Relayout:
                     f"node {self.name}: jobs are on it ({state.state}); it is drained, and no GPU was touched",
                     remedy="run it again when they have ended, or with --wait SECONDS",
                 )
+            time.sleep(self._period)
+
+    def restore(self, lay_out: Callable[[], None], *, limit: float, wait: float) -> None:
+        """After the node's start, before its agent and slurmd: `lay_out` makes the GPUs what the policy says.
+
+        It runs in a process of its own, for `limit` seconds at most. Where it fails the node is drained with the
+        reason; that is tried for `wait` seconds while no controller answers. Raises SluiceError.
+        """
+        if (Path(self._agent).parent / "agent/lock").exists():  # /run is empty when a node starts
+            raise SluiceError(
+                f"node {self.name}: its agent has run since it started, so jobs may be on it",
+                remedy="lay out a node in service with: sluice mig apply",
+            )
+        failure = _try_bounded(lay_out, limit)
+        if failure is None:
+            return
+        try:
+            self._put_away(failure.what, wait)
+        except SluiceError as error:
+            self._tell(f"node {self.name} could not be drained: {error}")
+        raise failure
+
+    def _put_away(self, why: str, wait: float) -> None:
+        """Drain it; a node that is drained keeps its reason. Raises SluiceError."""
+        reason = one_line(f"{NOT_RESTORED}: {why}", limit=_LONGEST_REASON)
+        end = time.monotonic() + wait
+        while True:
+            try:
+                if "drain" not in (node := self.node()).flags:
+                    self._update("state=drain", f"reason={reason}")
+                    self._tell(f"node {self.name} is drained; mend it, then run: sluice mig apply")
+                else:
+                    self._tell(f"node {self.name} was drained already ({node.reason}): it stays so")
+                return
+            except CommandError:
+                if time.monotonic() >= end:
+                    raise
             time.sleep(self._period)
 
     def write_gres(self, slurm_conf: Path, inventories: Path | None, version: SlurmVersion) -> None:
@@ -114,7 +162,7 @@ class Relayout:
     def drained_by_us(self) -> bool:
         """Whether the node is drained, and by a run of this."""
         node = self.node()
-        return "drain" in node.flags and node.reason.partition(" [")[0] == REASON
+        return "drain" in node.flags and _ours(node)
 
     def resume(self) -> None:
         """Only what this drained."""
@@ -124,6 +172,46 @@ class Relayout:
 
     def _update(self, *words: str) -> None:
         self._commands.output("scontrol", "update", f"nodename={self.name}", *words)
+
+
+def _ours(node: Node) -> bool:
+    """Whether the reason of a drained node is one of those above."""
+    return node.reason.partition(" [")[0] == REASON or node.reason.startswith(NOT_RESTORED)
+
+
+def _try_bounded(work: Callable[[], None], limit: float) -> SluiceError | None:
+    """What goes wrong in work that may crash or hang in a driver; None: nothing."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(reading)
+            os.write(writing, json.dumps(_failure(work)).encode())  # one line: a pipe takes it at once
+        finally:
+            os._exit(0)
+    os.close(writing)
+    output = read_all([reading], deadline=time.monotonic() + limit, limit=1 << 16)[reading]
+    os.close(reading)
+    if not output.ended:
+        os.kill(child, signal.SIGKILL)  # not waited for: what hangs in a driver does not end
+        return SluiceError(f"a driver gave no answer for {limit:.0f} s", remedy="see: dmesg")
+    _, status = os.waitpid(child, 0)
+    if not output.data:
+        return SluiceError(f"a driver's library crashed ({os.waitstatus_to_exitcode(status)})", remedy="see: dmesg")
+    what, remedy = json.loads(output.data)
+    return SluiceError(what, remedy=remedy) if what else None
+
+
+def _failure(work: Callable[[], None]) -> tuple[str, str]:
+    """What goes wrong in it, and the remedy; nothing: empty."""
+    try:
+        work()
+    except SluiceError as error:
+        return one_line(error.what, limit=1000), one_line(error.remedy, limit=1000)
+    except Exception as error:  # whatever it is, the node must not go into service
+        traceback.print_exc()
+        return one_line(f"{type(error).__name__}: {error}", limit=1000), ""
+    return "", ""
 
 
 def _has_jobs(node: Node) -> bool:

@@ -14,7 +14,7 @@ from laid_out import eventually, restart_slurm, take_over_gres
 from versions import NATIVE_FIRST
 
 from dev_cluster.cluster import DevCluster
-from dev_cluster.gpu_sim.fields import get_values
+from dev_cluster.gpu_sim.fields import get_values, set_values
 from policy.node import NodePolicy
 from policy.node_limits import NodeLimits
 
@@ -101,6 +101,35 @@ def test_a_job_on_a_partition_is_held_to_its_memory(cluster: DevCluster) -> None
     assert PART <= got + CONTEXT <= PART + 256  # all of the partition, and hipErrorOutOfMemory beyond
     assert (grant["rung"], grant["clean"]) == ("mig", True)
     assert re.fullmatch(r"[0-9a-f-]{36}/[0-7]", grant["uuid"])
+
+
+def test_a_node_that_starts_again_lays_itself_out(cluster: DevCluster) -> None:
+    """As after a reboot: the modes are gone, the files of /run with them; then the unit, the agent, slurmd, in turn."""
+    sim = cluster.node_folder(NODE) / "gpu_sim"
+
+    def registered() -> str:
+        shown = cluster.run(["scontrol", "show", "node", NODE]).stdout
+        return shown.partition("SlurmdStartTime=")[2].split()[0]
+
+    def restore(check: bool = True) -> subprocess.CompletedProcess[str]:
+        return cluster.run(["sluice", "mig", "restore", "--node", NODE], node=NODE, check=check, timeout=120)
+
+    in_service = restore(check=False)
+    assert in_service.returncode == 1 and "its agent has run since it started" in in_service.stderr
+    before = registered()
+    for daemon in (f"slurmd@{NODE}", f"agent@{NODE}"):
+        cluster.stop_daemon(daemon)
+    for index in range(8):
+        set_values(sim, index, {"partitions": "spx-nps1"})
+    cluster.run(["rm", "/run/sluice/agent/lock"], node=NODE)
+    assert restore().stdout.count("spx-nps1 -> cpx-nps4") == 8
+    cluster.start_daemon(f"agent@{NODE}")
+    eventually(lambda: cluster.run(["sluice", "agent", "status"], node=NODE, check=False).returncode == 0)
+    cluster.start_daemon(f"slurmd@{NODE}")
+    eventually(lambda: registered() != before)
+    eventually(lambda: cluster.run(["sinfo", "-h", "-n", NODE, "-o", "%T"]).stdout.strip() == "idle")
+    told, grant = job(cluster, "--gres=gpu:mi300x_cpx.nps4:1")
+    assert told[0] == 1 and (grant["rung"], grant["clean"]) == ("mig", True)
 
 
 def test_less_than_a_partition_is_held_by_the_watchdog(cluster: DevCluster) -> None:

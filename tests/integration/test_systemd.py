@@ -190,6 +190,7 @@ def test_services_run_in_their_sandbox(machine: Machine, unit: str) -> None:
 @pytest.mark.parametrize(
     ("unit", "said"),
     [
+        ("sluice-mig", "nothing to restore: there is no /etc/slurm/sluice.node.json"),
         ("sluice-probe", "wrote /var/lib/sluice/inventory/sluice-systemd.json"),
         # without slurmdbd these have nothing to do, and say so
         ("sluice-apply", "keeps no accounts|nothing was ever applied here"),

@@ -23,6 +23,20 @@ def dying(function):
     return call
 """
 
+# What sluice-mig.service runs when a node starts.
+RESTORE = """
+import sys
+from pathlib import Path
+from admin_cli.mig import _find
+from prolog_epilog.relayout import Relayout
+from slurm_client.commands import Commands
+policy, agent = sys.argv[1:]
+def lay_out():
+    for layer in _find(Path(policy), "n1")[1]:
+        layer.library.apply_all(layer.changes, lambda line: print(line, flush=True))
+Relayout("n1", Commands(prefix=Path(agent).parent), print, agent=agent).restore(lay_out, limit=60, wait=0)
+"""
+
 
 class LayoutNode:
     """Node n1, its policy in `policy`."""
@@ -38,6 +52,10 @@ class LayoutNode:
             [sys.executable, "-c", code, *map(str, arguments)],
             env=environment, capture_output=True, text=True, timeout=60, check=check,
         )  # fmt: skip
+
+    def restore(self) -> str:
+        """After a restart of the node; what was changed. Slurm is not asked: it has no commands here."""
+        return self.run(RESTORE, self.policy, self.sim / "agent.sock").stdout
 
     def plan(self, *options: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         code = "import sys; from admin_cli.main import main; sys.argv[0] = 'sluice'; main()"

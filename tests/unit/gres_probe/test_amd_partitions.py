@@ -133,6 +133,18 @@ def test_processes_are_not_in_the_way_of_other_gpus_unless_the_driver_has_to_sta
     assert node.modes() == ["cpx-nps1", *WHOLE[1:]]
 
 
+def test_a_restart_of_the_node_is_made_good(node: Node) -> None:
+    node.wants(n1="qpx-nps1", n1_0="cpx-nps1")
+    node.apply()
+    laid_out = node.modes()
+    assert node.restore() == ""
+    for index in range(GPUS):
+        set_values(node.sim, index, {"partitions": "spx-nps1"})
+    assert node.restore().count("spx-nps1 -> ") == GPUS
+    assert node.modes() == laid_out == ["cpx-nps1", *["qpx-nps1"] * (GPUS - 1)]
+    assert node.restore() == ""
+
+
 def test_a_library_whose_setter_starts_the_driver_is_asked_once(node: Node) -> None:
     """As before ROCm 7."""
     node.wants(n1="cpx-nps4")

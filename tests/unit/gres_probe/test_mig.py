@@ -109,6 +109,27 @@ def test_gpus_are_laid_out_and_left_alone_afterwards(tmp_path: Path) -> None:
 
 
 @needs_root
+@pytest.mark.parametrize(
+    "undone",
+    [
+        {"mig_layout": ""},  # as on an A100, whose mode lies in the board's memory
+        {"mig_layout": "", "mig": "no"},  # as from Hopper on
+    ],
+)
+def test_a_restart_of_the_node_is_made_good(tmp_path: Path, undone: dict[str, str]) -> None:
+    node = Node(tmp_path)
+    node.wants(n1_0=("3g.40gb", "3g.40gb"))
+    node.apply()
+    assert node.restore() == ""
+    for field, value in undone.items():
+        set_values(node.sim, 0, {field: value})
+    assert node.layouts()[0] == ""
+    assert node.restore().count("->") == 1
+    assert node.layouts() == ["3g.40gb,3g.40gb", ""]
+    assert node.restore() == ""
+
+
+@needs_root
 @pytest.mark.parametrize("calls", range(9))
 def test_killed_at_any_call_and_run_again_it_is_right(tmp_path: Path, calls: int) -> None:
     node = Node(tmp_path)

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from prolog_epilog.relayout import REASON, Relayout, _plain
+from prolog_epilog.relayout import NOT_RESTORED, REASON, Relayout, _plain
 from sluice_base.errors import SluiceError
 from slurm_client.commands import Commands
 
 SCONTROL = """#!/bin/sh
 echo "$@" >> {folder}/asked
+left=$(cat {folder}/away)
+if [ "$left" -gt 0 ]; then echo $((left - 1)) > {folder}/away; echo "Unable to contact slurm controller" >&2; exit 1; fi
 case "$1" in
 update)
-  case "$*" in *state=drain*) echo IDLE+DRAIN > {folder}/state; echo "{reason}" > {folder}/reason;; esac
+  case "$3" in state=drain) echo IDLE+DRAIN > {folder}/state; echo "${{4#reason=}} [root@now]" > {folder}/reason;; esac
   case "$*" in *state=resume*) echo IDLE > {folder}/state; : > {folder}/reason;; esac ;;
 show) echo "NodeName=n1 Arch=x86_64 CoresPerSocket=1 CPUAlloc=$(cat {folder}/alloc) CPUTot=2 Gres=gpu:h100:8 \
 NodeAddr=n1 NodeHostName=n1 RealMemory=10 AllocMem=0 FreeMem=1 Sockets=2 Boards=1 State=$(cat {folder}/state) \
@@ -28,9 +35,10 @@ class Slurm:
         self.folder = folder
         bin_folder = folder / "bin"
         bin_folder.mkdir()
-        (bin_folder / "scontrol").write_text(SCONTROL.format(folder=folder, reason=REASON))
+        (bin_folder / "scontrol").write_text(SCONTROL.format(folder=folder))
         (bin_folder / "scontrol").chmod(0o755)
         (folder / "asked").touch()
+        (folder / "away").write_text("0")
         self.set("IDLE")
         self.told: list[str] = []
         self.relayout = Relayout(
@@ -78,6 +86,78 @@ def test_nothing_is_touched_while_jobs_or_their_epilogs_run(slurm: Slurm, state:
 def test_without_an_agent_there_is_nothing_to_tell(slurm: Slurm) -> None:
     slurm.relayout.pause_agent()
     slurm.relayout.refresh_agent()
+
+
+def refuse() -> None:
+    raise SluiceError("GPU 3 (H100): processes are on it", remedy="see: nvidia-smi")
+
+
+def fail() -> None:
+    raise RuntimeError("what\nnobody expected")
+
+
+def crash() -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def hang() -> None:
+    time.sleep(600)
+
+
+def test_what_a_start_has_undone_is_laid_out_without_a_word_to_slurm(slurm: Slurm) -> None:
+    slurm.relayout.restore(lambda: (slurm.folder / "laid out").touch(), limit=60, wait=0)
+    assert (slurm.folder / "laid out").exists() and (slurm.folder / "asked").read_text() == "" and slurm.told == []
+
+
+@pytest.mark.parametrize(
+    ("work", "limit", "why"),
+    [
+        (refuse, 60, r"GPU 3 \(H100\): processes are on it"),
+        (fail, 60, "RuntimeError: what nobody expected"),
+        (crash, 60, r"a driver's library crashed \(-11\)"),
+        (hang, 0.2, "a driver gave no answer for 0 s"),
+    ],
+)
+def test_where_it_cannot_be_the_node_is_drained_and_says_why(
+    slurm: Slurm, work: Callable[[], None], limit: float, why: str
+) -> None:
+    with pytest.raises(SluiceError, match=why):
+        slurm.relayout.restore(work, limit=limit, wait=0)
+    [update] = slurm.updates()
+    assert re.search(f"state=drain reason={NOT_RESTORED}: {why}", update)
+    assert slurm.relayout.drained_by_us()
+    slurm.relayout.drain(0)  # by `sluice mig apply`, once it is mended
+    slurm.relayout.resume()
+    assert [line.split()[2] for line in slurm.updates()] == ["state=drain", "state=resume"]
+
+
+def test_a_controller_that_is_not_up_yet_is_waited_for(slurm: Slurm) -> None:
+    (slurm.folder / "away").write_text("3")
+    with pytest.raises(SluiceError, match="processes are on it"):
+        slurm.relayout.restore(refuse, limit=60, wait=60)
+    assert slurm.relayout.drained_by_us()
+
+
+def test_without_a_controller_the_failure_is_told_all_the_same(slurm: Slurm) -> None:
+    (slurm.folder / "away").write_text("1000000")
+    with pytest.raises(SluiceError, match="processes are on it"):
+        slurm.relayout.restore(refuse, limit=60, wait=0.05)
+    assert slurm.updates() == [] and "could not be drained" in slurm.told[0]
+
+
+def test_a_node_that_was_drained_keeps_its_reason_when_it_starts(slurm: Slurm) -> None:
+    slurm.set("DOWN+DRAIN", "fan")
+    with pytest.raises(SluiceError, match="processes are on it"):
+        slurm.relayout.restore(refuse, limit=60, wait=0)
+    assert slurm.updates() == [] and "was drained already (fan" in slurm.told[0]
+
+
+def test_a_node_in_service_is_not_laid_out_as_one_that_starts(slurm: Slurm) -> None:
+    (slurm.folder / "agent").mkdir()
+    (slurm.folder / "agent/lock").touch()
+    with pytest.raises(SluiceError, match="its agent has run since it started.*sluice mig apply"):
+        slurm.relayout.restore(fail, limit=60, wait=0)
+    assert (slurm.folder / "asked").read_text() == ""
 
 
 def test_a_node_that_slurm_does_not_have(tmp_path: Path) -> None:
