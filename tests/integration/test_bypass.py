@@ -175,7 +175,7 @@ OWN_ROOT = (
 MPI = """
 mpi = c.CDLL("libmpich.so.12", mode=c.RTLD_GLOBAL)
 WORLD, LONG_LONG, SUM = 0x44000000, 0x4c000809, 0x58000003  # of MPICH's mpi.h
-rank, all_said = c.c_int(), []
+rank, beside, all_said = c.c_int(), int(sys.argv[1]), []  # how many ranks a node has
 def add(value):
     "Of all ranks; each has said its own by then."
     one, total = c.c_longlong(value), c.c_longlong()
@@ -184,14 +184,15 @@ def add(value):
 ok(mpi.MPI_Init(None, None))
 ok(mpi.MPI_Comm_rank(WORLD, c.byref(rank)))
 add(1 << rank.value)
+add(os.uname().nodename.endswith("-2"))
 start()
-first = alloc(4096 / 4 - 520)
+first = alloc(4096 / beside - 520)
 add(first > 0)
 add(alloc(2) == -2)
 if rank.value == 0:
     ok(free(first))
 add(0)
-add(rank.value == 3 and alloc(4096 / 4 - 520) > 0)
+add(rank.value % beside == beside - 1 and alloc(4096 / beside - 520) > 0)
 ok(mpi.MPI_Finalize())
 if rank.value == 0:
     print("said", all_said)
@@ -451,10 +452,14 @@ def test_umask_core_limit_and_own_preload_stay(cluster: DevCluster) -> None:
     assert within == without and within.split()[:3] == ["0027", "1000", "libdl.so.2"] and within.endswith("own\n")
 
 
-def test_the_ranks_of_an_mpi_program_share_the_limit_exactly(cluster: DevCluster) -> None:
-    """MPICH by Slurm's PMI2: what four processes reduce is right, and together they have 4096 MiB to the last."""
-    job = ["srun", "--quiet", "--mpi=pmi2", "-n4", "-w", NODE, "--gres=shard:4096", PYTHON, "-c", CUDA + MPI]
-    assert cluster.run(job, user="alice", timeout=60).stdout == "said [15, 4, 4, 0, 1]\n"
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_the_ranks_of_an_mpi_program_share_the_limit_exactly(cluster: DevCluster, nodes: int) -> None:
+    """MPICH by Slurm's PMI2: what four processes reduce is right, and on each node they have 4096 MiB to the last."""
+    beside, names = 4 // nodes, ",".join([NODE, OTHER][:nodes])
+    job = ["srun", "--quiet", "--mpi=pmi2", f"-N{nodes}", f"--ntasks-per-node={beside}", "-w", names]
+    program = [PYTHON, "-c", CUDA + MPI, str(beside)]
+    ran = cluster.run([*job, "--gres=shard:4096", *program], user="alice", timeout=60)
+    assert ran.stdout == f"said [15, {4 - beside}, 4, 4, 0, 1]\n"
 
 
 # ---- bad input ----
