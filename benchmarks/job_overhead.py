@@ -1,23 +1,31 @@
 """A job under Sluice beside a bare process: what limiter, watchdog and agent cost while it runs, and what a job costs.
 
-**While it runs.** One program that works in steps, as training does (allocate, launch, compute, free), runs twice at
-the same time on one node: as a bare process, and as a job with a share of a GPU. They take turns, a slice each, in an
-order drawn by lot, on one processor, so that what else the machine does meets both alike. Where memory happens to lie
-makes a process faster or slower by more than what is sought: there are many rounds, with new processes in each.
-`program_cpu_percent` is the median of the pairs' ratios of the program's own CPU time. `agent_percent` is the CPU time
-of the agent with its vendor's process in all that time, in percent of one processor, as if it had to share the job's
-only one. `cost_percent` is both together. `elapsed_percent` compares the clock, by those pairs of slices in which
-neither had to wait for a processor, and is left out where there are few of them. Intervals are of 95 %, by bootstrap
-over the rounds.
+**While it runs.** One program that works in steps, as training does (allocate, launch, compute, free), runs as a bare
+process and within a job that has a share of a GPU, on one node and one processor. A round starts a new process of
+each: where memory happens to lie makes one faster or slower than the next by more than what is sought, so that rounds,
+not slices, are what is counted. In a round the two take turns in short slices, in an order drawn by lot, so that what
+else the machine does meets both alike. `program_cpu_percent` is the Hodges-Lehmann estimate over the rounds of the
+difference in the program's own CPU time, with the interval of Wilcoxon's signed ranks (Hodges and Lehmann, 1963).
+`elapsed_percent` is the same by the clock, from slices in which neither had to wait for a processor; it is left out
+where fewer than half of the rounds have any.
 
-**Once a job.** Prolog, the task's helper and epilog: an empty job under Sluice and one on stock Slurm, in turn;
-`fixed_ms` is the median of the differences from srun's start to its end. `one_percent_job_s` is how long a job must run
-until both costs together are one percent of it.
+One job lasts all the while, so that what a job costs once is not counted as a rate. Beside it the kernel's CPU time of
+the node's other processes is read, in percent of one processor: `agent_percent` of the node agent with its vendor's
+process, `slurm_percent` of slurmd and the job's slurmstepds, with an interval by bootstrap over windows. `cost_percent`
+is all three together, as if the job had one processor alone, and all of the others' work fell on it; its interval is
+that of a sum of independent estimates (Zou and Donner, 2008). `cost_percent_high` is the upper end of the interval.
+
+**Once a job.** An empty job under Sluice and one on stock Slurm, in turn. `fixed_ms` is what Sluice adds from srun's
+start to its end (prolog, the task's helper, the step that the agent needs), `whole_ms` all of such a job, Slurm's part
+included; `agent_cpu_ms_a_job` is the agent's CPU time for one, part of which comes after the job's end.
+`one_percent_job_s` is how long a job must run until `fixed_ms` and the rate together are one percent of it,
+`one_percent_bare_s` the same with `whole_ms`: beside a process that nobody scheduled.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import subprocess
@@ -25,10 +33,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import click
 
@@ -41,35 +48,42 @@ from dev_cluster.layout import DEFAULT_FOLDER
 from sluice_base.errors import SluiceError
 
 OPTIONS = [
-    click.Option(["--rounds"], type=click.IntRange(5), default=30, show_default=True, help="Processes of each kind."),
-    click.Option(["--pairs"], type=click.IntRange(3), default=6, show_default=True, help="Of slices, a round."),
-    click.Option(["--slice-s"], type=click.FloatRange(0.05), default=0.4, show_default=True, help="Of work, about."),
-    click.Option(["--jobs"], type=click.IntRange(5), default=30, show_default=True, help="Empty ones, of each kind."),
+    click.Option(["--rounds"], type=click.IntRange(10), default=240, show_default=True, help="Processes of each kind."),
+    click.Option(["--pairs"], type=click.IntRange(3), default=8, show_default=True, help="Of slices, a round."),
+    click.Option(["--slice-s"], type=click.FloatRange(0.02), default=0.1, show_default=True, help="Of work, about."),
+    click.Option(["--jobs"], type=click.IntRange(5), default=60, show_default=True, help="Empty ones, of each kind."),
 ]
-MUST = {"cost_percent": ("<=", 1.0)}
+MUST = {"cost_percent": ("<=", 1.0), "cost_percent_high": ("<=", 1.0)}
 _NODE = "h100-1"
 _SHARE_MIB = 10240
 _ANSWER_S = 120.0
 _RESAMPLES = 2000
+_WINDOW_S = 31.0  # of the agent's duties the rarest comes every 30 s
+_NORMAL = 1.96  # 95 %
 # For each number on its input: so many steps, then elapsed and CPU seconds on its output.
 _PROGRAM = """
-import ctypes as c, os, sys, time
+import ctypes as c, hashlib, os, sys, time
 os.sched_setaffinity(0, {int(sys.argv[1])})
 cu = c.CDLL("libcuda.so.1")
 context, address, scratch = c.c_void_p(), c.c_uint64(), c.c_uint64()
 assert cu.cuInit(0) == 0 and cu.cuDevicePrimaryCtxRetain(c.byref(context), 0) == 0 and cu.cuCtxSetCurrent(context) == 0
 assert cu.cuMemAlloc_v2(c.byref(scratch), c.c_size_t(4096)) == 0
+data = os.urandom(4 << 20)
 for line in iter(sys.stdin.readline, ""):
+    if line == "end\\n":
+        break
     start, used = time.perf_counter(), time.process_time()
     for step in range(int(line)):
         assert cu.cuMemAlloc_v2(c.byref(address), c.c_size_t(64 << 20)) == 0
         for _ in range(32):
             cu.cuLaunchKernel(None, 1, 1, 1, 1, 1, 1, 0, None, None, None)  # the simulated driver runs none
             assert cu.cuMemsetD8Async(scratch, 0, c.c_size_t(64), None) == 0
-        sum(i * i for i in range(50000))
+        hashlib.sha256(data).digest()
         assert cu.cuMemFree_v2(address) == 0
     print(time.perf_counter() - start, time.process_time() - used, flush=True)
 """
+# One process after the other, each with the same standard input and output.
+_HOST = 'while read -r line; do "$@"; echo ended; done'
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,89 +93,210 @@ class Slice:
     elapsed: float
     cpu: float
 
+    @property
+    def waited(self) -> bool:
+        """Whether it had to wait for a processor by more than what is sought."""
+        return self.elapsed > 1.01 * self.cpu
+
+
+Pair = tuple[Slice, Slice]  # a bare slice and the job's
+
 
 @dataclass(frozen=True, slots=True)
-class Round:
-    """Pairs of a bare slice and the job's; how long all took, and the agent's CPU time in it, in seconds."""
+class Window:
+    """Seconds on the clock, and of CPU time of the agent and of Slurm's daemons in them."""
 
-    pairs: list[tuple[Slice, Slice]]
     elapsed: float
     agent: float
+    slurm: float
+
+    def since(self, other: Window) -> Window:
+        """From another time until this one."""
+        return Window(self.elapsed - other.elapsed, self.agent - other.agent, self.slurm - other.slurm)
 
 
-class Agent:
-    """The agent of the node with its vendor's process, as the kernel lists them."""
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A value with the ends of its interval of 95 %."""
 
-    def __init__(self, cluster: DevCluster) -> None:
-        self.pids = [pid for pid in _family(processes.marked(cluster.folder)) if is_agent(_command(pid))]
-        if len(self.pids) != 2:
-            raise SluiceError(f"{len(self.pids)} processes of the agent, not it and its vendor's")
+    value: float
+    low: float
+    high: float
+
+    def mapped(self, function: Callable[[float], float]) -> Estimate:
+        """Of a function that grows."""
+        return Estimate(function(self.value), function(self.low), function(self.high))
+
+    def plus(self, other: Estimate) -> Estimate:
+        """The sum with an independent estimate."""
+        value = self.value + other.value
+        below = math.hypot(self.value - self.low, other.value - other.low)
+        above = math.hypot(self.high - self.value, other.high - other.value)
+        return Estimate(value, value - below, value + above)
+
+
+class Processes:
+    """Some of the cluster's processes on the node, as the kernel counts their time."""
+
+    def __init__(self, cluster: DevCluster, wanted: Callable[[int], bool]) -> None:
+        self.pids = [pid for pid in _family(processes.marked(cluster.folder)) if wanted(pid)]
 
     def cpu(self) -> float:
-        """Seconds that all its threads have run."""
-        files = (path for pid in self.pids for path in Path(f"/proc/{pid}/task").glob("*/schedstat"))
-        return sum(int(path.read_text().split()[0]) for path in files) / 1e9
+        """Seconds of all their threads, of those that have ended as well, and of children that they have waited for."""
+        return sum(time.clock_gettime(~pid << 3 | 2) + _children_cpu(pid) for pid in self.pids)
+
+
+def _agent(cluster: DevCluster) -> Processes:
+    """The node agent with its vendor's process."""
+    found = Processes(cluster, lambda pid: is_agent(_read(pid, "cmdline").replace("\0", " ")))
+    if len(found.pids) != 2:
+        raise SluiceError(f"{len(found.pids)} processes of the agent, not it and its vendor's")
+    return found
+
+
+class Beside:
+    """What runs on the node for its job: the agent, slurmd and slurmstepds."""
+
+    def __init__(self, cluster: DevCluster) -> None:
+        self.agent = _agent(cluster)
+        self.slurm = Processes(cluster, lambda pid: _read(pid, "comm").strip() in ("slurmd", "slurmstepd"))
+        if len(self.slurm.pids) < 3:
+            raise SluiceError(
+                f"{len(self.slurm.pids)} of Slurm's processes, not slurmd, the job's step and its external one"
+            )
+
+    def read(self) -> Window:
+        """Now, since some time in the past."""
+        return Window(time.perf_counter(), self.agent.cpu(), self.slurm.cpu())
+
+
+class Arm:
+    """Runs the program as one new process after the other."""
+
+    def __init__(self, command: list[str]) -> None:
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def begin(self) -> None:
+        """A new process, with whatever it loads for the first time behind it."""
+        self._write("begin")
+        self.work(10)
+
+    def work(self, steps: int) -> Slice:
+        """So many steps."""
+        elapsed, cpu = self._ask(str(steps), words=2)
+        return Slice(float(elapsed), float(cpu))
+
+    def end(self) -> None:
+        """The process ends."""
+        self._ask("end", words=1)
+
+    def close(self) -> None:
+        """No process any more."""
+        with suppress(BrokenPipeError, subprocess.TimeoutExpired):
+            self._process.communicate(timeout=_ANSWER_S)  # the end of its input is its own
+        self._process.kill()
+
+    def _ask(self, line: str, words: int) -> list[str]:
+        assert self._process.stdout is not None
+        self._write(line)
+        answer = self._process.stdout.readline().split()
+        if len(answer) != words:
+            raise SluiceError(f"the program ended, and said {answer}")
+        return answer
+
+    def _write(self, line: str) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise SluiceError("the program ended") from None
+
+
+@dataclass(slots=True)
+class Taken:
+    """What was measured."""
+
+    rounds: list[list[Pair]] = field(default_factory=list)
+    windows: list[Window] = field(default_factory=list)
+    whole: dict[str, list[float]] = field(default_factory=lambda: {"stock": [], "job": []})  # seconds of empty jobs
+    agent_a_job: float = 0.0  # seconds of CPU time
 
 
 def run(rounds: int, pairs: int, slice_s: float, jobs: int) -> Result:
     """Boot two nodes, one with the agent; slices in turn, then empty jobs in turn."""
     require_root("up")
+    taken = Taken()
     with tempfile.TemporaryDirectory(dir=DEFAULT_FOLDER.parent) as parent:
         stock, sluice = (DevCluster(Path(parent) / name) for name in ("stock", "sluice"))
         try:
             for cluster, agent in ((stock, "false"), (sluice, "true")):
                 cluster.up(parse_description(_description(agent), source="benchmark"), attached=True)
-            taken = [_take_round(sluice, pairs, slice_s) for _ in range(rounds)]
-            whole = _take_jobs({"stock": stock, "job": sluice}, jobs)
+            _take_rounds(sluice, taken, rounds, pairs, slice_s)
+            _take_jobs(stock, sluice, taken, jobs)
         finally:
             for cluster in (stock, sluice):
                 cluster.down()
-    fixed = [1000 * (job - bare) for bare, job in zip(whole["stock"], whole["job"], strict=True)]
-    figures = {name: round(function(taken), 3) for name, function in _FIGURES.items()}
-    spread = {name: _interval(taken, function) for name, function in _FIGURES.items()}
-    quiet = [replace(one, pairs=[pair for pair in one.pairs if not any(map(_waited, pair))]) for one in taken]
-    if sum(len(one.pairs) for one in quiet) >= rounds * pairs // 3:
-        quiet = [one for one in quiet if one.pairs]
-        figures["elapsed_percent"] = round(_elapsed(quiet), 3)
-        spread["elapsed_percent"] = _interval(quiet, _elapsed)
-    figures |= {"fixed_ms": round(median(fixed), 1), "whole_ms": round(1000 * median(whole["job"]), 1)}
-    spread["fixed_ms"] = _interval(fixed, median)
-    left = 0.01 - figures["cost_percent"] / 100
-    if left > 0:
-        figures["one_percent_job_s"] = round(figures["fixed_ms"] / 1000 / left, 1)
-    peer = {"whole_ms": round(1000 * median(whole["stock"]), 1)}
-    return Result(figures, peer=peer, spread=spread)
+    return judge(taken)
 
 
-def _program(rounds: Sequence[Round]) -> float:
-    return 100 * (median(job.cpu / bare.cpu for one in rounds for bare, job in one.pairs) - 1)
+def judge(taken: Taken) -> Result:
+    """The figures of what was measured."""
+    program = _program(taken.rounds, lambda one: one.cpu)
+    beside = {
+        "agent_percent": _share(taken.windows, lambda one: one.agent),
+        "slurm_percent": _share(taken.windows, lambda one: one.slurm),
+    }
+    cost = program.plus(_share(taken.windows, lambda one: one.agent + one.slurm))
+    fixed = _located([1000 * (job - bare) for bare, job in zip(taken.whole["stock"], taken.whole["job"], strict=True)])
+    whole = _located([1000 * seconds for seconds in taken.whole["job"]])
+    found = {"cost_percent": cost, "program_cpu_percent": program, **beside, "fixed_ms": fixed, "whole_ms": whole}
+    quiet = [kept for pairs in taken.rounds if (kept := [pair for pair in pairs if not any(s.waited for s in pair)])]
+    if len(quiet) >= len(taken.rounds) / 2:
+        found["elapsed_percent"] = _program(quiet, lambda one: one.elapsed)
+    figures = {name: round(one.value, 3) for name, one in found.items()}
+    spread = {name: [round(one.low, 3), round(one.high, 3)] for name, one in found.items()}
+    figures["cost_percent_high"] = round(cost.high, 3)
+    for name, once in (("one_percent_job_s", fixed), ("one_percent_bare_s", whole)):
+        if cost.value < 1:
+            figures[name] = round(_length(once.value, cost.value), 1)
+        if cost.high < 1:
+            spread[name] = [round(_length(once.low, cost.low), 1), round(_length(once.high, cost.high), 1)]
+    slices = [one for pairs in taken.rounds for pair in pairs for one in pair]
+    figures["waited_percent"] = round(100 * sum(one.waited for one in slices) / len(slices), 1)
+    figures["agent_cpu_ms_a_job"] = round(1000 * taken.agent_a_job, 1)
+    return Result(figures, peer={"whole_ms": round(1000 * median(taken.whole["stock"]), 1)}, spread=spread)
 
 
-def _agent(rounds: Sequence[Round]) -> float:
-    return 100 * sum(one.agent for one in rounds) / sum(one.elapsed for one in rounds)
+def _length(once_ms: float, percent: float) -> float:
+    """How many seconds a job runs of which both are one percent."""
+    return once_ms / 1000 / (0.01 - percent / 100)
 
 
-def _elapsed(rounds: Sequence[Round]) -> float:
-    return 100 * (median(job.elapsed / bare.elapsed for one in rounds for bare, job in one.pairs) - 1)
+def _program(rounds: Sequence[Sequence[Pair]], cost: Callable[[Slice], float]) -> Estimate:
+    """By how many percent the job's slices cost more than the bare ones of their pairs; a value a round."""
+    ratios = [median(math.log(cost(job) / cost(bare)) for bare, job in pairs) for pairs in rounds]
+    return _located(ratios).mapped(lambda ratio: 100 * math.expm1(ratio))
 
 
-_FIGURES: dict[str, Callable[[Sequence[Round]], float]] = {
-    "cost_percent": lambda rounds: _program(rounds) + _agent(rounds),
-    "program_cpu_percent": _program,
-    "agent_percent": _agent,
-}
+def _located(values: Sequence[float]) -> Estimate:
+    """Where values lie: the median of all means of two, and the interval that goes with it (Hodges and Lehmann)."""
+    count = len(values)
+    means = sorted((one + other) / 2 for place, one in enumerate(values) for other in values[place:])
+    deviation = math.sqrt(count * (count + 1) * (2 * count + 1) / 24)
+    left_out = max(0, math.floor(count * (count + 1) / 4 - _NORMAL * deviation))
+    return Estimate(median(means), means[left_out], means[-1 - left_out])
 
 
-def _waited(one: Slice) -> bool:
-    """Whether it had to wait for a processor by more than what is sought."""
-    return one.elapsed > 1.01 * one.cpu
+def _share(windows: Sequence[Window], cpu: Callable[[Window], float]) -> Estimate:
+    """CPU time in percent of one processor; the interval by bootstrap (Efron, 1979)."""
 
+    def of(chosen: Sequence[Window]) -> float:
+        return 100 * sum(map(cpu, chosen)) / sum(one.elapsed for one in chosen)
 
-def _interval(values: Sequence[Any], figure: Callable[[Sequence[Any]], float]) -> list[float]:
-    """The 95 % interval of a figure, by bootstrap (Efron, 1979)."""
     chance = random.Random(1)
-    found = sorted(figure(chance.choices(values, k=len(values))) for _ in range(_RESAMPLES))
-    return [round(found[int(share * _RESAMPLES)], 3) for share in (0.025, 0.975)]
+    found = sorted(of(chance.choices(windows, k=len(windows))) for _ in range(_RESAMPLES))
+    return Estimate(of(windows), found[int(0.025 * _RESAMPLES)], found[int(0.975 * _RESAMPLES)])
 
 
 def _description(agent: str) -> str:
@@ -180,66 +315,57 @@ def _srun(*words: str) -> list[str]:
     return ["srun", "--quiet", "-w", _NODE, f"--gres=shard:{_SHARE_MIB}", *words]
 
 
-def _take_round(cluster: DevCluster, pairs: int, slice_s: float) -> Round:
-    """A round: slices of a bare process and of a job's."""
-    words = ["/usr/bin/python3", "-c", _PROGRAM, str(max(os.sched_getaffinity(0)))]
-    commands = {
-        "bare": cluster.command(words, node=_NODE, user="alice"),
-        "job": cluster.command(_srun(*words), user="alice"),
-    }
-    programs = {
-        name: subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for name, command in commands.items()
-    }
-    chance = random.Random()
+def _take_rounds(cluster: DevCluster, taken: Taken, rounds: int, pairs: int, slice_s: float) -> None:
+    """New processes and their slices in each round; windows of some rounds each. All in one job."""
+    words = ["/bin/sh", "-c", _HOST, "sh", "/usr/bin/python3", "-c", _PROGRAM, str(max(os.sched_getaffinity(0)))]
+    bare = Arm(cluster.command(words, node=_NODE, user="alice"))
+    job = Arm(cluster.command(_srun(*words), user="alice"))
+    arms, chance, steps = (bare, job), random.Random(), 0
     try:
-        for program in programs.values():
-            _work(program, 50)  # whatever is loaded for the first time
-        agent = Agent(cluster)
-        steps = max(1, round(slice_s * 50 / _work(programs["bare"], 50)[0]))
-
-        began, used = time.perf_counter(), agent.cpu()
-        taken = []
-        for _ in range(pairs):
-            order = chance.sample(list(programs), 2)
-            found = {name: Slice(*_work(programs[name], steps)) for name in order}
-            taken.append((found["bare"], found["job"]))
-        made = Round(taken, time.perf_counter() - began, agent.cpu() - used)
-        _check_held(cluster)
-        return made
+        for arm in arms:
+            arm.begin()
+        beside = Beside(cluster)
+        steps = max(1, round(slice_s * 20 / bare.work(20).elapsed))
+        for arm in arms:
+            arm.end()
+        before = beside.read()
+        for number in range(rounds):
+            for arm in arms:
+                arm.begin()
+            made = []
+            for _ in range(pairs):
+                found = {arm: arm.work(steps) for arm in chance.sample(arms, 2)}
+                made.append((found[bare], found[job]))
+            taken.rounds.append(made)
+            if number == rounds - 1:
+                _check_held(cluster)
+            for arm in arms:
+                arm.end()
+            window = (now := beside.read()).since(before)
+            if window.elapsed >= _WINDOW_S:
+                taken.windows.append(window)
+                before = now
+        if not taken.windows:
+            taken.windows.append(now.since(before))
     finally:
-        for program in programs.values():
-            with suppress(BrokenPipeError, subprocess.TimeoutExpired):
-                program.communicate(timeout=_ANSWER_S)  # the end of its input is its own
-            program.kill()
+        for arm in arms:
+            arm.close()
 
 
-def _work(program: subprocess.Popen[str], steps: int) -> tuple[float, float]:
-    """So many steps of a program: elapsed and CPU seconds."""
-    assert program.stdin is not None and program.stdout is not None
-    try:
-        program.stdin.write(f"{steps}\n")
-        program.stdin.flush()
-    except BrokenPipeError:
-        raise SluiceError(f"the program ended with {program.wait()}") from None
-    line = program.stdout.readline().split()
-    if len(line) != 2:
-        raise SluiceError(f"the program ended with {program.wait()}")
-    return float(line[0]), float(line[1])
-
-
-def _take_jobs(clusters: dict[str, DevCluster], jobs: int) -> dict[str, list[float]]:
-    """Seconds from srun's start to its end, of empty jobs."""
-    taken: dict[str, list[float]] = {name: [] for name in clusters}
-    chance = random.Random(3)
+def _take_jobs(stock: DevCluster, sluice: DevCluster, taken: Taken, jobs: int) -> None:
+    """Empty jobs, timed from srun's start to its end, and what the agent does for one."""
+    agent, chance, began, used = _agent(sluice), random.Random(3), 0.0, 0.0
     for number in range(jobs + 1):
-        for name in chance.sample(list(clusters), 2):
-            command = clusters[name].command(_srun("true"), user="alice")
+        if number == 1:  # the first loads what is loaded for the first time
+            began, used = time.perf_counter(), agent.cpu()
+        for name, cluster in chance.sample([("stock", stock), ("job", sluice)], 2):
+            command = cluster.command(_srun("true"), user="alice")
             start = time.perf_counter()
             subprocess.run(command, check=True, timeout=_ANSWER_S)
-            if number:  # the first loads what is loaded for the first time
-                taken[name].append(time.perf_counter() - start)
-    return taken
+            if number:
+                taken.whole[name].append(time.perf_counter() - start)
+    rate = sum(one.agent for one in taken.windows) / sum(one.elapsed for one in taken.windows)
+    taken.agent_a_job = (agent.cpu() - used - rate * (time.perf_counter() - began)) / jobs
 
 
 def _family(roots: Iterable[int]) -> list[int]:
@@ -254,11 +380,17 @@ def _family(roots: Iterable[int]) -> list[int]:
     return found
 
 
-def _command(pid: int) -> str:
+def _read(pid: int, name: str) -> str:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+        return Path(f"/proc/{pid}/{name}").read_text()
     except OSError:
         return ""
+
+
+def _children_cpu(pid: int) -> float:
+    """Seconds of CPU time of a process's children that have ended and been waited for."""
+    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(words[13]) + int(words[14])) / os.sysconf("SC_CLK_TCK")
 
 
 def _check_held(cluster: DevCluster) -> None:
