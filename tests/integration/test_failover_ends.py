@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -34,8 +35,12 @@ def ended_folder(chaos: Chaos, host: str) -> Path:
 
 def notes(chaos: Chaos) -> dict[int, str]:
     """The jobs whose ends some node has noted, and nobody has taken, each with its slurmstepd."""
-    found = (chaos.cluster.layout.folder / "nodes").glob("*/ended/*")
-    return {int(path.name): path.read_text().split()[-1] for path in found if path.name.isdecimal()}
+    found = {}
+    for path in (chaos.cluster.layout.folder / "nodes").glob("*/ended/*"):
+        with suppress(FileNotFoundError):  # it is removed just now
+            if path.name.isdecimal():
+                found[int(path.name)] = path.read_text().split()[-1]
+    return found
 
 
 def until(path: Path, status: int) -> str:
@@ -49,15 +54,14 @@ def test_an_end_that_no_controller_takes_is_told_again(chaos: Chaos) -> None:
     Their slurmstepds are killed, as they give up of themselves some seconds sooner or later than a takeover takes.
     """
     assert chaos.wait(lambda: chaos.in_charge("ctl1"), 40)
-    go = Path("/tmp/sluice-ends-go")
-    chaos.cluster.run(["rm", "-f", str(go)])
+    go, started = INSIDE / "go", "home/alice/started"
 
-    def submit(status: int, *options: str) -> int:
-        words = ["sbatch", "--parsable", "-o/dev/null", *options, f"--wrap={until(go, status)}"]
+    def submit(status: int, *options: str, first: str = "") -> int:
+        words = ["sbatch", "--parsable", "-o/dev/null", *options, f"--wrap={first}{until(go, status)}"]
         return int(chaos.cluster.run(words, user="alice").stdout)
 
     inherits = "--export=ALL,SLURM_RESTART_COUNT=5"  # as of a job that a requeued one submits
-    good, failed, again = submit(0), submit(3, inherits), submit(0, inherits)
+    good, failed, again = submit(0), submit(3, inherits), submit(0, inherits, first=f"touch {INSIDE / started}; ")
     array = submit(0, "--array=1-2")
     script = chaos.cluster.folder / "het.sh"
     script.write_text(f"#!/bin/sh\n#SBATCH -n1\n#SBATCH hetjob\n#SBATCH -n1\n{until(go, 0)}\n")
@@ -72,6 +76,8 @@ def test_an_end_that_no_controller_takes_is_told_again(chaos: Chaos) -> None:
         return sum(state == "RUNNING" for _, state in states())
 
     assert chaos.wait(lambda: running() == 8, 30), states()
+    # Slurm waits two minutes before it runs a requeued job, so that a launch under way does not meet the next one.
+    assert chaos.wait(lambda: (chaos.cluster.folder / started).exists(), 60)
     chaos.cluster.run(["scontrol", "requeue", str(again)])
     assert chaos.wait(lambda: chaos.states()[again] == "PENDING", 20), states()
     chaos.cluster.run(["scontrol", "update", f"JobId={again}", "StartTime=now"])
