@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
@@ -16,6 +15,8 @@ import pytest
 from dev_cluster.cluster import DevCluster
 from sluice_base.run import CommandError
 from slurm_plugin.journal import read_journal, read_replays
+from tests.integration import settled
+from tests.integration.settled import PATIENCE, block_saving, fresh_status, let_it_save, status
 from tests.integration.versions import NATIVE_FIRST
 
 pytestmark = pytest.mark.cluster
@@ -67,15 +68,8 @@ class Site:
 
     def stop_saving(self) -> None:
         """Let Slurm write its state once more, and then no more: what follows is in the journal alone."""
-        saved = self.state / "job_state"
-
-        def stamp() -> int:
-            return saved.stat().st_mtime_ns if saved.exists() else 0
-
-        before = stamp()
-        self.submit("-H")
-        until(stamp, lambda now: bool(now != before), timeout=15)
-        (self.state / "job_state.new").mkdir()  # where Slurm would write it
+        let_it_save(self.cluster)
+        until(lambda: block_saving(self.cluster), bool)
         time.sleep(1.1)  # the state's time has whole seconds
 
     def kill(self) -> None:
@@ -85,7 +79,7 @@ class Site:
         self.cluster.start_daemon("slurmctld@ctl1")
         self.wait_for_answer()
 
-    def wait_for_answer(self, timeout: float = 30) -> None:
+    def wait_for_answer(self, timeout: float = PATIENCE) -> None:
         until(self._answers, bool, timeout)
         with suppress(FileNotFoundError):
             (self.state / "job_state.new").rmdir()
@@ -98,21 +92,15 @@ class Site:
         return read_replays(self.journal)[-1]
 
     def counter(self, name: str) -> int:
-        return int(json.loads((self.state / "sluice.status.ctl1").read_text())["counters"].get(name, 0))
+        return int(fresh_status(self.cluster)["counters"].get(name, 0))
 
     def ran(self, name: str) -> list[str]:
         path = self.trace / name
         return path.read_text().split() if path.exists() else []
 
 
-def until(read: Callable[[], Any], holds: Callable[[Any], bool], timeout: float = 20) -> Any:
-    end = time.monotonic() + timeout
-    while True:
-        value = read()
-        if holds(value):
-            return value
-        assert time.monotonic() < end, value
-        time.sleep(0.1)
+def until(read: Callable[[], Any], holds: Callable[[Any], bool], timeout: float = PATIENCE) -> Any:
+    return settled.until(read, holds, timeout)
 
 
 @pytest.fixture(scope="module", params=NATIVE_FIRST)
@@ -144,6 +132,8 @@ def test_what_was_acknowledged_is_there_again(site: Site) -> None:
     site.wait_for(runs, "RUNNING")
     site.wait_for(requeued, "RUNNING")
     site.wait_for(done, "FAILED")
+    until(lambda: [row for row in site.jobs().values() if row[4].startswith(f"{array}_") and row[0] == "RUNNING"],
+          lambda running: len(running) == 2)  # fmt: skip
     site.cluster.run(["scontrol", "requeue", requeued])
     cancelled = site.submit("-H")
     cancelled_running = site.submit()
@@ -267,10 +257,10 @@ def test_what_cannot_be_journalled_is_refused_with_a_clear_error(site: Site) -> 
     assert refused is not None
     assert "could not be made safe" in refused
     assert "No space left on device" in refused
-    until(lambda: site.counter("journal.refused"), lambda count: bool(count >= 1))
-    assert site.counter("journal.error") != 0
+    until(lambda: status(site.cluster)["counters"],
+          lambda counts: bool(counts.get("journal.refused", 0) >= 1 and counts["journal.error"] != 0))  # fmt: skip
     # Slurm saves its state, the old segments go, and submissions are taken in again, without anybody's hand.
-    until(lambda: _accepts(site, large), bool, timeout=25)
+    until(lambda: _accepts(site, large), bool)
 
 
 def _accepts(site: Site, script: str) -> bool:
@@ -293,7 +283,7 @@ def test_the_backup_brings_them_back_too(site: Site) -> None:
     site.wait_for(runs, "RUNNING")
     start = site.jobs()[runs][2]
     site.kill()
-    site.wait_for_answer(timeout=60)
+    site.wait_for_answer()
     assert site.jobs()[runs][0] == "RUNNING"
     assert site.jobs()[runs][2] == start
     assert site.job_state(held) == "PENDING"

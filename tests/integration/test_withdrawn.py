@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
@@ -10,11 +9,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from versions import NATIVE_FIRST
 
 from dev_cluster.cluster import DevCluster
 from health import withdrawn
 from policy.compiled import CompiledPolicy, Global
+from tests.integration.settled import PATIENCE, fresh_status
+from tests.integration.versions import NATIVE_FIRST
 
 pytestmark = pytest.mark.cluster
 
@@ -53,7 +53,7 @@ class Slurm:
     def used(self) -> str:
         return re.search(r"GresUsed=(\S+)", self.run("scontrol", "-d", "show", "node", "n1"))[1]  # type: ignore[index]
 
-    def wait(self, condition: Callable[[], bool], seconds: float = 30) -> None:
+    def wait(self, condition: Callable[[], bool], seconds: float = PATIENCE) -> None:
         end = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < end, self.run("squeue", "-o", "%A %T %r %b") + self.used()
@@ -65,8 +65,7 @@ class Slurm:
         self.wait(lambda: self.counter("withdrawn.listed") == len(gpus))
 
     def counter(self, name: str) -> int:
-        file = self.cluster.layout.state / "sluice.status.ctl1"
-        return int(json.loads(file.read_text())["counters"].get(name, 0)) if file.exists() else 0
+        return int(fresh_status(self.cluster)["counters"].get(name, 0))
 
     def clear(self) -> None:
         self.run("bash", "-c", "squeue -h -o %A | xargs -r scancel")
@@ -127,7 +126,7 @@ def test_no_job_gets_it_through_reconfigure_and_restart(slurm: Slurm) -> None:
         time.sleep(2.5)  # as long as two cycles of the scheduler
         assert {slurm.state(job) for job in waiting} == {"PENDING"}
         assert slurm.state(seven) == "RUNNING"
-        assert slurm.counter("withdrawn.held") == 1
+        slurm.wait(lambda: slurm.counter("withdrawn.held") == 1)
     slurm.withdraw()
     slurm.wait(lambda: "RUNNING" in {slurm.state(job) for job in waiting})
     slurm.run("scancel", seven)
