@@ -73,7 +73,7 @@ def list_(
     from usage.alerts.engine import STATE_FILE, read_silences
     from usage.alerts.outbox import Outbox, read_json
 
-    folder, _ = _folder(conf, prefix)
+    folder, config = _folder(conf, prefix)
     now = time.time()
     document = read_json(folder / STATE_FILE).get("alerts", {})
     rows: list[dict[str, Any]] = []
@@ -105,6 +105,8 @@ def list_(
                    f"by {silence.by} {silence.comment}".rstrip(), err=True)  # fmt: skip
     if waiting:
         click.echo(f"sluice: {waiting} messages wait for their sinks", err=True)
+    if not rows and not parsable2 and fields is None and not _alerts(config).rules:
+        click.echo("sluice: the policy has no rules for alerts", err=True)
 
 
 def _moment(seconds: float) -> str:

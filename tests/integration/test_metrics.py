@@ -11,6 +11,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -397,6 +398,7 @@ def test_each_run_of_a_requeued_job_has_its_record_and_figures(site: Site) -> No
 
     stored = JobRecords(site.cluster.layout.state / FOLDER).of_job(number)
     assert len(stored) == 2 and stored[0].ended is not None and stored[0].ended <= stored[1].started
+    assert [record.restarts for record in stored] == [0, 1], "slurmd tells which run it is"
     for record, mib, phases in zip(stored, (5000, 8000), (first, second), strict=True):
         assert record.usage is not None and record.ended is not None
         (use,) = record.usage["gpus"].values()
@@ -453,7 +455,7 @@ def go_down(site: Site, node: str, job: int) -> None:
 
 
 def test_a_node_whose_clock_is_set_doubles_nothing(site: Site) -> None:
-    """Two hours back, and ahead again in two steps, while a job works: its figures and samples are as without.
+    """An hour late, then two, then right in two steps, while a job works: its figures and samples are as without.
 
     The last test: the agent that it starts has ended, which nothing that waits for the cluster takes well.
     """
@@ -462,24 +464,43 @@ def test_a_node_whose_clock_is_set_doubles_nothing(site: Site) -> None:
     source = Path(__file__).with_name("shifted_clock.c")
     subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", scratch / "shift.so", source], check=True, timeout=60)
     clock = scratch / "clock"
-    clock.write_text("0\n")
+    clock.write_text("-3600\n")
     agent, phases = f"agent@{SHARED}", [(400, 5.0)]
     how = site.cluster.facts["daemons"][agent]
     shifted = {**how["env"], "LD_PRELOAD": f"{inside}/shift.so", "SHIFTED_CLOCK": f"{inside}/clock"}
-    began = time.time()
+    began, up = time.time(), time.monotonic()
     site.cluster.stop_daemon(agent)
     site.cluster.start_program("agent-shifted", how["argv"], node=SHARED, env=shifted)
     try:
         eventually(lambda: "action=ready" in site.cluster.log_tail("agent-shifted", 1000), 30)
-        number = site.submit(SHARED, "shard:20000", load("cuda", 5000, *phases))
-        eventually(lambda: holdings(site.cluster.node_folder(SHARED) / "gpu_sim"), 30)
+        command = f"{shlex.join(load('cuda', 5000, *phases))}; sleep 600"
+        number = site.submit(SHARED, "shard:20000", ["sh", "-c", command])
+        sim = site.cluster.node_folder(SHARED) / "gpu_sim"
+        eventually(lambda: holdings(sim), 30)
         for seconds in (-7200, -3600, 0):
             time.sleep(1.2)
             clock.write_text(f"{seconds}\n")
-        check_work(site.use(SHARED, number), *phases)
+        eventually(lambda: not holdings(sim), 30)
+        site.cluster.run(["scancel", str(number)])
+        record = site.record(SHARED, number)
+        most = time.monotonic() - up
     finally:
         site.cluster.stop_daemon("agent-shifted")
         site.cluster.start_daemon(agent)
+    assert sum(phase[1] for phase in phases) < record["ran_s"] < most
+    assert record["ended"] - record["started"] == pytest.approx(record["ran_s"] + 3600, abs=5)
+    (use,) = record["usage"]["gpus"].values()
+    check_work({**use, "time": record["ran_s"], "us": record["usage"]["us"]}, *phases)
+    (grant,) = record["grants"]
+
+    def counted() -> bool:
+        """The job in the report of single GPUs, once its record is with the controllers."""
+        words = ["sluice", "report", "gpus", "--each", "--json", "-S", f"{datetime.fromtimestamp(began):%FT%T}"]
+        rows = json.loads(site.cluster.run(words, cwd="/", timeout=60).stdout)["rows"]
+        held = [row["shared_gpu_s"] for row in rows if row["node"] == SHARED]
+        return held == [pytest.approx(record["ran_s"] * grant["asked"] / grant["total"], rel=0.01)]
+
+    eventually(counted, 60)
 
     def told() -> list[list[tuple[int, float]]]:
         return list(site.metric("sluice_job_busy_seconds_total", node=SHARED, user="alice").values())

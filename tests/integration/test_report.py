@@ -330,6 +330,21 @@ def test_mistakes_are_named(site: Site, words: list[str]) -> None:
     assert "Traceback" not in found
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["tenants", "-A", "nosuch"], "account 'nosuch' is not known, or not yours to see"),
+        (["jobs", "-p", "nopart"], "partition 'nopart' is not known, or not yours to see"),
+        (["jobs", "-j", "999999"], "no such jobs, or not yours to see"),
+        (["users", "-A", "lab", "-s", "OOM"], "no such jobs in this time"),
+    ],
+)
+def test_an_empty_report_says_why(site: Site, words: list[str], said: str) -> None:
+    done = site.cluster.run(["sluice", "report", *words, "-S", "now-1hour"], cwd="/", timeout=120)
+    assert f"sluice: nothing to show: {said}\n" in done.stderr
+    assert len(done.stdout.splitlines()) == 2, "the header alone"
+
+
 def test_top_in_a_terminal_of_80_columns(site: Site) -> None:
     """Through a pty: what is drawn, keys, and that it leaves the terminal as it was."""
     screen = Terminal(site, 80, 24)

@@ -37,6 +37,14 @@ def test_a_silence_of_no_rule_is_kept_and_said(folder: Path, rule: str, known: b
     assert (said in done.output) is not known
 
 
+def test_nothing_fires_because_there_is_no_rule(folder: Path) -> None:
+    said = "the policy has no rules for alerts"
+    assert said not in CliRunner().invoke(alerts.command, ["list"]).output
+    (folder / FILE_NAME).write_text(NodePolicy().render())
+    assert said in CliRunner().invoke(alerts.command, ["list"]).output
+    assert said not in CliRunner().invoke(alerts.command, ["list", "-P"]).output
+
+
 def test_a_policy_that_cannot_be_read_is_told_and_keeps_nobody_from_silence(folder: Path) -> None:
     (folder / FILE_NAME).write_text("{")
     assert silence("hot").exit_code == 0
