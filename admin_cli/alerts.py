@@ -13,21 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from admin_cli.slurm_options import where_options
 from admin_cli.tables import Column, print_table, table_options
 
 if TYPE_CHECKING:
     from policy.alerts import NodeAlerts
-
-
-def _options(command: Any) -> Any:
-    for option in (
-        click.option("--slurm-prefix", "prefix", type=click.Path(path_type=Path), metavar="DIR",
-                     help="Where Slurm is installed."),
-        click.option("--slurm-conf", "conf", type=click.Path(path_type=Path), metavar="PATH",
-                     help="slurm.conf or its folder; default: SLURM_CONF, else Slurm's own."),
-    ):  # fmt: skip
-        command = option(command)
-    return command
 
 
 @click.group("alerts")
@@ -64,7 +54,7 @@ def _alerts(config: dict[str, str]) -> NodeAlerts:
 @click.option("-a", "--all", "everything", is_flag=True, help="Also what has not held long enough, and silences.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @table_options
-@_options
+@where_options
 def list_(
     everything: bool, as_json: bool, fields: str | None, parsable2: bool, noheader: bool, conf: Path | None,
     prefix: Path | None,
@@ -120,7 +110,7 @@ def _silence(one: Any) -> dict[str, Any]:
 
 @command.command()
 @click.argument("sinks", nargs=-1, metavar="[SINK]...")
-@_options
+@where_options
 def test(sinks: tuple[str, ...], conf: Path | None, prefix: Path | None) -> None:
     """Send a test message to the SINKs, or to all; exit status 1 when one did not take it.
 
@@ -157,7 +147,7 @@ def test(sinks: tuple[str, ...], conf: Path | None, prefix: Path | None) -> None
 @click.option("--for", "duration", metavar="TIME", default="4h", show_default=True, help="How long.")
 @click.option("--comment", default="", metavar="TEXT", help="Why.")
 @click.option("--remove", is_flag=True, help="RULE is the number of a silence, which ends now.")
-@_options
+@where_options
 def silence(rule: str, subject: str, duration: str, comment: str, remove: bool, conf: Path | None,
             prefix: Path | None) -> None:  # fmt: skip
     """Tell nobody of RULE (a rule's name, or a pattern such as '*') for a while."""

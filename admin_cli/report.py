@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from admin_cli.slurm_options import where_options
+
 if TYPE_CHECKING:
     from usage.report.build import Report
     from usage.report.collect import Selection, Source
@@ -44,9 +46,7 @@ _source_options = _options(
     click.option("--rolled", type=_PATH, metavar="DIR",
                  help="Rolled-up days; default: the controllers' own, where this user may read them."),
     click.option("--fresh", is_flag=True, help="Count everything anew, without rolled-up days."),
-    click.option("--slurm-conf", "conf", type=_PATH, metavar="PATH",
-                 help="slurm.conf or its folder; default: SLURM_CONF, else Slurm's own."),
-    click.option("--slurm-prefix", "prefix", type=_PATH, metavar="DIR", help="Where Slurm is installed."),
+    where_options,
 )  # fmt: skip
 _select_options = _options(
     click.option("-S", "--starttime", metavar="TIME", help="From then on. As sacct: 2026-11-01, 14:30, now-7days, ..."),
@@ -325,8 +325,7 @@ def _nothing(source: Source, selection: Selection, why: str) -> None:
 @click.option("--days", type=click.IntRange(1, 4000), default=62, show_default=True, help="How far back.")
 @click.option("--rolled", type=_PATH, metavar="DIR", help="Where to; default: /var/lib/sluice/controllerd/report.")
 @click.option("--records", type=_PATH, metavar="DIR", help="The jobs' records; default: the controllers' own.")
-@click.option("--slurm-conf", "conf", type=_PATH, metavar="PATH", help="slurm.conf or its folder.")
-@click.option("--slurm-prefix", "prefix", type=_PATH, metavar="DIR", help="Where Slurm is installed.")
+@where_options
 def roll_up(days: int, rolled: Path | None, records: Path | None, conf: Path | None, prefix: Path | None) -> None:
     """Count days that are over and keep them, so that reports of many jobs are fast. `sluice controllerd` does it too.
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from admin_cli.slurm_options import where_options
+
 if TYPE_CHECKING:
     from policy.changes import Change
     from policy.site import Plan, Site
@@ -21,16 +23,11 @@ file_option = click.option(
 
 def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """--slurm-conf, --slurm-prefix and --state-dir."""
-    for option in (
-        click.option("--state-dir", "state", type=click.Path(path_type=Path), metavar="DIR",
-                     help="Where Sluice keeps what it applied, and the audit log; default: /var/lib/sluice."),
-        click.option("--slurm-prefix", "prefix", type=click.Path(path_type=Path), metavar="DIR",
-                     help="Where Slurm is installed."),
-        click.option("--slurm-conf", "conf", type=click.Path(path_type=Path), metavar="PATH",
-                     help="slurm.conf or its folder; default: SLURM_CONF, else Slurm's own."),
-    ):  # fmt: skip
-        command = option(command)
-    return command
+    state = click.option(
+        "--state-dir", "state", type=click.Path(path_type=Path), metavar="DIR",
+        help="Where Sluice keeps what it applied, and the audit log; default: /var/lib/sluice.",
+    )  # fmt: skip
+    return where_options(state(command))
 
 
 def apply_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,6 +15,18 @@ if TYPE_CHECKING:
     from sluice_base.slurm_version import SlurmVersion
 
 
+def where_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--slurm-conf and --slurm-prefix of commands that ask a running cluster: `conf` and `prefix`."""
+    for option in (
+        click.option("--slurm-prefix", "prefix", type=click.Path(path_type=Path), metavar="DIR",
+                     help="Where Slurm is installed."),
+        click.option("--slurm-conf", "conf", type=click.Path(path_type=Path), metavar="PATH",
+                     help="slurm.conf or its folder; default: SLURM_CONF, else Slurm's own."),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
 def site_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """--slurm-conf, --slurm-prefix and --slurm-version."""
     for option in (

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from admin_cli.slurm_options import where_options
+
 if TYPE_CHECKING:
     from slurm_client import SlurmClient
     from usage.alerts.readings import Live
@@ -48,9 +50,7 @@ _AWAY_S = 60.0  # a controllers' daemon that does not answer is left alone so lo
     show_default=True,
     help="The controller's events, where this user may read them.",
 )
-@click.option("--slurm-conf", "conf", type=click.Path(path_type=Path), metavar="PATH", help="slurm.conf or its folder.")
-@click.option("--slurm-prefix", "prefix", type=click.Path(path_type=Path), metavar="DIR",
-              help="Where Slurm is installed.")  # fmt: skip
+@where_options
 def command(delay: float, part: str, once: bool, events: Path, conf: Path | None, prefix: Path | None) -> None:
     """GPUs, jobs, tenants, the queue and what happens, live. Needs 80 columns; works over ssh.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from policy.metrics import Metrics
 from policy.simulate import Simulation
@@ -12,6 +13,9 @@ from policy.traces import MICROSECOND
 from sluice_base.errors import SluiceError, UsageError
 from sluice_base.files import write_atomic
 from sluice_core.replay import State
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SUFFIXES = (".svg", ".png")
 HOUR = 3600
@@ -30,6 +34,16 @@ def check_plot(path: Path) -> None:
         raise SluiceError(
             f"--plot {path}: matplotlib is not installed", remedy="install it with: pip install matplotlib"
         ) from None
+
+
+def save_plot(figure: Figure, path: Path) -> None:
+    """Write a picture, whole or not at all, in the form that its name says. Raises SluiceError."""
+    picture = io.BytesIO()
+    figure.savefig(picture, format=path.suffix[1:])
+    try:
+        write_atomic(path, picture.getvalue())
+    except OSError as error:
+        raise SluiceError(f"--plot {path}: {error.strerror}") from error
 
 
 def draw_plot(path: Path, simulations: Sequence[Simulation], measured: Sequence[Metrics]) -> None:
@@ -57,9 +71,4 @@ def draw_plot(path: Path, simulations: Sequence[Simulation], measured: Sequence[
     for panel in (allocated, pending, waits):
         panel.legend(loc="best", fontsize="small")
         panel.grid(alpha=0.3)
-    picture = io.BytesIO()
-    figure.savefig(picture, format=path.suffix[1:])
-    try:
-        write_atomic(path, picture.getvalue())
-    except OSError as error:
-        raise SluiceError(f"--plot {path}: {error.strerror}") from error
+    save_plot(figure, path)

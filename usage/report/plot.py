@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from policy.plot import check_plot
-from sluice_base.errors import SluiceError
-from sluice_base.files import write_atomic
+from policy.plot import check_plot, save_plot
 from sluice_base.text import one_line
 from usage.report.count import Span
 from usage.report.fields import GROUPED_BY, Row, entitled_s, wasted_gpu_s
@@ -45,12 +42,7 @@ def plot(path: Path, kind: str, span: Span, rows: Sequence[Row]) -> None:
     begin, end = (datetime.fromtimestamp(one).strftime("%Y-%m-%d %H:%M") for one in (span.start, span.end))
     left_out = f", the largest {MOST_BARS} of {len(rows)}" if len(rows) > MOST_BARS else ""
     figure.suptitle(f"{kind}, {begin} to {end}{left_out}", fontsize="medium")
-    picture = io.BytesIO()
-    figure.savefig(picture, format=path.suffix[1:])
-    try:
-        write_atomic(path, picture.getvalue())
-    except OSError as error:
-        raise SluiceError(f"--plot {path}: {error.strerror}") from error
+    save_plot(figure, path)
 
 
 def _label(kind: str, row: Row) -> str:
