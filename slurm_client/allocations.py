@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from sluice_base.errors import SluiceError
 from sluice_base.text import one_line
-from slurm_client.commands import Commands
+from slurm_client.commands import Commands, words_of
 from slurm_client.model import UNLIMITED, parse_tres
 from slurm_client.text import accounting_filters
 
@@ -114,17 +114,11 @@ def stream(
                 if process.poll() is None:
                     process.kill() if _abandoned(process) else process.wait()
         errors.seek(0)
-        said = _words(errors.read(4096).decode("utf-8", "replace"))
+        said = one_line(words_of("sacct", errors.read(4096).decode("utf-8", "replace")))
     if process.returncode == 124:
         raise SluiceError(f"sacct: no answer within {timeout:g} s", remedy="ask for a shorter time, or let it roll up")
     if process.returncode != 0:
         raise SluiceError(f"sacct: {said or f'exit status {process.returncode}'}", remedy=_remedy(said))
-
-
-def _words(text: str) -> str:
-    """What sacct said, in one line and without its name before each."""
-    lines = [line.strip().removeprefix("sacct: ").removeprefix("error: ") for line in text.splitlines()]
-    return one_line("; ".join(dict.fromkeys(line for line in lines if line)))
 
 
 def _remedy(said: str) -> str:

@@ -24,6 +24,12 @@ _SHAPING = (
 )
 
 
+def words_of(name: str, text: str) -> str:
+    """What a command said, its lines one after the other, each once and without its own name and ``error`` before."""
+    lines = [line.strip().removeprefix(f"{name}: ").removeprefix("error: ") for line in text.splitlines()]
+    return "; ".join(dict.fromkeys(line for line in lines if line))
+
+
 @dataclass(frozen=True, slots=True)
 class Commands:
     """Where Slurm's commands are and which cluster they talk to.
@@ -84,7 +90,7 @@ class Commands:
             check=False,
         )
         if check and done.returncode != 0:
-            said = done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}"
+            said = words_of(name, done.stderr) or words_of(name, done.stdout) or f"exit status {done.returncode}"
             raise CommandError(f"{name}: {said}", returncode=done.returncode, stderr=done.stderr)
         return done
 

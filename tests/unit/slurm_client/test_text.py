@@ -52,6 +52,14 @@ def test_failing_command_says_why(fake: Path) -> None:
         connect(prefix=fake).jobs()
 
 
+def test_a_failing_command_is_named_once(fake: Path) -> None:
+    """Slurm's commands begin each line with their own name, and some say the same twice."""
+    (fake / "squeue.out").write_text("squeue: error: Invalid user: x\nsqueue: error: Invalid user: x\nsqueue: more\n")
+    (fake / "squeue.rc").write_text("1")
+    with pytest.raises(SluiceError, match="^squeue: Invalid user: x; more$"):
+        connect(prefix=fake).jobs()
+
+
 def test_node_records(fake: Path) -> None:
     (fake / "scontrol.out").write_text(
         "NodeName=n1 CoresPerSocket=8 CPUTot=16 State=DOWN*+DRAIN Gres=(null) AvailableFeatures=(null) RealMemory=100 "
