@@ -17,11 +17,12 @@ def tell(pids: Iterable[int], text: str) -> bool:
     return tell_all([(pids, text)])[0]
 
 
-def tell_all(lines: Sequence[tuple[Iterable[int], str]], seconds: float = 0.3) -> list[bool]:
+def tell_all(lines: Sequence[tuple[Iterable[int], str]], seconds: float = 0.6) -> list[bool]:
     """Write each line to the standard error of the first of its processes that has one; of each, whether one had.
 
     The open file itself is taken over, not opened anew by its name, so that nothing is written which the process could
-    not write. A child for each line does it, as a file may be one that never answers; all of them have `seconds`.
+    not write. A child for each line does it, as a file may be one that never answers; all of them have `seconds`, which
+    is what a child may need to be given a CPU on a machine that has too much to do.
     """
     children = [_start(pids, f"\nsluice: {text}\n".encode(errors="replace")[:4000]) for pids, text in lines]
     end = time.monotonic() + seconds
