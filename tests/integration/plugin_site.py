@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from sluice_base.slurm_version import SlurmVersion
 from slurm_plugin.builder import PluginBuild
 from slurm_plugin.install import Places, Result, install
 from slurm_plugin.site import INCLUDE, find_plugin_dir, read_own_options
+from tests.integration.settled import PATIENCE
 
 DESCRIPTION: dict[str, Any] = {
     "nodes": [{"names": "n[1-2]", "platform": "none"}, {"names": "c1", "platform": "none", "config": "configless"}],
@@ -63,12 +65,15 @@ class PluginSite:
     def wait_up(self) -> None:
         """Until slurmctld answers and the node without jobs has told it that it is there."""
         self.wait(lambda: self.cluster.run(["scontrol", "ping"], check=False).returncode == 0)
-        self.cluster.wait_idle(["n2"], timeout=30)
+        self.cluster.wait_idle(["n2"], timeout=PATIENCE)
 
-    def wait(self, condition: Any, seconds: float = 30) -> None:
+    def wait(self, condition: Any, seconds: float = PATIENCE) -> None:
         """Until it holds."""
         deadline = time.monotonic() + seconds
-        while not condition():
+        while True:
+            with suppress(FileNotFoundError):  # the report of a slurmctld that has only just started
+                if condition():
+                    return
             assert time.monotonic() < deadline, self.cluster.log_tail("slurmctld@ctl1", 30)
             time.sleep(0.1)
 

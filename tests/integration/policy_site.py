@@ -15,6 +15,7 @@ import pytest
 from dev_cluster.cluster import DevCluster
 from policy.live import Live, read_live
 from policy.site import Plan, Site, load_source
+from tests.integration.settled import PATIENCE, await_policy, status, until
 
 INSIDE = "/run/sluice-cluster/scratch"
 USERS = ("alice", "bob", "carol", "dave", "erin", "oper", "mallory")
@@ -76,6 +77,11 @@ class PolicySite:
             self.write(text)
         return self.sluice("apply", "--yes", *words).stderr
 
+    def in_force(self, level: str) -> None:
+        """Wait until the plugins go by what was applied."""
+        await_policy(self.cluster)
+        until(lambda: status(self.cluster)["level"], lambda now: now == level)
+
     def changes(self) -> list[dict[str, Any]]:
         """What `plan --json` finds."""
         done = self.sluice("plan", "--json", check=False)
@@ -116,7 +122,7 @@ class PolicySite:
         state, _, reason = line.splitlines()[0].partition("|")
         return state, reason
 
-    def wait(self, what: Callable[[], object], seconds: float = 30) -> Any:
+    def wait(self, what: Callable[[], object], seconds: float = PATIENCE) -> Any:
         """Until `what` gives something true. Fails after `seconds`."""
         deadline = time.monotonic() + seconds
         while not (value := what()):
@@ -129,7 +135,7 @@ class PolicySite:
         self.run("scancel", "--quiet", *(f"--user={name}" for name in USERS[:1]), check=False)
         for name in USERS:
             self.run("scancel", "--quiet", f"--user={name}", check=False)
-        self.wait(lambda: not self.jobs(states="PENDING,RUNNING,COMPLETING,SUSPENDED"), 60)
+        self.wait(lambda: not self.jobs(states="PENDING,RUNNING,COMPLETING,SUSPENDED"), 120)
 
 
 class OtherSystemSite(PolicySite):

@@ -106,7 +106,7 @@ class Jobs:
         """What it holds of GRES on its first node, with indices."""
         return self.shown(job).get("GRES", "")
 
-    def wait(self, job: str, state: str | Sequence[str], *, timeout: float = 40) -> dict[str, str]:
+    def wait(self, job: str, state: str | Sequence[str], *, timeout: float = 90) -> dict[str, str]:
         """Wait until it is in the state, or in one of them."""
         wanted = [state] if isinstance(state, str) else state
         return wait_until(lambda: self.shown(job), lambda shown: shown["JobState"] in wanted, timeout=timeout)
@@ -119,7 +119,7 @@ class Jobs:
         wait_until(lambda: self.cluster.run(["squeue", "-h", "-o", "%i %T"]).stdout, lambda left: left == "")
 
 
-def wait_until(look: Callable[[], Any], good: Callable[[Any], bool], *, timeout: float = 40) -> Any:
+def wait_until(look: Callable[[], Any], good: Callable[[Any], bool], *, timeout: float = 90) -> Any:
     """Look until it is good; what was seen then."""
     deadline = time.monotonic() + timeout
     while not good(seen := look()):

@@ -21,6 +21,8 @@ from dev_cluster.cluster import DevCluster
 from slurm_plugin.decisions import Rank, check_file, list_files
 from slurm_plugin.explanation import explain_job, parse_job
 from slurm_plugin.order_table import read_order_table
+from tests.integration import settled
+from tests.integration.private_slurm import free_ports
 from tests.integration.slurm_features import wait_until
 from tests.integration.versions import NATIVE_FIRST
 
@@ -129,10 +131,8 @@ def records(cluster: DevCluster) -> Path:
 
 
 def set_level(cluster: DevCluster, level: str) -> None:
-    file = cluster.layout.slurm / "sluice.level"
-    if file.read_text().strip() != level:
-        file.write_text(level + "\n")
-        time.sleep(1.5)
+    if (cluster.layout.slurm / "sluice.level").read_text().strip() != level:
+        settled.set_level(cluster, level)
 
 
 def explain(cluster: DevCluster, job: str) -> dict[str, Any]:
@@ -159,9 +159,7 @@ def test_order_is_the_cores_and_sprio_shows_it(cluster: DevCluster) -> None:
         table = read_order_table(records(cluster))
         return sites(cluster), {str(job): rank for job, (rank, _) in table.jobs.items()} if table else {}
 
-    _, ranks = wait_until(
-        both, lambda seen: {job: rank.site for job, rank in seen[1].items()} == seen[0] != {}, timeout=60
-    )
+    _, ranks = wait_until(both, lambda seen: {job: rank.site for job, rank in seen[1].items()} == seen[0] != {})
     assert sorted(ranks, key=lambda job: ranks[job].place) == [urgent, large, other, small]
     assert ranks[large].terms["size"] == 800
     assert ranks[large].weights == {"size": 800, "deadline": 50000, "fair-share": 1000} | dict.fromkeys(
@@ -178,7 +176,7 @@ def test_a_change_that_cannot_wait_is_applied_at_once(cluster: DevCluster) -> No
     before = policy.read_bytes()
     try:
         policy.write_text(compiled(POLICY.replace("weight.deadline = 50000", "weight.deadline = 100000")))
-        wait_until(lambda: sites(cluster), lambda seen: seen[job] > 70000, timeout=20)
+        wait_until(lambda: sites(cluster), lambda seen: seen[job] > 70000)
     finally:
         policy.write_bytes(before)
 
@@ -197,7 +195,7 @@ def test_usage_survives_a_restart(cluster: DevCluster) -> None:
     (records(cluster) / "order.ranks").unlink()
     cluster.start_daemon("slurmctld@ctl1")
     wait_until(lambda: cluster.run(["scontrol", "ping"], check=False).stdout, lambda said: "is UP" in said)
-    after = wait_until(used, lambda usage: usage > 0, timeout=60)
+    after = wait_until(used, lambda usage: usage > 0)
     assert after > before, "what was used, and what ran meanwhile"
     assert states(cluster)[waiting] == "PENDING"
     assert all(states(cluster)[job] == "RUNNING" for job in jobs)
@@ -210,7 +208,6 @@ def test_below_place_nothing_is_ordered(cluster: DevCluster) -> None:
     table = wait_until(
         lambda: read_order_table(records(cluster)),
         lambda table: table is not None and int(job) in table.jobs,
-        timeout=40,
     )
     assert table.jobs[int(job)][0].site > 20000, "decided and recorded"
     assert sites(cluster)[job] == 0, "but not used"
@@ -251,10 +248,11 @@ def test_every_decision_of_a_churn_replays(cluster: DevCluster) -> None:
         if number % 13 == 11:
             cluster.run(["scontrol", "update", "node=n3", "state=resume"], check=False)
     cluster.run(["scontrol", "update", "node=n3", "state=resume"], check=False)
-    wait_until(lambda: states(cluster), lambda seen: not seen, timeout=90)
-    time.sleep(0.5)
-    checks = [check_file(path) for path in list_files(records(cluster))]
-    assert sum(check.replayed for check in checks) > count // 2
+    wait_until(lambda: states(cluster), lambda seen: not seen, timeout=240)
+    checks = wait_until(
+        lambda: [check_file(path) for path in list_files(records(cluster))],
+        lambda checks: sum(check.replayed for check in checks) > count // 2,
+    )
     assert [line for check in checks for line in check.different] == []
     assert sum(check.lost for check in checks) == 0
 
@@ -265,7 +263,7 @@ def test_explains_a_started_and_a_waiting_job(cluster: DevCluster) -> None:
     document = wait_until(
         lambda: explain_job(records(cluster), parse_job(waiting)), lambda seen: seen and "decision" in seen
     )
-    document = wait_until(lambda: explain(cluster, waiting), lambda seen: "order" in seen, timeout=40)
+    document = wait_until(lambda: explain(cluster, waiting), lambda seen: "order" in seen)
     assert document["waiting"]["nodes"] == 4
     assert sum(entry["nodes"] for entry in document["waiting"]["nodes_by_reason"]) == 4
     assert document["waiting"]["would_start_now"] == []
@@ -317,7 +315,7 @@ def service(system: str, cluster: DevCluster, tmp_path_factory: pytest.TempPathF
     if system != "native":
         pytest.skip("the Debian 13 tree has another Python")
     log = tmp_path_factory.mktemp("explaind") / "log"
-    port = 20000 + os.getpid() % 20000
+    (port,) = free_ports(1)
     command = cluster.command([*SLUICE, "explaind", "-v", "--port", str(port)], node="ctl1", user="root")
     with log.open("w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file)
@@ -326,7 +324,7 @@ def service(system: str, cluster: DevCluster, tmp_path_factory: pytest.TempPathF
         yield port
     finally:
         process.terminate()
-        process.wait(timeout=20)
+        process.wait(timeout=90)
     assert "unexpected" not in log.read_text()
 
 
@@ -434,13 +432,11 @@ def test_shadow_report_compares(cluster: DevCluster) -> None:
         submit(cluster, "alice", f"--gres=gpu:{number % 3 + 1}", wrap="sleep 2")
         submit(cluster, "bob", "--gres=shard:20000", wrap="sleep 2")
     wait_until(lambda: states(cluster), lambda seen: not seen)
-    time.sleep(0.5)
-    done = subprocess.run(
-        [*SLUICE, "shadow", "report", "--records", records(cluster), "--json"],
-        capture_output=True, text=True, check=True, timeout=60,
-    )  # fmt: skip
-    report = json.loads(done.stdout)
-    assert report["decisions"] >= 12
+    ask = [*SLUICE, "shadow", "report", "--records", records(cluster), "--json"]
+    report = wait_until(
+        lambda: json.loads(subprocess.run(ask, capture_output=True, text=True, check=True, timeout=60).stdout),
+        lambda report: report["decisions"] >= 12,
+    )
     assert report["both_start"] >= report["same_nodes"]
     assert report["stock"]["idle_nodes_broken"] >= 1
     assert report["sluice_us_median"] < report["stock_us_median"]

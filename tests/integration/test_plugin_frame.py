@@ -301,7 +301,8 @@ def test_by_command(make_cluster: MakeCluster, tmp_path: Path) -> None:
     site_waits = PluginSite.wait
     waiter = PluginSite.__new__(PluginSite)
     waiter.cluster = cluster
-    site_waits(waiter, lambda: "|off|off|" in sluice("status", "-P", "-n", *search)[0])
+    status = [sys.executable, "-m", "admin_cli.main", "plugin", "status", "-P", "-n", *search]
+    site_waits(waiter, lambda: "|off|off|" in cluster.run(status, node="ctl1", check=False).stdout)
     assert "problem" not in sluice("check", *search)[0]
     assert sluice("level")[0] == "off\n"
     assert "no policy yet" in sluice("level", "place")[1]

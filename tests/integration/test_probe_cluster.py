@@ -11,6 +11,7 @@ import pytest
 from dev_cluster.cluster import DevCluster
 from dev_cluster.gpu_sim import load_platform
 from gres_probe.inventory import Inventory
+from tests.integration.settled import until
 
 pytestmark = pytest.mark.cluster
 
@@ -66,7 +67,7 @@ def test_inventories_of_all_nodes_come_through_srun(demo: DevCluster) -> None:
         assert "AMD Instinct MI300X|9" in counts.stdout.splitlines()
     finally:
         demo.run(["rm", "-rf", folder])
-    assert demo.run(["squeue", "--noheader", "--name=sluice-probe"]).stdout == ""
+    until(lambda: demo.run(["squeue", "--noheader", "--name=sluice-probe"]).stdout, lambda left: left == "")
 
 
 def test_a_silent_node_is_given_up_and_leaves_no_job(demo: DevCluster, tmp_path: Path) -> None:
@@ -74,8 +75,4 @@ def test_a_silent_node_is_given_up_and_leaves_no_job(demo: DevCluster, tmp_path:
     collect = [*SLUICE, "inventory", "collect", "rtx4090-1", "--srun", "--program", program, "--timeout", "8"]
     done = demo.run([*collect, "--inventory-dir", str(tmp_path)], cwd="/", timeout=120, check=False)
     assert done.returncode == 1 and "rtx4090-1: no answer within 8 s" in done.stderr
-    for _ in range(60):
-        if not demo.run(["squeue", "--noheader", "--name=sluice-probe"]).stdout:
-            break
-        demo.run(["sleep", "0.5"])
-    assert demo.run(["squeue", "--noheader", "--name=sluice-probe"]).stdout == ""
+    until(lambda: demo.run(["squeue", "--noheader", "--name=sluice-probe"]).stdout, lambda left: left == "")

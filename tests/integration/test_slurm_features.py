@@ -43,6 +43,7 @@ def test_preemption_requeues_the_lower_qos(jobs: Jobs) -> None:
         jobs.wait(job, "RUNNING")
     high = jobs.submit("--qos=high", "--gpus-per-node=8", "-N2", user="bob")
     jobs.wait(high, "RUNNING")
+    wait_until(lambda: [jobs.state(job) for job in low], lambda states: "COMPLETING" not in states)
     waiting = [job for job in low if jobs.state(job) == "PENDING"]
     assert len(waiting) == 2
     assert all(jobs.shown(job)["Restarts"] == "1" for job in waiting)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 
 from dev_cluster.cluster import DevCluster
+from tests.integration.settled import PATIENCE, fresh_status, set_level
 
 pytestmark = pytest.mark.cluster
 
@@ -398,8 +398,7 @@ def test_malformed_descriptions_leave_slurmctld_alive(cluster: DevCluster, old_s
 
 def test_level_off_is_stock_slurm(cluster: DevCluster) -> None:
     def level(word: str) -> None:
-        cluster.run(["bash", "-c", f"echo {word} > /etc/slurm/sluice.level"], node="ctl1")
-        time.sleep(1.5)
+        set_level(cluster, word)
 
     level("off")
     try:
@@ -417,12 +416,7 @@ def test_level_off_is_stock_slurm(cluster: DevCluster) -> None:
 
 def test_what_the_hook_costs_can_be_read(cluster: DevCluster) -> None:
     accepted(cluster, "--gpu-mem=1G")
-    time.sleep(2.5)
-    text = cluster.run(
-        ["bash", "-c", "cat $(scontrol show config | awk '/StateSaveLocation/ {print $3}')/sluice.status.*"],
-        node="ctl1",
-    )
-    counters = json.loads(text.stdout)["counters"]
+    counters = fresh_status(cluster)["counters"]
     assert counters["submit.submitted"] > 0
     assert counters["submit.total_ns"] / counters["submit.submitted"] < 1e6
     assert {"submit.modified", "submit.refused", "submit.slowest_ns", "submit.over_50_us"} <= counters.keys()
@@ -430,25 +424,26 @@ def test_what_the_hook_costs_can_be_read(cluster: DevCluster) -> None:
 
 def test_no_task_runs_without_the_memory_that_was_asked_for(cluster: DevCluster) -> None:
     """Where job_submit/sluice is not loaded at all nobody turns the option into a request."""
-    conf = "/etc/slurm/slurm.conf"
-    cluster.run(["bash", "-c", f"cp {conf} /tmp/slurm.conf; sed -i s/^JobSubmitPlugins=.*// {conf}"], node="ctl1")
+    conf = cluster.layout.slurm / "slurm.conf"
+    before = conf.read_text()
+    conf.write_text(re.sub("^JobSubmitPlugins=.*", "", before, flags=re.MULTILINE))
     cluster.run(["scontrol", "reconfigure"])
     try:
         done = cluster.run(
-            ["sbatch", "-W", "-o", "/tmp/guard", "--gpu-mem=1G", "--wrap", "echo ran"],
+            ["sbatch", "-W", "-o", "guard", "--gpu-mem=1G", "--wrap", "echo ran"],
             user="alice",
             check=False,
-            cwd="/tmp",
+            timeout=2 * PATIENCE,
         )
         assert done.returncode != 0
-        said = cluster.run(["cat", "/tmp/guard"]).stdout
+        said = cluster.run(["cat", "guard"], user="alice").stdout
         assert "Slurm granted no GPU memory" in said
         assert "ran" not in said.split()
         assert (
             "granted no GPU memory" in cluster.run(["srun", "--gpu-mem=1G", "true"], user="alice", check=False).stderr
         )
     finally:
-        cluster.run(["bash", "-c", f"cat /tmp/slurm.conf > {conf}"], node="ctl1")
+        conf.write_text(before)
         cluster.run(["scontrol", "reconfigure"])
     assert gres(accepted(cluster, "--gpu-mem=1G")) == "gres:shard:1024"
 
@@ -464,7 +459,7 @@ def test_the_default_account_counts_also_among_many_users(
     try:
         for account, refusal in (("memory", "account memory may use 20G"), ("nvidia", ""), ("gone", "expired")):
             cluster.run(["sacctmgr", "-i", "modify", "user", "alice", "set", f"defaultaccount={account}"])
-            deadline = time.monotonic() + 20  # slurmdbd tells slurmctld in its own time
+            deadline = time.monotonic() + PATIENCE  # slurmdbd tells slurmctld in its own time
             while True:
                 done = cluster.run(
                     ["sbatch", "--parsable", "-H", "--gpu-mem=30G", "--wrap", "true"],

@@ -55,7 +55,7 @@ def site(make_shared_cluster: Callable[..., DevCluster]) -> PolicySite:
     base["slurm_conf"] += f"SlurmctldLogFile={INSIDE}/slurmctld.log\n"
     site = PolicySite(make_shared_cluster(base, timeout=400))
     site.apply(POLICY)
-    time.sleep(2.5)  # the plugins look at the file once a second
+    site.in_force("admit")
     return site
 
 
@@ -68,7 +68,7 @@ def test_within_and_over_by_any_way(site: PolicySite, tenant: str) -> None:
         site.wait(lambda: site.state(fine)[0] == "RUNNING")
 
         def refused(*words: str) -> None:
-            done = site.run(*words, user="alice", check=False, cwd="/", timeout=40)
+            done = site.run(*words, user="alice", check=False, cwd="/", timeout=120)
             assert done.returncode != 0, words
             assert re.search(said, done.stderr), (words, done.stderr)
 
@@ -127,10 +127,11 @@ def test_jobs_stay_on_nodes_with_the_tenants_features(site: PolicySite) -> None:
 
 def test_submissions_per_minute_hold_for_twenty_clients(site: PolicySite) -> None:
     try:
+        begin = time.monotonic()
         with ThreadPoolExecutor(20) as clients:
             tried = list(clients.map(lambda _: site.sbatch("alice", "-A", "slow", "--hold", check=False), range(20)))
         accepted = [one for one in tried if one.isdecimal()]
-        assert 1 <= len(accepted) <= 7, tried  # a minute may have ended in between
+        assert 1 <= len(accepted) <= 7 + (time.monotonic() - begin) // 10, tried  # six a minute come anew
         assert any("minute" in one for one in tried if not one.isdecimal()), tried
     finally:
         site.clear()
@@ -159,11 +160,11 @@ def test_an_expired_tenant_submits_nothing(site: PolicySite) -> None:
 
 def test_level_off_switches_all_of_it_off_and_no_more(site: PolicySite) -> None:
     site.apply(POLICY.replace("level: admit", "level: off"))
-    time.sleep(2.5)
+    site.in_force("off")
     try:
         assert site.sbatch("alice", "-A", "small", "--gres=gpu:h100:1").isdecimal()
         assert not site.sbatch("alice", "-A", "late", check=False).isdecimal()  # Slurm's own GrpSubmitJobs
     finally:
         site.clear()
         site.apply(POLICY)
-        time.sleep(2.5)
+        site.in_force("admit")
