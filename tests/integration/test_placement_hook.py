@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
@@ -16,12 +15,14 @@ import pytest
 
 from dev_cluster.cluster import DevCluster
 from policy.compiled import CompiledPolicy, Global
+from tests.integration.settled import PATIENCE, fresh_status, lasts_until, set_level, until
 
 pytestmark = pytest.mark.cluster
 
 POLICY = CompiledPolicy(settings=Global(placement="sluice", planner_interval_ms=500)).render()
 FULL = os.environ.get("SLUICE_TEST_SCALE") == "full"
 SCRIPT = "#!/bin/sh\nsleep ${1:-600}\n"
+GO = "/run/sluice-cluster/scratch/go"
 VERSIONS = ["22.05", pytest.param("24.11", marks=pytest.mark.trixie)]
 
 Placed = dict[str, set[int]]  # node -> its GPUs
@@ -83,7 +84,7 @@ class Jobs:
     def state(self, job: str) -> str:
         return self.run("scontrol", "show", "job", job).split("JobState=")[1].split()[0]
 
-    def wait(self, job: str, state: str = "RUNNING", patience: float = 20) -> None:
+    def wait(self, job: str, state: str = "RUNNING", patience: float = PATIENCE) -> None:
         end = time.monotonic() + patience
         while self.state(job) != state:
             assert time.monotonic() < end, f"job {job} is {self.state(job)}: {self.shown(job)}"
@@ -112,7 +113,7 @@ class Jobs:
 
     def clear(self) -> None:
         self.shell("squeue -h -r -o %i | xargs -r scancel")  # 22.05 takes no element of an array by its own JobId
-        end = time.monotonic() + 30
+        end = time.monotonic() + PATIENCE
         while self.run("squeue", "-h").strip() or not self._idle():
             assert time.monotonic() < end, self.run("squeue") + self.run("sinfo", "-N", "-l")
             time.sleep(0.1)
@@ -121,14 +122,11 @@ class Jobs:
         return set(self.run("sinfo", "-h", "-N", "-o", "%T").split()) == {"idle"}
 
     def level(self, word: str) -> None:
-        (self.cluster.layout.slurm / "sluice.level").write_text(word + "\n")
-        time.sleep(1.5)
+        set_level(self.cluster, word)
 
     def counters(self) -> Counter[str]:
-        """The hook's counters, as the status file has them when it has caught up."""
-        time.sleep(1.5)
-        file = next((self.cluster.folder / "state").glob("sluice.status.*"))
-        shown = json.loads(file.read_text())["counters"]
+        """The hook's counters, with all that was counted before."""
+        shown = fresh_status(self.cluster)["counters"]
         return Counter({name.removeprefix("select."): n for name, n in shown.items() if name.startswith("select.")})
 
     def assert_sound(self) -> Counter[str]:
@@ -196,10 +194,7 @@ def test_gpu_indices_are_the_cores_choice(jobs: Jobs) -> None:
                 for _ in range(10)
             )
         )
-    end = time.monotonic() + (60 if not FULL else 600)
-    while jobs.run("squeue", "-h").strip():
-        assert time.monotonic() < end
-        time.sleep(0.5)
+    until(lambda: not jobs.run("squeue", "-h").strip(), timeout=180 if not FULL else 600)
     counters = jobs.assert_sound()
     counters.subtract(before)
     assert counters["index_asked"] >= 50
@@ -255,6 +250,7 @@ def test_preempts_as_few_as_it_can(jobs: Jobs) -> None:
     for job in large:
         jobs.wait(job)
     high, placed = jobs.start("-p", "high", "-N1", "--gres=gpu:8")
+    until(lambda: "COMPLETING" not in [jobs.state(job) for job in small + large])
     waiting = [job for job in small + large if jobs.state(job) == "PENDING"]
     assert len(waiting) == 1
     assert waiting[0] in large
@@ -288,10 +284,9 @@ def test_full_cluster_refuses_without_stock(jobs: Jobs) -> None:
     before = jobs.counters()
     waiting = [jobs.submit("-N1", f"--gres=gpu:{1 + n % 4}") for n in range(10)]
     waiting.append(jobs.submit("-N1", "--gres=shard:1000"))
-    time.sleep(4)
-    counters = jobs.assert_sound()
-    assert counters["refused"] > before["refused"]
-    assert counters["cross_checked"] > before["cross_checked"]
+    both = ("refused", "cross_checked")
+    until(jobs.counters, lambda now: all(now[name] > before[name] for name in both))
+    jobs.assert_sound()
     assert {jobs.state(job) for job in waiting} == {"PENDING"}
 
 
@@ -319,11 +314,11 @@ def test_off_is_stock(jobs: Jobs, make_cluster: Callable[..., DevCluster], versi
     requests = ["-N1 --gres=gpu:3", "-N1 --gres=gpu:2", "-N1 --gres=shard:30000", "-N1 --gres=gpu:4",
                 "-N2 --gres=gpu:1 -n2", "-N1 --gres=gpu:2", "-N1 --gres=shard:9000", "--gpus=3 -n1"]  # fmt: skip
     stock = Jobs(make_cluster(_description(version, None), **root), version)
-    expected = [stock.placed(job) for job in [stock.submit(*request.split()) for request in requests]]
+    expected = [stock.placed(stock.submit(*request.split())) for request in requests]
     jobs.level("off")
     try:
         before = jobs.counters()
-        found = [jobs.placed(job) for job in [jobs.submit(*request.split()) for request in requests]]
+        found = [jobs.placed(jobs.submit(*request.split())) for request in requests]
         after = jobs.counters()
     finally:
         jobs.level("place")
@@ -380,10 +375,8 @@ def test_mirror_follows_whatever_happens(jobs: Jobs) -> None:
         if number == rounds // 2:
             jobs.assert_sound()
             jobs.cluster.restart_slurmctld()
-    time.sleep(3)
+    until(jobs.counters, lambda now: now["checks"] > 50 and now["cross_checked"] > 0)
     counters = jobs.assert_sound()
-    assert counters["checks"] > 50
-    assert counters["cross_checked"] > 0
     assert counters["index_kept"] >= 0.99 * counters["index_asked"]
 
 
@@ -410,16 +403,21 @@ def test_gpus_are_free_that_jobs_held_while_no_node_had_registered(jobs: Jobs) -
     """Stock Slurm 22.05, started anew, takes a node on which a job runs for there before it has registered: it starts
     jobs on no GPU in particular, and some stay in use when those have ended, until the next reconfigure."""
     kinds = (["-w", "n1", "--gres=gpu:8"], ["-w", "n2", "--gres=gpu:8"], ["-w", "n3", "--gres=gpu:8"])
-    for job in [jobs.submit(*kind, seconds=2) for kind in (*kinds, ["-w", "n4", "--gres=gpu:3"])]:
+    (jobs.cluster.folder / "scratch/go").unlink(missing_ok=True)
+    batch = ["sbatch", "--parsable", "-n1", "-c2", "-o", "/dev/null", f"--wrap={lasts_until(GO)}"]
+    for job in [jobs.run(*batch, *kind).strip() for kind in (*kinds, ["-w", "n4", "--gres=gpu:3"])]:
         jobs.wait(job)
     several = (["-w", "n4", "--gres=gpu:3"], ["--gpus=3"], ["-N2", "-n2", "--gres=gpu:2"])
     waiting = [jobs.submit(*kind, seconds=1) for kind in (*kinds, *several)]
-    jobs.cluster.restart_slurmctld()
+    jobs.cluster.stop_daemon("slurmctld@ctl1")
+    (jobs.cluster.folder / "scratch/go").touch()  # they end, and are the first that it hears of
+    jobs.cluster.start_daemon("slurmctld@ctl1")
+    jobs.cluster.wait_registered()
     for job in waiting:
-        jobs.wait(job, "COMPLETED", patience=60)
+        jobs.wait(job, "COMPLETED")
     whole = [jobs.submit("-w", node, "--gres=gpu:8") for node in ("n1", "n2", "n3", "n4")]
     for job in whole:
-        jobs.wait(job, patience=60)
+        jobs.wait(job)
     jobs.clear()
     shown = jobs.run("scontrol", "-d", "show", "node")
     assert re.findall(r"GresUsed=gpu:h100:(\d+)", shown) == ["0"] * 4, shown
