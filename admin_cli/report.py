@@ -97,7 +97,7 @@ def _source(options: dict[str, Any]) -> Source:
         try:
             records = Path(source.client.config().get("StateSaveLocation", "")) / FOLDER
         except SluiceError:
-            records = None
+            _note("slurmctld does not tell where the jobs' records are: what was measured is not known")
     if records is not None and records.is_absolute() and _readable(records):
         source.records = JobRecords(records)
     folder = rolled or DEFAULT_FOLDER
