@@ -21,6 +21,8 @@ from sluice_base.run import run_command
 
 LEASE_S = 2.5
 TIMEOUT_S = 6
+SITE_CONF = f"SlurmctldTimeout={TIMEOUT_S}\nSchedulerParameters=nohold_on_prolog_fail\n"
+"""slurm.conf, as docs/failover.md has it."""
 QUIET_S = 20.0
 SHOWN = 20
 LIMIT_S = 60.0  # for service that does not come back
@@ -77,13 +79,12 @@ def _say(text: str) -> None:
 def _arm(name: str, sluice: dict[str, Any] | None, options: dict[str, Any]) -> tuple[Kills, float]:
     """One cluster: a quiet time, whose submissions are timed, then the kills."""
     _say(f"{name}: cluster comes up")
-    conf = f"SlurmctldTimeout={TIMEOUT_S}\n"
     with Chaos(
         sluice,
         nodes=options["nodes"],
         accounting=options["accounting"],
         root=options["root"],
-        slurm_conf=conf,
+        slurm_conf=SITE_CONF,
         agent=sluice is not None,
     ) as chaos:
         chaos.start_load(options["rate"], options["first_seed"])

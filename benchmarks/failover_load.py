@@ -27,6 +27,7 @@ from sluice_base.run import CommandError
 
 CONTROLLERS = ("ctl1", "ctl2")
 _STILL_S = 8.0
+_REQUEUED_S = 150.0  # what a node could not launch waits for two minutes, as all that is requeued
 _GRACE_S = 2.0  # what a cancelled job may still have begun
 _ENDED = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL")
 
@@ -201,19 +202,25 @@ class Chaos:
         self.driver = subprocess.Popen(self.cluster.command(argv, user="alice"))
 
     def stop_load(self, *, settle_s: float = 90) -> Outcome:
-        """End it, wait until nothing waits or runs, or nothing has changed for `settle_s`, and judge."""
+        """End it, wait until nothing waits or runs, or nothing has changed for `settle_s`, and judge.
+
+        Where jobs wait that were requeued, for longer: until those can have started.
+        """
         (self.work / "stop").touch()
         if self.driver is not None:
             self.driver.wait(timeout=200)
             self.driver = None
-        before, since = "", time.monotonic()
-        while time.monotonic() - since < settle_s:  # a long queue takes its time
+        before, since, limit = "", time.monotonic(), settle_s
+        while time.monotonic() - since < limit:  # a long queue takes its time
             with suppress(CommandError):
                 left = self.cluster.run(["squeue", "-h", "-t", "PD,R,CG,CF", "-o", "%i %t %r"]).stdout
                 if left != before:
                     before, since = left, time.monotonic()
-                still = all(line.split()[1] == "PD" for line in left.splitlines())  # held for good, or stuck
-                if not left or (still and time.monotonic() - since > _STILL_S):
+                rows = [line.split() for line in left.splitlines()]
+                requeued = any(row[1:] == ["PD", "BeginTime"] for row in rows)
+                limit = max(settle_s, _REQUEUED_S) if requeued else settle_s
+                still = all(row[1] == "PD" for row in rows)  # held for good, or stuck
+                if not left or (still and not requeued and time.monotonic() - since > _STILL_S):
                     break
             time.sleep(0.5)
         return evaluate(self.log(), self.runs(), self.states())
@@ -317,13 +324,15 @@ class Chaos:
 
     @staticmethod
     def wait(condition: Callable[[], bool], seconds: float) -> bool:
-        """Until it holds; whether it did in time."""
+        """Until it holds; whether it did in time. Where it asks a controller, none may answer just now."""
         deadline = time.monotonic() + seconds
-        while not condition():
+        while True:
+            with suppress(CommandError):
+                if condition():
+                    return True
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.1)
-        return True
 
     def service_after(self, moment: float, limit_s: float = 60) -> float | None:
         """Seconds from `moment` to the first acknowledged submission that was made after it."""
