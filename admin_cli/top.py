@@ -57,6 +57,7 @@ def command(delay: float, part: str, once: bool, events: Path, conf: Path | None
     Keys: 1 to 6 or Tab choose a part, Enter opens, Esc goes back, s sorts by the next column, r turns the order,
     / filters, p pauses, Ctrl-L draws anew, q ends.
     """
+    from sluice_base.errors import SluiceError
     from slurm_client import connect
     from usage.top.model import Cluster
     from usage.top.screen import Screen
@@ -69,6 +70,8 @@ def command(delay: float, part: str, once: bool, events: Path, conf: Path | None
         rows = len(screen.rows())
         for text, _ in screen.lines(_columns(), rows + 6 + bool(screen.look.problem))[:-1]:
             click.echo(text)
+        if screen.look.problem:
+            raise SluiceError(screen.look.problem, remedy="ask for the controllers: scontrol ping")
         return
     _run(cluster, screen, delay)
 

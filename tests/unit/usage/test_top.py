@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from admin_cli.top import command
 from sluice_base import events
 from sluice_base.errors import SluiceError
 from slurm_client.model import Job, Node
@@ -216,6 +219,17 @@ def test_a_controller_that_is_away_is_said_and_the_last_look_stays(tmp_path: Pat
     assert len(found.nodes) == 1
     assert found.problem == "slurmctld does not [2J answer"
     assert len([event for event in found.events if "takeover" in event.what]) == 1
+
+
+def test_one_look_without_a_controller_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*_: object, **__: object) -> object:
+        raise SluiceError("slurmctld does not answer")
+
+    monkeypatch.setattr("slurm_client.connect", lambda **_: SimpleNamespace(config=away, nodes=away, jobs=away))
+    monkeypatch.setattr("usage.running.ask_running", away)
+    done = CliRunner().invoke(command, ["--once", "--events", str(tmp_path / "none")])
+    assert isinstance(done.exception, SluiceError) and "scontrol ping" in done.exception.remedy
+    assert done.exception.what == "slurmctld does not answer"
 
 
 def test_wide_characters_take_two_cells() -> None:
