@@ -31,7 +31,7 @@ def restart_slurm(cluster: DevCluster, node: str) -> None:
         cluster.start_daemon(daemon)
 
 
-def eventually(what: Callable[[], object], seconds: float = 60) -> None:
+def eventually(what: Callable[[], object], seconds: float = 120) -> None:
     """Wait until it is so."""
     end = time.monotonic() + seconds
     while not what():

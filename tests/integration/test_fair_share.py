@@ -41,9 +41,10 @@ def site(make_shared_cluster: Callable[..., DevCluster]) -> PolicySite:
     conf = site.cluster.layout.slurm / "slurm.conf"
     conf.write_text(conf.read_text() + "Include policy.sluice.conf\n")
     site.run("scontrol", "reconfigure")
-    time.sleep(2.5)  # the plugins look at the policy once a second
-    shown = site.run("scontrol", "show", "config").stdout
-    assert re.search(r"PriorityWeightFairShare += 24999\n", shown), "Slurm's, below one step of ours"
+    site.in_force("place")
+    config = ("scontrol", "show", "config")
+    weight = re.compile(r"PriorityWeightFairShare += 24999\n")  # Slurm's, below one step of ours
+    site.wait(lambda: weight.search(site.run(*config, check=False).stdout))
     return site
 
 
@@ -146,10 +147,10 @@ def test_who_is_behind_their_share_catches_up(site: PolicySite) -> None:
 
     begin = time.time()
     try:
-        site.wait(one_had_its_time, 90)
-        site.wait(three_goes_first, 60)
+        site.wait(one_had_its_time, 240)
+        site.wait(three_goes_first, 120)
         backlog.fewest = dict.fromkeys(TENANTS, 10**6)
-        site.wait(three_has_had_as_much, 120)
+        site.wait(three_has_had_as_much, 240)
         counts, fewest = begun(site), dict(backlog.fewest)
     finally:
         end = time.time()

@@ -35,7 +35,7 @@ print(json.dumps([[i, p.pid, p.usedGpuMemory >> 20] for i, h in enumerate(handle
 
 
 def eventually(what: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + 120
     while not what():
         assert time.monotonic() < end, "it did not happen within a minute"
         time.sleep(0.1)

@@ -20,6 +20,8 @@ from policy.node import FILE_NAME, compile_node
 from sluice_base import events
 from sluice_base.files import write_atomic
 from sluice_base.hostlist import expand
+from tests.integration.settled import PATIENCE as PATIENCE_S
+from tests.integration.settled import await_health
 
 pytestmark = pytest.mark.cluster
 
@@ -28,7 +30,7 @@ FULL = os.environ.get("SLUICE_TEST_SCALE") == "full"
 INTERVAL, COUNTED = ("5s", "60s") if FULL else ("1s", "8s")
 """Between two rounds of a node; how long errors count. 128 agents have two cores here."""
 HOSTS = {"h": 112, "m": 8, "x": 8} if FULL else {"h": 3, "m": 1, "x": 1}
-PATIENCE = 300 if FULL else 60
+PATIENCE = 300 if FULL else 120
 CHECKS = {
     "temperature": "window: 0s", "temperature_memory": "window: 0s", "power": "window: 0s", "pcie_width": "window: 0s",
     "throttle_thermal": "window: 3s", "throttle_power": "window: 3s", "residual_memory": "window: 0s",
@@ -140,7 +142,7 @@ class Site:
     def state(self, job: str) -> str:
         return self.job(job)["JobState"]
 
-    def wait(self, condition: Callable[[], bool], seconds: float = 30) -> None:
+    def wait(self, condition: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
         end = time.monotonic() + seconds
         while not condition():
             log = self.cluster.log_tail("controllerd@ctl1", 20)
@@ -152,7 +154,7 @@ class Site:
         done = self.cluster.run(["sluice", "health", "list", "--json"], check=False)
         return done.returncode == 0 and len(expand(json.loads(done.stdout)["healthy"] or "x")) == sum(HOSTS.values())
 
-    def run_until(self, condition: Callable[[], bool], seconds: float = 30) -> None:
+    def run_until(self, condition: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
         """As `wait`, while the controllers' daemon cannot be asked."""
         end = time.monotonic() + seconds
         while not condition():
@@ -201,7 +203,7 @@ def site(shared: Site) -> Iterator[Site]:
     shared.since = known[-1].seq if known else 0
     yield shared
     shared.clear()
-    shared.wait(lambda: not shared.out(), 60)
+    shared.wait(lambda: not shared.out())
 
 
 def test_one_gpu_of_eight_goes_out_and_returns_while_the_jobs_beside_it_go_on(site: Site) -> None:
@@ -246,7 +248,7 @@ def test_jobs_that_a_fault_hit_start_anew_and_those_that_failed_by_themselves_do
     assert site.job(after)["JobState"] == "PENDING" and f"afterok:{hit}" in site.job(after)["Dependency"]
     assert site.state(failed) == "FAILED"
     assert saved.exists()  # it was told before it was taken off
-    site.wait(lambda: site.state(hit) == "RUNNING", 40)  # the GPU has passed its checks: it was asked for by name
+    site.wait(lambda: site.state(hit) == "RUNNING")  # the GPU has passed its checks: it was asked for by name
     counts = [one["job"] for one in site.events("requeue")]
     assert sorted(counts) == sorted(set(counts))
 
@@ -267,7 +269,7 @@ def test_a_job_that_meets_a_sick_gpu_first_goes_elsewhere_and_its_node_goes_on(s
     shown = site.job(job)
     assert (shown["JobState"], shown["Priority"] != "0") == ("PENDING", True)  # not held
     site.set("h2", 6, remap_failed="no")
-    site.wait(lambda: site.out() == {}, 60)
+    site.wait(lambda: site.out() == {})
 
 
 def test_a_driver_that_hangs_is_found_in_time_and_drains_its_node(site: Site) -> None:
@@ -276,11 +278,11 @@ def test_a_driver_that_hangs_is_found_in_time_and_drains_its_node(site: Site) ->
     done = site.cluster.run(["/run/sluice-cluster/programs/sluice-health"], node="x1", check=False)
     assert time.monotonic() - began < 10
     assert done.returncode in (2, 3) and ("UNKNOWN" in done.stdout or "gives no answer" in done.stdout)
-    site.wait(lambda: site.out().get(("x1", "")) == "driver", 40)
+    site.wait(lambda: site.out().get(("x1", "")) == "driver")
     assert "sluice: driver: intel" in site.run("sinfo", "-h", "-R", "-o", "%E %n")
     assert "action=health ms=" in site.cluster.log("agent@m1").read_text()  # HealthCheckProgram asks there
     site.set("x1", 0, driver_hang="no")
-    site.wait(lambda: site.out() == {}, 60)
+    site.wait(lambda: site.out() == {})
     assert "drain" not in site.run("sinfo", "-h", "-n", "x1", "-o", "%T")
 
 
@@ -294,7 +296,7 @@ def test_a_node_that_loses_power_with_jobs_of_three_kinds(site: Site) -> None:
     for job in (allowed, refused, gang):
         site.wait(lambda job=job: "3" in site.job(job)["NodeList"])  # type: ignore[misc]
     site.run("scancel", *fillers)
-    time.sleep(6)  # the controllers' daemon has seen who runs where
+    await_health(site.cluster)  # it has seen who runs where
     for daemon in ("agent@h3", "slurmd@h3"):
         site.cluster.stop_daemon(daemon, number=signal.SIGKILL)
     site.wait(lambda: "down" in site.run("sinfo", "-h", "-n", "h3", "-o", "%T"), 60)

@@ -70,7 +70,7 @@ def output() -> Iterator[Path]:
 
 
 def eventually(what: Callable[[], bool], about: Callable[[], object]) -> None:
-    end = time.monotonic() + 40
+    end = time.monotonic() + 90
     while not what():
         assert time.monotonic() < end, about()
         time.sleep(0.1)

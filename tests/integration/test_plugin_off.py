@@ -68,10 +68,10 @@ def placements(cluster: DevCluster) -> dict[str, str]:
         undecided = any("PENDING" in job and "Reason=None" in job for job in seen[-1].values())
         return len(seen) > 30 and seen[-1] == seen[-25] and not undecided
 
-    waiter.wait(settled, seconds=60)
+    waiter.wait(settled, seconds=180)
     cluster.run(["scancel", *jobs])
     waiter.wait(lambda: not cluster.run(["squeue", "-h"]).stdout)
-    cluster.wait_idle(timeout=30)
+    cluster.wait_idle(timeout=90)
     return seen[-1]
 
 

@@ -25,7 +25,7 @@ SITE = {
 }
 FIELDS = "JobIDRaw,Account,User,QOS,Submit,Start,End,ElapsedRaw,State,Timelimit,NNodes,ReqTRES,AllocTRES"
 HOSTILE_NAME = "a|b\n9|physics|$(reboot)"
-PATIENCE_S = 60
+PATIENCE_S = 120
 
 
 def sacct(site: DevCluster, fields: str) -> str:
@@ -46,12 +46,13 @@ def test_a_month_of_a_real_site(make_cluster: Callable[..., DevCluster], tmp_pat
     submit("--gres=gpu:1", ":", "-n1", "--wrap", "sleep 1")  # heterogeneous
     held = submit("--hold", "--gres=gpu:1", "--wrap", "true")
     site.run(["scancel", held], user="alice")
-    requeued = submit("--requeue", "--gres=gpu:1", "--wrap", "sleep 3")
+    requeued = submit("--requeue", "--gres=gpu:1", "--wrap", "sleep 600")
     deadline = time.monotonic() + PATIENCE_S
     while "RUNNING" not in site.run(["squeue", "-h", "-o", "%T", "-j", requeued]).stdout:
         assert time.monotonic() < deadline, "the job to be requeued never ran"
         time.sleep(0.2)
     site.run(["scontrol", "requeue", requeued])
+    site.run(["scontrol", "hold", requeued])
     running = submit("--gres=gpu:1", "--wrap", "sleep 600")
     last = ""
     while last.count("COMPLETED") < 7 or last.count("RUNNING") < 1:
