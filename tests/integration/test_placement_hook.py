@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -51,6 +52,7 @@ def _description(version: str, level: str | None = "place") -> dict[str, Any]:
         "partitions": [
             {"name": "main", "options": "PriorityTier=1 DefaultTime=60"},
             {"name": "high", "options": "PriorityTier=10 DefaultTime=60"},
+            {"name": "share", "options": "PriorityTier=1 DefaultTime=60 OverSubscribe=YES:2"},
         ],
         "topology_conf": "SwitchName=s1 Nodes=n[1-2]\nSwitchName=s2 Nodes=n[3-4]\nSwitchName=top Switches=s[1-2]\n",
         "slurm_conf": "TopologyPlugin=topology/tree\nDefMemPerCPU=200\n"
@@ -257,6 +259,29 @@ def test_preempts_as_few_as_it_can(jobs: Jobs) -> None:
     assert placed.keys() & {"n1", "n2", "n3", "n4"}
 
 
+def test_nobody_starts_with_nothing_allocated(jobs: Jobs) -> None:
+    """A job names a node that still completes another. Stock Slurm, looking for whom to preempt, takes that node for
+    free: it would have the job start without nodes, and log an error."""
+    began = len(jobs.cluster.log("slurmctld@ctl1").read_text())
+    preemptable, _ = jobs.start("-w", "n1", "--gres=gpu:1", "--requeue")
+    before, trapped = jobs.counters()["nothing_allocated"], jobs.cluster.folder / "scratch/trapped"
+    for _ in range(5):  # the moment passes
+        trapped.unlink(missing_ok=True)
+        wrap = "--wrap=trap '' TERM; touch /run/sluice-cluster/scratch/trapped; sleep 600"
+        stubborn = jobs.run("sbatch", "--parsable", "-o/dev/null", "-wn2", wrap).strip()
+        until(trapped.exists)
+        named = ["sbatch", "--parsable", "-o/dev/null", "-phigh", "-wn2", "--gres=gpu:8", "--wrap=true"]
+        high = jobs.shell(f"scancel {stubborn}; {shlex.join(named)}").strip()
+        jobs.wait(high, "COMPLETED", patience=60)
+        if jobs.counters()["nothing_allocated"] > before:
+            break
+    else:
+        raise AssertionError("the job was never looked at while the node was completing")
+    assert jobs.state(preemptable) == "RUNNING"
+    assert "failed to set job resources" not in jobs.cluster.log("slurmctld@ctl1").read_text()[began:]
+    jobs.assert_sound()
+
+
 # ---- what the hook leaves to stock Slurm ----
 
 
@@ -378,6 +403,27 @@ def test_mirror_follows_whatever_happens(jobs: Jobs) -> None:
     until(jobs.counters, lambda now: now["checks"] > 50 and now["cross_checked"] > 0)
     counters = jobs.assert_sound()
     assert counters["index_kept"] >= 0.99 * counters["index_asked"]
+
+
+def test_mirror_counts_cores_once_that_several_jobs_have(jobs: Jobs) -> None:
+    """Jobs that oversubscribe come and go, each with other cores: the mirror is compared before every question."""
+    total = int(re.search(r"CPUTot=(\d+)", jobs.run("scontrol", "show", "node", "n1")).group(1))  # type: ignore[union-attr]
+    share = ["-p", "share", "--oversubscribe", "-w", "n1"]
+    large, _ = jobs.start(*share, f"-c{total - 8}", "-t50")
+    small, _ = jobs.start(*share, "-c16", "-t20")  # more than the first one leaves
+    several = [jobs.start(*share, "-c4", f"-t{minutes}")[0] for minutes in (10, 30)]
+    jobs.start("-w", "n2")
+    jobs.run("scancel", large)
+    jobs.wait(large, "CANCELLED")
+    jobs.start("-w", "n2")
+    jobs.run("scontrol", "suspend", small)
+    jobs.start("-w", "n2")
+    jobs.run("scontrol", "reconfigure")
+    jobs.start("-w", "n2")
+    jobs.run("scancel", several[0])
+    jobs.wait(several[0], "CANCELLED")
+    jobs.start("-w", "n2")
+    assert jobs.assert_sound()["checks"] > 0
 
 
 def test_gpus_in_use_by_type_are_right_after_a_restart(jobs: Jobs) -> None:
