@@ -418,6 +418,7 @@ def test_mirror_counts_cores_once_that_several_jobs_have(jobs: Jobs) -> None:
     jobs.start("-w", "n2")
     jobs.run("scontrol", "suspend", small)
     jobs.start("-w", "n2")
+    jobs.assert_sound()  # 24.11 counts anew
     jobs.run("scontrol", "reconfigure")
     jobs.start("-w", "n2")
     jobs.run("scancel", several[0])
