@@ -37,7 +37,7 @@ def check_live(cluster: DevCluster, node: str, user: str, other: str, end: Calla
         return bool(found) and found["utilisation_now_percent"] == pytest.approx(PERCENT, abs=1)
 
     for who in ("root", user):
-        eventually(lambda who=who: seen(who), 60)
+        eventually(lambda who=who: seen(who))
         found = row(who)
         assert found is not None and found["state"] == "RUNNING"
         assert MIB < found["gpu_mem_now_mib"] < MIB + 1024 and found["gpu_mem_peak_mib"] >= found["gpu_mem_now_mib"]
@@ -49,10 +49,10 @@ def check_live(cluster: DevCluster, node: str, user: str, other: str, end: Calla
         r"^    now +(39|40|41)%, 1\d", page, re.MULTILINE
     )
     mine = re.compile(rf"^{number} .* (39|40|41)% +1[\d.]+G ", re.MULTILINE)
-    eventually(lambda: mine.search(sluice("top", "--once", "--part", "jobs", user=user)), 30)
+    eventually(lambda: mine.search(sluice("top", "--once", "--part", "jobs", user=user)))
     device = re.compile(rf"^{node} .* whole +(39|40|41)% +1[\d.]+G +\d+\.?\d*G .* {number}$", re.MULTILINE)
     on_controller = ["sluice", "top", "--once", "--part", "devices"]
-    eventually(lambda: device.search(cluster.run(on_controller, node="ctl1").stdout), 60)
+    eventually(lambda: device.search(cluster.run(on_controller, node="ctl1").stdout))
     assert not device.search(sluice("top", "--once", "--part", "devices", user=other))
     end(number)
     return number

@@ -105,7 +105,7 @@ class Database:
         return {labels: sorted(samples) for labels, samples in found.items()}
 
 
-def eventually(what: Callable[[], object], seconds: float = 60) -> None:
+def eventually(what: Callable[[], object], seconds: float = 120) -> None:
     """Until it holds."""
     end = time.monotonic() + seconds
     while not what():

@@ -23,6 +23,7 @@ from dev_cluster.cluster import DevCluster
 from dev_cluster.gpu_sim.fields import set_values
 from dev_cluster.layout import INSIDE
 from prolog_epilog.record import JobRecord
+from tests.integration.settled import PATIENCE
 from usage.admin_comment import parse
 from usage.job_records import FOLDER, JobRecords
 
@@ -94,7 +95,7 @@ int main(void)
         limited |= strstr(line, "sluice") != NULL;
     printf("pid %d\nlimited %d\n", getpid(), limited);
     fflush(stdout);
-    sleep(30);
+    sleep(600);
     return 0;
 }
 """
@@ -142,6 +143,7 @@ SIGNALLED = """
 import signal
 caught = []
 signal.signal(signal.SIGUSR1, lambda number, frame: caught.append(number))
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
 start()
 print("up", alloc(100) > 0, flush=True)
 while not caught:
@@ -236,7 +238,7 @@ def shared() -> Iterator[Path]:
         yield folder
 
 
-def eventually(what: Callable[[], Any], seconds: float = 40) -> Any:
+def eventually(what: Callable[[], Any], seconds: float = PATIENCE) -> Any:
     end = time.monotonic() + seconds
     while not (found := what()):
         assert time.monotonic() < end, f"it did not happen within {seconds} s"
@@ -310,7 +312,9 @@ SAID = {
 def slow(cluster: DevCluster) -> Iterator[dict[str, subprocess.Popen[str]]]:
     """Jobs for which Slurm takes its time: they run beside the others."""
     parts = [["-w", node, f"--gres=shard:{mib}", PYTHON, "-c", LAST] for node, mib in ((NODE, 3000), (OTHER, 6000))]
-    signalled = ["--signal=USR1@60", "--time=1", "-w", OTHER, "--gres=shard:2048", PYTHON, "-c", CUDA + SIGNALLED]
+    signalled = ["--signal=USR1@60", "--time=1", "-w", OTHER, "--gres=shard:2048"]
+    # Slurm may send it before Python has begun: it is kept until the program can take it.
+    signalled += ["env", "--block-signal=USR1", PYTHON, "-c", CUDA + SIGNALLED]
     commands = {"parts": [*parts[0], ":", *parts[1]], "signal": signalled}
     started = {
         name: subprocess.Popen(
@@ -397,26 +401,31 @@ def test_a_driver_linked_out_of_reach_is_refused_or_ended(outcomes: dict[str, Ou
 
 def test_a_static_program_is_ended(cluster: DevCluster, shared: Path) -> None:
     """It has no loader, and speaks to the driver itself: here the test says what the driver would see."""
-    job = cluster.command(srun("env", "-i", str(shared / "static")), user="alice")
+    words = ["sh", "-c", 'echo $SLURM_JOB_ID; exec env -i "$0"', str(shared / "static")]
+    job = cluster.command(srun(*words), user="alice")
     with subprocess.Popen(job, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
         assert program.stdout
+        number = int(program.stdout.readline())
         pid, limited = (program.stdout.readline().split()[1] for _ in range(2))
         assert limited == "0"
         folder = cluster.node_folder(NODE) / "gpu_sim"
         began = time.time()
         set_values(folder, 0, {"process": f"{pid}:5G"})
         try:
-            _, said = program.communicate(timeout=20)
+            _, said = program.communicate(timeout=PATIENCE)
         finally:
             set_values(folder, 0, {"processes": "none"})
-    assert time.time() - began < 4 and program.returncode != 0 and "limit 4G" in said
+    record = eventually(lambda: [one for one in records(cluster) if one.job == number])[0]
+    [end] = [event for event in record.events if event.action == "end"]
+    assert 0 < end.time - began < 2
+    assert program.returncode != 0 and "limit 4G" in said, (said, end)
 
 
 @pytest.mark.parametrize("place", ["outside", "extern"])
 def test_what_comes_by_ssh_is_ended(cluster: DevCluster, shared: Path, place: str) -> None:
     """A process that no step started: outside of every job, and where pam_slurm_adopt puts it."""
     attempt = [PYTHON, str(shared / "try.py"), "libcuda.so.1", "-", OVER]
-    job = cluster.command(srun("sh", "-c", "echo $SLURM_JOB_ID; sleep 30"), user="bob")
+    job = cluster.command(srun("sh", "-c", "echo $SLURM_JOB_ID; sleep 600"), user="bob")
     uid = cluster.run(["id", "-u", "bob"]).stdout.strip()
     with subprocess.Popen(job, stdout=subprocess.PIPE, text=True) as program:
         assert program.stdout
@@ -424,7 +433,7 @@ def test_what_comes_by_ssh_is_ended(cluster: DevCluster, shared: Path, place: st
         words = ["setpriv", f"--reuid={uid}", "--clear-groups", *attempt]
         if place == "extern":
             words = ["sh", "-c", ADOPT, number, *words]
-        came = cluster.run(words, node=NODE, check=False, timeout=30)
+        came = cluster.run(words, node=NODE, check=False, timeout=PATIENCE)
         cluster.run(["scancel", number])
     assert "code 0" in came.stdout and came.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL)
     at = float(came.stdout.split()[1])
@@ -437,7 +446,9 @@ def test_what_comes_by_ssh_is_ended(cluster: DevCluster, shared: Path, place: st
 
 
 def test_each_node_of_a_job_has_its_own_limit_to_the_last_mib(cluster: DevCluster) -> None:
-    ran = cluster.run(["srun", "--quiet", "-N2", "--gres=shard:4096", PYTHON, "-c", LAST], user="alice", timeout=60)
+    ran = cluster.run(
+        ["srun", "--quiet", "-N2", "--gres=shard:4096", PYTHON, "-c", LAST], user="alice", timeout=PATIENCE
+    )
     assert sorted(ran.stdout.splitlines()) == [f"has {name} 4096 -2" for name in (NODE, OTHER)]
 
 
@@ -447,8 +458,10 @@ def test_each_node_of_a_job_has_its_own_limit_to_the_last_mib(cluster: DevCluste
 def test_umask_core_limit_and_own_preload_stay(cluster: DevCluster) -> None:
     look = "umask; ulimit -c; echo $LD_PRELOAD; grep -c libdl /proc/self/maps; unshare -Urm true && echo own"
     bare = ["sh", "-c", f"umask 027; ulimit -c 1000; export LD_PRELOAD=libdl.so.2; exec sh -c '{look}'"]
-    without = cluster.run(["srun", "--quiet", "-w", NODE, *bare], user="alice", timeout=60).stdout
-    within = cluster.run(["srun", "--quiet", "-w", NODE, "--gres=shard:2048", *bare], user="alice", timeout=60).stdout
+    without = cluster.run(["srun", "--quiet", "-w", NODE, *bare], user="alice", timeout=PATIENCE).stdout
+    within = cluster.run(
+        ["srun", "--quiet", "-w", NODE, "--gres=shard:2048", *bare], user="alice", timeout=PATIENCE
+    ).stdout
     assert within == without and within.split()[:3] == ["0027", "1000", "libdl.so.2"] and within.endswith("own\n")
 
 
@@ -458,7 +471,7 @@ def test_the_ranks_of_an_mpi_program_share_the_limit_exactly(cluster: DevCluster
     beside, names = 4 // nodes, ",".join([NODE, OTHER][:nodes])
     job = ["srun", "--quiet", "--mpi=pmi2", f"-N{nodes}", f"--ntasks-per-node={beside}", "-w", names]
     program = [PYTHON, "-c", CUDA + MPI, str(beside)]
-    ran = cluster.run([*job, "--gres=shard:4096", *program], user="alice", timeout=60)
+    ran = cluster.run([*job, "--gres=shard:4096", *program], user="alice", timeout=PATIENCE)
     assert ran.stdout == f"said [15, {4 - beside}, 4, 4, 0, 1]\n"
 
 
@@ -503,7 +516,7 @@ def test_killed_at_any_moment_it_lets_no_job_run_without_its_limit(cluster: DevC
     eventually(lambda: set(jobs) <= {record.job for record in records(cluster)})
     found = [record for record in records(cluster) if record.job in jobs]
     assert all(grant.limit == 2 * GIB for record in found for grant in record.grants)
-    assert cluster.run(["ls", "/run/sluice/agent/jobs"], node=OTHER).stdout == ""
+    eventually(lambda: cluster.run(["ls", "/run/sluice/agent/jobs"], node=OTHER).stdout == "")
 
 
 def _resumed_and_done(cluster: DevCluster, jobs: list[int]) -> bool:
@@ -582,7 +595,7 @@ def test_two_tenants_on_one_gpu_have_a_record_each(cluster: DevCluster, outcomes
     }
     jobs = {}
     for user, program in programs.items():
-        said, _ = program.communicate(timeout=40)
+        said, _ = program.communicate(timeout=PATIENCE)
         number, done = said.split()
         assert done == "True"
         jobs[user] = int(number)
@@ -600,7 +613,7 @@ def test_records_wait_for_a_controller_and_an_agent_that_are_away(cluster: DevCl
     cluster.stop_daemon(controllerd)
     try:
         job = ["srun", "--quiet", "-N2", "--gres=gpu:1", "sh", "-c", "echo $SLURM_JOB_ID"]
-        number = int(cluster.run(job, user="alice", timeout=60).stdout.split()[0])
+        number = int(cluster.run(job, user="alice", timeout=PATIENCE).stdout.split()[0])
         outboxes = [cluster.node_folder(name) / "outbox" for name in (NODE, OTHER)]
         eventually(lambda: all(list(folder.glob(f"{number}-*.json")) for folder in outboxes))
         cluster.stop_daemon(agent, number=signal.SIGKILL)
@@ -621,7 +634,7 @@ def test_a_full_disk_delays_a_record(cluster: DevCluster) -> None:
     folder.rename(away)
     folder.touch()  # nothing can be written there
     try:
-        number = int(cluster.run(srun("sh", "-c", "echo $SLURM_JOB_ID"), user="alice", timeout=60).stdout)
+        number = int(cluster.run(srun("sh", "-c", "echo $SLURM_JOB_ID"), user="alice", timeout=PATIENCE).stdout)
         log = cluster.log(f"agent@{NODE}")
         eventually(lambda: f"action=problem job={number}" in log.read_text())
         waiting = cluster.run(["ls", "/run/sluice/agent/jobs", "/run/sluice/limit"], node=NODE).stdout.split()
@@ -638,11 +651,11 @@ def test_a_full_disk_delays_a_record(cluster: DevCluster) -> None:
 
 
 def test_each_part_of_a_heterogeneous_job_has_its_own_limit(slow: dict[str, subprocess.Popen[str]]) -> None:
-    said, _ = slow["parts"].communicate(timeout=90)
+    said, _ = slow["parts"].communicate(timeout=2 * PATIENCE)
     assert sorted(said.splitlines()) == [f"has {NODE} 3000 -2", f"has {OTHER} 6000 -2"]
 
 
 def test_slurms_signal_reaches_the_program(slow: dict[str, subprocess.Popen[str]]) -> None:
     """--signal, by which programs write their checkpoints."""
-    said, _ = slow["signal"].communicate(timeout=90)
+    said, _ = slow["signal"].communicate(timeout=2 * PATIENCE)
     assert said == "up True\ncaught [10] True\n"

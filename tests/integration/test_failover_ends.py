@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -13,6 +14,7 @@ from benchmarks.failover import TIMEOUT_S, sluice_description
 from benchmarks.failover_load import Chaos
 from dev_cluster.layout import INSIDE
 from slurm_plugin.sources import SourcesUnavailableError
+from tests.integration.settled import PATIENCE
 
 pytestmark = pytest.mark.cluster
 
@@ -38,8 +40,8 @@ def notes(chaos: Chaos) -> dict[int, str]:
     found = {}
     for path in (chaos.cluster.layout.folder / "nodes").glob("*/ended/*"):
         with suppress(FileNotFoundError):  # it is removed just now
-            if path.name.isdecimal():
-                found[int(path.name)] = path.read_text().split()[-1]
+            if path.name.isdecimal() and (words := path.read_text().split()):
+                found[int(path.name)] = words[-1]
     return found
 
 
@@ -53,7 +55,7 @@ def test_an_end_that_no_controller_takes_is_told_again(chaos: Chaos) -> None:
 
     Their slurmstepds are killed, as they give up of themselves some seconds sooner or later than a takeover takes.
     """
-    assert chaos.wait(lambda: chaos.in_charge("ctl1"), 40)
+    assert chaos.wait(lambda: chaos.in_charge("ctl1"), PATIENCE)
     go, started = INSIDE / "go", "home/alice/started"
 
     def submit(status: int, *options: str, first: str = "") -> int:
@@ -75,22 +77,27 @@ def test_an_end_that_no_controller_takes_is_told_again(chaos: Chaos) -> None:
     def running() -> int:
         return sum(state == "RUNNING" for _, state in states())
 
-    assert chaos.wait(lambda: running() == 8, 30), states()
+    assert chaos.wait(lambda: running() == 8, PATIENCE), states()
     # Slurm waits two minutes before it runs a requeued job, so that a launch under way does not meet the next one.
-    assert chaos.wait(lambda: (chaos.cluster.folder / started).exists(), 60)
+    assert chaos.wait(lambda: (chaos.cluster.folder / started).exists(), PATIENCE)
     chaos.cluster.run(["scontrol", "requeue", str(again)])
-    assert chaos.wait(lambda: chaos.states()[again] == "PENDING", 20), states()
+    assert chaos.wait(lambda: chaos.states()[again] == "PENDING", PATIENCE), states()
     chaos.cluster.run(["scontrol", "update", f"JobId={again}", "StartTime=now"])
-    assert chaos.wait(lambda: running() == 8, 60), states()
-    chaos.kill("ctl1")
-    chaos.cluster.run(["touch", str(go)])
-    assert chaos.wait(lambda: len(notes(chaos)) == 6, 20), notes(chaos)
-    batch = set(notes(chaos))
-    chaos.cluster.run(["kill", "-9", *notes(chaos).values()])
-    assert chaos.wait(lambda: chaos.in_charge("ctl2"), 40)
+    assert chaos.wait(lambda: running() == 8, PATIENCE), states()
+    backup = chaos.slurmctld("ctl2")
+    assert backup is not None
+    chaos.send(backup, signal.SIGSTOP)  # nobody leads before all have ended, however long that takes
+    try:
+        chaos.kill("ctl1")
+        chaos.cluster.run(["touch", str(go)])
+        assert chaos.wait(lambda: len(notes(chaos)) == 6, PATIENCE), notes(chaos)
+        batch = set(notes(chaos))
+        chaos.cluster.run(["kill", "-9", *notes(chaos).values()], check=False)  # one may have given up already
+    finally:
+        chaos.send(backup, signal.SIGCONT)
+    assert chaos.wait(lambda: chaos.in_charge("ctl2"), PATIENCE)
     wanted = {number: "COMPLETED" for number in (*batch, het + 1)} | {failed: "FAILED", lives: "RUNNING"}
-    assert chaos.wait(lambda: dict(states()) == wanted, 40), (states(), notes(chaos))
-    assert not notes(chaos)
+    assert chaos.wait(lambda: dict(states()) == wanted and not notes(chaos), PATIENCE), (states(), notes(chaos))
     shown = chaos.cluster.run(["scontrol", "show", "job", str(failed)]).stdout
     assert "ExitCode=3:0" in shown
     assert "Restarts=1" in chaos.cluster.run(["scontrol", "show", "job", str(again)]).stdout
@@ -109,7 +116,7 @@ def test_an_end_that_no_controller_takes_is_told_again(chaos: Chaos) -> None:
     ):
         note = ended_folder(chaos, where) / str(lives)
         note.write_text(f"sluice-ended 1 {lives} {restarts} {owner} 0 {ended} 4000000\n")
-    assert chaos.wait(lambda: not notes(chaos), 40)
+    assert chaos.wait(lambda: not notes(chaos), PATIENCE)
     assert chaos.states()[lives] == "RUNNING"
     comment = chaos.cluster.run(["scontrol", "show", "job", str(lives)]).stdout
     assert "sluice-ended" not in comment

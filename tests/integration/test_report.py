@@ -31,6 +31,7 @@ from policy.alerts import Alerts, NodeAlerts, NodeRule, compile_alerts
 from policy.node import NodePolicy
 from prolog_epilog.record import Event, Grant, JobRecord
 from sluice_base.files import write_atomic
+from tests.integration.settled import PATIENCE
 from usage.job_records import FOLDER, JobRecords
 
 pytestmark = pytest.mark.cluster
@@ -77,7 +78,7 @@ class Site:
     def state(self, job: int) -> str:
         return self.cluster.run(["sacct", "-X", "-n", "-P", "-j", str(job), "-o", "State"]).stdout.strip()
 
-    def wait(self, condition: Callable[[], Any], seconds: float = 30) -> None:
+    def wait(self, condition: Callable[[], Any], seconds: float = PATIENCE) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline
@@ -304,18 +305,18 @@ def test_runs_of_a_job_on_different_nodes_are_told_apart(site: Site) -> None:
     site.wait(lambda: re.search(rf"action=prolog .*job={job}\b", log.read_text()))
     show = ["scontrol", "show", "job", "-o", str(job)]
     site.cluster.run(["scontrol", "requeue", str(job)])
-    site.wait(lambda: "JobState=PENDING" in site.cluster.run(show).stdout, 60)
+    site.wait(lambda: "JobState=PENDING" in site.cluster.run(show).stdout)
     site.cluster.run(["scontrol", "update", f"JobId={job}", "ReqNodeList=g-2", "StartTime=now"])
-    site.wait(lambda: site.state(job) == "COMPLETED", 60)
+    site.wait(lambda: site.state(job) == "COMPLETED")
     records = JobRecords(site.cluster.layout.state / FOLDER)
-    site.wait(lambda: len(records.of_job(job)) == 2, 60)
+    site.wait(lambda: len(records.of_job(job)) == 2)
     first, second = records.of_job(job)
     assert (first.node, first.restarts, second.node, second.restarts) == ("g-1", 0, "g-2", 1)
     page = json.loads(site.sluice("report", "job", str(job), "--json"))
     assert page["runs"] == 2 and [gpu["node"] for gpu in page["used"]["gpus"]] == ["g-2"] * 2
     rows = {row["node_list"]: row for row in site.rows("jobs", "-j", str(job))}
     assert set(rows) == {"g-1", "g-2"} and all(row["gpu_mem_peak_mib"] is not None for row in rows.values())
-    site.wait(lambda: ",gpus=2," in site.sacct("-j", str(job), "-o", "AdminComment")[-1][0], 60)
+    site.wait(lambda: ",gpus=2," in site.sacct("-j", str(job), "-o", "AdminComment")[-1][0])
 
 
 def test_a_picture(site: Site) -> None:
@@ -397,7 +398,7 @@ class Terminal:
         plain = re.sub(rb"\x1b(?:\[[0-9;?]*[A-Za-z]|[()].|[=>78M])", b" ", self.data[self.seen :])
         return plain.decode("utf-8", "replace")
 
-    def until(self, word: str, seconds: float = 20) -> None:
+    def until(self, word: str, seconds: float = PATIENCE) -> None:
         deadline = time.monotonic() + seconds
         while word not in self.text():
             assert time.monotonic() < deadline, self.text()[-3000:]
@@ -409,7 +410,7 @@ class Terminal:
         os.write(self.master, keys.encode())
 
     def ended(self) -> int:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             if select.select([self.master], [], [], 0.1)[0]:
                 with suppress(OSError):  # the other end is closed
@@ -453,7 +454,8 @@ def test_alerts_from_a_real_idle_gpu_to_a_cancelled_job(site: Site) -> None:
     program.chmod(0o755)
 
     def messages(rule: str) -> list[dict[str, Any]]:
-        return [one for one in map(json.loads, taken.read_text().splitlines()) if one["rule"] == rule]
+        whole = [line for line in taken.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        return [one for one in map(json.loads, whole) if one["rule"] == rule]
 
     alerts = NodeAlerts(
         interval=2,
@@ -475,19 +477,19 @@ def test_alerts_from_a_real_idle_gpu_to_a_cancelled_job(site: Site) -> None:
     assert messages("test")[0]["state"] == "test"
 
     site.cluster.run(["scontrol", "update", "NodeName=g-2", "State=DRAIN", f"Reason={HOSTILE}"])
-    site.wait(lambda: messages("out"), 60)
+    site.wait(lambda: messages("out"))
     assert messages("out")[0]["subjects"][0]["name"] == "node g-2"
     assert all(one.isprintable() for one in messages("out")[0]["subjects"][0]["text"])
-    site.wait(lambda: messages("warm"), 60)
+    site.wait(lambda: messages("warm"))
     assert all(one["name"].startswith("g-2 GPU") for one in messages("warm")[0]["subjects"])
     row = re.compile(r"^g-1 .* 1/8 +(\d+%|-) ", re.MULTILINE)
-    site.wait(lambda: (found := row.search(site.sluice("top", "--once"))) and found[1] == "0%", 60)
+    site.wait(lambda: (found := row.search(site.sluice("top", "--once"))) and found[1] == "0%")
     others = row.search(site.sluice("top", "--once", user="alice"))
     assert others is not None and others[1] == "-", "only SlurmUser and root read what nodes told"
-    site.wait(lambda: messages("idle"), 60)
+    site.wait(lambda: messages("idle"))
     assert f"job {site.running} of bob" in messages("idle")[0]["subjects"][0]["name"]
-    site.wait(lambda: site.state(site.running).startswith("CANCELLED"), 60)
-    site.wait(lambda: [one["state"] for one in messages("idle")] == ["firing", "resolved"], 60)
+    site.wait(lambda: site.state(site.running).startswith("CANCELLED"))
+    site.wait(lambda: [one["state"] for one in messages("idle")] == ["firing", "resolved"])
 
     rows = json.loads(site.sluice("alerts", "list", "--all", "--json"))
     assert {row["rule"]: row["state"] for row in rows["alerts"]} == {
@@ -497,7 +499,7 @@ def test_alerts_from_a_real_idle_gpu_to_a_cancelled_job(site: Site) -> None:
     site.cluster.stop_daemon("controllerd@ctl1")
     site.cluster.start_daemon("controllerd@ctl1")
     site.cluster.run(["scontrol", "update", "NodeName=g-2", "State=RESUME"])
-    site.wait(lambda: [one["state"] for one in messages("out")] == ["firing", "resolved"], 60)
+    site.wait(lambda: [one["state"] for one in messages("out")] == ["firing", "resolved"])
     assert [one["state"] for one in messages("warm")] == ["firing"]  # not told again by the new daemon
     assert not messages("quiet")
     assert len({one["id"] for one in messages("out") + messages("idle")}) == 4
@@ -581,16 +583,16 @@ def test_alerts_by_mail_and_webhook_over_a_restart_and_a_takeover(
     # What the webhook has not taken when the daemon is killed it gets from the next, also where its answer gets lost.
     hook.fails = 1 << 30
     site.cluster.run(["scancel", *map(str, jobs)])
-    site.wait(lambda: mail.about("full") == ["firing", "resolved"], 60)
+    site.wait(lambda: mail.about("full") == ["firing", "resolved"])
     # What the state does not say yet is told anew, and only once the database answers.
-    site.wait(lambda: not alerts()["full"] and not alerts()["near"], 60)
+    site.wait(lambda: not alerts()["full"] and not alerts()["near"])
     site.cluster.stop_daemon("controllerd@ctl1", number=signal.SIGKILL)
     assert hook.about("full") == ["firing"]
     hook.fails, hook.mute = 0, 1
     site.cluster.stop_daemon("slurmdbd")
     site.cluster.start_daemon("controllerd@ctl1")
     both("full", "firing", "resolved")
-    site.wait(lambda: hook.resolved("near") == expected["near"], 60)
+    site.wait(lambda: hook.resolved("near") == expected["near"])
     both("base", "firing")
     assert max(hook.deliveries.values()) == 2, "the answer that got lost"
 

@@ -37,7 +37,7 @@ def test_a_job_while_it_runs_and_when_it_has_ended(
         cluster, "g-1", "alice", "mallory", lambda job: cluster.run(["scancel", str(job)], user="alice")
     )
     store = JobRecords(cluster.layout.state / FOLDER)
-    eventually(lambda: store.of_job(number), 60)
+    eventually(lambda: store.of_job(number))
     (record,) = store.of_job(number)
     assert record.usage is not None and record.ended is not None
     begun = cluster.run(["sacct", "-X", "-n", "-P", "-j", str(number), "-o", "Start"]).stdout.strip()
@@ -53,7 +53,7 @@ def test_a_job_while_it_runs_and_when_it_has_ended(
         (row,) = json.loads(sluice("report", "jobs", "-j", str(number), "--json", user="alice"))["rows"]
         return row["utilisation_percent"] is not None and row["state"] == "CANCELLED"
 
-    eventually(summary, 60)  # from AdminComment, as alice may not read the records
+    eventually(summary)  # from AdminComment, as alice may not read the records
     page = sluice("report", "job", str(number))
     assert re.search(r"p50 (39|40|41)%", page) and re.search(r"peak 1[\d.]+G", page)
     (tenant,) = json.loads(sluice("report", "tenants", "-S", "now-1hour", "--json"))["rows"]
