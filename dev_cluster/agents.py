@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from dev_cluster import gpu_sim
-from dev_cluster.layout import INSIDE, Layout, on_this_system
+from dev_cluster.layout import INSIDE, Layout, on_this_system, python_in_tree
 from dev_cluster.slurm_tree import SlurmTree
 from sluice_base.files import write_atomic
 from sluice_core.limit import library_path
@@ -57,16 +57,8 @@ class NodeAgents:
         records = str(INSIDE / "nodes" / host / "records")
         library = str(_PROGRAMS / library_path().name)
         search = f"PATH={gpu_sim.program_dir()}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-        words = [
-            "/usr/bin/env",
-            search,
-            sys.executable,
-            "-m",
-            "admin_cli.main",
-            "agent",
-            "--records",
-            records,
-            "--library",
-            library,
-        ]
+        agent = ["-m", "admin_cli.main", "agent", "--records", records, "--library", library]
+        if self.only_ends and self.tree.root is not None:
+            return python_in_tree(agent)  # it calls Slurm's commands; the full one loads GPUs' libraries of this system
+        words = ["/usr/bin/env", search, sys.executable, *agent]
         return words if self.tree.root is None else on_this_system(words)

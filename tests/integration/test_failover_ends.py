@@ -15,15 +15,18 @@ from benchmarks.failover_load import Chaos
 from dev_cluster.layout import INSIDE
 from slurm_plugin.sources import SourcesUnavailableError
 from tests.integration.settled import PATIENCE
+from tests.integration.versions import NATIVE_FIRST
 
 pytestmark = pytest.mark.cluster
 
 
-@pytest.fixture(scope="module")
-def chaos() -> Iterator[Chaos]:
+@pytest.fixture(scope="module", params=NATIVE_FIRST)
+def chaos(request: pytest.FixtureRequest) -> Iterator[Chaos]:
     """Two controllers with the journal, and agents on the nodes."""
+    root = None if request.param == "native" else request.getfixturevalue("trixie_root")
+    conf = f"SlurmctldTimeout={TIMEOUT_S}\n"
     try:
-        made = Chaos(sluice_description(None), slurm_conf=f"SlurmctldTimeout={TIMEOUT_S}\n", agent=True)
+        made = Chaos(sluice_description(None), slurm_conf=conf, agent=True, root=root)
     except SourcesUnavailableError as error:
         pytest.skip(f"no sources of Slurm: {error}")
     with made:
