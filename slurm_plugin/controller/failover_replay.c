@@ -859,5 +859,7 @@ void sluice_failover_ready(int (*recount)(void))
              own.counts[UNSETTLED]);
     }
     sluice_failover_open(&own.found);
+    if (sluice_failover_is_writing())
+        sluice_failover_leads();
     forget_all();
 }

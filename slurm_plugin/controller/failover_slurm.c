@@ -303,6 +303,8 @@ void sluice_failover_ended(struct job_record *job)
     bool requeue = is_requeue(job);
     if (!requeue && !IS_JOB_FINISHED(job))
         return;
+    if (!requeue && IS_JOB_CANCELLED(job))
+        sluice_failover_cancelled(job);
     const struct sluice_ending ending = {
         .version = SLURM_PROTOCOL_VERSION,
         .state = job->job_state,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-/* What failover_slurm.c (hooks) and failover_replay.c (replay) share, and what is in the records' payloads: Slurm's own
- * packing, big-endian, whose version comes first. */
+/* What failover_slurm.c (hooks), failover_replay.c (replay) and failover_cancelled.c share, and what is in the records'
+ * payloads: Slurm's own packing, big-endian, whose version comes first. */
 #ifndef SLUICE_CONTROLLER_FAILOVER_SLURM_H
 #define SLUICE_CONTROLLER_FAILOVER_SLURM_H
 
@@ -52,6 +52,11 @@ bool sluice_ending_unpack(struct sluice_ending *ending, buf_t *buffer);
 
 /* While a job is brought back, Slurm calls the hooks: they give it what it had instead of journalling. */
 void sluice_failover_reviving(const struct sluice_submission *facts);
+
+/* A job is cancelled; it is not requeued when it may be one whose launch an earlier controller had begun. */
+void sluice_failover_cancelled(job_record_t *job);
+/* All is replayed, and this controller leads from now on: the same for those that were cancelled before. */
+void sluice_failover_leads(void);
 
 /* For replay: where the journal is, and the time in the header of Slurm's job state, in microseconds; 0: none. */
 const char *sluice_failover_folder(void);

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.failover import LEASE_S, TIMEOUT_S, sluice_description
+from benchmarks.failover import LEASE_S, SITE_CONF, TIMEOUT_S, sluice_description
 from benchmarks.failover_load import CONTROLLERS, Chaos, Outcome, kill_series, usual_kinds
 from dev_cluster.configuration import ADDRESSES
 from dev_cluster.layout import INSIDE
@@ -27,9 +27,8 @@ _SEED = 11
 @pytest.fixture(scope="module")
 def chaos() -> Iterator[Chaos]:
     """A cluster whose controllers can be hurt in every way."""
-    conf = f"SlurmctldTimeout={TIMEOUT_S}\n"
     try:
-        made = Chaos(sluice_description(None), accounting=True, slurm_conf=conf, power=True, agent=True)
+        made = Chaos(sluice_description(None), accounting=True, slurm_conf=SITE_CONF, power=True, agent=True)
     except SourcesUnavailableError as error:
         pytest.skip(f"no sources of Slurm: {error}")
     with made:
@@ -178,6 +177,64 @@ def test_a_primary_that_the_backup_did_not_hear_asks_again(chaos: Chaos) -> None
     assert count("for its place again") > asked
     assert chaos.slurmctld("ctl1") == own  # its supervisor would have ended it after 30 s
     return_to_ctl1(chaos)
+
+
+def launches_under_way(chaos: Chaos, address: str) -> int:
+    """How many launches a node has that it has not read; other messages are smaller."""
+    own = "".join(f"{int(part):02X}" for part in reversed(address.split(".")))
+    rows = [line.split() for line in chaos.cluster.run(["cat", "/proc/net/tcp"]).stdout.splitlines()]
+    return sum(row[1].startswith(f"{own}:") and int(row[4].partition(":")[2], 16) > 1024 for row in rows[1:])
+
+
+def test_a_job_that_is_cancelled_while_it_is_launched_stays_so(chaos: Chaos) -> None:
+    """Its node, which cannot confirm the launch to a controller that died, asks the next one for a requeue."""
+    assert chaos.faults is not None
+    return_to_ctl1(chaos)
+    address = "127.1.0.1"  # n1's
+    slurmd = next(one.pid for one in chaos.cluster.daemons() if one.name == "slurmd@n1")
+    script = "--wrap=touch /tmp/sluice-launched-$SLURM_JOB_ID; sleep 600"
+
+    def submit(*where: str) -> int:
+        words = ["sbatch", "--parsable", "-o/dev/null", "--requeue", *where, script]
+        return int(chaos.cluster.run(words, user="alice").stdout)
+
+    def state(number: int) -> str:
+        return chaos.states()[number]
+
+    def ran(number: int) -> bool:
+        return chaos.cluster.run(["ls", f"/tmp/sluice-launched-{number}"], check=False).returncode == 0
+
+    def cancel(number: int) -> None:
+        chaos.cluster.run(["scancel", str(number)], user="alice")
+
+    with chaos.faults.on("cut.ctl2", f"{address}\n"):  # what the node is told of the cancellation comes later
+        chaos.send(slurmd, signal.SIGSTOP)
+        try:
+            first, second = submit("-wn1"), submit("-wn1")
+            assert chaos.wait(lambda: launches_under_way(chaos, address) == 2, 20)
+            with chaos.faults.on("cut.ctl1", f"{address}\n"):
+                cancel(first)
+                chaos.kill("ctl1")
+            serves = ["squeue", "-h"]
+            assert chaos.wait(lambda: chaos.cluster.run(serves, check=False).returncode == 0, 60)
+            assert state(second) == "RUNNING"
+            cancel(second)
+        finally:
+            chaos.send(slurmd, signal.SIGCONT)
+        log = chaos.cluster.log("slurmd@n1")
+        told = [f"Could not launch job {number} and not able to requeue it" for number in (first, second)]
+        assert chaos.wait(lambda: all(one in log.read_text() for one in told), 30), chaos.states()
+    later = submit("-xn1")  # what this controller launches itself may be requeued as ever
+    assert chaos.wait(lambda: ran(later), 60)
+    cancel(later)
+    assert chaos.wait(lambda: state(later) == "CANCELLED", 60)
+    chaos.cluster.run(["scontrol", "requeue", str(later)])
+    assert state(later) == "PENDING"
+    cancel(later)
+    return_to_ctl1(chaos)
+    assert state(later) == "CANCELLED"
+    assert {state(first), state(second)} <= {"CANCELLED", "COMPLETING"}
+    assert not ran(first) and not ran(second)
 
 
 def test_a_storage_that_hangs_ends_the_leader(chaos: Chaos) -> None:
