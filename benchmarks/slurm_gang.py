@@ -1,7 +1,8 @@
 """Gangs among small jobs on real daemons: no partial start, no longer a wait than the same work as one big job each.
 
 --gangs gangs of four jobs of a whole node each arrive among --small jobs of one or two GPUs, at random over --minutes.
-Then the same again, on the same cluster, with one job of four nodes instead of each gang. A gang's wait is from its
+Then the same again, on the same cluster, with one job of four nodes instead of each gang; each other run begins with
+these. A gang's wait is from its
 last member's submission to its last member's start; starts are told in whole seconds.
 """
 
@@ -86,7 +87,7 @@ def run(nodes: int, gangs: int, small: int, minutes: float, runs: int, first_see
     partial = missing = 0
     with Arm(nodes, "place", plugins, Global(planner_interval_ms=500)) as arm:
         for number in range(runs):
-            for as_gangs in (True, False):
+            for as_gangs in (True, False) if number % 2 == 0 else (False, True):  # what else the machine does, to both
                 ran, until = arm.run(_load(first_seed + number, gangs, small, minutes, as_gangs), settle_s=120)
                 found, parts, never = _waits(ran, until, gangs)
                 waits[as_gangs] += found
