@@ -169,6 +169,10 @@ static inline void sluice_exclusion_end(struct sluice_core_exclusion *exclusion)
 }
 #endif
 
+/* Does slurmctld end when it spreads a job whose GRES are counted for all nodes together? Its _eval_nodes_spread has
+ * eval_nodes_gres write through a null pointer. */
+#define SLUICE_SPREAD_ENDS_SLURMCTLD SLUICE_SLURM_AT_LEAST(24, 11)
+
 /* Headers of stock's select plugin: what it knows of nodes' memory and partitions' cores. */
 #if SLUICE_SLURM_AT_LEAST(23, 11)
 #define SLUICE_STOCK_NODE_DATA "src/plugins/select/cons_tres/node_data.h"

@@ -150,15 +150,33 @@ static bool starts_with_nothing(const struct decision *decision)
            !(call->preempted && *call->preempted);
 }
 
+static int counted_for_all_nodes(void *item, void *argument)
+{
+    const gres_state_t *state = item;
+    const gres_job_state_t *gres = state->gres_data;
+    (void)argument;
+    return gres && gres->gres_per_job ? -1 : 0;
+}
+
+/* A job that must not be spread, as slurmctld would end. */
+static bool dangerous(const struct decision *decision)
+{
+    const job_record_t *job = decision->call->job;
+    return SLUICE_SPREAD_ENDS_SLURMCTLD && decision->level >= SLUICE_LEVEL_SHADOW && (job->bit_flags & SPREAD_JOB) &&
+           job->gres_list_req && list_for_each_ro(job->gres_list_req, counted_for_all_nodes, NULL) < 0;
+}
+
 /* Stock's function, timed; on all of the candidates where `nodes` is not 0: they are the choice. */
 static int ask_stock_on(struct decision *decision, uint32_t nodes, struct xlist *preemptees,
                         struct sluice_job_test_rest rest)
 {
     const struct sluice_hook_call *call = decision->call;
-    uint64_t begin = sluice_now_ns();
+    uint64_t begin = sluice_now_ns(), spread = dangerous(decision) ? SPREAD_JOB : 0;
+    call->job->bit_flags &= ~spread;
     int rc = hook.stock(call->job, call->nodes, nodes ? nodes : call->min_nodes, call->max_nodes,
                         nodes ? nodes : call->req_nodes, call->mode, preemptees, call->preempted,
                         SLUICE_REST_ARGUMENTS(rest));
+    call->job->bit_flags |= spread;
     decision->stock_ns += sluice_now_ns() - begin;
     decision->stock_answered = true;
     if (rc == SLURM_SUCCESS && starts_with_nothing(decision)) {

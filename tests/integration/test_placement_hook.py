@@ -294,6 +294,13 @@ def test_required_nodes_pass_through(jobs: Jobs) -> None:
     assert counters["stock_alone.required_nodes"] > before["stock_alone.required_nodes"]
 
 
+def test_spread_jobs_with_gpus_for_all_nodes_do_not_end_slurmctld(jobs: Jobs) -> None:
+    """They end slurmctld 24.11 without Sluice: it writes through a null pointer. There they are not spread."""
+    _, placed = jobs.start("-N1-2", "-n2", "--gpus=3", "--spread-job")
+    assert sum(map(len, placed.values())) == 3
+    assert "is UP" in jobs.run("scontrol", "ping")
+
+
 def test_heterogeneous_jobs_pass_through(jobs: Jobs) -> None:
     before = jobs.counters()
     job = jobs.submit("-N1", "--gres=gpu:2", ":", "-N1", "--gres=gpu:3")
