@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import product
 from typing import Any
@@ -498,9 +498,19 @@ def clusters(request: pytest.FixtureRequest, make_shared_cluster: Callable[..., 
     return both
 
 
+def survived(steps: list[Step], version: str) -> list[Step]:
+    """What stock slurmctld survives: 24.11 ends when it spreads a job with --gpus."""
+    return [
+        replace(step, words=[word for word in step.words if word != "--spread-job"])
+        if version == "24.11" and any(word.startswith("--gpus=") for word in step.words)
+        else step
+        for step in steps
+    ]
+
+
 @pytest.mark.parametrize("seed", SEEDS)
-def test_same_mix_same_results(clusters: list[DevCluster], seed: int) -> None:
-    steps = Mix(seed).make(STEPS)
+def test_same_mix_same_results(request: pytest.FixtureRequest, clusters: list[DevCluster], seed: int) -> None:
+    steps = survived(Mix(seed).make(STEPS), request.node.callspec.params["clusters"])
     with ThreadPoolExecutor(2) as pool:
         stock, place = pool.map(lambda cluster: play(cluster, steps), clusters)
     end_what_never_comes(clusters, [stock, place])
