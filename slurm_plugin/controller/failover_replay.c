@@ -438,6 +438,17 @@ static bool is_later(const job_record_t *job, uint32_t restarts)
     return job->restart_cnt > restarts;
 }
 
+/* Slurm saved it before its launch, for which all was ready once its start was durable: it is not launched a second
+ * time, upon which its node would have it requeued while it runs. A site's own prolog, and nodes that are being
+ * powered up, take longer. */
+static void is_launched(job_record_t *job)
+{
+    if (slurm_conf.prolog_slurmctld || slurm_conf.resume_program)
+        return;
+    job->details->prolog_running = 0;
+    sluice_job_state_set(job, job->job_state & ~(uint32_t)JOB_CONFIGURING);
+}
+
 static void edit_running(struct picture *picture, job_record_t *job)
 {
     struct sluice_start start;
@@ -446,6 +457,8 @@ static void edit_running(struct picture *picture, job_record_t *job)
         return;
     }
     bool runs_so = (IS_JOB_RUNNING(job) || IS_JOB_SUSPENDED(job)) && job->start_time == start.at;
+    if (runs_so)
+        is_launched(job);
     if (runs_so || IS_JOB_FINISHED(job) || is_later(job, start.restarts))
         return;
     if (!IS_JOB_PENDING(job) || IS_JOB_COMPLETING(job))

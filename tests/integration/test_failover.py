@@ -190,8 +190,14 @@ def test_a_job_that_is_cancelled_while_it_is_launched_stays_so(chaos: Chaos) -> 
     """Its node, which cannot confirm the launch to a controller that died, asks the next one for a requeue."""
     assert chaos.faults is not None
     return_to_ctl1(chaos)
-    address = "127.1.0.1"  # n1's
-    slurmd = next(one.pid for one in chaos.cluster.daemons() if one.name == "slurmd@n1")
+
+    def idle() -> list[str]:
+        return [one.name for one in chaos.cluster.node_states() if one.state == "idle"]
+
+    assert chaos.wait(lambda: len(idle()) > 1, 180)  # others may be cleaning up
+    node = idle()[-1]
+    address = f"127.1.0.{node.removeprefix('n')}"
+    slurmd = next(one.pid for one in chaos.cluster.daemons() if one.name == f"slurmd@{node}")
     script = "--wrap=touch /tmp/sluice-launched-$SLURM_JOB_ID; sleep 600"
 
     def submit(*where: str) -> int:
@@ -210,7 +216,7 @@ def test_a_job_that_is_cancelled_while_it_is_launched_stays_so(chaos: Chaos) -> 
     with chaos.faults.on("cut.ctl2", f"{address}\n"):  # what the node is told of the cancellation comes later
         chaos.send(slurmd, signal.SIGSTOP)
         try:
-            first, second = submit("-wn1"), submit("-wn1")
+            first, second = submit("-w", node), submit("-w", node)
             assert chaos.wait(lambda: launches_under_way(chaos, address) == 2, 20)
             with chaos.faults.on("cut.ctl1", f"{address}\n"):
                 cancel(first)
@@ -221,13 +227,13 @@ def test_a_job_that_is_cancelled_while_it_is_launched_stays_so(chaos: Chaos) -> 
             cancel(second)
         finally:
             chaos.send(slurmd, signal.SIGCONT)
-        log = chaos.cluster.log("slurmd@n1")
+        log = chaos.cluster.log(f"slurmd@{node}")
         told = [f"Could not launch job {number} and not able to requeue it" for number in (first, second)]
         assert chaos.wait(lambda: all(one in log.read_text() for one in told), 30), chaos.states()
-    later = submit("-xn1")  # what this controller launches itself may be requeued as ever
-    assert chaos.wait(lambda: ran(later), 60)
+    later = submit("-x", node)  # what this controller launches itself may be requeued as ever
+    assert chaos.wait(lambda: ran(later), 180)
     cancel(later)
-    assert chaos.wait(lambda: state(later) == "CANCELLED", 60)
+    assert chaos.wait(lambda: state(later) == "CANCELLED", 180)
     chaos.cluster.run(["scontrol", "requeue", str(later)])
     assert state(later) == "PENDING"
     cancel(later)
