@@ -343,9 +343,13 @@ def test_killed_inside_a_hook_it_comes_back_with_its_jobs(make_shared: DevCluste
     cluster.run(["scancel", *before])
     cluster.run(["scancel", "-u", "alice"])
     wait_until(lambda: cluster.run(["squeue", "-h"]).stdout, lambda text: text == "", timeout=120)
-    # Jobs that it had not saved are forgotten, and their ids given out again: none of theirs is left on a node then.
+    # Jobs that it had not saved are forgotten, and their ids given out again: none of theirs is left on a node then,
+    # and no job that is to run gets such an id, as a late word about the other one would be taken for one about it.
     steps = ["pgrep", "-x", "slurmstepd"]
     wait_until(lambda: cluster.run(steps, check=False).stdout, lambda pids: pids == "", timeout=120)
+    for _ in asking:
+        cluster.run([*ask, "--hold"], user="alice")
+    cluster.run(["scancel", "-u", "alice"])
 
 
 def status_of(cluster: DevCluster, name: str) -> int | None:
