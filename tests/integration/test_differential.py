@@ -499,10 +499,10 @@ def clusters(request: pytest.FixtureRequest, make_shared_cluster: Callable[..., 
 
 
 def survived(steps: list[Step], version: str) -> list[Step]:
-    """What stock slurmctld survives: 24.11 ends when it spreads a job with --gpus."""
+    """What stock slurmctld survives: 24.11 ends when it spreads a job with --gpus or --gpus-per-task."""
     return [
         replace(step, words=[word for word in step.words if word != "--spread-job"])
-        if version == "24.11" and any(word.startswith("--gpus=") for word in step.words)
+        if version == "24.11" and any(word.startswith(("--gpus=", "--gpus-per-task=")) for word in step.words)
         else step
         for step in steps
     ]
