@@ -333,7 +333,9 @@ static void make_waiting(job_record_t *job, const struct sluice_ending *ending)
     FREE_NULL_LIST(job->gres_list_alloc);
     FREE_NULL_LIST(job->step_list);
     job->step_list = list_create(free_step_record);
-    if (ending) {
+    if (ending) { /* else it is run at once */
+        job->bit_flags &= ~(uint64_t)JOB_ACCRUE_OVER;
+        job->details->accrue_time = 0;
         job->restart_cnt = (uint16_t)ending->restarts;
         job->db_index = 0;
         job->details->submit_time = ending->end_time + 1; /* a row of its own in accounting */
@@ -464,6 +466,8 @@ static void edit_running(struct picture *picture, job_record_t *job)
     if (!IS_JOB_PENDING(job) || IS_JOB_COMPLETING(job))
         make_waiting(job, NULL);
     picture->done = make_running(job, picture);
+    if (picture->done)
+        job->bit_flags |= JOB_ACCRUE_OVER; /* Slurm's start counts only those that wait: it is in no count */
     if (picture->done)
         note(RESTORED, job->job_id);
 }
