@@ -114,6 +114,7 @@ class Ends:
         self._clock = clock
         self._seen: set[Note] = set()
         self._gone: dict[Note, float] = {}  # since when its slurmstepd is not there
+        self._failures: dict[Note, int] = {}
         self._wait = 0.0
         self._next = 0.0
 
@@ -138,8 +139,9 @@ class Ends:
         self._seen = set(notes)
         self._gone = {note: self._gone.get(note, now) for note in notes if not self._alive(note)}
         waits = [since + _EPILOG_S - now for since in self._gone.values() if since + _EPILOG_S > now]
-        for note, since in list(self._gone.items()):
-            if since + _EPILOG_S <= now and self._path(note).exists():
+        self._failures = {note: self._failures.get(note, 0) for note in notes}
+        for note in sorted(self._gone, key=self._failures.__getitem__):  # one that is not taken keeps up no other
+            if self._gone[note] + _EPILOG_S <= now and self._path(note).exists():
                 self._tell(note)
         return min([*waits, PERIOD_S])
 
@@ -147,6 +149,7 @@ class Ends:
         try:
             problem = self._give(note, self._node())
         except SluiceError:
+            self._failures[note] += 1
             self._wait = min(max(2 * self._wait, _FIRST_WAIT), _LAST_WAIT)
             spread = random.uniform(0.75, 1.25)  # noqa: S311 - so that not all nodes ask at once
             self._next = self._clock() + self._wait * spread

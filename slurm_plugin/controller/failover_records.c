@@ -124,7 +124,7 @@ static bool take_numbers(job_record_t *job, buf_t *buffer)
                 !unpackdouble(&job->billable_tres, buffer);
     if (!good)
         return false;
-    if (db_index)
+    if (db_index && db_index != NO_VAL64) /* slurmdbd was being asked for it */
         job->db_index = db_index;
     return true;
 }

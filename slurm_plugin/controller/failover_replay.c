@@ -130,15 +130,27 @@ static void keep(struct bytes *bytes, const struct sluice_record *record)
     }
 }
 
+/* Slurm's state has the job. Its script may not be on the disk, as Slurm does not sync it; and it may have been saved
+ * between its start and its launch. */
+static void keep_covered(struct picture *job, const struct sluice_record *record)
+{
+    if (record->type == SLUICE_RECORD_SUBMIT)
+        keep(&job->submit, record);
+    else if (record->type == SLUICE_RECORD_START)
+        keep(&job->start, record);
+    else if (record->type == SLUICE_RECORD_END || record->type == SLUICE_RECORD_REQUEUE)
+        keep(&job->start, NULL);
+}
+
 static bool fold(const struct sluice_record *record, void *argument)
 {
     (void)argument;
     bool covered = record->at_us < own.covered_us;
-    if (record->type == SLUICE_RECORD_OPEN || !record->job_id || (covered && record->type != SLUICE_RECORD_SUBMIT))
+    if (record->type == SLUICE_RECORD_OPEN || !record->job_id)
         return true;
     struct picture *job = picture_of(record->job_id, true);
-    if (covered) { /* Slurm's state has the job; its script may not be on the disk, as Slurm does not sync it */
-        keep(&job->submit, record);
+    if (covered) {
+        keep_covered(job, record);
         return true;
     }
     own.jobs += job->state == KNOWN;
@@ -440,15 +452,18 @@ static bool is_later(const job_record_t *job, uint32_t restarts)
     return job->restart_cnt > restarts;
 }
 
-/* Slurm saved it before its launch, for which all was ready once its start was durable: it is not launched a second
- * time, upon which its node would have it requeued while it runs. A site's own prolog, and nodes that are being
- * powered up, take longer. */
-static void is_launched(job_record_t *job)
+/* Slurm has saved that start. If it did so before the launch, for which all was ready once the start was durable, the
+ * job is not launched a second time, upon which its node would have it requeued while it runs. A site's own prolog, and
+ * nodes that are being powered up or rebooted, take longer. */
+static bool has_started(job_record_t *job, const struct sluice_start *start)
 {
-    if (slurm_conf.prolog_slurmctld || slurm_conf.resume_program)
-        return;
-    job->details->prolog_running = 0;
-    sluice_job_state_set(job, job->job_state & ~(uint32_t)JOB_CONFIGURING);
+    if ((!IS_JOB_RUNNING(job) && !IS_JOB_SUSPENDED(job)) || job->start_time != start->at)
+        return false;
+    if (!slurm_conf.prolog_slurmctld && !slurm_conf.resume_program && !job->reboot) {
+        job->details->prolog_running = 0;
+        sluice_job_state_set(job, job->job_state & ~(uint32_t)JOB_CONFIGURING);
+    }
+    return true;
 }
 
 static void edit_running(struct picture *picture, job_record_t *job)
@@ -458,18 +473,15 @@ static void edit_running(struct picture *picture, job_record_t *job)
         unsettled(picture->job_id, "its start is damaged in the journal");
         return;
     }
-    bool runs_so = (IS_JOB_RUNNING(job) || IS_JOB_SUSPENDED(job)) && job->start_time == start.at;
-    if (runs_so)
-        is_launched(job);
-    if (runs_so || IS_JOB_FINISHED(job) || is_later(job, start.restarts))
+    if (has_started(job, &start) || IS_JOB_FINISHED(job) || is_later(job, start.restarts))
         return;
     if (!IS_JOB_PENDING(job) || IS_JOB_COMPLETING(job))
         make_waiting(job, NULL);
     picture->done = make_running(job, picture);
-    if (picture->done)
-        job->bit_flags |= JOB_ACCRUE_OVER; /* Slurm's start counts only those that wait: it is in no count */
-    if (picture->done)
-        note(RESTORED, job->job_id);
+    if (!picture->done)
+        return;
+    job->bit_flags |= JOB_ACCRUE_OVER; /* Slurm's start counts only those that wait: it is in no count */
+    note(RESTORED, job->job_id);
 }
 
 static void edit_ended(struct picture *picture, job_record_t *job, const struct sluice_ending *ending)
@@ -484,10 +496,24 @@ static void edit_ended(struct picture *picture, job_record_t *job, const struct 
     note(ENDINGS, job->job_id);
 }
 
+/* Nothing has happened to it since Slurm's state was saved. */
+static void edit_known(struct picture *picture)
+{
+    struct sluice_start start;
+    job_record_t *job = find_job_record(picture->job_id);
+    picture->missing = !job;
+    if (job && picture->start.length && start_of(picture, &start))
+        (void)has_started(job, &start);
+}
+
 /* Bring a record that is there to what the journal says; nothing is derived from it yet. */
 static void edit(struct picture *picture)
 {
     struct sluice_ending ending = {0};
+    if (picture->state == KNOWN) {
+        edit_known(picture);
+        return;
+    }
     job_record_t *job = record_of(picture);
     if (!job)
         return;
@@ -589,6 +615,17 @@ static void repair_files(const struct picture *picture)
 
 /* ---- the first step ---- */
 
+/* Saved while slurmdbd was asked for the index of its row: nobody asks any more, and until it ends Slurm would let
+ * nobody change the job, not even tell of its end. Asked anew, slurmdbd answers with the same row. */
+static int forget_asking(void *item, void *argument)
+{
+    job_record_t *job = item;
+    (void)argument;
+    if (job->db_index == NO_VAL64 && !IS_JOB_FINISHED(job))
+        job->db_index = 0;
+    return 0;
+}
+
 static void settle_loaded(struct picture *picture)
 {
     picture->missing = true;
@@ -619,6 +656,7 @@ void sluice_failover_loaded(void)
     for (uint32_t i = 0; i < own.count; i++)
         if (is_last_task(&own.items[i]))
             settle_loaded(&own.items[i]);
+    list_for_each(job_list, forget_asking, NULL);
     sluice_failover_reviving(NULL);
     if (own.jobs)
         info("sluice: failover journal: %u jobs since the state was saved at %" PRId64, own.jobs,

@@ -218,6 +218,24 @@ def test_a_job_that_waited_in_the_saved_state_and_runs_is_taken_out_of_no_count(
     site.cluster.run(["scancel", "-u", "alice"])
 
 
+def test_a_job_saved_while_slurmdbd_is_asked_for_its_row_can_be_changed(site: Site) -> None:
+    """Stock Slurm lets nobody change such a job any more, so that nodes could not tell of its end either."""
+    slurmdbd = next(daemon.pid for daemon in site.cluster.daemons() if daemon.name == "slurmdbd")
+    site.cluster.run(["kill", "-STOP", str(slurmdbd)])
+    try:
+        job = site.submit()
+        site.wait_for(job, "RUNNING")
+        change = ["scontrol", "update", f"JobId={job}", "Comment=changed"]
+        until(lambda: site.cluster.run(change, check=False).stderr, lambda said: "DB index is being set" in said)
+        let_it_save(site.cluster)
+        site.kill()
+    finally:
+        site.cluster.run(["kill", "-CONT", str(slurmdbd)])
+    site.start()
+    until(lambda: site.cluster.run(change, check=False).returncode == 0, bool)
+    site.cluster.run(["scancel", "-u", "alice"])
+
+
 def test_a_torn_record_and_a_damaged_one_are_not_believed(site: Site) -> None:
     site.stop_saving()
     good = site.submit("-H")

@@ -32,9 +32,10 @@ class Controllers:
     def __init__(self) -> None:
         self.told: list[tuple[Note, str]] = []
         self.lead = True
+        self.refused: set[int] = set()  # jobs
 
     def take(self, note: Note, node: str) -> str:
-        if not self.lead:
+        if not self.lead or note.job in self.refused:
             raise SluiceError("nobody leads")
         self.told.append((note, node))
         return ""
@@ -111,6 +112,20 @@ def test_it_is_told_again_until_a_controller_answers_ever_more_seldom(site: Site
     site.controllers.lead = True
     site.look()
     assert site.controllers.told == [(NOTE, "n1")]
+
+
+def test_one_that_is_not_taken_keeps_up_no_other(site: Site) -> None:
+    site.controllers.refused = {1, 2}
+    for job in range(1, 6):
+        write(site.folder, replace(NOTE, job=job, ended=NOTE.ended + job))
+    site.look()
+    for _ in range(3):
+        with pytest.raises(SluiceError):
+            site.look(20)
+    assert [note.job for note, _ in site.controllers.told] == [3, 4, 5]
+    site.controllers.refused = set()
+    site.look(20)
+    assert sorted(note.job for note, _ in site.controllers.told) == [1, 2, 3, 4, 5]
 
 
 def test_the_next_run_of_a_job_has_a_note_of_its_own(site: Site) -> None:
