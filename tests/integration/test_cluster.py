@@ -271,7 +271,8 @@ def test_down_is_clean_after_up_was_killed_at_any_moment(tmp_path: Path, full_sc
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_up_brings_everything_down_again(number: int, tmp_path: Path, tiny_file: Path) -> None:
     folder = tmp_path / "c"
-    command = [*SLUICE, "cluster", "up", "--dir", str(folder), str(tiny_file)]
+    # Whoever runs the tests in the background may have SIGINT ignored.
+    command = ["env", "--default-signal", *SLUICE, "cluster", "up", "--dir", str(folder), str(tiny_file)]
     for _ in range(10):
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as up:
             assert up.stderr is not None
