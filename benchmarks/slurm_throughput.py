@@ -8,7 +8,7 @@ kept out of the way, and each cycle tries all jobs.
 (b) `jobs_pending` such jobs on a cluster whose GPUs are all taken, none of which does.
 
 The cluster's nodes share the processors with slurmctld here, as they never do: in both arms slurmctld goes first
-(nice -20), and beside the time by the clock stands the processor time of the thread that decides.
+(real-time priority), and beside the time by the clock stands the processor time of the thread that decides.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class _Arm:
         parsed = parse_description(yaml.safe_dump(description), source="benchmark")
         self.cluster.up(parsed, timeout=_PATIENCE, attached=True)
         # A thread begins with the priority of its creator: all that there are now.
-        self.run("bash", "-c", "renice -n -20 -p $(ls /proc/$(pidof slurmctld)/task) >/dev/null")
+        self.run("bash", "-c", "chrt --rr --all-tasks --pid 1 $(pidof slurmctld)")
 
     def down(self) -> None:
         self.cluster.down()
