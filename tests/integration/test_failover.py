@@ -198,7 +198,7 @@ def test_a_job_that_is_cancelled_while_it_is_launched_stays_so(chaos: Chaos) -> 
     node = idle()[-1]
     address = f"127.1.0.{node.removeprefix('n')}"
     slurmd = next(one.pid for one in chaos.cluster.daemons() if one.name == f"slurmd@{node}")
-    script = "--wrap=touch /tmp/sluice-launched-$SLURM_JOB_ID; sleep 600"
+    script = f"--wrap=touch {INSIDE}/home/alice/launched-$SLURM_JOB_ID; sleep 600"
 
     def submit(*where: str) -> int:
         words = ["sbatch", "--parsable", "-o/dev/null", "--requeue", *where, script]
@@ -208,7 +208,7 @@ def test_a_job_that_is_cancelled_while_it_is_launched_stays_so(chaos: Chaos) -> 
         return chaos.states()[number]
 
     def ran(number: int) -> bool:
-        return chaos.cluster.run(["ls", f"/tmp/sluice-launched-{number}"], check=False).returncode == 0
+        return (chaos.cluster.folder / f"home/alice/launched-{number}").exists()
 
     def cancel(number: int) -> None:
         chaos.cluster.run(["scancel", str(number)], user="alice")
