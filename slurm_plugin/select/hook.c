@@ -162,7 +162,7 @@ static int counted_for_all_nodes(void *item, void *argument)
 static bool dangerous(const struct decision *decision)
 {
     const job_record_t *job = decision->call->job;
-    return SLUICE_SPREAD_ENDS_SLURMCTLD && decision->level >= SLUICE_LEVEL_SHADOW && (job->bit_flags & SPREAD_JOB) &&
+    return SLUICE_SPREAD_ENDS_SLURMCTLD && decision->level >= SLUICE_LEVEL_ADMIT && (job->bit_flags & SPREAD_JOB) &&
            job->gres_list_req && list_for_each_ro(job->gres_list_req, counted_for_all_nodes, NULL) < 0;
 }
 

@@ -296,8 +296,17 @@ def test_required_nodes_pass_through(jobs: Jobs) -> None:
 
 def test_spread_jobs_with_gpus_for_all_nodes_do_not_end_slurmctld(jobs: Jobs) -> None:
     """They end slurmctld 24.11 without Sluice: it writes through a null pointer. There they are not spread."""
-    _, placed = jobs.start("-N1-2", "-n2", "--gpus=3", "--spread-job")
+    request = ("-N1-2", "-n2", "--gpus=3", "--spread-job")
+    _, placed = jobs.start(*request)
     assert sum(map(len, placed.values())) == 3
+    assert "is UP" in jobs.run("scontrol", "ping")
+    jobs.level("admit")
+    try:
+        job = jobs.submit(*request)
+        jobs.wait(job)
+        assert sum(map(len, jobs.placed(job).values())) == 3
+    finally:
+        jobs.level("place")
     assert "is UP" in jobs.run("scontrol", "ping")
 
 
