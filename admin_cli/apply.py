@@ -27,7 +27,8 @@ def command(
     """Show what would change, ask, and apply it. One that was interrupted is finished by the next one.
 
     With --last, what time has brought is applied (a tenant that expired, a budget that is used up, a reservation to
-    renew), and what was changed by hand is changed back; a file that is being edited is not looked at.
+    renew), and what was changed by hand is changed back, but for the level: one that was lowered in an emergency does
+    not come back by a timer. A file that is being edited is not looked at.
     """
     from policy.site import Site, load_source
     from sluice_base.errors import UsageError
@@ -35,5 +36,5 @@ def command(
     if last and path is not None:
         raise UsageError("--last and --file do not go together", remedy="leave one out")
     site = Site(conf, prefix, state)
-    plan = site.drift() if last else site.plan(load_source(policy_path(path)))
+    plan = site.drift(keep_level=True) if last else site.plan(load_source(policy_path(path)))
     make_changes(site, plan, action="apply", yes=yes, force=force, drain_time=drain_time)

@@ -184,7 +184,10 @@ def change_file(
     force: bool,
     drain_time: str,
 ) -> None:
-    """Change the policy file, show what that changes, ask, write the file, apply. Raises SluiceError."""
+    """Change the policy file, show what that changes, ask, write the file, apply. Raises SluiceError.
+
+    The level stays as it is: who changes a tenant switches nothing on or off.
+    """
     from policy.access import require
     from policy.document import read
     from policy.edit import edited, require_writable, save
@@ -195,7 +198,7 @@ def change_file(
     was = read(name)
     source = edited(name, change)
     make_changes(
-        site, site.plan(source), action=action, yes=yes, force=force, drain_time=drain_time,
+        site, site.plan(source, keep_level=True), action=action, yes=yes, force=force, drain_time=drain_time,
         before=lambda: save(source, was),
     )  # fmt: skip
 

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import get_args
 
 from policy.names import OWN_PREFIX
-from policy.state import AccountState, ReservationState, State, UserState
+from policy.state import LEVEL_FILE, AccountState, Level, ReservationState, State, UserState
 from sluice_base.errors import SluiceError
 from slurm_client import SlurmClient, connect
 from slurm_client.accounting import Account, Accounting, Association
@@ -49,6 +50,15 @@ class Live:
     nodes: list[Node]
     partitions: list[Partition]
     odd_users: list[Association] = field(default_factory=list)  # with a partition: not governed
+
+    def level(self) -> Level:
+        """The level that slurmctld is asked for; off where there is none, or none that it knows."""
+        try:
+            word = (self.folder / LEVEL_FILE).read_text(errors="replace").strip()
+        except OSError:
+            return "off"
+        known: dict[str, Level] = {level: level for level in get_args(Level)}
+        return known.get(word, "off")
 
 
 def read_live(cluster: Cluster) -> Live:

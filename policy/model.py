@@ -17,6 +17,7 @@ from policy.grouping import Grouping
 from policy.health import Health
 from policy.monitoring import Monitoring
 from policy.names import Name, TenantName, UserName, Words
+from policy.state import Level
 from policy.units import Count, Date, Gpus, Hours, Mib, Ratio, Seconds
 from sluice_base.errors import UsageError
 from sluice_base.hostlist import expand
@@ -482,9 +483,10 @@ class Policy(Section):
     """Of this format."""
     cluster: Name | None = None
     """Slurm's ClusterName; a policy is never applied to another cluster. Example: `main`."""
-    level: Literal["off", "admit", "shadow", "place"] = "off"
-    """How much of Sluice is switched on in slurmctld; see the admin guide. Limits that Slurm itself keeps hold at each
-    level, others from `admit` on."""
+    level: Level | None = None
+    """How much of Sluice is switched on in slurmctld; see the admin guide. Each `sluice apply` of the file sets it;
+    left out, the level is what `sluice plugin level` sets. Limits that Slurm itself keeps hold at each level, others
+    from `admit` on."""
     unlisted: Literal["keep", "remove"] = "keep"
     """Accounts of the cluster that the file does not name and Sluice never made."""
     accept_unenforced: list[LaterSection] = []

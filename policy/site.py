@@ -89,17 +89,26 @@ class Site:
         except (ValueError, KeyError, TypeError) as error:
             raise SluiceError(f"{path}: damaged", remedy="remove it: the next apply writes it anew") from error
 
-    def plan(self, source: Source, *, live: Live | None = None) -> Plan:
-        """Compare a policy with the cluster. Raises SluiceError."""
+    def plan(self, source: Source, *, live: Live | None = None, keep_level: bool = False) -> Plan:
+        """Compare a policy with the cluster. Raises SluiceError.
+
+        `keep_level`: whatever level the policy sets, the one that slurmctld is asked for stays.
+        """
         live = live or read_live(self.cluster)
+        policy = source.policy.model_copy(update={"level": None}) if keep_level else source.policy
         use: list[Use] = []
-        if any(tenant.budget for tenant in source.policy.tenants.values()):
-            use = self.cluster.accounting.use(name for name in source.policy.tenants if name in live.state.accounts)
-        wanted = make(source.policy, live, use=use)
+        if any(tenant.budget for tenant in policy.tenants.values()):
+            use = self.cluster.accounting.use(name for name in policy.tenants if name in live.state.accounts)
+        wanted = make(policy, live, use=use)
+        if keep_level and source.policy.level not in (None, live.level()):
+            wanted.notes.append(
+                f"level is {live.level()}, the policy file says {source.policy.level}: left as it is; "
+                "sluice apply of the file sets it"
+            )
         live.state.files = read_files(wanted.state.files)
         applied = self.applied()
         managed = set(applied.tenants)
-        if source.policy.unlisted == "remove":
+        if policy.unlisted == "remove":
             managed |= set(live.state.accounts)
         managed |= _below(live, managed - set(wanted.state.accounts)) - set(wanted.state.accounts)
         changes = compare(live.state, wanted.state, managed=managed, managed_qos=applied.qos)
@@ -116,13 +125,14 @@ class Site:
                                 + (f" and {len(others) - 10} more" if len(others) > 10 else ""))  # fmt: skip
         return Plan(source, live, wanted, changes, applied)
 
-    def drift(self) -> Plan:
+    def drift(self, *, keep_level: bool = False) -> Plan:
         """What was changed by hand since the last apply: the way back to it. Raises SluiceError without one."""
         applied = self.applied()
         if not applied.version:
             raise SluiceError("nothing was ever applied here", remedy="apply a policy first: sluice apply")
         path = self.folder / "applied.json"
-        return self.plan(Source(path, applied.text, parse(applied.text, source=f"{path}: the policy applied last")))
+        policy = parse(applied.text, source=f"{path}: the policy applied last")
+        return self.plan(Source(path, applied.text, policy), keep_level=keep_level)
 
     def caller(self) -> Caller:
         """Who is calling."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 SNIPPET = "policy.sluice.conf"
 """Its name beside slurm.conf, which includes it."""
 LEVEL_FILE = "sluice.level"
+"""One word beside slurm.conf: how much of Sluice is switched on in slurmctld."""
+Level = Literal["off", "admit", "shadow", "place"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,7 @@ class _Maker:
         self.used = used
         self.now = now
         self.today = datetime.date.fromtimestamp(now)
+        self.level = policy.level or live.level()  # a policy that sets none follows the one that was set by hand
         self.state = State()
         self.notes: list[str] = []
         self.class_nodes: dict[str, tuple[int, int, int]] = {}  # nodes, GPUs, MiB of one GPU
@@ -310,7 +311,7 @@ class _Maker:
         """
         scheduling = self.policy.scheduling
         weight = scheduling.weights.fair_share
-        if self.policy.level != "place" or scheduling.usage_period != "none":
+        if self.level != "place" or scheduling.usage_period != "none":
             return weight, 0
         return max(0, weight // (len(self.policy.tenants) + 2) - 1), weight
 
@@ -337,7 +338,7 @@ class _Maker:
             f"PriorityDecayHalfLife={_slurm_time(scheduling.fair_share_half_life)}",
             f"PriorityUsageResetPeriod={_PERIODS[scheduling.usage_period]}",
         ]
-        if self.policy.level == "place":
+        if self.level == "place":
             lines.append(f"SchedulerParameters={self.scheduler_parameters()}")
         if any(tenant.borrow for tenant in self.policy.tenants.values()):
             enabled = scheduling.preemption.enabled
@@ -413,7 +414,7 @@ class _Maker:
             for name, one in policy.classes.items()
         ]
         tenants = [self.compile_tenant(name) for name in policy.in_order()]
-        source = digest(policy.model_dump_json(exclude={"unlisted", "accept_unenforced"}))
+        source = digest(policy.model_dump_json(exclude={"level", "unlisted", "accept_unenforced"}))
         return compiled.CompiledPolicy(source=source, settings=settings, classes=classes, tenants=tenants)
 
     def compile_tenant(self, name: str) -> compiled.Tenant:
@@ -470,8 +471,9 @@ class _Maker:
             self.live.folder / SNIPPET: self.snippet(),
             path: policy.render(),
             self.live.folder / NODE_FILE: compile_node(self.policy).render(),
-            self.live.folder / LEVEL_FILE: f"{self.policy.level}\n",
         }
+        if self.policy.level is not None:
+            self.state.files[self.live.folder / LEVEL_FILE] = f"{self.policy.level}\n"
         return policy
 
     def look_around(self) -> None:
@@ -488,7 +490,7 @@ class _Maker:
             times = tenant.per_job is not None and any(one.time is not None for one in tenant.per_job.classes.values())
             if times or tenant.partitions or tenant.features or any(one is not None for one in limits):
                 beyond.append(name)
-        if beyond and self.policy.level == "off":
+        if beyond and self.level == "off":
             self.notes.append(
                 "level is off: gpu_memory_per_gpu, submissions_per_minute, classes, partitions, features and times by "
                 f"class are kept from level admit on, so not yet for {', '.join(beyond[:5])}"

@@ -160,6 +160,38 @@ def test_drift_names_what_was_changed_by_hand(site: PolicySite) -> None:
     assert site.sacctmgr("show", "qos", "blue", "format=usagefactor,maxjobspu") == "1.000000|"
 
 
+def test_a_level_lowered_by_hand_comes_back_by_nothing_but_an_apply_of_the_file(site: PolicySite) -> None:
+    file = site.cluster.layout.slurm / "sluice.level"
+    snippet = site.cluster.layout.slurm / "policy.sluice.conf"
+    first(site)
+    assert not file.exists(), "a policy that sets no level sets none"
+    try:
+        site.apply(f"level: place\n{FIRST}")
+        assert file.read_text() == "place\n"
+        assert "SchedulerParameters=" in snippet.read_text()
+        site.run("sluice", "plugin", "level", "off")
+        drift = site.sluice("drift", "--json", check=False)
+        assert drift.returncode == 3
+        assert [one["name"] for one in json.loads(drift.stdout)["changes"]] == ["/etc/slurm/sluice.level"]
+        said = site.sluice("apply", "--last", "--yes").stderr
+        assert "level is off, the policy file says place" in said
+        assert file.read_text() == "off\n"
+        assert "SchedulerParameters=" not in snippet.read_text(), "what depends on the level follows it"
+        site.sluice("tenant", "set", "blue", "max_jobs=4", "--yes")
+        assert file.read_text() == "off\n"
+        assert ("file", "/etc/slurm/sluice.level") in {(one["kind"], one["name"]) for one in site.changes()}
+        site.apply()
+        assert file.read_text() == "place\n"
+        assert site.changes() == []
+        site.apply(FIRST)
+        assert file.read_text() == "place\n", "a file without a level leaves the one that is asked for"
+        assert "SchedulerParameters=" in snippet.read_text()
+    finally:
+        file.unlink(missing_ok=True)
+        site.apply(FIRST)
+    assert "SchedulerParameters=" not in snippet.read_text()
+
+
 def test_import_then_plan_is_empty(site: PolicySite) -> None:
     fresh(site)
     for line in (

@@ -392,6 +392,22 @@ def test_backfill_is_told_what_suits_the_planner(tmp_path: Path) -> None:
     assert words("place", SchedulerParameters="(null)") == ours
 
 
+@pytest.mark.parametrize("word", ["", "off", "admit", "shadow", "place", "\x1b[2J"])
+def test_a_policy_without_a_level_follows_the_one_that_is_asked_for(tmp_path: Path, word: str) -> None:
+    tenants = "tenants: {a: {}, b: {}}\nscheduling: {order: {fair_share: 50000}}\n"
+    if word:
+        (tmp_path / "sluice.level").write_text(f"{word}\n")
+    level = word if word.isalpha() else "off"
+    ours = wanted(tenants, tmp_path)
+    files = dict(wanted(f"level: {level}\n{tenants}", tmp_path).state.files)
+    assert files.pop(tmp_path / "sluice.level") == f"{level}\n"
+    assert {path.name for path in files} == {path.name for path in ours.state.files}
+    snippet = ours.state.files[tmp_path / "policy.sluice.conf"]
+    assert snippet == files[tmp_path / "policy.sluice.conf"]
+    assert ("SchedulerParameters=" in snippet) == (level == "place")
+    assert ours.compiled.settings.weight.fair_share == (50000 if level == "place" else 0)
+
+
 def test_large_jobs_first(tmp_path: Path) -> None:
     settings = wanted("tenants: {a: {}}\nscheduling: {order: {size: 1000}}\n", tmp_path).compiled.settings
     assert (settings.weight.size, settings.size_full_gpus) == (1000, 8)
