@@ -22,7 +22,9 @@ build: $(VENV)/.installed
 	cmake -S . -B build/editable -DCMAKE_BUILD_TYPE=Release -DPython3_EXECUTABLE=$(CURDIR)/$(PYTHON) >/dev/null
 	cmake --build build/editable
 
-.PHONY: cluster-packages test-packages
+.PHONY: install-packages cluster-packages test-packages
+install-packages:
+	tools/install-packages build plugins
 cluster-packages:
 	tools/install-packages build cluster
 test-packages:
@@ -75,7 +77,7 @@ format: build
 	$(VENV)/bin/ruff format -q .
 	tools/clang-format
 
-install: cluster-packages
+install: install-packages
 	$(PYTHON3) -m venv $(PREFIX)
 	$(PREFIX)/bin/pip install -q ".[amd]"
 	@echo "installed: $(PREFIX)/bin/sluice"
