@@ -58,8 +58,9 @@ fuzz: build
 	tools/fuzz
 
 # TRACES=DIR: the folder of public traces that docs/benchmarks.md describes; without it only what needs none.
+# NAMES="probe group": only these. All of it takes about four hours.
 bench: cluster-packages build
-	tools/bench $(TRACES)
+	tools/bench "$(TRACES)" $(NAMES)
 
 soak: test-packages build
 	SLUICE_TEST_SCALE=full tools/native-test

@@ -1,12 +1,13 @@
 """GPU allocation and waiting under an openb job mix at more load than there is room for: Sluice beside stock Slurm.
 
 On real daemons. Jobs have the GPUs, GPU shares, CPUs and memory of pods drawn from an openb list, and their run times,
-cut to --longest and divided by --speed-up, as are the schedulers' periods. Jobs that fill the cluster come first, as
-many as would be running at some moment, with what would be left of their run times. Then others arrive at random times
-(Poisson); together they ask for --load percent of the cluster's GPU time. Time limits are one to three times the run
-time, in whole minutes as Slurm counts them. Of the list's jobs few have eight GPUs (0.6 percent): of those drawn
---eights percent have. Measured after a quarter of the arrivals, until the last; a job that has not started by then has
-waited until then.
+cut to --longest and divided by --speed-up, as are the schedulers' periods. Of the default list's pods a third ran for
+longer than that, and 0.6 percent have eight GPUs; of the jobs that are drawn --eights percent have. Jobs that fill the
+cluster come first, as many as would be running at some moment, with what would be left of their run times. Then others
+arrive at random times (Poisson); together they ask for --load percent of the cluster's GPU time. Time limits are one to
+three times the run time, in whole minutes as Slurm counts them. Measured after a quarter of the arrivals, until the
+last; a job that has not started by then has waited until then. The jobs with eight GPUs among those are told
+(eights_counted): they are few.
 
 Both arms get the same jobs at the same times, in turn, on clusters of their own. Stock Slurm has sched/backfill and its
 own order (first come, first served); Sluice is told to put whole and large requests first (weight.size), which stock
@@ -173,6 +174,7 @@ def figures_of(ran: Sequence[Ran], nodes: int, options: dict[str, float]) -> dic
         "allocation_percent": used,
         "held_percent": allocation(ran, nodes * GPUS_A_NODE, warm, end),
         "jobs_on_gpus_of_others": twice,
+        "eights_counted": len(eights),
         "eights_started_percent": 100 * started / max(1, len(eights)),
         "small_wait_p50_s": percentile(small, 50),
         "small_wait_p95_s": percentile(small, 95),
@@ -181,11 +183,17 @@ def figures_of(ran: Sequence[Ran], nodes: int, options: dict[str, float]) -> dic
     }
 
 
+def scheduler_parameters(speed_up: float) -> str:
+    """SchedulerParameters of both arms: Slurm's periods in seconds, divided as the jobs' times are."""
+    defaults = {"bf_interval": 30, "bf_resolution": 60, "sched_interval": 60, "batch_sched_delay": 3}
+    periods = [f"{name}={max(1, round(seconds / speed_up))}" for name, seconds in defaults.items()]
+    rest = "bf_continue,bf_max_job_test=1000,bf_window=1440,bf_yield_interval=500000,default_queue_depth=200"
+    return ",".join((*periods, rest))
+
+
 def _arms(nodes: int, speed_up: float, reservations: int, plugins: Path | None, stock_conf: str) -> dict[str, Arm]:
-    """Both with the periods that they have by themselves, divided as the jobs' times are."""
-    interval = max(1, round(30 / speed_up))
-    periods = f"bf_interval={interval},bf_continue,bf_max_job_test=1000,bf_resolution={max(1, round(60 / speed_up))},"
-    periods += f"bf_window=1440,bf_yield_interval=500000,default_queue_depth=200,batch_sched_delay={3 // interval}"
+    """Both with the periods that they have by themselves."""
+    periods = scheduler_parameters(speed_up)
     ours = Global(
         weight=Weights(size=1000),
         size_full_gpus=GPUS_A_NODE,

@@ -9,6 +9,9 @@ kept out of the way, and each cycle tries all jobs.
 
 The cluster's nodes share the processors with slurmctld here, as they never do: in both arms slurmctld goes first
 (real-time priority), and beside the time by the clock stands the processor time of the thread that decides.
+
+Our arm has the placement hook alone: job_submit, site_factor and prep are not loaded, and the planner, which looks at
+the queue under slurmctld's read locks, does so every ten minutes here. submit-latency and site-factor have the others.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import subprocess
 import tempfile
 import time
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import click
@@ -86,7 +90,7 @@ class _Outcome:
     full: _Samples
     fit_us_per_job: float
     full_us_per_job: float
-    own_p99_us: float
+    own_p99_us: dict[str, float]  # of the hook without stock Slurm: since the boot, and in both scenarios
     counters: dict[str, int]
 
 
@@ -122,7 +126,7 @@ class _Arm:
 
     def up(self) -> None:
         policy = CompiledPolicy(
-            generated_s=1, source="benchmark", settings=Global(placement="sluice", planner_interval_ms=600000)
+            generated_s=1, source="benchmark", settings=Global(placement="sluice", planner_interval_ms=600_000)
         ).render()
         width = len(str(self.nodes))
         description = {
@@ -195,29 +199,34 @@ class _Arm:
         return dict(json.loads(file.read_text())["counters"]) if file else {}
 
 
-def _p99_us(counters: dict[str, int]) -> float:
-    """Upper boundary of the class of the hook's own times in which the 99th percentile lies."""
+def own_p99_us(counters: dict[str, int], before: dict[str, int]) -> float:
+    """Upper boundary of the class in which the 99th percentile of the hook's own times lies.
+
+    Of the decisions since the counters `before` were read. Raises SluiceError where there were none.
+    """
     classes = sorted(
-        (math.inf if name.endswith("more") else float(name.rsplit("_", 1)[1]), value)
+        (math.inf if name.endswith("more") else float(name.rsplit("_", 1)[1]), value - before.get(name, 0))
         for name, value in counters.items()
         if name.startswith("select.own_us_")
     )
-    rest = sum(value for _, value in classes) * 0.99
-    for bound, value in classes:
-        rest -= value
-        if rest <= 0:
-            return bound if math.isfinite(bound) else 1e9
-    return 0.0
+    decisions = sum(value for _, value in classes)
+    if not decisions:
+        raise SluiceError("the hook decided nothing", remedy="watch for longer: --window-s; or see slurmctld's log")
+    up_to = accumulate(value for _, value in classes)
+    bound = next(bound for (bound, _), count in zip(classes, up_to, strict=True) if count >= 0.99 * decisions)
+    return bound if math.isfinite(bound) else 1e9
 
 
 def _measure(arm: _Arm, jobs_fitting: int, jobs_pending: int, window_s: float) -> _Outcome:
     (arm.folder / "cluster/state/job").write_text("#!/bin/sh\nsleep 3600\n")
     arm.submit(jobs_fitting, held=True)
+    before_fit = arm.counters()
     arm.run("sdiag", "-r")
     begin = arm.mark()
     arm.run("bash", "-c", "squeue -h -t PD -o %A | paste -sd, | xargs scontrol release")
     arm.wait("start of the jobs that fit", f'[ "$(squeue -h -t R | wc -l)" -ge {jobs_fitting} ]')
     fit, fit_us = arm.since(begin), arm.cycle_us_per_job()
+    after_fit = arm.counters()
     arm.run("bash", "-c", "squeue -h -o %A | xargs scancel")
     arm.wait("end of the jobs that fit", '[ "$(squeue -h | wc -l)" -eq 0 ]')
     arm.run("sbatch", "-Q", f"-N{arm.nodes}", "--ntasks-per-node=1", "-c2", "--gres=gpu:8", "-o", "/dev/null",
@@ -226,12 +235,19 @@ def _measure(arm: _Arm, jobs_fitting: int, jobs_pending: int, window_s: float) -
     begin = arm.mark()
     arm.submit(jobs_pending, held=False)
     submit = arm.since(begin)
+    before_full = arm.counters()
     arm.run("sdiag", "-r")
     begin = arm.mark()
     time.sleep(window_s)
     full, full_us = arm.since(begin), arm.cycle_us_per_job()
     counters = arm.counters()
-    return _Outcome(fit, submit, full, fit_us, full_us, _p99_us(counters), counters)
+    own = {
+        "own_p99_us": (counters, {}),
+        "fit_own_p99_us": (after_fit, before_fit),
+        "full_own_p99_us": (counters, before_full),
+    }
+    own_us = {figure: own_p99_us(*read) for figure, read in own.items()} if arm.ours else {}
+    return _Outcome(fit, submit, full, fit_us, full_us, own_us, counters)
 
 
 def run(
@@ -272,7 +288,7 @@ def run(
         figures[f"sdiag_{scenario}_us_per_job"], peer[f"sdiag_{scenario}_us_per_job"] = after_us, before_us
         if after_us:
             figures[f"sdiag_{scenario}_faster"] = before_us / after_us
-    figures["own_p99_us"] = ours.own_p99_us
+    figures |= ours.own_p99_us
     for name in (
         *("narrowed", "fell_back", "refused", "remembered", "stock_tests", "stock_alone", "index_asked", "index_kept"),
         *("follow_us_most", "workload_us_most"),
@@ -288,7 +304,7 @@ def run(
         "sdiag_full_faster": (">=", 3.0),
     }
     if nodes >= 1024:
-        must["own_p99_us"] = ("<=", 100.0)
+        must |= {figure: ("<=", 100.0) for figure in ours.own_p99_us}
     return Result(figures=figures, peer=peer, must=must, versions={"nodes": str(nodes), "slurm": _version()})
 
 

@@ -1,0 +1,40 @@
+"""What the benchmarks on real daemons make of what they have seen."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.slurm_fragmentation import scheduler_parameters
+from benchmarks.slurm_throughput import own_p99_us
+from sluice_base.errors import SluiceError
+
+NO_TIMES = {"select.own_us_to_5": 0, "select.own_us_to_20": 0, "select.own_us_to_100": 0, "select.own_us_more": 0}
+
+
+def test_the_hooks_own_time_is_of_the_decisions_of_one_phase() -> None:
+    before = NO_TIMES | {"select.own_us_to_5": 90000, "select.refused": 90000}
+    after = before | {"select.own_us_to_20": 296, "select.own_us_to_100": 4}
+    assert own_p99_us(after, NO_TIMES) == 5  # the few that start hide behind the many that wait
+    assert own_p99_us(after, before) == 100
+    assert own_p99_us(after | {"select.own_us_to_20": 396}, before) == 20  # 99 of 100
+    assert own_p99_us(after | {"select.own_us_more": 4}, before) > 1e6
+    assert own_p99_us(after, {}) == own_p99_us(after, NO_TIMES)
+
+
+def test_a_phase_without_decisions_has_no_figure() -> None:
+    for before in (NO_TIMES, {}):
+        with pytest.raises(SluiceError, match="decided nothing"):
+            own_p99_us(before, before)
+
+
+def test_all_of_slurms_periods_are_compressed_as_the_jobs_are() -> None:
+    def periods(speed_up: float) -> dict[str, int]:
+        words = dict(word.partition("=")[::2] for word in scheduler_parameters(speed_up).split(","))
+        assert words["bf_window"] == "1440"
+        return {
+            name: int(words[name]) for name in ("bf_interval", "bf_resolution", "sched_interval", "batch_sched_delay")
+        }
+
+    by_itself = {"bf_interval": 30, "bf_resolution": 60, "sched_interval": 60, "batch_sched_delay": 3}
+    assert periods(1) == by_itself
+    assert periods(10) == {"bf_interval": 3, "bf_resolution": 6, "sched_interval": 6, "batch_sched_delay": 1}
