@@ -57,7 +57,7 @@ def description(*, sanitize: bool, stock: bool = False, long: bool = False) -> d
         "slurm_conf": f"SchedulerParameters=bf_interval={interval},sched_interval=2\n"
         # At a reconfiguration 22.05 takes the next job id from the saved state, so that ids of jobs that were submitted
         # and purged since are given again: no job is purged before it has been saved.
-        "MaxJobCount=100000\nMinJobAge=60\n",
+        "MaxJobCount=100000\nMinJobAge=60\nPriorityCalcPeriod=1\n",
         **({} if stock else {"sluice": sluice}),
     }
 
@@ -250,12 +250,52 @@ def stop_controllers(cluster: DevCluster) -> str:
     return "".join(cluster.log(name).read_text(errors="replace") for name in names)
 
 
-def words_of_stock(cluster: DevCluster, environment: dict[str, str], *, jobs: int) -> str:
+UNDERFLOW = "grp_used_tres_run_secs underflow"
+# The thread that takes off what running jobs have run has done so for all of them, and not yet noted until when.
+HOLD_DECAY = """\
+set pagination off
+set breakpoint pending on
+break fair_tree_decay
+continue
+python gdb.execute("tbreak unlock_slurmctld thread %d" % gdb.selected_thread().num)
+continue
+finish
+shell touch {held}
+print ((unsigned int(*)(unsigned int))sleep)(15)
+detach
+"""
+
+
+def end_jobs_while_decay_is_held(cluster: DevCluster) -> None:
+    """slurmctld takes twice off what such jobs had run, and says so: docs/scheduling-in-slurm.md."""
+    batch = ["sbatch", "--parsable", "-t10", "--mem=200M", "-o/dev/null", "--wrap=sleep 600"]
+    jobs = [cluster.run([*batch, f"--gres={gres}"], user="alice").stdout.strip() for gres in ("gpu:1", "shard:10240")]
+    running = ["squeue", "-h", "-t", "R", "-j", ",".join(jobs), "-o", "%i"]
+    wait_until(lambda: len(cluster.run(running).stdout.split()), lambda count: count == len(jobs), timeout=120)
+    time.sleep(5)  # that much is taken off, at least
+    held, commands = cluster.folder / "decay_held", cluster.folder / "hold_decay.gdb"
+    commands.write_text(HOLD_DECAY.format(held=shlex.quote(str(held))))
+    pid = next(daemon.pid for daemon in cluster.daemons() if daemon.name == SLURMCTLD)
+    gdb = cluster.command(["gdb", "-nx", "-batch", "-p", str(pid), "-x", str(commands)])
+    with subprocess.Popen(gdb, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as holder:
+        try:
+            wait_until(lambda: held.exists() or holder.poll() is not None, bool, timeout=180)
+            cluster.run(["scancel", *jobs])
+            said = holder.communicate(timeout=120)[0]
+        finally:
+            holder.kill()
+    assert held.exists(), said
+    wait_until(lambda: UNDERFLOW in cluster.log(SLURMCTLD).read_text(errors="replace"), bool, timeout=60)
+
+
+def words_of_stock(cluster: DevCluster, environment: dict[str, str], *, jobs: int, underflow: bool) -> str:
     """What slurmctld says without any plugin of ours, under the same sanitizer: after a churn of so many jobs, denser
-    than ours, as its own checks complain of jobs that run through restarts; then jobs run while it is restarted and
-    reconfigured, as it leaks when it loads its state."""
+    than ours, as its own checks complain of jobs that run through restarts; of jobs that end at a certain moment,
+    where `underflow`; then jobs run while it is restarted and reconfigured, as it leaks when it loads its state."""
     restart(cluster, environment)
     cluster.wait_registered(timeout=120)
+    if underflow:
+        end_jobs_while_decay_is_held(cluster)
     if jobs:
         churn = Churn(cluster, jobs=jobs, pause=1.5, environment=environment)
         churn.run()
@@ -298,7 +338,9 @@ def test_churn_loses_no_job_and_leaks_nothing(make_cluster: MakeCluster, full_sc
     assert [report for report in churn.ends + reports if not is_stocks_own(report)] == []
     # In a long run slurmctld's own checks complain without us, too: about the same, and no more.
     stocks = make_cluster(description(sanitize=True, stock=True, long=full_scale))
-    ends_of_stock, words = sanitizer_ends(words_of_stock(stocks, environment, jobs=jobs // 4 if full_scale else 0))
+    underflow = full_scale or any(UNDERFLOW in line for line in complaints(said))
+    asked = words_of_stock(stocks, environment, jobs=jobs // 4 if full_scale else 0, underflow=underflow)
+    ends_of_stock, words = sanitizer_ends(asked)
     assert complaints(said) - complaints(words) == set()
     found, stock = most(leaks(said)), most(leaks(words))
     assert not found - stock, f"leaks that stock Slurm does not have: {found - stock}"
