@@ -1,9 +1,12 @@
 """Gangs among small jobs on real daemons: no partial start, no longer a wait than the same work as one big job each.
 
 --gangs gangs of four jobs of a whole node each arrive among --small jobs of one or two GPUs, at random over --minutes.
-Then the same again, on the same cluster, with one job of four nodes instead of each gang; each other run begins with
-these. A gang's wait is from its
-last member's submission to its last member's start; starts are told in whole seconds.
+Then the same again, on the same cluster and at level place, too, with one job of four nodes instead of each gang; each
+other run begins with these. A gang's wait is from its last member's submission to its last member's start; starts are
+told in whole seconds.
+
+A gang has started in part if one of its members' scripts began before all members had nodes, or if one runs and another
+does not. Each script leaves a stamp; a job's start is the moment at which it got its nodes.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ MUST: dict[str, tuple[str, float]] = {
     "gangs_not_started": ("==", 0.0),
     "wait_p95_ratio": ("<=", 1.0),
 }
-_TOGETHER_S = 5.0  # members of one gang start their scripts within it
+_TOGETHER_S = 5.0  # members of one gang get their nodes within it
 
 
 def _load(seed: int, gangs: int, small: int, minutes: float, as_gangs: bool) -> list[Job]:
@@ -66,6 +69,17 @@ def _load(seed: int, gangs: int, small: int, minutes: float, as_gangs: bool) -> 
     return sorted(jobs, key=lambda job: (job.at, job.group))
 
 
+def in_part(members: Sequence[Ran]) -> bool:
+    """Whether a gang has started in part."""
+    starts = [job.started for job in members if job.started is not None]
+    scripts = [job.script for job in members if job.script is not None]
+    if not starts and not scripts:
+        return False
+    if len(starts) < len(members) or max(starts) - min(starts) > _TOGETHER_S:
+        return True
+    return bool(scripts) and min(scripts) < max(starts)
+
+
 def _waits(ran: Sequence[Ran], until: float, gangs: int) -> tuple[list[float], int, int]:
     """The wait of each group, how many started in part, and how many not at all."""
     waits, partial, missing = [], 0, 0
@@ -74,7 +88,7 @@ def _waits(ran: Sequence[Ran], until: float, gangs: int) -> tuple[list[float], i
         starts = [job.started for job in members if job.started is not None]
         waits.append(max(starts, default=until) - max(job.submitted for job in members))
         missing += not starts
-        partial += bool(starts) and (len(starts) < len(members) or max(starts) - min(starts) > _TOGETHER_S)
+        partial += in_part(members)
     return [max(0.0, wait) for wait in waits], partial, missing
 
 

@@ -18,7 +18,7 @@ import yaml
 
 from dev_cluster.cluster import DevCluster
 from dev_cluster.description import parse_description
-from dev_cluster.layout import DEFAULT_FOLDER
+from dev_cluster.layout import DEFAULT_FOLDER, INSIDE
 from policy.compiled import CompiledPolicy, Global
 from sluice_base.errors import SluiceError
 from sluice_base.hostlist import expand
@@ -75,6 +75,8 @@ class Ran:
     state: str = ""
     gpus: tuple[tuple[str, int, float], ...] = ()
     """What it was seen to hold: node, index, how much of that GPU."""
+    script: float | None = None
+    """When its script began for the first time, by the stamp that it left."""
 
     def wait(self, until: float) -> float:
         """How long it waited, up to `until` if it had not started."""
@@ -104,6 +106,9 @@ class Arm:
         self.cluster = DevCluster(Path(self.parent.name) / "cluster")
         document = yaml.safe_dump(self._description())
         self.cluster.up(parse_description(document, source="benchmark"), attached=True, timeout=600)
+        self.stamps = self.cluster.folder / "stamps"
+        self.stamps.mkdir()
+        self.stamps.chmod(0o777)  # of the user who submits
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -148,8 +153,10 @@ class Arm:
         """Run a load, in order of `at`; what became of it, and when that was seen.
 
         That is when all had started, or `settle_s` after the last submission. What is left then is cancelled. Raises
-        SluiceError for a job that was refused.
+        SluiceError for a job that was refused, and where no script left its stamp.
         """
+        # An empty file of the job's number, whose time stays that of the first run; without a process of its own.
+        script = f": >>{INSIDE}/{self.stamps.name}/$SLURM_JOB_ID; exec sleep"
         words = [
             (
                 job.at,
@@ -159,7 +166,7 @@ class Arm:
                     "-o/dev/null",
                     f"-t{job.minutes}",
                     *job.options,
-                    f"--wrap=exec sleep {job.seconds:.1f}",
+                    f"--wrap={script} {job.seconds:.1f}",
                 ],
             )
             for job in jobs
@@ -189,6 +196,11 @@ class Arm:
             if (seen := ran.get(job_id)) is not None:
                 _note(seen, state, _time(start), _time(end))
                 seen.gpus = held.get(job_id, ())
+        for stamp in self.stamps.iterdir():
+            if stamp.name in ran:
+                ran[stamp.name].script = stamp.stat().st_mtime
+        if any(one.ended for one in ran.values()) and not any(one.script for one in ran.values()):
+            raise SluiceError("jobs have ended, and no script left its stamp", remedy="see the cluster's logs")
         self._clear()
         return [ran[key] for key in sorted(ran, key=int)], now
 

@@ -19,6 +19,11 @@ def test_a_load_runs_and_is_told() -> None:
     assert [one.job.group for one in ran] == [0, 1, 2]
     starts = [one.started for one in ran]
     assert all(start is not None for start in starts)
+    ended = [one for one in ran if one.ended is not None]
+    assert ended
+    for one in ended:
+        assert one.started is not None and one.script is not None and one.ended is not None
+        assert one.started <= one.script < one.ended
     waits = [one.wait(until) for one in ran]
     assert waits[2] >= 1  # two nodes: the third had to wait for one of the others
     assert allocation(ran, 16, ran[0].submitted, until) > 30
