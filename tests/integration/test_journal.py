@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from dev_cluster.cluster import DevCluster
+from sluice_base.files import write_atomic
 from sluice_base.run import CommandError
 from slurm_plugin.journal import read_journal, read_replays
 from tests.integration import settled
@@ -233,6 +234,36 @@ def test_a_job_saved_while_slurmdbd_is_asked_for_its_row_can_be_changed(site: Si
         site.cluster.run(["kill", "-CONT", str(slurmdbd)])
     site.start()
     until(lambda: site.cluster.run(change, check=False).returncode == 0, bool)
+    site.cluster.run(["scancel", "-u", "alice"])
+    rows = ["sacct", "--allusers", "--duplicates", "-XnPj", job, "-o", "state"]
+    until(lambda: site.cluster.run(rows).stdout.split()[:1], lambda states: states == ["CANCELLED"])
+    assert len(site.cluster.run(rows).stdout.splitlines()) == 1, "its row, and no other"
+
+
+def test_a_job_that_was_saved_before_its_launch_is_not_launched_twice(site: Site) -> None:
+    """Its node would refuse, and be drained, and the job requeued, though it runs."""
+    conf, go = site.cluster.layout.slurm / "slurm.conf", site.trace / "go"
+    plain = conf.read_text()
+    prolog = site.cluster.folder / "scratch/slow_prolog"
+    prolog.write_text(f"#!/bin/sh\nwhile [ ! -e {TRACE}/go ]; do sleep 0.1; done\n")
+    prolog.chmod(0o755)
+    write_atomic(conf, f"{plain}PrologSlurmctld=/run/sluice-cluster/scratch/slow_prolog\n")
+    site.kill()
+    site.start()  # slurmctld asks once whether there is one
+    job = site.submit(script=f"echo began >> {TRACE}/launched; sleep 600")
+    site.wait_for(job, "CONFIGURING")
+    site.stop_saving()
+    go.touch()
+    until(lambda: site.ran("launched"), lambda began: began == ["began"])
+    site.kill()
+    write_atomic(conf, plain)
+    site.start()
+    site.cluster.wait_registered()
+    assert site.job_state(job) == "RUNNING"
+    shown = site.cluster.run(["scontrol", "show", "job", job]).stdout
+    assert "Restarts=0" in shown
+    assert site.ran("launched") == ["began"]
+    assert not [one for one in site.cluster.node_states() if one.state.startswith("drain")]
     site.cluster.run(["scancel", "-u", "alice"])
 
 
