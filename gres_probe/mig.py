@@ -11,8 +11,8 @@ NVIDIA's NVML API reference and MIG user guide.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -170,20 +170,37 @@ class Mig:
             tell(change.describe())
             self.apply(change)
 
+    @contextmanager
+    def _for(self, change: Change) -> Iterator[None]:
+        """What the driver refuses meanwhile is said with the GPU and what was asked of it. Raises SluiceError."""
+        try:
+            yield
+        except self.api.NVMLError as error:
+            raise SluiceError(
+                f"{change.describe()}: NVML: {error}", remedy="see: nvidia-smi, dmesg; then run: sluice mig apply"
+            ) from error
+
     def check(self, change: Change) -> None:
         """Whether the GPU can have the layout at all, before anything is touched. Raises SluiceError."""
         now, wanted = change.now, change.wanted
-        if wanted is None or not now.capable:
-            if wanted is not None:
-                raise SluiceError(f"GPU {now.index} ({now.model}): it has no MIG", remedy="leave it out of the layout")
+        if wanted is None:
             return
+        if not now.capable:
+            raise SluiceError(f"GPU {now.index} ({now.model}): it has no MIG", remedy="leave it out of the layout")
+        with self._for(change):
+            self._check(now, wanted)
+
+    def _check(self, now: GpuLayout, wanted: tuple[str, ...]) -> None:
         handle = self.api.nvmlDeviceGetHandleByIndex(now.index)
         offered = self._profiles(handle)
         taken: set[int] = set()
         for name in wanted:
             if name not in offered:
                 raise SluiceError(
-                    f"GPU {now.index} ({now.model}): no MIG profile {name!r}", remedy=f"it has: {', '.join(offered)}"
+                    f"GPU {now.index} ({now.model}): no MIG profile {name!r}",
+                    remedy=f"it has: {', '.join(offered)}"
+                    if offered
+                    else "the driver names none: see nvidia-smi, dmesg",
                 )
             start, size = self._room(handle, offered[name][0], taken)
             if size == 0:
@@ -207,18 +224,14 @@ class Mig:
 
     def apply(self, change: Change) -> None:
         """Make it so; done again, it is finished. The GPU must be idle. Raises SluiceError."""
-        api, now = self.api, change.now
-        handle = api.nvmlDeviceGetHandleByIndex(now.index)
-        if self._busy(handle):
-            raise SluiceError(f"GPU {now.index}: processes are on it", remedy="see: nvidia-smi; then run it again")
-        try:
+        index = change.now.index
+        with self._for(change):
+            handle = self.api.nvmlDeviceGetHandleByIndex(index)
+            if self._busy(handle):
+                raise SluiceError(f"GPU {index}: processes are on it", remedy="see: nvidia-smi; then run it again")
             self._clear(handle)
-            self._switch(handle, now.index, change.wanted is not None)
+            self._switch(handle, index, change.wanted is not None)
             self._lay_out(handle, change.wanted or ())
-        except api.NVMLError as error:
-            raise SluiceError(
-                f"GPU {now.index} ({now.model}): {error}", remedy="see dmesg, then run: sluice mig apply"
-            ) from error
 
     def _clear(self, handle: Any) -> None:
         for instance, _ in self._instances(handle) if self.api.nvmlDeviceGetMigMode(handle)[0] else []:

@@ -176,6 +176,42 @@ def test_a_gpu_without_mig_and_one_in_use_are_refused(tmp_path: Path) -> None:
     assert get_values(node.sim, 0)["mig"] == "no"
 
 
+# Checks or applies a layout while one of NVML's calls fails, as with a GPU that is lost by then.
+FAILING = """
+import sys, pynvml
+from gres_probe.mig import Change, Mig
+from sluice_base.errors import SluiceError
+doing, failing = sys.argv[1:]
+mig = Mig()
+change = Change(mig.layouts()[0], ("3g.40gb", "3g.40gb"))
+def fail(*arguments):
+    raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+setattr(pynvml, failing, fail)
+try:
+    getattr(mig, doing)(change)
+except SluiceError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("doing", "failing"),
+    [
+        ("check", "nvmlDeviceGetHandleByIndex"),
+        ("check", "nvmlDeviceGetGpuInstancePossiblePlacements"),
+        ("apply", "nvmlDeviceGetHandleByIndex"),
+        ("apply", "nvmlDeviceSetMigMode"),
+    ],
+)
+def test_what_the_driver_refuses_is_said_with_the_gpu_and_what_was_asked(
+    tmp_path: Path, doing: str, failing: str
+) -> None:
+    assert Node(tmp_path).run(FAILING, doing, failing).stdout.strip() == (
+        "GPU 0 (NVIDIA H100 80GB HBM3): MIG off -> 3g.40gb,3g.40gb: NVML: GPU is lost; "
+        "see: nvidia-smi, dmesg; then run: sluice mig apply"
+    )
+
+
 # The rules of the driver's own setters, which the above relies on.
 RULES = """
 import ctypes, json, os, pynvml as n
