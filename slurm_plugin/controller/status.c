@@ -37,6 +37,7 @@ static struct {
     char names[SLUICE_STATUS_COUNTERS][SLUICE_STATUS_NAME];
     _Atomic uint64_t values[SLUICE_STATUS_COUNTERS + 1];
     unsigned count;
+    bool full; /* somebody was told that there is no room */
 } counters = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 _Atomic uint64_t *sluice_status_counter(const char *name)
@@ -49,7 +50,12 @@ _Atomic uint64_t *sluice_status_counter(const char *name)
         snprintf(counters.names[at], SLUICE_STATUS_NAME, "%s", name);
         counters.count++;
     }
+    bool first = at == SLUICE_STATUS_COUNTERS && !counters.full;
+    counters.full |= first;
     pthread_mutex_unlock(&counters.lock);
+    if (first)
+        sluice_log_error("sluice: no room for more than %d counters: %s, and what comes after it, is not shown",
+                         SLUICE_STATUS_COUNTERS, name);
     return &counters.values[at];
 }
 

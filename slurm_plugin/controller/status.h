@@ -9,11 +9,12 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { SLUICE_STATUS_COUNTERS = 128, SLUICE_STATUS_NAME = 48 };
+enum { SLUICE_STATUS_COUNTERS = 256, SLUICE_STATUS_NAME = 48 };
 
 /*
  * A counter, shown as counters.NAME (a-z, 0-9, '.', '_'; e.g. "select.passed_through"); the same for the same name.
- * Made in init; lives as long as the process. When there is no room: one that is not shown, never NULL.
+ * Made in init; lives as long as the process. When there is no room, which is logged once: one that is not shown, never
+ * NULL.
  */
 _Atomic uint64_t *sluice_status_counter(const char *name);
 
