@@ -31,7 +31,6 @@ static const struct {
     [SLUICE_STOCK_CONSTRAINTS] = {"constraints", "extra constraints, or no node at all"},
     [SLUICE_STOCK_OPTIONS] = {"options", "options that do not parse"},
     [SLUICE_STOCK_UNKNOWN_TYPE] = {"unknown_type", "a GPU type that no node has"},
-    [SLUICE_STOCK_PREEMPTION] = {"preemption", "preemption by suspending"},
     [SLUICE_STOCK_MIRROR] = {"mirror", "out of memory"},
     [SLUICE_STOCK_WEIGHTS] = {"weights", "nodes have too many different weights"},
     [SLUICE_STOCK_REQUEST] = {"request", "amounts that cannot be divided among the nodes, as fewer GPUs than nodes"},

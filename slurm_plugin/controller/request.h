@@ -14,7 +14,7 @@ enum sluice_job_fit {
     SLUICE_JOB_MODELLED = 2,  /* ... and where `needed` has no place, stock would find none either */
 };
 
-/* Why the core has no say. Append only. */
+/* Why the core has no say. */
 enum sluice_job_stock {
     SLUICE_STOCK_NONE = 0,
     SLUICE_STOCK_HET = 1,            /* component of a heterogeneous job: placed together with the others */
@@ -36,12 +36,11 @@ enum sluice_job_stock {
     SLUICE_STOCK_CONSTRAINTS = 17,   /* extra constraints, no node at all, a reservation that is being made */
     SLUICE_STOCK_OPTIONS = 18,       /* options that do not parse */
     SLUICE_STOCK_UNKNOWN_TYPE = 19,  /* a GPU type that no node has */
-    SLUICE_STOCK_PREEMPTION = 20,    /* preemption that suspends: jobs then share GPUs and cores */
-    SLUICE_STOCK_MIRROR = 21,        /* the mirror cannot be made: out of memory */
-    SLUICE_STOCK_WEIGHTS = 22,       /* the site ranks its nodes by more weights than the mirror keeps */
-    SLUICE_STOCK_REQUEST = 23,       /* the core takes no such request: fewer GPUs than nodes */
+    SLUICE_STOCK_MIRROR = 20,        /* the mirror cannot be made: out of memory */
+    SLUICE_STOCK_WEIGHTS = 21,       /* the site ranks its nodes by more weights than the mirror keeps */
+    SLUICE_STOCK_REQUEST = 22,       /* the core takes no such request: fewer GPUs than nodes */
 };
-enum { SLUICE_STOCK_COUNT = 24 };
+enum { SLUICE_STOCK_COUNT = 23 };
 /* One word for it, in counters; never NULL. */
 const char *sluice_job_stock_name(enum sluice_job_stock reason);
 /* The reason in words; never NULL. */
