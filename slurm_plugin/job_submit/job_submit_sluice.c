@@ -245,6 +245,12 @@ static int code_of(enum sluice_refusal refusal)
     return ESLURM_ACCOUNTING_POLICY;
 }
 
+/* Words that admission or the options' parser made: printable, whatever was submitted. */
+static void log_refusal(const char *what, uint32_t user_id, const char *account, const char *why)
+{
+    sluice_log_info("job_submit/sluice: refused %s of user %u, account %s: %s", what, user_id, account, why);
+}
+
 /* ---- one decision ---- */
 
 /* The account as slurmctld will store it: a user's default where none is named, in lower case. "" for none. */
@@ -283,15 +289,15 @@ static int refuse_options_when_off(const job_desc_msg_t *job, char **message)
     char why[SLUICE_OPTION_WHY_MAX];
     if (!job->spank_job_env_size || !job->spank_job_env)
         return SLURM_SUCCESS;
-    if (!sluice_options_from_env(&options, job->spank_job_env, job->spank_job_env_size, why, sizeof why)) {
-        tell(message, why);
-        return ESLURM_INVALID_GRES;
+    if (sluice_options_from_env(&options, job->spank_job_env, job->spank_job_env_size, why, sizeof why)) {
+        if (!options.gpu_mem_mib && !options.gpu_share && !options.gang_count)
+            return SLURM_SUCCESS;
+        snprintf(why, sizeof why,
+                 "--gpu-mem, --gpu-share and --gang have no effect now, as Sluice is off on this cluster; ask for GPU "
+                 "memory with --gres=shard:MIB (one shard is one MiB)");
     }
-    if (!options.gpu_mem_mib && !options.gpu_share && !options.gang_count)
-        return SLURM_SUCCESS;
-    tell(message,
-         "--gpu-mem, --gpu-share and --gang have no effect now, as Sluice is off on this cluster; ask for GPU memory "
-         "with --gres=shard:MIB (one shard is one MiB)");
+    log_refusal("job", job->user_id, "-", why);
+    tell(message, why);
     return ESLURM_INVALID_GRES;
 }
 
@@ -309,8 +315,7 @@ static int decide(job_desc_msg_t *job, const struct sluice_settings *settings, s
     if (!admission->refusal && tenant && !old && (!submission->heterogeneous || job->het_job_offset == 0))
         check_rate(tenant, admission);
     if (admission->refusal) {
-        sluice_log_info("job_submit/sluice: refused %s of user %u, account %s: %s", old ? "change of a job" : "job",
-                        job->user_id, tenant ? tenant->account : "-", admission->message);
+        log_refusal(old ? "change of a job" : "job", job->user_id, tenant ? tenant->account : "-", admission->message);
     } else {
         write_back(job, admission, old);
         if (tenant && !old) /* what it was checked as: a default may change at any time */
@@ -327,6 +332,7 @@ static int submit(job_desc_msg_t *job, const struct sluice_settings *settings, c
     read_description(job, &submission);
     if (!sluice_options_from_env(&submission.options, job->spank_job_env,
                                  job->spank_job_env ? job->spank_job_env_size : 0, why, sizeof why)) {
+        log_refusal("job", job->user_id, "-", why);
         tell(message, why);
         return ESLURM_INVALID_GRES;
     }

@@ -131,6 +131,12 @@ def gres(fields: dict[str, str], key: str = "TresPerNode") -> str:
     return fields.get(key, "").replace("gres/", "gres:")
 
 
+def assert_logged(cluster: DevCluster, refusal: str) -> None:
+    """slurmctld's log has a line for a refusal, in the form that the audit log's collector reads."""
+    lines = cluster.log("slurmctld@ctl1").read_text(errors="replace").splitlines()
+    assert any(re.search(f"job_submit/sluice: refused {refusal}", line) for line in lines)
+
+
 def refused(cluster: DevCluster, *options: str, account: str = "free") -> str:
     done = submit(cluster, *options, account=account)
     assert done.returncode != 0, done.stdout
@@ -393,6 +399,7 @@ def test_malformed_descriptions_leave_slurmctld_alive(cluster: DevCluster, old_s
     assert len(said) == 9
     assert all(line.startswith("refused: ") for line in said[:-1])
     assert said[-1] == "accepted"
+    assert_logged(cluster, r"job of user \d+, account -: --gpu-mem=1\?\[31mG is not understood")
     assert accepted(cluster, "--gpu-mem=1G")
 
 
@@ -409,6 +416,7 @@ def test_level_off_is_stock_slurm(cluster: DevCluster) -> None:
         accepted(cluster, "--gpus=2", "--gpu-affinity=link")
         for option in ("--gpu-mem=1G", "--gang=a:2", "--gpu-share=50"):
             assert "Sluice is off on this cluster" in refused(cluster, option)
+        assert_logged(cluster, r"job of user \d+, account -: --gpu-mem, --gpu-share and --gang have no effect now")
     finally:
         level("admit")
     assert gres(accepted(cluster, "--gpu-mem=1G")) == "gres:shard:1024"
