@@ -27,6 +27,7 @@ _REMEDY = "write it anew with: sluice apply"
 _NAME = r"^[!$%+./0-9:<>?@A-Z^_`a-z{}~-]{1,128}$"
 _LAST = re.compile(rb"checksum = crc32:([0-9a-f]{8})\n\Z")
 _MOST_S = 315360000
+MOST_PLANNED = 16384  # pending jobs: what a pass of the planner has room for
 _MOST_GPUS = 10000000
 _MOST_MIB = 1 << 40
 
@@ -87,7 +88,7 @@ class Global(_Section):
     """0: usage never decays."""
     placement: Placement = "sluice"
     backfill_reservations: Annotated[int, Field(ge=0, le=100000)] = 64
-    backfill_depth: Annotated[int, Field(ge=1, le=100000)] = 10000
+    backfill_depth: Annotated[int, Field(ge=1, le=MOST_PLANNED)] = 10000
     planner_interval_ms: Annotated[int, Field(ge=100, le=600000)] = 2000
     gang_limit_s: Annotated[int, Field(ge=1, le=86400)] = 300
     gang_incomplete_s: Annotated[int, Field(ge=0, le=2_592_000)] = 3600

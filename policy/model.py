@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from policy.alerts import Alerts
 from policy.checkpoint import Checkpoint
+from policy.compiled import MOST_PLANNED
 from policy.grouping import Grouping
 from policy.health import Health
 from policy.monitoring import Monitoring
@@ -352,8 +353,8 @@ class Preemption(Section):
 class Backfill(Section):
     """How far the planner looks."""
 
-    depth: Annotated[int, Field(ge=1, le=100_000)] = 10_000
-    """Waiting jobs that are planned."""
+    depth: Annotated[int, Field(ge=1, le=MOST_PLANNED)] = 10_000
+    """Waiting jobs that are planned, at most 16,384."""
     reservations: Annotated[int, Field(ge=0, le=100_000)] = 64
     """Starts that later jobs must not delay."""
     interval: Annotated[Seconds, Field(ge=1, le=600)] = 2

@@ -294,7 +294,7 @@ static const struct key global_keys[] = {
     {"starvation-s", KEY_I64, offsetof(struct sluice_rules, order.starvation_s), 0, MOST_S},
     {"fair-share-half-life-s", KEY_I64, offsetof(struct sluice_rules, fair_share_half_life_s), 0, MOST_S},
     {"backfill-reservations", KEY_U32, offsetof(struct sluice_rules, backfill_reservations), 0, 100000},
-    {"backfill-depth", KEY_U32, offsetof(struct sluice_rules, backfill_depth), 1, 100000},
+    {"backfill-depth", KEY_U32, offsetof(struct sluice_rules, backfill_depth), 1, SLUICE_MOST_PLANNED},
     {"planner-interval-ms", KEY_U32, offsetof(struct sluice_rules, planner_interval_ms), 100, 600000},
     {"gang-limit-s", KEY_U32, offsetof(struct sluice_rules, gang_limit_s), 1, 86400},
     {"gang-incomplete-s", KEY_U32, offsetof(struct sluice_rules, gang_incomplete_s), 0, 2592000},

@@ -20,6 +20,7 @@ enum {
     SLUICE_RULES_MAX_LIST = 256,   /* words in one list */
     SLUICE_RULES_MAX_NAME = 128,
     SLUICE_RULES_MAX_WARNINGS = 16, /* kept; all are counted */
+    SLUICE_MOST_PLANNED = 16384,    /* pending jobs: what a pass of the planner has room for */
 };
 
 /* A limit that is not set. */
@@ -96,7 +97,7 @@ struct sluice_rules {
     int64_t fair_share_half_life_s; /* 0: usage never decays */
     enum sluice_policy placement;
     uint32_t backfill_reservations; /* how many jobs of a plan get one */
-    uint32_t backfill_depth;        /* pending jobs that are planned */
+    uint32_t backfill_depth;        /* pending jobs that are planned, 1 to SLUICE_MOST_PLANNED */
     uint32_t planner_interval_ms;   /* between plans, 100 to 600,000 */
     uint32_t gang_limit_s;          /* how long allocated members wait for the others, 1 to 86,400 */
     uint32_t gang_incomplete_s;     /* an incomplete gang is given up so long after its last member; 0: never */

@@ -139,6 +139,8 @@ static const struct {
     {HEAD "[global]\nweight.size = 5\n", "line 3: weight.size needs", SLUICE_ERROR_INVALID},
     {HEAD "[global]\nweight.size = 1000001\n", "line 3: weight.size: 1000001 is not in 0 to 1000000",
      SLUICE_ERROR_RANGE},
+    {HEAD "[global]\nbackfill-depth = 16385\n", "line 3: backfill-depth: 16385 is not in 1 to 16384",
+     SLUICE_ERROR_RANGE},
     {HEAD "[global]\nstarvation-s = 99999999999999999999999\n", "line 3: starvation-s: 9", SLUICE_ERROR_RANGE},
     {HEAD "[global]\nstarvation-s = -1\n", "line 3: starvation-s: \"-1\" is not a number", SLUICE_ERROR_INVALID},
     {HEAD "[global]\nstarvation-s = \n", "line 3: starvation-s: \"\" is not a number", SLUICE_ERROR_INVALID},
