@@ -810,14 +810,15 @@ static int abandon_job(void *item, void *argument)
     return 0;
 }
 
-void sluice_gang_abandon(void)
+bool sluice_gang_abandon(void)
 {
     if (!sluice_start_lock())
-        return;
+        return false;
     list_for_each(job_list, abandon_job, NULL);
     sluice_start_unlock();
     finish_prologs();
     picture.memory_count = 0;
+    return true;
 }
 
 void sluice_gang_fini(void)

@@ -28,6 +28,7 @@ enum {
     MAX_JOBS = 16384,             /* that are planned at a time */
     NO_LIMIT_S = 365 * 24 * 3600, /* as sched/backfill takes jobs without a time limit */
     INTERVAL_MS = 1000,           /* until the policy is known */
+    LOOK_MS = 1000,               /* between looks at the level while nothing is due */
     VALID_S = 30,                 /* a plan is trusted for so long at least */
     LOCK_SHARE = 20,              /* the picture takes one part in so many of the time */
     HOLD_MS = 100,                /* the write locks are held for so long without a break */
@@ -85,7 +86,7 @@ static struct {
     uint64_t *words; /* allowed nodes of all pending jobs */
     size_t words_used, words_room;
     uint64_t *usable, *busy, *asleep; /* nodes; node_words each */
-    uint64_t *features;               /* 2 * node_words */
+    uint64_t *features;               /* 3 * node_words */
     size_t node_words;
     struct window windows[MAX_WINDOWS];
     uint32_t window_count;
@@ -101,6 +102,7 @@ static struct {
     bool failed_memory;
     bool accrual_lost; /* of some job in the picture */
     bool active;       /* the level was place in the last pass */
+    bool left;         /* nobody is held any more, since the level is below place */
 } planner = {.lock = PTHREAD_MUTEX_INITIALIZER, .wakened = PTHREAD_COND_INITIALIZER};
 
 /* Grow an array to `wanted` elements; false: no memory, and it is as it was. */
@@ -172,7 +174,7 @@ static bool see_nodes(int64_t now_s)
         planner.busy = busy ? busy : planner.busy;
         uint64_t *asleep = realloc(planner.asleep, (words + 1) * sizeof *asleep);
         planner.asleep = asleep ? asleep : planner.asleep;
-        uint64_t *features = realloc(planner.features, 2 * (words + 1) * sizeof *features);
+        uint64_t *features = realloc(planner.features, 3 * (words + 1) * sizeof *features);
         planner.features = features ? features : planner.features;
         planner.node_words = usable && busy && asleep && features ? words : 0;
         if (!planner.node_words)
@@ -188,12 +190,24 @@ static bool see_nodes(int64_t now_s)
     return true;
 }
 
-/* One feature's nodes, and what the features before it left. */
+/* One feature's nodes, those that the features before it left, and those that the open parenthesis leaves. */
 struct featuring {
-    const char *name; /* wanted now */
-    uint64_t *one, *all;
-    bool first, any;
+    const char *name;
+    uint64_t *one, *all, *group;
+    uint16_t depth;        /* of parentheses, as Slurm counts: the last feature of one is outside */
+    bool or_one, or_group; /* what stands before this feature, and before its parenthesis: OR, else AND */
 };
+
+static void combine(uint64_t *left, const uint64_t *right, bool or_them)
+{
+    for (size_t i = 0; i < planner.node_words; i++)
+        left[i] = or_them ? left[i] | right[i] : left[i] & right[i];
+}
+
+static void fill(uint64_t *words)
+{
+    memset(words, 0xff, planner.node_words * sizeof *words);
+}
 
 static int copy_feature(void *item, void *argument)
 {
@@ -205,6 +219,7 @@ static int copy_feature(void *item, void *argument)
     return -1;
 }
 
+/* As valid_feature_counts (node_scheduler.c) reads them: from left to right, what is in parentheses by itself. */
 static int add_feature(void *item, void *argument)
 {
     const job_feature_t *feature = item;
@@ -212,15 +227,17 @@ static int add_feature(void *item, void *argument)
     featuring->name = feature->name;
     memset(featuring->one, 0, planner.node_words * sizeof *featuring->one);
     list_for_each(active_feature_list, copy_feature, featuring);
-    for (size_t i = 0; i < planner.node_words; i++)
-        if (featuring->first)
-            featuring->all[i] = featuring->one[i];
-        else if (featuring->any)
-            featuring->all[i] |= featuring->one[i];
-        else
-            featuring->all[i] &= featuring->one[i];
-    featuring->any = feature->op_code == FEATURE_OP_OR;
-    featuring->first = false;
+    if (featuring->depth < feature->paren) {
+        featuring->or_group = featuring->or_one;
+        featuring->or_one = false;
+        fill(featuring->group);
+    }
+    bool inside = featuring->depth || feature->paren;
+    combine(inside ? featuring->group : featuring->all, featuring->one, featuring->or_one);
+    if (featuring->depth > feature->paren)
+        combine(featuring->all, featuring->group, featuring->or_group);
+    featuring->or_one = feature->op_code == FEATURE_OP_OR;
+    featuring->depth = feature->paren;
     return 0;
 }
 
@@ -229,10 +246,12 @@ static void keep_features(uint64_t *words, const job_record_t *job)
 {
     if (!job->details->feature_list)
         return;
-    struct featuring featuring = {.one = planner.features, .all = planner.features + planner.node_words, .first = true};
+    struct featuring featuring = {.one = planner.features,
+                                  .all = planner.features + planner.node_words,
+                                  .group = planner.features + 2 * planner.node_words};
+    fill(featuring.all);
     list_for_each(job->details->feature_list, add_feature, &featuring);
-    for (size_t i = 0; !featuring.first && i < planner.node_words; i++)
-        words[i] &= featuring.all[i];
+    combine(words, featuring.all, false);
 }
 
 static int64_t limit_of(const struct sluice_queue_job *entry)
@@ -733,16 +752,19 @@ static uint64_t pass(const struct sluice_settings *settings, uint64_t interval_m
     return rest / 1000;
 }
 
-/* Sleep until the next pass is due: woken, or after interval_ms; never before least_ms. False: stop. */
+/* Sleep until the next pass is due: woken, or after interval_ms, never before least_ms; but at most LOOK_MS after the
+ * level has fallen below place. False: stop. */
 static bool sleep_until_due(uint64_t least_ms, uint64_t interval_ms)
 {
     uint64_t from = sluice_now_us();
     pthread_mutex_lock(&planner.lock);
     for (;;) {
         uint64_t passed_ms = (sluice_now_us() - from) / 1000;
+        bool fell = planner.active && sluice_settings_level() < SLUICE_LEVEL_PLACE;
         uint64_t due_ms = planner.woken || interval_ms < least_ms ? least_ms : interval_ms;
-        if (planner.stop || passed_ms >= due_ms)
+        if (planner.stop || fell || passed_ms >= due_ms)
             break;
+        due_ms = due_ms < passed_ms + LOOK_MS ? due_ms : passed_ms + LOOK_MS;
         struct timespec until;
         clock_gettime(CLOCK_REALTIME, &until);
         uint64_t ns = (uint64_t)until.tv_nsec + (due_ms - passed_ms) * 1000000;
@@ -756,16 +778,18 @@ static bool sleep_until_due(uint64_t least_ms, uint64_t interval_ms)
     return !stop;
 }
 
-static void leave(void)
+/* Below level place. Jobs may be held since before slurmctld was started, too; but where the level asked for is place,
+ * and the policy could not be read since the start, they go on waiting for it. */
+static void leave(const struct sluice_settings *settings)
 {
-    if (!planner.active)
+    if (planner.left || (!planner.active && settings->asked >= SLUICE_LEVEL_PLACE))
         return;
-    info("Sluice: the level is below place: Slurm starts jobs alone, gang groups are not kept together");
-    planner.active = false;
     sluice_plan_invalidate();
     sluice_planner_forget(planner.planner);
     sluice_outlook_forget();
-    sluice_gang_abandon();
+    planner.left = sluice_gang_abandon();
+    if (planner.left)
+        info("Sluice: the level is below place: Slurm starts jobs alone, gang groups are not kept together");
 }
 
 static void *run(void *argument)
@@ -777,7 +801,9 @@ static void *run(void *argument)
         interval_ms = settings->rules->planner_interval_ms ? settings->rules->planner_interval_ms : INTERVAL_MS;
         least_ms = interval_ms / 4;
         if (settings->level < SLUICE_LEVEL_PLACE)
-            leave();
+            leave(settings);
+        else
+            planner.left = false;
         if (settings->level >= SLUICE_LEVEL_SHADOW) {
             uint64_t rest_ms = pass(settings, interval_ms);
             least_ms = rest_ms > least_ms ? rest_ms : least_ms;
@@ -844,7 +870,7 @@ static bool start_planner(const struct sluice_site *site)
 {
     struct sluice_error_text text = {{0}};
     (void)site;
-    planner.stop = planner.woken = planner.active = false;
+    planner.stop = planner.woken = planner.active = planner.left = false;
     planner.generation = 0;
     if (sluice_planner_new(NULL, &planner.planner, &text) || sluice_mirror_new(&planner.mirror, &text) ||
         !(planner.queue = sluice_queue_new(NULL)) || pthread_create(&planner.thread, NULL, run, NULL)) {

@@ -90,8 +90,8 @@ bool sluice_gang_unit_task(const struct sluice_gang_unit *unit, uint32_t i, uint
  * something to do. `partition(job_id)` names the partition that a job was planned in. */
 void sluice_gang_act(const struct sluice_plan *plan, const char *(*partition)(uint32_t job_id));
 
-/* Levels below place: nobody is held or kept CONFIGURING any more. */
-void sluice_gang_abandon(void);
+/* Levels below place: nobody is held or kept CONFIGURING any more. False: this slurmctld is not in charge. */
+bool sluice_gang_abandon(void);
 void sluice_gang_fini(void);
 
 #endif

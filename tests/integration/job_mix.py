@@ -328,7 +328,7 @@ class Mix:
 
     def constraint(self) -> list[str]:
         """Features, counted and exclusive ones among them."""
-        plain = ["fast", "slow", "slow&rack2", "fast|rack3", "rack9", "(rack1|rack2)&slow"]
+        plain = ["fast", "slow", "slow&rack2", "fast|rack3", "rack9", "slow&(rack1|rack3)"]
         return [f"--constraint={self.pick(*plain, '[rack1|rack2]', '[rack1*1&rack2*1]')}"]
 
     def dependency(self) -> list[str]:

@@ -254,6 +254,22 @@ def test_a_request_that_the_core_does_not_take_costs_nobody_the_plan(slurm: Clus
     assert slurm.counter("plan.failures") == failures
 
 
+def test_features_in_parentheses_are_planned_as_slurm_reads_them(slurm: Cluster) -> None:
+    for node, features in (("n1", "left,middle"), ("n2", "middle"), ("n3", "right")):
+        slurm.cluster.run(
+            ["scontrol", "update", f"NodeName={node}", f"AvailableFeatures={features}", f"ActiveFeatures={features}"]
+        )
+    try:
+        busy = slurm.submit(8, 5, 280, "-Cleft")
+        until(lambda: slurm.states([busy]), lambda seen: seen == ["RUNNING"])
+        refused = slurm.counter("plan.not_started")
+        job = slurm.submit(1, 1, 2, "-Cleft&(middle|right)")  # (left&middle)|right would have it on n3 now
+        until(lambda: slurm.start(job), lambda start: start is not None and start > time.time() + 200)
+        assert slurm.counter("plan.not_started") == refused
+    finally:
+        slurm.cluster.run(["scontrol", "update", "NodeName=n[1-3]", "ActiveFeatures=", "AvailableFeatures="])
+
+
 def test_an_array_keeps_no_room_for_tasks_that_its_user_holds_back(slurm: Cluster) -> None:
     array = slurm.submit(8, 5, 280, "--array=0-9%1")
     words = ["squeue", "-h", "-r", "-t", "R", "-j", array, "-o", "%T"]
