@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from slurm_plugin.status import Controller, Finding
 
 _PATH = click.Path(path_type=Path)
+_RELEASE_S = 30.0  # slurmctld looks at the level's file each second
+_RELEASE = "squeue -h -t PD -o '%i|%r' | sed -n 's/|Gang .*//p' | xargs -r -n1 scontrol release"
 
 
 @click.group("plugin")
@@ -242,7 +245,9 @@ def disable(slurm_conf: Path | None, search_dir: Path | None, systemd_dir: Path 
     from slurm_plugin import install as installation
 
     places, _ = _places(slurm_conf, search_dir, systemd_dir)
-    _say(installation.disable(places))
+    result = installation.disable(places)
+    _await_gangs(result)
+    _say(result)
 
 
 @command.command()
@@ -252,7 +257,9 @@ def uninstall(slurm_conf: Path | None, search_dir: Path | None, systemd_dir: Pat
     from slurm_plugin import install as installation
 
     places, own = _places(slurm_conf, search_dir, systemd_dir)
-    _say(installation.uninstall(places, own))
+    result = installation.uninstall(places, own)
+    _await_gangs(result)
+    _say(result)
 
 
 # ---- what the commands share ----
@@ -309,6 +316,28 @@ def _build(
         sanitizer="address" if sanitize else "",
         progress=lambda line: click.echo(line, err=True),
     )
+
+
+def _await_gangs(result: Result) -> None:
+    """Wait until the slurmctld that runs, at level off now, has released the members of gangs: nobody else would."""
+    from sluice_base.errors import SluiceError
+
+    deadline = time.monotonic() + _RELEASE_S
+    try:
+        while (held := _held_members()) and time.monotonic() < deadline:
+            time.sleep(0.5)
+    except SluiceError as error:
+        result.left.append(f"{error}; what waits in a gang stays held until an administrator releases it: {_RELEASE}")
+        return
+    if held:
+        result.left.append(f"release what still waits in a gang: scontrol release {','.join(held)}")
+
+
+def _held_members() -> list[str]:
+    from slurm_client.commands import Commands
+
+    lines = Commands().output("squeue", "-h", "-t", "PD", "-o", "%i|%r").splitlines()
+    return [job for job, _, reason in (line.partition("|") for line in lines) if reason.startswith("Gang ")]
 
 
 def _say(result: Result) -> None:

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -19,6 +20,7 @@ import pytest
 from dev_cluster.cluster import DevCluster
 from dev_cluster.layout import INSIDE
 from policy.compiled import CompiledPolicy, Global, Tenant
+from sluice_base.files import write_atomic
 from tests.integration.settled import (
     PATIENCE,
     await_policy,
@@ -179,8 +181,8 @@ def test_neither_user_nor_administrator_can_release_a_member(gangs: Gangs) -> No
     assert "denied" in refused.stderr
     gangs.cluster.run(["scontrol", "release", job])
     gangs.cluster.run(["scontrol", "update", f"JobId={job}", "Priority=4000000000"], check=False)
-    time.sleep(2.5)
-    assert gangs.shown(job) == ["PENDING", "Gang lone: 1 of 2 members submitted"]
+    time.sleep(2.5)  # two cycles of the scheduler
+    shows(gangs, job, "PENDING", "Gang lone: 1 of 2 members submitted")
     assert not gangs.ran("job", job)
 
 
@@ -372,6 +374,31 @@ def test_below_level_place_nobody_is_held(gangs: Gangs) -> None:
     until(lambda: gangs.shown(job)[1], lambda reason: reason.startswith("Gang off"))
     set_level(gangs.cluster, "shadow")
     try:
+        until(lambda: gangs.ran("job", job), bool)
+    finally:
+        set_level(gangs.cluster, "place")
+
+
+def test_who_was_held_when_slurmctld_stopped_is_released_when_it_starts_below_level_place(gangs: Gangs) -> None:
+    job = gangs.member("late:2", gpus=1)
+    shows(gangs, job, "PENDING", "Gang late: 1 of 2 members submitted")
+    gangs.cluster.stop_daemon("slurmctld@ctl1")
+    try:
+        write_atomic(gangs.cluster.slurm_conf_dir() / "sluice.level", "admit\n")
+        gangs.cluster.start_daemon("slurmctld@ctl1")
+        until(lambda: gangs.ran("job", job), bool)
+    finally:
+        set_level(gangs.cluster, "place")
+
+
+def test_disable_ends_when_the_members_are_released(gangs: Gangs) -> None:
+    job = gangs.member("gone:2", gpus=1)
+    shows(gangs, job, "PENDING", "Gang gone: 1 of 2 members submitted")
+    nothing_installed = ["--search-dir", "/nowhere", "--systemd-dir", "/nowhere"]
+    command = [sys.executable, "-m", "admin_cli.main", "plugin", "disable", *nothing_installed]
+    try:
+        gangs.cluster.run(command, node="ctl1")
+        assert not gangs.shown(job)[-1].startswith("Gang")
         until(lambda: gangs.ran("job", job), bool)
     finally:
         set_level(gangs.cluster, "place")
