@@ -1,4 +1,4 @@
-"""Decision records as slurmctld's plugins write them (slurm_plugin/controller/decision.c), and their replay.
+"""Decision records as slurmctld's plugins write them (slurm_plugin/controller/decision.h), and their replay.
 
 `read_records` reads one file, `Replay` follows the records and puts any decision to the core again. The format is
 described in docs/explain.md. Files are not believed: every length and number is checked, and a file that was cut off

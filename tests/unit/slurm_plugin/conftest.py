@@ -12,7 +12,20 @@ from slurm_plugin.decisions import list_files
 from tests.unit.slurm_plugin.record_files import run_churn
 
 _ROOT = Path(__file__).parents[3]
-_PARTS = ("decision", "order", "queue", "controller", "log", "settings", "status", "ticker")
+_PARTS = (
+    "decision",
+    "decision_bytes",
+    "decision_ring",
+    "decision_topology",
+    "decision_writer",
+    "order",
+    "queue",
+    "controller",
+    "log",
+    "settings",
+    "status",
+    "ticker",
+)
 
 
 @pytest.fixture(scope="session")
