@@ -41,6 +41,9 @@ _ROOT = Path(__file__).parents[1]
 _SOURCES = (
     "slurm_plugin/tests/tool_site_factor.c",
     "slurm_plugin/controller/order.c",
+    "slurm_plugin/controller/order_files.c",
+    "slurm_plugin/controller/order_ranks.c",
+    "slurm_plugin/controller/order_tenants.c",
     "slurm_plugin/controller/queue.c",
     "slurm_plugin/policy/policy.c",
 )

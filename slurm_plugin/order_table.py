@@ -1,4 +1,4 @@
-"""The table of pending jobs that slurmctld's order thread writes (sluice_ranks_write of controller/order.c)."""
+"""The table of pending jobs that slurmctld's order thread writes (sluice_ranks_write of controller/order_files.c)."""
 
 from __future__ import annotations
 
