@@ -91,7 +91,8 @@ def test_each_result_has_a_file_of_its_own(tree: Tree) -> None:
     assert tree.bench("", results=True).returncode == 0
     files = {file.stem for file in (tree.path / "results").iterdir()}
     assert len(files) == len(tree.calls())
-    assert {"probe", "slurm-throughput-128", "slurm-throughput-1024"} <= files
+    twice = ("submit-latency", "submit-latency-admit", "slurm-throughput-128", "slurm-throughput-1024")
+    assert {"probe", *twice} <= files
     assert all(json.loads((tree.path / f"results/{name}.json").read_text()) == {} for name in files)
     assert all(call[-1] == "--json" for call in tree.calls())
 
