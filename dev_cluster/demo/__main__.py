@@ -1,6 +1,7 @@
 """Runs the demonstration.
 
-Each step checks that it showed what it says; a step that did not ends the demonstration with exit status 1.
+Each step checks that it showed what it says; a step that did not ends the demonstration with exit status 1. So does a
+demonstration without Sluice's plugins, where Slurm's sources cannot be had, once it has shown what is left.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ POLICY = CompiledPolicy(
 
 
 def main() -> int:
-    """Run the whole demonstration; 0 when everything was as it should be."""
+    """Run the whole demonstration; 0 when everything was shown, and as it should be."""
     try:
         require_root("make demo")
         with tempfile.TemporaryDirectory(prefix="sluice-demo-", dir="/run") as folder:
@@ -51,6 +52,7 @@ def main() -> int:
 
 def _show(cluster: DevCluster) -> None:
     stage = Stage(cluster)
+    missing: SourcesUnavailableError | None = None
     try:
         stage.step(
             "A Slurm cluster on this machine",
@@ -65,7 +67,7 @@ def _show(cluster: DevCluster) -> None:
             cluster.up(description, attached=True, progress=lambda line: print(f"   {line}", flush=True))
         except SourcesUnavailableError as error:
             print(f"   Without Sluice's plugins in slurmctld, whose build needs Slurm's sources: {error}", flush=True)
-            stage.plugins, description.sluice = False, None
+            missing, stage.plugins, description.sluice = error, False, None
             cluster.up(description, attached=True, progress=lambda line: print(f"   {line}", flush=True))
         write_atomic(cluster.layout.slurm / FILE_NAME, compile_node(parse(HEALTH_POLICY)).render())
         discover(stage)
@@ -79,6 +81,12 @@ def _show(cluster: DevCluster) -> None:
         report(stage)
     finally:
         cluster.down()
+    if missing is not None:
+        raise SluiceError(
+            "not shown, as Sluice's plugins in slurmctld could not be built: how jobs are held to their memory, "
+            f"scheduling, health and failover ({missing.what})",
+            remedy=missing.remedy,
+        )
     print("\nThe cluster is down; no process, mount or file of it is left. Try your own: sluice cluster up")
 
 

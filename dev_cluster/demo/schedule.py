@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
+from datetime import datetime, timedelta
 
 from dev_cluster.demo.stage import SLUICE, Stage
 from dev_cluster.layout import INSIDE
+
+_TOGETHER = timedelta(seconds=1)
+"""What one pass may lie on both sides of: Slurm writes down whole seconds."""
 
 
 def schedule(stage: Stage) -> None:
@@ -28,19 +31,22 @@ def schedule(stage: Stage) -> None:
         stage.wait(f"level {level}", lambda level=level: _level(stage) == level)  # type: ignore[misc]
         shares = [_job(stage, "--gres=shard:19456", "-C", "nvlink8", "-J", "quarter", running=True) for _ in range(4)]
         whole = _job(stage, "--gres=gpu:h100:7", "-n8", "-J", "seven-gpus")
-        time.sleep(3)
+        stage.wait("the seven whole GPUs were looked at", lambda whole=whole: _decided(stage, whole))  # type: ignore[misc]
         stage.run(["squeue", "-u", "bob", "-o", "%.6i %.12j %.10T %.10N %.16b %r"])
         held = [stage.gpus(job) for job in shares]
         print(f"   the four shares are on GPUs {', '.join(held)}", flush=True)
         if level == "place":
             stage.expect(len(set(held)) == 1, "the four shares are on one GPU")
             stage.expect(stage.state(whole) == "RUNNING", "the seven whole GPUs were left over")
+        else:
+            stage.expect(len(set(held)) > 1, "stock Slurm spreads the four shares over several GPUs")
+            stage.expect(stage.state(whole) == "PENDING", "no seven whole GPUs were left over")
         _cancel(stage)
 
     stage.step(
         "A gang starts together or not at all",
         "Three jobs of one gang. The first two wait, with the reason in squeue; when the third is there and all have a "
-        "place, they start in the same second.",
+        "place, they start together.",
     )
     gang = []
     for number in (1, 2, 3):
@@ -64,6 +70,8 @@ def schedule(stage: Stage) -> None:
             stage.run(["squeue", "-u", "bob", "-o", "%.6i %.12j %.10T %.10N %r"])
     stage.wait("all run", lambda: all(stage.state(job) == "RUNNING" for job in gang))
     stage.run(["squeue", "-u", "bob", "-o", "%.6i %.12j %.10T %.10N %.20S"])
+    starts = _starts(stage, gang)
+    stage.expect(len(starts) == 3 and max(starts) - min(starts) <= _TOGETHER, "the three started together")
 
     stage.step(
         "Why there, and why not yet",
@@ -85,6 +93,17 @@ def _job(stage: Stage, *options: str, running: bool = False) -> str:
     if running:
         stage.wait(f"job {job} runs", lambda: stage.state(job) == "RUNNING")
     return job
+
+
+def _decided(stage: Stage, job: str) -> bool:
+    """Whether a job runs, or was looked at and has to wait for GPUs."""
+    said = stage.cluster.run(["squeue", "-h", "-j", job, "-o", "%T %r"]).stdout.strip()
+    return said in ("RUNNING None", "PENDING Resources", "PENDING Priority")
+
+
+def _starts(stage: Stage, jobs: list[str]) -> list[datetime]:
+    shown = stage.cluster.run(["squeue", "-h", "-j", ",".join(jobs), "-o", "%S"]).stdout
+    return [datetime.fromisoformat(line) for line in shown.split()]
 
 
 def _level(stage: Stage) -> str:
