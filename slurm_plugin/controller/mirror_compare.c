@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/* The mirror against what Slurm says of its nodes' GRES: it is corrected, or checked. */
+#include "controller/mirror_own.h"
+
+#include <stdio.h>
+
+/* Hold for nobody what Slurm says is in use. */
+static void hold_foreign(struct sluice_mirror *mirror, uint32_t node, const int64_t *free_mib)
+{
+    struct entry *entry = NULL;
+    struct sluice_node_view view;
+    if (sluice_node_read(mirror->cluster, node, &view, NULL))
+        return;
+    for (uint32_t i = 0; i < view.gpu_count; i++) {
+        int64_t more = view.gpu_memory_mib_free[i] - free_mib[i];
+        if (more <= 0)
+            continue;
+        if (!entry && !(entry = sluice_mirror_add_entry(mirror, FOREIGN + node)))
+            return;
+        struct sluice_part part = {.node = node, .gpus = UINT32_C(1) << i, .gpu_memory_mib = more};
+        sluice_mirror_hold(mirror, entry, &part, 1);
+    }
+}
+
+bool sluice_mirror_same_free(const struct sluice_mirror *mirror, uint32_t node, int64_t *free_mib)
+{
+    struct sluice_node_view view;
+    const node_record_t *record = node_record_table_ptr[node];
+    if (!record || sluice_node_read(mirror->cluster, node, &view, NULL))
+        return true;
+    struct sluice_node_gres gres = sluice_gres_of_node(record);
+    sluice_mirror_free_by_slurm(&gres, &view, free_mib);
+    for (uint32_t i = 0; i < view.gpu_count; i++)
+        if (view.gpu_memory_mib_free[i] != free_mib[i])
+            return false;
+    return true;
+}
+
+void sluice_mirror_correct(struct sluice_mirror *mirror, uint32_t node)
+{
+    int64_t free_mib[SLUICE_MAX_GPUS];
+    struct sluice_node_view view;
+    bool too_much = false;
+    sluice_mirror_let_go(mirror, FOREIGN + node);
+    if (!sluice_mirror_same_free(mirror, node, free_mib) && !sluice_node_read(mirror->cluster, node, &view, NULL))
+        for (uint32_t i = 0; i < view.gpu_count; i++)
+            too_much |= view.gpu_memory_mib_free[i] < free_mib[i];
+    if (too_much)
+        sluice_mirror_hold_again(mirror, node);
+    if (!sluice_mirror_same_free(mirror, node, free_mib))
+        hold_foreign(mirror, node, free_mib);
+}
+
+void sluice_mirror_correct_all(struct sluice_mirror *mirror)
+{
+    int64_t free_mib[SLUICE_MAX_GPUS];
+    for (uint32_t n = 0; n < mirror->nodes; n++)
+        if (!is_opaque(mirror, n) && !sluice_mirror_same_free(mirror, n, free_mib))
+            sluice_mirror_correct(mirror, n);
+    mirror->short_of = false;
+}
+
+bool sluice_mirror_node_agrees(struct sluice_mirror *mirror, uint32_t node)
+{
+    int64_t free_mib[SLUICE_MAX_GPUS];
+    if (!mirror->valid || node >= mirror->nodes || is_opaque(mirror, node) ||
+        sluice_mirror_same_free(mirror, node, free_mib))
+        return true;
+    mirror->counts.mismatches++;
+    sluice_mirror_sync_jobs(mirror);
+    sluice_mirror_correct(mirror, node);
+    return false;
+}
+
+/* ---- checking ---- */
+
+static enum sluice_error differs(struct sluice_error_text *text, uint32_t node, const char *what, int64_t mirror,
+                                 int64_t slurm)
+{
+    if (text)
+        snprintf(text->text, sizeof(text->text), "node %s: %s: the mirror says %lld, Slurm %lld",
+                 node_record_table_ptr[node]->name, what, (long long)mirror, (long long)slurm);
+    return SLUICE_ERROR_CORRUPT;
+}
+
+enum sluice_error sluice_mirror_check(struct sluice_mirror *mirror, sluice_mirror_free_fn free_of,
+                                      struct sluice_error_text *text)
+{
+    if (!mirror->valid)
+        return SLUICE_OK;
+    enum sluice_error error = sluice_cluster_check(mirror->cluster, text);
+    for (uint32_t n = 0; n < mirror->nodes && !error; n++) {
+        const node_record_t *node = node_record_table_ptr[n];
+        struct sluice_node_view view;
+        int64_t free_mib[SLUICE_MAX_GPUS], cpus, memory;
+        if (!node || is_opaque(mirror, n) || sluice_node_read(mirror->cluster, n, &view, NULL))
+            continue;
+        if (sluice_mirror_fingerprint(node) != mirror->fingerprint[n])
+            continue; /* found within the next round, and then the mirror is made anew */
+        if (!sluice_mirror_same_free(mirror, n, free_mib))
+            for (uint32_t i = 0; i < view.gpu_count; i++) {
+                char what[64];
+                snprintf(what, sizeof(what), "free memory of GPU %u", i);
+                if (view.gpu_memory_mib_free[i] != free_mib[i])
+                    return differs(text, n, what, view.gpu_memory_mib_free[i], free_mib[i]);
+            }
+        if (!free_of || !free_of(n, &cpus, &memory))
+            continue;
+        if (view.cpus_milli_free < cpus * 1000 || (!mirror->sharing && view.cpus_milli_free != cpus * 1000))
+            return differs(text, n, "free CPUs", view.cpus_milli_free / 1000, cpus);
+        if (view.host_memory_mib_free != memory)
+            return differs(text, n, "free memory", view.host_memory_mib_free, memory);
+    }
+    return error;
+}
