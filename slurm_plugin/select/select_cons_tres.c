@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
  * select/cons_tres with our word in the choice of nodes. It stands before Slurm's own plugin of this name and links it:
- * whatever is not defined here, plugin_type and plugin_id included, is found in stock's. Entry points only; hook.c
- * decides.
+ * whatever is not defined here, plugin_type and plugin_id included, is found in stock's. Entry points only; hook*.c
+ * decide.
  */
 #include "hook.h"
 #include "recount.h"

@@ -1,0 +1,202 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/* What happens in each mode of the question (hook.h). */
+#include "hook_own.h"
+
+#include "recount.h"
+
+#include "src/common/list.h"
+
+enum { PUT_OFF_S = 60 }; /* by how much a start is put off that would delay others */
+
+static bool same_words(const uint64_t *a, const uint64_t *b)
+{
+    return !memcmp(a, b, sluice_hook.words * sizeof(*a));
+}
+
+static bool cross_check(void)
+{
+    if (!sluice_hook.cross_permille)
+        return false;
+    sluice_hook.random = sluice_hook.random * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    return (sluice_hook.random >> 33) % 1000 < sluice_hook.cross_permille;
+}
+
+int sluice_hook_run_now(struct decision *decision)
+{
+    const struct sluice_hook_call *call = decision->call;
+    uint64_t *candidates = words_of(call->nodes);
+    enum sluice_decision_outcome outcome = SLUICE_DECISION_OVERRULED;
+    sluice_hook.chosen_job = 0;
+    sluice_hook_set_allowed(decision, true);
+    save_nodes(decision);
+    sluice_plan_keep_out(decision->plan, &decision->question, false, sluice_hook.allowed, sluice_hook.words);
+    decision->by_plan = !same_words(sluice_hook.allowed, candidates);
+    sluice_hook_ask_core_and_plan(decision);
+    if (decision->verdict && sluice_hook_take_from_plan(decision, sluice_hook.saved)) {
+        decision->verdict = SLUICE_OK;
+        decision->planned = true;
+    }
+    if (!decision->verdict && !sluice_hook_ask_stock_narrowed(decision)) {
+        sluice_hook_remember_choice(decision);
+        sluice_hook_record(decision, SLUICE_DECISION_RUN_NOW, SLUICE_DECISION_USED);
+        return sluice_hook_part_overlaps(decision);
+    }
+    if (decision->verdict) {
+        outcome = SLUICE_DECISION_STOCK_FOUND;
+        if (sluice_hook_proven(decision, sluice_hook.saved)) {
+            bool reserved = decision->by_plan;
+            outcome = reserved ? SLUICE_DECISION_RESERVED : SLUICE_DECISION_REFUSED;
+            count(sluice_hook.refused);
+            if (!cross_check()) {
+                sluice_hook_record(decision, SLUICE_DECISION_RUN_NOW, outcome);
+                return refuse(call->job);
+            }
+            count(sluice_hook.cross_checked);
+        }
+    }
+    restore_nodes(decision);
+    sluice_plan_keep_out(decision->plan, &decision->question, true, candidates, sluice_hook.words);
+    memcpy(sluice_hook.saved, candidates, sluice_hook.words * sizeof(*sluice_hook.saved));
+    sluice_hook_ask_stock(decision, NULL);
+    int rc = sluice_hook_part_overlaps(decision); /* the core is right to refuse what stock can only give out twice */
+    if (rc == SLURM_SUCCESS && (outcome == SLUICE_DECISION_REFUSED || outcome == SLUICE_DECISION_RESERVED)) {
+        count(sluice_hook.cross_wrong);
+        error("select/sluice: %pJ: the core proved that it cannot start, but stock Slurm starts it on %s", call->job,
+              call->job->job_resrcs ? call->job->job_resrcs->nodes : "unknown nodes");
+        outcome = SLUICE_DECISION_STOCK_FOUND;
+    } else if (rc && outcome == SLUICE_DECISION_STOCK_FOUND) {
+        outcome = SLUICE_DECISION_REFUSED;
+    }
+    sluice_hook_record(decision, SLUICE_DECISION_RUN_NOW, outcome);
+    return rc;
+}
+
+int sluice_hook_will_run(struct decision *decision)
+{
+    const struct sluice_hook_call *call = decision->call;
+    sluice_hook_set_allowed(decision, false);
+    save_nodes(decision);
+    sluice_plan_keep_out(decision->plan, &decision->question, false, sluice_hook.allowed, sluice_hook.words);
+    sluice_hook_ask_core_and_plan(decision);
+    if (!decision->verdict) {
+        /* Without this stock would look into the future of the chosen nodes alone where it finds no place now. */
+        uint64_t flag = call->job->bit_flags & TEST_NOW_ONLY;
+        call->job->bit_flags |= TEST_NOW_ONLY;
+        int rc = sluice_hook_ask_stock_narrowed(decision);
+        if (!flag)
+            call->job->bit_flags &= ~(uint64_t)TEST_NOW_ONLY;
+        if (rc == SLURM_SUCCESS) {
+            sluice_hook_record(decision, SLUICE_DECISION_WILL_RUN, SLUICE_DECISION_USED);
+            return rc;
+        }
+        restore_nodes(decision);
+    }
+    int rc = sluice_hook_ask_stock(decision, call->preemptees);
+    if (rc == SLURM_SUCCESS && !call->preemptees) {
+        struct sluice_plan_say say = sluice_plan_ask(decision->plan, call->job->job_id);
+        if (say.state == SLUICE_PLAN_LATER && call->job->start_time < say.start_s)
+            call->job->start_time = say.start_s;
+    }
+    sluice_hook_record(decision, SLUICE_DECISION_WILL_RUN,
+                       decision->verdict ? SLUICE_DECISION_STOCK_FOUND : SLUICE_DECISION_OVERRULED);
+    return rc;
+}
+
+int sluice_hook_test_only(struct decision *decision)
+{
+    const struct sluice_hook_call *call = decision->call;
+    const job_record_t *job = call->job;
+    const uint64_t *nodes = NULL;
+    int rc;
+    if (sluice_hook.cache_part_update != last_part_update) {
+        sluice_cache_clear(sluice_hook.cache);
+        sluice_hook.cache_part_update = last_part_update;
+    }
+    /* Stock works out some of a job's record at its first look: it gets that look, at the known nodes. */
+    bool seen = seen_by_stock(job);
+    save_nodes(decision);
+    if (sluice_cache_find(sluice_hook.cache, &decision->shape, sluice_hook.saved, &rc, &nodes)) {
+        if (seen && !cross_check()) {
+            if (rc == SLURM_SUCCESS)
+                memcpy(words_of(call->nodes), nodes, sluice_hook.words * sizeof(*nodes));
+            count(sluice_hook.remembered);
+            return rc;
+        }
+        if (rc == SLURM_SUCCESS && !seen) {
+            memcpy(words_of(call->nodes), nodes, sluice_hook.words * sizeof(*nodes));
+            if (sluice_hook_ask_stock(decision, call->preemptees) == SLURM_SUCCESS) {
+                count(sluice_hook.remembered);
+                return SLURM_SUCCESS;
+            }
+            restore_nodes(decision);
+        } else {
+            count(sluice_hook.cross_checked);
+            if ((sluice_hook_ask_stock(decision, call->preemptees) == SLURM_SUCCESS) != (rc == SLURM_SUCCESS)) {
+                count(sluice_hook.cross_wrong);
+                error("select/sluice: %pJ: it was remembered that such a job could%s run, but now stock Slurm says %d",
+                      job, rc == SLURM_SUCCESS ? "" : " never", decision->rc);
+                sluice_cache_clear(sluice_hook.cache);
+            }
+            return decision->rc;
+        }
+    }
+    count(sluice_hook.stock_tests);
+    rc = sluice_hook_ask_stock(decision, call->preemptees);
+    /* The job's record may say more now than before the first look: an answer is kept under what it says afterwards. */
+    struct sluice_job_request again;
+    sluice_job_request_make(sluice_hook.mirror, call->job, call->min_nodes, call->max_nodes, call->req_nodes, &again,
+                            &decision->shape);
+    if (!sluice_recount_waits())
+        sluice_cache_put(sluice_hook.cache, &decision->shape, sluice_hook.saved, rc, words_of(call->nodes));
+    return rc;
+}
+
+/* ---- level shadow ---- */
+
+int sluice_hook_shadow(struct decision *decision)
+{
+    uint16_t mode = decision->call->mode;
+    bool start = mode == SELECT_MODE_RUN_NOW;
+    sluice_hook_set_allowed(decision, start);
+    sluice_hook_ask_core(decision);
+    count(sluice_hook.shadowed);
+    sluice_hook_ask_stock(decision, decision->call->preemptees);
+    sluice_hook_record(decision, start ? SLUICE_DECISION_RUN_NOW : SLUICE_DECISION_WILL_RUN, SLUICE_DECISION_SHADOWED);
+    return decision->rc;
+}
+
+/* ---- left to stock ---- */
+
+/* Stock's answer that the job can start now is put off where that would delay a reserved start: sched/backfill would
+ * try, and be refused. Of a heterogeneous job it would have started some components by then, and would queue them again
+ * for 20 minutes; those that it counts as started would be counted twice (acct_policy.c, accrue_cnt). */
+static void put_off(const struct decision *decision)
+{
+    const struct sluice_hook_call *call = decision->call;
+    if (call->job->start_time > decision->now)
+        return;
+    memcpy(sluice_hook.tried, words_of(call->nodes), sluice_hook.words * sizeof(*sluice_hook.tried));
+    sluice_plan_keep_out(decision->plan, &decision->question, true, sluice_hook.tried, sluice_hook.words);
+    if (!same_words(sluice_hook.tried, words_of(call->nodes)))
+        call->job->start_time = decision->now + PUT_OFF_S;
+}
+
+int sluice_hook_left_to_stock(struct decision *decision, bool preempting)
+{
+    const struct sluice_hook_call *call = decision->call;
+    if (call->mode == SELECT_MODE_WILL_RUN) {
+        int rc = sluice_hook_ask_stock(decision, call->preemptees);
+        if (rc == SLURM_SUCCESS && !preempting)
+            put_off(decision);
+        return rc;
+    }
+    if (call->mode != SELECT_MODE_RUN_NOW)
+        return sluice_hook_ask_stock(decision, call->preemptees);
+    sluice_hook.chosen_job = 0;
+    /* Components of a heterogeneous job start together or not: they were put off, or none is refused. */
+    if (!preempting && !call->job->het_job_id)
+        sluice_plan_keep_out(decision->plan, &decision->question, true, words_of(call->nodes), sluice_hook.words);
+    save_nodes(decision);
+    sluice_hook_ask_stock(decision, call->preemptees);
+    return sluice_hook_part_overlaps(decision);
+}

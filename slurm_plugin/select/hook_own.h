@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * What the files of the placement hook (hook.h) need of each other; for hook*.c only. All of it runs under slurmctld's
+ * locks as select plugins do (job and node write), one call at a time: that guards sluice_hook, too.
+ *
+ *   hook.c          entry points: which mode is it, is it left to stock
+ *   hook_state.c    what is kept between the calls: made, brought up to date, freed; counters
+ *   hook_modes.c    RUN_NOW, WILL_RUN, TEST_ONLY, level shadow, and jobs that are left to stock
+ *   hook_preempt.c  RUN_NOW where others may be preempted
+ *   hook_core.c     asking the core and the plan
+ *   hook_stock.c    asking stock
+ *   hook_record.c   decisions for the records
+ */
+#ifndef SLUICE_SELECT_HOOK_OWN_H
+#define SLUICE_SELECT_HOOK_OWN_H
+
+#include "hook.h"
+
+#include "cache.h"
+
+#include "controller/clock.h"
+#include "controller/decision.h"
+#include "controller/plan.h"
+#include "controller/request.h"
+#include "controller/settings.h"
+
+#include <stdatomic.h>
+#include <string.h>
+
+/* How often the core may choose again, when the plan keeps its choice for others or a node turns out to differ. */
+enum { TRIES = 4 };
+enum { OWN_CLASSES = 16 }; /* of the histogram of the hook's own time */
+
+typedef _Atomic uint64_t counter;
+
+/* What is kept between the calls. */
+struct sluice_hook_state {
+    sluice_stock_test stock;
+    struct sluice_mirror *mirror;
+    bool following; /* the mirror was told of everything since its last sync */
+    bool failed;    /* said in the log: the mirror cannot be made */
+    uint64_t mirror_built;
+    uint64_t generation;
+    size_t words;
+    uint64_t *allowed, *up, *tried, *saved; /* scratch bitmaps of candidates */
+    struct sluice_part *parts;              /* of the core's choice */
+    struct sluice_cache *cache;
+    time_t cache_part_update;
+    struct sluice_preemption *preemption;
+    struct sluice_candidate *candidates;
+    job_record_t **candidate_jobs;
+    uint32_t *victims;
+    uint32_t candidate_room;
+
+    /* what was chosen for the job that is about to start */
+    uint32_t chosen_job;
+    uint32_t chosen_count;
+    struct sluice_part *chosen;
+
+    uint32_t cross_permille; /* refusals and remembered answers that stock is asked about, too; for tests */
+    uint32_t check_every;    /* decisions between checks of the whole mirror; 0: never; for tests */
+    uint64_t random;
+    uint64_t decisions;
+
+    counter *asked, *stock_alone, *narrowed, *fell_back, *refused, *shadowed, *kept_waiting, *cross_checked,
+        *cross_wrong, *remembered, *stock_tests, *preempted, *index_asked, *index_kept, *index_denied, *overlaps_moved,
+        *overlaps_refused, *checks, *check_failures, *mirror_builds, *mirror_mismatches, *follow_us_most,
+        *workload_us_most, *nothing_allocated, *own[OWN_CLASSES], *by_reason[SLUICE_STOCK_COUNT];
+};
+
+/* One decision: the question, what was asked for it, and the answer. */
+struct decision {
+    const struct sluice_hook_call *call;
+    enum sluice_level level;
+    enum sluice_policy policy;
+    time_t now;
+    struct sluice_job_request request;
+    struct sluice_job_shape shape;
+    const struct sluice_request *used; /* the core answered this one, `allowed` included */
+    enum sluice_error verdict;
+    struct sluice_placement placement;
+    struct sluice_plan *plan;
+    struct sluice_plan_question question;
+    bool by_plan; /* the plan kept some nodes for others */
+    bool planned; /* the answer is the plan's, not the core's to `used` */
+    uint64_t core_ns, stock_ns;
+    bool stock_answered;
+    int rc;
+};
+
+#pragma GCC visibility push(hidden) /* called within the plugin only */
+
+extern struct sluice_hook_state sluice_hook;
+
+/* ---- small things ---- */
+
+static inline void count(counter *which)
+{
+    atomic_fetch_add_explicit(which, 1, memory_order_relaxed);
+}
+
+/* Keep the longest. */
+static inline void note_time(counter *most, uint64_t begin_ns)
+{
+    uint64_t us = (sluice_now_ns() - begin_ns) / 1000;
+    if (us > atomic_load_explicit(most, memory_order_relaxed))
+        atomic_store_explicit(most, us, memory_order_relaxed);
+}
+
+static inline uint64_t *words_of(bitstr_t *bitmap)
+{
+    size_t words;
+    return (uint64_t *)(uintptr_t)sluice_bitmap_words(bitmap, &words);
+}
+
+static inline void set_nodes(bitstr_t *bitmap, const struct sluice_part *parts, uint32_t part_count)
+{
+    uint64_t *words = words_of(bitmap);
+    memset(words, 0, sluice_hook.words * sizeof(*words));
+    for (uint32_t i = 0; i < part_count; i++)
+        words[parts[i].node / 64] |= UINT64_C(1) << (parts[i].node % 64);
+}
+
+/* The candidates, kept for when stock has changed them. */
+static inline void save_nodes(const struct decision *decision)
+{
+    memcpy(sluice_hook.saved, words_of(decision->call->nodes), sluice_hook.words * sizeof(*sluice_hook.saved));
+}
+
+static inline void restore_nodes(const struct decision *decision)
+{
+    memcpy(words_of(decision->call->nodes), sluice_hook.saved, sluice_hook.words * sizeof(*sluice_hook.saved));
+}
+
+/* Has stock looked at the job before? Then it has completed its record. */
+static inline bool seen_by_stock(const job_record_t *job)
+{
+    return job->details->mc_ptr && (!job->gres_list_req || job->gres_list_req_accum);
+}
+
+/* What stock leaves behind in the record of a job that it refuses to start. */
+static inline int refuse(job_record_t *job)
+{
+    free_job_resources(&job->job_resrcs);
+    return SLURM_ERROR;
+}
+
+/* ---- hook_state.c ---- */
+
+/* The mirror, as it is now; false: it cannot be had. */
+bool sluice_hook_follow(time_t now);
+/* For tests, where it is due: compare the whole mirror with Slurm's records; where it differs, it is made anew. */
+void sluice_hook_check_mirror(void);
+/* Count a decision by the hook's own time in microseconds. */
+void sluice_hook_count_own(uint64_t own);
+
+/* ---- hook_modes.c: each returns what slurmctld is told, Slurm's error or SLURM_SUCCESS ---- */
+
+int sluice_hook_run_now(struct decision *decision);
+int sluice_hook_will_run(struct decision *decision);
+int sluice_hook_test_only(struct decision *decision);
+/* At level shadow, RUN_NOW and WILL_RUN: stock's answer stands. */
+int sluice_hook_shadow(struct decision *decision);
+/* A job that stock alone finds nodes, at level place: where it delays nobody whose start is reserved. */
+int sluice_hook_left_to_stock(struct decision *decision, bool preempting);
+
+/* ---- hook_preempt.c ---- */
+
+/* Start without preempting anyone, or else preempt those that the core would, on the nodes that it would free. */
+int sluice_hook_run_now_preempting(struct decision *decision);
+
+/* ---- hook_core.c: decision->verdict, ->placement and ->used have the core's answer ---- */
+
+/* Candidates for the core: nodes that stock would look at now. */
+void sluice_hook_set_allowed(const struct decision *decision, bool start);
+/* The core's answer for the candidates in sluice_hook.allowed. */
+void sluice_hook_ask_core(struct decision *decision);
+/* As sluice_hook_ask_core, for a start that must not delay those that are reserved for others. */
+void sluice_hook_ask_core_and_plan(struct decision *decision);
+/* What the plan has for the job now, if it can be had. */
+bool sluice_hook_take_from_plan(struct decision *decision, const uint64_t *candidates);
+/* Is it proven that stock would find no place either? sluice_hook.allowed has the candidates. */
+bool sluice_hook_proven(struct decision *decision, const uint64_t *candidates);
+/* When the job starts it is to get the GPUs of this placement. */
+void sluice_hook_remember_choice(const struct decision *decision);
+
+/* ---- hook_stock.c: decision->rc has stock's answer, which is returned, too ---- */
+
+/* Stock's function, timed; on all of the candidates where `nodes` is not 0: they are the choice. */
+int sluice_hook_ask_stock_on(struct decision *decision, uint32_t nodes, struct xlist *preemptees,
+                             struct sluice_job_test_rest rest);
+/* ... with the scheduler's own question. */
+int sluice_hook_ask_stock(struct decision *decision, struct xlist *preemptees);
+/* Stock with the chosen nodes only; they stand in the scheduler's bitmap of candidates afterwards. */
+int sluice_hook_ask_stock_narrowed(struct decision *decision);
+/* Where stock gave out a GPU a second time: another GPU, or other nodes, or no start. */
+int sluice_hook_part_overlaps(struct decision *decision);
+
+/* ---- hook_record.c ---- */
+
+/* `request`: NULL where it is not known. As long as the job's record. */
+struct sluice_decision_job sluice_hook_job_facts(const job_record_t *job, const struct sluice_job_request *request);
+/* Tell the recorder, where there is one and the core was asked. */
+void sluice_hook_record(const struct decision *decision, enum sluice_decision_mode mode,
+                        enum sluice_decision_outcome outcome);
+
+#pragma GCC visibility pop
+
+#endif

@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/* Preempting: the core names who goes. */
+#include "hook_own.h"
+
+#include "src/common/list.h"
+
+#include <stdlib.h>
+
+static int add_candidate(void *item, void *argument)
+{
+    job_record_t *job = item;
+    uint32_t *candidates = argument;
+    uint64_t allocations[SLUICE_MAX_GPUS + 1];
+    uint32_t held = sluice_mirror_allocations(sluice_hook.mirror, job->job_id, allocations, SLUICE_MAX_GPUS + 1);
+    uint16_t mode = slurm_job_preempt_mode(job);
+    if ((mode != PREEMPT_MODE_REQUEUE && mode != PREEMPT_MODE_CANCEL) || job->het_job_id)
+        return 0;
+    for (uint32_t i = 0; i < held && *candidates < sluice_hook.candidate_room; i++) {
+        sluice_hook.candidate_jobs[*candidates] = job;
+        sluice_hook.candidates[(*candidates)++] = (struct sluice_candidate){
+            .allocation = allocations[i],
+            .gang = held > 1 ? job->job_id : 0,
+            .started_s = job->start_time,
+            /* Slurm has said that all of them may go; of which rank they are it says by partition and QOS. */
+            .tier = (uint32_t)job->part_ptr->priority_tier + (job->qos_ptr ? job->qos_ptr->priority : 0),
+        };
+    }
+    return 0;
+}
+
+static bool make_preemption(uint32_t candidates)
+{
+    if (sluice_hook.preemption && candidates <= sluice_hook.candidate_room)
+        return true;
+    uint32_t room = 1024;
+    while (room < candidates)
+        room *= 2;
+    sluice_preemption_free(sluice_hook.preemption);
+    sluice_hook.preemption = NULL;
+    free(sluice_hook.candidates);
+    free(sluice_hook.candidate_jobs);
+    free(sluice_hook.victims);
+    sluice_hook.candidates = calloc(room, sizeof(*sluice_hook.candidates));
+    sluice_hook.candidate_jobs = calloc(room, sizeof(*sluice_hook.candidate_jobs));
+    sluice_hook.victims = calloc(room, sizeof(*sluice_hook.victims));
+    sluice_hook.candidate_room = room;
+    return sluice_hook.candidates && sluice_hook.candidate_jobs && sluice_hook.victims &&
+           !sluice_preemption_new(sluice_mirror_cluster(sluice_hook.mirror), room, &sluice_hook.preemption, NULL);
+}
+
+int sluice_hook_run_now_preempting(struct decision *decision)
+{
+    const struct sluice_hook_call *call = decision->call;
+    sluice_hook.chosen_job = 0;
+    sluice_hook_set_allowed(decision, true);
+    save_nodes(decision);
+    sluice_hook_ask_core(decision);
+    if (!decision->verdict) {
+        if (!sluice_hook_ask_stock_narrowed(decision)) {
+            sluice_hook_remember_choice(decision);
+            sluice_hook_record(decision, SLUICE_DECISION_RUN_NOW, SLUICE_DECISION_USED);
+            return sluice_hook_part_overlaps(decision);
+        }
+        restore_nodes(decision);
+    } else if (make_preemption((uint32_t)list_count(call->preemptees) * 2)) {
+        uint32_t candidates = 0, victims = 0;
+        list_for_each_ro(call->preemptees, add_candidate, &candidates);
+        struct sluice_preemptor preemptor = {.tier = UINT32_MAX};
+        struct sluice_request *wanted = &decision->request.wanted;
+        wanted->allowed = sluice_hook.allowed;
+        wanted->allowed_words = sluice_hook.words;
+        if (!sluice_preemption_plan(sluice_hook.preemption, decision->policy, wanted, &preemptor,
+                                    sluice_hook.candidates, candidates, decision->now, &decision->placement,
+                                    sluice_hook.victims, &victims, NULL) &&
+            victims) {
+            struct xlist *chosen = list_create(NULL);
+            for (uint32_t i = 0; i < victims; i++)
+                if (!i || sluice_hook.candidate_jobs[sluice_hook.victims[i]] !=
+                              sluice_hook.candidate_jobs[sluice_hook.victims[i - 1]])
+                    list_append(chosen, sluice_hook.candidate_jobs[sluice_hook.victims[i]]);
+            set_nodes(call->nodes, decision->placement.parts, decision->placement.part_count);
+            int rc = sluice_hook_ask_stock_on(decision, decision->placement.part_count, chosen, call->rest);
+            list_destroy(chosen);
+            if (rc == SLURM_SUCCESS) {
+                count(sluice_hook.preempted);
+                return rc;
+            }
+            restore_nodes(decision);
+            if (call->preempted && *call->preempted) {
+                list_destroy(*call->preempted);
+                *call->preempted = NULL;
+            }
+        }
+    }
+    sluice_hook_ask_stock(decision, call->preemptees);
+    sluice_hook_record(decision, SLUICE_DECISION_RUN_NOW,
+                       decision->verdict ? SLUICE_DECISION_STOCK_FOUND : SLUICE_DECISION_OVERRULED);
+    return sluice_hook_part_overlaps(decision);
+}

@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/* Asking stock, and what becomes of answers that cannot stand. */
+#include "hook_own.h"
+
+#include "gpus.h"
+
+#include "src/common/list.h"
+
+/*
+ * Has stock said that the job starts, with nothing allocated and nobody preempted? Its search for whom to preempt takes
+ * nodes that still complete another job for free, and may so find a place where nobody has to go (_run_now in its
+ * job_test.c). slurmctld would log an error, and have the job wait with half of a start in its record.
+ */
+static bool starts_with_nothing(const struct decision *decision)
+{
+    const struct sluice_hook_call *call = decision->call;
+    return decision->level == SLUICE_LEVEL_PLACE && call->mode == SELECT_MODE_RUN_NOW && !call->job->job_resrcs &&
+           !(call->preempted && *call->preempted);
+}
+
+static int counted_for_all_nodes(void *item, void *argument)
+{
+    const gres_state_t *state = item;
+    const gres_job_state_t *gres = state->gres_data;
+    (void)argument;
+    return gres && gres->gres_per_job ? -1 : 0;
+}
+
+/* A job that must not be spread, as slurmctld would end. */
+static bool dangerous(const struct decision *decision)
+{
+    const job_record_t *job = decision->call->job;
+    return SLUICE_SPREAD_ENDS_SLURMCTLD && decision->level >= SLUICE_LEVEL_ADMIT && (job->bit_flags & SPREAD_JOB) &&
+           job->gres_list_req && list_for_each_ro(job->gres_list_req, counted_for_all_nodes, NULL) < 0;
+}
+
+int sluice_hook_ask_stock_on(struct decision *decision, uint32_t nodes, struct xlist *preemptees,
+                             struct sluice_job_test_rest rest)
+{
+    const struct sluice_hook_call *call = decision->call;
+    uint64_t begin = sluice_now_ns(), spread = dangerous(decision) ? SPREAD_JOB : 0;
+    call->job->bit_flags &= ~spread;
+    int rc = sluice_hook.stock(call->job, call->nodes, nodes ? nodes : call->min_nodes, call->max_nodes,
+                               nodes ? nodes : call->req_nodes, call->mode, preemptees, call->preempted,
+                               SLUICE_REST_ARGUMENTS(rest));
+    call->job->bit_flags |= spread;
+    decision->stock_ns += sluice_now_ns() - begin;
+    decision->stock_answered = true;
+    if (rc == SLURM_SUCCESS && starts_with_nothing(decision)) {
+        count(sluice_hook.nothing_allocated);
+        rc = SLURM_ERROR;
+    }
+    decision->rc = rc;
+    return rc;
+}
+
+int sluice_hook_ask_stock(struct decision *decision, struct xlist *preemptees)
+{
+    return sluice_hook_ask_stock_on(decision, 0, preemptees, decision->call->rest);
+}
+
+int sluice_hook_ask_stock_narrowed(struct decision *decision)
+{
+    const struct sluice_placement *placement = &decision->placement;
+    struct sluice_job_test_rest rest = decision->call->rest;
+    struct sluice_core_exclusion exclusion;
+    int rc = SLURM_ERROR;
+    set_nodes(decision->call->nodes, placement->parts, placement->part_count);
+    if (decision->call->mode == SELECT_MODE_RUN_NOW && !(decision->used->flags & SLUICE_EXCLUSIVE) &&
+        sluice_gpus_exclude_far_cores(placement->parts, placement->part_count, &exclusion, &rest)) {
+        rc = sluice_hook_ask_stock_on(decision, placement->part_count, NULL, rest);
+        sluice_exclusion_end(&exclusion);
+        if (rc)
+            set_nodes(decision->call->nodes, placement->parts, placement->part_count);
+    }
+    if (rc)
+        rc = sluice_hook_ask_stock_on(decision, placement->part_count, NULL, decision->call->rest);
+    count(rc ? sluice_hook.fell_back : sluice_hook.narrowed);
+    return rc;
+}
+
+int sluice_hook_part_overlaps(struct decision *decision)
+{
+    for (int try = 0; try < TRIES && decision->rc == SLURM_SUCCESS; try++) {
+        uint32_t node = 0;
+        enum sluice_overlap verdict = sluice_gpus_part_overlaps(decision->call->job, &node);
+        if (verdict == SLUICE_OVERLAP_MOVED)
+            count(sluice_hook.overlaps_moved);
+        if (verdict != SLUICE_OVERLAP_STUCK)
+            return decision->rc;
+        count(sluice_hook.overlaps_refused);
+        free_job_resources(&decision->call->job->job_resrcs);
+        sluice_hook.saved[node / 64] &= ~(UINT64_C(1) << (node % 64));
+        restore_nodes(decision);
+        sluice_hook_ask_stock(decision, decision->call->preemptees);
+    }
+    return decision->rc == SLURM_SUCCESS ? refuse(decision->call->job) : decision->rc;
+}
