@@ -90,4 +90,7 @@ class Stage:
         """The indices of a job's GPUs on its node, as Slurm has them."""
         shown = self.cluster.run(["scontrol", "show", "job", "-d", job]).stdout
         found = re.search(r" GRES=\S*?\((?:IDX:)?([^)]*)\)", shown)
-        return found[1] if found else "?"
+        words = found[1].split(",") if found else ["?"]
+        if "/" in words[0]:  # of shards Slurm 24.11 shows how many of each GPU
+            words = [str(index) for index, word in enumerate(words) if not word.startswith("0/")]
+        return ",".join(words)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from dev_cluster.demo import __main__ as demo
+from dev_cluster.demo.stage import Stage
 from slurm_plugin.sources import SourcesUnavailableError
 
 
@@ -41,3 +42,17 @@ def test_without_slurms_sources_it_shows_the_rest_and_fails(
     said = capsys.readouterr().err
     assert "not shown" in said
     assert "scheduling, health and failover (apt-get update: no network); connect this machine" in said
+
+
+@pytest.mark.parametrize(
+    ("shown", "gpus"),
+    [
+        ("     Nodes=n1 CPU_IDs=0 Mem=0 GRES=gpu:h100:2(IDX:0,3)", "0,3"),
+        ("     Nodes=n1 CPU_IDs=0 Mem=0 GRES=shard:h100:19456(4)", "4"),
+        ("     Nodes=n1 CPU_IDs=0 Mem=0 GRES=shard:h100:19456(0/81008,0/81008,19456/81008)", "2"),
+        ("     Nodes=n1 CPU_IDs=0 Mem=0 GRES=", "?"),
+    ],
+)
+def test_the_gpus_of_a_job_as_either_slurm_shows_them(shown: str, gpus: str) -> None:
+    cluster = SimpleNamespace(run=lambda _: SimpleNamespace(stdout=shown))
+    assert Stage(cluster).gpus("1") == gpus  # type: ignore[arg-type]
