@@ -68,9 +68,8 @@ def render(document: dict[str, Any]) -> list[str]:
     clean = _printable(document)
     try:
         lines = _title(clean) + _priority(clean)
-        if "start" in clean:
-            return lines + _started(clean)
-        return lines + _waiting(clean)
+        lines += _started(clean) if "start" in clean else _waiting(clean)
+        return lines + _withheld(clean)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(
             f"the explanation is not as this sluice knows it: {error!r}", remedy="see it with --json"
@@ -161,7 +160,7 @@ def _where(parts: list[dict[str, Any]]) -> list[str]:
 
 
 def _reasons(of: dict[str, Any]) -> list[str]:
-    return [f"  {entry['nodes']:>8}  {entry['reason']}" for entry in of["nodes_by_reason"]]
+    return [f"  {entry['nodes']:>8}  {entry['reason']}" for entry in of.get("nodes_by_reason", [])]
 
 
 def _started(document: dict[str, Any]) -> list[str]:
@@ -194,16 +193,26 @@ def _waiting(document: dict[str, Any]) -> list[str]:
         lines.append(f"Last asked for {_moment(decision['at'])}: {decision['outcome']}")
     if waiting.get("fits_now"):
         lines.append("  A place for it is free; it waits for its turn, or for a start that is reserved for others.")
-    elif "nodes" in waiting:
+    elif "would_start_now" in waiting:
         never = "Could never start here" if waiting["never"] else "Why it waits"
-        lines.append(f"{never}, as of {_moment(waiting['as_of'])}: of {waiting['nodes']} nodes")
+        counted = f"of {waiting['nodes']} nodes" if "nodes" in waiting else "no place for it"
+        lines.append(f"{never}, as of {_moment(waiting['as_of'])}: {counted}")
         lines += _reasons(waiting)
-        if waiting["nodes_that_fit"]:
+        if waiting.get("nodes_that_fit"):
             lines.append(f"  {waiting['nodes_that_fit']:>8}  could take a part of it")
         lines += _smaller(waiting["would_start_now"])
     elif decision is None and not (waiting.get("plan") or {}).get("reason"):
         lines.append("Sluice was not asked for a place yet: the job is held, depends on others, or is not in turn.")
     return lines + _expected(waiting.get("plan"), slurm)
+
+
+_PRIVATE = {"usage": "shares and usage of accounts", "nodes": "the nodes' states and scores"}
+
+
+def _withheld(document: dict[str, Any]) -> list[str]:
+    words = document.get("private", [])
+    kept = " and ".join(_PRIVATE.get(word, word) for word in words)
+    return ["", f"Not shown, by this site's PrivateData={','.join(words)}: {kept}"] if words else []
 
 
 _SMALLER = {

@@ -33,7 +33,7 @@ def command(
     """Answer `sluice explain` of users on other hosts. Runs on the controllers, as SlurmUser; root is dropped.
 
     Reads slurmctld's decision records and asks Slurm's commands; writes nothing. Who asks is known by munge, and
-    PrivateData=jobs holds.
+    PrivateData (jobs, nodes, usage) holds.
     """
     import logging
     import signal

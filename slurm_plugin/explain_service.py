@@ -129,19 +129,52 @@ class SlurmSite:
         return self.commands.run("sacctmgr", "--noheader", "--parsable2", "--readonly", *words).stdout.splitlines()
 
 
+def _private(site: Site) -> set[str]:
+    """The words of PrivateData, as Slurm reads them."""
+    words = {word.strip() for word in site.config().get("PrivateData", "").lower().split(",")}
+    return words | {"jobs", "nodes", "usage"} if "all" in words else words
+
+
 def may_see(site: Site, uid: int, owner: int, account: str) -> bool:
     """Whether `uid` may see a job of `owner` in `account`, as Slurm would have it. Fails closed."""
-    if uid in (owner, 0, slurm_user(site.config())):
-        return True
-    private = site.config().get("PrivateData", "").lower().split(",")
-    if not {"jobs", "all"} & {word.strip() for word in private}:
+    return uid == owner or "jobs" not in _private(site) or _looks_after(site, uid, account)
+
+
+def _looks_after(site: Site, uid: int, account: str = "") -> bool:
+    """Whether the user is root, SlurmUser, an operator, or a coordinator of the account. Fails closed."""
+    if uid in (0, slurm_user(site.config())):
         return True
     try:
         user = pwd.getpwuid(uid).pw_name
         return site.is_operator(user) or bool(account and site.is_coordinator(user, account))
     except (KeyError, SluiceError) as error:
-        log.warning("uid %d: not allowed to see others' jobs: %s", uid, one_line(str(error)))
+        log.warning("uid %d: not allowed to see what PrivateData names: %s", uid, one_line(str(error)))
         return False
+
+
+_COUNTS = {"nodes", "nodes_by_reason", "nodes_that_fit"}
+_OF_NODES = {"decision": _COUNTS | {"choice", "stock_nodes"}, "waiting": _COUNTS}
+
+
+def withhold(site: Site, uid: int, document: dict[str, Any]) -> None:
+    """Take from an explanation what PrivateData keeps from the user; `private` then has the words that did.
+
+    usage: shares and usage of the tenant, but for coordinators of its account (as sshare). nodes: how many nodes are
+    in which state, and the score and name of any, but for operators (as sinfo); the job's own nodes and GPUs stay.
+    """
+    private, withheld = _private(site), []
+    tenant = document.get("order", {}).get("tenant")
+    if tenant and "usage" in private and not _looks_after(site, uid, tenant["account"]):
+        del document["order"]["tenant"]
+        withheld.append("usage")
+    of_nodes = {part: kept for part, names in _OF_NODES.items() if (kept := names & document.get(part, {}).keys())}
+    if of_nodes and "nodes" in private and not _looks_after(site, uid):
+        for part, names in of_nodes.items():
+            for name in names:
+                del document[part][name]
+        withheld.append("nodes")
+    if withheld:
+        document["private"] = withheld
 
 
 def slurm_user(config: Mapping[str, str]) -> int:
@@ -194,6 +227,7 @@ def answer(site: Site, records: Path, uid: int, name: JobName) -> dict[str, Any]
         raise unknown
     if job is not None:
         document["slurm"] = _slurm_facts(job)
+    withhold(site, uid, document)
     return document
 
 

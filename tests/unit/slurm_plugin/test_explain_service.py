@@ -6,6 +6,7 @@ import json
 import os
 import pwd
 import random
+import re
 import socket
 import threading
 import time
@@ -16,12 +17,14 @@ from typing import Any
 
 import pytest
 
+from admin_cli.explain import render
 from sluice_base.errors import SluiceError
 from slurm_client import munge_service
 from slurm_client.model import Job
 from slurm_client.munge import Message, MungeError
 from slurm_client.munge_service import RefusedError, listen, read_line
 from slurm_plugin import explain_service
+from slurm_plugin.decisions import Decision, Start, read_records
 from slurm_plugin.explain_service import (
     MAX_REQUEST,
     Server,
@@ -34,8 +37,9 @@ from slurm_plugin.explain_service import (
     records_folder,
     render_request,
     slurm_user,
+    withhold,
 )
-from slurm_plugin.explanation import JobName
+from slurm_plugin.explanation import JobName, explain_job
 
 ME = os.getuid()
 
@@ -108,6 +112,77 @@ def test_what_one_may_not_see_does_not_exist(tmp_path: Path) -> None:
     assert str(hidden.value) == str(unknown.value)
     document = answer(FakeSite(), tmp_path, 2001, JobName(7))
     assert document["slurm"]["reason"] == "Priority"
+
+
+ONE = pwd.getpwuid(1).pw_name
+
+
+@pytest.mark.parametrize(
+    ("site", "withheld"),
+    [
+        (FakeSite(private=""), []),
+        (FakeSite(private="jobs,users,accounts,partitions,reservations,events"), []),
+        (FakeSite(private="usage"), ["usage"]),
+        (FakeSite(private="jobs, Usage"), ["usage"]),
+        (FakeSite(private="nodes"), ["nodes"]),
+        (FakeSite(private="nodes,usage"), ["usage", "nodes"]),
+        (FakeSite(private="all"), ["usage", "nodes"]),
+        (FakeSite(private="all", operators=(ONE,)), []),
+        (FakeSite(private="all", coordinators=((ONE, "physics"),)), ["nodes"]),  # as sshare and sinfo
+        (FakeSite(private="all", coordinators=((ONE, "particles"),)), ["usage", "nodes"]),  # of a part of it
+        (FakeSite(private="all", operators=(ONE,), broken=True), ["usage", "nodes"]),
+    ],
+)
+def test_what_of_ones_own_job_is_private(site: FakeSite, withheld: list[str]) -> None:
+    document: dict[str, Any] = {
+        "job": "7",
+        "uid": 1,
+        "account": "particles",
+        "partition": "main",
+        "order": {
+            "as_of": 1, "site_factor": 5, "place": 1, "predicted_run_s": 60, "gpus": 8, "starving": False,
+            "terms": [{"name": "fair-share", "weight": 10, "value": 5.0}], "slurm_terms": {}, "deadline": "none",
+            "tenant": {"account": "physics", "shares": 31, "fair_share": 0.5, "gpu_hours": 37.25, "tier": 0},
+        },
+        "waiting": {
+            "as_of": 1, "fits_now": False, "never": False, "nodes": 41, "nodes_that_fit": 0,
+            "nodes_by_reason": [{"reason": "drained or down", "nodes": 41}],
+            "would_start_now": [{"what": "gpus", "value": 4, "unit": ""}],
+        },
+    }  # fmt: skip
+    withhold(site, 1, document)
+    assert document.get("private", []) == withheld
+    assert document["order"]["terms"][0]["value"] == 5.0, "as sprio has it"
+    assert document["waiting"]["would_start_now"][0]["value"] == 4
+    for said in (json.dumps(document), "\n".join(render(document))):
+        assert ("37.25" not in said and "31" not in said) is ("usage" in withheld)
+        assert ("drained" not in said and "41" not in said) is ("nodes" in withheld)
+    assert ("PrivateData=" + ",".join(withheld) in "\n".join(render(document))) is bool(withheld)
+    whole = dict(document)
+    for uid in (0, ME + 5):
+        withhold(FakeSite(private="all", broken=True), uid, document)
+        assert document == whole, "root and SlurmUser see all"
+
+
+def test_private_nodes_of_recorded_jobs(sample: Path) -> None:
+    """Of a churn's jobs each owner sees the nodes of his own job and no other node, nor how many there are."""
+    jobs = {body.job.id: body.job for body in (record.body for record in read_records(sample))
+            if isinstance(body, Decision | Start)}  # fmt: skip
+    named_others = 0
+    for number, facts in jobs.items():
+        site = FakeSite(private="nodes", known=[])
+        document = answer(site, sample.parent, facts.uid, JobName(number))
+        whole = explain_job(sample.parent, JobName(number))
+        assert whole is not None
+        own = {part["node"] for part in whole.get("start", {}).get("parts", [])}
+        named = set(re.findall(r"node-\d+", json.dumps(document)))
+        assert named == own
+        assert document.get("start") == whole.get("start")
+        assert not any("nodes_by_reason" in part for part in document.values() if isinstance(part, dict))
+        assert render(document)
+        named_others += set(re.findall(r"node-\d+", json.dumps(whole))) > own
+        assert answer(FakeSite(private="usage", known=[]), sample.parent, facts.uid, JobName(number)) == whole
+    assert named_others > 10
 
 
 def test_tasks_of_an_array() -> None:
