@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
- * The recorder of decision records, for decision.c (what hooks record; start and end), decision_topology.c (the cluster
- * that a record names) and decision_writer.c (the thread that writes files) only.
+ * The recorder of decision records, for its own files only: decision.c (what hooks record; start and end),
+ * decision_topology.c (the cluster that a record names), decision_writer.c (the thread that writes files). Beside them,
+ * decision_bytes.h is the encoding of records and decision_ring.h the ring that they wait in.
  */
 #ifndef SLUICE_CONTROLLER_DECISION_OWN_H
 #define SLUICE_CONTROLLER_DECISION_OWN_H

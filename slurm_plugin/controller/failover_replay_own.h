@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
- * What the files of the replay (failover_replay.c) share, and nobody else.
+ * What the files of the replay share, and nobody else: failover_replay.c (both steps), failover_pictures.c (the
+ * journal, folded to one picture a job), failover_edit.c (records that are there), failover_return.c (those that are
+ * missing), failover_scripts.c (their scripts), failover_outcome.c (log and report).
  *
  * All of it runs within Slurm's own start, under its locks and before any request is answered: nothing here locks.
  */
