@@ -285,6 +285,16 @@ static void add_memory(const job_record_t *job, const struct gres_need *gres, st
         out->needed.host_memory_mib = SLUICE_MAX_HOST_MEMORY_MIB;
 }
 
+/* GPUs of a node where they are even on as few nodes as the job may have. */
+static int64_t gpus_of_node(const gres_job_state_t *gpu, uint64_t tasks, uint32_t min_nodes)
+{
+    if (gpu->gres_per_node)
+        return (int64_t)gpu->gres_per_node;
+    if (gpu->gres_per_task)
+        return (int64_t)(gpu->gres_per_task * share_of(tasks, min_nodes));
+    return share_of(gpu->gres_per_job, min_nodes);
+}
+
 /* GPUs for a job of one node, or so many on each. */
 static void add_gpus(const job_record_t *job, const gres_job_state_t *gpu, uint32_t min_nodes, uint32_t max_nodes,
                      struct sluice_job_request *out)
@@ -296,8 +306,7 @@ static void add_gpus(const job_record_t *job, const gres_job_state_t *gpu, uint3
     out->needed.cpus_milli_per_gpu = details->overcommit || gpu->ntasks_per_gres ? 0 : per_gpu;
     if (out->wanted.cpus_milli_per_gpu) {
         /* The CPUs of GPUs are the tasks' CPUs, not added to them. */
-        int64_t gpus = (int64_t)(gpu->gres_per_node ? gpu->gres_per_node : 1);
-        int64_t with = out->wanted.cpus_milli_per_gpu * gpus;
+        int64_t with = out->wanted.cpus_milli_per_gpu * gpus_of_node(gpu, tasks, min_nodes);
         out->wanted.cpus_milli = out->wanted.cpus_milli > with ? out->wanted.cpus_milli - with : 0;
     }
     if (out->needed.cpus_milli_per_gpu)
@@ -310,7 +319,7 @@ static void add_gpus(const job_record_t *job, const gres_job_state_t *gpu, uint3
     } else if (gpu->gres_per_task) {
         /* How many tasks a node gets is stock's to say. */
         out->fit = SLUICE_JOB_PLACEABLE;
-        out->wanted.gpus = (int64_t)(gpu->gres_per_task * share_of(tasks, min_nodes));
+        out->wanted.gpus = gpus_of_node(gpu, tasks, min_nodes);
         out->needed.gpus = (int64_t)gpu->gres_per_task;
     } else if (max_nodes == 1 || gpu->gres_per_job < 2) {
         out->wanted.gpus = out->needed.gpus = (int64_t)gpu->gres_per_job;

@@ -230,6 +230,17 @@ def test_spread_takes_as_many_nodes_as_it_may(jobs: Jobs) -> None:
     assert len(apart) > len(together)
 
 
+def test_cpus_of_all_gpus_are_those_of_the_tasks(jobs: Jobs) -> None:
+    """A job that takes all CPUs of a node by its GPUs, which are counted for all nodes, still has room on one."""
+    cpus = int(re.search(r"CPUTot=(\d+)", jobs.run("scontrol", "show", "node", "n1")).group(1))  # type: ignore[union-attr]
+    before = jobs.counters()
+    options = ["--parsable", "-n1", "-o", "/dev/null", "--gpus=8", f"--cpus-per-gpu={cpus // 8}", "--mem=1G"]
+    assert list(jobs.placed(jobs.run("sbatch", *options, jobs.script).strip()).values()) == [set(range(8))]
+    counters = jobs.assert_sound()
+    assert counters["narrowed"] > before["narrowed"]
+    assert counters["fell_back"] == before["fell_back"]
+
+
 def test_exclusive_is_alone(jobs: Jobs) -> None:
     _, one = jobs.start("-N1", "--gres=gpu:1")
     _, alone = jobs.start("-N1", "--exclusive")
