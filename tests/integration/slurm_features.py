@@ -80,6 +80,18 @@ def status_in_force(cluster: DevCluster) -> dict[str, Any]:
     return found
 
 
+def gpu_indices(gres: str) -> set[int]:
+    """The GPU indices in the words of `scontrol show job -d`: ``gpu:h100:2(IDX:0-1)``, ``shard:40000(3/80000)``,
+    ``mps:50(IDX:0)``."""
+    indices: set[int] = set()
+    for first, last in re.findall(r"(?:IDX:|,)(\d+)(?:-(\d+))?(?=[,)])", gres):
+        indices |= set(range(int(first), int(last or first) + 1))
+    for words in re.findall(r"(?:shard|mps):[^(]*\(([^)]*)\)", gres):
+        if "IDX" not in words:
+            indices |= {position for position, share in enumerate(words.split(",")) if not share.startswith("0/")}
+    return indices
+
+
 class Jobs:
     """Submits jobs and tells what became of them."""
 

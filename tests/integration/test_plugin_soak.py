@@ -20,10 +20,11 @@ import pytest
 from dev_cluster.cluster import DevCluster
 from dev_cluster.control import ask
 from sluice_base.errors import SluiceError
+from sluice_base.hostlist import expand
 from sluice_base.run import CommandError
 from tests.integration.sanitizer import START, complaints, is_stocks_own, leaks, most, sanitizer_ends
 from tests.integration.settled import let_it_save, status, until
-from tests.integration.slurm_features import POLICY, wait_until
+from tests.integration.slurm_features import POLICY, gpu_indices, wait_until
 
 pytestmark = pytest.mark.cluster
 
@@ -348,24 +349,36 @@ def test_churn_loses_no_job_and_leaks_nothing(make_cluster: MakeCluster, full_sc
     print(f"slurmctld ended by its own fault {len(reports)} times, without plugins {len(ends_of_stock)} times")
 
 
+# In the placement, the order, the submission, before Sluice starts a job itself, and before a job's prolog.
+HOOKS = [
+    "sluice_hook_test",
+    "sluice_hook_begin",
+    "site_factor_p_set",
+    "job_submit",
+    "sluice_start_job",
+    "prep_p_prolog_slurmctld",
+]
+
+
 @pytest.mark.skipif(shutil.which("gdb") is None, reason="gdb stops slurmctld inside a hook")
-@pytest.mark.parametrize("hook", ["sluice_hook_test", "sluice_hook_begin", "site_factor_p_set", "job_submit"])
+@pytest.mark.parametrize("hook", HOOKS)
 def test_killed_inside_a_hook_it_comes_back_with_its_jobs(make_shared: DevCluster, hook: str) -> None:
     cluster = make_shared
-    ask = ["sbatch", "--parsable", "--gres=gpu:1", "-o/dev/null", "--wrap=sleep 600"]
+    ask = ["sbatch", "--parsable", "--gres=gpu:1", "-t9", "-o/dev/null", "--wrap=sleep 600"]
     before = [cluster.run(ask, user="alice").stdout.strip() for _ in range(4)]
     running = ["squeue", "-h", "-t", "R", "-o", "%i", "-j", ",".join(before)]
     wait_until(lambda: cluster.run(running, check=False).stdout.split(), lambda jobs: len(jobs) == 4, timeout=120)
     before.append(let_it_save(cluster))  # Slurm forgets a start that it has not saved
     pid = next(daemon.pid for daemon in cluster.daemons() if daemon.name == "slurmctld@ctl1")
     gdb = ["gdb", "-nx", "-batch", "-p", str(pid), "-ex", f"break {hook}", "-ex", "continue", "-ex", "kill"]
-    asks = cluster.command(ask, user="alice")
     quiet: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     killer = subprocess.Popen(cluster.command(gdb), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    asking = []
+    asking: list[subprocess.Popen[bytes]] = []
     deadline = time.monotonic() + 180
     while killer.poll() is None and time.monotonic() < deadline:  # gdb takes a moment to attach
-        asking.append(subprocess.Popen(asks, **quiet))
+        gang = [f"--gang=killed{len(asking)}:2"]  # whose members Sluice starts itself
+        for more in [gang, gang] if hook == "sluice_start_job" else [[]]:
+            asking.append(subprocess.Popen(cluster.command([*ask, *more], user="alice"), **quiet))
         time.sleep(1)
     killer.kill()
     said = killer.communicate()[0]
@@ -382,9 +395,12 @@ def test_killed_inside_a_hook_it_comes_back_with_its_jobs(make_shared: DevCluste
         timeout=120,
     )
     assert sorted(states[1::2]) == ["PENDING", *["RUNNING"] * 4]
+    # Jobs start while one looks: the two agree once nothing happens any more.
+    wait_until(lambda: gpus_in_use(cluster), lambda seen: seen[0] == seen[1] and len(seen[0]) >= 4, timeout=120)
     cluster.run(["scancel", *before])
     cluster.run(["scancel", "-u", "alice"])
     wait_until(lambda: cluster.run(["squeue", "-h"]).stdout, lambda text: text == "", timeout=120)
+    wait_until(lambda: gpus_in_use(cluster), lambda seen: seen == ([], []), timeout=120)
     # Jobs that it had not saved are forgotten, and their ids given out again: none of theirs is left on a node then,
     # and no job that is to run gets such an id, as a late word about the other one would be taken for one about it.
     steps = ["pgrep", "-x", "slurmstepd"]
@@ -392,6 +408,27 @@ def test_killed_inside_a_hook_it_comes_back_with_its_jobs(make_shared: DevCluste
     for _ in asking:
         cluster.run([*ask, "--hold"], user="alice")
     cluster.run(["scancel", "-u", "alice"])
+
+
+def gpus_in_use(cluster: DevCluster) -> tuple[list[str], list[str]]:
+    """``NODE:INDEX`` of each GPU that the nodes' records have in use, and of each that a job holds, as often as one
+    does. Of no other GRES."""
+    nodes = cluster.run(["scontrol", "show", "node", "-d", "-o"]).stdout
+    used = [
+        f"{node}:{gpu}"
+        for node, gres in re.findall(r"NodeName=(\S+) .*? GresUsed=(\S+)", nodes)
+        for gpu in gpu_indices(gres.partition(",shard")[0])
+    ]
+    jobs = cluster.run(["scontrol", "show", "job", "-d", "-o"]).stdout.splitlines()
+    alive = [job for job in jobs if re.search(r"JobState=(RUNNING|COMPLETING|CONFIGURING|SUSPENDED)", job)]
+    held = [
+        f"{node}:{gpu}"
+        for job in alive
+        for nodes, gres in re.findall(r" Nodes=(\S+) CPU_IDs=\S+ Mem=\S+ GRES=(\S*)", job)
+        for node in expand(nodes)
+        for gpu in gpu_indices(gres)
+    ]
+    return sorted(used), sorted(held)
 
 
 def status_of(cluster: DevCluster, name: str) -> int | None:

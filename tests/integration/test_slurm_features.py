@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from dev_cluster.cluster import DevCluster
-from tests.integration.slurm_features import POLICY, Jobs, description, set_up, status_in_force, wait_until
+from tests.integration.slurm_features import (
+    POLICY,
+    Jobs,
+    description,
+    gpu_indices,
+    set_up,
+    status_in_force,
+    wait_until,
+)
 
 pytestmark = pytest.mark.cluster
 
 # A word of SLUICE_LEVELS: a level, or stock for no plugins; with @24.11 on the newer Slurm.
-_ALL = "stock off admit shadow place stock@24.11 off@24.11 place@24.11"
-_DEFAULT = _ALL if os.environ.get("SLUICE_TEST_SCALE") == "full" else "place"
-LEVELS = os.environ.get("SLUICE_LEVELS", _DEFAULT).split()
+_ALL = "stock off admit shadow place stock@24.11 off@24.11 admit@24.11 shadow@24.11 place@24.11"
+_SHORT = "place place@24.11" if os.environ.get("SLUICE_TRIXIE") == "require" else "place"
+_DEFAULT = _ALL if os.environ.get("SLUICE_TEST_SCALE") == "full" else _SHORT
+LEVELS = [
+    pytest.param(word, marks=pytest.mark.trixie) if "@" in word else word
+    for word in os.environ.get("SLUICE_LEVELS", _DEFAULT).split()
+]
 
 
 @pytest.fixture(scope="module", params=LEVELS)
@@ -120,6 +131,9 @@ def test_mps_percentages_share_one_gpu(jobs: Jobs) -> None:
     shown = [jobs.wait(job, "RUNNING") for job in half]
     assert {one["NodeList"] for one in shown} == {"n6"}
     assert "mps" in jobs.gres(half[0])
+    first, second = (gpu_indices(jobs.gres(job)) for job in half)
+    assert len(first) == 1
+    assert first == second
 
 
 def test_whole_gpus_stay_clear_of_shards(jobs: Jobs) -> None:
@@ -131,17 +145,6 @@ def test_whole_gpus_stay_clear_of_shards(jobs: Jobs) -> None:
     shared = gpu_indices(jobs.gres(small[0])) | gpu_indices(jobs.gres(small[1]))
     assert len(gpu_indices(jobs.gres(whole))) == 6
     assert not shared & gpu_indices(jobs.gres(whole))
-
-
-def gpu_indices(gres: str) -> set[int]:
-    """The GPU indices in the words of `scontrol show job -d`: ``gpu:h100:2(IDX:0-1)``, ``shard:40000(3/80000)``."""
-    indices: set[int] = set()
-    for first, last in re.findall(r"(?:IDX:|,)(\d+)(?:-(\d+))?(?=[,)])", gres):
-        indices |= set(range(int(first), int(last or first) + 1))
-    for words in re.findall(r"shard:[^(]*\(([^)]*)\)", gres):
-        if "IDX" not in words:
-            indices |= {position for position, share in enumerate(words.split(",")) if not share.startswith("0/")}
-    return indices
 
 
 @pytest.mark.parametrize(
