@@ -351,7 +351,9 @@ def _decided(story: Story) -> dict[str, Any]:
         decided["error"] = str(error)
         return decided
     decided |= {
-        "replayed": (why.verdict, why.placement) == (decision.verdict, decision.placement),
+        "replayed": (why.verdict, why.placement) == (decision.verdict, decision.placement)
+        if decision.replayable
+        else None,
         "nodes": why.nodes,
         "nodes_by_reason": [
             {"reason": reason.text, "nodes": count} for reason, count in why.by_reason.items() if reason != Reason.FITS

@@ -18,6 +18,7 @@ import pytest
 
 from admin_cli.explain import render
 from dev_cluster.cluster import DevCluster
+from sluice_base.files import write_atomic
 from slurm_plugin.decisions import Rank, check_file, list_files
 from slurm_plugin.explanation import explain_job, parse_job
 from slurm_plugin.order_table import read_order_table
@@ -55,7 +56,8 @@ def compiled(body: str) -> str:
 SLUICE = [sys.executable, "-m", "admin_cli.main"]
 
 
-def description(**more: Any) -> dict[str, Any]:
+def description(version: str, **more: Any) -> dict[str, Any]:
+    builds = os.environ.get("SLUICE_TEST_PLUGINS")  # a folder of builds by version; without it they are built
     return {
         "nodes": [{"names": "n[1-4]", "platform": "dgx-h100"}],
         "accounts": [{"name": "physics"}, {"name": "biology"}],
@@ -64,11 +66,16 @@ def description(**more: Any) -> dict[str, Any]:
             {"name": "bob", "accounts": ["biology"]},
             {"name": "carol", "accounts": ["biology"]},
             {"name": "dave", "accounts": ["biology"]},
+            {"name": "erin", "accounts": ["physics"]},
         ],
         "controllers": 1,
-        "slurm_conf": "PriorityType=priority/multifactor\nPriorityCalcPeriod=60\nPrivateData=jobs\n"  # an hour
+        "slurm_conf": "PriorityType=priority/multifactor\nPriorityCalcPeriod=60\nPrivateData=jobs,usage\n"  # an hour
         "SchedulerParameters=bf_interval=2,sched_interval=2\n",
-        "sluice": {"level": "place", "policy": compiled(POLICY)},
+        "sluice": {
+            "level": "place",
+            "policy": compiled(POLICY),
+            **({"plugins": f"{builds}/{version}"} if builds else {}),
+        },
         **more,
     }
 
@@ -82,8 +89,8 @@ def system(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def cluster(system: str, request: pytest.FixtureRequest, make_shared_cluster: Callable[..., DevCluster]) -> DevCluster:
     if system == "native":
-        return make_shared_cluster(description())
-    return make_shared_cluster(description(), root=request.getfixturevalue("trixie_root"))
+        return make_shared_cluster(description("22.05"))
+    return make_shared_cluster(description("24.11"), root=request.getfixturevalue("trixie_root"))
 
 
 @pytest.fixture
@@ -98,7 +105,7 @@ def native(system: str, cluster: DevCluster) -> DevCluster:
 def _clean(cluster: DevCluster) -> Iterator[None]:
     set_level(cluster, "place")
     yield
-    for user in ("alice", "bob", "carol"):
+    for user in ("alice", "bob", "carol", "dave", "erin"):
         cluster.run(["scancel", "--user", user])
     wait_until(lambda: cluster.run(["squeue", "-h", "-a"]).stdout, lambda left: not left)
 
@@ -179,6 +186,74 @@ def test_a_change_that_cannot_wait_is_applied_at_once(cluster: DevCluster) -> No
         wait_until(lambda: sites(cluster), lambda seen: seen[job] > 70000)
     finally:
         policy.write_bytes(before)
+
+
+ORDER = """[global]
+weight.priority = 40000
+weight.service = 600000
+weight.age = 36000
+weight.fair-share = {fair_share}
+age-full-s = 3600
+fair-share-half-life-s = 86400
+starvation-s = {starvation}
+placement = sluice
+[tenant physics]
+shares = 10
+default-priority = 1000000
+[tenant biology]
+shares = 10
+"""
+
+
+def by_priority(cluster: DevCluster) -> list[str]:
+    """Pending jobs as squeue orders them."""
+    return cluster.run(["squeue", "-h", "-a", "-t", "PD", "-S", "-p", "-o", "%i"]).stdout.split()
+
+
+def test_priority_service_age_and_starvation_order(cluster: DevCluster) -> None:
+    """Times of run are expected from a user's earlier jobs: carol, dave and erin run none in other tests."""
+
+    def put_in_force(fair_share: int, starvation: int) -> None:
+        write_atomic(policy, compiled(ORDER.format(fair_share=fair_share, starvation=starvation)))
+        settled.await_policy(cluster)
+
+    def ranks() -> dict[str, Rank]:
+        table = read_order_table(records(cluster))
+        return {str(job): rank for job, (rank, _) in table.jobs.items()} if table else {}
+
+    policy = cluster.layout.slurm / "sluice.policy"
+    before = policy.read_text()
+    try:
+        put_in_force(fair_share=1000, starvation=0)
+        runs = [submit(cluster, "dave", "--gres=gpu:8", wrap="true") for _ in range(2)]
+        wait_until(lambda: states(cluster), lambda seen: not seen.keys() & set(runs))
+        fill(cluster)
+        first = submit(cluster, "carol", "--gres=gpu:8")
+        fewer_gpus = submit(cluster, "carol", "--gres=gpu:2")
+        privileged = submit(cluster, "erin", "--gres=gpu:8")
+        short = submit(cluster, "dave", "--gres=gpu:8")
+        wait_until(ranks, lambda seen: first in seen and seen[first].terms["age"] >= 30)
+        last = submit(cluster, "carol", "--gres=gpu:8")
+        seen = wait_until(ranks, lambda seen: last in seen and seen[short].remaining_s < 60)
+        assert seen[first].remaining_s == 600, "nothing is known of carol's jobs"
+        # Age and service wait for PriorityCalcPeriod, an hour here; with fair-share's change they are applied to all.
+        begun = sites(cluster)
+        put_in_force(fair_share=9000, starvation=0)
+        shown = wait_until(lambda: sites(cluster), lambda shown: all(shown[job] > begun[job] + 2000 for job in begun))
+        expected = [short, privileged, fewer_gpus, first, last]
+        assert sorted(shown, key=lambda job: -shown[job]) == by_priority(cluster) == expected
+        aged = shown[first] - shown[last]
+        assert aged >= 20, "ten a second"
+        # A quarter of the GPU-seconds: two of sixty doublings.
+        assert 20000 - 1 <= shown[fewer_gpus] - shown[last] <= 20000 + aged + 1
+        # Who waited too long goes by submission, whatever the weights say.
+        put_in_force(fair_share=9000, starvation=1)
+        shown = wait_until(lambda: sites(cluster), lambda shown: min(shown.values()) > 1 << 30)
+        expected = [first, fewer_gpus, privileged, short, last]
+        assert sorted(shown, key=lambda job: -shown[job]) == by_priority(cluster) == expected
+    finally:
+        write_atomic(policy, before)
+        settled.await_policy(cluster)
 
 
 def test_usage_survives_a_restart(cluster: DevCluster) -> None:
@@ -268,14 +343,32 @@ def test_explains_a_started_and_a_waiting_job(cluster: DevCluster) -> None:
     assert sum(entry["nodes"] for entry in document["waiting"]["nodes_by_reason"]) == 4
     assert document["waiting"]["would_start_now"] == []
     assert {term["name"] for term in document["order"]["terms"]} == {"size", "deadline", "fair-share"}
-    # Half a node becomes free: four GPUs would start, eight do not.
-    started = explain(cluster, running[0])
-    assert started["start"]["parts"][0]["node"].startswith("n")
-    assert len(started["start"]["parts"][0]["gpus"]) == 8
-    assert started["decision"]["replayed"] in (True, False)
+    assert (document["decision"]["planned"], document["decision"]["replayed"]) == (False, True)
+    for job in running:
+        started = explain(cluster, job)
+        assert started["start"]["parts"][0]["node"].startswith("n")
+        assert len(started["start"]["parts"][0]["gpus"]) == 8
+        # A place that the planner gave is not put to the core again.
+        assert started["decision"]["replayed"] is (None if started["decision"]["planned"] else True)
     cluster.run(["scancel", running[0]])
-    half = submit(cluster, "alice", "--gres=gpu:4", "--nice=0")
-    wait_until(lambda: states(cluster), lambda seen: "RUNNING" in (seen.get(half), seen.get(waiting)))
+    wait_until(lambda: states(cluster), lambda seen: seen.get(waiting) == "RUNNING")
+
+
+def test_what_smaller_request_would_start_starts(cluster: DevCluster) -> None:
+    """Half a node is free: four GPUs would start, eight do not."""
+    running = [submit(cluster, "alice", f"--gres=gpu:{gpus}") for gpus in (8, 8, 8, 4)]
+    wait_until(lambda: states(cluster), lambda seen: all(seen.get(job) == "RUNNING" for job in running))
+    waiting = submit(cluster, "bob", "--gres=gpu:8")
+    document = wait_until(
+        lambda: explain_job(records(cluster), parse_job(waiting)),
+        lambda seen: seen and seen["waiting"].get("would_start_now"),
+    )
+    assert document["waiting"]["would_start_now"] == [{"what": "gpus", "value": 4, "unit": ""}]
+    assert (document["waiting"]["fits_now"], document["waiting"]["never"]) == (False, False)
+    assert "    with 4 GPUs" in render(document)
+    smaller = submit(cluster, "bob", "--gres=gpu:4", "--time=1")  # ends before any start that is reserved
+    seen = wait_until(lambda: states(cluster), lambda seen: seen.get(smaller) == "RUNNING")
+    assert seen[waiting] == "PENDING"
 
 
 def test_a_share_of_a_gpu_is_explained_as_it_was_chosen(cluster: DevCluster) -> None:
@@ -362,6 +455,26 @@ def test_tasks_of_an_array(native: DevCluster, service: int) -> None:
     assert json.loads(out)["slurm"]["state"] == "PENDING"
     assert "start" not in json.loads(out)
     assert ask(native, service, "alice", f"{array}_9")[0] == 1
+
+
+def test_usage_of_an_account_is_private(native: DevCluster, service: int) -> None:
+    """To a member of the account; not to its coordinator, nor to who looks after all jobs."""
+    fill(native)
+    waiting = submit(native, "erin", "--gres=gpu:8")
+    wait_until(lambda: explain_job(records(native), parse_job(waiting)), lambda seen: seen and "order" in seen)
+    native.run(["sacctmgr", "-i", "add", "coordinator", "account=physics", "names=dave"])
+    try:
+        code, out, _ = ask(native, service, "erin", waiting)
+        document = json.loads(out)
+        assert (code, document["private"]) == (0, ["usage"])
+        assert {term["name"] for term in document["order"]["terms"]} == {"size", "deadline", "fair-share"}
+        assert "tenant" not in document["order"]
+        for user in ("dave", "root"):
+            document = json.loads(ask(native, service, user, waiting)[1])
+            assert document["order"]["tenant"]["account"] == "physics", user
+            assert document["order"]["tenant"]["shares"] == 10
+    finally:
+        native.run(["sacctmgr", "-i", "delete", "coordinator", "account=physics", "names=dave"])
 
 
 def test_private_data_holds(native: DevCluster, service: int) -> None:

@@ -97,7 +97,7 @@ def test_a_started_job(sample: Path) -> None:
     assert part["node"] == f"node-{one.parts[0].node:03}"
     assert sum(1 << gpu for gpu in part["gpus"]) == one.parts[0].gpus
     decided = document["decision"]
-    assert decided["replayed"]
+    assert decided["replayed"] is True
     assert (
         decided["nodes_that_fit"] + sum(entry["nodes"] for entry in decided["nodes_by_reason"])
         == decided["nodes"]
@@ -114,9 +114,24 @@ def test_every_job_of_a_churn_is_explained(sample: Path) -> None:
     for job in jobs:
         document = explain_job(sample.parent, JobName(job))
         assert document is not None
-        assert document["decision"]["replayed"], job
+        assert document["decision"]["replayed"] is True, job
         assert render(document)
     assert explain_job(sample.parent, JobName(4_000_000)) is None
+
+
+def test_a_place_of_the_planners_is_not_put_to_the_core_again(sample: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "records"
+    folder.mkdir()
+    records = []
+    for kind, payload in raw_records(sample):
+        if kind == 3 and next_decision(payload).placement is not None:
+            head, flags_on = split_at_outcome(payload)
+            payload = head + payload[len(head) : len(head) + 1] + bytes([flags_on[0] | 8]) + flags_on[1:]
+        records.append((kind, payload))
+    (folder / sample.name).write_bytes(forge(records))
+    for start in started_jobs(sample):
+        decided = (explain_job(folder, JobName(start.job.id)) or {})["decision"]
+        assert (decided["planned"], decided["replayed"]) == (True, None)
 
 
 def test_a_waiting_job_with_its_order(sample: Path, tmp_path: Path) -> None:
