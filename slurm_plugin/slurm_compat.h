@@ -72,6 +72,16 @@
 #define SLUICE_GRES_SLASH false
 #endif
 
+/* Of more nodes by name than it asks for a job gets some; before, all. */
+#define SLUICE_NODELIST_OFFERS SLUICE_SLURM_AT_LEAST(24, 5)
+
+/* A list of hosts: slurm_hostlist_create and its kin. */
+#if SLUICE_SLURM_AT_LEAST(23, 11)
+typedef hostlist_t *sluice_hostlist;
+#else
+typedef hostlist_t sluice_hostlist;
+#endif
+
 /* Slurm's allocator, which it frees a request's strings with; exported by libslurmfull of every version. */
 extern char *slurm_xstrdup(const char *text);
 extern void slurm_xfree(void **item);

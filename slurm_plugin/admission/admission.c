@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 #include "admission/admission.h"
 
+#include "admission/constraint.h"
 #include "admission/gpu_mem.h"
 
 #include <inttypes.h>
@@ -184,6 +185,8 @@ static uint32_t least_nodes(const struct check *check)
 {
     const struct sluice_submission *submission = check->submission;
     uint32_t least = check->admission->min_nodes ? check->admission->min_nodes : submission->min_nodes;
+    if (submission->required_nodes > least && !(least && check->slurm->list_offers))
+        least = submission->required_nodes;
     if (submission->tasks && submission->tasks_per_node) {
         uint32_t needed = (submission->tasks - 1) / submission->tasks_per_node + 1;
         least = least > needed ? least : needed;
@@ -197,10 +200,10 @@ static uint64_t most_nodes(const struct check *check)
     const struct sluice_submission *submission = check->submission;
     uint32_t given = check->admission->max_nodes ? check->admission->max_nodes : submission->max_nodes;
     if (given)
-        return given;
-    uint32_t per_task = submission->cpus_per_task ? submission->cpus_per_task : 1;
-    uint64_t most = larger(least_nodes(check), submission->tasks);
-    return larger(most, ((uint64_t)submission->min_cpus + per_task - 1) / per_task);
+        return larger(given, check->admission->max_nodes ? 0 : submission->min_nodes);
+    uint64_t each = larger(larger(submission->cpus_per_task, submission->min_cpus_per_node), 1);
+    uint64_t most = larger(larger(least_nodes(check), submission->required_nodes), submission->tasks);
+    return larger(most, (submission->min_cpus + each - 1) / each);
 }
 
 /* Tasks on all nodes, at most. */
@@ -258,11 +261,26 @@ static void cap_nodes(struct check *check, uint64_t each, uint64_t limit)
     check->nodes = fitting;
 }
 
+/* Where Slurm fills the gaps between required nodes, it alone knows with how many; more than are counted here it then
+ * refuses. */
+static void bound_gaps(struct check *check)
+{
+    const struct sluice_submission *submission = check->submission;
+    if (submission->contiguous && submission->required_nodes && !submission->max_nodes && !check->admission->max_nodes)
+        check->admission->max_nodes = (uint32_t)(check->nodes < UINT32_MAX - 2 ? check->nodes : UINT32_MAX - 2);
+}
+
 /* ---- classes of GPUs ---- */
 
 static const struct sluice_class_rule *rule_of(const struct check *check, uint32_t class)
 {
     return &check->tenant->classes[class];
+}
+
+static bool limits_memory(const struct check *check)
+{
+    return check->tenant->gpu_memory_mib_per_gpu != SLUICE_NO_LIMIT_64 ||
+           check->tenant->gpu_memory_mib_per_job != SLUICE_NO_LIMIT_64;
 }
 
 static bool is_restricted(const struct check *check)
@@ -276,6 +294,12 @@ static bool is_restricted(const struct check *check)
             return true;
     }
     return false;
+}
+
+/* Whether anything limits the tenant in GPUs. */
+static bool limits_gpus(const struct check *check)
+{
+    return check->tenant->gpus_per_job != SLUICE_NO_LIMIT || limits_memory(check) || is_restricted(check);
 }
 
 /* GPUs running at once are limited by class: Slurm keeps that limit, and counts only GPUs that are asked for by type.
@@ -380,6 +404,12 @@ static const char *type_in_constraint(const struct check *check)
     return NULL;
 }
 
+/* Where limits depend on the type and the request has none: nodes with a type, or one of "a|b", and no others. */
+static bool require_type(const struct check *check, const char *types)
+{
+    return sluice_require_feature(check->submission, types, "A GPU that your account may use", check->admission);
+}
+
 /* Gives untyped GPUs a type: the same request with it in every count. */
 static bool set_type(struct check *check, const char *type)
 {
@@ -443,7 +473,7 @@ static bool check_untyped(struct check *check, bool gres, uint64_t gpus)
     uint32_t count;
     if (type)
         return check_class(check, sluice_rules_class_of_type(check->rules, type), type, gpus) &&
-               (!gres || set_type(check, type));
+               (gres ? set_type(check, type) : require_type(check, type));
     uint32_t accepting = accepting_classes(check, gpus, types, sizeof types, &count);
     bool typed = !has_any(&check->request.shards) && is_counted_by_type(check);
     if (accepting == check->rules->class_count && !typed)
@@ -456,10 +486,7 @@ static bool check_untyped(struct check *check, bool gres, uint64_t gpus)
                    "(-A)",
                    check->tenant->account);
     if (gres ? count == 1 : count != UINT32_MAX && !typed)
-        return check_open_classes(check, gpus, true) &&
-               (gres ? set_type(check, types)
-                     : sluice_require_feature(check->submission, types, "A part of a GPU that your account may use",
-                                              check->admission));
+        return check_open_classes(check, gpus, true) && (gres ? set_type(check, types) : require_type(check, types));
     size_t first = strcspn(types, "|");
     for (char *at = types; *at; at++)
         *at = *at == '|' ? ' ' : *at;
@@ -596,6 +623,9 @@ static bool check_memory_of_whole(struct check *check, uint64_t per_gpu, uint64_
     bool known = request->gpu_types > 0 && !check->submission->whole_nodes;
     sluice_format_mib(per_gpu == SLUICE_NO_LIMIT_64 ? per_job : per_gpu, most, sizeof most);
     for (size_t i = 0; i < request->gpu_types && known; i++) {
+        const char *type = request->gpus[i].type[0] ? NULL : type_in_constraint(check);
+        if (type && !require_type(check, type))
+            return false;
         uint64_t memory = memory_of_gpu(check, class_of(check, &request->gpus[i]));
         known = memory > 0 && memory <= per_gpu;
         total += times(memory, total_of(check, &request->gpus[i]));
@@ -621,7 +651,7 @@ static bool check_memory(struct check *check)
     const struct sluice_gres_counts *shards = &check->request.shards;
     uint64_t per_gpu = check->tenant->gpu_memory_mib_per_gpu, per_job = check->tenant->gpu_memory_mib_per_job;
     char asked[24], most[24], fitting_text[24];
-    if (per_gpu == SLUICE_NO_LIMIT_64 && per_job == SLUICE_NO_LIMIT_64)
+    if (!limits_memory(check))
         return true;
     if (!has_any(shards) || check->submission->whole_nodes)
         return check_memory_of_whole(check, per_gpu, per_job);
@@ -646,6 +676,54 @@ static bool check_memory(struct check *check)
         sluice_format_mib(total, asked, sizeof asked), gpus, plural(gpus), check->tenant->account,
         sluice_format_mib(per_job, most, sizeof most), sluice_format_mib(fitting, fitting_text, sizeof fitting_text),
         gpus > 1 ? ", or for fewer GPUs" : "");
+}
+
+/* ---- changes ---- */
+
+static bool names_type(const struct sluice_tres_request *request, enum sluice_per per, const char *type)
+{
+    for (size_t i = 0; i < request->gpu_types; i++)
+        if (request->gpus[i].per[per] && strcmp(request->gpus[i].type, type) == 0)
+            return true;
+    return false;
+}
+
+/* What a job's old request has and the new one does not name, as a user writes it; NULL: nothing. */
+static const char *left_out(const struct sluice_tres_request *old, const struct sluice_tres_request *new,
+                            enum sluice_per per, char *text, size_t size)
+{
+    for (size_t i = 0; i < old->gpu_types; i++) {
+        const char *type = old->gpus[i].type;
+        if (!old->gpus[i].per[per] || names_type(new, per, type))
+            continue;
+        snprintf(text, size, "gpu%s%s", type[0] ? ":" : "", type);
+        return text;
+    }
+    if (old->shards.per[per] && !new->shards.per[per])
+        return "shard";
+    return old->mps.per[per] && !new->mps.per[per] ? "mps" : NULL;
+}
+
+/* Slurm goes on asking for what a job asked for, type by type, unless a change names it anew or is empty
+ * (gres_job_state_validate): what it does not name would be counted nowhere. */
+static bool check_replaced(struct check *check)
+{
+    static const char *const fields[SLUICE_PER_COUNT] = {"TresPerJob", "TresPerNode", "TresPerSocket", "TresPerTask"};
+    for (int per = 0; per < SLUICE_PER_COUNT; per++) {
+        struct sluice_tres_request old = {.gpu_types = 0}, new = {.gpu_types = 0};
+        char why[SLUICE_OPTION_WHY_MAX], kind[SLUICE_GPU_TYPE_LENGTH + 8];
+        const char *was = check->submission->replaced[per], *is = check->submission->tres[per];
+        if (!was || !is || !*is || !sluice_tres_add(&old, (enum sluice_per)per, was, why, sizeof why) ||
+            !sluice_tres_add(&new, (enum sluice_per)per, is, why, sizeof why))
+            continue;
+        const char *missing = left_out(&old, &new, (enum sluice_per)per, kind, sizeof kind);
+        if (missing)
+            return sluice_refuse(check->admission, SLUICE_REFUSED_REQUEST,
+                                 "%s=%s: the job asks for %s, and would then ask for both; take that away first "
+                                 "(scontrol update JobId=... %s=), then make this change",
+                                 fields[per], is, missing, fields[per]);
+    }
+    return true;
 }
 
 /* ---- the tenant ---- */
@@ -889,6 +967,10 @@ void sluice_admit(const struct sluice_rules *rules, const struct sluice_tenant *
             return;
         if (!(submission->qos && *submission->qos) && tenant->qos)
             snprintf(admission->qos, sizeof admission->qos, "%s", tenant->qos);
+        if (limits_gpus(&check) && !check_replaced(&check))
+            return;
+        if (uses_gpus(&check) && limits_gpus(&check))
+            bound_gaps(&check);
         if ((uses_gpus(&check) || submission->whole_nodes) && (!check_memory(&check) || !check_gpus(&check)))
             return;
     }

@@ -36,20 +36,24 @@ struct sluice_slurm {
     bool slash;           /* GRES are written gres/gpu (23.11 and later), else gres:gpu */
     bool several_sharing; /* tasks of a node may get shards of different GPUs: 24.05 and MULTIPLE_SHARING_GRES_PJ */
     bool places;          /* level place: Sluice chooses nodes and GPUs */
+    bool list_offers;     /* of more nodes by name than -N asks for it takes some (24.05 and later), else all */
     int64_t now;          /* seconds since 1970 */
     struct sluice_outlook *outlook; /* when GPUs come free, for deadlines; NULL: not known */
 };
 
 /* A request as Slurm has it. 0, NULL and false are "not asked". Strings are only read. */
 struct sluice_submission {
-    const char *tres[SLUICE_PER_COUNT]; /* tres_per_job, tres_per_node, tres_per_socket, tres_per_task */
-    const char *cpus_per_tres, *mem_per_tres, *features, *partition, *qos;
+    const char *tres[SLUICE_PER_COUNT];     /* tres_per_job, tres_per_node, tres_per_socket, tres_per_task */
+    const char *replaced[SLUICE_PER_COUNT]; /* of a changed job: what the change's texts above stand in place of */
+    const char *cpus_per_tres, *mem_per_tres, *features, *prefer, *partition, *qos;
     uint32_t min_nodes, max_nodes, tasks, tasks_per_node, tasks_per_gpu, sockets_per_node, cpus_per_task, min_cpus;
     uint32_t min_cpus_per_node;
+    uint32_t required_nodes;       /* nodes that are required by name */
     uint32_t time_limit, time_min; /* minutes; UINT32_MAX without end */
     int64_t deadline, begin;       /* seconds since 1970 */
     bool memory_asked;             /* --mem or --mem-per-cpu */
     bool whole_nodes;              /* --exclusive */
+    bool contiguous;               /* of a new job: the gaps between required nodes are filled */
     bool step_at_once;             /* srun: its step repeats the command's own request, whatever becomes of the job's */
     bool heterogeneous;            /* a component of a heterogeneous job */
     bool admitted_before;          /* a job as a modification would leave it: its --gpu-mem has become shards */
@@ -68,7 +72,8 @@ struct sluice_admission {
     char tres[SLUICE_PER_COUNT][SLUICE_TRES_TEXT_MAX + 96];
     bool set_cpus_per_tres, set_mem_per_tres; /* the texts replace the request's, empty or not */
     char cpus_per_tres[64], mem_per_tres[64];
-    char features[SLUICE_NAME_LIST_MAX], partition[SLUICE_NAME_LIST_MAX], qos[SLUICE_NAME_LIST_MAX];
+    char features[SLUICE_NAME_LIST_MAX], prefer[SLUICE_NAME_LIST_MAX];
+    char partition[SLUICE_NAME_LIST_MAX], qos[SLUICE_NAME_LIST_MAX];
     uint32_t min_nodes, max_nodes, time_limit, min_cpus_per_node; /* 0: as it was */
     uint64_t memory_per_node_mib;                                 /* 0: as it was */
     bool one_task_per_sharing;

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 #include "admission/gpu_mem.h"
 
+#include "admission/constraint.h"
+
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -16,66 +18,6 @@ bool sluice_refuse(struct sluice_admission *admission, enum sluice_refusal refus
     for (char *at = admission->message; *at; at++) /* what a user wrote goes to terminals and logs */
         *at = *at >= ' ' && *at <= '~' ? *at : '?';
     return false;
-}
-
-static const char *constraint(const struct sluice_submission *submission, const struct sluice_admission *admission)
-{
-    if (admission->features[0])
-        return admission->features;
-    return submission->features ? submission->features : "";
-}
-
-/* A list of features joined by & only: no alternatives, counts, brackets or negations. */
-static bool is_plain_list(const char *text)
-{
-    return text[strcspn(text, "|*()[]!,")] == '\0';
-}
-
-bool sluice_has_feature(const struct sluice_submission *submission, const struct sluice_admission *admission,
-                        const char *feature)
-{
-    const char *list = constraint(submission, admission);
-    size_t length = strlen(feature);
-    if (!is_plain_list(list))
-        return false;
-    while (*list) {
-        size_t word = strcspn(list, "&");
-        if (word == length && memcmp(list, feature, length) == 0)
-            return true;
-        list += word + (list[word] == '&');
-    }
-    return false;
-}
-
-/* Whether the constraint is, or ends with, what would be added. */
-static bool ends_with(const char *list, const char *added)
-{
-    size_t length = strlen(list), own = strlen(added);
-    return own <= length && strcmp(list + length - own, added) == 0 && (own == length || list[length - own - 1] == '&');
-}
-
-bool sluice_require_feature(const struct sluice_submission *submission, const char *feature, const char *because,
-                            struct sluice_admission *admission)
-{
-    char joined[SLUICE_NAME_LIST_MAX], added[SLUICE_NAME_LIST_MAX];
-    const char *list = constraint(submission, admission);
-    bool alternatives = strchr(feature, '|') != NULL;
-    snprintf(added, sizeof added, alternatives ? "(%s)" : "%s", feature);
-    if (sluice_has_feature(submission, admission, feature) || strcmp(list, feature) == 0 || ends_with(list, added))
-        return true;
-    if (!is_plain_list(list))
-        return sluice_refuse(
-            admission, SLUICE_REFUSED_REQUEST,
-            "%s needs the constraint %s, which cannot be added to yours; write a --constraint that joins "
-            "features by & only",
-            because, feature);
-    int length =
-        *list ? snprintf(joined, sizeof joined, "%s&%s", list, added) : snprintf(joined, sizeof joined, "%s", feature);
-    if (length < 0 || (size_t)length >= sizeof joined)
-        return sluice_refuse(admission, SLUICE_REFUSED_REQUEST, "the --constraint is too long; at most %d characters",
-                             SLUICE_NAME_LIST_MAX - 1);
-    memcpy(admission->features, joined, (size_t)length + 1);
-    return true;
 }
 
 void sluice_gres_text(const struct sluice_slurm *slurm, const char *name, const char *type, uint64_t count, char *text,

@@ -30,6 +30,7 @@ void sluice_job_facts(const struct job_record *job, struct sluice_job_facts *fac
     const sluice_job_details *details = job->details;
     *facts = (struct sluice_job_facts){
         .account = job->account,
+        .user_id = job->user_id,
         .partition = job->partition,
         .qos = job->qos_ptr ? job->qos_ptr->name : NULL,
         .tres_per_job = job->tres_per_job,
@@ -45,17 +46,22 @@ void sluice_job_facts(const struct job_record *job, struct sluice_job_facts *fac
         .deadline = job->deadline == (time_t)NO_VAL ? 0 : (int64_t)job->deadline,
         .heterogeneous = job->het_job_id != 0,
         .pending = IS_JOB_PENDING(job),
+        .nodes = IS_JOB_PENDING(job) ? 0 : job->node_cnt,
         .one_task_per_sharing = SLUICE_ONE_TASK_PER_SHARING(job->bit_flags),
     };
     if (!details)
         return;
     facts->features = details->features;
+    facts->prefer = details->prefer;
+    facts->required_nodes = details->req_nodes;
+    facts->begin = (int64_t)details->begin_time;
     facts->min_nodes = given32(details->min_nodes);
     facts->max_nodes = given32(details->max_nodes);
     facts->tasks = given32(details->num_tasks);
     facts->tasks_per_node = given16(details->ntasks_per_node);
     facts->tasks_per_gpu = given16(details->ntasks_per_tres);
     facts->cpus_per_task = given16(details->cpus_per_task);
+    facts->min_cpus = given32(details->orig_min_cpus); /* min_cpus grows while nodes are looked for */
     facts->min_cpus_per_node = given16((uint16_t)details->pn_min_cpus);
     facts->memory_asked = details->pn_min_memory != NO_VAL64;
     facts->whole_nodes = SLUICE_WHOLE_NODE(details);

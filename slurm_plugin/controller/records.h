@@ -15,14 +15,16 @@ struct job_record;
 /* A job as slurmctld has it, in the form of a submission: 0, NULL and false are "not asked". Strings are the record's.
  */
 struct sluice_job_facts {
-    const char *account, *partition, *features, *qos;
+    const char *account, *partition, *features, *prefer, *qos, *required_nodes;
     const char *tres_per_job, *tres_per_node, *tres_per_socket, *tres_per_task, *cpus_per_tres, *mem_per_tres;
     char *const *spank_env;
     size_t spank_env_count;
-    uint32_t min_nodes, max_nodes, tasks, tasks_per_node, tasks_per_gpu, sockets_per_node, cpus_per_task,
+    uint32_t min_nodes, max_nodes, tasks, tasks_per_node, tasks_per_gpu, sockets_per_node, cpus_per_task, min_cpus,
         min_cpus_per_node;
+    uint32_t user_id;
+    uint32_t nodes;                /* that a job has which is not pending */
     uint32_t time_limit, time_min; /* minutes; UINT32_MAX without end */
-    int64_t deadline;
+    int64_t deadline, begin;
     bool memory_asked, whole_nodes, one_task_per_sharing, heterogeneous, pending;
 };
 

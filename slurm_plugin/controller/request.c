@@ -14,7 +14,8 @@ static const struct {
     [SLUICE_STOCK_NONE] = {"none", ""},
     [SLUICE_STOCK_HET] = {"heterogeneous", "component of a heterogeneous job"},
     [SLUICE_STOCK_REQUIRED_NODES] = {"required_nodes", "nodes are required by name"},
-    [SLUICE_STOCK_FEATURES] = {"features", "counted or exclusive features, or such as nodes are rebooted for"},
+    [SLUICE_STOCK_FEATURES] = {"features",
+                               "features that are counted, exclusive or preferred, or such as nodes are rebooted for"},
     [SLUICE_STOCK_RESERVED_CORES] = {"reserved_cores", "cores or GRES of nodes are reserved"},
     [SLUICE_STOCK_SHARED] = {"shared_cores", "cores may be oversubscribed"},
     [SLUICE_STOCK_SWITCHES] = {"switches", "a number of switches is asked"},
@@ -76,7 +77,8 @@ static enum sluice_job_stock stock_alone(const job_record_t *job, uint32_t min_n
         return SLUICE_STOCK_CONSTRAINTS;
     if (details->req_node_bitmap || (details->task_dist & SLURM_DIST_STATE_BASE) == SLURM_DIST_ARBITRARY)
         return SLUICE_STOCK_REQUIRED_NODES;
-    if (has_odd_features(details) || (details->feature_list && slurm_conf.node_features_plugins))
+    /* Of a job with preferred features, now those count, now the others (feature_list_use). */
+    if (details->prefer || has_odd_features(details) || (details->feature_list && slurm_conf.node_features_plugins))
         return SLUICE_STOCK_FEATURES;
     if ((part->max_share & SHARED_FORCE) || (part->max_share > 1 && details->share_res == 1) ||
         (slurm_conf.preempt_mode & PREEMPT_MODE_GANG))

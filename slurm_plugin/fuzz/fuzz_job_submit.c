@@ -2,15 +2,19 @@
 /*
  * job_submit/sluice, whole, on job descriptions of any content, in the tenants of a policy: never a crash, a refusal
  * says why in printable words, and what is admitted is a fixed point: submitted again as it then is, it is admitted and
- * stays as it is. Then the same description as a modification of that job.
+ * stays as it is. Then the same description as a modification of that job: as slurmctld leaves the job after one that
+ * is admitted, the job could have been submitted, too, and stays as it is.
  */
 #include "../tests/job_submit_harness.h"
+
+#include "admission/gpu_mem.h"
 
 static const char policy[] = "[global]\ncpus-per-gpu-milli = 4000\nmemory-mib-per-gpu = 8192\n"
                              "[class big]\ngpu-types = h100,h200\n[class small]\ngpu-types = l4\n"
                              "[tenant memory]\ngpu-memory-mib-per-gpu = 20480\ngpu-memory-mib-per-job = 40960\n"
                              "[tenant few]\ngpus-per-job = 4\nrun-time-s = 7200\n"
                              "[tenant big]\nclasses = big\nclass.big.gpus-per-job = 4\nclass.big.run-time-s = 3600\n"
+                             "[tenant both]\nclasses = big,small\nfeatures = ib\nclass.small.gpus-per-job = 2\n"
                              "[tenant small]\nclasses = small\nfeatures = ib\npartitions = gpu,fast\nqos = silver\n"
                              "[tenant strict]\ngang = no\ndeadline = no\n";
 
@@ -21,8 +25,14 @@ void sluice_job_facts(const struct job_record *record, struct sluice_job_facts *
     (void)record;
     *facts = (struct sluice_job_facts){
         .account = job.account,
+        .user_id = job.user_id,
         .partition = job.partition,
         .features = job.features,
+        .prefer = job.prefer,
+        .qos = job.qos,
+        .required_nodes = job.req_nodes,
+        .cpus_per_tres = job.cpus_per_tres,
+        .mem_per_tres = job.mem_per_tres,
         .tres_per_job = job.tres_per_job,
         .tres_per_node = job.tres_per_node,
         .tres_per_socket = job.tres_per_socket,
@@ -32,7 +42,19 @@ void sluice_job_facts(const struct job_record *record, struct sluice_job_facts *
         .min_nodes = given32(job.min_nodes),
         .max_nodes = given32(job.max_nodes),
         .tasks = given32(job.num_tasks),
+        .tasks_per_node = given16(job.ntasks_per_node),
+        .tasks_per_gpu = given16(job.ntasks_per_tres),
+        .sockets_per_node = given16(job.sockets_per_node),
+        .cpus_per_task = given16(job.cpus_per_task),
+        .min_cpus = given32(job.min_cpus),
+        .min_cpus_per_node = given16(job.pn_min_cpus),
         .time_limit = given_minutes(job.time_limit),
+        .time_min = given_minutes(job.time_min),
+        .deadline = given_time(job.deadline),
+        .begin = given_time(job.begin_time),
+        .memory_asked = job.pn_min_memory != NO_VAL64,
+        .whole_nodes = job.shared == 0,
+        .heterogeneous = job.het_job_offset != NO_VAL,
         .pending = true,
     };
 }
@@ -89,7 +111,7 @@ static void make(struct input *input, job_desc_msg_t *made)
 {
     memset(made, 0, sizeof *made);
     made->user_id = (uint32_t)take(input, 1);
-    made->account = word(input, USUAL("memory", "few", "big", "small", "strict", "other", "BIG"));
+    made->account = word(input, USUAL("memory", "few", "big", "small", "both", "strict", "other", "BIG"));
     made->tres_per_job = gres(input);
     made->tres_per_node = gres(input);
     made->tres_per_socket = gres(input);
@@ -98,6 +120,9 @@ static void make(struct input *input, job_desc_msg_t *made)
     made->mem_per_tres = word(input, USUAL("gres:gpu:4096"));
     made->features =
         word(input, USUAL("ib", "h100", "l4&ib", "h100|l4", "[a*2&b*3]", "h100|h200", "ib&(h100|h200)", ""));
+    made->prefer = word(input, USUAL("ib", "h100", "l4", "a|b", "ib&(a|b)", "[a*1&b*1]", ""));
+    made->req_nodes = word(input, USUAL("a", "a,b", "x8", "x64", ""));
+    made->contiguous = (uint16_t)number(input, NO_VAL16);
     made->partition = word(input, USUAL("gpu", "fast,gpu", "slow", ",", ""));
     made->submit_line = word(input, USUAL("srun x", "/usr/bin/sbatch", "salloc"));
     made->min_nodes = number(input, NO_VAL);
@@ -130,8 +155,96 @@ static char **texts_of(job_desc_msg_t *made, size_t i)
 {
     char **const texts[] = {&made->account,       &made->tres_per_job,  &made->tres_per_node, &made->tres_per_socket,
                             &made->tres_per_task, &made->cpus_per_tres, &made->mem_per_tres,  &made->features,
-                            &made->partition,     &made->qos,           &made->submit_line,   &made->tres_bind};
+                            &made->partition,     &made->qos,           &made->submit_line,   &made->tres_bind,
+                            &made->prefer,        &made->req_nodes};
     return i < sizeof texts / sizeof texts[0] ? texts[i] : NULL;
+}
+
+static void replace(char **text, char **with)
+{
+    if (!*with)
+        return;
+    free(*text);
+    *text = **with ? *with : NULL;
+    if (*text)
+        *with = NULL;
+}
+
+/* What a change may set, and what says that it does not. */
+#define NUMBERS(each)                                                                                                  \
+    each(min_nodes, NO_VAL) each(max_nodes, NO_VAL) each(num_tasks, NO_VAL) each(ntasks_per_node, NO_VAL16)            \
+        each(ntasks_per_tres, NO_VAL16) each(sockets_per_node, NO_VAL16) each(cpus_per_task, NO_VAL16)                 \
+            each(min_cpus, NO_VAL) each(pn_min_cpus, NO_VAL16) each(pn_min_memory, NO_VAL64) each(time_limit, NO_VAL)  \
+                each(time_min, NO_VAL) each(shared, NO_VAL16)
+
+/* Most changes are of a thing or two. */
+static void thin(struct input *input, job_desc_msg_t *change)
+{
+    uint64_t kept = take(input, 1) & 1 ? take(input, 4) : UINT64_MAX;
+    for (size_t i = 0; texts_of(change, i); i++, kept >>= 1)
+        if (!(kept & 1))
+            free(*texts_of(change, i)), *texts_of(change, i) = NULL;
+#define THIN(field, unset)                                                                                             \
+    change->field = kept & 1 ? change->field : (unset);                                                                \
+    kept >>= 1;
+    NUMBERS(THIN)
+}
+
+/* The request that slurmctld has after a change: what the old one named and the new one does not stays, unless the new
+ * one is empty (gres_job_state_validate). */
+static void keep_gres(enum sluice_per per, const char *old, char **new)
+{
+    struct sluice_tres_request was = {.gpu_types = 0}, is = {.gpu_types = 0};
+    struct sluice_slurm slurm = this_slurm(SLUICE_LEVEL_PLACE);
+    char why[SLUICE_OPTION_WHY_MAX], more[128], joined[4 * SLUICE_TRES_TEXT_MAX];
+    if (!old || !*new || !**new || !sluice_tres_add(&was, per, old, why, sizeof why) ||
+        !sluice_tres_add(&is, per, *new, why, sizeof why))
+        return;
+    int length = snprintf(joined, sizeof joined, "%s", *new);
+    for (size_t i = 0; i < was.gpu_types; i++) {
+        bool named = false;
+        for (size_t j = 0; j < is.gpu_types; j++)
+            named |= is.gpus[j].per[per] && !strcmp(is.gpus[j].type, was.gpus[i].type);
+        if (named || !was.gpus[i].per[per])
+            continue;
+        sluice_gres_text(&slurm, "gpu", was.gpus[i].type, was.gpus[i].per[per], more, sizeof more);
+        length += snprintf(joined + length, sizeof joined - (size_t)length, ",%s", more);
+    }
+    free(*new);
+    *new = strdup(joined);
+}
+
+/* Slurm refuses GPUs with a type beside some without, and shards beside GPUs (gres_job_state_validate). */
+static bool is_refused_by_slurm(const job_desc_msg_t *made)
+{
+    const char *const texts[] = {made->tres_per_job, made->tres_per_node, made->tres_per_socket, made->tres_per_task};
+    struct sluice_tres_request request = {.gpu_types = 0};
+    char why[SLUICE_OPTION_WHY_MAX];
+    for (int per = 0; per < SLUICE_PER_COUNT; per++)
+        (void)sluice_tres_add(&request, (enum sluice_per)per, texts[per], why, sizeof why);
+    bool untyped = false, shared = false;
+    for (size_t i = 0; i < request.gpu_types; i++)
+        untyped |= !request.gpus[i].type[0];
+    for (int per = 0; per < SLUICE_PER_COUNT; per++)
+        shared |= request.shards.per[per] || request.mps.per[per];
+    return (untyped && request.gpu_types > 1) || (shared && request.gpu_types > 0);
+}
+
+/* What slurmctld makes of the job: each field that the change sets (update_job in job_mgr.c). */
+static void apply(job_desc_msg_t *change)
+{
+    keep_gres(SLUICE_PER_JOB, job.tres_per_job, &change->tres_per_job);
+    keep_gres(SLUICE_PER_NODE, job.tres_per_node, &change->tres_per_node);
+    keep_gres(SLUICE_PER_SOCKET, job.tres_per_socket, &change->tres_per_socket);
+    keep_gres(SLUICE_PER_TASK, job.tres_per_task, &change->tres_per_task);
+    for (size_t i = 0; texts_of(change, i); i++)
+        replace(texts_of(&job, i), texts_of(change, i));
+    if (change->min_nodes == INFINITE) /* gives a job the nodes of another */
+        change->min_nodes = NO_VAL;
+#define APPLY(field, unset) job.field = change->field == (unset) ? job.field : change->field;
+    NUMBERS(APPLY)
+    job.contiguous = NO_VAL16;
+    job.deadline = 0; /* what can be met depends on when it is asked */
 }
 
 static void forget_options(job_desc_msg_t *made)
@@ -159,7 +272,9 @@ static void require_reason(int code, char **message)
     *message = NULL;
 }
 
-static void require_fixed_point(void)
+/* Submitted as it is, the job is admitted and stays so; of a changed one the account's name may be written anew,
+ * and the defaults of --cpus-per-gpu and the like be new. */
+static void require_fixed_point(bool defaults_too)
 {
     job_desc_msg_t before = job;
     char *message = NULL;
@@ -169,11 +284,14 @@ static void require_fixed_point(void)
     free(message);
     for (size_t i = 0; texts_of(&before, i); i++) {
         const char *was = *texts_of(&before, i), *is = *texts_of(&job, i);
-        require((!was || !*was) == (!is || !*is) && (!was || !is || strcmp(was, is) == 0));
+        char **field = texts_of(&before, i);
+        bool given = field == &before.cpus_per_tres || field == &before.mem_per_tres || field == &before.account;
+        require((given && !defaults_too) ||
+                ((!was || !*was) == (!is || !*is) && (!was || !is || strcmp(was, is) == 0)));
         free(*texts_of(&before, i));
     }
     require(job.min_nodes == before.min_nodes && job.max_nodes == before.max_nodes);
-    require(job.time_limit == before.time_limit && job.pn_min_cpus == before.pn_min_cpus);
+    require(job.time_limit == before.time_limit && (job.pn_min_cpus == before.pn_min_cpus || !defaults_too));
 }
 
 /* A node of eight GPUs, half of them taken for a day, for those who give a deadline. */
@@ -204,14 +322,23 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (code == SLURM_SUCCESS) {
         job_desc_msg_t change;
         forget_options(&job);
-        require_fixed_point();
+        require_fixed_point(true);
         make(&input, &change);
+        free(change.submit_line); /* which nothing can change */
+        change.submit_line = NULL;
+        thin(&input, &change);
+        const uint32_t nobody = 1000;
 #if SLUICE_JOB_MODIFY_TELLS
-        code = job_modify(&change, NULL, change.user_id, &message);
+        code = job_modify(&change, NULL, nobody, &message);
         require_reason(code, &message);
 #else
-        (void)job_modify(&change, NULL, change.user_id);
+        code = job_modify(&change, NULL, nobody);
 #endif
+        if (code == SLURM_SUCCESS) {
+            apply(&change);
+            if (!is_refused_by_slurm(&job))
+                require_fixed_point(false);
+        }
         discard(&change);
     }
     discard(&job);

@@ -64,8 +64,21 @@ static struct sluice_slurm this_slurm(enum sluice_level level)
         .slash = SLUICE_GRES_SLASH,
         .several_sharing = SLUICE_TASKS_SHARE_SEVERAL,
         .places = level >= SLUICE_LEVEL_PLACE,
+        .list_offers = SLUICE_NODELIST_OFFERS,
         .now = (int64_t)time(NULL),
     };
+}
+
+/* How many nodes a list names. As in slurmctld: a name that stands there twice counts twice. */
+static uint32_t count_nodes(const char *list)
+{
+    if (!list || !*list)
+        return 0;
+    sluice_hostlist nodes = slurm_hostlist_create(list);
+    int count = nodes ? slurm_hostlist_count(nodes) : 0;
+    if (nodes)
+        slurm_hostlist_destroy(nodes);
+    return count > 0 ? (uint32_t)count : 0;
 }
 
 /* Of the commands that run a job at once, srun alone repeats the request for its step; salloc's steps have their own.
@@ -88,6 +101,7 @@ static void read_description(const job_desc_msg_t *job, struct sluice_submission
         .cpus_per_tres = job->cpus_per_tres,
         .mem_per_tres = job->mem_per_tres,
         .features = job->features,
+        .prefer = job->prefer,
         .partition = job->partition,
         .qos = job->qos,
         .min_nodes = given32(job->min_nodes),
@@ -99,12 +113,14 @@ static void read_description(const job_desc_msg_t *job, struct sluice_submission
         .cpus_per_task = given16(job->cpus_per_task),
         .min_cpus = given32(job->min_cpus),
         .min_cpus_per_node = given16(job->pn_min_cpus),
+        .required_nodes = count_nodes(job->req_nodes),
         .time_limit = given_minutes(job->time_limit),
         .time_min = given_minutes(job->time_min),
         .deadline = given_time(job->deadline),
         .begin = given_time(job->begin_time),
         .memory_asked = job->pn_min_memory != NO_VAL64,
         .whole_nodes = job->shared == 0,
+        .contiguous = given16(job->contiguous),
         .step_at_once = is_srun(job),
         .heterogeneous = job->het_job_offset != NO_VAL,
     };
@@ -116,10 +132,27 @@ static void or_else(const char **text, const char *old)
         *text = old;
 }
 
-static void or_else32(uint32_t *number, uint32_t old)
+static void keep_unless(uint32_t *number, bool changed, uint32_t old)
 {
-    if (!*number)
+    if (!changed)
         *number = old;
+}
+
+/* Nodes: what is pending has each bound by itself, and the list of those that it must have; other jobs have theirs, and
+ * Slurm lets nobody give them more. */
+static void merge_nodes(const job_desc_msg_t *job, const struct sluice_job_facts *facts,
+                        struct sluice_submission *submission)
+{
+    submission->contiguous = false; /* Slurm fills gaps at submission only */
+    if (!facts->pending) {
+        submission->min_nodes = submission->max_nodes = facts->nodes;
+        submission->required_nodes = 0;
+        return;
+    }
+    keep_unless(&submission->min_nodes, job->min_nodes != NO_VAL && job->min_nodes != INFINITE, facts->min_nodes);
+    keep_unless(&submission->max_nodes, job->max_nodes != NO_VAL, facts->max_nodes);
+    if (!job->req_nodes)
+        submission->required_nodes = count_nodes(facts->required_nodes);
 }
 
 /* A job as the modification would leave it. */
@@ -127,27 +160,30 @@ static void merge(const job_desc_msg_t *job, const struct sluice_job_facts *fact
 {
     const char *const tres[SLUICE_PER_COUNT] = {facts->tres_per_job, facts->tres_per_node, facts->tres_per_socket,
                                                 facts->tres_per_task};
-    for (int per = 0; per < SLUICE_PER_COUNT; per++)
+    for (int per = 0; per < SLUICE_PER_COUNT; per++) {
+        submission->replaced[per] = submission->tres[per] ? tres[per] : NULL;
         or_else(&submission->tres[per], tres[per]);
+    }
     or_else(&submission->cpus_per_tres, facts->cpus_per_tres);
     or_else(&submission->mem_per_tres, facts->mem_per_tres);
     or_else(&submission->features, facts->features);
+    or_else(&submission->prefer, facts->prefer);
     or_else(&submission->partition, facts->partition);
     or_else(&submission->qos, facts->qos);
-    if (!submission->min_nodes && !submission->max_nodes) {
-        submission->min_nodes = facts->min_nodes;
-        submission->max_nodes = facts->max_nodes;
-    }
-    or_else32(&submission->tasks, facts->tasks);
-    or_else32(&submission->tasks_per_node, facts->tasks_per_node);
-    or_else32(&submission->tasks_per_gpu, facts->tasks_per_gpu);
-    or_else32(&submission->sockets_per_node, facts->sockets_per_node);
-    or_else32(&submission->cpus_per_task, facts->cpus_per_task);
-    or_else32(&submission->min_cpus_per_node, facts->min_cpus_per_node);
-    or_else32(&submission->time_limit, facts->time_limit);
-    or_else32(&submission->time_min, facts->time_min);
+    merge_nodes(job, facts, submission);
+    keep_unless(&submission->tasks, job->num_tasks != NO_VAL, facts->tasks);
+    keep_unless(&submission->tasks_per_node, job->ntasks_per_node != NO_VAL16, facts->tasks_per_node);
+    keep_unless(&submission->tasks_per_gpu, job->ntasks_per_tres != NO_VAL16, facts->tasks_per_gpu);
+    keep_unless(&submission->sockets_per_node, job->sockets_per_node != NO_VAL16, facts->sockets_per_node);
+    keep_unless(&submission->cpus_per_task, job->cpus_per_task != NO_VAL16, facts->cpus_per_task);
+    keep_unless(&submission->min_cpus, job->min_cpus != NO_VAL, facts->min_cpus);
+    keep_unless(&submission->min_cpus_per_node, job->pn_min_cpus != NO_VAL16, facts->min_cpus_per_node);
+    keep_unless(&submission->time_limit, job->time_limit != NO_VAL, facts->time_limit);
+    keep_unless(&submission->time_min, job->time_min != NO_VAL, facts->time_min);
     if (!submission->deadline && facts->pending)
         submission->deadline = facts->deadline;
+    if (!submission->begin && facts->pending)
+        submission->begin = facts->begin;
     submission->memory_asked |= facts->memory_asked;
     submission->whole_nodes = job->shared == NO_VAL16 ? facts->whole_nodes : job->shared == 0;
     submission->heterogeneous = facts->heterogeneous;
@@ -158,12 +194,12 @@ static void merge(const job_desc_msg_t *job, const struct sluice_job_facts *fact
 /* Whether a modification changes anything that admission looks at. */
 static bool concerns_us(const job_desc_msg_t *job)
 {
-    return job->account || job->partition || job->features || job->tres_per_job || job->tres_per_node ||
-           job->tres_per_socket || job->tres_per_task || job->cpus_per_tres || job->mem_per_tres ||
-           job->min_nodes != NO_VAL || job->max_nodes != NO_VAL || job->num_tasks != NO_VAL ||
+    return job->account || job->partition || job->features || job->prefer || job->req_nodes || job->tres_per_job ||
+           job->tres_per_node || job->tres_per_socket || job->tres_per_task || job->cpus_per_tres ||
+           job->mem_per_tres || job->min_nodes != NO_VAL || job->max_nodes != NO_VAL || job->num_tasks != NO_VAL ||
            job->ntasks_per_node != NO_VAL16 || job->ntasks_per_tres != NO_VAL16 || job->sockets_per_node != NO_VAL16 ||
-           job->min_cpus != NO_VAL || job->time_limit != NO_VAL || job->time_min != NO_VAL || job->shared != NO_VAL16 ||
-           given_time(job->deadline);
+           job->cpus_per_task != NO_VAL16 || job->min_cpus != NO_VAL || job->pn_min_cpus != NO_VAL16 ||
+           job->time_limit != NO_VAL || job->time_min != NO_VAL || job->shared != NO_VAL16 || given_time(job->deadline);
 }
 
 /* ---- and back ---- */
@@ -201,6 +237,8 @@ static void write_back(job_desc_msg_t *job, const struct sluice_admission *admis
         set_text(&job->mem_per_tres, admission->mem_per_tres);
     if (admission->features[0])
         set_text(&job->features, admission->features);
+    if (admission->prefer[0])
+        set_text(&job->prefer, admission->prefer);
     if (admission->partition[0])
         set_text(&job->partition, admission->partition);
     if (admission->qos[0])
@@ -306,7 +344,8 @@ static int decide(job_desc_msg_t *job, const struct sluice_settings *settings, s
 {
     char account[SLUICE_RULES_MAX_NAME + 1];
     struct sluice_slurm slurm = this_slurm(settings->level);
-    find_account(asked_account, job->user_id, account, sizeof account);
+    const uint32_t user_id = old ? old->user_id : job->user_id;
+    find_account(asked_account, user_id, account, sizeof account);
     const struct sluice_tenant *tenant = account[0] ? sluice_rules_tenant(settings->rules, account) : NULL;
     struct sluice_outlook *outlook = submission->deadline ? sluice_outlook_acquire(slurm.now) : NULL;
     slurm.outlook = outlook;
@@ -315,7 +354,7 @@ static int decide(job_desc_msg_t *job, const struct sluice_settings *settings, s
     if (!admission->refusal && tenant && !old && (!submission->heterogeneous || job->het_job_offset == 0))
         check_rate(tenant, admission);
     if (admission->refusal) {
-        log_refusal(old ? "change of a job" : "job", job->user_id, tenant ? tenant->account : "-", admission->message);
+        log_refusal(old ? "change of a job" : "job", user_id, tenant ? tenant->account : "-", admission->message);
     } else {
         write_back(job, admission, old);
         if (tenant && !old) /* what it was checked as: a default may change at any time */
@@ -329,6 +368,8 @@ static int submit(job_desc_msg_t *job, const struct sluice_settings *settings, c
     struct sluice_submission submission;
     struct sluice_admission admission;
     char why[SLUICE_OPTION_WHY_MAX];
+    if (job->prefer && !*job->prefer) /* which Slurm takes for features that every node has */
+        slurm_xfree((void **)&job->prefer);
     read_description(job, &submission);
     if (!sluice_options_from_env(&submission.options, job->spank_job_env,
                                  job->spank_job_env ? job->spank_job_env_size : 0, why, sizeof why)) {
@@ -355,7 +396,6 @@ static int modify(job_desc_msg_t *job, struct job_record *record, const struct s
     sluice_job_facts(record, &facts);
     read_description(job, &submission);
     merge(job, &facts, &submission);
-    submission.min_cpus = given32(job->min_cpus);
     if (!sluice_options_from_env(&submission.options, facts.spank_env, facts.spank_env_count, why, sizeof why))
         memset(&submission.options, 0,
                sizeof submission.options); /* of an older Sluice: nothing to hold the change to */

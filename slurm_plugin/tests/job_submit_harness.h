@@ -24,6 +24,31 @@ void slurm_xfree(void **item)
     *item = NULL;
 }
 
+/* Lists of hosts: as many as there are words between commas, each N of "xN" with a number, at most a thousand. */
+struct hostlist {
+    int count;
+};
+
+sluice_hostlist slurm_hostlist_create(const char *list)
+{
+    struct hostlist *made = calloc(1, sizeof *made);
+    for (; made && list; list = strchr(list, ',') ? strchr(list, ',') + 1 : NULL) {
+        long many = list[0] == 'x' ? strtol(list + 1, NULL, 10) : 1;
+        made->count += many > 0 && many < 1000 ? (int)many : 1;
+    }
+    return made;
+}
+
+int slurm_hostlist_count(sluice_hostlist list)
+{
+    return list->count;
+}
+
+void slurm_hostlist_destroy(sluice_hostlist list)
+{
+    free(list);
+}
+
 /* Users of odd numbers have "memory" as their default account; user 1 is an operator. */
 bool sluice_default_account(uint32_t user_id, char *account, size_t size)
 {

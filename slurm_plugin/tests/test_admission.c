@@ -38,6 +38,9 @@ static const char policy[] = "[global]\n"
                              "[tenant smallatonce]\n"
                              "classes = small\n"
                              "class.small.gpus-limit = 16\n"
+                             "[tenant both]\n"
+                             "classes = big\n"
+                             "features = secure\n"
                              "[tenant none]\n"
                              "classes =\n"
                              "[tenant strict]\n"
@@ -430,6 +433,16 @@ static void check_classes(void)
     ADMITTED("bigonly", .options = {.gpu_mem_mib = 100}, .features = "ib");
     CHECK_STR(admission.features, "ib&(h100|h200)");
     REFUSED("bigonly", "cannot be added", .options = {.gpu_mem_mib = 100}, .features = "ib|nvlink");
+    /* added to what is joined by &, and to nothing that merely ends with it */
+    ADMITTED("bigonly", .options = {.gpu_mem_mib = 100}, .features = "(ib|nvlink)");
+    CHECK_STR(admission.features, "(ib|nvlink)&(h100|h200)");
+    REFUSED("bigonly", "cannot be added", PER_NODE("gres:shard:100"), .features = "l4*1&(h100|h200)");
+    REFUSED("bigonly", "cannot be added", PER_NODE("gres:shard:100"), .features = "[l4*1&ib*1]&(h100|h200)");
+    REFUSED("bigonly", "cannot be added", PER_NODE("gres:shard:100"), .features = "l4|ib&(h100|h200)");
+    ADMITTED("both", .options = {.gpu_mem_mib = 100}, .features = "ib");
+    CHECK_STR(admission.features, "ib&secure&(h100|h200)");
+    ADMITTED("both", PER_NODE("gres:shard:100"), .features = "ib&secure&(h100|h200)");
+    CHECK_STR(admission.features, "");
     /* what was completed once is left alone */
     ADMITTED("bigonly", PER_NODE("gres:shard:100"), .features = "ib&(h100|h200)");
     CHECK_STR(admission.features, "");
@@ -461,6 +474,63 @@ static void check_classes(void)
     REFUSED("none", "no GPUs at all", PER_NODE("gres:gpu:h100:1"));
     ADMITTED("none", .tasks = 4);
     ADMITTED("open", PER_NODE("gres:gpu:mi300x:64"), .whole_nodes = true);
+}
+
+/* Slurm looks for nodes with the preferred features instead of those of the constraint. */
+static void check_preferences(void)
+{
+    ADMITTED("bigonly", .options = {.gpu_mem_mib = 100}, .prefer = "l4");
+    CHECK_STR(admission.features, "h100|h200");
+    CHECK_STR(admission.prefer, "l4&(h100|h200)");
+    ADMITTED("bigonly", PER_NODE("gres:shard:100"), .features = "h100|h200", .prefer = "l4&(h100|h200)");
+    CHECK_STR(admission.features, "");
+    CHECK_STR(admission.prefer, "");
+    ADMITTED("bigonly", PER_NODE("gres:shard:100"), .features = "h200", .prefer = "ib");
+    CHECK_STR(admission.features, "");
+    CHECK_STR(admission.prefer, "ib&h200");
+    REFUSED("bigonly", "write a --prefer that joins features by & only", .options = {.gpu_mem_mib = 100},
+            .prefer = "[l4*1&ib*1]");
+    ADMITTED("strict", .tasks = 1, .prefer = "ib");
+    CHECK_STR(admission.features, "secure");
+    CHECK_STR(admission.prefer, "ib&secure");
+    ADMITTED("strict", .tasks = 1, .prefer = "ib&(a|b)");
+    CHECK_STR(admission.prefer, "ib&(a|b)&secure");
+    REFUSED("strict", "--prefer", .tasks = 1, .prefer = "ib|secure");
+    REFUSED("strict", "--prefer", .tasks = 1, .prefer = "ib*1&secure");
+    /* whole GPUs whose memory is known by the constraint only */
+    ADMITTED("memory", PER_NODE("gres:gpu:2"), .features = "l4", .prefer = "h100");
+    CHECK_STR(admission.prefer, "h100&l4");
+    ADMITTED("memory", PER_NODE("gres:gpu:l4:2"), .prefer = "h100");
+    CHECK_STR(admission.prefer, "");
+    ADMITTED("bigonly", PER_NODE("gres:gpu:h100:2"), .prefer = "l4");
+    CHECK_STR(admission.prefer, "");
+    admit(NULL, &slurm_22_05, &(struct sluice_submission){MEM, PER_NODE("gres:gpu:h100:1"), .prefer = "ib"});
+    expect_admitted("a type beside --gpu-mem");
+    CHECK_STR(admission.prefer, "ib&h100");
+    ADMITTED("open", .options = {.gpu_mem_mib = 100}, .prefer = "[l4*1&ib*1]");
+    CHECK_STR(admission.prefer, "");
+}
+
+static void check_required_nodes(void)
+{
+    REFUSED("few", "32 GPUs (on 8 nodes)", PER_NODE("gres:gpu:4"), .required_nodes = 8);
+    REFUSED("few", "32 GPUs (on 8 nodes)", PER_NODE("gres:gpu:4"), .required_nodes = 8, .min_nodes = 1);
+    ADMITTED("few", PER_NODE("gres:gpu:4"), .required_nodes = 1);
+    ADMITTED("few", PER_NODE("gres:gpu:4"), .required_nodes = 8, NODES(1)); /* which Slurm refuses */
+    REFUSED("memory", "160G of GPU memory on 8 GPUs", PER_NODE("gres:shard:20480"), .required_nodes = 8);
+    const struct sluice_slurm offers = {.now = 1800000000, .list_offers = true};
+    const struct sluice_submission some = {PER_NODE("gres:gpu:2"), .required_nodes = 8, .min_nodes = 1},
+                                   all = {PER_NODE("gres:gpu:2"), .required_nodes = 8};
+    admit("few", &offers, &some);
+    expect_admitted("some of a list");
+    CHECK_INT(admission.max_nodes, 2);
+    admit("few", &offers, &all);
+    expect_refused("all of a list", "16 GPUs (on 8 nodes)");
+    /* only slurmctld knows what lies between them */
+    ADMITTED("few", PER_NODE("gres:gpu:1"), .required_nodes = 2, .min_nodes = 2, .contiguous = true);
+    CHECK_INT(admission.max_nodes, 2);
+    ADMITTED("open", PER_NODE("gres:gpu:1"), .required_nodes = 2, .min_nodes = 2, .contiguous = true);
+    CHECK_INT(admission.max_nodes, 0);
 }
 
 static void check_tenant(void)
@@ -616,6 +686,31 @@ static void check_changed_job(void)
             .options = {.gpu_mem_mib = 10240});
     REFUSED("open", "another number of shards only", .admitted_before = true, PER_NODE(""),
             .options = {.gpu_mem_mib = 10240});
+    /* a lower bound on nodes beside an upper one; CPUs that need nodes, and those of each node */
+    REFUSED("few", "32 GPUs (on 8 nodes)", .admitted_before = true, PER_NODE("gres:gpu:4"), .min_nodes = 1,
+            .max_nodes = 8);
+    REFUSED("few", "32 GPUs (on 8 nodes)", .admitted_before = true, PER_NODE("gres:gpu:4"), .min_nodes = 8,
+            .max_nodes = 1);
+    ADMITTED("few", PER_NODE("gres:gpu:2"), .min_cpus = 16, .cpus_per_task = 16);
+    CHECK_INT(admission.max_nodes, 0);
+    ADMITTED("few", PER_NODE("gres:gpu:2"), .min_cpus = 16, .min_cpus_per_node = 16);
+    CHECK_INT(admission.max_nodes, 0);
+    ADMITTED("few", PER_NODE("gres:gpu:2"), .min_cpus = 16, .cpus_per_task = 1);
+    CHECK_INT(admission.max_nodes, 2);
+    /* what a change does not name stays beside what it does */
+#define CHANGED(old, new) .admitted_before = true, .tres = {NULL, new}, .replaced = {NULL, old}
+    REFUSED("few", "the job asks for gpu:h100, and would then ask for both",
+            CHANGED("gres:gpu:h100:2", "gres:gpu:l4:2"));
+    REFUSED("few", "the job asks for gpu:h100", CHANGED("gres:gpu:h100:2", "gres:gpu:l4:2,gres:gpu:h100:0"));
+    REFUSED("few", "the job asks for gpu, and", CHANGED("gres:gpu:2", "gres:nic:1"));
+    REFUSED("few", "the job asks for gpu, and", CHANGED("gres:gpu:2", "gres:gpu:h100:2"));
+    REFUSED("memory", "the job asks for shard", CHANGED("gres:shard:1024", "gres:gpu:l4:1"));
+    ADMITTED("few", CHANGED("gres:gpu:h100:2", "gres:gpu:h100:4"));
+    ADMITTED("few", CHANGED("gres:gpu:h100:2", "gres:gpu:h100:1,gres:gpu:l4:2"));
+    ADMITTED("few", CHANGED("gres:gpu:h100:2", ""));
+    ADMITTED("few", CHANGED(NULL, "gres:gpu:h100:2"));
+    ADMITTED("memory", CHANGED("gres:shard:1024", "gres:shard:2048"));
+    ADMITTED("open", CHANGED("gres:gpu:h100:2", "gres:gpu:l4:2"));
     ADMITTED("memory", .admitted_before = true, .tasks_split = true, .tasks = 2, PER_TASK("gres:shard:20480"));
 }
 
@@ -662,6 +757,8 @@ int main(void)
     check_memory_limits();
     check_gpu_limits();
     check_classes();
+    check_preferences();
+    check_required_nodes();
     check_tenant();
     check_time_and_options();
     check_deadlines_behind_the_plan();

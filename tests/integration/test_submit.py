@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from dev_cluster.cluster import DevCluster
-from tests.integration.settled import PATIENCE, fresh_status, set_level
+from tests.integration.settled import PATIENCE, fresh_status, set_level, until
 
 pytestmark = pytest.mark.cluster
 
@@ -42,6 +42,8 @@ class.h100.gpus-per-job = 2
 class.h100.run-time-s = 3600
 gang = no
 deadline = no
+[tenant few]
+gpus-per-job = 8
 [tenant fast]
 partitions = fast
 qos = silver
@@ -54,7 +56,7 @@ gpu-memory-mib-per-job = 2048
 [tenant gone]
 expires-s = 1700000000
 """
-ACCOUNTS = ["free", "memory", "nvidia", "fast", "slow", "burst", "gone"]
+ACCOUNTS = ["free", "memory", "nvidia", "few", "fast", "slow", "burst", "gone"]
 COMMANDS = ["srun", "sbatch", "salloc"]
 
 
@@ -62,8 +64,10 @@ COMMANDS = ["srun", "sbatch", "salloc"]
 def cluster(request: pytest.FixtureRequest, make_shared_cluster: Callable[..., DevCluster]) -> Iterator[DevCluster]:
     """Two NVIDIA nodes and one of AMD, at level admit; on 24.11 tasks may share several GPUs.
 
-    With SLUICE_TEST_SCALE=full the plugins on 22.05 are built with the address sanitizer.
+    With SLUICE_TEST_SCALE=full the plugins on 22.05 are built with the address sanitizer; SLUICE_TEST_PLUGINS names a
+    folder of builds by version.
     """
+    builds = os.environ.get("SLUICE_TEST_PLUGINS")
     described: dict[str, Any] = {
         "nodes": [
             {"names": "h100-[1-2]", "platform": "dgx-h100"},
@@ -81,6 +85,8 @@ def cluster(request: pytest.FixtureRequest, make_shared_cluster: Callable[..., D
         described["slurm_conf"] = "SelectTypeParameters=CR_Core_Memory,MULTIPLE_SHARING_GRES_PJ\n"
     elif os.environ.get("SLUICE_TEST_SCALE") == "full":
         described["sluice"]["sanitize"] = True
+    if builds:
+        described["sluice"]["plugins"] = f"{builds}/{request.param}"
     made = make_shared_cluster(described, **options)
     for change in (
         ["add", "qos", "silver"],
@@ -293,6 +299,45 @@ def test_arrays_and_heterogeneous_jobs(cluster: DevCluster) -> None:
     assert [gres(fields(cluster, str(first + i))) for i in range(2)] == ["gres:shard:1024", "gres:shard:2048"]
 
 
+def test_preferred_features_stay_within_what_a_tenant_may_use(cluster: DevCluster, old_slurm: bool) -> None:
+    """Slurm looks for nodes with the features of --prefer instead of those of the constraint."""
+
+    def preferred(job: dict[str, str]) -> str:
+        return fields(cluster, job["JobId"])["Prefer"]
+
+    assert preferred(accepted(cluster, "--gpu-mem=1G", "--prefer=nvidia", account="nvidia")) == "nvidia&h100"
+    assert preferred(accepted(cluster, "--prefer=h100", account="fast")) == "h100&nvidia"
+    assert preferred(accepted(cluster, "--gpu-mem=1G", "--prefer=mi300x")) == "mi300x"
+    for account in ("nvidia", "fast"):
+        job = accepted(cluster, "--gpu-mem=1G", "--prefer=", account=account)
+        assert "Prefer" not in job  # Slurm takes an empty one for what every node has
+        counted = "Prefer=[h100*1&nvidia*1]"
+        refused_update(cluster, job["JobId"], counted, part="write a --prefer that joins", old_slurm=old_slurm)
+        cluster.run(["scontrol", "update", f"JobId={job['JobId']}", "Prefer=mi300x"], user="alice")
+        assert preferred(job) == ("mi300x&h100" if account == "nvidia" else "mi300x&nvidia")
+        command = ["srun", "-A", account, "--gpu-mem=1G", "--prefer=mi300x", "hostname"]
+        done = cluster.run(command, user="alice", check=False)
+        assert "Requested node configuration is not available" in done.stderr  # no node has both
+    for counted in ("mi300x*1&nvidia", "[mi300x*1&nvidia*1]", "mi300x|nvidia"):
+        assert "joins features by & only" in refused(cluster, "-C", counted, account="fast")
+
+
+def update(cluster: DevCluster, job: str, *changes: str) -> subprocess.CompletedProcess[str]:
+    """scontrol update by the job's owner."""
+    return cluster.run(["scontrol", "update", f"JobId={job}", *changes], user="alice", check=False)
+
+
+def refused_update(cluster: DevCluster, job: str, *changes: str, part: str, old_slurm: bool) -> None:
+    """22.05 shows why with the job only, until its scheduler looks at that again."""
+
+    def said() -> str:
+        done = update(cluster, job, *changes)
+        assert done.returncode != 0
+        return cluster.run(["squeue", "-h", "-j", job, "-o", "%r"]).stdout if old_slurm else done.stderr
+
+    until(said, lambda seen: part in seen, timeout=PATIENCE if old_slurm else 0)
+
+
 @pytest.mark.parametrize(
     ("change", "part"),
     [
@@ -312,12 +357,83 @@ def test_an_update_is_no_way_around(cluster: DevCluster, old_slurm: bool, change
     )
     job = done.stdout.strip()
     before = fields(cluster, job)
-    done = cluster.run(["scontrol", "update", f"JobId={job}", change], user="alice", check=False)
-    assert done.returncode != 0
-    said = cluster.run(["squeue", "-h", "-j", job, "-o", "%r"]).stdout if old_slurm else done.stderr
-    assert part in said
+    refused_update(cluster, job, change, part=part, old_slurm=old_slurm)
     changed = {key for key, value in fields(cluster, job).items() if before.get(key) != value}
     assert changed <= {"Reason", "LastSchedEval", "RunTime", "EligibleTime"}
+
+
+@pytest.mark.parametrize(
+    ("account", "options", "changes", "part"),
+    [
+        ("memory", ["--gpu-mem=10G"], ["Gres=shard:20480", "NumNodes=3"], "60G of GPU memory on 3 GPUs"),
+        ("few", ["--gres=gpu:1", "-N1-8"], ["NumNodes=1-4", "TresPerNode=gres:gpu:8"], "32 GPUs (on 4 nodes)"),
+        ("few", ["--gres=gpu:4"], ["ReqNodeList=h100-[1-2],mi300x-1", "NumNodes=3"], "12 GPUs (on 3 nodes)"),
+        ("few", ["--gpus=h100:4"], ["TresPerJob=gres:gpu:mi300x:4"], "the job asks for gpu:h100"),
+        ("few", ["--gres=gpu:h100:8"], ["TresPerNode=gres:gpu:mi300x:1", "NumNodes=2"], "the job asks for gpu:h100"),
+        ("free", ["-t", "1", "--deadline=now+65minutes"], ["TimeLimit=10"], "started with --begin at"),
+        ("few", ["--gres=gpu:8", "-N1"], ["Account=nvidia", "TimeLimit=10"], "8 GPUs"),
+    ],
+)
+def test_several_changes_at_once_are_no_way_around(
+    cluster: DevCluster, old_slurm: bool, account: str, options: list[str], changes: list[str], part: str
+) -> None:
+    job = accepted(cluster, "--begin=now+1hour", *options, account=account)["JobId"]
+    refused_update(cluster, job, *changes, part=part, old_slurm=old_slurm)
+
+
+def test_an_update_that_names_one_bound_keeps_the_other(cluster: DevCluster, old_slurm: bool) -> None:
+    """What scontrol 22.05 leaves out of NumNodes=1, and more nodes by name than are asked for."""
+    job = accepted(cluster, "-N1-8", "--gres=gpu:1", account="few")["JobId"]
+    changes = ["NumNodes=1", "TresPerNode=gres:gpu:8"]
+    if old_slurm:
+        refused_update(cluster, job, *changes, part="64 GPUs (on 8 nodes)", old_slurm=True)
+    else:
+        assert update(cluster, job, *changes).returncode == 0  # one node at most from then on
+    job = accepted(cluster, "--gres=gpu:4", account="few")["JobId"]
+    named = "ReqNodeList=h100-[1-2],mi300x-1"
+    if old_slurm:
+        refused_update(cluster, job, named, part="12 GPUs (on 3 nodes)", old_slurm=True)
+    else:
+        assert update(cluster, job, named).returncode == 0  # some of them
+        assert fields(cluster, job)["NumNodes"] == "1-2"
+    job = accepted(cluster, "-n1", "-c8", "--gres=gpu:4", account="few")["JobId"]
+    assert update(cluster, job, "CPUsPerTask=1", "MinCPUsNode=1").returncode == 0  # so the CPUs may be of many nodes
+    assert fields(cluster, job)["NumNodes"] == "1-2"
+
+
+@pytest.mark.parametrize("which", ["array task", "component", "running"])
+def test_no_part_of_a_job_is_a_way_around(cluster: DevCluster, old_slurm: bool, which: str) -> None:
+    start = ["--begin=now+1hour"] if which != "running" else []
+    more = {"array task": ["--array=0-3"], "component": [":", "--gpu-mem=2G", "-t", "10"], "running": []}[which]
+    done = cluster.run(
+        [
+            "sbatch",
+            "--parsable",
+            "-A",
+            "memory",
+            *start,
+            "--gpu-mem=10G",
+            "-c2",
+            "-t",
+            "10",
+            *more,
+            "--wrap",
+            "sleep 600",
+        ],
+        user="alice",
+        cwd="/tmp",
+    )
+    job = done.stdout.strip() + {"array task": "_0", "component": "+1", "running": ""}[which]
+    if which == "running":
+        until(lambda: fields(cluster, job)["JobState"], lambda state: state == "RUNNING")
+        cluster.run(["scontrol", "update", f"JobId={job}", "TimeLimit=5"], user="alice")
+        assert fields(cluster, job)["TimeLimit"] == "00:05:00"
+    for change, part in (("TimeLimit=3:00:00", "ask for --time=02:00:00 or less"), ("Account=gone", "expired on 2023")):
+        if which == "running" and old_slurm:  # which does not show it with jobs that run
+            assert update(cluster, job, change).returncode != 0
+            assert_logged(cluster, rf"change of a job of user \d+, .*{part}")
+        else:
+            refused_update(cluster, job, change, part=part, old_slurm=old_slurm)
 
 
 def test_what_an_update_may_change(cluster: DevCluster) -> None:
