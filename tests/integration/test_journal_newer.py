@@ -1,4 +1,5 @@
-"""Slurm 24.11 with all of it at once: supervised controllers, journal, accounting, gang groups; reconfigured before.
+"""Slurm 24.11 with all of it at once: supervised controllers, journal, accounting, gang groups, order, planner, and
+explain; reconfigured before.
 
 24.11 reconfigures by starting itself anew, the waiting backup as well.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,13 +16,15 @@ from typing import Any
 import pytest
 
 from dev_cluster.cluster import DevCluster
-from policy.compiled import CompiledPolicy, Global, Tenant
+from policy.compiled import CompiledPolicy, Global, Tenant, Weights
+from slurm_plugin.explanation import explain_job, parse_job
 from tests.integration.test_journal import Site, until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.trixie]
 
 POLICY = CompiledPolicy(
-    settings=Global(planner_interval_ms=500, gang_limit_s=30, journal=True), tenants=[Tenant(account="physics")]
+    settings=Global(weight=Weights(size=800), size_full_gpus=8, planner_interval_ms=500, gang_limit_s=30, journal=True),
+    tenants=[Tenant(account="physics")],
 )
 
 
@@ -136,3 +140,32 @@ def test_each_job_is_in_the_accounting_once(site: Site, jobs: dict[str, list[str
         lambda: [row.split(" ")[0] for row in accounted(site, *running, jobs["done"][0])],
         lambda rows: bool(rows == wanted),
     )
+
+
+def test_a_reserved_start_is_ordered_planned_and_explained(site: Site) -> None:
+    def explained() -> dict[str, Any]:
+        return explain_job(site.state / "sluice.records", parse_job(waiting)) or {}
+
+    def nodes(job: str) -> str:
+        return site.cluster.run(["squeue", "-h", "-j", job, "-o", "%N"]).stdout.strip()
+
+    until(lambda: site.cluster.run(["squeue", "-h", "-t", "R,CG", "-o", "%i"]).stdout, lambda left: not left)
+    begin = time.time()
+    busy = [site.submit("-N1", "--gres=gpu:8") for _ in range(3)]
+    for job in busy:
+        site.wait_for(job, "RUNNING")
+    running = time.time()
+    waiting = site.submit("-N1", "--gres=gpu:4")
+    found = until(explained, lambda seen: "order" in seen and "nodes" in seen["waiting"]
+                  and seen["waiting"].get("plan", {}).get("expected_start"))  # fmt: skip
+    assert begin + 299 <= found["waiting"]["plan"]["expected_start"] <= running + 301  # when the first of them ends
+    assert (found["decision"]["replayed"], found["waiting"]["nodes"]) == (True, 3)
+    assert [(term["name"], term["value"]) for term in found["order"]["terms"]] == [("size", 400)]
+    assert site.cluster.run(["sprio", "-h", "-j", waiting, "-o", "%i %S"]).stdout.split() == [waiting, "400"]
+    freed = nodes(busy[1])
+    site.cluster.run(["scancel", busy[1]])
+    site.wait_for(waiting, "RUNNING")
+    assert nodes(waiting) == freed
+    found = until(explained, lambda seen: "start" in seen)
+    assert found["start"]["as_chosen"]
+    assert [(part["node"], len(part["gpus"])) for part in found["start"]["parts"]] == [(freed, 4)]

@@ -1,4 +1,7 @@
-"""Slurm versions of the longest modules: the newer one under `make soak` and `make test-trixie` only."""
+"""Slurm versions of the longest modules: the newer one under `make soak` and `make test-trixie` only.
+
+`make test` has a little of each of them on the newer one in test_journal_newer.py.
+"""
 
 from __future__ import annotations
 
