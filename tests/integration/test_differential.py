@@ -29,6 +29,8 @@ STEPS = int(os.environ.get("SLUICE_MIX_STEPS", "1000" if FULL else "60"))
 SEEDS = [int(seed) for seed in os.environ.get("SLUICE_MIX_SEEDS", "1 2 3" if FULL else "1").split()]
 VERSIONS = ["22.05", "24.11"] if FULL else ["22.05"]
 VERSIONS = os.environ.get("SLUICE_MIX_VERSIONS", " ".join(VERSIONS)).split()
+# Of a job whose deadline the queue endangers, be it refused by Slurm or not.
+DANGER = re.compile(r"sbatch: (?:error: )?--deadline=\S+ may be missed: behind all that is planned [^|]*\|")
 UNENDED = {"PENDING", "RUNNING", "SUSPENDED", "REQUEUED", "PREEMPTED"}
 CHECKED = {"SLUICE_CROSS_CHECK_PERMILLE": "1000", "SLUICE_MIRROR_CHECK_EVERY": "1"}
 
@@ -66,11 +68,20 @@ class Outcome:
         ended = [job.ended for job in self.jobs.values() if job.ended]
         return max(ended) - min(job.submitted for job in self.jobs.values()) if ended else 0
 
+    def has_refused(self, job: str) -> bool:
+        """Was it, with its array or heterogeneous job, not even queued?"""
+        return not self.answers.get(step_of(job), (True, ""))[0]
+
     @property
     def wait(self) -> float:
         """Mean seconds from submission to start."""
         waits = [job.started - job.submitted for job in self.jobs.values() if job.started]
         return sum(waits) / len(waits) if waits else 0
+
+
+def step_of(job: str) -> str:
+    """The name of the step that submitted a job, be it a task of an array or a component."""
+    return re.split("[x_]", job)[0]
 
 
 # ---- running a mix ----
@@ -94,20 +105,23 @@ def play(cluster: DevCluster, steps: list[Step]) -> Outcome:
 
 def end_what_never_comes(clusters: list[DevCluster], outcomes: list[Outcome]) -> None:
     """sched/backfill keeps nodes for jobs that never start, e.g. of which one component cannot, and others wait behind
-    them. Where only one cluster has some left: what both have left ends, still counted as left; the rest goes on."""
-    both = outcomes[0].left.keys() & outcomes[1].left.keys()
+    them. Where only one cluster has some left: what both have left ends, or one has left and the other has refused,
+    still counted as left; the rest goes on."""
 
-    def go_on(cluster: DevCluster, outcome: Outcome) -> None:
-        ended = {name: outcome.left[name] for name in both}
+    def go_on(cluster: DevCluster, outcome: Outcome, other: Outcome) -> None:
+        ended = {name: line for name, line in outcome.left.items() if name in other.left or other.has_refused(name)}
+        if not ended:
+            return
         ids = [line.split()[0].removesuffix("_N/A") for name, line in ended.items() if "x" not in name]
         cluster.run(["scancel", *ids], check=False)
         with _watched(cluster, outcome):
             _settle(cluster, outcome)
         outcome.left |= ended
 
-    if both and outcomes[0].left.keys() != outcomes[1].left.keys():
+    if outcomes[0].left.keys() != outcomes[1].left.keys():
+        before = [replace(outcome, left=dict(outcome.left)) for outcome in reversed(outcomes)]
         with ThreadPoolExecutor(2) as pool:
-            list(pool.map(go_on, clusters, outcomes))
+            list(pool.map(go_on, clusters, outcomes, before))
 
 
 def start_alone(cluster: DevCluster, outcome: Outcome, names: list[str]) -> None:
@@ -116,7 +130,7 @@ def start_alone(cluster: DevCluster, outcome: Outcome, names: list[str]) -> None
         return
     outcome.log = _log(cluster, outcome)  # what follows is nothing that the other cluster sees
     pending = {name: line.split()[0].removesuffix("_N/A") for name, line in outcome.left.items()}
-    owner = {name: re.split("[x_]", name)[0] for name in pending}
+    owner = {name: step_of(name) for name in pending}
     owners = sorted({owner[name] for name in names}, key=lambda own: int(own.split("d")[1]))
     with _watched(cluster, outcome):
         # Of a heterogeneous job only the leader takes commands, for all of it. Not checked, as one that was not held in
@@ -164,7 +178,8 @@ def _submit(cluster: DevCluster, chunk: list[Step], outcome: Outcome) -> None:
 
 
 def _plain(text: str) -> str:
-    """Without what differs from one moment to the next."""
+    """Without what differs from one moment to the next, and what level place tells users beside Slurm's answer."""
+    text = DANGER.sub("", text)
     text = re.sub(r"(?:^|\|)\d+\|", "|", text)
     text = re.sub(r"Job \d+ to start at .*", "Job to start", text)
     text = re.sub(r"slurm_update error: .*?: ", "", text)
@@ -230,11 +245,16 @@ def finish(cluster: DevCluster, steps: list[Step], outcome: Outcome) -> None:
             ended=_seconds(row[7]),
         )
     outcome.log = outcome.log or _log(cluster, outcome)
-    outcome.errors = Counter(
-        re.sub(r"\d+", "#", re.sub(r"^\S+ ?|\[.*?\] ", "", line)).strip()
-        for line in outcome.log.splitlines()
-        if re.search(r"\berror:", line)
-    )
+    outcome.errors = Counter({text: len(lines) for text, lines in errors_of(outcome.log).items()})
+
+
+def errors_of(log: str) -> dict[str, list[str]]:
+    """A log's lines of errors, by what they say whatever the numbers."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for line in log.splitlines():
+        if re.search(r"\berror:", line):
+            found[re.sub(r"\d+", "#", re.sub(r"^\S+ ?|\[.*?\] ", "", line)).strip()].append(line)
+    return found
 
 
 def _log(cluster: DevCluster, outcome: Outcome) -> str:
@@ -373,6 +393,7 @@ class Seen:
 
     answers: list[tuple[bool, str]] = field(default_factory=list)
     tres: dict[str, list[dict[str, str]]] = field(default_factory=lambda: defaultdict(list))  # by job name
+    errors: set[str] = field(default_factory=set)  # that slurmctld logged meanwhile
 
 
 @dataclass
@@ -384,12 +405,17 @@ class Difference:
     answer: tuple[bool, str] | None = None
     job: str = ""
     tres: dict[str, str] = field(default_factory=dict)
+    error: str = ""  # a line of the log about the step's job
 
     def is_stock(self, cluster: DevCluster) -> bool:
         """Stock Slurm does so, too, asked alone."""
+        if "(msg_type=SRUN_JOB_COMPLETE) failed" in self.error:
+            return stock_says_of_refused_sruns(cluster, self.error)
         if self.step is None:
             return False
         seen = ask_stock(cluster, self.step)
+        if self.error:
+            return self.error in seen.errors
         if self.answer:
             return self.answer in seen.answers
         return fixed(self.step, self.tres) in [fixed(self.step, tres) for tres in seen.tres[self.job]]
@@ -405,8 +431,10 @@ def differences(steps: list[Step], stock: Outcome, place: Outcome) -> list[Diffe
             alone = None if step.kind == "update" else step
             found.append(Difference(f"{text}{step.command} {step.words}", alone, place.answers.get(step.name)))
     for name in sorted(stock.jobs.keys() | place.jobs.keys()):
-        if (own := re.split("[x_]", name)[0]) not in by_name or by_name[own].loose:
+        if (own := step_of(name)) not in by_name or by_name[own].loose:
             continue
+        if stock.has_refused(name) != place.has_refused(name):
+            continue  # that its submission was answered differently is a difference already
         step = by_name[own]
         one, other = stock.jobs.get(name), place.jobs.get(name)
         text = f"{name} ({stock.ids.get(step.name)}, {place.ids.get(step.name)})"
@@ -423,12 +451,25 @@ def differences(steps: list[Step], stock: Outcome, place: Outcome) -> list[Diffe
             tres = f"{one.tres} on stock, {other.tres} on place"
             found.append(Difference(f"{text}: {tres}: {step.words}", step, job=name.split("_")[0], tres=other.tres))
     found += [Difference(f"place: {text}") for text in sorted(set(place.wrong))]
-    found += [Difference(f"place's log: {text} ({n}x)") for text, n in place.errors.items() if text not in stock.errors]
+    for text, lines in errors_of(place.log).items():
+        if text not in stock.errors:
+            found += [
+                Difference(f"place's log: {text} ({len(lines)}x): {step and step.words}", step, error=text)
+                for step in {step.name if step else "": step for step in _about(lines, by_name, place)}.values()
+            ]
     for counter in ("select.cross_wrong", "select.check_failures", "select.mirror_mismatches"):
         if place.counters.get(counter, 0):
             lines = [line for line in place.log.splitlines() if "select/sluice" in line]
             found.append(Difference(f"{counter} = {place.counters[counter]}: {lines[:5]}"))
     return found
+
+
+def _about(lines: list[str], by_name: dict[str, Step], outcome: Outcome) -> Iterator[Step | None]:
+    """The steps whose jobs these lines of the log name; None for a line that names none of them."""
+    names = {id_: name for name, id_ in outcome.ids.items()}
+    for line in lines:
+        job = re.search(r"\b[Jj]ob(?:Id=| )(\d+)", line)
+        yield by_name.get(names.get(job[1], "")) if job else None
 
 
 def fixed(step: Step, tres: dict[str, str]) -> dict[str, str]:
@@ -439,25 +480,29 @@ def fixed(step: Step, tres: dict[str, str]) -> dict[str, str]:
 
 # ---- what stock does now and then ----
 
-# Others' jobs on each node: one with a GPU and ever more CPUs; and all of one socket with its GPUs, nearly all of the
-# other one.
+# Others' jobs, one or two for each node: with a GPU and ever more CPUs, which take another node, too, where one has too
+# few left; all of one socket with its GPUs, nearly all of the other one; and such as are ending: batch jobs are only
+# tested when they are submitted, whatever runs, but nodes that complete others are not counted among those with a
+# counted feature, and the job is queued that else is refused.
+ENDING = ["-N1"]
 FILLS = [
     [],
     *([f"-n{cpus} --gres=gpu:1"] for cpus in (9, 12, 13, 14, 15, 16)),
     [f"{shape} -mblock:block --gres-flags=enforce-binding" for shape in ("-n8 --gres=gpu:4", "-n7 --gres=gpu:3")],
+    ENDING,
 ]
 
 
 def ask_stock(cluster: DevCluster, step: Step) -> Seen:
     """Submit a step's request to stock Slurm alone, its nodes filled up more and more."""
     seen = Seen()
+    log_from = len(cluster.log("slurmctld@ctl1").read_text())
     words = [word for word in step.words if not word.startswith(("--dependency", "--begin", "--hold"))]
     asked = Step(step.name, step.command, [*words[:-1], "--wrap=sleep 60"], kind=step.kind)
     for fill in FILLS:
-        for node, shape in product([f"n{number}" for number in range(1, 7)], fill):
-            others = ["sbatch", "-o/dev/null", "-t10", f"-w{node}", *shape.split(), "--wrap=sleep 600"]
-            cluster.run([*others, *(["--reservation=mine"] if node == RESERVED_NODE else [])], user="alice")
-        wait_until(lambda: cluster.run(["squeue", "-h", "-t", "PD"]).stdout, lambda pending: not pending)
+        _fill(cluster, fill)
+        if fill is ENDING:
+            cluster.run(["scancel", "--user=alice"])
         probe = Outcome()
         _submit(cluster, [asked], probe)
         seen.answers.append(probe.answers[step.name])
@@ -469,9 +514,42 @@ def ask_stock(cluster: DevCluster, step: Step) -> Seen:
                     seen.tres[name].append(dict(word.split("=") for word in tres.split(",")))
                 break
             time.sleep(0.3)
-        cluster.run(["scancel", "--user=alice"])
-        wait_until(lambda: cluster.run(["squeue", "-h"]).stdout, lambda left: not left)
+        _empty(cluster)
+    seen.errors = set(errors_of(cluster.log("slurmctld@ctl1").read_text()[log_from:]))
     return seen
+
+
+def _fill(cluster: DevCluster, shapes: list[str]) -> None:
+    """Others' jobs of these shapes run, on each node."""
+    said = "ls *.runs 2>/dev/null | wc -l"
+    cluster.run(["bash", "-c", "rm -f *.runs"], user="alice")
+    script = f"trap 'sleep {20 if shapes is ENDING else 0}' TERM; touch $SLURM_JOB_ID.runs; sleep 600 & wait"
+    jobs = list(product([f"n{number}" for number in range(1, 7)], shapes))
+    for node, shape in jobs:
+        others = ["sbatch", "-o/dev/null", "-t10", f"-w{node}", *shape.split(), f"--wrap={script}"]
+        cluster.run([*others, *(["--reservation=mine"] if node == RESERVED_NODE else [])], user="alice")
+    wait_until(lambda: cluster.run(["bash", "-c", said], user="alice").stdout.strip(), str(len(jobs)).__eq__)
+
+
+def _empty(cluster: DevCluster) -> None:
+    cluster.run(["scancel", "--user=alice"])
+    wait_until(lambda: cluster.run(["squeue", "-h"]).stdout, lambda left: not left)
+
+
+def stock_says_of_refused_sruns(cluster: DevCluster, error: str) -> bool:
+    """An srun that is refused at once is also told that its job has ended, and may have gone by then: does stock Slurm
+    say this of many of them?"""
+    log_from = len(cluster.log("slurmctld@ctl1").read_text())
+    _fill(cluster, ["-N1 --exclusive"])
+    cluster.run(["sbatch", "-o/dev/null", "-t10", "-N1", "--exclusive", "--qos=high", "--wrap=true"], user="alice")
+    sruns = "for i in $(seq 10); do timeout 20 srun --immediate=1 -N1 true; done >/dev/null 2>&1 &"
+    deadline = time.monotonic() + 120
+    while not (found := error in errors_of(cluster.log("slurmctld@ctl1").read_text()[log_from:])):
+        if time.monotonic() > deadline:
+            break
+        cluster.run(["bash", "-c", sruns * 12 + " wait"], user="alice", timeout=300)
+    _empty(cluster)
+    return found
 
 
 # ---- the test ----
