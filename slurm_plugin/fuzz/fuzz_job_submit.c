@@ -120,9 +120,6 @@ static void make(struct input *input, job_desc_msg_t *made)
     made->mem_per_tres = word(input, USUAL("gres:gpu:4096"));
     made->features =
         word(input, USUAL("ib", "h100", "l4&ib", "h100|l4", "[a*2&b*3]", "h100|h200", "ib&(h100|h200)", ""));
-    made->prefer = word(input, USUAL("ib", "h100", "l4", "a|b", "ib&(a|b)", "[a*1&b*1]", ""));
-    made->req_nodes = word(input, USUAL("a", "a,b", "x8", "x64", ""));
-    made->contiguous = (uint16_t)number(input, NO_VAL16);
     made->partition = word(input, USUAL("gpu", "fast,gpu", "slow", ",", ""));
     made->submit_line = word(input, USUAL("srun x", "/usr/bin/sbatch", "salloc"));
     made->min_nodes = number(input, NO_VAL);
@@ -149,6 +146,9 @@ static void make(struct input *input, job_desc_msg_t *made)
                               "_SLURM_SPANK_OPTION_sluice_gang=a:4", "_SLURM_SPANK_OPTION_sluice_gpu_spread=(null)",
                               "_SLURM_SPANK_OPTION_sluice_gpu_affinity=link", "_SLURM_SPANK_OPTION_other_x=1"));
     made->spank_job_env_size = (uint32_t)count;
+    made->prefer = word(input, USUAL("ib", "h100", "l4", "a|b", "ib&(a|b)", "[a*1&b*1]", ""));
+    made->req_nodes = word(input, USUAL("a", "a,b", "x8", "x64", ""));
+    made->contiguous = (uint16_t)number(input, NO_VAL16);
 }
 
 static char **texts_of(job_desc_msg_t *made, size_t i)
