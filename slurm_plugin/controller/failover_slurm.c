@@ -37,7 +37,8 @@ static struct {
     _Atomic(struct sluice_journal *) journal;
     char folder[4096], state_file[4096], host[256];
     atomic_bool adapter, adapter_named;
-    atomic_bool replayed; /* the main thread is done with the journal: the keeper may open it */
+    atomic_bool adapter_went; /* slurmctld unloaded it, as when it ends, starts anew, gives back: it is not missing */
+    atomic_bool replayed;     /* the main thread is done with the journal: the keeper may open it */
     int64_t covered_us;
     const struct sluice_submission *reviving;
     struct budget slow_ends; /* these two under the job write lock */
@@ -557,7 +558,7 @@ static void look_after(void)
     static int64_t said;
     static bool led;
     bool on = wished().on;
-    if (journal && on && !own.adapter && time(NULL) - said > 600) {
+    if (journal && on && !own.adapter && !own.adapter_went && time(NULL) - said > 600) {
         said = time(NULL);
         error("sluice: the policy asks for the failover journal, but its burst_buffer plugin is not loaded: nothing is "
               "journalled; sluice plugin check says why");
@@ -575,6 +576,7 @@ static void look_after(void)
     else if (led) {
         led = false;
         atomic_store(&own.replayed, false);
+        atomic_store(&own.adapter_went, false); /* in a next time in charge it may be missing again */
         if (atomic_exchange(&own.journal, NULL)) {
             usleep(TICK_MS * 1000); /* a hook may be using it for this moment */
             sluice_journal_close(journal);
@@ -638,6 +640,8 @@ void sluice_failover_open(const struct sluice_segments *found)
 
 void sluice_failover_adapter(bool loaded, bool named)
 {
+    if (!loaded)
+        own.adapter_went = true; /* first: the keeper must not see it missing in between */
     own.adapter = loaded;
     own.adapter_named = loaded && named;
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -53,6 +54,21 @@ function slurm_bb_pre_run(job) note("pre_run", job) return slurm.SUCCESS end
 function slurm_bb_post_run(job) note("post_run", job) return slurm.SUCCESS end
 function slurm_bb_data_out(job) note("data_out", job) return slurm.SUCCESS end
 function slurm_bb_job_teardown(job) note("teardown", job) return slurm.SUCCESS end
+"""
+
+# Preloaded into slurmctld: when it ends, a second more goes by after it has unloaded its burst_buffer plugin.
+LATE = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <string.h>
+#include <unistd.h>
+int unlink(const char *path)
+{
+    const char *name = strrchr(path, '/');
+    if (name && strcmp(name, "/slurmctld.pid") == 0)
+        sleep(1);
+    return ((int (*)(const char *))dlsym(RTLD_NEXT, "unlink"))(path);
+}
 """
 
 
@@ -130,10 +146,13 @@ def site(request: pytest.FixtureRequest, make_shared_cluster: Callable[..., DevC
         "sluice": {
             "level": "admit",
             "policy": CompiledPolicy().render(),
+            "environment": {"LD_PRELOAD": f"{INSIDE}/late.so"},
             **({"plugins": f"{builds}/{version}"} if builds else {}),
         },
     }
     cluster = make_shared_cluster(description, **root)
+    build = ["cc", "-shared", "-fPIC", "-x", "c", "-o", cluster.folder / "late.so", "-", "-ldl"]
+    subprocess.run(build, input=LATE, text=True, check=True, timeout=60)
     found = Site(cluster)
     found.calls.mkdir()
     found.calls.chmod(0o777)
@@ -210,3 +229,17 @@ def test_reconfigured_both_go_on(site: Site) -> None:
     until(lambda: site.cluster.run(shown, check=False).stdout, lambda said: "the site's status" in said)
     held = site.submit("-H")
     until(lambda: held in site.submitted(), bool)
+
+
+def test_that_the_plugin_is_missing_is_said_when_it_is_and_not_at_an_orderly_stop(site: Site) -> None:
+    """slurmctld unloads it before all else when it ends, and in 24.11 when it is reconfigured."""
+    log, conf = site.cluster.log("slurmctld@ctl1"), site.cluster.layout.slurm / "slurm.conf"
+
+    def said() -> int:
+        return log.read_text().count("its burst_buffer plugin is not loaded")
+
+    site.cluster.stop_daemon("slurmctld@ctl1")
+    assert said() == 0
+    conf.write_text(conf.read_text().replace("BurstBufferType=burst_buffer/lua", ""))
+    site.cluster.start_daemon("slurmctld@ctl1")
+    until(said, lambda times: times == 1)
