@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,8 @@ def pytest_testnodedown(node: Any, error: object) -> None:
 def _end_marked() -> dict[int, str]:
     left = _marked()
     for pid in left:
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it has just ended
+            os.kill(pid, signal.SIGKILL)
     return left
 
 
