@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import re
 import shlex
@@ -22,6 +23,8 @@ from metrics_site import Database, eventually, load, work
 from dev_cluster.cluster import DevCluster
 from dev_cluster.gpu_sim import holdings
 from dev_cluster.gpu_sim.fields import get_values, set_values
+from dev_cluster.gpu_sim.layout import Slot
+from dev_cluster.gpu_sim.state import read_state
 from dev_cluster.layout import INSIDE
 from policy.monitoring import NodeMetrics
 from policy.node import FILE_NAME, NodePolicy
@@ -82,6 +85,21 @@ class Site:
     def metric(self, name: str, **labels: str) -> dict[str, list[tuple[int, float]]]:
         chosen = ",".join(f'{key}="{value}"' for key, value in labels.items())
         return self.database.series(f"{name}{{{chosen}}}")
+
+    def samples(self, node: str) -> float:
+        """How many the node's agent has told to have taken for the database."""
+        told = self.metric("sluice_agent_samples_total", node=node).values()
+        return max((values[-1][1] for values in told), default=0.0)
+
+    def await_sample(self, node: str) -> None:
+        """Wait for one that began after now: of those that come, the first may have been taken, the next begun."""
+        before = self.samples(node)
+        eventually(lambda: self.samples(node) >= before + 3)
+
+    def peak(self, node: str, job: int) -> int:
+        """Bytes that the node's agent has seen a running job hold."""
+        known = json.loads(self.cluster.run(["sluice", "agent", "status", "--json"], node=node).stdout)["jobs"]
+        return max((grant["peak"] for one in known if one["job"] == job for grant in one["grants"]), default=0)
 
 
 def platform(folder: Path, name: str, layouts: list[str]) -> str:
@@ -232,12 +250,12 @@ def intel_job(site: Site) -> tuple[int, float]:
     pid = site.cluster.run(find, node=INTEL).stdout.split()[0]
     sim = site.cluster.node_folder(INTEL) / "gpu_sim"
     set_values(sim, 0, {"process": f"{pid}:4G"})
-    begin = time.monotonic()
+    before = read_state(sim).gpus[0].active_us
     set_values(sim, 0, {"utilisation": "60"})
-    time.sleep(4.0)
+    time.sleep(4.0)  # of work
     set_values(sim, 0, {"utilisation": "0"})
-    done = 0.6 * (time.monotonic() - begin)
-    time.sleep(0.7)
+    done = (read_state(sim).gpus[0].active_us - before) / 1e6
+    eventually(lambda: site.peak(INTEL, number) == 4096 * MIB)
     set_values(sim, 0, {"process": f"{pid}:0"})
     site.cluster.run(["scancel", str(number)])
     return number, done
@@ -251,11 +269,12 @@ def check_intel(site: Site, number: int, done: float) -> None:
 
 def test_nothing_is_lost_or_doubled_in_the_database(site: Site) -> None:
     """Each GPU has as many samples as its agent took, also of the time when the database was away and full."""
-    time.sleep(2.0)
+    platforms = {WHOLE: 4, SHARED: 1, MIG: 1, AMD: 8, INTEL: 2}
+    eventually(lambda: all(site.samples(node) > 5 for node in platforms))
     site.settings(interval=60)  # no more of them while we count
 
     def counted(node: str) -> tuple[float, list[int]]:
-        taken = [values[-1][1] for values in site.metric("sluice_agent_samples_total", node=node).values()]
+        taken = site.samples(node)
         kept = [len({when for when, _ in samples}) for samples in site.metric("sluice_gpu_up", node=node).values()]
         doubled = [
             samples
@@ -263,9 +282,9 @@ def test_nothing_is_lost_or_doubled_in_the_database(site: Site) -> None:
             if len(samples) != len({when for when, _ in samples})
         ]
         assert not doubled
-        return max(taken, default=0.0), kept
+        return taken, kept
 
-    for node, gpus in ((WHOLE, 4), (SHARED, 1), (MIG, 1), (AMD, 8), (INTEL, 2)):
+    for node, gpus in platforms.items():
         # The agent tells of its samples with the next ones: those after the last telling may be one more.
         def complete(node: str = node, gpus: int = gpus) -> bool:
             taken, kept = counted(node)
@@ -316,8 +335,7 @@ def test_a_heterogeneous_job_and_an_agent_that_restarts(site: Site) -> None:
     words = ["sbatch", "--parsable", *options, WHOLE, ":", *options, AMD]
     done = site.cluster.run(words, user="alice", input_text=script + "wait\n", cwd="/tmp")
     number = int(done.stdout.split(";")[0])
-    eventually(lambda: holdings(site.cluster.node_folder(AMD) / "gpu_sim"))
-    time.sleep(1.0)
+    eventually(lambda: site.peak(AMD, number + 1))
     agent = f"agent@{AMD}"
     ready = site.cluster.log(agent).read_text().count("action=ready")
     site.cluster.stop_daemon(agent)
@@ -412,8 +430,8 @@ def test_a_node_that_is_rebooted_in_the_middle(site: Site) -> None:
     phases = [(500, 4.0)]
     number = site.submit(WHOLE, "gpu:1", [*load("cuda", 5000, *phases, (0, 600.0))], "--no-requeue")
     sim = site.cluster.node_folder(WHOLE) / "gpu_sim"
-    eventually(lambda: holdings(sim))
-    time.sleep(4.6)  # its work is done, and measured
+    eventually(lambda: rests(sim))
+    site.await_sample(WHOLE)
     go_down(site, WHOLE, number)
     down = time.time()
     boot = "/proc/sys/kernel/random/boot_id"
@@ -440,6 +458,15 @@ def test_a_node_that_is_rebooted_in_the_middle(site: Site) -> None:
     check_work(site.use(WHOLE, after), (700, 1.5))
 
 
+def rests(sim: Path) -> bool:
+    """Whether a program on the node's GPUs has worked, and none does any more."""
+    data, size = (sim / "processes").read_bytes(), ctypes.sizeof(Slot)
+    slots = [Slot.from_buffer_copy(data, place * size) for place in range(len(data) // size)]
+    alive = {one.pid for one in holdings(sim)}
+    loads = [(slot.busy_ns, slot.load) for slot in slots if slot.pid in alive]  # busy: till the load changed last
+    return any(busy for busy, _ in loads) and not any(load for _, load in loads)
+
+
 def go_down(site: Site, node: str, job: int) -> None:
     """slurmd, the agent, the job, and what only memory keeps: a node that is told to reboot."""
     site.cluster.stop_daemon(f"slurmd@{node}")
@@ -454,6 +481,17 @@ def go_down(site: Site, node: str, job: int) -> None:
     site.cluster.run(["rm", "-rf", "/run/sluice/agent/jobs"], node=node)
 
 
+def await_told(site: Site, node: str, shift: float) -> None:
+    """Wait until alice's job there was told of with a time of now, by a clock that goes so many seconds wrong."""
+    begin = time.time() + shift
+
+    def told() -> bool:
+        series = site.metric("sluice_job_busy_seconds_total", node=node, user="alice").values()
+        return any(begin <= when / 1000 < begin + 600 for samples in series for when, _ in samples)
+
+    eventually(told)
+
+
 def test_a_node_whose_clock_is_set_doubles_nothing(site: Site) -> None:
     """An hour late, then two, then right in two steps, while a job works: its figures and samples are as without.
 
@@ -465,7 +503,7 @@ def test_a_node_whose_clock_is_set_doubles_nothing(site: Site) -> None:
     subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", scratch / "shift.so", source], check=True, timeout=60)
     clock = scratch / "clock"
     clock.write_text("-3600\n")
-    agent, phases = f"agent@{SHARED}", [(400, 5.0)]
+    agent, phases = f"agent@{SHARED}", [(400, 10.0)]
     how = site.cluster.facts["daemons"][agent]
     shifted = {**how["env"], "LD_PRELOAD": f"{inside}/shift.so", "SHIFTED_CLOCK": f"{inside}/clock"}
     began, up = time.time(), time.monotonic()
@@ -477,9 +515,9 @@ def test_a_node_whose_clock_is_set_doubles_nothing(site: Site) -> None:
         number = site.submit(SHARED, "shard:20000", ["sh", "-c", command])
         sim = site.cluster.node_folder(SHARED) / "gpu_sim"
         eventually(lambda: holdings(sim))
-        for seconds in (-7200, -3600, 0):
-            time.sleep(1.2)
-            clock.write_text(f"{seconds}\n")
+        for before, after in pairwise((-3600, -7200, -3600, 0)):
+            await_told(site, SHARED, before)
+            clock.write_text(f"{after}\n")
         eventually(lambda: not holdings(sim))
         site.cluster.run(["scancel", str(number)])
         record = site.record(SHARED, number)
