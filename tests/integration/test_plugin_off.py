@@ -2,90 +2,130 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from plugin_site import POLICY, PluginSite
 
 from dev_cluster.cluster import DevCluster
+from policy.compiled import complete
+from sluice_base.files import write_atomic
+from sluice_base.hostlist import expand
+from tests.integration.settled import status, until
+from tests.integration.slurm_features import POLICY, gpu_indices
+from tests.integration.stock_results import FEATURES, Results, description, results
+from tests.integration.versions import NATIVE_FIRST
 
 pytestmark = pytest.mark.cluster
 
-_DESCRIPTION: dict[str, Any] = {
-    "nodes": [{"names": "g[1-4]", "platform": "dgx-h100"}, {"names": "n2", "platform": "none"}],
-    "controllers": 1,
-    "accounting": False,
-    "users": [{"name": "alice"}],
-    # Times as of a quiet machine: jobs are looked at in one pass, in the order of submission.
-    "slurm_conf": "SchedulerParameters=bf_interval=2,defer\nPriorityType=priority/basic\n",
-}
-# What jobs ask for: GPUs and parts of them, several nodes, whole nodes, named and excluded ones.
-_ASKED = [
-    "--gres=gpu:1",
-    "--gres=gpu:3",
-    "--gres=shard:10240",
-    "--gres=gpu:8",
-    "-N2 --gres=gpu:2",
-    "--gres=shard:40960",
-    "-n4 --gpus-per-task=1",
-    "--gpus=2 -c4",
-    "-N1 --exclusive --gres=gpu:1",
-    "--gres=gpu:1 -w g3",
-    "--gres=gpu:2 --mem=100G",
-    "-N2 -n2 -c2",
-    "--gres=gpu:1 -x g1",
-    "--gres=gpu:6",
-    "--gres=gpu:8",
-    "--gres=gpu:1",
-]
+# What is no policy, beside no file at all: a file without a byte, and compiled policies that say nothing.
+EMPTY = ["", complete(""), complete("generated-s = 1\nsource = nothing"), complete("# nothing\n\n[global]")]
+ALL = ["backfill", "heterogeneous", "requests", *FEATURES, "reservations", "preemption"]
 
 
-def placements(cluster: DevCluster) -> dict[str, str]:
-    """Submit all held, release them at once; when all is decided, each job's nodes and GPUs by its name."""
-    jobs = []
-    for number, asked in enumerate(_ASKED):
-        command = ["sbatch", "--parsable", "--hold", "-J", f"j{number}", "-o", "/dev/null", *asked.split()]
-        jobs.append(cluster.run([*command, "--wrap", "sleep 1000"], user="alice").stdout.strip())
-    cluster.run(["scontrol", "release", *jobs])
+class EmptyPolicies:
+    """Puts one empty policy after the other where slurmctld reads it; when called, the next one is in force."""
 
-    def shown() -> dict[str, str]:
-        found = {}
-        for line in cluster.run(["scontrol", "show", "job", "-d", "-o"]).stdout.splitlines():
-            words = line.split()
-            pairs = [word for word in words if word.startswith(("JobState=", "Nodes=", "GRES=", "CPU_IDs=", "Reason="))]
-            found[next(word for word in words if word.startswith("JobName="))] = " ".join(pairs)
-        return found
+    def __init__(self, cluster: DevCluster) -> None:
+        self.cluster = cluster
+        self.left = list(EMPTY)
+        self.first = True
 
-    waiter = PluginSite.__new__(PluginSite)
-    waiter.cluster = cluster
-    seen: list[dict[str, str]] = []
+    def __call__(self) -> None:
+        if self.first:  # there is no file yet
+            self.first = False
+        else:
+            before = self._read()
+            write_atomic(self.cluster.layout.slurm / "sluice.policy", self.left.pop(0))
+            until(self._read, lambda now: now > before)
+        said = until(lambda: status(self.cluster), lambda now: now["level_asked"] == "place")
+        assert (said["level"], said["policy"], said["policy_error"]) == ("off", None, ""), said
 
-    def settled() -> bool:
-        """All jobs looked at, and nothing new since the look before, over several passes of backfill."""
-        seen.append(shown())
-        undecided = any("PENDING" in job and "Reason=None" in job for job in seen[-1].values())
-        return len(seen) > 30 and seen[-1] == seen[-25] and not undecided
-
-    waiter.wait(settled, seconds=180)
-    cluster.run(["scancel", *jobs])
-    waiter.wait(lambda: not cluster.run(["squeue", "-h"]).stdout)
-    cluster.wait_idle(timeout=90)
-    return seen[-1]
+    def _read(self) -> int:
+        return self.cluster.log("slurmctld@ctl1").read_text().count("sluice: no policy in force")
 
 
-def test_off_is_stock(make_cluster: Callable[..., DevCluster], tmp_path: Path) -> None:
-    stock = placements(make_cluster(_DESCRIPTION))
-    assert sum("JobState=RUNNING" in job for job in stock.values()) >= 8
-    assert any("JobState=PENDING" in job for job in stock.values())
-    off = {**_DESCRIPTION, "sluice": {"level": "off", "policy": POLICY.render()}}
-    cluster = make_cluster(off)
-    assert placements(cluster) == stock
-    (cluster.layout.slurm / "sluice.policy").write_text("")
-    (cluster.layout.slurm / "sluice.level").write_text("place\n")
-    site = PluginSite.__new__(PluginSite)
-    site.cluster = cluster
-    site.wait(lambda: site.report()["level_asked"] == "place" and site.report()["policy"] is None)
-    assert site.report()["level"] == "off"
-    assert placements(cluster) == stock
+def _is_off(cluster: DevCluster) -> None:
+    assert until(lambda: status(cluster)["level"]) == "off"
+    assert status(cluster)["policy"] is not None
+
+
+@pytest.fixture(scope="module", params=NATIVE_FIRST)
+def found(request: pytest.FixtureRequest, make_shared_cluster: Callable[..., DevCluster]) -> dict[str, Results]:
+    """What jobs get: of stock Slurm, at level off, and at level place with policies that are empty."""
+    newer = request.param == "trixie"
+    root = {"root": request.getfixturevalue("trixie_root")} if newer else {}
+    builds = os.environ.get("SLUICE_TEST_PLUGINS")
+    built = {"plugins": f"{builds}/{'24.11' if newer else '22.05'}"} if builds else {}
+    arms: dict[str, tuple[dict[str, Any] | None, Callable[[DevCluster], Callable[[], None]]]] = {
+        "stock": (None, lambda _: lambda: None),
+        "off": ({"level": "off", "policy": POLICY, **built}, lambda cluster: lambda: _is_off(cluster)),
+        "empty": ({"level": "place", **built}, EmptyPolicies),
+    }
+    with ThreadPoolExecutor(len(arms)) as pool:
+        running = {}
+        for name, (sluice, between) in arms.items():
+            cluster = make_shared_cluster(description(sluice), **root)
+            running[name] = pool.submit(results, cluster, between(cluster))
+        return {name: one.result() for name, one in running.items()}
+
+
+def of(arm: Results, feature: str) -> Results:
+    """The jobs that are about a feature."""
+    return {name: job for name, job in arm.items() if re.match(rf"{feature}\b", name)}
+
+
+@pytest.mark.parametrize("arm", ["off", "empty"])
+@pytest.mark.parametrize("feature", ALL)
+def test_same_as_stock(found: dict[str, Results], feature: str, arm: str) -> None:
+    assert of(found["stock"], feature)
+    assert of(found[arm], feature) == of(found["stock"], feature)
+
+
+def test_nothing_is_left_out(found: dict[str, Results]) -> None:
+    compared = {name for feature in ALL for name in of(found["stock"], feature)}
+    assert compared == set(found["stock"]) == set(found["off"]) == set(found["empty"])
+
+
+def test_jobs_make_use_of_what_they_are_about(found: dict[str, Results]) -> None:
+    """Else two clusters that both do without it would be equal, too."""
+    stock = found["stock"]
+
+    def nodes(name: str) -> str:
+        found = re.search(r" NodeList=(\S*)", stock[name])
+        assert found
+        return found[1].replace("(null)", "")
+
+    def count(feature: str, words: str) -> int:
+        return sum(words in job for job in of(stock, feature).values())
+
+    for feature in ("backfill", "requests"):
+        assert count(feature, "JobState=RUNNING") >= 8
+        assert count(feature, "JobState=PENDING") >= 1
+        assert len({job.split("Priority=")[1].split()[0] for job in of(stock, feature).values()}) >= 3
+    assert count("heterogeneous", "JobState=RUNNING") == 3
+    alone = nodes("exclusive.0")
+    jobs = [name for feature in FEATURES for name in of(stock, feature) if nodes(name)]
+    assert [name for name in jobs if alone in expand(nodes(name))] == ["exclusive.0"]
+    assert len(expand(nodes("gpus-per-task.0"))) == 2
+    assert set(re.findall(r" GRES=gpu:h100:(\d+)", stock["gpus-per-task.0"])) == {"4"}
+    assert count("arrays", "JobState=RUNNING") == 3
+    assert count("arrays", "Reason=JobArrayTaskLimit") == 1
+    halves = [gpu_indices(stock[f"mps.{number}"].split(" GRES=")[1]) for number in range(2)]
+    assert len(halves[0]) == 1
+    assert halves[0] == halves[1]
+    assert nodes("features.0") in ("n1", "n2")
+    assert nodes("features.1") in ("n3", "n4", "n5", "n6")
+    assert count("licences", "JobState=RUNNING") == 2
+    assert count("licences", "Reason=Licenses") == 1
+    assert nodes("topology.0") in ("n[1-2]", "n[3-4]", "n[5-6]")
+    assert "JobState=CONFIGURING" in stock["power-saving.0"]
+    assert (nodes("power-saving.0"), nodes("power-saving.1")) == ("n8", "n7")
+    assert nodes("reservations-own.0") in ("n1", "n2")
+    assert nodes("reservations-short.0") in ("n3", "n4")
+    assert {nodes(f"reservations-long.{number}") for number in range(3)} == {"n5", "n6", ""}
+    assert count("preemption", "Restarts=1") == 2
+    assert count("preemption-urgent", "JobState=RUNNING") == 1
