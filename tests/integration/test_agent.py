@@ -220,13 +220,15 @@ def test_a_limit_outlives_its_agent(cluster: DevCluster) -> None:
 
 
 def test_the_watchdog_goes_on_after_a_restart(cluster: DevCluster) -> None:
-    escape = ["sh", "-c", 'echo up; sleep 3; exec "$@"', "x", *escaping(hold(600, 8192))]
+    waits = f'echo up; {lasts_until(INSIDE / "restarted")}; exec "$@"'
+    escape = ["sh", "-c", waits, "x", *escaping(hold(600, 8192))]
     with subprocess.Popen(
         cluster.command(srun(4096, *escape), user="bob"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as program:
         assert program.stdout and program.stdout.readline() == "up\n"
         cluster.stop_daemon(AGENT, number=signal.SIGKILL)
         restart(cluster)
+        (cluster.folder / "restarted").touch()
         _, said = program.communicate(timeout=PATIENCE)
     assert program.returncode != 0 and "is ended" in said
 
@@ -410,13 +412,15 @@ def test_programs_may_run_twice(cluster: DevCluster) -> None:
 
 
 def test_a_prolog_that_runs_again_leaves_a_running_job_its_limits(cluster: DevCluster) -> None:
-    program = ["sh", "-c", f"echo $SLURM_JOB_ID; sleep 2; exec {PYTHON} -c '{HOLD}' 0 5000 3000"]
+    gate = "again"
+    wait = f"echo $SLURM_JOB_ID; {lasts_until(INSIDE / gate)}; exec {PYTHON} -c '{HOLD}' 0 5000 3000"
     with subprocess.Popen(
-        cluster.command(srun(4096, *program), user="alice"), stdout=subprocess.PIPE, text=True
+        cluster.command(srun(4096, "sh", "-c", wait), user="alice"), stdout=subprocess.PIPE, text=True
     ) as running:
         assert running.stdout
         job = [*JOB, f"SLURM_JOB_ID={running.stdout.readline().strip()}", "SLURM_JOB_GPUS=0"]
         cluster.run(["env", *job, str(PROGRAMS / "sluice-prolog")], node=NODE)
+        (cluster.folder / gate).touch()
         assert running.stdout.read().split() == [OUT_OF_MEMORY, "0"]
 
 
