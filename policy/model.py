@@ -289,9 +289,11 @@ class GpuClass(Section):
     gpu_memory: Mib = 0
     """Memory of one GPU; default: what the nodes' shards say. Example: `80G`."""
     cpus_per_gpu: Annotated[float, Field(ge=0, le=1000)] = 0
-    """CPUs for each GPU of a job that names none; 0: Slurm's default. Example: `8`."""
+    """CPUs for each GPU of a job that names none; 0: Slurm's default. `sluice plan` says where a node has fewer for all
+    of its GPUs. Example: `8`."""
     memory_per_gpu: Mib = 0
-    """Host memory for each GPU of a job that names none; 0: Slurm's default. Example: `64G`."""
+    """Host memory for each GPU of a job that names none; 0: Slurm's default. `sluice plan` says where a node has less
+    for all of its GPUs. Example: `64G`."""
 
 
 class Allocation(Section):

@@ -86,6 +86,26 @@ class _Maker:
             self.class_nodes[name] = (nodes, gpus, one.gpu_memory or memory)
             if not nodes:
                 self.notes.append(f"classes.{name}: no node of the cluster has GPUs of type {', '.join(one.types)}")
+            self.look_at_defaults(name)
+
+    def look_at_defaults(self, name: str) -> None:
+        """What a class gives each GPU by default, against the nodes that have least of it for each of their GPUs."""
+        one = self.policy.classes[name]
+        nodes = [(node, gpus_of(node)[0]) for node in self.live.nodes]
+        having = [(node, sum(types.values())) for node, types in nodes if types.keys() & set(one.types)]
+        cpus = max(int(one.cpus_per_gpu), 1) if one.cpus_per_gpu else 0  # as job_submit rounds them
+        for key, each, unit, amounts in (
+            ("cpus_per_gpu", cpus, "CPUs", [node.cpus for node, _ in having]),
+            ("memory_per_gpu", one.memory_per_gpu, "MiB", [node.memory_mib for node, _ in having]),
+        ):
+            all_of = [(has, gpus, node.name) for has, (node, gpus) in zip(amounts, having, strict=True)]
+            short = [(has, gpus, node) for has, gpus, node in all_of if each * gpus > has]
+            if short:
+                has, gpus, node = min(short, key=lambda one: one[0] / one[1])
+                self.notes.append(
+                    f"classes.{name}: with {key} the {gpus} GPUs of {node} take {each * gpus} {unit}, "
+                    f"and it has {has}: jobs that name none leave GPUs of it unused"
+                )
 
     def gpu_type(self, class_name: str) -> str:
         """The TRES of a class."""

@@ -53,6 +53,22 @@ def wanted(text: str, folder: Path = Path("/nowhere"), **more: object) -> Wanted
     return make(parse("classes: {h100: {types: [h100]}}\n" + text), live(folder), **more)  # type: ignore[arg-type]
 
 
+def test_defaults_that_no_node_has_for_all_its_gpus_are_noted(tmp_path: Path) -> None:
+    def notes(fields: str) -> list[str]:
+        policy = parse(f"classes: {{h100: {{types: [h100], {fields}}}}}")
+        nodes = [node("big", "gpu:h100:2"), node("small", "gpu:h100:8"), node("other", "gpu:l4:64"), node("none", "")]
+        return make(policy, Live("sluice", tmp_path, {}, State(), frozenset(), nodes, [])).notes
+
+    assert notes("cpus_per_gpu: 1.9, memory_per_gpu: 125M") == []  # 8 CPUs, 1000 MiB
+    assert notes("cpus_per_gpu: 2, memory_per_gpu: 501M") == [
+        f"classes.h100: with {key} the 8 GPUs of small take {amount}: jobs that name none leave GPUs of it unused"
+        for key, amount in (
+            ("cpus_per_gpu", "16 CPUs, and it has 8"),
+            ("memory_per_gpu", "4008 MiB, and it has 1000"),
+        )
+    ]
+
+
 def test_limits_become_associations_and_guarantees_qos() -> None:
     state = wanted(
         "tenants:\n"
