@@ -250,7 +250,8 @@ def test_a_guarantee_comes_back_from_over_quota_work(site: PolicySite) -> None:
         for _ in range(8)
     ]
     site.wait(lambda: running(site, "borrower") == 8)
-    time.sleep(5)
+    site.wait(lambda: {path.name for path in log.iterdir() if path.read_text()} == set(borrowed))  # the trap is set
+    time.sleep(5)  # min_run_time
     begin = time.monotonic()
     owned = [site.sbatch("carol", "-A", "owner", "--gres=gpu:h100:4", "-n1", "--mem=10M") for _ in range(4)]
     site.wait(lambda: all(site.state(job)[0] == "RUNNING" for job in owned), 60)
