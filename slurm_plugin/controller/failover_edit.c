@@ -150,6 +150,7 @@ static void edit_ended(struct picture *picture, job_record_t *job, const struct 
     if (sluice_picture_start(picture, &start) && !(IS_JOB_RUNNING(job) && job->start_time == start.at))
         (void)sluice_failover_make_running(job, picture); /* for its nodes, where something may be left of it */
     sluice_failover_make_ended(job, ending);
+    job->bit_flags |= JOB_ACCRUE_OVER; /* while it completes Slurm's start takes it for one that runs: as above */
     picture->done = true;
     sluice_failover_note(ENDINGS, job->job_id);
 }

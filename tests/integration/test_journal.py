@@ -203,18 +203,22 @@ def test_an_array_whose_tasks_all_run_keeps_their_ids(site: Site) -> None:
     site.cluster.run(["scancel", "-u", "alice"])
 
 
-def test_a_job_that_waited_in_the_saved_state_and_runs_is_taken_out_of_no_count(site: Site) -> None:
+def test_jobs_that_waited_in_the_saved_state_and_run_or_have_ended_are_taken_out_of_no_count(site: Site) -> None:
     """Waiting jobs' age is counted after the replay only: to take one out of that count is an underflow in the log."""
-    first, second = (site.submit("-N4", "--exclusive") for _ in range(2))
+    first, second = site.submit("-N4", "--exclusive"), site.submit("-N2", "--exclusive")
+    short = site.submit("-N2", "--exclusive", script="true")
     site.wait_for(first, "RUNNING")
-    until(lambda: site.jobs()[second][1], lambda reason: reason in ("Resources", "Priority"))
+    waits = ("Resources", "Priority")
+    until(lambda: site.jobs(), lambda jobs: jobs[second][1] in waits and jobs[short][1] in waits)
     site.stop_saving()
     site.cluster.run(["scancel", first], user="alice")
     site.wait_for(second, "RUNNING")
+    site.wait_for(short, "COMPLETING", "COMPLETED")
     site.kill()
     site.start()
     assert int(second) in site.replay()["restored"]
     assert site.job_state(second) == "RUNNING"
+    assert site.job_state(short) in ("COMPLETING", "COMPLETED")
     assert "underflow" not in site.cluster.log("slurmctld@ctl1").read_text(errors="replace")
     site.cluster.run(["scancel", "-u", "alice"])
 
