@@ -14,6 +14,7 @@ struct entry {
     uint32_t group;
     uint32_t next;    /* the next task of the same job record; NONE */
     uint32_t ordinal; /* among those */
+    uint32_t rank;
     enum sluice_plan_state state;
     int64_t start_s;
     int64_t limit_s;
@@ -156,7 +157,7 @@ static bool counts_for(const struct sluice_plan *plan, const struct claim *claim
                        const struct sluice_plan_question *question)
 {
     const struct entry *entry = &plan->entries[claim->entry];
-    if (entry->job_id == question->job_id)
+    if (entry->job_id == question->job_id || entry->rank < question->rank)
         return false;
     if (find(plan, entry->job_id)->started > entry->ordinal)
         return false;
@@ -556,6 +557,7 @@ static struct sluice_plan *make_plan(struct sluice_planner *planner, int64_t now
         bool planned = start->start_s != SLUICE_BACKFILL_NO_START;
         plan->entries[i] = (struct entry){.job_id = jobs[i].job_id,
                                           .group = jobs[i].group,
+                                          .rank = jobs[i].rank,
                                           .limit_s = jobs[i].limit_s,
                                           .start_s = planned ? start->start_s : 0,
                                           .first_part = planned ? start->first_part : 0,

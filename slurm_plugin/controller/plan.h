@@ -41,6 +41,7 @@ struct sluice_plan_question {
     uint32_t job_id; /* of the record that waits: an array's own id for its tasks */
     int64_t limit_s; /* longest run time; 0 or less: none */
     int64_t now_s;
+    uint32_t rank; /* reserved starts of jobs of a lower rank do not count; 0: all do */
 };
 
 /* Append only. */
@@ -108,6 +109,7 @@ struct sluice_plan_counts sluice_plan_counts(void);
 struct sluice_plan_job {
     uint32_t job_id; /* tasks of one array carry the same id and follow each other, or belong to one group */
     uint32_t group;  /* 0: alone; start together */
+    uint32_t rank;   /* who may preempt others delays only reserved starts of its rank and higher ones */
     int64_t limit_s; /* > 0 */
     struct sluice_request request;
 };

@@ -44,6 +44,7 @@ struct extra {
     bool usable;
     uint32_t tasks;              /* that may start: of an array as many as its user lets run at once */
     enum sluice_job_stock stock; /* why Slurm alone finds it nodes */
+    uint32_t rank;
     struct sluice_request request;
     size_t words; /* of its allowed nodes: offset in `words` */
 };
@@ -326,7 +327,7 @@ static void see_pending(const struct sluice_queue *queue, const struct sluice_qu
     if (!grow(&planner.extras, &planner.extra_room, queue->pending_count, sizeof *planner.extras))
         return;
     struct extra *extra = &planner.extras[index];
-    *extra = (struct extra){.tasks = entry->tasks};
+    *extra = (struct extra){.tasks = entry->tasks, .rank = sluice_job_rank(job)};
     if (job->array_recs && job->array_recs->max_run_tasks) {
         uint32_t most = job->array_recs->max_run_tasks, now = job->array_recs->tot_run_tasks;
         uint32_t left = most > now ? most - now : 0;
@@ -475,8 +476,11 @@ static void add_job(uint32_t index, uint32_t group)
     const struct sluice_queue_job *entry = &planner.queue->pending[index];
     planner.job_index[planner.job_count] = index;
     struct sluice_plan_job *job = &planner.jobs[planner.job_count++];
-    *job = (struct sluice_plan_job){
-        .job_id = entry->id, .group = group, .limit_s = limit_of(entry), .request = planner.extras[index].request};
+    *job = (struct sluice_plan_job){.job_id = entry->id,
+                                    .group = group,
+                                    .rank = planner.extras[index].rank,
+                                    .limit_s = limit_of(entry),
+                                    .request = planner.extras[index].request};
     uint64_t *words = planner.words + planner.extras[index].words;
     /* Nodes that sleep or boot go last, and one request cannot say so: Slurm's own passes wake them, through the hook.
      * Nobody but the planner starts gangs. */

@@ -74,4 +74,10 @@ struct sluice_job_request {
 void sluice_job_request_make(struct sluice_mirror *mirror, job_record_t *job, uint32_t min_nodes, uint32_t max_nodes,
                              uint32_t req_nodes, struct sluice_job_request *out, struct sluice_job_shape *shape);
 
+/* Of those whom Slurm's preemption lets go, the lower ones go first: by partition and QOS. Locks: as above. */
+static inline uint32_t sluice_job_rank(const job_record_t *job)
+{
+    return (job->part_ptr ? (uint32_t)job->part_ptr->priority_tier : 0) + (job->qos_ptr ? job->qos_ptr->priority : 0);
+}
+
 #endif

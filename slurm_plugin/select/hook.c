@@ -33,6 +33,20 @@ static enum sluice_job_stock stock_alone(const struct decision *decision)
     return SLUICE_STOCK_NONE;
 }
 
+static bool may_preempt(const struct sluice_hook_call *call)
+{
+    return call->preemptees && list_count(call->preemptees);
+}
+
+/* Whose reserved starts count: for who may preempt, not those of lower ranks; for who has preempted, nobody's, as it
+ * would preempt again if what it has freed went to others. */
+static uint32_t rank_of(const struct sluice_hook_call *call)
+{
+    if (call->job->details->preempt_start_time)
+        return UINT32_MAX;
+    return may_preempt(call) ? sluice_job_rank(call->job) : 0;
+}
+
 static int decide(struct decision *decision)
 {
     const struct sluice_hook_call *call = decision->call;
@@ -42,11 +56,10 @@ static int decide(struct decision *decision)
     if (!reason && decision->request.fit == SLUICE_JOB_STOCK)
         reason = decision->request.reason;
     bool place_level = decision->level == SLUICE_LEVEL_PLACE;
-    bool preempting = call->preemptees && list_count(call->preemptees);
     if (reason) {
         count(sluice_hook.stock_alone);
         count(sluice_hook.by_reason[reason]);
-        return place_level && reason != SLUICE_STOCK_MIRROR ? sluice_hook_left_to_stock(decision, preempting)
+        return place_level && reason != SLUICE_STOCK_MIRROR ? sluice_hook_left_to_stock(decision, may_preempt(call))
                                                             : sluice_hook_ask_stock(decision, call->preemptees);
     }
     decision->placement = (struct sluice_placement){
@@ -61,7 +74,7 @@ static int decide(struct decision *decision)
         return sluice_hook_shadow(decision);
     if (call->mode == SELECT_MODE_WILL_RUN)
         return sluice_hook_will_run(decision);
-    return preempting ? sluice_hook_run_now_preempting(decision) : sluice_hook_run_now(decision);
+    return may_preempt(call) ? sluice_hook_run_now_preempting(decision) : sluice_hook_run_now(decision);
 }
 
 /* ---- entry points ---- */
@@ -95,6 +108,7 @@ int sluice_hook_test(const struct sluice_hook_call *call)
                        ? 0
                        : (int64_t)call->job->time_limit * 60,
         .now_s = decision.now,
+        .rank = rank_of(call),
     };
     int rc = decide(&decision);
     sluice_plan_release(decision.plan);

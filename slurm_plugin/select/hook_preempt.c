@@ -21,8 +21,8 @@ static int add_candidate(void *item, void *argument)
             .allocation = allocations[i],
             .gang = held > 1 ? job->job_id : 0,
             .started_s = job->start_time,
-            /* Slurm has said that all of them may go; of which rank they are it says by partition and QOS. */
-            .tier = (uint32_t)job->part_ptr->priority_tier + (job->qos_ptr ? job->qos_ptr->priority : 0),
+            /* Slurm has said that all of them may go. */
+            .tier = sluice_job_rank(job),
         };
     }
     return 0;
@@ -54,7 +54,12 @@ int sluice_hook_run_now_preempting(struct decision *decision)
     sluice_hook.chosen_job = 0;
     sluice_hook_set_allowed(decision, true);
     save_nodes(decision);
-    sluice_hook_ask_core(decision);
+    sluice_plan_keep_out(decision->plan, &decision->question, false, sluice_hook.allowed, sluice_hook.words);
+    sluice_hook_ask_core_and_plan(decision);
+    if (decision->verdict && sluice_hook_take_from_plan(decision, sluice_hook.saved)) {
+        decision->verdict = SLUICE_OK;
+        decision->planned = true;
+    }
     if (!decision->verdict) {
         if (!sluice_hook_ask_stock_narrowed(decision)) {
             sluice_hook_remember_choice(decision);
@@ -64,6 +69,7 @@ int sluice_hook_run_now_preempting(struct decision *decision)
         restore_nodes(decision);
     } else if (make_preemption((uint32_t)list_count(call->preemptees) * 2)) {
         uint32_t candidates = 0, victims = 0;
+        sluice_hook_set_allowed(decision, true); /* what is preempted for it, it may have */
         list_for_each_ro(call->preemptees, add_candidate, &candidates);
         struct sluice_preemptor preemptor = {.tier = UINT32_MAX};
         struct sluice_request *wanted = &decision->request.wanted;
@@ -92,6 +98,8 @@ int sluice_hook_run_now_preempting(struct decision *decision)
             }
         }
     }
+    sluice_plan_keep_out(decision->plan, &decision->question, true, words_of(call->nodes), sluice_hook.words);
+    save_nodes(decision);
     sluice_hook_ask_stock(decision, call->preemptees);
     sluice_hook_record(decision, SLUICE_DECISION_RUN_NOW,
                        decision->verdict ? SLUICE_DECISION_STOCK_FOUND : SLUICE_DECISION_OVERRULED);

@@ -66,7 +66,7 @@ static struct sluice_plan *plan(const struct sluice_plan_job *jobs, uint32_t cou
 static bool allowed(const struct sluice_plan *made, uint32_t id, int64_t limit_s, uint32_t node, uint32_t gpus)
 {
     struct sluice_part part = {.node = node, .gpus = gpus, .cpus_milli = 4000, .host_memory_mib = 1000};
-    return sluice_plan_allows_start(made, &(struct sluice_plan_question){id, limit_s, NOW}, &part, 1);
+    return sluice_plan_allows_start(made, &(struct sluice_plan_question){id, limit_s, NOW, 0}, &part, 1);
 }
 
 static void no_plan_allows_everything(void)
@@ -74,7 +74,7 @@ static void no_plan_allows_everything(void)
     uint64_t words = 3;
     CHECK(!sluice_plan_acquire(NOW));
     CHECK(allowed(NULL, 1, 0, 0, 1));
-    sluice_plan_keep_out(NULL, &(struct sluice_plan_question){1, 0, NOW}, true, &words, 1);
+    sluice_plan_keep_out(NULL, &(struct sluice_plan_question){1, 0, NOW, 0}, true, &words, 1);
     CHECK_INT(words, 3);
     CHECK_INT(sluice_plan_ask(NULL, 1).state, SLUICE_PLAN_UNKNOWN);
     sluice_plan_release(NULL);
@@ -86,6 +86,7 @@ static void a_reserved_start_is_protected(void)
     for (uint32_t node = 0; node < NODES; node++)
         run(node, 0x0f, node == 2 ? 600 : 5000);
     struct sluice_plan_job jobs[] = {job(1, 8, 3600), job(2, 2, 300)};
+    jobs[0].rank = 5;
     struct sluice_plan *made = plan(jobs, 2);
     struct sluice_plan_say say = sluice_plan_ask(made, 1);
     CHECK_INT(say.state, SLUICE_PLAN_LATER);
@@ -98,12 +99,15 @@ static void a_reserved_start_is_protected(void)
     CHECK(!allowed(made, 9, 0, 2, 0x10)); /* no limit */
     CHECK(allowed(made, 9, 601, 1, 0x10));
     CHECK(allowed(made, 1, 3600, 2, 0xff)); /* itself */
+    struct sluice_part part = {.node = 2, .gpus = 0x10, .cpus_milli = 4000, .host_memory_mib = 1000};
+    CHECK(!sluice_plan_allows_start(made, &(struct sluice_plan_question){9, 601, NOW, 5}, &part, 1));
+    CHECK(sluice_plan_allows_start(made, &(struct sluice_plan_question){9, 601, NOW, 6}, &part, 1));
 
     uint64_t words = 15;
-    sluice_plan_keep_out(made, &(struct sluice_plan_question){9, 700, NOW}, false, &words, 1);
+    sluice_plan_keep_out(made, &(struct sluice_plan_question){9, 700, NOW, 0}, false, &words, 1);
     CHECK_INT(words, 15 & ~4);
     words = 15;
-    sluice_plan_keep_out(made, &(struct sluice_plan_question){9, 500, NOW}, true, &words, 1);
+    sluice_plan_keep_out(made, &(struct sluice_plan_question){9, 500, NOW, 0}, true, &words, 1);
     CHECK_INT(words, 15);
     sluice_plan_release(made);
     drop_cluster();
@@ -122,13 +126,13 @@ static void what_is_left_beside_a_reservation_may_be_used(void)
     CHECK(allowed(made, 9, 7000, 0, 0x10));
     CHECK(!allowed(made, 9, 7000, 0, 0x08));
     struct sluice_part wide = {.node = 0, .cpus_milli = 61000};
-    CHECK(!sluice_plan_allows_start(made, &(struct sluice_plan_question){9, 7000, NOW}, &wide, 1));
+    CHECK(!sluice_plan_allows_start(made, &(struct sluice_plan_question){9, 7000, NOW, 0}, &wide, 1));
     wide.cpus_milli = 60000;
-    CHECK(sluice_plan_allows_start(made, &(struct sluice_plan_question){9, 7000, NOW}, &wide, 1));
+    CHECK(sluice_plan_allows_start(made, &(struct sluice_plan_question){9, 7000, NOW, 0}, &wide, 1));
     uint64_t words = 1;
-    sluice_plan_keep_out(made, &(struct sluice_plan_question){9, 7000, NOW}, false, &words, 1);
+    sluice_plan_keep_out(made, &(struct sluice_plan_question){9, 7000, NOW, 0}, false, &words, 1);
     CHECK_INT(words, 1); /* four GPUs are free beside it */
-    sluice_plan_keep_out(made, &(struct sluice_plan_question){9, 7000, NOW}, true, &words, 1);
+    sluice_plan_keep_out(made, &(struct sluice_plan_question){9, 7000, NOW, 0}, true, &words, 1);
     CHECK_INT(words, 0);
     sluice_plan_release(made);
     drop_cluster();

@@ -270,6 +270,24 @@ def test_preempts_as_few_as_it_can(jobs: Jobs) -> None:
     assert placed.keys() & {"n1", "n2", "n3", "n4"}
 
 
+def test_who_may_preempt_delays_no_reserved_start_of_its_own_rank(jobs: Jobs) -> None:
+    """With one preemptable job anywhere, Slurm asks about each job of the high partition as about one that preempts."""
+    busy = [jobs.start("-p", "high", "-N1", "--gres=gpu:8", limit)[0] for limit in ("-t10", "-t60", "-t60")]
+    low, placed = jobs.start("-N1", "--gres=gpu:1", "-t5", "--requeue")
+    large = jobs.submit("-p", "high", "-N2", "-n2", "--gres=gpu:8", "-t10")
+    until(lambda: jobs.run("squeue", "-h", "-j", large, "-o", "%S").strip() not in ("N/A", ""))
+    late = jobs.submit("-p", "high", "-N1", "--gres=gpu:1", "-t60")
+    _, beside = jobs.start("-p", "high", "-N1", "--gres=gpu:1", "-t1")
+    assert beside.keys() == placed.keys()
+    plans = fresh_status(jobs.cluster)["counters"]["plan.plans"]
+    until(lambda: fresh_status(jobs.cluster)["counters"]["plan.plans"] > plans + 3)
+    assert [jobs.state(job) for job in (large, late, low)] == ["PENDING", "PENDING", "RUNNING"]
+    jobs.run("scancel", busy[0])
+    jobs.wait(large)  # with what the low one had
+    assert jobs.state(late) == "PENDING"
+    jobs.assert_sound()
+
+
 def test_nobody_starts_with_nothing_allocated(jobs: Jobs) -> None:
     """A job names a node that still completes another. Stock Slurm, looking for whom to preempt, takes that node for
     free: it would have the job start without nodes, and log an error."""
