@@ -719,9 +719,9 @@ static bool check_replaced(struct check *check)
         const char *missing = left_out(&old, &new, (enum sluice_per)per, kind, sizeof kind);
         if (missing)
             return sluice_refuse(check->admission, SLUICE_REFUSED_REQUEST,
-                                 "%s=%s: the job asks for %s, and would then ask for both; take that away first "
-                                 "(scontrol update JobId=... %s=), then make this change",
-                                 fields[per], is, missing, fields[per]);
+                                 "the job asks for %s, and would then ask for both; clear that first (scontrol update "
+                                 "with an empty %s), then make this change",
+                                 missing, fields[per]);
     }
     return true;
 }
@@ -967,11 +967,11 @@ void sluice_admit(const struct sluice_rules *rules, const struct sluice_tenant *
             return;
         if (!(submission->qos && *submission->qos) && tenant->qos)
             snprintf(admission->qos, sizeof admission->qos, "%s", tenant->qos);
-        if (limits_gpus(&check) && !check_replaced(&check))
-            return;
         if (uses_gpus(&check) && limits_gpus(&check))
             bound_gaps(&check);
         if ((uses_gpus(&check) || submission->whole_nodes) && (!check_memory(&check) || !check_gpus(&check)))
+            return;
+        if (limits_gpus(&check) && !check_replaced(&check))
             return;
     }
     if (!check_deadline(&check))

@@ -401,6 +401,15 @@ def test_an_update_that_names_one_bound_keeps_the_other(cluster: DevCluster, old
     assert fields(cluster, job)["NumNodes"] == "1-2"
 
 
+def test_another_type_once_the_old_one_is_cleared(cluster: DevCluster, old_slurm: bool) -> None:
+    job = accepted(cluster, "--gpus=h100:4", account="few")["JobId"]
+    change = "TresPerJob=gres:gpu:mi300x:4"
+    refused_update(cluster, job, change, part="with an empty TresPerJob", old_slurm=old_slurm)
+    for step in ("TresPerJob=", change):
+        assert update(cluster, job, step).returncode == 0
+    assert gres(fields(cluster, job), "TresPerJob") == "gres:gpu:mi300x:4"
+
+
 @pytest.mark.parametrize("which", ["array task", "component", "running"])
 def test_no_part_of_a_job_is_a_way_around(cluster: DevCluster, old_slurm: bool, which: str) -> None:
     start = ["--begin=now+1hour"] if which != "running" else []
