@@ -481,14 +481,16 @@ def fixed(step: Step, tres: dict[str, str]) -> dict[str, str]:
 # ---- what stock does now and then ----
 
 # Others' jobs, one or two for each node: with a GPU and ever more CPUs, which take another node, too, where one has too
-# few left; all of one socket with its GPUs, nearly all of the other one; and such as are ending: batch jobs are only
-# tested when they are submitted, whatever runs, but nodes that complete others are not counted among those with a
-# counted feature, and the job is queued that else is refused.
+# few left; all of one socket with its GPUs, nearly all of the other one; three GPUs of one socket and one of the other
+# one; and such as are ending: batch jobs are only tested when they are submitted, whatever runs, but nodes that are
+# completing others are not counted among those with a counted feature, and the job is queued that else is refused.
+BOUND = "-mblock:block --gres-flags=enforce-binding"
 ENDING = ["-N1"]
 FILLS = [
     [],
     *([f"-n{cpus} --gres=gpu:1"] for cpus in (9, 12, 13, 14, 15, 16)),
-    [f"{shape} -mblock:block --gres-flags=enforce-binding" for shape in ("-n8 --gres=gpu:4", "-n7 --gres=gpu:3")],
+    [f"{shape} {BOUND}" for shape in ("-n8 --gres=gpu:4", "-n7 --gres=gpu:3")],
+    ["-N1 -n2 --sockets-per-node=2 --ntasks-per-socket=1 --gpus-per-socket=1", f"-N1 -n1 --gres=gpu:2 {BOUND}"],
     ENDING,
 ]
 
@@ -510,7 +512,7 @@ def ask_stock(cluster: DevCluster, step: Step) -> Seen:
         while time.monotonic() < deadline and step.name in probe.ids:
             shown = cluster.run(["scontrol", "show", "job", "-o", probe.ids[step.name]], check=False).stdout
             if "JobState=PENDING" not in shown:
-                for name, tres in re.findall(r" JobName=(\S+) .* TRES=(\S+)", shown):
+                for name, tres in re.findall(r" JobName=(\S+) .*(?: |Alloc)TRES=(\S+)", shown):
                     seen.tres[name].append(dict(word.split("=") for word in tres.split(",")))
                 break
             time.sleep(0.3)
