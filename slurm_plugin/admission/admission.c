@@ -708,7 +708,6 @@ static const char *left_out(const struct sluice_tres_request *old, const struct 
  * (gres_job_state_validate): what it does not name would be counted nowhere. */
 static bool check_replaced(struct check *check)
 {
-    static const char *const fields[SLUICE_PER_COUNT] = {"TresPerJob", "TresPerNode", "TresPerSocket", "TresPerTask"};
     for (int per = 0; per < SLUICE_PER_COUNT; per++) {
         struct sluice_tres_request old = {.gpu_types = 0}, new = {.gpu_types = 0};
         char why[SLUICE_OPTION_WHY_MAX], kind[SLUICE_GPU_TYPE_LENGTH + 8];
@@ -719,9 +718,8 @@ static bool check_replaced(struct check *check)
         const char *missing = left_out(&old, &new, (enum sluice_per)per, kind, sizeof kind);
         if (missing)
             return sluice_refuse(check->admission, SLUICE_REFUSED_REQUEST,
-                                 "the job asks for %s, and would then ask for both; clear that first (scontrol update "
-                                 "with an empty %s), then make this change",
-                                 missing, fields[per]);
+                                 "the job asks for %s, and would then ask for both; submit a new job for other GPUs",
+                                 missing);
     }
     return true;
 }
