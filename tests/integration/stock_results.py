@@ -141,7 +141,7 @@ class _Asker:
         yield
         self.root("scontrol", "update", "PartitionName=main", "State=UP")
 
-    def main_has_looked(self) -> None:
+    def _let_main_look(self) -> None:
         """Once this partition's turn has come, the main scheduler has been through the others, which go before it."""
         self.submit("end", "-p last", wrap="true")
         self.await_states("end", "COMPLETED")
@@ -156,6 +156,7 @@ class _Asker:
         def settled(found: Results) -> bool:
             return [name for name, job in found.items() if "=CONFIGURING" in job] in ([], [_WAKES_A_NODE])
 
+        self._let_main_look()  # which says why the others wait
         return dict(until(look, settled))
 
     def await_states(self, prefix: str, *wanted: str) -> None:
@@ -208,7 +209,6 @@ def _requests(asker: _Asker) -> Results:
     asker.cluster.restart_slurmctld(timeout=PATIENCE)
     with asker.closed():
         asker.submit("requests", *REQUESTS)
-    asker.main_has_looked()
     return asker.shown()
 
 
@@ -219,7 +219,6 @@ def _features(asker: _Asker) -> Results:
     with asker.closed():
         for feature, asked in FEATURES.items():
             asker.submit(feature, *asked)
-    asker.main_has_looked()
     return asker.shown()
 
 
@@ -230,7 +229,6 @@ def _reserved(asker: _Asker) -> Results:
         asker.submit("reservations-own", "--reservation=mine --gres=gpu:3", user="bob")
         asker.submit("reservations-short", "--gres=gpu:8 -t 5")
         asker.submit("reservations-long", *["--gres=gpu:8 -t 60"] * 3)
-    asker.main_has_looked()
     found = asker.shown()
     asker.cancel()
     for name in ("mine", "soon"):
