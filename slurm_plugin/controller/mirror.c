@@ -101,7 +101,7 @@ enum sluice_error sluice_mirror_sync(struct sluice_mirror *mirror, bool jobs, ti
         mirror->configuration = configuration;
         mirror->scanned = now;
         mirror->scan_next = 0;
-        sluice_mirror_sync_jobs(mirror);
+        sluice_mirror_hold_all(mirror);
         sluice_mirror_correct_all(mirror);
     } else if (jobs) {
         sluice_mirror_sync_jobs(mirror);

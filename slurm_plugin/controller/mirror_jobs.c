@@ -64,6 +64,21 @@ static bool shares_cores(const job_record_t *job)
     return job->suspend_time != 0;
 }
 
+/*
+ * Are its cores, or others', in doubt? After a restart or reconfiguration Slurm 22.05 gives out the cores of running
+ * jobs anew, in the order of its list: a job that had got those of a suspended one, which runs again, finds them taken,
+ * is entered nowhere, and all of its cores count as free.
+ */
+static bool meets_suspended(const struct sluice_mirror *mirror, const job_record_t *job)
+{
+    size_t words = 0;
+    const uint64_t *nodes = mirror->suspended_once ? sluice_bitmap_words(job->job_resrcs->node_bitmap, &words) : NULL;
+    for (size_t w = 0; w < words && w < mirror->words; w++)
+        if (nodes[w] & mirror->suspended_once[w])
+            return true;
+    return false;
+}
+
 /* Changes when a job holds something else than before. */
 static uint64_t signature_of(const job_record_t *job, bool suspended)
 {
@@ -106,7 +121,7 @@ static void fit_to_free(const struct sluice_mirror *mirror, struct sluice_part *
 
 /* Write the parts of one group of what a job holds; groups differ in how much of a GPU they hold. Group 0 has the
  * CPUs, the memory and the whole GPUs. Returns how many parts there are; *again: further groups are needed. */
-static uint32_t parts_of_job(struct sluice_mirror *mirror, const job_record_t *job, bool suspended, uint32_t group,
+static uint32_t parts_of_job(struct sluice_mirror *mirror, const job_record_t *job, bool sharing, uint32_t group,
                              bool *again)
 {
     const job_resources_t *resources = job->job_resrcs;
@@ -148,8 +163,7 @@ static uint32_t parts_of_job(struct sluice_mirror *mirror, const job_record_t *j
         *again = *again || seen > group;
         if (group == 0) {
             part.gpus = held.gpus;
-            part.cpus_milli =
-                suspended || shares_cores(job) ? 0 : job_cores(mirror, job, part.node, begin, cores) * node->tpc * 1000;
+            part.cpus_milli = sharing ? 0 : job_cores(mirror, job, part.node, begin, cores) * node->tpc * 1000;
             part.host_memory_mib = resources->memory_allocated ? (int64_t)resources->memory_allocated[number] : 0;
         } else if (!part.gpus) {
             continue;
@@ -170,15 +184,16 @@ void sluice_mirror_hold_job(struct sluice_mirror *mirror, const job_record_t *jo
     struct entry *entry = sluice_mirror_add_entry(mirror, job->job_id);
     if (!entry)
         return;
-    mirror->sharing += shares_cores(job) || suspended;
-    entry->sharing = shares_cores(job) || suspended;
+    bool sharing = suspended || shares_cores(job) || meets_suspended(mirror, job);
+    mirror->sharing += sharing;
+    entry->sharing = sharing;
     entry->pooled = !entry->sharing && sluice_cores_oversubscribed(job);
     mirror->reshare |= entry->pooled;
     entry->signature = signature_of(job, suspended);
     entry->seen = mirror->seen;
     bool again = true;
     for (uint32_t group = 0; again && group < MAX_GROUPS; group++) {
-        uint32_t count = parts_of_job(mirror, job, suspended, group, &again);
+        uint32_t count = parts_of_job(mirror, job, sharing, group, &again);
         sluice_mirror_hold(mirror, entry, mirror->parts, count);
     }
     mirror->counts.jobs_held++;
@@ -261,6 +276,30 @@ void sluice_mirror_sync_jobs(struct sluice_mirror *mirror)
     }
     if (mirror->reshare)
         sluice_mirror_share_out(mirror, NULL);
+}
+
+static int note_suspended(void *item, void *argument)
+{
+    struct sluice_mirror *mirror = argument;
+    const job_record_t *job = item;
+    size_t words = 0;
+    const uint64_t *nodes = NULL;
+    if ((IS_JOB_RUNNING(job) || IS_JOB_SUSPENDED(job)) && job->job_resrcs && job->job_resrcs->node_bitmap &&
+        (is_suspended(job) || shares_cores(job)))
+        nodes = sluice_bitmap_words(job->job_resrcs->node_bitmap, &words);
+    for (size_t w = 0; w < words && w < mirror->words; w++)
+        mirror->suspended_once[w] |= nodes[w];
+    return 0;
+}
+
+void sluice_mirror_hold_all(struct sluice_mirror *mirror)
+{
+    mirror->suspended_once = calloc(mirror->words + 1, sizeof *mirror->suspended_once);
+    if (mirror->suspended_once)
+        list_for_each_ro(job_list, note_suspended, mirror);
+    sluice_mirror_sync_jobs(mirror);
+    free(mirror->suspended_once);
+    mirror->suspended_once = NULL;
 }
 
 struct on_node {

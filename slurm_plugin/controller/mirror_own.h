@@ -65,7 +65,8 @@ struct sluice_mirror {
     struct record *records;
     uint32_t record_count, record_room, free_record;
     uint32_t seen;
-    bool short_of; /* a job holds a GPU that is taken, as Slurm gave it out twice, or MPS */
+    uint64_t *suspended_once; /* while all jobs are held anew: nodes of those that are or were suspended; else NULL */
+    bool short_of;            /* a job holds a GPU that is taken, as Slurm gave it out twice, or MPS */
     struct sluice_cores *cores;
     bool reshare; /* a job that oversubscribes its cores came or went: for whom they count is to be found anew */
 
@@ -129,6 +130,8 @@ void sluice_mirror_hold_again(struct sluice_mirror *mirror, uint32_t node);
 void sluice_mirror_share_out(struct sluice_mirror *mirror, bitstr_t *nodes);
 /* Compare the list of running jobs. */
 void sluice_mirror_sync_jobs(struct sluice_mirror *mirror);
+/* The same for a mirror that was made anew. */
+void sluice_mirror_hold_all(struct sluice_mirror *mirror);
 
 /* ---- mirror_compare.c ---- */
 

@@ -451,6 +451,20 @@ def test_mirror_follows_whatever_happens(jobs: Jobs) -> None:
     assert counters["index_kept"] >= 0.99 * counters["index_asked"]
 
 
+def test_mirror_holds_no_cores_that_slurm_lost_with_a_suspended_job(jobs: Jobs) -> None:
+    """At a reconfiguration Slurm 22.05 enters jobs' cores anew: those of a job that got a suspended one's are free."""
+    suspended, _ = jobs.start("-w", "n1", "-c2")
+    jobs.run("scontrol", "suspend", suspended)
+    jobs.start("-w", "n1", "--exclusive")
+    jobs.run("scontrol", "resume", suspended)
+    jobs.run("scontrol", "reconfigure")
+    for _ in range(3):
+        jobs.start("-N1", "--gres=gpu:1")
+    jobs.assert_sound()
+    jobs.clear()
+    jobs.run("scontrol", "reconfigure")  # stock Slurm lets nobody share the node's cores before
+
+
 def test_mirror_counts_cores_once_that_several_jobs_have(jobs: Jobs) -> None:
     """Jobs that oversubscribe come and go, each with other cores: the mirror is compared before every question."""
     total = int(re.search(r"CPUTot=(\d+)", jobs.run("scontrol", "show", "node", "n1")).group(1))  # type: ignore[union-attr]
