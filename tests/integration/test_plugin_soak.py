@@ -300,6 +300,7 @@ def words_of_stock(cluster: DevCluster, environment: dict[str, str], *, jobs: in
     if jobs:
         churn = Churn(cluster, jobs=jobs, pause=1.5, environment=environment)
         churn.run()
+        cluster.run(["scancel", "-u", "alice"])  # it may have GPUs in use by nobody, since a restart
         drain_queue(churn, timeout=600)
     for node in NODES:
         for gres in ("gpu:1", "shard:10240"):
