@@ -25,7 +25,6 @@
 
 enum {
     MAX_TASKS = 256,              /* of one array that are planned at a time */
-    MAX_JOBS = 16384,             /* that are planned at a time */
     NO_LIMIT_S = 365 * 24 * 3600, /* as sched/backfill takes jobs without a time limit */
     INTERVAL_MS = 1000,           /* until the policy is known */
     LOOK_MS = 1000,               /* between looks at the level while nothing is due */
@@ -495,14 +494,14 @@ static void list_jobs(uint32_t depth)
 {
     uint32_t index;
     planner.job_count = 0;
-    if (!grow(&planner.jobs, &planner.job_room, MAX_JOBS, sizeof *planner.jobs) ||
-        !grow(&planner.job_index, &planner.job_index_room, MAX_JOBS, sizeof *planner.job_index))
+    if (!grow(&planner.jobs, &planner.job_room, SLUICE_MOST_PLANNED, sizeof *planner.jobs) ||
+        !grow(&planner.job_index, &planner.job_index_room, SLUICE_MOST_PLANNED, sizeof *planner.job_index))
         return;
     for (uint32_t u = 0; u < planner.unit_count && planner.job_count < depth; u++) {
         const struct unit *unit = &planner.units[u];
         if (unit->gang) {
             uint32_t before = planner.job_count, i = 0;
-            while (sluice_gang_unit_task(unit->gang, i, &index) && planner.job_count < MAX_JOBS) {
+            while (sluice_gang_unit_task(unit->gang, i, &index) && planner.job_count < SLUICE_MOST_PLANNED) {
                 add_job(index, unit->gang->group);
                 i++;
             }
@@ -511,7 +510,7 @@ static void list_jobs(uint32_t depth)
             continue;
         }
         uint32_t tasks = planner.extras[unit->index].tasks;
-        for (uint32_t i = 0; i < tasks && i < MAX_TASKS && planner.job_count < MAX_JOBS; i++)
+        for (uint32_t i = 0; i < tasks && i < MAX_TASKS && planner.job_count < SLUICE_MOST_PLANNED; i++)
             add_job(unit->index, 0);
     }
 }
@@ -709,7 +708,7 @@ static uint64_t pass(const struct sluice_settings *settings, uint64_t interval_m
         return interval_ms;
     uint64_t from = sluice_now_us();
     const struct sluice_rules *rules = settings->rules;
-    uint32_t depth = rules->backfill_depth && rules->backfill_depth < MAX_JOBS ? rules->backfill_depth : MAX_JOBS;
+    uint32_t depth = rules->backfill_depth ? rules->backfill_depth : SLUICE_MOST_PLANNED;
     order_units();
     list_jobs(depth);
     enum sluice_error failed = make_plan(rules->backfill_reservations, &plan, &text);
