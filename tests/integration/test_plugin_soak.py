@@ -300,8 +300,9 @@ def words_of_stock(cluster: DevCluster, environment: dict[str, str], *, jobs: in
     if jobs:
         churn = Churn(cluster, jobs=jobs, pause=1.5, environment=environment)
         churn.run()
-        cluster.run(["scancel", "-u", "alice"])  # it may have GPUs in use by nobody, since a restart
+        cluster.run(["scancel", "-u", "alice"])
         drain_queue(churn, timeout=600)
+        cluster.run(["scontrol", "reconfigure"])  # since a restart it may have GPUs in use by nobody
     for node in NODES:
         for gres in ("gpu:1", "shard:10240"):
             batch = ["sbatch", "-o/dev/null", "--mem=200M", "-t9", f"-w{node}", f"--gres={gres}", "--wrap=sleep 600"]
