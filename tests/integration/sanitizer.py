@@ -47,8 +47,8 @@ def complaints(log: str) -> set[str]:
 
 
 # A leak: bytes of each object, and the calls that led to it, the inner ones first, with their places in Slurm's files.
-# Those further out are who starts a job, be it restored or new, main or a thread.
-FRAMES = 6
+# Those further out are who starts a job, be it restored, replayed or new, main or a thread.
+FRAMES = 5
 Leak = tuple[int, tuple[str, ...]]
 
 
