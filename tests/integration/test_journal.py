@@ -15,6 +15,7 @@ import pytest
 from dev_cluster.cluster import DevCluster
 from sluice_base.files import write_atomic
 from sluice_base.run import CommandError
+from sluice_base.slurm_version import parse_slurm_version
 from slurm_plugin.journal import read_journal, read_replays
 from tests.integration import settled
 from tests.integration.settled import PATIENCE, block_saving, fresh_status, let_it_save, status
@@ -225,6 +226,8 @@ def test_jobs_that_waited_in_the_saved_state_and_run_or_have_ended_are_taken_out
 
 def test_a_job_saved_while_slurmdbd_is_asked_for_its_row_can_be_changed(site: Site) -> None:
     """Stock Slurm lets nobody change such a job any more, so that nodes could not tell of its end either."""
+    if parse_slurm_version(site.cluster.run(["scontrol", "--version"]).stdout) >= (24, 11, 0):
+        pytest.skip("this version of Slurm has no such state")
     slurmdbd = next(daemon.pid for daemon in site.cluster.daemons() if daemon.name == "slurmdbd")
     site.cluster.run(["kill", "-STOP", str(slurmdbd)])
     try:
