@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -244,9 +245,9 @@ def disable(slurm_conf: Path | None, search_dir: Path | None, systemd_dir: Path 
     """Stock Slurm: at once by level off, and without any plugin of Sluice's from slurmctld's next start on."""
     from slurm_plugin import install as installation
 
-    places, _ = _places(slurm_conf, search_dir, systemd_dir)
+    places, own = _places(slurm_conf, search_dir, systemd_dir)
     result = installation.disable(places)
-    _await_gangs(result)
+    _await_gangs(result, own)
     _say(result)
 
 
@@ -258,7 +259,7 @@ def uninstall(slurm_conf: Path | None, search_dir: Path | None, systemd_dir: Pat
 
     places, own = _places(slurm_conf, search_dir, systemd_dir)
     result = installation.uninstall(places, own)
-    _await_gangs(result)
+    _await_gangs(result, own)
     _say(result)
 
 
@@ -318,19 +319,25 @@ def _build(
     )
 
 
-def _await_gangs(result: Result) -> None:
-    """Wait until the slurmctld that runs, at level off now, has released the members of gangs: nobody else would."""
+def _await_gangs(result: Result, own: OwnOptions) -> None:
+    """On a controller, wait until slurmctld, at level off now, has released the members of gangs: nobody else would."""
     from sluice_base.errors import SluiceError
+    from slurm_plugin.status import read_controllers
 
     deadline = time.monotonic() + _RELEASE_S
     try:
+        if socket.gethostname() not in {one.host for one in read_controllers(Path(own.state_folder))}:
+            return
         while (held := _held_members()) and time.monotonic() < deadline:
             time.sleep(0.5)
     except SluiceError as error:
         result.left.append(f"{error}; what waits in a gang stays held until an administrator releases it: {_RELEASE}")
         return
     if held:
-        result.left.append(f"release what still waits in a gang: scontrol release {','.join(held)}")
+        result.left.append(
+            "members of gangs are still held; where no other controller is at level place, release them: "
+            f"scontrol release {','.join(held)}"
+        )
 
 
 def _held_members() -> list[str]:
