@@ -178,13 +178,15 @@ static uint32_t parts_of_job(struct sluice_mirror *mirror, const job_record_t *j
 
 void sluice_mirror_hold_job(struct sluice_mirror *mirror, const job_record_t *job, bool suspended)
 {
+    const struct entry *before = sluice_mirror_find_entry(mirror, job->job_id);
+    bool shared = before && before->sharing; /* and does so until it ends */
     sluice_mirror_let_go(mirror, job->job_id);
     if (!job->job_resrcs || !job->job_resrcs->node_bitmap)
         return;
     struct entry *entry = sluice_mirror_add_entry(mirror, job->job_id);
     if (!entry)
         return;
-    bool sharing = suspended || shares_cores(job) || meets_suspended(mirror, job);
+    bool sharing = shared || suspended || shares_cores(job) || meets_suspended(mirror, job);
     mirror->sharing += sharing;
     entry->sharing = sharing;
     entry->pooled = !entry->sharing && sluice_cores_oversubscribed(job);

@@ -82,7 +82,8 @@ void sluice_hook_ask_core(struct decision *decision)
     count(sluice_hook.asked);
 }
 
-void sluice_hook_ask_core_and_plan(struct decision *decision)
+/* As sluice_hook_ask_core, for a start that must not delay those that are reserved for others. */
+static void ask_core_and_plan(struct decision *decision)
 {
     for (int try = 0; try < TRIES; try++) {
         sluice_hook_ask_core(decision);
@@ -116,7 +117,8 @@ static bool free_now(const struct sluice_part *part)
     return true;
 }
 
-bool sluice_hook_take_from_plan(struct decision *decision, const uint64_t *candidates)
+/* What the plan has for the job now, if it can be had. */
+static bool take_from_plan(struct decision *decision, const uint64_t *candidates)
 {
     struct sluice_plan_say say = sluice_plan_ask(decision->plan, decision->call->job->job_id);
     if (say.state != SLUICE_PLAN_NOW || !say.part_count || say.part_count > decision->placement.part_capacity)
@@ -130,6 +132,19 @@ bool sluice_hook_take_from_plan(struct decision *decision, const uint64_t *candi
     decision->placement.part_count = say.part_count;
     decision->placement.score = 0;
     return choice_agrees(decision);
+}
+
+void sluice_hook_choose(struct decision *decision, bool start)
+{
+    sluice_hook_set_allowed(decision, start);
+    save_nodes(decision);
+    sluice_plan_keep_out(decision->plan, &decision->question, false, sluice_hook.allowed, sluice_hook.words);
+    decision->by_plan = !same_words(sluice_hook.allowed, sluice_hook.saved);
+    ask_core_and_plan(decision);
+    if (start && decision->verdict && take_from_plan(decision, sluice_hook.saved)) {
+        decision->verdict = SLUICE_OK;
+        decision->planned = true;
+    }
 }
 
 bool sluice_hook_proven(struct decision *decision, const uint64_t *candidates)

@@ -8,11 +8,6 @@
 
 enum { PUT_OFF_S = 60 }; /* by how much a start is put off that would delay others */
 
-static bool same_words(const uint64_t *a, const uint64_t *b)
-{
-    return !memcmp(a, b, sluice_hook.words * sizeof(*a));
-}
-
 static bool cross_check(void)
 {
     if (!sluice_hook.cross_permille)
@@ -27,15 +22,7 @@ int sluice_hook_run_now(struct decision *decision)
     uint64_t *candidates = words_of(call->nodes);
     enum sluice_decision_outcome outcome = SLUICE_DECISION_OVERRULED;
     sluice_hook.chosen_job = 0;
-    sluice_hook_set_allowed(decision, true);
-    save_nodes(decision);
-    sluice_plan_keep_out(decision->plan, &decision->question, false, sluice_hook.allowed, sluice_hook.words);
-    decision->by_plan = !same_words(sluice_hook.allowed, candidates);
-    sluice_hook_ask_core_and_plan(decision);
-    if (decision->verdict && sluice_hook_take_from_plan(decision, sluice_hook.saved)) {
-        decision->verdict = SLUICE_OK;
-        decision->planned = true;
-    }
+    sluice_hook_choose(decision, true);
     if (!decision->verdict && !sluice_hook_ask_stock_narrowed(decision)) {
         sluice_hook_remember_choice(decision);
         sluice_hook_record(decision, SLUICE_DECISION_RUN_NOW, SLUICE_DECISION_USED);
@@ -74,10 +61,7 @@ int sluice_hook_run_now(struct decision *decision)
 int sluice_hook_will_run(struct decision *decision)
 {
     const struct sluice_hook_call *call = decision->call;
-    sluice_hook_set_allowed(decision, false);
-    save_nodes(decision);
-    sluice_plan_keep_out(decision->plan, &decision->question, false, sluice_hook.allowed, sluice_hook.words);
-    sluice_hook_ask_core_and_plan(decision);
+    sluice_hook_choose(decision, false);
     if (!decision->verdict) {
         /* Without this stock would look into the future of the chosen nodes alone where it finds no place now. */
         uint64_t flag = call->job->bit_flags & TEST_NOW_ONLY;

@@ -113,6 +113,11 @@ static inline uint64_t *words_of(bitstr_t *bitmap)
     return (uint64_t *)(uintptr_t)sluice_bitmap_words(bitmap, &words);
 }
 
+static inline bool same_words(const uint64_t *a, const uint64_t *b)
+{
+    return !memcmp(a, b, sluice_hook.words * sizeof(*a));
+}
+
 static inline void set_nodes(bitstr_t *bitmap, const struct sluice_part *parts, uint32_t part_count)
 {
     uint64_t *words = words_of(bitmap);
@@ -175,10 +180,9 @@ int sluice_hook_run_now_preempting(struct decision *decision);
 void sluice_hook_set_allowed(const struct decision *decision, bool start);
 /* The core's answer for the candidates in sluice_hook.allowed. */
 void sluice_hook_ask_core(struct decision *decision);
-/* As sluice_hook_ask_core, for a start that must not delay those that are reserved for others. */
-void sluice_hook_ask_core_and_plan(struct decision *decision);
-/* What the plan has for the job now, if it can be had. */
-bool sluice_hook_take_from_plan(struct decision *decision, const uint64_t *candidates);
+/* The core's answer, of those that delay no start that is reserved for others; where the job is to start, or else what
+ * the plan has for it now. The candidates are kept in sluice_hook.saved. */
+void sluice_hook_choose(struct decision *decision, bool start);
 /* Is it proven that stock would find no place either? sluice_hook.allowed has the candidates. */
 bool sluice_hook_proven(struct decision *decision, const uint64_t *candidates);
 /* When the job starts it is to get the GPUs of this placement. */

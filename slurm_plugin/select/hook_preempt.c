@@ -52,14 +52,7 @@ int sluice_hook_run_now_preempting(struct decision *decision)
 {
     const struct sluice_hook_call *call = decision->call;
     sluice_hook.chosen_job = 0;
-    sluice_hook_set_allowed(decision, true);
-    save_nodes(decision);
-    sluice_plan_keep_out(decision->plan, &decision->question, false, sluice_hook.allowed, sluice_hook.words);
-    sluice_hook_ask_core_and_plan(decision);
-    if (decision->verdict && sluice_hook_take_from_plan(decision, sluice_hook.saved)) {
-        decision->verdict = SLUICE_OK;
-        decision->planned = true;
-    }
+    sluice_hook_choose(decision, true);
     if (!decision->verdict) {
         if (!sluice_hook_ask_stock_narrowed(decision)) {
             sluice_hook_remember_choice(decision);
