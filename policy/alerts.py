@@ -141,8 +141,8 @@ class EmailSink(_Section):
     """The sender. Example: `sluice@site.org`."""
     server: str = "localhost:25"
     """The mail server. Example: `mail.site.org:587`."""
-    tls: Literal["none", "starttls", "tls"] = "none"
-    """How the connection is encrypted; needed for a password."""
+    tls: Literal["none", "starttls", "tls"] | None = None
+    """How the connection is encrypted; by default `starttls`, and `none` to a server on this host."""
     ca_file: str = ""
     """Certificates by which the server is known; empty: those of the system. Example: `/etc/ssl/site.pem`."""
     user: str = ""
@@ -169,8 +169,8 @@ class EmailSink(_Section):
             raise ValueError(f"users {self.users!r}: want a domain, e.g. site.org")
         if bool(self.user) != bool(self.password_file):
             raise ValueError("user and password_file go together")
-        if self.password_file and self.tls == "none":
-            raise ValueError("a password is sent over an encrypted connection only: set tls")
+        if self.password_file and self.tls in (None, "none"):
+            raise ValueError("a password is sent over an encrypted connection only: set tls to starttls or tls")
         _check_paths(self, "password_file", "ca_file")
         if not re.fullmatch(r"[!-~]{0,100}", self.user):
             raise ValueError("user: want printable characters without spaces")
@@ -184,6 +184,8 @@ class WebhookSink(_Section):
     """A JSON document by HTTP POST."""
     url: str
     """Where to. Example: `https://chat.site.org/hooks/gpu`."""
+    without_tls: bool = False
+    """Let the address be `http://`, where whoever is on the way can read message and address. Example: `true`."""
     secret_file: str = ""
     """The file that holds the secret of the signature (HMAC-SHA256); SlurmUser's or root's, nobody else's to read.
     Example: `/etc/sluice/webhook.secret`."""
@@ -193,7 +195,9 @@ class WebhookSink(_Section):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if not _URL.fullmatch(self.url):
-            raise ValueError(f"url {self.url[:80]!r}: want http://HOST/... or https://HOST/..., without a user")
+            raise ValueError(f"url {self.url[:80]!r}: want https://HOST/..., without a user")
+        if not self.url.startswith("https://") and not self.without_tls:
+            raise ValueError(f"url {self.url[:80]!r}: not encrypted; want https://HOST/..., or set without_tls")
         _check_paths(self, "secret_file", "ca_file")
         return self
 
