@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -74,8 +73,9 @@ class Place:
 def place_of(pid: int, proc: Path = PROC) -> Place | None:
     """Where a process belongs; None for one of no job, or one that has ended."""
     try:
-        return parse_place(_read(f"{proc}/{pid}/cgroup")) or threads_of(pid, proc).place
-    except (OSError, UnicodeDecodeError):
+        place = parse_place(read(f"{proc}/{pid}/cgroup"))
+        return threads_of(pid, proc).place if place is None and has_exited(pid, proc) else place
+    except OSError:
         return None
 
 
@@ -102,68 +102,34 @@ class Threads:
     ending: bool = False
 
 
+def has_exited(pid: int, proc: Path = PROC) -> bool:
+    """Whether the leader of a process has. Raises OSError when nothing is left of it."""
+    return _is_exiting(f"{proc}/{pid}")
+
+
 def threads_of(pid: int, proc: Path = PROC) -> Threads:
-    """Of a process whose leader lives nothing. Raises OSError when it has ended."""
-    if not _is_exiting(f"{proc}/{pid}"):
-        return Threads()
+    """Of a process whose leader has exited. Raises OSError when nothing is left of it."""
     with os.scandir(f"{proc}/{pid}/task") as threads:
         looked = 0
         for looked, thread in enumerate(islice(threads, _MOST_THREADS), 1):  # noqa: B007 - used after the loop
             try:
                 if not _is_exiting(thread.path):
-                    return Threads(parse_place(_read(f"{thread.path}/cgroup")))
-            except (OSError, UnicodeDecodeError):
+                    return Threads(parse_place(read(f"{thread.path}/cgroup")))
+            except OSError:
                 continue
     return Threads(ending=looked < _MOST_THREADS)
 
 
 def _is_exiting(folder: str) -> bool:
-    """Whether a process's leader, or a thread, has exited or is about to. Raises OSError when it is gone."""
+    """Whether a process's leader, or a thread, has exited or is about to. Raises OSError when it goes meanwhile."""
     try:
-        return bool(int(_read(f"{folder}/stat").rpartition(")")[2].split()[6]) & _EXITING)
+        return bool(int(read(f"{folder}/stat").rpartition(")")[2].split()[6]) & _EXITING)
     except (ValueError, IndexError, FileNotFoundError):
         return False
 
 
-class Places:
-    """`place_of` for one thread that asks again and again: the files are kept open.
-
-    That of a process that has ended cannot be read any more, so that another one with its number is not taken for it.
-    """
-
-    def __init__(self, proc: Path = PROC, most: int = 256) -> None:
-        self._proc = proc
-        self._most = most  # of the files that an agent may have open
-        self._files: dict[int, int] = {}
-
-    def of(self, pid: int) -> Place | None:
-        """See `place_of`."""
-        file = self._files.get(pid)
-        if file is None and len(self._files) >= self._most:
-            return place_of(pid, self._proc)
-        try:
-            if file is None:
-                file = self._files[pid] = os.open(f"{self._proc}/{pid}/cgroup", os.O_RDONLY | os.O_CLOEXEC)
-            text = os.pread(file, _MOST_TEXT, 0)
-            if len(text) < _MOST_TEXT:
-                return parse_place(text.decode()) or threads_of(pid, self._proc).place
-        except (OSError, UnicodeDecodeError):
-            self._close(pid)
-        return place_of(pid, self._proc)
-
-    def keep(self, pids: Collection[int]) -> None:
-        """Forget all others."""
-        for pid in self._files.keys() - pids:
-            self._close(pid)
-
-    def _close(self, pid: int) -> None:
-        file = self._files.pop(pid, None)
-        if file is not None:
-            os.close(file)
-
-
-def _read(path: str) -> str:
-    """A file of /proc, by as few calls as can be."""
+def read(path: str) -> str:
+    """A file of /proc, by as few calls as can be. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         text = b""
@@ -175,15 +141,12 @@ def _read(path: str) -> str:
 
 
 def uid_of(pid: int, proc: Path = PROC) -> int | None:
-    """The real user of a process, whatever setuid program it runs; None for one that has ended or is ending.
-
-    One that is ending has left its cgroups already, and may hold memory for a moment longer.
-    """
+    """The real user of a process, whatever setuid program it runs; None for one that has ended."""
     try:
-        match = re.search(r"^Uid:\s+(\d+)", _read(f"{proc}/{pid}/status"), re.MULTILINE)
-        return None if match is None or threads_of(pid, proc).ending else int(match[1])
+        match = re.search(r"^Uid:\s+(\d+)", read(f"{proc}/{pid}/status"), re.MULTILINE)
     except OSError:
         return None
+    return None if match is None else int(match[1])
 
 
 def parse_place(text: str) -> Place | None:
@@ -264,23 +227,3 @@ def _is_populated(folder: Path) -> bool:
             if file.read(1):
                 return True
     return False
-
-
-def processes_by_place(wanted: Collection[Place], proc: Path = Path("/proc")) -> dict[Place, list[int]]:
-    """The processes of each of these steps, by one look at all that there are."""
-    found: dict[Place, list[int]] = {place: [] for place in wanted}
-    for entry in proc.iterdir() if wanted else ():
-        if entry.name.isdecimal():
-            place = place_of(int(entry.name), proc)
-            if place is not None and place in found:
-                found[place].append(int(entry.name))
-    return found
-
-
-def processes_of(job: int, step: str | None = None, proc: Path = Path("/proc")) -> Iterator[int]:
-    """The processes of a job, or of one step of it."""
-    for entry in proc.iterdir():
-        if entry.name.isdecimal():
-            place = place_of(int(entry.name), proc)
-            if place is not None and place.job == job and step in (None, place.step):
-                yield int(entry.name)

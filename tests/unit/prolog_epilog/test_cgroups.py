@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from prolog_epilog import cgroups
-from prolog_epilog.cgroups import Place, Places, freezable, jobs_here, parse_place, place_of
+from prolog_epilog.cgroups import Place, freezable, jobs_here, parse_place, place_of
 
 JOB_1 = "slurm_n1/uid_1000/job_12"
 JOB_2 = "system.slice/n1_slurmstepd.scope/job_12"
@@ -70,17 +70,17 @@ def test_version_1_tells_the_user_and_a_removed_cgroup_still_tells_its_job() -> 
 
 def test_where_the_leader_has_exited_its_first_living_thread_tells(tmp_path: Path) -> None:
     process(tmp_path, 50, EXITED_1, flags=EXITING, threads={51: (EXITED_1, EXITING), 52: (STEP_1, 0)})
-    assert place_of(50, tmp_path) == Places(tmp_path).of(50) == Place(12, "0")
+    assert place_of(50, tmp_path) == Place(12, "0")
     process(tmp_path, 60, EXITED_1, flags=EXITING, threads={61: (EXITED_1, EXITING)})
     assert place_of(60, tmp_path) is None and cgroups.threads_of(60, tmp_path).ending
     process(tmp_path, 70, EXITED_1, threads={71: (STEP_1, 0)})  # its leader lives, and is in no job
-    assert place_of(70, tmp_path) is None and not cgroups.threads_of(70, tmp_path).ending
+    assert place_of(70, tmp_path) is None and not cgroups.has_exited(70, tmp_path)
 
 
 def test_only_so_many_threads_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
-    honest = cgroups._read
-    monkeypatch.setattr(cgroups, "_read", lambda path: read.append(path) or honest(path))
+    honest = cgroups.read
+    monkeypatch.setattr(cgroups, "read", lambda path: read.append(path) or honest(path))
     process(tmp_path, 1, EXITED_1, flags=EXITING, threads={tid: (EXITED_1, EXITING) for tid in range(2, 500)})
     assert place_of(1, tmp_path) is None and not cgroups.threads_of(1, tmp_path).ending  # nobody knows
     assert len(read) < 100
