@@ -98,16 +98,20 @@ def _duration(seconds: float) -> str:
 
 def _title(document: dict[str, Any]) -> list[str]:
     slurm = document.get("slurm", {})
-    words = [f"Job {document['job']}"]
+    words, refused = [f"Job {document['job']}"], list[str]()
     if slurm:
         words.append(
             f"of {slurm['user']} ({slurm['account']}), partition {slurm['partition']}: {slurm['state'].lower()}"
         )
         if slurm["state"] == "PENDING" and slurm["reason"] not in ("", "None"):
             words.append(f"({slurm['reason']})")
+        if slurm.get("refused") and slurm["state"] not in ("RUNNING", "COMPLETED"):
+            refused = ["", f"Refused {slurm['refused']}"]
+            if slurm["state"] == "PENDING":
+                refused.append(f"  It waits until it is released: scontrol release {slurm['job_id']}")
     elif "account" in document:
         words.append(f"of uid {document['uid']} ({document['account']}), partition {document['partition']}")
-    return [" ".join(words)]
+    return [" ".join(words), *refused]
 
 
 def _priority(document: dict[str, Any]) -> list[str]:

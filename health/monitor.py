@@ -29,6 +29,7 @@ from prolog_epilog.devices import NodeDevice
 from prolog_epilog.log import log
 from prolog_epilog.readings import Reading, readings_of
 from prolog_epilog.record import JobRecord
+from prolog_epilog.refusals import Refusal
 from prolog_epilog.server import Peer
 from prolog_epilog.state import MIB, RefusalError, State
 from prolog_epilog.watching import Watch, Watcher
@@ -321,17 +322,19 @@ class Monitor:
             if fault.acts and (not fault.uuid or fault.uuid in uuids) and _is_quick(fault.check, policy.checks):
                 raise RefusalError(f"GPU {','.join(map(str, fault.numbers))}: {fault.check}: {fault.text}"
                                    if fault.numbers else f"{fault.check}: {fault.text}",
-                                   remedy="see: sluice health check")  # fmt: skip
+                                   Refusal.GPU_SICK, remedy="see: sluice health check")  # fmt: skip
         rule = policy.checks.get("spool")
         if rule is not None and not rule.shadow and rule.action in ("drain-node", "requeue") and not self._held_back:
             full = [path for path, room in self._room().items() if room is not None and room < rule.threshold]
             if full:
-                raise RefusalError(f"no room in {', '.join(full)}", remedy="see: sluice health check")
+                raise RefusalError(f"no room in {', '.join(full)}", Refusal.NO_ROOM, remedy="see: sluice health check")
         rule = policy.checks.get("device_file")
         for gpu in self._gpus if rule is not None and not rule.shadow else ():
             missing = [path for path in gpu.files if gpu.uuid in uuids and not Path(path).exists()]
             if missing:
-                raise RefusalError(f"no device file {', '.join(missing)}", remedy="see: sluice health check")
+                raise RefusalError(
+                    f"no device file {', '.join(missing)}", Refusal.NO_DEVICE_FILE, remedy="see: sluice health check"
+                )
 
     def ended(self, record: JobRecord) -> None:
         """A job has ended; where its GPUs were not clean, Slurm drains the node."""

@@ -27,8 +27,10 @@ from prolog_epilog.devices import devices_of
 from prolog_epilog.duties import Duties
 from prolog_epilog.ends import PERIOD_S as ENDS_S
 from prolog_epilog.ends import Ends
+from prolog_epilog.holds import Holds
 from prolog_epilog.jobs import Jobs
 from prolog_epilog.log import log
+from prolog_epilog.refusals import Refusal
 from prolog_epilog.regions import Regions
 from prolog_epilog.renewal import Renewal
 from prolog_epilog.rungs.base import Rung
@@ -105,6 +107,9 @@ class Agent:
         self.jobs.on_unwritten = self.duties.add("records", _IDLE_S, self.jobs.write_records, retry=1.0).wake
         self.ends = Ends(settings.records.parent / "ended", lambda: self.state.node)
         self.duties.add("ends", ENDS_S, self.ends.run, retry=1.0)
+        self.holds = Holds(settings.run / "agent/refused")
+        self.holds.on_put = self.duties.add("holds", _IDLE_S, self.holds.run, retry=5.0).wake
+        self.jobs.on_refused = self.holds.put
         self.state.outbox.on_put = self.duties.add("courier", _IDLE_S, Courier(self.state.outbox).run, retry=1.0).wake
 
     def _limits(self) -> tuple[Ladder, Renewal]:
@@ -179,6 +184,7 @@ class Agent:
         self.state.store.prepare()
         self.state.outbox.prepare()
         self.ends.prepare(run / "ended")
+        self.holds.prepare()
         self.regions.prepare()
         self.state.store.prune(time.time() - _RETENTION_SECONDS)
         self.state.outbox.prune(time.time() - _RETENTION_SECONDS)
@@ -193,7 +199,7 @@ class Agent:
     def _refuse_with_jobs(self) -> None:
         with self.state.lock:
             if self.state.records:
-                raise RefusalError(f"{len(self.state.records)} jobs have GPUs here")
+                raise RefusalError(f"{len(self.state.records)} jobs have GPUs here", Refusal.BUSY)
 
     def restart(self, *, peer: Peer) -> dict[str, Any]:
         """A request: begin anew, e.g. as the node has other devices now. Refused while jobs have GPUs."""

@@ -76,6 +76,7 @@ class JobRecord:
     begun: int | None = None  # when Slurm began this run, by the controller's clock; None: not told (before 23.02)
     started_uptime: float | None = None  # `started` by the node's clock that nobody sets
     ran_s: float | None = None  # how long it ran by that clock; of a running job, until it was told
+    refused: str = ""  # why the job was refused here for what its user asked; such a job has no grants
     schema_version: int = SCHEMA_VERSION
 
     def ran(self, up: float) -> float | None:

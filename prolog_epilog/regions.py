@@ -10,6 +10,7 @@ from typing import Any
 from prolog_epilog.contexts import VENDORS, Contexts
 from prolog_epilog.log import log
 from prolog_epilog.record import Grant, JobRecord
+from prolog_epilog.refusals import Refusal
 from prolog_epilog.state import RefusalError, State
 from sluice_base.errors import SluiceError
 from sluice_base.files import write_atomic, write_if_changed
@@ -94,6 +95,7 @@ class Regions:
             if measured is None:
                 raise RefusalError(
                     f"{device.model}: the size of a driver context is not known, so that no limit can be set",
+                    Refusal.CONTEXT_UNKNOWN,
                     remedy="see the agent's log; restart sluice-agent when the driver works",
                 )
             limited.append(

@@ -136,9 +136,10 @@ class Server:
         log("refused", **detail)
 
     def answer(self, line: bytes, peer: Peer) -> dict[str, Any]:
-        """Do one request: ``{"ok": ...}`` or ``{"error": "..."}``."""
+        """Do one request: ``{"ok": ...}``, or ``{"error": "...", "blame": ...}``: whose fault, "job" or "node"."""
         began = time.monotonic()
         fields: dict[str, Any] = {}
+        blame = "node"
         try:
             fields = json.loads(line)
             name = fields.pop("do")
@@ -152,6 +153,7 @@ class Server:
             done = request.method(peer=peer, **fields)
         except SluiceError as error:
             why: str = str(error)
+            blame = getattr(error, "blame", blame)
         except CoreError as error:
             why = f"the job's region of limits: {error}"
         except OSError as error:
@@ -163,7 +165,7 @@ class Server:
                 log(name, **_logged(fields), ms=round(1000 * (time.monotonic() - began), 1))
             return {"ok": done}
         self._log_refused(peer, request=name, **_logged(fields), why=why)
-        return {"error": why}
+        return {"error": why, "blame": blame}
 
 
 def _peer(connection: socket.socket) -> Peer:

@@ -11,6 +11,7 @@ from prolog_epilog.caps import Caps
 from prolog_epilog.courier import Outbox
 from prolog_epilog.devices import NodeDevice
 from prolog_epilog.record import JobRecord, Store
+from prolog_epilog.refusals import Refusal
 from sluice_base.errors import SluiceError
 from sluice_core import limit
 
@@ -20,7 +21,12 @@ MIB = 1 << 20
 
 
 class RefusalError(SluiceError):
-    """A request that is not granted."""
+    """A request that is not granted, and whose fault that is."""
+
+    def __init__(self, what: str, refusal: Refusal, *, remedy: str = "") -> None:
+        super().__init__(what, remedy=remedy)
+        self.refusal = refusal
+        self.blame = refusal.blame
 
 
 @dataclass(frozen=True, slots=True)

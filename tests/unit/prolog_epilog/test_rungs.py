@@ -118,6 +118,7 @@ class Site:
         (self.run / "agent").mkdir(exist_ok=True)
         for store in (agent.state.jobs, agent.state.store, agent.state.outbox):
             store.prepare()
+        agent.holds.prepare()
         agent.regions.folder.mkdir(exist_ok=True)
         agent.watcher.watches["nvidia"] = Watch(Worker("nvidia", timeout=10))
         return agent
@@ -578,11 +579,11 @@ def test_a_share_that_cannot_be_given_is_refused_in_the_prolog(
         "account": "b",
         "partition": "c",
         "gpus": [0],
-        "share": 50,
+        "share": "50",
     }
     answer = site.agent.server.answer(json.dumps(request).encode(), Peer(1, 0))
     assert why in answer["error"] and "--gpu-share=50" in answer["error"]
-    assert site.agent.state.records == {}
+    assert answer["blame"] == "job" and site.agent.state.records[7].refused == answer["error"]
 
 
 @pytest.mark.parametrize(
