@@ -77,7 +77,7 @@ class Agent:
     def __init__(self, settings: Settings) -> None:
         self.again = False
         self.state = State(settings)
-        self.server = Server(settings.run / "agent.sock", self.state.stopping)
+        self.server = Server(settings.run / "agent.sock", self.state.stopping, self.state.users)
         self.duties = Duties(self.state.stopping)
         self.watcher = Watcher(self.state)
         self.contexts = Contexts(self.state)
