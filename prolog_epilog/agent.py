@@ -79,7 +79,7 @@ class Agent:
     def __init__(self, settings: Settings) -> None:
         self.again = False
         self.state = State(settings)
-        self.server = Server(settings.run / "agent.sock", self.state.stopping)
+        self.server = Server(settings.run / "agent.sock", self.state.stopping, self.state.users)
         self.duties = Duties(self.state.stopping)
         node_policy = NodePolicyFile(settings.policy.with_name(FILE_NAME))
         self.watcher = Watcher(self.state, lambda: node_policy.current().limits.strangers)

@@ -57,3 +57,8 @@ class State:
         self.lock = threading.RLock()
         self.sampled = threading.Condition(self.lock)
         self.stopping = threading.Event()
+
+    def users(self) -> set[int]:
+        """Who has jobs here."""
+        with self.lock:
+            return {record.uid for record in self.records.values()}

@@ -21,6 +21,7 @@ import sys
 import time
 
 SOCKET = "/run/sluice/agent.sock"
+OWN = f"/run/sluice/ask/{os.geteuid()}"  # where no other user waits in the same queue
 ENDED = "/run/sluice/ended"
 # As slurmd gives a job's options to prologs; where job_submit/sluice is not loaded, a user can write either.
 SHARES = ("SPANK__SLURM_SPANK_OPTION_sluice_gpu_share", "SPANK__SLURM_SPANK_OPTION_sluice_gpu-share")
@@ -95,8 +96,11 @@ def exchange(line: bytes, seconds: float) -> bytes:
     """One line there, one back. Raises OSError."""
     connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     try:
+        # Until the queue has room: with a time-out of Python's, connect fails at once where it is full.
+        patience = int(SECONDS).to_bytes(8, sys.byteorder) + bytes(8)  # a timeval
+        connection.setsockopt(_socket.SOL_SOCKET, _socket.SO_SNDTIMEO, patience)
+        connection.connect(OWN if os.access(OWN, os.W_OK) else SOCKET)
         connection.settimeout(seconds)
-        connection.connect(SOCKET)
         connection.sendall(line)
         answer = b""
         while not answer.endswith(b"\n"):
