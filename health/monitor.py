@@ -66,9 +66,14 @@ class Monitor:
         memory: Path,
         send: Send | None = None,
         spools: Iterable[str] = (),
+        outages: Callable[[], tuple[int, str]] = lambda: (0, ""),
     ) -> None:
-        """`spools`: folders without room in which no job can start, as slurm.conf names them (%n, %h: the node)."""
+        """`spools`: folders without room in which no job can start, as slurm.conf names them (%n, %h: the node).
+
+        `outages`: how often jobs were unwatched, and the last time in words.
+        """
         self._spools = list(spools)
+        self._outages = outages
         self._state = state
         self._watcher = watcher
         self._policy = NodePolicyFile(policy)
@@ -217,6 +222,7 @@ class Monitor:
             facts.nics[nic] = _link_state(nic)
         facts.free_percent = {path: _free_percent(path) for path in policy.paths}
         facts.room_mib = self._room()
+        facts.outages = self._outages()
         with self._lock:
             if now - self._memory.skew_at < _SKEW_KEPT_S:
                 facts.skew_s = self._memory.skew_s

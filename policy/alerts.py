@@ -13,7 +13,7 @@ from policy.units import Date, Percent, Seconds, parse_seconds
 
 Kind = Literal[
     "temperature", "memory", "utilisation-high", "utilisation-low", "gpu-idle", "errors", "quota", "budget",
-    "queue-wait", "node-drained", "takeover", "journal-lag", "database-down",
+    "queue-wait", "node-drained", "agent-lost", "takeover", "journal-lag", "database-down",
 ]  # fmt: skip
 Severity = Literal["info", "warning", "critical"]
 
@@ -28,6 +28,7 @@ DEFAULTS: dict[str, tuple[float, int, str]] = {
     "budget": (80, 0, "percent of a tenant's GPU-hours that are used, or more"),
     "queue-wait": (86_400, 0, "time that a job has waited since it could start, or more"),
     "node-drained": (1, 60, "a node that takes no jobs: drained, down, failed or not responding"),
+    "agent-lost": (1, 0, "jobs of a node were unwatched: its agent died, or gave no samples"),
     "takeover": (1, 0, "another controller leads"),
     "journal-lag": (5, 30, "age of what the failover journal has not on disk yet, or more"),
     "database-down": (1, 60, "slurmdbd does not answer"),

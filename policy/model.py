@@ -455,6 +455,10 @@ class Enforcement(Section):
     """A GPU's memory is cleared before another job gets it."""
     scrub_timeout: Annotated[Seconds, Field(ge=1, le=3600)] = 60
     """Time for that; a GPU that takes longer is reported as not clean. Example: `60s`."""
+    unwatched: Annotated[Seconds, Field(le=86400)] = 10
+    """A job with limits that nobody has watched for so long, as the node agent died or its driver gives no answer, is
+    frozen until it is watched again; `0s`: never. Below 10 s a driver that is slow once freezes jobs.
+    Example: `30s`."""
     mig: dict[str, list[Annotated[str, Field(pattern=r"^[1-9]g\.\d{1,4}gb(\+[a-z.]{1,12})?$")]]] = {}
     """MIG instances by nodes, or by nodes and GPUs (`gpu-[1-4]:0,1`): profiles in the order in which they are placed;
     an empty list: MIG off. `sluice mig apply` lays them out. Example: `{gpu-1: [3g.40gb, 3g.40gb]}`."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from policy.model import Enforcement, Strangers
 
@@ -32,6 +32,8 @@ class NodeLimits(BaseModel):
     """Clear a GPU's memory before another job gets it."""
     scrub_seconds: int = 60
     """Time for that."""
+    unwatched_s: Annotated[int, Field(ge=0, le=86400)] = 10
+    """So long a job with limits may run unwatched before it is frozen; 0: for ever."""
     mig: dict[str, tuple[str, ...]] = {}
     """MIG profiles by GPU of a node: ``NODES`` or ``NODES:GPUS`` as in the policy."""
     amd_partitions: dict[str, str] = {}
@@ -51,6 +53,7 @@ def compile_limits(enforcement: Enforcement | None) -> NodeLimits:
         cu_mask=enforcement.cu_mask,
         scrub=enforcement.scrub,
         scrub_seconds=enforcement.scrub_timeout,
+        unwatched_s=enforcement.unwatched,
         mig={nodes: tuple(layout) for nodes, layout in enforcement.mig.items()},
         amd_partitions=enforcement.amd_partitions,
         strangers=NodeStrangers(**enforcement.strangers.model_dump()),

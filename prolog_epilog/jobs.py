@@ -97,7 +97,9 @@ class Jobs:
         records = [record for record in records if record.ended is None]
         for record in records:
             self._state.records[record.job] = record
-            self._regions.take_over(record.job)
+            if record.job not in self._state.suspects:
+                self._regions.take_over(record.job)
+            self._state.guard.watch(record)
             if record.sluid:
                 cgroups.name_job(record.sluid, record.job)
         running = cgroups.jobs_here() if records else set()
@@ -219,6 +221,8 @@ class Jobs:
             if record.uid != uid:
                 raise RefusalError(f"job {job}: of user {record.uid}, not {uid}", Refusal.WRONG_USER)
             _refuse_again(record)
+            if job in self._state.suspects:
+                raise RefusalError(f"job {job}: the node agent died while it read this job's data", Refusal.SUSPECT)
             self._refuse_strange(record, cgroups.place_of(peer.pid), open)
             chosen = select(self._state.devices, gpus)
             for device in chosen:
@@ -235,9 +239,17 @@ class Jobs:
             for device in chosen:
                 self.limit_device(record, device, shards * MIB if shards and not record.split else None, whole)
             self._ladder.hold(record)
+            self._watch_over(record, peer)
             self._state.jobs.save(record)
             region = self._regions.of(job)
             return {"region": None if region is None else str(region)}
+
+    def _watch_over(self, record: JobRecord, peer: Peer) -> None:
+        """From now on the guard freezes the job when it goes unwatched."""
+        folder = cgroups.freezable(peer.pid)
+        if folder is not None:
+            record.cgroup = str(folder)
+        self._state.guard.watch(record)
 
     def limit_device(self, record: JobRecord, device: NodeDevice, asked: int | None, whole: bool) -> None:
         """Find the limit in force: what was asked, and what the tenant may still have of the device."""
@@ -349,6 +361,8 @@ class Jobs:
             except _LEFTOVERS as error:  # what a tenant left in its job's files is no reason to keep the node
                 log("problem", job=record.job, what=f"not removed: {one_line(str(error))}")
             cgroups.forget_job(record.job)
+            self._state.guard.forget(record.job)
+            self._state.suspects.discard(record.job)
             self._state.records.pop(record.job, None)
             self._unwritten.append(record)
             try:

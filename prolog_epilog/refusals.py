@@ -30,6 +30,7 @@ class Refusal(Enum):
     SHARE_TAKEN = Blame.JOB, "other jobs have what it asks of the GPU's compute time"
     # of tasks
     JOB_REFUSED = Blame.JOB, "the job's prolog was refused"
+    SUSPECT = Blame.JOB, "agents died while they read what the job wrote"
     JOB_UNKNOWN = Blame.NODE, "the job's prolog did not run"
     WRONG_USER = Blame.JOB, "the job is another user's"
     NO_TASK = Blame.JOB, "the asker is in no job with GPUs"

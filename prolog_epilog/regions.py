@@ -80,7 +80,8 @@ class Regions:
         """Open what an earlier agent made."""
         if (self._folder(job) / "limits").exists():
             try:
-                self._open[job] = limit.Region(self._folder(job))
+                with self._state.guard.about(job):
+                    self._open[job] = limit.Region(self._folder(job))
             except CoreError as error:
                 log("problem", job=job, what=error)
 
@@ -132,7 +133,8 @@ class Regions:
         limited = [grant for grant in record.grants if grant.vendor in VENDORS]
         for index, grant in enumerate(limited):
             try:
-                usage = region.usage(index)
+                with self._state.guard.about(record.job):
+                    usage = region.usage(index)
             except CoreError as error:
                 record.note("refuse", why=one_line(str(error)))
                 return
@@ -142,6 +144,6 @@ class Regions:
     def reap(self, *_: Any) -> None:
         """Strike off dead processes of all namespaces: with every sample."""
         with self._state.lock:
-            for region in self._open.values():
-                with suppress(CoreError):
+            for job, region in self._open.items():
+                with self._state.guard.about(job), suppress(CoreError):
                     region.reap()

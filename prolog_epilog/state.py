@@ -10,6 +10,7 @@ from pathlib import Path
 from prolog_epilog.caps import Caps
 from prolog_epilog.courier import Outbox
 from prolog_epilog.devices import NodeDevice
+from prolog_epilog.guarding import Guard
 from prolog_epilog.record import JobRecord, Store
 from prolog_epilog.refusals import Refusal
 from sluice_base.errors import SluiceError
@@ -57,6 +58,8 @@ class State:
         self.lock = threading.RLock()
         self.sampled = threading.Condition(self.lock)
         self.stopping = threading.Event()
+        self.guard = Guard()
+        self.suspects: set[int] = set()  # jobs of which nothing is read, as agents died of it
 
     def users(self) -> set[int]:
         """Who has jobs here."""

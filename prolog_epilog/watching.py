@@ -106,8 +106,9 @@ class Watcher:
 
     def _watch(self, watch: Watch) -> None:
         """Sample one vendor for ever."""
-        busy = False
+        busy, guard, vendor = False, self._state.guard, watch.worker.vendor
         while not self._state.stopping.is_set():
+            guard.beat(vendor)
             if time.monotonic() < self._paused_until:
                 self._state.stopping.wait(0.2)
                 continue
@@ -119,6 +120,7 @@ class Watcher:
             try:
                 answer = watch.worker.ask(do="sample", used=used, **self._also(watch))
             except SluiceError as error:
+                guard.beat(vendor)  # twice a round: a driver that hangs is not the agent's standing still
                 self._failed(watch, error)
             else:
                 self._sample(watch, answer["usage"], answer.get("used"), self._rest(watch, answer))
@@ -128,11 +130,8 @@ class Watcher:
                     watch.told += 1
                     watch.asking = False
                     self._state.sampled.notify_all()
-            busy = any(
-                grant.vendor == watch.worker.vendor
-                for one in list(self._state.records.values())
-                for grant in one.grants
-            )
+                guard.sampled(vendor)
+            busy = any(grant.vendor == vendor for one in list(self._state.records.values()) for grant in one.grants)
             settings = self._state.settings
             watch.wanted.wait(settings.period if busy else settings.idle_period)
 

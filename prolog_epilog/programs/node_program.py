@@ -70,6 +70,7 @@ def ask(**request: object) -> dict[str, Any]:  # type: ignore[name-defined]  # n
     end = time.monotonic() + PATIENCE
     seconds = EPILOG_SECONDS if request["do"] == "epilog" else SECONDS
     while True:
+        began = time.monotonic()
         try:
             line = exchange(encode(request).encode() + b"\n", seconds)
             break
@@ -77,7 +78,10 @@ def ask(**request: object) -> dict[str, Any]:  # type: ignore[name-defined]  # n
             why = f"gave no answer within {seconds:g} s; see: journalctl -u sluice-agent"
             raise RefusedError(f"the node agent {why}") from None
         except OSError as error:
-            if time.monotonic() > end:
+            now = time.monotonic()
+            if now - began > 1.0:  # it hung until its guard killed it: the next one is waited for, too
+                end = now + PATIENCE
+            if now > end:
                 why = f"does not answer at {SOCKET} ({error.strerror}); start it: systemctl start sluice-agent"
                 raise RefusedError(f"the node agent {why}") from None
         time.sleep(0.1)
