@@ -84,5 +84,5 @@ install: install-packages
 	@echo "installed: $(PREFIX)/bin/sluice"
 
 clean:
-	rm -rf build build-* dist $(VENV) native/sluice_core/*.so dev_cluster/gpu_sim/lib
+	rm -rf build build-* dist $(VENV) native/sluice_core/*.so dev_cluster/gpu_sim/lib dev_cluster/cgroup_view/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
