@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dev_cluster.cluster import DevCluster
 from dev_cluster.control import init_pid
-from tests.integration.settled import until
+from tests.integration.settled import PATIENCE, until
 
 pytestmark = pytest.mark.cluster
 
 NODE, OTHER = "h100-1", "h100-2"
 PYTHON = "/usr/bin/python3"
 UNIFIED = Path("/sys/fs/cgroup/unified")
+HOLD = """
+import ctypes, sys, time
+cu, context, address = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64()
+assert cu.cuInit(0) == 0 and cu.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+assert cu.cuCtxSetCurrent(context) == 0
+print("at", time.time(), flush=True)
+assert cu.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(int(sys.argv[1]) << 20)) == 0
+time.sleep(600)
+"""
+# A mount namespace of the user's own, in which nothing is preloaded: the watchdog alone holds it.
+ESCAPE = ["unshare", "-Urm", "sh", "-c", 'mount --bind /dev/null /etc/ld.so.preload && exec env -i "$@"', "x"]
+OVER = [*ESCAPE, PYTHON, "-c", HOLD, "8192"]
+LIMITED = "--gres=shard:4096"
 DESCRIPTION = {
     "nodes": [{"names": f"{NODE},{OTHER}", "platform": "dgx-h100"}],
     "controllers": 1,
@@ -54,6 +71,41 @@ def test_a_job_opens_the_gpus_that_it_was_given_and_no_other(cluster: DevCluster
     tries = 'for f in /dev/nvidia[0-7]; do (exec 3<>$f) 2>&1 | grep -o "No such device or\\|not permitted"; done'
     said = run(cluster, "--gres=gpu:3", "bash", "-c", tries).stdout.splitlines()
     assert (said.count("No such device or"), said.count("not permitted")) == (3, 5)
+
+
+def began(said: str) -> float:
+    return float(next(line.split()[1] for line in said.splitlines() if line.startswith("at ")))
+
+
+def ends(cluster: DevCluster, job: int) -> list[dict[str, Any]]:
+    """The ends in a job's record, once it has one."""
+    record = cluster.node_folder(NODE) / f"records/{job}.json"
+    until(record.exists)
+    return [event for event in json.loads(record.read_text())["events"] if event["action"] == "end"]
+
+
+def test_a_step_over_its_limit_ends_and_its_slurmstepd_does_its_duty(cluster: DevCluster) -> None:
+    """A step that is ended is one of which slurmstepd collects the tasks: their exit status reaches srun, and the job
+    goes on with its next step. Without slurmstepd the job would be RUNNING for minutes."""
+    script = 'echo job $SLURM_JOB_ID; srun --quiet "$@"; echo status $?; exec srun --quiet echo next'
+    job = cluster.command(["salloc", "--quiet", "-w", NODE, LIMITED, "sh", "-c", script, "x", *OVER], user="alice")
+    with subprocess.Popen(job, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as running:
+        said, _ = running.communicate(timeout=PATIENCE)
+    number = int(said.split()[1])
+    assert "step 0 is ended" in said and "status 137" in said and said.endswith("next\n")
+    [end] = ends(cluster, number)
+    assert 0 < end["time"] - began(said) < 2
+
+
+def test_a_batch_job_over_its_limit_has_its_end(cluster: DevCluster) -> None:
+    words = ["sbatch", "--parsable", "-w", NODE, LIMITED, "-o", "/dev/null", "--wrap", shlex.join(OVER)]
+    number = int(cluster.run(words, user="alice").stdout)
+    started = time.monotonic()
+    until(lambda: cluster.run(["squeue", "-h", "-j", str(number)], check=False).stdout == "")
+    assert time.monotonic() - started < 15
+    shown = cluster.run(["scontrol", "show", "job", str(number)]).stdout
+    assert "JobState=FAILED" in shown and "ExitCode=0:9" in shown
+    assert len(ends(cluster, number)) == 1
 
 
 def test_nothing_of_it_is_left(make_cluster: Callable[..., DevCluster]) -> None:
