@@ -24,7 +24,7 @@ from health.judge import NODE, Finding, Round, judge
 from health.report import Fault, GpuState, Report
 from policy.health import NodeHealth
 from policy.node import NodePolicyFile
-from prolog_epilog import cgroups, courier
+from prolog_epilog import courier
 from prolog_epilog.devices import NodeDevice
 from prolog_epilog.log import log
 from prolog_epilog.readings import Reading, readings_of
@@ -250,9 +250,8 @@ class Monitor:
         watch = self._watcher.watches[gpu.vendor]
         with self._state.lock:
             held = [(pid, size) for (uuid, pid), size in watch.held.items() if self._uuids.get(uuid) == gpu.uuid]
-        found.strays = tuple(
-            sorted(pid for pid, _ in held if cgroups.place_of(pid) is None and cgroups.uid_of(pid) not in (0, None))
-        )
+            owners = watch.owners
+        found.strays = tuple(sorted(pid for pid, _ in held if pid in owners and owners[pid].is_stray()))
         if found.reading is not None and found.reading.memory_used_bytes is not None:
             found.residual_bytes = max(0, found.reading.memory_used_bytes - sum(size for _, size in held))
         return found

@@ -6,11 +6,17 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from policy.model import Enforcement
+from policy.model import Enforcement, Strangers
 
 RungName = Literal["mig", "driver", "mps", "limiter", "watchdog"]
 ORDER: tuple[RungName, ...] = ("mig", "driver", "mps", "limiter", "watchdog")
 """The strongest first."""
+
+
+class NodeStrangers(Strangers):
+    """The policy's section; keys of later versions are ignored."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
 
 
 class NodeLimits(BaseModel):
@@ -30,6 +36,8 @@ class NodeLimits(BaseModel):
     """MIG profiles by GPU of a node: ``NODES`` or ``NODES:GPUS`` as in the policy."""
     amd_partitions: dict[str, str] = {}
     """Partition modes of AMD GPUs, by the same."""
+    strangers: NodeStrangers = NodeStrangers()
+    """What happens to holders of GPU memory that are no registered job's."""
 
 
 def compile_limits(enforcement: Enforcement | None) -> NodeLimits:
@@ -45,4 +53,5 @@ def compile_limits(enforcement: Enforcement | None) -> NodeLimits:
         scrub_seconds=enforcement.scrub_timeout,
         mig={nodes: tuple(layout) for nodes, layout in enforcement.mig.items()},
         amd_partitions=enforcement.amd_partitions,
+        strangers=NodeStrangers(**enforcement.strangers.model_dump()),
     )

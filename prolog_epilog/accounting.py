@@ -79,12 +79,14 @@ class Accounting:
         """A reader of samples (`Watcher.on_sample`)."""
         vendor = watch.worker.vendor
         try:
-            self._sample(vendor, answer, self._clock())
+            self._sample(watch, answer, self._clock())
         except (KeyError, TypeError, ValueError, AttributeError) as error:  # an answer that is not what it should be
             log("problem", vendor=vendor, what=f"a sample that cannot be read: {error!r}")
 
-    def _sample(self, vendor: str, answer: dict[str, Any], now: float) -> None:
+    def _sample(self, watch: Watch, answer: dict[str, Any], now: float) -> None:
+        vendor = watch.worker.vendor
         owners = self._owners.setdefault(vendor, {})
+        owners |= {pid: owner.place for pid, owner in watch.owners.items()}
         held: dict[tuple[int, str], int] = {}
         for uuid, pid, size in answer["usage"]:
             place = _owner(owners, int(pid))
@@ -329,7 +331,7 @@ class Accounting:
 
 def _owner(owners: dict[int, cgroups.Place | None], pid: int) -> cgroups.Place | None:
     """Where a process belongs; asked for once, as it cannot leave, and known for a sample after it has ended."""
-    if owners.get(pid) is None:
+    if pid not in owners:
         owners[pid] = cgroups.place_of(pid)
     return owners[pid]
 

@@ -79,7 +79,8 @@ class Agent:
         self.state = State(settings)
         self.server = Server(settings.run / "agent.sock", self.state.stopping)
         self.duties = Duties(self.state.stopping)
-        self.watcher = Watcher(self.state)
+        node_policy = NodePolicyFile(settings.policy.with_name(FILE_NAME))
+        self.watcher = Watcher(self.state, lambda: node_policy.current().limits.strangers)
         self.contexts = Contexts(self.state)
         self.regions = Regions(self.state, self.contexts)
         self.jobs = Jobs(self.state, self.watcher, self.contexts, self.regions, *self._limits())
@@ -87,6 +88,9 @@ class Agent:
         self.server.add("restart", self.restart)
         self.server.add("pause", self.pause)
         self.watcher.on_sample.append(self.regions.reap)
+        strangers = self.watcher.strangers
+        self.jobs.on_prolog.append(lambda _: strangers.earlier.begin())
+        strangers.on_note = self.duties.add("strangers", _IDLE_S, strangers.write, retry=1.0, delay=1.0).wake
         self.duties.add("limits", 5.0, self.jobs.check_limits)
         self.accounting = Accounting(self.state, settings.records.parent / "running")
         self.watcher.on_sample.append(self.accounting.sample)
@@ -156,6 +160,7 @@ class Agent:
         self.watcher.find()
         self.accounting.load()
         self.jobs.take_over()
+        self.watcher.strangers.load()
         cut_off = self.accounting.cut_off()
         self.jobs.write_also(cut_off)
         self.accounting.drop(cut_off)

@@ -62,7 +62,7 @@ class Site:
 
     def tick(self, passed: float, vendor: str = "nvidia", full: dict[str, Any] | None = None) -> None:
         self.clock.now += passed
-        watch = cast(Watch, SimpleNamespace(worker=SimpleNamespace(vendor=vendor)))
+        watch = cast(Watch, SimpleNamespace(worker=SimpleNamespace(vendor=vendor), owners={}))
         answer = {"usage": self.usage, "busy": self.busy, "devices": self.device}
         if full is not None:
             answer["full"] = full
