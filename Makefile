@@ -94,5 +94,5 @@ dist:
 	cd dist && sha256sum sluice-$(VERSION).tar.gz | tee SHA256SUMS
 
 clean:
-	rm -rf build build-* dist $(VENV) native/sluice_core/*.so native/sluice_core/sluice-guard dev_cluster/gpu_sim/lib
+	rm -rf build build-* dist $(VENV) native/sluice_core/*.so native/sluice_core/sluice-guard dev_cluster/gpu_sim/lib dev_cluster/cgroup_view/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
