@@ -86,7 +86,6 @@ class Agent:
         self.jobs.answer_to(self.server)
         self.server.add("restart", self.restart)
         self.server.add("pause", self.pause)
-        self.watcher.on_sample.append(self.regions.reap)
         self.duties.add("limits", 5.0, self.jobs.check_limits)
         self.accounting = Accounting(self.state, settings.records.parent / "running")
         self.watcher.on_sample.append(self.accounting.sample)
