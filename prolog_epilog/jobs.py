@@ -223,7 +223,11 @@ class Jobs:
             _refuse_again(record)
             if job in self._state.suspects:
                 raise RefusalError(f"job {job}: the node agent died while it read this job's data", Refusal.SUSPECT)
-            self._refuse_strange(record, cgroups.place_of(peer.pid), open)
+            place = cgroups.place_of(peer.pid)
+            if place is not None:
+                with suppress(OSError):  # a step that ends just now
+                    cgroups.take_steps(place)
+            self._refuse_strange(record, place, open)
             chosen = select(self._state.devices, gpus)
             for device in chosen:
                 if record.grant_of(device.uuid) is None:
