@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -238,7 +237,7 @@ class Jobs:
     def _refuse_strange(self, record: JobRecord, place: cgroups.Place | None, open: list[str]) -> None:
         """Refuse a task that can open a GPU which its job was not given."""
         given = {self._state.devices[grant.index].own_file for grant in record.grants}
-        strange = sorted(set(open) - given)
+        strange = sorted(set(open) & {device.own_file for device in self._state.devices} - given)
         if not strange:
             return
         record.note("refuse", step="" if place is None else place.step, open=strange[:16])
@@ -323,5 +322,5 @@ class Jobs:
                 "vendors": {name: str(watch.problem or "ok") for name, watch in self._watcher.watches.items()},
                 "policy": str(self._state.caps.problem or "ok"),
                 "rungs": self._ladder.describe(),
-                "jobs": [json.loads(record.to_json()) for record in self._state.records.values()],
+                "jobs": [record.in_short() for record in self._state.records.values()],
             }

@@ -376,14 +376,16 @@ class LineServer:
         if not piece:
             self._close(connection)
             return
+        before = len(connection.incoming)
         connection.incoming += piece
-        self._look_for_line(connection)
-        if len(connection.incoming) >= _PIECE and (loser := self._room(connection).one_too_large()) is not None:
+        self._look_for_line(connection, before)
+        grown = len(connection.incoming) // _PIECE > before // _PIECE
+        if grown and (loser := self._room(connection).one_too_large()) is not None:
             self._close(loser)
 
-    def _look_for_line(self, connection: _Connection) -> None:
+    def _look_for_line(self, connection: _Connection, since: int = 0) -> None:
         kind = connection.asker.kind
-        end = connection.incoming.find(b"\n", 0, kind.line)
+        end = connection.incoming.find(b"\n", since, kind.line)
         if end >= 0:
             connection.state = _State.WAITING
             self._watch(connection, 0)

@@ -24,7 +24,7 @@ from prolog_epilog.devices import NodeDevice, devices_of, select
 from prolog_epilog.duties import Duties
 from prolog_epilog.hints import hints
 from prolog_epilog.reclaim import Reclaim
-from prolog_epilog.record import MOST_EVENTS, Grant, JobRecord, Store
+from prolog_epilog.record import Grant, JobRecord, Store
 from prolog_epilog.regions import check_library
 from prolog_epilog.server import Peer
 from prolog_epilog.state import RefusalError, Settings
@@ -208,13 +208,6 @@ def test_a_job_is_as_old_as_the_clock_says_that_nobody_sets(monkeypatch: pytest.
     up[0] = 20.0  # another boot: only the times are left
     one.end(now[0], up[0])
     assert (one.age(), one.ran_s) == (-3570.0, None)
-
-
-def test_events_are_bounded() -> None:
-    one = record()
-    for _ in range(MOST_EVENTS + 5):
-        one.note("warn")
-    assert (len(one.events), one.events_left_out) == (MOST_EVENTS, 5)
 
 
 def test_old_records_go(tmp_path: Path) -> None:
