@@ -237,10 +237,11 @@ class Jobs:
     def _refuse_strange(self, record: JobRecord, place: cgroups.Place | None, open: list[str]) -> None:
         """Refuse a task that can open a GPU which its job was not given."""
         given = {self._state.devices[grant.index].own_file for grant in record.grants}
-        strange = sorted(set(open) & {device.own_file for device in self._state.devices} - given)
+        strange = sorted(set(open) - given)
         if not strange:
             return
-        record.note("refuse", step="" if place is None else place.step, open=strange[:16])
+        known = {device.own_file for device in self._state.devices}
+        record.note("refuse", step="" if place is None else place.step, open=[one for one in strange if one in known])
         self._state.jobs.save(record)
         raise RefusalError(
             f"job {record.job} can open {', '.join(strange[:4])}, which it was not given",

@@ -672,6 +672,21 @@ def test_the_epilog_waits_while_memory_is_cleared(tmp_path: Path) -> None:
         assert subprocess.run(command, env=JOB, check=False, timeout=30).returncode == 0
 
 
+def test_what_a_task_makes_up_is_refused_and_not_kept(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attack: 62 KB of names a request, each of them another event."""
+    agent.state.records[7] = granted(GIB)
+    monkeypatch.setattr("prolog_epilog.cgroups.place_of", lambda *_: Place(7, "0"))
+    other = agent.state.devices[1].own_file
+    for number in range(200):
+        request = {"do": "task", "open": [other, *(f"/dev/{number}/" + "x" * 100 for _ in range(50))]}
+        answer = agent.server.answer(json.dumps(request).encode(), Peer(1, 1000))
+        assert "which it was not given" in answer["error"]
+    [event] = agent.state.records[7].events
+    assert event.detail["open"] == [other] and event.times == 200
+    answer = agent.server.answer(b'{"do": "status"}', Peer(1, 0))
+    assert len(json.dumps(answer)) < 8 << 10
+
+
 def test_the_drivers_are_let_go_for_a_change_of_layout(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     watch, asked = Watch(Worker("nvidia")), []
     agent.watcher.watches["nvidia"] = watch
