@@ -137,6 +137,7 @@ while True:
 
 def test_slow_and_silent_ones_harm_nobody(served: Callable[[int], socket.socket], tmp_path: Path) -> None:
     """Byte by byte, silent, or without ever reading an answer: as many connections as they can make."""
+    before = p95([asked(served, 0) for _ in range(40)])
     with contextlib.ExitStack() as stack:
         for uid in (2000, 2001, 2002, STRANGER):
             place = tmp_path / "ask" / str(uid)
@@ -149,7 +150,8 @@ def test_slow_and_silent_ones_harm_nobody(served: Callable[[int], socket.socket]
         roots = [asked(served, 0) for _ in range(100)]
         users = [asked(served, USER) for _ in range(100)]
     print(f"p50, p95 in ms: root {ms(roots)}, another user {ms(users)}")
-    assert p95(roots) < 0.5 and p95(users) < 1.0  # on a machine that others use, too
+    bound = max(0.5, 10 * before)  # on a machine that others use, too
+    assert p95(roots) < bound and p95(users) < bound
 
 
 def test_a_user_cannot_spend_anothers_rate(served: Callable[[int], socket.socket]) -> None:
