@@ -144,6 +144,13 @@ def test_a_request_that_is_too_long_or_too_slow_is_given_up(port: int, monkeypat
             assert connection.recv(10) == b""
 
 
+def test_the_port_is_free_again_when_the_service_ends() -> None:
+    listening = socket.create_server(("127.0.0.1", 0))
+    port = listening.getsockname()[1]
+    Service("test", lambda _: b"", most=MOST, seconds=1, log=logging.getLogger("x")).serve([listening], lambda: False)
+    socket.create_server(("127.0.0.1", port), reuse_port=False).close()
+
+
 def test_addresses_of_one_network_are_one_owner() -> None:
     assert munge_service._owner("2001:db8::1")[0] == munge_service._owner("2001:db8::ffff:2")[0]
     assert munge_service._owner("2001:db8::1")[0] != munge_service._owner("2001:db8:1::1")[0]
