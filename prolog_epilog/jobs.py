@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -321,7 +320,8 @@ class Jobs:
         strange = sorted(set(open) - given)
         if not strange:
             return
-        record.note("refuse", step="" if place is None else place.step, open=strange[:16])
+        known = {device.own_file for device in self._state.devices}
+        record.note("refuse", step="" if place is None else place.step, open=[one for one in strange if one in known])
         self._state.jobs.save(record)
         raise RefusalError(
             f"job {record.job} can open {', '.join(strange[:4])}, which it was not given",
@@ -413,5 +413,5 @@ class Jobs:
                 "vendors": {name: str(watch.problem or "ok") for name, watch in self._watcher.watches.items()},
                 "policy": str(self._state.caps.problem or "ok"),
                 "rungs": self._ladder.describe(),
-                "jobs": [json.loads(record.to_json()) for record in self._state.records.values()],
+                "jobs": [record.in_short() for record in self._state.records.values()],
             }

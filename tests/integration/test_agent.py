@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -462,3 +463,59 @@ def test_users_cannot_speak_for_root(cluster: DevCluster) -> None:
     *refused, nonsense, task = cluster.run([PYTHON, "-c", ask], node=NODE, user="bob").stdout.splitlines()
     assert all("for root only" in line for line in refused) and len(refused) == 4
     assert "not a request" in nonsense and "no task of a job" in task
+
+
+STORM = """
+import contextlib, glob, socket, sys
+mine = []
+print("begun", flush=True)
+while True:
+    for path in ["/run/sluice/agent.sock", *glob.glob("/run/sluice/ask/*")]:
+        mine.append(socket.socket(socket.AF_UNIX))
+        mine[-1].setblocking(False)
+        with contextlib.suppress(OSError):
+            mine[-1].connect(path)
+            mine[-1].send(sys.argv[1].encode())
+    if len(mine) > 500:
+        del mine[:250]
+"""
+
+
+def test_a_crowd_of_connections_keeps_no_job_from_running(cluster: DevCluster) -> None:
+    """Attack: four users held 64 connections, which were those of all users, and another one's task prolog failed."""
+    half, asks = '{"do', '{"do": "task", "open": ["/dev/nvidia7"]}\n' * 20
+    crowd = [
+        cluster.command(srun(1024, PYTHON, "-c", STORM, asks), user="bob"),
+        *(
+            cluster.command(["setpriv", f"--reuid={uid}", "--clear-groups", PYTHON, "-c", STORM, half], node=NODE)
+            for uid in range(4000, 4004)
+        ),
+    ]
+    with contextlib.ExitStack() as stack:
+        for command in crowd:
+            program = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+            stack.callback(program.kill)
+            assert program.stdout and program.stdout.readline() == "begun\n"
+        for _ in range(5):
+            ran = run(cluster, "alice", srun(1024, "env"))
+            assert ran.returncode == 0 and "SLUICE_GPU_NUMA=" in ran.stdout, ran.stderr
+    assert "drain" not in cluster.run(["sinfo", "-h", "-n", NODE, "-o", "%T"]).stdout
+
+
+def test_what_a_tenant_asks_does_not_fill_the_record(cluster: DevCluster) -> None:
+    """Attack: 210 requests filled the list of events, and of the job that was ended no event said so."""
+    before = newest(cluster)
+    ask = (
+        "import json, socket; s = socket.socket(socket.AF_UNIX); s.connect('/run/sluice/agent.sock')\n"
+        "for number in range(400):\n"
+        "    names = [f'/dev/{number}'] + ['/dev/' + 'x' * 100] * (number % 60)\n"
+        "    s.sendall(json.dumps({'do': 'task', 'open': names}).encode() + b'\\n')\n"
+        "    assert b'which it was not given' in s.recv(1 << 16)\n"
+    )
+    script = f'{PYTHON} -c "$1" && shift && ' + ESCAPE
+    words = ["unshare", "-Urm", "sh", "-c", script, "escape", ask, *hold(600, 8192)]
+    assert run(cluster, "bob", srun(4096, *words)).returncode != 0
+    record = last_record(cluster, "bob", before)
+    actions = [event["action"] for event in record["events"]]
+    assert "end" in actions and 1 <= actions.count("refuse") <= 16
+    assert len(json.dumps(record)) < 32 << 10 and "/dev/1" not in json.dumps(record)
