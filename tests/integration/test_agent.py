@@ -7,7 +7,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +24,7 @@ NODE, MIXED, INTEL = "single-1", "mixed-1", "intel-1"
 AGENT = f"agent@{NODE}"
 GIB = 1 << 30
 PYTHON = "/usr/bin/python3"
-PROGRAMS = Path(__file__).parents[2] / "prolog_epilog/programs"
+PROGRAMS = INSIDE / "programs"
 JOB = ["SLURM_JOB_ID=900001", "SLURM_JOB_UID=2001", "SLURM_JOB_USER=alice"]
 HOLD = """
 import ctypes, sys, time

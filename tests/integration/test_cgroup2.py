@@ -16,8 +16,11 @@ from typing import Any
 
 import pytest
 
+from dev_cluster import gpu_sim
 from dev_cluster.cluster import DevCluster
 from dev_cluster.control import init_pid
+from policy.node import NodePolicy
+from policy.node_limits import NodeLimits
 from tests.integration.settled import PATIENCE, until
 
 pytestmark = pytest.mark.cluster
@@ -33,6 +36,14 @@ assert cu.cuCtxSetCurrent(context) == 0
 print("at", time.time(), flush=True)
 assert cu.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(int(sys.argv[1]) << 20)) == 0
 time.sleep(600)
+"""
+FILL = """
+import ctypes as c
+cu, context, address, got = c.CDLL("libcuda.so.1"), c.c_void_p(), c.c_uint64(), 0
+assert cu.cuInit(0) == 0 and cu.cuDevicePrimaryCtxRetain(c.byref(context), 0) == 0 and cu.cuCtxSetCurrent(context) == 0
+while (code := cu.cuMemAlloc_v2(c.byref(address), c.c_size_t(2 << 20))) == 0:
+    got += 2
+print(got, code)
 """
 # A mount namespace of the user's own, in which nothing is preloaded: the watchdog alone holds it.
 ESCAPE = ["unshare", "-Urm", "sh", "-c", 'mount --bind /dev/null /etc/ld.so.preload && exec env -i "$@"', "x"]
@@ -274,6 +285,23 @@ def test_who_freezes_himself_is_ended_all_the_same(cluster: DevCluster) -> None:
 
 def uids(cluster: DevCluster) -> list[int]:
     return [int(cluster.run(["id", "-u", name]).stdout) for name in ("alice", "bob")]
+
+
+def test_the_drivers_own_limit_holds_the_whole_job(make_cluster: Callable[..., DevCluster], tmp_path: Path) -> None:
+    """The rung `driver`: a limit on the job's cgroup, which no other test has with a cgroup that Slurm made."""
+    platform = tmp_path / "new.yaml"
+    text = Path(gpu_sim.__file__).with_name("platforms").joinpath("dgx-h100.yaml").read_text()
+    platform.write_text(text.replace("550.90.07", "615.10.01"))
+    cluster = make_cluster({**DESCRIPTION, "nodes": [{"names": NODE, "platform": str(platform)}]})
+    policy = NodePolicy(limits=NodeLimits(ladder=("driver", "limiter", "watchdog")))
+    (cluster.slurm_conf_dir() / "sluice.node.json").write_text(policy.render())
+    job = ["sh", "-c", 'echo $SLURM_JOB_ID; exec "$@"', "x", *ESCAPE, PYTHON, "-c", FILL]
+    ran = run(cluster, LIMITED, *job)
+    number, filled, code = ran.stdout.split()
+    assert (int(filled), code) == (4096 - 520, "2"), ran.stderr
+    assert ends(cluster, int(number)) == []
+    [grant] = json.loads((cluster.node_folder(NODE) / f"records/{number}.json").read_text())["grants"]
+    assert grant["rung"] == "driver" and grant["clean"]
 
 
 def test_nothing_of_it_is_left(make_cluster: Callable[..., DevCluster]) -> None:
