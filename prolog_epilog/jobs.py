@@ -163,7 +163,11 @@ class Jobs:
                 )
             if record.uid != uid:
                 raise RefusalError(f"job {job}: of user {record.uid}, not {uid}")
-            self._refuse_strange(record, cgroups.place_of(peer.pid), open)
+            place = cgroups.place_of(peer.pid)
+            if place is not None:
+                with suppress(OSError):  # a step that ends just now
+                    cgroups.take_steps(place)
+            self._refuse_strange(record, place, open)
             chosen = select(self._state.devices, gpus)
             for device in chosen:
                 if record.grant_of(device.uuid) is None:
