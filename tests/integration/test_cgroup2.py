@@ -7,7 +7,6 @@ import os
 import shlex
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -83,11 +82,6 @@ attempt(lambda: write(f"{tempfile.mkdtemp(dir=own)}/cgroup.procs", b"0"))
 attempt(lambda: write(f"{tempfile.mkdtemp(dir=task)}/cgroup.procs", b"0"))
 attempt(lambda: write(f"{task}/cgroup.freeze", b"1"))
 print(json.dumps({"refused": refused, "place": place()}))
-"""
-# slurmstepd starts it, as the user, when the task has ended; it leaves something behind.
-EPILOG = """#!/bin/sh
-setsid "$0.program" >"$0.out" 2>&1 &
-sleep 2
 """
 # Goes where its user may go, and holds memory.
 IN_OWN_CGROUP = """
@@ -204,24 +198,6 @@ def test_ended_within_two_seconds(cluster: DevCluster, way: str) -> None:
     assert way != "namespace" or ("root 0::/\n" in said and "stays" in said)
     [end] = ends(cluster, int(said.split()[1]))
     assert 0 < end["time"] - began(said) < 2
-
-
-def test_what_a_tasks_epilog_leaves_is_ended(cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """It is the user's program, in slurmstepd's own cgroup."""
-    with tempfile.TemporaryDirectory(dir=cluster.layout.homes / "alice") as name:
-        folder = Path(name)
-        folder.chmod(0o777)
-        for file, text in (
-            ("epilog", EPILOG),
-            ("epilog.program", f"#!{PYTHON}\n" + HOLD.replace("sys.argv[1]", "8192")),
-        ):
-            (folder / file).write_text(text)
-            (folder / file).chmod(0o755)
-        inside = f"/run/sluice-cluster/home/alice/{folder.name}/epilog"
-        job = srun(LIMITED, f"--task-epilog={inside}", "sh", "-c", "echo $SLURM_JOB_ID")
-        number = int(cluster.run(job, user="alice", timeout=60).stdout)
-        [end] = ends(cluster, number)
-        assert 0 < end["time"] - began((folder / "epilog.out").read_text()) < 2
 
 
 def delegated(cluster: DevCluster, uid: int) -> str:

@@ -14,6 +14,7 @@ from dev_cluster.cluster import DevCluster
 from dev_cluster.gpu_sim.fields import get_values
 from policy.node import NodePolicy
 from policy.node_limits import NodeLimits
+from tests.integration.beds import Bed
 
 pytestmark = pytest.mark.cluster
 
@@ -44,7 +45,7 @@ print(mode.value, subprocess.run([sys.executable, "-c", sys.argv[1], "", "second
 
 
 @pytest.fixture(scope="module")
-def cluster(make_shared_cluster: Callable[..., DevCluster]) -> DevCluster:
+def cluster(make_shared_cluster: Callable[..., DevCluster], bed: Bed) -> DevCluster:
     made: DevCluster = make_shared_cluster(
         {
             "nodes": [{"names": NODE, "platform": "dgx-h100"}],
@@ -52,7 +53,9 @@ def cluster(make_shared_cluster: Callable[..., DevCluster]) -> DevCluster:
             "accounting": False,
             "agent": True,
             "users": [{"name": "alice"}],
-        }
+            **bed.description,
+        },
+        **bed.options,
     )
     take_over_gres(made, NODE)
     return made
