@@ -196,7 +196,7 @@ def test_an_overrun_is_ended_within_two_seconds(cluster: DevCluster) -> None:
 
 @pytest.mark.cgroup2
 def test_what_a_tasks_epilog_leaves_is_ended(cluster: DevCluster) -> None:
-    """The user's program, which slurmstepd starts when the task has ended: in its own cgroup, and without the limiter."""
+    """The user's program, which slurmstepd starts in its own cgroup when the task has ended, without the limiter."""
     home = INSIDE / "home/alice"
     for name, text in (
         ("epilog", EPILOG),

@@ -26,7 +26,6 @@ pytestmark = pytest.mark.cluster
 
 NODE, OTHER = "h100-1", "h100-2"
 PYTHON = "/usr/bin/python3"
-UNIFIED = Path("/sys/fs/cgroup/unified")
 HOLD = """
 import ctypes, sys, time
 cu, context, address = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64()
@@ -280,18 +279,28 @@ def test_the_drivers_own_limit_holds_the_whole_job(make_cluster: Callable[..., D
     assert grant["rung"] == "driver" and grant["clean"]
 
 
-def test_nothing_of_it_is_left(make_cluster: Callable[..., DevCluster]) -> None:
-    """After a kill at any moment, with a job on the node and cgroups of users' own, one of them frozen."""
-    cluster = make_cluster({**DESCRIPTION, "nodes": [{"names": NODE, "platform": "none"}], "agent": False})
-    group = UNIFIED / cluster.layout.cgroup
-    if not group.parent.is_dir():
-        pytest.skip("version 2 is mounted elsewhere")
+FROZEN = {
+    "v1": ("freezer", "slurm_*/uid_*/job_*/step_0", "freezer.state", "FROZEN"),
+    "v2": ("unified", "system.slice/*.scope/job_*/step_0", "cgroup.freeze", "1"),
+}
+
+
+@pytest.mark.parametrize("version", FROZEN)
+def test_nothing_of_it_is_left(make_cluster: Callable[..., DevCluster], version: str) -> None:
+    """After a kill, with a frozen job on the node, and cgroups that others made."""
+    hierarchy, pattern, file, word = FROZEN[version]
+    folder = Path("/sys/fs/cgroup") / hierarchy
+    if not folder.is_dir():
+        pytest.skip(f"cgroup {version} is mounted elsewhere")
+    nodes = [{"names": NODE, "platform": "none"}]
+    cluster = make_cluster({**DESCRIPTION, "nodes": nodes, "agent": False, "cgroup": version})
+    group = folder / cluster.layout.cgroup
     job = cluster.command(srun("sleep", "600"), user="alice")
     with subprocess.Popen(job, stderr=subprocess.DEVNULL) as running:
         try:
-            until(lambda: list(group.glob("system.slice/*.scope/job_*/step_0/user/task_0")))
-            frozen = next(group.glob("system.slice/*.scope/job_*")) / "cgroup.freeze"
-            frozen.write_text("1")
+            [step] = until(lambda: list(group.glob(pattern)))
+            until(lambda: any(path.read_text() for path in step.rglob("cgroup.procs") if path.parent.name != "slurm"))
+            (step / file).write_text(word)
             (group / "user.slice/a/b").mkdir(parents=True)
             pid = init_pid(cluster.layout)
             assert pid is not None
