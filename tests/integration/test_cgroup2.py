@@ -245,6 +245,15 @@ def test_nobody_leaves_his_job_for_a_cgroup_of_his_own(cluster: DevCluster) -> N
         assert tried["refused"] == ["EACCES"] * 4 and "/job_" in tried["place"]
 
 
+def test_a_job_with_gpus_makes_no_cgroups_that_would_stay(cluster: DevCluster) -> None:
+    """Slurm 22.05 gives a task's folder to the user, and leaves it there with all that was made in it."""
+    make = "cd /sys/fs/cgroup$(sed -n s/^0:://p /proc/self/cgroup) && mkdir mine; echo $SLURM_JOB_ID $?"
+    job, *tried = run(cluster, "-n2", LIMITED, "sh", "-c", make).stdout.split()
+    assert tried == ["1", job, "1"]
+    slice_ = "/sys/fs/cgroup/system.slice"
+    until(lambda: cluster.run(["find", slice_, "-name", f"job_{job}"], node=NODE).stdout == "")
+
+
 def test_who_freezes_himself_is_ended_all_the_same(cluster: DevCluster) -> None:
     """What a job's user has outside of it counts to the job."""
     alice, _ = uids(cluster)
