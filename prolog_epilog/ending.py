@@ -14,7 +14,7 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -36,15 +36,17 @@ def end_step(folder: Path | None, pids: Iterable[int]) -> int:
             ended = _end_frozen(folder)
     ended = max(ended, _kill(pids))
     if folder is not None and (folder / "freezer.state").exists():
-        _free(folder.parent, pids)
+        _free(folder, pids)
     return ended
 
 
-def _free(job: Path, pids: Sequence[int]) -> None:
-    """Take processes out of what their user made and froze, and may freeze again."""
-    for pid in pids[:_MOST_FREED]:
-        with suppress(OSError):  # it has ended
-            (job / "cgroup.procs").write_text(str(pid))
+def _free(folder: Path, pids: Iterable[int]) -> None:
+    """Take processes out of what their user made and froze, and may freeze again: a slow thing to do."""
+    if len(list(islice(_folders(folder), 2))) == 2:
+        members = set(_members(folder))
+        for pid in islice((pid for pid in pids if pid not in members), _MOST_FREED):
+            with suppress(OSError):  # it has ended
+                (folder.parent / "cgroup.procs").write_text(str(pid))
 
 
 def _end_frozen(folder: Path) -> int:
