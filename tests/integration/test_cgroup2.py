@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from dev_cluster import gpu_sim
+from dev_cluster.agents import READY
 from dev_cluster.cluster import DevCluster
 from dev_cluster.control import init_pid
 from policy.node import NodePolicy
@@ -158,6 +159,24 @@ def test_a_step_over_its_limit_ends_and_its_slurmstepd_does_its_duty(cluster: De
     assert "step 0 is ended" in said and "status 137" in said and said.endswith("next\n")
     [end] = ends(cluster, number)
     assert 0 < end["time"] - began(said) < 2
+
+
+def test_on_a_kernel_that_lists_both_versions(cluster: DevCluster) -> None:
+    """An agent that sees the lines of version 1, too, with nothing in them."""
+    name, plain = f"agent@{NODE}", f"plain-agent@{NODE}"
+    begun = cluster.facts["daemons"][name]
+    cluster.stop_daemon(name)
+    try:
+        environment = {**begun["env"], "LD_PRELOAD": ""}
+        cluster.start_program(plain, begun["argv"], node=NODE, env=environment)
+        until(lambda: READY in cluster.log(plain).read_text())
+        ran = run(cluster, LIMITED, "sh", "-c", 'echo job $SLURM_JOB_ID; exec "$@"', "x", *OVER)
+        [end] = ends(cluster, int(ran.stdout.split()[1]))
+        assert 0 < end["time"] - began(ran.stdout) < 2 and "step 0 is ended" in ran.stderr
+        cluster.stop_daemon(plain)
+    finally:
+        cluster.start_daemon(name)
+        until(lambda: cluster.log(name).read_text().count(READY) == 2)
 
 
 def test_a_batch_job_over_its_limit_has_its_end(cluster: DevCluster) -> None:
