@@ -8,7 +8,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,7 +26,7 @@ NODE, MIXED, INTEL = "single-1", "mixed-1", "intel-1"
 AGENT = f"agent@{NODE}"
 GIB = 1 << 30
 PYTHON = "/usr/bin/python3"
-PROGRAMS = Path(__file__).parents[2] / "prolog_epilog/programs"
+PROGRAMS = INSIDE / "programs"
 JOB = ["SLURM_JOB_ID=900001", "SLURM_JOB_UID=2001", "SLURM_JOB_USER=alice"]
 HOLD = """
 import ctypes, sys, time
@@ -52,6 +51,10 @@ drivers:
   nvidia: {version: 550.90.07, library: 12.550.90.07, runtime: 12040}
 gpus:
   - {model: h100-sxm5-80gb, pci: '0000:1b:00.0', numa: 0, under: 'pci0000:15/0000:15:01.0'}
+"""
+EPILOG = f"""#!/bin/sh
+setsid {INSIDE}/home/alice/left 60 8192 >{INSIDE}/home/alice/said 2>&1 &
+sleep 2
 """
 
 
@@ -152,6 +155,7 @@ def status(cluster: DevCluster, node: str = NODE) -> dict[str, Any]:
     return answer
 
 
+@pytest.mark.cgroup2
 def test_two_tenants_on_one_gpu_one_refused_and_one_ended(cluster: DevCluster) -> None:
     before = newest(cluster)
     honest = cluster.command(srun(30 * 1024, *hold(4, 20 * 1024, 10 * 1024, 9 * 1024)), user="alice")
@@ -175,6 +179,7 @@ def test_two_tenants_on_one_gpu_one_refused_and_one_ended(cluster: DevCluster) -
     assert other["peak"] > 49 * GIB
 
 
+@pytest.mark.cgroup2
 def test_an_overrun_is_ended_within_two_seconds(cluster: DevCluster) -> None:
     before = newest(cluster)
     over = [PYTHON, "-c", "import time; print(time.time(), flush=True)\n" + HOLD, "600", "8192"]
@@ -189,6 +194,27 @@ def test_an_overrun_is_ended_within_two_seconds(cluster: DevCluster) -> None:
     events = last_record(cluster, "bob", before)["events"]
     [ended] = [event["time"] for event in events if event["action"] == "end"]
     assert 0 < ended - began < 2
+
+
+@pytest.mark.cgroup2
+def test_what_a_tasks_epilog_leaves_is_ended(cluster: DevCluster) -> None:
+    """The user's program, which slurmstepd starts in its own cgroup when the task has ended, without the limiter."""
+    home = INSIDE / "home/alice"
+    for name, text in (
+        ("epilog", EPILOG),
+        ("left", f"#!{PYTHON}\nimport time; print(time.time(), flush=True)\n{HOLD}"),
+    ):
+        outside = cluster.layout.homes / "alice" / name
+        outside.write_text(text)
+        outside.chmod(0o755)
+    cluster.run(["touch", home / "said"], user="alice")
+    job = srun(4096, "sh", "-c", "echo $SLURM_JOB_ID")
+    job.insert(1, f"--task-epilog={home}/epilog")
+    number = int(run(cluster, "alice", job).stdout)
+    record = last_record(cluster, "alice", number - 1)
+    [ended] = [event["time"] for event in record["events"] if event["action"] == "end"]
+    assert record["job"] == number
+    assert 0 < ended - float((cluster.layout.homes / "alice/said").read_text().split()[0]) < 2
 
 
 @pytest.mark.parametrize("change", ["env", "unset LD_PRELOAD", "env -i", "LD_PRELOAD= LD_LIBRARY_PATH="])
@@ -254,6 +280,7 @@ def test_a_tenant_who_ruins_his_ledger_harms_only_himself(cluster: DevCluster) -
     assert f"/run/sluice/limit/job_{record['job']} " not in mounts
 
 
+@pytest.mark.cgroup2
 def test_the_watchdog_goes_on_after_a_restart(cluster: DevCluster) -> None:
     waits = f'echo up; {lasts_until(INSIDE / "restarted")}; exec "$@"'
     escape = ["sh", "-c", waits, "x", *escaping(hold(600, 8192))]
@@ -334,6 +361,7 @@ def test_a_hanging_driver_takes_only_its_own_gpus_along(cluster: DevCluster) -> 
     eventually(lambda: status(cluster, MIXED)["vendors"]["nvidia"] == "ok")
 
 
+@pytest.mark.cgroup2
 @pytest.mark.parametrize("kind", ["l40s", "mi300x", "arca770"])
 def test_a_task_opens_the_gpus_that_it_was_given_and_no_other(cluster: DevCluster, kind: str) -> None:
     """Device numbers differ from ordinals on this node; the check is the agent's own."""
@@ -343,6 +371,7 @@ def test_a_task_opens_the_gpus_that_it_was_given_and_no_other(cluster: DevCluste
     assert "SLUICE_GPU_NUMA=" in ran.stdout, ran.stderr
 
 
+@pytest.mark.cgroup2
 def test_a_task_that_can_open_more_is_refused(cluster: DevCluster) -> None:
     """As if devices were not constrained: the task tells that it opened another."""
     given = next(one for one in status(cluster)["devices"] if one["index"] == 0)["file"]
@@ -371,6 +400,7 @@ def test_amd_gpus_are_held_by_the_limiter(cluster: DevCluster) -> None:
     assert run(cluster, "alice", limited).stdout.split() == ["0", OUT_OF_MEMORY, "0"]
 
 
+@pytest.mark.cgroup2
 def test_intel_gpus_are_held_by_the_watchdog(cluster: DevCluster) -> None:
     folder = cluster.node_folder(INTEL) / "gpu_sim"
     job = ["srun", "--quiet", "-w", INTEL, "--gres=shard:4096", "sh", "-c", "echo $$ $SLURM_STEP_GPUS; sleep 600"]
