@@ -123,10 +123,13 @@ class Holds:
         can_wait = facts.batch and facts.requeue
         if not can_wait and facts.runs and now - hold.since < _SAYS_WHY_S:
             return False
-        self._tell_why(facts, hold.why)
+        if facts.runs:  # a job that has ended takes no comment, before it is requeued
+            self._tell_why(facts, hold.why)
         requeued = can_wait and self._do(hold, "scontrol", "requeuehold", facts.name)
-        if not requeued and not facts.runs:
-            return True
+        if not facts.runs:
+            if not requeued:
+                return True
+            self._tell_why(facts, hold.why)
         if requeued or self._do(hold, "scancel", facts.name):
             self._done[hold] = now
         return False

@@ -425,10 +425,14 @@ class Slurm:
             assert words[-1].startswith("admin_comment:")
             out = f"{self.comment or '(null)'}   \n"
         elif words[0] == "update":
+            if self.job["JobState"] == "FAILED":
+                raise CommandError("scontrol: Job has already finished", returncode=1)
             self.comment = words[2].partition("=")[2]
         else:
             error = self.said["scancel" if name == "scancel" else words[0]]
             self.done.append([name, *words])
+            if words[0] == "requeuehold" and not error and self.job["JobState"] == "FAILED":
+                self.job["JobState"] = "PENDING"
         return subprocess.CompletedProcess([name, *words], 1 if error else 0, out, error)
 
 
