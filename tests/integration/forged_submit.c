@@ -44,7 +44,7 @@ int main(int count, char *words[])
     job.environment = environment;
     job.env_size = 1;
     job.work_dir = "/tmp";
-    job.std_out = "/tmp/forged-%j";
+    job.std_out = "/run/sluice-cluster/home/alice/forged-%j";
     job.spank_job_env = words + 5;
     job.spank_job_env_size = (uint32_t)(count - 5);
     for (int i = 5; i < count; i++)

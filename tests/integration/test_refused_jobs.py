@@ -158,7 +158,7 @@ def test_a_forged_share_holds_the_job_and_not_the_node(stock: DevCluster, client
 
 
 def output(cluster: DevCluster, job: str) -> str:
-    return cluster.run(["sh", "-c", f"cat /tmp/forged-{job} 2>/dev/null"], node=NODE, check=False).stdout
+    return cluster.run(["sh", "-c", f"cat {INSIDE}/home/alice/forged-{job} 2>/dev/null"], node=NODE, check=False).stdout
 
 
 def test_an_array_of_refused_jobs_drains_nothing_while_a_neighbour_runs(stock: DevCluster, client: Path) -> None:
@@ -201,7 +201,15 @@ def test_a_refused_job_waits_for_a_controller_that_is_away(stock: DevCluster, cl
 
 
 def sbatch(cluster: DevCluster, *options: str, script: str = "sleep 600") -> str:
-    words = ["sbatch", "--parsable", "-o", "/tmp/forged-%j", "--gres=shard:1024", *options, f"--wrap={script}"]
+    words = [
+        "sbatch",
+        "--parsable",
+        "-o",
+        "/run/sluice-cluster/home/alice/forged-%j",
+        "--gres=shard:1024",
+        *options,
+        f"--wrap={script}",
+    ]
     return cluster.run(words, user="alice", cwd="/tmp").stdout.strip()
 
 
