@@ -103,6 +103,9 @@ class Agent:
         self.watcher.on_sample.append(self.accounting.sample)
         self.jobs.on_end.append(self.accounting.finish)
         self.duties.add("accounting", SAVE_SECONDS, self.accounting.save)
+        self.holds = Holds(settings.run / "agent/refused")
+        self.holds.on_put = self.duties.add("holds", _IDLE_S, self.holds.run, retry=5.0).wake
+        self.jobs.on_refused = self.holds.put
         self._watch_outages()
         self._watch_health()
         policy = settings.policy.with_name(FILE_NAME)
@@ -113,9 +116,6 @@ class Agent:
         self.jobs.on_unwritten = self.duties.add("records", _IDLE_S, self.jobs.write_records, retry=1.0).wake
         self.ends = Ends(settings.records.parent / "ended", lambda: self.state.node)
         self.duties.add("ends", ENDS_S, self.ends.run, retry=1.0)
-        self.holds = Holds(settings.run / "agent/refused")
-        self.holds.on_put = self.duties.add("holds", _IDLE_S, self.holds.run, retry=5.0).wake
-        self.jobs.on_refused = self.holds.put
         self.state.outbox.on_put = self.duties.add("courier", _IDLE_S, Courier(self.state.outbox).run, retry=1.0).wake
 
     def _limits(self) -> tuple[Ladder, Renewal]:
@@ -145,7 +145,10 @@ class Agent:
         """Times without an agent: noted and judged by the one that comes after."""
         file = NodePolicyFile(self.state.settings.policy.with_name(FILE_NAME))
         self.outages = Outages(
-            self.state, self.state.settings.run / MEMORY, bound=lambda: file.current().limits.unwatched_s
+            self.state,
+            self.state.settings.run / MEMORY,
+            bound=lambda: file.current().limits.unwatched_s,
+            hold=self.holds.put,
         )
         self.jobs.on_end.append(self.outages.ended)
         self.duties.add("outages", OUTAGES_S, self.outages.run, retry=2.0)

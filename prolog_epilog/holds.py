@@ -1,4 +1,5 @@
-"""Lets jobs that were refused here for what their users asked wait, held; cancels those that Slurm cannot requeue.
+"""Lets jobs wait, held, that were refused here for what their users asked, or over which agents died; cancels those
+that Slurm cannot requeue.
 
 A prolog that failed would drain the node, and Slurm's commands may not be called in one: so the prolog succeeds, the
 agent starts none of the job's tasks, and this duty tells the controllers, until one has answered. Why is written into
@@ -78,9 +79,9 @@ class Holds:
         """Make the folder. Raises OSError."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def put(self, record: JobRecord) -> None:
+    def put(self, record: JobRecord, reason: str) -> None:
         """The job is to wait. Raises OSError."""
-        why = f"on {record.node}: {record.refused}"
+        why = f"on {record.node}: {reason}"
         hold = Hold(record.job, record.restarts, why, self._clock())
         write_atomic(self.folder / str(hold.job), json.dumps(asdict(hold)), mode=0o600, follow_links=False)
         self.on_put()

@@ -75,7 +75,7 @@ class Jobs:
         self.on_prolog: list[Callable[[list[NodeDevice]], None]] = []  # each may refuse a job these devices
         self.on_end: list[Callable[[JobRecord], None]] = []  # called with a job's record before it is written, locked
         self.on_unwritten: Callable[[], None] = lambda: None  # called when a record has to be written later
-        self.on_refused: Callable[[JobRecord], None] = lambda _: None  # called with one to requeue held; raises OSError
+        self.on_refused: Callable[[JobRecord, str], None] = lambda *_: None  # is to requeue it held; raises OSError
         self._unwritten: list[JobRecord] = []  # of jobs that ended
 
     def answer_to(self, server: Server) -> None:
@@ -198,7 +198,7 @@ class Jobs:
         record.grants, record.split, record.share_percent = [], False, None
         record.refused = one_line(str(error), limit=512)
         record.note("refuse", why=record.refused)
-        self.on_refused(record)
+        self.on_refused(record, record.refused)
         self._state.jobs.save(record)
         self._state.records[record.job] = record
 

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from prolog_epilog.log import log
 from prolog_epilog.record import JobRecord
-from prolog_epilog.requeue import requeue_held
 from prolog_epilog.state import State
 from slurm_client.commands import Commands
 
@@ -96,13 +95,15 @@ class Outages:
         path: Path,
         *,
         bound: Callable[[], int],
+        hold: Callable[[JobRecord, str], None],
         commands: Commands | None = None,
         today: Callable[[], float] = time.time,
     ) -> None:
-        """`bound`: the policy's seconds that a job may run unwatched."""
+        """`bound`: the policy's seconds that a job may run unwatched; `hold`: requeues one held, raises OSError."""
         self._state = state
         self._path = path
         self._bound = bound
+        self._hold = hold
         self._commands = commands or Commands(timeout=_COMMAND_S)
         self._today = today
         self._held: set[int] = set()
@@ -141,17 +142,18 @@ class Outages:
             log("drain", node=node, why=self._drain)
             self._drain = ""
         for job in self._state.suspects - self._held:
-            done = requeue_held(job, _WHY, self._commands)
-            log("held", job=job, done=done, why=_WHY)
-            self._note_suspect(job, done)
+            self._hold_suspect(job)
             self._held.add(job)
 
-    def _note_suspect(self, job: int, done: str) -> None:
+    def _hold_suspect(self, job: int) -> None:
         with self._state.lock:
             record = self._state.records.get(job)
-            if record is not None:
-                record.note("suspect", why=_WHY, done=done)
-                self._save(record)
+            if record is None:
+                return
+            self._hold(record, _WHY)
+            record.note("suspect", why=_WHY)
+            self._save(record)
+        log("suspect", job=job, why=_WHY)
 
     def _note_over(self) -> None:
         """Those that are over, in the records of the jobs that ran then."""

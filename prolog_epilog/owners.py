@@ -7,24 +7,20 @@ and may hold memory for a moment longer.
 
 from __future__ import annotations
 
-import bisect
 import os
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prolog_epilog import cgroups
 from prolog_epilog.cgroups import PROC, Place
-from prolog_epilog.log import log
+from prolog_epilog.subuids import Subuids
 
 _MOST_FILES = 256  # of those that an agent may have open
 _MOST_LOOKS = 2048  # at processes whose file is not open, in one sample
 _MOST_THREADED = 32  # at processes whose leader has exited, in one sample
 _ENDING_S = 2.0  # how long one that is ending counts for nobody
-_SUBUID = Path("/etc/subuid")
-_MOST_SUBUID = 1 << 20  # bytes
 _MOST_TEXT = 1 << 14
 
 
@@ -54,53 +50,6 @@ class _Known:
     owner: Owner = _NOBODY
     file: int | None = None
     ending_since: float | None = None
-
-
-class Subuids:
-    """/etc/subuid: who owns which ranges of subordinate uids. Read again when it changes."""
-
-    def __init__(self, path: Path = _SUBUID) -> None:
-        self._path = path
-        self._stamp: tuple[int, int, int] | None = None
-        self._starts: list[int] = []
-        self._ranges: list[tuple[int, int, str]] = []
-
-    def owner(self, uid: int) -> str:
-        """The name, or number, of the user whose subordinate uid it is; empty for none."""
-        with suppress(OSError):
-            self._update()
-        place = bisect.bisect_right(self._starts, uid) - 1
-        if place < 0:
-            return ""
-        start, count, name = self._ranges[place]
-        return name if uid < start + count else ""
-
-    def _update(self) -> None:
-        try:
-            state = self._path.stat()
-        except FileNotFoundError:
-            self._stamp, self._starts, self._ranges = None, [], []
-            return
-        stamp = (state.st_mtime_ns, state.st_size, state.st_ino)
-        if stamp == self._stamp:
-            return
-        self._stamp = stamp
-        with self._path.open("rb") as file:
-            text = file.read(_MOST_SUBUID + 1)
-        if len(text) > _MOST_SUBUID:
-            log("problem", what=f"{self._path}: larger than {_MOST_SUBUID} bytes", remedy="what follows is not read")
-            text = text[:_MOST_SUBUID].rpartition(b"\n")[0]
-        self._ranges = sorted(_subuid_lines(text.decode(errors="replace")))
-        self._starts = [start for start, _, _ in self._ranges]
-
-
-def _subuid_lines(text: str) -> Iterable[tuple[int, int, str]]:
-    for line in text.splitlines():
-        words = line.strip().split(":")
-        if len(words) == 3 and words[0] and all(word.isascii() and word.isdecimal() for word in words[1:]):
-            start, count = int(words[1][:10]), int(words[2][:10])
-            if start and count:  # nobody owns root
-                yield start, count, words[0]
 
 
 class Owners:

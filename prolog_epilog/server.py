@@ -121,7 +121,7 @@ class Server:
         if peer.uid == 0:
             return Asker(_ROOT, (0,), peer)
         if peer.uid not in self._own:
-            return Asker(_STRANGERS, (self._subuids.owner_of(peer.uid),), peer)
+            return Asker(_STRANGERS, (self._subuids.owner(peer.uid) or peer.uid,), peer)
         place = cgroups.place_of(peer.pid)
         return Asker(_USERS, (peer.uid, place and place.job), peer)
 

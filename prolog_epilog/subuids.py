@@ -2,54 +2,60 @@
 
 from __future__ import annotations
 
-import pwd
+import bisect
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
-SUBUID = Path("/etc/subuid")
+from prolog_epilog.log import log
 
-
-@dataclass(frozen=True, slots=True)
-class _Range:
-    first: int
-    count: int
-    owner: int
+_SUBUID = Path("/etc/subuid")
+_MOST_SUBUID = 1 << 20  # bytes
 
 
 class Subuids:
-    """The file, read again when it changes. A file that cannot be read gives nobody anything."""
+    """/etc/subuid: who owns which ranges of subordinate uids. Read again when it changes."""
 
-    def __init__(self, path: Path = SUBUID) -> None:
+    def __init__(self, path: Path = _SUBUID) -> None:
         self._path = path
-        self._mark: tuple[int, int] | None = None
-        self._ranges: list[_Range] = []
+        self._stamp: tuple[int, int, int] | None = None
+        self._starts: list[int] = []
+        self._ranges: list[tuple[int, int, str]] = []
 
-    def owner_of(self, uid: int) -> int:
-        """The user who has the uid: itself, unless it lies in somebody's range."""
-        self._look()
-        found = (one.owner for one in self._ranges if one.first <= uid < one.first + one.count)
-        return next(found, uid)
+    def owner(self, uid: int) -> str:
+        """The name, or number, of the user whose subordinate uid it is; empty for none."""
+        with suppress(OSError):
+            self._update()
+        place = bisect.bisect_right(self._starts, uid) - 1
+        if place < 0:
+            return ""
+        start, count, name = self._ranges[place]
+        return name if uid < start + count else ""
 
-    def _look(self) -> None:
+    def _update(self) -> None:
         try:
             state = self._path.stat()
-            mark = state.st_ino, state.st_mtime_ns
-            if mark == self._mark:
-                return
-            text = self._path.read_text(errors="replace")
-        except OSError:
-            mark, text = None, ""
-        self._mark, self._ranges = mark, _parse(text)
+        except FileNotFoundError:
+            self._stamp, self._starts, self._ranges = None, [], []
+            return
+        stamp = (state.st_mtime_ns, state.st_size, state.st_ino)
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        with self._path.open("rb") as file:
+            text = file.read(_MOST_SUBUID + 1)
+        if len(text) > _MOST_SUBUID:
+            log("problem", what=f"{self._path}: larger than {_MOST_SUBUID} bytes", remedy="what follows is not read")
+            text = text[:_MOST_SUBUID].rpartition(b"\n")[0]
+        self._ranges = sorted(parse_subuids(text.decode(errors="replace")))
+        self._starts = [start for start, _, _ in self._ranges]
 
 
-def _parse(text: str) -> list[_Range]:
-    found = []
+def parse_subuids(text: str) -> Iterable[tuple[int, int, str]]:
+    """First uid, how many, and whose they are; lines that are none are left out."""
     for line in text.splitlines():
-        name, _, rest = line.partition(":")
-        first, _, count = rest.partition(":")
-        with suppress(KeyError, ValueError):
-            owner = int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid
-            if owner != 0:  # root's own ranges, e.g. of a container engine: nobody gets root's places by them
-                found.append(_Range(int(first), int(count), owner))
-    return found
+        words = line.strip().split(":")
+        if len(words) == 3 and words[0] and all(word.isascii() and word.isdecimal() for word in words[1:]):
+            start, count = int(words[1][:10]), int(words[2][:10])
+            if start and count:  # nobody owns root
+                yield start, count, words[0]

@@ -20,7 +20,7 @@ from prolog_epilog.devices import NodeDevice
 from prolog_epilog.record import MOST_RECORD, Event, Grant, JobRecord
 from prolog_epilog.server import Peer
 from prolog_epilog.state import Settings
-from prolog_epilog.subuids import _parse as parse_subuids
+from prolog_epilog.subuids import parse_subuids
 from sluice_base.errors import SluiceError
 from sluice_base.events import _parse as parse_event
 from slurm_client.munge_service import RefusedError
@@ -138,7 +138,7 @@ def events() -> Target:
     def run(data: bytes) -> None:
         event = parse_event(data)
         assert event is None or event.seq > 0
-        parse_subuids(data.decode(errors="replace"))
+        assert all(start and count for start, count, _ in parse_subuids(data.decode(errors="replace")))
 
     return Target(
         run, (b'{"seq": 7, "time": 1763740000.25, "kind": "takeover", "leader": "ctl1"}', b"root:100000:65536")

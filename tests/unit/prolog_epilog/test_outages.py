@@ -10,9 +10,7 @@ import pytest
 
 from prolog_epilog.outages import Outage, Outages, read
 from prolog_epilog.record import JobRecord
-from prolog_epilog.requeue import requeue_held
 from prolog_epilog.state import Settings, State
-from sluice_base.errors import SluiceError
 from sluice_base.run import CommandError
 from slurm_client.commands import Commands
 
@@ -46,7 +44,21 @@ class Site:
         self.state.jobs.folder.mkdir(parents=True)
         self.slurm = Slurm(**fails)
         self.path = folder / "guard"
-        self.outages = Outages(self.state, self.path, bound=lambda: 10, commands=self.slurm, today=lambda: NOW)
+        self.held: list[tuple[int, str]] = []
+        self.full = False
+        self.outages = Outages(
+            self.state,
+            self.path,
+            bound=lambda: 10,
+            hold=self.hold,
+            commands=self.slurm,
+            today=lambda: NOW,
+        )
+
+    def hold(self, record: JobRecord, why: str) -> None:
+        if self.full:
+            raise OSError(28, "No space left on device")
+        self.held.append((record.job, why))
 
     def remembers(self, *lines: str) -> None:
         self.path.write_text("\n".join(["sluice-guard 1", *lines, ""]))
@@ -125,14 +137,11 @@ def test_jobs_whose_data_was_read_are_suspects_and_the_node_is_spared(site: Site
     site.outages.judge()
     assert site.state.suspects == {7}  # 8 was there once
     site.outages.run()
-    asked = site.slurm.asked  # type: ignore[attr-defined]
-    assert "scontrol requeuehold 7" in asked
-    assert not any("DRAIN" in words for words in asked)
-    [suspect] = details(record, "suspect")
-    assert suspect["done"] == "requeued and held" and "died 3 times within a minute" in suspect["why"]
-    before = len(asked)
+    [(job, why)] = site.held
+    assert job == 7 and "died 3 times within a minute" in why
+    assert details(record, "suspect") == [{"why": why}]
     site.outages.run()
-    assert len(asked) == before
+    assert len(site.held) == 1 and site.slurm.asked == []  # type: ignore[attr-defined]
 
 
 def test_jobs_that_take_turns_are_suspects_all_of_them(site: Site) -> None:
@@ -151,38 +160,16 @@ def test_without_anybodys_data_the_node_is_drained(site: Site) -> None:
     assert drain.startswith("scontrol update NodeName=n1 State=DRAIN Reason=sluice: the node agent died 3 times")
 
 
-def test_no_controller_that_answers_means_that_it_is_tried_again(tmp_path: Path) -> None:
-    site = Site(tmp_path, requeuehold="Unable to contact slurm controller", scancel="Unable to contact")
+def test_a_hold_that_cannot_be_written_is_tried_again(site: Site) -> None:
+    site.job(7)
     site.remembers(*(death(number, number, "7") for number in (3, 2, 1)))
     site.outages.judge()
-    for _ in range(2):
-        with pytest.raises(SluiceError, match="cannot be requeued nor cancelled"):
-            site.outages.run()
-    assert site.slurm.asked.count("scontrol requeuehold 7") == 2  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize(
-    ("fails", "done"),
-    [
-        ({}, "requeued and held"),
-        ({"requeuehold": "Requested operation is presently disabled"}, "cancelled"),
-        ({"show": "slurm_load_jobs error: Invalid job id specified"}, ""),
-        ({"shows": "JobState=COMPLETING"}, ""),
-        ({"shows": "JobState=PENDING"}, ""),
-    ],
-)
-def test_a_job_is_taken_off_its_node(fails: dict[str, str], done: str) -> None:
-    slurm = Slurm(**fails)
-    assert requeue_held(7, "a\nreason", slurm) == done
-    comments = [words for words in slurm.asked if "Comment" in words]  # type: ignore[attr-defined]
-    assert len(comments) == (done == "requeued and held")
-    assert all("\n" not in words for words in comments)
-
-
-def test_of_an_array_one_task_is_taken_and_a_users_comment_is_kept() -> None:
-    slurm = Slurm(shows="ArrayJobId=7 ArrayTaskId=3 JobState=RUNNING Comment=mine")
-    requeue_held(7, "reason", slurm)
-    assert slurm.asked == ["scontrol show job -o 7", "scontrol requeuehold 7_3"]  # type: ignore[attr-defined]
+    site.full = True
+    with pytest.raises(OSError):
+        site.outages.run()
+    site.full = False
+    site.outages.run()
+    assert [job for job, _ in site.held] == [7]
 
 
 def test_one_death_is_no_reason_to_ask_slow_drivers_again(site: Site) -> None:

@@ -17,11 +17,12 @@ from policy.model import Strangers as Policy
 from prolog_epilog import cgroups, ending, notice, owners
 from prolog_epilog.cgroups import Place
 from prolog_epilog.ending import end_step
-from prolog_epilog.owners import Owner, Owners, Subuids
+from prolog_epilog.owners import Owner, Owners
 from prolog_epilog.record import Grant, JobRecord
 from prolog_epilog.sampling import _bounded
 from prolog_epilog.state import Settings, State
 from prolog_epilog.strangers import Earlier, Strangers
+from prolog_epilog.subuids import Subuids
 from prolog_epilog.watchdog import OUTSIDE, Stranger, judge
 from prolog_epilog.watching import Watch, Watcher
 from prolog_epilog.worker import Worker

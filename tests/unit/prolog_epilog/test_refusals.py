@@ -226,6 +226,7 @@ TRIED: dict[Refusal, Callable[[Agent], object]] = {
     Refusal.SHARE_OF_UNLIKE_GPUS: unlike_gpus,
     Refusal.SHARE_TAKEN: two_of_sixty_percent,
     Refusal.JOB_REFUSED: task_of_a_refused_job,
+    Refusal.SUSPECT: lambda agent: (known(agent), agent.state.suspects.add(7), limit(agent)),
     Refusal.JOB_UNKNOWN: limit,
     Refusal.WRONG_USER: lambda agent: (known(agent), limit(agent, uid=5)),
     Refusal.NO_TASK: lambda agent: agent.jobs.task(peer=Peer(os.getpid(), 1000), open=[]),
@@ -441,7 +442,7 @@ def holds(tmp_path: Path, slurm: Slurm, restarts: int | None = 0) -> tuple[Holds
     made = Holds(tmp_path / "refused", commands=slurm, clock=lambda: now[0])  # type: ignore[arg-type]
     made.prepare()
     record = JobRecord(7, 1000, "ann", "physics", "main", "n1", 1.0, restarts=restarts, refused='no "share"\nleft')
-    made.put(record)
+    made.put(record, record.refused)
     return made, now
 
 

@@ -20,7 +20,6 @@ import pytest
 from prolog_epilog import server
 from prolog_epilog.agent import only_one
 from prolog_epilog.server import Peer, Server
-from prolog_epilog.subuids import Subuids
 from sluice_base.errors import SluiceError
 
 USER = 65534
@@ -205,18 +204,6 @@ def test_each_has_a_socket_of_his_own(served: Callable[[int], socket.socket], tm
     for uid in (0, USER):
         assert (tmp_path / f"ask/{uid}").stat().st_mode & 0o777 == 0o600
     assert (tmp_path / "agent.sock").stat().st_mode & 0o777 == 0o666 and not (tmp_path / f"ask/{STRANGER}").exists()
-
-
-def test_uids_of_a_users_namespaces_are_the_users(tmp_path: Path) -> None:
-    file = tmp_path / "subuid"
-    file.write_text("1000:100000:65536\nnobody-of-this-name:1:2\n1001:x:y\nroot:300000:10\n1002:200000:1\n")
-    known = Subuids(file)
-    uids = (1000, 100000, 165535, 165536, 200000, 300001)
-    assert [known.owner_of(uid) for uid in uids] == [1000, 1000, 1000, 165536, 1002, 300001]
-    file.write_text("7:100000:1\n")
-    assert known.owner_of(100000) == 7
-    file.unlink()
-    assert known.owner_of(100000) == 100000
 
 
 LINES = {
