@@ -23,6 +23,7 @@ from prolog_epilog import cgroups
 from prolog_epilog.agent import Agent
 from prolog_epilog.cgroups import Place
 from prolog_epilog.devices import NodeDevice
+from prolog_epilog.owners import Owner
 from prolog_epilog.record import Grant, JobRecord
 from prolog_epilog.rungs.mps import Mps, allow
 from prolog_epilog.rungs.share import cu_mask, instance_percent
@@ -217,7 +218,7 @@ def check_exact(site: Site, record: JobRecord, how: str, workers: int, **environ
         assert program.stdout and program.stdin
         found = [json.loads(program.stdout.readline()) for _ in range(workers if how in ("fork", "threads") else 1)]
         usage = site.charged()
-        acts = list(judge(usage, {record.job: record}, lambda _: Place(record.job, "0")))
+        acts = judge(usage, {record.job: record}, lambda _: Owner(Place(record.job, "0"))).acts
         program.stdin.write("\n" * workers)
         program.stdin.close()
         program.wait(30)
