@@ -309,6 +309,7 @@ def make_node(
     socket.sethostname(name)
     state = os.open(INSIDE, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     make_run(state)
+    namespaces.mount("none", "/run", "", namespaces.MS_SHARED)  # as systemd has it: what an agent mounts is seen
     own = Path("/run/slurm")
     own.mkdir()
     if memory is not None:

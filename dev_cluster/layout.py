@@ -24,11 +24,12 @@ DATABASE = "db"
 def on_this_system(words: list[str]) -> list[str]:
     """A command line that runs this machine's program on a host of a cluster of another system's tree.
 
-    It sees the host's /etc, /run, devices and processes, and for all else this machine's files.
+    It sees the host's /etc, /run, devices and processes, and for all else this machine's files. What it mounts below
+    /run is mounted on the host, too.
     """
     over = f'for folder in etc run dev sys proc; do mount --rbind "/$folder" "{THIS_SYSTEM}/$folder"; done'
     script = f'set -e; {over}; exec chroot {THIS_SYSTEM} "$@"'
-    return ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sluice", *words]
+    return ["unshare", "--mount", "--propagation", "unchanged", "sh", "-c", script, "sluice", *words]
 
 
 def python_in_tree(words: list[str]) -> list[str]:
