@@ -222,7 +222,8 @@ class HostileSite:
         """The process that listens for the programs of slurmd."""
         look = (
             "import socket as s, struct as t; a = s.socket(s.AF_UNIX); a.settimeout(5); "
-            "a.connect('/run/sluice/agent.sock'); print(t.unpack('3i', a.getsockopt(s.SOL_SOCKET, s.SO_PEERCRED, 12))[0])"
+            "a.connect('/run/sluice/agent.sock'); "
+            "print(t.unpack('3i', a.getsockopt(s.SOL_SOCKET, s.SO_PEERCRED, 12))[0])"
         )
         return int(self.run(PYTHON, "-c", look, node=node).stdout)
 

@@ -34,20 +34,29 @@ from tests.integration.hostile_site import (
     eventually,
     set_up_programs,
 )
+from tests.integration.versions import NATIVE_FIRST
 from usage.job_records import FOLDER, JobRecords
 
 pytestmark = pytest.mark.cluster
 
 
-@pytest.fixture(scope="module")
+SITES = [*NATIVE_FIRST, *(["cgroup2"] if len(NATIVE_FIRST) > 1 else [])]
+
+
+@pytest.fixture(scope="module", params=SITES)
 def site(
-    make_shared_cluster: Callable[..., DevCluster], tmp_path_factory: pytest.TempPathFactory
+    make_shared_cluster: Callable[..., DevCluster],
+    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest,
 ) -> Iterator[HostileSite]:
+    """On the machine's own Slurm; at full scale also on cgroup version 2 and on Slurm 24.11."""
+    more = {"cgroup": "v2"} if request.param == "cgroup2" else {}
+    options = {"root": request.getfixturevalue("trixie_root")} if request.param == "trixie" else {}
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
         folder = Path(name)
         set_up_programs(folder)
-        cluster = make_shared_cluster(description(tmp_path_factory.mktemp("platform") / "single.yaml"))
-        yield HostileSite(cluster, folder)
+        described = description(tmp_path_factory.mktemp("platform") / "single.yaml", **more)
+        yield HostileSite(make_shared_cluster(described, **options), folder)
 
 
 @pytest.fixture(scope="module")
@@ -503,7 +512,7 @@ def test_a_running_job_that_its_user_changes_keeps_its_limit(site: HostileSite) 
 
 
 def test_a_job_requeued_while_it_is_over_its_limit_is_still_ended(site: HostileSite) -> None:
-    words = ["sbatch", "--parsable", "--requeue", "--mem=100", "-w", NODE, "--gres=shard:1024", "-o", "/tmp/requeued.%j",
+    words = ["sbatch", "--parsable", "--requeue", "--mem=100", "-w", NODE, "--gres=shard:1024", "-o", "/tmp/again.%j",
              "--open-mode=append", "-t", "5", "--wrap", shlex.join(site.program("quiet"))]  # fmt: skip
     job = site.run(*words, user="mallory", cwd="/tmp").stdout.strip()
 
