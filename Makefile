@@ -5,10 +5,10 @@ PREFIX ?= /opt/sluice
 PYTHON3 ?= $(firstword $(wildcard /usr/bin/python3) python3)
 export CMAKE_GENERATOR := Ninja
 
-.PHONY: help demo test test-trixie check bench soak install build native-test fuzz docs format clean
+.PHONY: help demo test test-trixie check bench soak install dist build native-test fuzz docs format clean
 
 help:
-	@echo "make demo | test | check | bench | soak | install | clean   (see README.md)"
+	@echo "make demo | test | check | bench | soak | install | dist | clean   (see README.md)"
 
 # ---- what is needed ----
 $(VENV)/.installed: pyproject.toml tools/debian-packages.txt
@@ -78,11 +78,21 @@ format: build
 	$(VENV)/bin/ruff format -q .
 	tools/clang-format
 
+# As root: pip takes no file whose hash is not in the lock files (tools/lock), and no package builds with others.
 install: install-packages
 	$(PYTHON3) -m venv $(PREFIX)
-	$(PREFIX)/bin/pip install -q ".[amd]"
+	$(PREFIX)/bin/pip install -q --require-hashes -r tools/build.lock
+	$(PREFIX)/bin/pip install -q --require-hashes --no-build-isolation -r tools/install.lock
+	$(PREFIX)/bin/pip install -q --no-index --no-deps --no-build-isolation --force-reinstall .
 	@echo "installed: $(PREFIX)/bin/sluice"
 
+# The release's archive and its SHA-256: of one commit the same bytes everywhere.
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+dist:
+	mkdir -p dist
+	git archive --format=tar --prefix=sluice-$(VERSION)/ HEAD | gzip -9n >dist/sluice-$(VERSION).tar.gz
+	cd dist && sha256sum sluice-$(VERSION).tar.gz | tee SHA256SUMS
+
 clean:
-	rm -rf build build-* dist $(VENV) native/sluice_core/*.so dev_cluster/gpu_sim/lib
+	rm -rf build build-* dist $(VENV) native/sluice_core/*.so native/sluice_core/sluice-guard dev_cluster/gpu_sim/lib dev_cluster/cgroup_view/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from prolog_epilog.guarding import MEMORY, PROGRAM, VARIABLE
 from sluice_base.errors import SluiceError
 from sluice_base.text import one_line
+from sluice_core.limit import library_path
 
 if TYPE_CHECKING:
     from prolog_epilog.record import JobRecord
 
 SOCKET = "/run/sluice/agent.sock"
+ROOTS = "/run/sluice/ask/0"  # where root waits behind nobody
 RECORDS = "/var/lib/sluice/records"
 _BYTES = ("asked", "bytes", "charged", "limit")
 
@@ -41,9 +44,10 @@ def command(context: click.Context, run: Path, records: Path, policy: Path, libr
     """Run the node agent (as root, one a node), until SIGTERM."""
     if context.invoked_subcommand is not None:
         return
+    if VARIABLE not in os.environ:
+        _become_guard(run)
     from prolog_epilog.agent import Agent
     from prolog_epilog.state import Settings
-    from sluice_core.limit import library_path
     from usage.metrics.node import NodeExporter
 
     agent = Agent(Settings(run=run, records=records, policy=policy, library=library or library_path()))
@@ -51,8 +55,19 @@ def command(context: click.Context, run: Path, records: Path, policy: Path, libr
     agent.start()
     agent.serve()
     metrics.output.close()
-    if agent.again:
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - this very program
+
+
+def _become_guard(run: Path) -> None:
+    """The small program that starts this very command again as its child. Raises SluiceError, OSError."""
+    if os.geteuid() != 0:
+        raise SluiceError("sluice agent: not root", remedy="start it by systemd, or with sudo")
+    run.mkdir(mode=0o755, parents=True, exist_ok=True)
+    program = library_path().with_name(PROGRAM)
+    words = [str(program), str((run / MEMORY).parent.absolute()), sys.executable, *sys.orig_argv[1:]]
+    try:
+        os.execv(program, words)  # noqa: S606 - no shell
+    except OSError as error:
+        raise SluiceError(f"{program}: {error.strerror}", remedy="install Sluice again") from error
 
 
 @command.command()
@@ -131,7 +146,7 @@ def _ask(**request: Any) -> dict[str, Any]:
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(20)
-            connection.connect(SOCKET)
+            connection.connect(ROOTS if os.access(ROOTS, os.W_OK) else SOCKET)
             connection.sendall(json.dumps(request).encode() + b"\n")
             with connection.makefile("rb") as lines:
                 answer = json.loads(lines.readline() or b'{"error": "no answer"}')

@@ -98,16 +98,20 @@ def _duration(seconds: float) -> str:
 
 def _title(document: dict[str, Any]) -> list[str]:
     slurm = document.get("slurm", {})
-    words = [f"Job {document['job']}"]
+    words, refused = [f"Job {document['job']}"], list[str]()
     if slurm:
         words.append(
             f"of {slurm['user']} ({slurm['account']}), partition {slurm['partition']}: {slurm['state'].lower()}"
         )
         if slurm["state"] == "PENDING" and slurm["reason"] not in ("", "None"):
             words.append(f"({slurm['reason']})")
+        if slurm.get("refused") and slurm["state"] not in ("RUNNING", "COMPLETED"):
+            refused = ["", f"Refused {slurm['refused']}"]
+            if slurm["state"] == "PENDING":
+                refused.append(f"  It waits until it is released: scontrol release {slurm['job_id']}")
     elif "account" in document:
         words.append(f"of uid {document['uid']} ({document['account']}), partition {document['partition']}")
-    return [" ".join(words)]
+    return [" ".join(words), *refused]
 
 
 def _priority(document: dict[str, Any]) -> list[str]:
@@ -144,13 +148,19 @@ def _because(term: str, order: dict[str, Any]) -> str:
     return f": {order['gpus']} GPUs" if term == "size" else ""
 
 
+def _share(part: dict[str, Any]) -> str:
+    amounts = [format_mib(part["gpu_memory_mib"])] if part["gpu_memory_mib"] else []
+    if part.get("gpu_compute_percent"):
+        amounts.append(f"{part['gpu_compute_percent']} % of the compute")
+    return f" ({', '.join(amounts)} of each)" if amounts else ""
+
+
 def _where(parts: list[dict[str, Any]]) -> list[str]:
     lines = []
     for part in parts[:_MOST_NODES]:
         words = []
         if part["gpus"]:
-            share = f" ({format_mib(part['gpu_memory_mib'])} of each)" if part["gpu_memory_mib"] else ""
-            words.append(f"GPU {','.join(map(str, part['gpus']))}{share}")
+            words.append(f"GPU {','.join(map(str, part['gpus']))}{_share(part)}")
         if part["cpus"] or part["host_memory_mib"] or not words:
             words += [f"{part['cpus']:g} CPUs", f"{format_mib(part['host_memory_mib'])} of memory"]
         lines.append(f"  {part['node']}: {', '.join(words)}")
@@ -218,6 +228,7 @@ def _withheld(document: dict[str, Any]) -> list[str]:
 _SMALLER = {
     "nodes": "on {value} node{s}",
     "gpus": "with {value} GPU{s}",
+    "gpu_compute_percent": "with {value} % of each GPU's compute",
     "cpus": "with {value} CPU{s} a node",
     "gpu_types": "with any type of GPU",
     "exclusive": "without --exclusive",

@@ -179,7 +179,7 @@ def _memory_mib(cluster: DevCluster) -> float:
 
 
 def is_agent(command: str) -> bool:
-    """Whether a command line is the agent's, a vendor's process's or the sender's."""
+    """Whether a command line is the agent's, its guard's, a vendor's process's or the sender's."""
     return any(word in command for word in ("admin_cli.main agent", "prolog_epilog.sampling", "usage.metrics.sender"))
 
 

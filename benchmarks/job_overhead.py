@@ -148,10 +148,10 @@ class Processes:
 
 
 def _agent(cluster: DevCluster) -> Processes:
-    """The node agent with its vendor's process."""
+    """The node agent with its guard and its vendor's process."""
     found = Processes(cluster, lambda pid: is_agent(_read(pid, "cmdline").replace("\0", " ")))
-    if len(found.pids) != 2:
-        raise SluiceError(f"{len(found.pids)} processes of the agent, not it and its vendor's")
+    if len(found.pids) != 3:
+        raise SluiceError(f"{len(found.pids)} processes of the agent, not it, its guard and its vendor's")
     return found
 
 

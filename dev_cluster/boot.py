@@ -51,6 +51,8 @@ _SHARED_FROM = 16
 """From this many nodes of one platform on they share the unchanging part of their simulated hardware, and one is
 probed for all."""
 
+_CGROUP_VIEW = Path(__file__).parent / "cgroup_view/libcgroup_view.so"
+
 
 class Boot:
     """One `up`. Checks all that can be checked before anything is made."""
@@ -155,6 +157,8 @@ class Boot:
         for user in self.description.users:
             self.make_folder(layout.homes / user.name, user.name, 0o755)
         (layout.slurm / "cgroup.conf").write_text(cgroup_conf(self.description))
+        if self.description.cgroup == "v2":
+            shutil.copy(_CGROUP_VIEW, layout.folder)
         if self.description.topology_conf:
             (layout.slurm / "topology.conf").write_text(self.description.topology_conf)
         for group in self.description.nodes:
@@ -214,7 +218,7 @@ class Boot:
         """Start process 1 and wait until it answers; the write end of its lifeline."""
         read, lifeline = os.pipe()
         log = self.layout.logs / "init.log"
-        arguments = [sys.executable, "-m", "dev_cluster.init", str(self.layout.folder)]
+        arguments = [sys.executable, "-m", "dev_cluster.init", str(self.layout.folder), self.description.cgroup]
         if self.tree.root is not None:
             arguments.append(str(self.tree.root.resolve()))
         try:
@@ -476,7 +480,11 @@ class Boot:
     @property
     def node_environment(self) -> dict[str, str]:
         """What the environment of the nodes' daemons has beside."""
-        return {} if self.description.sluice is None else self.description.sluice.node_environment
+        given = {} if self.description.sluice is None else self.description.sluice.node_environment
+        if self.description.cgroup == "v1":
+            return given
+        # INVOCATION_ID: as systemd starts it, so that slurmd stays in the cgroup of its service.
+        return {"LD_PRELOAD": str(INSIDE / _CGROUP_VIEW.name), "INVOCATION_ID": "sluice", **given}
 
     def slurmd(self, host: str) -> list[str]:
         """slurmd's command line."""

@@ -1,8 +1,11 @@
-"""The cluster's own cgroup (version 1): one folder at the root of each hierarchy, and nothing beside it.
+"""The cluster's own cgroup: one folder at the root of each hierarchy that it uses, and nothing beside it.
 
-Slurm 22.05 constrains devices in version 1's ``devices`` and follows jobs in its ``freezer``. Both can be mounted also
-on a system that otherwise uses version 2, as neither is a controller there. ``memory`` and ``cpuset`` are taken where
+Under version 1 Slurm constrains devices in ``devices`` and follows jobs in ``freezer``. Both can be mounted also on a
+system that otherwise uses version 2, as neither is a controller there. ``memory`` and ``cpuset`` are taken where
 version 1 has them.
+
+Under version 2 the cluster's folder is the root of its cgroup namespace, laid out as systemd lays out a node:
+``init.scope`` has process 1, ``system.slice/NAME.service`` a daemon, and Slurm puts its jobs beside them.
 """
 
 from __future__ import annotations
@@ -12,20 +15,26 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Literal
 
 from dev_cluster import namespaces
 from sluice_base.run import run_command
+
+Version = Literal["v1", "v2"]
 
 _TIMEOUT = 20.0  # seconds
 REQUIRED = ("devices", "freezer")
 _PLACE = Path("/sys/fs/cgroup")  # also where hierarchies are mounted for a moment, in a mount namespace of our own
 _OPTIONAL = ("memory", "cpuset", "cpuacct")
+_UNIFIED = "unified"  # version 2's hierarchy
+_SERVICES = _PLACE / "system.slice"
 
 
-def _mount(controller: str, place: Path) -> bool:
-    """Mount one hierarchy; False when this kernel or system does not give it in version 1."""
+def _mount(hierarchy: str, place: Path) -> bool:
+    """Mount one hierarchy; False when this kernel or system does not give it."""
+    kind, options = ("cgroup2", "") if hierarchy == _UNIFIED else ("cgroup", hierarchy)
     try:
-        namespaces.mount("cgroup", place, "cgroup", 0, controller)
+        namespaces.mount(kind, place, kind, 0, options)
     except OSError as error:
         if error.errno not in (errno.EBUSY, errno.EINVAL, errno.ENOENT, errno.EPERM, errno.ENODEV):
             raise
@@ -33,46 +42,64 @@ def _mount(controller: str, place: Path) -> bool:
     return True
 
 
-def _available() -> list[str]:
-    """Controllers to use: the required ones, and the optional ones that version 1 has already."""
+def _available(version: Version) -> list[str]:
+    """Hierarchies to use; of version 1 the required ones, and the optional ones that it has already."""
+    if version == "v2":
+        return [_UNIFIED]
     bound = set()
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         bound.update(line.split(":")[1].split(","))
     return [*REQUIRED, *(name for name in _OPTIONAL if name in bound)]
 
 
-def enter(name: str) -> None:
+def enter(name: str, version: Version) -> None:
     """Make the cgroup `name` and move the calling process there.
 
     Leaves the caller in a mount namespace of its own. Raises OSError.
     """
     namespaces.unshare(namespaces.CLONE_NEWNS)
     namespaces.make_private()
-    for controller in _available():
-        if not _mount(controller, _PLACE):
-            if controller in REQUIRED:
+    for hierarchy in _available(version):
+        if not _mount(hierarchy, _PLACE):
+            if hierarchy not in _OPTIONAL:
                 raise OSError(
                     errno.ENODEV,
-                    f"cgroup version 1 {controller!r} cannot be mounted: this kernel or container does not give it",
+                    f"cgroup {version} {hierarchy!r} cannot be mounted: this kernel or container does not give it",
                 )
             continue
         own = _PLACE / name
         own.mkdir(exist_ok=True)
-        if controller == "cpuset":
+        if hierarchy == "cpuset":
             for key in ("cpuset.cpus", "cpuset.mems"):
                 (own / key).write_text((_PLACE / key).read_text())
         (own / "cgroup.procs").write_text("0")
         namespaces.unmount(_PLACE)
 
 
-def show() -> None:
+def show(version: Version) -> None:
     """Mount the hierarchies where Slurm looks for them: in a cgroup namespace, the cluster's own part alone."""
-    controllers = _available()
+    if version == "v2":
+        namespaces.mount("cgroup2", _PLACE, "cgroup2")
+        _SERVICES.mkdir()
+        _move_to(_PLACE / "init.scope")
+        return
+    controllers = _available(version)
     namespaces.tmpfs(_PLACE)
     for controller in controllers:
         (_PLACE / controller).mkdir()
         if not _mount(controller, _PLACE / controller):
             (_PLACE / controller).rmdir()
+
+
+def become_service(name: str) -> None:
+    """Move the calling process to where a daemon of that name runs; under version 1 all are in one place."""
+    if _SERVICES.is_dir():
+        _move_to(_SERVICES / f"{name}.service")
+
+
+def _move_to(folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / "cgroup.procs").write_text("0")
 
 
 def remove(name: str) -> None:
@@ -93,17 +120,17 @@ def main() -> None:
             sys.exit(f"cgroup {name}: {error}")
         return  # who may not do this has not made one either
     namespaces.make_private()
-    for controller in _available():
-        ours = not _is_mounted(controller)
-        if _mount(controller, _PLACE):
+    for hierarchy in (*_available("v1"), *_available("v2")):
+        ours = hierarchy != _UNIFIED and not _is_mounted(hierarchy)
+        if _mount(hierarchy, _PLACE):
             deadline = time.monotonic() + _TIMEOUT
             while not _remove_tree(_PLACE / name):  # the kernel may take a moment to see that processes have ended
                 if time.monotonic() > deadline:
-                    sys.exit(f"cgroup {controller}/{name} is in use: its cgroup.procs says by which processes")
+                    sys.exit(f"cgroup {hierarchy}/{name} is in use: its cgroup.procs says by which processes")
                 time.sleep(0.05)
             # A hierarchy that only clusters mount goes with its last mount, once the kernel is done with its cgroups.
             deadline = time.monotonic() + 1
-            while ours and _cgroup_count(controller) > 1 and time.monotonic() < deadline:
+            while ours and _cgroup_count(hierarchy) > 1 and time.monotonic() < deadline:
                 time.sleep(0.01)
             namespaces.unmount(_PLACE)
 

@@ -115,9 +115,10 @@ def with_ports(node_lines: str, ports: Ports) -> str:
 def cgroup_conf(description: ClusterDescription) -> str:
     """cgroup.conf: devices are constrained; cores and memory are not, as the machines are larger than this one."""
     generated = [
-        ("CgroupPlugin", "cgroup/v1"),
+        ("CgroupPlugin", f"cgroup/{description.cgroup}"),
         ("CgroupMountpoint", "/sys/fs/cgroup"),
         ("ConstrainDevices", "yes"),
+        *([("IgnoreSystemd", "yes")] if description.cgroup == "v2" else []),
     ]
     return _text(_without(generated, description.cgroup_conf), description.cgroup_conf)
 

@@ -1,6 +1,7 @@
 """Process 1 of a cluster: makes its namespaces, starts its daemons, and takes everything along when it ends.
 
-Run as ``python -m dev_cluster.init FOLDER [ROOT]`` by `DevCluster.up`, with the read end of a pipe as standard input.
+Run as ``python -m dev_cluster.init FOLDER CGROUP_VERSION [ROOT]`` by `DevCluster.up`, with the read end of a pipe as
+standard input.
 All processes of the cluster live in this process's PID namespace and all mounts in mount namespaces that only they
 hold, so the kernel ends the one and drops the other as soon as this process dies, however it dies. It dies by itself
 when the pipe closes before a byte came through, that is when `up` was killed.
@@ -42,7 +43,8 @@ class RequestError(Exception):
 def main() -> None:
     """Fork process 1 into new namespaces, write down which process it is, and leave it alone."""
     layout = Layout(Path(sys.argv[1]))
-    root = Path(sys.argv[2]) if len(sys.argv) > 2 else None
+    version: cgroups.Version = "v2" if sys.argv[2] == "v2" else "v1"
+    root = Path(sys.argv[3]) if len(sys.argv) > 3 else None
     if select.select([0], [], [], 0)[0]:
         return  # `up` was killed already, and `down` may have been here
     try:
@@ -57,7 +59,7 @@ def main() -> None:
         for entry in os.listdir("/proc/self/fd"):
             with suppress(OSError):
                 os.set_inheritable(int(entry), int(entry) <= 2)
-        Init(layout, root).serve()
+        Init(layout, version, root).serve()
     except OSError as error:
         print(error, file=sys.stderr, flush=True)
         os._exit(1)
@@ -66,18 +68,18 @@ def main() -> None:
 class Init:
     """State of process 1."""
 
-    def __init__(self, layout: Layout, root: Path | None) -> None:
+    def __init__(self, layout: Layout, version: cgroups.Version, root: Path | None) -> None:
         self.namespaces: dict[str, tuple[int, int]] = {}  # node -> descriptors of its mount and UTS namespaces
         self.daemons: dict[str, dict[str, Any]] = {}  # name -> pid, and status once it has ended
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         self.open_files = soft, hard
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        cgroups.enter(layout.cgroup)
+        cgroups.enter(layout.cgroup, version)
         namespaces.unshare(
             namespaces.CLONE_NEWNS | namespaces.CLONE_NEWUTS | namespaces.CLONE_NEWIPC | namespaces.CLONE_NEWCGROUP
         )
         namespaces.make_private()
-        make_login(layout, root)
+        make_login(layout, version, root)
         self.selector = selectors.DefaultSelector()
         self.selector.register(0, selectors.EVENT_READ, self.lifeline)
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -200,6 +202,7 @@ class Init:
         pid = os.fork()
         if pid == 0:
             try:
+                cgroups.become_service(name)
                 self._become(host, argv, env, user, cwd, log)
             except OSError as error:
                 os.write(log, f"{argv[0]}: {error}\n".encode())
@@ -239,11 +242,11 @@ class Init:
         return True
 
 
-def make_login(layout: Layout, root: Path | None) -> None:
+def make_login(layout: Layout, version: cgroups.Version, root: Path | None) -> None:
     """The namespaces that all hosts start from: private /etc, /run, /proc and cgroup; the login host's own."""
     state = os.open(layout.folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     enter_tree(root, layout.scratch, state)
-    cgroups.show()
+    cgroups.show(version)
     namespaces.overlay(INSIDE / "etc", "/etc")
     namespaces.bind(INSIDE / "slurm", "/etc/slurm")
     socket.sethostname(LOGIN)

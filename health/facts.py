@@ -46,5 +46,6 @@ class NodeFacts:
     free_percent: dict[str, float | None] = field(default_factory=dict)  # by path
     room_mib: dict[str, float | None] = field(default_factory=dict)  # free, by folder that jobs need
     skew_s: float | None = None  # this clock less the controller's
+    outages: tuple[int, str] = (0, "")  # times in which jobs were unwatched, and the last one in words
     gpus: list[GpuFacts] = field(default_factory=list)
     jobs: tuple[int, ...] = ()  # with GPUs, on this node

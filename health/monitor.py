@@ -24,11 +24,12 @@ from health.judge import NODE, Finding, Round, judge
 from health.report import Fault, GpuState, Report
 from policy.health import NodeHealth
 from policy.node import NodePolicyFile
-from prolog_epilog import cgroups, courier
+from prolog_epilog import courier
 from prolog_epilog.devices import NodeDevice
 from prolog_epilog.log import log
 from prolog_epilog.readings import Reading, readings_of
 from prolog_epilog.record import JobRecord
+from prolog_epilog.refusals import Refusal
 from prolog_epilog.server import Peer
 from prolog_epilog.state import MIB, RefusalError, State
 from prolog_epilog.watching import Watch, Watcher
@@ -65,9 +66,14 @@ class Monitor:
         memory: Path,
         send: Send | None = None,
         spools: Iterable[str] = (),
+        outages: Callable[[], tuple[int, str]] = lambda: (0, ""),
     ) -> None:
-        """`spools`: folders without room in which no job can start, as slurm.conf names them (%n, %h: the node)."""
+        """`spools`: folders without room in which no job can start, as slurm.conf names them (%n, %h: the node).
+
+        `outages`: how often jobs were unwatched, and the last time in words.
+        """
         self._spools = list(spools)
+        self._outages = outages
         self._state = state
         self._watcher = watcher
         self._policy = NodePolicyFile(policy)
@@ -216,6 +222,7 @@ class Monitor:
             facts.nics[nic] = _link_state(nic)
         facts.free_percent = {path: _free_percent(path) for path in policy.paths}
         facts.room_mib = self._room()
+        facts.outages = self._outages()
         with self._lock:
             if now - self._memory.skew_at < _SKEW_KEPT_S:
                 facts.skew_s = self._memory.skew_s
@@ -250,9 +257,8 @@ class Monitor:
         watch = self._watcher.watches[gpu.vendor]
         with self._state.lock:
             held = [(pid, size) for (uuid, pid), size in watch.held.items() if self._uuids.get(uuid) == gpu.uuid]
-        found.strays = tuple(
-            sorted(pid for pid, _ in held if cgroups.place_of(pid) is None and cgroups.uid_of(pid) not in (0, None))
-        )
+            owners = watch.owners
+        found.strays = tuple(sorted(pid for pid, _ in held if pid in owners and owners[pid].is_stray()))
         if found.reading is not None and found.reading.memory_used_bytes is not None:
             found.residual_bytes = max(0, found.reading.memory_used_bytes - sum(size for _, size in held))
         return found
@@ -322,17 +328,19 @@ class Monitor:
             if fault.acts and (not fault.uuid or fault.uuid in uuids) and _is_quick(fault.check, policy.checks):
                 raise RefusalError(f"GPU {','.join(map(str, fault.numbers))}: {fault.check}: {fault.text}"
                                    if fault.numbers else f"{fault.check}: {fault.text}",
-                                   remedy="see: sluice health check")  # fmt: skip
+                                   Refusal.GPU_SICK, remedy="see: sluice health check")  # fmt: skip
         rule = policy.checks.get("spool")
         if rule is not None and not rule.shadow and rule.action in ("drain-node", "requeue") and not self._held_back:
             full = [path for path, room in self._room().items() if room is not None and room < rule.threshold]
             if full:
-                raise RefusalError(f"no room in {', '.join(full)}", remedy="see: sluice health check")
+                raise RefusalError(f"no room in {', '.join(full)}", Refusal.NO_ROOM, remedy="see: sluice health check")
         rule = policy.checks.get("device_file")
         for gpu in self._gpus if rule is not None and not rule.shadow else ():
             missing = [path for path in gpu.files if gpu.uuid in uuids and not Path(path).exists()]
             if missing:
-                raise RefusalError(f"no device file {', '.join(missing)}", remedy="see: sluice health check")
+                raise RefusalError(
+                    f"no device file {', '.join(missing)}", Refusal.NO_DEVICE_FILE, remedy="see: sluice health check"
+                )
 
     def ended(self, record: JobRecord) -> None:
         """A job has ended; where its GPUs were not clean, Slurm drains the node."""

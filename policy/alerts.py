@@ -13,7 +13,7 @@ from policy.units import Date, Percent, Seconds, parse_seconds
 
 Kind = Literal[
     "temperature", "memory", "utilisation-high", "utilisation-low", "gpu-idle", "errors", "quota", "budget",
-    "queue-wait", "node-drained", "takeover", "journal-lag", "database-down",
+    "queue-wait", "node-drained", "agent-lost", "takeover", "journal-lag", "database-down",
 ]  # fmt: skip
 Severity = Literal["info", "warning", "critical"]
 
@@ -28,6 +28,7 @@ DEFAULTS: dict[str, tuple[float, int, str]] = {
     "budget": (80, 0, "percent of a tenant's GPU-hours that are used, or more"),
     "queue-wait": (86_400, 0, "time that a job has waited since it could start, or more"),
     "node-drained": (1, 60, "a node that takes no jobs: drained, down, failed or not responding"),
+    "agent-lost": (1, 0, "jobs of a node were unwatched: its agent died, or gave no samples"),
     "takeover": (1, 0, "another controller leads"),
     "journal-lag": (5, 30, "age of what the failover journal has not on disk yet, or more"),
     "database-down": (1, 60, "slurmdbd does not answer"),
@@ -141,8 +142,8 @@ class EmailSink(_Section):
     """The sender. Example: `sluice@site.org`."""
     server: str = "localhost:25"
     """The mail server. Example: `mail.site.org:587`."""
-    tls: Literal["none", "starttls", "tls"] = "none"
-    """How the connection is encrypted; needed for a password."""
+    tls: Literal["none", "starttls", "tls"] | None = None
+    """How the connection is encrypted; by default `starttls`, and `none` to a server on this host."""
     ca_file: str = ""
     """Certificates by which the server is known; empty: those of the system. Example: `/etc/ssl/site.pem`."""
     user: str = ""
@@ -169,8 +170,8 @@ class EmailSink(_Section):
             raise ValueError(f"users {self.users!r}: want a domain, e.g. site.org")
         if bool(self.user) != bool(self.password_file):
             raise ValueError("user and password_file go together")
-        if self.password_file and self.tls == "none":
-            raise ValueError("a password is sent over an encrypted connection only: set tls")
+        if self.password_file and self.tls in (None, "none"):
+            raise ValueError("a password is sent over an encrypted connection only: set tls to starttls or tls")
         _check_paths(self, "password_file", "ca_file")
         if not re.fullmatch(r"[!-~]{0,100}", self.user):
             raise ValueError("user: want printable characters without spaces")
@@ -184,6 +185,8 @@ class WebhookSink(_Section):
     """A JSON document by HTTP POST."""
     url: str
     """Where to. Example: `https://chat.site.org/hooks/gpu`."""
+    without_tls: bool = False
+    """Let the address be `http://`, where whoever is on the way can read message and address. Example: `true`."""
     secret_file: str = ""
     """The file that holds the secret of the signature (HMAC-SHA256); SlurmUser's or root's, nobody else's to read.
     Example: `/etc/sluice/webhook.secret`."""
@@ -193,7 +196,9 @@ class WebhookSink(_Section):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if not _URL.fullmatch(self.url):
-            raise ValueError(f"url {self.url[:80]!r}: want http://HOST/... or https://HOST/..., without a user")
+            raise ValueError(f"url {self.url[:80]!r}: want https://HOST/..., without a user")
+        if not self.url.startswith("https://") and not self.without_tls:
+            raise ValueError(f"url {self.url[:80]!r}: not encrypted; want https://HOST/..., or set without_tls")
         _check_paths(self, "secret_file", "ca_file")
         return self
 

@@ -85,6 +85,8 @@ CHECKS: dict[str, Default] = {
     "spool": Default("room for what jobs need on the node: the agent's folders and slurmd's spool", "critical",
                      "drain-node", 16, "MiB", quick=True, node=True),
     "clock_skew": Default("clock against that of the controller", "critical", "warn", 30, "seconds", node=True),
+    "agent_lost": Default("jobs were unwatched: the node agent died, or gave no samples", "warning", "warn",
+                          unit="times", window=60, node=True),
 }  # fmt: skip
 
 

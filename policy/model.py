@@ -427,6 +427,19 @@ class Failover(Section):
 # ---- what is checked now and acted on later ----
 
 
+class Strangers(Section):
+    """What happens to processes that hold GPU memory and are no registered job's; `report`: in the agent's log."""
+
+    jobs_without_gpus: Literal["end", "report", "ignore"] = "end"
+    """Jobs that were given no GPU: the step is ended, and the job gets a record that says so."""
+    earlier_jobs: Literal["end", "report", "ignore"] = "report"
+    """Jobs that ran before prologs of the node told the agent of jobs: nobody knows what they were given."""
+    users: Literal["end", "report", "ignore"] = "report"
+    """What users without a job with GPUs on the node run outside of jobs; what those with one run counts to it."""
+    unknown: Literal["report", "ignore"] = "report"
+    """Processes of which only the driver knows."""
+
+
 class Enforcement(Section):
     """How jobs are held to their GPU memory on the nodes."""
 
@@ -442,12 +455,18 @@ class Enforcement(Section):
     """A GPU's memory is cleared before another job gets it."""
     scrub_timeout: Annotated[Seconds, Field(ge=1, le=3600)] = 60
     """Time for that; a GPU that takes longer is reported as not clean. Example: `60s`."""
+    unwatched: Annotated[Seconds, Field(le=86400)] = 10
+    """A job with limits that nobody has watched for so long, as the node agent died or its driver gives no answer, is
+    frozen until it is watched again; `0s`: never. Below 10 s a driver that is slow once freezes jobs.
+    Example: `30s`."""
     mig: dict[str, list[Annotated[str, Field(pattern=r"^[1-9]g\.\d{1,4}gb(\+[a-z.]{1,12})?$")]]] = {}
     """MIG instances by nodes, or by nodes and GPUs (`gpu-[1-4]:0,1`): profiles in the order in which they are placed;
     an empty list: MIG off. `sluice mig apply` lays them out. Example: `{gpu-1: [3g.40gb, 3g.40gb]}`."""
     amd_partitions: dict[str, Annotated[str, Field(pattern=r"^(spx|dpx|tpx|qpx|cpx)-nps[1248]$")]] = {}
     """Partitions of AMD GPUs by nodes, or by nodes and GPUs: compute mode and memory mode (NPS), the latter one for all
     of a node's GPUs; `spx-nps1`: whole GPUs. `sluice mig apply` lays them out. Example: `{amd-[1-4]: cpx-nps4}`."""
+    strangers: Strangers = Strangers()
+    """Processes that hold GPU memory and are no registered job's."""
 
     @field_validator("mig", "amd_partitions")
     @classmethod

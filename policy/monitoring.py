@@ -35,6 +35,8 @@ class Monitoring(BaseModel):
     """The file, on each node and controller, that holds the database's token; its owner alone may read it."""
     ca_file: Text = ""
     """Certificates by which the database is known; empty: those of the system. Example: `/etc/ssl/site.pem`."""
+    token_without_tls: bool = False
+    """Send the token to a `http://` database, where whoever is on the way can read it. Example: `true`."""
     running: Annotated[Seconds, Field(ge=0, le=600)] = 60
     """Time between two tellings of what running jobs use, from their nodes to the controllers' daemon, for `sluice top`
     and reports; from `5s` on, `0s`: none. Example: `30s`."""
@@ -96,6 +98,7 @@ class NodeMetrics(BaseModel):
     bucket: str = "sluice"
     token_file: str = TOKEN_FILE
     ca_file: str = ""
+    token_without_tls: bool = False
     running: Annotated[int, Field(ge=0, le=600)] = 60
     retention_days: Annotated[int, Field(ge=1, le=36500)] = 90
     job_ids: Literal["fields", "tags", "none"] = "fields"

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
-from policy.model import Enforcement
+from policy.model import Enforcement, Strangers
 
 RungName = Literal["mig", "driver", "mps", "limiter", "watchdog"]
 ORDER: tuple[RungName, ...] = ("mig", "driver", "mps", "limiter", "watchdog")
 """The strongest first."""
+
+
+class NodeStrangers(Strangers):
+    """The policy's section; keys of later versions are ignored."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
 
 
 class NodeLimits(BaseModel):
@@ -26,10 +32,14 @@ class NodeLimits(BaseModel):
     """Clear a GPU's memory before another job gets it."""
     scrub_seconds: int = 60
     """Time for that."""
+    unwatched_s: Annotated[int, Field(ge=0, le=86400)] = 10
+    """So long a job with limits may run unwatched before it is frozen; 0: for ever."""
     mig: dict[str, tuple[str, ...]] = {}
     """MIG profiles by GPU of a node: ``NODES`` or ``NODES:GPUS`` as in the policy."""
     amd_partitions: dict[str, str] = {}
     """Partition modes of AMD GPUs, by the same."""
+    strangers: NodeStrangers = NodeStrangers()
+    """What happens to holders of GPU memory that are no registered job's."""
 
 
 def compile_limits(enforcement: Enforcement | None) -> NodeLimits:
@@ -43,6 +53,8 @@ def compile_limits(enforcement: Enforcement | None) -> NodeLimits:
         cu_mask=enforcement.cu_mask,
         scrub=enforcement.scrub,
         scrub_seconds=enforcement.scrub_timeout,
+        unwatched_s=enforcement.unwatched,
         mig={nodes: tuple(layout) for nodes, layout in enforcement.mig.items()},
         amd_partitions=enforcement.amd_partitions,
+        strangers=NodeStrangers(**enforcement.strangers.model_dump()),
     )

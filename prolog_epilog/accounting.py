@@ -21,7 +21,7 @@ from prolog_epilog.record import Grant, JobRecord
 from prolog_epilog.state import State
 from prolog_epilog.summary import GpuUse, Interval, grown_errors, split_energy
 from prolog_epilog.watching import Watch
-from sluice_base.clock import uptime
+from sluice_base.clock import boot_id, uptime
 from sluice_base.errors import SluiceError
 from sluice_base.files import write_atomic
 
@@ -79,12 +79,14 @@ class Accounting:
         """A reader of samples (`Watcher.on_sample`)."""
         vendor = watch.worker.vendor
         try:
-            self._sample(vendor, answer, self._clock())
+            self._sample(watch, answer, self._clock())
         except (KeyError, TypeError, ValueError, AttributeError) as error:  # an answer that is not what it should be
             log("problem", vendor=vendor, what=f"a sample that cannot be read: {error!r}")
 
-    def _sample(self, vendor: str, answer: dict[str, Any], now: float) -> None:
+    def _sample(self, watch: Watch, answer: dict[str, Any], now: float) -> None:
+        vendor = watch.worker.vendor
         owners = self._owners.setdefault(vendor, {})
+        owners |= {pid: owner.place for pid, owner in watch.owners.items()}
         held: dict[tuple[int, str], int] = {}
         for uuid, pid, size in answer["usage"]:
             place = _owner(owners, int(pid))
@@ -260,7 +262,7 @@ class Accounting:
 
     def save(self) -> None:
         """A duty: write the sums of all running jobs down. Raises OSError."""
-        boot = _boot_id()
+        boot = boot_id()
         with self._state.lock, self._lock:
             running = {(record.job, record.started): record for record in self._state.records.values()}
             self._uses = {key: uses for key, uses in self._uses.items() if key in running}
@@ -285,7 +287,7 @@ class Accounting:
     def load(self) -> None:
         """What an earlier agent kept; before the agent takes over its jobs. Raises OSError."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        boot = _boot_id()
+        boot = boot_id()
         for path in sorted(self._folder.glob("*.json")):
             try:
                 kept = json.loads(path.read_text())
@@ -329,7 +331,7 @@ class Accounting:
 
 def _owner(owners: dict[int, cgroups.Place | None], pid: int) -> cgroups.Place | None:
     """Where a process belongs; asked for once, as it cannot leave, and known for a sample after it has ended."""
-    if owners.get(pid) is None:
+    if pid not in owners:
         owners[pid] = cgroups.place_of(pid)
     return owners[pid]
 
@@ -351,10 +353,3 @@ def error_counters(reading: Reading) -> dict[str, int | None]:
 def share_of(grant: Grant) -> float:
     """The part of a GPU, by memory, that a job was given."""
     return 1.0 if grant.limit is None or not grant.total else min(1.0, grant.limit / grant.total)
-
-
-def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""

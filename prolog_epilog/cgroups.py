@@ -1,29 +1,46 @@
-"""Which job a process belongs to, and which processes a step has: from the cgroups that Slurm made.
+"""Which job a process belongs to, and where Slurm keeps a step's processes: from the cgroups that Slurm made.
 
 A cgroup's path holds ``job_12/step_0`` under proctrack/cgroup, in version 1 (``/slurm_NODE/uid_1000/job_12/step_0``)
 and in version 2 (``/system.slice/NODE_slurmstepd.scope/job_12/step_0/user/task_0``). From Slurm 26.05 on version 2 has
 the bare SLUID in place of ``job_12`` unless cgroup.conf says CgroupJobIdPaths=yes; version 1 keeps the number
 (26.05.3: cgroup_p_step_create in src/plugins/cgroup/v2/cgroup_v2.c, src/plugins/cgroup/v1/xcgroup.c). The prolog is
-told it as SLURM_JOB_SLUID (src/plugins/prep/script/prep_script_slurmd.c). Users cannot write there.
+told it as SLURM_JOB_SLUID (src/plugins/prep/script/prep_script_slurmd.c).
+
+Only paths that begin with Slurm's own folders count: users cannot write there, and a cgroup that was delegated to one
+of them may bear any name. slurmstepd itself is in version 2's leaf ``step_0/slurm`` and, in version 1, in the step's
+cgroups of all hierarchies but the freezer.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 
 from sluice_base.errors import SluiceError
 
+PROC = Path("/proc")
+ROOT = Path("/sys/fs/cgroup")
 _SLUID = r"s[0-9A-F][0-9A-HJKMNP-TV-Z]{12}"  # 64 bits in Crockford's base 32: Slurm's src/common/sluid.c
-_JOB = re.compile(rf"/(?:job_(\d{{1,10}})|({_SLUID}))(?:/step_([a-z0-9]{{1,12}}))?(?=/|$)")
+_NUMBER = r"\d{1,10}"
+_STEP = r"(?:/step_(?P<step>[a-z0-9]{1,12}))?"
+_VERSION_1 = re.compile(rf"(?P<job_path>/slurm(?:_[^/]+)?/uid_(?P<uid>{_NUMBER})/job_(?P<job>{_NUMBER})){_STEP}(?=/|$)")
+_VERSION_2 = re.compile(
+    r"(?P<job_path>/system\.slice/(?:[^/]+_)?slurmstepd\.scope/"
+    rf"(?:job_(?P<job>{_NUMBER})|(?P<sluid>{_SLUID}))){_STEP}(?P<own>/slurm)?(?=/|$)"
+)
 _sluids: dict[str, int] = {}  # of the jobs that prologs told; a cgroup does not tell the number
-_HIERARCHIES = ("freezer", "devices", "memory", "cpuset", "cpuacct", "")  # proctrack's own first; "": version 2
+_TRACKING = "freezer"  # proctrack's hierarchy in version 1
+_HIERARCHIES = (_TRACKING, "devices", "memory", "cpuset", "cpuacct", "")  # "": version 2
 _MOST_TEXT = 1 << 14
+_MOST_THREADS = 32  # that are looked at: a process may have thousands that have ended, held by a tracer
 _EXITING = 0x4  # PF_EXITING of Linux's include/linux/sched.h
+_GONE = " (deleted)"
+_FREEZE = {1: "freezer.state", 2: "cgroup.freeze"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,100 +49,136 @@ class Place:
 
     job: int
     step: str
+    uid: int | None = field(default=None, compare=False)  # the job's user; version 2 does not tell
+    job_path: str = field(default="", compare=False)  # of the job's cgroup below the hierarchy's root
+    version: int = field(default=0, compare=False)  # 0: not in the hierarchy by which Slurm follows processes
+    stepd: bool = field(default=False, compare=False)  # where only slurmstepd itself is, or a helper of its
+
+    def job_folder(self, root: Path = ROOT) -> Path | None:
+        """The folder of the whole job's cgroup; None where Slurm does not follow the process by it."""
+        bases = {1: [root / _TRACKING], 2: [root, root / "unified"]}.get(self.version, [])
+        folders = (base / self.job_path.lstrip("/") for base in bases)
+        return next((folder for folder in folders if (folder / "cgroup.procs").exists()), None)
+
+    def step_folder(self, root: Path = ROOT) -> Path | None:
+        """The folder of all processes of the step, without slurmstepd; None where it is not known."""
+        job = self.job_folder(root)
+        if job is None or not self.step:
+            return None
+        folder = job / f"step_{self.step}"
+        folder = folder / "user" if self.version == 2 else folder
+        return folder if folder.exists() else None
 
 
-def place_of(pid: int, proc: Path = Path("/proc")) -> Place | None:
+def place_of(pid: int, proc: Path = PROC) -> Place | None:
     """Where a process belongs; None for one of no job, or one that has ended."""
     try:
-        return parse_place(_read(f"{proc}/{pid}/cgroup"))
-    except (OSError, UnicodeDecodeError):
+        place = parse_place(read(f"{proc}/{pid}/cgroup"))
+        return threads_of(pid, proc).place if place is None and has_exited(pid, proc) else place
+    except OSError:
         return None
 
 
-class Places:
-    """`place_of` for one thread that asks again and again: the files are kept open.
+def freezable(pid: int, proc: Path = PROC, root: Path = ROOT) -> Path | None:
+    """The folder of the whole job's cgroup of a process, which has ``cgroup.freeze`` (version 2) or ``freezer.state``.
 
-    That of a process that has ended cannot be read any more, so that another one with its number is not taken for it.
+    None for a process of no job, and for slurmstepd.
+    """
+    place = place_of(pid, proc)
+    if place is None or place.stepd:
+        return None
+    folder = place.job_folder(root)
+    return folder if folder is not None and (folder / _FREEZE[place.version]).exists() else None
+
+
+@dataclass(frozen=True, slots=True)
+class Threads:
+    """What the threads of a process tell whose leader has exited: version 1 tells nothing of the leader then.
+
+    `ending`: all of them have exited, and the kernel takes the process apart.
     """
 
-    def __init__(self, proc: Path = Path("/proc"), most: int = 256) -> None:
-        self._proc = proc
-        self._most = most  # of the files that an agent may have open
-        self._files: dict[int, int] = {}
-
-    def of(self, pid: int) -> Place | None:
-        """See `place_of`."""
-        file = self._files.get(pid)
-        if file is None and len(self._files) >= self._most:
-            return place_of(pid, self._proc)
-        try:
-            if file is None:
-                file = self._files[pid] = os.open(f"{self._proc}/{pid}/cgroup", os.O_RDONLY | os.O_CLOEXEC)
-            text = os.pread(file, _MOST_TEXT, 0)
-            if len(text) < _MOST_TEXT:
-                return parse_place(text.decode())
-        except (OSError, UnicodeDecodeError):
-            self._close(pid)
-        return place_of(pid, self._proc)
-
-    def keep(self, pids: Collection[int]) -> None:
-        """Forget all others."""
-        for pid in self._files.keys() - pids:
-            self._close(pid)
-
-    def _close(self, pid: int) -> None:
-        file = self._files.pop(pid, None)
-        if file is not None:
-            os.close(file)
+    place: Place | None = None
+    ending: bool = False
 
 
-def _read(path: str) -> str:
-    """A file of /proc, by as few calls as can be."""
+def has_exited(pid: int, proc: Path = PROC) -> bool:
+    """Whether the leader of a process has. Raises OSError when nothing is left of it."""
+    return _is_exiting(f"{proc}/{pid}")
+
+
+def threads_of(pid: int, proc: Path = PROC) -> Threads:
+    """Of a process whose leader has exited. Raises OSError when nothing is left of it."""
+    with os.scandir(f"{proc}/{pid}/task") as threads:
+        looked = 0
+        for looked, thread in enumerate(islice(threads, _MOST_THREADS), 1):  # noqa: B007 - used after the loop
+            try:
+                if not _is_exiting(thread.path):
+                    return Threads(parse_place(read(f"{thread.path}/cgroup")))
+            except OSError:
+                continue
+    return Threads(ending=looked < _MOST_THREADS)
+
+
+def _is_exiting(folder: str) -> bool:
+    """Whether a process's leader, or a thread, has exited or is about to. Raises OSError when it goes meanwhile."""
+    try:
+        return bool(int(read(f"{folder}/stat").rpartition(")")[2].split()[6]) & _EXITING)
+    except (ValueError, IndexError, FileNotFoundError):
+        return False
+
+
+def read(path: str) -> str:
+    """A file of /proc, by as few calls as can be. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         text = b""
         while part := os.read(descriptor, 1 << 14):
             text += part
-        return text.decode()
+        return text.decode(errors="replace")
     finally:
         os.close(descriptor)
 
 
-def uid_of(pid: int, proc: Path = Path("/proc")) -> int | None:
-    """The real user of a process, whatever setuid program it runs; None for one that has ended or is ending.
-
-    One that is ending has left its cgroups already, and may hold memory for a moment longer.
-    """
+def uid_of(pid: int, proc: Path = PROC) -> int | None:
+    """The real user of a process, whatever setuid program it runs; None for one that has ended."""
     try:
-        status = (proc / str(pid) / "status").read_text(errors="replace")
-        flags = int((proc / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()[6])
-    except (OSError, ValueError, IndexError):
+        match = re.search(r"^Uid:\s+(\d+)", read(f"{proc}/{pid}/status"), re.MULTILINE)
+    except OSError:
         return None
-    match = re.search(r"^Uid:\s+(\d+)", status, re.MULTILINE)
-    return None if match is None or flags & _EXITING else int(match[1])
+    return None if match is None else int(match[1])
 
 
 def parse_place(text: str) -> Place | None:
     """The same of the text of ``/proc/PID/cgroup``: the first hierarchy of `_HIERARCHIES` that names a job."""
-    number, sluid, step = _words_of(text)
-    job = int(number) if number else _sluids.get(sluid)
-    return None if job is None else Place(job, step)
+    found = _parse(text)
+    if found is None:
+        return None
+    words, version = found
+    sluid = words.get("sluid")
+    job = _sluids.get(sluid) if sluid else int(words["job"])
+    if job is None:
+        return None
+    uid = int(words["uid"]) if "uid" in words else None
+    stepd = bool(words.get("own")) or version == 0
+    return Place(job, words["step"], uid, words["job_path"], version, stepd)
 
 
 @lru_cache(maxsize=1024)  # watched processes are looked up twice a second
-def _words_of(text: str) -> tuple[str, str, str]:
-    """A job's number, or its SLUID, and the step; empty where there is none."""
+def _parse(text: str) -> tuple[dict[str, str], int] | None:
+    """The words of a job's cgroup, and `Place.version`."""
     paths: dict[str, str] = {}
     for line in text.splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         for controller in controllers.split(","):
-            paths[controller] = path
+            paths[controller] = path.removesuffix(_GONE)
     for controller in _HIERARCHIES:
-        match = _JOB.search(paths.get(controller, ""))
+        match = (_VERSION_1 if controller else _VERSION_2).match(paths.get(controller, ""))
         if match:
-            return match[1] or "", match[2] or "", match[3] or ""
-    return "", "", ""
+            version = {_TRACKING: 1, "": 2}.get(controller, 0)
+            return {name: word or "" for name, word in match.groupdict().items()}, version
+    return None
 
 
 def name_job(sluid: str, job: int) -> None:
@@ -141,44 +194,36 @@ def forget_job(job: int) -> None:
         del _sluids[sluid]
 
 
-def folder_of(job: int, proc: Path = Path("/proc"), root: Path = Path("/sys/fs/cgroup")) -> Path | None:
+def folder_of(job: int, root: Path = ROOT) -> Path | None:
     """The folder of a job's cgroup in version 2, all of its steps within; None where there is none."""
-    for pid in processes_of(job, None, proc):
-        try:
-            lines = (proc / str(pid) / "cgroup").read_text().splitlines()
-        except (OSError, UnicodeDecodeError):
-            continue
-        for line in lines:
-            match = _JOB.search(line[3:]) if line.startswith("0::/") else None
-            if match and parse_place(line) == Place(job, match[3] or ""):
-                end = match.end(1) if match[1] else match.end(2)
-                folder = root / line[4 : 3 + end]
-                if (folder / "cgroup.procs").exists():
-                    return folder
-    return None
+    names = [f"job_{job}", *(sluid for sluid, of in _sluids.items() if of == job)]
+    folders = (scope / name for scope in _scopes_2(root) for name in names)
+    return next((folder for folder in folders if (folder / "cgroup.procs").exists()), None)
 
 
-def jobs_here(proc: Path = Path("/proc")) -> set[int]:
-    """The jobs that have a process on this node."""
-    places = (place_of(int(entry.name), proc) for entry in proc.iterdir() if entry.name.isdecimal())
-    return {place.job for place in places if place is not None}
+def jobs_here(root: Path = ROOT) -> set[int]:
+    """The jobs that have a process on this node: Slurm's own folders tell, however many processes there are."""
+    folders = [folder for user in (root / _TRACKING).glob("slurm*/uid_*") for folder in user.glob("job_*")]
+    folders += [folder for scope in _scopes_2(root) for folder in scope.iterdir()]
+    jobs = ((_job_of(folder.name), folder) for folder in folders)
+    return {job for job, folder in jobs if job is not None and _is_populated(folder)}
 
 
-def processes_by_place(wanted: Collection[Place], proc: Path = Path("/proc")) -> dict[Place, list[int]]:
-    """The processes of each of these steps, by one look at all that there are."""
-    found: dict[Place, list[int]] = {place: [] for place in wanted}
-    for entry in proc.iterdir() if wanted else ():
-        if entry.name.isdecimal():
-            place = place_of(int(entry.name), proc)
-            if place is not None and place in found:
-                found[place].append(int(entry.name))
-    return found
+def _scopes_2(root: Path) -> list[Path]:
+    return [scope for base in (root, root / "unified") for scope in base.glob("system.slice/*slurmstepd.scope")]
 
 
-def processes_of(job: int, step: str | None = None, proc: Path = Path("/proc")) -> Iterator[int]:
-    """The processes of a job, or of one step of it."""
-    for entry in proc.iterdir():
-        if entry.name.isdecimal():
-            place = place_of(int(entry.name), proc)
-            if place is not None and place.job == job and step in (None, place.step):
-                yield int(entry.name)
+def _job_of(name: str) -> int | None:
+    number = name.removeprefix("job_")
+    return int(number) if number != name and number.isdecimal() else _sluids.get(name)
+
+
+def _is_populated(folder: Path) -> bool:
+    """Whether there is a process in a job's cgroup, or in those of its steps."""
+    with suppress(OSError):
+        return "populated 1" in (folder / "cgroup.events").read_text()
+    for path in (folder / "cgroup.procs", *folder.glob("step_*/cgroup.procs")):
+        with suppress(OSError), path.open("rb") as file:
+            if file.read(1):
+                return True
+    return False

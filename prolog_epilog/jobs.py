@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -15,6 +16,7 @@ from prolog_epilog.hints import hints
 from prolog_epilog.log import log
 from prolog_epilog.reclaim import Reclaim
 from prolog_epilog.record import Grant, JobRecord
+from prolog_epilog.refusals import Blame, Refusal
 from prolog_epilog.regions import Regions
 from prolog_epilog.renewal import Renewal
 from prolog_epilog.rungs.ladder import Ladder
@@ -22,9 +24,34 @@ from prolog_epilog.server import Peer, Server
 from prolog_epilog.state import MIB, RefusalError, State
 from prolog_epilog.watching import Watcher
 from sluice_base.clock import uptime
+from sluice_base.errors import SluiceError
 from sluice_base.sizes import format_mib
+from sluice_base.text import one_line
+from sluice_core.errors import CoreError
 
 _SETTLED_SECONDS = 30.0  # after its prolog a job has a process, that of its extern step
+_PERCENT = re.compile(r"100|[1-9][0-9]?")  # as job_submit/sluice writes it (slurm_plugin/options)
+_LEFTOVERS = (SluiceError, CoreError, OSError, RecursionError, ValueError)
+
+
+def read_share(text: str) -> int:
+    """Percent of `--gpu-share`, as job_submit/sluice writes it. Raises RefusalError for what it would never write.
+
+    Where that plugin is not loaded the text is the user's own.
+    """
+    if not _PERCENT.fullmatch(text):
+        raise RefusalError(
+            f"--gpu-share={text[:32]!r} is no number of 1 to 100",
+            Refusal.SHARE_UNREADABLE,
+            remedy="write a whole number of percent, e.g. --gpu-share=50",
+        )
+    return int(text)
+
+
+def _refuse_again(record: JobRecord) -> None:
+    """Nothing of a job that was refused starts."""
+    if record.refused:
+        raise RefusalError(f"job {record.job} is refused: {record.refused}", Refusal.JOB_REFUSED)
 
 
 class Jobs:
@@ -49,6 +76,7 @@ class Jobs:
         self.on_prolog: list[Callable[[list[NodeDevice]], None]] = []  # each may refuse a job these devices
         self.on_end: list[Callable[[JobRecord], None]] = []  # called with a job's record before it is written, locked
         self.on_unwritten: Callable[[], None] = lambda: None  # called when a record has to be written later
+        self.on_refused: Callable[[JobRecord], None] = lambda _: None  # called with one to requeue held; raises OSError
         self._unwritten: list[JobRecord] = []  # of jobs that ended
 
     def answer_to(self, server: Server) -> None:
@@ -69,7 +97,9 @@ class Jobs:
         records = [record for record in records if record.ended is None]
         for record in records:
             self._state.records[record.job] = record
-            self._regions.take_over(record.job)
+            if record.job not in self._state.suspects:
+                self._regions.take_over(record.job)
+            self._state.guard.watch(record)
             if record.sluid:
                 cgroups.name_job(record.sluid, record.job)
         running = cgroups.jobs_here() if records else set()
@@ -90,16 +120,18 @@ class Jobs:
         partition: str,
         gpus: list[int],
         split: Sequence[Sequence[int]] = (),
-        share: int = 0,
+        share: str | None = None,
         sluid: str = "",
         restarts: int | None = None,
         begun: int | None = None,
     ) -> dict[str, Any]:
         """Register a job with its GPUs; the same job again, e.g. requeued, begins anew unless it runs already.
 
+        One that its user made impossible is remembered as refused, so that none of its tasks starts.
+
         `split`: GPUs and how many shards the job has of each, where slurmd told. `share`: percent of its GPUs' compute
-        time, 0: all. `sluid`: by which its cgroup is named, from Slurm 26.05 on. `restarts`, `begun`: which run of the
-        job this is, where slurmd told.
+        time, as the option came to the node. `sluid`: by which its cgroup is named, from Slurm 26.05 on. `restarts`,
+        `begun`: which run of the job this is, where slurmd told.
         """
         del peer
         if sluid:
@@ -108,28 +140,24 @@ class Jobs:
         for device in chosen:
             watch = self._watcher.watches[device.vendor]
             if watch.problem is not None:
-                raise RefusalError(watch.problem.what, remedy=watch.problem.remedy)
+                raise RefusalError(watch.problem.what, Refusal.DRIVER_SILENT, remedy=watch.problem.remedy)
         for function in self.on_prolog:
             function(chosen)
         with self._state.lock:
             known = self._state.records.get(job)
             if known is not None and known.uid == uid and job in cgroups.jobs_here():
+                _refuse_again(known)
                 return {}
+            user, account, partition = one_line(user), one_line(account), one_line(partition)
             record = JobRecord(job, uid, user, account, partition, self._state.node, time.time(), sluid=sluid)
             record.restarts, record.begun, record.started_uptime = restarts, begun, uptime()
             self._ladder.remove(record)
-            for device in chosen:
-                cap = self._state.caps.of(account)
-                record.grants.append(
-                    Grant(device.index, device.uuid, device.vendor, device.model, device.memory_mib * MIB)
-                )
-                if cap is not None:
-                    record.note("cap", uuid=device.uuid, bytes=cap)
-            self._grant_split(record, chosen, split)
-            if share:
-                record.share_percent = share
-                self._ladder.choose_share(record)
-            record.note("grant", uuids=[device.uuid for device in chosen])
+            try:
+                self._grant(record, chosen, split, share)
+            except RefusalError as error:
+                if error.blame is Blame.JOB:
+                    self._turn_away(record, error)
+                raise
             self._state.jobs.save(record)
             self._state.records[job] = record
             for device in chosen:
@@ -137,6 +165,34 @@ class Jobs:
             for name in {device.vendor for device in chosen}:
                 self._watcher.watches[name].look()
         return {}
+
+    def _grant(
+        self,
+        record: JobRecord,
+        chosen: list[NodeDevice],
+        split: Sequence[Sequence[int]],
+        share: str | None,
+    ) -> None:
+        """Give a job its devices, and its part of their compute time."""
+        for device in chosen:
+            cap = self._state.caps.of(record.account)
+            record.grants.append(Grant(device.index, device.uuid, device.vendor, device.model, device.memory_mib * MIB))
+            if cap is not None:
+                record.note("cap", uuid=device.uuid, bytes=cap)
+        self._grant_split(record, chosen, split)
+        if share is not None:
+            record.share_percent = read_share(share)
+            self._ladder.choose_share(record)
+        record.note("grant", uuids=[device.uuid for device in chosen])
+
+    def _turn_away(self, record: JobRecord, error: RefusalError) -> None:
+        """Remember a job as refused: it has nothing here, and is to wait for its user. Raises OSError."""
+        record.grants, record.split, record.share_percent = [], False, None
+        record.refused = one_line(str(error), limit=512)
+        record.note("refuse", why=record.refused)
+        self.on_refused(record)
+        self._state.jobs.save(record)
+        self._state.records[record.job] = record
 
     def _grant_split(self, record: JobRecord, chosen: list[NodeDevice], split: Sequence[Sequence[int]]) -> None:
         """Remember how much the job has of each GPU, so that the watchdog holds it before any step tells."""
@@ -159,26 +215,41 @@ class Jobs:
             if record is None:
                 raise RefusalError(
                     f"job {job}: its prolog did not run on this node",
+                    Refusal.JOB_UNKNOWN,
                     remedy="is Prolog=.../sluice-prolog in slurm.conf, and PrologFlags=Alloc?",
                 )
             if record.uid != uid:
-                raise RefusalError(f"job {job}: of user {record.uid}, not {uid}")
+                raise RefusalError(f"job {job}: of user {record.uid}, not {uid}", Refusal.WRONG_USER)
+            _refuse_again(record)
+            if job in self._state.suspects:
+                raise RefusalError(f"job {job}: the node agent died while it read this job's data", Refusal.SUSPECT)
             self._refuse_strange(record, cgroups.place_of(peer.pid), open)
             chosen = select(self._state.devices, gpus)
             for device in chosen:
                 if record.grant_of(device.uuid) is None:
-                    raise RefusalError(f"GPU {device.index} is not among those that job {job} was given")
+                    raise RefusalError(
+                        f"GPU {device.index} is not among those that job {job} was given", Refusal.GPU_NOT_GIVEN
+                    )
             if shards and len(chosen) != 1 and not record.split:
                 raise RefusalError(
                     f"{shards} shards on {len(chosen)} GPUs: Slurm does not tell how many on each",
+                    Refusal.SHARDS_NOT_SPLIT,
                     remedy="ask for the memory of one GPU on each node, or see docs/node-agent.md: Setting it up",
                 )
             for device in chosen:
                 self.limit_device(record, device, shards * MIB if shards and not record.split else None, whole)
             self._ladder.hold(record)
+            self._watch_over(record, peer)
             self._state.jobs.save(record)
             region = self._regions.of(job)
             return {"region": None if region is None else str(region)}
+
+    def _watch_over(self, record: JobRecord, peer: Peer) -> None:
+        """From now on the guard freezes the job when it goes unwatched."""
+        folder = cgroups.freezable(peer.pid)
+        if folder is not None:
+            record.cgroup = str(folder)
+        self._state.guard.watch(record)
 
     def limit_device(self, record: JobRecord, device: NodeDevice, asked: int | None, whole: bool) -> None:
         """Find the limit in force: what was asked, and what the tenant may still have of the device."""
@@ -189,7 +260,10 @@ class Jobs:
             grant.total = measured["total"]
         if asked is not None:
             if asked > grant.total:
-                raise RefusalError(f"{format_mib(asked // MIB)} asked of a GPU with {format_mib(grant.total // MIB)}")
+                raise RefusalError(
+                    f"{format_mib(asked // MIB)} asked of a GPU with {format_mib(grant.total // MIB)}",
+                    Refusal.MORE_THAN_THE_GPU,
+                )
             grant.asked = asked if whole or grant.asked is None else max(asked, grant.asked)
         bound = grant.asked
         cap = self._state.caps.of(record.account)
@@ -200,6 +274,7 @@ class Jobs:
                 raise RefusalError(
                     f"account {record.account} may have {format_mib(cap // MIB)} of a GPU, and its jobs here have "
                     f"{format_mib(others // MIB)} of it",
+                    Refusal.OVER_CAP,
                     remedy="wait until one of them ends, or ask your administrator",
                 )
         if bound != grant.limit:
@@ -226,9 +301,10 @@ class Jobs:
         place = cgroups.place_of(peer.pid)
         record = None if place is None else self._state.records.get(place.job)
         if place is None or record is None:
-            raise RefusalError("this is no task of a job with GPUs on this node")
+            raise RefusalError("this is no task of a job with GPUs on this node", Refusal.NO_TASK)
         if peer.uid not in (0, record.uid):
-            raise RefusalError(f"job {record.job}: not yours")
+            raise RefusalError(f"job {record.job}: not yours", Refusal.WRONG_USER)
+        _refuse_again(record)
         with self._state.lock:
             self._refuse_strange(record, place, open)
         given = [self._state.devices[grant.index] for grant in record.grants]
@@ -245,6 +321,7 @@ class Jobs:
         self._state.jobs.save(record)
         raise RefusalError(
             f"job {record.job} can open {', '.join(strange[:4])}, which it was not given",
+            Refusal.GPU_OPEN,
             remedy="set ConstrainDevices=yes in cgroup.conf, and see: sluice doctor",
         )
 
@@ -255,6 +332,9 @@ class Jobs:
             record = self._state.records.get(job)
         if record is None:  # taken back already, or its prolog never ran
             return {"unclean": []}
+        if record.refused:  # it had nothing
+            self._take_back(record, {})
+            return {"unclean": []}
         self._ladder.stop(record)
         unclean = self._reclaim.free(record)
         unclean |= self._renewal.renew(record, unclean)
@@ -264,7 +344,8 @@ class Jobs:
     def _take_back(self, record: JobRecord, unclean: dict[str, str]) -> None:
         """Write a job's record and remove its limits; killed half-way, it is all done again."""
         with self._state.lock:
-            self._regions.collect(record)
+            with suppress(*_LEFTOVERS):  # the tenant's claims, which say nothing of the GPUs
+                self._regions.collect(record)
             record.end(time.time(), uptime())
             for grant in record.grants:
                 grant.clean = grant.uuid not in unclean
@@ -275,8 +356,13 @@ class Jobs:
                 self._state.jobs.save(record)  # that it ended
             except OSError as error:  # a full /run: an agent that starts now finds it as running, and ends it again
                 log("problem", job=record.job, what=f"{error.filename}: {error.strerror}")
-            self._ladder.remove(record)
+            try:
+                self._ladder.remove(record)
+            except _LEFTOVERS as error:  # what a tenant left in its job's files is no reason to keep the node
+                log("problem", job=record.job, what=f"not removed: {one_line(str(error))}")
             cgroups.forget_job(record.job)
+            self._state.guard.forget(record.job)
+            self._state.suspects.discard(record.job)
             self._state.records.pop(record.job, None)
             self._unwritten.append(record)
             try:

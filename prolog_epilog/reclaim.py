@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from contextlib import suppress
 
 from prolog_epilog import cgroups
+from prolog_epilog.cgroups import Place
+from prolog_epilog.ending import end_step
 from prolog_epilog.record import JobRecord
 from prolog_epilog.state import MIB, State
-from prolog_epilog.watching import Watcher
+from prolog_epilog.watching import Watch, Watcher
 from sluice_base.sizes import format_mib
 
+_MOST_NOTED = 16  # strays in a job's record
 _RESIDUE = 64 * MIB  # what a driver may keep for itself, more or less
 
 
@@ -36,18 +37,17 @@ class Reclaim:
                 self._watcher.await_sample(watch, deadline)
             with self._state.lock:
                 holders = {
-                    (uuid, pid)
+                    (uuid, pid): place
                     for watch in watches
                     for uuid, pid in watch.held
-                    if (place := cgroups.place_of(pid)) is not None and place.job == record.job
+                    if (place := _place(watch, pid)) is not None and place.job == record.job
                 }
                 residue = self.residue(record)
-            for _, pid in holders:
-                if pid not in strays:
-                    strays.add(pid)
+                new = {pid for _, pid in holders} - strays
+                for pid in sorted(new)[: _MOST_NOTED - len(strays)]:
                     record.note("stray", pid=pid)
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+                strays |= new
+            _end(holders)
             if not (holders or residue) or time.monotonic() >= deadline:
                 break
         unclean = residue | {
@@ -74,3 +74,28 @@ class Reclaim:
                 size = format_mib(left // MIB)
                 found[grant.uuid] = f"GPU {grant.uuid}: {size} in use by no process since job {record.job}; reset it"
         return found
+
+
+def _place(watch: Watch, pid: int) -> Place | None:
+    """Where a process of the last sample belongs; None for slurmstepd."""
+    owner = watch.owners.get(pid)
+    place = None if owner is None else owner.place
+    return None if place is None or (place.stepd and owner is not None and owner.uid == 0) else place
+
+
+def _end(holders: dict[tuple[str, int], Place]) -> None:
+    """End processes of a job, and all others of their steps."""
+    steps: dict[Place, list[int]] = {}
+    for (_, pid), place in holders.items():
+        if _is_still(pid, place):
+            steps.setdefault(place, []).append(pid)
+    for place, pids in steps.items():
+        end_step(place.step_folder(), pids)
+
+
+def _is_still(pid: int, place: Place) -> bool:
+    """Whether a process has not ended, and its number become another's."""
+    found = cgroups.place_of(pid)
+    with suppress(OSError):
+        return found == place or (found is None and cgroups.has_exited(pid))
+    return False

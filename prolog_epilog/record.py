@@ -66,6 +66,7 @@ class JobRecord:
     share_percent: int | None = None
     share_by: str = ""  # what gives the share: "mig", "mps", "cu-mask"
     sluid: str = ""  # Slurm's other name of the job, by which its cgroup is called from 26.05 on
+    cgroup: str = ""  # the folder by which all its tasks can be frozen; empty: no task has told yet
     share_from: int = 0  # percent of the compute units at which a mask begins
     grants: list[Grant] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
@@ -76,6 +77,7 @@ class JobRecord:
     begun: int | None = None  # when Slurm began this run, by the controller's clock; None: not told (before 23.02)
     started_uptime: float | None = None  # `started` by the node's clock that nobody sets
     ran_s: float | None = None  # how long it ran by that clock; of a running job, until it was told
+    refused: str = ""  # why the job was refused here for what its user asked; such a job has no grants
     schema_version: int = SCHEMA_VERSION
 
     def ran(self, up: float) -> float | None:

@@ -10,6 +10,7 @@ from typing import Any
 from prolog_epilog.contexts import VENDORS, Contexts
 from prolog_epilog.log import log
 from prolog_epilog.record import Grant, JobRecord
+from prolog_epilog.refusals import Refusal
 from prolog_epilog.state import RefusalError, State
 from sluice_base.errors import SluiceError
 from sluice_base.files import write_atomic, write_if_changed
@@ -79,7 +80,8 @@ class Regions:
         """Open what an earlier agent made."""
         if (self._folder(job) / "limits").exists():
             try:
-                self._open[job] = limit.Region(self._folder(job))
+                with self._state.guard.about(job):
+                    self._open[job] = limit.Region(self._folder(job))
             except CoreError as error:
                 log("problem", job=job, what=error)
 
@@ -94,6 +96,7 @@ class Regions:
             if measured is None:
                 raise RefusalError(
                     f"{device.model}: the size of a driver context is not known, so that no limit can be set",
+                    Refusal.CONTEXT_UNKNOWN,
                     remedy="see the agent's log; restart sluice-agent when the driver works",
                 )
             limited.append(
@@ -130,7 +133,8 @@ class Regions:
         limited = [grant for grant in record.grants if grant.vendor in VENDORS]
         for index, grant in enumerate(limited):
             try:
-                usage = region.usage(index)
+                with self._state.guard.about(record.job):
+                    usage = region.usage(index)
             except CoreError as error:
                 record.note("refuse", why=one_line(str(error)))
                 return
@@ -140,6 +144,6 @@ class Regions:
     def reap(self, *_: Any) -> None:
         """Strike off dead processes of all namespaces: with every sample."""
         with self._state.lock:
-            for region in self._open.values():
-                with suppress(CoreError):
+            for job, region in self._open.items():
+                with self._state.guard.about(job), suppress(CoreError):
                     region.reap()

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, Protocol
 
+from prolog_epilog.cgroups import uid_of
 from prolog_epilog.driving import drive
 from prolog_epilog.nvml_lists import ProcessLists
 from prolog_epilog.readings import Activity, Reading
@@ -23,6 +24,7 @@ Usage = list[tuple[str, int, int]]
 """UUID of the device, number of the process, bytes that it has there."""
 
 _CONTEXT_SECONDS = 20.0
+_MOST_LISTED = 2048  # processes of a device
 
 
 class Library(Protocol):
@@ -237,6 +239,27 @@ def measure_context(library: Library, vendor: str, uuid: str, place: str) -> dic
             program.kill()
 
 
+def _bounded(usage: Usage) -> dict[str, Any]:
+    """The processes that have most of each device; ``rest``: device, user and bytes of the others."""
+    devices: dict[str, list[tuple[str, int, int]]] = {}
+    for one in usage:
+        devices.setdefault(one[0], []).append(one)
+    listed: Usage = []
+    rest: dict[tuple[str, int], int] = {}
+    for uuid, held in devices.items():
+        if len(held) > _MOST_LISTED:
+            held.sort(key=lambda one: -one[2])
+            for _, pid, size in held[_MOST_LISTED:]:
+                uid = uid_of(pid)
+                if uid is not None:
+                    rest[uuid, uid] = rest.get((uuid, uid), 0) + size
+        listed += held[:_MOST_LISTED]
+    found: dict[str, Any] = {"usage": listed}
+    if rest:
+        found["rest"] = [(uuid, uid, size) for (uuid, uid), size in rest.items()]
+    return found
+
+
 class Sampler:
     """One vendor's library and its reader, opened when first asked for."""
 
@@ -253,7 +276,7 @@ class Sampler:
 
     def sample(self, request: dict[str, Any]) -> dict[str, Any]:
         """Memory by process; of the devices that are named, what grew; with ``used``, all that the library tells."""
-        answer: dict[str, Any] = {"usage": self.library.usage()}
+        answer = _bounded(self.library.usage())
         wanted = request.get("devices")
         if wanted:
             activity, processes = self.reader.activity(wanted)

@@ -1,34 +1,50 @@
-"""The agent's socket: one JSON object a line, each answered by one; who asks is what the kernel says."""
+"""The agent's sockets: one JSON object a line, each answered by one; who asks is what the kernel says.
+
+Root and each user with a job here have a socket of their own, ``ask/UID``, which nobody else can open: no crowd fills
+the kernel's queue in which slurmd's prolog, or another user's task, waits. ``agent.sock`` is for everybody else. Root,
+users and strangers are answered apart from each other (`sluice_base.line_server`).
+"""
 
 from __future__ import annotations
 
 import json
 import os
-import select
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from prolog_epilog import cgroups
 from prolog_epilog.log import log
+from prolog_epilog.subuids import Subuids
 from sluice_base.errors import SluiceError
+from sluice_base.line_server import Asker, Budgets, Kind, LineServer, Listener, Rate
 from sluice_base.text import one_line
 from sluice_core.errors import CoreError
 
-_MOST_REQUEST = 64 << 10
-_MOST_CONNECTIONS = 128  # of root's: no user can keep the prolog from being answered
-_MOST_OF_USERS = 64  # of all others together
-_MOST_OF_USER = 16
-_LOOK_SECONDS = 2.0  # for a `stopping` that was set without `stop`
-_IDLE_SECONDS = 30.0  # a connection that says nothing is closed
-_USERS_IDLE_SECONDS = 2.0
-_USERS_REFUSALS = 10  # that are logged in `_REFUSALS_SECONDS`
-_REFUSALS_SECONDS = 10.0
+_TOO_LONG = b'{"error": "a request that is too long", "blame": "node"}\n'
+_ROOT = Kind(
+    "root", places=256, threads=128, line=64 << 10, held=16 << 20, seconds=30.0, too_long=_TOO_LONG
+)  # an epilog keeps its thread for as long as memory is cleared
+_USERS = Kind(
+    "users",
+    places=256,
+    threads=2,
+    line=8 << 10,  # the names of 64 device files and more
+    held=4 << 20,
+    seconds=2.0,
+    rates=(Rate(1024, 200), Rate(512, 50), Rate(512, 50)),  # of all, of a user, of a job; two requests a task
+    too_long=_TOO_LONG,
+)
+_STRANGERS = replace(_USERS, name="strangers", places=64, threads=1, rates=(Rate(256, 50), Rate(64, 20)))
+_CONNECTS = Rate(512, 200)  # on one socket
+_BACKLOG = 1024
+_USERS_LINES = (Rate(512, 10), Rate(128, 1))  # in the log: of all, of a user
 _LOGGED = ("job", "uid", "gpus", "shards", "whole", "open")
 
 
@@ -48,21 +64,24 @@ class _Request:
 
 
 class Server:
-    """Answers requests, a thread a connection."""
+    """Answers requests until `stop`. `users`: those with a job here, besides root."""
 
-    def __init__(self, path: Path, stopping: threading.Event) -> None:
+    def __init__(self, path: Path, stopping: threading.Event, users: Callable[[], Collection[int]] = tuple) -> None:
         self.path = path
+        self.folder = path.with_name("ask")
+        self._users = users
         self._stopping = stopping
         self._requests: dict[str, _Request] = {}
         self._lock = threading.Lock()
-        self._open: dict[int, int] = {}  # connections by user
-        self._refusals: list[float] = []  # when a user's request was last refused, with a line in the log
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK)
+        self._lines_of_users = Budgets(_USERS_LINES)
+        self._subuids = Subuids()
+        self._own: dict[int, socket.socket] = {}  # sockets by user
+        self._lines = LineServer((_ROOT, _USERS, _STRANGERS), self._answer_line)
 
     def stop(self) -> None:
         """Set `stopping`, and end `serve` now; also from a signal's handler."""
         self._stopping.set()
-        os.eventfd_write(self._wake, 1)
+        self._lines.wake()
 
     def add(
         self, name: str, method: Callable[..., dict[str, Any]], *, root_only: bool = True, quiet: bool = False
@@ -74,69 +93,60 @@ class Server:
         self._requests[name] = _Request(method, root_only, quiet)
 
     def serve(self, ready: Callable[[], None]) -> None:
-        """Answer until `stopping`; `ready` is called once the socket is there. Raises OSError."""
-        with suppress(FileNotFoundError):
-            self.path.unlink()
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-            listener.bind(str(self.path))
-            self.path.chmod(0o666)  # who asks is told by the kernel, request by request
-            listener.listen(256)
-            listener.setblocking(False)
-            waiting = select.poll()
-            for file in (listener.fileno(), self._wake):
-                waiting.register(file, select.POLLIN)
-            ready()
-            while not self._stopping.is_set():
-                waiting.poll(1000 * _LOOK_SECONDS)
-                with suppress(BlockingIOError):
-                    connection, _ = listener.accept()
-                    peer = _peer(connection)
-                    if self._enter(peer.uid):
-                        threading.Thread(target=self._answer_all, args=(connection, peer), daemon=True).start()
-                    else:
-                        connection.close()
+        """Answer until `stopping`; `ready` is called once the sockets are there. Raises OSError."""
+        self.folder.mkdir(mode=0o755, exist_ok=True)
+        for left in self.folder.iterdir():
+            left.unlink()
+        self._own[0] = _listen(self.folder / "0", 0, 0o600)
+        self._lines.listen(Listener(self._own[0], self._greet))
+        self._open_own()
+        self._lines.listen(Listener(_listen(self.path, 0, 0o666), self._greet, _CONNECTS))
+        ready()
+        self._lines.serve(lambda: not self._stopping.is_set())
 
-    def _enter(self, uid: int) -> bool:
-        """Count a user's connection; whether there is room for it."""
+    def _open_own(self) -> None:
+        """A socket for each user with a job here, and for none else. Raises OSError."""
         with self._lock:
-            mine, users = self._open.get(uid, 0), sum(count for of, count in self._open.items() if of != 0)
-            if mine >= (_MOST_CONNECTIONS if uid == 0 else _MOST_OF_USER) or (uid != 0 and users >= _MOST_OF_USERS):
-                return False
-            self._open[uid] = mine + 1
-            return True
+            wanted = {0, *self._users()}
+            for uid in self._own.keys() - wanted:
+                (self.folder / str(uid)).unlink(missing_ok=True)
+                self._lines.leave(self._own.pop(uid))
+            for uid in wanted - self._own.keys():
+                self._own[uid] = _listen(self.folder / str(uid), uid, 0o600)
+                self._lines.listen(Listener(self._own[uid], self._greet, _CONNECTS))
 
-    def _leave(self, uid: int) -> None:
-        with self._lock:
-            self._open[uid] -= 1
-            if not self._open[uid]:
-                del self._open[uid]
+    def _greet(self, connection: socket.socket, address: Any) -> Asker:
+        del address
+        peer = _peer(connection)
+        if peer.uid == 0:
+            return Asker(_ROOT, (0,), peer)
+        if peer.uid not in self._own:
+            return Asker(_STRANGERS, (self._subuids.owner_of(peer.uid),), peer)
+        place = cgroups.place_of(peer.pid)
+        return Asker(_USERS, (peer.uid, place and place.job), peer)
 
-    def _answer_all(self, connection: socket.socket, peer: Peer) -> None:
-        """One connection's requests."""
-        try:
-            connection.settimeout(_IDLE_SECONDS if peer.uid == 0 else _USERS_IDLE_SECONDS)
-            with connection, connection.makefile("rb") as lines:
-                while line := lines.readline(_MOST_REQUEST):
-                    answer = self.answer(line, peer)
-                    connection.sendall(json.dumps(answer).encode() + b"\n")
-        except OSError:
-            pass  # the asker has gone, or says nothing
-        finally:
-            self._leave(peer.uid)
+    def _answer_line(self, line: bytes, peer: Peer) -> bytes:
+        answer = json.dumps(self.answer(line, peer)).encode() + b"\n"
+        if peer.uid == 0:  # it may have been a prolog or an epilog
+            try:
+                self._open_own()
+            except OSError as error:  # there is the socket for everybody
+                log("problem", what=f"{error.filename or self.folder}: {error.strerror}")
+        return answer
 
-    def _log_refused(self, peer: Peer, **detail: Any) -> None:
+    def _log(self, peer: Peer, action: str, **detail: Any) -> None:
         """One line; of users' a few only, as they can make as many as they like."""
         if peer.uid != 0:
-            now = time.monotonic()
+            now, owner = time.monotonic(), (peer.uid,)
             with self._lock:
-                self._refusals = [when for when in self._refusals if now - when < _REFUSALS_SECONDS]
-                if len(self._refusals) >= _USERS_REFUSALS:
+                if self._lines_of_users.wait(owner, now) > 0:
                     return
-                self._refusals.append(now)
-        log("refused", **detail)
+                self._lines_of_users.forget(now)
+                self._lines_of_users.take(owner, now)
+        log(action, **detail)
 
     def answer(self, line: bytes, peer: Peer) -> dict[str, Any]:
-        """Do one request: ``{"ok": ...}`` or ``{"error": "..."}``."""
+        """Do one request: ``{"ok": ...}``, or ``{"error": "...", "blame": ...}``: whose fault, "job" or "node"."""
         began = time.monotonic()
         fields: dict[str, Any] = {}
         try:
@@ -144,14 +154,15 @@ class Server:
             name = fields.pop("do")
             request = self._requests[name]
         except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
-            return {"error": "not a request that this agent knows; are agent and programs of one version?"}
+            return _refusal("not a request that this agent knows; are agent and programs of one version?")
         if request.root_only and peer.uid != 0:
-            self._log_refused(peer, request=name, uid=peer.uid, pid=peer.pid, why="not root")
-            return {"error": f"{name}: for root only"}
+            self._log(peer, "refused", request=name, uid=peer.uid, pid=peer.pid, why="not root")
+            return _refusal(f"{name}: for root only")
+        blame: object = None
         try:
             done = request.method(peer=peer, **fields)
         except SluiceError as error:
-            why: str = str(error)
+            why, blame = str(error), getattr(error, "blame", None)
         except CoreError as error:
             why = f"the job's region of limits: {error}"
         except OSError as error:
@@ -160,10 +171,26 @@ class Server:
             why = f"{name}: a request that makes no sense: {one_line(repr(error))}"
         else:
             if not request.quiet:
-                log(name, **_logged(fields), ms=round(1000 * (time.monotonic() - began), 1))
+                self._log(peer, name, **_logged(fields), ms=round(1000 * (time.monotonic() - began), 1))
             return {"ok": done}
-        self._log_refused(peer, request=name, **_logged(fields), why=why)
-        return {"error": why}
+        self._log(peer, "refused", request=name, **_logged(fields), why=why)
+        return _refusal(why, blame)
+
+
+def _refusal(why: str, blame: object = None) -> dict[str, Any]:
+    return {"error": why, "blame": getattr(blame, "value", "node")}
+
+
+def _listen(path: Path, owner: int, mode: int) -> socket.socket:
+    """A user's listening socket in the place of whatever lies there. Raises OSError."""
+    with suppress(FileNotFoundError):
+        path.unlink()
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(path))
+    os.chown(path, owner, -1)
+    path.chmod(mode)  # nobody can connect before `listen`
+    listener.listen(_BACKLOG)
+    return listener
 
 
 def _peer(connection: socket.socket) -> Peer:

@@ -10,7 +10,9 @@ from pathlib import Path
 from prolog_epilog.caps import Caps
 from prolog_epilog.courier import Outbox
 from prolog_epilog.devices import NodeDevice
+from prolog_epilog.guarding import Guard
 from prolog_epilog.record import JobRecord, Store
+from prolog_epilog.refusals import Refusal
 from sluice_base.errors import SluiceError
 from sluice_core import limit
 
@@ -20,7 +22,12 @@ MIB = 1 << 20
 
 
 class RefusalError(SluiceError):
-    """A request that is not granted."""
+    """A request that is not granted, and whose fault that is."""
+
+    def __init__(self, what: str, refusal: Refusal, *, remedy: str = "") -> None:
+        super().__init__(what, remedy=remedy)
+        self.refusal = refusal
+        self.blame = refusal.blame
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,3 +58,10 @@ class State:
         self.lock = threading.RLock()
         self.sampled = threading.Condition(self.lock)
         self.stopping = threading.Event()
+        self.guard = Guard()
+        self.suspects: set[int] = set()  # jobs of which nothing is read, as agents died of it
+
+    def users(self) -> set[int]:
+        """Who has jobs here."""
+        with self.lock:
+            return {record.uid for record in self.records.values()}

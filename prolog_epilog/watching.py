@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -11,16 +10,23 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from prolog_epilog import cgroups, notice
-from prolog_epilog.cgroups import Place
+from policy.model import Strangers as Policy
+from prolog_epilog import notice
+from prolog_epilog.ending import end_step
 from prolog_epilog.log import log
+from prolog_epilog.owners import Owner, Owners
 from prolog_epilog.record import JobRecord
 from prolog_epilog.state import MIB, State
-from prolog_epilog.watchdog import OUTSIDE, Act, judge
+from prolog_epilog.strangers import Strangers
+from prolog_epilog.watchdog import Act, Judgement, judge
 from prolog_epilog.worker import Worker
 from sluice_base.errors import SluiceError
 from sluice_base.sizes import format_mib
 
+_HELD_S = 0.4  # until the files to which lines are written are held, at most
+_TOLD_S = 0.3  # until they are written; their processes have been ended by then
+_MOST_CHECKED = 256  # processes of a step that are looked at again before it is ended
+_MANY_S = 60.0  # between two words about processes that are too many
 _GOING_S = 5.0  # within which what is left of an ended step is ended without another word
 
 
@@ -39,8 +45,10 @@ class Watch:
     full: bool = False  # the next sample shall have all that the library tells; whoever sets it sets `wanted` as well
     some: set[str] = field(default_factory=set)  # the same of these devices only
     asking: bool = False  # a sample is being taken, or told to the readers
+    many_told: float = -math.inf  # when it was last said that there are too many processes
     told: int = 0  # samples of which all readers know
-    places: cgroups.Places = field(default_factory=cgroups.Places)
+    finder: Owners = field(default_factory=Owners)  # for the watching thread alone
+    owners: dict[int, Owner] = field(default_factory=dict)  # of the processes of the last sample
 
     def look(self) -> None:
         """Sample now, with what is in use on each device. The caller holds the state's lock."""
@@ -57,12 +65,15 @@ class Watcher:
     They are called in the vendor's thread, without the lock; what they raise ends the watch, so they raise nothing.
     """
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, policy: Callable[[], Policy] = Policy) -> None:
         self._state = state
+        self.strangers = Strangers(state, policy)
         self.watches: dict[str, Watch] = {}
         self.on_sample: list[Reader] = []
         self._paused_until = 0.0
-        self._ended: dict[tuple[int, str], float] = {}  # when a step was last ended; its processes take a moment to go
+        self._ended: dict[
+            tuple[int, str, str], float
+        ] = {}  # when a step was last ended; its processes take a moment to go
 
     def find(self) -> None:
         """A worker for each vendor of the node's devices."""
@@ -95,8 +106,9 @@ class Watcher:
 
     def _watch(self, watch: Watch) -> None:
         """Sample one vendor for ever."""
-        busy = False
+        busy, guard, vendor = False, self._state.guard, watch.worker.vendor
         while not self._state.stopping.is_set():
+            guard.beat(vendor)
             if time.monotonic() < self._paused_until:
                 self._state.stopping.wait(0.2)
                 continue
@@ -108,20 +120,18 @@ class Watcher:
             try:
                 answer = watch.worker.ask(do="sample", used=used, **self._also(watch))
             except SluiceError as error:
+                guard.beat(vendor)  # twice a round: a driver that hangs is not the agent's standing still
                 self._failed(watch, error)
             else:
-                self._sample(watch, answer["usage"], answer.get("used"))
+                self._sample(watch, answer["usage"], answer.get("used"), self._rest(watch, answer))
                 for reader in self.on_sample:
                     reader(watch, answer)
                 with self._state.sampled:
                     watch.told += 1
                     watch.asking = False
                     self._state.sampled.notify_all()
-            busy = any(
-                grant.vendor == watch.worker.vendor
-                for one in list(self._state.records.values())
-                for grant in one.grants
-            )
+                guard.sampled(vendor)
+            busy = any(grant.vendor == vendor for one in list(self._state.records.values()) for grant in one.grants)
             settings = self._state.settings
             watch.wanted.wait(settings.period if busy else settings.idle_period)
 
@@ -144,28 +154,49 @@ class Watcher:
             self._state.sampled.notify_all()
         self._state.stopping.wait(1.0)
 
-    def _sample(self, watch: Watch, usage: Iterable[tuple[str, int, int]], used: dict[str, int] | None) -> None:
-        listed = [(str(uuid), int(pid), int(size)) for uuid, pid, size in usage]
+    def _sample(
+        self,
+        watch: Watch,
+        usage: Iterable[tuple[str, int, int]],
+        used: dict[str, int] | None,
+        rest: Iterable[tuple[str, int, int]] = (),
+    ) -> None:
+        """`rest`: device, user and bytes of processes that were too many to be listed."""
+        listed = sorted(((str(uuid), int(pid), int(size)) for uuid, pid, size in usage), key=lambda one: -one[2])
+        owners = watch.finder.look(pid for _, pid, _ in listed)
+        for number, (uuid, uid, size) in enumerate(rest, 1):
+            listed.append((str(uuid), -number, int(size)))
+            owners[-number] = watch.finder.of_user(int(uid))
         records = self._state.records
         with self._state.sampled:
             if watch.problem is not None:
                 log("recovered", vendor=watch.worker.vendor, seconds=round(time.time() - watch.since))
                 watch.problem = None
             watch.held = {(uuid, pid): size for uuid, pid, size in listed}
+            watch.owners = owners
             if used is not None:
                 self.note_foreign(watch, used)
             watch.samples += 1
             peaks = {job: [grant.peak for grant in record.grants] for job, record in records.items()}
-            acts = list(judge(listed, records, watch.places.of, cgroups.uid_of)) if listed and records else []
-            watch.places.keep({pid for _, pid, _ in listed})
+            found = judge(listed, records, owners.get) if listed else Judgement()
             risen = [record for job, record in records.items() if [grant.peak for grant in record.grants] != peaks[job]]
             self._state.sampled.notify_all()
+        acts = found.acts + (self.strangers.acts(found.strangers) if found.strangers else [])
         if acts:
-            self._do(acts)
+            self._do(watch, acts)
         with self._state.lock:
             for record in risen:
                 if records.get(record.job) is record:
                     self._save(record)
+
+    def _rest(self, watch: Watch, answer: dict[str, Any]) -> list[tuple[str, int, int]]:
+        """What the processes have, by user, of which the worker lists none as there are too many; says so."""
+        rest = [(str(uuid), int(uid), int(size)) for uuid, uid, size in answer.get("rest", ())]
+        if rest and time.monotonic() >= watch.many_told + _MANY_S:
+            watch.many_told = time.monotonic()
+            users = ",".join(sorted({str(uid) for _, uid, _ in rest})[:16])
+            log("problem", vendor=watch.worker.vendor, what="more processes on a GPU than are listed", users=users)
+        return rest
 
     def note_foreign(self, watch: Watch, used: dict[str, int]) -> None:
         """Remember what is in use by no process; of a job that is new here, as what it found."""
@@ -176,33 +207,56 @@ class Watcher:
                 if grant.foreign is None:
                     grant.foreign = watch.foreign.get(grant.uuid)
 
-    def _do(self, acts: Sequence[Act]) -> None:
+    def _do(self, watch: Watch, acts: Sequence[Act]) -> None:
         """Warn and end, all at the same time: that many are over their limits keeps none of them alive for longer.
 
-        The lines come first, as the processes' output goes with them.
+        The files for the lines are held first, as the processes' output goes with them. Nobody is waited for who is to
+        read one, and those that were ended a moment ago and take their time come last.
         """
-        again = [act.action == "end" and self._ends_again(act) for act in acts]
-        new = [act for act, known in zip(acts, again, strict=True) if not known]
-        told = notice.tell_all([(act.pids, self._line(act)) for act in new]) if new else []
-        ending = [act for act in acts if act.action == "end"]
-        steps = cgroups.processes_by_place({Place(act.job, act.step) for act in ending if act.step != OUTSIDE})
-        killed = {id(act): _kill(steps.get(Place(act.job, act.step), act.pids)) for act in ending}
-        for act, one in zip(new, told, strict=True):
-            self._note(act, one)
-            about = {"job": act.job, "step": act.step, "gpu": act.uuid, "charged": act.charged, "limit": act.limit}
-            log(act.action, **about, killed=killed.get(id(act), 0))
+        again = [act for act in acts if act.action == "end" and self._ends_again(act)]
+        by_job: dict[int, list[Act]] = {}
+        for act in acts:
+            if act not in again:
+                by_job.setdefault(act.job, []).append(act)
+        voices = notice.begin([[(act.pids, self._line(act)) for act in of] for of in by_job.values()])
+        jobs = dict(zip(voices, by_job.values(), strict=True))
+        killed = {act: self._end(watch, act) for voice in notice.held(voices, _HELD_S) for act in jobs[voice]}
+        for act in again:
+            self._end(watch, act)
+        notice.finish(voices, _TOLD_S)
+        for voice, of in jobs.items():
+            for act, told in zip(of, voice.told, strict=True):
+                self._note(act, told)
+                about = {"job": act.job, "step": act.step, "gpu": act.uuid, "charged": act.charged, "limit": act.limit}
+                log(act.action, **about, **({"user": act.user} if act.user else {}), killed=killed[act])
+
+    def _end(self, watch: Watch, act: Act) -> int:
+        """How many processes were ended: of the act's those that still are what they were found to be, and their step.
+
+        Between the driver's list and now one may have ended, and another may have its number.
+        """
+        if act.action != "end":
+            return 0
+        owners = [(pid, watch.owners.get(pid)) for pid in act.pids[:_MOST_CHECKED]]
+        still = [(pid, owner) for pid, owner in owners if owner is not None and watch.finder.is_still(pid, owner)]
+        places = [owner.place for _, owner in still if owner.place is not None and not owner.place.stepd]
+        of_step = [place for place in places if (place.job, place.step) == (act.job, act.step)]
+        return end_step(of_step[0].step_folder() if of_step else None, [pid for pid, _ in still])
 
     def _line(self, act: Act) -> str:
         device = next((one for one in self._state.devices if one.uuid == act.uuid), None)
         name = act.uuid if device is None else f"{device.own_file} ({device.model})"
         charged, most = format_mib(-(-act.charged // MIB)), format_mib(act.limit // MIB)
+        bound = f"limit {most}" if act.limit else "which it was not given"
         ended = f"; step {act.step} is ended" if act.action == "end" else ""
-        return f"job {act.job}: {charged} of GPU memory on {name}, limit {most}{ended}"
+        return f"job {act.job}: {charged} of GPU memory on {name}, {bound}{ended}"
 
     def _note(self, act: Act, told: bool) -> None:
         with self._state.lock:
             record = self._state.records.get(act.job)
             if record is None:
+                if act.job:
+                    self.strangers.note(act, told=told)
                 return
             grant = record.grant_of(act.uuid)
             if grant is not None:
@@ -218,16 +272,7 @@ class Watcher:
         """Whether the step was ended a moment ago; remembers that it is ended now."""
         now = time.monotonic()
         self._ended = {key: when for key, when in self._ended.items() if now - when < _GOING_S}
-        again = (act.job, act.step) in self._ended
-        self._ended.setdefault((act.job, act.step), now)
+        key = act.job, act.step, act.user
+        again = key in self._ended
+        self._ended.setdefault(key, now)
         return again
-
-
-def _kill(pids: Iterable[int]) -> int:
-    """How many there were to kill."""
-    killed = 0
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-            killed += 1
-    return killed

@@ -29,12 +29,16 @@ class Worker:
 
     def ask(self, *, timeout: float | None = None, **request: Any) -> dict[str, Any]:
         """The library's answer. Raises SluiceError when the driver hangs, the library crashes, or it refuses."""
-        with self._lock:
-            try:
-                return self._ask(request, time.monotonic() + (timeout or self.timeout))
-            except SluiceError:
-                self._drop()
-                raise
+        seconds = timeout or self.timeout
+        if not self._lock.acquire(timeout=seconds):
+            raise SluiceError(f"the {self.vendor} driver is still busy with another question", remedy="see dmesg")
+        try:
+            return self._ask(request, time.monotonic() + seconds)
+        except SluiceError:
+            self._drop()
+            raise
+        finally:
+            self._lock.release()
 
     def _ask(self, request: dict[str, Any], deadline: float) -> dict[str, Any]:
         if self._process is None or self._process.poll() is not None:

@@ -227,6 +227,7 @@ def _job(r: Record) -> Job:
         reservation=_text(r.get("resv_name")),
         comment=_text(r.get("comment")),
         work_dir=_text(r.get("current_working_directory")),
+        admin_comment=_text(r.get("admin_comment")),
     )
 
 

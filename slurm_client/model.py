@@ -105,6 +105,7 @@ class Job:
     reservation: str
     comment: str
     work_dir: str
+    admin_comment: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,6 +146,7 @@ def _job(r: Mapping[str, Any]) -> Job:
         reservation=_text(r["reservation"]),
         comment=_text(r["comment"]),
         work_dir=_text(r["working_directory"]),
+        admin_comment=_text(r["admin_comment"]),
     )
 
 

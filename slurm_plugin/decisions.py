@@ -11,7 +11,7 @@ import re
 import struct
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
@@ -113,6 +113,7 @@ class Image:
     gpus_idle: int
     gpu_memory_mib_free: tuple[int, ...]
     gpu_utilisation: tuple[int, ...]  # empty: all 0
+    gpu_compute_free: tuple[int, ...] = ()  # percent that nobody has claimed; empty: all 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,6 +408,7 @@ def _image(data: Fields) -> Image:
         gpus_idle=idle,
         gpu_memory_mib_free=free,
         gpu_utilisation=tuple(data.number() for _ in range(count)) if flags & 2 else (),
+        gpu_compute_free=tuple(data.number() for _ in range(count)) if flags & 4 else (),
     )
 
 
@@ -414,10 +416,13 @@ def _decision(data: Fields) -> Decision:
     job = _job(data)
     mode, outcome, flags = Mode(data.number()), Outcome(data.number()), data.number()
     policy, verdict = Policy(data.number()), data.number()
-    request = Request(**_request(data), allowed=data.bitmap())
+    asked, allowed = _request(data), data.bitmap()
     score = data.signed()
     parts = _parts(data)
     stock = tuple(data.number() for _ in range(data.count(int(lib.SLUICE_MAX_NODES))))
+    core_ns, stock_ns = data.number(), data.number()
+    compute = data.signed() if flags & 16 else 0
+    parts = tuple(replace(part, gpu_compute_percent=compute if part.gpus else 0) for part in parts)
     return Decision(
         job=job,
         mode=mode,
@@ -428,11 +433,11 @@ def _decision(data: Fields) -> Decision:
         stock_fits=bool(flags & 4),
         policy=policy,
         verdict=verdict,
-        request=request,
+        request=Request(**asked, allowed=allowed, gpu_compute_percent=compute),
         placement=Placement(parts, score) if verdict == lib.SLUICE_OK else None,
         stock_nodes=stock,
-        core_ns=data.number(),
-        stock_ns=data.number(),
+        core_ns=core_ns,
+        stock_ns=stock_ns,
     )
 
 
@@ -688,18 +693,22 @@ def _add_shape(cluster: Cluster, values: tuple[Any, ...]) -> int:
 
 
 def held_parts(image: Image, memory: tuple[int, ...]) -> list[Part]:
-    """Parts that leave a node as the image has it: GPUs of which equally much is held stand in one part."""
-    groups: dict[int, int] = {}
-    for gpu, (free, whole) in enumerate(zip(image.gpu_memory_mib_free, memory, strict=True)):
+    """Parts that leave a node as the image has it: GPUs of which equally much is held are in one part."""
+    groups: dict[tuple[int, int], int] = {}
+    unclaimed = image.gpu_compute_free or (100,) * len(memory)
+    for gpu, (free, whole, compute) in enumerate(zip(image.gpu_memory_mib_free, memory, unclaimed, strict=True)):
         if free < whole:
-            groups[whole - free if free else 0] = groups.get(whole - free if free else 0, 0) | 1 << gpu
+            held = whole - free if free else 0, 100 - compute
+            groups[held] = groups.get(held, 0) | 1 << gpu
     cpus = image.cpus_milli - image.cpus_milli_free
     host_memory = image.host_memory_mib - image.host_memory_mib_free
     if not groups and not image.parts:
         return []
-    parts = [Part(image.node, gpus, held) for held, gpus in groups.items()] or [Part(image.node)]
+    parts = [Part(image.node, gpus, held, gpu_compute_percent=compute) for (held, compute), gpus in groups.items()] or [
+        Part(image.node)
+    ]
     first = parts[0]
-    parts[0] = Part(image.node, first.gpus, first.gpu_memory_mib, cpus, host_memory, image.exclusive)
+    parts[0] = replace(first, cpus_milli=cpus, host_memory_mib=host_memory, exclusive=image.exclusive)
     return parts
 
 

@@ -27,6 +27,7 @@ from slurm_client import Commands, SlurmClient, connect
 from slurm_client.model import Job
 from slurm_client.munge import Message, MungeError, decode, encode
 from slurm_client.munge_service import RefusedError, Service, read_line
+from slurm_client.refused import reason_in
 from slurm_plugin.decisions import FOLDER
 from slurm_plugin.explanation import JobName, explain_job, parse_job
 
@@ -247,6 +248,7 @@ def _slurm_facts(job: Job) -> dict[str, Any]:
         "end_time": job.end_time,
         "time_limit_s": job.time_limit_s,
         "nodes": job.nodes,
+        "refused": reason_in(job.admin_comment),
     }
 
 

@@ -282,6 +282,7 @@ def _parts(parts: tuple[Part, ...], name: Callable[[int], str]) -> list[dict[str
             "node": name(part.node),
             "gpus": _gpus(part.gpus),
             "gpu_memory_mib": part.gpu_memory_mib or None,
+            "gpu_compute_percent": part.gpu_compute_percent or None,
             "cpus": part.cpus_milli / 1000,
             "host_memory_mib": part.host_memory_mib,
         }
@@ -305,6 +306,7 @@ def _asked(request: Request, model: Callable[[int], str]) -> dict[str, Any]:
         "gpus": request.gpus,
         "gpus_in_total": bool(request.flags & request.flags.GPUS_TOTAL),
         "gpu_memory_mib": request.gpu_memory_mib or None,
+        "gpu_compute_percent": request.gpu_compute_percent or None,
         "cpus": request.cpus_milli / 1000,
         "host_memory_mib": request.host_memory_mib,
         "exclusive": bool(request.flags & request.flags.EXCLUSIVE),
@@ -325,6 +327,12 @@ def _model_names(cluster: Cluster) -> Callable[[int], str]:
             return f"type {model}"
 
     return name
+
+
+def _in_words(reason: Reason, request: Request) -> str:
+    if reason == Reason.GPU_COMPUTE:
+        return f"too few GPUs with {request.gpu_compute_percent} % of their compute free"
+    return reason.text
 
 
 def _decided(story: Story) -> dict[str, Any]:
@@ -356,7 +364,9 @@ def _decided(story: Story) -> dict[str, Any]:
         else None,
         "nodes": why.nodes,
         "nodes_by_reason": [
-            {"reason": reason.text, "nodes": count} for reason, count in why.by_reason.items() if reason != Reason.FITS
+            {"reason": _in_words(reason, decision.request), "nodes": count}
+            for reason, count in why.by_reason.items()
+            if reason != Reason.FITS
         ],
         "nodes_that_fit": why.by_reason.get(Reason.FITS, 0),
     }
@@ -404,8 +414,10 @@ def _started(story: Story) -> dict[str, Any]:
     time, start = story.start
     state = story.before if story.before.topology else story.latest
     name = _names(state.replay()) if state.topology else lambda node: f"node {node}"
-    started: dict[str, Any] = {"at": time, "parts": _parts(start.parts, name)}
     decision = story.decision[1] if story.decision else None
+    claimed = decision.request.gpu_compute_percent if decision else 0
+    parts = tuple(replace(part, gpu_compute_percent=claimed if part.gpus else 0) for part in start.parts)
+    started: dict[str, Any] = {"at": time, "parts": _parts(parts, name)}
     if decision is not None and decision.placement is not None:
         started["as_chosen"] = _gpus_by_node(start.parts) == _gpus_by_node(decision.placement.parts)
     return started
@@ -433,7 +445,7 @@ def _waiting(story: Story) -> dict[str, Any]:
             "never": why.verdict == lib.SLUICE_ERROR_NEVER,
             "nodes": why.nodes,
             "nodes_by_reason": [
-                {"reason": reason.text, "nodes": count}
+                {"reason": _in_words(reason, request), "nodes": count}
                 for reason, count in why.by_reason.items()
                 if reason != Reason.FITS
             ],
@@ -473,6 +485,8 @@ def smaller_requests(cluster: Cluster, policy: Policy, request: Request) -> list
         blocks = -(-request.gpu_memory_mib // step)
         value = most(1, blocks, lambda value: replace(request, gpu_memory_mib=value * step))
         note("gpu_memory_mib", "MiB", None if value is None else value * step)
+    claimed = request.gpu_compute_percent
+    note("gpu_compute_percent", "%", most(1, claimed, lambda value: replace(request, gpu_compute_percent=value)))
     if request.cpus_milli > 1000:
         value = most(1, -(-request.cpus_milli // 1000), lambda value: replace(request, cpus_milli=value * 1000))
         note("cpus", "", value)

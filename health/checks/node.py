@@ -77,6 +77,13 @@ def clock_skew(node: NodeFacts, policy: NodeHealth) -> Answer:
     return told(None if node.skew_s is None else abs(node.skew_s))
 
 
+def agent_lost(node: NodeFacts, policy: NodeHealth) -> Answer:
+    """Times in which the agent was away, or gave no samples, so that jobs were unwatched."""
+    del policy
+    count, words = node.outages
+    return Measured(count, words)
+
+
 CHECKS = {
     "driver": NodeCheck(driver, "{detail}"),
     "driver_version": NodeCheck(driver_version, "driver versions: {detail}"),
@@ -84,4 +91,5 @@ CHECKS = {
     "free_space": NodeCheck(free_space, "{detail}", below=True),
     "spool": NodeCheck(spool, "{detail}", below=True),
     "clock_skew": NodeCheck(clock_skew, "clock differs from the controller's by {value:.1f} s"),
+    "agent_lost": NodeCheck(agent_lost, "{detail}", kind="growth"),
 }

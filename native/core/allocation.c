@@ -32,11 +32,13 @@ static void move(struct sluice_cluster *cluster, const struct part *part, enum d
     struct node *row = &cluster->nodes[part->node];
     const struct shape *shape = sluice_shape_of(cluster, part->node);
     struct gpu_amounts *free_amounts = &cluster->gpu_free[part->node];
+    uint8_t *compute_free = cluster->compute_free[part->node].percent;
     int64_t moved = 0;
     for (unsigned set = part->gpus; set; set &= set - 1) {
         int gpu = __builtin_ctz(set);
         int32_t amount = part->share ? part->share : shape->memory.mib[gpu];
         free_amounts->mib[gpu] += (int32_t)direction * amount;
+        compute_free[gpu] = (uint8_t)(compute_free[gpu] + (int)direction * part->compute);
         moved += amount;
     }
     row->cpus_free += (int32_t)direction * part->cpus;
@@ -61,6 +63,10 @@ static enum sluice_error check_amounts(const struct sluice_part *part, struct sl
     if (part->gpu_memory_mib && !part->gpus)
         return sluice_fail(text, SLUICE_ERROR_INVALID, "node %" PRIu32 ": %" PRId64 " MiB of GPU memory, but of no GPU",
                            part->node, part->gpu_memory_mib);
+    if (part->gpu_compute_percent > (part->gpus ? ALL_COMPUTE : 0))
+        return sluice_fail(text, SLUICE_ERROR_RANGE,
+                           "node %" PRIu32 ": %" PRIu32 " percent of GPU compute must be 0 to %d", part->node,
+                           part->gpu_compute_percent, part->gpus ? ALL_COMPUTE : 0);
     if (part->cpus_milli < 0 || part->cpus_milli > SLUICE_MAX_CPUS_MILLI)
         return sluice_fail(text, SLUICE_ERROR_RANGE,
                            "node %" PRIu32 ": %" PRId64 " thousandths of a CPU must be 0 to %d", part->node,
@@ -97,6 +103,12 @@ static enum sluice_error check_room(const struct sluice_cluster *cluster, const 
             return sluice_fail(text, SLUICE_ERROR_CAPACITY,
                                "node %" PRIu32 " GPU %d: %" PRId64 " MiB asked, %" PRId64 " free", part->node, gpu,
                                part->gpu_memory_mib, unused + held->share);
+        uint32_t unclaimed = (uint32_t)cluster->compute_free[part->node].percent[gpu] + held->compute;
+        if (part->gpu_compute_percent > unclaimed)
+            return sluice_fail(text, SLUICE_ERROR_CAPACITY,
+                               "node %" PRIu32 " GPU %d: %" PRIu32 " percent of its compute asked, %" PRIu32
+                               " unclaimed",
+                               part->node, gpu, part->gpu_compute_percent, unclaimed);
     }
     return SLUICE_OK;
 }
@@ -162,6 +174,7 @@ static uint64_t commit_checked(struct sluice_cluster *cluster, const struct slui
             .gpus = (uint16_t)from->gpus,
             .exclusive = from->exclusive,
             .kind = sluice_kind(sluice_count((uint16_t)from->gpus), (int32_t)from->gpu_memory_mib),
+            .compute = (uint8_t)from->gpu_compute_percent,
         };
         *link = at;
         link = &part->next;
@@ -261,6 +274,7 @@ enum sluice_error sluice_resize(struct sluice_cluster *cluster, uint64_t allocat
     held->share = (int32_t)part->gpu_memory_mib;
     held->cpus = (int32_t)part->cpus_milli;
     held->host_memory = (int32_t)part->host_memory_mib;
+    held->compute = (uint8_t)part->gpu_compute_percent;
     move(cluster, held, TAKE);
     return SLUICE_OK;
 }
@@ -289,6 +303,7 @@ enum sluice_error sluice_allocation_read(const struct sluice_cluster *cluster, u
             .cpus_milli = part->cpus,
             .host_memory_mib = part->host_memory,
             .exclusive = part->exclusive,
+            .gpu_compute_percent = part->compute,
         };
     }
     *part_count = count;
@@ -300,6 +315,7 @@ enum sluice_error sluice_allocation_read(const struct sluice_cluster *cluster, u
 /* What a node should look like, from the allocations alone. */
 struct tally {
     int64_t gpu_held[SLUICE_MAX_GPUS];
+    uint32_t compute[SLUICE_MAX_GPUS];
     int64_t cpus, host_memory;
     uint32_t parts, exclusive;
     uint32_t kinds[KINDS];
@@ -316,10 +332,12 @@ static enum sluice_error tally_parts(const struct sluice_cluster *cluster, struc
         for (uint32_t at = cluster->allocations[slot].first; at != NONE; at = cluster->parts[at].next) {
             const struct part *part = &cluster->parts[at];
             struct tally *tally = &tallies[part->node];
-            for (int i = 0; i < SLUICE_MAX_GPUS; i++)
-                if (part->gpus >> i & 1)
-                    tally->gpu_held[i] +=
-                        part->share ? part->share : sluice_shape_of(cluster, part->node)->memory.mib[i];
+            for (int i = 0; i < SLUICE_MAX_GPUS; i++) {
+                if (!(part->gpus >> i & 1))
+                    continue;
+                tally->gpu_held[i] += part->share ? part->share : sluice_shape_of(cluster, part->node)->memory.mib[i];
+                tally->compute[i] += part->compute;
+            }
             tally->cpus += part->cpus;
             tally->host_memory += part->host_memory;
             tally->parts++;
@@ -358,6 +376,9 @@ static const char *difference(const struct sluice_cluster *cluster, uint32_t nod
         int64_t unused = shape->memory.mib[i] - tally->gpu_held[i];
         if (cluster->gpu_free[node].mib[i] != unused || unused < 0)
             return "free GPU memory";
+        uint32_t compute = i < (int)shape->gpu_count ? ALL_COMPUTE : 0;
+        if (tally->compute[i] > compute || cluster->compute_free[node].percent[i] != compute - tally->compute[i])
+            return "unclaimed GPU compute";
         if (!(row->healthy >> i & 1))
             continue;
         gpu_free += unused;

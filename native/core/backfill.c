@@ -385,6 +385,7 @@ static enum sluice_error book_members(struct sluice_backfill *backfill, const st
             .host_memory = need->host_memory + gpus * need->host_memory_per_gpu,
             .gpus = choose_gpus(sluice_shape_of(backfill->timelines.cluster, node), need, gpus, &window),
             .exclusive = need->exclusive,
+            .compute = (uint8_t)need->compute,
         };
         if (!timelines_take(&backfill->timelines, &bookings[i], time, timelines_end(time, duration)))
             return fail_room(backfill, text);
@@ -553,7 +554,8 @@ static bool is_amount(int64_t value)
 static bool read_held(const struct sluice_cluster *cluster, const struct sluice_part *part, struct booking *booking)
 {
     if (part->node >= cluster->node_count || part->gpus & ~(uint32_t)sluice_shape_of(cluster, part->node)->all ||
-        !is_amount(part->gpu_memory_mib) || !is_amount(part->cpus_milli) || !is_amount(part->host_memory_mib))
+        !is_amount(part->gpu_memory_mib) || !is_amount(part->cpus_milli) || !is_amount(part->host_memory_mib) ||
+        part->gpu_compute_percent > ALL_COMPUTE)
         return false;
     *booking = (struct booking){
         .node = part->node,
@@ -562,6 +564,7 @@ static bool read_held(const struct sluice_cluster *cluster, const struct sluice_
         .host_memory = (int32_t)part->host_memory_mib,
         .gpus = (uint16_t)part->gpus,
         .exclusive = part->exclusive,
+        .compute = (uint8_t)part->gpu_compute_percent,
     };
     return true;
 }
@@ -804,6 +807,7 @@ enum sluice_error sluice_backfill_plan(struct sluice_backfill *backfill, const s
             .cpus_milli = booking->cpus,
             .host_memory_mib = booking->host_memory,
             .exclusive = booking->exclusive,
+            .gpu_compute_percent = booking->compute,
         };
     }
     *part_count = backfill->planned_count;

@@ -31,6 +31,7 @@ static enum sluice_error allocate(struct sluice_cluster *cluster)
     cluster->switches = zalloc((size_t)size->max_switches + 2, sizeof *cluster->switches);
     cluster->nodes = zalloc(size->max_nodes, sizeof *cluster->nodes);
     cluster->gpu_free = zalloc(size->max_nodes, sizeof *cluster->gpu_free);
+    cluster->compute_free = zalloc(size->max_nodes, sizeof *cluster->compute_free);
     cluster->utilisation = zalloc(size->max_nodes, sizeof *cluster->utilisation);
     cluster->kinds = zalloc(size->max_nodes, sizeof *cluster->kinds);
     cluster->level = zalloc(size->max_nodes, sizeof *cluster->level);
@@ -38,9 +39,9 @@ static enum sluice_error allocate(struct sluice_cluster *cluster)
     cluster->stamp = zalloc(size->max_nodes, sizeof *cluster->stamp);
     cluster->allocations = zalloc(size->max_allocations, sizeof *cluster->allocations);
     cluster->parts = zalloc(size->max_parts, sizeof *cluster->parts);
-    if (!cluster->models || !cluster->switches || !cluster->nodes || !cluster->gpu_free || !cluster->utilisation ||
-        !cluster->kinds || !cluster->level || !cluster->version || !cluster->stamp || !cluster->allocations ||
-        !cluster->parts)
+    if (!cluster->models || !cluster->switches || !cluster->nodes || !cluster->gpu_free || !cluster->compute_free ||
+        !cluster->utilisation || !cluster->kinds || !cluster->level || !cluster->version || !cluster->stamp ||
+        !cluster->allocations || !cluster->parts)
         return SLUICE_ERROR_NO_MEMORY;
     enum sluice_error error = sluice_gang_new(cluster);
     return error ? error : sluice_index_new(cluster);
@@ -62,6 +63,7 @@ void sluice_cluster_free(struct sluice_cluster *cluster)
     free(cluster->switches);
     free(cluster->nodes);
     free(cluster->gpu_free);
+    free(cluster->compute_free);
     free(cluster->utilisation);
     free(cluster->kinds);
     free(cluster->level);
@@ -421,6 +423,7 @@ enum sluice_error sluice_cluster_add_node(struct sluice_cluster *cluster, uint32
                                          .healthy = kind->all,
                                          .rank = made};
     cluster->gpu_free[made] = kind->memory;
+    memset(cluster->compute_free[made].percent, ALL_COMPUTE, kind->gpu_count);
     struct sluice_cluster_totals *totals = &cluster->totals;
     totals->nodes++;
     totals->nodes_up++;
@@ -603,6 +606,7 @@ enum sluice_error sluice_node_read(const struct sluice_cluster *cluster, uint32_
     for (uint32_t i = 0; i < shape->gpu_count; i++) {
         view->gpu_memory_mib[i] = shape->memory.mib[i];
         view->gpu_memory_mib_free[i] = cluster->gpu_free[node].mib[i];
+        view->gpu_compute_free[i] = cluster->compute_free[node].percent[i];
         view->gpu_utilisation[i] = cluster->utilisation[node][i];
     }
     return SLUICE_OK;

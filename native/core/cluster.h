@@ -15,6 +15,14 @@ struct gpu_amounts {
     _Alignas(64) int32_t mib[SLUICE_MAX_GPUS];
 };
 
+enum { ALL_COMPUTE = 100 };
+
+/* For each GPU of a node the percent of its compute that nobody has claimed. Only sharers can lack it: on an idle GPU
+ * it is all there. */
+struct gpu_percents {
+    _Alignas(16) uint8_t percent[SLUICE_MAX_GPUS];
+};
+
 /* A kind of node, with what decisions ask of it worked out. Sets of GPUs are bit masks. */
 struct shape {
     struct gpu_amounts memory;
@@ -64,7 +72,8 @@ struct part {
     int32_t host_memory;
     uint16_t gpus;
     bool exclusive;
-    uint8_t kind; /* see sluice_kind */
+    uint8_t kind;    /* see sluice_kind */
+    uint8_t compute; /* percent of each of `gpus` */
 };
 
 struct allocation {
@@ -103,7 +112,8 @@ struct sluice_cluster {
     uint32_t unplaced;
 
     struct node *nodes;
-    struct gpu_amounts *gpu_free; /* per node; also of GPUs that are not healthy */
+    struct gpu_amounts *gpu_free;      /* per node; also of GPUs that are not healthy */
+    struct gpu_percents *compute_free; /* the same */
     uint8_t (*utilisation)[SLUICE_MAX_GPUS];
     uint32_t (*kinds)[KINDS];                 /* per node: parts of each kind */
     uint32_t *version;                        /* per node: grows with each change, for those who remember scores */
@@ -133,6 +143,7 @@ struct sluice_cluster {
 struct need {
     int32_t gpus;                              /* on each node, or for all where `total` */
     int32_t share;                             /* MiB of each GPU; 0: whole GPUs */
+    int32_t compute;                           /* percent of each GPU */
     int32_t cpus, host_memory;                 /* on a node, its GPUs' part included unless `total` */
     int32_t cpus_per_gpu, host_memory_per_gpu; /* 0 unless `total` */
     uint64_t models;                           /* 0: every model */
@@ -326,13 +337,26 @@ static inline uint16_t sluice_with_free(const struct gpu_amounts *free_amounts, 
     return (uint16_t)(enough & mask);
 }
 
+/* The GPUs of `mask` that have at least `compute` percent unclaimed. */
+static inline uint16_t sluice_with_compute(const uint8_t *compute_free, uint16_t mask, int32_t compute)
+{
+    uint16_t enough = 0;
+    for (unsigned set = compute ? mask : 0; set; set &= set - 1) {
+        unsigned gpu = (unsigned)__builtin_ctz(set);
+        enough |= (uint16_t)((compute_free[gpu] >= compute) << gpu);
+    }
+    return compute ? enough : mask;
+}
+
 /* The GPUs of a node that can take part in the request now, whatever its other conditions. */
 static inline uint16_t sluice_fitting_gpus(const struct sluice_cluster *cluster, uint32_t node, const struct need *need)
 {
     const struct node *row = &cluster->nodes[node];
     uint16_t mask = sluice_eligible(sluice_shape_of(cluster, node), need);
-    return need->share ? sluice_with_free(&cluster->gpu_free[node], mask & row->healthy, need->share)
-                       : mask & row->idle;
+    if (!need->share)
+        return mask & row->idle;
+    mask = sluice_with_free(&cluster->gpu_free[node], mask & row->healthy, need->share);
+    return sluice_with_compute(cluster->compute_free[node].percent, mask, need->compute);
 }
 
 static inline int sluice_count(uint16_t mask)

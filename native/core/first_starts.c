@@ -19,13 +19,13 @@ enum {
  * are powers of the next ones, so that rounding down goes on from kind to kind.
  */
 static const struct detail {
-    uint8_t share, cpus, host_memory;
+    uint8_t share, compute, cpus, host_memory;
     int32_t duration_step;
     uint32_t worth;
 } details[] = {
-    {1, 0, 0, INT32_MAX, 0},
-    {3, 2, 1, INT32_MAX, 0},
-    {31, 31, 31, 64, 30},
+    {1, 0, 0, 0, INT32_MAX, 0},
+    {3, 2, 2, 1, INT32_MAX, 0},
+    {31, 31, 31, 31, 64, 30},
 };
 enum { DETAILS = sizeof details / sizeof details[0] };
 
@@ -215,7 +215,7 @@ static uint64_t hash_exact(const struct need *need)
 static bool same_kind(const struct kind *a, const struct kind *b)
 {
     return a->hash == b->hash && a->duration == b->duration && a->need.gpus == b->need.gpus &&
-           a->need.share == b->need.share && a->need.cpus == b->need.cpus &&
+           a->need.share == b->need.share && a->need.compute == b->need.compute && a->need.cpus == b->need.cpus &&
            a->need.host_memory == b->need.host_memory && a->need.models == b->need.models &&
            a->need.capability == b->need.capability && a->need.gpu_memory_min == b->need.gpu_memory_min &&
            a->need.exclusive == b->need.exclusive && a->need.link == b->need.link && a->need.numa == b->need.numa &&
@@ -231,9 +231,10 @@ static void round_kind(struct kind *kind, uint64_t exact, const struct detail *d
         duration *= detail->duration_step;
     kind->duration = duration;
     kind->need.share = rounded_down(kind->need.share, detail->share);
+    kind->need.compute = rounded_down(kind->need.compute, detail->compute);
     kind->need.cpus = rounded_down(kind->need.cpus, detail->cpus);
     kind->need.host_memory = rounded_down(kind->need.host_memory, detail->host_memory);
-    kind->hash = mix(exact, (uint64_t)kind->duration << 32 | (uint32_t)kind->need.share);
+    kind->hash = mix(exact, (uint64_t)kind->duration << 32 | (uint32_t)kind->need.share) ^ (uint64_t)kind->need.compute;
     kind->hash = mix(kind->hash, (uint64_t)kind->need.cpus << 32 | (uint32_t)kind->need.host_memory);
 }
 

@@ -215,6 +215,7 @@ struct sluice_part sluice_part_of(const struct need *need, uint32_t node, uint16
         .cpus_milli = need->cpus + (int64_t)count * need->cpus_per_gpu,
         .host_memory_mib = need->host_memory + (int64_t)count * need->host_memory_per_gpu,
         .exclusive = need->exclusive,
+        .gpu_compute_percent = (uint32_t)need->compute,
     };
 }
 
@@ -381,6 +382,8 @@ const char *sluice_reason_text(enum sluice_reason reason)
         return "too few healthy GPUs";
     case SLUICE_REASON_GPU_BUSY:
         return "too few GPUs free";
+    case SLUICE_REASON_GPU_COMPUTE:
+        return "too few GPUs with enough compute free";
     case SLUICE_REASON_LINK:
         return "too few free GPUs in one link domain";
     case SLUICE_REASON_NUMA:
@@ -436,6 +439,9 @@ static enum sluice_reason reason_of(const struct sluice_cluster *cluster, uint32
     kind = need->share ? sluice_with_free(&cluster->gpu_free[node], kind, need->share) : kind & row->idle;
     if (sluice_count(kind) < gpus)
         return SLUICE_REASON_GPU_BUSY;
+    kind = sluice_with_compute(cluster->compute_free[node].percent, kind, need->compute);
+    if (sluice_count(kind) < gpus)
+        return SLUICE_REASON_GPU_COMPUTE;
     unsigned required = wished(need, SLUICE_REQUIRED);
     if (gpus && (required & LINK) && !smallest_group(shape, LINK, gpus, kind))
         return SLUICE_REASON_LINK;

@@ -28,7 +28,7 @@ struct memo {
 /* What the score depends on, the node aside. */
 struct memo_key {
     uint64_t models;
-    int32_t gpus, share, cpus, gpu_memory_min;
+    int32_t gpus, share, compute, cpus, gpu_memory_min;
     uint32_t capability;
     uint32_t used; /* so that an empty column matches no key */
 };
@@ -188,6 +188,7 @@ static struct memo *recall(struct fgd_state *fgd, uint32_t node, const struct ne
         .models = need->models,
         .gpus = gpus,
         .share = need->share,
+        .compute = need->compute,
         .cpus = need->cpus + gpus * need->cpus_per_gpu,
         .gpu_memory_min = need->gpu_memory_min,
         .capability = need->capability,
@@ -195,7 +196,7 @@ static struct memo *recall(struct fgd_state *fgd, uint32_t node, const struct ne
     };
     uint64_t hash = key.models;
     hash = (hash ^ (uint32_t)key.gpus) * 0x9e3779b97f4a7c15u;
-    hash = (hash ^ (uint32_t)key.share) * 0x9e3779b97f4a7c15u;
+    hash = (hash ^ (uint32_t)key.share ^ ((uint64_t)key.compute << 32)) * 0x9e3779b97f4a7c15u;
     hash = (hash ^ (uint32_t)key.cpus) * 0x9e3779b97f4a7c15u;
     hash = (hash ^ (uint32_t)key.gpu_memory_min ^ ((uint64_t)key.capability << 32)) * 0x9e3779b97f4a7c15u;
     uint32_t column = (uint32_t)(hash >> 32) % fgd->columns;

@@ -30,6 +30,7 @@ static enum sluice_error check_numbers(const struct sluice_request *request, str
         {"capability_min", request->capability_min, UINT32_MAX},
         {"gpu_memory_mib_min", request->gpu_memory_mib_min, SLUICE_MAX_GPU_MEMORY_MIB},
         {"switch_level", request->switch_level, SLUICE_SWITCH_LEVELS - 1},
+        {"gpu_compute_percent", request->gpu_compute_percent, ALL_COMPUTE},
     };
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
         enum sluice_error error = check_range(numbers[i].name, numbers[i].value, numbers[i].most, text);
@@ -66,6 +67,7 @@ static enum sluice_error check_without_gpus(const struct sluice_request *request
         bool set;
     } fields[] = {
         {"gpu_memory_mib", request->gpu_memory_mib != 0},
+        {"gpu_compute_percent", request->gpu_compute_percent != 0},
         {"cpus_milli_per_gpu", request->cpus_milli_per_gpu != 0},
         {"host_memory_mib_per_gpu", request->host_memory_mib_per_gpu != 0},
         {"models", request->models != 0},
@@ -173,6 +175,7 @@ enum sluice_error sluice_need_from_request(const struct sluice_cluster *cluster,
     *need = (struct need){
         .gpus = (int32_t)gpus,
         .share = share,
+        .compute = (int32_t)request->gpu_compute_percent,
         .cpus = (int32_t)cpus,
         .host_memory = (int32_t)host_memory,
         .cpus_per_gpu = total ? (int32_t)request->cpus_milli_per_gpu : 0,

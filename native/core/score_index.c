@@ -97,6 +97,7 @@ static void raise(struct bounds *bounds, const struct bounds *by)
     bounds->cpus = larger(bounds->cpus, by->cpus);
     bounds->host_memory = larger(bounds->host_memory, by->host_memory);
     bounds->gpu_memory = larger(bounds->gpu_memory, by->gpu_memory);
+    bounds->compute = larger(bounds->compute, by->compute);
 }
 
 /* Recompute an entry's bounds from itself and its children. */
@@ -112,8 +113,10 @@ static void pull(struct entry *entries, uint32_t at)
 static void settle(struct entry *entries, uint32_t at, const struct bounds *gone, const struct bounds *come)
 {
     struct bounds *bounds = &entries[at].bounds;
+    /* Most entries have all of their compute, the entry itself among them. */
     if (gone->cpus == bounds->cpus || gone->host_memory == bounds->host_memory ||
-        gone->gpu_memory == bounds->gpu_memory)
+        gone->gpu_memory == bounds->gpu_memory ||
+        (gone->compute == bounds->compute && entries[at].own.compute < bounds->compute))
         pull(entries, at);
     else
         raise(bounds, come);
@@ -184,7 +187,8 @@ static void refresh(struct entry *entries, uint32_t root, uint32_t at, const str
 
 static bool has_room(const struct bounds *bounds, const struct need *need)
 {
-    return bounds->cpus >= need->cpus && bounds->host_memory >= need->host_memory && bounds->gpu_memory >= need->share;
+    return bounds->cpus >= need->cpus && bounds->host_memory >= need->host_memory &&
+           bounds->gpu_memory >= need->share && bounds->compute >= need->compute;
 }
 
 /* The first entry of the tree, ranked `from` or later, that has room for the need, or NO_ENTRY. */
@@ -261,8 +265,22 @@ static void unfile(struct score_index *index, uint32_t node, int which)
     }
 }
 
+/* What an entry has free. */
+static struct bounds own_of(const struct sluice_cluster *cluster, uint32_t node, int which)
+{
+    const struct node *row = &cluster->nodes[node];
+    struct bounds own = {.cpus = row->cpus_free, .host_memory = row->host_memory_free, .compute = ALL_COMPUTE};
+    if (which == ENTRY_IDLE) {
+        own.gpu_memory = sluice_shape_of(cluster, node)->memory.mib[0];
+    } else if (which != ENTRY_NODE) {
+        own.gpu_memory = cluster->gpu_free[node].mib[which];
+        own.compute = cluster->compute_free[node].percent[which];
+    }
+    return own;
+}
+
 /* File an entry under its node's kind and kappa, or see that it has changed in its place. */
-static void file(const struct sluice_cluster *cluster, uint32_t node, int which, uint8_t slot, int32_t gpu_memory)
+static void file(const struct sluice_cluster *cluster, uint32_t node, int which, uint8_t slot)
 {
     struct score_index *index = cluster->index;
     struct filing *filing = &index->filings[node];
@@ -273,7 +291,7 @@ static void file(const struct sluice_cluster *cluster, uint32_t node, int which,
     uint32_t at = entry_of(index, node, which);
     struct entry *entry = &index->entries[at];
     struct bounds old = entry->own;
-    entry->own = (struct bounds){row->cpus_free, row->host_memory_free, gpu_memory};
+    entry->own = own_of(cluster, node, which);
     if (filing->slot[which] == slot) {
         refresh(index->entries, bucket->root, at, &old);
     } else {
@@ -306,15 +324,6 @@ static void slots_of(const struct sluice_cluster *cluster, uint32_t node, uint8_
     if (row->idle)
         slots[ENTRY_IDLE] = (uint8_t)(SLOT_IDLE + sluice_count(row->idle) - 1);
     slots[ENTRY_NODE] = SLOT_NODE;
-}
-
-static int32_t memory_of(const struct sluice_cluster *cluster, uint32_t node, int which)
-{
-    if (which == ENTRY_NODE)
-        return 0;
-    if (which == ENTRY_IDLE)
-        return sluice_shape_of(cluster, node)->memory.mib[0];
-    return cluster->gpu_free[node].mib[which];
 }
 
 /* The node is of this kind from now on; it has entries for all its GPUs, though few are ever filed. */
@@ -371,7 +380,7 @@ void sluice_index_node_changed(struct sluice_cluster *cluster, uint32_t node)
     }
     for (int i = 0; i < ENTRIES; i = next_entry(i, gpus))
         if (slots[i] != NO_SLOT)
-            file(cluster, node, i, slots[i], memory_of(cluster, node, i));
+            file(cluster, node, i, slots[i]);
 }
 
 void sluice_index_order_changed(struct sluice_cluster *cluster)
@@ -459,8 +468,8 @@ static bool entry_sound(const struct sluice_cluster *cluster, uint32_t node, int
 {
     const struct node *row = &cluster->nodes[node];
     const struct entry *entry = &cluster->index->entries[entry_of(cluster->index, node, which)];
-    return entry->node == node && entry->rank == row->rank && entry->own.cpus == row->cpus_free &&
-           entry->own.host_memory == row->host_memory_free && entry->own.gpu_memory == memory_of(cluster, node, which);
+    struct bounds own = own_of(cluster, node, which);
+    return entry->node == node && entry->rank == row->rank && memcmp(&entry->own, &own, sizeof own) == 0;
 }
 
 bool sluice_index_sound(const struct sluice_cluster *cluster)

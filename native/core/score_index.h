@@ -7,9 +7,9 @@
  *   kappa   free CPUs for each open GPU, in half octaves; a GPU is open with a quarter or more of its memory free
  *   slot    what of the node is meant: a GPU in use by its level of free memory, a number of idle GPUs, or the node
  *
- * A bucket is a treap of entries ordered by node rank. Each entry carries the largest free CPUs, host memory and GPU
- * memory of its subtree, so the lowest ranked node that fits is found in logarithmic time. Priorities are hashes of the
- * entries' numbers: the same on every machine.
+ * A bucket is a treap of entries ordered by node rank. Each entry carries the largest free CPUs, host memory, GPU
+ * memory and GPU compute of its subtree, so the lowest ranked node that fits is found in logarithmic time. Priorities
+ * are hashes of the entries' numbers: the same on every machine.
  *
  * Buckets say nothing of the workload: prices may change without moving a node. A change of one node costs the moves of
  * its own entries. Nodes with GPUs of several kinds, and those of kinds beyond MAX_NODE_KINDS, lie in no bucket but in
@@ -41,6 +41,7 @@ enum {
 /* Upper bounds of what a bucket's or subtree's entries have free. */
 struct bounds {
     int32_t cpus, host_memory, gpu_memory;
+    int32_t compute; /* percent of a GPU */
 };
 
 struct bucket {
@@ -79,7 +80,7 @@ struct node_kind {
 struct entry {
     uint32_t left, right; /* NO_ENTRY: none */
     uint32_t rank, node;
-    struct bounds own;    /* what is free, of the entry's GPUs where it is GPU memory */
+    struct bounds own;    /* what is free, of the entry's GPUs where it is GPU memory or compute */
     struct bounds bounds; /* of the subtree */
 };
 enum { NO_ENTRY = 0 }; /* entry 0 stays empty, with bounds of nothing */

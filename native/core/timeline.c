@@ -11,6 +11,12 @@ enum {
     IDLE_COUNT_SHIFT = 16,
 };
 
+/* Numbers that a segment's GPUs take: their memory, and a byte each. */
+static uint32_t stride_of(uint32_t gpus)
+{
+    return gpus + gpus / (uint32_t)sizeof(int32_t);
+}
+
 bool timelines_new(struct timelines *timelines, uint32_t nodes, uint64_t changes)
 {
     /* A chunk is half full when it is made, and the smaller ones that a node left behind, which others may use again,
@@ -27,7 +33,7 @@ bool timelines_new(struct timelines *timelines, uint32_t nodes, uint64_t changes
     timelines->most = calloc(padded, sizeof *timelines->most);
     timelines->idle = calloc(padded, sizeof *timelines->idle);
     timelines->holders = calloc(capacity, sizeof *timelines->holders);
-    timelines->gpu_free = malloc(capacity * SLUICE_MAX_GPUS * sizeof *timelines->gpu_free);
+    timelines->gpu_free = malloc(capacity * stride_of(SLUICE_MAX_GPUS) * sizeof *timelines->gpu_free);
     return timelines->nodes && timelines->starts && timelines->cpus && timelines->host_memory && timelines->most &&
            timelines->idle && timelines->holders && timelines->gpu_free;
 }
@@ -48,7 +54,12 @@ void timelines_free(struct timelines *timelines)
 
 static int32_t *amounts(const struct timelines *timelines, uint32_t segment)
 {
-    return &timelines->gpu_free[(size_t)segment * timelines->gpus];
+    return &timelines->gpu_free[(size_t)segment * timelines->stride];
+}
+
+static uint8_t *unclaimed(const struct timelines *timelines, uint32_t segment)
+{
+    return (uint8_t *)(amounts(timelines, segment) + timelines->gpus);
 }
 
 static void move_segments(struct timelines *timelines, uint32_t to, uint32_t from, uint32_t count)
@@ -59,7 +70,7 @@ static void move_segments(struct timelines *timelines, uint32_t to, uint32_t fro
     memmove(&timelines->most[to], &timelines->most[from], count * sizeof *timelines->most);
     memmove(&timelines->idle[to], &timelines->idle[from], count * sizeof *timelines->idle);
     memmove(&timelines->holders[to], &timelines->holders[from], count * sizeof *timelines->holders);
-    memmove(amounts(timelines, to), amounts(timelines, from), (size_t)count * timelines->gpus * sizeof(int32_t));
+    memmove(amounts(timelines, to), amounts(timelines, from), (size_t)count * timelines->stride * sizeof(int32_t));
 }
 
 static uint32_t new_chunk(struct timelines *timelines, uint32_t room)
@@ -125,6 +136,7 @@ void timelines_reset(struct timelines *timelines, const struct sluice_cluster *c
     for (uint32_t i = 0; i < cluster->shape_count; i++)
         while (timelines->gpus < cluster->shapes[i].gpu_count)
             timelines->gpus += 4;
+    timelines->stride = stride_of(timelines->gpus);
     for (int room = 0; room < TIMELINE_ROOMS; room++)
         timelines->free_chunks[room] = NO_CHUNK;
     for (uint32_t node = 0; node < cluster->node_count; node++) {
@@ -134,6 +146,7 @@ void timelines_reset(struct timelines *timelines, const struct sluice_cluster *c
         timelines->nodes[node] = (struct timeline){
             .first = chunk, .count = 1, .room = FIRST_ROOM, .healthy = row->healthy & shape->all, .shape = shape};
         memcpy(amounts(timelines, chunk), cluster->gpu_free[node].mib, timelines->gpus * sizeof(int32_t));
+        memcpy(unclaimed(timelines, chunk), cluster->compute_free[node].percent, timelines->gpus);
         timelines->cpus[chunk] = keep_cpus(row->cpus_free, row->exclusive);
         timelines->host_memory[chunk] = row->host_memory_free;
         timelines->starts[chunk] = 0;
@@ -183,7 +196,7 @@ static void join(struct timelines *timelines, uint32_t node, int32_t time)
     if (timelines->cpus[index - 1] != timelines->cpus[index] ||
         timelines->host_memory[index - 1] != timelines->host_memory[index] ||
         timelines->holders[index - 1] != timelines->holders[index] ||
-        memcmp(amounts(timelines, index - 1), amounts(timelines, index), timelines->gpus * sizeof(int32_t)) != 0)
+        memcmp(amounts(timelines, index - 1), amounts(timelines, index), timelines->stride * sizeof(int32_t)) != 0)
         return;
     timeline->count--;
     move_segments(timelines, index, index + 1, timeline->count - at);
@@ -204,9 +217,11 @@ static bool change(struct timelines *timelines, const struct booking *booking, i
         if (!booking->gpus)
             continue;
         int32_t *gpu_free = amounts(timelines, i);
+        uint8_t *compute_free = unclaimed(timelines, i);
         for (uint16_t left = booking->gpus; left; left &= (uint16_t)(left - 1)) {
             int gpu = __builtin_ctz(left);
             gpu_free[gpu] -= sign * (booking->share ? booking->share : timeline->shape->memory.mib[gpu]);
+            compute_free[gpu] = (uint8_t)(compute_free[gpu] - sign * booking->compute);
         }
         derive(timelines, timeline, i);
     }
@@ -286,9 +301,10 @@ static inline uint32_t suiting(const struct timelines *timelines, const struct t
     return bits;
 }
 
-/* The GPUs of `fit` that have a share free in each of the segments from `at` on that start before `end`. */
+/* The GPUs of `fit` that have a share and so much compute free in each of the segments from `at` on that start before
+ * `end`. */
 static uint16_t with_share(const struct timelines *timelines, const struct timeline *timeline, uint32_t at, int32_t end,
-                           int32_t share, uint16_t fit)
+                           int32_t share, int32_t compute, uint16_t fit)
 {
     for (; at < timeline->count && timelines->starts[timeline->first + at] < end && fit; at++) {
         const int32_t *gpu_free = amounts(timelines, timeline->first + at);
@@ -297,7 +313,7 @@ static uint16_t with_share(const struct timelines *timelines, const struct timel
             has |= ((unsigned)(gpu_free[i] >= share) | (unsigned)(gpu_free[i + 1] >= share) << 1 |
                     (unsigned)(gpu_free[i + 2] >= share) << 2 | (unsigned)(gpu_free[i + 3] >= share) << 3)
                    << i;
-        fit &= (uint16_t)has;
+        fit = sluice_with_compute(unclaimed(timelines, timeline->first + at), fit & (uint16_t)has, compute);
     }
     return fit;
 }
@@ -307,7 +323,7 @@ static uint16_t fit_throughout(const struct timelines *timelines, const struct t
                                const struct need *need, uint32_t at, int32_t end, uint16_t fit)
 {
     if (need->share)
-        return with_share(timelines, timeline, at, end, need->share, fit);
+        return with_share(timelines, timeline, at, end, need->share, need->compute, fit);
     for (; at < timeline->count && timelines->starts[timeline->first + at] < end; at++)
         fit &= (uint16_t)timelines->idle[timeline->first + at];
     return fit;
@@ -356,7 +372,7 @@ int32_t timelines_earliest(const struct timelines *timelines, uint32_t node, con
     if (!enough(timeline->shape, need, eligible))
         return TIMELINE_NEVER;
     /* Where any one GPU will do, a segment that suits has it. */
-    const bool any = need->gpus == 1 && eligible == timeline->healthy && !need->wishes;
+    const bool any = need->gpus == 1 && eligible == timeline->healthy && !need->wishes && !need->compute;
     uint32_t at = segment_at(timelines, timeline, from);
     struct view view = {.timelines = timelines, .timeline = timeline, .need = need};
     look_at(&view, at);
@@ -399,7 +415,7 @@ void timelines_window(const struct timelines *timelines, uint32_t node, const st
             window->gpu_free.mib[i] = gpu_free[i] < window->gpu_free.mib[i] ? gpu_free[i] : window->gpu_free.mib[i];
     }
     if (need->share)
-        window->fit = with_share(timelines, timeline, first, end, need->share, window->fit);
+        window->fit = with_share(timelines, timeline, first, end, need->share, need->compute, window->fit);
 }
 
 bool timelines_fits(const struct timelines *timelines, const struct booking *booking, int32_t from, int32_t to)
@@ -418,7 +434,7 @@ bool timelines_fits(const struct timelines *timelines, const struct booking *boo
             return false;
     }
     return !booking->share ||
-           with_share(timelines, timeline, first, to, booking->share, booking->gpus) == booking->gpus;
+           with_share(timelines, timeline, first, to, booking->share, booking->compute, booking->gpus) == booking->gpus;
 }
 
 int32_t timelines_next_change(const struct timelines *timelines, uint32_t node, int32_t time)

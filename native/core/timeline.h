@@ -37,8 +37,10 @@ struct timelines {
     int32_t *most; /* MiB of the GPU that has most */
     int32_t *idle; /* GPUs: their number above a bit for each */
     uint32_t *holders;
-    int32_t *gpu_free;       /* per segment `gpus` numbers: free MiB, also of GPUs that are not healthy */
+    int32_t *gpu_free;       /* per segment `gpus` numbers: free MiB, also of GPUs that are not healthy; then as many
+                                bytes: percent of their compute that nobody has claimed */
     uint32_t gpus;           /* the most that a node has, a multiple of 4 */
+    uint32_t stride;         /* of gpu_free, in numbers */
     uint32_t capacity, used; /* segments */
     uint32_t free_chunks[TIMELINE_ROOMS];
 };
@@ -51,6 +53,7 @@ struct booking {
     int32_t host_memory;
     uint16_t gpus;
     bool exclusive;
+    uint8_t compute; /* percent of each of `gpus` */
 };
 
 /* A node as it is over a window of time: the least of everything. */

@@ -78,6 +78,7 @@ static void check_placement(const struct sluice_request *request, const struct s
         require(!request->allowed || (request->allowed[0] >> part->node & 1));
         require(part->cpus_milli == request->cpus_milli + here * request->cpus_milli_per_gpu);
         require(part->host_memory_mib == request->host_memory_mib + here * request->host_memory_mib_per_gpu);
+        require(part->gpu_compute_percent == request->gpu_compute_percent);
         require((request->flags & SLUICE_GPUS_TOTAL) ? here > 0 : here == request->gpus);
         gpus += here;
     }
@@ -109,6 +110,7 @@ static void place(struct sluice_cluster *cluster, struct input *input, uint64_t 
         .allowed = bits >> 17 & 1 ? &allowed : NULL,
         .allowed_words = bits >> 17 & 1,
         .seed = bits,
+        .gpu_compute_percent = number(input, 120),
     };
     enum sluice_policy policy = (enum sluice_policy)take(input, 1);
     struct sluice_part parts[MOST_PARTS];
@@ -152,7 +154,8 @@ static void commit(struct sluice_cluster *cluster, struct input *input, uint64_t
                                         .gpu_memory_mib = number(input, 1200),
                                         .cpus_milli = number(input, 9000),
                                         .host_memory_mib = number(input, 9000),
-                                        .exclusive = take(input, 1) > 240};
+                                        .exclusive = take(input, 1) > 240,
+                                        .gpu_compute_percent = (uint32_t)number(input, 120)};
     struct sluice_cluster_totals before, after;
     sluice_cluster_read_totals(cluster, &before);
     uint64_t allocation = 0;

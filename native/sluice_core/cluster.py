@@ -56,6 +56,7 @@ class NodeView:
     gpus_idle: int
     gpu_memory_mib: tuple[int, ...]
     gpu_memory_mib_free: tuple[int, ...]
+    gpu_compute_free: tuple[int, ...]
     gpu_utilisation: tuple[int, ...]
 
 
@@ -201,6 +202,7 @@ class Cluster:
             gpus_idle=view.gpus_idle,
             gpu_memory_mib=tuple(view.gpu_memory_mib[0:count]),
             gpu_memory_mib_free=tuple(view.gpu_memory_mib_free[0:count]),
+            gpu_compute_free=tuple(view.gpu_compute_free[0:count]),
             gpu_utilisation=tuple(view.gpu_utilisation[0:count]),
         )
 

@@ -82,6 +82,7 @@ class Reason(IntEnum):
     HOST_MEMORY = lib.SLUICE_REASON_HOST_MEMORY
     HEALTH = lib.SLUICE_REASON_HEALTH
     GPU_BUSY = lib.SLUICE_REASON_GPU_BUSY
+    GPU_COMPUTE = lib.SLUICE_REASON_GPU_COMPUTE
     LINK = lib.SLUICE_REASON_LINK
     NUMA = lib.SLUICE_REASON_NUMA
     SWITCH = lib.SLUICE_REASON_SWITCH
@@ -126,6 +127,7 @@ class Request:
     flags: RequestFlag = RequestFlag.NONE
     allowed: frozenset[int] | None = None  # None: every node
     seed: int = 0
+    gpu_compute_percent: int = 0
 
     def fill(self, request: Any) -> Any:
         """Write into a ``struct sluice_request``; what this returns must live as long as the struct."""
@@ -164,6 +166,7 @@ class Part:
     cpus_milli: int = 0
     host_memory_mib: int = 0
     exclusive: bool = False
+    gpu_compute_percent: int = 0
 
 
 @dataclass(frozen=True)
@@ -195,7 +198,15 @@ class Explanation:
 
 def to_part(part: Any) -> Part:
     """A ``struct sluice_part`` that the core has filled."""
-    return Part(part.node, part.gpus, part.gpu_memory_mib, part.cpus_milli, part.host_memory_mib, part.exclusive)
+    return Part(
+        part.node,
+        part.gpus,
+        part.gpu_memory_mib,
+        part.cpus_milli,
+        part.host_memory_mib,
+        part.exclusive,
+        part.gpu_compute_percent,
+    )
 
 
 def to_placement(placement: Any) -> Placement:
@@ -254,6 +265,7 @@ def fill_part(c_part: Any, part: Part) -> None:
     c_part.cpus_milli = part.cpus_milli
     c_part.host_memory_mib = part.host_memory_mib
     c_part.exclusive = part.exclusive
+    c_part.gpu_compute_percent = part.gpu_compute_percent
 
 
 def start(cluster: Cluster, policy: Policy, request: Request) -> Allocation | None:

@@ -84,6 +84,7 @@ static const uint64_t every_third[] = {UINT64_C(0x249249249249)};
 static const struct sluice_request requests[] = {
     {.gpus = 1},
     {.gpus = 1, .gpu_memory_mib = 300, .cpus_milli = 2000},
+    {.gpus = 1, .gpu_memory_mib = 300, .gpu_compute_percent = 60},
     {.gpus = 2, .gpu_memory_mib = 700, .flags = SLUICE_GPU_MEMORY_SUM, .cpus_milli_per_gpu = 500},
     {.cpus_milli = 3000, .host_memory_mib = 50},
     {.gpus = 4, .one_link_domain = SLUICE_REQUIRED, .one_numa_node = SLUICE_PREFERRED, .near_nic = SLUICE_PREFERRED},

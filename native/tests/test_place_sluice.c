@@ -112,6 +112,8 @@ static struct sluice_request random_request(uint64_t *allowed, size_t words)
         request.gpus = chance(80) ? 1 : draw(2, 16);
         request.cpus_milli = request.gpus * draw(0, 12000);
     }
+    if (request.gpus && chance(20))
+        request.gpu_compute_percent = draw(1, 10) * 10;
     if (request.gpus && chance(30))
         request.models = (uint64_t)draw(1, 7);
     if (request.gpus && chance(10))

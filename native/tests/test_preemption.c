@@ -239,7 +239,9 @@ static void fill_at_random(struct scene *scene)
                                        .min_run_s = draw(4) ? 0 : 50,
                                        .gang = draw(3) ? 0 : 1 + draw(2),
                                        .over_quota = draw(2) == 0};
-        struct sluice_request request = {.gpus = 1 + draw(3), .gpu_memory_mib = draw(2) ? 0 : 100 + draw(800)};
+        struct sluice_request request = {.gpus = 1 + draw(3),
+                                         .gpu_memory_mib = draw(2) ? 0 : 100 + draw(800),
+                                         .gpu_compute_percent = draw(2) ? 0 : 20 + draw(60)};
         struct sluice_part part;
         struct sluice_placement placement = {.parts = &part, .part_capacity = 1};
         enum sluice_policy policy = draw(2) ? SLUICE_POLICY_FIRST_FIT : SLUICE_POLICY_ROUND_ROBIN;
@@ -257,7 +259,9 @@ static void test_against_every_subset(void)
         struct scene scene = new_scene();
         fill_at_random(&scene);
         const struct sluice_preemptor preemptor = {.tier = draw(4), .reclaims = draw(2) == 0};
-        struct sluice_request request = {.gpus = 1 + draw(GPUS), .gpu_memory_mib = draw(2) ? 0 : 100 + draw(900)};
+        struct sluice_request request = {.gpus = 1 + draw(GPUS),
+                                         .gpu_memory_mib = draw(2) ? 0 : 100 + draw(900),
+                                         .gpu_compute_percent = draw(2) ? 0 : 20 + draw(80)};
         bool gang = draw(4) == 0;
         request.nodes_min = gang ? 2 : 1;
         struct plan plan = make_plan(&scene, request, preemptor, 100);

@@ -121,7 +121,7 @@ static struct sluice_cluster *cluster_of(uint32_t nodes)
     return cluster;
 }
 
-enum { JOBS = 400, REQUESTS = 7 };
+enum { JOBS = 400, REQUESTS = 8 };
 
 static void replay_once(struct sluice_replay_config config)
 {
@@ -133,8 +133,9 @@ static void replay_once(struct sluice_replay_config config)
         {.cpus_milli = 2000},
         {.gpus = 3, .nodes_min = 1, .nodes_max = 3, .flags = SLUICE_GPUS_TOTAL},
         {.gpus = 8}, /* fits nowhere */
+        {.gpus = 1, .gpu_memory_mib = 300, .gpu_compute_percent = 60},
     };
-    static const uint32_t milli[REQUESTS] = {1000, 2000, 8000, 300, 1, 3000, 8000};
+    static const uint32_t milli[REQUESTS] = {1000, 2000, 8000, 300, 1, 3000, 8000, 300};
     struct sluice_replay_job jobs[JOBS];
     int64_t submit = 0;
     for (uint32_t i = 0; i < JOBS; i++) {

@@ -21,8 +21,12 @@ import sys
 import time
 
 SOCKET = "/run/sluice/agent.sock"
+OWN = f"/run/sluice/ask/{os.geteuid()}"  # where no other user waits in the same queue
 ENDED = "/run/sluice/ended"
-SHARE = "SPANK__SLURM_SPANK_OPTION_sluice_gpu_share"  # as slurmd gives job_submit's options to prologs
+# As slurmd gives a job's options to prologs; where job_submit/sluice is not loaded, a user can write either.
+SHARES = ("SPANK__SLURM_SPANK_OPTION_sluice_gpu_share", "SPANK__SLURM_SPANK_OPTION_sluice_gpu-share")
+MOST_TEXT = 64
+JOBS_OWN_FAULT = 3  # exit status of sluice-task-init, for the SPANK plugin
 MOST = 1 << 20
 SECONDS = 20.0
 EPILOG_SECONDS = 3700.0  # longer than a policy lets the clearing of memory take
@@ -30,7 +34,11 @@ PATIENCE = 5.0  # an agent that is just restarted is waited for
 
 
 class RefusedError(Exception):
-    """Why not."""
+    """Why not, and whether it is the job's own fault; else it is the node's (prolog_epilog/refusals.py)."""
+
+    def __init__(self, why: str, *, jobs_own: bool = False) -> None:
+        super().__init__(why)
+        self.jobs_own = jobs_own
 
 
 class Plain:
@@ -62,6 +70,7 @@ def ask(**request: object) -> dict[str, Any]:  # type: ignore[name-defined]  # n
     end = time.monotonic() + PATIENCE
     seconds = EPILOG_SECONDS if request["do"] == "epilog" else SECONDS
     while True:
+        began = time.monotonic()
         try:
             line = exchange(encode(request).encode() + b"\n", seconds)
             break
@@ -69,14 +78,17 @@ def ask(**request: object) -> dict[str, Any]:  # type: ignore[name-defined]  # n
             why = f"gave no answer within {seconds:g} s; see: journalctl -u sluice-agent"
             raise RefusedError(f"the node agent {why}") from None
         except OSError as error:
-            if time.monotonic() > end:
+            now = time.monotonic()
+            if now - began > 1.0:  # it hung until its guard killed it: the next one is waited for, too
+                end = now + PATIENCE
+            if now > end:
                 why = f"does not answer at {SOCKET} ({error.strerror}); start it: systemctl start sluice-agent"
                 raise RefusedError(f"the node agent {why}") from None
         time.sleep(0.1)
     try:
         answer, _ = _json.make_scanner(Plain)(line.decode(), 0)  # type: ignore[arg-type]
         if "error" in answer:
-            raise RefusedError(str(answer["error"]))
+            raise RefusedError(str(answer["error"]), jobs_own=answer.get("blame") == "job")
         content: dict[str, Any] = answer["ok"]  # type: ignore[name-defined]  # noqa: F821
     except (ValueError, KeyError, TypeError, StopIteration):
         why = "the node agent's answer makes no sense; are agent and programs of one version?"
@@ -88,8 +100,11 @@ def exchange(line: bytes, seconds: float) -> bytes:
     """One line there, one back. Raises OSError."""
     connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     try:
+        # Until the queue has room: with a time-out of Python's, connect fails at once where it is full.
+        patience = int(SECONDS).to_bytes(8, sys.byteorder) + bytes(8)  # a timeval
+        connection.setsockopt(_socket.SOL_SOCKET, _socket.SO_SNDTIMEO, patience)
+        connection.connect(OWN if os.access(OWN, os.W_OK) else SOCKET)
         connection.settimeout(seconds)
-        connection.connect(SOCKET)
         connection.sendall(line)
         answer = b""
         while not answer.endswith(b"\n"):
@@ -130,8 +145,9 @@ def pairs(name: str) -> list[list[int]]:
 def prolog() -> None:
     """Register a job that has GPUs."""
     extra: dict[str, object] = {}
-    if os.environ.get(SHARE):
-        extra["share"] = number(SHARE)
+    for name in SHARES:
+        if name in os.environ:
+            extra["share"] = os.environ[name][:MOST_TEXT]
     if os.environ.get("SLURM_JOB_SLUID"):
         extra["sluid"] = os.environ["SLURM_JOB_SLUID"]
     for field, name in (("restarts", "SLURM_JOB_RESTART_COUNT"), ("begun", "SLURM_JOB_START_TIME")):
@@ -241,7 +257,9 @@ def main() -> int:
     except RefusedError as why:
         # The task's helper has one pipe for both; slurmd logs standard error of the others.
         print(f"{name}: {why}", file=sys.stdout if name == "sluice-task-init" else sys.stderr)
-        return 1
+        if why.jobs_own and name == "sluice-prolog":
+            return 0  # the agent starts none of its tasks, and lets it wait for its user; Slurm would drain the node
+        return JOBS_OWN_FAULT if why.jobs_own and name == "sluice-task-init" else 1
     return 0
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from prolog_epilog import cgroups
 from prolog_epilog.contexts import Contexts
 from prolog_epilog.record import Grant, JobRecord
+from prolog_epilog.refusals import Refusal
 from prolog_epilog.rungs.base import DRIVER
 from prolog_epilog.state import MIB, RefusalError, State
 from prolog_epilog.watching import Watcher
@@ -53,12 +54,13 @@ class Driver:
         """Set the hard limit of the job's cgroup."""
         folder = self._folder(record)
         if folder is None:
-            raise RefusalError(f"job {record.job}: its cgroup is gone")
+            raise RefusalError(f"job {record.job}: its cgroup is gone", Refusal.NO_CGROUP)
         measured = self._contexts.of(self._state.devices[grant.index])
         if measured is not None and (grant.limit or 0) <= measured["context"]:
             raise RefusalError(
                 f"{format_mib((grant.limit or 0) // MIB)} of GPU memory: the driver itself takes "
                 f"{format_mib(measured['context'] // MIB)} of it",
+                Refusal.LESS_THAN_A_CONTEXT,
                 remedy="ask for more",
             )
         self._ask(do="cgroup_limit", uuid=grant.uuid, folder=str(folder), hard=grant.limit)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 
 from policy.node_limits import NodeLimits
 from prolog_epilog.record import Grant, JobRecord
+from prolog_epilog.refusals import Refusal
 from prolog_epilog.rungs.base import DRIVER, MIG, MPS, NONE, Rung
 from prolog_epilog.rungs.share import Shares
 from prolog_epilog.state import RefusalError, State
@@ -64,6 +65,7 @@ class Ladder:
         reasons = "; ".join(f"{name}: {why}" for name, why in passed.items())
         raise RefusalError(
             f"GPU {grant.index} ({grant.model}): the policy allows no rung that can hold its limit ({reasons})",
+            Refusal.NO_RUNG,
             remedy="add a weaker one to enforcement.ladder, or give the job another node",
         )
 
@@ -77,7 +79,10 @@ class Ladder:
                 raise
             if why:
                 record.note("refuse", uuid=grant.uuid, rung=one.name, why=why)
-                raise RefusalError(f"GPU {grant.index}: the limit that {one.name} should hold is not in force: {why}")
+                raise RefusalError(
+                    f"GPU {grant.index}: the limit that {one.name} should hold is not in force: {why}",
+                    Refusal.NOT_IN_FORCE,
+                )
 
     def check(self, record: JobRecord) -> None:
         """Look whether what was set is in force, and set it again where it is not; what cannot be set is noted.

@@ -8,6 +8,7 @@ from __future__ import annotations
 from policy.node_limits import NodeLimits
 from prolog_epilog.devices import NodeDevice
 from prolog_epilog.record import Grant, JobRecord
+from prolog_epilog.refusals import Refusal
 from prolog_epilog.rungs.base import MIG, MPS
 from prolog_epilog.rungs.mps import Mps
 from prolog_epilog.state import RefusalError, State
@@ -51,13 +52,15 @@ class Shares:
         kinds = {self._kind(record, grant, policy) for grant in record.grants}
         if len(kinds) != 1:
             raise RefusalError(
-                f"--gpu-share={record.share_percent}: the job's GPUs of {', '.join(sorted(kinds))} differ"
+                f"--gpu-share={record.share_percent}: the job's GPUs of {', '.join(sorted(kinds))} differ",
+                Refusal.SHARE_OF_UNLIKE_GPUS,
             )
         for grant in record.grants:
             left = 100 - self._given(record, grant)
             if kinds != {MIG} and record.share_percent > left:
                 raise RefusalError(
                     f"--gpu-share={record.share_percent}: {left} % of GPU {grant.index} are left by the jobs on it",
+                    Refusal.SHARE_TAKEN,
                     remedy="ask for less, or wait until one of them ends",
                 )
         record.share_by = kinds.pop()
@@ -88,6 +91,7 @@ class Shares:
     def _refusal(self, percent: int, device: NodeDevice, why: str) -> RefusalError:
         return RefusalError(
             f"--gpu-share={percent}: GPU {device.index} ({device.model}) cannot be held to a share: {why}",
+            Refusal.SHARE_IMPOSSIBLE,
             remedy="ask for the whole GPU, or for nodes that can; docs/enforcement.md",
         )
 
@@ -112,6 +116,7 @@ class Shares:
                 return first
         raise RefusalError(
             f"--gpu-share={width}: no {width} % of the compute units lie together free on the job's GPUs",
+            Refusal.SHARE_TAKEN,
             remedy="ask for less, or wait until a job there ends",
         )
 
@@ -125,7 +130,10 @@ class Shares:
             self._mps.apply(record, grant)
             why = self._mps.verify(record, grant)
             if why:
-                raise RefusalError(f"GPU {grant.index}: the share of {record.share_percent} % is not in force: {why}")
+                raise RefusalError(
+                    f"GPU {grant.index}: the share of {record.share_percent} % is not in force: {why}",
+                    Refusal.NOT_IN_FORCE,
+                )
 
     def check(self, record: JobRecord) -> None:
         """Give the share again where its daemon has ended."""

@@ -85,8 +85,9 @@ static void put_decision(struct bytes *to, const struct sluice_decision *decisio
     sluice_put_job(to, &decision->job);
     sluice_put(to, decision->mode);
     sluice_put(to, decision->outcome);
+    bool claims = decision->request->gpu_compute_percent != 0;
     sluice_put(to, (decision->backfill ? 1u : 0u) | (decision->stock_answered ? 2u : 0u) |
-                       (decision->stock_fits ? 4u : 0u) | (decision->planned ? 8u : 0u));
+                       (decision->stock_fits ? 4u : 0u) | (decision->planned ? 8u : 0u) | (claims ? 16u : 0u));
     sluice_put(to, decision->policy);
     sluice_put(to, decision->verdict);
     sluice_put_request(to, decision->request);
@@ -100,6 +101,8 @@ static void put_decision(struct bytes *to, const struct sluice_decision *decisio
         sluice_put(to, decision->stock_nodes[i]);
     sluice_put(to, decision->core_ns);
     sluice_put(to, decision->stock_ns);
+    if (claims)
+        sluice_put_signed(to, decision->request->gpu_compute_percent);
 }
 
 void sluice_decision_placed(struct sluice_decision_recorder *recorder, const struct sluice_decision *decision)

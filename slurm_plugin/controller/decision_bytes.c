@@ -87,16 +87,20 @@ void sluice_put_job(struct bytes *to, const struct sluice_decision_job *job)
 }
 
 /* Image flags. Append only. */
-enum { IMAGE_EXCLUSIVE = 1, IMAGE_UTILISATION = 2 };
+enum { IMAGE_EXCLUSIVE = 1, IMAGE_UTILISATION = 2, IMAGE_COMPUTE = 4 };
 
 void sluice_put_image(struct bytes *to, uint32_t node, const struct sluice_node_view *view)
 {
     uint32_t utilised = 0;
-    for (uint32_t gpu = 0; gpu < view->gpu_count; gpu++)
+    bool claimed = false;
+    for (uint32_t gpu = 0; gpu < view->gpu_count; gpu++) {
         utilised |= view->gpu_utilisation[gpu];
+        claimed |= view->gpu_compute_free[gpu] < 100;
+    }
     sluice_put(to, node);
     sluice_put(to, view->state);
-    sluice_put(to, (view->exclusive ? IMAGE_EXCLUSIVE : 0u) | (utilised ? IMAGE_UTILISATION : 0u));
+    sluice_put(to, (view->exclusive ? IMAGE_EXCLUSIVE : 0u) | (utilised ? IMAGE_UTILISATION : 0u) |
+                       (claimed ? IMAGE_COMPUTE : 0u));
     sluice_put(to, view->parts);
     sluice_put_signed(to, view->cpus_milli);
     sluice_put_signed(to, view->cpus_milli_free);
@@ -109,4 +113,6 @@ void sluice_put_image(struct bytes *to, uint32_t node, const struct sluice_node_
         sluice_put_signed(to, view->gpu_memory_mib_free[gpu]);
     for (uint32_t gpu = 0; utilised && gpu < view->gpu_count; gpu++)
         sluice_put(to, view->gpu_utilisation[gpu]);
+    for (uint32_t gpu = 0; claimed && gpu < view->gpu_count; gpu++)
+        sluice_put(to, view->gpu_compute_free[gpu]);
 }

@@ -72,7 +72,7 @@ static inline void sluice_put_signed(struct bytes *to, int64_t number)
 void sluice_put_text(struct bytes *to, const char *text);
 /* `count` words; NULL: none, which is told from an empty one. */
 void sluice_put_bitmap(struct bytes *to, const uint64_t *words, size_t count);
-/* Without its `allowed` nodes, which are a bitmap of their own. */
+/* Without its `allowed` nodes, which are a bitmap of their own, and without compute, which came later. */
 void sluice_put_request(struct bytes *to, const struct sluice_request *request);
 void sluice_put_parts(struct bytes *to, const struct sluice_part *parts, uint32_t count);
 void sluice_put_job(struct bytes *to, const struct sluice_decision_job *job);

@@ -115,10 +115,12 @@ void sluice_mirror_job_changed(struct sluice_mirror *mirror, job_record_t *job, 
 {
     if (!mirror->valid || (uint32_t)node_record_count != mirror->nodes)
         return;
-    if (what == SLUICE_MIRROR_ENDED)
+    if (what == SLUICE_MIRROR_ENDED) {
         sluice_mirror_let_go(mirror, job->job_id);
-    else
+        sluice_mirror_hold_clipped(mirror);
+    } else {
         sluice_mirror_hold_job(mirror, job, what == SLUICE_MIRROR_SUSPENDED);
+    }
     if (mirror->reshare)
         sluice_mirror_share_out(mirror, job->job_resrcs ? job->job_resrcs->node_bitmap : NULL);
     /* Where Slurm gave a GPU out twice, or something holds it that is no job, the records of the node decide. */

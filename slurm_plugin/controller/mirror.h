@@ -6,8 +6,10 @@
  *   - GPU i of a node is bit i of its gres/gpu; its memory in MiB is its gres/shard, or SLUICE_MIRROR_PLAIN_GPU_MIB
  *     where the node has no shards. GPU types are the core's models.
  *   - CPUs are those of the cores that jobs may use; host memory is RealMemory less MemSpecLimit.
- *   - Every running or suspended job holds what its job_resrcs and GRES say. What the mirror cannot express it does not
- *     hold: it may believe something free that is not, never the other way round. So "no place" is a proof.
+ *   - Every running or suspended job holds what its job_resrcs and GRES say, and of its GPUs' compute what its option
+ *     --gpu-share claims, as far as it is there: below level place stock Slurm counts none. What the mirror cannot
+ * express it does not hold: it may believe something free that is not, never the other way round. So "no place" is a
+ * proof.
  *   - A core that several jobs oversubscribe is held by one of them, whichever ends last.
  *   - Nodes whose GPUs cannot be told apart (no File, not yet registered, more than SLUICE_MAX_GPUS) are opaque: they
  *     are in the cluster as drained nodes without GPUs, and sluice_mirror_opaque has their bits.

@@ -225,7 +225,7 @@ void sluice_mirror_forget(struct sluice_mirror *mirror)
     mirror->reshare = false;
     if (mirror->table)
         memset(mirror->table, 0, mirror->table_size * sizeof(*mirror->table));
-    mirror->entries = mirror->foreign = mirror->sharing = 0;
+    mirror->entries = mirror->foreign = mirror->sharing = mirror->clipped = 0;
     mirror->record_count = 0;
     mirror->free_record = NONE;
     mirror->model_count = mirror->shape_count = 0;

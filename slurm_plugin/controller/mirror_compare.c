@@ -3,6 +3,7 @@
 #include "controller/mirror_own.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 
 /* Hold for nobody what Slurm says is in use. */
 static void hold_foreign(struct sluice_mirror *mirror, uint32_t node, const int64_t *free_mib)
@@ -83,12 +84,36 @@ static enum sluice_error differs(struct sluice_error_text *text, uint32_t node, 
     return SLUICE_ERROR_CORRUPT;
 }
 
+/* Is as much compute claimed as running jobs do? */
+static enum sluice_error check_claims(const struct sluice_mirror *mirror, struct sluice_error_text *text)
+{
+    uint32_t(*claims)[SLUICE_MAX_GPUS] = calloc((size_t)mirror->nodes + 1, sizeof *claims);
+    enum sluice_error error = SLUICE_OK;
+    if (!claims)
+        return SLUICE_OK;
+    sluice_mirror_add_claims(mirror, claims);
+    for (uint32_t n = 0; n < mirror->nodes && !error; n++) {
+        struct sluice_node_view view;
+        if (!node_record_table_ptr[n] || is_opaque(mirror, n) || sluice_node_read(mirror->cluster, n, &view, NULL))
+            continue;
+        for (uint32_t gpu = 0; gpu < view.gpu_count && !error; gpu++) {
+            uint32_t unclaimed = claims[n][gpu] < 100 ? 100 - claims[n][gpu] : 0;
+            if (view.gpu_compute_free[gpu] != unclaimed)
+                error = differs(text, n, "unclaimed compute", view.gpu_compute_free[gpu], unclaimed);
+        }
+    }
+    free(claims);
+    return error;
+}
+
 enum sluice_error sluice_mirror_check(struct sluice_mirror *mirror, sluice_mirror_free_fn free_of,
                                       struct sluice_error_text *text)
 {
     if (!mirror->valid)
         return SLUICE_OK;
     enum sluice_error error = sluice_cluster_check(mirror->cluster, text);
+    if (!error)
+        error = check_claims(mirror, text);
     for (uint32_t n = 0; n < mirror->nodes && !error; n++) {
         const node_record_t *node = node_record_table_ptr[n];
         struct sluice_node_view view;

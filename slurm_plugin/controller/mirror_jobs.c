@@ -2,6 +2,8 @@
 /* What a job holds by its record, and which jobs are running. */
 #include "controller/mirror_own.h"
 
+#include "controller/request.h"
+
 #include "src/common/bitstring.h"
 #include "src/common/list.h"
 
@@ -89,8 +91,9 @@ static uint64_t signature_of(const job_record_t *job, bool suspended)
 }
 
 /*
- * No more than is free, so that a commit never fails of CPUs and memory; and of a GPU no more than Slurm's record of
- * the node says is in use: where it gave a GPU out twice, the end of one job frees it while the other still has it.
+ * No more than is free, so that a commit never fails of CPUs, memory and compute; and of a GPU no more than Slurm's
+ * record of the node says is in use: where it gave a GPU out twice, the end of one job frees it while the other still
+ * has it.
  */
 static void fit_to_free(const struct sluice_mirror *mirror, struct sluice_part *part)
 {
@@ -115,17 +118,23 @@ static void fit_to_free(const struct sluice_mirror *mirror, struct sluice_part *
         if (i >= view.gpu_count || view.gpu_memory_mib_free[i] - free_mib[i] < asked)
             part->gpus &= ~(UINT32_C(1) << i);
     }
+    for (unsigned set = part->gpus; set; set &= set - 1) {
+        uint32_t unclaimed = view.gpu_compute_free[__builtin_ctz(set)];
+        if (part->gpu_compute_percent > unclaimed)
+            part->gpu_compute_percent = unclaimed;
+    }
     if (!part->gpus)
-        part->gpu_memory_mib = 0;
+        part->gpu_memory_mib = part->gpu_compute_percent = 0;
 }
 
 /* Write the parts of one group of what a job holds; groups differ in how much of a GPU they hold. Group 0 has the
- * CPUs, the memory and the whole GPUs. Returns how many parts there are; *again: further groups are needed. */
+ * CPUs, the memory and the whole GPUs. Returns how many parts there are; *again: further groups are needed; *clipped:
+ * set where a part holds less compute than the job claims. */
 static uint32_t parts_of_job(struct sluice_mirror *mirror, const job_record_t *job, bool sharing, uint32_t group,
-                             bool *again)
+                             bool *again, bool *clipped)
 {
     const job_resources_t *resources = job->job_resrcs;
-    uint32_t count = 0, n = 0;
+    uint32_t count = 0, n = 0, share = job->gres_list_alloc ? sluice_job_gpu_share(job) : 0;
     int offset = 0;
     *again = false;
     for (bitoff_t i = bit_ffs(resources->node_bitmap), last = bit_fls(resources->node_bitmap); i >= 0 && i <= last;
@@ -169,8 +178,10 @@ static uint32_t parts_of_job(struct sluice_mirror *mirror, const job_record_t *j
             continue;
         }
         uint32_t gpus = part.gpus;
+        part.gpu_compute_percent = gpus ? share : 0;
         fit_to_free(mirror, &part);
         mirror->short_of |= part.gpus != gpus;
+        *clipped |= part.gpus && part.gpu_compute_percent < share;
         mirror->parts[count++] = part;
     }
     return count;
@@ -191,14 +202,64 @@ void sluice_mirror_hold_job(struct sluice_mirror *mirror, const job_record_t *jo
     entry->sharing = sharing;
     entry->pooled = !entry->sharing && sluice_cores_oversubscribed(job);
     mirror->reshare |= entry->pooled;
+    bool clipped = false;
     entry->signature = signature_of(job, suspended);
     entry->seen = mirror->seen;
     bool again = true;
     for (uint32_t group = 0; again && group < MAX_GROUPS; group++) {
-        uint32_t count = parts_of_job(mirror, job, sharing, group, &again);
+        uint32_t count = parts_of_job(mirror, job, sharing, group, &again, &clipped);
         sluice_mirror_hold(mirror, entry, mirror->parts, count);
     }
+    entry->clipped = clipped;
+    mirror->clipped += clipped;
     mirror->counts.jobs_held++;
+}
+
+/* ---- claims on compute ---- */
+
+void sluice_mirror_hold_clipped(struct sluice_mirror *mirror)
+{
+    uint32_t count = 0, *jobs = mirror->clipped ? calloc(mirror->clipped, sizeof(*jobs)) : NULL;
+    for (uint32_t i = 0; jobs && i < mirror->table_size; i++)
+        if (mirror->table[i].job_id && mirror->table[i].clipped)
+            jobs[count++] = mirror->table[i].job_id;
+    for (uint32_t i = 0; i < count; i++) {
+        const job_record_t *job = find_job_record(jobs[i]);
+        if (job)
+            sluice_mirror_hold_job(mirror, job, is_suspended(job));
+    }
+    free(jobs);
+}
+
+struct claims {
+    const struct sluice_mirror *mirror;
+    uint32_t (*by_gpu)[SLUICE_MAX_GPUS];
+};
+
+static int add_claims(void *item, void *argument)
+{
+    const struct claims *claims = argument;
+    const job_record_t *job = item;
+    uint32_t share = 0, n = 0;
+    if ((IS_JOB_RUNNING(job) || IS_JOB_SUSPENDED(job)) && job->job_resrcs && job->job_resrcs->node_bitmap &&
+        job->gres_list_alloc)
+        share = sluice_job_gpu_share(job);
+    for (bitoff_t node = 0; share && node < (bitoff_t)claims->mirror->nodes; node++) {
+        if (!bit_test(job->job_resrcs->node_bitmap, node))
+            continue;
+        struct held_gres held = {.n = n++};
+        if (job->job_resrcs->cpus && !job->job_resrcs->cpus[held.n])
+            continue; /* given back by a resize */
+        list_for_each_ro(job->gres_list_alloc, add_job_gres, &held);
+        for (uint32_t gpu = 0; gpu < SLUICE_MAX_GPUS; gpu++)
+            claims->by_gpu[node][gpu] += held.gpus >> gpu & 1 || held.shares[gpu] > 0 ? share : 0;
+    }
+    return 0;
+}
+
+void sluice_mirror_add_claims(const struct sluice_mirror *mirror, uint32_t (*claims)[SLUICE_MAX_GPUS])
+{
+    list_for_each_ro(job_list, add_claims, &(struct claims){mirror, claims});
 }
 
 /* ---- cores that are oversubscribed ---- */
@@ -276,6 +337,7 @@ void sluice_mirror_sync_jobs(struct sluice_mirror *mirror)
         else
             i++;
     }
+    sluice_mirror_hold_clipped(mirror);
     if (mirror->reshare)
         sluice_mirror_share_out(mirror, NULL);
 }

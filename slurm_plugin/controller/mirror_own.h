@@ -32,6 +32,7 @@ struct entry {
     uint32_t seen;   /* by which comparison with Slurm's list of jobs */
     bool sharing;    /* holds no CPUs, as its cores may be others', too */
     bool pooled;     /* of its cores it holds those that count for it (cores.h) */
+    bool clipped;    /* holds less compute than it claims, as the claims on its GPU exceed what that has */
     uint64_t signature;
 };
 
@@ -61,7 +62,7 @@ struct sluice_mirror {
     uint64_t configuration; /* `configurations` as it was when the cluster was made */
 
     struct entry *table;
-    uint32_t table_size, entries, foreign, sharing;
+    uint32_t table_size, entries, foreign, sharing, clipped;
     struct record *records;
     uint32_t record_count, record_room, free_record;
     uint32_t seen;
@@ -128,6 +129,11 @@ void sluice_mirror_hold_job(struct sluice_mirror *mirror, const job_record_t *jo
 void sluice_mirror_hold_again(struct sluice_mirror *mirror, uint32_t node);
 /* Find anew for which jobs the cores of some nodes (NULL: of all) count that several jobs oversubscribe. O(jobs). */
 void sluice_mirror_share_out(struct sluice_mirror *mirror, bitstr_t *nodes);
+/* Claims on compute have gone: hold again the jobs that hold less of it than they claim. O(entries) where there are
+ * any. */
+void sluice_mirror_hold_clipped(struct sluice_mirror *mirror);
+/* Percent of compute that running jobs claim, by their records: claims[node][GPU]. O(jobs). For checks. */
+void sluice_mirror_add_claims(const struct sluice_mirror *mirror, uint32_t (*claims)[SLUICE_MAX_GPUS]);
 /* Compare the list of running jobs. */
 void sluice_mirror_sync_jobs(struct sluice_mirror *mirror);
 /* The same for a mirror that was made anew. */

@@ -55,6 +55,7 @@ static void remove_entry(struct sluice_mirror *mirror, uint32_t slot)
     uint32_t mask = mirror->table_size - 1, hole = slot, at = slot;
     mirror->foreign -= mirror->table[slot].job_id >= FOREIGN;
     mirror->sharing -= mirror->table[slot].sharing;
+    mirror->clipped -= mirror->table[slot].clipped;
     mirror->entries--;
     for (;;) {
         at = (at + 1) & mask;

@@ -35,6 +35,7 @@ struct claim {
     int64_t cpus_milli, host_memory_mib;
     uint32_t gpu_count;
     int64_t gpu_total[SLUICE_MAX_GPUS], gpu_free[SLUICE_MAX_GPUS]; /* MiB */
+    int32_t unclaimed[SLUICE_MAX_GPUS];                            /* percent of compute */
 };
 
 struct sluice_plan {
@@ -183,7 +184,8 @@ static bool beside(const struct claim *claim, const struct sluice_part *part)
         return false;
     for (uint32_t gpu = 0; gpu < claim->gpu_count; gpu++) {
         int64_t asked = part->gpu_memory_mib ? part->gpu_memory_mib : claim->gpu_total[gpu];
-        if (part->gpus >> gpu & 1 && asked > claim->gpu_free[gpu])
+        if (part->gpus >> gpu & 1 &&
+            (asked > claim->gpu_free[gpu] || (int64_t)part->gpu_compute_percent > claim->unclaimed[gpu]))
             return false;
     }
     return true;
@@ -195,6 +197,7 @@ static bool is_planned(const struct sluice_plan_say *say, const struct sluice_pa
         const struct sluice_part *planned = &say->parts[i];
         if (planned->node == part->node)
             return planned->gpus == part->gpus && planned->gpu_memory_mib >= part->gpu_memory_mib &&
+                   planned->gpu_compute_percent >= part->gpu_compute_percent &&
                    planned->cpus_milli >= part->cpus_milli && planned->host_memory_mib >= part->host_memory_mib &&
                    planned->exclusive >= part->exclusive;
     }
@@ -256,6 +259,8 @@ static void take_off(struct claim *claim, const struct sluice_part *part)
         claim->cpus_milli = claim->host_memory_mib = 0;
     claim->cpus_milli -= part->cpus_milli;
     claim->host_memory_mib -= part->host_memory_mib;
+    for (uint32_t gpu = 0; gpu < claim->gpu_count; gpu++)
+        claim->unclaimed[gpu] -= part->gpus >> gpu & 1 ? (int32_t)part->gpu_compute_percent : 0;
     for (uint32_t gpu = 0; gpu < claim->gpu_count; gpu++)
         if (part->exclusive || (part->gpus >> gpu & 1 && !part->gpu_memory_mib))
             claim->gpu_free[gpu] = 0;
@@ -486,6 +491,8 @@ static void read_claims(struct sluice_planner *planner, struct sluice_plan *plan
         claim->gpu_count = view.gpu_count;
         memcpy(claim->gpu_total, view.gpu_memory_mib, sizeof claim->gpu_total);
         memcpy(claim->gpu_free, view.gpu_memory_mib, sizeof claim->gpu_free);
+        for (uint32_t gpu = 0; gpu < view.gpu_count; gpu++)
+            claim->unclaimed[gpu] = 100;
     }
 }
 

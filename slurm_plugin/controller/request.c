@@ -341,15 +341,28 @@ static void add_gpus(const job_record_t *job, const gres_job_state_t *gpu, uint3
     }
 }
 
-/* Options that Sluice adds to a job. */
+/* The options that Sluice adds to a job; false where they do not parse. */
+static bool read_options(const job_record_t *job, struct sluice_options *options)
+{
+    char why[SLUICE_OPTION_WHY_MAX];
+    *options = (struct sluice_options){0};
+    return !job->spank_job_env_size ||
+           sluice_options_from_env(options, job->spank_job_env, job->spank_job_env_size, why, sizeof(why));
+}
+
+uint32_t sluice_job_gpu_share(const job_record_t *job)
+{
+    struct sluice_options options;
+    return read_options(job, &options) ? options.gpu_share : 0;
+}
+
 static bool add_options(const job_record_t *job, struct sluice_job_request *out)
 {
-    if (!job->spank_job_env_size)
-        return true;
-    struct sluice_options options = {0};
-    char why[SLUICE_OPTION_WHY_MAX];
-    if (!sluice_options_from_env(&options, job->spank_job_env, job->spank_job_env_size, why, sizeof(why)))
+    struct sluice_options options;
+    if (!read_options(job, &options))
         return false;
+    if (out->wanted.gpus)
+        out->wanted.gpu_compute_percent = out->needed.gpu_compute_percent = options.gpu_share;
     if (out->wanted.gpus && options.gpu_affinity == SLUICE_AFFINITY_LINK)
         out->wanted.one_link_domain = SLUICE_PREFERRED;
     if (out->wanted.gpus && options.gpu_affinity == SLUICE_AFFINITY_NUMA)
@@ -371,7 +384,8 @@ static bool same_request(const struct sluice_request *a, const struct sluice_req
     return a->nodes_min == b->nodes_min && a->nodes_max == b->nodes_max && a->gpus == b->gpus &&
            a->gpu_memory_mib == b->gpu_memory_mib && a->cpus_milli == b->cpus_milli &&
            a->host_memory_mib == b->host_memory_mib && a->cpus_milli_per_gpu == b->cpus_milli_per_gpu &&
-           a->host_memory_mib_per_gpu == b->host_memory_mib_per_gpu && a->models == b->models && a->flags == b->flags;
+           a->host_memory_mib_per_gpu == b->host_memory_mib_per_gpu && a->models == b->models && a->flags == b->flags &&
+           a->gpu_compute_percent == b->gpu_compute_percent;
 }
 
 void sluice_job_request_make(struct sluice_mirror *mirror, job_record_t *job, uint32_t min_nodes, uint32_t max_nodes,

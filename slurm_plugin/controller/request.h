@@ -74,6 +74,10 @@ struct sluice_job_request {
 void sluice_job_request_make(struct sluice_mirror *mirror, job_record_t *job, uint32_t min_nodes, uint32_t max_nodes,
                              uint32_t req_nodes, struct sluice_job_request *out, struct sluice_job_shape *shape);
 
+/* The percentage of each of its GPUs' compute that a job claims (--gpu-share), from the options that its record keeps;
+ * 0 where it claims none, or its options do not parse. Locks: job read. */
+uint32_t sluice_job_gpu_share(const job_record_t *job);
+
 /* Of those whom Slurm's preemption lets go, the lower ones go first: by partition and QOS. Locks: as above. */
 static inline uint32_t sluice_job_rank(const job_record_t *job)
 {

@@ -363,6 +363,15 @@ static int decide(job_desc_msg_t *job, const struct sluice_settings *settings, s
     return code_of(admission->refusal);
 }
 
+/* However a user spelled the options, those who read them later, on nodes too, find them in one spelling. */
+static void rewrite_options(job_desc_msg_t *job, const struct sluice_options *options)
+{
+    char text[SLUICE_OPTION_TEXT_MAX];
+    for (uint32_t i = 0; job->spank_job_env && i < job->spank_job_env_size; i++)
+        if (job->spank_job_env[i] && sluice_option_canonical(options, job->spank_job_env[i], text, sizeof text))
+            set_text(&job->spank_job_env[i], text);
+}
+
 static int submit(job_desc_msg_t *job, const struct sluice_settings *settings, char **message)
 {
     struct sluice_submission submission;
@@ -377,6 +386,7 @@ static int submit(job_desc_msg_t *job, const struct sluice_settings *settings, c
         tell(message, why);
         return ESLURM_INVALID_GRES;
     }
+    rewrite_options(job, &submission.options);
     int code = decide(job, settings, &submission, job->account, NULL, &admission);
     tell(message, admission.message);
     return code;

@@ -7,6 +7,11 @@
 
 enum { SHOWN_MAX = 64 };
 
+#define NO_ARGUMENT "(null)" /* as Slurm stores it, or as an empty string */
+#define GUISE "SPANK_"       /* which slurmd puts before each string, unless it is there already */
+
+static const size_t prefix = sizeof SLUICE_SPANK_ENV_PREFIX - 1;
+
 static bool is_digit(char c)
 {
     return c >= '0' && c <= '9';
@@ -109,6 +114,29 @@ const char *sluice_format_mib(uint64_t mib, char *text, size_t size)
     return text;
 }
 
+/* Each option is set from what a user wrote, and written in the one way that all know who read it later. */
+
+static void write_gpu_mem(const struct sluice_options *options, char *value, size_t size)
+{
+    sluice_format_mib(options->gpu_mem_mib, value, size);
+}
+
+static void write_gpu_share(const struct sluice_options *options, char *value, size_t size)
+{
+    snprintf(value, size, "%" PRIu32, options->gpu_share);
+}
+
+static void write_gpu_spread(const struct sluice_options *options, char *value, size_t size)
+{
+    (void)options;
+    snprintf(value, size, "%s", NO_ARGUMENT);
+}
+
+static void write_gang(const struct sluice_options *options, char *value, size_t size)
+{
+    snprintf(value, size, "%s:%" PRIu32, options->gang_name, options->gang_count);
+}
+
 static bool set_gpu_mem(struct sluice_options *options, const char *value)
 {
     return sluice_parse_mib(value, SLUICE_GPU_MEM_MAX_MIB, &options->gpu_mem_mib);
@@ -127,28 +155,31 @@ static bool set_gpu_share(struct sluice_options *options, const char *value)
     return parse_number(digits, 1, 100, &options->gpu_share);
 }
 
+static const char *const affinities[] = {
+    [SLUICE_AFFINITY_UNSET] = "",
+    [SLUICE_AFFINITY_NONE] = "none",
+    [SLUICE_AFFINITY_LINK] = "link",
+    [SLUICE_AFFINITY_NUMA] = "numa",
+};
+
 static bool set_gpu_affinity(struct sluice_options *options, const char *value)
 {
-    static const struct {
-        const char *word;
-        enum sluice_affinity affinity;
-    } words[] = {
-        {"none", SLUICE_AFFINITY_NONE},
-        {"link", SLUICE_AFFINITY_LINK},
-        {"numa", SLUICE_AFFINITY_NUMA},
-    };
-    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
-        if (strcmp(value, words[i].word) == 0) {
-            options->gpu_affinity = words[i].affinity;
+    for (size_t i = SLUICE_AFFINITY_NONE; i < sizeof affinities / sizeof affinities[0]; i++)
+        if (strcmp(value, affinities[i]) == 0) {
+            options->gpu_affinity = (enum sluice_affinity)i;
             return true;
         }
     return false;
 }
 
+static void write_gpu_affinity(const struct sluice_options *options, char *value, size_t size)
+{
+    snprintf(value, size, "%s", affinities[options->gpu_affinity]);
+}
+
 static bool set_gpu_spread(struct sluice_options *options, const char *value)
 {
-    /* Slurm stores an option without argument as "(null)" or as an empty string. */
-    if (value[0] && strcmp(value, "(null)") != 0)
+    if (value[0] && strcmp(value, NO_ARGUMENT) != 0)
         return false;
     options->gpu_spread = true;
     return true;
@@ -172,13 +203,14 @@ static bool set_gang(struct sluice_options *options, const char *value)
 static const struct {
     const char *name;
     bool (*set)(struct sluice_options *options, const char *value);
+    void (*write)(const struct sluice_options *options, char *value, size_t size);
     const char *expected;
 } known[] = {
-    {"gpu-mem", set_gpu_mem, "memory of each GPU, 1M to 16T: a number with M, G or T, e.g. 10G"},
-    {"gpu-share", set_gpu_share, "percent of each GPU, 1 to 100, e.g. 50"},
-    {"gpu-affinity", set_gpu_affinity, "link, numa or none"},
-    {"gpu-spread", set_gpu_spread, "no value"},
-    {"gang", set_gang,
+    {"gpu-mem", set_gpu_mem, write_gpu_mem, "memory of each GPU, 1M to 16T: a number with M, G or T, e.g. 10G"},
+    {"gpu-share", set_gpu_share, write_gpu_share, "percent of each GPU, 1 to 100, e.g. 50"},
+    {"gpu-affinity", set_gpu_affinity, write_gpu_affinity, "link, numa or none"},
+    {"gpu-spread", set_gpu_spread, write_gpu_spread, "no value"},
+    {"gang", set_gang, write_gang,
      "NAME:COUNT: a name of at most 64 letters, digits, '.', '_', '-', and 1 to 256 jobs, e.g. train:4"},
 };
 
@@ -207,6 +239,11 @@ bool sluice_option_set(struct sluice_options *options, const char *name, const c
     return false;
 }
 
+static bool starts_with(const char *text, const char *start)
+{
+    return strncmp(text, start, strlen(start)) == 0;
+}
+
 /* The option that a variable "gpu_mem=..." stands for, KNOWN when there is none; `*value` is what follows. */
 static size_t find_variable(const char *variable, const char **value)
 {
@@ -225,15 +262,27 @@ static size_t find_variable(const char *variable, const char **value)
 bool sluice_options_from_env(struct sluice_options *options, char *const *env, size_t count, char *why, size_t why_size)
 {
     bool seen[KNOWN] = {false};
-    const size_t prefix = sizeof SLUICE_SPANK_ENV_PREFIX - 1;
+    char text[SHOWN_MAX + 1];
+    size_t bytes = 0;
     memset(options, 0, sizeof *options);
     for (size_t i = 0; i < count; i++) {
-        if (!env[i] || strncmp(env[i], SLUICE_SPANK_ENV_PREFIX, prefix) != 0)
+        if (!env[i])
+            continue;
+        bytes += strlen(env[i]) + 1;
+        if (bytes > SLUICE_SPANK_ENV_MAX) {
+            snprintf(why, why_size, "the options of the job's SPANK plugins are larger than %d KiB in all",
+                     SLUICE_SPANK_ENV_MAX / 1024);
+            return false;
+        }
+        if (starts_with(env[i], GUISE SLUICE_SPANK_ENV_PREFIX)) {
+            snprintf(why, why_size, "%s: not as srun, sbatch and salloc send an option", shown(env[i], text));
+            return false;
+        }
+        if (!starts_with(env[i], SLUICE_SPANK_ENV_PREFIX))
             continue;
         const char *value;
         size_t option = find_variable(env[i] + prefix, &value);
         if (option == KNOWN) {
-            char text[SHOWN_MAX + 1];
             snprintf(why, why_size, "%s: no option of this Sluice; the login node may have a newer one",
                      shown(env[i] + prefix, text));
             return false;
@@ -246,5 +295,22 @@ bool sluice_options_from_env(struct sluice_options *options, char *const *env, s
         if (!sluice_option_set(options, known[option].name, value, why, why_size))
             return false;
     }
+    return true;
+}
+
+bool sluice_option_canonical(const struct sluice_options *options, const char *variable, char *text, size_t size)
+{
+    const char *value;
+    if (!starts_with(variable, SLUICE_SPANK_ENV_PREFIX))
+        return false;
+    size_t option = find_variable(variable + prefix, &value);
+    if (option == KNOWN)
+        return false;
+    size_t length = (size_t)snprintf(text, size, "%s%s=", SLUICE_SPANK_ENV_PREFIX, known[option].name);
+    if (length >= size)
+        return false;
+    for (char *at = text + prefix; *at; at++)
+        *at = *at == '-' ? '_' : *at;
+    known[option].write(options, text + length, size - length);
     return true;
 }

@@ -13,8 +13,14 @@
 
 enum {
     SLUICE_GANG_NAME_MAX = 64,
-    SLUICE_GANG_COUNT_MAX = 256, /* as many as the core places together: SLUICE_MAX_GROUP */
-    SLUICE_OPTION_WHY_MAX = 256, /* room that any message of this parser fits in */
+    SLUICE_GANG_COUNT_MAX = 256,  /* as many as the core places together: SLUICE_MAX_GROUP */
+    SLUICE_OPTION_WHY_MAX = 256,  /* room that any message of this parser fits in */
+    SLUICE_OPTION_TEXT_MAX = 128, /* and any option as sluice_option_canonical writes it */
+    /*
+     * Bytes of all of a job's strings. Prologs have them in their environment, and the kernel starts no program with
+     * more than 128 KiB in one string or some MiB in all: Slurm would drain the node.
+     */
+    SLUICE_SPANK_ENV_MAX = 64 * 1024,
 };
 
 /* 16 TiB: more than any GPU has, and small enough that sums over a cluster stay far from overflow. */
@@ -51,11 +57,18 @@ bool sluice_option_set(struct sluice_options *options, const char *name, const c
 
 /*
  * All options of a submitted job from `count` strings NAME=VALUE (its spank_job_env); strings of others are left alone,
- * NULL entries are skipped. False with `why` for an unknown or malformed option of ours, or one that is there twice:
- * the strings come from the submitting client and are not trusted.
+ * NULL entries are skipped. False with `why` for an unknown or malformed option of ours, one that is there twice or as
+ * no command sends it, or more than SLUICE_SPANK_ENV_MAX bytes in all: the strings come from the submitting client and
+ * are not trusted.
  */
 bool sluice_options_from_env(struct sluice_options *options, char *const *env, size_t count, char *why,
                              size_t why_size);
+
+/*
+ * Of a string that `options` were parsed from, the one way to write what it says: "..._gpu_share=50" for
+ * "..._gpu-share=050%". Nodes read no other (prolog_epilog/jobs.py). False for a string of others.
+ */
+bool sluice_option_canonical(const struct sluice_options *options, const char *variable, char *text, size_t size);
 
 /* "gpu-mem" for the i-th option, NULL past the last; for callers that need them all. */
 const char *sluice_option_name(size_t index);

@@ -2,6 +2,7 @@
 #include "gpus.h"
 
 #include "controller/gres_slurm.h"
+#include "controller/request.h"
 
 #include "src/common/bitstring.h"
 #include "src/common/list.h"
@@ -79,6 +80,12 @@ static void move_share(gres_job_state_t *shard, uint32_t node, uint32_t mask)
         amounts[i] = bit_test(bits, i) ? shard->gres_cnt_node_select[node] : 0;
 }
 
+/* Is so much compute of the GPU unclaimed? What the core does not model is not in the way. */
+static bool unclaimed(const struct sluice_node_view *view, bitoff_t gpu, uint32_t percent)
+{
+    return gpu >= (bitoff_t)view->gpu_count || view->gpu_compute_free[gpu] >= percent;
+}
+
 static bool choose_on_node(struct sluice_mirror *mirror, const struct job_gres *gres, const struct sluice_part *part)
 {
     gres_job_state_t *job = gres->gpu ? gres->gpu : gres->shard;
@@ -101,7 +108,8 @@ static bool choose_on_node(struct sluice_mirror *mirror, const struct job_gres *
     }
     uint32_t gpu = (uint32_t)__builtin_ctz(part->gpus);
     if (__builtin_popcount(stock) != 1 ||
-        view.gpu_memory_mib_free[gpu] < (int64_t)job->gres_cnt_node_select[part->node])
+        view.gpu_memory_mib_free[gpu] < (int64_t)job->gres_cnt_node_select[part->node] ||
+        !unclaimed(&view, (bitoff_t)gpu, part->gpu_compute_percent))
         return false;
     move_share(job, part->node, part->gpus);
     return true;
@@ -173,12 +181,21 @@ static int topo_of(const gres_node_state_t *gres, bitoff_t gpu)
     return -1;
 }
 
+/* A node as it is, and what of a GPU's compute the job claims there. */
+struct claimed {
+    const struct sluice_node_gres *node;
+    struct sluice_node_view view;
+    uint32_t percent;
+};
+
 /* May `amount` shares of the GPU be given out? */
-static bool share_fits(const struct sluice_node_gres *node, bitoff_t gpu, uint64_t amount)
+static bool share_fits(const struct claimed *claimed, bitoff_t gpu, uint64_t amount)
 {
+    const struct sluice_node_gres *node = claimed->node;
     int t = topo_of(node->shard, gpu);
     return t >= 0 && !held_whole(node->gpu, gpu) &&
-           node->shard->topo_gres_cnt_avail[t] >= node->shard->topo_gres_cnt_alloc[t] + amount;
+           node->shard->topo_gres_cnt_avail[t] >= node->shard->topo_gres_cnt_alloc[t] + amount &&
+           unclaimed(&claimed->view, gpu, claimed->percent);
 }
 
 /* May the GPU be given out whole? */
@@ -194,16 +211,16 @@ static uint64_t type_of(const struct sluice_node_gres *node, bitoff_t gpu)
     return t >= 0 && node->gpu->topo_type_id ? node->gpu->topo_type_id[t] : 0;
 }
 
-static enum sluice_overlap part_shares(gres_job_state_t *shard, const struct sluice_node_gres *node, uint32_t index)
+static enum sluice_overlap part_shares(gres_job_state_t *shard, const struct claimed *claimed, uint32_t index)
 {
     bitstr_t *bits = picked(shard, index);
-    if (!bits || bit_set_count(bits) != 1 || !node->shard || !shard->gres_cnt_node_select)
+    if (!bits || bit_set_count(bits) != 1 || !claimed->node->shard || !shard->gres_cnt_node_select)
         return SLUICE_OVERLAP_NONE;
     uint64_t amount = shard->gres_cnt_node_select[index];
     bitoff_t count = bit_size(bits), other = 0;
-    if (share_fits(node, bit_ffs(bits), amount))
+    if (share_fits(claimed, bit_ffs(bits), amount))
         return SLUICE_OVERLAP_NONE;
-    while (other < count && !share_fits(node, other, amount))
+    while (other < count && !share_fits(claimed, other, amount))
         other++;
     if (other == count)
         return SLUICE_OVERLAP_STUCK;
@@ -231,21 +248,25 @@ static enum sluice_overlap part_whole(gres_job_state_t *gpu, const struct sluice
     return verdict;
 }
 
-enum sluice_overlap sluice_gpus_part_overlaps(job_record_t *job, uint32_t *node)
+enum sluice_overlap sluice_gpus_part_overlaps(struct sluice_mirror *mirror, job_record_t *job, uint32_t *node)
 {
     enum sluice_overlap verdict = SLUICE_OVERLAP_NONE;
     struct job_gres gres = gres_of(job->gres_list_req);
     if ((!gres.gpu && !gres.shard) || !job->job_resrcs || !job->job_resrcs->node_bitmap || gets_whole_nodes(job))
         return verdict;
     bitstr_t *nodes = job->job_resrcs->node_bitmap;
+    struct claimed claimed = {.percent = gres.shard ? sluice_job_gpu_share(job) : 0};
     for (bitoff_t i = bit_ffs(nodes), last = bit_fls(nodes); i >= 0 && i <= last; i++) {
         if (!bit_test(nodes, i))
             continue;
         struct sluice_node_gres of_node = sluice_gres_of_node(node_record_table_ptr[i]);
         if (!of_node.shard)
             continue;
+        claimed.node = &of_node;
+        if (sluice_node_read(sluice_mirror_cluster(mirror), (uint32_t)i, &claimed.view, NULL))
+            claimed.view.gpu_count = 0;
         enum sluice_overlap whole = gres.gpu ? part_whole(gres.gpu, &of_node, (uint32_t)i) : SLUICE_OVERLAP_NONE;
-        enum sluice_overlap shares = gres.shard ? part_shares(gres.shard, &of_node, (uint32_t)i) : SLUICE_OVERLAP_NONE;
+        enum sluice_overlap shares = gres.shard ? part_shares(gres.shard, &claimed, (uint32_t)i) : SLUICE_OVERLAP_NONE;
         if (whole == SLUICE_OVERLAP_STUCK || shares == SLUICE_OVERLAP_STUCK) {
             *node = (uint32_t)i;
             return SLUICE_OVERLAP_STUCK;

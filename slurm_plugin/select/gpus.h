@@ -40,9 +40,10 @@ enum sluice_overlap {
 /*
  * Look after the GPUs that stock picked. It gives some out twice: 22.05 shares of a GPU that is held whole, when none
  * of the job's sockets has another, and all versions whole GPUs of which shares are held, when one line of gres.conf
- * names several GPUs, as it then only counts. *node: where no other one is left.
+ * names several GPUs, as it then only counts. And it knows no compute: a job that claims some gets its shares of memory
+ * on a GPU where others have claimed it. *node: where no other one is left.
  */
-enum sluice_overlap sluice_gpus_part_overlaps(job_record_t *job, uint32_t *node);
+enum sluice_overlap sluice_gpus_part_overlaps(struct sluice_mirror *mirror, job_record_t *job, uint32_t *node);
 
 /* sluice_mirror_free_fn: what stock's records of cores and memory leave free. */
 bool sluice_gpus_free_of_node(uint32_t node, int64_t *cpus, int64_t *memory_mib);

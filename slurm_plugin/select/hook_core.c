@@ -112,7 +112,8 @@ static bool free_now(const struct sluice_part *part)
         return false;
     for (uint32_t i = 0; i < view.gpu_count; i++)
         if ((part->gpus >> i & 1) &&
-            (part->gpu_memory_mib ? view.gpu_memory_mib_free[i] < part->gpu_memory_mib : !(view.gpus_idle >> i & 1)))
+            (view.gpu_compute_free[i] < part->gpu_compute_percent ||
+             (part->gpu_memory_mib ? view.gpu_memory_mib_free[i] < part->gpu_memory_mib : !(view.gpus_idle >> i & 1))))
             return false;
     return true;
 }

@@ -83,7 +83,7 @@ int sluice_hook_part_overlaps(struct decision *decision)
 {
     for (int try = 0; try < TRIES && decision->rc == SLURM_SUCCESS; try++) {
         uint32_t node = 0;
-        enum sluice_overlap verdict = sluice_gpus_part_overlaps(decision->call->job, &node);
+        enum sluice_overlap verdict = sluice_gpus_part_overlaps(sluice_hook.mirror, decision->call->job, &node);
         if (verdict == SLUICE_OVERLAP_MOVED)
             count(sluice_hook.overlaps_moved);
         if (verdict != SLUICE_OVERLAP_STUCK)

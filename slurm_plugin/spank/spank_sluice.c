@@ -101,7 +101,7 @@ static void rewrite_counts(spank_t spank, uint64_t mib)
 /*
  * Inside a job its options stand in the environment, as variables that Slurm's commands take for options of their own.
  * A step is not asked for memory again, and a job submitted from a job asks for itself, as it does with all other
- * options.
+ * options. Nor does it inherit a count of shards, which slurmstepd leaves to a job with whole GPUs as it finds it.
  */
 static void forget_options_of_job(void)
 {
@@ -119,6 +119,7 @@ static void forget_options_of_job(void)
         unsetenv(own);
         unsetenv(variable);
     }
+    unsetenv("SLURM_SHARDS_ON_NODE");
 }
 
 int slurm_spank_init(spank_t spank, int argument_count, char *arguments[])

@@ -18,13 +18,16 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <poll.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 SPANK_PLUGIN(sluice_limit, 1)
@@ -33,7 +36,13 @@ SPANK_PLUGIN(sluice_limit, 1)
 #define PRELOAD "/run/sluice/preload" /* the agent's */
 #define TARGET "/etc/ld.so.preload"
 
-enum { ANSWER_MAX = 1024, VALUE_MAX = 4096 };
+enum {
+    ANSWER_MAX = 1024,
+    VALUE_MAX = 4096,
+    HELPER_MS = 60 * 1000, /* longer than the helper waits for the agent */
+    JOBS_OWN_FAULT = 3,    /* the helper's exit status (prolog_epilog/programs/node_program.py) */
+    REQUEUE_MS = 3 * 1000, /* until the agent has requeued such a batch job; one that ends before would be FAILED */
+};
 
 static bool is_whole_job(uint32_t step)
 {
@@ -48,13 +57,34 @@ static const char *helper_path(int argument_count, char *arguments[])
     return HELPER;
 }
 
-/* Runs the helper with nothing of the job's environment; its output, cut at `size`. False when it failed. */
-static bool ask(const char *helper, char *const environment[], char *answer, size_t size)
+static int64_t now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+/* Until there is something to read, or the other side has gone; false at `end`. */
+static bool await(int file, int64_t end)
+{
+    struct pollfd waiting = {.fd = file, .events = POLLIN};
+    for (int64_t left; (left = end - now_ms()) > 0;) {
+        int ready = poll(&waiting, 1, (int)left);
+        if (ready > 0 || (ready < 0 && errno != EINTR))
+            return true;
+    }
+    return false;
+}
+
+/* Runs the helper with nothing of the job's environment; its output, cut at `size`. Its exit status, -1 for none. */
+static int ask(const char *helper, char *const environment[], char *answer, size_t size)
 {
     int ends[2], status = -1;
     size_t used = 0;
+    int64_t end = now_ms() + HELPER_MS;
+    answer[0] = '\0';
     if (pipe2(ends, O_CLOEXEC) != 0)
-        return false;
+        return -1;
     pid_t pid = fork();
     if (pid == 0) {
         char *const arguments[] = {(char *)helper, NULL};
@@ -66,6 +96,10 @@ static bool ask(const char *helper, char *const environment[], char *answer, siz
     }
     close(ends[1]);
     while (pid > 0 && used < size - 1) {
+        if (!await(ends[0], end)) {
+            kill(pid, SIGKILL);
+            break;
+        }
         ssize_t got = read(ends[0], answer + used, size - 1 - used);
         if (got < 0 && errno == EINTR)
             continue;
@@ -78,7 +112,7 @@ static bool ask(const char *helper, char *const environment[], char *answer, siz
     answer[strcspn(answer, "\n")] = '\0';
     while (pid > 0 && waitpid(pid, &status, 0) < 0 && errno == EINTR)
         ;
-    return pid > 0 && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    return pid > 0 && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
 static bool place(const char *source, const char *target)
@@ -111,7 +145,10 @@ int slurm_spank_task_init_privileged(spank_t spank, int argument_count, char *ar
         slurm_error("sluice: Slurm does not tell whose task this is; it is not started");
         return -1;
     }
-    /* slurmstepd sets these, or takes them away, after it has read the user's environment. */
+    /*
+     * slurmstepd sets these, or takes them away, after it has read the user's environment; of a job with whole GPUs it
+     * leaves SLURM_SHARDS_ON_NODE as its user had it (GRES_INTERNAL_FLAG_PROTECT_ENV), who can limit himself by that.
+     */
     const char *name = is_whole_job(step) ? "SLURM_JOB_GPUS" : "SLURM_STEP_GPUS";
     spank_err_t found = spank_getenv(spank, name, gpus, sizeof gpus);
     if (found == ESPANK_ENV_NOEXIST)
@@ -130,11 +167,14 @@ int slurm_spank_task_init_privileged(spank_t spank, int argument_count, char *ar
     snprintf(variables[4], sizeof variables[4], "SLUICE_SHARDS=%s", counted == ESPANK_SUCCESS ? shards : "");
     for (size_t i = 0; i < 5; i++)
         environment[i] = variables[i];
-    bool done = ask(helper_path(argument_count, arguments), environment, answer, sizeof answer);
-    if (done && strcmp(answer, "none") == 0)
+    int status = ask(helper_path(argument_count, arguments), environment, answer, sizeof answer);
+    if (status == 0 && strcmp(answer, "none") == 0)
         return ESPANK_SUCCESS;
-    if (done && strncmp(answer, "region " SLUICE_LIMIT_FOLDER "/", strlen("region " SLUICE_LIMIT_FOLDER "/")) == 0)
+    if (status == 0 &&
+        strncmp(answer, "region " SLUICE_LIMIT_FOLDER "/", strlen("region " SLUICE_LIMIT_FOLDER "/")) == 0)
         return limit_task(answer + strlen("region "));
     slurm_error("sluice: the task is not started: %s", answer[0] ? answer : "the helper said nothing");
+    if (status == JOBS_OWN_FAULT && step == SLURM_BATCH_SCRIPT)
+        (void)poll(NULL, 0, REQUEUE_MS);
     return -1;
 }

@@ -163,12 +163,64 @@ static void check_environment(void)
     CHECK(sluice_options_from_env(&options, NULL, 0, why, sizeof why));
 }
 
+static void check_canonical(const char *entry, const char *expected)
+{
+    char *env[] = {(char *)entry}, text[SLUICE_OPTION_TEXT_MAX] = "";
+    CHECK(sluice_options_from_env(&options, env, 1, why, sizeof why));
+    CHECK(sluice_option_canonical(&options, entry, text, sizeof text));
+    CHECK_STR(text, expected);
+}
+
+/* What nodes read is one spelling, whatever was admitted. */
+static void check_spellings(void)
+{
+    static const char *const shares[] = {"_share=50", "_share=50%", "_share=050", "_share=050%"};
+    char entry[96], text[SLUICE_OPTION_TEXT_MAX], small[8];
+    for (size_t i = 0; i < sizeof shares / sizeof shares[0]; i++) {
+        snprintf(entry, sizeof entry, "_SLURM_SPANK_OPTION_sluice_gpu%s", shares[i]);
+        check_canonical(entry, "_SLURM_SPANK_OPTION_sluice_gpu_share=50");
+        entry[sizeof "_SLURM_SPANK_OPTION_sluice_gpu" - 1] = '-';
+        check_canonical(entry, "_SLURM_SPANK_OPTION_sluice_gpu_share=50");
+    }
+    check_canonical("_SLURM_SPANK_OPTION_sluice_gpu-mem=10240", "_SLURM_SPANK_OPTION_sluice_gpu_mem=10G");
+    check_canonical("_SLURM_SPANK_OPTION_sluice_gpu_mem=0.5g", "_SLURM_SPANK_OPTION_sluice_gpu_mem=512M");
+    check_canonical("_SLURM_SPANK_OPTION_sluice_gpu_affinity=numa", "_SLURM_SPANK_OPTION_sluice_gpu_affinity=numa");
+    check_canonical("_SLURM_SPANK_OPTION_sluice_gpu_spread=", "_SLURM_SPANK_OPTION_sluice_gpu_spread=(null)");
+    check_canonical("_SLURM_SPANK_OPTION_sluice_gang=a:02", "_SLURM_SPANK_OPTION_sluice_gang=a:2");
+    CHECK(!sluice_option_canonical(&options, "_SLURM_SPANK_OPTION_other_gpu_share=1", text, sizeof text));
+    CHECK(!sluice_option_canonical(&options, "_SLURM_SPANK_OPTION_sluice_unknown=1", text, sizeof text));
+    CHECK(!sluice_option_canonical(&options, "_SLURM_SPANK_OPTION_sluice_gang=a:2", small, sizeof small));
+}
+
+/* slurmd puts SPANK_ before a string unless it is there: a prolog would see an option that admission has not. */
+static void check_disguises(void)
+{
+    char *disguised[] = {"SPANK__SLURM_SPANK_OPTION_sluice_gpu_share=90"};
+    CHECK(!sluice_options_from_env(&options, disguised, 1, why, sizeof why));
+    CHECK_STR(why, "SPANK__SLURM_SPANK_OPTION_sluice_gpu_share=90: not as srun, sbatch and salloc send an option");
+}
+
+/* A prolog whose environment is too large for the kernel does not start, and Slurm drains the node. */
+static void check_sizes_in_all(void)
+{
+    static char most[SLUICE_SPANK_ENV_MAX], half[SLUICE_SPANK_ENV_MAX / 2 + 1];
+    memset(most, 'x', sizeof most - 1);
+    memset(half, 'y', sizeof half - 1);
+    char *one[] = {most}, *two[] = {half, half};
+    CHECK(sluice_options_from_env(&options, one, 1, why, sizeof why));
+    CHECK(!sluice_options_from_env(&options, two, 2, why, sizeof why));
+    CHECK_STR(why, "the options of the job's SPANK plugins are larger than 64 KiB in all");
+}
+
 int main(void)
 {
     check_sizes();
     check_options();
     check_messages();
     check_environment();
+    check_spellings();
+    check_disguises();
+    check_sizes_in_all();
     for (size_t i = 0; i < 5; i++)
         CHECK(sluice_option_name(i) != NULL);
     CHECK(sluice_option_name(5) == NULL);

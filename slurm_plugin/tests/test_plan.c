@@ -138,6 +138,32 @@ static void what_is_left_beside_a_reservation_may_be_used(void)
     drop_cluster();
 }
 
+static void compute_beside_a_reservation_may_be_claimed(void)
+{
+    make_cluster();
+    run(0, 0xfe, 5000);
+    for (uint32_t node = 1; node < NODES; node++)
+        run(node, 0xff, 5000);
+    struct sluice_part part = {.node = 0, .gpus = 1, .gpu_memory_mib = 1000, .gpu_compute_percent = 60};
+    struct sluice_placement placement = {.parts = &part, .part_capacity = 1, .part_count = 1};
+    CHECK_INT(sluice_commit(cluster, &placement, &running[running_count].allocation, NULL), SLUICE_OK);
+    running[running_count++].end_s = NOW + 600;
+    struct sluice_plan_job jobs[] = {
+        {.job_id = 1,
+         .limit_s = 3600,
+         .request = {.gpus = 1, .gpu_memory_mib = 1000, .gpu_compute_percent = 70, .cpus_milli = 1000}}};
+    struct sluice_plan *made = plan(jobs, 1);
+    CHECK_INT(sluice_plan_ask(made, 1).start_s, NOW + 600);
+    CHECK_INT(sluice_plan_ask(made, 1).parts[0].gpu_compute_percent, 70);
+    const struct sluice_plan_question question = {9, 7000, NOW, 0};
+    part.gpu_compute_percent = 30;
+    CHECK(sluice_plan_allows_start(made, &question, &part, 1));
+    part.gpu_compute_percent = 31;
+    CHECK(!sluice_plan_allows_start(made, &question, &part, 1));
+    sluice_plan_release(made);
+    drop_cluster();
+}
+
 static void starts_use_up_what_is_beside_and_free_what_was_theirs(void)
 {
     make_cluster();
@@ -317,6 +343,7 @@ int main(void)
     no_plan_allows_everything();
     a_reserved_start_is_protected();
     what_is_left_beside_a_reservation_may_be_used();
+    compute_beside_a_reservation_may_be_claimed();
     starts_use_up_what_is_beside_and_free_what_was_theirs();
     reservations_never_slip_when_others_come();
     a_small_reservation_is_in_no_large_jobs_way();

@@ -105,6 +105,7 @@ static struct sluice_request random_request(uint64_t *allowed)
     if (draw(3) == 0) {
         request.gpus = 1;
         request.gpu_memory_mib = 1024 * (int64_t)(1 + draw(30));
+        request.gpu_compute_percent = draw(2) ? 0 : 10 * (1 + draw(10));
     } else if (draw(6) == 0) {
         request.gpus = 0;
     } else if (draw(6) == 0) {

@@ -16,6 +16,7 @@ import yaml
 from dev_cluster.cluster import DevCluster
 from dev_cluster.description import ClusterDescription, parse_description
 from slurm_plugin.sources import SourcesUnavailableError
+from tests.integration.beds import NEWER, Bed, beds
 
 MakeCluster = Callable[..., DevCluster]
 
@@ -78,6 +79,22 @@ def _factory(folders: Path) -> Iterator[MakeCluster]:
     yield make
     for cluster in made:
         cluster.down()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Tests of clusters made on a `bed` run on version 1 of cgroups, those marked `cgroup2` on version 2 as well.
+
+    At full scale all run on both, and on version 2 with Slurm 24.11.
+    """
+    if "bed" in metafunc.fixturenames:
+        differs = metafunc.definition.get_closest_marker("cgroup2") is not None
+        metafunc.parametrize("bed", beds(differs=differs), indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
+def bed(request: pytest.FixtureRequest) -> Bed:
+    """See `pytest_generate_tests`."""
+    return Bed(request.param, request.getfixturevalue("trixie_root") if NEWER in request.param else None)
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ from dev_cluster.cluster import DevCluster
 from dev_cluster.gpu_sim.fields import set_values
 from dev_cluster.layout import INSIDE
 from policy.compiled import CompiledPolicy, Tenant
+from tests.integration.beds import Bed
 from tests.integration.settled import PATIENCE, lasts_until
 
 pytestmark = pytest.mark.cluster
@@ -53,7 +54,9 @@ gpus:
 
 
 @pytest.fixture(scope="module")
-def cluster(make_shared_cluster: Callable[..., DevCluster], tmp_path_factory: pytest.TempPathFactory) -> DevCluster:
+def cluster(
+    make_shared_cluster: Callable[..., DevCluster], tmp_path_factory: pytest.TempPathFactory, bed: Bed
+) -> DevCluster:
     platform = tmp_path_factory.mktemp("platform") / "single.yaml"
     platform.write_text(SINGLE)
     return make_shared_cluster(
@@ -63,12 +66,14 @@ def cluster(make_shared_cluster: Callable[..., DevCluster], tmp_path_factory: py
                 {"names": MIXED, "platform": "mixed"},
                 {"names": INTEL, "platform": "arc-a770x2"},
             ],
+            **bed.description,
             "controllers": 1,
             "accounting": False,
             "agent": True,
             "users": [{"name": "alice"}, {"name": "bob"}],
             "slurm_conf": "SchedulerParameters=nohold_on_prolog_fail",
-        }
+        },
+        **bed.options,
     )
 
 
@@ -246,20 +251,15 @@ def test_without_the_agent_no_job_gets_a_gpu(cluster: DevCluster) -> None:
 
 @pytest.mark.usefixtures("healthy")
 def test_a_task_does_not_start_once_the_agent_is_gone(cluster: DevCluster) -> None:
-    script = "until test -e /tmp/sluice-agent-gone-$SLURM_JOB_ID; do sleep 0.1; done; exec srun --quiet echo ran"
-    job = ["salloc", "--quiet", "-w", NODE, "--gres=shard:1024", "sh", "-c", "echo $SLURM_JOB_ID; " + script]
+    script = f"echo up; {lasts_until(INSIDE / 'gone')}; exec srun --quiet echo ran"
+    job = ["salloc", "--quiet", "-w", NODE, "--gres=shard:1024", "sh", "-c", script]
     with subprocess.Popen(
         cluster.command(job, user="alice"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as program:
-        assert program.stdout
-        number = program.stdout.readline().strip()
-        flag = Path(f"/tmp/sluice-agent-gone-{number}")
+        assert program.stdout and program.stdout.readline() == "up\n"
         cluster.stop_daemon(AGENT)
-        try:
-            flag.touch()
-            out, said = program.communicate(timeout=PATIENCE)
-        finally:
-            flag.unlink()
+        (cluster.folder / "gone").touch()
+        out, said = program.communicate(timeout=PATIENCE)
     assert "ran" not in out and program.returncode != 0
     assert "the task is not started" in said and "systemctl start sluice-agent" in said
 

@@ -23,6 +23,7 @@ from dev_cluster.cluster import DevCluster
 from dev_cluster.gpu_sim.fields import set_values
 from dev_cluster.layout import INSIDE
 from prolog_epilog.record import JobRecord
+from tests.integration.beds import Bed
 from tests.integration.settled import PATIENCE
 from usage.admin_comment import parse
 from usage.job_records import FOLDER, JobRecords
@@ -207,18 +208,22 @@ exec "$@"
 
 
 @pytest.fixture(scope="module")
-def cluster(make_shared_cluster: Callable[..., DevCluster], tmp_path_factory: pytest.TempPathFactory) -> DevCluster:
+def cluster(
+    make_shared_cluster: Callable[..., DevCluster], tmp_path_factory: pytest.TempPathFactory, bed: Bed
+) -> DevCluster:
     platform = tmp_path_factory.mktemp("platform") / "single.yaml"
     platform.write_text(SINGLE)
     return make_shared_cluster(
         {
             "nodes": [{"names": f"{NODE},{OTHER}", "platform": str(platform)}],
+            **bed.description,
             "controllers": 1,
             "agent": True,
             "controllerd": True,
             "accounts": [{"name": "physics"}],
             "users": [{"name": "alice", "accounts": ["physics"]}, {"name": "bob", "accounts": ["physics"]}],
-        }
+        },
+        **bed.options,
     )
 
 

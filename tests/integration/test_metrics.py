@@ -377,7 +377,7 @@ def test_a_token_that_others_may_read_is_not_sent(site: Site) -> None:
     path.write_text("secret-word\n")
     path.chmod(0o644)
     log = site.cluster.log(f"agent@{INTEL}")
-    site.settings(token_file="/etc/slurm/token", interval=1)
+    site.settings(token_file="/etc/slurm/token", token_without_tls=True, interval=1)
     try:
         eventually(lambda: "others than its owner may read the token" in log.read_text())
         command = site.cluster.run(["sh", "-c", "cat /proc/[0-9]*/cmdline"], node=INTEL, check=False).stdout

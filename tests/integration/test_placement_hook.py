@@ -20,7 +20,7 @@ from tests.integration.settled import PATIENCE, fresh_status, lasts_until, set_l
 
 pytestmark = pytest.mark.cluster
 
-POLICY = CompiledPolicy(settings=Global(placement="sluice", planner_interval_ms=500)).render()
+POLICY = CompiledPolicy(settings=Global(placement="sluice", planner_interval_ms=500, gpu_shares=True)).render()
 FULL = os.environ.get("SLUICE_TEST_SCALE") == "full"
 SCRIPT = "#!/bin/sh\nsleep ${1:-600}\n"
 GO = "/run/sluice-cluster/scratch/go"
@@ -423,7 +423,8 @@ def test_mirror_follows_whatever_happens(jobs: Jobs) -> None:
     kinds = ["-N1 --gres=gpu:1", "-N1 --gres=gpu:4", "-N1 --gres=gpu:8", "-N1 --gres=shard:20000",
              "-N2 -n2 --gres=gpu:2", "--gpus=3", "-N1 --exclusive", "-N1 -c8",
              "-N1 --gres=gpu:2 --cpus-per-gpu=4", "-N1 --gres=gpu:1 --mem=50000",
-             "--array=1-3 --gres=gpu:1", "-N1-2 --gres=gpu:1"]  # fmt: skip
+             "--array=1-3 --gres=gpu:1", "-N1-2 --gres=gpu:1",
+             "-N1 --gpu-mem=1G --gpu-share=60", "-N1 --gpus=1 --gpu-share=50"]  # fmt: skip
     running = "$(squeue -h -t R -o %A | sort -R | head -1)"
     events = [
         "squeue -h -o %A | sort -R | head -3 | xargs -r scancel",

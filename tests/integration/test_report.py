@@ -533,7 +533,8 @@ def told(site: Site, tmp_path: Path) -> Iterator[tuple[MailServer, Hook, str]]:
         "sinks": {
             "mail": {"kind": "email", "to": ["admins@site.org"], "server": server, "tls": "starttls", "user": USER,
                      "password_file": "/etc/slurm/smtp.password", "ca_file": "/etc/slurm/mail.pem"},
-            "chat": {"kind": "webhook", "url": hook.url, "secret_file": "/etc/slurm/webhook.secret"},
+            "chat": {"kind": "webhook", "url": hook.url, "without_tls": True,
+                     "secret_file": "/etc/slurm/webhook.secret"},
         },
     }  # fmt: skip
     yield mail, hook, NodePolicy(alerts=compile_alerts(Alerts.model_validate(section))).render()

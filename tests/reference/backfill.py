@@ -68,14 +68,15 @@ class Reference:
         share = self.share(request)
         sizes = [gpu.memory_mib for gpu in row.shape.gpus]
         moments = {begin, *(hold.begin for hold in here if hold.begin > begin)}  # what is free shrinks only there
-        cpus, memory, free = row.cpus, row.memory, list(sizes)
+        cpus, memory, free, compute = row.cpus, row.memory, list(sizes), [100] * len(sizes)
         for moment in moments:
             held = [hold.part for hold in here if hold.begin <= moment < hold.end]
             cpus = min(cpus, row.cpus - sum(part.cpus_milli for part in held))
             memory = min(memory, row.memory - sum(part.host_memory_mib for part in held))
             for gpu, size in enumerate(sizes):
-                taken = sum(part.gpu_memory_mib or size for part in held if part.gpus >> gpu & 1)
-                free[gpu] = min(free[gpu], size - taken)
+                holders = [part for part in held if part.gpus >> gpu & 1]
+                free[gpu] = min(free[gpu], size - sum(part.gpu_memory_mib or size for part in holders))
+                compute[gpu] = min(compute[gpu], 100 - sum(part.gpu_compute_percent for part in holders))
         fitting = [
             gpu
             for gpu, kind in enumerate(row.shape.gpus)
@@ -84,6 +85,7 @@ class Reference:
             and kind.capability >= request.capability_min
             and kind.memory_mib >= request.gpu_memory_mib_min
             and (free[gpu] >= share if share else free[gpu] == sizes[gpu])
+            and compute[gpu] >= request.gpu_compute_percent
         ]
         return Offer(cpus, memory, fitting, free)
 
@@ -141,7 +143,8 @@ class Reference:
         if self.share(request):
             members = sorted(members, key=lambda gpu: (offer.free[gpu], gpu))
         mask = sum(1 << gpu for gpu in members[:count])
-        return Part(node, mask, self.share(request), cpus, memory, RequestFlag.EXCLUSIVE in request.flags)
+        exclusive = RequestFlag.EXCLUSIVE in request.flags
+        return Part(node, mask, self.share(request), cpus, memory, exclusive, request.gpu_compute_percent)
 
     def sites(self, request: Request, nodes_max: int) -> list[list[int]]:
         """Sets of nodes, by rank, of which the request must take one set's."""

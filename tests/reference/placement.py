@@ -49,6 +49,10 @@ class Node:
         """MiB of a GPU that are free."""
         return self.shape.gpus[gpu].memory_mib - self.held(gpu)
 
+    def unclaimed(self, gpu: int) -> int:
+        """Percent of a GPU's compute that nobody has claimed."""
+        return 100 - sum(part.gpu_compute_percent for part in self.parts if part.gpus >> gpu & 1)
+
     def idle(self, gpu: int) -> bool:
         """Healthy, and nothing of it is held."""
         return self.healthy[gpu] and self.held(gpu) == 0
@@ -126,6 +130,7 @@ class Reference:
             if self.kind_fits(node, gpu, request)
             and node.healthy[gpu]
             and (node.free(gpu) >= share if share else node.idle(gpu))
+            and node.unclaimed(gpu) >= request.gpu_compute_percent
         ]
 
     def group(self, node: Node, request: Request, count: int, fit: list[int]) -> tuple[list[int], int] | None:
@@ -278,7 +283,7 @@ class Reference:
         free = {gpu: node.free(gpu) * 1000 // node.shape.gpus[gpu].memory_mib for gpu in node.gpus if node.healthy[gpu]}
         total = 0
         for usual, weight in self.workload:
-            fit = self.fitting(node, usual)
+            fit = self.fitting(node, replace(usual, gpu_compute_percent=0))
             cpus = usual.cpus_milli + usual.gpus * usual.cpus_milli_per_gpu
             hosts = usual.gpus and node.cpus_free >= cpus and len(fit) >= usual.gpus
             total += weight * sum(amount for gpu, amount in free.items() if not (hosts and gpu in fit))
@@ -350,6 +355,7 @@ class Reference:
             request.cpus_milli + len(gpus) * request.cpus_milli_per_gpu,
             request.host_memory_mib + len(gpus) * request.host_memory_mib_per_gpu,
             RequestFlag.EXCLUSIVE in request.flags,
+            request.gpu_compute_percent,
         )
 
     def sites(self, request: Request) -> list[tuple[int, int]]:
@@ -508,6 +514,7 @@ class Reference:
             (Reason.HOST_MEMORY, None),
             (Reason.HEALTH, lambda gpu: node.healthy[gpu]),
             (Reason.GPU_BUSY, lambda gpu: node.free(gpu) >= share if share else node.idle(gpu)),
+            (Reason.GPU_COMPUTE, lambda gpu: node.unclaimed(gpu) >= request.gpu_compute_percent),
         ]
         for reason, test in steps:
             if reason == Reason.CPUS:

@@ -22,6 +22,7 @@ from sluice_base.clock import uptime
 from sluice_base.errors import SluiceError
 from sluice_base.events import Event
 from sluice_base.files import write_atomic
+from sluice_base.hostlist import expand
 from sluice_base.text import one_line
 from usage.alerts.message import Message, Subject, make
 from usage.alerts.observe import Found, Seen
@@ -33,7 +34,8 @@ SILENCES_FILE = "silences.json"
 _MOST_ALERTS = 20_000
 _FORGET_S = 3600.0
 _LATE_S = 600.0  # a takeover is told of by the controller that took over, which may lead for the first time
-_HAPPENED_KINDS = ("takeover", "errors")
+_HAPPENED_KINDS = ("takeover", "agent-lost", "errors")
+_AGENT_LOST = "sluice: agent_lost: "  # how the finding of that check begins (health.report)
 _JUMP_S = 5.0  # between two looks, and the clock was set
 
 log = logging.getLogger("sluice.alerts")
@@ -250,6 +252,12 @@ class Engine:
                     if event.kind == "takeover":
                         self._once(rule, f"controller {event.fields.get('leader', '')}", _event(event), event.time,
                                    f"event {self.host} {event.seq} {event.time}", silences, settings, now)  # fmt: skip
+            elif rule.kind == "agent-lost":
+                for event in filter(_is_agent_lost, events):
+                    node = str(event.fields.get("node", ""))
+                    if not rule.nodes or node in expand(rule.nodes):
+                        self._once(rule, f"node {node}", _event(event), event.time,
+                                   f"event {self.host} {event.seq} {event.time}", silences, settings, now)  # fmt: skip
             elif rule.kind == "errors":
                 for name, count in grown.items():
                     if count >= rule.threshold:
@@ -323,6 +331,10 @@ def _silent(rule: NodeRule, subject: str, silences: Iterable[Silence], now: floa
 
 def _day(now: float) -> date:
     return datetime.fromtimestamp(now).date()
+
+
+def _is_agent_lost(event: Event) -> bool:
+    return event.kind == "health.warn" and str(event.fields.get("reason", "")).startswith(_AGENT_LOST)
 
 
 def _event(event: Event) -> Seen:

@@ -245,4 +245,4 @@ _KINDS: dict[str, Callable[[Observation, NodeRule], Found]] = {
     "journal-lag": _journal_lag,
     "database-down": _database,
 }
-"""Kinds that hold for a time; `takeover` and `errors` happen, and are the engine's own."""
+"""Kinds that hold for a time; `takeover`, `agent-lost` and `errors` happen, and are the engine's own."""

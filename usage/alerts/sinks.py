@@ -28,6 +28,7 @@ from usage.alerts.outbox import Deliver
 
 TIMEOUT_S = 15.0
 _MOST_SECRET = 4096
+_THIS_HOST = ("localhost", "127.0.0.1", "::1")
 
 log = logging.getLogger("sluice.alerts")
 
@@ -107,7 +108,7 @@ class Email:
 
     def _connect(self) -> smtplib.SMTP:
         host, port = _host_port(self._settings["server"], 25)
-        tls = self._settings.get("tls", "none")
+        tls = self._settings.get("tls") or ("none" if host in _THIS_HOST else "starttls")
         if tls == "tls":
             return smtplib.SMTP_SSL(host, port, timeout=TIMEOUT_S, context=_tls(self._settings))
         server = smtplib.SMTP(host, port, timeout=TIMEOUT_S)

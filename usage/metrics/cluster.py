@@ -26,7 +26,7 @@ from slurm_plugin.status import Controller, read_controllers
 from usage.alerts.readings import readings_of
 from usage.controllerd import Duty, Site
 from usage.metrics.decided import Decided
-from usage.metrics.influx import read_token, set_retention
+from usage.metrics.influx import set_retention, token_for
 from usage.metrics.output import Output
 from usage.metrics.points import Point, Value
 
@@ -412,7 +412,7 @@ class Retention:
         wanted = json.dumps([settings.url, settings.organization, settings.bucket, settings.retention_days])
         if wanted == self._done:
             return
-        token = read_token(Path(settings.token_file))
+        token = token_for(settings.url, Path(settings.token_file), without_tls=settings.token_without_tls)
         said = set_retention(
             settings.url, settings.organization, settings.bucket, token, settings.retention_days, settings.ca_file
         )

@@ -48,6 +48,20 @@ def read_token(path: Path) -> str:
     return data.decode()
 
 
+def token_for(url: str, path: Path, *, without_tls: bool) -> str:
+    """The token to send to a database (`read_token`). Raises SluiceError where it would go over plain HTTP unasked.
+
+    Loopback is no exception: on a node a tenant can listen on the port of a database that is down.
+    """
+    token = read_token(path)
+    if token and not url.startswith("https://") and not without_tls:
+        raise SluiceError(
+            f"monitoring.url {url}: the token in {path} is not sent over plain HTTP",
+            remedy="use https://, or set monitoring.token_without_tls",
+        )
+    return token
+
+
 def _rest() -> tuple[Any, Any, Any]:
     """influxdb-client's HTTP layer (configuration, client, exception) without its generated models.
 

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from sluice_base.errors import SluiceError
 from sluice_base.files import write_atomic
-from usage.metrics.influx import Database, RejectedError, TooLargeError, read_token
+from usage.metrics.influx import Database, RejectedError, TooLargeError, token_for
 from usage.metrics.spool import Reader
 
 FIRST_WAIT_S, LAST_WAIT_S = 1.0, 30.0
@@ -125,7 +125,7 @@ def connect(settings: dict[str, Any]) -> Database:
         settings["url"],
         settings["organization"],
         settings["bucket"],
-        read_token(Path(settings["token_file"])),
+        token_for(settings["url"], Path(settings["token_file"]), without_tls=settings["token_without_tls"]),
         settings["ca_file"],
     )
 

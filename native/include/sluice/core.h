@@ -70,9 +70,9 @@ const char *sluice_core_version(void);
  * a *model* is an interned GPU model name, a *shape* the GPUs of a kind of node with their links, a *switch* one switch
  * of the network tree. What a node has of its own is its shape, CPUs, host memory, leaf switch and state.
  *
- * GPU capacity is one quantity: MiB of memory. A GPU may be shared by as many holders as its memory allows, or be held
- * whole. Whoever shares GPUs by another measure scales it: a share of s thousandths of a GPU is s MiB of a 1000-MiB
- * GPU.
+ * GPU capacity is MiB of memory. A GPU may be shared by as many holders as its memory allows, or be held whole. Whoever
+ * shares GPUs by another measure scales it: a share of s thousandths of a GPU is s MiB of a 1000-MiB GPU. Beside it a
+ * GPU has 100 percent of compute, of which a holder may claim a part; those who claim none compete for what is left.
  */
 enum {
     SLUICE_MAX_NODES = 131072,
@@ -136,6 +136,7 @@ struct sluice_node_view {
     uint32_t gpus_idle;    /* bit i: GPU i is healthy and nothing of it is held */
     int64_t gpu_memory_mib[SLUICE_MAX_GPUS];
     int64_t gpu_memory_mib_free[SLUICE_MAX_GPUS]; /* also counts GPUs that are not healthy */
+    uint32_t gpu_compute_free[SLUICE_MAX_GPUS];   /* percent that nobody has claimed; likewise */
     uint32_t gpu_utilisation[SLUICE_MAX_GPUS];    /* percent */
 };
 
@@ -151,8 +152,8 @@ struct sluice_cluster_totals {
 };
 
 /*
- * Make an empty cluster with all the memory that it will ever need for decisions: about 950 bytes a node, 120 a switch,
- * 8 an allocation and 24 a part. Errors: RANGE (a size over its SLUICE_MAX_*), NO_MEMORY.
+ * Make an empty cluster with all the memory that it will ever need for decisions: about 1100 bytes a node, 120 a
+ * switch, 8 an allocation and 28 a part. Errors: RANGE (a size over its SLUICE_MAX_*), NO_MEMORY.
  */
 enum sluice_error sluice_cluster_new(const struct sluice_cluster_config *config, struct sluice_cluster **cluster,
                                      struct sluice_error_text *text);
@@ -263,9 +264,10 @@ struct sluice_request {
     uint32_t switch_level;
     enum sluice_layout layout;
     uint32_t flags;
-    const uint64_t *allowed; /* bit n % 64 of word n / 64: node n may be used; NULL: every node. Caller's */
-    size_t allowed_words;    /* nodes beyond the last word may not be used */
-    uint64_t seed;           /* SLUICE_POLICY_RANDOM draws from it: another seed for each decision */
+    const uint64_t *allowed;     /* bit n % 64 of word n / 64: node n may be used; NULL: every node. Caller's */
+    size_t allowed_words;        /* nodes beyond the last word may not be used */
+    uint64_t seed;               /* SLUICE_POLICY_RANDOM draws from it: another seed for each decision */
+    int64_t gpu_compute_percent; /* of each GPU, 0 to 100; 0: claims none */
 };
 
 /* What one allocation holds, or is to hold, on one node. */
@@ -276,6 +278,7 @@ struct sluice_part {
     int64_t cpus_milli;
     int64_t host_memory_mib;
     bool exclusive;
+    uint32_t gpu_compute_percent; /* of each of the GPUs */
 };
 
 /* A placement: parts are the caller's, `part_capacity` says how many there is room for. No node occurs twice; parts are
@@ -392,12 +395,13 @@ enum sluice_reason {
     SLUICE_REASON_HOST_MEMORY = 10, /* too little host memory free */
     SLUICE_REASON_HEALTH = 11,      /* enough GPUs of the right kind, but not enough of them healthy */
     SLUICE_REASON_GPU_BUSY = 12, /* of the healthy ones too few have enough free memory, or are idle for whole ones */
-    SLUICE_REASON_LINK = 13,     /* of those that remain too few lie in one link domain, where that is required */
-    SLUICE_REASON_NUMA = 14,     /* ... on one NUMA node (and in one link domain) */
-    SLUICE_REASON_SWITCH = 15,   /* fits alone, but no switch of the required level has enough such nodes */
-    SLUICE_REASON_GANG = 16,     /* fits alone, but too few such nodes, or GPUs in total, in the cluster */
+    SLUICE_REASON_GPU_COMPUTE = 17, /* ... and enough compute that nobody has claimed; goes before LINK */
+    SLUICE_REASON_LINK = 13,        /* of those that remain too few lie in one link domain, where that is required */
+    SLUICE_REASON_NUMA = 14,        /* ... on one NUMA node (and in one link domain) */
+    SLUICE_REASON_SWITCH = 15,      /* fits alone, but no switch of the required level has enough such nodes */
+    SLUICE_REASON_GANG = 16,        /* fits alone, but too few such nodes, or GPUs in total, in the cluster */
 };
-enum { SLUICE_REASON_COUNT = 17 };
+enum { SLUICE_REASON_COUNT = 18 };
 
 /* The reason in words, e.g. "too few CPUs free". Never NULL; static storage. */
 const char *sluice_reason_text(enum sluice_reason reason);

@@ -8,6 +8,7 @@ import yaml
 from dev_cluster.accounts import UserDatabase, sacctmgr_dump
 from dev_cluster.configuration import Ports, cgroup_conf, hosts_file, slurm_conf, slurmdbd_conf, with_ports
 from dev_cluster.description import ClusterDescription, parse_description
+from sluice_base.errors import UsageError
 
 
 def describe(**fields: object) -> ClusterDescription:
@@ -40,6 +41,15 @@ def test_lines_of_the_description_replace_generated_ones() -> None:
     assert text.endswith("X=1\n")
     assert parameters(cgroup_conf(describe(cgroup_conf="ConstrainDevices=no"))).count(("ConstrainDevices", "no")) == 1
     assert ("DbdPort", "5001") in parameters(slurmdbd_conf(describe(), Ports(5000)))
+
+
+def test_the_version_of_cgroups_is_the_descriptions() -> None:
+    plugin = [("CgroupPlugin", f"cgroup/{version}") for version in ("v1", "v2")]
+    assert parameters(cgroup_conf(describe()))[0] == plugin[0]
+    unified = parameters(cgroup_conf(describe(cgroup="v2")))
+    assert unified[0] == plugin[1] and ("IgnoreSystemd", "yes") in unified
+    with pytest.raises(UsageError, match="cgroup: .*'v1' or 'v2'"):
+        describe(cgroup="v3")
 
 
 def test_both_controllers_share_a_port_on_addresses_of_their_own() -> None:

@@ -141,6 +141,16 @@ def test_checks_of_the_node(check: str, changes: dict[str, Any], words: str) -> 
     assert all(one.gpu is None for one in result.findings if one.check == check)
 
 
+def test_a_lost_agent_is_found_for_a_minute_also_where_its_guard_counts_from_the_beginning() -> None:
+    known, lost = Memory(), "the node agent was lost (signal-9)"
+    counts = [(0, ""), (1, lost), (1, lost), (1, lost), (0, ""), (1, lost)]
+    seen = []
+    for number, outages in enumerate(counts):
+        result = judge(node(1000.0 + 40 * number, gpu(), outages=outages), known, POLICY)
+        seen.append(found(result).get("agent_lost"))
+    assert seen == [None, lost, lost, None, None, lost]
+
+
 def test_the_nodes_unknowns() -> None:
     result = rounds(gpu(), modules={"nvidia": None}, nics={"mlx5_0": None}, free_percent={"/x": None}, skew_s=None)
     assert set(result.unknown["node"]) == {"driver_version", "nic_link", "free_space", "clock_skew"}

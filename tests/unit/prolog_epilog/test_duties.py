@@ -18,11 +18,12 @@ import pytest
 from policy.node_limits import NodeLimits
 from prolog_epilog import cgroups, courier, notice
 from prolog_epilog.accounting import Accounting
-from prolog_epilog.cgroups import Place, Places
+from prolog_epilog.cgroups import Place
 from prolog_epilog.courier import Controllers, Courier, Outbox
 from prolog_epilog.devices import NodeDevice
 from prolog_epilog.duties import Duties, NotYet
 from prolog_epilog.jobs import Jobs
+from prolog_epilog.owners import Owner
 from prolog_epilog.reclaim import Reclaim
 from prolog_epilog.record import Grant, JobRecord
 from prolog_epilog.renewal import Renewal
@@ -401,6 +402,7 @@ def test_what_is_left_of_a_job_is_ended_until_nothing_is(
     def sample(watch: Watch, _: float) -> None:
         held = {("GPU-0", 11): GIB, ("GPU-0", 12): GIB, ("GPU-0", 13): GIB, ("GPU-1", 11): GIB}
         watch.held = {key: size for key, size in held.items() if not (dies and key[1] in killed)}
+        watch.owners = {pid: Owner(cgroups.place_of(pid), 1000) for _, pid in held}
 
     monkeypatch.setattr(os, "kill", kill)
     monkeypatch.setattr(watcher, "await_sample", sample)
@@ -417,32 +419,29 @@ def test_what_is_left_of_a_job_is_ended_until_nothing_is(
 
 
 def test_all_that_are_over_their_limits_are_ended_together(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lines of all are written at one time, and all processes looked for by one look, whatever it takes."""
+    """The lines of all are written at one time; what was ended a moment ago is ended again, without a word."""
     watcher, watch = Watcher(state), Watch(Worker("nvidia"))
-    monkeypatch.setattr(watch.places, "of", lambda pid: Place(pid // 10, "0"))
+    owners = {10 * number: Owner(Place(number, "0"), 1000) for number in range(1, 31)}
+    monkeypatch.setattr(watch.finder, "look", lambda pids: {pid: owners[pid] for pid in pids})
+    monkeypatch.setattr(watch.finder, "is_still", lambda pid, owner: owners[pid] == owner)
     state.records = {number: job(number, limit=GIB) for number in range(1, 31)}
     done: list[tuple[str, Any]] = []
 
-    def tell_all(lines: list[tuple[Any, str]]) -> list[bool]:
-        done.append(("told", [text for _, text in lines]))
-        return [True] * len(lines)
+    def begin(jobs: list[list[notice.Line]]) -> list[notice.Voice]:
+        done.append(("told", [text for lines in jobs for _, text in lines]))
+        return [notice.Voice(len(lines)) for lines in jobs]
 
-    def look(wanted: set[Place]) -> dict[Place, list[int]]:
-        done.append(("looked", wanted))
-        return {place: [10 * place.job, 10 * place.job + 1] for place in wanted}
-
-    monkeypatch.setattr(notice, "tell_all", tell_all)
-    monkeypatch.setattr(cgroups, "processes_by_place", look)
-    monkeypatch.setattr(os, "kill", lambda pid, number: done.append(("killed", (pid, number))))
+    monkeypatch.setattr(notice, "begin", begin)
+    monkeypatch.setattr("prolog_epilog.watching.end_step", lambda _, pids: done.append(("killed", pids)) or len(pids))
     usage = [("GPU-0", 10 * number, 2 * GIB) for number in state.records]
     watcher._sample(watch, usage, None)
-    assert [what for what, _ in done] == ["told", "looked"] + ["killed"] * 60
+    assert [what for what, _ in done] == ["told"] + ["killed"] * 30
     assert len(done[0][1]) == 30 and done[0][1][0].endswith("limit 1G; step 0 is ended")
-    assert {about for what, about in done[2:]} == {(10 * n + i, 9) for n in state.records for i in (0, 1)}
+    assert sorted(about for what, about in done[1:]) == [[10 * number] for number in range(1, 31)]
     assert all([event.action for event in one.events] == ["end"] for one in state.records.values())
     done.clear()
-    watcher._sample(watch, usage, None)  # they take a moment to go: ended again, without a word
-    assert [what for what, _ in done] == ["looked"] + ["killed"] * 60
+    watcher._sample(watch, usage, None)  # they take a moment to go
+    assert [what for what, _ in done] == ["told"] + ["killed"] * 30 and done[0][1] == []
     assert all(len(one.events) == 1 for one in state.records.values())
 
 
@@ -461,8 +460,8 @@ def test_lines_that_are_not_taken_do_not_hold_others_up() -> None:
                     os.set_blocking(write, True)
             words = [sys.executable, "-c", "input()"]
             programs.append(subprocess.Popen(words, stdin=subprocess.PIPE, stderr=write))
-        told = notice.tell_all([([program.pid], "job 7: too much") for program in programs], 60.0)
-        assert told == [True] + [False] * 9
+        told = notice.tell_all([[([program.pid], "job 7: too much")] for program in programs], 60.0)
+        assert told == [[True]] + [[False]] * 9
         assert os.read(pipes[0][0], 4096) == b"\nsluice: job 7: too much\n"
     finally:
         for program in programs:
@@ -471,29 +470,3 @@ def test_lines_that_are_not_taken_do_not_hold_others_up() -> None:
         for ends in pipes:
             for end in ends:
                 os.close(end)
-
-
-# ---- where processes belong ----
-
-
-def test_a_process_that_ended_is_not_taken_for_another_with_its_number(tmp_path: Path) -> None:
-    """Its file cannot be read any more; here it is one of another number, as the kernel gives them out."""
-    places = Places()
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as program:
-        assert places.of(program.pid) is None and program.pid in places._files
-        program.communicate(b"\n")
-        with pytest.raises(ProcessLookupError):
-            os.pread(places._files[program.pid], 100, 0)
-        assert places.of(program.pid) is None and program.pid not in places._files
-    fake = Places(tmp_path, most=2)
-    for pid in (1, 2, 3):
-        (tmp_path / str(pid)).mkdir()
-        (tmp_path / str(pid) / "cgroup").write_text(f"0::/slurm/job_{pid}/step_0\n")
-    assert [fake.of(pid) for pid in (1, 2, 3)] == [Place(pid, "0") for pid in (1, 2, 3)]
-    assert sorted(fake._files) == [1, 2]  # no more than may be open
-    (tmp_path / "2/cgroup").write_text("0::/slurm/job_9/step_1\n")
-    assert fake.of(2) == Place(9, "1")  # asked anew each time
-    fake.keep({2})
-    assert sorted(fake._files) == [2] and fake.of(3) == Place(3, "0") and sorted(fake._files) == [2, 3]
-    fake.keep(())
-    assert fake._files == {}

@@ -38,7 +38,7 @@ class Site:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, boot: str = "boot-1") -> None:
         monkeypatch.setattr(module.cgroups, "place_of", lambda pid: Place(pid // 100, "batch") if pid >= 100 else None)
-        monkeypatch.setattr(module, "_boot_id", lambda: boot)
+        monkeypatch.setattr(module, "boot_id", lambda: boot)
         self.state = State(Settings(run=folder / "run", library=folder, records=folder / "records"))
         self.clock = Clock()
         self.sums = Accounting(self.state, folder / "running", self.clock)
@@ -62,7 +62,7 @@ class Site:
 
     def tick(self, passed: float, vendor: str = "nvidia", full: dict[str, Any] | None = None) -> None:
         self.clock.now += passed
-        watch = cast(Watch, SimpleNamespace(worker=SimpleNamespace(vendor=vendor)))
+        watch = cast(Watch, SimpleNamespace(worker=SimpleNamespace(vendor=vendor), owners={}))
         answer = {"usage": self.usage, "busy": self.busy, "devices": self.device}
         if full is not None:
             answer["full"] = full

@@ -16,19 +16,21 @@ from typing import Any
 import pytest
 
 from policy.compiled import CompiledPolicy, Tenant
-from prolog_epilog import notice
+from prolog_epilog import notice, watchdog
 from prolog_epilog.agent import Agent
 from prolog_epilog.caps import Caps
-from prolog_epilog.cgroups import Place, parse_place, processes_of, uid_of
+from prolog_epilog.cgroups import Place, parse_place
 from prolog_epilog.devices import NodeDevice, devices_of, select
 from prolog_epilog.duties import Duties
 from prolog_epilog.hints import hints
+from prolog_epilog.owners import Owner
 from prolog_epilog.reclaim import Reclaim
 from prolog_epilog.record import MOST_EVENTS, Grant, JobRecord, Store
 from prolog_epilog.regions import check_library
+from prolog_epilog.sampling import Usage
 from prolog_epilog.server import Peer
 from prolog_epilog.state import RefusalError, Settings
-from prolog_epilog.watchdog import OUTSIDE, judge
+from prolog_epilog.watchdog import OUTSIDE, Act
 from prolog_epilog.watching import Watch
 from prolog_epilog.worker import Worker
 from sluice_base.errors import SluiceError
@@ -95,21 +97,16 @@ def test_proctracks_own_hierarchy_decides() -> None:
     assert parse_place("5:devices:/slurm/uid_1/job_1/step_0\n9:freezer:/slurm/uid_1/job_2/step_1\n") == Place(2, "1")
 
 
-def test_the_processes_of_a_step(tmp_path: Path) -> None:
-    for pid, step in ((1, "0"), (2, "0"), (3, "1"), (4, "extern")):
-        (tmp_path / str(pid)).mkdir()
-        (tmp_path / str(pid) / "cgroup").write_text(f"9:freezer:/slurm/uid_1/job_5/step_{step}\n")
-    (tmp_path / "6").mkdir()  # ended meanwhile
-    assert sorted(processes_of(5, "0", tmp_path)) == [1, 2]
-    assert sorted(processes_of(5, None, tmp_path)) == [1, 2, 3, 4]
-    assert list(processes_of(6, None, tmp_path)) == []
-
-
 # ---- watchdog ----
 
 
-def places(found: dict[int, Place]) -> Callable[[int], Place | None]:
-    return lambda pid: found.get(pid)
+def places(found: dict[int, Place], users: dict[int, int] | None = None) -> Callable[[int], Owner]:
+    """Whose processes are; those of jobs are of the user that `record` has."""
+    return lambda pid: Owner(found.get(pid), (users or {}).get(pid, 1000 if pid in found else None))
+
+
+def judge(usage: Usage, records: dict[int, JobRecord], owner_of: Callable[[int], Owner]) -> list[Act]:
+    return watchdog.judge(usage, records, owner_of).acts
 
 
 def test_a_job_is_warned_once_at_nine_tenths_and_ended_above() -> None:
@@ -142,25 +139,15 @@ def test_a_gpu_that_was_not_granted_may_not_be_used_and_strangers_are_left_alone
 
 def test_what_a_jobs_user_runs_outside_of_it_counts_to_it() -> None:
     """E.g. a program that came by ssh, past pam_slurm_adopt."""
-    here = places({1: Place(7, "0")})
+    here = places({1: Place(7, "0")}, {2: 1000, 3: 1001, 4: 0})
     usage = [("GPU-0", 1, 6 * GIB), ("GPU-0", 2, 7 * GIB), ("GPU-0", 3, 50 * GIB), ("GPU-0", 4, GIB)]
-    users = {2: 1000, 3: 1001, 4: 0}.get
-    [act] = judge(usage, {7: granted(10 * GIB)}, here, users)
+    [act] = judge(usage, {7: granted(10 * GIB)}, here)
     assert (act.action, act.step, act.charged, act.pids) == ("end", OUTSIDE, 13 * GIB, (2,))
-    [act] = judge([("GPU-1", 2, 1)], {7: granted(10 * GIB)}, here, users)
+    [act] = judge([("GPU-1", 2, 1)], {7: granted(10 * GIB)}, here)
     assert (act.action, act.step, act.limit) == ("end", OUTSIDE, 0)
-    [act] = judge([("GPU-0", 2, 5 * GIB)], {6: granted(GIB, job=6), 7: granted(None)}, here, users)
+    [act] = judge([("GPU-0", 2, 5 * GIB)], {6: granted(GIB, job=6), 7: granted(None)}, here)
     assert act.job == 6
-    assert list(judge([("GPU-0", 4, 90 * GIB)], {7: granted(1, uid=0)}, here, users)) == []  # root's
-    own = subprocess.Popen(["sleep", "60"])
-    try:
-        assert uid_of(own.pid) == os.getuid() and uid_of(1 << 22) is None
-        own.kill()
-        os.waitid(os.P_PID, own.pid, os.WEXITED | os.WNOWAIT)
-        assert uid_of(own.pid) is None  # its remains are in no job's cgroup any more
-    finally:
-        own.kill()
-        own.wait()
+    assert list(judge([("GPU-0", 4, 90 * GIB)], {7: granted(1, uid=0)}, here)) == []  # root's
 
 
 # ---- records ----
@@ -336,6 +323,7 @@ def test_the_epilog_ends_the_jobs_own_processes_and_no_others(agent: Agent, monk
     owners = {mine.pid: Place(7, "0"), other.pid: Place(8, "0")}
     monkeypatch.setattr("prolog_epilog.cgroups.place_of", owners.get)
     watch = agent.watcher.watches["nvidia"] = Watch(Worker("nvidia"))
+    watch.owners = {pid: Owner(place, 1000) for pid, place in owners.items()}
     watch.held = {("GPU-0", mine.pid): GIB, ("GPU-0", other.pid): GIB}
 
     def sample(of: Watch, deadline: float) -> None:
@@ -700,4 +688,4 @@ def test_the_drivers_are_let_go_for_a_change_of_layout(agent: Agent, monkeypatch
     agent.watcher._paused_until = 0.0
     thread.join(20)
     assert len(asked) == 1
-    assert "1 jobs" not in str(ask(agent, do="restart")) and agent.again
+    assert ask(agent, do="restart") == {"ok": {}}

@@ -118,6 +118,7 @@ class Site:
         (self.run / "agent").mkdir(exist_ok=True)
         for store in (agent.state.jobs, agent.state.store, agent.state.outbox):
             store.prepare()
+        agent.holds.prepare()
         agent.regions.folder.mkdir(exist_ok=True)
         agent.watcher.watches["nvidia"] = Watch(Worker("nvidia", timeout=10))
         return agent
@@ -578,11 +579,11 @@ def test_a_share_that_cannot_be_given_is_refused_in_the_prolog(
         "account": "b",
         "partition": "c",
         "gpus": [0],
-        "share": 50,
+        "share": "50",
     }
     answer = site.agent.server.answer(json.dumps(request).encode(), Peer(1, 0))
     assert why in answer["error"] and "--gpu-share=50" in answer["error"]
-    assert site.agent.state.records == {}
+    assert answer["blame"] == "job" and site.agent.state.records[7].refused == answer["error"]
 
 
 @pytest.mark.parametrize(
@@ -678,11 +679,9 @@ def test_cgroups_that_bear_a_sluid_are_the_jobs(tmp_path: Path) -> None:
     assert cgroups.parse_place(text.replace(sluid, "job_12")) == Place(12, "0")  # CgroupJobIdPaths=yes
     for none in (f"job_{sluid}", sluid + "0", sluid.lower(), sluid.replace("K", "I"), sluid.replace("E", "G")):
         assert cgroups.parse_place(text.replace(sluid, none)) is None
-    (tmp_path / "proc/5").mkdir(parents=True)
-    (tmp_path / "proc/5/cgroup").write_text(text)
     (tmp_path / "root" / scope).mkdir(parents=True)
     (tmp_path / "root" / scope / "cgroup.procs").touch()
-    assert cgroups.folder_of(12, tmp_path / "proc", tmp_path / "root") == tmp_path / "root" / scope
+    assert cgroups.folder_of(12, tmp_path / "root") == tmp_path / "root" / scope
     cgroups.forget_job(12)
     assert cgroups.parse_place(text) is None
     with pytest.raises(SluiceError, match="not a SLUID"):
@@ -691,13 +690,11 @@ def test_cgroups_that_bear_a_sluid_are_the_jobs(tmp_path: Path) -> None:
 
 def test_the_folder_of_a_jobs_cgroup(tmp_path: Path) -> None:
     scope = "system.slice/n1_slurmstepd.scope/job_12"
-    (tmp_path / "proc/5").mkdir(parents=True)
-    (tmp_path / "proc/5/cgroup").write_text(f"0::/{scope}/step_0/user/task_0\n")
     (tmp_path / "root" / scope).mkdir(parents=True)
-    assert cgroups.folder_of(12, tmp_path / "proc", tmp_path / "root") is None  # no cgroup file system
+    assert cgroups.folder_of(12, tmp_path / "root") is None  # no cgroup file system
     (tmp_path / "root" / scope / "cgroup.procs").touch()
-    assert cgroups.folder_of(12, tmp_path / "proc", tmp_path / "root") == tmp_path / "root" / scope
-    assert cgroups.folder_of(13, tmp_path / "proc", tmp_path / "root") is None
+    assert cgroups.folder_of(12, tmp_path / "root") == tmp_path / "root" / scope
+    assert cgroups.folder_of(13, tmp_path / "root") is None
 
 
 def test_an_unknown_rung_is_refused(tmp_path: Path) -> None:

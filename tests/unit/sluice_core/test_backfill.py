@@ -50,6 +50,18 @@ def test_easy_and_conservative() -> None:
     assert [start and start.start_s - NOW for start in plan] == [None, 0, None]
 
 
+def test_compute_is_planned_as_memory_is() -> None:
+    """60 percent beside 60 waits until that ends; 40 percent, or none, does not."""
+    cluster = one_gpu_nodes(1)
+    claim = lambda percent: Request(gpus=1, gpu_memory_mib=10, gpu_compute_percent=percent)  # noqa: E731
+    running = [RunningJob(commit(cluster, [Part(0, 1, 10, gpu_compute_percent=60)]), NOW + 100)]
+    jobs = [PendingJob(claim(percent), 50) for percent in (60, 0, 41, 40)]
+    plan = Backfill(1).plan(cluster, NOW, running, jobs)
+    assert [start and start.start_s - NOW for start in plan] == [100, 0, 150, 0]
+    held = [replace(job, held=start) for job, start in zip(jobs, plan, strict=True)]
+    assert Backfill(1).plan(cluster, NOW, running, held) == plan
+
+
 def test_group_starts_together() -> None:
     cluster = one_gpu_nodes(3)
     running = [run(cluster, 0, NOW + 10), run(cluster, 1, NOW + 20)]
@@ -157,7 +169,13 @@ def random_case(draw: random.Random) -> tuple[Cluster, list[reference.Node], lis
             gpus = draw.sample(range(len(sizes)), draw.randint(0, min(2, len(sizes))))
             share = draw.choice([0, 10, 30]) if gpus else 0
             part = Part(
-                node, sum(1 << gpu for gpu in gpus), share, draw.randint(0, 3), draw.randint(0, 4), draw.random() < 0.05
+                node,
+                sum(1 << gpu for gpu in gpus),
+                share,
+                draw.randint(0, 3),
+                draw.randint(0, 4),
+                draw.random() < 0.05,
+                draw.choice([0, 0, 20, 60]) if gpus else 0,
             )
             try:
                 allocation = commit(cluster, [part])
@@ -198,6 +216,7 @@ def random_request(draw: random.Random, nodes: int) -> Request:
         nodes_max=max(nodes_min, 1) + draw.randint(0, 2) if RequestFlag.GPUS_TOTAL in flags else 0,
         cpus_milli_per_gpu=draw.choice([0, 0, 1]) if gpus else 0,
         host_memory_mib_per_gpu=draw.choice([0, 0, 1]) if gpus else 0,
+        gpu_compute_percent=draw.choice([0, 0, 15, 40, 60, 100]) if gpus else 0,
         models=draw.randint(0, (1 << len(reference.MODEL_IDS)) - 1) if gpus and draw.random() < 0.3 else 0,
         capability_min=7 if gpus and draw.random() < 0.1 else 0,
         gpu_memory_mib_min=50 if gpus and draw.random() < 0.1 else 0,

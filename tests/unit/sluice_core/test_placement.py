@@ -128,6 +128,7 @@ class Pair:
             models=draw.choice([0, 0, 1, 3, 6]) if gpus else 0,
             capability_min=draw.choice([0, 0, 0, 850]) if gpus else 0,
             gpu_memory_mib_min=draw.choice([0, 0, 0, 16384]) if gpus else 0,
+            gpu_compute_percent=draw.choice([0, 0, 0, 10, 40, 60, 100]) if gpus else 0,
         )
 
     def random_request(self) -> Request:
@@ -193,7 +194,12 @@ class Pair:
         elif event == 7 and self.held:
             allocation = draw.choice(list(self.held))
             old = draw.choice(self.held[allocation])
-            new = replace(old, cpus_milli=old.cpus_milli // 2, gpu_memory_mib=(old.gpu_memory_mib + 1) // 2)
+            new = replace(
+                old,
+                cpus_milli=old.cpus_milli // 2,
+                gpu_memory_mib=(old.gpu_memory_mib + 1) // 2,
+                gpu_compute_percent=old.gpu_compute_percent // 2,
+            )
             resize(self.core, allocation, new)
             self.held[allocation] = tuple(new if part == old else part for part in self.held[allocation])
             parts = self.reference.nodes[old.node].parts
@@ -258,6 +264,8 @@ def test_a_refused_call_changes_nothing():
         ([Part(1, gpus=1, gpu_memory_mib=81921)], lib.SLUICE_ERROR_CAPACITY),
         ([Part(1, gpus=1, gpu_memory_mib=-1)], lib.SLUICE_ERROR_RANGE),
         ([Part(1, gpu_memory_mib=1)], lib.SLUICE_ERROR_INVALID),
+        ([Part(1, gpus=1, gpu_memory_mib=1, gpu_compute_percent=101)], lib.SLUICE_ERROR_RANGE),
+        ([Part(1, gpu_compute_percent=1)], lib.SLUICE_ERROR_RANGE),
         ([Part(1, cpus_milli=64001)], lib.SLUICE_ERROR_CAPACITY),
         ([Part(1, cpus_milli=2**62)], lib.SLUICE_ERROR_RANGE),
         ([Part(1, host_memory_mib=-5)], lib.SLUICE_ERROR_RANGE),
@@ -297,6 +305,9 @@ def test_a_refused_call_changes_nothing():
         (Request(gpus=2, nodes_min=3, nodes_max=4, flags=RequestFlag.GPUS_TOTAL), "at least one"),
         (Request(gpus=65, nodes_min=1, nodes_max=4, flags=RequestFlag.GPUS_TOTAL), "at most 16"),
         (Request(gpus=1, switch_level=4), "switch_level 4"),
+        (Request(gpus=1, gpu_memory_mib=1, gpu_compute_percent=101), "gpu_compute_percent 101"),
+        (Request(gpus=1, gpu_compute_percent=-1), "gpu_compute_percent -1"),
+        (Request(cpus_milli=1, gpu_compute_percent=50), "gpu_compute_percent is set"),
     ],
 )
 def test_malformed_requests(request_, word):
@@ -305,6 +316,31 @@ def test_malformed_requests(request_, word):
         check_request(cluster, request_)
     with pytest.raises(CoreError, match=word):
         place(cluster, Policy.FIRST_FIT, request_)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_gpu_gives_no_more_compute_than_it_has(policy):
+    cluster = nodes(1, gpus=2)
+    claims = {percent: Request(gpus=1, gpu_memory_mib=1024, gpu_compute_percent=percent) for percent in (0, 40, 41, 60)}
+    first, second = (start(cluster, policy, claims[60]) for _ in range(2))
+    assert {first.placement.parts[0].gpus, second.placement.parts[0].gpus} == {1, 2}
+    assert place(cluster, policy, claims[41]) is None
+    assert explain(cluster, policy, claims[41]).by_reason == {Reason.GPU_COMPUTE: 1}
+    assert start(cluster, policy, claims[40]) is not None
+    assert start(cluster, policy, claims[0]) is not None  # claims none: competes for what is left
+    assert sorted(cluster.node(0).gpu_compute_free) == [0, 40]
+    cluster.check()
+    release(cluster, first.id)
+    assert start(cluster, policy, claims[60]).placement.parts == first.placement.parts
+    cluster.check()
+
+
+def test_a_whole_gpu_that_claims_half_of_its_compute_is_held_whole():
+    cluster = nodes(1, gpus=1)
+    assert start(cluster, Policy.SLUICE, Request(gpus=1, gpu_compute_percent=50)) is not None
+    assert explain(cluster, Policy.SLUICE, Request(gpus=1, gpu_memory_mib=1, gpu_compute_percent=50)).by_reason == {
+        Reason.GPU_BUSY: 1
+    }
 
 
 def test_a_group_starts_together_or_not_at_all():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -111,11 +112,17 @@ def test_a_started_job(sample: Path) -> None:
 
 def test_every_job_of_a_churn_is_explained(sample: Path) -> None:
     jobs = {record.body.job.id for record in read_records(sample) if isinstance(record.body, Decision | Start)}
+    reasons, claims = set(), set()
     for job in jobs:
         document = explain_job(sample.parent, JobName(job))
         assert document is not None
         assert document["decision"]["replayed"] is True, job
         assert render(document)
+        reasons |= {entry["reason"] for entry in document["decision"]["nodes_by_reason"]}
+        for part in document.get("start", {}).get("parts", []):
+            claims.add(part["gpu_compute_percent"])
+    assert any(re.fullmatch(r"too few GPUs with [0-9]+ % of their compute free", reason) for reason in reasons)
+    assert len(claims) > 2
     assert explain_job(sample.parent, JobName(4_000_000)) is None
 
 
@@ -203,6 +210,22 @@ def test_what_smaller_request_would_start(busy: Cluster) -> None:
     assert smaller(gpus=1, host_memory_mib=120_000) == {"host_memory_mib": 99_840}
     assert smaller(gpus=1, gpu_memory_mib=90_000) == {"gpu_memory_mib": 79_872}
     assert smaller(gpus=8, cpus_milli=30_000) == {}, "no single change is enough"
+
+
+def test_a_share_of_compute_in_words() -> None:
+    cluster = Cluster(1)
+    cluster.add_node(cluster.add_shape(NodeShape((GpuShape("h100", 80_000),))), 64_000, 500_000)
+    commit(cluster, [Part(0, 1, 10_000, gpu_compute_percent=60)])
+    smaller = smaller_requests(cluster, Policy.SLUICE, Request(gpus=1, gpu_memory_mib=100, gpu_compute_percent=60))
+    assert smaller == [{"what": "gpu_compute_percent", "value": 40, "unit": "%"}]
+    part = {"node": "n1", "gpus": [0], "gpu_memory_mib": 10240, "gpu_compute_percent": 60, "cpus": 1}
+    document = {
+        "job": "1", "uid": 1, "account": "a", "partition": "main",
+        "waiting": {"as_of": 1, "never": False, "nodes": 1, "would_start_now": smaller},
+    }  # fmt: skip
+    assert "with 40 % of each GPU's compute" in "\n".join(render(document))
+    document["start"] = {"at": 1, "parts": [part | {"host_memory_mib": 0}]}
+    assert "n1: GPU 0 (10G, 60 % of the compute of each), 1 CPUs" in "\n".join(render(document))
 
 
 def test_a_hostile_answer_is_fit_for_a_terminal() -> None:

@@ -30,7 +30,7 @@ from usage.metrics.cluster import (
     task_count,
     tenant_points,
 )
-from usage.metrics.influx import Database, RejectedError, TooLargeError, read_token
+from usage.metrics.influx import Database, RejectedError, TooLargeError, read_token, token_for
 from usage.metrics.names import unknown
 from usage.metrics.node import Slots
 from usage.metrics.output import Output
@@ -229,6 +229,20 @@ def test_a_token_and_none(tmp_path: Path) -> None:
     os.mkfifo(fifo, 0o600)
     with pytest.raises(SluiceError):
         read_token(fifo)
+
+
+def test_a_token_goes_over_plain_http_only_where_the_admin_says_so(tmp_path: Path) -> None:
+    """Also to this host: a tenant can listen on the port of a database that is down."""
+    path = tmp_path / "token"
+    assert token_for("http://db:8086", path, without_tls=False) == ""  # there is none to protect
+    path.write_text("secret\n")
+    path.chmod(0o600)
+    for url in ("http://db:8086", "http://127.0.0.1:8086"):
+        with pytest.raises(SluiceError, match="token_without_tls") as caught:
+            token_for(url, path, without_tls=False)
+        assert "secret" not in str(caught.value)
+        assert token_for(url, path, without_tls=True) == "secret"
+    assert token_for("https://db:8086", path, without_tls=False) == "secret"
 
 
 # ---- the database and the page ----

@@ -84,13 +84,14 @@ def test_the_duty_tells_once_and_again_when_the_days_change(influx: Influx, tmp_
     token = tmp_path / "token"
     token.write_text("secret")
     token.chmod(0o600)
-    metrics = SimpleNamespace(settings=NodeMetrics(url=influx.url, retention_days=7, token_file=str(token)))
+    at: dict[str, Any] = {"url": influx.url, "token_file": str(token), "token_without_tls": True}
+    metrics = SimpleNamespace(settings=NodeMetrics(**at, retention_days=7))
     duty = Retention(cast(ClusterMetrics, metrics))
     duty.run(cast(Site, None))
     duty.run(cast(Site, None))
     asked = len(influx.tokens)
     assert influx.changes == 1 and asked == 2
-    metrics.settings = NodeMetrics(url=influx.url, retention_days=8, token_file=str(token))
+    metrics.settings = NodeMetrics(**at, retention_days=8)
     duty.run(cast(Site, None))
     assert influx.changes == 2 and influx.rules[0]["everySeconds"] == 8 * 86400
     metrics.settings = NodeMetrics()

@@ -263,6 +263,21 @@ def test_takeovers_are_told_once_whatever_happens(tmp_path: Path) -> None:
     assert world.told() == []
 
 
+def test_a_lost_agent_is_told_once(tmp_path: Path) -> None:
+    rule = NodeRule(name="agent-lost", kind="agent-lost", threshold=1, duration=0, nodes="n[1-2]")
+    world = World(tmp_path / "alerts", rule)
+
+    def warn(seq: int, node: str, reason: str) -> Event:
+        return Event(seq, 900.0 + seq, "health.warn", {"node": node, "reason": reason, "by": "health"})
+
+    lost = "sluice: agent_lost: the node agent was lost (signal-9); jobs unwatched for 0.4 s"
+    events = [warn(4, "n1", lost), warn(5, "n3", lost), warn(6, "n2", "sluice: clock_skew: 31 s")]
+    world.engine.happened(world.settings, events, [], 1000)
+    assert world.told() == [("happened", "node n1")]
+    world.engine.happened(world.settings, [*events, warn(7, "n2", lost)], [], 1010)
+    assert world.told() == [("happened", "node n2")]
+
+
 def test_each_controller_has_events_of_its_own(tmp_path: Path) -> None:
     """The one that takes over leads for the first time; its file begins at 1, wherever the other's is."""
     world = World(tmp_path / "alerts", NodeRule(name="takeover", kind="takeover", threshold=1, duration=0))
@@ -454,9 +469,11 @@ def test_the_short_form_makes_rules() -> None:
         {"rules": {"temperature": {"kind": "temperature"}}, "temperature": 80},
         {"sinks": {"a": {"kind": "email", "to": ["x@y\nBcc: z@w"]}}},
         {"sinks": {"a": {"kind": "email", "to": ["a@b.c"], "user": "u", "password_file": "/x"}}},
+        {"sinks": {"a": {"kind": "email", "to": ["a@b.c"], "user": "u", "password_file": "/x", "tls": "none"}}},
         {"sinks": {"a": {"kind": "webhook", "url": "file:///etc/passwd"}}},
-        {"sinks": {"a": {"kind": "webhook", "url": "http://u:p@host/"}}},
-        {"sinks": {"a": {"kind": "webhook", "url": "http://host/ x"}}},
+        {"sinks": {"a": {"kind": "webhook", "url": "https://u:p@host/"}}},
+        {"sinks": {"a": {"kind": "webhook", "url": "https://host/ x"}}},
+        {"sinks": {"a": {"kind": "webhook", "url": "http://host/x"}}},
         {"sinks": {"a": {"kind": "exec", "program": "rm -rf /"}}},
         {"sinks": {"a": {"kind": "exec", "program": "/bin/../x"}}},
         {"sinks": {"a": {"kind": "pigeon"}}},

@@ -58,7 +58,7 @@ class Smtp(socketserver.StreamRequestHandler):
 @pytest.fixture
 def smtp() -> Iterator[str]:
     Smtp.mails = []
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Smtp) as server:
+    with socketserver.ThreadingTCPServer(("", 0), Smtp) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield f"127.0.0.1:{server.server_address[1]}"
         server.shutdown()
@@ -79,6 +79,16 @@ def test_mail_has_our_headers_only(smtp: str, name: str) -> None:
     assert "Bcc" not in mail
     text = mail.get_content()
     assert not [one for one in text if one not in "\r\n" and not one.isprintable()]
+
+
+def test_mail_leaves_this_host_encrypted_unless_the_admin_says_none(smtp: str) -> None:
+    settings = {"to": ["a@b.c"], "sender": "s@b.c", "server": smtp.replace("127.0.0.1", "127.0.0.2")}
+    with pytest.raises(SluiceError, match="STARTTLS"):
+        Email(settings).deliver(message())
+    assert Smtp.mails == []
+    Email({**settings, "tls": "none"}).deliver(message())
+    Email({**settings, "server": smtp}).deliver(message())
+    assert len(Smtp.mails) == 2
 
 
 def test_a_mail_server_that_is_away_is_an_error() -> None:

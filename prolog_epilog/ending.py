@@ -1,0 +1,83 @@
+"""Ends the processes of a step, all of them, by the cgroup that Slurm keeps them in: nobody else's are looked at.
+
+Version 2: ``cgroup.kill`` ends all that there are at one time. Version 1 has none: the step's freezer keeps them from
+starting others meanwhile, and from going away. What is left, as there are more than one call takes, is ended with the
+next sample.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+
+_MOST_PIDS = 1 << 16  # of one step, at one time
+_MOST_FOLDERS = 512  # below a step's: users may make cgroups there
+_SECONDS = 0.2
+
+
+def end_step(folder: Path | None, pids: Iterable[int]) -> int:
+    """End the processes below a step's folder (`Place.step_folder`), and these; how many there were to end."""
+    ended = 0
+    if folder is not None:
+        if (folder / "cgroup.kill").exists():
+            with suppress(OSError):
+                (folder / "cgroup.kill").write_text("1")
+        else:
+            ended = _end_frozen(folder)
+    return max(ended, _kill(pids))
+
+
+def _end_frozen(folder: Path) -> int:
+    """Freeze, kill, thaw; one that is frozen dies when it is thawed, so that also what its user froze is."""
+    version_2 = (folder / "cgroup.freeze").exists()
+    name, frozen, thawed = ("cgroup.freeze", "1", "0") if version_2 else ("freezer.state", "FROZEN", "THAWED")
+    deadline = time.monotonic() + _SECONDS
+    found: set[int] = set()
+    with suppress(OSError):
+        (folder / name).write_text(frozen)
+    try:
+        while time.monotonic() < deadline and len(found) < _MOST_PIDS:
+            new = {pid for one in _folders(folder) for pid in _members(one)} - found
+            if not new:
+                break
+            _kill(new)
+            found |= new
+    finally:
+        for one in _folders(folder):
+            with suppress(OSError):
+                (one / name).write_text(thawed)
+    return len(found)
+
+
+def _folders(folder: Path) -> Iterator[Path]:
+    """A cgroup and those below it, as many as are looked at."""
+    waiting = deque([folder])
+    for _ in range(_MOST_FOLDERS):
+        if not waiting:
+            return
+        yield waiting[0]
+        with suppress(OSError), os.scandir(waiting.popleft()) as entries:
+            waiting.extend(
+                Path(one.path) for one in islice(entries, _MOST_FOLDERS) if one.is_dir(follow_symlinks=False)
+            )
+
+
+def _members(folder: Path) -> Iterator[int]:
+    with suppress(OSError, ValueError), (folder / "cgroup.procs").open() as file:
+        for line in islice(file, _MOST_PIDS):
+            yield int(line)
+
+
+def _kill(pids: Iterable[int]) -> int:
+    killed = 0
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+            killed += 1
+    return killed

@@ -1,0 +1,234 @@
+"""Whose the processes are that a driver lists: looked up once a sample, in a time that no tenant can stretch.
+
+A process is known by an open file of its folder in /proc, so that another one with its number is not taken for it, and
+what was found stays with it: in version 1 of cgroups one whose threads have all exited is in no job's cgroup any more,
+and may hold memory for a moment longer.
+"""
+
+from __future__ import annotations
+
+import bisect
+import os
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from prolog_epilog import cgroups
+from prolog_epilog.cgroups import PROC, Place
+from prolog_epilog.log import log
+
+_MOST_FILES = 256  # of those that an agent may have open
+_MOST_LOOKS = 2048  # at processes whose file is not open, in one sample
+_MOST_THREADED = 32  # at processes whose leader has exited, in one sample
+_ENDING_S = 2.0  # how long one that is ending counts for nobody
+_SUBUID = Path("/etc/subuid")
+_MOST_SUBUID = 1 << 20  # bytes
+_MOST_TEXT = 1 << 14
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose a process is: of a job (`place`), or by its real user; neither where nothing is known of it."""
+
+    place: Place | None = None
+    uid: int | None = None
+    name: str = ""  # where the uid is one of a user's subordinate ones: that user, by name or number
+    ending: bool = False  # it is about to end, and in no job's cgroup any more
+
+    def is_stray(self) -> bool:
+        """Whether it is a user's, and in no job."""
+        return self.place is None and not self.ending and self.uid not in (0, None)
+
+    def is_user(self, uid: int, name: str) -> bool:
+        """Whether it is a user's, or in a container of that user's."""
+        return self.uid == uid or (self.name != "" and self.name in (name, str(uid)))
+
+
+_NOBODY = Owner()
+
+
+@dataclass(slots=True)
+class _Known:
+    owner: Owner = _NOBODY
+    file: int | None = None
+    ending_since: float | None = None
+
+
+class Subuids:
+    """/etc/subuid: who owns which ranges of subordinate uids. Read again when it changes."""
+
+    def __init__(self, path: Path = _SUBUID) -> None:
+        self._path = path
+        self._stamp: tuple[int, int, int] | None = None
+        self._starts: list[int] = []
+        self._ranges: list[tuple[int, int, str]] = []
+
+    def owner(self, uid: int) -> str:
+        """The name, or number, of the user whose subordinate uid it is; empty for none."""
+        with suppress(OSError):
+            self._update()
+        place = bisect.bisect_right(self._starts, uid) - 1
+        if place < 0:
+            return ""
+        start, count, name = self._ranges[place]
+        return name if uid < start + count else ""
+
+    def _update(self) -> None:
+        try:
+            state = self._path.stat()
+        except FileNotFoundError:
+            self._stamp, self._starts, self._ranges = None, [], []
+            return
+        stamp = (state.st_mtime_ns, state.st_size, state.st_ino)
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        with self._path.open("rb") as file:
+            text = file.read(_MOST_SUBUID + 1)
+        if len(text) > _MOST_SUBUID:
+            log("problem", what=f"{self._path}: larger than {_MOST_SUBUID} bytes", remedy="what follows is not read")
+            text = text[:_MOST_SUBUID].rpartition(b"\n")[0]
+        self._ranges = sorted(_subuid_lines(text.decode(errors="replace")))
+        self._starts = [start for start, _, _ in self._ranges]
+
+
+def _subuid_lines(text: str) -> Iterable[tuple[int, int, str]]:
+    for line in text.splitlines():
+        words = line.strip().split(":")
+        if len(words) == 3 and words[0] and all(word.isascii() and word.isdecimal() for word in words[1:]):
+            start, count = int(words[1][:10]), int(words[2][:10])
+            if start and count:  # nobody owns root
+                yield start, count, words[0]
+
+
+class Owners:
+    """The owners of one vendor's processes, from sample to sample. For one thread."""
+
+    def __init__(
+        self,
+        proc: Path = PROC,
+        *,
+        subuids: Subuids | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        most_files: int = _MOST_FILES,
+    ) -> None:
+        self._proc = proc
+        self._subuids = subuids or Subuids()
+        self._clock = clock
+        self._most_files = most_files
+        self._known: dict[int, _Known] = {}
+        self._open = 0
+        self._threaded = 0
+
+    def look(self, pids: Iterable[int]) -> dict[int, Owner]:
+        """Whose these processes are, those that matter most first; all others are forgotten.
+
+        Where there are too many for one sample, what is known of the others is as old as the last look at them, and of
+        new ones nothing is said before the next sample.
+        """
+        self._threaded = _MOST_THREADED
+        wanted = dict.fromkeys(pids)
+        for pid in self._known.keys() - wanted:
+            self._forget(pid)
+        late = []
+        for pid in wanted:
+            known = self._known.get(pid)
+            if known is None or known.file is None:
+                late.append(pid)
+            else:
+                self._refresh(pid, known)
+        new = sorted(late, key=lambda pid: pid in self._known)  # those of which nothing is known first; stable
+        for pid in new[:_MOST_LOOKS]:
+            self._refresh(pid, self._known.pop(pid, _Known()))
+        return {pid: self._known[pid].owner for pid in wanted if pid in self._known}
+
+    def of_user(self, uid: int) -> Owner:
+        """The owner of processes of which only the user is known."""
+        return Owner(uid=uid, name=self._subuids.owner(uid))
+
+    def is_still(self, pid: int, owner: Owner) -> bool:
+        """Whether a process is what it was found to be; asked before it is ended."""
+        place = cgroups.place_of(pid, self._proc)
+        if owner.place is None:
+            return place is None and cgroups.uid_of(pid, self._proc) == owner.uid
+        return place == owner.place or (place is None and self._holds(pid))
+
+    def _holds(self, pid: int) -> bool:
+        """Whether it is the same process: its open file can still be read."""
+        known = self._known.get(pid)
+        if known is None or known.file is None:
+            return False
+        try:
+            return bool(os.pread(known.file, 1, 0))
+        except OSError:
+            return False
+
+    def _refresh(self, pid: int, known: _Known) -> None:
+        text = self._text(pid, known)
+        if text is None:  # it has ended: the driver may list it for a moment longer, or another one has its number
+            self._forget(pid)
+            known = _Known()
+            text = self._text(pid, known)
+        self._known[pid] = known
+        known.owner = _NOBODY if text is None else self._owner(pid, known, text)
+
+    def _text(self, pid: int, known: _Known) -> str | None:
+        """What its cgroup file says; None for one that has ended."""
+        path = f"{self._proc}/{pid}/cgroup"
+        try:
+            if known.file is None and self._open < self._most_files:
+                known.file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                self._open += 1
+            if known.file is None:
+                return cgroups.read(path)
+            return _read_all(known.file)
+        except OSError:
+            return None
+
+    def _owner(self, pid: int, known: _Known, text: str) -> Owner:
+        before = known.owner
+        place = cgroups.parse_place(text)
+        if place is not None:
+            return before if before.place == place else self._with_user(pid, Owner(place))
+        threads = self._threads(pid)
+        if threads is None:
+            return self._with_user(pid, _NOBODY)
+        place = threads.place or before.place
+        if place is not None:
+            return before if before.place == place else self._with_user(pid, Owner(place))
+        if not threads.ending:
+            return self._with_user(pid, _NOBODY)
+        known.ending_since = known.ending_since or self._clock()
+        owner = self._with_user(pid, _NOBODY)
+        return replace(owner, ending=self._clock() - known.ending_since < _ENDING_S)
+
+    def _threads(self, pid: int) -> cgroups.Threads | None:
+        """Of a process whose leader has exited; None where it lives, or too many were looked at already."""
+        try:
+            if not cgroups.has_exited(pid, self._proc):
+                return None
+            self._threaded -= 1
+            return cgroups.threads_of(pid, self._proc) if self._threaded >= 0 else cgroups.Threads()
+        except OSError:
+            return cgroups.Threads(ending=True)
+
+    def _with_user(self, pid: int, owner: Owner) -> Owner:
+        uid = cgroups.uid_of(pid, self._proc)
+        return owner if uid is None else replace(self.of_user(uid), place=owner.place)
+
+    def _forget(self, pid: int) -> None:
+        known = self._known.pop(pid, None)
+        if known is not None and known.file is not None:
+            os.close(known.file)
+            self._open -= 1
+
+
+def _read_all(file: int) -> str:
+    text = b""
+    while part := os.pread(file, _MOST_TEXT, len(text)):
+        text += part
+        if len(part) < _MOST_TEXT:
+            break
+    return text.decode(errors="replace")

@@ -1,0 +1,62 @@
+"""Why the node agent refuses a request, and whose fault each reason is: the one place where that is decided.
+
+What a user asked or did fails the job, which is requeued held. What the machine does fails the prolog or epilog, upon
+which Slurm drains the node. Any other error (a SluiceError, an OSError) is the node's: no user can cause one.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, StrEnum
+
+
+class Blame(StrEnum):
+    """Whose fault it is."""
+
+    JOB = "job"
+    NODE = "node"
+
+
+class Refusal(Enum):
+    """Each reason there is: its blame, and what it means."""
+
+    # of prologs
+    DRIVER_SILENT = Blame.NODE, "the vendor's driver does not answer"
+    GPU_SICK = Blame.NODE, "the last round of health checks found a fault"
+    NO_ROOM = Blame.NODE, "a file system that the node needs is full"
+    NO_DEVICE_FILE = Blame.NODE, "a GPU's device file is missing"
+    SHARE_UNREADABLE = Blame.JOB, "--gpu-share came to the node as job_submit/sluice would not have sent it"
+    SHARE_IMPOSSIBLE = Blame.JOB, "nothing can hold the job to its share on this GPU"
+    SHARE_OF_UNLIKE_GPUS = Blame.JOB, "its GPUs would be held to the share by different means"
+    SHARE_TAKEN = Blame.JOB, "other jobs have what it asks of the GPU's compute time"
+    # of tasks
+    JOB_REFUSED = Blame.JOB, "the job's prolog was refused"
+    SUSPECT = Blame.JOB, "agents died while they read what the job wrote"
+    JOB_UNKNOWN = Blame.NODE, "the job's prolog did not run"
+    WRONG_USER = Blame.JOB, "the job is another user's"
+    NO_TASK = Blame.JOB, "the asker is in no job with GPUs"
+    GPU_NOT_GIVEN = Blame.JOB, "the step names a GPU that the job was not given"
+    GPU_OPEN = Blame.NODE, "the task can open a GPU that the job was not given"
+    SHARDS_NOT_SPLIT = Blame.JOB, "how many shards the step has of each GPU is not known"
+    MORE_THAN_THE_GPU = Blame.JOB, "the GPU has less memory than was asked"
+    OVER_CAP = Blame.JOB, "the account's jobs have all that it may have of the GPU"
+    LESS_THAN_A_CONTEXT = Blame.JOB, "the limit leaves no room for the driver's own memory"
+    CONTEXT_UNKNOWN = Blame.NODE, "the size of a driver context was not measured"
+    NO_RUNG = Blame.NODE, "no rung that the policy allows can hold the limit"
+    NOT_IN_FORCE = Blame.NODE, "what was set does not hold"
+    NO_CGROUP = Blame.NODE, "the job's cgroup is gone"
+    # of those who change the node
+    BUSY = Blame.NODE, "jobs have GPUs here"
+
+    def __init__(self, blame: Blame, meaning: str) -> None:
+        self.blame = blame
+        self.meaning = meaning
+
+
+PROGRAMS: dict[str, Blame] = {
+    "ask": Blame.NODE,  # no answer, no answer in time, one that makes no sense
+    "number": Blame.NODE,  # slurmd's own variables: users' come with SPANK_ before them
+    "numbers": Blame.NODE,
+    "pairs": Blame.NODE,
+    "epilog": Blame.NODE,  # a GPU that is not clean
+}
+"""What programs/node_program.py refuses by itself, by function; what the agent refuses comes with its own blame."""

@@ -1,0 +1,39 @@
+"""What the clusters of a module are made on: a version of cgroups, and Debian 12's Slurm or Debian 13's."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+NEWER = "24.11"
+_FULL = os.environ.get("SLUICE_TEST_SCALE") == "full"
+
+
+@dataclass(frozen=True)
+class Bed:
+    """`name` is a version of cgroups, after a word for the newer Slurm; `root` is that one's tree."""
+
+    name: str
+    root: Path | None = None
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """Fields for the cluster's description."""
+        return {"cgroup": self.name.split()[-1]}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options of `DevCluster.up`."""
+        return {} if self.root is None else {"root": self.root}
+
+
+def beds(*, differs: bool) -> list[Any]:
+    """On which beds a test runs; `differs`: version 2 of cgroups makes a difference for it."""
+    newer = pytest.param(f"{NEWER} v2", marks=pytest.mark.trixie)
+    if _FULL:
+        return ["v1", "v2", newer]
+    return ["v1", "v2"] if differs else ["v1"]

@@ -1,0 +1,517 @@
+"""Every refusal, whose fault it is, and what becomes of a job that is refused for its own."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from policy.compiled import CompiledPolicy, Tenant
+from policy.health import NodeHealth
+from policy.node import NodePolicy
+from policy.node_limits import NodeLimits
+from prolog_epilog import cgroups
+from prolog_epilog.agent import Agent
+from prolog_epilog.cgroups import Place
+from prolog_epilog.devices import NodeDevice
+from prolog_epilog.holds import Hold, Holds
+from prolog_epilog.jobs import read_share
+from prolog_epilog.record import Grant, JobRecord
+from prolog_epilog.refusals import PROGRAMS, Blame, Refusal
+from prolog_epilog.server import Peer
+from prolog_epilog.state import RefusalError, Settings
+from prolog_epilog.watching import Watch
+from prolog_epilog.worker import Worker
+from sluice_base.errors import SluiceError
+from sluice_base.run import CommandError
+from slurm_client.refused import reason_in, with_reason
+
+ROOT = Path(__file__).parents[3]
+PROGRAM = ROOT / "prolog_epilog/programs/node_program.py"
+GIB = 1 << 30
+ROOTS = Peer(os.getpid(), 0)
+
+
+# ---- the table ----
+
+
+def calls(path: Path, name: str) -> list[tuple[str, ast.Call]]:
+    """Where an exception is made: the innermost function's name, and the call."""
+    found: list[tuple[str, ast.Call]] = []
+
+    def walk(node: ast.AST, function: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Call) and isinstance(child.func, ast.Name) and child.func.id == name:
+                found.append((function, child))
+            walk(child, child.name if isinstance(child, ast.FunctionDef) else function)
+
+    walk(ast.parse(path.read_text()), "")
+    return found
+
+
+def test_each_refusal_in_the_code_is_in_the_table_and_each_of_the_table_in_the_code() -> None:
+    used = set()
+    for path in [*ROOT.glob("prolog_epilog/**/*.py"), *ROOT.glob("health/**/*.py")]:
+        for function, call in calls(path, "RefusalError"):
+            named = [word.attr for word in ast.walk(call) if isinstance(word, ast.Attribute) and word.attr.isupper()
+                     and isinstance(word.value, ast.Name) and word.value.id == "Refusal"]  # fmt: skip
+            assert len(named) == 1, f"{path.name}: {function}: no reason of prolog_epilog/refusals.py"
+            used.add(Refusal[named[0]])
+    assert used == set(Refusal)
+
+
+def test_each_refusal_of_the_programs_is_in_the_table() -> None:
+    """But those that the agent has made, whose blame comes with them."""
+    own = [function for function, call in calls(PROGRAM, "RefusedError") if not call.keywords]
+    assert set(own) == set(PROGRAMS) and set(PROGRAMS.values()) == {Blame.NODE}
+
+
+# ---- each of them, tried ----
+
+
+def device(index: int = 0, vendor: str = "nvidia") -> NodeDevice:
+    return NodeDevice(
+        index, vendor, "H100", f"GPU-{index}", f"0000:0{index}:00.0", (f"/dev/nvidia{index}",), f"/dev/nvidia{index}",
+        80 * 1024, "615", 0, "", (),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Agent:
+    monkeypatch.setattr(cgroups, "jobs_here", lambda: set())
+    return make_agent(tmp_path)
+
+
+def make_agent(folder: Path) -> Agent:
+    made = Agent(
+        Settings(run=folder / "run", records=folder / "records", policy=folder / "sluice.policy", memory_wait=0.0)
+    )
+    made.state.devices = [device(0), device(1)]
+    made.contexts.measured = {device().kind: {"total": 80 * GIB, "context": GIB}}
+    made.watcher.watches = {name: Watch(Worker(name)) for name in ("nvidia", "amd")}
+    made.state.jobs.prepare()
+    made.state.store.prepare()
+    made.state.outbox.prepare()
+    made.holds.prepare()
+    return made
+
+
+def limits(agent: Agent, **fields: object) -> None:
+    path = agent.state.settings.policy.with_name("sluice.node.json")
+    path.write_text(NodePolicy(limits=NodeLimits(**fields)).render())  # type: ignore[arg-type]
+
+
+def prolog(agent: Agent, job: int = 7, gpus: tuple[int, ...] = (0,), **more: object) -> dict[str, Any]:
+    fields: dict[str, Any] = {"uid": 1000, "user": "ann", "account": "physics", "partition": "main"}
+    return agent.jobs.prolog(peer=ROOTS, job=job, gpus=list(gpus), **(fields | more))
+
+
+def limit(agent: Agent, **more: object) -> dict[str, Any]:
+    fields: dict[str, Any] = {"job": 7, "uid": 1000, "whole": True, "gpus": [0], "shards": 0, "open": []}
+    return agent.jobs.limit(peer=ROOTS, **(fields | more))
+
+
+def known(agent: Agent, gpus: int = 1, **more: Any) -> JobRecord:
+    grants = [Grant(index, f"GPU-{index}", "nvidia", "H100", 80 * GIB) for index in range(gpus)]
+    record = JobRecord(7, 1000, "ann", "physics", "main", "n1", 1.0, grants=grants, **more)
+    agent.state.records[7] = record
+    return record
+
+
+def silent_driver(agent: Agent) -> None:
+    agent.watcher.watches["nvidia"].problem = SluiceError("the nvidia driver gives no answer")
+    prolog(agent)
+
+
+def found_by_health_checks(agent: Agent, *faults: object, room: dict[str, int] | None = None) -> Any:
+    path = agent.state.settings.policy.with_name("sluice.node.json")
+    path.write_text(NodePolicy(health=NodeHealth(mode="enforce")).render())
+    health: Any = agent.health
+    health._report, health._room = SimpleNamespace(faults=faults), lambda: room or {}
+    return health
+
+
+def sick_gpu(agent: Agent) -> None:
+    fault = SimpleNamespace(acts=True, uuid="GPU-0", numbers=(0,), check="repeated", text="rows")
+    found_by_health_checks(agent, fault)
+    prolog(agent)
+
+
+def full_folder(agent: Agent) -> None:
+    found_by_health_checks(agent, room={"/run/sluice": 0})
+    prolog(agent)
+
+
+def missing_device_file(agent: Agent) -> None:
+    found_by_health_checks(agent)._gpus = [SimpleNamespace(files=["/nonexistent"], uuid="GPU-0")]
+    prolog(agent)
+
+
+def unlike_gpus(agent: Agent) -> None:
+    limits(agent, ladder=("mps", "watchdog"), cu_mask=True)
+    agent.state.devices = [device(0), device(1, "amd")]
+    agent.jobs._ladder._shares._mps.unavailable = lambda *_: ""  # type: ignore[method-assign]
+    prolog(agent, gpus=(0, 1), share="50")
+
+
+def two_of_sixty_percent(agent: Agent) -> None:
+    limits(agent, ladder=("mps", "watchdog"))
+    agent.jobs._ladder._shares._mps.unavailable = lambda *_: ""  # type: ignore[method-assign]
+    prolog(agent, job=6, share="60")
+    prolog(agent, job=7, share="60")
+
+
+def task_of_a_refused_job(agent: Agent) -> None:
+    known(agent, refused="no share")
+    limit(agent)
+
+
+def over_cap(agent: Agent) -> None:
+    tenants = [Tenant(account="physics", gpu_memory_mib_per_gpu=1)]
+    CompiledPolicy(generated_s=0, source="test", tenants=tenants).write(agent.state.settings.policy)
+    known(agent)
+    limit(agent)
+
+
+def rung(agent: Agent, name: str) -> Any:
+    return agent.jobs._ladder._rungs[name]
+
+
+def below_a_context(agent: Agent) -> None:
+    driver, record = rung(agent, "driver"), known(agent)
+    driver._folder = lambda _: Path("/nonexistent")
+    record.grants[0].limit = GIB
+    driver.apply(record, record.grants[0])
+
+
+def no_cgroup(agent: Agent) -> None:
+    driver, record = rung(agent, "driver"), known(agent)
+    driver._folder = lambda _: None
+    driver.apply(record, record.grants[0])
+
+
+def unknown_context(agent: Agent) -> None:
+    agent.contexts.measured = {}
+    agent.regions.make(known(agent))
+
+
+def no_rung(agent: Agent) -> None:
+    limits(agent, ladder=("mig",))
+    known(agent)
+    limit(agent, shards=4096)
+
+
+def not_in_force(agent: Agent) -> None:
+    limits(agent, ladder=("watchdog",))
+    rung(agent, "watchdog").unavailable = lambda *_: ""
+    rung(agent, "watchdog").verify = lambda *_: "nobody watches"
+    known(agent)
+    limit(agent, shards=4096)
+
+
+TRIED: dict[Refusal, Callable[[Agent], object]] = {
+    Refusal.DRIVER_SILENT: silent_driver,
+    Refusal.GPU_SICK: sick_gpu,
+    Refusal.NO_ROOM: full_folder,
+    Refusal.NO_DEVICE_FILE: missing_device_file,
+    Refusal.SHARE_UNREADABLE: lambda agent: prolog(agent, share="50%"),
+    Refusal.SHARE_IMPOSSIBLE: lambda agent: prolog(agent, share="50"),
+    Refusal.SHARE_OF_UNLIKE_GPUS: unlike_gpus,
+    Refusal.SHARE_TAKEN: two_of_sixty_percent,
+    Refusal.JOB_REFUSED: task_of_a_refused_job,
+    Refusal.JOB_UNKNOWN: limit,
+    Refusal.WRONG_USER: lambda agent: (known(agent), limit(agent, uid=5)),
+    Refusal.NO_TASK: lambda agent: agent.jobs.task(peer=Peer(os.getpid(), 1000), open=[]),
+    Refusal.GPU_NOT_GIVEN: lambda agent: (known(agent), limit(agent, gpus=[1])),
+    Refusal.GPU_OPEN: lambda agent: (known(agent), limit(agent, open=["/dev/nvidia1"])),
+    Refusal.SHARDS_NOT_SPLIT: lambda agent: (known(agent, gpus=2), limit(agent, gpus=[0, 1], shards=5)),
+    Refusal.MORE_THAN_THE_GPU: lambda agent: (known(agent), limit(agent, shards=100 * 1024)),
+    Refusal.OVER_CAP: over_cap,
+    Refusal.LESS_THAN_A_CONTEXT: below_a_context,
+    Refusal.CONTEXT_UNKNOWN: unknown_context,
+    Refusal.NO_RUNG: no_rung,
+    Refusal.NOT_IN_FORCE: not_in_force,
+    Refusal.NO_CGROUP: no_cgroup,
+    Refusal.BUSY: lambda agent: (known(agent), agent.pause(peer=ROOTS)),
+}
+
+
+@pytest.mark.parametrize("refusal", Refusal, ids=lambda one: one.name)
+def test_each_refusal_is_given_with_its_blame(agent: Agent, refusal: Refusal) -> None:
+    with pytest.raises(RefusalError) as told:
+        TRIED[refusal](agent)
+    assert told.value.refusal is refusal and told.value.blame is refusal.blame
+
+
+# ---- what becomes of the job ----
+
+
+def ask(agent: Agent, **request: object) -> dict[str, Any]:
+    return agent.server.answer(json.dumps(request).encode(), ROOTS)
+
+
+JOB = {"do": "prolog", "job": 7, "uid": 1000, "user": "ann", "account": "physics", "partition": "main", "gpus": [0]}
+FORGED = (
+    "50%",
+    " 50",
+    "050",
+    "50.0",
+    "+50",
+    "5e1",
+    "0",
+    "101",
+    "",
+    "x",
+    "\u0665\u0660",
+    "50\n",
+    "-1",
+    "\udcff",
+    "9" * 60,
+)
+
+
+@pytest.mark.parametrize("share", FORGED)
+def test_a_forged_share_is_the_jobs_own_fault(agent: Agent, share: str) -> None:
+    answer = ask(agent, **JOB, share=share, restarts=2)
+    assert answer["blame"] == "job" and "--gpu-share=" in answer["error"]
+    record = agent.state.jobs.load(7)
+    assert record.refused == answer["error"] and record.grants == []
+    assert Hold.read(agent.holds.folder / "7").restarts == 2
+
+
+def test_the_shares_that_nodes_read_are_those_that_job_submit_writes() -> None:
+    assert [read_share(str(percent)) for percent in range(1, 101)] == list(range(1, 101))
+
+
+@pytest.mark.parametrize("account", ["a\x00b", "\udcff" * 1024, "\u202e", "x" * 1024])
+def test_no_name_of_an_account_is_the_nodes_fault(agent: Agent, account: str) -> None:
+    assert ask(agent, **JOB | {"account": account}) == {"ok": {}}
+    agent.state.records[7].to_json().encode()
+    assert len(agent.state.records[7].account) <= 256
+
+
+def test_nothing_of_a_refused_job_starts_also_after_a_restart_and_its_epilog_does_not_wait(
+    agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ask(agent, **JOB, share="50%")["blame"] == "job"
+    for one in (agent, again := make_agent(tmp_path)):
+        if one is again:
+            again.jobs.take_over()
+        told = ask(one, do="limit", job=7, uid=1000, whole=True, gpus=[0], shards=0, open=[])
+        assert told["blame"] == "job" and "job 7 is refused: --gpu-share='50%'" in told["error"]
+        monkeypatch.setattr(cgroups, "place_of", lambda *_: Place(7, "batch"))
+        assert "is refused" in ask(one, do="task", open=[])["error"]
+    monkeypatch.setattr(again.watcher, "await_sample", lambda *_: pytest.fail("waited for a sample"))
+    assert ask(again, do="epilog", job=7) == {"ok": {"unclean": []}}
+    assert again.state.records == {} and not list(again.state.jobs.folder.iterdir())
+    kept = again.state.store.load(7)
+    assert "--gpu-share='50%'" in kept.refused and kept.events[0].action == "refuse"
+
+
+def test_a_job_that_runs_is_refused_again_where_it_was(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ask(agent, **JOB, share="50%")["blame"] == "job"
+    monkeypatch.setattr(cgroups, "jobs_here", lambda: {7})
+    assert ask(agent, **JOB, share="50")["blame"] == "job"
+
+
+def test_a_refused_job_takes_no_share_from_others(agent: Agent) -> None:
+    limits(agent, ladder=("mps", "watchdog"))
+    agent.jobs._ladder._shares._mps.unavailable = lambda *_: ""  # type: ignore[method-assign]
+    assert ask(agent, **JOB | {"job": 5}, share="60") == {"ok": {}}
+    assert "40 % of GPU 0 are left" in ask(agent, **JOB | {"job": 6}, share="60")["error"]
+    assert ask(agent, **JOB, share="40") == {"ok": {}}
+
+
+def test_a_job_that_cannot_be_remembered_as_refused_is_the_nodes_fault(agent: Agent) -> None:
+    agent.holds.folder.rmdir()  # as on a full /run
+    assert ask(agent, **JOB, share="50%")["blame"] == "node" and agent.state.records == {}
+
+
+def test_what_a_tenant_left_in_its_jobs_files_does_not_fail_the_epilog(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def deep(*_: object) -> None:
+        raise RecursionError("maximum recursion depth exceeded")
+
+    known(agent, gpus=0)
+    monkeypatch.setattr(agent.regions, "collect", deep)
+    monkeypatch.setattr(agent.jobs._ladder, "remove", deep)
+    assert ask(agent, do="epilog", job=7) == {"ok": {"unclean": []}}
+    assert agent.state.records == {}
+
+
+# ---- the programs ----
+
+
+def run_program(name: str, folder: Path, answer: bytes, **environment: str) -> subprocess.CompletedProcess[str]:
+    """One of the programs, with the agent's answer to each request in the place of the agent."""
+    text = PROGRAM.read_text().replace("def exchange(", f"def exchange(*_):\n    return {answer!r}\n\n\ndef unused(")
+    (folder / name).write_text(text)
+    words = ["/usr/bin/python3", "-IS", str(folder / name)]
+    return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+SLURMS = {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": "1000", "SLURM_JOB_GPUS": "0"}
+
+
+@pytest.mark.parametrize(("blame", "status"), [("job", 0), ("node", 1), (None, 1), ("JOB", 1), (["job"], 1)])
+def test_only_what_is_the_nodes_fault_fails_the_prolog(tmp_path: Path, blame: object, status: int) -> None:
+    answer = json.dumps({"error": "no share"} | ({} if blame is None else {"blame": blame})).encode()
+    done = run_program("sluice-prolog", tmp_path, answer, **SLURMS)
+    assert (done.returncode, done.stderr) == (status, "sluice-prolog: no share\n")
+
+
+@pytest.mark.parametrize(("blame", "status"), [("job", 3), ("node", 1)])
+def test_the_helper_of_a_refused_job_fails_and_says_why(tmp_path: Path, blame: str, status: int) -> None:
+    answer = json.dumps({"error": "job 7 is refused", "blame": blame, "ok": {"files": []}}).encode()
+    task = {"SLUICE_JOB": "7", "SLUICE_UID": "1", "SLUICE_STEP": "whole", "SLUICE_GPUS": "0"}
+    done = run_program("sluice-task-init", tmp_path, answer, **task)
+    assert (done.returncode, done.stdout) == (status, "sluice-task-init: job 7 is refused\n")
+
+
+@pytest.mark.parametrize("name", ["gpu_share", "gpu-share"])
+@pytest.mark.parametrize("share", ["50%", "", "x" * 100000, "\udcff"])
+def test_the_prolog_passes_on_whatever_share_a_user_wrote(tmp_path: Path, name: str, share: str) -> None:
+    text = PROGRAM.read_text().replace(
+        '    if numbers("SLURM_JOB_GPUS"):\n        ask(', "    if True:\n        print_request("
+    )
+    text = text.replace("def prolog()", "def print_request(**request):\n    print(encode(request))\n\n\ndef prolog()")
+    (tmp_path / "sluice-prolog").write_text(text)
+    environment = {os.fsencode(key): os.fsencode(value) for key, value in SLURMS.items()}
+    environment[b"SPANK__SLURM_SPANK_OPTION_sluice_" + name.encode()] = share.encode(errors="surrogateescape")
+    words = ["/usr/bin/python3", "-IS", str(tmp_path / "sluice-prolog")]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    assert json.loads(done.stdout)["share"] == share[:64]
+
+
+# ---- how the controllers are told ----
+
+
+class Slurm:
+    """Slurm's commands, of one job."""
+
+    def __init__(self, **changes: str) -> None:
+        self.job = {
+            "JobId": "7",
+            "JobName": "x",
+            "JobState": "RUNNING",
+            "Requeue": "1",
+            "Restarts": "0",
+            "BatchFlag": "1",
+        }
+        self.job |= changes
+        self.comment = "site's own"
+        self.said = {"requeuehold": "", "scancel": ""}
+        self.done: list[list[str]] = []
+        self.up = True
+
+    def output(self, name: str, *words: str) -> str:
+        return self.run(name, *words).stdout
+
+    def run(self, name: str, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        if not self.up:
+            raise CommandError(f"{name}: Unable to contact slurm controller (connect failure)", returncode=1)
+        out, error = "", ""
+        if words[:2] == ("show", "job"):
+            out = " ".join(f"{key}={value}" for key, value in self.job.items()) + "\n"
+        elif name == "squeue":
+            out = f"{self.comment}   \n"
+        elif words[0] == "update":
+            self.comment = words[2].partition("=")[2]
+        else:
+            error = self.said["scancel" if name == "scancel" else words[0]]
+            self.done.append([name, *words])
+        return subprocess.CompletedProcess([name, *words], 1 if error else 0, out, error)
+
+
+def holds(tmp_path: Path, slurm: Slurm, restarts: int | None = 0) -> tuple[Holds, list[float]]:
+    now = [1000.0]
+    made = Holds(tmp_path / "refused", commands=slurm, clock=lambda: now[0])  # type: ignore[arg-type]
+    made.prepare()
+    record = JobRecord(7, 1000, "ann", "physics", "main", "n1", 1.0, restarts=restarts, refused='no "share"\nleft')
+    made.put(record)
+    return made, now
+
+
+def waiting(made: Holds) -> int:
+    return len(list(made.folder.iterdir()))
+
+
+def test_a_refused_batch_job_is_requeued_held_with_the_reason(tmp_path: Path) -> None:
+    slurm = Slurm()
+    made, _ = holds(tmp_path, slurm)
+    assert made.run() is None and waiting(made) == 0
+    assert slurm.done == [["scontrol", "requeuehold", "7"]]
+    assert slurm.comment == "site's own sluice-refused: on n1: no share left"
+
+
+def test_a_task_of_an_array_is_meant_alone(tmp_path: Path) -> None:
+    slurm = Slurm(ArrayJobId="7", ArrayTaskId="3")
+    holds(tmp_path, slurm)[0].run()
+    assert slurm.done == [["scontrol", "requeuehold", "7_3"]]
+
+
+@pytest.mark.parametrize("changes", [{"Requeue": "0"}, {"BatchFlag": "0"}])
+def test_what_cannot_be_requeued_says_why_and_is_cancelled(tmp_path: Path, changes: dict[str, str]) -> None:
+    slurm = Slurm(**changes)
+    made, now = holds(tmp_path, slurm)
+    assert made.run() == 1.0 and slurm.done == []
+    now[0] += 6
+    assert made.run() is None and slurm.done == [["scancel", "7"]]
+    assert "no share left" in slurm.comment
+
+
+def test_what_slurm_does_not_requeue_after_all_is_cancelled(tmp_path: Path) -> None:
+    slurm = Slurm()
+    slurm.said["requeuehold"] = "Requested operation is presently disabled for job 7"
+    made, _ = holds(tmp_path, slurm)
+    assert made.run() is None
+    assert slurm.done == [["scontrol", "requeuehold", "7"], ["scancel", "7"]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "restarts"), [({"Restarts": "1"}, 0), ({"JobState": "PENDING"}, 0), ({"JobState": "CANCELLED"}, None)]
+)
+def test_only_that_run_is_meant(tmp_path: Path, changes: dict[str, str], restarts: int | None) -> None:
+    slurm = Slurm(**changes)
+    made, _ = holds(tmp_path, slurm, restarts)
+    assert made.run() is None and waiting(made) == 0 and slurm.done == [] and slurm.comment == "site's own"
+
+
+def test_the_controllers_are_told_until_one_answers_also_after_a_restart(tmp_path: Path) -> None:
+    slurm = Slurm()
+    made, _ = holds(tmp_path, slurm)
+    slurm.up = False
+    for _ in range(2):
+        with pytest.raises(CommandError, match="Unable to contact"):
+            made.run()
+    again = Holds(tmp_path / "refused", commands=slurm)  # type: ignore[arg-type]
+    slurm.up, slurm.job["JobState"] = True, "COMPLETING"
+    assert again.run() == 1.0
+    slurm.job["JobState"] = "FAILED"  # its batch script was not started
+    assert again.run() is None and slurm.done == [["scontrol", "requeuehold", "7"]]
+
+
+def test_a_job_that_nobody_takes_keeps_up_no_other(tmp_path: Path) -> None:
+    slurm = Slurm()
+    made, _ = holds(tmp_path, slurm)
+    (made.folder / "8").write_text("nonsense")
+    slurm.said["requeuehold"] = "something new"
+    with pytest.raises(CommandError, match="something new"):
+        made.run()
+    assert [path.name for path in made.folder.iterdir()] == ["7"]
+
+
+def test_the_reason_lies_between_others_words() -> None:
+    first = with_reason("site", "on n1: one")
+    both = f"{first} sluice:v=1,rung=none"
+    assert reason_in(both) == "on n1: one"
+    assert with_reason(both, "on n2: two") == "site sluice:v=1,rung=none sluice-refused: on n2: two"
+    assert reason_in("") == reason_in("sluice:v=1") == ""
