@@ -259,13 +259,15 @@ static void take_off(struct claim *claim, const struct sluice_part *part)
         claim->cpus_milli = claim->host_memory_mib = 0;
     claim->cpus_milli -= part->cpus_milli;
     claim->host_memory_mib -= part->host_memory_mib;
-    for (uint32_t gpu = 0; gpu < claim->gpu_count; gpu++)
-        claim->unclaimed[gpu] -= part->gpus >> gpu & 1 ? (int32_t)part->gpu_compute_percent : 0;
-    for (uint32_t gpu = 0; gpu < claim->gpu_count; gpu++)
-        if (part->exclusive || (part->gpus >> gpu & 1 && !part->gpu_memory_mib))
+    for (uint32_t gpu = 0; gpu < claim->gpu_count; gpu++) {
+        bool taken = part->gpus >> gpu & 1;
+        if (taken)
+            claim->unclaimed[gpu] -= (int32_t)part->gpu_compute_percent;
+        if (part->exclusive || (taken && !part->gpu_memory_mib))
             claim->gpu_free[gpu] = 0;
-        else if (part->gpus >> gpu & 1)
+        else if (taken)
             claim->gpu_free[gpu] -= part->gpu_memory_mib;
+    }
 }
 
 /* A start that the plan does not know yet. */

@@ -80,8 +80,9 @@ int sluice_hook_will_run(struct decision *decision)
         struct sluice_plan_say say = sluice_plan_ask(decision->plan, call->job->job_id);
         if (say.state == SLUICE_PLAN_LATER && call->job->start_time < say.start_s)
             call->job->start_time = say.start_s;
-        /* Stock counts no compute: what it sees may all be there. */
-        if (decision->verdict && decision->request.wanted.gpu_compute_percent && call->job->start_time <= decision->now)
+        /* Stock counts no compute: all that it knows of may be there. */
+        if (decision->verdict && decision->request.wanted.gpu_compute_percent &&
+            call->job->start_time <= decision->now && sluice_hook_proven(decision, sluice_hook.saved))
             call->job->start_time = decision->now + PUT_OFF_S;
     }
     sluice_hook_record(decision, SLUICE_DECISION_WILL_RUN,

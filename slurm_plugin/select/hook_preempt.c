@@ -80,8 +80,8 @@ int sluice_hook_run_now_preempting(struct decision *decision)
             set_nodes(call->nodes, decision->placement.parts, decision->placement.part_count);
             int rc = sluice_hook_ask_stock_on(decision, decision->placement.part_count, chosen, call->rest);
             list_destroy(chosen);
-            if (rc == SLURM_SUCCESS &&
-                call->job->job_resrcs) /* stock found that nobody has to go, but counts no compute */
+            /* Stock found that nobody has to go: it counts no compute. */
+            if (rc == SLURM_SUCCESS && call->job->job_resrcs)
                 return sluice_hook_part_overlaps(decision);
             if (rc == SLURM_SUCCESS) {
                 count(sluice_hook.preempted);

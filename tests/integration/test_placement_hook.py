@@ -488,6 +488,30 @@ def test_mirror_counts_cores_once_that_several_jobs_have(jobs: Jobs) -> None:
     assert jobs.assert_sound()["checks"] > 0
 
 
+def test_claims_on_compute_that_stock_slurm_let_exceed_a_gpu_are_counted_as_others_end(jobs: Jobs) -> None:
+    def claim(percent: int) -> list[str]:
+        return ["-N1", "--gpu-mem=1G", f"--gpu-share={percent}"]
+
+    jobs.start("-w", "n[2-4]", "-N3", "-n3", "--gres=gpu:8")
+    jobs.start("-w", "n1", "--gres=gpu:7")
+    jobs.level("shadow")
+    try:
+        first, one = jobs.start(*claim(60))
+        _, other = jobs.start(*claim(60))
+    finally:
+        jobs.level("place")
+    assert one == other
+    before = jobs.counters()["refused"]
+    waiting = jobs.submit(*claim(41))
+    until(jobs.counters, lambda now: now["refused"] > before)
+    jobs.run("scancel", first)
+    jobs.wait(first, "CANCELLED")
+    _, beside = jobs.start(*claim(40))
+    assert beside == one
+    assert jobs.state(waiting) == "PENDING"
+    assert jobs.assert_sound()["checks"] > 0
+
+
 def test_gpus_in_use_by_type_are_right_after_a_restart(jobs: Jobs) -> None:
     """Stock Slurm 22.05 forgets them: later jobs' ends, simulated ones too, then count below nothing."""
     began = len(jobs.cluster.log("slurmctld@ctl1").read_text())

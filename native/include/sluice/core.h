@@ -250,7 +250,8 @@ struct sluice_request {
     int64_t nodes_max;      /* 0: nodes_min */
     int64_t gpus;           /* on each node, or SLUICE_GPUS_TOTAL; 0: none, and then no other GPU field may be set */
     int64_t gpu_memory_mib; /* of each GPU, or SLUICE_GPU_MEMORY_SUM; 0: whole GPUs */
-    int64_t cpus_milli;     /* on each node */
+    int64_t gpu_compute_percent; /* of each GPU's compute, at most 100; 0: claims none */
+    int64_t cpus_milli;          /* on each node */
     int64_t host_memory_mib;
     int64_t cpus_milli_per_gpu; /* on each node as well, for each of its GPUs */
     int64_t host_memory_mib_per_gpu;
@@ -264,10 +265,9 @@ struct sluice_request {
     uint32_t switch_level;
     enum sluice_layout layout;
     uint32_t flags;
-    const uint64_t *allowed;     /* bit n % 64 of word n / 64: node n may be used; NULL: every node. Caller's */
-    size_t allowed_words;        /* nodes beyond the last word may not be used */
-    uint64_t seed;               /* SLUICE_POLICY_RANDOM draws from it: another seed for each decision */
-    int64_t gpu_compute_percent; /* of each GPU, 0 to 100; 0: claims none */
+    const uint64_t *allowed; /* bit n % 64 of word n / 64: node n may be used; NULL: every node. Caller's */
+    size_t allowed_words;    /* nodes beyond the last word may not be used */
+    uint64_t seed;           /* SLUICE_POLICY_RANDOM draws from it: another seed for each decision */
 };
 
 /* What one allocation holds, or is to hold, on one node. */
