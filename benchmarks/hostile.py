@@ -80,14 +80,14 @@ _POLL_S = 0.005
 _EYES = r"""
 import json, os, subprocess, sys, time
 programs, poll, number = sys.argv[1], float(sys.argv[2]), 900000
-ours = ("admin_cli.main agent", "prolog_epilog.sampling", "usage.metrics.sender", "sluice-guard", "sluice-agent-guard")
-def agents():
+ours = ("admin_cli.main agent", "prolog_epilog.sampling", "usage.metrics.sender", "sluice-guard")
+def agents(words=ours):
     for entry in os.listdir("/proc"):
         if entry.isdecimal():
             try:
                 if os.stat("/proc/" + entry).st_uid == 0:
                     line = open("/proc/%s/cmdline" % entry, "rb").read().replace(b"\0", b" ").decode(errors="replace")
-                    if any(word in line for word in ours) and "setpriv" not in line:
+                    if any(word in line for word in words):
                         yield int(entry)
             except OSError:
                 pass
@@ -127,7 +127,7 @@ for line in sys.stdin:
     name, *words = json.loads(line)
     try:
         answer = {
-            "agents": lambda: sorted(agents()),
+            "agents": lambda: [*agents(ours[:1])],
             "ticks": lambda: sum(map(ticks, agents())),
             "pss": lambda: sum(map(pss, agents())),
             "run": run_kib,
@@ -223,7 +223,7 @@ def run(attacks: str, runs: int, seconds: int) -> Result:
 def _measure(cluster: DevCluster, eyes: _Eyes, program: Path, name: str, runs: int, seconds: int) -> Fare:
     """One attack in a job of mallory's, and what alice has of it."""
     fare = Fare()
-    agents, before = eyes.see("agents"), eyes.see("run")
+    agents, before = set(eyes.see("agents")) & set(eyes.see("agents")), eyes.see("run")  # no child that is just forked
     with _job(cluster, program, name, "mallory"), _job(cluster, program, NONE, "alice") as (job, _):
         ticks = eyes.see("ticks")
         time.sleep(seconds)
@@ -240,8 +240,7 @@ def _measure(cluster: DevCluster, eyes: _Eyes, program: Path, name: str, runs: i
                 break
         fare.memory_mib = (eyes.see("pss") or 0) / 1024
         fare.growth_kib = float(max(0, (eyes.see("run") or 0) - (before or 0)))
-    main = (agents or [0])[0]
-    fare.lost = int(main not in (eyes.see("agents") or []))
+    fare.lost = int(not agents <= set(eyes.see("agents")))
     _heal(cluster, fare)
     return fare
 

@@ -87,31 +87,37 @@ def unharmed(site: HostileSite, neighbour: int) -> Iterator[None]:
 
 # ---- attacks from inside a job: its own excess is ended all the same, and the neighbour's is, too ----
 
-STORMS = {
-    # the thirteen
-    "truncate": {}, "fill": {}, "seats": {}, "requests": {}, "leaderless": {}, "crowd": {},
+STORMS = (
+    # of the thirteen, each alone
+    ("truncate",), ("fill",), ("seats",), ("requests",), ("leaderless",), ("crowd",),
     # what else shared memory and files allow
-    "scribble": {}, "remove": {}, "locks": {}, "watch-files": {},
+    ("scribble", "remove"), ("locks", "watch-files"),
     # processes
-    "processes": {}, "mappings": {}, "forks": {}, "execs": {}, "threads": {}, "names": {}, "stopped": {}, "deaf": {},
-    "signals": {}, "trace": {}, "dump": {}, "limits": {}, "namespaces": {}, "cgroups": {}, "churn": {},
-    # the socket
-    "half-closed": {}, "json-bombs": {}, "descriptors": {},
-    # what is said to the job
-    "full-pipe": {},
-}  # fmt: skip
+    ("processes", "names"), ("mappings", "threads"), ("forks", "execs"), ("stopped", "deaf", "signals"),
+    ("trace", "limits"), ("dump",), ("namespaces", "cgroups"), ("churn",),
+    # the socket, and what is said to the job
+    ("half-closed", "json-bombs", "descriptors"), ("full-pipe",),
+)  # fmt: skip
 FULL = {"processes": "10000", "mappings": "1000000", "threads": "10000", "watch-files": "100000", "crowd": "64"}
 
 
-@pytest.mark.parametrize("name", STORMS)
-def test_under_attack_excess_is_ended_and_neighbours_are_served(site: HostileSite, name: str, full_scale: bool) -> None:
-    env = {"COUNT": FULL[name]} if full_scale and name in FULL else None
+@pytest.mark.parametrize("names", STORMS, ids="+".join)
+def test_under_attack_excess_is_ended_and_neighbours_are_served(
+    site: HostileSite, names: tuple[str, ...], full_scale: bool
+) -> None:
+    """The attacks at the same time, each in a job of its own."""
     before = site.run_kib()
-    with site.attack(name, env=env) as attacker:
+    with ExitStack() as jobs:
+        attackers = []
+        for name in names:
+            env = {"COUNT": FULL[name]} if full_scale and name in FULL else None
+            attackers.append(jobs.enter_context(site.attack(name, env=env)))
         site.neighbour_is_served()
         assert site.run_kib() < before + RUN_KIB, f"/run/sluice grew from {before} to {site.run_kib()} KiB"
-        record = site.holds_to(attacker)
-    assert any(event["action"] == "end" and event["detail"]["step"] == "0" for event in record["events"])
+        for attacker in attackers:
+            record = site.holds_to(attacker)
+            ends = [event["detail"]["step"] for event in record["events"] if event["action"] == "end"]
+            assert ends[:1] == ["0"], record["events"]
 
 
 def test_several_users_cannot_take_all_places_at_the_agent(site: HostileSite) -> None:
