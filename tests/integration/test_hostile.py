@@ -34,6 +34,7 @@ from tests.integration.hostile_site import (
     eventually,
     set_up_programs,
 )
+from tests.integration.settled import until
 from tests.integration.versions import NATIVE_FIRST
 from usage.job_records import FOLDER, JobRecords
 
@@ -124,9 +125,9 @@ def test_several_users_cannot_take_all_places_at_the_agent(site: HostileSite) ->
     """Once 64 connections for all users together: four of them kept another one's task from starting."""
     with ExitStack() as jobs:
         for user in TENANTS:
-            jobs.enter_context(site.attack("crowd", user=user, gres="shard:256"))
+            jobs.enter_context(site.attack("crowd", user=user, gres="shard:1024"))
         site.neighbour_is_served()
-        ran = site.run(*site.srun("echo", "ran", gres="shard:256"), user="bob", timeout=PATIENCE)
+        ran = site.run(*site.srun("echo", "ran", gres="shard:1024"), user="bob", timeout=PATIENCE)
         assert ran.stdout == "ran\n"
 
 
@@ -257,7 +258,7 @@ def test_real_memory_from_within_namespaces_is_ended(site: HostileSite) -> None:
 
 def test_nobody_asks_for_another_or_as_root(site: HostileSite) -> None:
     with site.job(*site.program("quiet"), user="bob") as victim:
-        ran = site.run(*site.srun(*site.program("spoof", str(victim.job)), gres="shard:256"), user="mallory")
+        ran = site.run(*site.srun(*site.program("spoof", str(victim.job)), gres="shard:1024"), user="mallory")
         answers = [json.loads(line) for line in ran.stdout.splitlines()]
         assert len(answers) == 5 and all("error" in one for one in answers), answers
         assert site.lives(victim.pid)
@@ -270,7 +271,7 @@ def test_others_limits_cannot_be_read(site: HostileSite) -> None:
             "import os; [print(path, os.access(path, os.R_OK)) for f, _, names in os.walk('/run/sluice') "
             "for path in (os.path.join(f, n) for n in names)]"
         )
-        shown = site.run(*site.srun(PYTHON, "-c", look, gres="shard:256"), user="mallory").stdout
+        shown = site.run(*site.srun(PYTHON, "-c", look, gres="shard:1024"), user="mallory").stdout
         foreign = [line for line in shown.splitlines() if f"job_{victim.job}/" in line and line.endswith("True")]
         assert foreign == [], "whatever PrivateData says"
 
@@ -314,16 +315,18 @@ def submit(site: HostileSite, *options: str, env: dict[str, str] | None = None, 
 def settled(site: HostileSite, jobs: list[str], seconds: float = PATIENCE) -> dict[str, str]:
     """State and reason of each when none will change soon: ended, held, or waiting for what it cannot have."""
 
-    def look() -> dict[str, str] | None:
+    now: dict[str, str] = {}
+
+    def look() -> bool:
         assert not site.broken_nodes(), site.broken_nodes()
         lines = site.run("squeue", "-h", "-t", "all", "-o", "%A|%T|%r").stdout.splitlines()
         found = {number: f"{state} {reason}" for number, state, reason in (line.split("|", 2) for line in lines)}
-        now = {job: found.get(job, "COMPLETED None") for job in jobs if job}
+        now.update({job: found.get(job, "COMPLETED None") for job in jobs if job})
         moving = ("RUNNING", "COMPLETING", "CONFIGURING", "PENDING None", "PENDING Priority", "PENDING BeginTime")
-        return None if any(state.startswith(moving) for state in now.values()) else now
+        return not any(state.startswith(moving) for state in now.values())
 
-    found: dict[str, str] = eventually(look, seconds)
-    return found
+    until(lambda: (look(), now), lambda seen: seen[0], seconds)
+    return now
 
 
 SHARES = (
