@@ -128,6 +128,8 @@ def _record_lines(found: JobRecord) -> list[str]:
                 words += [indices.get(uuid, uuid) for uuid in ([value] if key == "uuid" else value)]
             else:
                 words.append(f"{key}={_size(value) if key in _BYTES and value is not None else value}")
+        if event.times > 1:
+            words.append(f"({event.times} times)")
         lines.append(f"{_clock(event.time)} {event.action} {' '.join(words)}")
     if found.events_left_out:
         lines.append(f"and {found.events_left_out} events more")

@@ -96,7 +96,7 @@ def run(**options: Any) -> Result:
     rounds: list[dict[str, list[float]]] = []
     with tempfile.TemporaryDirectory() as folder:
         device, environment = _device(options["driver"], Path(folder) / "node")
-        create(Path(folder) / "region", [device], 0)
+        create(Path(folder) / "region", [device], 0, mounted=False)
         inside = ["unshare", "--mount", "sh", "-c", _ENTER, "sh", f"{folder}/region", "env"]
         child = [f"LD_PRELOAD={library_path()}", sys.executable, "-c", _CHILD, json.dumps(loops)]
         rounds = [_run([*inside, *child], environment) for _ in range(options["rounds"])]

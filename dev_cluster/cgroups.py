@@ -14,6 +14,7 @@ import errno
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -107,12 +108,17 @@ def remove(name: str) -> None:
 
     Done by a process of its own, as mounting needs a mount namespace.
     """
-    run_command([sys.executable, "-m", "dev_cluster.cgroups", name], timeout=_TIMEOUT + 10)
+    run_command([sys.executable, "-m", "dev_cluster.cgroups", "remove", name], timeout=_TIMEOUT + 10)
+
+
+def thaw(name: str) -> None:
+    """Thaw what is frozen below the cgroup `name`: under version 1 nobody dies before. Raises CommandError."""
+    run_command([sys.executable, "-m", "dev_cluster.cgroups", "thaw", name], timeout=_TIMEOUT)
 
 
 def main() -> None:
-    """Remove the cgroup that the command line names."""
-    name = sys.argv[1]
+    """Remove, or thaw, the cgroup that the command line names."""
+    act, name = sys.argv[1:]
     try:
         namespaces.unshare(namespaces.CLONE_NEWNS)
     except PermissionError as error:
@@ -120,6 +126,9 @@ def main() -> None:
             sys.exit(f"cgroup {name}: {error}")
         return  # who may not do this has not made one either
     namespaces.make_private()
+    if act == "thaw":
+        _thaw(name)
+        return
     for hierarchy in (*_available("v1"), *_available("v2")):
         ours = hierarchy != _UNIFIED and not _is_mounted(hierarchy)
         if _mount(hierarchy, _PLACE):
@@ -133,6 +142,14 @@ def main() -> None:
             while ours and _cgroup_count(hierarchy) > 1 and time.monotonic() < deadline:
                 time.sleep(0.01)
             namespaces.unmount(_PLACE)
+
+
+def _thaw(name: str) -> None:
+    if _mount("freezer", _PLACE):
+        for state in (_PLACE / name).rglob("freezer.state"):
+            with suppress(OSError):
+                state.write_text("THAWED")
+        namespaces.unmount(_PLACE)
 
 
 def _is_mounted(controller: str) -> bool:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 _LOCK_PATIENCE = 3.0  # seconds
+_THAW_AFTER = 2.0  # seconds, after which somebody may have frozen a job
 _END_TIMEOUT = 60.0  # seconds for the kernel to end a thousand daemons
 
 Progress = Callable[[str], None]
@@ -207,6 +208,9 @@ class DevCluster:
         while pids := {*processes.marked(self.folder), *filter(None, [init_pid(self.layout)])}:
             something = True
             for pid in pids:
+                if processes.kill(pid, timeout=_THAW_AFTER):
+                    continue
+                cgroups.thaw(self.layout.cgroup)
                 if not processes.kill(pid, timeout=max(0.0, deadline - time.monotonic())):
                     raise SluiceError(f"process {pid}: does not end", remedy="see what it waits for, and try again")
         cgroups.remove(self.layout.cgroup)

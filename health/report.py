@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from sluice_base.errors import SluiceError
@@ -15,6 +15,9 @@ SEVERITIES = ("info", "warning", "critical", "fatal")
 _NODE = re.compile(r"[A-Za-z0-9_.-]{1,63}")
 _WORD = re.compile(r"[a-z0-9_-]{1,40}")
 _MOST = 1000
+_MOST_TEXT = 300
+_MOST_FAULTS = 256
+_MOST_BLAMES = 100  # a job makes as many events as it likes
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +79,14 @@ class Report:
     room: bool = False  # there is room in all folders that jobs need
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {"schema_version": SCHEMA_VERSION, **asdict(self)}
+        """For JSON: the worst faults and the latest blames, so many that a controller takes them in one request."""
+        worst = sorted(self.faults, key=lambda fault: SEVERITIES.index(fault.severity))[-_MOST_FAULTS:]
+        told = replace(
+            self,
+            faults=tuple(replace(one, text=one.text[:_MOST_TEXT]) for one in self.faults if one in worst),
+            blames=tuple(one[:_MOST_TEXT] for one in self.blames[-_MOST_BLAMES:]),
+        )
+        return {"schema_version": SCHEMA_VERSION, **asdict(told)}
 
     @property
     def severity(self) -> str | None:
@@ -166,7 +175,7 @@ def _match(pattern: re.Pattern[str], value: Any) -> str:
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError("not a text")
-    return one_line(value)[:300]
+    return one_line(value)[:_MOST_TEXT]
 
 
 def _time(value: Any) -> float:

@@ -95,7 +95,6 @@ class Agent:
         self.jobs.answer_to(self.server)
         self.server.add("restart", self.restart)
         self.server.add("pause", self.pause)
-        self.watcher.on_sample.append(self.regions.reap)
         strangers = self.watcher.strangers
         self.jobs.on_prolog.append(lambda _: strangers.earlier.begin())
         strangers.on_note = self.duties.add("strangers", _IDLE_S, strangers.write, retry=1.0, delay=1.0).wake

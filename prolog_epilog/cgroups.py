@@ -40,6 +40,7 @@ _MOST_TEXT = 1 << 14
 _MOST_THREADS = 32  # that are looked at: a process may have thousands that have ended, held by a tracer
 _EXITING = 0x4  # PF_EXITING of Linux's include/linux/sched.h
 _GONE = " (deleted)"
+_USERS = {1: "step_*", 2: "step_*/user/task_*"}
 _FREEZE = {1: "freezer.state", 2: "cgroup.freeze"}
 
 
@@ -147,6 +148,18 @@ def uid_of(pid: int, proc: Path = PROC) -> int | None:
     except OSError:
         return None
     return None if match is None else int(match[1])
+
+
+def take_steps(place: Place, root: Path = ROOT) -> None:
+    """Make those folders of a job root's that Slurm gives to the user. Raises OSError.
+
+    In version 1 the steps': users could make cgroups of their own in them, freeze what is there, and so keep it from
+    being ended; and move processes from one of their jobs to another. In version 2 the tasks', with Slurm 22.05 (24.11
+    keeps them root's): what they made there would stay when the job has ended.
+    """
+    folder = place.job_folder(root)
+    for one in folder.glob(_USERS[place.version]) if folder is not None else ():
+        os.chown(one, 0, 0)
 
 
 def parse_place(text: str) -> Place | None:

@@ -11,9 +11,8 @@ import json
 import os
 import pwd
 import re
-import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +31,8 @@ PORT_VARIABLE = "SLUICE_CONTROLLERD_PORT"
 MAX_REQUEST = 512 << 10
 """Bytes of one request before munge encodes it; munge itself takes 1 MiB."""
 _MAX_ANSWER = 2 * MAX_REQUEST  # with its credential
+_MOST_RECORD = MAX_REQUEST - 1024
+_MOST_REFUSED = 8  # records that are tried alone, one after the other, before there is a pause
 _FIRST_WAIT, _LAST_WAIT = 2.0, 60.0  # seconds after a failure
 _CONNECT_S = 5.0
 _ANSWER_S = 20.0
@@ -51,10 +52,14 @@ def port() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Controllers:
-    """Addresses, the primary first, and the uids whose answers are believed: SlurmUser's and root's."""
+    """Addresses, the primary first, and the uids whose answers are believed: SlurmUser's and root's.
+
+    `user`: SlurmUser, who alone can decode requests; None: whoever has the munge key.
+    """
 
     hosts: tuple[str, ...]
     trusted: frozenset[int]
+    user: int | None = None
 
 
 def _slurm_conf() -> Path | None:
@@ -93,7 +98,11 @@ def controllers(conf: Path | None = None) -> Controllers:
         uid = int(user) if user.isdecimal() else pwd.getpwnam(user).pw_uid
     except KeyError:
         raise SluiceError(f"{path}: SlurmUser={user}: no such user on this node", remedy="add the user") from None
-    return Controllers(tuple(hosts), frozenset({0, uid}))
+    return Controllers(tuple(hosts), frozenset({0, uid}), uid)
+
+
+class AnswerError(SluiceError):
+    """A controller has read the request, and does not take it."""
 
 
 class Outbox:
@@ -103,6 +112,7 @@ class Outbox:
         self.folder = folder
         self.store = store
         self.on_put: Callable[[], None] = lambda: None
+        self._refused: set[Path] = set()  # by the controllers, when they were asked last
 
     def prepare(self) -> None:
         """Make the folder; take over the empty files by which earlier versions named records. Raises OSError."""
@@ -131,6 +141,11 @@ class Outbox:
                     found.append((path.stat().st_mtime_ns, path))
         return [path for _, path in sorted(found)]
 
+    def _next(self, done: Collection[Path]) -> list[Path]:
+        """What is to be sent, the oldest first; what was refused before when there is nothing else."""
+        left = [path for path in self._files() if path not in done]
+        return [path for path in left if path not in self._refused] or left
+
     def prune(self, before: float) -> None:
         """Remove what has waited since before a time, as its record is gone too."""
         for path in self._files():
@@ -138,45 +153,80 @@ class Outbox:
                 if path.stat().st_mtime < before:
                     path.unlink()
 
-    def _batch(self) -> tuple[list[tuple[Path, str, tuple[int, int]]], list[Path]]:
-        """Files, records and marks for one request, and the files that cannot be read."""
+    def batch(self, paths: list[Path]) -> tuple[list[tuple[Path, str, tuple[int, int]]], list[Path]]:
+        """Files, records and marks for one request, and the files that cannot be sent."""
         taken: list[tuple[Path, str, tuple[int, int]]] = []
         bad: list[Path] = []
         size = 0
-        for path in self._files():
+        for path in paths:
             mark = _mark(path)
             try:
                 text = _small(JobRecord.from_json(path.read_text(), str(path))).to_json().strip()
             except (FileNotFoundError, SluiceError, UnicodeDecodeError):
                 bad.append(path)
                 continue
+            if len(text) > _MOST_RECORD:
+                log(
+                    "problem", what=f"{path}: {len(text)} bytes are not sent", remedy=f"it stays in {self.store.folder}"
+                )
+                bad.append(path)
+                continue
             size += len(text) + 2
-            if taken and size > MAX_REQUEST - 1024:
+            if taken and size > _MOST_RECORD:
                 break
             taken.append((path, text, mark))
         return taken, bad
 
     def send(self, to: Controllers, where: int) -> int:
-        """Send what waits, a request at a time; how many were stored. Raises SluiceError when none takes it."""
-        sent = 0
-        while self.waiting():
-            taken: list[tuple[Path, str, tuple[int, int]]] = []
-            bad: list[Path] = []
+        """Send what waits, a request at a time; how many were stored. Raises SluiceError when none takes it.
 
-            def payload() -> bytes:
-                nonlocal taken, bad
-                taken, bad = self._batch()
-                texts = ",".join(text for _, text, _ in taken)
-                return f'{{"version":{VERSION},"do":"records","records":[{texts}]}}'.encode()
-
-            ask(to, where, payload)
-            for path in bad:
-                path.unlink(missing_ok=True)
-            for path, _, mark in taken:
-                if _mark(path) == mark:  # else it was written again meanwhile
-                    path.unlink(missing_ok=True)
-            sent += len(taken)
+        What the controllers do not take is sent alone, and waits behind the others.
+        """
+        sent, alone = 0, 0
+        refused: dict[Path, AnswerError] = {}
+        while paths := self._next(refused):
+            request = _Request(self, paths[:1] if alone else paths)
+            try:
+                ask(to, where, request.payload)
+            except AnswerError as error:
+                if len(request.taken) > 1:
+                    alone = len(request.taken)
+                    continue
+                refused |= dict.fromkeys([path for path, _, _ in request.taken] or paths[:1], error)
+                if len(refused) >= _MOST_REFUSED:
+                    break
+            else:
+                sent += len(request.taken)
+                request.forget()
+            alone = max(0, alone - 1)
+        self._refused = {path for path in (*refused, *self._refused) if path.exists()}
+        if refused:
+            raise next(iter(refused.values()))
         return sent
+
+
+class _Request:
+    """The first of some files that fit together, read again for each controller that is asked."""
+
+    def __init__(self, outbox: Outbox, paths: list[Path]) -> None:
+        self._outbox = outbox
+        self._paths = paths
+        self.taken: list[tuple[Path, str, tuple[int, int]]] = []  # with their texts and marks
+        self._bad: list[Path] = []
+
+    def payload(self) -> bytes:
+        """The request."""
+        self.taken, self._bad = self._outbox.batch(self._paths)
+        texts = ",".join(text for _, text, _ in self.taken)
+        return f'{{"version":{VERSION},"do":"records","records":[{texts}]}}'.encode()
+
+    def forget(self) -> None:
+        """It is stored: remove the files, and those that nobody can send."""
+        for path in self._bad:
+            path.unlink(missing_ok=True)
+        for path, _, mark in self.taken:
+            if _mark(path) == mark:  # else it was written again meanwhile
+                path.unlink(missing_ok=True)
 
 
 def _mark(path: Path) -> tuple[int, int]:
@@ -197,28 +247,33 @@ def _small(record: JobRecord) -> JobRecord:
 
 
 def ask(to: Controllers, where: int, payload: bytes | Callable[[], bytes]) -> dict[str, Any]:
-    """Ask the controllers in turn; the answer of the first that takes it. Raises SluiceError when none does.
+    """Ask the controllers in turn; the answer of the first that takes it. Raises SluiceError when none does, and
+    AnswerError when one has read it.
 
     `payload` may be a function, which is called for each controller that listens: what is large is not put together as
     long as there is none.
     """
     failures = []
+    kind = SluiceError
     for host in to.hosts:
         try:
-            return _ask_one(host, where, payload, to.trusted)
+            return _ask_one(host, where, payload, to)
         except (OSError, SluiceError) as error:
             failures.append(f"{host}: {getattr(error, 'strerror', None) or error}")
-    raise SluiceError(
+            kind = AnswerError if isinstance(error, AnswerError) else kind
+    raise kind(
         f"no controller takes the records of jobs on port {where} ({'; '.join(failures)})",
         remedy="start sluice-controllerd on the controllers; records wait on the node until then",
     )
 
 
-def _ask_one(host: str, where: int, payload: bytes | Callable[[], bytes], trusted: frozenset[int]) -> dict[str, Any]:
+def _ask_one(host: str, where: int, payload: bytes | Callable[[], bytes], to: Controllers) -> dict[str, Any]:
     from slurm_client.munge import decode, encode
+    from slurm_client.munge_service import connect
 
-    with socket.create_connection((host, where), timeout=_CONNECT_S) as connection:
-        connection.sendall(encode(payload() if callable(payload) else payload).encode() + b"\n")
+    with connect(host, where, _CONNECT_S) as connection:
+        request = encode(payload() if callable(payload) else payload, readable_by=to.user)
+        connection.sendall(request.encode() + b"\n")
         connection.settimeout(_ANSWER_S)
         data, until = b"", time.monotonic() + _ANSWER_S
         while not data.endswith(b"\n"):
@@ -227,14 +282,14 @@ def _ask_one(host: str, where: int, payload: bytes | Callable[[], bytes], truste
             if not part or len(data) > _MAX_ANSWER or time.monotonic() > until:
                 raise SluiceError("broken off; does it lead, and do both have one munge key and time?")
     message = decode(data.decode("ascii", "replace").strip())
-    if message.uid not in trusted:
+    if message.uid not in to.trusted:
         raise SluiceError(f"the answer is uid {message.uid}'s, not SlurmUser's")
     try:
         answer = json.loads(message.payload)
     except ValueError as error:
         raise SluiceError("the answer is not JSON") from error
     if not isinstance(answer, dict) or "ok" not in answer:
-        raise SluiceError(str(answer.get("error", "no answer") if isinstance(answer, dict) else "no answer")[:500])
+        raise AnswerError(str(answer.get("error", "no answer") if isinstance(answer, dict) else "no answer")[:500])
     return dict(answer["ok"])
 
 

@@ -3,6 +3,9 @@
 Version 2: ``cgroup.kill`` ends all that there are at one time. Version 1 has none: the step's freezer keeps them from
 starting others meanwhile, and from going away. What is left, as there are more than one call takes, is ended with the
 next sample.
+
+In version 1 Slurm gives the folder of a step to its user, who may make cgroups below it and freeze what is in them: a
+signal ends it when it is thawed, and not before. The job's own folder is root's.
 """
 
 from __future__ import annotations
@@ -18,23 +21,36 @@ from pathlib import Path
 
 _MOST_PIDS = 1 << 16  # of one step, at one time
 _MOST_FOLDERS = 512  # below a step's: users may make cgroups there
+_MOST_FREED = 64
 _SECONDS = 0.2
 
 
 def end_step(folder: Path | None, pids: Iterable[int]) -> int:
     """End the processes below a step's folder (`Place.step_folder`), and these; how many there were to end."""
-    ended = 0
+    ended, pids = 0, list(pids)
     if folder is not None:
         if (folder / "cgroup.kill").exists():
             with suppress(OSError):
                 (folder / "cgroup.kill").write_text("1")
         else:
             ended = _end_frozen(folder)
-    return max(ended, _kill(pids))
+    ended = max(ended, _kill(pids))
+    if folder is not None and (folder / "freezer.state").exists():
+        _free(folder, pids)
+    return ended
+
+
+def _free(folder: Path, pids: Iterable[int]) -> None:
+    """Take processes out of what their user made and froze, and may freeze again: a slow thing to do."""
+    if len(list(islice(_folders(folder), 2))) == 2:
+        members = set(_members(folder))
+        for pid in islice((pid for pid in pids if pid not in members), _MOST_FREED):
+            with suppress(OSError):  # it has ended
+                (folder.parent / "cgroup.procs").write_text(str(pid))
 
 
 def _end_frozen(folder: Path) -> int:
-    """Freeze, kill, thaw; one that is frozen dies when it is thawed, so that also what its user froze is."""
+    """Freeze, kill, thaw: also what its user froze."""
     version_2 = (folder / "cgroup.freeze").exists()
     name, frozen, thawed = ("cgroup.freeze", "1", "0") if version_2 else ("freezer.state", "FROZEN", "THAWED")
     deadline = time.monotonic() + _SECONDS

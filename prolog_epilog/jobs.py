@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -223,7 +222,11 @@ class Jobs:
             _refuse_again(record)
             if job in self._state.suspects:
                 raise RefusalError(f"job {job}: the node agent died while it read this job's data", Refusal.SUSPECT)
-            self._refuse_strange(record, cgroups.place_of(peer.pid), open)
+            place = cgroups.place_of(peer.pid)
+            if place is not None:
+                with suppress(OSError):  # a step that ends just now
+                    cgroups.take_steps(place)
+            self._refuse_strange(record, place, open)
             chosen = select(self._state.devices, gpus)
             for device in chosen:
                 if record.grant_of(device.uuid) is None:
@@ -317,7 +320,8 @@ class Jobs:
         strange = sorted(set(open) - given)
         if not strange:
             return
-        record.note("refuse", step="" if place is None else place.step, open=strange[:16])
+        known = {device.own_file for device in self._state.devices}
+        record.note("refuse", step="" if place is None else place.step, open=[one for one in strange if one in known])
         self._state.jobs.save(record)
         raise RefusalError(
             f"job {record.job} can open {', '.join(strange[:4])}, which it was not given",
@@ -409,5 +413,5 @@ class Jobs:
                 "vendors": {name: str(watch.problem or "ok") for name, watch in self._watcher.watches.items()},
                 "policy": str(self._state.caps.problem or "ok"),
                 "rungs": self._ladder.describe(),
-                "jobs": [json.loads(record.to_json()) for record in self._state.records.values()],
+                "jobs": [record.in_short() for record in self._state.records.values()],
             }

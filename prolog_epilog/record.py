@@ -2,24 +2,40 @@
 
 The record is JSON, `SCHEMA_VERSION` 1, one file a job and node. Memory is in bytes, times in seconds since 1970. Fields
 may be added within a version; a reader ignores those that it does not know.
+
+What a job's user can cause, and words of theirs, are bounded here: a record with 64 GPUs is at most `MOST_RECORD` long,
+and whatever came before it, the event that a step was ended has room.
 """
 
 from __future__ import annotations
 
 import json
 import time
+from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from sluice_base.clock import uptime
 from sluice_base.errors import SluiceError
 from sluice_base.files import write_atomic
+from sluice_base.text import one_line
 
 SCHEMA_VERSION = 1
+MOST_RECORD = 256 << 10
+"""Characters of a record's JSON."""
 MOST_EVENTS = 200
 """Of one job; later ones are counted in `JobRecord.events_left_out`."""
+_MOST_OF_EVENTS = 128 << 10  # characters of them all
+_MOST_OF_DETAIL = 4 << 10
+_ROOM = {"return": 1.0, "end": 0.95, "warn": 0.8}  # up to which part of both an event still has room
+_ROOM_OF_OTHERS = 0.6
+_AT_WILL = {"refuse": 16, "stray": 16, "problem": 16, "rung": 16, "share": 16, "limit": 72}
+"""What a job's user can cause again and again, and how many are kept; those that say the same are counted in one."""
+_FITS = ((64, 200), (16, 200), (4, 100), (1, 20))  # items of a list, characters of a text: the first that fits
+_MOST_NUMBER = 1 << 63
 
 
 @dataclass
@@ -49,6 +65,12 @@ class Event:
     time: float
     action: str  # "grant", "limit", "refuse", "warn", "end", "stray", "return"
     detail: dict[str, Any] = field(default_factory=dict)
+    times: int = 1  # it said the same
+
+    @property
+    def size(self) -> int:
+        """Characters of its JSON."""
+        return len(json.dumps(asdict(self)))
 
 
 @dataclass
@@ -94,15 +116,53 @@ class JobRecord:
         self.ended, self.ran_s = ended, self.ran(up)
 
     def note(self, action: str, **detail: Any) -> None:
-        """Add an event."""
-        if len(self.events) < MOST_EVENTS:
-            self.events.append(Event(time.time(), action, detail))
+        """Add an event, its texts printable and of bounded length; where it has no room it is counted."""
+        self._add(Event(time.time(), action, _fitting(detail)))
+
+    def _add(self, event: Event) -> None:
+        alike = [one for one in self.events if one.action == event.action] if event.action in _AT_WILL else []
+        for one in alike:
+            if one.detail == event.detail:
+                one.times += event.times
+                return
+        room = _ROOM.get(event.action, _ROOM_OF_OTHERS)
+        if (
+            len(alike) < _AT_WILL.get(event.action, MOST_EVENTS)
+            and len(self.events) < room * MOST_EVENTS
+            and self._size() + event.size < room * _MOST_OF_EVENTS
+        ):
+            self.events.append(event)
         else:
-            self.events_left_out += 1
+            self.events_left_out += event.times
+
+    _counted = 0, 0  # events, and their size
+
+    def _size(self) -> int:
+        count, size = self._counted
+        if count > len(self.events):
+            count, size = 0, 0
+        size += sum(event.size for event in self.events[count:])
+        self._counted = len(self.events), size
+        return size
+
+    def latest(self, actions: Collection[str] = (), most: int = 10, size: int = 4 << 10) -> list[Event]:
+        """The latest events, at most so many and of so many characters; `actions`: only of these."""
+        found: list[Event] = []
+        for event in reversed(self.events):
+            if not actions or event.action in actions:
+                size -= event.size
+                if len(found) == most or size < 0:
+                    break
+                found.append(event)
+        return found[::-1]
+
+    def in_short(self) -> dict[str, Any]:
+        """Its fields, with the latest events only."""
+        return {**asdict(self), "events": [asdict(event) for event in self.latest()]}
 
     def note_once(self, action: str, **detail: Any) -> None:
         """Add an event unless the last one says the same."""
-        if not self.events or (self.events[-1].action, self.events[-1].detail) != (action, detail):
+        if not self.events or (self.events[-1].action, self.events[-1].detail) != (action, _fitting(detail)):
             self.note(action, **detail)
 
     def grant_of(self, uuid: str) -> Grant | None:
@@ -122,9 +182,14 @@ class JobRecord:
                 raise ValueError(f"schema {fields['schema_version']!r}, this Sluice reads {SCHEMA_VERSION}")
             known = {name: fields[name] for name in cls.__dataclass_fields__ if name in fields}
             known["grants"] = [_read(Grant, grant) for grant in fields["grants"]]
-            known["events"] = [_read(Event, event) for event in fields["events"]]
-            return cls(**known)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            events = [_read(Event, event) for event in fields["events"]]
+            if len(text) <= MOST_RECORD:
+                return cls(**{**known, "events": events})
+            record = cls(**{**known, "events": []})
+            for event in events:  # an earlier version's, which bounded nothing
+                record._add(replace(event, detail=_fitting(event.detail)))
+            return record
+        except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
             raise SluiceError(
                 f"{source}: not a job's record: {error}", remedy="remove it, or read it by hand"
             ) from error
@@ -132,6 +197,25 @@ class JobRecord:
 
 def _read(kind: Any, fields: dict[str, Any]) -> Any:
     return kind(**{name: value for name, value in fields.items() if name in kind.__dataclass_fields__})
+
+
+def _fitting(detail: dict[str, Any]) -> dict[str, Any]:
+    """The detail of an event in at most `_MOST_OF_DETAIL` characters of JSON, for whatever is given."""
+    for items, characters in _FITS:
+        found = {name: _bounded(value, items, characters) for name, value in islice(detail.items(), 16)}
+        if len(json.dumps(found)) <= _MOST_OF_DETAIL:
+            return found
+    return {}
+
+
+def _bounded(value: Any, items: int, characters: int) -> Any:
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int | float):
+        return value if abs(value) < _MOST_NUMBER else None  # nor what JSON does not have
+    if isinstance(value, list | tuple):
+        return [_bounded(one, 0, characters) for one in value[:items]]
+    return one_line(str(value), limit=characters)
 
 
 class Store:

@@ -1,11 +1,14 @@
-"""The preloaded limiter's side of a job: its region of limits in /run, made, changed, read and removed by root."""
+"""The preloaded limiter's side of a job: its region of limits in /run, made, changed, read and removed by root.
+
+Each region is a tmpfs of its own, of its files' size. Nothing that a tenant writes there is mapped or walked here.
+"""
 
 from __future__ import annotations
 
+import os
 import stat
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from prolog_epilog.contexts import VENDORS, Contexts
 from prolog_epilog.log import log
@@ -43,6 +46,35 @@ def check_library(library: Path) -> None:
             )
 
 
+def check_mounts(folder: Path) -> None:
+    """Refuse a mount namespace from which slurmd and its jobs would not see what is mounted in `folder`.
+
+    Such a one, as systemd makes for ProtectHome= and the like, differs from process 1's and receives mounts from there
+    ("master:" in mountinfo) without giving any back. Raises SluiceError, OSError.
+    """
+    with suppress(PermissionError):  # a process 1 that not even root may look at
+        if Path("/proc/self/ns/mnt").readlink() == Path("/proc/1/ns/mnt").readlink():
+            return
+    descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        [mount] = [
+            line.split()[1]
+            for line in Path(f"/proc/self/fdinfo/{descriptor}").read_text().splitlines()
+            if line.startswith("mnt_id:")
+        ]
+    finally:
+        os.close(descriptor)
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        number, *fields = line.split(" - ")[0].split()
+        if number == mount and any(field.startswith("master:") for field in fields):
+            raise SluiceError(
+                f"sluice agent: slurmd would not see the jobs' limits that are mounted in {folder}, as the agent has a "
+                "mount namespace of its own",
+                remedy="take ProtectHome=, ProtectSystem=, Private*=, ReadWritePaths= and other settings that make one "
+                "out of sluice-agent.service and its drop-ins; see: systemctl cat sluice-agent",
+            )
+
+
 class Regions:
     """One region a job, below ``/run/sluice/limit``. The caller holds the state's lock."""
 
@@ -56,6 +88,7 @@ class Regions:
         """What a job's mount namespace is made from. Raises SluiceError, OSError."""
         for folder in (self.folder, self.folder / "job"):
             folder.mkdir(mode=0o755, exist_ok=True)
+        check_mounts(self.folder)
         library = self._state.settings.library
         check_library(library)
         system = Path("/etc/ld.so.preload")
@@ -126,7 +159,7 @@ class Regions:
         limit.remove(self._folder(job))
 
     def collect(self, record: JobRecord) -> None:
-        """Take the limiter's figures into the record; damaged ones are left out, as the tenant can damage them."""
+        """Take the limiter's figures into the record: the tenant's claims; damaged ones are left out."""
         region = self._open.get(record.job)
         if region is None:
             return
@@ -140,10 +173,3 @@ class Regions:
                 return
             grant.peak = max(grant.peak, min(usage.peak, grant.total))
             grant.refused = usage.refused
-
-    def reap(self, *_: Any) -> None:
-        """Strike off dead processes of all namespaces: with every sample."""
-        with self._state.lock:
-            for job, region in self._open.items():
-                with self._state.guard.about(job), suppress(CoreError):
-                    region.reap()

@@ -42,7 +42,7 @@ _USERS = Kind(
     too_long=_TOO_LONG,
 )
 _STRANGERS = replace(_USERS, name="strangers", places=64, threads=1, rates=(Rate(256, 50), Rate(64, 20)))
-_CONNECTS = Rate(512, 200)  # on one socket
+_CONNECTS = Rate(512, 100)  # on one socket
 _BACKLOG = 1024
 _USERS_LINES = (Rate(512, 10), Rate(128, 1))  # in the log: of all, of a user
 _LOGGED = ("job", "uid", "gpus", "shards", "whole", "open")

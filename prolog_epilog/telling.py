@@ -19,7 +19,7 @@ from typing import Any
 
 from policy.node import NodePolicyFile
 from prolog_epilog.accounting import Tick
-from prolog_epilog.courier import MAX_REQUEST, VERSION, ask, controllers, port
+from prolog_epilog.courier import MAX_REQUEST, VERSION, AnswerError, ask, controllers, port
 from prolog_epilog.readings import Reading, readings_of
 from prolog_epilog.record import JobRecord
 from prolog_epilog.state import State
@@ -30,7 +30,6 @@ PERIOD_S = 5.0
 _ANSWER_S = 1.0  # for the drivers
 _FRESH_S = 60.0
 _MOST_JOBS = 1024
-_MOST_EVENTS = 10  # of a running job: the latest at its limits
 _SHOWN_EVENTS = ("refuse", "warn", "end", "stray")
 _DAMAGED = (TypeError, ValueError, KeyError, AttributeError)
 
@@ -140,12 +139,18 @@ class Telling:
         return None
 
     def _tell_running(self, jobs: list[JobRecord], period: float) -> None:
-        """All jobs, in as many requests as they need. Raises SluiceError."""
+        """All jobs, in as many requests as they need. Raises SluiceError, of one that is not taken after the others."""
+        refused = None
         for number, texts in enumerate(_batches(self._running(jobs), MAX_REQUEST // 2)):
-            self._give(
-                {"version": VERSION, "do": "running", "node": self._state.node, "period": period, "more": number > 0,
-                 "records": [json.loads(text) for text in texts]}
-            )  # fmt: skip
+            try:
+                self._give(
+                    {"version": VERSION, "do": "running", "node": self._state.node, "period": period,
+                     "more": number > 0, "records": [json.loads(text) for text in texts]}
+                )  # fmt: skip
+            except AnswerError as error:
+                refused = error
+        if refused is not None:
+            raise refused
 
     def _running(self, jobs: list[JobRecord]) -> Iterator[str]:
         """The records until now, with what each job does now on each GPU (`now`)."""
@@ -158,9 +163,9 @@ class Telling:
             usage["at"] = round(time.time(), 1)
             with self._state.lock:
                 fields = asdict(record)
+                events = [asdict(event) for event in record.latest(_SHOWN_EVENTS)]
             fields["ran_s"] = record.ran(uptime())
-            shown = [event for event in fields["events"] if event["action"] in _SHOWN_EVENTS]
-            yield json.dumps({**fields, "usage": usage, "events": shown[-_MOST_EVENTS:]})
+            yield json.dumps({**fields, "usage": usage, "events": events})
 
     def document(self, now: float) -> list[dict[str, Any]]:
         """What is told, and forgotten of jobs."""
@@ -196,10 +201,10 @@ class Telling:
 
 
 def _batches(texts: Iterator[str], most: int) -> Iterator[list[str]]:
-    """Texts in lists of at most `most` characters; one that is longer is alone."""
+    """Texts in lists of at most `most` characters, without any that is longer: it is in nobody's way."""
     batch: list[str] = []
     size = 0
-    for text in texts:
+    for text in (one for one in texts if len(one) <= most):
         if batch and size + len(text) > most:
             yield batch
             batch, size = [], 0

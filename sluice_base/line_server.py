@@ -276,9 +276,11 @@ class LineServer:
         with select.epoll() as self._poll:
             self._poll.register(self._wake, select.EPOLLIN)
             pause = 0.0
+            self._change_listeners()
             while goes_on():
                 pause = self._round(pause)
             self._changes.extend((door.listener.socket, None) for door in self._listeners.values())
+            self._change_listeners()
             end = time.monotonic() + _LAST_S
             while time.monotonic() < end and any(
                 one.state in (_State.ANSWERING, _State.WRITING) for one in self._connections.values()
@@ -302,8 +304,7 @@ class LineServer:
                 self._on_event(self._connections[number], events)
         for number in doors:
             self._accept(self._listeners[number], number)
-        while self._changes:
-            self._change(*self._changes.popleft())
+        self._change_listeners()
         while self._found:
             self._on_answer(*self._found.popleft())
         now = time.monotonic()
@@ -311,13 +312,15 @@ class LineServer:
 
     # ---- in the poll loop ----
 
-    def _change(self, listening: socket.socket, listener: Listener | None) -> None:
-        if listener is not None:
-            self._listeners[listening.fileno()] = _Door(listener)
-            self._poll.register(listening.fileno(), select.EPOLLIN)
-        elif self._listeners.pop(listening.fileno(), None) is not None:
-            self._poll.unregister(listening.fileno())
-            listening.close()
+    def _change_listeners(self) -> None:
+        while self._changes:
+            listening, listener = self._changes.popleft()
+            if listener is not None:
+                self._listeners[listening.fileno()] = _Door(listener)
+                self._poll.register(listening.fileno(), select.EPOLLIN)
+            elif self._listeners.pop(listening.fileno(), None) is not None:
+                self._poll.unregister(listening.fileno())
+                listening.close()
 
     def _accept(self, door: _Door, number: int) -> None:
         now = time.monotonic()
@@ -376,14 +379,16 @@ class LineServer:
         if not piece:
             self._close(connection)
             return
+        before = len(connection.incoming)
         connection.incoming += piece
-        self._look_for_line(connection)
-        if len(connection.incoming) >= _PIECE and (loser := self._room(connection).one_too_large()) is not None:
+        self._look_for_line(connection, before)
+        grown = len(connection.incoming) // _PIECE > before // _PIECE
+        if grown and (loser := self._room(connection).one_too_large()) is not None:
             self._close(loser)
 
-    def _look_for_line(self, connection: _Connection) -> None:
+    def _look_for_line(self, connection: _Connection, since: int = 0) -> None:
         kind = connection.asker.kind
-        end = connection.incoming.find(b"\n", 0, kind.line)
+        end = connection.incoming.find(b"\n", since, kind.line)
         if end >= 0:
             connection.state = _State.WAITING
             self._watch(connection, 0)

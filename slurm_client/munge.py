@@ -8,6 +8,8 @@ from typing import Any
 
 from sluice_base.errors import SluiceError
 
+MAX_PAYLOAD = 760 << 10
+"""Bytes. munged takes messages of 1 MiB; a credential of 786,326 bytes, however well they pack, is the largest."""
 _LIBRARY = "libmunge.so.2"
 _UID_RESTRICTION = 9  # MUNGE_OPT_UID_RESTRICTION
 _DEFINITIONS = """
@@ -58,6 +60,8 @@ def encode(payload: bytes, *, readable_by: int | None = None) -> str:
 
     Raises MungeError.
     """
+    if len(payload) > MAX_PAYLOAD:
+        raise MungeError(f"munge: a message of {len(payload)} bytes", remedy=f"{MAX_PAYLOAD} are the most")
     ffi, lib, libc = _load()
     context, credential = lib.munge_ctx_create(), ffi.new("char **")
     if not context:

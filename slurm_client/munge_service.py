@@ -1,25 +1,35 @@
 """A service whose askers munge knows: one request and one answer a connection, each a munge credential and a newline.
 
-munge says who asks, refuses what was seen before, and encrypts; only the asking user can decode the answer.
+munge says who asks, refuses what was seen before, and encrypts; only the asking user can decode the answer. Who asks is
+not known before all of a request is there, so that until then addresses have places; connections from ports that only
+root can take, as those of nodes' agents (`connect`), have places and threads that users' cannot take.
 """
 
 from __future__ import annotations
 
+import errno
+import ipaddress
 import logging
-import selectors
+import os
+import random
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from threading import BoundedSemaphore
+from contextlib import suppress
 from typing import Any
 
 from sluice_base.errors import SluiceError
+from sluice_base.line_server import Asker, Budgets, Kind, LineServer, Listener, Owner, Rate
 from sluice_base.text import one_line
 from slurm_client.munge import Message, decode, encode
 
-_WORKERS = 4
 _LOOK_S = 0.5
+_BACKLOG = 1024
+_ROOTS_PORTS = range(600, 1024)  # as glibc's bindresvport
+_TRIES = 8
+_RATES = (Rate(1024, 200), Rate(128, 50))  # requests of users: of all, from an address
+_RATES_OF_UIDS = (Rate(512, 100), Rate(64, 20))
 
 
 class RefusedError(SluiceError):
@@ -30,8 +40,7 @@ class Service:
     """Answers for as long as it is wanted.
 
     `answer`: to what an authenticated user sent; one that raises SluiceError answers nothing. `most`: bytes of a
-    request with its credential; `seconds`: in which it must have come; `waiting`: connections that may wait, more are
-    closed at once.
+    request with its credential; `seconds`: in which it must have come; `trusted`: uids that may ask at any rate.
     """
 
     def __init__(
@@ -41,52 +50,81 @@ class Service:
         *,
         most: int,
         seconds: float,
-        waiting: int,
         log: logging.Logger,
+        trusted: Iterable[int] = (),
     ) -> None:
-        self._name = name
         self._answer = answer
-        self._most = most
-        self._seconds = seconds
         self._log = log
-        self._slots = BoundedSemaphore(_WORKERS + waiting)
+        self._trusted = frozenset(trusted)
+        self._lock = threading.Lock()
+        self._asked = Budgets(_RATES_OF_UIDS)
+        self._roots = Kind(f"{name}-roots", 512, 4, most, 64 << 20, seconds, once=True)
+        self._users = Kind(f"{name}-users", 512, 2, most, 32 << 20, seconds, _RATES, once=True)
 
     def serve(self, sockets: list[socket.socket], goes_on: Callable[[], bool]) -> None:
         """Answer while `goes_on` says so, asked twice a second; the sockets are closed then."""
-        with selectors.DefaultSelector() as selector, ThreadPoolExecutor(_WORKERS, self._name) as pool:
-            for listening in sockets:
-                listening.setblocking(False)
-                selector.register(listening, selectors.EVENT_READ)
-            while goes_on():
-                for key, _ in selector.select(timeout=_LOOK_S):
-                    self._accept(key.fileobj, pool)
+        lines, stopping = LineServer((self._roots, self._users), self._reply), threading.Event()
+
+        def look() -> None:
+            try:
+                while goes_on():
+                    time.sleep(_LOOK_S)
+            finally:
+                stopping.set()
+                lines.wake()
+
         for listening in sockets:
-            listening.close()
+            lines.listen(Listener(listening, self._greet))
+        threading.Thread(target=look, daemon=True).start()  # it may have to ask slurmctld
+        lines.serve(lambda: not stopping.is_set())
 
-    def _accept(self, listening: Any, pool: ThreadPoolExecutor) -> None:
-        try:
-            connection, address = listening.accept()
-        except OSError:
-            return
-        if not self._slots.acquire(blocking=False):
-            connection.close()
-            return
-        pool.submit(self._serve_one, connection, address)
+    def _greet(self, connection: socket.socket, address: Any) -> Asker:
+        del connection
+        return Asker(self._roots if address[1] < 1024 else self._users, _owner(address[0]), address)
 
-    def _serve_one(self, connection: socket.socket, address: Any) -> None:
+    def _reply(self, line: bytes, address: Any) -> bytes | None:
         try:
-            with connection:
-                message = decode(read_line(connection, self._most, self._seconds).decode("ascii", "replace").strip())
-                reply = self._answer(message)
-                connection.settimeout(self._seconds)
-                connection.sendall(encode(reply, readable_by=message.uid).encode() + b"\n")
-        except (SluiceError, OSError) as error:
+            message = decode(line.decode("ascii", "replace").strip())
+            self._spend(message.uid)
+            return encode(self._answer(message), readable_by=message.uid).encode() + b"\n"
+        except SluiceError as error:
             # Who is not authenticated learns nothing, not even why.
             self._log.info("%s: refused: %s", one_line(str(address)), one_line(str(error)))
         except Exception:
             self._log.exception("%s: unexpected", one_line(str(address)))
-        finally:
-            self._slots.release()
+        return None
+
+    def _spend(self, uid: int) -> None:
+        """Count a request. Raises RefusedError where the user makes too many."""
+        if uid in self._trusted:
+            return
+        now = time.monotonic()
+        with self._lock:
+            if self._asked.wait((uid,), now) > 0:
+                raise RefusedError(f"uid {uid}: too many requests")
+            self._asked.forget(now)
+            self._asked.take((uid,), now)
+
+
+def _owner(host: str) -> Owner:
+    """An address; of IPv6 its network before it, as whoever has one address there has them all."""
+    with suppress(ValueError):
+        address = ipaddress.ip_address(host.partition("%")[0])
+        if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is None:
+            return address.packed[:8], host
+    return host, host
+
+
+def connect(host: str, port: int, timeout: float) -> socket.socket:
+    """A connection to a service, as root from a port that only root can take where one is free. Raises OSError."""
+    for _ in range(_TRIES if os.geteuid() == 0 else 0):
+        source = "", random.choice(_ROOTS_PORTS)  # noqa: S311 - any will do
+        try:
+            return socket.create_connection((host, port), timeout, source)
+        except OSError as error:
+            if error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES, errno.EPERM):
+                raise
+    return socket.create_connection((host, port), timeout)
 
 
 def read_line(connection: socket.socket, most: int, seconds: float) -> bytes:
@@ -114,9 +152,14 @@ def listen(addresses: Iterable[str], port: int) -> list[socket.socket]:
         for address in list(addresses) or [""]:
             if address or not socket.has_dualstack_ipv6():
                 found = socket.getaddrinfo(address or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-                made += [socket.create_server(where[:2], family=family) for family, _, _, _, where in found[:1]]
+                made += [
+                    socket.create_server(where[:2], family=family, backlog=_BACKLOG)
+                    for family, _, _, _, where in found[:1]
+                ]
             else:
-                made.append(socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True))
+                made.append(
+                    socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG)
+                )
     except OSError as error:
         for one in made:
             one.close()

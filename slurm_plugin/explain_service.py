@@ -25,7 +25,7 @@ from sluice_base.errors import SluiceError, UsageError
 from sluice_base.text import one_line
 from slurm_client import Commands, SlurmClient, connect
 from slurm_client.model import Job
-from slurm_client.munge import Message, MungeError, decode, encode
+from slurm_client.munge import MAX_PAYLOAD, Message, MungeError, decode, encode
 from slurm_client.munge_service import RefusedError, Service, read_line
 from slurm_client.refused import reason_in
 from slurm_plugin.decisions import FOLDER
@@ -34,8 +34,7 @@ from slurm_plugin.explanation import JobName, explain_job, parse_job
 DEFAULT_PORT = 6821
 VERSION = 1
 MAX_REQUEST = 16 * 1024
-MAX_ANSWER = 768 * 1024
-_WAITING = 32
+MAX_ANSWER = MAX_PAYLOAD
 _REQUEST_S = 5.0
 _ANSWER_S = 60.0
 _CONFIG_S = 30.0
@@ -287,9 +286,7 @@ class Server:
         self.records = records
         self.sockets = sockets
         self._stop = threading.Event()
-        self._service = Service(
-            "explain", self._answer, most=MAX_REQUEST, seconds=_REQUEST_S, waiting=_WAITING, log=log
-        )
+        self._service = Service("explain", self._answer, most=MAX_REQUEST, seconds=_REQUEST_S, log=log)
 
     def _answer(self, message: Message) -> bytes:
         return _reply(self.site, self.records, message.uid, message.payload)
@@ -338,14 +335,16 @@ def records_folder(config: Mapping[str, str]) -> Path:
 def ask(
     hosts: Iterable[str], port: int, name: JobName, *, trusted: Iterable[int], timeout: float = _ANSWER_S
 ) -> dict[str, Any]:
-    """Ask the first host that answers. `trusted`: whose credential an answer must be (SlurmUser and root).
+    """Ask the first host that answers. `trusted`: whose credential an answer must be: SlurmUser, who alone can decode
+    the request, and root.
 
     Raises RefusedError with the service's words, or SluiceError when nobody answers.
     """
     failures: list[str] = []
+    believed = tuple(trusted)
     for host in hosts:
         try:
-            return _ask_one(host, port, name, frozenset(trusted), timeout)
+            return _ask_one(host, port, name, believed, timeout)
         except RefusedError:
             raise
         except (OSError, SluiceError) as error:
@@ -356,8 +355,8 @@ def ask(
     )
 
 
-def _ask_one(host: str, port: int, name: JobName, trusted: frozenset[int], timeout: float) -> dict[str, Any]:
-    credential = encode(render_request(name))
+def _ask_one(host: str, port: int, name: JobName, trusted: tuple[int, ...], timeout: float) -> dict[str, Any]:
+    credential = encode(render_request(name), readable_by=trusted[0])
     with socket.create_connection((host, port), timeout=5) as connection:
         connection.sendall(credential.encode() + b"\n")
         try:

@@ -24,7 +24,6 @@ from usage.controllerd import Duty, Site
 from usage.job_records import FOLDER, JobRecords, check_record
 from usage.running import Running
 
-_WAITING = 64
 _REQUEST_S = 10.0
 _KEPT_S = 400 * 86400.0
 _PRUNE_S = 86400.0
@@ -50,7 +49,7 @@ class Inbox:
 
     def serve(self, sockets: list[socket.socket], goes_on: Callable[[], bool]) -> None:
         """Answer for as long as `goes_on` says, asked every half second; the sockets are closed then."""
-        service = Service("inbox", self._reply, most=2 * MAX_REQUEST, seconds=_REQUEST_S, waiting=_WAITING, log=log)
+        service = Service("inbox", self._reply, most=2 * MAX_REQUEST, seconds=_REQUEST_S, log=log, trusted=self.trusted)
         service.serve(sockets, goes_on)
 
     def _reply(self, message: Message) -> bytes:

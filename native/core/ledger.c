@@ -214,7 +214,7 @@ static enum sluice_error decide(const struct sluice_ledger *ledger, struct membe
     uint32_t owner = occupant_owner(member.occupant);
     switch (purpose) {
     case CHARGE: {
-        uint64_t limit = atomic_load_explicit(&ledger->devices[device].limit, memory_order_relaxed);
+        uint64_t limit = ledger_limit(ledger, device);
         uint64_t quota = atomic_load_explicit(&ledger_owner(ledger, owner, device)->quota, memory_order_relaxed);
         if (owned > quota || bytes > quota - owned)
             return sluice_fail(text, SLUICE_ERROR_QUOTA,
@@ -331,6 +331,22 @@ enum sluice_error ledger_read_process(const struct sluice_ledger *ledger, uint32
     return read_account(ledger, device, &ledger_process(ledger, seat, device)->charged, bytes, text);
 }
 
+enum sluice_error ledger_read_copy(const struct ledger_device *copy, uint32_t device, uint64_t *bytes,
+                                   struct sluice_error_text *text)
+{
+    struct operation latest = unpack_operation(copy->decision.words);
+    struct ledger_words total = copy->total.words;
+    uint64_t number = total.mark;
+    if (latest.number == number + 1) { /* decided, and its process was killed before it completed it */
+        total.value += (uint64_t)latest.bytes;
+        number++;
+    }
+    if (latest.number != number || total.value > max_bytes)
+        return fail_corrupt(device, "its accounts hold", total.value, text);
+    *bytes = total.value;
+    return SLUICE_OK;
+}
+
 /* ---- regions and handles ---- */
 
 static bool shape_is_valid(const struct sluice_ledger_shape *shape)
@@ -414,6 +430,8 @@ enum sluice_error sluice_ledger_new(void *region, size_t size, uint32_t attempts
     made->owner_accounts = (struct ledger_owner_account *)(made->seats + shape.processes);
     made->process_accounts =
         (struct ledger_process_account *)(made->owner_accounts + (size_t)shape.owners * shape.devices);
+    for (uint32_t i = 0; i < shape.devices; i++)
+        made->limits[i] = (const uint64_t *)&made->devices[i].limit;
     *ledger = made;
     return SLUICE_OK;
 }

@@ -93,11 +93,18 @@ static_assert(sizeof(struct ledger_header) == 64 && sizeof(struct ledger_device)
 struct sluice_ledger {
     struct sluice_ledger_shape shape;
     uint32_t attempts;
+    const uint64_t
+        *limits[SLUICE_LEDGER_MAX_DEVICES]; /* where each device's limit is: in the region, or out of reach */
     struct ledger_device *devices;
     struct ledger_seat *seats;
     struct ledger_owner_account *owner_accounts;
     struct ledger_process_account *process_accounts;
 };
+
+static inline uint64_t ledger_limit(const struct sluice_ledger *ledger, uint32_t device)
+{
+    return __atomic_load_n(ledger->limits[device], __ATOMIC_RELAXED);
+}
 
 static inline struct ledger_owner_account *ledger_owner(const struct sluice_ledger *ledger, uint32_t owner,
                                                         uint32_t device)
@@ -126,6 +133,13 @@ enum sluice_error ledger_read_owner(const struct sluice_ledger *ledger, uint32_t
                                     uint64_t *bytes, struct sluice_error_text *text);
 enum sluice_error ledger_read_process(const struct sluice_ledger *ledger, uint32_t seat, uint32_t device,
                                       uint64_t *bytes, struct sluice_error_text *text);
+
+/*
+ * What a private copy of a device's part of the region says it is charged. CORRUPT: what no ledger says at rest; a copy
+ * taken while the device was in use may be, too.
+ */
+enum sluice_error ledger_read_copy(const struct ledger_device *copy, uint32_t device, uint64_t *bytes,
+                                   struct sluice_error_text *text);
 
 /* Who sits on a seat; *process is 0 for nobody, else the process's public name. */
 enum sluice_error ledger_read_seat(const struct sluice_ledger *ledger, uint32_t seat, uint32_t *process,

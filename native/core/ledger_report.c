@@ -79,7 +79,7 @@ enum sluice_error sluice_ledger_device_usage(struct sluice_ledger *ledger, uint3
         return error;
     const struct ledger_device *shared = &ledger->devices[device];
     uint64_t granularity = load(&shared->granularity);
-    found.limit = load(&shared->limit);
+    found.limit = ledger_limit(ledger, device);
     found.available = found.limit - least(found.charged, found.limit);
     if (granularity)
         found.available -= found.available % granularity;
@@ -100,7 +100,7 @@ static enum sluice_error read_owner_limits(const struct sluice_ledger *ledger, u
     if (error)
         return error;
     const struct ledger_device *shared = &ledger->devices[device];
-    uint64_t limit = load(&shared->limit), granularity = load(&shared->granularity);
+    uint64_t limit = ledger_limit(ledger, device), granularity = load(&shared->granularity);
     usage->limit = least(load(&ledger_owner(ledger, owner, device)->quota), limit);
     usage->available = least(usage->limit - least(owned, usage->limit), limit - least(taken, limit));
     if (granularity)
@@ -235,7 +235,7 @@ static enum sluice_error take_picture(struct sluice_ledger *ledger, struct pictu
         return sluice_fail(text, SLUICE_ERROR_NO_MEMORY, "no memory for a compaction plan");
     enum sluice_error error = SLUICE_OK;
     for (uint32_t device = 0; device < devices && !error; device++) {
-        uint64_t limit = load(&ledger->devices[device].limit), taken = 0;
+        uint64_t limit = ledger_limit(ledger, device), taken = 0;
         error = ledger_read_device(ledger, device, &taken, text);
         picture->free[device] = (int64_t)least(limit, INT64_MAX / 2) - (int64_t)taken;
         for (uint32_t owner = 0; owner < owners && !error; owner++) {

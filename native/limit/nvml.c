@@ -142,23 +142,15 @@ HOOK(nvmlDeviceGetMemoryInfo_v2, nvmlDevice_t device, nvmlMemory_v2_t *memory)
 static void keep_own(nvmlDevice_t handle, unsigned *count, void *list, size_t size)
 {
     struct limit_session *session = limit_inside == 0 && list && device_of(handle) >= 0 ? limit_session() : NULL;
-    struct sluice_limit_process *own = session ? calloc(session->region.file->processes, sizeof *own) : NULL;
-    uint32_t members = 0, kept = 0;
-    if (!own ||
-        sluice_limit_processes(&session->region, session->region.file->processes, own, &members, NULL) != SLUICE_OK)
-        *count = session ? 0 : *count;
-    for (uint32_t i = 0; own && i < *count; i++) {
+    uint32_t kept = 0;
+    for (uint32_t i = 0; session && i < *count; i++) {
         uint32_t pid;
         memcpy(&pid, (char *)list + i * size, sizeof pid);
-        for (uint32_t k = 0; k < members; k++)
-            if (own[k].pid == pid && own[k].space == session->self.space) {
-                memmove((char *)list + kept++ * size, (char *)list + i * size, size);
-                break;
-            }
+        if (limit_has_joined(&session->region, limit_ledger_pid(&session->region, pid, session->self.space)))
+            memmove((char *)list + kept++ * size, (char *)list + i * size, size);
     }
-    if (own)
+    if (session)
         *count = kept;
-    free(own);
 }
 
 #define PROCESSES(NAME, TYPE)                                                                                          \

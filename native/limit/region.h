@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A region's files and the handle on them, shared by the library for root (limit.h) and the preloaded one.
+ * A region's files, and the handles on them: root's (root.c) and the job's (limit_region), in the preloaded library.
  *
- *   limits: header | device[count]               mapped read-only; root changes `limit` in place
- *   ledger: PID namespaces (two pages) | sharing[processes] | ledger   mapped writable
+ *   limits: header | device[count]               mapped by both; root changes `limit` in place
+ *   ledger: PID namespaces (two pages) | sharing[processes] | ledger   mapped by the job, writable; copied by root
  */
 #ifndef SLUICE_LIMIT_REGION_H
 #define SLUICE_LIMIT_REGION_H
@@ -21,6 +21,7 @@ enum {
     LIMIT_PID_BITS = 22,
     LIMIT_SPACES = 1 << 10,
     LIMIT_SPACES_SIZE = LIMIT_SPACES * 8,
+    LIMIT_NODE_SPACE = 0, /* the place of root's own: who is in that sees the processes of all */
 };
 
 /*
@@ -42,7 +43,28 @@ struct limit_file {
     struct sluice_limit_device devices[];
 };
 
-struct sluice_limit {
+/* What a region has room for, and where in its file the ledger begins. */
+struct sluice_ledger_shape limit_shape(uint32_t count, uint32_t processes);
+size_t limit_ledger_offset(uint32_t processes);
+size_t limit_ledger_size(uint32_t count, uint32_t processes); /* of the whole file */
+
+enum sluice_error limit_fail_system(struct sluice_error_text *text, const char *what, const char *path);
+
+/* Whether a limit can be set on a device. */
+enum sluice_error limit_check(uint32_t i, const struct sluice_limit_device *device, uint64_t limit,
+                              struct sluice_error_text *text);
+
+/* The file of limits in the folder `at`, mapped read-only and checked; both files must be `owner`'s. */
+enum sluice_error limit_map_limits(int at, const char *folder, uid_t owner, int access, const struct limit_file **file,
+                                   size_t *size, struct sluice_error_text *text);
+void limit_unmap_limits(const struct limit_file *file, size_t size);
+
+/* The file of the ledger, open, and what size it has now, which the job's user can change. */
+enum sluice_error limit_open_ledger(int at, const char *folder, uid_t owner, int access, int *opened, size_t *size,
+                                    struct sluice_error_text *text);
+
+/* A region in the hands of a job's process. */
+struct limit_region {
     const struct limit_file *file;
     size_t file_size;
     void *shared; /* the ledger file */
@@ -53,14 +75,14 @@ struct sluice_limit {
 };
 
 /* Open the region in the folder `at`; both files must be `owner`'s. Errors as sluice_limit_open. */
-enum sluice_error limit_region_open(int at, const char *folder, uid_t owner, bool may_change,
-                                    struct sluice_limit *limit, struct sluice_error_text *text);
-void limit_region_close(struct sluice_limit *limit);
+enum sluice_error limit_region_open(int at, const char *folder, uid_t owner, struct limit_region *region,
+                                    struct sluice_error_text *text);
+void limit_region_close(struct limit_region *region);
 
 /* The limit in force, which root may change at any time. */
-static inline uint64_t limit_in_force(const struct sluice_limit *limit, uint32_t device)
+static inline uint64_t limit_in_force(const struct limit_file *file, uint32_t device)
 {
-    return __atomic_load_n(&limit->file->devices[device].limit, __ATOMIC_RELAXED);
+    return __atomic_load_n(&file->devices[device].limit, __ATOMIC_RELAXED);
 }
 
 /* How the caller knows itself: number in its own PID namespace, that namespace, start time (0: unknown). */
@@ -73,16 +95,23 @@ struct limit_self {
 struct limit_self limit_self(void);
 
 /* The number under which the ledger knows a process; 0: too many namespaces. */
-uint32_t limit_ledger_pid(struct sluice_limit *limit, uint32_t pid, uint64_t space);
+uint32_t limit_ledger_pid(struct limit_region *region, uint32_t pid, uint64_t space);
+
+/* Whether a process of this number is in the ledger. */
+bool limit_has_joined(const struct limit_region *region, uint32_t ledger_pid);
 
 enum limit_depth {
     LIMIT_QUICK,      /* the caller's PID namespace */
-    LIMIT_FULL,       /* and processes that live on as another program */
-    LIMIT_EVERYWHERE, /* and other namespaces: for those who see them */
+    LIMIT_FULL,       /* there, and processes that live on as another program */
+    LIMIT_EVERYWHERE, /* the other namespaces, where the caller sees them */
 };
 
-/* Strike off all who are certainly dead, as far as `self` can tell. */
-enum sluice_error limit_reap_dead(struct sluice_limit *limit, const struct limit_self *self, enum limit_depth depth,
+/*
+ * Strike off all who are certainly dead, as far as `self` can tell within LIMIT_REAP_MS of the thread's own time. From
+ * a container nobody sees who is in another one: that is for a process of the node's own PID namespace.
+ */
+enum { LIMIT_REAP_MS = 1000 };
+enum sluice_error limit_reap_dead(struct limit_region *region, const struct limit_self *self, enum limit_depth depth,
                                   uint64_t *released, uint32_t *count, struct sluice_error_text *text);
 
 #endif

@@ -47,13 +47,13 @@ static uid_t root(void)
                                                                                 : 65534;
 }
 
-static enum sluice_error open_folder(const char *folder, uid_t owner, struct sluice_limit *region,
+static enum sluice_error open_folder(const char *folder, uid_t owner, struct limit_region *region,
                                      struct sluice_error_text *text)
 {
     int at = open(folder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (at < 0)
-        return SLUICE_ERROR_UNKNOWN;
-    enum sluice_error error = limit_region_open(at, folder, owner, false, region, text);
+        return errno == EACCES ? limit_fail_system(text, "open", folder) : SLUICE_ERROR_UNKNOWN;
+    enum sluice_error error = limit_region_open(at, folder, owner, region, text);
     close(at);
     return error;
 }
@@ -69,7 +69,7 @@ static bool is_name(const char *part, size_t length)
     return true;
 }
 
-static enum sluice_error open_by_cgroup(uid_t owner, struct sluice_limit *region, struct sluice_error_text *text)
+static enum sluice_error open_by_cgroup(uid_t owner, struct limit_region *region, struct sluice_error_text *text)
 {
     static const char none[] = "no region of this job in " SLUICE_LIMIT_FOLDER;
     char groups[16384], folder[sizeof SLUICE_LIMIT_FOLDER + 80];
@@ -129,6 +129,21 @@ static bool reap(struct limit_session *session, enum limit_depth depth)
     return count > 0;
 }
 
+/* Whatever it takes to find room, before something is refused. */
+static bool make_room(struct limit_session *session)
+{
+    return reap(session, LIMIT_FULL) || reap(session, LIMIT_EVERYWHERE);
+}
+
+/* The same on a device, whose ledger has counted a refusal: if there is room now, it was none. */
+static bool make_room_on(struct limit_session *session, uint32_t account)
+{
+    bool made = make_room(session);
+    if (made)
+        atomic_fetch_sub_explicit(&session->region.ledger->devices[account].refused, 1, memory_order_relaxed);
+    return made;
+}
+
 static enum sluice_error join(struct limit_session *session, struct sluice_error_text *text)
 {
     uid_t owner = root();
@@ -140,7 +155,7 @@ static enum sluice_error join(struct limit_session *session, struct sluice_error
     session->self = limit_self();
     uint32_t pid = limit_ledger_pid(&session->region, session->self.pid, session->self.space);
     error = sluice_ledger_join(session->region.ledger, 0, pid, session->self.start, &session->process, text);
-    if (error == SLUICE_ERROR_CAPACITY && reap(session, LIMIT_FULL))
+    if (error == SLUICE_ERROR_CAPACITY && make_room(session))
         error = sluice_ledger_join(session->region.ledger, 0, pid, session->self.start, &session->process, text);
     if (error) {
         limit_region_close(&session->region);
@@ -217,13 +232,6 @@ int limit_device(const unsigned char uuid[16], const char *pci, const char *name
 
 /* ---- charges ---- */
 
-/* The ledger lies in the job's hands; that its limit was raised there is at least noticed. */
-static bool tampered(const struct limit_session *session, int device)
-{
-    uint64_t told = atomic_load_explicit(&session->region.ledger->devices[device].limit, memory_order_relaxed);
-    return told > limit_in_force(&session->region, (uint32_t)device);
-}
-
 /* Reservations are not committed: that would only tell, at a price, which of them the driver has granted already. */
 static bool reserve(struct limit_session *session, uint32_t account, uint64_t bytes)
 {
@@ -231,7 +239,7 @@ static bool reserve(struct limit_session *session, uint32_t account, uint64_t by
     enum sluice_error error;
     do {
         error = sluice_ledger_reserve(session->region.ledger, session->process, account, bytes, 1, &charge, NULL);
-    } while (error == SLUICE_ERROR_CAPACITY && reap(session, LIMIT_FULL));
+    } while (error == SLUICE_ERROR_CAPACITY && make_room_on(session, account));
     return !error;
 }
 
@@ -259,7 +267,7 @@ bool limit_take(int device, uint64_t bytes)
     if (device == LIMIT_NO_LIMIT || device == LIMIT_NO_DEVICE)
         return true;
     struct limit_session *session = device >= 0 ? limit_session() : NULL;
-    if (!session || tampered(session, device))
+    if (!session)
         return false;
     return bytes == 0 || (pay_debt(session, device) && reserve(session, (uint32_t)device, bytes));
 }
@@ -312,9 +320,10 @@ static bool set_contexts(struct limit_session *session, int device, uint32_t con
 {
     uint64_t bytes = contexts * session->region.file->devices[device].context;
     struct sluice_ledger *ledger = session->region.ledger;
-    enum sluice_error error = sluice_ledger_set_context(ledger, session->process, (uint32_t)device, bytes, NULL);
-    if (error == SLUICE_ERROR_CAPACITY && reap(session, LIMIT_FULL))
+    enum sluice_error error;
+    do {
         error = sluice_ledger_set_context(ledger, session->process, (uint32_t)device, bytes, NULL);
+    } while (error == SLUICE_ERROR_CAPACITY && make_room_on(session, (uint32_t)device));
     if (!error)
         session->devices[device].contexts = contexts;
     return !error;
@@ -325,7 +334,7 @@ bool limit_open_context(int device)
     if (device == LIMIT_NO_LIMIT || device == LIMIT_NO_DEVICE)
         return true;
     struct limit_session *session = device >= 0 ? limit_session() : NULL;
-    if (!session || tampered(session, device) || !pay_debt(session, device))
+    if (!session || !pay_debt(session, device))
         return false;
     pthread_mutex_lock(&session->devices[device].lock);
     bool done = set_contexts(session, device, session->devices[device].contexts + 1);
@@ -368,7 +377,7 @@ bool limit_take_piece(int device, uint64_t size, uint64_t granule, struct limit_
     struct limit_device *it = &session->devices[device];
     pthread_mutex_lock(&it->lock);
     uint64_t more = round_up(it->small + entry->bytes, granule) - round_up(it->small, granule);
-    bool done = !tampered(session, device) && (more == 0 || reserve(session, (uint32_t)device, more));
+    bool done = more == 0 || reserve(session, (uint32_t)device, more);
     if (done)
         it->small += entry->bytes;
     pthread_mutex_unlock(&it->lock);
@@ -404,7 +413,7 @@ uint64_t limit_charged(int device)
     if (session) {
         reap(session, LIMIT_QUICK);
         if (ledger_read_device(session->region.ledger, (uint32_t)device, &bytes, NULL) != SLUICE_OK)
-            bytes = limit_in_force(&session->region, (uint32_t)device);
+            bytes = limit_in_force(session->region.file, (uint32_t)device);
     }
     return bytes;
 }
@@ -416,7 +425,7 @@ void limit_narrow(int device, size_t *left, size_t *total)
         return;
     uint64_t limit = 0, charged = 0, spill = 0, spilled = 0;
     if (session) {
-        limit = limit_in_force(&session->region, (uint32_t)device);
+        limit = limit_in_force(session->region.file, (uint32_t)device);
         charged = left ? limit_charged(device) : 0;
         spill = session->region.file->devices[device].spill;
         uint32_t account = session->region.file->count + (uint32_t)device;

@@ -31,7 +31,7 @@ struct limit_session {
     uint32_t process; /* in the ledger */
     struct limit_self self;
     struct limit_sharing *sharing; /* of this process */
-    struct sluice_limit region;
+    struct limit_region region;
     struct limit_table table;
     struct limit_device devices[SLUICE_LIMIT_MAX_DEVICES];
     atomic_schar ordinals[2][LIMIT_ORDINALS]; /* ledger's device by ordinal, of CUDA and HIP; 0: not asked yet */

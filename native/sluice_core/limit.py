@@ -41,7 +41,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Usage:
-    """Bytes of one device (contexts included), and how often the limit refused; see ``struct sluice_limit_usage``."""
+    """Bytes of one device (contexts included), and how often the limit refused; all but `limit` is the job's claim."""
 
     limit: int
     charged: int
@@ -50,30 +50,37 @@ class Usage:
     spilled: int
 
 
-@dataclass(frozen=True)
-class Process:
-    """A process that holds memory: its number in PID namespace `space`, and when it started (``/proc/PID/stat``)."""
-
-    id: int
-    pid: int
-    space: int
-    start: int
-
-
 def library_path() -> Path:
     """The library to preload into a job's processes."""
     return Path(__file__).with_name("libsluice_limit.so")
 
 
-def create(folder: Path, devices: Sequence[Device], uid: int, processes: int = DEFAULT_PROCESSES) -> None:
-    """Make a region for a job of user `uid`; `folder` must not exist, its parent must. CoreError says why not."""
+def create(
+    folder: Path, devices: Sequence[Device], uid: int, processes: int = DEFAULT_PROCESSES, *, mounted: bool = True
+) -> None:
+    """Make a region for a job of user `uid`; `folder` must not exist, its parent must. CoreError says why not.
+
+    Without `mounted` it gets no tmpfs of its own, and the user can fill the file system that it is on: for tests.
+    """
     terms = ffi.new("struct sluice_limit_device[]", max(len(devices), 1))
     for place, device in zip(terms, devices, strict=False):
         place.uuid, place.pci, place.name = _name(device.uuid), _name(device.pci), _name(device.name)
         place.total, place.limit = _bytes(device.total), _bytes(device.limit)
         place.context, place.spill = _bytes(device.context), _bytes(device.spill)
     text = new_error_text()
-    check(lib.sluice_limit_create(bytes(folder), terms, len(devices), processes, uid, text), text)
+    check(lib.sluice_limit_create(bytes(folder), terms, len(devices), processes, uid, mounted, text), text)
+
+
+def make_folder(folder: Path, uid: int, size: int, inodes: int) -> None:
+    """A folder of a job's on a tmpfs of its own, into which only root and user `uid` may look. Raises CoreError."""
+    text = new_error_text()
+    check(lib.sluice_limit_make_folder(bytes(folder), uid, size, inodes, text), text)
+
+
+def remove_folder(folder: Path) -> None:
+    """Take it away in one step, whatever is in it; one that is not there is no error. Raises CoreError."""
+    text = new_error_text()
+    check(lib.sluice_limit_remove_folder(bytes(folder), text), text)
 
 
 def remove(folder: Path) -> None:
@@ -83,7 +90,7 @@ def remove(folder: Path) -> None:
 
 
 class Region:
-    """A job's region, opened by its owner. Every method raises CoreError with the core's own words."""
+    """A job's region, opened by its owner, who believes nothing of the ledger. Every method raises CoreError."""
 
     def __init__(self, folder: Path) -> None:
         handle, text = ffi.new("struct sluice_limit **"), new_error_text()
@@ -112,39 +119,14 @@ class Region:
         return found
 
     def set_limit(self, device: int, limit: int) -> None:
-        """Change what the job may hold of a device; running processes see it with their next call."""
+        """Change what the job may hold of a device: whatever is granted from here on is by the new limit."""
         self._call(lib.sluice_limit_set, device, _bytes(limit))
 
     def usage(self, device: int) -> Usage:
-        """Figures of a device."""
+        """Figures of a device; dead processes count until one of the job's own strikes them off."""
         usage = ffi.new("struct sluice_limit_usage *")
         self._call(lib.sluice_limit_get_usage, device, usage)
         return Usage(usage.limit, usage.charged, usage.peak, usage.refused, usage.spilled)
-
-    def processes(self) -> list[Process]:
-        """Who holds or held memory and is not struck off."""
-        count = ffi.new("uint32_t *")
-        self._call(lib.sluice_limit_processes, 0, ffi.NULL, count)
-        room = count[0] + 16
-        found = ffi.new("struct sluice_limit_process[]", room)
-        self._call(lib.sluice_limit_processes, room, found, count)
-        return [Process(p.id, p.pid, p.space, p.start) for p in found[0 : min(room, count[0])]]
-
-    def process_usage(self, process: Process, device: int) -> int:
-        """Bytes that one of `processes` holds of a device, its contexts included."""
-        usage = ffi.new("uint64_t *")
-        self._call(lib.sluice_limit_process_usage, process.id, device, usage)
-        return int(usage[0])
-
-    def reap(self) -> tuple[int, int]:
-        """Strike off the processes that ended; bytes given back, and how many they were."""
-        released, count = ffi.new("uint64_t *"), ffi.new("uint32_t *")
-        self._call(lib.sluice_limit_reap, released, count)
-        return int(released[0]), int(count[0])
-
-    def audit(self) -> None:
-        """Raise CoreError unless every charge is the sum of the processes', and no limit was tampered with."""
-        self._call(lib.sluice_limit_audit)
 
     def _call(self, function: Any, *arguments: Any) -> None:
         text = new_error_text()

@@ -16,13 +16,20 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from prolog_epilog.log import log
 from prolog_epilog.record import Grant, JobRecord
 from prolog_epilog.rungs.base import LIMITER, MPS
 from prolog_epilog.state import MIB, State
 from sluice_base.errors import SluiceError
+from sluice_core import limit
+from sluice_core.errors import CoreError
 
 CONTROL = "nvidia-cuda-mps-control"
-_SECONDS = 3.0  # under the lock that the watchdog needs, too
+_START_S = 3.0  # under the lock that the watchdog needs, too; nothing of the tenant's runs yet
+_ANSWER_S = 2.0
+_SILENCE_S = 60.0  # for so long a daemon that gave no answer is not asked again: its tenant may have made it hang
+_END_S = 3.0
+_ROOM, _FILES = 16 * MIB, 256  # for pipes and logs, which the tenant can fill
 _PIDFILE = "nvidia-cuda-mps-control.pid"  # the daemon writes it into its pipe folder
 _SEARCH, _WRITE = 1, 7
 
@@ -37,6 +44,7 @@ class Mps:
         self._state = state
         self.folder = state.settings.run / "mps"
         self._told: dict[tuple[int, str], tuple[int | None, int | None, int | None]] = {}  # daemon, limit, share
+        self._silent: dict[int, float] = {}  # until when the daemon of a job is not asked
 
     def unavailable(self, record: JobRecord, grant: Grant) -> str:
         """A whole NVIDIA GPU, and the daemon installed."""
@@ -94,16 +102,14 @@ class Mps:
 
     def stop(self, record: JobRecord) -> None:
         """End the daemon and its server, whose own memory would be in the next job's way."""
-        if not self._home(record).exists():
-            return
         pid = self._pid(record)
-        with suppress(SluiceError):
-            self._ask(record, "quit -t 1")
         if pid is None:
             return
-        end = time.monotonic() + 3
-        while time.monotonic() < end and Path(f"/proc/{pid}").exists():
-            time.sleep(0.02)
+        with suppress(SluiceError):
+            self._ask(record, "quit -t 1")
+            end = time.monotonic() + _END_S
+            while time.monotonic() < end and Path(f"/proc/{pid}").exists():
+                time.sleep(0.02)
         if self._pid(record) == pid:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -111,7 +117,8 @@ class Mps:
     def remove(self, record: JobRecord) -> None:
         """The daemon, and its folder."""
         self.stop(record)
-        shutil.rmtree(self._home(record), ignore_errors=True)
+        self._clear(record)
+        self._silent.pop(record.job, None)
         for grant in record.grants:
             self._told.pop((record.job, grant.uuid), None)
 
@@ -137,16 +144,7 @@ class Mps:
     def _start(self, record: JobRecord) -> None:
         """Pipes that only the job's user finds, logs to which he may add; both are root's."""
         self.stop(record)
-        home = self._home(record)
-        shutil.rmtree(home, ignore_errors=True)
-        self.folder.mkdir(mode=0o711, exist_ok=True)
-        home.mkdir(mode=0o711)
-        (home / "pipe").mkdir(mode=0o700)
-        (home / "log").mkdir(mode=0o700)
-        (home / "log").chmod(0o1700)  # sticky: the server, which is the user's, cannot replace root's files
-        (home / "log/control.log").touch(mode=0o600)
-        allow(home / "pipe", record.uid, _SEARCH)
-        allow(home / "log", record.uid, _WRITE)
+        self._make_home(record)
         try:
             done = subprocess.run(
                 [CONTROL, "-d"],
@@ -155,7 +153,7 @@ class Mps:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
-                timeout=_SECONDS,
+                timeout=_START_S,
                 start_new_session=True,
                 check=False,
             )
@@ -166,6 +164,33 @@ class Mps:
         if done.returncode != 0:
             raise SluiceError(f"MPS of job {record.job}: {done.stdout.strip()}", remedy="see its control.log")
 
+    def _make_home(self, record: JobRecord) -> None:
+        """Of a daemon that died the folders stay mounted, as running tasks have them; what they hold is not touched."""
+        home = self._home(record)
+        self.folder.mkdir(mode=0o711, exist_ok=True)
+        if home.is_mount() and (home / "log/control.log").exists():  # which is made last
+            for left in (home / "pipe").iterdir():  # root's: the tenant cannot write there
+                left.unlink()
+            return
+        self._clear(record)
+        limit.make_folder(home, record.uid, _ROOM, _FILES)
+        (home / "pipe").mkdir(mode=0o700)
+        (home / "log").mkdir(mode=0o700)
+        (home / "log").chmod(0o1700)  # sticky: the server, which is the user's, cannot replace root's files
+        allow(home / "pipe", record.uid, _SEARCH)
+        allow(home / "log", record.uid, _WRITE)
+        (home / "log/control.log").touch(mode=0o600)
+
+    def _clear(self, record: JobRecord) -> None:
+        """Take the job's folder away; one of an earlier version, no file system of its own, is put out of the way."""
+        home = self._home(record)
+        try:
+            limit.remove_folder(home)
+        except CoreError as error:  # what is in there is the tenant's, and not walked
+            log("problem", job=record.job, what=error, remedy="restart the node, or remove the rest of it by hand")
+            with suppress(OSError):
+                home.rename(self.folder / f"left-{time.time_ns()}")
+
     def _environment(self, record: JobRecord) -> dict[str, str]:
         kept = {
             name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "SLUICE_SIM_STATE") if name in os.environ
@@ -174,8 +199,10 @@ class Mps:
         return kept | {"CUDA_MPS_PIPE_DIRECTORY": str(home / "pipe"), "CUDA_MPS_LOG_DIRECTORY": str(home / "log")}
 
     def _ask(self, record: JobRecord, *commands: str) -> str:
-        """The daemon's answer to commands. Raises SluiceError when it gives none."""
+        """The daemon's answer to commands. Raises SluiceError when it gives none, or gave none a moment ago."""
         command = "; ".join(commands)
+        if time.monotonic() < self._silent.get(record.job, 0.0):
+            raise SluiceError(f"MPS of job {record.job}: {command}: it gave no answer a moment ago")
         try:
             done = subprocess.run(
                 [CONTROL],
@@ -184,10 +211,11 @@ class Mps:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
-                timeout=_SECONDS,
+                timeout=_ANSWER_S,
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
+            self._silent[record.job] = time.monotonic() + _SILENCE_S
             raise SluiceError(f"MPS of job {record.job}: {command}: {error}") from error
         if done.returncode != 0 or "Cannot find MPS" in done.stdout:
             raise SluiceError(f"MPS of job {record.job}: {command}: {done.stdout.strip()}")

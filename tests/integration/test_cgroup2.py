@@ -7,7 +7,6 @@ import os
 import shlex
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,15 +15,18 @@ from typing import Any
 
 import pytest
 
+from dev_cluster import gpu_sim
+from dev_cluster.agents import READY
 from dev_cluster.cluster import DevCluster
 from dev_cluster.control import init_pid
+from policy.node import NodePolicy
+from policy.node_limits import NodeLimits
 from tests.integration.settled import PATIENCE, until
 
 pytestmark = pytest.mark.cluster
 
 NODE, OTHER = "h100-1", "h100-2"
 PYTHON = "/usr/bin/python3"
-UNIFIED = Path("/sys/fs/cgroup/unified")
 HOLD = """
 import ctypes, sys, time
 cu, context, address = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64()
@@ -33,6 +35,14 @@ assert cu.cuCtxSetCurrent(context) == 0
 print("at", time.time(), flush=True)
 assert cu.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(int(sys.argv[1]) << 20)) == 0
 time.sleep(600)
+"""
+FILL = """
+import ctypes as c
+cu, context, address, got = c.CDLL("libcuda.so.1"), c.c_void_p(), c.c_uint64(), 0
+assert cu.cuInit(0) == 0 and cu.cuDevicePrimaryCtxRetain(c.byref(context), 0) == 0 and cu.cuCtxSetCurrent(context) == 0
+while (code := cu.cuMemAlloc_v2(c.byref(address), c.c_size_t(2 << 20))) == 0:
+    got += 2
+print(got, code)
 """
 # A mount namespace of the user's own, in which nothing is preloaded: the watchdog alone holds it.
 ESCAPE = ["unshare", "-Urm", "sh", "-c", 'mount --bind /dev/null /etc/ld.so.preload && exec env -i "$@"', "x"]
@@ -72,11 +82,6 @@ attempt(lambda: write(f"{tempfile.mkdtemp(dir=own)}/cgroup.procs", b"0"))
 attempt(lambda: write(f"{tempfile.mkdtemp(dir=task)}/cgroup.procs", b"0"))
 attempt(lambda: write(f"{task}/cgroup.freeze", b"1"))
 print(json.dumps({"refused": refused, "place": place()}))
-"""
-# slurmstepd starts it, as the user, when the task has ended; it leaves something behind.
-EPILOG = """#!/bin/sh
-setsid "$0.program" >"$0.out" 2>&1 &
-sleep 2
 """
 # Goes where its user may go, and holds memory.
 IN_OWN_CGROUP = """
@@ -156,6 +161,24 @@ def test_a_step_over_its_limit_ends_and_its_slurmstepd_does_its_duty(cluster: De
     assert 0 < end["time"] - began(said) < 2
 
 
+def test_on_a_kernel_that_lists_both_versions(cluster: DevCluster) -> None:
+    """An agent that sees the lines of version 1, too, with nothing in them."""
+    name, plain = f"agent@{NODE}", f"plain-agent@{NODE}"
+    begun = cluster.facts["daemons"][name]
+    cluster.stop_daemon(name)
+    try:
+        environment = {**begun["env"], "LD_PRELOAD": ""}
+        cluster.start_program(plain, begun["argv"], node=NODE, env=environment)
+        until(lambda: READY in cluster.log(plain).read_text())
+        ran = run(cluster, LIMITED, "sh", "-c", 'echo job $SLURM_JOB_ID; exec "$@"', "x", *OVER)
+        [end] = ends(cluster, int(ran.stdout.split()[1]))
+        assert 0 < end["time"] - began(ran.stdout) < 2 and "step 0 is ended" in ran.stderr
+        cluster.stop_daemon(plain)
+    finally:
+        cluster.start_daemon(name)
+        until(lambda: cluster.log(name).read_text().count(READY) == 2)
+
+
 def test_a_batch_job_over_its_limit_has_its_end(cluster: DevCluster) -> None:
     words = ["sbatch", "--parsable", "-w", NODE, LIMITED, "-o", "/dev/null", "--wrap", shlex.join(OVER)]
     number = int(cluster.run(words, user="alice").stdout)
@@ -193,24 +216,6 @@ def test_ended_within_two_seconds(cluster: DevCluster, way: str) -> None:
     assert way != "namespace" or ("root 0::/\n" in said and "stays" in said)
     [end] = ends(cluster, int(said.split()[1]))
     assert 0 < end["time"] - began(said) < 2
-
-
-def test_what_a_tasks_epilog_leaves_is_ended(cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """It is the user's program, in slurmstepd's own cgroup."""
-    with tempfile.TemporaryDirectory(dir=cluster.layout.homes / "alice") as name:
-        folder = Path(name)
-        folder.chmod(0o777)
-        for file, text in (
-            ("epilog", EPILOG),
-            ("epilog.program", f"#!{PYTHON}\n" + HOLD.replace("sys.argv[1]", "8192")),
-        ):
-            (folder / file).write_text(text)
-            (folder / file).chmod(0o755)
-        inside = f"/run/sluice-cluster/home/alice/{folder.name}/epilog"
-        job = srun(LIMITED, f"--task-epilog={inside}", "sh", "-c", "echo $SLURM_JOB_ID")
-        number = int(cluster.run(job, user="alice", timeout=60).stdout)
-        [end] = ends(cluster, number)
-        assert 0 < end["time"] - began((folder / "epilog.out").read_text()) < 2
 
 
 def delegated(cluster: DevCluster, uid: int) -> str:
@@ -259,6 +264,15 @@ def test_nobody_leaves_his_job_for_a_cgroup_of_his_own(cluster: DevCluster) -> N
         assert tried["refused"] == ["EACCES"] * 4 and "/job_" in tried["place"]
 
 
+def test_a_job_with_gpus_makes_no_cgroups_that_would_stay(cluster: DevCluster) -> None:
+    """Slurm 22.05 gives a task's folder to the user, and leaves it there with all that was made in it."""
+    make = "cd /sys/fs/cgroup$(sed -n s/^0:://p /proc/self/cgroup) && mkdir mine; echo $SLURM_JOB_ID $?"
+    job, *tried = run(cluster, "-n2", LIMITED, "sh", "-c", make).stdout.split()
+    assert tried == ["1", job, "1"]
+    slice_ = "/sys/fs/cgroup/system.slice"
+    until(lambda: cluster.run(["find", slice_, "-name", f"job_{job}"], node=NODE).stdout == "")
+
+
 def test_who_freezes_himself_is_ended_all_the_same(cluster: DevCluster) -> None:
     """What a job's user has outside of it counts to the job."""
     alice, _ = uids(cluster)
@@ -276,18 +290,45 @@ def uids(cluster: DevCluster) -> list[int]:
     return [int(cluster.run(["id", "-u", name]).stdout) for name in ("alice", "bob")]
 
 
-def test_nothing_of_it_is_left(make_cluster: Callable[..., DevCluster]) -> None:
-    """After a kill at any moment, with a job on the node and cgroups of users' own, one of them frozen."""
-    cluster = make_cluster({**DESCRIPTION, "nodes": [{"names": NODE, "platform": "none"}], "agent": False})
-    group = UNIFIED / cluster.layout.cgroup
-    if not group.parent.is_dir():
-        pytest.skip("version 2 is mounted elsewhere")
+def test_the_drivers_own_limit_holds_the_whole_job(make_cluster: Callable[..., DevCluster], tmp_path: Path) -> None:
+    """The rung `driver`: a limit on the job's cgroup, which no other test has with a cgroup that Slurm made."""
+    platform = tmp_path / "new.yaml"
+    text = Path(gpu_sim.__file__).with_name("platforms").joinpath("dgx-h100.yaml").read_text()
+    platform.write_text(text.replace("550.90.07", "615.10.01"))
+    cluster = make_cluster({**DESCRIPTION, "nodes": [{"names": NODE, "platform": str(platform)}]})
+    policy = NodePolicy(limits=NodeLimits(ladder=("driver", "limiter", "watchdog")))
+    (cluster.slurm_conf_dir() / "sluice.node.json").write_text(policy.render())
+    job = ["sh", "-c", 'echo $SLURM_JOB_ID; exec "$@"', "x", *ESCAPE, PYTHON, "-c", FILL]
+    ran = run(cluster, LIMITED, *job)
+    number, filled, code = ran.stdout.split()
+    assert (int(filled), code) == (4096 - 520, "2"), ran.stderr
+    assert ends(cluster, int(number)) == []
+    [grant] = json.loads((cluster.node_folder(NODE) / f"records/{number}.json").read_text())["grants"]
+    assert grant["rung"] == "driver" and grant["clean"]
+
+
+FROZEN = {
+    "v1": ("freezer", "slurm_*/uid_*/job_*/step_0", "freezer.state", "FROZEN"),
+    "v2": ("unified", "system.slice/*.scope/job_*/step_0", "cgroup.freeze", "1"),
+}
+
+
+@pytest.mark.parametrize("version", FROZEN)
+def test_nothing_of_it_is_left(make_cluster: Callable[..., DevCluster], version: str) -> None:
+    """After a kill, with a frozen job on the node, and cgroups that others made."""
+    hierarchy, pattern, file, word = FROZEN[version]
+    folder = Path("/sys/fs/cgroup") / hierarchy
+    if not folder.is_dir():
+        pytest.skip(f"cgroup {version} is mounted elsewhere")
+    nodes = [{"names": NODE, "platform": "none"}]
+    cluster = make_cluster({**DESCRIPTION, "nodes": nodes, "agent": False, "cgroup": version})
+    group = folder / cluster.layout.cgroup
     job = cluster.command(srun("sleep", "600"), user="alice")
     with subprocess.Popen(job, stderr=subprocess.DEVNULL) as running:
         try:
-            until(lambda: list(group.glob("system.slice/*.scope/job_*/step_0/user/task_0")))
-            frozen = next(group.glob("system.slice/*.scope/job_*")) / "cgroup.freeze"
-            frozen.write_text("1")
+            [step] = until(lambda: list(group.glob(pattern)))
+            until(lambda: any(path.read_text() for path in step.rglob("cgroup.procs") if path.parent.name != "slurm"))
+            (step / file).write_text(word)
             (group / "user.slice/a/b").mkdir(parents=True)
             pid = init_pid(cluster.layout)
             assert pid is not None

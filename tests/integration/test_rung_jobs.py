@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -14,6 +13,7 @@ from dev_cluster.cluster import DevCluster
 from dev_cluster.gpu_sim.fields import get_values
 from policy.node import NodePolicy
 from policy.node_limits import NodeLimits
+from tests.integration.beds import Bed
 
 pytestmark = pytest.mark.cluster
 
@@ -41,10 +41,16 @@ while mode.value != 3 and time.monotonic() < end:
     time.sleep(0.05)
 print(mode.value, subprocess.run([sys.executable, "-c", sys.argv[1], "", "second"]).returncode)
 """
+SET_EXCLUSIVE = """
+import ctypes as c, sys
+nvml, device = c.CDLL("libnvidia-ml.so.1"), c.c_void_p()
+assert nvml.nvmlInit_v2() == 0 and nvml.nvmlDeviceGetHandleByIndex_v2(int(sys.argv[1]), c.byref(device)) == 0
+assert nvml.nvmlDeviceSetComputeMode(device, 3) == 0
+"""
 
 
 @pytest.fixture(scope="module")
-def cluster(make_shared_cluster: Callable[..., DevCluster]) -> DevCluster:
+def cluster(make_shared_cluster: Callable[..., DevCluster], bed: Bed) -> DevCluster:
     made: DevCluster = make_shared_cluster(
         {
             "nodes": [{"names": NODE, "platform": "dgx-h100"}],
@@ -52,7 +58,9 @@ def cluster(make_shared_cluster: Callable[..., DevCluster]) -> DevCluster:
             "accounting": False,
             "agent": True,
             "users": [{"name": "alice"}],
-        }
+            **bed.description,
+        },
+        **bed.options,
     )
     take_over_gres(made, NODE)
     return made
@@ -95,8 +103,7 @@ def test_a_compute_mode_that_a_job_was_given_is_its_own(cluster: DevCluster) -> 
     with subprocess.Popen(job, stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
         gpu = int(running.stdout.readline())
-        mode = f"import pynvml as n; n.nvmlInit(); n.nvmlDeviceSetComputeMode(n.nvmlDeviceGetHandleByIndex({gpu}), 3)"
-        cluster.run([sys.executable, "-c", mode], node=NODE)
+        cluster.run([PYTHON, "-c", SET_EXCLUSIVE, str(gpu)], node=NODE)
         assert running.stdout.read().split() == ["3", "0"]
     eventually(lambda: get_values(sim, gpu)["compute_mode"] == "0")
     folder = cluster.node_folder(NODE) / "records"

@@ -3,9 +3,13 @@
  * A job's limits of GPU memory on one node, for root: makes, reads, changes and removes the region in which all
  * processes of the job account for what they hold. The preloaded library (libsluice_limit.so) is the other user of it.
  *
- * A region is a folder that root owns:
- *   limits   root's, read-only for everyone else: the devices and what the job may hold of each
- *   ledger   root's, writable for root and the job's user alone (a POSIX ACL): the memory ledger of sluice/core.h
+ * A region is a folder that root owns, into which the job's user alone may look (POSIX ACLs), on a tmpfs that has room
+ * for its two files and no more:
+ *   limits   root's; the job's user may read it: the devices and what the job may hold of each. These are in force
+ *   ledger   root's; the job's user may write it: the memory ledger of sluice/core.h
+ * What is in the ledger is the job's claim. Root never maps it, strikes off no process, and walks nothing that the job
+ * made: figures are read from a copy of a fixed size, and removing a region is one unmount.
+ *
  * The library looks for it in SLUICE_LIMIT_JOB, where the node agent binds it in the job's own mount namespace, and
  * else in SLUICE_LIMIT_FOLDER/NAME for each part NAME of its cgroup's path, the innermost first. It takes nothing from
  * the environment, and a process that finds no region, or a damaged one, gets no GPU memory.
@@ -45,35 +49,39 @@ struct sluice_limit_device {
     uint64_t spill;   /* what they may hold beyond it in host memory (managed memory); 0: nothing */
 };
 
-/* Of one device; contexts are part of charged. */
+/* Of one device; contexts are part of charged. All but the limit is what the job's ledger says: a claim. */
 struct sluice_limit_usage {
-    uint64_t limit;
+    uint64_t limit;   /* in force */
     uint64_t charged; /* now */
     uint64_t peak;    /* highest ever */
     uint64_t refused; /* allocations refused */
     uint64_t spilled; /* now, in host memory beyond the limit */
 };
 
-struct sluice_limit_process {
-    uint32_t id;    /* for sluice_limit_process_usage */
-    uint32_t pid;   /* in its own PID namespace */
-    uint64_t space; /* that namespace: inode of /proc/PID/ns/pid */
-    uint64_t start; /* field 22 of /proc/PID/stat */
-};
-
 struct sluice_limit;
 
 /*
+ * A folder of a job's on a tmpfs of its own, which bounds what is written there to `bytes` and `inodes` and goes in one
+ * step, whatever is in it. User `uid` may look into it, and nobody else but root. The caller's mount namespace must be
+ * the one that jobs start from. On failure nothing is left behind. Errors: DUPLICATE: it exists; SYSTEM.
+ */
+enum sluice_error sluice_limit_make_folder(const char *folder, uint32_t uid, uint64_t bytes, uint32_t inodes,
+                                           struct sluice_error_text *text);
+/* One that is not there is no error; one that is no file system of its own must be empty. */
+enum sluice_error sluice_limit_remove_folder(const char *folder, struct sluice_error_text *text);
+
+/*
  * Make a region in `folder`, which must not exist while its parent does; `uid` is the job's user. All room is taken at
- * once, so that a full file system is found out here. On failure nothing is left behind.
+ * once, so that a full file system is found out here. On failure nothing is left behind. `mounted`: as above, on a
+ * tmpfs of its own; without, the user can fill the file system that the folder is on.
  * INVALID: no identity, a text without end, or a device twice; RANGE: a limit of 0 or above total, a context that
  * leaves no room, too many devices or processes, spill above 7 limits; DUPLICATE: the folder exists; SYSTEM.
  */
 enum sluice_error sluice_limit_create(const char *folder, const struct sluice_limit_device *devices, uint32_t count,
-                                      uint32_t processes, uint32_t uid, struct sluice_error_text *text);
+                                      uint32_t processes, uint32_t uid, bool mounted, struct sluice_error_text *text);
 
 /*
- * A handle on a region, checked: owner, mode, size, checksum, ledger. UNKNOWN: no region there; CORRUPT: a damaged one;
+ * A handle on a region, checked: owner, mode, size, checksum. UNKNOWN: no region there; CORRUPT: a damaged one;
  * INVALID: one that the caller does not own, or that others may write; VERSION, SYSTEM, NO_MEMORY.
  */
 enum sluice_error sluice_limit_open(const char *folder, struct sluice_limit **limit, struct sluice_error_text *text);
@@ -83,33 +91,24 @@ uint32_t sluice_limit_device_count(const struct sluice_limit *limit);
 enum sluice_error sluice_limit_get_device(const struct sluice_limit *limit, uint32_t device,
                                           struct sluice_limit_device *terms, struct sluice_error_text *text);
 
-/* Change what the job may hold; running processes see it with their next call. Errors: UNKNOWN, RANGE. */
+/*
+ * Change what the job may hold: every grant from here on is by the new limit, in running processes, too. What they hold
+ * already they keep. Errors: UNKNOWN, RANGE.
+ */
 enum sluice_error sluice_limit_set(struct sluice_limit *limit, uint32_t device, uint64_t bytes,
                                    struct sluice_error_text *text);
 
+/*
+ * Dead processes count until one of the job's own strikes them off, for want of room. Takes a few microseconds whatever
+ * is in the ledger. Errors: UNKNOWN; CORRUPT: the ledger was shortened, or says what none says.
+ */
 enum sluice_error sluice_limit_get_usage(struct sluice_limit *limit, uint32_t device, struct sluice_limit_usage *usage,
                                          struct sluice_error_text *text);
 
-/* Up to `room` processes of the job that hold or held memory; *count may be more. */
-enum sluice_error sluice_limit_processes(struct sluice_limit *limit, uint32_t room,
-                                         struct sluice_limit_process *processes, uint32_t *count,
-                                         struct sluice_error_text *text);
-
-/* What one of them holds of a device, its contexts included. UNKNOWN: it is struck off meanwhile. */
-enum sluice_error sluice_limit_process_usage(struct sluice_limit *limit, uint32_t process, uint32_t device,
-                                             uint64_t *bytes, struct sluice_error_text *text);
-
 /*
- * Strike off the processes that have ended, and give back what they held. A process of another PID namespace is only
- * judged by a caller who sees it, as root outside of it does. *released: bytes, all devices; *count: processes.
+ * Remove a region, also one that is no file system of its own; one that is not there is no error. Processes that have
+ * it mapped keep it.
  */
-enum sluice_error sluice_limit_reap(struct sluice_limit *limit, uint64_t *released, uint32_t *count,
-                                    struct sluice_error_text *text);
-
-/* Every device's charge is the sum of its processes'; CORRUPT says where not, or that a limit was tampered with. */
-enum sluice_error sluice_limit_audit(struct sluice_limit *limit, struct sluice_error_text *text);
-
-/* Remove a region's folder and files; one that is not there is no error. Processes that have it mapped keep it. */
 enum sluice_error sluice_limit_remove(const char *folder, struct sluice_error_text *text);
 
 #ifdef __cplusplus

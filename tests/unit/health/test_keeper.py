@@ -10,6 +10,7 @@ from health.keeper import Act, Keeper, from_document, to_document
 from health.report import Fault, GpuState, Report, parse_report
 from policy.document import parse
 from policy.health import NodeHealth, compile_health
+from prolog_epilog.courier import MAX_REQUEST
 from sluice_base.errors import SluiceError
 from slurm_client.model import Node
 
@@ -275,6 +276,15 @@ def test_nodes_that_slurm_does_not_have_any_more_are_forgotten(cluster: Cluster)
     del cluster.nodes["n1"]
     cluster.step()
     assert not cluster.keeper.state.withdrawn() and not cluster.keeper.state.reports
+
+
+def test_a_report_fits_into_a_request_whatever_jobs_do() -> None:
+    worst = fault(severity="fatal", jobs=(7,))
+    many = [fault(text="x" * 5000, check=f"check_{number}", severity="warning") for number in range(900)]
+    blames = tuple("job 7: XID 31" * 99 for _ in range(9000))
+    whole = dataclasses.replace(report("n1", *many[:450], worst, *many[450:]), blames=blames)
+    text = json.dumps(whole.to_dict())
+    assert len(text) < MAX_REQUEST and worst in parse_report(json.loads(text)).faults
 
 
 def test_a_report_reads_back_and_nonsense_is_refused() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from limited import Job
+from limited import Job, look
 from programs import CUDA
 from sim_node import Node
 
@@ -83,8 +83,8 @@ def test_kills_among_sixteen_processes(make_job: Callable[..., Job], dgx: Node, 
         return process.stdout.readline().strip()
 
     assert process.stdout.readline() == "storm over\n", process.stderr.read()
+    look(job.folder)
     with job.region() as region:
-        region.audit()
         assert region.usage(0).peak <= limit << 20
     assert go_on() == "stopped"
     # Whoever is stopped within a call is charged for it already, but has it not yet; never the other way round.

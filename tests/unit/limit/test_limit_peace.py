@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from limited import Job
+from limited import Job, look
 from programs import CUDA
 from sim_node import Node
 
@@ -127,8 +127,7 @@ def test_programs_without_a_gpu_are_left_alone(make_job: MakeJob) -> None:
     assert job.run(code) == ("b'42\\n'\n", "")
     maps = "print('ledger' in open('/proc/self/maps').read())"
     assert job.run(maps) == ("False\n", "")
-    with job.region() as region:
-        assert region.processes() == []
+    assert look(job.folder).processes == {}
 
 
 def test_looking_for_a_driver_that_is_not_there(make_job: MakeJob) -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from limited import Job
+from limited import Job, Look, look
 from programs import CUDA
 
 from sluice_core import limit
@@ -25,16 +25,16 @@ GPU = Device(80000 * MIB, 1000 * MIB, 500 * MIB, uuid="GPU-00000000-1111-2222-33
 def test_made_read_and_removed(tmp_path: Path) -> None:
     folder = tmp_path / "job_1"
     other = Device(64 * MIB, 64 * MIB, 0, name="pthread-cpu", spill=7 * 64 * MIB)
-    create(folder, [GPU, other], 1234)
-    assert {(p.name, oct(p.stat().st_mode), p.owner()) for p in folder.iterdir()} == {
-        ("limits", "0o100644", "root"),
-        ("ledger", "0o100660", "root"),  # the group's bits of a file with an access list are its mask
+    create(folder, [GPU, other], 1234, mounted=False)
+    assert {(p.name, oct(p.stat().st_mode), p.owner()) for p in (folder, *folder.iterdir())} == {
+        ("job_1", "0o40750", "root"),  # the group's bits of a file with an access list are its mask
+        ("limits", "0o100640", "root"),
+        ("ledger", "0o100660", "root"),
     }
     with Region(folder) as region:
         assert region.devices == [GPU, other]
         assert region.usage(0) == limit.Usage(1000 * MIB, 0, 0, 0, 0)
-        assert (region.processes(), region.reap()) == ([], (0, 0))
-        region.audit()
+        assert look(folder) == Look(0, 0, {}, set())
         region.set_limit(1, 32 * MIB)
         assert region.devices[1] == replace(other, limit=32 * MIB)
     remove(folder)
@@ -65,7 +65,7 @@ def test_bad_terms(tmp_path: Path, devices: list[Device], code: int, words: str)
 
 
 def test_bad_places(tmp_path: Path) -> None:
-    create(tmp_path / "there", [GPU], 0)
+    create(tmp_path / "there", [GPU], 0, mounted=False)
     (tmp_path / "link").symlink_to("there")
     for call, words in (
         (lambda: create(tmp_path / "there", [GPU], 0), "is there already; remove it first"),
@@ -90,7 +90,7 @@ assert libc.unshare(CLONE_NEWNS) == 0
 assert libc.mount(b"none", b"/", None, ctypes.c_ulong(MS_REC | MS_PRIVATE), None) == 0
 assert libc.mount(b"none", sys.argv[1].encode(), b"tmpfs", ctypes.c_ulong(0), b"size=64k") == 0
 try:
-    create(Path(sys.argv[1]) / "job", [Device(100 << 20, 50 << 20, 0, uuid="GPU-1")], 0)
+    create(Path(sys.argv[1]) / "job", [Device(100 << 20, 50 << 20, 0, uuid="GPU-1")], 0, mounted=False)
 except Exception as error:
     print(error, list(Path(sys.argv[1]).iterdir()))
 """
@@ -102,14 +102,18 @@ except Exception as error:
 
 def test_a_damaged_region_is_told(tmp_path: Path) -> None:
     folder = tmp_path / "job"
-    create(folder, [GPU], 0)
-    for name, words in (("ledger", "ledger"), ("limits", "damaged; make the region anew")):
-        content = (folder / name).read_bytes()
-        (folder / name).write_bytes(content[: len(content) // 2])
-        with pytest.raises(CoreError, match=words):
+    create(folder, [GPU], 0, mounted=False)
+    content = (folder / "limits").read_bytes()
+    for left in (0, len(content) // 2):
+        (folder / "limits").write_bytes(content[:left])
+        with pytest.raises(CoreError, match="make the region again"):
             Region(folder)
-        (folder / name).write_bytes(content)
-    Region(folder).close()
+    (folder / "limits").write_bytes(content)
+    (folder / "ledger").write_bytes(b"")
+    with Region(folder) as region:  # its limits are good
+        with pytest.raises(CoreError, match="shorter than it was made; its figures are not known"):
+            region.usage(0)
+        region.set_limit(0, 600 * MIB)
 
 
 def test_processes_and_what_each_holds(make_job: Callable[..., Job]) -> None:
@@ -118,18 +122,29 @@ def test_processes_and_what_each_holds(make_job: Callable[..., Job]) -> None:
     for process in held:
         assert process.stdout
         process.stdout.readline()
+    found = look(job.folder)
+    assert found.processes == {held[0].pid: [620 * MIB], held[1].pid: [720 * MIB]}
+    assert found.spaces == {Path("/proc/self/ns/pid").stat().st_ino}
+    held[0].kill()
+    held[0].wait()
     with job.region() as region:
-        found = {p.pid: region.process_usage(p, 0) // MIB for p in region.processes()}
-        assert found == {held[0].pid: 620, held[1].pid: 720}
-        assert {p.space for p in region.processes()} == {Path("/proc/self/ns/pid").stat().st_ino}
-        held[0].kill()
-        held[0].wait()
-        assert region.reap() == (620 * MIB, 1)
+        assert region.usage(0).charged == 1340 * MIB  # root strikes nobody off
+        found = look(job.folder)
+        assert (found.released, found.ended) == (620 * MIB, 1)
         assert region.usage(0).charged == 720 * MIB
 
 
+def test_what_the_dead_held_is_no_refusal(make_job: Callable[..., Job]) -> None:
+    job = make_job(1000)
+    for _ in range(2):
+        assert job.run(CUDA + "start(); print(alloc(480) > 0); os.kill(os.getpid(), 9)", code=-9)[0] in ("", "True\n")
+    assert job.run(CUDA + "start(); print(alloc(480) > 0, alloc(1))")[0] == "True -2\n"
+    with job.region() as region:
+        assert (region.usage(0).refused, region.usage(0).peak) == (1, 1000 * MIB)
+
+
 def test_containers_of_a_job_account_together(make_job: Callable[..., Job]) -> None:
-    """Processes of other PID namespaces: never mistaken for each other, and reaped from outside only."""
+    """Processes of other PID namespaces: never mistaken for each other, and struck off by who sees them."""
     job = make_job(3 * 520 + 1000)
     inside = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", sys.executable, "-c"]
     held = [job.start([*inside, CUDA + "start(); alloc(300); step(str(os.getpid()))"]) for _ in range(2)]
@@ -138,14 +153,16 @@ def test_containers_of_a_job_account_together(make_job: Callable[..., Job]) -> N
         assert process.stdout.readline() == "1\n"
     assert job.charged() == 2 * 820
     assert job.run(CUDA + "start(); print(info()[0], alloc(401), alloc(400) > 0)")[0] == "400 -2 True\n"
+    assert job.charged() == 2 * 820
     [first] = Path(f"/proc/{held[0].pid}/task/{held[0].pid}/children").read_text().split()
     container = os.pidfd_open(int(first))
     held[0].kill()
     held[0].communicate()
     assert select.select([container], [], [], 60)[0]  # its own end comes a moment after that of the program before it
     os.close(container)
+    assert job.run([*inside, CUDA + "start(); print(alloc(401))"])[0] == "-2\n"  # in a container, others are not seen
+    assert job.run(CUDA + "start(); print(alloc(1221), alloc(1220) > 0)")[0] == "-2 True\n"
     assert job.charged() == 820
-    assert job.run([*inside, CUDA + "start(); print(info()[0])"])[0] == f"{3 * 520 + 1000 - 820 - 520}\n"
 
 
 def test_a_container_that_sees_the_nodes_processes(make_job: Callable[..., Job]) -> None:

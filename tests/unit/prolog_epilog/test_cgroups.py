@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -119,3 +120,17 @@ def test_the_jobs_of_a_node_are_those_whose_cgroups_have_a_process(tmp_path: Pat
         (folder / "cgroup.events").write_text(f"populated {populated}\nfrozen 0\n")
     (tmp_path / "user.slice/job_16").mkdir(parents=True)
     assert jobs_here(tmp_path) == {12, 14}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
+def test_the_steps_folders_of_version_1_become_roots(tmp_path: Path) -> None:
+    """Slurm gives them to the user, who could freeze there what is to be ended."""
+    job = tmp_path / "freezer" / JOB_1
+    for step in ("step_0", "step_extern"):
+        (job / step).mkdir(parents=True)
+        os.chown(job / step, 1000, 1000)
+    (job / "cgroup.procs").touch()
+    place = parse_place(STEP_1)
+    assert place is not None
+    cgroups.take_steps(place, tmp_path)
+    assert [(job / step).stat().st_uid for step in ("step_0", "step_extern")] == [0, 0]

@@ -325,6 +325,23 @@ def test_a_step_is_ended_by_its_cgroup(tmp_path: Path, frozen: str) -> None:
             one.wait()
 
 
+def test_what_its_user_may_freeze_again_is_taken_to_the_jobs_own_cgroup(tmp_path: Path) -> None:
+    [hidden] = sleepers(1)
+    step = tmp_path / "job_12/step_0"
+    try:
+        step.mkdir(parents=True)
+        for path in (step.parent / "cgroup.procs", step / "cgroup.procs", step / "freezer.state"):
+            path.touch()
+        end_step(step, [hidden.pid])
+        assert (step.parent / "cgroup.procs").read_text() == ""  # a slow thing, that is not done for nothing
+        (step / "mine").mkdir()
+        end_step(step, [hidden.pid])
+        assert (step.parent / "cgroup.procs").read_text() == str(hidden.pid)
+    finally:
+        hidden.kill()
+        hidden.wait()
+
+
 def test_where_the_kernel_ends_a_whole_cgroup_nobody_is_looked_for(tmp_path: Path) -> None:
     [other] = sleepers(1)
     try:

@@ -25,7 +25,7 @@ from prolog_epilog.duties import Duties
 from prolog_epilog.hints import hints
 from prolog_epilog.owners import Owner
 from prolog_epilog.reclaim import Reclaim
-from prolog_epilog.record import MOST_EVENTS, Grant, JobRecord, Store
+from prolog_epilog.record import Grant, JobRecord, Store
 from prolog_epilog.regions import check_library
 from prolog_epilog.sampling import Usage
 from prolog_epilog.server import Peer
@@ -195,13 +195,6 @@ def test_a_job_is_as_old_as_the_clock_says_that_nobody_sets(monkeypatch: pytest.
     up[0] = 20.0  # another boot: only the times are left
     one.end(now[0], up[0])
     assert (one.age(), one.ran_s) == (-3570.0, None)
-
-
-def test_events_are_bounded() -> None:
-    one = record()
-    for _ in range(MOST_EVENTS + 5):
-        one.note("warn")
-    assert (len(one.events), one.events_left_out) == (MOST_EVENTS, 5)
 
 
 def test_old_records_go(tmp_path: Path) -> None:
@@ -665,6 +658,21 @@ def test_the_epilog_waits_while_memory_is_cleared(tmp_path: Path) -> None:
         (tmp_path / "sluice-epilog").write_text(text)
         command = ["/usr/bin/python3", "-IS", str(tmp_path / "sluice-epilog")]
         assert subprocess.run(command, env=JOB, check=False, timeout=30).returncode == 0
+
+
+def test_what_a_task_makes_up_is_refused_and_not_kept(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attack: 62 KB of names a request, each of them another event."""
+    agent.state.records[7] = granted(GIB)
+    monkeypatch.setattr("prolog_epilog.cgroups.place_of", lambda *_: Place(7, "0"))
+    other = agent.state.devices[1].own_file
+    for number in range(200):
+        request = {"do": "task", "open": [other, *(f"/dev/{number}/" + "x" * 100 for _ in range(50))]}
+        answer = agent.server.answer(json.dumps(request).encode(), Peer(1, 1000))
+        assert "which it was not given" in answer["error"]
+    [event] = agent.state.records[7].events
+    assert event.detail["open"] == [other] and event.times == 200
+    answer = agent.server.answer(b'{"do": "status"}', Peer(1, 0))
+    assert len(json.dumps(answer)) < 8 << 10
 
 
 def test_the_drivers_are_let_go_for_a_change_of_layout(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -181,6 +183,7 @@ def make_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
     for site in made:
         for record in list(site.agent.state.records.values()):
             Mps(site.agent.state).remove(record)
+            site.agent.regions.remove(record.job)
         for watch in site.agent.watcher.watches.values():
             watch.worker.close()
 
@@ -767,6 +770,65 @@ def test_a_daemon_that_does_not_start_refuses_the_job(
     monkeypatch.setenv("PATH", f"{broken}:/usr/bin:/bin")
     with pytest.raises(SluiceError, match="MPS of job 7: no device"):
         site.agent.jobs._ladder.hold(site.job(7, GIB))
+
+
+def test_what_a_tenant_leaves_among_the_logs_is_not_walked(make_site: Callable[..., Site]) -> None:
+    """Folders deeper than any recursion, links to files of root's, a FIFO: all gone in one step, and only they."""
+    site = make_site()
+    site.policy(ladder=["mps", "limiter", "watchdog"])
+    site.devices()
+    record = held_by_mps(site, 7, 5 * GIB)
+    home, others = site.run / "mps/job_7", site.run / "others"
+    others.write_text("root's")
+    (home / "log/link").symlink_to(others)
+    os.mkfifo(home / "log/fifo")
+    with pytest.raises(OSError, match="No space"):
+        (home / "log/large").write_bytes(bytes(17 * MIB))
+    here = os.open(home / "log", os.O_RDONLY)
+    made = 0
+    with suppress(OSError):  # until the file system has no more inodes
+        while made < 2000:
+            os.mkdir("d", dir_fd=here)  # noqa: PTH102
+            inner = os.open("d", os.O_RDONLY, dir_fd=here)
+            os.close(here)
+            here, made = inner, made + 1
+    os.close(here)
+    assert 100 < made < 1500
+    begin = time.monotonic()
+    site.agent.jobs._ladder.remove(record)
+    assert not home.exists() and others.read_text() == "root's"
+    assert time.monotonic() - begin < 3
+
+
+def test_a_folder_of_an_earlier_version_is_put_aside(make_site: Callable[..., Site]) -> None:
+    site = make_site()
+    site.policy(ladder=["mps", "limiter", "watchdog"])
+    site.devices()
+    (site.run / "mps/job_7/log/deep").mkdir(parents=True)
+    record = held_by_mps(site, 7, 5 * GIB)
+    assert (site.run / "mps/job_7").is_mount()
+    site.agent.jobs._ladder.remove(record)
+    assert [path.name[:5] for path in (site.run / "mps").iterdir()] == ["left-"]
+
+
+def test_a_daemon_that_gives_no_answer_is_asked_once(make_site: Callable[..., Site]) -> None:
+    """Its tenant may have made it hang; every wait is under the lock that the other jobs need."""
+    site = make_site()
+    site.policy(ladder=["mps", "limiter", "watchdog"])
+    site.devices()
+    record = held_by_mps(site, 7, 5 * GIB)
+    mps = site.agent.jobs._ladder._rungs["mps"]
+    assert isinstance(mps, Mps)
+    pid = mps._pid(record)
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    begin = time.monotonic()
+    for _ in range(5):
+        site.agent.jobs.check_limits()
+    assert time.monotonic() - begin < 4.5  # 5 times 2 s before
+    begin = time.monotonic()
+    site.agent.jobs._ladder.remove(record)
+    assert time.monotonic() - begin < 1 and not Path(f"/proc/{pid}/exe").exists()
 
 
 def test_shares_of_an_amd_gpu_are_masks_side_by_side(make_site: Callable[..., Site]) -> None:

@@ -339,33 +339,6 @@ def test_what_breaks_inside_is_not_told(server: Callable[[FakeSite], int], caplo
     assert "secret" in caplog.text
 
 
-def test_many_connections_at_once_are_bounded(
-    server: Callable[[FakeSite], int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(explain_service, "_REQUEST_S", 1.0)
-    port = server(FakeSite(known=[job(7, uid=ME)]))
-    idle = [socket.create_connection(("127.0.0.1", port), timeout=10) for _ in range(60)]
-    closed = 0
-    time.sleep(0.5)
-    for connection in idle:
-        connection.setblocking(False)
-        try:
-            closed += connection.recv(1) == b""
-        except BlockingIOError:
-            continue
-    assert closed >= 60 - 36, "what is over the bound is closed at once"
-    for connection in idle:
-        connection.close()
-    until = time.monotonic() + 20
-    while True:  # those that wait were served or timed out
-        try:
-            assert ask(["127.0.0.1"], port, JobName(7), trusted=[ME])["job"] == "7"
-            break
-        except SluiceError:
-            assert time.monotonic() < until
-            time.sleep(0.2)
-
-
 def test_a_slow_request_ends_in_time() -> None:
     here, there = socket.socketpair()
     with here, there:

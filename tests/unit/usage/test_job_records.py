@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 
 from prolog_epilog import courier
-from prolog_epilog.courier import Controllers, Courier, Outbox, controllers
+from prolog_epilog.courier import MAX_REQUEST, AnswerError, Controllers, Courier, Outbox, controllers
 from prolog_epilog.record import Grant, JobRecord, Store
 from sluice_base.errors import SluiceError
 from slurm_client import munge, munge_service
@@ -178,16 +178,11 @@ def test_many_records_go_in_several_requests(serve: Serve, outbox: Outbox, tmp_p
     for job in range(1, 60):
         one = record(job)
         for _ in range(150):
-            one.note("warn", text="x" * 100)
+            one.note("end", text="x" * 100)
         put(outbox, one)
-    huge = record(60)
-    for _ in range(200):
-        huge.note("warn", text="y" * 5000)
-    put(outbox, huge)
-    assert outbox.send(HERE, serve()) == 60
+    assert outbox.send(HERE, serve()) == 59
     found = {one.job: one for one in JobRecords(tmp_path / "jobs").between(0, NOON + DAY)}
-    assert len(found) == 60 and len(found[1].events) == 150
-    assert 0 < len(found[60].events) < 200 and found[60].events_left_out == 200 - len(found[60].events)
+    assert len(found) == 59 and len(found[1].events) == 150
 
 
 def test_nobody_there_and_records_wait(serve: Serve, outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,6 +244,42 @@ def test_a_user_is_not_heard(serve: Serve, tmp_path: Path) -> None:
     assert not (tmp_path / "jobs").exists()
 
 
+def test_a_record_that_is_not_taken_waits_behind_the_others(serve: Serve, outbox: Outbox, tmp_path: Path) -> None:
+    """Attack: what one job could write kept all later records on the node for as long as the controller refused it."""
+    port = serve()
+    for job in range(1, 13):
+        bad = record(job)
+        bad.grants[0].peak = -1
+        put(outbox, bad, record(100 + job))
+    for _ in range(2):
+        with pytest.raises(AnswerError, match="wrong kind"):
+            outbox.send(HERE, port)
+    stored = {one.job for one in JobRecords(tmp_path / "jobs").between(0, NOON + DAY)}
+    assert stored == {100 + job for job in range(1, 13)} and sorted(outbox.waiting()) == list(range(1, 13))
+
+
+def test_a_record_that_fits_into_no_request_is_in_nobodys_way(serve: Serve, outbox: Outbox, tmp_path: Path) -> None:
+    huge = record(1)
+    huge.usage = {"x": "y" * (2 * MAX_REQUEST)}
+    put(outbox, huge, record(2))
+    assert outbox.send(HERE, serve()) == 1 and outbox.waiting() == []
+    assert [one.job for one in JobRecords(tmp_path / "jobs").between(0, NOON + DAY)] == [2]
+    assert outbox.store.load(1).usage == huge.usage
+
+
+def test_only_slurm_user_can_decode_what_nodes_send(monkeypatch: pytest.MonkeyPatch, serve: Serve) -> None:
+    port, readers = serve(), []
+
+    def encode(payload: bytes, *, readable_by: int | None = None) -> str:
+        readers.append(readable_by)
+        return fake_encode(payload, readable_by=readable_by)
+
+    monkeypatch.setattr(munge, "encode", encode)
+    with pytest.raises(AnswerError):
+        courier.ask(Controllers(("127.0.0.1",), frozenset({0}), 64030), port, b'{"version":1,"do":"x"}')
+    assert readers == [64030]
+
+
 def test_an_answer_of_somebody_else_is_not_believed(serve: Serve, outbox: Outbox) -> None:
     put(outbox, record(1))
     with pytest.raises(SluiceError, match="not SlurmUser's"):
@@ -259,7 +290,7 @@ def test_an_answer_of_somebody_else_is_not_believed(serve: Serve, outbox: Outbox
 def test_the_controllers_are_those_of_slurm_conf(tmp_path: Path) -> None:
     conf = tmp_path / "slurm.conf"
     conf.write_text("ClusterName=c\nSlurmctldHost=ctl1(10.0.0.1)\nslurmctldhost=ctl2\nSlurmUser=root\n")
-    assert controllers(conf) == Controllers(("10.0.0.1", "ctl2"), frozenset({0}))
+    assert controllers(conf) == Controllers(("10.0.0.1", "ctl2"), frozenset({0}), 0)
     conf.write_text("SlurmUser=root\n")
     with pytest.raises(SluiceError, match="names no SlurmctldHost"):
         controllers(conf)

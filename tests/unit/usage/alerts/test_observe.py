@@ -14,7 +14,7 @@ from policy.alerts import NodeAlerts, NodeRule
 from policy.node import NodePolicy
 from policy.report import TenantReport
 from prolog_epilog.accounting import Tick
-from prolog_epilog.courier import MAX_REQUEST
+from prolog_epilog.courier import MAX_REQUEST, AnswerError
 from prolog_epilog.readings import Reading
 from prolog_epilog.record import Event, JobRecord
 from prolog_epilog.summary import Interval
@@ -242,6 +242,37 @@ def test_a_node_tells_of_its_running_jobs(tmp_path: Path) -> None:
     for one in parts:
         store.take(one)
     assert store.answer({}, None)["next"] and len(made._state.records) == sum(len(one["records"]) for one in parts)
+
+
+def test_large_events_of_one_job_do_not_silence_the_others(tmp_path: Path) -> None:
+    """Attack: ten events of 62 KB made a request that munge does not take, and nothing was told from then on."""
+    made, told, _ = telling(tmp_path, NodeAlerts())
+    for number in range(1, 5):
+        made._state.records[number] = JobRecord(number, 1000, "alice", "physics", "main", "n1", 1.0)
+    made._state.records[1].events = [Event(1.0, "refuse", {"open": ["x" * 62_000]}) for _ in range(10)]
+    made._state.records[2].account = "x" * MAX_REQUEST
+    made.run()
+    made.run()
+    parts = [one for one in told if one["do"] == "running"]
+    assert all(len(json.dumps(one)) < MAX_REQUEST for one in parts)
+    assert [one["job"] for part in parts for one in part["records"]] == [1, 3, 4]
+
+
+def test_a_request_that_is_not_taken_does_not_silence_the_others(tmp_path: Path) -> None:
+    made, told, _ = telling(tmp_path, NodeAlerts())
+    for number in range(600):
+        made._state.records[number] = JobRecord(number, 1, "u" * 1000, "a", "p", "n1", 1.0)
+
+    def take(request: dict[str, Any]) -> None:
+        told.append(request)
+        if len(told) == 1:
+            raise AnswerError("record of job 7: fields of the wrong kind")
+
+    made._give = take
+    made.run()
+    with pytest.raises(AnswerError):
+        made.run()
+    assert sum(len(one["records"]) for one in told) == 600 and len(told) > 1
 
 
 def test_a_shorter_interval_holds_at_once(tmp_path: Path) -> None:

@@ -1,0 +1,182 @@
+"""What reads a tenant's or a node's bytes, as functions that raise nothing for any of them.
+
+`python -m tests.fuzz NAME RUNS` lets atheris find the bytes; the unit tests call the same functions with a few.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+from health.report import parse_report
+from prolog_epilog import cgroups, jobs, log, server
+from prolog_epilog.agent import Agent
+from prolog_epilog.devices import NodeDevice
+from prolog_epilog.record import MOST_RECORD, Event, Grant, JobRecord
+from prolog_epilog.server import Peer
+from prolog_epilog.state import Settings
+from prolog_epilog.subuids import _parse as parse_subuids
+from sluice_base.errors import SluiceError
+from sluice_base.events import _parse as parse_event
+from slurm_client.munge_service import RefusedError
+from usage.admin_comment import Comments, render
+from usage.alerts.readings import Readings
+from usage.inbox import Inbox, store_records
+from usage.job_records import JobRecords
+from usage.running import Running
+
+USER, OTHER = 1000, 1001
+JOB = 7
+
+
+@dataclass(frozen=True)
+class Target:
+    """A function of any bytes, and bytes to begin with."""
+
+    run: Callable[[bytes], None]
+    seeds: tuple[bytes, ...]
+
+
+def _record() -> JobRecord:
+    one = JobRecord(JOB, USER, "alice", "physics", "main", "n1", 5000.0, 6000.0)
+    one.grants.append(Grant(0, "GPU-0", "nvidia", "H100", 80 << 30))
+    one.events.append(Event(5001.0, "grant", {"uuids": ["GPU-0"]}))
+    return one
+
+
+def _quiet() -> None:
+    """No line in a log a run."""
+    for module in (log, jobs, server):
+        module.log = lambda *_, **__: None  # type: ignore[attr-defined]
+
+
+def agent_requests() -> Target:
+    """A user's requests of the agent, in the job's own cgroup."""
+    _quiet()
+    folder = Path(tempfile.mkdtemp(prefix="sluice-fuzz-"))
+    agent = Agent(Settings(run=folder / "run", records=folder / "records", policy=folder / "sluice.policy"))
+    agent.state.devices = [
+        NodeDevice(
+            index, "nvidia", "H100", f"GPU-{index}", "", (), f"/dev/nvidia{index}", 81920, "550", 0, "0-7", ("mlx5_0",)
+        )
+        for index in range(2)
+    ]
+    agent.state.jobs.prepare()
+    agent.state.records[JOB] = _record()
+    cgroups.place_of = lambda *_: cgroups.Place(JOB, "0")
+
+    def run(data: bytes) -> None:
+        for uid in (USER, OTHER):
+            answer = agent.server.answer(data, Peer(1, uid))
+            assert ("ok" in answer) != ("error" in answer)
+            json.dumps(answer)
+        assert len(agent.state.records[JOB].to_json()) < MOST_RECORD
+
+    return Target(
+        run,
+        (
+            b'{"do": "task", "open": ["/dev/nvidia0", "/dev/nvidia1"]}',
+            b'{"do": "devices"}',
+            b'{"do": "limit", "job": 7, "uid": 1000, "whole": true, "gpus": [0], "shards": 1, "open": []}',
+            b'{"do": "status"}',
+        ),
+    )
+
+
+def inbox_requests() -> Target:
+    """What a user, and what root of a node, sends to the controllers."""
+    folder = Path(tempfile.mkdtemp(prefix="sluice-fuzz-"))
+    store, running = JobRecords(folder / "jobs"), Running()
+    store.append = lambda _: None  # type: ignore[method-assign]
+    arrived = cast(Comments, SimpleNamespace(arrived=lambda _: None))
+    handlers = {"records": store_records(store, arrived), "running": running.take, "readings": Readings().take}
+    inbox = Inbox(
+        handlers, {0}, {"ask-running": lambda request, uid: running.answer(request, None if uid == 0 else uid)}
+    )
+    record = json.loads(_record().to_json())
+
+    def run(data: bytes) -> None:
+        for uid in (USER, 0):
+            try:
+                json.dumps(inbox.answer(data, uid))
+            except RefusedError:
+                assert uid != 0
+
+    texts = (
+        {"do": "ask-running", "jobs": [7], "after": [0, ""]},
+        {"do": "records", "records": [record]},
+        {"do": "running", "node": "n1", "period": 60, "more": True, "records": [record | {"ended": None}]},
+        {"do": "readings", "node": "n1", "period": 5, "gpus": [{"index": 0, "uuid": "GPU-0", "jobs": {"7": 1.5}}]},
+    )
+    return Target(run, tuple(json.dumps({"version": 1, **text}).encode() for text in texts))
+
+
+def records() -> Target:
+    """Records that are read back."""
+
+    def run(data: bytes) -> None:
+        try:
+            one = JobRecord.from_json(data.decode(errors="replace"), "fuzz")
+        except SluiceError:
+            return
+        one.note("end", step="0")
+        one.in_short()
+        JobRecord.from_json(one.to_json(), "fuzz")
+        render([_record(), one])
+
+    return Target(run, (_record().to_json().encode(),))
+
+
+def events() -> Target:
+    """Lines of a controller's events, and of /etc/subuid."""
+
+    def run(data: bytes) -> None:
+        event = parse_event(data)
+        assert event is None or event.seq > 0
+        parse_subuids(data.decode(errors="replace"))
+
+    return Target(
+        run, (b'{"seq": 7, "time": 1763740000.25, "kind": "takeover", "leader": "ctl1"}', b"root:100000:65536")
+    )
+
+
+def health_reports() -> Target:
+    """A node's report of its health."""
+    fault = {
+        "check": "xid", "uuid": "GPU-0", "numbers": [0], "severity": "fatal", "action": "drain-gpu", "acts": True,
+        "began": 1.0, "text": "XID 79", "jobs": [7],
+    }  # fmt: skip
+    gpu = {"uuid": "GPU-0", "vendor": "nvidia", "model": "H100", "numbers": [0], "passes": 1, "kept": "", "jobs": [7],
+           "unknown": ["gpu_lost"]}  # fmt: skip
+    seed = {
+        "schema_version": 1, "node": "n1", "time": 1.0, "mode": "enforce", "wanted_passes": 3, "gpus": [gpu],
+        "faults": [fault], "passes": 0, "unknown": [], "refused_at": 0, "unclean": [], "room": True, "blames": ["job"],
+    }  # fmt: skip
+
+    def run(data: bytes) -> None:
+        try:
+            document = json.loads(data)
+        except (ValueError, RecursionError):
+            return
+        if isinstance(document, dict):
+            try:
+                report = parse_report(document)
+            except SluiceError:
+                return
+            parse_report(json.loads(json.dumps(report.to_dict())))
+
+    return Target(run, (json.dumps(seed).encode(),))
+
+
+TARGETS: dict[str, Callable[[], Target]] = {
+    "agent-requests": agent_requests,
+    "inbox-requests": inbox_requests,
+    "records": records,
+    "events": events,
+    "health-reports": health_reports,
+}

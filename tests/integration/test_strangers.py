@@ -1,0 +1,250 @@
+"""Holders of GPU memory that seem to be nobody's, or somebody else's: each is found, and ended where it is to be.
+
+The drivers are simulated, and say of processes what a test says; cgroups and Slurm are real.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dev_cluster.cluster import DevCluster
+from dev_cluster.gpu_sim.fields import set_values
+from dev_cluster.layout import INSIDE
+from tests.integration.settled import PATIENCE
+
+pytestmark = pytest.mark.cluster
+
+NODE = "pair-1"
+PYTHON = "/usr/bin/python3"
+ALICE, BOB = 2001, 2002
+SOON = 2.0  # seconds from what a job did to its end
+IDLE = 5.0  # between samples where no job has GPUs, and nobody suffers
+FREEZER = "/sys/fs/cgroup/freezer"
+STAYS = ["sh", "-c", "echo $$ $SLURM_JOB_ID; exec sleep 600"]
+
+PAIR = """
+name: pair
+description: two H100
+cpu: {sockets: 1, cores_per_socket: 56, threads_per_core: 2, numa_nodes: 1, memory_mib: 524288}
+drivers:
+  nvidia: {version: 550.90.07, library: 12.550.90.07, runtime: 12040}
+gpus:
+  - {model: h100-sxm5-80gb, pci: '0000:1b:00.0', numa: 0, under: 'pci0000:15/0000:15:01.0'}
+  - {model: h100-sxm5-80gb, pci: '0000:2b:00.0', numa: 0, under: 'pci0000:25/0000:25:01.0'}
+"""
+# The leader exits alone, as pthread_exit in main does; a thread goes on.
+LEADERLESS = """
+import ctypes, os, threading, time
+libc = ctypes.CDLL(None)
+threading.Thread(target=time.sleep, args=(600,)).start()
+print(os.getpid(), os.environ["SLURM_JOB_ID"], flush=True)
+libc.syscall(60, 0)
+"""
+FREEZES = """
+folder=/sys/fs/cgroup/freezer$(sed -n s/.*freezer://p /proc/self/cgroup)
+echo $$ $SLURM_JOB_ID
+mkdir $folder/mine && echo $$ >$folder/mine/cgroup.procs && echo FROZEN >$folder/mine/freezer.state
+exec sleep 600
+"""
+CROWD = """
+import os, sys, time
+for _ in range(int(sys.argv[1]) - 1):
+    if os.fork() == 0:
+        time.sleep(600)
+        os._exit(0)
+print(os.getpid(), os.environ["SLURM_JOB_ID"], flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(make_shared_cluster: Callable[..., DevCluster], tmp_path_factory: pytest.TempPathFactory) -> DevCluster:
+    platform = tmp_path_factory.mktemp("platform") / "pair.yaml"
+    platform.write_text(PAIR)
+    made = make_shared_cluster(
+        {
+            "nodes": [{"names": NODE, "platform": str(platform)}],
+            "controllers": 1,
+            "accounting": False,
+            "agent": True,
+            "users": [{"name": "alice"}, {"name": "bob"}],
+        }
+    )
+    made.run(srun(1024, "true"), user="alice", timeout=PATIENCE)  # from now on the agent is told of all jobs
+    return made
+
+
+def srun(mib: int, *command: str) -> list[str]:
+    gres = [f"--gres=shard:{mib}"] if mib else []
+    return ["srun", "--quiet", "-w", NODE, *gres, *command]
+
+
+@contextmanager
+def running(cluster: DevCluster, command: list[str], user: str) -> Iterator[tuple[subprocess.Popen[str], int, int]]:
+    """A program that first says its number and its job's; both."""
+    words = cluster.command(command, user=user)
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
+        try:
+            assert program.stdout is not None
+            pid, job = map(int, program.stdout.readline().split())
+            yield program, pid, job
+        finally:
+            cluster.run(["scancel", "--user", user], check=False)
+            program.kill()
+
+
+@contextmanager
+def holding(cluster: DevCluster, pid: int, size: str, gpu: int = 0) -> Iterator[float]:
+    """The driver says that a process holds so much; since when."""
+    folder = cluster.node_folder(NODE) / "gpu_sim"
+    set_values(folder, gpu, {"process": f"{pid}:{size}"})
+    try:
+        yield time.monotonic()
+    finally:
+        set_values(folder, gpu, {"processes": "none"})
+
+
+@contextmanager
+def holds(cluster: DevCluster, job: int, pid: int) -> Iterator[float]:
+    """The same of 60 GiB of the job's own GPU."""
+    with holding(cluster, pid, "60G", granted(cluster, job)) as since:
+        yield since
+
+
+def status(cluster: DevCluster) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads(cluster.run(["sluice", "agent", "status", "--json"], node=NODE).stdout)
+    return answer
+
+
+def granted(cluster: DevCluster, job: int) -> int:
+    [record] = [one for one in status(cluster)["jobs"] if one["job"] == job]
+    return int(record["grants"][0]["index"])
+
+
+def log(cluster: DevCluster) -> str:
+    return cluster.log(f"agent@{NODE}").read_text()
+
+
+def eventually(what: Callable[[], object], seconds: float = PATIENCE) -> None:
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, f"it did not happen within {seconds} s"
+        time.sleep(0.05)
+
+
+def ended(program: subprocess.Popen[str], since: float, within: float = SOON) -> str:
+    """What a program that is ended had said; `within`, and the time that srun takes to say so on a busy machine."""
+    _, said = program.communicate(timeout=PATIENCE)
+    assert program.returncode != 0
+    assert time.monotonic() - since < within + 2, f"ended after {time.monotonic() - since:.1f} s"
+    return said
+
+
+def outbox(cluster: DevCluster, job: int) -> dict[str, Any]:
+    folder = cluster.node_folder(NODE) / "outbox"
+    eventually(lambda: list(folder.glob(f"{job}-*.json")))
+    [file] = folder.glob(f"{job}-*.json")
+    record: dict[str, Any] = json.loads(file.read_text())
+    return record
+
+
+def test_a_process_whose_leader_has_exited_is_its_jobs(cluster: DevCluster) -> None:
+    command = srun(4096, PYTHON, "-c", LEADERLESS)
+    with running(cluster, command, "bob") as (program, pid, job), holds(cluster, job, pid) as since:
+        ended(program, since)
+    file = cluster.node_folder(NODE) / f"records/{job}.json"
+    eventually(file.exists)
+    record = json.loads(file.read_text())
+    assert "end" in [event["action"] for event in record["events"]] and record["grants"][0]["peak"] == 60 << 30
+
+
+def test_a_job_without_gpus_is_ended_and_its_neighbour_is_not(cluster: DevCluster) -> None:
+    with running(cluster, srun(4096, *STAYS), "alice") as (neighbour, _, one):
+        gpu = granted(cluster, one)
+        with (
+            running(cluster, srun(0, *STAYS), "bob") as (program, pid, job),
+            holding(cluster, pid, "60G", gpu) as since,
+        ):
+            said = ended(program, since)
+        assert neighbour.poll() is None
+    assert f"job {job}: 60G of GPU memory on /dev/nvidia" in said
+    assert "which it was not given; step 0 is ended" in said
+    record = outbox(cluster, job)
+    assert (record["grants"], record["uid"], record["ended"] > 0) == ([], BOB, True)
+    [event] = [event for event in record["events"] if event["action"] == "end"]
+    assert event["detail"]["told"] and event["detail"]["charged"] == 60 << 30
+
+
+def test_a_gpu_that_a_job_was_not_given(cluster: DevCluster) -> None:
+    """As by a descriptor that somebody passed to it."""
+    with running(cluster, srun(4096, *STAYS), "bob") as (program, pid, job):
+        gpu = 1 - granted(cluster, job)
+        with holding(cluster, pid, "1G", gpu) as since:
+            said = ended(program, since)
+    assert f"job {job}: 1G of GPU memory on /dev/nvidia" in said and "which it was not given" in said
+
+
+def test_a_cgroup_that_bears_a_neighbours_name_ends_nothing_of_it(cluster: DevCluster) -> None:
+    with running(cluster, srun(4096, *STAYS), "alice") as (neighbour, _, one):
+        folder = f"{FREEZER}/user.slice/job_{one}/step_0"
+        enter = f"mkdir -p {folder}; echo $$ >{folder}/cgroup.procs; echo $$ 0; exec setpriv --reuid={BOB} sleep 600"
+        words = cluster.command(["sh", "-c", enter], node=NODE)
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as outside:
+            try:
+                assert outside.stdout is not None
+                pid = int(outside.stdout.readline().split()[0])
+                with holding(cluster, pid, "60G", granted(cluster, one)):
+                    eventually(lambda: f"user={BOB} " in log(cluster))
+                    time.sleep(1.5)
+                    assert neighbour.poll() is None and outside.poll() is None
+            finally:
+                cluster.run(["kill", "-9", str(pid)], node=NODE, check=False)
+        cluster.run(["rmdir", folder, str(Path(folder).parent), f"{FREEZER}/user.slice"], node=NODE, check=False)
+
+
+def test_a_container_counts_to_the_owner_of_its_uids(cluster: DevCluster) -> None:
+    (cluster.folder / "subuid").write_text("bob:100000:65536\n")
+    cluster.run(["mount", "--bind", str(INSIDE / "subuid"), "/etc/subuid"], node=NODE)
+    with running(cluster, srun(4096, *STAYS), "bob") as (program, _, job):
+        words = cluster.command(["setpriv", "--reuid=100001", "sh", "-c", "echo $$; exec sleep 600"], node=NODE)
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as outside:
+            assert outside.stdout is not None
+            pid = int(outside.stdout.readline())
+            try:
+                with holding(cluster, pid, "8G", granted(cluster, job)):
+                    eventually(lambda: outside.poll() is not None)
+            finally:
+                outside.kill()
+        assert program.poll() is None
+    assert f"action=end job={job} step=outside" in log(cluster)
+
+
+def test_who_freezes_himself_is_ended(cluster: DevCluster) -> None:
+    """Version 1: a signal does not end what its user froze."""
+    command = srun(4096, "sh", "-c", FREEZES)
+    with running(cluster, command, "bob") as (program, pid, job), holds(cluster, job, pid) as since:
+        ended(program, since)
+    with running(cluster, srun(0, "sh", "-c", FREEZES), "bob") as (program, pid, job):
+        frozen = f"{FREEZER}/slurm_{NODE}/uid_{BOB}/job_{job}/step_0/mine/freezer.state"
+        eventually(lambda: "FROZEN" in cluster.run(["cat", frozen], node=NODE, check=False).stdout)
+        with holding(cluster, pid, "60G", 0) as since:
+            ended(program, since, IDLE)
+
+
+@pytest.mark.parametrize("mib", [4096, 0])
+def test_a_crowd_is_ended_as_one(cluster: DevCluster, mib: int) -> None:
+    with running(cluster, srun(mib, PYTHON, "-c", CROWD, "1500"), "bob") as (program, pid, job):
+        with holding(cluster, pid, "60G", granted(cluster, job) if mib else 0) as since:
+            ended(program, since, SOON if mib else IDLE)
+        left = cluster.run(
+            ["cat", f"{FREEZER}/slurm_{NODE}/uid_{BOB}/job_{job}/step_0/cgroup.procs"], node=NODE, check=False
+        )
+        assert left.stdout == ""
