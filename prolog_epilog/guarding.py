@@ -94,10 +94,14 @@ class Guard:
     @contextmanager
     def about(self, job: int) -> Iterator[None]:
         """Within, what a job's processes wrote is read."""
-        if self._page is None or not self._slots:
+        if self._page is None:
             yield
             return
-        slot = self._slots.pop()
+        try:
+            slot = self._slots.pop()
+        except IndexError:  # more threads than the page has room for
+            yield
+            return
         _SLOT.pack_into(self._page, slot * _SLOT.size, job)
         try:
             yield

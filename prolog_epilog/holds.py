@@ -25,6 +25,7 @@ from slurm_client.commands import Commands
 from slurm_client.refused import with_reason
 
 _SAYS_WHY_S = 5.0  # a job that will be cancelled has so long to tell its user why, on its own standard error
+_SAVED_S = 10.0  # within which a controller that dies may forget what it did
 _COMMAND_S = 20.0
 _MOST_COMMENT = 4096
 _AGAIN_S = 1.0
@@ -71,6 +72,7 @@ class Holds:
         self.on_put: Callable[[], None] = lambda: None
         self._commands = commands or Commands(timeout=_COMMAND_S)
         self._clock = clock
+        self._done: dict[Hold, float] = {}  # when a controller did what was asked; it is looked at once more
 
     def prepare(self) -> None:
         """Make the folder. Raises OSError."""
@@ -108,6 +110,9 @@ class Holds:
 
     def _settle(self, hold: Hold) -> bool:
         """One step; whether the job is through. Raises CommandError when nobody takes it."""
+        now = self._clock()
+        if now - self._done.get(hold, 0.0) < _SAVED_S:
+            return False
         facts = read_job(self._commands, hold.job)
         if facts is None or facts.state == "PENDING" or hold.restarts not in (None, facts.restarts):
             return True  # it is gone, waits already, or is another run
@@ -116,16 +121,22 @@ class Holds:
         if facts.state == "COMPLETING":  # nobody can tell of what
             return False
         can_wait = facts.batch and facts.requeue
-        if not can_wait and self._clock() - hold.since < _SAYS_WHY_S:
+        if not can_wait and facts.runs and now - hold.since < _SAYS_WHY_S:
             return False
-        self._tell_why(facts, hold.why)
-        if can_wait and self._do(hold, "scontrol", "requeuehold", facts.name):
-            return True
-        return not facts.runs or self._do(hold, "scancel", facts.name)
+        if facts.runs:  # a job that has ended takes no comment, before it is requeued
+            self._tell_why(facts, hold.why)
+        requeued = can_wait and self._do(hold, "scontrol", "requeuehold", facts.name)
+        if not facts.runs:
+            if not requeued:
+                return True
+            self._tell_why(facts, hold.why)
+        if requeued or self._do(hold, "scancel", facts.name):
+            self._done[hold] = now
+        return False
 
     def _tell_why(self, facts: JobFacts, why: str) -> None:
-        shown = ("-h", "-a", "-t", "all", "-j", facts.name, "-O", f"AdminComment:{_MOST_COMMENT}")
-        comment = self._commands.output("squeue", *shown).strip()
+        shown = ("-h", "-a", "-t", "all", "-j", facts.name, "-O", f"admin_comment:{_MOST_COMMENT}")
+        comment = self._commands.output("squeue", *shown).strip().removeprefix("(null)")
         told = with_reason(comment, why)
         if told != comment:
             self._commands.run("scontrol", "update", f"JobId={facts.name}", f"AdminComment={told}")
@@ -142,6 +153,7 @@ class Holds:
 
     def _forget(self, path: Path, hold: Hold) -> None:
         """Unless the job's next run was refused meanwhile."""
+        self._done.pop(hold, None)
         with suppress(OSError, SluiceError):
             if Hold.read(path) == hold:
                 path.unlink()

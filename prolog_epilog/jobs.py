@@ -96,7 +96,9 @@ class Jobs:
         records = [record for record in records if record.ended is None]
         for record in records:
             self._state.records[record.job] = record
-            if record.job not in self._state.suspects:
+            if record.suspect or record.job in self._state.suspects:
+                self._note_suspect(record)
+            else:
                 self._regions.take_over(record.job)
             self._state.guard.watch(record)
             if record.sluid:
@@ -107,6 +109,13 @@ class Jobs:
                 self._take_back(record, {})
         if records:
             log("take-over", jobs=",".join(str(record.job) for record in records))
+
+    def _note_suspect(self, record: JobRecord) -> None:
+        """Also for the agents after this one."""
+        self._state.suspects.add(record.job)
+        if not record.suspect:
+            record.suspect = True
+            self._state.jobs.save(record)
 
     def prolog(
         self,

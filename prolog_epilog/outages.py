@@ -24,6 +24,7 @@ DEATHS = 3
 MINUTE_S = 60.0
 PERIOD_S = 30.0
 _COMMAND_S = 20.0
+_WHY = f"the node agent died {DEATHS} times within a minute while it read this job's data"
 _MOST_BYTES = 64 << 10
 _STALLED = "stalled"
 _LINE = re.compile(
@@ -80,6 +81,12 @@ def _jobs(text: str) -> tuple[int, ...]:
     return tuple(int(word) for word in text.split(",") if word.isdecimal())
 
 
+def _suspects(deaths: Iterable[Outage]) -> set[int]:
+    """Whose data was read at every death at which any was; where that is nobody's, all."""
+    named = [set(one.about) for one in deaths if one.about]
+    return set.intersection(*named) or set.union(*named) if named else set()
+
+
 class Outages:
     """Notes them in jobs' records, for the checks of health, and acts when the agent dies again and again."""
 
@@ -98,7 +105,7 @@ class Outages:
         self._bound = bound
         self._commands = commands or Commands(timeout=_COMMAND_S)
         self._today = today
-        self._to_hold: dict[int, str] = {}
+        self._held: set[int] = set()
         self._drain = ""
 
     def judge(self) -> None:
@@ -107,15 +114,16 @@ class Outages:
         deaths = [one for one in read(self._path) if one.is_death and 0 <= now - one.when < MINUTE_S]
         if len(deaths) < DEATHS:
             return
-        named = sorted({job for one in deaths for job in one.about})
-        causes = ", ".join(one.cause for one in deaths)
-        why = f"the node agent died {len(deaths)} times within a minute ({causes})"
-        if named:
-            self._state.suspects |= set(named)
-            self._to_hold = dict.fromkeys(named, f"{why} while it read this job's data")
-            log("suspects", jobs=",".join(map(str, named)), deaths=len(deaths))
+        suspects = _suspects(deaths)
+        if suspects:
+            self._state.suspects |= suspects
+            log("suspects", jobs=",".join(map(str, sorted(suspects))), deaths=len(deaths))
         else:
-            self._drain = f"sluice: {why}, and not over a job's data: see its log"
+            causes = ", ".join(one.cause for one in deaths)
+            self._drain = (
+                f"sluice: the node agent died {len(deaths)} times within a minute ({causes}), "
+                "and not over a job's data: see its log"
+            )
 
     def after_one_death(self) -> bool:
         """Whether the agent before this one died, and none within the minute before."""
@@ -132,17 +140,17 @@ class Outages:
             self._commands.output("scontrol", "update", f"NodeName={node}", "State=DRAIN", f"Reason={self._drain}")
             log("drain", node=node, why=self._drain)
             self._drain = ""
-        for job, why in list(self._to_hold.items()):
-            done = requeue_held(job, why, self._commands)
-            log("held", job=job, done=done, why=why)
-            self._note_suspect(job, why, done)
-            del self._to_hold[job]
+        for job in self._state.suspects - self._held:
+            done = requeue_held(job, _WHY, self._commands)
+            log("held", job=job, done=done, why=_WHY)
+            self._note_suspect(job, done)
+            self._held.add(job)
 
-    def _note_suspect(self, job: int, why: str, done: str) -> None:
+    def _note_suspect(self, job: int, done: str) -> None:
         with self._state.lock:
             record = self._state.records.get(job)
             if record is not None:
-                record.note("suspect", why=why, done=done)
+                record.note("suspect", why=_WHY, done=done)
                 self._save(record)
 
     def _note_over(self) -> None:

@@ -88,6 +88,7 @@ class JobRecord:
     share_percent: int | None = None
     share_by: str = ""  # what gives the share: "mig", "mps", "cu-mask"
     sluid: str = ""  # Slurm's other name of the job, by which its cgroup is called from 26.05 on
+    suspect: bool = False  # agents died while they read what it wrote
     cgroup: str = ""  # the folder by which all its tasks can be frozen; empty: no task has told yet
     share_from: int = 0  # percent of the compute units at which a mask begins
     grants: list[Grant] = field(default_factory=list)

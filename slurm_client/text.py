@@ -31,7 +31,7 @@ _JOB_FIELDS = (
     "JobID", "ArrayJobID", "ArrayTaskID", "Name", "UserName", "UserID", "Account", "QOS", "Partition", "State",
     "Reason", "NodeList", "NumNodes", "NumCPUs", "SubmitTime", "EligibleTime", "StartTime", "EndTime", "TimeLimit",
     "PriorityLong", "tres-alloc", "tres-per-node", "tres-per-job", "tres-per-task", "Feature", "Dependency",
-    "Reservation", "Comment", "WorkDir", "AdminComment",
+    "Reservation", "Comment", "WorkDir", "admin_comment",
 )  # fmt: skip
 _ACCOUNTING_FIELDS = (
     "JobIDRaw", "JobID", "JobName", "User", "Account", "QOS", "Partition", "State", "ExitCode", "NodeList", "NNodes",
@@ -338,7 +338,7 @@ def _job(value: Mapping[str, str]) -> Job:
         reservation=text("Reservation"),
         comment=_text(value["Comment"]),
         work_dir=value["WorkDir"],
-        admin_comment=_text(value["AdminComment"]),
+        admin_comment=_text(value["admin_comment"]),
     )
 
 

@@ -44,6 +44,7 @@ static const char memory_name[] = "guard", fresh_name[] = "guard.new";
 static struct guard_watch watch;
 static struct {
     char **command;
+    const char *path;
     int folder, signals, socket;
     const volatile uint32_t *about; /* a slot each of the agent's threads: a job, 0: none */
     int about_file;
@@ -87,12 +88,12 @@ static _Noreturn void fail(const char *what, const char *remedy)
 
 /* ---- what it remembers ---- */
 
-static void lock(const char *path)
+static void lock(void)
 {
-    mkdir(path, 0700);
-    guard.folder = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    mkdir(guard.path, 0700);
+    guard.folder = open(guard.path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (guard.folder < 0)
-        fail(path, "it is made by the service, or by hand with mode 0700");
+        fail(guard.path, "it is made by the service, or by hand with mode 0700");
     for (int tries = LOCK_TRIES; flock(guard.folder, LOCK_EX | LOCK_NB); tries--) {
         if (tries == 0) {
             fputs("sluice agent: another one runs on this node; see: systemctl status sluice-agent\n", stderr);
@@ -102,25 +103,38 @@ static void lock(const char *path)
     }
 }
 
-static void save(void)
+/* False where there is no room. */
+static bool write_memory(void)
 {
-    if (!watch.changed)
-        return;
-    watch.changed = false;
     int descriptor = openat(guard.folder, fresh_name, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600);
     FILE *file = descriptor < 0 ? NULL : fdopen(descriptor, "w");
     if (!file) {
-        fprintf(stderr, "action=problem what=\"%s/%s: %s\"\n", "/run/sluice/agent", fresh_name, strerror(errno));
-        return;
+        int number = errno;
+        if (descriptor >= 0)
+            close(descriptor);
+        errno = number;
+        return false;
     }
     guard_save(&watch, file);
-    bool written = !ferror(file) && !fflush(file);
+    bool written = !fflush(file) && !ferror(file);
     fclose(file);
-    if (written)
-        renameat(guard.folder, fresh_name, guard.folder, memory_name);
+    return written && renameat(guard.folder, fresh_name, guard.folder, memory_name) == 0;
 }
 
-/* A guard that was not ended in order has died, and its agent with it. */
+static void save(void)
+{
+    static bool fails;
+    if (!watch.changed)
+        return;
+    if (write_memory()) {
+        fails = watch.changed = false;
+        return;
+    }
+    if (!fails)
+        fprintf(stderr, "action=problem what=\"%s/%s: %s; tried again\"\n", guard.path, fresh_name, strerror(errno));
+    fails = true;
+}
+
 static void load(void)
 {
     int descriptor = openat(guard.folder, memory_name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
@@ -133,10 +147,9 @@ static void load(void)
 
 /* ---- the agent ---- */
 
-static void become_agent(int theirs)
+static void become_agent(pid_t parent, int theirs)
 {
-    pid_t parent = getppid();
-    if (prctl(PR_SET_PDEATHSIG, SIGKILL) || getppid() != parent || parent == 1)
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL) || getppid() != parent)
         _exit(1); /* the guard has died meanwhile */
     sigset_t none;
     sigemptyset(&none);
@@ -156,9 +169,9 @@ static void start_agent(void)
         guard.start_at = guard.now + 1000;
         return;
     }
-    pid_t pid = fork();
+    pid_t parent = getpid(), pid = fork();
     if (pid == 0)
-        become_agent(ends[1]);
+        become_agent(parent, ends[1]);
     close(ends[1]);
     if (pid < 0) {
         close(ends[0]);
@@ -207,16 +220,38 @@ static void exit_in_order(int status)
     exit(status);
 }
 
-/* One that asked to begin again ends with 0. One that never came up is a matter for who started the guard. */
+static void take_messages(void)
+{
+    char text[GUARD_MESSAGE + 1];
+    for (int left = MOST_MESSAGES; guard.socket >= 0 && left > 0; left--) {
+        ssize_t size = recv(guard.socket, text, sizeof text, MSG_DONTWAIT);
+        if (size < 0)
+            return;
+        if (size == 0) { /* the agent has closed its end; its own end follows */
+            close(guard.socket);
+            guard.socket = -1;
+            return;
+        }
+        struct guard_message message;
+        if (guard_parse(text, (size_t)size, &message))
+            guard_take(&watch, &tools, &message, guard.now);
+    }
+    guard.was_ready |= watch.ready;
+}
+
+/* One that asked to begin again ends with 0. Where no job is to be watched, one that never came up is a matter for who
+   started the guard. */
 static void agent_ended(int status)
 {
     guard.pid = 0;
-    close(guard.socket);
+    take_messages(); /* its last ones: a job may have got its limits just now */
+    if (guard.socket >= 0)
+        close(guard.socket);
     guard.socket = -1;
     bool exited = WIFEXITED(status);
     if (guard.stop_by >= 0)
         exit_in_order(0);
-    if (exited && WEXITSTATUS(status) != 0 && !guard.was_ready)
+    if (exited && WEXITSTATUS(status) != 0 && !guard.was_ready && watch.count == 0)
         exit(WEXITSTATUS(status));
     guard.start_at = guard.now;
     if (!exited || WEXITSTATUS(status) != 0) {
@@ -254,25 +289,6 @@ static void take_signals(void)
             kill(guard.pid, SIGTERM);
         }
     }
-}
-
-static void take_messages(void)
-{
-    char text[GUARD_MESSAGE + 1];
-    for (int left = MOST_MESSAGES; guard.socket >= 0 && left > 0; left--) {
-        ssize_t size = recv(guard.socket, text, sizeof text, MSG_DONTWAIT);
-        if (size < 0)
-            return;
-        if (size == 0) { /* the agent has closed its end; its own end follows */
-            close(guard.socket);
-            guard.socket = -1;
-            return;
-        }
-        struct guard_message message;
-        if (guard_parse(text, (size_t)size, &message))
-            guard_take(&watch, &tools, &message, guard.now);
-    }
-    guard.was_ready |= watch.ready;
 }
 
 /* ---- the guard ---- */
@@ -328,9 +344,10 @@ int main(int count, char **words)
         fputs("usage: sluice-guard FOLDER COMMAND...   (started by: sluice agent)\n", stderr);
         return 2;
     }
+    guard.path = words[1];
     guard.command = words + 2;
     prepare();
-    lock(words[1]);
+    lock();
     guard_start(&watch, guard.now);
     load();
     start_agent();

@@ -82,8 +82,8 @@ static struct guard_job *find(struct guard_watch *watch, uint32_t number)
 
 static void drop(struct guard_watch *watch, struct guard_job *job)
 {
-    watch->changed |= job->frozen;
     *job = watch->jobs[--watch->count];
+    watch->changed = true;
 }
 
 /* False where it is to be tried again. */
@@ -109,6 +109,7 @@ static void add(struct guard_watch *watch, const struct guard_tools *tools, cons
         thaw(watch, tools, job); /* another run of the job */
         job->since = now;
     }
+    watch->changed |= job->vendors != message->vendors || strcmp(job->path, message->path) != 0;
     job->told = true;
     job->vendors = message->vendors;
     memcpy(job->path, message->path, sizeof job->path);
@@ -234,8 +235,10 @@ void guard_release(struct guard_watch *watch, const struct guard_tools *tools)
 uint32_t guard_deaths(const struct guard_watch *watch, int64_t today)
 {
     uint32_t deaths = 0;
-    for (uint32_t i = 0; i < watch->outage_count; i++)
-        deaths += strcmp(watch->outages[i].cause, stalled) != 0 && today - watch->outages[i].when < MINUTE_MS;
+    for (uint32_t i = 0; i < watch->outage_count; i++) {
+        int64_t ago = today - watch->outages[i].when; /* below 0: the clock was set back */
+        deaths += strcmp(watch->outages[i].cause, stalled) != 0 && ago >= 0 && ago < MINUTE_MS;
+    }
     return deaths;
 }
 
@@ -252,10 +255,11 @@ static void save_names(const struct guard_names *names, FILE *file)
 void guard_save(const struct guard_watch *watch, FILE *file)
 {
     fputs("sluice-guard 1\n", file);
-    for (uint32_t i = 0; i < watch->count; i++)
-        if (watch->jobs[i].frozen)
-            fprintf(file, "frozen %" PRIu32 " %u %s\n", watch->jobs[i].number, watch->jobs[i].vendors,
-                    watch->jobs[i].path);
+    for (uint32_t i = 0; i < watch->count; i++) {
+        const struct guard_job *job = &watch->jobs[i];
+        fprintf(file, "%s %" PRIu32 " %u %s\n", job->frozen ? "frozen" : "watched", job->number, job->vendors,
+                job->path);
+    }
     for (uint32_t i = 0; i < watch->outage_count; i++) {
         const struct guard_outage *outage = &watch->outages[i];
         fprintf(file, "outage %" PRIu32 " %" PRId64 " %s %" PRId64 " ", outage->number, outage->when, outage->cause,
@@ -286,12 +290,16 @@ static bool load_names(const char *text, struct guard_names *names)
     return false;
 }
 
-static void load_frozen(struct guard_watch *watch, const char *line, int64_t now)
+static void load_job(struct guard_watch *watch, const char *line, int64_t now)
 {
-    struct guard_job job = {.frozen = true, .since = now};
-    if (watch->count < GUARD_JOBS &&
-        sscanf(line, "frozen %10" SCNu32 " %1u %255s", &job.number, &job.vendors, job.path) == 3 && job.vendors > 0 &&
-        job.vendors < 1U << GUARD_VENDORS && guard_path_is_job(job.path))
+    struct guard_job job = {.since = now};
+    char kind[8];
+    if (watch->count == GUARD_JOBS ||
+        sscanf(line, "%7s %10" SCNu32 " %1u %255s", kind, &job.number, &job.vendors, job.path) != 4)
+        return;
+    job.frozen = strcmp(kind, "frozen") == 0;
+    if ((job.frozen || strcmp(kind, "watched") == 0) && job.vendors > 0 && job.vendors < 1U << GUARD_VENDORS &&
+        guard_path_is_job(job.path) && !find(watch, job.number))
         watch->jobs[watch->count++] = job;
 }
 
@@ -316,7 +324,7 @@ void guard_load(struct guard_watch *watch, FILE *file, int64_t now)
     if (!fgets(line, sizeof line, file) || strcmp(line, "sluice-guard 1\n") != 0)
         return;
     while (fgets(line, sizeof line, file)) {
-        load_frozen(watch, line, now);
+        load_job(watch, line, now);
         load_outage(watch, line, now);
     }
 }

@@ -4,6 +4,7 @@
 
 #define ONE "/sys/fs/cgroup/freezer/job_1"
 #define TWO "/sys/fs/cgroup/freezer/job_2"
+#define THREE "/sys/fs/cgroup/freezer/job_3"
 
 static struct guard_watch watch;
 static char done[256]; /* "+1" frozen, "-1" thawed */
@@ -189,6 +190,7 @@ static void test_deaths_are_counted_and_name_the_jobs_that_were_read(void)
     CHECK_INT(last()->number, 20);
     CHECK_INT(last()->about.jobs[0], 60);
     CHECK_INT(guard_deaths(&watch, calendar), 6);
+    CHECK_INT(guard_deaths(&watch, 0), 0); /* the clock was set back */
     say("ready", 900);
     for (int i = 0; i < GUARD_OUTAGES; i++)
         CHECK(watch.outages[i].lasted >= 0);
@@ -217,6 +219,7 @@ static void test_the_next_guard_thaws_what_this_one_froze(void)
     say("watch 2 amd,intel " TWO, 0);
     lose("signal-9", 2, 100);
     tick(10001);
+    say("watch 3 nvidia " THREE, 10001);
     char memory[4096];
     FILE *file = fmemopen(memory, sizeof memory, "w");
     guard_save(&watch, file);
@@ -226,22 +229,25 @@ static void test_the_next_guard_thaws_what_this_one_froze(void)
     file = fmemopen(memory, strlen(memory), "r");
     guard_load(&watch, file, 0);
     fclose(file);
-    CHECK_INT(watch.count, 2);
+    CHECK_INT(watch.count, 3);
     CHECK_INT(last()->about.jobs[0], 2);
     CHECK_INT(last()->frozen.count, 2);
     CHECK_STR(last()->cause, "signal-9");
     tick(100);
     CHECK_STR(done, "");
-    say("watch 1 nvidia " ONE, 200);
-    say("watch 2 amd,intel " TWO, 200);
-    say("sample nvidia", 300);
-    say("sample amd", 300);
-    CHECK_STR(done, "-1");
-    say("ready", 300);
+    tick(10001); /* no agent comes up: who was not frozen is, after another bound */
+    CHECK_STR(done, "+3");
+    done[0] = '\0';
+    say("watch 1 nvidia " ONE, 10200);
+    say("watch 2 amd,intel " TWO, 10200);
+    say("sample nvidia", 10300);
+    say("sample amd", 10300);
+    CHECK_STR(done, "-3-1");
+    say("ready", 10300); /* job 3 has ended */
     CHECK_INT(last()->lasted, -1);
-    say("sample intel", 400);
-    CHECK_STR(done, "-1-2");
-    CHECK_INT(last()->lasted, 400);
+    say("sample intel", 10400);
+    CHECK_STR(done, "-3-1-2");
+    CHECK_INT(last()->lasted, 10400);
 }
 
 static void test_a_damaged_memory_is_left_out(void)
@@ -253,6 +259,8 @@ static void test_a_damaged_memory_is_left_out(void)
                                  "frozen x\n"
                                  "outage 1 2 signal-9 -1 1,2\n"
                                  "outage 1 2 signal-9 -1 1,,2 -\n"
+                                 "melted 5 1 " TWO "\n"
+                                 "watched 4 1 " ONE "\n"
                                  "frozen 4 1 " ONE "\n";
     begin();
     FILE *file = fmemopen((void *)(uintptr_t)memory, sizeof memory - 1, "r");

@@ -421,13 +421,18 @@ class Slurm:
         out, error = "", ""
         if words[:2] == ("show", "job"):
             out = " ".join(f"{key}={value}" for key, value in self.job.items()) + "\n"
-        elif name == "squeue":
-            out = f"{self.comment}   \n"
+        elif name == "squeue":  # by the one name that both of Slurm's versions know
+            assert words[-1].startswith("admin_comment:")
+            out = f"{self.comment or '(null)'}   \n"
         elif words[0] == "update":
+            if self.job["JobState"] == "FAILED":
+                raise CommandError("scontrol: Job has already finished", returncode=1)
             self.comment = words[2].partition("=")[2]
         else:
             error = self.said["scancel" if name == "scancel" else words[0]]
             self.done.append([name, *words])
+            if words[0] == "requeuehold" and not error and self.job["JobState"] == "FAILED":
+                self.job["JobState"] = "PENDING"
         return subprocess.CompletedProcess([name, *words], 1 if error else 0, out, error)
 
 
@@ -446,10 +451,20 @@ def waiting(made: Holds) -> int:
 
 def test_a_refused_batch_job_is_requeued_held_with_the_reason(tmp_path: Path) -> None:
     slurm = Slurm()
-    made, _ = holds(tmp_path, slurm)
-    assert made.run() is None and waiting(made) == 0
+    made, now = holds(tmp_path, slurm)
+    assert made.run() == 1.0
     assert slurm.done == [["scontrol", "requeuehold", "7"]]
+    now[0] += 11
+    slurm.job["JobState"] = "PENDING"
+    assert made.run() is None and waiting(made) == 0 and len(slurm.done) == 1
     assert slurm.comment == "site's own sluice-refused: on n1: no share left"
+
+
+def test_the_reason_is_all_where_there_was_no_comment(tmp_path: Path) -> None:
+    slurm = Slurm()
+    slurm.comment = ""
+    holds(tmp_path, slurm)[0].run()
+    assert slurm.comment == "sluice-refused: on n1: no share left"
 
 
 def test_a_task_of_an_array_is_meant_alone(tmp_path: Path) -> None:
@@ -464,15 +479,27 @@ def test_what_cannot_be_requeued_says_why_and_is_cancelled(tmp_path: Path, chang
     made, now = holds(tmp_path, slurm)
     assert made.run() == 1.0 and slurm.done == []
     now[0] += 6
-    assert made.run() is None and slurm.done == [["scancel", "7"]]
+    assert made.run() == 1.0 and slurm.done == [["scancel", "7"]]
+    assert "no share left" in slurm.comment
+    now[0] += 11
+    slurm.job["JobState"] = "CANCELLED"
+    assert made.run() is None
+
+
+def test_a_controller_that_died_before_it_saved_is_told_again(tmp_path: Path) -> None:
+    slurm = Slurm()
+    made, now = holds(tmp_path, slurm)
+    assert made.run() == 1.0 == made.run() and len(slurm.done) == 1
+    now[0] += 11
+    slurm.comment, slurm.job["JobState"] = "", "FAILED"
+    assert made.run() == 1.0 and slurm.done == [["scontrol", "requeuehold", "7"]] * 2
     assert "no share left" in slurm.comment
 
 
 def test_what_slurm_does_not_requeue_after_all_is_cancelled(tmp_path: Path) -> None:
     slurm = Slurm()
     slurm.said["requeuehold"] = "Requested operation is presently disabled for job 7"
-    made, _ = holds(tmp_path, slurm)
-    assert made.run() is None
+    assert holds(tmp_path, slurm)[0].run() == 1.0
     assert slurm.done == [["scontrol", "requeuehold", "7"], ["scancel", "7"]]
 
 
@@ -496,7 +523,7 @@ def test_the_controllers_are_told_until_one_answers_also_after_a_restart(tmp_pat
     slurm.up, slurm.job["JobState"] = True, "COMPLETING"
     assert again.run() == 1.0
     slurm.job["JobState"] = "FAILED"  # its batch script was not started
-    assert again.run() is None and slurm.done == [["scontrol", "requeuehold", "7"]]
+    assert again.run() == 1.0 and slurm.done == [["scontrol", "requeuehold", "7"]]
 
 
 def test_a_job_that_nobody_takes_keeps_up_no_other(tmp_path: Path) -> None:

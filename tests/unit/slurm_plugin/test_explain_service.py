@@ -104,6 +104,17 @@ def test_private_data(site: FakeSite, uid: int, seen: bool) -> None:
     assert may_see(site, uid, 2001, "physics") is seen
 
 
+def test_a_job_that_a_node_refused_is_explained_by_its_words(tmp_path: Path) -> None:
+    refused = job(7, admin_comment="site's sluice-refused: on n1: 40 % are left sluice:v=1,rung=none")
+    document = answer(FakeSite(known=[refused]), tmp_path, 2001, JobName(7))
+    assert document["slurm"]["refused"] == "on n1: 40 % are left"
+    assert {"Refused on n1: 40 % are left", "  It waits until it is released: scontrol release 7"} <= {
+        *render(document)
+    }
+    document["slurm"]["state"] = "RUNNING"
+    assert not any("Refused" in line for line in render(document))
+
+
 def test_what_one_may_not_see_does_not_exist(tmp_path: Path) -> None:
     with pytest.raises(RefusedError) as hidden:
         answer(FakeSite(), tmp_path, 1, JobName(7))

@@ -1,0 +1,265 @@
+"""What a user asks can fail his job, never a node: shares that cannot be given, forged and valid, also in arrays."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dev_cluster.cluster import DevCluster
+from dev_cluster.layout import INSIDE, python_in_tree
+from policy.compiled import CompiledPolicy, Global
+from policy.node import NodePolicy
+from policy.node_limits import NodeLimits
+from slurm_client.refused import reason_in
+from tests.integration.settled import PATIENCE, lasts_until, status, until
+
+pytestmark = pytest.mark.cluster
+
+NODE = "single-1"
+SINGLE = """
+name: single
+description: one H100, so that all jobs share it
+cpu: {sockets: 1, cores_per_socket: 56, threads_per_core: 2, numa_nodes: 1, memory_mib: 524288}
+drivers:
+  nvidia: {version: 550.90.07, library: 12.550.90.07, runtime: 12040}
+gpus:
+  - {model: h100-sxm5-80gb, pci: '0000:1b:00.0', numa: 0, under: 'pci0000:15/0000:15:01.0'}
+"""
+OPTION = "_SLURM_SPANK_OPTION_sluice_gpu"
+SCRIPT = "#!/bin/sh\necho ran\n"
+
+
+@pytest.fixture(scope="module")
+def description(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    platform = tmp_path_factory.mktemp("platform") / "single.yaml"
+    platform.write_text(SINGLE)
+    return {
+        "nodes": [{"names": NODE, "platform": str(platform)}],
+        "controllers": 1,
+        "accounting": False,
+        "agent": True,
+        "users": [{"name": "alice"}, {"name": "bob"}],
+    }
+
+
+def prepared(cluster: DevCluster) -> DevCluster:
+    """MPS gives shares."""
+    policy = cluster.slurm_conf_dir() / "sluice.node.json"
+    policy.write_text(NodePolicy(limits=NodeLimits(ladder=("mps", "limiter", "watchdog"))).render())
+    return cluster
+
+
+@pytest.fixture(scope="module")
+def stock(description: dict[str, Any], make_shared_cluster: Callable[..., DevCluster]) -> DevCluster:
+    """job_submit/sluice is not loaded: whatever a client sends comes to the node."""
+    return prepared(make_shared_cluster(description))
+
+
+@pytest.fixture(scope="module", params=["22.05", pytest.param("24.11", marks=pytest.mark.trixie)])
+def cluster(
+    request: pytest.FixtureRequest, description: dict[str, Any], make_shared_cluster: Callable[..., DevCluster]
+) -> DevCluster:
+    """Level admit: shares are checked, and not placed by."""
+    root = request.getfixturevalue("trixie_root") if request.param == "24.11" else None
+    policy = CompiledPolicy(generated_s=0, source="test", settings=Global(gpu_shares=True)).render()
+    made = prepared(make_shared_cluster(description | {"sluice": {"level": "admit", "policy": policy}}, root=root))
+    until(lambda: status(made)["level"], lambda level: level == "admit")
+    return made
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Path]:
+    """A client of one's own, built against this machine's libslurm."""
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own are closed to other users
+        Path(folder).chmod(0o755)
+        program = Path(folder) / "forged_submit"
+        source = Path(__file__).with_name("forged_submit.c")
+        subprocess.run(["gcc", "-o", program, source, "-lslurm"], check=True, timeout=60)
+        yield program
+
+
+def forged(cluster: DevCluster, client: Path, *strings: str, requeue: int = 1, array: str = "-") -> str:
+    words = [client, str(requeue), array, "gres:shard:1024", SCRIPT, *strings]
+    return cluster.run(words, user="alice", timeout=60).stdout.strip()
+
+
+def node_state(cluster: DevCluster) -> str:
+    return cluster.run(["sinfo", "-h", "-n", NODE, "-o", "%T %E"]).stdout.strip()
+
+
+def assert_in_service(cluster: DevCluster) -> None:
+    """Not drained, and jobs run."""
+    cluster.wait_idle(timeout=PATIENCE)
+    assert node_state(cluster) == "idle none"
+    ran = cluster.run(["srun", "--quiet", "--gres=shard:1024", "echo", "ran"], user="bob", timeout=PATIENCE)
+    assert ran.stdout == "ran\n"
+
+
+def jobs(cluster: DevCluster, job: str) -> list[str]:
+    """State, reason, restarts and comment of a job, or of each task of an array."""
+    form = "State:20,Reason:40,RestartCnt:4,admin_comment:400"
+    out = cluster.run(["squeue", "-h", "-r", "-t", "all", "-j", job, "-O", form], check=False).stdout
+    return [" ".join(line.split()) for line in out.splitlines()]
+
+
+HOLDS = "import pathlib as p, prolog_epilog.holds as h; h.Holds(p.Path('/run/sluice/agent/refused')).run()"
+
+
+def is_newer(cluster: DevCluster) -> bool:
+    return "24.11" in cluster.run(["sinfo", "--version"]).stdout
+
+
+def look_at(cluster: DevCluster, job: str) -> list[str]:
+    """With 24.11 the agent runs on this machine's system, whose commands are 22.05's: its duty is done for it."""
+    if is_newer(cluster):
+        cluster.run(python_in_tree(["-c", HOLDS]), node=NODE, check=False)
+    return jobs(cluster, job)
+
+
+def await_held(cluster: DevCluster, job: str, count: int = 1) -> list[str]:
+    held = re.compile("PENDING job.requeued.in.held.state 1 sluice-refused: ")
+    seen: list[str] = until(
+        lambda: look_at(cluster, job), lambda seen: len(seen) == count and all(held.match(line) for line in seen)
+    )
+    return [reason_in(line) for line in seen]
+
+
+def record(cluster: DevCluster, job: str) -> dict[str, Any]:
+    path = cluster.node_folder(NODE) / f"records/{job}.json"
+    until(path.exists)
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def gone(cluster: DevCluster, job: str) -> None:
+    cluster.run(["scancel", job])
+
+
+FORGED = [f"{OPTION}_share=50%", f"{OPTION}-share=50%", f"SPANK_{OPTION}_share=-1", f"{OPTION}_share="]
+
+
+@pytest.mark.parametrize("string", FORGED)
+def test_a_forged_share_holds_the_job_and_not_the_node(stock: DevCluster, client: Path, string: str) -> None:
+    job = forged(stock, client, string)
+    [reason] = await_held(stock, job)
+    assert reason.startswith(f"on {NODE}: --gpu-share=") and "is no number of 1 to 100" in reason
+    found = record(stock, job)
+    assert found["refused"].startswith("--gpu-share=") and found["grants"] == []
+    assert "ran" not in output(stock, job)
+    gone(stock, job)
+    assert_in_service(stock)
+
+
+def output(cluster: DevCluster, job: str) -> str:
+    return cluster.run(["sh", "-c", f"cat {INSIDE}/home/alice/forged-{job} 2>/dev/null"], node=NODE, check=False).stdout
+
+
+def test_an_array_of_refused_jobs_drains_nothing_while_a_neighbour_runs(stock: DevCluster, client: Path) -> None:
+    words = ["srun", "--quiet", "--gres=shard:1024", "sh", "-c", f"echo up; {lasts_until(INSIDE / 'array')}; echo done"]
+    with subprocess.Popen(stock.command(words, user="bob"), stdout=subprocess.PIPE, text=True) as neighbour:
+        assert neighbour.stdout and neighbour.stdout.readline() == "up\n"
+        job = forged(stock, client, f"{OPTION}_share=50%", array="1-12")
+        reasons = await_held(stock, job, 12)
+        (stock.folder / "array").touch()
+        assert neighbour.stdout.read() == "done\n" and neighbour.wait(PATIENCE) == 0
+    assert len(reasons) == 12
+    gone(stock, job)
+    assert_in_service(stock)
+
+
+def test_a_refused_job_that_may_not_be_requeued_says_why_and_ends(stock: DevCluster, client: Path) -> None:
+    job = forged(stock, client, f"{OPTION}_share=50%", requeue=0)
+    [seen] = until(lambda: jobs(stock, job), lambda lines: lines and lines[0].split()[0] in ("FAILED", "CANCELLED"))
+    assert "is refused: --gpu-share='50%'" in output(stock, job) and "ran" not in output(stock, job), seen
+    assert_in_service(stock)
+
+
+def test_a_refused_job_waits_for_a_controller_that_is_away(stock: DevCluster, client: Path) -> None:
+    """And for an agent that was killed meanwhile."""
+    stock.run(["scontrol", "update", f"nodename={NODE}", "state=resume"], check=False)
+    job = forged(stock, client, f"{OPTION}_share=1e2")
+    stock.stop_daemon("slurmctld@ctl1")
+    agent = f"agent@{NODE}"
+    before = stock.log(agent).read_text().count("action=ready")
+    stock.stop_daemon(agent, number=9)
+    stock.start_daemon(agent)
+    until(lambda: stock.log(agent).read_text().count("action=ready") > before)
+    stock.start_daemon("slurmctld@ctl1")
+    await_held(stock, job)
+    gone(stock, job)
+    assert_in_service(stock)
+
+
+# ---- where submissions are checked ----
+
+
+def sbatch(cluster: DevCluster, *options: str, script: str = "sleep 600") -> str:
+    words = [
+        "sbatch",
+        "--parsable",
+        "-o",
+        "/run/sluice-cluster/home/alice/forged-%j",
+        "--gres=shard:1024",
+        *options,
+        f"--wrap={script}",
+    ]
+    return cluster.run(words, user="alice", cwd="/tmp").stdout.strip()
+
+
+@pytest.mark.parametrize("share", ["50%", "050", "50"])
+def test_a_share_that_was_admitted_is_what_the_node_sees(cluster: DevCluster, share: str) -> None:
+    job = sbatch(cluster, f"--gpu-share={share}", script="echo ran")
+    found = record(cluster, job)
+    assert (found["share_percent"], found["share_by"], found["refused"]) == (50, "mps", ""), found
+    assert_in_service(cluster)
+
+
+def test_two_valid_shares_that_do_not_fit_together(cluster: DevCluster) -> None:
+    first = sbatch(cluster, "--gpu-share=60")
+    until(lambda: jobs(cluster, first), lambda lines: lines and lines[0].startswith("RUNNING"))
+    second = sbatch(cluster, "--gpu-share=60", "--array=1-3")
+    reasons = await_held(cluster, second, 3)
+    assert all("40 % of GPU 0 are left by the jobs on it" in reason for reason in reasons)
+    assert jobs(cluster, first)[0].startswith("RUNNING")
+    gone(cluster, first)
+    cluster.wait_idle(timeout=PATIENCE)
+    cluster.run(["scontrol", "release", f"{second}_1"], user="alice")  # its user's to say
+    waits = ("RUNNING", "PENDING BeginTime")  # Slurm starts what was requeued two minutes later
+    until(lambda: jobs(cluster, f"{second}_1"), lambda lines: lines and lines[0].startswith(waits))
+    gone(cluster, second)
+    assert_in_service(cluster)
+
+
+@pytest.mark.parametrize("command", ["srun", "salloc"])
+def test_who_waits_for_his_job_is_told(cluster: DevCluster, command: str) -> None:
+    first = sbatch(cluster, "--gpu-share=60")
+    until(lambda: jobs(cluster, first), lambda lines: lines and lines[0].startswith("RUNNING"))
+    words = [command, "--quiet", "--gres=shard:1024", "--gpu-share=60"]
+    words += ["echo", "ran"] if command == "srun" else ["sh", "-c", "srun --quiet echo ran"]
+    done = cluster.run(words, user="alice", check=False, timeout=PATIENCE)
+    assert done.returncode != 0 and "ran" not in done.stdout
+    assert "40 % of GPU 0 are left by the jobs on it" in done.stderr, done.stderr
+    gone(cluster, first)
+    assert_in_service(cluster)
+
+
+def test_what_no_command_sends_is_refused_at_submission(cluster: DevCluster, client: Path) -> None:
+    if is_newer(cluster):
+        pytest.skip("the client is built against this machine's libslurm")
+    for strings in (
+        ["+70000"],
+        ["+30000", "+40000"],
+        [f"SPANK_{OPTION}_share=50"],
+        [f"{OPTION}_share=5", f"{OPTION}-share=6"],
+    ):
+        assert forged(cluster, client, *strings).startswith("refused: "), strings
+    job = forged(cluster, client, f"{OPTION}-share=050%")
+    assert record(cluster, job)["share_percent"] == 50
+    assert_in_service(cluster)
