@@ -13,6 +13,7 @@ from typing import Any
 
 from dev_cluster.cluster import DevCluster
 from dev_cluster.gpu_sim.fields import set_values
+from policy.compiled import CompiledPolicy, Global
 
 NODE, OTHER = "single-1", "single-2"
 AGENT = f"agent@{NODE}"
@@ -29,6 +30,7 @@ RUN_KIB = 8 << 10
 """More than before, once hostile jobs are gone."""
 PATIENCE = 60.0
 
+POLICY = CompiledPolicy(generated_s=0, source="test", settings=Global(placement="sluice", gpu_shares=True)).render()
 PLATFORM = """
 name: single
 description: one H100, so that all jobs share it
@@ -48,7 +50,7 @@ def description(platform: Path, **more: Any) -> dict[str, Any]:
         "controllers": 1,
         "agent": True,
         "controllerd": True,
-        "sluice": {"level": "place"},
+        "sluice": {"level": "place", "policy": POLICY},
         "accounts": [{"name": "physics"}, {"name": "chemistry"}],
         "users": [
             *({"name": name, "accounts": ["physics"]} for name in ("alice", "bob")),

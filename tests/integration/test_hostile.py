@@ -20,6 +20,7 @@ import pytest
 
 from dev_cluster.cluster import DevCluster
 from dev_cluster.gpu_sim.fields import set_values
+from dev_cluster.layout import INSIDE
 from policy.node import NodePolicy
 from policy.node_limits import NodeLimits
 from tests.integration.hostile_site import (
@@ -225,7 +226,8 @@ def test_a_device_sent_to_a_job_without_gpus_does_not_help_it(site: HostileSite)
 
 
 def test_a_subordinate_uid_is_its_owners(site: HostileSite) -> None:
-    (site.cluster.layout.overlay / "subuid").write_text("mallory:100000:65536\n")
+    (site.cluster.folder / "subuid").write_text("mallory:100000:65536\n")
+    site.run("mount", "--bind", str(INSIDE / "subuid"), "/etc/subuid", node=NODE)
     with site.attack("quiet", gres="shard:1024"), outside(site, *site.program("quiet"), uid=100001) as program:
         assert program.stdout
         try:
@@ -312,6 +314,15 @@ def submit(site: HostileSite, *options: str, env: dict[str, str] | None = None, 
     return done.stdout.strip().partition(";")[0] if done.returncode == 0 else ""
 
 
+SEEN = INSIDE / "scratch"
+
+
+def scratch(site: HostileSite, name: str) -> Path:
+    """A file that jobs write and this test sees, in `SEEN`."""
+    site.cluster.layout.scratch.chmod(0o777)
+    return site.cluster.layout.scratch / f"hostile.{name}"
+
+
 def settled(site: HostileSite, jobs: list[str], seconds: float = PATIENCE) -> dict[str, str]:
     """State and reason of each when none will change soon: ended, held, or waiting for what it cannot have."""
 
@@ -339,7 +350,27 @@ GRES = (
 )  # fmt: skip
 
 
-def test_a_share_of_a_gpu_in_any_spelling_drains_no_node(site: HostileSite) -> None:
+@pytest.fixture
+def shares(site: HostileSite) -> Iterator[None]:
+    """MPS holds jobs, and gives shares of a GPU's compute time."""
+    policy = site.cluster.slurm_conf_dir() / "sluice.node.json"
+    policy.write_text(NodePolicy(limits=NodeLimits(ladder=("mps", "limiter", "watchdog"))).render())
+    yield
+    site.clear()
+    policy.write_text(NodePolicy().render())
+
+
+@pytest.fixture(scope="module")
+def forger(site: HostileSite) -> Path:
+    """A client of one's own, built against this machine's libslurm."""
+    program = site.programs / "forged_submit"
+    subprocess.run(
+        ["gcc", "-o", program, Path(__file__).with_name("forged_submit.c"), "-lslurm"], check=True, timeout=60
+    )
+    return program
+
+
+def test_a_share_of_a_gpu_in_any_spelling_drains_no_node(site: HostileSite, shares: None) -> None:
     options = ["-w", NODE, "--gres=shard:1024"]
     settled(site, [submit(site, *options, f"--gpu-share={share}", wrap="true") for share in SHARES])
 
@@ -348,28 +379,29 @@ def test_numbers_beyond_all_sense_drain_no_node(site: HostileSite) -> None:
     settled(site, [submit(site, "-w", NODE, f"--gres={gres}", wrap="true") for gres in GRES])
 
 
-@pytest.mark.parametrize("name", ["gpu-share", "gpu_share"])
-def test_a_share_that_only_the_environment_names_is_seen_or_refused(site: HostileSite, name: str) -> None:
-    """Two of sixty percent are never on one GPU at the same time, however they were asked for."""
-    option = {f"_SLURM_SPANK_OPTION_sluice_{name}": "60"}
-    jobs = [submit(site, "-w", NODE, "--gres=shard:1024", env=option, wrap="sleep 4") for _ in range(2)]
-    together = 0
-    end = time.monotonic() + 8
-    while time.monotonic() < end:
-        running = site.run("squeue", "-h", "-t", "R", "-u", "mallory", "-o", "%A").stdout.split()
-        together = max(together, len(running))
+@pytest.mark.parametrize(
+    "forged", ["gpu-share=60", "gpu_share=60", "gpu_share=50%", "gpu_share=60\n", "gpu-share=x" * 900]
+)
+def test_a_forged_share_fails_its_job_or_is_held_to(site: HostileSite, shares: None, forger: Path, forged: str) -> None:
+    """Sent past Slurm's commands, as a client of one's own does: two of sixty percent are never together on a GPU."""
+    words = [str(forger), "0", "-", "gres:shard:1024", "#!/bin/sh\nsleep 3\n", f"_SLURM_SPANK_OPTION_sluice_{forged}"]
+    jobs = [site.run(*words, user="mallory", check=False).stdout.strip() for _ in range(2)]
+    jobs = [job for job in jobs if job.isdigit()]
+    together, end = 0, time.monotonic() + 6
+    while jobs and time.monotonic() < end:
+        together = max(together, len(site.run("squeue", "-h", "-t", "R", "-u", "mallory", "-o", "%A").stdout.split()))
         assert not site.broken_nodes(), site.broken_nodes()
-        time.sleep(0.3)
+        time.sleep(0.2)
+    assert together < 2
     settled(site, jobs)
-    assert together < 2 or not all(jobs)
 
 
-def test_shares_that_do_not_fit_wait_for_each_other(site: HostileSite) -> None:
+def test_shares_that_do_not_fit_wait_for_each_other(site: HostileSite, shares: None) -> None:
     jobs = [submit(site, "-w", NODE, "--gres=shard:1024", "--gpu-share=60") for _ in range(2)]
     settled(site, jobs)
 
 
-def test_an_array_of_refused_jobs_drains_nothing(site: HostileSite, full_scale: bool) -> None:
+def test_an_array_of_refused_jobs_drains_nothing(site: HostileSite, shares: None, full_scale: bool) -> None:
     """Each would fail its prolog: past job_submit by the environment, without a node named."""
     count = 10_000 if full_scale else 12
     env = {"_SLURM_SPANK_OPTION_sluice_gpu_share": "50%", "SLUICE_GPU_SHARE": "50%"}
@@ -402,9 +434,8 @@ def test_hostile_names_comments_and_folders_stay_text(site: HostileSite) -> None
 @pytest.mark.parametrize("output", ["/dev/full", "/proc/self/mem", "/tmp/link"])
 def test_output_that_cannot_be_written_keeps_nobody_alive(site: HostileSite, output: str) -> None:
     site.run("ln", "-sfn", "/etc/slurm/slurm.conf", "/tmp/link", user="mallory", node=NODE)
-    up = site.cluster.layout.scratch / f"up.{output.rpartition('/')[2]}"
-    script = f"echo $$ >/run/sluice-cluster/scratch/{up.name}; exec sleep 600"
-    site.cluster.layout.scratch.chmod(0o777)
+    up = scratch(site, output.rpartition("/")[2])
+    script = f"echo $$ >{SEEN}/{up.name}; exec sleep 600"
     job = submit(site, "-w", NODE, "--gres=shard:1024", "-o", output, wrap=script)
     with suppress(AssertionError):  # a job whose output cannot be opened does not start
         pid = int(eventually(lambda: up.exists() and up.read_text(), 5))
@@ -521,19 +552,25 @@ def test_a_running_job_that_its_user_changes_keeps_its_limit(site: HostileSite) 
 
 
 def test_a_job_requeued_while_it_is_over_its_limit_is_still_ended(site: HostileSite) -> None:
-    words = ["sbatch", "--parsable", "--requeue", "--mem=100", "-w", NODE, "--gres=shard:1024", "-o", "/tmp/again.%j",
-             "--open-mode=append", "-t", "5", "--wrap", shlex.join(site.program("quiet"))]  # fmt: skip
-    job = site.run(*words, user="mallory", cwd="/tmp").stdout.strip()
+    up = scratch(site, "requeued")
+    job = submit(site, "--requeue", "-w", NODE, "--gres=shard:1024", wrap=f"echo $$ >{SEEN}/{up.name}; exec sleep 600")
 
     def runs() -> bool:
+        site.run("scontrol", "update", f"jobid={job}", "starttime=now", user="mallory", check=False)
         return site.run("squeue", "-h", "-j", job, "-o", "%T", check=False).stdout.strip() == "RUNNING"
 
     for _ in range(2):
-        eventually(runs, 2 * PATIENCE)
-        site.run("scontrol", "requeue", job, user="mallory", check=False)
+        eventually(runs)
+        for _ in range(10):
+            site.run("scontrol", "requeue", job, user="mallory", check=False)
         assert not site.broken_nodes(), site.broken_nodes()
-    for _ in range(20):
+    eventually(runs)
+    set_values(site.sim, 0, {"process": f"{up.read_text().strip()}:60G"})
+    try:
         site.run("scontrol", "requeue", job, user="mallory", check=False)
+        eventually(lambda: not site.lives(int(up.read_text())), 10)
+    finally:
+        set_values(site.sim, 0, {"processes": "none"})
     site.run("scancel", job)
 
 
@@ -550,10 +587,7 @@ def test_short_steps_that_end_while_they_are_judged(site: HostileSite) -> None:
 # ---- MPS ----
 
 
-def test_a_deep_tree_in_the_folder_of_mps_logs_fails_nothing(site: HostileSite) -> None:
-    policy = site.cluster.slurm_conf_dir() / "sluice.node.json"
-    before = policy.read_text() if policy.exists() else None
-    policy.write_text(NodePolicy(limits=NodeLimits(ladder=("mps", "limiter", "watchdog"))).render())
+def test_a_deep_tree_in_the_folder_of_mps_logs_fails_nothing(site: HostileSite, shares: None) -> None:
     deep = (
         "import os\nfor name in ('CUDA_MPS_LOG_DIRECTORY', 'CUDA_MPS_PIPE_DIRECTORY'):\n"
         "    try:\n        os.chdir(os.environ[name])\n"
@@ -561,13 +595,10 @@ def test_a_deep_tree_in_the_folder_of_mps_logs_fails_nothing(site: HostileSite) 
         "        for n in range(500):\n            os.symlink('/etc', f'l{n}'); os.mkfifo(f'p{n}')\n"
         "    except (KeyError, OSError) as error:\n        print(error)\nprint('done')"
     )
-    try:
-        ran = site.run(*site.srun(PYTHON, "-c", deep, gres="shard:2048"), user="mallory", timeout=PATIENCE)
-        assert "done" in ran.stdout
-        eventually(lambda: "job_" not in site.run("ls", "/run/sluice/mps", node=NODE, check=False).stdout)
-        assert not site.broken_nodes(), site.broken_nodes()
-    finally:
-        policy.unlink() if before is None else policy.write_text(before)
+    ran = site.run(*site.srun(PYTHON, "-c", deep, gres="shard:2048"), user="mallory", timeout=PATIENCE)
+    assert "done" in ran.stdout
+    eventually(lambda: "job_" not in site.run("ls", "/run/sluice/mps", node=NODE, check=False).stdout)
+    assert not site.broken_nodes(), site.broken_nodes()
 
 
 # ---- memory that outlives its owner ----
