@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dev_cluster.cluster import DevCluster
 from dev_cluster.gpu_sim.fields import set_values
+from dev_cluster.layout import INSIDE
 from policy.compiled import CompiledPolicy, Global
+from sluice_base.run import CommandError
 
 NODE, OTHER = "single-1", "single-2"
 AGENT = f"agent@{NODE}"
 PYTHON = "/usr/bin/python3"
-PROGRAMS = Path(__file__).parents[2] / "prolog_epilog/programs"
+PROGRAMS = INSIDE / "programs"
 HOSTILE = Path(__file__).with_name("hostile_programs.py")
+SCRATCH = INSIDE / "scratch"
+"""Where all hosts see the cluster's scratch folder."""
 TENANTS = ("mallory", "trudy", "eve", "oscar", "craig")
 ENDED_S = 2.0
 """Within which what is over its limit is ended."""
@@ -91,16 +96,18 @@ class Ended:
 class HostileSite:
     """The cluster."""
 
-    def __init__(self, cluster: DevCluster, programs: Path) -> None:
+    def __init__(self, cluster: DevCluster, *, other_system: bool = False) -> None:
         self.cluster = cluster
-        self.programs = programs  # a folder that all hosts see and users can read
+        self.other_system = other_system  # what is compiled here does not run there
+        cluster.layout.scratch.chmod(0o777)
+        shutil.copy(HOSTILE, cluster.layout.scratch)
         self._next_job = 900000
 
     # ---- jobs ----
 
     def program(self, attack: str, *words: str) -> list[str]:
         """The command line of an attack."""
-        return [PYTHON, str(self.programs / HOSTILE.name), attack, *words]
+        return [PYTHON, str(SCRATCH / HOSTILE.name), attack, *words]
 
     def srun(
         self, *command: str | Path, gres: str = "shard:2048", node: str = NODE, options: Sequence[str] = ()
@@ -275,11 +282,9 @@ class HostileSite:
                 self.cluster.start_daemon(daemon.name)
         for node in self.broken_nodes():
             self.run("scontrol", "update", f"nodename={node.split()[0]}", "state=resume", check=False)
-        eventually(lambda: self.run("sluice", "agent", "status", node=NODE, check=False).returncode == 0)
+        eventually(self._answers)
 
-
-def set_up_programs(folder: Path) -> None:
-    """What users run, where they can read it."""
-    folder.chmod(0o755)
-    (folder / HOSTILE.name).write_text(HOSTILE.read_text())
-    (folder / HOSTILE.name).chmod(0o644)
+    def _answers(self) -> bool:
+        with suppress(CommandError):
+            return self.agent_pid() > 0
+        return False

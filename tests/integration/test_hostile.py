@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -29,11 +28,11 @@ from tests.integration.hostile_site import (
     PATIENCE,
     PYTHON,
     RUN_KIB,
+    SCRATCH,
     TENANTS,
     HostileSite,
     description,
     eventually,
-    set_up_programs,
 )
 from tests.integration.settled import until
 from tests.integration.versions import NATIVE_FIRST
@@ -50,15 +49,12 @@ def site(
     make_shared_cluster: Callable[..., DevCluster],
     tmp_path_factory: pytest.TempPathFactory,
     request: pytest.FixtureRequest,
-) -> Iterator[HostileSite]:
+) -> HostileSite:
     """On the machine's own Slurm; at full scale also on cgroup version 2 and on Slurm 24.11."""
     more = {"cgroup": "v2"} if request.param == "cgroup2" else {}
     options = {"root": request.getfixturevalue("trixie_root")} if request.param == "trixie" else {}
-    with tempfile.TemporaryDirectory(dir="/tmp") as name:
-        folder = Path(name)
-        set_up_programs(folder)
-        described = description(tmp_path_factory.mktemp("platform") / "single.yaml", **more)
-        yield HostileSite(make_shared_cluster(described, **options), folder)
+    described = description(tmp_path_factory.mktemp("platform") / "single.yaml", **more)
+    return HostileSite(make_shared_cluster(described, **options), other_system=request.param == "trixie")
 
 
 @pytest.fixture(scope="module")
@@ -314,12 +310,8 @@ def submit(site: HostileSite, *options: str, env: dict[str, str] | None = None, 
     return done.stdout.strip().partition(";")[0] if done.returncode == 0 else ""
 
 
-SEEN = INSIDE / "scratch"
-
-
 def scratch(site: HostileSite, name: str) -> Path:
-    """A file that jobs write and this test sees, in `SEEN`."""
-    site.cluster.layout.scratch.chmod(0o777)
+    """A file that jobs write and this test sees, in `SCRATCH`."""
     return site.cluster.layout.scratch / f"hostile.{name}"
 
 
@@ -435,7 +427,7 @@ def test_hostile_names_comments_and_folders_stay_text(site: HostileSite) -> None
 def test_output_that_cannot_be_written_keeps_nobody_alive(site: HostileSite, output: str) -> None:
     site.run("ln", "-sfn", "/etc/slurm/slurm.conf", "/tmp/link", user="mallory", node=NODE)
     up = scratch(site, output.rpartition("/")[2])
-    script = f"echo $$ >{SEEN}/{up.name}; exec sleep 600"
+    script = f"echo $$ >{SCRATCH}/{up.name}; exec sleep 600"
     job = submit(site, "-w", NODE, "--gres=shard:1024", "-o", output, wrap=script)
     with suppress(AssertionError):  # a job whose output cannot be opened does not start
         pid = int(eventually(lambda: up.exists() and up.read_text(), 5))
@@ -553,7 +545,9 @@ def test_a_running_job_that_its_user_changes_keeps_its_limit(site: HostileSite) 
 
 def test_a_job_requeued_while_it_is_over_its_limit_is_still_ended(site: HostileSite) -> None:
     up = scratch(site, "requeued")
-    job = submit(site, "--requeue", "-w", NODE, "--gres=shard:1024", wrap=f"echo $$ >{SEEN}/{up.name}; exec sleep 600")
+    job = submit(
+        site, "--requeue", "-w", NODE, "--gres=shard:1024", wrap=f"echo $$ >{SCRATCH}/{up.name}; exec sleep 600"
+    )
 
     def state() -> str:
         site.run("scontrol", "update", f"jobid={job}", "starttime=now", user="mallory", check=False)
