@@ -20,6 +20,7 @@ from sluice_base.errors import SluiceError
 # name -> (module, one line)
 BENCHMARKS: dict[str, tuple[str, str]] = {
     "agent": ("benchmarks.agent", "the node agent's programs, and its watchdog's share of a core"),
+    "hostile": ("benchmarks.hostile", "what a neighbour of a hostile tenant notices, attack by attack"),
     "core-latency": ("benchmarks.core_latency", "place, commit and release in the core, at scale"),
     "openb": ("benchmarks.openb", "GPU allocation on Alibaba's openb lists, beside published policies"),
     "failover": ("benchmarks.failover", "SIGKILL of the leading controller under load, stock Slurm beside Sluice"),
