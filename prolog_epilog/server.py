@@ -38,11 +38,11 @@ _USERS = Kind(
     line=8 << 10,  # the names of 64 device files and more
     held=4 << 20,
     seconds=2.0,
-    rates=(Rate(1024, 200), Rate(512, 50), Rate(512, 50)),  # of all, of a user, of a job; two requests a task
+    rates=(Rate(2048, 60), Rate(512, 20), Rate(512, 20)),  # of all, of a user, of a job; two requests a task
     too_long=_TOO_LONG,
 )
-_STRANGERS = replace(_USERS, name="strangers", places=64, threads=1, rates=(Rate(256, 50), Rate(64, 20)))
-_CONNECTS = Rate(512, 100)  # on one socket
+_STRANGERS = replace(_USERS, name="strangers", places=64, threads=1, rates=(Rate(256, 20), Rate(64, 5)))
+_CONNECTS = Rate(512, 40)  # on one socket
 _BACKLOG = 1024
 _USERS_LINES = (Rate(512, 10), Rate(128, 1))  # in the log: of all, of a user
 _LOGGED = ("job", "uid", "gpus", "shards", "whole", "open")
