@@ -543,24 +543,29 @@ def test_a_running_job_that_its_user_changes_keeps_its_limit(site: HostileSite) 
     assert record["grants"][0]["limit"] == 2048 << 20 and record["user"] == "mallory"
 
 
+def test_a_job_requeued_again_and_again_without_slurms_pause_costs_itself_alone(site: HostileSite) -> None:
+    """slurmd does not run the prolog of a run that its user makes begin at once: its task is refused, and it fails."""
+    job = submit(site, "--requeue", "-w", NODE, "--gres=shard:1024", wrap="exec sleep 600")
+
+    def state() -> str:
+        site.run("scontrol", "update", f"jobid={job}", "starttime=now", user="mallory", check=False)
+        return site.run("squeue", "-h", "-j", job, "-o", "%T", check=False).stdout.strip()
+
+    for _ in range(3):
+        if not until(state, lambda now: now in ("RUNNING", ""), PATIENCE):
+            break
+        for _ in range(10):
+            site.run("scontrol", "requeue", job, user="mallory", check=False)
+        assert not site.broken_nodes(), site.broken_nodes()
+    site.run("scancel", job, check=False)
+
+
 def test_a_job_requeued_while_it_is_over_its_limit_is_still_ended(site: HostileSite) -> None:
     up = scratch(site, "requeued")
     job = submit(
         site, "--requeue", "-w", NODE, "--gres=shard:1024", wrap=f"echo $$ >{SCRATCH}/{up.name}; exec sleep 600"
     )
-
-    def state() -> str:
-        site.run("scontrol", "update", f"jobid={job}", "starttime=now", user="mallory", check=False)
-        return site.run("squeue", "-h", "-j", job, "-o", "%T %r", check=False).stdout.strip()
-
-    for _ in range(2):
-        until(state, lambda now: now.startswith("RUNNING"), PATIENCE)
-        for _ in range(10):
-            site.run("scontrol", "requeue", job, user="mallory", check=False)
-        assert not site.broken_nodes(), site.broken_nodes()
-    up.unlink(missing_ok=True)
-    until(state, lambda now: now.startswith("RUNNING"), PATIENCE)
-    pid = int(eventually(lambda: up.exists() and up.read_text().strip(), 10))
+    pid = int(eventually(lambda: up.exists() and up.read_text().strip(), PATIENCE))
     set_values(site.sim, 0, {"process": f"{pid}:60G"})
     try:
         site.run("scontrol", "requeue", job, user="mallory", check=False)
