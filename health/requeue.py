@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from health.checkpoints import asks
-from health.slurm_job import ENDED, JobFacts, read_job
+from health.slurm_job import ENDED, JobFacts, read_job, read_wishes
 from policy.checkpoint import NodeCheckpoint
 from sluice_base.errors import SluiceError
 from sluice_base.hostlist import expand
@@ -103,7 +103,7 @@ class Requeues:
                 if why:
                     self._tell("health.not-requeued", plan.node, job, f"{why}; {plan.reason}")
                 return True
-            if facts.runs and asks(facts.comment) is not None and policy.before_requeue_s:
+            if facts.runs and policy.before_requeue_s and asks(read_wishes(self._commands, facts).comment) is not None:
                 self._commands.run("scancel", f"--signal={policy.signal}", "--full", facts.name, check=False)
                 plan.stage, plan.since = "signalled", now
                 return False
@@ -126,15 +126,16 @@ class Requeues:
         nodes: dict[str, int],
     ) -> bool:
         """It waits: where it is not to go, and until when."""
+        wishes = read_wishes(self._commands, facts)
         count = tries[job] = tries.get(job, 0) + 1
         if count > policy.max_retries:  # Slurm itself has requeued it, as its node went down
             self._commands.output("scontrol", "hold", facts.name)
             self._tell("health.held", plan.node, job, f"its {policy.max_retries} new starts are used up; {plan.reason}")
             return True
         wait = min(policy.backoff_s << (count - 1), _MOST_WAIT_S) if policy.backoff_s else 0
-        excluded = sorted({*expand(facts.excluded), plan.node}) if facts.excluded else [plan.node]
+        excluded = sorted({*expand(wishes.excluded), plan.node}) if wishes.excluded else [plan.node]
         # Never so much that the job could not run at all.
-        free = plan.node not in (expand(facts.wanted) if facts.wanted else ())
+        free = plan.node not in (expand(wishes.wanted) if wishes.wanted else ())
         away = (
             free
             and len(excluded) <= _MOST_EXCLUDED

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import select
 import socket
 import threading
@@ -27,6 +28,7 @@ _LAST_S = 0.3  # for answers that are being found when the server stops
 _PAUSE_S = 0.1  # without accepting, where no descriptor is left
 _ROUND = 256  # connections that are accepted before others are looked at
 _PIECE = 1 << 16
+_OTHER_FILES = 512  # that the process has open besides connections
 
 Owner = tuple[Hashable, ...]
 """Who has a connection, from the widest to the narrowest, e.g. a user and one of the jobs."""
@@ -247,6 +249,7 @@ class LineServer:
     """Serves listeners of any kinds until it is stopped."""
 
     def __init__(self, kinds: Sequence[Kind], answer: Answer) -> None:
+        _allow_open_files(sum(kind.places for kind in kinds) + _OTHER_FILES)
         self._answer = answer
         self._rooms = {kind.name: _Room(kind, _Workers(kind, self._find)) for kind in kinds}
         self._connections: dict[int, _Connection] = {}
@@ -492,3 +495,13 @@ class _Door:
         self.listener = listener
         self.budget = Budgets((listener.rate,) if listener.rate else ())
         self.shut_until = 0.0
+
+
+def _allow_open_files(more: int) -> None:
+    """So many more than are open now: where none were left before all places are taken, nobody would lose a place to
+    others. systemd's usual limit is 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = len(os.listdir("/proc/self/fd")) + more
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        room = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (room, hard))

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Submits a batch job with strings for prologs that no command of Slurm's would send.
- * forged_submit REQUEUE ARRAY|- TRES-PER-NODE SCRIPT [STRING | +BYTES]...; prints the job's id, or why not.
+ * forged_submit REQUEUE ARRAY|- TRES-PER-NODE SCRIPT [STRING | +BYTES]...; prints the job's id, or why not. JOB_NAME in
+ * the environment names the job.
  */
 #include <slurm/slurm.h>
 #include <slurm/slurm_errno.h>
@@ -35,7 +36,7 @@ int main(int count, char *words[])
     slurm_init_job_desc_msg(&job);
     job.user_id = getuid();
     job.group_id = getgid();
-    job.name = "forged";
+    job.name = getenv("JOB_NAME") ? getenv("JOB_NAME") : "forged";
     job.min_nodes = job.max_nodes = 1;
     job.requeue = (uint16_t)atoi(words[1]);
     job.array_inx = strcmp(words[2], "-") ? words[2] : NULL;

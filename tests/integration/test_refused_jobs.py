@@ -181,6 +181,29 @@ def test_a_refused_job_that_may_not_be_requeued_says_why_and_ends(stock: DevClus
     assert_in_service(stock)
 
 
+@pytest.mark.parametrize("requeue", [1, 0])
+def test_a_refused_jobs_name_points_at_no_neighbours_job(stock: DevCluster, client: Path, requeue: int) -> None:
+    """scontrol shows the name before most of what Slurm itself says of a job."""
+    words = ["sbatch", "--parsable", "-o", "/dev/null", "--array=3", "--gres=shard:1024", "--wrap=sleep 600"]
+    neighbour = stock.run(words, user="bob", cwd="/tmp").stdout.strip()
+    until(lambda: jobs(stock, neighbour), lambda lines: lines and lines[0].startswith("RUNNING"))
+    name = f"JOB_NAME=x ArrayJobId={neighbour} ArrayTaskId=3 JobState=RUNNING Restarts=0 Requeue={requeue} BatchFlag=1"
+    words = ["env", name, client, str(requeue), "-", "gres:shard:1024", SCRIPT, f"{OPTION}_share=50%"]
+    job = stock.run(words, user="alice", timeout=60).stdout.strip()
+    record(stock, job)
+
+    def untouched() -> bool:
+        return jobs(stock, neighbour)[0].startswith("RUNNING None 0")
+
+    until(lambda: not untouched() or not stock.run(["ls", "/run/sluice/agent/refused"], node=NODE).stdout)
+    assert untouched(), jobs(stock, neighbour)
+    if requeue:
+        await_held(stock, job)
+    gone(stock, neighbour)
+    gone(stock, job)
+    assert_in_service(stock)
+
+
 def test_a_refused_job_waits_for_a_controller_that_is_away(stock: DevCluster, client: Path) -> None:
     """And for an agent that was killed meanwhile."""
     stock.run(["scontrol", "update", f"nodename={NODE}", "state=resume"], check=False)

@@ -27,6 +27,7 @@ class Vendor:
         self.worker = SimpleNamespace(vendor="nvidia")
         self.problem: SluiceError | None = None
         self.held: dict[tuple[str, int], int] = {}
+        self.owners: dict[int, Any] = {}
         self.full = False
         self.hangs = False
         self.wanted = SimpleNamespace(set=self._asked)

@@ -7,17 +7,18 @@ import pytest
 
 from health.checkpoints import Checkpoints, asks
 from health.requeue import JobPlan, Requeues
-from health.slurm_job import parse_job
 from policy.checkpoint import NodeCheckpoint
 from sluice_base.run import CommandError
 from slurm_client.model import Job
 
-SHOWN = (
-    "JobId=7 {array}JobName=x JobState={state} Reason=None Requeue={requeue} Restarts={restarts} BatchFlag=1 "
-    "EndTime={end} NodeList=n1 NumNodes=1-1 Partition=main ReqNodeList={wanted} ExcNodeList={excluded} "
-    "Comment={comment} "
-    "JobState=FAILED WorkDir=/"
-)
+
+def shown(fields: str, values: dict[str, Any]) -> str:
+    """A line of `squeue -O`."""
+    return "".join(f"{values[name]!s:.{int(width)}}".ljust(int(width)) for name, width in _pairs(fields)) + "\n"
+
+
+def _pairs(fields: str) -> list[list[str]]:
+    return [field.split(":") for field in fields.split(",")]
 
 
 class Slurm:
@@ -25,8 +26,8 @@ class Slurm:
 
     def __init__(self, **changes: Any) -> None:
         self.job = {
-            "state": "RUNNING", "requeue": 1, "restarts": 0, "end": "Unknown", "wanted": "(null)",
-            "excluded": "(null)", "comment": "", "array": "",
+            "state": "RUNNING", "requeue": 1, "restarts": 0, "end": "N/A", "wanted": "(null)",
+            "excluded": "(null)", "comment": "(null)", "array_task": "N/A",
         } | changes  # fmt: skip
         self.asked: list[str] = []
         self.events: list[tuple[str, str]] = []
@@ -35,11 +36,19 @@ class Slurm:
         self.known = True
 
     def output(self, name: str, *arguments: str) -> str:
-        if arguments[:2] == ("show", "job"):
+        if name == "squeue":
             if not self.known:
-                raise CommandError("scontrol: slurm_load_jobs error: Invalid job id specified")
-            other = SHOWN.replace("JobId=7", "JobId=8").format(**self.job | {"state": "COMPLETED"})
-            return f"{other}\n{SHOWN.format(**self.job)}\n"
+                raise CommandError("squeue: slurm_load_jobs error: Invalid job id specified")
+            if arguments[-2] == "-o":
+                assert arguments[-1] == "%n|%x|%k"
+                return "{wanted}|{excluded}|{comment}\n".format(**self.job)
+            facts: dict[str, Any] = {
+                "JobID": 7, "ArrayJobID": 7, "ArrayTaskID": self.job["array_task"],
+                "State": self.job["state"], "Requeue": self.job["requeue"], "BatchFlag": 1,
+                "RestartCnt": self.job["restarts"], "EndTime": self.job["end"], "NumNodes": 1, "Partition": "main",
+            }  # fmt: skip
+            other = facts | {"JobID": 77, "State": "COMPLETED"}
+            return shown(arguments[-1], other) + shown(arguments[-1], facts)
         self.asked.append(" ".join([name, *arguments]))
         if arguments[0] == "requeue":
             self.job |= {"state": "PENDING", "restarts": 1}
@@ -158,9 +167,11 @@ def test_a_job_that_slurm_has_forgotten_is_no_more() -> None:
     assert not slurm.plans
 
 
-def test_what_users_write_does_not_speak_for_slurm() -> None:
-    facts = parse_job(SHOWN.format(**Slurm(comment="a\nJobState=COMPLETED Requeue=0").job))
-    assert (facts.state, facts.requeue) == ("RUNNING", True)
+def test_a_comment_does_not_speak_for_slurm() -> None:
+    slurm = Slurm(comment="sluice:checkpoint n8|n9\n7           33          2", excluded="n3")
+    assert slurm.advance(1010.0) == ["scancel --signal=USR1 --full 7"]
+    assert slurm.advance(1041.0) == ["scontrol requeue 7"]
+    assert slurm.advance(1042.0) == ["scontrol update JobId=7 StartTime=now+60 ExcNodeList=n1,n3"]
 
 
 @pytest.mark.parametrize(
@@ -197,6 +208,6 @@ def test_signals_come_round() -> None:
 
 
 def test_the_task_that_bears_the_arrays_number_is_meant_alone() -> None:
-    slurm = Slurm(array="ArrayJobId=7 ArrayTaskId=2 ")
+    slurm = Slurm(array_task=2)
     assert slurm.advance() == ["scontrol requeue 7_2"]
     assert slurm.advance() == ["scontrol update JobId=7_2 StartTime=now+60 ExcNodeList=n1"]

@@ -400,12 +400,16 @@ class Slurm:
 
     def __init__(self, **changes: str) -> None:
         self.job = {
-            "JobId": "7",
-            "JobName": "x",
-            "JobState": "RUNNING",
+            "JobID": "7",
+            "ArrayJobID": "7",
+            "ArrayTaskID": "N/A",
+            "State": "RUNNING",
             "Requeue": "1",
-            "Restarts": "0",
+            "RestartCnt": "0",
             "BatchFlag": "1",
+            "EndTime": "N/A",
+            "NumNodes": "1",
+            "Partition": "main",
         }
         self.job |= changes
         self.comment = "site's own"
@@ -420,20 +424,22 @@ class Slurm:
         if not self.up:
             raise CommandError(f"{name}: Unable to contact slurm controller (connect failure)", returncode=1)
         out, error = "", ""
-        if words[:2] == ("show", "job"):
-            out = " ".join(f"{key}={value}" for key, value in self.job.items()) + "\n"
-        elif name == "squeue":  # by the one name that both of Slurm's versions know
-            assert words[-1].startswith("admin_comment:")
+        if name == "squeue" and words[-1].startswith(
+            "admin_comment:"
+        ):  # the one name that both of Slurm's versions know
             out = f"{self.comment or '(null)'}   \n"
+        elif name == "squeue":
+            widths = [field.split(":") for field in words[-1].split(",")]
+            out = "".join(self.job[field].ljust(int(width)) for field, width in widths) + "\n"
         elif words[0] == "update":
-            if self.job["JobState"] == "FAILED":
+            if self.job["State"] == "FAILED":
                 raise CommandError("scontrol: Job has already finished", returncode=1)
             self.comment = words[2].partition("=")[2]
         else:
             error = self.said["scancel" if name == "scancel" else words[0]]
             self.done.append([name, *words])
-            if words[0] == "requeuehold" and not error and self.job["JobState"] == "FAILED":
-                self.job["JobState"] = "PENDING"
+            if words[0] == "requeuehold" and not error and self.job["State"] == "FAILED":
+                self.job["State"] = "PENDING"
         return subprocess.CompletedProcess([name, *words], 1 if error else 0, out, error)
 
 
@@ -456,7 +462,7 @@ def test_a_refused_batch_job_is_requeued_held_with_the_reason(tmp_path: Path) ->
     assert made.run() == 1.0
     assert slurm.done == [["scontrol", "requeuehold", "7"]]
     now[0] += 11
-    slurm.job["JobState"] = "PENDING"
+    slurm.job["State"] = "PENDING"
     assert made.run() is None and waiting(made) == 0 and len(slurm.done) == 1
     assert slurm.comment == "site's own sluice-refused: on n1: no share left"
 
@@ -469,7 +475,7 @@ def test_the_reason_is_all_where_there_was_no_comment(tmp_path: Path) -> None:
 
 
 def test_a_task_of_an_array_is_meant_alone(tmp_path: Path) -> None:
-    slurm = Slurm(ArrayJobId="7", ArrayTaskId="3")
+    slurm = Slurm(ArrayTaskID="3")
     holds(tmp_path, slurm)[0].run()
     assert slurm.done == [["scontrol", "requeuehold", "7_3"]]
 
@@ -483,7 +489,7 @@ def test_what_cannot_be_requeued_says_why_and_is_cancelled(tmp_path: Path, chang
     assert made.run() == 1.0 and slurm.done == [["scancel", "7"]]
     assert "no share left" in slurm.comment
     now[0] += 11
-    slurm.job["JobState"] = "CANCELLED"
+    slurm.job["State"] = "CANCELLED"
     assert made.run() is None
 
 
@@ -492,7 +498,7 @@ def test_a_controller_that_died_before_it_saved_is_told_again(tmp_path: Path) ->
     made, now = holds(tmp_path, slurm)
     assert made.run() == 1.0 == made.run() and len(slurm.done) == 1
     now[0] += 11
-    slurm.comment, slurm.job["JobState"] = "", "FAILED"
+    slurm.comment, slurm.job["State"] = "", "FAILED"
     assert made.run() == 1.0 and slurm.done == [["scontrol", "requeuehold", "7"]] * 2
     assert "no share left" in slurm.comment
 
@@ -505,7 +511,7 @@ def test_what_slurm_does_not_requeue_after_all_is_cancelled(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("changes", "restarts"), [({"Restarts": "1"}, 0), ({"JobState": "PENDING"}, 0), ({"JobState": "CANCELLED"}, None)]
+    ("changes", "restarts"), [({"RestartCnt": "1"}, 0), ({"State": "PENDING"}, 0), ({"State": "CANCELLED"}, None)]
 )
 def test_only_that_run_is_meant(tmp_path: Path, changes: dict[str, str], restarts: int | None) -> None:
     slurm = Slurm(**changes)
@@ -521,9 +527,9 @@ def test_the_controllers_are_told_until_one_answers_also_after_a_restart(tmp_pat
         with pytest.raises(CommandError, match="Unable to contact"):
             made.run()
     again = Holds(tmp_path / "refused", commands=slurm)  # type: ignore[arg-type]
-    slurm.up, slurm.job["JobState"] = True, "COMPLETING"
+    slurm.up, slurm.job["State"] = True, "COMPLETING"
     assert again.run() == 1.0
-    slurm.job["JobState"] = "FAILED"  # its batch script was not started
+    slurm.job["State"] = "FAILED"  # its batch script was not started
     assert again.run() == 1.0 and slurm.done == [["scontrol", "requeuehold", "7"]]
 
 

@@ -6,12 +6,15 @@ import base64
 import contextlib
 import json
 import logging
+import os
+import resource
 import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +37,15 @@ def decode(text: str) -> Message:
         return Message(payload.encode(), uid, 0)
     except ValueError as error:
         raise MungeError("munge: Invalid credential") from error
+
+
+@pytest.fixture
+def few_files() -> Iterator[None]:
+    """As daemons are started: with fewer files than a service has places."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 100, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.fixture
@@ -126,6 +138,19 @@ def test_a_thousand_silent_connections_do_not_keep_another_address_out(port: int
     assert answer == b"0:hello\n" and took < SECONDS
     for one in silent:
         one.close()
+
+
+@pytest.mark.usefixtures("few_files")
+def test_silent_connections_do_not_take_the_daemons_last_file(port: int) -> None:
+    silent: list[socket.socket] = []
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            for _ in range(300):
+                silent.append(stack.enter_context(from_user("127.0.0.1", port, 1)))
+        seconds, answer = send(port, ROOT)
+        with Path(os.devnull).open():
+            pass
+    assert len(silent) == 300 and answer.endswith(b"hello\n") and seconds < 2
 
 
 def test_a_user_who_asks_too_often_is_not_answered_and_others_are(port: int) -> None:
