@@ -137,6 +137,16 @@ def test_a_process_that_ended_is_not_taken_for_another_with_its_number(tmp_path:
     assert finder.look([]) == {} and finder._open == 0
 
 
+def test_who_hides_in_a_path_that_is_too_long_counts_to_his_user(finder: Owners, tmp_path: Path) -> None:
+    process(tmp_path / "proc", 50, STEP_1)
+    (tmp_path / "proc/50/cgroup").unlink()
+    (tmp_path / "proc/50/cgroup").symlink_to("a" * 300)  # to open it fails as the kernel's file does
+    owner = finder.look([50])[50]
+    assert owner == Owner(uid=1000) and finder.is_still(50, owner)
+    [act] = judge([("GPU-0", 50, 2 * GIB)], {12: record()}, finder.look([50]).get).acts
+    assert (act.action, act.job, act.step, act.pids) == ("end", 12, OUTSIDE, (50,))
+
+
 def test_so_many_processes_are_looked_at_and_the_largest_first(
     finder: Owners, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
