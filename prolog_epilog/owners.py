@@ -127,8 +127,8 @@ class Owners:
     def _text(self, pid: int, known: _Known) -> str | None:
         """What its cgroup file says; None for one that has ended.
 
-        Kernels before 6.8 refuse to write a path longer than PATH_MAX, and in version 1 a step's user can make one: such
-        a process is in no job that is known, and its user's.
+        Older kernels refuse to write a path longer than PATH_MAX, and in version 1 a step's user can make one: such a
+        process is in no job that is known, and its user's.
         """
         path = f"{self._proc}/{pid}/cgroup"
         try:
