@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -336,8 +337,20 @@ def test_a_step_is_ended_by_its_cgroup(tmp_path: Path, frozen: str) -> None:
             one.wait()
 
 
-def test_what_its_user_may_freeze_again_is_taken_to_the_jobs_own_cgroup(tmp_path: Path) -> None:
+def test_numbers_are_signalled_before_the_step_is_walked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Walking takes as long as its user makes it: by then the number may be a neighbour's."""
+    done: list[str] = []
+    monkeypatch.setattr(ending, "_kill", lambda pids: done.append("kill") or len(pids))
+    monkeypatch.setattr(ending, "_end_frozen", lambda _: done.append("walk") or 0)
+    assert end_step(tmp_path, [os.getpid()]) == 1
+    assert done == ["kill", "walk"]
+
+
+def test_what_its_user_may_freeze_again_is_taken_to_the_jobs_own_cgroup(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     [hidden] = sleepers(1)
+    monkeypatch.setattr(ending, "_kill", lambda _: 1)  # it is frozen
     step = tmp_path / "job_12/step_0"
     try:
         step.mkdir(parents=True)
@@ -348,6 +361,11 @@ def test_what_its_user_may_freeze_again_is_taken_to_the_jobs_own_cgroup(tmp_path
         (step / "mine").mkdir()
         end_step(step, [hidden.pid])
         assert (step.parent / "cgroup.procs").read_text() == str(hidden.pid)
+        (step.parent / "cgroup.procs").write_text("")
+        hidden.kill()
+        hidden_has_ended = select.select([os.pidfd_open(hidden.pid)], [], [], 10)[0]
+        end_step(step, [hidden.pid])
+        assert hidden_has_ended and (step.parent / "cgroup.procs").read_text() == ""  # it may be another's number
     finally:
         hidden.kill()
         hidden.wait()
