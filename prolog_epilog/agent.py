@@ -97,6 +97,7 @@ class Agent:
         self.server.add("pause", self.pause)
         strangers = self.watcher.strangers
         self.jobs.on_prolog.append(lambda _: strangers.earlier.begin())
+        self.server.add("announce", strangers.announce, quiet=True)
         strangers.on_note = self.duties.add("strangers", _IDLE_S, strangers.write, retry=1.0, delay=1.0).wake
         self.duties.add("limits", 5.0, self.jobs.check_limits)
         self.accounting = Accounting(self.state, settings.records.parent / "running")

@@ -36,7 +36,7 @@ _VERSION_2 = re.compile(
 _sluids: dict[str, int] = {}  # of the jobs that prologs told; a cgroup does not tell the number
 _TRACKING = "freezer"  # proctrack's hierarchy in version 1
 _HIERARCHIES = (_TRACKING, "devices", "memory", "cpuset", "cpuacct", "")  # "": version 2
-_MOST_TEXT = 1 << 14
+_MOST_KEPT = 1 << 11  # characters: in version 1 a user makes paths of 4096 in each hierarchy
 _MOST_THREADS = 32  # that are looked at: a process may have thousands that have ended, held by a tracer
 _EXITING = 0x4  # PF_EXITING of Linux's include/linux/sched.h
 _GONE = " (deleted)"
@@ -164,7 +164,7 @@ def take_steps(place: Place, root: Path = ROOT) -> None:
 
 def parse_place(text: str) -> Place | None:
     """The same of the text of ``/proc/PID/cgroup``: the first hierarchy of `_HIERARCHIES` that names a job."""
-    found = _parse(text)
+    found = _parse(text) if len(text) < _MOST_KEPT else _parse.__wrapped__(text)
     if found is None:
         return None
     words, version = found

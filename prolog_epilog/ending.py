@@ -11,11 +11,12 @@ signal ends it when it is thawed, and not before. The job's own folder is root's
 from __future__ import annotations
 
 import os
+import select
 import signal
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 
@@ -26,27 +27,53 @@ _SECONDS = 0.2
 
 
 def end_step(folder: Path | None, pids: Iterable[int]) -> int:
-    """End the processes below a step's folder (`Place.step_folder`), and these; how many there were to end."""
-    ended, pids = 0, list(pids)
-    if folder is not None:
+    """End the processes below a step's folder (`Place.step_folder`), and these; how many there were to end.
+
+    What was found out of `pids` holds now: a moment later another process may have one of these numbers.
+    """
+    pids = list(pids)
+    with _opened(pids[:_MOST_FREED]) as processes:
+        ended = _kill(pids)
+        if folder is None:
+            return ended
         if (folder / "cgroup.kill").exists():
             with suppress(OSError):
                 (folder / "cgroup.kill").write_text("1")
         else:
-            ended = _end_frozen(folder)
-    ended = max(ended, _kill(pids))
-    if folder is not None and (folder / "freezer.state").exists():
-        _free(folder, pids)
+            ended = max(ended, _end_frozen(folder))
+        if (folder / "freezer.state").exists():
+            _free(folder, processes)
     return ended
 
 
-def _free(folder: Path, pids: Iterable[int]) -> None:
+@contextmanager
+def _opened(pids: Iterable[int]) -> Iterator[dict[int, int]]:
+    """Files by which processes are known, whoever has their numbers later."""
+    files: dict[int, int] = {}
+    try:
+        for pid in pids:
+            with suppress(OSError):  # it has ended
+                files[pid] = os.pidfd_open(pid)
+        yield files
+    finally:
+        for file in files.values():
+            os.close(file)
+
+
+def _free(folder: Path, processes: dict[int, int]) -> None:
     """Take processes out of what their user made and froze, and may freeze again: a slow thing to do."""
     if len(list(islice(_folders(folder), 2))) == 2:
         members = set(_members(folder))
-        for pid in islice((pid for pid in pids if pid not in members), _MOST_FREED):
-            with suppress(OSError):  # it has ended
-                (folder.parent / "cgroup.procs").write_text(str(pid))
+        for pid, file in processes.items():
+            if pid not in members and not _has_ended(file):
+                with suppress(OSError):  # it ends just now
+                    (folder.parent / "cgroup.procs").write_text(str(pid))
+
+
+def _has_ended(process: int) -> bool:
+    look = select.poll()
+    look.register(process, select.POLLIN)
+    return bool(look.poll(0))
 
 
 def _end_frozen(folder: Path) -> int:

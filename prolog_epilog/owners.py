@@ -7,6 +7,7 @@ and may hold memory for a moment longer.
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -124,7 +125,11 @@ class Owners:
         known.owner = _NOBODY if text is None else self._owner(pid, known, text)
 
     def _text(self, pid: int, known: _Known) -> str | None:
-        """What its cgroup file says; None for one that has ended."""
+        """What its cgroup file says; None for one that has ended.
+
+        Older kernels refuse to write a path longer than PATH_MAX, and in version 1 a step's user can make one: such a
+        process is in no job that is known, and its user's.
+        """
         path = f"{self._proc}/{pid}/cgroup"
         try:
             if known.file is None and self._open < self._most_files:
@@ -133,8 +138,8 @@ class Owners:
             if known.file is None:
                 return cgroups.read(path)
             return _read_all(known.file)
-        except OSError:
-            return None
+        except OSError as error:
+            return "" if error.errno == errno.ENAMETOOLONG else None
 
     def _owner(self, pid: int, known: _Known, text: str) -> Owner:
         before = known.owner

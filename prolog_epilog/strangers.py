@@ -13,11 +13,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from policy.model import Strangers as Policy
 from prolog_epilog import cgroups
 from prolog_epilog.log import log
 from prolog_epilog.record import JobRecord
+from prolog_epilog.server import Peer
 from prolog_epilog.state import State
 from prolog_epilog.watchdog import OUTSIDE, Act, Stranger
 from sluice_base.clock import uptime
@@ -30,7 +32,7 @@ _MOST = 1024  # strangers, and records, that are remembered
 
 
 class Earlier:
-    """The jobs that ran when the node's first prolog came to an agent; while none has come, all jobs."""
+    """The jobs that ran when the first prolog of any job came to the agent; while none has come, all jobs."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -82,6 +84,12 @@ class Strangers:
         """After the agent has taken over its jobs. Raises OSError, SluiceError."""
         attached = bool(self._state.records) or any(self._state.store.folder.glob("*.json"))
         self.earlier.load(attached=attached)
+
+    def announce(self, *, peer: Peer) -> dict[str, Any]:
+        """The prolog of a job without GPUs: those of jobs with GPUs will come, too."""
+        del peer
+        self.earlier.begin()
+        return {}
 
     def acts(self, found: Sequence[Stranger]) -> list[Act]:
         """What is to be ended; what is to be reported is, once."""

@@ -23,6 +23,7 @@ import time
 SOCKET = "/run/sluice/agent.sock"
 OWN = f"/run/sluice/ask/{os.geteuid()}"  # where no other user waits in the same queue
 ENDED = "/run/sluice/ended"
+EARLIER = "/run/sluice/agent/earlier.json"
 # As slurmd gives a job's options to prologs; where job_submit/sluice is not loaded, a user can write either.
 SHARES = ("SPANK__SLURM_SPANK_OPTION_sluice_gpu_share", "SPANK__SLURM_SPANK_OPTION_sluice_gpu-share")
 MOST_TEXT = 64
@@ -142,6 +143,15 @@ def pairs(name: str) -> list[list[int]]:
     return [[int(gpu), int(shards)] for gpu, shards in found]
 
 
+def announce() -> None:
+    """Tell an agent that knows of no prolog yet that they come: one that is not there needs not to know."""
+    if not os.access(EARLIER, os.F_OK):
+        try:  # noqa: SIM105 - as in epilog
+            exchange(encode({"do": "announce"}).encode() + b"\n", 1.0)
+        except OSError:
+            pass
+
+
 def prolog() -> None:
     """Register a job that has GPUs."""
     extra: dict[str, object] = {}
@@ -165,6 +175,8 @@ def prolog() -> None:
             split=pairs("SLUICE_GPU_SHARDS"),
             **extra,
         )
+    else:
+        announce()
 
 
 def epilog() -> None:

@@ -17,6 +17,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <glob.h>
 #include <inttypes.h>
 #include <poll.h>
 #include <sched.h>
@@ -132,6 +133,24 @@ static int limit_task(const char *region)
     return place(region, SLUICE_LIMIT_JOB) && place(PRELOAD, TARGET) ? ESPANK_SUCCESS : -1;
 }
 
+/*
+ * In version 1 of cgroups Slurm gives the folders of steps to the user, who could freeze processes in cgroups of his
+ * own there: no signal ends them, and slurmd drains a node on which a step does not end. Of jobs without GPUs, too.
+ */
+static void take_steps(uint32_t job, uid_t user)
+{
+    char pattern[128];
+    glob_t found;
+    snprintf(pattern, sizeof pattern, "/sys/fs/cgroup/freezer/slurm*/uid_%ju/job_%" PRIu32 "/step_*", (uintmax_t)user,
+             job);
+    if (glob(pattern, GLOB_NOSORT, NULL, &found) != 0)
+        return;
+    for (size_t i = 0; i < found.gl_pathc; i++)
+        if (lchown(found.gl_pathv[i], 0, 0) != 0 && errno != ENOENT)
+            slurm_error("sluice: %s remains its user's: %s", found.gl_pathv[i], strerror(errno));
+    globfree(&found);
+}
+
 int slurm_spank_task_init_privileged(spank_t spank, int argument_count, char *arguments[])
 {
     uint32_t job = 0, step = 0;
@@ -145,6 +164,7 @@ int slurm_spank_task_init_privileged(spank_t spank, int argument_count, char *ar
         slurm_error("sluice: Slurm does not tell whose task this is; it is not started");
         return -1;
     }
+    take_steps(job, user);
     /*
      * slurmstepd sets these, or takes them away, after it has read the user's environment; of a job with whole GPUs it
      * leaves SLURM_SHARDS_ON_NODE as its user had it (GRES_INTERNAL_FLAG_PROTECT_ENV), who can limit himself by that.

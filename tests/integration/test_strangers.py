@@ -69,7 +69,7 @@ time.sleep(600)
 def cluster(make_shared_cluster: Callable[..., DevCluster], tmp_path_factory: pytest.TempPathFactory) -> DevCluster:
     platform = tmp_path_factory.mktemp("platform") / "pair.yaml"
     platform.write_text(PAIR)
-    made = make_shared_cluster(
+    return make_shared_cluster(
         {
             "nodes": [{"names": NODE, "platform": str(platform)}],
             "controllers": 1,
@@ -78,8 +78,6 @@ def cluster(make_shared_cluster: Callable[..., DevCluster], tmp_path_factory: py
             "users": [{"name": "alice"}, {"name": "bob"}],
         }
     )
-    made.run(srun(1024, "true"), user="alice", timeout=PATIENCE)  # from now on the agent is told of all jobs
-    return made
 
 
 def srun(mib: int, *command: str) -> list[str]:
@@ -154,6 +152,15 @@ def outbox(cluster: DevCluster, job: int) -> dict[str, Any]:
     [file] = folder.glob(f"{job}-*.json")
     record: dict[str, Any] = json.loads(file.read_text())
     return record
+
+
+def test_a_job_that_began_before_any_with_gpus_is_no_refuge(cluster: DevCluster) -> None:
+    """The first test of all: the node's first job has no GPUs, and stays."""
+    with running(cluster, srun(0, *STAYS), "bob") as (program, pid, job):
+        cluster.run(srun(1024, "true"), user="alice", timeout=PATIENCE)
+        with holding(cluster, pid, "60G", 0) as since:
+            ended(program, since, IDLE)
+    assert f"action=end job={job} step=0" in log(cluster)
 
 
 def test_a_process_whose_leader_has_exited_is_its_jobs(cluster: DevCluster) -> None:
@@ -232,11 +239,14 @@ def test_who_freezes_himself_is_ended(cluster: DevCluster) -> None:
     command = srun(4096, "sh", "-c", FREEZES)
     with running(cluster, command, "bob") as (program, pid, job), holds(cluster, job, pid) as since:
         ended(program, since)
-    with running(cluster, srun(0, "sh", "-c", FREEZES), "bob") as (program, pid, job):
-        frozen = f"{FREEZER}/slurm_{NODE}/uid_{BOB}/job_{job}/step_0/mine/freezer.state"
-        eventually(lambda: "FROZEN" in cluster.run(["cat", frozen], node=NODE, check=False).stdout)
-        with holding(cluster, pid, "60G", 0) as since:
-            ended(program, since, IDLE)
+
+
+@pytest.mark.parametrize("mib", [4096, 0])
+@pytest.mark.parametrize("step", ["step_0", "step_extern"])
+def test_nobody_has_a_freezer_of_his_own(cluster: DevCluster, mib: int, step: str) -> None:
+    """Version 1: slurmd drains a node on which it cannot end a step, and no signal ends what is frozen."""
+    script = f"cd {FREEZER}$(sed -n s/.*freezer://p /proc/self/cgroup)/../{step} && ! mkdir mine"
+    cluster.run(srun(mib, "sh", "-c", script), user="bob", timeout=PATIENCE)
 
 
 @pytest.mark.parametrize("mib", [4096, 0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,17 @@ def test_a_cgroup_that_only_bears_a_jobs_name_is_none(path: str) -> None:
 def test_what_a_user_makes_in_a_jobs_cgroup_is_that_jobs() -> None:
     assert parse_place(STEP_2.replace("task_0", "task_0/job_33/step_1")) == Place(12, "0")
     assert parse_place(STEP_1.replace("step_0\n", "step_0/job_33/step_1\n")) == Place(12, "0")
+
+
+def test_long_paths_that_a_user_makes_are_not_kept_in_memory() -> None:
+    tracemalloc.start()
+    try:
+        for number in range(64):
+            assert parse_place(f"5:devices:/{number:04000}\n4:memory:/{number:04000}\n{STEP_1}") == Place(12, "0")
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 128 << 10
 
 
 def test_slurmstepd_is_told_from_the_processes_of_its_step() -> None:

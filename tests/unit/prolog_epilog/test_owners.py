@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -135,6 +136,16 @@ def test_a_process_that_ended_is_not_taken_for_another_with_its_number(tmp_path:
         assert finder.look([program.pid])[program.pid] == Owner()
         assert not finder.is_still(program.pid, before)
     assert finder.look([]) == {} and finder._open == 0
+
+
+def test_who_hides_in_a_path_that_is_too_long_counts_to_his_user(finder: Owners, tmp_path: Path) -> None:
+    process(tmp_path / "proc", 50, STEP_1)
+    (tmp_path / "proc/50/cgroup").unlink()
+    (tmp_path / "proc/50/cgroup").symlink_to("a" * 300)  # to open it fails as the kernel's file does
+    owner = finder.look([50])[50]
+    assert owner == Owner(uid=1000) and finder.is_still(50, owner)
+    [act] = judge([("GPU-0", 50, 2 * GIB)], {12: record()}, finder.look([50]).get).acts
+    assert (act.action, act.job, act.step, act.pids) == ("end", 12, OUTSIDE, (50,))
 
 
 def test_so_many_processes_are_looked_at_and_the_largest_first(
@@ -326,8 +337,20 @@ def test_a_step_is_ended_by_its_cgroup(tmp_path: Path, frozen: str) -> None:
             one.wait()
 
 
-def test_what_its_user_may_freeze_again_is_taken_to_the_jobs_own_cgroup(tmp_path: Path) -> None:
+def test_numbers_are_signalled_before_the_step_is_walked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Walking takes as long as its user makes it: by then the number may be a neighbour's."""
+    done: list[str] = []
+    monkeypatch.setattr(ending, "_kill", lambda pids: done.append("kill") or len(pids))
+    monkeypatch.setattr(ending, "_end_frozen", lambda _: done.append("walk") or 0)
+    assert end_step(tmp_path, [os.getpid()]) == 1
+    assert done == ["kill", "walk"]
+
+
+def test_what_its_user_may_freeze_again_is_taken_to_the_jobs_own_cgroup(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     [hidden] = sleepers(1)
+    monkeypatch.setattr(ending, "_kill", lambda _: 1)  # it is frozen
     step = tmp_path / "job_12/step_0"
     try:
         step.mkdir(parents=True)
@@ -338,6 +361,11 @@ def test_what_its_user_may_freeze_again_is_taken_to_the_jobs_own_cgroup(tmp_path
         (step / "mine").mkdir()
         end_step(step, [hidden.pid])
         assert (step.parent / "cgroup.procs").read_text() == str(hidden.pid)
+        (step.parent / "cgroup.procs").write_text("")
+        hidden.kill()
+        hidden_has_ended = select.select([os.pidfd_open(hidden.pid)], [], [], 10)[0]
+        end_step(step, [hidden.pid])
+        assert hidden_has_ended and (step.parent / "cgroup.procs").read_text() == ""  # it may be another's number
     finally:
         hidden.kill()
         hidden.wait()
