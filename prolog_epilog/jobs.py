@@ -228,6 +228,8 @@ class Jobs:
                 )
             if record.uid != uid:
                 raise RefusalError(f"job {job}: of user {record.uid}, not {uid}", Refusal.WRONG_USER)
+            if record.refused:  # a controller that forgot the start begins it again, and slurmd runs no second prolog
+                self.on_refused(record, record.refused)
             _refuse_again(record)
             if job in self._state.suspects:
                 raise RefusalError(f"job {job}: the node agent died while it read this job's data", Refusal.SUSPECT)

@@ -372,7 +372,7 @@ def test_numbers_beyond_all_sense_drain_no_node(site: HostileSite) -> None:
 
 
 @pytest.mark.parametrize(
-    "forged", ["gpu-share=60", "gpu_share=60", "gpu_share=50%", "gpu_share=60\n", "gpu-share=x" * 900]
+    "forged", ["gpu-share=60", "gpu_share=60", "gpu_share=60%", "gpu_share=60\n", "gpu-share=x" * 900]
 )
 def test_a_forged_share_fails_its_job_or_is_held_to(site: HostileSite, shares: None, forger: Path, forged: str) -> None:
     """Sent past Slurm's commands, as a client of one's own does: two of sixty percent are never together on a GPU."""

@@ -244,6 +244,16 @@ TRIED: dict[Refusal, Callable[[Agent], object]] = {
 }
 
 
+def test_a_refused_job_that_begins_again_without_its_prolog_is_to_wait_again(agent: Agent) -> None:
+    """As after a controller that forgot the start: slurmd runs no second prolog then."""
+    held: list[tuple[int, str]] = []
+    agent.jobs.on_refused = lambda record, why: held.append((record.job, why))
+    known(agent, refused="no share")
+    with pytest.raises(RefusalError, match="no share"):
+        limit(agent)
+    assert held == [(7, "no share")]
+
+
 @pytest.mark.parametrize("refusal", Refusal, ids=lambda one: one.name)
 def test_each_refusal_is_given_with_its_blame(agent: Agent, refusal: Refusal) -> None:
     with pytest.raises(RefusalError) as told:
