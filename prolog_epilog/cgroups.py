@@ -83,10 +83,10 @@ def place_of(pid: int, proc: Path = PROC) -> Place | None:
 def freezable(pid: int, proc: Path = PROC, root: Path = ROOT) -> Path | None:
     """The folder of the whole job's cgroup of a process, which has ``cgroup.freeze`` (version 2) or ``freezer.state``.
 
-    None for a process of no job, and for slurmstepd.
+    None for a process of no job. A task is still in slurmstepd's cgroup while it is prepared (version 2).
     """
     place = place_of(pid, proc)
-    if place is None or place.stepd:
+    if place is None:
         return None
     folder = place.job_folder(root)
     return folder if folder is not None and (folder / _FREEZE[place.version]).exists() else None

@@ -158,6 +158,8 @@ enum guard_frost guard_freeze(const char *path)
     if (done == GUARD_DONE)
         done = each_step(job, version, freeze_step);
     int number = errno;
+    if (done == GUARD_FAILED)
+        each_step(job, version, thaw_step); /* else the next try would take it for suspended by others */
     close(job);
     errno = number;
     return done;

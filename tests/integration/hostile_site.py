@@ -202,6 +202,11 @@ class HostileSite:
             return None
         return found
 
+    def running_records(self) -> list[dict[str, Any]]:
+        """What the agent has given to the jobs that run."""
+        lines = self.run("sh", "-c", "cat /run/sluice/agent/jobs/*.json", node=NODE, check=False).stdout.splitlines()
+        return [json.loads(line) for line in lines]
+
     # ---- a neighbour, and the node ----
 
     def programs_of_neighbour(self) -> dict[str, float]:

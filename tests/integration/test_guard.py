@@ -23,6 +23,7 @@ from policy.node import FILE_NAME, compile_node
 from prolog_epilog.outages import Outage, read
 from sluice_base import events
 from sluice_base.files import write_atomic
+from tests.integration.beds import Bed
 from tests.integration.settled import PATIENCE
 
 pytestmark = pytest.mark.cluster
@@ -178,9 +179,10 @@ def eventually(what: Callable[[], object], seconds: float = PATIENCE) -> None:
 
 
 @pytest.fixture(scope="module")
-def cluster(make_shared_cluster: Callable[..., DevCluster]) -> DevCluster:
+def cluster(make_shared_cluster: Callable[..., DevCluster], bed: Bed) -> DevCluster:
     cluster = make_shared_cluster(
         {
+            **bed.description,
             "nodes": [{"names": NODE, "platform": "dgx-h100"}],
             "controllers": 1,
             "accounting": False,
@@ -188,7 +190,8 @@ def cluster(make_shared_cluster: Callable[..., DevCluster]) -> DevCluster:
             "controllerd": True,
             "users": [{"name": "alice"}],
             "slurm_conf": "DefMemPerCPU=100\nKillWait=2\n",
-        }
+        },
+        **bed.options,
     )
     policy = f"enforcement: {{unwatched: {BOUND_S}s}}\nhealth: {{mode: shadow, interval: 1s}}\n"
     write_atomic(cluster.layout.slurm / FILE_NAME, compile_node(parse(policy)).render())
@@ -258,6 +261,7 @@ def test_a_prolog_that_meets_a_hanging_agent_waits_for_the_next(site: Site) -> N
     site.run("scancel", "--full", str(job))
 
 
+@pytest.mark.cgroup2
 def test_a_frozen_job_can_be_ended(site: Site) -> None:
     job = site.submit()
     before = site.last()
