@@ -1,11 +1,11 @@
-"""The cluster's own cgroup: one folder at the root of each hierarchy that it uses, and nothing beside it.
+"""The cluster's own cgroup: one folder at the root of each hierarchy that it uses, and nothing next to it.
 
 Under version 1 Slurm constrains devices in ``devices`` and follows jobs in ``freezer``. Both can be mounted also on a
 system that otherwise uses version 2, as neither is a controller there. ``memory`` and ``cpuset`` are taken where
 version 1 has them.
 
 Under version 2 the cluster's folder is the root of its cgroup namespace, laid out as systemd lays out a node:
-``init.scope`` has process 1, ``system.slice/NAME.service`` a daemon, and Slurm puts its jobs beside them.
+``init.scope`` has process 1, ``system.slice/NAME.service`` a daemon, and Slurm puts its jobs next to them.
 """
 
 from __future__ import annotations

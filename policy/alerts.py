@@ -186,7 +186,7 @@ class WebhookSink(_Section):
     url: str
     """Where to. Example: `https://chat.site.org/hooks/gpu`."""
     without_tls: bool = False
-    """Let the address be `http://`, where whoever is on the way can read message and address. Example: `true`."""
+    """Let the address be `http://`, where anybody on the way can read message and address. Example: `true`."""
     secret_file: str = ""
     """The file that holds the secret of the signature (HMAC-SHA256); SlurmUser's or root's, nobody else's to read.
     Example: `/etc/sluice/webhook.secret`."""

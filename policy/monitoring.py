@@ -36,7 +36,7 @@ class Monitoring(BaseModel):
     ca_file: Text = ""
     """Certificates by which the database is known; empty: those of the system. Example: `/etc/ssl/site.pem`."""
     token_without_tls: bool = False
-    """Send the token to a `http://` database, where whoever is on the way can read it. Example: `true`."""
+    """Send the token to a `http://` database, where anybody on the way can read it. Example: `true`."""
     running: Annotated[Seconds, Field(ge=0, le=600)] = 60
     """Time between two tellings of what running jobs use, from their nodes to the controllers' daemon, for `sluice top`
     and reports; from `5s` on, `0s`: none. Example: `30s`."""

@@ -61,7 +61,7 @@ struct guard_tools {
     int64_t (*today)(void); /* milliseconds since 1970 */
 };
 
-/* Times are milliseconds on a clock that stands still while the guard itself does not run. */
+/* Times are milliseconds on a clock that stops while the guard itself does not run. */
 void guard_start(struct guard_watch *watch, int64_t now);
 
 /* A new agent runs from now on. */
@@ -77,7 +77,7 @@ void guard_take(struct guard_watch *watch, const struct guard_tools *tools, cons
 /* Freeze what was unwatched for too long, thaw what is watched again. */
 void guard_tick(struct guard_watch *watch, const struct guard_tools *tools, int64_t now);
 
-/* Whether one of the agent's loops stands still. */
+/* Whether one of the agent's loops has stopped. */
 bool guard_hangs(const struct guard_watch *watch, int64_t now);
 
 /* Thaw everything: the admin ends the guard. */
