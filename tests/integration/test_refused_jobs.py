@@ -204,9 +204,11 @@ def test_a_refused_jobs_name_points_at_no_neighbours_job(stock: DevCluster, clie
     assert_in_service(stock)
 
 
-def test_a_refused_job_waits_for_a_controller_that_is_away(stock: DevCluster, client: Path) -> None:
+def test_a_refused_job_waits_for_a_controller_that_is_away(
+    description: dict[str, Any], make_cluster: Callable[..., DevCluster], client: Path
+) -> None:
     """And for an agent that was killed meanwhile."""
-    stock.run(["scontrol", "update", f"nodename={NODE}", "state=resume"], check=False)
+    stock = prepared(make_cluster(description))
     job = forged(stock, client, f"{OPTION}_share=1e2")
     stock.stop_daemon("slurmctld@ctl1")
     agent = f"agent@{NODE}"
