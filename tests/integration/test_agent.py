@@ -18,6 +18,7 @@ from dev_cluster.gpu_sim.fields import set_values
 from dev_cluster.layout import INSIDE
 from policy.compiled import CompiledPolicy, Tenant
 from tests.integration.beds import Bed
+from tests.integration.platforms import SINGLE
 from tests.integration.settled import PATIENCE, lasts_until
 
 pytestmark = pytest.mark.cluster
@@ -43,15 +44,6 @@ ESCAPE = 'mount --bind /dev/null /etc/ld.so.preload && exec env -i "$@"'
 OUT_OF_MEMORY = "2"
 
 
-SINGLE = """
-name: single
-description: one H100, so that all jobs share it
-cpu: {sockets: 1, cores_per_socket: 56, threads_per_core: 2, numa_nodes: 1, memory_mib: 524288}
-drivers:
-  nvidia: {version: 550.90.07, library: 12.550.90.07, runtime: 12040}
-gpus:
-  - {model: h100-sxm5-80gb, pci: '0000:1b:00.0', numa: 0, under: 'pci0000:15/0000:15:01.0'}
-"""
 EPILOG = f"""#!/bin/sh
 setsid {INSIDE}/home/alice/left 60 8192 >{INSIDE}/home/alice/said 2>&1 &
 sleep 2

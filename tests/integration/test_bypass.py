@@ -24,6 +24,7 @@ from dev_cluster.gpu_sim.fields import set_values
 from dev_cluster.layout import INSIDE
 from prolog_epilog.record import JobRecord
 from tests.integration.beds import Bed
+from tests.integration.platforms import SINGLE
 from tests.integration.settled import PATIENCE
 from usage.admin_comment import parse
 from usage.job_records import FOLDER, JobRecords
@@ -36,15 +37,6 @@ GIB = 1 << 30
 CUDA = runpy.run_path(str(Path(__file__).parents[1] / "unit/limit/programs.py"))["CUDA"]
 OVER = "8192"  # MiB, of 4096
 
-SINGLE = """
-name: single
-description: one H100, so that all jobs share it
-cpu: {sockets: 1, cores_per_socket: 56, threads_per_core: 2, numa_nodes: 1, memory_mib: 524288}
-drivers:
-  nvidia: {version: 550.90.07, library: 12.550.90.07, runtime: 12040}
-gpus:
-  - {model: h100-sxm5-80gb, pci: '0000:1b:00.0', numa: 0, under: 'pci0000:15/0000:15:01.0'}
-"""
 
 # Says when, tries, says what came of it, and stays: who is to be ended can be.
 TRY = """
