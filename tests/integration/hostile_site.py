@@ -17,6 +17,7 @@ from dev_cluster.gpu_sim.fields import set_values
 from dev_cluster.layout import INSIDE
 from policy.compiled import CompiledPolicy, Global
 from sluice_base.run import CommandError
+from tests.integration.platforms import SINGLE
 
 NODE, OTHER = "single-1", "single-2"
 AGENT = f"agent@{NODE}"
@@ -36,20 +37,11 @@ RUN_KIB = 8 << 10
 PATIENCE = 60.0
 
 POLICY = CompiledPolicy(generated_s=0, source="test", settings=Global(placement="sluice", gpu_shares=True)).render()
-PLATFORM = """
-name: single
-description: one H100, so that all jobs share it
-cpu: {sockets: 1, cores_per_socket: 56, threads_per_core: 2, numa_nodes: 1, memory_mib: 524288}
-drivers:
-  nvidia: {version: 550.90.07, library: 12.550.90.07, runtime: 12040}
-gpus:
-  - {model: h100-sxm5-80gb, pci: '0000:1b:00.0', numa: 0, under: 'pci0000:15/0000:15:01.0'}
-"""
 
 
 def description(platform: Path, **more: Any) -> dict[str, Any]:
     """Two nodes of one GPU each, with all of Sluice; neighbours and hostile tenants."""
-    platform.write_text(PLATFORM)
+    platform.write_text(SINGLE)
     return {
         "nodes": [{"names": f"{NODE},{OTHER}", "platform": str(platform)}],
         "controllers": 1,
