@@ -1,98 +1,120 @@
 # Thin: every target is one or two commands. `make demo` and `make test` install what they need (Debian 12 or 13, root).
+# The text after ## next to a target is its line in `make help`.
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 PREFIX ?= /opt/sluice
 PYTHON3 ?= $(firstword $(wildcard /usr/bin/python3) python3)
+VERSION_HEADER := native/include/sluice/version.h
 export CMAKE_GENERATOR := Ninja
 
-.PHONY: help demo test test-trixie check bench soak install dist build native-test fuzz docs format clean
+.PHONY: help build install-packages cluster-packages test-packages docs-packages demo test test-trixie lint check \
+	native-test fuzz bench soak references docs format install dist clean
 
-help:
-	@echo "make demo | test | check | bench | soak | install | dist | clean   (see README.md)"
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # ---- what is needed ----
-$(VENV)/.installed: pyproject.toml tools/debian-packages.txt
+$(VENV)/.installed: pyproject.toml $(VERSION_HEADER) tools/debian-packages.txt
 	tools/install-packages build
 	test -x $(PYTHON) || $(PYTHON3) -m venv $(VENV)
 	$(VENV)/bin/pip install -q scikit-build-core "cffi>=1.16" setuptools
+	$(VENV)/bin/pip uninstall -q -y sluice # the name until 0.1.0
 	$(VENV)/bin/pip install -q --no-build-isolation -e ".[dev]"
+	touch $@ $(VENV)/.linters
+
+# An editable install compiles nothing, so this needs only Python.
+$(VENV)/.linters: pyproject.toml $(VERSION_HEADER)
+	test -x $(PYTHON) || $(PYTHON3) -m venv $(VENV)
+	$(VENV)/bin/pip install -q -e ".[lint]"
 	touch $@
 
-build: $(VENV)/.installed
+build: $(VENV)/.installed ## .venv, and all C code except the plugins (`sluice plugin build`)
 	cmake -S . -B build/editable -DCMAKE_BUILD_TYPE=Release -DPython3_EXECUTABLE=$(CURDIR)/$(PYTHON) >/dev/null
 	cmake --build build/editable
 
-.PHONY: install-packages cluster-packages test-packages
-install-packages:
+install-packages: ## Debian packages that `make install` needs; no daemon is among them
 	tools/install-packages build plugins
-cluster-packages:
+cluster-packages: ## Debian packages for a cluster on this machine: Slurm, MUNGE, MariaDB
 	tools/install-packages build cluster
-test-packages:
+test-packages: ## Debian packages for all tests
 	tools/install-packages build cluster test
+docs-packages: ## Debian packages that the documentation site needs
+	tools/install-packages build docs
 
-# ---- what it is for ----
-demo: cluster-packages build
+# ---- targets ----
+demo: cluster-packages build ## a Slurm cluster on this machine that shows Sluice
 	$(PYTHON) -m dev_cluster.demo
 
-# Two modules at a time: much of the time goes into waiting for daemons.
-test: test-packages build native-test
+# Two modules at a time: much of the time is spent waiting for daemons.
+test: test-packages build native-test ## all tests
 	tools/run-tests $(PYTHON)
 
-test-trixie: test-packages build
+test-trixie: test-packages build ## the tests of Slurm 24.11, in a Debian 13 chroot
 	SLUICE_TRIXIE=require $(PYTHON) -m pytest tests -m trixie
 
-check: build
+lint: $(VENV)/.linters ## linters, types, format and layers; needs Python and no other package
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	tools/clang-format --check
-	$(PYTHON) tools/api_reference.py --check
-	$(PYTHON) tools/policy_reference.py --check
-	$(PYTHON) tools/metrics_reference.py --check
-	$(PYTHON) tools/report_fields.py --check
+	$(VENV)/bin/lint-imports --no-cache
+	$(PYTHON) tools/loaded_by_name.py
+	$(PYTHON) tools/include-layers
 
-native-test: build
+check: build lint docs ## `make lint`, dead links, and whether sluice.yaml(5) is what policy/model.py says
+	$(PYTHON) tools/policy_reference.py --check
+
+native-test: build ## the tests in C, under sanitizers
 	tools/native-test
 
-fuzz: build
+fuzz: build ## the fuzz targets in C, SECONDS_EACH=10
 	tools/fuzz
 
-# TRACES=DIR: the folder of public traces that docs/benchmarks.md describes; without it only what needs none.
+# TRACES=DIR: the folder of public traces that docs/benchmarks.md describes; without it only benchmarks that need none.
 # NAMES="probe group": only these. All of it takes about four hours.
-bench: cluster-packages build
-	tools/bench "$(TRACES)" $(NAMES)
+# BASE=COMMIT NAMES="...": those of both trees in turns, and the ratio of each figure; RUNS=3 of each tree, BOUND=1.10.
+bench: cluster-packages build ## the benchmarks, or those in NAMES="..."; TRACES=DIR; BASE=COMMIT compares with it
+	$(if $(BASE),$(PYTHON) -m benchmarks.compare $(BASE),tools/bench "$(TRACES)") $(NAMES)
 
+ifdef DURATION
+soak: cluster-packages build ## all tests with full counts: hours; DURATION=72h: one cluster under load, and what leaks
+	$(PYTHON) -m benchmarks.soak $(DURATION)
+else
 soak: test-packages build
 	SLUICE_TEST_SCALE=full tools/native-test
 	SLUICE_TEST_SCALE=full $(PYTHON) -m pytest tests --timeout 7200
+endif
 
-# The page that is written from the sources.
-docs: build
-	$(PYTHON) tools/api_reference.py
+docs: docs-packages $(VENV)/.installed ## the site, in build/site; a dead link or anchor fails it
+	$(VENV)/bin/mkdocs build
+
+references: build ## write sluice.yaml(5) again, which `make install` installs
 	$(PYTHON) tools/policy_reference.py
-	$(PYTHON) tools/metrics_reference.py
-	$(PYTHON) tools/report_fields.py
 
-format: build
+format: $(VENV)/.linters ## format all files as `make lint` requires
 	$(VENV)/bin/ruff check --fix-only -q .
 	$(VENV)/bin/ruff format -q .
 	tools/clang-format
 
-# As root: pip takes no file whose hash is not in the lock files (tools/lock), and no package builds with others.
-install: install-packages
+# As root: pip takes no file whose hash is not in the lock files (tools/lock), and no package builds with others. The
+# installed version is removed only when the new one is built: prologs, and new processes of jobs with limits, need it.
+install: install-packages ## Sluice into PREFIX (/opt/sluice); starts nothing
 	$(PYTHON3) -m venv $(PREFIX)
 	$(PREFIX)/bin/pip install -q --require-hashes -r tools/build.lock
 	$(PREFIX)/bin/pip install -q --require-hashes --no-build-isolation -r tools/install.lock
-	$(PREFIX)/bin/pip install -q --no-index --no-deps --no-build-isolation --force-reinstall .
+	rm -rf build/install
+	$(PREFIX)/bin/pip wheel -q --no-index --no-deps --no-build-isolation --wheel-dir build/install .
+	$(PREFIX)/bin/pip uninstall -q -y sluice # the name until 0.1.0
+	$(PREFIX)/bin/pip install -q --no-index --no-deps --no-build-isolation --force-reinstall build/install/*.whl
 	@echo "installed: $(PREFIX)/bin/sluice"
 
-# The release's archive and its SHA-256: of one commit the same bytes everywhere.
-VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
-dist:
+# The same commit gives the same bytes everywhere.
+VERSION := $(shell sed -n 's/^#define SLUICE_VERSION "\(.*\)"/\1/p' $(VERSION_HEADER))
+dist: ## the release's archive and its SHA-256, in dist/
 	mkdir -p dist
 	git archive --format=tar --prefix=sluice-$(VERSION)/ HEAD | gzip -9n >dist/sluice-$(VERSION).tar.gz
 	cd dist && sha256sum sluice-$(VERSION).tar.gz | tee SHA256SUMS
 
-clean:
-	rm -rf build build-* dist $(VENV) native/sluice_core/*.so native/sluice_core/sluice-guard dev_cluster/gpu_sim/lib dev_cluster/cgroup_view/*.so
+clean: ## remove what was built, and .venv
+	rm -rf build build-* dist $(VENV) sluice/core/*.so sluice/core/sluice-guard gpu_sim/lib dev_cluster/cgroup_view/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Result:
-    """What one benchmark measured. Units stand in the figures' names, as in ``p99_us``."""
+    """What one benchmark measured. Units are in the figures' names, as in ``p99_us``."""
 
     figures: dict[str, float]
     peer: dict[str, float] = field(default_factory=dict)
     spread: dict[str, list[float]] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
-    must: dict[str, tuple[str, float]] = field(default_factory=dict)  # beside MUST: bounds that depend on the input
+    must: dict[str, tuple[str, float]] = field(default_factory=dict)  # besides MUST: bounds that depend on the input

@@ -15,38 +15,40 @@ from typing import Any
 import click
 
 from benchmarks import Result
-from sluice_base.errors import SluiceError
+from sluice.base.errors import SluiceError
 
 # name -> (module, one line)
 BENCHMARKS: dict[str, tuple[str, str]] = {
     "agent": ("benchmarks.agent", "the node agent's programs, and its watchdog's share of a core"),
+    "restart": ("benchmarks.restart", "how long jobs go unwatched when the node agent is killed"),
     "hostile": ("benchmarks.hostile", "what a neighbour of a hostile tenant notices, attack by attack"),
     "core-latency": ("benchmarks.core_latency", "place, commit and release in the core, at scale"),
-    "openb": ("benchmarks.openb", "GPU allocation on Alibaba's openb lists, beside published policies"),
-    "failover": ("benchmarks.failover", "SIGKILL of the leading controller under load, stock Slurm beside Sluice"),
-    "journal": ("benchmarks.journal", "a submission with the failover journal, without it beside"),
+    "openb": ("benchmarks.openb", "GPU allocation on Alibaba's openb lists, compared with published policies"),
+    "failover": ("benchmarks.failover", "SIGKILL of the leading controller under load, of stock Slurm and Sluice"),
+    "journal": ("benchmarks.journal", "a submission with and without the failover journal"),
     "gang": ("benchmarks.gang", "placing a gang of 64 nodes x 8 GPUs"),
     "muri": ("benchmarks.muri", "job completion time and makespan on the Muri traces"),
     "backfill": ("benchmarks.backfill", "a full conservative pass over 10,000 pending jobs"),
-    "limiter": ("benchmarks.limiter", "the preloaded GPU memory limiter beside the bare driver"),
-    "job-overhead": ("benchmarks.job_overhead", "a whole job under Sluice beside a bare process"),
+    "limiter": ("benchmarks.limiter", "the preloaded GPU memory limiter, compared with the bare driver"),
+    "job-overhead": ("benchmarks.job_overhead", "a whole job under Sluice, compared with a bare process"),
     "ledger": ("benchmarks.ledger", "allocate and free in the shared GPU memory ledger"),
     "utilisation": ("benchmarks.utilisation", "GPU allocation at full offered load with departures"),
     "simulate": ("benchmarks.simulate", "replay of 100,000 jobs on 1,213 nodes"),
     "submit-hook": ("benchmarks.submit_hook", "job_submit/sluice for one submission, in isolation"),
-    "submit-latency": ("benchmarks.submit_latency", "a submission to real daemons, stock Slurm beside the plugins"),
-    "site-factor": ("benchmarks.site_factor", "the order of 10,000 pending jobs, under slurmctld's locks and beside"),
+    "submit-latency": ("benchmarks.submit_latency", "a submission to real daemons, with and without the plugins"),
+    "site-factor": ("benchmarks.site_factor", "the order of 10,000 pending jobs, under slurmctld's locks and without"),
     "probe": ("benchmarks.probe", "sluice probe as a whole process"),
     "group": ("benchmarks.group", "grouping 100,000 GPUs"),
     "slurm-throughput": (
         "benchmarks.slurm_throughput",
-        "time in select_p_job_test, stock Slurm beside the placement hook",
+        "time in select_p_job_test, stock Slurm and the placement hook",
     ),
     "slurm-gang": ("benchmarks.slurm_gang", "gangs among small jobs on real daemons"),
-    "slurm-fragmentation": ("benchmarks.slurm_fragmentation", "GPU allocation and waits beside stock Slurm"),
+    "slurm-mixed": ("benchmarks.slurm_mixed", "waits where half of the jobs want no GPU, compared with stock Slurm"),
+    "slurm-fragmentation": ("benchmarks.slurm_fragmentation", "GPU allocation and waits, compared with stock Slurm"),
     "slurm-backfill-parameters": (
         "benchmarks.slurm_backfill_parameters",
-        "SchedulerParameters beside the planner: what apply writes, Slurm's defaults",
+        "SchedulerParameters with the planner: what apply writes, Slurm's defaults",
     ),
     "policy-apply": ("benchmarks.policy_apply", "plan and apply of 1,000 tenants with 10,000 users"),
     "report": ("benchmarks.report", "the tenant report of a month, with many jobs in slurmdbd"),
@@ -72,6 +74,21 @@ def machine() -> dict[str, Any]:
     }
 
 
+def run_program(program: click.Command, module: str) -> None:
+    """Run it as ``python -m MODULE``. Exit code 2 is an error or a defect; 1 says that a bound does not hold."""
+    try:
+        program(prog_name=f"python -m {module}", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+    except SluiceError as error:
+        click.echo(f"benchmarks: {error}", err=True)
+    except Exception:
+        traceback.print_exc()
+    else:
+        return
+    sys.exit(2)
+
+
 def measure(name: str, options: dict[str, Any], command: list[str]) -> tuple[dict[str, Any], bool]:
     """Run one benchmark; its JSON object and whether every must holds."""
     module = import_module(BENCHMARKS[name][0])
@@ -92,7 +109,7 @@ def measure(name: str, options: dict[str, Any], command: list[str]) -> tuple[dic
 
 
 def print_table(document: dict[str, Any]) -> None:
-    """Figure beside must beside peer."""
+    """Print figure, must and peer next to each other."""
     click.echo(f"\n{document['benchmark']}")
     for figure, value in document["figures"].items():
         sign, bound = document["must"].get(figure, ("", None))
@@ -127,7 +144,7 @@ class BenchmarkGroup(click.Group):
         return click.Command(name, params=[flag, *module.OPTIONS], callback=callback, help=module.__doc__)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """The table's own help lines."""
+        """Help lines from the table of benchmarks."""
         with formatter.section("Benchmarks"):
             formatter.write_dl([(name, text) for name, (_, text) in BENCHMARKS.items()])
 
@@ -145,14 +162,4 @@ def benchmarks(context: click.Context, list_names: bool) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        benchmarks(prog_name="python -m benchmarks", standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(2)
-    except SluiceError as error:
-        click.echo(f"benchmarks: {error}", err=True)
-        sys.exit(2)
-    except Exception:  # a defect: exit 1 would say that a must does not hold
-        traceback.print_exc()
-        sys.exit(2)
+    run_program(benchmarks, "benchmarks")

@@ -24,8 +24,9 @@ from pathlib import Path
 import click
 
 from benchmarks import Result
-from dev_cluster.cluster import DevCluster, require_root
+from dev_cluster.cluster import DevCluster
 from dev_cluster.description import parse_description
+from dev_cluster.handle import require_root
 from dev_cluster.layout import DEFAULT_FOLDER
 from policy.monitoring import NodeMetrics
 from policy.node import FILE_NAME, NodePolicy
@@ -42,10 +43,10 @@ MUST = {
     "metrics_core_percent": ("<=", 1.0),
     "metrics_memory_mib": ("<=", 60.0),
 }
-_NODE = "h100-1"
-_CLUSTER = f"""
+NODE = "h100-1"
+CLUSTER = f"""
 nodes:
-  - {{names: {_NODE}, platform: dgx-h100}}
+  - {{names: {NODE}, platform: dgx-h100}}
 controllers: 1
 accounting: false
 agent: true
@@ -57,9 +58,9 @@ import ctypes, time
 cu, context, address = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64()
 assert cu.cuInit(0) == 0 and cu.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
 assert cu.cuCtxSetCurrent(context) == 0 and cu.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(1 << 30)) == 0
-time.sleep(600)
+time.sleep(3600)
 """
-# On the node: a job after the other through the programs, all eight GPUs each; prints milliseconds by program.
+# On the node: one job after another through the programs, all eight GPUs each; prints milliseconds by program.
 _LOOP = """
 import json, os, subprocess, sys, time
 programs, runs = sys.argv[1], int(sys.argv[2])
@@ -87,11 +88,11 @@ def run(runs: int, seconds: int) -> Result:
     require_root("up")
     with tempfile.TemporaryDirectory(dir=DEFAULT_FOLDER.parent) as parent:
         cluster = DevCluster(Path(parent) / "cluster")
-        cluster.up(parse_description(_CLUSTER, source="benchmark"), attached=True)
+        cluster.up(parse_description(CLUSTER, source="benchmark"), attached=True)
         try:
             programs = Path(__file__).parents[1] / "prolog_epilog/programs"
             loop = [sys.executable, "-c", _LOOP, str(programs), str(runs)]
-            times = json.loads(cluster.run(loop, node=_NODE, timeout=500).stdout)
+            times = json.loads(cluster.run(loop, node=NODE, timeout=500).stdout)
             percent = _watch(cluster, seconds)
             with _database() as (url, received):
                 total = _measure(cluster, seconds, url)
@@ -119,15 +120,20 @@ def run(runs: int, seconds: int) -> Result:
 
 def _watch(cluster: DevCluster, seconds: int) -> float:
     """Percent of a core that the agent and its children take while eight jobs hold memory."""
-    script = f"exec /usr/bin/python3 -c '{_HOLD}'"
-    for _ in range(8):
-        cluster.run(["sbatch", "-w", _NODE, "--gres=gpu:1", "-o", "/dev/null", "--wrap", script], user="alice")
-    end = time.monotonic() + 60
-    while _held(cluster) < 8:
-        if time.monotonic() > end:
-            raise click.ClickException("the eight jobs did not come to hold memory within a minute")
-        time.sleep(0.5)
+    start_holders(cluster, 8, "--gres=gpu:1")
     return _percent(cluster, seconds)
+
+
+def start_holders(cluster: DevCluster, count: int, gres: str) -> None:
+    """Jobs that hold GPU memory, once they do."""
+    script = f"exec /usr/bin/python3 -c '{_HOLD}'"
+    for _ in range(count):
+        cluster.run(["sbatch", "-w", NODE, gres, "--mem=100", "-o", "/dev/null", "--wrap", script], user="alice")
+    end = time.monotonic() + 60
+    while _held(cluster) < count:
+        if time.monotonic() > end:
+            raise click.ClickException(f"{count} jobs did not come to hold memory within a minute")
+        time.sleep(0.5)
 
 
 def _measure(cluster: DevCluster, seconds: int, url: str) -> float:
@@ -174,24 +180,24 @@ def _database() -> Iterator[tuple[str, Callable[[], int]]]:
 def _memory_mib(cluster: DevCluster) -> float:
     """PSS of the agent and its children."""
     script = "for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline; echo; grep ^Pss: $p/smaps_rollup; done 2>/dev/null"
-    lines = cluster.run(["sh", "-c", script], node=_NODE).stdout.splitlines()
-    return sum(int(told.split()[1]) for command, told in pairwise(lines) if is_agent(command) and told) / 1024
+    lines = cluster.run(["sh", "-c", script], node=NODE).stdout.splitlines()
+    return sum(int(pss.split()[1]) for command, pss in pairwise(lines) if is_agent(command) and pss) / 1024
 
 
 def is_agent(command: str) -> bool:
     """Whether a command line is the agent's, its guard's, a vendor's process's or the sender's."""
-    return any(word in command for word in ("admin_cli.main agent", "prolog_epilog.sampling", "usage.metrics.sender"))
+    return any(word in command for word in ("sluice.main agent", "prolog_epilog.sampling", "sluice.metrics.sender"))
 
 
 def _held(cluster: DevCluster) -> int:
-    answer = json.loads(cluster.run(["sluice", "agent", "status", "--json"], node=_NODE).stdout)
+    answer = json.loads(cluster.run(["sluice", "agent", "status", "--json"], node=NODE).stdout)
     return sum(grant["peak"] > 0 for job in answer["jobs"] for grant in job["grants"])
 
 
 def _cpu_ticks(cluster: DevCluster) -> int:
     """Clock ticks of the agent and its living children since they began."""
     listing = "for f in /proc/[0-9]*; do tr '\\0' ' ' < $f/cmdline; echo; cat $f/stat; done 2>/dev/null"
-    lines = cluster.run(["sh", "-c", listing], node=_NODE).stdout.splitlines()
+    lines = cluster.run(["sh", "-c", listing], node=NODE).stdout.splitlines()
     ticks = 0
     for command, state in pairwise(lines):
         if is_agent(command):

@@ -1,4 +1,4 @@
-"""A full backfill pass: every pending job of a busy cluster gets its reservation, beside the same without an index."""
+"""A full backfill pass: every pending job of a busy cluster gets its reservation, with and without an index."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import numpy as np
 
 from benchmarks import Result
 from benchmarks.openb_trace import MILLI, add_nodes, read_nodes, read_pods, read_text, to_request
-from policy.traces.rows import MAX_SECONDS, csv_rows
-from sluice_base.errors import UsageError
-from sluice_core import version
-from sluice_core._bench import ffi, lib
-from sluice_core.backfill import CONSERVATIVE, EASY, Backfill, PendingJob, Plan, Queue, RunningJob
-from sluice_core.cluster import Cluster
-from sluice_core.errors import CoreError, check, new_error_text
-from sluice_core.placement import Policy, Request, start
+from sluice.base.errors import UsageError
+from sluice.core import version
+from sluice.core._bench import ffi, lib
+from sluice.core.backfill import CONSERVATIVE, EASY, Backfill, PendingJob, Plan, Queue, RunningJob
+from sluice.core.cluster import Cluster
+from sluice.core.errors import CoreError, check, new_error_text
+from sluice.core.placement import Policy, Request, start
+from sluice.simulate.traces.rows import MAX_SECONDS, csv_rows
 
 OPTIONS = [
     click.Option(["--nodes"], type=click.Path(path_type=Path), required=True, help="Node list, openb format."),
@@ -38,7 +38,7 @@ REFUSED = 1000  # pods after which the cluster counts as full
 
 
 def read_run_times(path: Path) -> list[int]:
-    """Seconds that the pods of an openb list ran, where the list tells; at least one."""
+    """Seconds that the pods of an openb list ran, where the list has it; at least one."""
     times = []
     for row in csv_rows(path, read_text(path, "pod"), ("creation_time", "scheduled_time", "deletion_time")):
         if row.text("deletion_time"):
@@ -66,7 +66,7 @@ def build(
     while refused < REFUSED:
         try:
             allocation = start(cluster, Policy.BEST_FIT, requests[draw.choice(shapes)])
-        except CoreError:  # a pod that no node of the list could ever take
+        except CoreError:  # a pod that no node of the list can take
             allocation = None
         if allocation is None:
             refused += 1

@@ -1,4 +1,4 @@
-"""Time from `sluice cluster up` until all nodes are idle, as a whole process, with real daemons."""
+"""Time from `sluice cluster up` until all is up, as a whole process, with real daemons; "demo" with all of Sluice."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from statistics import median
 import click
 
 from benchmarks import Result
-from dev_cluster.cluster import DevCluster, require_root
+from dev_cluster.cluster import DevCluster
+from dev_cluster.handle import require_root
 from dev_cluster.layout import DEFAULT_FOLDER
-from sluice_base.run import run_command
+from sluice.base.run import run_command
 
 OPTIONS = [
     click.Option(
@@ -26,7 +27,7 @@ OPTIONS = [
     click.Option(["--runs"], type=click.IntRange(1), default=3, show_default=True, help="Runs of each cluster."),
 ]
 MUST: dict[str, tuple[str, float]] = {}  # depends on what is measured
-_BOUNDS = {"up_demo_s": ("<=", 15.0), "up_scale_128_s": ("<=", 45.0)}
+_BOUNDS = {"up_demo_s": ("<=", 30.0), "up_scale_128_s": ("<=", 45.0)}
 
 
 def run(clusters: tuple[str, ...], runs: int) -> Result:
@@ -49,7 +50,7 @@ def run(clusters: tuple[str, ...], runs: int) -> Result:
 
 
 def _once(name: str) -> tuple[float, float]:
-    sluice = [sys.executable, "-m", "admin_cli.main", "cluster"]
+    sluice = [sys.executable, "-m", "sluice.main", "cluster"]
     with tempfile.TemporaryDirectory(dir=DEFAULT_FOLDER.parent) as parent:
         folder = Path(parent) / "cluster"
         start = time.perf_counter()

@@ -1,9 +1,9 @@
 """How long the core takes to place, commit and release with the sluice policy, timed in C.
 
 The cluster is kept at a steady use of its GPU memory: random allocations end to make room for each next request.
-Requests are an openb list's pods with random GPU memory and host memory, to the MiB, so that most were never seen
-before. A second, untimed run compares each decision with the best of scoring every node. Larger clusters are made of
-the same nodes over again.
+Requests are an openb list's pods with random GPU memory and host memory, to the MiB, so that most are new to the core.
+A second, untimed run compares each decision with the best of scoring every node. Larger clusters are made of the same
+nodes over again.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import numpy as np
 
 from benchmarks import Result
 from benchmarks.openb_trace import Node, PodShape, add_nodes, read_nodes, read_pods, to_request, typical_shapes
-from sluice_base.errors import SluiceError
-from sluice_core import version
-from sluice_core._bench import ffi, lib
-from sluice_core.cluster import Cluster
-from sluice_core.errors import check, new_error_text
-from sluice_core.placement import Policy, set_workload
+from sluice.base.errors import SluiceError
+from sluice.core import version
+from sluice.core._bench import ffi, lib
+from sluice.core.cluster import Cluster
+from sluice.core.errors import check, new_error_text
+from sluice.core.placement import Policy, set_workload
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 OPTIONS = [

@@ -1,8 +1,8 @@
-"""SIGKILL of the leading controller at random moments under load: what is lost, and when there is service again.
+"""SIGKILL of the leading controller at random moments under load: what is lost, and when service is back.
 
 The same load, kills and judge on stock Slurm and on Slurm under Sluice's supervisor with the journal, each with two
-controllers. Every job says itself, in a file, when it began and ended. `submit_median_ms` is of whole sbatch processes
-in a quiet time before the kills; what the journal costs a submission is measured by the benchmark of that name.
+controllers. Every job writes to a file when it began and ended. `submit_median_ms` is of whole sbatch processes in a
+quiet time before the kills; what the journal costs a submission is measured by the benchmark of that name.
 """
 
 from __future__ import annotations
@@ -15,14 +15,10 @@ from typing import Any
 import click
 
 from benchmarks import Result
-from benchmarks.failover_load import Chaos, Kills, kill_series, usual_kinds
-from dev_cluster.cluster import require_root
-from sluice_base.run import run_command
+from dev_cluster.chaos.cluster import SITE_CONF, Chaos, Kills, kill_series, sluice_description, usual_kinds
+from dev_cluster.handle import require_root
+from sluice.base.run import run_command
 
-LEASE_S = 2.5
-TIMEOUT_S = 6
-SITE_CONF = f"SlurmctldTimeout={TIMEOUT_S}\nSchedulerParameters=nohold_on_prolog_fail\n"
-"""slurm.conf, as docs/failover.md has it."""
 QUIET_S = 20.0
 SHOWN = 20
 LIMIT_S = 60.0  # for service that does not come back
@@ -32,7 +28,7 @@ OPTIONS = [
     click.Option(["--nodes"], type=click.IntRange(1, 64), default=8, show_default=True),
     click.Option(["--first-seed"], type=int, default=42, show_default=True),
     click.Option(["--accounting/--no-accounting"], default=True, show_default=True, help="slurmdbd and MariaDB."),
-    click.Option(["--stock/--no-stock"], default=True, show_default=True, help="Stock Slurm beside it."),
+    click.Option(["--stock/--no-stock"], default=True, show_default=True, help="Also on stock Slurm."),
     click.Option(
         ["--root"], type=click.Path(exists=True, file_okay=False, path_type=Path), help="A tree with another Slurm."
     ),
@@ -62,14 +58,6 @@ _COUNTS = (
     "left",
     "held_again",
 )
-
-
-def sluice_description(plugins: Path | None, *, journal: bool = True) -> dict[str, Any]:
-    """The cluster's key `sluice` for a supervised cluster, with the journal or without."""
-    wanted: dict[str, Any] = {"level": "admit", "journal": journal, "supervise": True, "lease": LEASE_S}
-    if plugins is not None:
-        wanted["plugins"] = str(plugins)
-    return wanted
 
 
 def _say(text: str) -> None:

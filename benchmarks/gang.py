@@ -1,8 +1,8 @@
 """Placing a gang of many nodes, all or nothing and on few switches, on a cluster in use.
 
 The nodes of the list are put into racks, each kind of node into racks of its own, and racks into pods. Before each gang
-some nodes, others each time, have a GPU in use, so that no two gangs see the same cluster. A gang is placed, committed
-and released; start includes both of the former. Starts during which the system ran something else on the processor
+a new random choice of nodes has a GPU in use, so that no two gangs see the same cluster. A gang is placed, committed
+and released; start includes placing and committing. Starts during which the system ran something else on the processor
 count in all figures but the one named so. The peer places the same gang's nodes one after another by first fit.
 """
 
@@ -16,12 +16,12 @@ import numpy as np
 
 from benchmarks import Result
 from benchmarks.openb_trace import Node, read_nodes
-from sluice_base.errors import SluiceError
-from sluice_core import version
-from sluice_core._bench import ffi, lib
-from sluice_core.cluster import Cluster, GpuShape, NodeShape
-from sluice_core.errors import check, new_error_text
-from sluice_core.placement import Policy, Request
+from sluice.base.errors import SluiceError
+from sluice.core import version
+from sluice.core._bench import ffi, lib
+from sluice.core.cluster import Cluster, GpuShape, NodeShape
+from sluice.core.errors import check, new_error_text
+from sluice.core.placement import Policy, Request
 
 OPTIONS = [
     click.Option(

@@ -1,4 +1,4 @@
-"""Grouping of 100,000 GPUs into classes, all strategies composed; beside it, a plain sort of the same GPUs by model."""
+"""Grouping of 100,000 GPUs into classes, all strategies composed; as the peer, a plain sort of them by model."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""What a neighbour of a hostile tenant notices: with each attack at work on a node, and with none.
+"""What a neighbour of a hostile tenant notices: with each attack running on a node, and with none.
 
 Real daemons, simulated drivers, one GPU that all jobs share. Each attack runs in a job of an unprivileged user
-(tests/integration/hostile_programs.py), at nice 19: on a node that keeps jobs to their cores they are not on the
-daemons'. Meanwhile another user's steps come to hold too much, one after the other, and it is measured how long each
-of them lives; prologs are timed as whole processes; and the agent's CPU time and memory are read, with its children and
-its guard. `peer` has the same figures with no attack, of the same run.
+(tests/integration/hostile_programs.py), at nice 19: on a node that confines jobs to their cores these are not the
+daemons' cores. Meanwhile another user's steps exceed their limit, one after the other, and the time until each of them
+is ended is measured; prologs are timed as whole processes, each next to a bare start of their interpreter; and the
+agent's CPU time and memory are read, with its children and its guard. `peer` has the same figures with no attack, of
+the same run.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from typing import Any
 import click
 
 from benchmarks import Result
-from dev_cluster.cluster import DevCluster, require_root
+from dev_cluster.cluster import DevCluster
 from dev_cluster.description import parse_description
-from dev_cluster.gpu_sim.fields import set_values
+from dev_cluster.handle import require_root
 from dev_cluster.layout import DEFAULT_FOLDER
+from gpu_sim.fields import set_values
 
 _PROJECT = Path(__file__).parents[1]
 ATTACKS = {
@@ -54,18 +56,9 @@ MUST = {
     "agents_lost": ("==", 0.0),
 }
 _NODE = "single-1"
-_PLATFORM = """
-name: single
-description: one H100, so that all jobs share it
-cpu: {sockets: 1, cores_per_socket: 56, threads_per_core: 2, numa_nodes: 1, memory_mib: 524288}
-drivers:
-  nvidia: {version: 550.90.07, library: 12.550.90.07, runtime: 12040}
-gpus:
-  - {model: h100-sxm5-80gb, pci: '0000:1b:00.0', numa: 0, under: 'pci0000:15/0000:15:01.0'}
-"""
 _CLUSTER = f"""
 nodes:
-  - {{names: {_NODE}, platform: PLATFORM}}
+  - {{names: {_NODE}, platform: h100x1}}
 controllers: 1
 accounting: false
 agent: true
@@ -76,11 +69,11 @@ users:
 _LONGEST_S = 20.0  # after which an excess counts as never ended
 _POLL_S = 0.005
 
-# Root's eyes on the node: answers a line of JSON by one. Times are of the clock that all processes share.
+# Runs as root on the node: answers each line of JSON with one. Times are of the clock that all processes share.
 _EYES = r"""
 import json, os, subprocess, sys, time
 programs, poll, number = sys.argv[1], float(sys.argv[2]), 900000
-ours = ("admin_cli.main agent", "prolog_epilog.sampling", "usage.metrics.sender", "sluice-guard")
+ours = ("sluice.main agent", "prolog_epilog.sampling", "sluice.metrics.sender", "sluice-guard")
 def agents(words=ours):
     for entry in os.listdir("/proc"):
         if entry.isdecimal():
@@ -123,6 +116,10 @@ def prolog():
         if done.returncode:
             return None
     return taken[0]
+def python():
+    start = time.monotonic()
+    subprocess.run(["/usr/bin/python3", "-ISc", "pass"], capture_output=True, text=True, check=True)
+    return 1000 * (time.monotonic() - start)
 for line in sys.stdin:
     name, *words = json.loads(line)
     try:
@@ -133,6 +130,7 @@ for line in sys.stdin:
             "run": run_kib,
             "gone": gone,
             "prolog": prolog,
+            "python": python,
         }[name](*words)
     except (OSError, StopIteration, IndexError):
         answer = None
@@ -142,10 +140,11 @@ for line in sys.stdin:
 
 @dataclass
 class Fare:
-    """How a neighbour fared under one attack."""
+    """What a neighbour measured under one attack."""
 
     excess_s: list[float] = field(default_factory=list)
     prolog_ms: list[float] = field(default_factory=list)
+    python_ms: list[float] = field(default_factory=list)
     core_percent: float = 0.0
     memory_mib: float = 0.0
     growth_kib: float = 0.0
@@ -153,10 +152,11 @@ class Fare:
     lost: int = 0
 
     def figures(self) -> dict[str, float]:
-        """Those that have a must, without a name of an attack."""
+        """All of them, without a name of an attack."""
         return {
             "excess_ended_s_p99": round(_percentile(self.excess_s, 0.99), 3),
             "prolog_ms_p95": round(_percentile(self.prolog_ms, 0.95), 2),
+            "python_ms_p95": round(_percentile(self.python_ms, 0.95), 2),
             "agent_core_percent": round(self.core_percent, 3),
             "agent_memory_mib": round(self.memory_mib, 1),
             "run_growth_kib": self.growth_kib,
@@ -174,7 +174,7 @@ class _Eyes:
         self._program = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def see(self, *words: Any) -> Any:
-        """What it answers; None where it could not tell."""
+        """Its answer; None where it does not know."""
         assert self._program.stdin and self._program.stdout
         self._program.stdin.write(json.dumps(words) + "\n")
         self._program.stdin.flush()
@@ -187,7 +187,7 @@ class _Eyes:
 
 
 def run(attacks: str, runs: int, seconds: int) -> Result:
-    """Boot a node, measure it in peace, then under each attack."""
+    """Boot a node, measure it without an attack, then under each one."""
     require_root("up")
     names = [name for name in attacks.split(",") if name]
     unknown = [name for name in names if name not in ATTACKS]
@@ -195,13 +195,12 @@ def run(attacks: str, runs: int, seconds: int) -> Result:
         raise click.BadParameter(f"{unknown[0]!r}: no attack; known are {', '.join(ATTACKS)}", param_hint="--attacks")
     fares: dict[str, Fare] = {}
     with tempfile.TemporaryDirectory(dir=DEFAULT_FOLDER.parent) as parent, tempfile.TemporaryDirectory() as shared:
-        platform, program = Path(parent) / "single.yaml", Path(shared) / "hostile_programs.py"
-        platform.write_text(_PLATFORM)
+        program = Path(shared) / "hostile_programs.py"
         Path(shared).chmod(0o755)
         program.write_text((_PROJECT / "tests/integration/hostile_programs.py").read_text())
         program.chmod(0o644)
         cluster = DevCluster(Path(parent) / "cluster")
-        cluster.up(parse_description(_CLUSTER.replace("PLATFORM", str(platform)), source="benchmark"), attached=True)
+        cluster.up(parse_description(_CLUSTER, source="benchmark"), attached=True)
         try:
             eyes = _Eyes(cluster)
             for name in (NONE, *names):
@@ -211,19 +210,19 @@ def run(attacks: str, runs: int, seconds: int) -> Result:
         finally:
             cluster.down()
     peace = fares.pop(NONE).figures()
-    worst = {figure: max([fare.figures()[figure] for fare in fares.values()], default=0.0) for figure in MUST}
+    worst = {figure: max([fare.figures()[figure] for fare in fares.values()], default=0.0) for figure in peace}
     each = {
         f"{name.replace('-', '_')}_{figure}": fare.figures()[figure]
         for name, fare in fares.items()
-        for figure in ("excess_ended_s_p99", "prolog_ms_p95", "agent_core_percent")
+        for figure in ("excess_ended_s_p99", "prolog_ms_p95", "python_ms_p95", "agent_core_percent")
     }
     return Result(worst | each, peer=peace)
 
 
 def _measure(cluster: DevCluster, eyes: _Eyes, program: Path, name: str, runs: int, seconds: int) -> Fare:
-    """One attack in a job of mallory's, and what alice has of it."""
+    """One attack in a job of mallory's, and its effect on alice."""
     fare = Fare()
-    agents, before = set(eyes.see("agents")) & set(eyes.see("agents")), eyes.see("run")  # no child that is just forked
+    agents, before = set(eyes.see("agents")) & set(eyes.see("agents")), eyes.see("run")  # no child that was just forked
     with _job(cluster, program, name, "mallory"), _job(cluster, program, NONE, "alice") as (job, _):
         ticks = eyes.see("ticks")
         time.sleep(seconds)
@@ -231,9 +230,10 @@ def _measure(cluster: DevCluster, eyes: _Eyes, program: Path, name: str, runs: i
         if ticks is not None and after is not None and after >= ticks:
             fare.core_percent = 100 * (after - ticks) / os.sysconf("SC_CLK_TCK") / seconds
         for number in range(runs):
-            if number < 3 or min(fare.excess_s) < _LONGEST_S:  # else nobody ends anything any more
+            if number < 3 or min(fare.excess_s) < _LONGEST_S:  # else nothing is ended any more
                 fare.excess_s.append(_excess(cluster, eyes, program, job))
         for _ in range(3 * runs):
+            fare.python_ms.append(eyes.see("python") or 0.0)
             taken = eyes.see("prolog")
             fare.prolog_ms.append(1000 * _LONGEST_S if taken is None else taken)
             if taken is None and len(fare.prolog_ms) >= 3:

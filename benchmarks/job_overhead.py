@@ -1,25 +1,25 @@
-"""A job under Sluice beside a bare process: what limiter, watchdog and agent cost while it runs, and what a job costs.
+"""A job under Sluice next to a bare process: what limiter, watchdog and agent cost while it runs, and what a job costs.
 
 **While it runs.** One program that works in steps, as training does (allocate, launch, compute, free), runs as a bare
-process and within a job that has a share of a GPU, on one node and one processor. A round starts a new process of
-each: where memory happens to lie makes one faster or slower than the next by more than what is sought, so that rounds,
-not slices, are what is counted. In a round the two take turns in short slices, in an order drawn by lot, so that what
-else the machine does meets both alike. `program_cpu_percent` is the Hodges-Lehmann estimate over the rounds of the
-difference in the program's own CPU time, with the interval of Wilcoxon's signed ranks (Hodges and Lehmann, 1963).
+process and within a job that has a share of a GPU, on one node and one processor. A round starts a new process of each:
+where memory happens to lie makes one faster or slower than the next by more than the difference in question, so that
+rounds are counted, not slices. In a round the two take turns in short slices, in random order, so that other load on
+the machine affects both equally. `program_cpu_percent` is the Hodges-Lehmann estimate over the rounds of the difference
+in the program's own CPU time, with the interval of Wilcoxon's signed ranks (Hodges and Lehmann, 1963).
 `elapsed_percent` is the same by the clock, from slices in which neither had to wait for a processor; it is left out
 where fewer than half of the rounds have any.
 
-One job lasts all the while, so that what a job costs once is not counted as a rate. Beside it the kernel's CPU time of
+One job lasts for all rounds, so that what a job costs once is not counted as a rate. Meanwhile the kernel's CPU time of
 the node's other processes is read, in percent of one processor: `agent_percent` of the node agent with its vendor's
 process, `slurm_percent` of slurmd and the job's slurmstepds, with an interval by bootstrap over windows. `cost_percent`
-is all three together, as if the job had one processor alone, and all of the others' work fell on it; its interval is
+is the sum of the three, as if the job had one processor only, which also did all of the others' work; its interval is
 that of a sum of independent estimates (Zou and Donner, 2008). `cost_percent_high` is the upper end of the interval.
 
 **Once a job.** An empty job under Sluice and one on stock Slurm, in turn. `fixed_ms` is what Sluice adds from srun's
 start to its end (prolog, the task's helper, the step that the agent needs), `whole_ms` all of such a job, Slurm's part
 included; `agent_cpu_ms_a_job` is the agent's CPU time for one, part of which comes after the job's end.
 `one_percent_job_s` is how long a job must run until `fixed_ms` and the rate together are one percent of it,
-`one_percent_bare_s` the same with `whole_ms`: beside a process that nobody scheduled.
+`one_percent_bare_s` the same with `whole_ms`: compared with a process outside Slurm.
 """
 
 from __future__ import annotations
@@ -42,10 +42,11 @@ import click
 from benchmarks import Result
 from benchmarks.agent import is_agent
 from dev_cluster import processes
-from dev_cluster.cluster import DevCluster, require_root
+from dev_cluster.cluster import DevCluster
 from dev_cluster.description import parse_description
+from dev_cluster.handle import require_root
 from dev_cluster.layout import DEFAULT_FOLDER
-from sluice_base.errors import SluiceError
+from sluice.base.errors import SluiceError
 
 OPTIONS = [
     click.Option(["--rounds"], type=click.IntRange(10), default=240, show_default=True, help="Processes of each kind."),
@@ -58,9 +59,9 @@ _NODE = "h100-1"
 _SHARE_MIB = 10240
 _ANSWER_S = 120.0
 _RESAMPLES = 2000
-_WINDOW_S = 31.0  # of the agent's duties the rarest comes every 30 s
+_WINDOW_S = 31.0  # the rarest of the agent's duties runs every 30 s
 _NORMAL = 1.96  # 95 %
-# For each number on its input: so many steps, then elapsed and CPU seconds on its output.
+# For each number on its input: runs so many steps, then prints elapsed and CPU seconds.
 _PROGRAM = """
 import ctypes as c, hashlib, os, sys, time
 os.sched_setaffinity(0, {int(sys.argv[1])})
@@ -95,7 +96,7 @@ class Slice:
 
     @property
     def waited(self) -> bool:
-        """Whether it had to wait for a processor by more than what is sought."""
+        """Whether it waited for a processor for longer than the difference in question."""
         return self.elapsed > 1.01 * self.cpu
 
 
@@ -143,7 +144,7 @@ class Processes:
 
     def cpu(self) -> float:
         """Seconds of all their threads, of those that have ended as well, and of children that they have waited for."""
-        # ~pid << 3 | 2: the clock of a process's CPU time, as clock_getcpuclockid(3) makes it, which Python has not.
+        # ~pid << 3 | 2: the clock of a process's CPU time, as clock_getcpuclockid(3) makes it, which Python lacks.
         return sum(time.clock_gettime(~pid << 3 | 2) + _children_cpu(pid) for pid in self.pids)
 
 
@@ -178,7 +179,7 @@ class Arm:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def begin(self) -> None:
-        """A new process, with whatever it loads for the first time behind it."""
+        """A new process that has loaded all that it loads once."""
         self._write("begin")
         self.work(10)
 
@@ -395,8 +396,8 @@ def _children_cpu(pid: int) -> float:
 
 
 def _check_held(cluster: DevCluster) -> None:
-    """Whether it was Sluice that was measured."""
-    told = json.loads(cluster.run(["sluice", "agent", "status", "--json"], node=_NODE).stdout)
-    grants = [grant for job in told["jobs"] for grant in job["grants"]]
+    """Raise an error unless Sluice was measured."""
+    status = json.loads(cluster.run(["sluice", "agent", "status", "--json"], node=_NODE).stdout)
+    grants = [grant for job in status["jobs"] for grant in job["grants"]]
     if [grant["rung"] for grant in grants] != ["limiter"] or not grants[0]["peak"]:
         raise SluiceError(f"the job was not held and watched: {grants}")

@@ -1,4 +1,4 @@
-"""What the failover journal adds to a submission: real daemons, the plugins without the journal beside.
+"""What the failover journal adds to a submission: real daemons, plugins with and without the journal.
 
 Two clusters of the same nodes side by side, both with the plugins at level admit; one journals. One client submits to
 them in turns, as in submit-latency. The state folders are on --folder's file system: where that is memory, a sync costs
@@ -18,7 +18,7 @@ from benchmarks import Result
 from benchmarks.submit_latency import _build, _counters, _description, _sluice, _submit
 from dev_cluster.cluster import DevCluster
 from dev_cluster.description import parse_description
-from sluice_base.run import run_command
+from sluice.base.run import run_command
 
 OPTIONS = [
     click.Option(["--nodes"], type=click.IntRange(1, 4096), default=16, show_default=True, help="Nodes of 8 GPUs."),
@@ -64,7 +64,7 @@ def run(nodes: int, rounds: int, batch: int, folder: str, plugins: str) -> Resul
             "added_p50_ms": added,
             "added_p50_percent": 100 * added / p50["plain"],
             "added_p50_of_allowed_percent": 100 * added / max(0.1 * p50["plain"], 2.0),
-            "records": counters["journal.records"],
+            "entries": counters["journal.entries"],
             "longest_sync_ms": counters["journal.longest_sync_us"] / 1000,
             "refused": counters.get("journal.refused", 0),
         },

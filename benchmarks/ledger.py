@@ -1,4 +1,4 @@
-"""Allocate and free in the shared GPU memory ledger, processes racing for one device, beside a robust pthread mutex."""
+"""Allocate and free in the shared GPU memory ledger, processes racing for one device; peer: a robust pthread mutex."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import click
 import numpy as np
 
 from benchmarks import Result
-from sluice_core import version
-from sluice_core._bench import ffi, lib
-from sluice_core.errors import check, new_error_text
+from sluice.core import version
+from sluice.core._bench import ffi, lib
+from sluice.core.errors import check, new_error_text
 
 OPTIONS = [
     click.Option(["--processes"], type=click.IntRange(1, 256), default=8, show_default=True),
@@ -49,7 +49,7 @@ def measure(guard: int, processes: int, pairs: int, bytes_: int) -> dict[str, fl
 
 
 def run(**options: Any) -> Result:
-    """Medians over the rounds; every round's figure stands in the spread."""
+    """Medians over the rounds; every round's figure is in the spread."""
     rounds: dict[str, list[dict[str, float]]] = {arm: [] for arm in _ARMS}
     for _ in range(options["rounds"]):
         for arm, guard in _ARMS.items():

@@ -1,4 +1,4 @@
-"""What the preloaded limiter costs a program: allocating and launching under it, beside the bare driver."""
+"""What the preloaded limiter costs a program: allocating and launching with it, and with the bare driver."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Any
 import click
 
 from benchmarks import Result
-from dev_cluster.gpu_sim import library_dir, load_platform, write_node_state
-from dev_cluster.gpu_sim.fields import get_values
-from sluice_base.errors import SluiceError
-from sluice_core import version
-from sluice_core.limit import Device, Region, create, library_path
+from gpu_sim import library_dir, load_platform, write_node_state
+from gpu_sim.fields import get_values
+from sluice.base.errors import SluiceError
+from sluice.core import version
+from sluice.core.limit import Device, Region, create, library_path
 
 OPTIONS = [
     click.Option(
@@ -42,8 +42,8 @@ _LOOPS = {"pair": 0, "small_pair": 1, "pool_pair": 2, "loop": 3}  # of enum slui
 _CHILD = """
 import json, sys
 import numpy as np
-from sluice_core._bench import ffi, lib
-from sluice_core.errors import check, new_error_text
+from sluice.core._bench import ffi, lib
+from sluice.core.errors import check, new_error_text
 medians = {}
 for name, loop, count in json.loads(sys.argv[1]):
     arms, text = [np.zeros(count, dtype=np.uint64) for _ in range(2)], new_error_text()

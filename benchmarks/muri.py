@@ -20,12 +20,12 @@ from pathlib import Path
 import click
 
 from benchmarks import Result
-from policy.cluster_file import read_nodes
-from policy.metrics import Metrics, mean, measure
-from policy.simulate import Assumptions, parse_policy, simulate
-from policy.traces import MICROSECOND, Trace, TraceJob, read_trace
-from sluice_base.errors import UsageError
-from sluice_core import version
+from sluice.base.errors import UsageError
+from sluice.core import version
+from sluice.simulate.cluster_file import read_nodes
+from sluice.simulate.metrics import Metrics, mean, measure
+from sluice.simulate.simulation import Assumptions, parse_policy, simulate
+from sluice.simulate.traces import MICROSECOND, Trace, TraceJob, read_trace
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 OPTIONS = [

@@ -1,4 +1,4 @@
-"""GPU allocation on Alibaba's openb lists, by the protocol published with FGD, beside the published policies.
+"""GPU allocation on Alibaba's openb lists, by the protocol published with FGD, compared with the published policies.
 
 Weng et al., "Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient Descent", USENIX ATC
 2023. The pods of a list, ordered by name, are shuffled, and random clones are appended until 130 percent of the
@@ -33,12 +33,12 @@ from benchmarks.openb_trace import (
     to_request,
     typical_shapes,
 )
-from sluice_base.errors import SluiceError
-from sluice_core import version
-from sluice_core._bench import ffi, lib
-from sluice_core.cluster import Cluster
-from sluice_core.errors import check, new_error_text
-from sluice_core.placement import Policy, set_workload
+from sluice.base.errors import SluiceError
+from sluice.core import version
+from sluice.core._bench import ffi, lib
+from sluice.core.cluster import Cluster
+from sluice.core.errors import check, new_error_text
+from sluice.core.placement import Policy, set_workload
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 OPTIONS = [

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from policy.traces.rows import Row, csv_rows
-from sluice_base.errors import UsageError
-from sluice_core.cluster import Cluster, GpuShape, NodeShape
-from sluice_core.placement import Request
+from sluice.base.errors import UsageError
+from sluice.core.cluster import Cluster, GpuShape, NodeShape
+from sluice.core.placement import Request
+from sluice.simulate.traces.rows import Row, csv_rows
 
 MILLI = 1000  # of a GPU, and of a CPU
 MAX_GPUS, MAX_CPUS_MILLI, MAX_HOST_MEMORY_MIB = 16, 10**9, 2**30  # of one node, as in the core
@@ -43,7 +43,7 @@ class PodShape:
 
 
 def read_text(path: Path, kind: str) -> str:
-    """A list as text; what is no text is left to the reader of its columns."""
+    """A list as text; what is not text is left to the reader of its columns."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
@@ -51,7 +51,7 @@ def read_text(path: Path, kind: str) -> str:
 
 
 def read_nodes(path: Path, host_memory_mib_per_cpu: int = 8192) -> list[Node]:
-    """The nodes of an openb list, or of a spot list, which does not tell the host memory."""
+    """The nodes of an openb list, or of a spot list, which does not have the host memory."""
     text = read_text(path, "node")
     nodes = []
     if "gpu_capacity_num" in text.partition("\n")[0]:

@@ -1,7 +1,7 @@
 """`sluice plan` and `sluice apply` of 1,000 tenants with 10,000 users, on real daemons.
 
-Beside it the same changes by one sacctmgr command for each QOS, account and member list, as scripts do: measured with
-some tenants, in the same cluster, and scaled.
+Peer: the same changes by one sacctmgr command for each QOS, account and member list, as scripts do: measured with some
+tenants, in the same cluster, and scaled.
 """
 
 from __future__ import annotations
@@ -51,10 +51,15 @@ def policy(tenants: int, members: int) -> dict[str, Any]:
 def run(tenants: int, members: int, plans: int, peers: int) -> Result:
     """Plan, apply and plan again."""
     description = parse_description(
-        yaml.safe_dump({"nodes": [{"names": "n1", "platform": "none"}], "controllers": 1,
-                        "slurm_conf": "PreemptType=preempt/qos\nPreemptMode=REQUEUE\n"}),
+        yaml.safe_dump(
+            {
+                "nodes": [{"names": "n1", "platform": "none"}],
+                "controllers": 1,
+                "slurm_conf": "PreemptType=preempt/qos\nPreemptMode=REQUEUE\n",
+            }
+        ),
         source="benchmark",
-    )  # fmt: skip
+    )
     memory = Path("/dev/shm") if Path("/dev/shm").is_mount() else None  # noqa: S108
     with tempfile.TemporaryDirectory(prefix="sluice-", dir=memory) as folder:
         cluster = DevCluster(Path(folder) / "cluster")
@@ -73,9 +78,8 @@ def _measure(cluster: DevCluster, tenants: int, members: int, plans: int, peers:
 
     def timed(*words: str) -> tuple[float, int]:
         start = time.perf_counter()
-        sluice = [sys.executable, "-m", "admin_cli.main"]
-        done = cluster.run([*sluice, *words, *common], timeout=1800, check=False,
-                           cwd=str(Path(__file__).parent.parent))  # fmt: skip
+        sluice = [sys.executable, "-m", "sluice.main"]
+        done = cluster.run([*sluice, *words, *common], timeout=1800, check=False, cwd=str(Path(__file__).parent.parent))
         if done.returncode not in (0, 3):
             raise RuntimeError(done.stderr)
         return time.perf_counter() - start, done.returncode

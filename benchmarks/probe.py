@@ -1,7 +1,7 @@
 """How long ``sluice probe`` takes as a whole process: start of Python, the vendors' libraries, sysfs, JSON.
 
 The vendors' libraries are the simulated ones, below the real Python packages; ``--real`` probes this machine's own
-GPUs. Where ``nvidia-smi`` is installed, its ``topo -m`` and ``-q`` together, which tell about as much, are timed too.
+GPUs. Where ``nvidia-smi`` is installed, its ``topo -m`` and ``-q`` together, which print about as much, are timed, too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 import click
 
 from benchmarks import Result
-from sluice_base.errors import SluiceError
+from sluice.base.errors import SluiceError
 
 OPTIONS = [
     click.Option(["--platform"], default="dgx-h100", show_default=True, help="Simulated machine, or a file of one."),
@@ -31,7 +31,7 @@ MUST = {"probe_ms_p50": ("<=", 300.0)}
 
 def run(platform: str, runs: int, real: bool) -> Result:
     """Time `runs` probes, after one that warms the caches."""
-    program = [sys.executable, "-m", "admin_cli.main", "probe", "--json"]
+    program = [sys.executable, "-m", "sluice.main", "probe", "--json"]
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
         environment = dict(os.environ)
         if not real:
@@ -54,7 +54,7 @@ def run(platform: str, runs: int, real: bool) -> Result:
 
 
 def _simulate(platform: str, folder: Path, environment: dict[str, str]) -> list[str]:
-    from dev_cluster.gpu_sim import library_dir, load_platform, write_node_state
+    from gpu_sim import library_dir, load_platform, write_node_state
 
     write_node_state(folder, load_platform(platform), "bench")
     if not any(library_dir().glob("*.so*")):

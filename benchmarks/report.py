@@ -1,4 +1,4 @@
-"""`sluice report tenants` of a month, with so many jobs in slurmdbd; sacct and sreport beside it, in the same run.
+"""`sluice report tenants` of a month, with so many jobs in slurmdbd, and sacct and sreport in the same run.
 
 The jobs are put right into the database. ``tenant_report_s`` is the report with the rolled-up days that `sluice
 controllerd` keeps (and the last two days counted from sacct); ``first_report_s`` the same without any, and
@@ -49,14 +49,19 @@ def run(jobs: int, tenants: int, members: int, runs: int, sreport: bool) -> Resu
     """Boot, fill, roll up, report."""
     names = [f"t{number:03}" for number in range(tenants)]
     description = parse_description(
-        yaml.safe_dump({
-            "nodes": [{"names": "g-[1-2]", "platform": "dgx-h100"}], "controllers": 1,
-            "slurm_conf": "AccountingStorageTRES=gres/gpu,gres/shard,gres/gpu:h100\n",
-            "accounts": [{"name": name} for name in names],
-            "users": [{"name": f"{name}u{place}", "accounts": [name]} for name in names for place in range(members)],
-        }),
+        yaml.safe_dump(
+            {
+                "nodes": [{"names": "g-[1-2]", "platform": "dgx-h100"}],
+                "controllers": 1,
+                "slurm_conf": "AccountingStorageTRES=gres/gpu,gres/shard,gres/gpu:h100\n",
+                "accounts": [{"name": name} for name in names],
+                "users": [
+                    {"name": f"{name}u{place}", "accounts": [name]} for name in names for place in range(members)
+                ],
+            }
+        ),
         source="benchmark",
-    )  # fmt: skip
+    )
     with tempfile.TemporaryDirectory(prefix="sluice-", dir="/var/tmp") as folder:
         cluster = DevCluster(Path(folder) / "cluster")
         cluster.up(description, attached=True)
@@ -82,7 +87,7 @@ def _measure(cluster: DevCluster, jobs: int, runs: int, with_sreport: bool) -> R
             raise RuntimeError(f"{words}: {said[3]}")
         return said[0], said[1], (cluster.layout.scratch / "output").read_text()
 
-    sluice = [sys.executable, "-m", "admin_cli.main", "report"]
+    sluice = [sys.executable, "-m", "sluice.main", "report"]
     report = [*sluice, "tenants", "-S", f"uts{start}", "-E", f"uts{now}", "--json"]
     roll_up_s, roll_up_mib, _ = timed(*sluice, "roll-up", "--days", "31", "--rolled", rolled)
     reports = [timed(*report, "--rolled", rolled) for _ in range(runs)]

@@ -15,11 +15,11 @@ from pathlib import Path
 import click
 
 from benchmarks import Result
-from policy.cluster_file import read_nodes
-from policy.metrics import measure
-from policy.simulate import MILLI, PRESETS, parse_policy, simulate
-from policy.traces import MICROSECOND, Trace, TraceJob, read_trace
-from sluice_core import version
+from sluice.core import version
+from sluice.simulate.cluster_file import read_nodes
+from sluice.simulate.metrics import measure
+from sluice.simulate.simulation import MILLI, PRESETS, parse_policy, simulate
+from sluice.simulate.traces import MICROSECOND, Trace, TraceJob, read_trace
 
 OPTIONS = [
     click.Option(

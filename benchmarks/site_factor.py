@@ -1,8 +1,8 @@
 """The order and the plan of 10,000 pending jobs: what they cost under slurmctld's locks, and in their own threads.
 
 In isolation: the same C code in a program of its own. On real daemons: a full cluster with as many pending jobs, and
-what slurmctld's own counters say. A new job's score, the pass over all jobs and the snapshot are under a lock; the
-step is not; nor is planning, but the planner's picture of queue and nodes is.
+what slurmctld's own counters say. A new job's score, the pass over all jobs and the snapshot are under a lock; the step
+and planning are not, but reading queue and nodes for the planner is.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ import click
 import yaml
 
 from benchmarks import Result
-from dev_cluster.cluster import DevCluster, require_root
+from dev_cluster.cluster import DevCluster
 from dev_cluster.description import parse_description
+from dev_cluster.handle import require_root
 from dev_cluster.layout import DEFAULT_FOLDER
-from sluice_base.errors import SluiceError
-from sluice_base.run import run_command
+from sluice.base.errors import SluiceError
+from sluice.base.run import run_command
 
 OPTIONS = [
     click.Option(["--jobs"], type=click.IntRange(1, 65536), default=10_000, show_default=True, help="Pending jobs."),
@@ -40,12 +41,12 @@ _DAEMON_MUST = {"daemon_pass_ms": ("<=", 50.0), "planner_lock_ms": ("<=", 50.0)}
 _ROOT = Path(__file__).parents[1]
 _SOURCES = (
     "slurm_plugin/tests/tool_site_factor.c",
-    "slurm_plugin/controller/order.c",
-    "slurm_plugin/controller/order_files.c",
-    "slurm_plugin/controller/order_ranks.c",
-    "slurm_plugin/controller/order_tenants.c",
-    "slurm_plugin/controller/queue.c",
-    "slurm_plugin/policy/policy.c",
+    "slurm_plugin/order/order.c",
+    "slurm_plugin/order/files.c",
+    "slurm_plugin/order/ranks.c",
+    "slurm_plugin/order/tenants.c",
+    "slurm_plugin/queue/queue.c",
+    "slurm_plugin/rules/policy.c",
 )
 _POLICY = """[global]
 weight.size = 1000

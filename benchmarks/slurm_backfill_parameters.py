@@ -1,9 +1,9 @@
-"""SchedulerParameters beside the planner: stock Slurm's defaults, what `sluice apply` writes, and single changes of it.
+"""SchedulerParameters with the planner: stock Slurm's defaults, what `sluice apply` writes, and single changes of it.
 
-On real daemons at level place, the job mix of slurm-fragmentation. Of the arrivals --left percent name their node
-(--nodelist): those the planner leaves to Slurm's own passes, which SchedulerParameters are about. All arms get the same
-jobs at the same times, one after another, on clusters of their own; periods in seconds are divided by --speed-up in all
-of them, as the jobs' times are.
+On real daemons at level place, the job mix of slurm-fragmentation. --left percent of the arrivals ask for contiguous
+nodes: the planner leaves those to Slurm's own passes, which SchedulerParameters control. All arms get the same jobs at
+the same times, one after another, on clusters of their own; periods in seconds are divided by --speed-up in all of
+them, as the jobs' times are.
 
 Peer: Slurm's defaults. A change is worth making where its waits or its allocation are better by more than the spread of
 the seeds.
@@ -24,12 +24,13 @@ import click
 from benchmarks import Result
 from benchmarks.slurm_fragmentation import Pod, draw_jobs, figures_of, read_pods
 from benchmarks.slurm_load import GPUS_A_NODE, Arm, Job, Ran, percentile
-from dev_cluster.cluster import require_root
+from dev_cluster.handle import require_root
 from policy.compiled import Global, Weights
 from policy.wanted import BACKFILL
-from sluice_base.errors import UsageError
-from sluice_base.run import run_command
+from sluice.base.errors import UsageError
+from sluice.base.run import run_command
 
+LEFT = "--contiguous"  # of a job of one node it changes nothing else
 DEFAULTS = {"bf_interval": "30", "bf_resolution": "60", "sched_interval": "60", "batch_sched_delay": "3"}
 """Slurm's own periods, in seconds: those that --speed-up divides."""
 CHANGES: dict[str, dict[str, str | None]] = {
@@ -85,22 +86,20 @@ def scheduler_parameters(arm: str, speed_up: float) -> str:
     return ",".join(f"{key}={value}" if value else key for key, value in words.items())
 
 
-def _some_left_to_slurm(jobs: Sequence[Job], percent: float, nodes: int, seed: int) -> list[Job]:
+def _some_left_to_slurm(jobs: Sequence[Job], percent: float, seed: int) -> list[Job]:
     draw = random.Random(seed)
     return [
-        replace(job, options=(*job.options, f"-wn{draw.randint(1, nodes)}"))
-        if job.at > 0 and draw.uniform(0, 100) < percent
-        else job
+        replace(job, options=(*job.options, LEFT)) if job.at > 0 and draw.uniform(0, 100) < percent else job
         for job in jobs
     ]
 
 
 def _is_left(ran: Ran) -> bool:
-    return any(option.startswith("-w") for option in ran.job.options)
+    return LEFT in ran.job.options
 
 
 def _controller(arm: Arm, jobs: int) -> dict[str, float]:
-    """What slurmctld spent, and the mean of its cycles."""
+    """The CPU time of slurmctld, and the mean of its cycles."""
     stats = arm.cluster.run(["bash", "-c", "cat $(printf '/proc/%s/stat ' $(pidof slurmctld))"]).stdout.splitlines()
     ticks = sum(sum(map(int, line.rpartition(")")[2].split()[11:13])) for line in stats)
     said = arm.cluster.run(["sdiag"]).stdout
@@ -154,7 +153,7 @@ def run(
     listed: list[Pod] = read_pods(pods)
     measured: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     for seed in range(42, 42 + seeds):
-        load = _some_left_to_slurm(draw_jobs(listed, seed, options), left, nodes, seed)
+        load = _some_left_to_slurm(draw_jobs(listed, seed, options), left, seed)
         for name in names:
             measured[name].append(_measure(_arm(name, nodes, more["speed_up"], plugins), load, options))
             loads = " ".join(f"{value:.1f}" for value in os.getloadavg())

@@ -1,17 +1,17 @@
-"""GPU allocation and waiting under an openb job mix at more load than there is room for: Sluice beside stock Slurm.
+"""GPU allocation and waiting under an openb job mix at more load than there is room for: Sluice and stock Slurm.
 
 On real daemons. Jobs have the GPUs, GPU shares, CPUs and memory of pods drawn from an openb list, and their run times,
-cut to --longest and divided by --speed-up, as are the schedulers' periods. Of the default list's pods a third ran for
-longer than that, and 0.6 percent have eight GPUs; of the jobs that are drawn --eights percent have. Jobs that fill the
+cut to --longest and divided by --speed-up, as are the schedulers' periods. A third of the default list's pods ran for
+longer than that, and 0.6 percent have eight GPUs; --eights percent of the jobs that are drawn have. Jobs that fill the
 cluster come first, as many as would be running at some moment, with what would be left of their run times. Then others
 arrive at random times (Poisson); together they ask for --load percent of the cluster's GPU time. Time limits are one to
 three times the run time, in whole minutes as Slurm counts them. Measured after a quarter of the arrivals, until the
-last; a job that has not started by then has waited until then. The jobs with eight GPUs among those are told
-(eights_counted): they are few.
+last; a job that has not started by then has waited until then. The number of jobs with eight GPUs among those is
+reported (eights_counted): they are few.
 
 Both arms get the same jobs at the same times, in turn, on clusters of their own. Stock Slurm has sched/backfill and its
-own order (first come, first served); Sluice is told to put whole and large requests first (weight.size), which stock
-Slurm can be told too, by CPUs and nodes: --stock-conf PriorityWeightJobSize=100000.
+own order (first come, first served); Sluice is configured to put whole and large requests first (weight.size). Stock
+Slurm can do so, too, by CPUs and nodes: --stock-conf PriorityWeightJobSize=100000.
 
 Allocation is measured GPU by GPU: one that is given out twice (Slurm 22.05 gives parts of GPUs that others hold whole)
 counts once, and the time that Slurm takes to end a job does not count. held_percent counts both.
@@ -42,10 +42,10 @@ from benchmarks.slurm_load import (
     in_use,
     percentile,
 )
-from dev_cluster.cluster import require_root
+from dev_cluster.handle import require_root
 from policy.compiled import Global, Weights
-from policy.traces.rows import MAX_SECONDS, csv_rows
-from sluice_base.run import run_command
+from sluice.base.run import run_command
+from sluice.simulate.traces.rows import MAX_SECONDS, csv_rows
 
 OPTIONS = [
     click.Option(
@@ -192,7 +192,7 @@ def scheduler_parameters(speed_up: float) -> str:
 
 
 def _arms(nodes: int, speed_up: float, reservations: int, plugins: Path | None, stock_conf: str) -> dict[str, Arm]:
-    """Both with the periods that they have by themselves."""
+    """The default periods of both."""
     periods = scheduler_parameters(speed_up)
     ours = Global(
         weight=Weights(size=1000),

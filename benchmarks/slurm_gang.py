@@ -1,9 +1,9 @@
-"""Gangs among small jobs on real daemons: no partial start, no longer a wait than the same work as one big job each.
+"""Gangs among small jobs on real daemons: no partial start, no longer wait than the same work as one big job each.
 
 --gangs gangs of four jobs of a whole node each arrive among --small jobs of one or two GPUs, at random over --minutes.
 Then the same again, on the same cluster and at level place, too, with one job of four nodes instead of each gang; each
 other run begins with these. A gang's wait is from its last member's submission to its last member's start; starts are
-told in whole seconds.
+reported in whole seconds.
 
 A gang has started in part if one of its members' scripts began before all members had nodes, or if one runs and another
 does not. Each script leaves a stamp; a job's start is the moment at which it got its nodes.
@@ -20,9 +20,9 @@ import click
 
 from benchmarks import Result
 from benchmarks.slurm_load import GPUS_A_NODE, Arm, Job, Ran, percentile
-from dev_cluster.cluster import require_root
+from dev_cluster.handle import require_root
 from policy.compiled import Global
-from sluice_base.run import run_command
+from sluice.base.run import run_command
 
 MEMBERS = 4
 OPTIONS = [
@@ -101,7 +101,7 @@ def run(nodes: int, gangs: int, small: int, minutes: float, runs: int, first_see
     partial = missing = 0
     with Arm(nodes, "place", plugins, Global(planner_interval_ms=500)) as arm:
         for number in range(runs):
-            for as_gangs in (True, False) if number % 2 == 0 else (False, True):  # what else the machine does, to both
+            for as_gangs in (True, False) if number % 2 == 0 else (False, True):  # other load affects both
                 ran, until = arm.run(_load(first_seed + number, gangs, small, minutes, as_gangs), settle_s=120)
                 found, parts, never = _waits(ran, until, gangs)
                 waits[as_gangs] += found

@@ -20,8 +20,8 @@ from dev_cluster.cluster import DevCluster
 from dev_cluster.description import parse_description
 from dev_cluster.layout import DEFAULT_FOLDER, INSIDE
 from policy.compiled import CompiledPolicy, Global
-from sluice_base.errors import SluiceError
-from sluice_base.hostlist import expand
+from sluice.base.errors import SluiceError
+from sluice.base.hostlist import expand
 
 GPUS_A_NODE = 8
 SHARDS_A_GPU = 80_000
@@ -282,7 +282,7 @@ def in_use(ran: Sequence[Ran], gpus: float, begin: float, end: float) -> tuple[f
         now, level, last = begin, 0.0, ""
         for at, part, job in sorted(moments, key=lambda moment: (moment[0], moment[1])):
             used += (min(level, 1.0) if job.gpus else level) * (at - now)
-            if job.gpus and level > 1.001 and at - now >= 2:  # starts are told in whole seconds
+            if job.gpus and level > 1.001 and at - now >= 2:  # starts are reported in whole seconds
                 twice.add(last)
             now, level, last = at, level + part, job.job_id if part > 0 else last
     return 100 * used / (gpus * (end - begin)), len(twice)

@@ -1,14 +1,14 @@
-"""Time inside select_p_job_test per decision, stock Slurm beside the placement hook, on real daemons.
+"""Time inside select_p_job_test per decision, of stock Slurm and of the placement hook, on real daemons.
 
 Both arms run the same jobs on the same kind of cluster and are timed by one shim (slurm_throughput_shim.c), a select
-plugin that times whatever it wraps. `defer` is set, so that jobs are tried by the main scheduler's cycles; backfill is
-kept out of the way, and each cycle tries all jobs.
+plugin that times the plugin that it wraps. `defer` is set, so that jobs are tried by the main scheduler's cycles;
+backfill is kept out of the way, and each cycle tries all jobs.
 
-(a) `jobs_fitting` jobs of one node and one to four GPUs, submitted held and released together, all of which fit;
-(b) `jobs_pending` such jobs on a cluster whose GPUs are all taken, none of which does.
+(a) `jobs_fitting` jobs of one node and one to four GPUs, submitted held and released together, all of which fit,
+(b) `jobs_pending` such jobs on a cluster whose GPUs are all taken, none of which fits.
 
-The cluster's nodes share the processors with slurmctld here, as they never do: in both arms slurmctld goes first
-(real-time priority), and beside the time by the clock stands the processor time of the thread that decides.
+The cluster's nodes share the processors with slurmctld here, unlike in production: in both arms slurmctld goes first
+(real-time priority), and the processor time of the thread that decides is reported with the time by the clock.
 
 Our arm has the placement hook alone: job_submit, site_factor and prep are not loaded, and the planner, which looks at
 the queue under slurmctld's read locks, does so every ten minutes here. submit-latency and site-factor have the others.
@@ -35,11 +35,11 @@ from benchmarks import Result
 from dev_cluster.cluster import DevCluster
 from dev_cluster.description import parse_description
 from policy.compiled import CompiledPolicy, Global
-from sluice_base.errors import SluiceError
-from sluice_base.slurm_version import parse_slurm_version
-from slurm_plugin.builder import build_plugins
-from slurm_plugin.site import find_plugin_dir
-from slurm_plugin.sources import distribution_source, release_name
+from sluice.base.errors import SluiceError
+from sluice.base.slurm_version import parse_slurm_version
+from sluice.plugin.builder import build_plugins
+from sluice.plugin.site import find_plugin_dir
+from sluice.plugin.sources import distribution_source, release_name
 
 OPTIONS = [
     click.Option(["--nodes"], type=click.IntRange(4, 4096), default=128, show_default=True, help="Nodes of 8 GPUs."),
@@ -90,7 +90,7 @@ class _Outcome:
     full: _Samples
     fit_us_per_job: float
     full_us_per_job: float
-    own_p99_us: dict[str, float]  # of the hook without stock Slurm: since the boot, and in both scenarios
+    hook_p99_us: dict[str, float]  # of the hook without stock Slurm: since the boot, and in both scenarios
     counters: dict[str, int]
 
 
@@ -115,7 +115,7 @@ class _Arm:
         command = [
             *("gcc", "-O2", "-shared", "-fPIC", "-o", str(shim / "select_cons_tres.so")),
             *(str(Path(__file__).with_name("slurm_throughput_shim.c")), f"-L{shim}"),
-            # Slurm's folder first: beside the shim, the name of stock's plugin would be its own.
+            # Slurm's folder first: in the shim's folder the name of stock's plugin is the shim's own.
             f"-Wl,-rpath,{stock}:$ORIGIN",
             *("-Wl,-z,lazy", "-Wl,--allow-shlib-undefined", "-Wl,--no-as-needed", wrapped),
         ]
@@ -199,7 +199,7 @@ class _Arm:
         return dict(json.loads(file.read_text())["counters"]) if file else {}
 
 
-def own_p99_us(counters: dict[str, int], before: dict[str, int]) -> float:
+def hook_p99_us(counters: dict[str, int], before: dict[str, int]) -> float:
     """Upper boundary of the class in which the 99th percentile of the hook's own times lies.
 
     Of the decisions since the counters `before` were read. Raises SluiceError where there were none.
@@ -207,7 +207,7 @@ def own_p99_us(counters: dict[str, int], before: dict[str, int]) -> float:
     classes = sorted(
         (math.inf if name.endswith("more") else float(name.rsplit("_", 1)[1]), value - before.get(name, 0))
         for name, value in counters.items()
-        if name.startswith("select.own_us_")
+        if name.startswith("select.hook_us_")
     )
     decisions = sum(value for _, value in classes)
     if not decisions:
@@ -229,8 +229,7 @@ def _measure(arm: _Arm, jobs_fitting: int, jobs_pending: int, window_s: float) -
     after_fit = arm.counters()
     arm.run("bash", "-c", "squeue -h -o %A | xargs scancel")
     arm.wait("end of the jobs that fit", '[ "$(squeue -h | wc -l)" -eq 0 ]')
-    arm.run("sbatch", "-Q", f"-N{arm.nodes}", "--ntasks-per-node=1", "-c2", "--gres=gpu:8", "-o", "/dev/null",
-            _JOB)  # fmt: skip
+    arm.run("sbatch", "-Q", f"-N{arm.nodes}", "--ntasks-per-node=1", "-c2", "--gres=gpu:8", "-o", "/dev/null", _JOB)
     arm.wait("start of the job that fills the cluster", '[ "$(squeue -h -t R | wc -l)" -eq 1 ]')
     begin = arm.mark()
     arm.submit(jobs_pending, held=False)
@@ -241,13 +240,13 @@ def _measure(arm: _Arm, jobs_fitting: int, jobs_pending: int, window_s: float) -
     time.sleep(window_s)
     full, full_us = arm.since(begin), arm.cycle_us_per_job()
     counters = arm.counters()
-    own = {
-        "own_p99_us": (counters, {}),
-        "fit_own_p99_us": (after_fit, before_fit),
-        "full_own_p99_us": (counters, before_full),
+    figures = {
+        "hook_p99_us": (counters, {}),
+        "fit_hook_p99_us": (after_fit, before_fit),
+        "full_hook_p99_us": (counters, before_full),
     }
-    own_us = {figure: own_p99_us(*read) for figure, read in own.items()} if arm.ours else {}
-    return _Outcome(fit, submit, full, fit_us, full_us, own_us, counters)
+    hook_us = {figure: hook_p99_us(*read) for figure, read in figures.items()} if arm.ours else {}
+    return _Outcome(fit, submit, full, fit_us, full_us, hook_us, counters)
 
 
 def run(
@@ -288,7 +287,7 @@ def run(
         figures[f"sdiag_{scenario}_us_per_job"], peer[f"sdiag_{scenario}_us_per_job"] = after_us, before_us
         if after_us:
             figures[f"sdiag_{scenario}_faster"] = before_us / after_us
-    figures |= ours.own_p99_us
+    figures |= ours.hook_p99_us
     for name in (
         *("narrowed", "fell_back", "refused", "remembered", "stock_tests", "stock_alone", "index_asked", "index_kept"),
         *("follow_us_most", "workload_us_most"),
@@ -304,7 +303,7 @@ def run(
         "sdiag_full_faster": (">=", 3.0),
     }
     if nodes >= 1024:
-        must |= {figure: ("<=", 100.0) for figure in ours.own_p99_us}
+        must |= {figure: ("<=", 100.0) for figure in ours.hook_p99_us}
     return Result(figures=figures, peer=peer, must=must, versions={"nodes": str(nodes), "slurm": _version()})
 
 

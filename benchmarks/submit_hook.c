@@ -133,9 +133,9 @@ int main(int count, char **words)
         job_desc_msg_t job;
         char *message = NULL;
         make(&job, &shapes[i % (sizeof shapes / sizeof shapes[0])], i * 2654435761u % tenants);
-        uint64_t began = now_ns();
+        uint64_t began = sluice_now_ns();
         int code = job_submit(&job, 1000, &message);
-        uint64_t took = now_ns() - began;
+        uint64_t took = sluice_now_ns() - began;
         printf("%llu %d\n", (unsigned long long)took, code != SLURM_SUCCESS);
         free(message);
         discard(&job);

@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 
 from benchmarks import Result
-from sluice_base.errors import SluiceError
+from sluice.base.errors import SluiceError
 
 OPTIONS = [
     click.Option(["--calls"], type=click.IntRange(100), default=300000, show_default=True, help="Submissions."),
@@ -23,8 +23,8 @@ OPTIONS = [
 ]
 MUST = {"hook_p99_us": ("<=", 50.0)}
 _ROOT = Path(__file__).parents[1]
-_SOURCES = ("slurm_plugin/admission/*.c", "slurm_plugin/options/*.c", "slurm_plugin/policy/*.c", "native/core/*.c")
-_CONTROLLER = ("charge", "controller", "log", "settings", "status", "ticker")
+_SOURCES = ("slurm_plugin/admission/*.c", "slurm_plugin/rules/*.c", "native/core/*.c")
+_PARTS = ("runtime/controller", "runtime/log", "runtime/settings", "runtime/status", "runtime/ticker")
 
 
 def run(calls: int, tenants: int) -> Result:
@@ -50,9 +50,9 @@ def run(calls: int, tenants: int) -> Result:
 
 def _build(folder: Path) -> Path:
     program = folder / "submit_hook"
-    sources = [str(path) for pattern in _SOURCES for path in sorted(_ROOT.glob(pattern))]
-    sources += [str(_ROOT / f"slurm_plugin/controller/{name}.c") for name in _CONTROLLER]
-    sources.append(str(_ROOT / "slurm_plugin/journal/told.c"))
+    sources = [str(path) for pattern in _SOURCES for path in sorted(_ROOT.glob(pattern)) if "_slurm" not in path.stem]
+    sources += [str(_ROOT / f"slurm_plugin/{name}.c") for name in _PARTS]
+    sources.append(str(_ROOT / "slurm_plugin/failover/end_notice.c"))
     includes = [f"-I{_ROOT / name}" for name in ("slurm_plugin", "native/include", "native/core")]
     command = [
         "gcc",

@@ -1,4 +1,4 @@
-"""What job_submit and the site factor add to a submission: real daemons, stock Slurm beside the plugins.
+"""What job_submit and the site factor add to a submission: real daemons, without and with the plugins.
 
 Two clusters of the same nodes run side by side: one without any of our plugins, one at level place (or --level) with a
 policy of many tenants. One client submits to them in turns, a few jobs at a time, through libslurm (no time of a
@@ -23,8 +23,8 @@ from benchmarks import Result
 from dev_cluster.cluster import DevCluster
 from dev_cluster.description import parse_description
 from policy.compiled import CompiledPolicy, Global, Tenant, Weights
-from sluice_base.errors import SluiceError
-from sluice_base.run import run_command
+from sluice.base.errors import SluiceError
+from sluice.base.run import run_command
 
 OPTIONS = [
     click.Option(["--nodes"], type=click.IntRange(1, 4096), default=128, show_default=True, help="Nodes of 8 GPUs."),

@@ -1,4 +1,4 @@
-"""GPU allocation when jobs arrive, wait, run and leave, and as much is asked as there is, or more.
+"""GPU allocation when jobs arrive, wait, run and leave, and ask for as much as there is, or more.
 
 Pods of an openb list, drawn at random with their own run times, arrive at random (a Poisson process) so that the GPU
 time asked is `--load` percent of the cluster's. Those that find no place wait in order of arrival and are tried again
@@ -27,12 +27,12 @@ from benchmarks.openb_trace import (
     to_request,
     typical_shapes,
 )
-from policy.traces.rows import MAX_SECONDS, csv_rows
-from sluice_core import version
-from sluice_core._bench import ffi, lib
-from sluice_core.cluster import Cluster
-from sluice_core.errors import CoreError, check, new_error_text
-from sluice_core.placement import Policy, place, set_workload
+from sluice.core import version
+from sluice.core._bench import ffi, lib
+from sluice.core.cluster import Cluster
+from sluice.core.errors import CoreError, check, new_error_text
+from sluice.core.placement import Policy, place, set_workload
+from sluice.simulate.traces.rows import MAX_SECONDS, csv_rows
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 OPTIONS = [
@@ -45,7 +45,7 @@ OPTIONS = [
         multiple=True,
         default=("fgd", "first-fit"),
         show_default=True,
-        help="May be given several times; the first one's figures stand beside ours.",
+        help="May be given several times; the first one's figures are shown next to ours.",
     ),
     click.Option(["--load"], type=click.IntRange(1, 1000), default=110, show_default=True, help="Percent asked."),
     click.Option(["--arrivals"], type=click.IntRange(1000), default=400_000, show_default=True),

@@ -25,17 +25,17 @@ class UserDatabase:
     """passwd and group of a system tree, with the cluster's users in place of any of the same name or number."""
 
     def __init__(self, root: Path, description: ClusterDescription) -> None:
-        own = {user.name: user.uid or 0 for user in description.users}
+        uids = {user.name: user.uid or 0 for user in description.users}
         passwd = (root / "etc/passwd").read_text().splitlines()
         group = (root / "etc/group").read_text().splitlines()
         for name, uid in _SYSTEM_USERS.items():
             if not any(line.startswith(f"{name}:") for line in passwd):
                 passwd.append(f"{name}:x:{uid}:{uid}::/nonexistent:/usr/sbin/nologin")
                 group.append(f"{name}:x:{uid}:")
-        ids = {str(uid) for uid in own.values()}
-        self._passwd = [line for line in passwd if not (line.split(":")[0] in own or line.split(":")[2:3][0] in ids)]
-        self._group = [line for line in group if not (line.split(":")[0] in own or line.split(":")[2:3][0] in ids)]
-        for name, uid in own.items():
+        ids = {str(uid) for uid in uids.values()}
+        self._passwd = [line for line in passwd if not (line.split(":")[0] in uids or line.split(":")[2:3][0] in ids)]
+        self._group = [line for line in group if not (line.split(":")[0] in uids or line.split(":")[2:3][0] in ids)]
+        for name, uid in uids.items():
             self._passwd.append(f"{name}:x:{uid}:{uid}:{name}:{INSIDE}/home/{name}:/bin/bash")
             self._group.append(f"{name}:x:{uid}:")
         self.users: dict[str, UnixUser] = {}

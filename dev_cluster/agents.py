@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 
-from dev_cluster import gpu_sim
+import gpu_sim
 from dev_cluster.layout import INSIDE, Layout, on_this_system, python_in_tree
 from dev_cluster.slurm_tree import SlurmTree
-from sluice_base.files import write_atomic
-from sluice_core.limit import library_path
-from slurm_plugin.builder import build_limit_plugin
-from slurm_plugin.install import limit_line
+from sluice.base.files import write_atomic
+from sluice.base.run import PYTHON
+from sluice.core.limit import library_path
+from sluice.plugin.builder import build_limit_plugin
+from sluice.plugin.install import limit_line
 
 _PROJECT = Path(__file__).resolve().parents[1]
 _PROGRAMS = INSIDE / "programs"  # copies: jobs' users need them, and may not enter a checkout
@@ -38,7 +38,7 @@ class NodeAgents:
         return [*((key, str(_PROGRAMS / name)) for key, name in names.items()), ("PrologFlags", "Alloc,Contain")]
 
     def write(self, layout: Layout) -> set[str]:
-        """Programs, limiter, and the SPANK plugin with its line in plugstack.conf; names of files beside slurm.conf."""
+        """Programs, limiter, and the SPANK plugin with its line in plugstack.conf; files next to slurm.conf."""
         programs = layout.folder / _PROGRAMS.name
         shutil.copytree(_PROJECT / "prolog_epilog/programs", programs, symlinks=True)
         shutil.copy(library_path(), programs)
@@ -57,8 +57,8 @@ class NodeAgents:
         records = str(INSIDE / "nodes" / host / "records")
         library = str(_PROGRAMS / library_path().name)
         search = f"PATH={gpu_sim.program_dir()}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-        agent = ["-m", "admin_cli.main", "agent", "--records", records, "--library", library]
+        agent = ["-m", "sluice.main", "agent", "--records", records, "--library", library]
         if self.only_ends and self.tree.root is not None:
             return python_in_tree(agent)  # it calls Slurm's commands; the full one loads GPUs' libraries of this system
-        words = ["/usr/bin/env", search, sys.executable, *agent]
+        words = ["/usr/bin/env", search, *PYTHON, *agent]
         return words if self.tree.root is None else on_this_system(words)

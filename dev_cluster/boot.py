@@ -1,4 +1,4 @@
-"""How a cluster comes up: its files, its process 1, then two branches side by side.
+"""How a cluster comes up: its files, its process 1, then two branches in parallel.
 
 One branch makes the database and slurmdbd, the other the nodes, whose GPUs are probed and written into Slurm's
 configuration. When both are done, controllers and slurmds start.
@@ -18,10 +18,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dev_cluster import gpu_sim
+import gpu_sim
 from dev_cluster.accounts import UserDatabase, sacctmgr_dump
 from dev_cluster.agents import READY, NodeAgents
-from dev_cluster.cluster import DaemonError, DevCluster, Progress
 from dev_cluster.configuration import (
     ADDRESSES,
     CLUSTER_NAME,
@@ -34,18 +33,22 @@ from dev_cluster.configuration import (
     with_ports,
 )
 from dev_cluster.control import ask, connect_unix, init_pid
-from dev_cluster.controllerd import controllerd_command, write_program
+from dev_cluster.controllerd import controllerd_command, explaind_command, sluice_command, write_program
 from dev_cluster.description import ClusterDescription, NodeGroup
+from dev_cluster.handle import ClusterHandle, DaemonError, Progress
 from dev_cluster.layout import DATABASE, INSIDE, LOGIN, MARKER
 from dev_cluster.plugins import ClusterPlugins
+from dev_cluster.policy_file import first_snippet, policy_text
 from dev_cluster.ports import claim_ports, listens
 from dev_cluster.probing import probe
 from dev_cluster.slurm_tree import SlurmTree
 from gres_probe.inventory import Inventory
 from gres_probe.writer import generate
-from sluice_base.errors import SluiceError
-from sluice_base.files import write_atomic
-from sluice_base.slurm_version import parse_slurm_version
+from policy.state import SNIPPET
+from sluice.base.errors import SluiceError
+from sluice.base.files import write_atomic
+from sluice.base.run import PYTHON
+from sluice.base.slurm_version import parse_slurm_version
 
 _SHARED_FROM = 16
 """From this many nodes of one platform on they share the unchanging part of their simulated hardware, and one is
@@ -59,7 +62,7 @@ class Boot:
 
     def __init__(
         self,
-        cluster: DevCluster,
+        cluster: ClusterHandle,
         description: ClusterDescription,
         tree: SlurmTree,
         progress: Progress,
@@ -79,11 +82,10 @@ class Boot:
         }
         self.users = UserDatabase(tree.root or Path("/"), description)
         self.plugins = None if description.sluice is None else ClusterPlugins(description.sluice, tree, progress)
+        self.policy = policy_text(description.policy)
         self.agents = NodeAgents(tree, only_ends=description.agent == "ends") if description.agent else None
-        # The last port is that of the controllers' daemon.
-        self.claim = claim_ports(Ports.needed(len(description.hosts)) + 1, base=description.port_base)
+        self.claim = claim_ports(Ports.needed(len(description.hosts)), base=description.port_base)
         self.ports = Ports(self.claim.base)
-        self.daemon_port = {"SLUICE_CONTROLLERD_PORT": str(self.claim.base + self.claim.count - 1)}
 
     def run(self, *, wait: bool) -> int:
         """Everything, in order. Returns the write end of process 1's lifeline."""
@@ -118,6 +120,10 @@ class Boot:
             for host in backups:
                 self.start_controller(host)
                 self.wait_for_backup(host)
+            if self.description.explaind:
+                for host in controllers(self.description):
+                    self.start(f"explaind@{host}", host, explaind_command(host, self.tree), env=self.ports.environment)
+            self.apply_policy()
             self.write_facts(state="up")
         except BaseException:
             os.close(lifeline)
@@ -129,9 +135,11 @@ class Boot:
     def write_files(self) -> None:
         """The state folder with all that is known beforehand."""
         layout = self.layout
-        for folder in (layout.overlay, layout.slurm, layout.logs, layout.homes, layout.inventories, layout.nodes):
+        for folder in (layout.overlay, layout.slurm, layout.sluice, layout.logs, layout.homes, layout.inventories):
             folder.mkdir(mode=0o755)
-        (layout.overlay / "slurm").mkdir()
+        layout.nodes.mkdir(mode=0o755)
+        for name in ("slurm", "sluice"):
+            (layout.overlay / name).mkdir()
         if self.agents is not None:
             self.agents.prepare_overlay(layout)
         if self.tree.root is not None:
@@ -179,11 +187,11 @@ class Boot:
 
     def write_facts(self, state: str = "starting") -> None:
         """What others need to work with the cluster."""
-        own = [user.name for user in self.description.users]
+        users = [user.name for user in self.description.users]
         known = {
             name: {"uid": user.uid, "gid": user.gid, "groups": [user.gid], "home": user.home}
             for name, user in self.users.users.items()
-            if name in (*own, "root", "slurm", "munge", "nobody")
+            if name in (*users, "root", "slurm", "munge", "nobody")
         }
         self.cluster.write_facts(
             {
@@ -191,7 +199,7 @@ class Boot:
                 "cluster_name": CLUSTER_NAME,
                 "nodes": {h: group.platform for group in self.description.nodes for h in group.hosts},
                 "hosts": self.hosts(),
-                "users": own,
+                "users": users,
                 "unix_users": known,
                 "accounting": self.description.accounting,
                 "slurm_prefix": str(self.tree.prefix),
@@ -204,6 +212,7 @@ class Boot:
                     "slurmdbd": self.ports.slurmdbd,
                     "count": self.claim.count,
                 },
+                "environment": self.ports.environment,
                 "daemons": self.commands,
             }
         )
@@ -218,7 +227,7 @@ class Boot:
         """Start process 1 and wait until it answers; the write end of its lifeline."""
         read, lifeline = os.pipe()
         log = self.layout.logs / "init.log"
-        arguments = [sys.executable, "-m", "dev_cluster.init", str(self.layout.folder), self.description.cgroup]
+        arguments = [*PYTHON, "-m", "dev_cluster.init", str(self.layout.folder), self.description.cgroup]
         if self.tree.root is not None:
             arguments.append(str(self.tree.root.resolve()))
         try:
@@ -274,7 +283,7 @@ class Boot:
         self.start(f"slurmctld@{host}", host, argv, env=env)
         self.wait_for(f"slurmctld@{host}", (ADDRESSES[host], self.ports.slurmctld))
         if self.description.controllerd:
-            self.start(f"controllerd@{host}", host, controllerd_command(host, self.tree), env=self.daemon_port)
+            self.start(f"controllerd@{host}", host, controllerd_command(host, self.tree), env=self.ports.environment)
 
     def wait_for_backup(self, host: str) -> None:
         """Wait until the backup controller answers."""
@@ -314,7 +323,7 @@ class Boot:
         """A short sleep. Raises SluiceError when the time is over."""
         if time.monotonic() > self.deadline:
             words = self.cluster.log_tail(waiting_for)
-            raise SluiceError(f"{waiting_for} did not get ready in time; its last words:\n{words}")
+            raise SluiceError(f"{waiting_for} was not ready in time; the last lines of its log:\n{words}")
         time.sleep(0.02)
 
     def in_parallel(self, *branches: Callable[[], None]) -> None:
@@ -361,7 +370,7 @@ class Boot:
             "--skip-log-bin",
         ]
         install = [self.program("mariadb-install-db"), *options, "--skip-test-db", "--skip-name-resolve"]
-        install += ["--auth-root-authentication-method=normal", "--user=slurm"]
+        install += ["--auth-root-authentication-method=normal", "--user=slurm", f"--tmpdir={place}"]
         self.cluster.run(install, node=DATABASE, cwd="/", timeout=self.remaining())
         self.progress("database made")
         server = [self.program("mariadbd"), *options, "--skip-networking", "--user=slurm"]
@@ -418,7 +427,7 @@ class Boot:
     def make_group(self, group: NodeGroup, pool: Executor) -> list[Future[Inventory]]:
         """Nodes of one kind; each is probed in the pool as soon as it is there.
 
-        Of a large group only the first node is probed: the others are equal but for serial numbers, which Slurm's
+        Of a large group only the first node is probed: the others differ in serial numbers only, which Slurm's
         configuration does not hold.
         """
         probed: list[Future[Inventory]] = []
@@ -457,19 +466,32 @@ class Boot:
         if self.agents is not None:
             files |= self.agents.write(self.layout)
             loaded = [*loaded, *self.agents.parameters]
-        write_atomic(self.layout.slurm / "slurm.conf", slurm_conf(self.description, self.ports, lines, loaded))
+        snippet = first_snippet(self.description, nodes) if self.policy else ""
+        if snippet:
+            files.add(SNIPPET)
+            write_atomic(self.layout.slurm / SNIPPET, snippet)
+        text = slurm_conf(self.description, self.ports, lines, loaded, snippet)
+        write_atomic(self.layout.slurm / "slurm.conf", text)
         for group in self.description.nodes:
             if group.config == "own":
                 for host in group.hosts:
                     for name in files:
                         shutil.copyfile(self.layout.slurm / name, self.layout.node_slurm(host) / name)
 
+    def apply_policy(self) -> None:
+        """Write and apply the policy, as an administrator does."""
+        if not self.policy:
+            return
+        write_atomic(self.layout.sluice / "sluice.yaml", self.policy)
+        self.cluster.run(sluice_command(self.tree, "apply", "--yes"), timeout=self.remaining())
+        self.progress("policy applied: /etc/sluice/sluice.yaml")
+
     def start_agents(self) -> None:
         """The node agents, before any slurmd can start a job."""
         if self.agents is None:
             return
         for host in self.description.hosts:
-            environment = {"SLURMD_NODENAME": host, **self.daemon_port, **self.node_environment}
+            environment = {"SLURMD_NODENAME": host, **self.ports.environment, **self.node_environment}
             self.start(f"agent@{host}", host, self.agents.command(host), env=environment)
         for host in self.description.hosts:
             while READY not in self.cluster.log(f"agent@{host}").read_text():
@@ -479,7 +501,7 @@ class Boot:
 
     @property
     def node_environment(self) -> dict[str, str]:
-        """What the environment of the nodes' daemons has beside."""
+        """What is added to the environment of the nodes' daemons."""
         given = {} if self.description.sluice is None else self.description.sluice.node_environment
         if self.description.cgroup == "v1":
             return given

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from dev_cluster import namespaces
-from sluice_base.run import run_command
+from sluice.base.run import PYTHON, run_command
 
 Version = Literal["v1", "v2"]
 
@@ -68,12 +68,12 @@ def enter(name: str, version: Version) -> None:
                     f"cgroup {version} {hierarchy!r} cannot be mounted: this kernel or container does not give it",
                 )
             continue
-        own = _PLACE / name
-        own.mkdir(exist_ok=True)
+        nested = _PLACE / name
+        nested.mkdir(exist_ok=True)
         if hierarchy == "cpuset":
             for key in ("cpuset.cpus", "cpuset.mems"):
-                (own / key).write_text((_PLACE / key).read_text())
-        (own / "cgroup.procs").write_text("0")
+                (nested / key).write_text((_PLACE / key).read_text())
+        (nested / "cgroup.procs").write_text("0")
         namespaces.unmount(_PLACE)
 
 
@@ -108,12 +108,12 @@ def remove(name: str) -> None:
 
     Done by a process of its own, as mounting needs a mount namespace.
     """
-    run_command([sys.executable, "-m", "dev_cluster.cgroups", "remove", name], timeout=_TIMEOUT + 10)
+    run_command([*PYTHON, "-m", "dev_cluster.cgroups", "remove", name], timeout=_TIMEOUT + 10)
 
 
 def thaw(name: str) -> None:
-    """Thaw what is frozen below the cgroup `name`: under version 1 nobody dies before. Raises CommandError."""
-    run_command([sys.executable, "-m", "dev_cluster.cgroups", "thaw", name], timeout=_TIMEOUT)
+    """Thaw what is frozen below the cgroup `name`: in version 1 frozen processes do not end. Raises CommandError."""
+    run_command([*PYTHON, "-m", "dev_cluster.cgroups", "thaw", name], timeout=_TIMEOUT)
 
 
 def main() -> None:

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 
 from dev_cluster.description import ClusterDescription
 from dev_cluster.layout import DATABASE, INSIDE, LOGIN
-from sluice_base.hostlist import expand
+from policy.state import SNIPPET
+from sluice.base.hostlist import expand
 
 CLUSTER_NAME = "sluice"
 ADDRESSES = {"ctl1": "127.0.1.1", "ctl2": "127.0.1.2", DATABASE: "127.0.1.3", LOGIN: "127.0.1.4"}
@@ -19,12 +20,19 @@ class Ports:
     def __init__(self, base: int) -> None:
         self.slurmctld = base
         self.slurmdbd = base + 1
-        self.slurmd = base + 2  # the first node's
+        self.controllerd = base + 2
+        self.explaind = base + 3
+        self.slurmd = base + 4  # the first node's
 
     @staticmethod
     def needed(nodes: int) -> int:
         """How many ports a cluster takes."""
-        return nodes + 2
+        return nodes + 4
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables by which Sluice's programs find its daemons."""
+        return {"SLUICE_CONTROLLERD_PORT": str(self.controllerd), "SLUICE_EXPLAIN_PORT": str(self.explaind)}
 
 
 def controllers(description: ClusterDescription) -> list[str]:
@@ -41,9 +49,16 @@ def hosts_file(description: ClusterDescription) -> str:
 
 
 def slurm_conf(
-    description: ClusterDescription, ports: Ports, nodes: str, plugins: Iterable[tuple[str, str]] = ()
+    description: ClusterDescription,
+    ports: Ports,
+    nodes: str,
+    plugins: Iterable[tuple[str, str]] = (),
+    snippet: str = "",
 ) -> str:
-    """slurm.conf; `nodes` are the NodeName lines, `plugins` the parameters that load Sluice's plugins."""
+    """slurm.conf; `nodes` are the NodeName lines, `plugins` the parameters that load Sluice's plugins.
+
+    It includes the policy's `snippet`, if there is one, and leaves to it the parameters that are in it.
+    """
     slurmctld_parameters = ["enable_configless"] if any(g.config == "configless" for g in description.nodes) else []
     generated: list[tuple[str, str]] = [
         ("ClusterName", CLUSTER_NAME),
@@ -91,8 +106,9 @@ def slurm_conf(
         for position, partition in enumerate(description.partitions)
     ]
     given = [(key, value) for key, value in generated if value]
-    extra = "\n".join([nodes.rstrip("\n"), *partitions, description.slurm_conf])
-    return _text(_without(given, description.slurm_conf), extra)
+    include = [f"Include {SNIPPET}"] if snippet else []
+    extra = "\n".join([*include, nodes.rstrip("\n"), *partitions, description.slurm_conf])
+    return _text(_without(given, snippet + description.slurm_conf), extra)
 
 
 def with_ports(node_lines: str, ports: Ports) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from dev_cluster.layout import Layout
 from dev_cluster.processes import start_time
-from sluice_base.errors import SluiceError
+from sluice.base.errors import SluiceError
 
 
 def connect_unix(path: Path, *, timeout: float) -> socket.socket:
@@ -50,7 +50,7 @@ def ask(layout: Layout, do: str, *, timeout: float = 60, **fields: Any) -> Any:
     except OSError as error:
         raise SluiceError(
             f"{layout.folder}: the cluster does not run ({error.strerror or error})",
-            remedy=f"clear it away with: sluice cluster down --dir {layout.folder}",
+            remedy=f"remove it with: sluice cluster down --dir {layout.folder}",
         ) from error
     if not line:
         raise SluiceError(f"{layout.folder}: the cluster has just ended")

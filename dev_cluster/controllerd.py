@@ -1,21 +1,31 @@
-"""The controller-side daemon in a cluster: one on each controller."""
+"""Sluice's daemons on the controllers of a cluster, and its command there."""
 
 from __future__ import annotations
 
 import shlex
-import sys
 
+from dev_cluster.configuration import ADDRESSES
 from dev_cluster.layout import INSIDE, Layout, python_in_tree
 from dev_cluster.slurm_tree import SlurmTree
+from sluice.base.run import PYTHON
 
-_MAIN = ["-m", "admin_cli.main"]
+_MAIN = ["-m", "sluice.main"]
+
+
+def sluice_command(tree: SlurmTree, *words: str) -> list[str]:
+    """`sluice` with these words, on a host of the cluster."""
+    return [*PYTHON, *_MAIN, *words] if tree.root is None else python_in_tree([*_MAIN, *words])
 
 
 def controllerd_command(host: str, tree: SlurmTree) -> list[str]:
-    """The daemon's command line on a controller."""
+    """The controllers' daemon on a controller."""
     place = INSIDE / "controllerd" / host
-    words = [*_MAIN, "controllerd", "--state", str(place), "--events", str(place / "events.jsonl"), "-v"]
-    return [sys.executable, *words] if tree.root is None else python_in_tree(words)
+    return sluice_command(tree, "controllerd", "--state", str(place), "--events", str(place / "events.jsonl"), "-v")
+
+
+def explaind_command(host: str, tree: SlurmTree) -> list[str]:
+    """The explain service on a controller, at the controller's own address: all hosts share the network's ports."""
+    return sluice_command(tree, "explaind", "--address", ADDRESSES[host])
 
 
 def write_program(layout: Layout) -> None:

@@ -1,4 +1,4 @@
-"""The cluster description: which nodes have which GPUs, who the users are, what else stands in slurm.conf."""
+"""The cluster description: nodes and their GPUs, users, accounts, additions to slurm.conf, and the parts of Sluice."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, StringConstraints, field_validator, model_validator
 
-from dev_cluster.gpu_sim import platform_names
-from sluice_base.documents import load_document, parse_document
-from sluice_base.errors import UsageError
-from sluice_base.hostlist import expand
+from gpu_sim import platform_names
+from sluice.base.documents import load_document, parse_document
+from sluice.base.errors import UsageError
+from sluice.base.hostlist import expand
 
 SHIPPED = Path(__file__).parent / "clusters"
 REFERENCE = "the reference of cluster files is docs/dev-cluster.md"
@@ -92,7 +92,7 @@ class Partition(_Strict):
 
 
 class Gres(_Strict):
-    """GRES configuration written by hand instead of probed, to try out what Slurm makes of it."""
+    """GRES configuration written by hand instead of probed, to test how Slurm handles it."""
 
     gres_conf: str = ""
     node_lines: str
@@ -143,17 +143,28 @@ class ClusterDescription(_Strict):
     """The text of topology.conf; without it there is no such file."""
     gres: Gres | None = None
     sluice: Sluice | None = None
-    """Default: stock Slurm, without any of Sluice's plugins."""
+    """`false`, or not set: stock Slurm, without any of Sluice's plugins."""
     agent: bool | Literal["ends"] = False
-    """The node agent on every node, with its prolog, epilog and task programs in slurm.conf; `ends`: only what tells
-    the controllers of jobs' ends, which leaves a small machine its time."""
+    """The node agent on every node, with its prolog, epilog and task programs in slurm.conf; `ends`: only what reports
+    jobs' ends to the controllers, which costs a small machine less time."""
     controllerd: bool = False
     """The controller-side daemon on every controller."""
+    explaind: bool = False
+    """The explain service on every controller."""
+    policy: str = ""
+    """A policy, its text or a file's path: /etc/sluice/sluice.yaml, and applied before `up` returns."""
     port_base: Annotated[int, Field(ge=1024, le=65000)] | None = None
     """First of the ports; default: chosen free."""
 
+    @field_validator("sluice", mode="before")
+    @classmethod
+    def _stock(cls, value: object) -> object:
+        return None if value is False else value
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        if self.policy and not self.accounting:
+            raise ValueError("policy: needs accounting, because tenants are accounts")
         seen: set[str] = set()
         for group in self.nodes:
             for host in group.hosts:

@@ -1,4 +1,4 @@
-"""Jobs of the past, put right into a cluster's accounting database: a million of them cannot be run first."""
+"""Jobs of the past, written directly into a cluster's accounting database: a million cannot be run first."""
 
 from __future__ import annotations
 
@@ -70,5 +70,5 @@ def fill(cluster: DevCluster, history: History) -> None:
 
 
 def roll_up(cluster: DevCluster, start: str, end: str) -> None:
-    """Let slurmdbd count its usage anew, for sreport; dates as sacctmgr reads them. It takes minutes for a million."""
+    """Let slurmdbd count its usage again, for sreport; dates as sacctmgr reads them. It takes minutes for a million."""
     cluster.run(["sacctmgr", "--immediate", "rollup", start, end], timeout=1800)

@@ -1,4 +1,4 @@
-"""Process 1 of a cluster: makes its namespaces, starts its daemons, and takes everything along when it ends.
+"""Process 1 of a cluster: makes its namespaces and starts its daemons; when it ends, everything ends.
 
 Run as ``python -m dev_cluster.init FOLDER CGROUP_VERSION [ROOT]`` by `DevCluster.up`, with the read end of a pipe as
 standard input.
@@ -27,12 +27,21 @@ from pathlib import Path
 from typing import Any
 
 from dev_cluster import cgroups, namespaces
-from dev_cluster.layout import INSIDE, LOGIN, PLUGIN_SEARCH, THIS_SYSTEM, Layout
+from dev_cluster.layout import INSIDE, LOGIN, PLUGIN_SEARCH, SLUICE_STATE, THIS_SYSTEM, Layout
 from dev_cluster.processes import start_time
-from sluice_base.files import write_atomic
+from sluice.base.files import write_atomic
 
-_STANDARD_DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
-# What a simulated machine has instead of, not beside, what this machine has.
+_STANDARD_DEVICES = {
+    "null": (1, 3),
+    "zero": (1, 5),
+    "full": (1, 7),
+    "random": (1, 8),
+    "urandom": (1, 9),
+    "tty": (5, 0),
+    "fuse": (10, 229),
+}
+_FUSE = Path("/sys/fs/fuse/connections")
+# What a simulated machine has instead of what this machine has.
 _REPLACED_IN_SYS = ("bus/pci/devices", "class/drm", "class/infiniband", "class/accel", "class/net", "class/kfd")
 
 
@@ -96,13 +105,13 @@ class Init:
         self.selector.register(listener, selectors.EVENT_READ, self.accept)
 
     def serve(self) -> None:
-        """For ever."""
+        """Answer requests until this process is killed."""
         while True:
             for key, _ in self.selector.select():
                 key.data(key.fileobj)
 
     def lifeline(self, descriptor: int) -> None:
-        """A byte: `up` is done and may go. End of file before that: it was killed."""
+        """A byte: `up` is done. End of file before that: it was killed."""
         if not os.read(descriptor, 1):
             os._exit(0)
         self.selector.unregister(descriptor)
@@ -135,7 +144,7 @@ class Init:
                     stream.write(json.dumps(self.answer(line)) + "\n")
                     stream.flush()
             except OSError:
-                return  # the asker has gone
+                return  # the client has gone
 
     def answer(self, line: str) -> dict[str, Any]:
         """Do one request: its fields are the keyword arguments of the method that `do` names."""
@@ -161,23 +170,23 @@ class Init:
 
     def node(self, name: str, **description: Any) -> None:
         """Make a host's namespaces; `description` goes to `make_node`."""
-        told, tell = os.pipe()
+        answer, answered = os.pipe()
         hold, release = os.pipe()
         pid = os.fork()
         if pid == 0:
             try:
                 namespaces.unshare(namespaces.CLONE_NEWNS | namespaces.CLONE_NEWUTS)
                 make_node(name, **description)
-                os.write(tell, b"\0")
+                os.write(answered, b"\0")
             except OSError as error:
-                os.write(tell, f"{name}: {error}".encode())
+                os.write(answered, f"{name}: {error}".encode())
             os.close(release)
             os.read(hold, 1)  # until our namespaces are held by our parent
             os._exit(0)
-        os.close(tell)
+        os.close(answered)
         os.close(hold)
         try:
-            said = os.read(told, 4096)
+            said = os.read(answer, 4096)
             if said != b"\0":
                 raise RequestError(
                     said.decode(errors="replace") or f"{name}: the helper that makes its namespaces died"
@@ -185,7 +194,7 @@ class Init:
             held = tuple(os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in ("mnt", "uts"))
             self.namespaces[name] = (held[0], held[1])
         finally:
-            os.close(told)
+            os.close(answer)
             os.close(release)
 
     def enter(self, name: str) -> list[int] | None:
@@ -249,6 +258,8 @@ def make_login(layout: Layout, version: cgroups.Version, root: Path | None) -> N
     cgroups.show(version)
     namespaces.overlay(INSIDE / "etc", "/etc")
     namespaces.bind(INSIDE / "slurm", "/etc/slurm")
+    namespaces.bind(INSIDE / "sluice", "/etc/sluice")
+    make_sluice_state(LOGIN)
     socket.sethostname(LOGIN)
     os.close(state)
 
@@ -256,8 +267,8 @@ def make_login(layout: Layout, version: cgroups.Version, root: Path | None) -> N
 def enter_tree(root: Path | None, scratch: Path, state: int) -> None:
     """Make a tree the root of this mount namespace: our own root, or another system's.
 
-    Our own has to be as well, as it is not yet where we run in a chroot: whoever enters a mount namespace begins at
-    its root. What is written to another system's tree goes to memory only.
+    Our own has to be as well, as it is not yet where we run in a chroot: a process that enters a mount namespace begins
+    at its root. What is written to another system's tree, or to our own /var/lib, goes to memory only.
     """
     namespaces.tmpfs(scratch)
     os.chdir(scratch)  # relative paths, as an overlay's options can hold no comma or colon
@@ -265,6 +276,8 @@ def enter_tree(root: Path | None, scratch: Path, state: int) -> None:
         Path(name).mkdir()
     if root is None:
         namespaces.bind("/", "root", recursive=True)
+        layers = "lowerdir=/var/lib,upperdir=upper,workdir=work"
+        namespaces.mount("overlay", "root/var/lib", "overlay", 0, layers)
     else:
         tree = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         namespaces.mount("overlay", "root", "overlay", 0, f"lowerdir=/proc/self/fd/{tree},upperdir=upper,workdir=work")
@@ -273,6 +286,7 @@ def enter_tree(root: Path | None, scratch: Path, state: int) -> None:
         namespaces.bind("/", f"root{THIS_SYSTEM}", recursive=True)
         for name in ("sys", "dev"):
             namespaces.bind(f"/{name}", f"root/{name}", recursive=True)
+    Path(f"root{SLUICE_STATE}").mkdir(exist_ok=True)
     namespaces.mount("proc", "root/proc", "proc")
     make_run(state, Path("root"))
     namespaces.change_root("root")
@@ -290,6 +304,16 @@ def make_run(state: int, root: Path = Path("/")) -> None:
     (root / PLUGIN_SEARCH.relative_to("/")).mkdir()
     (root / "run/lock").mkdir()
     (root / "run/lock").chmod(0o1777)
+
+
+def make_sluice_state(host: str) -> None:
+    """A host's own /var/lib/sluice, with links to what its daemons keep elsewhere in the state folder."""
+    folder = INSIDE / "hosts" / host
+    folder.mkdir(parents=True)
+    (folder / "controllerd").symlink_to(INSIDE / "controllerd" / host)
+    (folder / "inventory").symlink_to(INSIDE / "inventory")
+    (folder / "records").symlink_to(INSIDE / "nodes" / host / "records")
+    namespaces.bind(folder, SLUICE_STATE)
 
 
 def make_node(
@@ -310,18 +334,21 @@ def make_node(
     state = os.open(INSIDE, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     make_run(state)
     namespaces.mount("none", "/run", "", namespaces.MS_SHARED)  # as systemd has it: what an agent mounts is seen
-    own = Path("/run/slurm")
-    own.mkdir()
+    runtime = Path("/run/slurm")
+    runtime.mkdir()
     if memory is not None:
         namespaces.tmpfs(memory)
     if owner is not None:
-        os.chown(own, *owner)
+        os.chown(runtime, *owner)
         if memory is not None:
             os.chown(memory, *owner)
+    make_sluice_state(name)
     if slurm is not None:
         namespaces.bind(slurm, "/etc/slurm")
     if devices is not None:
         make_devices(INSIDE / "nodes" / name / "gpu_sim", devices)
+    if _FUSE.is_dir():
+        namespaces.mount("fusectl", _FUSE, "fusectl")  # as systemd does
     os.close(state)
 
 

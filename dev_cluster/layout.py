@@ -10,6 +10,8 @@ INSIDE = Path("/run/sluice-cluster")
 """The state folder inside the cluster, whatever its name is outside: short enough for unix sockets."""
 PLUGIN_SEARCH = Path("/run/slurm-plugins")
 """First in PluginDir: on every host, and empty but on controllers with Sluice's plugins."""
+SLUICE_STATE = Path("/var/lib/sluice")
+"""What Sluice's programs keep on a host; each host has its own."""
 THIS_SYSTEM = Path("/sluice-this-system")
 """Where this machine's own root is seen inside a cluster of another system's tree: Sluice's Python runs from there."""
 
@@ -47,8 +49,7 @@ def python_in_tree(words: list[str]) -> list[str]:
 
 def _project_path() -> list[str]:
     """Where the project's packages are, also where an editable installation finds them by other means than a path."""
-    project = Path(__file__).resolve().parents[1]
-    return [str(project), str(project / "native")]
+    return [str(Path(__file__).resolve().parents[1])]
 
 
 class Layout:
@@ -61,6 +62,7 @@ class Layout:
         self.socket = folder / "init.sock"
         self.overlay = folder / "etc"  # laid over /etc
         self.slurm = folder / "slurm"  # /etc/slurm
+        self.sluice = folder / "sluice"  # /etc/sluice
         self.munge = folder / "munge"  # /run/munge
         self.database = folder / "database"
         self.state = folder / "state"  # StateSaveLocation
@@ -70,7 +72,6 @@ class Layout:
         self.inventories = folder / "inventory"
         self.libraries = folder / "lib"  # simulated vendor libraries
         self.plugins = folder / "plugins"  # Sluice's, for Slurm's daemons and commands
-        self.loader_cache = folder / "ld.so.cache"
         self.nodes = folder / "nodes"
         self.scratch = folder / "scratch"  # mount point
 

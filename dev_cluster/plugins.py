@@ -11,17 +11,17 @@ from dev_cluster.description import Sluice
 from dev_cluster.layout import INSIDE, PLUGIN_SEARCH, Layout
 from dev_cluster.slurm_tree import SlurmTree
 from policy import compiled
-from sluice_base.errors import SluiceError, UsageError
-from sluice_base.files import write_atomic
-from slurm_plugin.builder import SUPERVISOR, PluginBuild, build_plugins, read_build, write_manifest
-from slurm_plugin.site import find_plugin_dir, plugin_parameters
-from slurm_plugin.sources import distribution_source
+from sluice.base.errors import SluiceError, UsageError
+from sluice.base.files import write_atomic
+from sluice.plugin.builder import SUPERVISOR, PluginBuild, build_plugins, read_build, write_manifest
+from sluice.plugin.site import find_plugin_dir, plugin_parameters
+from sluice.plugin.sources import distribution_source
 
 _FOLDER = INSIDE / "plugins"
 
 
 class ClusterPlugins:
-    """The plugins of one cluster. Fetches what it needs when made, so that no cluster begins that cannot end."""
+    """The plugins of one cluster. Fetches what it needs at once, so that no cluster starts that cannot be finished."""
 
     def __init__(self, wanted: Sluice, tree: SlurmTree, progress: Callable[[str], None]) -> None:
         self.wanted = wanted
@@ -37,7 +37,7 @@ class ClusterPlugins:
             raise UsageError(f"sluice.plugins {wanted.plugins}: no plugins there", remedy="name a folder of .so files")
 
     def write(self, layout: Layout) -> set[str]:
-        """Plugins, level, policy and plugstack.conf; the names of the files that belong beside slurm.conf."""
+        """Plugins, level, policy and plugstack.conf; the names of the files that belong next to slurm.conf."""
         build = self._build(layout.plugins)
         files = {"sluice.level": self.wanted.level + "\n", "sluice.policy": self.policy}
         if build.has("spank_sluice"):
@@ -75,7 +75,7 @@ class ClusterPlugins:
         return ["ln", "-sf", *(f"{_FOLDER}/{name}" for name in sorted(self.build.files)), f"{PLUGIN_SEARCH}/"]
 
     def under_supervisor(self, argv: list[str]) -> list[str]:
-        """slurmctld's command line, with the supervisor before it where that is wanted."""
+        """slurmctld's command line, under the supervisor if that is wanted."""
         if not self.wanted.supervise:
             return argv
         return [f"{_FOLDER}/{SUPERVISOR}", "--lease", f"{self.wanted.lease:g}", "--", *argv]
@@ -87,7 +87,7 @@ class ClusterPlugins:
 
     @property
     def environment(self) -> dict[str, str] | None:
-        """What slurmctld's environment needs beside."""
+        """What is added to slurmctld's environment."""
         if not self.wanted.sanitize:
             return dict(self.wanted.environment) or None
         library = subprocess.run(

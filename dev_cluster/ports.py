@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 from contextlib import ExitStack
 
-from sluice_base.errors import SluiceError
+from sluice.base.errors import SluiceError
 
 _BLOCK = 64
 _FIRST = 12032  # below the range from which Linux takes client ports, above most services

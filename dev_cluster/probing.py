@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import sys
-
-from dev_cluster.cluster import DevCluster
+from dev_cluster.handle import ClusterHandle
 from gres_probe.inventory import Inventory
-from sluice_base.errors import SluiceError
-from sluice_base.run import run_command
+from sluice.base.errors import SluiceError
+from sluice.base.run import PYTHON, run_command
 
 _TIMEOUT = 60.0
 
 
-def probe(cluster: DevCluster, host: str, *, inside: bool) -> Inventory:
+def probe(cluster: ClusterHandle, host: str, *, inside: bool) -> Inventory:
     """The inventory of a node, kept in the folder ``inventory`` as well. Raises SluiceError.
 
     `inside`: on the node itself. A node in another system's tree, where this Python does not run, is probed from
     outside: the same simulated libraries and files, found through environment and options.
     """
-    command = [sys.executable, "-m", "admin_cli.main", "probe", "--json", "--node", host]
+    command = [*PYTHON, "-m", "sluice.main", "probe", "--json", "--node", host]
     if inside:
         done = cluster.run(command, node=host, cwd="/", timeout=_TIMEOUT, check=False)
     else:

@@ -6,10 +6,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from sluice_base.errors import UsageError
-from sluice_base.run import run_command
-from sluice_base.slurm_version import SlurmVersion, parse_slurm_version
-from slurm_plugin.sources import distribution_source, release_name
+from sluice.base.errors import UsageError
+from sluice.base.run import run_command
+from sluice.base.slurm_version import SlurmVersion, parse_slurm_version
+from sluice.plugin.sources import distribution_source, release_name
 
 _DAEMONS = ("slurmctld", "slurmd", "slurmdbd")
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -25,8 +25,8 @@ class SlurmTree:
     @property
     def path(self) -> str:
         """PATH of everything that runs in the cluster."""
-        own = "" if self.is_distribution else f"{self.prefix}/bin:{self.prefix}/sbin:"
-        return own + _SYSTEM_PATH
+        programs = "" if self.is_distribution else f"{self.prefix}/bin:{self.prefix}/sbin:"
+        return programs + _SYSTEM_PATH
 
     @property
     def is_distribution(self) -> bool:

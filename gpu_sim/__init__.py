@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from dev_cluster.gpu_sim.devices import DeviceFile, device_files, gpu_files
-from dev_cluster.gpu_sim.platform import Platform, load_platform, platform_names
-from dev_cluster.gpu_sim.state import Holding, holdings, read_state, write_node_state
+from gpu_sim.devices import DeviceFile, device_files, gpu_files
+from gpu_sim.platform import Platform, load_platform, platform_names
+from gpu_sim.state import Holding, holdings, read_state, write_node_state
 
 __all__ = [
     "DeviceFile",

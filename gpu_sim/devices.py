@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from dev_cluster.gpu_sim import layout
-from dev_cluster.gpu_sim.state import NodeState, read_state
+from gpu_sim import layout
+from gpu_sim.state import NodeState, read_state
 
 NVIDIA_MAJOR = 195  # Documentation/admin-guide/devices.txt of the kernel
 DRM_MAJOR = 226

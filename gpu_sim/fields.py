@@ -1,4 +1,4 @@
-"""What of a simulated GPU can be read and changed by name, and which values the hardware could not have."""
+"""Fields of a simulated GPU that can be read and changed by name, and which values the hardware could not have."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dev_cluster.gpu_sim import layout
-from dev_cluster.gpu_sim.partitions import set_partitions
-from dev_cluster.gpu_sim.state import Holding, NodeState, changing, clear_mig, holdings, read_state, set_mig_layout
-from sluice_base.errors import UsageError
-from sluice_base.sizes import parse_mib
+from gpu_sim import layout
+from gpu_sim.partitions import set_partitions
+from gpu_sim.state import Holding, NodeState, changing, clear_mig, holdings, read_state, set_mig_layout
+from sluice.base.errors import UsageError
+from sluice.base.sizes import parse_mib
 
 _NS = 10**9
 _ON = {"yes", "on", "1", "true", "up"}
@@ -216,7 +216,7 @@ def _not_nvidia(gpu: layout.Gpu) -> str:
 
 
 def _no_video_clock(gpu: layout.Gpu) -> str:
-    return "" if gpu.clock_video_max else "its driver tells no video clock"
+    return "" if gpu.clock_video_max else "its driver reports no video clock"
 
 
 # ---- fields with a rule of their own ----
@@ -342,7 +342,7 @@ def _set_link(change: Change, field: str, text: str) -> None:
 
 
 def _switch_link(change: Change, number: int, up: int) -> None:
-    """Both ends see a link go: the other one is switched as well."""
+    """Both ends see that a link is down: the other one is switched as well."""
     link = change.gpu.links[number]
     link.up = up
     if link.peer == layout.LinkPeer.GPU:
@@ -478,7 +478,7 @@ FIELDS: dict[str, Field] = {
     "power": Field("draw, W", lambda _s, gpu: f"{gpu.power_mw / 1000:g}", _set_power),
     "power_limit": Field("W", lambda _s, gpu: str(gpu.power_limit_mw // 1000), _set_power_limit),
     "fan": _number("percent", "fan_percent", 100, low=1, unit="%", needs=_no_fan),
-    "utilisation": _activity("percent, beside what processes take", "utilisation"),
+    "utilisation": _activity("percent, in addition to what processes take", "utilisation"),
     "utilisation_memory": _activity("of the memory's bandwidth, percent", "utilisation_memory"),
     "utilisation_encoder": _number("percent", "utilisation_encoder", 100, unit="%"),
     "utilisation_decoder": _number("percent", "utilisation_decoder", 100, unit="%"),

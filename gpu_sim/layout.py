@@ -171,7 +171,7 @@ class Process(ctypes.Structure):
 
 
 class Event(ctypes.Structure):
-    """An XID as the kernel log would tell it; `sequence` counts from 1 within the GPU."""
+    """An XID as in the kernel log; `sequence` counts from 1 within the GPU."""
 
     _fields_ = (("sequence", c_uint64), ("xid", c_uint64))
 
@@ -205,7 +205,7 @@ class Gpu(ctypes.Structure):
         # memory
         ("memory_total_mib", c_uint32),
         ("memory_reserved_mib", c_uint32),
-        ("memory_used_mib", c_uint32),  # beside what processes hold
+        ("memory_used_mib", c_uint32),  # in addition to what processes hold
         ("bar1_mib", c_uint32),
         ("context_mib", c_uint32),  # what the driver takes for a process's first context
         ("memory_kind", c_uint32),  # zes_mem_type_t
@@ -326,7 +326,7 @@ class Slot(ctypes.Structure):
         ("pid", c_uint32),  # in its own PID namespace
         ("gpu", c_uint16),
         ("instance", c_uint16),
-        ("start", c_uint64),  # field 22 of /proc/PID/stat: tells a process from a later one of the same number
+        ("start", c_uint64),  # field 22 of /proc/PID/stat: distinguishes a process from a later one of the same number
         ("bytes", c_uint64),
         ("space", c_uint64),  # inode of its PID namespace
         ("load", c_uint32),  # share of the GPU's time that it takes now, in thousandths

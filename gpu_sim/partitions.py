@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dev_cluster.gpu_sim import layout
-from dev_cluster.gpu_sim.layout import Compute
-from sluice_base.errors import UsageError
+from gpu_sim import layout
+from gpu_sim.layout import Compute
+from sluice.base.errors import UsageError
 
 _BESIDE = {Compute.SPX: (1,), Compute.DPX: (1, 2), Compute.TPX: (1, 4), Compute.QPX: (1, 4), Compute.CPX: (1, 4)}
 """The numbers of memory parts with which a mode goes."""
@@ -37,7 +37,7 @@ def partitions_of(gpu: layout.Gpu, mode: Compute) -> int:
 
 
 def partition_modes(gpu: layout.Gpu, memory: int) -> list[Compute]:
-    """The compute modes that an AMD GPU can have while its memory has so many parts, as Linux's amdgpu has them."""
+    """The compute modes that an AMD GPU can have while its memory has so many parts, as in Linux's amdgpu."""
     return [mode for mode in _BY_DIES.get(gpu.dies, ()) if memory in _BESIDE[mode] and gpu.memory_modes & memory]
 
 

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel, StringConstraints, model_validator
 
-from dev_cluster.gpu_sim import layout
-from sluice_base.documents import load_document
-from sluice_base.errors import UsageError
+from gpu_sim import layout
+from sluice.base.documents import load_document
+from sluice.base.errors import UsageError
 
 _FOLDER = Path(__file__).parent
 _PLATFORMS = _FOLDER / "platforms"
@@ -49,7 +49,7 @@ class Memory(_Strict):
 
 
 class Temperature(_Strict):
-    """Degrees Celsius; 0 where the vendor tells none."""
+    """Degrees Celsius; 0 where the vendor reports none."""
 
     idle: Count
     max_operating: Count = 0
@@ -134,7 +134,7 @@ class Model(_Strict):
     row_remapping: bool = False
     temperature: Temperature
     power: Power
-    fan_percent: Annotated[int, Field(ge=0, le=100)] = 0  # idle; 0: passive, no fan to tell of
+    fan_percent: Annotated[int, Field(ge=0, le=100)] = 0  # idle; 0: passive, without a fan
     clocks: Clocks
     pcie: Pcie
     mig_profiles: Annotated[list[MigProfile], Field(max_length=layout.MAX_PROFILES)] = []
@@ -183,7 +183,7 @@ class DriverVersion(_Strict):
     version: Annotated[str, StringConstraints(max_length=31)]
     library: Annotated[str, StringConstraints(max_length=31)] = ""
     runtime: Count = 0  # CUDA 12040 for 12.4; HIP 60342131
-    generation: Count | None = None  # the branch, where functions shall be missing as in an older one
+    generation: Count | None = None  # the branch, where functions are missing as in an older one
 
     @property
     def branch(self) -> int:
@@ -279,15 +279,15 @@ class Platform(_Strict):
     @model_validator(mode="before")
     @classmethod
     def _with_shipped_models(cls, data: Any) -> Any:
-        own = data.get("models", {}) if isinstance(data, dict) else None
-        if not isinstance(own, dict):
+        models = data.get("models", {}) if isinstance(data, dict) else None
+        if not isinstance(models, dict):
             return data
         places = data.get("gpus")
         used = (
             {place.get("model") for place in places if isinstance(place, dict)} if isinstance(places, list) else set()
         )
         shipped = {key: model for key, model in _shipped_models().items() if key in used}
-        return {**data, "models": {**shipped, **own}}
+        return {**data, "models": {**shipped, **models}}
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

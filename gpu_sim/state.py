@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
 
-from dev_cluster.gpu_sim import layout
-from dev_cluster.gpu_sim.partitions import number_partitions
-from dev_cluster.gpu_sim.platform import Model, Platform
-from dev_cluster.gpu_sim.sysfs import hop, write_tree
-from sluice_base.errors import SluiceError, UsageError
+from gpu_sim import layout
+from gpu_sim.partitions import number_partitions
+from gpu_sim.platform import Model, Platform
+from gpu_sim.sysfs import hop, write_tree
+from sluice.base.errors import SluiceError, UsageError
 
 MIB = 1024 * 1024
 _VENDORS = {"nvidia": layout.Vendor.NVIDIA, "amd": layout.Vendor.AMD, "intel": layout.Vendor.INTEL}
@@ -56,7 +56,7 @@ class NodeState:
         return found
 
     def to_bytes(self) -> bytes:
-        """The file, its checksum made anew."""
+        """The file, with a new checksum."""
         self.head.magic = layout.MAGIC
         self.head.version = layout.VERSION
         self.head.gpu_count = len(self.gpus)
@@ -68,7 +68,7 @@ class NodeState:
     @classmethod
     def from_bytes(cls, data: bytes, *, source: Path) -> NodeState:
         """Check and load; raises SluiceError on anything but a whole state of this version."""
-        remedy = "write it anew: start the cluster again"
+        remedy = "write it again: restart the cluster"
         size = ctypes.sizeof(layout.State)
         if len(data) < size or not data.startswith(layout.MAGIC):
             raise SluiceError(f"{source}: not a simulated node's state", remedy=remedy)
@@ -173,7 +173,7 @@ def holdings(folder: Path) -> list[Holding]:
 
 
 def build_state(platform: Platform, node: str) -> NodeState:
-    """A node of the platform as it comes out of a boot, idle."""
+    """A node of the platform as it is after a boot, idle."""
     state = NodeState(layout.State(), [])
     head = state.head
     head.node = node.encode()
@@ -271,7 +271,7 @@ def clear_mig(gpu: layout.Gpu) -> None:
 
 
 def free_majors(count: int) -> list[int]:
-    """Character-device majors that no driver of this kernel answers, from the dynamic range downwards."""
+    """Character-device majors that no driver of this kernel uses, from the dynamic range downwards."""
     taken = set()
     with suppress(OSError):
         for line in Path("/proc/devices").read_text().split("Block")[0].splitlines():

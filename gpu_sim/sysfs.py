@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from dev_cluster.gpu_sim.layout import Hop
-from dev_cluster.gpu_sim.platform import GpuPlace, Nic, Pcie, Platform
+from gpu_sim.layout import Hop
+from gpu_sim.platform import GpuPlace, Nic, Pcie, Platform
 
 _SPEEDS = {1: "2.5", 2: "5.0", 3: "8.0", 4: "16.0", 5: "32.0", 6: "64.0", 7: "128.0"}  # GT/s
 _VENDOR_IDS = {"nvidia": 0x10DE, "amd": 0x1002, "intel": 0x8086}

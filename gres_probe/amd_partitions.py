@@ -1,8 +1,8 @@
-"""AMD partitions: what a node's GPUs are divided into, what they should be, and the AMD SMI calls from this to that.
+"""AMD partitions: how a node's GPUs are divided, how they should be, and the AMD SMI calls that change it.
 
 A layout is a compute mode and a memory mode, e.g. ``cpx-nps4``; ``spx-nps1`` is one whole GPU. The compute mode changes
 at once on an idle GPU. The memory mode is asked for and comes with the driver's next start, for which all AMD GPUs of
-the node have to be idle; GPUs that xGMI joins share it, and the start chooses the compute mode anew. So a memory mode
+the node have to be idle; GPUs that xGMI joins share it, and the start chooses the compute mode again. So a memory mode
 is laid out for the node as a whole, first, and the compute modes after it; a run that was killed is finished by the
 next one. AMD's AMD SMI reference, its guides to GPU partitioning, and amdgpu's aqua_vanjaram.c in Linux.
 """
@@ -16,13 +16,13 @@ from typing import Any
 
 from gres_probe.mig import Change, GpuLayout
 from gres_probe.vendors import amd
-from sluice_base.errors import SluiceError
+from sluice.base.errors import SluiceError
 
 _REMEDY = "see: amd-smi partition, dmesg; then run: sluice mig apply"
 
 
 class AmdPartitions:
-    """AMD SMI, opened. All raise SluiceError with the driver's words."""
+    """AMD SMI, opened. All raise SluiceError with the driver's message."""
 
     def __init__(self) -> None:
         with redirect_stdout(sys.stderr):  # the package prints when it finds no library
@@ -43,7 +43,7 @@ class AmdPartitions:
         self._open()
 
     def close(self) -> None:
-        """Let the library go."""
+        """Close the library."""
         with suppress(*self._smi.failures):
             self._smi.need("amdsmi_shut_down")
 
@@ -85,38 +85,38 @@ class AmdPartitions:
                 )
             memory[now.index] = _memory_mode(wanted)
         if changes and len(set(memory.values())) > 1:
-            told = ", ".join(f"GPU {index} {mode}" for index, mode in memory.items())
+            modes = ", ".join(f"GPU {index} {mode}" for index, mode in memory.items())
             raise SluiceError(
-                f"the memory mode is one for all AMD GPUs of a node, and these would differ: {told}",
+                f"the memory mode is one for all AMD GPUs of a node, and these would differ: {modes}",
                 remedy="give all of the node's GPUs one NPS in enforcement.amd_partitions",
             )
 
     def _offered(self, index: int) -> list[str]:
         """The modes of a GPU, those that wait for another memory mode included."""
         handle = self._gpus[index][1][0][1]
-        told = self._smi.ask("amdsmi_get_gpu_accelerator_partition_profile_config", handle)
-        if not isinstance(told, dict):
+        answer = self._smi.ask("amdsmi_get_gpu_accelerator_partition_profile_config", handle)
+        if not isinstance(answer, dict):
             raise SluiceError(
-                f"AMD GPU {index}: the driver does not tell its partition modes",
-                remedy="it needs the amdgpu driver and AMD SMI of ROCm 6.4 or later",
+                f"AMD GPU {index}: the driver does not report its partition modes",
+                remedy="install the amdgpu driver and AMD SMI of ROCm 6.4 or later",
             )
         return [
             f"{profile['profile_type']}-{mode}".lower()
-            for profile in told["profiles"]
+            for profile in answer["profiles"]
             for mode in profile["memory_caps"]
         ]
 
-    def apply_all(self, changes: Sequence[Change], tell: Callable[[str], None]) -> None:
-        """Make them so; done again, it is finished. `tell` gets a line for each. Raises SluiceError."""
+    def apply_all(self, changes: Sequence[Change], progress: Callable[[str], None]) -> None:
+        """Set the modes; run again, it finishes an earlier run. `progress` gets a line for each. Raises SluiceError."""
         wanted = {change.now.index: _mode_of(change) for change in changes}
         now = self.layouts()
         restart = any(_memory_mode(_current(now[index])) != _memory_mode(mode) for index, mode in wanted.items())
         for layout in now:
             if layout.busy and (restart or layout.index in wanted):
-                why = "; the driver has to be started anew, which needs all of them idle" if restart else ""
-                raise SluiceError(f"{_name(layout)}: processes are on it{why}", remedy="see: amd-smi process")
+                why = "; the driver has to be restarted, which needs all of them idle" if restart else ""
+                raise SluiceError(f"{_name(layout)}: processes use it{why}", remedy="end them; see: amd-smi process")
         for change in changes:
-            tell(change.describe())
+            progress(change.describe())
         if restart:
             self._set_memory(wanted)
         for layout in self.layouts():
@@ -128,10 +128,10 @@ class AmdPartitions:
         for layout in self.layouts():
             mode = wanted.get(layout.index)
             if mode is not None and layout.profiles != (mode,):
-                raise SluiceError(f"{_name(layout)}: it is {_current(layout)}, not {mode}", remedy=_REMEDY)
+                raise SluiceError(f"{_name(layout)}: is {_current(layout)}, not {mode}", remedy=_REMEDY)
 
     def _set_memory(self, wanted: Mapping[int, str]) -> None:
-        # Before ROCm 7 the setter starts the driver itself, and all that xGMI joins have the mode then.
+        # Before ROCm 7 the setter restarts the driver itself, and then all GPUs that xGMI joins have the mode.
         asks = hasattr(self._smi.api, "amdsmi_gpu_driver_reload")
         for index, mode in wanted.items():
             if _memory_mode(_current(self._layout(index))) == _memory_mode(mode):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Output:
-    """What came over one descriptor; `ended` is False where time or size ran out first."""
+    """The data of one descriptor; `ended` is False where time or size ran out first."""
 
     data: bytearray = field(default_factory=bytearray)
     ended: bool = False

@@ -1,7 +1,7 @@
-"""Inventories on their way from the nodes to the controller: a drop folder, and fetching them from each node.
+"""Transport of inventories from the nodes to the controller: a drop folder, and fetching them from each node.
 
-A drop folder holds one file a node, ``<node>.json``. It may lie on a file system that many can write to, so nothing in
-it is believed unseen: no links are followed, size, owner and mode are checked, and the content is validated.
+A drop folder holds one file for each node, ``<node>.json``. It may be on a file system that many can write to, so
+nothing in it is trusted: no links are followed, size, owner and mode are checked, and the content is validated.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from pathlib import Path
 from gres_probe.children import read_all
 from gres_probe.inventory import NODE_NAME, Inventory
 from gres_probe.machine import natural
-from sluice_base.errors import SluiceError, UsageError
-from sluice_base.files import write_atomic
-from sluice_base.text import one_line
+from sluice.base.errors import SluiceError, UsageError
+from sluice.base.files import write_atomic
+from sluice.base.text import one_line
 
 DEFAULT_DIR = Path("/var/lib/sluice/inventory")
 MOST_BYTES = 4 << 20  # an inventory of 16 GPUs with 7 instances each takes 0.2 MiB
@@ -41,7 +41,7 @@ class Collected:
 def write_inventory(folder: Path, inventory: Inventory) -> Path:
     """Put a node's inventory into a drop folder, in one step; the folder is made where it is missing.
 
-    Returns the file's path. Raises SluiceError where it cannot be written or the node's name is no file name.
+    Returns the file's path. Raises SluiceError where it cannot be written or the node's name is not a file name.
     """
     if not NODE_NAME.fullmatch(inventory.node):
         raise UsageError(f"node {inventory.node!r}: not a name of a node", remedy="give it one with --node")
@@ -61,7 +61,7 @@ def load_inventories(
 ) -> Collected:
     """Read a drop folder: all of it in natural order, or the given nodes in their order.
 
-    `owners` are the user numbers whose files are believed, default root and the caller. A file that is not believed,
+    `owners` are the user IDs whose files are trusted, default root and the caller. A file that is not trusted,
     not valid or missing is a failure of its node and does not stop the others. Raises SluiceError when the folder
     itself cannot be read.
     """
@@ -100,7 +100,7 @@ def _load(folder_descriptor: int, folder: Path, node: str, believed: Collection[
             f"{source}: no inventory of {node}", remedy=f"fetch it: sluice inventory collect {node}"
         ) from error
     except OSError as error:
-        raise SluiceError(f"{source}: {error.strerror}", remedy="a regular file is wanted, not a link") from error
+        raise SluiceError(f"{source}: {error.strerror}", remedy="use a regular file, not a link") from error
     try:
         _believe(os.fstat(descriptor), source, believed)
         with os.fdopen(os.dup(descriptor), "rb") as file:
@@ -111,7 +111,7 @@ def _load(folder_descriptor: int, folder: Path, node: str, believed: Collection[
         raise SluiceError(f"{source}: more than {MOST_BYTES >> 20} MiB", remedy="remove it and probe the node again")
     inventory = Inventory.from_json(data, source=source)
     if inventory.node != node:
-        raise SluiceError(f"{source}: is of node {inventory.node!r}", remedy="remove it and probe the node again")
+        raise SluiceError(f"{source}: belongs to node {inventory.node!r}", remedy="remove it and probe the node again")
     return inventory
 
 
@@ -124,7 +124,7 @@ def _believe(status: os.stat_result, source: str, owners: Collection[int]) -> No
             f"{source}: belongs to user {status.st_uid}", remedy="chown it to root, or name the owner with --owner"
         )
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise SluiceError(f"{source}: others than its owner may write it", remedy="chmod go-w")
+        raise SluiceError(f"{source}: others than its owner can write it", remedy=f"chmod go-w {source}")
 
 
 def remote_shell_command(rsh: Sequence[str], program: Sequence[str]) -> Callable[[str], list[str]]:
@@ -155,7 +155,7 @@ def srun_command(program: Sequence[str], gpus: Mapping[str, str]) -> Callable[[s
 def collect(
     nodes: Iterable[str], command: Callable[[str], list[str]], *, timeout: float = 30.0, fanout: int = 32
 ) -> Generator[tuple[str, Inventory | SluiceError], None, None]:
-    """Probe nodes from afar, `fanout` at a time, each within `timeout` seconds; results come as they are ready.
+    """Probe remote nodes, `fanout` at a time, each within `timeout` seconds; results come as they are ready.
 
     `command` gives the words of the program that probes one node, which is started without a shell. What a node sends
     is bounded and validated like a file of a drop folder.
@@ -170,7 +170,7 @@ def collect(
                     yield futures[future], future.result()
                 except SluiceError as error:
                     yield futures[future], error
-        finally:  # when the caller is interrupted or wants no more, programs still running are ended
+        finally:  # when the caller is interrupted or stops reading, programs still running are ended
             pool.shutdown(wait=False, cancel_futures=True)
             for process in list(running):
                 with contextlib.suppress(ProcessLookupError):
@@ -201,13 +201,13 @@ def _fetch(
         # Only standard output has to end: a shared ssh connection keeps standard error open in the background.
         outputs = read_all([out, err], deadline=deadline, limit=MOST_BYTES, until=[out])
         if len(outputs[out].data) > MOST_BYTES:
-            raise SluiceError(f"{node}: sent more than {MOST_BYTES >> 20} MiB", remedy="probe it by hand and look")
+            raise SluiceError(f"{node}: sent more than {MOST_BYTES >> 20} MiB", remedy="run sluice probe on the node")
         try:
             code = process.wait(max(0.0, deadline - time.monotonic())) if outputs[out].ended else None
         except subprocess.TimeoutExpired:
             code = None
         if code is None:
-            raise SluiceError(f"{node}: no answer within {timeout:g} s", remedy="is it up? else raise --timeout")
+            raise SluiceError(f"{node}: no answer within {timeout:g} s", remedy="check the node, or raise --timeout")
         if code not in _EXIT_CODES or not outputs[out].data:
             said = outputs[err].data[-2000:].decode(errors="replace").strip().splitlines()
             raise SluiceError(f"{node}: {one_line(said[-1]) if said else f'{words[0]}: exit status {code}'}")
@@ -219,12 +219,12 @@ def _fetch(
             if pipe is not None:
                 pipe.close()
     if inventory.node != node:
-        raise SluiceError(f"{node}: answered as node {inventory.node!r}", remedy="is its host name right?")
+        raise SluiceError(f"{node}: answered as node {inventory.node!r}", remedy="check its host name")
     return inventory
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a program and what it started: politely first, so that srun takes its job back."""
+    """End a program and what it started: first with SIGTERM, so that srun cancels its job."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         if process.poll() is not None:
             return

@@ -2,14 +2,14 @@
 
 slurmd numbers cores in hwloc's logical order: sockets by their lowest CPU id, cores within a socket by theirs, and
 both threads of a core share its number (slurmd's block map, doc/man5/gres.conf). `number_cores` computes the same
-numbers from what the kernel says of each CPU.
+numbers from what the kernel reports for each CPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
-from sluice_base.errors import SluiceError
+from sluice.base.errors import SluiceError
 
 _MOST_CPUS = 65536  # more than any kernel supports; keeps a bad range from filling the memory
 
@@ -60,7 +60,7 @@ def number_cores(cpus: Mapping[int, tuple[Hashable, Hashable]]) -> list[int]:
 
 
 def usual_numbering(cores: int, threads_per_core: int) -> list[int]:
-    """What Linux does on nearly all x86 servers: first one thread of every core, socket by socket, then the others."""
+    """The usual numbering of Linux on x86: first one thread of every core, socket by socket, then the others."""
     return [cpu % cores for cpu in range(cores * threads_per_core)] if cores > 0 else []
 
 

@@ -1,9 +1,9 @@
-"""Puts what the writer generates where a site's Slurm reads it, without touching a line that is the site's own.
+"""Puts what the writer generates where a site's Slurm reads it, without changing any of the site's own lines.
 
 Sluice owns two files in a folder of the site's choice: ``gres.sluice.conf``, which the site's gres.conf includes, and
-``nodes.sluice.conf``, which its slurm.conf includes. What the site says of a node itself (NodeAddr, Port, State,
-CoreSpecCount, features of its own, ...) stays in its own NodeName lines: in slurm.conf until those are moved, then in
-``nodes.site.conf``, which nothing but Sluice reads. They win over the hardware's figures, but for Gres; features are
+``nodes.sluice.conf``, which its slurm.conf includes. What the site sets for a node itself (NodeAddr, Port, State,
+CoreSpecCount, its own features, ...) stays in its own NodeName lines: in slurm.conf until those are moved, then in
+``nodes.site.conf``, which only Sluice reads. They override the hardware's figures, except Gres; features are
 joined.
 """
 
@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gres_probe.inventory import Inventory
-from gres_probe.slurm_conf import ConfigFile, NodeDefinition, SlurmConf, interpret_slurm_conf, read_config
 from gres_probe.writer import GRES_FILE, NODES_FILE, GresConfiguration, generate
-from sluice_base.errors import SluiceError
-from sluice_base.files import write_if_changed
-from sluice_base.slurm_version import SlurmVersion
+from sluice.base.errors import SluiceError
+from sluice.base.files import write_if_changed
+from sluice.base.slurm_version import SlurmVersion
+from sluice.slurm.slurm_conf import ConfigFile, NodeDefinition, SlurmConf, interpret_slurm_conf, read_config
 
 SITE_FILE = "nodes.site.conf"
 _LAYOUT_KEYS = ("boards", "socketsperboard", "procs", "cpus", "sockets", "corespersocket", "threadspercore")
@@ -33,8 +33,8 @@ _CANONICAL = {
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedFile:
-    """A file as it is (None: not there) and as it shall be."""
+class FileChange:
+    """A file as it is (None: not there) and as it should be."""
 
     path: Path
     old: str | None
@@ -58,10 +58,10 @@ class PlannedFile:
 
 
 @dataclass(slots=True)
-class Plan:
-    """What would be written, and what people should know and do."""
+class GresChanges:
+    """What would be written, with notes and steps for people."""
 
-    files: list[PlannedFile]
+    files: list[FileChange]
     configuration: GresConfiguration
     notes: list[str] = field(default_factory=list)
     steps: list[str] = field(default_factory=list)  # what is left for the admin
@@ -82,7 +82,7 @@ class Plan:
         return written
 
 
-def plan(
+def gres_changes(
     inventories: Iterable[Inventory],
     folder: Path,
     *,
@@ -92,16 +92,16 @@ def plan(
     shards: bool = True,
     per_node: bool = False,
     features: Mapping[str, Sequence[str]] | None = None,
-) -> Plan:
+) -> GresChanges:
     """What `sluice gres write` would do in `folder`.
 
-    `slurm` and `gres` are the site's configuration, where it is known. `per_node` gives every node a gres.conf of its
-    own, ``folder/NODE/gres.sluice.conf``, for sites without shared files; `features` are further ones of each node.
-    Raises SluiceError where a file that stands there cannot be read, also by Slurm, or an inventory is contradictory.
+    `slurm` and `gres` are the site's configuration, where it is known. `per_node` gives every node its own
+    gres.conf, ``folder/NODE/gres.sluice.conf``, for sites without shared files; `features` are further ones of each
+    node. Raises SluiceError where an existing file cannot be read, also by Slurm, or an inventory contradicts itself.
     """
     for config in (slurm.config if slurm is not None else None, gres):
         for fault in config.faults if config is not None else ():
-            if fault.kind == "syntax":  # what the site says of its nodes may be lost behind it
+            if fault.kind == "syntax":  # the site's settings of its nodes may come after it
                 raise SluiceError(f"{fault.place}: {fault.what}; nothing written", remedy="correct the line first")
     configuration = generate(inventories, slurm_version=slurm_version, shards=shards, features=features)
     overrides = _overrides(configuration, slurm, folder / SITE_FILE)
@@ -110,11 +110,11 @@ def plan(
         texts |= {folder / name / GRES_FILE: configuration.node_gres_conf(name) for name in configuration.nodes}
     else:
         texts[folder / GRES_FILE] = configuration.gres_conf
-    result = Plan([PlannedFile(path, _current(path), text) for path, text in texts.items()], configuration)
-    result.notes = list(configuration.notes)
-    result.foreign_shards = _foreign_shards(slurm, gres)
-    result.steps = _steps(configuration, slurm, gres, folder, shards, per_node)
-    return result
+    changes = GresChanges([FileChange(path, _current(path), text) for path, text in texts.items()], configuration)
+    changes.notes = list(configuration.notes)
+    changes.foreign_shards = _foreign_shards(slurm, gres)
+    changes.steps = _steps(configuration, slurm, gres, folder, shards, per_node)
+    return changes
 
 
 def _current(path: Path) -> str | None:
@@ -128,16 +128,16 @@ def _current(path: Path) -> str | None:
 
 def _overrides(configuration: GresConfiguration, slurm: SlurmConf | None, site_file: Path) -> dict[str, dict[str, str]]:
     """The site's own parameters of each node."""
-    own: dict[str, NodeDefinition] = {}
+    defined: dict[str, NodeDefinition] = {}
     if slurm is not None:
-        own |= {name: node for name, node in slurm.nodes.items() if node.place.file.name != NODES_FILE}
+        defined |= {name: node for name, node in slurm.nodes.items() if node.place.file.name != NODES_FILE}
     if site_file.exists():
-        own |= interpret_slurm_conf(read_config(site_file)).nodes
+        defined |= interpret_slurm_conf(read_config(site_file)).nodes
     overrides: dict[str, dict[str, str]] = {}
     for name, attributes in configuration.nodes.items():
-        if name not in own:
+        if name not in defined:
             continue
-        values = own[name].values
+        values = defined[name].values
         mine = {
             _CANONICAL.get(key, value.key): value.text
             for key, value in values.items()
@@ -145,7 +145,7 @@ def _overrides(configuration: GresConfiguration, slurm: SlurmConf | None, site_f
         }
         if any(key in values for key in _LAYOUT_KEYS):  # the site's own view of the processors, as a whole
             mine = {_CANONICAL[key]: "" for key in _LAYOUT_KEYS if key in _CANONICAL and key not in values} | mine
-        features = own[name].text("feature", "features").split(",")
+        features = defined[name].text("feature", "features").split(",")
         joined = dict.fromkeys([*attributes.features, *(word for word in features if word)])
         overrides[name] = mine | {"Feature": ",".join(joined)}
     return overrides
@@ -186,13 +186,13 @@ def _steps(
         steps.append(f"in slurm.conf set GresTypes={','.join([*have, *missing])}")
     if not _read_by(slurm.config, folder / NODES_FILE):
         steps.append(f"in slurm.conf add: include {_include_name(folder / NODES_FILE, slurm)}")
-    own = _by_place(slurm, configuration.nodes)
-    if own:
-        steps.append(f"move your NodeName lines to {folder / SITE_FILE}: {', '.join(own)}")
+    places = _by_place(slurm, configuration.nodes)
+    if places:
+        steps.append(f"move your NodeName lines to {folder / SITE_FILE}: {', '.join(places)}")
     if not per_node and (gres is None or not _read_by(gres, folder / GRES_FILE)):
         steps.append(f"in gres.conf add: include {_include_name(folder / GRES_FILE, slurm)}")
     if per_node:
-        steps.append(f"bring {folder}/NODE/{GRES_FILE} to each node and include it in its gres.conf")
+        steps.append(f"copy {folder}/NODE/{GRES_FILE} to each node and include it in its gres.conf")
     return steps
 
 
@@ -208,6 +208,6 @@ def _by_place(slurm: SlurmConf, nodes: Mapping[str, object]) -> list[str]:
 
 
 def _include_name(path: Path, slurm: SlurmConf) -> str:
-    """Without folder where it lies beside slurm.conf: only such files reach configless nodes."""
+    """Without folder where it is next to slurm.conf: only such files reach configless nodes."""
     beside = path.parent.resolve() == slurm.config.path.parent.resolve()
     return path.name if beside else str(path)

@@ -1,8 +1,8 @@
-"""A small language of conditions over named fields: Python's own syntax, of which very little is allowed.
+"""A small language of conditions over named fields: a small part of Python's syntax.
 
 Comparisons (chained ones too), ``and``, ``or``, ``not``, ``in``, arithmetic on numbers, constants, lists of constants
 and field names. No calls, no attributes, no indexing, no powers; strings can be compared only. A field that is unknown
-(None) makes every comparison false but ``== None`` and ``!= None``, and so does comparing a word with a number.
+(None) makes every comparison false except ``== None`` and ``!= None``, and so does comparing a word with a number.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import ast
 import operator
 from collections.abc import Callable, Collection, Mapping
 
-from sluice_base.errors import SluiceError
+from sluice.base.errors import SluiceError
 
 Value = str | int | float | bool | None
 Fields = Mapping[str, Value]
@@ -39,7 +39,7 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[float, float], float]] = {
 
 
 def compile_condition(text: str, fields: Collection[str], *, source: str) -> Condition:
-    """A function of the fields of one thing that says whether the condition holds.
+    """A function of the fields of one object that returns whether the condition holds.
 
     `fields` are the names that may be used; `source` names the origin in errors. Raises SluiceError for anything that
     is not allowed. The function never raises and takes time proportional to the text's length.
@@ -99,7 +99,7 @@ def _compile(node: ast.expr, fields: frozenset[str], source: str, depth: int) ->
 
 
 def _calculate(calculate: Callable[[float, float], float], first: object, second: object) -> float | None:
-    """Arithmetic on numbers; None where an operand is unknown or no number, or the result is none."""
+    """Arithmetic on numbers; None where an operand is unknown or not a number, or there is no result."""
     if not isinstance(first, int | float) or not isinstance(second, int | float):
         return None
     try:

@@ -1,6 +1,6 @@
 """Puts GPUs into classes, by the strategies of the policy file, and names them for ``sbatch --constraint``.
 
-Each strategy gives every GPU one word; a GPU's class is its words joined. Equal GPUs are looked at once, so that time
+Each strategy gives every GPU one word; a GPU's class is its words joined. Equal GPUs are classified once, so that time
 grows with the number of GPUs only by a lookup each.
 """
 
@@ -26,14 +26,14 @@ from policy.grouping import (
     ByVendor,
     Grouping,
 )
-from sluice_base.errors import SluiceError
-from sluice_base.hostlist import fold
+from sluice.base.errors import SluiceError
+from sluice.base.hostlist import fold
 
 CLASSES_FILE = "classes.sluice.conf"
 _HEADER = "# Written by `sluice group`; changes made here are lost. See sluice-group(1).\n"
 Fields = Mapping[str, Value]
 
-# What strategies and expressions know of a GPU (or of a partition of one).
+# The fields of a GPU (or a partition of one) that strategies and expressions can use.
 FIELDS = (
     "vendor", "model", "type", "memory_mib", "memory_gib", "usable_mib", "capability", "sm", "driver", "driver_major",
     "link", "link_size", "numa_node", "nics", "partition", "power_limit_w", "health", "performance",
@@ -97,7 +97,7 @@ def group(
 ) -> Classes:
     """Classes of all GPUs and partitions of the inventories.
 
-    `measured` is performance by UUID; where it is silent, what the policy declares for the type counts. Raises
+    `measured` is performance by UUID; where it has none, the policy's declaration for the type counts. Raises
     SluiceError for an expression that is not allowed, or an inventory that contradicts itself.
     """
     members = list(_members(inventories, grouping, measured or {}))
@@ -170,7 +170,7 @@ def _major(version: str) -> int | None:
 
 
 def _links(inventory: Inventory) -> list[tuple[str, int]]:
-    """For each GPU the kind of its link domain and its size; ("", 1) where it stands alone."""
+    """For each GPU the kind of its link domain and its size; ("", 1) for a GPU without links."""
     result = [("", 1)] * len(inventory.gpus)
     for domain in link_domains(inventory):
         whole = [place for place in domain if not inventory.gpus[place].partitioned]  # partitions use no links

@@ -1,7 +1,7 @@
-"""The one model of a node's GPUs: what vendors report into, and what all else reads.
+"""The one model of a node's GPUs, which vendors fill in and all other code reads.
 
 Plain dataclasses, so that `sluice probe` starts fast; JSON that comes from outside is validated by pydantic and by
-`Inventory.check`. None means "unknown": the driver at hand does not tell. Memory is in MiB, power in W, temperature in
+`Inventory.check`. None means "unknown": the driver does not report it. Memory is in MiB, power in W, temperature in
 degrees Celsius.
 """
 
@@ -14,8 +14,9 @@ from enum import StrEnum
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from sluice_base.errors import SluiceError
-from sluice_base.text import UNPRINTABLE
+from gres_probe.vendor_names import vendor_names
+from sluice.base.errors import SluiceError
+from sluice.base.text import UNPRINTABLE
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -57,7 +58,7 @@ class Health(StrEnum):
 
 @dataclass(slots=True)
 class Ecc:
-    """Error correction: mode and lifetime counts; None where the driver does not tell."""
+    """Error correction: mode and lifetime counts; None where the driver does not report them."""
 
     enabled: bool | None = None
     corrected: int | None = None
@@ -90,13 +91,13 @@ class Gpu:
     vendor: str  # a name of gres_probe.vendors, e.g. Vendor.NVIDIA
     index: int  # the vendor library's ordinal on this node
     uuid: str
-    model: str  # the vendor's own name: free text, not fit for a configuration file or a terminal as it is
+    model: str  # the vendor's own name: free text, not safe for a configuration file or a terminal as it is
     device_file: str  # what Slurm's File= names, e.g. /dev/nvidia0
     minor: int | None  # minor number of the device file; may differ from the ordinal
     pci_address: str  # domain:bus:device.function in lower case
     memory_total_mib: int
     memory_usable_mib: int  # total less what driver and firmware reserve
-    extra_device_files: list[str] = field(default_factory=list)  # e.g. the card node beside a render node
+    extra_device_files: list[str] = field(default_factory=list)  # e.g. the card node next to a render node
     memory_used_mib: int | None = None
     utilisation_percent: int | None = None
     numa_node: int | None = None
@@ -129,7 +130,7 @@ class Nic:
 
 @dataclass(slots=True)
 class Problem:
-    """A GPU or vendor library that could not be read: reported and left out, never guessed."""
+    """A GPU or vendor library that could not be read: it is reported and left out, never guessed."""
 
     vendor: str
     what: str
@@ -160,9 +161,9 @@ class Inventory:
 
     @classmethod
     def from_json(cls, text: str | bytes, *, source: str) -> Inventory:
-        """Validate and load text of any origin; `source` names the origin in errors. Raises SluiceError.
+        """Validate and load untrusted text; `source` names its origin in errors. Raises SluiceError.
 
-        What is returned has passed `check`, so that names, paths and addresses are safe to write to configuration
+        The result has passed `check`, so that names, paths and addresses are safe to write to configuration
         files. Fields that this version does not know are ignored.
         """
         from pydantic import ValidationError
@@ -225,11 +226,9 @@ class _Checker:
     """Checks the values of one inventory; all raise SluiceError with the origin, the place and the value."""
 
     def __init__(self, source: str) -> None:
-        from gres_probe.vendors import vendor_names
-
         self._source = source
         self._vendors = vendor_names()
-        self._seen: set[str] = set()  # what must not stand there twice
+        self._seen: set[str] = set()  # what must not occur twice
 
     def invalid(self, what: str) -> SluiceError:
         return _invalid(self._source, what)
@@ -244,7 +243,7 @@ class _Checker:
 
     def vendor(self, place: str, value: str) -> None:
         if value not in self._vendors:
-            raise self.invalid(f"{place}: {_shown(value)} is none of {', '.join(self._vendors)}")
+            raise self.invalid(f"{place}: {_shown(value)} is not one of {', '.join(self._vendors)}")
 
     def gpu(self, place: str, gpu: Gpu) -> None:
         self.vendor(f"{place}.vendor", gpu.vendor)
@@ -277,7 +276,7 @@ class _Checker:
                 self.word(f"{inside}.device_files", file, DEVICE_FILE)
         for identity in (gpu.device_file, gpu.pci_address, f"{gpu.vendor} {gpu.index}"):
             if identity in self._seen:
-                raise self.invalid(f"{place}: {_shown(identity)} stands there twice")
+                raise self.invalid(f"{place}: {_shown(identity)} occurs twice")
             self._seen.add(identity)
 
 

@@ -219,7 +219,7 @@ class LevelZero:
             self._library: Any = self._ffi.dlopen(self.path)
         except OSError as error:
             raise LoaderMissingError(str(error)) from error
-        self._ffi.cdef(_DECLARATIONS)  # parsing takes its time, so only where there is a loader
+        self._ffi.cdef(_DECLARATIONS)  # parsing is slow, so only where there is a loader
         if not self.has("zesInit"):
             raise LoaderTooOldError(self.path)
 
@@ -292,7 +292,7 @@ class LevelZero:
         return "" if value.lower() == "unknown" else value
 
     def ip_versions(self) -> dict[bytes, int]:
-        """The IP version of each GPU by its UUID, from the core interface; empty where that does not tell."""
+        """The IP version of each GPU by its UUID, from the core interface; empty where that does not report it."""
         versions: dict[bytes, int] = {}
         try:
             self.call("zeInit", 0)

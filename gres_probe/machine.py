@@ -1,7 +1,7 @@
-"""What the kernel tells of a node: PCI functions, NUMA nodes, processors, RDMA interfaces, device files.
+"""What the kernel reports of a node: PCI functions, NUMA nodes, processors, RDMA interfaces, device files.
 
 Everything is read below a root for /sys, /proc and /dev, so that a container's view or a test's tree works the same. A
-file that is missing or unreadable is "unknown", never an error: kernels and virtual machines differ in what they tell.
+file that is missing or unreadable is "unknown", never an error: kernels and virtual machines differ in what they show.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 
 from gres_probe.cores import expand_ranges, number_cores
-from sluice_base.errors import SluiceError
+from sluice.base.errors import SluiceError
 
 # PCI base and sub-class of what can be a GPU: VGA, 3D and other display controllers, and processing accelerators.
 _GPU_CLASSES = frozenset({0x0300, 0x0302, 0x0380, 0x1200})
@@ -46,7 +46,7 @@ class CpuLayout:
 
 
 class Machine:
-    """A node as its kernel shows it; `dev_root` None means that device files are not looked for."""
+    """A node as its kernel shows it; `dev_root` None means that device files are not checked."""
 
     def __init__(
         self, sys_root: Path = Path("/sys"), proc_root: Path = Path("/proc"), dev_root: Path | None = Path("/dev")
@@ -100,7 +100,7 @@ class Machine:
         return found
 
     def cpu_layout(self) -> CpuLayout:
-        """Sockets, cores and threads of the processors that are on line, and Slurm's number of each one's core."""
+        """Sockets, cores and threads of the processors that are online, and Slurm's number of each one's core."""
         root = self.sys_root / "devices/system/cpu"
         rest = set(_cpu_list(_text(root / "online")))
         cpus: dict[int, tuple[str, str]] = {}
@@ -126,17 +126,17 @@ class Machine:
         return CpuLayout(sockets, max(cores.values()), threads_per_core, number_cores(cpus))
 
     def memory_mib(self) -> int | None:
-        """Memory of the node as a whole, or over its NUMA nodes, whose figures may miss memory plugged in later."""
+        """Memory of the node as a whole, or the sum over its NUMA nodes, which may miss memory plugged in later."""
         whole = _memory_kib(self.proc_root / "meminfo")
         nodes = sum(_memory_kib(entry / "meminfo") for entry in _entries(self.sys_root / "devices/system/node"))
         return max(whole, nodes) // 1024 or None
 
     def has_device_file(self, file: str) -> bool:
-        """Whether a file of /dev is there; True where device files are not looked for."""
+        """Whether a file of /dev is there; True where device files are not checked."""
         return self.dev_root is None or (self.dev_root / file.removeprefix("/dev/")).exists()
 
     def matching_device_files(self, pattern: str) -> list[str]:
-        """Files of /dev whose name matches a glob pattern; none where device files are not looked for."""
+        """Files of /dev whose name matches a glob pattern; none where device files are not checked."""
         if self.dev_root is None or not pattern:
             return []
         return sorted(f"/dev/{path.relative_to(self.dev_root)}" for path in self.dev_root.glob(pattern))

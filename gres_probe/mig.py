@@ -1,10 +1,10 @@
-"""MIG layouts: what a node's GPUs have, what they should have, and the NVML calls from the one to the other.
+"""MIG layouts: what a node's GPUs have, what they should have, and the NVML calls that change it.
 
-`gres_probe.amd_partitions` is the same for AMD's GPUs; what of layouts both need is here.
+`gres_probe.amd_partitions` is the same for AMD's GPUs; what both need is here.
 
 A layout is a list of profiles, e.g. ``["3g.40gb", "3g.40gb"]``; None is MIG off. Each GPU instance gets one compute
-instance over all of it. A GPU whose profiles are the wanted ones is left alone, in whatever order they lie. Another
-one is cleared and laid out anew, so that an apply that was killed half-way is finished by the next one.
+instance over all of it. A GPU whose profiles are the wanted ones is left as it is, in any order. Any other
+one is cleared and laid out again, so that the next apply finishes one that was killed.
 NVIDIA's NVML API reference and MIG user guide.
 """
 
@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from sluice_base.errors import SluiceError, UsageError
+from sluice.base.errors import SluiceError, UsageError
 
 _MOST_INSTANCES = 8
 
@@ -37,7 +37,7 @@ class GpuLayout:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What one GPU should become."""
+    """The change of one GPU."""
 
     now: GpuLayout
     wanted: tuple[str, ...] | None
@@ -55,7 +55,7 @@ def words(profiles: tuple[str, ...] | None) -> str:
 
 
 class Mig:
-    """NVML, opened. All raise SluiceError with the driver's words."""
+    """NVML, opened. All raise SluiceError with the driver's message."""
 
     def __init__(self) -> None:
         import pynvml
@@ -67,7 +67,7 @@ class Mig:
             raise SluiceError(f"NVML does not start: {error}", remedy="see: nvidia-smi, dmesg") from error
 
     def close(self) -> None:
-        """Let the library go."""
+        """Close the library."""
         with suppress(self.api.NVMLError):
             self.api.nvmlShutdown()
 
@@ -164,15 +164,15 @@ class Mig:
         for change in changes:
             self.check(change)
 
-    def apply_all(self, changes: Iterable[Change], tell: Callable[[str], None]) -> None:
-        """Make them so; done again, it is finished. `tell` gets a line for each. Raises SluiceError."""
+    def apply_all(self, changes: Iterable[Change], progress: Callable[[str], None]) -> None:
+        """Apply all, or finish an earlier run. `progress` gets a line for each change. Raises SluiceError."""
         for change in changes:
-            tell(change.describe())
+            progress(change.describe())
             self.apply(change)
 
     @contextmanager
     def _for(self, change: Change) -> Iterator[None]:
-        """What the driver refuses meanwhile is said with the GPU and what was asked of it. Raises SluiceError."""
+        """Turn refusals of the driver into errors that name the GPU and the change. Raises SluiceError."""
         try:
             yield
         except self.api.NVMLError as error:
@@ -186,7 +186,7 @@ class Mig:
         if wanted is None:
             return
         if not now.capable:
-            raise SluiceError(f"GPU {now.index} ({now.model}): it has no MIG", remedy="leave it out of the layout")
+            raise SluiceError(f"GPU {now.index} ({now.model}): has no MIG", remedy="leave it out of the layout")
         with self._for(change):
             self._check(now, wanted)
 
@@ -211,7 +211,7 @@ class Mig:
             taken |= set(range(start, start + size))
 
     def _room(self, handle: Any, number: int, taken: set[int]) -> tuple[int, int]:
-        """Where a profile fits beside what is taken: first eighth of the memory, and how many; (0, 0): nowhere."""
+        """Where a profile fits next to what is taken: first eighth of the memory, and how many; (0, 0): nowhere."""
         import ctypes
 
         api = self.api
@@ -223,12 +223,12 @@ class Mig:
         return 0, 0
 
     def apply(self, change: Change) -> None:
-        """Make it so; done again, it is finished. The GPU must be idle. Raises SluiceError."""
+        """Apply a layout; run again, it finishes an earlier run. The GPU must be idle. Raises SluiceError."""
         index = change.now.index
         with self._for(change):
             handle = self.api.nvmlDeviceGetHandleByIndex(index)
             if self._busy(handle):
-                raise SluiceError(f"GPU {index}: processes are on it", remedy="see: nvidia-smi; then run it again")
+                raise SluiceError(f"GPU {index}: processes use it", remedy="end them; see: nvidia-smi")
             self._clear(handle)
             self._switch(handle, index, change.wanted is not None)
             self._lay_out(handle, change.wanted or ())
@@ -247,7 +247,7 @@ class Mig:
         if activation != api.NVML_SUCCESS or api.nvmlDeviceGetMigMode(handle)[0] != int(on):
             raise SluiceError(
                 f"GPU {index}: MIG mode waits for a reset of the GPU",
-                remedy="end what has it open (nvidia-persistenced, dcgm), run nvidia-smi --gpu-reset, then this again",
+                remedy="end what has it open (nvidia-persistenced, dcgm), run nvidia-smi --gpu-reset, then try again",
             )
 
     def _lay_out(self, handle: Any, wanted: tuple[str, ...]) -> None:
@@ -264,7 +264,7 @@ class Mig:
             self._fill(instance, kind)
 
     def _fill(self, instance: Any, kind: int) -> None:
-        """One compute instance over all of a GPU instance: that of most slices which it offers."""
+        """One compute instance over all of a GPU instance: the one with most slices that it offers."""
         api, best = self.api, None
         for number in range(api.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
             try:
@@ -279,8 +279,8 @@ class Mig:
 
 
 def names_node(node: str, policy: Iterable[str]) -> bool:
-    """Whether some entry of a policy's layouts is of the node. Raises UsageError."""
-    from sluice_base.hostlist import expand
+    """Whether a policy's layouts have an entry for the node. Raises UsageError."""
+    from sluice.base.hostlist import expand
 
     return any(node in expand(key.partition(":")[0]) for key in policy)
 
@@ -288,12 +288,12 @@ def names_node(node: str, policy: Iterable[str]) -> bool:
 def wanted_layouts(
     node: str, policy: Mapping[str, tuple[str, ...]], count: int, section: str = "mig"
 ) -> dict[int, tuple[str, ...] | None]:
-    """What the policy says of a node's GPUs of one vendor, by index; those that it does not name are left alone.
+    """The policy's layouts of a node's GPUs of one vendor, by index; those that it does not name are left as they are.
 
-    ``NODES: []`` is MIG off. An entry that names GPUs wins over one that does not. `section` is the policy's, below
+    ``NODES: []`` is MIG off. An entry that names GPUs overrides one that does not. `section` is the policy's, below
     ``enforcement``, for errors. Raises UsageError.
     """
-    from sluice_base.hostlist import expand
+    from sluice.base.hostlist import expand
 
     found: dict[int, tuple[str, ...] | None] = {}
     for named in (False, True):

@@ -1,7 +1,7 @@
-"""Reading the GPUs of this node: every vendor in a child process of its own, then what joins them.
+"""Reading the GPUs of this node: every vendor in its own child process, then what joins them.
 
-A vendor's driver may hang for ever, even in a sleep that no signal ends, and its library may crash. Neither may take
-the other vendors' answers along, so each is asked in a child that is given up when its time is over.
+A vendor's driver may hang forever, even in a sleep that no signal ends, and its library may crash. Neither may affect
+the other vendors' answers, so each is asked in a child that is given up after a timeout.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from gres_probe.children import Output, read_all
 from gres_probe.inventory import Gpu, Inventory, Link, Problem, check_gpu
 from gres_probe.machine import Machine, PciFunction
 from gres_probe.topology import link_matrix, rdma_nics
-from gres_probe.vendors import Findings, VendorSpec, vendor, vendor_names
-from sluice_base.errors import SluiceError
-from sluice_base.text import one_line
+from gres_probe.vendor_names import vendor_names
+from gres_probe.vendors import Findings, VendorSpec, vendor
+from sluice.base.errors import SluiceError
+from sluice.base.text import one_line
 
 DEFAULT_TIMEOUT = 10.0
 _MOST_OUTPUT = 64 << 20
-_REAP_SECONDS = 0.2  # how long a killed child may take to go; one in an uninterruptible sleep does not
+_REAP_SECONDS = 0.2  # how long a killed child may take to end; one in an uninterruptible sleep does not end
 _PASSED_THROUGH = frozenset({"vfio-pci", "pciback"})  # drivers that give a GPU to a virtual machine
 
 
@@ -43,14 +44,14 @@ def probe_node(
 
     `node` is the name to give it, default SLURMD_NODENAME or the short host name; `vendors` are names of
     `gres_probe.vendors`, default all; `timeout` in seconds is for all vendors together. The roots say where the
-    kernel's files lie; with `dev_root` None device files are not looked for. A GPU, driver or library that cannot be
+    kernel's files are; with `dev_root` None device files are not checked. A GPU, driver or library that cannot be
     read becomes an entry of `Inventory.problems`. Raises UsageError for an unknown vendor, SluiceError where no process
     can be started. Forks: call it from a process without other threads.
     """
     machine = Machine(sys_root, proc_root, dev_root)
     specs = [vendor(name) for name in sorted(set(vendors if vendors is not None else vendor_names()))]
     deadline = time.monotonic() + timeout
-    # Where PCI can be seen, a vendor of whom the kernel shows nothing needs no process that loads its library.
+    # Where PCI is visible, a vendor without devices in it needs no process that loads its library.
     hardware = {spec.name: _hardware(spec, machine) for spec in specs}
     asked = [spec for spec in specs if hardware[spec.name] or not machine.sees_pci]
     children: list[_Child] = []
@@ -87,7 +88,7 @@ def probe_node(
 
 
 def _describe(machine: Machine, node: str | None) -> Inventory:
-    """The node itself, as yet without GPUs."""
+    """The node itself, still without GPUs."""
     layout = machine.cpu_layout()
     return Inventory(
         node=node or os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0],
@@ -160,7 +161,7 @@ def _ask_vendor(spec: VendorSpec, machine: Machine, inlet: int) -> None:
     os.setsid()
     for ending in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ending, signal.SIG_DFL)
-    # Libraries print, and a child that lives on must not hold a caller's pipes open.
+    # Libraries print, and a child that stays must not hold a caller's pipes open.
     null = os.open(os.devnull, os.O_RDWR)
     for standard in range(3):
         os.dup2(null, standard)
@@ -173,9 +174,9 @@ def _ask_vendor(spec: VendorSpec, machine: Machine, inlet: int) -> None:
         answer = spec.probe(machine)
     except SluiceError as error:
         answer = error.what, error.remedy
-    except Exception as error:  # whatever a library's wrapper throws, the other vendors' answers stand
+    except Exception as error:  # no error of a library's wrapper may affect the other vendors' answers
         what = f"{type(error).__name__}: {one_line(str(error))}"
-        answer = Findings(problems=[Problem(spec.name, what, f"does the Python package fit {spec.library}?")])
+        answer = Findings(problems=[Problem(spec.name, what, f"install the Python package that fits {spec.library}")])
     data = memoryview(pickle.dumps(answer))
     while data:
         data = data[os.write(inlet, data) :]
@@ -212,24 +213,24 @@ def _gpus_on_pci(spec: VendorSpec, machine: Machine) -> list[PciFunction]:
 
 
 def _hardware(spec: VendorSpec, machine: Machine) -> list[str]:
-    """What of the vendor the kernel shows: PCI addresses, else device files where PCI is hidden."""
+    """The vendor's devices that the kernel shows: PCI addresses, else device files where PCI is hidden."""
     seen = [function.address for function in _gpus_on_pci(spec, machine)]
     return seen or machine.matching_device_files(spec.device_pattern)
 
 
 def _unlisted(spec: VendorSpec, findings: Findings, machine: Machine) -> list[Problem]:
-    """A problem where the kernel shows GPUs that the driver has said nothing of."""
+    """A problem where the kernel shows GPUs that the driver did not report."""
     listed = {gpu.pci_address for gpu in findings.gpus}
     missing = [function for function in _gpus_on_pci(spec, machine) if function.address not in listed]
     reported = {problem.index for problem in findings.problems} - {gpu.index for gpu in findings.gpus}
     if None in reported or len(missing) <= len(reported):
-        return []  # said already, in the driver's own words
+        return []  # reported already, with the driver's own message
     if not missing:
         return []
     known = len(missing) + len(listed)
     what = f"the driver lists {len(listed)} of {known} GPUs, not: {', '.join(function.address for function in missing)}"
     if "SLURM_JOB_ID" in os.environ:
-        remedy = "probe outside of jobs: a job sees its own GPUs only"
+        remedy = "probe outside of jobs: a job sees only its own GPUs"
     else:
         drivers = ", ".join(sorted({function.driver or "none" for function in missing}))
         remedy = f"see dmesg; they may have failed, or have another kernel driver (now: {drivers})"
@@ -237,7 +238,7 @@ def _unlisted(spec: VendorSpec, findings: Findings, machine: Machine) -> list[Pr
 
 
 def _complete(gpu: Gpu, machine: Machine) -> None:
-    """Fill in from the kernel what the vendor's driver did not tell; what it cannot mean is unknown."""
+    """Fill in from the kernel what the vendor's driver did not report; impossible values are unknown."""
     if gpu.utilisation_percent is not None and not 0 <= gpu.utilisation_percent <= 100:
         gpu.utilisation_percent = None
     if gpu.memory_used_mib is not None and not 0 <= gpu.memory_used_mib <= gpu.memory_total_mib:
@@ -250,9 +251,9 @@ def _complete(gpu: Gpu, machine: Machine) -> None:
 
 
 def _usable(gpu: Gpu, machine: Machine, problems: list[Problem]) -> bool:
-    """Whether what the driver told of the GPU is sound and its device file is there; what is not is reported.
+    """Whether the driver's answer about the GPU is valid and its device file is there; problems are reported.
 
-    Partitions without their device files are taken out and reported too.
+    Partitions without their device files are removed and also reported.
     """
 
     def missing(files: Iterable[str], of: str) -> bool:
@@ -265,7 +266,7 @@ def _usable(gpu: Gpu, machine: Machine, problems: list[Problem]) -> bool:
         return bool(lacking)
 
     try:
-        check_gpu(gpu, "the driver's answer makes no sense")
+        check_gpu(gpu, "the driver's answer is not valid")
     except SluiceError as error:
         problems.append(Problem(gpu.vendor, error.what, "update the driver and its library", gpu.index))
         return False

@@ -1,4 +1,4 @@
-"""How the devices of a node are joined: links of the vendors, paths over PCI, and the groups that follow from them."""
+"""How the devices of a node are connected: links of the vendors, paths over PCI, and the groups that result."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _NEARNESS = {kind: position for position, kind in enumerate(LinkType)}
 def pci_path(first: PciFunction | None, second: PciFunction | None) -> LinkType:
     """The kind of path between two PCI functions, in the words of ``nvidia-smi topo -m``.
 
-    Below a common root port, a PCIe switch shows as an upstream bridge with one downstream bridge a slot: two functions
-    whose paths part below one upstream bridge share one switch.
+    Below a common root port, a PCIe switch shows as an upstream bridge with one downstream bridge for each slot: two
+    functions whose paths part below one upstream bridge share one switch.
     """
     if first is None or second is None:
         return LinkType.UNKNOWN
@@ -51,9 +51,9 @@ def link_matrix(
         first, second = gpus[row], gpus[column]
         if first.vendor == second.vendor:
             pair = (min(first.index, second.index), max(first.index, second.index))
-            own = fast.get(first.vendor, {}).get(pair)
-            if own is not None:
-                return own
+            direct = fast.get(first.vendor, {}).get(pair)
+            if direct is not None:
+                return direct
         return Link(pci_path(functions[row], functions[column]))
 
     return [[link(row, column) for column in range(len(gpus))] for row in range(len(gpus))]

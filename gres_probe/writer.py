@@ -1,8 +1,8 @@
 """From inventories to gres.conf and node lines: the only place that writes GRES.
 
-The result depends on the inventories and the options alone, and equal nodes share lines, so that it can be compared,
+The result depends only on the inventories and the options, and equal nodes share lines, so that it can be compared,
 reviewed and kept under version control. A whole GPU is one device; a GPU that is partitioned gives one device per
-partition. A GPU that could not be read stands in the inventory's `problems`: it becomes a note and is left out.
+partition. A GPU that could not be read is in the inventory's `problems`: it becomes a note and is left out.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from gres_probe.inventory import Gpu, Inventory, LinkType, Partition, Vendor
 from gres_probe.machine import natural
 from gres_probe.topology import link_domains
 from gres_probe.vendors import vendor
-from sluice_base.errors import SluiceError
-from sluice_base.hostlist import fold
-from sluice_base.slurm_version import OLDEST, SlurmVersion, format_slurm_version
+from sluice.base.errors import SluiceError
+from sluice.base.hostlist import fold
+from sluice.base.slurm_version import OLDEST, SlurmVersion, format_slurm_version
 
 GRES_FILE = "gres.sluice.conf"
 NODES_FILE = "nodes.sluice.conf"
 HEADER = "# Written by `sluice gres write`; changes made here are lost. See sluice-gres(1).\n"
 
-# Slurm before this splits a MultipleFiles device into one per file as soon as GresTypes names shard, and so hands
+# Slurm before this splits a MultipleFiles device into one per file as soon as GresTypes names shard, and so gives
 # out wrong devices (gres_c_s.c, _build_sharing_list).
 _MULTIPLE_FILES_BESIDE_SHARDS: SlurmVersion = (23, 2, 7)
 
 _CAPABILITY_PREFIXES: dict[str, str] = {Vendor.NVIDIA: "sm", Vendor.INTEL: "ip"}
 LINK_WORDS = {LinkType.NVLINK: "nvlink", LinkType.XGMI: "xgmi", LinkType.XELINK: "xelink"}
 
-# Words of a vendor's model name that do not tell two models of GPU apart for a user: makers and series, form factor,
+# Words of a vendor's model name that do not distinguish two models of GPU for a user: makers and series, form factor,
 # memory technology, and the memory size, which is a feature of its own.
 _NOISE = re.compile(
     r"nvidia|amd|intel|corporation|tesla|geforce|quadro|radeon|instinct|data|center|gpu|graphics|series|generation|"
@@ -58,7 +58,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class NodeAttributes:
-    """What slurm.conf says of a node, as far as it follows from the hardware; None where the inventory is silent."""
+    """Parameters of a node in slurm.conf that follow from the hardware; None where the inventory does not have them."""
 
     name: str
     gres: str
@@ -85,7 +85,7 @@ class NodeAttributes:
 
 @dataclass(slots=True)
 class GresConfiguration:
-    """What `generate` made: the text of gres.conf, each node's attributes by name, and what people should know."""
+    """What `generate` made: the text of gres.conf, each node's attributes by name, and notes for people."""
 
     gres_conf: str
     nodes: dict[str, NodeAttributes]
@@ -120,13 +120,13 @@ def generate(
     """gres.conf and the node lines for the nodes of the inventories.
 
     `slurm_version` is the oldest version that reads the files; `shards` offers each device's usable memory as
-    gres/shard, one MiB a shard; `features` are further features of each node, e.g. its classes. Raises SluiceError
-    where an inventory contradicts itself or repeats a node.
+    gres/shard, one shard for each MiB; `features` are further features of each node, e.g. its classes. Raises
+    SluiceError where an inventory contradicts itself or repeats a node.
     """
     if slurm_version < OLDEST:
         raise SluiceError(
             f"Slurm {format_slurm_version(slurm_version)}: too old",
-            remedy=f"Sluice needs {format_slurm_version(OLDEST)} or later",
+            remedy=f"upgrade to {format_slurm_version(OLDEST)} or later",
         )
     ordered = sorted(inventories, key=lambda inventory: natural(inventory.node))
     for name, count in Counter(inventory.node for inventory in ordered).items():
@@ -178,8 +178,8 @@ def node_devices(inventory: Inventory) -> list[Device]:
     users = Counter(file for _, _, _, files in found for file in set(files))
     devices = []
     for gpu, position, partition, files in found:
-        own = [file for file in files if users[file] == 1]
-        if not own:
+        unshared = [file for file in files if users[file] == 1]
+        if not unshared:
             what = f"GPU {gpu.index}" + (f" partition {partition.index}" if partition else "")
             raise SluiceError(
                 f"node {inventory.node!r}: {what}: no device file of its own ({', '.join(files) or 'none'})",
@@ -196,7 +196,7 @@ def node_devices(inventory: Inventory) -> list[Device]:
                 vendor=gpu.vendor,
                 type=_partition_type(gpu, partition) if partition else type_name(gpu.model),
                 files=files,
-                own_file=own[0],
+                own_file=unshared[0],
                 memory_mib=partition.memory_mib if partition else gpu.memory_usable_mib,
                 cpus=gpu.cores,
                 gpu=position,
@@ -204,7 +204,7 @@ def node_devices(inventory: Inventory) -> list[Device]:
             )
         )
     rank = {name: position for position, name in enumerate(dict.fromkeys(device.type for device in devices))}
-    return sorted(devices, key=lambda device: rank[device.type])  # slurmd walks Gres= type by type; the sort is stable
+    return sorted(devices, key=lambda device: rank[device.type])  # slurmd reads Gres= type by type; the sort is stable
 
 
 def _partition_type(gpu: Gpu, partition: Partition) -> str:
@@ -226,7 +226,7 @@ def _gres_lines(
         open_files = sorted({f for d in devices if d.partition is None for f in d.files if f != d.own_file})
         if open_files:
             notes.append(
-                f"{inventory.node}: Slurm does not guard {', '.join(open_files)}: "
+                f"{inventory.node}: Slurm does not protect {', '.join(open_files)}: "
                 "a device with shards can have only one File here"
             )
 
@@ -281,7 +281,7 @@ def _device_cores(inventory: Inventory, devices: Sequence[Device]) -> list[str]:
     near = [[c for c in slurm_cores(d.cpus, numbering) if c < total] or everywhere for d in devices]
     if all(cores == everywhere for cores in near):
         return [""] * len(devices)
-    return [fold_ranges(cores) for cores in near]  # slurmctld wants Cores on all records or on none
+    return [fold_ranges(cores) for cores in near]  # slurmctld wants Cores on all lines or on none
 
 
 def _device_links(inventory: Inventory, devices: Sequence[Device]) -> list[str]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from policy.changes import Change
 from policy.live import Cluster
-from sluice_base.errors import SluiceError
+from sluice.base.errors import SluiceError
 
 NONE, OPERATOR, ADMINISTRATOR = 0, 1, 2
 
@@ -54,8 +54,8 @@ def caller(cluster: Cluster) -> Caller:
 def permitted(who: Caller, changes: Iterable[Change], tops: Iterable[str]) -> tuple[list[Change], list[Change]]:
     """The changes that the caller may make, and the others.
 
-    A coordinator may change members of the accounts that it coordinates, and everything of the accounts below them; the
-    accounts at the top of its subtrees (`tops`), whose limits are what it was given, it may not.
+    A coordinator may change the members of the accounts that it coordinates, and everything of the accounts below them.
+    It may not change the accounts at the top of its subtrees (`tops`): their limits are what it was given.
     """
     if who.is_admin:
         return list(changes), []
@@ -72,6 +72,6 @@ def require(who: Caller, what: str) -> None:
     """Raise SluiceError unless the caller may change something."""
     if not who.is_admin and not who.coordinates:
         raise SluiceError(
-            f"{what}: {who.user} is neither Slurm's operator or administrator, nor coordinator of an account",
+            f"{what}: {who.user} is not an operator, administrator or coordinator in Slurm",
             remedy="ask an administrator (sacctmgr modify user ... set adminlevel=operator)",
         )

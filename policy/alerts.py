@@ -1,4 +1,4 @@
-"""The policy's alerts section: when somebody is told, and how. Read by the controllers' daemon and by the nodes."""
+"""The policy's alerts section: when alerts are sent, and how. Read by the controllers' daemon and by the nodes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DEFAULTS: dict[str, tuple[float, int, str]] = {
     "journal-lag": (5, 30, "age of what the failover journal has not on disk yet, or more"),
     "database-down": (1, 60, "slurmdbd does not answer"),
 }
-"""Of each kind: its threshold, its duration in seconds, and what the threshold speaks of."""
+"""By kind: the default threshold, the default duration in seconds, and what the threshold means."""
 DURATIONS = ("queue-wait", "journal-lag")
 """Kinds whose threshold is a time."""
 JOB_KINDS = ("gpu-idle", "utilisation-low")
@@ -56,7 +56,7 @@ def _check_paths(section: _Section, *names: str) -> None:
 
 
 class AlertScope(_Section):
-    """What a rule looks at; what is empty does not narrow it."""
+    """What a rule applies to; an empty field does not narrow it."""
 
     tenants: list[Name] = []
     """Accounts of jobs, of budgets and quotas. Example: `[physics]`."""
@@ -67,11 +67,11 @@ class AlertScope(_Section):
 
 
 class IdleAction(_Section):
-    """What is done to a job whose GPU is idle, besides telling."""
+    """What is done to a job whose GPU is idle, in addition to the alert."""
 
     do: Literal["notify", "signal", "cancel"]
-    """`notify`: tell the user (`scontrol notify`, and e-mail where a sink has `users`); `signal`: also send the signal;
-    `cancel`: tell the user, and cancel the job when its GPU is still idle after `warning`."""
+    """`notify`: notify the user (`scontrol notify`, and e-mail where a sink has `users`); `signal`: also send the
+    signal; `cancel`: notify the user, and cancel the job when its GPU is still idle after `warning`."""
     signal: Literal["USR1", "USR2", "TERM", "HUP", "INT"] = "USR1"
     """The signal. Example: `USR2`."""
     warning: Annotated[Seconds, Field(ge=60)] = 900
@@ -84,22 +84,22 @@ class AlertRule(_Section):
     kind: Kind
     """What is watched."""
     threshold: float | str | None = None
-    """From which value on; a time (`4h`) for `queue-wait` and `journal-lag`. Default: the kind's, see
+    """The alert fires at this value; a time (`4h`) for `queue-wait` and `journal-lag`. Default: the kind's, see
     docs/alerts.md. Example: `85`."""
     duration: Seconds | None = None
-    """How long it must hold without a break. Default: the kind's. Example: `10m`."""
+    """How long the condition must last. Default: the kind's. Example: `10m`."""
     severity: Severity = "warning"
-    """Goes with the message."""
+    """Shown in the message."""
     repeat: Seconds = 14_400
-    """Told again after so long while it holds; `0s`: never. Example: `1h`."""
+    """The alert is repeated at this interval while the condition lasts; `0s`: never. Example: `1h`."""
     scope: AlertScope = AlertScope()
-    """What it looks at."""
+    """What the rule applies to."""
     sinks: list[Name] = []
-    """Who is told; empty: all sinks. Example: `[mail]`."""
+    """Where the alert is sent; empty: to all sinks. Example: `[mail]`."""
     silence: Date | None = None
-    """Nobody is told before this day. Example: `2027-01-07`."""
+    """No alert is sent before this day. Example: `2027-01-07`."""
     action: IdleAction | None = None
-    """Of `gpu-idle` and `utilisation-low` only."""
+    """For the kinds `gpu-idle` and `utilisation-low` only."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -120,7 +120,7 @@ class AlertRule(_Section):
                 raise ValueError(f"threshold {self.threshold!r} has no unit: write e.g. {self.threshold}s")
             return float(parse_seconds(self.threshold))
         if isinstance(self.threshold, str):
-            raise ValueError(f"threshold {self.threshold!r} is no number")
+            raise ValueError(f"threshold {self.threshold!r} is not a number")
         return self.threshold
 
 
@@ -137,7 +137,7 @@ class EmailSink(_Section):
     kind: Literal["email"]
     """E-mail, by SMTP."""
     to: Annotated[list[str], Field(min_length=1, max_length=50)]
-    """Who is told. Example: `[gpu-admins@site.org]`."""
+    """Recipients. Example: `[gpu-admins@site.org]`."""
     sender: str = "sluice@localhost"
     """The sender. Example: `sluice@site.org`."""
     server: str = "localhost:25"
@@ -211,7 +211,7 @@ class ExecSink(_Section):
     program: str
     """Its path; nobody but root and SlurmUser may write it. Example: `/usr/local/sbin/gpu-alert`."""
     timeout: Annotated[Seconds, Field(ge=1, le=300)] = 30
-    """It is ended after so long. Example: `10s`."""
+    """The program is killed after this time. Example: `10s`."""
 
     @field_validator("program")
     @classmethod
@@ -225,22 +225,22 @@ Sink = Annotated[LogSink | EmailSink | WebhookSink | ExecSink, Field(discriminat
 
 
 class Alerts(_Section):
-    """When somebody is told, and how."""
+    """When alerts are sent, and how."""
 
     temperature: Annotated[float, Field(ge=0, le=150)] | None = None
-    """In short: a rule `temperature` from so many degrees Celsius on. Example: `85`."""
+    """Short for a rule `temperature` with this threshold in degrees Celsius. Example: `85`."""
     utilisation: Percent | None = None
-    """In short: a rule `utilisation-high` from so many percent on. Example: `95`."""
+    """Short for a rule `utilisation-high` with this threshold in percent. Example: `95`."""
     memory: Percent | None = None
-    """In short: a rule `memory` from so many percent of a GPU's memory on. Example: `90`."""
+    """Short for a rule `memory` with this threshold in percent of a GPU's memory. Example: `90`."""
     interval: Annotated[Seconds, Field(ge=5, le=3600)] = 15
-    """Time between two looks. Example: `30s`."""
+    """Time between two evaluations. Example: `30s`."""
     readings: bool = False
-    """Nodes tell how busy their GPUs are also where no rule needs it: for `sluice top`. Example: `true`."""
+    """Nodes report the use of their GPUs also where no rule needs it, for `sluice top`. Example: `true`."""
     rules: Annotated[dict[Name, AlertRule], Field(max_length=200)] = {}
     """The rules by name."""
     sinks: Annotated[dict[Name, Sink], Field(max_length=20)] = {}
-    """Who is told, by name; none: the daemon's log."""
+    """Where alerts are sent, by name; none: to the daemon's log."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -248,10 +248,13 @@ class Alerts(_Section):
             for sink in rule.sinks:
                 if sink not in self.sinks:
                     raise ValueError(f"rules.{name}.sinks: there is no sink {sink!r}")
-        for name, value in (("temperature", self.temperature), ("memory", self.memory),
-                            ("utilisation-high", self.utilisation)):  # fmt: skip
+        for name, value in (
+            ("temperature", self.temperature),
+            ("memory", self.memory),
+            ("utilisation-high", self.utilisation),
+        ):
             if value is not None and name in self.rules:
-                raise ValueError(f"rules.{name}: given in short as well; take one of them out")
+                raise ValueError(f"rules.{name}: its short form is also given; remove one of them")
         return self
 
 
@@ -300,8 +303,11 @@ def compile_alerts(alerts: Alerts | None) -> NodeAlerts:
     if alerts is None:
         return NodeAlerts()
     rules = [_compile(name, rule) for name, rule in alerts.rules.items()]
-    for name, value in (("temperature", alerts.temperature), ("memory", alerts.memory),
-                        ("utilisation-high", alerts.utilisation)):  # fmt: skip
+    for name, value in (
+        ("temperature", alerts.temperature),
+        ("memory", alerts.memory),
+        ("utilisation-high", alerts.utilisation),
+    ):
         if value is not None:
             rules.append(_compile(name, AlertRule.model_validate({"kind": name, "threshold": value})))
     sinks = {name: sink.model_dump() for name, sink in alerts.sinks.items()} or {"log": {"kind": "log"}}

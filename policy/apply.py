@@ -1,8 +1,8 @@
 """Making the changes.
 
-Order: what is new and what is set, then what is cleared, at last what goes; so no limit is gone before its replacement
-is there. Each step is compared with the cluster anew by the next `plan`, so an apply that was ended at any point is
-finished by the next one.
+Order: first what is added and set, then what is cleared, last what is removed; so no limit is removed before its
+replacement is set. The next `sluice plan` compares each step with the cluster again, so the next apply finishes one
+that was ended at any point.
 """
 
 from __future__ import annotations
@@ -16,14 +16,20 @@ from policy.changes import Change
 from policy.live import Cluster, Live
 from policy.names import OVER_QOS
 from policy.state import SNIPPET, State
-from sluice_base.errors import SluiceError
-from sluice_base.files import write_atomic
-from slurm_client.accounting import TRES_OPTIONS, chunks
-from slurm_client.model import Job
+from sluice.base.errors import SluiceError
+from sluice.base.files import write_atomic
+from sluice.slurm.accounting import TRES_OPTIONS, chunks
+from sluice.slurm.answers import Job
 
 Progress = Callable[[str], None]
-_LOAD_NAMES = {"MaxWall": "MaxWallDurationPerJob", "description": "Description", "organization": "Organization",
-               "fairshare": "Fairshare", "qos": "QOS", "defaultqos": "DefaultQOS"}  # fmt: skip
+_LOAD_NAMES = {
+    "MaxWall": "MaxWallDurationPerJob",
+    "description": "Description",
+    "organization": "Organization",
+    "fairshare": "Fairshare",
+    "qos": "QOS",
+    "defaultqos": "DefaultQOS",
+}
 _QUIET_S = 0.5  # between two looks at draining jobs
 
 
@@ -63,7 +69,7 @@ class Applier:
                 if not os.access(folder, os.W_OK):
                     raise SluiceError(
                         f"{change.name}: you may not write in {folder}",
-                        remedy="apply as a user who may (root), on a host where it is slurm.conf's folder",
+                        remedy="apply as a user who may write there (root), on a host where it is slurm.conf's folder",
                     )
 
     def jobs_in_the_way(self, changes: Iterable[Change]) -> list[Job]:
@@ -75,9 +81,8 @@ class Applier:
         if not accounts and not users:
             return []
         return [
-            job for job in self.cluster.client.jobs()
-            if job.account in accounts or (job.account, job.user) in users
-        ]  # fmt: skip
+            job for job in self.cluster.client.jobs() if job.account in accounts or (job.account, job.user) in users
+        ]
 
     def drain(self, changes: list[Change], patience: float) -> None:
         """Let what is to be removed submit nothing more, cancel what waits, give what runs `patience` seconds."""
@@ -86,24 +91,25 @@ class Applier:
         lines = [f"modify account where name={','.join(chunk)} set GrpSubmitJobs=0" for chunk in chunks(accounts)]
         lines += [
             f"modify user where name={change.user} account={change.account} set MaxSubmitJobs=0"
-            for change in users if change.account not in accounts
-        ]  # fmt: skip
+            for change in users
+            if change.account not in accounts
+        ]
         self.cluster.accounting.session(lines)
         deadline = time.monotonic() + patience
-        self.cluster.control.cancel(job.id for job in self.jobs_in_the_way(changes) if job.state == "PENDING")
+        self.cluster.control.cancel(self.jobs_in_the_way(changes), only_waiting=True)
         while jobs := self.jobs_in_the_way(changes):
             if time.monotonic() > deadline:
-                self.progress(f"{len(jobs)} jobs are cancelled")
-                self.cluster.control.cancel(job.id for job in jobs)
+                self.progress(f"cancelled {len(jobs)} jobs")
+                self.cluster.control.cancel(jobs)
                 deadline += 120
                 if time.monotonic() > deadline:
-                    raise SluiceError(f"job {jobs[0].id} does not end", remedy="see why, then apply again")
+                    raise SluiceError(f"job {jobs[0].id} does not end", remedy="see: scontrol show job; apply again")
             time.sleep(_QUIET_S)
 
     # ---- the steps ----
 
     def run(self, changes: list[Change]) -> None:
-        """Make all changes. Raises SluiceError with Slurm's words; what was done stays done."""
+        """Make all changes. Raises SluiceError with Slurm's message; what was done stays done."""
         of = _Grouped(changes)
         first = [one for one in of["qos", "add"] if one.name == OVER_QOS]  # the others name it
         self.step("QOS", self.qos_additions(first))
@@ -190,7 +196,7 @@ class Applier:
         return lines
 
     def coordinators(self, changes: list[Change], *, adding: bool) -> list[str]:
-        """Those above an account are its coordinators without being named."""
+        """Coordinators of the accounts above are coordinators of an account without being named."""
         lines = []
         for change in changes:
             if "coordinators" not in change.fields:
@@ -236,7 +242,7 @@ class Applier:
             self.cluster.accounting.session(self.single_additions(accounts, users))
 
     def single_additions(self, accounts: list[Change], users: list[Change]) -> list[str]:
-        """The same by one command for each account, and for alike members of one: only administrators may load."""
+        """The same by one command for each account and group of equal members: only administrators may load."""
         lines = [
             f"add account name={one.name} parent={self.wanted.accounts[one.name].parent} "
             + _options(_new(one, skip=("parent", "coordinators")))
@@ -270,23 +276,26 @@ class Applier:
                 )
             else:
                 self.cluster.control.update_reservation(
-                    change.name, accounts=state.accounts, nodes=state.nodes, flags=["MAGNETIC"],
+                    change.name,
+                    accounts=state.accounts,
+                    nodes=state.nodes,
+                    flags=["MAGNETIC"],
                     users_to_drop=self.live.state.reservations[change.name].users,
-                )  # fmt: skip
+                )
             self.progress(f"reservation {change.name}: {state.nodes} nodes")
 
     def files(self, changes: list[Change]) -> None:
-        """Write files beside slurm.conf; slurmctld reads the snippet where slurm.conf includes it."""
+        """Write files next to slurm.conf; slurmctld reads the snippet where slurm.conf includes it."""
         for change in changes:
             path = Path(change.name)
             write_atomic(path, change.fields["content"][1], mode=0o644)
             self.progress(f"wrote {path}")
         if any(Path(change.name).name == SNIPPET for change in changes) and includes_snippet(self.live.folder):
             self.cluster.control.reconfigure()
-            self.progress("slurmctld reads its files again")
+            self.progress("slurmctld reads its configuration again")
 
     def removals(self, of: _Grouped) -> None:
-        """What goes: members, accounts, QOS, reservations."""
+        """Removals: members, accounts, QOS, reservations."""
         users = of["user", "remove"]
         lines = self.member_removals(users) if users else []
         lines += [f"remove account where name={one.name}" for one in of["account", "remove"]]
@@ -296,7 +305,7 @@ class Applier:
             self.progress(f"reservation {change.name} ended")
 
     def member_removals(self, removed: list[Change]) -> list[str]:
-        """Slurm keeps a default account while its user has another: that takes its place, or the default goes last."""
+        """Slurm keeps a default account while its user has another: make that the default, or remove it last."""
         leaving: dict[str, set[str]] = {}
         for change in removed:
             leaving.setdefault(change.user, set()).add(change.account)
@@ -374,7 +383,7 @@ def _load_options(fields: Mapping[str, str]) -> str:
 
 
 def _cleared(change: Change) -> str:
-    """Options that take away what is not wanted any more: whole fields, or single TRES of one."""
+    """Options that remove what is not wanted any more: whole fields, or single TRES of one."""
     gone = []
     for key, (old, new) in change.fields.items():
         if key in TRES_OPTIONS:

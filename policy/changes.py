@@ -1,4 +1,4 @@
-"""The difference between what is there and what is wanted, as changes that people can read and `apply` can make."""
+"""The difference between what is there and what is wanted, as changes that people can read and `apply` makes."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ class Change:
 def compare(there: State, wanted: State, *, managed: Iterable[str], managed_qos: Iterable[str]) -> list[Change]:
     """Everything that differs.
 
-    `managed`: accounts that are to go where they are not wanted; `managed_qos` likewise. Accounts and QOS that are in
-    neither are left alone.
+    `managed`: accounts that are removed where they are not wanted; `managed_qos` likewise. Accounts and QOS that are in
+    neither are left as they are.
     """
     changes = [
         *_cluster(there, wanted),

@@ -1,4 +1,4 @@
-"""The policy's checkpoint section: signals for jobs that save their state, and new starts of jobs that faults ended."""
+"""The policy's checkpoint section: signals for jobs that save their state, and restarts of jobs that faults ended."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ Signal = Literal["USR1", "USR2", "TERM", "HUP"]
 
 
 class Checkpoint(BaseModel):
-    """Signals for jobs that save their state (those that ask with `--comment=sluice:checkpoint`), and new starts of
-    jobs that a fault of the machine has hit. Jobs that fail by themselves are never started anew."""
+    """Signals for jobs that save their state (those that ask with `--comment=sluice:checkpoint`), and restarts of
+    jobs that a fault of the machine has hit. Jobs that fail by themselves are never started again."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
@@ -23,20 +23,20 @@ class Checkpoint(BaseModel):
     signal: Signal = "USR1"
     """The signal, to the batch script and all steps."""
     before_preemption: Seconds | None = None
-    """Over-quota jobs have so long between the signal and their end; at least `scheduling.preemption.grace`. The signal
+    """Time of over-quota jobs between the signal and their end; at least `scheduling.preemption.grace`. The signal
     is the one that the job named with `--signal`. Example: `60s`."""
     before_requeue: Seconds = 30
-    """The signal comes so long before a job is taken off a faulty GPU. Example: `30s`."""
+    """Time from the signal until a job is taken off a faulty GPU. Example: `30s`."""
     before_time_limit: Seconds | None = None
-    """The signal comes so long before the time limit. Example: `5m`."""
+    """Time from the signal to the time limit. Example: `5m`."""
     requeue: bool = True
-    """Jobs that a fault has hit start anew."""
+    """Jobs that a fault has hit start again."""
     max_retries: Annotated[int, Field(ge=0, le=1000)] = 3
-    """Most new starts of one job for faults. Example: `3`."""
+    """Most restarts of one job because of faults. Example: `3`."""
     backoff: Seconds = 60
-    """Wait before the first new start; doubles with each. Example: `60s`."""
+    """Wait before the first restart; doubles with each. Example: `60s`."""
     silent_wait: Seconds | None = None
-    """A node that stopped responding may be cut off, and its jobs run on: wait at least so long before their new start.
+    """A node that stopped responding may only be cut off, and its jobs still run: the least wait before they restart.
     Default: `backoff`. Example: `30m`."""
 
 

@@ -1,4 +1,4 @@
-"""What no field can tell alone: whether the parts of a policy fit each other; each mistake has a place and a remedy."""
+"""Checks across fields: whether the parts of a policy fit each other; each mistake has a place and a remedy."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ def _tree(policy: Policy) -> Iterator[Mistake]:
     for name, tenant in policy.tenants.items():
         if tenant.parent is not None and tenant.parent not in policy.tenants:
             yield Mistake(
-                ("tenants", name, "parent"), f"parent {tenant.parent!r} is no tenant", "name a tenant of this file"
+                ("tenants", name, "parent"), f"parent {tenant.parent!r} is not a tenant", "name a tenant of this file"
             )
             continue
         seen, parent = {name}, tenant.parent
         while parent is not None and parent in policy.tenants:
             if parent in seen:
-                yield Mistake(("tenants", name, "parent"), f"{name!r} is its own ancestor", "break the circle")
+                yield Mistake(("tenants", name, "parent"), f"{name!r} is its own ancestor", "break the cycle")
                 break
             seen.add(parent)
             parent = policy.tenants[parent].parent
@@ -94,15 +94,18 @@ def _class_amount(policy: Policy, place: Place, class_name: str, amount: ClassAm
         yield _no_class(policy, place, class_name)
     elif len(policy.classes[class_name].types) > 1:
         types = ", ".join(policy.classes[class_name].types)
-        yield Mistake(place, f"class {class_name!r} has the types {types}, which Slurm counts one by one",
-                      "split the class into one for each type")  # fmt: skip
+        yield Mistake(
+            place,
+            f"class {class_name!r} has the types {types}, which Slurm counts one by one",
+            "split the class into one for each type",
+        )
     if part == "guarantee" and amount.gpu_hours is not None:
         yield Mistake(place, "hours cannot be guaranteed", "write gpu_hours in the limit, or as a budget")
 
 
 def _no_class(policy: Policy, place: Place, name: str) -> Mistake:
     known = ", ".join(policy.classes) or "none"
-    return Mistake(place, f"{name!r} is no class (known: {known})", "name it in the section classes")
+    return Mistake(place, f"{name!r} is not a class (known: {known})", "name it in the section classes")
 
 
 def amounts(guarantee: Guarantee | None) -> dict[str, float]:
@@ -121,9 +124,9 @@ def _guarantees_fit(policy: Policy, name: str) -> Iterator[Mistake]:
     for child in policy.children(name):
         for kind, value in amounts(policy.tenants[child].guarantee).items():
             given[kind] = given.get(kind, 0) + value
-    own, most = amounts(tenant.guarantee), amounts(tenant.limit)
+    guaranteed, most = amounts(tenant.guarantee), amounts(tenant.limit)
     for kind, value in given.items():
-        for part, bound in (("guarantee", own.get(kind)), ("limit", most.get(kind))):
+        for part, bound in (("guarantee", guaranteed.get(kind)), ("limit", most.get(kind))):
             if bound is not None and value > bound:
                 yield Mistake(
                     ("tenants", name, part),
@@ -140,7 +143,7 @@ def _reserved(policy: Policy, name: str) -> Iterator[Mistake]:
     if not policy.tenants[name].lend or any(policy.strategy_of(one)[0] != "dynamic" for one in policy.classes):
         yield Mistake(
             ("tenants", name, "guarantee", "gpus"),
-            "nodes are reserved by class, and this guarantee names none of several classes",
+            "nodes are reserved by class, and this guarantee does not say in which of several classes",
             "write it as guarantee: {classes: {CLASS: {gpus: N}}}",
         )
 
@@ -150,29 +153,36 @@ def _members(policy: Policy) -> Iterator[Mistake]:
         for place, member in enumerate(tenant.members):
             user = member if isinstance(member, str) else member.name
             if user == "root":
-                yield Mistake(("tenants", name, "members", place), "root is Slurm's administrator, no tenant's member",
-                              "name another user")  # fmt: skip
+                yield Mistake(
+                    ("tenants", name, "members", place),
+                    "root is Slurm's administrator and cannot be a tenant's member",
+                    "name another user",
+                )
 
 
 def _periods(policy: Policy) -> Iterator[Mistake]:
     scheduling = policy.scheduling
     for name, tenant in policy.tenants.items():
         limit = tenant.limit
-        hours = limit is not None and (limit.gpu_hours is not None or any(
-            one.gpu_hours is not None for one in limit.classes.values()
-        ))  # fmt: skip
+        hours = limit is not None and (
+            limit.gpu_hours is not None or any(one.gpu_hours is not None for one in limit.classes.values())
+        )
         part = "budget" if tenant.budget is not None else "limit"
         if tenant.budget is None and not hours:
             continue
         if scheduling.usage_period == "none":
-            yield Mistake(("tenants", name, part), "hours are counted for a period, and there is none",
-                          "set scheduling.usage_period, e.g. monthly")  # fmt: skip
+            yield Mistake(
+                ("tenants", name, part),
+                "hours are counted for a period, and none is set",
+                "set scheduling.usage_period, e.g. monthly",
+            )
         if scheduling.fair_share_half_life:
             yield Mistake(
                 ("tenants", name, part),
                 "hours that decay with fair_share_half_life cannot be counted against a budget",
-                "set scheduling.fair_share_half_life: 0s (usage_period then starts fair-share anew as well)",
+                "set scheduling.fair_share_half_life: 0s (usage_period then also resets fair-share)",
             )
         if tenant.budget is not None and hours:
-            yield Mistake(("tenants", name, "budget"), "gpu_hours are limited twice, by limit and by budget",
-                          "keep one of them")  # fmt: skip
+            yield Mistake(
+                ("tenants", name, "budget"), "gpu_hours are limited twice, by limit and by budget", "keep one of them"
+            )

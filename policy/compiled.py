@@ -1,7 +1,7 @@
 """The compiled policy: the one file that Sluice's plugins in slurmctld read. docs/plugins.md describes its format.
 
 `CompiledPolicy` holds the fields, `render` writes the file's text and `parse` reads it, by the same rules as the
-plugins' own parser (slurm_plugin/policy/policy.c), so that what passes here passes there.
+plugins' own parser (slurm_plugin/rules/policy.c), so that what passes here passes there.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from sluice_base.errors import SluiceError, UsageError
-from sluice_base.files import write_atomic
+from sluice.base.errors import SluiceError, UsageError
+from sluice.base.files import write_atomic
 
 FILE_NAME = "sluice.policy"
-"""Its name beside slurm.conf."""
+"""Its name next to slurm.conf."""
 MAJOR, MINOR = 1, 0
 MAX_BYTES = 16 * 1024 * 1024
 MAX_TYPES = 1024
 
-_REMEDY = "write it anew with: sluice apply"
+_REMEDY = "write it again with: sluice apply"
 _NAME = r"^[!$%+./0-9:<>?@A-Z^_`a-z{}~-]{1,128}$"
 _LAST = re.compile(rb"checksum = crc32:([0-9a-f]{8})\n\Z")
 _MOST_S = 315360000
@@ -83,7 +83,7 @@ class Global(_Section):
     laxity_horizon_s: Positive | None = None
     size_full_gpus: Annotated[int, Field(ge=1, le=_MOST_GPUS)] | None = None
     starvation_s: Seconds = 0
-    """A job that waited so long goes before all that did not; 0: never."""
+    """A job that has waited this long goes before all that have not; 0: never."""
     fair_share_half_life_s: Seconds = 604800
     """0: usage never decays."""
     placement: Placement = "sluice"
@@ -92,9 +92,9 @@ class Global(_Section):
     planner_interval_ms: Annotated[int, Field(ge=100, le=600000)] = 2000
     gang_limit_s: Annotated[int, Field(ge=1, le=86400)] = 300
     gang_incomplete_s: Annotated[int, Field(ge=0, le=2_592_000)] = 3600
-    """An incomplete gang is given up so long after its last member came; 0: never."""
+    """An incomplete gang is given up this long after its last member was submitted; 0: never."""
     gang_incomplete_cancel: bool = False
-    """Its members are cancelled then; else they stay held, with another reason."""
+    """Its members are then cancelled; else they stay held, with another reason."""
     deadlines: bool = True
     cpus_per_gpu_milli: Annotated[int, Field(ge=0, le=1000000)] = 0
     """Default of a job that names no CPUs, in thousandths; 0: Slurm's."""
@@ -105,9 +105,9 @@ class Global(_Section):
     journal: bool = False
     """What happens to jobs is journalled for failover."""
     journal_wait_ms: Annotated[int, Field(ge=1, le=10000)] = 500
-    """That slurmctld waits for a record at most."""
+    """The longest that slurmctld waits for a journal entry."""
     journal_warn: bool = False
-    """What cannot be journalled is let through with a warning, not refused."""
+    """What cannot be journalled is accepted with a warning, not refused."""
     journal_max_mib: Annotated[int, Field(ge=8, le=65536)] = 256
 
     @model_validator(mode="after")
@@ -212,7 +212,7 @@ class CompiledPolicy(_Section):
             accounts.add(tenant.account)
             for name in (*(tenant.classes or []), *tenant.class_rules):
                 if name not in known:
-                    raise ValueError(f"tenant {tenant.account!r}: {name!r} is no class")
+                    raise ValueError(f"tenant {tenant.account!r}: {name!r} is not a class")
         return self
 
     # ---- writing ----
@@ -239,7 +239,7 @@ class CompiledPolicy(_Section):
 
 
 def complete(sections: str) -> str:
-    """Sections written by hand as a whole file's text, with first line and checksum; what they say is not looked at."""
+    """Sections written by hand as a whole file's text, with first line and checksum; their content is not checked."""
     return _with_checksum(f"sluice-policy {MAJOR}.{MINOR}\n{sections.rstrip()}\n")
 
 
@@ -296,14 +296,14 @@ class _Reader:
         kind, name = match[1], match[2]
         if kind == "global" and name is None:
             if self.section is not self.head:
-                raise self.fail("[global] stands before all other sections")
+                raise self.fail("[global] must come before all other sections")
             self.section, self.model = self.settings, Global
         elif kind in ("class", "tenant"):
             if name is None or not re.match(_NAME, name):
                 raise self.fail(f"[{kind} {name or ''}]: not a name")
             if kind == "class":
                 if self.tenants:
-                    raise self.fail(f"[class {name}]: classes stand before the tenants")
+                    raise self.fail(f"[class {name}]: classes must come before the tenants")
                 self.section, self.model = {"name": name}, GpuClass
                 self.classes.append(self.section)
             else:
@@ -322,7 +322,7 @@ class _Reader:
             if not dot:
                 raise self.fail(f"class.{key}: write class.NAME.KEY")
             if name not in [one["name"] for one in self.classes]:
-                raise self.fail(f"{name!r} is no class above this line")
+                raise self.fail(f"{name!r} is not a class above this line")
             rule: dict[str, Any] = section["class_rules"].setdefault(name, {})
             rule.pop(key.replace("-", "_"), None)  # the last one holds
             section, model = rule, ClassRule
@@ -342,7 +342,7 @@ class _Reader:
     def value(self, key: str, value: str, annotation: str) -> Any:
         if "bool" in annotation:
             if value not in ("yes", "no"):
-                raise self.fail(f"{key}: {value!r} is neither yes nor no")
+                raise self.fail(f"{key}: {value!r} is not yes or no")
             return value == "yes"
         if "list" in annotation:
             return value.split(",") if value else []
@@ -364,7 +364,7 @@ def parse(data: bytes, *, source: str = "policy") -> tuple[CompiledPolicy, list[
     body = data[: last.start()] if last else b""
     if last is None or not body.endswith(b"\n"):
         raise SluiceError(
-            f"{source}: the last line is no checksum: the file was cut off, or written by hand", remedy=_REMEDY
+            f"{source}: the last line is not a checksum: the file was cut off, or written by hand", remedy=_REMEDY
         )
     if int(last[1], 16) != zlib.crc32(body):
         raise SluiceError(

@@ -13,13 +13,13 @@ from pydantic import BaseModel, ValidationError
 
 from policy.checks import mistakes
 from policy.model import Policy
-from sluice_base.documents import compose_document, line_of
-from sluice_base.errors import UsageError
-from sluice_base.text import one_line
+from sluice.base.documents import compose_document, line_of
+from sluice.base.errors import UsageError
+from sluice.base.text import one_line
 
 DEFAULT_FILE = Path("/etc/sluice/sluice.yaml")
 MOST_BYTES = 16 * 1024 * 1024
-_REFERENCE = "docs/policy.md describes every field"
+_REFERENCE = "man sluice.yaml describes every field"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,18 +109,18 @@ def check(text: str, *, source: str = "policy") -> tuple[Policy | None, list[Pro
 
 
 def _meant(errors: list[Any]) -> list[Any]:
-    """Without those of a union's branch for a word, where a mapping was written: its own mistakes say more."""
+    """Without the errors of a union's branch for a word, where a mapping was written: the mapping's say more."""
 
-    def beside(one: Any) -> bool:
+    def elsewhere(one: Any) -> bool:
         union = one["loc"][:-1]
         return any(other is not one and other["loc"][: len(union)] == union for other in errors)
 
     words = ("string_type", "literal_error")
-    return [one for one in errors if not (one["type"] in words and isinstance(one["input"], dict) and beside(one))]
+    return [one for one in errors if not (one["type"] in words and isinstance(one["input"], dict) and elsewhere(one))]
 
 
 def _unique(problems: list[Problem]) -> list[Problem]:
-    """A value that fits no branch of a union is one mistake, not one a branch."""
+    """A value that fits no branch of a union is one mistake, not one for each branch."""
     found: dict[tuple[int, str], Problem] = {}
     for problem in problems:
         found.setdefault((problem.line, problem.place.split("[")[0]), problem)
@@ -143,7 +143,7 @@ def _problem(error: Any, root: Any, source: str) -> Problem:
 
 
 def _real(location: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Without the names of union branches, which no file holds."""
+    """Without the names of union branches, which are in no file."""
     return tuple(part for part in location if not isinstance(part, str) or not ("[" in part or part[:1].isupper()))
 
 

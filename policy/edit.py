@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from policy.document import PolicyError, Source, parse, read
-from sluice_base.errors import SluiceError, UsageError
-from sluice_base.files import write_atomic
+from sluice.base.errors import SluiceError, UsageError
+from sluice.base.files import write_atomic
 
 
 def require_writable(path: Path) -> None:
@@ -38,7 +38,7 @@ def edited(path: Path, change: Callable[[Any], None]) -> Source:
     try:
         document = yaml.load(text) or {}
     except YAMLError as error:
-        raise UsageError(f"{path}: {error}", remedy="mend the file") from error
+        raise UsageError(f"{path}: {error}", remedy="correct the file") from error
     change(document)
     out = io.StringIO()
     yaml.dump(document, out)
@@ -51,9 +51,9 @@ def edited(path: Path, change: Callable[[Any], None]) -> Source:
 
 
 def save(source: Source, was: str) -> None:
-    """Write the file; owner, group and mode stay. Raises OSError, and SluiceError where it is not `was` any more."""
+    """Write the file; owner, group and mode stay. Raises OSError, and SluiceError where it is no longer `was`."""
     if read(source.path) != was:
-        raise SluiceError(f"{source.path}: somebody changed it meanwhile", remedy="try again")
+        raise SluiceError(f"{source.path}: somebody changed it in the meantime", remedy="try again")
     status = source.path.stat()
     target = source.path.resolve()
     write_atomic(target, source.text, mode=status.st_mode & 0o777)
@@ -62,7 +62,7 @@ def save(source: Source, was: str) -> None:
 
 
 def value_of(word: str) -> Any:
-    """What stands behind ``KEY=``: YAML, e.g. ``8``, ``640G``, ``[h100]``. Raises UsageError."""
+    """The text after ``KEY=``: YAML, e.g. ``8``, ``640G``, ``[h100]``. Raises UsageError."""
     import yaml
 
     try:
@@ -84,7 +84,7 @@ def set_value(mapping: Any, key: str, word: str) -> None:
             here[part] = {}
         here = here[part]
         if not hasattr(here, "keys"):
-            raise UsageError(f"{key!r}: {part!r} is not a mapping in the file", remedy="see docs/policy.md")
+            raise UsageError(f"{key!r}: {part!r} is not a mapping in the file", remedy="see man sluice.yaml")
     if word == "":
         here.pop(last, None)
     else:

@@ -24,8 +24,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from sluice_base.documents import load_document
-from sluice_base.sizes import parse_mib
+from sluice.base.documents import load_document
+from sluice.base.sizes import parse_mib
 
 _WORD = r"^[a-z0-9][a-z0-9_.]*$"
 Word = Annotated[str, Field(pattern=_WORD, max_length=64)]
@@ -60,7 +60,7 @@ class ByMemory(_Section):
 
 
 class ByCompatibility(_Section):
-    """What one binary runs on: vendor and capability, and the driver's major version with `driver`."""
+    """One class for what one binary runs on: vendor and capability, and the driver's major version with `driver`."""
 
     by: Literal["compatibility"]
     driver: bool = False
@@ -73,7 +73,7 @@ class ByLinkDomain(_Section):
 
 
 class ByPerformance(_Section):
-    """Classes of speed: a class holds figures up to `threshold` above its slowest (0.1: ten per cent)."""
+    """Classes of speed: a class holds figures up to `threshold` above its slowest (0.1: 10 percent)."""
 
     by: Literal["performance"]
     threshold: Annotated[float, Field(gt=0, le=100)] = 0.1

@@ -1,6 +1,7 @@
-"""The policy's health section: which checks run on a node, from which value on, and what is done about what they find.
+"""The policy's health section: which checks run on a node, with which thresholds, and which actions.
 
-`CHECKS` is the one list of all checks with their defaults; the room `health` has a function for each of them.
+`CHECKS` is the one list of all checks with their defaults; `prolog_epilog.health.checks` has a function for each of
+them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ Action = Literal["log", "warn", "drain-gpu", "drain-node", "requeue"]
 Mode = Literal["off", "shadow", "enforce"]
 
 XID_BLAME_THE_JOB = (13, 31, 43, 45, 63, 68, 92, 109)
-"""Events that a program causes, or that the driver mended: not critical by themselves."""
+"""Events that a program causes, or that the driver corrected: not critical by themselves."""
 XID_FATAL = (
     46, 48, 54, 56, 57, 58, 62, 64, 65, 69, 73, 74, 79, 80, 81, 94, 95, 110, 119, 120, 121, 136, 140, 142, 143, 144,
     145, 146, 147, 148, 149, 150, 151, 155, 156, 158,
@@ -28,7 +29,7 @@ XID_FATAL = (
 
 @dataclass(frozen=True, slots=True)
 class Default:
-    """A check as it runs where the policy says nothing of it."""
+    """A check as it runs where the policy does not mention it."""
 
     title: str
     severity: Severity
@@ -78,13 +79,13 @@ CHECKS: dict[str, Default] = {
     # who uses it
     "residual_memory": Default("memory in use by no process", "critical", "drain-gpu", 1024, "MiB", 120),
     "stray_process": Default("processes of no job", "warning", "warn", 1, "processes", 120),
-    "idle_gpu": Default("a job's GPU that does nothing", "info", "log", 1, "percent of utilisation", 3600),
+    "idle_gpu": Default("a job's GPU that is idle", "info", "log", 1, "percent of utilisation", 3600),
     # the node
     "nic_link": Default("links of the network adapters near the GPUs", "critical", "warn", node=True),
     "free_space": Default("free space of the file systems in `paths`", "critical", "warn", 5, "percent", node=True),
     "spool": Default("room for what jobs need on the node: the agent's folders and slurmd's spool", "critical",
                      "drain-node", 16, "MiB", quick=True, node=True),
-    "clock_skew": Default("clock against that of the controller", "critical", "warn", 30, "seconds", node=True),
+    "clock_skew": Default("difference to the controller's clock", "critical", "warn", 30, "seconds", node=True),
     "agent_lost": Default("jobs were unwatched: the node agent died, or gave no samples", "warning", "warn",
                           unit="times", window=60, node=True),
 }  # fmt: skip
@@ -95,48 +96,49 @@ class _Section(BaseModel):
 
 
 class HealthCheck(_Section):
-    """What is different of one check."""
+    """Settings of one check."""
 
     enabled: bool | None = None
     """`false`: it does not run. Example: `false`."""
     threshold: Annotated[float, Field(ge=0, le=1e12)] | None = None
-    """From which value on, in the check's unit; for `clocks`, `pcie_width`, `free_space` and `spool` below
-    which. Example: `90`."""
+    """The threshold, in the check's unit; for `clocks`, `pcie_width`, `free_space` and `spool` a lower bound.
+    Example: `90`."""
     window: Seconds | None = None
-    """Errors are counted, and conditions must last, so long. Example: `10m`."""
+    """Errors are counted over this time, and conditions must last for it. Example: `10m`."""
     severity: Severity | None = None
-    """How bad it is. Example: `critical`."""
+    """Severity. Example: `critical`."""
     action: Action | None = None
     """What is done: `log`, `warn` (and an event), `drain-gpu` (no new jobs on this GPU; those that run go on),
-    `drain-node`, or `requeue` (take the GPU, or for checks of the node the node, out of service, and start the jobs
-    that it hit anew elsewhere). Example: `drain-gpu`."""
+    `drain-node`, or `requeue` (take the GPU, or for checks of the node the node, out of service, and requeue the jobs
+    that it hit). Example: `drain-gpu`."""
     shadow: bool | None = None
-    """Only say what would have been done. Example: `true`."""
+    """Only record what would have been done. Example: `true`."""
 
 
 class Breaker(_Section):
-    """Never take out more than this: many faults at once are more likely one fault of the checks, or of the room."""
+    """The most that is taken out of service: many faults at once are more likely one fault of the checks, or of the
+    server room."""
 
     share: Percent = 10
     """Most nodes that Sluice has drained, or with a GPU out of service, at once, in percent of the cluster.
     Example: `10`."""
     least: Count = 1
-    """So many nodes are always allowed, however small the cluster. Example: `2`."""
+    """This many nodes are always allowed, in any small cluster. Example: `2`."""
 
 
 class RepeatRules(_Section):
     """What many events together mean."""
 
     fatal_events: Annotated[int, Field(ge=1, le=1000)] = 5
-    """So many fatal events on one GPU within `fatal_window` keep it out of service until a person returns it with
+    """After this many fatal events within `fatal_window` a GPU stays out of service until a person returns it with
     `sluice health return`. Example: `5`."""
     fatal_window: Seconds = 86400
-    """See there. Example: `24h`."""
+    """The time over which `fatal_events` are counted. Example: `24h`."""
     same_xid: Annotated[int, Field(ge=2, le=1000)] = 2
-    """A program's XID (13, 31) so often on one GPU, in different jobs, within `fatal_window` is the GPU's fault.
+    """A program's XID (13, 31) this often on one GPU, with different users, within `fatal_window` is the GPU's fault.
     Example: `2`."""
     job_gpus: Annotated[int, Field(ge=2, le=1000)] = 2
-    """One program's XID on so many GPUs of one job is the job's fault. Example: `2`."""
+    """One program's XID on this many GPUs of one job is the job's fault. Example: `2`."""
 
 
 class Health(_Section):
@@ -144,14 +146,14 @@ class Health(_Section):
     they would do is only recorded (as with `mode: shadow`)."""
 
     mode: Mode = "enforce"
-    """`off`: no checks. `shadow`: only say what would have been done. `enforce`: do it."""
+    """`off`: no checks. `shadow`: only record what would have been done. `enforce`: do it."""
     checks: dict[str, HealthCheck] = {}
-    """What is different of single checks, by name; docs/health.md lists them. Example:
+    """Settings of single checks, by name; docs/health.md lists them. Example:
     `{temperature: {threshold: 90, action: warn}}`."""
     interval: Annotated[Seconds, Field(ge=1, le=3600)] = 30
     """Time between two rounds of checks on a node. Example: `30s`."""
     passes: Annotated[int, Field(ge=1, le=1000)] = 3
-    """So many rounds in a row without a finding before what Sluice took out of service returns. Example: `3`."""
+    """Rounds in a row without a finding after which what Sluice took out of service returns. Example: `3`."""
     breaker: Breaker = Breaker()
     """How much may be out of service."""
     repeats: RepeatRules = RepeatRules()
@@ -198,7 +200,7 @@ class Health(_Section):
     def _absolute(cls, value: list[str]) -> list[str]:
         for path in value:
             if not path.startswith("/") or "\0" in path:
-                raise ValueError(f"{path!r} is no absolute path")
+                raise ValueError(f"{path!r} is not an absolute path")
         return value
 
     @model_validator(mode="after")
@@ -214,7 +216,7 @@ class Health(_Section):
 
 
 class Rule(BaseModel):
-    """One check, with everything said."""
+    """One check, with all its settings."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -227,7 +229,7 @@ class Rule(BaseModel):
 
 
 class NodeHealth(BaseModel):
-    """The health section of `sluice.node.json`: only checks that run, each with everything said; times in seconds."""
+    """The health section of `sluice.node.json`: only checks that run, each with all its settings; times in seconds."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -247,7 +249,7 @@ class NodeHealth(BaseModel):
 
 
 def resolve(given: Mapping[str, HealthCheck]) -> dict[str, Rule]:
-    """Every check that runs, with what the policy says of it over its defaults."""
+    """Every check that runs, with the policy's settings over its defaults."""
     found = {}
     for name, default in CHECKS.items():
         said = given.get(name, HealthCheck())

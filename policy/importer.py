@@ -1,4 +1,4 @@
-"""A policy file from an existing cluster: what is there becomes what is wanted, so that the plan after it is empty."""
+"""A policy file from an existing cluster: it describes what is there, so that `sluice plan` after it has no changes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from policy import compiled
 from policy.live import Live, gpus_of
 from policy.names import check_name, check_tenant, check_user, check_word
 from policy.state import AccountState
-from sluice_base.errors import SluiceError
+from sluice.base.errors import SluiceError
 
 _WEIGHTS = {"fifo": "PriorityWeightAge", "fair_share": "PriorityWeightFairshare", "priority": "PriorityWeightQOS"}
 
@@ -19,7 +19,7 @@ _WEIGHTS = {"fifo": "PriorityWeightAge", "fair_share": "PriorityWeightFairshare"
 def import_policy(live: Live) -> tuple[str, list[str]]:
     """The text of a policy file, and what could not be taken over.
 
-    Limits stand under Sluice's names where it has one, and under `slurm` as they are where it has not.
+    Limits are written under Sluice's names where it has one, and otherwise as they are under `slurm`.
     """
     notes: list[str] = []
     tenants: dict[str, Any] = {}
@@ -27,7 +27,7 @@ def import_policy(live: Live) -> tuple[str, list[str]]:
     for name, state in live.state.accounts.items():
         if state.parent in refused or not _keeps(check_tenant, name):
             refused.add(name)
-            notes.append(f"account {name!r} is left out: its name, or its parent's, is none that Sluice keeps")
+            notes.append(f"account {name!r} is left out: Sluice does not keep its name, or its parent's")
             continue
         tenants[name] = _tenant(live, name, state, notes)
     document: dict[str, Any] = {"version": 1, "cluster": live.name}
@@ -40,7 +40,7 @@ def import_policy(live: Live) -> tuple[str, list[str]]:
     document["tenants"] = tenants
     for odd in live.odd_users:
         notes.append(
-            f"user {odd.user} in {odd.account}, partition {odd.partition}: left alone; Sluice has no such limit"
+            f"user {odd.user} in {odd.account}, partition {odd.partition}: left as it is; Sluice has no such limit"
         )
     for name in live.state.reservations:
         notes.append(f"reservation {name}: Sluice's own, of an earlier policy, left out; applying this file ends it")
@@ -64,8 +64,8 @@ def _tenant(live: Live, name: str, state: AccountState, notes: list[str]) -> dic
     if state.parent != "root":
         tenant["parent"] = state.parent
     above = live.state.accounts[state.parent].coordinators if state.parent in live.state.accounts else frozenset()
-    if own := sorted(state.coordinators - above):
-        tenant["coordinators"] = own
+    if coordinators := sorted(state.coordinators - above):
+        tenant["coordinators"] = coordinators
     tenant["shares"] = int(state.shares) if state.shares.isdecimal() else 1
     if not state.shares.isdecimal():
         notes.append(f"account {name}: its fair-share is {state.shares!r}, which becomes 1")
@@ -88,7 +88,7 @@ def _tenant(live: Live, name: str, state: AccountState, notes: list[str]) -> dic
         if account != name:
             continue
         if not _keeps(check_user, user):
-            notes.append(f"user {user!r} in {name} is left out: no name that Sluice keeps")
+            notes.append(f"user {user!r} in {name} is left out: Sluice does not keep this name")
             continue
         member: dict[str, Any] = {"name": user}
         if user_state.shares.isdecimal() and user_state.shares != "1":
@@ -105,7 +105,7 @@ def _tenant(live: Live, name: str, state: AccountState, notes: list[str]) -> dic
 
 
 def _amount(rest: dict[str, str]) -> dict[str, Any]:
-    """GPUs and GPU memory of GrpTRES as a limit; what else stands there stays in `rest`."""
+    """GPUs and GPU memory of GrpTRES as a limit; anything else stays in `rest`."""
     tres = _tres(rest.get("GrpTRES", ""))
     limit: dict[str, Any] = {}
     if "gres/gpu" in tres:
@@ -138,7 +138,7 @@ def _scheduling(live: Live) -> dict[str, Any]:
         ours = compiled.load(live.folder / compiled.FILE_NAME)[0].settings.weight.fair_share
     except SluiceError:
         ours = 0
-    if ours:  # Slurm's then weighs less than one step of it
+    if ours:  # Slurm's own then weighs less than one step of it
         order["fair_share"] = ours
     found: dict[str, Any] = {"order": order}
     for field, key in (("aging", "PriorityMaxAge"), ("fair_share_half_life", "PriorityDecayHalfLife")):
@@ -152,7 +152,7 @@ def _scheduling(live: Live) -> dict[str, Any]:
 
 
 def _seconds(text: str) -> int | None:
-    from slurm_client.text import parse_duration
+    from sluice.slurm.text import parse_duration
 
     value = parse_duration(text)
     return value if value is not None and value >= 0 else None

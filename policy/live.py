@@ -1,4 +1,4 @@
-"""What is there: the state of a running cluster, read with a handful of commands side by side."""
+"""The state of a running cluster, read with a few commands at the same time."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import get_args
 
 from policy.names import OWN_PREFIX
 from policy.state import LEVEL_FILE, AccountState, Level, ReservationState, State, UserState
-from sluice_base.errors import SluiceError
-from slurm_client import SlurmClient, connect
-from slurm_client.accounting import Account, Accounting, Association
-from slurm_client.commands import Commands
-from slurm_client.control import Control
-from slurm_client.model import Node, Partition, Reservation
+from sluice.base.errors import SluiceError
+from sluice.slurm import SlurmClient, connect
+from sluice.slurm.accounting import Account, Accounting, Association
+from sluice.slurm.answers import Node, Partition, Reservation
+from sluice.slurm.commands import Commands
+from sluice.slurm.control import Control
 
 _LASTING_S = 30 * 86400  # a reservation that ends sooner is renewed
 
 
 @dataclass(slots=True)
 class Cluster:
-    """The way to one cluster."""
+    """How to reach one cluster."""
 
     commands: Commands
     client: SlurmClient
@@ -102,9 +102,15 @@ def _state(
         else:
             about = accounts.get(one.account, Account("", "", frozenset()))
             state.accounts[one.account] = AccountState(
-                one.parent, about.description, about.organization, one.shares, one.limits, one.qos, one.default_qos,
+                one.parent,
+                about.description,
+                about.organization,
+                one.shares,
+                one.limits,
+                one.qos,
+                one.default_qos,
                 about.coordinators,
-            )  # fmt: skip
+            )
     for reservation in reservations:
         if reservation.name.startswith(OWN_PREFIX):
             state.reservations[reservation.name] = ReservationState(
@@ -119,9 +125,9 @@ def _state(
 
 
 def _own_qos(one: Association) -> dict[str, str]:
-    """QOS of a user's own, which take the place of the account's."""
-    own = {"qos": ",".join(one.qos), "defaultqos": one.default_qos}
-    return {option: value for option, value in own.items() if value}
+    """A user's own QOS, which replace the account's."""
+    options = {"qos": ",".join(one.qos), "defaultqos": one.default_qos}
+    return {option: value for option, value in options.items() if value}
 
 
 def gpus_of(node: Node) -> tuple[dict[str, int], int]:

@@ -1,6 +1,6 @@
-"""sluice.yaml: what an admin says of tenants, quotas, classes and scheduling. docs/policy.md is made from this module.
+"""sluice.yaml: tenants, quotas, classes and scheduling. docs/policy.md is generated from this module.
 
-Fields and sections that are marked ``enforced: False`` are checked as all others are, but nothing acts on them yet. A
+Fields and sections that are marked ``enforced: False`` are checked like all others, but nothing acts on them yet. A
 policy that sets one is refused unless it names it in `accept_unenforced`.
 """
 
@@ -20,8 +20,8 @@ from policy.monitoring import Monitoring
 from policy.names import Name, TenantName, UserName, Words
 from policy.state import Level
 from policy.units import Count, Date, Gpus, Hours, Mib, Ratio, Seconds
-from sluice_base.errors import UsageError
-from sluice_base.hostlist import expand
+from sluice.base.errors import UsageError
+from sluice.base.hostlist import expand
 
 SCHEMA_VERSION = 1
 Shares = Annotated[int, Field(ge=0, le=1_000_000)]
@@ -29,7 +29,7 @@ Strategy = Literal["static", "dynamic", "hybrid"]
 
 
 class Section(BaseModel):
-    """Common to all: unknown keys are mistakes."""
+    """Base of all sections: unknown keys are mistakes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
@@ -47,7 +47,7 @@ class ClassAmount(Section):
 
 
 class Guarantee(Section):
-    """What a tenant can have at any time: it takes it back from over-quota work of others."""
+    """What a tenant can have at any time: it is taken back from over-quota work of others."""
 
     gpus: Gpus | None = None
     """Whole GPUs of any class. Example: `8`."""
@@ -61,7 +61,7 @@ class Limit(Guarantee):
     """What a tenant can never exceed, its children's use and over-quota work included."""
 
     gpu_hours: Hours | None = None
-    """GPU-hours in each `scheduling.usage_period`; then nothing more starts. Example: `10000`."""
+    """GPU-hours in each `scheduling.usage_period`; when they are used, no more jobs start. Example: `10000`."""
 
 
 class ClassJob(Section):
@@ -92,10 +92,10 @@ class Budget(Section):
     gpu_memory_hours: Hours | None = None
     """GiB-hours of GPU memory in shares. Example: `400000`."""
     at_80: Literal["nothing", "warn", "lower_priority"] = "warn"
-    """When 80 percent are used: warn (a note of `plan` and `apply`, and in the audit log), or also lower the priority
-    of the tenant's QOS to 0 with the next apply."""
+    """When 80 percent are used: warn (a note of `sluice plan` and `sluice apply`, and in the audit log), or also lower
+    the priority of the tenant's QOS to 0 with the next apply."""
     at_100: Literal["warn", "lower_priority", "stop"] = "stop"
-    """When all is used: as above, or start no more of the tenant's jobs (Slurm's GrpTRESMins)."""
+    """When all is used: as above, or no more jobs of the tenant start (Slurm's GrpTRESMins)."""
 
     @model_validator(mode="after")
     def _something(self) -> Self:
@@ -105,7 +105,7 @@ class Budget(Section):
 
 
 class Member(Section):
-    """A member with settings of its own; plain names are enough otherwise."""
+    """A member with its own settings; otherwise a plain name is enough."""
 
     name: UserName
     """Unix user. Example: `alice`."""
@@ -114,7 +114,7 @@ class Member(Section):
     shares: Shares = 1
     """Fair-share weight among the tenant's members. Example: `2`."""
     slurm: dict[str, str] = {}
-    """Further options of the user's association, kept as they stand (written by `sluice import`). Example:
+    """Further options of the user's association, kept as written (by `sluice import`). Example:
     `{MaxJobs: "5", qos: "normal,high"}`."""
 
     @field_validator("slurm")
@@ -127,9 +127,9 @@ class Qos(Section):
     """Existing QOS that the tenant uses instead of one of its own."""
 
     use: list[Name] = []
-    """All that it may use; empty: those of the tenant above it. Example: `[normal, high]`."""
+    """The QOS that it may use; empty: those of the tenant above it. Example: `[normal, high]`."""
     default: Name | None = None
-    """The one its jobs get. Example: `normal`."""
+    """The default QOS of its jobs. Example: `normal`."""
 
 
 class Tenant(Section):
@@ -171,17 +171,17 @@ class Tenant(Section):
     per_job: JobLimit | None = None
     """The largest job."""
     gpu_memory_per_gpu: Mib | None = None
-    """Most memory on one GPU, of the tenant's jobs together, whole GPUs included. Example: `40G`."""
+    """Most memory on one GPU for all jobs of the tenant together, whole GPUs included. Example: `40G`."""
     classes: list[Name] | None = None
     """Classes of GPUs that it may use; default: all. Example: `[h100, l40s]`."""
     partitions: list[Name] = []
     """Partitions that it may use, the default one first; empty: all. Example: `[gpu]`."""
     features: list[Name] = []
-    """Node features that every node of its jobs has: they are added to each job's constraint. Example: `[nvlink8]`."""
+    """Features that all nodes of its jobs must have: they are added to each job's constraint. Example: `[nvlink8]`."""
     submissions_per_minute: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     """Most submissions of the tenant in a minute. Example: `60`."""
     expires: Date | None = None
-    """First day on which it may not submit any more. Example: `2027-12-31`."""
+    """First day on which it may no longer submit jobs. Example: `2027-12-31`."""
     gang: bool = True
     """May start gangs of jobs together (`--gang`)."""
     deadlines: bool = True
@@ -189,9 +189,9 @@ class Tenant(Section):
     budget: Budget | None = None
     """Hours for each period."""
     qos: Qos | None = None
-    """Existing QOS instead of one of its own."""
+    """Existing QOS instead of its own."""
     slurm: dict[str, str] = {}
-    """Further options of the account's association, kept as they stand (written by `sluice import`). Example:
+    """Further options of the account's association, kept as written (by `sluice import`). Example:
     `{GrpWall: "1000"}`."""
 
     @property
@@ -208,7 +208,7 @@ class Tenant(Section):
         if self.qos is not None:
             if self.guarantee is not None or self.borrow or self.tier or self.default_priority is not None:
                 raise ValueError(
-                    "guarantee, borrow, tier and default_priority live in a QOS of the tenant's own; take `qos` out"
+                    "guarantee, borrow, tier and default_priority are kept in the tenant's own QOS; remove `qos`"
                 )
             if self.qos.default is not None and self.qos.use and self.qos.default not in self.qos.use:
                 raise ValueError(f"qos.default {self.qos.default!r} is not among those in `use`")
@@ -239,7 +239,7 @@ class Tenant(Section):
                 raise ValueError(f"guarantee.{name} {least:g} is more than limit.{name} {most:g}; raise the limit")
             if least is not None and most is not None and most > least and not self.borrow:
                 raise ValueError(
-                    f"limit.{name} {most:g} is above guarantee.{name} {least:g}: what is above is over-quota work; "
+                    f"limit.{name} {most:g} is above guarantee.{name} {least:g}: the part above is over-quota work; "
                     "set borrow: true, or make them equal"
                 )
 
@@ -254,21 +254,21 @@ ASSOCIATION_OPTIONS = (
 def _known_options(options: dict[str, str], known: tuple[str, ...]) -> dict[str, str]:
     for key, value in options.items():
         if key not in known:
-            raise ValueError(f"slurm.{key}: not an option of an association; known are {', '.join(known)}")
+            raise ValueError(f"slurm.{key}: not an option of an association; use one of {', '.join(known)}")
         if not re.fullmatch(r"[\w.,:=/+-]+", value, re.ASCII):
-            raise ValueError(f"slurm.{key}: {value!r} is no value of one option; write it as sacctmgr shows it")
+            raise ValueError(f"slurm.{key}: {value!r} is not the value of one option; write it as sacctmgr shows it")
     return options
 
 
 class Defaults(Section):
-    """What holds for tenants that do not say otherwise."""
+    """Defaults for all tenants."""
 
     default_priority: Annotated[int, Field(ge=0, le=999)] = 0
-    """See the tenant's. Example: `5`."""
+    """As the tenant's field. Example: `5`."""
     max_time: Seconds | None = None
-    """See the tenant's. Example: `48h`."""
+    """As the tenant's field. Example: `48h`."""
     max_gpus_per_user: Gpus | None = None
-    """See the tenant's. Example: `8`."""
+    """As the tenant's field. Example: `8`."""
 
 
 # ---- classes and scheduling ----
@@ -287,12 +287,12 @@ class GpuClass(Section):
     reserved_ratio: Ratio | None = None
     """Instead of `allocation.reserved_ratio`. Example: `0.5`."""
     gpu_memory: Mib = 0
-    """Memory of one GPU; default: what the nodes' shards say. Example: `80G`."""
+    """Memory of one GPU; default: from the nodes' shards. Example: `80G`."""
     cpus_per_gpu: Annotated[float, Field(ge=0, le=1000)] = 0
-    """CPUs for each GPU of a job that names none; 0: Slurm's default. `sluice plan` says where a node has fewer for all
-    of its GPUs. Example: `8`."""
+    """CPUs for each GPU of a job that names none; 0: Slurm's default. `sluice plan` notes where a node has fewer for
+    all of its GPUs. Example: `8`."""
     memory_per_gpu: Mib = 0
-    """Host memory for each GPU of a job that names none; 0: Slurm's default. `sluice plan` says where a node has less
+    """Host memory for each GPU of a job that names none; 0: Slurm's default. `sluice plan` notes where a node has less
     for all of its GPUs. Example: `64G`."""
 
 
@@ -314,20 +314,20 @@ class Allocation(Section):
 
 
 class Order(Section):
-    """Weights of what decides who goes first; 0: does not count."""
+    """Weights of the factors that order the queue; 0: the factor does not count."""
 
     fifo: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """Time of submission. Example: `1000`."""
     priority: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """The tenant's tier and default priority. Example: `1000`."""
     fair_share: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    """Used less than one's shares. Example: `10000`."""
+    """Use below the tenant's shares. Example: `10000`."""
     deadline: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """Little time left before `--deadline`. Example: `1000`."""
     shortest_service: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """Little predicted GPU time. Example: `1000`."""
     size: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    """Many whole GPUs asked, up to eight: large jobs before small ones, those before parts of GPUs. Example: `1000`."""
+    """Number of whole GPUs, up to eight: large jobs before small ones, both before parts of GPUs. Example: `1000`."""
 
 
 _ORDERS = {
@@ -340,16 +340,16 @@ _ORDERS = {
 
 
 class Preemption(Section):
-    """Over-quota work gives way to guaranteed work."""
+    """Over-quota work is preempted for guaranteed work."""
 
     enabled: bool = True
-    """Off: guarantees wait until over-quota jobs end by themselves."""
+    """`false`: guarantees wait until over-quota jobs end by themselves."""
     min_run_time: Seconds = 0
-    """An over-quota job runs so long before it can be taken back. Example: `10m`."""
+    """Time that an over-quota job runs before it can be preempted. Example: `10m`."""
     grace: Seconds = 30
     """From SIGTERM to SIGKILL. Example: `60s`."""
     mode: Literal["requeue", "cancel"] = "requeue"
-    """What becomes of the job."""
+    """What happens to the job."""
 
 
 class Backfill(Section):
@@ -358,7 +358,7 @@ class Backfill(Section):
     depth: Annotated[int, Field(ge=1, le=MOST_PLANNED)] = 10_000
     """Waiting jobs that are planned, at most 16,384."""
     reservations: Annotated[int, Field(ge=0, le=100_000)] = 64
-    """Starts that later jobs must not delay."""
+    """The number of starts that later jobs must not delay."""
     interval: Annotated[Seconds, Field(ge=1, le=600)] = 2
     """Time between two plans. Example: `2s`."""
 
@@ -369,30 +369,38 @@ class Scheduling(Section):
     order: Literal["fifo", "priority", "fair-share", "deadline", "shortest-service"] | Order = "fair-share"
     """A known order, or weights. Example: `{fair_share: 10000, fifo: 1000}`."""
     placement: Literal[
-        "first-fit", "round-robin", "least-loaded", "best-fit", "dot-product", "gpu-packing", "gpu-clustering",
-        "random", "fgd", "sluice",
-    ] = "sluice"  # fmt: skip
+        "first-fit",
+        "round-robin",
+        "least-loaded",
+        "best-fit",
+        "dot-product",
+        "gpu-packing",
+        "gpu-clustering",
+        "random",
+        "fgd",
+        "sluice",
+    ] = "sluice"
     """Which nodes and GPUs; docs/scheduling.md describes the policies."""
     backfill: Backfill = Backfill()
     """How far the planner looks."""
     preemption: Preemption = Preemption()
-    """Over-quota work gives way."""
+    """Preemption of over-quota work."""
     deadlines: bool = True
     """`--deadline` is allowed."""
     gang_time_limit: Annotated[Seconds, Field(ge=1, le=86400)] = 300
-    """A gang that has not got all its nodes after so long is requeued. Example: `5m`."""
+    """A gang that does not have all its nodes after this time is requeued. Example: `5m`."""
     gang_incomplete_after: Annotated[Seconds, Field(ge=0, le=2_592_000)] = 3600
-    """A gang with fewer members than it names is given up so long after the last of them was submitted; 0s: never.
+    """A gang with fewer members than it names is given up this long after the last of them was submitted; 0s: never.
     Example: `1h`."""
     gang_incomplete: Literal["hold", "cancel"] = "hold"
-    """What becomes of the members then: they stay held with a reason that says so, and go on when the rest comes; or
+    """What then happens to the members: they stay held with a reason that says so, and start when the rest comes; or
     they are cancelled."""
     aging: Annotated[Seconds, Field(ge=1)] = 604_800
     """Waiting time after which age counts in full. Example: `7d`."""
     starvation_bound: Seconds = 0
-    """A job that waited so long goes before all that did not; 0s: never. Example: `3d`."""
+    """A job that has waited this long goes before all that have not; 0s: never. Example: `3d`."""
     fair_share_half_life: Seconds = 604_800
-    """Usage counts half after so long; 0s: it never decays, as budgets need. Example: `7d`."""
+    """Time after which usage counts half; 0s: it never decays, as budgets need. Example: `7d`."""
     usage_period: Literal["none", "daily", "weekly", "monthly", "quarterly", "yearly"] = "none"
     """When used hours start again at 0 (Slurm's PriorityUsageResetPeriod; one for the whole cluster)."""
     max_queued: Count | None = None
@@ -408,65 +416,67 @@ class Failover(Section):
     """What is kept when a controller is lost; docs/failover.md."""
 
     journal: bool = False
-    """What is acknowledged is durable first: slurmctld waits for it, for a bounded time."""
+    """What slurmctld acknowledges is durable first: slurmctld waits for it, for a bounded time."""
     journal_wait_ms: Annotated[int, Field(ge=1, le=10_000)] = 500
-    """Longest wait for one record, in milliseconds."""
+    """Longest wait for one journal entry, in milliseconds."""
     on_failure: Literal["refuse", "warn"] = "refuse"
-    """What becomes of a submission that cannot be journalled; a start waits or goes on likewise."""
+    """What happens to a submission that cannot be journalled; a start waits or continues likewise."""
     journal_max: Annotated[Mib, Field(ge=8, le=65_536)] = 256
     """Bound of the journal's files. Example: `256M`."""
     controller_timeout: Annotated[Seconds, Field(ge=5, le=3600)] | None = None
-    """SlurmctldTimeout: the backup takes over when the primary was silent for so long. At least twice the supervisor's
-    lease. Default: 6 seconds, as measured, with `journal` and a backup controller; else what slurm.conf says. Example:
-    `10s`."""
+    """SlurmctldTimeout: the backup takes over when the primary was silent for this time. At least twice the
+    supervisor's lease. Default: 6 seconds, as measured, with `journal` and a backup controller; else what slurm.conf
+    says. Example: `10s`."""
     node_timeout: Annotated[Seconds, Field(ge=30, le=65_533)] | None = None
-    """SlurmdTimeout: a node that was silent for so long is down. Default, with `journal` and a backup controller: 300
-    seconds, or more where slurm.conf says so: nodes are not given up while controllers change. Example: `600s`."""
+    """SlurmdTimeout: a node that was silent for this time is down. Default, with `journal` and a backup controller: 300
+    seconds, or more where slurm.conf says so: nodes are not set down while controllers change. Example: `600s`."""
 
 
-# ---- what is checked now and acted on later ----
+# ---- what is checked now and enforced later ----
 
 
 class Strangers(Section):
-    """What happens to processes that hold GPU memory and are no registered job's; `report`: in the agent's log."""
+    """What happens to processes that hold GPU memory and belong to no registered job; `report`: in the agent's log."""
 
     jobs_without_gpus: Literal["end", "report", "ignore"] = "end"
-    """Jobs that were given no GPU: the step is ended, and the job gets a record that says so."""
+    """Jobs without GPUs: the step is ended, and the job gets a record that says so."""
     earlier_jobs: Literal["end", "report", "ignore"] = "report"
-    """Jobs that ran before prologs of the node told the agent of jobs: nobody knows what they were given."""
+    """Jobs that ran before the node's prologs registered jobs with the agent: what they were given is not known."""
     users: Literal["end", "report", "ignore"] = "report"
-    """What users without a job with GPUs on the node run outside of jobs; what those with one run counts to it."""
-    unknown: Literal["report", "ignore"] = "report"
-    """Processes of which only the driver knows."""
+    """What users without a GPU job on the node run outside of jobs; what users with one run counts to that job."""
+    unknown: Literal["end", "report", "ignore"] = "end"
+    """Memory for which the driver names no living process. It is reported; when it stays after a job, `end` also ends
+    what its users run on the node and may hold it, before the node is drained: first processes that have the GPU's
+    device file open, then all others, those of their other jobs included."""
 
 
 class Enforcement(Section):
     """How jobs are held to their GPU memory on the nodes."""
 
     ladder: list[Literal["mig", "driver", "mps", "limiter", "watchdog"]] = ["mig", "limiter", "watchdog"]
-    """The rungs that may be used: of these each GPU of a job has the strongest that its node has. `driver` is
+    """The rungs that may be used: each GPU of a job gets the strongest of these that its node has. `driver` is
     experimental; docs/enforcement.md. Example: `[mig, driver, limiter]`."""
     default_rung: Literal["mig", "driver", "mps", "limiter", "watchdog"] | None = None
-    """Weakest rung that is good enough: where a node has none, jobs with limits are refused; default: any in the
+    """Weakest rung that is accepted: where a node has none, jobs with limits are refused; default: any in the
     ladder."""
     cu_mask: bool = False
-    """Shares of AMD GPUs (`--gpu-share`) are given as masks of compute units, which programs could take off."""
+    """Shares of AMD GPUs (`--gpu-share`) are given as masks of compute units, which programs could remove."""
     scrub: bool = False
     """A GPU's memory is cleared before another job gets it."""
     scrub_timeout: Annotated[Seconds, Field(ge=1, le=3600)] = 60
-    """Time for that; a GPU that takes longer is reported as not clean. Example: `60s`."""
+    """The most time for clearing; a GPU that takes longer is reported as not clean. Example: `60s`."""
     unwatched: Annotated[Seconds, Field(le=86400)] = 10
-    """A job with limits that nobody has watched for so long, as the node agent died or its driver gives no answer, is
-    frozen until it is watched again; `0s`: never. Below 10 s a driver that is slow once freezes jobs.
+    """A job with limits that was not watched for this time, as the node agent died or its driver gives no answer, is
+    frozen until it is watched again; `0s`: never. Below 10 s a single slow answer of a driver freezes jobs.
     Example: `30s`."""
     mig: dict[str, list[Annotated[str, Field(pattern=r"^[1-9]g\.\d{1,4}gb(\+[a-z.]{1,12})?$")]]] = {}
     """MIG instances by nodes, or by nodes and GPUs (`gpu-[1-4]:0,1`): profiles in the order in which they are placed;
-    an empty list: MIG off. `sluice mig apply` lays them out. Example: `{gpu-1: [3g.40gb, 3g.40gb]}`."""
+    an empty list: MIG off. `sluice mig apply` creates them. Example: `{gpu-1: [3g.40gb, 3g.40gb]}`."""
     amd_partitions: dict[str, Annotated[str, Field(pattern=r"^(spx|dpx|tpx|qpx|cpx)-nps[1248]$")]] = {}
     """Partitions of AMD GPUs by nodes, or by nodes and GPUs: compute mode and memory mode (NPS), the latter one for all
-    of a node's GPUs; `spx-nps1`: whole GPUs. `sluice mig apply` lays them out. Example: `{amd-[1-4]: cpx-nps4}`."""
+    of a node's GPUs; `spx-nps1`: whole GPUs. `sluice mig apply` sets them. Example: `{amd-[1-4]: cpx-nps4}`."""
     strangers: Strangers = Strangers()
-    """Processes that hold GPU memory and are no registered job's."""
+    """Processes that hold GPU memory and belong to no registered job."""
 
     @field_validator("mig", "amd_partitions")
     @classmethod
@@ -493,16 +503,16 @@ class Enforcement(Section):
 
 
 LATER: tuple[str, ...] = ()
-"""Sections that nothing acts on yet."""
+"""Sections that are not enforced yet."""
 LaterSection = Literal["enforcement", "health", "monitoring", "alerts", "checkpoint"]
-"""Names that may be accepted: files of versions in which nothing acted on them stay good."""
+"""Names that may be accepted: files of versions in which they were not enforced stay valid."""
 
 
 class Policy(Section):
     """A whole policy file."""
 
     version: Literal[1] = 1
-    """Of this format."""
+    """Version of the file's format."""
     cluster: Name | None = None
     """Slurm's ClusterName; a policy is never applied to another cluster. Example: `main`."""
     level: Level | None = None
@@ -510,15 +520,15 @@ class Policy(Section):
     left out, the level is what `sluice plugin level` sets. Limits that Slurm itself keeps hold at each level, others
     from `admit` on."""
     unlisted: Literal["keep", "remove"] = "keep"
-    """Accounts of the cluster that the file does not name and Sluice never made."""
+    """Accounts of the cluster that the file does not name and Sluice did not make."""
     accept_unenforced: list[LaterSection] = []
-    """Sections that are set although nothing acts on them yet. Example: `[alerts, checkpoint]`."""
+    """Sections that are set although they are not enforced yet. Example: `[alerts, checkpoint]`."""
     classes: Annotated[dict[Name, GpuClass], Field(max_length=64)] = {}
     """Classes of GPUs."""
     allocation: Allocation = Allocation()
     """How guarantees are kept."""
     defaults: Defaults = Defaults()
-    """What holds for tenants that do not say otherwise."""
+    """Defaults for all tenants."""
     tenants: dict[TenantName, Tenant] = {}
     """The tenants by name."""
     scheduling: Scheduling = Scheduling()
@@ -534,19 +544,19 @@ class Policy(Section):
     monitoring: Monitoring | None = None
     """What is measured, and where it goes; docs/metrics.md."""
     alerts: Alerts | None = None
-    """When somebody is told; docs/alerts.md."""
+    """When alerts are sent, and how; docs/alerts.md."""
     checkpoint: Checkpoint | None = None
-    """Checkpoint and retry; docs/health.md."""
+    """Checkpoint and requeue; docs/health.md."""
 
     @field_validator("level", mode="before")
     @classmethod
     def _off(cls, value: object) -> object:
         return "off" if value is False else value  # YAML reads a plain off as false
 
-    # ---- looking things up ----
+    # ---- lookups ----
 
     def children(self, name: str | None) -> list[str]:
-        """Tenants right below one; of None: those at the top."""
+        """Tenants directly below one; of None: those at the top."""
         return [child for child, tenant in self.tenants.items() if tenant.parent == name]
 
     def ancestors(self, name: str) -> list[str]:
@@ -599,5 +609,5 @@ class Policy(Section):
         )
 
     def unenforced(self) -> list[str]:
-        """Sections that are set and that nothing acts on yet."""
+        """Sections that are set and not enforced yet."""
         return [name for name in LATER if getattr(self, name) is not None]

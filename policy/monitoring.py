@@ -38,19 +38,19 @@ class Monitoring(BaseModel):
     token_without_tls: bool = False
     """Send the token to a `http://` database, where anybody on the way can read it. Example: `true`."""
     running: Annotated[Seconds, Field(ge=0, le=600)] = 60
-    """Time between two tellings of what running jobs use, from their nodes to the controllers' daemon, for `sluice top`
+    """Interval at which nodes report to the controllers' daemon what running jobs use, for `sluice top`
     and reports; from `5s` on, `0s`: none. Example: `30s`."""
     retention_days: Annotated[int, Field(ge=1, le=36500)] = 90
-    """Days that samples are kept; set at databases that let themselves be told (InfluxDB). Example: `30`."""
+    """Days that samples are kept; set in databases that have such a setting (InfluxDB). Example: `30`."""
     job_ids: Literal["fields", "tags", "none"] = "fields"
-    """How samples name jobs and steps: as values, so that the number of series stays bounded; as tags, so that one can
-    select by them; or not at all."""
+    """How samples name jobs and steps: as values, so that the number of series stays bounded; as tags, so that queries
+    can select by them; or not at all."""
     spool: Annotated[Mib, Field(ge=1, le=1 << 20)] = 256
-    """Disk space on each node for samples that the database has not taken yet. Example: `1G`."""
+    """Disk space on each node for samples that the database has not accepted yet. Example: `1G`."""
     prometheus: str = ""
     """Address where each node answers Prometheus at /metrics; empty: none. Example: `127.0.0.1:9835`."""
     prometheus_controller: str = ""
-    """The same of the controllers. Example: `127.0.0.1:9836`."""
+    """The same for the controllers. Example: `127.0.0.1:9836`."""
 
     @field_validator("url")
     @classmethod
@@ -88,7 +88,7 @@ class Monitoring(BaseModel):
 
 
 class NodeMetrics(BaseModel):
-    """The section as nodes read it; seconds, MiB. Without it nothing is sent, and jobs are summed up all the same."""
+    """The section as nodes read it; seconds, MiB. Without it nothing is sent, but the use of jobs is summed up."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 

@@ -1,8 +1,8 @@
 """Names that Slurm keeps as they are written.
 
 sacctmgr lower-cases names, splits them at commas, expands brackets and turns quotes into backquotes (tried on 22.05);
-other signs break its parsable output. A tenant under a name that Slurm changes would be made anew by each apply: such
-names are refused.
+other characters break its parsable output. A tenant with a name that Slurm changes would be created again by each
+apply: such names are refused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def check_tenant(name: str) -> str:
     """The name. Raises ValueError, saying what Slurm would make of it."""
     check_name(name)
     if name in _TAKEN or name.startswith(OWN_PREFIX):
-        raise ValueError(f"{name!r} is a name that Slurm or Sluice keeps for itself; choose another")
+        raise ValueError(f"{name!r} is a name that Slurm or Sluice reserves; choose another")
     if name.isdecimal():
         raise ValueError(f"{name!r} is a number, which Slurm's commands take for an id; put a letter in front")
     return name
@@ -44,10 +44,10 @@ def check_name(name: str) -> str:
 
 
 def check_user(name: str) -> str:
-    """A unix user's name, as Slurm's accounting keeps it. Raises ValueError."""
+    """A Unix user's name, as Slurm's accounting keeps it. Raises ValueError."""
     if not re.fullmatch(r"[a-z_][a-z0-9_.-]{0,31}", name):
         lower = f"; Slurm would make {name.lower()!r} of it" if name != name.lower() else ""
-        raise ValueError(f"{name!r} is no unix user name that Slurm keeps as written{lower}")
+        raise ValueError(f"{name!r} is not a Unix user name that Slurm keeps as written{lower}")
     return name
 
 

@@ -1,6 +1,6 @@
 """What nodes and the controllers' daemon read of a policy: `sluice.node.json`.
 
-`sluice apply` writes it beside sluice.policy. Each part of Sluice that runs there owns one section, a pydantic model
+`sluice apply` writes it next to sluice.policy. Each part of Sluice that runs there owns one section, a pydantic model
 whose defaults hold where there is no file. The file is read again when it changes; one that cannot be read leaves the
 last good one in force.
 """
@@ -8,22 +8,24 @@ last good one in force.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from policy.alerts import NodeAlerts, compile_alerts
 from policy.checkpoint import NodeCheckpoint, compile_checkpoint
 from policy.health import NodeHealth, compile_health
-from policy.model import Policy
 from policy.monitoring import NodeMetrics, compile_metrics
 from policy.node_limits import NodeLimits, compile_limits
-from sluice_base.errors import SluiceError
+from sluice.base.errors import SluiceError
+
+if TYPE_CHECKING:
+    from policy.model import Policy
 
 FILE_NAME = "sluice.node.json"
-"""Its name beside slurm.conf."""
+"""Its name next to slurm.conf."""
 _MAX_BYTES = 4 << 20
-_REMEDY = "write it anew with: sluice apply"
+_REMEDY = "write it again with: sluice apply"
 
 
 class NodePolicy(BaseModel):

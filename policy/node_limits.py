@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from policy.model import Enforcement, Strangers
+if TYPE_CHECKING:  # the node agent must start fast, and does without the model of the whole policy
+    from policy.model import Enforcement
 
 RungName = Literal["mig", "driver", "mps", "limiter", "watchdog"]
 ORDER: tuple[RungName, ...] = ("mig", "driver", "mps", "limiter", "watchdog")
 """The strongest first."""
 
 
-class NodeStrangers(Strangers):
-    """The policy's section; keys of later versions are ignored."""
+class NodeStrangers(BaseModel):
+    """What happens to holders of GPU memory that belong to no registered job (`policy.model.Strangers`)."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
+
+    jobs_without_gpus: Literal["end", "report", "ignore"] = "end"
+    earlier_jobs: Literal["end", "report", "ignore"] = "report"
+    users: Literal["end", "report", "ignore"] = "report"
+    unknown: Literal["end", "report", "ignore"] = "end"
 
 
 class NodeLimits(BaseModel):
@@ -27,19 +33,19 @@ class NodeLimits(BaseModel):
     ladder: tuple[RungName, ...] = ("mig", "limiter", "watchdog")
     """Rungs that may be used, the strongest first."""
     cu_mask: bool = False
-    """Shares of AMD GPUs by a mask that programs could take off."""
+    """Shares of AMD GPUs by a mask that programs could remove."""
     scrub: bool = False
     """Clear a GPU's memory before another job gets it."""
     scrub_seconds: int = 60
     """Time for that."""
     unwatched_s: Annotated[int, Field(ge=0, le=86400)] = 10
-    """So long a job with limits may run unwatched before it is frozen; 0: for ever."""
+    """How long a job with limits may run unwatched before it is frozen; 0: without bound."""
     mig: dict[str, tuple[str, ...]] = {}
     """MIG profiles by GPU of a node: ``NODES`` or ``NODES:GPUS`` as in the policy."""
     amd_partitions: dict[str, str] = {}
     """Partition modes of AMD GPUs, by the same."""
     strangers: NodeStrangers = NodeStrangers()
-    """What happens to holders of GPU memory that are no registered job's."""
+    """What happens to holders of GPU memory that belong to no registered job."""
 
 
 def compile_limits(enforcement: Enforcement | None) -> NodeLimits:

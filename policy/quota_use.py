@@ -8,13 +8,12 @@ from typing import Any
 
 from policy.live import Cluster
 from policy.names import OVER_QOS
-from slurm_client.accounting import Association, Use
-from slurm_client.text import parse_duration
+from sluice.slurm.accounting import Association, Use
 
 
 @dataclass(slots=True)
-class TenantReport:
-    """One account as Slurm sees it."""
+class TenantUse:
+    """What one account may use and uses, as Slurm sees it."""
 
     name: str
     parent: str
@@ -75,12 +74,12 @@ def counts(text: str) -> dict[str, int]:
     return {name: int(value) for name, value in (pair.split("=") for pair in text.split(",") if pair)}
 
 
-def report(cluster: Cluster, *, only: str | None = None) -> dict[str, TenantReport]:
+def read_use(cluster: Cluster, *, only: str | None = None) -> dict[str, TenantUse]:
     """All tenants, parents first; or those that a user is a member of, with what is above them."""
     name = cluster.client.config().get("ClusterName", "").lower()
     associations = cluster.accounting.associations(name)
     qos = cluster.accounting.qos()
-    found: dict[str, TenantReport] = {}
+    found: dict[str, TenantUse] = {}
     for one in associations:
         if one.account == "root" or one.partition:
             continue
@@ -103,18 +102,25 @@ def report(cluster: Cluster, *, only: str | None = None) -> dict[str, TenantRepo
     return found
 
 
-def _tenant(one: Association, found: Mapping[str, TenantReport], qos: Mapping[str, Mapping[str, str]]) -> TenantReport:
+def _tenant(one: Association, found: Mapping[str, TenantUse], qos: Mapping[str, Mapping[str, str]]) -> TenantUse:
     parent = found.get(one.parent)
     words = one.qos or (parent.qos if parent else ())
     default = one.default_qos or (parent.default_qos if parent else "")
     guarantee = counts(qos.get(one.account, {}).get("MaxTRESPA", "")) if one.account in words else {}
-    return TenantReport(
-        one.account, "" if one.parent == "root" else one.parent, [], one.shares, one.limits, {}, words, default,
+    return TenantUse(
+        one.account,
+        "" if one.parent == "root" else one.parent,
+        [],
+        one.shares,
+        one.limits,
+        {},
+        words,
+        default,
         guarantee,
-    )  # fmt: skip
+    )
 
 
-def _of_user(found: dict[str, TenantReport], user: str) -> dict[str, TenantReport]:
+def _of_user(found: dict[str, TenantUse], user: str) -> dict[str, TenantUse]:
     wanted: set[str] = set()
     for name, tenant in found.items():
         if user in tenant.members:
@@ -123,13 +129,13 @@ def _of_user(found: dict[str, TenantReport], user: str) -> dict[str, TenantRepor
                 wanted.add(here)
                 here = found[here].parent if here in found else None
     kept = {name: tenant for name, tenant in found.items() if name in wanted}
-    for tenant in kept.values():  # others' names and use are not this user's business
+    for tenant in kept.values():  # this user may not see others' names and use
         tenant.members = [member for member in tenant.members if member == user]
         tenant.member_limits = {name: one for name, one in tenant.member_limits.items() if name == user}
     return kept
 
 
-def example(tenant: TenantReport, types: list[str], partition: str) -> str:
+def example(tenant: TenantUse, types: list[str], partition: str) -> str:
     """A job that the tenant can submit now."""
     gpus = min([1, *(left for left in [tenant.left("gres/gpu")] if left is not None)])
     what = f"gpu:{types[0]}:{gpus}" if types and gpus else "gpu:1"
@@ -140,11 +146,3 @@ def example(tenant: TenantReport, types: list[str], partition: str) -> str:
         words.append(f"--partition={partition}")
     words += [f"--gres={what}", f"--time={minutes}", "job.sh"]
     return " ".join(words)
-
-
-def show_minutes(text: str) -> str:
-    """Minutes of a limit as hours, or as Slurm wrote them."""
-    if text.isdecimal():
-        return f"{int(text) / 60:g} h"
-    seconds = parse_duration(text)
-    return text if seconds is None else f"{seconds / 3600:g} h"

@@ -1,4 +1,4 @@
-"""Plan, apply, drift: a policy file and a cluster brought together."""
+"""What `sluice plan`, `apply` and `drift` do: compares a policy file with a cluster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gres_probe.slurm_conf import read_config
 from policy.access import ADMINISTRATOR, Caller, caller, permitted, require
 from policy.apply import Applier, Progress, includes_snippet
 from policy.audit import AuditLog
@@ -23,13 +22,14 @@ from policy.live import Cluster, Live, read_live
 from policy.names import OVER_QOS
 from policy.state import SNIPPET
 from policy.wanted import Wanted, make
-from sluice_base.errors import SluiceError, UsageError
-from sluice_base.files import write_atomic
-from slurm_client.accounting import Use
+from sluice.base.errors import SluiceError, UsageError
+from sluice.base.files import write_atomic
+from sluice.slurm.accounting import Use
+from sluice.slurm.slurm_conf import read_config
 
 STATE_FOLDER = Path("/var/lib/sluice")
 _RECORDS = ("nodename", "partitionname", "nodeset", "downnodes", "frontendname")
-"""What begins lines of slurm.conf whose keys are about one thing only."""
+"""Keys that begin lines of slurm.conf whose other keys are about one object only."""
 
 
 @dataclass(slots=True)
@@ -45,8 +45,8 @@ class Applied:
 
 
 @dataclass(slots=True)
-class Plan:
-    """What would change."""
+class Comparison:
+    """A policy and the cluster, and what would change."""
 
     source: Source
     live: Live
@@ -87,12 +87,12 @@ class Site:
         except OSError as error:
             raise SluiceError(f"{path}: {error.strerror}", remedy="run it as a user who may read it") from error
         except (ValueError, KeyError, TypeError) as error:
-            raise SluiceError(f"{path}: damaged", remedy="remove it: the next apply writes it anew") from error
+            raise SluiceError(f"{path}: damaged", remedy="remove it: the next apply writes it again") from error
 
-    def plan(self, source: Source, *, live: Live | None = None, keep_level: bool = False) -> Plan:
+    def compare(self, source: Source, *, live: Live | None = None, keep_level: bool = False) -> Comparison:
         """Compare a policy with the cluster. Raises SluiceError.
 
-        `keep_level`: whatever level the policy sets, the one that slurmctld is asked for stays.
+        `keep_level`: the level that slurmctld is asked for stays, even if the policy sets another.
         """
         live = live or read_live(self.cluster)
         policy = source.policy.model_copy(update={"level": None}) if keep_level else source.policy
@@ -117,22 +117,24 @@ class Site:
         others = [name for name in live.state.accounts if name not in wanted.state.accounts and name not in managed]
         wanted.notes += [
             f"user {odd.user} in {odd.account}, partition {odd.partition}: an association of its own that the file "
-            "does not govern, so max_gpus_per_user does not hold there"
+            "does not manage, so max_gpus_per_user does not hold there"
             for odd in live.odd_users[:10]
         ]
         if others:
-            wanted.notes.append(f"accounts that the file does not name, left alone: {', '.join(others[:10])}"
-                                + (f" and {len(others) - 10} more" if len(others) > 10 else ""))  # fmt: skip
-        return Plan(source, live, wanted, changes, applied)
+            wanted.notes.append(
+                f"accounts that the file does not name, left alone: {', '.join(others[:10])}"
+                + (f" and {len(others) - 10} more" if len(others) > 10 else "")
+            )
+        return Comparison(source, live, wanted, changes, applied)
 
-    def drift(self, *, keep_level: bool = False) -> Plan:
+    def drift(self, *, keep_level: bool = False) -> Comparison:
         """What was changed by hand since the last apply: the way back to it. Raises SluiceError without one."""
         applied = self.applied()
         if not applied.version:
-            raise SluiceError("nothing was ever applied here", remedy="apply a policy first: sluice apply")
+            raise SluiceError("no policy was applied on this host yet", remedy="apply a policy first: sluice apply")
         path = self.folder / "applied.json"
         policy = parse(applied.text, source=f"{path}: the policy applied last")
-        return self.plan(Source(path, applied.text, policy), keep_level=keep_level)
+        return self.compare(Source(path, applied.text, policy), keep_level=keep_level)
 
     def caller(self) -> Caller:
         """Who is calling."""
@@ -142,7 +144,7 @@ class Site:
 
     def apply(
         self,
-        plan: Plan,
+        comparison: Comparison,
         *,
         who: Caller,
         action: str = "apply",
@@ -153,28 +155,28 @@ class Site:
     ) -> tuple[list[Change], list[Change]]:
         """Make the changes that the caller may make; those made, and those left to an administrator.
 
-        `before` is called when nothing can refuse any more, e.g. to write the policy file. Raises SluiceError.
+        `before` is called after all checks, e.g. to write the policy file. Raises SluiceError.
         """
         require(who, action)
-        tops = _tops(plan.live, who)
-        changes, left = permitted(who, plan.changes, tops)
+        tops = _tops(comparison.live, who)
+        changes, left = permitted(who, comparison.changes, tops)
         if left and not who.is_admin and not changes:
             raise SluiceError(
                 f"{action}: {who.user} may not change {left[0].kind} {left[0].name}",
                 remedy="coordinators change members of their accounts, and the accounts below them",
             )
         load = who.level >= ADMINISTRATOR
-        applier = Applier(self.cluster, plan.live, plan.wanted.state, progress, load=load)
+        applier = Applier(self.cluster, comparison.live, comparison.wanted.state, progress, load=load)
         applier.refuse_impossible(changes)
         self.audit.refuse_unwritable()
-        with self._alone(plan):
-            return self._apply(plan, who, action, applier, changes, left, force, drain_s, before)
+        with self._alone(comparison):
+            return self._apply(comparison, who, action, applier, changes, left, force, drain_s, before)
 
     @contextmanager
-    def _alone(self, plan: Plan) -> Iterator[None]:
-        """One apply at a time: two sacctmgr that add side by side can end slurmdbd. Raises SluiceError.
+    def _alone(self, comparison: Comparison) -> Iterator[None]:
+        """One apply at a time: two sacctmgr that add at the same time can end slurmdbd. Raises SluiceError.
 
-        The lock lies where only those who may write records reach it, so that no user can keep it.
+        The lock is in a folder that only users who may write records can enter, so that no other user can hold it.
         """
         flags = os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(self.folder / "audit/.apply", flags, 0o660)
@@ -182,16 +184,18 @@ class Site:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise SluiceError("another apply is under way", remedy="wait for its end, and try again") from None
-            if self.applied() != plan.applied:
-                raise SluiceError("somebody applied a policy since this plan was made", remedy="try again")
+                raise SluiceError("another apply is running", remedy="wait until it ends, and try again") from None
+            if self.applied() != comparison.applied:
+                raise SluiceError(
+                    "somebody applied a policy since the cluster was compared with this one", remedy="try again"
+                )
             yield
         finally:
             os.close(descriptor)
 
     def _apply(
         self,
-        plan: Plan,
+        comparison: Comparison,
         who: Caller,
         action: str,
         applier: Applier,
@@ -208,51 +212,51 @@ class Site:
                 f"{len(jobs)} jobs of {', '.join(names[:5])}, who are to be removed, run or wait",
                 remedy="wait for them, or --force: they are drained and then cancelled",
             )
-        version = plan.source.digest
-        detail = {"changes": len(changes), "summary": summary(changes), "file": str(plan.source.path)}
+        version = comparison.source.digest
+        detail = {"changes": len(changes), "summary": summary(changes), "file": str(comparison.source.path)}
         if jobs:
             detail["jobs_to_end"] = ",".join(str(one) for one in sorted(job.id for job in jobs))[:4000]
-        if budgets := [note for note in plan.wanted.notes if "budget" in note]:
+        if budgets := [note for note in comparison.wanted.notes if "budget" in note]:
             detail["budgets"] = "; ".join(budgets)[:4000]
-        if unenforced := plan.source.policy.unenforced():
+        if unenforced := comparison.source.policy.unenforced():
             detail["accepted_unenforced"] = ",".join(unenforced)
-        self.audit.append(who.user, f"{action} begun", plan.live.name, detail, version=version)
+        self.audit.append(who.user, f"{action} begun", comparison.live.name, detail, version=version)
         try:
             if before is not None:
                 before()
-            self.remember(plan, who, finished=False)
+            self.remember(comparison, who, finished=False)
             if jobs:
                 applier.drain(changes, drain_s)
             applier.run(changes)
         except BaseException as error:
             with suppress(OSError, SluiceError):
-                self.audit.append(who.user, f"{action} failed", plan.live.name, {"error": str(error)[:1000]},
-                                  version=version)  # fmt: skip
+                self.audit.append(
+                    who.user, f"{action} failed", comparison.live.name, {"error": str(error)[:1000]}, version=version
+                )
             raise
         for change in changes:
             if change.kind != "user" or change.action == "change":
                 self.audit.append(
-                    who.user, f"{change.action} {change.kind}", change.name,
-                    _audited(change), version=version,
-                )  # fmt: skip
+                    who.user, f"{change.action} {change.kind}", change.name, _audited(change), version=version
+                )
         for account, users in _members(changes).items():
             self.audit.append(who.user, "change members", account, users, version=version)
-        self.audit.append(who.user, action, plan.live.name, detail, version=version)
+        self.audit.append(who.user, action, comparison.live.name, detail, version=version)
         if not left:
-            self.remember(plan, who, finished=True)
+            self.remember(comparison, who, finished=True)
         return changes, left
 
-    def remember(self, plan: Plan, who: Caller, *, finished: bool) -> None:
-        """Write what is applied. Until it is finished, what was managed before stays so: it may have to go yet."""
+    def remember(self, comparison: Comparison, who: Caller, *, finished: bool) -> None:
+        """Write what is applied. Until it is finished, what was managed before stays managed: it may still go."""
         old = self.applied()
-        tenants, qos = list(plan.wanted.state.accounts), list(plan.wanted.state.qos)
+        tenants, qos = list(comparison.wanted.state.accounts), list(comparison.wanted.state.qos)
         if not finished:
             tenants, qos = sorted({*old.tenants, *tenants}), sorted({*old.qos, *qos})
         document = {
             "tenants": tenants,
             "qos": qos,
-            "text": plan.source.text if finished else old.text,
-            "version": plan.source.digest if finished else old.version,
+            "text": comparison.source.text if finished else old.text,
+            "version": comparison.source.digest if finished else old.version,
             "user": who.user if finished else old.user,
             "time": time.time() if finished else old.time,
         }
@@ -260,9 +264,9 @@ class Site:
 
 
 def trusted_folder(folder: Path) -> Path:
-    """The state folder. Raises UsageError for one that anybody could have made up.
+    """The state folder. Raises UsageError for one that any user could have forged.
 
-    What is recorded there must not be left out by naming another folder.
+    Nobody may avoid the records by naming another folder.
     """
     if os.getuid() == 0:
         return folder
@@ -273,7 +277,7 @@ def trusted_folder(folder: Path) -> Path:
     if status.st_uid == os.getuid() or status.st_mode & stat.S_IWOTH:
         raise UsageError(
             f"--state-dir {folder}: belongs to you, or anybody may write there",
-            remedy=f"leave the option out: Sluice keeps its records in {STATE_FOLDER}",
+            remedy=f"leave the option out: Sluice keeps its state in {STATE_FOLDER}",
         )
     return folder
 
@@ -286,13 +290,14 @@ def load_source(path: Path) -> Source:
 def _tops(live: Live, who: Caller) -> list[str]:
     """The accounts at the top of a coordinator's subtrees."""
     return [
-        name for name in who.coordinates
+        name
+        for name in who.coordinates
         if name not in live.state.accounts or live.state.accounts[name].parent not in who.coordinates
-    ]  # fmt: skip
+    ]
 
 
 def _below(live: Live, managed: set[str]) -> set[str]:
-    """Accounts below managed ones: they cannot stay when those go."""
+    """Accounts below managed ones: they cannot stay when those are removed."""
     found: set[str] = set()
     for name, state in live.state.accounts.items():
         if state.parent in managed or state.parent in found:
@@ -308,7 +313,7 @@ def _settings(wanted: Wanted) -> dict[str, str]:
 
 
 def _given_twice(live: Live, wanted: Wanted) -> list[str]:
-    """What slurm.conf sets itself beside the snippet that it includes: Slurm takes the last one, and complains."""
+    """What slurm.conf sets itself in addition to the snippet that it includes: Slurm takes the last one, and warns."""
     if not includes_snippet(live.folder):
         return []
     ours = {key.lower(): f"{key}={value}" for key, value in _settings(wanted).items()}
@@ -321,7 +326,7 @@ def _given_twice(live: Live, wanted: Wanted) -> list[str]:
         if value.key.lower() in ours
     ]
     return [
-        f"{one.place}: take out {one.key}={one.text}: {ours[one.key.lower()]} is in {SNIPPET}, and the last one counts"
+        f"{one.place}: remove {one.key}={one.text}: {ours[one.key.lower()]} is in {SNIPPET}, and the last one counts"
         for one in theirs
     ]
 
@@ -329,13 +334,14 @@ def _given_twice(live: Live, wanted: Wanted) -> list[str]:
 def _not_in_force(live: Live, wanted: Wanted) -> list[str]:
     """Settings of the snippet that slurmctld does not have."""
     missing = []
+    config = {key.lower(): value for key, value in live.config.items()}  # scontrol writes PriorityWeightFairShare
     for key, value in _settings(wanted).items():
-        now = live.config.get(key, "")
+        now = config.get(key.lower(), "")
         if not _same_setting(key, value, now):
             missing.append(f"{key} is {now or 'unset'}, wanted {value}")
     if not missing:
         return []
-    how = "apply it" if includes_snippet(live.folder) else f"let slurm.conf say: Include {SNIPPET}"
+    how = "apply it" if includes_snippet(live.folder) else f"add to slurm.conf: Include {SNIPPET}"
     return [f"not in force: {'; '.join(missing)}. {how}; AccountingStorageTRES and PreemptType need a restart"]
 
 
@@ -344,6 +350,8 @@ def _same_setting(key: str, wanted: str, now: str) -> bool:
         return set(wanted.lower().split(",")) <= set(now.lower().split(","))
     if key.endswith("Timeout"):  # shown as "6 sec"
         return wanted == now.partition(" ")[0]
+    if wanted == "NONE":
+        return now.lower() in ("", "none")
     return wanted.lower() == now.lower() or (key.startswith("Priority") and _zero(wanted) and _zero(now))
 
 
@@ -367,4 +375,4 @@ def _members(changes: list[Change]) -> dict[str, dict[str, str]]:
     }
 
 
-__all__ = ["OVER_QOS", "STATE_FOLDER", "Applied", "Plan", "Site", "load_source", "trusted_folder"]
+__all__ = ["OVER_QOS", "STATE_FOLDER", "Applied", "Comparison", "Site", "load_source", "trusted_folder"]

@@ -1,4 +1,4 @@
-"""What a policy governs in a cluster, in one form for what is wanted and for what is there: both are compared."""
+"""What a policy manages in a cluster, in one form for what is wanted and what is there, to compare the two."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Literal
 
 SNIPPET = "policy.sluice.conf"
-"""Its name beside slurm.conf, which includes it."""
+"""Its name next to slurm.conf, which includes it."""
 LEVEL_FILE = "sluice.level"
-"""One word beside slurm.conf: how much of Sluice is switched on in slurmctld."""
+"""A file next to slurm.conf with one word: how much of Sluice is switched on in slurmctld."""
 Level = Literal["off", "admit", "shadow", "place"]
 
 
@@ -50,11 +50,11 @@ class ReservationState:
 
 @dataclass(slots=True)
 class State:
-    """All of it. Accounts stand parents first."""
+    """All of it. Accounts are listed parents first."""
 
     accounts: dict[str, AccountState] = field(default_factory=dict)
     users: dict[tuple[str, str], UserState] = field(default_factory=dict)  # (account, user)
-    root_users: set[str] = field(default_factory=set)  # users of the account root: not governed
+    root_users: set[str] = field(default_factory=set)  # users of the account root: not managed
     qos: dict[str, dict[str, str]] = field(default_factory=dict)
     root_limits: dict[str, str] = field(default_factory=dict)
     reservations: dict[str, ReservationState] = field(default_factory=dict)

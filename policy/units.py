@@ -8,8 +8,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from sluice_base.errors import UsageError
-from sluice_base.sizes import parse_mib
+from sluice.base.errors import UsageError
+from sluice.base.sizes import parse_mib
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
@@ -23,7 +23,7 @@ def parse_seconds(text: str) -> int:
     if match:
         days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
         return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-    raise ValueError(f"{text!r} is no duration: write e.g. 90s, 15m, 48h, 7d or 1-12:00:00")
+    raise ValueError(f"{text!r} is not a duration: write e.g. 90s, 15m, 48h, 7d or 1-12:00:00")
 
 
 def _seconds(value: object) -> object:
@@ -46,14 +46,14 @@ def _date(value: object) -> object:
         try:
             return datetime.date.fromisoformat(value)
         except ValueError as error:
-            raise ValueError(f"{value!r} is no date: write it as 2027-12-31") from error
+            raise ValueError(f"{value!r} is not a date: write it as 2027-12-31") from error
     return value
 
 
 def _zoned(value: datetime.date) -> datetime.date:
-    """What is a time in every time zone."""
+    """Check that a date is a valid time in every time zone."""
     if not 1970 < value.year < 9999:
-        raise ValueError(f"{value} is too far away; take a day from 1971-01-01 to 9998-12-31")
+        raise ValueError(f"{value} is out of range; use a day from 1971-01-01 to 9998-12-31")
     return value
 
 

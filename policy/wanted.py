@@ -24,18 +24,24 @@ from policy.names import OVER_QOS, OWN_PREFIX
 from policy.node import FILE_NAME as NODE_FILE
 from policy.node import compile_node
 from policy.state import LEVEL_FILE, SNIPPET, AccountState, ReservationState, State, UserState
-from sluice_base.errors import SluiceError
-from slurm_client.accounting import TRES_OPTIONS, Use, canonical
+from sluice.base.errors import SluiceError
+from sluice.slurm.accounting import TRES_OPTIONS, Use, canonical
 
-_PERIODS = {"none": "NONE", "daily": "DAILY", "weekly": "WEEKLY", "monthly": "MONTHLY", "quarterly": "QUARTERLY",
-            "yearly": "YEARLY"}  # fmt: skip
+_PERIODS = {
+    "none": "NONE",
+    "daily": "DAILY",
+    "weekly": "WEEKLY",
+    "monthly": "MONTHLY",
+    "quarterly": "QUARTERLY",
+    "yearly": "YEARLY",
+}
 
 _FULL_GPUS = 8  # whole GPUs of a job that is as large as jobs get, for the order
 # SchedulerParameters at level place. What waits for room is started by the planner within its interval; Slurm's own
-# passes, which hold its locks, remain for what the planner leaves to them. docs/scheduling-in-slurm.md
+# passes, which hold its locks, are for what the planner leaves to them. docs/scheduling-in-slurm.md
 BACKFILL = {
     "bf_interval": "30",  # its default: shorter only costs, longer lets jobs wait that the planner leaves to Slurm
-    "bf_continue": "",  # a long pass goes on after it gave its locks back, or jobs at the end are never looked at
+    "bf_continue": "",  # a long pass goes on after it released its locks; else jobs at the end are never reached
     "bf_max_job_test": "500",  # its default: more only costs, as the planner looks at all jobs
     "bf_resolution": "60",  # seconds; the planner's own starts are exact
 }
@@ -46,7 +52,7 @@ _BACKFILL_WINDOW = 1440  # minutes at the least; shorter than the longest time l
 
 @dataclass(slots=True)
 class Wanted:
-    """The wanted state, and what an admin should know beside it."""
+    """The wanted state, and notes for the admin."""
 
     state: State
     notes: list[str] = field(default_factory=list)
@@ -72,7 +78,7 @@ class _Maker:
 
     # ---- classes ----
 
-    def look_at_classes(self) -> None:
+    def count_classes(self) -> None:
         """Count nodes and GPUs of each class."""
         for name, one in self.policy.classes.items():
             nodes = gpus = memory = 0
@@ -86,10 +92,10 @@ class _Maker:
             self.class_nodes[name] = (nodes, gpus, one.gpu_memory or memory)
             if not nodes:
                 self.notes.append(f"classes.{name}: no node of the cluster has GPUs of type {', '.join(one.types)}")
-            self.look_at_defaults(name)
+            self.compare_defaults(name)
 
-    def look_at_defaults(self, name: str) -> None:
-        """What a class gives each GPU by default, against the nodes that have least of it for each of their GPUs."""
+    def compare_defaults(self, name: str) -> None:
+        """Compare what a class gives each GPU by default with the node that has least for each of its GPUs."""
         one = self.policy.classes[name]
         nodes = [(node, gpus_of(node)[0]) for node in self.live.nodes]
         having = [(node, sum(types.values())) for node, types in nodes if types.keys() & set(one.types)]
@@ -104,7 +110,7 @@ class _Maker:
                 has, gpus, node = min(short, key=lambda one: one[0] / one[1])
                 self.notes.append(
                     f"classes.{name}: with {key} the {gpus} GPUs of {node} take {each * gpus} {unit}, "
-                    f"and it has {has}: jobs that name none leave GPUs of it unused"
+                    f"and it has {has}: jobs that name none leave some of its GPUs unused"
                 )
 
     def gpu_type(self, class_name: str) -> str:
@@ -125,14 +131,14 @@ class _Maker:
                 found[self.gpu_type(name)] = one.gpus
         return found
 
-    def guarantee_of_own(self, name: str) -> dict[str, int]:
+    def guarantee_left(self, name: str) -> dict[str, int]:
         """A tenant's guarantee without what is guaranteed to those below it."""
-        own = self.class_tres(self.policy.tenants[name].guarantee)
+        left = self.class_tres(self.policy.tenants[name].guarantee)
         for child in self.children.get(name, []):
             for key, value in self.class_tres(self.policy.tenants[child].guarantee).items():
-                if key in own:
-                    own[key] = max(0, own[key] - value)
-        return own
+                if key in left:
+                    left[key] = max(0, left[key] - value)
+        return left
 
     def limits_of(self, name: str) -> dict[str, str]:
         """Limits of a tenant's association."""
@@ -152,7 +158,7 @@ class _Maker:
             limits["MaxWall"] = str(max(1, longest // 60))
         if tenant.expires is not None and self.today >= tenant.expires:
             limits["GrpSubmitJobs"] = "0"
-            self.notes.append(f"tenant {name}: expired on {tenant.expires}; submits nothing more")
+            self.notes.append(f"tenant {name}: expired on {tenant.expires}; its submissions are refused")
         return _merge(limits, tenant.slurm)
 
     def minutes(self, tenant: Tenant) -> dict[str, int]:
@@ -243,13 +249,13 @@ class _Maker:
             fields = {"Priority": str(priority) if priority else ""}
             if tenant.guarantee is not None:
                 if tenant.borrow:
-                    fields["MaxTRESPA"] = _tres_text(self.guarantee_of_own(name))
+                    fields["MaxTRESPA"] = _tres_text(self.guarantee_left(name))
                 if lends and preemption.enabled:
                     fields["Preempt"] = OVER_QOS
             self.state.qos[name] = {key: value for key, value in fields.items() if value}
 
     def lowered(self, name: str) -> bool:
-        """Whether the tenant's budget says so."""
+        """Whether the tenant's budget is used and its action applies."""
         budget, used = self.policy.tenants[name].budget, self.used.get(name, 0.0)
         if budget is None or used < 0.8:
             return False
@@ -302,8 +308,8 @@ class _Maker:
 
         def visit(name: str) -> None:
             guarantee = self.policy.tenants[name].guarantee
-            own = self.class_tres(guarantee)
-            count = own.get(self.gpu_type(class_name), own.get("gres/gpu", 0) if only else 0)
+            guaranteed = self.class_tres(guarantee)
+            count = guaranteed.get(self.gpu_type(class_name), guaranteed.get("gres/gpu", 0) if only else 0)
             if count:
                 found[name] = count
             else:
@@ -326,8 +332,8 @@ class _Maker:
 
         At level place tenants are ordered by ours: by GPU time, which is some seconds old. Slurm's then decides between
         members of one tenant only: all of it weighs less than one step of ours, and there are as many steps as
-        tenants, the root, and the one that stands for accounts that are no tenants (native/core/fairshare.c). Usage
-        that starts anew with each period is kept by Slurm alone.
+        tenants, the root, and the one for accounts that are not tenants (native/core/fairshare.c). Usage
+        that starts again with each period is kept by Slurm alone.
         """
         scheduling = self.policy.scheduling
         weight = scheduling.weights.fair_share
@@ -347,7 +353,7 @@ class _Maker:
         enforce |= {word for word in self.live.config.get("AccountingStorageEnforce", "").lower().split(",") if word}
         enforce.discard("none")
         lines = [
-            "# Written by `sluice apply`; slurm.conf says: Include " + SNIPPET,
+            "# Written by `sluice apply`; slurm.conf includes it: Include " + SNIPPET,
             f"AccountingStorageTRES={','.join(sorted(kept | needed))}",
             f"AccountingStorageEnforce={','.join(sorted(enforce))}",
             "PriorityType=priority/multifactor",
@@ -371,7 +377,7 @@ class _Maker:
         return "\n".join(lines) + "\n"
 
     def timeouts(self) -> dict[str, int]:
-        """When a controller or a node is taken for lost; docs/failover.md, Parameters."""
+        """When a controller or a node counts as lost; docs/failover.md, Parameters."""
         failover, config = self.policy.failover, self.live.config
         given = {"SlurmctldTimeout": failover.controller_timeout, "SlurmdTimeout": failover.node_timeout}
         chosen = {key: seconds for key, seconds in given.items() if seconds is not None}
@@ -382,7 +388,7 @@ class _Maker:
         return {"SlurmctldTimeout": CONTROLLER_TIMEOUT_S, "SlurmdTimeout": nodes} | chosen
 
     def scheduler_parameters(self) -> str:
-        """What sched/backfill is told beside the planner; the site's other words stay."""
+        """SchedulerParameters of sched/backfill next to the planner; the site's other parameters stay."""
         limits = [tenant.max_time for tenant in self.policy.tenants.values()] + [self.policy.defaults.max_time]
         longest = max((seconds for seconds in limits if seconds is not None), default=0)
         ours = {**BACKFILL, "bf_window": str(max(_BACKFILL_WINDOW, math.ceil(longest / 60)))}
@@ -438,7 +444,7 @@ class _Maker:
         return compiled.CompiledPolicy(source=source, settings=settings, classes=classes, tenants=tenants)
 
     def compile_tenant(self, name: str) -> compiled.Tenant:
-        """One tenant of it."""
+        """One tenant of the compiled policy."""
         tenant, policy = self.policy.tenants[name], self.policy
         per_job = tenant.per_job
         rules: dict[str, dict[str, int]] = {}
@@ -478,7 +484,7 @@ class _Maker:
         )
 
     def files(self) -> compiled.CompiledPolicy:
-        """Files beside slurm.conf; an equal compiled policy keeps its time."""
+        """Files next to slurm.conf; an equal compiled policy keeps its time."""
         policy = self.compile()
         path = self.live.folder / compiled.FILE_NAME
         try:
@@ -496,7 +502,7 @@ class _Maker:
             self.state.files[self.live.folder / LEVEL_FILE] = f"{self.policy.level}\n"
         return policy
 
-    def look_around(self) -> None:
+    def add_notes(self) -> None:
         """Names in the policy that the cluster does not know, and limits that are not in force."""
         partitions = {partition.name for partition in self.live.partitions}
         features = {feature for node in self.live.nodes for feature in node.features}
@@ -519,22 +525,22 @@ class _Maker:
 
 
 def make(policy: Policy, live: Live, *, use: list[Use] | None = None, now: float | None = None) -> Wanted:
-    """What the policy wants of this cluster. `use`: what the tenants have used, for budgets.
+    """The state that the policy wants for this cluster. `use`: what the tenants have used, for budgets.
 
     Raises SluiceError for a policy that the cluster cannot keep: another cluster's, or more guaranteed than there is.
     """
     if policy.cluster is not None and policy.cluster != live.name:
         raise SluiceError(
-            f"cluster: the policy is for {policy.cluster!r}, and this is {live.name!r}",
+            f"cluster: the policy is for {policy.cluster!r}, but this is {live.name!r}",
             remedy="name the right slurm.conf, or the right policy file",
         )
     maker = _Maker(policy, live, budget_use(policy, use or []), time.time() if now is None else now)
-    maker.look_at_classes()
+    maker.count_classes()
     maker.tenants()
     maker.qos()
     maker.reservations()
     maker.cluster_limits()
-    maker.look_around()
+    maker.add_notes()
     result = maker.files()
     return Wanted(maker.state, maker.notes, result)
 
@@ -566,7 +572,7 @@ def _tres_text(tres: Mapping[str, int]) -> str:
 
 
 def _merge(limits: Mapping[str, str], extra: Mapping[str, str]) -> dict[str, str]:
-    """The limits, and what else is to stand in the association; canonical, without those that are none."""
+    """The limits, and what else is to be in the association; canonical, without empty ones."""
     merged = dict(limits)
     for option, value in extra.items():
         if option in TRES_OPTIONS and merged.get(option):

@@ -1,7 +1,7 @@
-"""Adds up, for every job on the node, what it makes of its GPUs; the sums join the job's record when it ends.
+"""Adds up how every job on the node uses its GPUs; the sums go into the job's record when it ends.
 
 Fed by each sample of each vendor. Sums are kept in a file a job, on disk, so that they outlive the agent and, with the
-record of the time before, even the node: what a job did before a reboot becomes a record when the agent starts again.
+record of the earlier boot, even the node: what a job did before a reboot becomes a record when the agent starts again.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from prolog_epilog import cgroups
-from prolog_epilog.log import log
-from prolog_epilog.readings import THROTTLING, Reading, readings_of
-from prolog_epilog.record import Grant, JobRecord
 from prolog_epilog.state import State
 from prolog_epilog.summary import GpuUse, Interval, grown_errors, split_energy
 from prolog_epilog.watching import Watch
-from sluice_base.clock import boot_id, uptime
-from sluice_base.errors import SluiceError
-from sluice_base.files import write_atomic
+from sluice.base.clock import boot_id, uptime
+from sluice.base.errors import SluiceError
+from sluice.base.files import write_atomic
+from sluice.base.log import log
+from sluice.exchange.readings import THROTTLING, Reading, readings_of
+from sluice.exchange.record import Grant, JobRecord
 
 SAVE_SECONDS = 15.0
-_LATE_SECONDS = 3.0  # a job that is first seen later had run before: the agent that saw it left nothing
+_LATE_SECONDS = 3.0  # a job that is first seen later ran before: the agent that saw it left nothing
 _LONGEST_JOB = 10 * 366 * 86400.0  # beyond it the clock was wrong
-_GAP_SECONDS = 20.0  # longer between two samples of a job, and what lay between is not measured
+_GAP_SECONDS = 20.0  # with longer gaps between two samples of a job the time in between is not measured
 
 
 @dataclass
@@ -43,7 +43,7 @@ class _Last:
 
 @dataclass(frozen=True)
 class _Processes:
-    """Busy time by process, where it is told, and where the processes belong."""
+    """Busy time by process, where the driver reports it, and where the processes belong."""
 
     busy: dict[int, int] | None
     owners: dict[int, cgroups.Place | None]
@@ -51,7 +51,7 @@ class _Processes:
 
 @dataclass
 class Tick:
-    """What came of one sample on one device, by job."""
+    """The result of one sample on one device, by job."""
 
     uuid: str
     intervals: dict[int, Interval] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class Accounting:
         self._owners: dict[str, dict[int, cgroups.Place | None]] = {}  # by vendor
         self._kept: dict[tuple[int, float], JobRecord | None] = {}  # what an earlier boot left; None: this one
         self._errors: dict[str, dict[str, int | None]] = {}
-        self._xids: dict[str, set[tuple[float, int]]] = {}  # events that were counted and may be told again
+        self._xids: dict[str, set[tuple[float, int]]] = {}  # events that were counted and may be reported again
         self.on_tick: list[Callable[[Tick], None]] = []
 
     # ---- samples ----
@@ -97,11 +97,11 @@ class Accounting:
             grants = [(one, grant.uuid, share_of(grant)) for one in records for grant in one.grants]
         ticks = []
         with self._lock:
-            for uuid, told in answer.get("devices", {}).items():
+            for uuid, sample in answer.get("devices", {}).items():
                 busy = answer.get("busy", {}).get(uuid)
                 processes = None if busy is None else {int(pid): int(ns) for pid, ns in busy.items()}
                 here = [(record, share) for record, one, share in grants if one == uuid]
-                tick = self._device(uuid, told, _Processes(processes, owners), here, held, now)
+                tick = self._device(uuid, sample, _Processes(processes, owners), here, held, now)
                 if tick is not None:
                     ticks.append(tick)
             self._forget({uuid for _, uuid, _ in grants})
@@ -118,19 +118,19 @@ class Accounting:
     def _device(
         self,
         uuid: str,
-        told: Mapping[str, Any],
+        sample: Mapping[str, Any],
         processes: _Processes,
         here: list[tuple[JobRecord, float]],
         held: Mapping[tuple[int, str], int],
         now: float,
     ) -> Tick | None:
-        now = told.get("at_s", now)  # the sampling process knows best
+        now = sample.get("at_s", now)  # the sampling process knows best
         last = self._last.get(uuid)
-        self._last[uuid] = _Last(now, told["busy_ns"], told["energy_mj"], processes.busy)
+        self._last[uuid] = _Last(now, sample["busy_ns"], sample["energy_mj"], processes.busy)
         new = {record.job for record, _ in here if uuid not in self._of(record)}
         for record, share in here:
             use = self._of(record).setdefault(uuid, GpuUse())
-            use.share, use.estimated = share, told.get("share", 1.0) < 1.0
+            use.share, use.estimated = share, sample.get("share", 1.0) < 1.0
             use.back()
             if record.job in new:
                 use.last_memory = held.get((record.job, uuid), 0)
@@ -140,17 +140,17 @@ class Accounting:
         if last is None or not here:
             return None
         seconds = now - last.at
-        began_anew = told["busy_ns"] is not None and last.busy_ns is not None and told["busy_ns"] < last.busy_ns
-        if seconds <= 0 or seconds > _GAP_SECONDS or began_anew:
+        restarted = sample["busy_ns"] is not None and last.busy_ns is not None and sample["busy_ns"] < last.busy_ns
+        if seconds <= 0 or seconds > _GAP_SECONDS or restarted:
             for record, _ in here:
                 self._of(record)[uuid].unmeasured += max(0.0, seconds)
             return None
-        work = [self._work(record.job, last, told["busy_ns"], processes, len(here), seconds) for record, _ in here]
+        work = [self._work(record.job, last, sample["busy_ns"], processes, len(here), seconds) for record, _ in here]
         energy = None
-        if told["energy_mj"] is not None and last.energy_mj is not None and told["energy_mj"] >= last.energy_mj:
-            energy = (told["energy_mj"] - last.energy_mj) * told.get("share", 1.0)
+        if sample["energy_mj"] is not None and last.energy_mj is not None and sample["energy_mj"] >= last.energy_mj:
+            energy = (sample["energy_mj"] - last.energy_mj) * sample.get("share", 1.0)
         parts = [] if energy is None else split_energy(energy, work, [share for _, share in here])
-        throttled = bool(THROTTLING & set(told.get("throttle") or ()))
+        throttled = bool(THROTTLING & set(sample.get("throttle") or ()))
         tick = Tick(uuid)
         for number, (record, _) in enumerate(here):
             interval = Interval(
@@ -163,7 +163,7 @@ class Accounting:
     def _work(
         self, job: int, last: _Last, busy: int | None, processes: _Processes, jobs: int, seconds: float
     ) -> float | None:
-        """The share of the GPU's time that was a job's; None where the vendor does not tell and others are there."""
+        """The share of the GPU's time that was a job's; None where it is not reported and other jobs are there."""
         if processes.busy is not None and last.processes is not None:
             grown = 0
             for pid, ns in processes.busy.items():
@@ -189,7 +189,7 @@ class Accounting:
     def _count_errors(
         self, readings: Mapping[str, Reading], grants: list[tuple[JobRecord, str, float]], *, last: bool
     ) -> None:
-        """Errors since the reading before. `last`: the events in these readings are not told again."""
+        """Errors since the reading before. `last`: the events in these readings are not reported again."""
         for uuid, reading in readings.items():
             after = error_counters(reading)
             before = self._errors.get(uuid)
@@ -219,12 +219,12 @@ class Accounting:
     def _usage(cls, record: JobRecord, uses: Mapping[str, GpuUse]) -> dict[str, Any]:
         """The record's `usage`: by GPU, and summed up in short words for AdminComment, as far as they are known."""
         usage: dict[str, Any] = {"gpus": {uuid: cls._report(record, uuid, use) for uuid, use in uses.items()}}
-        told = [use for use in uses.values() if use.told]
+        measured = [use for use in uses.values() if use.known_s]
         usage["gs"] = round(sum(use.seconds for use in uses.values()), 3)
         usage["ts"] = round(sum(use.throttled for use in uses.values()), 3)
-        if told:
-            usage["us"] = round(sum(use.busy for use in told), 3)
-            usage["is"] = round(sum(use.idle for use in told), 3)
+        if measured:
+            usage["us"] = round(sum(use.busy for use in measured), 3)
+            usage["is"] = round(sum(use.idle for use in measured), 3)
         energies = [use.energy_mj for use in uses.values() if use.energy_mj is not None]
         if energies:
             usage["ej"] = round(sum(energies) / 1000, 1)
@@ -261,7 +261,7 @@ class Accounting:
         return self._folder / f"{job}.json"
 
     def save(self) -> None:
-        """A duty: write the sums of all running jobs down. Raises OSError."""
+        """A duty: save the sums of all running jobs. Raises OSError."""
         boot = boot_id()
         with self._state.lock, self._lock:
             running = {(record.job, record.started): record for record in self._state.records.values()}
@@ -281,7 +281,7 @@ class Accounting:
         for key, text in texts.items():
             write_atomic(self._path(key[0]), text, mode=0o600, follow_links=False)
             with self._state.lock:
-                if self._state.records.get(key[0]) is not running[key]:  # it ended meanwhile
+                if self._state.records.get(key[0]) is not running[key]:  # it has ended in the meantime
                     self._path(key[0]).unlink(missing_ok=True)
 
     def load(self) -> None:
@@ -330,7 +330,7 @@ class Accounting:
 
 
 def _owner(owners: dict[int, cgroups.Place | None], pid: int) -> cgroups.Place | None:
-    """Where a process belongs; asked for once, as it cannot leave, and known for a sample after it has ended."""
+    """Where a process belongs; looked up once, as it cannot leave, and kept for one sample after it has ended."""
     if pid not in owners:
         owners[pid] = cgroups.place_of(pid)
     return owners[pid]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from policy.compiled import parse
-from sluice_base.errors import SluiceError
+from sluice.base.errors import SluiceError
 
 _MIB = 1 << 20
 
@@ -29,7 +28,7 @@ class Caps:
         except FileNotFoundError:
             if self._caps is None:
                 return None
-            return self._caps.get(account)  # it was there before: the last good one stays
+            return self._caps.get(account)  # there was a file before: the last good one stays
         stamp = (state.st_mtime_ns, state.st_size, state.st_ino)
         if stamp != self._stamp:
             self._read()
@@ -40,6 +39,8 @@ class Caps:
         return self._caps.get(account)
 
     def _read(self) -> None:
+        from policy.compiled import parse
+
         try:
             policy, _ = parse(self.path.read_bytes(), source=str(self.path))
         except OSError as error:

@@ -3,11 +3,11 @@
 A cgroup's path holds ``job_12/step_0`` under proctrack/cgroup, in version 1 (``/slurm_NODE/uid_1000/job_12/step_0``)
 and in version 2 (``/system.slice/NODE_slurmstepd.scope/job_12/step_0/user/task_0``). From Slurm 26.05 on version 2 has
 the bare SLUID in place of ``job_12`` unless cgroup.conf says CgroupJobIdPaths=yes; version 1 keeps the number
-(26.05.3: cgroup_p_step_create in src/plugins/cgroup/v2/cgroup_v2.c, src/plugins/cgroup/v1/xcgroup.c). The prolog is
-told it as SLURM_JOB_SLUID (src/plugins/prep/script/prep_script_slurmd.c).
+(26.05.3: cgroup_p_step_create in src/plugins/cgroup/v2/cgroup_v2.c, src/plugins/cgroup/v1/xcgroup.c). The prolog
+gets it as SLURM_JOB_SLUID (src/plugins/prep/script/prep_script_slurmd.c).
 
 Only paths that begin with Slurm's own folders count: users cannot write there, and a cgroup that was delegated to one
-of them may bear any name. slurmstepd itself is in version 2's leaf ``step_0/slurm`` and, in version 1, in the step's
+of them may have any name. slurmstepd itself is in version 2's leaf ``step_0/slurm`` and, in version 1, in the step's
 cgroups of all hierarchies but the freezer.
 """
 
@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 
-from sluice_base.errors import SluiceError
+from sluice.base.errors import SluiceError
 
 PROC = Path("/proc")
 ROOT = Path("/sys/fs/cgroup")
@@ -33,11 +34,11 @@ _VERSION_2 = re.compile(
     r"(?P<job_path>/system\.slice/(?:[^/]+_)?slurmstepd\.scope/"
     rf"(?:job_(?P<job>{_NUMBER})|(?P<sluid>{_SLUID}))){_STEP}(?P<own>/slurm)?(?=/|$)"
 )
-_sluids: dict[str, int] = {}  # of the jobs that prologs told; a cgroup does not tell the number
+_sluids: dict[str, int] = {}  # of the jobs that prologs registered; such a cgroup does not have the number
 _TRACKING = "freezer"  # proctrack's hierarchy in version 1
 _HIERARCHIES = (_TRACKING, "devices", "memory", "cpuset", "cpuacct", "")  # "": version 2
 _MOST_KEPT = 1 << 11  # characters: in version 1 a user makes paths of 4096 in each hierarchy
-_MOST_THREADS = 32  # that are looked at: a process may have thousands that have ended, held by a tracer
+_MOST_THREADS = 32  # that are read: a process may have thousands that have ended, held by a tracer
 _EXITING = 0x4  # PF_EXITING of Linux's include/linux/sched.h
 _GONE = " (deleted)"
 _USERS = {1: "step_*", 2: "step_*/user/task_*"}
@@ -50,10 +51,10 @@ class Place:
 
     job: int
     step: str
-    uid: int | None = field(default=None, compare=False)  # the job's user; version 2 does not tell
+    uid: int | None = field(default=None, compare=False)  # the job's user; version 2 does not have it
     job_path: str = field(default="", compare=False)  # of the job's cgroup below the hierarchy's root
     version: int = field(default=0, compare=False)  # 0: not in the hierarchy by which Slurm follows processes
-    stepd: bool = field(default=False, compare=False)  # where only slurmstepd itself is, or a helper of its
+    stepd: bool = field(default=False, compare=False)  # where only slurmstepd itself is, or its helper
 
     def job_folder(self, root: Path = ROOT) -> Path | None:
         """The folder of the whole job's cgroup; None where Slurm does not follow the process by it."""
@@ -94,9 +95,9 @@ def freezable(pid: int, proc: Path = PROC, root: Path = ROOT) -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class Threads:
-    """What the threads of a process tell whose leader has exited: version 1 tells nothing of the leader then.
+    """What the threads of a process show whose leader has exited: version 1 then shows nothing for the leader.
 
-    `ending`: all of them have exited, and the kernel takes the process apart.
+    `ending`: all of them have exited, and the kernel is removing the process.
     """
 
     place: Place | None = None
@@ -104,12 +105,12 @@ class Threads:
 
 
 def has_exited(pid: int, proc: Path = PROC) -> bool:
-    """Whether the leader of a process has. Raises OSError when nothing is left of it."""
+    """Whether the leader of a process has exited. Raises OSError when nothing is left of it."""
     return _is_exiting(f"{proc}/{pid}")
 
 
 def threads_of(pid: int, proc: Path = PROC) -> Threads:
-    """Of a process whose leader has exited. Raises OSError when nothing is left of it."""
+    """The threads of a process whose leader has exited. Raises OSError when nothing is left of it."""
     with os.scandir(f"{proc}/{pid}/task") as threads:
         looked = 0
         for looked, thread in enumerate(islice(threads, _MOST_THREADS), 1):  # noqa: B007 - used after the loop
@@ -122,7 +123,7 @@ def threads_of(pid: int, proc: Path = PROC) -> Threads:
 
 
 def _is_exiting(folder: str) -> bool:
-    """Whether a process's leader, or a thread, has exited or is about to. Raises OSError when it goes meanwhile."""
+    """Whether a process's leader, or a thread, has exited or is about to. Raises OSError when it has gone."""
     try:
         return bool(int(read(f"{folder}/stat").rpartition(")")[2].split()[6]) & _EXITING)
     except (ValueError, IndexError, FileNotFoundError):
@@ -130,7 +131,7 @@ def _is_exiting(folder: str) -> bool:
 
 
 def read(path: str) -> str:
-    """A file of /proc, by as few calls as can be. Raises OSError."""
+    """A file of /proc, with as few system calls as possible. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         text = b""
@@ -151,19 +152,21 @@ def uid_of(pid: int, proc: Path = PROC) -> int | None:
 
 
 def take_steps(place: Place, root: Path = ROOT) -> None:
-    """Make those folders of a job root's that Slurm gives to the user. Raises OSError.
+    """Give root the folders of a job that Slurm gives to the user; what ends in the meantime is skipped.
 
-    In version 1 the steps': users could make cgroups of their own in them, freeze what is there, and so keep it from
-    being ended; and move processes from one of their jobs to another. In version 2 the tasks', with Slurm 22.05 (24.11
-    keeps them root's): what they made there would stay when the job has ended.
+    In version 1 those of steps: users could make their own cgroups in them, freeze what is there, and so keep it from
+    being ended; and move processes from one of their jobs to another. In version 2 those of tasks, with Slurm 22.05
+    (24.11 keeps them root's): what users made there would stay when the job has ended.
     """
     folder = place.job_folder(root)
-    for one in folder.glob(_USERS[place.version]) if folder is not None else ():
-        os.chown(one, 0, 0)
+    with suppress(FileNotFoundError):
+        for one in folder.glob(_USERS[place.version]) if folder is not None else ():
+            with suppress(FileNotFoundError):
+                os.chown(one, 0, 0)
 
 
 def parse_place(text: str) -> Place | None:
-    """The same of the text of ``/proc/PID/cgroup``: the first hierarchy of `_HIERARCHIES` that names a job."""
+    """The same from the text of ``/proc/PID/cgroup``: the first hierarchy of `_HIERARCHIES` that names a job."""
     found = _parse(text) if len(text) < _MOST_KEPT else _parse.__wrapped__(text)
     if found is None:
         return None
@@ -195,7 +198,7 @@ def _parse(text: str) -> tuple[dict[str, str], int] | None:
 
 
 def name_job(sluid: str, job: int) -> None:
-    """From now on cgroups that bear the SLUID are the job's. Raises SluiceError for what is none."""
+    """From now on cgroups with this SLUID are the job's. Raises SluiceError for what is not a SLUID."""
     if not re.fullmatch(_SLUID, sluid):
         raise SluiceError(f"SLURM_JOB_SLUID={sluid!r}: not a SLUID")
     _sluids[sluid] = job
@@ -215,11 +218,22 @@ def folder_of(job: int, root: Path = ROOT) -> Path | None:
 
 
 def jobs_here(root: Path = ROOT) -> set[int]:
-    """The jobs that have a process on this node: Slurm's own folders tell, however many processes there are."""
-    folders = [folder for user in (root / _TRACKING).glob("slurm*/uid_*") for folder in user.glob("job_*")]
-    folders += [folder for scope in _scopes_2(root) for folder in scope.iterdir()]
-    jobs = ((_job_of(folder.name), folder) for folder in folders)
+    """The jobs that have a process on this node, from Slurm's own folders: independent of the number of processes."""
+    jobs = ((_job_of(folder.name), folder) for folder, _ in _job_folders(root))
     return {job for job, folder in jobs if job is not None and _is_populated(folder)}
+
+
+def task_folders(root: Path = ROOT) -> Iterator[Path]:
+    """The folders in which all steps on this node have their processes: of the step in version 1, of each task in 2."""
+    for job, version in _job_folders(root):
+        with suppress(OSError):  # it ends just now
+            yield from job.glob(_USERS[version])
+
+
+def _job_folders(root: Path) -> Iterator[tuple[Path, int]]:
+    """The folders of jobs, with their version of cgroups."""
+    yield from ((folder, 1) for folder in (root / _TRACKING).glob("slurm*/uid_*/job_*"))
+    yield from ((folder, 2) for scope in _scopes_2(root) for folder in scope.iterdir() if folder.is_dir())
 
 
 def _scopes_2(root: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""A program that opens a device through CUDA or HIP, prints ``total BYTES``, and waits: what it then has is a context.
+"""A program that opens a device through CUDA or HIP, prints ``total BYTES``, and waits: what it then uses is a context.
 
 ``python -m prolog_epilog.context VENDOR PLACE``; PLACE is what the vendor's visible-devices variable takes.
 """
@@ -39,7 +39,7 @@ def hip() -> int:
 
 
 def main() -> None:
-    """Open, print, wait for the parent to end or to kill us."""
+    """Open, print, wait until the parent ends or kills this process."""
     vendor, place = sys.argv[1:]
     variable, start = {"nvidia": ("CUDA_VISIBLE_DEVICES", cuda), "amd": ("ROCR_VISIBLE_DEVICES", hip)}[vendor]
     os.environ[variable] = place

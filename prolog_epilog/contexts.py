@@ -1,4 +1,4 @@
-"""How much memory one driver context takes on each kind of device of the node: measured once a boot."""
+"""How much memory one driver context takes on each kind of device of the node: measured once for each boot."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import json
 from contextlib import suppress
 
 from prolog_epilog.devices import NodeDevice
-from prolog_epilog.log import log
 from prolog_epilog.state import State
 from prolog_epilog.watching import Watcher
-from sluice_base.errors import SluiceError
-from sluice_base.files import write_atomic
+from sluice.base.errors import SluiceError
+from sluice.base.files import write_atomic
+from sluice.base.log import log
 
 VENDORS = ("nvidia", "amd")
 """Those with a program that opens a device (`prolog_epilog.context`)."""
 
 
 class Contexts:
-    """Bytes, by a device's kind: of one context, and what the driver gives as the device's total."""
+    """Bytes, by a device's kind: of one context, and what the driver reports as the device's total."""
 
     def __init__(self, state: State) -> None:
         self._state = state
         self.measured: dict[str, dict[str, int]] = {}
 
     def of(self, device: NodeDevice) -> dict[str, int] | None:
-        """``{"context": ..., "total": ...}``; None where the driver tells none."""
+        """``{"context": ..., "total": ...}``; None where the driver reports none."""
         return self.measured.get(device.kind)
 
     def measure(self, watcher: Watcher) -> None:
@@ -49,5 +49,5 @@ class Contexts:
                 self.measured[device.kind] = found
                 log("context", model=device.model, bytes=found["context"], total=found["total"])
             else:
-                log("problem", device=device.uuid, what="the driver tells no size of a driver context")
+                log("problem", device=device.uuid, what="the driver does not report the size of a driver context")
         write_atomic(path, json.dumps(self.measured), mode=0o600)

@@ -1,4 +1,4 @@
-"""What the vendor's process changes for the agent, beside reading: limits of cgroups, modes and clocks that are reset.
+"""What the vendor's process changes for the agent: limits of cgroups; modes and clocks, which it resets.
 
 Requests name devices by UUID. Called in `prolog_epilog.sampling`'s process, which holds the library open.
 """
@@ -36,7 +36,7 @@ def cgroup_limit_of(api: Any, uuid: str, folder: str) -> dict[str, Any]:
 
 
 def reset(api: Any, uuids: list[str]) -> dict[str, Any]:
-    """Put compute mode and clocks of GPUs back. By GPU, ``reset``: what had been changed; ``failed``: why not."""
+    """Reset compute mode and clocks of GPUs. By GPU, ``reset``: what had been changed; ``failed``: why not."""
     done: dict[str, list[str]] = {}
     failed: dict[str, str] = {}
     for uuid in uuids:
@@ -64,7 +64,7 @@ def _reset(api: Any, handle: Any) -> list[str]:
 
 
 def compute_units(library: Any, uuid: str) -> dict[str, Any]:
-    """``units``: how many an AMD GPU has."""
+    """``units``: how many compute units an AMD GPU has."""
     handle = dict(library.handles)[uuid]
     return {"units": int(library.api.amdsmi_get_gpu_asic_info(handle)["num_compute_units"])}
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gres_probe.inventory import Inventory
 from gres_probe.writer import node_devices
-from sluice_base.errors import SluiceError
+from sluice.base.errors import SluiceError
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class NodeDevice:
 
     @property
     def kind(self) -> str:
-        """What devices have in common that have one driver context's size in common."""
+        """Devices of one kind have driver contexts of one size."""
         return f"{self.vendor}|{self.model}|{self.driver_version}|{'part' if not self.pci else 'whole'}"
 
 

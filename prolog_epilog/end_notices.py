@@ -1,10 +1,11 @@
-"""Tells the controllers how batch jobs ended, where none of them took slurmstepd's own report.
+"""Reports to the controllers how batch jobs ended, where none of them took slurmstepd's own report.
 
 slurmstepd gives up when a waiting backup has put it off for one and a half SlurmctldTimeout; the job then stays
-RUNNING, and is run again when its node registers. So the SPANK plugin (slurm_plugin/spank_limit/ended_note.c) leaves a
+RUNNING, and is run again when its node registers. So the SPANK plugin (slurm_plugin/entry/spank_end_notice.c) leaves a
 note of each batch script's end, and the epilog, which comes once a controller knows, removes it. What stays behind its
-slurmstepd is told here again until a controller has answered. slurmctld's plugin (slurm_plugin/controller/told_slurm.c)
-ends the job under Slurm's locks, and only that very run of it: a late word about another one changes nothing.
+slurmstepd is reported here again until a controller has answered. slurmctld's plugin
+(slurm_plugin/failover/end_notice_slurm.c) ends the job under Slurm's locks, and only this run of it: a late report
+about another one changes nothing.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from prolog_epilog.log import log
-from sluice_base.errors import SluiceError
-from slurm_client.commands import Commands
+from prolog_epilog import cgroups
+from sluice.base.errors import SluiceError
+from sluice.base.log import log
+from sluice.slurm.commands import Commands
+from sluice.slurm.job import read_job
 
 PERIOD_S = 5.0
-"""Between looks at the folder: a controller that comes back asks nodes after 20 s at the earliest what runs on them."""
-_EPILOG_S = 3.0  # so long after slurmstepd is gone the epilog may still come
+"""Between scans of the folder: a controller that comes back asks nodes after 20 s at the earliest what runs on them."""
+_EPILOG_S = 3.0  # the epilog may still come this long after slurmstepd is gone
 _FIRST_WAIT, _LAST_WAIT = 2.0, 8.0  # seconds after a failure
 _COMMAND_S = 20.0
 _KEPT_S = 30 * 86400
@@ -35,18 +38,18 @@ _NOTE = re.compile(
 )
 # What Slurm's commands say of a controller's answer; LC_ALL is C.
 _SETTLED = (
-    "Job/step already completing or completed",  # by this, or before, or the job runs anew
+    "Job/step already completing or completed",  # by this, or before, or the job runs again
     "Job has already finished",
     "Invalid job id specified",
 )
 _DECLINED = {
     "Requested operation not supported": "the failover journal is off",
-    "scrontab": "Slurm lets nobody change a job of scrontab",
+    "scrontab": "Slurm does not allow changes to jobs of scrontab",
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class EndNotice:
     """How a run of a batch job ended: `restarts` before it, the script's wait status, seconds since 1970."""
 
     job: int
@@ -57,18 +60,20 @@ class Note:
     stepd: int
 
     @classmethod
-    def read(cls, path: Path) -> Note:
-        """Raises SluiceError for a file that is no note, OSError."""
+    def read(cls, path: Path) -> EndNotice:
+        """Raises SluiceError for a file that is not a notice, OSError."""
         with path.open("rb") as file:
             text = file.read(_MOST_BYTES).decode("ascii", "replace")
         match = _NOTE.fullmatch(text)
         if match is None or match["job"] != path.name:
-            raise SluiceError(f"{path}: no note of a job's end", remedy="it is removed; the job's node may report it")
+            raise SluiceError(f"{path}: not a notice of a job's end", remedy="it is removed; slurmd may report it")
         return cls(**{name: int(value) for name, value in match.groupdict().items()})
 
 
-def reports_itself(note: Note) -> bool:
+def reports_itself(note: EndNotice) -> bool:
     """Whether the job's slurmstepd is still there, and asks the controllers."""
+    if cgroups.uid_of(note.stepd) != os.getuid():  # a user's process has the number, and can set its own name
+        return False
     try:
         words = Path(f"/proc/{note.stepd}/cmdline").read_bytes()
     except OSError:
@@ -76,12 +81,14 @@ def reports_itself(note: Note) -> bool:
     return words.startswith(b"slurmstepd") and f"[{note.job}.".encode() in words
 
 
-def tell(note: Note, node: str, commands: Commands | None = None) -> str:
-    """Tell a controller; what came of it, "" when the job has ended there. Raises SluiceError: none has answered."""
+def report(note: EndNotice, node: str, commands: Commands | None = None) -> str:
+    """Report to a controller; the problem, "" when the job has ended there. Raises SluiceError when none answers."""
+    commands = commands or Commands(timeout=_COMMAND_S)
+    facts = read_job(commands, note.job)
+    if facts is None:
+        return ""
     comment = f"sluice-ended 1 {note.job} {note.restarts} {note.uid} {note.status} {note.ended} {node}"
-    done = (commands or Commands(timeout=_COMMAND_S)).run(
-        "scontrol", "update", f"JobId={note.job}", f"AdminComment={comment}", check=False
-    )
+    done = commands.run("scontrol", "update", f"JobId={facts.name}", f"AdminComment={comment}", check=False)
     said = f"{done.stdout} {done.stderr}".strip()
     if done.returncode == 0:
         return "job_submit/sluice is not loaded on the controllers"
@@ -91,20 +98,21 @@ def tell(note: Note, node: str, commands: Commands | None = None) -> str:
         if words in said:
             return why
     raise SluiceError(
-        f"job {note.job} ended, and no controller takes its end: {said}", remedy="it is told again until one does"
+        f"job {note.job} ended, but no controller accepts the report: {said}",
+        remedy="it is reported again until one does",
     )
 
 
-class Ends:
-    """The folder of notes, and what has been seen of them."""
+class EndNotices:
+    """The folder of job-end notices, and what has been seen of them."""
 
     def __init__(
         self,
         folder: Path,
         node: Callable[[], str],
         *,
-        give: Callable[[Note, str], str] = tell,
-        alive: Callable[[Note], bool] = reports_itself,
+        give: Callable[[EndNotice, str], str] = report,
+        alive: Callable[[EndNotice], bool] = reports_itself,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.folder = folder
@@ -112,9 +120,9 @@ class Ends:
         self._give = give
         self._alive = alive
         self._clock = clock
-        self._seen: set[Note] = set()
-        self._gone: dict[Note, float] = {}  # since when its slurmstepd is not there
-        self._failures: dict[Note, int] = {}
+        self._seen: set[EndNotice] = set()
+        self._gone: dict[EndNotice, float] = {}  # since when its slurmstepd is not there
+        self._failures: dict[EndNotice, int] = {}
         self._wait = 0.0
         self._next = 0.0
 
@@ -140,12 +148,12 @@ class Ends:
         self._gone = {note: self._gone.get(note, now) for note in notes if not self._alive(note)}
         waits = [since + _EPILOG_S - now for since in self._gone.values() if since + _EPILOG_S > now]
         self._failures = {note: self._failures.get(note, 0) for note in notes}
-        for note in sorted(self._gone, key=self._failures.__getitem__):  # one that is not taken keeps up no other
+        for note in sorted(self._gone, key=self._failures.__getitem__):  # one that is not accepted delays no other
             if self._gone[note] + _EPILOG_S <= now and self._path(note).exists():
-                self._tell(note)
+                self._report(note)
         return min([*waits, PERIOD_S])
 
-    def _tell(self, note: Note) -> None:
+    def _report(self, note: EndNotice) -> None:
         try:
             problem = self._give(note, self._node())
         except SluiceError:
@@ -156,19 +164,19 @@ class Ends:
             raise
         self._wait = 0.0
         self._forget(note)
-        log("told-end", job=note.job, status=note.status, **({"problem": problem} if problem else {}))
+        log("reported-end", job=note.job, status=note.status, **({"problem": problem} if problem else {}))
 
-    def _path(self, note: Note) -> Path:
+    def _path(self, note: EndNotice) -> Path:
         return self.folder / str(note.job)
 
-    def _forget(self, note: Note) -> None:
-        """Unless the job's next run has ended meanwhile."""
+    def _forget(self, note: EndNotice) -> None:
+        """Unless the job's next run has ended in the meantime."""
         with suppress(OSError, SluiceError):
-            if Note.read(self._path(note)) == note:
+            if EndNotice.read(self._path(note)) == note:
                 self._path(note).unlink()
 
-    def _keep(self, note: Note) -> None:
-        """A note that the epilog did not remove at once is to outlive a power cut."""
+    def _keep(self, note: EndNotice) -> None:
+        """A notice that the epilog did not remove at once must survive a power cut."""
         for path in (self._path(note), self.folder):
             with suppress(OSError):
                 descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -177,16 +185,16 @@ class Ends:
                 finally:
                     os.close(descriptor)
 
-    def _notes(self) -> list[Note]:
-        """The oldest first; what is none, and what has been told for weeks, is removed."""
+    def _notes(self) -> list[EndNotice]:
+        """The oldest first; files that are not notices, and notices that were reported for weeks, are removed."""
         found = []
         with os.scandir(self.folder) as entries:
             paths = [Path(entry.path) for entry in entries if entry.name.isdecimal()]
         for path in paths:
             try:
-                note = Note.read(path)
+                note = EndNotice.read(path)
                 if note.ended < time.time() - _KEPT_S:
-                    raise SluiceError(f"job {note.job}: no controller has taken its end for weeks; it is told no more")
+                    raise SluiceError(f"job {note.job}: no controller accepts its end", remedy="it is removed")
                 found.append(note)
             except FileNotFoundError:
                 continue

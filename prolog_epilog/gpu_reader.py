@@ -1,4 +1,4 @@
-"""What readers of a vendor's GPUs (`sampling.Reader`) have in common, whose library answers one question at a time."""
+"""Common parts of readers of a vendor's GPUs (`sampling.Reader`), whose library answers one question at a time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from prolog_epilog.readings import Reading
+from sluice.exchange.readings import Reading
 
 
 @dataclass
@@ -21,7 +21,7 @@ class ReadGpu:
     at: float | None = None  # by the machine's monotonic clock, when `busy_ns` was last added to
 
     def work(self, share: float | None) -> int:
-        """Add the time at work since the last call, at a share of it (0 to 1; None: not known); ns in all."""
+        """Add the busy time since the last call, at a utilisation (0 to 1; None: not known); ns in all."""
         now = time.monotonic()
         if self.at is not None and share is not None:
             self.busy_ns += (now - self.at) * 1e9 * share
@@ -60,7 +60,7 @@ class GpuReader(Generic[G]):
         return found
 
     def read(self, gpu: G, reading: Reading) -> None:
-        """Fill in what the library tells. Raises one of `failures`."""
+        """Fill in what the library reports. Raises one of `failures`."""
         raise NotImplementedError
 
     def is_lost(self, error: Exception) -> bool:

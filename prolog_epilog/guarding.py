@@ -1,7 +1,7 @@
-"""The agent's side of `sluice-guard`, its parent, which starts it again and freezes what is not watched meanwhile.
+"""The agent's side of `sluice-guard`, its parent, which restarts it and freezes what is not watched until then.
 
-What is said goes through a socket that never makes the agent wait: what does not fit is said with the next beat. Whose
-data a thread is reading is a word in a page that both have, so that it is known however the agent dies.
+Messages go through a socket that never blocks the agent: what does not fit is sent with the next beat. Whose
+data a thread is reading is in a shared page, so that it is known however the agent dies.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from prolog_epilog.record import JobRecord
+from sluice.exchange.record import JobRecord
 
 VARIABLE = "SLUICE_GUARD"
-"""Environment variable by which the guard names its two files: SOCKET,PAGE."""
+"""Environment variable in which the guard passes its two files: SOCKET,PAGE."""
 MEMORY = Path("agent/guard")
-"""Below /run/sluice: what the guard remembers (`prolog_epilog.outages` reads it)."""
+"""Below /run/sluice: what the guard records (`prolog_epilog.outages` reads it)."""
 PROGRAM = "sluice-guard"
 _SLOT = struct.Struct("=I")
 _SLOTS = 64  # of the page: threads that read at a time
@@ -28,7 +28,7 @@ _HOLDS_BY_ITSELF = ("mig",)  # rungs that need no watch
 
 
 class Guard:
-    """What the agent tells its guard; without one nothing is told. Thread-safe."""
+    """Messages of the agent to its guard; without one nothing is sent. Thread-safe."""
 
     def __init__(self, link: socket.socket | None = None, page: mmap.mmap | None = None) -> None:
         self._link = link
@@ -41,7 +41,7 @@ class Guard:
 
     @classmethod
     def inherited(cls) -> Guard:
-        """That of the environment; its files go to no child."""
+        """The guard that the environment names; its files are not inherited by children."""
         words = os.environ.pop(VARIABLE, "")
         if not words:
             return cls()
@@ -51,11 +51,11 @@ class Guard:
         return cls(socket.socket(fileno=link), mmap.mmap(page, _SLOTS * _SLOT.size))
 
     def ready(self) -> None:
-        """It answers, and has named all jobs that are to be watched."""
+        """The agent answers, and has named all jobs that are to be watched."""
         self._keep("ready", "ready")
 
     def beat(self, vendor: str) -> None:
-        """The loop that watches a vendor goes on."""
+        """The loop that watches a vendor is alive."""
         with self._lock:
             for about, words in list(self._unsaid.items()):
                 if not self._send(words):
@@ -64,12 +64,12 @@ class Guard:
             self._send(f"beat {vendor}")
 
     def sampled(self, vendor: str) -> None:
-        """A vendor's processes were looked at."""
+        """A vendor's processes were sampled."""
         with self._lock:
             self._send(f"sample {vendor}")
 
     def watch(self, record: JobRecord) -> None:
-        """A job may have been given its limits or its cgroup; the guard shall know both."""
+        """A job may have got its limits or its cgroup; the guard needs both."""
         vendors = {
             grant.vendor for grant in record.grants if grant.limit is not None and grant.rung not in _HOLDS_BY_ITSELF
         }
@@ -86,14 +86,14 @@ class Guard:
             self._keep(str(job), f"forget {job}")
 
     def bound(self, seconds: int) -> None:
-        """How long a job may run unwatched; 0: for ever."""
+        """How long a job may run unwatched; 0: without limit."""
         if seconds != self._bound:
             self._bound = seconds
             self._keep("bound", f"bound {seconds}")
 
     @contextmanager
     def about(self, job: int) -> Iterator[None]:
-        """Within, what a job's processes wrote is read."""
+        """Marks the time in which data that a job's processes wrote is read."""
         if self._page is None:
             yield
             return
@@ -110,14 +110,14 @@ class Guard:
             self._slots.append(slot)
 
     def _keep(self, about: str, words: str) -> None:
-        """Say something that must arrive, after what was to be said before."""
+        """Send something that must arrive, after what is still to be sent."""
         with self._lock:
             self._unsaid.pop(about, None)
             if self._unsaid or not self._send(words):
                 self._unsaid[about] = words
 
     def _send(self, words: str) -> bool:
-        """False where there is no room. A guard that has gone takes the agent along."""
+        """False where there is no room. Without its guard the agent ends, too."""
         if self._link is None:
             return True
         try:

@@ -1,4 +1,4 @@
-"""What a task's environment should tell it about its GPUs' neighbourhood."""
+"""Environment variables that describe what is near a task's GPUs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from prolog_epilog.devices import NodeDevice
 
 
 def hints(devices: list[NodeDevice]) -> dict[str, str]:
-    """Variables for a task: the NUMA nodes, cores and RDMA interfaces near its GPUs, in the libraries' own words."""
+    """Variables for a task: the NUMA nodes, cores and RDMA interfaces near its GPUs, in the libraries' own format."""
     export: dict[str, str] = {}
     if not devices:
         return export

@@ -1,9 +1,10 @@
-"""Lets jobs wait, held, that were refused here for what their users asked, or over which agents died; cancels those
+"""Requeues and holds jobs that were refused here for what their users asked, or over which agents died; cancels those
 that Slurm cannot requeue.
 
-A prolog that failed would drain the node, and Slurm's commands may not be called in one: so the prolog succeeds, the
-agent starts none of the job's tasks, and this duty tells the controllers, until one has answered. Why is written into
-the job's AdminComment, which users see in scontrol, sacct and `sluice explain`. Only that very run of the job is meant.
+A prolog that fails drains the node, and a prolog may not call Slurm's commands: so the prolog succeeds, the
+agent starts none of the job's tasks, and this duty asks the controllers until one has answered. The reason is written
+to the job's AdminComment, which users see in scontrol, sacct and `sluice explain`. Only this run of the job is
+affected.
 """
 
 from __future__ import annotations
@@ -15,29 +16,29 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from health.slurm_job import ENDED, JobFacts, read_job
-from prolog_epilog.log import log
-from prolog_epilog.record import JobRecord
-from sluice_base.errors import SluiceError
-from sluice_base.files import write_atomic
-from sluice_base.run import CommandError
-from sluice_base.text import one_line
-from slurm_client.commands import Commands
-from slurm_client.refused import with_reason
+from sluice.base.errors import SluiceError
+from sluice.base.files import write_atomic
+from sluice.base.log import log
+from sluice.base.run import CommandError
+from sluice.base.text import one_line
+from sluice.exchange.record import JobRecord
+from sluice.slurm.commands import Commands
+from sluice.slurm.job import ENDED, JobFacts, read_job
+from sluice.slurm.refused import with_reason
 
-_SAYS_WHY_S = 5.0  # a job that will be cancelled has so long to tell its user why, on its own standard error
+_SAYS_WHY_S = 5.0  # time of a job that will be cancelled to write the reason to its own standard error
 _SAVED_S = 10.0  # within which a controller that dies may forget what it did
 _COMMAND_S = 20.0
 _MOST_COMMENT = 4096
 _AGAIN_S = 1.0
-# What Slurm's commands say of a job that has gone its way meanwhile; LC_ALL is C.
+# What Slurm's commands answer for a job that has ended or waits already; LC_ALL is C.
 _SETTLED = (
     "Job is pending execution",
     "Job/step already completing or completed",
     "Job has already finished",
     "Invalid job id specified",
 )
-_DECLINED = (  # it cannot be requeued after all
+_DECLINED = (  # it cannot be requeued
     "Requested operation is presently disabled",
     "Only batch jobs are accepted or processed",
     "Job not heterogeneous job leader",
@@ -47,12 +48,16 @@ _NO_ANSWER = ("Unable to contact slurm controller", "Socket timed out", "Connect
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """One run of a job that is to wait; `restarts`: how often it was begun before, None: not told."""
+    """One run of a job that is to wait; `restarts`: how often it was started before, None: not text.
+
+    `held`: until its user releases it; else until Slurm starts it again.
+    """
 
     job: int
     restarts: int | None
     why: str
     since: float  # seconds since 1970
+    held: bool = True
 
     @classmethod
     def read(cls, path: Path) -> Hold:
@@ -64,7 +69,7 @@ class Hold:
 
 
 class Holds:
-    """A folder of root's: one file a job that is to wait."""
+    """A folder of root's with one file for each job that is to wait."""
 
     def __init__(
         self, folder: Path, *, commands: Commands | None = None, clock: Callable[[], float] = time.time
@@ -73,7 +78,7 @@ class Holds:
         self.on_put: Callable[[], None] = lambda: None
         self._commands = commands or Commands(timeout=_COMMAND_S)
         self._clock = clock
-        self._done: dict[Hold, float] = {}  # when a controller did what was asked; it is looked at once more
+        self._done: dict[Hold, float] = {}  # when a controller did what was asked; it is checked once more
 
     def prepare(self) -> None:
         """Make the folder. Raises OSError."""
@@ -81,8 +86,13 @@ class Holds:
 
     def put(self, record: JobRecord, reason: str) -> None:
         """The job is to wait. Raises OSError."""
-        why = f"on {record.node}: {reason}"
-        hold = Hold(record.job, record.restarts, why, self._clock())
+        self._put(Hold(record.job, record.restarts, f"on {record.node}: {reason}", self._clock()))
+
+    def put_back(self, job: int) -> None:
+        """The job is to start again, as slurmd ran no prolog for it. Raises OSError."""
+        self._put(Hold(job, None, "its prolog did not run", self._clock(), held=False))
+
+    def _put(self, hold: Hold) -> None:
         write_atomic(self.folder / str(hold.job), json.dumps(asdict(hold)), mode=0o600, follow_links=False)
         self.on_put()
 
@@ -99,7 +109,7 @@ class Holds:
             except FileNotFoundError:
                 continue
             except CommandError as error:
-                failed = error  # one that is not taken keeps up no other
+                failed = error  # one that is not accepted delays no other
                 if any(words in str(error) for words in _NO_ANSWER) or error.returncode is None:
                     break
             except SluiceError as error:
@@ -110,7 +120,7 @@ class Holds:
         return _AGAIN_S if waiting else None
 
     def _settle(self, hold: Hold) -> bool:
-        """One step; whether the job is through. Raises CommandError when nobody takes it."""
+        """One step; whether the job is done. Raises CommandError when no controller accepts it."""
         now = self._clock()
         if now - self._done.get(hold, 0.0) < _SAVED_S:
             return False
@@ -119,9 +129,13 @@ class Holds:
             return True  # it is gone, waits already, or is another run
         if facts.state in ENDED - {"FAILED"}:  # e.g. its user cancelled it
             return True
-        if facts.state == "COMPLETING":  # nobody can tell of what
+        if facts.state == "COMPLETING":  # of which run is not known
             return False
         can_wait = facts.batch and facts.requeue
+        if not hold.held:
+            if can_wait:  # else it fails, with the reason
+                self._do(hold, "scontrol", "requeue", facts.name)
+            return True  # and is not checked again: its next run may be there
         if not can_wait and facts.runs and now - hold.since < _SAYS_WHY_S:
             return False
         if facts.runs:  # a job that has ended takes no comment, before it is requeued
@@ -138,9 +152,9 @@ class Holds:
     def _tell_why(self, facts: JobFacts, why: str) -> None:
         shown = ("-h", "-a", "-t", "all", "-j", facts.name, "-O", f"admin_comment:{_MOST_COMMENT}")
         comment = self._commands.output("squeue", *shown).strip().removeprefix("(null)")
-        told = with_reason(comment, why)
-        if told != comment:
-            self._commands.run("scontrol", "update", f"JobId={facts.name}", f"AdminComment={told}")
+        text = with_reason(comment, why)
+        if text != comment:
+            self._commands.run("scontrol", "update", f"JobId={facts.name}", f"AdminComment={text}")
 
     def _do(self, hold: Hold, *words: str) -> bool:
         """Whether a controller has done it, or it is not needed any more. Raises CommandError when none answers."""
@@ -153,7 +167,7 @@ class Holds:
         return taken
 
     def _forget(self, path: Path, hold: Hold) -> None:
-        """Unless the job's next run was refused meanwhile."""
+        """Unless the job's next run was refused in the meantime."""
         self._done.pop(hold, None)
         with suppress(OSError, SluiceError):
             if Hold.read(path) == hold:

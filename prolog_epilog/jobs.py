@@ -1,4 +1,4 @@
-"""A job's life on the node, as its prolog, tasks and epilog tell it: registered, limited, checked, taken back."""
+"""A job's life on the node, driven by its prolog, tasks and epilog: registered, limited, checked, taken back."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ from typing import Any
 from prolog_epilog import cgroups
 from prolog_epilog.contexts import Contexts
 from prolog_epilog.devices import NodeDevice, select
+from prolog_epilog.gpu_reset import GpuReset
 from prolog_epilog.hints import hints
-from prolog_epilog.log import log
 from prolog_epilog.reclaim import Reclaim
-from prolog_epilog.record import Grant, JobRecord
 from prolog_epilog.refusals import Blame, Refusal
 from prolog_epilog.regions import Regions
-from prolog_epilog.renewal import Renewal
 from prolog_epilog.rungs.ladder import Ladder
 from prolog_epilog.server import Peer, Server
 from prolog_epilog.state import MIB, RefusalError, State
 from prolog_epilog.watching import Watcher
-from sluice_base.clock import uptime
-from sluice_base.errors import SluiceError
-from sluice_base.sizes import format_mib
-from sluice_base.text import one_line
-from sluice_core.errors import CoreError
+from sluice.base.clock import uptime
+from sluice.base.errors import SluiceError
+from sluice.base.log import log
+from sluice.base.sizes import format_mib
+from sluice.base.text import one_line
+from sluice.core.errors import CoreError
+from sluice.exchange.record import Grant, JobRecord
 
+_DRIVER_SECONDS = 8.0  # a driver that is slow once is asked again, rather than the node drained
 _SETTLED_SECONDS = 30.0  # after its prolog a job has a process, that of its extern step
-_PERCENT = re.compile(r"100|[1-9][0-9]?")  # as job_submit/sluice writes it (slurm_plugin/options)
+_PERCENT = re.compile(r"100|[1-9][0-9]?")  # as job_submit/sluice writes it (slurm_plugin/rules/options.c)
 _LEFTOVERS = (SluiceError, CoreError, OSError, RecursionError, ValueError)
 
 
@@ -40,15 +41,15 @@ def read_share(text: str) -> int:
     """
     if not _PERCENT.fullmatch(text):
         raise RefusalError(
-            f"--gpu-share={text[:32]!r} is no number of 1 to 100",
+            f"--gpu-share={text[:32]!r} is not a number from 1 to 100",
             Refusal.SHARE_UNREADABLE,
-            remedy="write a whole number of percent, e.g. --gpu-share=50",
+            remedy="use a whole number of percent, e.g. --gpu-share=50",
         )
     return int(text)
 
 
 def _refuse_again(record: JobRecord) -> None:
-    """Nothing of a job that was refused starts."""
+    """Raise RefusalError for a job that was refused: nothing of it starts."""
     if record.refused:
         raise RefusalError(f"job {record.job} is refused: {record.refused}", Refusal.JOB_REFUSED)
 
@@ -63,23 +64,26 @@ class Jobs:
         contexts: Contexts,
         regions: Regions,
         ladder: Ladder,
-        renewal: Renewal,
+        gpu_reset: GpuReset,
     ) -> None:
         self._state = state
         self._watcher = watcher
         self._contexts = contexts
         self._regions = regions
         self._ladder = ladder
-        self._renewal = renewal
+        self._gpu_reset = gpu_reset
         self._reclaim = Reclaim(state, watcher)
         self.on_prolog: list[Callable[[list[NodeDevice]], None]] = []  # each may refuse a job these devices
-        self.on_end: list[Callable[[JobRecord], None]] = []  # called with a job's record before it is written, locked
+        self.on_end: list[Callable[[JobRecord], None]] = []  # gets a job's record before it is written, locked
         self.on_unwritten: Callable[[], None] = lambda: None  # called when a record has to be written later
         self.on_refused: Callable[[JobRecord, str], None] = lambda *_: None  # is to requeue it held; raises OSError
+        self.on_skipped: Callable[[int], None] = lambda _: None  # is to requeue it; raises OSError
+        self.prologs_come: Callable[[], bool] = lambda: False  # whether slurmd is set up to run them
         self._unwritten: list[JobRecord] = []  # of jobs that ended
+        self._inherited: set[int] = set()  # of an earlier agent, without a request since
 
     def answer_to(self, server: Server) -> None:
-        """Take the requests of the programs in `prolog_epilog/programs`, and of `sluice agent status`."""
+        """Register the requests of the programs in `prolog_epilog/programs`, and of `sluice agent status`."""
         server.add("prolog", self.prolog)
         server.add("limit", self.limit)
         server.add("epilog", self.epilog)
@@ -88,30 +92,39 @@ class Jobs:
         server.add("task", self.task, root_only=False)
 
     def take_over(self) -> None:
-        """Go on with the jobs of an earlier agent; write the records of those that ended while there was none."""
-        records, bad = self._state.jobs.load_all()
-        for error in bad:
-            log("problem", what=error.what, remedy=error.remedy)
-        self._unwritten = [record for record in records if record.ended is not None]
-        records = [record for record in records if record.ended is None]
+        """Continue with the jobs of an earlier agent; write the records of those that ended while there was none."""
+        self._unwritten = self._state.ended
+        records = list(self._state.records.values())
         for record in records:
-            self._state.records[record.job] = record
             if record.suspect or record.job in self._state.suspects:
                 self._note_suspect(record)
             else:
                 self._regions.take_over(record.job)
             self._state.guard.watch(record)
-            if record.sluid:
-                cgroups.name_job(record.sluid, record.job)
-        running = cgroups.jobs_here() if records else set()
-        for record in records:
-            if record.job not in running and record.age() > _SETTLED_SECONDS:
-                self._take_back(record, {})
+        self._inherited = {record.job for record in records}
+        self.settle_inherited()
         if records:
             log("take-over", jobs=",".join(str(record.job) for record in records))
 
+    def settle_inherited(self) -> None:
+        """A duty: take back jobs that ended while there was no agent, also shortly after their prologs.
+
+        Their epilogs may have given up, and do not run a second time.
+        """
+        with self._state.lock:
+            settled = [
+                record
+                for job in self._inherited
+                if (record := self._state.records.get(job)) is not None and record.age() > _SETTLED_SECONDS
+            ]
+            running = cgroups.jobs_here() if settled else set()
+            for record in settled:
+                self._inherited.discard(record.job)
+                if record.job not in running:
+                    self._take_back(record, {})
+
     def _note_suspect(self, record: JobRecord) -> None:
-        """Also for the agents after this one."""
+        """Attach now, and for later agents."""
         self._state.suspects.add(record.job)
         if not record.suspect:
             record.suspect = True
@@ -133,22 +146,22 @@ class Jobs:
         restarts: int | None = None,
         begun: int | None = None,
     ) -> dict[str, Any]:
-        """Register a job with its GPUs; the same job again, e.g. requeued, begins anew unless it runs already.
+        """Register a job with its GPUs; the same job again, e.g. requeued, starts again unless it runs already.
 
-        One that its user made impossible is remembered as refused, so that none of its tasks starts.
+        A job that cannot run because of its user's request is remembered as refused, so that none of its tasks starts.
 
-        `split`: GPUs and how many shards the job has of each, where slurmd told. `share`: percent of its GPUs' compute
-        time, as the option came to the node. `sluid`: by which its cgroup is named, from Slurm 26.05 on. `restarts`,
-        `begun`: which run of the job this is, where slurmd told.
+        `split`: GPUs and how many shards the job has of each, where slurmd passes it. `share`: percent of its GPUs'
+        compute time, as the option came to the node. `sluid`: the name of its cgroup, from Slurm 26.05 on. `restarts`,
+        `begun`: which run of the job this is, where slurmd passes it.
         """
         del peer
         if sluid:
             cgroups.name_job(sluid, job)
         chosen = select(self._state.devices, gpus)
-        for device in chosen:
-            watch = self._watcher.watches[device.vendor]
-            if watch.problem is not None:
-                raise RefusalError(watch.problem.what, Refusal.DRIVER_SILENT, remedy=watch.problem.remedy)
+        deadline = time.monotonic() + _DRIVER_SECONDS
+        for vendor in {device.vendor for device in chosen}:
+            if (problem := self._watcher.await_answer(self._watcher.watches[vendor], deadline)) is not None:
+                raise RefusalError(problem.what, Refusal.DRIVER_SILENT, remedy=problem.remedy)
         for function in self.on_prolog:
             function(chosen)
         with self._state.lock:
@@ -168,6 +181,7 @@ class Jobs:
                 raise
             self._state.jobs.save(record)
             self._state.records[job] = record
+            self._inherited.discard(job)
             for device in chosen:
                 self._watcher.watches[device.vendor].some |= {device.uuid}  # errors from here on are the job's
             for name in {device.vendor for device in chosen}:
@@ -203,7 +217,7 @@ class Jobs:
         self._state.records[record.job] = record
 
     def _grant_split(self, record: JobRecord, chosen: list[NodeDevice], split: Sequence[Sequence[int]]) -> None:
-        """Remember how much the job has of each GPU, so that the watchdog holds it before any step tells."""
+        """Remember how much the job has of each GPU, so that the watchdog holds it before any step sets limits."""
         known = {int(index): int(shards) for index, shards in split}
         record.split = bool(known) and set(known) == {device.index for device in chosen}
         for device in chosen if record.split else []:
@@ -213,40 +227,33 @@ class Jobs:
     def limit(
         self, *, peer: Peer, job: int, uid: int, whole: bool, gpus: list[int], shards: int, open: list[str]
     ) -> dict[str, Any]:
-        """Set what the job may hold, as its step says; `region` is where the preloaded library finds it, or None.
+        """Set what the job may hold, as its step requests; `region` is where the preloaded library finds it, or None.
 
-        `whole`: the step has all that the job was given. Steps that srun starts each tell their own part of it; the
-        largest one is the job's limit, until a whole one tells. `open`: what root can open in the task's cgroup.
+        `whole`: the step has all that the job was given. Steps that srun starts each name their own part of it; the
+        largest one is the job's limit, until a whole one comes. `open`: what root can open in the task's cgroup.
         """
         with self._state.lock:
             record = self._state.records.get(job)
             if record is None:
-                raise RefusalError(
-                    f"job {job}: its prolog did not run on this node",
-                    Refusal.JOB_UNKNOWN,
-                    remedy="is Prolog=.../sluice-prolog in slurm.conf, and PrologFlags=Alloc?",
-                )
+                raise self._no_prolog(job)
             if record.uid != uid:
                 raise RefusalError(f"job {job}: of user {record.uid}, not {uid}", Refusal.WRONG_USER)
-            if record.refused:  # a controller that forgot the start begins it again, and slurmd runs no second prolog
+            if record.refused:  # a controller that forgot the start starts it again, and slurmd runs no second prolog
                 self.on_refused(record, record.refused)
             _refuse_again(record)
             if job in self._state.suspects:
                 raise RefusalError(f"job {job}: the node agent died while it read this job's data", Refusal.SUSPECT)
             place = cgroups.place_of(peer.pid)
             if place is not None:
-                with suppress(OSError):  # a step that ends just now
-                    cgroups.take_steps(place)
+                cgroups.take_steps(place)
             self._refuse_strange(record, place, open)
             chosen = select(self._state.devices, gpus)
             for device in chosen:
                 if record.grant_of(device.uuid) is None:
-                    raise RefusalError(
-                        f"GPU {device.index} is not among those that job {job} was given", Refusal.GPU_NOT_GIVEN
-                    )
+                    raise RefusalError(f"GPU {device.index} was not given to job {job}", Refusal.GPU_NOT_GIVEN)
             if shards and len(chosen) != 1 and not record.split:
                 raise RefusalError(
-                    f"{shards} shards on {len(chosen)} GPUs: Slurm does not tell how many on each",
+                    f"{shards} shards on {len(chosen)} GPUs: Slurm does not report how many on each",
                     Refusal.SHARDS_NOT_SPLIT,
                     remedy="ask for the memory of one GPU on each node, or see docs/node-agent.md: Setting it up",
                 )
@@ -258,15 +265,26 @@ class Jobs:
             region = self._regions.of(job)
             return {"region": None if region is None else str(region)}
 
+    def _no_prolog(self, job: int) -> RefusalError:
+        """A step cannot replace a prolog: a job that slurmd started without one is to start again."""
+        if not self.prologs_come():
+            return RefusalError(
+                f"job {job}: its prolog did not run on this node",
+                Refusal.JOB_UNKNOWN,
+                remedy="set Prolog=.../sluice-prolog and PrologFlags=Alloc in slurm.conf",
+            )
+        self.on_skipped(job)
+        return RefusalError(f"job {job}: slurmd ran no prolog for it; it is requeued", Refusal.PROLOG_SKIPPED)
+
     def _watch_over(self, record: JobRecord, peer: Peer) -> None:
-        """From now on the guard freezes the job when it goes unwatched."""
+        """From now on the guard freezes the job when it is unwatched."""
         folder = cgroups.freezable(peer.pid)
         if folder is not None:
             record.cgroup = str(folder)
         self._state.guard.watch(record)
 
     def limit_device(self, record: JobRecord, device: NodeDevice, asked: int | None, whole: bool) -> None:
-        """Find the limit in force: what was asked, and what the tenant may still have of the device."""
+        """Find the limit in force: the smaller of the request and what the tenant may still have of the device."""
         grant = record.grant_of(device.uuid)
         assert grant is not None  # noqa: S101 - the caller has looked
         measured = self._contexts.of(device)
@@ -275,7 +293,7 @@ class Jobs:
         if asked is not None:
             if asked > grant.total:
                 raise RefusalError(
-                    f"{format_mib(asked // MIB)} asked of a GPU with {format_mib(grant.total // MIB)}",
+                    f"{format_mib(asked // MIB)} requested of a GPU with {format_mib(grant.total // MIB)}",
                     Refusal.MORE_THAN_THE_GPU,
                 )
             grant.asked = asked if whole or grant.asked is None else max(asked, grant.asked)
@@ -306,20 +324,21 @@ class Jobs:
         )
 
     def device_files(self, *, peer: Peer) -> dict[str, Any]:
-        """The files that tell which devices a process may open."""
+        """The files that show which devices a process may open."""
         del peer
         return {"files": [device.own_file for device in self._state.devices]}
 
     def task(self, *, peer: Peer, open: list[str]) -> dict[str, Any]:
-        """Check what a task can open against what its job was given; what its environment should have beside."""
+        """Check what a task can open against what its job was given; the additions to its environment."""
         place = cgroups.place_of(peer.pid)
         record = None if place is None else self._state.records.get(place.job)
         if place is None or record is None:
-            raise RefusalError("this is no task of a job with GPUs on this node", Refusal.NO_TASK)
+            raise RefusalError("this is not a task of a job with GPUs on this node", Refusal.NO_TASK)
         if peer.uid not in (0, record.uid):
-            raise RefusalError(f"job {record.job}: not yours", Refusal.WRONG_USER)
+            raise RefusalError(f"job {record.job}: belongs to another user", Refusal.WRONG_USER)
         _refuse_again(record)
         with self._state.lock:
+            cgroups.take_steps(place)  # Slurm 22.05 makes a task's folder while the step sets its limit, or after that
             self._refuse_strange(record, place, open)
         given = [self._state.devices[grant.index] for grant in record.grants]
         near = hints([device for device in given if device.own_file in open])
@@ -332,8 +351,10 @@ class Jobs:
         if not strange:
             return
         known = {device.own_file for device in self._state.devices}
+        before = len(record.events)
         record.note("refuse", step="" if place is None else place.step, open=[one for one in strange if one in known])
-        self._state.jobs.save(record)
+        if len(record.events) != before:  # one that was only counted is written with the next
+            self._state.jobs.save(record)
         raise RefusalError(
             f"job {record.job} can open {', '.join(strange[:4])}, which it was not given",
             Refusal.GPU_OPEN,
@@ -345,6 +366,7 @@ class Jobs:
         del peer
         with self._state.lock:
             record = self._state.records.get(job)
+            self._inherited.discard(job)
         if record is None:  # taken back already, or its prolog never ran
             return {"unclean": []}
         if record.refused:  # it had nothing
@@ -352,7 +374,7 @@ class Jobs:
             return {"unclean": []}
         self._ladder.stop(record)
         unclean = self._reclaim.free(record)
-        unclean |= self._renewal.renew(record, unclean)
+        unclean |= self._gpu_reset.reset(record, unclean)
         self._take_back(record, unclean)
         return {"unclean": list(unclean.values())}
 
@@ -387,11 +409,16 @@ class Jobs:
                 self.on_unwritten()
 
     def check_limits(self) -> None:
-        """A duty: set again what has ended of itself, e.g. a daemon."""
+        """A duty: set again what has ended by itself, e.g. a daemon."""
         with self._state.lock:
-            for record in self._state.records.values():
+            records = list(self._state.records.values())
+        for record in records:
+            faults = self._ladder.look(record)
+            with self._state.lock:
+                if self._state.records.get(record.job) is not record:
+                    continue  # it has ended in the meantime
                 before = len(record.events)
-                self._ladder.check(record)
+                self._ladder.mend(record, faults)
                 if len(record.events) != before:
                     self._state.jobs.save(record)
 

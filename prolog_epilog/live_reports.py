@@ -1,7 +1,7 @@
-"""Tells the controllers' daemon how this node's GPUs are, and what the jobs that run have used until now.
+"""Reports this node's GPUs, and what its running jobs have used until now, to the controllers' daemon.
 
-GPUs: while a rule of the policy asks for it, and as often; else, as the jobs, every `monitoring.running` while there
-are jobs. Fed by the samples that the agent takes anyway. Nothing is kept: what a controller does not get is not told
+GPUs: as often as a rule of the policy asks for it; else, like the jobs, every `monitoring.running` while there
+are jobs. Fed by the samples that the agent takes anyway. Nothing is kept: what a controller does not get is not sent
 later.
 """
 
@@ -19,12 +19,12 @@ from typing import Any
 
 from policy.node import NodePolicyFile
 from prolog_epilog.accounting import Tick
-from prolog_epilog.courier import MAX_REQUEST, VERSION, AnswerError, ask, controllers, port
-from prolog_epilog.readings import Reading, readings_of
-from prolog_epilog.record import JobRecord
 from prolog_epilog.state import State
 from prolog_epilog.watching import Watch, Watcher
-from sluice_base.clock import uptime
+from sluice.base.clock import uptime
+from sluice.exchange.courier import MAX_REQUEST, VERSION, AnswerError, ask, controllers, port
+from sluice.exchange.readings import Reading, readings_of
+from sluice.exchange.record import JobRecord
 
 PERIOD_S = 5.0
 _ANSWER_S = 1.0  # for the drivers
@@ -37,13 +37,13 @@ Send = Callable[[dict[str, Any]], object]
 
 
 def send(request: dict[str, Any]) -> object:
-    """To the controllers. Raises SluiceError."""
+    """Send a request to the controllers. Raises SluiceError."""
     return ask(controllers(), port(), json.dumps(request).encode())
 
 
 @dataclass
 class _Work:
-    """One job on one GPU since the last telling."""
+    """One job on one GPU since the last report."""
 
     seconds: float = 0.0
     busy_s: float = 0.0
@@ -52,7 +52,7 @@ class _Work:
 
     @property
     def percent(self) -> float | None:
-        """Of the GPU's time; None where it is not told."""
+        """Utilisation of the GPU; None where it is not known."""
         return round(100 * self.busy_s / self.seconds, 2) if self.seconds > 0 and not self.unknown else None
 
 
@@ -60,8 +60,8 @@ Sums = Callable[[JobRecord], dict[str, Any]]
 """What a running job has used until now, as `JobRecord.usage`."""
 
 
-class Telling:
-    """The latest readings, and what jobs did since the last telling."""
+class LiveReports:
+    """The latest readings, and what jobs did since the last report."""
 
     def __init__(self, state: State, watcher: Watcher, policy: Path, sums: Sums, give: Send = send) -> None:
         self._sums = sums
@@ -73,18 +73,18 @@ class Telling:
         self._readings: dict[str, tuple[float, Reading]] = {}
         self._errors: dict[str, tuple[int, int]] = {}  # uuid -> the counters' last sum, and XID events since the start
         self._work: dict[tuple[str, int], _Work] = {}
-        self._now: dict[tuple[str, int], _Work] = {}  # as last told
-        self._told = self._told_running = -math.inf
+        self._now: dict[tuple[str, int], _Work] = {}  # as last reported
+        self._sent = self._sent_running = -math.inf
         self._asked = False
 
     def on_sample(self, watch: Watch, answer: dict[str, Any]) -> None:
-        """A reader of samples (`Watcher.on_sample`): keeps what the driver told of whole GPUs."""
+        """A reader of samples (`Watcher.on_sample`): keeps what the driver reported of whole GPUs."""
         if not isinstance(answer.get("full"), dict):
             return
         try:
             readings = readings_of(answer)
         except _DAMAGED:
-            readings = _sound(answer["full"])
+            readings = _valid(answer["full"])
         with self._lock:
             for uuid, reading in readings.items():
                 self._readings[uuid] = time.monotonic(), reading
@@ -104,9 +104,9 @@ class Telling:
                     work.busy_s += interval.utilisation * interval.seconds
 
     def run(self) -> float | None:
-        """A duty of the agent: has the drivers asked, and tells of it a second later.
+        """A duty of the agent: asks the drivers, and reports a second later.
 
-        Seconds until it is to be called again, or None. Raises SluiceError when no controller takes it.
+        Seconds until it is to be called again, or None. Raises SluiceError when no controller accepts it.
         """
         policy = self._policy.current()
         alerts, running = policy.alerts, policy.metrics.running
@@ -119,8 +119,8 @@ class Telling:
             return None
         now = time.monotonic()
         period = min(alerts.interval if alerts.readings else running, running or alerts.interval)
-        due = jobs and now >= self._told_running + running
-        if not self._asked and not due and now < self._told + period:
+        due = jobs and now >= self._sent_running + running
+        if not self._asked and not due and now < self._sent + period:
             return None
         if not self._asked:
             for watch in self._watcher.watches.values():
@@ -128,25 +128,31 @@ class Telling:
                 watch.wanted.set()
             self._asked = True
             return _ANSWER_S
-        self._asked, self._told = False, now
+        self._asked, self._sent = False, now
         gpus = self.document(now)
         if gpus:
             head = {"version": VERSION, "node": self._state.node, "period": period}
             self._give({**head, "do": "readings", "gpus": gpus})
         if due:
-            self._told_running = now
-            self._tell_running(jobs[:_MOST_JOBS], running)
+            self._sent_running = now
+            self._send_running(jobs[:_MOST_JOBS], running)
         return None
 
-    def _tell_running(self, jobs: list[JobRecord], period: float) -> None:
-        """All jobs, in as many requests as they need. Raises SluiceError, of one that is not taken after the others."""
+    def _send_running(self, jobs: list[JobRecord], period: float) -> None:
+        """Send all jobs, in as many requests as needed. Raises SluiceError after the last, if one was not accepted."""
         refused = None
         for number, texts in enumerate(_batches(self._running(jobs), MAX_REQUEST // 2)):
             try:
                 self._give(
-                    {"version": VERSION, "do": "running", "node": self._state.node, "period": period,
-                     "more": number > 0, "records": [json.loads(text) for text in texts]}
-                )  # fmt: skip
+                    {
+                        "version": VERSION,
+                        "do": "running",
+                        "node": self._state.node,
+                        "period": period,
+                        "more": number > 0,
+                        "records": [json.loads(text) for text in texts],
+                    }
+                )
             except AnswerError as error:
                 refused = error
         if refused is not None:
@@ -168,7 +174,7 @@ class Telling:
             yield json.dumps({**fields, "usage": usage, "events": events})
 
     def document(self, now: float) -> list[dict[str, Any]]:
-        """What is told, and forgotten of jobs."""
+        """The GPUs' part of a report; starts a new period for jobs."""
         with self._lock:
             self._now, self._work = self._work, {}
             jobs: dict[str, dict[str, float | None]] = {}
@@ -201,7 +207,7 @@ class Telling:
 
 
 def _batches(texts: Iterator[str], most: int) -> Iterator[list[str]]:
-    """Texts in lists of at most `most` characters, without any that is longer: it is in nobody's way."""
+    """Texts in lists of at most `most` characters, without any that is longer, so that it blocks no other."""
     batch: list[str] = []
     size = 0
     for text in (one for one in texts if len(one) <= most):
@@ -214,8 +220,8 @@ def _batches(texts: Iterator[str], most: int) -> Iterator[list[str]]:
         yield batch
 
 
-def _sound(full: dict[str, Any]) -> dict[str, Reading]:
-    """The readings that make sense; of the others the accounting says so."""
+def _valid(full: dict[str, Any]) -> dict[str, Reading]:
+    """The valid readings; the accounting logs the others."""
     found = {}
     for uuid, fields in full.items():
         with suppress(*_DAMAGED):

@@ -13,17 +13,17 @@ from policy.monitoring import NodeMetrics
 from policy.node import FILE_NAME, NodePolicyFile
 from prolog_epilog.accounting import Tick, error_counters, share_of
 from prolog_epilog.agent import Agent
-from prolog_epilog.log import log
-from prolog_epilog.readings import Reading, readings_of
-from prolog_epilog.record import Grant, JobRecord
 from prolog_epilog.watching import Watch
-from usage.metrics.output import Output
-from usage.metrics.points import Point, Value
+from sluice.base.log import log
+from sluice.exchange.readings import Reading, readings_of
+from sluice.exchange.record import Grant, JobRecord
+from sluice.metrics.output import Output
+from sluice.metrics.points import Point, Value
 
 SPOOL = Path("/var/lib/sluice/metrics")
 _LOOK_S = 1.0  # within which a change of the policy is noticed
-_NOBODY_S = 60  # between samples that nobody gets: drivers keep events until they are read
-_SLOW_SAMPLES = 10  # skipped one after the other, and it is said again
+_NOBODY_S = 60  # between samples that are sent nowhere: drivers keep events until they are read
+_SLOW_SAMPLES = 10  # skipped one after the other before it is logged again
 
 # reading's field -> metric's, factor
 _PLAIN: tuple[tuple[str, str, float], ...] = (
@@ -57,7 +57,7 @@ _COUNTERS = {
 
 
 def gpu_fields(reading: Reading, xids: int) -> dict[str, Value]:
-    """What a reading says, in the metrics' names and units."""
+    """A reading in the metrics' names and units."""
     fields: dict[str, Value] = {"up": int(reading.problem is None)}
     for source, name, factor in _PLAIN:
         value = getattr(reading, source)
@@ -81,9 +81,9 @@ def gpu_fields(reading: Reading, xids: int) -> dict[str, Value]:
         fields["links_up"] = sum(bool(link.up) for link in known)
         fields["links_down"] = len(known) - int(fields["links_up"])
     for source, name in (("tx_bytes", "link_transmit_bytes_total"), ("rx_bytes", "link_receive_bytes_total")):
-        told = [getattr(link, source) for link in reading.links if getattr(link, source) is not None]
-        if told:
-            fields[name] = sum(told)
+        values = [getattr(link, source) for link in reading.links if getattr(link, source) is not None]
+        if values:
+            fields[name] = sum(values)
     fields["xid_errors_total"] = xids
     return fields
 
@@ -111,7 +111,7 @@ class _Sum:
     """Of one job on one GPU since the points before."""
 
     seconds: float = 0.0
-    told: float = 0.0
+    known_s: float = 0.0
     busy: float = 0.0
 
 
@@ -158,7 +158,7 @@ class NodeExporter:
         self._problem = str(self.policy.problem or "")
         now = self._clock()
         interval = settings.interval if settings.url or settings.prometheus else _NOBODY_S
-        self._next = min(self._next, now + interval)  # it may have become shorter
+        self._next = min(self._next, now + interval)  # the interval may have become shorter
         if now < self._next:
             return min(self._next - now, _LOOK_S)
         self._next = max(self._next + interval, now - interval)
@@ -171,7 +171,7 @@ class NodeExporter:
             if since is None or watch.problem is not None:
                 self._ask(vendor, watch, now)
         stamp = self.output.stamp()
-        self.output.put("agent", [*self._agent_points(stamp), *self.output.own_points(stamp)])
+        self.output.put("agent", [*self._agent_points(stamp), *self.output.sender_points(stamp)])
         return min(max(0.0, self._next - self._clock()), _LOOK_S)
 
     def _ask(self, vendor: str, watch: Watch, now: float) -> None:
@@ -208,7 +208,7 @@ class NodeExporter:
             one = self._sums.setdefault((job, tick.uuid), _Sum())
             one.seconds += interval.seconds
             if interval.utilisation is not None:
-                one.told += interval.seconds
+                one.known_s += interval.seconds
                 one.busy += interval.seconds * interval.utilisation
 
     def sample(self, watch: Watch, answer: dict[str, Any]) -> None:
@@ -226,7 +226,7 @@ class NodeExporter:
             for uuid, reading in readings.items():
                 self._xids[uuid] += len(reading.xids)
             if asked is None:
-                return  # somebody else wanted to know
+                return  # it was requested by others
             self._samples[vendor] += 1
             stamp = self.output.stamp()
             points = [*self._gpu_points(readings, stamp), *self._job_points(vendor, answer, stamp)]
@@ -234,7 +234,7 @@ class NodeExporter:
                 points += self._process_points(vendor, answer, stamp)
             self.output.put(vendor, points)
         except (KeyError, TypeError, ValueError, AttributeError) as error:  # it runs in the watchdog's thread
-            log("problem", vendor=vendor, what=f"a sample that cannot be told: {error!r}")
+            log("problem", vendor=vendor, what=f"a sample that cannot be reported: {error!r}")
 
     def _gpu_points(self, readings: Mapping[str, Reading], stamp: int) -> Iterable[Point]:
         places = {device.uuid: device for device in self.state.devices}
@@ -251,7 +251,7 @@ class NodeExporter:
             return [(record, grant) for record in records for grant in record.grants if grant.vendor == vendor]
 
     def _named(self, tags: dict[str, str], identity: dict[str, Value]) -> tuple[dict[str, str], dict[str, Value]]:
-        """Tags and identity as `job_ids` says."""
+        """Tags and identity as `job_ids` sets them."""
         how = self.settings.job_ids
         if how == "tags":
             named = {name: str(value) for name, value in identity.items() if name != "pid"}
@@ -280,8 +280,8 @@ class NodeExporter:
                     "share_ratio": round(share_of(grant), 6),
                     "processes": processes[key],
                 }
-                if one.told:
-                    fields["utilisation_ratio"] = round(one.busy / one.told, 6)
+                if one.known_s:
+                    fields["utilisation_ratio"] = round(one.busy / one.known_s, 6)
                 if grant.limit is not None:
                     fields["memory_limit_bytes"] = grant.limit
                 use = totals.get((record.job, record.started), {}).get(uuid)
@@ -295,7 +295,7 @@ class NodeExporter:
                 named, identity = self._named(tags, {"job": record.job})
                 yield Point("sluice_job", named, fields, stamp, identity)
         running = {(record.job, grant.uuid) for record, grant in jobs}
-        mine = {grant.uuid for _, grant in jobs}
+        mine = {device.uuid for device in self.state.devices if device.vendor == vendor}
         for key in [key for key in self._sums if key[1] in mine and key not in running]:
             del self._sums[key]
 

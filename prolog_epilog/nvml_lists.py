@@ -17,7 +17,7 @@ _PROCESS = struct.Struct("I4xQII")  # pid, bytes, GPU instance, compute instance
 _SAMPLE = struct.Struct("I4xQIIII")  # pid, time in us, then percent: SM, memory, encoder, decoder
 _FIELD = struct.Struct("IIqqII8s")  # field, scope, time, latency, type of the value, the field's own code, value
 _VALUES = {code: struct.Struct(form) for code, form in enumerate(("d", "I4x", "Q", "Q", "q", "i4x", "H6x"))}
-_NOT_TOLD = (1 << 64) - 1
+_UNKNOWN = (1 << 64) - 1
 _ROOM = 64  # entries at first
 
 
@@ -82,7 +82,7 @@ class ProcessLists:
         for one in self._lists:
             with suppress(self._api.NVMLError_NotSupported, self._api.NVMLError_GpuIsLost):
                 entries = one.ask(lambda function, count, array: int(function(handle, count, array)))
-                found += [(pid, 0 if size == _NOT_TOLD else size) for pid, size, _, _ in entries]
+                found += [(pid, 0 if size == _UNKNOWN else size) for pid, size, _, _ in entries]
         return found
 
 
@@ -109,7 +109,7 @@ class FieldValues:
         self._count = len(wanted)
 
     def read(self, handle: Any) -> list[float | None]:
-        """A value each; None for what is not told. Raises NVMLError."""
+        """A value each; None for what is not reported. Raises NVMLError."""
         function = getattr(self._api.nvmlLib, "nvmlDeviceGetFieldValues", None)
         if function is None:
             raise self._api.NVMLError(self._api.NVML_ERROR_FUNCTION_NOT_FOUND)

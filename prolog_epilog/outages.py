@@ -1,7 +1,9 @@
-"""Times in which jobs ran unwatched, as the guard remembers them: reported, and judged after three deaths in a minute.
+"""Times in which jobs ran unwatched, as the guard recorded them: reported, and evaluated after three deaths in a
+minute.
 
 Jobs whose data the agent was reading at these deaths are suspects: what they wrote is not read any more, and they are
-requeued and held, or cancelled where they cannot be. Where it read no job's data the node is at fault, and is drained.
+requeued and held, or cancelled where they cannot be. Where it read no job's data the fault is the node's, which is
+drained.
 """
 
 from __future__ import annotations
@@ -13,13 +15,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from prolog_epilog.log import log
-from prolog_epilog.record import JobRecord
 from prolog_epilog.state import State
-from slurm_client.commands import Commands
+from sluice.base.log import log
+from sluice.exchange.record import JobRecord
+from sluice.slurm.commands import Commands
 
 DEATHS = 3
-"""Within `MINUTE_S`: more than chance."""
+"""Within `MINUTE_S`: too many to be chance."""
 MINUTE_S = 60.0
 PERIOD_S = 30.0
 _COMMAND_S = 20.0
@@ -45,7 +47,7 @@ class Outage:
 
     @property
     def is_death(self) -> bool:
-        """Whether the agent died, and not only stood still."""
+        """Whether the agent died, and not only stalled."""
         return self.cause != _STALLED
 
     @property
@@ -59,7 +61,7 @@ class Outage:
 
 
 def read(path: Path) -> list[Outage]:
-    """Those that the guard remembers, the oldest first; none where there is no guard."""
+    """Those that the guard recorded, the oldest first; none where there is no guard."""
     try:
         with path.open("rb") as file:
             lines = file.read(_MOST_BYTES).decode("ascii", "replace").splitlines()
@@ -68,12 +70,23 @@ def read(path: Path) -> list[Outage]:
     return [_outage(match) for match in map(_LINE.fullmatch, lines) if match]
 
 
+def after_one_death(path: Path, today: Callable[[], float] = time.time) -> bool:
+    """Whether the agent before this one died, and none within the minute before."""
+    now = today()
+    deaths = [one for one in read(path) if one.is_death and 0 <= now - one.when < MINUTE_S]
+    return len(deaths) == 1 and deaths[0].lasted is None
+
+
 def _outage(match: re.Match[str]) -> Outage:
     lasted = int(match["lasted"])
     return Outage(
-        int(match["number"]), int(match["when"]) / 1000, match["cause"], None if lasted < 0 else lasted / 1000,
-        _jobs(match["frozen"]), _jobs(match["about"]),
-    )  # fmt: skip
+        int(match["number"]),
+        int(match["when"]) / 1000,
+        match["cause"],
+        None if lasted < 0 else lasted / 1000,
+        _jobs(match["frozen"]),
+        _jobs(match["about"]),
+    )
 
 
 def _jobs(text: str) -> tuple[int, ...]:
@@ -87,7 +100,7 @@ def _suspects(deaths: Iterable[Outage]) -> set[int]:
 
 
 class Outages:
-    """Notes them in jobs' records, for the checks of health, and acts when the agent dies again and again."""
+    """Notes outages in jobs' records, for the health checks, and acts when the agent dies repeatedly."""
 
     def __init__(
         self,
@@ -123,17 +136,11 @@ class Outages:
             causes = ", ".join(one.cause for one in deaths)
             self._drain = (
                 f"sluice: the node agent died {len(deaths)} times within a minute ({causes}), "
-                "and not over a job's data: see its log"
+                "and was not reading a job's data: see its log"
             )
 
-    def after_one_death(self) -> bool:
-        """Whether the agent before this one died, and none within the minute before."""
-        now = self._today()
-        deaths = [one for one in read(self._path) if one.is_death and 0 <= now - one.when < MINUTE_S]
-        return len(deaths) == 1 and deaths[0].lasted is None
-
     def run(self) -> None:
-        """A duty: the bound to the guard, what is over into records, suspects off the node. Raises SluiceError."""
+        """A duty: send the guard the bound, note past outages, remove suspects from the node. Raises SluiceError."""
         self._state.guard.bound(self._bound())
         self._note_over()
         if self._drain:
@@ -156,7 +163,7 @@ class Outages:
         log("suspect", job=job, why=_WHY)
 
     def _note_over(self) -> None:
-        """Those that are over, in the records of the jobs that ran then."""
+        """Note outages that are over in the records of the jobs that ran then."""
         over = [one for one in read(self._path) if one.lasted is not None]
         with self._state.lock:
             for record in self._state.records.values():
@@ -164,7 +171,7 @@ class Outages:
                     self._save(record)
 
     def ended(self, record: JobRecord) -> None:
-        """A job ends: what was over before, and what lasts."""
+        """A job ends: note past outages, and one that lasts."""
         self._note(record, read(self._path))
 
     def _note(self, record: JobRecord, outages: Iterable[Outage]) -> bool:
@@ -186,6 +193,6 @@ class Outages:
             self._state.jobs.save(record)
 
     def last(self) -> tuple[int, str]:
-        """The number of the last one that is over, and what a person should know; (0, "") where there was none."""
+        """The number of the last one that is over, and its text; (0, "") where there was none."""
         over = [one for one in read(self._path) if one.lasted is not None]
         return (over[-1].number, over[-1].text) if over else (0, "")

@@ -1,8 +1,8 @@
-"""Whose the processes are that a driver lists: looked up once a sample, in a time that no tenant can stretch.
+"""Finds whose the processes are that a driver lists: once for each sample, in bounded time, also with hostile tenants.
 
-A process is known by an open file of its folder in /proc, so that another one with its number is not taken for it, and
-what was found stays with it: in version 1 of cgroups one whose threads have all exited is in no job's cgroup any more,
-and may hold memory for a moment longer.
+A process is identified by an open file of its folder in /proc, so that another one with its number is not mistaken for
+it, and the result is kept: in version 1 of cgroups one whose threads have all exited is in no job's cgroup any more,
+but may hold memory for a moment longer.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from prolog_epilog import cgroups
 from prolog_epilog.cgroups import PROC, Place
 from prolog_epilog.subuids import Subuids
 
-_MOST_FILES = 256  # of those that an agent may have open
+_MOST_FILES = 256  # of the open files that an agent may have
 _MOST_LOOKS = 2048  # at processes whose file is not open, in one sample
 _MOST_THREADED = 32  # at processes whose leader has exited, in one sample
-_ENDING_S = 2.0  # how long one that is ending counts for nobody
+_ENDING_S = 2.0  # how long one that is ending counts to no owner
 _MOST_TEXT = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Whose a process is: of a job (`place`), or by its real user; neither where nothing is known of it."""
+    """Whose a process is: a job's (`place`), or its real user's; neither where nothing is known of it."""
 
     place: Place | None = None
     uid: int | None = None
@@ -35,11 +35,11 @@ class Owner:
     ending: bool = False  # it is about to end, and in no job's cgroup any more
 
     def is_stray(self) -> bool:
-        """Whether it is a user's, and in no job."""
+        """Whether it belongs to a user and to no job."""
         return self.place is None and not self.ending and self.uid not in (0, None)
 
     def is_user(self, uid: int, name: str) -> bool:
-        """Whether it is a user's, or in a container of that user's."""
+        """Whether it belongs to the user, or is in a container of that user."""
         return self.uid == uid or (self.name != "" and self.name in (name, str(uid)))
 
 
@@ -73,10 +73,10 @@ class Owners:
         self._threaded = 0
 
     def look(self, pids: Iterable[int]) -> dict[int, Owner]:
-        """Whose these processes are, those that matter most first; all others are forgotten.
+        """The owners of these processes, given in order of importance; all others are forgotten.
 
-        Where there are too many for one sample, what is known of the others is as old as the last look at them, and of
-        new ones nothing is said before the next sample.
+        Where there are too many for one sample, what is known of the others is from an earlier sample, and nothing is
+        known of new ones before the next sample.
         """
         self._threaded = _MOST_THREADED
         wanted = dict.fromkeys(pids)
@@ -125,10 +125,10 @@ class Owners:
         known.owner = _NOBODY if text is None else self._owner(pid, known, text)
 
     def _text(self, pid: int, known: _Known) -> str | None:
-        """What its cgroup file says; None for one that has ended.
+        """The content of its cgroup file; None for one that has ended.
 
-        Older kernels refuse to write a path longer than PATH_MAX, and in version 1 a step's user can make one: such a
-        process is in no job that is known, and its user's.
+        Older kernels do not show a path longer than PATH_MAX, and in version 1 a step's user can make one: such a
+        process is in no known job, and counts to its user.
         """
         path = f"{self._proc}/{pid}/cgroup"
         try:
@@ -159,7 +159,7 @@ class Owners:
         return replace(owner, ending=self._clock() - known.ending_since < _ENDING_S)
 
     def _threads(self, pid: int) -> cgroups.Threads | None:
-        """Of a process whose leader has exited; None where it lives, or too many were looked at already."""
+        """The owner of a process whose leader has exited; None where it lives, or too many were looked up already."""
         try:
             if not cgroups.has_exited(pid, self._proc):
                 return None

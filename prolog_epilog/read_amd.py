@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from prolog_epilog.gpu_reader import GpuReader, ReadGpu
-from prolog_epilog.readings import Activity, Link, Reading
+from sluice.exchange.readings import Activity, Link, Reading
 
-_NOT_TOLD = ("", "N/A", 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF)
+_UNKNOWN = ("", "N/A", 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF)
 _KIB = 1024
 _UMC = 1  # AmdSmiGpuBlock.UMC: the memory's controller
 _THROTTLE = {
@@ -25,7 +25,7 @@ _THROTTLE = {
 class _Gpu(ReadGpu):
     devices: list[tuple[str, Any]] = field(default_factory=list)  # its partitions, or itself
     percent: float = 0.0
-    by_process: bool = False  # whether the driver ever told engine time of a process
+    by_process: bool = False  # whether the driver ever reported engine time of a process
     fixed: dict[str, Any] = field(default_factory=dict)
     took: dict[str, dict[int, int]] = field(default_factory=dict)  # by partition and process, ns of engine time
     part_ns: dict[str, int] = field(default_factory=dict)  # by partition, the time at work of all that were there
@@ -42,13 +42,13 @@ class AmdReader(GpuReader[_Gpu]):
                 for uuid, devices in gpus
             ]
         )
-        # Beside its own exceptions, the package lets those of decoding strange answers through.
+        # Besides its own exceptions, the package raises those of decoding unexpected answers.
         self.failures = (api.AmdSmiException, ValueError, KeyError, AttributeError, TypeError)
 
     def activity(self, wanted: Iterable[str]) -> tuple[dict[str, Activity], dict[str, dict[int, int]]]:
-        """Of the named devices, and by device the busy time of each process in ns where the driver tells it.
+        """Of the named devices, and by device the busy time of each process in ns where the driver reports it.
 
-        Of a partition the library tells what the GPU does: its own time at work is that of its processes.
+        For a partition the library reports the whole GPU: its own busy time is that of its processes.
         """
         wanted = set(wanted)
         found: dict[str, Activity] = {}
@@ -83,17 +83,17 @@ class AmdReader(GpuReader[_Gpu]):
         return gpu.part_ns[uuid] if gpu.by_process or not gpu.percent else None
 
     def _energy(self, gpu: _Gpu) -> int | None:
-        told = self._ask("amdsmi_get_energy_count", gpu.handle)
-        if not told:
+        answer = self._ask("amdsmi_get_energy_count", gpu.handle)
+        if not answer:
             return None
-        count = told.get("energy_accumulator", told.get("power"))
-        return None if count in (None, *_NOT_TOLD) else int(count * told["counter_resolution"] / 1000)  # steps of uJ
+        count = answer.get("energy_accumulator", answer.get("power"))
+        return None if count in (None, *_UNKNOWN) else int(count * answer["counter_resolution"] / 1000)  # steps of uJ
 
     def _throttle(self, gpu: _Gpu) -> list[str] | None:
-        told = self._ask("amdsmi_get_violation_status", gpu.handle)
-        if told is None:
+        answer = self._ask("amdsmi_get_violation_status", gpu.handle)
+        if answer is None:
             return None
-        return list(dict.fromkeys(word for name, word in _THROTTLE.items() if told.get(name) is True))
+        return list(dict.fromkeys(word for name, word in _THROTTLE.items() if answer.get(name) is True))
 
     def is_lost(self, error: Exception) -> bool:
         """See `GpuReader`: a GPU without its files of the kernel's is gone."""
@@ -104,38 +104,38 @@ class AmdReader(GpuReader[_Gpu]):
         """See `GpuReader`."""
         api, handle = self.api, gpu.handle
         kind = api.AmdSmiMemoryType.VRAM
-        reading.memory_total_bytes = int(api.amdsmi_get_gpu_memory_total(handle, kind))  # what all GPUs tell
+        reading.memory_total_bytes = int(api.amdsmi_get_gpu_memory_total(handle, kind))  # which all GPUs report
         reading.memory_used_bytes = self._ask("amdsmi_get_gpu_memory_usage", handle, kind)
         activity = self._ask("amdsmi_get_gpu_activity", handle) or {}
-        reading.utilisation_percent = _told(activity.get("gfx_activity"))
-        reading.memory_bandwidth_percent = _told(activity.get("umc_activity"))
-        reading.decoder_percent = _told(activity.get("mm_activity"))
+        reading.utilisation_percent = _known(activity.get("gfx_activity"))
+        reading.memory_bandwidth_percent = _known(activity.get("umc_activity"))
+        reading.decoder_percent = _known(activity.get("mm_activity"))
         power = self._ask("amdsmi_get_power_info", handle) or {}
         for name in ("current_socket_power", "average_socket_power", "socket_power"):
-            if reading.power_mw is None and _told(power.get(name)) is not None:
+            if reading.power_mw is None and _known(power.get(name)) is not None:
                 reading.power_mw = int(power[name] * 1000)
         caps = self._ask("amdsmi_get_power_cap_info", handle) or {}
-        cap = _told(caps.get("power_cap"))
+        cap = _known(caps.get("power_cap"))
         reading.power_limit_mw = None if cap is None else int(cap / 1000 if cap > 100_000 else cap * 1000)  # uW, or W
         reading.energy_mj = self._energy(gpu)
         self._read_temperatures(handle, reading)
         clocks = api.AmdSmiClkType
         for name, clock in (("graphics", clocks.GFX), ("memory", clocks.MEM), ("video", clocks.VCLK0)):
-            told = self._ask("amdsmi_get_clock_info", handle, clock) or {}
-            setattr(reading, f"clock_{name}_mhz", _told(told.get("clk")))
+            answer = self._ask("amdsmi_get_clock_info", handle, clock) or {}
+            setattr(reading, f"clock_{name}_mhz", _known(answer.get("clk")))
             if name != "video":
-                setattr(reading, f"clock_{name}_max_mhz", _told(told.get("max_clk")))
+                setattr(reading, f"clock_{name}_max_mhz", _known(answer.get("max_clk")))
         reading.throttle = self._throttle(gpu)
         self._read_errors(handle, reading)
         pcie = self._ask("amdsmi_get_pcie_info", handle) or {}
         static, now = pcie.get("pcie_static", {}), pcie.get("pcie_metric", {})
-        reading.pcie_width_max = _told(static.get("max_pcie_width"))
-        reading.pcie_width = _told(now.get("pcie_width"))
-        reading.pcie_generation_max = _told(
+        reading.pcie_width_max = _known(static.get("max_pcie_width"))
+        reading.pcie_width = _known(now.get("pcie_width"))
+        reading.pcie_generation_max = _known(
             static.get("max_pcie_interface_version", static.get("pcie_interface_version"))
         )
-        reading.pcie_generation = _generation(_told(now.get("pcie_speed")))
-        reading.pcie_replays = _told(now.get("pcie_replay_count"))
+        reading.pcie_generation = _generation(_known(now.get("pcie_speed")))
+        reading.pcie_replays = _known(now.get("pcie_replay_count"))
         reading.links = self._links(handle)
         if not gpu.fixed:
             gpu.fixed = {"vbios": self._field("amdsmi_get_gpu_vbios_info", "version", handle)}
@@ -156,10 +156,10 @@ class AmdReader(GpuReader[_Gpu]):
         blocks = self._ask("amdsmi_get_gpu_ecc_enabled", handle)
         reading.ecc_enabled = None if blocks is None else blocks != 0
         errors = self._ask("amdsmi_get_gpu_total_ecc_count", handle) or {}
-        reading.ecc_corrected = _told(errors.get("correctable_count"))
-        reading.ecc_uncorrected = _told(errors.get("uncorrectable_count"))
+        reading.ecc_corrected = _known(errors.get("correctable_count"))
+        reading.ecc_uncorrected = _known(errors.get("uncorrectable_count"))
         memory = self._ask("amdsmi_get_gpu_ecc_count", handle, self.api.AmdSmiGpuBlock.UMC) or {}
-        inside = _told(memory.get("uncorrectable_count"))
+        inside = _known(memory.get("uncorrectable_count"))
         if reading.ecc_uncorrected is not None and inside is not None:
             reading.ras_uncorrected = max(0, reading.ecc_uncorrected - inside)
         pages = self._ask("amdsmi_get_gpu_bad_page_info", handle)
@@ -173,7 +173,7 @@ class AmdReader(GpuReader[_Gpu]):
         status = self._ask("amdsmi_get_gpu_xgmi_link_status", handle) or {}
         found = []
         for number, link in enumerate(metrics.get("links", [])[: metrics.get("num_links", 0)]):
-            sent, got = _told(link.get("write")), _told(link.get("read"))
+            sent, got = _known(link.get("write")), _known(link.get("read"))
             found.append(
                 Link(
                     number,
@@ -195,11 +195,11 @@ class AmdReader(GpuReader[_Gpu]):
 
     def _field(self, function: str, name: str, *arguments: Any) -> Any:
         answer = self._ask(function, *arguments)
-        return _told(answer.get(name)) if isinstance(answer, dict) else None
+        return _known(answer.get(name)) if isinstance(answer, dict) else None
 
 
-def _told(value: Any) -> Any:
-    return None if value in _NOT_TOLD else value
+def _known(value: Any) -> Any:
+    return None if value in _UNKNOWN else value
 
 
 def _generation(speed: int | None) -> int | None:

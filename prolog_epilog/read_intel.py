@@ -9,7 +9,7 @@ from typing import Any
 
 from gres_probe.level_zero import DEVICE_LOST, LevelZero, LevelZeroError
 from prolog_epilog.gpu_reader import GpuReader, ReadGpu
-from prolog_epilog.readings import Activity, Link, Reading
+from sluice.exchange.readings import Activity, Link, Reading
 
 _ON_DEVICE = 1  # ZES_MEM_LOC_DEVICE
 _ENGINE_GROUPS = (0, 1)  # ZES_ENGINE_GROUP_ALL, else _COMPUTE_ALL
@@ -26,7 +26,7 @@ _REASONS = {
     0x40: "settings",
 }
 _UNCORRECTED = 1  # ZES_RAS_ERROR_TYPE_UNCORRECTABLE
-_MEMORY_ERRORS = 4  # ZES_RAS_ERROR_CAT_NON_COMPUTE_ERRORS: GPU accelerators beside compute, memory among them
+_MEMORY_ERRORS = 4  # ZES_RAS_ERROR_CAT_NON_COMPUTE_ERRORS: GPU accelerators other than compute, memory among them
 _HARDWARE_ERRORS = (3, 4, 5)  # compute, non-compute, cache
 _PORT_UP = (1, 2)  # healthy, degraded
 _PORT_DISABLED = 4
@@ -57,7 +57,7 @@ class IntelReader(GpuReader[_Gpu]):
             gpu.power = next((domain for domain, properties in domains if not properties.onSubdevice), None)
 
     def activity(self, wanted: Iterable[str]) -> tuple[dict[str, Activity], dict[str, dict[int, int]]]:
-        """Of the named devices. Of single processes sysman tells no time at work."""
+        """Of the named devices. Sysman does not report busy time of single processes."""
         found = {}
         for gpu in self.named(wanted):
             try:
@@ -68,7 +68,7 @@ class IntelReader(GpuReader[_Gpu]):
         return found, {}
 
     def _busy(self, gpu: _Gpu) -> int | None:
-        """Time at work of the busiest engine group, by its own counters."""
+        """Busy time of the busiest engine group, by its own counters."""
         shares = []
         for number, engine in enumerate(gpu.engines):
             stats = self._ask("zesEngineGetActivity", "zes_engine_stats_t", engine)
@@ -95,15 +95,15 @@ class IntelReader(GpuReader[_Gpu]):
 
     def _throttle(self, gpu: _Gpu) -> list[str] | None:
         words: dict[str, None] = {}
-        told = False
+        known = False
         for domain, properties in self._parts(
             gpu, "FrequencyDomains", "zesFrequencyGetProperties", "zes_freq_properties_t"
         ):
             state = self._ask("zesFrequencyGetState", "zes_freq_state_t", domain)
             if state is not None and properties.type == 0:
-                told = True
+                known = True
                 words |= {word: None for bit, word in _REASONS.items() if state.throttleReasons & bit}
-        return list(words) if told else None
+        return list(words) if known else None
 
     def is_lost(self, error: Exception) -> bool:
         """See `GpuReader`."""
@@ -217,7 +217,7 @@ class IntelReader(GpuReader[_Gpu]):
 
     @staticmethod
     def _catch(function: Callable[[], Any]) -> Any:
-        """An answer, None for what this driver or board does not tell. Raises for a lost device."""
+        """An answer, None for what this driver or board does not report. Raises for a lost device."""
         try:
             return function()
         except LevelZeroError as error:

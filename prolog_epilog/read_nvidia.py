@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from prolog_epilog.nvml_lists import BusyLists, FieldValues
-from prolog_epilog.readings import Activity, Link, Reading
+from sluice.exchange.readings import Activity, Link, Reading
 
 # Bits of nvmlDeviceGetCurrentClocksEventReasons.
 _REASONS = {
@@ -62,7 +62,7 @@ class NvidiaReader:
         self.api = api
         self.gpus: list[_Gpu] = []
         for index in range(api.nvmlDeviceGetCount()):
-            with suppress(api.NVMLError_GpuIsLost):  # lost before anything was known of it
+            with suppress(api.NVMLError_GpuIsLost):  # lost before it was known
                 handle = api.nvmlDeviceGetHandleByIndex(index)
                 self.gpus.append(_Gpu(api.nvmlDeviceGetUUID(handle), handle, self._parts(handle)))
         self._events = self._watch_events()
@@ -98,7 +98,7 @@ class NvidiaReader:
     def activity(self, wanted: Iterable[str]) -> tuple[dict[str, Activity], dict[str, dict[int, int]]]:
         """Of the named devices and instances, and by device the busy time of each process in ns.
 
-        A device whose driver tells nothing of single processes is not in the second.
+        A device whose driver reports nothing of single processes is not in the second.
         """
         wanted = set(wanted)
         found: dict[str, Activity] = {}
@@ -124,7 +124,7 @@ class NvidiaReader:
             found[uuid] = Activity(self._part_busy(gpu, uuid, number), energy, throttle, share)
 
     def _busy(self, gpu: _Gpu) -> int | None:
-        """Time at work: its processes' together where the driver tells theirs, which saves a question."""
+        """Busy time: the sum of its processes' where the driver reports theirs, which saves a call."""
         if gpu.by_process:
             return int(gpu.busy_ns)
         rates = self._get(self.api.nvmlDeviceGetUtilizationRates, gpu.handle)
@@ -287,8 +287,10 @@ class NvidiaReader:
             reading.rows_correctable, reading.rows_uncorrectable = int(rows[0]), int(rows[1])
             reading.rows_pending, reading.rows_failed = bool(rows[2]), bool(rows[3])
         else:
-            causes = (api.NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS,
-                      api.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR)  # fmt: skip
+            causes = (
+                api.NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS,
+                api.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR,
+            )
             pages = [get(api.nvmlDeviceGetRetiredPages, handle, cause) for cause in causes]
             if None not in pages:
                 reading.pages_retired = sum(len(listed) for listed in pages)
@@ -311,7 +313,7 @@ class NvidiaReader:
         return found
 
     def _values(self, handle: Any, wanted: tuple[tuple[int, int], ...]) -> list[Any]:
-        """Field values by number and scope, in one call; None for what is not told."""
+        """Field values by number and scope, in one call; None for what is not reported."""
         if wanted not in self._fields:
             self._fields[wanted] = FieldValues(self.api, wanted)
         try:
@@ -332,7 +334,7 @@ class NvidiaReader:
             self._pending.setdefault(uuid, []).append((time.time(), int(event.eventData)))
 
     def _get(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """A function's answer, None for what this GPU or driver does not tell. Raises for a lost GPU."""
+        """A function's answer, None for what this GPU or driver does not report. Raises for a lost GPU."""
         try:
             return function(*arguments)
         except self.api.NVMLError_GpuIsLost:

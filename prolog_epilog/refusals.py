@@ -1,7 +1,7 @@
-"""Why the node agent refuses a request, and whose fault each reason is: the one place where that is decided.
+"""Why the node agent refuses a request, and whose fault each reason is: decided in this one place.
 
-What a user asked or did fails the job, which is requeued held. What the machine does fails the prolog or epilog, upon
-which Slurm drains the node. Any other error (a SluiceError, an OSError) is the node's: no user can cause one.
+What a user requested or did fails the job, which is requeued and held. What the machine does fails the prolog or
+epilog, and Slurm drains the node. Any other error (a SluiceError, an OSError) is the node's: no user can cause one.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ class Refusal(Enum):
     SHARE_UNREADABLE = Blame.JOB, "--gpu-share came to the node as job_submit/sluice would not have sent it"
     SHARE_IMPOSSIBLE = Blame.JOB, "nothing can hold the job to its share on this GPU"
     SHARE_OF_UNLIKE_GPUS = Blame.JOB, "its GPUs would be held to the share by different means"
-    SHARE_TAKEN = Blame.JOB, "other jobs have what it asks of the GPU's compute time"
+    SHARE_TAKEN = Blame.JOB, "other jobs have the part of the GPU's compute time that it asks for"
     # of tasks
     JOB_REFUSED = Blame.JOB, "the job's prolog was refused"
-    SUSPECT = Blame.JOB, "agents died while they read what the job wrote"
-    JOB_UNKNOWN = Blame.NODE, "the job's prolog did not run"
+    SUSPECT = Blame.JOB, "agents died while they read the job's data"
+    JOB_UNKNOWN = Blame.NODE, "the job's prolog did not run, and no other job's has"
+    PROLOG_SKIPPED = Blame.JOB, "slurmd ran no prolog for this run of the job, which is requeued"
     WRONG_USER = Blame.JOB, "the job is another user's"
-    NO_TASK = Blame.JOB, "the asker is in no job with GPUs"
+    NO_TASK = Blame.JOB, "the caller is in no job with GPUs"
     GPU_NOT_GIVEN = Blame.JOB, "the step names a GPU that the job was not given"
     GPU_OPEN = Blame.NODE, "the task can open a GPU that the job was not given"
     SHARDS_NOT_SPLIT = Blame.JOB, "how many shards the step has of each GPU is not known"
-    MORE_THAN_THE_GPU = Blame.JOB, "the GPU has less memory than was asked"
+    MORE_THAN_THE_GPU = Blame.JOB, "the GPU has less memory than was requested"
     OVER_CAP = Blame.JOB, "the account's jobs have all that it may have of the GPU"
     LESS_THAN_A_CONTEXT = Blame.JOB, "the limit leaves no room for the driver's own memory"
     CONTEXT_UNKNOWN = Blame.NODE, "the size of a driver context was not measured"
@@ -54,7 +55,7 @@ class Refusal(Enum):
 
 PROGRAMS: dict[str, Blame] = {
     "ask": Blame.NODE,  # no answer, no answer in time, one that makes no sense
-    "number": Blame.NODE,  # slurmd's own variables: users' come with SPANK_ before them
+    "number": Blame.NODE,  # slurmd's own variables: those of users have the prefix SPANK_
     "numbers": Blame.NODE,
     "pairs": Blame.NODE,
     "epilog": Blame.NODE,  # a GPU that is not clean

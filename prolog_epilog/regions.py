@@ -11,27 +11,27 @@ from contextlib import suppress
 from pathlib import Path
 
 from prolog_epilog.contexts import VENDORS, Contexts
-from prolog_epilog.log import log
-from prolog_epilog.record import Grant, JobRecord
 from prolog_epilog.refusals import Refusal
 from prolog_epilog.state import RefusalError, State
-from sluice_base.errors import SluiceError
-from sluice_base.files import write_atomic, write_if_changed
-from sluice_base.text import one_line
-from sluice_core import limit
-from sluice_core.errors import CoreError
+from sluice.base.errors import SluiceError
+from sluice.base.files import write_atomic, write_if_changed
+from sluice.base.log import log
+from sluice.base.text import one_line
+from sluice.core import limit
+from sluice.core.errors import CoreError
+from sluice.exchange.record import Grant, JobRecord
 
 
 def check_library(library: Path) -> None:
-    """Refuse a limiter that users cannot open, as the loader goes on without, or that others than root can change."""
+    """Refuse a limiter that users cannot open, as the loader goes on without it, or that others can change."""
     remedy = (
-        "install Sluice where every user may read and root alone write, e.g. below /opt, or name a copy with --library"
+        "install Sluice where users can read and only root can write, e.g. below /opt, or name a copy with --library"
     )
     for path in (library, *library.resolve().parents):
         try:
             facts = path.stat()
         except OSError as error:
-            raise SluiceError(f"limiter {library}: {error.strerror}", remedy="install Sluice anew") from error
+            raise SluiceError(f"limiter {library}: {error.strerror}", remedy="install Sluice again") from error
         mode = facts.st_mode
         if not mode & (stat.S_IXOTH if stat.S_ISDIR(mode) else stat.S_IROTH):
             raise SluiceError(
@@ -49,10 +49,10 @@ def check_library(library: Path) -> None:
 def check_mounts(folder: Path) -> None:
     """Refuse a mount namespace from which slurmd and its jobs would not see what is mounted in `folder`.
 
-    Such a one, as systemd makes for ProtectHome= and the like, differs from process 1's and receives mounts from there
-    ("master:" in mountinfo) without giving any back. Raises SluiceError, OSError.
+    systemd makes such a namespace for ProtectHome= and the like. It differs from process 1's and receives mounts from
+    there ("master:" in mountinfo) without passing any back. Raises SluiceError, OSError.
     """
-    with suppress(PermissionError):  # a process 1 that not even root may look at
+    with suppress(PermissionError):  # a process 1 that even root may not inspect
         if Path("/proc/self/ns/mnt").readlink() == Path("/proc/1/ns/mnt").readlink():
             return
     descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -70,8 +70,8 @@ def check_mounts(folder: Path) -> None:
             raise SluiceError(
                 f"sluice agent: slurmd would not see the jobs' limits that are mounted in {folder}, as the agent has a "
                 "mount namespace of its own",
-                remedy="take ProtectHome=, ProtectSystem=, Private*=, ReadWritePaths= and other settings that make one "
-                "out of sluice-agent.service and its drop-ins; see: systemctl cat sluice-agent",
+                remedy="remove ProtectHome=, ProtectSystem=, Private*=, ReadWritePaths= and all that makes one "
+                "from sluice-agent.service and its drop-ins; see: systemctl cat sluice-agent",
             )
 
 
@@ -95,7 +95,7 @@ class Regions:
         if not system.exists():
             write_atomic(system, "")
         others = [line for line in system.read_text().splitlines() if line and line != str(library)]
-        # A job's namespace has this very file mounted, and one that is replaced cannot be mounted over in there.
+        # A job's namespace has this file mounted over; one that is replaced could not be mounted over there.
         write_if_changed(self._state.settings.run / "preload", "\n".join([str(library), *others]) + "\n")
 
     def is_partition(self, grant: Grant) -> bool:
@@ -128,7 +128,7 @@ class Regions:
             measured = self._contexts.of(device)
             if measured is None:
                 raise RefusalError(
-                    f"{device.model}: the size of a driver context is not known, so that no limit can be set",
+                    f"{device.model}: the size of a driver context is not known, so no limit can be set",
                     Refusal.CONTEXT_UNKNOWN,
                     remedy="see the agent's log; restart sluice-agent when the driver works",
                 )
@@ -143,7 +143,7 @@ class Regions:
             )
         region = self._open.get(record.job)
         if region is None:
-            self.remove(record.job)  # of an agent that was killed before it wrote down that it made it
+            self.remove(record.job)  # of an agent that was killed before it recorded that it made it
             limit.create(self._folder(record.job), limited, record.uid)
             self._open[record.job] = limit.Region(self._folder(record.job))
             return
@@ -152,14 +152,14 @@ class Regions:
                 region.set_limit(index, new.limit)
 
     def remove(self, job: int) -> None:
-        """Take the region away; nothing where there is none."""
+        """Remove the region; nothing where there is none."""
         region = self._open.pop(job, None)
         if region is not None:
             region.close()
         limit.remove(self._folder(job))
 
     def collect(self, record: JobRecord) -> None:
-        """Take the limiter's figures into the record: the tenant's claims; damaged ones are left out."""
+        """Copy the limiter's figures into the record: the tenant's claims; damaged ones are left out."""
         region = self._open.get(record.job)
         if region is None:
             return

@@ -1,9 +1,9 @@
-"""What goes around a change of a node's partitions: drained before, its GRES written and itself resumed after.
+"""The steps around a change of a node's partitions: it is drained before; after, its GRES is written and it is resumed.
 
-The node's reason in Slurm says who drained it, so that nothing else has to be remembered: a run that was killed is
+The node's reason in Slurm shows who drained it, so nothing else has to be remembered: a run that was killed is
 finished by the next one, and a node that somebody else drained stays drained.
 
-A restart of the node takes the layout away. `restore` makes it anew before slurmd starts, when nothing has to be
+A restart of the node removes the layout. `restore` makes it again before slurmd starts, when nothing has to be
 drained for it, and drains the node where that fails.
 """
 
@@ -22,16 +22,16 @@ from pathlib import Path
 
 from gres_probe.children import read_all
 from gres_probe.collect import DEFAULT_DIR, load_inventories, write_inventory
-from gres_probe.deploy import plan
+from gres_probe.deploy import gres_changes
 from gres_probe.probe import probe_node
-from gres_probe.slurm_conf import read_config, read_slurm_conf
-from sluice_base.errors import SluiceError
-from sluice_base.run import CommandError
-from sluice_base.slurm_version import SlurmVersion
-from sluice_base.text import one_line
-from slurm_client.commands import Commands
-from slurm_client.model import Node
-from slurm_client.text import TextClient
+from sluice.base.errors import SluiceError
+from sluice.base.run import CommandError
+from sluice.base.slurm_version import SlurmVersion
+from sluice.base.text import one_line
+from sluice.slurm.answers import Node
+from sluice.slurm.commands import Commands
+from sluice.slurm.slurm_conf import read_config, read_slurm_conf
+from sluice.slurm.text import TextClient
 
 REASON = "sluice mig: the layout of its GPUs changes"
 NOT_RESTORED = "sluice mig: its GPUs are not laid out after its start"
@@ -40,15 +40,21 @@ _LONGEST_REASON = 240  # slurmdbd keeps 255 bytes
 
 
 class Relayout:
-    """One node. `tell` gets lines for people."""
+    """One node. `progress` gets lines for people."""
 
     def __init__(
-        self, node: str, commands: Commands, tell: Callable[[str], None], *, agent: str = SOCKET, period: float = 1.0
+        self,
+        node: str,
+        commands: Commands,
+        progress: Callable[[str], None],
+        *,
+        agent: str = SOCKET,
+        period: float = 1.0,
     ) -> None:
         self.name = node
         self._commands = commands
         self._client = TextClient(commands)
-        self._tell = tell
+        self._progress = progress
         self._agent = agent
         self._period = period
 
@@ -57,7 +63,7 @@ class Relayout:
         for one in self._client.nodes():
             if one.name == self.name:
                 return one
-        raise SluiceError(f"node {self.name!r}: Slurm has none of that name", remedy="name it with --node")
+        raise SluiceError(f"node {self.name!r}: not in Slurm's configuration", remedy="name it with --node")
 
     def drain(self, wait: float) -> None:
         """No new jobs, and the running ones ended. Raises SluiceError when they have not within `wait` seconds."""
@@ -65,7 +71,7 @@ class Relayout:
         if "drain" not in node.flags:
             self._update("state=drain", f"reason={REASON}")
         elif not _ours(node):
-            self._tell(f"node {self.name} was drained already ({node.reason}): it stays so")
+            self._progress(f"node {self.name} was drained already ({node.reason}): it stays drained")
         end = time.monotonic() + wait
         while _has_jobs(state := self.node()):
             if time.monotonic() >= end:
@@ -76,9 +82,9 @@ class Relayout:
             time.sleep(self._period)
 
     def restore(self, lay_out: Callable[[], None], *, limit: float, wait: float) -> None:
-        """After the node's start, before its agent and slurmd: `lay_out` makes the GPUs what the policy says.
+        """After the node's start, before its agent and slurmd: `lay_out` partitions the GPUs as the policy says.
 
-        It runs in a process of its own, for `limit` seconds at most. Where it fails the node is drained with the
+        It runs in its own process, for `limit` seconds at most. Where it fails the node is drained with the
         reason; that is tried for `wait` seconds while no controller answers. Raises SluiceError.
         """
         if (Path(self._agent).parent / "agent/lock").exists():  # /run is empty when a node starts
@@ -92,7 +98,7 @@ class Relayout:
         try:
             self._put_away(failure.what, wait)
         except SluiceError as error:
-            self._tell(f"node {self.name} could not be drained: {error}")
+            self._progress(f"node {self.name} could not be drained: {error}")
         raise failure
 
     def _put_away(self, why: str, wait: float) -> None:
@@ -103,9 +109,9 @@ class Relayout:
             try:
                 if "drain" not in (node := self.node()).flags:
                     self._update("state=drain", f"reason={reason}")
-                    self._tell(f"node {self.name} is drained; mend it, then run: sluice mig apply")
+                    self._progress(f"node {self.name} is drained; remove the cause, then run: sluice mig apply")
                 else:
-                    self._tell(f"node {self.name} was drained already ({node.reason}): it stays so")
+                    self._progress(f"node {self.name} was drained already ({node.reason}): it stays drained")
                 return
             except CommandError:
                 if time.monotonic() >= end:
@@ -118,22 +124,22 @@ class Relayout:
         write_inventory(folder, probe_node(node=self.name))
         collected = load_inventories(folder)
         for failure in collected.failures.values():
-            raise SluiceError(f"GRES is not written: {failure}", remedy="mend it, then run: sluice mig apply")
+            raise SluiceError(f"GRES is not written: {failure}", remedy="remove the cause, then run: sluice mig apply")
         gres = slurm_conf.parent / "gres.conf"
-        planned = plan(
+        changes = gres_changes(
             collected.inventories.values(),
             slurm_conf.parent,
             slurm=read_slurm_conf(slurm_conf),
             gres=read_config(gres) if gres.is_file() else None,
             slurm_version=version,
         )
-        for path in planned.write():
-            self._tell(f"wrote {path}")
-        for step in planned.steps:
-            self._tell(f"to do: {step}")
-        has, wanted = self.node().gres, planned.configuration.nodes[self.name].gres
+        for path in changes.write():
+            self._progress(f"wrote {path}")
+        for step in changes.steps:
+            self._progress(f"to do: {step}")
+        has, wanted = self.node().gres, changes.configuration.nodes[self.name].gres
         if _plain(has) != _plain(wanted):
-            # By `scontrol reconfigure` slurmctld takes no other number of GPUs, and calls the node invalid.
+            # With `scontrol reconfigure` slurmctld accepts no other number of GPUs, and marks the node invalid.
             still = f"Slurm still has {has or 'none'}; it stays drained"
             raise SluiceError(
                 f"node {self.name}: its GRES is written ({wanted}), and {still}",
@@ -141,11 +147,11 @@ class Relayout:
             )
 
     def pause_agent(self) -> None:
-        """Let the node's agent close the drivers: MIG mode is not changed while anybody has the GPU open."""
+        """Let the node's agent close the drivers: MIG mode cannot be changed while any process has the GPU open."""
         self._ask_agent("pause")
 
     def refresh_agent(self) -> None:
-        """Let the node's agent find its devices anew."""
+        """Let the node's agent find its devices again."""
         self._ask_agent("restart")
 
     def _ask_agent(self, request: str) -> None:
@@ -168,7 +174,7 @@ class Relayout:
         """Only what this drained."""
         if self.drained_by_us():
             self._update("state=resume")
-            self._tell(f"node {self.name} is resumed")
+            self._progress(f"node {self.name} is resumed")
 
     def _update(self, *words: str) -> None:
         self._commands.output("scontrol", "update", f"nodename={self.name}", *words)
@@ -180,7 +186,7 @@ def _ours(node: Node) -> bool:
 
 
 def _try_bounded(work: Callable[[], None], limit: float) -> SluiceError | None:
-    """What goes wrong in work that may crash or hang in a driver; None: nothing."""
+    """The error of work that may crash or hang in a driver; None: it succeeded."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -203,12 +209,12 @@ def _try_bounded(work: Callable[[], None], limit: float) -> SluiceError | None:
 
 
 def _failure(work: Callable[[], None]) -> tuple[str, str]:
-    """What goes wrong in it, and the remedy; nothing: empty."""
+    """The error and its remedy; empty: it succeeded."""
     try:
         work()
     except SluiceError as error:
         return one_line(error.what, limit=1000), one_line(error.remedy, limit=1000)
-    except Exception as error:  # whatever it is, the node must not go into service
+    except Exception as error:  # with any error the node must not go into service
         traceback.print_exc()
         return one_line(f"{type(error).__name__}: {error}", limit=1000), ""
     return "", ""

@@ -1,7 +1,7 @@
-"""A process that holds one vendor's library open: what each process has of each device, and all that is measured.
+"""A process that holds one vendor's library open, and measures what each process has of each device, and all else.
 
 ``python -m prolog_epilog.sampling VENDOR`` reads requests from standard input, one JSON object a line, and answers each
-in a line: it is the agent's child, so that a driver that hangs or a library that crashes takes nothing else along.
+in a line: it is the agent's child, so that a driver that hangs or a library that crashes affects nothing else.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from prolog_epilog.cgroups import uid_of
-from prolog_epilog.driving import drive
+from prolog_epilog.device_control import drive
 from prolog_epilog.nvml_lists import ProcessLists
-from prolog_epilog.readings import Activity, Reading
+from sluice.base.run import PYTHON
+from sluice.exchange.readings import Activity, Reading
 
 Usage = list[tuple[str, int, int]]
 """UUID of the device, number of the process, bytes that it has there."""
@@ -34,7 +35,7 @@ class Library(Protocol):
         """What every process has of every device and partition."""
 
     def used(self) -> dict[str, int]:
-        """Bytes in use on each device, whoever has them."""
+        """Bytes in use on each device, by all processes."""
 
     def reader(self) -> Reader:
         """What reads all else, over the same handles."""
@@ -44,12 +45,12 @@ class Reader(Protocol):
     """One of the `read_*` modules."""
 
     def activity(self, wanted: Iterable[str]) -> tuple[dict[str, Activity], dict[str, dict[int, int]]]:
-        """Of the named devices, what grew; by device the busy time of each process in ns, where it is told."""
+        """Of the named devices, what grew; by device the busy time of each process in ns, where it is reported."""
 
     def readings(self, wanted: Iterable[str] | None = None) -> list[Reading]:
         """Of every physical GPU, or of those that are named, also by one of their instances.
 
-        Events are told by each until a reading of all has told them.
+        Each reading includes events until a reading of all has included them.
         """
 
 
@@ -118,7 +119,7 @@ class Amd:
 
         self.api = amdsmi
         amdsmi.amdsmi_init()
-        # Beside its own exceptions, the package lets those of decoding strange answers through.
+        # Besides its own exceptions, the package raises those of decoding unexpected answers.
         failures = (amdsmi.AmdSmiException, ValueError, KeyError, AttributeError, TypeError)
 
         def ask(function: str, handle: Any) -> Any:
@@ -128,7 +129,7 @@ class Amd:
                 return None
 
         listed = devices_by_gpu(ask, amdsmi.amdsmi_get_processor_handles())
-        self.gpus = [gpu for gpu in listed if gpu[0]]  # of a lost one nothing is known
+        self.gpus = [gpu for gpu in listed if gpu[0]]  # nothing is known of a lost one
         self.handles = [device for _, devices in self.gpus for device in devices]
         self.parts = {uuid for _, devices in self.gpus if len(devices) > 1 for uuid, _ in devices}
 
@@ -147,7 +148,7 @@ class Amd:
         ]
 
     def _each(self, devices: list[tuple[str, Any]], function: Callable[..., Any], *words: Any) -> list[tuple[str, Any]]:
-        """What the library tells of the devices that answer: a lost one does not. Raises when none does."""
+        """What the library reports of the devices that answer: a lost one does not. Raises when none does."""
         found, failed = [], None
         for uuid, handle in devices:
             try:
@@ -164,7 +165,7 @@ class Amd:
         kind = self.api.AmdSmiMemoryType.VRAM
         found = {uuid: int(size) for uuid, size in self._each(whole, self.api.amdsmi_get_gpu_memory_usage, kind)}
         for _, devices in self.gpus:
-            if len(devices) > 1:  # of each partition the library tells what the GPU has in use
+            if len(devices) > 1:  # for each partition the library reports what the GPU has in use
                 found |= dict.fromkeys((uuid for uuid, _ in devices), 0)
         if self.parts:
             for uuid, _, size in self.usage():
@@ -207,7 +208,7 @@ class Intel:
             raise
 
     def used(self) -> dict[str, int]:
-        """See `Library`. The driver tells the sum over processes only by way of them."""
+        """See `Library`. The driver reports the sum over processes only through each of them."""
         found = {uuid: 0 for uuid, _ in self.devices}
         for uuid, _, size in self.usage():
             found[uuid] += size
@@ -218,11 +219,11 @@ LIBRARIES: dict[str, Callable[[], Library]] = {"nvidia": Nvidia, "amd": Amd, "in
 
 
 def measure_context(library: Library, vendor: str, uuid: str, place: str) -> dict[str, int]:
-    """What one idle process has of a device, in bytes, and what its driver gives as the device's total.
+    """What one idle process has of a device, in bytes, and what its driver reports as the device's total.
 
-    A program of its own opens the device and waits; the vendor's library says what it has. Raises RuntimeError.
+    A separate program opens the device and waits; the vendor's library reports what it has. Raises RuntimeError.
     """
-    command = [sys.executable, "-m", "prolog_epilog.context", vendor, place]
+    command = [*PYTHON, "-m", "prolog_epilog.context", vendor, place]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
         assert program.stdin is not None and program.stdout is not None  # noqa: S101 - both are pipes
         try:
@@ -275,7 +276,7 @@ class Sampler:
         return self._reader
 
     def sample(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Memory by process; of the devices that are named, what grew; with ``used``, all that the library tells."""
+        """Memory by process; of the devices that are named, what grew; with ``used``, all that the library reports."""
         answer = _bounded(self.library.usage())
         wanted = request.get("devices")
         if wanted:
@@ -308,7 +309,7 @@ def main() -> None:
                 answer["ok"] = driven
             else:
                 answer["ok"] = sampler.sample(request)
-        except Exception as error:  # whatever a vendor's wrapper throws is the answer
+        except Exception as error:  # any error of a vendor's wrapper is the answer
             answer["error"] = f"{type(error).__name__}: {error}"
         answers.write(json.dumps(answer) + "\n")
 

@@ -82,7 +82,7 @@ def hip() -> int:
 
 
 def main() -> None:
-    """Clear, and say how much."""
+    """Clear the device, and print how much."""
     vendor, place = sys.argv[1:]
     variable, clear = {"nvidia": ("CUDA_VISIBLE_DEVICES", cuda), "amd": ("ROCR_VISIBLE_DEVICES", hip)}[vendor]
     os.environ[variable] = place

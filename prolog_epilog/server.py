@@ -1,8 +1,8 @@
-"""The agent's sockets: one JSON object a line, each answered by one; who asks is what the kernel says.
+"""The agent's sockets: each connection sends one JSON object on a line and gets one; the kernel says who asks.
 
-Root and each user with a job here have a socket of their own, ``ask/UID``, which nobody else can open: no crowd fills
-the kernel's queue in which slurmd's prolog, or another user's task, waits. ``agent.sock`` is for everybody else. Root,
-users and strangers are answered apart from each other (`sluice_base.line_server`).
+Root and each user with a job here have their own socket, ``ask/UID``, which no other user can open: no other can fill
+the kernel's queue in which slurmd's prolog, or another user's task, waits. ``agent.sock`` is for all others. Root,
+users and strangers are answered independently of each other (`sluice.base.line_server`).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from prolog_epilog import cgroups
-from prolog_epilog.log import log
 from prolog_epilog.subuids import Subuids
-from sluice_base.errors import SluiceError
-from sluice_base.line_server import Asker, Budgets, Kind, LineServer, Listener, Rate
-from sluice_base.text import one_line
-from sluice_core.errors import CoreError
+from sluice.base.errors import SluiceError
+from sluice.base.line_server import Asker, Kind, LineServer, Listener
+from sluice.base.log import log
+from sluice.base.rates import Lines, Rate
+from sluice.base.text import one_line
+from sluice.core.errors import CoreError
 
 _TOO_LONG = b'{"error": "a request that is too long", "blame": "node"}\n'
 _ROOT = Kind(
@@ -38,13 +38,11 @@ _USERS = Kind(
     line=8 << 10,  # the names of 64 device files and more
     held=4 << 20,
     seconds=2.0,
-    rates=(Rate(2048, 60), Rate(512, 20), Rate(512, 20)),  # of all, of a user, of a job; two requests a task
+    rates=(Rate(1024, 20), Rate(512, 15)),  # of all, of a user; two requests a task
     too_long=_TOO_LONG,
 )
-_STRANGERS = replace(_USERS, name="strangers", places=64, threads=1, rates=(Rate(256, 20), Rate(64, 5)))
-_CONNECTS = Rate(512, 40)  # on one socket
+_STRANGERS = replace(_USERS, name="strangers", places=64, threads=1, rates=(Rate(128, 5), Rate(32, 1)))
 _BACKLOG = 1024
-_USERS_LINES = (Rate(512, 10), Rate(128, 1))  # in the log: of all, of a user
 _LOGGED = ("job", "uid", "gpus", "shards", "whole", "open")
 
 
@@ -73,9 +71,9 @@ class Server:
         self._stopping = stopping
         self._requests: dict[str, _Request] = {}
         self._lock = threading.Lock()
-        self._lines_of_users = Budgets(_USERS_LINES)
+        self._lines_of_users = Lines(512, 64)
         self._subuids = Subuids()
-        self._own: dict[int, socket.socket] = {}  # sockets by user
+        self._user_sockets: dict[int, socket.socket] = {}
         self._lines = LineServer((_ROOT, _USERS, _STRANGERS), self._answer_line)
 
     def stop(self) -> None:
@@ -88,7 +86,8 @@ class Server:
     ) -> None:
         """Take requests with ``"do": NAME``: their other fields and `peer` are the method's keyword arguments.
 
-        What it returns is the answer; SluiceError, CoreError and OSError are told to the asker. `quiet`: not logged.
+        What it returns is the answer; SluiceError, CoreError and OSError are returned to the caller. `quiet`: not
+        logged.
         """
         self._requests[name] = _Request(method, root_only, quiet)
 
@@ -97,52 +96,49 @@ class Server:
         self.folder.mkdir(mode=0o755, exist_ok=True)
         for left in self.folder.iterdir():
             left.unlink()
-        self._own[0] = _listen(self.folder / "0", 0, 0o600)
-        self._lines.listen(Listener(self._own[0], self._greet))
-        self._open_own()
-        self._lines.listen(Listener(_listen(self.path, 0, 0o666), self._greet, _CONNECTS))
+        self._user_sockets[0] = _listen(self.folder / "0", 0, 0o600)
+        self._lines.listen(Listener(self._user_sockets[0], self._greet, _ROOT, (0,)))
+        self._open_user_sockets()
+        self._lines.listen(Listener(_listen(self.path, 0, 0o666), self._greet, _STRANGERS))
         ready()
         self._lines.serve(lambda: not self._stopping.is_set())
 
-    def _open_own(self) -> None:
+    def _open_user_sockets(self) -> None:
         """A socket for each user with a job here, and for none else. Raises OSError."""
         with self._lock:
             wanted = {0, *self._users()}
-            for uid in self._own.keys() - wanted:
+            for uid in self._user_sockets.keys() - wanted:
                 (self.folder / str(uid)).unlink(missing_ok=True)
-                self._lines.leave(self._own.pop(uid))
-            for uid in wanted - self._own.keys():
-                self._own[uid] = _listen(self.folder / str(uid), uid, 0o600)
-                self._lines.listen(Listener(self._own[uid], self._greet, _CONNECTS))
+                self._lines.leave(self._user_sockets.pop(uid))
+            for uid in wanted - self._user_sockets.keys():
+                self._user_sockets[uid] = _listen(self.folder / str(uid), uid, 0o600)
+                self._lines.listen(Listener(self._user_sockets[uid], self._greet, _USERS, (uid,)))
 
     def _greet(self, connection: socket.socket, address: Any) -> Asker:
         del address
         peer = _peer(connection)
         if peer.uid == 0:
             return Asker(_ROOT, (0,), peer)
-        if peer.uid not in self._own:
-            return Asker(_STRANGERS, (self._subuids.owner(peer.uid) or peer.uid,), peer)
-        place = cgroups.place_of(peer.pid)
-        return Asker(_USERS, (peer.uid, place and place.job), peer)
+        if peer.uid in self._user_sockets:
+            return Asker(_USERS, (peer.uid,), peer)
+        return Asker(_STRANGERS, (self._subuids.owner(peer.uid) or peer.uid,), peer)
 
     def _answer_line(self, line: bytes, peer: Peer) -> bytes:
         answer = json.dumps(self.answer(line, peer)).encode() + b"\n"
         if peer.uid == 0:  # it may have been a prolog or an epilog
             try:
-                self._open_own()
+                self._open_user_sockets()
             except OSError as error:  # there is the socket for everybody
                 log("problem", what=f"{error.filename or self.folder}: {error.strerror}")
         return answer
 
     def _log(self, peer: Peer, action: str, **detail: Any) -> None:
-        """One line; of users' a few only, as they can make as many as they like."""
+        """Log one line; for users only a few, as they can make any number of requests."""
         if peer.uid != 0:
-            now, owner = time.monotonic(), (peer.uid,)
-            with self._lock:
-                if self._lines_of_users.wait(owner, now) > 0:
-                    return
-                self._lines_of_users.forget(now)
-                self._lines_of_users.take(owner, now)
+            left_out = self._lines_of_users.left_out((peer.uid,))
+            if left_out is None:
+                return
+            detail |= {"left_out": left_out} if left_out else {}
         log(action, **detail)
 
     def answer(self, line: bytes, peer: Peer) -> dict[str, Any]:
@@ -154,7 +150,7 @@ class Server:
             name = fields.pop("do")
             request = self._requests[name]
         except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
-            return _refusal("not a request that this agent knows; are agent and programs of one version?")
+            return _refusal("not a request that this agent knows; install agent and programs of one version")
         if request.root_only and peer.uid != 0:
             self._log(peer, "refused", request=name, uid=peer.uid, pid=peer.pid, why="not root")
             return _refusal(f"{name}: for root only")
@@ -168,7 +164,7 @@ class Server:
         except OSError as error:
             why = f"{error.filename or 'the node agent'}: {error.strerror}"
         except (AttributeError, TypeError, ValueError, KeyError) as error:
-            why = f"{name}: a request that makes no sense: {one_line(repr(error))}"
+            why = f"{name}: not a valid request: {one_line(repr(error))}"
         else:
             if not request.quiet:
                 self._log(peer, name, **_logged(fields), ms=round(1000 * (time.monotonic() - began), 1))
@@ -182,13 +178,13 @@ def _refusal(why: str, blame: object = None) -> dict[str, Any]:
 
 
 def _listen(path: Path, owner: int, mode: int) -> socket.socket:
-    """A user's listening socket in the place of whatever lies there. Raises OSError."""
+    """A user's listening socket, in place of what was at its path. Raises OSError."""
     with suppress(FileNotFoundError):
         path.unlink()
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(path))
     os.chown(path, owner, -1)
-    path.chmod(mode)  # nobody can connect before `listen`
+    path.chmod(mode)  # no client can connect before `listen`
     listener.listen(_BACKLOG)
     return listener
 

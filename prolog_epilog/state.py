@@ -7,14 +7,16 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from prolog_epilog import cgroups
 from prolog_epilog.caps import Caps
-from prolog_epilog.courier import Outbox
 from prolog_epilog.devices import NodeDevice
 from prolog_epilog.guarding import Guard
-from prolog_epilog.record import JobRecord, Store
 from prolog_epilog.refusals import Refusal
-from sluice_base.errors import SluiceError
-from sluice_core import limit
+from sluice.base.errors import SluiceError
+from sluice.base.log import log
+from sluice.core import limit
+from sluice.exchange.courier import Outbox
+from sluice.exchange.record import JobRecord, Store
 
 RUN = Path("/run/sluice")
 RECORDS = Path("/var/lib/sluice/records")
@@ -51,6 +53,7 @@ class State:
         self.node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
         self.devices: list[NodeDevice] = []
         self.records: dict[int, JobRecord] = {}
+        self.ended: list[JobRecord] = []  # that an earlier agent left
         self.jobs = Store(settings.run / "agent/jobs")
         self.store = Store(settings.records, mode=0o755)
         self.outbox = Outbox(settings.records.parent / "outbox", self.store)
@@ -59,9 +62,20 @@ class State:
         self.sampled = threading.Condition(self.lock)
         self.stopping = threading.Event()
         self.guard = Guard()
-        self.suspects: set[int] = set()  # jobs of which nothing is read, as agents died of it
+        self.suspects: set[int] = set()  # jobs whose data is not read, as agents died of it
+
+    def find_jobs(self) -> None:
+        """The jobs of an earlier agent, before there are threads."""
+        found, bad = self.jobs.load_all()
+        for error in bad:
+            log("problem", what=error.what, remedy=error.remedy)
+        self.ended = [record for record in found if record.ended is not None]
+        self.records = {record.job: record for record in found if record.ended is None}
+        for record in self.records.values():
+            if record.sluid:
+                cgroups.name_job(record.sluid, record.job)
 
     def users(self) -> set[int]:
-        """Who has jobs here."""
+        """Users who have jobs here."""
         with self.lock:
             return {record.uid for record in self.records.values()}

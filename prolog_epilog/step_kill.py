@@ -1,11 +1,11 @@
-"""Ends the processes of a step, all of them, by the cgroup that Slurm keeps them in: nobody else's are looked at.
+"""Ends all processes of a step, by the cgroup that Slurm keeps them in: no other processes are touched.
 
-Version 2: ``cgroup.kill`` ends all that there are at one time. Version 1 has none: the step's freezer keeps them from
-starting others meanwhile, and from going away. What is left, as there are more than one call takes, is ended with the
+Version 2: ``cgroup.kill`` ends all processes at once. Version 1 does not have it: the step's freezer keeps them from
+starting others, and from exiting. What is left, as there are more than one call takes, is ended with the
 next sample.
 
 In version 1 Slurm gives the folder of a step to its user, who may make cgroups below it and freeze what is in them: a
-signal ends it when it is thawed, and not before. The job's own folder is root's.
+signal ends it only when it is thawed. The job's own folder is root's.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import select
 import signal
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, suppress
 from itertools import islice
 from pathlib import Path
 
@@ -26,14 +26,24 @@ _MOST_FREED = 64
 _SECONDS = 0.2
 
 
-def end_step(folder: Path | None, pids: Iterable[int]) -> int:
+def end_step(folder: Path | None, pids: Iterable[int], is_still: Callable[[int], bool]) -> int:
     """End the processes below a step's folder (`Place.step_folder`), and these; how many there were to end.
 
-    What was found out of `pids` holds now: a moment later another process may have one of these numbers.
+    `is_still`: whether a process is still the one that was found: it may have ended, and another may have its number.
     """
-    pids = list(pids)
-    with _opened(pids[:_MOST_FREED]) as processes:
-        ended = _kill(pids)
+    with ExitStack() as files:
+        ended = 0
+        processes: dict[int, int] = {}
+        for pid in pids:
+            file = _kill_known(pid, is_still)
+            if file is None:
+                continue
+            ended += 1
+            if len(processes) < _MOST_FREED:
+                processes[pid] = file
+                files.callback(os.close, file)
+            else:
+                os.close(file)
         if folder is None:
             return ended
         if (folder / "cgroup.kill").exists():
@@ -46,27 +56,27 @@ def end_step(folder: Path | None, pids: Iterable[int]) -> int:
     return ended
 
 
-@contextmanager
-def _opened(pids: Iterable[int]) -> Iterator[dict[int, int]]:
-    """Files by which processes are known, whoever has their numbers later."""
-    files: dict[int, int] = {}
+def _kill_known(pid: int, is_still: Callable[[int], bool]) -> int | None:
+    """Kill a process if it is still the same; returns the file that identifies it even if its number is used again."""
     try:
-        for pid in pids:
-            with suppress(OSError):  # it has ended
-                files[pid] = os.pidfd_open(pid)
-        yield files
-    finally:
-        for file in files.values():
-            os.close(file)
+        file = os.pidfd_open(pid)
+    except OSError:  # it has ended
+        return None
+    if is_still(pid):
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(file, signal.SIGKILL)
+            return file
+    os.close(file)
+    return None
 
 
 def _free(folder: Path, processes: dict[int, int]) -> None:
-    """Take processes out of what their user made and froze, and may freeze again: a slow thing to do."""
+    """Take processes out of cgroups that their user made and froze, and may freeze again: this is slow."""
     if len(list(islice(_folders(folder), 2))) == 2:
         members = set(_members(folder))
         for pid, file in processes.items():
             if pid not in members and not _has_ended(file):
-                with suppress(OSError):  # it ends just now
+                with suppress(OSError):  # it is just ending
                     (folder.parent / "cgroup.procs").write_text(str(pid))
 
 
@@ -99,7 +109,7 @@ def _end_frozen(folder: Path) -> int:
 
 
 def _folders(folder: Path) -> Iterator[Path]:
-    """A cgroup and those below it, as many as are looked at."""
+    """A cgroup and those below it, up to a bound."""
     waiting = deque([folder])
     for _ in range(_MOST_FOLDERS):
         if not waiting:

@@ -1,7 +1,7 @@
-"""Processes that hold GPU memory and are no registered job's: what the policy says about each, and what is kept of it.
+"""Processes that hold GPU memory and belong to no registered job: applies the policy to each, and keeps records.
 
 A job without GPUs has no record; one that held GPU memory gets one, with no grants, for the controllers. Which jobs ran
-before the agent knew of any is remembered for as long as the node is up: their GPUs may well be theirs.
+before the agent knew of any is remembered for as long as the node is up: they may well have been given their GPUs.
 """
 
 from __future__ import annotations
@@ -13,18 +13,20 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from policy.model import Strangers as Policy
 from prolog_epilog import cgroups
-from prolog_epilog.log import log
-from prolog_epilog.record import JobRecord
-from prolog_epilog.server import Peer
 from prolog_epilog.state import State
 from prolog_epilog.watchdog import OUTSIDE, Act, Stranger
-from sluice_base.clock import uptime
-from sluice_base.errors import SluiceError
-from sluice_base.files import write_atomic
+from sluice.base.clock import uptime
+from sluice.base.errors import SluiceError
+from sluice.base.files import write_atomic
+from sluice.base.log import log
+from sluice.exchange.record import JobRecord
+
+if TYPE_CHECKING:
+    from policy.node_limits import NodeStrangers
+    from prolog_epilog.server import Peer
 
 _UNKNOWN_S = 5.0  # a process that ended may be listed for a moment longer
 _FORGOTTEN_S = 60.0  # after which a stranger that comes again is reported again
@@ -39,7 +41,7 @@ class Earlier:
         self._jobs: set[int] | None = None
 
     def load(self, *, attached: bool) -> None:
-        """Go on with what an earlier agent found on this boot. `attached`: prologs came before. Raises OSError."""
+        """Continue with what an earlier agent found on this boot. `attached`: prologs came before. Raises OSError."""
         try:
             self._jobs = {int(job) for job in json.loads(self._path.read_text())}
         except FileNotFoundError:
@@ -55,6 +57,10 @@ class Earlier:
             write_atomic(self._path, json.dumps(sorted(jobs)), mode=0o600, follow_links=False)
             self._jobs = jobs
 
+    def begun(self) -> bool:
+        """Whether prologs run."""
+        return self._jobs is not None
+
     def __contains__(self, job: int) -> bool:
         return self._jobs is None or job in self._jobs
 
@@ -69,7 +75,9 @@ class _Seen:
 class Strangers:
     """Decides about strangers, and keeps the records of those that are jobs. Thread-safe."""
 
-    def __init__(self, state: State, policy: Callable[[], Policy], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, state: State, policy: Callable[[], NodeStrangers], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.earlier = Earlier(state.settings.run / "agent/earlier.json")
         self.on_note: Callable[[], None] = lambda: None  # called when there is a record to write
         self._state = state
@@ -92,7 +100,7 @@ class Strangers:
         return {}
 
     def acts(self, found: Sequence[Stranger]) -> list[Act]:
-        """What is to be ended; what is to be reported is, once."""
+        """What is to be ended. What is to be reported is logged here, once."""
         now = self._clock()
         with self._lock:
             self._seen = {key: seen for key, seen in self._seen.items() if now - seen.last < _FORGOTTEN_S}
@@ -117,15 +125,19 @@ class Strangers:
                 self._note(one.job, one.user, "report", step=one.step, uuid=one.uuid, charged=one.charged)
         return None
 
+    def ends_suspects(self) -> bool:
+        """Whether processes are ended that may hold what a job left."""
+        return self._policy().unknown == "end"
+
     def _rule(self, one: Stranger) -> tuple[str, str]:
-        """What the policy says, and of whom."""
+        """The policy's rule, and the kind of process."""
         policy = self._policy()
         if one.kind == "user":
             return policy.users, "a user's processes outside of jobs"
         if one.kind == "unknown":
-            return policy.unknown, "nothing is known of these processes"
+            return ("ignore" if policy.unknown == "ignore" else "report"), "nothing is known of these processes"
         if one.job in self.earlier:
-            return policy.earlier_jobs, "a job from before prologs told the agent of jobs"
+            return policy.earlier_jobs, "a job from before prologs registered jobs with the agent"
         if self._has_ended(one.job):
             return "end", "left of a job that has ended"
         return policy.jobs_without_gpus, "a job that was given no GPU"
@@ -134,12 +146,12 @@ class Strangers:
         """Whether the agent knew the job: its record is written before it is forgotten."""
         return (self._state.store.folder / f"{job}.json").exists()
 
-    def note(self, act: Act, *, told: bool) -> None:
+    def note(self, act: Act, *, notified: bool) -> None:
         """A job's step was ended for what it had without a grant."""
         with self._lock:
             if not self._has_ended(act.job):
                 detail = {"step": act.step, "uuid": act.uuid, "charged": act.charged, "limit": act.limit}
-                self._note(act.job, act.user, "end", **detail, told=told)
+                self._note(act.job, act.user, "end", **detail, notified=notified)
 
     def _note(self, job: int, user: str, action: str, **detail: object) -> None:
         record = self._records.pop(job, None)

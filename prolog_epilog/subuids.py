@@ -1,4 +1,4 @@
-"""Whose a uid of a user namespace is: /etc/subuid gives users ranges of uids, which count as theirs."""
+"""Finds the user of a uid of a user namespace: /etc/subuid gives users ranges of uids, which count as theirs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from prolog_epilog.log import log
+from sluice.base.log import log
 
 _SUBUID = Path("/etc/subuid")
 _MOST_SUBUID = 1 << 20  # bytes
@@ -45,17 +45,17 @@ class Subuids:
         with self._path.open("rb") as file:
             text = file.read(_MOST_SUBUID + 1)
         if len(text) > _MOST_SUBUID:
-            log("problem", what=f"{self._path}: larger than {_MOST_SUBUID} bytes", remedy="what follows is not read")
+            log("problem", what=f"{self._path}: larger than {_MOST_SUBUID} bytes", remedy="the rest of it is not read")
             text = text[:_MOST_SUBUID].rpartition(b"\n")[0]
         self._ranges = sorted(parse_subuids(text.decode(errors="replace")))
         self._starts = [start for start, _, _ in self._ranges]
 
 
 def parse_subuids(text: str) -> Iterable[tuple[int, int, str]]:
-    """First uid, how many, and whose they are; lines that are none are left out."""
+    """First uid, how many, and whose they are; invalid lines are left out."""
     for line in text.splitlines():
         words = line.strip().split(":")
         if len(words) == 3 and words[0] and all(word.isascii() and word.isdecimal() for word in words[1:]):
             start, count = int(words[1][:10]), int(words[2][:10])
-            if start and count:  # nobody owns root
+            if start and count:  # root belongs to no user
                 yield start, count, words[0]

@@ -1,7 +1,7 @@
-"""What a job made of its GPUs, added up sample by sample in memory that does not grow with the job's length.
+"""How a job used its GPUs, added up sample by sample in memory that does not grow with the job's length.
 
 Distributions are histograms: utilisation in steps of one percent, memory in steps of two percent of its size, so that a
-percentile of memory is right within one percent (the idea of DDSketch, Masson et al., 2019). All weights are seconds.
+percentile of memory is right within one percent (as in DDSketch, Masson et al., 2019). All weights are seconds.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from sluice_base.clock import uptime
+from sluice.base.clock import uptime
 
 _STEP = math.log(1.02)
 _ERRORS = ("ecc_corrected", "ecc_uncorrected", "ras_uncorrected", "pcie_replays", "link_errors")
@@ -47,7 +47,7 @@ class Histogram:
 
 @dataclass
 class Interval:
-    """What a sample says of one job on one GPU since the sample before; None: not told."""
+    """What a sample says of one job on one GPU since the sample before; None: not known."""
 
     seconds: float
     utilisation: float | None = None  # share of the GPU's time that was the job's, 0 to 1
@@ -61,11 +61,11 @@ class GpuUse:
     """One job on one GPU. Times in seconds."""
 
     share: float = 1.0
-    estimated: bool = False  # the energy: the vendor tells it for the whole GPU only
+    estimated: bool = False  # the energy: the vendor reports it for the whole GPU only
     seconds: float = 0.0
     unmeasured: float = 0.0  # the driver gave no answer, or the agent was away
     away_since: float = 0.0  # `uptime` up to which an earlier agent had measured; 0: none, or it is counted
-    told: float = 0.0  # of `seconds`, with a utilisation
+    known_s: float = 0.0  # of `seconds`, with a utilisation
     busy: float = 0.0
     idle: float = 0.0
     throttled: float = 0.0
@@ -84,7 +84,7 @@ class GpuUse:
         seconds = interval.seconds
         self.seconds += seconds
         if interval.utilisation is not None:
-            self.told += seconds
+            self.known_s += seconds
             self.busy += seconds * interval.utilisation
             self.idle += seconds if interval.utilisation == 0 else 0.0
             self.peak_utilisation = max(self.peak_utilisation, 100 * interval.utilisation)
@@ -98,7 +98,7 @@ class GpuUse:
         self.throttled += seconds if interval.throttled else 0.0
 
     def back(self) -> None:
-        """Somebody measures again, or nobody will: what lies between was not measured."""
+        """Measuring starts again, or never will: the time in between was not measured."""
         if self.away_since:
             self.unmeasured += max(0.0, uptime() - self.away_since)
             self.away_since = 0.0
@@ -108,9 +108,9 @@ class GpuUse:
         found: dict[str, Any] = {"seconds": round(self.seconds, 3), "share": round(self.share, 6)}
         if self.unmeasured:
             found["unmeasured_s"] = round(self.unmeasured, 3)
-        if self.told:
+        if self.known_s:
             found["utilisation"] = _distribution(
-                100 * self.busy / self.told, self.utilisation_bins, self.peak_utilisation, 2
+                100 * self.busy / self.known_s, self.utilisation_bins, self.peak_utilisation, 2
             )
             found["idle_s"] = round(self.idle, 3)
         elif self.seconds:
@@ -135,6 +135,7 @@ class GpuUse:
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> GpuUse:
         """What `to_dict` gave. Raises TypeError, ValueError or AttributeError for anything else."""
+        fields = {"known_s": fields.get("told", 0.0), **fields}  # its name until 0.1.0
         known = {name: fields[name] for name in cls.__dataclass_fields__ if name in fields}
         for name, relative in (("utilisation_bins", False), ("memory_bins", True)):
             bins = {int(number): float(weight) for number, weight in known.get(name, {}).items()}
@@ -150,18 +151,18 @@ def _distribution(mean: float, bins: Histogram, peak: float, digits: int) -> dic
 
 
 def split_energy(energy_mj: float, utilisations: Iterable[float | None], shares: Iterable[float]) -> list[float]:
-    """The energy of a GPU by its jobs: by what each made of its time; where none worked, or it is not told, by shares.
+    """The energy of a GPU by its jobs: by each job's busy time; where none worked, or it is not known, by shares.
 
     The parts add up to the whole.
     """
-    told, given = list(utilisations), list(shares)
-    work = [one or 0.0 for one in told] if all(one is not None for one in told) else []
+    known, given = list(utilisations), list(shares)
+    work = [one or 0.0 for one in known] if all(one is not None for one in known) else []
     weights = work if sum(work) > 0 else given if sum(given) > 0 else [1.0] * len(given)
     return [energy_mj * weight / sum(weights) for weight in weights]
 
 
 def grown_errors(before: Mapping[str, int | None], after: Mapping[str, int | None]) -> Counter[str]:
-    """Errors between two readings, by kind; a counter that began anew (a driver reloaded) counts from there."""
+    """Errors between two readings, by kind; a counter that was reset (a driver reloaded) counts from there."""
     grown: Counter[str] = Counter()
     for name in _ERRORS:
         old, new = before.get(name), after.get(name)

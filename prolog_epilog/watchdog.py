@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from prolog_epilog.owners import Owner
-from prolog_epilog.record import JobRecord
 from prolog_epilog.sampling import Usage
+from sluice.exchange.record import JobRecord
 
 WARN_PERMILLE = 900
 OUTSIDE = "outside"
 """The step of what a job's user runs outside of every job, e.g. by ssh: it counts to the job."""
-_FIRST_USER = 1000  # below are root and the system's services
+FIRST_USER = 1000
+"""Below are root and the system's services."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +27,12 @@ class Act:
     charged: int
     limit: int
     pids: tuple[int, ...]  # of the step, on this device; those that have most first
-    user: str = ""  # of one that is no registered job's: a name or number
+    user: str = ""  # of a process of no registered job: a name or number
 
 
 @dataclass(frozen=True, slots=True)
 class Stranger:
-    """Who holds memory of a device and has no registered job: policy says what happens."""
+    """A holder of a device's memory without a registered job: the policy says what happens."""
 
     kind: str  # "job": one without GPUs, or from before the agent; "user": outside of jobs; "unknown"
     job: int  # 0: none
@@ -44,7 +45,7 @@ class Stranger:
 
 @dataclass
 class Judgement:
-    """What is to be done."""
+    """The actions to take."""
 
     acts: list[Act] = field(default_factory=list)
     strangers: list[Stranger] = field(default_factory=list)
@@ -58,9 +59,9 @@ class _Held:
 
 
 def judge(usage: Usage, records: Mapping[int, JobRecord], owner_of: Callable[[int], Owner | None]) -> Judgement:
-    """Note each job's peak on each device in its record, and say what is to be done.
+    """Note each job's peak on each device in its record, and return the actions to take.
 
-    Over its limit, the step that has most is ended; if others are over it without that one, they are next time.
+    When a job is over its limit, its step with most memory is ended; if it is then still over it, the next one.
     """
     jobs: dict[tuple[int, str], _Held] = {}
     strange: dict[tuple[str, int, str, str, str], _Held] = {}
@@ -105,32 +106,32 @@ def _pids(held: _Held, step: str) -> tuple[int, ...]:
 
 
 def _is_systems(owner: Owner, records: Mapping[int, JobRecord]) -> bool:
-    """Whether it is root's, a service's or slurmstepd, or takes its last breath."""
+    """Whether it is root's, a service's or slurmstepd, or is about to end."""
     if owner.place is not None:
         return owner.place.stepd and owner.uid == 0
     if owner.ending or owner.uid == 0:
         return True
     users = {record.uid for record in records.values()}
-    return owner.uid is not None and owner.uid < _FIRST_USER and owner.uid not in users
+    return owner.uid is not None and owner.uid < FIRST_USER and owner.uid not in users
 
 
 def _job_of(owner: Owner, uuid: str, records: Mapping[int, JobRecord]) -> tuple[int, str] | None:
     """The registered job, and its step, to which a process counts."""
     place = owner.place
-    own = None if place is None else records.get(place.job)
-    if place is not None and place.uid is not None and own is not None and place.uid != own.uid:
-        own = None  # another job of that number: its cgroup tells its user
-    if place is not None and own is not None and (owner.uid in (0, None) or owner.is_user(own.uid, own.user)):
-        return own.job, place.step
-    if place is None or own is not None:  # outside of jobs, or another user's in a job
+    record = None if place is None else records.get(place.job)
+    if place is not None and place.uid is not None and record is not None and place.uid != record.uid:
+        record = None  # another job of that number: its cgroup shows its user
+    if place is not None and record is not None and (owner.uid in (0, None) or owner.is_user(record.uid, record.user)):
+        return record.job, place.step
+    if place is None or record is not None:  # outside of jobs, or another user's in a job
         theirs = _users_job(owner, uuid, records)
         if theirs is not None:
             return theirs, OUTSIDE
-    return None if place is None or own is None else (own.job, place.step)
+    return None if place is None or record is None else (record.job, place.step)
 
 
 def _users_job(owner: Owner, uuid: str, records: Mapping[int, JobRecord]) -> int | None:
-    """The job to which counts what its user runs outside of all jobs: one with that device before any other."""
+    """The job to which processes of its user outside of all jobs count: one with that device before any other."""
     jobs = [record for record in records.values() if owner.uid and owner.is_user(record.uid, record.user)]
     found = next((one for one in jobs if one.grant_of(uuid) is not None), jobs[0] if jobs else None)
     return None if found is None else found.job

@@ -1,4 +1,4 @@
-"""The watchdog's threads: a vendor each, sampling its processes for ever, acting on what the samples show."""
+"""The watchdog's threads: one for each vendor, which samples its processes and acts on the samples."""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from policy.model import Strangers as Policy
-from prolog_epilog import notice
-from prolog_epilog.ending import end_step
-from prolog_epilog.log import log
+from prolog_epilog import job_output
 from prolog_epilog.owners import Owner, Owners
-from prolog_epilog.record import JobRecord
 from prolog_epilog.state import MIB, State
+from prolog_epilog.step_kill import end_step
 from prolog_epilog.strangers import Strangers
 from prolog_epilog.watchdog import Act, Judgement, judge
 from prolog_epilog.worker import Worker
-from sluice_base.errors import SluiceError
-from sluice_base.sizes import format_mib
+from sluice.base.errors import SluiceError
+from sluice.base.log import log
+from sluice.base.sizes import format_mib
+from sluice.exchange.record import JobRecord
 
-_HELD_S = 0.4  # until the files to which lines are written are held, at most
-_TOLD_S = 0.3  # until they are written; their processes have been ended by then
+if TYPE_CHECKING:
+    from policy.node_limits import NodeStrangers
+
+_WRITE_S = 0.4  # until the lines are written, at most: then their processes are ended all the same
 _MOST_CHECKED = 256  # processes of a step that are looked at again before it is ended
-_MANY_S = 60.0  # between two words about processes that are too many
-_GOING_S = 5.0  # within which what is left of an ended step is ended without another word
+_MANY_S = 60.0  # between two log lines about too many processes
+_GOING_S = 5.0  # within which what is left of an ended step is ended without another message
 
 
 @dataclass
@@ -41,12 +42,12 @@ class Watch:
     problem: SluiceError | None = None
     since: float = 0.0
     wanted: threading.Event = field(default_factory=threading.Event)  # sample now
-    used: bool = False  # the next sample shall have what is in use on each device, whoever has it: with `wanted`
-    full: bool = False  # the next sample shall have all that the library tells; whoever sets it sets `wanted` as well
+    used: bool = False  # the next sample has what is in use on each device by all processes: with `wanted`
+    full: bool = False  # the next sample has all that the library reports; set it together with `wanted`
     some: set[str] = field(default_factory=set)  # the same of these devices only
-    asking: bool = False  # a sample is being taken, or told to the readers
-    many_told: float = -math.inf  # when it was last said that there are too many processes
-    told: int = 0  # samples of which all readers know
+    asking: bool = False  # a sample is being taken, or passed to the readers
+    many_logged: float = -math.inf  # when too many processes were last logged
+    delivered: int = 0  # samples that all readers have got
     finder: Owners = field(default_factory=Owners)  # for the watching thread alone
     owners: dict[int, Owner] = field(default_factory=dict)  # of the processes of the last sample
 
@@ -65,11 +66,13 @@ class Watcher:
     They are called in the vendor's thread, without the lock; what they raise ends the watch, so they raise nothing.
     """
 
-    def __init__(self, state: State, policy: Callable[[], Policy] = Policy) -> None:
+    def __init__(self, state: State, policy: Callable[[], NodeStrangers]) -> None:
         self._state = state
         self.strangers = Strangers(state, policy)
         self.watches: dict[str, Watch] = {}
         self.on_sample: list[Reader] = []
+        self.notifying = threading.Event()  # the readers get samples
+        self.notifying.set()
         self._paused_until = 0.0
         self._ended: dict[
             tuple[int, str, str], float
@@ -86,7 +89,7 @@ class Watcher:
             threading.Thread(target=self._watch, args=(watch,), daemon=True).start()
 
     def pause(self, seconds: float) -> None:
-        """Let go of the drivers for so long: a GPU whose mode is changed must be open to nobody."""
+        """Close the drivers for this time: nobody may have a GPU open whose mode is changed."""
         self._paused_until = time.monotonic() + seconds
         self.close()
 
@@ -96,16 +99,23 @@ class Watcher:
             watch.worker.close()
 
     def await_sample(self, watch: Watch, deadline: float) -> None:
-        """Wait for a sample that began after now, and for what its readers make of it."""
+        """Wait for a sample that starts after now, and until its readers have processed it."""
         with self._state.sampled:
-            wanted = watch.told + 1 + watch.asking  # that one began before
+            wanted = watch.delivered + 1 + watch.asking  # that one began before
             watch.look()
-            while watch.told < wanted and time.monotonic() < deadline and watch.problem is None:
+            while watch.delivered < wanted and time.monotonic() < deadline and watch.problem is None:
                 if not self._state.sampled.wait(0.1):
                     watch.look()
 
+    def await_answer(self, watch: Watch, deadline: float) -> SluiceError | None:
+        """Wait while the driver does not answer; why it does not, if that is still so at the deadline."""
+        with self._state.sampled:
+            while watch.problem is not None and time.monotonic() < deadline:
+                self._state.sampled.wait(0.1)
+            return watch.problem
+
     def _watch(self, watch: Watch) -> None:
-        """Sample one vendor for ever."""
+        """Sample one vendor until the agent ends."""
         busy, guard, vendor = False, self._state.guard, watch.worker.vendor
         while not self._state.stopping.is_set():
             guard.beat(vendor)
@@ -114,20 +124,20 @@ class Watcher:
                 continue
             with self._state.lock:
                 watch.asking = True
-                used = watch.used or not busy  # a prolog or epilog wants to know, or nobody waits
+                used = watch.used or not busy  # a prolog or epilog asks for it, or nobody waits
                 watch.used = False
                 watch.wanted.clear()
             try:
                 answer = watch.worker.ask(do="sample", used=used, **self._also(watch))
             except SluiceError as error:
-                guard.beat(vendor)  # twice a round: a driver that hangs is not the agent's standing still
+                guard.beat(vendor)  # twice a round: a driver that hangs is not a stalled agent
                 self._failed(watch, error)
             else:
                 self._sample(watch, answer["usage"], answer.get("used"), self._rest(watch, answer))
-                for reader in self.on_sample:
+                for reader in self.on_sample if self.notifying.is_set() else ():
                     reader(watch, answer)
                 with self._state.sampled:
-                    watch.told += 1
+                    watch.delivered += 1
                     watch.asking = False
                     self._state.sampled.notify_all()
                 guard.sampled(vendor)
@@ -136,7 +146,7 @@ class Watcher:
             watch.wanted.wait(settings.period if busy else settings.idle_period)
 
     def _also(self, watch: Watch) -> dict[str, Any]:
-        """What is measured beside memory: the activity of devices that jobs have, all else when it was asked for."""
+        """What is measured besides memory: the activity of devices that jobs have, all else when it was asked for."""
         full, watch.full = watch.full, False
         some, watch.some = watch.some, set()
         vendor = watch.worker.vendor
@@ -190,16 +200,16 @@ class Watcher:
                     self._save(record)
 
     def _rest(self, watch: Watch, answer: dict[str, Any]) -> list[tuple[str, int, int]]:
-        """What the processes have, by user, of which the worker lists none as there are too many; says so."""
+        """Logs what processes have, by user, that the worker does not list as there are too many."""
         rest = [(str(uuid), int(uid), int(size)) for uuid, uid, size in answer.get("rest", ())]
-        if rest and time.monotonic() >= watch.many_told + _MANY_S:
-            watch.many_told = time.monotonic()
+        if rest and time.monotonic() >= watch.many_logged + _MANY_S:
+            watch.many_logged = time.monotonic()
             users = ",".join(sorted({str(uid) for _, uid, _ in rest})[:16])
             log("problem", vendor=watch.worker.vendor, what="more processes on a GPU than are listed", users=users)
         return rest
 
     def note_foreign(self, watch: Watch, used: dict[str, int]) -> None:
-        """Remember what is in use by no process; of a job that is new here, as what it found."""
+        """Remember what is in use by no process; for a job that is new here, as what it found."""
         for uuid, size in used.items():
             watch.foreign[uuid] = max(0, size - sum(held for (of, _), held in watch.held.items() if of == uuid))
         for record in self._state.records.values():
@@ -208,40 +218,44 @@ class Watcher:
                     grant.foreign = watch.foreign.get(grant.uuid)
 
     def _do(self, watch: Watch, acts: Sequence[Act]) -> None:
-        """Warn and end, all at the same time: that many are over their limits keeps none of them alive for longer.
+        """Warn and end all at the same time, so that many over their limits do not keep each other alive for longer.
 
-        The files for the lines are held first, as the processes' output goes with them. Nobody is waited for who is to
-        read one, and those that were ended a moment ago and take their time come last.
+        The lines are written first, as the processes' output goes with them. No reader of a line is waited for, and
+        steps that were ended a moment ago and have not gone yet come last.
         """
         again = [act for act in acts if act.action == "end" and self._ends_again(act)]
         by_job: dict[int, list[Act]] = {}
         for act in acts:
             if act not in again:
                 by_job.setdefault(act.job, []).append(act)
-        voices = notice.begin([[(act.pids, self._line(act)) for act in of] for of in by_job.values()])
-        jobs = dict(zip(voices, by_job.values(), strict=True))
-        killed = {act: self._end(watch, act) for voice in notice.held(voices, _HELD_S) for act in jobs[voice]}
+        writers = job_output.begin([[(act.pids, self._line(act)) for act in of] for of in by_job.values()])
+        jobs = dict(zip(writers, by_job.values(), strict=True))
+        killed = {act: self._end(watch, act) for writer in job_output.done(writers, _WRITE_S) for act in jobs[writer]}
         for act in again:
             self._end(watch, act)
-        notice.finish(voices, _TOLD_S)
-        for voice, of in jobs.items():
-            for act, told in zip(of, voice.told, strict=True):
-                self._note(act, told)
+        job_output.finish(writers)
+        for writer, of in jobs.items():
+            for act, notified in zip(of, writer.written, strict=True):
+                self.note(act, notified=notified)
                 about = {"job": act.job, "step": act.step, "gpu": act.uuid, "charged": act.charged, "limit": act.limit}
                 log(act.action, **about, **({"user": act.user} if act.user else {}), killed=killed[act])
 
     def _end(self, watch: Watch, act: Act) -> int:
-        """How many processes were ended: of the act's those that still are what they were found to be, and their step.
+        """How many processes were ended: those of the act that are still the same, and their step.
 
         Between the driver's list and now one may have ended, and another may have its number.
         """
         if act.action != "end":
             return 0
-        owners = [(pid, watch.owners.get(pid)) for pid in act.pids[:_MOST_CHECKED]]
-        still = [(pid, owner) for pid, owner in owners if owner is not None and watch.finder.is_still(pid, owner)]
-        places = [owner.place for _, owner in still if owner.place is not None and not owner.place.stepd]
+        listed = [pid for pid in act.pids[:_MOST_CHECKED] if pid in watch.owners]
+
+        def is_still(pid: int) -> bool:
+            return watch.finder.is_still(pid, watch.owners[pid])
+
+        still = list(filter(is_still, listed))
+        places = [place for pid in still if (place := watch.owners[pid].place) is not None and not place.stepd]
         of_step = [place for place in places if (place.job, place.step) == (act.job, act.step)]
-        return end_step(of_step[0].step_folder() if of_step else None, [pid for pid, _ in still])
+        return end_step(of_step[0].step_folder() if of_step else None, still, is_still)
 
     def _line(self, act: Act) -> str:
         device = next((one for one in self._state.devices if one.uuid == act.uuid), None)
@@ -251,17 +265,19 @@ class Watcher:
         ended = f"; step {act.step} is ended" if act.action == "end" else ""
         return f"job {act.job}: {charged} of GPU memory on {name}, {bound}{ended}"
 
-    def _note(self, act: Act, told: bool) -> None:
+    def note(self, act: Act, *, notified: bool) -> None:
+        """Note in the job's record what was done to it."""
         with self._state.lock:
             record = self._state.records.get(act.job)
             if record is None:
                 if act.job:
-                    self.strangers.note(act, told=told)
+                    self.strangers.note(act, notified=notified)
                 return
             grant = record.grant_of(act.uuid)
             if grant is not None:
                 grant.warned = True
-            record.note(act.action, step=act.step, uuid=act.uuid, charged=act.charged, limit=act.limit, told=told)
+            detail = {"step": act.step, "uuid": act.uuid, "charged": act.charged, "limit": act.limit}
+            record.note(act.action, **detail, notified=notified)
             self._save(record)
 
     def _save(self, record: JobRecord) -> None:

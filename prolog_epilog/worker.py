@@ -1,4 +1,4 @@
-"""The agent's side of a vendor's process (`prolog_epilog.sampling`): asked with a time-out, replaced when it hangs."""
+"""The agent's side of a vendor's process (`prolog_epilog.sampling`): asked with a timeout, replaced when it hangs."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import json
 import os
 import select
 import subprocess
-import sys
 import threading
 import time
 from contextlib import suppress
 from typing import Any
 
-from sluice_base.errors import SluiceError
+from sluice.base.errors import SluiceError
+from sluice.base.run import PYTHON
 
 _MOST_ANSWER = 8 << 20
 
@@ -44,7 +44,7 @@ class Worker:
         if self._process is None or self._process.poll() is not None:
             self._drop()
             self._process = subprocess.Popen(
-                [sys.executable, "-m", self.module, self.vendor],
+                [*PYTHON, "-m", self.module, self.vendor],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 start_new_session=True,
@@ -94,7 +94,7 @@ class Worker:
 
 
 def _read_line(descriptor: int, deadline: float) -> bytes | None:
-    """A line; None when time ran out, empty at the end."""
+    """A line; None after the timeout, empty at the end."""
     data = b""
     waiting = select.poll()
     waiting.register(descriptor, select.POLLIN)

@@ -22,9 +22,9 @@
 
 /* job_modify has a last parameter for a message to the user. */
 #if SLUICE_SLURM_AT_LEAST(23, 2)
-#define SLUICE_JOB_MODIFY_TELLS 1
+#define SLUICE_JOB_MODIFY_HAS_MESSAGE 1
 #else
-#define SLUICE_JOB_MODIFY_TELLS 0
+#define SLUICE_JOB_MODIFY_HAS_MESSAGE 0
 #endif
 
 /* fini of a plugin returns nothing; use: SLUICE_FINI_TYPE fini(void) { ...; SLUICE_FINI_RETURN; } */
@@ -72,10 +72,10 @@
 #define SLUICE_GRES_SLASH false
 #endif
 
-/* Of more nodes by name than it asks for a job gets some; before, all. */
+/* A job that names more nodes than it asks for gets some of them; before, all. */
 #define SLUICE_NODELIST_OFFERS SLUICE_SLURM_AT_LEAST(24, 5)
 
-/* A list of hosts: slurm_hostlist_create and its kin. */
+/* A list of hosts: slurm_hostlist_create and the functions with it. */
 #if SLUICE_SLURM_AT_LEAST(23, 11)
 typedef hostlist_t *sluice_hostlist;
 #else
@@ -183,6 +183,10 @@ static inline void sluice_exclusion_end(struct sluice_core_exclusion *exclusion)
  * eval_nodes_gres write through a null pointer. */
 #define SLUICE_SPREAD_ENDS_SLURMCTLD SLUICE_SLURM_AT_LEAST(24, 11)
 
+/* Does stock lose the cores of a node that a job gave back, until it makes its rows of all jobs again? The end of another
+ * job removes that job's cores and unmarks the rows (part_data_build_row_bitmaps). */
+#define SLUICE_RESIZE_LOSES_CORES SLUICE_SLURM_AT_LEAST(23, 11)
+
 /* Headers of stock's select plugin: what it knows of nodes' memory and partitions' cores. */
 #if SLUICE_SLURM_AT_LEAST(23, 11)
 #define SLUICE_STOCK_NODE_DATA "src/plugins/select/cons_tres/node_data.h"
@@ -209,7 +213,7 @@ static inline void sluice_exclusion_end(struct sluice_core_exclusion *exclusion)
 #define SLUICE_POWERED_DOWN power_node_bitmap
 #endif
 
-/* Features of jobs. */
+/* Jobs' features. */
 #if SLUICE_SLURM_AT_LEAST(23, 11)
 #include "src/common/job_features.h"
 #endif
@@ -243,6 +247,10 @@ static inline void sluice_exclusion_end(struct sluice_core_exclusion *exclusion)
 #define SLUICE_SHARES_OF_SEVERAL 0
 #endif
 
+/* --exclusive=user, =mcs or =topo, or a partition's ExclusiveUser: the nodes are kept from others' jobs only. */
+#define SLUICE_EXCLUSIVE_OF_OTHERS(job)                                                                                \
+    (((job)->details->whole_node && !SLUICE_WHOLE_NODE((job)->details)) ||                                             \
+     ((job)->part_ptr->flags & PART_FLAG_EXCLUSIVE_USER))
 /* --exclusive: the whole node, not merely one user's. */
 #if SLUICE_SLURM_AT_LEAST(23, 2)
 #define SLUICE_WHOLE_NODE(details) ((details)->whole_node & WHOLE_NODE_REQUIRED)
@@ -250,13 +258,13 @@ static inline void sluice_exclusion_end(struct sluice_core_exclusion *exclusion)
 #define SLUICE_WHOLE_NODE(details) ((details)->whole_node == WHOLE_NODE_REQUIRED)
 #endif
 
-/* Wishes of a job about the network, beyond --switches, and conditions on what nodes say of themselves. */
+/* A job's preferences about the network, beyond --switches, and conditions on what nodes report. */
 #if SLUICE_SLURM_AT_LEAST(24, 5)
-#define SLUICE_TOPOLOGY_WISHES(job)                                                                                    \
+#define SLUICE_TOPOLOGY_PREFERENCES(job)                                                                               \
     ((job)->details->segment_size || (job)->details->job_size_bitmap || IS_JOB_WHOLE_TOPO(job))
 #define SLUICE_EXTRA_CONSTRAINTS(job) ((job)->extra_constraints != NULL)
 #else
-#define SLUICE_TOPOLOGY_WISHES(job) false
+#define SLUICE_TOPOLOGY_PREFERENCES(job) false
 #define SLUICE_EXTRA_CONSTRAINTS(job) false
 #endif
 #if SLUICE_SLURM_AT_LEAST(23, 2)
@@ -265,7 +273,7 @@ static inline void sluice_exclusion_end(struct sluice_core_exclusion *exclusion)
 #define SLUICE_MAX_CPUS_PER_SOCKET(part) INFINITE
 #endif
 
-/* Where a node stands in the network, as "switch.switch.node". */
+/* A node's place in the network, as "switch.switch.node". */
 #if SLUICE_SLURM_AT_LEAST(22, 11)
 #include "src/interfaces/topology.h"
 #define sluice_node_address(name, address, pattern) topology_g_get_node_addr((name), (address), (pattern))
@@ -315,7 +323,7 @@ static inline int sluice_slurm_select_nodes(job_record_t *job)
     return select_nodes(job, false, NULL, NULL, false, SLURMDB_JOB_FLAG_BACKFILL);
 }
 #endif
-/* What a job has of each GPU's shards stands in its GRES. */
+/* A job's GRES say what it has of each GPU's shards. */
 #if SLUICE_SLURM_AT_LEAST(24, 11)
 #define SLUICE_SHARES_BY_GPU 1
 #define SLUICE_HOSTLIST_POINTER *
@@ -329,7 +337,7 @@ static inline int sluice_slurm_select_nodes(job_record_t *job)
 #include "src/stepmgr/stepmgr.h"
 #define sluice_job_state_set(job, state) job_state_set((job), (state))
 #include "src/interfaces/mcs.h"
-/* What taking in a job needs and is made ready only after job state is loaded. */
+/* What accepting a job needs, and Slurm prepares only after job state is loaded. */
 #define sluice_make_ready_to_submit() (mcs_g_init() == SLURM_SUCCESS)
 /* priority/multifactor is started only after job state is loaded, and takes slurmctld's locks then: no priority may be
  * asked for before. It computes all waiting jobs' priorities when it starts. */

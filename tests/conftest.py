@@ -12,16 +12,44 @@ from typing import Any
 
 import pytest
 
-# Every process that the tests start inherits it, so that those left behind can be told from others' processes.
+# Every process that the tests start inherits it, so that those left behind can be distinguished from others' processes.
 MARK = f"SLUICE_TEST_SESSION={os.getpid()}"
 LEFT_BY_WORKERS: list[str] = []
 LEFT_BEHIND = 70  # exit code; none of pytest's
+# Modules of more than 100 s: one that is taken last would run alone, while the other worker has no work.
+LONGEST_FIRST = (
+    "test_plugin_soak",
+    "test_placement_hook",
+    "test_report",
+    "test_hostile",
+    "test_refused_jobs",
+    "test_failover",
+    "test_health",
+    "test_gang",
+    "test_order_explain",
+    "test_agent",
+    "test_node_faults",
+    "test_guard",
+    "test_metrics",
+    "test_slurm_features",
+    "test_plan",
+    "test_journal",
+    "test_tenants",
+    "test_policy",
+    "test_submit",
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A worker of pytest-xdist gets a folder with a path as short as a single process has: sockets lie in it."""
+    """A worker of pytest-xdist gets a folder with a path as short as that of a single process: sockets are in it."""
     if hasattr(config, "workerinput"):
         config.option.basetemp = f"{tempfile.gettempdir()}/pytest-{os.getpid()}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Modules that take minutes come first, the others after them as they are collected."""
+    place = {module: number for number, module in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(place)))
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -49,7 +77,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:
     """What a worker's tests left behind, with pytest-xdist."""
-    LEFT_BY_WORKERS.extend(getattr(node, "workeroutput", {}).get("left", ["a worker that died did not tell"]))
+    LEFT_BY_WORKERS.extend(getattr(node, "workeroutput", {}).get("left", ["a worker that died did not report"]))
 
 
 def _end_marked() -> dict[int, str]:

@@ -1,6 +1,6 @@
-"""The failover journal, read for administrators: docs/failover.md; slurm_plugin/journal/record.h has the format.
+"""The failover journal, read outside slurmctld: docs/failover.md; slurm_plugin/journal/entry.h has the format.
 
-Only what a record is and whose: what is in it stays with slurmctld, as scripts and environments are their users'.
+Only the kind and owner of an entry: its content stays with slurmctld, as scripts and environments are their users'.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sluice_base.errors import SluiceError
+from sluice.base.errors import SluiceError
 
 FOLDER = "sluice.journal"
 """Below StateSaveLocation."""
@@ -28,8 +28,8 @@ _KINDS = ("unknown", "open", "submit", "start", "end", "requeue", "void", "modif
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """One record, without its content."""
+class Entry:
+    """One entry, without its content."""
 
     sequence: int
     at: float
@@ -43,20 +43,20 @@ class Record:
 class Journal:
     """All that can be read of a journal."""
 
-    records: list[Record] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
     segments: int = 0
     bytes: int = 0
     torn_bytes: int = 0
-    """At the end of segments: a record whose write was cut off."""
+    """At the end of segments: an entry whose write was cut off."""
     lost_bytes: int = 0
-    """Behind what is corrupt or missing: not used by a replay."""
+    """After what is corrupt or missing: not used by a replay."""
     late_bytes: int = 0
     """Written by a controller after another one had taken over."""
     problem: str = ""
 
 
-def _decode(data: bytes, at: int) -> tuple[Record | None, int, bool]:
-    """The record at `at`, where the next begins, and whether the data only ends too early."""
+def _decode(data: bytes, at: int) -> tuple[Entry | None, int, bool]:
+    """The entry at `at`, where the next begins, and whether the data only ends too early."""
     if len(data) - at < _HEADER.size:
         return None, at, b"SLJR".startswith(data[at : at + 4])
     magic, kind, version, length, job_id, sequence, at_us, given = _HEADER.unpack_from(data, at)
@@ -70,11 +70,11 @@ def _decode(data: bytes, at: int) -> tuple[Record | None, int, bool]:
     if zlib.crc32(data[at + _HEADER.size : end]) ^ rotated != given or version != _FORMAT or not sequence:
         return None, at, False
     name = _KINDS[kind] if kind < len(_KINDS) else _KINDS[0]
-    return Record(sequence, at_us / 1e6, name, job_id, end - at), end, False
+    return Entry(sequence, at_us / 1e6, name, job_id, end - at), end, False
 
 
 def _goes_on(data: bytes, at: int, expected: int) -> bool:
-    """Whether a good record stands behind a damaged one: then that one is not what a write that was cut off left."""
+    """Whether a good entry follows a damaged one: then that one was not left by a write that was cut off."""
     most = expected + (len(data) - at) // _HEADER.size
     place = data.find(b"SLJR", at)
     while place >= 0:
@@ -100,37 +100,37 @@ def read_journal(folder: Path) -> Journal:
             journal.bytes += len(data)
             if used and expected not in (None, first):
                 used = False
-                journal.problem = journal.problem or f"{path.name}: records before it are missing"
+                journal.problem = journal.problem or f"{path.name}: entries before it are missing"
             end = found[i + 1][0] if i + 1 < len(found) else None
             expected = _read_segment(journal, path.name, data, first, end, used) if used else expected
             if not used:
                 journal.lost_bytes += len(data)
     except PermissionError as error:
-        raise SluiceError(f"{error.filename}: {error.strerror}", remedy="ask as root or as SlurmUser") from error
+        raise SluiceError(f"{error.filename}: {error.strerror}", remedy="run it as root or SlurmUser") from error
     except FileNotFoundError:
         pass  # a segment that has just been removed, as Slurm's own state has caught up
     return journal
 
 
 def _read_segment(journal: Journal, name: str, data: bytes, first: int, end: int | None, used: bool) -> int:
-    """Add the good records of a segment; returns the sequence number that has to come next."""
+    """Add the good entries of a segment; returns the sequence number that has to come next."""
     at, expected, late = 0, first, False
     while at < len(data):
-        record, after, torn = _decode(data, at)
-        if record is None or record.sequence != expected:
+        entry, after, torn = _decode(data, at)
+        if entry is None or entry.sequence != expected:
             if torn and not _goes_on(data, at, expected):
                 journal.torn_bytes += len(data) - at
             else:
                 journal.lost_bytes += len(data) - at
                 journal.problem = journal.problem or f"{name}: corrupt at byte {at} of {len(data)}"
             break
-        if end is not None and record.sequence >= end:
+        if end is not None and entry.sequence >= end:
             late = True
             journal.late_bytes += len(data) - at
             journal.problem = journal.problem or f"{name}: another controller wrote to it after one had taken over"
             break
         if used:
-            journal.records.append(record)
+            journal.entries.append(entry)
         at, expected = after, expected + 1
     return end if late and end is not None else expected
 
@@ -144,7 +144,7 @@ def read_replays(folder: Path) -> list[dict[str, Any]]:
         except FileNotFoundError:
             continue
         except PermissionError as error:
-            raise SluiceError(f"{error.filename}: {error.strerror}", remedy="ask as root or as SlurmUser") from error
+            raise SluiceError(f"{error.filename}: {error.strerror}", remedy="run it as root or SlurmUser") from error
         for line in lines:
             try:
                 report: Any = json.loads(line)

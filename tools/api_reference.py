@@ -1,16 +1,24 @@
-"""Writes docs/api.md from the docstrings of the Python rooms and the public C header; --check compares."""
+"""The interfaces, from the docstrings of the Python rooms and the public C header, for docs/api.md."""
 
 from __future__ import annotations
 
 import ast
 import inspect
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS = ["sluice_base", "gres_probe", "slurm_client", "policy", "native/sluice_core", "dev_cluster"]
+ROOMS = [
+    "sluice/base",
+    "sluice/core",
+    "sluice/slurm",
+    "gres_probe",
+    "policy",
+    "sluice/simulate",
+    "gpu_sim",
+    "dev_cluster",
+]
 HEADER = ROOT / "native/include/sluice/core.h"
 
 
@@ -44,17 +52,15 @@ def module_reference(path: Path, name: str) -> str:
     lines: list[str] = []
     for node in public(tree.body):
         if isinstance(node, ast.FunctionDef):
-            lines.append(f"- `{signature(node)}`\n  {describe(node)}")
+            lines.append(f"- `{signature(node)}`\n  {describe(node)}\n")
             continue
-        lines.append(f"- **class `{node.name}`**\n  {describe(node)}")
-        lines.extend(
-            f"  - `{signature(method)}`: {describe(method).splitlines()[0]}"
-            for method in public(node.body)
-            if isinstance(method, ast.FunctionDef)
-        )
+        methods = [method for method in public(node.body) if isinstance(method, ast.FunctionDef)]
+        lines.append(f"- **class `{node.name}`**\n  {describe(node)}\n")
+        lines.extend(f"  - `{signature(method)}`: {describe(method).splitlines()[0]}" for method in methods)
+        lines.extend([""] if methods else [])
     if not lines:
         return ""
-    return "\n".join([f"### {name}", "", ast.get_docstring(tree) or "", "", *lines, ""])
+    return "\n".join([f"### {name}", "", ast.get_docstring(tree) or "", "", *lines])
 
 
 def python_reference() -> str:
@@ -62,38 +68,14 @@ def python_reference() -> str:
     parts: list[str] = []
     for room in ROOMS:
         folder = ROOT / room
-        parts.append(f"## {folder.name}\n")
+        parts.append(f"## {room.replace('/', '.')}\n")
         for path in sorted(folder.rglob("*.py")):
-            relative = path.relative_to(folder.parent).with_suffix("")
+            relative = path.relative_to(ROOT).with_suffix("")
             name = ".".join(relative.parts).removesuffix(".__init__")
             parts.append(module_reference(path, name))
     return "\n".join(part for part in parts if part)
 
 
-def render() -> str:
-    """The whole page."""
-    return (
-        "# API reference\n\nWritten by `tools/api_reference.py` from the sources; edit those. "
-        "The commands are described by their man pages.\n\n"
-        + python_reference()
-        + "\n## C: sluice/core.h\n\n```c\n"
-        + HEADER.read_text()
-        + "```\n"
-    )
-
-
-def main() -> int:
-    """Write the page, or with --check compare it."""
-    target = ROOT / "docs/api.md"
-    text = render()
-    if "--check" in sys.argv:
-        if target.read_text() != text:
-            print("docs/api.md is out of date: run tools/api_reference.py", file=sys.stderr)
-            return 1
-        return 0
-    target.write_text(text)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def reference() -> str:
+    """Python's rooms, then the C header."""
+    return f"{python_reference()}\n## C: sluice/core.h\n\n```c\n{HEADER.read_text()}```\n"

@@ -1,18 +1,11 @@
-"""Writes docs/metrics.md from its introduction and the table of metrics (usage/metrics/names.py); --check compares."""
+"""Every metric, from the table sluice/metrics/names.py, for docs/metrics.md."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from sluice.metrics.names import MEASUREMENTS, Measurement
 
-from usage.metrics.names import MEASUREMENTS, Measurement  # noqa: E402
-
-TARGET = ROOT / "docs/metrics.md"
-INTRODUCTION = ROOT / "docs/metrics-introduction.md"
 _SIDES = {"node": "By each node.", "controller": "By the controller that leads.", "both": "By nodes and controllers."}
 
 
@@ -31,23 +24,6 @@ def chapter(measurement: Measurement) -> Iterator[str]:
     yield ""
 
 
-def page() -> str:
-    """The whole page."""
-    lines = [line for measurement in MEASUREMENTS for line in chapter(measurement)]
-    return INTRODUCTION.read_text().rstrip("\n") + "\n\n" + "\n".join(lines).rstrip("\n") + "\n"
-
-
-def main() -> int:
-    """Write, or compare."""
-    text = page()
-    if "--check" not in sys.argv[1:]:
-        TARGET.write_text(text)
-        return 0
-    if not TARGET.exists() or TARGET.read_text() != text:
-        print(f"{TARGET.relative_to(ROOT)} is not what the table says: run make docs", file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def reference() -> str:
+    """All measurements."""
+    return "\n".join(line for measurement in MEASUREMENTS for line in chapter(measurement))

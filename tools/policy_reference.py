@@ -1,4 +1,4 @@
-"""Writes docs/policy.md and sluice.yaml(5) from the models of the policy file (policy/model.py); --check compares."""
+"""The policy file's fields, for docs/policy.md and for sluice.yaml(5): writes the page, or compares it (--check)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ sys.path.insert(0, str(ROOT))
 
 from policy import model  # noqa: E402
 from policy.units import show_seconds  # noqa: E402
-from sluice_base.sizes import format_mib  # noqa: E402
+from sluice.base.sizes import format_mib  # noqa: E402
 
-TARGET = ROOT / "docs/policy.md"
 MANUAL = ROOT / "docs/man/sluice.yaml.5"
-INTRODUCTION = ROOT / "docs/policy-introduction.md"
-_SKIP = {"grouping"}  # docs/gres.md
+_ELSEWHERE = {"grouping": "gres.md#classes"}
+"""Fields whose models another page describes."""
 
 
 def kind(annotation: Any, metadata: list[Any]) -> str:
@@ -46,12 +45,13 @@ def kind(annotation: Any, metadata: list[Any]) -> str:
     if origin is dict:
         return f"mapping of {kind(get_args(annotation)[1], [])} by name"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return f"[{annotation.__name__}](#{annotation.__name__.lower()})"
+        name = annotation.__name__
+        return f"[{name}]({_ELSEWHERE.get(name.lower(), f'#{name.lower()}')})"
     return {int: "number", float: "number", str: "text", bool: "yes/no"}.get(annotation, str(annotation))
 
 
 def default(field: FieldInfo) -> str:
-    """The default as people write it."""
+    """The default as it is written in a policy file."""
     if field.is_required():
         return "needed"
     value = field.get_default(call_default_factory=True)
@@ -81,16 +81,24 @@ def bounds(metadata: list[Any]) -> str:
 
 def section(name: str, one: type[BaseModel]) -> str:
     """One model as a table."""
-    lines = [f"### {name}", "", " ".join((one.__doc__ or "").split()), "",
-             "| field | type | default | |", "|---|---|---|---|"]  # fmt: skip
+    lines = [
+        f"### {name}",
+        "",
+        " ".join((one.__doc__ or "").split()),
+        "",
+        "| field | type | default | |",
+        "|---|---|---|---|",
+    ]
     for key, field in one.model_fields.items():
         text = " ".join((field.description or "").split())
         extra = field.json_schema_extra
         if isinstance(extra, dict) and extra.get("enforced") is False:
             text += " **Not yet enforced.**"
         text = re.sub(r"(?<!\\)\|", r"\\|", text)
-        lines.append(f"| `{key}` | {kind(field.annotation, field.metadata)}{bounds(field.metadata)} | {default(field)} "
-                     f"| {text} |")  # fmt: skip
+        lines.append(
+            f"| `{key}` | {kind(field.annotation, field.metadata)}{bounds(field.metadata)} | {default(field)} "
+            f"| {text} |"
+        )
     return "\n".join([*lines, ""])
 
 
@@ -99,7 +107,7 @@ def models(top: type[BaseModel]) -> list[type[BaseModel]]:
     found = [top]
     for one in found:
         for key, field in one.model_fields.items():
-            if key in _SKIP:
+            if key in _ELSEWHERE:
                 continue
             for inner in inner_models(field.annotation):
                 if inner not in found:
@@ -114,12 +122,9 @@ def inner_models(annotation: Any) -> list[type[BaseModel]]:
     return [inner for part in get_args(annotation) for inner in inner_models(part)]
 
 
-def render() -> str:
-    """The whole page."""
-    parts = [INTRODUCTION.read_text(), "\n## Every field\n",
-             "Written by `tools/policy_reference.py` from `policy/model.py`; edit that.\n"]  # fmt: skip
-    parts += [section("The file" if one is model.Policy else one.__name__, one) for one in models(model.Policy)]
-    return "\n".join(parts)
+def reference() -> str:
+    """Every model as a table."""
+    return "\n".join(section("The file" if one is model.Policy else one.__name__, one) for one in models(model.Policy))
 
 
 def roff(text: str) -> str:
@@ -132,10 +137,13 @@ def manual() -> str:
     """sluice.yaml(5)."""
     lines = [
         '.TH SLUICE.YAML 5 "" "Sluice" "Sluice manual"',
-        ".SH NAME", "sluice.yaml \\- tenants, quotas and scheduling policy",
-        ".SH DESCRIPTION", "The policy file of", ".BR sluice\\-apply (1).",
+        ".SH NAME",
+        "sluice.yaml \\- tenants, quotas and scheduling policy",
+        ".SH DESCRIPTION",
+        "The policy file of",
+        ".BR sluice\\-apply (1).",
         "YAML; unknown keys are mistakes. Durations are written 90s, 15m, 48h, 7d; sizes 512M, 80G, 1.5T.",
-    ]  # fmt: skip
+    ]
     for one in models(model.Policy):
         title = "THE FILE" if one is model.Policy else one.__name__.upper()
         lines += [f".SH {title}", roff(" ".join((one.__doc__ or "").split()))]
@@ -157,15 +165,14 @@ def manual() -> str:
 
 
 def main() -> int:
-    """Write the pages, or with --check compare them."""
-    pages = {TARGET: render(), MANUAL: manual()}
-    if "--check" in sys.argv:
-        old = [path for path, text in pages.items() if not path.exists() or path.read_text() != text]
-        for path in old:
-            print(f"{path.relative_to(ROOT)} is out of date: run tools/policy_reference.py", file=sys.stderr)
-        return 1 if old else 0
-    for path, text in pages.items():
-        path.write_text(text)
+    """Write the man page, or compare it with --check."""
+    text = manual()
+    if "--check" not in sys.argv:
+        MANUAL.write_text(text)
+        return 0
+    if MANUAL.read_text() != text:
+        print(f"{MANUAL.relative_to(ROOT)} is not what policy/model.py says: run make references", file=sys.stderr)
+        return 1
     return 0
 
 

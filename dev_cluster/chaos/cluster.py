@@ -10,129 +10,36 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, Self
 
-from benchmarks.failover_faults import Faults
+from dev_cluster.chaos.faults import Faults
+from dev_cluster.chaos.judge import Outcome, evaluate
 from dev_cluster.cluster import DevCluster
 from dev_cluster.description import parse_description
 from dev_cluster.layout import INSIDE
-from sluice_base.errors import SluiceError
-from sluice_base.run import CommandError
+from sluice.base.errors import SluiceError
+from sluice.base.run import CommandError
 
 CONTROLLERS = ("ctl1", "ctl2")
+LEASE_S = 2.5
+TIMEOUT_S = 6
+SITE_CONF = f"SlurmctldTimeout={TIMEOUT_S}\nSchedulerParameters=nohold_on_prolog_fail\n"
+"""slurm.conf, as docs/failover.md has it."""
 _STILL_S = 8.0
 _REQUEUED_S = 150.0  # what a node could not launch waits for two minutes, as all that is requeued
-_GRACE_S = 2.0  # what a cancelled job may still have begun
-_ENDED = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL")
 
 
-@dataclass
-class Outcome:
-    """What became of the jobs. All but the first three must be 0."""
-
-    acknowledged: int = 0
-    cancelled: int = 0
-    refused: int = 0
-    lost: int = 0
-    """Acknowledged, not cancelled, and neither run to their end nor known to Slurm."""
-    revived: int = 0
-    """Started, or still wanted, after their cancellation was acknowledged."""
-    run_again: int = 0
-    """Started after their end."""
-    started_again: int = 0
-    """Started a second time, the first having been broken off."""
-    id_twice: int = 0
-    """Ids that two jobs were given."""
-    at_once: int = 0
-    """Running twice at the same time."""
-    left: int = 0
-    """Still waiting or running when all should be over."""
-    held_again: int = 0
-    """Released, and held again: a change is not replayed, but reported (docs/failover.md)."""
-    lost_jobs: list[str] = field(default_factory=list)
-    others: list[str] = field(default_factory=list)
-
-    def add(self, other: Outcome) -> None:
-        """Sum up."""
-        for name, value in vars(other).items():
-            setattr(self, name, getattr(self, name) + value)
-
-
-def evaluate(log: Iterable[dict[str, Any]], runs: dict[str, list[list[str]]], states: dict[int, str]) -> Outcome:
-    """Judge what the driver was told (`log`), what the jobs said (`runs`: TAG.TASK -> lines), and Slurm's last word.
-
-    `states` has the jobs that slurmctld still knows; those of an array under the id of each task.
-    """
-    outcome = Outcome()
-    accepted: dict[str, dict[str, Any]] = {}
-    cancelled: dict[int, float] = {}
-    asked: dict[int, float] = {}
-    for entry in log:
-        if entry["what"] == "accepted":
-            accepted[entry["tag"]] = entry
-        elif entry["what"] == "refused":
-            outcome.refused += 1
-        elif entry["what"] == "asks" and entry["do"] == "cancel":
-            asked.setdefault(entry["id"], entry["up"])
-        elif entry["what"] == "done" and entry["do"] == "cancel":
-            cancelled[entry["id"]] = entry["up"]
-    outcome.acknowledged = len(accepted)
-    outcome.cancelled = len(cancelled)
-    ids = Counter(entry["id"] for entry in accepted.values())
-    ids_of_runs: dict[int, set[str]] = {}
-    for name, lines in runs.items():
-        for line in lines:
-            ids_of_runs.setdefault(int(line[1]), set()).add(name)
-    twice = {number for number, count in ids.items() if count > 1}
-    twice |= {number for number, names in ids_of_runs.items() if len(names) > 1}
-    outcome.id_twice = len(twice)
-    for tag, entry in accepted.items():
-        names = [f"{tag}.{task}" for task in range(1, 4)] if entry["tasks"] > 1 else [f"{tag}.x"]
-        number = entry["id"]
-        for name in names:
-            _judge(outcome, name, entry, runs.get(name, []), states, cancelled.get(number), asked.get(number))
-    return outcome
-
-
-def _judge(
-    outcome: Outcome,
-    name: str,
-    entry: dict[str, Any],
-    lines: list[list[str]],
-    states: dict[int, str],
-    cancelled: float | None,
-    asked: float | None,
-) -> None:
-    number = entry["id"]
-    starts = [float(line[4]) for line in lines if line[0] == "start"]
-    ends = [float(line[4]) for line in lines if line[0] == "end"]
-    outcome.at_once += any(line[0] == "twice" for line in lines)
-    again = bool(ends) and any(start > min(ends) for start in starts)
-    outcome.run_again += again
-    outcome.started_again += len(starts) > 1 and not again
-    state = states.get(number, "")
-    waiting = state and not state.startswith(_ENDED)
-    if again or len(starts) > 1 or (lines and any(line[0] == "twice" for line in lines)):
-        outcome.others.append(f"{name}={number} {state} {lines}")
-    if cancelled is not None:
-        revived = bool(waiting) or any(start > cancelled + _GRACE_S for start in starts)
-        outcome.revived += revived
-        if revived:
-            outcome.others.append(f"revived {name}={number} {state} cancelled {cancelled} {lines}")
-    elif state == "PENDING" and entry.get("fate") == "release" and not lines:
-        outcome.held_again += 1
-    elif waiting:
-        outcome.left += 1
-        outcome.others.append(f"left {name}={number} {state}")
-    elif not ends and asked is None:
-        outcome.lost += 1
-        outcome.lost_jobs.append(f"{name}={number} {state or 'unknown'} {lines}")
+def sluice_description(plugins: Path | None, *, journal: bool = True) -> dict[str, Any]:
+    """The cluster's key `sluice` for a supervised cluster, with the journal or without."""
+    wanted: dict[str, Any] = {"level": "admit", "journal": journal, "supervise": True, "lease": LEASE_S}
+    if plugins is not None:
+        wanted["plugins"] = str(plugins)
+    return wanted
 
 
 class Chaos:
@@ -148,8 +55,10 @@ class Chaos:
         root: Path | None = None,
         power: bool | None = None,
         agent: bool = False,
+        more: dict[str, Any] | None = None,
     ) -> None:
-        """`power`: with the faults of `failover_faults`, and, when true, power cuts. `agent`: nodes tell jobs' ends."""
+        """`power`: with the faults of `Faults`, and, when true, power cuts. `agent`: nodes report jobs' ends.
+        `more`: keys of the cluster's description in place of these."""
         self.place = Path(tempfile.mkdtemp(prefix="sluice-failover-"))
         self.cluster = DevCluster(self.place / "cluster")
         self.work = self.cluster.folder / "chaos"
@@ -169,6 +78,7 @@ class Chaos:
             description["sluice"] = {**sluice, "environment": environment}
         if agent:
             description["agent"] = "ends"
+        description |= more or {}
         try:
             self.cluster.up(parse_description(json.dumps(description), source="failover"), attached=True, root=root)
             if power and self.faults is not None:
@@ -190,15 +100,15 @@ class Chaos:
 
     # ---- load ----
 
-    def start_load(self, rate: float, seed: int) -> None:
-        """Begin to submit."""
+    def start_load(self, rate: float, seed: int, shapes: Sequence[str] = ("",)) -> None:
+        """Begin to submit; each job has the sbatch options of one of the shapes."""
         shutil.rmtree(self.work, ignore_errors=True)
         (self.work / "runs").mkdir(parents=True)
         for path in (self.work, self.work / "runs"):
             path.chmod(0o777)
-        shutil.copy(Path(__file__).with_name("failover_driver.py"), self.work / "driver.py")
+        shutil.copy(Path(__file__).with_name("driver.py"), self.work / "driver.py")
         inside = INSIDE / self.work.name
-        argv = ["/usr/bin/python3", "-I", f"{inside}/driver.py", str(inside), f"{rate:g}", str(seed)]
+        argv = ["/usr/bin/python3", "-I", f"{inside}/driver.py", str(inside), f"{rate:g}", str(seed), *shapes]
         self.driver = subprocess.Popen(self.cluster.command(argv, user="alice"))
 
     def stop_load(self, *, settle_s: float = 90) -> Outcome:
@@ -226,7 +136,7 @@ class Chaos:
         return evaluate(self.log(), self.runs(), self.states())
 
     def log(self) -> list[dict[str, Any]]:
-        """What the driver was told so far."""
+        """What Slurm answered the driver so far."""
         text = (self.work / "log").read_text() if (self.work / "log").exists() else ""
         return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 

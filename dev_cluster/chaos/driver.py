@@ -1,9 +1,10 @@
-"""The load of `python -m benchmarks failover`, run inside a cluster as one of its users; standard library only.
+"""The load, run inside a cluster as one of its users; standard library only.
 
-    failover_driver.py FOLDER RATE SEED
+    driver.py FOLDER RATE SEED [SHAPE...]
 
-Submits RATE jobs a second (batch, held, arrays), cancels some while they wait and some while they run, and writes each
-answer of Slurm's to FOLDER/log: one JSON object a line. Ends when FOLDER/stop is there and all calls have returned.
+Submits RATE jobs a second (batch, held, arrays), each with the sbatch options of one of the SHAPEs; cancels some while
+they wait and some while they run. Writes each answer of Slurm's to FOLDER/log: one JSON object a line. Ends when
+FOLDER/stop is there and all calls have returned.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ MOST_AT_ONCE = 48
 # started before still runs (all nodes of the cluster share their process numbers). A process number that was given
 # again belongs to no script of this job: its command line is looked at.
 SCRIPT = """#!/bin/sh
-own=$SLUICE_RUNS/$1.${SLURM_ARRAY_TASK_ID:-x}
-say() { read -r up _ </proc/uptime; echo "$1 $SLURM_JOB_ID $SLURMD_NODENAME $$ $up" >>"$own"; }
-if [ -e "$own" ]; then
+said=$SLUICE_RUNS/$1.${SLURM_ARRAY_TASK_ID:-x}
+say() { read -r up _ </proc/uptime; echo "$1 $SLURM_JOB_ID $SLURMD_NODENAME $$ $up" >>"$said"; }
+if [ -e "$said" ]; then
     while read -r what _ _ pid _; do
         if [ "$what" = start ] && [ "$pid" != $$ ] && grep -qsa "slurm_script" "/proc/$pid/cmdline" &&
             grep -qsa "$1" "/proc/$pid/cmdline"; then say twice; fi
-    done <"$own"
+    done <"$said"
 fi
 say start
 sleep "$2" &
@@ -38,13 +39,14 @@ say end
 
 
 class Driver:
-    """Threads that call Slurm's commands, and the log of what they were told."""
+    """Threads that call Slurm's commands, and the log of their answers."""
 
-    def __init__(self, folder: Path, rate: float, seed: int) -> None:
+    def __init__(self, folder: Path, rate: float, seed: int, shapes: list[str]) -> None:
         self.folder = folder
         self.rate = rate
         self.draw = random.Random(seed)
         self.seed = seed
+        self.shapes = [shape.split() for shape in shapes] or [[]]
         self.slots = threading.Semaphore(MOST_AT_ONCE)
         self.lock = threading.Lock()
         self.log = (folder / "log").open("a", buffering=1)
@@ -123,7 +125,7 @@ class Driver:
         return tag, [], seconds, "run"
 
     def work(self) -> None:
-        """Until we are told to stop."""
+        """Until the file `stop` is there."""
         script = self.folder / "job.sh"
         script.write_text(SCRIPT)
         script.chmod(0o755)
@@ -132,7 +134,8 @@ class Driver:
         while not (self.folder / "stop").exists():
             while number < (time.monotonic() - begun) * self.rate:
                 number += 1
-                self.start(self.submit, *self.job(number))
+                tag, options, seconds, fate = self.job(number)
+                self.start(self.submit, tag, options + self.draw.choice(self.shapes), seconds, fate)
             self.take_up()
             time.sleep(0.02)
         deadline = time.monotonic() + 120
@@ -159,4 +162,4 @@ class Driver:
 if __name__ == "__main__":
     os.umask(0)
     os.environ["SLUICE_RUNS"] = f"{sys.argv[1]}/runs"
-    Driver(Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])).work()
+    Driver(Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]).work()

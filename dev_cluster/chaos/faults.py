@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dev_cluster.cluster import DevCluster
 from dev_cluster.layout import INSIDE
-from sluice_base.run import run_command
+from sluice.base.run import run_command
 
 _SYNC = """
 import os, pathlib
@@ -23,7 +23,7 @@ for path in pathlib.Path(os.environ["SLUICE_CHAOS_STATE"]).rglob("*"):
 
 
 class Faults:
-    """The shim (failover_shim.c), and the folder whose files switch its faults on.
+    """The shim (shim.c), and the folder whose files switch its faults on.
 
     `place` must be seen under the same name inside the cluster, e.g. below /tmp.
     """
@@ -31,7 +31,7 @@ class Faults:
     def __init__(self, place: Path, *, power: bool) -> None:
         self.folder = place / "faults"
         self.shim = place / "shim.so"
-        source = Path(__file__).with_name("failover_shim.c")
+        source = Path(__file__).with_name("shim.c")
         run_command(["gcc", "-std=gnu11", "-O1", "-shared", "-fPIC", source, "-o", self.shim, "-ldl"], timeout=120)
         place.chmod(0o755)
         (self.folder / "durable").mkdir(parents=True)

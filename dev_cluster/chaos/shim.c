@@ -8,9 +8,9 @@
  *   - slow: fsync and fdatasync there take 40 ms more
  *   - cut.HOST: connections of that host's processes to the addresses in it (one a line) time out
  *   - boottime.HOST: seconds by which CLOCK_BOOTTIME is off for that host's processes: what it gained while the host
- * was suspended, or lacks where a hypervisor stops a machine with its clocks
+ *     was suspended, or lacks where a hypervisor stops a machine with its clocks
  *   - trace: each write, rename and link in the state folder adds a line to it: "MILLISECONDS HOST CALL PATH"
- * (CLOCK_MONOTONIC)
+ *     (CLOCK_MONOTONIC)
  *   - power: before each fsync in the state folder is answered, what would be left after a power cut is written down in
  *     $SLUICE_CHAOS/durable: the file's content as of its last fsync, and, as journalling file systems have it (ext4's
  *     transactions and xfs's log are in order), all names as of the last fsync of any file. A file that was never

@@ -8,11 +8,14 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from sluice_base.errors import SluiceError
+from sluice.base.errors import SluiceError
+
+if TYPE_CHECKING:
+    from dev_cluster.description import ClusterDescription
 
 _folder = click.option(
     "--dir",
@@ -43,9 +46,14 @@ def up(
     list_names: bool,
     description: str,
 ) -> None:
-    """Bring up CLUSTER, one that comes with Sluice or a file, and wait until its nodes are idle. Default: demo."""
+    """Bring up CLUSTER, one that comes with Sluice or a file, and wait until its nodes are idle. Default: demo.
+
+    The whole of Sluice runs there, except for what the file sets itself; `sluice: false` is stock Slurm.
+    """
     from dev_cluster.cluster import DevCluster
-    from dev_cluster.description import shipped_names
+    from dev_cluster.description import load_description, shipped_names
+    from dev_cluster.whole import with_sluice
+    from sluice.plugin.sources import SourcesUnavailableError
 
     if list_names:
         click.echo("\n".join(shipped_names()))
@@ -54,14 +62,25 @@ def up(
         signal.signal(number, _interrupt)
     cluster = DevCluster(folder)
     progress = _Progress()
-    cluster.up(description, slurm_prefix=slurm_prefix, root=root, timeout=timeout, progress=progress.say)
+    asked = load_description(description)
+
+    def bring_up(wanted: ClusterDescription) -> None:
+        cluster.up(wanted, slurm_prefix=slurm_prefix, root=root, timeout=timeout, progress=progress.say)
+
+    try:
+        bring_up(with_sluice(asked))
+    except SourcesUnavailableError as error:
+        if asked.sluice is not None:
+            raise
+        progress.say(f"stock Slurm, because Sluice's plugins cannot be built: {error}")
+        bring_up(asked)
     progress.say(f"up; next: sluice cluster exec{f' --dir {folder}' if folder else ''} -- sinfo")
 
 
 @command.command()
 @_folder
 def down(folder: Path | None) -> None:
-    """Leave no process, mount, namespace or file of the cluster behind, whatever state it is in."""
+    """Remove every process, mount, namespace and file of the cluster, whatever state it is in."""
     from dev_cluster.cluster import DevCluster
 
     cluster = DevCluster(folder)
@@ -126,10 +145,10 @@ def exec_(folder: Path | None, node: str, user: str, words: tuple[str, ...]) -> 
 @command.command()
 @_folder
 @click.option("-n", "--lines", type=click.IntRange(0), default=20, show_default=True, help="Last lines shown.")
-@click.option("-f", "--follow", is_flag=True, help="Go on with what is added.")
+@click.option("-f", "--follow", is_flag=True, help="Follow the log.")
 @click.argument("daemon", required=False)
 def logs(folder: Path | None, lines: int, follow: bool, daemon: str | None) -> None:
-    """What DAEMON has logged; without one, the names of all logs."""
+    """Print what DAEMON has logged; without one, the names of all logs."""
     from dev_cluster.cluster import DevCluster
 
     cluster = DevCluster(folder)
@@ -155,7 +174,7 @@ def _interrupt(number: int, frame: object) -> None:
 
 
 class _Progress:
-    """Lines on stderr with the seconds since the start; a count that goes on rewrites its line on a terminal."""
+    """Lines on stderr with the seconds since the start; a count is updated in its line on a terminal."""
 
     def __init__(self) -> None:
         self.start = time.monotonic()

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from admin_cli.tables import Column, print_table, table_options
-from sluice_base.errors import UsageError
+from sluice.base.errors import UsageError
+from sluice.cli.tables import Column, print_table, table_options
 
 _dir_option = click.option(
     "--dir",
@@ -40,7 +40,7 @@ def set_command(folder: Path | None, nodes: str, gpus: str, values: tuple[str, .
 
     A value that the hardware could not have is refused, and then nothing is changed.
     """
-    from dev_cluster.gpu_sim.fields import check_values, set_values
+    from gpu_sim.fields import check_values, set_values
 
     changes: dict[str, str] = {}
     for text in values:
@@ -64,7 +64,7 @@ def set_command(folder: Path | None, nodes: str, gpus: str, values: tuple[str, .
 @click.argument("fields", nargs=-1, metavar="[FIELD]...")
 def get_command(folder: Path | None, as_json: bool, nodes: str, gpus: str, fields: tuple[str, ...]) -> None:
     """Print fields of GPUS (default all) on NODES; without FIELD, all that the GPU has."""
-    from dev_cluster.gpu_sim.fields import get_values
+    from gpu_sim.fields import get_values
 
     found: dict[str, dict[str, dict[str, str]]] = {}
     for node in _nodes(folder, nodes):
@@ -110,8 +110,8 @@ class _Row:
 @table_options
 def list_command(folder: Path | None, as_json: bool, fields: str | None, noheader: bool, parsable2: bool) -> None:
     """Print the simulated GPUs of the cluster, a line each."""
-    from dev_cluster.gpu_sim.fields import get_values
-    from dev_cluster.gpu_sim.state import holdings, read_state
+    from gpu_sim.fields import get_values
+    from gpu_sim.state import holdings, read_state
 
     rows = []
     for node in _nodes(folder, None):
@@ -154,7 +154,7 @@ def list_command(folder: Path | None, as_json: bool, fields: str | None, noheade
 @command.command(name="fields")
 def fields_command() -> None:
     """Name the fields that can be set or read."""
-    from dev_cluster.gpu_sim.fields import FIELDS
+    from gpu_sim.fields import FIELDS
 
     for name, field in FIELDS.items():
         click.echo(f"{name:<24} {field.help}")
@@ -162,8 +162,8 @@ def fields_command() -> None:
 
 def _nodes(folder: Path | None, expression: str | None) -> list[Path]:
     """The gpu_sim folders of the named nodes, or of all that have one."""
-    from dev_cluster.cluster import default_folder
-    from sluice_base.hostlist import expand
+    from dev_cluster.handle import default_folder
+    from sluice.base.hostlist import expand
 
     root = (folder or default_folder()) / "nodes"
     known = {path.parent.name: path for path in sorted(root.glob("*/gpu_sim")) if (path / "state").exists()}
@@ -180,7 +180,7 @@ def _nodes(folder: Path | None, expression: str | None) -> list[Path]:
 
 def _gpus(node: Path, expression: str) -> list[int]:
     """Indices: all, a UUID, or numbers as in 0,2-3."""
-    from dev_cluster.gpu_sim.state import read_state
+    from gpu_sim.state import read_state
 
     state = read_state(node)
     if expression == "all":

@@ -10,23 +10,24 @@ import sys
 import tempfile
 from pathlib import Path
 
-from dev_cluster.cluster import DevCluster, require_root
+from dev_cluster.cluster import DevCluster
 from dev_cluster.demo.discover import discover
 from dev_cluster.demo.enforce import enforce
 from dev_cluster.demo.failover import failover
 from dev_cluster.demo.health import POLICY as HEALTH_POLICY
 from dev_cluster.demo.health import health
-from dev_cluster.demo.report import report
 from dev_cluster.demo.schedule import schedule
 from dev_cluster.demo.stage import Stage
 from dev_cluster.demo.submit import submit
+from dev_cluster.demo.usage import usage
 from dev_cluster.description import Sluice, load_description
+from dev_cluster.handle import require_root
 from policy.compiled import ClassRule, CompiledPolicy, Global, GpuClass, Tenant, Weights
 from policy.document import parse
 from policy.node import FILE_NAME, compile_node
-from sluice_base.errors import SluiceError
-from sluice_base.files import write_atomic
-from slurm_plugin.sources import SourcesUnavailableError
+from sluice.base.errors import SluiceError
+from sluice.base.files import write_atomic
+from sluice.plugin.sources import SourcesUnavailableError
 
 POLICY = CompiledPolicy(
     settings=Global(weight=Weights(fair_share=1000)),
@@ -60,7 +61,7 @@ def _show(cluster: DevCluster) -> None:
             "hardware is simulated, below the vendors' C libraries.",
         )
         description = load_description("demo")
-        description.agent = description.controllerd = True
+        description.agent = description.controllerd = description.explaind = True
         description.slurm_conf = "SlurmctldTimeout=6\nSchedulerParameters=nohold_on_prolog_fail\n"
         description.sluice = Sluice(level="place", policy=POLICY.render(), journal=True, supervise=True, lease=2.5)
         try:
@@ -73,12 +74,11 @@ def _show(cluster: DevCluster) -> None:
         discover(stage)
         submit(stage)
         if stage.plugins:
-            stage.start_explaind()
             enforce(stage)
             schedule(stage)
             health(stage)
             failover(stage)
-        report(stage)
+        usage(stage)
     finally:
         cluster.down()
     if missing is not None:

@@ -1,4 +1,4 @@
-"""Chapter: what the GPUs are, and what Slurm is told of them."""
+"""Chapter: what the GPUs are, and how they are configured in Slurm."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def discover(stage: Stage) -> None:
     stage.step(
         "Find the GPUs of a node",
         "The probe asks each vendor's own library. On this node NVIDIA's device numbers differ from its ordinals; "
-        "Slurm has to be told the file, not the number.",
+        "Slurm needs the file, not the number.",
     )
     probed = stage.sluice("probe", node="mixed-1")
     stage.expect(all(word in probed for word in ("nvidia", "intel", "amd")), "all three vendors were found")
@@ -26,10 +26,10 @@ def discover(stage: Stage) -> None:
     stage.sluice("topo", node="max1550-1", lines=6)
 
     stage.step(
-        "What Slurm was told",
+        "What is configured in Slurm",
         "From the inventories Sluice wrote gres.conf and the node lines. One shard is one MiB of GPU memory. The "
         "linter knows what slurmd and slurmctld would complain about.",
     )
-    told = stage.run(["sinfo", "-N", "-o", "%.10N %.6t %G"])
-    stage.expect("gpu:mi300x:8" in told and "gpu:h100:8" in told, "sinfo shows the GPUs")
+    listed = stage.run(["sinfo", "-N", "-o", "%.10N %.6t %G"])
+    stage.expect("gpu:mi300x:8" in listed and "gpu:h100:8" in listed, "sinfo shows the GPUs")
     stage.sluice("lint", "--no-devices", "--inventory-dir", f"{INSIDE}/inventory")

@@ -49,13 +49,15 @@ def _two_tenants(stage: Stage) -> None:
     hold = f"exec {PYTHON} -c {shlex.quote(HIP)} 28672"
     alice = stage.run(
         ["sbatch", "--parsable", "-C", "xgmi8", "--gpu-mem=30G", "-o/dev/null", "--wrap", hold],
-        user="alice", shown="sbatch --parsable -C xgmi8 --gpu-mem=30G hold-28-gib.sh",
-    ).strip()  # fmt: skip
+        user="alice",
+        shown="sbatch --parsable -C xgmi8 --gpu-mem=30G hold-28-gib.sh",
+    ).strip()
     stage.wait("Alice's job runs", lambda: stage.state(alice) == "RUNNING")
     held = stage.run(
         ["srun", "-C", "xgmi8", "--gpu-mem=50G", "env", "-i", PYTHON, "-c", HIP, "40960", "10240", "9216"],
-        user="bob", shown="srun -C xgmi8 --gpu-mem=50G env -i python3 allocate.py 40960 10240 9216    # MiB",
-    )  # fmt: skip
+        user="bob",
+        shown="srun -C xgmi8 --gpu-mem=50G env -i python3 allocate.py 40960 10240 9216    # MiB",
+    )
     stage.expect(held.splitlines()[:3] == ["0", "2", "0"], "only what is within the limit was granted")
     bob = _record(stage, node, lambda record: record["user"] == "bob" and record["grants"][0]["refused"] > 0)
     stage.cluster.run(["scancel", alice])
@@ -66,7 +68,7 @@ def _two_tenants(stage: Stage) -> None:
 def _escape(stage: Stage) -> None:
     stage.step(
         "An escape ends",
-        "A mount namespace of one's own, as rootless containers have it, takes the preloaded limiter away. The node "
+        "A private mount namespace, as rootless containers have it, takes the preloaded limiter away. The node "
         "agent's watchdog sees the memory all the same, ends the step, and writes it into the job's record.",
     )
     allocate = [PYTHON, "-c", CUDA, "8192"]

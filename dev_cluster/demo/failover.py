@@ -29,8 +29,10 @@ def failover(stage: Stage) -> None:
             stage.cluster.stop_daemon("slurmctld@ctl1", number=signal.SIGKILL)
         done = stage.cluster.run(
             ["sbatch", "--parsable", "--gres=gpu:1", "-t30", "-o/dev/null", "--wrap=sleep 600"],
-            user=("alice", "bob")[number % 2], check=False, timeout=120,
-        )  # fmt: skip
+            user=("alice", "bob")[number % 2],
+            check=False,
+            timeout=120,
+        )
         if done.returncode == 0:
             acknowledged.append(done.stdout.strip())
             if number == _KILLED_AFTER:

@@ -1,4 +1,4 @@
-"""Chapter: a GPU that fails, beside seven that do not."""
+"""Chapter: a GPU that fails, next to seven that do not."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import re
 
 from dev_cluster.demo.stage import SLUICE, Stage
-from dev_cluster.gpu_sim.fields import set_values
+from gpu_sim.fields import set_values
 
 NODE = "h100-1"
 SICK = 3
@@ -14,11 +14,11 @@ POLICY = "health: {interval: 1s, passes: 2, breaker: {share: 50}, checks: {xid: 
 
 
 def health(stage: Stage) -> None:
-    """Found, out of service, its job started anew, and back."""
+    """Found, taken out of service, its job started again, and back in service."""
     stage.step(
         "A GPU fails",
         "A job has all eight GPUs of a node when one reports XID 79 (fallen off the bus). The node agent finds it, the "
-        "controllers' daemon takes that GPU out and starts the job anew, elsewhere; the other seven stay in service.",
+        "controllers' daemon takes that GPU out and starts the job again, elsewhere; the other seven stay in service.",
     )
     job = stage.cluster.run(
         ["sbatch", "--parsable", "-w", NODE, "-N1", "--gres=gpu:8", "--requeue", "-o/dev/null", "--wrap=sleep 600"],
@@ -33,8 +33,9 @@ def health(stage: Stage) -> None:
     stage.cluster.run(["scancel", job])
     seven = stage.run(
         ["srun", "-w", NODE, "--gres=gpu:7", "-n1", "bash", "-c", "echo $SLURM_STEP_GPUS"],
-        user="bob", shown=f"srun -w {NODE} --gres=gpu:7 bash -c 'echo $SLURM_STEP_GPUS'",
-    )  # fmt: skip
+        user="bob",
+        shown=f"srun -w {NODE} --gres=gpu:7 bash -c 'echo $SLURM_STEP_GPUS'",
+    )
     given = next((line for line in seven.splitlines() if re.fullmatch(r"[\d,]+", line)), "").split(",")
     stage.expect(len(given) == 7 and str(SICK) not in given, "the seven others are given out")
     stage.wait("it comes back when its checks pass", lambda: not _out(stage))

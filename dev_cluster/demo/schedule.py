@@ -16,7 +16,7 @@ def schedule(stage: Stage) -> None:
     """What Sluice's plugins in slurmctld do: refuse with a reason, pack, start gangs together, explain."""
     stage.step(
         "A request that the tenant may not make",
-        "Alice's tenant may use four H100 in a job. Who asks for more is told so at submission.",
+        "Alice's tenant may use four H100 in a job. A larger job is refused at submission, with the reason.",
     )
     refused = stage.run(["sbatch", "--gres=gpu:h100:8", "--wrap=true"], user="alice", check=False)
     stage.expect("hopper" in refused and "4" in refused, "the refusal names the class and what is allowed")
@@ -81,8 +81,8 @@ def schedule(stage: Stage) -> None:
     waiting = _job(stage, "--gres=gpu:h100:8", "-n8", "-J", "whole-node", running=True)
     behind = _job(stage, "--gres=gpu:h100:5", "-n5", "-J", "behind")
     stage.wait("it was looked at", lambda: stage.state(behind) == "PENDING" and bool(_explained(stage, behind)))
-    stage.sluice(*stage.explain, gang[-1])
-    explained = stage.sluice(*stage.explain, behind)
+    stage.sluice("explain", gang[-1])
+    explained = stage.sluice("explain", behind)
     stage.expect("wait" in explained and waiting != behind, "it is explained why the job waits")
     _cancel(stage)
 
@@ -112,7 +112,7 @@ def _level(stage: Stage) -> str:
 
 
 def _explained(stage: Stage, job: str) -> str:
-    done = stage.cluster.run([*SLUICE, *stage.explain, job], check=False)
+    done = stage.cluster.run([*SLUICE, "explain", job], check=False)
     return done.stdout if done.returncode == 0 and "wait" in done.stdout else ""
 
 

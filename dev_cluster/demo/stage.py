@@ -10,10 +10,11 @@ import time
 from collections.abc import Callable, Sequence
 
 from dev_cluster.cluster import DevCluster
-from dev_cluster.layout import INSIDE, LOGIN
-from sluice_base.errors import SluiceError
+from dev_cluster.layout import LOGIN
+from sluice.base.errors import SluiceError
+from sluice.base.run import PYTHON
 
-SLUICE = (sys.executable, "-m", "admin_cli.main")
+SLUICE = (*PYTHON, "-m", "sluice.main")
 
 
 class Stage:
@@ -23,7 +24,6 @@ class Stage:
         self.cluster = cluster
         self.colour = sys.stdout.isatty()
         self.steps = 0
-        self.explain = ["explain", "--records", f"{INSIDE}/state/sluice.records"]
         self.plugins = True
         self.acknowledged: list[str] = []  # jobs whose submission the failover outlived
 
@@ -61,13 +61,6 @@ class Stage:
     def sluice(self, *words: str, node: str = LOGIN, lines: int = 40) -> str:
         """A command of Sluice itself."""
         return self.run([*SLUICE, *words], node=node, shown=shlex.join(["sluice", *words]), lines=lines)
-
-    def start_explaind(self) -> None:
-        """Start the explain service, where SlurmUser can read this checkout; else the records are read as root."""
-        load = [sys.executable, "-c", "import slurm_plugin.explain_service"]
-        if self.cluster.run(load, user="slurm", node="ctl1", check=False).returncode == 0:
-            self.cluster.start_program("explaind", [*SLUICE, "explaind"], node="ctl1")
-            self.explain = ["explain"]
 
     def expect(self, truth: bool, claim: str) -> None:
         """Stop unless what was just shown is what was claimed."""

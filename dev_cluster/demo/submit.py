@@ -6,7 +6,7 @@ import shlex
 
 from dev_cluster.demo.stage import SLUICE, Stage
 
-# What a tenant would try: open every GPU of the node. No driver stands behind a simulated device file, so that one that
+# What a tenant would try: open every GPU of the node. A simulated device file has no driver, so that one that
 # may be opened answers "No such device or address", and one that may not "Operation not permitted".
 OPEN_EVERY_GPU = """
 import errno, glob, os
@@ -71,11 +71,11 @@ def submit(stage: Stage) -> None:
     jobs: list[str] = []
     for user, gib in (("alice", 10), ("bob", 12)):
         script = f"exec /usr/bin/python3 -c {shlex.quote(HOLD_MEMORY)} {gib * 1024 - 640}"
-        wish = f"--gpu-mem={gib}G" if stage.plugins else f"--gres=shard:{gib * 1024}"
+        request = f"--gpu-mem={gib}G" if stage.plugins else f"--gres=shard:{gib * 1024}"
         said = stage.run(
-            ["sbatch", "-w", "rtx4090-1", wish, "-J", f"train-{user}", "--wrap", script],
+            ["sbatch", "-w", "rtx4090-1", request, "-J", f"train-{user}", "--wrap", script],
             user=user,
-            shown=f"sbatch -w rtx4090-1 {wish} -J train-{user} train.sh",
+            shown=f"sbatch -w rtx4090-1 {request} -J train-{user} train.sh",
         )
         jobs.append(said.split()[-1])
     stage.wait("both jobs hold their memory", lambda: _memory_in_use(stage) > 21_000)

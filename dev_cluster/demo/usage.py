@@ -5,7 +5,7 @@ from __future__ import annotations
 from dev_cluster.demo.stage import Stage
 
 
-def report(stage: Stage) -> None:
+def usage(stage: Stage) -> None:
     """What accounting knows."""
     stage.step("Who used what", "Slurm's accounting has every GPU and every MiB, by tenant.")
     fields = ["sacct", "-a", "-X", "-S", "now-1hour", "-o", "JobID,User,Account,AllocTRES%62,State,Elapsed"]

@@ -5,8 +5,8 @@
 #include "amd_smi_abi.h"
 #include "sim.h"
 
-/* A device of the library: a GPU, or a partition of one. Of the GPU as a whole each partition's handle tells the same,
- * as `amd-smi monitor` shows it; only what names the device and its processes are its own. */
+/* A device of the library: a GPU, or a partition of one. Of the GPU as a whole each partition's handle reports the
+ * same, as `amd-smi monitor` shows it; only what names the device and its processes are its own. */
 struct amd_target {
     struct sim_gpu gpu;
     unsigned index;

@@ -22,9 +22,9 @@ static unsigned count_of(const struct sim_gpu *gpu, unsigned mode)
 }
 
 /* The parts of the memory that go with a compute mode on this GPU, as a sum; 0: it has no such mode. */
-static uint32_t memory_beside(const struct sim_gpu *gpu, unsigned mode)
+static uint32_t memory_modes_of(const struct sim_gpu *gpu, unsigned mode)
 {
-    static const uint32_t beside[MODES] = {
+    static const uint32_t with[MODES] = {
         [SIM_COMPUTE_SPX] = 1,     [SIM_COMPUTE_DPX] = 1 | 2, [SIM_COMPUTE_TPX] = 1 | 4,
         [SIM_COMPUTE_QPX] = 1 | 4, [SIM_COMPUTE_CPX] = 1 | 4,
     };
@@ -32,7 +32,7 @@ static uint32_t memory_beside(const struct sim_gpu *gpu, unsigned mode)
                 (mode == SIM_COMPUTE_TPX && gpu->dies % 3 == 0) ||
                 (mode == SIM_COMPUTE_QPX && gpu->dies % 4 == 0 && gpu->dies / 4 >= 2) ||
                 (mode == SIM_COMPUTE_CPX && gpu->dies > 1);
-    return gpu->dies > 0 && even ? beside[mode] & gpu->memory_modes : 0;
+    return gpu->dies > 0 && even ? with[mode] & gpu->memory_modes : 0;
 }
 
 /* What a start of the driver chooses. */
@@ -138,15 +138,15 @@ SIM_API amdsmi_status_t amdsmi_get_gpu_memory_partition_config(amdsmi_processor_
     return result;
 }
 
-/* The GPU's modes, numbered in their order; each tells its dies as its only resource. */
+/* The GPU's modes, numbered in their order; each reports its dies as its only resource. */
 static uint32_t profiles_of(const struct sim_gpu *gpu, amdsmi_accelerator_partition_profile_t *out)
 {
     uint32_t count = 0;
     for (unsigned mode = SIM_COMPUTE_SPX; mode < MODES; mode++) {
-        if (memory_beside(gpu, mode) != 0) {
+        if (memory_modes_of(gpu, mode) != 0) {
             out[count] = (amdsmi_accelerator_partition_profile_t){.profile_type = mode,
                                                                   .num_partitions = count_of(gpu, mode),
-                                                                  .memory_caps = memory_beside(gpu, mode),
+                                                                  .memory_caps = memory_modes_of(gpu, mode),
                                                                   .profile_index = count,
                                                                   .num_resources = 1};
             count++;
@@ -193,22 +193,22 @@ SIM_API amdsmi_status_t amdsmi_get_gpu_accelerator_partition_profile(amdsmi_proc
 
 /* ---- what root changes ---- */
 
-struct wish {
+struct request {
     unsigned index;
     uint32_t mode;
 };
 
 static enum sim_status set_compute(struct sim_state *head, struct sim_gpu *gpu, void *argument)
 {
-    const struct wish *wish = argument;
+    const struct request *request = argument;
     (void)head;
-    if ((memory_beside(gpu, wish->mode) & gpu->memory_partition) == 0) {
+    if ((memory_modes_of(gpu, request->mode) & gpu->memory_partition) == 0) {
         return SIM_REFUSED;
     }
-    if (sim_uses(wish->index, gpu, SIM_NO_INSTANCE, NULL, 0) > 0) {
+    if (sim_uses(request->index, gpu, SIM_NO_INSTANCE, NULL, 0) > 0) {
         return SIM_BUSY;
     }
-    lay_out(gpu, wish->mode);
+    lay_out(gpu, request->mode);
     return SIM_OK;
 }
 
@@ -217,8 +217,8 @@ SIM_API amdsmi_status_t amdsmi_set_gpu_compute_partition(amdsmi_processor_handle
     struct amd_target t;
     amdsmi_status_t result = mode >= SIM_COMPUTE_SPX && mode < MODES ? partitioned(handle, &t) : AMDSMI_STATUS_INVAL;
     if (result == AMDSMI_STATUS_SUCCESS) {
-        struct wish wish = {t.index, mode};
-        result = change(t.index, set_compute, &wish);
+        struct request request = {t.index, mode};
+        result = change(t.index, set_compute, &request);
     }
     return result;
 }
@@ -238,16 +238,16 @@ SIM_API amdsmi_status_t amdsmi_set_gpu_accelerator_partition_profile(amdsmi_proc
 /* `gpu` is one of an array: those that xGMI joins are asked together. */
 static enum sim_status ask_memory(struct sim_state *head, struct sim_gpu *gpu, void *argument)
 {
-    const struct wish *wish = argument;
-    struct sim_gpu *all = gpu - wish->index;
-    if ((gpu->memory_modes & wish->mode) == 0 || (wish->mode & (wish->mode - 1)) != 0) {
+    const struct request *request = argument;
+    struct sim_gpu *all = gpu - request->index;
+    if ((gpu->memory_modes & request->mode) == 0 || (request->mode & (request->mode - 1)) != 0) {
         return SIM_REFUSED;
     }
     for (uint32_t i = 0; i < head->gpu_count; i++) {
-        bool joined = i == wish->index || (gpu->link_count > 0 && all[i].vendor == SIM_VENDOR_AMD && all[i].dies > 0 &&
-                                           all[i].link_count > 0);
+        bool joined = i == request->index || (gpu->link_count > 0 && all[i].vendor == SIM_VENDOR_AMD &&
+                                              all[i].dies > 0 && all[i].link_count > 0);
         if (joined) {
-            all[i].memory_requested = wish->mode;
+            all[i].memory_requested = request->mode;
         }
     }
     return SIM_OK;
@@ -259,8 +259,8 @@ SIM_API amdsmi_status_t amdsmi_set_gpu_memory_partition(amdsmi_processor_handle 
     amdsmi_status_t result =
         mode == 1 || mode == 2 || mode == 4 || mode == 8 ? partitioned(handle, &t) : AMDSMI_STATUS_INVAL;
     if (result == AMDSMI_STATUS_SUCCESS) {
-        struct wish wish = {t.index, mode};
-        result = amd_failure(sim_change(t.index, ask_memory, &wish));
+        struct request request = {t.index, mode};
+        result = amd_failure(sim_change(t.index, ask_memory, &request));
     }
     return result;
 }
@@ -272,8 +272,8 @@ SIM_API amdsmi_status_t amdsmi_set_gpu_memory_partition_mode(amdsmi_processor_ha
 
 static enum sim_status start_driver(struct sim_state *head, struct sim_gpu *gpu, void *argument)
 {
-    const struct wish *wish = argument;
-    struct sim_gpu *all = gpu - wish->index;
+    const struct request *request = argument;
+    struct sim_gpu *all = gpu - request->index;
     for (uint32_t i = 0; i < head->gpu_count; i++) {
         if (all[i].vendor == SIM_VENDOR_AMD && sim_uses(i, &all[i], SIM_NO_INSTANCE, NULL, 0) > 0) {
             return SIM_BUSY;
@@ -297,7 +297,7 @@ SIM_API amdsmi_status_t amdsmi_gpu_driver_reload(void)
     if (status != SIM_OK || sim_visible(visible) == 0) {
         return status != SIM_OK ? amd_failure(status) : AMDSMI_STATUS_NOT_FOUND;
     }
-    struct wish wish = {visible[0], 0};
-    amdsmi_status_t result = change(wish.index, start_driver, &wish);
+    struct request request = {visible[0], 0};
+    amdsmi_status_t result = change(request.index, start_driver, &request);
     return result == AMDSMI_STATUS_BUSY ? AMDSMI_STATUS_AMDGPU_RESTART_ERR : result;
 }

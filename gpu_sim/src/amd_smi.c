@@ -41,7 +41,7 @@ amdsmi_status_t amd_failure(enum sim_status status)
 static char handles[SIM_MAX_GPUS][SIM_MAX_INSTANCES]; /* addresses within it are handles */
 
 /* Which partitions each GPU had when the library was opened, as bits; 1 for a whole GPU, 0 for one that is not visible.
- * Like the real one, the library does not look again: who changes partitions opens it anew. */
+ * Like the real one, the library does not look again: a program that changes partitions opens it again. */
 static struct {
     pthread_mutex_t lock;
     uint8_t parts[SIM_MAX_GPUS];
@@ -134,7 +134,7 @@ amdsmi_status_t amd_copy(char *to, size_t size, const char *from)
     return sim_text(to, size, from) ? AMDSMI_STATUS_SUCCESS : AMDSMI_STATUS_INSUFFICIENT_SIZE;
 }
 
-/* The number of a partition stands in place of the PCI function, which it has not. */
+/* The number of a partition takes the place of the PCI function, which it does not have. */
 uint64_t amd_bdf(const struct sim_pci *pci, uint8_t part)
 {
     unsigned function = part == SIM_NO_INSTANCE ? pci->function : part;

@@ -193,8 +193,8 @@ typedef struct {
     uint32_t ras_eeprom_version, ecc_correction_schema_flag;
 } amdsmi_ras_feature_t;
 
-/* Throttling: counters since boot and percentages of late, UINT64_MAX where the driver tells none, and what holds now.
- */
+/* Throttling: counters since boot and percentages of late, UINT64_MAX where the driver reports none, and what holds
+ * now. */
 typedef struct {
     uint64_t reference_timestamp, violation_timestamp, counters[7], percents[6];
     uint8_t active_prochot_thrm, active_ppt_pwr, active_socket_thrm, active_vr_thrm, active_hbm_thrm,

@@ -51,7 +51,7 @@ SIM_API amdsmi_status_t amdsmi_get_gpu_memory_total(amdsmi_processor_handle hand
 {
     struct amd_target t;
     amdsmi_status_t result = total != NULL && kind < 3 ? amd_enter(handle, &t) : AMDSMI_STATUS_INVAL;
-    if (result == AMDSMI_STATUS_SUCCESS) { /* all of it is visible to the host; of host memory none is told */
+    if (result == AMDSMI_STATUS_SUCCESS) { /* all of it is visible to the host; no host memory is reported */
         *total = kind == 2 ? 0 : t.gpu.memory_total_mib * SIM_MIB;
     }
     return result;
@@ -187,7 +187,7 @@ SIM_API amdsmi_status_t amdsmi_get_violation_status(amdsmi_processor_handle hand
     amdsmi_status_t result = out != NULL ? amd_enter(handle, &t) : AMDSMI_STATUS_INVAL;
     if (result == AMDSMI_STATUS_SUCCESS) {
         uint64_t why = t.gpu.throttle_reasons;
-        memset(out, 0xFF, sizeof *out); /* whatever is not told */
+        memset(out, 0xFF, sizeof *out); /* whatever is not reported */
         out->reference_timestamp = out->violation_timestamp = t.gpu.energy_since_ns / 1000;
         out->active_prochot_thrm = (why & HARDWARE) != 0;
         out->active_ppt_pwr = (why & POWER) != 0;

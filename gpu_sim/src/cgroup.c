@@ -1,4 +1,4 @@
-/* Limits on the device memory of cgroups, as NVIDIA's driver has them from R615: kept in a file beside the state, by
+/* Limits on the device memory of cgroups, as NVIDIA's driver has them from R615: kept in a file next to the state, by
  * the cgroup's inode, so that one that is removed takes its limit along. */
 #include <errno.h>
 #include <fcntl.h>
@@ -35,7 +35,7 @@ static uint64_t inode_of(const char *folder)
 static int open_limits(int flags)
 {
     char path[4200];
-    return sim_beside("limits", path, sizeof path) ? open(path, flags | O_CLOEXEC, 0644) : -1;
+    return sim_next_to_state("limits", path, sizeof path) ? open(path, flags | O_CLOEXEC, 0644) : -1;
 }
 
 static unsigned read_limits(int fd, struct record **records)
@@ -172,7 +172,7 @@ enum sim_status sim_cgroup_limits(unsigned index, const char *folder, struct sim
     return status;
 }
 
-bool sim_own_limits(unsigned index, struct sim_cgroup_limit *limit)
+bool sim_process_cgroup_limits(unsigned index, struct sim_cgroup_limit *limit)
 {
     int fd = open_limits(O_RDONLY);
     if (fd < 0) {

@@ -1,5 +1,5 @@
-/* How a driver's setter changes the node's state: the file is replaced as a whole, under the lock of Python's changes.
- */
+/* How a driver's setter changes the node's state: the file is replaced as a whole, under the lock of Python's
+ * changes. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -65,7 +65,7 @@ static enum sim_status store(const char *path, struct whole *state, const struct
 enum sim_status sim_change(unsigned index, sim_changer change, void *argument)
 {
     char path[4200], lock[4200];
-    if (!sim_beside("state", path, sizeof path) || !sim_beside("lock", lock, sizeof lock)) {
+    if (!sim_next_to_state("state", path, sizeof path) || !sim_next_to_state("lock", lock, sizeof lock)) {
         return SIM_IO;
     }
     int guard = geteuid() == 0 ? open(lock, O_RDWR | O_CLOEXEC) : -1;

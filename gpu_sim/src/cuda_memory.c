@@ -246,12 +246,14 @@ CU(cuMipmappedArrayCreate, CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *what, 
     enum { LAYERED = 1 };
     size_t bytes = what != NULL ? texel(what->Format, what->NumChannels) : 0, sum = 0;
     size_t most = (size_t)1 << 20;
-    if (array == NULL || bytes == 0 || levels == 0 || levels > 21 || what->Width == 0 || what->Width > most ||
-        what->Height > most || what->Depth > most) {
+    if (array == NULL || bytes == 0 || what->Width == 0 || what->Width > most || what->Height > most ||
+        what->Depth > most) {
         return CUDA_ERROR_INVALID_VALUE;
     }
     size_t width = what->Width, height = what->Height, planes = what->Depth;
-    for (unsigned level = 0; level < levels; level++) {
+    bool more = true; /* CUDA clamps levels: one at the least, and none behind that of one element */
+    for (unsigned level = 0; level == 0 || (level < levels && more); level++) {
+        more = width > 1 || height > 1 || (planes > 1 && !(what->Flags & LAYERED));
         sum += bytes * (width > 0 ? width : 1) * (height > 0 ? height : 1) * (planes > 0 ? planes : 1);
         width /= 2;
         height /= 2;

@@ -54,7 +54,7 @@ typedef struct {
     unsigned allocationFlags;
 } hipPointerAttribute_t;
 
-/* hipDeviceProp_t of HIP 6 (symbol hipGetDevicePropertiesR0600); figures that nobody asks for are left out by size. */
+/* hipDeviceProp_t of HIP 6 (symbol hipGetDevicePropertiesR0600); figures that no program reads are left out by size. */
 typedef struct {
     char name[256];
     unsigned char uuid[16];
@@ -91,7 +91,7 @@ typedef struct {
 
 #define HIP(NAME, ...) SIM_API hipError_t NAME(__VA_ARGS__)
 
-/* Of the calling thread: its device, and the last error that it was told. */
+/* Of the calling thread: its device, and the last error that it got. */
 extern _Thread_local int hip_chosen;
 extern _Thread_local hipError_t hip_last;
 

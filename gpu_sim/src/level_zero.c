@@ -279,7 +279,7 @@ static unsigned count_parts(const struct sim_gpu *gpu, enum part kind)
     case MEMORY:
     case FREQUENCY:
         return gpu->tiles;
-    case TEMPERATURE: /* the chip, and the memory where it tells */
+    case TEMPERATURE: /* the chip, and the memory where it reports one */
         return 1u + (gpu->temperature_memory > 0);
     case ENGINE: /* all, compute, copy */
         return 3;

@@ -67,7 +67,7 @@ static bool take_terms(int fd)
 }
 
 /* A client may hold itself to less: CUDA_MPS_ACTIVE_THREAD_PERCENTAGE. */
-static void take_own_terms(void)
+static void lower_percentage(void)
 {
     const char *text = getenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE");
     unsigned long wanted = text != NULL ? strtoul(text, NULL, 10) : 0;
@@ -87,7 +87,7 @@ void mps_join(void)
     if (send(fd, hello, (size_t)length, MSG_NOSIGNAL) == length && take_terms(fd)) {
         struct ucred daemon = {0};
         socklen_t room = sizeof daemon;
-        take_own_terms();
+        lower_percentage();
         mps.server = fd;
         if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &daemon, &room) == 0) {
             sim_mps_server = (uint32_t)daemon.pid;

@@ -4,7 +4,7 @@
 
 #include "sim.h"
 
-/* Join the MPS whose control socket lies in $CUDA_MPS_PIPE_DIRECTORY, else in /tmp/nvidia-mps; where none answers, or
+/* Join the MPS whose control socket is in $CUDA_MPS_PIPE_DIRECTORY, else in /tmp/nvidia-mps; where none answers, or
  * this process may not talk to it, go on without. Sets `sim_process_limit` of the GPUs. */
 void mps_join(void);
 /* Percent of the multiprocessors that this process gets; 100 without MPS. */

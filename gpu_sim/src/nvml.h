@@ -14,7 +14,7 @@
 #define R570 570u
 #define R615 615u
 
-/* What a device handle stands for. */
+/* What a device handle means. */
 struct target {
     struct sim_gpu gpu;
     unsigned index;   /* the node's number of the GPU */

@@ -125,7 +125,7 @@ SIM_API nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t 
     return result;
 }
 
-static nvmlReturn_t pci_info_legacy(nvmlDevice_t device, nvmlPciInfo_v2_t *pci)
+SIM_API nvmlReturn_t nvmlDeviceGetPciInfo(nvmlDevice_t device, nvmlPciInfo_v2_t *pci)
 {
     nvmlPciInfo_t full;
     nvmlReturn_t result = pci != NULL ? nvmlDeviceGetPciInfo_v3(device, &full) : NVML_ERROR_INVALID_ARGUMENT;
@@ -138,16 +138,6 @@ static nvmlReturn_t pci_info_legacy(nvmlDevice_t device, nvmlPciInfo_v2_t *pci)
         memcpy(pci->busId, full.busIdLegacy, sizeof pci->busId);
     }
     return result;
-}
-
-SIM_API nvmlReturn_t nvmlDeviceGetPciInfo_v2(nvmlDevice_t device, nvmlPciInfo_v2_t *pci)
-{
-    return pci_info_legacy(device, pci);
-}
-
-SIM_API nvmlReturn_t nvmlDeviceGetPciInfo(nvmlDevice_t device, nvmlPciInfo_v2_t *pci)
-{
-    return pci_info_legacy(device, pci);
 }
 
 SIM_API nvmlReturn_t nvmlDeviceGetPciInfoExt(nvmlDevice_t device, nvmlPciInfoExt_t *pci)
@@ -601,7 +591,7 @@ SIM_API nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nv
 /* ---- processes ---- */
 
 enum { COMPUTE, GRAPHICS, MPS };
-enum { MAX_LISTED = 512 }; /* processes of one GPU that are told */
+enum { MAX_LISTED = 512 }; /* processes of one GPU that are reported */
 
 static unsigned processes_of(const struct target *t, unsigned mode, nvmlProcessDetail_t *list, unsigned room)
 {
@@ -685,7 +675,7 @@ SIM_API nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, 
     return list->numProcArrayEntries > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
 }
 
-/* Since a time in us; without any process that tells its load, the GPU's utilisation, shared evenly. */
+/* Since a time in us; without any process that reports its load, the GPU's utilisation, shared evenly. */
 SIM_API nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *samples,
                                                      unsigned int *count, unsigned long long since)
 {

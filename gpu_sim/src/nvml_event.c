@@ -1,5 +1,5 @@
-/* Simulated NVML: events. The state keeps each GPU's latest XIDs; a set tells those that came after its registration.
- */
+/* Simulated NVML: events. The state keeps each GPU's latest XIDs; a set reports those that came after its
+ * registration. */
 #include <stdlib.h>
 #include <time.h>
 
@@ -11,7 +11,7 @@
 struct nvml_event_set {
     struct {
         bool registered;
-        uint64_t seen; /* sequence number of the last event told, or there at registration */
+        uint64_t seen; /* sequence number of the last event reported, or there at registration */
     } gpus[SIM_MAX_GPUS];
 };
 
@@ -64,7 +64,7 @@ SIM_API nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long
     return result;
 }
 
-/* The oldest event of any registered GPU that was not told yet. A lost GPU still tells its last XIDs. */
+/* The oldest event of any registered GPU that was not reported yet. A lost GPU still reports its last XIDs. */
 static bool next_event(nvmlEventSet_t set, nvmlEventData_t *data)
 {
     for (unsigned index = 0; index < SIM_MAX_GPUS; index++) {
@@ -111,9 +111,4 @@ SIM_API nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *da
         }
         nanosleep(&(struct timespec){.tv_nsec = STEP_MS * 1000000L}, NULL);
     }
-}
-
-SIM_API nvmlReturn_t nvmlEventSetWait(nvmlEventSet_t set, nvmlEventData_t *data, unsigned int timeout_ms)
-{
-    return nvmlEventSetWait_v2(set, data, timeout_ms);
 }

@@ -36,7 +36,7 @@ SIM_API nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, un
     struct target t;
     nvmlReturn_t result = pci != NULL ? enter_link(device, link, &t) : NVML_ERROR_INVALID_ARGUMENT;
     if (result == NVML_SUCCESS && !t.gpu.links[link].up) {
-        result = NVML_ERROR_NOT_SUPPORTED; /* nobody answers at the other end */
+        result = NVML_ERROR_NOT_SUPPORTED; /* no answer from the other end */
     }
     if (result == NVML_SUCCESS) {
         nvml_pci(&t.gpu.links[link].peer_pci, pci);

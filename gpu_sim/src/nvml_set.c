@@ -7,24 +7,24 @@
 
 /* ---- MIG mode ---- */
 
-struct mode_wish {
+struct mode_request {
     unsigned index, mode;
     bool busy;
 };
 
 static enum sim_status set_mode(struct sim_state *head, struct sim_gpu *gpu, void *argument)
 {
-    struct mode_wish *wish = argument;
+    struct mode_request *request = argument;
     (void)head;
     for (unsigned k = 0; k < SIM_MAX_INSTANCES; k++) {
-        if (wish->mode == 0 && gpu->instances[k].used) {
+        if (request->mode == 0 && gpu->instances[k].used) {
             return SIM_BUSY; /* instances go first */
         }
     }
-    gpu->mig_pending = wish->mode;
-    wish->busy = gpu->mig_enabled != wish->mode && sim_uses(wish->index, gpu, SIM_NO_INSTANCE, NULL, 0) > 0;
-    if (!wish->busy) {
-        gpu->mig_enabled = wish->mode;
+    gpu->mig_pending = request->mode;
+    request->busy = gpu->mig_enabled != request->mode && sim_uses(request->index, gpu, SIM_NO_INSTANCE, NULL, 0) > 0;
+    if (!request->busy) {
+        gpu->mig_enabled = request->mode;
     }
     return SIM_OK;
 }
@@ -38,17 +38,17 @@ SIM_API nvmlReturn_t nvmlDeviceSetMigMode(nvmlDevice_t device, unsigned int mode
         result = NVML_ERROR_NOT_SUPPORTED;
     }
     if (result == NVML_SUCCESS) {
-        struct mode_wish wish = {.index = t.index, .mode = mode};
-        result = nvml_error(sim_change(t.index, set_mode, &wish));
+        struct mode_request request = {.index = t.index, .mode = mode};
+        result = nvml_error(sim_change(t.index, set_mode, &request));
         /* The mode waits for a reset where processes keep the GPU. */
-        *activation = result == NVML_SUCCESS && wish.busy ? NVML_ERROR_IN_USE : result;
+        *activation = result == NVML_SUCCESS && request.busy ? NVML_ERROR_IN_USE : result;
     }
     return result;
 }
 
 /* ---- GPU instances ---- */
 
-struct instance_wish {
+struct instance_request {
     unsigned profile, start; /* start 8: wherever there is room */
     uint8_t place;
     uint32_t major, access_minor, compute_minor;
@@ -73,17 +73,17 @@ static void name_instance(const struct sim_state *head, const struct sim_gpu *gp
 
 static enum sim_status create_instance(struct sim_state *head, struct sim_gpu *gpu, void *argument)
 {
-    struct instance_wish *wish = argument;
-    const struct sim_profile *profile = nvml_mig_profile(gpu, wish->profile, true);
-    wish->result = !gpu->mig_enabled ? NVML_ERROR_NOT_SUPPORTED
-                   : profile == NULL ? NVML_ERROR_INVALID_ARGUMENT
-                                     : NVML_ERROR_INSUFFICIENT_RESOURCES;
-    if (wish->result != NVML_ERROR_INSUFFICIENT_RESOURCES) {
+    struct instance_request *request = argument;
+    const struct sim_profile *profile = nvml_mig_profile(gpu, request->profile, true);
+    request->result = !gpu->mig_enabled ? NVML_ERROR_NOT_SUPPORTED
+                      : profile == NULL ? NVML_ERROR_INVALID_ARGUMENT
+                                        : NVML_ERROR_INSUFFICIENT_RESOURCES;
+    if (request->result != NVML_ERROR_INSUFFICIENT_RESOURCES) {
         return SIM_REFUSED;
     }
     nvmlPlacement_t free_places[8];
     unsigned count = nvml_mig_places(gpu, profile, false, free_places), chosen = 0, same = 0;
-    while (chosen < count && wish->start != 8 && free_places[chosen].start != wish->start) {
+    while (chosen < count && request->start != 8 && free_places[chosen].start != request->start) {
         chosen++;
     }
     uint8_t place = SIM_MAX_INSTANCES;
@@ -106,30 +106,30 @@ static enum sim_status create_instance(struct sim_state *head, struct sim_gpu *g
                                       .access_minor = 3 + gpu->minor * 135 + number * 9};
     instance->compute_minor = instance->access_minor + 1;
     name_instance(head, gpu, instance);
-    wish->place = place;
-    wish->major = head->major_caps;
-    wish->access_minor = instance->access_minor;
-    wish->compute_minor = instance->compute_minor;
-    wish->result = NVML_SUCCESS;
+    request->place = place;
+    request->major = head->major_caps;
+    request->access_minor = instance->access_minor;
+    request->compute_minor = instance->compute_minor;
+    request->result = NVML_SUCCESS;
     return SIM_OK;
 }
 
 static nvmlReturn_t make_instance(nvmlDevice_t device, unsigned int profile, unsigned start, nvmlGpuInstance_t *out)
 {
     struct target t;
-    struct instance_wish wish = {.profile = profile, .start = start};
+    struct instance_request request = {.profile = profile, .start = start};
     nvmlReturn_t result = out != NULL ? nvml_enter_whole(device, R450, &t) : NVML_ERROR_INVALID_ARGUMENT;
     if (result == NVML_SUCCESS) {
-        enum sim_status status = sim_change(t.index, create_instance, &wish);
-        result = status == SIM_REFUSED ? wish.result : nvml_error(status);
+        enum sim_status status = sim_change(t.index, create_instance, &request);
+        result = status == SIM_REFUSED ? request.result : nvml_error(status);
     }
     if (result == NVML_SUCCESS) {
         char name[64];
-        snprintf(name, sizeof name, "nvidia-caps/nvidia-cap%u", wish.access_minor);
-        sim_make_device(name, wish.major, wish.access_minor, 0444);
-        snprintf(name, sizeof name, "nvidia-caps/nvidia-cap%u", wish.compute_minor);
-        sim_make_device(name, wish.major, wish.compute_minor, 0444);
-        *out = (nvmlGpuInstance_t)(void *)nvml_handle(t.index, wish.place);
+        snprintf(name, sizeof name, "nvidia-caps/nvidia-cap%u", request.access_minor);
+        sim_make_device(name, request.major, request.access_minor, 0444);
+        snprintf(name, sizeof name, "nvidia-caps/nvidia-cap%u", request.compute_minor);
+        sim_make_device(name, request.major, request.compute_minor, 0444);
+        *out = (nvmlGpuInstance_t)(void *)nvml_handle(t.index, request.place);
     }
     return result;
 }
@@ -148,7 +148,7 @@ SIM_API nvmlReturn_t nvmlDeviceCreateGpuInstanceWithPlacement(nvmlDevice_t devic
 
 /* ---- what is within an instance ---- */
 
-struct part_wish {
+struct part_request {
     unsigned index;
     uint8_t place;
     bool destroy, compute;
@@ -156,21 +156,22 @@ struct part_wish {
 
 static enum sim_status change_part(struct sim_state *head, struct sim_gpu *gpu, void *argument)
 {
-    const struct part_wish *wish = argument;
-    struct sim_instance *instance = &gpu->instances[wish->place];
+    const struct part_request *request = argument;
+    struct sim_instance *instance = &gpu->instances[request->place];
     (void)head;
     if (!instance->used) {
         return SIM_NO_DEVICE;
     }
-    if (sim_uses(wish->index, gpu, wish->place, NULL, 0) > 0 || (wish->destroy && !wish->compute && !instance->bare)) {
+    if (sim_uses(request->index, gpu, request->place, NULL, 0) > 0 ||
+        (request->destroy && !request->compute && !instance->bare)) {
         return SIM_BUSY;
     }
-    if (!wish->compute) {
+    if (!request->compute) {
         *instance = (struct sim_instance){0};
-    } else if (!wish->destroy && !instance->bare) {
+    } else if (!request->destroy && !instance->bare) {
         return SIM_NO_MEMORY; /* one compute instance takes all of its GPU instance */
     } else {
-        instance->bare = wish->destroy;
+        instance->bare = request->destroy;
     }
     return SIM_OK;
 }
@@ -185,8 +186,8 @@ static nvmlReturn_t change_instance(const void *handle, bool destroy, bool compu
         result = NVML_ERROR_INVALID_ARGUMENT;
     }
     if (result == NVML_SUCCESS) {
-        struct part_wish wish = {.index = t.index, .place = t.instance, .destroy = destroy, .compute = compute};
-        result = nvml_error(sim_change(t.index, change_part, &wish));
+        struct part_request request = {.index = t.index, .place = t.instance, .destroy = destroy, .compute = compute};
+        result = nvml_error(sim_change(t.index, change_part, &request));
     }
     return result;
 }

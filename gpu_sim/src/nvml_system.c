@@ -8,7 +8,7 @@
 
 #include "nvml.h"
 
-/* Handles are addresses within these; what lies there is never read. */
+/* Handles are addresses within these; what is there is never read. */
 static char whole_handles[SIM_MAX_GPUS];
 static char instance_handles[SIM_MAX_GPUS * SIM_MAX_INSTANCES];
 
@@ -351,11 +351,6 @@ SIM_API nvmlReturn_t nvmlDeviceGetHandleBySerial(const char *serial, nvmlDevice_
 }
 
 SIM_API nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *address, nvmlDevice_t *device)
-{
-    return search(has_pci, address, device);
-}
-
-SIM_API nvmlReturn_t nvmlDeviceGetHandleByPciBusId(const char *address, nvmlDevice_t *device)
 {
     return search(has_pci, address, device);
 }

@@ -1,5 +1,5 @@
 /* Contexts, and memory that is allocated by itself. */
-#include "runtime_inner.h"
+#include "runtime_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -383,7 +383,7 @@ enum rt_status rt_move(void *memory, bool to_host)
         block->unpaid = status == RT_OK ? to_host : block->unpaid;
     }
     pthread_mutex_unlock(&rt_all.lock);
-    return status == RT_NO_MEMORY ? RT_OK : status; /* a wish, not an order */
+    return status == RT_NO_MEMORY ? RT_OK : status; /* a hint, not an order */
 }
 
 /* ---- filling ---- */

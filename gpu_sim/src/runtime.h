@@ -55,8 +55,8 @@ struct rt_pool {
     uint64_t threshold, reserved, used, reserved_high, used_high;
 };
 
-/* `lists` are environment variables, applied one on the result of the other; `granule` is what device memory comes in.
- */
+/* `lists` are environment variables, applied one on the result of the other; `granule` is what device memory comes
+ * in. */
 enum rt_status rt_open(enum sim_vendor vendor, uint64_t granule, const char *const *lists, size_t list_count);
 enum rt_status rt_ready(void); /* RT_CLOSED before rt_open and after a fork */
 int rt_count(void);
@@ -81,7 +81,7 @@ enum rt_status rt_alloc(struct rt_context *context, enum rt_kind kind, size_t si
 enum rt_status rt_free(void *memory, enum rt_kind kind);
 /* Move managed memory as a whole; to the device only where it has room. */
 enum rt_status rt_move(void *memory, bool to_host);
-/* A copy of what lies at an address; RT_INVALID when nothing of ours does. */
+/* A copy of what is at an address; RT_INVALID when nothing of ours is. */
 enum rt_status rt_find(const void *memory, struct rt_block *block);
 
 struct rt_pool *rt_default_pool(int device);
@@ -97,7 +97,7 @@ struct rt_pool *rt_graph_pool(int device);
 enum rt_status rt_pool_use(struct rt_pool *pool, uint64_t bytes);
 void rt_pool_unuse(struct rt_pool *pool, uint64_t bytes);
 
-/* Memory of another process of this node: what is shared stays its owner's, whom alone it is charged to. */
+/* Memory of another process of this node: what is shared stays its owner's, and only the owner is charged. */
 struct rt_shared {
     uint64_t magic, size;
     int pid, file;

@@ -1,5 +1,5 @@
 /* The devices that a program sees, and what it holds of them. */
-#include "runtime_inner.h"
+#include "runtime_internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -260,7 +260,7 @@ enum rt_status rt_memory(int device, uint64_t *free_bytes, uint64_t *total)
         *total = sim_capacity(&gpu, instance);
         *free_bytes = *total - sim_used(index, &gpu, instance);
         struct sim_cgroup_limit limit;
-        if (instance == SIM_NO_INSTANCE && sim_own_limits(index, &limit) && limit.hard < *total) {
+        if (instance == SIM_NO_INSTANCE && sim_process_cgroup_limits(index, &limit) && limit.hard < *total) {
             uint64_t left = limit.used < limit.hard ? limit.hard - limit.used : 0;
             *total = limit.hard;
             *free_bytes = left < *free_bytes ? left : *free_bytes;

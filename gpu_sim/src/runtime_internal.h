@@ -1,6 +1,6 @@
 /* What the files of the runtime share. All of it is used with `rt_all.lock` held. */
-#ifndef RUNTIME_INNER_H
-#define RUNTIME_INNER_H
+#ifndef RUNTIME_INTERNAL_H
+#define RUNTIME_INTERNAL_H
 
 #include <pthread.h>
 #include <search.h>
@@ -35,7 +35,7 @@ enum rt_status rt_check_device(int device);
 enum rt_status rt_hold(int device, int64_t change);
 void rt_give_back(int device, uint64_t bytes);
 
-/* The block in which an address lies; the one of a kind that begins there. */
+/* The block that an address is in; the one of a kind that begins there. */
 struct rt_block *rt_block_at(uintptr_t address);
 struct rt_block *rt_block_of(const void *handle, enum rt_kind kind);
 bool rt_remember(struct rt_block *block);

@@ -1,5 +1,5 @@
 /* Pools, which keep what was freed as their thresholds say. */
-#include "runtime_inner.h"
+#include "runtime_internal.h"
 
 #include <stdlib.h>
 

@@ -1,5 +1,5 @@
 /* Virtual memory: ranges of addresses, physical memory, and mappings; and memory of other processes. */
-#include "runtime_inner.h"
+#include "runtime_internal.h"
 
 #include <fcntl.h>
 #include <stdio.h>
@@ -82,15 +82,15 @@ enum rt_status rt_physical(int device, size_t size, uint64_t *handle)
     drop_orphans();
     status = rt_hold(device, (int64_t)size);
     if (status == RT_OK) {
-        void *place_of_own = malloc(1); /* its address is the handle */
-        struct rt_block *block = rt_new_handle(RT_PHYSICAL, device, size, place_of_own);
+        void *handle_place = malloc(1); /* its address is the handle */
+        struct rt_block *block = rt_new_handle(RT_PHYSICAL, device, size, handle_place);
         if (block == NULL) {
-            free(place_of_own);
+            free(handle_place);
             rt_give_back(device, size);
             status = RT_NO_MEMORY;
         } else {
             block->size = size;
-            *handle = (uint64_t)(uintptr_t)place_of_own;
+            *handle = (uint64_t)(uintptr_t)handle_place;
         }
     }
     pthread_mutex_unlock(&rt_all.lock);
@@ -106,9 +106,9 @@ static bool file_keeps(const struct rt_block *block)
 static void settle_physical(struct rt_block *block)
 {
     if (block->released && block->mappings == 0 && !file_keeps(block)) {
-        void *place_of_own = (void *)block->base;
+        void *handle_place = (void *)block->base;
         rt_forget(block);
-        free(place_of_own);
+        free(handle_place);
     }
 }
 
@@ -168,14 +168,14 @@ enum rt_status rt_physical_import(int file, uint64_t *handle)
         return status != RT_OK ? status : RT_INVALID;
     }
     pthread_mutex_lock(&rt_all.lock);
-    void *place_of_own = malloc(1);
-    struct rt_block *block = rt_new_handle(RT_PHYSICAL, what.device, 0, place_of_own);
+    void *handle_place = malloc(1);
+    struct rt_block *block = rt_new_handle(RT_PHYSICAL, what.device, 0, handle_place);
     if (block == NULL) {
-        free(place_of_own);
+        free(handle_place);
         status = RT_NO_MEMORY;
     } else {
         block->size = what.size;
-        *handle = (uint64_t)(uintptr_t)place_of_own;
+        *handle = (uint64_t)(uintptr_t)handle_place;
     }
     pthread_mutex_unlock(&rt_all.lock);
     return status;

@@ -360,7 +360,7 @@ enum sim_status sim_gpu(uint32_t since, unsigned index, struct sim_gpu *gpu)
 
 /* ---- files ---- */
 
-bool sim_beside(const char *name, char *path, size_t size)
+bool sim_next_to_state(const char *name, char *path, size_t size)
 {
     pthread_mutex_lock(&session.lock);
     const char *slash = strrchr(session.path, '/');

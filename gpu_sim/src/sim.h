@@ -32,7 +32,7 @@ struct sim_use {
     bool graphics;
     uint8_t instance; /* SIM_NO_INSTANCE: the whole GPU */
     uint64_t bytes;
-    bool loads;         /* it told a load, see sim_load */
+    bool loads;         /* it reported a load, see sim_load */
     uint32_t permille;  /* of the GPU's (or instance's) time, now */
     uint32_t before;    /* the same before `since_ns` */
     uint64_t since_ns;  /* when it last changed */
@@ -65,7 +65,7 @@ bool sim_instance_visible(const struct sim_gpu *gpu, const struct sim_instance *
  * is returned. `instance` SIM_NO_INSTANCE: all of the GPU, its instances included. */
 unsigned sim_uses(unsigned index, const struct sim_gpu *gpu, uint8_t instance, struct sim_use *uses, unsigned room);
 
-/* Bytes in use on a GPU or instance beside what the driver reserves. */
+/* Bytes in use on a GPU or instance without what the driver reserves. */
 uint64_t sim_used(unsigned index, const struct sim_gpu *gpu, uint8_t instance);
 
 /* Bytes that can be allocated on a GPU or instance when nothing is in use. */
@@ -101,8 +101,8 @@ enum sim_status sim_change(unsigned index, sim_changer change, void *argument);
 
 /* All of a file from an offset on, as far as it fits; -1 with errno. */
 ssize_t sim_read(int fd, void *buffer, size_t size, off_t offset);
-/* A file beside the state: false when its path is too long. */
-bool sim_beside(const char *name, char *path, size_t size);
+/* A file next to the state: false when its path is too long. */
+bool sim_next_to_state(const char *name, char *path, size_t size);
 /* A device file of this node, made as the driver's helper makes it, or taken away; nothing where visibility is not
  * checked. */
 void sim_make_device(const char *name, uint32_t major, uint32_t minor, uint32_t mode);
@@ -120,12 +120,12 @@ enum sim_status sim_limit_cgroup(unsigned index, const char *folder, uint64_t so
 /* The limits of a cgroup itself; SIM_NO_DEVICE when it has none. */
 enum sim_status sim_cgroup_limits(unsigned index, const char *folder, struct sim_cgroup_limit *limit);
 /* Those that hold this process: of the nearest cgroup above it that has any. */
-bool sim_own_limits(unsigned index, struct sim_cgroup_limit *limit);
+bool sim_process_cgroup_limits(unsigned index, struct sim_cgroup_limit *limit);
 
-/* Most that this process may hold on a GPU beside all other limits, as an MPS client; set by the runtime. */
+/* Most that this process may hold on a GPU in addition to all other limits, as an MPS client; set by the runtime. */
 extern uint64_t sim_process_limit[SIM_MAX_GPUS];
-/* The MPS daemon whose client this process is, 0: none; set by the runtime. In the exclusive mode its clients are one.
- */
+/* The MPS daemon whose client this process is, 0: none; set by the runtime. In the exclusive mode its clients are
+ * one. */
 extern uint32_t sim_mps_server;
 
 /* Energy since boot in mJ. */

@@ -44,10 +44,10 @@ static uint64_t process_start(uint32_t pid)
 static int open_registry(int flags)
 {
     char path[4200];
-    return sim_beside("processes", path, sizeof path) ? open(path, flags | O_CLOEXEC) : -1;
+    return sim_next_to_state("processes", path, sizeof path) ? open(path, flags | O_CLOEXEC) : -1;
 }
 
-/* All slots; the registry grows with them. It is short or gone: nobody holds anything. */
+/* All slots; the registry grows with them. It is short or gone: no process holds anything. */
 static unsigned read_slots(int fd, struct sim_slot **slots)
 {
     struct stat stamp;
@@ -81,7 +81,7 @@ static bool alive(int fd, unsigned place)
     return fcntl(fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
 }
 
-static uint64_t own_space(void)
+static uint64_t pid_namespace(void)
 {
     struct stat stamp;
     return stat("/proc/self/ns/pid", &stamp) == 0 ? stamp.st_ino : 0;
@@ -175,7 +175,7 @@ unsigned sim_uses(unsigned index, const struct sim_gpu *gpu, uint8_t instance, s
     struct sim_slot *slots;
     int fd = open_registry(O_RDONLY);
     unsigned count = read_slots(fd, &slots);
-    uint64_t space = count > 0 ? own_space() : 0;
+    uint64_t space = count > 0 ? pid_namespace() : 0;
     for (unsigned i = 0; i < count; i++) {
         bool here = matches(&slots[i], index, instance) && slots[i].bytes > 0 && alive(fd, i);
         uint32_t pid = here ? visible_number(&slots[i], space) : 0;
@@ -273,7 +273,7 @@ static bool same_inode(int one, int other)
     return one >= 0 && fstat(one, &a) == 0 && fstat(other, &b) == 0 && a.st_ino == b.st_ino && a.st_dev == b.st_dev;
 }
 
-/* What this process held before it went on as another program is gone: nobody locks it any more. */
+/* What this process held before it went on as another program is gone: it is not locked any more. */
 static void drop_earlier_program(int fd, struct sim_slot *slots, unsigned count, const struct owner *me)
 {
     for (unsigned i = 0; i < count; i++) {
@@ -295,7 +295,7 @@ static const struct owner *myself(int fd, struct sim_slot *slots, unsigned count
             close(owner.anchor); /* a copy of the parent's, from before a fork */
         }
         kept = false;
-        owner = (struct owner){.pid = getpid(), .start = process_start(0), .space = own_space(), .anchor = -1};
+        owner = (struct owner){.pid = getpid(), .start = process_start(0), .space = pid_namespace(), .anchor = -1};
     }
     if (first) {
         drop_earlier_program(fd, slots, count, &owner);
@@ -312,8 +312,8 @@ static const struct owner *myself(int fd, struct sim_slot *slots, unsigned count
     return &owner;
 }
 
-/* This process's slot for a GPU or instance, else one that is nobody's any more, else a new one. */
-static unsigned own_slot(int fd, const struct sim_slot *slots, unsigned count, unsigned index, uint8_t instance,
+/* This process's slot for a GPU or instance, else one that is free again, else a new one. */
+static unsigned slot_for(int fd, const struct sim_slot *slots, unsigned count, unsigned index, uint8_t instance,
                          const struct owner *me)
 {
     for (unsigned i = 0; i < count; i++) {
@@ -355,7 +355,7 @@ static bool within_limits(unsigned index, uint64_t has, uint64_t more)
         return false;
     }
     struct sim_cgroup_limit limit;
-    return !sim_own_limits(index, &limit) || limit.hard == SIM_NO_LIMIT ||
+    return !sim_process_cgroup_limits(index, &limit) || limit.hard == SIM_NO_LIMIT ||
            (more <= limit.hard && limit.used <= limit.hard - more);
 }
 
@@ -364,7 +364,7 @@ static enum sim_status change_slot(int fd, unsigned index, const struct sim_gpu 
     struct sim_slot *slots;
     unsigned count = read_slots(fd, &slots);
     const struct owner *me = myself(fd, slots, count);
-    unsigned place = own_slot(fd, slots, count, index, instance, me);
+    unsigned place = slot_for(fd, slots, count, index, instance, me);
     enum sim_status status = place < SIM_PROCESS_SLOTS && me->start != 0 && me->anchor >= 0 ? SIM_OK : SIM_IO;
     struct sim_slot slot = {
         .pid = (uint32_t)me->pid, .gpu = (uint16_t)index, .instance = instance, .start = me->start, .space = me->space};

@@ -10,7 +10,7 @@ static bool keeping;
 static int open_vram(int flags)
 {
     char path[4200];
-    return sim_beside("vram", path, sizeof path) ? open(path, flags | O_CLOEXEC) : -1;
+    return sim_next_to_state("vram", path, sizeof path) ? open(path, flags | O_CLOEXEC) : -1;
 }
 
 void vram_find(void)

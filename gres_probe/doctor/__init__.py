@@ -1,6 +1,6 @@
 """A read-only look at a Slurm site: a list of small checks, each with a verdict and a remedy.
 
-Nothing of Sluice needs to be switched on, nothing is changed, and what cannot be looked at (not root, another host, a
+Nothing of Sluice needs to be switched on, nothing is changed, and what cannot be checked (not root, another host, a
 controller that does not answer) is skipped with the reason.
 """
 
@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from gres_probe.doctor import accounting, control, hosts, nodes, plugins
-from gres_probe.doctor.model import REGISTERED, CannotLookError, Check, Outcome, Patient, Verdict, skip
-from sluice_base.errors import SluiceError, UsageError
+from gres_probe.doctor.check import REGISTERED, CannotCheckError, Check, Outcome, SiteView, Verdict, skip
+from sluice.base.errors import SluiceError, UsageError
 
-__all__ = ["CHECKS", "Answer", "Check", "Outcome", "Patient", "Verdict", "examine"]
+__all__ = ["CHECKS", "Answer", "Check", "Outcome", "SiteView", "Verdict", "examine"]
 
 CHECKS: dict[str, Check] = {  # in the order of the report, which is not that of the imports
     name: check
@@ -34,13 +34,13 @@ class Answer:
 
 
 def examine(
-    patient: Patient,
+    site: SiteView,
     names: Iterable[str] = (),
     *,
     progress: Callable[[Check], None] = lambda check: None,
     budget: float = BUDGET,
 ) -> list[Answer]:
-    """Run the named checks, or all; a check that goes wrong is skipped with the reason. Raises UsageError."""
+    """Run the named checks, or all; a check that fails to run is skipped with the reason. Raises UsageError."""
     wanted = list(names)
     for name in wanted:
         if name not in CHECKS:
@@ -55,8 +55,8 @@ def examine(
             answers.append(Answer(check, skip("no time left", f"run it alone: sluice doctor --only {name}")))
             continue
         try:
-            outcomes = list(check.examine(patient))
-        except (CannotLookError, SluiceError, ValueError) as error:  # ValueError: a path with a null byte
+            outcomes = list(check.examine(site))
+        except (CannotCheckError, SluiceError, ValueError) as error:  # ValueError: a path with a null byte
             outcomes = [skip(str(error))]
         except PermissionError as error:
             outcomes = [skip(f"{error.filename}: {error.strerror}", "run as root to see it")]

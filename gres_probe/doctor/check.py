@@ -1,8 +1,9 @@
-"""What a check is, what it may look at, and what it answers."""
+"""What a check is, what it can read, and what it returns."""
 
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -10,20 +11,20 @@ from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 
-from gres_probe.slurm_conf import ConfigFile, SlurmConf, read_config, read_slurm_conf
-from sluice_base.errors import SluiceError
-from sluice_base.slurm_version import OLDEST, SlurmVersion
-from slurm_client import SlurmClient, connect
-from slurm_client.model import Node
+from sluice.base.errors import SluiceError
+from sluice.base.slurm_version import OLDEST, SlurmVersion
+from sluice.slurm import SlurmClient, connect
+from sluice.slurm.answers import Node
+from sluice.slurm.slurm_conf import ConfigFile, SlurmConf, read_config, read_slurm_conf
 
 
 class Verdict(StrEnum):
-    """How it stands."""
+    """The result of a check."""
 
     OK = "ok"
-    WARN = "warn"  # works today, and will hurt some day
+    WARN = "warn"  # works today, but will cause trouble
     FAIL = "fail"  # does not work, or is not safe
-    SKIP = "skip"  # could not be looked at; `what` says why
+    SKIP = "skip"  # could not be checked; `what` says why
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,38 +52,39 @@ def fail(what: str, remedy: str) -> Outcome:
 
 
 def skip(what: str, remedy: str = "") -> Outcome:
-    """Could not be looked at."""
+    """Could not be checked."""
     return Outcome(Verdict.SKIP, what, remedy)
 
 
-class CannotLookError(Exception):
-    """Raised inside a check when what it needs is not there: the check is skipped with this reason."""
+class CannotCheckError(Exception):
+    """Raised inside a check when what it needs is missing: the check is skipped with this reason."""
 
 
 @dataclass
-class Patient:
-    """The site under examination; everything is read once, when first asked for, and nothing is ever changed."""
+class SiteView:
+    """Read-only view of a site; everything is read once, when first used, and nothing is ever changed."""
 
     slurm_conf: Path
     prefix: Path | None = None
     inventory_dir: Path | None = None
-    root: Path = Path("/")  # files of this host are looked for below it
+    root: Path = Path("/")  # files of this host are searched below it
     command_timeout: float = 8.0  # seconds for one Slurm command
     clock: Callable[[], float] = time.time
     privileged: bool = field(default_factory=lambda: os.geteuid() == 0)
+    hostname: str = field(default_factory=socket.gethostname)
 
     @cached_property
     def slurm(self) -> SlurmConf:
-        """slurm.conf as it stands on disk."""
+        """slurm.conf as it is on disk."""
         return read_slurm_conf(self.slurm_conf)
 
     @property
     def folder(self) -> Path:
-        """Where slurm.conf lies."""
+        """The folder of slurm.conf."""
         return self.slurm_conf.parent
 
     def config_file(self, name: str) -> ConfigFile | None:
-        """Another configuration file beside slurm.conf; None when there is none."""
+        """Another configuration file next to slurm.conf; None when there is none."""
         path = self.folder / name
         return read_config(path, cluster_name=self.slurm.option("ClusterName")) if path.is_file() else None
 
@@ -108,10 +110,18 @@ class Patient:
 
     @property
     def effective(self) -> dict[str, str]:
-        """slurmctld's own view of its configuration. Raises CannotLookError when it does not answer."""
+        """slurmctld's own view of its configuration. Raises CannotCheckError when it does not answer."""
         if isinstance(self._controller, SluiceError):
-            raise CannotLookError(f"slurmctld does not answer: {self._controller.what}")
+            raise CannotCheckError(f"slurmctld does not answer: {self._controller.what}")
         return self._controller
+
+    @property
+    def is_controller(self) -> bool:
+        """Whether slurmctld runs on this host, by slurm.conf."""
+        lines = self.slurm.config.lines
+        hosts = [line.head.text.partition("(")[0] for line in lines if line.head.key.lower() == "slurmctldhost"]
+        names = {host.partition(".")[0] for host in hosts}
+        return not names.isdisjoint({self.hostname.partition(".")[0], "localhost"})
 
     @property
     def controller_answers(self) -> bool:
@@ -120,16 +130,16 @@ class Patient:
 
     @cached_property
     def nodes(self) -> list[Node]:
-        """The nodes as slurmctld sees them. Raises CannotLookError when it does not answer."""
+        """The nodes as slurmctld sees them. Raises CannotCheckError when it does not answer."""
         if not self.effective:
-            raise CannotLookError("slurmctld does not answer")
+            raise CannotCheckError("slurmctld does not answer")
         try:
             return self.client.nodes()
         except SluiceError as error:
-            raise CannotLookError(error.what) from error
+            raise CannotCheckError(error.what) from error
 
     def option(self, key: str, default: str = "") -> str:
-        """An option in effect: what slurmctld says, else what slurm.conf says."""
+        """An option in effect: slurmctld's value, else that of slurm.conf."""
         if self.controller_answers:
             by_name = {name.lower(): value for name, value in self.effective.items()}
             if key.lower() in by_name:
@@ -141,12 +151,12 @@ class Patient:
         return Path(path) if Path(path).is_relative_to(self.root) else self.root / str(path).lstrip("/")
 
 
-Examine = Callable[[Patient], Iterable[Outcome]]
+Examine = Callable[[SiteView], Iterable[Outcome]]
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One point of the list."""
+    """One check of the list."""
 
     name: str
     title: str
@@ -157,7 +167,7 @@ REGISTERED: dict[str, Check] = {}
 
 
 def check(name: str, title: str) -> Callable[[Examine], Examine]:
-    """Put a function on the list."""
+    """Register a function as a check."""
 
     def register(examine: Examine) -> Examine:
         REGISTERED[name] = Check(name, title, examine)

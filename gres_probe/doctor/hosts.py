@@ -1,4 +1,4 @@
-"""The hosts beneath: clock, names, backups."""
+"""The hosts: clock, names, backups."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from gres_probe.doctor.model import CannotLookError, Outcome, Patient, check, fail, ok, warn
-from sluice_base.hostlist import fold
+from gres_probe.doctor.check import CannotCheckError, Outcome, SiteView, check, fail, ok, warn
+from sluice.base.hostlist import fold
 
 _TIME_ERROR = 5  # adjtimex(2): the clock is not synchronised
 _MOST_NAMES = 256
@@ -23,14 +23,14 @@ _COPY = re.compile(r"(rsync|tar|borg|restic|bacula|snapshot|cp)\b.*(slurm|StateS
 
 
 @check("time", "the clock is synchronised")
-def clock(patient: Patient) -> Iterator[Outcome]:
-    """The kernel's own word for it (adjtimex): credentials are refused when clocks differ."""
-    if patient.root != Path("/"):
-        raise CannotLookError("another root than this host's")
+def clock(site: SiteView) -> Iterator[Outcome]:
+    """What the kernel reports (adjtimex): credentials are refused when clocks differ."""
+    if site.root != Path("/"):
+        raise CannotCheckError("the root folder is not this host's")
     buffer = ctypes.create_string_buffer(512)  # struct timex, with modes = 0: read only
     state = ctypes.CDLL(None, use_errno=True).adjtimex(buffer)
     if state < 0:
-        raise CannotLookError("the kernel does not tell (adjtimex)")
+        raise CannotCheckError("the kernel does not report it (adjtimex)")
     if state == _TIME_ERROR:
         yield warn("the clock of this host is not synchronised", "run chrony or another NTP client on every host")
     else:
@@ -38,14 +38,14 @@ def clock(patient: Patient) -> Iterator[Outcome]:
 
 
 @check("names", "host names resolve")
-def names(patient: Patient) -> Iterator[Outcome]:
+def names(site: SiteView) -> Iterator[Outcome]:
     """Controllers and nodes, at most 256, all at once."""
     wanted: dict[str, str] = {}
-    for line in patient.slurm.config.lines:
+    for line in site.slurm.config.lines:
         if line.head.key.lower() == "slurmctldhost":
             host, _, address = line.head.text.rstrip(")").partition("(")
             wanted[host] = address or host
-    for node in patient.slurm.nodes.values():
+    for node in site.slurm.nodes.values():
         if node.text("state").upper() not in ("CLOUD", "FUTURE"):
             wanted[node.name] = node.text("nodeaddr") or node.text("nodehostname") or node.name
     chosen = dict(list(wanted.items())[:_MOST_NAMES])
@@ -55,13 +55,13 @@ def names(patient: Patient) -> Iterator[Outcome]:
     if lost:
         yield fail(f"no address for {fold(lost)}", "add them to DNS or /etc/hosts, or set NodeAddr")
     if slow:
-        yield warn(f"no answer for {fold(slow)} within {_NAMES_TIMEOUT_S:.0f} s", "look at the resolver")
+        yield warn(f"no answer for {fold(slow)} within {_NAMES_TIMEOUT_S:.0f} s", "check the resolver")
     if not lost and not slow:
         yield ok(f"{len(chosen)} names")
 
 
 def _look_up(addresses: Mapping[str, str]) -> dict[str, bool]:
-    """Whether each name's address resolves, as far as that is known in time.
+    """Whether each name's address resolves, as far as this is known in time.
 
     The threads are daemons: a resolver that hangs does not keep the process from ending.
     """
@@ -96,11 +96,11 @@ def _resolves(address: str) -> bool:
 
 
 @check("backups", "something backs up the database and the state")
-def backups(patient: Patient) -> Iterator[Outcome]:
-    """Signs of it in cron and systemd timers of this host; what runs elsewhere cannot be seen."""
+def backups(site: SiteView) -> Iterator[Outcome]:
+    """Signs of it in cron and systemd timers of this host; what runs on other hosts cannot be seen."""
     texts = []
     for pattern in ("etc/cron*/*", "etc/crontab", "var/spool/cron/**/*", "etc/systemd/system/*.service"):
-        for path in patient.root.glob(pattern):
+        for path in site.root.glob(pattern):
             try:
                 if path.is_file() and path.stat().st_size < 1 << 20:
                     texts.append(path.read_text(errors="replace"))

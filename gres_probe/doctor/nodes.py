@@ -9,24 +9,22 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from gres_probe.doctor.model import CannotLookError, Outcome, Patient, check, fail, ok, skip, warn
+from gres_probe.doctor.check import CannotCheckError, Outcome, SiteView, check, fail, ok, skip, warn
 from gres_probe.lint import Severity, Site, lint
-from gres_probe.slurm_conf import ConfigFile
-from sluice_base.hostlist import fold
+from sluice.base.hostlist import fold
+from sluice.slurm.slurm_conf import ConfigFile
 
 _SLURM_COMMANDS = re.compile(
     r"(?<![\w/-])(?:/[\w/.-]*/)?(squeue|sinfo|scontrol|sacct|sacctmgr|sbatch|srun|scancel)(?![\w.-])"
 )
-_PROGRAMS = (
-    "Prolog", "Epilog", "HealthCheckProgram", "TaskProlog", "TaskEpilog", "PrologSlurmctld", "EpilogSlurmctld",
-)  # fmt: skip
+_PROGRAMS = ("Prolog", "Epilog", "HealthCheckProgram", "TaskProlog", "TaskEpilog", "PrologSlurmctld", "EpilogSlurmctld")
 _MOST_BYTES = 1 << 20
 
 
 @check("nodes", "nodes can run jobs")
-def node_states(patient: Patient) -> Iterator[Outcome]:
+def node_states(site: SiteView) -> Iterator[Outcome]:
     """Nodes that are down, drained or refused, and why."""
-    nodes = patient.nodes
+    nodes = site.nodes
     groups: dict[tuple[str, str], list[str]] = {}
     for node in nodes:
         if not node.available:
@@ -39,20 +37,18 @@ def node_states(patient: Patient) -> Iterator[Outcome]:
     if usable == len(nodes):
         yield ok(f"{usable} of {len(nodes)} nodes available")
     elif not usable:
-        yield fail(f"none of {len(nodes)} nodes is available", "start with the reasons above")
+        yield fail(f"none of {len(nodes)} nodes is available", "see the reasons above")
 
 
 @check("gres", "GRES configuration")
-def gres(patient: Patient) -> Iterator[Outcome]:
+def gres(site: SiteView) -> Iterator[Outcome]:
     """Everything that `sluice lint` finds, in short."""
     inventories = {}
-    if patient.inventory_dir is not None and patient.inventory_dir.is_dir():
+    if site.inventory_dir is not None and site.inventory_dir.is_dir():
         from gres_probe.collect import load_inventories
 
-        inventories = load_inventories(patient.inventory_dir).inventories
-    findings = lint(
-        Site(patient.slurm, gres=patient.config_file("gres.conf"), inventories=inventories, version=patient.version)
-    )
+        inventories = load_inventories(site.inventory_dir).inventories
+    findings = lint(Site(site.slurm, gres=site.config_file("gres.conf"), inventories=inventories, version=site.version))
     for finding in findings[:8]:
         concerned = f" ({fold(finding.nodes)})" if finding.nodes else ""
         say = warn if finding.rule.severity is Severity.WARNING else fail
@@ -60,8 +56,8 @@ def gres(patient: Patient) -> Iterator[Outcome]:
         yield say(f"{finding.place}: {title}: {finding.what}{concerned}", finding.rule.remedy)
     if len(findings) > 8:
         yield warn(f"and {len(findings) - 8} more", "sluice lint lists them all")
-    types = patient.slurm.words("GresTypes")
-    gpus = [node for node in patient.slurm.nodes.values() if "gpu" in node.text("gres")]
+    types = site.slurm.words("GresTypes")
+    gpus = [node for node in site.slurm.nodes.values() if "gpu" in node.text("gres")]
     if not gpus:
         yield warn("no node has GPUs in slurm.conf", "find them: sluice probe; write them: sluice gres write")
     elif not findings:
@@ -69,10 +65,10 @@ def gres(patient: Patient) -> Iterator[Outcome]:
 
 
 @check("cgroup", "jobs are confined to their devices, cores and memory")
-def cgroup(patient: Patient) -> Iterator[Outcome]:
+def cgroup(site: SiteView) -> Iterator[Outcome]:
     """The cgroup plugins, and what cgroup.conf constrains."""
     problems = 0
-    track, task = patient.option("ProctrackType"), patient.option("TaskPlugin")
+    track, task = site.option("ProctrackType"), site.option("TaskPlugin")
     if "cgroup" not in track:
         problems += 1
         yield fail(
@@ -81,7 +77,7 @@ def cgroup(patient: Patient) -> Iterator[Outcome]:
     if "cgroup" not in task:
         problems += 1
         yield fail(f"TaskPlugin={task or 'unset'}: jobs can open every GPU", "set TaskPlugin=task/affinity,task/cgroup")
-    conf = patient.config_file("cgroup.conf")
+    conf = site.config_file("cgroup.conf")
     for key, severe, meaning in (
         ("ConstrainDevices", True, "jobs can open every GPU"),
         ("ConstrainRAMSpace", False, "a job can take the node's memory"),
@@ -91,7 +87,7 @@ def cgroup(patient: Patient) -> Iterator[Outcome]:
             problems += 1
             yield (fail if severe else warn)(f"cgroup.conf: {key} is off: {meaning}", f"set {key}=yes in cgroup.conf")
     plugin = _setting(conf, "CgroupPlugin") or "autodetect"
-    unified = patient.host("/sys/fs/cgroup/cgroup.controllers").exists()
+    unified = site.host("/sys/fs/cgroup/cgroup.controllers").exists()
     if plugin == "cgroup/v1" and unified:
         yield warn("CgroupPlugin=cgroup/v1, this host has cgroup v2", "set CgroupPlugin=autodetect")
     elif plugin == "cgroup/v2" and not unified:
@@ -109,12 +105,12 @@ def _setting(conf: ConfigFile | None, key: str) -> str:
 
 
 @check("drivers", "drivers on this host")
-def drivers(patient: Patient) -> Iterator[Outcome]:
+def drivers(site: SiteView) -> Iterator[Outcome]:
     """What `sluice probe` sees here."""
     from gres_probe.probe import probe_node
 
-    if patient.root != Path("/"):
-        raise CannotLookError("another root than this host's")
+    if site.root != Path("/"):
+        raise CannotCheckError("the root folder is not this host's")
     inventory = probe_node(timeout=8.0)
     for problem in inventory.problems:
         which = "" if problem.index is None else f" {problem.index}"
@@ -131,39 +127,39 @@ def drivers(patient: Patient) -> Iterator[Outcome]:
 
 
 @check("prolog", "prolog, epilog and health check")
-def prolog(patient: Patient) -> Iterator[Outcome]:
+def prolog(site: SiteView) -> Iterator[Outcome]:
     """The programs are there, safe to run as root, and do not call Slurm; a hanging one ends."""
     found = 0
     for option in _PROGRAMS:
-        for pattern in filter(None, re.split(r"[:,]", patient.option(option) or patient.option(f"{option}[0]"))):
+        for pattern in filter(None, re.split(r"[:,]", site.option(option) or site.option(f"{option}[0]"))):
             found += 1
-            yield from _check_program(patient, option, pattern)
-    if not patient.option("Prolog") and not patient.option("Prolog[0]"):
-        yield warn("no Prolog: nothing checks a GPU before a job gets it", "see docs/doctor.md, prolog")
-    flags = patient.option("PrologFlags").lower()
+            yield from _check_program(site, option, pattern)
+    if not site.option("Prolog") and not site.option("Prolog[0]"):
+        yield warn("no Prolog: GPUs are not checked before jobs get them", "see docs/doctor.md, prolog")
+    flags = site.option("PrologFlags").lower()
     if "contain" not in flags and "alloc" not in flags:
         yield warn("PrologFlags lacks Alloc: Prolog runs only at the first step", "set PrologFlags=Alloc,Contain")
-    if patient.option("PrologEpilogTimeout", "65534") in ("65534", "0"):
+    if site.option("PrologEpilogTimeout", "65534") in ("65534", "0"):
         yield warn("PrologEpilogTimeout is not set: a hanging Prolog blocks its node", "set PrologEpilogTimeout=120")
-    interval = re.match(r"\d+", patient.option("HealthCheckInterval", "0"))
-    if not patient.option("HealthCheckProgram") or not interval or int(interval[0]) == 0:
+    interval = re.match(r"\d+", site.option("HealthCheckInterval", "0"))
+    if not site.option("HealthCheckProgram") or not interval or int(interval[0]) == 0:
         yield warn("no HealthCheckProgram: broken GPUs keep getting jobs", "set it, and HealthCheckInterval=300")
     if found:
         yield ok(f"{found} programs")
 
 
-def _check_program(patient: Patient, option: str, pattern: str) -> Iterator[Outcome]:
-    base = Path(pattern if pattern.startswith("/") else patient.folder / pattern)
-    paths = sorted(patient.root.glob(str(base).lstrip("/"))) if "*" in pattern else [patient.host(base)]
-    for path in paths or [patient.host(base)]:
+def _check_program(site: SiteView, option: str, pattern: str) -> Iterator[Outcome]:
+    base = Path(pattern if pattern.startswith("/") else site.folder / pattern)
+    paths = sorted(site.root.glob(str(base).lstrip("/"))) if "*" in pattern else [site.host(base)]
+    for path in paths or [site.host(base)]:
         if not path.exists():
-            yield warn(f"{option}={pattern} is not on this host", "see that it is on every node")
+            yield warn(f"{option}={pattern} is not on this host", "install it on every node")
             continue
         mode = path.stat().st_mode
         if path.is_file() and not mode & stat.S_IXUSR:
             yield fail(f"{option}: {path} cannot be executed", f"chmod +x {path}")
         if mode & (stat.S_IWOTH | stat.S_IWGRP) and not option.startswith("Task"):
-            yield fail(f"{option}: {path} may be written by others, and root runs it", f"chmod go-w {path}")
+            yield fail(f"{option}: {path} can be written by others, and root runs it", f"chmod go-w {path}")
         if path.is_file() and os.access(path, os.R_OK) and not option.startswith("Task"):
             with path.open("rb") as file:
                 text = file.read(_MOST_BYTES).decode(errors="replace")
@@ -172,5 +168,5 @@ def _check_program(patient: Patient, option: str, pattern: str) -> Iterator[Outc
             if called and option in ("Prolog", "Epilog"):
                 yield warn(
                     f"{option}: {path} calls {called[1]}: with many nodes this stalls slurmctld",
-                    "use the SLURM_* variables that Slurm gives it",
+                    "use the SLURM_* variables that Slurm sets",
                 )

@@ -5,31 +5,32 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from gres_probe.doctor.model import CannotLookError, Outcome, Patient, check, fail, ok, warn
+from gres_probe.doctor.check import CannotCheckError, Outcome, SiteView, check, fail, ok, warn
 
 _OPTIONS = (
-    "AccountingStorageType", "AuthType", "JobAcctGatherType", "JobCompType", "PreemptType", "PriorityType",
-    "PrioritySiteFactorPlugin", "ProctrackType", "SchedulerType", "SelectType", "SwitchType", "TaskPlugin",
-    "TopologyPlugin",
+    "AccountingStorageType", "AuthType", "BurstBufferType", "JobAcctGatherType", "JobCompType", "PreemptType",
+    "PriorityType", "PrioritySiteFactorPlugin", "ProctrackType", "SchedulerType", "SelectType", "SwitchType",
+    "TaskPlugin", "TopologyPlugin",
 )  # fmt: skip
+_OF_SLURMCTLD = frozenset({"burst_buffer", "job_submit", "site_factor"})
 _NO_PLUGIN = frozenset({"", "none", "(null)"})
 _WITHOUT_FILE_SINCE_23_11 = frozenset({"accounting_storage/none", "jobcomp/none", "preempt/none", "switch/none"})
 
 
 @check("plugins", "plugins are installed")
-def plugins(patient: Patient) -> Iterator[Outcome]:
-    """Every plugin that the configuration names is in one of the folders of PluginDir."""
-    setting = patient.option("PluginDir")
+def plugins(site: SiteView) -> Iterator[Outcome]:
+    """Every plugin that the configuration names, and this host loads, is in one of the folders of PluginDir."""
+    setting = site.option("PluginDir")
     if not setting:
-        raise CannotLookError("PluginDir is not in slurm.conf and slurmctld does not answer")
-    folders = [patient.host(folder) for folder in setting.split(":")]
+        raise CannotCheckError("PluginDir is not in slurm.conf and slurmctld does not answer")
+    folders = [site.host(folder) for folder in setting.split(":")]
     for folder in folders:
         if not folder.is_dir():
             yield fail(f"PluginDir: {folder} does not exist on this host", "correct PluginDir, or install the plugins")
         elif folder.stat().st_mode & 0o002:
-            yield fail(f"PluginDir: {folder} may be written by everyone", f"chmod o-w {folder}")
+            yield fail(f"PluginDir: {folder} can be written by every user", f"chmod o-w {folder}")
     missing = []
-    names = _wanted(patient)
+    names = [one for one in _wanted(site) if site.is_controller or one[0] not in _OF_SLURMCTLD]
     for kind, name in names:
         file = f"{kind}_{name}.so"
         if not any((folder / file).exists() for folder in folders):
@@ -38,20 +39,20 @@ def plugins(patient: Patient) -> Iterator[Outcome]:
         yield fail(f"not installed: {', '.join(missing)}", f"install them into {setting}")
     else:
         yield ok(f"{len(names)} plugins in {setting}")
-    stack = patient.host(patient.option("PlugStackConfig", str(patient.folder / "plugstack.conf")))
+    stack = site.host(site.option("PlugStackConfig", str(site.folder / "plugstack.conf")))
     yield from _check_plugstack(stack, folders)
 
 
-def _wanted(patient: Patient) -> list[tuple[str, str]]:
+def _wanted(site: SiteView) -> list[tuple[str, str]]:
     wanted = []
     for option in _OPTIONS:
-        for value in patient.option(option).split(","):
+        for value in site.option(option).split(","):
             kind, slash, name = value.strip().partition("/")
             if slash and name not in _NO_PLUGIN and value not in _WITHOUT_FILE_SINCE_23_11:
                 wanted.append((kind, name.partition("/")[0]))
-    submit = patient.option("JobSubmitPlugins")
+    submit = site.option("JobSubmitPlugins")
     wanted += [("job_submit", name.rpartition("/")[2]) for name in submit.split(",") if name not in _NO_PLUGIN]
-    types = patient.option("GresTypes").split(",")
+    types = site.option("GresTypes").split(",")
     wanted += [("gres", name) for name in types if name in ("gpu", "mps", "nic", "shard")]
     return list(dict.fromkeys(wanted))
 

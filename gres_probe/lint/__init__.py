@@ -1,6 +1,6 @@
-"""Predicts what slurmd and slurmctld would say about GRES, before they are asked.
+"""Predicts what slurmd and slurmctld would report about GRES, before they read the files.
 
-The checks walk the same way as Slurm's own code (src/common/gres.c, src/plugins/gres), node by node, so that they
+The checks follow the order of Slurm's own code (src/common/gres.c, src/plugins/gres), node by node, so that they
 agree with the daemons; the integration tests hold them to what real daemons print for the same files.
 """
 
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gres_probe.lint import files, hardware, records, registration, slurm
-from gres_probe.lint.model import RULES, Finding, Rule, Severity, Site, Source
+from gres_probe.lint import files, gres_lines, hardware, registration, slurm
+from gres_probe.lint.rules import RULES, Finding, Rule, Severity, Site, Source
 
 __all__ = ["RULES", "Finding", "Rule", "Severity", "Site", "Source", "lint"]
 
@@ -19,7 +19,7 @@ def lint(site: Site) -> list[Finding]:
     found: list[Finding] = []
     found += files.check(site)
     found += slurm.check(site)
-    nodes = records.read_nodes(site, found)
+    nodes = gres_lines.read_nodes(site, found)
     found += registration.check(site, nodes)
     found += hardware.check(site, nodes)
     return _joined(found)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gres_probe.lint.model import RULES, Finding, Site
-from gres_probe.slurm_conf import ConfigFile, Line, slurm_hostlist
-from sluice_base.slurm_version import SlurmVersion
+from gres_probe.lint.rules import RULES, Finding, Site
+from sluice.base.slurm_version import SlurmVersion
+from sluice.slurm.slurm_conf import ConfigFile, Line, slurm_hostlist
 
 _FAULT_RULES = {"syntax": "SL001", "include": "SL003", "repeated": "SL004"}
 GRES_KEYS = frozenset(
@@ -53,7 +53,7 @@ def _check_gres(config: ConfigFile) -> Iterator[Finding]:
         else:
             yield Finding(
                 RULES["SL002"],
-                f"{line.head.key} begins no line of gres.conf, only Name, NodeName, AutoDetect",
+                f"{line.head.key}: a line of gres.conf begins with Name, NodeName or AutoDetect",
                 line.place,
             )
 

@@ -1,6 +1,6 @@
 """gres.conf as each node's slurmd reads it: its lines one by one, then together, then merged with the node's Gres.
 
-The order of the steps is that of gres_g_node_config_load (gres.c), gres_gpu.c and gres_c_s.c: what one step drops, the
+The order of the steps is that of gres_g_node_config_load (gres.c), gres_gpu.c and gres_c_s.c: what one step drops the
 next one does not see.
 """
 
@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gres_probe.cores import expand_ranges
-from gres_probe.lint.model import RULES, Finding, Site
+from gres_probe.lint.rules import RULES, Finding, Site
 from gres_probe.lint.slurm import SHARED, ConfiguredGres, parse_count, parse_node_gres
-from gres_probe.slurm_conf import ConfigFile, Line, NodeDefinition, Place, slurm_hostlist
-from sluice_base.errors import SluiceError
-from sluice_base.slurm_version import SlurmVersion
+from sluice.base.errors import SluiceError
+from sluice.base.slurm_version import SlurmVersion
+from sluice.slurm.slurm_conf import ConfigFile, Line, NodeDefinition, Place, slurm_hostlist
 
 _ENVIRONMENT_FLAGS = ("nvidia_gpu_env", "amd_gpu_env", "intel_gpu_env", "opencl_env")
 _FLAGS = (*_ENVIRONMENT_FLAGS, "countonly", "one_sharing", "all_sharing", "no_gpu_env")
@@ -35,8 +35,8 @@ _MOST_LINKS = 1023  # GRES_MAX_LINK
 
 
 @dataclass(slots=True)
-class Record:
-    """One GRES record of a node, as slurmd keeps it."""
+class GresLine:
+    """One line of gres.conf for a node, as slurmd keeps it (its GRES record)."""
 
     name: str
     type: str | None
@@ -55,17 +55,17 @@ class Record:
 
 @dataclass(slots=True)
 class NodeGres:
-    """What one node's slurmd ends up with."""
+    """The result in one node's slurmd."""
 
     definition: NodeDefinition
     configured: dict[str, ConfiguredGres]
-    records: list[Record] = field(default_factory=list)  # as sent to slurmctld
-    written: list[Record] = field(default_factory=list)  # as in gres.conf
+    sent: list[GresLine] = field(default_factory=list)  # to slurmctld
+    written: list[GresLine] = field(default_factory=list)  # as in gres.conf
     autodetect: str = ""
 
     @property
     def gres_place(self) -> Place:
-        """Where the node's Gres stands, or else the node."""
+        """The place of the node's Gres, or else of the node."""
         gres = self.definition.values.get("gres")
         return gres.place if gres else self.definition.place
 
@@ -125,7 +125,7 @@ def _index(config: ConfigFile, site: Site, found: list[Finding]) -> dict[str, li
 
 
 class _Reader:
-    """Reads the records of one node."""
+    """Reads the lines of one node."""
 
     def __init__(
         self, site: Site, node: NodeDefinition, types: Sequence[str], found: list[Finding], local: bool
@@ -146,33 +146,33 @@ class _Reader:
         self.found.append(Finding(RULES[code], what, place))
 
     def read(self, lines: Sequence[Line]) -> NodeGres:
-        gres = self.node.text("gres")
-        configured = {name: parse_node_gres(gres, name)[0] for name in self.types}
+        text = self.node.text("gres")
+        configured = {name: parse_node_gres(text, name)[0] for name in self.types}
         result = NodeGres(self.node, configured)
         if not self.types:
             return result
         result.written, result.autodetect = self._parse(lines)
         if result.autodetect not in ("", "off"):
-            for record in result.written:
-                if record.name == "gpu" and (record.cores or record.links):
-                    self.note("SL025", f"AutoDetect={result.autodetect}", record.line)
+            for gres in result.written:
+                if gres.name == "gpu" and (gres.cores or gres.links):
+                    self.note("SL025", f"AutoDetect={result.autodetect}", gres.line)
         remaining = list(result.written)
         for name in self.types:
-            own = [record for record in remaining if record.name.lower() == name.lower()]
+            own = [gres for gres in remaining if gres.name.lower() == name.lower()]
             self._check_together(name, own)
             self._check_excess(name, own, configured[name])
-        merged: list[Record] = []
+        merged: list[GresLine] = []
         for name in self.types:
             merged += _merge(name, remaining, configured[name])
         self._check_devices(merged)
-        result.records = self._share(merged)
+        result.sent = self._share(merged)
         return result
 
     # ---- one line at a time
 
-    def _parse(self, lines: Sequence[Line]) -> tuple[list[Record], str]:
-        general: list[Record] = []
-        of_node: list[Record] = []
+    def _parse(self, lines: Sequence[Line]) -> tuple[list[GresLine], str]:
+        general: list[GresLine] = []
+        of_node: list[GresLine] = []
         local_auto, global_auto = "", ""
         flags: dict[str, tuple[frozenset[str], bool]] = {}  # the environment flags of each GRES so far
         for line in lines:
@@ -195,11 +195,11 @@ class _Reader:
                 continue
             if head not in ("name", "nodename"):
                 continue
-            record = self._record(name.text, line, flags)
+            gres = self._gres_line(name.text, line, flags)
             if not any(name.text.lower() == known.lower() for known in self.types):
                 self.note("SL021", f"Name={name.text}", line)
             else:
-                (general if head == "name" else of_node).append(record)
+                (general if head == "name" else of_node).append(gres)
         return general + of_node, local_auto or global_auto
 
     def _autodetect(self, text: str, line: Line) -> str:
@@ -212,7 +212,7 @@ class _Reader:
             return ""
         return "off"
 
-    def _record(self, name: str, line: Line, flags: dict[str, tuple[frozenset[str], bool]]) -> Record:
+    def _gres_line(self, name: str, line: Line, flags: dict[str, tuple[frozenset[str], bool]]) -> GresLine:
         kind = line.get("type")
         cores = line.get("cores", "cpus")
         if cores is not None:
@@ -245,7 +245,7 @@ class _Reader:
             count = 1
         if name in SHARED and files and several is None and count % len(files):
             self.note("SL048", f"Count={count} over {len(files)} files", line)
-        return Record(
+        return GresLine(
             name=name,
             type=kind.text if kind else None,
             count=count,
@@ -310,23 +310,26 @@ class _Reader:
 
     # ---- the lines of one GRES together
 
-    def _check_together(self, name: str, records: Sequence[Record]) -> None:
-        for code, has in (("SL040", [r.has_file for r in records]), ("SL041", [r.type is not None for r in records])):
+    def _check_together(self, name: str, gres_lines: Sequence[GresLine]) -> None:
+        for code, has in (
+            ("SL040", [gres.has_file for gres in gres_lines]),
+            ("SL041", [gres.type is not None for gres in gres_lines]),
+        ):
             for position, flag in enumerate(has):
                 if flag != has[0]:
-                    self.note(code, f"Name={name}", records[position].line)
+                    self.note(code, f"Name={name}", gres_lines[position].line)
                     break
-        plain = [record for record in records if not record.has_file and record.type is None]
-        if len(plain) > 1 and len(plain) == len(records):
+        plain = [gres for gres in gres_lines if not gres.has_file and gres.type is None]
+        if len(plain) > 1 and len(plain) == len(gres_lines):
             self.note("SL042", f"Name={name}", plain[1].line)
 
-    def _check_excess(self, name: str, records: Sequence[Record], configured: ConfiguredGres) -> None:
-        left = [record.count for record in records]
+    def _check_excess(self, name: str, gres_lines: Sequence[GresLine], configured: ConfiguredGres) -> None:
+        left = [gres.count for gres in gres_lines]
 
         def use(count: int, kind: str | None) -> None:
-            for position, record in enumerate(records):
-                untyped_counts_for_all = record.type is None and self.site.version >= _UNTYPED_COUNTS_FOR_ALL
-                if not untyped_counts_for_all and (record.type or "").lower() != (kind or "").lower():
+            for position, gres in enumerate(gres_lines):
+                untyped_counts_for_all = gres.type is None and self.site.version >= _UNTYPED_COUNTS_FOR_ALL
+                if not untyped_counts_for_all and (gres.type or "").lower() != (kind or "").lower():
                     continue
                 taken = min(left[position], count)
                 left[position] -= taken
@@ -338,54 +341,54 @@ class _Reader:
             use(count, kind)
         if not configured.types:
             use(configured.count, None)
-        for record, rest in zip(records, left, strict=True):
+        for gres, rest in zip(gres_lines, left, strict=True):
             if rest > 0:
-                kind = f":{record.type}" if record.type else ""
-                self.note("SL044", f"{rest} {name}{kind} more than in Gres={self.node.text('gres')}", record.line)
+                kind = f":{gres.type}" if gres.type else ""
+                self.note("SL044", f"{rest} {name}{kind} more than in Gres={self.node.text('gres')}", gres.line)
 
     # ---- what the plugins do
 
-    def _check_devices(self, merged: Iterable[Record]) -> None:
+    def _check_devices(self, merged: Iterable[GresLine]) -> None:
         for name in self.types:
             if name in SHARED:
                 continue
             seen: set[str] = set()
-            for record in merged:
-                if record.name != name:
+            for gres in merged:
+                if gres.name != name:
                     continue
-                for file in record.files:
+                for file in gres.files:
                     mode = _mode(file) if self.local else None
                     if mode is not None and not (stat.S_ISCHR(mode) or stat.S_ISBLK(mode)):
-                        self.note("SL029", file, record.line)
-                    if not record.multiple:
+                        self.note("SL029", file, gres.line)
+                    if not gres.multiple:
                         if file in seen:
-                            self.note("SL043", file, record.line)
+                            self.note("SL043", file, gres.line)
                         seen.add(file)
 
-    def _share(self, merged: Sequence[Record]) -> list[Record]:
-        """What gres_c_s.c makes of it where GresTypes names shard or mps: one record a file."""
+    def _share(self, merged: Sequence[GresLine]) -> list[GresLine]:
+        """The result of gres_c_s.c where GresTypes names shard or mps: one for each file."""
         shared_names = [name for name in self.types if name in SHARED]
         if not shared_names:
-            return [record for record in merged if record.name != "gpu" or record.has_file]
-        if any(record.name == "gpu" and not record.has_file for record in merged):
+            return [gres for gres in merged if gres.name != "gpu" or gres.has_file]
+        if any(gres.name == "gpu" and not gres.has_file for gres in merged):
             self.note("SL045", f"Gres={self.node.text('gres')}")
-        gpus: list[Record] = []
-        for record in merged:
-            if record.name != "gpu":
+        gpus: list[GresLine] = []
+        for gres in merged:
+            if gres.name != "gpu":
                 continue
-            if record.multiple and self.site.version < _MULTIPLE_FILES_BESIDE_SHARDS:
-                self.note("SL049", f"MultipleFiles={','.join(record.files)}", record.line)
-            if record.multiple and self.site.version >= _MULTIPLE_FILES_BESIDE_SHARDS:
-                gpus.append(record)
+            if gres.multiple and self.site.version < _MULTIPLE_FILES_BESIDE_SHARDS:
+                self.note("SL049", f"MultipleFiles={','.join(gres.files)}", gres.line)
+            if gres.multiple and self.site.version >= _MULTIPLE_FILES_BESIDE_SHARDS:
+                gpus.append(gres)
             else:
-                gpus += [replace(record, files=[file], count=1) for file in record.files]
-        result = [record for record in merged if record.name != "gpu" and record.name not in SHARED]
+                gpus += [replace(gres, files=[file], count=1) for file in gres.files]
+        result = [gres for gres in merged if gres.name != "gpu" and gres.name not in SHARED]
         result += gpus
         for name in shared_names:
-            result += self._attach(gpus, [record for record in merged if record.name == name])
+            result += self._attach(gpus, [gres for gres in merged if gres.name == name])
         return result
 
-    def _attach(self, gpus: Sequence[Record], shares: Sequence[Record]) -> list[Record]:
+    def _attach(self, gpus: Sequence[GresLine], shares: Sequence[GresLine]) -> list[GresLine]:
         if not gpus:
             return []
         if len(shares) == 1 and not shares[0].has_file:
@@ -394,35 +397,34 @@ class _Reader:
                 replace(shares[0], files=gpu.files, count=base + (position >= len(gpus) - extra))
                 for position, gpu in enumerate(gpus)
             ]
-        by_file: dict[str, list[Record]] = {}
-        for record in shares:
-            for file in record.files:
-                one = replace(record, files=[file], count=record.count // len(record.files))
+        by_file: dict[str, list[GresLine]] = {}
+        for gres in shares:
+            for file in gres.files:
+                one = replace(gres, files=[file], count=gres.count // len(gres.files))
                 by_file.setdefault(file, []).append(one)
         attached = [by_file[gpu.files[0]].pop(0) for gpu in gpus if len(gpu.files) == 1 and by_file.get(gpu.files[0])]
         for file, left in by_file.items():
-            for record in left:
-                self.note("SL047", file, record.line)
+            for gres in left:
+                self.note("SL047", file, gres.line)
         return attached
 
 
-def _merge(name: str, remaining: list[Record], configured: ConfiguredGres) -> list[Record]:
-    """The records that slurm.conf has room for, type by type, and made-up ones for what gres.conf lacks."""
-    merged: list[Record] = []
+def _merge(name: str, remaining: list[GresLine], configured: ConfiguredGres) -> list[GresLine]:
+    """The lines that slurm.conf has room for, type by type, and made-up ones for what gres.conf lacks."""
+    merged: list[GresLine] = []
     wanted: list[tuple[str | None, int]] = [*configured.types.items()] or [(None, configured.count)]
     for kind, count in wanted:
         while count:
             match = next(
                 (
-                    record
-                    for record in remaining
-                    if record.name.lower() == name.lower()
-                    and (kind is None or (record.type or "").lower() == kind.lower())
+                    gres
+                    for gres in remaining
+                    if gres.name.lower() == name.lower() and (kind is None or (gres.type or "").lower() == kind.lower())
                 ),
                 None,
             )
             if match is None:
-                merged.append(Record(name, kind, count, [], False, None, None, None))
+                merged.append(GresLine(name, kind, count, [], False, None, None, None))
                 break
             remaining.remove(match)
             taken = replace(match, name=match.name, type=None if kind is None else match.type)

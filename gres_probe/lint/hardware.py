@@ -1,4 +1,4 @@
-"""The configuration against the inventories: what is configured and is not there, or is there and is not configured."""
+"""The configuration against the inventories: what is configured and missing, or present and not configured."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 
 from gres_probe.cores import fold_ranges, slurm_cores, usual_numbering
 from gres_probe.inventory import Inventory
-from gres_probe.lint.model import RULES, Finding, Site
-from gres_probe.lint.records import NodeGres
+from gres_probe.lint.gres_lines import NodeGres
+from gres_probe.lint.rules import RULES, Finding, Site
 from gres_probe.writer import Device, node_devices
-from sluice_base.errors import SluiceError
+from sluice.base.errors import SluiceError
 
 
 def check(site: Site, nodes: Sequence[NodeGres]) -> Iterator[Finding]:
@@ -38,7 +38,7 @@ def _check_node(node: NodeGres, inventory: Inventory, overridden: bool) -> Itera
     if wanted != len(devices):
         yield Finding(RULES["SL060"], f"Gres has {wanted} gpu, the inventory {len(devices)}", place, name)
     if overridden:
-        return  # the site tells Slurm to believe slurm.conf
+        return  # the site tells Slurm to trust slurm.conf
     sockets, cores, threads = node.definition.core_counts()
     have = (inventory.sockets or 0) * (inventory.cores_per_socket or 0) * (inventory.threads_per_core or 1)
     if have and sockets * cores * threads > have:
@@ -57,24 +57,24 @@ def _check_devices(node: NodeGres, devices: Sequence[Device], inventory: Invento
     numbering = inventory.cpu_cores or usual_numbering(
         (inventory.sockets or 0) * (inventory.cores_per_socket or 0), inventory.threads_per_core or 1
     )
-    for record in node.written:
-        if record.line is None or record.name not in ("gpu", "shard"):
+    for gres in node.written:
+        if gres.line is None or gres.name not in ("gpu", "shard"):
             continue
-        unknown = [file for file in record.files if file not in by_file]
+        unknown = [file for file in gres.files if file not in by_file]
         if unknown:
-            yield Finding(RULES["SL061"], unknown[0], record.line.place, name)
-        own = [by_file[file] for file in record.files if file in by_file and shared[file] == 1]
-        if record.name == "shard" and own and len(own) == len(record.files):
-            memory = sum(device.memory_mib for device in own)
-            if record.count > memory:
-                what = f"Count={record.count}, usable memory {memory} MiB"
-                yield Finding(RULES["SL066"], what, record.line.place, name)
-        if record.name != "gpu":
+            yield Finding(RULES["SL061"], unknown[0], gres.line.place, name)
+        unshared = [by_file[file] for file in gres.files if file in by_file and shared[file] == 1]
+        if gres.name == "shard" and unshared and len(unshared) == len(gres.files):
+            memory = sum(device.memory_mib for device in unshared)
+            if gres.count > memory:
+                what = f"Count={gres.count}, usable memory {memory} MiB"
+                yield Finding(RULES["SL066"], what, gres.line.place, name)
+        if gres.name != "gpu":
             continue
-        for device in own:
-            if record.type and record.type.lower() != device.type:
-                yield Finding(RULES["SL067"], f"Type={record.type}, the GPU is {device.type}", record.line.place, name)
+        for device in unshared:
+            if gres.type and gres.type.lower() != device.type:
+                yield Finding(RULES["SL067"], f"Type={gres.type}, the GPU is {device.type}", gres.line.place, name)
             near = fold_ranges(slurm_cores(device.cpus, numbering)) if numbering else ""
-            if record.cores and near and record.cores != near:
-                what = f"Cores={record.cores}, near the GPU are {near}"
-                yield Finding(RULES["SL064"], what, record.line.place, name)
+            if gres.cores and near and gres.cores != near:
+                what = f"Cores={gres.cores}, near the GPU are {near}"
+                yield Finding(RULES["SL064"], what, gres.line.place, name)

@@ -1,11 +1,11 @@
-"""What slurmctld says when the nodes register: counts, cores and links against slurm.conf."""
+"""What slurmctld reports when the nodes register: counts, cores and links against slurm.conf."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gres_probe.lint.model import RULES, Finding, Site
-from gres_probe.lint.records import NodeGres, Record
+from gres_probe.lint.gres_lines import GresLine, NodeGres
+from gres_probe.lint.rules import RULES, Finding, Site
 
 
 def check(site: Site, nodes: Sequence[NodeGres]) -> Iterator[Finding]:
@@ -17,20 +17,20 @@ def check(site: Site, nodes: Sequence[NodeGres]) -> Iterator[Finding]:
 
 
 def _check_gres(node: NodeGres, name: str) -> Iterator[Finding]:
-    records = [record for record in node.records if record.name == name]
+    gres_lines = [gres for gres in node.sent if gres.name == name]
     wanted = node.configured[name].count
-    found = sum(record.count for record in records)
+    found = sum(gres.count for gres in gres_lines)
     if wanted > found:
         yield _finding("SL046", node, f"gres/{name}: {found} on the node, {wanted} in Gres")
-    if any(record.type or record.cores for record in records):  # slurmctld looks at Links only beside these
+    if any(gres.type or gres.cores for gres in gres_lines):  # slurmctld reads Links only together with these
         devices = min(found, wanted)
-        for record in records:
-            if record.links and devices and len([part for part in record.links.split(",") if part]) > devices:
-                what = f"Links={record.links} for {devices} gpu{'s' if devices > 1 else ''}"
-                yield _finding("SL050", node, what, record)
-    with_cores = [record.cores is not None for record in records if record.line is not None]
+        for gres in gres_lines:
+            if gres.links and devices and len([part for part in gres.links.split(",") if part]) > devices:
+                what = f"Links={gres.links} for {devices} gpu{'s' if devices > 1 else ''}"
+                yield _finding("SL050", node, what, gres)
+    with_cores = [gres.cores is not None for gres in gres_lines if gres.line is not None]
     if any(with_cores) and not all(with_cores) and with_cores[0]:
-        without = next(record for record in records if record.line is not None and record.cores is None)
+        without = next(gres for gres in gres_lines if gres.line is not None and gres.cores is None)
         yield _finding("SL051", node, f"Name={name}", without)
 
 
@@ -38,13 +38,13 @@ def _check_files_everywhere(nodes: Sequence[NodeGres]) -> Iterator[Finding]:
     """slurmctld keeps for each GRES whether it has files, for the whole cluster."""
     names = {name for node in nodes for name in node.configured if name not in ("gpu", "shard", "mps")}
     for name in sorted(names):
-        having = [(node, r) for node in nodes for r in node.records if r.name == name and r.count]
-        if any(record.has_file for _, record in having):
-            for node, record in having:
-                if not record.has_file:
-                    yield _finding("SL053", node, f"Name={name}", record)
+        having = [(node, gres) for node in nodes for gres in node.sent if gres.name == name and gres.count]
+        if any(gres.has_file for _, gres in having):
+            for node, gres in having:
+                if not gres.has_file:
+                    yield _finding("SL053", node, f"Name={name}", gres)
 
 
-def _finding(code: str, node: NodeGres, what: str, record: Record | None = None) -> Finding:
-    place = record.line.place if record is not None and record.line is not None else node.gres_place
+def _finding(code: str, node: NodeGres, what: str, gres: GresLine | None = None) -> Finding:
+    place = gres.line.place if gres is not None and gres.line is not None else node.gres_place
     return Finding(RULES[code], what, place, (node.definition.name,))

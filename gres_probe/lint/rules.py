@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from gres_probe.inventory import Inventory
-from gres_probe.slurm_conf import ConfigFile, Place, SlurmConf
-from sluice_base.slurm_version import OLDEST, SlurmVersion
+from sluice.base.slurm_version import OLDEST, SlurmVersion
+from sluice.slurm.slurm_conf import ConfigFile, Place, SlurmConf
 
 
 class Severity(StrEnum):
-    """What comes of it."""
+    """The consequence of a mistake."""
 
     FATAL = "fatal"  # a daemon refuses to start, or ends at a reconfiguration
     ERROR = "error"  # a node is not given jobs, or GRES are missing
@@ -20,16 +20,16 @@ class Severity(StrEnum):
 
 
 class Source(StrEnum):
-    """Who says so."""
+    """Which program reports the mistake."""
 
     SLURMD = "slurmd"
     SLURMCTLD = "slurmctld"
-    SLUICE = "sluice"  # Slurm stays silent
+    SLUICE = "sluice"  # Slurm reports nothing
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One kind of mistake. `says` is a regular expression for the daemon's own words, empty for Source.SLUICE."""
+    """One kind of mistake. `says` is a regular expression for the daemon's own message, empty for Source.SLUICE."""
 
     code: str
     title: str
@@ -51,7 +51,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Site:
-    """All that lint looks at."""
+    """All that lint reads."""
 
     slurm: SlurmConf
     gres: ConfigFile | None = None  # the gres.conf that all nodes share
@@ -125,7 +125,7 @@ RULES = _rules(
     Rule("SL031", "MultipleFiles with one file", _FATAL, _SLURMD, "use File", "does not contain multiple files"),
     Rule("SL032", "environment flags differ between lines", _FATAL, _SLURMD,
          "put the same Flags on every line of the GRES on the node", "does not match env flags"),
-    Rule("SL033", "no_gpu_env beside other environment flags", _FATAL, _SLURMD, "keep one of them",
+    Rule("SL033", "no_gpu_env with other environment flags", _FATAL, _SLURMD, "keep one of them",
          'contains "no_gpu_env"'),
     Rule("SL034", "flag is unknown", _WARNING, _SLUICE, "correct or remove it; Slurm ignores it"),
     Rule("SL035", "Links cannot be read", _ERROR, _SLURMD, "write one number per gpu of the node, -1 for itself",
@@ -152,12 +152,12 @@ RULES = _rules(
          'SHARING configuration lacks "File"|Ignoring file-less GPU'),
     Rule("SL046", "fewer on the node than slurm.conf says", _ERROR, _SLURMCTLD, "lower the count in Gres, or add lines",
          "count reported lower than configured|count too low"),
-    Rule("SL047", "shards for a file that is no gpu of the node", _ERROR, _SLURMD, "name the file of one of its gpus",
+    Rule("SL047", "shards for a file that is not the node's gpu", _ERROR, _SLURMD, "name the file of one of its gpus",
          "Discarding gres/'shared' configuration"),
     Rule("SL048", "Count of shards does not divide by its files", _WARNING, _SLUICE,
          "use a multiple of the number of files; Slurm rounds down"),
-    Rule("SL049", "MultipleFiles beside shards", _ERROR, _SLUICE,
-         "use File with the device's own file: beside shard or mps, this Slurm takes every file for a gpu"),
+    Rule("SL049", "MultipleFiles with shards", _ERROR, _SLUICE,
+         "use File with the device's own file: with shard or mps, this Slurm takes every file for a gpu"),
     Rule("SL050", "Links of another length than the node's gpus", _ERROR, _SLURMCTLD, "write one number per gpu",
          "Invalid GRES Links value"),
     Rule("SL051", "only some lines have Cores", _ERROR, _SLURMCTLD, "give every line of the GRES Cores, or none",

@@ -1,4 +1,4 @@
-"""slurm.conf: GresTypes and what the node lines say of GRES."""
+"""slurm.conf: GresTypes and the GRES of the node lines."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from gres_probe.lint.model import RULES, Finding, Site
-from gres_probe.slurm_conf import NodeDefinition
+from gres_probe.lint.rules import RULES, Finding, Site
+from sluice.slurm.slurm_conf import NodeDefinition
 
 SHARED = ("mps", "shard")  # GRES that share the gpu
 _SUFFIX = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4, "p": 1024**5}
-_NO_VALUE = 0xFFFFFFFFFFFFFFFE  # Slurm's NO_VAL64: the first count that is none
+_NO_VALUE = 0xFFFFFFFFFFFFFFFE  # Slurm's NO_VAL64: the first number that is not a count
 
 
 @dataclass(slots=True)
 class ConfiguredGres:
-    """What a node line says of one GRES: its count, and by type where it has types, in the line's order."""
+    """One GRES of a node line: its count, and by type where it has types, in the line's order."""
 
     count: int = 0
     types: dict[str, int] = field(default_factory=dict)
@@ -65,7 +65,7 @@ def _check_node(node: NodeDefinition, types: list[str]) -> Iterator[Finding]:
 
 
 def parse_node_gres(text: str, name: str) -> tuple[ConfiguredGres, str]:
-    """What Gres= says of one GRES, and the token that cannot be read (or an empty string)."""
+    """One GRES of Gres=, and the token that cannot be read (or an empty string)."""
     configured = ConfiguredGres()
     for token in text.split(","):
         if token == name:

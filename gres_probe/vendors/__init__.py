@@ -2,25 +2,24 @@
 
 A module has one attribute, `VENDOR`, a `VendorSpec`: what is known of the vendor without its driver, and the function
 that reads its GPUs through its library. `gres_probe.probe` runs that function in a child process, so it may crash or
-hang without harm, and may import what it likes; the module itself must import fast.
+hang without harm, and may import anything; the module itself must import fast.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
 from importlib import import_module
-from pathlib import Path
 
 from gres_probe.inventory import Gpu, Health, Link, Problem
 from gres_probe.machine import Machine
-from sluice_base.errors import SluiceError, UsageError
+from gres_probe.vendor_names import vendor_names
+from sluice.base.errors import SluiceError, UsageError
 
 
 @dataclass(slots=True)
 class Findings:
-    """What one vendor's library told. `links` holds the vendor's own links by pairs of ordinals, smaller first."""
+    """What one vendor's library reported. `links` holds the vendor's own links by pairs of ordinals, smaller first."""
 
     gpus: list[Gpu] = field(default_factory=list)
     links: dict[tuple[int, int], Link] = field(default_factory=dict)
@@ -32,8 +31,8 @@ class VendorSpec:
     """One vendor.
 
     `probe` reads all GPUs of a node. It raises SluiceError where its library or driver is missing or does not work: a
-    problem if the kernel shows GPUs of this vendor, and else no such vendor on this node. A single GPU that cannot be
-    read goes into `Findings.problems`.
+    problem if the kernel shows GPUs of this vendor, and otherwise this vendor is not on this node. A single GPU that
+    cannot be read goes into `Findings.problems`.
     """
 
     name: str  # the module's name
@@ -47,14 +46,8 @@ class VendorSpec:
     integrated: tuple[str, ...] = ()  # PCI addresses at which graphics of the processor sit, which is not for jobs
 
     def library_missing(self) -> SluiceError:
-        """What `probe` raises without the library."""
+        """The error of `probe` without the library."""
         return SluiceError(f"no {self.library}", remedy=self.remedy)
-
-
-@cache
-def vendor_names() -> tuple[str, ...]:
-    """The names of all vendors, in order."""
-    return tuple(sorted(path.stem for path in Path(__file__).parent.glob("[a-z]*.py")))
 
 
 def vendor(name: str) -> VendorSpec:
@@ -77,7 +70,7 @@ def usable_memory(total: int, kept: int) -> int:
 
 
 class Verdict:
-    """Gathers what a driver tells of one GPU's health: unknown until something is told, then the worst of it."""
+    """Collects what a driver reports of one GPU's health: unknown until it reports something, then the worst of it."""
 
     _ORDER = (Health.UNKNOWN, Health.OK, Health.DEGRADED, Health.FAILED)
 
@@ -85,19 +78,19 @@ class Verdict:
         self.health = Health.UNKNOWN
         self.reasons: list[str] = []
 
-    def tell(self, answer: object, bad: Health, reason: str) -> None:
-        """Take one answer: None tells nothing, anything false is well, anything true is `bad` for `reason`."""
+    def add(self, answer: object, bad: Health, reason: str) -> None:
+        """Add one answer: None is ignored, anything false is OK, anything true is `bad` for `reason`."""
         if answer is None:
             return
-        told = bad if answer else Health.OK
-        self.health = max(self.health, told, key=self._ORDER.index)
+        seen = bad if answer else Health.OK
+        self.health = max(self.health, seen, key=self._ORDER.index)
         if answer:
             self.reasons.append(reason)
 
     def temperature(self, gpu: Gpu) -> None:
-        """Judge the temperature against the GPU's own limits."""
+        """Compare the temperature with the GPU's own limits."""
         now, slow, stop = gpu.temperature_c, gpu.temperature_slowdown_c, gpu.temperature_shutdown_c
         if now is not None and stop is not None and now >= stop:
-            self.tell(True, Health.FAILED, f"{now} C, at or above its shutdown limit of {stop} C")
+            self.add(True, Health.FAILED, f"{now} C, at or above its shutdown limit of {stop} C")
         elif now is not None and slow is not None:
-            self.tell(now >= slow, Health.DEGRADED, f"{now} C, at or above its slowdown limit of {slow} C")
+            self.add(now >= slow, Health.DEGRADED, f"{now} C, at or above its slowdown limit of {slow} C")

@@ -1,7 +1,7 @@
 """AMD GPUs through AMD SMI, by the package amdsmi.
 
-What the functions mean: AMD's AMD SMI Python API reference. The package prints to standard output and fails in odd ways
-when it is imported without its library, which is why `gres_probe.probe` gives this code no standard output.
+Reference of the functions: AMD's AMD SMI Python API. The package prints to standard output and fails unpredictably
+when it is imported without its library, so `gres_probe.probe` gives this code no standard output.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 from gres_probe.inventory import Ecc, Gpu, Health, Link, LinkType, Partition, Problem, Vendor
 from gres_probe.machine import Machine
 from gres_probe.vendors import Findings, VendorSpec, Verdict, usable_memory
-from sluice_base.errors import SluiceError
-from sluice_base.text import one_line
+from sluice.base.errors import SluiceError
+from sluice.base.text import one_line
 
 _MIB = 1 << 20
 _LIBRARY = "libamd_smi.so"
-_NOT_TOLD = (0xFFFF, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF)  # the library's ways to say that it does not know
+_UNKNOWN = (0xFFFF, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF)  # the library's values for "unknown"
 
 
 class AmdSmi:
@@ -44,7 +44,7 @@ class AmdSmi:
             ) from error
         self.api = amdsmi
         self.error = amdsmi_exception.AmdSmiException
-        # Beside its own exceptions, the package lets those of decoding strange answers through.
+        # Besides its own exceptions, the package raises those of decoding unexpected answers.
         self.failures = (self.error, ValueError, KeyError, AttributeError, TypeError)
 
     def need(self, function: str, *arguments: Any) -> Any:
@@ -62,7 +62,7 @@ class AmdSmi:
         """One field of an answer that is a dictionary; None also where it says "N/A"."""
         answer = self.ask(function, *arguments)
         value = answer.get(name) if isinstance(answer, dict) else None
-        return None if value in ("", "N/A", *_NOT_TOLD) else value
+        return None if value in ("", "N/A", *_UNKNOWN) else value
 
 
 def probe(machine: Machine) -> Findings:
@@ -92,10 +92,12 @@ def probe(machine: Machine) -> Findings:
 
 
 def devices_by_gpu(ask: Callable[[str, Any], Any], handles: Iterable[Any]) -> list[tuple[str, list[tuple[str, Any]]]]:
-    """The library's devices by GPU, in its order: the GPU's UUID, and the devices in which it is, each with its own.
+    """The library's devices by GPU, in its order: the GPU's UUID, and the devices into which it is divided, with
+    theirs.
 
-    `ask` gives a function's answer of a handle, or None. A GPU's partitions are told as functions of one PCI device.
-    Where the library gives them the GPU's UUID, ``/0``, ``/1`` and so on tell them apart; an empty one is not told.
+    `ask` returns a function's answer for a handle, or None. A GPU's partitions are listed as functions of one PCI
+    device. Where the library gives them the GPU's UUID, ``/0``, ``/1`` and so on distinguish them; an empty one is
+    unknown.
     """
     gpus: dict[str, list[tuple[str, Any]]] = {}
     for position, handle in enumerate(handles):
@@ -133,7 +135,7 @@ def _read_gpu(smi: AmdSmi, handle: Any, index: int, machine: Machine) -> Gpu:
         extra_device_files=[card] if card else [],
         memory_used_mib=used,
         utilisation_percent=field("amdsmi_get_gpu_activity", "gfx_activity", handle),
-        numa_node=None if numa in _NOT_TOLD else numa,
+        numa_node=None if numa in _UNKNOWN else numa,
         capability=one_line(field("amdsmi_get_gpu_asic_info", "target_graphics_version", handle) or ""),
         driver_version=one_line(field("amdsmi_get_gpu_driver_info", "driver_version", handle) or ""),
         firmware_version=one_line(field("amdsmi_get_gpu_vbios_info", "version", handle) or ""),
@@ -157,7 +159,7 @@ def _read_gpu(smi: AmdSmi, handle: Any, index: int, machine: Machine) -> Gpu:
 
 
 def model(smi: AmdSmi, handle: Any) -> str:
-    """The market name; an old driver or a young GPU has none, and then the PCI device number must do."""
+    """The market name; an old driver or a new GPU has none, and then the PCI device number is used."""
     for function, name in (
         ("amdsmi_get_gpu_asic_info", "market_name"),
         ("amdsmi_get_gpu_board_info", "product_name"),
@@ -166,11 +168,11 @@ def model(smi: AmdSmi, handle: Any) -> str:
         text = one_line(str(smi.ask_field(function, name, handle) or ""))
         if text:
             return f"AMD {text}" if text.startswith("0x") else text
-    raise ValueError("the driver gives it no name")
+    raise ValueError("the driver reports no name for it")
 
 
 def _device_files(smi: AmdSmi, handle: Any, address: str, machine: Machine) -> tuple[str, str]:
-    """The render node, which Slurm is to guard, and the card node."""
+    """The render node, which Slurm protects, and the card node."""
     numbers = smi.ask("amdsmi_get_gpu_enumeration_info", handle) or {}
     render, card = numbers.get("drm_render"), numbers.get("drm_card")
     files = (
@@ -212,14 +214,14 @@ def _read_partitions(smi: AmdSmi, parts: list[tuple[str, Any]], gpu: Gpu, machin
 def _judge(smi: AmdSmi, handle: Any, gpu: Gpu) -> None:
     verdict = Verdict()
     errors = gpu.ecc.uncorrected
-    verdict.tell(errors, Health.DEGRADED, f"{errors} uncorrected ECC errors")
+    verdict.add(errors, Health.DEGRADED, f"{errors} uncorrected ECC errors")
     pages = smi.ask("amdsmi_get_gpu_bad_page_info", handle)
     most = smi.ask("amdsmi_get_gpu_bad_page_threshold", handle)
     if isinstance(pages, list):
         full = bool(most) and len(pages) >= most
-        verdict.tell(full, Health.FAILED, f"{len(pages)} bad memory pages; the GPU is to be replaced")
+        verdict.add(full, Health.FAILED, f"{len(pages)} bad memory pages; the GPU is to be replaced")
     links = smi.ask("amdsmi_gpu_xgmi_error_status", handle)
-    verdict.tell(links, Health.DEGRADED, "xGMI link errors")
+    verdict.add(links, Health.DEGRADED, "xGMI link errors")
     verdict.temperature(gpu)
     gpu.health, gpu.health_reasons = verdict.health, verdict.reasons
 
@@ -248,7 +250,7 @@ def _watts(microwatts: int | None) -> int | None:
 
 
 def reason(error: Exception) -> str:
-    """The library's own words; amdsmi wraps them in lines and prefixes."""
+    """The library's own message; amdsmi wraps it in lines and prefixes."""
     words = getattr(error, "err_info", None) or getattr(error, "err_msg", None) or str(error)
     return one_line(str(words)).removeprefix("AMDSMI_STATUS_")
 

@@ -1,6 +1,6 @@
 """Intel GPUs through Level Zero's system management interface.
 
-What the functions mean: the Level Zero specification, chapter "Sysman".
+Reference of the functions: the Level Zero specification, chapter "Sysman".
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from gres_probe.level_zero import (
 )
 from gres_probe.machine import Machine, pci_address
 from gres_probe.vendors import Findings, VendorSpec, Verdict, usable_memory
-from sluice_base.errors import SluiceError
-from sluice_base.text import one_line
+from sluice.base.errors import SluiceError
+from sluice.base.text import one_line
 
 _MIB = 1 << 20
 _PCI_VENDOR = 0x8086
@@ -39,7 +39,7 @@ _SAMPLE_SECONDS = 0.02  # between the two readings of the engines' counters
 
 
 class _Device:
-    """One device of sysman; `ask` gives None for what this driver or board does not tell."""
+    """One device of sysman; `ask` returns None for what this driver or board does not report."""
 
     def __init__(self, sysman: LevelZero, handle: Any) -> None:
         self.sysman = sysman
@@ -77,7 +77,7 @@ def _start() -> tuple[LevelZero, list[Any]]:
         raise SluiceError(
             f"the Level Zero loader {error} is too old: it lacks zesInit", remedy="install Level Zero 1.5 or later"
         ) from error
-    # This process only: the caller's choices for its own programs must not hide GPUs, split them or bar zesInit.
+    # This process only: the caller's settings for its own programs must not hide GPUs, split them or disable zesInit.
     for variable in ("ZE_AFFINITY_MASK", "ZES_ENABLE_SYSMAN"):
         os.environ.pop(variable, None)
     os.environ["ZE_FLAT_DEVICE_HIERARCHY"] = "COMPOSITE"
@@ -102,7 +102,7 @@ def open_devices() -> tuple[LevelZero, list[tuple[str, Any]]]:
         except LevelZeroError as error:
             if error.result != DEVICE_LOST:
                 raise
-            continue  # of a lost one nothing is known; the others are still there
+            continue  # nothing is known of a lost one; the others are still there
         found.append((_uuid_text(bytes(device.properties.core.uuid)), handle))
     return sysman, found
 
@@ -198,7 +198,7 @@ def _memory(device: _Device) -> tuple[int, int, int | None]:
             size += state.size
             free += state.free
     if not size:
-        raise ValueError("the driver tells no size of its memory")
+        raise ValueError("the driver does not report the size of its memory")
     try:
         processes = device.sysman.processes(device.handle) if os.geteuid() == 0 else None  # else only one's own
     except LevelZeroError:
@@ -210,7 +210,7 @@ def _memory(device: _Device) -> tuple[int, int, int | None]:
 
 
 def _temperature(device: _Device) -> tuple[int | None, int | None]:
-    """The temperature and the highest that the GPU stands."""
+    """The temperature and the highest that the GPU tolerates."""
     sensors = device.parts("TemperatureSensors", "zesTemperatureGetProperties", "zes_temp_properties_t")
     for kind in _SENSORS:
         for sensor, properties in sensors:
@@ -262,20 +262,20 @@ def _judge(device: _Device, gpu: Gpu) -> None:
     verdict = Verdict()
     state = device.ask("zesDeviceGetState", "zes_device_state_t")
     if state is not None:
-        verdict.tell(state.reset & 1, Health.FAILED, "the GPU is wedged and must be reset")
-        verdict.tell(state.reset & 2, Health.DEGRADED, "a repair of the GPU waits for its reset")
+        verdict.add(state.reset & 1, Health.FAILED, "the GPU is wedged and must be reset")
+        verdict.add(state.reset & 2, Health.DEGRADED, "a repair of the GPU waits for its reset")
     for module, _ in device.parts("MemoryModules", "zesMemoryGetProperties", "zes_mem_properties_t"):
         memory = device.ask("zesMemoryGetState", "zes_mem_state_t", module)
         if memory is not None and memory.health:
-            verdict.tell(memory.health == 2, Health.DEGRADED, "excessive corrected memory errors")
-            verdict.tell(memory.health == 3, Health.DEGRADED, "runs with less memory to cover bad banks")
-            verdict.tell(memory.health == 4, Health.FAILED, "excessive memory errors; the GPU is to be replaced")
+            verdict.add(memory.health == 2, Health.DEGRADED, "excessive corrected memory errors")
+            verdict.add(memory.health == 3, Health.DEGRADED, "runs with less memory to cover bad banks")
+            verdict.add(memory.health == 4, Health.FAILED, "excessive memory errors; the GPU is to be replaced")
     errors = gpu.ecc.uncorrected
-    verdict.tell(errors, Health.DEGRADED, f"{errors} uncorrected errors")
+    verdict.add(errors, Health.DEGRADED, f"{errors} uncorrected errors")
     for port, _ in device.parts("FabricPorts", "zesFabricPortGetProperties", "zes_fabric_port_properties_t"):
         link = device.ask("zesFabricPortGetState", "zes_fabric_port_state_t", port)
         if link is not None and link.status == _PORT_FAILED:
-            verdict.tell(True, Health.DEGRADED, "an Xe Link port failed")
+            verdict.add(True, Health.DEGRADED, "an Xe Link port failed")
             break
     verdict.temperature(gpu)
     gpu.health, gpu.health_reasons = verdict.health, verdict.reasons
@@ -301,7 +301,7 @@ def _read_utilisation(devices: dict[int, _Device], gpus: list[Gpu]) -> None:
 def _busiest_engines(device: _Device) -> list[Any]:
     try:
         groups = device.parts("EngineGroups", "zesEngineGetProperties", "zes_engine_properties_t")
-    except LevelZeroError:  # lost since it was read; the next probe tells
+    except LevelZeroError:  # lost since it was read; the next probe reports it
         return []
     for kind in _ENGINE_GROUPS:
         found = [engine for engine, properties in groups if properties.type == kind]

@@ -1,6 +1,6 @@
 """NVIDIA GPUs through NVML, by the package nvidia-ml-py.
 
-What the functions mean: NVIDIA's NVML API reference; instances and their capability files: its MIG user guide.
+Reference of the functions: NVIDIA's NVML API reference; of instances and their capability files: its MIG user guide.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from gres_probe.cores import fold_ranges
 from gres_probe.inventory import Ecc, Gpu, Health, Link, LinkType, Partition, Problem, Vendor
 from gres_probe.machine import Machine, pci_address
 from gres_probe.vendors import Findings, VendorSpec, Verdict, usable_memory
-from sluice_base.errors import SluiceError
-from sluice_base.text import one_line
+from sluice.base.errors import SluiceError
+from sluice.base.text import one_line
 
 _MIB = 1 << 20
 _AFFINITY_WORDS = 64  # 64-bit words of the affinity mask: 4,096 processors
@@ -68,7 +68,7 @@ def probe(machine: Machine) -> Findings:
     try:
         count = nvml.need("nvmlDeviceGetCount")
     except api.NVMLError as error:
-        raise SluiceError(f"NVML counts no GPUs: {error}", remedy="see: nvidia-smi, dmesg") from error
+        raise SluiceError(f"NVML does not count the GPUs: {error}", remedy="see: nvidia-smi, dmesg") from error
     for index in range(count):
         try:
             handles[index] = nvml.need("nvmlDeviceGetHandleByIndex", index)
@@ -97,7 +97,7 @@ def _read_gpu(nvml: _Nvml, handle: Any, index: int, driver: str) -> Gpu:
     minor = nvml.need("nvmlDeviceGetMinorNumber", handle)
     address = _address(nvml.need("nvmlDeviceGetPciInfo", handle).busId)
     if not address:
-        raise ValueError("the driver gives it no PCI address")
+        raise ValueError("the driver reports no PCI address for it")
     total, usable, used = _memory(nvml, handle)
     rates = ask("nvmlDeviceGetUtilizationRates", handle)
     affinity = ask("nvmlDeviceGetCpuAffinity", handle, _AFFINITY_WORDS)
@@ -135,7 +135,7 @@ def _read_gpu(nvml: _Nvml, handle: Any, index: int, driver: str) -> Gpu:
             "nvmlDeviceGetTemperatureThreshold", handle, api.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN
         ),
     )
-    if gpu.temperature_c is None:  # the older call is to go
+    if gpu.temperature_c is None:  # the older call is deprecated
         gpu.temperature_c = ask("nvmlDeviceGetTemperatureV", handle, api.NVML_TEMPERATURE_GPU)
     _judge(nvml, handle, gpu)
     return gpu
@@ -160,20 +160,20 @@ def _judge(nvml: _Nvml, handle: Any, gpu: Gpu) -> None:
     api, ask, verdict = nvml.api, nvml.ask, Verdict()
     rows = ask("nvmlDeviceGetRemappedRows", handle)
     if rows is not None:
-        verdict.tell(rows[3], Health.FAILED, "remapping of a memory row failed; the GPU is to be replaced")
-        verdict.tell(rows[2], Health.DEGRADED, "remapping of a memory row waits for a reset of the GPU")
+        verdict.add(rows[3], Health.FAILED, "remapping of a memory row failed; the GPU is to be replaced")
+        verdict.add(rows[2], Health.DEGRADED, "remapping of a memory row waits for a reset of the GPU")
     pages = ask("nvmlDeviceGetRetiredPagesPendingStatus", handle)
-    verdict.tell(pages, Health.DEGRADED, "retirement of a memory page waits for a reset of the GPU")
+    verdict.add(pages, Health.DEGRADED, "retirement of a memory page waits for a reset of the GPU")
     errors = ask("nvmlDeviceGetTotalEccErrors", handle, api.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, api.NVML_VOLATILE_ECC)
-    verdict.tell(errors, Health.DEGRADED, f"{errors} uncorrected ECC errors since the driver was loaded")
+    verdict.add(errors, Health.DEGRADED, f"{errors} uncorrected ECC errors since the driver was loaded")
     for health, reason in _recovery(nvml, handle), _fabric(nvml, handle):
-        verdict.tell(None if health is None else health is not Health.OK, health or Health.OK, reason)
+        verdict.add(None if health is None else health is not Health.OK, health or Health.OK, reason)
     verdict.temperature(gpu)
     gpu.health, gpu.health_reasons = verdict.health, verdict.reasons
 
 
 def _recovery(nvml: _Nvml, handle: Any) -> tuple[Health | None, str]:
-    """What the driver itself says is to be done about the GPU."""
+    """The recovery action that the driver itself asks for."""
     field = getattr(nvml.api, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
     values = nvml.ask("nvmlDeviceGetFieldValues", handle, [field]) if field is not None else None
     if not values or values[0].nvmlReturn != nvml.api.NVML_SUCCESS:
@@ -196,7 +196,7 @@ def _fabric(nvml: _Nvml, handle: Any) -> tuple[Health | None, str]:
     if info.state == nvml.api.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED:
         return None, ""
     if info.state != nvml.api.NVML_GPU_FABRIC_STATE_COMPLETED:
-        return Health.DEGRADED, "not yet part of the NVSwitch fabric; does nvidia-fabricmanager run?"
+        return Health.DEGRADED, "not yet part of the NVSwitch fabric; check that nvidia-fabricmanager runs"
     return (Health.FAILED, f"NVSwitch fabric error {info.status}") if info.status else (Health.OK, "")
 
 
@@ -261,7 +261,7 @@ def _nvlinks(nvml: _Nvml, gpus: dict[int, tuple[Any, str]]) -> dict[tuple[int, i
     for index, (handle, _) in gpus.items():
         try:
             ends = list(_link_ends(nvml, handle))
-        except nvml.api.NVMLError:  # lost since it was read; the next probe tells
+        except nvml.api.NVMLError:  # lost since it was read; the next probe reports it
             continue
         for remote, to_switch in ends:
             if remote in by_address:

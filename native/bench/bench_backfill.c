@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Conservative backfill as the core's, but with no memory of starts: every node is asked anew for every job. */
+/* Conservative backfill as the core's, but with no memory of starts: every node is asked again for every job. */
 #include "bench.h"
 #include "timeline.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a CUDA program does all day, through what dlsym answers, and past it: the C library's own
- * dlsym leads to the driver itself. */
+/* Typical calls of a CUDA program, through what dlsym answers, and past it: the C library's own dlsym leads to the
+ * driver itself. */
 #include "bench.h"
 
 #include <dlfcn.h>
@@ -45,11 +45,12 @@ static bool open_driver(struct driver *driver, bool bare)
     };
     static const char *const versions[] = {"GLIBC_2.34", "GLIBC_2.2.5", "GLIBC_2.17"};
     void *(*look)(void *, const char *) = dlsym;
-    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL), *libc = dlopen("libc.so.6", RTLD_NOW), *own = NULL;
-    for (size_t i = 0; bare && libc && !own && i < sizeof versions / sizeof *versions; i++)
-        own = dlvsym(libc, "dlsym", versions[i]);
-    if (own)
-        memcpy(&look, &own, sizeof look);
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL), *libc = dlopen("libc.so.6", RTLD_NOW),
+         *libc_dlsym = NULL;
+    for (size_t i = 0; bare && libc && !libc_dlsym && i < sizeof versions / sizeof *versions; i++)
+        libc_dlsym = dlvsym(libc, "dlsym", versions[i]);
+    if (libc_dlsym)
+        memcpy(&look, &libc_dlsym, sizeof look);
     for (size_t i = 0; library && i < sizeof needed / sizeof *needed; i++) {
         void *found = look(library, needed[i].name);
         if (!found)
@@ -59,7 +60,7 @@ static bool open_driver(struct driver *driver, bool bare)
     return library != NULL;
 }
 
-/* One thing as often as a program does it between two looks at the clock; the driver's first error. */
+/* One call as often as a program makes it between two readings of the clock; the driver's first error. */
 static int once(const struct driver *driver, enum sluice_bench_cuda_loop loop, handle stream, handle function,
                 address scratch)
 {

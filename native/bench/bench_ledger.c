@@ -23,7 +23,7 @@ static enum sluice_error fail(struct sluice_error_text *text, enum sluice_error 
     return error;
 }
 
-/* Counters as the ledger's, kept by the usual means: the peer. */
+/* The peer: counters like the ledger's, under a mutex or atomics. */
 struct counters {
     pthread_mutex_t mutex;
     uint64_t limit, total, quota, owned;
@@ -147,9 +147,10 @@ enum sluice_error sluice_bench_ledger(enum sluice_bench_guard guard, uint32_t pr
             atomic_fetch_add(&pool->ready, 1);
             while (!atomic_load(&pool->go))
                 usleep(50);
-            uint64_t *own = shared_times + (size_t)started * pairs;
-            bool fine = guard == SLUICE_BENCH_LEDGER ? time_ledger(ledger, started, pairs, bytes, own)
-                                                     : time_mutex(&pool->counters, started, pairs, bytes, own);
+            uint64_t *process_times = shared_times + (size_t)started * pairs;
+            bool fine = guard == SLUICE_BENCH_LEDGER
+                            ? time_ledger(ledger, started, pairs, bytes, process_times)
+                            : time_mutex(&pool->counters, started, pairs, bytes, process_times);
             _exit(fine ? 0 : 1);
         }
     }

@@ -34,7 +34,7 @@ struct load {
 
     /* One queue for each request, in order of arrival: within it, if the first finds no place, the others do not. */
     uint32_t *first, *last; /* per request: jobs, or NOBODY */
-    uint32_t *next;         /* per job: who waits behind it for the same request */
+    uint32_t *next;         /* per job: the next one that waits for the same request */
     uint64_t *allocation;   /* per job */
     uint32_t *node;         /* per job: where it runs */
     struct running *running;
@@ -47,7 +47,7 @@ struct load {
     uint64_t *kept;    /* of nodes that are set aside for a job out of patience */
     uint64_t *asked;   /* of nodes where a job may go */
     size_t words;
-    uint32_t *own; /* per request: the node set aside for its first job, or NOBODY */
+    uint32_t *reserved; /* per request: the node set aside for its first job, or NOBODY */
     uint32_t kept_count, kept_most;
 };
 
@@ -104,11 +104,11 @@ static void wait_behind(struct load *load, uint32_t job)
 static enum sluice_error try_job(struct load *load, uint32_t job, const uint64_t *nodes, uint64_t now,
                                  struct sluice_error_text *text)
 {
-    uint32_t own = load->own[load->jobs[job].request];
+    uint32_t reserved = load->reserved[load->jobs[job].request];
     for (size_t i = 0; i < load->words; i++)
         load->asked[i] = (nodes ? nodes[i] : load->all[i]) & ~load->kept[i];
-    if (own != NOBODY)
-        set_bit(load->asked, own);
+    if (reserved != NOBODY)
+        set_bit(load->asked, reserved);
     struct sluice_part part;
     struct sluice_placement placement = {.parts = &part, .part_capacity = 1};
     struct sluice_request request = load->requests[load->jobs[job].request];
@@ -140,22 +140,22 @@ static void keep_node(struct load *load, uint32_t request)
             best = node;
     if (best == NOBODY)
         return;
-    load->own[request] = best;
+    load->reserved[request] = best;
     set_bit(load->kept, best);
     load->kept_count++;
 }
 
 static void give_node_back(struct load *load, uint32_t request)
 {
-    if (load->own[request] == NOBODY)
+    if (load->reserved[request] == NOBODY)
         return;
-    clear_bit(load->kept, load->own[request]);
-    set_bit(load->freed, load->own[request]);
-    load->own[request] = NOBODY;
+    clear_bit(load->kept, load->reserved[request]);
+    set_bit(load->freed, load->reserved[request]);
+    load->reserved[request] = NOBODY;
     load->kept_count--;
 }
 
-/* Try those who wait, in order of arrival, on the nodes that were freed since: they found no place on the others. One
+/* Try waiting jobs, in order of arrival, on the nodes that were freed since: they found no place on the others. One
  * that is out of patience gets a node set aside. */
 static enum sluice_error try_waiting(struct load *load, uint64_t now, struct sluice_bench_load_result *result,
                                      struct sluice_error_text *text)
@@ -176,7 +176,7 @@ static enum sluice_error try_waiting(struct load *load, uint64_t now, struct slu
             give_node_back(load, request);
         } else if (error != SLUICE_ERROR_NO_PLACE) {
             return error;
-        } else if (load->own[request] == NOBODY && now - load->jobs[job].arrival > load->patience) {
+        } else if (load->reserved[request] == NOBODY && now - load->jobs[job].arrival > load->patience) {
             keep_node(load, request);
         }
         if (error || load->first[request] == NOBODY)
@@ -196,7 +196,7 @@ static enum sluice_error run(struct load *load, uint32_t job_count, uint64_t fro
     enum sluice_error error = SLUICE_OK;
     uint64_t now = 0;
     for (uint32_t arrived = 0; now < until && !error;) {
-        /* What stood until the next event. */
+        /* The state until the next event. */
         uint64_t next = arrived < job_count ? load->jobs[arrived].arrival : until;
         if (load->running_count && load->running[0].end < next)
             next = load->running[0].end;
@@ -264,11 +264,11 @@ enum sluice_error sluice_bench_load(struct sluice_cluster *cluster, enum sluice_
         .allocation = calloc(job_count + (size_t)1, sizeof *load.allocation),
         .running = calloc(job_count + (size_t)1, sizeof *load.running),
     };
-    load.own = malloc((request_count + (size_t)1) * sizeof *load.own);
+    load.reserved = malloc((request_count + (size_t)1) * sizeof *load.reserved);
     load.bitmaps = calloc(4 * load.words + 1, sizeof *load.bitmaps);
     enum sluice_error error = SLUICE_ERROR_NO_MEMORY;
     if (load.first && load.last && load.fronts && load.next && load.node && load.allocation && load.running &&
-        load.own && load.bitmaps) {
+        load.reserved && load.bitmaps) {
         load.all = load.bitmaps;
         load.freed = load.all + load.words;
         load.kept = load.freed + load.words;
@@ -276,7 +276,7 @@ enum sluice_error sluice_bench_load(struct sluice_cluster *cluster, enum sluice_
         for (uint32_t node = 0; node < totals.nodes; node++)
             set_bit(load.all, node);
         for (uint32_t i = 0; i < request_count; i++)
-            load.first[i] = load.own[i] = NOBODY;
+            load.first[i] = load.reserved[i] = NOBODY;
         error = run(&load, job_count, from, until, result, text);
     } else {
         sluice_fail(text, error, "out of memory for %u jobs", job_count);
@@ -288,7 +288,7 @@ enum sluice_error sluice_bench_load(struct sluice_cluster *cluster, enum sluice_
     free(load.node);
     free(load.allocation);
     free(load.running);
-    free(load.own);
+    free(load.reserved);
     free(load.bitmaps);
     return error;
 }

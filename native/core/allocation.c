@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Who holds what: commit, release, resize, and the check of the whole model. Contracts stand in sluice/core.h. */
+/* Who holds what: commit, release, resize, and the check of the whole model. Contracts are in sluice/core.h. */
 #include "cluster.h"
 
 #include <inttypes.h>
@@ -77,7 +77,8 @@ static enum sluice_error check_amounts(const struct sluice_part *part, struct sl
     return SLUICE_OK;
 }
 
-/* Whether the node has what the part asks, beyond `held`, which the same part has there already (all zero for none). */
+/* Whether the node has what the part asks, in addition to `held`, which the same part has there already (all zero for
+ * none). */
 static enum sluice_error check_room(const struct sluice_cluster *cluster, const struct sluice_part *part,
                                     const struct part *held, struct sluice_error_text *text)
 {
@@ -236,7 +237,7 @@ enum sluice_error sluice_release(struct sluice_cluster *cluster, uint64_t alloca
         cluster->free_parts++;
     }
     cluster->totals.allocations--;
-    /* A slot whose generations are used up is retired, so that no id ever comes back. */
+    /* A slot whose generations are used up is retired, so that no id is used again. */
     if (++held->generation != UINT32_MAX - 1) {
         held->first = cluster->free_allocation;
         cluster->free_allocation = (uint32_t)(held - cluster->allocations);
@@ -312,7 +313,7 @@ enum sluice_error sluice_allocation_read(const struct sluice_cluster *cluster, u
 
 /* ---- the check of the whole model ---- */
 
-/* What a node should look like, from the allocations alone. */
+/* The expected state of a node, derived only from the allocations. */
 struct tally {
     int64_t gpu_held[SLUICE_MAX_GPUS];
     uint32_t compute[SLUICE_MAX_GPUS];

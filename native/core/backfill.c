@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Backfill: which pending job starts when and where. The rules stand in sluice/core.h; what each node has free over
- * time is kept in timeline.c, and how the first start is found without asking every node in first_starts.c.
+ * Backfill: which pending job starts when and where. The rules are in sluice/core.h; timeline.c keeps what each node
+ * has free over time, and first_starts.c finds the first start without asking every node.
  */
 #include "first_starts.h"
 #include "sort.h"
@@ -81,8 +81,8 @@ enum sluice_error sluice_backfill_new(const struct sluice_backfill_config *confi
     made->planned = calloc(planned, sizeof *made->planned);
     made->booking_scratch = calloc(max_nodes, sizeof *made->booking_scratch);
     made->held = calloc(jobs, sizeof *made->held);
-    /* A running part has an end; a planned one a start and an end, and may be booked beside the one that it replaces.
-     */
+    /* A running part has an end; a planned one a start and an end, and may be booked together with the one that it
+     * replaces. */
     bool fine = timelines_new(&made->timelines, max_nodes, running + 4 * planned) &&
                 first_starts_new(&made->first_starts, &made->timelines, max_nodes) && made->members &&
                 made->member_scratch && made->earliest && made->parts_read && made->seen && made->starts &&
@@ -267,8 +267,8 @@ static int32_t most_units(struct sluice_backfill *backfill, const struct need *n
     timelines_window(&backfill->timelines, node, &share, duration, time, &window);
     const struct shape *shape = sluice_shape_of(backfill->timelines.cluster, node);
     int32_t units = sluice_count(window.fit);
-    uint8_t wish;
-    while (units > 0 && need->wishes && !sluice_best_group(shape, need, units, window.fit, &wish))
+    uint8_t preferred;
+    while (units > 0 && need->preferences && !sluice_best_group(shape, need, units, window.fit, &preferred))
         units--;
     if (need->cpus_per_gpu && (window.cpus - need->cpus) / need->cpus_per_gpu < units)
         units = (window.cpus - need->cpus) / need->cpus_per_gpu;
@@ -302,8 +302,8 @@ static uint32_t deal_units(struct sluice_backfill *backfill, const struct need *
 }
 
 /*
- * Of the members that can start at `time`, those that the rules name, moved to the front, with the GPUs that each
- * gives; how many, 0 where there are too few.
+ * Moves to the front those of the members that can start at `time` which the rules select, with the GPUs that each
+ * gives; how many, 0 if there are too few.
  */
 static uint32_t choose_members(struct sluice_backfill *backfill, const struct need *need, int32_t duration,
                                int32_t time, uint32_t count)
@@ -335,8 +335,8 @@ static uint32_t choose_members(struct sluice_backfill *backfill, const struct ne
 static uint16_t choose_gpus(const struct shape *shape, const struct need *need, int32_t gpus,
                             const struct window *window)
 {
-    uint8_t wish;
-    uint16_t fit = need->wishes ? sluice_best_group(shape, need, gpus, window->fit, &wish) : window->fit;
+    uint8_t preferred;
+    uint16_t fit = need->preferences ? sluice_best_group(shape, need, gpus, window->fit, &preferred) : window->fit;
     if (!need->share)
         return sluice_lowest(fit, gpus);
     uint16_t chosen = 0;
@@ -415,7 +415,7 @@ static bool unbook(struct sluice_backfill *backfill, const struct sluice_backfil
 
 static const struct sluice_backfill_start no_start = {.start_s = SLUICE_BACKFILL_NO_START};
 
-/* A job's request as planning sees it: only what is required. */
+/* A job's request for planning: only what is required. */
 static enum sluice_error read_job(const struct sluice_backfill *backfill, const struct sluice_backfill_job *jobs,
                                   uint32_t job, struct need *need, struct sluice_error_text *text)
 {
@@ -428,13 +428,13 @@ static enum sluice_error read_job(const struct sluice_backfill *backfill, const 
     if (jobs[job].limit_s < 1 || jobs[job].limit_s > SLUICE_BACKFILL_HORIZON_S)
         return sluice_fail(text, SLUICE_ERROR_RANGE, "job %" PRIu32 ": limit_s %" PRId64 ": must be 1 to %d", job,
                            jobs[job].limit_s, SLUICE_BACKFILL_HORIZON_S);
-    uint8_t *wishes[] = {&need->link, &need->numa, &need->nic, &need->one_switch};
-    for (size_t i = 0; i < sizeof wishes / sizeof wishes[0]; i++)
-        if (*wishes[i] == SLUICE_PREFERRED)
-            *wishes[i] = SLUICE_ANY;
+    uint8_t *preferences[] = {&need->link, &need->numa, &need->nic, &need->one_switch};
+    for (size_t i = 0; i < sizeof preferences / sizeof preferences[0]; i++)
+        if (*preferences[i] == SLUICE_PREFERRED)
+            *preferences[i] = SLUICE_ANY;
     if (need->nodes_max == 1)
         need->one_switch = SLUICE_ANY;
-    need->wishes = need->link || need->numa || need->nic;
+    need->preferences = need->link || need->numa || need->nic;
     return SLUICE_OK;
 }
 
@@ -645,7 +645,7 @@ static enum sluice_error plan_held(struct sluice_backfill *backfill, int64_t now
         error = give_held(backfill, &jobs[i], now, jobs[i].held_count, text);
     if (!error)
         error = plan(backfill, jobs, first, count, latest, text);
-    /* The rules' choice of nodes can fail where those of the reservation do: then it stands. */
+    /* The rules' choice of nodes can fail where the reservation's nodes fit: then the reservation is kept. */
     for (uint32_t i = first; i < first + count && !error; i++)
         if (backfill->starts[i].start_s == SLUICE_BACKFILL_NO_START)
             error = keep_held(backfill, &jobs[i], now, &backfill->starts[i], text);
@@ -676,7 +676,7 @@ static bool seen_before(struct sluice_backfill *backfill, uint64_t allocation)
     return false;
 }
 
-/* What runs gives back what it holds when it ends. */
+/* Running allocations give back what they hold when they end. */
 static enum sluice_error read_running(struct sluice_backfill *backfill, int64_t now,
                                       const struct sluice_backfill_running *running, uint32_t count,
                                       struct sluice_error_text *text)
@@ -738,7 +738,7 @@ static enum sluice_error check_jobs(struct sluice_backfill *backfill, const stru
     return SLUICE_OK;
 }
 
-/* Reservations of earlier plans; a group's stand or fall together, and are all of one time. */
+/* Reservations of earlier plans; a group's are kept or dropped together, and all have the same time. */
 static enum sluice_error take_all_held(struct sluice_backfill *backfill, int64_t now,
                                        const struct sluice_backfill_job *jobs, uint32_t count,
                                        struct sluice_error_text *text)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The cluster model: models, shapes, switches, nodes, and their state. Contracts stand in sluice/core.h. */
+/* The cluster model: models, shapes, switches, nodes, and their state. Contracts are in sluice/core.h. */
 #include "cluster.h"
 
 #include <inttypes.h>
@@ -10,7 +10,7 @@ enum { CACHE_LINE = 64 };
 
 /* ---- memory ---- */
 
-/* Zeroed, aligned to a cache line; give back with free. Never asks for zero bytes. */
+/* Zeroed, aligned to a cache line; release with free. Never asks for zero bytes. */
 static void *zalloc(size_t count, size_t size)
 {
     size_t bytes = (count * size + CACHE_LINE) & ~(size_t)(CACHE_LINE - 1);
@@ -364,7 +364,7 @@ void sluice_node_changed(struct sluice_cluster *cluster, uint32_t node)
     for (int k = now; k < before; k++)
         cluster->open[k][node / 64] &= ~bit;
     cluster->level[node] = (uint8_t)now;
-    if (++cluster->version[node] == 0) /* 0 is for what was never seen */
+    if (++cluster->version[node] == 0) /* 0: never seen */
         cluster->version[node] = 1;
     sluice_index_node_changed(cluster, node);
 }
@@ -401,8 +401,8 @@ enum sluice_error sluice_cluster_add_node(struct sluice_cluster *cluster, uint32
     if (switch_id > cluster->switch_count)
         return sluice_fail(text, SLUICE_ERROR_UNKNOWN, "switch %" PRIu32 " is not known; add it first", switch_id);
     if (switch_id && cluster->switches[switch_id].first_child)
-        return sluice_fail(text, SLUICE_ERROR_INVALID, "switch %" PRIu32 " has switches below it; nodes hang on leaves",
-                           switch_id);
+        return sluice_fail(text, SLUICE_ERROR_INVALID,
+                           "switch %" PRIu32 " has switches below it; only leaf switches have nodes", switch_id);
     if (cluster->node_count == cluster->size.max_nodes)
         return sluice_fail(text, SLUICE_ERROR_CAPACITY,
                            "the cluster was made for %" PRIu32 " nodes; give it a larger max_nodes",
@@ -498,7 +498,7 @@ enum sluice_error sluice_node_resize(struct sluice_cluster *cluster, uint32_t no
     struct node_class *left = &cluster->classes[row->class_id];
     cluster->classes[class_id].nodes++;
     note_largest(cluster, &cluster->classes[class_id]);
-    if (--left->nodes == 0 && left->cpus == cluster->largest_cpus) { /* the last of the largest: who is it now? */
+    if (--left->nodes == 0 && left->cpus == cluster->largest_cpus) { /* the last of the largest: find it again */
         cluster->largest_cpus = 0;
         for (uint32_t i = 0; i < cluster->class_count; i++)
             if (cluster->classes[i].nodes)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the cluster model is made of, for the files of the core that place jobs. Rules:
+ * The parts of the cluster model, for the files of the core that place jobs. Rules:
  *   - Only cluster.c and allocation.c write node state, and each change ends in sluice_node_changed, which brings the
  *     bitmaps and the policies' indexes up to date: O(what changed).
  *   - Decisions read; their scratch memory lies in the cluster, so that they never allocate.
@@ -17,13 +17,13 @@ struct gpu_amounts {
 
 enum { ALL_COMPUTE = 100 };
 
-/* For each GPU of a node the percent of its compute that nobody has claimed. Only sharers can lack it: on an idle GPU
- * it is all there. */
+/* For each GPU of a node the percent of its compute that is not claimed. Only shared GPUs can lack it: an idle GPU has
+ * all of it. */
 struct gpu_percents {
     _Alignas(16) uint8_t percent[SLUICE_MAX_GPUS];
 };
 
-/* A kind of node, with what decisions ask of it worked out. Sets of GPUs are bit masks. */
+/* A kind of node, with precomputed values for decisions. Sets of GPUs are bit masks. */
 struct shape {
     struct gpu_amounts memory;
     uint32_t gpu_count;
@@ -107,7 +107,7 @@ struct sluice_cluster {
     struct node_class *classes;
     uint32_t *class_table; /* open addressing, a power of two */
     uint32_t class_table_size;
-    /* switch 0 is the top; nodes whose place is unknown hang on leaf `unplaced`, the last one */
+    /* switch 0 is the top; nodes whose place is unknown are on leaf `unplaced`, the last one */
     struct network_switch *switches;
     uint32_t unplaced;
 
@@ -116,10 +116,10 @@ struct sluice_cluster {
     struct gpu_percents *compute_free; /* the same */
     uint8_t (*utilisation)[SLUICE_MAX_GPUS];
     uint32_t (*kinds)[KINDS];                 /* per node: parts of each kind */
-    uint32_t *version;                        /* per node: grows with each change, for those who remember scores */
+    uint32_t *version;                        /* per node: grows with each change, for code that remembers scores */
     uint8_t *level;                           /* per node: in how many of `open` its bit is set */
     bool ordered;                             /* ranks were set by the caller */
-    int32_t largest_cpus, largest_gpu_memory; /* of any node; what published scores are scaled by */
+    int32_t largest_cpus, largest_gpu_memory; /* of any node; published scores are scaled by it */
 
     /* bitmaps over nodes: bit n of open[k] says that node n may take new parts and has at least k idle GPUs */
     size_t words;
@@ -152,9 +152,10 @@ struct need {
     uint32_t nodes_min, nodes_max;
     bool total;
     bool exclusive;
-    bool any_gpu; /* no condition on what kind of GPU */
-    bool wishes;  /* any of link, numa, nic is not SLUICE_ANY */
-    bool plain;   /* one node, no wishes, not exclusive, policy's layout: all that matters is CPUs, memory and GPUs */
+    bool any_gpu;     /* no condition on what kind of GPU */
+    bool preferences; /* any of link, numa, nic is not SLUICE_ANY */
+    bool
+        plain; /* one node, no preferences, not exclusive, policy's layout: all that matters is CPUs, memory and GPUs */
     uint8_t link, numa, nic, one_switch, layout; /* enum sluice_wish, sluice_layout */
     uint8_t switch_level;
     const uint64_t *allowed; /* may be NULL */
@@ -162,13 +163,13 @@ struct need {
     uint64_t seed;
 };
 
-/* One node chosen. Candidates are compared by wish, then layout, then score (larger is better), then rank (lower is).
- */
+/* One node chosen. Candidates are compared by preferences that hold, then layout, then score (larger is better), then
+ * rank (lower is). */
 struct choice {
     uint32_t node;
     uint16_t gpus;
-    int32_t wish;   /* how many preferences hold */
-    int32_t layout; /* by use of the node; 0 under the policy's own layout */
+    int32_t preferred; /* how many preferences hold */
+    int32_t layout;    /* by use of the node; 0 under the policy's own layout */
     int64_t score;
 };
 
@@ -194,7 +195,7 @@ extern const struct policy sluice_policies[SLUICE_POLICY_COUNT];
 /* ---- policies.c: how GPUs are picked within a node, among `fit` ---- */
 /* The least free ones that fit, lowest index first. */
 uint16_t sluice_pick_tightest(const struct sluice_cluster *cluster, uint32_t node, uint16_t fit, int gpus);
-/* As a node's GPUs are picked where the policy has no opinion: well linked where that is wished, tight where shared. */
+/* As a node's GPUs are picked where the policy has no opinion: well linked where preferred, tight where shared. */
 uint16_t sluice_pick(const struct sluice_cluster *cluster, uint32_t node, const struct need *need, int gpus,
                      uint16_t fit);
 void sluice_add_term(struct terms *terms, const char *name, int64_t value);
@@ -222,20 +223,21 @@ enum sluice_error sluice_need_from_request(const struct sluice_cluster *cluster,
 /* ---- place.c ---- */
 /* What a node can give to a request: how many GPUs of `fit`, or with CPU-only requests whether anything. */
 struct offer {
-    uint16_t fit;  /* GPUs from which any subset will do */
-    uint8_t units; /* where need->total: the most GPUs it can give; else 1 if it can take one node's share, or 0 */
-    uint8_t wish;  /* how many preferences hold */
+    uint16_t fit;      /* GPUs from which any subset will do */
+    uint8_t units;     /* where need->total: the most GPUs it can give; else 1 if it can take one node's share, or 0 */
+    uint8_t preferred; /* how many preferences hold */
 };
 /* What the node offers now. */
 struct offer sluice_offer_now(const struct sluice_cluster *cluster, uint32_t node, const struct need *need);
 /* What it would offer, were it up, healthy and idle. */
 struct offer sluice_offer_idle(const struct sluice_cluster *cluster, const struct node_class *class,
                                const struct need *need);
-/* The GPUs of `mask` among which `gpus` can be chosen freely, under the request's wishes; 0 if there are none. */
-uint16_t sluice_best_group(const struct shape *shape, const struct need *need, int gpus, uint16_t mask, uint8_t *wish);
+/* The GPUs of `mask` among which `gpus` can be chosen freely, under the request's preferences; 0 if there are none. */
+uint16_t sluice_best_group(const struct shape *shape, const struct need *need, int gpus, uint16_t mask,
+                           uint8_t *preferred);
 /* Score a node that offers `gpus` of `fit`. */
 struct choice sluice_score_node(const struct sluice_cluster *cluster, const struct policy *policy,
-                                const struct need *need, uint32_t node, int gpus, uint16_t fit, uint8_t wish,
+                                const struct need *need, uint32_t node, int gpus, uint16_t fit, uint8_t preferred,
                                 struct terms *terms);
 /* Is `a` the better one? Never equal for two nodes, as ranks differ. */
 bool sluice_choice_better(const struct sluice_cluster *cluster, const struct choice *a, const struct choice *b);
@@ -253,7 +255,7 @@ uint64_t sluice_candidate_word(const struct need *need, const uint64_t *candidat
 /* ---- place_sluice.c, score_index.c: the sluice policy and its index ---- */
 enum sluice_error sluice_index_new(struct sluice_cluster *cluster);
 void sluice_index_free(struct sluice_cluster *cluster);
-/* The node's row changed: free amounts, class, availability (open[0]). Called at once after each change. */
+/* The node's row changed: free amounts, class, availability (open[0]). Called immediately after each change. */
 void sluice_index_node_changed(struct sluice_cluster *cluster, uint32_t node);
 /* The caller's order of nodes changed: all ranks. */
 void sluice_index_order_changed(struct sluice_cluster *cluster);

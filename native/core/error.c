@@ -4,6 +4,8 @@
 #include <stdarg.h>
 #include <stdio.h>
 
+#include "sluice/version.h"
+
 const char *sluice_strerror(enum sluice_error error)
 {
     switch (error) {
@@ -41,7 +43,7 @@ const char *sluice_strerror(enum sluice_error error)
 
 const char *sluice_core_version(void)
 {
-    return "0.1.0";
+    return SLUICE_VERSION;
 }
 
 enum sluice_error sluice_fail(struct sluice_error_text *text, enum sluice_error error, const char *format, ...)

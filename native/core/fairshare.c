@@ -17,7 +17,7 @@ struct account {
     uint32_t depth;
     uint32_t shares;
     uint32_t factor;
-    uint32_t first_child; /* 0: none; the root is nobody's child */
+    uint32_t first_child; /* 0: none; the root is never a child */
     uint32_t next_sibling;
     uint32_t subtree_size; /* of accounts below and itself */
 };

@@ -15,8 +15,8 @@ enum {
 /*
  * How closely the kinds of a chain describe their requests, the roughest first: the leading binary digits of amounts
  * that count (0: not at all), the steps in which durations do, and how many jobs must share a kind so described. The
- * closer a kind, the more it spares the request itself, but the fewer jobs share what it finds out. Steps of durations
- * are powers of the next ones, so that rounding down goes on from kind to kind.
+ * closer a kind is, the more it saves for its requests, but the fewer jobs share its bounds. Steps of durations are
+ * powers of the next ones, so that rounding down goes on from kind to kind.
  */
 static const struct detail {
     uint8_t share, compute, cpus, host_memory;
@@ -202,7 +202,7 @@ static uint64_t mix(uint64_t hash, uint64_t value)
     return hash ^ hash >> 29;
 }
 
-/* Of what kinds take over from their requests as it is. */
+/* Of what kinds copy unchanged from their requests. */
 static uint64_t hash_exact(const struct need *need)
 {
     uint64_t hash = mix(0, (uint64_t)need->gpus << 32 | need->capability);
@@ -264,7 +264,7 @@ static struct kind *find_kind(struct first_starts *first_starts, const struct ki
     return kind;
 }
 
-/* The closest kind that is worth it and that there is room for. */
+/* The closest kind that is shared by enough jobs and that there is room for. */
 static struct kind *closest_kind(struct first_starts *first_starts, const struct need *need, int32_t duration)
 {
     const uint64_t exact = hash_exact(need);

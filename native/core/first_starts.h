@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Lower bounds of the first start that each node offers to a request, and the search for the node that offers the
- * first of all.
+ * earliest.
  *
  * While a plan is made, what is free only shrinks, so the first start that a node offers to a kind of request only
- * moves later: what was true once is a lower bound for ever. A kind (requests rounded down) keeps one bound per node.
- * Kinds form chains from a rough one, which many jobs share, to close ones: what bounds a kind's parent bounds it too.
- * So a node that others took is mostly found out once, for a rough kind, and all close kinds know.
+ * moves later: what was true once stays a lower bound. A kind (requests rounded down) keeps one bound per node. Kinds
+ * form chains from a rough one, which many jobs share, to close ones: what bounds a kind's parent bounds it too. So a
+ * node that others took is usually found once, for a rough kind, and all close kinds know it.
  */
 #ifndef SLUICE_CORE_FIRST_STARTS_H
 #define SLUICE_CORE_FIRST_STARTS_H
@@ -50,7 +50,7 @@ struct first_starts {
 bool first_starts_new(struct first_starts *first_starts, const struct timelines *timelines, uint32_t max_nodes);
 void first_starts_free(struct first_starts *first_starts);
 
-/* For a new plan, whose timelines are of `cluster`: nothing is known. */
+/* For a new plan, whose timelines are of `cluster`: nothing is known yet. */
 void first_starts_reset(struct first_starts *first_starts, const struct sluice_cluster *cluster);
 
 /* Before anything is planned: a job of the queue asks `need` of a node for `duration`. */

@@ -98,7 +98,7 @@ static bool by_node(const void *context, const struct pick *a, const struct pick
     return a->choice.node < b->choice.node;
 }
 
-/* Restore the heap below `at`: no pick stands before its parent, the root is the last of all. */
+/* Restore the heap below `at`: no pick comes before its parent, the root is the last of all. */
 static void sift_down(struct pick *picks, uint32_t count, uint32_t at, before_function *before, const void *context)
 {
     struct pick moved = picks[at];
@@ -206,7 +206,7 @@ static void forget(struct gang_scratch *gang)
 
 static int height_of(const struct sluice_cluster *cluster, uint32_t at)
 {
-    /* Nodes whose place is unknown may be anywhere. */
+    /* A node whose place is unknown may be anywhere. */
     return at == 0 || at == cluster->unplaced ? TOP_HEIGHT : cluster->switches[at].height;
 }
 
@@ -343,9 +343,9 @@ static void score(const struct sluice_cluster *cluster, const struct policy *pol
 {
     int gpus = need->total ? offer.units : need->gpus;
     pick->offer = offer;
-    if (need->total && need->wishes)
-        offer.fit = sluice_best_group(sluice_shape_of(cluster, node), need, gpus, offer.fit, &offer.wish);
-    pick->choice = sluice_score_node(cluster, policy, need, node, gpus, offer.fit, offer.wish, NULL);
+    if (need->total && need->preferences)
+        offer.fit = sluice_best_group(sluice_shape_of(cluster, node), need, gpus, offer.fit, &offer.preferred);
+    pick->choice = sluice_score_node(cluster, policy, need, node, gpus, offer.fit, offer.preferred, NULL);
 }
 
 /* The policy's best `nodes` of a leaf switch. */
@@ -450,7 +450,7 @@ static void take_units(struct sluice_cluster *cluster, const struct policy *poli
     else
         share_tightly(gang->picks, site.nodes, count, (uint32_t)need->gpus);
     gang->pick_count = site.nodes;
-    for (uint32_t i = 0; i < site.nodes; i++) /* again, as most give fewer than they could */
+    for (uint32_t i = 0; i < site.nodes; i++) /* again, as most nodes give fewer than they could */
         score(cluster, policy, need, gang->picks[i].choice.node, gang->picks[i].offer, &gang->picks[i]);
 }
 

@@ -3,9 +3,9 @@
  * How far estimates of run time can be trusted, and the makespan guard that brings forward what would end last.
  *
  * Serving the least remaining work first is best for the average wait, but leaves the longest jobs to the end, where
- * they run beside idle GPUs. A preemptive schedule is as short as possible if no job is ever left with more remaining
- * time than all remaining work takes on all GPUs (R. McNaughton, "Scheduling with Deadlines and Loss Functions",
- * Management Science 6(1), 1959). So the guard keeps the order as it is until a job comes near that bound.
+ * they run while other GPUs are idle. A preemptive schedule is as short as possible if no job is ever left with more
+ * remaining time than all remaining work takes on all GPUs (R. McNaughton, "Scheduling with Deadlines and Loss
+ * Functions", Management Science 6(1), 1959). So the guard keeps the order until a job comes near that bound.
  */
 #include "error.h"
 #include "fixed.h"
@@ -16,7 +16,7 @@
 
 enum {
     RATIO_ONE = 1 << 20,
-    RATIO_MAX = 1 << 30, /* a job that ran 1024 times its estimate says no more than that */
+    RATIO_MAX = 1 << 30, /* larger ratios count as 1024 times the estimate */
     TRUSTED_FROM = 16,   /* ends that must have been seen before the history counts */
     ARRIVALS = 64,       /* that the arrival rate is measured over */
     VAGUE_PERMILLE = 200 /* spread above which "the longest first" would follow noise */
@@ -110,7 +110,7 @@ enum sluice_error sluice_accuracy_record(struct sluice_accuracy *accuracy, int64
 void sluice_accuracy_remaining(const struct sluice_accuracy *accuracy, int64_t estimate, int64_t elapsed,
                                int64_t *expected, int64_t *longest)
 {
-    /* Without better knowledge the estimate is the truth, and who outlived it will run as long again. */
+    /* Without better knowledge the estimate is used, and a job that ran longer is expected to run as long again. */
     int64_t plain = estimate > elapsed ? estimate - elapsed : elapsed > 0 ? elapsed : 1;
     *expected = *longest = plain;
     if (!accuracy || accuracy->count < TRUSTED_FROM || estimate < 1)
@@ -227,8 +227,8 @@ enum sluice_error sluice_guard_apply(struct sluice_guard *guard, const struct sl
     int64_t longest = 0;
     for (uint32_t i = 0; i < count; i++) {
         work += work_of(jobs[i].expected, jobs[i].gpus_milli);
-        /* Midway: by expectations alone the horizon lies too near where estimates are vague, and all would be critical.
-         */
+        /* Midway: with expectations alone the horizon would be too near if estimates are vague, and all jobs would be
+         * critical. */
         int64_t midway = jobs[i].expected + (jobs[i].longest - jobs[i].expected) / 2;
         longest = midway > longest ? midway : longest;
     }

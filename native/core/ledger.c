@@ -1,38 +1,38 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The memory ledger: exact accounting in shared memory, lock-free, indifferent to when a process is killed.
+ * The memory ledger: exact accounting in shared memory, lock-free, and correct whenever a process is killed.
  *
  * The protocol
  *   A device's operations form one sequence, numbered 1, 2, 3 ... Its `decision` holds the latest: number, seat, owner
  *   and signed bytes, in two words that change together (a 16-byte compare-and-swap). An operation
- *     1. reads the decision, number n, and completes it (`settle`), whoever made it;
+ *     1. reads the decision, number n, and completes it (`settle`), whichever process made it;
  *     2. reads the accounts that it concerns and checks limit, quota and holdings;
- *     3. swaps the decision it read for its own, number n + 1; if that fails, it begins anew;
+ *     3. swaps the decision it read for its own, number n + 1; if that fails, it begins again;
  *     4. completes its own (`complete`).
  *   Completing number n means to add its bytes to the process's account, the owner's and the device's total, in this
- *   order. Each account holds, beside its bytes, the number of the operation that changed it last, and both words are
+ *   order. Each account holds its bytes and the number of the operation that changed it last, and both words are
  *   swapped together. Where there is only one owner, the total is its account, too.
  *
  * Why it is exact
  *   - Applied at most once: an account is swapped only from a state read with a mark below n to one marked n, and marks
  *     only rise, so of all who complete n exactly one succeeds, and one who slept since an earlier time fails.
- *   - Applied at least once before n + 1 exists: whoever makes n + 1 has completed n, and the total, which comes last,
- *     tells that the other two are done.
+ *   - Applied at least once before n + 1 exists: a process that makes n + 1 has completed n, and the total, which comes
+ *     last, shows that the other two are done.
  *   - Checks hold when they take effect: accounts change only through later decisions, so if the swap in 3 succeeds,
  *     everything read in 2 is still true. A refusal is valid too: the decision is read again and must still be n.
  *   - Killed before 3: nothing happened. Killed after it: the operation happened, and the next one, or the next reader,
- *     completes it. There is no moment in between, hence nothing to journal or to repair. A stopped process holds
- *     nobody up for the same reason, and when it continues, its swaps fail or repeat nothing.
+ *     completes it. There is no moment in between, so there is nothing to journal or repair. For the same reason a
+ *     stopped process delays no other, and when it continues, its swaps fail or repeat nothing.
  *   - Lock-free: a swap in 3 fails only if another operation succeeded.
  *
  * Seats
- *   A process sits down, with pid, start time and owner, and stands up, in one swap; there is no half-taken seat to
- * clean up. Reaping releases device by device what the account of the seat holds, each an ordinary operation made by
- * whoever reaps, then frees the seat. Between reading decision n with bytes in the account and the swap in 3 the
- * occupant is checked. If the swap succeeds, the account held those bytes throughout; a seat is freed only after its
- * account was seen empty on each device, so the occupant was the same throughout, and a slow second reaper can never
- * take from the seat's next occupant. The decision names the owner itself, so completing it does not depend on the seat
- * either.
+ *   A process takes a seat, with pid, start time and owner, and leaves it, in one swap; no seat is ever half taken.
+ *   Reaping releases device by device what the account of the seat holds, each an ordinary operation of the reaping
+ *   process, then frees the seat. Between reading decision n with bytes in the account and the swap in 3 the occupant
+ *   is checked. If the swap succeeds, the account held those bytes throughout; a seat is freed only after its account
+ *   was seen empty on each device, so the occupant was the same throughout, and a slow second reaper can never take
+ *   from the seat's next occupant. The decision names the owner itself, so completing it does not depend on the seat
+ *   either.
  *
  * Numbers have 48 bits: nine years of a million operations a second on one device; the device then refuses with
  * CORRUPT.
@@ -77,7 +77,7 @@ static struct operation unpack_operation(struct ledger_words words)
     };
 }
 
-/* Who sits on a seat: value is the start time, mark pid, owner and how many sat here (never 0, modulo 2^16). */
+/* A seat's occupant: value is the start time, mark pid, owner and a count of occupants (never 0, modulo 2^16). */
 static struct ledger_words pack_occupant(uint32_t pid, uint64_t start, uint32_t owner, uint32_t sequence)
 {
     return (struct ledger_words){.mark = (uint64_t)pid << 32 | owner << 16 | sequence, .value = start};
@@ -120,8 +120,8 @@ static enum sluice_error fail_busy(const struct sluice_ledger *ledger, uint32_t 
 
 static enum sluice_error fail_corrupt(uint32_t device, const char *what, uint64_t value, struct sluice_error_text *text)
 {
-    return sluice_fail(text, SLUICE_ERROR_CORRUPT, "device %" PRIu32 ": %s %" PRIu64 "; format the ledger anew", device,
-                       what, value);
+    return sluice_fail(text, SLUICE_ERROR_CORRUPT, "device %" PRIu32 ": %s %" PRIu64 "; format the ledger again",
+                       device, what, value);
 }
 
 /* ---- the protocol ---- */
@@ -134,7 +134,7 @@ static void raise_peak(atomic_uint_least64_t *peak, uint64_t bytes)
     }
 }
 
-/* Adds the operation to one account, unless that is done already. The peak goes first: later, nobody would know. */
+/* Adds the operation to one account, unless that is done already. The peak is updated first: later it would be lost. */
 static enum sluice_error apply(const struct sluice_ledger *ledger, union ledger_pair *account,
                                atomic_uint_least64_t *peak, struct operation operation, uint32_t device,
                                struct sluice_error_text *text)
@@ -176,8 +176,8 @@ static enum sluice_error complete(const struct sluice_ledger *ledger, uint32_t d
 }
 
 /*
- * The same for an operation that someone else made. He is most likely completing it right now, and two who do so take
- * each other's cache lines away: look a few times (some 100 ns) before helping.
+ * The same for another process's operation. That process is most likely completing it now, and two that do so take each
+ * other's cache lines: check a few times (some 100 ns) before helping.
  */
 static enum sluice_error settle(const struct sluice_ledger *ledger, uint32_t device, struct operation operation,
                                 struct sluice_error_text *text)
@@ -194,7 +194,7 @@ static bool still_latest(const struct sluice_ledger *ledger, uint32_t device, st
     return __atomic_load_n(&ledger->devices[device].decision.words.mark, __ATOMIC_ACQUIRE) == decision.mark;
 }
 
-/* A member's seat and who must be sitting on it. */
+/* A member's seat and its expected occupant. */
 struct member {
     uint32_t seat;
     struct ledger_words occupant;
@@ -203,7 +203,7 @@ struct member {
 enum purpose {
     CHARGE,  /* `bytes` within limit and quota */
     RELEASE, /* `bytes`, no more than the process holds */
-    EMPTY,   /* all that the process holds; `bytes` tells how much */
+    EMPTY,   /* all that the process holds; `bytes` says how much */
 };
 
 /* What an operation is to do, given the accounts as they are; *change in bytes, 0 for nothing. */
@@ -268,7 +268,7 @@ static enum sluice_error operate(const struct sluice_ledger *ledger, struct memb
         if (loaded) {
             if (occupant.mark != member.occupant.mark || occupant.value != member.occupant.value)
                 return sluice_fail(text, SLUICE_ERROR_UNKNOWN,
-                                   "process %" PRIu32 " on seat %" PRIu32 " is not in the ledger any more: join anew",
+                                   "process %" PRIu32 " on seat %" PRIu32 " is no longer in the ledger: join again",
                                    occupant_pid(member.occupant), member.seat);
             error =
                 decide(ledger, member, device, purpose, *bytes, total.value, owned.value, held.value, &change, text);
@@ -512,7 +512,7 @@ static enum sluice_error load_occupant(const struct sluice_ledger *ledger, uint3
         if (ledger_pair_load(&ledger->seats[seat].occupant, occupant)) {
             if (occupant_owner(*occupant) >= ledger->shape.owners)
                 return sluice_fail(text, SLUICE_ERROR_CORRUPT,
-                                   "seat %" PRIu32 " is of owner %" PRIu32 "; format the ledger anew", seat,
+                                   "seat %" PRIu32 " is of owner %" PRIu32 "; format the ledger again", seat,
                                    occupant_owner(*occupant));
             return SLUICE_OK;
         }
@@ -533,7 +533,7 @@ enum sluice_error ledger_read_seat(const struct sluice_ledger *ledger, uint32_t 
     return SLUICE_OK;
 }
 
-/* The member whom `process` names, checked once more by each operation. */
+/* The member that `process` names, checked again by each operation. */
 static enum sluice_error find_member(const struct sluice_ledger *ledger, uint32_t process, struct member *member,
                                      struct sluice_error_text *text)
 {
@@ -548,7 +548,7 @@ static enum sluice_error find_member(const struct sluice_ledger *ledger, uint32_
     return SLUICE_OK;
 }
 
-/* Releases what the member holds and frees its seat; a reaper who comes second finds nothing to do. */
+/* Releases what the member holds and frees its seat; a second reaper finds nothing to do. */
 static enum sluice_error dismiss(const struct sluice_ledger *ledger, struct member member, uint64_t *released,
                                  struct sluice_error_text *text)
 {
@@ -648,15 +648,15 @@ enum sluice_error sluice_ledger_reserve(struct sluice_ledger *ledger, uint32_t p
     if (!bytes || bytes > max_bytes)
         return sluice_fail(text, SLUICE_ERROR_RANGE, "%" PRIu64 " bytes of device %" PRIu32 ": must be 1 to 2^46",
                            bytes, device);
-    bool own = granularity == 0;
-    if (own)
+    bool of_device = granularity == 0;
+    if (of_device)
         granularity = atomic_load_explicit(&ledger->devices[device].granularity, memory_order_relaxed);
-    if (own && granularity == 0)
-        granularity = 1; /* the device's terms were never set: it refuses below, for want of a limit */
+    if (of_device && granularity == 0)
+        granularity = 1; /* the device's terms were never set: it is refused below, as it has no limit */
     if (!is_granularity(granularity))
-        return own ? fail_corrupt(device, "its granularity is", granularity, text)
-                   : sluice_fail(text, SLUICE_ERROR_RANGE, "granularity %" PRIu64 ": must be a power of two up to 2^30",
-                                 granularity);
+        return of_device ? fail_corrupt(device, "its granularity is", granularity, text)
+                         : sluice_fail(text, SLUICE_ERROR_RANGE,
+                                       "granularity %" PRIu64 ": must be a power of two up to 2^30", granularity);
     uint64_t charged = (bytes + granularity - 1) & ~(granularity - 1);
     error = operate(ledger, member, device, CHARGE, &charged, text);
     if (error)
@@ -772,7 +772,7 @@ static enum sluice_error sum_accounts(const struct sluice_ledger *ledger, uint32
             !ledger_pair_load(&ledger_process(ledger, seat, device)->charged, &words))
             return SLUICE_ERROR_BUSY;
         if (words.value && !occupant_pid(occupant))
-            return fail_corrupt(device, "nobody sits on a seat that holds", words.value, text);
+            return fail_corrupt(device, "a free seat holds", words.value, text);
         *held += words.value;
         *number = words.mark > *number ? words.mark : *number;
     }
@@ -803,7 +803,7 @@ static enum sluice_error audit_device(const struct sluice_ledger *ledger, uint32
         if (total.value != owned || total.value != held)
             return sluice_fail(text, SLUICE_ERROR_CORRUPT,
                                "device %" PRIu32 ": %" PRIu64 " bytes are charged, %" PRIu64 " to owners, %" PRIu64
-                               " to processes; format the ledger anew",
+                               " to processes; format the ledger again",
                                device, total.value, owned, held);
         return SLUICE_OK;
     }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The ledger's shared region: its layout and the two-word atomics that it stands on.
+ * The ledger's shared region: its layout and the two-word atomics that it uses.
  *
  *   header | device[devices] | seat[processes] | owner_account[owners][devices] | process_account[processes][devices]
  *
@@ -28,8 +28,8 @@ union ledger_pair {
 };
 
 /*
- * Both words as they were at one moment: equal marks before and after mean that nothing changed in between. Returns
- * false when another process was faster.
+ * Both words at one moment: equal marks before and after mean that nothing changed in between. Returns false when
+ * another process was faster.
  */
 static inline bool ledger_pair_load(union ledger_pair *pair, struct ledger_words *words)
 {
@@ -64,7 +64,7 @@ struct ledger_device {
     atomic_uint_least64_t refused;
 };
 
-/* A process's seat: who sits on it, as packed by ledger.c; a free one has pid 0. */
+/* A process's seat: its occupant, as packed by ledger.c; a free seat has pid 0. */
 struct ledger_seat {
     alignas(64) union ledger_pair occupant;
 };
@@ -76,7 +76,7 @@ struct ledger_owner_account {
     atomic_uint_least64_t refused;
 };
 
-/* The plain counters are the living process's own; nobody else writes them, and they decide nothing. */
+/* Only the living process writes the plain counters, and they decide nothing. */
 struct ledger_process_account {
     alignas(64) union ledger_pair charged;
     atomic_uint_least64_t committed;
@@ -112,7 +112,7 @@ static inline struct ledger_owner_account *ledger_owner(const struct sluice_ledg
     return &ledger->owner_accounts[(size_t)owner * ledger->shape.devices + device];
 }
 
-/* What an owner is charged; of an only owner that is the device's total, which spares a cache line. */
+/* What an owner is charged; for an only owner that is the device's total, which saves a cache line. */
 static inline union ledger_pair *ledger_owned(const struct sluice_ledger *ledger, uint32_t owner, uint32_t device)
 {
     return ledger->shape.owners == 1 ? &ledger->devices[device].total : &ledger_owner(ledger, owner, device)->charged;
@@ -135,13 +135,13 @@ enum sluice_error ledger_read_process(const struct sluice_ledger *ledger, uint32
                                       uint64_t *bytes, struct sluice_error_text *text);
 
 /*
- * What a private copy of a device's part of the region says it is charged. CORRUPT: what no ledger says at rest; a copy
- * taken while the device was in use may be, too.
+ * What a private copy of a device's part of the region says it is charged. CORRUPT: impossible in a ledger at rest; a
+ * copy taken while the device was in use may be, too.
  */
 enum sluice_error ledger_read_copy(const struct ledger_device *copy, uint32_t device, uint64_t *bytes,
                                    struct sluice_error_text *text);
 
-/* Who sits on a seat; *process is 0 for nobody, else the process's public name. */
+/* A seat's occupant; *process is 0 for a free seat, else the process's public name. */
 enum sluice_error ledger_read_seat(const struct sluice_ledger *ledger, uint32_t seat, uint32_t *process,
                                    struct sluice_ledger_process *who, struct sluice_error_text *text);
 

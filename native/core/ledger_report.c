@@ -198,7 +198,7 @@ enum sluice_error sluice_ledger_get_fragmentation(struct sluice_ledger *ledger,
 
 /* ---- compaction ---- */
 
-/* The ledger as it was a moment ago, in private memory; a plan is made on it and leaves its marks in it. */
+/* The ledger as it was a moment ago, in private memory; a plan is made on it and changes it. */
 struct picture {
     uint32_t devices, owners, seats;
     uint32_t *process; /* [seats] 0: free */
@@ -325,7 +325,7 @@ static bool plan_device(struct picture *picture, uint32_t device, int64_t wanted
     uint64_t surplus = reached ? (uint64_t)(picture->free[device] - wanted) : 0;
     for (uint32_t i = plan->count; i-- > 0;)
         book(picture, plan->moves[i].process & 0xffff, plan->moves[i].to, device, plan->moves[i].bytes);
-    /* The last ones may have made earlier ones needless; without them the others still fit. */
+    /* The last ones may have made earlier ones unnecessary; without them the others still fit. */
     uint32_t kept = 0;
     for (uint32_t i = 0; i < plan->count; i++) {
         if (plan->moves[i].bytes <= surplus) {

@@ -11,7 +11,7 @@ enum { LOG2_FULL = 60 };
 
 struct ranked_job {
     int64_t score;
-    uint64_t least; /* what a logarithmic factor rounded off: the exact service or time that is left */
+    uint64_t least; /* what a logarithmic factor rounds off: the exact service or time that is left */
     int64_t submit_s;
     uint64_t id;
     uint32_t index;

@@ -4,29 +4,29 @@
 
 #include <inttypes.h>
 
-/* ---- the GPUs of one node, under the request's wishes ---- */
+/* ---- the GPUs of one node, under the request's preferences ---- */
 
 enum { NIC = 1, NUMA = 2, LINK = 4 };
 
-static unsigned wished(const struct need *need, enum sluice_wish at_least)
+static unsigned preferences_of(const struct need *need, enum sluice_wish at_least)
 {
     return (need->link >= at_least ? LINK : 0u) | (need->numa >= at_least ? NUMA : 0u) |
            (need->nic >= at_least ? NIC : 0u);
 }
 
-/* Among the groups of GPUs that keep all of `wishes`, the smallest with at least `gpus` of `mask`; 0 if there is none.
- */
-static uint16_t smallest_group(const struct shape *shape, unsigned wishes, int gpus, uint16_t mask)
+/* Among the groups of GPUs that keep all of `preferences`, the smallest with at least `gpus` of `mask`; 0 if there is
+ * none. */
+static uint16_t smallest_group(const struct shape *shape, unsigned preferences, int gpus, uint16_t mask)
 {
     uint16_t best = 0;
     int best_count = SLUICE_MAX_GPUS + 1;
-    if (wishes & NIC)
+    if (preferences & NIC)
         mask &= shape->near_nic;
-    int links = wishes & LINK ? shape->link_groups : 1, numas = wishes & NUMA ? shape->numa_groups : 1;
+    int links = preferences & LINK ? shape->link_groups : 1, numas = preferences & NUMA ? shape->numa_groups : 1;
     for (int i = 0; i < links; i++) {
         for (int j = 0; j < numas; j++) {
-            uint16_t group = mask & (wishes & LINK ? shape->link_group[i] : shape->all) &
-                             (wishes & NUMA ? shape->numa_group[j] : shape->all);
+            uint16_t group = mask & (preferences & LINK ? shape->link_group[i] : shape->all) &
+                             (preferences & NUMA ? shape->numa_group[j] : shape->all);
             int count = sluice_count(group);
             if (count >= gpus && count < best_count) {
                 best = group;
@@ -37,17 +37,18 @@ static uint16_t smallest_group(const struct shape *shape, unsigned wishes, int g
     return best;
 }
 
-uint16_t sluice_best_group(const struct shape *shape, const struct need *need, int gpus, uint16_t mask, uint8_t *wish)
+uint16_t sluice_best_group(const struct shape *shape, const struct need *need, int gpus, uint16_t mask,
+                           uint8_t *preferred)
 {
-    /* Most wishes first; of equally many, links before NUMA before NIC. */
+    /* Most preferences first; of equally many, links before NUMA before NIC. */
     static const uint8_t tries[] = {LINK | NUMA | NIC, LINK | NUMA, LINK | NIC, NUMA | NIC, LINK, NUMA, NIC, 0};
-    unsigned all = wished(need, SLUICE_PREFERRED), required = wished(need, SLUICE_REQUIRED);
+    unsigned all = preferences_of(need, SLUICE_PREFERRED), required = preferences_of(need, SLUICE_REQUIRED);
     for (size_t i = 0; i < sizeof tries; i++) {
         if ((tries[i] & ~all) || (required & ~(unsigned)tries[i]))
             continue;
         uint16_t group = smallest_group(shape, tries[i], gpus, mask);
         if (group) {
-            *wish = (uint8_t)__builtin_popcount(tries[i] & ~required);
+            *preferred = (uint8_t)__builtin_popcount(tries[i] & ~required);
             return group;
         }
     }
@@ -57,7 +58,7 @@ uint16_t sluice_best_group(const struct shape *shape, const struct need *need, i
 /* The most GPUs of `mask` that can be given together under what is required. */
 static int largest_group(const struct shape *shape, const struct need *need, uint16_t mask)
 {
-    unsigned required = wished(need, SLUICE_REQUIRED);
+    unsigned required = preferences_of(need, SLUICE_REQUIRED);
     for (int gpus = sluice_count(mask); gpus > 0; gpus--)
         if (smallest_group(shape, required, gpus, mask))
             return gpus;
@@ -84,8 +85,8 @@ static struct offer offer(const struct shape *shape, const struct need *need, in
         units = at_most(cpus, need->cpus, need->cpus_per_gpu, units);
         units = at_most(host_memory, need->host_memory, need->host_memory_per_gpu, units);
         offer.units = (uint8_t)(units < need->gpus ? units : need->gpus);
-    } else if (need->wishes) {
-        offer.fit = sluice_best_group(shape, need, need->gpus, fit, &offer.wish);
+    } else if (need->preferences) {
+        offer.fit = sluice_best_group(shape, need, need->gpus, fit, &offer.preferred);
         offer.units = offer.fit != 0;
     } else {
         offer.units = sluice_count(fit) >= need->gpus;
@@ -123,16 +124,16 @@ static int32_t use_permille(const struct sluice_cluster *cluster, uint32_t node,
 }
 
 struct choice sluice_score_node(const struct sluice_cluster *cluster, const struct policy *policy,
-                                const struct need *need, uint32_t node, int gpus, uint16_t fit, uint8_t wish,
+                                const struct need *need, uint32_t node, int gpus, uint16_t fit, uint8_t preferred,
                                 struct terms *terms)
 {
-    struct choice choice = {.node = node, .wish = wish};
+    struct choice choice = {.node = node, .preferred = preferred};
     if (need->layout != SLUICE_LAYOUT_POLICY) {
         int32_t use = use_permille(cluster, node, need);
         choice.layout = need->layout == SLUICE_PACK ? use : -use;
     }
-    if (need->wishes)
-        sluice_add_term(terms, "wishes_kept", wish);
+    if (need->preferences)
+        sluice_add_term(terms, "preferences_kept", preferred);
     if (need->layout != SLUICE_LAYOUT_POLICY)
         sluice_add_term(terms, "layout_permille", choice.layout);
     choice.score = policy->score(cluster, node, need, gpus, fit, &choice.gpus, terms);
@@ -147,16 +148,16 @@ bool sluice_try_node(const struct sluice_cluster *cluster, const struct policy *
     struct offer offer = sluice_offer_now(cluster, node, need);
     if (offer.units < (need->total ? gpus : 1))
         return false;
-    if (need->total && need->wishes)
-        offer.fit = sluice_best_group(sluice_shape_of(cluster, node), need, gpus, offer.fit, &offer.wish);
-    *choice = sluice_score_node(cluster, policy, need, node, gpus, offer.fit, offer.wish, terms);
+    if (need->total && need->preferences)
+        offer.fit = sluice_best_group(sluice_shape_of(cluster, node), need, gpus, offer.fit, &offer.preferred);
+    *choice = sluice_score_node(cluster, policy, need, node, gpus, offer.fit, offer.preferred, terms);
     return true;
 }
 
 bool sluice_choice_better(const struct sluice_cluster *cluster, const struct choice *a, const struct choice *b)
 {
-    if (a->wish != b->wish)
-        return a->wish > b->wish;
+    if (a->preferred != b->preferred)
+        return a->preferred > b->preferred;
     if (a->layout != b->layout)
         return a->layout > b->layout;
     if (a->score != b->score)
@@ -182,7 +183,7 @@ bool sluice_scan(const struct sluice_cluster *cluster, const struct policy *poli
 {
     const uint64_t *candidates = sluice_candidates(cluster, need);
     bool found = false;
-    /* Where neither score nor order distinguishes nodes, the first is the best. */
+    /* If neither score nor order distinguishes nodes, the first is the best. */
     bool first_will_do = need->plain && !cluster->ordered && policy == &sluice_policies[SLUICE_POLICY_FIRST_FIT];
     for (size_t word = 0; word < (cluster->node_count + 63) / 64; word++) {
         for (uint64_t set = sluice_candidate_word(need, candidates, word); set; set &= set - 1) {
@@ -191,7 +192,7 @@ bool sluice_scan(const struct sluice_cluster *cluster, const struct policy *poli
             if (!offer.units)
                 continue;
             struct choice choice =
-                sluice_score_node(cluster, policy, need, node, need->gpus, offer.fit, offer.wish, NULL);
+                sluice_score_node(cluster, policy, need, node, need->gpus, offer.fit, offer.preferred, NULL);
             if (!found || sluice_choice_better(cluster, &choice, best)) {
                 *best = choice;
                 found = true;
@@ -300,7 +301,7 @@ enum sluice_error sluice_start(struct sluice_cluster *cluster, enum sluice_polic
 
 /* ---- groups ---- */
 
-/* Does `a` go before `b`? Most GPUs first; of equally many whole ones, then large shares; then CPUs. */
+/* Does `a` come before `b`? Most GPUs first; of equally many whole ones, then large shares; then CPUs. */
 static bool goes_before(const struct need *a, const struct need *b)
 {
     int64_t a_gpus = (int64_t)a->gpus * (a->total ? 1 : a->nodes_min);
@@ -442,7 +443,7 @@ static enum sluice_reason reason_of(const struct sluice_cluster *cluster, uint32
     kind = sluice_with_compute(cluster->compute_free[node].percent, kind, need->compute);
     if (sluice_count(kind) < gpus)
         return SLUICE_REASON_GPU_COMPUTE;
-    unsigned required = wished(need, SLUICE_REQUIRED);
+    unsigned required = preferences_of(need, SLUICE_REQUIRED);
     if (gpus && (required & LINK) && !smallest_group(shape, LINK, gpus, kind))
         return SLUICE_REASON_LINK;
     if (gpus && (required & NUMA) && !smallest_group(shape, required, gpus, kind))
@@ -463,7 +464,7 @@ enum sluice_error sluice_explain(struct sluice_cluster *cluster, enum sluice_pol
     for (uint32_t node = 0; node < cluster->node_count; node++)
         explanation->by_reason[reason_of(cluster, node, &need)]++;
     if (explanation->verdict != SLUICE_OK) {
-        /* Nodes that fit alone failed together. */
+        /* Nodes that fit separately failed together. */
         enum sluice_reason together = need.one_switch == SLUICE_REQUIRED ? SLUICE_REASON_SWITCH : SLUICE_REASON_GANG;
         explanation->by_reason[together] = explanation->by_reason[SLUICE_REASON_FITS];
         explanation->by_reason[SLUICE_REASON_FITS] = 0;
@@ -497,7 +498,7 @@ enum sluice_error sluice_cluster_set_workload(struct sluice_cluster *cluster, co
         if (needs[i].nodes_max > 1)
             return sluice_fail(text, SLUICE_ERROR_INVALID,
                                "usual request %" PRIu32 " is for %" PRIu32 " nodes, not one", i, needs[i].nodes_max);
-        needs[i].allowed = NULL; /* the caller's, and no property of the shape */
+        needs[i].allowed = NULL; /* belongs to the caller, not to the shape */
         needs[i].allowed_words = 0;
         weight_sum += weights[i];
     }

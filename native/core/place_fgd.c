@@ -5,8 +5,8 @@
  *
  * Fragmentation of a node = over the usual requests, weighted by how often they come: all its free GPU where it cannot
  * host the request, else the free parts of those GPUs that are too small for it. Free GPU is counted in thousandths of
- * a GPU. As published, the difference goes through a sigmoid to a whole percent, and that cut decides: full precision
- * places worse.
+ * a GPU. As published, the difference goes through a sigmoid to a whole percent, and this rounding matters: full
+ * precision places worse.
  */
 #include "cluster.h"
 
@@ -18,14 +18,14 @@ enum {
     MEMO_BYTES = 64 << 20,
 };
 
-/* A node's score for one kind of request, as long as the node stays as it was. */
+/* A node's score for one kind of request, as long as the node does not change. */
 struct memo {
     uint32_t version;
     int16_t score;
     uint16_t chosen;
 };
 
-/* What the score depends on, the node aside. */
+/* What the score depends on besides the node. */
 struct memo_key {
     uint64_t models;
     int32_t gpus, share, compute, cpus, gpu_memory_min;
@@ -216,7 +216,7 @@ int64_t sluice_score_fgd(const struct sluice_cluster *cluster, uint32_t node, co
         return 0;
     }
     struct memo score;
-    if (need->wishes || terms) { /* wishes narrow `fit` in ways that the memo does not know */
+    if (need->preferences || terms) { /* preferences narrow `fit` in ways that the memo does not know */
         score = evaluate(cluster, node, need, gpus, fit, terms);
     } else {
         struct memo *known = recall(cluster->fgd, node, need, gpus);

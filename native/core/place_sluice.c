@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The sluice policy: place where the least is lost of what the usual requests could have used.
+ * The sluice policy: place where the usual requests lose the least.
  *
  * What a node is worth follows from the workload, a list of usual requests t with how often each comes:
  *
  *   w(t)  = share of t among the requests that ask GPUs, times all GPUs of the cluster over those of nodes that could
- *           take t: demand that can go to few places makes these places dear
+ *           take t: demand that fits few places makes these places expensive
  *   a GPU with l hundredths free is worth l * (the w of the requests for one GPU that fit into l)
  *   k idle GPUs together are worth, beyond that, for each request of several GPUs a little of what of it fits into k,
  *   times w
  *   where a node has too few CPUs per open GPU for a usual request for one GPU, its GPUs will not all be used: then the
- *   request makes a price of CPUs, and counts no more in the worth of a GPU
+ *   request makes a price of CPUs, and no longer counts in the worth of a GPU
  *
  * The loss is what these sums fall by, and the score is the loss in steps of STEP, negated. The coarse step matters:
  * many nodes are equally good, the first of them is taken, and so the others stay as they are. Derived from the idea of
- * FGD (place_fgd.c) that a free GPU counts only as far as the workload can use it, in a form that falls apart into
- * terms of few coarse numbers. This is what makes the search over buckets (score_index.h) possible and exact.
+ * FGD (place_fgd.c) that a free GPU counts only as far as the workload can use it, in a form that splits into terms of
+ * few coarse numbers. This makes the search over buckets (score_index.h) possible and exact.
  */
 #include "score_index.h"
 
@@ -23,12 +23,12 @@
 #include <string.h>
 
 enum {
-    /* A node's CPUs may be this many times scarcer than those of a request for one GPU before its GPUs count as out of
-     * reach: what else comes will use fewer. */
+    /* A node's CPUs may be this many times scarcer than those of a request for one GPU before its GPUs count as
+     * unusable: other jobs will use fewer. */
     SLACK_NUMERATOR = 8,
     SLACK_DENOMINATOR = 5,
-    /* Idle GPUs that are broken up are seldom lost to requests for several: other nodes have as many, or will again.
-     * At their full worth they would outweigh all else where such requests are many, and leave GPUs idle. */
+    /* Idle GPUs that are split are seldom lost to requests for several: other nodes have as many, or will again. At
+     * their full worth they would outweigh all else if such requests are many, and leave GPUs idle. */
     BLOCK_DIVISOR = 10,
     MANY = 64,            /* allowed nodes that are worth a search */
     CPU_PRICE_FACTOR = 2, /* a CPU that is short costs the GPUs it could have served, twice */
@@ -61,7 +61,7 @@ static void add_usual(struct node_kind *kind, const struct need *need, int64_t w
     }
     int64_t cpu = need->cpus ? ((CPU_PRICE_FACTOR * w * levels) << CPU_BITS) / need->cpus : 0;
     for (int kappa = 0; kappa < KAPPAS; kappa++) {
-        /* A node without open GPUs has CPUs to spare. */
+        /* A node without open GPUs has free CPUs. */
         bool cpus_short = kappa != KAPPA_CLOSED && (int64_t)need->cpus * LEVELS * SLACK_DENOMINATOR >
                                                        levels * SLACK_NUMERATOR * sluice_kappa_floor(kappa);
         if (cpus_short)
@@ -85,7 +85,7 @@ static void add_up(struct prices *prices, int kappa)
     prices->least_loss[0][kappa] = worth[LEVELS];
     for (int levels = 1; levels <= LEVELS; levels++) {
         /* A GPU that is one level short of the request may still have room for it, to the MiB. From there on the loss
-         * grows with the level, and falls only where what remains begins to be of use to somebody. */
+         * grows with the level, and falls only where the remainder becomes useful for another request. */
         int64_t least = worth[levels - 1];
         for (int i = 0; i < count && begins[i] + levels <= LEVELS; i++) {
             int64_t loss = worth[begins[i] + levels] - worth[begins[i]];
@@ -106,7 +106,7 @@ static void set_prices(const struct sluice_cluster *cluster)
         gpus += (int64_t)kind->nodes * kind->gpu_count;
         cpus += kind->gpu_count ? (int64_t)kind->nodes * kind->cpus : 0;
     }
-    /* Nothing is known: as if every request were for one GPU, with its share of the CPUs that are beside GPUs. */
+    /* Nothing is known: as if every request were for one GPU, with its share of the CPUs of nodes with GPUs. */
     const struct need one_gpu = {.gpus = 1, .cpus = gpus ? (int32_t)(cpus / gpus) : 0};
     const uint32_t once = 1;
     const struct need *usual = index->workload_count ? index->workload : &one_gpu;
@@ -128,7 +128,7 @@ static void set_prices(const struct sluice_cluster *cluster)
             if (could_take(index->kinds[i], &usual[t]))
                 add_usual(index->kinds[i], &usual[t], w);
     }
-    /* A GPU among others of another kind is worth what is free of it, to whoever comes. */
+    /* A GPU among others of another kind is worth its free part, for any request. */
     for (int kappa = 0; kappa < KAPPAS; kappa++)
         index->kinds[KIND_OTHER]->prices.worth[kappa][0] = (int64_t)1 << FRACTION_BITS;
     for (uint32_t i = 0; i < index->kind_count; i++)
@@ -166,7 +166,7 @@ enum sluice_error sluice_index_set_workload(struct sluice_cluster *cluster, cons
 
 /* ---- losses ---- */
 
-/* Of a share of `levels` on a GPU of `level`; one level short is to be read as just enough. */
+/* Of a share of `levels` on a GPU of `level`; one level short counts as just enough. */
 static int64_t loss_of_share(const int64_t *worth, uint32_t level, uint32_t levels)
 {
     return worth[level] - worth[level > levels ? level - levels : 0];
@@ -366,8 +366,8 @@ bool sluice_choose_sluice(struct sluice_cluster *cluster, const struct need *nee
     struct search search = {
         .cluster = cluster, .need = need, .steps = INT64_MAX, .limit = INT64_MAX, .node = NONE, .rank = NONE};
     if (need->allowed) {
-        /* The buckets do not know which nodes are allowed. A search that meets many that are not is given up about when
-         * it has cost as much as scoring those that are. */
+        /* The buckets do not know which nodes are allowed. A search that meets many others is given up when it has cost
+         * about as much as scoring the allowed ones. */
         uint32_t allowed = count_allowed(cluster, need);
         search.reach.patience = allowed < MANY ? 0 : allowed / 8;
         search.reach.from = cluster->ordered ? 0 : sluice_next_allowed(need, 0);

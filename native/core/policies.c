@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The published placement policies but FGD (place_fgd.c), each a score that is larger for the better node. Sources and
- * formulas stand in docs/scheduling.md. Fractions are compared exactly, in integers, and cut to whole percents where
- * the published score is.
+ * formulas are in docs/scheduling.md. Fractions are compared exactly, in integers, and cut to whole percents where the
+ * published score is.
  */
 #include "cluster.h"
 
@@ -79,7 +79,7 @@ uint16_t sluice_pick(const struct sluice_cluster *cluster, uint32_t node, const 
 
 /* ---- figures that several scores use ---- */
 
-/* What a score is scaled by: the largest node of the cluster. Never 0. */
+/* Scores are scaled by it: the largest node of the cluster. Never 0. */
 static wide most_cpus(const struct sluice_cluster *cluster)
 {
     return (wide)(cluster->largest_cpus ? cluster->largest_cpus : 1);

@@ -5,8 +5,8 @@
 
 enum { NOWHERE = -1, LEAST_HISTORY = 2, MAX_CAPACITY = 1 << 24 };
 
-/* The last run times under one key; a ring. Entries are chained by hash bucket and by how recently they were recorded.
- */
+/* The last run times under one key; a ring. Entries are chained by hash bucket and by how recently they were
+ * recorded. */
 struct history {
     uint64_t key;
     int64_t run_s[SLUICE_PREDICTOR_HISTORY];

@@ -2,16 +2,16 @@
 /*
  * Whom to preempt. Candidates of one gang form a unit, which goes as a whole. A node is freed by the cheapest set of
  * the units on it (branch and bound, cheapest units first); a request for several nodes frees the cheapest node until
- * it fits, and then takes back every unit that turned out needless. What-if is done on the cluster itself: allocations
- * are suspended and resumed, which costs their parts.
+ * it fits, and then takes back every unit that turned out unnecessary. What-if is done on the cluster itself:
+ * allocations are suspended and resumed, which costs their parts.
  */
 #include <stdlib.h>
 
 #include "cluster.h"
 #include "sort.h"
 
-/* Larger is worse, compared in this order. Adding a unit never makes a cost smaller, so that a partial set is a bound.
- */
+/* Larger is worse, compared in this order. Adding a unit never makes a cost smaller, so that a partial set is a
+ * bound. */
 struct cost {
     uint32_t rank; /* highest of the units: 2 * tier, + 1 within quota */
     int64_t lost;  /* GPU-seconds, sum */
@@ -384,7 +384,7 @@ static bool free_cheapest_node(struct sluice_preemption *preemption, const struc
 
 /* ---- the plan ---- */
 
-/* Resumes, costliest first, every suspended unit without which the request still fits. */
+/* Resumes, most expensive first, every suspended unit without which the request still fits. */
 static void take_back_needless(struct sluice_preemption *preemption, enum sluice_policy policy,
                                const struct sluice_request *request, struct sluice_placement *placement)
 {

@@ -14,9 +14,9 @@
 
 enum {
     ACCURACY_HISTORY = 4096,
-    TIER_TRIES = 16,      /* blocked jobs for whom room is sought by preemption at one decision */
+    TIER_TRIES = 16,      /* blocked jobs that preemption makes room for at one decision */
     TYPICAL = 64,         /* request shapes that fragmentation is measured with: the most frequent ones */
-    RENEWALS = 16,        /* looks for a reservation anew while a sixteenth of the wait that it foresaw passes */
+    RENEWALS = 16,        /* a reservation is looked for again after a sixteenth of the wait that it predicted */
     PLAN_PARTS = 1 << 20, /* most parts that run or are planned at a time under conservative backfill */
     CHARGE_PERIOD = 60,   /* fair-share's units of time between charges of what runs; an end is charged at once */
     ENDS = 0,             /* the heaps */
@@ -52,7 +52,7 @@ struct reservation {
     bool held;
     uint32_t job;
     int64_t start; /* when it can start if running jobs end as expected */
-    int64_t renew; /* from when on it is looked for anew, because jobs may have ended early */
+    int64_t renew; /* from when on it is looked for again, because jobs may have ended early */
 };
 
 /* Room for a conservative plan. */
@@ -311,7 +311,7 @@ static bool fits_now(struct sluice_replay *replay, uint32_t job)
 static int64_t expected_end(const struct sluice_replay *replay, uint32_t job)
 {
     int64_t end = replay->jobs[job].key[EXPECTED];
-    return end > replay->now ? end : replay->now + 1; /* overdue: any moment now */
+    return end > replay->now ? end : replay->now + 1; /* overdue: expected to end now */
 }
 
 /* A copy of the running jobs to take them from, in order of their expected ends. */
@@ -476,14 +476,14 @@ static enum sluice_error rank(struct sluice_replay *replay, uint32_t count, stru
     return error;
 }
 
-/* Place everybody anew, in sequence, on the empty cluster. */
-static enum sluice_error decide_anew(struct sluice_replay *replay, struct sluice_error_text *text)
+/* Place all jobs again, in sequence, on the empty cluster. */
+static enum sluice_error decide_from_scratch(struct sluice_replay *replay, struct sluice_error_text *text)
 {
     enum sluice_error error = SLUICE_OK;
     uint32_t count = 0;
     for (uint32_t i = 0; i < replay->heap[ENDS].count && !error; i++) {
         uint32_t index = replay->heap[ENDS].jobs[i];
-        if (replay->config.restart_each_decision) /* who ends before the next decision does not pay it */
+        if (replay->config.restart_each_decision) /* a job that ends before the next decision does not pay it */
             replay->jobs[index].debt = replay->trace[index].restart;
         settle(replay, index);
         if (replay->config.restart_each_decision)
@@ -704,7 +704,7 @@ static enum sluice_error decide(struct sluice_replay *replay, uint32_t from, str
 static enum sluice_error make_decision(struct sluice_replay *replay, struct sluice_error_text *text)
 {
     const struct sluice_replay_config *config = &replay->config;
-    /* Without new room only new jobs can start, where nobody's place in the sequence matters to them. */
+    /* Without new room only new jobs can start, if no other job's place in the sequence matters to them. */
     bool only_new = !replay->room_made && config->preemption == SLUICE_REPLAY_NEVER &&
                     (config->backfill == SLUICE_REPLAY_GREEDY || replay->first_new == 0);
     uint32_t from = only_new ? replay->first_new : 0;
@@ -713,7 +713,7 @@ static enum sluice_error make_decision(struct sluice_replay *replay, struct slui
     replay->decision_due = replay->room_made = false;
     replay->next_decision = later(replay->now, config->interval);
     enum sluice_error error =
-        config->preemption == SLUICE_REPLAY_ORDER ? decide_anew(replay, text) : decide(replay, from, text);
+        config->preemption == SLUICE_REPLAY_ORDER ? decide_from_scratch(replay, text) : decide(replay, from, text);
     replay->first_new = replay->pending_count;
     return error;
 }
@@ -896,7 +896,7 @@ static enum sluice_error check_jobs(const struct sluice_replay *replay, struct s
     return SLUICE_OK;
 }
 
-/* The most frequent shapes that ask for GPUs stand for what arrives. */
+/* The most frequent shapes that ask for GPUs represent what arrives. */
 static void choose_typical(struct sluice_replay *replay)
 {
     for (uint32_t class = 0; class < replay->class_count; class ++) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Checks a request, and turns it into the form that decisions use. Contracts stand in sluice/core.h. */
+/* Checks a request, and turns it into the form that decisions use. Contracts are in sluice/core.h. */
 #include "cluster.h"
 
 #include <inttypes.h>
@@ -59,7 +59,7 @@ static enum sluice_error check_choices(const struct sluice_request *request, str
     return SLUICE_OK;
 }
 
-/* A request without GPUs must say nothing about them. */
+/* A request without GPUs must not set options of GPUs. */
 static enum sluice_error check_without_gpus(const struct sluice_request *request, struct sluice_error_text *text)
 {
     const struct {
@@ -188,7 +188,7 @@ enum sluice_error sluice_need_from_request(const struct sluice_cluster *cluster,
         .total = total,
         .exclusive = request->flags & SLUICE_EXCLUSIVE,
         .any_gpu = !request->models && !request->capability_min && !request->gpu_memory_mib_min,
-        .wishes = request->one_link_domain || request->one_numa_node || request->near_nic,
+        .preferences = request->one_link_domain || request->one_numa_node || request->near_nic,
         .link = (uint8_t)request->one_link_domain,
         .numa = (uint8_t)request->one_numa_node,
         .nic = (uint8_t)request->near_nic,
@@ -199,7 +199,7 @@ enum sluice_error sluice_need_from_request(const struct sluice_cluster *cluster,
         .allowed_words = request->allowed_words,
         .seed = request->seed,
     };
-    need->plain = nodes_max == 1 && !need->exclusive && !need->wishes && request->layout == SLUICE_LAYOUT_POLICY;
+    need->plain = nodes_max == 1 && !need->exclusive && !need->preferences && request->layout == SLUICE_LAYOUT_POLICY;
     return SLUICE_OK;
 }
 

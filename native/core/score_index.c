@@ -104,7 +104,7 @@ static void raise(struct bounds *bounds, const struct bounds *by)
 static void pull(struct entry *entries, uint32_t at)
 {
     struct entry *entry = &entries[at];
-    entry->bounds = entry->own;
+    entry->bounds = entry->free;
     raise(&entry->bounds, &entries[entry->left].bounds);
     raise(&entry->bounds, &entries[entry->right].bounds);
 }
@@ -116,7 +116,7 @@ static void settle(struct entry *entries, uint32_t at, const struct bounds *gone
     /* Most entries have all of their compute, the entry itself among them. */
     if (gone->cpus == bounds->cpus || gone->host_memory == bounds->host_memory ||
         gone->gpu_memory == bounds->gpu_memory ||
-        (gone->compute == bounds->compute && entries[at].own.compute < bounds->compute))
+        (gone->compute == bounds->compute && entries[at].free.compute < bounds->compute))
         pull(entries, at);
     else
         raise(bounds, come);
@@ -157,7 +157,7 @@ static void insert(struct entry *entries, uint32_t *root, uint32_t at)
 {
     while (*root != NO_ENTRY && priority(at) < priority(*root)) {
         struct entry *entry = &entries[*root];
-        raise(&entry->bounds, &entries[at].own);
+        raise(&entry->bounds, &entries[at].free);
         root = goes_before(entries, at, *root) ? &entry->left : &entry->right;
     }
     split(entries, *root, at, &entries[at].left, &entries[at].right);
@@ -174,7 +174,7 @@ static void erase(struct entry *entries, uint32_t *root, uint32_t at)
         return;
     }
     erase(entries, goes_before(entries, at, here) ? &entries[here].left : &entries[here].right, at);
-    settle(entries, here, &entries[at].own, &nothing);
+    settle(entries, here, &entries[at].free, &nothing);
 }
 
 /* The entry stays where it is; what it had free before was `old`. */
@@ -182,7 +182,7 @@ static void refresh(struct entry *entries, uint32_t root, uint32_t at, const str
 {
     if (root != at)
         refresh(entries, goes_before(entries, at, root) ? entries[root].left : entries[root].right, at, old);
-    settle(entries, root, old, &entries[at].own);
+    settle(entries, root, old, &entries[at].free);
 }
 
 static bool has_room(const struct bounds *bounds, const struct need *need)
@@ -200,7 +200,7 @@ static uint32_t first_with_room(const struct entry *entries, uint32_t root, cons
         uint32_t found = first_with_room(entries, entries[root].left, need, from);
         if (found != NO_ENTRY)
             return found;
-        if (has_room(&entries[root].own, need))
+        if (has_room(&entries[root].free, need))
             return root;
     }
     return first_with_room(entries, entries[root].right, need, from);
@@ -266,20 +266,20 @@ static void unfile(struct score_index *index, uint32_t node, int which)
 }
 
 /* What an entry has free. */
-static struct bounds own_of(const struct sluice_cluster *cluster, uint32_t node, int which)
+static struct bounds free_of(const struct sluice_cluster *cluster, uint32_t node, int which)
 {
     const struct node *row = &cluster->nodes[node];
-    struct bounds own = {.cpus = row->cpus_free, .host_memory = row->host_memory_free, .compute = ALL_COMPUTE};
+    struct bounds room = {.cpus = row->cpus_free, .host_memory = row->host_memory_free, .compute = ALL_COMPUTE};
     if (which == ENTRY_IDLE) {
-        own.gpu_memory = sluice_shape_of(cluster, node)->memory.mib[0];
+        room.gpu_memory = sluice_shape_of(cluster, node)->memory.mib[0];
     } else if (which != ENTRY_NODE) {
-        own.gpu_memory = cluster->gpu_free[node].mib[which];
-        own.compute = cluster->compute_free[node].percent[which];
+        room.gpu_memory = cluster->gpu_free[node].mib[which];
+        room.compute = cluster->compute_free[node].percent[which];
     }
-    return own;
+    return room;
 }
 
-/* File an entry under its node's kind and kappa, or see that it has changed in its place. */
+/* File an entry under its node's kind and kappa, or update it in its place. */
 static void file(const struct sluice_cluster *cluster, uint32_t node, int which, uint8_t slot)
 {
     struct score_index *index = cluster->index;
@@ -290,8 +290,8 @@ static void file(const struct sluice_cluster *cluster, uint32_t node, int which,
     struct bucket *bucket = &group->buckets[slot];
     uint32_t at = entry_of(index, node, which);
     struct entry *entry = &index->entries[at];
-    struct bounds old = entry->own;
-    entry->own = own_of(cluster, node, which);
+    struct bounds old = entry->free;
+    entry->free = free_of(cluster, node, which);
     if (filing->slot[which] == slot) {
         refresh(index->entries, bucket->root, at, &old);
     } else {
@@ -307,7 +307,7 @@ static void file(const struct sluice_cluster *cluster, uint32_t node, int which,
     bucket->bounds = index->entries[bucket->root].bounds;
 }
 
-/* The slot of each entry as the node stands now, all NO_SLOT where it takes nothing. */
+/* The slot of each entry as the node is now, all NO_SLOT if it takes nothing. */
 static void slots_of(const struct sluice_cluster *cluster, uint32_t node, uint8_t slots[ENTRIES])
 {
     const struct node *row = &cluster->nodes[node];
@@ -439,7 +439,7 @@ static bool tree_sound(const struct entry *entries, uint32_t root, uint32_t *las
     if (root == NO_ENTRY)
         return true;
     const struct entry *entry = &entries[root];
-    struct bounds bounds = entry->own;
+    struct bounds bounds = entry->free;
     raise(&bounds, &entries[entry->left].bounds);
     raise(&bounds, &entries[entry->right].bounds);
     if (memcmp(&bounds, &entry->bounds, sizeof bounds) != 0 ||
@@ -468,8 +468,8 @@ static bool entry_sound(const struct sluice_cluster *cluster, uint32_t node, int
 {
     const struct node *row = &cluster->nodes[node];
     const struct entry *entry = &cluster->index->entries[entry_of(cluster->index, node, which)];
-    struct bounds own = own_of(cluster, node, which);
-    return entry->node == node && entry->rank == row->rank && memcmp(&entry->own, &own, sizeof own) == 0;
+    struct bounds room = free_of(cluster, node, which);
+    return entry->node == node && entry->rank == row->rank && memcmp(&entry->free, &room, sizeof room) == 0;
 }
 
 bool sluice_index_sound(const struct sluice_cluster *cluster)

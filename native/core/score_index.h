@@ -5,15 +5,15 @@
  *
  *   kind    what an idle node is: model, capability and memory of its GPUs (all alike), how many, and how many CPUs
  *   kappa   free CPUs for each open GPU, in half octaves; a GPU is open with a quarter or more of its memory free
- *   slot    what of the node is meant: a GPU in use by its level of free memory, a number of idle GPUs, or the node
+ *   slot    which part of the node: a GPU in use by its level of free memory, a number of idle GPUs, or the node
  *
  * A bucket is a treap of entries ordered by node rank. Each entry carries the largest free CPUs, host memory, GPU
  * memory and GPU compute of its subtree, so the lowest ranked node that fits is found in logarithmic time. Priorities
  * are hashes of the entries' numbers: the same on every machine.
  *
- * Buckets say nothing of the workload: prices may change without moving a node. A change of one node costs the moves of
- * its own entries. Nodes with GPUs of several kinds, and those of kinds beyond MAX_NODE_KINDS, lie in no bucket but in
- * the list `others`.
+ * Buckets do not depend on the workload: prices may change without moving a node. A change of one node costs the moves
+ * of its own entries. Nodes with GPUs of several kinds, and those of kinds beyond MAX_NODE_KINDS, are in no bucket but
+ * in the list `others`.
  */
 #ifndef SLUICE_CORE_SCORE_INDEX_H
 #define SLUICE_CORE_SCORE_INDEX_H
@@ -56,8 +56,7 @@ struct group {
     struct bucket buckets[SLOTS];
 };
 
-/* What the workload makes of a kind's nodes, by kappa; see place_sluice.c. What a decision compares lies side by side.
- */
+/* A kind's prices under the workload, by kappa; see place_sluice.c. What a decision compares is adjacent in memory. */
 struct prices {
     int64_t cpu[KAPPAS];                    /* of a thousandth of a CPU, in 2^-CPU_BITS */
     int64_t least_loss[LEVELS + 1][KAPPAS]; /* a bound on what a share of so many levels costs; 0: a whole GPU */
@@ -80,12 +79,12 @@ struct node_kind {
 struct entry {
     uint32_t left, right; /* NO_ENTRY: none */
     uint32_t rank, node;
-    struct bounds own;    /* what is free, of the entry's GPUs where it is GPU memory or compute */
+    struct bounds free;   /* what is free, of the entry's GPUs where it is GPU memory or compute */
     struct bounds bounds; /* of the subtree */
 };
 enum { NO_ENTRY = 0 }; /* entry 0 stays empty, with bounds of nothing */
 
-/* Where a node's entries lie. */
+/* Where a node's entries are. */
 struct filing {
     uint32_t first_entry;  /* its entries: one for each GPU, one for the idle ones, one for itself; 0: not yet given */
     uint8_t kind, kappa;   /* the kind counts it as soon as it has entries */
@@ -118,7 +117,7 @@ static inline uint32_t sluice_levels_needed(int32_t share, int32_t memory)
 
 /* Least thousandths of a CPU per open GPU of class `kappa`; 0 for the lowest class. Not for KAPPA_CLOSED. */
 int32_t sluice_kappa_floor(int kappa);
-/* The class of a node as it stands now. */
+/* The class of a node as it is now. */
 int sluice_kappa_of(const struct sluice_cluster *cluster, uint32_t node);
 
 /* How far a search goes. */

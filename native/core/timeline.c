@@ -186,7 +186,7 @@ static uint32_t split(struct timelines *timelines, uint32_t node, int32_t time)
     return at;
 }
 
-/* Undo a split that has become needless. */
+/* Undo a split that has become unnecessary. */
 static void join(struct timelines *timelines, uint32_t node, int32_t time)
 {
     struct timeline *timeline = &timelines->nodes[node];
@@ -260,9 +260,9 @@ static inline bool roomy(const struct timelines *timelines, uint32_t segment, co
 
 static inline bool enough(const struct shape *shape, const struct need *need, uint16_t fit)
 {
-    uint8_t wish;
-    if (need->wishes)
-        return sluice_best_group(shape, need, need->gpus, fit, &wish) != 0;
+    uint8_t preferred;
+    if (need->preferences)
+        return sluice_best_group(shape, need, need->gpus, fit, &preferred) != 0;
     if (need->gpus == 0)
         return true;
     for (int32_t others = need->gpus - 1; others > 0; others--)
@@ -371,8 +371,8 @@ int32_t timelines_earliest(const struct timelines *timelines, uint32_t node, con
     const uint16_t eligible = eligible_gpus(timeline, need);
     if (!enough(timeline->shape, need, eligible))
         return TIMELINE_NEVER;
-    /* Where any one GPU will do, a segment that suits has it. */
-    const bool any = need->gpus == 1 && eligible == timeline->healthy && !need->wishes && !need->compute;
+    /* If any one GPU is enough, a segment that suits has it. */
+    const bool any = need->gpus == 1 && eligible == timeline->healthy && !need->preferences && !need->compute;
     uint32_t at = segment_at(timelines, timeline, from);
     struct view view = {.timelines = timelines, .timeline = timeline, .need = need};
     look_at(&view, at);

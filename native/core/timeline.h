@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What each node will have free, from now on: for every node a list of segments of time in which nothing changes.
- * Times are whole seconds from the plan's now, 0 to TIMELINE_NEVER. Everything lies in memory of fixed size.
+ * What each node will have free from now on: for every node a list of segments of time in which nothing changes. Times
+ * are whole seconds from the plan's now, 0 to TIMELINE_NEVER. Everything lies in memory of fixed size.
  */
 #ifndef SLUICE_CORE_TIMELINE_H
 #define SLUICE_CORE_TIMELINE_H
@@ -38,7 +38,7 @@ struct timelines {
     int32_t *idle; /* GPUs: their number above a bit for each */
     uint32_t *holders;
     int32_t *gpu_free;       /* per segment `gpus` numbers: free MiB, also of GPUs that are not healthy; then as many
-                                bytes: percent of their compute that nobody has claimed */
+                                bytes: percent of their compute that is not claimed */
     uint32_t gpus;           /* the most that a node has, a multiple of 4 */
     uint32_t stride;         /* of gpu_free, in numbers */
     uint32_t capacity, used; /* segments */
@@ -77,13 +77,13 @@ bool timelines_give(struct timelines *timelines, const struct booking *booking, 
 
 /*
  * The first time from `from` on at which the node can take its share of the need (need->gpus GPUs) for `duration`
- * without a break; TIMELINE_NEVER if there is none. Always `from` or the start of a segment. The need's wishes are
+ * without a break; TIMELINE_NEVER if there is none. Always `from` or the start of a segment. The need's preferences are
  * required ones only.
  */
 int32_t timelines_earliest(const struct timelines *timelines, uint32_t node, const struct need *need, int32_t duration,
                            int32_t from);
 
-/* The node will be asked soon. */
+/* The node will be used soon. */
 static inline void timelines_prefetch(const struct timelines *timelines, uint32_t node)
 {
     const uint32_t first = timelines->nodes[node].first;
@@ -98,7 +98,7 @@ static inline void timelines_prefetch(const struct timelines *timelines, uint32_
 void timelines_window(const struct timelines *timelines, uint32_t node, const struct need *need, int32_t duration,
                       int32_t from, struct window *window);
 
-/* Does the booking fit beside all others? */
+/* Does the booking fit with all others? */
 bool timelines_fits(const struct timelines *timelines, const struct booking *booking, int32_t from, int32_t to);
 
 /* The start of the first segment that starts after `time`; TIMELINE_NEVER if there is none. */

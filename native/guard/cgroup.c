@@ -159,7 +159,7 @@ enum guard_frost guard_freeze(const char *path)
         done = each_step(job, version, freeze_step);
     int number = errno;
     if (done == GUARD_FAILED)
-        each_step(job, version, thaw_step); /* else the next try would take it for suspended by others */
+        each_step(job, version, thaw_step); /* else the next try would count it as suspended by others */
     close(job);
     errno = number;
     return done;

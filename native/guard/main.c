@@ -34,7 +34,7 @@ enum {
     MOST_MESSAGES = 4096,
     LOCK_TRIES = 40,
     LOCK_WAIT_MS = 50,
-    STOP_MS = 20000,  /* for an agent that is told to end */
+    STOP_MS = 20000,  /* for an agent that is asked to end */
     QUICK_DEATHS = 3, /* within a minute, after which the next start waits */
     LAST_WAIT_S = 30,
 };
@@ -103,7 +103,7 @@ static void lock(void)
     }
 }
 
-/* False where there is no room. */
+/* False if there is no room. */
 static bool write_memory(void)
 {
     int descriptor = openat(guard.folder, fresh_name, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600);
@@ -131,7 +131,8 @@ static void save(void)
         return;
     }
     if (!fails)
-        fprintf(stderr, "action=problem what=\"%s/%s: %s; tried again\"\n", guard.path, fresh_name, strerror(errno));
+        fprintf(stderr, "sluice: action=problem what=\"%s/%s: %s; tried again\"\n", guard.path, fresh_name,
+                strerror(errno));
     fails = true;
 }
 
@@ -239,8 +240,8 @@ static void take_messages(void)
     guard.was_ready |= watch.ready;
 }
 
-/* One that asked to begin again ends with 0. Where no job is to be watched, one that never came up is a matter for who
-   started the guard. */
+/* An agent that wants to be restarted ends with 0. If no job is to be watched and the agent never came up, the guard
+ * ends, and its caller decides. */
 static void agent_ended(int status)
 {
     guard.pid = 0;
@@ -261,7 +262,7 @@ static void agent_ended(int status)
         struct guard_names about = jobs_read();
         guard_agent_lost(&watch, &tools, guard.hung ? "hung" : cause, &about, guard.now);
         guard.start_at += wait_before_start();
-        fprintf(stderr, "action=agent-lost cause=%s deaths=%u again_in_ms=%lld\n", guard.hung ? "hung" : cause,
+        fprintf(stderr, "sluice: action=agent-lost cause=%s deaths=%u again_in_ms=%lld\n", guard.hung ? "hung" : cause,
                 guard_deaths(&watch, today()), (long long)(guard.start_at - guard.now));
     }
     clear_about();
@@ -328,7 +329,7 @@ static void one_round(void)
     if (guard.pid == 0 && guard.now >= guard.start_at)
         start_agent();
     else if (guard.pid && guard.stop_by < 0 && !guard.hung && guard_hangs(&watch, guard.now)) {
-        fputs("action=agent-hangs\n", stderr);
+        fputs("sluice: action=agent-hangs\n", stderr);
         guard.hung = true;
         kill(guard.pid, SIGKILL);
     } else if (guard.pid && guard.stop_by >= 0 && guard.now > guard.stop_by)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the node agent says to its guard: one message a packet, in words of the agent's own making. */
+/* What the node agent sends to its guard: one message a packet, with text that only the agent makes. */
 #ifndef SLUICE_GUARD_MESSAGE_H
 #define SLUICE_GUARD_MESSAGE_H
 
@@ -29,7 +29,7 @@ struct guard_message {
     char path[GUARD_PATH];
 };
 
-/* False for what is no message. */
+/* False if it is not a message. */
 bool guard_parse(const char *text, size_t length, struct guard_message *message);
 
 /* Whether a path may be that of a job's cgroup: absolute, plain, its last word `job_N` or a SLUID. */

@@ -28,7 +28,7 @@ void guard_agent_starts(struct guard_watch *watch, int64_t now)
     for (int vendor = 0; vendor < GUARD_VENDORS; vendor++)
         watch->vendors[vendor].loops = false;
     for (uint32_t i = 0; i < watch->count; i++)
-        watch->jobs[i].told = false;
+        watch->jobs[i].named = false;
 }
 
 static struct guard_outage *new_outage(struct guard_watch *watch, const struct guard_tools *tools, const char *cause,
@@ -38,7 +38,7 @@ static struct guard_outage *new_outage(struct guard_watch *watch, const struct g
         memmove(watch->outages, watch->outages + 1, sizeof *watch->outages * --watch->outage_count);
     struct guard_outage *outage = &watch->outages[watch->outage_count++];
     *outage =
-        (struct guard_outage){.number = ++watch->outages_told, .when = tools->today(), .began = began, .lasted = -1};
+        (struct guard_outage){.number = ++watch->last_outage, .when = tools->today(), .began = began, .lasted = -1};
     snprintf(outage->cause, sizeof outage->cause, "%s", cause);
     watch->changed = true;
     return outage;
@@ -64,7 +64,7 @@ void guard_agent_lost(struct guard_watch *watch, const struct guard_tools *tools
 {
     struct guard_outage *outage = open_outage(watch);
     if (outage && strcmp(outage->cause, stalled) == 0)
-        snprintf(outage->cause, sizeof outage->cause, "%s", cause); /* what hung is dead now: one outage */
+        snprintf(outage->cause, sizeof outage->cause, "%s", cause); /* the agent that hung is dead now: one outage */
     else
         outage = new_outage(watch, tools, cause, now);
     outage->about = *about;
@@ -86,7 +86,7 @@ static void drop(struct guard_watch *watch, struct guard_job *job)
     watch->changed = true;
 }
 
-/* False where it is to be tried again. */
+/* False if it is to be tried again. */
 static bool thaw(struct guard_watch *watch, const struct guard_tools *tools, struct guard_job *job)
 {
     if (job->frozen && tools->thaw(job->path) == GUARD_FAILED)
@@ -110,15 +110,15 @@ static void add(struct guard_watch *watch, const struct guard_tools *tools, cons
         job->since = now;
     }
     watch->changed |= job->vendors != message->vendors || strcmp(job->path, message->path) != 0;
-    job->told = true;
+    job->named = true;
     job->vendors = message->vendors;
     memcpy(job->path, message->path, sizeof job->path);
 }
 
-static void forget_untold(struct guard_watch *watch, const struct guard_tools *tools)
+static void forget_unnamed(struct guard_watch *watch, const struct guard_tools *tools)
 {
     for (uint32_t i = watch->count; i-- > 0;)
-        if (!watch->jobs[i].told && thaw(watch, tools, &watch->jobs[i]))
+        if (!watch->jobs[i].named && thaw(watch, tools, &watch->jobs[i]))
             drop(watch, &watch->jobs[i]);
 }
 
@@ -129,7 +129,7 @@ void guard_take(struct guard_watch *watch, const struct guard_tools *tools, cons
     switch (message->kind) {
     case GUARD_READY:
         watch->ready = true;
-        forget_untold(watch, tools);
+        forget_unnamed(watch, tools);
         break;
     case GUARD_SAMPLE:
         watch->vendors[message->vendor].sampled = now; /* fall through */
@@ -151,7 +151,7 @@ void guard_take(struct guard_watch *watch, const struct guard_tools *tools, cons
     }
 }
 
-/* When the job was looked at last: that of its vendors which is behind. */
+/* When the job was last sampled: the oldest time of its vendors. */
 static int64_t sampled(const struct guard_watch *watch, const struct guard_job *job)
 {
     int64_t first = INT64_MAX;
@@ -187,7 +187,7 @@ static bool is_watched_again(const struct guard_watch *watch, const struct guard
             return true;
         loops |= watch->vendors[vendor].loops;
     }
-    return !loops; /* a node without GPUs */
+    return watch->ready && !loops; /* a node without GPUs */
 }
 
 static void close_outages(struct guard_watch *watch, int64_t now)
@@ -196,7 +196,7 @@ static void close_outages(struct guard_watch *watch, int64_t now)
         if (watch->jobs[i].frozen)
             return;
     struct guard_outage *last = open_outage(watch);
-    if (!watch->ready || !last || !is_watched_again(watch, last))
+    if (!last || !is_watched_again(watch, last))
         return;
     for (uint32_t i = 0; i < watch->outage_count; i++)
         if (watch->outages[i].lasted < 0)
@@ -314,7 +314,7 @@ static void load_outage(struct guard_watch *watch, const char *line, int64_t now
                outage.cause, &outage.lasted, frozen, about) == 6 &&
         load_names(frozen, &outage.frozen) && load_names(about, &outage.about)) {
         watch->outages[watch->outage_count++] = outage;
-        watch->outages_told = outage.number;
+        watch->last_outage = outage.number;
     }
 }
 

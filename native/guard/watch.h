@@ -20,8 +20,8 @@ struct guard_job {
     uint32_t number;
     unsigned vendors;
     bool frozen;   /* by this guard, or by the one before it */
-    bool told;     /* by the agent that runs now */
-    int64_t since; /* told, frozen, or found that it cannot be */
+    bool named;    /* by the agent that runs now */
+    int64_t since; /* named, frozen, or found that it cannot be */
     char path[GUARD_PATH];
 };
 
@@ -51,7 +51,7 @@ struct guard_watch {
     } vendors[GUARD_VENDORS];
     uint32_t count;
     struct guard_job jobs[GUARD_JOBS];
-    uint32_t outages_told, outage_count;
+    uint32_t last_outage, outage_count;
     struct guard_outage outages[GUARD_OUTAGES]; /* the oldest first */
 };
 

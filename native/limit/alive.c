@@ -76,20 +76,20 @@ bool limit_has_joined(const struct limit_region *region, uint32_t ledger_pid)
 
 /* ---- judging ---- */
 
-/* One look at all: who looks, and what he found out once. */
+/* One search: the process that searches, and what it found out once. */
 struct look {
     struct limit_region *region;
     const struct limit_self *self;
     enum limit_depth depth;
     int64_t end;        /* ms of the thread's own time, after which nothing that takes long is begun */
     char mapping[64];   /* device and inode of the ledger, as the kernel writes them in maps; "": not known */
-    uint32_t *suspects; /* [processes]: who was on a seat from another PID namespace, and was not seen since; or 0 */
+    uint32_t *suspects; /* [processes]: those on a seat from another PID namespace that were not seen since; or 0 */
 };
 
 static int64_t now_ms(void)
 {
     struct timespec now;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now); /* on a busy machine nobody is given up for its sake */
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now); /* own time: a busy machine cuts no search short */
     return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
@@ -130,7 +130,7 @@ static enum found find_mapping(const struct look *look, const char *pid, const v
 
 /*
  * Whether a process still has the ledger mapped: it has not when it went on as another program (exec). Where that
- * cannot be told, it has. The caller's own mapping shows how the kernel writes the file, which stat does not tell on
+ * cannot be known, it has. The caller's own mapping shows how the kernel writes the file, which stat does not show on
  * overlays.
  */
 static bool has_mapped(const struct look *look, const char *pid)
@@ -188,7 +188,7 @@ static bool is_mine(const char *status)
     return line && strtoul(line + 5, NULL, 10) == getuid();
 }
 
-/* Clear those of whom a process in this PID namespace, or where that is not known in any, may be one. */
+/* Clear those that may be a process of this PID namespace, or of any where that is not known. */
 static void clear_suspects(struct look *look, uint32_t pid, uint64_t space, bool any_space)
 {
     for (uint32_t seat = 0; seat < look->region->file->processes; seat++) {
@@ -218,7 +218,7 @@ static void look_at_process(struct look *look, const char *pid)
         clear_suspects(look, inner, known ? stamp.st_ino : 0, !known);
 }
 
-/* Before the walk: who sits down during it may not be seen by it. */
+/* Before the walk: it may not see a process that takes a seat during it. */
 static bool find_suspects(struct look *look)
 {
     bool any = false;
@@ -241,7 +241,7 @@ static bool sees_all(const struct look *look)
     return look->self->proc && look->self->space == look->region->spaces[LIMIT_NODE_SPACE] && read_status("1", status);
 }
 
-/* Find, in one walk, who of the other PID namespaces is not there any more. False: nobody, or that cannot be told. */
+/* Find, in one walk, which processes of the other PID namespaces have ended. False: none, or it cannot be known. */
 static bool look_elsewhere(struct look *look)
 {
     look->suspects = calloc(look->region->file->processes, sizeof *look->suspects);
@@ -257,7 +257,7 @@ static bool look_elsewhere(struct look *look)
 
 /* ---- striking off ---- */
 
-/* Who is on a seat, and whether he lives, as far as can be told. */
+/* Which process is on a seat, and whether it lives, as far as can be known. */
 static enum sluice_error look_at(const struct look *look, uint32_t seat, struct sluice_ledger_process *who, bool *taken,
                                  bool *alive, struct sluice_error_text *text)
 {
@@ -275,7 +275,7 @@ static enum sluice_error look_at(const struct look *look, uint32_t seat, struct 
     return SLUICE_OK;
 }
 
-/* Whether one who lives holds memory that another process made. */
+/* Whether a living process holds memory that another process made. */
 static enum sluice_error find_importers(const struct look *look, bool *importers, struct sluice_error_text *text)
 {
     struct sluice_ledger_process who;

@@ -68,12 +68,58 @@ void limit_drop_owner(const struct limit_driver *driver, struct limit_session *s
         limit_table_drain(&session->table, lives_in, owner, drop, driver);
 }
 
+/* ---- arrays ---- */
+
+static uint64_t texel_bytes(int format, unsigned channels)
+{
+    enum { WIDEST = 4, MOST_CHANNELS = 4 };
+    static const unsigned char bytes_of[256] = {
+        [0x01] = 1, [0x02] = 2, [0x03] = 4, [0x08] = 1, [0x09] = 2, [0x0a] = 4, [0x10] = 2,
+        [0x20] = 4, [0xc0] = 1, [0xc1] = 1, [0xc2] = 1, [0xc3] = 2, [0xc4] = 2, [0xc5] = 2};
+    unsigned char known = format >= 0 && format < 256 ? bytes_of[format] : 0;
+    return (known ? known : WIDEST) * (uint64_t)(channels <= MOST_CHANNELS ? channels : MOST_CHANNELS);
+}
+
+uint64_t limit_array_bytes(struct extent extent, unsigned levels, bool layered, uint64_t texel)
+{
+    enum { MAX_SIDE = 1 << 20, MAX_LEVELS = 32 };
+    uint64_t sum = 0;
+    if (extent.width > MAX_SIDE || extent.height > MAX_SIDE || extent.depth > MAX_SIDE)
+        return 0;
+    levels = levels ? levels : 1; /* drivers take none for one */
+    for (unsigned level = 0; level < levels && level < MAX_LEVELS; level++) {
+        uint64_t planes = (uint64_t)(extent.height ? extent.height : 1) * (extent.depth ? extent.depth : 1), bytes;
+        if (__builtin_mul_overflow(planes * (extent.width ? extent.width : 1), texel, &bytes) || bytes > far_too_much)
+            return far_too_much;
+        sum += bytes;
+        extent.width /= 2;
+        extent.height /= 2;
+        extent.depth /= layered ? 1 : 2;
+    }
+    return sum;
+}
+
+uint64_t limit_array_2d_bytes(const struct array_2d *what)
+{
+    return what ? limit_array_bytes((struct extent){what->width, what->height, 0}, 1, false,
+                                    texel_bytes(what->format, what->channels))
+                : 0;
+}
+
+uint64_t limit_array_3d_bytes(const struct array_3d *what, unsigned levels)
+{
+    enum { LAYERED = 1 };
+    return what ? limit_array_bytes(what->extent, levels, (what->flags & LAYERED) != 0,
+                                    texel_bytes(what->format, what->channels))
+                : 0;
+}
+
 /* ---- pools ---- */
 
 enum { POOL_RESERVED = 5, POOL_USED = 7, GRAPH_USED = 0, GRAPH_RESERVED = 2 }; /* the same in CUDA and HIP */
 
-/* What a driver freed may take it some waiting to give up: so many looks, when a program waits for its device, suffice.
- */
+/* What a driver freed may take it some waiting to give up: so many looks, when a program waits for its device,
+ * suffice. */
 enum { LATE_LOOKS = 4 };
 
 /* A pool that is charged for; a process has a few. */
@@ -332,7 +378,7 @@ static void settle_graph(struct limit_session *session, const struct limit_drive
 
 enum limit_launch limit_graph_begin(const struct limit_driver *driver, void *executable, struct limit_entry *entry)
 {
-    struct limit_session *session = limit_outside() ? limit_session() : NULL;
+    struct limit_session *session = limit_program_session();
     if (!session || atomic_load_explicit(&session->graphs, memory_order_relaxed) == 0 ||
         !limit_table_get(&session->table, LIMIT_GRAPH, (uint64_t)(uintptr_t)executable, entry))
         return LIMIT_PLAIN;
@@ -409,7 +455,7 @@ static bool settle_physical(struct limit_session *session, struct physical *it)
     return true;
 }
 
-/* Memory whose exported files are closed meanwhile. */
+/* Memory whose exported files have been closed since. */
 static bool settle_files(struct limit_session *session)
 {
     bool gave = false;

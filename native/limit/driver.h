@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What CUDA's driver and HIP's runtime have in common: pieces of memory freed by address, pools, graphs that allocate,
- * virtual memory. Their wrappers differ in names and types only, and stand in cuda.c and hip.c.
+ * virtual memory. Here is the accounting, driver_wrappers.h has the wrappers.
  */
 #ifndef SLUICE_LIMIT_DRIVER_H
 #define SLUICE_LIMIT_DRIVER_H
 
+#include "driver_abi.h"
 #include "session.h"
 
 /* The vendor's own answers; each false where it has none. Ordinals are the driver's numbers of devices. */
 struct limit_driver {
-    unsigned char number;       /* 0: CUDA, 1: HIP */
     uint64_t granule;           /* bytes of a page of device memory */
     int (*device)(int ordinal); /* of the ledger */
     bool (*pool_attribute)(void *pool, int attribute, uint64_t *value);
@@ -33,6 +33,12 @@ static inline bool limit_outside(void)
     return limit_inside == 0;
 }
 
+/* The session to charge what the program itself calls; NULL: the vendor's library calls, or there is none. */
+static inline struct limit_session *limit_program_session(void)
+{
+    return limit_outside() ? limit_session() : NULL;
+}
+
 /* ---- pieces ---- */
 
 /* Charge a piece, in what this process no longer uses if need be. */
@@ -46,12 +52,20 @@ void limit_freed(const struct limit_driver *driver, struct limit_session *sessio
 /* Everything that `owner`, a context, held is gone with it. */
 void limit_drop_owner(const struct limit_driver *driver, struct limit_session *session, const void *owner);
 
+/* ---- arrays ---- */
+
+/* An array with all its levels of detail; layers keep their number. 0: larger than any driver accepts. */
+uint64_t limit_array_bytes(struct extent extent, unsigned levels, bool layered, uint64_t texel);
+/* The same, as described; NULL: 0. A format that is not known counts as the widest. */
+uint64_t limit_array_2d_bytes(const struct array_2d *what);
+uint64_t limit_array_3d_bytes(const struct array_3d *what, unsigned levels);
+
 /* ---- pools: charged with what the driver keeps in them (its own figure), not with what it handed out ---- */
 
 /* Charge growth by `size` bytes before it happens. True: the lock is held until limit_pool_end, which must follow. */
 bool limit_pool_begin(struct limit_session *session, struct limit_pool pool, uint64_t size);
-/* `allocated`: the driver did. False: its pool grew by more than there is room for; the caller frees, trims, settles.
- */
+/* `allocated`: the driver did. False: its pool grew by more than there is room for; the caller frees, trims,
+ * settles. */
 bool limit_pool_end(struct limit_session *session, struct limit_pool pool, bool allocated);
 void limit_pool_made(struct limit_pool pool, int device);
 /* The ordinal of a known pool's device; -1: unknown. */
@@ -80,13 +94,13 @@ void limit_graph_destroyed(struct limit_session *session, struct limit_entry *en
 void limit_physical_made(const struct limit_entry *charge, uint64_t handle);
 void limit_physical_released(struct limit_session *session, uint64_t handle);
 void limit_physical_retained(struct limit_session *session, uint64_t address, uint64_t handle);
-void limit_physical_exported(struct limit_session *session, uint64_t handle, int file); /* -1: to who knows where */
+void limit_physical_exported(struct limit_session *session, uint64_t handle, int file); /* -1: to an unknown place */
 void limit_physical_pinned(struct limit_session *session,
                            uint64_t handle); /* its end cannot be seen: never given back */
 void limit_mapped(struct limit_session *session, uint64_t address, uint64_t size, uint64_t handle);
 void limit_unmapped(struct limit_session *session, uint64_t address, uint64_t size);
 
-/* Somebody else's: not charged here, but known to be held as long as handle, mappings and file (-1: none) are. */
+/* Another process's: not charged here, but known to be held as long as handle, mappings and file (-1: none) are. */
 void limit_physical_imported(struct limit_session *session, uint64_t handle, int file);
 
 /* ---- sharing with other processes ---- */
@@ -105,47 +119,5 @@ static inline void limit_import_ended(struct limit_session *session)
 {
     atomic_fetch_sub(&session->sharing->imports, 1);
 }
-
-/* ---- shared forms of wrappers ---- */
-
-/* `CALL`; AFTER, with `session`, when it succeeded. */
-#define LIMIT_SHARE(RESULT, CALL, AFTER)                                                                               \
-    do {                                                                                                               \
-        struct limit_session *session = limit_outside() ? limit_session() : NULL;                                      \
-        RESULT result = CALL;                                                                                          \
-        if (session && result == 0)                                                                                    \
-            AFTER;                                                                                                     \
-        return result;                                                                                                 \
-    } while (0)
-
-/* `FREE` frees what is known as KEY. Forgotten before, as another thread may get the same address right afterwards. */
-#define LIMIT_FORGET(DRIVER, KEY, RESULT, FREE)                                                                        \
-    do {                                                                                                               \
-        struct limit_session *session = limit_outside() ? limit_session() : NULL;                                      \
-        struct limit_entry entry;                                                                                      \
-        bool known = session && limit_table_take(&session->table, LIMIT_ADDRESS, (uint64_t)(KEY), &entry);             \
-        RESULT result = FREE;                                                                                          \
-        if (known && result == 0)                                                                                      \
-            limit_freed(DRIVER, session, &entry);                                                                      \
-        else if (known)                                                                                                \
-            limit_table_put(&session->table, &entry);                                                                  \
-        else if (session && atomic_load_explicit(&session->graphs, memory_order_relaxed) != 0)                         \
-            limit_settle_pools(DRIVER, session); /* a graph's memory may be freed like any other */                    \
-        return result;                                                                                                 \
-    } while (0)
-
-/* `CALL` under the lock of virtual memory; AFTER, with `session`, when it succeeded. */
-#define LIMIT_OBJECT(RESULT, CALL, AFTER)                                                                              \
-    do {                                                                                                               \
-        struct limit_session *session = limit_outside() ? limit_session() : NULL;                                      \
-        if (!session)                                                                                                  \
-            return CALL;                                                                                               \
-        pthread_mutex_lock(&session->objects);                                                                         \
-        RESULT result = CALL;                                                                                          \
-        if (result == 0)                                                                                               \
-            AFTER;                                                                                                     \
-        pthread_mutex_unlock(&session->objects);                                                                       \
-        return result;                                                                                                 \
-    } while (0)
 
 #endif

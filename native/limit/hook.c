@@ -72,6 +72,15 @@ void *limit_vendor(const struct limit_library *library, struct limit_call *call)
     return found;
 }
 
+limit_function *limit_function_of(const struct limit_library *library, struct limit_call *call, limit_function *absent)
+{
+    void *found = limit_vendor(library, call);
+    limit_function *function = absent;
+    if (found)
+        memcpy(&function, &found, sizeof function);
+    return function;
+}
+
 struct limit_call *limit_find_call(const struct limit_library *library, const char *name)
 {
     for (size_t i = 0; i < library->count; i++)
@@ -153,7 +162,7 @@ static struct limit_call *find_by_name(const char *symbol, const struct limit_li
 }
 
 /*
- * What our dlsym answers by itself; (void *)-1: the C library shall. It is then jumped to, not called, as it looks at
+ * What our dlsym answers by itself; (void *)-1: the C library answers. It is then jumped to, not called, as it looks at
  * its caller's address to know what comes "next": a tenant's own preloaded library must find what it would without us.
  */
 __attribute__((visibility("hidden"))) void *limit_choose(void *handle, const char *symbol)

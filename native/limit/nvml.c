@@ -62,28 +62,20 @@ typedef struct {
     CALL(nvmlDeviceGetMPSComputeRunningProcesses_v3)                                                                   \
     CALL(nvmlDeviceGetRunningProcessDetailList)
 
-#define NUMBER(NAME) CALL_##NAME,
-enum { WRAPPED(NUMBER) CALL_nvmlDeviceGetUUID, CALLS };
-static struct limit_call calls[CALLS];
+#define NEEDED(CALL) CALL(nvmlDeviceGetUUID, nvmlDevice_t, char *, unsigned)
 
-typedef nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t, char *, unsigned);
+enum { WRAPPED(LIMIT_NUMBER) NEEDED(LIMIT_NUMBER) CALLS };
+static struct limit_call calls[CALLS];
+NEEDED(LIMIT_DECLARE)
 
 static nvmlReturn_t absent(void)
 {
     return NVML_ERROR_UNINITIALIZED;
 }
 
-static void (*function_of(struct limit_call *call))(void)
-{
-    void *found = limit_vendor(&limit_nvml, call);
-    void (*function)(void) = (void (*)(void))absent;
-    if (found)
-        memcpy(&function, &found, sizeof function);
-    return function;
-}
-
-#define VENDOR_AS(LIKE, CALL, ...) LIMIT_IN(((__typeof__(&LIKE))function_of(CALL))(__VA_ARGS__))
-#define VENDOR(NAME, ...) VENDOR_AS(NAME, &calls[CALL_##NAME], __VA_ARGS__)
+#define VENDOR(NAME, ...)                                                                                              \
+    LIMIT_IN(((__typeof__(&NAME))limit_function_of(&limit_nvml, &calls[CALL_##NAME], (limit_function *)absent))(       \
+        __VA_ARGS__))
 
 static unsigned digit(char c)
 {
@@ -96,8 +88,7 @@ static int device_of(nvmlDevice_t handle)
     char text[96] = "";
     unsigned char uuid[16] = {0};
     unsigned digits = 0;
-    if (((nvmlDeviceGetUUID *)function_of(&calls[CALL_nvmlDeviceGetUUID]))(handle, text, sizeof text) != NVML_SUCCESS ||
-        strlen(text) < 4)
+    if (VENDOR(nvmlDeviceGetUUID, handle, text, sizeof text) != NVML_SUCCESS || strlen(text) < 4)
         return LIMIT_CLOSED;
     for (const char *at = text + 4; *at && digits < 32; at++) /* after GPU- or MIG- */
         if (*at != '-') {
@@ -139,7 +130,7 @@ HOOK(nvmlDeviceGetMemoryInfo_v2, nvmlDevice_t device, nvmlMemory_v2_t *memory)
 }
 
 /* Keep the job's processes, in order; `size` is that of an element, which begins with the process's number. */
-static void keep_own(nvmlDevice_t handle, unsigned *count, void *list, size_t size)
+static void keep_jobs(nvmlDevice_t handle, unsigned *count, void *list, size_t size)
 {
     struct limit_session *session = limit_inside == 0 && list && device_of(handle) >= 0 ? limit_session() : NULL;
     uint32_t kept = 0;
@@ -158,7 +149,7 @@ static void keep_own(nvmlDevice_t handle, unsigned *count, void *list, size_t si
     {                                                                                                                  \
         nvmlReturn_t result = VENDOR(NAME, device, count, list);                                                       \
         if (result == NVML_SUCCESS)                                                                                    \
-            keep_own(device, count, list, sizeof *list);                                                               \
+            keep_jobs(device, count, list, sizeof *list);                                                              \
         return result;                                                                                                 \
     }
 
@@ -176,11 +167,10 @@ HOOK(nvmlDeviceGetRunningProcessDetailList, nvmlDevice_t device, nvmlProcessDeta
 {
     nvmlReturn_t result = VENDOR(nvmlDeviceGetRunningProcessDetailList, device, list);
     if (result == NVML_SUCCESS)
-        keep_own(device, &list->count, list->list, sizeof *list->list);
+        keep_jobs(device, &list->count, list->list, sizeof *list->list);
     return result;
 }
 
-#define ROW(NAME) [CALL_##NAME] = {.name = #NAME, .wrapper = (void *)(NAME)},
-static struct limit_call calls[CALLS] = {WRAPPED(ROW)[CALL_nvmlDeviceGetUUID] = {.name = "nvmlDeviceGetUUID"}};
+static struct limit_call calls[CALLS] = {WRAPPED(LIMIT_ROW) NEEDED(LIMIT_ROW_NEEDED)};
 static const char *const sonames[] = {"libnvidia-ml.so.1", NULL};
 struct limit_library limit_nvml = {.sonames = sonames, .calls = calls, .count = CALLS};

@@ -63,21 +63,15 @@ typedef struct {
     CALL(clGetDeviceInfo)
 
 #define NEEDED(CALL)                                                                                                   \
-    CALL(clGetContextInfo)                                                                                             \
-    CALL(clReleaseContext)                                                                                             \
-    CALL(clReleaseEvent)                                                                                               \
-    CALL(clSetEventCallback)                                                                                           \
-    CALL(clSetMemObjectDestructorCallback)
+    CALL(clGetContextInfo, cl_context, cl_uint, size_t, void *, size_t *)                                              \
+    CALL(clReleaseContext, cl_context)                                                                                 \
+    CALL(clReleaseEvent, cl_event)                                                                                     \
+    CALL(clSetEventCallback, cl_event, cl_int, void (*)(cl_event, cl_int, void *), void *)                             \
+    CALL(clSetMemObjectDestructorCallback, cl_mem, void (*)(cl_mem, void *), void *)
 
-#define NUMBER(NAME) CALL_##NAME,
-enum { WRAPPED(NUMBER) NEEDED(NUMBER) CALLS };
+enum { WRAPPED(LIMIT_NUMBER) NEEDED(LIMIT_NUMBER) CALLS };
 static struct limit_call calls[CALLS];
-
-typedef cl_int clGetContextInfo(cl_context, cl_uint, size_t, void *, size_t *);
-typedef cl_int clReleaseContext(cl_context);
-typedef cl_int clReleaseEvent(cl_event);
-typedef cl_int clSetEventCallback(cl_event, cl_int, void (*)(cl_event, cl_int, void *), void *);
-typedef cl_int clSetMemObjectDestructorCallback(cl_mem, void (*)(cl_mem, void *), void *);
+NEEDED(LIMIT_DECLARE)
 
 static cl_int absent(void)
 {
@@ -89,19 +83,11 @@ static void *absent_object(void)
     return NULL;
 }
 
-static void (*function_of(struct limit_call *call, bool object))(void)
-{
-    void *found = limit_vendor(&limit_opencl, call);
-    void (*function)(void) = object ? (void (*)(void))absent_object : (void (*)(void))absent;
-    if (found)
-        memcpy(&function, &found, sizeof function);
-    return function;
-}
-
+#define FUNCTION_OF(NAME, ABSENT)                                                                                      \
+    ((__typeof__(&NAME))limit_function_of(&limit_opencl, &calls[CALL_##NAME], (limit_function *)(ABSENT)))
 /* The vendor's function, of those that answer with a number, and of those that answer with an object. */
-#define VENDOR(NAME, ...) LIMIT_IN(((__typeof__(&NAME))function_of(&calls[CALL_##NAME], false))(__VA_ARGS__))
-#define VENDOR_OBJECT(NAME, ...) LIMIT_IN(((__typeof__(&NAME))function_of(&calls[CALL_##NAME], true))(__VA_ARGS__))
-#define NEED(NAME, ...) LIMIT_IN(((NAME *)function_of(&calls[CALL_##NAME], false))(__VA_ARGS__))
+#define VENDOR(NAME, ...) LIMIT_IN(FUNCTION_OF(NAME, absent)(__VA_ARGS__))
+#define VENDOR_OBJECT(NAME, ...) LIMIT_IN(FUNCTION_OF(NAME, absent_object)(__VA_ARGS__))
 
 HOOK(cl_int, clGetDeviceInfo, cl_device_id, cl_uint, size_t, void *, size_t *);
 
@@ -172,7 +158,7 @@ enum { MOST_DEVICES = SLUICE_LIMIT_MAX_DEVICES };
 static size_t devices_of(cl_context context, cl_device_id devices[MOST_DEVICES])
 {
     size_t size = 0;
-    return NEED(clGetContextInfo, context, CL_CONTEXT_DEVICES, MOST_DEVICES * sizeof *devices, devices, &size) == 0
+    return VENDOR(clGetContextInfo, context, CL_CONTEXT_DEVICES, MOST_DEVICES * sizeof *devices, devices, &size) == 0
                ? size / sizeof *devices
                : 0;
 }
@@ -236,7 +222,7 @@ static void destroyed(cl_mem object, void *held)
         if (!made)                                                                                                     \
             give(held);                                                                                                \
         else                                                                                                           \
-            NEED(clSetMemObjectDestructorCallback, made, destroyed, held); /* or it stays charged */                   \
+            VENDOR(clSetMemObjectDestructorCallback, made, destroyed, held); /* or it stays charged */                 \
         return made;                                                                                                   \
     } while (0)
 
@@ -353,9 +339,8 @@ static struct held *forget_svm(void *address)
 HOOK(void, clSVMFree, cl_context context, void *address)
 {
     struct held *held = forget_svm(address);
-    void (*function)(void) = function_of(&calls[CALL_clSVMFree], false);
     limit_inside++;
-    ((__typeof__(&clSVMFree))function)(context, address);
+    FUNCTION_OF(clSVMFree, absent)(context, address);
     limit_inside--;
     give(held);
 }
@@ -380,22 +365,22 @@ HOOK(cl_int, clEnqueueSVMFree, cl_queue queue, cl_uint count, void *addresses[],
      void (*callback)(cl_queue, cl_uint, void *[], void *), void *data, cl_uint waits, const cl_event *wait,
      cl_event *event)
 {
-    cl_event own = NULL;
+    cl_event created = NULL;
     struct late *late =
         !callback && limit_inside == 0 && addresses ? calloc(1, sizeof *late + count * sizeof(void *)) : NULL;
-    cl_int result =
-        VENDOR(clEnqueueSVMFree, queue, count, addresses, callback, data, waits, wait, event || !late ? event : &own);
+    cl_int result = VENDOR(clEnqueueSVMFree, queue, count, addresses, callback, data, waits, wait,
+                           event || !late ? event : &created);
     if (late && result == 0) {
-        cl_event done = event ? *event : own;
+        cl_event done = event ? *event : created;
         for (cl_uint i = 0; i < count; i++)
             late->held[late->count++] = forget_svm(addresses[i]);
-        if (NEED(clSetEventCallback, done, 0, freed_late, late) != 0)
+        if (VENDOR(clSetEventCallback, done, 0, freed_late, late) != 0)
             freed_late(done, 0, late);
     } else {
         free(late);
     }
-    if (own)
-        NEED(clReleaseEvent, own);
+    if (created)
+        VENDOR(clReleaseEvent, created);
     return result;
 }
 
@@ -436,7 +421,7 @@ HOOK(cl_context, clCreateContextFromType, const intptr_t *properties, cl_ulong t
     size_t count = made && limit_inside == 0 ? devices_of(made, devices) : 0;
     for (size_t i = 0; i < count; i++)
         if (!open_device(devices[i])) {
-            NEED(clReleaseContext, made);
+            VENDOR(clReleaseContext, made);
             if (error)
                 *error = CL_OUT_OF_RESOURCES;
             return NULL;
@@ -480,8 +465,6 @@ HOOK(void *, clGetExtensionFunctionAddressForPlatform, cl_platform_id platform, 
     return call ? limit_replace(call, found) : found;
 }
 
-#define ROW_WRAPPED(NAME) [CALL_##NAME] = {.name = #NAME, .wrapper = (void *)(NAME)},
-#define ROW_NEEDED(NAME) [CALL_##NAME] = {.name = #NAME},
-static struct limit_call calls[CALLS] = {WRAPPED(ROW_WRAPPED) NEEDED(ROW_NEEDED)};
+static struct limit_call calls[CALLS] = {WRAPPED(LIMIT_ROW) NEEDED(LIMIT_ROW_NEEDED)};
 static const char *const sonames[] = {"libOpenCL.so.1", NULL};
 struct limit_library limit_opencl = {.sonames = sonames, .calls = calls, .count = CALLS};

@@ -52,7 +52,7 @@ static uint64_t checksum(const struct limit_file *file)
     return sum;
 }
 
-static bool ends(const char *name)
+static bool is_terminated(const char *name)
 {
     return memchr(name, 0, SLUICE_LIMIT_NAME_SIZE) != NULL;
 }
@@ -85,7 +85,7 @@ static enum sluice_error check_device(const struct sluice_limit_device *devices,
                                       struct sluice_error_text *text)
 {
     const struct sluice_limit_device *device = &devices[i];
-    if (!ends(device->uuid) || !ends(device->pci) || !ends(device->name))
+    if (!is_terminated(device->uuid) || !is_terminated(device->pci) || !is_terminated(device->name))
         return sluice_fail(text, SLUICE_ERROR_INVALID, "device %" PRIu32 ": its UUID, PCI address or name has no end",
                            i);
     if (!*name_of(device))
@@ -162,7 +162,7 @@ static enum sluice_error write_whole(int file, const void *bytes, size_t size, c
 
 enum { EXECUTE = 1, WRITE = 2, READ = 4 };
 
-/* Give the user `rights`; the owner, root, has his own, and others none. */
+/* Give the user `rights`; the owner, root, keeps its own, and others get none. */
 static int let_in(int file, uint16_t owners, uint32_t uid, uint16_t rights)
 {
     enum { USER_OWNER = 1, USER = 2, GROUP_OWNER = 4, MASK = 0x10, OTHER = 0x20 };

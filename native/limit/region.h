@@ -16,17 +16,17 @@
 #define LIMIT_MAGIC 0x73696d696c6c7331u
 enum {
     LIMIT_VERSION = 1,
-    /* The ledger knows a process by a number of 32 bits. Process numbers have 22, so that ten tell the PID namespace.
-     */
+    /* The ledger knows a process by a number of 32 bits. Process numbers have 22, so that ten are for the PID
+     * namespace. */
     LIMIT_PID_BITS = 22,
     LIMIT_SPACES = 1 << 10,
     LIMIT_SPACES_SIZE = LIMIT_SPACES * 8,
-    LIMIT_NODE_SPACE = 0, /* the place of root's own: who is in that sees the processes of all */
+    LIMIT_NODE_SPACE = 0, /* the place of root's own, whose processes see those of all */
 };
 
 /*
- * What a process shares with others, by its seat. Memory lives on in those who imported it when its exporter is dead,
- * who is then not struck off before them: too much is safe, too little is not.
+ * What a process shares with others, by its seat. Memory lives on in the processes that imported it when its exporter
+ * is dead, which is then not struck off before them: too much is safe, too little is not.
  */
 struct limit_sharing {
     atomic_uint exports; /* not 0: it exported memory */
@@ -107,8 +107,8 @@ enum limit_depth {
 };
 
 /*
- * Strike off all who are certainly dead, as far as `self` can tell within LIMIT_REAP_MS of the thread's own time. From
- * a container nobody sees who is in another one: that is for a process of the node's own PID namespace.
+ * Strike off all who are certainly dead, as far as `self` can know within LIMIT_REAP_MS of the thread's own time. From
+ * a container the processes of another one are not visible: that is for a process of the node's own PID namespace.
  */
 enum { LIMIT_REAP_MS = 1000 };
 enum sluice_error limit_reap_dead(struct limit_region *region, const struct limit_self *self, enum limit_depth depth,

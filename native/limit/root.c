@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Root's side of a region. It maps `limits`, which is root's alone to write, and never the ledger, which the job's user
- * may shorten or fill with anything at any moment: of that a few KiB are copied, and the copy is read.
+ * Root's side of a region. It maps `limits`, which only root can write, and never the ledger, which the job's user
+ * may shorten or fill with anything at any moment: a few KiB of it are copied, and the copy is read.
  */
 #include "region.h"
 

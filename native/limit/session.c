@@ -32,7 +32,7 @@ static size_t read_file(const char *path, char *text, size_t size)
     return length;
 }
 
-/* Root as this process sees it: in a user namespace of its own it is a nobody, and not who calls himself root there. */
+/* Root as this process sees it: in a user namespace of its own it is "nobody", and not that namespace's root. */
 static uid_t root(void)
 {
     char map[4096], overflow[32];
@@ -117,10 +117,10 @@ static void say_once(const char *why)
         return;
     int size = snprintf(line, sizeof line, "sluice: this process gets no GPU memory: %s\n", why);
     if (write(STDERR_FILENO, line, size < (int)sizeof line ? (size_t)size : sizeof line - 1) < 0)
-        return; /* nobody listens */
+        return; /* standard error is closed */
 }
 
-/* True: somebody was struck off. */
+/* True: a process was struck off. */
 static bool reap(struct limit_session *session, enum limit_depth depth)
 {
     uint64_t released;
@@ -232,7 +232,7 @@ int limit_device(const unsigned char uuid[16], const char *pci, const char *name
 
 /* ---- charges ---- */
 
-/* Reservations are not committed: that would only tell, at a price, which of them the driver has granted already. */
+/* Reservations are not committed: that would only show, at a cost, which of them the driver has granted already. */
 static bool reserve(struct limit_session *session, uint32_t account, uint64_t bytes)
 {
     struct sluice_ledger_charge charge;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * This process's part in its job's region: it finds the region, takes a seat in the ledger, and charges. Everything
- * that belongs to one process lies in memory that the kernel wipes in a forked child (MADV_WIPEONFORK): a child has no
+ * that belongs to one process is in memory that the kernel wipes in a forked child (MADV_WIPEONFORK): a child has no
  * seat and holds nothing until it uses a GPU itself, without any fork handler.
  */
 #ifndef SLUICE_LIMIT_SESSION_H
@@ -14,10 +14,11 @@
 enum {
     LIMIT_NO_LIMIT = -1,  /* not limited: the host's own memory */
     LIMIT_CLOSED = -2,    /* no memory at all: a GPU that is not the job's, or no region to account in */
-    LIMIT_NO_DEVICE = -3, /* the driver knows no such device: it shall refuse, in its own words */
+    LIMIT_NO_DEVICE = -3, /* the driver knows no such device: it refuses, with its own error */
 };
 
 enum { LIMIT_ORDINALS = 64 };
+enum { LIMIT_CUDA, LIMIT_HIP, LIMIT_DRIVERS };
 
 struct limit_device {
     pthread_mutex_t lock; /* of this device's figures below */
@@ -34,7 +35,7 @@ struct limit_session {
     struct limit_region region;
     struct limit_table table;
     struct limit_device devices[SLUICE_LIMIT_MAX_DEVICES];
-    atomic_schar ordinals[2][LIMIT_ORDINALS]; /* ledger's device by ordinal, of CUDA and HIP; 0: not asked yet */
+    atomic_schar ordinals[LIMIT_DRIVERS][LIMIT_ORDINALS]; /* ledger's device by ordinal; 0: not asked yet */
     pthread_mutex_t pools, objects, contexts; /* of the wrappers: pools and graphs; virtual memory; primary contexts */
     void *primary[LIMIT_ORDINALS];            /* CUDA's primary contexts */
     bool opened[SLUICE_LIMIT_MAX_DEVICES];    /* where OpenCL or HIP has a context */
@@ -49,11 +50,11 @@ struct limit_session *limit_session(void);
 /* The device with this UUID, PCI address or OpenCL name (each may be NULL); LIMIT_CLOSED: it is not the job's. */
 int limit_device(const unsigned char uuid[16], const char *pci, const char *name);
 
-/* Charge bytes before the driver is asked for them; false: over the limit, or closed. Processes that died are reaped.
- */
+/* Charge bytes before the driver is asked for them; false: over the limit, or closed. Processes that died are
+ * reaped. */
 bool limit_take(int device, uint64_t bytes);
 void limit_give(int device, uint64_t bytes);
-/* The driver holds bytes of which nobody asked: charge them now or, when there is no room, before anything else. */
+/* The driver holds bytes that no program asked for: charge them now or, when there is no room, before anything else. */
 void limit_owe(int device, uint64_t bytes);
 
 /* The same of host memory beyond the limit. */

@@ -2,7 +2,7 @@
 /*
  * Backfill plans hold what they promise: carried out on the cluster itself, start by start and end by end, nothing is
  * ever short of room; and planned again with their reservations, nothing slips. That the plan is the one that the rules
- * name, tests/unit/sluice_core/test_backfill.py compares with a plain reference.
+ * name, tests/unit/core/test_backfill.py compares with a plain reference.
  */
 #include "check.h"
 #include "sluice/core.h"
@@ -67,7 +67,7 @@ static int by_time(const void *a, const void *b)
     return x->start - y->start; /* ends first */
 }
 
-/* Starts and ends every job as planned; whoever runs already ends at its own time. */
+/* Starts and ends every job as planned; a job that runs already ends at its own time. */
 static void carry_out(struct sluice_cluster *cluster, const struct sluice_backfill_running *running,
                       uint32_t running_count, const struct sluice_backfill_job *jobs,
                       const struct sluice_backfill_start *starts, struct sluice_part *parts)

@@ -248,7 +248,7 @@ static void test_processes(void)
     CHECK_INT(sluice_ledger_reap(ledger, 11, 6, &released, NULL), SLUICE_OK);
     CHECK_INT(released, 0);
 
-    /* exec: the same process joins anew and what it held is gone; its old name is no longer known. */
+    /* exec: the same process joins again and what it held is released; its old name is no longer known. */
     CHECK_INT(sluice_ledger_join(ledger, 2, 11, 5, &again, NULL), SLUICE_OK);
     CHECK(again != first);
     CHECK_INT(device_charged(ledger, 0), 0);

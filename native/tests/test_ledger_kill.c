@@ -111,7 +111,7 @@ static void check_aftermath(struct sluice_ledger *ledger, uint32_t sitter, uint3
     CHECK_INT(sluice_ledger_release(ledger, sitter, &charge, NULL), SLUICE_OK);
 }
 
-/* What a process killed after n instructions leaves is the region as it is after n instructions: a copy tells. */
+/* What a process killed after n instructions leaves is the region as it is after n instructions: a copy shows it. */
 static uint32_t test_killed_after_each_instruction(uint32_t owners)
 {
     struct stage stage = set_up(owners);
@@ -139,7 +139,7 @@ static uint32_t test_killed_after_each_instruction(uint32_t owners)
     return instructions;
 }
 
-/* Stopped after n instructions, the process holds nobody up; continued, it finishes and repeats nothing. */
+/* Stopped after n instructions, the process delays no other; continued, it finishes and repeats nothing. */
 static void test_stopped_after_each_instruction(uint32_t owners, uint32_t instructions)
 {
     struct stage stage = set_up(owners);

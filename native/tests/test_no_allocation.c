@@ -104,8 +104,8 @@ static void test_cluster_and_placement(void)
 {
     uint64_t before = allocations;
     struct sluice_cluster *cluster = new_cluster();
-    for (int told = 0; told < 2; told++) {
-        if (told) /* says what usually arrives; the prices that follow from it are computed by the next decision */
+    for (int known = 0; known < 2; known++) {
+        if (known) /* sets what usually arrives; the next decision computes the prices that follow from it */
             CHECK_INT(sluice_cluster_set_workload(cluster, requests, (uint32_t[]){5, 3, 1, 1, 1}, 5, &text), SLUICE_OK);
         before = set_up_done(before);
         for (int policy = 0; policy < SLUICE_POLICY_COUNT; policy++) {

@@ -298,7 +298,7 @@ static void test_preferences(void)
          0},
         {"keep a block whole", {{4, 0, 64, 0}, {2, 0, 32, 0}}, {&block, &any}, {.gpus = 1}, 1},
         {"equally good: the first", {{1, 0, 16, 0}, {1, 0, 16, 0}}, {&any, &cpus_only}, {.gpus = 1}, 0},
-        {"a GPU in use, with no workload told",
+        {"a GPU in use, with no workload given",
          {{1, 0, 16, 0}, {1, 0, 16, 500}},
          {NULL, NULL},
          {.gpus = 1, .gpu_memory_mib = 300},
@@ -343,7 +343,7 @@ static void test_check_looks_at_the_index(void)
     /* The node's own entry is its last. */
     uint32_t gpus = index->kinds[index->filings[node].kind]->gpu_count;
     struct entry *entry = &index->entries[index->filings[node].first_entry + gpus + 1];
-    int32_t *fields[] = {&entry->own.cpus, &entry->bounds.host_memory};
+    int32_t *fields[] = {&entry->free.cpus, &entry->bounds.host_memory};
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
         ++*fields[i];
         CHECK_INT(sluice_cluster_check(cluster, NULL), SLUICE_ERROR_CORRUPT);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Requests and placements worked out by hand; tests/unit/sluice_core compares random ones with a plain reference. */
+/* Requests and placements worked out by hand; tests/unit/core compares random ones with a plain reference. */
 #include "check.h"
 #include "cluster.h"
 

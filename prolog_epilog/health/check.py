@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
-from health.facts import GpuFacts, NodeFacts
 from policy.health import NodeHealth
+from prolog_epilog.health.facts import GpuFacts, NodeFacts
 
 
 class Status(Enum):
@@ -16,13 +16,13 @@ class Status(Enum):
 
     OK = "ok"
     FOUND = "found"
-    UNKNOWN = "unknown"  # the vendor, the model or the driver does not tell
+    UNKNOWN = "unknown"  # the vendor, the model or the driver does not report it
     SKIPPED = "skipped"  # it does not apply here
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A value in the check's unit, and what else a person should know of it."""
+    """A value in the check's unit, and details for a person."""
 
     value: float
     detail: str = ""
@@ -44,7 +44,7 @@ class GpuCheck:
     kind: Kind = "level"
     below: bool = False
     vendors: tuple[str, ...] = ("nvidia", "amd", "intel")
-    anew: bool = False  # its window begins anew when the detail is another, e.g. another job
+    per_detail: bool = False  # its window starts again when the detail changes, e.g. another job
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,9 @@ class NodeCheck:
     text: str
     kind: Kind = "level"
     below: bool = False
-    anew: bool = False
+    per_detail: bool = False
 
 
-def told(value: float | bool | None, detail: str = "") -> Answer:
-    """A value that the driver may not have told."""
+def reported(value: float | bool | None, detail: str = "") -> Answer:
+    """A value that the driver may not have reported."""
     return Status.UNKNOWN if value is None else Measured(float(value), detail)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from prolog_epilog.readings import Reading
+from sluice.exchange.readings import Reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,10 @@ class GpuFacts:
     xids: list[tuple[float, int]] = field(default_factory=list)  # new since the last round: when, which
     missing_files: tuple[str, ...] = ()
     residual_bytes: int | None = None  # in use by no process
-    strays: tuple[int, ...] | None = None  # processes of no job; None: nobody can tell
+    strays: tuple[int, ...] | None = None  # processes of no job; None: not known
     jobs: tuple[int, ...] = ()  # that hold it now
     recent_jobs: tuple[int, ...] = ()  # that hold it, or did within the last minute
+    recent_users: tuple[int, ...] = ()  # whose these are
 
 
 @dataclass(slots=True)

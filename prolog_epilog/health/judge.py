@@ -1,20 +1,20 @@
-"""One round of checks: facts and what is remembered in, findings out. Knows no clock, files or drivers."""
+"""One round of checks: from facts and the memory of earlier rounds to findings. Uses no clock, files or drivers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from health import xid
-from health.check import Answer, GpuCheck, Kind, Measured, NodeCheck, Status
-from health.checks import GPU_CHECKS, NODE_CHECKS
-from health.facts import GpuFacts, NodeFacts
-from health.memory import Found, Memory, Subject
 from policy.health import NodeHealth, Rule
 from policy.units import show_seconds
+from prolog_epilog.health import xid
+from prolog_epilog.health.check import Answer, GpuCheck, Kind, Measured, NodeCheck, Status
+from prolog_epilog.health.checks import GPU_CHECKS, NODE_CHECKS
+from prolog_epilog.health.facts import GpuFacts, NodeFacts
+from prolog_epilog.health.memory import Found, Memory, Subject
 
 NODE = "node"
 TAG = "sluice: "
-"""What every reason begins with that Sluice gives Slurm."""
+"""Prefix of every reason that Sluice gives Slurm."""
 _ACTS = ("drain-gpu", "drain-node", "requeue")
 _GAP_S = 7200.0  # a round is due every hour at least
 _COVER = 0.8  # of a share's window that must have been seen
@@ -22,7 +22,7 @@ _COVER = 0.8  # of a share's window that must have been seen
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check found. `gpu` is None for the node; `acts`: the policy is in force and something is to be done."""
+    """What a check found. `gpu` is None for the node; `acts`: the policy is in force and an action is due."""
 
     check: str
     gpu: GpuFacts | None
@@ -44,7 +44,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Round:
-    """What came of it. `unknown`: checks whose reading nobody gave, by subject."""
+    """The result. `unknown`: checks without a reading, by subject."""
 
     findings: list[Finding] = field(default_factory=list)
     unknown: dict[str, list[str]] = field(default_factory=dict)
@@ -52,14 +52,14 @@ class Round:
 
 
 def judge(facts: NodeFacts, memory: Memory, policy: NodeHealth) -> Round:
-    """Run every check that the policy has on; `memory` is brought up to date. In mode off nothing runs."""
+    """Run every check that the policy has on; `memory` is updated. In mode off nothing runs."""
     result = Round()
     if policy.mode == "off":
         return result
     _forget_gone(facts, memory)
     _forget_gap(facts, memory)
     for gpu in facts.gpus:
-        xid.record(memory.of(gpu.gpu.uuid), gpu.xids, gpu.recent_jobs, policy)
+        xid.record(memory.of(gpu.gpu.uuid), gpu, policy)
     xid.blame({gpu.gpu.uuid: memory.of(gpu.gpu.uuid) for gpu in facts.gpus}, facts.now, policy)
     for name, rule in policy.checks.items():
         if name in NODE_CHECKS:
@@ -89,7 +89,7 @@ def _forget_gone(facts: NodeFacts, memory: Memory) -> None:
 
 
 def _forget_gap(facts: NodeFacts, memory: Memory) -> None:
-    """What held before a time in which nobody looked (or the clock was set) need not have held all the while."""
+    """A condition need not have lasted through a time without checks (or in which the clock was set)."""
     if not 0 <= facts.now - memory.last_round <= _GAP_S:
         for subject in memory.subjects.values():
             subject.since.clear()
@@ -98,7 +98,7 @@ def _forget_gap(facts: NodeFacts, memory: Memory) -> None:
 
 
 def _note_residual(gpu: GpuFacts, subject: Subject) -> None:
-    """Drivers keep some memory for themselves: the least that was ever seen is that."""
+    """Drivers keep some memory for themselves: it is taken as the least that was seen so far."""
     if gpu.residual_bytes is None or gpu.jobs:
         return
     if subject.least_residual is None or gpu.residual_bytes < subject.least_residual:
@@ -144,7 +144,7 @@ def _decide(
         subject.found.pop(name, None)
         result.passed.setdefault(key, []).append(name)
         return
-    since = _since(subject, name, answer.detail if check.anew else "", facts.now)
+    since = _since(subject, name, answer.detail if check.per_detail else "", facts.now)
     if check.kind == "level" and name != "xid" and facts.now - since < rule.window_s:
         return
     text = check.text.format(
@@ -170,7 +170,7 @@ def _since(subject: Subject, name: str, detail: str, now: float) -> float:
 
 
 def _keep(name: str, rule: Rule, gpu: GpuFacts | None, subject: Subject, policy: NodeHealth, result: Round) -> None:
-    """A finding stays while nobody can tell whether it still holds."""
+    """A finding stays while it is not known whether it still holds."""
     found = subject.found.get(name)
     if found is not None:
         result.findings.append(_finding(name, rule, gpu, found, policy, False))
@@ -190,7 +190,7 @@ def _over_time(name: str, rule: Rule, kind: Kind, value: float, now: float, subj
         subject.last[name] = value
         grown = subject.grown.setdefault(name, [])
         if before is not None and value != before:
-            grown.append((now, value - before if value > before else value))  # it began anew: a reset, a reboot
+            grown.append((now, value - before if value > before else value))  # reset or reboot
         grown[:] = [(when, more) for when, more in grown if now - when <= rule.window_s]
         return sum(more for _, more in grown)
     if kind == "share":
@@ -204,7 +204,7 @@ def _over_time(name: str, rule: Rule, kind: Kind, value: float, now: float, subj
 
 
 def _repeat_rule(facts: NodeFacts, memory: Memory, policy: NodeHealth, result: Round) -> None:
-    """So many fatal findings on one GPU in a day: it stays out until a person returns it."""
+    """After too many fatal findings within the window a GPU stays out until a person returns it."""
     for gpu in facts.gpus:
         subject = memory.of(gpu.gpu.uuid)
         subject.fatal = [when for when in subject.fatal if facts.now - when <= policy.fatal_window_s]
@@ -214,10 +214,18 @@ def _repeat_rule(facts: NodeFacts, memory: Memory, policy: NodeHealth, result: R
             began = subject.fatal[-1] if subject.fatal else facts.now
             result.findings.append(
                 Finding(
-                    "repeated", gpu, "fatal", "drain-gpu", policy.mode == "enforce", began,
-                    f"{subject.kept}; out of service until `sluice health return`", (), False, True,
+                    "repeated",
+                    gpu,
+                    "fatal",
+                    "drain-gpu",
+                    policy.mode == "enforce",
+                    began,
+                    f"{subject.kept}; out of service until `sluice health return`",
+                    (),
+                    False,
+                    True,
                 )
-            )  # fmt: skip
+            )
 
 
 def _count_passes(facts: NodeFacts, memory: Memory, result: Round) -> None:

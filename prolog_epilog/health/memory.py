@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sluice_base.errors import SluiceError
-from sluice_base.files import write_atomic
+from sluice.base.errors import SluiceError
+from sluice.base.files import write_atomic
 
 SCHEMA_VERSION = 1
 MOST_EVENTS = 500
@@ -26,20 +26,22 @@ class Found:
 
 @dataclass
 class Xid:
-    """An event of NVIDIA's driver. `blamed`: "gpu", "job", or "" while nobody is; `many`: GPUs of the job had it."""
+    """An event of NVIDIA's driver. `blamed`: "gpu", "job", or "" while undecided; `many`: GPUs of the job had it;
+    `users`: whose the jobs are."""
 
     at: float
     xid: int
     jobs: list[int] = field(default_factory=list)
     blamed: str = ""
     many: bool = False
+    users: list[int] = field(default_factory=list)
 
 
 @dataclass
 class Subject:
     """A GPU, by its UUID, or the node."""
 
-    since: dict[str, float] = field(default_factory=dict)  # by check: its condition has held from then on
+    since: dict[str, float] = field(default_factory=dict)  # by check: since when its condition has held
     details: dict[str, str] = field(default_factory=dict)  # by check: of what `since` holds
     last: dict[str, float] = field(default_factory=dict)  # by check: the counter's last value
     grown: dict[str, list[tuple[float, float]]] = field(default_factory=dict)  # by check: when, by how much
@@ -47,14 +49,14 @@ class Subject:
     found: dict[str, Found] = field(default_factory=dict)  # by check
     xids: list[Xid] = field(default_factory=list)
     fatal: list[float] = field(default_factory=list)  # when fatal findings began
-    kept: str = ""  # why it stays out of service until a person says otherwise
+    kept: str = ""  # why it stays out of service until a person returns it
     passes: int = 0  # rounds in a row in which every check that acts passed
     least_residual: int | None = None
 
 
 @dataclass
 class Memory:
-    """The whole node; `skew_s` as the controller told it last."""
+    """The whole node; `skew_s` from the controller's last answer."""
 
     subjects: dict[str, Subject] = field(default_factory=dict)
     skew_s: float | None = None
@@ -77,7 +79,7 @@ def load(path: Path) -> Memory:
     except FileNotFoundError:
         return Memory()
     except OSError as error:
-        raise SluiceError(f"{path}: {error.strerror}", remedy="the agent goes on without it") from error
+        raise SluiceError(f"{path}: {error.strerror}", remedy="the agent starts with an empty one") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SluiceError(f"{path}: damaged: {error}", remedy="the agent starts with an empty one") from error
 
@@ -107,6 +109,7 @@ def _subject(fields: dict[str, Any]) -> Subject:
                 [int(job) for job in one["jobs"]],
                 str(one["blamed"]),
                 bool(one["many"]),
+                [int(user) for user in one.get("users", ())],
             )
             for one in fields["xids"][-MOST_EVENTS:]
         ],

@@ -1,7 +1,7 @@
-"""The node's side: gathers facts, lets them be judged, remembers, refuses jobs on sick GPUs, and reports.
+"""The node's side of health: gathers and judges facts, remembers, refuses jobs on faulty GPUs, and reports.
 
-Part of the node agent. A driver that hangs holds up nothing: its answer is waited for some seconds, and what it would
-have told is unknown then.
+Part of the node agent. A driver that hangs blocks nothing: its answer is waited for some seconds, and then its values
+are unknown.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from typing import Any
 
 from gres_probe.inventory import Inventory
 from gres_probe.writer import node_devices
-from health import memory as memories
-from health.facts import Gpu, GpuFacts, NodeFacts
-from health.judge import NODE, Finding, Round, judge
-from health.report import Fault, GpuState, Report
 from policy.health import NodeHealth
 from policy.node import NodePolicyFile
-from prolog_epilog import courier
 from prolog_epilog.devices import NodeDevice
-from prolog_epilog.log import log
-from prolog_epilog.readings import Reading, readings_of
-from prolog_epilog.record import JobRecord
+from prolog_epilog.health import memory as memories
+from prolog_epilog.health.facts import Gpu, GpuFacts, NodeFacts
+from prolog_epilog.health.judge import NODE, Finding, Round, judge
 from prolog_epilog.refusals import Refusal
 from prolog_epilog.server import Peer
 from prolog_epilog.state import MIB, RefusalError, State
 from prolog_epilog.watching import Watch, Watcher
-from sluice_base.errors import SluiceError
+from sluice.base.errors import SluiceError
+from sluice.base.log import log
+from sluice.exchange import courier
+from sluice.exchange.health_report import Fault, GpuState, Report
+from sluice.exchange.readings import Reading, readings_of
+from sluice.exchange.record import JobRecord
 
 ANSWER_S = 5.0
-"""How long a round waits for drivers. With the rest of it well below the 10 s that HealthCheckProgram may take."""
-_RECENT_S = 60.0  # a job that ended so short before a fault may have died of it
+"""How long a round waits for drivers. The whole round is well below the 10 s that HealthCheckProgram may take."""
+_RECENT_S = 60.0  # a job that ended this shortly before a fault may have died of it
 _SKEW_KEPT_S = 900.0
 _LOOK_S = 1.0
 
@@ -45,9 +45,13 @@ Send = Callable[[dict[str, Any]], dict[str, Any]]
 """Gives a report to the controllers' daemon and returns its answer. Raises SluiceError, OSError."""
 
 
+Held = tuple[str, int, int]
+"""A GPU, a job that has it, and whose job that is."""
+
+
 @dataclass
 class _Seen:
-    """What one vendor's driver told last."""
+    """What one vendor's driver reported last."""
 
     at: float = 0.0
     readings: dict[str, Reading] = field(default_factory=dict)
@@ -70,7 +74,7 @@ class Monitor:
     ) -> None:
         """`spools`: folders without room in which no job can start, as slurm.conf names them (%n, %h: the node).
 
-        `outages`: how often jobs were unwatched, and the last time in words.
+        `outages`: how often jobs were unwatched, and the last time as text.
         """
         self._spools = list(spools)
         self._outages = outages
@@ -83,7 +87,7 @@ class Monitor:
         self._gpus: list[Gpu] = []
         self._uuids: dict[str, str] = {}  # of a GPU and its partitions -> of the GPU
         self._seen: dict[str, _Seen] = {}
-        self._jobs_seen: dict[tuple[str, int], float] = {}  # (GPU, job) -> when it had it last
+        self._jobs_seen: dict[Held, float] = {}  # when it had it last
         self._lock = threading.Lock()  # guards all below and above
         self._round_lock = threading.Lock()  # one round at a time
         self._due = 0.0
@@ -94,7 +98,7 @@ class Monitor:
         self._problem = ""
         self._refused_at = 0.0
         self._unclean: tuple[str, ...] = ()  # GPUs, of the job that ended then
-        self._held_back = False  # the breaker is open: what is found here is not acted upon
+        self._held_back = False  # the breaker is open: nothing is done about what is found here
         self.on_due: Callable[[], None] = lambda: None  # called when a round has become due
         self.on_report: Callable[[], None] = lambda: None  # called when there is one to deliver
 
@@ -110,10 +114,15 @@ class Monitor:
         for index, gpu in enumerate(inventory.gpus):
             self._gpus.append(
                 Gpu(
-                    gpu.uuid, gpu.vendor, gpu.model, tuple(numbers.get(index, ())),
-                    tuple(dict.fromkeys(files.get(index, ()))), tuple(gpu.nics), gpu.driver_version,
+                    gpu.uuid,
+                    gpu.vendor,
+                    gpu.model,
+                    tuple(numbers.get(index, ())),
+                    tuple(dict.fromkeys(files.get(index, ()))),
+                    tuple(gpu.nics),
+                    gpu.driver_version,
                 )
-            )  # fmt: skip
+            )
             for uuid in (gpu.uuid, *(part.uuid for part in gpu.partitions)):
                 self._uuids[uuid] = gpu.uuid
         try:
@@ -121,38 +130,44 @@ class Monitor:
         except SluiceError as error:
             log("problem", what=error.what, remedy=error.remedy)
 
-    # ---- what the watchdog's threads tell ----
+    # ---- called by the watchdog's threads ----
 
     def on_sample(self, watch: Watch, answer: dict[str, Any]) -> None:
         """After each sample of a vendor. Raises nothing."""
         now = time.time()
-        with self._state.lock:
-            held = [(grant.uuid, record.job) for record in self._state.records.values() for grant in record.grants]
+        granted = self._granted()
         with self._lock:
-            for uuid, job in held:
-                self._jobs_seen[(self._uuids.get(uuid, uuid), job)] = now
+            self._jobs_seen |= dict.fromkeys(granted, now)
             if "full" not in answer:
                 return
             seen = self._seen.setdefault(watch.worker.vendor, _Seen())
             try:
                 seen.readings = readings_of(answer)
             except (TypeError, ValueError, KeyError, AttributeError) as error:
-                log("problem", vendor=watch.worker.vendor, what=f"a reading that makes no sense: {error!r}")
+                log("problem", vendor=watch.worker.vendor, what=f"a reading that cannot be read: {error!r}")
                 return
             seen.at = time.monotonic()
             for uuid, reading in seen.readings.items():
                 seen.xids.setdefault(uuid, []).extend(reading.xids)
 
+    def _granted(self) -> list[Held]:
+        with self._state.lock:
+            return [
+                (self._uuids.get(grant.uuid, grant.uuid), record.job, record.uid)
+                for record in self._state.records.values()
+                for grant in record.grants
+            ]
+
     # ---- rounds ----
 
     def run(self) -> float:
-        """A duty: a round when one is due. Seconds until it, or until one has to look whether the policy changed."""
+        """A duty: a round when one is due. Seconds until it, or until the next check for a changed policy."""
         if time.monotonic() >= self._due or self._policy.current().health is not self._in_force:
             self.round()
         return min(max(0.0, self._due - time.monotonic()), _LOOK_S)
 
     def round(self) -> Report | None:
-        """Check everything now; None in mode off. Takes `ANSWER_S` and a little at most."""
+        """Check everything now; None in mode off. Takes little more than `ANSWER_S`."""
         with self._round_lock:
             policy = self._in_force = self._policy.current().health
             self._note_policy()
@@ -204,8 +219,8 @@ class Monitor:
             if not missing:
                 return
             with self._state.sampled:
-                told = self._state.sampled.wait(0.1)
-            for name in missing if not told else ():
+                notified = self._state.sampled.wait(0.1)
+            for name in missing if not notified else ():
                 watches[name].wanted.set()
 
     def _facts(self, began: float) -> NodeFacts:
@@ -226,29 +241,25 @@ class Monitor:
         with self._lock:
             if now - self._memory.skew_at < _SKEW_KEPT_S:
                 facts.skew_s = self._memory.skew_s
-        with self._state.lock:
-            granted = [
-                (self._uuids.get(grant.uuid, grant.uuid), record.job)
-                for record in self._state.records.values()
-                for grant in record.grants
-            ]
+        granted = self._granted()
         for gpu in self._gpus:
             facts.gpus.append(self._gpu_facts(gpu, facts, granted))
-        facts.jobs = tuple(sorted({job for _, job in granted}))
+        facts.jobs = tuple(sorted({job for _, job, _ in granted}))
         return facts
 
     def _room(self) -> dict[str, float | None]:
         names = (path.replace("%n", self._state.node).replace("%h", self._state.node) for path in self._spools)
         return {name: _room_mib(name) for name in names}
 
-    def _gpu_facts(self, gpu: Gpu, facts: NodeFacts, granted: list[tuple[str, int]]) -> GpuFacts:
+    def _gpu_facts(self, gpu: Gpu, facts: NodeFacts, granted: list[Held]) -> GpuFacts:
         found = GpuFacts(gpu, answered=facts.problems.get(gpu.vendor) is None)
         found.missing_files = tuple(path for path in gpu.files if not Path(path).exists())
-        found.jobs = tuple(sorted({job for uuid, job in granted if uuid == gpu.uuid}))
+        found.jobs = tuple(sorted({job for uuid, job, _ in granted if uuid == gpu.uuid}))
         with self._lock:
             self._jobs_seen = {key: when for key, when in self._jobs_seen.items() if facts.now - when <= _RECENT_S}
-            recent = {job for uuid, job in self._jobs_seen if uuid == gpu.uuid}
-            found.recent_jobs = tuple(sorted(recent | set(found.jobs)))
+            recent = [held for held in {*self._jobs_seen, *granted} if held[0] == gpu.uuid]
+            found.recent_jobs = tuple(sorted({job for _, job, _ in recent}))
+            found.recent_users = tuple(sorted({uid for _, _, uid in recent}))
             if not found.answered:
                 return found
             seen = self._seen[gpu.vendor]
@@ -271,10 +282,16 @@ class Monitor:
             unknown = tuple(result.unknown.get(one.gpu.uuid, ()))
             gpus.append(
                 GpuState(
-                    one.gpu.uuid, one.gpu.vendor, one.gpu.model, one.gpu.numbers, subject.passes, subject.kept,
-                    unknown, one.jobs,
+                    one.gpu.uuid,
+                    one.gpu.vendor,
+                    one.gpu.model,
+                    one.gpu.numbers,
+                    subject.passes,
+                    subject.kept,
+                    unknown,
+                    one.jobs,
                 )
-            )  # fmt: skip
+            )
         return Report(
             node=self._state.node,
             time=facts.now,
@@ -314,7 +331,7 @@ class Monitor:
             self._refuse_sick(chosen)
         except RefusalError:
             self._refused_at, self._unclean = time.time(), ()
-            self.wake()  # the controllers are to know why the node is drained
+            self.wake()  # so that the controllers know why the node is drained
             raise
 
     def _refuse_sick(self, chosen: Iterable[NodeDevice]) -> None:
@@ -326,9 +343,13 @@ class Monitor:
             return
         for fault in report.faults if not self._held_back else ():
             if fault.acts and (not fault.uuid or fault.uuid in uuids) and _is_quick(fault.check, policy.checks):
-                raise RefusalError(f"GPU {','.join(map(str, fault.numbers))}: {fault.check}: {fault.text}"
-                                   if fault.numbers else f"{fault.check}: {fault.text}",
-                                   Refusal.GPU_SICK, remedy="see: sluice health check")  # fmt: skip
+                raise RefusalError(
+                    f"GPU {','.join(map(str, fault.numbers))}: {fault.check}: {fault.text}"
+                    if fault.numbers
+                    else f"{fault.check}: {fault.text}",
+                    Refusal.GPU_SICK,
+                    remedy="see: sluice health check",
+                )
         rule = policy.checks.get("spool")
         if rule is not None and not rule.shadow and rule.action in ("drain-node", "requeue") and not self._held_back:
             full = [path for path, room in self._room().items() if room is not None and room < rule.threshold]
@@ -350,7 +371,7 @@ class Monitor:
         self.wake()
 
     def wake(self) -> None:
-        """A job has ended, or something happened: the next round is due now."""
+        """A job has ended, or an event came: the next round is due now."""
         self._due = 0.0
         self.on_due()
 
@@ -372,17 +393,17 @@ class Monitor:
         except (SluiceError, OSError, ValueError, TypeError, KeyError) as error:
             if self._undelivered is None:
                 self._undelivered = began
-                log("problem", what=f"no report of health was taken: {error}")
+                log("problem", what=f"no health report was accepted: {error}")
             return
         if self._undelivered is not None:
-            log("recovered", what="reports of health are taken again", seconds=round(began - self._undelivered))
+            log("recovered", what="health reports are accepted again", seconds=round(began - self._undelivered))
         self._undelivered = None
 
     def _take_answer(self, answer: Mapping[str, Any], sent: float, received: float) -> None:
         """The controller's time, and GPUs that a person has returned to service."""
-        told = float(answer["time"])
+        theirs = float(answer["time"])
         with self._lock:
-            self._memory.skew_s = (sent + received) / 2 - told
+            self._memory.skew_s = (sent + received) / 2 - theirs
             self._memory.skew_at = received
             self._held_back = bool(answer.get("held_back"))
             for uuid in answer.get("returned", ()):
@@ -430,7 +451,7 @@ def _read(path: Path) -> str | None:
 
 
 def _link_state(nic: str, root: Path = Path("/sys/class/infiniband")) -> str | None:
-    """Of an RDMA adapter: the worst of its ports; None where nobody tells."""
+    """State of an RDMA adapter: the worst of its ports; None where it is not known."""
     states = []
     for port in sorted((root / nic / "ports").glob("*/state")):
         text = _read(port)  # "4: ACTIVE"

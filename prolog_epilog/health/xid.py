@@ -1,31 +1,30 @@
-"""Who is to blame for an XID event of NVIDIA's driver: the GPU, the program, or nobody.
+"""What caused an XID event of NVIDIA's driver: the GPU, the program, or neither.
 
 Events of the policy's `xid` list are the GPU's. Those that programs cause (`XID_BLAME_THE_JOB`) are the job's; the same
-one again on one GPU under another job is the GPU's, unless several GPUs of the job had it at once. Any other event is a
-warning.
+one again on one GPU with another user's job is the GPU's, unless several GPUs of the job had it at once: users cannot
+have a GPU taken out of service with their own jobs. Any other event is a warning.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from health.memory import MOST_EVENTS, Subject, Xid
 from policy.health import XID_BLAME_THE_JOB, NodeHealth
+from prolog_epilog.health.facts import GpuFacts
+from prolog_epilog.health.memory import MOST_EVENTS, Subject, Xid
 
-_TOGETHER_S = 60.0  # events of one fault come within so long
-_REPEATING = frozenset({13, 31})  # illegal access and page fault: a second job with the same one speaks for itself
+_TOGETHER_S = 60.0  # events of one fault come within this time
+_REPEATING = frozenset({13, 31})  # illegal access and page fault, which a second job should not repeat
 
 
-def record(subject: Subject, new: Iterable[tuple[float, int]], jobs: Iterable[int], policy: NodeHealth) -> None:
-    """Take new events of a GPU into its memory."""
-    for when, number in new:
+def record(subject: Subject, gpu: GpuFacts, policy: NodeHealth) -> None:
+    """Take a GPU's new events into its memory."""
+    for when, number in gpu.xids:
         blamed = "gpu" if number in policy.xid_fatal else ""
-        subject.xids.append(Xid(when, number, list(jobs), blamed))
+        subject.xids.append(Xid(when, number, list(gpu.recent_jobs), blamed, users=list(gpu.recent_users)))
     del subject.xids[:-MOST_EVENTS]
 
 
 def blame(subjects: dict[str, Subject], now: float, policy: NodeHealth) -> None:
-    """Look at the events that are blamed on nobody yet, all GPUs together; forget what is too old."""
+    """Assign the events without a cause yet, over all GPUs together; forget what is too old."""
     for subject in subjects.values():
         subject.xids = [one for one in subject.xids if now - one.at <= max(policy.fatal_window_s, 86400)]
     for name, subject in subjects.items():
@@ -55,22 +54,22 @@ def _gpus_of_job(subjects: dict[str, Subject], event: Xid) -> int:
 
 
 def _repeats(subject: Subject, event: Xid, policy: NodeHealth) -> int:
-    """Under how many different jobs this GPU had the same, this time included, and not as one of a job's many."""
-    jobs: list[frozenset[int]] = []
+    """With how many users' jobs this GPU had the same, this time included, and not as one of several of a job."""
+    users: list[frozenset[int]] = []
     for one in subject.xids:
         if one.xid == event.xid and event.at - policy.fatal_window_s <= one.at <= event.at and not one.many:
-            mine = frozenset(one.jobs)
-            if not mine or all(not mine & other for other in jobs):
-                jobs.append(mine)
-    return len(jobs)
+            mine = frozenset(one.users)
+            if not one.jobs or (mine and all(not mine & other for other in users)):
+                users.append(mine)
+    return len(users)
 
 
 def counted(subject: Subject, now: float, window_s: float) -> tuple[int, str]:
-    """How many events of the window are the GPU's fault, and in words which."""
+    """How many events of the window are the GPU's fault, and a text that names them."""
     guilty = [one for one in subject.xids if one.blamed == "gpu" and now - one.at <= window_s]
     numbers = sorted({one.xid for one in guilty})
     repeated = [number for number in numbers if number in XID_BLAME_THE_JOB]
-    text = f"XID {', '.join(map(str, numbers))}" + (" under several jobs" if repeated else "")
+    text = f"XID {', '.join(map(str, numbers))}" + (" under several users' jobs" if repeated else "")
     return len(guilty), text
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/python3 -IS
-"""What slurmd and slurmstepd start on a node: one program under five names, each of which asks the node agent.
+"""What slurmd and slurmstepd start on a node: one program with five names, each of which asks the node agent.
 
 sluice-prolog, sluice-epilog   Prolog and Epilog of slurm.conf, as root
 sluice-task-init               the SPANK plugin's helper, as root, before a task becomes its user
@@ -31,11 +31,11 @@ JOBS_OWN_FAULT = 3  # exit status of sluice-task-init, for the SPANK plugin
 MOST = 1 << 20
 SECONDS = 20.0
 EPILOG_SECONDS = 3700.0  # longer than a policy lets the clearing of memory take
-PATIENCE = 5.0  # an agent that is just restarted is waited for
+PATIENCE = 25.0  # the wait for an agent that is just restarted on a busy node
 
 
 class RefusedError(Exception):
-    """Why not, and whether it is the job's own fault; else it is the node's (prolog_epilog/refusals.py)."""
+    """The reason, and whether it is the job's own fault; else it is the node's (prolog_epilog/refusals.py)."""
 
     def __init__(self, why: str, *, jobs_own: bool = False) -> None:
         super().__init__(why)
@@ -92,7 +92,7 @@ def ask(**request: object) -> dict[str, Any]:  # type: ignore[name-defined]  # n
             raise RefusedError(str(answer["error"]), jobs_own=answer.get("blame") == "job")
         content: dict[str, Any] = answer["ok"]  # type: ignore[name-defined]  # noqa: F821
     except (ValueError, KeyError, TypeError, StopIteration):
-        why = "the node agent's answer makes no sense; are agent and programs of one version?"
+        why = "the node agent's answer is not valid; install agent and programs of one version"
         raise RefusedError(why) from None
     return content
 
@@ -122,7 +122,7 @@ def number(name: str) -> int:
     """A variable that Slurm sets to a number."""
     text = os.environ.get(name, "")
     if not text.isdecimal():
-        raise RefusedError(f"{name}={text!r} is no number")
+        raise RefusedError(f"{name}={text!r} is not a number")
     return int(text)
 
 
@@ -130,7 +130,7 @@ def numbers(name: str) -> list[int]:
     """A variable that holds a list of GPUs' numbers; empty where it is not set."""
     text = os.environ.get(name, "")
     if not all(part.isdecimal() for part in text.split(",") if text):
-        raise RefusedError(f"{name}={text!r} is no list of numbers")
+        raise RefusedError(f"{name}={text!r} is not a list of numbers")
     return [int(part) for part in text.split(",") if text]
 
 
@@ -139,12 +139,12 @@ def pairs(name: str) -> list[list[int]]:
     text = os.environ.get(name, "")
     found = [part.split(":") for part in text.split(",") if text]
     if not all(len(pair) == 2 and pair[0].isdecimal() and pair[1].isdecimal() for pair in found):
-        raise RefusedError(f"{name}={text!r} does not say how much of which GPU")
+        raise RefusedError(f"{name}={text!r} is not a list of GPU:SHARDS")
     return [[int(gpu), int(shards)] for gpu, shards in found]
 
 
 def announce() -> None:
-    """Tell an agent that knows of no prolog yet that they come: one that is not there needs not to know."""
+    """Tell an agent that knows of no prolog yet that prologs run; without an agent there is nothing to do."""
     if not os.access(EARLIER, os.F_OK):
         try:  # noqa: SIM105 - as in epilog
             exchange(encode({"do": "announce"}).encode() + b"\n", 1.0)
@@ -180,7 +180,7 @@ def prolog() -> None:
 
 
 def epilog() -> None:
-    """End what a job left, and take back its GPUs. A controller knows that it ended: nobody needs to tell it again."""
+    """End what a job left, and take back its GPUs. A controller knows that it ended, so the notice is removed."""
     job = number("SLURM_JOB_ID")
     try:  # noqa: SIM105 - contextlib and pathlib take longer to load than all of this
         os.unlink(f"{ENDED}/{job}")  # noqa: PTH108
@@ -193,9 +193,9 @@ def epilog() -> None:
 
 
 def task_init() -> None:
-    """Tell the SPANK plugin where the job's limits lie, and the agent which devices the task can open.
+    """Tell the SPANK plugin where the job's limits are, and the agent which devices the task can open.
 
-    Root is held by the task's device cgroup, too, and unlike the task prolog runs nothing of the user's.
+    The task's device cgroup holds root, too; unlike the task prolog, this runs nothing of the user's.
     """
     shards = number("SLUICE_SHARDS") if os.environ.get("SLUICE_SHARDS") else 0
     files = ask(do="devices")["files"]
@@ -231,7 +231,7 @@ def task_prolog() -> None:
 
 
 def health() -> int:
-    """Check GPUs and node; the agent acts upon what is found, and Slurm upon nothing that is said here."""
+    """Check GPUs and node; the agent acts on findings, and Slurm on nothing that is printed here."""
     report = ask(do="health")["report"]
     if report is None:
         print("OK: health checks are switched off")
@@ -244,7 +244,7 @@ def health() -> int:
     ranks = [2 if fault["severity"] in ("critical", "fatal") else fault["severity"] == "warning" for fault in faults]
     code = max([int(rank) for rank in ranks], default=0) or (3 if unsure else 0)
     if unsure:
-        print(f"UNKNOWN: nobody answers for {', '.join(unsure)}")
+        print(f"UNKNOWN: no reading for {', '.join(unsure)}")
     elif not faults:
         print(f"OK: {len(report['gpus'])} GPUs")
     return code
@@ -270,7 +270,7 @@ def main() -> int:
         # The task's helper has one pipe for both; slurmd logs standard error of the others.
         print(f"{name}: {why}", file=sys.stdout if name == "sluice-task-init" else sys.stderr)
         if why.jobs_own and name == "sluice-prolog":
-            return 0  # the agent starts none of its tasks, and lets it wait for its user; Slurm would drain the node
+            return 0  # the agent starts none of its tasks and has it held for its user; Slurm would drain the node
         return JOBS_OWN_FAULT if why.jobs_own and name == "sluice-task-init" else 1
     return 0
 

@@ -3,8 +3,8 @@ on hardware.
 
 ``nvmlDeviceSetMemoryLimits_v1`` takes the folder of the job's cgroup and a hard limit in bytes, at which the kernel
 refuses allocations of all processes in it and below. The soft limit stays 0: it would reserve memory in every cgroup
-above, which stays reserved when the job's cgroup is removed (docs.nvidia.com, MPS v3 memory partitioning). A cgroup
-that goes takes its limit along, so that removing it first is tidiness.
+above, which stays reserved when the job's cgroup is removed (docs.nvidia.com, MPS v3 memory partitioning). A removed
+cgroup has no limit either, so the limit is removed first only for tidiness.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 
 from prolog_epilog import cgroups
 from prolog_epilog.contexts import Contexts
-from prolog_epilog.record import Grant, JobRecord
 from prolog_epilog.refusals import Refusal
 from prolog_epilog.rungs.base import DRIVER
 from prolog_epilog.state import MIB, RefusalError, State
 from prolog_epilog.watching import Watcher
-from sluice_base.errors import SluiceError
-from sluice_base.sizes import format_mib
+from sluice.base.errors import SluiceError
+from sluice.base.sizes import format_mib
+from sluice.exchange.record import Grant, JobRecord
 
 OLDEST_DRIVER = 615
 
@@ -50,7 +50,7 @@ class Driver:
             return "the job has no cgroup of version 2"
         return ""
 
-    def apply(self, record: JobRecord, grant: Grant) -> None:
+    def apply(self, record: JobRecord, grant: Grant) -> bool:
         """Set the hard limit of the job's cgroup."""
         folder = self._folder(record)
         if folder is None:
@@ -64,6 +64,7 @@ class Driver:
                 remedy="ask for more",
             )
         self._ask(do="cgroup_limit", uuid=grant.uuid, folder=str(folder), hard=grant.limit)
+        return True
 
     def verify(self, record: JobRecord, grant: Grant) -> str:
         """Read it back."""
@@ -71,13 +72,13 @@ class Driver:
         if folder is None:
             return "the job's cgroup is gone"
         hard = self._ask(do="cgroup_limit_of", uuid=grant.uuid, folder=str(folder))["hard"]
-        return "" if hard == grant.limit else f"the driver says {hard} bytes"
+        return "" if hard == grant.limit else f"the driver reports {hard} bytes"
 
     def stop(self, record: JobRecord) -> None:
         """The limit holds strays, too, until they are ended."""
 
     def remove(self, record: JobRecord) -> None:
-        """Before the cgroup goes, where it is still there."""
+        """Remove the limit before the cgroup goes, where it is still there."""
         held = [grant for grant in record.grants if grant.rung == DRIVER]
         folder = self._folder(record) if held else None
         for grant in held:

@@ -1,25 +1,39 @@
-"""Which rung holds a grant: the strongest that the policy allows and the node has, decided when the limit is told.
+"""Which rung holds a grant: the strongest that the policy allows and the node has, decided when the limit is set.
 
-A rung that cannot hold the grant is passed over, and the record says why. One that could and then fails refuses the
-job: nothing runs on a limit that is not in force. The watchdog runs beside all of them.
+A rung that cannot hold the grant is skipped, and the record says why. One that could and then fails refuses the
+job: nothing runs with a limit that is not in force. The watchdog runs with all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from policy.node_limits import NodeLimits
-from prolog_epilog.record import Grant, JobRecord
 from prolog_epilog.refusals import Refusal
 from prolog_epilog.rungs.base import DRIVER, MIG, MPS, NONE, Rung
 from prolog_epilog.rungs.share import Shares
 from prolog_epilog.state import RefusalError, State
-from sluice_base.errors import SluiceError
-from sluice_core.errors import CoreError
+from sluice.base.errors import SluiceError
+from sluice.core.errors import CoreError
+from sluice.exchange.record import Grant, JobRecord
+
+_FAILURES = (SluiceError, CoreError, OSError)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A limit that is not in force; `lost`: it can be set again."""
+
+    grant: Grant
+    rung: str
+    limit: int
+    why: str
+    lost: bool
 
 
 class Ladder:
-    """Chooses, sets, finds again and removes. The caller holds the state's lock."""
+    """Chooses, sets, finds again and removes. But for `look` the caller holds the state's lock."""
 
     def __init__(self, state: State, rungs: Iterable[Rung], shares: Shares, policy: Callable[[], NodeLimits]) -> None:
         self._state = state
@@ -72,9 +86,8 @@ class Ladder:
     def _set(self, record: JobRecord, grant: Grant, rung: Rung) -> None:
         for one in (rung, *(self._rungs[name] for name in rung.needs)):
             try:
-                one.apply(record, grant)
-                why = one.verify(record, grant)
-            except (SluiceError, CoreError, OSError) as error:
+                why = one.verify(record, grant) if one.apply(record, grant) else ""
+            except _FAILURES as error:
                 record.note("refuse", uuid=grant.uuid, rung=one.name, why=str(error))
                 raise
             if why:
@@ -84,22 +97,37 @@ class Ladder:
                     Refusal.NOT_IN_FORCE,
                 )
 
-    def check(self, record: JobRecord) -> None:
-        """Look whether what was set is in force, and set it again where it is not; what cannot be set is noted.
+    def look(self, record: JobRecord) -> list[Fault]:
+        """The limits that were set and are not in force. Without the lock: a job's daemon may be slow to answer.
 
         After a restart of the agent, and every so often: a daemon that a rung keeps may have died.
         """
-        for grant in record.grants:
+        found = []
+        for grant in list(record.grants):
             if grant.rung not in (DRIVER, MPS) or grant.limit is None:
-                continue  # the others cannot end of themselves
-            rung = self._rungs[grant.rung]
+                continue  # the others cannot end by themselves
+            rung, limit = grant.rung, grant.limit
             try:
-                why = rung.verify(record, grant)
-                if why:
-                    record.note("rung", uuid=grant.uuid, rung=rung.name, again=why)
-                    rung.apply(record, grant)
-            except (SluiceError, CoreError, OSError) as error:
-                record.note_once("problem", uuid=grant.uuid, rung=rung.name, what=str(error))
+                why = self._rungs[rung].verify(record, grant)
+            except _FAILURES as error:
+                found.append(Fault(grant, rung, limit, str(error), lost=False))
+            else:
+                found += [Fault(grant, rung, limit, why, lost=True)] if why else []
+        return found
+
+    def mend(self, record: JobRecord, faults: Iterable[Fault]) -> None:
+        """Set again what is lost, and note what cannot be set; what was changed in the meantime is left as it is."""
+        for fault in faults:
+            grant = fault.grant
+            if (grant.rung, grant.limit) != (fault.rung, fault.limit):
+                continue
+            try:
+                if not fault.lost:
+                    raise SluiceError(fault.why)
+                record.note("rung", uuid=grant.uuid, rung=grant.rung, again=fault.why)
+                self._rungs[grant.rung].apply(record, grant)
+            except _FAILURES as error:
+                record.note_once("problem", uuid=grant.uuid, rung=grant.rung, what=str(error))
         self._shares.check(record)
 
     def stop(self, record: JobRecord) -> None:
@@ -108,10 +136,10 @@ class Ladder:
             rung.stop(record)
 
     def remove(self, record: JobRecord) -> None:
-        """Take everything away that was set for a job, whatever its record says."""
+        """Remove everything that was set for a job, also what its record does not name."""
         for rung in self._rungs.values():
             rung.remove(record)
 
     def exports(self, record: JobRecord) -> dict[str, str]:
-        """Variables without which a task does not find what holds it."""
+        """Variables by which a task finds what holds it."""
         return self._shares.exports(record)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from contextlib import suppress
 
 from prolog_epilog.contexts import VENDORS
-from prolog_epilog.record import Grant, JobRecord
 from prolog_epilog.regions import Regions
 from prolog_epilog.rungs.base import LIMITER
+from sluice.exchange.record import Grant, JobRecord
 
 
 class Limiter:
@@ -20,16 +20,17 @@ class Limiter:
         self._regions = regions
 
     def unavailable(self, record: JobRecord, grant: Grant) -> str:
-        """Only NVIDIA's and AMD's calls are known to the library, and HIP does not tell one partition from another."""
+        """The library knows only NVIDIA's and AMD's calls, and HIP does not distinguish partitions."""
         del record
         if grant.vendor == "amd" and self._regions.is_partition(grant):
             return "HIP gives the partitions of a GPU one PCI address"
         return "" if grant.vendor in VENDORS else f"no library for {grant.vendor} programs"
 
-    def apply(self, record: JobRecord, grant: Grant) -> None:
+    def apply(self, record: JobRecord, grant: Grant) -> bool:
         """All of the job's grants at once: a GPU that is not in the region gets nothing."""
         del grant
         self._regions.make(record)
+        return True
 
     def verify(self, record: JobRecord, grant: Grant) -> str:
         """Whether the region holds this limit."""
@@ -40,6 +41,6 @@ class Limiter:
         """The region holds until the job's record is written."""
 
     def remove(self, record: JobRecord) -> None:
-        """Take the region away."""
+        """Remove the region."""
         with suppress(FileNotFoundError):
             self._regions.remove(record.job)

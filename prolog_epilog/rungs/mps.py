@@ -1,8 +1,9 @@
-"""NVIDIA MPS: a control daemon for each job, whose clients it holds to a memory limit each and to a share of the GPU.
+"""NVIDIA MPS: a control daemon for each job, which holds each client to a memory limit and to a share of the GPU.
 
-The daemon is root's and so is its folder, into which the job's user alone can look; commands are root's. What a client
-sets in its environment can only be less than what the daemon says. MPS holds every process by itself: the sum over the
-job's processes is the limiter's, which this rung needs beside it. docs.nvidia.com, Multi-Process Service.
+The daemon and its folder are root's; of the users only the job's can read the folder, and only root sends commands.
+What a client sets in its environment can only be less than what the daemon sets. MPS holds every process by itself: the
+sum over the job's processes is held by the limiter, which this rung needs with it. docs.nvidia.com, Multi-Process
+Service.
 """
 
 from __future__ import annotations
@@ -16,18 +17,19 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from prolog_epilog.log import log
-from prolog_epilog.record import Grant, JobRecord
+from prolog_epilog import cgroups
 from prolog_epilog.rungs.base import LIMITER, MPS
 from prolog_epilog.state import MIB, State
-from sluice_base.errors import SluiceError
-from sluice_core import limit
-from sluice_core.errors import CoreError
+from sluice.base.errors import SluiceError
+from sluice.base.log import log
+from sluice.core import limit
+from sluice.core.errors import CoreError
+from sluice.exchange.record import Grant, JobRecord
 
 CONTROL = "nvidia-cuda-mps-control"
-_START_S = 3.0  # under the lock that the watchdog needs, too; nothing of the tenant's runs yet
+_START_S = 3.0  # under the lock that the watchdog needs, too; no process of the tenant runs yet
 _ANSWER_S = 2.0
-_SILENCE_S = 60.0  # for so long a daemon that gave no answer is not asked again: its tenant may have made it hang
+_SILENCE_S = 60.0  # a daemon that gave no answer is not asked again for this time: its tenant may have made it hang
 _END_S = 3.0
 _ROOM, _FILES = 16 * MIB, 256  # for pipes and logs, which the tenant can fill
 _PIDFILE = "nvidia-cuda-mps-control.pid"  # the daemon writes it into its pipe folder
@@ -35,7 +37,7 @@ _SEARCH, _WRITE = 1, 7
 
 
 class Mps:
-    """See `base.Rung`. Also what shares of compute time are made with (`share.Shares`)."""
+    """See `base.Rung`. Also used for shares of compute time (`share.Shares`)."""
 
     name = MPS
     needs: tuple[str, ...] = (LIMITER,)
@@ -43,8 +45,8 @@ class Mps:
     def __init__(self, state: State) -> None:
         self._state = state
         self.folder = state.settings.run / "mps"
-        self._told: dict[tuple[int, str], tuple[int | None, int | None, int | None]] = {}  # daemon, limit, share
-        self._silent: dict[int, float] = {}  # until when the daemon of a job is not asked
+        self._sent: dict[tuple[int, str], tuple[int | None, int | None, int | None]] = {}  # daemon, limit, share
+        self._silent: dict[int | None, float] = {}  # until when a daemon is not asked
 
     def unavailable(self, record: JobRecord, grant: Grant) -> str:
         """A whole NVIDIA GPU, and the daemon installed."""
@@ -52,17 +54,17 @@ class Mps:
         if grant.vendor != "nvidia":
             return f"{grant.vendor} has no MPS"
         if self._state.devices[grant.index].partition:
-            return "an instance of MIG"
+            return "MPS is not used on an instance of MIG"
         if shutil.which(CONTROL) is None:
             return f"no {CONTROL} on this node"
         return ""
 
-    def apply(self, record: JobRecord, grant: Grant) -> None:
-        """Start the job's daemon unless it runs, and tell it the grant's limit and the job's share."""
+    def apply(self, record: JobRecord, grant: Grant) -> bool:
+        """Start the job's daemon unless it runs, and set the grant's limit and the job's share in it."""
         pid = self._pid(record)
-        told = (pid, grant.limit, record.share_percent)
-        if pid is not None and self._told.get((record.job, grant.uuid)) == told:
-            return  # one more task of the job
+        wanted = (pid, grant.limit, record.share_percent)
+        if pid is not None and self._sent.get((record.job, grant.uuid)) == wanted:
+            return False  # one more task of the job
         if pid is None:
             self._start(record)
         place = self._devices(record).index(grant.uuid)
@@ -77,31 +79,32 @@ class Mps:
         answer = self._ask(record, *commands)
         if "nvalid" in answer or "nrecognized" in answer:
             raise SluiceError(f"MPS of job {record.job}: {answer.strip()}", remedy="see its control.log")
-        self._told[record.job, grant.uuid] = (self._pid(record), grant.limit, record.share_percent)
+        self._sent[record.job, grant.uuid] = (self._pid(record), grant.limit, record.share_percent)
+        return True
 
     def verify(self, record: JobRecord, grant: Grant) -> str:
-        """Whether the daemon answers with this limit, as far as it tells: whole GiB, from 1 GiB on."""
+        """Whether the daemon answers with this limit, as far as it reports it: whole GiB, from 1 GiB on."""
         if not self.runs(record):
             return "its MPS daemon has ended"
         place = self._devices(record).index(grant.uuid)
         commands = ["get_default_active_thread_percentage", f"get_default_device_pinned_mem_limit {place}"]
         try:
-            percent, told = [*self._ask(record, *commands).splitlines(), "", ""][:2]
+            percent, answer = [*self._ask(record, *commands).splitlines(), "", ""][:2]
             given = float(percent.strip() or 0)
         except (SluiceError, ValueError) as error:
             return str(error) if self.runs(record) else "its MPS daemon has ended"  # while it was asked
         if given != (record.share_percent or 100):
             return f"its MPS daemon gives it {given:g} % of the GPU"
-        if grant.limit is None or told.strip() in (f"{grant.limit >> 30}G", f"{grant.limit >> 20}M"):
+        if grant.limit is None or answer.strip() in (f"{grant.limit >> 30}G", f"{grant.limit >> 20}M"):
             return ""
-        return f"its MPS daemon says {told.strip() or 'nothing'} of {grant.limit >> 20}M"
+        return f"its MPS daemon reports {answer.strip() or 'nothing'} for {grant.limit >> 20}M"
 
     def runs(self, record: JobRecord) -> bool:
         """Whether the job's daemon is there."""
         return self._pid(record) is not None
 
     def stop(self, record: JobRecord) -> None:
-        """End the daemon and its server, whose own memory would be in the next job's way."""
+        """End the daemon and its server, whose own memory would be missing for the next job."""
         pid = self._pid(record)
         if pid is None:
             return
@@ -118,12 +121,11 @@ class Mps:
         """The daemon, and its folder."""
         self.stop(record)
         self._clear(record)
-        self._silent.pop(record.job, None)
         for grant in record.grants:
-            self._told.pop((record.job, grant.uuid), None)
+            self._sent.pop((record.job, grant.uuid), None)
 
     def exports(self, record: JobRecord) -> dict[str, str]:
-        """Where a task finds its daemon; empty where the job has none."""
+        """Variables by which a task finds its daemon; empty where the job has none."""
         home = self._home(record)
         if not home.exists():
             return {}
@@ -142,7 +144,7 @@ class Mps:
         ]
 
     def _start(self, record: JobRecord) -> None:
-        """Pipes that only the job's user finds, logs to which he may add; both are root's."""
+        """Pipes that of the users only the job's can reach, logs to which that user can add; both are root's."""
         self.stop(record)
         self._make_home(record)
         try:
@@ -165,7 +167,7 @@ class Mps:
             raise SluiceError(f"MPS of job {record.job}: {done.stdout.strip()}", remedy="see its control.log")
 
     def _make_home(self, record: JobRecord) -> None:
-        """Of a daemon that died the folders stay mounted, as running tasks have them; what they hold is not touched."""
+        """The folders of a daemon that died stay mounted, as running tasks use them; their content is not touched."""
         home = self._home(record)
         self.folder.mkdir(mode=0o711, exist_ok=True)
         if home.is_mount() and (home / "log/control.log").exists():  # which is made last
@@ -182,7 +184,7 @@ class Mps:
         (home / "log/control.log").touch(mode=0o600)
 
     def _clear(self, record: JobRecord) -> None:
-        """Take the job's folder away; one of an earlier version, no file system of its own, is put out of the way."""
+        """Remove the job's folder; one of an earlier version, which is no file system of its own, is renamed."""
         home = self._home(record)
         try:
             limit.remove_folder(home)
@@ -199,10 +201,10 @@ class Mps:
         return kept | {"CUDA_MPS_PIPE_DIRECTORY": str(home / "pipe"), "CUDA_MPS_LOG_DIRECTORY": str(home / "log")}
 
     def _ask(self, record: JobRecord, *commands: str) -> str:
-        """The daemon's answer to commands. Raises SluiceError when it gives none, or gave none a moment ago."""
-        command = "; ".join(commands)
-        if time.monotonic() < self._silent.get(record.job, 0.0):
-            raise SluiceError(f"MPS of job {record.job}: {command}: it gave no answer a moment ago")
+        """The daemon's answer to commands. Raises SluiceError when it gives none, or gave none recently."""
+        command, pid, now = "; ".join(commands), self._pid(record), time.monotonic()
+        if now < self._silent.get(pid, 0.0):
+            raise SluiceError(f"MPS of job {record.job}: {command}: the daemon does not answer")
         try:
             done = subprocess.run(
                 [CONTROL],
@@ -215,7 +217,8 @@ class Mps:
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            self._silent[record.job] = time.monotonic() + _SILENCE_S
+            self._silent = {one: until for one, until in list(self._silent.items()) if until > now}
+            self._silent[pid] = now + _SILENCE_S
             raise SluiceError(f"MPS of job {record.job}: {command}: {error}") from error
         if done.returncode != 0 or "Cannot find MPS" in done.stdout:
             raise SluiceError(f"MPS of job {record.job}: {command}: {done.stdout.strip()}")
@@ -225,14 +228,14 @@ class Mps:
         """The daemon's number, if it is still this daemon's: another process may have got it."""
         try:
             pid = int((self._home(record) / "pipe" / _PIDFILE).read_text())
-            own = CONTROL.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+            ours = cgroups.uid_of(pid) == os.getuid() and CONTROL.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
         except (OSError, ValueError):
             return None
-        return pid if own else None
+        return pid if ours else None
 
 
 def allow(folder: Path, uid: int, rights: int) -> None:
-    """Give one user rights (of rwx) to a folder by its access list; owner root keeps all, others have none."""
+    """Give one user rights (of rwx) to a folder by its access list; the owner root keeps all, others have none."""
     none = 0xFFFFFFFF
     entries = [(0x01, 7, none), (0x02, rights, uid), (0x04, 0, none), (0x10, rights, none), (0x20, 0, none)]
     value = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)

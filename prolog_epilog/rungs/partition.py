@@ -1,14 +1,14 @@
-"""MIG instances and AMD partitions: whoever has one is held to its memory, and the device that Slurm gave is it.
+"""MIG instances and AMD partitions: a job with one is held to its memory, as it is the device that Slurm gave.
 
-An instance's memory is the hardware's to hold. A partition's is amdgpu's: the kernel driver refuses what goes beyond
-the partition's equal share (Linux's amdgpu_amdkfd_gpuvm.c, by partition), whatever program asks.
+The hardware holds the memory of an instance. The kernel driver amdgpu holds that of a partition: it refuses what goes
+beyond the partition's equal share (Linux's amdgpu_amdkfd_gpuvm.c, by partition), for every program.
 """
 
 from __future__ import annotations
 
-from prolog_epilog.record import Grant, JobRecord
 from prolog_epilog.rungs.base import MIG
 from prolog_epilog.state import State
+from sluice.exchange.record import Grant, JobRecord
 
 
 class Partition:
@@ -21,7 +21,7 @@ class Partition:
         self._state = state
 
     def unavailable(self, record: JobRecord, grant: Grant) -> str:
-        """A limit below the instance's size is not the hardware's to hold."""
+        """The hardware cannot hold a limit below the instance's size."""
         del record
         if not self._state.devices[grant.index].partition:
             return "a whole GPU"
@@ -29,8 +29,9 @@ class Partition:
             return "the limit is less than the instance"
         return ""
 
-    def apply(self, record: JobRecord, grant: Grant) -> None:
-        """It is so by the layout."""
+    def apply(self, record: JobRecord, grant: Grant) -> bool:
+        """The layout holds the limit already."""
+        return True
 
     def verify(self, record: JobRecord, grant: Grant) -> str:
         """Whether the node has the instance."""
@@ -38,7 +39,7 @@ class Partition:
         return "" if any(one.uuid == grant.uuid for one in self._state.devices) else "the instance is gone"
 
     def stop(self, record: JobRecord) -> None:
-        """Nothing is kept."""
+        """Nothing to do."""
 
     def remove(self, record: JobRecord) -> None:
-        """The layout stays."""
+        """Nothing to do: the layout stays."""

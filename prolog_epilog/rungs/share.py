@@ -7,20 +7,20 @@ from __future__ import annotations
 
 from policy.node_limits import NodeLimits
 from prolog_epilog.devices import NodeDevice
-from prolog_epilog.record import Grant, JobRecord
 from prolog_epilog.refusals import Refusal
 from prolog_epilog.rungs.base import MIG, MPS
 from prolog_epilog.rungs.mps import Mps
 from prolog_epilog.state import RefusalError, State
 from prolog_epilog.watching import Watcher
-from sluice_base.errors import SluiceError
+from sluice.base.errors import SluiceError
+from sluice.exchange.record import Grant, JobRecord
 
 CU_MASK = "cu-mask"
 _SLICES = 7  # of compute on a GPU with MIG
 
 
 def instance_percent(profile: str) -> int:
-    """The part of a GPU's compute slices that a MIG profile has, e.g. 42 for ``3g.40gb``; 0 for what is none."""
+    """The part of a GPU's compute slices that a MIG profile has, e.g. 42 for ``3g.40gb``; 0 for another name."""
     slices = profile.split("g.")[0].rpartition(".")[0] or profile.split("g.")[0]
     return int(slices.rstrip("c")) * 100 // _SLICES if slices.rstrip("c").isdecimal() else 0
 
@@ -46,7 +46,7 @@ class Shares:
         self._compute_units: dict[str, int] = {}
 
     def choose(self, record: JobRecord, policy: NodeLimits) -> None:
-        """Decide what gives the job its share. Raises RefusalError where a GPU cannot, or has not so much left."""
+        """Decide what gives the job its share. Raises RefusalError where a GPU cannot, or has too little left."""
         if record.share_percent is None or record.share_by:
             return
         kinds = {self._kind(record, grant, policy) for grant in record.grants}
@@ -59,7 +59,7 @@ class Shares:
             left = 100 - self._given(record, grant)
             if kinds != {MIG} and record.share_percent > left:
                 raise RefusalError(
-                    f"--gpu-share={record.share_percent}: {left} % of GPU {grant.index} are left by the jobs on it",
+                    f"--gpu-share={record.share_percent}: the jobs on GPU {grant.index} leave {left} % of it",
                     Refusal.SHARE_TAKEN,
                     remedy="ask for less, or wait until one of them ends",
                 )
@@ -85,7 +85,7 @@ class Shares:
         if device.vendor == "amd":
             if policy.cu_mask:
                 return CU_MASK
-            raise self._refusal(percent, device, "the policy does not allow cu_mask, which programs could take off")
+            raise self._refusal(percent, device, "the policy does not allow cu_mask, which programs could remove")
         raise self._refusal(percent, device, f"nothing holds programs to a share of {device.vendor} GPUs")
 
     def _refusal(self, percent: int, device: NodeDevice, why: str) -> RefusalError:
@@ -104,7 +104,7 @@ class Shares:
         )
 
     def _first_free(self, record: JobRecord) -> int:
-        """Where a mask of the job's share can begin, in percent, so that it meets no other job's on any of its GPUs."""
+        """Where a mask of the job's share can begin, in percent, apart from other jobs' on all of its GPUs."""
         taken = [
             (one.share_from, one.share_from + (one.share_percent or 0))
             for one in self._state.records.values()
@@ -115,7 +115,7 @@ class Shares:
             if first + width <= 100 and all(end <= first or first + width <= begin for begin, end in taken):
                 return first
         raise RefusalError(
-            f"--gpu-share={width}: no {width} % of the compute units lie together free on the job's GPUs",
+            f"--gpu-share={width}: the job's GPUs have no {width} % of free compute units in one range",
             Refusal.SHARE_TAKEN,
             remedy="ask for less, or wait until a job there ends",
         )
@@ -127,8 +127,7 @@ class Shares:
         for grant in record.grants:
             if grant.rung == MPS:
                 continue  # its limit was set with the share
-            self._mps.apply(record, grant)
-            why = self._mps.verify(record, grant)
+            why = self._mps.verify(record, grant) if self._mps.apply(record, grant) else ""
             if why:
                 raise RefusalError(
                     f"GPU {grant.index}: the share of {record.share_percent} % is not in force: {why}",
@@ -145,7 +144,7 @@ class Shares:
                 record.note("problem", what=str(error))
 
     def exports(self, record: JobRecord) -> dict[str, str]:
-        """What tasks need to find their share."""
+        """Variables by which tasks find their share."""
         if record.share_by == CU_MASK:
             percent = record.share_percent or 100
             masks = [cu_mask(self._units(grant.uuid), percent, record.share_from) for grant in record.grants]
@@ -153,7 +152,7 @@ class Shares:
         return self._mps.exports(record)
 
     def _units(self, uuid: str) -> int:
-        """Compute units of an AMD GPU, as its library tells; asked once."""
+        """Compute units of an AMD GPU, as its library reports; asked once."""
         if uuid not in self._compute_units:
             answer = self._watcher.watches["amd"].worker.ask(do="compute_units", uuid=uuid)
             self._compute_units[uuid] = int(answer["units"])

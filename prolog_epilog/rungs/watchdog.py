@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from prolog_epilog.record import Grant, JobRecord
 from prolog_epilog.rungs.base import WATCHDOG
 from prolog_epilog.watching import Watcher
+from sluice.exchange.record import Grant, JobRecord
 
 
 class Watchdog:
@@ -21,10 +21,11 @@ class Watchdog:
         del record
         return "" if grant.vendor in self._watcher.watches else f"nothing watches {grant.vendor} GPUs"
 
-    def apply(self, record: JobRecord, grant: Grant) -> None:
-        """Look at once."""
+    def apply(self, record: JobRecord, grant: Grant) -> bool:
+        """Sample at once."""
         del record
         self._watcher.watches[grant.vendor].wanted.set()
+        return True
 
     def verify(self, record: JobRecord, grant: Grant) -> str:
         """In force as long as the driver answers."""
@@ -33,7 +34,7 @@ class Watchdog:
         return "" if problem is None else problem.what
 
     def stop(self, record: JobRecord) -> None:
-        """Nothing is kept."""
+        """Nothing to do."""
 
     def remove(self, record: JobRecord) -> None:
-        """Nothing was set."""
+        """Nothing to do."""

@@ -1,4 +1,4 @@
-"""The clock that nobody sets, and since which boot it runs."""
+"""The monotonic clock since boot, and the boot that it counts from."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 
 def uptime() -> float:
-    """Seconds since the machine was booted, suspended ones included."""
+    """Seconds since the machine was booted, time in suspend included."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def boot_id() -> str:
-    """Another one after each boot; empty where the kernel does not tell."""
+    """The ID of this boot; empty where the kernel does not report it."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

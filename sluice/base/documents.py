@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sluice_base.errors import UsageError
+from sluice.base.errors import UsageError
 
 if TYPE_CHECKING:
     import yaml
@@ -20,7 +20,7 @@ _MAX_BYTES = 16 * 1024 * 1024
 def load_document(path: Path, model: type[ModelType], *, remedy: str) -> ModelType:
     """Read the YAML file and validate it.
 
-    Raises UsageError for a file that cannot be read, is not YAML or does not fit the model; `remedy` says where the
+    Raises UsageError for a file that cannot be read, is not YAML or does not fit the model; `remedy` names the
     reference is.
     """
     try:
@@ -46,7 +46,7 @@ def parse_document(text: str, model: type[ModelType], *, source: str, remedy: st
         place = ".".join(str(part) for part in first["loc"])
         message = first["msg"].removeprefix("Value error, ")
         if first["type"] == "model_type":
-            message = "no mapping of keys to values"
+            message = "not a mapping of keys to values"
         shown = repr(first["input"]) if isinstance(first["input"], str | int | float | bool | None) else ""
         words = [f"{source}:{line_of(root, first['loc'])}", place, f"{message}{f', got {shown}' if shown else ''}"]
         more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
@@ -74,7 +74,7 @@ def compose_document(text: str, *, source: str, remedy: str) -> tuple[yaml.Node 
 
 
 def _unreadable(node: yaml.Node | None) -> tuple[int, str]:
-    """Line and text of the first scalar that no value can be made of."""
+    """Line and text of the first scalar that is not a valid value."""
     import yaml
 
     loader = yaml.SafeLoader("")
@@ -101,7 +101,7 @@ def _scalars(node: yaml.Node | None) -> Iterator[yaml.Node]:
 
 
 def _refuse_duplicates(node: yaml.Node | None, source: str, remedy: str) -> None:
-    """A repeated key would silently drop what the first one said."""
+    """A repeated key would silently replace the first one's value."""
     import yaml
 
     if isinstance(node, yaml.MappingNode):
@@ -120,7 +120,7 @@ def _refuse_duplicates(node: yaml.Node | None, source: str, remedy: str) -> None
 
 
 def line_of(node: yaml.Node | None, location: tuple[int | str, ...]) -> int:
-    """Line of the innermost part of `location` that stands in the file."""
+    """Line of the innermost part of `location` that is in the file."""
     import yaml
 
     here: Any = node

@@ -1,4 +1,4 @@
-"""What the agent does every so often, beside answering and watching."""
+"""Periodic tasks of the daemons, each in its own thread."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from prolog_epilog.log import log
+from sluice.base.log import log
 
 
 class NotYet(float):
-    """What a duty's function returns that did nothing, as it is too early: seconds. What failed before still does."""
+    """What a duty's function returns that did nothing, as it is too early: seconds. An earlier failure persists."""
 
 
 @dataclass(frozen=True, slots=True)
-class Duty:
+class Worker:
     """A function and how often it is called, in seconds from the end of one call to the start of the next.
 
-    `period`: where nobody knows of work before; the function may return another for this once. `retry`: after a
-    failure. `delay`: after it was told of work, so that it is in nobody's way who is being answered.
+    `period`: unless work is announced before; the function may return another for the next call. `retry`: after a
+    failure. `delay`: after it was woken for work, so that it does not delay requests that are being answered.
     """
 
     name: str
@@ -34,11 +34,11 @@ class Duty:
 
 
 class Duties:
-    """A thread a duty, so that none waits for another. One that fails says so once and is called again."""
+    """One thread for each duty, so that none waits for another. A duty that fails is logged once and called again."""
 
     def __init__(self, stopping: threading.Event) -> None:
         self._stopping = stopping
-        self._duties: list[Duty] = []
+        self._duties: list[Worker] = []
 
     def add(
         self,
@@ -48,9 +48,9 @@ class Duties:
         *,
         retry: float | None = None,
         delay: float = 0.0,
-    ) -> Duty:
-        """Before `start`. See `Duty`; without `retry` it is the period."""
-        duty = Duty(name, period, function, period if retry is None else retry, delay)
+    ) -> Worker:
+        """Before `start`. See `Worker`; without `retry` it is the period."""
+        duty = Worker(name, period, function, period if retry is None else retry, delay)
         self._duties.append(duty)
         return duty
 
@@ -59,19 +59,19 @@ class Duties:
         for duty in self._duties:
             threading.Thread(target=self._run, args=(duty,), name=duty.name, daemon=True).start()
 
-    def _run(self, duty: Duty) -> None:
+    def _run(self, duty: Worker) -> None:
         problem = ""
         while not self._stopping.is_set():
             duty.wanted.clear()
             try:
-                told = duty.function()
-                wait = duty.period if told is None else told
-            except Exception as error:  # a duty's fault is not the end of what holds jobs to their limits
+                result = duty.function()
+                wait = duty.period if result is None else result
+            except Exception as error:  # a defect in a duty must not end what holds jobs to their limits
                 if str(error) != problem:
                     problem = str(error)
                     log("problem", duty=duty.name, what=f"{type(error).__name__}: {error}")
                 wait = duty.retry
             else:
-                problem = problem if isinstance(told, NotYet) else ""
+                problem = problem if isinstance(result, NotYet) else ""
             if duty.wanted.wait(wait) and duty.delay:
                 self._stopping.wait(duty.delay)

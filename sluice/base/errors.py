@@ -4,10 +4,10 @@ from __future__ import annotations
 
 
 class SluiceError(Exception):
-    """Something that a person can mend.
+    """Something that a person can correct.
 
     `what` says what is wrong and names the value and the place; `remedy` says what to do about it.
-    `usage` marks a mistake in what was asked (exit code 2) rather than a failure of doing it (exit code 1).
+    `usage` marks a mistake in the request (exit code 2) rather than a failure to carry it out (exit code 1).
     """
 
     def __init__(self, what: str, *, remedy: str = "", usage: bool = False) -> None:
@@ -21,7 +21,7 @@ class SluiceError(Exception):
 
 
 class UsageError(SluiceError):
-    """What was asked makes no sense: a bad option, name or file. Nothing was done."""
+    """The request is not valid: a bad option, name or file. Nothing was done."""
 
     def __init__(self, what: str, *, remedy: str = "") -> None:
         super().__init__(what, remedy=remedy, usage=True)

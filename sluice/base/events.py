@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sluice_base.errors import SluiceError
+from sluice.base.errors import SluiceError
 
 DEFAULT_PATH = Path("/var/lib/sluice/controllerd/events.jsonl")
 """In the folder of the controllers' daemon, which is SlurmUser's: root's commands append there, too."""
 LIMIT = 4 << 20
 """Bytes of one file."""
 KEPT = 3
-"""Full files beside the one that is written."""
+"""Full files in addition to the one that is written."""
 _LINE = 16 << 10
 _KIND = re.compile(r"[a-z][a-z0-9_.-]{0,63}")
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
@@ -34,7 +34,7 @@ _OWN = frozenset({"seq", "time", "kind"})
 
 @dataclass(frozen=True)
 class Event:
-    """`seq` grows by one with each event of a file, whatever the clock does; `time` is seconds since 1970."""
+    """`seq` grows by one with each event of a file, regardless of the clock; `time` is seconds since 1970."""
 
     seq: int
     time: float
@@ -63,7 +63,7 @@ def append(path: Path, kind: str, *, fsync: bool = False, **fields: Any) -> Even
         size = os.fstat(descriptor).st_size
         if size and size + len(line) > LIMIT:
             _rotate(path)
-            os.close(descriptor)  # and with it the lock; whoever waited for it sees that the file is another
+            os.close(descriptor)  # and with it the lock; a process that waited for it sees that the file is another
             descriptor = -1
             descriptor = _open_locked(path)
             event = Event(max(event.seq, _last_seq(descriptor, path) + 1), event.time, kind, fields)
@@ -73,7 +73,7 @@ def append(path: Path, kind: str, *, fsync: bool = False, **fields: Any) -> Even
         before = os.fstat(descriptor).st_size
         try:
             _write_all(descriptor, line)
-        except OSError as error:  # a full disk: no half line stays
+        except OSError as error:  # a full disk: no partial line stays
             with suppress(OSError):
                 os.ftruncate(descriptor, before)
             error.filename = str(path)
@@ -143,7 +143,7 @@ def _open_locked(path: Path) -> int:
                 if facts.st_size == 0 and facts.st_uid == 0:
                     os.fchown(descriptor, folder.st_uid, folder.st_gid)
             if not stat.S_ISREG(facts.st_mode) or facts.st_uid not in owners:
-                raise SluiceError(f"{path}: not a plain file of this user", remedy="move it away")
+                raise SluiceError(f"{path}: not a regular file of this user", remedy="move it away")
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             with suppress(FileNotFoundError):
                 if os.stat(path, follow_symlinks=False).st_ino == facts.st_ino:  # noqa: PTH116
@@ -167,7 +167,7 @@ def _last_seq(descriptor: int, path: Path) -> int:
 
 
 def _last_in(descriptor: int) -> int | None:
-    """The last seq in a file, looked for from its end."""
+    """The last seq in a file, searched from its end."""
     end = os.fstat(descriptor).st_size
     rest = b""
     while end > 0:

@@ -1,4 +1,4 @@
-"""Files that are whole or not there at all."""
+"""Atomic writes: files are complete or not there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def write_atomic(path: Path, content: str | bytes, *, mode: int = 0o644, follow_
     """Replace `path` by `content` in one step that survives a crash; parent folder must exist.
 
     A symbolic link is followed, so that a linked configuration file stays linked; without `follow_links`, for folders
-    where others may plant links, it is replaced. Raises OSError with the file's name, leaving the old file as it was.
+    where others may create links, it is replaced. Raises OSError with the file's name, leaving the old file as it was.
     """
     target = path.resolve() if follow_links else path
     data = content.encode() if isinstance(content, str) else content
@@ -27,7 +27,7 @@ def write_atomic(path: Path, content: str | bytes, *, mode: int = 0o644, follow_
     except BaseException as error:
         with contextlib.suppress(FileNotFoundError):
             Path(name).unlink()
-        if isinstance(error, OSError):  # a write that fails does not say where, nor need anyone know of `name`
+        if isinstance(error, OSError):  # a failed write has no file name, and `name` is temporary
             error.filename, error.filename2 = str(target), None
         raise
     _sync_folder(target.parent)

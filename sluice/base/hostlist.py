@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sluice_base.errors import UsageError
+from sluice.base.errors import UsageError
 
 
 def expand(expression: str) -> list[str]:

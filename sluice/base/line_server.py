@@ -1,12 +1,14 @@
-"""Sockets on which one line asks and one line answers: one poll loop reads and writes, a few threads find the answers.
+"""Sockets with one line as request and one as answer: one poll loop reads and writes, a few threads find the answers.
 
-No thread waits for a connection: who says nothing, says it slowly or does not read the answer has a place for a bounded
-time, and nothing else. Connections are of kinds, each with places, threads and rates of its own. Where a kind's places
-are full, the owner who has most of them loses the oldest; owners' requests are answered in turn.
+A connection is for one request. No thread waits for it: a client that sends nothing, sends slowly or does not read the
+answer only occupies a place for a bounded time. Connections are of kinds, each with its own places, threads and rates.
+Where a kind's places are full, the owner with most of them loses the oldest; owners' requests are answered in turn.
+Where it is known who connects, an owner without budget is not even accepted, which costs nothing.
 """
 
 from __future__ import annotations
 
+import heapq
 import logging
 import os
 import resource
@@ -14,34 +16,30 @@ import select
 import socket
 import threading
 import time
+import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from queue import SimpleQueue
 from typing import Any
 
-_LOOK_S = 2.0  # at the longest between two questions whether to go on
-_TICK_S = 0.25  # the same while there are connections
+from sluice.base.rates import Budgets, FewLines, Owner, Rate
+
+_LOOK_S = 2.0  # at most between two checks whether to go on
+_TICK_S = 0.5  # the same while there are connections
 _LAST_S = 0.3  # for answers that are being found when the server stops
 _PAUSE_S = 0.1  # without accepting, where no descriptor is left
-_ROUND = 256  # connections that are accepted before others are looked at
+_ROUND = 256  # connections that are accepted before others are served
+_AHEAD = 32  # requests of an owner that wait for a thread: more are not accepted
+_BUSY_S = 0.02  # until the next check whether they are fewer
+_LATELY_S = 60.0  # half-life of the count of accepted connections
 _PIECE = 1 << 16
 _OTHER_FILES = 512  # that the process has open besides connections
 
-Owner = tuple[Hashable, ...]
-"""Who has a connection, from the widest to the narrowest, e.g. a user and one of the jobs."""
-
 log = logging.getLogger("sluice.line_server")
-
-
-@dataclass(frozen=True, slots=True)
-class Rate:
-    """So many at once, and so many a second from then on."""
-
-    burst: int
-    per_second: float
+log.addFilter(FewLines())
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +52,13 @@ class Kind:
     line: int  # bytes of a request
     held: int  # bytes of all requests that are not answered yet
     seconds: float  # in which a request must have come, and an answer must have been taken
-    rates: tuple[Rate, ...] = ()  # requests of all together, then of each part of an owner
-    once: bool = False  # one request a connection
+    rates: tuple[Rate, ...] = ()  # requests of all together, then of each owner by the first part
     too_long: bytes = b""  # the answer to a longer line
 
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """Whose connection it is, and what the answer's function is given of that."""
+    """Whose connection it is, and what the answer's function gets of that."""
 
     kind: Kind
     owner: Owner
@@ -69,46 +66,19 @@ class Asker:
 
 
 Greet = Callable[[socket.socket, Any], Asker]
-"""Who has connected, from which address. OSError: nobody any more."""
-Answer = Callable[[bytes, Any], bytes | None]
-"""The answer, with its newline, to a line and `Asker.who`; None closes the connection. Called by several threads."""
+"""Who has connected, from which address. OSError: the client has gone."""
+Answer = Callable[[bytes, Any], bytes]
+"""The answer, with its newline or empty, to a line and `Asker.who`. Called by several threads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """A listening socket. `rate`: of connections that are accepted; the others wait in the kernel's queue."""
+    """A listening socket. `kind`, `owner`: at whose rates connections are accepted, each for one request."""
 
     socket: socket.socket
     greet: Greet
-    rate: Rate | None = None
-
-
-class Budgets:
-    """How much each owner has spent of some rates. Not thread-safe."""
-
-    def __init__(self, rates: Sequence[Rate]) -> None:
-        self._rates = rates
-        self._until: dict[Owner, float] = {}  # when all that was taken is earned again
-
-    def wait(self, owner: Owner, now: float) -> float:
-        """Seconds until the owner may take one more; 0: now."""
-        return max(
-            (
-                self._until.get(owner[:part], now) - now - (rate.burst - 1) / rate.per_second
-                for part, rate in enumerate(self._rates[: len(owner) + 1])
-            ),
-            default=0.0,
-        )
-
-    def take(self, owner: Owner, now: float) -> None:
-        """Take one."""
-        for part, rate in enumerate(self._rates[: len(owner) + 1]):
-            self._until[owner[:part]] = max(self._until.get(owner[:part], now), now) + 1 / rate.per_second
-
-    def forget(self, now: float) -> None:
-        """Drop those who have earned all again."""
-        for owner in [owner for owner, until in self._until.items() if until <= now]:
-            del self._until[owner]
+    kind: Kind | None = None
+    owner: Owner = ()
 
 
 class _State(Enum):
@@ -123,11 +93,11 @@ class _Connection:
     socket: socket.socket
     asker: Asker
     until: float
+    paid: int  # rates that are charged already
     state: _State = _State.READING
     incoming: bytearray = field(default_factory=bytearray)
     outgoing: bytes = b""
     closed: bool = False
-    last: bool = False  # it is closed when `outgoing` is written
     watched: int = select.EPOLLIN
 
 
@@ -167,8 +137,8 @@ class _Room:
     def __init__(self, kind: Kind, workers: _Workers) -> None:
         self.kind = kind
         self.workers = workers
-        self.budgets = Budgets(kind.rates)
-        self.waiting: dict[Owner, deque[_Connection]] = {}  # by the first part of the owner; who is next comes first
+        self.budgets = Budgets(*kind.rates)
+        self._waiting: dict[Owner, deque[_Connection]] = {}  # by the first part of the owner; the next one comes first
         self._mine: dict[Owner, dict[_Connection, None]] = {}  # the oldest first
         self._counts: Counter[Owner] = Counter()  # of each part of the owners
 
@@ -186,21 +156,18 @@ class _Room:
             self._counts[owner[:part]] -= 1
             if not self._counts[owner[:part]]:
                 del self._counts[owner[:part]]
-        queue = self.waiting.get(owner[:1])
-        if connection.state is _State.WAITING and queue is not None:
-            queue.remove(connection)
-            if not queue:
-                del self.waiting[owner[:1]]
+        if connection.state is _State.WAITING:
+            self._unqueue(connection)
 
     def all(self) -> list[_Connection]:
         return [connection for mine in self._mine.values() for connection in mine]
 
     def one_too_many(self) -> _Connection | None:
-        """Who has to go where there are more than places."""
+        """The connection to close where there are more than places."""
         return self._of_most(self._counts) if self._counts[()] > self.kind.places else None
 
     def one_too_large(self) -> _Connection | None:
-        """Who has to go where all together sent more than is held."""
+        """The connection to close where all together sent more than is held."""
         held = Counter[Owner]()
         for owner, mine in self._mine.items():
             size = sum(len(connection.incoming) for connection in mine)
@@ -208,7 +175,7 @@ class _Room:
         return self._of_most(held) if held[()] > self.kind.held else None
 
     def _of_most(self, weights: Counter[Owner]) -> _Connection:
-        """Of the owner who has most, the oldest that has not asked yet, else the oldest."""
+        """Of the owner with most connections, the oldest that has not sent its request yet, else the oldest."""
         owner: Owner = ()
         while owner not in self._mine:
             parts = (one for one in weights if len(one) == len(owner) + 1 and one[: len(owner)] == owner)
@@ -217,32 +184,61 @@ class _Room:
         return next((one for one in mine if one.state is _State.READING), next(iter(mine)))
 
     def queue(self, connection: _Connection) -> None:
-        self.waiting.setdefault(connection.asker.owner[:1], deque()).append(connection)
+        """Queue it for its turn."""
+        self._waiting.setdefault(connection.asker.owner[:1], deque()).append(connection)
 
-    def next(self, now: float) -> _Connection | float | None:
-        """Whose turn it is, or seconds until it is somebody's, or None where nobody waits."""
-        if not self.waiting:
-            return None
-        least = self.budgets.wait((), now)
-        if least > 0:
-            return least
+    def _unqueue(self, connection: _Connection) -> None:
+        """Move its owner's next turn behind all others'."""
+        owner = connection.asker.owner[:1]
+        queue = self._waiting.pop(owner)
+        queue.remove(connection)
+        if queue:
+            self._waiting[owner] = queue
+
+    def next(self, now: float) -> _Connection | float:
+        """The next connection, or the seconds until there is one."""
         least = _LOOK_S
-        for owner, queue in self.waiting.items():
-            wait = self.budgets.wait(owner, now)
-            for connection in queue if wait <= 0 else ():
-                wait = self.budgets.wait(connection.asker.owner, now)
-                if wait <= 0:
-                    self._take(owner, connection, now)
-                    return connection
+        for owner, queue in self._waiting.items():
+            wait = self.budgets.wait(owner, now, queue[0].paid)
+            if wait <= 0:
+                self.budgets.take(owner, now, queue[0].paid)
+                connection = queue[0]
+                self._unqueue(connection)
+                return connection
             least = min(least, wait)
         return least
 
-    def _take(self, owner: Owner, connection: _Connection, now: float) -> None:
-        self.budgets.take(connection.asker.owner, now)
-        queue = self.waiting.pop(owner)
-        queue.remove(connection)
-        if queue:
-            self.waiting[owner] = queue  # the last in turn
+    def wait(self, owner: Owner, now: float) -> float:
+        """Seconds until a connection of an owner is accepted; 0: now."""
+        if len(self._waiting.get(owner[:1], ())) >= _AHEAD:
+            return _BUSY_S
+        return self.budgets.wait(owner, now)
+
+
+class _Port:
+    """A listener, and until when no connection is accepted."""
+
+    def __init__(self, listener: Listener, room: _Room | None) -> None:
+        self.listener = listener
+        self.room = room
+        self.shut_until = 0.0
+        self._let_in = 0.0
+        self._counted = 0.0
+
+    def wait(self, now: float) -> float:
+        return self.room.wait(self.listener.owner, now) if self.room is not None else 0.0
+
+    def lately(self, now: float) -> float:
+        """How many were accepted, with older ones counting less."""
+        return float(self._let_in * 0.5 ** ((now - self._counted) / _LATELY_S))
+
+    def accept(self, now: float) -> tuple[socket.socket, Any]:
+        """Accept the next connection; raises OSError."""
+        accepted, address = self.listener.socket.accept()
+        self._let_in, self._counted = self.lately(now) + 1, now
+        if self.room is not None:
+            self.room.budgets.take(self.listener.owner, now)
+        return accepted, address
 
 
 class LineServer:
@@ -253,14 +249,16 @@ class LineServer:
         self._answer = answer
         self._rooms = {kind.name: _Room(kind, _Workers(kind, self._find)) for kind in kinds}
         self._connections: dict[int, _Connection] = {}
-        self._found: deque[tuple[_Connection, bytes | None]] = deque()
+        self._found: deque[tuple[_Connection, bytes]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._listeners: dict[int, _Door] = {}
+        weakref.finalize(self, os.close, self._wake)  # not when it has ended: somebody may still wake it
+        self._doors: dict[int, _Port] = {}
+        self._shut: dict[int, _Port] = {}
         self._changes: deque[tuple[socket.socket, Listener | None]] = deque()
-        self._ticked = 0.0
+        self._next_tick = 0.0
 
     def wake(self) -> None:
-        """Ask at once whether to go on; also from a signal's handler."""
+        """Check at once whether to go on; also from a signal's handler."""
         os.eventfd_write(self._wake, 1)
 
     def listen(self, listener: Listener) -> None:
@@ -270,7 +268,7 @@ class LineServer:
         self.wake()
 
     def leave(self, listening: socket.socket) -> None:
-        """Close a listening socket; by any thread. Who has connected already is answered."""
+        """Close a listening socket; by any thread. Clients that have connected already are answered."""
         self._changes.append((listening, None))
         self.wake()
 
@@ -282,7 +280,7 @@ class LineServer:
             self._change_listeners()
             while goes_on():
                 pause = self._round(pause)
-            self._changes.extend((door.listener.socket, None) for door in self._listeners.values())
+            self._changes.extend((door.listener.socket, None) for door in self._doors.values())
             self._change_listeners()
             end = time.monotonic() + _LAST_S
             while time.monotonic() < end and any(
@@ -298,15 +296,14 @@ class LineServer:
         """Wait `pause` seconds at most, do what there is to do; how long the next wait may be."""
         doors = []
         for number, events in self._poll.poll(pause):
-            if number in self._listeners:
+            if number in self._doors:
                 doors.append(number)  # the last, as new connections get the numbers of those that are closed now
             elif number == self._wake:
                 with suppress(BlockingIOError):
                     os.eventfd_read(self._wake)
             elif number in self._connections:
                 self._on_event(self._connections[number], events)
-        for number in doors:
-            self._accept(self._listeners[number], number)
+        self._accept(doors)
         self._change_listeners()
         while self._found:
             self._on_answer(*self._found.popleft())
@@ -318,38 +315,55 @@ class LineServer:
     def _change_listeners(self) -> None:
         while self._changes:
             listening, listener = self._changes.popleft()
+            number = listening.fileno()
             if listener is not None:
-                self._listeners[listening.fileno()] = _Door(listener)
-                self._poll.register(listening.fileno(), select.EPOLLIN)
-            elif self._listeners.pop(listening.fileno(), None) is not None:
-                self._poll.unregister(listening.fileno())
+                self._doors[number] = _Port(listener, self._rooms[listener.kind.name] if listener.kind else None)
+                self._poll.register(number, select.EPOLLIN)
+            elif self._doors.pop(number, None) is not None:
+                self._shut.pop(number, None)
+                self._poll.unregister(number)
                 listening.close()
 
-    def _accept(self, door: _Door, number: int) -> None:
+    def _accept(self, numbers: list[int]) -> None:
+        """Accept one after the other, each where the fewest were accepted recently: many clients of some listeners that
+        spend what all together have then leave it to clients of others."""
         now = time.monotonic()
+        turn = [(self._doors[number].lately(now), number) for number in numbers]
+        heapq.heapify(turn)
         for _ in range(_ROUND):
-            wait = door.budget.wait((), now)
-            if wait > 0:
-                return self._shut(door, number, now + wait)
-            try:
-                accepted, address = door.listener.socket.accept()
-            except BlockingIOError:
-                return None
-            except OSError:  # gone again, or no descriptor is left
-                return self._shut(door, number, now + _PAUSE_S)
-            door.budget.take((), now)
-            try:
-                accepted.setblocking(False)
-                asker = door.listener.greet(accepted, address)
-            except OSError:
-                accepted.close()
-                continue
-            self._enter(_Connection(accepted, asker, now + asker.kind.seconds))
-        return None
+            if not turn:
+                return
+            _, number = heapq.heappop(turn)
+            if self._let_in(number, now):
+                heapq.heappush(turn, (self._doors[number].lately(now), number))
 
-    def _shut(self, door: _Door, number: int, until: float) -> None:
-        door.shut_until = until
+    def _let_in(self, number: int, now: float) -> bool:
+        """Accept one connection of a listener; whether there may be more."""
+        door = self._doors[number]
+        wait = door.wait(now)
+        if wait > 0:
+            return self._close_door(number, now + wait)
+        try:
+            accepted, address = door.accept(now)
+        except BlockingIOError:
+            return False
+        except OSError:  # gone again, or no descriptor is left
+            return self._close_door(number, now + _PAUSE_S)
+        try:
+            accepted.setblocking(False)
+            asker = door.listener.greet(accepted, address)
+        except OSError:
+            accepted.close()
+            return True
+        paid = 0 if door.room is None else len(door.listener.owner) + 1
+        self._enter(_Connection(accepted, asker, now + asker.kind.seconds, paid))
+        return True
+
+    def _close_door(self, number: int, until: float) -> bool:
+        self._shut[number] = self._doors[number]
+        self._shut[number].shut_until = until
         self._poll.modify(number, 0)
+        return False
 
     def _enter(self, connection: _Connection) -> None:
         self._connections[connection.socket.fileno()] = connection
@@ -389,34 +403,30 @@ class LineServer:
         if grown and (loser := self._room(connection).one_too_large()) is not None:
             self._close(loser)
 
-    def _look_for_line(self, connection: _Connection, since: int = 0) -> None:
+    def _look_for_line(self, connection: _Connection, since: int) -> None:
         kind = connection.asker.kind
-        end = connection.incoming.find(b"\n", since, kind.line)
-        if end >= 0:
+        if connection.incoming.find(b"\n", since, kind.line) >= 0:
             connection.state = _State.WAITING
             self._watch(connection, 0)
             self._room(connection).queue(connection)
         elif len(connection.incoming) >= kind.line:
-            connection.last = True
             self._begin_writing(connection, kind.too_long)
 
     def _dispatch(self, room: _Room, now: float) -> float:
         while room.workers.free:
             connection = room.next(now)
             if not isinstance(connection, _Connection):
-                return _LOOK_S if connection is None else connection
-            line, _, rest = bytes(connection.incoming).partition(b"\n")
-            connection.incoming = bytearray(rest)
+                return connection
+            line = bytes(connection.incoming).partition(b"\n")[0]
+            connection.incoming.clear()
             connection.state = _State.ANSWERING
             room.workers.give(connection, line)
         return _LOOK_S
 
-    def _on_answer(self, connection: _Connection, answer: bytes | None) -> None:
+    def _on_answer(self, connection: _Connection, answer: bytes) -> None:
         self._room(connection).workers.busy -= 1
-        if connection.closed:
-            return
-        connection.last = connection.asker.kind.once or answer is None
-        self._begin_writing(connection, answer or b"")
+        if not connection.closed:
+            self._begin_writing(connection, answer)
 
     def _begin_writing(self, connection: _Connection, answer: bytes) -> None:
         connection.state, connection.outgoing = _State.WRITING, answer
@@ -431,14 +441,8 @@ class LineServer:
             self._watch(connection, select.EPOLLOUT)
             return
         except OSError:
-            connection.last = True
-        if connection.last:
-            self._close(connection)
-            return
-        connection.state = _State.READING
-        connection.until = time.monotonic() + connection.asker.kind.seconds
-        self._watch(connection, select.EPOLLIN)
-        self._look_for_line(connection)
+            pass
+        self._close(connection)
 
     def _watch(self, connection: _Connection, events: int) -> None:
         if connection.watched != events:
@@ -446,23 +450,23 @@ class LineServer:
             connection.watched = events
 
     def _tick(self, now: float) -> float:
-        """Close what took too long, listen again where it was paused; seconds until there may be more to do."""
+        """Close what took too long, resume listeners that were paused; seconds until there may be more to do."""
         pause = _LOOK_S
-        for number, door in self._listeners.items():
-            if door.shut_until:
-                pause = min(pause, max(0.0, door.shut_until - now))
-                if door.shut_until <= now:
-                    door.shut_until = 0.0
-                    self._poll.modify(number, select.EPOLLIN)
-        if not self._connections or now < self._ticked + _TICK_S:
-            return min(pause, _TICK_S) if self._connections else pause
-        self._ticked = now
-        for connection in list(self._connections.values()):
-            if now > connection.until and connection.state in (_State.READING, _State.WRITING):
-                self._close(connection)
-        for room in self._rooms.values():
-            room.budgets.forget(now)
-        return min(pause, _TICK_S)
+        for number, door in list(self._shut.items()):
+            if door.shut_until <= now:
+                del self._shut[number]
+                self._poll.modify(number, select.EPOLLIN)
+            pause = min(pause, max(0.0, door.shut_until - now))
+        if not self._connections:
+            return pause
+        if now >= self._next_tick:
+            self._next_tick = now - now % _TICK_S + _TICK_S
+            for connection in list(self._connections.values()):
+                if now > connection.until and connection.state in (_State.READING, _State.WRITING):
+                    self._close(connection)
+            for room in self._rooms.values():
+                room.budgets.forget(now)
+        return min(pause, self._next_tick - now)
 
     def _close(self, connection: _Connection) -> None:
         if connection.closed:
@@ -478,28 +482,19 @@ class LineServer:
     # ---- in a worker ----
 
     def _find(self, connection: _Connection, line: bytes) -> None:
-        answer = None
+        answer = b""
         try:
             if not connection.closed:
                 answer = self._answer(line, connection.asker.who)
-        except Exception:  # the fault of one request is not the end of others
+        except Exception:  # the failure of one request must not end others
             log.exception("a request: unexpected")
         self._found.append((connection, answer))
         self.wake()
 
 
-class _Door:
-    """A listener, and until when nobody is let in."""
-
-    def __init__(self, listener: Listener) -> None:
-        self.listener = listener
-        self.budget = Budgets((listener.rate,) if listener.rate else ())
-        self.shut_until = 0.0
-
-
 def _allow_open_files(more: int) -> None:
-    """So many more than are open now: where none were left before all places are taken, nobody would lose a place to
-    others. systemd's usual limit is 1,024."""
+    """Allow this many more than are open now: without a free descriptor before all places are taken, no owner would
+    lose a place to others. systemd's usual limit is 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = len(os.listdir("/proc/self/fd")) + more
     if soft != resource.RLIM_INFINITY and soft < wanted:

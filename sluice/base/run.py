@@ -1,12 +1,16 @@
-"""Other programs, without a shell and never for ever."""
+"""Other programs, without a shell and always with a time limit."""
 
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from sluice_base.errors import SluiceError
+from sluice.base.errors import SluiceError
+
+PYTHON = (sys.executable, "-P")
+"""This Python, which imports nothing from the folder in which it is started: that may be a user's."""
 
 
 class CommandError(SluiceError):

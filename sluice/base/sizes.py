@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from sluice_base.errors import UsageError
+from sluice.base.errors import UsageError
 
 _FACTORS = {"": 1, "K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2}
 

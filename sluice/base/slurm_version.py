@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from typing import TypeAlias
 
-from sluice_base.errors import UsageError
+from sluice.base.errors import UsageError
 
 SlurmVersion: TypeAlias = tuple[int, int, int]
 
-OLDEST: SlurmVersion = (22, 5, 0)  # the oldest that Sluice is made for
+OLDEST: SlurmVersion = (22, 5, 0)  # the oldest that Sluice supports
 
 
 def parse_slurm_version(text: str) -> SlurmVersion:

@@ -1,4 +1,4 @@
-"""Text of unknown origin, made fit for one line of a terminal, a table or a message."""
+"""Untrusted text, made safe for one line of a terminal, a table or a message."""
 
 from __future__ import annotations
 

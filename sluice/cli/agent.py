@@ -13,17 +13,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from prolog_epilog.guarding import MEMORY, PROGRAM, VARIABLE
-from sluice_base.errors import SluiceError
-from sluice_base.text import one_line
-from sluice_core.limit import library_path
+from sluice.base.errors import SluiceError
+from sluice.base.text import one_line
+from sluice.core.limit import library_path
 
 if TYPE_CHECKING:
-    from prolog_epilog.record import JobRecord
+    from sluice.exchange.record import JobRecord
 
 SOCKET = "/run/sluice/agent.sock"
-ROOTS = "/run/sluice/ask/0"  # where root waits behind nobody
+ROOTS = "/run/sluice/ask/0"  # where root does not wait for others
 RECORDS = "/var/lib/sluice/records"
 _BYTES = ("asked", "bytes", "charged", "limit")
+# By default glibc gives threads up to 8 arenas for each core, and keeps in each what was freed there.
+_ARENAS = {"MALLOC_ARENA_MAX": "2"}
 
 
 @click.group("agent", invoke_without_command=True)
@@ -46,26 +48,21 @@ def command(context: click.Context, run: Path, records: Path, policy: Path, libr
         return
     if VARIABLE not in os.environ:
         _become_guard(run)
-    from prolog_epilog.agent import Agent
+    from prolog_epilog.daemon import serve
     from prolog_epilog.state import Settings
-    from usage.metrics.node import NodeExporter
 
-    agent = Agent(Settings(run=run, records=records, policy=policy, library=library or library_path()))
-    metrics = NodeExporter(agent, records.parent / "metrics")
-    agent.start()
-    agent.serve()
-    metrics.output.close()
+    serve(Settings(run=run, records=records, policy=policy, library=library or library_path()))
 
 
 def _become_guard(run: Path) -> None:
-    """The small program that starts this very command again as its child. Raises SluiceError, OSError."""
+    """The small program that restarts this command as its child. Raises SluiceError, OSError."""
     if os.geteuid() != 0:
         raise SluiceError("sluice agent: not root", remedy="start it by systemd, or with sudo")
     run.mkdir(mode=0o755, parents=True, exist_ok=True)
     program = library_path().with_name(PROGRAM)
     words = [str(program), str((run / MEMORY).parent.absolute()), sys.executable, *sys.orig_argv[1:]]
     try:
-        os.execv(program, words)  # noqa: S606 - no shell
+        os.execve(program, words, _ARENAS | dict(os.environ))  # noqa: S606 - no shell
     except OSError as error:
         raise SluiceError(f"{program}: {error.strerror}", remedy="install Sluice again") from error
 
@@ -100,7 +97,7 @@ def status(as_json: bool) -> None:
 @click.option("--records", default=RECORDS, show_default=True, type=click.Path(path_type=Path))
 def record(job: int, as_json: bool, records: Path) -> None:
     """The record of a job that ran on this node: what it was given, what held it, what was done to it."""
-    from prolog_epilog.record import Store
+    from sluice.exchange.record import Store
 
     found = Store(records).load(job)
     if as_json:
@@ -115,11 +112,13 @@ def _record_lines(found: JobRecord) -> list[str]:
         f"job {found.job}: {found.user}, account {found.account}, on {found.node} from {_clock(found.started)}, {ended}"
     ]
     for grant in found.grants:
-        wish = "all of it" if grant.asked is None else _size(grant.asked)
+        request = "all of it" if grant.asked is None else _size(grant.asked)
         held = "no limit" if grant.limit is None else f"{_size(grant.limit)}, held by: {grant.rung}"
         clean = {None: "", True: "; returned clean", False: "; NOT returned clean"}[grant.clean]
-        lines.append(f"GPU {grant.index} {grant.model}: asked {wish}, limit {held}, peak {_size(grant.peak)}, "
-                     f"refused {grant.refused} times{clean}")  # fmt: skip
+        lines.append(
+            f"GPU {grant.index} {grant.model}: asked {request}, limit {held}, peak {_size(grant.peak)}, "
+            f"refused {grant.refused} times{clean}"
+        )
     indices = {grant.uuid: f"GPU {grant.index}" for grant in found.grants}
     for event in found.events:
         words = []

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from admin_cli.slurm_options import where_options
-from admin_cli.tables import Column, print_table, table_options
+from sluice.cli.slurm_options import where_options
+from sluice.cli.tables import Column, print_table, table_options
 
 if TYPE_CHECKING:
     from policy.alerts import NodeAlerts
@@ -27,9 +27,9 @@ def command() -> None:
 
 def _folder(conf: Path | None, prefix: Path | None) -> tuple[Path, dict[str, str]]:
     """The folder of alerts and slurmctld's configuration. Raises SluiceError where this user may not read it."""
-    from sluice_base.errors import SluiceError
-    from slurm_client import connect
-    from usage.alerts.duty import alerts_folder
+    from sluice.base.errors import SluiceError
+    from sluice.controllerd.alerts.duty import alerts_folder
+    from sluice.slurm import connect
 
     config = dict(connect(conf=conf, prefix=prefix, timeout=15).config())
     folder = alerts_folder(Path(config.get("StateSaveLocation", "")))
@@ -56,12 +56,17 @@ def _alerts(config: dict[str, str]) -> NodeAlerts:
 @table_options
 @where_options
 def list_(
-    everything: bool, as_json: bool, fields: str | None, parsable2: bool, noheader: bool, conf: Path | None,
+    everything: bool,
+    as_json: bool,
+    fields: str | None,
+    parsable2: bool,
+    noheader: bool,
+    conf: Path | None,
     prefix: Path | None,
-) -> None:  # fmt: skip
+) -> None:
     """What fires now; exit status 0, also when nothing does."""
-    from usage.alerts.engine import STATE_FILE, read_silences
-    from usage.alerts.outbox import Outbox, read_json
+    from sluice.controllerd.alerts.engine import STATE_FILE, read_silences
+    from sluice.controllerd.alerts.outbox import Outbox, read_json
 
     folder, config = _folder(conf, prefix)
     now = time.time()
@@ -70,8 +75,16 @@ def list_(
     for rule, mine in document.items() if isinstance(document, dict) else ():
         for subject, one in mine.items():
             state = "silenced" if one["silenced"] else "waiting" if one["fired"] is None else "firing"
-            rows.append({"rule": rule, "state": state, "subject": subject, "since": one["since"],
-                         "value": one["value"], "text": one["text"]})  # fmt: skip
+            rows.append(
+                {
+                    "rule": rule,
+                    "state": state,
+                    "subject": subject,
+                    "since": one["since"],
+                    "value": one["value"],
+                    "text": one["text"],
+                }
+            )
     if not everything:
         rows = [row for row in rows if row["state"] == "firing"]
     silences = read_silences(folder, now)
@@ -91,8 +104,11 @@ def list_(
     default = ("rule", "state", "since", "subject", "what")
     print_table(columns, rows, default=default, fields=fields, parsable2=parsable2, noheader=noheader)
     for silence in silences if everything and not parsable2 else ():
-        click.echo(f"silence {silence.id}: {silence.rule} {silence.subject} until {_moment(silence.until)} "
-                   f"by {silence.by} {silence.comment}".rstrip(), err=True)  # fmt: skip
+        click.echo(
+            f"silence {silence.id}: {silence.rule} {silence.subject} until {_moment(silence.until)} "
+            f"by {silence.by} {silence.comment}".rstrip(),
+            err=True,
+        )
     if waiting:
         click.echo(f"sluice: {waiting} messages wait for their sinks", err=True)
     if not rows and not parsable2 and fields is None and not _alerts(config).rules:
@@ -104,21 +120,27 @@ def _moment(seconds: float) -> str:
 
 
 def _silence(one: Any) -> dict[str, Any]:
-    return {"id": one.id, "rule": one.rule, "subject": one.subject, "until": one.until, "by": one.by,
-            "comment": one.comment}  # fmt: skip
+    return {
+        "id": one.id,
+        "rule": one.rule,
+        "subject": one.subject,
+        "until": one.until,
+        "by": one.by,
+        "comment": one.comment,
+    }
 
 
 @command.command()
 @click.argument("sinks", nargs=-1, metavar="[SINK]...")
 @where_options
 def test(sinks: tuple[str, ...], conf: Path | None, prefix: Path | None) -> None:
-    """Send a test message to the SINKs, or to all; exit status 1 when one did not take it.
+    """Send a test message to the SINKs, or to all; exit status 1 if one did not accept it.
 
     Secrets are read as the user who runs it: run it as SlurmUser to try what the daemon can.
     """
-    from sluice_base.errors import SluiceError, UsageError
-    from usage.alerts.engine import trial
-    from usage.alerts.sinks import make_sinks
+    from sluice.base.errors import SluiceError, UsageError
+    from sluice.controllerd.alerts.engine import trial
+    from sluice.controllerd.alerts.sinks import make_sinks
 
     _, config = _folder(conf, prefix)
     settings = _alerts(config).sinks
@@ -148,15 +170,16 @@ def test(sinks: tuple[str, ...], conf: Path | None, prefix: Path | None) -> None
 @click.option("--comment", default="", metavar="TEXT", help="Why.")
 @click.option("--remove", is_flag=True, help="RULE is the number of a silence, which ends now.")
 @where_options
-def silence(rule: str, subject: str, duration: str, comment: str, remove: bool, conf: Path | None,
-            prefix: Path | None) -> None:  # fmt: skip
-    """Tell nobody of RULE (a rule's name, or a pattern such as '*') for a while."""
+def silence(
+    rule: str, subject: str, duration: str, comment: str, remove: bool, conf: Path | None, prefix: Path | None
+) -> None:
+    """Send no notices of RULE (a rule's name, or a pattern such as '*') for a while."""
     import secrets
 
     from policy.units import parse_seconds
-    from sluice_base.errors import SluiceError, UsageError
-    from sluice_base.text import one_line
-    from usage.alerts.engine import Silence, read_silences, write_silences
+    from sluice.base.errors import SluiceError, UsageError
+    from sluice.base.text import one_line
+    from sluice.controllerd.alerts.engine import Silence, read_silences, write_silences
 
     folder, config = _folder(conf, prefix)
     now = time.time()
@@ -171,13 +194,14 @@ def silence(rule: str, subject: str, duration: str, comment: str, remove: bool, 
         seconds = parse_seconds(duration)
     except ValueError as error:
         raise UsageError(f"--for: {error}") from error
-    one = Silence(secrets.token_hex(4), one_line(rule), one_line(subject), now + seconds, getpass.getuser(),
-                  one_line(comment))  # fmt: skip
+    one = Silence(
+        secrets.token_hex(4), one_line(rule), one_line(subject), now + seconds, getpass.getuser(), one_line(comment)
+    )
     if not folder.is_dir():
         raise UsageError(f"{folder}: not there", remedy="sluice controllerd makes it once the policy has alerts")
     write_silences(folder, [*silences, one])
     click.echo(f"{one.id}: until {_moment(one.until)}")
-    with suppress(SluiceError):  # a policy that cannot be read keeps nobody from silence
+    with suppress(SluiceError):  # a policy that cannot be read does not prevent a silence
         rules = [each.name for each in _alerts(config).rules]
         if not any(fnmatch.fnmatchcase(name, one.rule) for name in rules):
             known = ", ".join(rules) or "none"

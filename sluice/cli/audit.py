@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from admin_cli.site_options import cluster_options
-from admin_cli.tables import Column, print_table, table_options
+from sluice.cli.site_options import cluster_options
+from sluice.cli.tables import Column, print_table, table_options
 
 if TYPE_CHECKING:
-    from policy.audit import AuditLog, Record
+    from policy.audit import AuditEntry, AuditLog
 
 
 def _log(state: Path | None) -> AuditLog:
@@ -27,15 +27,20 @@ def _log(state: Path | None) -> AuditLog:
     return AuditLog(trusted_folder(state or STATE_FOLDER) / "audit")
 
 
-_state = click.option("--state-dir", "state", type=click.Path(path_type=Path), metavar="DIR",
-                      help="Where Sluice keeps its records; default: /var/lib/sluice.")  # fmt: skip
+_state = click.option(
+    "--state-dir",
+    "state",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Where Sluice keeps the audit log; default: /var/lib/sluice.",
+)
 _filters = (
     click.option("--user", help="Only what this user did."),
     click.option("--action", help="Only this action, e.g. apply, refuse; its first words are enough."),
     click.option("--subject", help="Only this tenant, job or file."),
     click.option("--since", metavar="TIME", help="From then on: 2027-01-31, 2027-01-31T12:00, or e.g. 2d ago as 2d."),
     click.option("--until", metavar="TIME", help="Up to then."),
-    click.option("--text", help="Only records that hold this text."),
+    click.option("--text", help="Only entries that hold this text."),
 )
 
 
@@ -55,17 +60,25 @@ def command(context: click.Context) -> None:
 
 @command.command("list")
 @_filtered
-@click.option("--last", type=click.IntRange(1), metavar="N", help="The last N records.")
+@click.option("--last", type=click.IntRange(1), metavar="N", help="The last N entries.")
 @table_options
 @_state
 def list_(
-    user: str | None = None, action: str | None = None, subject: str | None = None, since: str | None = None,
-    until: str | None = None, text: str | None = None, last: int | None = None, fields: str | None = None,
-    parsable2: bool = False, noheader: bool = False, state: Path | None = None,
-) -> None:  # fmt: skip
-    """Records as a table."""
+    user: str | None = None,
+    action: str | None = None,
+    subject: str | None = None,
+    since: str | None = None,
+    until: str | None = None,
+    text: str | None = None,
+    last: int | None = None,
+    fields: str | None = None,
+    parsable2: bool = False,
+    noheader: bool = False,
+    state: Path | None = None,
+) -> None:
+    """Entries as a table."""
     rows = list(_chosen(_log(state), user, action, subject, since, until, text))
-    columns: list[Column[Record]] = [
+    columns: list[Column[AuditEntry]] = [
         Column("seq", lambda one: one.seq, right=True),
         Column("time", lambda one: one.time, shown=_when),
         Column("user", lambda one: one.user),
@@ -76,18 +89,19 @@ def list_(
         Column("host", lambda one: one.host),
     ]
     default = ("seq", "time", "user", "action", "subject", "detail", "version")
-    print_table(columns, rows[-last:] if last else rows, default=default, fields=fields, parsable2=parsable2,
-                noheader=noheader)  # fmt: skip
+    print_table(
+        columns, rows[-last:] if last else rows, default=default, fields=fields, parsable2=parsable2, noheader=noheader
+    )
 
 
 @command.command()
 @_state
 def verify(state: Path | None) -> None:
-    """Check the chain. Exit 0: unbroken, 1: a record was changed, left out or cut off."""
+    """Check the chain. Exit 0: unbroken, 1: an entry was changed, left out or cut off."""
     count, problems = _log(state).verify()
     for problem in problems:
         click.echo(problem)
-    click.echo(f"{count} records, {len(problems)} problems", err=True)
+    click.echo(f"{count} entries, {len(problems)} problems", err=True)
     if problems:
         sys.exit(1)
 
@@ -97,36 +111,48 @@ def verify(state: Path | None) -> None:
 @click.option("--syslog", is_flag=True, help="RFC 5424 messages instead of JSON lines.")
 @_state
 def export(
-    user: str | None, action: str | None, subject: str | None, since: str | None, until: str | None, text: str | None,
-    syslog: bool, state: Path | None,
-) -> None:  # fmt: skip
-    """Records as JSON lines, or as syslog messages, e.g. to pipe to `logger --rfc5424` or a collector."""
+    user: str | None,
+    action: str | None,
+    subject: str | None,
+    since: str | None,
+    until: str | None,
+    text: str | None,
+    syslog: bool,
+    state: Path | None,
+) -> None:
+    """Entries as JSON lines, or as syslog messages, e.g. to pipe to `logger --rfc5424` or a collector."""
     from policy.audit import syslog_line
 
-    for record in _chosen(_log(state), user, action, subject, since, until, text):
-        click.echo(syslog_line(record) if syslog else json.dumps(record.document()))
+    for entry in _chosen(_log(state), user, action, subject, since, until, text):
+        click.echo(syslog_line(entry) if syslog else json.dumps(entry.document()))
 
 
 @command.command()
 @_state
 def append(state: Path | None) -> None:
     """Add submissions, refusals, grants and returns from JSON lines on standard input; for collectors."""
-    count = _log(state).append_entries(sys.stdin)
-    click.echo(f"sluice: {count} records", err=True)
+    count = _log(state).append_events(sys.stdin)
+    click.echo(f"sluice: {count} events", err=True)
 
 
 @command.command("collect")
 @click.option("--delay", default="1m", show_default=True, metavar="TIME", help="Leave younger events to the next time.")
-@click.option("--slurmctld-log", "logs", type=click.Path(path_type=Path), multiple=True, metavar="FILE",
-              help="Also refusals, from slurmctld's log; once for each controller's, and a rotated one.")  # fmt: skip
+@click.option(
+    "--slurmctld-log",
+    "logs",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    metavar="FILE",
+    help="Also refusals, from slurmctld's log; once for each controller's, and a rotated one.",
+)
 @cluster_options
 def collect_(delay: str, logs: tuple[Path, ...], conf: Path | None, prefix: Path | None, state: Path | None) -> None:
     """Add submissions, and GPUs granted and returned, from Slurm's accounting since the last time; for a timer."""
     from policy.access import user_name
     from policy.collect import collect
     from policy.units import parse_seconds
-    from sluice_base.errors import UsageError
-    from slurm_client import connect
+    from sluice.base.errors import UsageError
+    from sluice.slurm import connect
 
     try:
         delay_s = parse_seconds(delay)
@@ -138,28 +164,33 @@ def collect_(delay: str, logs: tuple[Path, ...], conf: Path | None, prefix: Path
 
 
 def _chosen(
-    log: AuditLog, user: str | None, action: str | None, subject: str | None, since: str | None, until: str | None,
+    log: AuditLog,
+    user: str | None,
+    action: str | None,
+    subject: str | None,
+    since: str | None,
+    until: str | None,
     text: str | None,
-) -> Iterator[Record]:  # fmt: skip
+) -> Iterator[AuditEntry]:
     begin = 0.0 if since is None else _time(since)
     end = float("inf") if until is None else _time(until)
-    for record in log.records():
-        if user is not None and record.user != user:
+    for entry in log.entries():
+        if user is not None and entry.user != user:
             continue
-        if action is not None and not record.action.startswith(action):
+        if action is not None and not entry.action.startswith(action):
             continue
-        if subject is not None and record.subject != subject:
+        if subject is not None and entry.subject != subject:
             continue
-        if not begin <= record.time < end:
+        if not begin <= entry.time < end:
             continue
-        if text is not None and text not in json.dumps(record.document()):
+        if text is not None and text not in json.dumps(entry.document()):
             continue
-        yield record
+        yield entry
 
 
 def _time(text: str) -> float:
     from policy.units import parse_seconds
-    from sluice_base.errors import UsageError
+    from sluice.base.errors import UsageError
 
     try:
         if re.fullmatch(r"(?:\d+[smhdw])+", text):

@@ -1,4 +1,4 @@
-"""`sluice controllerd`: what Sluice does again and again on the controllers."""
+"""`sluice controllerd`: recurring work on the controllers."""
 
 from __future__ import annotations
 
@@ -7,32 +7,31 @@ from pathlib import Path
 import click
 
 STATE = Path("/var/lib/sluice/controllerd")
-_LATER = ("yaml", "ClusterShell.NodeSet", "influxdb_client._sync.rest", "slurm_client.text", "slurm_client.json_client")
-"""What duties import when they first need it."""
+_LATER = ("yaml", "ClusterShell.NodeSet", "influxdb_client._sync.rest", "sluice.slurm.text")
+"""What duties import when they first need it: imported while root."""
 EVENTS = Path("/var/lib/sluice/controllerd/events.jsonl")
-# Each module has a function `duties(site)`; see usage/controllerd.py.
-DUTIES: tuple[str, ...] = (
-    "failover.duty",
-    "health.controller",
-    "usage.alerts.duty",
-    "usage.inbox",
-    "usage.metrics.cluster",
-    "usage.report.duty",
-)
 
 
 @click.group("controllerd", invoke_without_command=True)
 @click.option(
-    "--state", default=STATE, show_default=True, type=click.Path(path_type=Path, readable=False), metavar="DIR",
+    "--state",
+    default=STATE,
+    show_default=True,
+    type=click.Path(path_type=Path, readable=False),
+    metavar="DIR",
     help="Where duties keep what they know; SlurmUser's.",
-)  # fmt: skip
+)
 @click.option(
-    "--events", default=EVENTS, show_default=True, type=click.Path(path_type=Path), metavar="FILE",
+    "--events",
+    default=EVENTS,
+    show_default=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
     help="What happened on this controller; read by alerts.",
-)  # fmt: skip
+)
 @click.option("--slurm-conf", type=click.Path(path_type=Path), metavar="PATH", help="slurm.conf or its folder.")
 @click.option("--slurm-prefix", type=click.Path(path_type=Path), metavar="DIR", help="Where Slurm is installed.")
-@click.option("-v", "--verbose", is_flag=True, help="Say more on standard error.")
+@click.option("-v", "--verbose", is_flag=True, help="Log more on standard error.")
 @click.pass_context
 def command(
     context: click.Context,
@@ -50,27 +49,27 @@ def command(
     if context.invoked_subcommand is not None:
         return
     import importlib
-    import logging
     import os
     import signal
     from contextlib import suppress
 
-    from slurm_client import Commands, connect
-    from slurm_client.munge import MungeError, prepare
-    from slurm_plugin.explain_service import drop_privileges, slurm_user
-    from usage.controllerd import Controllerd, Site, collect, load, wait_for_config
+    from sluice.base.log import start_logging
+    from sluice.controllerd.daemon import Controllerd, Site, wait_for_config
+    from sluice.controllerd.duties import duties  # while root: SlurmUser may not be able to read a development checkout
+    from sluice.slurm import Commands, connect
+    from sluice.slurm.munge import MungeError, prepare
+    from sluice.slurm.user import drop_privileges, slurm_user
 
-    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="controllerd: %(message)s")
+    start_logging(verbose=verbose)
     site = Site(
         connect(conf=slurm_conf, prefix=slurm_prefix, timeout=30),
         Commands(prefix=slurm_prefix, conf=slurm_conf, timeout=30),
         state,
         events=events,
     )
-    modules = load(DUTIES)  # while root: a development checkout may be shut to SlurmUser
     for name in _LATER:
         importlib.import_module(name)
-    with suppress(MungeError):  # told by whoever needs it
+    with suppress(MungeError):  # reported when a duty needs it
         prepare()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: site.stopping.set())
@@ -78,11 +77,11 @@ def command(
     if config is None:
         return
     user = slurm_user(config)
-    if os.geteuid() == 0:  # elsewhere than under systemd, nobody has made it
+    if os.geteuid() == 0:  # without systemd, it does not exist yet
         state.mkdir(mode=0o750, parents=True, exist_ok=True)
         os.chown(state, user, -1)
     drop_privileges(user)
-    Controllerd(site, collect(modules, site)).serve()
+    Controllerd(site, duties(site)).serve()
 
 
 @command.command()
@@ -93,7 +92,7 @@ def status(state: Path, as_json: bool) -> None:
     import json
     import time
 
-    from sluice_base.errors import SluiceError
+    from sluice.base.errors import SluiceError
 
     path = state / "status.json"
     try:

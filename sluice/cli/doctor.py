@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from admin_cli.slurm_options import find_slurm_conf
-from admin_cli.tables import Column, print_table, table_options
-from sluice_base.text import one_line
+from sluice.base.text import one_line
+from sluice.cli.slurm_options import find_slurm_conf
+from sluice.cli.tables import Column, print_table, table_options
 
 if TYPE_CHECKING:
     from gres_probe.doctor import Answer, Check
@@ -25,7 +25,7 @@ _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red", "skip": "cyan"}
 @click.option("--slurm-prefix", type=click.Path(path_type=Path), metavar="DIR", help="Slurm's own folder.")
 @click.option("--inventory-dir", type=click.Path(path_type=Path), metavar="DIR", help="Check GRES against inventories.")
 @click.option("--only", multiple=True, metavar="CHECK", help="Only this check; may be repeated.")
-@click.option("--list", "list_checks", is_flag=True, help="Name the checks, and end.")
+@click.option("--list", "list_checks", is_flag=True, help="Name the checks and exit.")
 @click.option("--json", "as_json", is_flag=True, help="The checklist as JSON.")
 @table_options
 @click.pass_context
@@ -45,7 +45,7 @@ def command(
 
     Exit 0 when nothing failed, 1 when something did, 2 when it could not look. It changes nothing.
     """
-    from gres_probe.doctor import CHECKS, Patient, Verdict, examine
+    from gres_probe.doctor import CHECKS, SiteView, Verdict, examine
 
     if list_checks:
         for check in CHECKS.values():
@@ -53,13 +53,13 @@ def command(
         return
     site = find_slurm_conf(slurm_conf)
     assert site is not None  # noqa: S101 - it is required
-    patient = Patient(site, prefix=slurm_prefix, inventory_dir=inventory_dir)
+    view = SiteView(site, prefix=slurm_prefix, inventory_dir=inventory_dir)
 
     def progress(check: Check) -> None:
         if sys.stderr.isatty() and not as_json:
             click.echo(f"\r\x1b[K{check.title} ...", err=True, nl=False)
 
-    answers = examine(patient, only, progress=progress)
+    answers = examine(view, only, progress=progress)
     if sys.stderr.isatty() and not as_json:
         click.echo("\r\x1b[K", err=True, nl=False)
     if as_json:

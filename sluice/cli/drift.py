@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from admin_cli.site_options import cluster_options, print_plan
+from sluice.cli.site_options import cluster_options, print_changes
 
 
 @click.command("drift")
@@ -20,10 +20,10 @@ def command(as_json: bool, conf: Path | None, prefix: Path | None, state: Path |
     """
     from policy.site import Site
 
-    plan = Site(conf, prefix, state).drift()
+    comparison = Site(conf, prefix, state).drift()
     if as_json:
-        click.echo(json.dumps(plan.document(), indent=2))
+        click.echo(json.dumps(comparison.document(), indent=2))
     else:
-        print_plan(plan)
-    if plan.changes:
+        print_changes(comparison)
+    if comparison.changes:
         raise click.exceptions.Exit(3)

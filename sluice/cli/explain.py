@@ -9,9 +9,10 @@ from typing import Any
 
 import click
 
-from sluice_base.errors import SluiceError, UsageError
-from sluice_base.sizes import format_mib
-from sluice_base.text import one_line
+from sluice.base.errors import SluiceError, UsageError
+from sluice.base.sizes import format_mib
+from sluice.base.text import one_line
+from sluice.cli.decisions_option import decisions_option
 
 DEFAULT_PORT = 6821
 _MOST_NODES = 16
@@ -21,30 +22,37 @@ _MOST_NODES = 16
 @click.argument("job")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.option(
-    "--host", "hosts", multiple=True, envvar="SLUICE_EXPLAIN_HOST", metavar="HOST",
+    "--host",
+    "hosts",
+    multiple=True,
+    envvar="SLUICE_EXPLAIN_HOST",
+    metavar="HOST",
     help="Where the explain service is; may be given several times. Default: the controllers.",
-)  # fmt: skip
+)
 @click.option(
-    "--port", type=click.IntRange(1, 65535), default=DEFAULT_PORT, envvar="SLUICE_EXPLAIN_PORT", show_default=True,
-    metavar="PORT", help="The explain service's port.",
-)  # fmt: skip
-@click.option(
-    "--records", type=click.Path(path_type=Path), metavar="DIR",
-    help="Read this folder of decision records instead of asking the service; for SlurmUser and root.",
-)  # fmt: skip
+    "--port",
+    type=click.IntRange(1, 65535),
+    default=DEFAULT_PORT,
+    envvar="SLUICE_EXPLAIN_PORT",
+    show_default=True,
+    metavar="PORT",
+    help="The explain service's port.",
+)
+@decisions_option("Read this folder of decisions instead of asking the service; for SlurmUser and root.")
 @click.option("--timeout", type=click.FloatRange(0.1, 600), default=60.0, show_default=True, help="Seconds to wait.")
-def command(job: str, as_json: bool, hosts: tuple[str, ...], port: int, records: Path | None, timeout: float) -> None:
+def command(job: str, as_json: bool, hosts: tuple[str, ...], port: int, decisions: Path | None, timeout: float) -> None:
     """Why JOB (17, or 17_3 of an array) has its priority and its nodes, or why it still waits."""
-    from slurm_plugin.explanation import explain_job, parse_job
+    from sluice.explain.explanation import explain_job, parse_job
 
     name = parse_job(job)
     document: dict[str, Any] | None
-    if records is not None:
-        document = explain_job(records, name)
+    if decisions is not None:
+        document = explain_job(decisions, name)
         if document is None:
-            raise SluiceError(f"job {name}: nothing is recorded of it in {records}")
+            raise SluiceError(f"job {name}: nothing is recorded of it in {decisions}")
     else:
-        from slurm_plugin.explain_service import ask, open_site, slurm_user
+        from sluice.explain.explain_service import ask, open_site
+        from sluice.slurm.user import slurm_user
 
         site = open_site()
         named = hosts or tuple(controller.host for controller in _up_first(site.client.ping()))
@@ -177,7 +185,7 @@ def _started(document: dict[str, Any]) -> list[str]:
     start, decision = document["start"], document.get("decision")
     lines = ["", f"Started {_moment(start['at'])} on", *_where(start["parts"])]
     if decision is None:
-        return [*lines, "Stock Slurm chose; Sluice was not asked, or its records of it are gone."]
+        return [*lines, "Stock Slurm chose; Sluice was not asked, or its decision is gone."]
     lines += ["", f"Why there: {decision['outcome']} (policy {decision['policy']})"]
     if decision["planned"]:
         return [*lines, "  The place is the backfill planner's: it was reserved for this job."]
@@ -197,7 +205,7 @@ def _started(document: dict[str, Any]) -> list[str]:
 def _waiting(document: dict[str, Any]) -> list[str]:
     waiting, decision, slurm = document.get("waiting", {}), document.get("decision"), document.get("slurm", {})
     if slurm and slurm["state"] != "PENDING":
-        return ["", "Nothing is recorded of its start: it needed no decision of Sluice's, or the records are gone."]
+        return ["", "Nothing is recorded of its start: it needed no decision of Sluice's, or the decision is gone."]
     lines = [""]
     if decision is not None:
         lines.append(f"Last asked for {_moment(decision['at'])}: {decision['outcome']}")

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from admin_cli.slurm_options import find_slurm_conf
-from admin_cli.tables import Column, print_table, table_options
+from sluice.cli.slurm_options import find_slurm_conf
+from sluice.cli.tables import Column, print_table, table_options
 
 if TYPE_CHECKING:
-    from failover.drill import Report
-    from failover.status import Status
+    from sluice.failover.drill import Report
+    from sluice.failover.status import Status
 
 _PATH = click.Path(path_type=Path)
 _MARKS = {"ok": "ok", "remark": "note", "problem": "PROBLEM"}
@@ -33,13 +33,13 @@ def command() -> None:
 @_prefix
 @_conf
 def status(as_json: bool, slurm_prefix: Path | None, slurm_conf: Path | None) -> None:
-    """Look at everything that a takeover needs, without touching anything. Exit 0: ready, 1: there is a problem.
+    """Look at everything that a takeover needs, without changing anything. Exit 0: ready, 1: there is a problem.
 
     To be run on a controller, as root or SlurmUser.
     """
-    from failover.shared import read_cluster
-    from failover.status import look
-    from slurm_client import connect
+    from sluice.failover.shared import read_cluster
+    from sluice.failover.status import look
+    from sluice.slurm import connect
 
     path = find_slurm_conf(slurm_conf)
     assert path is not None  # noqa: S101 - it is required
@@ -67,9 +67,12 @@ def _print_status(found: Status) -> None:
     "--limit", default=120.0, show_default=True, type=click.FloatRange(5, 3600), help="Seconds for each half."
 )
 @click.option(
-    "--start-command", default="systemctl start slurmctld", show_default=True, metavar="COMMAND",
+    "--start-command",
+    default="systemctl start slurmctld",
+    show_default=True,
+    metavar="COMMAND",
     help="Starts slurmctld on the primary, from this host; empty: somebody else does.",
-)  # fmt: skip
+)
 @click.option("--reports", type=_PATH, metavar="DIR", help="Default: /var/lib/sluice/drills.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @_prefix
@@ -86,13 +89,13 @@ def drill(
 ) -> None:
     """The backup takes over as planned, then the primary comes back; every job is counted before and after.
 
-    Jobs go on running. Commands wait for some seconds at each half. It may be broken off at any point: the cluster
+    Jobs keep running. Commands wait for some seconds at each half. It may be interrupted at any point: the cluster
     works. Exit 0: all as it must be, 1: not.
     """
-    from failover.drill import REPORTS, Drill, keep
-    from failover.shared import read_cluster
-    from slurm_client import connect
-    from slurm_client.commands import Commands
+    from sluice.failover.drill import REPORTS, Drill, keep
+    from sluice.failover.shared import read_cluster
+    from sluice.slurm import connect
+    from sluice.slurm.commands import Commands
 
     path = find_slurm_conf(slurm_conf)
     assert path is not None  # noqa: S101 - it is required
@@ -121,13 +124,13 @@ def _print_report(report: Report) -> None:
     for leg in report.legs:
         counts = ", ".join(f"{count} {state.lower()}" for state, count in sorted(leg.after.items())) or "none"
         click.echo(f"{leg.to}: led after {leg.took_s:.1f} s; jobs: {counts}")
-        for name, jobs in (("missing", leg.missing), ("started anew", leg.restarted)):
+        for name, jobs in (("missing", leg.missing), ("started again", leg.restarted)):
             if jobs:
                 click.echo(f"  {name}: {', '.join(jobs[:20])}{' ...' if len(jobs) > 20 else ''}")
     if report.aborted:
         click.echo(f"not finished: {report.aborted}")
     elif report.good:
-        click.echo("good: every job that waited or ran before did so after, and none was started anew")
+        click.echo("good: every job that waited or ran before did so after, and none was started again")
 
 
 @command.command()
@@ -144,9 +147,9 @@ def history(
     parsable2: bool,
 ) -> None:
     """Who led when, who died or was killed and why, and drills; oldest first."""
-    from failover.drill import REPORTS, kept
-    from failover.shared import check_folder, read_cluster
-    from failover.shared import history as read_history
+    from sluice.failover.drill import REPORTS, kept
+    from sluice.failover.shared import check_folder, read_cluster
+    from sluice.failover.shared import history as read_history
 
     path = find_slurm_conf(slurm_conf)
     assert path is not None  # noqa: S101 - it is required
@@ -171,9 +174,13 @@ def history(
         Column("detail", _detail),
     ]
     print_table(
-        columns, rows, default=("time", "host", "what", "epoch", "detail"),
-        fields=fields, parsable2=parsable2, noheader=noheader,
-    )  # fmt: skip
+        columns,
+        rows,
+        default=("time", "host", "what", "epoch", "detail"),
+        fields=fields,
+        parsable2=parsable2,
+        noheader=noheader,
+    )
 
 
 def _local(moment: float) -> str:

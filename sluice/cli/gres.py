@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from admin_cli.slurm_options import find_slurm_conf, find_version, site_options
-from sluice_base.text import one_line
+from sluice.base.text import one_line
+from sluice.cli.slurm_options import find_slurm_conf, find_version, site_options
 
 if TYPE_CHECKING:
-    from gres_probe.deploy import Plan
+    from gres_probe.deploy import GresChanges
     from gres_probe.inventory import Inventory
 
 
@@ -45,10 +45,10 @@ def write(
 ) -> None:
     """Write gres.sluice.conf and nodes.sluice.conf where something changed; slurm.conf and gres.conf stay untouched."""
     from gres_probe.collect import DEFAULT_DIR, load_inventories
-    from gres_probe.deploy import plan
-    from gres_probe.slurm_conf import read_config, read_slurm_conf
-    from sluice_base.errors import SluiceError, UsageError
-    from sluice_base.hostlist import expand
+    from gres_probe.deploy import gres_changes
+    from sluice.base.errors import SluiceError, UsageError
+    from sluice.base.hostlist import expand
+    from sluice.slurm.slurm_conf import read_config, read_slurm_conf
 
     site = find_slurm_conf(slurm_conf, required=output_dir is None)
     folder = output_dir or (site.parent if site else Path())
@@ -64,7 +64,7 @@ def write(
     if not collected.inventories:
         raise UsageError(f"{inventory_dir or DEFAULT_DIR}: no inventories", remedy="sluice inventory collect")
     gres_file = site.parent / "gres.conf" if site else None
-    result = plan(
+    changes = gres_changes(
         collected.inventories.values(),
         folder,
         slurm=read_slurm_conf(site) if site else None,
@@ -74,25 +74,25 @@ def write(
         per_node=per_node,
         features=_class_features(list(collected.inventories.values()), policy),
     )
-    for note in result.notes:
+    for note in changes.notes:
         click.echo(f"sluice: {one_line(note, limit=None)}", err=True)
-    if result.foreign_shards and not no_shards:
-        _tell_migration(result, site, slurm_prefix)
+    if changes.foreign_shards and not no_shards:
+        _tell_migration(changes, site, slurm_prefix)
         if not (migrate_shards or only_diff):
             raise SluiceError(
-                f"{result.foreign_shards[0]}: this site already uses shards; nothing written",
+                f"{changes.foreign_shards[0]}: this site already uses shards; nothing written",
                 remedy="keep them with --no-shards, or replace them with --migrate-shards",
             )
     if only_diff:
-        for file in result.files:
+        for file in changes.files:
             click.echo(file.diff(), nl=False)
     else:
-        written = result.write()
+        written = changes.write()
         for path in written:
             click.echo(f"wrote {path}")
         if not written:
             click.echo("nothing to change", err=True)
-    for step in result.steps:
+    for step in changes.steps:
         click.echo(f"to do: {one_line(step, limit=None)}", err=True)
 
 
@@ -105,13 +105,13 @@ def _class_features(inventories: list[Inventory], policy: Path | None) -> dict[s
     return group(inventories, load_grouping(policy)).features()
 
 
-def _tell_migration(result: Plan, slurm_conf: Path | None, prefix: Path | None) -> None:
+def _tell_migration(changes: GresChanges, slurm_conf: Path | None, prefix: Path | None) -> None:
     """What the change of meaning does to jobs: a shard was a share of a GPU, and becomes one MiB."""
-    from sluice_base.errors import SluiceError
-    from slurm_client import connect
+    from sluice.base.errors import SluiceError
+    from sluice.slurm import connect
 
     click.echo("sluice: shards of this site's own are defined at", err=True)
-    for place in result.foreign_shards:
+    for place in changes.foreign_shards:
         click.echo(f"  {one_line(place, limit=None)}", err=True)
     try:
         jobs = connect(conf=slurm_conf, prefix=prefix).jobs()

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from admin_cli.tables import Column, print_table, table_options
-from sluice_base.text import one_line
+from sluice.base.text import one_line
+from sluice.cli.tables import Column, print_table, table_options
 
 if TYPE_CHECKING:
     from gres_probe.group import GpuClass
@@ -45,9 +45,9 @@ def command(
     from gres_probe.collect import DEFAULT_DIR, load_inventories
     from gres_probe.group import CLASSES_FILE, group
     from policy.grouping import Grouping, load_grouping
-    from sluice_base.errors import SluiceError, UsageError
-    from sluice_base.files import write_if_changed
-    from sluice_base.hostlist import fold
+    from sluice.base.errors import SluiceError, UsageError
+    from sluice.base.files import write_if_changed
+    from sluice.base.hostlist import fold
 
     grouping = load_grouping(policy) if policy is not None else Grouping()
     figures = _read_measured(measured) if measured is not None else {}
@@ -97,7 +97,7 @@ def command(
 
 
 def _read_measured(path: Path) -> dict[str, float]:
-    from sluice_base.errors import SluiceError, UsageError
+    from sluice.base.errors import SluiceError, UsageError
 
     try:
         figures = json.loads(path.read_text())

@@ -10,13 +10,13 @@ from typing import Any
 
 import click
 
-from admin_cli.tables import Column, print_table, table_options
-from health.listing import Row, when
-from sluice_base.errors import SluiceError
-from sluice_base.text import one_line
+from sluice.base.errors import SluiceError
+from sluice.base.text import one_line
+from sluice.cli.tables import Column, print_table, table_options
+from sluice.controllerd.health.listing import Row, when
 
 SOCKET = "/run/sluice/agent.sock"
-ROOTS = "/run/sluice/ask/0"  # where root waits behind nobody
+ROOTS = "/run/sluice/ask/0"  # where root does not wait for others
 _SECONDS = 10.0
 
 
@@ -29,9 +29,9 @@ def command() -> None:
 @click.option("--json", "as_json", is_flag=True, help="The node's whole report.")
 @click.option("--last", is_flag=True, help="What the last round found, without a new one.")
 def check(as_json: bool, last: bool) -> None:
-    """Check this node now (root). Exit 0 ok, 1 warning, 2 critical, 3 unknown, as Nagios has it."""
-    from health.listing import does
-    from health.report import parse_report
+    """Check this node now (root). Exit 0 ok, 1 warning, 2 critical, 3 unknown, as in Nagios."""
+    from sluice.controllerd.health.listing import does
+    from sluice.exchange.health_report import parse_report
 
     try:
         document = _ask_agent(fresh=not last)["report"]
@@ -132,7 +132,7 @@ def why(node: str) -> None:
 @click.argument("node")
 @click.argument("gpu", type=click.IntRange(0, 255), required=False)
 def return_(node: str, gpu: int | None) -> None:
-    """Return NODE's GPU (or all that Sluice took out of NODE) to service now, its repeated faults forgotten.
+    """Return NODE's GPU (or all that Sluice took out of NODE) to service now, and forget its repeated faults.
 
     A fault that still lasts takes it out again.
     """
@@ -146,7 +146,7 @@ def return_(node: str, gpu: int | None) -> None:
 
 def ask_controllers(**request: Any) -> dict[str, Any]:
     """The answer of the controllers' daemon that leads. Raises SluiceError."""
-    from prolog_epilog.courier import VERSION, ask, controllers, port
+    from sluice.exchange.courier import VERSION, ask, controllers, port
 
     try:
         return ask(controllers(), port(), json.dumps({"version": VERSION, "do": "health", **request}).encode())
@@ -177,6 +177,6 @@ def _ask_agent(*, fresh: bool) -> dict[str, Any]:
 
 
 def _expand(nodes: tuple[str, ...]) -> set[str]:
-    from sluice_base.hostlist import expand
+    from sluice.base.hostlist import expand
 
     return {name for expression in nodes for name in expand(expression)}

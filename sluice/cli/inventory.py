@@ -1,4 +1,4 @@
-"""`sluice inventory`: the GPUs of the cluster, as its nodes told."""
+"""`sluice inventory`: the GPUs of the cluster, as its nodes reported them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from admin_cli.probe import COLUMNS as GPU_COLUMNS
-from admin_cli.probe import DROP_FOLDER, devices, tell_problems
-from admin_cli.tables import Column, print_table, table_options
-from sluice_base.errors import UsageError
-from sluice_base.sizes import format_mib
-from sluice_base.text import one_line
+from sluice.base.errors import UsageError
+from sluice.base.sizes import format_mib
+from sluice.base.text import one_line
+from sluice.cli.probe import COLUMNS as GPU_COLUMNS
+from sluice.cli.probe import DROP_FOLDER, devices, tell_problems
+from sluice.cli.tables import Column, print_table, table_options
 
 if TYPE_CHECKING:
     from gres_probe.collect import Collected
@@ -26,13 +26,20 @@ if TYPE_CHECKING:
 DEFAULT_RSH = "ssh -o BatchMode=yes -o ConnectTimeout=10"
 
 _folder = click.option(
-    "--inventory-dir", type=click.Path(path_type=Path), default=Path(DROP_FOLDER), show_default=True, metavar="DIR",
+    "--inventory-dir",
+    type=click.Path(path_type=Path),
+    default=Path(DROP_FOLDER),
+    show_default=True,
+    metavar="DIR",
     help="Where inventories are collected.",
-)  # fmt: skip
+)
 _owners = click.option(
-    "--owner", "owners", multiple=True, metavar="USER",
-    help="Believe files of this user too, beside root's and one's own; may be repeated.",
-)  # fmt: skip
+    "--owner",
+    "owners",
+    multiple=True,
+    metavar="USER",
+    help="Accept files of this user too, in addition to root's and your own; may be repeated.",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +57,15 @@ class Summary:
 
     @property
     def used(self) -> int | None:
-        """Used memory in MiB over all; None when no driver tells."""
-        told = [gpu.memory_used_mib for gpu in self.gpus if gpu.memory_used_mib is not None]
-        return sum(told) if told else None
+        """Used memory in MiB over all; None if no driver reports it."""
+        known = [gpu.memory_used_mib for gpu in self.gpus if gpu.memory_used_mib is not None]
+        return sum(known) if known else None
 
     @property
     def utilisation(self) -> int | None:
-        """Mean utilisation in percent of those whose drivers tell."""
-        told = [gpu.utilisation_percent for gpu in self.gpus if gpu.utilisation_percent is not None]
-        return round(sum(told) / len(told)) if told else None
+        """Mean utilisation in percent of those whose drivers report it."""
+        known = [gpu.utilisation_percent for gpu in self.gpus if gpu.utilisation_percent is not None]
+        return round(sum(known) / len(known)) if known else None
 
     @property
     def health(self) -> str:
@@ -78,7 +85,7 @@ def _models(gpus: Sequence[Gpu]) -> str:
 
 
 def _folded(nodes: Sequence[Inventory]) -> str:
-    from sluice_base.hostlist import fold
+    from sluice.base.hostlist import fold
 
     return fold(node.node for node in nodes)
 
@@ -149,11 +156,11 @@ def command(
     inventory_dir: Path,
     owners: tuple[str, ...],
 ) -> None:
-    """The GPUs of the cluster, as its nodes told when they were probed; exit 1 when a node's cannot be read."""
+    """The GPUs of the cluster, as its nodes reported them when probed; exit 1 when a node's cannot be read."""
     if context.invoked_subcommand is not None:
         return
     from gres_probe.collect import load_inventories
-    from sluice_base.hostlist import expand
+    from sluice.base.hostlist import expand
 
     nodes = None if nodelist is None else expand(nodelist)
     collected = load_inventories(inventory_dir, nodes, owners=_user_numbers(owners))
@@ -178,19 +185,25 @@ def command(
 
 
 def _mark_withdrawn(inventories: Sequence[Inventory]) -> None:
-    """Say of GPUs that are out of service that they are: who may ask the controllers' daemon, root and SlurmUser, sees
-    it; where none answers, the inventories stand as they were collected."""
-    from admin_cli.health import ask_controllers
+    """Mark the GPUs that are out of service, for root and SlurmUser, who may ask the controllers' daemon.
+
+    If no daemon answers, the inventories are used as they were collected.
+    """
     from gres_probe.inventory import Health
     from gres_probe.writer import node_devices
-    from sluice_base.errors import SluiceError
+    from sluice.base.errors import SluiceError
+    from sluice.cli.health import ask_controllers
 
     try:
         rows = ask_controllers(list=True)["rows"]
     except (SluiceError, OSError):
         return
-    out = {(row["node"], int(number)): row["reason"]
-           for row in rows if row["state"] == "out" for number in row["gpu"].split(",")}  # fmt: skip
+    out = {
+        (row["node"], int(number)): row["reason"]
+        for row in rows
+        if row["state"] == "out"
+        for number in row["gpu"].split(",")
+    }
     for inventory in inventories:
         for number, device in enumerate(node_devices(inventory)):
             reason = out.get((inventory.node, number))
@@ -226,18 +239,25 @@ def _user_numbers(names: Sequence[str]) -> set[int] | None:
 @command.command("collect")
 @click.argument("nodes", required=False)
 @click.option(
-    "--rsh", default=DEFAULT_RSH, show_default=True, metavar="COMMAND",
+    "--rsh",
+    default=DEFAULT_RSH,
+    show_default=True,
+    metavar="COMMAND",
     help="Remote shell with its options; gets the node's name and the command as further words.",
-)  # fmt: skip
+)
 @click.option("--srun", is_flag=True, help="Start a short job on each node instead; the node must be idle.")
 @click.option(
     "--program", default="sluice", show_default=True, metavar="PATH", help="What to run on the nodes; with its options."
 )
 @click.option("--fanout", type=click.IntRange(1, 1024), default=32, show_default=True, help="Nodes at a time.")
 @click.option(
-    "--timeout", type=click.FloatRange(min=1), default=30.0, show_default=True, metavar="SECONDS",
+    "--timeout",
+    type=click.FloatRange(min=1),
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
     help="Give a node up after this long.",
-)  # fmt: skip
+)
 @_folder
 @click.pass_context
 def collect_command(
@@ -253,8 +273,8 @@ def collect_command(
     """Probe NODES, a hostlist, from here and keep their inventories; without NODES all that Slurm knows."""
     from gres_probe.collect import collect, remote_shell_command, srun_command, write_inventory
     from gres_probe.inventory import Inventory
-    from sluice_base.errors import SluiceError
-    from sluice_base.hostlist import expand
+    from sluice.base.errors import SluiceError
+    from sluice.base.hostlist import expand
 
     words = _words("--program", program)
     known = _slurm_gpus(nodes) if srun or not nodes else {}
@@ -297,7 +317,7 @@ def _slurm_gpus(nodes: str | None) -> dict[str, str]:
     """The nodes that Slurm knows, or those of a hostlist, and the request for all GPUs of each, by type."""
     import re
 
-    from slurm_client import connect
+    from sluice.slurm import connect
 
     gpus = re.compile(r"(?:^|,)(gpu(?::[^:,()]+)?:\d+)(?=[(,]|$)")
     return {node.name: ",".join(gpus.findall(node.gres)) for node in connect().nodes(nodes)}

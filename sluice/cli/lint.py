@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING
 
 import click
 
-from admin_cli.slurm_options import find_slurm_conf, find_version, site_options
-from admin_cli.tables import Column, print_table, table_options
-from sluice_base.text import one_line
+from sluice.base.text import one_line
+from sluice.cli.slurm_options import find_slurm_conf, find_version, site_options
+from sluice.cli.tables import Column, print_table, table_options
 
 if TYPE_CHECKING:
     from gres_probe.lint import Finding
-    from gres_probe.slurm_conf import SlurmConf
+    from sluice.slurm.slurm_conf import SlurmConf
 
 DEFAULT_COLUMNS = ("code", "severity", "daemon", "place", "what", "nodes", "remedy")
 
 
 @click.command("lint")
 @site_options
-@click.option("--gres-conf", type=click.Path(path_type=Path), metavar="FILE", help="Default: beside slurm.conf.")
+@click.option("--gres-conf", type=click.Path(path_type=Path), metavar="FILE", help="Default: next to slurm.conf.")
 @click.option(
     "--node-gres", type=click.Path(path_type=Path), metavar="DIR", help="Nodes' own files, as DIR/NODE/gres.conf."
 )
@@ -30,7 +30,7 @@ DEFAULT_COLUMNS = ("code", "severity", "daemon", "place", "what", "nodes", "reme
 @click.option("--node", "local", metavar="HOSTLIST", help="Nodes whose device files are here; default: this host.")
 @click.option("--no-devices", is_flag=True, help="Look at no device files.")
 @click.option("--strict", is_flag=True, help="Exit 1 for warnings too.")
-@click.option("--explain", metavar="CODE", help="Tell about one rule, or 'all', and end.")
+@click.option("--explain", metavar="CODE", help="Describe one rule, or 'all', and exit.")
 @click.option("--json", "as_json", is_flag=True, help="Findings as JSON.")
 @table_options
 @click.pass_context
@@ -59,9 +59,9 @@ def command(
         _explain(explain)
         return
     from gres_probe.lint import Severity, Site, lint
-    from gres_probe.slurm_conf import read_config, read_slurm_conf
-    from sluice_base.errors import UsageError
-    from sluice_base.hostlist import expand
+    from sluice.base.errors import UsageError
+    from sluice.base.hostlist import expand
+    from sluice.slurm.slurm_conf import read_config, read_slurm_conf
 
     site_file = find_slurm_conf(slurm_conf)
     assert site_file is not None  # noqa: S101 - it is required
@@ -127,7 +127,7 @@ def _document(finding: Finding) -> dict[str, object]:
 
 
 def _print(findings: list[Finding], fields: str | None, parsable2: bool, noheader: bool) -> None:
-    from sluice_base.hostlist import fold
+    from sluice.base.hostlist import fold
 
     def nodes(finding: Finding) -> str:
         return fold(finding.nodes) if finding.nodes else ""
@@ -157,7 +157,7 @@ def _print(findings: list[Finding], fields: str | None, parsable2: bool, noheade
 
 def _explain(code: str) -> None:
     from gres_probe.lint import RULES
-    from sluice_base.errors import UsageError
+    from sluice.base.errors import UsageError
 
     chosen = list(RULES.values()) if code.lower() == "all" else [RULES[code.upper()]] if code.upper() in RULES else []
     if not chosen:

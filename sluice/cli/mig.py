@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import click
 
-from admin_cli.slurm_options import find_slurm_conf, find_version, site_options
+from sluice.cli.slurm_options import find_slurm_conf, find_version, site_options
 
 if TYPE_CHECKING:
     from gres_probe.mig import Change, GpuLayout
@@ -39,7 +39,7 @@ def command() -> None:
 @_NODE_OPTION
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def plan(node_policy: Path, node: str | None, as_json: bool) -> None:
-    """What `sluice mig apply` would change; exit 0 either way, and nothing is touched."""
+    """What `sluice mig apply` would change; nothing is changed, and the exit status is 0."""
     name, layers = _find(node_policy, node)
     found = [one for layer in layers for one in layer.changes]
     for layer in layers:
@@ -84,15 +84,15 @@ def apply(
     wait: int,
     no_gres: bool,
 ) -> None:
-    """Drain the node, lay out its idle GPUs, write its GRES anew, and resume it if it was this that drained it.
+    """Drain the node, lay out its idle GPUs, write its GRES again, and resume it if this command drained it.
 
-    Killed at any point and run again, it goes on.
+    If it is killed at any point, run it again: it continues.
     """
     import os
 
     from prolog_epilog.relayout import Relayout
-    from sluice_base.errors import SluiceError
-    from slurm_client.commands import Commands
+    from sluice.base.errors import SluiceError
+    from sluice.slurm.commands import Commands
 
     if os.geteuid() != 0:
         raise SluiceError("sluice mig apply: not root", remedy="run it with sudo, on the node")
@@ -100,8 +100,10 @@ def apply(
     found = any(layer.changes for layer in layers)
     site = find_slurm_conf(slurm_conf)
     assert site is not None  # noqa: S101 - it is required
-    relayout = Relayout(name, Commands(conf=site, prefix=slurm_prefix), tell=lambda text: click.echo(text, err=True))
-    stale = not found and relayout.drained_by_us()  # of a run that was killed before it told the agent
+    relayout = Relayout(
+        name, Commands(conf=site, prefix=slurm_prefix), progress=lambda text: click.echo(text, err=True)
+    )
+    stale = not found and relayout.drained_by_us()  # of a run that was killed before it reported to the agent
     try:
         if found:
             relayout.drain(wait)
@@ -139,15 +141,15 @@ def apply(
     help="Try so long to drain the node where it has to be, while no controller answers.",
 )
 def restore(node_policy: Path, node: str | None, slurm_conf: Path | None, slurm_prefix: Path | None, wait: int) -> None:
-    """When the node starts, before its agent and slurmd: lay out its GPUs, which a restart has undone.
+    """When the node starts, before its agent and slurmd: lay out its GPUs again, because a restart removes the layout.
 
     Where that fails the node is drained, and its reason says why. For sluice-mig.service.
     """
     import os
 
     from prolog_epilog.relayout import Relayout
-    from sluice_base.errors import SluiceError
-    from slurm_client.commands import Commands
+    from sluice.base.errors import SluiceError
+    from sluice.slurm.commands import Commands
 
     if os.geteuid() != 0:
         raise SluiceError("sluice mig restore: not root", remedy="enable sluice-mig.service, which runs it")
@@ -163,7 +165,7 @@ def restore(node_policy: Path, node: str | None, slurm_conf: Path | None, slurm_
             click.echo("nothing to change", err=True)
 
     commands = Commands(conf=find_slurm_conf(slurm_conf, required=False), prefix=slurm_prefix)
-    relayout = Relayout(_name(node), commands, tell=lambda text: click.echo(text, err=True))
+    relayout = Relayout(_name(node), commands, progress=lambda text: click.echo(text, err=True))
     relayout.restore(lay_out, limit=_LAY_OUT_S, wait=wait)
 
 
@@ -172,7 +174,7 @@ class _Library(Protocol):
 
     def layouts(self) -> list[GpuLayout]: ...
     def check_all(self, changes: list[Change]) -> None: ...
-    def apply_all(self, changes: list[Change], tell: Callable[[str], None]) -> None: ...
+    def apply_all(self, changes: list[Change], progress: Callable[[str], None]) -> None: ...
     def close(self) -> None: ...
 
 
@@ -200,7 +202,7 @@ def _find(node_policy: Path, node: str | None) -> tuple[str, list[_Layer]]:
     from gres_probe.amd_partitions import AmdPartitions
     from gres_probe.mig import Mig, changes, names_node, wanted_layouts
     from policy.node import parse
-    from sluice_base.errors import SluiceError
+    from sluice.base.errors import SluiceError
 
     name = _name(node)
     try:

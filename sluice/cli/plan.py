@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from admin_cli.site_options import cluster_options, file_option, policy_path, print_plan
+from sluice.cli.site_options import cluster_options, file_option, policy_path, print_changes
 
 
 @click.command("plan")
@@ -22,14 +22,14 @@ def command(
     from policy.site import Site, load_source
     from policy.state import SNIPPET
 
-    plan = Site(conf, prefix, state).plan(load_source(policy_path(path)))
+    comparison = Site(conf, prefix, state).compare(load_source(policy_path(path)))
     if snippet:
-        text = next(text for file, text in plan.wanted.state.files.items() if file.name == SNIPPET)
+        text = next(text for file, text in comparison.wanted.state.files.items() if file.name == SNIPPET)
         click.echo(text, nl=False)
         return
     if as_json:
-        click.echo(json.dumps(plan.document(), indent=2))
+        click.echo(json.dumps(comparison.document(), indent=2))
     else:
-        print_plan(plan)
-    if plan.changes:
+        print_changes(comparison)
+    if comparison.changes:
         raise click.exceptions.Exit(3)

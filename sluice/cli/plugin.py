@@ -1,4 +1,4 @@
-"""`sluice plugin`: Sluice's plugins in Slurm: build, install, watch, switch, take away."""
+"""`sluice plugin`: Sluice's plugins in Slurm: build, install, watch, switch, uninstall."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from admin_cli.slurm_options import find_slurm_conf
-from admin_cli.tables import Column, print_table
-from sluice_base.errors import UsageError
+from sluice.base.errors import UsageError
+from sluice.cli.slurm_options import find_slurm_conf
+from sluice.cli.tables import Column, print_table
 
 if TYPE_CHECKING:
-    from sluice_base.slurm_version import SlurmVersion
-    from slurm_plugin.builder import PluginBuild
-    from slurm_plugin.install import Places, Result
-    from slurm_plugin.site import OwnOptions
-    from slurm_plugin.status import Controller, Finding
+    from sluice.base.slurm_version import SlurmVersion
+    from sluice.plugin.builder import PluginBuild
+    from sluice.plugin.install import Places, Result
+    from sluice.plugin.site import SiteOptions
+    from sluice.plugin.status import Controller, Finding
 
 _PATH = click.Path(path_type=Path)
 _RELEASE_S = 30.0  # slurmctld looks at the level's file each second
@@ -30,7 +30,7 @@ _RELEASE = "squeue -h -t PD -o '%i|%r' | sed -n 's/|Gang .*//p' | xargs -r -n1 s
 
 @click.group("plugin")
 def command() -> None:
-    """Sluice's plugins in Slurm: build, install, watch, switch, take away."""
+    """Sluice's plugins in Slurm: build, install, watch, switch, uninstall."""
 
 
 def _build_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -86,15 +86,15 @@ def install(
     spank_only: bool,
     limits: bool,
 ) -> None:
-    """Put the plugins into this host's Slurm. Nothing changes before slurmctld starts anew, and then at level off.
+    """Put the plugins into this host's Slurm. Nothing changes until slurmctld restarts, at level off.
 
     Hosts that read one plugstack.conf need what it names in one place: with --limits install on all of them first.
     """
-    from slurm_plugin.builder import read_build
-    from slurm_plugin.install import install as install_build
-    from slurm_plugin.site import find_plugin_dir, find_program
+    from sluice.plugin.builder import read_build
+    from sluice.plugin.install import install as install_build
+    from sluice.plugin.site import find_plugin_dir, find_program
 
-    places, own = _places(slurm_conf, search_dir, systemd_dir)
+    places, options = _places(slurm_conf, search_dir, systemd_dir)
     program, version = _installed(slurm_prefix, spank_only)
     made = read_build(folder) if folder else _build(slurm_plugin_dir, slurm_source, slurm_prefix, spank_only=spank_only)
     stock = slurm_plugin_dir or find_plugin_dir(prefix=slurm_prefix or Path("/usr"))
@@ -105,7 +105,7 @@ def install(
             slurm=version,
             stock=stock,
             slurmctld=program if not spank_only else find_program("slurmctld", "srun", prefix=slurm_prefix),
-            own=own,
+            options=options,
             spank_only=spank_only,
             limits=limits,
         )
@@ -126,13 +126,13 @@ def check(
     as_json: bool,
 ) -> None:
     """Whether the installed plugins fit Slurm, are loaded, and have a policy; exit 1 when something is wrong."""
-    from slurm_plugin import status as plugin_status
-    from slurm_plugin.site import find_plugin_dir
+    from sluice.plugin import status as plugin_status
+    from sluice.plugin.site import find_plugin_dir
 
-    places, own = _places(slurm_conf, search_dir, systemd_dir, required=True)
+    places, options = _places(slurm_conf, search_dir, systemd_dir, required=True)
     program, version = _installed(slurm_prefix, False)
     stock = slurm_plugin_dir or find_plugin_dir(prefix=slurm_prefix or Path("/usr"))
-    findings = list(plugin_status.check(places, own, slurm=version, slurmctld=program, stock=stock))
+    findings = list(plugin_status.check(places, options, slurm=version, slurmctld=program, stock=stock))
     if as_json:
         rows = [{"kind": one.kind, "what": one.what, "remedy": one.remedy} for one in findings]
         click.echo(json.dumps({"schema_version": 1, "findings": rows}, indent=2))
@@ -162,6 +162,14 @@ _COLUMNS: list[Column[Controller]] = [
 ]
 
 
+def _with_old_names(report: dict[str, Any]) -> dict[str, Any]:
+    """The counters of the hook's time also by their names until 0.1.0."""
+    new, old = "select.hook_us_", "select.own_us_"
+    counters = report.get("counters", {})
+    aliases = {name.replace(new, old): value for name, value in counters.items() if name.startswith(new)}
+    return {**report, "counters": counters | aliases}
+
+
 @command.command()
 @_place_options
 @click.option("-o", "--format", "fields", metavar="FIELDS", help="Columns, comma-separated; 'help' names all.")
@@ -178,12 +186,12 @@ def status(
     as_json: bool,
 ) -> None:
     """Level, policy and last error of the plugins in each controller's slurmctld. Exit 1 where one has an error."""
-    from sluice_base.slurm_version import format_slurm_version
-    from slurm_plugin.install import installed_build, read_level
-    from slurm_plugin.status import include_state, read_controllers
+    from sluice.base.slurm_version import format_slurm_version
+    from sluice.plugin.install import installed_build, read_level
+    from sluice.plugin.status import include_state, read_controllers
 
-    places, own = _places(slurm_conf, search_dir, systemd_dir, required=True)
-    controllers = read_controllers(Path(own.state_folder))
+    places, options = _places(slurm_conf, search_dir, systemd_dir, required=True)
+    controllers = read_controllers(Path(options.state_folder))
     made = installed_build(places)
     if as_json:
         document = {
@@ -191,7 +199,9 @@ def status(
             "installed": None if made is None else format_slurm_version(made.slurm),
             "include_file": include_state(places),
             "level": read_level(places),
-            "controllers": [{**one.report, "host": one.host, "written": int(one.written)} for one in controllers],
+            "controllers": [
+                {**_with_old_names(one.report), "host": one.host, "written": int(one.written)} for one in controllers
+            ],
         }
         click.echo(json.dumps(document, indent=2))
     else:
@@ -200,7 +210,7 @@ def status(
             state = f"include file: {include_state(places)}; level asked for: {read_level(places)}"
             click.echo(f"installed here: {installed}; {state}", err=True)
             if not controllers:
-                click.echo(f"no slurmctld with the plugins has run (nothing in {own.state_folder})", err=True)
+                click.echo(f"no slurmctld with the plugins has run (nothing in {options.state_folder})", err=True)
         print_table(
             _COLUMNS,
             controllers,
@@ -227,7 +237,7 @@ def level(slurm_conf: Path | None, level: str | None) -> None:
     recorded, stock's are used. place: they are used.
     """
     from policy import compiled
-    from slurm_plugin.install import read_level, write_level
+    from sluice.plugin.install import read_level, write_level
 
     places, _ = _places(slurm_conf, None, None)
     if level is None:
@@ -242,24 +252,24 @@ def level(slurm_conf: Path | None, level: str | None) -> None:
 @command.command()
 @_place_options
 def disable(slurm_conf: Path | None, search_dir: Path | None, systemd_dir: Path | None) -> None:
-    """Stock Slurm: at once by level off, and without any plugin of Sluice's from slurmctld's next start on."""
-    from slurm_plugin import install as installation
+    """Return to stock Slurm: level off at once, and no plugin of Sluice's from the next start of slurmctld."""
+    from sluice.plugin import install as installation
 
-    places, own = _places(slurm_conf, search_dir, systemd_dir)
+    places, options = _places(slurm_conf, search_dir, systemd_dir)
     result = installation.disable(places)
-    _await_gangs(result, own)
+    _await_gangs(result, options)
     _say(result)
 
 
 @command.command()
 @_place_options
 def uninstall(slurm_conf: Path | None, search_dir: Path | None, systemd_dir: Path | None) -> None:
-    """Take the plugins away from this host. Jobs go on; a running slurmctld keeps them, at level off, until it ends."""
-    from slurm_plugin import install as installation
+    """Remove the plugins from this host. Jobs continue; a running slurmctld keeps them, at level off, until it ends."""
+    from sluice.plugin import install as installation
 
-    places, own = _places(slurm_conf, search_dir, systemd_dir)
-    result = installation.uninstall(places, own)
-    _await_gangs(result, own)
+    places, options = _places(slurm_conf, search_dir, systemd_dir)
+    result = installation.uninstall(places, options)
+    _await_gangs(result, options)
     _say(result)
 
 
@@ -268,9 +278,9 @@ def uninstall(slurm_conf: Path | None, search_dir: Path | None, systemd_dir: Pat
 
 def _places(
     slurm_conf: Path | None, search_dir: Path | None, systemd_dir: Path | None, *, required: bool = False
-) -> tuple[Places, OwnOptions]:
-    from slurm_plugin.install import DEFAULT_SEARCH, SYSTEMD, Places
-    from slurm_plugin.site import OwnOptions, read_own_options
+) -> tuple[Places, SiteOptions]:
+    from sluice.plugin.install import DEFAULT_SEARCH, SYSTEMD, Places
+    from sluice.plugin.site import SiteOptions, read_site_options
 
     conf = find_slurm_conf(slurm_conf, required=required)
     folder = conf.parent if conf else Path("/etc/slurm")
@@ -281,11 +291,11 @@ def _places(
         search=(search_dir or DEFAULT_SEARCH).absolute(),
         systemd=(systemd_dir or SYSTEMD).absolute(),
     )
-    return places, read_own_options(conf.absolute()) if conf else OwnOptions()
+    return places, read_site_options(conf.absolute()) if conf else SiteOptions()
 
 
 def _installed(prefix: Path | None, spank_only: bool) -> tuple[Path, SlurmVersion]:
-    from slurm_plugin.site import find_program, program_version
+    from sluice.plugin.site import find_program, program_version
 
     program = find_program(*(("srun", "slurmd") if spank_only else ("slurmctld",)), prefix=prefix)
     return program, program_version(program)
@@ -300,10 +310,10 @@ def _build(
     output: Path | None = None,
     spank_only: bool = False,
 ) -> PluginBuild:
-    from sluice_base.slurm_version import format_slurm_version
-    from slurm_plugin import sources
-    from slurm_plugin.builder import build_plugins, check_supported, fresh_output
-    from slurm_plugin.site import find_plugin_dir
+    from sluice.base.slurm_version import format_slurm_version
+    from sluice.plugin import sources
+    from sluice.plugin.builder import build_plugins, check_supported, fresh_output
+    from sluice.plugin.site import find_plugin_dir
 
     _, version = _installed(prefix, spank_only)
     check_supported(version)
@@ -319,14 +329,14 @@ def _build(
     )
 
 
-def _await_gangs(result: Result, own: OwnOptions) -> None:
-    """On a controller, wait until slurmctld, at level off now, has released the members of gangs: nobody else would."""
-    from sluice_base.errors import SluiceError
-    from slurm_plugin.status import read_controllers
+def _await_gangs(result: Result, options: SiteOptions) -> None:
+    """On a controller, wait until slurmctld, at level off now, has released the members of gangs: nothing else does."""
+    from sluice.base.errors import SluiceError
+    from sluice.plugin.status import read_controllers
 
     deadline = time.monotonic() + _RELEASE_S
     try:
-        if socket.gethostname() not in {one.host for one in read_controllers(Path(own.state_folder))}:
+        if socket.gethostname() not in {one.host for one in read_controllers(Path(options.state_folder))}:
             return
         while (held := _held_members()) and time.monotonic() < deadline:
             time.sleep(0.5)
@@ -341,7 +351,7 @@ def _await_gangs(result: Result, own: OwnOptions) -> None:
 
 
 def _held_members() -> list[str]:
-    from slurm_client.commands import Commands
+    from sluice.slurm.commands import Commands
 
     lines = Commands().output("squeue", "-h", "-t", "PD", "-o", "%i|%r").splitlines()
     return [job for job, _, reason in (line.partition("|") for line in lines) if reason.startswith("Gang ")]

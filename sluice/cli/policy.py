@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from admin_cli.site_options import file_option, policy_path
+from sluice.cli.site_options import file_option, policy_path
 
 
 @click.group("policy")

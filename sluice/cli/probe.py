@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from admin_cli.tables import Column, print_table, table_options
-from sluice_base.sizes import format_mib
-from sluice_base.text import one_line
+from sluice.base.sizes import format_mib
+from sluice.base.text import one_line
+from sluice.cli.tables import Column, print_table, table_options
 
 if TYPE_CHECKING:
     from gres_probe.inventory import Gpu, Inventory, Partition
@@ -84,9 +84,7 @@ COLUMNS: list[Column[Device]] = [
     Column("reasons", _of_gpu(lambda gpu: "; ".join(gpu.health_reasons))),
     Column("nics", _of_gpu(lambda gpu: ",".join(gpu.nics))),
 ]
-DEFAULT_COLUMNS = (
-    "index", "vendor", "model", "memory", "used", "util", "temp", "numa", "cores", "device", "health",
-)  # fmt: skip
+DEFAULT_COLUMNS = ("index", "vendor", "model", "memory", "used", "util", "temp", "numa", "cores", "device", "health")
 
 
 def devices(inventory: Inventory) -> list[Device]:
@@ -102,14 +100,14 @@ def devices(inventory: Inventory) -> list[Device]:
 
 def tell_problems(inventories: Iterable[Inventory]) -> bool:
     """Print what could not be read on standard error; True when there was anything."""
-    told = False
+    reported = False
     for inventory in inventories:
         for problem in inventory.problems:
             remedy = f"; {problem.remedy}" if problem.remedy else ""
             line = f"sluice: {inventory.node}: {problem.vendor}: {problem.what}{remedy}"
             click.echo(one_line(line, limit=None), err=True)
-            told = True
-    return told
+            reported = True
+    return reported
 
 
 def root_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -157,9 +155,13 @@ def probe_here(
 @table_options
 @click.option("--node", metavar="NAME", help="The node's name in Slurm; default: SLURMD_NODENAME or the host name.")
 @click.option(
-    "--drop", type=click.Path(path_type=Path), is_flag=False, flag_value=Path(DROP_FOLDER), metavar="DIR",
+    "--drop",
+    type=click.Path(path_type=Path),
+    is_flag=False,
+    flag_value=Path(DROP_FOLDER),
+    metavar="DIR",
     help=f"Write DIR/NODE.json instead of printing; without DIR to {DROP_FOLDER}.",
-)  # fmt: skip
+)
 @root_options
 @click.pass_context
 def command(

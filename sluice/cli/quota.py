@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from admin_cli.site_options import apply_options, cluster_options, complete_tenant, file_option
-from admin_cli.tables import Column, print_table, table_options
-from admin_cli.tenant import change_file, existing, visible_tenant
+from sluice.cli.site_options import ChangeOptions, change_options, cluster_options, complete_tenant
+from sluice.cli.tables import Column, print_table, table_options
+from sluice.cli.tenant import change_file, existing, visible_tenant
 
 _PARTS = ("guarantee", "limit", "budget", "per_job", "max_jobs", "max_queued", "max_time", "max_gpus_per_user",
           "gpu_memory_per_gpu", "submissions_per_minute", "borrow", "lend")  # fmt: skip
@@ -27,9 +27,15 @@ def command() -> None:
 @table_options
 @cluster_options
 def show(
-    name: str, as_json: bool, fields: str | None, parsable2: bool, noheader: bool, conf: Path | None,
-    prefix: Path | None, state: Path | None,
-) -> None:  # fmt: skip
+    name: str,
+    as_json: bool,
+    fields: str | None,
+    parsable2: bool,
+    noheader: bool,
+    conf: Path | None,
+    prefix: Path | None,
+    state: Path | None,
+) -> None:
     """The limits of a tenant, what is used of each, and what is left."""
     from policy.site import Site
 
@@ -63,8 +69,10 @@ def quota_rows(tenant: Any) -> list[dict[str, Any]]:
         add(name, tenant.guarantee.get(name), tenant.limit.get(name), tenant.used.get(name, 0))
     for name, minutes in tenant.minute_limit.items():
         add(f"{name} hours", None, round(minutes / 60, 2), round(tenant.minutes.get(name, 0) / 60, 2))
-    for what, option, used in (("running jobs", "GrpJobs", tenant.running),
-                               ("submitted jobs", "GrpSubmitJobs", tenant.submitted)):  # fmt: skip
+    for what, option, used in (
+        ("running jobs", "GrpJobs", tenant.running),
+        ("submitted jobs", "GrpSubmitJobs", tenant.submitted),
+    ):
         text = tenant.limits.get(option, "")
         add(what, None, int(text) if text else None, used)
     return rows
@@ -73,17 +81,11 @@ def quota_rows(tenant: Any) -> list[dict[str, Any]]:
 @command.command("set")
 @click.argument("name", shell_complete=complete_tenant)
 @click.argument("settings", nargs=-1, required=True, metavar="KEY=VALUE...")
-@file_option
-@apply_options
-@cluster_options
-def set_(
-    name: str, settings: tuple[str, ...], path: Path | None, yes: bool, force: bool, drain_time: str, conf: Path | None,
-    prefix: Path | None, state: Path | None,
-) -> None:  # fmt: skip
+@change_options
+def set_(name: str, settings: tuple[str, ...], options: ChangeOptions) -> None:
     """Change what a tenant may use, in the policy file, and apply: e.g. limit.gpus=16 guarantee.gpus=8 borrow=true."""
     from policy.edit import pairs, set_value
-    from policy.site import Site
-    from sluice_base.errors import UsageError
+    from sluice.base.errors import UsageError
 
     words = pairs(settings)
     for key, _ in words:
@@ -95,6 +97,4 @@ def set_(
         for key, value in words:
             set_value(tenant, key, value)
 
-    change_file(
-        path, Site(conf, prefix, state), change, action="quota set", yes=yes, force=force, drain_time=drain_time
-    )
+    change_file(options, change, action="quota set")

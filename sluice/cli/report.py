@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from admin_cli.slurm_options import where_options
+from sluice.cli.slurm_options import where_options
 
 if TYPE_CHECKING:
-    from usage.report.build import Report
-    from usage.report.collect import Selection, Source
-    from usage.report.count import Span
+    from sluice.report.build import Report
+    from sluice.report.collect import Selection, Source
+    from sluice.report.count import Span
 
 _HELP = {
     "tenants": "Accounts: hours, waits, utilisation, waste, quota and budget. With what is below them, as sreport.",
@@ -26,7 +26,7 @@ _HELP = {
     "nodes": "Nodes: the same. A job of several nodes counts in even parts.",
     "efficiency": "How well GPU time, GPU memory and time limits were used, the most wasteful first.",
     "waste": "What was asked for and not used, the most first.",
-    "fairness": "Who got how much of the cluster beside what its shares entitle it to.",
+    "fairness": "Which part of the cluster each tenant got, next to the part that its shares give it.",
 }
 
 
@@ -41,36 +41,56 @@ def _options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 _PATH = click.Path(path_type=Path)
 _source_options = _options(
-    click.option("--records", type=_PATH, metavar="DIR",
-                 help="The jobs' records; default: the controllers' own, where this user may read them."),
-    click.option("--rolled", type=_PATH, metavar="DIR",
-                 help="Rolled-up days; default: the controllers' own, where this user may read them."),
-    click.option("--fresh", is_flag=True, help="Count everything anew, without rolled-up days."),
+    click.option(
+        "--records",
+        type=_PATH,
+        metavar="DIR",
+        help="The jobs' records; default: the controllers' own, where this user may read them.",
+    ),
+    click.option(
+        "--rolled",
+        type=_PATH,
+        metavar="DIR",
+        help="Rolled-up days; default: the controllers' own, where this user may read them.",
+    ),
+    click.option("--fresh", is_flag=True, help="Count everything again, without rolled-up days."),
     where_options,
-)  # fmt: skip
+)
 _select_options = _options(
     click.option("-S", "--starttime", metavar="TIME", help="From then on. As sacct: 2026-11-01, 14:30, now-7days, ..."),
     click.option("-E", "--endtime", metavar="TIME", help="Up to then; default: now."),
     click.option("-A", "--accounts", metavar="NAMES", help="Only these accounts, comma-separated."),
     click.option("-u", "--user", "users", metavar="NAMES", help="Only these users."),
     click.option("-p", "--partition", "partitions", metavar="NAMES", help="Only these partitions."),
-    click.option("-s", "--state", "states", metavar="STATES",
-                 help="Only jobs that are in these states now, or ended in them: CD,F,TO or long names."),
+    click.option(
+        "-s",
+        "--state",
+        "states",
+        metavar="STATES",
+        help="Only jobs that are in these states now, or ended in them: CD,F,TO or long names.",
+    ),
     click.option("--gpu-class", "classes", metavar="NAMES", help="Only GPUs of these classes or types."),
-)  # fmt: skip
+)
 _output_options = _options(
-    click.option("-o", "--format", "fields", metavar="FIELDS",
-                 help="Fields, each with %WIDTH if wanted: User%-12,Jobs."),
+    click.option(
+        "-o", "--format", "fields", metavar="FIELDS", help="Fields, each with %WIDTH if wanted: User%-12,Jobs."
+    ),
     click.option("-e", "--helpformat", is_flag=True, help="Name all fields."),
     click.option("-n", "--noheader", is_flag=True, help="No header."),
     click.option("-P", "--parsable2", is_flag=True, help="Plain values separated by '|'."),
     click.option("--csv", "as_csv", is_flag=True, help="CSV for spreadsheets."),
     click.option("--json", "as_json", is_flag=True, help="One JSON object with all fields."),
-    click.option("-t", "--time-unit", type=click.Choice(["seconds", "minutes", "hours", "days"]), default="hours",
-                 show_default=True, help="Unit of GPU time and the like."),
+    click.option(
+        "-t",
+        "--time-unit",
+        type=click.Choice(["seconds", "minutes", "hours", "days"]),
+        default="hours",
+        show_default=True,
+        help="Unit of GPU time and the like.",
+    ),
     click.option("--units", type=click.Choice(["M", "G", "T"]), default=None, help="Unit of memory."),
     click.option("--plot", "plot", type=_PATH, metavar="FILE", help="Draw it into FILE.svg or FILE.png instead."),
-)  # fmt: skip
+)
 
 
 @click.group("report")
@@ -80,11 +100,11 @@ def command() -> None:
 
 def _source(options: dict[str, Any]) -> Source:
     """The source that the options name, and what this user may read."""
-    from sluice_base.errors import SluiceError, UsageError
-    from usage.job_records import FOLDER, JobRecords
-    from usage.report.collect import cluster_name, open_source
-    from usage.report.rollup import DEFAULT_FOLDER, Rollup
-    from usage.running import ask_running
+    from sluice.base.errors import SluiceError, UsageError
+    from sluice.exchange.job_records import FOLDER, JobRecords
+    from sluice.exchange.running import ask_running
+    from sluice.report.collect import cluster_name, open_source
+    from sluice.report.rollup import DEFAULT_FOLDER, Rollup
 
     conf = options.pop("conf")
     source = open_source(conf, options.pop("prefix"), note=_note)
@@ -113,7 +133,7 @@ def _readable(folder: Path) -> bool:
 
 
 def _note(text: str) -> None:
-    from sluice_base.text import one_line
+    from sluice.base.text import one_line
 
     click.echo(f"sluice: {one_line(text)}", err=True)
 
@@ -123,20 +143,22 @@ def _names(text: str | None) -> frozenset[str]:
 
 
 def _selection(source: Source, options: dict[str, Any]) -> Selection:
-    from usage.report.collect import Selection, parse_states
+    from sluice.report.collect import Selection, parse_states
 
     states, classes = options.pop("states"), options.pop("classes")
     return Selection(
-        _names(options.pop("accounts")), _names(options.pop("users")), _names(options.pop("partitions")),
+        _names(options.pop("accounts")),
+        _names(options.pop("users")),
+        _names(options.pop("partitions")),
         parse_states(states) if states else frozenset(),
         source.fleet.types_of(_names(classes)) if classes else frozenset(),
-    )  # fmt: skip
+    )
 
 
 def _span(source: Source, options: dict[str, Any], default: int) -> Span:
-    from sluice_base.errors import UsageError
-    from slurm_client.time_words import parse_time
-    from usage.report.count import Span
+    from sluice.base.errors import UsageError
+    from sluice.report.count import Span
+    from sluice.slurm.time_words import parse_time
 
     start, end = options.pop("starttime"), options.pop("endtime")
     span = Span(
@@ -160,9 +182,9 @@ def jobs(ids: str | None, allusers: bool, allocations: bool, steps: bool, trunca
     """Single jobs, running ones included."""
     import getpass
 
-    from sluice_base.errors import UsageError
-    from usage.report.build import job_rows
-    from usage.report.collect import Selection
+    from sluice.base.errors import UsageError
+    from sluice.report.build import job_rows
+    from sluice.report.collect import Selection
 
     if allocations and steps:
         raise UsageError("-X and --steps contradict each other", remedy="choose one")
@@ -171,8 +193,13 @@ def jobs(ids: str | None, allusers: bool, allocations: bool, steps: bool, trunca
     source = _source(options)
     selection = _selection(source, options)
     if os.geteuid() and not allusers and not selection.users and not selection.accounts and not ids:
-        selection = Selection(selection.accounts, frozenset({getpass.getuser()}), selection.partitions,
-                              selection.states, selection.gpu_types)  # fmt: skip
+        selection = Selection(
+            selection.accounts,
+            frozenset({getpass.getuser()}),
+            selection.partitions,
+            selection.states,
+            selection.gpu_types,
+        )
     named = _job_ids(ids)
     midnight = time.localtime(source.now)
     default = int(time.mktime((*midnight[:3], 0, 0, 0, 0, 0, -1)))
@@ -187,7 +214,7 @@ def jobs(ids: str | None, allusers: bool, allocations: bool, steps: bool, trunca
 def _job_ids(text: str | None) -> list[str]:
     import re
 
-    from sluice_base.errors import UsageError
+    from sluice.base.errors import UsageError
 
     found = [word.strip() for word in text.split(",")] if text else []
     for word in found:
@@ -198,9 +225,9 @@ def _job_ids(text: str | None) -> list[str]:
 
 def _add_group(kind: str) -> None:
     def run(by: str | None, each: bool = False, **options: Any) -> None:
-        from sluice_base.errors import UsageError
-        from usage.report.build import build, each_gpu, parse_groups
-        from usage.report.tenants import month_start, read_tenants
+        from sluice.base.errors import UsageError
+        from sluice.report.build import build, each_gpu, parse_groups
+        from sluice.report.tenants import month_start, read_tenants
 
         if _help_format(options, jobs=False):
             return
@@ -214,11 +241,11 @@ def _add_group(kind: str) -> None:
         if each:
             report = each_gpu(source, span, selection)
         else:
-            report = build(source, kind, span, selection, by=names,
-                           tenants=lambda: read_tenants(conf, prefix, _note))  # fmt: skip
+            report = build(source, kind, span, selection, by=names, tenants=lambda: read_tenants(conf, prefix, _note))
         if options["fields"] is None and each:
-            options["fields"] = ("Node,GPU,GPUClass,Jobs,GPUHours,SharedGPUHours,Allocated,Utilisation,IdleGPUHours,"
-                                 "GPUEnergy,Refused")  # fmt: skip
+            options["fields"] = (
+                "Node,GPU,GPUClass,Jobs,GPUHours,SharedGPUHours,Allocated,Utilisation,IdleGPUHours," "GPUEnergy,Refused"
+            )
         elif options["fields"] is None and names:
             options["fields"] = _regrouped(kind, names)
         _print(kind, span, report.rows, report.extra, options)
@@ -231,9 +258,11 @@ def _add_group(kind: str) -> None:
     if kind == "gpus":
         help_ = "Every GPU, from the jobs' records; with -A, -u or -p those that these jobs had."
         decorated = click.option("--each", is_flag=True, help=help_)(decorated)
-    decorated = click.option("--by", metavar="FIELDS",
-                             help="Lines for each account, user, partition, qos, state, gpu_type or node; several "
-                             "with commas.")(decorated)  # fmt: skip
+    decorated = click.option(
+        "--by",
+        metavar="FIELDS",
+        help="Lines for each account, user, partition, qos, state, gpu_type or node; several " "with commas.",
+    )(decorated)
     command.command(kind)(decorated)
 
 
@@ -242,16 +271,16 @@ for _kind in _HELP:
 
 
 def _regrouped(kind: str, names: Iterable[str]) -> str:
-    from usage.report.fields import DEFAULTS, FIELDS, GROUPED_BY
+    from sluice.report.fields import DEFAULTS, FIELDS, GROUPED_BY
 
     of_key = {one.key: one.name for one in FIELDS}
-    own = {of_key[name] for name in GROUPED_BY[kind]}
-    rest = [word for word in DEFAULTS[kind].split(",") if word not in own]
+    grouping = {of_key[name] for name in GROUPED_BY[kind]}
+    rest = [word for word in DEFAULTS[kind].split(",") if word not in grouping]
     return ",".join([*(of_key[name] for name in names), *rest])
 
 
 def _help_format(options: dict[str, Any], *, jobs: bool) -> bool:
-    from admin_cli.report_output import help_format
+    from sluice.cli.report_output import help_format
 
     if options.pop("helpformat"):
         click.echo("\n".join(help_format(jobs=jobs)))
@@ -260,13 +289,13 @@ def _help_format(options: dict[str, Any], *, jobs: bool) -> bool:
 
 
 def _print(kind: str, span: Span, rows: Iterable[Any], extra: dict[str, Any], options: dict[str, Any]) -> None:
-    from admin_cli import report_output as output
-    from sluice_base.errors import UsageError
-    from usage.report.fields import DEFAULTS
+    from sluice.base.errors import UsageError
+    from sluice.cli import report_output as output
+    from sluice.report.fields import DEFAULTS
 
     single = kind == "jobs"
     if options["plot"] is not None:
-        from usage.report.plot import plot
+        from sluice.report.plot import plot
 
         plot(options["plot"], kind, span, list(rows))
         return
@@ -283,15 +312,17 @@ def _print(kind: str, span: Span, rows: Iterable[Any], extra: dict[str, Any], op
 
 
 def _closing(report: Report, options: dict[str, Any]) -> None:
-    """What people should know beside the table, on stderr."""
-    from admin_cli.report_output import moment
+    """Notes to the table, on stderr."""
+    from sluice.cli.report_output import moment
 
     if not _for_people(options):
         return
     click.echo(f"{moment(report.span.start)} to {moment(report.span.end)}", err=True)
     if report.extra.get("jain_index") is not None:
-        click.echo(f"Jain's index of fairness: {report.extra['jain_index']:.3f} (1: all got what they are entitled to)",
-                   err=True)  # fmt: skip
+        click.echo(
+            f"Jain's index of fairness: {report.extra['jain_index']:.3f} (1: all got what they are entitled to)",
+            err=True,
+        )
 
 
 def _for_people(options: dict[str, Any]) -> bool:
@@ -301,8 +332,8 @@ def _for_people(options: dict[str, Any]) -> bool:
 
 def _nothing(source: Source, selection: Selection, why: str) -> None:
     """Say why there may be no line: a name that was mistyped looks like one that used nothing."""
-    from sluice_base.errors import SluiceError
-    from slurm_client.accounting import Accounting
+    from sluice.base.errors import SluiceError
+    from sluice.slurm.accounting import Accounting
 
     def accounts() -> Iterable[str]:
         return Accounting(source.commands).accounts()
@@ -331,9 +362,9 @@ def roll_up(days: int, rolled: Path | None, records: Path | None, conf: Path | N
 
     Needs to see all jobs: run it as root or SlurmUser.
     """
-    from sluice_base.errors import SluiceError
-    from usage.report import collect, rollup
-    from usage.report.collect import cluster_name
+    from sluice.base.errors import SluiceError
+    from sluice.report import collect, rollup
+    from sluice.report.collect import cluster_name
 
     source = _source({"conf": conf, "prefix": prefix, "records": records, "rolled": None, "fresh": True})
     source.rolled = rollup.Rollup(rolled or rollup.DEFAULT_FOLDER, cluster_name(source))
@@ -348,11 +379,15 @@ def roll_up(days: int, rolled: Path | None, records: Path | None, conf: Path | N
 @command.command("job")
 @click.argument("job")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-@click.option("--decisions", type=_PATH, metavar="DIR",
-              help="Decision records; default: the controllers' own, else the explain service is asked.")  # fmt: skip
+@click.option(
+    "--decisions",
+    type=_PATH,
+    metavar="DIR",
+    help="Decisions; default: the controllers' own, else the explain service is asked.",
+)
 @_source_options
 def job_(job: str, as_json: bool, decisions: Path | None, **options: Any) -> None:
     """JOB (17, 17_3, 17+1) on one page: asked, granted, used, limits, why it waited, what to ask next time."""
-    from admin_cli.report_job import run
+    from sluice.cli.report_job import run
 
     run(_source(options), job, as_json, decisions)

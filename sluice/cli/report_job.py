@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from admin_cli.report_output import duration, moment
-from sluice_base.sizes import format_mib
-from sluice_base.text import one_line
+from sluice.base.sizes import format_mib
+from sluice.base.text import one_line
+from sluice.cli.report_output import duration, moment
 
 if TYPE_CHECKING:
-    from slurm_client.allocations import Allocation
+    from sluice.slurm.allocations import Allocation
 
 _BAR = 20
 _MOST_LINES = 64
@@ -23,7 +23,7 @@ _MOST_LINES = 64
 
 def run(source: Any, name: str, as_json: bool, decisions: Path | None) -> None:
     """Print the page of a job."""
-    from usage.report.job_page import job_page
+    from sluice.report.job_page import job_page
 
     def explain(job: Allocation) -> dict[str, Any]:
         return _explain(source, job, decisions)
@@ -37,14 +37,15 @@ def run(source: Any, name: str, as_json: bool, decisions: Path | None) -> None:
 
 
 def _explain(source: Any, job: Allocation, decisions: Path | None) -> dict[str, Any]:
-    """From the records where this user may read them, else from the explain service."""
-    from sluice_base.errors import SluiceError
-    from slurm_plugin.explain_service import ask, records_folder, slurm_user
-    from slurm_plugin.explanation import explain_job, parse_job
+    """From the decisions where this user may read them, else from the explain service."""
+    from sluice.base.errors import SluiceError
+    from sluice.explain.explain_service import ask, decisions_folder
+    from sluice.explain.explanation import explain_job, parse_job
+    from sluice.slurm.user import slurm_user
 
     name = parse_job(job.label.partition("+")[0])
     config = source.client.config()
-    folder = decisions or records_folder(config)
+    folder = decisions or decisions_folder(config)
     if os.access(folder, os.R_OK | os.X_OK):
         found = explain_job(folder, name, submit=job.submit, known_id=job.id)
         if found is None:
@@ -120,15 +121,15 @@ def _asked(page: dict[str, Any]) -> list[str]:
 
 
 _UNKNOWN = {
-    "RUNNING": "its nodes have not told yet, or it is not yours; what it used is known when it has ended",
-    "SUSPENDED": "its nodes have not told yet, or it is not yours; what it used is known when it has ended",
+    "RUNNING": "its nodes have not reported yet, or it is not yours; what it used is known when it has ended",
+    "SUSPENDED": "its nodes have not reported yet, or it is not yours; what it used is known when it has ended",
     "PENDING": "it has not started",
 }
 
 
 def _used(page: dict[str, Any], fancy: bool) -> list[str]:
     used, host = page["used"], page["host"]
-    lines = ["Used" if used is None or used.get("told") is None else f"Used until {moment(used['told'])}"]
+    lines = ["Used" if used is None or used.get("reported_at") is None else f"Used until {moment(used['reported_at'])}"]
     if used is None:
         unknown = _UNKNOWN.get(page["job"]["state"], "nothing was measured, or its records cannot be read here")
         lines.append(f"  GPUs: {unknown}")
@@ -158,8 +159,9 @@ def _gpu_lines(gpu: dict[str, Any], fancy: bool) -> list[str]:
     if mean is None:
         lines.append("    compute    not measured")
     else:
-        more = ", ".join(f"{name} {gpu['utilisation'][name]:.0f}%" for name in ("p50", "p95", "peak")
-                         if name in gpu["utilisation"])  # fmt: skip
+        more = ", ".join(
+            f"{name} {gpu['utilisation'][name]:.0f}%" for name in ("p50", "p95", "peak") if name in gpu["utilisation"]
+        )
         lines.append(f"    compute    {bar(mean, fancy)} {mean:.0f}%" + (f"  ({more})" if more else ""))
     filled = 100 * gpu["peak_mib"] / have if have else 0.0
     lines.append(f"    memory     {bar(filled, fancy)} {filled:.0f}%  (peak {format_mib(gpu['peak_mib'])})")
@@ -209,8 +211,8 @@ def _limits(page: dict[str, Any]) -> list[str]:
 
 
 def _waited(page: dict[str, Any]) -> list[str]:
-    from admin_cli.explain import render as render_explanation
-    from sluice_base.errors import SluiceError
+    from sluice.base.errors import SluiceError
+    from sluice.cli.explain import render as render_explanation
 
     waited = page["waited"]
     lines = ["Why it waited"]
@@ -222,7 +224,7 @@ def _waited(page: dict[str, Any]) -> list[str]:
         except SluiceError as error:
             lines.append(f"  {error}")
     else:
-        lines.append(f"  no decision record: {waited['not_explained']}")
+        lines.append(f"  no decision: {waited['not_explained']}")
     return lines
 
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import click
 
-from sluice_base.errors import UsageError
-from sluice_base.sizes import format_mib
-from sluice_base.text import one_line
-from usage.report.fields import BY_NAME, FIELDS, JOULES_PER_KWH, Field, Row
+from sluice.base.errors import UsageError
+from sluice.base.sizes import format_mib
+from sluice.base.text import one_line
+from sluice.report.fields import BY_NAME, FIELDS, JOULES_PER_KWH, Field, Row
 
 SCHEMA_VERSION = 1
 TIME_UNITS = {"seconds": 1, "minutes": 60, "hours": 3600, "days": 86400}
@@ -61,7 +61,7 @@ def help_format(*, jobs: bool) -> list[str]:
 
 
 def header(field: Field, units: Units, *, bare: bool = False) -> str:
-    """The field's name with the unit that is shown; `bare`: the values stand without any."""
+    """The field's name with the unit that is shown; `bare`: the values have none."""
     name = field.name.replace("Hours", units.time.capitalize()) if field.unit in ("gpu_s", "mib_s") else field.name
     unit = {"mib_s": "GiB", "j": "kWh", "mib": f"{units.memory or 'M'}iB" if bare else ""}.get(field.unit, "")
     return f"{name}({unit})" if unit else name
@@ -164,8 +164,9 @@ def print_csv(columns: Sequence[Chosen], rows: Iterable[Row], units: Units, *, h
         writer.writerow([header(one.field, units, bare=True) for one in columns])
     for row in rows:
         values = [plain(one.field, one.field.value(row), units) for one in columns]
-        writer.writerow([harmless(text) if one.field.unit == "text" else text
-                         for one, text in zip(columns, values, strict=True)])  # fmt: skip
+        writer.writerow(
+            [harmless(text) if one.field.unit == "text" else text for one, text in zip(columns, values, strict=True)]
+        )
         sys.stdout.write(buffer.getvalue())
         buffer.seek(0)
         buffer.truncate()

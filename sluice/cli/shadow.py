@@ -10,44 +10,42 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sluice_base.errors import SluiceError
+from sluice.base.errors import SluiceError
+from sluice.cli.decisions_option import decisions_option
 
 if TYPE_CHECKING:
-    from slurm_plugin.shadow import Shadow
+    from sluice.explain.shadow import Shadow
 
 
 @click.group("shadow")
 def command() -> None:
-    """What Sluice would have done otherwise, from the decision records of level shadow."""
+    """What Sluice would have done otherwise, from the decisions of level shadow."""
 
 
 @command.command("report")
-@click.option(
-    "--records", type=click.Path(path_type=Path), metavar="DIR",
-    help="The decision records; default: sluice.records in StateSaveLocation.",
-)  # fmt: skip
+@decisions_option()
 @click.option(
     "--hours", type=click.FloatRange(min=0, min_open=True), metavar="HOURS", help="Only the last so many hours."
 )
 @click.option("--differences", type=click.IntRange(0, 100000), default=10, show_default=True, help="Jobs to list.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def report_command(records: Path | None, hours: float | None, differences: int, as_json: bool) -> None:
-    """Sluice's choices beside stock Slurm's. On a controller, as SlurmUser or root."""
-    from slurm_plugin.shadow import report
+def report_command(decisions: Path | None, hours: float | None, differences: int, as_json: bool) -> None:
+    """Sluice's choices next to stock Slurm's. On a controller, as SlurmUser or root."""
+    from sluice.explain.shadow import report
 
-    if records is None:
-        from slurm_plugin.explain_service import open_site, records_folder
+    if decisions is None:
+        from sluice.explain.explain_service import decisions_folder, open_site
 
-        records = records_folder(open_site().config())
+        decisions = decisions_folder(open_site().config())
     since = time.time() - hours * 3600 if hours else 0.0
-    shadow = report(records, since=since, most_differences=differences)
+    shadow = report(decisions, since=since, most_differences=differences)
     if as_json:
         click.echo(json.dumps(shadow.document(), indent=2))
         return
     if not shadow.decisions:
         raise SluiceError(
-            f"{records}: no decisions of level shadow",
-            remedy="set the level: see sluice-plugin(1); records are rotated",
+            f"{decisions}: no decisions of level shadow",
+            remedy="set the level: see sluice-plugin(1); the files of decisions are rotated",
         )
     for line in render(shadow):
         click.echo(line)
@@ -90,5 +88,5 @@ def render(shadow: Shadow) -> list[str]:
         lines += ["", f"{'JOB':>10}  {'SLUICE':<28}  STOCK"]
         lines += [f"{one.job:>10}  {','.join(one.core):<28}  {','.join(one.stock)}" for one in shadow.differences]
     if shadow.lost:
-        lines += ["", f"{shadow.lost} records were lost (slurmctld was faster than the disk)."]
+        lines += ["", f"{shadow.lost} entries were lost (slurmctld was faster than the disk)."]
     return lines

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sluice_base.errors import UsageError
+from sluice.base.errors import UsageError
 
 if TYPE_CHECKING:
-    from policy.metrics import Metrics
-    from policy.simulate import SimulatedPolicy, Simulation
-    from policy.traces import Trace
+    from sluice.simulate.metrics import Metrics
+    from sluice.simulate.simulation import SimulatedPolicy, Simulation
+    from sluice.simulate.traces import Trace
 
 SCHEMA_VERSION = 1
 DEFAULT_POLICIES = ("easy", "slurm", "sluice")
@@ -44,7 +44,7 @@ ROWS = (
 
 
 class FiniteRange(click.FloatRange):
-    """A number within bounds; nan, which is neither above nor below any, is not."""
+    """A number within bounds, which nan never is."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """The number."""
@@ -56,28 +56,75 @@ class FiniteRange(click.FloatRange):
 
 @click.command("simulate")
 @click.option(
-    "--trace", "trace_path", type=click.Path(path_type=Path), metavar="FILE",
+    "--trace",
+    "trace_path",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
     help="Job history; see sluice-simulate(1) for its formats.",
-)  # fmt: skip
-@click.option("--format", "format_name", default="auto", show_default=True, metavar="NAME",
-              help="auto, openb, muri, philly, swf or sacct.")  # fmt: skip
+)
+@click.option(
+    "--format",
+    "format_name",
+    default="auto",
+    show_default=True,
+    metavar="NAME",
+    help="auto, openb, muri, philly, swf or sacct.",
+)
 @click.option("--nodes", metavar="FILE|NxG", help="The cluster: a file, or nodes x GPUs, e.g. 16x8:a100.")
-@click.option("--policy", "policies", multiple=True, metavar="NAME[,KEY=VALUE]...",
-              help="May be given several times.  [default: easy, slurm, sluice]")  # fmt: skip
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    metavar="NAME[,KEY=VALUE]...",
+    help="May be given several times.  [default: easy, slurm, sluice]",
+)
 @click.option("--list-policies", is_flag=True, help="Name the policies, and leave.")
-@click.option("--estimates", type=click.Choice(["limit", "exact", "noisy"]), default="limit", show_default=True,
-              help="What the policy knows of run times.")  # fmt: skip
-@click.option("--noise", type=FiniteRange(1, 1000), default=5.0, show_default=True,
-              help="With noisy estimates: up to so many times the run time.")  # fmt: skip
+@click.option(
+    "--estimates",
+    type=click.Choice(["limit", "exact", "noisy"]),
+    default="limit",
+    show_default=True,
+    help="What the policy knows of run times.",
+)
+@click.option(
+    "--noise",
+    type=FiniteRange(1, 1000),
+    default=5.0,
+    show_default=True,
+    help="With noisy estimates: up to so many times the run time.",
+)
 @click.option("--seed", type=int, default=1, show_default=True, help="Of the noise.")
-@click.option("--restart", type=FiniteRange(0, 10**6), default=0.0, show_default=True, metavar="SECONDS",
-              help="What each start of a job costs.")  # fmt: skip
-@click.option("--checkpoint", type=FiniteRange(-1, 10**6), default=0.0, show_default=True, metavar="SECONDS",
-              help="Time between checkpoints: what a preempted job keeps. 0: all; -1: nothing.")  # fmt: skip
-@click.option("--depth", type=click.IntRange(0), default=0, show_default=True,
-              help="Pending jobs that are tried at a decision; 0: all.")  # fmt: skip
-@click.option("--interval", type=FiniteRange(0, 10**6), default=0.0, show_default=True, metavar="SECONDS",
-              help="Least time between decisions.")  # fmt: skip
+@click.option(
+    "--restart",
+    type=FiniteRange(0, 10**6),
+    default=0.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="What each start of a job costs.",
+)
+@click.option(
+    "--checkpoint",
+    type=FiniteRange(-1, 10**6),
+    default=0.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time between checkpoints: what a preempted job keeps. 0: all; -1: nothing.",
+)
+@click.option(
+    "--depth",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Pending jobs that are tried at a decision; 0: all.",
+)
+@click.option(
+    "--interval",
+    type=FiniteRange(0, 10**6),
+    default=0.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Least time between decisions.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, with the cluster's state over time.")
 @click.option("-P", "--parsable2", is_flag=True, help="A line for each policy, fields separated by '|'.")
 @click.option("-n", "--noheader", is_flag=True, help="No header line.")
@@ -103,7 +150,7 @@ def command(
     plot: Path | None,
 ) -> None:
     """Replay a job history under other policies, and compare them: your last month under another policy."""
-    from policy.simulate import PRESETS, Assumptions, parse_policy, simulate
+    from sluice.simulate.simulation import PRESETS, Assumptions, parse_policy, simulate
 
     if list_policies:
         for name, (_, words) in PRESETS.items():
@@ -112,22 +159,27 @@ def command(
     if trace_path is None or nodes is None:
         raise click.UsageError("--trace and --nodes are needed")
     if plot is not None:
-        from policy.plot import check_plot
+        from sluice.base.pictures import check_plot
 
         check_plot(plot)
     wanted = _columns(columns)
     chosen = [parse_policy(text) for text in policies or DEFAULT_POLICIES]
 
-    from policy.cluster_file import read_nodes
-    from policy.metrics import measure
-    from policy.traces import MICROSECOND, read_trace
+    from sluice.simulate.cluster_file import read_nodes
+    from sluice.simulate.metrics import measure
+    from sluice.simulate.traces import MICROSECOND, read_trace
 
     trace, cluster = read_trace(trace_path, format_name), read_nodes(nodes)
     cost = round(restart * MICROSECOND)
     assumptions = Assumptions(
-        estimates, noise, seed, lambda job: cost,
-        checkpoint=round(checkpoint * MICROSECOND), depth=depth, interval=round(interval * MICROSECOND),
-    )  # fmt: skip
+        estimates,
+        noise,
+        seed,
+        lambda job: cost,
+        checkpoint=round(checkpoint * MICROSECOND),
+        depth=depth,
+        interval=round(interval * MICROSECOND),
+    )
     for reason, count in sorted(trace.left_out.items()):
         click.echo(f"sluice: {trace_path}: {count} {reason}" + ("" if "counted" in reason else ": left out"), err=True)
     if trace.share_unit == "mib" and not any(node.gpu_memory_mib for node in cluster):
@@ -135,8 +187,9 @@ def command(
         if shared:
             click.echo(
                 f"sluice: --nodes {nodes}: does not tell the GPUs' memory: {shared} jobs with shards will fit nowhere; "
-                "give the output of scontrol show node, with shards", err=True,
-            )  # fmt: skip
+                "give the output of scontrol show node, with shards",
+                err=True,
+            )
     simulations = [
         simulate(trace, cluster, policy, assumptions, progress=_progress(policy, len(trace.jobs))) for policy in chosen
     ]
@@ -144,7 +197,7 @@ def command(
         click.echo("\r\033[K", nl=False, err=True)
     measured = [measure(simulation) for simulation in simulations]
     if plot is not None:
-        from policy.plot import draw_plot
+        from sluice.simulate.plot import draw_plot
 
         draw_plot(plot, simulations, measured)
     if as_json:
@@ -156,7 +209,7 @@ def command(
 
 
 def _columns(text: str | None) -> list[str]:
-    from policy.metrics import Metrics
+    from sluice.simulate.metrics import Metrics
 
     known = [field.name for field in fields(Metrics) if field.name != "fairness"]
     if text is None:
@@ -207,7 +260,7 @@ def _print_lines(simulations: list[Simulation], measured: list[Metrics], wanted:
 
 
 def _document(trace: Trace, simulations: list[Simulation], measured: list[Metrics]) -> dict[str, object]:
-    from policy.traces import MICROSECOND
+    from sluice.simulate.traces import MICROSECOND
 
     return {
         "schema_version": SCHEMA_VERSION,

@@ -9,20 +9,26 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sluice_base.errors import UsageError
+from sluice.base.errors import UsageError
 
 if TYPE_CHECKING:
-    from sluice_base.slurm_version import SlurmVersion
+    from sluice.base.slurm_version import SlurmVersion
 
 
 def where_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """--slurm-conf and --slurm-prefix of commands that ask a running cluster: `conf` and `prefix`."""
     for option in (
-        click.option("--slurm-prefix", "prefix", type=click.Path(path_type=Path), metavar="DIR",
-                     help="Where Slurm is installed."),
-        click.option("--slurm-conf", "conf", type=click.Path(path_type=Path), metavar="PATH",
-                     help="slurm.conf or its folder; default: SLURM_CONF, else Slurm's own."),
-    ):  # fmt: skip
+        click.option(
+            "--slurm-prefix", "prefix", type=click.Path(path_type=Path), metavar="DIR", help="Where Slurm is installed."
+        ),
+        click.option(
+            "--slurm-conf",
+            "conf",
+            type=click.Path(path_type=Path),
+            metavar="PATH",
+            help="slurm.conf or its folder; default: SLURM_CONF, else Slurm's own.",
+        ),
+    ):
         command = option(command)
     return command
 
@@ -50,7 +56,7 @@ def site_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def find_slurm_conf(given: Path | None, *, required: bool = True) -> Path | None:
-    """The slurm.conf to look at. Raises UsageError when it is not there, unless none was named nor `required`."""
+    """The slurm.conf to look at. Raises UsageError when it is not there, unless it was neither named nor `required`."""
     path = given or Path(os.environ.get("SLURM_CONF") or "/etc/slurm")
     file = path / "slurm.conf" if path.is_dir() else path
     if file.is_file():
@@ -62,12 +68,12 @@ def find_slurm_conf(given: Path | None, *, required: bool = True) -> Path | None
 
 def find_version(given: str | None, prefix: Path | None) -> SlurmVersion:
     """The Slurm version that was named, else that of the installed commands, else the oldest that Sluice supports."""
-    from sluice_base.slurm_version import OLDEST, parse_slurm_version
+    from sluice.base.slurm_version import OLDEST, parse_slurm_version
 
     if given is not None:
         return parse_slurm_version(given)
-    from sluice_base.errors import SluiceError
-    from slurm_client import connect
+    from sluice.base.errors import SluiceError
+    from sluice.slurm import connect
 
     try:
         return connect(prefix=prefix, timeout=10).version()

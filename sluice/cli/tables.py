@@ -8,8 +8,8 @@ from typing import Any, Generic, TypeVar
 
 import click
 
-from sluice_base.errors import UsageError
-from sluice_base.text import one_line
+from sluice.base.errors import UsageError
+from sluice.base.text import one_line
 
 Row = TypeVar("Row")
 
@@ -44,7 +44,7 @@ def print_table(
     parsable2: bool = False,
     noheader: bool = False,
 ) -> None:
-    """Print rows on standard output. `default` names the columns that stand without ``-o``.
+    """Print rows on standard output. `default` names the columns that are printed without ``-o``.
 
     What cannot be printed is taken out of the values. Raises UsageError for a column that does not exist.
     """

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from admin_cli.site_options import (
-    apply_options,
+from sluice.cli.site_options import (
+    ChangeOptions,
+    change_options,
     cluster_options,
     complete_tenant,
-    file_option,
     make_changes,
     policy_path,
 )
-from admin_cli.tables import Column, print_table, table_options
+from sluice.cli.tables import Column, print_table, table_options
 
 if TYPE_CHECKING:
-    from policy.report import TenantReport
+    from policy.quota_use import TenantUse
     from policy.site import Site
 
 
@@ -32,8 +32,8 @@ def command() -> None:
     """
 
 
-def _columns() -> list[Column[TenantReport]]:
-    def amount(values: str, tres: str) -> Callable[[TenantReport], object]:
+def _columns() -> list[Column[TenantUse]]:
+    def amount(values: str, tres: str) -> Callable[[TenantUse], object]:
         return lambda one: getattr(one, values).get(tres) or None
 
     return [
@@ -68,22 +68,22 @@ DEFAULT_COLUMNS = (
 )
 
 
-def _visible(site: Site) -> dict[str, TenantReport]:
+def _visible(site: Site) -> dict[str, TenantUse]:
     from policy.access import caller, user_name
-    from policy.report import report
+    from policy.quota_use import read_use
 
     who = caller(site.cluster)
     if who.is_admin:
-        return report(site.cluster)
-    found = report(site.cluster, only=user_name())
+        return read_use(site.cluster)
+    found = read_use(site.cluster, only=user_name())
     if who.coordinates:
-        found |= {name: one for name, one in report(site.cluster).items() if name in who.coordinates}
+        found |= {name: one for name, one in read_use(site.cluster).items() if name in who.coordinates}
     return found
 
 
-def visible_tenant(site: Site, name: str) -> TenantReport:
+def visible_tenant(site: Site, name: str) -> TenantUse:
     """A tenant that the caller may see. Raises UsageError."""
-    from sluice_base.errors import UsageError
+    from sluice.base.errors import UsageError
 
     tenants = _visible(site)
     if name not in tenants:
@@ -97,9 +97,14 @@ def visible_tenant(site: Site, name: str) -> TenantReport:
 @table_options
 @cluster_options
 def list_(
-    as_json: bool, fields: str | None, parsable2: bool, noheader: bool, conf: Path | None, prefix: Path | None,
+    as_json: bool,
+    fields: str | None,
+    parsable2: bool,
+    noheader: bool,
+    conf: Path | None,
+    prefix: Path | None,
     state: Path | None,
-) -> None:  # fmt: skip
+) -> None:
     """All tenants that you may see, with what they have and use."""
     from policy.site import Site
 
@@ -142,21 +147,32 @@ def show(name: str, as_json: bool, conf: Path | None, prefix: Path | None, state
 @table_options
 @cluster_options
 def usage(
-    name: str, as_json: bool, fields: str | None, parsable2: bool, noheader: bool, conf: Path | None,
-    prefix: Path | None, state: Path | None,
-) -> None:  # fmt: skip
+    name: str,
+    as_json: bool,
+    fields: str | None,
+    parsable2: bool,
+    noheader: bool,
+    conf: Path | None,
+    prefix: Path | None,
+    state: Path | None,
+) -> None:
     """What the members of a tenant use now, and have used."""
     from policy.site import Site
-    from slurm_client.accounting import Use
+    from sluice.slurm.accounting import Use
 
     one = visible_tenant(Site(conf, prefix, state), name)
     rows = [use for user, use in one.member_use.items() if user in one.members]
     if as_json:
         document = [
-            {"user": use.user, "running": use.running, "submitted": use.submitted, "used": dict(use.tres),
-             "used_minutes": dict(use.tres_minutes)}
+            {
+                "user": use.user,
+                "running": use.running,
+                "submitted": use.submitted,
+                "used": dict(use.tres),
+                "used_minutes": dict(use.tres_minutes),
+            }
             for use in rows
-        ]  # fmt: skip
+        ]
         click.echo(json.dumps({"schema_version": 1, "tenant": name, "members": document}, indent=2))
         return
     columns: list[Column[Use]] = [
@@ -174,16 +190,7 @@ def usage(
 # ---- changes ----
 
 
-def change_file(
-    path: Path | None,
-    site: Site,
-    change: Callable[[Any], None],
-    *,
-    action: str,
-    yes: bool,
-    force: bool,
-    drain_time: str,
-) -> None:
+def change_file(options: ChangeOptions, change: Callable[[Any], None], *, action: str) -> None:
     """Change the policy file, show what that changes, ask, write the file, apply. Raises SluiceError.
 
     The level stays as it is: who changes a tenant switches nothing on or off.
@@ -192,15 +199,19 @@ def change_file(
     from policy.document import read
     from policy.edit import edited, require_writable, save
 
+    site = options.site()
     require(site.caller(), action)
-    name = policy_path(path)
+    name = policy_path(options.path)
     require_writable(name)
     was = read(name)
     source = edited(name, change)
     make_changes(
-        site, site.plan(source, keep_level=True), action=action, yes=yes, force=force, drain_time=drain_time,
+        site,
+        site.compare(source, keep_level=True),
+        action=action,
+        options=options,
         before=lambda: save(source, was),
-    )  # fmt: skip
+    )
 
 
 def tenants_of(document: Any) -> Any:
@@ -212,7 +223,7 @@ def tenants_of(document: Any) -> Any:
 
 def existing(document: Any, name: str) -> Any:
     """A tenant's mapping in the file. Raises UsageError."""
-    from sluice_base.errors import UsageError
+    from sluice.base.errors import UsageError
 
     tenants = tenants_of(document)
     if name not in tenants:
@@ -225,20 +236,14 @@ def existing(document: Any, name: str) -> Any:
 @command.command()
 @click.argument("name")
 @click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
-@file_option
-@apply_options
-@cluster_options
-def create(
-    name: str, settings: tuple[str, ...], path: Path | None, yes: bool, force: bool, drain_time: str, conf: Path | None,
-    prefix: Path | None, state: Path | None,
-) -> None:  # fmt: skip
+@change_options
+def create(name: str, settings: tuple[str, ...], options: ChangeOptions) -> None:
     """Put a new tenant into the policy file, and apply.
 
     KEY is a field of a tenant in the file, e.g. limit.gpus=8 'members=[alice, bob]' parent=acme.
     """
     from policy.edit import pairs, set_value
-    from policy.site import Site
-    from sluice_base.errors import UsageError
+    from sluice.base.errors import UsageError
 
     words = pairs(settings)
 
@@ -250,23 +255,16 @@ def create(
         for key, value in words:
             set_value(tenants[name], key, value)
 
-    change_file(path, Site(conf, prefix, state), change, action="tenant create", yes=yes, force=force,
-                drain_time=drain_time)  # fmt: skip
+    change_file(options, change, action="tenant create")
 
 
 @command.command("set")
 @click.argument("name", shell_complete=complete_tenant)
 @click.argument("settings", nargs=-1, required=True, metavar="KEY=VALUE...")
-@file_option
-@apply_options
-@cluster_options
-def set_(
-    name: str, settings: tuple[str, ...], path: Path | None, yes: bool, force: bool, drain_time: str, conf: Path | None,
-    prefix: Path | None, state: Path | None,
-) -> None:  # fmt: skip
+@change_options
+def set_(name: str, settings: tuple[str, ...], options: ChangeOptions) -> None:
     """Change fields of a tenant in the policy file, and apply. KEY= takes one out."""
     from policy.edit import pairs, set_value
-    from policy.site import Site
 
     words = pairs(settings)
 
@@ -275,50 +273,35 @@ def set_(
         for key, value in words:
             set_value(tenant, key, value)
 
-    change_file(path, Site(conf, prefix, state), change, action="tenant set", yes=yes, force=force,
-                drain_time=drain_time)  # fmt: skip
+    change_file(options, change, action="tenant set")
 
 
 @command.command()
 @click.argument("name", shell_complete=complete_tenant)
-@file_option
-@apply_options
-@cluster_options
-def remove(
-    name: str, path: Path | None, yes: bool, force: bool, drain_time: str, conf: Path | None, prefix: Path | None,
-    state: Path | None,
-) -> None:  # fmt: skip
+@change_options
+def remove(name: str, options: ChangeOptions) -> None:
     """Take a tenant out of the policy file, and apply. One with jobs needs --force: it is drained first."""
-    from policy.site import Site
 
     def change(document: Any) -> None:
         existing(document, name)
         del tenants_of(document)[name]
 
-    change_file(path, Site(conf, prefix, state), change, action="tenant remove", yes=yes, force=force,
-                drain_time=drain_time)  # fmt: skip
+    change_file(options, change, action="tenant remove")
 
 
 @command.command()
 @click.argument("name", shell_complete=complete_tenant)
 @click.option("--add", "added", multiple=True, metavar="USER[,USER]", help="New members.")
 @click.option("--remove", "removed", multiple=True, metavar="USER[,USER]", help="Members who go.")
-@file_option
-@apply_options
-@cluster_options
-def members(
-    name: str, added: tuple[str, ...], removed: tuple[str, ...], path: Path | None, yes: bool, force: bool,
-    drain_time: str, conf: Path | None, prefix: Path | None, state: Path | None,
-) -> None:  # fmt: skip
+@change_options
+def members(name: str, added: tuple[str, ...], removed: tuple[str, ...], options: ChangeOptions) -> None:
     """The members of a tenant; with --add or --remove, change them in the policy file, and apply."""
-    from policy.site import Site
-    from sluice_base.errors import UsageError
+    from sluice.base.errors import UsageError
 
-    site = Site(conf, prefix, state)
     new = [user for word in added for user in word.split(",")]
     old = [user for word in removed for user in word.split(",")]
     if not new and not old:
-        click.echo("\n".join(visible_tenant(site, name).members))
+        click.echo("\n".join(visible_tenant(options.site(), name).members))
         return
 
     def change(document: Any) -> None:
@@ -338,4 +321,4 @@ def members(
             there.append(user)
             names.append(user)
 
-    change_file(path, site, change, action="tenant members", yes=yes, force=force, drain_time=drain_time)
+    change_file(options, change, action="tenant members")

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from admin_cli.slurm_options import where_options
+from sluice.cli.slurm_options import where_options
 
 if TYPE_CHECKING:
-    from slurm_client import SlurmClient
-    from usage.alerts.readings import Live
-    from usage.top.model import Cluster, Look
-    from usage.top.screen import Screen
+    from sluice.exchange.live import Live
+    from sluice.slurm import SlurmClient
+    from sluice.top.look import Cluster, Look
+    from sluice.top.screen import Screen
 
 _ASK_S = 15.0
 _AWAY_S = 60.0  # a controllers' daemon that does not answer is left alone so long
@@ -55,12 +55,12 @@ def command(delay: float, part: str, once: bool, events: Path, conf: Path | None
     """GPUs, jobs, tenants, the queue and what happens, live. Needs 80 columns; works over ssh.
 
     Keys: 1 to 6 or Tab choose a part, Enter opens, Esc goes back, s sorts by the next column, r turns the order,
-    / filters, p pauses, Ctrl-L draws anew, q ends.
+    / filters, p pauses, Ctrl-L redraws, q quits.
     """
-    from sluice_base.errors import SluiceError
-    from slurm_client import connect
-    from usage.top.model import Cluster
-    from usage.top.screen import Screen
+    from sluice.base.errors import SluiceError
+    from sluice.slurm import connect
+    from sluice.top.look import Cluster
+    from sluice.top.screen import Screen
 
     client = connect(conf=conf, prefix=prefix, timeout=30)
     cluster = Cluster(client, events, live=_live(client, conf))
@@ -78,9 +78,9 @@ def command(delay: float, part: str, once: bool, events: Path, conf: Path | None
 
 def _live(client: SlurmClient, conf: Path | None) -> Callable[[float], Live]:
     """What the controllers' daemon knows: all of it for root and SlurmUser on a controller, elsewhere of jobs only."""
-    from sluice_base.errors import SluiceError
-    from usage.alerts.readings import LIVE_FILE, Live, read_live
-    from usage.running import ask_running, live_of
+    from sluice.base.errors import SluiceError
+    from sluice.exchange.live import LIVE_FILE, Live, read_live
+    from sluice.exchange.running import ask_running, live_of
 
     try:
         state = client.config().get("StateSaveLocation", "").partition(",")[0]
@@ -113,7 +113,7 @@ def _run(cluster: Cluster, screen: Screen, delay: float) -> None:
     import curses
     import locale
 
-    from sluice_base.errors import UsageError
+    from sluice.base.errors import UsageError
 
     locale.setlocale(locale.LC_ALL, "")
     os.environ.setdefault("ESCDELAY", "25")
@@ -141,11 +141,15 @@ class _Looker:
 def _show(window: Any, cluster: Cluster, screen: Screen, delay: float) -> None:
     import curses
 
-    from usage.top import screen as styles
+    from sluice.top import screen as styles
 
     curses.use_default_colors()
-    looks = {styles.PLAIN: curses.A_NORMAL, styles.HEAD: curses.A_BOLD, styles.CURSOR: curses.A_REVERSE,
-             styles.WARN: curses.A_BOLD | curses.A_STANDOUT}  # fmt: skip
+    looks = {
+        styles.PLAIN: curses.A_NORMAL,
+        styles.HEAD: curses.A_BOLD,
+        styles.CURSOR: curses.A_REVERSE,
+        styles.WARN: curses.A_BOLD | curses.A_STANDOUT,
+    }
     with contextlib.suppress(curses.error):  # a terminal that cannot hide it
         curses.curs_set(0)
     window.timeout(200)
@@ -185,10 +189,17 @@ def _key(window: Any) -> str | None:
     import curses
 
     named = {
-        curses.KEY_UP: "up", curses.KEY_DOWN: "down", curses.KEY_PPAGE: "pageup", curses.KEY_NPAGE: "pagedown",
-        curses.KEY_HOME: "home", curses.KEY_END: "end", curses.KEY_LEFT: "left", curses.KEY_RIGHT: "right",
-        curses.KEY_ENTER: "enter", curses.KEY_BACKSPACE: "back",
-    }  # fmt: skip
+        curses.KEY_UP: "up",
+        curses.KEY_DOWN: "down",
+        curses.KEY_PPAGE: "pageup",
+        curses.KEY_NPAGE: "pagedown",
+        curses.KEY_HOME: "home",
+        curses.KEY_END: "end",
+        curses.KEY_LEFT: "left",
+        curses.KEY_RIGHT: "right",
+        curses.KEY_ENTER: "enter",
+        curses.KEY_BACKSPACE: "back",
+    }
     try:
         key = window.get_wch()
     except curses.error:

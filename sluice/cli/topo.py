@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from admin_cli.probe import DROP_FOLDER, probe_here, root_options, tell_problems
-from sluice_base.text import one_line
+from sluice.base.text import one_line
+from sluice.cli.probe import DROP_FOLDER, probe_here, root_options, tell_problems
 
 if TYPE_CHECKING:
     from gres_probe.inventory import Inventory, Link
@@ -35,9 +35,13 @@ LEGEND = (
 @click.option("-P", "--parsable2", is_flag=True, help="The matrix with fields separated by '|', without the legend.")
 @click.option("-n", "--noheader", is_flag=True, help="No header line and no legend.")
 @click.option(
-    "--inventory-dir", type=click.Path(path_type=Path), default=Path(DROP_FOLDER), show_default=True, metavar="DIR",
+    "--inventory-dir",
+    type=click.Path(path_type=Path),
+    default=Path(DROP_FOLDER),
+    show_default=True,
+    metavar="DIR",
     help="Where inventories are collected.",
-)  # fmt: skip
+)
 @root_options
 @click.pass_context
 def command(

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from admin_cli.quota import quota_rows
-from admin_cli.site_options import cluster_options
+from sluice.cli.quota import quota_rows
+from sluice.cli.site_options import cluster_options
 
 
 @click.command("whoami")
@@ -19,12 +19,12 @@ def command(as_json: bool, conf: Path | None, prefix: Path | None, state: Path |
     from policy.access import caller
     from policy.live import Cluster, gpus_of
     from policy.names import OVER_QOS
-    from policy.report import example, report
+    from policy.quota_use import example, read_use
 
     del state
     cluster = Cluster.at(conf, prefix)
     who = caller(cluster)
-    tenants = {name: one for name, one in report(cluster, only=who.user).items() if who.user in one.members}
+    tenants = {name: one for name, one in read_use(cluster, only=who.user).items() if who.user in one.members}
     types = sorted({kind for node in cluster.client.nodes() for kind in gpus_of(node)[0] if kind})
     partition = next((one.name for one in cluster.client.partitions() if one.default), "")
     level = ("user", "operator", "administrator")[who.level]
@@ -42,12 +42,12 @@ def command(as_json: bool, conf: Path | None, prefix: Path | None, state: Path |
         }
         click.echo(json.dumps(document, indent=2))
         return
-    click.echo(f"{who.user}: {level}" + (f", coordinator of {', '.join(sorted(who.coordinates))}"
-                                         if who.coordinates else ""))  # fmt: skip
+    click.echo(
+        f"{who.user}: {level}" + (f", coordinator of {', '.join(sorted(who.coordinates))}" if who.coordinates else "")
+    )
     click.echo(f"GPU types of the cluster: {', '.join(types) or 'none'}")
     if not tenants:
-        click.echo("no tenant: jobs need one; ask an administrator (sluice tenant members NAME --add "
-                   f"{who.user})")  # fmt: skip
+        click.echo("no tenant: jobs need one; ask an administrator (sluice tenant members NAME --add " f"{who.user})")
     for one in tenants.values():
         over = f"; over-quota work: --qos={OVER_QOS}" if one.borrows and one.default_qos != OVER_QOS else ""
         click.echo(f"tenant {one.name} (qos {one.default_qos or '-'}{over})")
@@ -55,7 +55,7 @@ def command(as_json: bool, conf: Path | None, prefix: Path | None, state: Path |
             limit = "no limit" if row["limit"] is None else f"{row['left']:g} left of {row['limit']:g}"
             sure = "" if row["guaranteed"] is None else f", {row['guaranteed']:g} guaranteed"
             click.echo(f"  {row['what']:<16} {limit}{sure}")
-        own = one.member_limits.get(who.user, {}).get("GrpTRES")
-        if own:
-            click.echo(f"  {'for you alone':<16} {own}")
+        alone = one.member_limits.get(who.user, {}).get("GrpTRES")
+        if alone:
+            click.echo(f"  {'for you alone':<16} {alone}")
         click.echo(f"  try: {example(one, types, partition)}")

@@ -1,8 +1,7 @@
-"""A job's record in short, in the AdminComment of Slurm's accounting, where users of sacct find it.
+"""Writes a summary of a job's record into the AdminComment of Slurm's accounting (`sluice.exchange.admin_comment`).
 
-``sluice:v=1,rung=limiter,gpus=2,asked=10240,peak=9216,refused=1,ended=0``: words without quotes, as sacctmgr changes
-quotes. What else stands in the field is kept. Written by the controllers' daemon alone, as the field is one for a job
-of many nodes, and once slurmctld has told slurmdbd of the job's end, as it would write its own again.
+Only the controllers' daemon does this, as a job of many nodes has one such field, and only after slurmctld reported
+the job's end to slurmdbd, as slurmctld would overwrite it.
 """
 
 from __future__ import annotations
@@ -15,76 +14,22 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from prolog_epilog.record import JobRecord
-from slurm_client import Commands
-from usage.controllerd import Site
-from usage.job_records import JobRecords, Key, key_of
-from usage.job_runs import Began, nearest, runs_of
+from sluice.controllerd.daemon import Site
+from sluice.exchange.admin_comment import merge, render
+from sluice.exchange.job_records import JobRecords, Key, key_of
+from sluice.exchange.job_runs import Began, nearest, runs_of
+from sluice.exchange.record import JobRecord
+from sluice.slurm import Commands
 
-_MIB = 1 << 20
 _QUIET_S = 1.0  # after a record came, its job's others may be on their way
 _KEPT_S = 600.0  # how long a job's records are at hand for one that comes late
 _AGAIN_S = 15.0  # when slurmdbd does not know yet that the job ended
 _GIVE_UP_S = 86400.0
 _BATCH = 100
-_EARLIER_S = 60.0  # clocks of nodes and controller may differ so much
-_OURS = re.compile(r"(?:^|\s)sluice:([A-Za-z0-9_=,.+-]*)")
+_EARLIER_S = 60.0  # clocks of nodes and controller may differ this much
 _UNSAFE = re.compile(r"""['"\\`\x00-\x1f\x7f]""")
 
 log = logging.getLogger("sluice.admin_comment")
-
-
-def render(records: Iterable[JobRecord]) -> str:
-    """The words for one run of a job, of its records on all nodes. Memory is in MiB of one GPU, the largest of all."""
-    records = list(records)
-    grants = [grant for record in records for grant in record.grants]
-    events = [event.action for record in records for event in record.events]
-    asked = [grant.asked for grant in grants if grant.asked is not None]
-    limits = [grant.limit for grant in grants if grant.limit is not None]
-    facts: dict[str, object] = {
-        "v": 1,
-        "rung": "+".join(sorted({grant.rung for grant in grants})) or "none",
-        "gpus": len({(record.node, grant.uuid) for record in records for grant in record.grants}),
-        "asked": max(asked) // _MIB if asked else None,
-        "limit": max(limits) // _MIB if limits else None,
-        "peak": max((-(-grant.peak // _MIB) for grant in grants), default=0),
-        "refused": sum(grant.refused for grant in grants),
-        "ended": events.count("end"),
-        "unclean": sum(grant.clean is False for grant in grants) or None,
-        **_measured(records),
-    }
-    return "sluice:" + ",".join(f"{name}={value}" for name, value in facts.items() if value is not None)
-
-
-_MEASURED = ("gs", "us", "is", "ej", "ts")
-
-
-def _measured(records: list[JobRecord]) -> dict[str, object]:
-    """GPU-seconds measured, used and idle, joules, and throttled seconds: sums over nodes of what they know."""
-    found: dict[str, object] = {}
-    for name in _MEASURED:
-        values = [record.usage[name] for record in records if record.usage and _is_number(record.usage.get(name))]
-        if values:
-            found[name] = round(sum(values))
-    return found
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and 0 <= value < 1e15
-
-
-def parse(comment: str) -> dict[str, str] | None:
-    """Our words in an AdminComment; None where there are none."""
-    match = _OURS.search(comment)
-    if match is None:
-        return None
-    return dict(word.split("=", 1) for word in match[1].split(",") if "=" in word)
-
-
-def merge(comment: str, ours: str) -> str:
-    """The field with our words in place of earlier ones of ours, and all else as it was."""
-    others = _OURS.sub("", comment).strip()
-    return f"{others} {ours}" if others else ours
 
 
 @dataclass
@@ -179,7 +124,7 @@ def _of_run(records: Iterable[JobRecord], start: float) -> list[JobRecord]:
 
 @dataclass(frozen=True, slots=True)
 class _Accounted:
-    name: str  # "7", "7_3" of an array, "7+1" of a heterogeneous job: by its number alone the first stands for all
+    name: str  # "7", "7_3" of an array, "7+1" of a heterogeneous job: 7 alone means all its parts
     ended: bool
     start: float
     comment: str

@@ -1,6 +1,6 @@
-"""The controller-side daemon: one process on each controller that does duties again and again, where it leads.
+"""The controllers' daemon: one process on each controller that runs periodic duties where it leads.
 
-A duty is a name, a period and a function. Each has a thread of its own, so that one that fails or hangs is said in the
+A duty is a name, a period and a function. Each has its own thread, so that one that fails or hangs is named in the
 log and stops no other. A duty runs only on the controller that leads, i.e. whose slurmctld is the active one, unless it
 says otherwise. It runs as SlurmUser, keeps its state below /var/lib/sluice, and may be restarted at any moment.
 """
@@ -18,23 +18,21 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from sluice_base.errors import SluiceError
-from sluice_base.events import DEFAULT_PATH
-from sluice_base.files import write_atomic
-from sluice_base.text import one_line
-from slurm_client import Commands, SlurmClient
+from sluice.base.errors import SluiceError
+from sluice.base.events import DEFAULT_PATH
+from sluice.base.files import write_atomic
+from sluice.base.text import one_line
+from sluice.slurm import Commands, SlurmClient
 
 STATE = Path("/var/lib/sluice/controllerd")
 SCHEMA_VERSION = 1
 _CONFIG_S = 30.0
 _LEADS_S = 2.0
 _STATUS_S = 5.0
-_SLOW_PERIODS = 3.0  # a run that takes so many periods, and the time below, is said to be slow
+_SLOW_PERIODS = 3.0  # a run that takes this many periods, and the time below, is reported as slow
 _SLOW_S = 30.0
 _HEARTBEAT = struct.Struct(">QQ")  # time, index among SlurmctldHost (slurmctld/heartbeat.c)
 
@@ -42,7 +40,7 @@ log = logging.getLogger("sluice.controllerd")
 
 
 class Site:
-    """What duties stand on: Slurm, this controller's part in it, and a folder for their state."""
+    """What duties use: Slurm, this controller's role in it, and a folder for their state."""
 
     def __init__(
         self,
@@ -57,7 +55,7 @@ class Site:
         self.commands = commands
         self.state = state
         self.events = events
-        """The file of `sluice_base.events`."""
+        """The file of `sluice.base.events`."""
         self.host = (host or socket.gethostname()).partition(".")[0]
         self.stopping = threading.Event()
         self._lock = threading.Lock()
@@ -79,7 +77,7 @@ class Site:
 
     @property
     def conf_folder(self) -> Path:
-        """The folder of slurm.conf, where sluice.policy and sluice.node.json lie. Raises SluiceError."""
+        """The folder of slurm.conf, with sluice.policy and sluice.node.json. Raises SluiceError."""
         if self.commands.conf is not None:
             return self.commands.conf_file().parent
         return Path(self.config().get("SLURM_CONF") or "/etc/slurm/slurm.conf").parent
@@ -90,13 +88,13 @@ class Site:
         return Path(self.config()["StateSaveLocation"])
 
     def leads(self) -> bool:
-        """Whether this host's slurmctld is the active one, two seconds old at most; False where nobody can tell."""
+        """Whether this host's slurmctld is the active one, two seconds old at most; False where it is not known."""
         asked, known = self._leads
         if time.monotonic() - asked > _LEADS_S:
             try:
                 known = leads(self.config(), self.host, lambda: any(one.up for one in self.client.ping()))
             except (SluiceError, OSError) as error:
-                log.info("who leads is not known: %s", one_line(str(error)))
+                log.info("the leading controller is not known: %s", one_line(str(error)))
                 known = False
             self._leads = time.monotonic(), known
         return known
@@ -133,7 +131,7 @@ def leads(config: Mapping[str, str], host: str, is_up: Callable[[], bool], now: 
 
 @dataclass(frozen=True, slots=True)
 class Duty:
-    """Something to be done again and again.
+    """Something to be done periodically.
 
     `period_s`: from start to start, seconds; a run that takes longer delays the next. `everywhere`: also on a
     controller that does not lead. `lasting`: a run is meant to last (a server), so that none is slow.
@@ -159,7 +157,7 @@ class _State:
 
 
 class Controllerd:
-    """The daemon: a thread a duty, and one that watches them."""
+    """The daemon: one thread for each duty, and one that watches them."""
 
     def __init__(self, site: Site, duties: Iterable[Duty]) -> None:
         self.site = site
@@ -217,7 +215,7 @@ class Controllerd:
         state.runs += 1
         if problem:
             state.failures += 1
-            if problem != state.problem:  # a failure that stays is said once
+            if problem != state.problem:  # a lasting failure is logged once
                 log.error("%s: %s", duty.name, problem)
         elif state.problem:
             log.warning("%s: works again", duty.name)
@@ -255,7 +253,7 @@ class Controllerd:
                     "period_s": duty.period_s,
                     "runs": state.runs,
                     "failures": state.failures,
-                    "problem": "has not come back" if state.slow else state.problem,
+                    "problem": "has not returned" if state.slow else state.problem,
                     "last": state.last,
                     "took_s": round(state.took_s, 3),
                     "serves": duty.lasting and state.began is not None,
@@ -268,30 +266,19 @@ class Controllerd:
         write_atomic(self.site.state / "status.json", json.dumps(self.report()) + "\n", mode=0o640, follow_links=False)
 
 
-def load(names: Iterable[str]) -> list[ModuleType]:
-    """Import modules; one that cannot be is logged and left out."""
-    found = []
-    for name in names:
+def collect(parts: Mapping[str, Callable[[Site], Iterable[Duty]]], site: Site) -> list[Duty]:
+    """The duties of all parts; a part that fails to give its own is logged and left out."""
+    found: list[Duty] = []
+    for name, duties in parts.items():
         try:
-            found.append(import_module(name))
+            found += duties(site)
         except Exception as error:
             log.error("%s: its duties are left out: %s", name, one_line(repr(error)))
     return found
 
 
-def collect(modules: Iterable[ModuleType], site: Site) -> list[Duty]:
-    """What ``duties(site) -> Iterable[Duty]`` of each module gives; one that fails is logged and left out."""
-    found: list[Duty] = []
-    for module in modules:
-        try:
-            found += module.duties(site)
-        except Exception as error:
-            log.error("%s: its duties are left out: %s", module.__name__, one_line(repr(error)))
-    return found
-
-
 def wait_for_config(site: Site, pause: float = 5.0) -> Mapping[str, str] | None:
-    """slurmctld's configuration as soon as one answers; None when told to stop before."""
+    """slurmctld's configuration as soon as one answers; None when stopped before."""
     said = ""
     while not site.stopping.is_set():
         try:

@@ -6,12 +6,12 @@ import logging
 import time
 from collections.abc import Iterable
 
-from sluice_base.text import one_line
-from slurm_client import Commands
-from usage.controllerd import Duty, Site
-from usage.job_records import FOLDER, JobRecords
-from usage.report.collect import Source, cluster_name, roll_up
-from usage.report.rollup import Rollup, day_of, missing_days
+from sluice.base.text import one_line
+from sluice.controllerd.daemon import Duty, Site
+from sluice.exchange.job_records import FOLDER, JobRecords
+from sluice.report.collect import Source, cluster_name, roll_up
+from sluice.report.rollup import Rollup, day_of, missing_days
+from sluice.slurm import Commands
 
 PERIOD_S = 1800.0
 DAYS = 62  # of the past, when there is nothing yet
@@ -27,12 +27,13 @@ def duties(site: Site) -> Iterable[Duty]:
 
 
 def run(site: Site) -> None:
-    """Count what is missing, one day after the other; the next run goes on where this one was stopped."""
+    """Count what is missing, one day after the other; the next run continues where this one was stopped."""
     if not site.config().get("AccountingStorageType", "").endswith("slurmdbd"):
         return
     commands = Commands(prefix=site.commands.prefix, conf=site.commands.conf, timeout=600)
-    source = Source(site.client, commands, JobRecords(site.state_save / FOLDER), note=lambda text: log.info(
-        "%s", one_line(text)))  # fmt: skip
+    source = Source(
+        site.client, commands, JobRecords(site.state_save / FOLDER), note=lambda text: log.info("%s", one_line(text))
+    )
     source.rolled = Rollup(site.state / "report", cluster_name(source))
     for day in missing_days(source.rolled, DAYS, source.now):
         if site.stopping.is_set() or not site.leads():

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sluice_core._core import ffi, lib
-from sluice_core.errors import CoreError, check
+from sluice.core._core import ffi, lib
+from sluice.core.errors import CoreError, check
 
 __all__ = ["CoreError", "check", "ffi", "lib", "version"]
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sluice_core._core import ffi, lib
-from sluice_core.cluster import Cluster
-from sluice_core.errors import check, new_error_text
-from sluice_core.placement import Part, Request, fill_part, to_part
+from sluice.core._core import ffi, lib
+from sluice.core.cluster import Cluster
+from sluice.core.errors import check, new_error_text
+from sluice.core.placement import Part, Request, fill_part, to_part
 
 HORIZON_S: int = lib.SLUICE_BACKFILL_HORIZON_S
 

@@ -39,7 +39,7 @@ def builder(compiler: str, module: str, header: Path, base: cffi.FFI | None = No
     if base is not None:
         made.include(base)
     made.cdef(definitions(compiler, header))
-    made.set_source(f"sluice_core.{module}", f'#include "sluice/{header.name}"', py_limited_api=True)
+    made.set_source(f"sluice.core.{module}", f'#include "sluice/{header.name}"', py_limited_api=True)
     return made
 
 

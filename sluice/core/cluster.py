@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from sluice_core._core import ffi, lib
-from sluice_core.errors import check, new_error_text
+from sluice.core._core import ffi, lib
+from sluice.core.errors import check, new_error_text
 
 
 class NodeState(IntEnum):
@@ -41,7 +41,7 @@ class NodeShape:
 
 @dataclass(frozen=True)
 class NodeView:
-    """A node as it stands (``struct sluice_node_view``); sets of GPUs as bit masks."""
+    """The present state of a node (``struct sluice_node_view``); sets of GPUs as bit masks."""
 
     shape: int
     switch: int
@@ -184,7 +184,7 @@ class Cluster:
         check(lib.sluice_cluster_set_order(self.handle, ranks, 0 if rank is None else len(rank), text), text)
 
     def node(self, node: int) -> NodeView:
-        """The node as it stands."""
+        """The node's present state."""
         view, text = ffi.new("struct sluice_node_view *"), new_error_text()
         check(lib.sluice_node_read(self.handle, node, view, text), text)
         count = view.gpu_count

@@ -1,11 +1,11 @@
-"""What the core refuses, as an exception."""
+"""Refusals of the core as exceptions."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from sluice_base.errors import SluiceError
-from sluice_core._core import ffi, lib
+from sluice.base.errors import SluiceError
+from sluice.core._core import ffi, lib
 
 
 class CoreError(SluiceError):

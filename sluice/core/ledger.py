@@ -6,8 +6,8 @@ import mmap
 from dataclasses import dataclass
 from typing import Any, Self
 
-from sluice_core._core import ffi, lib
-from sluice_core.errors import check, new_error_text
+from sluice.core._core import ffi, lib
+from sluice.core.errors import check, new_error_text
 
 Region = bytearray | memoryview | mmap.mmap
 
@@ -128,7 +128,7 @@ class Charge:
 class Ledger:
     """A view of a formatted region, e.g. an `mmap` of a shared file, which it keeps alive.
 
-    Every method raises CoreError with the core's own words; `code` tells quota from capacity.
+    Every method raises CoreError with the core's own message; `code` distinguishes quota from capacity.
     """
 
     def __init__(self, region: Region, attempts: int = 0) -> None:
@@ -139,7 +139,7 @@ class Ledger:
 
     @classmethod
     def format(cls, region: Region, shape: Shape) -> None:
-        """Make an empty ledger in `region`, before anybody else uses it; all devices are closed, all quotas 0."""
+        """Make an empty ledger in `region`, before any other use of it; all devices are closed, all quotas 0."""
         memory, text = ffi.from_buffer("unsigned char[]", region, require_writable=True), new_error_text()
         check(lib.sluice_ledger_format(memory, len(memory), shape.to_c(), text), text)
 
@@ -174,7 +174,7 @@ class Ledger:
         return int(process[0])
 
     def reap(self, pid: int, start: int) -> int:
-        """Release all that an ended process holds, and strike it off; the bytes released."""
+        """Release all that an ended process holds, and remove it; the bytes released."""
         released = ffi.new("uint64_t *")
         self._call(lib.sluice_ledger_reap, pid, start, released)
         return int(released[0])
@@ -190,11 +190,11 @@ class Ledger:
         self._call(lib.sluice_ledger_commit, process, charge.handle)
 
     def release(self, process: int, charge: Charge) -> None:
-        """Give a charge back, committed or not."""
+        """Release a charge, committed or not."""
         self._call(lib.sluice_ledger_release, process, charge.handle)
 
     def set_context(self, process: int, device: int, bytes_: int) -> None:
-        """Say how much the process's driver context takes on `device`; 0 when it is gone."""
+        """Set how much the process's driver context takes on `device`; 0 when it is gone."""
         self._call(lib.sluice_ledger_set_context, process, device, bytes_)
 
     def device_usage(self, device: int) -> Usage:
@@ -210,7 +210,7 @@ class Ledger:
         return self._usage(lib.sluice_ledger_process_usage, process, device)
 
     def processes(self) -> list[Process]:
-        """Everyone in the ledger."""
+        """All processes in the ledger."""
         room = self.shape.processes
         ids, who = ffi.new("uint32_t[]", room), ffi.new("struct sluice_ledger_process[]", room)
         count = ffi.new("uint32_t *")

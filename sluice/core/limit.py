@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from sluice_core._limit import ffi, lib
-from sluice_core.errors import check, new_error_text
+from sluice.core._limit import ffi, lib
+from sluice.core.errors import check, new_error_text
 
 FOLDER = Path("/run/sluice/limit")
-"""Where regions lie: a folder for each job, named by a part of its cgroup's path (``job_12``)."""
+"""The folder of regions: one folder for each job, named by a part of its cgroup's path (``job_12``)."""
 
 JOB = FOLDER / "job"
 """Where a process looks first: the job's region, bound there in the job's own mount namespace."""
@@ -26,7 +26,7 @@ DEFAULT_PROCESSES: int = lib.SLUICE_LIMIT_DEFAULT_PROCESSES
 class Device:
     """A GPU or MIG instance of a job, known by UUID, PCI address or OpenCL name; sizes in bytes.
 
-    `total` is what its driver tells programs, `context` what one driver context takes, `spill` what may live in host
+    `total` is what its driver reports to programs, `context` what one driver context takes, `spill` what may be in host
     memory beyond `limit`.
     """
 
@@ -72,25 +72,25 @@ def create(
 
 
 def make_folder(folder: Path, uid: int, size: int, inodes: int) -> None:
-    """A folder of a job's on a tmpfs of its own, into which only root and user `uid` may look. Raises CoreError."""
+    """A job's folder on its own tmpfs, which only root and user `uid` can enter. Raises CoreError."""
     text = new_error_text()
     check(lib.sluice_limit_make_folder(bytes(folder), uid, size, inodes, text), text)
 
 
 def remove_folder(folder: Path) -> None:
-    """Take it away in one step, whatever is in it; one that is not there is no error. Raises CoreError."""
+    """Remove it in one step with its content; a missing one is not an error. Raises CoreError."""
     text = new_error_text()
     check(lib.sluice_limit_remove_folder(bytes(folder), text), text)
 
 
 def remove(folder: Path) -> None:
-    """Remove a region; one that is not there is no error."""
+    """Remove a region; a missing one is not an error."""
     text = new_error_text()
     check(lib.sluice_limit_remove(bytes(folder), text), text)
 
 
 class Region:
-    """A job's region, opened by its owner, who believes nothing of the ledger. Every method raises CoreError."""
+    """A job's region, opened by its owner, who does not trust the ledger. Every method raises CoreError."""
 
     def __init__(self, folder: Path) -> None:
         handle, text = ffi.new("struct sluice_limit **"), new_error_text()
@@ -123,7 +123,7 @@ class Region:
         self._call(lib.sluice_limit_set, device, _bytes(limit))
 
     def usage(self, device: int) -> Usage:
-        """Figures of a device; dead processes count until one of the job's own strikes them off."""
+        """Figures of a device; dead processes count until a process of the job removes them."""
         usage = ffi.new("struct sluice_limit_usage *")
         self._call(lib.sluice_limit_get_usage, device, usage)
         return Usage(usage.limit, usage.charged, usage.peak, usage.refused, usage.spilled)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
-from sluice_core._core import ffi, lib
-from sluice_core.errors import check, new_error_text
+from sluice.core._core import ffi, lib
+from sluice.core.errors import check, new_error_text
 
 FACTOR_ONE: int = lib.SLUICE_FACTOR_ONE
 
@@ -82,7 +82,7 @@ class OrderJob:
 
 @dataclass(frozen=True)
 class OrderTerms:
-    """Why a job stands where it stands (``struct sluice_order_terms``)."""
+    """Why a job has its place in the order (``struct sluice_order_terms``)."""
 
     score: int
     terms: dict[Factor, int]
@@ -104,11 +104,6 @@ class FairShare:
         account, text = ffi.new("uint32_t *"), new_error_text()
         check(lib.sluice_fairshare_add(self.handle, parent, shares, account, text), text)
         return int(account[0])
-
-    def set_shares(self, account: int, shares: int) -> None:
-        """Change an account's shares."""
-        text = new_error_text()
-        check(lib.sluice_fairshare_set_shares(self.handle, account, shares, text), text)
 
     def charge(self, account: int, usage: int, now_s: int) -> None:
         """Charge usage to an account and all above it."""

@@ -8,9 +8,9 @@ from enum import IntEnum, IntFlag
 from functools import cached_property
 from typing import Any
 
-from sluice_core._core import ffi, lib
-from sluice_core.cluster import Cluster
-from sluice_core.errors import check, new_error_text
+from sluice.core._core import ffi, lib
+from sluice.core.cluster import Cluster
+from sluice.core.errors import check, new_error_text
 
 
 class Policy(IntEnum):
@@ -41,8 +41,8 @@ class Policy(IntEnum):
         return text.decode()
 
 
-class Wish(IntEnum):
-    """How much a property of the placement matters (``enum sluice_wish``)."""
+class Preference(IntEnum):
+    """Whether a property of the placement is indifferent, preferred or required (``enum sluice_wish``)."""
 
     ANY = lib.SLUICE_ANY
     PREFERRED = lib.SLUICE_PREFERRED
@@ -96,7 +96,7 @@ class Reason(IntEnum):
 
 
 class Verdict(IntEnum):
-    """What placing answers."""
+    """The result of placing."""
 
     PLACED = lib.SLUICE_OK
     NO_PLACE = lib.SLUICE_ERROR_NO_PLACE  # not now
@@ -105,7 +105,7 @@ class Verdict(IntEnum):
 
 @dataclass(frozen=True)
 class Request:
-    """What a job asks (``struct sluice_request``): fields, units and defaults as there."""
+    """A job's request (``struct sluice_request``): fields, units and defaults as there."""
 
     gpus: int = 0
     gpu_memory_mib: int = 0
@@ -118,10 +118,10 @@ class Request:
     models: int = 0
     capability_min: int = 0
     gpu_memory_mib_min: int = 0
-    one_link_domain: Wish = Wish.ANY
-    one_numa_node: Wish = Wish.ANY
-    near_nic: Wish = Wish.ANY
-    one_switch: Wish = Wish.ANY
+    one_link_domain: Preference = Preference.ANY
+    one_numa_node: Preference = Preference.ANY
+    near_nic: Preference = Preference.ANY
+    one_switch: Preference = Preference.ANY
     switch_level: int = 0
     layout: Layout = Layout.POLICY
     flags: RequestFlag = RequestFlag.NONE
@@ -226,7 +226,7 @@ def check_request(cluster: Cluster, request: Request) -> None:
 
 
 def set_workload(cluster: Cluster, workload: Sequence[tuple[Request, int]]) -> None:
-    """Tell the fragmentation-aware policies what usually arrives: requests with their weights."""
+    """Set the usual requests and their weights for the fragmentation-aware policies."""
     requests, text = ffi.new("struct sluice_request[]", max(len(workload), 1)), new_error_text()
     keep = [request.fill(requests[index]) for index, (request, _) in enumerate(workload)]
     weights = ffi.new("uint32_t[]", [weight for _, weight in workload] or [0])
@@ -235,7 +235,7 @@ def set_workload(cluster: Cluster, workload: Sequence[tuple[Request, int]]) -> N
 
 
 def place(cluster: Cluster, policy: Policy, request: Request) -> Placement | None:
-    """Choose nodes and GPUs, changing nothing; None when there is no place now. CoreError says the rest, NEVER too."""
+    """Choose nodes and GPUs, changing nothing; None when there is no place now. CoreError else, also for NEVER."""
     text, placement = new_error_text(), room_for_request(cluster, request)
     code = lib.sluice_place(cluster.handle, policy, request.c, placement, text)
     if code == lib.SLUICE_ERROR_NO_PLACE:
@@ -299,7 +299,7 @@ def start_group(cluster: Cluster, policy: Policy, requests: Sequence[Request]) -
 
 
 def release(cluster: Cluster, allocation: int) -> None:
-    """Give back all that an allocation holds."""
+    """Release all that an allocation holds."""
     text = new_error_text()
     check(lib.sluice_release(cluster.handle, allocation, text), text)
 
@@ -320,7 +320,7 @@ def read_allocation(cluster: Cluster, allocation: int) -> tuple[Part, ...]:
 
 
 def explain(cluster: Cluster, policy: Policy, request: Request) -> Explanation:
-    """Why placing answers what it answers."""
+    """Why placing has its result."""
     text, placement = new_error_text(), room_for_request(cluster, request)
     explanation = ffi.new("struct sluice_explanation *")
     check(lib.sluice_explain(cluster.handle, policy, request.c, placement, explanation, text), text)

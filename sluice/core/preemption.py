@@ -1,14 +1,14 @@
-"""Whom to preempt (``sluice/core.h``, section preemption)."""
+"""Which jobs to preempt (``sluice/core.h``, section preemption)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sluice_core._core import ffi, lib
-from sluice_core.cluster import Cluster
-from sluice_core.errors import check, new_error_text
-from sluice_core.placement import Placement, Policy, Request, room_for_request, to_placement
+from sluice.core._core import ffi, lib
+from sluice.core.cluster import Cluster
+from sluice.core.errors import check, new_error_text
+from sluice.core.placement import Placement, Policy, Request, room_for_request, to_placement
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,10 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Victims:
     """Which candidates go, by their index, and where the request starts then."""
 
-    victims: tuple[int, ...]
+    indexes: tuple[int, ...]
     placement: Placement
 
 
@@ -50,7 +50,7 @@ class Preemption:
         tier: int,
         now_s: int,
         reclaims: bool = False,
-    ) -> Plan | None:
+    ) -> Victims | None:
         """The cheapest victims for a request of `tier`; None when it would not fit even without all who may go."""
         c_candidates = ffi.new("struct sluice_candidate[]", max(len(candidates), 1))
         for candidate, c_candidate in zip(candidates, c_candidates, strict=False):
@@ -75,4 +75,4 @@ class Preemption:
         if code == lib.SLUICE_ERROR_NO_PLACE:
             return None
         check(code, text)
-        return Plan(tuple(victims[i] for i in range(count[0])), to_placement(placement))
+        return Victims(tuple(victims[i] for i in range(count[0])), to_placement(placement))

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from sluice_core._core import ffi, lib
-from sluice_core.cluster import Cluster
-from sluice_core.errors import check, new_error_text
-from sluice_core.order import FairShare, OrderPolicy
-from sluice_core.placement import Policy, Request
+from sluice.core._core import ffi, lib
+from sluice.core.cluster import Cluster
+from sluice.core.errors import check, new_error_text
+from sluice.core.order import FairShare, OrderPolicy
+from sluice.core.placement import Policy, Request
 
 
 class Backfill(IntEnum):
@@ -31,7 +31,7 @@ class Preemption(IntEnum):
 
 
 class State(IntEnum):
-    """What became of a job (``enum sluice_replay_state``)."""
+    """The outcome of a job (``enum sluice_replay_state``)."""
 
     FUTURE = lib.SLUICE_REPLAY_FUTURE
     PENDING = lib.SLUICE_REPLAY_PENDING
@@ -78,7 +78,7 @@ class ReplayJob:
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a job (``struct sluice_replay_outcome``); -1: did not happen."""
+    """The outcome of a job (``struct sluice_replay_outcome``); -1: did not happen."""
 
     start: int
     end: int
@@ -119,7 +119,7 @@ def replay(
     fairshare: FairShare | None = None,
     progress: Callable[[int], None] = lambda ended: None,
 ) -> Replayed:
-    """Run the jobs, sorted by submission, through the idle cluster; `progress` is told how many have ended."""
+    """Run the jobs, sorted by submission, through the idle cluster; `progress` gets how many have ended."""
     c_config, c_requests, kept = _config(config), ffi.new("struct sluice_request[]", max(1, len(requests))), []
     for index, request in enumerate(requests):
         kept.append(request.fill(c_requests[index]))

@@ -1,8 +1,8 @@
-"""Takes the records of jobs that ended from a node to the controllers, in the background, until one has stored them.
+"""Sends the records of jobs that ended from a node to the controllers, in the background, until one has stored them.
 
-What is to be sent lies in a folder, a file for each run of a job, so that neither a restart of the agent nor a
-controller that is away for days loses a record. Runs in the agent; munge tells the controller that root of a node
-sends, and the node who answers.
+Records to be sent are in a folder, one file for each run of a job, so that no restart of the agent and no
+outage of controllers for days loses a record. Runs in the agent; MUNGE proves to the controller that root of a node
+sends, and the node which user answers.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gres_probe.slurm_conf import read_config
-from prolog_epilog.duties import NotYet
-from prolog_epilog.log import log
-from prolog_epilog.record import JobRecord, Store
-from sluice_base.errors import SluiceError
-from sluice_base.files import write_atomic
+from sluice.base.duties import NotYet
+from sluice.base.errors import SluiceError
+from sluice.base.files import write_atomic
+from sluice.base.log import log
+from sluice.exchange.record import JobRecord, Store
+from sluice.slurm.slurm_conf import read_config
 
 VERSION = 1
 DEFAULT_PORT = 6822
@@ -43,18 +43,18 @@ _CONFS = ("/run/slurm/conf/slurm.conf", "/etc/slurm/slurm.conf")  # configless n
 
 
 def port() -> int:
-    """Where the controllers listen. Raises SluiceError for a variable that is no port."""
+    """Where the controllers listen. Raises SluiceError for a variable that is not a port."""
     text = os.environ.get(PORT_VARIABLE, str(DEFAULT_PORT))
     if not text.isdecimal() or not 0 < int(text) < 65536:
-        raise SluiceError(f"{PORT_VARIABLE}={text!r}: no port", remedy="name one from 1 to 65535")
+        raise SluiceError(f"{PORT_VARIABLE}={text!r}: not a port", remedy="use one from 1 to 65535")
     return int(text)
 
 
 @dataclass(frozen=True, slots=True)
 class Controllers:
-    """Addresses, the primary first, and the uids whose answers are believed: SlurmUser's and root's.
+    """Addresses, the primary first, and the uids whose answers are trusted: SlurmUser's and root's.
 
-    `user`: SlurmUser, who alone can decode requests; None: whoever has the munge key.
+    `user`: SlurmUser, the only one who can decode requests; None: any holder of the MUNGE key.
     """
 
     hosts: tuple[str, ...]
@@ -68,7 +68,7 @@ def _slurm_conf() -> Path | None:
 
 
 def slurmd_spool() -> str:
-    """SlurmdSpoolDir as slurm.conf has it, with its %n and %h; slurmd's default where nobody says."""
+    """SlurmdSpoolDir as slurm.conf has it, with its %n and %h; slurmd's default where it is not set."""
     found = _DEFAULT_SPOOL
     path = _slurm_conf()
     with suppress(SluiceError):
@@ -83,7 +83,7 @@ def controllers(conf: Path | None = None) -> Controllers:
     """The controllers, as slurm.conf has them. Raises SluiceError."""
     path = conf or _slurm_conf()
     if path is None or not path.is_file():
-        raise SluiceError("no slurm.conf on this node", remedy="name it in SLURM_CONF")
+        raise SluiceError("no slurm.conf on this node", remedy="set SLURM_CONF to its path")
     hosts, user = [], "root"
     for line in read_config(path).lines:
         for value in line.pairs:
@@ -93,7 +93,7 @@ def controllers(conf: Path | None = None) -> Controllers:
             elif value.key.lower() == "slurmuser":
                 user = value.text
     if not hosts:
-        raise SluiceError(f"{path}: names no SlurmctldHost", remedy="nodes send records of jobs there")
+        raise SluiceError(f"{path}: names no SlurmctldHost", remedy="add it: nodes send records of jobs there")
     try:
         uid = int(user) if user.isdecimal() else pwd.getpwnam(user).pw_uid
     except KeyError:
@@ -102,7 +102,7 @@ def controllers(conf: Path | None = None) -> Controllers:
 
 
 class AnswerError(SluiceError):
-    """A controller has read the request, and does not take it."""
+    """A controller has read the request, and does not accept it."""
 
 
 class Outbox:
@@ -124,7 +124,7 @@ class Outbox:
                 path.unlink(missing_ok=True)
 
     def put(self, record: JobRecord) -> None:
-        """Keep a record to be sent. Raises OSError."""
+        """Store a record to be sent. Raises OSError."""
         name = f"{record.job}-{round(record.started * 1000)}.json"
         write_atomic(self.folder / name, record.to_json(), mode=0o600, follow_links=False)
         self.on_put()
@@ -178,9 +178,10 @@ class Outbox:
         return taken, bad
 
     def send(self, to: Controllers, where: int) -> int:
-        """Send what waits, a request at a time; how many were stored. Raises SluiceError when none takes it.
+        """Send what waits, one request at a time; how many were stored. Raises SluiceError when no controller accepts
+        it.
 
-        What the controllers do not take is sent alone, and waits behind the others.
+        What the controllers do not accept is sent alone, and waits behind the others.
         """
         sent, alone = 0, 0
         refused: dict[Path, AnswerError] = {}
@@ -221,11 +222,11 @@ class _Request:
         return f'{{"version":{VERSION},"do":"records","records":[{texts}]}}'.encode()
 
     def forget(self) -> None:
-        """It is stored: remove the files, and those that nobody can send."""
+        """It is stored: remove the files, and those that cannot be sent."""
         for path in self._bad:
             path.unlink(missing_ok=True)
         for path, _, mark in self.taken:
-            if _mark(path) == mark:  # else it was written again meanwhile
+            if _mark(path) == mark:  # else it was written again in the meantime
                 path.unlink(missing_ok=True)
 
 
@@ -247,11 +248,11 @@ def _small(record: JobRecord) -> JobRecord:
 
 
 def ask(to: Controllers, where: int, payload: bytes | Callable[[], bytes]) -> dict[str, Any]:
-    """Ask the controllers in turn; the answer of the first that takes it. Raises SluiceError when none does, and
+    """Ask the controllers in turn; the answer of the first that accepts it. Raises SluiceError when none does, and
     AnswerError when one has read it.
 
-    `payload` may be a function, which is called for each controller that listens: what is large is not put together as
-    long as there is none.
+    `payload` may be a function, which is called for each controller that listens: a large payload is not built
+    while there is none.
     """
     failures = []
     kind = SluiceError
@@ -262,14 +263,14 @@ def ask(to: Controllers, where: int, payload: bytes | Callable[[], bytes]) -> di
             failures.append(f"{host}: {getattr(error, 'strerror', None) or error}")
             kind = AnswerError if isinstance(error, AnswerError) else kind
     raise kind(
-        f"no controller takes the records of jobs on port {where} ({'; '.join(failures)})",
+        f"no controller accepts the records of jobs on port {where} ({'; '.join(failures)})",
         remedy="start sluice-controllerd on the controllers; records wait on the node until then",
     )
 
 
 def _ask_one(host: str, where: int, payload: bytes | Callable[[], bytes], to: Controllers) -> dict[str, Any]:
-    from slurm_client.munge import decode, encode
-    from slurm_client.munge_service import connect
+    from sluice.slurm.munge import decode, encode
+    from sluice.slurm.munge_service import connect
 
     with connect(host, where, _CONNECT_S) as connection:
         request = encode(payload() if callable(payload) else payload, readable_by=to.user)
@@ -280,10 +281,10 @@ def _ask_one(host: str, where: int, payload: bytes | Callable[[], bytes], to: Co
             part = connection.recv(1 << 16)
             data += part
             if not part or len(data) > _MAX_ANSWER or time.monotonic() > until:
-                raise SluiceError("broken off; does it lead, and do both have one munge key and time?")
+                raise SluiceError("closed the connection; check that it leads, and that MUNGE keys and clocks agree")
     message = decode(data.decode("ascii", "replace").strip())
     if message.uid not in to.trusted:
-        raise SluiceError(f"the answer is uid {message.uid}'s, not SlurmUser's")
+        raise SluiceError(f"the answer is from uid {message.uid}, not from SlurmUser")
     try:
         answer = json.loads(message.payload)
     except ValueError as error:
@@ -302,7 +303,7 @@ class Courier:
         self._next = 0.0
 
     def run(self) -> float | None:
-        """A duty of the agent; seconds until the next try. Raises SluiceError when no controller takes what waits."""
+        """A duty of the agent; seconds until the next try. Raises SluiceError when no controller accepts what waits."""
         now = time.monotonic()
         if now < self._next:
             return NotYet(self._next - now)

@@ -1,4 +1,4 @@
-"""What a node tells of its health: to the controllers' daemon, to `sluice health check`, to HealthCheckProgram."""
+"""What a node reports of its health: to the controllers' daemon, `sluice health check` and HealthCheckProgram."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from sluice_base.errors import SluiceError
-from sluice_base.text import one_line
+from sluice.base.errors import SluiceError
+from sluice.base.text import one_line
 
 SCHEMA_VERSION = 1
 SEVERITIES = ("info", "warning", "critical", "fatal")
@@ -17,12 +17,12 @@ _WORD = re.compile(r"[a-z0-9_-]{1,40}")
 _MOST = 1000
 _MOST_TEXT = 300
 _MOST_FAULTS = 256
-_MOST_BLAMES = 100  # a job makes as many events as it likes
+_MOST_BLAMES = 100  # a job can cause any number of events
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A finding as it is told. `numbers`: of gres/gpu, empty for the node; `jobs`: had the GPU when it began."""
+    """A finding as it is reported. `numbers`: of gres/gpu, empty for the node; `jobs`: had the GPU when it began."""
 
     check: str
     uuid: str
@@ -72,21 +72,21 @@ class Report:
     faults: tuple[Fault, ...] = ()
     passes: int = 0
     unknown: tuple[str, ...] = ()
-    undelivered_since: float | None = None  # no controllers' daemon has taken a report since then
-    blames: tuple[str, ...] = field(default=())  # jobs that were blamed for an event, in words
+    undelivered_since: float | None = None  # no controllers' daemon has accepted a report since then
+    blames: tuple[str, ...] = field(default=())  # texts about jobs that caused an event
     refused_at: float = 0.0  # when a prolog was refused for a fault last, or a GPU not returned clean
     unclean: tuple[str, ...] = ()  # the GPUs that were not returned clean then
     room: bool = False  # there is room in all folders that jobs need
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: the worst faults and the latest blames, so many that a controller takes them in one request."""
+        """For JSON: the worst faults and the latest blames, as many as fit one request."""
         worst = sorted(self.faults, key=lambda fault: SEVERITIES.index(fault.severity))[-_MOST_FAULTS:]
-        told = replace(
+        shortened = replace(
             self,
             faults=tuple(replace(one, text=one.text[:_MOST_TEXT]) for one in self.faults if one in worst),
             blames=tuple(one[:_MOST_TEXT] for one in self.blames[-_MOST_BLAMES:]),
         )
-        return {"schema_version": SCHEMA_VERSION, **asdict(told)}
+        return {"schema_version": SCHEMA_VERSION, **asdict(shortened)}
 
     @property
     def severity(self) -> str | None:
@@ -105,7 +105,7 @@ class Report:
 
     @property
     def unanswered(self) -> list[str]:
-        """GPUs of which not even the check whether they are there could be made."""
+        """GPUs for which even the check whether they are there could not run."""
         return [gpu.uuid for gpu in self.gpus if "gpu_lost" in gpu.unknown]
 
 
@@ -133,7 +133,7 @@ def parse_report(document: Mapping[str, Any]) -> Report:
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise SluiceError(
-            f"health report: {one_line(repr(error))}", remedy="bring node and controller to one version of Sluice"
+            f"health report: {one_line(repr(error))}", remedy="install one version of Sluice on node and controller"
         ) from error
 
 
@@ -168,7 +168,7 @@ def _fault(one: Mapping[str, Any]) -> Fault:
 
 def _match(pattern: re.Pattern[str], value: Any) -> str:
     if not isinstance(value, str) or not pattern.fullmatch(value):
-        raise ValueError(f"{value!r:.60} is no name")
+        raise ValueError(f"{value!r:.60} is not a name")
     return value
 
 

@@ -1,7 +1,7 @@
-"""The controllers' store of job records: what nodes sent of each job, kept beside slurmctld's own state.
+"""The controllers' store of job records: what nodes sent for each job, kept next to slurmctld's own state.
 
-One append-only file a UTC day of the job's end, ``2026-11-21.jsonl``, one record (`prolog_epilog.record`, schema 1) a
-line. A job has one record for each node and run. A node that gets no answer sends again, so a record may stand there
+One append-only file a UTC day of the job's end, ``2026-11-21.jsonl``, one record (`sluice.exchange.record`, schema 1) a
+line. A job has one record for each node and run. A node that gets no answer sends again, so a record may be there
 twice: readers drop the earlier line. Both controllers see StateSaveLocation, and only the leading one writes.
 """
 
@@ -14,9 +14,9 @@ from contextlib import suppress
 from datetime import UTC, date, datetime
 from pathlib import Path
 
-from prolog_epilog.record import JobRecord
-from sluice_base.errors import SluiceError
-from sluice_base.text import one_line
+from sluice.base.errors import SluiceError
+from sluice.base.text import one_line
+from sluice.exchange.record import JobRecord
 
 FOLDER = "sluice.jobs"
 """Below StateSaveLocation."""
@@ -27,7 +27,7 @@ Key = tuple[int, str, float]
 
 
 def key_of(record: JobRecord) -> Key:
-    """What names a record: the job, the node, and when it started there (a job that is requeued starts again)."""
+    """What identifies a record: the job, the node, and when it started there (a job that is requeued starts again)."""
     return record.job, record.node, record.started
 
 
@@ -59,7 +59,7 @@ class JobRecords:
                         yield record
 
     def of_job(self, job: int, since: float | None = None) -> list[JobRecord]:
-        """A job's records, one a node and run, by start; of those that ended at or after `since`. Raises OSError."""
+        """A job's records, one for each node and run, by start; ended at or after `since`. Raises OSError."""
         self.damaged = 0
         mark = f'"job": {job},'
         found: dict[Key, JobRecord] = {}
@@ -106,7 +106,7 @@ class JobRecords:
 
 
 def check_record(record: JobRecord, *, running: bool = False) -> None:
-    """Raise SluiceError unless what later readers rely on is of the right kind. `running`: it has no end yet."""
+    """Raise SluiceError unless the fields that readers rely on have the right types. `running`: it has no end yet."""
     whole = isinstance(record.job, int) and isinstance(record.uid, int)
     texts = all(isinstance(text, str) for text in (record.user, record.account, record.partition, record.node))
     ended = record.ended is None if running else isinstance(record.ended, int | float)
@@ -119,18 +119,18 @@ def check_record(record: JobRecord, *, running: bool = False) -> None:
         for number in (grant.total, grant.peak, grant.refused, grant.limit or 0, grant.asked or 0)
     )
     if not (whole and texts and times and sizes):
-        raise SluiceError(f"record of job {one_line(str(record.job))[:20]}: fields of the wrong kind")
+        raise SluiceError(f"record of job {one_line(str(record.job))[:20]}: fields of the wrong type")
 
 
 def _day(seconds: float) -> date:
     try:
         return datetime.fromtimestamp(seconds, UTC).date()
     except (OverflowError, ValueError, OSError) as error:
-        raise SluiceError(f"time {seconds!r}: out of range", remedy="look at the clock of the node") from error
+        raise SluiceError(f"time {seconds!r}: out of range", remedy="check the clock of the node") from error
 
 
 def _append(path: Path, data: bytes) -> None:
-    """Add whole lines and wait for the disk; what a crash left half-written gets an end of line first."""
+    """Add complete lines and sync; a partial line that a crash left gets an end of line first."""
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         size = os.fstat(descriptor).st_size

@@ -1,8 +1,8 @@
-"""Which records are of one run of a job, and which of its runs Slurm's accounting speaks of.
+"""Which records belong to one run of a job, and which of its runs is the one in Slurm's accounting.
 
 Slurm runs a requeued job again under its number: accounting has a row for each run, and each node of a run has a record
-of it. Nodes are told which run it is by a count, and since Slurm 23.02 by its start; without these, as of records of
-earlier versions, times alone tell.
+of it. Nodes get the run as a count, and since Slurm 23.02 by its start; without these, as in records of
+earlier versions, only times identify it.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from prolog_epilog.record import JobRecord
+from sluice.exchange.record import JobRecord
 
 Found = TypeVar("Found")
-_NEAR_S = 120.0  # a node begins a job's record so long after Slurm's start at most
+_NEAR_S = 120.0  # a node begins a job's record at most this long after Slurm's start
 _EARLY_S = 5.0  # clocks of nodes and controllers differ
-_CLOCK_S = 60.0  # more than that between two measures of a time, and the clock was set meanwhile
+_CLOCK_S = 60.0  # more than that between two measures of a time, and the clock was set in between
 
 
 def runs_of(records: Iterable[JobRecord]) -> list[list[JobRecord]]:
@@ -46,14 +46,14 @@ def _together(one: JobRecord, other: JobRecord) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """When a run began: by Slurm's own word, else by its nodes' clocks, which may have been set while it ran."""
+    """When a run began: from Slurm, else by its nodes' clocks, which may have been set while it ran."""
 
     times: tuple[float, ...] = ()
     again: bool = False  # the job had run before
 
     @classmethod
     def of(cls, run: Sequence[JobRecord]) -> Began:
-        """Of a run's records."""
+        """The span of a run's records."""
         again = any(record.restarts for record in run)
         if any(record.begun is not None for record in run):
             return cls((min(record.begun for record in run if record.begun is not None),), again)
@@ -68,12 +68,16 @@ class Began:
 
 
 def nearest(
-    runs: Iterable[tuple[Began, Found]], start: float, end: float | None, *, early: float = _EARLY_S,
+    runs: Iterable[tuple[Began, Found]],
+    start: float,
+    end: float | None,
+    *,
+    early: float = _EARLY_S,
     late: float = _NEAR_S,
-) -> Found | None:  # fmt: skip
+) -> Found | None:
     """What belongs to the run that accounting has from `start` to `end` (None: it runs); None where nothing does.
 
-    `early`, `late`: by how much its records may begin before Slurm's start, and after it.
+    `early`, `late`: how long before and after Slurm's start its records may begin.
     """
     fitting = [(off, found) for began, found in runs if (off := began.off(start, end, early, late)) is not None]
     return min(fitting, key=lambda one: one[0])[1] if fitting else None
@@ -82,8 +86,8 @@ def nearest(
 def start_of(record: JobRecord) -> float:
     """When a job's time on its node began, in seconds since 1970.
 
-    By Slurm's own word; else so long before the record's end as the clock says that nobody sets: where the node's other
-    clock was set meanwhile, its last word counts, as it was set for being wrong.
+    From Slurm; else the record's end less the length by the monotonic clock: where the node's other
+    clock was set in between, its last value counts, as it was set because it was wrong.
     """
     if record.begun is not None:
         return record.begun
@@ -101,7 +105,7 @@ def from_to(record: JobRecord, now: float) -> tuple[float, float]:
         return begin, now
     if record.ran_s is not None:
         return begin, begin + record.ran_s
-    # Of an agent that noted no length, what it measured tells of a clock that was set back.
+    # With a record without a length, what was measured shows whether the clock was set back.
     gpus = record.usage.get("gpus") if isinstance(record.usage, dict) else None
     uses = gpus.values() if isinstance(gpus, dict) else ()
     measured = max((float(one.get("seconds", 0)) for one in uses), default=0.0)

@@ -1,23 +1,21 @@
-"""What nodes last told of their GPUs: the controller's side of `prolog_epilog.telling`, in memory."""
+"""What nodes last reported of their GPUs: the controller's side of `prolog_epilog.live_reports`, in memory."""
 
 from __future__ import annotations
 
 import json
 import threading
 import time
-import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sluice_base.errors import SluiceError
-from usage.controllerd import Site
+from sluice.base.errors import SluiceError
 
 LIVE_FILE = "sluice.live.json"
-"""Below StateSaveLocation, SlurmUser's alone: the latest readings for `sluice top`."""
+"""Below StateSaveLocation, readable by SlurmUser only: the latest readings for `sluice top`."""
 FRESH_S = 90.0
-"""What is older is not known any more, unless its node tells more seldom."""
+"""Older readings are dropped, unless their node reports less often."""
 _PERIODS = 2.5
 _SELDOM_S = 3600.0
 _MOST_NODES = 20_000
@@ -28,7 +26,7 @@ _FUTURE_S = 60.0  # by which clocks of controllers may differ
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """One GPU. None: not told."""
+    """One GPU. None: not known."""
 
     node: str
     index: int
@@ -44,7 +42,7 @@ class GpuReading:
 
     @property
     def name(self) -> str:
-        """As messages name it."""
+        """Its name in messages."""
         return f"{self.node} GPU {self.index}"
 
 
@@ -56,7 +54,7 @@ class Readings:
         self._nodes: dict[str, tuple[float, list[GpuReading]]] = {}  # until when it is fresh
 
     def take(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """A handler of the inbox. Raises SluiceError for what is not a node's telling."""
+        """A handler of the inbox. Raises SluiceError for what is not a node's report."""
         node, gpus = request.get("node"), request.get("gpus")
         if not isinstance(node, str) or not 0 < len(node) <= 64 or not isinstance(gpus, list) or len(gpus) > _MOST_GPUS:
             raise SluiceError("readings: not a node's")
@@ -70,7 +68,7 @@ class Readings:
         return {}
 
     def fresh(self) -> list[GpuReading]:
-        """The GPUs of the nodes that told of them lately."""
+        """The GPUs of the nodes that reported them recently."""
         now = time.monotonic()
         with self._lock:
             return [gpu for until, gpus in self._nodes.values() if now < until for gpu in gpus]
@@ -81,18 +79,24 @@ def _reading(node: str, one: object) -> GpuReading:
         raise SluiceError("readings: a GPU without a number")
     errors = _number(one.get("errors"))
     return GpuReading(
-        node, one["index"], str(one.get("uuid", ""))[:80], _number(one.get("temperature_c")),
-        _number(one.get("utilisation_percent")), _number(one.get("memory_percent")),
-        None if errors is None else int(errors), _by_job(one.get("jobs")),
-        _bytes(one.get("memory_used_bytes")), _bytes(one.get("memory_total_bytes")),
+        node,
+        one["index"],
+        str(one.get("uuid", ""))[:80],
+        _number(one.get("temperature_c")),
+        _number(one.get("utilisation_percent")),
+        _number(one.get("memory_percent")),
+        None if errors is None else int(errors),
+        _by_job(one.get("jobs")),
+        _bytes(one.get("memory_used_bytes")),
+        _bytes(one.get("memory_total_bytes")),
         {job: int(size) for job, size in _by_job(one.get("job_memory")).items() if size is not None and size >= 0},
-    )  # fmt: skip
+    )
 
 
-def _by_job(told: object) -> dict[int, float | None]:
+def _by_job(values: object) -> dict[int, float | None]:
     return {
         int(job): _number(value)
-        for job, value in (told.items() if isinstance(told, dict) else ())
+        for job, value in (values.items() if isinstance(values, dict) else ())
         if str(job).isascii() and str(job).isdecimal() and len(str(job)) <= 10
     }
 
@@ -110,7 +114,7 @@ def _bytes(value: object) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class GpuNow:
-    """A GPU now. None: not told."""
+    """A GPU now. None: not known."""
 
     percent: float | None = None
     used_mib: int | None = None
@@ -130,7 +134,7 @@ class JobNow:
 
 @dataclass
 class Live:
-    """What nodes told lately."""
+    """What nodes reported recently."""
 
     gpus: dict[str, dict[int, GpuNow]] = field(default_factory=dict)  # node -> number -> GPU
     jobs: dict[int, list[JobNow]] = field(default_factory=dict)
@@ -142,8 +146,11 @@ def live(gpus: Iterable[GpuReading], now: float) -> dict[str, Any]:
     jobs: dict[str, list[list[Any]]] = {}
     for gpu in gpus:
         nodes.setdefault(gpu.node, {})[str(gpu.index)] = [
-            gpu.utilisation_percent, _mib(gpu.memory_used), _mib(gpu.memory_total), gpu.temperature_c,
-        ]  # fmt: skip
+            gpu.utilisation_percent,
+            _mib(gpu.memory_used),
+            _mib(gpu.memory_total),
+            gpu.temperature_c,
+        ]
         for job, percent in gpu.jobs.items():
             jobs.setdefault(str(job), []).append([gpu.node, gpu.index, percent, _mib(gpu.job_memory.get(job))])
     return {"version": 2, "at": round(now), "nodes": nodes, "jobs": jobs}
@@ -154,32 +161,23 @@ def _mib(size: int | None) -> int | None:
 
 
 def read_live(path: Path, now: float) -> Live:
-    """What the file says; nothing where nobody tells, or the caller may not know."""
+    """The content of the file; empty where no node reports, or the caller may not read it."""
     try:
         with path.open("rb") as file:
-            told = json.loads(file.read(_MOST_BYTES))
-        if told["version"] != 2 or not -_FUTURE_S < now - told["at"] < FRESH_S:
+            document = json.loads(file.read(_MOST_BYTES))
+        if document["version"] != 2 or not -_FUTURE_S < now - document["at"] < FRESH_S:
             return Live()
         gpus = {
-            str(name): {int(index): GpuNow(_number(one[0]), _bytes(one[1]), _bytes(one[2]), _number(one[3]))
-                        for index, one in found.items()}
-            for name, found in told["nodes"].items()
-        }  # fmt: skip
+            str(name): {
+                int(index): GpuNow(_number(one[0]), _bytes(one[1]), _bytes(one[2]), _number(one[3]))
+                for index, one in found.items()
+            }
+            for name, found in document["nodes"].items()
+        }
         jobs = {
             int(job): [JobNow(str(one[0]), int(one[1]), _number(one[2]), _bytes(one[3])) for one in found]
-            for job, found in told["jobs"].items()
+            for job, found in document["jobs"].items()
         }
         return Live(gpus, jobs)
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
         return Live()
-
-
-_of_site: weakref.WeakKeyDictionary[Site, Readings] = weakref.WeakKeyDictionary()
-
-
-def readings_of(site: Site) -> Readings:
-    """Those of this daemon."""
-    found = _of_site.get(site)
-    if found is None:
-        found = _of_site[site] = Readings()
-    return found

@@ -1,6 +1,6 @@
-"""What the vendors' libraries tell of a GPU, in one form: the process of `prolog_epilog.sampling` fills it in.
+"""What the vendors' libraries report of a GPU, in one form: the process of `prolog_epilog.sampling` fills it in.
 
-None is what the vendor, the model or the driver does not tell; never 0 instead. Names carry their units.
+None is what the vendor, the model or the driver does not report; never 0 instead. Names carry their units.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 THROTTLING = frozenset({"power", "thermal", "hardware", "brake"})
-"""Words of `Reading.throttle` for a GPU that is slower than it is told to be; the others are settings, or idleness.
+"""Words of `Reading.throttle` for a GPU that is slower than it is set to be; the others are settings, or idleness.
 
 power: the power limit; thermal: heat; brake: the power supply; hardware: another slowdown of its own, e.g. PROCHOT.
 """
@@ -22,7 +22,7 @@ class Reading:
 
     uuid: str
     parts: list[str] = field(default_factory=list)  # UUIDs of its MIG instances
-    problem: str | None = None  # the library's words when it does not answer for this GPU
+    problem: str | None = None  # the library's message when it does not answer for this GPU
     lost: bool = False  # it fell off the bus, or hangs until it is reset
     utilisation_percent: float | None = None
     memory_bandwidth_percent: float | None = None
@@ -70,7 +70,7 @@ class Reading:
     xids: list[tuple[float, int]] = field(default_factory=list)  # new since the last reading: when read, which
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON, without what is not told."""
+        """For JSON, without what is not known."""
         found = {key: value for key, value in vars(self).items() if value is not None and value != []}
         if self.links:
             found["links"] = [dict(vars(link)) for link in self.links]
@@ -102,7 +102,7 @@ class Link:
 class Activity:
     """What grew on a device or MIG instance since its library was opened, read at every sample of a job's devices.
 
-    `busy_ns`: time at work; `energy_mj`: of the whole GPU; `throttle` as in `Reading`, now; `share`: of a MIG instance,
+    `busy_ns`: busy time; `energy_mj`: of the whole GPU; `throttle` as in `Reading`, now; `share`: of a MIG instance,
     its part of the GPU by memory; `at_s`: when it was read, by the machine's monotonic clock.
     """
 
@@ -114,9 +114,9 @@ class Activity:
 
 
 def readings_of(answer: dict[str, Any], key: str = "full") -> dict[str, Reading]:
-    """The readings that a sample's answer has under `key`, by GPU; for all who ask they are parsed once.
+    """The readings that a sample's answer has under `key`, by GPU; they are parsed once for all readers.
 
-    Raises TypeError, ValueError, KeyError or AttributeError where they make no sense.
+    Raises TypeError, ValueError, KeyError or AttributeError where they are not valid.
     """
     parsed: dict[str, dict[str, Reading]] = answer.setdefault("parsed", {})
     if key not in parsed:

@@ -3,8 +3,8 @@
 The record is JSON, `SCHEMA_VERSION` 1, one file a job and node. Memory is in bytes, times in seconds since 1970. Fields
 may be added within a version; a reader ignores those that it does not know.
 
-What a job's user can cause, and words of theirs, are bounded here: a record with 64 GPUs is at most `MOST_RECORD` long,
-and whatever came before it, the event that a step was ended has room.
+What a job's user can cause, and their texts, are bounded here: a record with 64 GPUs is at most `MOST_RECORD` long,
+and the event that a step was ended always has room.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from sluice_base.clock import uptime
-from sluice_base.errors import SluiceError
-from sluice_base.files import write_atomic
-from sluice_base.text import one_line
+from sluice.base.clock import uptime
+from sluice.base.errors import SluiceError
+from sluice.base.files import write_atomic
+from sluice.base.text import one_line
 
 SCHEMA_VERSION = 1
 MOST_RECORD = 256 << 10
@@ -30,10 +30,10 @@ MOST_EVENTS = 200
 """Of one job; later ones are counted in `JobRecord.events_left_out`."""
 _MOST_OF_EVENTS = 128 << 10  # characters of them all
 _MOST_OF_DETAIL = 4 << 10
-_ROOM = {"return": 1.0, "end": 0.95, "warn": 0.8}  # up to which part of both an event still has room
+_ROOM = {"return": 1.0, "end": 0.95, "warn": 0.8}  # the part of both bounds that an event may fill
 _ROOM_OF_OTHERS = 0.6
 _AT_WILL = {"refuse": 16, "stray": 16, "problem": 16, "rung": 16, "share": 16, "limit": 72}
-"""What a job's user can cause again and again, and how many are kept; those that say the same are counted in one."""
+"""What a job's user can cause repeatedly, and how many are kept; equal ones are counted in one."""
 _FITS = ((64, 200), (16, 200), (4, 100), (1, 20))  # items of a list, characters of a text: the first that fits
 _MOST_NUMBER = 1 << 63
 
@@ -49,11 +49,11 @@ class Grant:
     total: int
     asked: int | None = None  # None: the whole device
     limit: int | None = None  # in force; None: none
-    rung: str = "none"  # what holds it to the limit, beside the watchdog: "limiter", "watchdog", "none"
+    rung: str = "none"  # what holds it to the limit, in addition to the watchdog: "limiter", "watchdog", "none"
     passed_over: dict[str, str] = field(default_factory=dict)  # stronger rungs, and why they could not hold it
     peak: int = 0
     refused: int = 0  # allocations that the limiter refused
-    foreign: int | None = None  # bytes in use by no process when the job came; None: not told
+    foreign: int | None = None  # bytes in use by no process when the job came; None: not known
     warned: bool = False
     clean: bool | None = None  # None: not yet taken back
 
@@ -65,7 +65,7 @@ class Event:
     time: float
     action: str  # "grant", "limit", "refuse", "warn", "end", "stray", "return"
     detail: dict[str, Any] = field(default_factory=dict)
-    times: int = 1  # it said the same
+    times: int = 1  # how often it was the same
 
     @property
     def size(self) -> int:
@@ -87,24 +87,24 @@ class JobRecord:
     ended: float | None = None
     share_percent: int | None = None
     share_by: str = ""  # what gives the share: "mig", "mps", "cu-mask"
-    sluid: str = ""  # Slurm's other name of the job, by which its cgroup is called from 26.05 on
-    suspect: bool = False  # agents died while they read what it wrote
-    cgroup: str = ""  # the folder by which all its tasks can be frozen; empty: no task has told yet
+    sluid: str = ""  # Slurm's other ID of the job, the name of its cgroup from 26.05 on
+    suspect: bool = False  # agents died while they read its data
+    cgroup: str = ""  # the folder by which all its tasks can be frozen; empty: not known before the first task
     share_from: int = 0  # percent of the compute units at which a mask begins
     grants: list[Grant] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     events_left_out: int = 0
-    split: bool = False  # slurmd told how many shards the job has of each GPU
-    usage: dict[str, Any] | None = None  # what was measured while it ran (usage/metrics)
-    restarts: int | None = None  # how often Slurm had begun the job before this run; None: not told
-    begun: int | None = None  # when Slurm began this run, by the controller's clock; None: not told (before 23.02)
-    started_uptime: float | None = None  # `started` by the node's clock that nobody sets
-    ran_s: float | None = None  # how long it ran by that clock; of a running job, until it was told
+    split: bool = False  # slurmd passed how many shards the job has of each GPU
+    usage: dict[str, Any] | None = None  # what was measured while it ran (sluice/metrics)
+    restarts: int | None = None  # how often Slurm had started the job before this run; None: not known
+    begun: int | None = None  # when Slurm started this run, by the controller's clock; None: not known (before 23.02)
+    started_uptime: float | None = None  # `started` by the node's monotonic clock
+    ran_s: float | None = None  # how long it ran by that clock; of a running job, until the report
     refused: str = ""  # why the job was refused here for what its user asked; such a job has no grants
     schema_version: int = SCHEMA_VERSION
 
     def ran(self, up: float) -> float | None:
-        """How long it had run at `up` (`uptime`), however the clock was set meanwhile; None: not of one boot."""
+        """How long it had run at `up` (`uptime`), even if the clock was set in between; None: not of one boot."""
         return up - self.started_uptime if self.started_uptime is not None and up >= self.started_uptime else None
 
     def age(self) -> float:
@@ -113,7 +113,7 @@ class JobRecord:
         return time.time() - self.started if ran is None else ran
 
     def end(self, ended: float, up: float) -> None:
-        """It ended at a time since 1970, and `up` since the boot."""
+        """Set its end: a time since 1970, and `up` since the boot."""
         self.ended, self.ran_s = ended, self.ran(up)
 
     def note(self, action: str, **detail: Any) -> None:
@@ -147,7 +147,7 @@ class JobRecord:
         return size
 
     def latest(self, actions: Collection[str] = (), most: int = 10, size: int = 4 << 10) -> list[Event]:
-        """The latest events, at most so many and of so many characters; `actions`: only of these."""
+        """The latest events, bounded in number and characters; `actions`: only of these."""
         found: list[Event] = []
         for event in reversed(self.events):
             if not actions or event.action in actions:
@@ -162,7 +162,7 @@ class JobRecord:
         return {**asdict(self), "events": [asdict(event) for event in self.latest()]}
 
     def note_once(self, action: str, **detail: Any) -> None:
-        """Add an event unless the last one says the same."""
+        """Add an event unless the last one is the same."""
         if not self.events or (self.events[-1].action, self.events[-1].detail) != (action, _fitting(detail)):
             self.note(action, **detail)
 
@@ -187,7 +187,7 @@ class JobRecord:
             if len(text) <= MOST_RECORD:
                 return cls(**{**known, "events": events})
             record = cls(**{**known, "events": []})
-            for event in events:  # an earlier version's, which bounded nothing
+            for event in events:  # of an earlier version, which had no bounds
                 record._add(replace(event, detail=_fitting(event.detail)))
             return record
         except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
@@ -201,7 +201,7 @@ def _read(kind: Any, fields: dict[str, Any]) -> Any:
 
 
 def _fitting(detail: dict[str, Any]) -> dict[str, Any]:
-    """The detail of an event in at most `_MOST_OF_DETAIL` characters of JSON, for whatever is given."""
+    """The detail of an event in at most `_MOST_OF_DETAIL` characters of JSON, for any input."""
     for items, characters in _FITS:
         found = {name: _bounded(value, items, characters) for name, value in islice(detail.items(), 16)}
         if len(json.dumps(found)) <= _MOST_OF_DETAIL:
@@ -213,7 +213,7 @@ def _bounded(value: Any, items: int, characters: int) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int | float):
-        return value if abs(value) < _MOST_NUMBER else None  # nor what JSON does not have
+        return value if abs(value) < _MOST_NUMBER else None  # and not what JSON does not have
     if isinstance(value, list | tuple):
         return [_bounded(one, 0, characters) for one in value[:items]]
     return one_line(str(value), limit=characters)
@@ -231,11 +231,11 @@ class Store:
         self.folder.mkdir(mode=self.mode, parents=True, exist_ok=True)
 
     def save(self, record: JobRecord) -> None:
-        """Write or replace. Raises OSError, e.g. when the file system is full; the old file then stands."""
+        """Write or replace. Raises OSError, e.g. when the file system is full; the old file then stays."""
         write_atomic(self.folder / f"{record.job}.json", record.to_json(), mode=0o600, follow_links=False)
 
     def remove(self, job: int) -> None:
-        """Remove; one that is not there is no error."""
+        """Remove a record; a missing one is not an error."""
         with suppress(FileNotFoundError):
             (self.folder / f"{job}.json").unlink()
 
@@ -245,7 +245,7 @@ class Store:
         try:
             return JobRecord.from_json(path.read_text(), str(path))
         except FileNotFoundError:
-            raise SluiceError(f"job {job}: no record of it on this node", remedy=f"look into {self.folder}") from None
+            raise SluiceError(f"job {job}: no record of it on this node", remedy=f"see {self.folder}") from None
 
     def load_all(self) -> tuple[list[JobRecord], list[SluiceError]]:
         """All records by job, and what could not be read."""

@@ -1,7 +1,7 @@
-"""What jobs use that still run, as their nodes last told it: kept in the controllers' daemon's memory, and asked there.
+"""What running jobs use, as their nodes last reported it: kept in memory by the controllers' daemon.
 
-Nodes tell every `monitoring.running` (`prolog_epilog.telling`). Nothing is written: after a restart or takeover the
-nodes have told again within that time. A user may ask for the own jobs, root and SlurmUser for all.
+Nodes report every `monitoring.running` (`prolog_epilog.live_reports`). Nothing is written: after a restart or takeover
+nodes have reported again within that time. Users may ask for their own jobs, root and SlurmUser for all.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prolog_epilog.courier import MAX_REQUEST, VERSION, Controllers, ask, controllers, port
-from prolog_epilog.record import JobRecord
-from sluice_base.errors import SluiceError
-from usage.alerts.readings import JobNow, Live
-from usage.job_records import check_record
+from sluice.base.errors import SluiceError
+from sluice.exchange.courier import MAX_REQUEST, VERSION, Controllers, ask, controllers, port
+from sluice.exchange.job_records import check_record
+from sluice.exchange.live import JobNow, Live
+from sluice.exchange.record import JobRecord
 
 _LEAST_FRESH_S = 90.0
-_PERIODS = 2.5  # a node that has not told for so long does not know its jobs any more, or is away
+_PERIODS = 2.5  # a node without a report for this time does not know its jobs any more, or is down
 _MOST_NODES = 20_000
 _MOST_JOBS = 1024  # of a node
 _MOST_BYTES = 256 << 20
@@ -53,7 +53,7 @@ class Running:
     def take(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The handler of a node's ``running``: all its jobs, in several requests where they are many (`more`).
 
-        Raises SluiceError for what is not a node's telling, and where no room is left.
+        Raises SluiceError for what is not a node's report, and where no room is left.
         """
         name, given, period = request.get("node"), request.get("records"), request.get("period")
         if not isinstance(name, str) or not 0 < len(name) <= 64 or not isinstance(given, list):
@@ -86,13 +86,13 @@ class Running:
     def answer(self, request: Mapping[str, Any], uid: int | None) -> dict[str, Any]:
         """A page of what ``ask-running`` asks for. `uid`: only this user's jobs; None: all.
 
-        ``jobs``: only these; ``after``: the ``next`` of the page before. Raises SluiceError for what is no request.
+        ``jobs``: only these; ``after``: the ``next`` of the page before. Raises SluiceError for what is not a request.
         """
         wanted, after = request.get("jobs"), request.get("after", [0, ""])
         if wanted is not None and not (isinstance(wanted, list) and len(wanted) <= _MOST_IDS):
-            raise SluiceError("ask-running: jobs is no list, or too long")
+            raise SluiceError("ask-running: jobs is not a list, or too long")
         try:
-            ids = None if wanted is None else {int(one) for one in wanted}
+            ids = None if wanted is None else {_job_number(one) for one in wanted}
             since = int(after[0]), str(after[1])
         except (TypeError, ValueError, KeyError, IndexError, OverflowError) as error:
             raise SluiceError("ask-running: not a job's number") from error
@@ -120,10 +120,18 @@ class Running:
             )
 
 
+def _job_number(asked: Any) -> int:
+    """Not greater than Slurm's: greater numbers can be chosen to collide in a set. Raises ValueError."""
+    number = int(asked)
+    if not 0 <= number < 1 << 32:
+        raise ValueError(f"{number}: not a job's number")
+    return number
+
+
 def ask_running(
     jobs: Iterable[int] | None = None, *, conf: Path | None = None, to: Controllers | None = None
 ) -> list[JobRecord]:
-    """The records until now of running jobs, one a node: of the caller's own, for root and SlurmUser of all.
+    """The records until now of running jobs, one for each node: the caller's own, for root and SlurmUser all.
 
     Raises SluiceError where no controller answers.
     """
@@ -148,7 +156,7 @@ def ask_running(
 
 
 def live_of(records: Iterable[JobRecord]) -> Live:
-    """What running jobs do now, from what `ask_running` gave."""
+    """What running jobs do now, from the result of `ask_running`."""
     found = Live()
     for record in records:
         measured = (record.usage or {}).get("gpus")
@@ -161,8 +169,8 @@ def live_of(records: Iterable[JobRecord]) -> Live:
 
 def now_of(use: Mapping[str, Any]) -> tuple[float | None, int | None]:
     """Percent and MiB of a running job on a GPU, of the GPU's part of its record's usage."""
-    told = use.get("now")
-    shown = told if isinstance(told, dict) else {}
+    now = use.get("now")
+    shown = now if isinstance(now, dict) else {}
     percent, size = shown.get("utilisation"), shown.get("memory")
     return (
         float(percent) if isinstance(percent, int | float) and 0 <= percent < 1e6 else None,

@@ -1,8 +1,8 @@
-"""Decision records as slurmctld's plugins write them (slurm_plugin/controller/decision.h), and their replay.
+"""Decisions as slurmctld's plugins write them (slurm_plugin/decisions/decisions.h), and their replay.
 
-`read_records` reads one file, `Replay` follows the records and puts any decision to the core again. The format is
-described in docs/explain.md. Files are not believed: every length and number is checked, and a file that was cut off
-(slurmctld was killed, or still writes) ends where its last whole record ends.
+`read_entries` reads one file, `Replay` follows the entries and puts any decision to the core again. The format is
+described in docs/explain.md. Files are not trusted: every length and number is checked, and a file that was cut off
+(slurmctld was killed, or still writes) ends where its last whole entry ends.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
-from sluice_base.errors import SluiceError
-from sluice_core import CoreError, ffi, lib
-from sluice_core.cluster import Cluster
-from sluice_core.errors import check, new_error_text
-from sluice_core.placement import (
+from sluice.base.errors import SluiceError
+from sluice.core import CoreError, ffi, lib
+from sluice.core.cluster import Cluster
+from sluice.core.errors import check, new_error_text
+from sluice.core.placement import (
     Explanation,
     Layout,
     Part,
     Placement,
     Policy,
+    Preference,
     Request,
     RequestFlag,
-    Wish,
     commit,
     explain,
     place,
@@ -42,7 +42,7 @@ FORMAT = 1
 _MAGIC = b"SLUICEDR"
 _HEADER = struct.Struct("<8sII")
 HEADER_BYTES = _HEADER.size
-RECORD_HEAD = struct.Struct("<IHHQq")
+ENTRY_HEAD = struct.Struct("<IHHQq")
 """Length of the payload, kind, nothing, sequence number, microseconds since 1970."""
 _MAX_PAYLOAD = 256 * 1024 * 1024
 _NAME = re.compile(r"decisions\.\d{12}\Z")
@@ -52,8 +52,8 @@ _MAX_BITMAP_WORDS = int(lib.SLUICE_MAX_NODES) // 64 + 1
 NO_START = int(lib.SLUICE_BACKFILL_NO_START)
 
 
-class RecordError(SluiceError):
-    """A file of decision records that cannot be read."""
+class DecisionError(SluiceError):
+    """A file of decisions that cannot be read."""
 
 
 class Mode(IntEnum):
@@ -118,9 +118,9 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """The calls that made the cluster, as (entry, values) in their sequence."""
+    """The calls that made the cluster, as (call, values) in their sequence."""
 
-    entries: tuple[tuple[int, tuple[Any, ...]], ...]
+    calls: tuple[tuple[int, tuple[Any, ...]], ...]
 
     MODEL: ClassVar[int] = 1
     SHAPE: ClassVar[int] = 2
@@ -132,7 +132,7 @@ class Topology:
     @property
     def node_names(self) -> list[str]:
         """Slurm's names of the nodes."""
-        return [values[0] for entry, values in self.entries if entry == self.NODE]
+        return [values[0] for call, values in self.calls if call == self.NODE]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class Decision:
 
     @property
     def replayable(self) -> bool:
-        """Whether the answer is the core's own to this request, by a policy that looks at the present only."""
+        """Whether the answer is the core's own to this request, by a policy that uses only the present state."""
         answers = (lib.SLUICE_OK, lib.SLUICE_ERROR_NO_PLACE, lib.SLUICE_ERROR_NEVER)
         return (
             not self.planned
@@ -167,7 +167,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """Why a job stood where it stood in the order."""
+    """Why a job had its place in the order."""
 
     taken: int  # seconds since 1970
     site: int
@@ -205,7 +205,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """So many records before this one were dropped: slurmctld was faster than the disk."""
+    """How many entries before this one were dropped, as slurmctld was faster than the disk."""
 
     count: int
 
@@ -214,8 +214,8 @@ Body: TypeAlias = Topology | Image | Decision | Start | Plan | Lost
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """One record of a file."""
+class DecisionEntry:
+    """One entry of a file."""
 
     sequence: int
     time_us: int
@@ -242,7 +242,7 @@ class Fields:
         value = shift = 0
         while True:
             if at >= len(data) or shift > 63:
-                raise RecordError("decision record: a number is cut off or too long")
+                raise DecisionError("decision entry: a number is cut off or too long")
             byte = data[at]
             at += 1
             value |= (byte & 0x7F) << shift
@@ -250,7 +250,7 @@ class Fields:
                 break
             shift += 7
         if value > _MAX_64:
-            raise RecordError("decision record: a number is larger than 64 bits")
+            raise DecisionError("decision entry: a number is larger than 64 bits")
         self.at = at
         return value
 
@@ -263,14 +263,14 @@ class Fields:
         """A number of entries that follow."""
         value = self.number()
         if value > most:
-            raise RecordError(f"decision record: {value} entries, at most {most} are possible")
+            raise DecisionError(f"decision entry: {value} entries, at most {most} are possible")
         return value
 
     def raw(self, length: int) -> bytes:
         """Bytes as they are."""
         piece = self.data[self.at : self.at + length]
         if len(piece) != length:
-            raise RecordError("decision record: cut off")
+            raise DecisionError("decision entry: cut off")
         self.at += length
         return piece
 
@@ -289,7 +289,7 @@ class Fields:
             run = self.count(_MAX_BITMAP_WORDS * 4 + 3)
             kind, length = run & 3, run >> 2
             if length == 0 or word + length > size - 1 or kind > 2:
-                raise RecordError("decision record: a bitmap does not add up")
+                raise DecisionError("decision entry: a bitmap does not add up")
             if kind == 1:
                 bits.update(range(word * 64, (word + length) * 64))
             elif kind == 2:
@@ -316,10 +316,10 @@ def _request(data: Fields) -> dict[str, Any]:
         "models": data.number(),
         "capability_min": data.signed(),
         "gpu_memory_mib_min": data.signed(),
-        "one_link_domain": Wish(data.number()),
-        "one_numa_node": Wish(data.number()),
-        "near_nic": Wish(data.number()),
-        "one_switch": Wish(data.number()),
+        "one_link_domain": Preference(data.number()),
+        "one_numa_node": Preference(data.number()),
+        "near_nic": Preference(data.number()),
+        "one_switch": Preference(data.number()),
         "switch_level": data.count(_NO_TASK),
         "layout": Layout(data.number()),
         "flags": RequestFlag(data.count(_NO_TASK)),
@@ -359,34 +359,34 @@ def _job(data: Fields) -> JobFacts:
 
 
 def _topology(data: Fields) -> Topology:
-    entries: list[tuple[int, tuple[Any, ...]]] = []
+    calls: list[tuple[int, tuple[Any, ...]]] = []
     while data.at < len(data.data):
-        entry = data.number()
+        call = data.number()
         values: tuple[Any, ...]
-        if entry == Topology.MODEL:
+        if call == Topology.MODEL:
             values = (data.text(),)
-        elif entry == Topology.SHAPE:
+        elif call == Topology.SHAPE:
             count = data.count(int(lib.SLUICE_MAX_GPUS))
             gpus = tuple(
                 (data.number(), data.number(), data.signed(), data.number(), data.number(), bool(data.number()))
                 for _ in range(count)
             )
             values = (gpus, tuple(data.raw(count) for _ in range(count)))
-        elif entry == Topology.SWITCH:
+        elif call == Topology.SWITCH:
             values = (data.number(),)
-        elif entry == Topology.NODE:
+        elif call == Topology.NODE:
             values = (data.text(), data.number(), data.signed(), data.signed(), data.number())
-        elif entry == Topology.ORDER:
+        elif call == Topology.ORDER:
             values = tuple(data.number() for _ in range(data.count(int(lib.SLUICE_MAX_NODES))))
-        elif entry == Topology.WORKLOAD:
+        elif call == Topology.WORKLOAD:
             values = tuple(
                 (Request(**_request(data), allowed=data.bitmap()), data.number())
                 for _ in range(data.count(int(lib.SLUICE_MAX_WORKLOAD)))
             )
         else:
-            raise RecordError(f"decision record: topology entry {entry} is unknown")
-        entries.append((entry, values))
-    return Topology(tuple(entries))
+            raise DecisionError(f"decision entry: topology call {call} is unknown")
+        calls.append((call, values))
+    return Topology(tuple(calls))
 
 
 def _image(data: Fields) -> Image:
@@ -482,7 +482,7 @@ def _plan(data: Fields) -> Plan:
 
 
 DECISION = 3
-"""The kind of a decision's record."""
+"""The kind of a decision's entry."""
 _READERS: dict[int, Callable[[Fields], Body]] = {
     1: _topology,
     2: _image,
@@ -494,80 +494,80 @@ _READERS: dict[int, Callable[[Fields], Body]] = {
 
 
 def job_and_mode(payload: bytes) -> tuple[JobFacts, Mode]:
-    """Who asked, and for what, of a decision's record; cheap. Raises RecordError when malformed."""
+    """Who asked, and for what, of a decision's entry; cheap. Raises DecisionError when malformed."""
     data = Fields(payload)
     try:
         return _job(data), Mode(data.number())
     except ValueError as error:
-        raise RecordError(f"decision record: {error}") from error
+        raise DecisionError(f"decision entry: {error}") from error
 
 
-def parse_record(kind: int, payload: bytes) -> Body | None:
-    """The body of one record; None for a kind that a later version has brought. Raises RecordError when malformed."""
+def parse_entry(kind: int, payload: bytes) -> Body | None:
+    """The body of one entry; None for a kind that a later version has brought. Raises DecisionError when malformed."""
     reader = _READERS.get(kind)
     if reader is None:
         return None
     try:
         return reader(Fields(payload))
-    except ValueError as error:  # a number that is none of an enumeration's
-        raise RecordError(f"decision record of type {kind}: {error}") from error
+    except ValueError as error:  # a number that is not in an enumeration
+        raise DecisionError(f"decision entry of type {kind}: {error}") from error
 
 
 def check_header(path: Path, data: bytes) -> None:
-    """Raise RecordError unless `data` begins as a file of this format does, or is the beginning of such a file."""
+    """Raise DecisionError unless `data` begins as a file of this format does, or is the beginning of such a file."""
     header = data[: _HEADER.size]
     if header == _HEADER.pack(_MAGIC, FORMAT, 0)[: len(header)]:
         return
     magic, version, _ = _HEADER.unpack(header) if len(header) == _HEADER.size else (b"", 0, 0)
     if magic != _MAGIC:
-        raise RecordError(f"{path}: not a file of decision records")
-    raise RecordError(f"{path}: format {version}", remedy=f"this Sluice reads format {FORMAT}")
+        raise DecisionError(f"{path}: not a file of decisions")
+    raise DecisionError(f"{path}: format {version}", remedy=f"this Sluice reads format {FORMAT}")
 
 
-def read_records(path: Path) -> Iterator[Record]:
-    """The records of one file. Raises RecordError for a file that is none, of another format, or damaged inside."""
+def read_entries(path: Path) -> Iterator[DecisionEntry]:
+    """The entries of one file. Raises DecisionError for another kind of file, another format, or damage inside."""
     try:
         with path.open("rb") as file:
             check_header(path, file.read(_HEADER.size))
             yield from _read_all(path, file)
     except OSError as error:
-        raise RecordError(f"{path}: {error.strerror}") from error
+        raise DecisionError(f"{path}: {error.strerror}") from error
 
 
-def _read_all(path: Path, file: Any) -> Iterator[Record]:
+def _read_all(path: Path, file: Any) -> Iterator[DecisionEntry]:
     while True:
         place_ = file.tell()
-        head = file.read(RECORD_HEAD.size)
-        if len(head) < RECORD_HEAD.size:
+        head = file.read(ENTRY_HEAD.size)
+        if len(head) < ENTRY_HEAD.size:
             return
-        length, kind, _, sequence, time_us = RECORD_HEAD.unpack(head)
+        length, kind, _, sequence, time_us = ENTRY_HEAD.unpack(head)
         if length > _MAX_PAYLOAD:
-            raise RecordError(f"{path}: byte {place_}: a record of {length} bytes: the file is damaged")
+            raise DecisionError(f"{path}: byte {place_}: an entry of {length} bytes: the file is damaged")
         payload, checksum = file.read(length), file.read(4)
         if len(checksum) < 4:
             return
         if zlib.crc32(payload, zlib.crc32(head)) != int.from_bytes(checksum, "little"):
-            raise RecordError(f"{path}: byte {place_}: checksum wrong: the file is damaged")
-        body = parse_record(kind, payload)
+            raise DecisionError(f"{path}: byte {place_}: checksum wrong: the file is damaged")
+        body = parse_entry(kind, payload)
         if body is not None:
-            yield Record(sequence, time_us, body)
+            yield DecisionEntry(sequence, time_us, body)
 
 
 def list_files(folder: Path) -> list[Path]:
-    """The record files of a folder, the oldest first; none where there is no such folder. Raises RecordError."""
+    """The decision files of a folder, the oldest first; none where there is no such folder. Raises DecisionError."""
     try:
         return sorted(path for path in folder.iterdir() if _NAME.match(path.name))
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise RecordError(
-            f"{folder}: {error.strerror}", remedy="decision records are readable by SlurmUser and root only"
+        raise DecisionError(
+            f"{folder}: {error.strerror}", remedy="run it as root or SlurmUser, who alone can read decisions"
         ) from error
 
 
 @dataclass
 class Replay:
-    """A cluster of the core that follows the records of one file; use `feed` for each record, then ask.
+    """A cluster of the core that follows the entries of one file; use `feed` for each entry, then ask.
 
     Node images are taken in when a question is asked, the last of each node only: that is what the core knew then.
     """
@@ -579,19 +579,19 @@ class Replay:
     _memory: list[tuple[int, ...]] = field(default_factory=list)  # of the GPUs of each shape
     _shape: list[int] = field(default_factory=list)  # of each node
 
-    def feed(self, record: Record) -> None:
-        """Follow one record; only topologies and images change anything."""
-        if isinstance(record.body, Topology):
-            self.topology = record.body
+    def feed(self, entry: DecisionEntry) -> None:
+        """Follow one entry; only topologies and images change anything."""
+        if isinstance(entry.body, Topology):
+            self.topology = entry.body
             self.cluster = None
             self._fresh, self._held = {}, {}
-        elif isinstance(record.body, Image):
-            self._fresh[record.body.node] = record.body
+        elif isinstance(entry.body, Image):
+            self._fresh[entry.body.node] = entry.body
 
     def ready(self) -> Cluster:
-        """The cluster as it was at the last record. Raises RecordError where records contradict each other."""
+        """The cluster as it was at the last entry. Raises DecisionError where entries contradict each other."""
         if self.topology is None:
-            raise RecordError("decision records: no topology before the first decision")
+            raise DecisionError("decisions: no topology before the first decision")
         try:
             if self.cluster is None:
                 self.cluster = self._build(self.topology)
@@ -601,7 +601,7 @@ class Replay:
             for image in self._fresh.values():
                 self._take(self.cluster, image)
         except (CoreError, IndexError) as error:
-            raise RecordError(f"decision records: a node's image does not fit the topology: {error}") from error
+            raise DecisionError(f"decisions: a node's image does not fit the topology: {error}") from error
         self._fresh = {}
         return self.cluster
 
@@ -624,26 +624,26 @@ class Replay:
         return explain(self.ready(), decision.policy, decision.request)
 
     def _build(self, topology: Topology) -> Cluster:
-        nodes = sum(entry == Topology.NODE for entry, _ in topology.entries)
+        nodes = sum(call == Topology.NODE for call, _ in topology.calls)
         cluster = Cluster(
             max(nodes, 1),
-            max_switches=max(sum(entry == Topology.SWITCH for entry, _ in topology.entries), 1),
+            max_switches=max(sum(call == Topology.SWITCH for call, _ in topology.calls), 1),
             max_allocations=max(nodes, 1) * 32,
         )
         self._memory, self._shape = [], []
         shapes: dict[int, tuple[int, ...]] = {}
-        for entry, values in topology.entries:
-            if entry == Topology.MODEL:
+        for call, values in topology.calls:
+            if call == Topology.MODEL:
                 cluster.add_model(values[0])
-            elif entry == Topology.SHAPE:
+            elif call == Topology.SHAPE:
                 shapes[_add_shape(cluster, values)] = tuple(gpu[2] for gpu in values[0])
-            elif entry == Topology.SWITCH:
+            elif call == Topology.SWITCH:
                 cluster.add_switch(values[0])
-            elif entry == Topology.NODE:
+            elif call == Topology.NODE:
                 _, shape, cpus, memory, switch = values
                 cluster.add_node(shape, cpus, memory, switch)
                 self._shape.append(shape)
-            elif entry == Topology.ORDER:
+            elif call == Topology.ORDER:
                 cluster.set_order(values or None)
             else:
                 set_workload(cluster, values)
@@ -653,7 +653,7 @@ class Replay:
     def _take(self, cluster: Cluster, image: Image) -> None:
         memory = self._memory[self._shape[image.node]]
         if len(image.gpu_memory_mib_free) != len(memory):
-            raise RecordError(f"decision records: node {image.node} has {len(memory)} GPUs, its image others")
+            raise DecisionError(f"decisions: node {image.node} has {len(memory)} GPUs, its image others")
         node = image.node
         view = cluster.node(node)
         if (view.cpus_milli, view.host_memory_mib) != (image.cpus_milli, image.host_memory_mib):
@@ -669,13 +669,13 @@ class Replay:
 
 
 def lib_state(number: int) -> Any:
-    """A node's state. Raises RecordError for a number that is none."""
-    from sluice_core.cluster import NodeState
+    """A node's state. Raises DecisionError for a number that is none."""
+    from sluice.core.cluster import NodeState
 
     try:
         return NodeState(number)
     except ValueError as error:
-        raise RecordError(f"decision records: {error}") from error
+        raise DecisionError(f"decisions: {error}") from error
 
 
 def _add_shape(cluster: Cluster, values: tuple[Any, ...]) -> int:
@@ -717,7 +717,7 @@ class Check:
     """What replaying a file showed."""
 
     replayed: int
-    different: tuple[str, ...]  # one line for each decision that came out otherwise
+    different: tuple[str, ...]  # one line for each decision with another result
     not_replayable: int
     lost: int
 
@@ -727,18 +727,18 @@ def check_file(path: Path) -> Check:
     replay = Replay()
     replayed = skipped = lost = 0
     different: list[str] = []
-    for record in read_records(path):
-        replay.feed(record)
-        if isinstance(record.body, Lost):
-            lost += record.body.count
-        if not isinstance(record.body, Decision):
+    for entry in read_entries(path):
+        replay.feed(entry)
+        if isinstance(entry.body, Lost):
+            lost += entry.body.count
+        if not isinstance(entry.body, Decision):
             continue
-        if not record.body.replayable:
+        if not entry.body.replayable:
             skipped += 1
             continue
         replayed += 1
-        answer = replay.ask(record.body)
-        if answer != (record.body.verdict, record.body.placement):
-            recorded = (record.body.verdict, record.body.placement)
-            different.append(f"{path}: record {record.sequence}, job {record.body.job.id}: {recorded}, now {answer}")
+        answer = replay.ask(entry.body)
+        if answer != (entry.body.verdict, entry.body.placement):
+            recorded = (entry.body.verdict, entry.body.placement)
+            different.append(f"{path}: entry {entry.sequence}, job {entry.body.job.id}: {recorded}, now {answer}")
     return Check(replayed, tuple(different), skipped, lost)

@@ -1,16 +1,14 @@
-"""The explain service: answers of slurmctld's records for users on login nodes, and the client that asks.
+"""The explain service: answers from slurmctld's decisions for users on login nodes, and its client.
 
 One request a connection: a munge credential around a small JSON object, ended by a newline; one answer: a munge
-credential that only the asking user can decode. munge says who asks, refuses what was seen before, and encrypts. The
-service only reads: the records, and what Slurm's own commands say of the job. It runs as SlurmUser.
+credential that only the asking user can decode. MUNGE identifies the caller, refuses replays, and encrypts. The
+service only reads: the decisions, and the output of Slurm's own commands about the job. It runs as SlurmUser.
 """
 
 from __future__ import annotations
 
-import grp
 import json
 import logging
-import os
 import pwd
 import re
 import socket
@@ -21,15 +19,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from sluice_base.errors import SluiceError, UsageError
-from sluice_base.text import one_line
-from slurm_client import Commands, SlurmClient, connect
-from slurm_client.model import Job
-from slurm_client.munge import MAX_PAYLOAD, Message, MungeError, decode, encode
-from slurm_client.munge_service import RefusedError, Service, read_line
-from slurm_client.refused import reason_in
-from slurm_plugin.decisions import FOLDER
-from slurm_plugin.explanation import JobName, explain_job, parse_job
+from sluice.base.errors import SluiceError, UsageError
+from sluice.base.rates import FewLines
+from sluice.base.text import one_line
+from sluice.explain.decisions import FOLDER
+from sluice.explain.explanation import JobName, explain_job, parse_job
+from sluice.slurm import Commands, SlurmClient, connect
+from sluice.slurm.answers import Job
+from sluice.slurm.munge import MAX_PAYLOAD, Message, MungeError, decode, encode
+from sluice.slurm.munge_service import RefusedError, Service, read_line
+from sluice.slurm.refused import reason_in
+from sluice.slurm.user import slurm_user
 
 DEFAULT_PORT = 6821
 VERSION = 1
@@ -40,6 +40,7 @@ _ANSWER_S = 60.0
 _CONFIG_S = 30.0
 
 log = logging.getLogger("sluice.explaind")
+log.addFilter(FewLines())
 
 
 # ---- the question ----
@@ -51,7 +52,7 @@ def render_request(name: JobName) -> bytes:
 
 
 def parse_request(payload: bytes) -> JobName:
-    """The job that is asked for. Raises RefusedError for anything that is no request."""
+    """The job that is asked for. Raises RefusedError for anything that is not a request."""
     if len(payload) > 1024:
         raise RefusedError("request: larger than 1024 bytes")
     try:
@@ -78,7 +79,7 @@ class Site(Protocol):
         """slurmctld's configuration."""
 
     def jobs(self, number: int) -> list[Job]:
-        """The job's records, or those of all tasks of an array; none where Slurm has forgotten it."""
+        """Slurm's records of the job, or those of all tasks of an array; none where Slurm has forgotten it."""
 
     def is_operator(self, user: str) -> bool:
         """Whether Slurm lets the user look after others' jobs."""
@@ -99,7 +100,7 @@ class SlurmSite:
     _config: tuple[float, Mapping[str, str]] = field(default=(-1e9, {}))
 
     def config(self) -> Mapping[str, str]:
-        """Asked anew twice a minute."""
+        """Asked again twice a minute."""
         if time.monotonic() - self._config[0] > _CONFIG_S:
             self._config = time.monotonic(), self.client.config()
         return self._config[1]
@@ -136,7 +137,7 @@ def _private(site: Site) -> set[str]:
 
 
 def may_see(site: Site, uid: int, owner: int, account: str) -> bool:
-    """Whether `uid` may see a job of `owner` in `account`, as Slurm would have it. Fails closed."""
+    """Whether `uid` may see a job of `owner` in `account`, as in Slurm. Fails closed."""
     return uid == owner or "jobs" not in _private(site) or _looks_after(site, uid, account)
 
 
@@ -177,14 +178,6 @@ def withhold(site: Site, uid: int, document: dict[str, Any]) -> None:
         document["private"] = withheld
 
 
-def slurm_user(config: Mapping[str, str]) -> int:
-    """SlurmUser's uid, from ``slurm(64030)``. Raises SluiceError."""
-    match = re.search(r"\((\d+)\)\s*$", config.get("SlurmUser", ""))
-    if match is None:
-        raise SluiceError(f"SlurmUser {config.get('SlurmUser', '')!r}: no uid in it")
-    return int(match[1])
-
-
 # ---- the answer ----
 
 
@@ -201,7 +194,7 @@ def _task_numbers(text: str) -> set[int]:
 
 
 def find_job(jobs: Iterable[Job], name: JobName) -> Job | None:
-    """The record that stands for the job: of an array's task its own, or the one of all tasks that wait."""
+    """Slurm's record of the job: an array task's own, or the one of all tasks that wait."""
     for job in jobs:
         if name.task is None and job.id == name.id:
             return job
@@ -210,15 +203,16 @@ def find_job(jobs: Iterable[Job], name: JobName) -> Job | None:
     return None
 
 
-def answer(site: Site, records: Path, uid: int, name: JobName) -> dict[str, Any]:
+def answer(site: Site, decisions: Path, uid: int, name: JobName) -> dict[str, Any]:
     """The explanation of a job for a user. Raises RefusedError when there is none that the user may see."""
     unknown = RefusedError(
-        f"job {name}: not known, or not yours to see", remedy="see squeue; records are kept until they are rotated"
+        f"job {name}: not known, or you may not see it",
+        remedy="see squeue; decisions are kept until they are rotated",
     )
     job = find_job(site.jobs(name.id), name)
     if job is not None and not may_see(site, uid, job.uid, job.account):
         raise unknown
-    document = explain_job(records, name, submit=job.submit_time if job else None, known_id=job.id if job else None)
+    document = explain_job(decisions, name, submit=job.submit_time if job else None, known_id=job.id if job else None)
     if document is None and job is None:
         raise unknown
     if document is None or (job is not None and document.get("uid", job.uid) != job.uid):
@@ -251,12 +245,12 @@ def _slurm_facts(job: Job) -> dict[str, Any]:
     }
 
 
-def _reply(site: Site, records: Path, uid: int, payload: bytes) -> bytes:
+def _reply(site: Site, decisions: Path, uid: int, payload: bytes) -> bytes:
     """The answer to an authenticated request, never an exception's insides."""
     try:
         document: dict[str, Any] = {
             "version": VERSION,
-            "explanation": answer(site, records, uid, parse_request(payload)),
+            "explanation": answer(site, decisions, uid, parse_request(payload)),
         }
     except RefusedError as error:
         document = {"version": VERSION, "error": str(error)}
@@ -264,7 +258,7 @@ def _reply(site: Site, records: Path, uid: int, payload: bytes) -> bytes:
         log.error("uid %d: %s", uid, one_line(str(error)))
         document = {
             "version": VERSION,
-            "error": "the controller's records or Slurm cannot be read now; see explaind's log",
+            "error": "the controller's decisions or Slurm cannot be read now; see explaind's log",
         }
     except Exception:
         log.exception("uid %d: unexpected", uid)
@@ -281,15 +275,15 @@ def _reply(site: Site, records: Path, uid: int, payload: bytes) -> bytes:
 class Server:
     """Answers on sockets until `stop`."""
 
-    def __init__(self, site: Site, records: Path, sockets: list[socket.socket]) -> None:
+    def __init__(self, site: Site, decisions: Path, sockets: list[socket.socket]) -> None:
         self.site = site
-        self.records = records
+        self.decisions = decisions
         self.sockets = sockets
         self._stop = threading.Event()
         self._service = Service("explain", self._answer, most=MAX_REQUEST, seconds=_REQUEST_S, log=log)
 
     def _answer(self, message: Message) -> bytes:
-        return _reply(self.site, self.records, message.uid, message.payload)
+        return _reply(self.site, self.decisions, message.uid, message.payload)
 
     def serve(self) -> None:
         """Answer requests until `stop` is called."""
@@ -300,32 +294,16 @@ class Server:
         self._stop.set()
 
 
-def drop_privileges(uid: int) -> None:
-    """Become SlurmUser for good, with that user's groups. Raises SluiceError when this process is somebody else's."""
-    if os.geteuid() == uid:
-        return
-    if os.geteuid() != 0:
-        raise SluiceError(f"uid {os.geteuid()}: neither root nor SlurmUser ({uid})", remedy="start it as SlurmUser")
-    try:
-        user = pwd.getpwuid(uid)
-    except KeyError as error:
-        raise SluiceError(f"SlurmUser: uid {uid} has no entry in passwd") from error
-    groups = [group.gr_gid for group in grp.getgrall() if user.pw_name in group.gr_mem]
-    os.setgroups([user.pw_gid, *groups])
-    os.setresgid(user.pw_gid, user.pw_gid, user.pw_gid)
-    os.setresuid(uid, uid, uid)
-
-
 def open_site(conf: Path | None = None, prefix: Path | None = None) -> SlurmSite:
     """Slurm's commands as the service uses them."""
     return SlurmSite(connect(conf=conf, prefix=prefix, timeout=15), Commands(prefix=prefix, conf=conf, timeout=15))
 
 
-def records_folder(config: Mapping[str, str]) -> Path:
-    """Where the running slurmctld writes its records. Raises SluiceError."""
+def decisions_folder(config: Mapping[str, str]) -> Path:
+    """Where the running slurmctld writes its decisions. Raises SluiceError."""
     state = config.get("StateSaveLocation", "")
     if not state.startswith("/"):
-        raise SluiceError(f"StateSaveLocation {state!r}: no absolute path")
+        raise SluiceError(f"StateSaveLocation {state!r}: not an absolute path")
     return Path(state) / FOLDER
 
 
@@ -338,7 +316,7 @@ def ask(
     """Ask the first host that answers. `trusted`: whose credential an answer must be: SlurmUser, who alone can decode
     the request, and root.
 
-    Raises RefusedError with the service's words, or SluiceError when nobody answers.
+    Raises RefusedError with the service's message, or SluiceError when no host answers.
     """
     failures: list[str] = []
     believed = tuple(trusted)
@@ -350,7 +328,7 @@ def ask(
         except (OSError, SluiceError) as error:
             failures.append(f"{host}: {getattr(error, 'strerror', None) or error}")
     raise SluiceError(
-        f"no explain service answers on port {port} ({one_line('; '.join(failures)) or 'no controller is named'})",
+        f"no explain service answers on port {port} ({one_line('; '.join(failures)) or 'no controller is configured'})",
         remedy="ask your administrator for `sluice explaind` on the controllers",
     )
 
@@ -363,11 +341,11 @@ def _ask_one(host: str, port: int, name: JobName, trusted: tuple[int, ...], time
             line = read_line(connection, 2 * MAX_ANSWER, timeout)
         except RefusedError as error:
             raise SluiceError(
-                "refused, or no answer in time; do both hosts have the same munge key and time?"
+                "refused, or no answer in time; check that both hosts have the same MUNGE key and time"
             ) from error
     message = decode(line.decode("ascii", "replace").strip())
     if message.uid not in trusted:
-        raise MungeError(f"the answer is uid {message.uid}'s, not SlurmUser's")
+        raise MungeError(f"the answer is from uid {message.uid}, not from SlurmUser")
     try:
         document = json.loads(message.payload)
     except ValueError as error:

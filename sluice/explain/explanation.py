@@ -1,6 +1,6 @@
-"""Why a job stands where it stands: one document from slurmctld's records, by asking the core again.
+"""Why a job has its place: one document from slurmctld's decisions, made by asking the core again.
 
-`explain_job` looks a job up in the decision records and the order's table and answers with plain data (lists,
+`explain_job` looks a job up in the decisions and the order's table and answers with plain data (lists,
 dictionaries, numbers, text), which `sluice explain` prints and the explain service sends.
 """
 
@@ -13,26 +13,26 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sluice_base.errors import UsageError
-from sluice_core import lib
-from sluice_core.cluster import Cluster
-from sluice_core.errors import CoreError
-from sluice_core.placement import Part, Placement, Policy, Reason, Request, Wish, place
-from slurm_plugin import decisions
-from slurm_plugin.decisions import (
+from sluice.base.errors import UsageError
+from sluice.core import lib
+from sluice.core.cluster import Cluster
+from sluice.core.errors import CoreError
+from sluice.core.placement import Part, Placement, Policy, Preference, Reason, Request, place
+from sluice.explain import decisions
+from sluice.explain.decisions import (
     Decision,
+    DecisionEntry,
+    DecisionError,
     Image,
     Mode,
     Outcome,
     Plan,
     Rank,
-    Record,
-    RecordError,
     Replay,
     Start,
     Topology,
 )
-from slurm_plugin.order_table import TenantRank, read_order_table
+from sluice.explain.order_table import TenantRank, read_order_table
 
 SCHEMA_VERSION = 1
 _TOPOLOGY, _IMAGE, _DECISION, _START, _PLAN = 1, 2, 3, 4, 5
@@ -72,21 +72,21 @@ class _State:
     def replay(self) -> Replay:
         replay = Replay()
         for kind, payload in [(_TOPOLOGY, self.topology), *((_IMAGE, image) for image in self.images.values())]:
-            body = decisions.parse_record(kind, payload or b"")
+            body = decisions.parse_entry(kind, payload or b"")
             assert isinstance(body, Topology | Image)  # noqa: S101 - by their kinds
-            replay.feed(Record(0, 0, body))
+            replay.feed(DecisionEntry(0, 0, body))
         return replay
 
 
 @dataclass
 class Story:
-    """What the records say of one job; of each kind the last record, with its time in seconds since 1970."""
+    """What the entries say of one job; of each kind the last one, with its time in seconds since 1970."""
 
     decision: tuple[float, Decision] | None = None
     before: _State = field(default_factory=_State)  # what the core knew at the decision
     start: tuple[float, Start] | None = None
     plan: tuple[float, Plan] | None = None
-    latest: _State = field(default_factory=_State)  # what it knew at the newest record
+    latest: _State = field(default_factory=_State)  # what it knew at the newest entry
     latest_time: float = 0
 
 
@@ -102,10 +102,10 @@ def _first_number(payload: bytes) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """Which records are the job's. Numbers are used again: the submission tells jobs of one number apart."""
+    """Which entries are the job's. Numbers are used again: the submission distinguishes jobs of one number."""
 
     name: JobName
-    known_id: int | None  # what slurmctld calls an array's task, or the record of all its tasks that wait
+    known_id: int | None  # what slurmctld calls an array's task, or Slurm's record of all its tasks that wait
     submit: int | None
 
     def wanted(self, kind: int, payload: bytes) -> bool:
@@ -130,23 +130,23 @@ class _Search:
 
 
 def _scan(path: Path, search: _Search, story: Story, *, newest: bool) -> None:
-    """Follow one file. What a newer file said already stays."""
+    """Follow one file. What a newer file has already stays."""
     found, state = Story(), _State()
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         return  # rotated away just now
     except OSError as error:
-        raise RecordError(f"{path}: {error.strerror}") from error
+        raise DecisionError(f"{path}: {error.strerror}") from error
     decisions.check_header(path, data)
-    at, head, time = decisions.HEADER_BYTES, decisions.RECORD_HEAD, 0
+    at, head, time = decisions.HEADER_BYTES, decisions.ENTRY_HEAD, 0
     while at + head.size <= len(data):
         length, kind, _, _, time_us = head.unpack_from(data, at)
         end = at + head.size + length
         if end + 4 > len(data):
             break
         if zlib.crc32(data[at:end]) != int.from_bytes(data[end : end + 4], "little"):
-            raise RecordError(f"{path}: byte {at}: checksum wrong: the file is damaged")
+            raise DecisionError(f"{path}: byte {at}: checksum wrong: the file is damaged")
         payload, time = data[at + head.size : end], time_us
         at = end + 4
         if kind == _IMAGE:
@@ -154,7 +154,7 @@ def _scan(path: Path, search: _Search, story: Story, *, newest: bool) -> None:
         elif kind == _TOPOLOGY:
             state = _State(payload)
         elif kind in (_DECISION, _START, _PLAN) and search.wanted(kind, payload):
-            body = decisions.parse_record(kind, payload)
+            body = decisions.parse_entry(kind, payload)
             if not search.is_of(body, time_us / 1e6):
                 continue
             if isinstance(body, Decision | Start) and _submit_of(found) not in (None, body.job.submit):
@@ -184,7 +184,7 @@ def _submit_of(story: Story) -> int | None:
 
 
 def read_story(folder: Path, name: JobName, *, submit: int | None = None, known_id: int | None = None) -> Story:
-    """What the records of a folder say of the job, as far back as needed. Raises RecordError."""
+    """What the decisions of a folder say of the job, as far back as needed. Raises DecisionError."""
     story, search = Story(), _Search(name, known_id, submit)
     for number, path in enumerate(reversed(decisions.list_files(folder))):
         _scan(path, search, story, newest=number == 0)
@@ -199,7 +199,7 @@ def read_story(folder: Path, name: JobName, *, submit: int | None = None, known_
 def explain_job(
     folder: Path, name: JobName, *, submit: int | None = None, known_id: int | None = None
 ) -> dict[str, Any] | None:
-    """What is known of the job, or None when nothing is. Times are seconds since 1970. Raises RecordError.
+    """What is known of the job, or None when nothing is. Times are seconds since 1970. Raises DecisionError.
 
     `submit`: when it was submitted, and `known_id`: its own number in an array, where Slurm knows them.
     """
@@ -292,10 +292,10 @@ def _parts(parts: tuple[Part, ...], name: Callable[[int], str]) -> list[dict[str
 
 _OUTCOMES = {
     Outcome.USED: "placed by Sluice",
-    Outcome.REFUSED: "no place; told to wait",
+    Outcome.REFUSED: "no place; has to wait",
     Outcome.OVERRULED: "stock Slurm refused Sluice's choice and chose itself",
     Outcome.SHADOWED: "stock Slurm chose (level shadow)",
-    Outcome.RESERVED: "fits, but would delay a reserved start; told to wait",
+    Outcome.RESERVED: "fits, but would delay a reserved start; has to wait",
     Outcome.STOCK_FOUND: "Sluice found no place; stock Slurm did",
 }
 
@@ -313,9 +313,9 @@ def _asked(request: Request, model: Callable[[int], str]) -> dict[str, Any]:
     }
     if request.models:
         asked["gpu_types"] = [model(number) for number in range(64) if request.models >> number & 1]
-    for wish in ("one_link_domain", "one_numa_node", "near_nic", "one_switch"):
-        if getattr(request, wish) != Wish.ANY:
-            asked[wish] = getattr(request, wish).name.lower()
+    for preference in ("one_link_domain", "one_numa_node", "near_nic", "one_switch"):
+        if getattr(request, preference) != Preference.ANY:
+            asked[preference] = getattr(request, preference).name.lower()
     return asked
 
 
@@ -336,7 +336,7 @@ def _in_words(reason: Reason, request: Request) -> str:
 
 
 def _decided(story: Story) -> dict[str, Any]:
-    """The last decision, and why it came out so."""
+    """The last decision, and why it had this result."""
     assert story.decision is not None  # noqa: S101 - the caller looked
     time, decision = story.decision
     decided: dict[str, Any] = {
@@ -424,7 +424,7 @@ def _started(story: Story) -> dict[str, Any]:
 
 
 def _waiting(story: Story) -> dict[str, Any]:
-    """Why it still waits, as of the newest record."""
+    """Why it still waits, as of the newest decision."""
     waiting: dict[str, Any] = {"as_of": story.latest_time}
     if story.plan is not None:
         time, plan = story.plan
@@ -494,11 +494,11 @@ def smaller_requests(cluster: Cluster, policy: Policy, request: Request) -> list
         blocks = -(-request.host_memory_mib // step)
         value = most(1, blocks, lambda value: replace(request, host_memory_mib=value * step))
         note("host_memory_mib", "MiB", None if value is None else value * step)
-    for wish in ("one_link_domain", "one_numa_node", "near_nic", "one_switch"):
-        if getattr(request, wish) == Wish.REQUIRED:
-            relaxed: dict[str, Any] = {wish: Wish.ANY}
+    for preference in ("one_link_domain", "one_numa_node", "near_nic", "one_switch"):
+        if getattr(request, preference) == Preference.REQUIRED:
+            relaxed: dict[str, Any] = {preference: Preference.ANY}
             if _place(cluster, policy, replace(request, **relaxed)) is not None:
-                found.append({"what": wish, "value": "not required", "unit": ""})
+                found.append({"what": preference, "value": "not required", "unit": ""})
     if request.models and _place(cluster, policy, replace(request, models=0)) is not None:
         found.append({"what": "gpu_types", "value": "any", "unit": ""})
     if request.flags & request.flags.EXCLUSIVE:

@@ -1,4 +1,4 @@
-"""The table of pending jobs that slurmctld's order thread writes (sluice_ranks_write of controller/order_files.c)."""
+"""The table of pending jobs that slurmctld's order thread writes (sluice_ranks_write of order/files.c)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from sluice_core import lib
-from slurm_plugin.decisions import FACTORS, SLURM_TERMS, Rank, RecordError
+from sluice.core import lib
+from sluice.explain.decisions import FACTORS, SLURM_TERMS, DecisionError, Rank
 
 FILE_NAME = "order.ranks"
-"""In the folder of the decision records."""
+"""In the folder of the decisions."""
 _MAX_BYTES = 64 * 1024 * 1024
 _NUMBER = re.compile(r"-?[0-9]{1,20}\Z")
 _POLICY_FIELDS = len(FACTORS) + 4
@@ -43,24 +43,24 @@ class OrderTable:
 
 
 def read_order_table(folder: Path, *, job: int | None = None) -> OrderTable | None:
-    """The table, or of all its jobs the one of that id; None where there is none. Raises RecordError."""
+    """The table, or of all its jobs the one of that id; None where there is none. Raises DecisionError."""
     path = folder / FILE_NAME
     try:
         if path.stat().st_size > _MAX_BYTES:
-            raise RecordError(f"{path}: larger than {_MAX_BYTES} bytes")
+            raise DecisionError(f"{path}: larger than {_MAX_BYTES} bytes")
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise RecordError(f"{path}: {error.strerror}") from error
+        raise DecisionError(f"{path}: {error.strerror}") from error
     return parse_order_table(text, source=str(path), job=job)
 
 
 def parse_order_table(text: str, *, source: str, job: int | None = None) -> OrderTable:
-    """Like `read_order_table`, from text. Raises RecordError with the line of the mistake."""
+    """Like `read_order_table`, from text. Raises DecisionError with the line of the mistake."""
     lines = text.split("\n")
     if lines[0] != "sluice-ranks 1":
-        raise RecordError(f"{source}:1: {lines[0][:40]!r}: not a table of ranks that this Sluice reads")
+        raise DecisionError(f"{source}:1: {lines[0][:40]!r}: not a table of ranks that this Sluice reads")
     taken, policy, tenants, jobs = 0, [0] * _POLICY_FIELDS, [], {}
     wanted = None if job is None else f"job {job} "
     for number, line in enumerate(lines[1:], start=2):
@@ -83,9 +83,9 @@ def parse_order_table(text: str, *, source: str, job: int | None = None) -> Orde
         elif word == "end":
             break
         else:
-            raise RecordError(f"{where}: {line[:40]!r}: unknown")
+            raise DecisionError(f"{where}: {line[:40]!r}: unknown")
     else:
-        raise RecordError(f"{source}: cut off")
+        raise DecisionError(f"{source}: cut off")
     weights = dict(zip(FACTORS, policy, strict=False))
     age_full_s, laxity_horizon_s, _, starvation_s = policy[len(FACTORS) :]
     return OrderTable(
@@ -102,7 +102,7 @@ def parse_order_table(text: str, *, source: str, job: int | None = None) -> Orde
 def _numbers(text: str, count: int, where: str) -> list[int]:
     words = text.split(" ")
     if len(words) != count or not all(_NUMBER.match(word) for word in words):
-        raise RecordError(f"{where}: {text[:60]!r}: not {count} numbers")
+        raise DecisionError(f"{where}: {text[:60]!r}: not {count} numbers")
     return [int(word) for word in words]
 
 

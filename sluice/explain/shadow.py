@@ -1,6 +1,6 @@
-"""What Sluice would have done otherwise: its choices beside stock Slurm's, from the decision records of level shadow.
+"""What Sluice would have decided differently: its choices and stock Slurm's, from the decisions of level shadow.
 
-Each decision is judged on the state that the cluster was really in, which stock Slurm made: the report says how often
+Each decision is evaluated on the real state of the cluster, which stock Slurm made: the report shows how often
 the two differ and what a single choice costs, not where the cluster would be after a day of Sluice's choices.
 """
 
@@ -12,9 +12,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sluice_core.cluster import Cluster
-from sluice_core.placement import Part, RequestFlag
-from slurm_plugin.decisions import Decision, Lost, Mode, Outcome, Record, Replay, Start, list_files, read_records
+from sluice.core.cluster import Cluster
+from sluice.core.placement import Part, RequestFlag
+from sluice.explain.decisions import (
+    Decision,
+    DecisionEntry,
+    Lost,
+    Mode,
+    Outcome,
+    Replay,
+    Start,
+    list_files,
+    read_entries,
+)
 
 SCHEMA_VERSION = 1
 
@@ -62,7 +72,7 @@ class Shadow:
     only_core: int = 0
     only_stock: int = 0
     neither: int = 0
-    lost: int = 0  # records that were dropped
+    lost: int = 0  # entries that were dropped
     core: Side = field(default_factory=Side)
     stock: Side = field(default_factory=Side)
     earlier_s: list[float] = field(default_factory=list)  # of jobs that Sluice would have started before stock did
@@ -97,7 +107,8 @@ class Shadow:
             "jobs_still_waiting": self.still_waiting,
             "sluice_us_median": middle(self.core_us),
             "stock_us_median": middle(self.stock_us),
-            "records_lost": self.lost,
+            "decisions_lost": self.lost,
+            "records_lost": self.lost,  # its name until 0.1.0
             "differences": [
                 {"job": one.job, "at": one.time, "sluice": list(one.core), "stock": list(one.stock)}
                 for one in self.differences
@@ -106,36 +117,36 @@ class Shadow:
 
 
 def report(folder: Path, *, since: float = 0, most_differences: int = 100) -> Shadow:
-    """Read all records from `since` (seconds since 1970) on. Raises RecordError."""
+    """Read all entries from `since` (seconds since 1970) on. Raises DecisionError."""
     shadow = Shadow()
     waiting: dict[int, float] = {}  # jobs that the core would have started, since when
     for path in list_files(folder):
-        _read_file(shadow, read_records(path), waiting, since, most_differences)
+        _read_file(shadow, read_entries(path), waiting, since, most_differences)
     shadow.still_waiting = len(waiting)
     return shadow
 
 
 def _read_file(
-    shadow: Shadow, records: Iterable[Record], waiting: dict[int, float], since: float, most_differences: int
+    shadow: Shadow, entries: Iterable[DecisionEntry], waiting: dict[int, float], since: float, most_differences: int
 ) -> None:
     replay = Replay()
     undecided: dict[int, Decision] = {}
-    for record in records:
-        replay.feed(record)
-        body = record.body
-        if record.time < since:
+    for entry in entries:
+        replay.feed(entry)
+        body = entry.body
+        if entry.time < since:
             continue
         if isinstance(body, Start):
             begun = waiting.pop(body.job.id, None)
             if begun is not None:
-                shadow.earlier_s.append(record.time - begun)
+                shadow.earlier_s.append(entry.time - begun)
             compared = undecided.pop(body.job.id, None)
             if compared is not None:
                 _compare_gpus(shadow, compared, body)
         elif isinstance(body, Decision) and body.outcome == Outcome.SHADOWED and body.mode == Mode.RUN_NOW:
-            shadow.first = shadow.first or record.time
-            shadow.last = record.time
-            _compare(shadow, replay, body, record.time, waiting, most_differences)
+            shadow.first = shadow.first or entry.time
+            shadow.last = entry.time
+            _compare(shadow, replay, body, entry.time, waiting, most_differences)
             if body.stock_fits and body.placement is not None:
                 undecided[body.job.id] = body
         elif isinstance(body, Lost):

@@ -11,14 +11,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from failover import shared
-from failover.status import Status, look
-from sluice_base import events
-from sluice_base.errors import SluiceError
-from sluice_base.files import write_atomic
-from sluice_base.run import CommandError, run_command
-from slurm_client import SlurmClient
-from slurm_client.commands import Commands
+from sluice.base import events
+from sluice.base.errors import SluiceError
+from sluice.base.files import write_atomic
+from sluice.base.run import CommandError, run_command
+from sluice.failover import shared
+from sluice.failover.status import Status, look
+from sluice.slurm import SlurmClient
+from sluice.slurm.commands import Commands
 
 SCHEMA_VERSION = 1
 REPORTS = Path("/var/lib/sluice/drills")
@@ -33,7 +33,7 @@ class Jobs:
     """The queue at one moment."""
 
     states: dict[str, str] = field(default_factory=dict)
-    """By job, or task of an array: squeue's word."""
+    """By job, or task of an array: squeue's state."""
     restarts: dict[str, int] = field(default_factory=dict)
 
     def count(self) -> dict[str, int]:
@@ -54,7 +54,7 @@ class Leg:
     before: dict[str, int] = field(default_factory=dict)
     after: dict[str, int] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
-    """Jobs that were waiting or running, and are not known any more."""
+    """Jobs that were waiting or running, and are no longer known."""
     restarted: list[str] = field(default_factory=list)
 
 
@@ -69,16 +69,16 @@ class Report:
 
     @property
     def good(self) -> bool:
-        """Whether both halves went as they must."""
+        """Whether both halves succeeded."""
         return not self.aborted and len(self.legs) == 2 and not any(leg.missing or leg.restarted for leg in self.legs)
 
     def document(self) -> dict[str, Any]:
-        """As it is kept."""
+        """The report as it is stored."""
         return {"schema_version": SCHEMA_VERSION, "good": self.good, **asdict(self)}
 
 
 class Drill:
-    """One drill. Each step leaves a working cluster: it may be broken off at any point."""
+    """One drill. Each step leaves a working cluster: it can be interrupted at any point."""
 
     def __init__(
         self, cluster: shared.Cluster, client: SlurmClient, commands: Commands, start: Sequence[str], say: Say
@@ -97,25 +97,25 @@ class Drill:
             raise SluiceError("drill: slurm.conf names one controller", remedy="add a second SlurmctldHost line")
         if status.leader != self.cluster.hosts[0]:
             raise SluiceError(
-                f"drill: {status.leader or 'nobody'} leads, not the primary {self.cluster.hosts[0]}",
+                f"drill: {status.leader or 'no controller'} leads, not the primary {self.cluster.hosts[0]}",
                 remedy="start slurmctld on the primary first",
             )
         if status.problems and not force:
             raise SluiceError(
                 "drill: " + "; ".join(finding.what for finding in status.problems),
-                remedy="mend this first, or use --force",
+                remedy="correct this first, or use --force",
             )
         return status
 
     def run(self, limit_s: float) -> Report:
-        """Both halves. What goes wrong is in the report; Ctrl-C ends it there as well."""
+        """Both halves. Errors are in the report; so is an end by Ctrl-C."""
         report = Report(time.time())
         primary, backup = self.cluster.hosts[:2]
         try:
             self.say(f"{backup} takes over ({primary}'s slurmctld ends)")
             self.half(report, backup, lambda: self.commands.output("scontrol", "takeover"), limit_s)
             if self.start:
-                self.say(f"{primary} comes back: {' '.join(self.start)}")
+                self.say(f"{primary} returns: {' '.join(self.start)}")
                 self.half(report, primary, lambda: run_command(self.start, timeout=120).stdout, limit_s)
             else:
                 self.say(f"start slurmctld on {primary} now: systemctl start slurmctld")
@@ -123,7 +123,7 @@ class Drill:
         except SluiceError as error:
             report.aborted = str(error)
         except KeyboardInterrupt:
-            report.aborted = f"broken off; the cluster works. To return: start slurmctld on {primary}"
+            report.aborted = f"interrupted; the cluster works. To return: start slurmctld on {primary}"
         return report
 
     def half(self, report: Report, to: str, act: Callable[[], str], limit_s: float) -> None:
@@ -150,7 +150,7 @@ class Drill:
                     return self.jobs()
             if time.monotonic() > deadline:
                 raise SluiceError(
-                    f"drill: {to} does not lead in time; now: {beat.host if beat else 'nobody'}",
+                    f"drill: {to} does not lead in time; now: {beat.host if beat else 'no controller'}",
                     remedy=f"see slurmctld's log on {to}; sluice failover status",
                 )
             time.sleep(_POLL_S)
@@ -169,7 +169,7 @@ class Drill:
         return jobs
 
     def known(self, job: str) -> bool:
-        """Whether slurmctld or accounting has heard of a job."""
+        """Whether slurmctld or accounting knows a job."""
         if self.commands.run("scontrol", "-o", "show", "job", job, check=False).returncode == 0:
             return True
         with suppress(SluiceError):

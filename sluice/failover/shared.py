@@ -1,4 +1,4 @@
-"""What the controllers leave in their shared state folder: heartbeat, lease, how each is, and what happened."""
+"""What the controllers write into their shared state folder: heartbeat, lease, status of each, and events."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gres_probe.slurm_conf import read_config
-from sluice_base.errors import SluiceError
-from sluice_base.events import Event, read
+from sluice.base.errors import SluiceError
+from sluice.base.events import Event, read
+from sluice.slurm.slurm_conf import read_config
 
 _HEARTBEAT = struct.Struct(">QQ")  # time, index among SlurmctldHost (slurmctld/heartbeat.c)
 _MOST_BYTES = 1 << 20
@@ -23,7 +23,7 @@ _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What slurm.conf says of the controllers."""
+    """The controllers in slurm.conf."""
 
     hosts: tuple[str, ...]
     """Short names, the primary first."""
@@ -57,7 +57,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """What one controller says of itself in the shared folder."""
+    """The status that one controller writes into the shared folder."""
 
     host: str
     supervisor: dict[str, Any] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class Member:
 
 
 def read_cluster(slurm_conf: Path) -> Cluster:
-    """The controllers by slurm.conf, so that it is known when none of them answers. Raises SluiceError."""
+    """The controllers in slurm.conf, so that it is known when none of them answers. Raises SluiceError."""
     hosts: list[str] = []
     values = {"statesavelocation": "/var/spool", "slurmctldtimeout": "120", "schedulerparameters": ""}
     for line in read_config(slurm_conf).lines:
@@ -80,7 +80,7 @@ def read_cluster(slurm_conf: Path) -> Cluster:
             elif key in values:
                 values[key] = value.text
     if not hosts:
-        raise SluiceError(f"{slurm_conf}: no SlurmctldHost", remedy="name the controllers there, one line each")
+        raise SluiceError(f"{slurm_conf}: no SlurmctldHost", remedy="add a SlurmctldHost line for each controller")
     timeout = re.match(r"\d{1,9}", values["slurmctldtimeout"])
     holds = "nohold_on_prolog_fail" not in values["schedulerparameters"].lower()
     return Cluster(tuple(hosts), Path(values["statesavelocation"]), int(timeout[0]) if timeout else 120, holds)
@@ -108,7 +108,7 @@ def heartbeat(cluster: Cluster, now: float) -> Heartbeat | None:
 
 
 def lease(folder: Path, now: float) -> Lease | None:
-    """The lease; None when there is none, or it cannot be understood."""
+    """The lease; None when there is none, or it cannot be parsed."""
     text = _read(folder / "sluice.lease")
     if text is None:
         return None
@@ -123,7 +123,7 @@ def lease(folder: Path, now: float) -> Lease | None:
 
 
 def member(folder: Path, host: str) -> Member:
-    """What a controller says of itself; what cannot be understood is left out."""
+    """The status of a controller; what cannot be parsed is left out."""
     path = folder / f"sluice.supervise.{host}"
     supervisor, plugins = _object(path), _object(folder / f"sluice.status.{host}")
     written = path.stat().st_mtime if supervisor else 0.0
@@ -131,7 +131,7 @@ def member(folder: Path, host: str) -> Member:
 
 
 def history(cluster: Cluster, since: dict[str, int] | None = None) -> list[Event]:
-    """What the supervisors wrote down, oldest first; `since`: for each host the last seq that is known already."""
+    """Events of the supervisors, oldest first; `since`: for each host the last seq that is known already."""
     found: list[Event] = []
     for host in cluster.hosts:
         found += read(cluster.folder / f"sluice.failover.{host}.jsonl", (since or {}).get(host, 0))

@@ -1,4 +1,4 @@
-"""Is the other controller ready? Everything that a takeover needs, looked at without touching anything."""
+"""Whether the other controller is ready: read-only checks of everything that a takeover needs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from failover import shared
-from sluice_base.errors import SluiceError
-from sluice_base.run import CommandError, run_command
-from slurm_client import SlurmClient
+from sluice.base.errors import SluiceError
+from sluice.base.run import CommandError, run_command
+from sluice.failover import shared
+from sluice.slurm import SlurmClient
 
 SCHEMA_VERSION = 1
 FRESH_S = 10.0
@@ -30,7 +30,7 @@ _LOCAL_FILE_SYSTEMS = ("ext2", "ext3", "ext4", "xfs", "btrfs", "tmpfs", "overlay
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at; a `problem` may keep a takeover from working, a `remark` does not."""
+    """The result of one check; a `problem` may prevent a takeover, a `remark` does not."""
 
     kind: Literal["ok", "remark", "problem"]
     what: str
@@ -51,7 +51,7 @@ class Status:
 
     @property
     def problems(self) -> list[Finding]:
-        """What should be mended."""
+        """What should be corrected."""
         return [finding for finding in self.findings if finding.kind == "problem"]
 
     def document(self) -> dict[str, Any]:
@@ -60,7 +60,7 @@ class Status:
 
 
 def look(cluster: shared.Cluster, client: SlurmClient) -> Status:
-    """Look at everything. Raises SluiceError only where the shared folder cannot be read."""
+    """Check everything. Raises SluiceError only where the shared folder cannot be read."""
     shared.check_folder(cluster.folder)
     now = time.time()
     members = {host: shared.member(cluster.folder, host) for host in cluster.hosts}
@@ -101,16 +101,17 @@ def _controllers(status: Status, beat: shared.Heartbeat | None) -> Iterator[Find
             yield Finding("remark", f"the primary, {status.hosts[0]}, does not lead", "start its slurmctld to return")
     else:
         said = f"the last heartbeat, of {beat.host}, is {beat.age_s:.0f} s old" if beat else "there is no heartbeat"
-        yield Finding("problem", f"nobody leads: {said}", "start slurmctld")
+        yield Finding("problem", f"no controller leads: {said}", "start slurmctld")
 
 
 def _folder(cluster: shared.Cluster, members: dict[str, shared.Member], now: float) -> Iterator[Finding]:
     kind = _file_system(cluster.folder)
     if len(cluster.hosts) > 1 and kind in _LOCAL_FILE_SYSTEMS:
         yield Finding(
-            "remark", f"{cluster.folder} is on {kind}: is that the same folder on all controllers?",
+            "remark",
+            f"{cluster.folder} is on {kind}: it may not be the same folder on all controllers",
             "a backup needs a shared file system (NFS, Lustre, GPFS ...)",
-        )  # fmt: skip
+        )
     for host, member in members.items():
         if not member.supervisor:
             yield Finding("remark", f"{host}: slurmctld runs without sluice-supervise", "docs/failover.md, Set-up")
@@ -118,15 +119,14 @@ def _folder(cluster: shared.Cluster, members: dict[str, shared.Member], now: flo
         age = now - member.supervisor_written
         if age > FRESH_S:
             yield Finding(
-                "problem", f"{host}: has written nothing into {cluster.folder} for {age:.0f} s",
-                f"on {host}: is slurmctld up, the folder mounted and writable?",
-            )  # fmt: skip
+                "problem",
+                f"{host}: has written nothing into {cluster.folder} for {age:.0f} s",
+                f"on {host}: check that slurmctld runs and the folder is mounted and writable",
+            )
             continue
         slowest = _number(member.supervisor, "slowest_write_ms")
         if slowest > SLOW_WRITE_MS:
-            yield Finding(
-                "remark", f"{host}: a write into {cluster.folder} took {slowest:.0f} ms", "see to the storage"
-            )
+            yield Finding("remark", f"{host}: a write into {cluster.folder} took {slowest:.0f} ms", "check the storage")
         else:
             yield Finding("ok", f"{host} writes into {cluster.folder} (at most {slowest:.0f} ms)")
     clocks = {
@@ -150,16 +150,18 @@ def _lease(cluster: shared.Cluster, status: Status, members: dict[str, shared.Me
     if lease.held and lease.host == status.leader:
         yield Finding("ok", f"the lease is {lease.host}'s (epoch {lease.epoch}, {lease.valid_s:g} s)")
     elif status.leader:
-        state = "held by" if lease.held else "given back by"
+        state = "held by" if lease.held else "released by"
         yield Finding(
-            "problem", f"{status.leader} leads, but the lease is {state} {lease.host}",
+            "problem",
+            f"{status.leader} leads, but the lease is {state} {lease.host}",
             f"on {status.leader}: run slurmctld under sluice-supervise",
-        )  # fmt: skip
+        )
     if cluster.timeout_s < 2 * lease.valid_s:
         yield Finding(
-            "remark", f"SlurmctldTimeout={cluster.timeout_s} is less than twice the lease of {lease.valid_s:g} s",
-            "the backup may try before it may: raise it, or shorten the lease",
-        )  # fmt: skip
+            "remark",
+            f"SlurmctldTimeout={cluster.timeout_s} is less than twice the lease of {lease.valid_s:g} s",
+            "the backup may try before the lease ends: raise it, or shorten the lease",
+        )
     for host, member in members.items():
         if member.supervisor and member.plugins and member.plugins.get("pid") != member.supervisor.get("slurmctld"):
             yield Finding("problem", f"{host}: the supervised slurmctld is not the one with the plugins")
@@ -174,7 +176,7 @@ def _alike(members: dict[str, shared.Member]) -> Iterator[Finding]:
         values = {host: value(report) for host, report in with_plugins.items()}
         if len(set(values.values())) > 1:
             shown = ", ".join(f"{host}: {text}" for host, text in values.items())
-            yield Finding("problem", f"{name} differs ({shown})", "bring both controllers to the same")
+            yield Finding("problem", f"{name} differs ({shown})", "make it the same on both controllers")
         elif len(values) > 1:
             yield Finding("ok", f"{name} is the same on both ({next(iter(values.values()))})")
 
@@ -183,7 +185,7 @@ def _munge() -> Iterator[Finding]:
     try:
         made = run_command(["munge", "-n"], timeout=10)
         run_command(["unmunge"], timeout=10, input_text=made.stdout)
-        yield Finding("ok", "munge works here; a controller that answers took our credential")
+        yield Finding("ok", "MUNGE works here; a controller that answers accepted our credential")
     except CommandError as error:
         yield Finding("problem", f"munge: {error.what}", "start munged; the key must be the same on all hosts")
 
@@ -207,12 +209,13 @@ def _journal_findings(status: Status) -> Iterator[Finding]:
         yield Finding(
             "problem",
             f"the journal cannot be written: {os.strerror(journal['error'])}",
-            "free space, see to the storage",
+            "free space, check the storage",
         )
     elif journal.get("lag_ms", 0) > LAG_MS:
-        yield Finding("problem", f"the journal is {journal['lag_ms']} ms behind", "see to the storage")
+        yield Finding("problem", f"the journal is {journal['lag_ms']} ms behind", "check the storage")
     else:
-        yield Finding("ok", f"journal: {journal.get('records', 0)} records, {journal.get('lag', 0)} not yet durable")
+        entries = journal.get("entries", journal.get("records", 0))  # "records": plugins from before 0.1.0
+        yield Finding("ok", f"journal: {entries} entries, {journal.get('lag', 0)} not yet durable")
     if journal.get("replay_unsettled"):
         yield Finding(
             "remark",
@@ -224,9 +227,10 @@ def _journal_findings(status: Status) -> Iterator[Finding]:
 def _requeue(cluster: shared.Cluster) -> Iterator[Finding]:
     if cluster.holds:
         yield Finding(
-            "remark", "jobs are held that were being launched when a controller died",
+            "remark",
+            "jobs are held that were being launched when a controller died",
             "add nohold_on_prolog_fail to SchedulerParameters",
-        )  # fmt: skip
+        )
 
 
 def _number(document: dict[str, Any], key: str) -> float:
@@ -235,7 +239,7 @@ def _number(document: dict[str, Any], key: str) -> float:
 
 
 def _file_system(folder: Path) -> str:
-    """The type of the file system that a folder is on; empty where it cannot be told."""
+    """The type of the file system that a folder is on; empty where it is not known."""
     best, kind = "", ""
     try:
         real = str(folder.resolve())

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from sluice_base.errors import SluiceError
-from sluice_base.text import one_line
+from sluice.base.errors import SluiceError
+from sluice.base.text import one_line
 
 _TIMEOUT_S = (5.0, 30.0)  # to connect, to answer
 _MAX_TOKEN = 4096
 
 
 class RejectedError(SluiceError):
-    """The database refuses these very lines; sent again, they would be refused again."""
+    """The database refuses these lines; sent again, they would be refused again."""
 
 
 class TooLargeError(SluiceError):
@@ -28,7 +28,7 @@ class TooLargeError(SluiceError):
 
 
 def read_token(path: Path) -> str:
-    """The token; empty without a file. Raises SluiceError for one that others may read, or that is no token."""
+    """The token; empty without a file. Raises SluiceError for one that others may read, or that is not a token."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -39,12 +39,12 @@ def read_token(path: Path) -> str:
         facts = os.fstat(file.fileno())
         if not stat.S_ISREG(facts.st_mode) or facts.st_mode & 0o077 or facts.st_uid not in (0, os.geteuid()):
             raise SluiceError(
-                f"{path}: others than its owner may read the token, or it is somebody else's",
+                f"{path}: others than its owner can read the token, or another user owns it",
                 remedy=f"chown root {path}; chmod 600 {path} (SlurmUser's own on controllers)",
             )
         data = file.read(_MAX_TOKEN + 1).strip()
     if len(data) > _MAX_TOKEN or not data.isascii() or any(byte <= 32 or byte == 127 for byte in data):
-        raise SluiceError(f"{path}: not a token: one word of at most {_MAX_TOKEN} characters is wanted")
+        raise SluiceError(f"{path}: not a token", remedy=f"write one word of at most {_MAX_TOKEN} characters")
     return data.decode()
 
 
@@ -83,7 +83,7 @@ def _rest() -> tuple[Any, Any, Any]:
         from influxdb_client._sync.rest import RESTClientObject
         from influxdb_client.configuration import Configuration
         from influxdb_client.rest import ApiException
-    except ImportError:  # another version, cut in another way
+    except ImportError:  # another version with another structure
         _forget_parts()
         from influxdb_client._sync.rest import RESTClientObject
         from influxdb_client.configuration import Configuration
@@ -92,7 +92,7 @@ def _rest() -> tuple[Any, Any, Any]:
 
 
 def _forget_parts() -> None:
-    """Have the package imported anew, as a whole."""
+    """Let the package be imported again, as a whole."""
     name = "influxdb_client"
     if not hasattr(sys.modules.get(name), "InfluxDBClient"):
         for loaded in [one for one in sys.modules if one == name or one.startswith(f"{name}.")]:
@@ -100,7 +100,7 @@ def _forget_parts() -> None:
 
 
 class Database:
-    """A database to write to. `token` is sent, and stands nowhere else."""
+    """A database to write to. `token` is only sent, and stored nowhere."""
 
     def __init__(self, url: str, organization: str, bucket: str, token: str, ca_file: str = "") -> None:
         configuration_type, client_type, self._error = _rest()
@@ -142,11 +142,13 @@ class Database:
                 raise RejectedError(what) from error
             raise SluiceError(what, remedy="see monitoring: url, organization, bucket, token_file") from error
         except (HTTPError, OSError) as error:
-            raise SluiceError(f"{self.url}: {one_line(str(error), limit=200)}", remedy="is the database up?") from error
+            raise SluiceError(
+                f"{self.url}: {one_line(str(error), limit=200)}", remedy="check that the database runs"
+            ) from error
 
 
 def set_retention(url: str, organization: str, bucket: str, token: str, days: int, ca_file: str = "") -> str:
-    """Have a database keep a bucket for `days`; in words what it was, and is. Raises SluiceError where it cannot."""
+    """Have a database keep a bucket for `days`; a text with old and new value. Raises SluiceError."""
     _forget_parts()
     from influxdb_client import BucketRetentionRules, InfluxDBClient
     from influxdb_client.rest import ApiException
@@ -159,14 +161,14 @@ def set_retention(url: str, organization: str, bucket: str, token: str, days: in
             found = buckets.find_bucket_by_name(bucket)
             if found is None:
                 raise SluiceError(
-                    f"{url}: no bucket {bucket!r}", remedy="make it, or name another in monitoring.bucket"
+                    f"{url}: no bucket {bucket!r}", remedy="create it, or name another in monitoring.bucket"
                 )
             before = [rule.every_seconds for rule in found.retention_rules or []]
             if before == [seconds]:
                 return f"keeps {days} days"
             found.retention_rules = [BucketRetentionRules(type="expire", every_seconds=seconds)]
             buckets.update_bucket(bucket=found)
-            return f"kept {', '.join(str(one) for one in before) or 'for ever'} s, keeps {days} days now"
+            return f"kept {', '.join(str(one) for one in before) or 'unlimited'} s, keeps {days} days now"
     except (ApiException, HTTPError, OSError, ValueError, AttributeError) as error:
         raise SluiceError(
             f"{url}: its retention cannot be set from here: {one_line(str(error), limit=120)}",

@@ -25,7 +25,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class Measurement:
-    """A kind of thing, who measures it, and the tags that tell one from the other."""
+    """A kind of thing, who measures it, and the tags that distinguish them."""
 
     name: str
     side: Literal["node", "controller", "both"]
@@ -61,16 +61,16 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     Measurement(
         "sluice_gpu",
         "node",
-        "A physical GPU, whoever uses it. What a vendor does not tell is left out.",
+        "A physical GPU, for all its users. What a vendor does not report is left out.",
         _GPU_TAGS,
         (
             _gauge("up", "1 where the driver answers for it, else 0"),
-            _gauge("utilisation_ratio", "time at work"),
-            _gauge("memory_bandwidth_ratio", "time in which its memory is read or written"),
-            _gauge("encoder_ratio", "time at work of the video encoder"),
-            _gauge("decoder_ratio", "time at work of the video decoder"),
+            _gauge("utilisation_ratio", "part of the time that it was busy"),
+            _gauge("memory_bandwidth_ratio", "part of the time in which its memory was read or written"),
+            _gauge("encoder_ratio", "part of the time that the video encoder was busy"),
+            _gauge("decoder_ratio", "part of the time that the video decoder was busy"),
             _gauge("memory_used_bytes", "memory in use, the driver's own included where the vendor counts it"),
-            _gauge("memory_total_bytes", "memory that there is"),
+            _gauge("memory_total_bytes", "all of its memory"),
             _gauge("power_watts", "draw"),
             _gauge("power_limit_watts", "limit in force"),
             _count("energy_joules", "energy since the driver was loaded"),
@@ -85,7 +85,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
             _gauge("throttled_brake", "1 while the power supply slows it down"),
             _gauge("throttled_hardware", "1 while another protection of the hardware slows it down"),
             _count("ecc_corrected_errors", "memory errors that were corrected, since the driver was loaded"),
-            _count("ecc_uncorrected_errors", "memory errors that were not"),
+            _count("ecc_uncorrected_errors", "memory errors that were not corrected"),
             _count("ras_uncorrected_errors", "uncorrected errors outside of memory (AMD, Intel)"),
             _gauge("remapped_rows", "rows of memory that were replaced"),
             _gauge("remap_pending", "1 where a row waits for a reset, or a page for a reboot"),
@@ -96,7 +96,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
             _count("pcie_replays", "packets that were sent again"),
             _count("xid_errors", "XID events of NVIDIA's driver since the agent started"),
             _gauge("links_up", "NVLinks, xGMI links or Xe Links that are up"),
-            _gauge("links_down", "those that are down"),
+            _gauge("links_down", "links that are down"),
             _count("link_errors", "replays, recoveries and CRC errors on them"),
             _count("link_transmit_bytes", "sent over them"),
             _count("link_receive_bytes", "received over them"),
@@ -117,7 +117,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
             _gauge(
                 "utilisation_ratio",
                 "share of the GPU's time that was the job's, since the sample before; left out "
-                "where the vendor does not tell it of a shared GPU",
+                "where the vendor does not report it for a shared GPU",
             ),
             _gauge("memory_used_bytes", "memory of its processes with their driver contexts"),
             _gauge("memory_limit_bytes", "limit in force; left out for whole GPUs without a cap"),
@@ -141,7 +141,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
         },
         (
             _gauge("memory_used_bytes", "its memory with its driver context"),
-            _gauge("utilisation_ratio", "share of the GPU's time that was its, where the vendor tells it"),
+            _gauge("utilisation_ratio", "share of the GPU's time that was its, where the vendor reports it"),
         ),
         ("job", "step", "pid"),
     ),
@@ -165,7 +165,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
         (
             _gauge("bytes", "on disk, waiting or kept to be sent again"),
             _count("dropped_bytes", "dropped as the spool was full, since the agent started"),
-            _count("damaged_bytes", "skipped as the disk gave back something else"),
+            _count("damaged_bytes", "skipped as the disk returned other data"),
         ),
     ),
     Measurement(
@@ -178,7 +178,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
             _gauge("running_jobs", "running"),
             _gauge("pending_gpus", "GPUs that the waiting jobs ask for, shares as parts"),
             _gauge("running_gpus", "GPUs that the running jobs have, shares as parts"),
-            _gauge("oldest_wait_seconds", "how long the job has been waiting, being eligible, that waits longest"),
+            _gauge("oldest_wait_seconds", "the longest time that an eligible job has been waiting"),
         ),
     ),
     Measurement(
@@ -188,11 +188,11 @@ MEASUREMENTS: tuple[Measurement, ...] = (
         {"cluster": "ClusterName", "account": "the tenant's account"},
         (
             _count("started", "jobs that started"),
-            _count("ended", "jobs that ended, however they did"),
-            _count("failed", "of those, by failure, node failure, time-out or lack of memory"),
+            _count("ended", "jobs that ended in any way"),
+            _count("failed", "of those, by failure, node failure, timeout or lack of memory"),
             _count("wait_seconds", "waits of those that started, from eligible to start, added up"),
             _count("submit_to_start_seconds", "the same from submission to start"),
-            _count("decided", "jobs and arrays that Sluice decided upon first; left out without decision records"),
+            _count("decided", "jobs and arrays that Sluice decided upon first; left out without recorded decisions"),
             _count("submit_to_decision_seconds", "from submission to that decision, added up; up to 1 s more a job"),
         ),
     ),
@@ -202,12 +202,13 @@ MEASUREMENTS: tuple[Measurement, ...] = (
         "GPUs by class: by type as in GRES.",
         {"cluster": "ClusterName", "class": "the type of GPU, e.g. h100"},
         (
-            _gauge("gpus", "that there are"),
+            _gauge("gpus", "all GPUs of the class"),
             _gauge("available_gpus", "on nodes that new jobs can use"),
             _gauge("allocated_gpus", "that jobs have, shares as parts"),
             _gauge("allocation_ratio", "allocated of all"),
             _gauge(
-                "utilisation_ratio", "mean of its GPUs that are told (alerts.readings); not of nodes with several types"
+                "utilisation_ratio",
+                "mean of its reported GPUs (alerts.readings); without nodes of several types",
             ),
             _gauge(
                 "fragmentation_ratio",
@@ -225,9 +226,9 @@ MEASUREMENTS: tuple[Measurement, ...] = (
         {"cluster": "ClusterName", "account": "the tenant's account"},
         (
             _gauge("gpus", "in use"),
-            _gauge("gpus_limit", "that it may use at once, where there is a limit"),
+            _gauge("gpus_limit", "GPUs that it may use at once, where there is a limit"),
             _gauge("gpu_hours", "used in this period"),
-            _gauge("gpu_hours_limit", "that it may use in a period, where there is a limit"),
+            _gauge("gpu_hours_limit", "GPU-hours that it may use in a period, where there is a limit"),
             _gauge("jobs", "running"),
         ),
     ),
@@ -243,9 +244,9 @@ MEASUREMENTS: tuple[Measurement, ...] = (
             _gauge("agent_queue", "messages that slurmctld has to send"),
             _gauge("dbd_queue", "messages for slurmdbd that wait"),
             _gauge("submit_seconds", "mean time of job_submit/sluice for a submission"),
-            _count("submissions", "submissions that it saw"),
+            _count("submissions", "submissions that it checked"),
             _gauge("decision_wait_median_seconds", "from submission to the first decision, of the latest 1000 jobs"),
-            _gauge("decision_wait_p95_seconds", "the 95th percentile of that; left out without decision records"),
+            _gauge("decision_wait_p95_seconds", "the 95th percentile of that; left out without recorded decisions"),
             _gauge("hook_median_seconds", "at most, of half of the placement hook's decisions since slurmctld started"),
             _gauge("hook_p95_seconds", "at most, of 95 percent of them; left out where a millisecond is not enough"),
             _count("hook_calls", "calls of the placement hook"),
@@ -253,14 +254,15 @@ MEASUREMENTS: tuple[Measurement, ...] = (
             _gauge("plan_jobs", "jobs in it"),
             _count("plans", "plans"),
             _gauge("order_seconds", "time of the last computation of the order"),
-            _gauge("records_dropped", "decisions that could not be recorded"),
+            _gauge("decisions_dropped", "decisions that could not be recorded"),
+            _gauge("records_dropped", "the same, by its name until 0.1.0"),
             _gauge("controllers_up", "controllers that answer"),
         ),
     ),
     Measurement(
         "sluice_events",
         "controller",
-        "What happened on the controllers: takeovers, drained nodes, health.",
+        "Events on the controllers: takeovers, drained nodes, health.",
         {"cluster": "ClusterName", "kind": "the kind of event"},
         (_count("seen", "events since the daemon began"),),
     ),

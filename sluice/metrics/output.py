@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -14,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from policy.monitoring import NodeMetrics
-from usage.metrics.points import Point, to_lines, to_openmetrics
-from usage.metrics.spool import Writer
+from sluice.base.run import PYTHON
+from sluice.metrics.points import Point, to_lines, to_openmetrics
+from sluice.metrics.spool import Writer
 
 _MIB = 1 << 20
 _MEMORY = 4 * _MIB  # batches that wait for room on a full disk
@@ -61,7 +61,7 @@ class Output:
 
     def _start_sender(self, settings: NodeMetrics) -> None:
         self._started = time.monotonic()
-        command = [sys.executable, "-m", "usage.metrics.sender", str(self.folder)]
+        command = [*PYTHON, "-m", "sluice.metrics.sender", str(self.folder)]
         self._sender = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         assert self._sender.stdin is not None  # noqa: S101 - it is a pipe
         with suppress(OSError):
@@ -93,7 +93,7 @@ class Output:
             try:
                 self._page = _Page(address, self.page)
             except OSError as error:
-                self._say(f"no page for Prometheus at {address}: {error.strerror or error}")
+                self._say(f"cannot serve Prometheus at {address}: {error.strerror or error}")
 
     def close(self) -> None:
         """End the sender and the page."""
@@ -144,8 +144,8 @@ class Output:
         else:
             self._full = ""
 
-    def own_points(self, time_ns: int) -> list[Point]:
-        """How the spool is."""
+    def sender_points(self, time_ns: int) -> list[Point]:
+        """The state of the spool and its sender."""
         with self._lock:
             if self._writer is None:
                 return []
@@ -196,7 +196,7 @@ class _Page:
                 self.wfile.write(body)
 
             def log_message(self, format: str, *args: object) -> None:
-                """Not a line for each question."""
+                """No log line for each request."""
 
         class Server(ThreadingHTTPServer):
             daemon_threads = True
@@ -226,6 +226,6 @@ class _Page:
         return int(self._server.server_address[1])
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         self._server.shutdown()
         self._server.server_close()

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from sluice_base.text import UNPRINTABLE
-from usage.metrics.names import BY_NAME
+from sluice.base.text import UNPRINTABLE
+from sluice.metrics.names import BY_NAME
 
 Value = float | int | str
 MAX_TAG = 256
@@ -52,7 +52,7 @@ def _field(value: Value) -> str | None:
 
 
 def to_line(point: Point) -> str:
-    """The point as a line without its newline; empty when no field can be told."""
+    """The point as a line without its newline; empty when there is no valid field."""
     fields = []
     for name, value in (*point.fields.items(), *point.identity.items()):
         text = _field(value)

@@ -1,9 +1,9 @@
-"""A process that takes batches from a spool to the database: in order, until the database has said that it has them.
+"""A process that sends batches from a spool to the database: in order, until the database has acknowledged them.
 
-``python -m usage.metrics.sender SPOOL`` reads its settings, one JSON object, from the first line of standard input, and
-ends when that is closed. A batch whose answer is lost is sent again; points have a series and a time of their own, so
-that the database keeps one of each. When the database was away, what it took in the last minute before is sent again as
-well: a database that is killed loses what it had only in memory.
+``python -m sluice.metrics.sender SPOOL`` reads its settings, one JSON object, from the first line of standard input,
+and ends when that is closed. A batch whose answer is lost is sent again; points have a series and a time of their own,
+so that the database keeps one of each. When the database was away, what it took in the last minute before is sent again
+as well: a database that is killed loses what it had only in memory.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from sluice_base.errors import SluiceError
-from sluice_base.files import write_atomic
-from usage.metrics.influx import Database, RejectedError, TooLargeError, token_for
-from usage.metrics.spool import Reader
+from sluice.base.errors import SluiceError
+from sluice.base.files import write_atomic
+from sluice.base.log import PREFIX
+from sluice.metrics.influx import Database, RejectedError, TooLargeError, token_for
+from sluice.metrics.spool import Reader
 
 FIRST_WAIT_S, LAST_WAIT_S = 1.0, 30.0
 _STATUS_S = 5.0
@@ -30,7 +31,7 @@ _LEAST = 1 << 10
 
 @dataclass
 class Status:
-    """What the agent tells of the sender."""
+    """The status of the sender for the agent."""
 
     problem: str = ""
     since: float = 0.0  # of the problem
@@ -62,7 +63,7 @@ class Sender:
         self._target: Target | None = None
         self._most = _MOST
         self._wait = FIRST_WAIT_S
-        self._told = 0.0
+        self._status_written = 0.0
 
     def step(self) -> float:
         """Send one batch; the seconds to wait before the next step."""
@@ -86,7 +87,7 @@ class Sender:
             return self._failed(error)
         else:
             if self.status.problem:
-                self._say(f"the database takes samples again, after {time.time() - self.status.since:.0f} s")
+                self._say(f"the database accepts samples again, after {time.time() - self.status.since:.0f} s")
             self.status.problem = ""
             self.status.batches += 1
             self.status.bytes += len(batch)
@@ -95,26 +96,26 @@ class Sender:
         return 0.0
 
     def _reject(self, batch: bytes, error: SluiceError) -> None:
-        """Go on without what would be refused for ever."""
+        """Skip what would always be refused."""
         if not self.status.rejected:
-            self._say(f"samples are refused and left out: {error}")
+            self._say(f"the database refuses samples, which are dropped: {error}")
         self.status.rejected += len(batch)
 
     def _failed(self, error: SluiceError) -> float:
-        self._target = None  # the token may be another by now
+        self._target = None  # the token may have changed
         if not self.status.problem:
-            self._say(f"the database takes no samples, they wait on disk: {error}")
+            self._say(f"the database accepts no samples, they wait on disk: {error}")
             self.status.since = time.time()
             self.status.resent += self.reader.rewind()
         self.status.problem = str(error)
         wait, self._wait = self._wait, min(2 * self._wait, LAST_WAIT_S)
         return wait
 
-    def tell(self, now: float | None = None) -> None:
+    def write_status(self, now: float | None = None) -> None:
         """Write the status for the agent, every few seconds."""
         now = time.monotonic() if now is None else now
-        if self._folder is not None and now - self._told >= _STATUS_S:
-            self._told = now
+        if self._folder is not None and now - self._status_written >= _STATUS_S:
+            self._status_written = now
             text = json.dumps(asdict(self.status))
             write_atomic(self._folder / "status.json", text, mode=0o600, follow_links=False)
 
@@ -136,14 +137,14 @@ def main() -> None:
     settings = json.loads(sys.stdin.readline())
 
     def say(text: str) -> None:
-        print(f"sender: {text}", file=sys.stderr, flush=True)
+        print(f"{PREFIX}{text}", file=sys.stderr, flush=True)
 
     sender = Sender(Reader(folder), lambda: connect(settings), say, folder)
     said = ""
     while True:
         try:
             wait = sender.step()
-            sender.tell()
+            sender.write_status()
             said = ""
         except OSError as error:  # a full disk: the place is kept in memory until there is room
             wait = LAST_WAIT_S / 3

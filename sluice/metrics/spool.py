@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sluice_base.files import write_atomic
+from sluice.base.files import write_atomic
 
 _HEAD = struct.Struct("<II")
 MAX_BATCH = 1 << 20

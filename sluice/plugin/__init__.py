@@ -1,1 +1,1 @@
-"""Sluice inside Slurm: the plugins' sources, and how they are built, installed, watched and taken away."""
+"""Sluice inside Slurm: the plugins' sources, and how they are built, installed, checked and removed."""

@@ -9,21 +9,21 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from sluice_base.errors import SluiceError, UsageError
-from sluice_base.run import CommandError, run_command
-from sluice_base.slurm_version import SlurmVersion, format_slurm_version, parse_slurm_version
-from slurm_plugin.sources import SlurmSource, default_cache, locked
+from sluice.base.errors import SluiceError, UsageError
+from sluice.base.run import CommandError, run_command
+from sluice.base.slurm_version import SlurmVersion, format_slurm_version, parse_slurm_version
+from sluice.core import version
+from sluice.plugin.sources import SlurmSource, default_cache, locked
 
 MANIFEST = "manifest.json"
 SUPERVISOR = "sluice-supervise"
 """The program that slurmctld runs under; built and installed with the plugins."""
 SCHEMA_VERSION = 1
 SUPPORTED: tuple[tuple[int, int], ...] = ((22, 5), (24, 11))
-"""Slurm's releases that the plugins were made for and tried on."""
+"""Slurm's releases that the plugins support and were tested with."""
 _BUILD_TIMEOUT = 900.0
 
 Progress = Callable[[str], None]
@@ -55,7 +55,7 @@ class PluginBuild:
 
 def sources_folder() -> Path:
     """The project's C sources: a checkout, or what an installed Sluice brought. Raises SluiceError."""
-    for folder in (Path(__file__).resolve().parents[1], Path(sys.prefix) / "share/sluice/src"):
+    for folder in (Path(__file__).resolve().parents[2], Path(sys.prefix) / "share/sluice/src"):
         if (folder / "slurm_plugin/CMakeLists.txt").is_file() and (folder / "native/core").is_dir():
             return folder
     raise SluiceError(
@@ -64,11 +64,11 @@ def sources_folder() -> Path:
 
 
 def check_supported(slurm: SlurmVersion) -> None:
-    """Raise SluiceError for a Slurm that the plugins were not made for."""
+    """Raise SluiceError for a Slurm that the plugins do not support."""
     if slurm[:2] not in SUPPORTED:
         known = " and ".join(f"{major}.{minor:02}" for major, minor in SUPPORTED)
         raise SluiceError(
-            f"Slurm {format_slurm_version(slurm)}: the plugins are made for {known}",
+            f"Slurm {format_slurm_version(slurm)}: the plugins support {known}",
             remedy="probe, gres, lint and reports work without them",
         )
 
@@ -108,9 +108,9 @@ def build_plugins(
 
 
 def build_limit_plugin(headers: Path, slurm: SlurmVersion, output: Path, *, cache: Path | None = None) -> Path:
-    """Build what holds tasks to limits alone, against public headers (`headers` holds slurm/slurm.h); where it lies.
+    """Build only what holds tasks to limits, with public headers (`headers` has slurm/slurm.h); the file's path.
 
-    It is compiled anew into the folder `output` each time, which takes a moment. Raises SluiceError.
+    It is compiled again into the folder `output` each time, which takes a moment. Raises SluiceError.
     """
     check_supported(slurm)
     name, cache = "spank_sluice_limit.so", cache or default_cache()
@@ -126,7 +126,7 @@ def fresh_output(given: Path | None, slurm: SlurmVersion, sanitize: bool, cache:
     """The folder for a build: the one named, empty or new, else one of the cache, emptied. Raises UsageError."""
     if given is not None:
         if given.exists() and (not given.is_dir() or any(given.iterdir())):
-            raise UsageError(f"--output {given}: there is something already", remedy="name an empty or a new folder")
+            raise UsageError(f"--output {given}: not empty", remedy="name an empty or a new folder")
         return given
     name = f"built-{format_slurm_version(slurm)}{'-address' if sanitize else ''}"
     folder = (cache or default_cache()) / name
@@ -147,7 +147,7 @@ def _compile(source: SlurmSource, work: Path, plugin_dir: Path, root: Path | Non
 
 
 def _cmake(work: Path, options: list[str], build: Sequence[str] = ()) -> None:
-    """Configure and build into `work`, which is kept. Raises SluiceError with the compiler's words."""
+    """Configure and build into `work`, which is kept. Raises SluiceError with the compiler's message."""
     for name in ("cmake", "gcc"):
         if shutil.which(name) is None:
             raise SluiceError(f"{name}: not installed", remedy="install cmake, gcc and make (or ninja-build)")
@@ -171,13 +171,13 @@ def _compiler_words(error: CommandError) -> str:
 
 
 def write_manifest(folder: Path, slurm: SlurmVersion, sanitizer: str = "") -> None:
-    """Write down what is in a folder of plugins."""
+    """Write the manifest of a folder of plugins."""
     files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.glob("*.so"))}
     programs = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.glob(SUPERVISOR)}
     document = {
         "schema_version": SCHEMA_VERSION,
         "slurm_version": format_slurm_version(slurm),
-        "sluice_version": sluice_version(),
+        "sluice_version": version(),
         "sanitizer": sanitizer,
         "files": files,
         "programs": programs,
@@ -186,7 +186,7 @@ def write_manifest(folder: Path, slurm: SlurmVersion, sanitizer: str = "") -> No
 
 
 def read_build(folder: Path) -> PluginBuild:
-    """What is in a folder of built plugins. Raises UsageError for a folder that is none."""
+    """What is in a folder of built plugins. Raises UsageError for another folder."""
     remedy = "make one with: sluice plugin build"
     try:
         document: Any = json.loads((folder / MANIFEST).read_text())
@@ -200,11 +200,3 @@ def read_build(folder: Path) -> PluginBuild:
         raise UsageError(f"{folder / MANIFEST}: {error.strerror}", remedy=remedy) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{folder / MANIFEST}: damaged ({error})", remedy=remedy) from error
-
-
-def sluice_version() -> str:
-    """The version of this Sluice."""
-    try:
-        return version("sluice")
-    except PackageNotFoundError:
-        return "unknown"

@@ -1,9 +1,9 @@
 #!/bin/sh
 # Runs before slurmctld starts (ExecStartPre), and must never keep it from starting: every way out is exit 0.
 #
-# The plugins fit one version of Slurm, to the last digit, and slurmctld ends when it is told to load others. So the file that
+# The plugins fit one version of Slurm, to the last digit, and slurmctld ends when its configuration names others. So the file that
 # slurm.conf includes for them is made the one that loads them only while the installed slurmctld is the one that they were
-# built for; else the one with stock Slurm's own plugins. Both lie beside this script, as `facts` does, which install wrote:
+# built for; else the one with stock Slurm's own plugins. Both are next to this script, and so is `facts`, which install wrote:
 # SLURM_VERSION, SLURMCTLD, INCLUDE and PLUGINS.
 
 say() { echo "sluice guard: $*" >&2; }
@@ -31,12 +31,12 @@ else
     installed=${said##* }
     if [ "$installed" != "$SLURM_VERSION" ]; then
         wanted=stock
-        reason="slurmctld is ${installed:-of unknown version}, the plugins are for $SLURM_VERSION; build and install them anew: sluice plugin install"
+        reason="slurmctld is ${installed:-of unknown version}, the plugins are for $SLURM_VERSION; build and install them again: sluice plugin install"
     fi
     for plugin in $PLUGINS; do
         [ -r "$here/$plugin" ] && continue
         wanted=stock
-        reason="$here/$plugin is missing; install the plugins anew: sluice plugin install"
+        reason="$here/$plugin is missing; install the plugins again: sluice plugin install"
     done
 fi
 [ -r "$here/$wanted.conf" ] || { say "$here/$wanted.conf is missing: nothing done"; exit 0; }

@@ -23,16 +23,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sluice_base.errors import SluiceError, UsageError
-from sluice_base.files import write_atomic, write_if_changed
-from sluice_base.slurm_version import SlurmVersion, format_slurm_version
-from slurm_plugin.builder import MANIFEST, PluginBuild, read_build
-from slurm_plugin.site import (
+from sluice.base.errors import SluiceError, UsageError
+from sluice.base.files import write_atomic, write_if_changed
+from sluice.base.slurm_version import SlurmVersion, format_slurm_version
+from sluice.plugin.builder import MANIFEST, PluginBuild, read_build
+from sluice.plugin.site import (
     ADAPTER,
     INCLUDE,
     LEVEL_FILE,
     LEVELS,
-    OwnOptions,
+    SiteOptions,
     plugin_parameters,
     stock_parameters,
 )
@@ -63,14 +63,14 @@ class Places:
         return self.destdir / path.relative_to("/")
 
     @property
-    def own(self) -> Path:
-        """Our own folder."""
+    def versions(self) -> Path:
+        """The folder of the builds."""
         return self.search / "sluice"
 
     @property
     def current(self) -> Path:
         """The installed build."""
-        return self.own / "current"
+        return self.versions / "current"
 
 
 @dataclass(slots=True)
@@ -93,7 +93,7 @@ def check_version(build: PluginBuild, slurm: SlurmVersion) -> None:
         raise SluiceError(
             f"{build.folder}: plugins for Slurm {format_slurm_version(build.slurm)}, but the installed slurmctld is "
             f"{format_slurm_version(slurm)}",
-            remedy="plugins fit one version only, to the last digit: build them anew with sluice plugin build",
+            remedy="plugins fit one version only, to the last digit: build them again with sluice plugin build",
         )
 
 
@@ -104,13 +104,13 @@ def install(
     slurm: SlurmVersion,
     stock: Path,
     slurmctld: Path = Path("/usr/sbin/slurmctld"),
-    own: OwnOptions | None = None,
+    options: SiteOptions | None = None,
     spank_only: bool = False,
     limits: bool = False,
 ) -> Result:
-    """Install a build; what runs goes on as it is until slurmctld is started anew. Raises SluiceError.
+    """Install a build; what runs continues unchanged until slurmctld is restarted. Raises SluiceError.
 
-    `limits`: no task of a job with GPUs starts any more without the node agent's limits.
+    `limits`: tasks of jobs with GPUs then start only with the node agent's limits.
     """
     if spank_only:
         if build.slurm[:2] != slurm[:2]:
@@ -119,18 +119,18 @@ def install(
             raise UsageError(f"{build.folder}: has no {_OPTIONS}", remedy="build it with: sluice plugin build")
     else:
         check_version(build, slurm)
-    limits = limits or holds_tasks(places)  # an update does not let tasks go
+    limits = limits or holds_tasks(places)  # an update does not remove limits
     if limits and not build.has("spank_sluice_limit"):
         raise UsageError(f"{build.folder}: has no {_LIMIT}", remedy="build it with: sluice plugin build")
-    own = own or OwnOptions()
+    options = options or SiteOptions()
     search = places.real(places.search)
     if not search.is_dir():
         raise UsageError(
             f"{places.search}: no such folder", remedy="name one that exists on every host with --search-dir"
         )
     result = Result()
-    on = "" if spank_only else _parameters_text(build, places, stock, own)
-    off = "" if spank_only else _text(stock_parameters(own))
+    on = "" if spank_only else _parameters_text(build, places, stock, options)
+    off = "" if spank_only else _text(stock_parameters(options))
     folder = _place_build(build, places, on, off, slurmctld, spank_only)
     _flip(places, folder.name)
     result.done.append(f"plugins for Slurm {format_slurm_version(build.slurm)} in {places.current}")
@@ -140,10 +140,10 @@ def install(
         _link_node(build, places, slurm, result)
     if not spank_only:  # the include file last: until then slurmctld knows nothing of it
         _guard_drop_in(places, result)
-        _link(places, links(build, own))
+        _link(places, links(build, options))
         _enable(places)
         write_if_changed(places.real(places.conf / INCLUDE), on)
-        _say_what_is_left(places, own, result)
+        _say_what_is_left(places, options, result)
     _prune(places, keep=folder.name)
     return result
 
@@ -152,29 +152,29 @@ def _text(parameters: list[tuple[str, str]]) -> str:
     return "\n".join([_BY, *(f"{key}={value}" for key, value in parameters)]) + "\n"
 
 
-def _parameters_text(build: PluginBuild, places: Places, stock: Path, own: OwnOptions) -> str:
-    others = ":".join(one for one in own.plugin_dir.split(":") if one and one != str(places.search)) or stock
+def _parameters_text(build: PluginBuild, places: Places, stock: Path, options: SiteOptions) -> str:
+    others = ":".join(one for one in options.plugin_dir.split(":") if one and one != str(places.search)) or stock
     return _text(
         plugin_parameters(
             build,
             folder=places.search,
             stock=others,
-            job_submit=own.job_submit,
-            site_factor=own.site_factor in ("", "site_factor/sluice", "site_factor/none"),
-            burst_buffer=not own.burst_buffer,
+            job_submit=options.job_submit,
+            site_factor=options.site_factor in ("", "site_factor/sluice", "site_factor/none"),
+            burst_buffer=not options.burst_buffer,
         )
     )
 
 
 def _place_build(build: PluginBuild, places: Places, on: str, off: str, slurmctld: Path, spank_only: bool) -> Path:
-    """Our own copy of the build, whole or not there, in a folder whose name tells its content."""
+    """Our own copy of the build, whole or not there, in a folder named after its content."""
     digest = hashlib.sha256(f"{build.digest}\n{on}\n{off}\n{slurmctld}".encode()).hexdigest()[:12]
-    own = places.real(places.own)
-    own.mkdir(mode=0o755, exist_ok=True)
-    folder = own / f"slurm-{format_slurm_version(build.slurm)}-{digest}"
+    versions = places.real(places.versions)
+    versions.mkdir(mode=0o755, exist_ok=True)
+    folder = versions / f"slurm-{format_slurm_version(build.slurm)}-{digest}"
     if folder.is_dir():
         return folder
-    fresh = Path(tempfile.mkdtemp(prefix=".new-", dir=own))
+    fresh = Path(tempfile.mkdtemp(prefix=".new-", dir=versions))
     try:
         fresh.chmod(0o755)
         for name in (*build.files, *build.programs, MANIFEST):
@@ -218,11 +218,11 @@ def _flip(places: Places, name: str) -> None:
     _replace_link(link, name)
 
 
-def links(build: PluginBuild, own: OwnOptions) -> dict[str, str]:
-    """What slurmctld finds in the search folder: names there, and the build's file that each stands for."""
+def links(build: PluginBuild, options: SiteOptions) -> dict[str, str]:
+    """What slurmctld finds in the search folder: names there, and the file of the build for each."""
     found = {name: name for name in set(build.files) - SPANK}
-    if build.has(ADAPTER) and own.burst_buffer_name:
-        found[f"burst_buffer_{own.burst_buffer_name}.so"] = f"{ADAPTER}.so"
+    if build.has(ADAPTER) and options.burst_buffer_name:
+        found[f"burst_buffer_{options.burst_buffer_name}.so"] = f"{ADAPTER}.so"
     return found
 
 
@@ -243,7 +243,7 @@ def _link_node(build: PluginBuild, places: Places, slurm: SlurmVersion, result: 
     """What slurmd loads: the plugin by which its prolog knows how much of each GPU a job was given."""
     if build.slurm == slurm and build.has("prep_script"):
         _link(places, {"prep_script.so": "prep_script.so"})
-        result.left.append("start slurmd anew on nodes")
+        result.left.append("restart slurmd on nodes")
     else:
         result.left.append(f"jobs with parts of several GPUs of a node need plugins for {format_slurm_version(slurm)}")
 
@@ -301,36 +301,38 @@ def _plugstack(places: Places, result: Result, limits: bool) -> None:
     result.done.append("options of srun, sbatch and salloc (SPANK)")
     if not limits:
         return
-    result.done.append("tasks of jobs with GPUs start under the node agent's limits only (SPANK)")
+    result.done.append("tasks of jobs with GPUs start only with the node agent's limits (SPANK)")
     if not places.real(HELPER).exists():
         result.left.append(f"on nodes: put prolog_epilog/programs into {HELPER.parent} and start sluice-agent")
 
 
-def _say_what_is_left(places: Places, own: OwnOptions, result: Result) -> None:
+def _say_what_is_left(places: Places, options: SiteOptions, result: Result) -> None:
     conf = places.conf / "slurm.conf"
-    for key, value in stock_parameters(own):
-        result.left.append(f"take out of {conf}: {key}={value} (it is in {INCLUDE} now, and counts once only)")
-    if not own.includes_us:
+    for key, value in stock_parameters(options):
+        result.left.append(f"remove from {conf}: {key}={value} (it is in {INCLUDE} now, and counts only once)")
+    if not options.includes_us:
         result.left.append(f"add to {conf} on all hosts: Include {INCLUDE}")
-    if own.select_type and own.select_type.lower() != "select/cons_tres":
-        result.left.append(f"placement needs SelectType=select/cons_tres in {conf}, which has {own.select_type}")
-    if own.prep and "prep/script" not in own.prep:
-        result.left.append(f"gang groups need prep/script among PrEpPlugins in {conf}, which has {own.prep}")
-    if own.site_factor not in ("", "site_factor/sluice", "site_factor/none"):
-        result.left.append(f"order needs PrioritySiteFactorPlugin=site_factor/sluice, but {conf} has {own.site_factor}")
-    if own.burst_buffer and not own.burst_buffer_name:
+    if options.select_type and options.select_type.lower() != "select/cons_tres":
+        result.left.append(f"placement needs SelectType=select/cons_tres in {conf}, which has {options.select_type}")
+    if options.prep and "prep/script" not in options.prep:
+        result.left.append(f"gang groups need prep/script among PrEpPlugins in {conf}, which has {options.prep}")
+    if options.site_factor not in ("", "site_factor/sluice", "site_factor/none"):
         result.left.append(
-            f"take out of {conf}: BurstBufferType={own.burst_buffer}; then run this again: {INCLUDE} has it"
+            f"order needs PrioritySiteFactorPlugin=site_factor/sluice, but {conf} has {options.site_factor}"
         )
-    result.left.append("start slurmctld anew on this controller")
+    if options.burst_buffer and not options.burst_buffer_name:
+        result.left.append(
+            f"remove from {conf}: BurstBufferType={options.burst_buffer}; then run this again: {INCLUDE} has it"
+        )
+    result.left.append("restart slurmctld on this controller")
 
 
 def _prune(places: Places, keep: str) -> None:
     """Only the current build and the one before it stay."""
-    folders = [path for path in places.real(places.own).glob("slurm-*") if path.name != keep and path.is_dir()]
+    folders = [path for path in places.real(places.versions).glob("slurm-*") if path.name != keep and path.is_dir()]
     for path in sorted(folders, key=lambda one: one.stat().st_mtime)[:-1]:
         shutil.rmtree(path, ignore_errors=True)
-    for path in places.real(places.own).glob(".new-*"):
+    for path in places.real(places.versions).glob(".new-*"):
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -354,17 +356,17 @@ def read_level(places: Places) -> str:
 def write_level(places: Places, level: str) -> None:
     """Ask for a level; slurmctld follows within a second. Raises UsageError."""
     if level not in LEVELS:
-        raise UsageError(f"level {level!r}: not known", remedy=f"choose {', '.join(LEVELS)}")
+        raise UsageError(f"level {level!r}: not known", remedy=f"use one of {', '.join(LEVELS)}")
     write_atomic(places.real(places.conf / LEVEL_FILE), level + "\n")
 
 
 def is_disabled(places: Places) -> bool:
     """Whether `disable` holds."""
-    return places.real(places.own / _DISABLED).exists()
+    return places.real(places.versions / _DISABLED).exists()
 
 
 def _enable(places: Places) -> None:
-    places.real(places.own / _DISABLED).unlink(missing_ok=True)
+    places.real(places.versions / _DISABLED).unlink(missing_ok=True)
 
 
 def disable(places: Places) -> Result:
@@ -376,7 +378,7 @@ def disable(places: Places) -> Result:
         result.done.append("tasks start without the node agent's limits on hosts that read this plugstack.conf")
     stock = places.real(places.current / "stock.conf")
     if stock.is_file():
-        places.real(places.own / _DISABLED).touch(mode=0o644)
+        places.real(places.versions / _DISABLED).touch(mode=0o644)
         write_if_changed(places.real(places.conf / INCLUDE), stock.read_text())
         result.done.append(
             "from its next start on slurmctld loads none of the plugins; back with: sluice plugin install"
@@ -384,10 +386,10 @@ def disable(places: Places) -> Result:
     return result
 
 
-def uninstall(places: Places, own: OwnOptions) -> Result:
-    """Take away all that `install` brought, but for the include file while slurm.conf names it.
+def uninstall(places: Places, options: SiteOptions) -> Result:
+    """Remove all that `install` added, except the include file while slurm.conf names it.
 
-    A slurmctld that runs keeps what it has loaded, at level off, until it is started anew.
+    A slurmctld that runs keeps what it has loaded, at level off, until it is restarted.
     """
     result = disable(places)
     places.real(places.conf / LEVEL_FILE).unlink(missing_ok=True)
@@ -396,20 +398,20 @@ def uninstall(places: Places, own: OwnOptions) -> Result:
             link.unlink()
     stock = places.real(places.current / "stock.conf")
     kept = stock.read_text().splitlines()[1:] if stock.is_file() else []
-    shutil.rmtree(places.real(places.own), ignore_errors=True)
+    shutil.rmtree(places.real(places.versions), ignore_errors=True)
     if places.systemd is not None:
         places.real(places.systemd / _DROP_IN).unlink(missing_ok=True)
         with suppress(OSError):
             places.real(places.systemd / _DROP_IN).parent.rmdir()
     places.real(places.conf / "plugstack.conf.d/sluice.conf").unlink(missing_ok=True)
     include = places.real(places.conf / INCLUDE)
-    if own.includes_us:
+    if options.includes_us:
         conf = places.conf / "slurm.conf"
         for line in kept:
             result.left.append(f"put back into {conf}: {line}")
-        result.left.append(f"take out of {conf}: Include {INCLUDE}; then remove {places.conf / INCLUDE}")
+        result.left.append(f"remove from {conf}: Include {INCLUDE}; then remove {places.conf / INCLUDE}")
     else:
         include.unlink(missing_ok=True)
-    result.done.append("plugins, SPANK options and guard are taken away")
-    result.left.append("start slurmctld anew on this controller")
+    result.done.append("plugins, SPANK options and guard are removed")
+    result.left.append("restart slurmctld on this controller")
     return result

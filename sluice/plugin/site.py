@@ -1,4 +1,4 @@
-"""What a site's Slurm says of itself, and which lines of slurm.conf load the plugins."""
+"""What a site's Slurm is, and which lines of slurm.conf load the plugins."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-from gres_probe.slurm_conf import read_config
-from sluice_base.errors import SluiceError, UsageError
-from sluice_base.run import run_command
-from sluice_base.slurm_version import SlurmVersion, parse_slurm_version
-from slurm_plugin.builder import PluginBuild
+from sluice.base.errors import SluiceError, UsageError
+from sluice.base.run import run_command
+from sluice.base.slurm_version import SlurmVersion, parse_slurm_version
+from sluice.plugin.builder import PluginBuild
+from sluice.slurm.slurm_conf import read_config
 
 INCLUDE = "sluice.plugins.conf"
 """The file that slurm.conf includes to load the plugins."""
 LEVEL_FILE = "sluice.level"
 ADAPTER = "burst_buffer_sluice"
-"""The plugin by which the failover journal learns of jobs; under the name of a site's own it stands before that one."""
+"""The plugin by which the failover journal learns of jobs; under the name of a site's own it comes before that one."""
 LEVELS = ("off", "admit", "shadow", "place")
 
 _ANY_PLUGIN = "select_cons_tres.so"
@@ -25,7 +25,7 @@ _OURS = ("plugindir", "jobsubmitplugins", "prioritysitefactorplugin")
 
 
 def find_plugin_dir(root: Path = Path("/"), prefix: Path = Path("/usr")) -> Path:
-    """Slurm's own plugin folder (its path inside `root`). Raises UsageError when it is nowhere to be found."""
+    """Slurm's own plugin folder (its path inside `root`). Raises UsageError when it is not found."""
     triplet = sysconfig.get_config_var("MULTIARCH") or "x86_64-linux-gnu"
     inside = prefix.relative_to("/")
     for name in (f"lib/{triplet}/slurm-wlm", "lib/slurm-wlm", f"lib/{triplet}/slurm", "lib64/slurm", "lib/slurm"):
@@ -48,13 +48,13 @@ def find_program(*names: str, prefix: Path | None = None) -> Path:
 
 
 def program_version(program: Path) -> SlurmVersion:
-    """What a program of Slurm's says it is. Raises SluiceError."""
+    """The version that one of Slurm's programs reports. Raises SluiceError."""
     return parse_slurm_version(run_command([program, "-V"], timeout=20).stdout)
 
 
 @dataclass(frozen=True, slots=True)
-class OwnOptions:
-    """What the site itself says, in slurm.conf and all that it includes but our file."""
+class SiteOptions:
+    """The site's own options, in slurm.conf and all that it includes except our file."""
 
     plugin_dir: str = ""
     job_submit: str = ""
@@ -72,7 +72,7 @@ class OwnOptions:
         return "" if name == "sluice" else name
 
 
-def read_own_options(slurm_conf: Path) -> OwnOptions:
+def read_site_options(slurm_conf: Path) -> SiteOptions:
     """Read slurm.conf. Raises SluiceError for a file that cannot be read."""
     config = read_config(slurm_conf)
     values: dict[str, str] = {}
@@ -82,7 +82,7 @@ def read_own_options(slurm_conf: Path) -> OwnOptions:
             if value.place.file != include:
                 values[value.key.lower()] = value.text
     wanted = [fault.what for fault in config.faults if fault.kind == "include" and INCLUDE in fault.what]
-    return OwnOptions(
+    return SiteOptions(
         plugin_dir=values.get("plugindir", ""),
         job_submit=values.get("jobsubmitplugins", ""),
         site_factor=values.get("prioritysitefactorplugin", ""),
@@ -105,7 +105,7 @@ def plugin_parameters(
 ) -> list[tuple[str, str]]:
     """The parameters of slurm.conf that load a build, which slurmctld finds in `folder`, before Slurm's own in `stock`.
 
-    `job_submit` is what the site has as JobSubmitPlugins itself; ours comes last, as what it decides must stand.
+    `job_submit` is what the site has as JobSubmitPlugins itself; ours comes last, as its decision must be final.
     Without `site_factor`, and without `burst_buffer`, another one is the site's. The latter is loaded whether there is
     a failover journal or not, as Slurm does not change it without a restart; it does nothing until the policy asks.
     """
@@ -120,11 +120,11 @@ def plugin_parameters(
     return parameters
 
 
-def stock_parameters(own: OwnOptions) -> list[tuple[str, str]]:
+def stock_parameters(options: SiteOptions) -> list[tuple[str, str]]:
     """The parameters that leave everything as it is without us: the site's own, where the include file has ours."""
     given = (
-        ("PluginDir", own.plugin_dir),
-        ("JobSubmitPlugins", own.job_submit),
-        ("PrioritySiteFactorPlugin", own.site_factor),
+        ("PluginDir", options.plugin_dir),
+        ("JobSubmitPlugins", options.job_submit),
+        ("PrioritySiteFactorPlugin", options.site_factor),
     )
     return [(key, value) for key, value in given if value]

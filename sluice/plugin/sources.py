@@ -17,9 +17,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from sluice_base.errors import SluiceError, UsageError
-from sluice_base.run import CommandError, run_command
-from sluice_base.slurm_version import SlurmVersion, format_slurm_version, parse_slurm_version
+from sluice.base.errors import SluiceError, UsageError
+from sluice.base.run import CommandError, run_command
+from sluice.base.slurm_version import SlurmVersion, format_slurm_version, parse_slurm_version
 
 # What of Slurm's ./configure changes the structures that plugins see, as Debian builds it; and less work.
 CONFIGURE = (
@@ -53,7 +53,7 @@ class SlurmSource:
 
 def default_cache() -> Path:
     """Where sources and builds are kept: a checkout's own build folder, else the system's cache."""
-    root = Path(__file__).resolve().parents[1]
+    root = Path(__file__).resolve().parents[2]
     return root / "build" if (root / "tools").is_dir() else Path("/var/cache/sluice")
 
 
@@ -76,7 +76,7 @@ def named_source(folder: Path, wanted: SlurmVersion) -> SlurmSource:
 
 
 def source_version(folder: Path) -> SlurmVersion:
-    """The version that a source tree says it is. Raises UsageError."""
+    """The version of a source tree. Raises UsageError."""
     try:
         meta = (folder / "META").read_text()
     except OSError as error:
@@ -89,7 +89,7 @@ def source_version(folder: Path) -> SlurmVersion:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """One at a time, over processes: for what lies beside `path`."""
+    """A lock over processes for what is next to `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -150,7 +150,7 @@ def _mirrors() -> dict[str, str]:
 
 
 class _Apt:
-    """apt with lists of its own: nothing of the system's is changed, nor of its preferences asked."""
+    """apt with lists of its own: nothing of the system's is changed, and its preferences are not used."""
 
     def __init__(self, work: Path, sources: Sequence[str]) -> None:
         for name in ("lists/partial", "cache/archives/partial", "got"):

@@ -1,4 +1,4 @@
-"""What of the plugins is installed, asked for, and in force; and whether all is as it should be."""
+"""Which plugins are installed, asked for, and in force; and checks of the installation."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from policy import compiled
-from sluice_base.errors import SluiceError
-from sluice_base.slurm_version import SlurmVersion, format_slurm_version
-from slurm_plugin.builder import PluginBuild
-from slurm_plugin.install import HELPER, SPANK, Places, holds_tasks, installed_build, is_disabled, links, read_level
-from slurm_plugin.site import INCLUDE, OwnOptions, stock_parameters
-from slurm_plugin.symbols import missing, overridden
+from sluice.base.errors import SluiceError
+from sluice.base.slurm_version import SlurmVersion, format_slurm_version
+from sluice.plugin.builder import PluginBuild
+from sluice.plugin.install import HELPER, SPANK, Places, holds_tasks, installed_build, is_disabled, links, read_level
+from sluice.plugin.site import INCLUDE, SiteOptions, stock_parameters
+from sluice.plugin.symbols import missing, overridden
 
 SCHEMA_VERSION = 1
-_AGAIN = "install the plugins anew: sluice plugin install"
+_AGAIN = "install the plugins again: sluice plugin install"
 _MOST_BYTES = 1 << 20
 # Besides slurmctld, users' commands and slurmd load these where they are installed.
 _LOADED_ELSEWHERE = {"libsluice_controller.so", "select_cons_tres.so", "prep_script.so"}
@@ -29,7 +29,7 @@ _OF_EVERY_PLUGIN = {"init", "fini", "plugin_name", "plugin_type", "plugin_versio
 
 @dataclass(frozen=True, slots=True)
 class Controller:
-    """What the plugins in one controller's slurmctld say of themselves."""
+    """The status of the plugins in one controller's slurmctld."""
 
     host: str
     written: float
@@ -39,7 +39,7 @@ class Controller:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that `check` has looked at; a `problem` keeps the plugins from working, a `remark` does not."""
+    """The result of one check; a `problem` keeps the plugins from working, a `remark` does not."""
 
     kind: Literal["ok", "remark", "problem"]
     what: str
@@ -83,8 +83,10 @@ def _parameters(path: Path) -> list[str]:
     return [line for line in path.read_text(errors="replace").splitlines() if line and not line.startswith("#")]
 
 
-def check(places: Places, own: OwnOptions, *, slurm: SlurmVersion, slurmctld: Path, stock: Path) -> Iterator[Finding]:
-    """Look at an installation from its files to its policy. Raises SluiceError only where nothing can be read."""
+def check(
+    places: Places, options: SiteOptions, *, slurm: SlurmVersion, slurmctld: Path, stock: Path
+) -> Iterator[Finding]:
+    """Check an installation from its files to its policy. Raises SluiceError only where nothing can be read."""
     build = installed_build(places)
     if build is None:
         yield Finding("problem", f"{places.current}: nothing is installed", "sluice plugin install")
@@ -95,18 +97,18 @@ def check(places: Places, own: OwnOptions, *, slurm: SlurmVersion, slurmctld: Pa
         yield Finding(
             "problem",
             f"plugins for Slurm {format_slurm_version(build.slurm)}, but slurmctld is {format_slurm_version(slurm)}",
-            "build and install them anew: sluice plugin install",
+            "build and install them again: sluice plugin install",
         )
-    yield from _check_files(places, build, own)
+    yield from _check_files(places, build, options)
     if build.slurm == slurm and "libsluice_controller.so" in build.files:
         yield from _check_symbols(places, build, slurmctld, stock)
-    yield from _check_configuration(places, own)
-    yield from _check_burst_buffer(places, own, stock)
+    yield from _check_configuration(places, options)
+    yield from _check_burst_buffer(places, options, stock)
     yield from _check_limits(places, build)
     yield from _check_policy(places)
 
 
-def _check_files(places: Places, build: PluginBuild, own: OwnOptions) -> Iterator[Finding]:
+def _check_files(places: Places, build: PluginBuild, options: SiteOptions) -> Iterator[Finding]:
     bad = 0
     for name, digest in (build.files | build.programs).items():
         path = build.folder / name
@@ -127,10 +129,10 @@ def _check_files(places: Places, build: PluginBuild, own: OwnOptions) -> Iterato
             bad += 1
             yield Finding(
                 "problem",
-                f"{path}: others than root can change what slurmctld loads",
+                f"{path}: users other than root can change what slurmctld loads",
                 f"chown root {path}; chmod go-w {path}",
             )
-    for name, file in sorted(links(build, own).items()):
+    for name, file in sorted(links(build, options).items()):
         link = places.real(places.search / name)
         if not (places.current / "guard").exists():
             break
@@ -139,7 +141,7 @@ def _check_files(places: Places, build: PluginBuild, own: OwnOptions) -> Iterato
             yield Finding("problem", f"{link}: missing", _AGAIN)
         elif link.resolve().name != file:
             bad += 1
-            yield Finding("problem", f"{link}: not Sluice's, which would have to stand there", _AGAIN)
+            yield Finding("problem", f"{link}: another file is where Sluice's must be", _AGAIN)
     if not bad:
         yield Finding("ok", f"{len(build.files)} files in {places.current} are as installed, and root's")
 
@@ -159,7 +161,7 @@ def _check_symbols(places: Places, build: PluginBuild, slurmctld: Path, stock: P
         if lacking:
             bad += 1
             yield Finding(
-                "problem", f"{name}: slurmctld has no {', '.join(lacking[:5])}", "build anew: sluice plugin build"
+                "problem", f"{name}: slurmctld has no {', '.join(lacking[:5])}", "build again: sluice plugin build"
             )
         needed = missing(plugin, [program[1], *providers[len(program) :]], at_once=True)
         if needed and name in _LOADED_ELSEWHERE:
@@ -173,15 +175,15 @@ def _check_symbols(places: Places, build: PluginBuild, slurmctld: Path, stock: P
         yield Finding("ok", "slurmctld has every function that the plugins call")
 
 
-def _check_configuration(places: Places, own: OwnOptions) -> Iterator[Finding]:
+def _check_configuration(places: Places, options: SiteOptions) -> Iterator[Finding]:
     conf = places.conf / "slurm.conf"
-    if not own.includes_us:
+    if not options.includes_us:
         yield Finding("problem", f"{conf}: does not include {INCLUDE}", f"add to it: Include {INCLUDE}")
-    for key, value in stock_parameters(own):
+    for key, value in stock_parameters(options):
         yield Finding(
             "problem",
-            f"{conf}: {key}={value} stands beside the one in {INCLUDE}, and one of them counts",
-            "take it out",
+            f"{conf}: {key}={value} is set in addition to the one in {INCLUDE}, and only one counts",
+            "remove it",
         )
     state = include_state(places)
     if state == "on":
@@ -192,38 +194,38 @@ def _check_configuration(places: Places, own: OwnOptions) -> Iterator[Finding]:
         yield Finding("problem", f"{places.conf / INCLUDE}: stock Slurm, by the guard", "sluice plugin install")
     else:
         yield Finding("problem", f"{places.conf / INCLUDE}: {state}", "sluice plugin install")
-    if own.select_type and own.select_type.lower() != "select/cons_tres":
-        yield Finding("problem", f"{conf}: SelectType={own.select_type}", "placement needs select/cons_tres")
-    if own.site_factor not in ("", "site_factor/sluice", "site_factor/none"):
-        yield Finding("remark", f"{conf}: order is left to {own.site_factor}")
+    if options.select_type and options.select_type.lower() != "select/cons_tres":
+        yield Finding("problem", f"{conf}: SelectType={options.select_type}", "placement needs select/cons_tres")
+    if options.site_factor not in ("", "site_factor/sluice", "site_factor/none"):
+        yield Finding("remark", f"{conf}: order is left to {options.site_factor}")
 
 
-def _check_burst_buffer(places: Places, own: OwnOptions, stock: Path) -> Iterator[Finding]:
+def _check_burst_buffer(places: Places, options: SiteOptions, stock: Path) -> Iterator[Finding]:
     """The failover journal's plugin: before the site's own, or named where the site has none."""
     conf = places.conf / "slurm.conf"
-    name = own.burst_buffer_name
+    name = options.burst_buffer_name
     if name:
-        others = [one for one in own.plugin_dir.split(":") if one and one != str(places.search)] or [str(stock)]
+        others = [one for one in options.plugin_dir.split(":") if one and one != str(places.search)] or [str(stock)]
         if any(places.real(Path(folder) / f"burst_buffer_{name}.so").exists() for folder in others):
-            yield Finding("ok", f"the failover journal stands before the site's own burst_buffer/{name}")
+            yield Finding("ok", f"the failover journal comes before the site's own burst_buffer/{name}")
         else:
             yield Finding(
                 "problem",
-                f"{conf}: BurstBufferType={own.burst_buffer}, but no burst_buffer_{name}.so in {':'.join(others)}",
-                "install that plugin, or take the line out",
+                f"{conf}: BurstBufferType={options.burst_buffer}, but no burst_buffer_{name}.so in {':'.join(others)}",
+                "install that plugin, or remove the line",
             )
-    elif own.burst_buffer:
+    elif options.burst_buffer:
         yield Finding(
             "problem",
-            f"{conf}: BurstBufferType={own.burst_buffer} keeps slurmctld from starting without Sluice's plugins",
-            "take it out, then: sluice plugin install",
+            f"{conf}: BurstBufferType={options.burst_buffer} keeps slurmctld from starting without Sluice's plugins",
+            "remove it, then: sluice plugin install",
         )
 
 
 def _check_limits(places: Places, build: PluginBuild) -> Iterator[Finding]:
-    """Where tasks are to be held to limits: what slurmstepd starts as root has to be there, and root's."""
+    """Where tasks are held to limits: what slurmstepd starts as root must be there and belong to root."""
     if not holds_tasks(places):
-        yield Finding("ok", "tasks start without limits on GPU memory, as nobody asked for them (install --limits)")
+        yield Finding("ok", "tasks start without limits on GPU memory, as install --limits was not used")
         return
     helper = places.real(HELPER)
     if not build.has("spank_sluice_limit"):
@@ -236,11 +238,11 @@ def _check_limits(places: Places, build: PluginBuild) -> Iterator[Finding]:
             if facts.st_uid != 0 or (facts.st_mode & 0o022 and not facts.st_mode & stat.S_ISVTX):
                 yield Finding(
                     "problem",
-                    f"{path}: others than root can change what slurmstepd starts",
+                    f"{path}: users other than root can change what slurmstepd starts",
                     f"chown root {path}; chmod go-w {path}",
                 )
                 return
-        yield Finding("ok", "tasks of jobs with GPUs start under limits")
+        yield Finding("ok", "tasks of jobs with GPUs start with limits")
 
 
 def _check_policy(places: Places) -> Iterator[Finding]:
@@ -252,7 +254,7 @@ def _check_policy(places: Places) -> Iterator[Finding]:
     path = places.real(places.conf / compiled.FILE_NAME)
     if not path.exists() or path.stat().st_size == 0:
         kind: Literal["ok", "problem"] = "ok" if level == "off" else "problem"
-        yield Finding(kind, f"{path}: no policy, so everything is stock Slurm's", "write one: sluice apply")
+        yield Finding(kind, f"{path}: no policy, so Slurm behaves as stock Slurm", "write one: sluice apply")
         return
     try:
         policy, warnings = compiled.load(path)
@@ -260,5 +262,5 @@ def _check_policy(places: Places) -> Iterator[Finding]:
         yield Finding("problem", error.what, error.remedy)
         return
     for warning in warnings:
-        yield Finding("remark", f"{path}: {warning}", "bring the plugins to the same version of Sluice")
+        yield Finding("remark", f"{path}: {warning}", "install plugins of the same version of Sluice")
     yield Finding("ok", f"{path}: {len(policy.tenants)} tenants, {len(policy.classes)} classes; level {level}")

@@ -1,8 +1,8 @@
-"""Which symbols a shared object or program has and wants, read from its ELF file: no tool for that need be there.
+"""Which symbols a shared object or program has and needs, read from its ELF file, without other tools.
 
 A plugin is bound lazily, as Slurm's own are: a function that the installed slurmctld lacks would end it at the first
 call. And slurmctld's own functions go before those of what it loads: one of the same name would be called instead of
-ours. Both are looked for here. Format: System V ABI, chapters "Sections" and "Symbol Table".
+ours. Both are checked here. Format: System V ABI, chapters "Sections" and "Symbol Table".
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sluice_base.errors import SluiceError
+from sluice.base.errors import SluiceError
 
 _RELA, _DYNSYM = 4, 11  # SHT_RELA, SHT_DYNSYM
 _WEAK = 2
@@ -41,7 +41,7 @@ def read_symbols(path: Path) -> Symbols:
     except OSError as error:
         raise SluiceError(f"{path}: {error.strerror}") from error
     except (struct.error, ValueError, IndexError, OverflowError) as error:
-        raise SluiceError(f"{path}: no shared object or program that can be read ({error})") from error
+        raise SluiceError(f"{path}: not a readable shared object or program ({error})") from error
 
 
 def _read(data: bytes) -> Symbols:
@@ -73,9 +73,9 @@ def _read(data: bytes) -> Symbols:
 
 
 def missing(plugin: Path, providers: Iterable[Path], *, at_once: bool = False) -> list[str]:
-    """What a plugin wants (`at_once`: to be loaded at all) that neither `providers` nor the C library have."""
-    own = read_symbols(plugin)
-    wanted = set(own.at_once if at_once else own.wanted)
+    """Symbols that a plugin needs (`at_once`: to be loaded at all) and that `providers` and the C library lack."""
+    symbols = read_symbols(plugin)
+    wanted = set(symbols.at_once if at_once else symbols.wanted)
     for provider in providers:
         wanted -= read_symbols(provider).defined
     system = ctypes.CDLL(None)
@@ -83,6 +83,6 @@ def missing(plugin: Path, providers: Iterable[Path], *, at_once: bool = False) -
 
 
 def overridden(plugin: Path, program: Iterable[Path], *, meant: Iterable[str] = ()) -> list[str]:
-    """Names of a plugin's that the program has as well and that would go before the plugin's; `meant` ones aside."""
-    own = set(read_symbols(plugin).defined) - set(meant)
-    return sorted(own.intersection(*[set().union(*(read_symbols(path).defined for path in program))]))
+    """Names of a plugin that the program also has and that would be used instead; except those `meant`."""
+    defined = set(read_symbols(plugin).defined) - set(meant)
+    return sorted(defined.intersection(*[set().union(*(read_symbols(path).defined for path in program))]))

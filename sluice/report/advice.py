@@ -6,12 +6,12 @@ import math
 import shlex
 from dataclasses import dataclass, field
 
-from sluice_base.sizes import format_mib
-from sluice_base.text import one_line
-from slurm_client.allocations import Allocation, tres_of
-from slurm_client.model import UNLIMITED
-from usage.report.fleet import NodeGpus
-from usage.report.summaries import GpuUse, JobUse
+from sluice.base.sizes import format_mib
+from sluice.base.text import one_line
+from sluice.report.fleet import NodeGpus
+from sluice.report.summaries import GpuUse, JobUse
+from sluice.slurm.allocations import Allocation, tres_of
+from sluice.slurm.answers import UNLIMITED
 
 SPARE = 1.2
 """What is advised beyond what was used: the next run is not the same."""
@@ -45,7 +45,7 @@ class Advice:
 
 
 def advise(job: Allocation, use: JobUse | None, host: HostUse, node: NodeGpus | None) -> Advice:
-    """Advice from what is known; what nobody measured stays as it was."""
+    """Advice from what is known; what was not measured stays as it was."""
     found = Advice()
     if job.account:
         found.options.append(f"--account={one_line(job.account)}")
@@ -104,9 +104,9 @@ def _whole(found: Advice, tres: dict[str, int], nodes: int, use: JobUse | None) 
     idle = [gpu for gpu in gpus if _did_nothing(gpu)]
     if gpus and idle and len(idle) < len(gpus) and nodes == 1:
         count = len(gpus) - len(idle)
-        found.because.append(f"{len(idle)} of its {len(gpus)} GPUs did nothing")
+        found.because.append(f"{len(idle)} of its {len(gpus)} GPUs were idle")
     elif gpus and len(idle) == len(gpus):
-        found.because.append("none of its GPUs did anything: does it need one?")
+        found.because.append("none of its GPUs did anything: check whether it needs one")
     elif len(gpus) == 1 and nodes == 1 and _fits_a_share(gpus[0]):
         needed = round_mib(gpus[0].peak_mib * SPARE)
         found.because.append(

@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from policy.report import TenantReport
-from prolog_epilog.record import JobRecord
-from sluice_base.errors import SluiceError, UsageError
-from usage.job_records import key_of
-from usage.job_runs import from_to
-from usage.report.collect import Selection, Source
-from usage.report.count import Span, gpu_type, tally
-from usage.report.fields import GROUPED_BY, Row, entitled_s, wasted_gpu_s
-from usage.report.tally import Key, Tally, group
-from usage.report.tenants import add_fairness, below, capacity, class_name, inclusive, quota
+from policy.quota_use import TenantUse
+from sluice.base.errors import SluiceError, UsageError
+from sluice.exchange.job_records import key_of
+from sluice.exchange.job_runs import from_to
+from sluice.exchange.record import JobRecord
+from sluice.report.collect import Selection, Source
+from sluice.report.count import Span, gpu_type, tally
+from sluice.report.fields import GROUPED_BY, Row, entitled_s, wasted_gpu_s
+from sluice.report.tally import Key, Tally, group
+from sluice.report.tenants import add_fairness, below, capacity, class_name, inclusive, quota
 
 GROUPS = ("account", "user", "partition", "qos", "state", "gpu_type", "node")
 """What --by takes."""
@@ -42,31 +42,52 @@ def parse_groups(text: str) -> tuple[str, ...]:
 
 
 def job_rows(
-    source: Source, span: Span, selection: Selection, *, ids: Sequence[str] = (), steps: bool = False,
+    source: Source,
+    span: Span,
+    selection: Selection,
+    *,
+    ids: Sequence[str] = (),
+    steps: bool = False,
     truncate: bool = False,
-) -> Iterator[Row]:  # fmt: skip
+) -> Iterator[Row]:
     """One row a job (and step), as it is read: a million of them need no memory."""
-    for job, use in source.jobs(span, selection, ids=ids, steps=steps):
+    for job, use in source.jobs(span, selection, ids=ids, steps=steps, names=True):
         over = Span(span.start, span.end) if truncate else _EVER
         if job.end is None:
             over = Span(over.start, min(over.end, int(source.now)))
         made = tally(job, over, use, source.fleet) or Tally()
         kind = gpu_type(job, source.fleet)
-        names = {"account": job.account, "user": job.user, "partition": job.partition, "qos": job.qos,
-                 "gpu_type": kind, "gpu_class": class_name(kind, source.fleet)}  # fmt: skip
+        names = {
+            "account": job.account,
+            "user": job.user,
+            "partition": job.partition,
+            "qos": job.qos,
+            "gpu_type": kind,
+            "gpu_class": class_name(kind, source.fleet),
+        }
         yield Row(made, names, job=job, use=use, fleet=source.fleet)
 
 
 def build(
-    source: Source, kind: str, span: Span, selection: Selection, *, by: Sequence[str] = (),
-    tenants: Callable[[], Mapping[str, TenantReport]] = dict,
-) -> Report:  # fmt: skip
+    source: Source,
+    kind: str,
+    span: Span,
+    selection: Selection,
+    *,
+    by: Sequence[str] = (),
+    tenants: Callable[[], Mapping[str, TenantUse]] = dict,
+) -> Report:
     """A report of sums. `tenants` is called only where quotas or shares belong to it."""
     names = tuple(by) or GROUPED_BY[kind]
     known = tenants() if names == ("account",) else {}
     if kind in ("tenants", "fairness") and selection.accounts:
-        selection = Selection(below(selection.accounts, known), selection.users, selection.partitions,
-                              selection.states, selection.gpu_types)  # fmt: skip
+        selection = Selection(
+            below(selection.accounts, known),
+            selection.users,
+            selection.partitions,
+            selection.states,
+            selection.gpu_types,
+        )
     cells = source.cells(span, selection, by_node="node" in names)
     report = Report(kind, span, _rows(source, cells, names))
     if names == ("account",):
@@ -91,9 +112,9 @@ def _rows(source: Source, cells: Mapping[Key, Tally], names: tuple[str, ...]) ->
     return rows
 
 
-def _tenants(source: Source, report: Report, cells: Mapping[Key, Tally], known: Mapping[str, TenantReport]) -> None:
-    own = {name: made for (name,), made in group(cells.items(), ("account",)).items()}
-    sums = inclusive(own, known)
+def _tenants(source: Source, report: Report, cells: Mapping[Key, Tally], known: Mapping[str, TenantUse]) -> None:
+    tallies = {name: made for (name,), made in group(cells.items(), ("account",)).items()}
+    sums = inclusive(tallies, known)
     report.rows = [Row(made, {"account": name}) for name, made in sums.items()]
     try:
         config = source.client.config()
@@ -103,7 +124,7 @@ def _tenants(source: Source, report: Report, cells: Mapping[Key, Tally], known: 
         tenant = known.get(row.names["account"])
         if tenant is not None:
             row.extra |= quota(tenant, config, source.now)
-    index = add_fairness(report.rows, known, own)
+    index = add_fairness(report.rows, known, tallies)
     if report.kind == "fairness":
         report.extra["jain_index"] = index
 
@@ -129,14 +150,14 @@ def _capacity(source: Source, report: Report) -> None:
 
 
 def each_gpu(source: Source, span: Span, selection: Selection = Selection()) -> Report:  # noqa: B008 - frozen
-    """One row a GPU, from the records alone: which device a job had is told nowhere else. Raises SluiceError.
+    """One row a GPU, from the records alone: which device a job had is known from nowhere else. Raises SluiceError.
 
     Of a selection of jobs, the GPUs that they had; else also those that nobody had. States are not selected by.
     """
     if source.records is None:
         raise SluiceError(
             "single GPUs are known from the jobs' records alone, which cannot be read here",
-            remedy="run it as root or SlurmUser on a controller, or name them with --records",
+            remedy="run it as root or SlurmUser on a controller, or name the records with --records",
         )
     rows: dict[tuple[str, int], Row] = {}
 

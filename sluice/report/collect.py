@@ -1,4 +1,4 @@
-"""Brings together what a report stands on: the accounting database, rolled-up days and the jobs' records."""
+"""Combines the sources of a report: the accounting database, rolled-up days and the jobs' records."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from pathlib import Path
 from typing import Protocol
 
 from policy.compiled import FILE_NAME, parse
-from prolog_epilog.record import JobRecord
-from sluice_base.errors import SluiceError, UsageError
-from slurm_client import Commands, SlurmClient, connect
-from slurm_client.allocations import Allocation, stream
-from usage.report import rollup
-from usage.report.count import Counter, Span, gpu_type
-from usage.report.fleet import Fleet
-from usage.report.rollup import Rollup, midnight
-from usage.report.summaries import JobUse, Uses
-from usage.report.tally import Key, Tally
+from sluice.base.errors import SluiceError, UsageError
+from sluice.exchange.record import JobRecord
+from sluice.report import rollup
+from sluice.report.count import Counter, Span, gpu_type
+from sluice.report.fleet import Fleet
+from sluice.report.rollup import Rollup, midnight
+from sluice.report.summaries import JobUse, Uses
+from sluice.report.tally import Key, Tally
+from sluice.slurm import Commands, SlurmClient, connect
+from sluice.slurm.allocations import Allocation, stream
 
 WINDOW_S = 86_400
 _MANY = 150_000  # jobs of a window; then the next one is shorter
 _SHORTEST_S = 3600
 _DAY_S = 86_400
-_RECORD_S = 7200  # a record is written so long after the job's end at most
+_RECORD_S = 7200  # a record is written at most this long after the job's end
 
 STATES = {
     "BF": "BOOT_FAIL", "CA": "CANCELLED", "CD": "COMPLETED", "DL": "DEADLINE", "F": "FAILED", "NF": "NODE_FAIL",
@@ -52,7 +52,7 @@ AskRunning = Callable[[Iterable[int] | None], list[JobRecord]]
 
 @dataclass(frozen=True)
 class Selection:
-    """Which jobs; what is empty does not select. Names are compared as they stand."""
+    """Which jobs; an empty field does not select. Names are compared as they are."""
 
     accounts: frozenset[str] = frozenset()
     users: frozenset[str] = frozenset()
@@ -72,13 +72,14 @@ class Selection:
 
 
 def parse_states(text: str) -> frozenset[str]:
-    """``CD,failed`` as full names. Raises UsageError for what is no state."""
+    """``CD,failed`` as full names. Raises UsageError for what is not a state."""
     found = set()
     for word in text.split(","):
         name = STATES.get(word.strip().upper(), word.strip().upper())
         if name not in STATES.values():
-            raise UsageError(f"--state {word[:40]!r}: not a state of a job",
-                             remedy=f"use {', '.join(STATES)} or their long names")  # fmt: skip
+            raise UsageError(
+                f"--state {word[:40]!r}: not a state of a job", remedy=f"use {', '.join(STATES)} or their long names"
+            )
         found.add(name)
     return frozenset(found)
 
@@ -104,19 +105,19 @@ class Source:
         try:
             return Fleet.of(self.client.nodes(), self._classes())
         except SluiceError as error:
-            self.note(f"slurmctld does not tell its nodes ({error}); types of untyped GPUs and shares are not known")
+            self.note(f"slurmctld does not report its nodes ({error}); types of untyped GPUs and shares are not known")
             return Fleet()
 
     @cached_property
     def _running(self) -> Uses:
-        """What the running jobs have used until now; nothing where no controllers' daemon tells it."""
+        """What the running jobs have used until now; empty where no controllers' daemon reports it."""
         return self._ask_running(None)
 
     def _ask_running(self, jobs: Iterable[int] | None) -> Uses:
         return Uses(self.running_records(jobs))
 
     def running_records(self, jobs: Iterable[int] | None = None) -> list[JobRecord]:
-        """The records until now of running jobs; none where no controllers' daemon tells them."""
+        """The records until now of running jobs; none where no controllers' daemon reports them."""
         try:
             return [] if self.running is None else self.running(jobs)
         except (SluiceError, OSError):
@@ -140,20 +141,20 @@ class Source:
     # ---- jobs one by one ----
 
     def jobs(
-        self, span: Span, selection: Selection, *, ids: Sequence[str] = (), steps: bool = False
+        self, span: Span, selection: Selection, *, ids: Sequence[str] = (), steps: bool = False, names: bool = False
     ) -> Iterator[tuple[Allocation, JobUse | None]]:
         """The jobs of a span with their use, each once: by the windows of their ends, those that run on last.
 
         With `ids` only these, whenever they ran.
         """
         if ids:
-            for job in self._stream(span, selection, ids=ids, steps=steps):
+            for job in self._stream(span, selection, ids=ids, steps=steps, names=names):
                 if selection.takes(self._key(job)):
                     yield job, None if "." in job.label else self.use_of(job)
             return
         for window in self._windows(span):
             number, uses, last = 0, self.uses(window), window.end >= span.end
-            for job in self._stream(window, selection, steps=steps):
+            for job in self._stream(window, selection, steps=steps, names=names):
                 number += 1
                 if belongs(job, window, last=last) and selection.takes(self._key(job)):
                     step = "." in job.label
@@ -163,12 +164,20 @@ class Source:
     def _key(self, job: Allocation) -> Key:
         return Key(job.account, job.user, job.partition, job.qos, job.state, gpu_type(job, self.fleet))
 
-    def _stream(self, span: Span, selection: Selection, *, ids: Iterable[str] = (), steps: bool = False
-                ) -> Iterator[Allocation]:  # fmt: skip
+    def _stream(
+        self, span: Span, selection: Selection, *, ids: Iterable[str] = (), steps: bool = False, names: bool = False
+    ) -> Iterator[Allocation]:
         return stream(
-            self.commands, start=span.start, end=span.end, ids=ids, users=sorted(selection.users),
-            accounts=sorted(selection.accounts), partitions=sorted(selection.partitions), steps=steps,
-        )  # fmt: skip
+            self.commands,
+            start=span.start,
+            end=span.end,
+            ids=ids,
+            users=sorted(selection.users),
+            accounts=sorted(selection.accounts),
+            partitions=sorted(selection.partitions),
+            steps=steps,
+            names=names,
+        )
 
     def uses(self, span: Span) -> Uses:
         """What the records say of the jobs that ended in a span. Kept for the next span of the same days."""
@@ -190,7 +199,7 @@ class Source:
     # ---- sums ----
 
     def cells(self, span: Span, selection: Selection, *, by_node: bool = False) -> dict[Key, Tally]:
-        """All sums of a span, by key. `by_node`: nodes too, which the rolled-up days do not tell."""
+        """All sums of a span, by key. `by_node`: nodes too, which the rolled-up days do not have."""
         total: dict[Key, Tally] = {}
         days = [] if by_node else self._rolled_days(span)
         begin, rolled_end = (midnight(days[0]), midnight(days[-1] + timedelta(days=1))) if days else (0, 0)
@@ -239,9 +248,15 @@ class Source:
                 total[key].add_document(values)
 
     def _count(
-        self, total: dict[Key, Tally], span: Span, asked: Span, selection: Selection, *, first: bool = True,
+        self,
+        total: dict[Key, Tally],
+        span: Span,
+        asked: Span,
+        selection: Selection,
+        *,
+        first: bool = True,
         by_node: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Count, for `span`, the jobs that ended in `asked` or run on beyond it: each once, whole."""
         counter = Counter(self.fleet, by_node=by_node)
         for window in self._windows(asked):
@@ -302,9 +317,13 @@ def roll_up(source: Source, days: Iterable[date]) -> Iterator[tuple[date, int]]:
 
 
 def open_source(
-    conf: Path | None, prefix: Path | None, *, records: Records | None = None, rolled_folder: Path | None = None,
+    conf: Path | None,
+    prefix: Path | None,
+    *,
+    records: Records | None = None,
+    rolled_folder: Path | None = None,
     note: Callable[[str], None] = lambda _: None,
-) -> Source:  # fmt: skip
+) -> Source:
     """The source of the cluster of a slurm.conf."""
     client = connect(conf=conf, prefix=prefix, timeout=120)
     source = Source(client, Commands(prefix=prefix, conf=conf, timeout=120), records, note=note)
@@ -314,7 +333,7 @@ def open_source(
 
 
 def cluster_name(source: Source) -> str:
-    """Slurm's ClusterName; empty where slurmctld does not tell it."""
+    """Slurm's ClusterName; empty where slurmctld does not report it."""
     try:
         return source.client.config().get("ClusterName", "").lower()
     except SluiceError:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slurm_client.allocations import Allocation, tres_of
-from slurm_client.model import UNLIMITED
-from usage.report.fleet import Fleet, hosts
-from usage.report.summaries import JobUse
-from usage.report.tally import SUMS, Key, Tally
+from sluice.report.fleet import Fleet, hosts
+from sluice.report.summaries import JobUse
+from sluice.report.tally import SUMS, Key, Tally
+from sluice.slurm.allocations import Allocation, tres_of
+from sluice.slurm.answers import UNLIMITED
 
 _COUNTED = {"COMPLETED": "completed", "CANCELLED": "cancelled", "TIMEOUT": "timeout", "DEADLINE": "timeout"}
 _NOT_FAILED = frozenset({"COMPLETED", "CANCELLED", "TIMEOUT", "DEADLINE", "PREEMPTED", "REQUEUED", "RESIZING"})

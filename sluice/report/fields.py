@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from slurm_client.allocations import Allocation, tres_of
-from slurm_client.model import UNLIMITED
-from usage.report.fleet import Fleet
-from usage.report.summaries import JobUse
-from usage.report.tally import Tally
+from sluice.report.fleet import Fleet
+from sluice.report.summaries import JobUse
+from sluice.report.tally import Tally
+from sluice.slurm.allocations import Allocation, tres_of
+from sluice.slurm.answers import UNLIMITED
 
 JOULES_PER_KWH = 3_600_000
 
@@ -148,12 +148,12 @@ FIELDS: tuple[Field, ...] = (
     Field("ReqTRES", "requested", "text", "What it asked for.", _job("requested"), True),
     Field("AllocTRES", "allocated", "text", "What it was given.", _job("allocated"), True),
     Field("GPUs", "gpus", "count", "Whole GPUs of the job.", _gpus, True),
-    Field("GPUMem", "gpu_mem_mib", "mib", "GPU memory that it was given: of each GPU where the records tell, else all "
+    Field("GPUMem", "gpu_mem_mib", "mib", "GPU memory that it was given: of each GPU where records show it, else all "
           "its shards.", _gpu_mem, True),
     Field("GPUMemPeak", "gpu_mem_peak_mib", "mib", "The most that it used of one GPU's memory.",
           lambda row: row.use.peak_mib if row.use else None, True),
     Field("UtilNow", "utilisation_now_percent", "percent", "Of a running job: the share of its GPUs' time that was its "
-          "since its nodes told before.", _now_percent, True),
+          "since its nodes' previous report.", _now_percent, True),
     Field("GPUMemNow", "gpu_mem_now_mib", "mib", "Of a running job: memory that it has in use on all its GPUs.",
           _now_mib, True),
     Field("Rung", "rung", "text", "What held it to its GPU memory (docs/limits.md).",
@@ -181,16 +181,16 @@ FIELDS: tuple[Field, ...] = (
     Field("NodeEnergy", "node_energy_j", "j", "Energy by Slurm's own plugin (AcctGatherEnergyType); kWh, in JSON "
           "joules.", lambda row: row.tally.energy_j or None),
     # waits
-    Field("WaitP50", "wait_p50_s", "s", "Half of the jobs that started waited at most so long. Percentiles of more "
+    Field("WaitP50", "wait_p50_s", "s", "Half of the jobs that started waited at most this long. Percentiles of more "
           "than 128 s are at most 1.6 percent too high.", _wait(50)),
-    Field("WaitP90", "wait_p90_s", "s", "The same of 90 percent.", _wait(90)),
-    Field("WaitP95", "wait_p95_s", "s", "The same of 95 percent.", _wait(95)),
-    Field("WaitP99", "wait_p99_s", "s", "The same of 99 percent.", _wait(99)),
+    Field("WaitP90", "wait_p90_s", "s", "The same for 90 percent.", _wait(90)),
+    Field("WaitP95", "wait_p95_s", "s", "The same for 95 percent.", _wait(95)),
+    Field("WaitP99", "wait_p99_s", "s", "The same for 99 percent.", _wait(99)),
     Field("WaitMax", "wait_max_s", "s", "The longest wait.", _wait(100)),
     Field("WaitMean", "wait_mean_s", "s", "The mean wait.", lambda row: row.tally.waits.mean()),
     # how well
     Field("Measured", "measured_percent", "percent", "Part of the GPU time (whole and shared) that was measured. "
-          "Utilisation, efficiency and waste speak of this part alone.",
+          "Utilisation, efficiency and waste are about this part only.",
           lambda row: _part(row.tally.measured_gpu_s, entitled_s(row.tally))),
     Field("Utilisation", "utilisation_percent", "percent", "Mean utilisation of the GPUs by these jobs while they "
           "had them; '-' where nothing was measured.", lambda row: _part(row.tally.busy_s, row.tally.device_s)),
@@ -203,7 +203,7 @@ FIELDS: tuple[Field, ...] = (
     Field("Throttled", "throttled_s", "gpu_s", "GPU time at reduced clocks.", _measured("throttled_s")),
     Field("Refused", "refused", "count", "Allocations beyond a limit that were refused.", _sum("refused")),
     # waste
-    Field("IdleGPUHours", "idle_gpu_s", "gpu_s", "Time in which a GPU of a job did nothing at all.",
+    Field("IdleGPUHours", "idle_gpu_s", "gpu_s", "Time in which a GPU of a job was idle.",
           _measured("idle_s")),
     Field("WastedGPUHours", "wasted_gpu_s", "gpu_s", "GPU time held and not used: what is missing to an efficiency "
           "of 100 percent.", lambda row: wasted_gpu_s(row.tally)),
@@ -220,7 +220,7 @@ FIELDS: tuple[Field, ...] = (
     Field("BudgetUsed", "budget_used_percent", "percent", "Used of the budget, as slurmctld counts it.",
           _extra("budget_used_percent")),
     Field("BudgetLeft", "budget_left_gpu_s", "gpu_s", "What is left of it.", _extra("budget_left_gpu_s")),
-    Field("Projected", "budget_projected_percent", "percent", "Use at the period's end, if it goes on as since the "
+    Field("Projected", "budget_projected_percent", "percent", "Use at the period's end, if it continues as since the "
           "period's begin; '-' where usage has no period or decays.", _extra("budget_projected_percent")),
     Field("UsedUpOn", "budget_used_up_at", "at", "When the budget is used up at that rate.",
           _extra("budget_used_up_at")),
@@ -244,9 +244,14 @@ FIELDS: tuple[Field, ...] = (
 BY_NAME = {one.name.lower(): one for one in FIELDS}
 
 GROUPED_BY = {
-    "tenants": ("account",), "users": ("user", "account"), "gpus": ("gpu_type",), "nodes": ("node",),
-    "efficiency": ("user", "account"), "waste": ("user", "account"), "fairness": ("account",),
-}  # fmt: skip
+    "tenants": ("account",),
+    "users": ("user", "account"),
+    "gpus": ("gpu_type",),
+    "nodes": ("node",),
+    "efficiency": ("user", "account"),
+    "waste": ("user", "account"),
+    "fairness": ("account",),
+}
 """What a report's lines stand for, unless --by says otherwise."""
 
 DEFAULTS = {
@@ -261,4 +266,4 @@ DEFAULTS = {
     "Throttled",
     "waste": "User,Account,Jobs,WastedGPUHours,IdleGPUHours,WastedGPUMemHours,UnusedTimeHours,Failed,Efficiency",
     "fairness": "Account,Shares,Entitled,Got,GotRatio,Jobs,GPUHours,SharedGPUHours,WaitP50,WaitP95",
-}  # fmt: skip
+}

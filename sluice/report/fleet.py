@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from policy.live import gpus_of
-from sluice_base.errors import SluiceError, UsageError
-from sluice_base.hostlist import expand
-from slurm_client.model import Node
+from sluice.base.errors import SluiceError, UsageError
+from sluice.base.hostlist import expand
+from sluice.slurm.answers import Node
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Fleet:
 
     @classmethod
     def of(cls, nodes: Iterable[Node], classes: Mapping[str, Iterable[str]] | None = None) -> Fleet:
-        """From what slurmctld says."""
+        """From slurmctld's nodes."""
         found = {}
         for node in nodes:
             types, shards = gpus_of(node)

@@ -7,23 +7,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from sluice_base.errors import SluiceError, UsageError
-from sluice_base.text import one_line
-from slurm_client.allocations import Allocation, stream, tres_of
-from slurm_client.model import UNLIMITED
-from usage.report.advice import HostUse, advise
-from usage.report.collect import Source
-from usage.report.fleet import hosts
-from usage.report.summaries import GpuUse, JobUse
+from sluice.base.errors import SluiceError, UsageError
+from sluice.base.text import one_line
+from sluice.report.advice import HostUse, advise
+from sluice.report.collect import Source
+from sluice.report.fleet import hosts
+from sluice.report.summaries import GpuUse, JobUse
+from sluice.slurm.allocations import Allocation, stream, tres_of
+from sluice.slurm.answers import UNLIMITED
 
 SCHEMA_VERSION = 1
-_NUMBER = re.compile(r"node (\d{1,9})")  # a node that the decision records do not name
+_NUMBER = re.compile(r"node (\d{1,9})")  # a node that the decisions do not name
 _SETTLED_S = 600
 Explain = Callable[[Allocation], dict[str, Any]]
 
 
 def job_page(source: Source, name: str, explain: Explain) -> dict[str, Any]:
-    """The document of a job as the caller may see it. `explain` gives the decision records' answer, or raises.
+    """The document of a job as the caller may see it. `explain` gives the decisions' answer, or raises.
 
     Raises UsageError for what is no job's number or names several jobs, SluiceError where there is no such job.
     """
@@ -54,13 +54,13 @@ def _runs(source: Source, name: str) -> list[Allocation]:
     if not re.fullmatch(r"\d{1,10}([_+]\d{1,10})?", name, re.ASCII):
         raise UsageError(f"job {name[:40]!r}: not a job's number", remedy="write 17, 17_3 of an array, or 17+1")
     # Without a time sacct looks at today only, for a job's number at all times.
-    found = list(stream(source.commands, ids=[name]))
+    found = list(stream(source.commands, ids=[name], names=True))
     exact = [job for job in found if job.label == name or str(job.id) == name]
     if not exact and found:
         labels = ", ".join(dict.fromkeys(one_line(job.label, limit=40) for job in found[:8]))
         raise UsageError(f"job {name}: {len(found)} jobs", remedy=f"name one of them: {labels}")
     if not exact:
-        raise SluiceError(f"job {name}: not in the accounting, or not yours to see", remedy="see sacct -a")
+        raise SluiceError(f"job {name}: not in the accounting, or you may not see it", remedy="see sacct -a")
     return sorted(exact, key=lambda job: (job.submit or 0, job.start or 1 << 60))
 
 
@@ -92,7 +92,8 @@ def _used(use: JobUse) -> dict[str, Any]:
         "throttled_s": use.throttled_s,
         "refused": use.refused,
         "rung": use.rung,
-        "told": use.told,
+        "reported_at": use.reported_at,
+        "told": use.reported_at,  # its name until 0.1.0
     }
 
 
@@ -147,9 +148,9 @@ def _mib(text: str) -> int | None:
 
 
 def named(explanation: dict[str, Any], nodes: Sequence[str]) -> dict[str, Any]:
-    """The explanation with the job's nodes by their names, also where the records tell numbers only.
+    """The explanation with the job's nodes by their names, also where the decisions have only numbers.
 
-    Records that hold no decision of the core know no names. Slurm numbers and lists nodes in one order; of several
+    Files that hold no decision of the core know no names. Slurm numbers and lists nodes in one order; of several
     nodes with unlike parts the names are left out rather than guessed, as that order is the site's to change.
     """
     start: dict[str, Any] = explanation.get("start") or {}

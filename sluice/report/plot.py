@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from policy.plot import check_plot, save_plot
-from sluice_base.text import one_line
-from usage.report.count import Span
-from usage.report.fields import GROUPED_BY, Row, entitled_s, wasted_gpu_s
+from sluice.base.pictures import check_plot, save_plot
+from sluice.base.text import one_line
+from sluice.report.count import Span
+from sluice.report.fields import GROUPED_BY, Row, entitled_s, wasted_gpu_s
 
 MOST_BARS = 25
 _HOUR = 3600

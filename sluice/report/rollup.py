@@ -2,9 +2,10 @@
 
 A job belongs to the day of its end. Its file has, for each day on which it ran, what it used on that day, so that a
 report of any whole days adds up the files from its first day on. Jobs that still run, and those that ended since the
-last file, are counted anew by each report. Days are local ones, as Slurm's own roll-up has them.
+last file, are counted again by each report. Days are local ones, as Slurm's own roll-up has them.
 
-A day is counted when it is over for `SETTLED_S`: slurmctld tells slurmdbd of a job's end late where slurmdbd was down.
+A day is counted when it is over for `SETTLED_S`: slurmctld reports a job's end to slurmdbd late where slurmdbd was
+down.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from sluice_base.errors import SluiceError
-from sluice_base.files import write_atomic
-from slurm_client.allocations import Allocation
-from usage.report.count import Counter, Span
-from usage.report.fleet import Fleet
-from usage.report.summaries import JobUse
-from usage.report.tally import Key
+from sluice.base.errors import SluiceError
+from sluice.base.files import write_atomic
+from sluice.report.count import Counter, Span
+from sluice.report.fleet import Fleet
+from sluice.report.summaries import JobUse
+from sluice.report.tally import Key
+from sluice.slurm.allocations import Allocation
 
 SCHEMA_VERSION = 1
 SETTLED_S = 86_400
@@ -99,8 +100,13 @@ class Rollup:
 
     def save(self, day: date, count: DayCount) -> None:
         """Write a day. Raises OSError."""
-        head = {"schema_version": SCHEMA_VERSION, "cluster": self.cluster, "day": str(day), "jobs": count.jobs,
-                "zone": time.strftime("%z", time.localtime(midnight(day)))}  # fmt: skip
+        head = {
+            "schema_version": SCHEMA_VERSION,
+            "cluster": self.cluster,
+            "day": str(day),
+            "jobs": count.jobs,
+            "zone": time.strftime("%z", time.localtime(midnight(day))),
+        }
         lines = [json.dumps(head)]
         for on, counter in sorted(count.cells.items()):
             for key, tally in counter.cells.items():
@@ -120,8 +126,10 @@ class Rollup:
                 head = json.loads(file.readline())
                 zone = time.strftime("%z", time.localtime(midnight(day)))
                 if (head.get("schema_version"), head.get("cluster"), head.get("zone")) != (
-                    SCHEMA_VERSION, self.cluster, zone,
-                ):  # fmt: skip
+                    SCHEMA_VERSION,
+                    self.cluster,
+                    zone,
+                ):
                     raise SluiceError(f"{path}: of another version, cluster or time zone", remedy=remedy)
                 for line in file:
                     on, *key, values = json.loads(line)
@@ -152,5 +160,9 @@ def missing_days(rollup: Rollup, days: int, now: float) -> list[date]:
 def status(rollup: Rollup) -> dict[str, Any]:
     """For people: first and last day and how many."""
     days = rollup.days()
-    return {"folder": str(rollup.folder), "days": len(days), "first": str(days[0]) if days else None,
-            "last": str(days[-1]) if days else None}  # fmt: skip
+    return {
+        "folder": str(rollup.folder),
+        "days": len(days),
+        "first": str(days[0]) if days else None,
+        "last": str(days[-1]) if days else None,
+    }

@@ -1,6 +1,6 @@
 """What a job used of its GPUs: from the nodes' records, or from the summary of them in the job's AdminComment.
 
-The only reader of both. Whatever is missing is None or left out: a job that nobody measured has no utilisation, not 0.
+The only reader of both. What is missing is None or left out: a job that was not measured has no utilisation, not 0.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from prolog_epilog.record import JobRecord
-from usage.admin_comment import parse
-from usage.job_runs import Began, nearest, runs_of
-from usage.running import now_of
+from sluice.exchange.admin_comment import parse
+from sluice.exchange.job_runs import Began, nearest, runs_of
+from sluice.exchange.record import JobRecord
+from sluice.exchange.running import now_of
 
 _MIB = 1 << 20
 
@@ -39,7 +39,7 @@ class GpuUse:
     idle_s: float | None = None
     throttled_s: float | None = None
     errors: int | None = None
-    now_percent: float | None = None  # of a running job, since its node told before
+    now_percent: float | None = None  # of a running job, since its node's previous report
     now_mib: int | None = None
 
 
@@ -57,7 +57,7 @@ class JobUse:
     refused: int = 0
     rung: str = ""
     gpus: tuple[GpuUse, ...] = ()
-    told: float | None = None  # of a running job: when its node told of it last
+    reported_at: float | None = None  # of a running job: when its node last reported it
     events: tuple[dict[str, Any], ...] = ()  # limits hit and the like, with "node", "time", "action"
 
 
@@ -66,7 +66,7 @@ def of_records(records: Iterable[JobRecord]) -> JobUse:
     gpus: list[GpuUse] = []
     events: list[dict[str, Any]] = []
     sums: dict[str, float] = {}
-    told: list[float] = []
+    reported: list[float] = []
     for record in records:
         usage = record.usage if isinstance(record.usage, dict) else {}
         for name in ("gs", "us", "is", "ej", "ts"):
@@ -74,7 +74,7 @@ def of_records(records: Iterable[JobRecord]) -> JobUse:
             if value is not None:
                 sums[name] = sums.get(name, 0) + value
         at = _number(usage.get("at"))
-        told += [] if at is None else [at]
+        reported += [] if at is None else [at]
         measured = usage.get("gpus")
         for grant in record.grants:
             found = measured.get(grant.uuid) if isinstance(measured, dict) else None
@@ -82,7 +82,7 @@ def of_records(records: Iterable[JobRecord]) -> JobUse:
         for event in record.events:
             if event.action in ("refuse", "warn", "end", "stray"):
                 events.append({"node": record.node, "time": event.time, "action": event.action, **event.detail})
-    return replace(_sum(gpus, events, sums), told=min(told, default=None))
+    return replace(_sum(gpus, events, sums), reported_at=min(reported, default=None))
 
 
 def _gpu(node: str, grant: Any, measured: Mapping[str, Any]) -> GpuUse:
@@ -106,8 +106,9 @@ def _gpu(node: str, grant: Any, measured: Mapping[str, Any]) -> GpuUse:
         peak_mib=int(max(grant.peak, peak or 0)) // _MIB,
         refused=grant.refused,
         seconds=_number(measured.get("seconds")),
-        utilisation={name: value for name in ("mean", "p50", "p95", "peak")
-                     if (value := _number(shown.get(name))) is not None},
+        utilisation={
+            name: value for name in ("mean", "p50", "p95", "peak") if (value := _number(shown.get(name))) is not None
+        },
         memory_mean_mib=None if mean is None else mean / _MIB,
         energy_j=_number(measured.get("energy_j")),
         idle_s=_number(measured.get("idle_s")),
@@ -115,7 +116,7 @@ def _gpu(node: str, grant: Any, measured: Mapping[str, Any]) -> GpuUse:
         errors=None if count is None else int(count),
         now_percent=now_percent,
         now_mib=now_mib,
-    )  # fmt: skip
+    )
 
 
 def _sum(gpus: list[GpuUse], events: list[dict[str, Any]], sums: Mapping[str, float]) -> JobUse:

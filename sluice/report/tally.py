@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from sluice_base.errors import SluiceError
+from sluice.base.errors import SluiceError
 
 EXACT_S = 128
 _PARTS = 64  # of a doubling: a percentile is at most 1/64 too high
@@ -143,7 +143,7 @@ class Tally:
         return values
 
     def add_document(self, values: Mapping[str, Any]) -> None:
-        """What `document` gave of another. Raises SluiceError for what is no tally."""
+        """What `document` gave of another. Raises SluiceError for what is not a tally."""
         try:
             for name, value in values.items():
                 if name == "waits":
@@ -156,7 +156,7 @@ class Tally:
                 else:
                     raise ValueError(f"{name!r} is not known")
         except (AttributeError, TypeError, ValueError) as error:
-            raise SluiceError(f"no tally: {error}") from error
+            raise SluiceError(f"not a tally: {error}") from error
 
 
 _SUMS = frozenset(SUMS)

@@ -9,33 +9,33 @@ from pathlib import Path
 from typing import Any
 
 from policy.live import Cluster
-from policy.report import TenantReport, report
-from sluice_base.errors import SluiceError
-from usage.report.count import Span
-from usage.report.fields import Row, entitled_s
-from usage.report.fleet import Fleet
-from usage.report.tally import Tally
+from policy.quota_use import TenantUse, read_use
+from sluice.base.errors import SluiceError
+from sluice.report.count import Span
+from sluice.report.fields import Row, entitled_s
+from sluice.report.fleet import Fleet
+from sluice.report.tally import Tally
 
 
-def read_tenants(conf: Path | None, prefix: Path | None, note: Callable[[str], None]) -> dict[str, TenantReport]:
-    """The tenants that the caller may see; none where Slurm does not tell them."""
+def read_tenants(conf: Path | None, prefix: Path | None, note: Callable[[str], None]) -> dict[str, TenantUse]:
+    """The tenants that the caller may see; none where Slurm does not report them."""
     try:
-        return report(Cluster.at(conf, prefix))
+        return read_use(Cluster.at(conf, prefix))
     except SluiceError as error:
         note(f"quotas and shares are not known: {error}")
         return {}
 
 
-def inclusive(own: Mapping[str, Tally], tenants: Mapping[str, TenantReport]) -> dict[str, Tally]:
-    """Each tenant with what is below it, as sreport counts; accounts that are gone stand for themselves."""
+def inclusive(tallies: Mapping[str, Tally], tenants: Mapping[str, TenantUse]) -> dict[str, Tally]:
+    """Each tenant with what is below it, as sreport counts; accounts that are gone have an entry of their own."""
     found: dict[str, Tally] = {}
-    for name, tally in own.items():
+    for name, tally in tallies.items():
         for account in [name, *ancestors(name, tenants)]:
             found.setdefault(account, Tally()).add(tally)
     return found
 
 
-def ancestors(name: str, tenants: Mapping[str, TenantReport]) -> list[str]:
+def ancestors(name: str, tenants: Mapping[str, TenantUse]) -> list[str]:
     """From a tenant's parent up to the top."""
     found: list[str] = []
     parent = tenants[name].parent if name in tenants else ""
@@ -45,7 +45,7 @@ def ancestors(name: str, tenants: Mapping[str, TenantReport]) -> list[str]:
     return found
 
 
-def below(names: frozenset[str], tenants: Mapping[str, TenantReport]) -> frozenset[str]:
+def below(names: frozenset[str], tenants: Mapping[str, TenantUse]) -> frozenset[str]:
     """The tenants and all below them."""
     return names | {one for one in tenants if names.intersection(ancestors(one, tenants))}
 
@@ -85,7 +85,7 @@ def decays(config: Mapping[str, str]) -> bool:
     return config.get("PriorityDecayHalfLife", "7-00:00:00") not in ("00:00:00", "0", "")
 
 
-def quota(tenant: TenantReport, config: Mapping[str, str], now: float) -> dict[str, Any]:
+def quota(tenant: TenantUse, config: Mapping[str, str], now: float) -> dict[str, Any]:
     """The fields of a tenant's quota and budget."""
     most = tenant.limit.get("gres/gpu")
     gpus = int(tenant.used.get("gres/gpu", 0))
@@ -118,7 +118,7 @@ def budget(budget_s: float, used_s: float, period: Period | None, now: float) ->
 # ---- fairness ----
 
 
-def entitlements(tenants: Mapping[str, TenantReport], active: frozenset[str]) -> dict[str, float]:
+def entitlements(tenants: Mapping[str, TenantUse], active: frozenset[str]) -> dict[str, float]:
     """Each tenant's part of the cluster (0 to 1) by shares, among siblings that are active themselves or below."""
     alive = active | {above for name in active for above in ancestors(name, tenants)}
     found: dict[str, float] = {}
@@ -133,22 +133,24 @@ def entitlements(tenants: Mapping[str, TenantReport], active: frozenset[str]) ->
     return found
 
 
-def _shares(tenant: TenantReport) -> int:
+def _shares(tenant: TenantUse) -> int:
     return int(tenant.shares) if tenant.shares.isdecimal() else 1
 
 
-def add_fairness(rows: list[Row], tenants: Mapping[str, TenantReport], own: Mapping[str, Tally]) -> float | None:
+def add_fairness(rows: list[Row], tenants: Mapping[str, TenantUse], tallies: Mapping[str, Tally]) -> float | None:
     """Fill in the rows' parts; Jain's index of Got by Entitled over the tenants that have jobs of their own."""
-    active = frozenset(name for name, tally in own.items() if tally.ran or tally.pending)
+    active = frozenset(name for name, tally in tallies.items() if tally.ran or tally.pending)
     entitled = entitlements(tenants, active)
-    whole = sum(entitled_s(tally) for tally in own.values())
+    whole = sum(entitled_s(tally) for tally in tallies.values())
     ratios: list[float] = []
     for row in rows:
         name = row.names["account"]
         got = entitled_s(row.tally) / whole if whole else None
         share = entitled.get(name)
-        row.extra |= {"got_percent": None if got is None else 100 * got,
-                      "entitled_percent": None if share is None else 100 * share}  # fmt: skip
+        row.extra |= {
+            "got_percent": None if got is None else 100 * got,
+            "entitled_percent": None if share is None else 100 * share,
+        }
         if got is not None and share:
             row.extra["got_ratio"] = got / share
             if name in active:

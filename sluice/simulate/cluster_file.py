@@ -15,23 +15,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from policy.traces.rows import Row, csv_rows
-from sluice_base.errors import UsageError
+from sluice.base.errors import UsageError
+from sluice.simulate.traces.rows import Row, csv_rows
 
 MAX_GPUS = 16  # of one node, as in the core
-PLENTY = 10**6  # CPUs, and GiB of memory, of a node whose file does not tell: they do not limit what runs there
+UNBOUNDED = 10**6  # CPUs, and GiB of memory, of a node whose file does not have them: they do not limit what runs there
 
 
 @dataclass(frozen=True)
 class ClusterNode:
-    """One node; its GPUs are alike."""
+    """One node; all its GPUs are of one kind."""
 
     name: str
     gpus: int
     model: str = ""
-    cpus_milli: int = PLENTY * 1000
-    memory_mib: int = PLENTY * 1024
-    gpu_memory_mib: int = 0  # 0: the file does not tell
+    cpus_milli: int = UNBOUNDED * 1000
+    memory_mib: int = UNBOUNDED * 1024
+    gpu_memory_mib: int = 0  # 0: not in the file
 
 
 def read_nodes(source: str) -> list[ClusterNode]:
@@ -112,8 +112,8 @@ def _scontrol_node(row: Row) -> ClusterNode:
             shards += count
     if gpus > MAX_GPUS:
         raise row.wrong("Gres", gres, f"at most {MAX_GPUS} GPUs")
-    memory = row.integer("RealMemory", low=1, high=2**30) if row.text("RealMemory") else PLENTY * 1024
-    cpus = row.integer("CPUTot", low=1, high=10**6) if row.text("CPUTot") else PLENTY
+    memory = row.integer("RealMemory", low=1, high=2**30) if row.text("RealMemory") else UNBOUNDED * 1024
+    cpus = row.integer("CPUTot", low=1, high=10**6) if row.text("CPUTot") else UNBOUNDED
     return ClusterNode(
         name=row.text("NodeName"),
         gpus=gpus,

@@ -1,4 +1,4 @@
-"""What a replay was like for those who waited and for those who paid. Times in seconds."""
+"""Metrics of a replay, for users and for the site. Times in seconds."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from policy.simulate import Simulation
-from policy.traces import MICROSECOND
-from sluice_core.replay import State
+from sluice.core.replay import State
+from sluice.simulate.simulation import Simulation
+from sluice.simulate.traces import MICROSECOND
 
 HOUR = 3600
 
@@ -32,7 +32,7 @@ class Metrics:
     allocation_percent: float  # GPUs held, mean over the makespan
     fragmented_percent: float  # of idle GPU memory, mean over the samples with jobs pending
     fairness_worst: float  # the tenant with the largest mean finish-time ratio
-    fairness_jain: float  # 1: all tenants fare alike
+    fairness_jain: float  # 1: all tenants are treated equally
     deadlines: int
     deadlines_missed: int
     preemptions: int

@@ -2,48 +2,21 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from policy.metrics import Metrics
-from policy.simulate import Simulation
-from policy.traces import MICROSECOND
-from sluice_base.errors import SluiceError, UsageError
-from sluice_base.files import write_atomic
-from sluice_core.replay import State
+from sluice.base.pictures import save_plot
+from sluice.core.replay import State
+from sluice.simulate.metrics import Metrics
+from sluice.simulate.simulation import Simulation
+from sluice.simulate.traces import MICROSECOND
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
-SUFFIXES = (".svg", ".png")
 HOUR = 3600
 SMALLEST_WAIT_S = 1.0  # waits are drawn on a logarithmic scale
-
-
-def check_plot(path: Path) -> None:
-    """Raise before the long work whatever would keep the picture from being drawn."""
-    if path.suffix not in SUFFIXES:
-        raise UsageError(f"--plot {path}: ends in {path.suffix or 'nothing'!r}", remedy="name it .svg or .png")
-    if not path.parent.is_dir():
-        raise UsageError(f"--plot {path}: no folder {path.parent}")
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise SluiceError(
-            f"--plot {path}: matplotlib is not installed", remedy="install it with: pip install matplotlib"
-        ) from None
-
-
-def save_plot(figure: Figure, path: Path) -> None:
-    """Write a picture, whole or not at all, in the form that its name says. Raises SluiceError."""
-    picture = io.BytesIO()
-    figure.savefig(picture, format=path.suffix[1:])
-    try:
-        write_atomic(path, picture.getvalue())
-    except OSError as error:
-        raise SluiceError(f"--plot {path}: {error.strerror}") from error
 
 
 def draw_plot(path: Path, simulations: Sequence[Simulation], measured: Sequence[Metrics]) -> None:

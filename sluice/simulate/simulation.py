@@ -11,18 +11,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from policy.cluster_file import ClusterNode
-from policy.traces import MICROSECOND, Trace, TraceJob
-from sluice_base.errors import SluiceError, UsageError
-from sluice_core.cluster import Cluster, GpuShape, NodeShape
-from sluice_core.order import FACTOR_ONE, Factor, FairShare, OrderPolicy
-from sluice_core.placement import Policy, Request, RequestFlag, set_workload
-from sluice_core.replay import Backfill, Preemption, ReplayConfig, Replayed, ReplayJob, replay
+from sluice.base.errors import SluiceError, UsageError
+from sluice.core.cluster import Cluster, GpuShape, NodeShape
+from sluice.core.order import FACTOR_ONE, Factor, FairShare, OrderPolicy
+from sluice.core.placement import Policy, Request, RequestFlag, set_workload
+from sluice.core.replay import Backfill, Preemption, ReplayConfig, Replayed, ReplayJob, replay
+from sluice.simulate.cluster_file import ClusterNode
+from sluice.simulate.traces import MICROSECOND, Trace, TraceJob
 
 DAY = 86400 * MICROSECOND
 MILLI = 1000
 MAX_SAMPLES = 500  # of the cluster's state over the time of the trace
-MAX_WORKLOAD = 1024  # request shapes that the placement policies are told of, as in the core
+MAX_WORKLOAD = 1024  # request shapes that the placement policies get, as in the core
 ACCOUNT_SHARES = 1000
 NO_SUCH_MODEL = "(a model that is not there)"  # a job that accepts no other is rejected
 SERVICE_ORDER = {Factor.SERVICE: 1000}
@@ -63,7 +63,7 @@ class SimulatedPolicy:
 PRESETS: dict[str, tuple[SimulatedPolicy, str]] = {
     policy.name: (policy, text)
     for policy, text in (
-        (SimulatedPolicy("fifo", backfill=Backfill.STRICT), "first come, first served; nobody overtakes"),
+        (SimulatedPolicy("fifo", backfill=Backfill.STRICT), "first come, first served; no job overtakes"),
         (SimulatedPolicy("easy"), "first come, first served with EASY backfill"),
         (
             SimulatedPolicy("slurm", {Factor.AGE: 1000, Factor.FAIR_SHARE: 10000, Factor.SIZE: 1000}),
@@ -142,7 +142,7 @@ def _changed(policy: SimulatedPolicy, text: str, key: str, value: str) -> dict[s
     except (KeyError, ValueError, SluiceError):
         pass
     raise UsageError(
-        f"policy {text!r}: {key}={value}: not understood",
+        f"policy {text!r}: {key}={value}: not known",
         remedy=f"keys: {', '.join(FACTOR_WORDS)} (weights); placement; backfill=strict|greedy|easy|conservative; "
         "preemption=never|tiers|order; learn, guard=yes|no; starvation, half-life, age-full, laxity in days",
     )
@@ -150,7 +150,7 @@ def _changed(policy: SimulatedPolicy, text: str, key: str, value: str) -> dict[s
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What is taken for granted about the jobs, the same for every policy."""
+    """What is assumed about the jobs, the same for every policy."""
 
     estimates: str = "limit"  # what the policy knows of run times: exact, limit (the user's; else exact) or noisy
     noise: float = 5.0  # noisy: the run time times a number drawn evenly from 1 to this

@@ -1,6 +1,6 @@
 """The one way to Slurm from Python: a small typed interface, and backends that are held to the same tests.
 
-``connect()`` gives a `SlurmClient`; `slurm_client.model` says what it answers.
+``connect()`` gives a `SlurmClient`; `sluice.slurm.answers` has the types of its answers.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
-from sluice_base.errors import UsageError
-from sluice_base.slurm_version import SlurmVersion
-from slurm_client.commands import Commands
-from slurm_client.model import AccountingJob, Controller, Job, Node, Partition, Reservation
+from sluice.base.errors import UsageError
+from sluice.base.slurm_version import SlurmVersion
+from sluice.slurm.answers import AccountingJob, Controller, Job, Node, Partition, Reservation
+from sluice.slurm.commands import Commands
 
 __all__ = ["BACKENDS", "Commands", "SlurmClient", "connect"]
 
-BACKENDS = ("text", "json", "pyslurm")
+BACKENDS = ("text", "pyslurm")
 
 
 class SlurmClient(Protocol):
-    """What every backend answers. All raise SluiceError, with Slurm's own words, when Slurm does not answer."""
+    """What every backend answers. All raise SluiceError, with Slurm's own message, when Slurm does not answer."""
 
     @property
     def name(self) -> str:
@@ -68,15 +68,11 @@ def connect(
     """
     commands = Commands(prefix=prefix, conf=conf, timeout=timeout)
     if backend == "text":
-        from slurm_client.text import TextClient
+        from sluice.slurm.text import TextClient
 
         return TextClient(commands)
-    if backend == "json":
-        from slurm_client.json_client import JsonClient
-
-        return JsonClient(commands)
     if backend == "pyslurm":
-        from slurm_client.pyslurm_client import PyslurmClient
+        from sluice.slurm.pyslurm_client import PyslurmClient
 
         return PyslurmClient(commands)
     raise UsageError(f"backend {backend!r}: unknown", remedy=f"use one of {', '.join(BACKENDS)}")

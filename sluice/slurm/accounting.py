@@ -1,7 +1,7 @@
 """Slurm's accounting database through sacctmgr: who may use what, and changes of it.
 
 Changes run as the invoking user: slurmdbd decides whether they are allowed. They are sent through one session after
-another, never side by side: concurrent additions deadlock in slurmdbd's database and end the daemon (22.05.8). New
+another, never at the same time: concurrent additions deadlock in slurmdbd's database and end the daemon (22.05.8). New
 accounts and users go through ``sacctmgr load``, which takes thousands in one message; a session remembers the QOS that
 it has seen first, so that QOS are made in one of their own.
 """
@@ -12,11 +12,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sluice_base.errors import SluiceError
-from sluice_base.text import one_line
-from slurm_client.commands import Commands
-from slurm_client.model import parse_tres
-from slurm_client.text import parse_duration
+from sluice.base.errors import SluiceError
+from sluice.base.text import one_line
+from sluice.slurm.answers import parse_tres
+from sluice.slurm.commands import Commands
+from sluice.slurm.text import parse_duration
 
 LIMITS = {
     "grptres": "GrpTRES",
@@ -87,7 +87,7 @@ class Association:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What an account is called."""
+    """An account's description."""
 
     description: str
     organization: str
@@ -129,7 +129,7 @@ def canonical(option: str, value: str) -> str:
 
 
 class Accounting:
-    """The accounting database of one cluster. All raise SluiceError with Slurm's words."""
+    """The accounting database of one cluster. All raise SluiceError with Slurm's message."""
 
     def __init__(self, commands: Commands | None = None) -> None:
         self.commands = commands or Commands()
@@ -156,12 +156,12 @@ class Accounting:
                     limits,
                     qos,
                     value["defaultqos"],
-                )  # fmt: skip
+                )
             )
         return found
 
     def accounts(self) -> dict[str, Account]:
-        """What accounts are called, and their coordinators."""
+        """The accounts' descriptions and coordinators."""
         found = {}
         for line in self._lines("show", "account", "withcoord", "format=account,coord,org,descr"):
             name, coordinators, organization, *rest = line.split("|")
@@ -232,23 +232,33 @@ class Accounting:
             if re.search(r"[\x00-\x1f\x7f]", line) or line.startswith(("!", "#")):
                 raise SluiceError(f"sacctmgr {one_line(line)!r}: control characters")
         done = self.commands.run(
-            "sacctmgr", "--immediate", "--quiet", check=False, input_text="\n".join([*lines, "quit", ""]),
+            "sacctmgr",
+            "--immediate",
+            "--quiet",
+            check=False,
+            input_text="\n".join([*lines, "quit", ""]),
             timeout=_SESSION_S,
-        )  # fmt: skip
+        )
         if done.returncode == 0 and "error:" not in done.stderr + done.stdout:
             return
         said = _failure(done.stdout + done.stderr)
-        raise SluiceError(f"sacctmgr: {said}", remedy="nothing after this step was begun; mend it and apply again")
+        raise SluiceError(f"sacctmgr: {said}", remedy="later steps were not started; correct it and apply again")
 
     def load(self, cluster: str, text: str) -> None:
         """Add the accounts and users of a file in the form of ``sacctmgr dump``; those that exist must be left out."""
         done = self.commands.run(
-            "sacctmgr", "--immediate", "--quiet", "load", "file=/dev/stdin", check=False,
-            input_text=f"Cluster - '{cluster}'\n{text}", timeout=_SESSION_S,
-        )  # fmt: skip
+            "sacctmgr",
+            "--immediate",
+            "--quiet",
+            "load",
+            "file=/dev/stdin",
+            check=False,
+            input_text=f"Cluster - '{cluster}'\n{text}",
+            timeout=_SESSION_S,
+        )
         output = done.stdout + done.stderr
         if done.returncode != 0 or "error:" in output or "Problem" in output:
-            raise SluiceError(f"sacctmgr load: {_failure(output)}", remedy="mend it and apply again")
+            raise SluiceError(f"sacctmgr load: {_failure(output)}", remedy="correct it and apply again")
 
 
 def chunks(names: Sequence[str], most: int = _MOST_LINE) -> list[list[str]]:
@@ -273,7 +283,7 @@ def _failure(output: str) -> str:
         elif re.search(r"error:|Problem|Unknown|don't|doesn't|Nothing|not |bad |non-existent|Error|denied", line):
             said = line.removeprefix("sacctmgr: ").strip()
             return one_line(f"{command}: {said}" if command not in ("", "quit") else said, limit=600)
-    return one_line(output[-300:]) or "failed without a word"
+    return one_line(output[-300:]) or "failed without a message"
 
 
 def _use(record: str) -> Use:

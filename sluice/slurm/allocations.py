@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from sluice_base.errors import SluiceError
-from sluice_base.text import one_line
-from slurm_client.commands import Commands, words_of
-from slurm_client.model import UNLIMITED, parse_tres
-from slurm_client.text import accounting_filters
+from sluice.base.errors import SluiceError
+from sluice.base.text import one_line
+from sluice.slurm.answers import UNLIMITED, parse_tres
+from sluice.slurm.commands import Commands, words_of
+from sluice.slurm.text import accounting_filters, new_mark
 
 _FIELDS = (
-    "JobIDRaw", "JobID", "JobName", "User", "Account", "QOS", "Partition", "State", "ExitCode", "Submit", "Eligible",
+    "JobIDRaw", "JobID", "User", "Account", "QOS", "Partition", "State", "ExitCode", "Submit", "Eligible",
     "Start", "End", "ElapsedRaw", "TimelimitRaw", "NNodes", "NodeList", "ReqTRES", "AllocTRES", "AdminComment",
 )  # fmt: skip
-_MARK = "\x1f\x1e"
+_NAMES = ("JobIDRaw", "JobName")
 _BLOCK = 1 << 20
 _UNKNOWN_ENERGY = 1 << 62  # slurmdbd shows NO_VAL64 where nothing was gathered
 
@@ -84,21 +84,39 @@ def stream(
     accounts: Iterable[str] = (),
     partitions: Iterable[str] = (),
     steps: bool = False,
+    names: bool = False,
     timeout: float = 600,
 ) -> Iterator[Allocation]:
     """Jobs that waited or ran between `start` and `end`, as the invoking user may see them.
 
-    Each filter that is given must hold. `timeout`: seconds for sacct. Raises SluiceError with sacct's words.
+    Each filter that is given must hold. `names`: job names, too, with a separate call: a user who reads the mark
+    among sacct's options, and renames a job in time, changes no more than names. `timeout`: seconds for each call.
+    Raises SluiceError with sacct's message.
     """
-    words = [
-        "timeout", "--kill-after=5", str(int(timeout)), commands.program("sacct"), "--noheader", "--duplicates",
-        "--parsable", f"--delimiter={_MARK}", f"--format={','.join(_FIELDS)}",
-    ]  # fmt: skip
-    words += [] if steps else ["--allocations"]
+    words = [] if steps else ["--allocations"]
     words += accounting_filters(start, end, (), users, ())
     for option, values in (("--jobs", ids), ("--accounts", accounts), ("--partition", partitions)):
         if chosen := list(values):
             words.append(f"{option}={','.join(chosen)}")
+    called = dict(_sacct(commands, _NAMES, words, timeout)) if names else {}
+    for value in _sacct(commands, _FIELDS, words, timeout):
+        yield _allocation(value, called.get(value[0], ""))
+
+
+def _sacct(commands: Commands, fields: Sequence[str], filters: Sequence[str], timeout: float) -> Iterator[list[str]]:
+    mark = new_mark()
+    words = [
+        "timeout",
+        "--kill-after=5",
+        str(int(timeout)),
+        commands.program("sacct"),
+        "--noheader",
+        "--duplicates",
+        "--parsable",
+        f"--delimiter={mark}",
+        f"--format={','.join(fields)}",
+        *filters,
+    ]
     with tempfile.TemporaryFile() as errors:
         try:
             process = subprocess.Popen(
@@ -109,14 +127,17 @@ def stream(
         with process:
             assert process.stdout is not None  # noqa: S101 - asked for above
             try:
-                yield from _rows(iter(lambda: process.stdout.read(_BLOCK), b""))  # type: ignore[union-attr]
+                blocks = iter(lambda: process.stdout.read(_BLOCK), b"")  # type: ignore[union-attr]
+                yield from _rows(blocks, mark.encode(), len(fields))
             finally:
                 if process.poll() is None:
                     process.kill() if _abandoned(process) else process.wait()
         errors.seek(0)
         said = one_line(words_of("sacct", errors.read(4096).decode("utf-8", "replace")))
     if process.returncode == 124:
-        raise SluiceError(f"sacct: no answer within {timeout:g} s", remedy="ask for a shorter time, or let it roll up")
+        raise SluiceError(
+            f"sacct: no answer within {timeout:g} s", remedy="ask for a shorter time, or let days roll up"
+        )
     if process.returncode != 0:
         raise SluiceError(f"sacct: {said or f'exit status {process.returncode}'}", remedy=_remedy(said))
 
@@ -125,12 +146,12 @@ def _remedy(said: str) -> str:
     if "accounting storage is disabled" in said:
         return "reports need slurmdbd: set AccountingStorageType in slurm.conf"
     if "persistent connection" in said or "the database" in said:
-        return "look at slurmdbd on its host: systemctl status slurmdbd"
+        return "check slurmdbd on its host: systemctl status slurmdbd"
     return "write users as `id` knows them" if "Invalid user id" in said else ""
 
 
 def _abandoned(process: subprocess.Popen[bytes]) -> bool:
-    """Whether its reader stopped in the middle: it would block on the pipe for ever."""
+    """Whether its reader stopped in the middle: it would block on the pipe forever."""
     assert process.stdout is not None  # noqa: S101 - asked for
     try:
         process.wait(timeout=2)
@@ -139,42 +160,43 @@ def _abandoned(process: subprocess.Popen[bytes]) -> bool:
     return False
 
 
-def _rows(blocks: Iterator[bytes]) -> Iterator[Allocation]:
+def _rows(blocks: Iterator[bytes], mark: bytes, width: int) -> Iterator[list[str]]:
     """Every field ends with the mark and every row with a line break; a free text may hold line breaks itself."""
-    mark, width, left = _MARK.encode(), len(_FIELDS), b""
+    left = b""
     for block in blocks:
         fields = (left + block).split(mark)
         whole = (len(fields) - 1) // width * width
         for at in range(0, whole, width):
-            yield _allocation([field.decode("utf-8", "replace") for field in fields[at : at + width]])
+            first, *others = (field.decode("utf-8", "replace") for field in fields[at : at + width])
+            yield [first.lstrip("\n"), *others]
         left = mark.join(fields[whole:])
     if left.strip():
         raise SluiceError("sacct: its answer is cut off", remedy="try again")
 
 
-def _allocation(value: list[str]) -> Allocation:
-    number, state, limit = value[0].lstrip("\n"), value[7], value[14]
+def _allocation(value: list[str], name: str) -> Allocation:
+    number, state, limit = value[0], value[6], value[13]
     return Allocation(
         id=int(number.partition(".")[0]) if number.partition(".")[0].isdecimal() else 0,
         label=value[1],
-        name=value[2],
-        user=value[3],
-        account=value[4],
-        qos=value[5],
-        partition=value[6],
+        name=name,
+        user=value[2],
+        account=value[3],
+        qos=value[4],
+        partition=value[5],
         state=state.split(" ", 1)[0],
-        exit_code=value[8],
-        submit=_time(value[9]),
-        eligible=_time(value[10]),
-        start=_time(value[11]),
-        end=_time(value[12]),
-        elapsed_s=int(value[13]) if value[13].isdecimal() else 0,
+        exit_code=value[7],
+        submit=_time(value[8]),
+        eligible=_time(value[9]),
+        start=_time(value[10]),
+        end=_time(value[11]),
+        elapsed_s=int(value[12]) if value[12].isdecimal() else 0,
         limit_s=int(limit) * 60 if limit.isdecimal() else UNLIMITED if limit == "UNLIMITED" else None,
-        node_count=int(value[15]) if value[15].isdecimal() else 0,
-        nodes="" if value[16] == "None assigned" else value[16],
-        requested=value[17],
-        allocated=value[18],
-        admin_comment=value[19],
+        node_count=int(value[14]) if value[14].isdecimal() else 0,
+        nodes="" if value[15] == "None assigned" else value[15],
+        requested=value[16],
+        allocated=value[17],
+        admin_comment=value[18],
     )
 
 

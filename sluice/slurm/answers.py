@@ -1,4 +1,4 @@
-"""What Slurm says, typed. Times are seconds since 1970 (UTC), durations seconds, memory MiB; None: unknown or unset."""
+"""Slurm's answers, typed. Times are seconds since 1970 (UTC), durations seconds, memory MiB; None: unknown or unset."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from sluice_base.errors import SluiceError
-from sluice_base.sizes import parse_mib
+from sluice.base.errors import SluiceError
+from sluice.base.sizes import parse_mib
 
-UNLIMITED = -1  # a time limit that is none
+UNLIMITED = -1  # no time limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +107,18 @@ class Job:
     work_dir: str
     admin_comment: str = ""
 
+    @property
+    def own_name(self) -> str:
+        """As `own_name` says; a record of an array's waiting tasks has their array's."""
+        return own_name(self.id, self.array_id, self.array_tasks)
+
 
 @dataclass(frozen=True, slots=True)
 class AccountingJob:
-    """One job of the accounting database."""
+    """One job of the accounting database. Without its name: what Sluice acts on is read apart from users' texts."""
 
     id: int
     label: str  # as users write it: "17", "17_3", "17+1"
-    name: str
     user: str
     account: str
     qos: str
@@ -151,6 +155,11 @@ class Reservation:
     accounts: tuple[str, ...]
     flags: frozenset[str]
     tres: Mapping[str, int]
+
+
+def own_name(job: int, array: int | None, task: str) -> str:
+    """By which Slurm's commands mean this job alone: of an array one task has the array's number, which means all."""
+    return f"{array}_{task}" if array is not None and task.isdecimal() else str(job)
 
 
 def parse_tres(text: str) -> dict[str, int]:

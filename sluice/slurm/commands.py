@@ -1,4 +1,4 @@
-"""Slurm's commands, of any installation and any configuration, with nothing of the caller's habits in their output."""
+"""Slurm's commands, of any installation and configuration, with output that the caller's settings do not change."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sluice_base.errors import UsageError
-from sluice_base.run import CommandError, run_command
+from sluice.base.errors import UsageError
+from sluice.base.run import CommandError, run_command
 
 # Users set these to shape what commands print (SQUEUE_FORMAT, SINFO_SORT, ...): they would break what we parse.
 _SHAPING = (
@@ -25,7 +25,7 @@ _SHAPING = (
 
 
 def words_of(name: str, text: str) -> str:
-    """What a command said, its lines one after the other, each once and without its own name and ``error`` before."""
+    """A command's message, its lines one after the other, each once and without its own name and ``error`` before."""
     lines = [line.strip().removeprefix(f"{name}: ").removeprefix("error: ") for line in text.splitlines()]
     return "; ".join(dict.fromkeys(line for line in lines if line))
 
@@ -67,10 +67,6 @@ class Commands:
         if self.conf is not None:
             inherited["SLURM_CONF"] = str(self.conf_file())
         return inherited | {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
-
-    def json_environment(self) -> dict[str, str]:
-        """The same for `--json`: sacct formats and reads times on its way there, and fails on seconds since 1970."""
-        return self.environment() | {"SLURM_TIME_FORMAT": "standard"}
 
     def run(
         self,

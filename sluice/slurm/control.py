@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from sluice_base.errors import SluiceError
-from slurm_client.commands import Commands
+from sluice.base.errors import SluiceError
+from sluice.slurm.answers import Job
+from sluice.slurm.commands import Commands
 
 
 class Control:
-    """slurmctld's own changes. All raise SluiceError with Slurm's words."""
+    """slurmctld's own changes. All raise SluiceError with Slurm's message."""
 
     def __init__(self, commands: Commands | None = None) -> None:
         self.commands = commands or Commands()
@@ -19,10 +20,18 @@ class Control:
     ) -> None:
         """Reserve nodes that have a feature for accounts, from now on without an end; running jobs stay."""
         self.commands.output(
-            "scontrol", "create", "reservation", f"ReservationName={name}", "StartTime=now", "Duration=UNLIMITED",
-            f"Accounts={','.join(sorted(accounts))}", f"NodeCnt={nodes}", f"Features={feature}",
-            f"Flags={','.join(['IGNORE_JOBS', *flags])}", f"PartitionName={self._partition(feature)}",
-        )  # fmt: skip
+            "scontrol",
+            "create",
+            "reservation",
+            f"ReservationName={name}",
+            "StartTime=now",
+            "Duration=UNLIMITED",
+            f"Accounts={','.join(sorted(accounts))}",
+            f"NodeCnt={nodes}",
+            f"Features={feature}",
+            f"Flags={','.join(['IGNORE_JOBS', *flags])}",
+            f"PartitionName={self._partition(feature)}",
+        )
 
     def update_reservation(
         self,
@@ -36,10 +45,15 @@ class Control:
         """Change a reservation; Slurm changes no features. Its longest one ends after a year: it is renewed."""
         dropped = ",".join(sorted(users_to_drop))
         self.commands.output(
-            "scontrol", "update", f"ReservationName={name}", f"NodeCnt={nodes}",
-            f"Accounts={','.join(sorted(accounts))}", *([f"Users-={dropped}"] if dropped else []),
-            *([f"Flags={','.join(flags)}"] if flags else []), "EndTime=now+365days",
-        )  # fmt: skip
+            "scontrol",
+            "update",
+            f"ReservationName={name}",
+            f"NodeCnt={nodes}",
+            f"Accounts={','.join(sorted(accounts))}",
+            *([f"Users-={dropped}"] if dropped else []),
+            *([f"Flags={','.join(flags)}"] if flags else []),
+            "EndTime=now+365days",
+        )
 
     def delete_reservation(self, name: str) -> None:
         """End a reservation."""
@@ -49,15 +63,16 @@ class Control:
         """Let the daemons read their files again."""
         self.commands.output("scontrol", "reconfigure")
 
-    def cancel(self, ids: Iterable[int]) -> None:
-        """Cancel jobs; those that have ended meanwhile are no error."""
-        numbers = [str(number) for number in ids]
-        for at in range(0, len(numbers), 500):
-            self.commands.run("scancel", "--quiet", *numbers[at : at + 500], check=False)
+    def cancel(self, jobs: Iterable[Job], *, only_waiting: bool = False) -> None:
+        """Cancel jobs; those that have ended already are not an error."""
+        words = ["--quiet", *(["--state=PENDING"] if only_waiting else [])]
+        names = [job.own_name for job in jobs]
+        for at in range(0, len(names), 500):
+            self.commands.run("scancel", *words, *names[at : at + 500], check=False)
 
     def _partition(self, feature: str) -> str:
         """A partition with all nodes of the feature: the default one where it has, else the largest that has some."""
-        from slurm_client.text import TextClient
+        from sluice.slurm.text import TextClient
 
         client = TextClient(self.commands)
         having: dict[str, int] = {}

@@ -1,29 +1,38 @@
-"""What Slurm says of one job, in the detail that a new start needs.
+"""What Slurm reports of one job, in the detail that a requeue needs.
 
 Root and SlurmUser act on it. `scontrol show job` has users' words between Slurm's own, a job's name before most of them
-(``JobName=x ArrayJobId=33``): so nothing is asked for together with what a user may write freely.
+(``JobName=x ArrayJobId=33``): so nothing is asked for together with what a user can write freely.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sluice_base.run import CommandError
-from slurm_client.commands import Commands
+from sluice.base.run import CommandError
+from sluice.slurm.answers import own_name
+from sluice.slurm.commands import Commands
 
 ENDED = frozenset(
     {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED"}
 )
 _WIDTHS = {
-    "JobID": 12, "ArrayJobID": 12, "ArrayTaskID": 24, "State": 24, "Requeue": 4, "BatchFlag": 4, "RestartCnt": 12,
-    "EndTime": 24, "NumNodes": 12, "Partition": 200,
-}  # fmt: skip
+    "JobID": 12,
+    "ArrayJobID": 12,
+    "ArrayTaskID": 24,
+    "State": 24,
+    "Requeue": 4,
+    "BatchFlag": 4,
+    "RestartCnt": 12,
+    "EndTime": 24,
+    "NumNodes": 12,
+    "Partition": 200,
+}
 _OF_ONE = ("-h", "-a", "-t", "all", "-j")
 
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """One job; times in seconds since 1970. `name`: by which commands mean it alone, not its whole array."""
+    """One job; times in seconds since 1970. `name`: by which commands mean only this job, not its whole array."""
 
     name: str
     state: str
@@ -41,8 +50,8 @@ class JobFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class JobWishes:
-    """What its user asks; the nodes are hostlists that Slurm has checked."""
+class JobOptions:
+    """Options of its user; the nodes are hostlists that Slurm has checked."""
 
     excluded: str
     wanted: str  # the nodes that it must have
@@ -63,11 +72,11 @@ def read_job(commands: Commands, job: int) -> JobFacts | None:
     return None if line is None else _parse(line)
 
 
-def read_wishes(commands: Commands, facts: JobFacts) -> JobWishes:
+def read_job_options(commands: Commands, facts: JobFacts) -> JobOptions:
     """Raises SluiceError."""
     said = commands.output("squeue", *_OF_ONE, facts.name, "-o", "%n|%x|%k").removesuffix("\n")
     wanted, excluded, comment = (*said.split("|", 2), "", "")[:3]
-    return JobWishes(*("" if text == "(null)" else text for text in (excluded, wanted, comment)))
+    return JobOptions(*("" if text == "(null)" else text for text in (excluded, wanted, comment)))
 
 
 def _parse(line: str) -> JobFacts:
@@ -78,9 +87,8 @@ def _parse(line: str) -> JobFacts:
     def number(name: str) -> int:
         return int(found[name]) if found[name].isdecimal() else 0
 
-    task = found["ArrayTaskID"]
     return JobFacts(
-        name=f"{found['ArrayJobID']}_{task}" if task.isdecimal() else found["JobID"],
+        name=own_name(number("JobID"), number("ArrayJobID"), found["ArrayTaskID"]),
         state=found["State"],
         requeue=number("Requeue") == 1,
         batch=number("BatchFlag") != 0,

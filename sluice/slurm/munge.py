@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from sluice_base.errors import SluiceError
+from sluice.base.errors import SluiceError
 
 MAX_PAYLOAD = 760 << 10
 """Bytes. munged takes messages of 1 MiB; a credential of 786,326 bytes, however well they pack, is the largest."""
@@ -26,7 +26,7 @@ void free(void *memory);
 
 
 class MungeError(SluiceError):
-    """munged does not answer, or a credential is not what it should be: forged, expired, used before, or for others."""
+    """munged does not answer, or a credential is not valid: forged, expired, used before, or for others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def _load() -> tuple[Any, Any, Any]:
 
 
 def prepare() -> None:
-    """Load the library now, e.g. while this process may still read where Python's packages lie. Raises MungeError."""
+    """Load the library now, e.g. while this process may still read Python's packages. Raises MungeError."""
     _load()
 
 
@@ -61,7 +61,7 @@ def encode(payload: bytes, *, readable_by: int | None = None) -> str:
     Raises MungeError.
     """
     if len(payload) > MAX_PAYLOAD:
-        raise MungeError(f"munge: a message of {len(payload)} bytes", remedy=f"{MAX_PAYLOAD} are the most")
+        raise MungeError(f"munge: a message of {len(payload)} bytes", remedy=f"send at most {MAX_PAYLOAD}")
     ffi, lib, libc = _load()
     context, credential = lib.munge_ctx_create(), ffi.new("char **")
     if not context:
@@ -105,4 +105,4 @@ def _check(code: int, context: Any) -> None:
         return
     ffi, lib, _ = _load()
     said = lib.munge_ctx_strerror(context) or lib.munge_strerror(code)
-    raise MungeError(f"munge: {ffi.string(said).decode()}", remedy="see that munged runs on this host")
+    raise MungeError(f"munge: {ffi.string(said).decode()}", remedy="check that munged runs on this host")

@@ -1,7 +1,8 @@
-"""A service whose askers munge knows: one request and one answer a connection, each a munge credential and a newline.
+"""A service whose callers MUNGE identifies: each connection has one request and one answer, each a credential and a
+newline.
 
-munge says who asks, refuses what was seen before, and encrypts; only the asking user can decode the answer. Who asks is
-not known before all of a request is there, so that until then addresses have places; connections from ports that only
+MUNGE identifies the caller, refuses replays, and encrypts; only the asking user can decode the answer. Who asks is
+not known before all of a request is there, so until then places belong to addresses; connections from ports that only
 root can take, as those of nodes' agents (`connect`), have places and threads that users' cannot take.
 """
 
@@ -19,10 +20,11 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
-from sluice_base.errors import SluiceError
-from sluice_base.line_server import Asker, Budgets, Kind, LineServer, Listener, Owner, Rate
-from sluice_base.text import one_line
-from slurm_client.munge import Message, decode, encode
+from sluice.base.errors import SluiceError
+from sluice.base.line_server import Asker, Kind, LineServer, Listener
+from sluice.base.rates import Budgets, Owner, Rate
+from sluice.base.text import one_line
+from sluice.slurm.munge import Message, decode, encode
 
 _LOOK_S = 0.5
 _BACKLOG = 1024
@@ -37,7 +39,7 @@ class RefusedError(SluiceError):
 
 
 class Service:
-    """Answers for as long as it is wanted.
+    """Answers until it is stopped.
 
     `answer`: to what an authenticated user sent; one that raises SluiceError answers nothing. `most`: bytes of a
     request with its credential; `seconds`: in which it must have come; `trusted`: uids that may ask at any rate.
@@ -57,9 +59,9 @@ class Service:
         self._log = log
         self._trusted = frozenset(trusted)
         self._lock = threading.Lock()
-        self._asked = Budgets(_RATES_OF_UIDS)
-        self._roots = Kind(f"{name}-roots", 512, 4, most, 64 << 20, seconds, once=True)
-        self._users = Kind(f"{name}-users", 512, 2, most, 32 << 20, seconds, _RATES, once=True)
+        self._asked = Budgets(*_RATES_OF_UIDS)
+        self._roots = Kind(f"{name}-roots", 512, 4, most, 64 << 20, seconds)
+        self._users = Kind(f"{name}-users", 512, 2, most, 32 << 20, seconds, _RATES)
 
     def serve(self, sockets: list[socket.socket], goes_on: Callable[[], bool]) -> None:
         """Answer while `goes_on` says so, asked twice a second; the sockets are closed then."""
@@ -82,17 +84,15 @@ class Service:
         del connection
         return Asker(self._roots if address[1] < 1024 else self._users, _owner(address[0]), address)
 
-    def _reply(self, line: bytes, address: Any) -> bytes | None:
+    def _reply(self, line: bytes, address: Any) -> bytes:
         try:
             message = decode(line.decode("ascii", "replace").strip())
             self._spend(message.uid)
             return encode(self._answer(message), readable_by=message.uid).encode() + b"\n"
         except SluiceError as error:
-            # Who is not authenticated learns nothing, not even why.
+            # A client that is not authenticated gets no answer, not even the reason.
             self._log.info("%s: refused: %s", one_line(str(address)), one_line(str(error)))
-        except Exception:
-            self._log.exception("%s: unexpected", one_line(str(address)))
-        return None
+            return b""
 
     def _spend(self, uid: int) -> None:
         """Count a request. Raises RefusedError where the user makes too many."""
@@ -107,7 +107,7 @@ class Service:
 
 
 def _owner(host: str) -> Owner:
-    """An address; of IPv6 its network before it, as whoever has one address there has them all."""
+    """An address; of IPv6 its network before it, as a host with one address there has them all."""
     with suppress(ValueError):
         address = ipaddress.ip_address(host.partition("%")[0])
         if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is None:

@@ -7,17 +7,16 @@ slurm.conf ends the whole process, so that it lives in a child process, which an
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sluice_base.errors import SluiceError
-from sluice_base.hostlist import expand
-from sluice_base.run import CommandError, run_command
-from sluice_base.slurm_version import format_slurm_version, parse_slurm_version
-from slurm_client.commands import Commands
-from slurm_client.model import UNLIMITED, Job, Node
-from slurm_client.text import TextClient, node_state
+from sluice.base.errors import SluiceError
+from sluice.base.hostlist import expand
+from sluice.base.run import PYTHON, CommandError, run_command
+from sluice.base.slurm_version import format_slurm_version, parse_slurm_version
+from sluice.slurm.answers import UNLIMITED, Job, Node
+from sluice.slurm.commands import Commands
+from sluice.slurm.text import TextClient, node_state
 
 _CHILD = """
 import importlib.metadata, json, sys
@@ -71,7 +70,7 @@ class PyslurmClient(TextClient):
 
     def _ask(self, what: str) -> Any:
         done = run_command(
-            [sys.executable, "-c", _CHILD, what], timeout=self.commands.timeout, env=self.commands.environment()
+            [*PYTHON, "-c", _CHILD, what], timeout=self.commands.timeout, env=self.commands.environment()
         )
         return json.loads(done.stdout)
 

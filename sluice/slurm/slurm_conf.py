@@ -4,7 +4,7 @@ The grammar is Slurm's (src/common/parse_config.c, doc/man5/slurm.conf): ``key=v
 without white space, keys in any case, ``#`` comments, a backslash at the end of a line continues it, a backslash
 elsewhere quotes the next character, ``Include file`` relative to the including file.
 
-Nothing here raises for what stands in a file: what Slurm would refuse becomes a `Fault`. Only a file that cannot be
+Nothing here raises for the content of a file: what Slurm would refuse becomes a `Fault`. Only a file that cannot be
 read, is absurdly large, or includes itself raises SluiceError.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from sluice_base.errors import SluiceError
+from sluice.base.errors import SluiceError
 
 _MOST_BYTES = 64 * 1024 * 1024
 _DEEPEST_INCLUDE = 32
@@ -33,7 +33,7 @@ class _EndlessIncludeError(SluiceError):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Place:
-    """Where something stands; line 0 is the file as a whole."""
+    """A place in a file; line 0 is the file as a whole."""
 
     file: Path
     line: int = 0
@@ -44,7 +44,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One value and where it stands; `key` as spelled in the file."""
+    """One value and its place; `key` as spelled in the file."""
 
     key: str
     text: str
@@ -93,7 +93,7 @@ class ConfigFile:
 
 
 def read_config(path: Path, *, cluster_name: str = "") -> ConfigFile:
-    """Parse a file; `cluster_name` stands for ``%c`` in the names of included files."""
+    """Parse a file; `cluster_name` replaces ``%c`` in the names of included files."""
     config = ConfigFile(path)
     _read(config, path, cluster_name, ())
     return config
@@ -186,7 +186,7 @@ def _parse_line(config: ConfigFile, numbered: tuple[Place, str], include: Callab
     for pair in pairs:
         key = pair.key.lower()
         if key in seen:
-            config.faults.append(Fault("repeated", f"{pair.key} stands there more than once", place))
+            config.faults.append(Fault("repeated", f"{pair.key} is there more than once", place))
         seen.add(key)
     if pairs:
         config.lines.append(Line(place, pairs, rest))
@@ -210,7 +210,7 @@ def slurm_hostlist(text: str) -> list[str] | None:
 
 
 def split_outside_brackets(text: str, separator: str = ",") -> list[str]:
-    """Split at separators that stand outside of brackets."""
+    """Split at separators outside of brackets."""
     parts, depth, start = [], 0, 0
     for at, character in enumerate(text):
         if character == "[":
@@ -299,7 +299,7 @@ class SlurmConf:
         return [word for word in self.option(key).split(",") if word]
 
     def place(self, key: str) -> Place:
-        """Where an option stands; the file as a whole when it is unset."""
+        """The place of an option; the file as a whole when it is unset."""
         value = self.options.get(key.lower())
         return value.place if value else Place(self.config.path)
 
@@ -317,7 +317,7 @@ def read_slurm_conf(path: Path) -> SlurmConf:
 
 
 def _values_of_each(values: dict[str, Value], count: int) -> dict[str, list[Value]]:
-    """Hostlists beside NodeName, one element a node: ``NodeName=n[1-2] NodeAddr=10.0.0.[1-2]``."""
+    """Hostlists next to NodeName, one element for each node: ``NodeName=n[1-2] NodeAddr=10.0.0.[1-2]``."""
     each = {}
     for key in ("nodeaddr", "nodehostname", "bcastaddr", "port"):
         if key in values and ("[" in values[key].text or "," in values[key].text):
@@ -335,16 +335,16 @@ def interpret_slurm_conf(config: ConfigFile) -> SlurmConf:
     for line in config.lines:
         kind = line.head.key.lower()
         if kind == "nodename":
-            own = {value.key.lower(): value for value in line.pairs[1:]}
+            given = {value.key.lower(): value for value in line.pairs[1:]}
             if line.head.text.upper() == "DEFAULT":
-                defaults = defaults | own
+                defaults = defaults | given
                 continue
             names = slurm_hostlist(line.head.text)
             total += len(names or ())
             if names is None or total > _MOST_NAMES:
                 conf.unreadable.append(line.head)
                 continue
-            merged = defaults | own
+            merged = defaults | given
             each = _values_of_each(merged, len(names))
             for position, name in enumerate(names):
                 if name in conf.nodes:

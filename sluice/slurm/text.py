@@ -1,7 +1,8 @@
 """The backend that every Slurm since 22.05 has: commands with explicit formats.
 
 Names, comments and reasons are their users' own and may hold any character, separators and line breaks included. So
-fields are separated by a random word that is made for each call and that nobody can have put into a name.
+fields are separated by a random word that is made for each call, and squeue is given it where nobody else can read it.
+sacct takes it as an option, which all users of the host can read while it runs: it is asked for nothing of theirs.
 """
 
 from __future__ import annotations
@@ -11,10 +12,9 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
-from sluice_base.errors import SluiceError
-from sluice_base.slurm_version import SlurmVersion, parse_slurm_version
-from slurm_client.commands import Commands
-from slurm_client.model import (
+from sluice.base.errors import SluiceError
+from sluice.base.slurm_version import SlurmVersion, parse_slurm_version
+from sluice.slurm.answers import (
     UNLIMITED,
     AccountingJob,
     Controller,
@@ -24,6 +24,7 @@ from slurm_client.model import (
     Reservation,
     parse_tres,
 )
+from sluice.slurm.commands import Commands
 
 _NOTHING = frozenset({"", "(null)", "N/A", "None", "NONE", "n/a", "Unknown"})
 
@@ -34,9 +35,8 @@ _JOB_FIELDS = (
     "Reservation", "Comment", "WorkDir", "admin_comment",
 )  # fmt: skip
 _ACCOUNTING_FIELDS = (
-    "JobIDRaw", "JobID", "JobName", "User", "Account", "QOS", "Partition", "State", "ExitCode", "NodeList", "NNodes",
-    "AllocCPUS", "Submit", "Eligible", "Start", "End", "ElapsedRaw", "TimelimitRaw", "ReqTRES", "AllocTRES",
-    "Reservation",
+    "JobIDRaw", "JobID", "User", "Account", "QOS", "Partition", "State", "ExitCode", "NodeList", "NNodes", "AllocCPUS",
+    "Submit", "Eligible", "Start", "End", "ElapsedRaw", "TimelimitRaw", "ReqTRES", "AllocTRES", "Reservation",
 )  # fmt: skip
 _STATE_SUFFIXES = {
     "*": "not_responding",
@@ -99,10 +99,11 @@ class TextClient:
 
     def jobs(self, *, ids: Iterable[int] = (), states: Iterable[str] = (), users: Iterable[str] = ()) -> list[Job]:
         """Jobs that slurmctld knows; each filter that is given must hold. Default: pending and running ones."""
-        mark = _mark()
-        arguments = ["--noheader", "--all", "--Format", ",".join(f"{field}:0{mark}" for field in _JOB_FIELDS)]
-        arguments += _filters(("--jobs", map(str, ids)), ("--states", states), ("--user", users))
-        rows = _rows(self.commands.output("squeue", *arguments), mark, len(_JOB_FIELDS))
+        mark = new_mark()
+        shape = {"SQUEUE_FORMAT2": ",".join(f"{field}:0{mark}" for field in _JOB_FIELDS)}  # an option all would see
+        arguments = _filters(("--jobs", map(str, ids)), ("--states", states), ("--user", users))
+        done = self.commands.run("squeue", "--noheader", "--all", *arguments, env=self.commands.environment() | shape)
+        rows = _rows(done.stdout, mark, len(_JOB_FIELDS))
         return [_job(dict(zip(_JOB_FIELDS, row, strict=True))) for row in rows]
 
     def accounting_jobs(
@@ -115,11 +116,15 @@ class TextClient:
         states: Iterable[str] = (),
     ) -> list[AccountingJob]:
         """Jobs of the accounting database that were active between `start` and `end` (seconds since 1970)."""
-        mark = _mark()
+        mark = new_mark()
         arguments = [
-            "--noheader", "--allocations", "--duplicates", "--parsable", f"--delimiter={mark}",
+            "--noheader",
+            "--allocations",
+            "--duplicates",
+            "--parsable",
+            f"--delimiter={mark}",
             f"--format={','.join(_ACCOUNTING_FIELDS)}",
-        ]  # fmt: skip
+        ]
         arguments += accounting_filters(start, end, ids, users, states)
         rows = _rows(self.commands.output("sacct", *arguments), mark, len(_ACCOUNTING_FIELDS))
         return [_accounting_job(dict(zip(_ACCOUNTING_FIELDS, row, strict=True))) for row in rows]
@@ -158,7 +163,8 @@ def _filters(*filters: tuple[str, Iterable[str]]) -> list[str]:
     return arguments
 
 
-def _mark() -> str:
+def new_mark() -> str:
+    """A separator that nobody can have put into a name before."""
     return f"\x1f{secrets.token_hex(8)}\x1f"
 
 
@@ -231,7 +237,7 @@ def _node(record: str) -> Node:
 
 
 def _reason(record: str) -> str:
-    """The reason, which comes last but for comment and extra; after its first line stands who set it and when."""
+    """The reason, which comes last but for comment and extra; after its first line comes who set it and when."""
     found = re.search(r"\sReason=(.*)$", record, re.DOTALL)
     if found is None:
         return ""
@@ -348,7 +354,6 @@ def _accounting_job(value: Mapping[str, str]) -> AccountingJob:
     return AccountingJob(
         id=_number(value["JobIDRaw"]),
         label=value["JobID"],
-        name=value["JobName"],
         user=value["User"],
         account=value["Account"],
         qos=value["QOS"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from datetime import datetime, timedelta
 
-from sluice_base.errors import UsageError
+from sluice.base.errors import UsageError
 
 _CLOCKS = {"midnight": (0, 0), "elevenses": (11, 0), "noon": (12, 0), "fika": (15, 0), "teatime": (16, 0)}
 _DAYS = {"yesterday": -1, "today": 0, "tomorrow": 1}
@@ -40,7 +40,7 @@ def parse_time(text: str, now: float) -> int:
 
 
 def _absolute(word: str, now: int) -> int | None:
-    """Times that do not go by the clock on the wall, which jumps twice a year; as Slurm has it."""
+    """Offsets in seconds, independent of daylight saving time, as in Slurm."""
     if match := _RELATIVE.match(word):
         return now + (_offset_s(match) if match[1] else 0)
     if word.startswith("uts") and word[3:].isascii() and word[3:].isdecimal():
@@ -65,7 +65,7 @@ def _offset_s(match: re.Match[str]) -> int:
     unit = match[3] or "second"
     known = next((name for name in _SECONDS if len(unit) >= 1 and f"{name}s".startswith(unit)), None)
     if known is None:
-        raise ValueError(f"{unit!r} is no unit of time; use seconds, minutes, hours, days or weeks")
+        raise ValueError(f"{unit!r} is not a unit of time; use seconds, minutes, hours, days or weeks")
     return int(match[2]) * _SECONDS[known] * (1 if match[1] == "+" else -1)
 
 
@@ -83,7 +83,7 @@ def _at_clock(day: datetime, clock: str | None) -> datetime:
         return day.replace(hour=hour, minute=minute)
     match = _CLOCK.match(clock)
     if match is None:
-        raise ValueError(f"{clock!r} is no time of a day")
+        raise ValueError(f"{clock!r} is not a time of day")
     hour = int(match[1])
     if match[4]:
         if not 1 <= hour <= 12:

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from policy.live import gpus_of
-from sluice_base.errors import SluiceError
-from sluice_base.events import read
-from sluice_base.text import one_line
-from slurm_client import SlurmClient
-from slurm_client.model import Job, Node
-from usage.alerts.readings import GpuNow, JobNow, Live
-from usage.report.fleet import hosts
+from sluice.base.errors import SluiceError
+from sluice.base.events import read
+from sluice.base.text import one_line
+from sluice.exchange.live import GpuNow, JobNow, Live
+from sluice.report.fleet import hosts
+from sluice.slurm import SlurmClient
+from sluice.slurm.answers import Job, Node
 
 _MOST_EVENTS = 500
 _WORD = {"whole": "#", "shared": "+", "free": "."}
@@ -37,11 +37,11 @@ class NodeLine:
     cpus: int
     cpus_allocated: int
     reason: str
-    now: Mapping[int, GpuNow] = field(default_factory=dict)  # of its GPUs, where it is told
+    now: Mapping[int, GpuNow] = field(default_factory=dict)  # of its GPUs, where it is known
 
     @property
     def percent(self) -> float | None:
-        """Mean utilisation of its GPUs, where it is told."""
+        """Mean utilisation of its GPUs, where it is known."""
         return _mean(gpu.percent for gpu in self.now.values())
 
     def use(self, gpu: int) -> str:
@@ -71,17 +71,17 @@ class JobLine:
     since: int | None  # start, or submission while it waits
     limit_s: int | None
     priority: int
-    now: tuple[JobNow, ...] = ()  # on each of its GPUs, where it is told
+    now: tuple[JobNow, ...] = ()  # on each of its GPUs, where it is known
     number: int = 0
 
     @property
     def percent(self) -> float | None:
-        """Of its GPUs' time that is its, where it is told."""
+        """Of its GPUs' time that is its, where it is known."""
         return _mean(one.percent for one in self.now)
 
     @property
     def used_mib(self) -> int | None:
-        """Memory on all its GPUs, where it is told."""
+        """Memory on all its GPUs, where it is known."""
         known = [one.used_mib for one in self.now if one.used_mib is not None]
         return sum(known) if known else None
 
@@ -137,11 +137,17 @@ class Look:
             for one in job.now:
                 on.setdefault((one.node, one.index), []).append(job.number)
         return [
-            DeviceLine(node.name, gpu, node.gpu_type, node.use(gpu), node.now.get(gpu, GpuNow()),
-                       tuple(sorted(on.get((node.name, gpu), ()))))
+            DeviceLine(
+                node.name,
+                gpu,
+                node.gpu_type,
+                node.use(gpu),
+                node.now.get(gpu, GpuNow()),
+                tuple(sorted(on.get((node.name, gpu), ()))),
+            )
             for node in self.nodes
             for gpu in range(node.gpus)
-        ]  # fmt: skip
+        ]
 
 
 def _mean(percents: Iterable[float | None]) -> float | None:
@@ -220,16 +226,20 @@ def tenant_lines(jobs: Iterable[JobLine]) -> list[TenantLine]:
     for job in jobs:
         by.setdefault(job.account, []).append(job)
     found = []
-    for name, own in by.items():
-        running = [job for job in own if job.state != "PENDING"]
-        pending = [job for job in own if job.state == "PENDING"]
+    for name, theirs in by.items():
+        running = [job for job in theirs if job.state != "PENDING"]
+        pending = [job for job in theirs if job.state == "PENDING"]
         found.append(
             TenantLine(
-                name, len(running), len(pending), sum(job.gpus for job in running),
-                sum(job.gpu_mem_mib for job in running), sum(job.gpus for job in pending),
-                len({job.user for job in own}),
+                name,
+                len(running),
+                len(pending),
+                sum(job.gpus for job in running),
+                sum(job.gpu_mem_mib for job in running),
+                sum(job.gpus for job in pending),
+                len({job.user for job in theirs}),
             )
-        )  # fmt: skip
+        )
     return found
 
 
@@ -259,7 +269,7 @@ def _up(state: str) -> str:
 
 
 class Cluster:
-    """Looks at the cluster as the invoking user may; what cannot be asked is said in `Look.problem`."""
+    """Looks at the cluster as the invoking user may; what cannot be asked is reported in `Look.problem`."""
 
     def __init__(
         self,
@@ -268,7 +278,7 @@ class Cluster:
         clock: Callable[[], float] = time.time,
         live: Callable[[float], Live] = lambda _: Live(),
     ) -> None:
-        """`events`: a file of the controllers' daemon, which need not be there or readable. `live`: what nodes told."""
+        """`events`: a file of the controllers' daemon, which may be missing or unreadable. `live`: nodes' reports."""
         self.client = client
         self.live = live
         self.events_file = events

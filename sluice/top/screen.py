@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from sluice_base.sizes import format_mib
-from sluice_base.text import one_line
-from usage.top.model import DeviceLine, EventLine, JobLine, Look, NodeLine, TenantLine, on_node
+from sluice.base.sizes import format_mib
+from sluice.base.text import one_line
+from sluice.top.look import DeviceLine, EventLine, JobLine, Look, NodeLine, TenantLine, on_node
 
 PLAIN, HEAD, CURSOR, WARN = "plain", "head", "cursor", "warn"
 Line = tuple[str, str]  # text, style
@@ -131,14 +131,24 @@ DEVICES = (
     Column("USED", 6, lambda row: _known(row.now.used_mib), lambda row: _order(row.now.used_mib), True),
     Column("OF", 6, lambda row: _known(row.now.total_mib), lambda row: _order(row.now.total_mib), True),
     Column("FULL", 4, lambda row: _shown(_filled(row)), lambda row: _order(_filled(row)), True),
-    Column("TEMP", 4, lambda row: "-" if row.now.temperature_c is None else f"{row.now.temperature_c:.0f}C",
-           lambda row: _order(row.now.temperature_c), True),
+    Column(
+        "TEMP",
+        4,
+        lambda row: "-" if row.now.temperature_c is None else f"{row.now.temperature_c:.0f}C",
+        lambda row: _order(row.now.temperature_c),
+        True,
+    ),
     Column("JOBS", 0, lambda row: ",".join(map(str, row.jobs)) or "-", lambda row: row.jobs),
-)  # fmt: skip
+)
 
 PARTS: dict[str, tuple[Column, ...]] = {
-    "gpus": NODES, "jobs": JOBS, "tenants": TENANTS, "queue": QUEUE, "events": EVENTS, "devices": DEVICES,
-}  # fmt: skip
+    "gpus": NODES,
+    "jobs": JOBS,
+    "tenants": TENANTS,
+    "queue": QUEUE,
+    "events": EVENTS,
+    "devices": DEVICES,
+}
 KEYS = "1-6 part  enter open  esc back  s sort  r turn  / filter  p pause  q quit"
 
 
@@ -205,8 +215,10 @@ class Screen:
         waiting = sum(job.state == "PENDING" for job in jobs)
         clock = datetime.fromtimestamp(self.look.at).strftime("%H:%M:%S") if self.look.at else "--:--:--"
         paused = " PAUSED" if self.paused else ""
-        first = (f"sluice top {clock}{paused}  GPUs {used}+{shared} shared of {gpus}  jobs {len(jobs) - waiting}"
-                 f"  waiting {waiting}")  # fmt: skip
+        first = (
+            f"sluice top {clock}{paused}  GPUs {used}+{shared} shared of {gpus}  jobs {len(jobs) - waiting}"
+            f"  waiting {waiting}"
+        )
         tabs = "  ".join(
             f"[{number} {name}]" if name == self.part else f" {number} {name} "
             for number, name in enumerate(PARTS, start=1)
@@ -246,14 +258,19 @@ class Screen:
         if not isinstance(row, JobLine):
             return []
         facts = [
-            ("job", row.id), ("name", row.name), ("user", f"{row.user} ({row.account})"),
-            ("partition", row.partition), ("state", row.state + (f" ({row.reason})" if row.reason else "")),
-            ("GPUs", _count(row.gpus)), ("GPU memory", _mib(row.gpu_mem_mib)), ("nodes", row.nodes or "-"),
+            ("job", row.id),
+            ("name", row.name),
+            ("user", f"{row.user} ({row.account})"),
+            ("partition", row.partition),
+            ("state", row.state + (f" ({row.reason})" if row.reason else "")),
+            ("GPUs", _count(row.gpus)),
+            ("GPU memory", _mib(row.gpu_mem_mib)),
+            ("nodes", row.nodes or "-"),
             ("waits" if row.state == "PENDING" else "runs", _span(_age(row))),
             ("time limit", _span(row.limit_s) if row.limit_s and row.limit_s > 0 else "-"),
             ("priority", str(row.priority)),
             *((f"{one.node} GPU {one.index}", f"{_shown(one.percent)}, {_known(one.used_mib)}") for one in row.now),
-        ]  # fmt: skip
+        ]
         lines = [(fit(f"{name:<11} {value}", width), PLAIN) for name, value in facts]
         more = f"more: sluice report job {row.id}   sluice explain {row.id}"
         return [*lines, ("", PLAIN), (fit(more, width), PLAIN)]

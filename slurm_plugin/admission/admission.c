@@ -3,6 +3,7 @@
 
 #include "admission/constraint.h"
 #include "admission/gpu_mem.h"
+#include "admission/wording.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -11,7 +12,7 @@
 
 enum { DURATION_MAX = 32, STAMP_MAX = 32 };
 
-/* What the checks hand from one to the next. */
+/* What the checks pass from one to the next. */
 struct check {
     const struct sluice_rules *rules;
     const struct sluice_tenant *tenant;
@@ -27,8 +28,8 @@ static uint64_t larger(uint64_t a, uint64_t b)
     return a > b ? a : b;
 }
 
-/* Absurd numbers stay absurd: a product that would overflow is the bound, and some of them can be added up. */
-static uint64_t times(uint64_t a, uint64_t b)
+/* Absurd numbers stay absurd: a product that would overflow becomes the bound, and several of them can be added up. */
+static uint64_t mul_saturating(uint64_t a, uint64_t b)
 {
     const uint64_t bound = UINT64_C(1) << 58;
     uint64_t product;
@@ -122,7 +123,7 @@ static bool check_options(struct check *check)
     if (has_any(&request->shards) && (has_gpus(request) || has_any(&request->mps)))
         return sluice_refuse(
             check->admission, SLUICE_REFUSED_REQUEST,
-            "--gres=shard beside gpu or mps: Slurm gives a job either parts of GPUs or whole ones; submit "
+            "--gres=shard with gpu or mps: Slurm gives a job either parts of GPUs or whole ones; submit "
             "two jobs, or one heterogeneous job with a component for each");
     if (request->shards_typed)
         return sluice_refuse(
@@ -133,8 +134,8 @@ static bool check_options(struct check *check)
         if (has_gpus(request) || !has_any(&request->shards))
             return sluice_refuse(
                 check->admission, SLUICE_REFUSED_REQUEST,
-                "the job was submitted with --gpu-mem, so its GRES can be changed to another number of shards "
-                "only (one is one MiB); submit a new job for whole GPUs");
+                "the job was submitted with --gpu-mem, so its GRES can only be changed to another number of "
+                "shards (one is one MiB); submit a new job for whole GPUs");
     } else if (options->gpu_mem_mib &&
                !sluice_gpu_mem_rewrite(check->slurm, check->submission, &check->request, check->admission)) {
         return false;
@@ -162,7 +163,7 @@ static bool check_options(struct check *check)
             "--gpu-spread with one node: there is nothing to spread over; allow more nodes (-N) or leave it "
             "out");
     if (shaped && !check->slurm->places)
-        notice(check, "--gpu-affinity and --gpu-spread have no effect here: Slurm alone chooses the GPUs");
+        notice(check, "--gpu-affinity and --gpu-spread have no effect here, as only Slurm chooses the GPUs");
     if (!options->gang_count)
         return true;
     if (check->submission->heterogeneous)
@@ -194,7 +195,7 @@ static uint32_t least_nodes(const struct check *check)
     return least ? least : 1;
 }
 
-/* An upper bound: without -N Slurm may spread a job over as many nodes as it has tasks. */
+/* An upper bound: without -N, Slurm may spread a job over as many nodes as it has tasks. */
 static uint64_t most_nodes(const struct check *check)
 {
     const struct sluice_submission *submission = check->submission;
@@ -217,7 +218,7 @@ static uint64_t most_tasks(const struct check *check)
 
 static uint64_t per_socket_factor(const struct check *check)
 {
-    /* Slurm refuses a count per socket without --sockets-per-node; should it not, no node has more. */
+    /* Slurm refuses a count per socket without --sockets-per-node; if it did not, no node has more. */
     return check->submission->sockets_per_node ? check->submission->sockets_per_node : 64;
 }
 
@@ -226,9 +227,9 @@ static uint64_t total_of(const struct check *check, const struct sluice_gres_cou
 {
     if (counts->per[SLUICE_PER_JOB])
         return counts->per[SLUICE_PER_JOB];
-    uint64_t total = times(counts->per[SLUICE_PER_NODE], check->nodes);
-    total = larger(total, times(counts->per[SLUICE_PER_SOCKET], per_socket_factor(check) * check->nodes));
-    return larger(total, times(counts->per[SLUICE_PER_TASK], most_tasks(check)));
+    uint64_t total = mul_saturating(counts->per[SLUICE_PER_NODE], check->nodes);
+    total = larger(total, mul_saturating(counts->per[SLUICE_PER_SOCKET], per_socket_factor(check) * check->nodes));
+    return larger(total, mul_saturating(counts->per[SLUICE_PER_TASK], most_tasks(check)));
 }
 
 /* GPUs that parts are taken of: one of each node, or one for each task where tasks have their own. */
@@ -244,7 +245,7 @@ static uint64_t shards_of_one_gpu(const struct check *check)
     uint64_t tasks = check->admission->one_task_per_sharing || check->submission->tasks_split ? 1 : most_tasks(check);
     uint64_t most = larger(shards->per[SLUICE_PER_JOB], shards->per[SLUICE_PER_NODE]);
     most = larger(most, shards->per[SLUICE_PER_SOCKET] * per_socket_factor(check));
-    return larger(most, times(shards->per[SLUICE_PER_TASK], tasks));
+    return larger(most, mul_saturating(shards->per[SLUICE_PER_TASK], tasks));
 }
 
 /*
@@ -261,8 +262,8 @@ static void cap_nodes(struct check *check, uint64_t each, uint64_t limit)
     check->nodes = fitting;
 }
 
-/* Where Slurm fills the gaps between required nodes, it alone knows with how many; more than are counted here it then
- * refuses. */
+/* Where Slurm fills the gaps between required nodes, only Slurm knows with how many; it then refuses more than are
+ * counted here. */
 static void bound_gaps(struct check *check)
 {
     const struct sluice_submission *submission = check->submission;
@@ -302,8 +303,8 @@ static bool limits_gpus(const struct check *check)
     return check->tenant->gpus_per_job != SLUICE_NO_LIMIT || limits_memory(check) || is_restricted(check);
 }
 
-/* GPUs running at once are limited by class: Slurm keeps that limit, and counts only GPUs that are asked for by type.
- */
+/* GPUs running at once are limited by class: Slurm keeps that limit, and counts only GPUs that are asked for by
+ * type. */
 static bool is_counted_by_type(const struct check *check)
 {
     for (uint32_t i = 0; i < check->rules->class_count; i++)
@@ -415,9 +416,9 @@ static bool set_type(struct check *check, const char *type)
 {
     const struct sluice_gres_counts *gpus = &check->request.gpus[0];
     if (strlen(type) > SLUICE_GPU_TYPE_LENGTH || type[strcspn(type, "|&,*()[]! \t:=/")])
-        return sluice_refuse(check->admission, SLUICE_REFUSED_REQUEST,
-                             "GPU type \"%s\" of this cluster's policy cannot be asked for; tell your administrators",
-                             type);
+        return sluice_refuse(
+            check->admission, SLUICE_REFUSED_REQUEST,
+            "GPU type \"%s\" of this cluster's policy cannot be asked for; report this to your administrators", type);
     for (int per = 0; per < SLUICE_PER_COUNT; per++) {
         char rest[SLUICE_TRES_TEXT_MAX], gpu[SLUICE_GPU_TYPE_LENGTH + 32] = "";
         size_t length = sluice_tres_without_gpus(check->submission->tres[per], rest);
@@ -452,7 +453,7 @@ static uint32_t accepting_classes(const struct check *check, uint64_t gpus, char
     return accepting;
 }
 
-/* Every class that is open to the tenant has its say: a refusal, or the run time where the job names none. */
+/* Every class that is open to the tenant is checked: it gives a refusal, or the run time where the job names none. */
 static bool check_open_classes(struct check *check, uint64_t gpus, bool accepting_only)
 {
     for (uint32_t i = 0; i < check->rules->class_count; i++)
@@ -463,8 +464,8 @@ static bool check_open_classes(struct check *check, uint64_t gpus, bool acceptin
 }
 
 /*
- * GPUs that any type would do for: each class that they could come from must accept them, or the type is completed.
- * `gres`: as a type in the request; else (parts of GPUs) as a constraint.
+ * GPUs without a type: each class that they could come from must accept them, or the type is completed. `gres`: as a
+ * type in the request; else (parts of GPUs) as a constraint.
  */
 static bool check_untyped(struct check *check, bool gres, uint64_t gpus)
 {
@@ -514,26 +515,30 @@ static uint64_t each_node(const struct check *check, const struct sluice_gres_co
     return larger(counts->per[SLUICE_PER_NODE], counts->per[SLUICE_PER_SOCKET] * per_socket_factor(check));
 }
 
+static void cap_nodes_to(struct check *check, uint64_t gpus_each, uint64_t gpus_per_job)
+{
+    if (gpus_each && gpus_per_job && gpus_per_job != SLUICE_NO_LIMIT)
+        cap_nodes(check, gpus_each, gpus_per_job);
+}
+
 /* Where the number of nodes is open: not more of them than the limits on GPUs allow. */
 static void cap_nodes_by_gpus(struct check *check)
 {
     const struct sluice_tres_request *request = &check->request;
     uint64_t each = has_any(&request->shards) && !request->shards.per[SLUICE_PER_TASK] ? 1 : 0, widest = 0;
     for (size_t i = 0; i < request->gpu_types; i++) {
-        uint64_t own = each_node(check, &request->gpus[i]);
+        uint64_t of_type = each_node(check, &request->gpus[i]);
         uint32_t class = request->gpus[i].type[0] ? sluice_rules_class_of_type(check->rules, request->gpus[i].type)
                                                   : SLUICE_NO_CLASS;
-        each += own;
-        if (own && class != SLUICE_NO_CLASS)
-            cap_nodes(check, own, rule_of(check, class)->gpus_per_job);
+        each += of_type;
+        if (class != SLUICE_NO_CLASS)
+            cap_nodes_to(check, of_type, rule_of(check, class)->gpus_per_job);
     }
     for (uint32_t i = 0; i < check->rules->class_count; i++)
         if (rule_of(check, i)->allowed)
             widest = larger(widest, rule_of(check, i)->gpus_per_job);
-    if (each && widest)
-        cap_nodes(check, each, widest);
-    if (each)
-        cap_nodes(check, each, check->tenant->gpus_per_job);
+    cap_nodes_to(check, each, widest);
+    cap_nodes_to(check, each, check->tenant->gpus_per_job);
 }
 
 static uint64_t all_gpus(const struct check *check)
@@ -558,7 +563,7 @@ static bool check_types(struct check *check)
         uint32_t class = sluice_rules_class_of_type(check->rules, type);
         if (!type[0] && request->gpu_types > 1)
             return sluice_refuse(check->admission, SLUICE_REFUSED_REQUEST,
-                                 "GPUs with a type beside GPUs without one; name the type of all of them");
+                                 "GPUs with a type and GPUs without one; name the type of all of them");
         if (!type[0])
             untyped = true;
         else if (class != SLUICE_NO_CLASS && !check_class(check, class, type, gpus_of_class(check, class)))
@@ -600,7 +605,7 @@ static uint32_t class_of(const struct check *check, const struct sluice_gres_cou
     return type ? sluice_rules_class_of_type(check->rules, type) : SLUICE_NO_CLASS;
 }
 
-/* Memory of a GPU of that class; of the largest there is where the class is open. 0 where the policy does not say. */
+/* Memory of a GPU of that class, or of the largest GPU where the class is open. 0 where the policy does not say. */
 static uint64_t memory_of_gpu(const struct check *check, uint32_t class)
 {
     uint64_t largest = 0;
@@ -628,7 +633,7 @@ static bool check_memory_of_whole(struct check *check, uint64_t per_gpu, uint64_
             return false;
         uint64_t memory = memory_of_gpu(check, class_of(check, &request->gpus[i]));
         known = memory > 0 && memory <= per_gpu;
-        total += times(memory, total_of(check, &request->gpus[i]));
+        total += mul_saturating(memory, total_of(check, &request->gpus[i]));
     }
     if (!known)
         return sluice_refuse(
@@ -704,8 +709,8 @@ static const char *left_out(const struct sluice_tres_request *old, const struct 
     return old->mps.per[per] && !new->mps.per[per] ? "mps" : NULL;
 }
 
-/* Slurm goes on asking for what a job asked for, type by type, unless a change names it anew or is empty
- * (gres_job_state_validate): what it does not name would be counted nowhere. */
+/* Slurm keeps what a job asked for, type by type, unless a change names it again or is empty (gres_job_state_validate):
+ * what the change does not name would not be counted. */
 static bool check_replaced(struct check *check)
 {
     for (int per = 0; per < SLUICE_PER_COUNT; per++) {
@@ -792,11 +797,11 @@ static uint64_t gpus_of_each_node(const struct check *check, uint64_t nodes)
         return gpus->per[SLUICE_PER_NODE];
     if (gpus->per[SLUICE_PER_JOB])
         return (gpus->per[SLUICE_PER_JOB] - 1) / nodes + 1;
-    return nodes == 1 && gpus->per[SLUICE_PER_TASK] ? times(gpus->per[SLUICE_PER_TASK], most_tasks(check)) : 0;
+    return nodes == 1 && gpus->per[SLUICE_PER_TASK] ? mul_saturating(gpus->per[SLUICE_PER_TASK], most_tasks(check)) : 0;
 }
 
-/* The start that the job can count on behind all that is planned, not before `from`. False: not known, as for jobs that
- * the outlook has no words for, and for changed ones, which stand in the plan themselves. */
+/* The start that the job can count on after all that is planned, not before `from`. False: not known, as for jobs that
+ * the outlook cannot describe, and for changed ones, which are in the plan themselves. */
 static bool expected_start(const struct check *check, int64_t from, int64_t run_s, int64_t *start)
 {
     const struct sluice_submission *submission = check->submission;
@@ -816,7 +821,7 @@ static bool expected_start(const struct check *check, int64_t from, int64_t run_
     return true;
 }
 
-/* What the job's moments are, as texts. */
+/* The job's times, as texts. */
 struct deadline {
     char given[STAMP_MAX], run[DURATION_MAX], alone[STAMP_MAX], began[STAMP_MAX];
     char made[STAMP_MAX], start[STAMP_MAX],
@@ -829,8 +834,8 @@ static bool refuse_deadline(struct check *check, const struct deadline *texts)
     const char *soonest = texts->end[0] ? texts->end : texts->alone;
     if (texts->end[0])
         snprintf(planned, sizeof planned,
-                 "; behind all that is planned (at %s, each job taking its whole time limit) it ends at %s",
-                 texts->made, texts->end);
+                 "; after all that is planned (at %s, each job taking its whole time limit) it ends at %s", texts->made,
+                 texts->end);
     return sluice_refuse(check->admission, SLUICE_REFUSED_TIME,
                          "--deadline=%s cannot be met: started %s%s, a job of %s ends at %s%s; ask for --deadline=%s "
                          "or later, or for a shorter --time",
@@ -843,14 +848,14 @@ static void warn_of_deadline(struct check *check, const struct deadline *texts)
     char text[SLUICE_REFUSAL_MAX];
     snprintf(
         text, sizeof text,
-        "--deadline=%s may be missed: behind all that is planned (at %s, each job taking its whole time limit) this "
+        "--deadline=%s may be missed: after all that is planned (at %s, each job taking its whole time limit) this "
         "job of %s starts by %s and ends at %s; sooner where others end before their limits",
         texts->given, texts->made, texts->run, texts->start, texts->end);
     notice(check, text);
 }
 
-/* Refused is only what cannot be met whatever the queue does: others may end before their limits. Of the rest the user
- * is told. */
+/* Only what cannot be met whatever the queue does is refused: others may end before their limits. The user gets a
+ * notice of the rest. */
 static bool check_deadline(struct check *check)
 {
     const struct sluice_submission *submission = check->submission;
@@ -865,8 +870,8 @@ static bool check_deadline(struct check *check)
     stamp(deadline, texts.given);
     if (minutes == UINT32_MAX)
         return sluice_refuse(check->admission, SLUICE_REFUSED_TIME,
-                             "--deadline=%s for a job without end; ask for a --time", texts.given);
-    const int64_t farthest = now + (INT64_C(1) << 40); /* absurd moments stay absurd, and can be added to */
+                             "--deadline=%s for a job without a time limit; add --time", texts.given);
+    const int64_t farthest = now + (INT64_C(1) << 40); /* absurd times stay absurd, and can be added to */
     int64_t from = submission->begin > farthest ? farthest : submission->begin > now ? submission->begin : now;
     int64_t run_s = (int64_t)minutes * 60, start;
     duration(larger(minutes, 1), texts.run);
@@ -891,12 +896,12 @@ static bool check_deadline(struct check *check)
 /* What a whole GPU brings along by default. */
 static void defaults_of(const struct check *check, uint32_t class, uint64_t *cpus_milli, uint64_t *memory)
 {
-    const struct sluice_class *own = class == SLUICE_NO_CLASS ? NULL : &check->rules->classes[class];
-    *cpus_milli = own && own->cpus_per_gpu_milli ? own->cpus_per_gpu_milli : check->rules->cpus_per_gpu_milli;
-    *memory = own && own->memory_mib_per_gpu ? own->memory_mib_per_gpu : check->rules->memory_mib_per_gpu;
+    const struct sluice_class *rule = class == SLUICE_NO_CLASS ? NULL : &check->rules->classes[class];
+    *cpus_milli = rule && rule->cpus_per_gpu_milli ? rule->cpus_per_gpu_milli : check->rules->cpus_per_gpu_milli;
+    *memory = rule && rule->memory_mib_per_gpu ? rule->memory_mib_per_gpu : check->rules->memory_mib_per_gpu;
 }
 
-/* Where the user has counted tasks or CPUs, that number stands: each task needs a CPU. */
+/* Where the user has given a number of tasks or CPUs, it is kept: each task needs a CPU. */
 static bool has_counted_cpus(const struct check *check)
 {
     const struct sluice_submission *submission = check->submission;
@@ -921,8 +926,8 @@ static void complete_whole(struct check *check)
     }
 }
 
-/* A part of a GPU brings that part of the defaults along, rounded down, so that as many jobs fit as its memory allows.
- */
+/* A part of a GPU brings that part of the defaults along, rounded down, so that as many jobs fit as its memory
+ * allows. */
 static void complete_part(struct check *check)
 {
     uint64_t shards = check->request.shards.per[SLUICE_PER_NODE], cpus_milli, memory;
@@ -932,11 +937,11 @@ static void complete_part(struct check *check)
         return;
     defaults_of(check, class, &cpus_milli, &memory);
     shards = shards < whole ? shards : whole;
-    uint64_t cpus = times(cpus_milli, shards) / whole / 1000;
+    uint64_t cpus = mul_saturating(cpus_milli, shards) / whole / 1000;
     if (cpus > 1 && cpus < UINT16_MAX - 1 && !has_counted_cpus(check))
         check->admission->min_cpus_per_node = (uint32_t)cpus;
     if (memory && !check->submission->memory_asked && !check->submission->mem_per_tres)
-        check->admission->memory_per_node_mib = larger(times(memory, shards) / whole, 1);
+        check->admission->memory_per_node_mib = larger(mul_saturating(memory, shards) / whole, 1);
 }
 
 static void complete_cpus_and_memory(struct check *check)

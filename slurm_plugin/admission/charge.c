@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "controller/charge.h"
+#include "admission/charge.h"
 
 #include "admission/rate.h"
+#include "runtime/runtime.h"
 
 #include <time.h>
 
 static struct sluice_rate rate = SLUICE_RATE_INITIALIZER;
 
-/* What the request that this thread handles has taken. */
+/* What this thread's request has taken. */
 static _Thread_local struct {
     struct sluice_rate_receipt receipt;
     int64_t at_s; /* 0: nothing */
@@ -20,10 +21,7 @@ void sluice_charge_begin(void)
 
 bool sluice_charge_take(const char *account, uint32_t per_minute, int64_t *wait_ms)
 {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    if (!sluice_rate_take(&rate, account, per_minute, (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000, wait_ms,
-                          &taken.receipt))
+    if (!sluice_rate_take(&rate, account, per_minute, sluice_clock_us(CLOCK_MONOTONIC) / 1000, wait_ms, &taken.receipt))
         return false;
     taken.at_s = (int64_t)time(NULL);
     return true;

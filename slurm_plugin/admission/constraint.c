@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 #include "admission/constraint.h"
 
-#include "admission/gpu_mem.h"
+#include "admission/wording.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -20,8 +20,8 @@ static const char *preference(const struct sluice_submission *submission, const 
     return submission->prefer ? submission->prefer : "";
 }
 
-/* The length of the term that `list` begins with: a feature, or what stands in one pair of parentheses. 0 where it is
- * neither, or not joined to what follows by &: counts, brackets, and alternatives beside something else. */
+/* The length of the term that `list` begins with: a feature, or what one pair of parentheses holds. 0 where it is
+ * neither, or not joined to what follows by &: counts, brackets, and alternatives without parentheses. */
 static size_t term_length(const char *list)
 {
     static const char special[] = "&|*()[]!,";
@@ -40,7 +40,7 @@ static const char *after_term(const char *list, size_t length)
     return list + length + (list[length] == '&');
 }
 
-/* Whether Slurm's reading of `list` is that all of its terms must hold. */
+/* Whether Slurm reads `list` so that all of its terms must hold. */
 static bool is_conjunction(const char *list)
 {
     while (*list) {
@@ -71,7 +71,7 @@ bool sluice_has_feature(const struct sluice_submission *submission, const struct
     return has_term(constraint(submission, admission), feature);
 }
 
-/* Adds to `list`, of the option `option`; the result, where there is one to be made, goes to `out`. */
+/* Adds to `list`, the value of `option`; writes the result, if there is one, to `out`. */
 static bool add_term(const char *option, const char *list, const char *feature, const char *because, char *out,
                      struct sluice_admission *admission)
 {

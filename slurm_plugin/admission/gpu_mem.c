@@ -2,29 +2,11 @@
 #include "admission/gpu_mem.h"
 
 #include "admission/constraint.h"
+#include "admission/wording.h"
 
 #include <inttypes.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-
-bool sluice_refuse(struct sluice_admission *admission, enum sluice_refusal refusal, const char *format, ...)
-{
-    va_list arguments;
-    admission->refusal = refusal;
-    va_start(arguments, format);
-    vsnprintf(admission->message, sizeof admission->message, format, arguments);
-    va_end(arguments);
-    for (char *at = admission->message; *at; at++) /* what a user wrote goes to terminals and logs */
-        *at = *at >= ' ' && *at <= '~' ? *at : '?';
-    return false;
-}
-
-void sluice_gres_text(const struct sluice_slurm *slurm, const char *name, const char *type, uint64_t count, char *text,
-                      size_t size)
-{
-    snprintf(text, size, "gres%c%s%s%s:%" PRIu64, slurm->slash ? '/' : ':', name, type[0] ? ":" : "", type, count);
-}
 
 /* How --gpu-mem is put into shards. */
 struct layout {
@@ -35,11 +17,11 @@ struct layout {
 static const char *why_one_gpu(const struct sluice_slurm *slurm)
 {
     if (slurm->several_sharing)
-        return "Slurm divides several shared GPUs of a node among tasks only, one each";
+        return "Slurm divides several shared GPUs of a node only among tasks, one each";
     if (slurm->slash)
-        return "this Slurm gives a job shared memory of one GPU of a node only, as its SelectTypeParameters has no "
+        return "this Slurm gives a job shared memory of only one GPU of a node, as its SelectTypeParameters has no "
                "MULTIPLE_SHARING_GRES_PJ";
-    return "Slurm before 23.11 gives a job shared memory of one GPU of a node only";
+    return "Slurm before 23.11 gives a job shared memory of only one GPU of a node";
 }
 
 static bool refuse_several(const struct sluice_slurm *slurm, struct sluice_admission *admission, enum sluice_per per,
@@ -110,7 +92,7 @@ static bool choose_layout(const struct sluice_slurm *slurm, const struct sluice_
     return true;
 }
 
-/* --cpus-per-gpu and --mem-per-gpu: there is no gres/gpu left that they could be counted by. */
+/* --cpus-per-gpu and --mem-per-gpu: no gres/gpu is left to count them by. */
 static bool convert_per_gpu(const struct sluice_submission *submission, const struct layout *layout, const char *size,
                             struct sluice_admission *admission)
 {
@@ -174,7 +156,7 @@ bool sluice_gpu_mem_rewrite(const struct sluice_slurm *slurm, const struct sluic
     if (submission->whole_nodes)
         return sluice_refuse(
             admission, SLUICE_REFUSED_REQUEST,
-            "--exclusive takes whole nodes with all their GPUs, --gpu-mem=%s a part of one; leave out one of "
+            "--exclusive takes whole nodes with all their GPUs, and --gpu-mem=%s a part of one; leave out one of "
             "them",
             size);
     if (submission->step_at_once && request->gpu_types)
@@ -193,8 +175,8 @@ bool sluice_gpu_mem_rewrite(const struct sluice_slurm *slurm, const struct sluic
     if (!choose_layout(slurm, submission, gpus, size, &layout, admission) ||
         !convert_per_gpu(submission, &layout, size, admission))
         return false;
-    /* Shards have no type that all versions accept: the type becomes the feature that `sluice gres write` gives nodes.
-     */
+    /* Shards have no type that all versions accept: the type becomes the feature that `sluice gres write` gives
+     * nodes. */
     if (gpus->type[0] && !sluice_require_feature(submission, gpus->type, "--gpu-mem of a type of GPU", admission))
         return false;
     write_tres(slurm, submission, layout.by_task, mib, admission);

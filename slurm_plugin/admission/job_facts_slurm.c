@@ -2,10 +2,8 @@
 #define SLUICE_SLURM_PRIVATE
 #include "slurm_compat.h"
 
-#include "controller/controller.h"
-#include "controller/records.h"
-#include "controller/settings.h"
-#include "controller/ticker.h"
+#include "admission/job_facts.h"
+#include "runtime/runtime.h"
 
 #include "src/common/assoc_mgr.h"
 #include "src/common/xmalloc.h"
@@ -68,7 +66,7 @@ void sluice_job_facts(const struct job_record *job, struct sluice_job_facts *fac
     facts->sockets_per_node = details->mc_ptr ? given16(details->mc_ptr->sockets_per_node) : 0;
 }
 
-void sluice_job_tell(struct job_record *job, const char *message)
+void sluice_job_show_reason(struct job_record *job, const char *message)
 {
     if (!IS_JOB_PENDING(job))
         return;
@@ -76,11 +74,9 @@ void sluice_job_tell(struct job_record *job, const char *message)
     job->state_desc = xstrdup(message);
 }
 
-/* ---- default accounts ----
- *
- * slurmctld keeps users in a list, and looking through 10,000 of them would take longer than all else that a submission
- * costs. Where there are many, a sorted copy is made every second; a user that it lacks is looked up in the list.
- */
+/* ---- default accounts ----  slurmctld keeps users in a list, and a search through 10,000 of them would take longer
+ * than the rest of a submission. Where there are many, a sorted copy is made every second; a user that it lacks is
+ * looked up in the list. */
 
 enum { MANY_USERS = 1000, REFRESH_MS = 1000, ACCOUNT_ROOM = 64 };
 
@@ -193,6 +189,24 @@ bool sluice_default_account(uint32_t user_id, char *account, size_t size)
         memcpy(account, user.default_acct, strlen(user.default_acct) + 1);
         found = true;
     }
+    assoc_mgr_unlock(&locks);
+    return found;
+}
+
+static int is_association(void *item, void *key)
+{
+    const slurmdb_assoc_rec_t *one = item, *wanted = key;
+    return one->uid == wanted->uid && !xstrcmp(one->acct, wanted->acct);
+}
+
+bool sluice_has_account(uint32_t user_id, const char *account)
+{
+    assoc_mgr_lock_t locks = {.assoc = READ_LOCK};
+    slurmdb_assoc_rec_t wanted = {.uid = user_id, .acct = (char *)account}, asked = wanted;
+    if (assoc_mgr_fill_in_assoc(acct_db_conn, &asked, accounting_enforce, NULL, false) == SLURM_SUCCESS)
+        return true;
+    assoc_mgr_lock(&locks);
+    bool found = assoc_mgr_assoc_list && list_find_first_ro(assoc_mgr_assoc_list, is_association, &wanted);
     assoc_mgr_unlock(&locks);
     return found;
 }

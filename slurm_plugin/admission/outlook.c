@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Run times that are told apart, in seconds: a job's is taken as the next larger one. */
+/* Run times that are distinguished, in seconds: a job's is rounded up to the next one. */
 static const int64_t runs_s[] = {600, 1800, 3600, 7200, 14400, 43200, 86400, 604800, INT64_C(366) * 86400};
 enum { RUNS = sizeof runs_s / sizeof *runs_s, NEVER = -1, NAME = 64, MANY_SPANS = 64 };
 
@@ -97,12 +97,12 @@ static uint32_t free_gpus(uint32_t gpus, const struct sluice_outlook_span *spans
     return (uint32_t)__builtin_popcount(gpus);
 }
 
-/* A node's cells. More GPUs come free only when something ends: those moments are looked at, in order. */
+/* A node's cells. More GPUs come free only when something ends: these times are tried in order. */
 static void look_at_node(struct sluice_outlook *outlook, uint32_t node, uint32_t gpus,
                          const struct sluice_outlook_span *spans, uint32_t count)
 {
     uint32_t all = (uint32_t)__builtin_popcount(gpus);
-    /* Of very many ends only some: a later moment is a safe answer, too. */
+    /* If there are very many ends, only some are used: a later time is a safe answer, too. */
     uint32_t step = count / MANY_SPANS + 1;
     for (int run = 0; run < RUNS; run++) {
         uint32_t found = 0, i = 0;
@@ -174,7 +174,7 @@ struct sluice_outlook *sluice_outlook_new(const struct sluice_outlook_parts *par
 
 /* ---- asking ---- */
 
-/* The moment from which `question->nodes` nodes of a partition have the GPUs; NEVER. */
+/* The time from which `question->nodes` nodes of a partition have the GPUs; NEVER. */
 static int32_t first_in(const struct sluice_outlook *outlook, const struct partition *partition,
                         const struct sluice_outlook_question *question, int run)
 {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
- * When whole GPUs come free: what a submission with a deadline is told, without planning it. The planner makes an
- * outlook from its plan every few seconds: for each node the first moment from which so many of its GPUs are free for
- * so long, behind all that runs and all that the plan starts, each job taking its whole time limit. So it is an
- * estimate from above for a job that goes last; of CPUs and memory it knows nothing.
+ * When whole GPUs come free: the answer to a submission with a deadline, without planning it. The planner makes an
+ * outlook from its plan every few seconds: for each node the first time from which a number of its GPUs is free for a
+ * duration, after all that runs and all that the plan starts, each job taking its whole time limit. It is an upper
+ * bound for a job that goes last. It does not model CPUs and memory.
  *
  * Immutable once published; everything may be called from any thread. No Slurm, no clock.
  */
@@ -55,7 +55,7 @@ struct sluice_outlook_parts {
 /* NULL: no memory, or a cluster that is too large. O(nodes * spans of a node squared). */
 struct sluice_outlook *sluice_outlook_new(const struct sluice_outlook_parts *parts);
 
-/* Put it in force until valid_until_s, in place of the one before; NULL: none is in force any more. */
+/* Put it in force until valid_until_s, in place of the previous one; NULL: none is in force from now on. */
 void sluice_outlook_publish(struct sluice_outlook *outlook, int64_t valid_until_s);
 
 /* The one in force, or NULL; to be given back. */
@@ -72,7 +72,7 @@ struct sluice_outlook_question {
     int64_t run_s;          /* for so long */
 };
 
-/* The start that can be counted on, in seconds since 1970. False: it cannot tell (no such partition, more than the
+/* The start that can be counted on, in seconds since 1970. False: it is not known (no such partition, more than the
  * bounds above, never enough GPUs). O(nodes). */
 bool sluice_outlook_ask(const struct sluice_outlook *outlook, const struct sluice_outlook_question *question,
                         int64_t *start_s);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
- * Submissions per minute of each account, as token buckets: a minute's worth may come at once, then one for each that
- * flows back. Bounded memory, no matter how many accounts there are: a bucket that is full again says nothing and may
- * go.
+ * Submissions per minute of each account, as token buckets: a minute's worth may come at once, then one for each token
+ * that comes back. Memory is bounded however many accounts there are: a bucket that is full again has no information
+ * and may be reused.
  */
 #ifndef SLUICE_ADMISSION_RATE_H
 #define SLUICE_ADMISSION_RATE_H
@@ -31,9 +31,9 @@ struct sluice_rate_receipt {
 };
 
 /*
- * Takes one submission of `account`, `per_minute` being its limit, at `now_ms` of a clock that never goes back. True,
- * or false with the milliseconds until the next one would be accepted. A limit of 0 accepts none (*wait_ms is then -1).
- * Where it accepts it, *receipt says what was taken. Thread-safe.
+ * Takes one submission of `account`, `per_minute` being its limit, at `now_ms` of a monotonic clock. True, or false
+ * with the milliseconds until the next one would be accepted. A limit of 0 accepts none (*wait_ms is then -1). Where it
+ * accepts it, *receipt says what was taken. Thread-safe.
  */
 bool sluice_rate_take(struct sluice_rate *rate, const char *account, uint32_t per_minute, int64_t now_ms,
                       int64_t *wait_ms, struct sluice_rate_receipt *receipt);

@@ -35,8 +35,8 @@ static bool fail(char *why, size_t why_size, const char *what, const char *text,
     return false;
 }
 
-/* Slurm's suffixes: powers of 1024, and of 1000 with a single "b". 0 for an unknown one, or a product beyond the bound.
- */
+/* Slurm's suffixes: powers of 1024, and of 1000 with a single "b". 0 for an unknown one, or a product beyond the
+ * bound. */
 static uint64_t suffix_factor(const char *suffix, size_t length)
 {
     static const char letters[] = "kmgtp";
@@ -90,14 +90,14 @@ static bool read_item(struct item *item, char *why, size_t why_size)
         while (text < end && is_word(*text))
             text++;
         if (text == start || count == PARTS_MAX || !is_alphanumeric(*start)) /* a sign would be read with the number */
-            return fail(why, why_size, "is no GRES request; write NAME:COUNT or NAME:TYPE:COUNT", item->text,
+            return fail(why, why_size, "is not a GRES request; write NAME:COUNT or NAME:TYPE:COUNT", item->text,
                         item->length);
         parts[count] = start;
         lengths[count++] = (size_t)(text - start);
         if (text == end)
             break;
         if (*text != ':' && *text != '=')
-            return fail(why, why_size, "is no GRES request; write NAME:COUNT or NAME:TYPE:COUNT", item->text,
+            return fail(why, why_size, "is not a GRES request; write NAME:COUNT or NAME:TYPE:COUNT", item->text,
                         item->length);
         text++;
     }
@@ -128,7 +128,7 @@ static bool read_item(struct item *item, char *why, size_t why_size)
     return true;
 }
 
-/* Another resource than GPUs: Slurm's business, unless its text could be read as GRES after all. */
+/* Another resource than GPUs is left to Slurm, unless its text could be read as GRES. */
 static bool is_foreign(const char *text, size_t length)
 {
     for (size_t i = 0; i + 4 <= length; i++)
@@ -197,8 +197,11 @@ bool sluice_tres_add(struct sluice_tres_request *request, enum sluice_per per, c
             counts = &request->mps;
         if (item.name[0] == 's' && item.type[0])
             request->shards_typed = true;
+        if (item.name[0] == 'g' && counts->per[per] == item.count)
+            continue; /* --gres and --gpus-per-node, say */
         if (item.name[0] == 'g' && counts->per[per])
-            return fail(why, why_size, "is asked for twice", item.text, item.length);
+            return fail(why, why_size, "contradicts another count of the same GPUs; request them once", item.text,
+                        item.length);
         counts->per[per] += item.count;
         if (counts->per[per] > SLUICE_GRES_COUNT_MAX)
             return fail(why, why_size, "asks for more than any cluster has", item.text, item.length);

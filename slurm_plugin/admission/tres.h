@@ -3,7 +3,7 @@
  * What a job asks of GPUs, read from Slurm's own request strings (--gres, --gpus, --gpus-per-node, ... arrive as
  * "gres:gpu:h100:2,gres:shard:10240" in 22.05 and with a slash after gres since 23.11). Stricter than Slurm's parsers,
  * which look for "gres" anywhere in a string and take "+8", " 8" or a product that overflows for a count: what they
- * might read in another way than we do is refused here, so that no spelling escapes a limit.
+ * might read differently is refused here, so that no spelling escapes a limit.
  */
 #ifndef SLUICE_ADMISSION_TRES_H
 #define SLUICE_ADMISSION_TRES_H
@@ -21,7 +21,7 @@ enum {
 /* No count of GRES is larger: sums and products of some of them stay below 2^63. */
 #define SLUICE_GRES_COUNT_MAX (UINT64_C(1) << 32)
 
-/* Where a count stands. */
+/* What a count is per. */
 enum sluice_per { SLUICE_PER_JOB, SLUICE_PER_NODE, SLUICE_PER_SOCKET, SLUICE_PER_TASK, SLUICE_PER_COUNT };
 
 /* Counts of one kind of GRES, and of one type where the user named it; 0 is "not asked". */
@@ -39,7 +39,8 @@ struct sluice_tres_request {
 
 /*
  * Adds what `text` (NULL or "" for nothing) asks per `per`. False with one line in `why` when it cannot be read, names
- * more types than fit, or names one thing twice.
+ * more types than fit, or names the same GPUs with different counts: Slurm takes the last one, and a limit must hold
+ * whichever is taken.
  */
 bool sluice_tres_add(struct sluice_tres_request *request, enum sluice_per per, const char *text, char *why,
                      size_t why_size);

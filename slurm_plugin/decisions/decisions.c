@@ -1,15 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-#include "controller/decision_own.h"
+#include "decisions/decisions_internal.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "controller/controller.h"
-#include "controller/fail.h"
-#include "controller/log.h"
-#include "controller/order.h"
+#include "order/order.h"
+#include "runtime/runtime.h"
 
 enum {
     DEFAULT_RING_BYTES = 8 * 1024 * 1024,
@@ -18,12 +16,12 @@ enum {
     DEFAULT_REPEAT_S = 60,
     DEFAULT_JOBS = 65536,
     MAX_PAYLOAD = 256 * 1024,
-    MEMORY_TRIES = 8, /* places of a job in what is remembered of it */
+    MEMORY_TRIES = 8, /* entries in which a job's last decision may be */
 };
 
 /* ---- decisions ---- */
 
-bool sluice_decision_record(struct sluice_decision_recorder *recorder, enum record_type type,
+bool sluice_decision_record(struct sluice_decision_recorder *recorder, enum entry_type type,
                             const struct bytes *payload)
 {
     if (payload->full || !sluice_ring_push(&recorder->ring, type, payload->data, payload->length)) {
@@ -42,8 +40,8 @@ static uint64_t hash_bytes(const uint8_t *data, size_t length)
     return hash;
 }
 
-/* Was the same said of the job less than `within_s` ago? If not, remember it: in the job's own entry, else in the
- * oldest of the few where it may stand. */
+/* Was the same recorded of the job less than `within_s` ago? If not, remember it: in the job's own entry, else in the
+ * oldest of the few where it may be. */
 static bool said_before(struct said *table, uint32_t mask, uint32_t job, uint64_t what, uint32_t within_s)
 {
     uint32_t now = sluice_monotonic_s(), first = job * UINT32_C(2654435769);
@@ -123,7 +121,7 @@ void sluice_decision_placed(struct sluice_decision_recorder *recorder, const str
         atomic_fetch_add_explicit(&recorder->dropped, 1, memory_order_relaxed);
         return;
     }
-    (void)sluice_decision_record(recorder, RECORD_DECISION, to);
+    (void)sluice_decision_record(recorder, ENTRY_DECISION, to);
 }
 
 static void put_rank(struct bytes *to, uint32_t job_id)
@@ -165,8 +163,8 @@ void sluice_decision_started(struct sluice_decision_recorder *recorder, const st
     sluice_put_parts(to, parts, part_count);
     put_rank(to, job->id);
     (void)sluice_decision_record_topology(
-        recorder); /* its nodes and GPUs have names also where the core was never asked */
-    (void)sluice_decision_record(recorder, RECORD_START, to);
+        recorder); /* so that its nodes and GPUs have names even if the core was never asked */
+    (void)sluice_decision_record(recorder, ENTRY_START, to);
 }
 
 void sluice_decision_planned(struct sluice_decision_recorder *recorder, const struct sluice_decision_plan *plan)
@@ -187,7 +185,7 @@ void sluice_decision_planned(struct sluice_decision_recorder *recorder, const st
         return;
     }
     sluice_put_signed(to, plan->planned_s);
-    (void)sluice_decision_record(recorder, RECORD_PLAN, to);
+    (void)sluice_decision_record(recorder, ENTRY_PLAN, to);
 }
 
 void sluice_decision_read_counters(const struct sluice_decision_recorder *recorder,
@@ -238,10 +236,10 @@ enum sluice_error sluice_decision_new(const struct sluice_decision_config *confi
     uint64_t ring_bytes = config->ring_bytes ? config->ring_bytes : DEFAULT_RING_BYTES;
     if (ring_bytes < 4096 || (ring_bytes & (ring_bytes - 1)))
         return sluice_fail_with(text, SLUICE_ERROR_RANGE,
-                                "decision records: ring of %" PRIu64 " bytes: a power of two from 4096", ring_bytes);
+                                "decisions: ring of %" PRIu64 " bytes: a power of two from 4096", ring_bytes);
     struct sluice_decision_recorder *made = aligned_alloc(64, (sizeof *made + 63) & ~(size_t)63);
     if (!made)
-        return sluice_fail_with(text, SLUICE_ERROR_NO_MEMORY, "decision records: out of memory");
+        return sluice_fail_with(text, SLUICE_ERROR_NO_MEMORY, "decisions: out of memory");
     memset(made, 0, sizeof *made);
     made->folder = strdup(config->folder);
     made->ring.size = ring_bytes;
@@ -252,12 +250,12 @@ enum sluice_error sluice_decision_new(const struct sluice_decision_config *confi
     made->shared = config->shared;
     if (!made->folder || !make_tables(made, config->max_jobs ? config->max_jobs : DEFAULT_JOBS)) {
         free_recorder(made);
-        return sluice_fail_with(text, SLUICE_ERROR_NO_MEMORY, "decision records: out of memory");
+        return sluice_fail_with(text, SLUICE_ERROR_NO_MEMORY, "decisions: out of memory");
     }
     int reason = pthread_create(&made->thread, NULL, sluice_decision_write_all, made);
     if (reason != 0) {
         free_recorder(made);
-        return sluice_fail_with(text, SLUICE_ERROR_SYSTEM, "decision records: no thread: %s", strerror(reason));
+        return sluice_fail_with(text, SLUICE_ERROR_SYSTEM, "decisions: no thread: %s", strerror(reason));
     }
     *recorder = made;
     return SLUICE_OK;
@@ -287,7 +285,7 @@ static bool start_shared(const struct sluice_site *site)
     struct sluice_error_text text;
     struct sluice_decision_recorder *made = NULL;
     int length =
-        snprintf(folder, sizeof folder, "%s/" SLUICE_DECISION_FOLDER, site->state_folder ? site->state_folder : ".");
+        snprintf(folder, sizeof folder, "%s/" SLUICE_STATE_FOLDER, site->state_folder ? site->state_folder : ".");
     if (length < 0 || (size_t)length >= sizeof folder)
         return false;
     if (sluice_decision_new(&(struct sluice_decision_config){.folder = folder, .shared = true}, &made, &text) !=

@@ -1,29 +1,29 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
- * Decision records: what the core decided in slurmctld, so complete that `sluice explain` and tests replay every
+ * Decisions: what the core decided in slurmctld, so complete that `sluice explain` and tests replay every
  * decision through the same core and get the same answer.
  *
- * How a decision becomes a record
+ * How a decision becomes an entry of a file
  *   - A hook calls sluice_decision_*: it copies the facts into a ring in memory (no lock, no system call, no
- *     allocation) and goes on. Where the ring is full the record is dropped and counted: nothing ever waits.
+ *     allocation) and continues. If the ring is full the entry is dropped and counted: nothing waits.
  *   - A thread takes them out and appends them to a file; files have a bounded size and number, the oldest goes first.
  *     They lie in a folder of their own with mode 0700, files 0600: readable by SlurmUser only.
  *
- * What makes a record replayable: it names the *image* of every node at that moment. An image is what the core knows of
+ * What makes an entry replayable: it names the *image* of every node at that moment. An image is what the core knows of
  * a node (struct sluice_node_view): as decisions depend on nothing else, the images, the topology and the request give
- * the decision again. Images are recorded only when a node changed since the last record: whoever changes the cluster
- * calls sluice_decision_node_changed (a bit is set), and the next record carries what changed. A file starts with the
+ * the decision again. Images are recorded only when a node changed since the last entry: code that changes the cluster
+ * calls sluice_decision_node_changed (a bit is set), and the next entry includes what changed. A file starts with the
  * topology and all images, so that each file replays alone; that costs the hook nothing, as the thread remembers them.
- * A record that would refer to an image that was lost is dropped with it, and the image is tried again.
+ * An entry that would refer to an image that was lost is dropped with it, and the image is tried again.
  *
- * The format is in docs/explain.md; slurm_plugin/decisions.py reads it. This header includes no header of Slurm.
+ * The format is in docs/explain.md; sluice/explain/decisions.py reads it. This header includes no header of Slurm.
  *
- * Threads: the functions about one recorder's images and decisions are for whoever holds the cluster (the select hook,
+ * Threads: the functions about one recorder's images and decisions are for the owner of the cluster (the select hook,
  * under slurmctld's locks): calls must not overlap. sluice_decision_planned is for one planner thread, sluice_decision_
  * counters for any; both may overlap with the others.
  */
-#ifndef SLUICE_CONTROLLER_DECISION_H
-#define SLUICE_CONTROLLER_DECISION_H
+#ifndef SLUICE_DECISIONS_DECISIONS_H
+#define SLUICE_DECISIONS_DECISIONS_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -35,37 +35,35 @@ enum { SLUICE_DECISION_FORMAT = 1 };
 
 struct sluice_decision_recorder;
 
-/* 0 or NULL takes the default that stands behind it. */
+/* 0 or NULL takes the default in its comment. */
 struct sluice_decision_config {
     const char *folder;      /* needed; made where it does not exist (its parent must) */
     uint64_t ring_bytes;     /* 8 MiB; a power of two */
     uint64_t max_file_bytes; /* 32 MiB */
     uint32_t max_files;      /* 8 */
     uint32_t repeat_s;       /* 60: a refusal that says the same of the same job is recorded once in so many seconds */
-    uint32_t max_jobs;       /* 65536: of how many jobs is remembered what was said last */
-    bool shared;             /* it is slurmctld's own, so that its counters are shown in the status */
+    uint32_t max_jobs;       /* 65536: jobs whose last decision is remembered */
+    bool shared;             /* it is slurmctld's recorder: its counters are shown in the status */
 };
 
 /* Starts the thread. Errors: NO_MEMORY, SYSTEM (the folder), RANGE. */
 enum sluice_error sluice_decision_new(const struct sluice_decision_config *config,
                                       struct sluice_decision_recorder **recorder, struct sluice_error_text *text);
-/* Writes what is in the ring, ends the thread and gives all back. NULL is fine. */
+/* Writes what is in the ring, ends the thread and frees all. NULL is allowed. */
 void sluice_decision_free(struct sluice_decision_recorder *recorder);
 
-/* The folder of slurmctld's own records, in StateSaveLocation. */
-#define SLUICE_DECISION_FOLDER "sluice.records"
-
 /*
- * The recorder of this slurmctld, or NULL where there is none; it is there from the first plugin's start to the last
- * one's end. Makes no file before something is recorded. One atomic load.
+ * The recorder of this slurmctld, or NULL; it exists from the first plugin's start to the last one's end. Makes no file
+ * before something is recorded. One atomic load.
  */
 struct sluice_decision_recorder *sluice_decision_shared(void);
 
 /* ---- the cluster that decisions are made on ---- */
 
 /*
- * How a cluster was made: the calls that made it, in their sequence. Whoever makes a core cluster notes each call here
- * and then gives the whole to the recorder. Memory failures are remembered and make sluice_decision_set_topology fail.
+ * How a cluster was made: the calls that made it, in their sequence. Code that makes a core cluster notes each call
+ * here and then gives the notes to the recorder. Memory failures are remembered and make sluice_decision_set_topology
+ * fail.
  */
 struct sluice_decision_topology;
 struct sluice_decision_topology *sluice_decision_topology_new(void);
@@ -83,7 +81,7 @@ void sluice_decision_note_workload(struct sluice_decision_topology *topology, co
 /*
  * From now on decisions are made on `cluster`, which was made by the noted calls; a copy of the notes is taken, and all
  * nodes count as changed. Call it again whenever a model, shape, switch, node, order or workload was added or the
- * cluster was made anew. Allocates: when the configuration changes, not for a decision. Errors: NO_MEMORY.
+ * cluster was made again. Allocates: when the configuration changes, not for a decision. Errors: NO_MEMORY.
  */
 enum sluice_error sluice_decision_set_topology(struct sluice_decision_recorder *recorder,
                                                const struct sluice_decision_topology *topology,
@@ -104,10 +102,10 @@ enum sluice_decision_mode {
 /* What was made of the core's answer. Append only. */
 enum sluice_decision_outcome {
     SLUICE_DECISION_USED = 0,        /* stock Slurm was given the core's nodes and took them */
-    SLUICE_DECISION_REFUSED = 1,     /* the core found no place, and the job was told so */
+    SLUICE_DECISION_REFUSED = 1,     /* the core found no place, and this was the answer */
     SLUICE_DECISION_OVERRULED = 2,   /* stock Slurm refused the core's nodes, and then chose itself */
     SLUICE_DECISION_SHADOWED = 3,    /* level shadow: stock Slurm chose, as if the core had not been asked */
-    SLUICE_DECISION_RESERVED = 4,    /* fits, but would delay a reserved start: told to wait */
+    SLUICE_DECISION_RESERVED = 4,    /* fits, but would delay a reserved start: it waits */
     SLUICE_DECISION_STOCK_FOUND = 5, /* the core found no place, stock Slurm was asked and found one */
 };
 
@@ -144,7 +142,7 @@ struct sluice_decision {
 
 /*
  * Record a decision, to be called after the core was asked and before its cluster changes. O(nodes that changed since
- * the last record + words of `allowed` + parts). A refusal (verdict NO_PLACE or NEVER) or a WILL_RUN/TEST_ONLY answer
+ * the last entry + words of `allowed` + parts). A refusal (verdict NO_PLACE or NEVER) or a WILL_RUN/TEST_ONLY answer
  * that repeats the last one of this job within repeat_s is not recorded again.
  */
 void sluice_decision_placed(struct sluice_decision_recorder *recorder, const struct sluice_decision *decision);
@@ -168,17 +166,18 @@ struct sluice_decision_plan {
     const char *reason; /* what it waits for, one line; may be NULL */
 };
 
-/* Where the planner expects a job to start. Calls that say the same as the last one of that job cost a look-up only. */
+/* Where the planner expects a job to start. Calls with the same content as the last one of that job cost only a
+ * look-up. */
 void sluice_decision_planned(struct sluice_decision_recorder *recorder, const struct sluice_decision_plan *plan);
 
 /* ---- watching ---- */
 
 struct sluice_decision_counters {
-    uint64_t recorded; /* into the ring */
-    uint64_t repeated; /* left out, as they repeated what was said */
+    uint64_t recorded; /* recorded in the ring */
+    uint64_t repeated; /* left out, as they repeated the last one */
     uint64_t dropped;  /* the ring was full */
     uint64_t written;  /* bytes, into files */
-    uint64_t failed;   /* records that could not be written (disk full, ...) */
+    uint64_t failed;   /* entries that could not be written (disk full, ...) */
 };
 void sluice_decision_read_counters(const struct sluice_decision_recorder *recorder,
                                    struct sluice_decision_counters *counters);
@@ -186,4 +185,4 @@ void sluice_decision_read_counters(const struct sluice_decision_recorder *record
 /* Wait until all that was recorded before the call is in the file, at most `timeout_ms`; for tests. False: not yet. */
 bool sluice_decision_flush(struct sluice_decision_recorder *recorder, uint32_t timeout_ms);
 
-#endif /* SLUICE_CONTROLLER_DECISION_H */
+#endif /* SLUICE_DECISIONS_DECISIONS_H */

@@ -1,30 +1,30 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
- * The recorder of decision records, for its own files only: decision.c (what hooks record; start and end),
- * decision_topology.c (the cluster that a record names), decision_writer.c (the thread that writes files). Beside them,
- * decision_bytes.h is the encoding of records and decision_ring.h the ring that they wait in.
+ * The recorder of decisions, for its own files only: decisions.c (what hooks record; start and end), topology.c
+ * (the cluster that an entry names), writer.c (the thread that writes files). encoding.h is the encoding of entries and
+ * ring.h the ring that they wait in.
  */
-#ifndef SLUICE_CONTROLLER_DECISION_OWN_H
-#define SLUICE_CONTROLLER_DECISION_OWN_H
+#ifndef SLUICE_DECISIONS_DECISIONS_INTERNAL_H
+#define SLUICE_DECISIONS_DECISIONS_INTERNAL_H
 
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "controller/decision.h"
-#include "controller/decision_bytes.h"
-#include "controller/decision_ring.h"
+#include "decisions/decisions.h"
+#include "decisions/encoding.h"
+#include "decisions/ring.h"
 
-/* Records of a file, by number; docs/explain.md has their fields. Append only. */
-enum record_type {
-    RECORD_TOPOLOGY = 1,
-    RECORD_IMAGE = 2,
-    RECORD_DECISION = 3,
-    RECORD_START = 4,
-    RECORD_PLAN = 5,
-    RECORD_LOST = 6,
+/* Entries of a file, by number; docs/explain.md has their fields. Append only. */
+enum entry_type {
+    ENTRY_TOPOLOGY = 1,
+    ENTRY_IMAGE = 2,
+    ENTRY_DECISION = 3,
+    ENTRY_START = 4,
+    ENTRY_PLAN = 5,
+    ENTRY_LOST = 6,
 };
 
-/* What was said last of a job. */
+/* The last decision about a job. */
 struct said {
     uint32_t job;
     uint32_t at_s; /* monotonic */
@@ -42,10 +42,10 @@ struct writer {
     uint64_t number;     /* of the file */
     uint64_t file_bytes; /* so far */
     time_t retry;        /* CLOCK_MONOTONIC second before which no file is opened again */
-    bool complained;
+    bool failure_logged;
     struct bytes buffer;
     uint64_t sequence;
-    uint64_t lost_told; /* of the counter `dropped`, in records of type LOST */
+    uint64_t lost_recorded; /* of the counter `dropped`, in entries of type LOST */
     struct bytes topology;
     struct image *images; /* by node */
     uint32_t image_room;
@@ -82,16 +82,14 @@ struct sluice_decision_recorder {
 /* Seconds, for how long ago something was. */
 static inline uint32_t sluice_monotonic_s(void)
 {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
-    return (uint32_t)now.tv_sec + 1; /* never 0 */
+    return (uint32_t)(sluice_clock_ns(CLOCK_MONOTONIC_COARSE) / 1000000000) + 1; /* never 0 */
 }
 
 /* Into the ring, and counted: as recorded, or as dropped (false). Any thread. */
-bool sluice_decision_record(struct sluice_decision_recorder *recorder, enum record_type type,
+bool sluice_decision_record(struct sluice_decision_recorder *recorder, enum entry_type type,
                             const struct bytes *payload);
 
-/* For whoever holds the cluster. Is the topology in the ring? False: what needs it cannot be recorded now. */
+/* For the owner of the cluster. Is the topology in the ring? False: what needs it cannot be recorded now. */
 bool sluice_decision_record_topology(struct sluice_decision_recorder *recorder);
 /* The same: topology and images up to date in the ring? False: the decision that would need them cannot be recorded
  * now. */
@@ -102,4 +100,4 @@ void *sluice_decision_write_all(void *argument);
 /* After the thread's end: what it remembered. */
 void sluice_decision_writer_free(struct writer *writer);
 
-#endif /* SLUICE_CONTROLLER_DECISION_OWN_H */
+#endif /* SLUICE_DECISIONS_DECISIONS_INTERNAL_H */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-#include "controller/decision_bytes.h"
+#include "decisions/encoding.h"
 
 enum { MAX_TEXT = 255 };
 

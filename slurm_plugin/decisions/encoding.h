@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
- * Encoding of decision records: whole numbers as LEB128, texts and bitmaps with their length (docs/explain.md).
+ * Encoding of decisions: whole numbers as LEB128, texts and bitmaps with their length (docs/explain.md).
  *
  * Everything is appended to a `struct bytes`; where something does not fit, `full` is set and nothing more is taken, so
- * that only the end needs a look. Touches nothing but its arguments: the caller sees to it that no two threads share
- * one. Numbers are inline, as a hook puts some hundred of them into a record.
+ * that only the end needs a check. Uses only its arguments: no two threads may share one. Numbers are inline, as a hook
+ * puts some hundred of them into an entry.
  */
-#ifndef SLUICE_CONTROLLER_DECISION_BYTES_H
-#define SLUICE_CONTROLLER_DECISION_BYTES_H
+#ifndef SLUICE_DECISIONS_ENCODING_H
+#define SLUICE_DECISIONS_ENCODING_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -15,9 +15,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "controller/decision.h"
+#include "decisions/decisions.h"
 
-/* Bytes in the making: `full` once something did not fit. */
+/* Bytes being written: `full` once something did not fit. */
 struct bytes {
     uint8_t *data;
     size_t length, room;
@@ -70,13 +70,13 @@ static inline void sluice_put_signed(struct bytes *to, int64_t number)
 
 /* At most 255 bytes of it; NULL is an empty one. */
 void sluice_put_text(struct bytes *to, const char *text);
-/* `count` words; NULL: none, which is told from an empty one. */
+/* `count` words; NULL: none, which is distinguished from an empty one. */
 void sluice_put_bitmap(struct bytes *to, const uint64_t *words, size_t count);
 /* Without its `allowed` nodes, which are a bitmap of their own, and without compute, which came later. */
 void sluice_put_request(struct bytes *to, const struct sluice_request *request);
 void sluice_put_parts(struct bytes *to, const struct sluice_part *parts, uint32_t count);
 void sluice_put_job(struct bytes *to, const struct sluice_decision_job *job);
-/* An image of a node; the node's number stands first in it. */
+/* An image of a node; it begins with the node's number. */
 void sluice_put_image(struct bytes *to, uint32_t node, const struct sluice_node_view *view);
 
-#endif /* SLUICE_CONTROLLER_DECISION_BYTES_H */
+#endif /* SLUICE_DECISIONS_ENCODING_H */

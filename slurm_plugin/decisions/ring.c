@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-#include "controller/decision_ring.h"
+#include "decisions/ring.h"
 
 #include <string.h>
 

@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-/* The cluster that decisions are made on, as records name it: how it was made, and images of its nodes. */
-#include "controller/decision_own.h"
+/* The cluster that decisions are made on, as entries name it: how it was made, and images of its nodes. */
+#include "decisions/decisions_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "controller/fail.h"
+#include "runtime/runtime.h"
 
-/* Entries of a topology record. Append only. */
-enum topology_entry {
-    ENTRY_MODEL = 1,
-    ENTRY_SHAPE = 2,
-    ENTRY_SWITCH = 3,
-    ENTRY_NODE = 4,
-    ENTRY_ORDER = 5,
-    ENTRY_WORKLOAD = 6,
+/* The calls that made a cluster. Append only. */
+enum topology_call {
+    CALL_MODEL = 1,
+    CALL_SHAPE = 2,
+    CALL_SWITCH = 3,
+    CALL_NODE = 4,
+    CALL_ORDER = 5,
+    CALL_WORKLOAD = 6,
 };
 
 struct sluice_decision_topology {
@@ -24,7 +24,7 @@ struct sluice_decision_topology {
 
 enum {
     MAX_IMAGE = 512,
-    IMAGES_AT_ONCE = 1024, /* in one call of a hook; the rest with the next */
+    IMAGES_AT_ONCE = 1024, /* in one call of a hook; the others with the next */
 };
 
 struct sluice_decision_topology *sluice_decision_topology_new(void)
@@ -44,14 +44,14 @@ void sluice_decision_topology_free(struct sluice_decision_topology *topology)
 
 void sluice_decision_note_model(struct sluice_decision_topology *topology, const char *name)
 {
-    sluice_put(&topology->notes, ENTRY_MODEL);
+    sluice_put(&topology->notes, CALL_MODEL);
     sluice_put_text(&topology->notes, name);
 }
 
 void sluice_decision_note_shape(struct sluice_decision_topology *topology, const struct sluice_node_shape *shape)
 {
     struct bytes *to = &topology->notes;
-    sluice_put(to, ENTRY_SHAPE);
+    sluice_put(to, CALL_SHAPE);
     sluice_put(to, shape->gpu_count);
     for (uint32_t i = 0; i < shape->gpu_count && i < SLUICE_MAX_GPUS; i++) {
         const struct sluice_gpu_shape *gpu = &shape->gpus[i];
@@ -68,14 +68,14 @@ void sluice_decision_note_shape(struct sluice_decision_topology *topology, const
 
 void sluice_decision_note_switch(struct sluice_decision_topology *topology, uint32_t parent)
 {
-    sluice_put(&topology->notes, ENTRY_SWITCH);
+    sluice_put(&topology->notes, CALL_SWITCH);
     sluice_put(&topology->notes, parent);
 }
 
 void sluice_decision_note_node(struct sluice_decision_topology *topology, const char *name, uint32_t shape,
                                int64_t cpus_milli, int64_t host_memory_mib, uint32_t switch_id)
 {
-    sluice_put(&topology->notes, ENTRY_NODE);
+    sluice_put(&topology->notes, CALL_NODE);
     sluice_put_text(&topology->notes, name);
     sluice_put(&topology->notes, shape);
     sluice_put_signed(&topology->notes, cpus_milli);
@@ -86,7 +86,7 @@ void sluice_decision_note_node(struct sluice_decision_topology *topology, const 
 
 void sluice_decision_note_order(struct sluice_decision_topology *topology, const uint32_t *rank, uint32_t node_count)
 {
-    sluice_put(&topology->notes, ENTRY_ORDER);
+    sluice_put(&topology->notes, CALL_ORDER);
     sluice_put(&topology->notes, rank ? node_count : 0);
     for (uint32_t i = 0; rank && i < node_count; i++)
         sluice_put(&topology->notes, rank[i]);
@@ -95,7 +95,7 @@ void sluice_decision_note_order(struct sluice_decision_topology *topology, const
 void sluice_decision_note_workload(struct sluice_decision_topology *topology, const struct sluice_request *shapes,
                                    const uint32_t *weights, uint32_t count)
 {
-    sluice_put(&topology->notes, ENTRY_WORKLOAD);
+    sluice_put(&topology->notes, CALL_WORKLOAD);
     sluice_put(&topology->notes, count);
     for (uint32_t i = 0; i < count; i++) {
         sluice_put_request(&topology->notes, &shapes[i]);
@@ -118,14 +118,13 @@ enum sluice_error sluice_decision_set_topology(struct sluice_decision_recorder *
         free(dirty);
         free(copy.data);
         recorder->cluster = NULL; /* what is recorded no longer fits */
-        return sluice_fail_with(text, SLUICE_ERROR_NO_MEMORY, "decision records: out of memory for %u nodes",
-                                totals.nodes);
+        return sluice_fail_with(text, SLUICE_ERROR_NO_MEMORY, "decisions: out of memory for %u nodes", totals.nodes);
     }
     if (totals.nodes != topology->nodes) {
         free(dirty);
         free(copy.data);
         recorder->cluster = NULL;
-        return sluice_fail_with(text, SLUICE_ERROR_INVALID, "decision records: %u nodes noted, the cluster has %u",
+        return sluice_fail_with(text, SLUICE_ERROR_INVALID, "decisions: %u nodes noted, the cluster has %u",
                                 topology->nodes, totals.nodes);
     }
     for (uint32_t node = 0; node < totals.nodes; node++)
@@ -156,7 +155,7 @@ bool sluice_decision_record_topology(struct sluice_decision_recorder *recorder)
     uint8_t handed[sizeof recorder->topology];
     memcpy(handed, &recorder->topology, sizeof handed);
     struct bytes payload = {.data = handed, .length = sizeof handed};
-    if (!sluice_decision_record(recorder, RECORD_TOPOLOGY, &payload))
+    if (!sluice_decision_record(recorder, ENTRY_TOPOLOGY, &payload))
         return false;
     recorder->topology = (struct bytes){0};
     return true;
@@ -176,7 +175,7 @@ bool sluice_decision_record_images(struct sluice_decision_recorder *recorder)
             uint8_t data[MAX_IMAGE];
             struct bytes image = {.data = data, .room = sizeof data};
             sluice_put_image(&image, node, &view);
-            if (!sluice_decision_record(recorder, RECORD_IMAGE, &image))
+            if (!sluice_decision_record(recorder, ENTRY_IMAGE, &image))
                 return false;
             recorder->dirty[word] &= recorder->dirty[word] - 1;
         }

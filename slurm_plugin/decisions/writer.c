@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-/* The thread that writes decision records: files of a bounded size and number, each complete by itself. */
-#include "controller/decision_own.h"
+/* The thread that writes decisions: files of a bounded size and number, each complete by itself. */
+#include "decisions/decisions_internal.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -13,9 +13,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "controller/log.h"
-#include "controller/status.h"
-#include "policy/policy.h"
+#include "rules/rules.h"
+#include "runtime/runtime.h"
 
 enum {
     BUFFER_BYTES = 256 * 1024,
@@ -32,7 +31,7 @@ static void file_name(const struct sluice_decision_recorder *recorder, uint64_t 
     snprintf(name, size, "%s/" FILE_PREFIX "%012" PRIu64, recorder->folder, number);
 }
 
-/* The number of a records file of this name; false for any other. */
+/* The number of a decision file of this name; false for any other. */
 static bool file_number(const char *name, uint64_t *number)
 {
     if (strncmp(name, FILE_PREFIX, sizeof FILE_PREFIX - 1) != 0)
@@ -44,7 +43,7 @@ static bool file_number(const char *name, uint64_t *number)
     return true;
 }
 
-/* Take the oldest files away until `keep` are left; gives the largest number there is. */
+/* Remove the oldest files until `keep` are left; returns the largest number there is. */
 static uint64_t clear_old(const struct sluice_decision_recorder *recorder, uint32_t keep)
 {
     uint64_t largest = 0;
@@ -71,10 +70,10 @@ static uint64_t clear_old(const struct sluice_decision_recorder *recorder, uint3
 static void complain(struct sluice_decision_recorder *recorder, const char *what, int reason)
 {
     struct writer *writer = &recorder->writer;
-    if (!writer->complained)
-        sluice_log_error("sluice: decision records in %s: %s: %s; trying again every %d s", recorder->folder, what,
+    if (!writer->failure_logged)
+        sluice_log_error("sluice: decisions in %s: %s: %s; trying again every %d s", recorder->folder, what,
                          strerror(reason), RETRY_S);
-    writer->complained = true;
+    writer->failure_logged = true;
     writer->retry = (time_t)sluice_monotonic_s() + RETRY_S;
     if (writer->file >= 0)
         close(writer->file);
@@ -111,7 +110,7 @@ static void put_fixed(struct bytes *to, uint64_t number, int bytes)
 }
 
 /* Length, type, sequence number, time, payload, checksum of all that. */
-static void append(struct sluice_decision_recorder *recorder, enum record_type type, int64_t time_us,
+static void append(struct sluice_decision_recorder *recorder, enum entry_type type, int64_t time_us,
                    const uint8_t *payload, size_t length)
 {
     struct writer *writer = &recorder->writer;
@@ -134,7 +133,7 @@ static void append(struct sluice_decision_recorder *recorder, enum record_type t
     }
 }
 
-/* A new file begins with all that its records will refer to. */
+/* A new file begins with all that its entries will refer to. */
 static void append_base(struct sluice_decision_recorder *recorder, int64_t time_us)
 {
     struct writer *writer = &recorder->writer;
@@ -143,10 +142,10 @@ static void append_base(struct sluice_decision_recorder *recorder, int64_t time_
     put_fixed(&writer->buffer, 0, 4);
     if (!writer->topology.length)
         return;
-    append(recorder, RECORD_TOPOLOGY, time_us, writer->topology.data, writer->topology.length);
+    append(recorder, ENTRY_TOPOLOGY, time_us, writer->topology.data, writer->topology.length);
     for (uint32_t node = 0; node < writer->image_room; node++) {
         if (writer->images[node].length)
-            append(recorder, RECORD_IMAGE, time_us, writer->images[node].data, writer->images[node].length);
+            append(recorder, ENTRY_IMAGE, time_us, writer->images[node].data, writer->images[node].length);
     }
 }
 
@@ -179,7 +178,7 @@ static bool open_file(struct sluice_decision_recorder *recorder)
         complain(recorder, name, errno);
         return false;
     }
-    writer->complained = false;
+    writer->failure_logged = false;
     writer->file_bytes = 0;
     writer->buffer.length = 0;
     append_base(recorder, sluice_wall_us());
@@ -206,7 +205,7 @@ static void forget_images(struct writer *writer)
     writer->image_room = 0;
 }
 
-/* The node's number stands first in an image. */
+/* An image begins with the node's number. */
 static uint32_t image_node(const uint8_t *data, size_t length)
 {
     uint64_t number = 0;
@@ -222,28 +221,18 @@ static void remember_image(struct sluice_decision_recorder *recorder, const uint
 {
     struct writer *writer = &recorder->writer;
     uint32_t node = image_node(data, length);
-    if (node >= writer->image_room) {
-        uint32_t room = writer->image_room ? writer->image_room : 256;
-        while (room <= node)
-            room *= 2;
-        struct image *grown = realloc(writer->images, room * sizeof *grown);
-        if (!grown) {
-            atomic_fetch_add(&recorder->failed, 1);
-            return;
-        }
-        memset(grown + writer->image_room, 0, (room - writer->image_room) * sizeof *grown);
-        writer->images = grown;
-        writer->image_room = room;
+    uint32_t had = writer->image_room;
+    uint8_t *copy = NULL;
+    if (sluice_grow_array(&writer->images, &writer->image_room, node + 1, sizeof *writer->images)) {
+        memset(writer->images + had, 0, (writer->image_room - had) * sizeof *writer->images);
+        copy = realloc(writer->images[node].data, length);
     }
-    struct image *image = &writer->images[node];
-    uint8_t *copy = realloc(image->data, length);
     if (!copy) {
         atomic_fetch_add(&recorder->failed, 1);
         return;
     }
     memcpy(copy, data, length);
-    image->data = copy;
-    image->length = (uint32_t)length;
+    writer->images[node] = (struct image){.data = copy, .length = (uint32_t)length};
 }
 
 static void take_topology(struct writer *writer, const void *payload)
@@ -253,17 +242,17 @@ static void take_topology(struct writer *writer, const void *payload)
     forget_images(writer);
 }
 
-static void tell_lost(struct sluice_decision_recorder *recorder)
+static void record_lost(struct sluice_decision_recorder *recorder)
 {
     struct writer *writer = &recorder->writer;
     uint64_t dropped = atomic_load(&recorder->dropped);
-    if (dropped == writer->lost_told || writer->file < 0)
+    if (dropped == writer->lost_recorded || writer->file < 0)
         return;
     uint8_t data[10];
     struct bytes payload = {.data = data, .room = sizeof data};
-    sluice_put(&payload, dropped - writer->lost_told);
-    append(recorder, RECORD_LOST, sluice_wall_us(), payload.data, payload.length);
-    writer->lost_told = dropped;
+    sluice_put(&payload, dropped - writer->lost_recorded);
+    append(recorder, ENTRY_LOST, sluice_wall_us(), payload.data, payload.length);
+    writer->lost_recorded = dropped;
 }
 
 static void handle(struct sluice_decision_recorder *recorder, const struct slot *slot)
@@ -272,11 +261,11 @@ static void handle(struct sluice_decision_recorder *recorder, const struct slot 
     const uint8_t *payload = (const uint8_t *)(slot + 1);
     size_t length = slot->payload;
     bool was_open = writer->file >= 0;
-    if (slot->type == RECORD_TOPOLOGY) {
+    if (slot->type == ENTRY_TOPOLOGY) {
         take_topology(writer, payload);
         payload = writer->topology.data;
         length = writer->topology.length;
-    } else if (slot->type == RECORD_IMAGE) {
+    } else if (slot->type == ENTRY_IMAGE) {
         remember_image(recorder, payload, length);
     }
     if (was_open && writer->file_bytes + writer->buffer.length > recorder->max_file_bytes) {
@@ -288,7 +277,7 @@ static void handle(struct sluice_decision_recorder *recorder, const struct slot 
             atomic_fetch_add(&recorder->failed, 1);
             return;
         }
-        if (slot->type == RECORD_TOPOLOGY || slot->type == RECORD_IMAGE)
+        if (slot->type == ENTRY_TOPOLOGY || slot->type == ENTRY_IMAGE)
             return; /* the file's base has it */
     }
     append(recorder, slot->type, slot->time_us, payload, length);
@@ -322,7 +311,7 @@ void *sluice_decision_write_all(void *argument)
             handle(recorder, slot);
             sluice_ring_done(&recorder->ring);
         }
-        tell_lost(recorder);
+        record_lost(recorder);
         write_out(recorder);
         atomic_store(&recorder->consumed, atomic_load(&recorder->ring.tail));
         if (worked && recorder->shared)

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
  * burst_buffer/sluice: the place in slurmctld from which the failover journal learns of submissions and ends
- * (controller/failover.h). It manages no burst buffer itself. Slurm loads one plugin of this kind: where a site has one
- * of its own, say burst_buffer/lua, this file stands before it in PluginDir as burst_buffer_lua.so. Slurm then loads it
- * under that name, it loads the site's, and every call goes on to that one; its configuration stays what it was.
+ * (failover/failover.h). It manages no burst buffer itself. Slurm loads one plugin of this kind: where a site has its
+ * own, for example burst_buffer/lua, this file comes before it in PluginDir as burst_buffer_lua.so. Slurm then loads it
+ * under that name, it loads the site's, and passes every call to that one, whose configuration stays the same.
  */
 #define SLUICE_SLURM_PRIVATE
 #include "slurm_compat.h"
 
-#include "controller/controller.h"
-#include "controller/failover.h"
+#include "failover/failover.h"
+#include "runtime/runtime.h"
 
 #include <dlfcn.h>
 #include <string.h>
@@ -26,7 +26,7 @@ const uint32_t plugin_version = SLURM_VERSION_NUMBER;
 
 enum { STAGE_DONE = 1 };
 
-/* What differs between versions. */
+/* Differences between versions. */
 #if SLUICE_SLURM_AT_LEAST(23, 2)
 #define STATUS_PARAMETERS uint32_t argc, char **argv, uint32_t uid, uint32_t gid
 #define STATUS_ARGUMENTS argc, argv, uid, gid
@@ -96,24 +96,23 @@ static bool find_all(void)
     return good;
 }
 
-/* The file of PluginDir that is called as this one is, and is not this one. NULL: there is none; else Slurm's memory.
- */
+/* Another file of PluginDir with this one's name. NULL: there is none; else Slurm's memory. */
 static char *find_site(const char *self)
 {
-    struct stat own, other;
+    struct stat this, other;
     const char *name = xbasename((char *)self);
     char *folders = xstrdup(slurm_conf.plugindir), *rest = NULL, *path = NULL;
-    if (stat(self, &own) == 0)
+    if (stat(self, &this) == 0)
         for (char *one = strtok_r(folders, ":", &rest); one && !path; one = strtok_r(NULL, ":", &rest)) {
             path = xstrdup_printf("%s/%s", one, name);
-            if (stat(path, &other) != 0 || (other.st_dev == own.st_dev && other.st_ino == own.st_ino))
+            if (stat(path, &other) != 0 || (other.st_dev == this.st_dev && other.st_ino == this.st_ino))
                 xfree(path);
         }
     xfree(folders);
     return path;
 }
 
-/* Load it as Slurm would, which looks at its version and calls its init. */
+/* Load it as Slurm does, which checks its version and calls its init. */
 static bool load_site(const char *self)
 {
     char *path = find_site(self);
@@ -127,7 +126,7 @@ static bool load_site(const char *self)
         error("burst_buffer/sluice: %s: the site's own plugin does not start, or is for another Slurm than %s", path,
               SLURM_VERSION_STRING);
     else
-        debug("burst_buffer/sluice: every call goes on to %s", path);
+        debug("burst_buffer/sluice: every call is passed on to %s", path);
     xfree(path);
     if (loaded && !find_all()) {
         plugin_unload(site.library);
@@ -174,7 +173,7 @@ extern int bb_p_job_validate(job_desc_msg_t *job_desc, uid_t submit_uid, char **
     return rc;
 }
 
-/* The site's first: what it refuses was never taken in. What the journal refuses, the site's plugin has to forget. */
+/* The site's plugin first: what it refuses was never accepted. It has to forget what the journal refuses. */
 extern int bb_p_job_validate2(job_record_t *job_ptr, char **err_msg)
 {
     int rc = site.library ? site.job_validate2(job_ptr, err_msg) : SLURM_SUCCESS;
@@ -198,7 +197,7 @@ extern int bb_p_job_cancel(job_record_t *job_ptr)
     return site.library ? site.job_cancel(job_ptr) : SLURM_SUCCESS;
 }
 
-/* ---- what only goes on to the site's own; without one: what Slurm does without any ---- */
+/* ---- only passed to the site's own plugin; without one: what Slurm does without any ---- */
 
 extern uint64_t bb_p_get_system_size(void)
 {

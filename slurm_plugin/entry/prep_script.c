@@ -1,23 +1,22 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
  * prep/script with a PrologSlurmctld of ours, which keeps a gang's members CONFIGURING until all of them have nodes
- * (controller/gang.h). It stands before Slurm's own plugin of this name and links it: whatever is not defined here is
- * stock's. On a node it tells the prolog how much of each GPU its job was given (prep/shares.h). The site's
- * PrologSlurmctld runs as it would without us; a gang's members' only when all have nodes, for it is a prolog, too. The
- * same way a job waits, CONFIGURING, for its start to be in the failover journal (controller/failover.h); then the
- * site's follows.
+ * (planner/gang.h). It comes before Slurm's own plugin of this name and links it: all that is not defined here is
+ * stock's. On a node it gives the prolog how much of each GPU its job has (entry/prep_shares.h). The site's
+ * PrologSlurmctld runs as it would without us; that of a gang's members only when all have nodes, as it is a prolog,
+ * too. A job also waits CONFIGURING until its start is in the failover journal (failover/failover.h); then the site's
+ * program runs.
  *
- * Slurm counts one asynchronous prolog of a plugin: stock's and ours never run at once. A member that is kept has ours;
- * when it goes on, either stock's takes over and ends it, or we end it.
+ * Slurm counts one asynchronous prolog of a plugin: stock's and ours never run at once. A member that waits has ours;
+ * when it continues, either stock's takes over and ends it, or we end it.
  */
 #define SLUICE_SLURM_PRIVATE
 #include "slurm_compat.h"
 
-#include "controller/controller.h"
-#include "controller/failover.h"
-#include "controller/gang.h"
-#include "controller/log.h"
-#include "prep/shares.h"
+#include "entry/prep_shares.h"
+#include "failover/failover.h"
+#include "planner/planner.h"
+#include "runtime/runtime.h"
 
 #include <dlfcn.h>
 
@@ -47,7 +46,7 @@ static bool find(void *library, const char *name, void *function)
     return found != NULL;
 }
 
-/* The site's own PrologSlurmctld; whether it goes on in the background. */
+/* The site's own PrologSlurmctld; whether it continues in the background. */
 static bool go(job_record_t *job)
 {
     bool async = false;
@@ -55,7 +54,7 @@ static bool go(job_record_t *job)
     return async;
 }
 
-/* The start is journalled first, where that is asked for. */
+/* The start is journalled first, if the policy asks for it. */
 static bool journal_and_go(job_record_t *job)
 {
     return sluice_failover_started(job, &launch) || go(job);
@@ -93,12 +92,18 @@ extern void prep_p_register_callbacks(prep_callbacks_t *callbacks)
 
 extern int prep_p_prolog(job_env_t *environment, slurm_cred_t *credential)
 {
-    sluice_prep_tell_shares(environment, credential);
+    sluice_prep_export_shares(environment, credential);
     return stock.prolog(environment, credential);
 }
 
 extern int prep_p_prolog_slurmctld(job_record_t *job, bool *async)
 {
+    /* slurmctld sends nothing to nodes any more, and would save the job as launched. A job that is saved without the end
+     * of its prolog has it again in the next slurmctld. */
+    if (active && slurmctld_config.shutdown_time) {
+        *async = true;
+        return SLURM_SUCCESS;
+    }
     if (active && prolog.done && sluice_gang_prolog(job, &prolog)) {
         *async = true;
         return SLURM_SUCCESS;
@@ -117,7 +122,7 @@ extern int prep_p_prolog_slurmctld(job_record_t *job, bool *async)
 extern void prep_p_required(prep_call_type_t type, bool *required)
 {
     stock.required(type, required);
-    /* Slurm asks once, when it starts: any later job may be a gang's. */
+    /* Slurm asks once, when it starts: any later job may belong to a gang. */
     if (type == PREP_PROLOG_SLURMCTLD && active)
         *required = true;
 }

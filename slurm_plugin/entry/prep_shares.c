@@ -2,7 +2,7 @@
 #define SLUICE_SLURM_PRIVATE
 #include "slurm_compat.h"
 
-#include "prep/shares.h"
+#include "entry/prep_shares.h"
 
 #include "src/common/env.h"
 
@@ -54,16 +54,17 @@ static char *describe(const gres_job_state_t *job, uint32_t node)
 /* This node's place among the job's. */
 static int place_of(const char *nodes)
 {
-    slurmd_conf_t **own = dlsym(RTLD_DEFAULT, "conf"); /* slurmd's; there is none in slurmctld */
-    hostlist_t SLUICE_HOSTLIST_POINTER list = own && *own && nodes ? slurm_hostlist_create(nodes) : NULL;
+    slurmd_conf_t **slurmd_conf = dlsym(RTLD_DEFAULT, "conf"); /* slurmd's; there is none in slurmctld */
+    hostlist_t SLUICE_HOSTLIST_POINTER list =
+        slurmd_conf && *slurmd_conf && nodes ? slurm_hostlist_create(nodes) : NULL;
     if (!list)
         return -1;
-    int place = slurm_hostlist_find(list, (*own)->node_name);
+    int place = slurm_hostlist_find(list, (*slurmd_conf)->node_name);
     slurm_hostlist_destroy(list);
     return place;
 }
 
-void sluice_prep_tell_shares(job_env_t *environment, slurm_cred_t *credential)
+void sluice_prep_export_shares(job_env_t *environment, slurm_cred_t *credential)
 {
     const gres_job_state_t *job = NULL;
     char *text = NULL;

@@ -1,18 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
- * select/cons_tres with our word in the choice of nodes. It stands before Slurm's own plugin of this name and links it:
- * whatever is not defined here, plugin_type and plugin_id included, is found in stock's. Entry points only; hook*.c
- * decide.
+ * select/cons_tres, with nodes chosen by Sluice. It comes before Slurm's own plugin of this name and links it: all that
+ * is not defined here, plugin_type and plugin_id included, is found in stock's. Entry points only; hook/ decides.
  */
-#include "hook.h"
-#include "recount.h"
-#include "withdrawn.h"
+#include "hook/hook.h"
 
-#include "controller/charge.h"
-#include "controller/controller.h"
-#include "controller/failover.h"
-#include "controller/log.h"
-#include "controller/settings.h"
+#include "admission/admission.h"
+#include "failover/failover.h"
+#include "runtime/runtime.h"
 
 #include <dlfcn.h>
 
@@ -37,7 +32,7 @@ static struct {
 } stock;
 static bool active; /* in slurmctld, and the controller has started */
 
-/* Before Slurm is asked of free GPUs: its counts are right, and those out of service are not free. */
+/* Before Slurm is asked for free GPUs: its counts are right, and those out of service are not free. */
 static void correct_records(void)
 {
     sluice_recount_apply();
@@ -102,11 +97,11 @@ extern int fini(void)
 extern int select_p_reconfigure(void)
 {
     if (active) {
-        sluice_settings_poke();
+        sluice_settings_wake();
         sluice_hook_reconfigured();
     }
     int rc = stock.reconfigure();
-    if (active) /* the last that Slurm does when it starts */
+    if (active) /* the last call when Slurm starts */
         sluice_failover_ready(stock.reconfigure);
     if (active) {
         sluice_recount_forget();
@@ -116,7 +111,7 @@ extern int select_p_reconfigure(void)
     return rc;
 }
 
-/* Job state has been loaded, and nothing been derived from it yet. */
+/* Job state has been loaded, and nothing has been derived from it yet. */
 extern int select_p_job_init(struct xlist *jobs)
 {
     int rc = stock.job_init(jobs);

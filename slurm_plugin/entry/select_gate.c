@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
- * The gate of the fence. Making the first node record is the first thing that slurmctld asks of a plugin when it reads
- * its configuration to lead, at its start and when a backup takes over, in every version; jobs, nodes and partitions
- * are loaded after it.
+ * The gate of the fence. In every version, making the first node record is slurmctld's first call of a plugin when it
+ * reads its configuration to lead, at its start and when a backup takes over; jobs, nodes and partitions are loaded
+ * after it.
  */
-#include "hook.h"
+#include "hook/hook.h"
 
-#include "controller/controller.h"
-#include "controller/failover.h"
-#include "controller/fence.h"
+#include "failover/failover.h"
+#include "runtime/runtime.h"
 
 #include <dlfcn.h>
 
@@ -22,7 +21,7 @@ extern select_nodeinfo_t *select_p_select_nodeinfo_alloc(void)
     }
     if (sluice_in_slurmctld()) {
         sluice_fence_lead();
-        sluice_failover_reread();
+        sluice_failover_reconfigured();
     }
     return stock ? stock() : NULL;
 }

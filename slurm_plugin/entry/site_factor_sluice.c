@@ -3,8 +3,8 @@
 #define SLUICE_SLURM_PRIVATE
 #include "slurm_compat.h"
 
-#include "controller/controller.h"
-#include "controller/order_slurm.h"
+#include "order/order_slurm.h"
+#include "runtime/runtime.h"
 
 const char plugin_name[] = "Sluice's order of jobs";
 const char plugin_type[] = "site_factor/sluice";
@@ -37,7 +37,7 @@ SLUICE_FINI_TYPE fini(void)
 void site_factor_p_reconfig(void);
 void site_factor_p_reconfig(void)
 {
-    sluice_order_kick();
+    sluice_order_wake();
 }
 #endif
 

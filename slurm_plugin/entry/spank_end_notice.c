@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
- * On a node: how a batch script ended is noted in a file for the node agent, which tells the controllers in case they
- * never took slurmstepd's own report (prolog_epilog/ends.py). The epilog, which comes once a controller knows, removes
- * it. Nothing here can fail a job.
+ * On a node: writes how a batch script ended to a file for the node agent, which reports it to the controllers in case
+ * they never received slurmstepd's own report (prolog_epilog/end_notices.py). The epilog, which runs once a controller knows,
+ * removes it. Nothing here can fail a job.
  *
  *   sluice-ended 1 JOB RESTARTS UID STATUS TIME PID     all decimal; PID: of the slurmstepd that reports the end itself
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
+#include "entry/freezer.h"
+
 #include <slurm/slurm.h>
 #include <slurm/spank.h>
 
@@ -29,20 +31,20 @@
 
 static pid_t stepd; /* of a batch script, else 0; task_exit may run in a process of its own */
 
-/* The agent's folder, when root alone can write it. */
+/* The agent's folder, if only root can write it. */
 static int open_folder(void)
 {
     struct stat facts;
     int folder = open(FOLDER, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (folder >= 0 && (fstat(folder, &facts) != 0 || facts.st_uid != 0 || (facts.st_mode & 022))) {
-        slurm_error("sluice: %s is not root's alone: the job's end is not noted", FOLDER);
+        slurm_error("sluice: %s can be written by others than root: the job's end is not noted", FOLDER);
         close(folder);
         return -1;
     }
     return folder;
 }
 
-/* Whole or not at all. Not synced: the agent does so with what stays. */
+/* Written whole or not at all. Not synced: the agent syncs what remains. */
 static bool write_note(int folder, const char *name, const char *text)
 {
     char fresh[64];
@@ -67,9 +69,9 @@ static bool is_batch(spank_t spank)
 }
 
 /*
- * How often the job was requeued before it ran. slurmstepd sets the variable where that is not 0 (and
- * S_SLURM_RESTART_COUNT never); what it was in the environment that the job was submitted with, e.g. by a requeued one,
- * is taken away first.
+ * How often the job was requeued before it ran. slurmstepd sets the variable if that is not 0 (and
+ * S_SLURM_RESTART_COUNT never); its value in the environment that the job was submitted with, e.g. by a requeued one,
+ * is removed first.
  */
 static bool count_restarts(spank_t spank, unsigned long *restarts)
 {
@@ -84,6 +86,7 @@ int slurm_spank_init(spank_t spank, int argument_count, char *arguments[])
     (void)argument_count, (void)arguments;
     if (spank_remote(spank) != 1)
         return ESPANK_SUCCESS;
+    freezer_close();
     if (is_batch(spank)) {
         stepd = getpid();
         (void)spank_unsetenv(spank, RESTARTS);

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
- * The options of Sluice in srun, sbatch and salloc. They are checked here as they are read, so that a mistake is told
- * before anything is submitted; slurmctld checks them again, as what a client sends is not to be trusted. On a node the
- * plugin does one thing: a task whose job asked for --gpu-mem does not start where Slurm has granted no shards, which
- * can only be when nobody turned the option into a request (job_submit/sluice is not loaded).
+ * The options of Sluice in srun, sbatch and salloc. They are checked here as they are read, so that a mistake is
+ * reported before anything is submitted; slurmctld checks them again, as what a client sends is not trusted. On a node
+ * the plugin does one thing: a task whose job asked for --gpu-mem does not start if Slurm has granted no shards, which
+ * only happens if the option did not become a request (job_submit/sluice is not loaded).
  */
 #include "slurm_compat.h"
 
-#include "options/options.h"
+#include "rules/rules.h"
 
 #include <slurm/spank.h>
 
@@ -19,8 +19,8 @@
 
 SPANK_PLUGIN(sluice, 1)
 
-/* A command parses its options, and a step has its job's, once in a process: SPANK passes its callbacks no other place.
- */
+/* A command parses its options, and a step has its job's, once in a process: SPANK passes its callbacks no other
+ * place. */
 static struct sluice_options asked;
 
 static const char *surrounding_job(void)
@@ -63,14 +63,14 @@ static struct spank_option options[] = {
     {"gang", "NAME:COUNT", "start together with the COUNT jobs of that name", 1, 4, take},
 };
 
-/* What counts whole GPUs in a job's environment, and would make each srun in the job ask for GPUs that it does not
- * have. */
+/* Variables that count whole GPUs in a job's environment, and would make each srun in the job ask for GPUs that it does
+ * not have. */
 static const char *const gpu_counts[] = {
     "SLURM_GPUS",         "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_SOCKET", "SLURM_GPUS_PER_TASK",
     "SLURM_CPUS_PER_GPU", "SLURM_MEM_PER_GPU",   "SLURM_TRES_PER_TASK",   "SLURM_TRES_BIND",
 };
 
-/* Replaces them by what --gpu-mem has made of the request. In srun (`spank` NULL) the command's own environment. */
+/* Replaces them by the request that --gpu-mem became. In srun (`spank` NULL) in the command's own environment. */
 static void rewrite_counts(spank_t spank, uint64_t mib)
 {
     char value[128], request[64];
@@ -99,9 +99,9 @@ static void rewrite_counts(spank_t spank, uint64_t mib)
 }
 
 /*
- * Inside a job its options stand in the environment, as variables that Slurm's commands take for options of their own.
- * A step is not asked for memory again, and a job submitted from a job asks for itself, as it does with all other
- * options. Nor does it inherit a count of shards, which slurmstepd leaves to a job with whole GPUs as it finds it.
+ * Inside a job its options are in the environment, as variables that Slurm's commands read as their own options. A step
+ * does not ask for memory again, and a job submitted from a job asks for itself, as with all other options. Nor does it
+ * inherit a count of shards, which slurmstepd leaves to a job with whole GPUs as it finds it.
  */
 static void forget_options_of_job(void)
 {
@@ -112,11 +112,11 @@ static void forget_options_of_job(void)
         snprintf(variable, sizeof variable, "%s" SLUICE_SPANK_ENV_PREFIX "%s", inherited, options[i].name);
         for (char *at = variable; *at; at++)
             *at = *at == '-' ? '_' : *at;
-        char *own = variable + strlen(inherited);
-        value = getenv(own) ? getenv(own) : getenv(variable);
+        char *plain = variable + strlen(inherited);
+        value = getenv(plain) ? getenv(plain) : getenv(variable);
         if (i == 0 && spank_context() == S_CTX_LOCAL && sluice_parse_mib(value, SLUICE_GPU_MEM_MAX_MIB, &mib))
             rewrite_counts(NULL, mib);
-        unsetenv(own);
+        unsetenv(plain);
         unsetenv(variable);
     }
     unsetenv("SLURM_SHARDS_ON_NODE");
@@ -154,7 +154,7 @@ int slurm_spank_task_init(spank_t spank, int argument_count, char *arguments[])
     }
     slurm_error("sluice: --gpu-mem=%" PRIu64
                 "M was asked for, but Slurm granted no GPU memory: submissions are not checked "
-                "by Sluice on this cluster; ask with --gres=shard:%" PRIu64 ", or tell your administrators",
+                "by Sluice on this cluster; ask with --gres=shard:%" PRIu64 ", or contact your administrators",
                 asked.gpu_mem_mib, asked.gpu_mem_mib);
     /* The plugin may be loaded as optional, whose failures are ignored. This process is the task before it becomes the
      * user's program. */

@@ -2,14 +2,17 @@
 /*
  * On a node: holds the tasks of a job with GPUs to what was granted. As root, in the process that becomes the task, it
  * asks the node agent through a helper program; where the job has a region of limits it gives the task a mount
- * namespace of its own, in which the region stands at SLUICE_LIMIT_JOB and /etc/ld.so.preload names the limiting
- * library, whatever the task's environment says. No answer, no task.
+ * namespace of its own, in which the region is at SLUICE_LIMIT_JOB and /etc/ld.so.preload names the limiting library,
+ * whatever the task's environment says. No answer, no task.
  *
  * plugstack.conf: required spank_sluice_limit.so [helper=PATH]
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
+#include "entry/freezer.h"
+
+#include "runtime/runtime.h"
 #include "sluice/limit.h"
 
 #include <slurm/slurm.h>
@@ -17,7 +20,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <glob.h>
 #include <inttypes.h>
 #include <poll.h>
 #include <sched.h>
@@ -27,6 +29,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mount.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -34,16 +37,20 @@
 SPANK_PLUGIN(sluice_limit, 1)
 
 #define HELPER "/usr/libexec/sluice/sluice-task-init"
-#define PRELOAD "/run/sluice/preload" /* the agent's */
+#define RUN "/run/sluice"
+#define PRELOAD RUN "/preload" /* the agent's */
 #define TARGET "/etc/ld.so.preload"
 
 enum {
     ANSWER_MAX = 1024,
     VALUE_MAX = 4096,
-    HELPER_MS = 60 * 1000, /* longer than the helper waits for the agent */
+    HELPER_MS = 90 * 1000, /* longer than the helper waits for the agent */
     JOBS_OWN_FAULT = 3,    /* the helper's exit status (prolog_epilog/programs/node_program.py) */
-    REQUEUE_MS = 3 * 1000, /* until the agent has requeued such a batch job; one that ends before would be FAILED */
+    REQUEUE_MS = 3 * 1000, /* until the agent has requeued such a job; one that ends before would be FAILED */
 };
+
+/* Of Linux 5.2, on all architectures; glibc has them since 2.36. */
+enum { OPEN_TREE = 428, MOVE_MOUNT = 429, TREE_CLONE = 1, TREE_RECURSIVE = 0x8000, MOVE_OF_FILE = 4 };
 
 static bool is_whole_job(uint32_t step)
 {
@@ -58,18 +65,11 @@ static const char *helper_path(int argument_count, char *arguments[])
     return HELPER;
 }
 
-static int64_t now_ms(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
-
-/* Until there is something to read, or the other side has gone; false at `end`. */
+/* Waits until there is something to read, or the other side has closed; false at `end`. */
 static bool await(int file, int64_t end)
 {
     struct pollfd waiting = {.fd = file, .events = POLLIN};
-    for (int64_t left; (left = end - now_ms()) > 0;) {
+    for (int64_t left; (left = end - sluice_clock_us(CLOCK_MONOTONIC) / 1000) > 0;) {
         int ready = poll(&waiting, 1, (int)left);
         if (ready > 0 || (ready < 0 && errno != EINTR))
             return true;
@@ -82,7 +82,7 @@ static int ask(const char *helper, char *const environment[], char *answer, size
 {
     int ends[2], status = -1;
     size_t used = 0;
-    int64_t end = now_ms() + HELPER_MS;
+    int64_t end = sluice_clock_us(CLOCK_MONOTONIC) / 1000 + HELPER_MS;
     answer[0] = '\0';
     if (pipe2(ends, O_CLOEXEC) != 0)
         return -1;
@@ -124,31 +124,74 @@ static bool place(const char *source, const char *target)
     return false;
 }
 
-static int limit_task(const char *region)
+static bool is_same(int one, int other)
 {
-    if (unshare(CLONE_NEWNS) != 0 || mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL) != 0) {
-        slurm_error("sluice: no mount namespace for the task: %s; it is not started", strerror(errno));
-        return -1;
-    }
-    return place(region, SLUICE_LIMIT_JOB) && place(PRELOAD, TARGET) ? ESPANK_SUCCESS : -1;
+    struct stat first, second;
+    return fstat(one, &first) == 0 && fstat(other, &second) == 0 && first.st_ino == second.st_ino;
+}
+
+struct visit {
+    int other, copy, error;
+};
+
+static int copy_run_there(void *argument)
+{
+    struct visit *visit = argument;
+    if (setns(visit->other, CLONE_NEWNS) == 0)
+        visit->copy = (int)syscall(OPEN_TREE, AT_FDCWD, RUN, TREE_CLONE | TREE_RECURSIVE | O_CLOEXEC);
+    visit->error = errno;
+    return 0;
 }
 
 /*
- * In version 1 of cgroups Slurm gives the folders of steps to the user, who could freeze processes in cgroups of his
- * own there: no signal ends them, and slurmd drains a node on which a step does not end. Of jobs without GPUs, too.
+ * What is mounted at RUN in another mount namespace; -1 with errno. A child that shares this process's open files goes
+ * there: this one would lose its working directory, to which root cannot go back where it is a user's own, on NFS.
  */
-static void take_steps(uint32_t job, uid_t user)
+static int copy_run(int other)
 {
-    char pattern[128];
-    glob_t found;
-    snprintf(pattern, sizeof pattern, "/sys/fs/cgroup/freezer/slurm*/uid_%ju/job_%" PRIu32 "/step_*", (uintmax_t)user,
-             job);
-    if (glob(pattern, GLOB_NOSORT, NULL, &found) != 0)
-        return;
-    for (size_t i = 0; i < found.gl_pathc; i++)
-        if (lchown(found.gl_pathv[i], 0, 0) != 0 && errno != ENOENT)
-            slurm_error("sluice: %s remains its user's: %s", found.gl_pathv[i], strerror(errno));
-    globfree(&found);
+    static _Alignas(16) char stack[64 * 1024];
+    struct visit visit = {.other = other, .copy = -1};
+    pid_t pid = clone(copy_run_there, stack + sizeof stack, CLONE_FILES | CLONE_VM | CLONE_VFORK | SIGCHLD, &visit);
+    if (pid < 0)
+        return -1;
+    while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
+        ;
+    errno = visit.error;
+    return visit.copy;
+}
+
+/* What is mounted for the task is visible only to the task, and what the node mounts is visible to the task, too. */
+static bool show_run(int copy)
+{
+    return syscall(MOVE_MOUNT, copy, "", AT_FDCWD, RUN, MOVE_OF_FILE) == 0 &&
+           mount(NULL, RUN, NULL, MS_REC | MS_SLAVE, NULL) == 0;
+}
+
+/*
+ * A namespace that Slurm made for the job (job_container/tmpfs) is older than what the agent has mounted for it: there
+ * the task gets RUN of slurmstepd's namespace, which is the node's.
+ */
+static bool make_namespace(void)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/ns/mnt", (int)getppid());
+    int here = open("/proc/self/ns/mnt", O_RDONLY | O_CLOEXEC), nodes = open(path, O_RDONLY | O_CLOEXEC), run = -1;
+    bool same = is_same(here, nodes);
+    bool done = (same || (run = copy_run(nodes)) >= 0) && unshare(CLONE_NEWNS) == 0 &&
+                mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL) == 0 && (same || show_run(run));
+    if (!done)
+        slurm_error("sluice: no mount namespace for the task: %s; it is not started", strerror(errno));
+    const int files[] = {here, nodes, run};
+    for (size_t i = 0; i < 3; i++)
+        if (files[i] >= 0)
+            close(files[i]);
+    return done;
+}
+
+static int limit_task(const char *region)
+{
+    bool done = make_namespace() && place(region, SLUICE_LIMIT_JOB) && place(PRELOAD, TARGET);
+    return done ? ESPANK_SUCCESS : -1;
 }
 
 int slurm_spank_task_init_privileged(spank_t spank, int argument_count, char *arguments[])
@@ -161,13 +204,14 @@ int slurm_spank_task_init_privileged(spank_t spank, int argument_count, char *ar
     if (spank_get_item(spank, S_JOB_ID, &job) != ESPANK_SUCCESS ||
         spank_get_item(spank, S_JOB_STEPID, &step) != ESPANK_SUCCESS ||
         spank_get_item(spank, S_JOB_UID, &user) != ESPANK_SUCCESS) {
-        slurm_error("sluice: Slurm does not tell whose task this is; it is not started");
+        slurm_error("sluice: Slurm does not give this task's job, step and user; the task is not started");
         return -1;
     }
-    take_steps(job, user);
+    freezer_take_steps(job, user);
     /*
-     * slurmstepd sets these, or takes them away, after it has read the user's environment; of a job with whole GPUs it
-     * leaves SLURM_SHARDS_ON_NODE as its user had it (GRES_INTERNAL_FLAG_PROTECT_ENV), who can limit himself by that.
+     * slurmstepd sets or removes these after it has read the user's environment; for a job with whole GPUs it leaves
+     * SLURM_SHARDS_ON_NODE as the user set it (GRES_INTERNAL_FLAG_PROTECT_ENV), which can only lower the user's own
+     * limit.
      */
     const char *name = is_whole_job(step) ? "SLURM_JOB_GPUS" : "SLURM_STEP_GPUS";
     spank_err_t found = spank_getenv(spank, name, gpus, sizeof gpus);
@@ -194,7 +238,7 @@ int slurm_spank_task_init_privileged(spank_t spank, int argument_count, char *ar
         strncmp(answer, "region " SLUICE_LIMIT_FOLDER "/", strlen("region " SLUICE_LIMIT_FOLDER "/")) == 0)
         return limit_task(answer + strlen("region "));
     slurm_error("sluice: the task is not started: %s", answer[0] ? answer : "the helper said nothing");
-    if (status == JOBS_OWN_FAULT && step == SLURM_BATCH_SCRIPT)
+    if (status == JOBS_OWN_FAULT)
         (void)poll(NULL, 0, REQUEUE_MS);
     return -1;
 }

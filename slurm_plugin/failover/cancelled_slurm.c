@@ -3,13 +3,13 @@
  * A job that was cancelled stays cancelled, also when its node could not confirm its launch.
  *
  * A controller that dies between sending a batch job to its node and the node's answer leaves slurmd to ask the next
- * controller to requeue the job, which slurmctld does with a cancelled one, too. Its node cannot be told apart there
- * from an administrator, so that the job itself says that it is not to be requeued: one whose launch an earlier
- * controller may have begun, and that was cancelled when this one began to lead or soon after.
+ * controller to requeue the job, which slurmctld does with a cancelled one, too. A node cannot be distinguished there
+ * from an administrator, so the job itself is marked as not to be requeued: one whose launch an earlier controller may
+ * have begun, and that was cancelled when this one began to lead or soon after.
  */
-#include "controller/failover_slurm.h"
+#include "failover/failover_internal_slurm.h"
 
-enum { LAUNCH_S = 600 }; /* from a job's start until its node has given up confirming it: several time-outs */
+enum { LAUNCH_S = 600 }; /* from a job's start until its node no longer tries to confirm it: several time-outs */
 
 static time_t led_since; /* under the job write lock */
 
@@ -20,8 +20,8 @@ void sluice_failover_cancelled(job_record_t *job)
         !job->details->requeue)
         return;
     job->details->requeue = 0;
-    info("sluice: JobId=%u is cancelled for good: its node may still ask for a requeue, as its launch was under way "
-         "when the last controller ended",
+    info("sluice: JobId=%u is cancelled and cannot be requeued: its node may still ask for it, as the last "
+         "controller ended during its launch",
          job->job_id);
 }
 

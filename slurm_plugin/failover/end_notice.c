@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "journal/told.h"
+#include "failover/end_notice.h"
 
 #include <string.h>
 
 static const char word[] = "sluice-ended ";
 
-bool sluice_told_is(const char *comment)
+bool sluice_is_end_notice(const char *comment)
 {
     return comment && strncmp(comment, word, sizeof word - 1) == 0;
 }
@@ -23,10 +23,10 @@ static bool take(const char **at, uint64_t most, uint64_t *value)
     return *at > from && *(*at)++ == ' ';
 }
 
-bool sluice_told_read(const char *comment, struct sluice_told *told)
+bool sluice_end_notice_parse(const char *comment, struct sluice_end_notice *notice)
 {
     uint64_t version, job, restarts, uid, status, ended;
-    if (!sluice_told_is(comment))
+    if (!sluice_is_end_notice(comment))
         return false;
     const char *at = comment + sizeof word - 1;
     if (!take(&at, 1, &version) || version != 1 || !take(&at, UINT32_MAX, &job) || !job ||
@@ -34,15 +34,15 @@ bool sluice_told_read(const char *comment, struct sluice_told *told)
         !take(&at, UINT32_MAX, &ended))
         return false;
     size_t length = strlen(at);
-    if (!length || length >= sizeof told->node ||
+    if (!length || length >= sizeof notice->node ||
         strspn(at, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
                    "0123456789-_.") != length)
         return false;
-    told->job = (uint32_t)job;
-    told->restarts = (uint32_t)restarts;
-    told->uid = (uint32_t)uid;
-    told->status = (uint32_t)status;
-    told->ended = (int64_t)ended;
-    memcpy(told->node, at, length + 1);
+    notice->job = (uint32_t)job;
+    notice->restarts = (uint32_t)restarts;
+    notice->uid = (uint32_t)uid;
+    notice->status = (uint32_t)status;
+    notice->ended = (int64_t)ended;
+    memcpy(notice->node, at, length + 1);
     return true;
 }

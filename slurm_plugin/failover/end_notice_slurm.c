@@ -2,18 +2,15 @@
 #define SLUICE_SLURM_PRIVATE
 #include "slurm_compat.h"
 
-#include "controller/told_slurm.h"
-
-#include "controller/settings.h"
-#include "controller/status.h"
-#include "journal/told.h"
+#include "failover/end_notice.h"
+#include "runtime/runtime.h"
 
 #include <stdatomic.h>
 
 #include "src/common/xstring.h"
 #include "src/slurmctld/state_save.h"
 
-enum { CLOCKS_APART_S = 300 }; /* as far as munge lets the clocks of two hosts be apart */
+enum { CLOCKS_APART_S = 300 }; /* as much as munge lets the clocks of two hosts differ */
 
 static bool is_wanted(void)
 {
@@ -25,11 +22,11 @@ static bool is_wanted(void)
 }
 
 /* The run that ended, and no later one of this job, or another job with its id. */
-static bool is_that_run(const job_record_t *job, const struct sluice_told *told)
+static bool is_that_run(const job_record_t *job, const struct sluice_end_notice *notice)
 {
-    return job->job_id == told->job && (IS_JOB_RUNNING(job) || IS_JOB_SUSPENDED(job)) && job->batch_flag &&
-           job->user_id == told->uid && job->restart_cnt == told->restarts &&
-           job->start_time <= told->ended + CLOCKS_APART_S && xstrcmp(job->batch_host, told->node) == 0;
+    return job->job_id == notice->job && (IS_JOB_RUNNING(job) || IS_JOB_SUSPENDED(job)) && job->batch_flag &&
+           job->user_id == notice->uid && job->restart_cnt == notice->restarts &&
+           job->start_time <= notice->ended + CLOCKS_APART_S && xstrcmp(job->batch_host, notice->node) == 0;
 }
 
 /* Accounting has the batch script as a step. */
@@ -45,25 +42,25 @@ static void end_batch_step(job_record_t *job, uint32_t status)
     delete_step_record(job, step);
 }
 
-int sluice_job_told_ended(struct job_record *job, const char *comment, uint32_t uid)
+int sluice_end_notice_apply(struct job_record *job, const char *comment, uint32_t uid)
 {
-    struct sluice_told told;
+    struct sluice_end_notice notice;
     if (!validate_slurm_user(uid))
         return ESLURM_ACCESS_DENIED;
-    if (!sluice_told_read(comment, &told)) {
-        error("job_submit/sluice: JobId=%u: what its node tells of its end makes no sense: %.300s", job->job_id,
-              comment);
+    if (!sluice_end_notice_parse(comment, &notice)) {
+        error("job_submit/sluice: JobId=%u: malformed notice of its end: %.300s", job->job_id, comment);
         return ESLURM_ALREADY_DONE;
     }
     if (!is_wanted())
         return ESLURM_NOT_SUPPORTED;
-    if (!is_that_run(job, &told))
+    if (!is_that_run(job, &notice))
         return ESLURM_ALREADY_DONE;
-    info("sluice: JobId=%u ended on %s, status 0x%x, when no controller took its end", told.job, told.node,
-         told.status);
-    end_batch_step(job, told.status);
-    (void)job_complete(told.job, uid, false, false, told.status);
-    atomic_fetch_add(sluice_status_counter("journal.told_ended"), 1);
+    info("sluice: JobId=%u ended on %s, status 0x%x, while no controller received its end", notice.job, notice.node,
+         notice.status);
+    end_batch_step(job, notice.status);
+    (void)job_complete(notice.job, uid, false, false, notice.status);
+    atomic_fetch_add(sluice_status_counter("journal.end_notices"), 1);
+    atomic_fetch_add(sluice_status_counter("journal.told_ended"), 1); /* the old name, kept for one release */
     schedule_job_save();
     schedule_node_save();
     return ESLURM_ALREADY_DONE;

@@ -1,43 +1,42 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-/* What failover_slurm.c (hooks), failover_replay.c (replay) and failover_cancelled.c share, and what is in the records'
+/* What hooks_slurm.c (hooks), replay_slurm.c (replay) and cancelled_slurm.c share, and what is in the entries'
  * payloads: Slurm's own packing, big-endian, whose version comes first. */
-#ifndef SLUICE_CONTROLLER_FAILOVER_SLURM_H
-#define SLUICE_CONTROLLER_FAILOVER_SLURM_H
+#ifndef SLUICE_FAILOVER_FAILOVER_INTERNAL_SLURM_H
+#define SLUICE_FAILOVER_FAILOVER_INTERNAL_SLURM_H
 
 #define SLUICE_SLURM_PRIVATE
 #include "slurm_compat.h"
 
-#include "controller/failover.h"
-#include "journal/segments.h"
-#include "journal/writer.h"
+#include "failover/failover.h"
+#include "journal/journal.h"
 
 #include "src/common/pack.h"
 
 /* Flags of a submission. */
 enum { SLUICE_SUBMIT_BATCH = 1, SLUICE_SUBMIT_CRON = 2 };
 
-/* A submission's facts; behind them in the record is the request. */
-struct sluice_submission {
+/* A submission's facts; behind them in the entry is the request. */
+struct sluice_submission_facts {
     uint16_t version;
     uint32_t uid, flags, components, het_offset; /* NO_VAL: not heterogeneous */
     time_t submit_time;
     uint64_t db_index;
     char *name, *tasks; /* tasks: of an array, "1-5,9" */
 };
-void sluice_submission_pack(const struct sluice_submission *facts, buf_t *buffer);
+void sluice_submission_pack(const struct sluice_submission_facts *facts, buf_t *buffer);
 /* False: damaged. The texts are Slurm's memory. */
-bool sluice_submission_unpack(struct sluice_submission *facts, buf_t *buffer);
+bool sluice_submission_unpack(struct sluice_submission_facts *facts, buf_t *buffer);
 
 /* A start: all that a job's record has when it runs and had not when it waited. */
 void sluice_start_pack(job_record_t *job, buf_t *buffer);
-/* What stands first in it: which task of which array it is, and which of the job's runs. False: damaged. */
+/* Its beginning: which task of which array it is, and which of the job's runs. False: damaged. */
 struct sluice_start {
     uint16_t version;
     uint32_t array_id, task_id, restarts;
     time_t at;
 };
 bool sluice_start_peek(buf_t *buffer, struct sluice_start *start);
-/* Make the record that of a running job: state, nodes' names, resources, GRES; not yet entered anywhere else. */
+/* Make `job` the record of a running job: state, nodes' names, resources, GRES; not yet entered anywhere else. */
 bool sluice_start_unpack(job_record_t *job, buf_t *buffer);
 
 /* An end or a requeue. */
@@ -51,7 +50,7 @@ void sluice_ending_pack(const struct sluice_ending *ending, buf_t *buffer);
 bool sluice_ending_unpack(struct sluice_ending *ending, buf_t *buffer);
 
 /* While a job is brought back, Slurm calls the hooks: they give it what it had instead of journalling. */
-void sluice_failover_reviving(const struct sluice_submission *facts);
+void sluice_failover_restoring(const struct sluice_submission_facts *facts);
 
 /* A job is cancelled; it is not requeued when it may be one whose launch an earlier controller had begun. */
 void sluice_failover_cancelled(job_record_t *job);
@@ -61,9 +60,9 @@ void sluice_failover_leads(void);
 /* For replay: where the journal is, and the time in the header of Slurm's job state, in microseconds; 0: none. */
 const char *sluice_failover_folder(void);
 int64_t sluice_failover_covered_us(void);
-/* Whether it is being written: then Slurm only reads its configuration anew. */
+/* Whether it is being written: then Slurm only reads its configuration again. */
 bool sluice_failover_is_writing(void);
-/* Begin to write behind what was read. */
+/* Begin to write after what was read. */
 void sluice_failover_open(const struct sluice_segments *found);
 
 #endif

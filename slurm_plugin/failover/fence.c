@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "controller/fence.h"
+#include "failover/fence.h"
 
-#include "controller/log.h"
-#include "supervisor/watch.h"
+#include "runtime/runtime.h"
+#include "supervisor/supervisor.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -26,14 +26,14 @@ static struct {
     void (*waits)(void);
     pthread_t thread;
     atomic_bool ending;
-} own;
+} fence;
 
 static void nap(long ms)
 {
     nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
 }
 
-/* At once, whatever other threads do, and without a lock that one of them may hold. */
+/* At once, whatever other threads do, without taking a lock that one of them may hold. */
 void sluice_fence_end(const char *why)
 {
     if (write(STDERR_FILENO, why, strlen(why)) < 0)
@@ -43,19 +43,19 @@ void sluice_fence_end(const char *why)
 
 bool sluice_fence_holds(void)
 {
-    struct sluice_watch *watch = own.watch;
+    struct sluice_watch *watch = fence.watch;
     return !watch || (watch->role == SLUICE_LEADS && sluice_boottime_ns() < watch->until_ns);
 }
 
 uint64_t sluice_fence_epoch(void)
 {
-    struct sluice_watch *watch = own.watch;
+    struct sluice_watch *watch = fence.watch;
     return watch ? watch->epoch : 0;
 }
 
 void sluice_fence_lead(void)
 {
-    struct sluice_watch *watch = own.watch;
+    struct sluice_watch *watch = fence.watch;
     if (!watch || watch->role == SLUICE_LEADS)
         return;
     sluice_log_info("sluice: waits for the lease of the state folder");
@@ -64,32 +64,32 @@ void sluice_fence_lead(void)
     while (sluice_boottime_ns() >= watch->until_ns) {
         /* The supervisor kills us before; unless it is stopped itself. */
         if (sluice_boottime_ns() - begun > watch->patience_ns + watch->lease_ns) {
-            sluice_log_error("sluice: the lease is not to be had: another controller leads. Ends");
-            sluice_fence_end("sluice: the lease was not to be had\n");
+            sluice_log_error("sluice: another controller holds the lease; slurmctld ends");
+            sluice_fence_end("sluice: slurmctld did not get the lease and ends\n");
         }
-        if (own.waits && sluice_boottime_ns() >= next) {
+        if (fence.waits && sluice_boottime_ns() >= next) {
             next += NEXT_ASK_NS;
-            own.waits();
+            fence.waits();
         }
         nap(GATE_MS);
     }
     watch->tick_ns = sluice_boottime_ns();
     watch->role = SLUICE_LEADS;
-    sluice_log_info("sluice: the lease is ours, epoch %llu", (unsigned long long)watch->epoch);
+    sluice_log_info("sluice: this controller holds the lease, epoch %llu", (unsigned long long)watch->epoch);
 }
 
 static void *tick(void *unused)
 {
-    struct sluice_watch *watch = own.watch;
+    struct sluice_watch *watch = fence.watch;
     (void)unused;
-    for (; !own.ending; nap(TICK_MS)) {
+    for (; !fence.ending; nap(TICK_MS)) {
         int64_t now = sluice_boottime_ns();
         if (watch->role == SLUICE_LEADS && now >= watch->until_ns)
-            sluice_fence_end("sluice: the lease lapsed: slurmctld ends, so that it writes no state beside another\n");
+            sluice_fence_end("sluice: the lease lapsed: slurmctld ends, so that no two controllers write state\n");
         watch->tick_ns = now;
-        if (watch->role == SLUICE_LEADS && own.relinquished()) {
+        if (watch->role == SLUICE_LEADS && fence.relinquished()) {
             watch->role = SLUICE_STANDBY;
-            sluice_log_info("sluice: backup again: the lease goes back");
+            sluice_log_info("sluice: this controller is a backup again: it releases the lease");
         }
     }
     return NULL;
@@ -129,11 +129,11 @@ static bool start_thread(void)
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    own.ending = false;
-    bool good = pthread_create(&own.thread, NULL, tick, NULL) == 0;
+    fence.ending = false;
+    bool good = pthread_create(&fence.thread, NULL, tick, NULL) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (good)
-        pthread_setname_np(own.thread, "sluice_fence");
+        pthread_setname_np(fence.thread, "sluice_fence");
     return good;
 }
 
@@ -146,21 +146,22 @@ bool sluice_fence_start(const char *folder, uint32_t timeout_s, bool (*relinquis
     if (!watch)
         return false;
     if (watch->supervisor != getppid()) { /* e.g. a slurmctld that a script of the first one starts */
-        sluice_log_error("sluice: %s: of process %lld, which is not our parent", path, (long long)watch->supervisor);
+        sluice_log_error("sluice: %s: belongs to process %lld, which is not our parent", path,
+                         (long long)watch->supervisor);
         munmap(watch, sizeof(*watch));
         return false;
     }
-    /* Once more, as a change of user clears it; then again whether there still is somebody to die with. */
+    /* Once more, as a change of user clears it; then check again that the parent still runs. */
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (watch->supervisor != getppid())
         sluice_fence_end("sluice: the supervisor has ended\n");
-    own.relinquished = relinquished;
-    own.watch = watch;
+    fence.relinquished = relinquished;
+    fence.watch = watch;
     snprintf(watch->folder, sizeof(watch->folder), "%s", folder);
     watch->timeout_s = timeout_s;
     watch->tick_ns = sluice_boottime_ns();
     if (!start_thread()) {
-        own.watch = NULL;
+        fence.watch = NULL;
         return false;
     }
     watch->ready = 1;
@@ -169,14 +170,14 @@ bool sluice_fence_start(const char *folder, uint32_t timeout_s, bool (*relinquis
 
 void sluice_fence_at_gate(void (*waits)(void))
 {
-    own.waits = waits;
+    fence.waits = waits;
 }
 
 void sluice_fence_stop(void)
 {
-    if (!own.watch)
+    if (!fence.watch)
         return;
-    own.ending = true;
-    pthread_join(own.thread, NULL);
-    own.watch = NULL; /* stays mapped: another thread may just be asking */
+    fence.ending = true;
+    pthread_join(fence.thread, NULL);
+    fence.watch = NULL; /* stays mapped: another thread may be reading it */
 }

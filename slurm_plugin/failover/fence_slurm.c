@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-/* The fence (fence.h) as a module of the controller, and how slurmctld shows that it is a backup again. */
+/* The fence (fence.h) as a module of the controller, and how slurmctld reports that it is a backup again. */
 #define SLUICE_SLURM_PRIVATE
 #include "slurm_compat.h"
 
-#include "controller/controller.h"
-#include "controller/fence.h"
+#include "failover/fence.h"
+#include "runtime/runtime.h"
 
 #include <pthread.h>
 
@@ -13,12 +13,12 @@
  * which waits for all answers to be given. It is woken; an answer that is early does no harm, as the primary waits for
  * the lease, which we give back when all state is saved.
  */
-enum { NUDGE_S = 2, GIVE_BACK_S = 45 };
+enum { WAKE_S = 2, GIVE_BACK_S = 45 };
 
-static void nudge(void)
+static void wake_main_loop(void)
 {
     double since = difftime(time(NULL), slurmctld_config.shutdown_time);
-    if (!slurmctld_config.resume_backup || since < NUDGE_S)
+    if (!slurmctld_config.resume_backup || since < WAKE_S)
         return;
 #if SLUICE_SLURM_AT_LEAST(24, 5)
     pthread_cond_broadcast(&slurmctld_config.backup_finish_cond);
@@ -28,7 +28,7 @@ static void nudge(void)
 }
 
 /*
- * Slurm has no hook for it. A backup that gives its place back saves all state, then begins its main loop anew, where
+ * Slurm has no hook for it. A backup that gives its place back saves all state, then begins its main loop again, where
  * it sets control_time to 0 and resume_backup to false. (A backup of 24.11 that was reconfigured while in charge has no
  * control_time: for it the second counts.) Asked every 50 ms by one thread; giving back takes a second at least.
  */
@@ -36,14 +36,14 @@ static bool relinquished(void)
 {
     static bool led, asked;
     if (slurmctld_config.shutdown_time)
-        nudge();
+        wake_main_loop();
     bool back = (led && !control_time) || (asked && !slurmctld_config.resume_backup && !slurmctld_config.shutdown_time);
     led = !back && (led || control_time);
     asked = !back && (asked || slurmctld_config.resume_backup);
     return back;
 }
 
-/* Nobody answers: whoever gives its place back shows it by the lease. */
+/* No answer is sent: a controller that gives its place back shows it by the lease. */
 static void *ask(void *unused)
 {
     (void)unused;

@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /* The failover journal's hooks: see failover.h. */
-#include "controller/failover_slurm.h"
+#include "failover/failover_internal_slurm.h"
 
-#include "controller/controller.h"
-#include "controller/fence.h"
-#include "controller/settings.h"
-#include "controller/status.h"
+#include "failover/fence.h"
+#include "runtime/runtime.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -37,14 +35,14 @@ static struct {
     _Atomic(struct sluice_journal *) journal;
     char folder[4096], state_file[4096], host[256];
     atomic_bool adapter, adapter_named;
-    atomic_bool adapter_went; /* slurmctld unloaded it, as when it ends, starts anew, gives back: it is not missing */
-    atomic_bool replayed;     /* the main thread is done with the journal: the keeper may open it */
+    atomic_bool adapter_unloaded; /* by slurmctld, when it ends, restarts or gives back: it is not missing */
+    atomic_bool replayed;         /* the main thread no longer uses the journal: the keeper may open it */
     int64_t covered_us;
-    const struct sluice_submission *reviving;
+    const struct sluice_submission_facts *restoring;
     struct budget slow_ends; /* these two under the job write lock */
     bool is_slow;            /* the last end that was waited for was not durable in time */
     _Atomic int64_t said_us;
-} own;
+} hooks;
 
 /* Jobs that are launched when their start is durable. */
 struct launch {
@@ -71,48 +69,41 @@ static char *request_tasks;
 static _Thread_local uint32_t components_here;
 static _Thread_local struct budget ends_here;
 
-static int64_t now_us(clockid_t clock)
-{
-    struct timespec now;
-    clock_gettime(clock, &now);
-    return (int64_t)now.tv_sec * 1000000 + now.tv_nsec / 1000;
-}
-
 static void count(const char *name)
 {
     atomic_fetch_add(sluice_status_counter(name), 1);
 }
 
 /* What the policy says now. */
-struct wish {
+struct journal_config {
     bool on, refuse;
     uint32_t wait_ms;
     uint64_t max_bytes;
 };
 
-static struct wish wished(void)
+static struct journal_config journal_config(void)
 {
-    struct wish wish = {0};
+    struct journal_config config = {0};
     const struct sluice_settings *settings = sluice_settings_acquire();
     if (settings) {
         const struct sluice_rules *rules = settings->rules;
-        wish = (struct wish){.on = rules->journal && settings->level > SLUICE_LEVEL_OFF,
-                             .refuse = !rules->journal_warn,
-                             .wait_ms = rules->journal_wait_ms,
-                             .max_bytes = rules->journal_max_mib << 20};
+        config = (struct journal_config){.on = rules->journal && settings->level > SLUICE_LEVEL_OFF,
+                                         .refuse = !rules->journal_warn,
+                                         .wait_ms = rules->journal_wait_ms,
+                                         .max_bytes = rules->journal_max_mib << 20};
         sluice_settings_release(settings);
     }
-    return wish;
+    return config;
 }
 
 /* The journal to write to, or NULL: off, not in charge, or Slurm calls the hook for a job that is brought back. */
-static struct sluice_journal *journal_for(struct wish *wish)
+static struct sluice_journal *journal_for(struct journal_config *config)
 {
-    struct sluice_journal *journal = atomic_load(&own.journal);
-    if (!journal || own.reviving)
+    struct sluice_journal *journal = atomic_load(&hooks.journal);
+    if (!journal || hooks.restoring)
         return NULL;
-    *wish = wished();
-    return wish->on ? journal : NULL;
+    *config = journal_config();
+    return config->on ? journal : NULL;
 }
 
 static const char *failure_text(struct sluice_journal *journal, char *text, size_t size)
@@ -123,28 +114,28 @@ static const char *failure_text(struct sluice_journal *journal, char *text, size
         snprintf(text, size, "the journal has reached its bound of %" PRIu64 " MiB: Slurm's own state is not saved",
                  stats.bytes >> 20);
     else if (stats.error)
-        snprintf(text, size, "%.300s: %s", own.folder, strerror(stats.error));
+        snprintf(text, size, "%.300s: %s", hooks.folder, strerror(stats.error));
     else
-        snprintf(text, size, "%.300s: the storage does not answer in time", own.folder);
+        snprintf(text, size, "%.300s: the storage does not answer in time", hooks.folder);
     return text;
 }
 
-/* Loud, but not once for each of a thousand jobs. */
-static void complain(struct sluice_journal *journal, const char *what, uint32_t job_id)
+/* An error, but not once for each of a thousand jobs. */
+static void log_not_journalled(struct sluice_journal *journal, const char *what, uint32_t job_id)
 {
     char text[512];
-    int64_t now = now_us(CLOCK_MONOTONIC), said = atomic_load(&own.said_us);
+    int64_t now = sluice_clock_us(CLOCK_MONOTONIC), said = atomic_load(&hooks.said_us);
     if (said && now - said < INT64_C(1000000) * LOUD_S)
         return;
-    atomic_store(&own.said_us, now);
+    atomic_store(&hooks.said_us, now);
     error("burst_buffer/sluice: JobId=%u: %s without being in the failover journal: %s", job_id, what,
           failure_text(journal, text, sizeof text));
 }
 
-static uint64_t hand_over(struct sluice_journal *journal, enum sluice_record_type type, uint32_t job_id, buf_t *buffer)
+static uint64_t hand_over(struct sluice_journal *journal, enum sluice_journal_entry_type type, uint32_t job_id,
+                          buf_t *buffer)
 {
-    return sluice_journal_append(journal, type, job_id, get_buf_data(buffer), get_buf_offset(buffer),
-                                 now_us(CLOCK_REALTIME));
+    return sluice_journal_append(journal, type, job_id, get_buf_data(buffer), get_buf_offset(buffer), sluice_wall_us());
 }
 
 /* ---- submissions ---- */
@@ -164,9 +155,9 @@ static void forget_request(void)
 
 void sluice_failover_request(struct job_descriptor *wanted)
 {
-    struct wish wish;
+    struct journal_config config;
     forget_request();
-    if (!journal_for(&wish))
+    if (!journal_for(&config))
         return;
     slurm_msg_t message;
     slurm_msg_t_init(&message);
@@ -186,15 +177,15 @@ void sluice_failover_request(struct job_descriptor *wanted)
 static int refuse(struct sluice_journal *journal, job_record_t *job, uint64_t ticket, char **text)
 {
     char why[512];
-    /* What is being written at this moment is taken back by a record of its own. */
+    /* What is being written at this moment is cancelled by another entry. */
     if (ticket && !sluice_journal_withdraw(journal, ticket))
-        sluice_journal_append(journal, SLUICE_RECORD_VOID, job->job_id, NULL, 0, now_us(CLOCK_REALTIME));
+        sluice_journal_append(journal, SLUICE_JOURNAL_VOID, job->job_id, NULL, 0, sluice_wall_us());
     count("journal.refused");
     if (text) {
         xfree(*text);
         *text =
-            xstrdup_printf("sluice: the job was not taken in, as it could not be made safe against a failure of this "
-                           "controller: %s. Submit it again later, or tell an administrator",
+            xstrdup_printf("sluice: the job was not accepted, as it could not be made safe against a failure of this "
+                           "controller: %s. Submit it again later, or contact an administrator",
                            failure_text(journal, why, sizeof why));
     }
     return ESLURM_WRITING_TO_FILE;
@@ -202,22 +193,22 @@ static int refuse(struct sluice_journal *journal, job_record_t *job, uint64_t ti
 
 int sluice_failover_submitted(struct job_record *job, char **text)
 {
-    struct wish wish;
-    if (own.reviving) {
-        if (!own.reviving->submit_time)
+    struct journal_config config;
+    if (hooks.restoring) {
+        if (!hooks.restoring->submit_time)
             return SLURM_SUCCESS;
-        job->details->submit_time = own.reviving->submit_time;
-        if (own.reviving->db_index)
-            job->db_index = own.reviving->db_index;
+        job->details->submit_time = hooks.restoring->submit_time;
+        if (hooks.restoring->db_index)
+            job->db_index = hooks.restoring->db_index;
         return SLURM_SUCCESS;
     }
-    struct sluice_journal *journal = journal_for(&wish);
+    struct sluice_journal *journal = journal_for(&config);
     /* Slurm also asks for tasks that leave their array's record: these are no submissions. */
     if (!journal || !request || job->array_job_id || job->array_task_id != NO_VAL) {
         forget_request();
         return SLURM_SUCCESS;
     }
-    const struct sluice_submission facts = {
+    const struct sluice_submission_facts facts = {
         .version = SLURM_PROTOCOL_VERSION,
         .uid = job->user_id,
         .flags = (job->batch_flag ? SLUICE_SUBMIT_BATCH : 0U) | (job->bit_flags & CRON_JOB ? SLUICE_SUBMIT_CRON : 0U),
@@ -231,19 +222,19 @@ int sluice_failover_submitted(struct job_record *job, char **text)
     buf_t *buffer = init_buf(get_buf_offset(request) + 256);
     sluice_submission_pack(&facts, buffer);
     packmem_array(get_buf_data(request), get_buf_offset(request), buffer);
-    uint64_t ticket = hand_over(journal, SLUICE_RECORD_SUBMIT, job->job_id, buffer);
+    uint64_t ticket = hand_over(journal, SLUICE_JOURNAL_SUBMIT, job->job_id, buffer);
     free_buf(buffer);
     forget_request();
     enum sluice_journal_result result =
-        ticket ? sluice_journal_wait(journal, ticket, wish.wait_ms) : SLUICE_JOURNAL_FAILED;
+        ticket ? sluice_journal_wait(journal, ticket, config.wait_ms) : SLUICE_JOURNAL_FAILED;
     if (result == SLUICE_JOURNAL_DURABLE && sluice_fence_holds())
         return SLURM_SUCCESS;
-    if (result == SLUICE_JOURNAL_DURABLE) /* another controller may lead: nothing is acknowledged any more */
+    if (result == SLUICE_JOURNAL_DURABLE) /* another controller may lead: nothing more is acknowledged */
         return refuse(journal, job, ticket, text);
     if (result == SLUICE_JOURNAL_LATE)
         count("journal.late");
-    complain(journal, wish.refuse ? "refused, as it would be" : "taken in", job->job_id);
-    if (wish.refuse)
+    log_not_journalled(journal, config.refuse ? "refused, as it would be" : "accepted", job->job_id);
+    if (config.refuse)
         return refuse(journal, job, ticket, text);
     count("journal.warned");
     return SLURM_SUCCESS;
@@ -273,18 +264,18 @@ static bool is_report(const job_record_t *job)
 static bool wait_for_end(struct sluice_journal *journal, const job_record_t *job, uint64_t ticket, uint32_t wait_ms,
                          enum sluice_journal_result *result)
 {
-    struct budget *budget = own.is_slow ? &own.slow_ends : &ends_here;
-    int64_t began = now_us(CLOCK_MONOTONIC), since = began - budget->seen_us;
-    budget->left_us += budget->seen_us ? since / (own.is_slow ? SLOW_SHARE : 1) : END_BURST_US;
+    struct budget *budget = hooks.is_slow ? &hooks.slow_ends : &ends_here;
+    int64_t began = sluice_clock_us(CLOCK_MONOTONIC), since = began - budget->seen_us;
+    budget->left_us += budget->seen_us ? since / (hooks.is_slow ? SLOW_SHARE : 1) : END_BURST_US;
     if (budget->left_us > END_BURST_US)
         budget->left_us = END_BURST_US;
     budget->seen_us = began;
-    if (budget->left_us <= 0 && (own.is_slow || !is_report(job)))
+    if (budget->left_us <= 0 && (hooks.is_slow || !is_report(job)))
         return false;
     *result = sluice_journal_wait(journal, ticket, wait_ms);
-    budget->seen_us = now_us(CLOCK_MONOTONIC);
+    budget->seen_us = sluice_clock_us(CLOCK_MONOTONIC);
     budget->left_us -= budget->seen_us - began;
-    own.is_slow = *result != SLUICE_JOURNAL_DURABLE;
+    hooks.is_slow = *result != SLUICE_JOURNAL_DURABLE;
     return true;
 }
 
@@ -297,8 +288,8 @@ static void wait_for_lease(uint32_t wait_ms)
 
 void sluice_failover_ended(struct job_record *job)
 {
-    struct wish wish;
-    struct sluice_journal *journal = journal_for(&wish);
+    struct journal_config config;
+    struct sluice_journal *journal = journal_for(&config);
     if (!journal || IS_JOB_RESIZING(job) || IS_JOB_REVOKED(job))
         return;
     bool requeue = is_requeue(job);
@@ -322,37 +313,37 @@ void sluice_failover_ended(struct job_record *job)
     };
     buf_t *buffer = init_buf(128);
     sluice_ending_pack(&ending, buffer);
-    uint64_t ticket = hand_over(journal, requeue ? SLUICE_RECORD_REQUEUE : SLUICE_RECORD_END, job->job_id, buffer);
+    uint64_t ticket = hand_over(journal, requeue ? SLUICE_JOURNAL_REQUEUE : SLUICE_JOURNAL_END, job->job_id, buffer);
     free_buf(buffer);
     enum sluice_journal_result result = SLUICE_JOURNAL_FAILED;
-    if (ticket && !wait_for_end(journal, job, ticket, wish.wait_ms, &result)) {
+    if (ticket && !wait_for_end(journal, job, ticket, config.wait_ms, &result)) {
         count("journal.not_waited");
         return;
     }
-    wait_for_lease(wish.wait_ms);
+    wait_for_lease(config.wait_ms);
     if (result != SLUICE_JOURNAL_DURABLE) {
         count(result == SLUICE_JOURNAL_LATE ? "journal.late" : "journal.warned");
-        complain(journal, "ended", job->job_id);
+        log_not_journalled(journal, "ended", job->job_id);
     }
 }
 
 void sluice_failover_modified(uint32_t job_id, uint32_t uid, const char *what)
 {
-    struct wish wish;
-    struct sluice_journal *journal = journal_for(&wish);
+    struct journal_config config;
+    struct sluice_journal *journal = journal_for(&config);
     if (!journal)
         return;
     buf_t *buffer = init_buf(256);
     pack16(SLURM_PROTOCOL_VERSION, buffer);
     pack32(uid, buffer);
     packstr((char *)what, buffer);
-    (void)hand_over(journal, SLUICE_RECORD_MODIFY, job_id, buffer);
+    (void)hand_over(journal, SLUICE_JOURNAL_MODIFY, job_id, buffer);
     free_buf(buffer);
 }
 
 /* ---- starts ---- */
 
-/* Give the job to what comes next: the site's prolog, or the launch. */
+/* Continue with what comes next: the site's prolog, or the launch. */
 static void launch(const struct launch *one)
 {
     bool background = false;
@@ -368,15 +359,15 @@ static void launch(const struct launch *one)
         one->prolog.done(SLURM_SUCCESS, one->job_id, false);
 }
 
-/* Whether a job may go now: its record is durable, or waiting for it has an end. */
+/* Whether a job may continue now: its entry is durable, or the time to wait for it is over. */
 static bool may_go(const struct launch *one, uint64_t durable, int64_t now)
 {
-    struct wish wish = wished();
+    struct journal_config config = journal_config();
     if (!sluice_in_charge()) /* a controller that ends, or gives back: the next one asks for the job's prolog again */
         return false;
     if (one->ticket && one->ticket <= durable)
         return true;
-    return !wish.on || (!wish.refuse && now - one->since_us > (int64_t)wish.wait_ms * 1000);
+    return !config.on || (!config.refuse && now - one->since_us > (int64_t)config.wait_ms * 1000);
 }
 
 static void *run_launches(void *argument)
@@ -384,7 +375,7 @@ static void *run_launches(void *argument)
     (void)argument;
     pthread_mutex_lock(&launches.lock);
     while (!launches.stopping) {
-        int64_t now = now_us(CLOCK_MONOTONIC);
+        int64_t now = sluice_clock_us(CLOCK_MONOTONIC);
         uint32_t at = 0;
         while (at < launches.count && !may_go(&launches.items[at], launches.durable, now))
             at++;
@@ -402,11 +393,7 @@ static void *run_launches(void *argument)
             pthread_mutex_lock(&launches.lock);
             continue;
         }
-        struct timespec until;
-        clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_nsec += 100000000;
-        until.tv_sec += until.tv_nsec / 1000000000;
-        until.tv_nsec %= 1000000000;
+        struct timespec until = sluice_deadline(CLOCK_REALTIME, 100);
         if (launches.count)
             pthread_cond_timedwait(&launches.wake, &launches.lock, &until);
         else
@@ -428,27 +415,20 @@ static void durable(uint64_t ticket, void *argument)
 
 bool sluice_failover_started(struct job_record *job, const struct sluice_failover_prolog *prolog)
 {
-    struct wish wish;
-    struct sluice_journal *journal = journal_for(&wish);
+    struct journal_config config;
+    struct sluice_journal *journal = journal_for(&config);
     if (!journal || !IS_JOB_RUNNING(job) || !job->job_resrcs)
         return false;
     buf_t *buffer = init_buf(4096);
     sluice_start_pack(job, buffer);
     bool kept = false;
     pthread_mutex_lock(&launches.lock);
-    if (launches.running && launches.count == launches.room) {
-        uint32_t room = launches.room ? 2 * launches.room : 64;
-        struct launch *more = realloc(launches.items, room * sizeof *more);
-        if (more) {
-            launches.items = more;
-            launches.room = room;
-        }
-    }
-    if (launches.running && launches.count < launches.room) {
+    if (launches.running &&
+        sluice_grow_array(&launches.items, &launches.room, launches.count + 1, sizeof *launches.items)) {
         launches.items[launches.count++] =
             (struct launch){.job_id = job->job_id,
-                            .ticket = hand_over(journal, SLUICE_RECORD_START, job->job_id, buffer),
-                            .since_us = now_us(CLOCK_MONOTONIC),
+                            .ticket = hand_over(journal, SLUICE_JOURNAL_START, job->job_id, buffer),
+                            .since_us = sluice_clock_us(CLOCK_MONOTONIC),
                             .prolog = *prolog};
         pthread_cond_signal(&launches.wake);
         kept = true;
@@ -486,33 +466,33 @@ static int64_t header_us(const char *path)
 int64_t sluice_failover_covered_us(void)
 {
     struct stat facts;
-    char old[sizeof own.state_file + 4];
-    if (stat(own.state_file, &facts) == 0 && facts.st_size > 0)
-        return header_us(own.state_file);
-    snprintf(old, sizeof old, "%s.old", own.state_file); /* as Slurm does */
+    char old[sizeof hooks.state_file + 4];
+    if (stat(hooks.state_file, &facts) == 0 && facts.st_size > 0)
+        return header_us(hooks.state_file);
+    snprintf(old, sizeof old, "%s.old", hooks.state_file); /* as Slurm does */
     return header_us(old);
 }
 
 bool sluice_failover_is_writing(void)
 {
-    return atomic_load(&own.journal) != NULL;
+    return atomic_load(&hooks.journal) != NULL;
 }
 
 const char *sluice_failover_folder(void)
 {
-    return own.folder;
+    return hooks.folder;
 }
 
-void sluice_failover_reviving(const struct sluice_submission *facts)
+void sluice_failover_restoring(const struct sluice_submission_facts *facts)
 {
-    own.reviving = facts;
+    hooks.restoring = facts;
 }
 
 /* Nothing of what the file covers is needed once all is durable. */
 static void follow_state(struct sluice_journal *journal)
 {
     int64_t covered = sluice_failover_covered_us();
-    if (covered == own.covered_us)
+    if (covered == hooks.covered_us)
         return;
     /* All of it: Slurm syncs its state, but neither its name nor jobs' scripts, which the journal has till then. */
     int folder = open(slurm_conf.state_save_location, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -521,7 +501,7 @@ static void follow_state(struct sluice_journal *journal)
         close(folder);
     if (!synced)
         return;
-    own.covered_us = covered;
+    hooks.covered_us = covered;
     sluice_journal_trim(journal, covered);
 }
 
@@ -530,13 +510,14 @@ static void publish(struct sluice_journal *journal)
     struct sluice_journal_stats stats = {0};
     if (journal)
         sluice_journal_describe(journal, &stats);
-    int64_t lag = stats.oldest_us ? (now_us(CLOCK_REALTIME) - stats.oldest_us) / 1000 : 0;
+    int64_t lag = stats.oldest_us ? (sluice_wall_us() - stats.oldest_us) / 1000 : 0;
     const struct {
         const char *name;
         uint64_t value;
     } shown[] = {
-        {"journal.open", journal && wished().on && own.adapter},
-        {"journal.records", stats.records},
+        {"journal.open", journal && journal_config().on && hooks.adapter},
+        {"journal.entries", stats.entries},
+        {"journal.records", stats.entries}, /* the old name, kept for one release */
         {"journal.syncs", stats.syncs},
         {"journal.failures", stats.failures},
         {"journal.lag", stats.queued},
@@ -545,8 +526,9 @@ static void publish(struct sluice_journal *journal)
         {"journal.segments", stats.segments},
         {"journal.longest_sync_us", stats.longest_sync_us},
         {"journal.error", (uint64_t)stats.error},
-        {"journal.last_record_s", (uint64_t)(stats.last_us / 1000000)},
-        {"journal.state_saved_s", (uint64_t)(own.covered_us / 1000000)},
+        {"journal.last_entry_s", (uint64_t)(stats.last_us / 1000000)},
+        {"journal.last_record_s", (uint64_t)(stats.last_us / 1000000)}, /* the same */
+        {"journal.state_saved_s", (uint64_t)(hooks.covered_us / 1000000)},
     };
     for (unsigned i = 0; i < sizeof shown / sizeof *shown; i++)
         atomic_store(sluice_status_counter(shown[i].name), shown[i].value);
@@ -554,30 +536,30 @@ static void publish(struct sluice_journal *journal)
 
 static void look_after(void)
 {
-    struct sluice_journal *journal = atomic_load(&own.journal);
+    struct sluice_journal *journal = atomic_load(&hooks.journal);
     static int64_t said;
     static bool led;
-    bool on = wished().on;
-    if (journal && on && !own.adapter && !own.adapter_went && time(NULL) - said > 600) {
+    bool on = journal_config().on;
+    if (journal && on && !hooks.adapter && !hooks.adapter_unloaded && time(NULL) - said > 600) {
         said = time(NULL);
         error("sluice: the policy asks for the failover journal, but its burst_buffer plugin is not loaded: nothing is "
               "journalled; sluice plugin check says why");
     }
-    if (!journal && on && sluice_in_charge() && atomic_load(&own.replayed)) { /* switched on while running */
+    if (!journal && on && sluice_in_charge() && atomic_load(&hooks.replayed)) { /* switched on while running */
         struct sluice_segments found;
-        if (sluice_segments_read(own.folder, NULL, NULL, &found))
+        if (sluice_segments_read(hooks.folder, NULL, NULL, &found))
             sluice_failover_open(&found);
         free(found.items);
-        journal = atomic_load(&own.journal);
+        journal = atomic_load(&hooks.journal);
     }
     /* A backup that has given back; while it takes over, it has replayed before it has a control_time. */
     if (slurmctld_primary || control_time)
         led = true;
     else if (led) {
         led = false;
-        atomic_store(&own.replayed, false);
-        atomic_store(&own.adapter_went, false); /* in a next time in charge it may be missing again */
-        if (atomic_exchange(&own.journal, NULL)) {
+        atomic_store(&hooks.replayed, false);
+        atomic_store(&hooks.adapter_unloaded, false); /* in a next time in charge it may be missing again */
+        if (atomic_exchange(&hooks.journal, NULL)) {
             usleep(TICK_MS * 1000); /* a hook may be using it for this moment */
             sluice_journal_close(journal);
         }
@@ -608,47 +590,47 @@ static void *run_keeper(void *argument)
 static void open_journal(const struct sluice_segments *found)
 {
     char about[512];
-    struct wish wish = wished();
+    struct journal_config config = journal_config();
     int64_t covered = sluice_failover_covered_us();
-    own.covered_us = covered ? covered : 1;
-    if (!wish.on || atomic_load(&own.journal))
+    hooks.covered_us = covered ? covered : 1;
+    if (!config.on || atomic_load(&hooks.journal))
         return;
-    snprintf(about, sizeof about, "host=%s slurm=%s", own.host, SLURM_VERSION_STRING);
+    snprintf(about, sizeof about, "host=%s slurm=%s", hooks.host, SLURM_VERSION_STRING);
     struct sluice_journal *journal = sluice_journal_open(
-        &(struct sluice_journal_options){.folder = own.folder,
+        &(struct sluice_journal_options){.folder = hooks.folder,
                                          .about = about,
-                                         .max_bytes = wish.max_bytes,
+                                         .max_bytes = config.max_bytes,
                                          .next = found->next,
                                          .floor_us = found->last_us > covered ? found->last_us : covered,
                                          .segments = found->items,
                                          .segment_count = found->count,
                                          .durable = durable});
     if (!journal)
-        error("sluice: no failover journal: %s: %m", own.folder);
+        error("sluice: no failover journal: %s: %m", hooks.folder);
     pthread_mutex_lock(&launches.lock);
     launches.durable = 0;
     launches.count = 0; /* of an earlier time in charge */
     pthread_mutex_unlock(&launches.lock);
-    atomic_store(&own.journal, journal);
+    atomic_store(&hooks.journal, journal);
 }
 
 void sluice_failover_open(const struct sluice_segments *found)
 {
     open_journal(found);
-    atomic_store(&own.replayed, true); /* last: the keeper would open it a second time */
+    atomic_store(&hooks.replayed, true); /* last: the keeper would open it a second time */
 }
 
 void sluice_failover_adapter(bool loaded, bool named)
 {
     if (!loaded)
-        own.adapter_went = true; /* first: the keeper must not see it missing in between */
-    own.adapter = loaded;
-    own.adapter_named = loaded && named;
+        hooks.adapter_unloaded = true; /* first: the keeper must not see it missing in between */
+    hooks.adapter = loaded;
+    hooks.adapter_named = loaded && named;
 }
 
-void sluice_failover_reread(void)
+void sluice_failover_reconfigured(void)
 {
-    if (own.adapter_named && !slurm_conf.bb_type)
+    if (hooks.adapter_named && !slurm_conf.bb_type)
         slurm_conf.bb_type = xstrdup("burst_buffer/sluice");
 }
 
@@ -656,13 +638,13 @@ void sluice_failover_reread(void)
 
 static bool start(const struct sluice_site *site)
 {
-    snprintf(own.folder, sizeof own.folder, "%s/sluice.journal", site->state_folder);
-    snprintf(own.state_file, sizeof own.state_file, "%s/job_state", site->state_folder);
-    if (gethostname(own.host, sizeof own.host - 1) != 0)
-        snprintf(own.host, sizeof own.host, "unknown");
+    snprintf(hooks.folder, sizeof hooks.folder, "%s/sluice.journal", site->state_folder);
+    snprintf(hooks.state_file, sizeof hooks.state_file, "%s/job_state", site->state_folder);
+    if (gethostname(hooks.host, sizeof hooks.host - 1) != 0)
+        snprintf(hooks.host, sizeof hooks.host, "unknown");
     launches.stopping = false;
     launches.running = pthread_create(&launches.thread, NULL, run_launches, NULL) == 0;
-    atomic_store(&own.replayed, false);
+    atomic_store(&hooks.replayed, false);
     atomic_store(&keeper.stopping, false);
     keeper.running = pthread_create(&keeper.thread, NULL, run_keeper, NULL) == 0;
     return launches.running && keeper.running;
@@ -674,7 +656,7 @@ static void stop(void)
     if (keeper.running)
         pthread_join(keeper.thread, NULL);
     keeper.running = false;
-    struct sluice_journal *journal = atomic_exchange(&own.journal, NULL);
+    struct sluice_journal *journal = atomic_exchange(&hooks.journal, NULL);
     pthread_mutex_lock(&launches.lock);
     launches.stopping = true;
     pthread_cond_signal(&launches.wake);

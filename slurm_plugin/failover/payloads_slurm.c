@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-/* What is in the payloads of the journal's records: see failover_slurm.h. */
-#include "controller/failover_slurm.h"
+/* What is in the payloads of the journal's entries: see failover_internal_slurm.h. */
+#include "failover/failover_internal_slurm.h"
 
 #include "src/common/assoc_mgr.h"
 #include "src/common/job_resources.h"
 #include "src/common/xmalloc.h"
 #include "src/common/xstring.h"
 
-void sluice_submission_pack(const struct sluice_submission *facts, buf_t *buffer)
+void sluice_submission_pack(const struct sluice_submission_facts *facts, buf_t *buffer)
 {
     pack16(facts->version, buffer);
     pack32(facts->uid, buffer);
@@ -20,10 +20,10 @@ void sluice_submission_pack(const struct sluice_submission *facts, buf_t *buffer
     packstr(facts->tasks, buffer);
 }
 
-bool sluice_submission_unpack(struct sluice_submission *facts, buf_t *buffer)
+bool sluice_submission_unpack(struct sluice_submission_facts *facts, buf_t *buffer)
 {
     uint32_t size;
-    *facts = (struct sluice_submission){0};
+    *facts = (struct sluice_submission_facts){0};
     return !unpack16(&facts->version, buffer) && !unpack32(&facts->uid, buffer) && !unpack32(&facts->flags, buffer) &&
            !unpack32(&facts->components, buffer) && !unpack32(&facts->het_offset, buffer) &&
            !unpack_time(&facts->submit_time, buffer) && !unpack64(&facts->db_index, buffer) &&
@@ -99,7 +99,7 @@ bool sluice_start_peek(buf_t *buffer, struct sluice_start *start)
            !unpack32(&start->restarts, buffer);
 }
 
-/* A string of the record in place of the job's. */
+/* A string of the entry in place of the job's. */
 static bool take_text(char **place, buf_t *buffer)
 {
     char *text = NULL;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-/* Replay of the failover journal, first step: records that Slurm's state has, brought to what the journal says. */
-#include "controller/failover_replay_own.h"
+/* Replay of the failover journal, first step: job records that Slurm's state has, brought to what the journal says. */
+#include "failover/replay_internal_slurm.h"
 
 #include "src/common/job_resources.h"
 #include "src/common/xmalloc.h"
@@ -12,7 +12,7 @@ void sluice_failover_wait_for_nodes(job_record_t *job, const struct sluice_endin
         job->details->begin_time = earliest;
 }
 
-/* A requeued job's record: what ran of it is gone. Slurm's own way (batch_requeue_fini) sends accounting what the old
+/* A requeued job's record: its run is removed. Slurm's own way (batch_requeue_fini) sends accounting what the old
  * controller has sent already. */
 static void make_waiting(job_record_t *job, const struct sluice_ending *ending)
 {
@@ -104,7 +104,7 @@ job_record_t *sluice_failover_record(const struct picture *picture)
     return job;
 }
 
-/* Whether Slurm's state has the job in a later run already than the record says. */
+/* Whether Slurm's state has the job in a later run already than the entry says. */
 static bool is_later(const job_record_t *job, uint32_t restarts)
 {
     return job->restart_cnt > restarts;

@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
- * What the files of the replay share, and nobody else: failover_replay.c (both steps), failover_pictures.c (the
- * journal, folded to one picture a job), failover_edit.c (records that are there), failover_return.c (those that are
- * missing), failover_scripts.c (their scripts), failover_outcome.c (log and report).
+ * What the files of the replay share with no other files: replay_slurm.c (both steps), replay_pictures_slurm.c (the
+ * journal, folded to one picture a job), replay_edit_slurm.c (job records that are there), replay_return_slurm.c (those
+ * that are missing), replay_scripts_slurm.c (their scripts), replay_outcome_slurm.c (log and report).
  *
  * All of it runs within Slurm's own start, under its locks and before any request is answered: nothing here locks.
  */
-#ifndef SLUICE_CONTROLLER_FAILOVER_REPLAY_OWN_H
-#define SLUICE_CONTROLLER_FAILOVER_REPLAY_OWN_H
+#ifndef SLUICE_FAILOVER_REPLAY_INTERNAL_SLURM_H
+#define SLUICE_FAILOVER_REPLAY_INTERNAL_SLURM_H
 
-#include "controller/failover_slurm.h"
+#include "failover/failover_internal_slurm.h"
 
 #include <stdbool.h>
 #include <stdint.h>
 
 enum { SLUICE_FAILOVER_PATH = 4400 }; /* room for a path */
 
-/* A record's payload, kept. */
+/* An entry's payload, kept. */
 struct bytes {
     uint8_t *data;
     uint32_t length;
@@ -33,27 +33,27 @@ struct picture {
 
 enum outcome { RESUBMITTED, RESTORED, ENDINGS, REQUEUES, UNSETTLED, OUTCOMES };
 
-/* The replay in hand; all zero before the first step and after the second. */
+/* The current replay; all zero before the first step and after the second. */
 struct replay {
     struct picture *items;
     uint32_t count, room;
     uint32_t *buckets, bucket_count;
     int64_t covered_us;
-    uint32_t jobs; /* with records behind the state's time */
+    uint32_t jobs; /* with entries behind the state's time */
     struct sluice_segments found;
     char *list[OUTCOMES]; /* ids, or for UNSETTLED objects, with commas */
     uint32_t counts[OUTCOMES];
     int64_t began_us;
 };
-extern struct replay sluice_failover_own;
+extern struct replay sluice_replay;
 
 /* While it is handed to the hooks, they journal nothing. */
-extern const struct sluice_submission sluice_failover_nothing;
+extern const struct sluice_submission_facts sluice_failover_nothing;
 
-/* ---- pictures: what the journal says (failover_pictures.c) ---- */
+/* ---- pictures: what the journal says (replay_pictures_slurm.c) ---- */
 
-/* A record of the journal, for sluice_segments_read: always true. */
-bool sluice_pictures_fold(const struct sluice_record *record, void *argument);
+/* An entry of the journal, for sluice_segments_read: always true. */
+bool sluice_pictures_fold(const struct sluice_journal_entry *entry, void *argument);
 /* In the order of the ids, which is that of their making: a start may be journalled before an earlier task's. */
 void sluice_pictures_sort(void);
 void sluice_pictures_free(void);
@@ -69,17 +69,17 @@ void sluice_picture_task(const struct picture *picture, uint32_t *array_id, uint
 /* The last task to leave an array's record keeps it, with the array's id: it comes after all the others. */
 bool sluice_picture_is_last_task(const struct picture *picture);
 /* The request as it was taken in, Slurm's memory; NULL: damaged. Texts in `facts` are Slurm's memory either way. */
-job_desc_msg_t *sluice_picture_request(const struct picture *picture, struct sluice_submission *facts);
+job_desc_msg_t *sluice_picture_request(const struct picture *picture, struct sluice_submission_facts *facts);
 
-/* ---- what came of it (failover_outcome.c) ---- */
+/* ---- its outcome (replay_outcome_slurm.c) ---- */
 
 void sluice_failover_note(enum outcome outcome, uint32_t job_id);
-/* What could not be settled, and why: to the log and into the report. */
+/* What could not be settled, and why: for the log and the report. */
 __attribute__((format(printf, 2, 3))) void sluice_failover_unsettled(uint32_t job_id, const char *format, ...);
 /* A line of replays.jsonl, durable, and the counters of the status. */
 void sluice_failover_report(void);
 
-/* ---- scripts and environments in StateSaveLocation (failover_scripts.c) ---- */
+/* ---- scripts and environments in StateSaveLocation (replay_scripts_slurm.c) ---- */
 
 /* The folder of a missing job's script: Slurm would delete it, and could not make it again while it is there. */
 void sluice_script_move_aside(uint32_t job_id);
@@ -91,9 +91,9 @@ void sluice_script_forget_aside(uint32_t job_id);
  */
 void sluice_script_repair(const struct picture *picture);
 
-/* ---- records that are there (failover_edit.c) ---- */
+/* ---- job records that are there (replay_edit_slurm.c) ---- */
 
-/* Bring a record that is there to what the journal says; nothing is derived from it yet. */
+/* Bring a job record that is there to what the journal says; nothing is derived from it yet. */
 void sluice_failover_edit(struct picture *picture);
 /* The job's record, or that of the array that it was a task of, made its own. NULL: there is none. */
 job_record_t *sluice_failover_record(const struct picture *picture);
@@ -103,13 +103,13 @@ void sluice_failover_make_ended(job_record_t *job, const struct sluice_ending *e
 /* A requeued job does not start again while nodes may still know the credential of what ran of it, as Slurm does it. */
 void sluice_failover_wait_for_nodes(job_record_t *job, const struct sluice_ending *ending);
 
-/* ---- records that are missing (failover_return.c) ---- */
+/* ---- job records that are missing (replay_return_slurm.c) ---- */
 
 /* What is missing is there again, as it was when it was submitted. True: something has changed. */
 bool sluice_failover_take_in(struct picture *picture);
 /* A job that was missing: to where it was. True: something has changed. */
 bool sluice_failover_bring_back(struct picture *picture);
-/* A job that is back, and has ended: its nodes are told, as something of it may be left there. */
+/* A job that was restored, and has ended: its nodes are asked to end it, as something of it may be left there. */
 void sluice_failover_end_again(struct picture *picture);
 /* Slurm sees a batch script's end by its step. */
 void sluice_failover_give_batch_step(job_record_t *job);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-/* Replay of the failover journal: what came of it, for the log, for replays.jsonl and for the status. */
-#include "controller/failover_replay_own.h"
+/* Replay of the failover journal: its outcome, for the log, for replays.jsonl and for the status. */
+#include "failover/replay_internal_slurm.h"
 
-#include "controller/status.h"
+#include "runtime/runtime.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -20,8 +20,8 @@ static const char *const outcome_names[] = {"resubmitted", "restored", "ended", 
 
 void sluice_failover_note(enum outcome outcome, uint32_t job_id)
 {
-    xstrfmtcat(sluice_failover_own.list[outcome], "%s%u", sluice_failover_own.list[outcome] ? "," : "", job_id);
-    sluice_failover_own.counts[outcome]++;
+    xstrfmtcat(sluice_replay.list[outcome], "%s%u", sluice_replay.list[outcome] ? "," : "", job_id);
+    sluice_replay.counts[outcome]++;
 }
 
 /* Text for JSON: what could end a string, or is no plain character, is left out. */
@@ -41,29 +41,28 @@ void sluice_failover_unsettled(uint32_t job_id, const char *format, ...)
     va_end(arguments);
     error("sluice: failover journal: JobId=%u: %s", job_id, text);
     plain(text);
-    xstrfmtcat(sluice_failover_own.list[UNSETTLED], "%s{\"job\":%u,\"why\":\"%s\"}",
-               sluice_failover_own.list[UNSETTLED] ? "," : "", job_id, text);
-    sluice_failover_own.counts[UNSETTLED]++;
+    xstrfmtcat(sluice_replay.list[UNSETTLED], "%s{\"job\":%u,\"why\":\"%s\"}", sluice_replay.list[UNSETTLED] ? "," : "",
+               job_id, text);
+    sluice_replay.counts[UNSETTLED]++;
 }
 
 void sluice_failover_report(void)
 {
     char path[SLUICE_FAILOVER_PATH], old[SLUICE_FAILOVER_PATH + 8],
-        host[256] = "", problem[sizeof sluice_failover_own.found.problem], *text = NULL;
+        host[256] = "", problem[sizeof sluice_replay.found.problem], *text = NULL;
     (void)gethostname(host, sizeof host - 1);
-    snprintf(problem, sizeof problem, "%s", sluice_failover_own.found.problem);
+    snprintf(problem, sizeof problem, "%s", sluice_replay.found.problem);
     plain(problem);
     plain(host);
     xstrfmtcat(text,
                "{\"schema_version\":1,\"at\":%" PRId64 ",\"controller\":\"%s\",\"state_saved\":%" PRId64
                ",\"records\":%" PRIu64 ",\"jobs\":%u,\"torn_bytes\":%" PRIu64 ",\"lost_bytes\":%" PRIu64
                ",\"late_bytes\":%" PRIu64 ",\"problem\":\"%s\"",
-               (int64_t)time(NULL), host, sluice_failover_own.covered_us / 1000000, sluice_failover_own.found.records,
-               sluice_failover_own.jobs, sluice_failover_own.found.torn_bytes, sluice_failover_own.found.lost_bytes,
-               sluice_failover_own.found.late_bytes, problem);
+               (int64_t)time(NULL), host, sluice_replay.covered_us / 1000000, sluice_replay.found.entries,
+               sluice_replay.jobs, sluice_replay.found.torn_bytes, sluice_replay.found.lost_bytes,
+               sluice_replay.found.late_bytes, problem);
     for (int i = 0; i < OUTCOMES; i++)
-        xstrfmtcat(text, ",\"%s\":[%s]", outcome_names[i],
-                   sluice_failover_own.list[i] ? sluice_failover_own.list[i] : "");
+        xstrfmtcat(text, ",\"%s\":[%s]", outcome_names[i], sluice_replay.list[i] ? sluice_replay.list[i] : "");
     xstrcat(text, "}\n");
     snprintf(path, sizeof path, "%s/replays.jsonl", sluice_failover_folder());
     snprintf(old, sizeof old, "%s.1", path);
@@ -81,6 +80,6 @@ void sluice_failover_report(void)
     for (int i = 0; i < OUTCOMES; i++) {
         char name[64];
         snprintf(name, sizeof name, "journal.replay_%s", outcome_names[i]);
-        atomic_store(sluice_status_counter(name), sluice_failover_own.counts[i]);
+        atomic_store(sluice_status_counter(name), sluice_replay.counts[i]);
     }
 }

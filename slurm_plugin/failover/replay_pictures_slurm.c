@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-/* Replay of the failover journal: its records, folded to one picture a job. */
-#include "controller/failover_replay_own.h"
+/* Replay of the failover journal: its entries, folded to one picture a job. */
+#include "failover/replay_internal_slurm.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -10,11 +10,10 @@
 
 static void fill_buckets(void)
 {
-    memset(sluice_failover_own.buckets, 0, sluice_failover_own.bucket_count * sizeof *sluice_failover_own.buckets);
-    for (uint32_t i = 0; i < sluice_failover_own.count; i++) {
-        sluice_failover_own.items[i].next =
-            sluice_failover_own.buckets[sluice_failover_own.items[i].job_id % sluice_failover_own.bucket_count];
-        sluice_failover_own.buckets[sluice_failover_own.items[i].job_id % sluice_failover_own.bucket_count] = i + 1;
+    memset(sluice_replay.buckets, 0, sluice_replay.bucket_count * sizeof *sluice_replay.buckets);
+    for (uint32_t i = 0; i < sluice_replay.count; i++) {
+        sluice_replay.items[i].next = sluice_replay.buckets[sluice_replay.items[i].job_id % sluice_replay.bucket_count];
+        sluice_replay.buckets[sluice_replay.items[i].job_id % sluice_replay.bucket_count] = i + 1;
     }
 }
 
@@ -26,96 +25,96 @@ static int by_id(const void *left, const void *right)
 
 void sluice_pictures_sort(void)
 {
-    if (sluice_failover_own.count < 2)
+    if (sluice_replay.count < 2)
         return;
-    qsort(sluice_failover_own.items, sluice_failover_own.count, sizeof *sluice_failover_own.items, by_id);
+    qsort(sluice_replay.items, sluice_replay.count, sizeof *sluice_replay.items, by_id);
     fill_buckets();
 }
 
 struct picture *sluice_picture_of(uint32_t job_id, bool make)
 {
-    uint32_t bucket = sluice_failover_own.bucket_count ? job_id % sluice_failover_own.bucket_count : 0;
-    for (uint32_t i = sluice_failover_own.bucket_count ? sluice_failover_own.buckets[bucket] : 0; i;
-         i = sluice_failover_own.items[i - 1].next)
-        if (sluice_failover_own.items[i - 1].job_id == job_id)
-            return &sluice_failover_own.items[i - 1];
+    uint32_t bucket = sluice_replay.bucket_count ? job_id % sluice_replay.bucket_count : 0;
+    for (uint32_t i = sluice_replay.bucket_count ? sluice_replay.buckets[bucket] : 0; i;
+         i = sluice_replay.items[i - 1].next)
+        if (sluice_replay.items[i - 1].job_id == job_id)
+            return &sluice_replay.items[i - 1];
     if (!make)
         return NULL;
-    if (sluice_failover_own.count == sluice_failover_own.room) {
-        uint32_t room = sluice_failover_own.room ? 2 * sluice_failover_own.room : 1024;
-        sluice_failover_own.items = xrealloc(sluice_failover_own.items, room * sizeof *sluice_failover_own.items);
-        sluice_failover_own.buckets = xrealloc(sluice_failover_own.buckets, room * sizeof *sluice_failover_own.buckets);
-        sluice_failover_own.room = sluice_failover_own.bucket_count = room;
+    if (sluice_replay.count == sluice_replay.room) {
+        uint32_t room = sluice_replay.room ? 2 * sluice_replay.room : 1024;
+        sluice_replay.items = xrealloc(sluice_replay.items, room * sizeof *sluice_replay.items);
+        sluice_replay.buckets = xrealloc(sluice_replay.buckets, room * sizeof *sluice_replay.buckets);
+        sluice_replay.room = sluice_replay.bucket_count = room;
         fill_buckets();
         bucket = job_id % room;
     }
-    sluice_failover_own.items[sluice_failover_own.count] =
-        (struct picture){.job_id = job_id, .next = sluice_failover_own.buckets[bucket]};
-    sluice_failover_own.buckets[bucket] = ++sluice_failover_own.count;
-    return &sluice_failover_own.items[sluice_failover_own.count - 1];
+    sluice_replay.items[sluice_replay.count] =
+        (struct picture){.job_id = job_id, .next = sluice_replay.buckets[bucket]};
+    sluice_replay.buckets[bucket] = ++sluice_replay.count;
+    return &sluice_replay.items[sluice_replay.count - 1];
 }
 
-static void keep(struct bytes *bytes, const struct sluice_record *record)
+static void keep(struct bytes *bytes, const struct sluice_journal_entry *entry)
 {
     xfree(bytes->data);
     *bytes = (struct bytes){0};
-    if (record && record->length) {
-        bytes->data = xmalloc(record->length);
-        memcpy(bytes->data, record->payload, record->length);
-        bytes->length = record->length;
+    if (entry && entry->length) {
+        bytes->data = xmalloc(entry->length);
+        memcpy(bytes->data, entry->payload, entry->length);
+        bytes->length = entry->length;
     }
 }
 
 /* Slurm's state has the job. Its script may not be on the disk, as Slurm does not sync it; and it may have been saved
  * between its start and its launch. */
-static void keep_covered(struct picture *job, const struct sluice_record *record)
+static void keep_covered(struct picture *job, const struct sluice_journal_entry *entry)
 {
-    if (record->type == SLUICE_RECORD_SUBMIT)
-        keep(&job->submit, record);
-    else if (record->type == SLUICE_RECORD_START)
-        keep(&job->start, record);
-    else if (record->type == SLUICE_RECORD_END || record->type == SLUICE_RECORD_REQUEUE)
+    if (entry->type == SLUICE_JOURNAL_SUBMIT)
+        keep(&job->submit, entry);
+    else if (entry->type == SLUICE_JOURNAL_START)
+        keep(&job->start, entry);
+    else if (entry->type == SLUICE_JOURNAL_END || entry->type == SLUICE_JOURNAL_REQUEUE)
         keep(&job->start, NULL);
 }
 
-bool sluice_pictures_fold(const struct sluice_record *record, void *argument)
+bool sluice_pictures_fold(const struct sluice_journal_entry *entry, void *argument)
 {
     (void)argument;
-    bool covered = record->at_us < sluice_failover_own.covered_us;
-    if (record->type == SLUICE_RECORD_OPEN || !record->job_id)
+    bool covered = entry->at_us < sluice_replay.covered_us;
+    if (entry->type == SLUICE_JOURNAL_OPEN || !entry->job_id)
         return true;
-    struct picture *job = sluice_picture_of(record->job_id, true);
+    struct picture *job = sluice_picture_of(entry->job_id, true);
     if (covered) {
-        keep_covered(job, record);
+        keep_covered(job, entry);
         return true;
     }
-    sluice_failover_own.jobs += job->state == KNOWN;
-    switch (record->type) {
-    case SLUICE_RECORD_SUBMIT:
-        keep(&job->submit, record);
+    sluice_replay.jobs += job->state == KNOWN;
+    switch (entry->type) {
+    case SLUICE_JOURNAL_SUBMIT:
+        keep(&job->submit, entry);
         keep(&job->start, NULL);
         keep(&job->ending, NULL);
         job->state = WAITS;
         break;
-    case SLUICE_RECORD_VOID:
+    case SLUICE_JOURNAL_VOID:
         job->state = VOID;
         break;
-    case SLUICE_RECORD_START:
-        keep(&job->start, record);
+    case SLUICE_JOURNAL_START:
+        keep(&job->start, entry);
         keep(&job->ending, NULL);
         job->state = RUNS;
         break;
-    case SLUICE_RECORD_END:
-        keep(&job->ending, record);
+    case SLUICE_JOURNAL_END:
+        keep(&job->ending, entry);
         job->state = ENDED;
         break;
-    case SLUICE_RECORD_REQUEUE:
+    case SLUICE_JOURNAL_REQUEUE:
         keep(&job->start, NULL);
-        keep(&job->ending, record);
+        keep(&job->ending, entry);
         job->state = REQUEUED;
         break;
-    case SLUICE_RECORD_MODIFY:
-        keep(&job->modification, record);
+    case SLUICE_JOURNAL_MODIFY:
+        keep(&job->modification, entry);
         job->modifications++;
         break;
     default:
@@ -126,14 +125,14 @@ bool sluice_pictures_fold(const struct sluice_record *record, void *argument)
 
 void sluice_pictures_free(void)
 {
-    for (uint32_t i = 0; i < sluice_failover_own.count; i++) {
-        keep(&sluice_failover_own.items[i].submit, NULL);
-        keep(&sluice_failover_own.items[i].start, NULL);
-        keep(&sluice_failover_own.items[i].ending, NULL);
-        keep(&sluice_failover_own.items[i].modification, NULL);
+    for (uint32_t i = 0; i < sluice_replay.count; i++) {
+        keep(&sluice_replay.items[i].submit, NULL);
+        keep(&sluice_replay.items[i].start, NULL);
+        keep(&sluice_replay.items[i].ending, NULL);
+        keep(&sluice_replay.items[i].modification, NULL);
     }
-    xfree(sluice_failover_own.items);
-    xfree(sluice_failover_own.buckets);
+    xfree(sluice_replay.items);
+    xfree(sluice_replay.buckets);
 }
 
 buf_t *sluice_picture_buffer(const struct bytes *bytes)
@@ -184,7 +183,7 @@ bool sluice_picture_is_last_task(const struct picture *picture)
     return task_id != NO_VAL && array_id == picture->job_id;
 }
 
-job_desc_msg_t *sluice_picture_request(const struct picture *picture, struct sluice_submission *facts)
+job_desc_msg_t *sluice_picture_request(const struct picture *picture, struct sluice_submission_facts *facts)
 {
     slurm_msg_t message;
     buf_t *buffer = sluice_picture_buffer(&picture->submit);

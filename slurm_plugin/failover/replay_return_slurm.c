@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /* Replay of the failover journal, second step: jobs that Slurm's state lacks, submitted again and entered where they
  * run. */
-#include "controller/failover_replay_own.h"
+#include "failover/replay_internal_slurm.h"
 
 #include "src/common/xmalloc.h"
 #include "src/common/xstring.h"
@@ -10,8 +10,8 @@
 #include "src/slurmctld/job_scheduler.h"
 #include "src/slurmctld/reservation.h"
 
-/* Components of a heterogeneous job know each other. */
-static void join_components(struct picture *picture, job_record_t *job, const struct sluice_submission *facts)
+/* Components of a heterogeneous job refer to each other. */
+static void join_components(struct picture *picture, job_record_t *job, const struct sluice_submission_facts *facts)
 {
     job_record_t *leader = facts->het_offset == NO_VAL ? NULL : find_job_record(picture->job_id - facts->het_offset);
     if (!leader)
@@ -29,8 +29,8 @@ static void join_components(struct picture *picture, job_record_t *job, const st
     job->het_job_id_set = xstrdup(set);
 }
 
-/* Whether all components of the heterogeneous job were taken in, so that its submitter was answered. */
-static bool is_whole(const struct picture *picture, const struct sluice_submission *facts)
+/* Whether all components of the heterogeneous job were accepted, so that its submitter was answered. */
+static bool is_whole(const struct picture *picture, const struct sluice_submission_facts *facts)
 {
     if (facts->het_offset == NO_VAL || !facts->components)
         return true;
@@ -45,7 +45,7 @@ static bool is_whole(const struct picture *picture, const struct sluice_submissi
 
 static job_record_t *submit_again(struct picture *picture)
 {
-    struct sluice_submission facts;
+    struct sluice_submission_facts facts;
     job_desc_msg_t *request = sluice_picture_request(picture, &facts);
     job_record_t *job = NULL;
     char *text = NULL;
@@ -53,15 +53,15 @@ static job_record_t *submit_again(struct picture *picture)
         sluice_failover_unsettled(picture->job_id, "its submission is damaged in the journal");
     else if (facts.flags & SLUICE_SUBMIT_CRON)
         sluice_failover_unsettled(picture->job_id,
-                                  "a job of scrontab is not brought back; Slurm makes it anew at its time");
+                                  "a job of scrontab is not brought back; Slurm creates it again at its time");
     else if (!(facts.flags & SLUICE_SUBMIT_BATCH) && facts.het_offset == NO_VAL && picture->state == ENDED)
         job = NULL;
     else if (!request->script && facts.het_offset == NO_VAL)
         sluice_failover_unsettled(picture->job_id, "an allocation of salloc or srun by uid %u is not made again%s",
                                   facts.uid, picture->state == RUNS ? "; it had nodes, which it loses" : "");
     else if (!is_whole(picture, &facts))
-        sluice_failover_unsettled(picture->job_id,
-                                  "its heterogeneous job was not taken in whole, and not acknowledged");
+        sluice_failover_unsettled(
+            picture->job_id, "not all components of its heterogeneous job were accepted, and it was not acknowledged");
     else if (!sluice_make_ready_to_submit())
         sluice_failover_unsettled(picture->job_id, "it could not be submitted again: a plugin of Slurm's is not ready");
     else {
@@ -75,7 +75,7 @@ static job_record_t *submit_again(struct picture *picture)
         bool later = SLUICE_PRIORITIES_COME_LATER && request->priority == NO_VAL;
         if (later)
             request->priority = 1;
-        sluice_failover_reviving(&facts);
+        sluice_failover_restoring(&facts);
         int status = job_allocate(request, 0, false, NULL, facts.het_offset != NO_VAL && facts.het_offset > 0,
                                   slurm_conf.slurm_user_id, false, &job, &text, facts.version);
         if (job && job->job_state == JOB_FAILED)
@@ -93,7 +93,7 @@ static job_record_t *submit_again(struct picture *picture)
         }
     }
     xfree(text);
-    sluice_failover_reviving(&sluice_failover_nothing);
+    sluice_failover_restoring(&sluice_failover_nothing);
     xfree(facts.name);
     xfree(facts.tasks);
     if (request)
@@ -175,7 +175,7 @@ bool sluice_failover_bring_back(struct picture *picture)
     }
     if (picture->start.length && sluice_failover_make_running(job, picture)) {
         if (!enter(job))
-            sluice_failover_unsettled(job->job_id, "its nodes %s are not there any more", job->nodes ? job->nodes : "");
+            sluice_failover_unsettled(job->job_id, "its nodes %s no longer exist", job->nodes ? job->nodes : "");
         else if (picture->state == RUNS)
             sluice_failover_note(RESTORED, job->job_id);
     }

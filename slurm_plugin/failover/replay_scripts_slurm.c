@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /* Replay of the failover journal: jobs' scripts and environments in Slurm's state folder. */
-#include "controller/failover_replay_own.h"
+#include "failover/replay_internal_slurm.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -16,7 +16,7 @@ void sluice_script_move_aside(uint32_t job_id)
     char from[SLUICE_FAILOVER_PATH], folder[SLUICE_FAILOVER_PATH], to[SLUICE_FAILOVER_PATH + 64];
     snprintf(from, sizeof from, "%s/hash.%u/job.%u", slurm_conf.state_save_location, job_id % 10, job_id);
     snprintf(folder, sizeof folder, "%s/aside", sluice_failover_folder());
-    snprintf(to, sizeof to, "%s/job.%u.%" PRId64, folder, job_id, sluice_failover_own.began_us);
+    snprintf(to, sizeof to, "%s/job.%u.%" PRId64, folder, job_id, sluice_replay.began_us);
     if (mkdir(folder, 0700) != 0 && errno != EEXIST)
         error("sluice: failover journal: %s: %m", folder);
     if (rename(from, to) != 0 && errno != ENOENT)
@@ -29,7 +29,7 @@ void sluice_script_forget_aside(uint32_t job_id)
     for (unsigned i = 0; i < sizeof names / sizeof *names; i++) {
         char path[SLUICE_FAILOVER_PATH];
         snprintf(path, sizeof path, "%s/aside/job.%u.%" PRId64 "%s", sluice_failover_folder(), job_id,
-                 sluice_failover_own.began_us, names[i]);
+                 sluice_replay.began_us, names[i]);
         if (names[i][0])
             (void)unlink(path);
         else
@@ -73,7 +73,7 @@ void sluice_script_repair(const struct picture *picture)
     snprintf(environment, sizeof environment, "%s/environment", folder);
     if (!is_empty(script) && !is_empty(environment))
         return;
-    struct sluice_submission facts;
+    struct sluice_submission_facts facts;
     job_desc_msg_t *request = sluice_picture_request(picture, &facts);
     if (request && request->script && (mkdir(folder, 0700) == 0 || errno == EEXIST)) {
         write_file(environment, 0600, &request->env_size, sizeof request->env_size, request->environment,

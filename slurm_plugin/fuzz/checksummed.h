@@ -3,7 +3,7 @@
 #ifndef SLUICE_FUZZ_CHECKSUMMED_H
 #define SLUICE_FUZZ_CHECKSUMMED_H
 
-#include "policy/policy.h"
+#include "rules/policy.h"
 
 #include <inttypes.h>
 #include <stdbool.h>

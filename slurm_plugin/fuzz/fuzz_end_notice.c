@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a node tells of a job's end, of any content: as it comes, and behind a good beginning. */
-#include "journal/told.h"
+/* A node's notice of a job's end, of any content: as it is, and after a good beginning. */
+#include "failover/end_notice.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 static void try(const char *text)
 {
-    struct sluice_told told;
-    memset(&told, 'x', sizeof told);
-    bool good = sluice_told_read(text, &told);
-    if (good && (!sluice_told_is(text) || !told.job || told.status > UINT16_MAX || !told.node[0] ||
-                 !memchr(told.node, '\0', sizeof told.node)))
+    struct sluice_end_notice notice;
+    memset(&notice, 'x', sizeof notice);
+    bool good = sluice_end_notice_parse(text, &notice);
+    if (good && (!sluice_is_end_notice(text) || !notice.job || notice.status > UINT16_MAX || !notice.node[0] ||
+                 !memchr(notice.node, '\0', sizeof notice.node)))
         abort();
 }
 

@@ -5,9 +5,9 @@
  * stays as it is. Then the same description as a modification of that job: as slurmctld leaves the job after one that
  * is admitted, the job could have been submitted, too, and stays as it is.
  */
-#include "../tests/job_submit_harness.h"
+#include "tests/job_submit_harness.h"
 
-#include "admission/gpu_mem.h"
+#include "admission/wording.h"
 
 static const char policy[] = "[global]\ncpus-per-gpu-milli = 4000\nmemory-mib-per-gpu = 8192\n"
                              "[class big]\ngpu-types = h100,h200\n[class small]\ngpu-types = l4\n"
@@ -177,7 +177,7 @@ static void replace(char **text, char **with)
             each(min_cpus, NO_VAL) each(pn_min_cpus, NO_VAL16) each(pn_min_memory, NO_VAL64) each(time_limit, NO_VAL)  \
                 each(time_min, NO_VAL) each(shared, NO_VAL16)
 
-/* Most changes are of a thing or two. */
+/* Most changes have one or two fields. */
 static void thin(struct input *input, job_desc_msg_t *change)
 {
     uint64_t kept = take(input, 1) & 1 ? take(input, 4) : UINT64_MAX;
@@ -214,7 +214,8 @@ static void keep_gres(enum sluice_per per, const char *old, char **new)
     *new = strdup(joined);
 }
 
-/* Slurm refuses GPUs with a type beside some without, and shards beside GPUs (gres_job_state_validate). */
+/* Slurm refuses GPUs with a type together with some without, and shards together with GPUs
+ * (gres_job_state_validate). */
 static bool is_refused_by_slurm(const job_desc_msg_t *made)
 {
     const char *const texts[] = {made->tres_per_job, made->tres_per_node, made->tres_per_socket, made->tres_per_task};
@@ -272,8 +273,8 @@ static void require_reason(int code, char **message)
     *message = NULL;
 }
 
-/* Submitted as it is, the job is admitted and stays so; of a changed one the account's name may be written anew,
- * and the defaults of --cpus-per-gpu and the like be new. */
+/* Submitted as it is, the job is admitted and stays so; for a changed one the account's name may be written again, and
+ * the defaults of --cpus-per-gpu and the like may be new. */
 static void require_fixed_point(bool defaults_too)
 {
     job_desc_msg_t before = job;
@@ -328,7 +329,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         change.submit_line = NULL;
         thin(&input, &change);
         const uint32_t nobody = 1000;
-#if SLUICE_JOB_MODIFY_TELLS
+#if SLUICE_JOB_MODIFY_HAS_MESSAGE
         code = job_modify(&change, NULL, nobody, &message);
         require_reason(code, &message);
 #else

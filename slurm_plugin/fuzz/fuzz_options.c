@@ -4,7 +4,7 @@
  * says why in printable words, and taking GPUs out of a request leaves none.
  */
 #include "admission/tres.h"
-#include "options/options.h"
+#include "rules/options.h"
 
 #include <stdio.h>
 #include <stdlib.h>

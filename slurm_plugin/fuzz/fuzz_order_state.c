@@ -6,8 +6,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "controller/order.h"
-#include "policy/policy.h"
+#include "order/order.h"
+#include "rules/policy.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

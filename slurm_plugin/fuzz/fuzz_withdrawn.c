@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Lists of GPUs out of service, of any content: as they come, and with the right checksum put under them. */
-#include "controller/withdrawn.h"
+#include "runtime/withdrawn.h"
 
 #include "fuzz/checksummed.h"
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-#include "cache.h"
+#include "hook/cache.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* A request may have a positive and a negative answer, for different candidates: each has a place of its own. */
+/* A request may have a positive and a negative answer, for different candidates: each has its own entry. */
 enum { WAYS = 4 };
 
 struct entry {
@@ -60,7 +60,7 @@ static bool same_shape(const struct sluice_job_shape *a, const struct sluice_job
     return a->hash == b->hash && a->count == b->count && !memcmp(a->words, b->words, a->count * sizeof(a->words[0]));
 }
 
-/* The first of the places where a request's answers may be. */
+/* The first of the entries where a request's answers may be. */
 static struct entry *places_of(const struct sluice_cache *cache, const struct sluice_job_shape *shape)
 {
     uint32_t sets = cache->entries / WAYS;

@@ -6,10 +6,10 @@
  * until the configuration changes. A positive answer holds for other candidates, too, as long as the nodes that stock
  * chose are among them; a negative one only for the same candidates.
  */
-#ifndef SLUICE_SELECT_CACHE_H
-#define SLUICE_SELECT_CACHE_H
+#ifndef SLUICE_HOOK_CACHE_H
+#define SLUICE_HOOK_CACHE_H
 
-#include "controller/request.h"
+#include "mirror/mirror.h"
 
 struct sluice_cache;
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-/* Asking the core, and what the plan says to its choice. */
-#include "hook_own.h"
+/* Asking the core, and the plan's limits on its choice. */
+#include "hook/hook_internal.h"
 
 static bool any_of(const uint64_t *a, const uint64_t *b)
 {
@@ -103,7 +103,7 @@ static void ask_core_and_plan(struct decision *decision)
     decision->planned = true; /* the plan allows none of those that the core would take */
 }
 
-/* Is what the plan had for it still free? */
+/* Are the parts that the plan has for it still free? */
 static bool free_now(const struct sluice_part *part)
 {
     struct sluice_node_view view;
@@ -118,19 +118,20 @@ static bool free_now(const struct sluice_part *part)
     return true;
 }
 
-/* What the plan has for the job now, if it can be had. */
+/* The parts that the plan has for the job now, if they are free. */
 static bool take_from_plan(struct decision *decision, const uint64_t *candidates)
 {
-    struct sluice_plan_say say = sluice_plan_ask(decision->plan, decision->call->job->job_id);
-    if (say.state != SLUICE_PLAN_NOW || !say.part_count || say.part_count > decision->placement.part_capacity)
+    struct sluice_plan_answer answer = sluice_plan_ask(decision->plan, decision->call->job->job_id);
+    if (answer.state != SLUICE_PLAN_NOW || !answer.part_count || answer.part_count > decision->placement.part_capacity)
         return false;
-    for (uint32_t i = 0; i < say.part_count; i++) {
-        uint32_t node = say.parts[i].node;
-        if (node >= sluice_hook.words * 64 || !(candidates[node / 64] >> (node % 64) & 1) || !free_now(&say.parts[i]))
+    for (uint32_t i = 0; i < answer.part_count; i++) {
+        uint32_t node = answer.parts[i].node;
+        if (node >= sluice_hook.words * 64 || !(candidates[node / 64] >> (node % 64) & 1) ||
+            !free_now(&answer.parts[i]))
             return false;
     }
-    memcpy(decision->placement.parts, say.parts, say.part_count * sizeof(*say.parts));
-    decision->placement.part_count = say.part_count;
+    memcpy(decision->placement.parts, answer.parts, answer.part_count * sizeof(*answer.parts));
+    decision->placement.part_count = answer.part_count;
     decision->placement.score = 0;
     return choice_agrees(decision);
 }

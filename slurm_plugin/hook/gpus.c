@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-#include "gpus.h"
+#include "hook/gpus.h"
 
-#include "controller/gres_slurm.h"
-#include "controller/request.h"
+#include "mirror/mirror.h"
 
 #include "src/common/bitstring.h"
 #include "src/common/list.h"
@@ -127,9 +126,9 @@ bool sluice_gpus_choose(struct sluice_mirror *mirror, job_record_t *job, const s
     return all;
 }
 
-/* ---- what became of it ---- */
+/* ---- the outcome ---- */
 
-/* Every entry of the job's allocation that stands for a kind of GPU. */
+/* Every entry of the job's allocation that is a kind of GPU. */
 struct allocated {
     uint32_t n;
     uint32_t mask;
@@ -181,7 +180,7 @@ static int topo_of(const gres_node_state_t *gres, bitoff_t gpu)
     return -1;
 }
 
-/* A node as it is, and what of a GPU's compute the job claims there. */
+/* A node as it is, and the part of a GPU's compute that the job claims there. */
 struct claimed {
     const struct sluice_node_gres *node;
     struct sluice_node_view view;
@@ -279,7 +278,8 @@ enum sluice_overlap sluice_gpus_part_overlaps(struct sluice_mirror *mirror, job_
 
 /* ---- cores near the chosen GPUs ---- */
 
-/* The cores near the part's GPUs, per core of the node; false: all are, or nobody says, or they are too few. */
+/* The cores near the part's GPUs, per core of the node; false: all cores are near, or this is not known, or they are
+ * too few. */
 static bool near_cores(const struct sluice_part *part, bool *near)
 {
     const node_record_t *record = node_record_table_ptr[part->node];

@@ -3,10 +3,10 @@
  * Which GPUs a job gets: stock select/cons_tres has picked them per node in the job's gres_bit_select; the core's
  * choice is put in their place before the allocation is entered.
  */
-#ifndef SLUICE_SELECT_GPUS_H
-#define SLUICE_SELECT_GPUS_H
+#ifndef SLUICE_HOOK_GPUS_H
+#define SLUICE_HOOK_GPUS_H
 
-#include "controller/mirror.h"
+#include "mirror/mirror.h"
 
 /* Are the parts' nodes exactly those that the job got? */
 bool sluice_gpus_same_nodes(const job_record_t *job, const struct sluice_part *parts, uint32_t count);
@@ -20,8 +20,8 @@ bool sluice_gpus_choose(struct sluice_mirror *mirror, job_record_t *job, const s
 
 /*
  * Stock is to take cores near the chosen GPUs, which it does not know yet: the others are kept from it. True when that
- * makes a difference, and then `rest` says so and sluice_exclusion_end is due; false where all cores are near, or those
- * that are could not be enough.
+ * makes a difference: then `rest` has it, and sluice_exclusion_end must be called; false where all cores are near, or
+ * those that are could not be enough.
  */
 bool sluice_gpus_exclude_far_cores(const struct sluice_part *parts, uint32_t count,
                                    struct sluice_core_exclusion *exclusion, struct sluice_job_test_rest *rest);
@@ -38,10 +38,10 @@ enum sluice_overlap {
     SLUICE_OVERLAP_STUCK, /* there is no other one on that node */
 };
 /*
- * Look after the GPUs that stock picked. It gives some out twice: 22.05 shares of a GPU that is held whole, when none
- * of the job's sockets has another, and all versions whole GPUs of which shares are held, when one line of gres.conf
- * names several GPUs, as it then only counts. And it knows no compute: a job that claims some gets its shares of memory
- * on a GPU where others have claimed it. *node: where no other one is left.
+ * Correct the GPUs that stock picked. It gives some out twice: 22.05 shares of a GPU that is held whole, when none of
+ * the job's sockets has another, and all versions whole GPUs of which shares are held, when one line of gres.conf names
+ * several GPUs, as it then only counts. And it knows no compute: a job that claims some gets its shares of memory on a
+ * GPU where others have claimed it. *node: the node where no other GPU is left.
  */
 enum sluice_overlap sluice_gpus_part_overlaps(struct sluice_mirror *mirror, job_record_t *job, uint32_t *node);
 

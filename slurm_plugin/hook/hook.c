@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /* The entry points: which questions the hook answers, and in which mode. */
-#include "hook_own.h"
+#include "hook/hook_internal.h"
 
-#include "gpus.h"
-#include "recount.h"
-#include "workload.h"
+#include "hook/gpus.h"
+#include "hook/recount.h"
+#include "hook/workload.h"
 
-#include "controller/gang.h"
-#include "policy/policy.h"
+#include "planner/planner.h"
+#include "rules/rules.h"
 
 #include "src/common/list.h"
 
@@ -38,8 +38,8 @@ static bool may_preempt(const struct sluice_hook_call *call)
     return call->preemptees && list_count(call->preemptees);
 }
 
-/* Whose reserved starts count: for who may preempt, not those of lower ranks; for who has preempted, nobody's, as it
- * would preempt again if what it has freed went to others. */
+/* Whose reserved starts count: for a job that may preempt, not those of lower ranks; for one that has preempted, none,
+ * as it would preempt again if others got what it has freed. */
 static uint32_t rank_of(const struct sluice_hook_call *call)
 {
     if (call->job->details->preempt_start_time)
@@ -112,7 +112,7 @@ int sluice_hook_test(const struct sluice_hook_call *call)
     };
     int rc = decide(&decision);
     sluice_plan_release(decision.plan);
-    sluice_hook_count_own((sluice_now_ns() - begin - decision.stock_ns) / 1000);
+    sluice_hook_count_time((sluice_now_ns() - begin - decision.stock_ns) / 1000);
     return rc;
 }
 

@@ -5,17 +5,19 @@
  * a time; nothing blocks.
  *
  *   RUN_NOW    the core chooses; stock is given the chosen nodes only. Where stock then refuses it is asked again with
- *              all candidates. Where the core proves that there is no place, the job is told so without asking stock.
+ *              all candidates. Where the core proves that there is no place, this is the answer, without asking stock.
  *   WILL_RUN   as RUN_NOW where there is a place now; else stock, which simulates the future on all candidates.
  *   TEST_ONLY  stock's own answer, remembered for requests that are the same in all that it depends on (cache.h).
  *   start      the GPUs that stock picked are exchanged for the core's, as many of the same kind.
  *
- * At level shadow the core is asked and recorded, and stock's answer stands; below, nothing happens at all.
+ * At level shadow the core is asked and its answer recorded, and stock's answer is used; below, nothing happens.
  */
-#ifndef SLUICE_SELECT_HOOK_H
-#define SLUICE_SELECT_HOOK_H
+#ifndef SLUICE_HOOK_HOOK_H
+#define SLUICE_HOOK_HOOK_H
 
-#include "controller/mirror.h"
+#include "hook/recount.h"
+#include "hook/withdrawn.h"
+#include "mirror/mirror.h"
 
 /* One call of select_p_job_test. */
 struct sluice_hook_call {

@@ -1,35 +1,34 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
- * What the files of the placement hook (hook.h) need of each other; for hook*.c only. All of it runs under slurmctld's
- * locks as select plugins do (job and node write), one call at a time: that guards sluice_hook, too.
+ * What the files of the placement hook (hook.h) need of each other; for files of hook/ only. All of it runs under
+ * slurmctld's locks as select plugins do (job and node write), one call at a time: that guards sluice_hook, too.
  *
  *   hook.c          entry points: which mode is it, is it left to stock
- *   hook_state.c    what is kept between the calls: made, brought up to date, freed; counters
- *   hook_modes.c    RUN_NOW, WILL_RUN, TEST_ONLY, level shadow, and jobs that are left to stock
- *   hook_preempt.c  RUN_NOW where others may be preempted
- *   hook_core.c     asking the core and the plan
- *   hook_stock.c    asking stock
- *   hook_record.c   decisions for the records
+ *   state.c    what is kept between the calls: made, brought up to date, freed; counters
+ *   modes.c    RUN_NOW, WILL_RUN, TEST_ONLY, level shadow, and jobs that are left to stock
+ *   preempt.c  RUN_NOW where others may be preempted
+ *   core.c     asking the core and the plan
+ *   stock.c    asking stock
+ *   record.c   decisions as they are recorded
  */
-#ifndef SLUICE_SELECT_HOOK_OWN_H
-#define SLUICE_SELECT_HOOK_OWN_H
+#ifndef SLUICE_HOOK_HOOK_INTERNAL_H
+#define SLUICE_HOOK_HOOK_INTERNAL_H
 
-#include "hook.h"
+#include "hook/hook.h"
 
-#include "cache.h"
+#include "hook/cache.h"
 
-#include "controller/clock.h"
-#include "controller/decision.h"
-#include "controller/plan.h"
-#include "controller/request.h"
-#include "controller/settings.h"
+#include "decisions/decisions.h"
+#include "mirror/mirror.h"
+#include "planner/planner.h"
+#include "runtime/runtime.h"
 
 #include <stdatomic.h>
 #include <string.h>
 
 /* How often the core may choose again, when the plan keeps its choice for others or a node turns out to differ. */
 enum { TRIES = 4 };
-enum { OWN_CLASSES = 16 }; /* of the histogram of the hook's own time */
+enum { TIME_CLASSES = 16 }; /* of the histogram of the hook's own time */
 
 typedef _Atomic uint64_t counter;
 
@@ -37,8 +36,8 @@ typedef _Atomic uint64_t counter;
 struct sluice_hook_state {
     sluice_stock_test stock;
     struct sluice_mirror *mirror;
-    bool following; /* the mirror was told of everything since its last sync */
-    bool failed;    /* said in the log: the mirror cannot be made */
+    bool following; /* the mirror got every change since its last sync */
+    bool failed;    /* logged: the mirror cannot be made */
     uint64_t mirror_built;
     uint64_t generation;
     size_t words;
@@ -52,12 +51,12 @@ struct sluice_hook_state {
     uint32_t *victims;
     uint32_t candidate_room;
 
-    /* what was chosen for the job that is about to start */
+    /* the choice for the job that is about to start */
     uint32_t chosen_job;
     uint32_t chosen_count;
     struct sluice_part *chosen;
 
-    uint32_t cross_permille; /* refusals and remembered answers that stock is asked about, too; for tests */
+    uint32_t cross_permille; /* also ask stock about refusals and remembered answers; for tests */
     uint32_t check_every;    /* decisions between checks of the whole mirror; 0: never; for tests */
     uint64_t random;
     uint64_t decisions;
@@ -65,7 +64,7 @@ struct sluice_hook_state {
     counter *asked, *stock_alone, *narrowed, *fell_back, *refused, *shadowed, *kept_waiting, *cross_checked,
         *cross_wrong, *remembered, *stock_tests, *preempted, *index_asked, *index_kept, *index_denied, *overlaps_moved,
         *overlaps_refused, *checks, *check_failures, *mirror_builds, *mirror_mismatches, *follow_us_most,
-        *workload_us_most, *nothing_allocated, *own[OWN_CLASSES], *by_reason[SLUICE_STOCK_COUNT];
+        *workload_us_most, *nothing_allocated, *times[TIME_CLASSES], *by_reason[SLUICE_STOCK_COUNT];
 };
 
 /* One decision: the question, what was asked for it, and the answer. */
@@ -150,31 +149,31 @@ static inline int refuse(job_record_t *job)
     return SLURM_ERROR;
 }
 
-/* ---- hook_state.c ---- */
+/* ---- state.c ---- */
 
 /* The mirror, as it is now; false: it cannot be had. */
 bool sluice_hook_follow(time_t now);
-/* For tests, where it is due: compare the whole mirror with Slurm's records; where it differs, it is made anew. */
+/* For tests, where it is due: compare the whole mirror with Slurm's records; if it differs, it is made again. */
 void sluice_hook_check_mirror(void);
 /* Count a decision by the hook's own time in microseconds. */
-void sluice_hook_count_own(uint64_t own);
+void sluice_hook_count_time(uint64_t hook_us);
 
-/* ---- hook_modes.c: each returns what slurmctld is told, Slurm's error or SLURM_SUCCESS ---- */
+/* ---- modes.c: each returns what slurmctld gets, Slurm's error or SLURM_SUCCESS ---- */
 
 int sluice_hook_run_now(struct decision *decision);
 int sluice_hook_will_run(struct decision *decision);
 int sluice_hook_test_only(struct decision *decision);
-/* At level shadow, RUN_NOW and WILL_RUN: stock's answer stands. */
+/* At level shadow, RUN_NOW and WILL_RUN: stock's answer is used. */
 int sluice_hook_shadow(struct decision *decision);
-/* A job that stock alone finds nodes, at level place: where it delays nobody whose start is reserved. */
+/* A job for which only stock finds nodes, at level place: where it delays no reserved start. */
 int sluice_hook_left_to_stock(struct decision *decision, bool preempting);
 
-/* ---- hook_preempt.c ---- */
+/* ---- preempt.c ---- */
 
 /* Start without preempting anyone, or else preempt those that the core would, on the nodes that it would free. */
 int sluice_hook_run_now_preempting(struct decision *decision);
 
-/* ---- hook_core.c: decision->verdict, ->placement and ->used have the core's answer ---- */
+/* ---- core.c: decision->verdict, ->placement and ->used have the core's answer ---- */
 
 /* Candidates for the core: nodes that stock would look at now. */
 void sluice_hook_set_allowed(const struct decision *decision, bool start);
@@ -188,23 +187,23 @@ bool sluice_hook_proven(struct decision *decision, const uint64_t *candidates);
 /* When the job starts it is to get the GPUs of this placement. */
 void sluice_hook_remember_choice(const struct decision *decision);
 
-/* ---- hook_stock.c: decision->rc has stock's answer, which is returned, too ---- */
+/* ---- stock.c: decision->rc has stock's answer, which is returned, too ---- */
 
 /* Stock's function, timed; on all of the candidates where `nodes` is not 0: they are the choice. */
 int sluice_hook_ask_stock_on(struct decision *decision, uint32_t nodes, struct xlist *preemptees,
                              struct sluice_job_test_rest rest);
 /* ... with the scheduler's own question. */
 int sluice_hook_ask_stock(struct decision *decision, struct xlist *preemptees);
-/* Stock with the chosen nodes only; they stand in the scheduler's bitmap of candidates afterwards. */
+/* Stock with the chosen nodes only; they are in the scheduler's bitmap of candidates afterwards. */
 int sluice_hook_ask_stock_narrowed(struct decision *decision);
-/* Where stock gave out a GPU a second time: another GPU, or other nodes, or no start. */
+/* If stock gave out a GPU a second time: another GPU, or other nodes, or no start. */
 int sluice_hook_part_overlaps(struct decision *decision);
 
-/* ---- hook_record.c ---- */
+/* ---- record.c ---- */
 
 /* `request`: NULL where it is not known. As long as the job's record. */
 struct sluice_decision_job sluice_hook_job_facts(const job_record_t *job, const struct sluice_job_request *request);
-/* Tell the recorder, where there is one and the core was asked. */
+/* Record the decision, if there is a recorder and the core was asked. */
 void sluice_hook_record(const struct decision *decision, enum sluice_decision_mode mode,
                         enum sluice_decision_outcome outcome);
 

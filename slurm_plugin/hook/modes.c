@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /* What happens in each mode of the question (hook.h). */
-#include "hook_own.h"
+#include "hook/hook_internal.h"
 
-#include "recount.h"
+#include "hook/recount.h"
 
 #include "src/common/list.h"
 
@@ -63,7 +63,7 @@ int sluice_hook_will_run(struct decision *decision)
     const struct sluice_hook_call *call = decision->call;
     sluice_hook_choose(decision, false);
     if (!decision->verdict) {
-        /* Without this stock would look into the future of the chosen nodes alone where it finds no place now. */
+        /* Without this, stock would simulate the future of only the chosen nodes if it finds no place now. */
         uint64_t flag = call->job->bit_flags & TEST_NOW_ONLY;
         call->job->bit_flags |= TEST_NOW_ONLY;
         int rc = sluice_hook_ask_stock_narrowed(decision);
@@ -77,9 +77,9 @@ int sluice_hook_will_run(struct decision *decision)
     }
     int rc = sluice_hook_ask_stock(decision, call->preemptees);
     if (rc == SLURM_SUCCESS && !call->preemptees) {
-        struct sluice_plan_say say = sluice_plan_ask(decision->plan, call->job->job_id);
-        if (say.state == SLUICE_PLAN_LATER && call->job->start_time < say.start_s)
-            call->job->start_time = say.start_s;
+        struct sluice_plan_answer answer = sluice_plan_ask(decision->plan, call->job->job_id);
+        if (answer.state == SLUICE_PLAN_LATER && call->job->start_time < answer.start_s)
+            call->job->start_time = answer.start_s;
         /* Stock counts no compute: all that it knows of may be there. */
         if (decision->verdict && decision->request.wanted.gpu_compute_percent &&
             call->job->start_time <= decision->now && sluice_hook_proven(decision, sluice_hook.saved))
@@ -121,8 +121,8 @@ int sluice_hook_test_only(struct decision *decision)
             count(sluice_hook.cross_checked);
             if ((sluice_hook_ask_stock(decision, call->preemptees) == SLURM_SUCCESS) != (rc == SLURM_SUCCESS)) {
                 count(sluice_hook.cross_wrong);
-                error("select/sluice: %pJ: it was remembered that such a job could%s run, but now stock Slurm says %d",
-                      job, rc == SLURM_SUCCESS ? "" : " never", decision->rc);
+                error("select/sluice: %pJ: remembered: such a job can%s run; stock Slurm's answer now: %d", job,
+                      rc == SLURM_SUCCESS ? "" : " never", decision->rc);
                 sluice_cache_clear(sluice_hook.cache);
             }
             return decision->rc;
@@ -155,6 +155,19 @@ int sluice_hook_shadow(struct decision *decision)
 
 /* ---- left to stock ---- */
 
+/* Take away the nodes on which a start now could delay a reserved one, but not those that the plan has for the job now:
+ * what it takes there was counted. `before`: the candidates as they were. */
+static void keep_out(const struct decision *decision, const uint64_t *before, uint64_t *candidates)
+{
+    struct sluice_plan_answer answer = sluice_plan_ask(decision->plan, decision->call->job->job_id);
+    sluice_plan_keep_out(decision->plan, &decision->question, true, candidates, sluice_hook.words);
+    for (uint32_t i = 0; answer.state == SLUICE_PLAN_NOW && i < answer.part_count; i++) {
+        uint32_t node = answer.parts[i].node;
+        if (node / 64 < sluice_hook.words)
+            candidates[node / 64] |= before[node / 64] & (UINT64_C(1) << node % 64);
+    }
+}
+
 /* Stock's answer that the job can start now is put off where that would delay a reserved start: sched/backfill would
  * try, and be refused. Of a heterogeneous job it would have started some components by then, and would queue them again
  * for 20 minutes; those that it counts as started would be counted twice (acct_policy.c, accrue_cnt). */
@@ -164,7 +177,7 @@ static void put_off(const struct decision *decision)
     if (call->job->start_time > decision->now)
         return;
     memcpy(sluice_hook.tried, words_of(call->nodes), sluice_hook.words * sizeof(*sluice_hook.tried));
-    sluice_plan_keep_out(decision->plan, &decision->question, true, sluice_hook.tried, sluice_hook.words);
+    keep_out(decision, words_of(call->nodes), sluice_hook.tried);
     if (!same_words(sluice_hook.tried, words_of(call->nodes)))
         call->job->start_time = decision->now + PUT_OFF_S;
 }
@@ -182,8 +195,10 @@ int sluice_hook_left_to_stock(struct decision *decision, bool preempting)
         return sluice_hook_ask_stock(decision, call->preemptees);
     sluice_hook.chosen_job = 0;
     /* Components of a heterogeneous job start together or not: they were put off, or none is refused. */
-    if (!preempting && !call->job->het_job_id)
-        sluice_plan_keep_out(decision->plan, &decision->question, true, words_of(call->nodes), sluice_hook.words);
+    if (!preempting && !call->job->het_job_id) {
+        memcpy(sluice_hook.tried, words_of(call->nodes), sluice_hook.words * sizeof(*sluice_hook.tried));
+        keep_out(decision, sluice_hook.tried, words_of(call->nodes));
+    }
     save_nodes(decision);
     sluice_hook_ask_stock(decision, call->preemptees);
     return sluice_hook_part_overlaps(decision);

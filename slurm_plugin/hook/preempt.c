@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-/* Preempting: the core names who goes. */
-#include "hook_own.h"
+/* Preempting: the core chooses the victims. */
+#include "hook/hook_internal.h"
 
 #include "src/common/list.h"
 
@@ -21,7 +21,7 @@ static int add_candidate(void *item, void *argument)
             .allocation = allocations[i],
             .gang = held > 1 ? job->job_id : 0,
             .started_s = job->start_time,
-            /* Slurm has said that all of them may go. */
+            /* Slurm has said that all of them may be preempted. */
             .tier = sluice_job_rank(job),
         };
     }
@@ -80,7 +80,7 @@ int sluice_hook_run_now_preempting(struct decision *decision)
             set_nodes(call->nodes, decision->placement.parts, decision->placement.part_count);
             int rc = sluice_hook_ask_stock_on(decision, decision->placement.part_count, chosen, call->rest);
             list_destroy(chosen);
-            /* Stock found that nobody has to go: it counts no compute. */
+            /* Stock found that nobody has to be preempted: it counts no compute. */
             if (rc == SLURM_SUCCESS && call->job->job_resrcs)
                 return sluice_hook_part_overlaps(decision);
             if (rc == SLURM_SUCCESS) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-/* What the records say of a decision. */
-#include "hook_own.h"
+/* A decision as it is recorded. */
+#include "hook/hook_internal.h"
 
 struct sluice_decision_job sluice_hook_job_facts(const job_record_t *job, const struct sluice_job_request *request)
 {

@@ -2,10 +2,9 @@
 #define SLUICE_SLURM_PRIVATE
 #include "slurm_compat.h"
 
-#include "recount.h"
+#include "hook/recount.h"
 
-#include "controller/settings.h"
-#include "controller/status.h"
+#include "runtime/runtime.h"
 
 #include "src/common/list.h"
 #include "src/common/node_conf.h"
@@ -23,11 +22,11 @@
 static struct {
     int *waiting; /* nodes that have not registered yet, in no order */
     int count, next;
-    bool anew;            /* `waiting` is to be made */
+    bool outdated;        /* `waiting` is to be made again */
     bitstr_t *registered; /* since, and not counted by job; NULL: none */
-} own;
+} recount;
 
-/* Until its node registers, nobody knows how many there are. */
+/* Until its node registers, their number is not known. */
 static int find_unknown(void *item, void *unknown)
 {
     const gres_state_t *state = item;
@@ -140,37 +139,38 @@ static int enter(void *item, void *nodes)
 
 bool sluice_recount_jobs(void)
 {
-    if (!own.registered)
+    if (!recount.registered)
         return false;
-    if (bit_size(own.registered) == node_record_count) {
+    if (bit_size(recount.registered) == node_record_count) {
         for (int n = 0; n < node_record_count; n++)
-            if (bit_test(own.registered, n) && node_record_table_ptr[n])
+            if (bit_test(recount.registered, n) && node_record_table_ptr[n])
                 gres_node_state_dealloc_all(node_record_table_ptr[n]->gres_list);
-        list_for_each(job_list, enter, own.registered);
+        list_for_each(job_list, enter, recount.registered);
         for (int n = 0; n < node_record_count; n++)
-            if (bit_test(own.registered, n))
+            if (bit_test(recount.registered, n))
                 (void)recounted(n);
     }
-    FREE_NULL_BITMAP(own.registered);
+    FREE_NULL_BITMAP(recount.registered);
     return true;
 }
 
 static void registered(int index)
 {
-    if (!own.registered)
-        own.registered = bit_alloc(node_record_count);
-    if (index < bit_size(own.registered))
-        bit_set(own.registered, index);
+    if (!recount.registered)
+        recount.registered = bit_alloc(node_record_count);
+    if (index < bit_size(recount.registered))
+        bit_set(recount.registered, index);
 }
 
 void sluice_recount_keep_out(const job_record_t *job, bitstr_t *nodes)
 {
-    if (!own.count || !(job->gres_list_req || SLUICE_WHOLE_NODE(job->details)))
+    if (!recount.count || !(job->gres_list_req || SLUICE_WHOLE_NODE(job->details)))
         return;
-    for (int w = 0; w < own.count; w++) {
-        const node_record_t *node = own.waiting[w] < node_record_count ? node_record_table_ptr[own.waiting[w]] : NULL;
-        if (node && node->gres_list && bit_test(nodes, own.waiting[w]) && has_unknown(node)) {
-            bit_clear(nodes, own.waiting[w]);
+    for (int w = 0; w < recount.count; w++) {
+        const node_record_t *node =
+            recount.waiting[w] < node_record_count ? node_record_table_ptr[recount.waiting[w]] : NULL;
+        if (node && node->gres_list && bit_test(nodes, recount.waiting[w]) && has_unknown(node)) {
+            bit_clear(nodes, recount.waiting[w]);
             atomic_fetch_add_explicit(sluice_status_counter("select.unregistered"), 1, memory_order_relaxed);
         }
     }
@@ -180,33 +180,33 @@ void sluice_recount_keep_out(const job_record_t *job, bitstr_t *nodes)
 
 static void list_nodes(void)
 {
-    free(own.waiting);
-    FREE_NULL_BITMAP(own.registered);
-    own.count = own.next = 0;
-    own.anew = false;
-    own.waiting = node_record_count > 0 ? calloc((size_t)node_record_count, sizeof(*own.waiting)) : NULL;
-    for (int n = 0; own.waiting && n < node_record_count; n++)
-        own.waiting[own.count++] = n;
+    free(recount.waiting);
+    FREE_NULL_BITMAP(recount.registered);
+    recount.count = recount.next = 0;
+    recount.outdated = false;
+    recount.waiting = node_record_count > 0 ? calloc((size_t)node_record_count, sizeof(*recount.waiting)) : NULL;
+    for (int n = 0; recount.waiting && n < node_record_count; n++)
+        recount.waiting[recount.count++] = n;
 }
 
 void sluice_recount_forget(void)
 {
-    own.anew = true;
+    recount.outdated = true;
 }
 
 void sluice_recount_apply(void)
 {
-    if ((!own.anew && !own.count) || sluice_settings_level() == SLUICE_LEVEL_OFF)
+    if ((!recount.outdated && !recount.count) || sluice_settings_level() == SLUICE_LEVEL_OFF)
         return;
-    if (own.anew)
+    if (recount.outdated)
         list_nodes();
-    for (int looks = 0; looks < own.count && looks < MOST_LOOKS;) {
-        own.next %= own.count;
-        if (recounted(own.waiting[own.next])) {
-            registered(own.waiting[own.next]);
-            own.waiting[own.next] = own.waiting[--own.count];
+    for (int looks = 0; looks < recount.count && looks < MOST_LOOKS;) {
+        recount.next %= recount.count;
+        if (recounted(recount.waiting[recount.next])) {
+            registered(recount.waiting[recount.next]);
+            recount.waiting[recount.next] = recount.waiting[--recount.count];
         } else {
-            own.next++;
+            recount.next++;
             looks++;
         }
     }
@@ -214,12 +214,12 @@ void sluice_recount_apply(void)
 
 bool sluice_recount_waits(void)
 {
-    return own.count;
+    return recount.count;
 }
 
 void sluice_recount_stop(void)
 {
-    free(own.waiting);
-    FREE_NULL_BITMAP(own.registered);
-    memset(&own, 0, sizeof(own));
+    free(recount.waiting);
+    FREE_NULL_BITMAP(recount.registered);
+    memset(&recount, 0, sizeof(recount));
 }

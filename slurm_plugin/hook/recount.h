@@ -3,34 +3,35 @@
  * Nodes whose GRES are not known yet. When slurmctld has started, it does not know which GPU of a node is which, nor
  * its type, until the node has registered. Stock Slurm 22.05 has two faults then:
  *
- * - Jobs that ran are entered before, by number. Those that end before the node registers leave GPUs in use that nobody
+ * - Jobs that ran are entered before, by number. Those that end before the node registers leave GPUs in use that no job
  *   has, until the next reconfigure; those that end later were never counted by type: they take what later jobs have
  *   counted, and the ends of those, simulated ones too (backfill, --test-only), are logged as underflows.
  * - Jobs that it starts in these seconds are given a number of GPUs, but none in particular.
  *
  * Called under slurmctld's job write lock, as all of the hook.
  */
-#ifndef SLUICE_SELECT_RECOUNT_H
-#define SLUICE_SELECT_RECOUNT_H
+#ifndef SLUICE_HOOK_RECOUNT_H
+#define SLUICE_HOOK_RECOUNT_H
 
+#define SLUICE_SLURM_PRIVATE
 #include "slurm_compat.h"
 
 #include <stdbool.h>
 
-/* Slurm has just made its records anew: every node is due when it has registered. */
+/* Slurm has just made its records again: every node is due when it has registered. */
 void sluice_recount_forget(void);
 
 /*
- * Count by type what the nodes that have registered since have allocated by GPU; at level off nothing. Each
- * is counted once; at 64 nodes at most it looks in vain.
+ * Count by type what the nodes that have registered since have allocated by GPU; at level off nothing. Each is counted
+ * once; it checks at most 64 nodes that are not ready.
  */
 void sluice_recount_apply(void);
 
 /*
  * Both only of Slurm 22.05; later versions need neither.
  *
- * Enter the GRES of running jobs anew in the records of nodes that have registered since, which are free of all else
- * then. True: it did. Not while somebody goes through job_list; before Slurm is asked for nodes nobody does.
+ * Enter the GRES of running jobs again in the records of nodes that have registered since, which then have no others.
+ * True: it did. Not during a loop over job_list; there is none before Slurm is asked for nodes.
  */
 bool sluice_recount_jobs(void);
 

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-/* What the hook keeps between the calls: made, brought up to date and freed. */
-#include "hook_own.h"
+/* What the hook keeps between calls: made, updated and freed. */
+#include "hook/hook_internal.h"
 
-#include "gpus.h"
-#include "workload.h"
+#include "hook/gpus.h"
+#include "hook/workload.h"
 
-#include "controller/log.h"
-#include "controller/status.h"
+#include "runtime/runtime.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,8 +13,9 @@
 
 enum { CACHE_ENTRIES = 512 };
 /* Boundaries of the histogram of the hook's own time, in microseconds. */
-static const uint32_t own_us[] = {5, 10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 150, 200, 500, 1000};
-_Static_assert(sizeof(own_us) / sizeof(own_us[0]) + 1 == OWN_CLASSES, "one class is for what is longer");
+static const uint32_t time_classes_us[] = {5, 10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 150, 200, 500, 1000};
+_Static_assert(sizeof(time_classes_us) / sizeof(time_classes_us[0]) + 1 == TIME_CLASSES,
+               "one class is for what is longer");
 
 struct sluice_hook_state sluice_hook;
 
@@ -68,7 +68,7 @@ bool sluice_hook_follow(time_t now)
     struct sluice_mirror_counts counts = sluice_mirror_counts(sluice_hook.mirror);
     atomic_store_explicit(sluice_hook.mirror_builds, counts.builds, memory_order_relaxed);
     atomic_store_explicit(sluice_hook.mirror_mismatches, counts.mismatches, memory_order_relaxed);
-    if (sluice_hook.mirror_built == counts.builds) /* else it was made anew, which is another matter */
+    if (sluice_hook.mirror_built == counts.builds) /* else it was made again, which is not an error */
         note_time(sluice_hook.follow_us_most, begin);
     sluice_hook.mirror_built = counts.builds;
     return !failed;
@@ -87,12 +87,12 @@ void sluice_hook_check_mirror(void)
     }
 }
 
-void sluice_hook_count_own(uint64_t own)
+void sluice_hook_count_time(uint64_t hook_us)
 {
     uint32_t class = 0;
-    while (class + 1 < OWN_CLASSES && own > own_us[class])
+    while (class + 1 < TIME_CLASSES && hook_us > time_classes_us[class])
         class ++;
-    count(sluice_hook.own[class]);
+    count(sluice_hook.times[class]);
 }
 
 /* ---- start and stop ---- */
@@ -130,12 +130,12 @@ bool sluice_hook_start(sluice_stock_test stock)
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
         *counters[i] = sluice_status_counter(names[i]);
     char name[SLUICE_STATUS_NAME];
-    for (uint32_t i = 0; i < OWN_CLASSES; i++) {
-        if (i + 1 < OWN_CLASSES)
-            snprintf(name, sizeof(name), "select.own_us_to_%u", own_us[i]);
+    for (uint32_t i = 0; i < TIME_CLASSES; i++) {
+        if (i + 1 < TIME_CLASSES)
+            snprintf(name, sizeof(name), "select.hook_us_to_%u", time_classes_us[i]);
         else
-            snprintf(name, sizeof(name), "select.own_us_more");
-        sluice_hook.own[i] = sluice_status_counter(name);
+            snprintf(name, sizeof(name), "select.hook_us_more");
+        sluice_hook.times[i] = sluice_status_counter(name);
     }
     for (uint32_t i = 0; i < SLUICE_STOCK_COUNT; i++) {
         snprintf(name, sizeof(name), "select.stock_alone.%s", sluice_job_stock_name(i));

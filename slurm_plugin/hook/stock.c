@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-/* Asking stock, and what becomes of answers that cannot stand. */
-#include "hook_own.h"
+/* Asking stock, and what is done with answers that cannot be used. */
+#include "hook/hook_internal.h"
 
-#include "gpus.h"
+#include "hook/gpus.h"
 
 #include "src/common/list.h"
 
 /*
- * Has stock said that the job starts, with nothing allocated and nobody preempted? Its search for whom to preempt takes
- * nodes that still complete another job for free, and may so find a place where nobody has to go (_run_now in its
- * job_test.c). slurmctld would log an error, and have the job wait with half of a start in its record.
+ * Has stock said that the job starts, with nothing allocated and nobody preempted? Its search for jobs to preempt
+ * counts nodes that still complete another job as free, and may find a place where no job has to be preempted (_run_now
+ * in its job_test.c). slurmctld would log an error, and have the job wait with half of a start in its record.
  */
 static bool starts_with_nothing(const struct decision *decision)
 {

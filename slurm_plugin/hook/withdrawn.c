@@ -2,12 +2,10 @@
 #define SLUICE_SLURM_PRIVATE
 #include "slurm_compat.h"
 
-#include "withdrawn.h"
+#include "hook/withdrawn.h"
 
-#include "controller/gres_slurm.h"
-#include "controller/settings.h"
-#include "controller/status.h"
-#include "controller/withdrawn.h"
+#include "mirror/mirror.h"
+#include "runtime/runtime.h"
 
 #include "src/common/bitstring.h"
 #include "src/common/list.h"
@@ -18,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What we hold of one GPU in Slurm's records, where they are ours and not a job's. */
+/* What we hold of one GPU in Slurm's records: not what a job holds. */
 struct held {
     struct sluice_withdrawn_gpu which;
     bool whole;       /* its bit of gres/gpu */
@@ -32,9 +30,9 @@ static struct {
     uint32_t count;
     uint64_t generation; /* of the list that `held` was made of */
     bool off;            /* at level off */
-    bool again;          /* look at all, whatever last_node_update says */
+    bool again;          /* check all, whatever last_node_update says */
     time_t node_update, looked;
-} own;
+} withdrawn;
 
 /* ---- Slurm's records ---- */
 
@@ -50,7 +48,7 @@ static void free_gres_used(gres_node_state_t *gres)
     xfree(gres->gres_used);
 }
 
-/* Sums that Slurm keeps beside the single entries: by type, and of all. */
+/* Sums that Slurm keeps with the single entries: by type, and of all. */
 static void add_to_sums(gres_node_state_t *gres, uint16_t entry, int64_t change)
 {
     gres->gres_cnt_alloc = (uint64_t)((int64_t)gres->gres_cnt_alloc + change);
@@ -93,7 +91,7 @@ static void change_bit(gres_node_state_t *gpu, bitoff_t i, bool set)
     add_to_sums(gpu, (uint16_t)entry, change);
 }
 
-/* Take what is free of a GPU's shares; true where there was something. */
+/* Take the free shares of a GPU; true if there were any. */
 static bool take_shares(gres_node_state_t *shared, bitoff_t gpu, uint64_t *ours)
 {
     int entry = entry_of(shared, gpu);
@@ -102,7 +100,7 @@ static bool take_shares(gres_node_state_t *shared, bitoff_t gpu, uint64_t *ours)
     uint64_t all = shared->topo_gres_cnt_avail[entry], used = shared->topo_gres_cnt_alloc[entry];
     if (used >= all)
         return false;
-    *ours = used + *ours > all ? all - used : *ours; /* the records were made anew without us */
+    *ours = used + *ours > all ? all - used : *ours; /* the records were made again without us */
     shared->topo_gres_cnt_alloc[entry] = all;
     add_to_sums(shared, (uint16_t)entry, (int64_t)(all - used));
     *ours += all - used;
@@ -163,10 +161,10 @@ static int compare(const void *which, const void *held)
 
 static struct held *find(const struct sluice_withdrawn_gpu *which)
 {
-    return own.count ? bsearch(which, own.held, own.count, sizeof(*own.held), compare) : NULL;
+    return withdrawn.count ? bsearch(which, withdrawn.held, withdrawn.count, sizeof(*withdrawn.held), compare) : NULL;
 }
 
-/* Follow the list: what is no longer in it is given back. True where a record was changed. */
+/* Follow the list: GPUs that are no longer in it are given back. True if a record was changed. */
 static bool follow_list(bool off)
 {
     const struct sluice_withdrawn *list = sluice_withdrawn_acquire();
@@ -185,15 +183,15 @@ static bool follow_list(bool off)
             fresh[i].which = list->gpus[i];
             fresh[i].wanted = false;
         }
-        for (uint32_t i = 0; i < own.count; i++)
-            if (!own.held[i].wanted)
-                changed |= give_back(&own.held[i]);
-        free(own.held);
-        own.held = fresh;
-        own.count = count;
-        own.generation = list->generation;
-        own.off = off;
-        own.again = true;
+        for (uint32_t i = 0; i < withdrawn.count; i++)
+            if (!withdrawn.held[i].wanted)
+                changed |= give_back(&withdrawn.held[i]);
+        free(withdrawn.held);
+        withdrawn.held = fresh;
+        withdrawn.count = count;
+        withdrawn.generation = list->generation;
+        withdrawn.off = off;
+        withdrawn.again = true;
     }
     sluice_withdrawn_release(list);
     return changed;
@@ -202,41 +200,42 @@ static bool follow_list(bool off)
 bool sluice_withdrawn_apply(void)
 {
     bool off = sluice_settings_level() == SLUICE_LEVEL_OFF, changed = false;
-    if (own.generation != sluice_withdrawn_generation() || own.off != off)
+    if (withdrawn.generation != sluice_withdrawn_generation() || withdrawn.off != off)
         changed = follow_list(off);
     /* Times are whole seconds: what changed in the second of the last look may have been missed by it. */
-    if (!own.count || (!own.again && own.node_update == last_node_update && own.looked > last_node_update))
+    if (!withdrawn.count ||
+        (!withdrawn.again && withdrawn.node_update == last_node_update && withdrawn.looked > last_node_update))
         return changed;
-    own.looked = time(NULL);
+    withdrawn.looked = time(NULL);
     uint32_t whole = 0;
-    for (uint32_t i = 0; i < own.count; i++) {
-        changed |= take(&own.held[i]);
-        whole += own.held[i].whole;
+    for (uint32_t i = 0; i < withdrawn.count; i++) {
+        changed |= take(&withdrawn.held[i]);
+        whole += withdrawn.held[i].whole;
     }
     atomic_store_explicit(sluice_status_counter("withdrawn.held"), whole, memory_order_relaxed);
-    own.again = false;
+    withdrawn.again = false;
     if (changed)
         last_node_update = time(NULL);
-    own.node_update = last_node_update;
+    withdrawn.node_update = last_node_update;
     return changed;
 }
 
 void sluice_withdrawn_forget(void)
 {
-    for (uint32_t i = 0; i < own.count; i++) {
-        own.held[i].whole = false;
-        own.held[i].shares = own.held[i].threads = 0;
+    for (uint32_t i = 0; i < withdrawn.count; i++) {
+        withdrawn.held[i].whole = false;
+        withdrawn.held[i].shares = withdrawn.held[i].threads = 0;
     }
-    own.again = true;
+    withdrawn.again = true;
 }
 
 void sluice_withdrawn_look_again(void)
 {
-    own.again = true;
+    withdrawn.again = true;
 }
 
 void sluice_withdrawn_stop(void)
 {
-    free(own.held);
-    memset(&own, 0, sizeof(own));
+    free(withdrawn.held);
+    memset(&withdrawn, 0, sizeof(withdrawn));
 }

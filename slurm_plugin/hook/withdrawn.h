@@ -6,21 +6,21 @@
  *
  * Called under slurmctld's job and node write locks, as all of the hook.
  */
-#ifndef SLUICE_SELECT_WITHDRAWN_H
-#define SLUICE_SELECT_WITHDRAWN_H
+#ifndef SLUICE_HOOK_WITHDRAWN_H
+#define SLUICE_HOOK_WITHDRAWN_H
 
 #include <stdbool.h>
 
 /*
- * Make Slurm's records say what the list in force says; true where one was changed. At level off nothing is withdrawn.
- * O(1) as long as neither the list nor, by last_node_update, any node has changed; else O(list).
+ * Make Slurm's records match the list in force; true if one was changed. At level off nothing is withdrawn. O(1) as
+ * long as neither the list nor, by last_node_update, any node has changed; else O(list).
  */
 bool sluice_withdrawn_apply(void);
 
-/* Slurm has just made its records anew, without us: the next call enters all again. */
+/* Slurm has just made its records again, without us: the next call enters all again. */
 void sluice_withdrawn_forget(void);
 
-/* A job's end may have freed a GPU that is withdrawn: the next call looks at all. */
+/* A job's end may have freed a GPU that is withdrawn: the next call checks all. */
 void sluice_withdrawn_look_again(void);
 
 void sluice_withdrawn_stop(void);

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-#include "workload.h"
+#include "hook/workload.h"
 
 #include <string.h>
 
 enum {
     SHAPES = 128,
-    FIRST_ARRIVALS = 64,  /* so many before the first prices */
+    FIRST_ARRIVALS = 64,  /* jobs before the first prices */
     LEAST_SECONDS = 60,   /* between prices */
-    MOST_WEIGHT = 100000, /* all counts are halved at this sum: what came long ago fades */
+    MOST_WEIGHT = 100000, /* all counts are halved at this sum, so that old jobs count less */
 };
 
-/* Believed until jobs have come: single GPUs, and as often two, four and a whole node of eight. */
+/* Assumed until jobs have arrived: one GPU, two, four and a whole node of eight, equally often. */
 static const struct {
     int64_t gpus;
     uint32_t weight;

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "journal/writer.h"
+#include "journal/journal.h"
+
+#include "runtime/runtime.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -13,10 +15,10 @@
 
 enum { RETRY_MS = 1000, BATCH_BYTES = 4 * 1024 * 1024, FOLDER = 4096 };
 
-struct entry {
-    struct entry *next;
+struct queued {
+    struct queued *next;
     uint64_t ticket;
-    struct sluice_record record; /* its payload lies behind the entry */
+    struct sluice_journal_entry entry; /* its payload lies behind it */
 };
 
 struct sluice_journal {
@@ -29,8 +31,8 @@ struct sluice_journal {
 
     pthread_mutex_t lock;
     pthread_cond_t work, done;
-    struct entry *first, **last; /* what waits to be written */
-    bool busy;                   /* the thread writes entries that are no longer in the list */
+    struct queued *first, **last; /* what waits to be written */
+    bool busy;                    /* the thread writes what is no longer in the list */
     bool stopping;
     uint64_t tickets, written, tried; /* given out; durable up to; attempted up to */
     int64_t floor_us, trim_us;
@@ -39,7 +41,7 @@ struct sluice_journal {
 
     /* The thread's own. */
     struct sluice_segment *segments;
-    uint32_t count;
+    uint32_t count, segment_room;
     uint64_t next;     /* sequence number */
     uint64_t leftover; /* number of a segment that could not be begun, and whose file could not be removed either */
     int file;          /* of the last segment; -1: another has to be begun */
@@ -47,19 +49,6 @@ struct sluice_journal {
     uint8_t *buffer;
     size_t room;
 };
-
-static int64_t clock_us(clockid_t clock)
-{
-    struct timespec now;
-    clock_gettime(clock, &now);
-    return (int64_t)now.tv_sec * 1000000 + now.tv_nsec / 1000;
-}
-
-static struct timespec in_ms(uint32_t ms)
-{
-    int64_t at = clock_us(CLOCK_MONOTONIC) + (int64_t)ms * 1000;
-    return (struct timespec){.tv_sec = (time_t)(at / 1000000), .tv_nsec = (long)(at % 1000000) * 1000};
-}
 
 /* ---- files: the thread alone ---- */
 
@@ -104,29 +93,26 @@ static bool reserve(struct sluice_journal *journal, size_t length)
     return true;
 }
 
-/* Another segment, with its first record. */
+/* Another segment, with its first entry. */
 static bool begin_segment(struct sluice_journal *journal, int64_t at_us)
 {
     char path[FOLDER + SLUICE_SEGMENT_NAME];
-    struct sluice_record opening = {.type = SLUICE_RECORD_OPEN,
-                                    .sequence = journal->next,
-                                    .at_us = at_us,
-                                    .payload = (const uint8_t *)journal->about,
-                                    .length = (uint32_t)strlen(journal->about)};
-    struct sluice_segment *more = realloc(journal->segments, (journal->count + 1) * sizeof *more);
-    if (!more || !reserve(journal, sluice_record_size(&opening))) {
-        journal->segments = more ? more : journal->segments;
+    struct sluice_journal_entry opening = {.type = SLUICE_JOURNAL_OPEN,
+                                           .sequence = journal->next,
+                                           .at_us = at_us,
+                                           .payload = (const uint8_t *)journal->about,
+                                           .length = (uint32_t)strlen(journal->about)};
+    if (!sluice_grow_array(&journal->segments, &journal->segment_room, journal->count + 1, sizeof *journal->segments) ||
+        !reserve(journal, sluice_journal_entry_size(&opening)))
         return false;
-    }
-    journal->segments = more;
     sluice_segment_path(journal->folder, journal->next, path, sizeof path);
     if (journal->leftover == journal->next)
         unlink(path);
     int file = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (file < 0)
         return false;
-    sluice_record_encode(&opening, journal->buffer);
-    if (!write_all(file, journal->buffer, sluice_record_size(&opening), 0) || fdatasync(file) != 0 ||
+    sluice_journal_entry_encode(&opening, journal->buffer);
+    if (!write_all(file, journal->buffer, sluice_journal_entry_size(&opening), 0) || fdatasync(file) != 0 ||
         !sync_folder(journal->folder)) {
         int error = errno;
         close(file);
@@ -135,19 +121,19 @@ static bool begin_segment(struct sluice_journal *journal, int64_t at_us)
         return false;
     }
     journal->file = file;
-    journal->offset = sluice_record_size(&opening);
+    journal->offset = sluice_journal_entry_size(&opening);
     journal->segments[journal->count++] =
         (struct sluice_segment){.first = journal->next++, .last_us = at_us, .bytes = journal->offset};
     return true;
 }
 
-/* No more is written to the last segment, which ends where its last durable record ends. */
+/* Ends the last segment where its last durable entry ends. */
 static void end_segment(struct sluice_journal *journal, bool cut)
 {
     if (journal->file < 0)
         return;
     if (cut && ftruncate(journal->file, (off_t)journal->offset) != 0)
-        cut = false; /* the reader takes what is behind for a torn record */
+        cut = false; /* the reader takes what is behind for a torn entry */
     close(journal->file);
     journal->file = -1;
 }
@@ -160,7 +146,7 @@ static uint64_t total_bytes(const struct sluice_journal *journal)
     return bytes;
 }
 
-/* Remove segments whose records are all older; the last one is ended first, where it is worth it. */
+/* Remove segments whose entries are all older; the last one is ended first, if it is large enough. */
 static void remove_old(struct sluice_journal *journal, int64_t before_us)
 {
     uint32_t gone = 0;
@@ -180,8 +166,8 @@ static void remove_old(struct sluice_journal *journal, int64_t before_us)
     journal->count -= gone;
 }
 
-/* Write the entries and make them durable; all or none. False with errno set. */
-static bool commit(struct sluice_journal *journal, const struct entry *entries, size_t length, uint32_t *sync_us)
+/* Write the batch and make it durable: all or none. False with errno set. */
+static bool commit(struct sluice_journal *journal, const struct queued *batch, size_t length, uint32_t *sync_us)
 {
     if (journal->file >= 0 && journal->offset + length > journal->segment_bytes &&
         journal->offset > journal->segment_bytes / 4)
@@ -190,28 +176,28 @@ static bool commit(struct sluice_journal *journal, const struct entry *entries, 
         errno = EDQUOT;
         return false;
     }
-    if (journal->file < 0 && !begin_segment(journal, entries->record.at_us))
+    if (journal->file < 0 && !begin_segment(journal, batch->entry.at_us))
         return false;
     if (!reserve(journal, length))
         return false;
     size_t at = 0;
     uint64_t sequence = journal->next;
     int64_t last_us = 0;
-    for (const struct entry *entry = entries; entry; entry = entry->next) {
-        struct sluice_record record = entry->record;
-        record.sequence = sequence++;
-        sluice_record_encode(&record, journal->buffer + at);
-        at += sluice_record_size(&record);
-        last_us = record.at_us;
+    for (const struct queued *queued = batch; queued; queued = queued->next) {
+        struct sluice_journal_entry entry = queued->entry;
+        entry.sequence = sequence++;
+        sluice_journal_entry_encode(&entry, journal->buffer + at);
+        at += sluice_journal_entry_size(&entry);
+        last_us = entry.at_us;
     }
-    int64_t began = clock_us(CLOCK_MONOTONIC);
+    int64_t began = sluice_clock_us(CLOCK_MONOTONIC);
     bool wrote = write_all(journal->file, journal->buffer, at, journal->offset), good = wrote;
     if (wrote)
         good = fdatasync(journal->file) == 0;
-    *sync_us = (uint32_t)(clock_us(CLOCK_MONOTONIC) - began);
+    *sync_us = (uint32_t)(sluice_clock_us(CLOCK_MONOTONIC) - began);
     if (!good) {
         int error = errno;
-        /* After a failed sync nobody knows what of it is on the disk: these records go to another file. */
+        /* After a failed sync it is not known what of it is on the disk: these entries go to another file. */
         end_segment(journal, true);
         errno = error;
         return false;
@@ -227,13 +213,13 @@ static bool commit(struct sluice_journal *journal, const struct entry *entries, 
 /* ---- the thread ---- */
 
 /* Take entries off the queue, as many as one write should have. */
-static struct entry *take_batch(struct sluice_journal *journal, size_t *length, uint32_t *count)
+static struct queued *take_batch(struct sluice_journal *journal, size_t *length, uint32_t *count)
 {
-    struct entry *batch = journal->first, **end = &batch;
+    struct queued *batch = journal->first, **end = &batch;
     *length = 0;
     *count = 0;
-    while (*end && (!*count || *length + sluice_record_size(&(*end)->record) <= BATCH_BYTES)) {
-        *length += sluice_record_size(&(*end)->record);
+    while (*end && (!*count || *length + sluice_journal_entry_size(&(*end)->entry) <= BATCH_BYTES)) {
+        *length += sluice_journal_entry_size(&(*end)->entry);
         ++*count;
         end = &(*end)->next;
     }
@@ -244,9 +230,9 @@ static struct entry *take_batch(struct sluice_journal *journal, size_t *length, 
     return batch;
 }
 
-static void put_back(struct sluice_journal *journal, struct entry *batch)
+static void put_back(struct sluice_journal *journal, struct queued *batch)
 {
-    struct entry **end = &batch->next;
+    struct queued **end = &batch->next;
     while (*end)
         end = &(*end)->next;
     *end = journal->first;
@@ -256,13 +242,13 @@ static void put_back(struct sluice_journal *journal, struct entry *batch)
 }
 
 /* Bookkeeping of an attempt; with the lock held. */
-static void note(struct sluice_journal *journal, struct entry *batch, size_t length, uint32_t count, uint32_t sync_us,
+static void note(struct sluice_journal *journal, struct queued *batch, size_t length, uint32_t count, uint32_t sync_us,
                  int error)
 {
     struct sluice_journal_stats *stats = &journal->stats;
     uint64_t last = 0;
-    for (struct entry *entry = batch; entry; entry = entry->next)
-        last = entry->ticket;
+    for (struct queued *queued = batch; queued; queued = queued->next)
+        last = queued->ticket;
     journal->tried = last;
     stats->error = error;
     stats->segments = journal->count;
@@ -273,7 +259,7 @@ static void note(struct sluice_journal *journal, struct entry *batch, size_t len
         return;
     }
     stats->syncs++;
-    stats->records += count;
+    stats->entries += count;
     stats->queued -= count;
     stats->queued_bytes -= length;
     stats->last_us = journal->segments[journal->count - 1].last_us;
@@ -281,18 +267,18 @@ static void note(struct sluice_journal *journal, struct entry *batch, size_t len
         stats->longest_sync_us = sync_us;
     journal->written = last;
     while (batch) {
-        struct entry *entry = batch;
-        batch = entry->next;
-        free(entry);
+        struct queued *queued = batch;
+        batch = queued->next;
+        free(queued);
     }
 }
 
-/* One turn with the lock held, given back while files are touched. False: nothing could be written. */
+/* One round with the lock held, released while files are written. False: nothing could be written. */
 static bool write_batch(struct sluice_journal *journal)
 {
     size_t length;
     uint32_t count, sync_us = 0;
-    struct entry *batch = take_batch(journal, &length, &count);
+    struct queued *batch = take_batch(journal, &length, &count);
     journal->busy = true;
     pthread_mutex_unlock(&journal->lock);
     int error = commit(journal, batch, length, &sync_us) ? 0 : errno ? errno : EIO;
@@ -323,7 +309,7 @@ static void trim(struct sluice_journal *journal)
 static void *run(void *argument)
 {
     struct sluice_journal *journal = argument;
-    /* At once, so that whatever another controller still writes is known to be late. */
+    /* At once, so that all that another controller still writes is known to be late. */
     bool good = begin_segment(journal, journal->floor_us);
     int error = good ? 0 : errno;
     pthread_mutex_lock(&journal->lock);
@@ -341,7 +327,7 @@ static void *run(void *argument)
             continue;
         }
         if (all_tried && !journal->trim_us) {
-            struct timespec until = in_ms(RETRY_MS);
+            struct timespec until = sluice_deadline(CLOCK_MONOTONIC, RETRY_MS);
             uint64_t tickets = journal->tickets;
             while (!journal->stopping && !journal->trim_us && tickets == journal->tickets &&
                    pthread_cond_timedwait(&journal->work, &journal->lock, &until) != ETIMEDOUT)
@@ -359,9 +345,9 @@ static void *run(void *argument)
 static void free_all(struct sluice_journal *journal)
 {
     while (journal->first) {
-        struct entry *entry = journal->first;
-        journal->first = entry->next;
-        free(entry);
+        struct queued *queued = journal->first;
+        journal->first = queued->next;
+        free(queued);
     }
     end_segment(journal, false);
     free(journal->buffer);
@@ -377,8 +363,8 @@ static bool prepare(struct sluice_journal *journal, const struct sluice_journal_
 {
     snprintf(journal->folder, sizeof journal->folder, "%s", options->folder);
     journal->about = strdup(options->about ? options->about : "");
-    journal->segments = malloc((options->segment_count + 1) * sizeof *journal->segments);
-    if (!journal->about || !journal->segments) {
+    if (!journal->about || !sluice_grow_array(&journal->segments, &journal->segment_room, options->segment_count + 1,
+                                              sizeof *journal->segments)) {
         errno = ENOMEM;
         return false;
     }
@@ -434,41 +420,41 @@ void sluice_journal_close(struct sluice_journal *journal)
     free_all(journal);
 }
 
-uint64_t sluice_journal_append(struct sluice_journal *journal, enum sluice_record_type type, uint32_t job_id,
+uint64_t sluice_journal_append(struct sluice_journal *journal, enum sluice_journal_entry_type type, uint32_t job_id,
                                const void *payload, uint32_t length, int64_t now_us)
 {
-    if (length > SLUICE_RECORD_MAX_PAYLOAD)
+    if (length > SLUICE_JOURNAL_MAX_PAYLOAD)
         return 0;
-    struct entry *entry = malloc(sizeof *entry + length);
-    if (!entry)
+    struct queued *queued = malloc(sizeof *queued + length);
+    if (!queued)
         return 0;
-    *entry = (struct entry){.record = {.type = type, .job_id = job_id, .length = length}};
-    entry->record.payload = (const uint8_t *)(entry + 1);
+    *queued = (struct queued){.entry = {.type = type, .job_id = job_id, .length = length}};
+    queued->entry.payload = (const uint8_t *)(queued + 1);
     if (length)
-        memcpy(entry + 1, payload, length);
+        memcpy(queued + 1, payload, length);
     uint64_t ticket = 0;
     pthread_mutex_lock(&journal->lock);
     struct sluice_journal_stats *stats = &journal->stats;
-    if (!journal->stopping && stats->queued_bytes + sluice_record_size(&entry->record) <= journal->max_queued) {
+    if (!journal->stopping && stats->queued_bytes + sluice_journal_entry_size(&queued->entry) <= journal->max_queued) {
         if (now_us > journal->floor_us)
             journal->floor_us = now_us;
-        entry->record.at_us = journal->floor_us;
-        ticket = entry->ticket = ++journal->tickets;
-        *journal->last = entry;
-        journal->last = &entry->next;
+        queued->entry.at_us = journal->floor_us;
+        ticket = queued->ticket = ++journal->tickets;
+        *journal->last = queued;
+        journal->last = &queued->next;
         stats->queued++;
-        stats->queued_bytes += sluice_record_size(&entry->record);
+        stats->queued_bytes += sluice_journal_entry_size(&queued->entry);
         pthread_cond_signal(&journal->work);
     }
     pthread_mutex_unlock(&journal->lock);
     if (!ticket)
-        free(entry);
+        free(queued);
     return ticket;
 }
 
 enum sluice_journal_result sluice_journal_wait(struct sluice_journal *journal, uint64_t ticket, uint32_t wait_ms)
 {
-    struct timespec until = in_ms(wait_ms);
+    struct timespec until = sluice_deadline(CLOCK_MONOTONIC, wait_ms);
     enum sluice_journal_result result = SLUICE_JOURNAL_LATE;
     pthread_mutex_lock(&journal->lock);
     for (bool waiting = true;; waiting = pthread_cond_timedwait(&journal->done, &journal->lock, &until) == 0) {
@@ -485,16 +471,16 @@ enum sluice_journal_result sluice_journal_wait(struct sluice_journal *journal, u
 
 bool sluice_journal_withdraw(struct sluice_journal *journal, uint64_t ticket)
 {
-    struct entry *found = NULL;
+    struct queued *found = NULL;
     pthread_mutex_lock(&journal->lock);
-    for (struct entry **at = &journal->first; *at && !found; at = &(*at)->next)
+    for (struct queued **at = &journal->first; *at && !found; at = &(*at)->next)
         if ((*at)->ticket == ticket) {
             found = *at;
             *at = found->next;
             if (!*at)
                 journal->last = at;
             journal->stats.queued--;
-            journal->stats.queued_bytes -= sluice_record_size(&found->record);
+            journal->stats.queued_bytes -= sluice_journal_entry_size(&found->entry);
             break;
         }
     pthread_mutex_unlock(&journal->lock);
@@ -525,6 +511,6 @@ void sluice_journal_describe(struct sluice_journal *journal, struct sluice_journ
 {
     pthread_mutex_lock(&journal->lock);
     *stats = journal->stats;
-    stats->oldest_us = journal->first ? journal->first->record.at_us : 0;
+    stats->oldest_us = journal->first ? journal->first->entry.at_us : 0;
     pthread_mutex_unlock(&journal->lock);
 }

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "journal/segments.h"
 
+#include "runtime/runtime.h"
+
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -56,14 +58,12 @@ static bool list(const char *folder, struct sluice_segments *found)
         return false;
     }
     bool good = true;
+    uint32_t room = 0;
     uint64_t first;
     for (struct dirent *entry; good && (entry = readdir(listing));)
         if (is_segment(entry->d_name, &first)) {
-            if (found->count % 64 == 0) {
-                struct sluice_segment *more = realloc(found->items, (found->count + 64) * sizeof *more);
-                good = more && found->count < SLUICE_SEGMENTS_MAX;
-                found->items = more ? more : found->items;
-            }
+            good = found->count < SLUICE_SEGMENTS_MAX &&
+                   sluice_grow_array(&found->items, &room, found->count + 1, sizeof *found->items);
             if (good)
                 found->items[found->count++] = (struct sluice_segment){.first = first};
         }
@@ -100,71 +100,71 @@ static uint8_t *load(const char *path, size_t *length)
     return bytes;
 }
 
-/* What one segment's records go through. */
+/* What one segment's entries go through. */
 struct pass {
     struct sluice_segments *found;
     struct sluice_segment *segment;
     uint64_t end; /* sequence number at which the next segment begins */
     bool used;    /* nothing before is missing */
     bool late, stopped;
-    bool (*visit)(const struct sluice_record *, void *);
+    bool (*visit)(const struct sluice_journal_entry *, void *);
     void *argument;
 };
 
-static bool take(const struct sluice_record *record, void *argument)
+static bool take(const struct sluice_journal_entry *entry, void *argument)
 {
     struct pass *pass = argument;
     struct sluice_segments *found = pass->found;
-    if (record->job_id > found->highest_id)
-        found->highest_id = record->job_id;
-    if (record->sequence >= pass->end) {
+    if (entry->job_id > found->highest_id)
+        found->highest_id = entry->job_id;
+    if (entry->sequence >= pass->end) {
         pass->late = true;
         return true;
     }
-    if (record->at_us > pass->segment->last_us)
-        pass->segment->last_us = record->at_us;
+    if (entry->at_us > pass->segment->last_us)
+        pass->segment->last_us = entry->at_us;
     if (!pass->used)
         return true;
-    found->records++;
-    found->next = record->sequence + 1;
-    if (record->at_us > found->last_us)
-        found->last_us = record->at_us;
-    pass->stopped = pass->visit && !pass->visit(record, pass->argument);
+    found->entries++;
+    found->next = entry->sequence + 1;
+    if (entry->at_us > found->last_us)
+        found->last_us = entry->at_us;
+    pass->stopped = pass->visit && !pass->visit(entry, pass->argument);
     return !pass->stopped;
 }
 
 /*
- * What is behind a damaged place is not used, but the ids in it were given out. Payloads are users' scripts, which may
- * hold what looks like records: only numbers that can come here count, and no more is summed than READ_AGAIN times the
- * bytes. False: there is no record behind it.
+ * Entries after a damaged place are not used, but the ids in them were given out. Payloads are users' scripts, which
+ * may hold what looks like entries: only numbers that can come here count, and no more is summed than READ_AGAIN times
+ * the bytes. False: there is no entry behind it.
  */
 static bool learn_ids(struct sluice_segments *found, const uint8_t *bytes, size_t length, uint64_t next)
 {
-    struct sluice_record record;
+    struct sluice_journal_entry entry;
     size_t used, budget = READ_AGAIN * length;
-    uint64_t most = next + length / SLUICE_RECORD_HEADER;
+    uint64_t most = next + length / SLUICE_JOURNAL_HEADER;
     bool any = false;
     for (size_t at = 0; at < length; at++) {
-        if (!sluice_record_peek(bytes + at, length - at, &record) || record.sequence <= next ||
-            record.sequence > most || record.length > length)
+        if (!sluice_journal_entry_peek(bytes + at, length - at, &entry) || entry.sequence <= next ||
+            entry.sequence > most || entry.length > length)
             continue;
-        if (record.length > budget)
+        if (entry.length > budget)
             break;
-        budget -= record.length;
-        if (sluice_record_decode(bytes + at, length - at, &record, &used) != SLUICE_RECORD_GOOD)
+        budget -= entry.length;
+        if (sluice_journal_entry_decode(bytes + at, length - at, &entry, &used) != SLUICE_JOURNAL_GOOD)
             continue;
-        if (record.job_id > found->highest_id)
-            found->highest_id = record.job_id;
+        if (entry.job_id > found->highest_id)
+            found->highest_id = entry.job_id;
         any = true;
-        next = record.sequence;
+        next = entry.sequence;
         at += used - 1;
     }
     return any;
 }
 
-static const char *fault_name(enum sluice_record_fault fault)
+static const char *fault_name(enum sluice_journal_entry_fault fault)
 {
-    return fault == SLUICE_RECORD_NEWER ? "written by a later version" : "corrupt";
+    return fault == SLUICE_JOURNAL_NEWER ? "written by a later version" : "corrupt";
 }
 
 /* One segment; false: the visitor has had enough, or there is no memory. */
@@ -182,35 +182,35 @@ static bool read_one(const char *folder, struct pass *pass)
         return errno != ENOMEM;
     }
     if (pass->used && found->next != pass->segment->first && found->next > 1) {
-        problem(found, "%s: records %" PRIu64 " to %" PRIu64 " are missing before it", path, found->next,
+        problem(found, "%s: entries %" PRIu64 " to %" PRIu64 " are missing before it", path, found->next,
                 pass->segment->first - 1);
         pass->used = false;
     }
     uint64_t next = pass->segment->first;
     pass->late = false;
-    enum sluice_record_fault fault = sluice_record_scan(bytes, length, &next, take, pass, &good);
+    enum sluice_journal_entry_fault fault = sluice_journal_entry_scan(bytes, length, &next, take, pass, &good);
     pass->segment->bytes = length;
-    if (fault != SLUICE_RECORD_GOOD && learn_ids(found, bytes + good, length - good, next) &&
-        fault == SLUICE_RECORD_TORN)
-        fault = SLUICE_RECORD_CORRUPT; /* it is not cut off: its length is damaged */
+    if (fault != SLUICE_JOURNAL_GOOD && learn_ids(found, bytes + good, length - good, next) &&
+        fault == SLUICE_JOURNAL_TORN)
+        fault = SLUICE_JOURNAL_CORRUPT; /* it is not cut off: its length is damaged */
     if (pass->late)
         found->late_bytes += length;
     else if (!pass->used)
         found->lost_bytes += length;
-    else if (fault == SLUICE_RECORD_TORN)
+    else if (fault == SLUICE_JOURNAL_TORN)
         found->torn_bytes += length - good;
-    else if (fault != SLUICE_RECORD_GOOD)
+    else if (fault != SLUICE_JOURNAL_GOOD)
         found->lost_bytes += length - good;
     if (pass->late)
         problem(found, "%s: another controller wrote to it after this one had taken over; that part is not used", path);
-    else if (fault > SLUICE_RECORD_TORN)
+    else if (fault > SLUICE_JOURNAL_TORN)
         problem(found, "%s: %s at byte %zu of %zu; what follows is not used", path, fault_name(fault), good, length);
     free(bytes);
     return !pass->stopped;
 }
 
-bool sluice_segments_read(const char *folder, bool (*visit)(const struct sluice_record *, void *), void *argument,
-                          struct sluice_segments *found)
+bool sluice_segments_read(const char *folder, bool (*visit)(const struct sluice_journal_entry *, void *),
+                          void *argument, struct sluice_segments *found)
 {
     *found = (struct sluice_segments){.next = 1};
     if (!list(folder, found))
@@ -225,7 +225,7 @@ bool sluice_segments_read(const char *folder, bool (*visit)(const struct sluice_
             break;
         }
     }
-    /* A number is never used twice, whatever could be read of the last segment. */
+    /* A number is never used twice, however much of the last segment could be read. */
     if (found->count && found->next <= found->items[found->count - 1].first)
         found->next = found->items[found->count - 1].first + 1;
     return true;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /* The core's cluster, made from Slurm's nodes. */
-#include "controller/mirror_own.h"
+#include "mirror/mirror_internal.h"
 
 #include "src/common/bitstring.h"
 #include "src/common/node_conf.h"
@@ -67,7 +67,7 @@ static void set_links(const gres_node_state_t *gpu, struct sluice_node_shape *sh
                     shape->gpus[i].link_domain = shape->gpus[j].link_domain;
 }
 
-/* False: the node's GPUs cannot be told apart. */
+/* False: the node's GPUs cannot be distinguished. */
 static bool shape_of(struct sluice_mirror *mirror, const node_record_t *node, struct sluice_node_shape *shape)
 {
     struct sluice_node_gres gres = sluice_gres_of_node(node);
@@ -213,12 +213,13 @@ void sluice_mirror_forget(struct sluice_mirror *mirror)
         sluice_decision_topology_free(mirror->notes);
     mirror->notes = NULL;
     free(mirror->opaque);
+    free(mirror->given_back);
     free(mirror->light);
     mirror->light = NULL;
     free(mirror->fingerprint);
     free(mirror->parts);
     sluice_cores_free(mirror->cores);
-    mirror->opaque = NULL;
+    mirror->opaque = mirror->given_back = NULL;
     mirror->fingerprint = NULL;
     mirror->parts = NULL;
     mirror->cores = NULL;
@@ -226,8 +227,8 @@ void sluice_mirror_forget(struct sluice_mirror *mirror)
     if (mirror->table)
         memset(mirror->table, 0, mirror->table_size * sizeof(*mirror->table));
     mirror->entries = mirror->foreign = mirror->sharing = mirror->clipped = 0;
-    mirror->record_count = 0;
-    mirror->free_record = NONE;
+    mirror->holding_count = 0;
+    mirror->free_holding = NONE;
     mirror->model_count = mirror->shape_count = 0;
 }
 
@@ -276,6 +277,7 @@ enum sluice_error sluice_mirror_build(struct sluice_mirror *mirror, struct sluic
     mirror->nodes = nodes;
     mirror->words = ((size_t)nodes + 63) / 64;
     mirror->opaque = calloc(mirror->words + 1, sizeof(uint64_t));
+    mirror->given_back = calloc(mirror->words + 1, sizeof(uint64_t));
     mirror->light = calloc((mirror->words + 1) * SLUICE_MIRROR_MAX_WEIGHTS, sizeof(uint64_t));
     mirror->fingerprint = calloc((size_t)nodes + 1, sizeof(uint64_t));
     mirror->part_room = nodes + MAX_GROUPS;
@@ -283,7 +285,8 @@ enum sluice_error sluice_mirror_build(struct sluice_mirror *mirror, struct sluic
     mirror->cores = sluice_cores_new(nodes);
     struct switches known = {.room = config.max_switches};
     known.names = calloc(known.room, sizeof(*known.names));
-    if (!mirror->opaque || !mirror->light || !mirror->fingerprint || !mirror->parts || !mirror->cores || !known.names) {
+    if (!mirror->opaque || !mirror->given_back || !mirror->light || !mirror->fingerprint || !mirror->parts ||
+        !mirror->cores || !known.names) {
         free(known.names);
         sluice_mirror_forget(mirror);
         if (text)

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-/* The mirror against what Slurm says of its nodes' GRES: it is corrected, or checked. */
-#include "controller/mirror_own.h"
+/* Compares the mirror with Slurm's records of its nodes' GRES, and corrects or checks it. */
+#include "mirror/mirror_internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Hold for nobody what Slurm says is in use. */
+/* Hold what Slurm says is in use, for no job. */
 static void hold_foreign(struct sluice_mirror *mirror, uint32_t node, const int64_t *free_mib)
 {
     struct entry *entry = NULL;
@@ -121,7 +121,7 @@ enum sluice_error sluice_mirror_check(struct sluice_mirror *mirror, sluice_mirro
         if (!node || is_opaque(mirror, n) || sluice_node_read(mirror->cluster, n, &view, NULL))
             continue;
         if (sluice_mirror_fingerprint(node) != mirror->fingerprint[n])
-            continue; /* found within the next round, and then the mirror is made anew */
+            continue; /* found within the next round, and then the mirror is made again */
         if (!sluice_mirror_same_free(mirror, n, free_mib))
             for (uint32_t i = 0; i < view.gpu_count; i++) {
                 char what[64];
@@ -131,7 +131,8 @@ enum sluice_error sluice_mirror_check(struct sluice_mirror *mirror, sluice_mirro
             }
         if (!free_of || !free_of(n, &cpus, &memory))
             continue;
-        if (view.cpus_milli_free < cpus * 1000 || (!mirror->sharing && view.cpus_milli_free != cpus * 1000))
+        bool loses = mirror->sharing || (SLUICE_RESIZE_LOSES_CORES && mirror->given_back[n / 64] >> n % 64 & 1);
+        if (view.cpus_milli_free < cpus * 1000 || (!loses && view.cpus_milli_free != cpus * 1000))
             return differs(text, n, "free CPUs", view.cpus_milli_free / 1000, cpus);
         if (view.host_memory_mib_free != memory)
             return differs(text, n, "free memory", view.host_memory_mib_free, memory);

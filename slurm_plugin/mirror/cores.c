@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-#include "cores.h"
+#include "mirror/cores.h"
 
 #include "src/common/bitstring.h"
 #include "src/common/node_conf.h"
@@ -9,7 +9,7 @@
 
 struct of_node {
     uint32_t count;
-    uint32_t jobs[]; /* by core; 0: nobody's */
+    uint32_t jobs[]; /* by core; 0: no job's */
 };
 
 struct sluice_cores {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-#include "controller/gres_slurm.h"
+#include "mirror/gres.h"
 
 #include "src/common/list.h"
 

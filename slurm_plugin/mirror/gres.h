@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /* GPUs, and what shares them, in Slurm's lists of generic resources. */
-#ifndef SLUICE_CONTROLLER_GRES_SLURM_H
-#define SLUICE_CONTROLLER_GRES_SLURM_H
+#ifndef SLUICE_MIRROR_GRES_H
+#define SLUICE_MIRROR_GRES_H
 
 #define SLUICE_SLURM_PRIVATE
 #include "slurm_compat.h"

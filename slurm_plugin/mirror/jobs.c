@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /* What a job holds by its record, and which jobs are running. */
-#include "controller/mirror_own.h"
+#include "mirror/mirror_internal.h"
 
-#include "controller/request.h"
+#include "mirror/request.h"
 
 #include "src/common/bitstring.h"
 #include "src/common/list.h"
@@ -67,9 +67,9 @@ static bool shares_cores(const job_record_t *job)
 }
 
 /*
- * Are its cores, or others', in doubt? After a restart or reconfiguration Slurm 22.05 gives out the cores of running
- * jobs anew, in the order of its list: a job that had got those of a suspended one, which runs again, finds them taken,
- * is entered nowhere, and all of its cores count as free.
+ * Are its cores, or others', uncertain? After a restart or reconfiguration Slurm 22.05 assigns the cores of running
+ * jobs again, in the order of its list: a job that had those of a suspended one, which runs again, finds them taken, is
+ * entered nowhere, and all of its cores count as free.
  */
 static bool meets_suspended(const struct sluice_mirror *mirror, const job_record_t *job)
 {
@@ -187,12 +187,24 @@ static uint32_t parts_of_job(struct sluice_mirror *mirror, const job_record_t *j
     return count;
 }
 
+static void note_given_back(struct sluice_mirror *mirror, const job_record_t *job)
+{
+    uint32_t count = 0;
+    const struct sluice_part *parts = sluice_mirror_parts(mirror, job->job_id, &count);
+    for (uint32_t i = 0; i < count; i++)
+        if (!bit_test(job->job_resrcs->node_bitmap, parts[i].node))
+            mirror->given_back[parts[i].node / 64] |= UINT64_C(1) << parts[i].node % 64;
+}
+
 void sluice_mirror_hold_job(struct sluice_mirror *mirror, const job_record_t *job, bool suspended)
 {
     const struct entry *before = sluice_mirror_find_entry(mirror, job->job_id);
     bool shared = before && before->sharing; /* and does so until it ends */
+    bool has_nodes = job->job_resrcs && job->job_resrcs->node_bitmap;
+    if (has_nodes && job->resize_time)
+        note_given_back(mirror, job);
     sluice_mirror_let_go(mirror, job->job_id);
-    if (!job->job_resrcs || !job->job_resrcs->node_bitmap)
+    if (!has_nodes)
         return;
     struct entry *entry = sluice_mirror_add_entry(mirror, job->job_id);
     if (!entry)
@@ -290,7 +302,7 @@ static int ends_later(const void *a, const void *b)
     return (one->end_time < other->end_time) - (one->end_time > other->end_time);
 }
 
-/* A core counts for the last of its jobs to end, so that whoever plans with ends has it free then. */
+/* A core counts for the last of its jobs to end, so that a plan with ends has it free then. */
 void sluice_mirror_share_out(struct sluice_mirror *mirror, bitstr_t *nodes)
 {
     struct sharers sharers = {.mirror = mirror, .nodes = nodes, .room = mirror->entries};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /* Making a mirror, following Slurm, and reading what is in it. */
-#include "controller/mirror_own.h"
+#include "mirror/mirror_internal.h"
 
 #include "src/common/bitstring.h"
 
@@ -25,7 +25,7 @@ enum sluice_error sluice_mirror_new(struct sluice_mirror **mirror, struct sluice
         return SLUICE_ERROR_NO_MEMORY;
     }
     made->models = models;
-    made->free_record = NONE;
+    made->free_holding = NONE;
     *mirror = made;
     return SLUICE_OK;
 }
@@ -36,7 +36,7 @@ void sluice_mirror_free(struct sluice_mirror *mirror)
         return;
     sluice_mirror_forget(mirror);
     free(mirror->table);
-    free(mirror->records);
+    free(mirror->holdings);
     free(mirror->models);
     free(mirror);
 }
@@ -53,7 +53,7 @@ void sluice_mirror_invalidate(struct sluice_mirror *mirror)
     mirror->valid = false;
 }
 
-/* Grows whenever a mirror finds that nodes were configured anew: all others look no further. */
+/* Grows when a mirror finds that the nodes' configuration changed: the others need not compare. */
 static _Atomic uint64_t configurations;
 
 void sluice_mirrors_outdated(void)
@@ -62,8 +62,8 @@ void sluice_mirrors_outdated(void)
 }
 
 /*
- * Is any node configured in another way than when the cluster was made? Slurm tells a select plugin of some such
- * changes only, so all nodes are compared: at once by whoever has time, a few at a call by the hook.
+ * Is any node configured in another way than when the cluster was made? Slurm calls a select plugin only for some such
+ * changes, so all nodes are compared: at once by a thread, a few at a call by the hook.
  */
 static bool configuration_changed(struct sluice_mirror *mirror, bool all, time_t now)
 {
@@ -123,7 +123,7 @@ void sluice_mirror_job_changed(struct sluice_mirror *mirror, job_record_t *job, 
     }
     if (mirror->reshare)
         sluice_mirror_share_out(mirror, job->job_resrcs ? job->job_resrcs->node_bitmap : NULL);
-    /* Where Slurm gave a GPU out twice, or something holds it that is no job, the records of the node decide. */
+    /* If Slurm gave a GPU out twice, or something that is not a job holds it, the node's records decide. */
     bool compare = mirror->short_of || mirror->foreign || what == SLUICE_MIRROR_ENDED;
     mirror->short_of = false;
     if (!compare || !job->job_resrcs || !job->job_resrcs->node_bitmap)
@@ -220,8 +220,8 @@ const char *sluice_mirror_node_type(const struct sluice_mirror *mirror, uint32_t
 
 const uint64_t *sluice_bitmap_words(bitstr_t *bitmap, size_t *words)
 {
-    /* Two words of header, then bit n in word n / 64, the lowest first: as the core has it on little-endian machines.
-     */
+    /* Two words of header, then bit n in word n / 64, the lowest first: as the core has it on little-endian
+     * machines. */
     _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "Slurm counts bits from the other end there");
     _Static_assert(sizeof(bitstr_t) == sizeof(uint64_t), "");
     *words = ((size_t)bit_size(bitmap) + 63) / 64;

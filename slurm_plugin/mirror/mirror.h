@@ -7,24 +7,25 @@
  *     where the node has no shards. GPU types are the core's models.
  *   - CPUs are those of the cores that jobs may use; host memory is RealMemory less MemSpecLimit.
  *   - Every running or suspended job holds what its job_resrcs and GRES say, and of its GPUs' compute what its option
- *     --gpu-share claims, as far as it is there: below level place stock Slurm counts none. What the mirror cannot
- * express it does not hold: it may believe something free that is not, never the other way round. So "no place" is a
- * proof.
+ *     --gpu-share claims, as far as it is free: below level place stock Slurm counts none. The mirror does not hold
+ *     what it cannot express: it may count as free what is not, never the reverse. So "no place" is a proof.
  *   - A core that several jobs oversubscribe is held by one of them, whichever ends last.
- *   - Nodes whose GPUs cannot be told apart (no File, not yet registered, more than SLUICE_MAX_GPUS) are opaque: they
- *     are in the cluster as drained nodes without GPUs, and sluice_mirror_opaque has their bits.
- *   - Drained, down and completing nodes are no concern of a mirror: Slurm's bitmaps say which nodes may be used.
+ *   - Nodes whose GPUs cannot be distinguished (no File, not yet registered, more than SLUICE_MAX_GPUS) are opaque:
+ *     they are in the cluster as drained nodes without GPUs, and sluice_mirror_opaque has their bits.
+ *   - A mirror does not know drained, down and completing nodes: Slurm's bitmaps say which nodes may be used.
  *
- * Not a singleton: the placement hook has one, used under slurmctld's write locks and told of every start and end; the
- * planner has its own, brought up to date by sluice_mirror_sync under read locks (config, job, node, partition).
- * Calls on one mirror must not overlap.
+ * Not a singleton: the placement hook has one, used under slurmctld's write locks and notified of every start and end;
+ * the planner has its own, updated by sluice_mirror_sync under read locks (config, job, node, partition). Calls on one
+ * mirror must not overlap.
  */
-#ifndef SLUICE_MIRROR_H
-#define SLUICE_MIRROR_H
+#ifndef SLUICE_MIRROR_MIRROR_H
+#define SLUICE_MIRROR_MIRROR_H
 
 #define SLUICE_SLURM_PRIVATE
 #include "slurm_compat.h"
 
+#include "mirror/gres.h"
+#include "mirror/request.h"
 #include "sluice/core.h"
 
 struct sluice_mirror;
@@ -33,10 +34,10 @@ enum { SLUICE_MIRROR_PLAIN_GPU_MIB = 81920 };
 
 /* What it cost to follow; counted since the mirror was made. */
 struct sluice_mirror_counts {
-    uint64_t builds;     /* made anew: start, reconfigure, other nodes or GRES */
+    uint64_t builds;     /* made again: start, reconfigure, other nodes or GRES */
     uint64_t scans;      /* all nodes' configuration compared */
     uint64_t jobs_held;  /* jobs entered */
-    uint64_t jobs_freed; /* jobs struck off */
+    uint64_t jobs_freed; /* jobs removed */
     uint64_t mismatches; /* a node's GRES was not what the mirror said, and was corrected */
 };
 
@@ -46,26 +47,26 @@ void sluice_mirror_free(struct sluice_mirror *mirror);
 
 /*
  * Bring up to date with Slurm. `jobs`: compare the list of running jobs and all nodes' configuration, which is O(nodes
- * + jobs); whoever tells the mirror of each start and end leaves it out, and a few nodes' configuration is compared at
- * a time. Configurations are compared when last_node_update says that something may have changed, at most once a
- * second; a change that one mirror finds all others know, too. It makes the mirror anew: sluice_mirror_cluster and all
- * allocations are then others, and sluice_mirror_generation has grown. Locks: config, job, node and partition read.
+ * + jobs); a caller that reports each start and end to the mirror leaves it out, and a few nodes' configuration is
+ * compared at a time. Configurations are compared when last_node_update says that something may have changed, at most
+ * once a second; all mirrors know a change that one of them finds. It makes the mirror again: sluice_mirror_cluster and
+ * all allocations are then others, and sluice_mirror_generation has grown. Locks: config, job, node and partition read.
  * Errors: NO_MEMORY, CAPACITY (more nodes than the core can have): the mirror is not usable.
  */
 enum sluice_error sluice_mirror_sync(struct sluice_mirror *mirror, bool jobs, time_t now,
                                      struct sluice_error_text *text);
-/* Every mirror is made anew by its next sync: something holds GPUs, or no longer does, of which jobs do not tell. */
+/* Every mirror is made again by its next sync: something that is not a job began or ceased to hold GPUs. */
 void sluice_mirrors_outdated(void);
-/* The next sync makes it anew: nodes, partitions or topology were reconfigured. */
+/* The next sync makes it again: nodes, partitions or topology were reconfigured. */
 void sluice_mirror_invalidate(struct sluice_mirror *mirror);
 
 /* NULL before the first sync. */
 struct sluice_cluster *sluice_mirror_cluster(struct sluice_mirror *mirror);
-/* Grows whenever the cluster was made anew. */
+/* Grows whenever the cluster was made again. */
 uint64_t sluice_mirror_generation(const struct sluice_mirror *mirror);
 struct sluice_mirror_counts sluice_mirror_counts(const struct sluice_mirror *mirror);
 
-/* What became of a job. Slurm's record says it only after the select plugin was told. */
+/* What happened to a job. Slurm's record has it only after the select plugin was called. */
 enum sluice_mirror_job {
     SLUICE_MIRROR_RUNS,      /* started, resumed, resized */
     SLUICE_MIRROR_SUSPENDED, /* gives up its cores, keeps memory and GPUs */
@@ -75,8 +76,8 @@ enum sluice_mirror_job {
  * the first sync and after an invalidation it does nothing. */
 void sluice_mirror_job_changed(struct sluice_mirror *mirror, job_record_t *job, enum sluice_mirror_job what);
 
-/* The core's allocations that stand for a job: one, or several where it holds GPUs of a node in unequal shares; returns
- * how many there are, 0 for a job that holds nothing, and writes up to `capacity` of them. */
+/* The core's allocations of a job: one, or several where it holds GPUs of a node in unequal shares; returns how many
+ * there are, 0 for a job that holds nothing, and writes up to `capacity` of them. */
 uint32_t sluice_mirror_allocations(const struct sluice_mirror *mirror, uint32_t job_id, uint64_t *allocations,
                                    uint32_t capacity);
 
@@ -105,7 +106,7 @@ const char *sluice_mirror_node_type(const struct sluice_mirror *mirror, uint32_t
 /* Of all GPU types in their order: as long as it stays, so do the sets. */
 uint64_t sluice_mirror_models_hash(const struct sluice_mirror *mirror);
 
-/* sluice_cluster_set_workload on the mirror's cluster, until it is made anew. Errors: its own. */
+/* sluice_cluster_set_workload on the mirror's cluster, until it is made again. Errors: its own. */
 enum sluice_error sluice_mirror_set_workload(struct sluice_mirror *mirror, const struct sluice_request *shapes,
                                              const uint32_t *weights, uint32_t count);
 
@@ -116,10 +117,10 @@ const uint64_t *sluice_bitmap_words(bitstr_t *bitmap, size_t *words);
 bool sluice_mirror_node_agrees(struct sluice_mirror *mirror, uint32_t node);
 
 struct sluice_decision_recorder;
-/* From now on tell the recorder how the cluster is made and which nodes change; the next sync makes it anew. */
+/* From now on the recorder gets how the cluster is made and which nodes change; the next sync makes it again. */
 void sluice_mirror_record(struct sluice_mirror *mirror, struct sluice_decision_recorder *recorder);
 
-/* What Slurm says is free on a node, from its own records of cores and memory; false: it cannot tell. */
+/* What Slurm says is free on a node, from its own records of cores and memory; false: not known. */
 typedef bool (*sluice_mirror_free_fn)(uint32_t node, int64_t *cpus, int64_t *memory_mib);
 
 /* Every node's configuration, GPUs and shards against Slurm's own records, cores and memory against `free_of` (may be

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /* What Slurm says of one node: its configuration, and what of its GPUs is free. */
-#include "controller/mirror_own.h"
+#include "mirror/mirror_internal.h"
 
 #include "src/common/bitstring.h"
 #include "src/common/list.h"

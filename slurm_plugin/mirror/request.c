@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-#include "request.h"
+#include "mirror/request.h"
 
-#include "options/options.h"
+#include "mirror/mirror.h"
+
+#include "rules/rules.h"
 
 #include "src/common/list.h"
 
@@ -28,13 +30,14 @@ static const struct {
     [SLUICE_STOCK_LLN] = {"least_loaded", "the least loaded node is asked"},
     [SLUICE_STOCK_RESIZE] = {"resize", "expands another job"},
     [SLUICE_STOCK_FUTURE] = {"future", "asked for a later time"},
-    [SLUICE_STOCK_TOPOLOGY] = {"topology", "wishes about the network"},
-    [SLUICE_STOCK_CONSTRAINTS] = {"constraints", "extra constraints, or no node at all"},
+    [SLUICE_STOCK_TOPOLOGY] = {"topology", "preferences about the network"},
+    [SLUICE_STOCK_CONSTRAINTS] = {"constraints", "extra constraints, or no possible number of nodes"},
     [SLUICE_STOCK_OPTIONS] = {"options", "options that do not parse"},
     [SLUICE_STOCK_UNKNOWN_TYPE] = {"unknown_type", "a GPU type that no node has"},
     [SLUICE_STOCK_MIRROR] = {"mirror", "out of memory"},
     [SLUICE_STOCK_WEIGHTS] = {"weights", "nodes have too many different weights"},
     [SLUICE_STOCK_REQUEST] = {"request", "amounts that cannot be divided among the nodes, as fewer GPUs than nodes"},
+    [SLUICE_STOCK_OWNER] = {"owner", "nodes are to be kept from other users' jobs"},
 };
 
 const char *sluice_job_stock_name(enum sluice_job_stock reason)
@@ -47,9 +50,11 @@ const char *sluice_job_stock_text(enum sluice_job_stock reason)
     return (unsigned)reason < SLUICE_STOCK_COUNT ? reasons[reason].text : "unknown";
 }
 
-/* ---- what the core has no say in ---- */
+/* ---- what is left to stock ---- */
 
-static int odd_feature(void *item, void *argument)
+enum { MOST_FEATURES = 32 }; /* of one job: they are looked up in each plan */
+
+static int find_unsupported_feature(void *item, void *argument)
 {
     const job_feature_t *feature = item;
     (void)argument;
@@ -58,27 +63,29 @@ static int odd_feature(void *item, void *argument)
     return odd ? -1 : 0;
 }
 
-static bool has_odd_features(const sluice_job_details *details)
+static bool has_unsupported_features(const sluice_job_details *details)
 {
-    return details->feature_list && list_for_each_ro(details->feature_list, odd_feature, NULL) < 0;
+    return details->feature_list && (list_count(details->feature_list) > MOST_FEATURES ||
+                                     list_for_each_ro(details->feature_list, find_unsupported_feature, NULL) < 0);
 }
 
 /*
- * The jobs whose nodes stock alone chooses. Each reason stands for a way in which slurmctld or select/cons_tres treats
- * a job that the core's request cannot say, and in which the core's nodes could be wrong rather than merely refused.
+ * The jobs whose nodes stock alone chooses. Each reason is a way in which slurmctld or select/cons_tres treats a job
+ * that the core's request cannot express, and in which the core's nodes could be wrong and not only refused.
  */
-static enum sluice_job_stock stock_alone(const job_record_t *job, uint32_t min_nodes, uint32_t max_nodes)
+
+/* Not even how much of how many nodes they take can be said. */
+static enum sluice_job_stock unknown_amount(const job_record_t *job, uint32_t min_nodes, uint32_t max_nodes)
 {
     const sluice_job_details *details = job->details;
     const part_record_t *part = job->part_ptr;
     if (job->het_job_id)
         return SLUICE_STOCK_HET;
-    if (!job->job_id || !part || !min_nodes || !max_nodes || SLUICE_EXTRA_CONSTRAINTS(job))
+    if (!job->job_id || !part || !min_nodes || max_nodes < min_nodes || SLUICE_EXTRA_CONSTRAINTS(job))
         return SLUICE_STOCK_CONSTRAINTS;
-    if (details->req_node_bitmap || (details->task_dist & SLURM_DIST_STATE_BASE) == SLURM_DIST_ARBITRARY)
-        return SLUICE_STOCK_REQUIRED_NODES;
-    /* Of a job with preferred features, now those count, now the others (feature_list_use). */
-    if (details->prefer || has_odd_features(details) || (details->feature_list && slurm_conf.node_features_plugins))
+    /* A job with preferred features is tried with these and then with the required ones (feature_list_use). */
+    if (details->prefer || has_unsupported_features(details) ||
+        (details->feature_list && slurm_conf.node_features_plugins))
         return SLUICE_STOCK_FEATURES;
     if ((part->max_share & SHARED_FORCE) || (part->max_share > 1 && details->share_res == 1) ||
         (slurm_conf.preempt_mode & PREEMPT_MODE_GANG))
@@ -87,24 +94,33 @@ static enum sluice_job_stock stock_alone(const job_record_t *job, uint32_t min_n
         return SLUICE_STOCK_SWITCHES;
     if (details->contiguous)
         return SLUICE_STOCK_CONTIGUOUS;
+    if (SLUICE_EXCLUSIVE_OF_OTHERS(job))
+        return SLUICE_STOCK_OWNER;
     if (details->core_spec != NO_VAL16)
         return SLUICE_STOCK_CORE_SPEC;
+    if (details->expanding_jobid)
+        return SLUICE_STOCK_RESIZE;
+    return SLUICE_TOPOLOGY_PREFERENCES(job) ? SLUICE_STOCK_TOPOLOGY : SLUICE_STOCK_NONE;
+}
+
+/* Only which nodes, or which parts of them. */
+static enum sluice_job_stock unknown_choice(const job_record_t *job)
+{
+    const sluice_job_details *details = job->details;
+    if (details->req_node_bitmap || (details->task_dist & SLURM_DIST_STATE_BASE) == SLURM_DIST_ARBITRARY)
+        return SLUICE_STOCK_REQUIRED_NODES;
     if (job->license_list)
         return SLUICE_STOCK_LICENSES;
     if (job->bit_flags & GRES_ENFORCE_BIND)
         return SLUICE_STOCK_BIND;
-    if ((slurm_conf.select_type_param & CR_LLN) || (part->flags & PART_FLAG_LLN))
+    if ((slurm_conf.select_type_param & CR_LLN) || (job->part_ptr->flags & PART_FLAG_LLN))
         return SLUICE_STOCK_LLN;
-    if (details->expanding_jobid)
-        return SLUICE_STOCK_RESIZE;
-    if (SLUICE_TOPOLOGY_WISHES(job))
-        return SLUICE_STOCK_TOPOLOGY;
     return SLUICE_STOCK_NONE;
 }
 
 /* ---- GRES ---- */
 
-/* What a job's GRES come to. */
+/* The totals of a job's GRES. */
 struct gres_need {
     const gres_job_state_t *gpu, *shard;
     bool odd;
@@ -129,7 +145,7 @@ static int add_gres(void *item, void *argument)
     } else if (!strcmp(state->gres_name, "mps")) {
         need->odd = true;
     }
-    /* Other GRES only make stock choosier. */
+    /* Other GRES only restrict stock's choice further. */
     return 0;
 }
 
@@ -139,7 +155,7 @@ static uint64_t mix(uint64_t hash, uint64_t value)
     return hash ^ (hash >> 29);
 }
 
-static void say(struct sluice_job_shape *shape, uint64_t word)
+static void add_word(struct sluice_job_shape *shape, uint64_t word)
 {
     if (shape->count < SLUICE_SHAPE_WORDS)
         shape->words[shape->count] = word;
@@ -147,61 +163,61 @@ static void say(struct sluice_job_shape *shape, uint64_t word)
     shape->hash = mix(shape->hash, word);
 }
 
-static int say_gres(void *item, void *argument)
+static int add_gres_words(void *item, void *argument)
 {
     const gres_state_t *state = item;
     const gres_job_state_t *job = state->gres_data;
     struct sluice_job_shape *shape = argument;
-    say(shape, state->plugin_id);
-    say(shape, state->config_flags);
+    add_word(shape, state->plugin_id);
+    add_word(shape, state->config_flags);
     if (!job)
         return 0;
-    say(shape, job->type_name && *job->type_name ? job->type_id : 0);
-    say(shape, job->flags);
-    say(shape, job->gres_per_job);
-    say(shape, job->gres_per_node);
-    say(shape, job->gres_per_socket);
-    say(shape, job->gres_per_task);
-    say(shape, job->cpus_per_gres);
-    say(shape, job->mem_per_gres);
-    say(shape, job->ntasks_per_gres);
+    add_word(shape, job->type_name && *job->type_name ? job->type_id : 0);
+    add_word(shape, job->flags);
+    add_word(shape, job->gres_per_job);
+    add_word(shape, job->gres_per_node);
+    add_word(shape, job->gres_per_socket);
+    add_word(shape, job->gres_per_task);
+    add_word(shape, job->cpus_per_gres);
+    add_word(shape, job->mem_per_gres);
+    add_word(shape, job->ntasks_per_gres);
     return 0;
 }
 
-static void say_shape(const job_record_t *job, uint32_t min_nodes, uint32_t max_nodes, uint32_t req_nodes,
-                      struct sluice_job_shape *shape)
+static void make_shape(const job_record_t *job, uint32_t min_nodes, uint32_t max_nodes, uint32_t req_nodes,
+                       struct sluice_job_shape *shape)
 {
     const sluice_job_details *details = job->details;
     const part_record_t *part = job->part_ptr;
     const multi_core_data_t *cores = details->mc_ptr;
     shape->hash = 1;
     shape->count = 0;
-    say(shape, (uint64_t)min_nodes << 32 | max_nodes);
-    say(shape, (uint64_t)req_nodes << 32 | details->min_nodes);
-    say(shape, (uint64_t)details->max_nodes << 32 | details->min_cpus);
-    say(shape, (uint64_t)details->max_cpus << 32 | details->num_tasks);
-    say(shape, (uint64_t)details->pn_min_cpus << 32 | details->orig_pn_min_cpus);
-    say(shape, details->pn_min_memory);
-    say(shape, (uint64_t)details->cpus_per_task << 48 | (uint64_t)details->orig_cpus_per_task << 32 |
-                   (uint64_t)details->ntasks_per_node << 16 | details->ntasks_per_tres);
-    say(shape, (uint64_t)details->overcommit << 24 | (uint64_t)details->whole_node << 16 |
-                   (uint64_t)details->share_res << 8 | (uint64_t)(job->cpus_per_tres != NULL));
-    say(shape, details->task_dist);
+    add_word(shape, (uint64_t)min_nodes << 32 | max_nodes);
+    add_word(shape, (uint64_t)req_nodes << 32 | details->min_nodes);
+    add_word(shape, (uint64_t)details->max_nodes << 32 | details->min_cpus);
+    add_word(shape, (uint64_t)details->max_cpus << 32 | details->num_tasks);
+    add_word(shape, (uint64_t)details->pn_min_cpus << 32 | details->orig_pn_min_cpus);
+    add_word(shape, details->pn_min_memory);
+    add_word(shape, (uint64_t)details->cpus_per_task << 48 | (uint64_t)details->orig_cpus_per_task << 32 |
+                        (uint64_t)details->ntasks_per_node << 16 | details->ntasks_per_tres);
+    add_word(shape, (uint64_t)details->overcommit << 24 | (uint64_t)details->whole_node << 16 |
+                        (uint64_t)details->share_res << 8 | (uint64_t)(job->cpus_per_tres != NULL));
+    add_word(shape, details->task_dist);
     /* Flags that a test sets for itself do not count. */
-    say(shape, job->bit_flags & (GRES_DISABLE_BIND | JOB_MEM_SET | SPREAD_JOB | USE_MIN_NODES));
+    add_word(shape, job->bit_flags & (GRES_DISABLE_BIND | JOB_MEM_SET | SPREAD_JOB | USE_MIN_NODES));
     if (cores) {
-        say(shape, (uint64_t)cores->boards_per_node << 48 | (uint64_t)cores->sockets_per_board << 32 |
-                       (uint64_t)cores->sockets_per_node << 16 | cores->cores_per_socket);
-        say(shape, (uint64_t)cores->threads_per_core << 48 | (uint64_t)cores->ntasks_per_board << 32 |
-                       (uint64_t)cores->ntasks_per_socket << 16 | cores->ntasks_per_core);
-        say(shape, cores->plane_size);
+        add_word(shape, (uint64_t)cores->boards_per_node << 48 | (uint64_t)cores->sockets_per_board << 32 |
+                            (uint64_t)cores->sockets_per_node << 16 | cores->cores_per_socket);
+        add_word(shape, (uint64_t)cores->threads_per_core << 48 | (uint64_t)cores->ntasks_per_board << 32 |
+                            (uint64_t)cores->ntasks_per_socket << 16 | cores->ntasks_per_core);
+        add_word(shape, cores->plane_size);
     }
-    say(shape, (uintptr_t)part);
-    say(shape, (uint64_t)part->max_cpus_per_node << 32 | SLUICE_MAX_CPUS_PER_SOCKET(part));
-    say(shape, (uint64_t)part->cr_type << 32 | part->max_share);
-    say(shape, (uintptr_t)part->job_defaults_list);
+    add_word(shape, (uintptr_t)part);
+    add_word(shape, (uint64_t)part->max_cpus_per_node << 32 | SLUICE_MAX_CPUS_PER_SOCKET(part));
+    add_word(shape, (uint64_t)part->cr_type << 32 | part->max_share);
+    add_word(shape, (uintptr_t)part->job_defaults_list);
     if (job->gres_list_req)
-        list_for_each_ro(job->gres_list_req, say_gres, shape);
+        list_for_each_ro(job->gres_list_req, add_gres_words, shape);
     if (shape->count > SLUICE_SHAPE_WORDS)
         shape->count = 0;
 }
@@ -215,34 +231,42 @@ static uint32_t most(uint32_t a, uint32_t b)
 
 static uint32_t share_of(uint64_t total, uint32_t nodes)
 {
-    return (uint32_t)((total + nodes - 1) / nodes);
+    uint64_t share = (total + nodes - 1) / nodes;
+    return share < UINT32_MAX ? (uint32_t)share : UINT32_MAX;
+}
+
+static uint32_t cpus_per_task(const sluice_job_details *details)
+{
+    return details->cpus_per_task && details->cpus_per_task != NO_VAL16 ? details->cpus_per_task : 1;
+}
+
+/* CPUs on all nodes together; 0 where tasks may share them. */
+static uint64_t all_cpus(const sluice_job_details *details)
+{
+    if (details->overcommit)
+        return 0;
+    uint64_t tasks = details->num_tasks && details->num_tasks != NO_VAL ? details->num_tasks : 1;
+    uint64_t all = tasks * cpus_per_task(details);
+    return details->min_cpus != NO_VAL && details->min_cpus > all ? details->min_cpus : all;
 }
 
 /* CPUs on each node: by stock's rules at least, and what lets all tasks run on so few nodes. */
 static void add_cpus(const job_record_t *job, uint32_t min_nodes, uint32_t max_nodes, struct sluice_job_request *out)
 {
     const sluice_job_details *details = job->details;
-    uint32_t per_task = details->cpus_per_task && details->cpus_per_task != NO_VAL16 ? details->cpus_per_task : 1;
     uint32_t tasks_on_node = details->ntasks_per_node && details->ntasks_per_node != NO_VAL16 ? details->ntasks_per_node
                              : details->overcommit                                            ? 1
                              : details->max_nodes == 1 && details->num_tasks                  ? details->num_tasks
                                                                                               : 1;
     /* What _can_job_run_on_node asks of every node. */
-    uint32_t least = most(1, tasks_on_node * per_task);
+    uint32_t least = most(1, share_of((uint64_t)tasks_on_node * cpus_per_task(details), 1));
     if (details->pn_min_cpus != NO_VAL)
         least = most(least, details->pn_min_cpus);
-    uint32_t wish = least;
-    if (!details->overcommit) {
-        uint64_t tasks = details->num_tasks && details->num_tasks != NO_VAL ? details->num_tasks : 1;
-        uint64_t all = tasks * per_task;
-        if (details->min_cpus != NO_VAL && details->min_cpus > all)
-            all = details->min_cpus;
-        wish = most(wish, share_of(all, min_nodes));
-        if (max_nodes == 1)
-            least = wish;
-    }
+    uint32_t cpus = most(least, share_of(all_cpus(details), min_nodes));
+    if (max_nodes == 1)
+        least = cpus;
     out->needed.cpus_milli = (int64_t)least * 1000;
-    out->wanted.cpus_milli = (int64_t)wish * 1000;
+    out->wanted.cpus_milli = (int64_t)cpus * 1000;
 }
 
 static uint16_t consumable(const job_record_t *job)
@@ -319,7 +343,7 @@ static void add_gpus(const job_record_t *job, const gres_job_state_t *gpu, uint3
         if (gpu->gres_per_job || gpu->gres_per_task)
             out->fit = SLUICE_JOB_PLACEABLE;
     } else if (gpu->gres_per_task) {
-        /* How many tasks a node gets is stock's to say. */
+        /* Stock decides how many tasks a node gets. */
         out->fit = SLUICE_JOB_PLACEABLE;
         out->wanted.gpus = gpus_of_node(gpu, tasks, min_nodes);
         out->needed.gpus = (int64_t)gpu->gres_per_task;
@@ -361,12 +385,14 @@ static bool add_options(const job_record_t *job, struct sluice_job_request *out)
     struct sluice_options options;
     if (!read_options(job, &options))
         return false;
-    if (out->wanted.gpus)
+    if (out->wanted.gpus) {
+        bool link = options.gpu_affinity == SLUICE_AFFINITY_LINK;
         out->wanted.gpu_compute_percent = out->needed.gpu_compute_percent = options.gpu_share;
-    if (out->wanted.gpus && options.gpu_affinity == SLUICE_AFFINITY_LINK)
-        out->wanted.one_link_domain = SLUICE_PREFERRED;
-    if (out->wanted.gpus && options.gpu_affinity == SLUICE_AFFINITY_NUMA)
-        out->wanted.one_numa_node = SLUICE_PREFERRED;
+        out->wanted.one_link_domain = link ? SLUICE_PREFERRED : SLUICE_ANY;
+        /* GPUs without links are nearest to each other within a NUMA node. */
+        out->wanted.one_numa_node =
+            link || options.gpu_affinity == SLUICE_AFFINITY_NUMA ? SLUICE_PREFERRED : SLUICE_ANY;
+    }
     if (options.gpu_spread)
         out->wanted.layout = SLUICE_SPREAD;
     return true;
@@ -388,32 +414,22 @@ static bool same_request(const struct sluice_request *a, const struct sluice_req
            a->gpu_compute_percent == b->gpu_compute_percent;
 }
 
-void sluice_job_request_make(struct sluice_mirror *mirror, job_record_t *job, uint32_t min_nodes, uint32_t max_nodes,
-                             uint32_t req_nodes, struct sluice_job_request *out, struct sluice_job_shape *shape)
+/* `amount_only`: which nodes are chosen is not asked. */
+static void make(struct sluice_mirror *mirror, job_record_t *job, uint32_t min_nodes, uint32_t max_nodes,
+                 uint32_t req_nodes, bool amount_only, struct sluice_job_request *out, struct sluice_job_shape *shape)
 {
-    memset(out, 0, sizeof(*out));
-    if (shape)
-        shape->count = 0;
-    const sluice_job_details *details = job->details;
-    if (!details)
-        return pass(out, SLUICE_STOCK_CONSTRAINTS);
-    if (!min_nodes && !max_nodes) {
-        min_nodes = details->min_nodes;
-        max_nodes = details->max_nodes ? details->max_nodes : min_nodes ? UINT32_MAX : 0;
-        req_nodes = min_nodes;
-    }
-    enum sluice_job_stock reason = stock_alone(job, min_nodes, max_nodes);
+    enum sluice_job_stock reason = unknown_amount(job, min_nodes, max_nodes);
     uint32_t nodes = sluice_mirror_nodes(mirror);
+    if (!reason && !amount_only)
+        reason = unknown_choice(job);
     if (!reason && sluice_mirror_weights(mirror) > SLUICE_MIRROR_MAX_WEIGHTS)
         reason = SLUICE_STOCK_WEIGHTS;
     if (!reason && min_nodes > nodes)
         reason = SLUICE_STOCK_CONSTRAINTS;
     if (reason)
         return pass(out, reason);
-    if (max_nodes < min_nodes)
-        return pass(out, SLUICE_STOCK_CONSTRAINTS);
     if (shape)
-        say_shape(job, min_nodes, max_nodes, req_nodes, shape);
+        make_shape(job, min_nodes, max_nodes, req_nodes, shape);
     if (max_nodes > nodes)
         max_nodes = nodes;
 
@@ -422,12 +438,12 @@ void sluice_job_request_make(struct sluice_mirror *mirror, job_record_t *job, ui
         list_for_each_ro(job->gres_list_req, add_gres, &gres);
     if (gres.odd || (gres.gpu && gres.shard))
         return pass(out, SLUICE_STOCK_GRES);
-    if (!gres.gpu && !gres.shard && (min_nodes > 1 || req_nodes > 1))
+    if (!amount_only && !gres.gpu && !gres.shard && (min_nodes > 1 || req_nodes > 1))
         return pass(out, SLUICE_STOCK_NO_GPUS);
     out->fit = SLUICE_JOB_MODELLED;
     out->wanted.nodes_min = out->wanted.nodes_max = min_nodes;
     out->needed.nodes_min = out->needed.nodes_max = min_nodes;
-    /* Where stock was told how many nodes are desired, it takes so many if it can. */
+    /* If stock gets a desired number of nodes, it takes as many if it can. */
     if (req_nodes > min_nodes && req_nodes <= max_nodes)
         out->wanted.nodes_max = req_nodes;
     add_cpus(job, min_nodes, max_nodes, out);
@@ -451,7 +467,7 @@ void sluice_job_request_make(struct sluice_mirror *mirror, job_record_t *job, ui
     if (out->wanted.gpus > SLUICE_MAX_GPUS && !(out->wanted.flags & SLUICE_GPUS_TOTAL))
         return pass(out, SLUICE_STOCK_GRES);
     add_memory(job, &gres, out);
-    if (SLUICE_WHOLE_NODE(details) || !job->part_ptr->max_share)
+    if (SLUICE_WHOLE_NODE(job->details) || !job->part_ptr->max_share)
         out->wanted.flags |= SLUICE_EXCLUSIVE;
     if (!add_options(job, out))
         return pass(out, SLUICE_STOCK_OPTIONS);
@@ -468,9 +484,44 @@ void sluice_job_request_make(struct sluice_mirror *mirror, job_record_t *job, ui
         out->wider.nodes_max = out->needed.nodes_max;
     }
     out->same = !out->has_wider && same_request(&out->wanted, &out->needed);
-    /* One request that the core does not take would cost everybody the plan. */
+    /* One request that the core refuses would make the whole plan fail. */
     const struct sluice_cluster *cluster = sluice_mirror_cluster(mirror);
     if (sluice_request_check(cluster, &out->wanted, NULL) || sluice_request_check(cluster, &out->needed, NULL) ||
         (out->has_wider && sluice_request_check(cluster, &out->wider, NULL)))
         pass(out, SLUICE_STOCK_REQUEST);
+}
+
+void sluice_job_request_make(struct sluice_mirror *mirror, job_record_t *job, uint32_t min_nodes, uint32_t max_nodes,
+                             uint32_t req_nodes, struct sluice_job_request *out, struct sluice_job_shape *shape)
+{
+    memset(out, 0, sizeof(*out));
+    if (shape)
+        shape->count = 0;
+    const sluice_job_details *details = job->details;
+    if (!details)
+        return pass(out, SLUICE_STOCK_CONSTRAINTS);
+    if (!min_nodes && !max_nodes) {
+        min_nodes = details->min_nodes;
+        max_nodes = details->max_nodes ? details->max_nodes : min_nodes ? UINT32_MAX : 0;
+        req_nodes = min_nodes;
+    }
+    make(mirror, job, min_nodes, max_nodes, req_nodes, false, out, shape);
+}
+
+bool sluice_job_request_estimate(struct sluice_mirror *mirror, job_record_t *job, struct sluice_node_size largest,
+                                 struct sluice_request *out)
+{
+    const sluice_job_details *details = job->details;
+    struct sluice_job_request made = {0};
+    if (!details || !largest.cpus)
+        return false;
+    uint32_t min_nodes = most(details->min_nodes, share_of(all_cpus(details), largest.cpus));
+    uint32_t max_nodes = details->max_nodes ? details->max_nodes : UINT32_MAX;
+    if (details->req_node_bitmap)
+        min_nodes = max_nodes = (uint32_t)bit_set_count(details->req_node_bitmap);
+    make(mirror, job, min_nodes, max_nodes, min_nodes, true, &made, NULL);
+    if (made.fit == SLUICE_JOB_STOCK)
+        return false;
+    *out = made.has_wider && made.wanted.gpus > largest.gpus ? made.wider : made.wanted;
+    return true;
 }

@@ -2,19 +2,24 @@
 /*
  * A job of Slurm as a request of the core.
  */
-#ifndef SLUICE_JOB_REQUEST_H
-#define SLUICE_JOB_REQUEST_H
+#ifndef SLUICE_MIRROR_REQUEST_H
+#define SLUICE_MIRROR_REQUEST_H
 
-#include "mirror.h"
+#define SLUICE_SLURM_PRIVATE
+#include "slurm_compat.h"
+
+#include "sluice/core.h"
+
+struct sluice_mirror;
 
 /* How much of a job the core's request says. Append only. */
 enum sluice_job_fit {
-    SLUICE_JOB_STOCK = 0,     /* the core has no say: stock decides; see `reason` */
+    SLUICE_JOB_STOCK = 0,     /* stock decides; see `reason` */
     SLUICE_JOB_PLACEABLE = 1, /* the core may choose nodes, but its "no place" proves nothing */
     SLUICE_JOB_MODELLED = 2,  /* ... and where `needed` has no place, stock would find none either */
 };
 
-/* Why the core has no say. */
+/* Why stock decides. */
 enum sluice_job_stock {
     SLUICE_STOCK_NONE = 0,
     SLUICE_STOCK_HET = 1,            /* component of a heterogeneous job: placed together with the others */
@@ -26,10 +31,10 @@ enum sluice_job_stock {
     SLUICE_STOCK_CONTIGUOUS = 7,     /* adjacent nodes */
     SLUICE_STOCK_CORE_SPEC = 8,      /* changes which cores of a node there are */
     SLUICE_STOCK_LICENSES = 9,       /* stock answers with another code where licences lack */
-    SLUICE_STOCK_GRES = 10,          /* MPS, counts by socket, several types of GPU, shares beside GPUs */
+    SLUICE_STOCK_GRES = 10,          /* MPS, counts by socket, several types of GPU, shares with GPUs */
     SLUICE_STOCK_BIND = 11,          /* --gres-flags=enforce-binding: which GPUs depends on which cores */
     SLUICE_STOCK_NO_GPUS = 12,       /* several nodes without GPUs */
-    SLUICE_STOCK_LLN = 13,           /* least loaded node first is the site's own wish */
+    SLUICE_STOCK_LLN = 13,           /* the site configured "least loaded node first" */
     SLUICE_STOCK_RESIZE = 14,        /* expands another job */
     SLUICE_STOCK_FUTURE = 15,        /* asked for a later time */
     SLUICE_STOCK_TOPOLOGY = 16,      /* segments, whole blocks, a set of sizes */
@@ -39,8 +44,9 @@ enum sluice_job_stock {
     SLUICE_STOCK_MIRROR = 20,        /* the mirror cannot be made: out of memory */
     SLUICE_STOCK_WEIGHTS = 21,       /* the site ranks its nodes by more weights than the mirror keeps */
     SLUICE_STOCK_REQUEST = 22,       /* the core takes no such request: fewer GPUs than nodes */
+    SLUICE_STOCK_OWNER = 23,         /* --exclusive=user or =mcs: who else has jobs on a node counts */
 };
-enum { SLUICE_STOCK_COUNT = 23 };
+enum { SLUICE_STOCK_COUNT = 24 };
 /* One word for it, in counters; never NULL. */
 const char *sluice_job_stock_name(enum sluice_job_stock reason);
 /* The reason in words; never NULL. */
@@ -50,7 +56,7 @@ const char *sluice_job_stock_text(enum sluice_job_stock reason);
 enum { SLUICE_SHAPE_WORDS = 96 };
 struct sluice_job_shape {
     uint64_t hash;
-    uint32_t count; /* 0: too much to tell, not to be remembered */
+    uint32_t count; /* 0: too long, not to be remembered */
     uint64_t words[SLUICE_SHAPE_WORDS];
 };
 
@@ -74,11 +80,25 @@ struct sluice_job_request {
 void sluice_job_request_make(struct sluice_mirror *mirror, job_record_t *job, uint32_t min_nodes, uint32_t max_nodes,
                              uint32_t req_nodes, struct sluice_job_request *out, struct sluice_job_shape *shape);
 
+/* The most that one node has. */
+struct sluice_node_size {
+    uint32_t cpus, gpus;
+};
+
+/*
+ * What a job takes where stock chooses its nodes (--nodelist, several nodes without GPUs), or where it asks for no number
+ * of nodes and one has not enough: to reserve room for it, not to choose. `largest`: of the nodes that it may have. The
+ * nodes that it requires, too, are left to the caller, who sets `allowed`. False: its amount cannot be said. Cost and
+ * locks: as above.
+ */
+bool sluice_job_request_estimate(struct sluice_mirror *mirror, job_record_t *job, struct sluice_node_size largest,
+                                 struct sluice_request *out);
+
 /* The percentage of each of its GPUs' compute that a job claims (--gpu-share), from the options that its record keeps;
  * 0 where it claims none, or its options do not parse. Locks: job read. */
 uint32_t sluice_job_gpu_share(const job_record_t *job);
 
-/* Of those whom Slurm's preemption lets go, the lower ones go first: by partition and QOS. Locks: as above. */
+/* The order in which Slurm preempts jobs, lower ones first: by partition and QOS. Locks: as above. */
 static inline uint32_t sluice_job_rank(const job_record_t *job)
 {
     return (job->part_ptr ? (uint32_t)job->part_ptr->priority_tier : 0) + (job->qos_ptr ? job->qos_ptr->priority : 0);

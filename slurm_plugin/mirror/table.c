@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-/* The table of jobs that hold something, and the core's allocations that stand for them. */
-#include "controller/mirror_own.h"
+/* The table of jobs that hold something, and the core's allocations of each. */
+#include "mirror/mirror_internal.h"
 
 #include <stdlib.h>
 
@@ -49,7 +49,7 @@ struct entry *sluice_mirror_add_entry(struct sluice_mirror *mirror, uint32_t job
     return entry;
 }
 
-/* Strike an entry off; what stands behind it in its run moves up. */
+/* Remove an entry; those after it in its run move up. */
 static void remove_entry(struct sluice_mirror *mirror, uint32_t slot)
 {
     uint32_t mask = mirror->table_size - 1, hole = slot, at = slot;
@@ -70,24 +70,24 @@ static void remove_entry(struct sluice_mirror *mirror, uint32_t slot)
     mirror->table[hole] = (struct entry){0};
 }
 
-static bool add_record(struct sluice_mirror *mirror, struct entry *entry, uint64_t allocation)
+static bool add_holding(struct sluice_mirror *mirror, struct entry *entry, uint64_t allocation)
 {
-    uint32_t record = mirror->free_record;
-    if (record != NONE) {
-        mirror->free_record = mirror->records[record].next;
+    uint32_t holding = mirror->free_holding;
+    if (holding != NONE) {
+        mirror->free_holding = mirror->holdings[holding].next;
     } else {
-        if (mirror->record_count == mirror->record_room) {
-            uint32_t room = mirror->record_room ? mirror->record_room * 2 : 1024;
-            struct record *records = realloc(mirror->records, room * sizeof(*records));
-            if (!records)
+        if (mirror->holding_count == mirror->holding_room) {
+            uint32_t room = mirror->holding_room ? mirror->holding_room * 2 : 1024;
+            struct holding *holdings = realloc(mirror->holdings, room * sizeof(*holdings));
+            if (!holdings)
                 return false;
-            mirror->records = records;
-            mirror->record_room = room;
+            mirror->holdings = holdings;
+            mirror->holding_room = room;
         }
-        record = mirror->record_count++;
+        holding = mirror->holding_count++;
     }
-    mirror->records[record] = (struct record){.allocation = allocation, .next = entry->first};
-    entry->first = record;
+    mirror->holdings[holding] = (struct holding){.allocation = allocation, .next = entry->first};
+    entry->first = holding;
     return true;
 }
 
@@ -106,7 +106,7 @@ void sluice_mirror_hold(struct sluice_mirror *mirror, struct entry *entry, struc
     uint64_t allocation = 0;
     if (!count || sluice_commit(mirror->cluster, &placement, &allocation, NULL))
         return; /* believed free: stock will say no where it is not */
-    if (!add_record(mirror, entry, allocation))
+    if (!add_holding(mirror, entry, allocation))
         sluice_release(mirror->cluster, allocation, NULL);
     note_changed(mirror, parts, count);
 }
@@ -122,13 +122,13 @@ void sluice_mirror_let_go(struct sluice_mirror *mirror, uint32_t job_id)
     mirror->reshare |= entry->pooled;
     for (uint32_t at = entry->first, next; at != NONE; at = next) {
         uint32_t count = 0;
-        next = mirror->records[at].next;
-        if (!sluice_allocation_read(mirror->cluster, mirror->records[at].allocation, mirror->parts, mirror->part_room,
+        next = mirror->holdings[at].next;
+        if (!sluice_allocation_read(mirror->cluster, mirror->holdings[at].allocation, mirror->parts, mirror->part_room,
                                     &count, NULL))
             note_changed(mirror, mirror->parts, count);
-        sluice_release(mirror->cluster, mirror->records[at].allocation, NULL);
-        mirror->records[at].next = mirror->free_record;
-        mirror->free_record = at;
+        sluice_release(mirror->cluster, mirror->holdings[at].allocation, NULL);
+        mirror->holdings[at].next = mirror->free_holding;
+        mirror->free_holding = at;
     }
     remove_entry(mirror, slot);
     mirror->counts.jobs_freed += job_id < FOREIGN;
@@ -139,9 +139,9 @@ uint32_t sluice_mirror_allocations(const struct sluice_mirror *mirror, uint32_t 
 {
     const struct entry *entry = sluice_mirror_find_entry(mirror, job_id);
     uint32_t count = 0;
-    for (uint32_t at = entry ? entry->first : NONE; at != NONE; at = mirror->records[at].next, count++)
+    for (uint32_t at = entry ? entry->first : NONE; at != NONE; at = mirror->holdings[at].next, count++)
         if (count < capacity)
-            allocations[count] = mirror->records[at].allocation;
+            allocations[count] = mirror->holdings[at].allocation;
     return count;
 }
 
@@ -149,9 +149,9 @@ const struct sluice_part *sluice_mirror_parts(struct sluice_mirror *mirror, uint
 {
     const struct entry *entry = sluice_mirror_find_entry(mirror, job_id);
     *count = 0;
-    for (uint32_t at = entry ? entry->first : NONE; at != NONE; at = mirror->records[at].next) {
+    for (uint32_t at = entry ? entry->first : NONE; at != NONE; at = mirror->holdings[at].next) {
         uint32_t more = 0;
-        if (!sluice_allocation_read(mirror->cluster, mirror->records[at].allocation, mirror->parts + *count,
+        if (!sluice_allocation_read(mirror->cluster, mirror->holdings[at].allocation, mirror->parts + *count,
                                     mirror->part_room - *count, &more, NULL))
             *count += more;
     }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /* Files of the order: what it keeps over a restart, and the table as text. */
-#include "controller/order_own.h"
+#include "order/order_internal.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -12,8 +12,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "controller/fail.h"
-#include "policy/policy.h"
+#include "rules/rules.h"
+#include "runtime/runtime.h"
 
 enum {
     STATE_VERSION = 1,
@@ -21,7 +21,7 @@ enum {
     MAX_ACCOUNT = 256,
 };
 
-/* A file that is written beside `path` and takes its place when it is whole. */
+/* A file that is written next to `path` and replaces it when it is complete. */
 struct new_file {
     FILE *file;
     const char *path;
@@ -87,8 +87,8 @@ static enum sluice_error close_new(struct new_file *to, struct sluice_error_text
 enum sluice_error sluice_ranker_save(const struct sluice_ranker *ranker, const char *path,
                                      struct sluice_error_text *text)
 {
-    uint64_t *own = sluice_tenants_own_usage(ranker, ranker->charged_to_s);
-    if (!own)
+    uint64_t *direct = sluice_tenants_direct_usage(ranker, ranker->charged_to_s);
+    if (!direct)
         return sluice_fail_with(text, SLUICE_ERROR_NO_MEMORY, "order: out of memory for %u tenants",
                                 ranker->tenant_count);
     struct new_file to;
@@ -97,8 +97,8 @@ enum sluice_error sluice_ranker_save(const struct sluice_ranker *ranker, const c
         put_line(&to, "sluice-order %d", STATE_VERSION);
         put_line(&to, "charged %" PRId64, ranker->charged_to_s);
         for (uint32_t i = 0; i < ranker->tenant_count; i++) {
-            if (own[i])
-                put_line(&to, "usage %" PRIu64 " %s", own[i], ranker->tenants[i].account);
+            if (direct[i])
+                put_line(&to, "usage %" PRIu64 " %s", direct[i], ranker->tenants[i].account);
         }
         uint64_t first = ranker->run_count > SLUICE_RANKER_MAX_RUNS ? ranker->run_count - SLUICE_RANKER_MAX_RUNS : 0;
         for (uint64_t i = first; i < ranker->run_count; i++) {
@@ -108,7 +108,7 @@ enum sluice_error sluice_ranker_save(const struct sluice_ranker *ranker, const c
         }
         error = close_new(&to, text);
     }
-    free(own);
+    free(direct);
     return error;
 }
 
@@ -149,7 +149,7 @@ static bool take_hash(const char **from, uint64_t *hash)
     return true;
 }
 
-/* What a state file says, before any of it is believed. */
+/* The content of a state file, before any of it is used. */
 struct state {
     int64_t charged_to_s;
     struct {
@@ -218,7 +218,7 @@ static enum sluice_error read_state(struct state *state, char *data, const char 
         if (!read_state_line(state, line))
             break;
     }
-    return sluice_fail_with(text, SLUICE_ERROR_CORRUPT, "%s:%u: damaged or cut off; usage starts anew", path,
+    return sluice_fail_with(text, SLUICE_ERROR_CORRUPT, "%s:%u: damaged or cut off; usage starts from zero", path,
                             line_number);
 }
 

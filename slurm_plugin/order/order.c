@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-#include "controller/order_own.h"
+#include "order/order_internal.h"
 
 #include <stdlib.h>
 
-#include "controller/fail.h"
+#include "runtime/runtime.h"
 
 enum {
     DEFAULT_QUANTILE = 75,
@@ -126,8 +126,8 @@ enum sluice_error sluice_ranker_configure(struct sluice_ranker *ranker, const st
 {
     struct sluice_ranker fresh = {0};
     enum sluice_error error = build(&fresh, config, text);
-    uint64_t *own = error == SLUICE_OK ? sluice_tenants_own_usage(ranker, ranker->charged_to_s) : NULL;
-    if (error == SLUICE_OK && !own)
+    uint64_t *direct = error == SLUICE_OK ? sluice_tenants_direct_usage(ranker, ranker->charged_to_s) : NULL;
+    if (error == SLUICE_OK && !direct)
         error =
             sluice_fail_with(text, SLUICE_ERROR_NO_MEMORY, "order: out of memory for %u tenants", ranker->tenant_count);
     if (error != SLUICE_OK) {
@@ -136,9 +136,9 @@ enum sluice_error sluice_ranker_configure(struct sluice_ranker *ranker, const st
         return error;
     }
     for (uint32_t i = 0; i < ranker->tenant_count; i++)
-        sluice_tenant_charge(&fresh, i ? sluice_tenant_of(&fresh, ranker->tenants[i].account) : 0, own[i],
+        sluice_tenant_charge(&fresh, i ? sluice_tenant_of(&fresh, ranker->tenants[i].account) : 0, direct[i],
                              ranker->charged_to_s);
-    free(own);
+    free(direct);
     learn_again(ranker, fresh.predictor);
     sluice_tenants_free(ranker);
     sluice_predictor_free(ranker->predictor);
@@ -199,11 +199,11 @@ static struct run run_of(const struct sluice_queue_job *job)
 }
 
 /* Since the last step: usage, and run times of what ended. A job that ended in the second of the step has run since the
- * last one: it is charged now, and learnt from by the next step, which has nothing left of it to charge. */
+ * last one: it is charged now; the next step learns its run time and charges nothing more. */
 static void follow(struct sluice_ranker *ranker, const struct sluice_queue *queue)
 {
     if (ranker->charged_to_s == 0 || ranker->charged_to_s > queue->taken_s)
-        ranker->charged_to_s = queue->taken_s; /* first step; or the clock was set back */
+        ranker->charged_to_s = queue->taken_s; /* first step, or the clock was set back */
     for (uint32_t i = 0; i < queue->running_count; i++) {
         const struct sluice_queue_job *job = &queue->running[i];
         if (!(job->flags & (SLUICE_QUEUE_COMPLETING | SLUICE_QUEUE_SUSPENDED)))
@@ -251,7 +251,7 @@ static void describe(const struct sluice_ranker *ranker, const struct sluice_que
     uint64_t keys[KEYS];
     keys_of(&run, keys);
     int64_t submit_s = job->submit_s > 0 ? job->submit_s : 0;
-    /* Who is held, dependent or not due does not age. */
+    /* A job that is held, dependent or not due does not age. */
     int64_t eligible_s = job->eligible_s > 0 ? job->eligible_s : queue->taken_s;
     *to = (struct sluice_order_job){.id = job->id,
                                     .submit_s = submit_s,

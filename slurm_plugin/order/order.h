@@ -4,23 +4,23 @@
  *
  * A *ranker* belongs to one thread. Each step charges usage to the tree of accounts, learns from jobs that ended,
  * scores every pending job and publishes an immutable table; hooks look a job up in it (a hash table) or score a job
- * that the table does not have yet. Nothing a hook does waits for the thread: the lock around the published pointer is
- * held for the copying of a pointer.
+ * that the table does not have yet. No hook waits for the thread: the lock around the published pointer is held only
+ * while a pointer is copied.
  *
  * Site factor of a job: its score in whole units of weight (a weight of 1000 gives at most 1000, as Slurm's own
- * PriorityWeight*); a job that waited longer than the starvation bound gets SLUICE_SITE_STARVING and more, the longer
- * it waits the more, which goes before everything but jobs of higher partition tiers.
+ * PriorityWeight*); a job that waited longer than the starvation bound gets SLUICE_SITE_STARVING and more, growing with
+ * its wait, and goes before everything but jobs of higher partition tiers.
  *
  * This header includes no header of Slurm.
  */
-#ifndef SLUICE_CONTROLLER_ORDER_H
-#define SLUICE_CONTROLLER_ORDER_H
+#ifndef SLUICE_ORDER_ORDER_H
+#define SLUICE_ORDER_ORDER_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#include "controller/queue.h"
+#include "queue/queue.h"
 #include "sluice/core.h"
 
 enum {
@@ -59,9 +59,9 @@ void sluice_ranker_free(struct sluice_ranker *ranker);
 enum sluice_error sluice_ranker_configure(struct sluice_ranker *ranker, const struct sluice_ranker_config *config,
                                           struct sluice_error_text *text);
 
-/* True until usage was seeded or loaded: whoever knows Slurm's own usage should seed then. */
+/* True until usage was seeded or loaded: then a caller that knows Slurm's own usage should seed it. */
 bool sluice_ranker_wants_usage(const struct sluice_ranker *ranker);
-/* Usage of an account up to now, in GPU-seconds; unknown accounts are charged to the one that stands for all others. */
+/* Usage of an account up to now, in GPU-seconds; unknown accounts are charged to "(others)". */
 void sluice_ranker_seed(struct sluice_ranker *ranker, const char *account, uint64_t gpu_seconds, int64_t now_s);
 
 /*
@@ -73,7 +73,7 @@ enum sluice_error sluice_ranker_step(struct sluice_ranker *ranker, const struct 
                                      struct sluice_error_text *text);
 
 /*
- * Keep usage and run times in a file (written atomically: a temporary file beside it, fsync, rename), and read them
+ * Keep usage and run times in a file (written atomically: a temporary file next to it, fsync, rename), and read them
  * again: a file that is missing is no error and changes nothing, one that is damaged or of another version is CORRUPT
  * or VERSION and changes nothing. Errors: SYSTEM, NO_MEMORY.
  */
@@ -111,7 +111,7 @@ struct sluice_ranks;
 /* The last table, or NULL where none was published; give it back with sluice_ranks_release. Any thread, any hook. */
 const struct sluice_ranks *sluice_ranks_acquire(void);
 void sluice_ranks_release(const struct sluice_ranks *ranks);
-/* Take the published table away: site factors are 0 from now on. */
+/* Remove the published table: site factors are 0 from now on. */
 void sluice_ranks_withdraw(void);
 
 int64_t sluice_ranks_taken_s(const struct sluice_ranks *ranks);
@@ -123,8 +123,8 @@ const struct sluice_rank_tenant *sluice_ranks_tenant(const struct sluice_ranks *
 uint32_t sluice_ranks_tenant_count(const struct sluice_ranks *ranks);
 const struct sluice_order_policy *sluice_ranks_policy(const struct sluice_ranks *ranks);
 
-/* The site factor of a job that the table does not have: just submitted. Its run time is taken to be its limit. O(1).
- */
+/* The site factor of a job that the table does not have: just submitted. Its run time is taken to be its limit.
+ * O(1). */
 int32_t sluice_ranks_score(const struct sluice_ranks *ranks, const char *account, const struct sluice_order_job *job,
                            int64_t now_s);
 
@@ -132,4 +132,4 @@ int32_t sluice_ranks_score(const struct sluice_ranks *ranks, const char *account
 enum sluice_error sluice_ranks_write(const struct sluice_ranks *ranks, const char *path,
                                      struct sluice_error_text *text);
 
-#endif /* SLUICE_CONTROLLER_ORDER_H */
+#endif /* SLUICE_ORDER_ORDER_H */

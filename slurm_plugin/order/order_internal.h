@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
- * What the files of the order share, and nobody else: order.c (the ranker and its step), order_tenants.c (accounts as
- * tenants, and their usage), order_ranks.c (the published table), order_files.c (what is kept and what is shown).
+ * What the files of the order share with no other files: order.c (the ranker and its step), tenants.c (accounts as
+ * tenants, and their usage), ranks.c (the published table), files.c (what is kept and what is shown).
  *
  * A ranker, and a table that is not published yet, belong to the one thread that steps; no function here locks but
  * sluice_ranks_publish.
  */
-#ifndef SLUICE_CONTROLLER_ORDER_OWN_H
-#define SLUICE_CONTROLLER_ORDER_OWN_H
+#ifndef SLUICE_ORDER_ORDER_INTERNAL_H
+#define SLUICE_ORDER_ORDER_INTERNAL_H
 
 #include <stdatomic.h>
 
-#include "controller/order.h"
+#include "order/order.h"
 
-/* An account of the tree; index 0 stands for all that are no tenants. */
+/* An account of the tree; index 0 is for all that are not tenants. */
 struct tenant {
     char *account;
     uint32_t id;     /* in the fair-share tree */
@@ -72,7 +72,7 @@ struct sluice_ranks {
     struct account_table accounts;
 };
 
-/* ---- accounts by name (order_tenants.c) ---- */
+/* ---- accounts by name (tenants.c) ---- */
 
 /* Room for so many; false: out of memory. The slots are the caller's to free. */
 bool sluice_account_table_new(struct account_table *table, uint32_t count);
@@ -80,10 +80,10 @@ bool sluice_account_table_new(struct account_table *table, uint32_t count);
 uint32_t *sluice_account_table_slot(const struct account_table *table, const char *account, const void *names,
                                     size_t stride);
 
-/* ---- tenants of a ranker (order_tenants.c) ---- */
+/* ---- tenants of a ranker (tenants.c) ---- */
 
-/* The list's tenants, and index 0 for all others. Errors: DUPLICATE, RANGE, NO_MEMORY; what there is
- * by then goes with sluice_tenants_free. */
+/* The list's tenants, and index 0 for all others. Errors: DUPLICATE, RANGE, NO_MEMORY; sluice_tenants_free frees what
+ * was made until then. */
 enum sluice_error sluice_tenants_enter(struct sluice_ranker *ranker, const struct sluice_ranker_config *config,
                                        struct sluice_error_text *text);
 /* The fair-share tree of the entered ones. Errors: UNKNOWN (parent), INVALID (a circle), those of the core. */
@@ -98,14 +98,14 @@ void sluice_tenant_charge(struct sluice_ranker *ranker, uint32_t tenant, uint64_
 /* With what is below it, decayed to `now_s`. */
 uint64_t sluice_tenant_usage(const struct sluice_ranker *ranker, uint32_t tenant, int64_t now_s);
 /* What was charged to each account itself, without what was charged below it; NULL when memory is short. */
-uint64_t *sluice_tenants_own_usage(const struct sluice_ranker *ranker, int64_t now_s);
+uint64_t *sluice_tenants_direct_usage(const struct sluice_ranker *ranker, int64_t now_s);
 
 /* ---- what was learnt (order.c) ---- */
 
 /* A run that ended, into the predictor and what is remembered. */
 void sluice_ranker_learn(struct sluice_ranker *ranker, const struct run *run);
 
-/* ---- a table in the making (order_ranks.c) ---- */
+/* ---- a table in the making (ranks.c) ---- */
 
 /* Without jobs, with room for the queue's pending ones, and with one user: who publishes it or frees it. NULL: out of
  * memory. */
@@ -118,9 +118,9 @@ void sluice_ranks_enter(struct sluice_ranks *ranks, const struct sluice_ranker *
                         uint32_t place);
 /* Starving jobs come first in the order; their site factors keep that sequence. */
 void sluice_ranks_raise_starving(struct sluice_ranks *ranks);
-/* In place of the last one; NULL: none from now on. The table goes once all users have given it back. */
+/* Replaces the last one; NULL: none from now on. The table is freed once all users have released it. */
 void sluice_ranks_publish(struct sluice_ranks *ranks);
 
 uint64_t sluice_weight_sum(const struct sluice_order_policy *policy);
 
-#endif /* SLUICE_CONTROLLER_ORDER_OWN_H */
+#endif /* SLUICE_ORDER_ORDER_INTERNAL_H */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-#include "controller/order_slurm.h"
+#include "order/order_slurm.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -13,14 +13,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "controller/clock.h"
-#include "controller/controller.h"
-#include "controller/decision.h"
-#include "controller/log.h"
-#include "controller/order.h"
-#include "controller/queue.h"
-#include "controller/settings.h"
-#include "controller/status.h"
+#include "order/order.h"
+#include "queue/queue.h"
+#include "runtime/runtime.h"
 #include "src/common/assoc_mgr.h"
 #include "src/slurmctld/locks.h"
 
@@ -28,9 +23,9 @@ enum { SAVE_INTERVAL_S = 60, WRITE_INTERVAL_S = 15, FEW_JOBS = 1000, FULL_PRIORI
 
 static struct {
     pthread_t thread;
-    pthread_mutex_t lock; /* of `stop` and `kicked` */
+    pthread_mutex_t lock; /* of `stop` and `woken` */
     pthread_cond_t wake;
-    bool started, stop, kicked;
+    bool started, stop, woken;
     char folder[3072], state[3200], ranks[3200], applied[3200];
 
     /* the thread's */
@@ -39,7 +34,7 @@ static struct {
     const struct sluice_ranks *before; /* the table of the step before */
     uint64_t rules_generation;
     int64_t saved_s, written_s;
-    bool complained, marked;
+    bool failure_logged, marked;
 
     atomic_bool touched; /* jobs may carry site factors of ours */
     _Atomic uint64_t *update_us, *update_us_most, *take_us, *take_us_most, *take_cpu_us, *step_us, *applied_jobs,
@@ -118,7 +113,7 @@ void sluice_order_site_set(job_record_t *job)
 }
 
 struct updating {
-    const struct sluice_ranks *ranks; /* NULL: take ours away */
+    const struct sluice_ranks *ranks; /* NULL: remove ours */
     int64_t now_s;
     uint64_t pending;
 };
@@ -141,7 +136,7 @@ void sluice_order_site_update(void)
 {
     uint64_t from = sluice_now_us();
     struct updating updating = {.ranks = in_force() ? sluice_ranks_acquire() : NULL, .now_s = time(NULL)};
-    /* Where there is no order of ours any more, what it left is taken away once; else nothing is touched. */
+    /* If there is no order of ours any more, its factors are removed once; otherwise nothing is changed. */
     if (updating.ranks || atomic_load(&order.touched)) {
         list_for_each(job_list, renew_site, &updating);
         atomic_store(&order.touched, updating.ranks != NULL);
@@ -153,14 +148,14 @@ void sluice_order_site_update(void)
 
 /* ---- the thread ---- */
 
-static void complain(const struct sluice_error_text *text)
+static void log_failure(const struct sluice_error_text *text)
 {
-    if (!order.complained)
+    if (!order.failure_logged)
         sluice_log_error("site_factor/sluice: %s", text->text);
-    order.complained = true;
+    order.failure_logged = true;
 }
 
-/* The policy as the ranker takes it. The caller frees config->tenants. */
+/* The policy in the ranker's form. The caller frees config->tenants. */
 static bool config_from(const struct sluice_rules *rules, struct sluice_ranker_config *config)
 {
     struct sluice_ranker_tenant *tenants = calloc((size_t)rules->tenant_count + 1, sizeof *tenants);
@@ -199,9 +194,9 @@ static bool follow_policy(void)
             free((void *)(uintptr_t)config.tenants);
         }
         if (error != SLUICE_OK)
-            complain(&text); /* the policy before stays in force */
+            log_failure(&text); /* the policy before stays in force */
         else
-            order.complained = false;
+            order.failure_logged = false;
         order.rules_generation = settings->rules_generation;
         good = order.ranker != NULL;
     }
@@ -257,7 +252,7 @@ static void save_usage(int64_t now_s)
     struct sluice_error_text text;
     order.saved_s = now_s;
     if (sluice_ranker_save(order.ranker, order.state, &text) != SLUICE_OK)
-        complain(&text);
+        log_failure(&text);
 }
 
 /* ---- factors that should not wait ---- */
@@ -314,15 +309,15 @@ static void apply(const struct change *changes, uint32_t count)
     }
 }
 
-/* set_job_prio only means this with Slurm's own multifactor priorities that may also fall. */
+/* set_job_prio does this only with Slurm's own multifactor priorities that may also fall. */
 static bool may_apply(void)
 {
     return in_force() && slurm_conf.priority_type && strcmp(slurm_conf.priority_type, "priority/multifactor") == 0 &&
            !(slurm_conf.priority_flags & PRIORITY_FLAGS_INCR_ONLY);
 }
 
-/* A file says that jobs may carry our factors: slurmctld may be started at a lower level next time. It is there before
- * the first job can have one, and goes when they were taken away. */
+/* A file says that jobs may carry our factors: slurmctld may be started at a lower level next time. It is written
+ * before the first job can have one, and removed when they were removed. */
 static void mark(bool touched)
 {
     if (touched == order.marked)
@@ -354,7 +349,7 @@ static void step(void)
     if (in_force())
         mark(true);
     if (sluice_ranker_step(order.ranker, order.queue, &text) != SLUICE_OK) {
-        complain(&text);
+        log_failure(&text);
         return;
     }
     atomic_store(order.step_us, sluice_now_us() - from);
@@ -370,7 +365,7 @@ static void step(void)
     if (ranks && (now_s - order.written_s >= WRITE_INTERVAL_S || order.queue->pending_count <= FEW_JOBS)) {
         order.written_s = now_s;
         if (sluice_ranks_write(ranks, order.ranks, &text) != SLUICE_OK)
-            complain(&text);
+            log_failure(&text);
     }
     if (now_s - order.saved_s >= SAVE_INTERVAL_S)
         save_usage(now_s);
@@ -384,7 +379,7 @@ static void rest(void)
     sluice_ranks_withdraw();
     sluice_ranks_release(order.before);
     order.before = NULL;
-    if (order.ranker && sluice_queue_lock()) { /* else it is no longer ours to write */
+    if (order.ranker && sluice_queue_lock()) { /* else another controller writes it */
         sluice_queue_unlock();
         save_usage(time(NULL));
     }
@@ -403,13 +398,11 @@ static bool make_folder(void)
 /* False: stop. */
 static bool wait_for(int64_t seconds)
 {
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += seconds;
+    struct timespec until = sluice_deadline(CLOCK_MONOTONIC, seconds * 1000);
     pthread_mutex_lock(&order.lock);
-    while (!order.stop && !order.kicked && pthread_cond_timedwait(&order.wake, &order.lock, &until) != ETIMEDOUT)
+    while (!order.stop && !order.woken && pthread_cond_timedwait(&order.wake, &order.lock, &until) != ETIMEDOUT)
         ;
-    order.kicked = false;
+    order.woken = false;
     bool go_on = !order.stop;
     pthread_mutex_unlock(&order.lock);
     return go_on;
@@ -432,14 +425,14 @@ static void *run(void *argument)
             mark(atomic_load(&order.touched));
     }
     if (!resting && order.ranker)
-        save_usage(order.queue->taken_s); /* slurmctld is going: its locks are not ours to take any more */
+        save_usage(order.queue->taken_s); /* slurmctld ends: its locks must not be taken any more */
     return NULL;
 }
 
-void sluice_order_kick(void)
+void sluice_order_wake(void)
 {
     pthread_mutex_lock(&order.lock);
-    order.kicked = true;
+    order.woken = true;
     if (order.started)
         pthread_cond_signal(&order.wake);
     pthread_mutex_unlock(&order.lock);
@@ -447,7 +440,7 @@ void sluice_order_kick(void)
 
 static bool start(const struct sluice_site *site)
 {
-    int length = snprintf(order.folder, sizeof order.folder, "%s/" SLUICE_DECISION_FOLDER, site->state_folder);
+    int length = snprintf(order.folder, sizeof order.folder, "%s/" SLUICE_STATE_FOLDER, site->state_folder);
     if (length < 0 || (size_t)length >= sizeof order.folder)
         return false;
     snprintf(order.state, sizeof order.state, "%s/order.state", order.folder);
@@ -470,7 +463,7 @@ static bool start(const struct sluice_site *site)
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
     pthread_cond_init(&order.wake, &attributes);
     pthread_condattr_destroy(&attributes);
-    order.stop = order.kicked = false;
+    order.stop = order.woken = false;
     order.rules_generation = 0;
     order.started = order.queue && pthread_create(&order.thread, NULL, run, NULL) == 0;
     if (!order.started) {

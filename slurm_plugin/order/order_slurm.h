@@ -7,8 +7,8 @@
  * SLUICE_ORDER_BATCH jobs at a time while it applies new factors that should not wait for PriorityCalcPeriod; never
  * both, and none of ours meanwhile. The hooks wait for nothing.
  */
-#ifndef SLUICE_CONTROLLER_ORDER_SLURM_H
-#define SLUICE_CONTROLLER_ORDER_SLURM_H
+#ifndef SLUICE_ORDER_ORDER_SLURM_H
+#define SLUICE_ORDER_ORDER_SLURM_H
 
 #define SLUICE_SLURM_PRIVATE
 #include "slurm_compat.h"
@@ -24,6 +24,6 @@ void sluice_order_site_set(job_record_t *job);
 /* site_factor_p_update: under the job write lock. O(jobs), some hundred nanoseconds each. */
 void sluice_order_site_update(void);
 /* Step soon, not only after the interval: something that order depends on has changed. Any thread, any lock. */
-void sluice_order_kick(void);
+void sluice_order_wake(void);
 
 #endif

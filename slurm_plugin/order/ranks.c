@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /* The table of ranks: made by a step, published for the hooks, read by them without waiting for the thread. */
-#include "controller/order_own.h"
+#include "order/order_internal.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -34,9 +34,9 @@ const struct sluice_ranks *sluice_ranks_acquire(void)
 
 void sluice_ranks_release(const struct sluice_ranks *ranks)
 {
-    struct sluice_ranks *own = (struct sluice_ranks *)(uintptr_t)ranks;
-    if (own && atomic_fetch_sub_explicit(&own->users, 1, memory_order_acq_rel) == 1)
-        sluice_ranks_free(own);
+    struct sluice_ranks *shared = (struct sluice_ranks *)(uintptr_t)ranks;
+    if (shared && atomic_fetch_sub_explicit(&shared->users, 1, memory_order_acq_rel) == 1)
+        sluice_ranks_free(shared);
 }
 
 void sluice_ranks_publish(struct sluice_ranks *ranks)

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /* Tenants of the order: Slurm's accounts by name, the fair-share tree of them, and what they have used. */
-#include "controller/order_own.h"
+#include "order/order_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "controller/fail.h"
+#include "runtime/runtime.h"
 
-enum { OTHERS_SHARES = 1 }; /* accounts that are no tenants stand together, as one tenant with one share */
+enum { OTHERS_SHARES = 1 }; /* accounts that are not tenants count together, as one tenant with one share */
 /* What a fair-share tree takes in one charge. */
 static const uint64_t MOST_CHARGE = UINT64_C(1) << 40;
 static const char OTHERS[] = "(others)";
@@ -139,7 +139,7 @@ enum sluice_error sluice_tenants_grow(struct sluice_ranker *ranker, const struct
             if (from->parent && *from->parent) {
                 uint32_t above = sluice_tenant_of(ranker, from->parent);
                 if (!above)
-                    return sluice_fail_with(text, SLUICE_ERROR_UNKNOWN, "tenant %s: parent %s is no tenant",
+                    return sluice_fail_with(text, SLUICE_ERROR_UNKNOWN, "tenant %s: its parent %s is not a tenant",
                                             from->account, from->parent);
                 parent = ranker->tenants[above].id;
                 if (!parent)
@@ -152,8 +152,7 @@ enum sluice_error sluice_tenants_grow(struct sluice_ranker *ranker, const struct
         }
     }
     if (error == SLUICE_OK && left)
-        return sluice_fail_with(text, SLUICE_ERROR_INVALID, "tenants: %u of them are above one another in a circle",
-                                left);
+        return sluice_fail_with(text, SLUICE_ERROR_INVALID, "tenants: the parents of %u of them form a cycle", left);
     return error;
 }
 
@@ -173,16 +172,16 @@ uint64_t sluice_tenant_usage(const struct sluice_ranker *ranker, uint32_t tenant
     return usage;
 }
 
-uint64_t *sluice_tenants_own_usage(const struct sluice_ranker *ranker, int64_t now_s)
+uint64_t *sluice_tenants_direct_usage(const struct sluice_ranker *ranker, int64_t now_s)
 {
-    uint64_t *own = calloc(ranker->tenant_count, sizeof *own);
-    for (uint32_t i = 0; own && i < ranker->tenant_count; i++)
-        own[i] = sluice_tenant_usage(ranker, i, now_s);
-    for (uint32_t i = 0; own && i < ranker->tenant_count; i++) {
+    uint64_t *direct = calloc(ranker->tenant_count, sizeof *direct);
+    for (uint32_t i = 0; direct && i < ranker->tenant_count; i++)
+        direct[i] = sluice_tenant_usage(ranker, i, now_s);
+    for (uint32_t i = 0; direct && i < ranker->tenant_count; i++) {
         uint32_t parent = ranker->tenants[i].parent;
         uint64_t below = sluice_tenant_usage(ranker, i, now_s);
         if (parent != NONE)
-            own[parent] -= below < own[parent] ? below : own[parent];
+            direct[parent] -= below < direct[parent] ? below : direct[parent];
     }
-    return own;
+    return direct;
 }

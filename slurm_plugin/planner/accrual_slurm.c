@@ -3,12 +3,13 @@
  * Keeps Slurm's count of jobs that gather age (accrue_cnt, for MaxJobsAccrue and GrpJobsAccrue) right.
  *
  * sched/backfill tries the limits of a heterogeneous job by letting its components begin and end
- * (_het_job_limit_check), which takes them out of the count for good. Those that do not start wait on without being
- * counted; being held or changed takes them out once more, and the count underflows. Stock Slurm has that, too.
+ * (_het_job_limit_check), which takes them out of the count for good. Those that do not start keep waiting without
+ * being counted; being held or changed takes them out once more, and the count underflows. Stock Slurm has this fault,
+ * too.
  */
-#include "controller/planner_slurm.h"
+#include "planner/planner_internal_slurm.h"
 
-#include "controller/records.h"
+#include "admission/admission.h"
 #include "src/slurmctld/acct_policy.h"
 
 /* Taken out, and still waiting: other jobs that began and wait again have no accrue time. An array that would have to

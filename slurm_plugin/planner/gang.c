@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-#include "controller/gang.h"
+#include "planner/gang.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -52,7 +52,7 @@ static enum sluice_gang_phase phase_of(const struct sluice_gang_instance *instan
     return instance->blocked ? SLUICE_GANG_BLOCKED : SLUICE_GANG_READY;
 }
 
-/* What an instance leaves of the array at `at` becomes a record of its own behind it. */
+/* The rest of the array at `at` that an instance leaves becomes a record of its own after it. */
 static bool split(struct sluice_gang_member *members, uint32_t *count, uint32_t capacity, uint32_t at, uint32_t taken)
 {
     if (*count >= capacity)
@@ -76,7 +76,7 @@ uint32_t sluice_gang_form(struct sluice_gang_member *members, uint32_t *count, u
         while (at < *count && instance->present < first->count && !same_gang(first, &members[at])) {
             uint32_t taken = take(instance, &members[at]);
             if (taken < members[at].tasks && !split(members, count, capacity, at, taken))
-                members[at].tasks = taken; /* no room: the rest of the array comes another time */
+                members[at].tasks = taken; /* no room: the rest of the array waits for the next picture */
             at++;
         }
         instance->phase = phase_of(instance, first->count);
@@ -115,7 +115,7 @@ const char *sluice_gang_reason(const struct sluice_gang_member *member, const st
         break;
     case SLUICE_GANG_BLOCKED:
         if (instance->unplaced)
-            snprintf(more, sizeof more, "%u of %u members ask for what gangs cannot have, see sluice explain",
+            snprintf(more, sizeof more, "%u of %u members ask for what gangs cannot have; see sluice explain",
                      instance->unplaced, member->count);
         else
             snprintf(more, sizeof more, "%u of %u members held, dependent or not eligible yet", instance->blocked,

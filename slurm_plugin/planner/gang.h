@@ -6,14 +6,14 @@
  *     after the other; each task of an array is a member. So a name may be used again, also while an earlier instance
  *     of it runs.
  *   - Members wait held by the administrator (priority 0, reason "Gang NAME: ..."), which their users cannot release;
- *     the placement hook refuses a member that somebody else released.
- *   - When the plan has room for all members of an instance now, the planner releases and starts them within one hold
- * of slurmctld's write locks. What has nodes stays CONFIGURING in an asynchronous PrologSlurmctld until all have: no
- *     prolog and no script of a member runs before. Members whose start Slurm refused (an accounting limit that
+ *     the placement hook refuses a member that an operator released.
+ *   - When the plan has room for all members of an instance now, the planner releases and starts them while it holds
+ *     slurmctld's write locks once. What has nodes stays CONFIGURING in an asynchronous PrologSlurmctld until all have:
+ *     no prolog and no script of a member runs before. Members whose start Slurm refused (an accounting limit that
  *     another member used up, a node lost at that moment) are tried again until the policy's gang-limit-s; then all are
- * requeued (Slurm keeps a requeued job waiting for two minutes). Those that cannot be requeued, srun's and salloc's,
- * are cancelled with a message.
- *   - An instance that nobody completes is given up some time after its last member was submitted (the policy's
+ *     requeued (Slurm keeps a requeued job waiting for two minutes). Those that cannot be requeued, srun's and
+ *     salloc's, are cancelled with a message.
+ *   - An incomplete instance is given up some time after its last member was submitted (the policy's
  *     gang-incomplete-s): its members stay held with a reason that says so, and go on when the rest comes; or they are
  *     cancelled (gang-incomplete-cancel).
  *   - Everything needed after a restart or failover is in the job records themselves: the option, the hold and its
@@ -21,21 +21,21 @@
  *
  * gang.c is portable: membership and texts. gang_slurm.c holds, starts, releases and requeues.
  */
-#ifndef SLUICE_GANG_H
-#define SLUICE_GANG_H
+#ifndef SLUICE_PLANNER_GANG_H
+#define SLUICE_PLANNER_GANG_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#include "options/options.h"
+#include "rules/rules.h"
 
 enum {
     SLUICE_GANG_MAX_MEMBERS = 256, /* the core's SLUICE_MAX_GROUP */
     SLUICE_GANG_REASON_SIZE = 192,
 };
 
-/* Every reason of a gang's member begins with this: the mark by which a hold is known as ours. */
+/* Every reason of a gang's member begins with this: it identifies our holds. */
 #define SLUICE_GANG_MARK "Gang "
 
 /* ---- for the plugins: take slurmctld's job records ---- */
@@ -74,7 +74,7 @@ struct sluice_gang_counts sluice_gang_counts(void);
 /* Append only. */
 enum sluice_gang_phase {
     SLUICE_GANG_INCOMPLETE = 0, /* too few members have been submitted */
-    SLUICE_GANG_BLOCKED = 1,    /* a member cannot start now whatever is free: held, dependent, not eligible */
+    SLUICE_GANG_BLOCKED = 1,    /* a member cannot start now, whatever is free: held, dependent, not eligible */
     SLUICE_GANG_READY = 2,      /* may start as soon as there is room */
     SLUICE_GANG_STARTING = 3,   /* some members have nodes */
     SLUICE_GANG_GIVEN_UP = 4,   /* too few members, and none was submitted for as long as the policy waits */
@@ -87,10 +87,10 @@ struct sluice_gang_member {
     char name[SLUICE_GANG_NAME_MAX + 1];
     uint32_t job_id;     /* the order of members */
     int64_t submitted_s; /* seconds since 1970 */
-    uint32_t tasks;      /* how many members the record stands for: 1, or an array's waiting tasks */
+    uint32_t tasks;      /* how many members the record is: 1, or an array's waiting tasks */
     bool configuring;    /* has nodes and is kept from running */
     bool blocked;        /* waits, and could not start whatever is free ... */
-    bool unplaced;       /* ... as the core cannot say what it asks */
+    bool unplaced;       /* ... as the core cannot express its request */
     uint32_t index;      /* the caller's */
 };
 

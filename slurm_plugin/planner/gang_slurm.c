@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /* Gang groups inside slurmctld: see gang.h. */
-#include "controller/planner_slurm.h"
+#include "planner/planner_internal_slurm.h"
 
 #include <inttypes.h>
 #include <pthread.h>
@@ -8,8 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "controller/settings.h"
-#include "controller/status.h"
+#include "runtime/runtime.h"
 #include "src/common/xstring.h"
 #include "src/slurmctld/job_scheduler.h"
 
@@ -94,20 +93,6 @@ struct sluice_gang_counts sluice_gang_counts(void)
     return copy;
 }
 
-/* Grow an array to `wanted` elements; false: no memory, and it is as it was. */
-static bool grow(void *array, uint32_t *room, uint32_t wanted, size_t size)
-{
-    if (wanted <= *room)
-        return true;
-    uint32_t larger = wanted < 64 ? 64 : wanted + wanted / 2;
-    void **pointer = array, *moved = realloc(*pointer, larger * size);
-    if (!moved)
-        return false;
-    *pointer = moved;
-    *room = larger;
-    return true;
-}
-
 /* ---- job records ---- */
 
 static const char prefix[] = SLUICE_SPANK_ENV_PREFIX "gang=";
@@ -161,7 +146,7 @@ bool sluice_gang_refuses(const struct job_record *job)
         return false;
     if (job->job_id == atomic_load(&starting) || !gang_of(job, &options))
         return false;
-    sluice_plan_wake(); /* it may be the last that its gang waited for */
+    sluice_plan_wake(); /* it may be the last one that its gang waited for */
     return true;
 }
 
@@ -183,7 +168,7 @@ bool sluice_gang_prolog(struct job_record *job, const struct sluice_gang_prolog 
     while (at < kept_room && kept[at].job_id && kept[at].job_id != job->job_id)
         at++;
     uint32_t before = kept_room;
-    bool there = at < kept_room || grow(&kept, &kept_room, at + 1, sizeof *kept);
+    bool there = at < kept_room || sluice_grow_array(&kept, &kept_room, at + 1, sizeof *kept);
     if (kept_room > before)
         memset(kept + before, 0, (kept_room - before) * sizeof *kept);
     if (there)
@@ -223,7 +208,8 @@ static struct memory *remembered(uint32_t job_id, bool make)
     }
     if (low < picture.memory_count && picture.memories[low].job_id == job_id)
         return &picture.memories[low];
-    if (!make || !grow(&picture.memories, &picture.memory_room, picture.memory_count + 1, sizeof *picture.memories))
+    if (!make ||
+        !sluice_grow_array(&picture.memories, &picture.memory_room, picture.memory_count + 1, sizeof *picture.memories))
         return NULL;
     memmove(&picture.memories[low + 1], &picture.memories[low],
             (picture.memory_count - low) * sizeof *picture.memories);
@@ -247,9 +233,9 @@ void sluice_gang_picture_begin(int64_t now_s, const struct sluice_rules *rules)
 
 static bool add_member(const struct sluice_gang_member *member, const struct shown *shown, uint32_t index)
 {
-    if (!grow(&picture.shown, &picture.shown_room, picture.count + 1, sizeof *picture.shown) ||
-        !grow(&picture.record, &picture.record_room, picture.count + 1, sizeof *picture.record) ||
-        !grow(&picture.members, &picture.room, picture.count + 1, sizeof *picture.members))
+    if (!sluice_grow_array(&picture.shown, &picture.shown_room, picture.count + 1, sizeof *picture.shown) ||
+        !sluice_grow_array(&picture.record, &picture.record_room, picture.count + 1, sizeof *picture.record) ||
+        !sluice_grow_array(&picture.members, &picture.room, picture.count + 1, sizeof *picture.members))
         return false;
     picture.shown[picture.count] = *shown;
     picture.record[picture.count] = index;
@@ -289,7 +275,8 @@ void sluice_gang_picture_job(const struct sluice_queue_job *entry, uint32_t inde
         pending && (!usable || later || entry->flags & (SLUICE_QUEUE_DEPENDENT | SLUICE_QUEUE_RESERVATION) ||
                     (job->priority == 0 && !shown.ours));
     uint32_t before = picture.is_member_room;
-    if (pending && !grow(&picture.is_member, &picture.is_member_room, index / 64 + 1, sizeof *picture.is_member))
+    if (pending &&
+        !sluice_grow_array(&picture.is_member, &picture.is_member_room, index / 64 + 1, sizeof *picture.is_member))
         return;
     if (picture.is_member_room > before)
         memset(picture.is_member + before, 0, (picture.is_member_room - before) * sizeof *picture.is_member);
@@ -342,9 +329,9 @@ void sluice_gang_picture_end(void)
 
     /* An array may fill several instances: room for as many splits as there are records. */
     uint32_t wanted = 2 * picture.count;
-    if (!picture.count || !grow(&picture.members, &picture.room, wanted, sizeof *picture.members) ||
-        !grow(&picture.units, &picture.unit_room, wanted, sizeof *picture.units) ||
-        !grow(&picture.instances, &picture.instance_room, wanted, sizeof *picture.instances))
+    if (!picture.count || !sluice_grow_array(&picture.members, &picture.room, wanted, sizeof *picture.members) ||
+        !sluice_grow_array(&picture.units, &picture.unit_room, wanted, sizeof *picture.units) ||
+        !sluice_grow_array(&picture.instances, &picture.instance_room, wanted, sizeof *picture.instances))
         return;
     picture.instance_count =
         sluice_gang_form(picture.members, &picture.count, wanted, picture.instances, picture.instance_room);
@@ -355,7 +342,8 @@ void sluice_gang_picture_end(void)
         const struct memory *memory = first ? remembered(first->job_id, false) : NULL;
         bool starts =
             instance->phase == SLUICE_GANG_STARTING && instance->present == picture.members[instance->first].count;
-        /* One instance of a gang at a time has nodes without running: so whose members have nodes is never in doubt. */
+        /* Only one instance of a gang at a time has nodes without running, so members with nodes belong to exactly
+         * one. */
         bool ready =
             instance->phase == SLUICE_GANG_READY && !(continues_gang(i) && picture.instances[i - 1].configuring);
         if (!first || (!starts && !ready) || instance->blocked || (memory && memory->paused_until_s > picture.now_s))
@@ -404,7 +392,7 @@ bool sluice_gang_unit_task(const struct sluice_gang_unit *unit, uint32_t i, uint
 
 /* ---- what is done, under the write locks ---- */
 
-/* Prologs that go on, or end, once the locks are given back. */
+/* Prologs that continue, or end, once the locks are released. */
 static struct {
     uint32_t *ids;
     void (*done)(int, uint32_t, bool);
@@ -413,7 +401,7 @@ static struct {
 
 static void end_prolog(uint32_t job_id, void (*done)(int, uint32_t, bool))
 {
-    if (!grow(&endings.ids, &endings.room, endings.count + 1, sizeof *endings.ids)) {
+    if (!sluice_grow_array(&endings.ids, &endings.room, endings.count + 1, sizeof *endings.ids)) {
         error("prep/sluice: no memory: JobId=%u stays configuring until slurmctld is restarted", job_id);
         return;
     }
@@ -495,7 +483,7 @@ static job_record_t *kept_job(const struct sluice_gang_member *member)
     return job && is_kept_configuring(job) ? job : NULL;
 }
 
-/* All have nodes: those that were kept go on. */
+/* All have nodes: those that waited continue. */
 static void release(const struct sluice_gang_instance *instance)
 {
     const struct sluice_gang_member *first = &picture.members[instance->first];
@@ -526,7 +514,7 @@ static void give_back(job_record_t *job, const char *name)
 {
     uint16_t wanted = job->details->requeue;
     int rc = ESLURM_BATCH_ONLY;
-    if (job->batch_flag) { /* nothing of it ran: that its user wants no second run is no reason to lose it */
+    if (job->batch_flag) { /* nothing of it ran: --no-requeue is no reason to lose it */
         job->details->requeue = 1;
         rc = job_requeue(0, job->job_id, NULL, false, 0);
         if (job->details)
@@ -565,7 +553,7 @@ static void requeue(const struct sluice_gang_instance *instance)
     publish();
 }
 
-/* The rest of the gang never came: what waits for it is cancelled. What an array has running stays. */
+/* The rest of the gang never arrived: the members that wait are cancelled, an array's running tasks are not. */
 static void cancel(const struct sluice_gang_instance *instance)
 {
     const struct sluice_gang_member *first = &picture.members[instance->first];
@@ -615,7 +603,7 @@ static void start(struct sluice_gang_instance *instance, const char *(*partition
         worst = rc > worst ? rc : worst;
         sluice_plan_count_start(rc == SLUICE_START_DONE);
         if (rc != SLUICE_START_DONE && !count && !already)
-            break; /* nobody has nodes: no harm is done */
+            break; /* nobody has nodes: nothing is lost */
     }
     instance->configuring += count;
     if (!missing && instance->configuring == first->count) {
@@ -656,19 +644,19 @@ static void start(struct sluice_gang_instance *instance, const char *(*partition
 static bool all_now(const struct sluice_gang_instance *instance, uint32_t group, const struct sluice_plan *plan)
 {
     uint32_t wanted = 0, now = 0, in_group;
-    struct sluice_plan_say say;
+    struct sluice_plan_answer answer;
     while (waiting_task(instance, wanted))
         wanted++;
-    for (uint32_t i = 0; sluice_plan_entry(plan, i, NULL, &in_group, &say); i++)
-        now += in_group == group && say.state == SLUICE_PLAN_NOW;
+    for (uint32_t i = 0; sluice_plan_entry(plan, i, NULL, &in_group, &answer); i++)
+        now += in_group == group && answer.state == SLUICE_PLAN_NOW;
     return wanted && now == wanted;
 }
 
 /* The plan's start of a member; 0: not known. */
 static int64_t expected(const struct sluice_gang_member *member, const struct sluice_plan *plan)
 {
-    struct sluice_plan_say say = sluice_plan_ask(plan, member->job_id);
-    return say.state == SLUICE_PLAN_LATER ? say.start_s : 0;
+    struct sluice_plan_answer answer = sluice_plan_ask(plan, member->job_id);
+    return answer.state == SLUICE_PLAN_LATER ? answer.start_s : 0;
 }
 
 static bool is_off(int64_t shown_s, int64_t expected_s)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-#include "controller/plan.h"
+#include "planner/plan.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -28,7 +28,7 @@ struct known {
     atomic_uint started; /* so many of its tasks have started since */
 };
 
-/* A share of a node that is reserved from start_s on, and what is free beside it as long as it lasts. */
+/* A share of a node that is reserved from start_s on, and what else is free there as long as it lasts. */
 struct claim {
     uint32_t node, entry;
     int64_t start_s, end_s;
@@ -60,7 +60,7 @@ struct started {
 };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct sluice_plan *in_force;
-static struct started *starts; /* ring of those since sluice_planner_begin; NULL: nobody plans */
+static struct started *starts; /* ring of those since sluice_planner_begin; NULL: no planner */
 static uint32_t start_count;
 static bool outdated; /* the plan being made must not be published */
 static struct sluice_plan_counts counts;
@@ -122,20 +122,20 @@ struct sluice_plan *sluice_plan_acquire(int64_t now_s)
     return plan;
 }
 
-struct sluice_plan_say sluice_plan_ask(const struct sluice_plan *plan, uint32_t job_id)
+struct sluice_plan_answer sluice_plan_ask(const struct sluice_plan *plan, uint32_t job_id)
 {
-    struct sluice_plan_say say = {.state = SLUICE_PLAN_UNKNOWN};
+    struct sluice_plan_answer answer = {.state = SLUICE_PLAN_UNKNOWN};
     const struct known *known = find(plan, job_id);
     uint32_t index = known ? known->first : NONE;
     for (uint32_t i = 0; index != NONE && i < known->started; i++)
         index = plan->entries[index].next;
     if (index != NONE)
-        sluice_plan_entry(plan, index, NULL, NULL, &say);
-    return say;
+        sluice_plan_entry(plan, index, NULL, NULL, &answer);
+    return answer;
 }
 
 bool sluice_plan_entry(const struct sluice_plan *plan, uint32_t index, uint32_t *job_id, uint32_t *group,
-                       struct sluice_plan_say *say)
+                       struct sluice_plan_answer *answer)
 {
     if (!plan || index >= plan->entry_count)
         return false;
@@ -144,11 +144,11 @@ bool sluice_plan_entry(const struct sluice_plan *plan, uint32_t index, uint32_t 
         *job_id = entry->job_id;
     if (group)
         *group = entry->group;
-    *say = (struct sluice_plan_say){.state = entry->state,
-                                    .exact = entry->group != 0,
-                                    .start_s = entry->start_s,
-                                    .parts = plan->parts + entry->first_part,
-                                    .part_count = entry->part_count};
+    *answer = (struct sluice_plan_answer){.state = entry->state,
+                                          .exact = entry->group != 0,
+                                          .start_s = entry->start_s,
+                                          .parts = plan->parts + entry->first_part,
+                                          .part_count = entry->part_count};
     return true;
 }
 
@@ -178,7 +178,7 @@ static uint32_t first_claim(const struct sluice_plan *plan, uint32_t node)
     return low;
 }
 
-static bool beside(const struct claim *claim, const struct sluice_part *part)
+static bool fits_with(const struct claim *claim, const struct sluice_part *part)
 {
     if (part->exclusive || part->cpus_milli > claim->cpus_milli || part->host_memory_mib > claim->host_memory_mib)
         return false;
@@ -191,10 +191,10 @@ static bool beside(const struct claim *claim, const struct sluice_part *part)
     return true;
 }
 
-static bool is_planned(const struct sluice_plan_say *say, const struct sluice_part *part)
+static bool is_planned(const struct sluice_plan_answer *answer, const struct sluice_part *part)
 {
-    for (uint32_t i = 0; i < say->part_count; i++) {
-        const struct sluice_part *planned = &say->parts[i];
+    for (uint32_t i = 0; i < answer->part_count; i++) {
+        const struct sluice_part *planned = &answer->parts[i];
         if (planned->node == part->node)
             return planned->gpus == part->gpus && planned->gpu_memory_mib >= part->gpu_memory_mib &&
                    planned->gpu_compute_percent >= part->gpu_compute_percent &&
@@ -209,21 +209,21 @@ bool sluice_plan_allows_start(const struct sluice_plan *plan, const struct sluic
 {
     if (!plan || !plan->claim_count)
         return true;
-    struct sluice_plan_say say = sluice_plan_ask(plan, question->job_id);
+    struct sluice_plan_answer answer = sluice_plan_ask(plan, question->job_id);
     for (uint32_t i = 0; i < count; i++) {
-        if (say.state == SLUICE_PLAN_NOW && is_planned(&say, &parts[i]))
+        if (answer.state == SLUICE_PLAN_NOW && is_planned(&answer, &parts[i]))
             continue;
         for (uint32_t c = first_claim(plan, parts[i].node); c < plan->claim_count; c++) {
             if (plan->claims[c].node != parts[i].node)
                 break;
-            if (counts_for(plan, &plan->claims[c], question) && !beside(&plan->claims[c], &parts[i]))
+            if (counts_for(plan, &plan->claims[c], question) && !fits_with(&plan->claims[c], &parts[i]))
                 return false;
         }
     }
     return true;
 }
 
-static bool nothing_beside(const struct claim *claim)
+static bool leaves_nothing(const struct claim *claim)
 {
     if (claim->cpus_milli <= 0 || claim->host_memory_mib <= 0)
         return true;
@@ -238,15 +238,15 @@ void sluice_plan_keep_out(const struct sluice_plan *plan, const struct sluice_pl
 {
     if (!plan || !plan->claim_count)
         return;
-    struct sluice_plan_say say = sluice_plan_ask(plan, question->job_id);
+    struct sluice_plan_answer answer = sluice_plan_ask(plan, question->job_id);
     for (uint32_t c = 0; c < plan->claim_count; c++) {
         const struct claim *claim = &plan->claims[c];
-        if (claim->node / 64 >= count || !counts_for(plan, claim, question) || (!whole && !nothing_beside(claim)))
+        if (claim->node / 64 >= count || !counts_for(plan, claim, question) || (!whole && !leaves_nothing(claim)))
             continue;
-        bool own = false;
-        for (uint32_t i = 0; !whole && say.state == SLUICE_PLAN_NOW && i < say.part_count; i++)
-            own |= say.parts[i].node == claim->node;
-        if (!own)
+        bool due_here = false;
+        for (uint32_t i = 0; !whole && answer.state == SLUICE_PLAN_NOW && i < answer.part_count; i++)
+            due_here |= answer.parts[i].node == claim->node;
+        if (!due_here)
             words[claim->node / 64] &= ~(UINT64_C(1) << claim->node % 64);
     }
 }
@@ -274,11 +274,11 @@ static void take_off(struct claim *claim, const struct sluice_part *part)
 static void note_start(struct sluice_plan *plan, const struct started *started)
 {
     struct known *known = find(plan, started->job_id);
-    struct sluice_plan_say say = sluice_plan_ask(plan, started->job_id);
+    struct sluice_plan_answer answer = sluice_plan_ask(plan, started->job_id);
     for (uint32_t i = 0; i < started->count; i++) {
         const struct sluice_part *part = &started->parts[i];
-        if (say.state == SLUICE_PLAN_NOW && is_planned(&say, part))
-            continue; /* what is free beside reservations was computed with it */
+        if (answer.state == SLUICE_PLAN_NOW && is_planned(&answer, part))
+            continue; /* what is free next to reservations was computed with it */
         for (uint32_t c = first_claim(plan, part->node); c < plan->claim_count; c++) {
             if (plan->claims[c].node != part->node)
                 break;
@@ -487,7 +487,7 @@ static void read_claims(struct sluice_planner *planner, struct sluice_plan *plan
         struct sluice_node_view view;
         planner->claimed[claim->node] = c;
         if (sluice_node_read(cluster, claim->node, &view, NULL) != SLUICE_OK)
-            continue; /* nothing beside it */
+            continue; /* nothing next to it */
         claim->cpus_milli = view.cpus_milli;
         claim->host_memory_mib = view.host_memory_mib;
         claim->gpu_count = view.gpu_count;
@@ -577,7 +577,7 @@ static struct sluice_plan *make_plan(struct sluice_planner *planner, int64_t now
             plan->entries[i].state = SLUICE_PLAN_NOW;
         link_entry(plan, i, tail);
     }
-    /* Those who would start on nodes that take nothing yet keep their place for the next moment: a group as a whole. */
+    /* Jobs that would start on nodes that take nothing yet get their start at the next moment: a group as a whole. */
     for (uint32_t first = 0, end; first < job_count; first = end) {
         bool waits = false;
         for (end = first; end < job_count; end++) {
@@ -681,8 +681,8 @@ enum sluice_error sluice_planner_plan(struct sluice_planner *planner, const stru
     return SLUICE_OK;
 }
 
-/* Nobody is told to start where something started since the picture: what is free there is not what the plan counts on.
- * A gang's members stay: Slurm refuses those whose place is gone, and the gang starts as a whole or not. */
+/* Nothing starts now on nodes where something started since the picture: what is free there is not what the plan counts
+ * on. A gang's members stay: Slurm refuses those whose place is taken, and the gang starts as a whole or not at all. */
 static void drop_touched(struct sluice_plan *plan)
 {
     static uint64_t touched[SLUICE_MAX_NODES / 64]; /* under the lock */

@@ -5,23 +5,23 @@
  * A planner thread (plan_slurm.c) copies the queue under read locks, lets the core's backfill plan it and publishes an
  * immutable plan. The placement hook asks the plan before it lets a job start, so that no start delays a reserved one;
  * the planner itself starts what the plan says should start now, through the function that sched/backfill uses, so that
- * a refused job at the head of a partition keeps nobody else from starting.
+ * a refused job at the head of a partition does not keep others from starting.
  *
  * When a plan is trusted. A plan is made from one moment's picture. It is not used (sluice_plan_acquire gives NULL)
  * when
- *   - none was made yet, the level is below place, or the nodes were configured anew since;
+ *   - none was made yet, the level is below place, or the nodes' configuration changed since;
  *   - it is older than the planner's interval allows (sluice_plan_publish's `valid_s`): the planner hangs or is
- * starved, and protecting starts by an old picture would keep GPUs idle for nothing. What happened between the picture
- * and the publication is told by the hook (sluice_plan_job_started): on nodes that changed since, the new plan names
- * nobody to start now and protects nothing; the next plan follows at once. A reservation whose job has started or gone
- * no longer counts.
+ *     starved, and protecting starts by an old picture would keep GPUs idle for nothing.
+ * The hook reports what happened between the picture and the publication (sluice_plan_job_started): on nodes that
+ * changed since, the new plan starts nothing now and protects nothing; the next plan follows at once. A reservation
+ * whose job has started or gone no longer counts.
  *
  * Threads: everything here may be called from any thread. A plan is immutable but for what sluice_plan_job_started
  * notes in it; that and the hook's questions come under slurmctld's write locks, one at a time. No header of Slurm;
  * node n is Slurm's node index n.
  */
-#ifndef SLUICE_PLAN_H
-#define SLUICE_PLAN_H
+#ifndef SLUICE_PLANNER_PLAN_H
+#define SLUICE_PLANNER_PLAN_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -31,8 +31,8 @@
 
 struct sluice_plan;
 
-/* The plan in force, or NULL; to be given back with sluice_plan_release. Every call below takes NULL: no plan, nothing
- * known, everything allowed. */
+/* The plan in force, or NULL; to be given back with sluice_plan_release. Every call below accepts NULL: no plan,
+ * nothing known, everything allowed. */
 struct sluice_plan *sluice_plan_acquire(int64_t now_s);
 void sluice_plan_release(struct sluice_plan *plan);
 
@@ -46,12 +46,12 @@ struct sluice_plan_question {
 
 /* Append only. */
 enum sluice_plan_state {
-    SLUICE_PLAN_UNKNOWN = 0, /* came later, is no business of the plan's, or has no start within its depth */
-    SLUICE_PLAN_NOW = 1,     /* should start now: on `parts` there is room that delays nobody */
+    SLUICE_PLAN_UNKNOWN = 0, /* submitted later, not planned, or no start within the plan's depth */
+    SLUICE_PLAN_NOW = 1,     /* should start now: on `parts` there is room, and no job is delayed */
     SLUICE_PLAN_LATER = 2,   /* is to start at start_s, on `parts` */
 };
 
-struct sluice_plan_say {
+struct sluice_plan_answer {
     enum sluice_plan_state state;
     bool exact; /* NOW: on `parts` and nowhere else, as others of its gang count on the rest */
     int64_t start_s;
@@ -59,8 +59,8 @@ struct sluice_plan_say {
     uint32_t part_count;
 };
 
-/* What the plan has for a job. Of an array it speaks of the task that starts next. O(1). */
-struct sluice_plan_say sluice_plan_ask(const struct sluice_plan *plan, uint32_t job_id);
+/* What the plan has for a job; for an array, the task that starts next. O(1). */
+struct sluice_plan_answer sluice_plan_ask(const struct sluice_plan *plan, uint32_t job_id);
 
 /*
  * Clear, in `words` (bit n % 64 of word n / 64: node n), the nodes on which no start of this job now can be without
@@ -77,20 +77,20 @@ bool sluice_plan_allows_start(const struct sluice_plan *plan, const struct sluic
 
 /*
  * A job started and holds these parts until end_s at the latest (0: no end); called by the hook (select_p_job_begin),
- * with the slurmctld write locks. `array_id` 0: no array. What was reserved for it counts no more, what it takes beside
- * reserved starts is taken off what is free there, and a plan that is being made learns of both.
+ * with the slurmctld write locks. `array_id` 0: no array. Its reservation no longer counts, what it takes next to
+ * reserved starts is subtracted from what is free there, and a plan that is being made learns of both.
  */
 void sluice_plan_job_started(uint32_t job_id, uint32_t array_id, const struct sluice_part *parts, uint32_t count,
                              int64_t end_s);
 
-/* Nodes, partitions or GRES were configured anew: no plan until the next one. */
+/* The configuration of nodes, partitions or GRES changed: no plan until the next one. */
 void sluice_plan_invalidate(void);
 
 /* ---- figures ---- */
 
 struct sluice_plan_counts {
     uint64_t plans;        /* published */
-    uint64_t failures;     /* passes that came to nothing: memory, locks, the core refused */
+    uint64_t failures;     /* passes without a plan: memory, locks, the core refused */
     uint64_t started;      /* jobs that the planner started */
     uint64_t not_started;  /* start-now jobs that Slurm would not start */
     uint64_t slipped;      /* reserved starts that moved to later from one plan to the next */
@@ -109,7 +109,7 @@ struct sluice_plan_counts sluice_plan_counts(void);
 struct sluice_plan_job {
     uint32_t job_id; /* tasks of one array carry the same id and follow each other, or belong to one group */
     uint32_t group;  /* 0: alone; start together */
-    uint32_t rank;   /* who may preempt others delays only reserved starts of its rank and higher ones */
+    uint32_t rank;   /* a job that may preempt others delays only reserved starts of its rank and higher ones */
     int64_t limit_s; /* > 0 */
     struct sluice_request request;
 };
@@ -133,8 +133,8 @@ void sluice_planner_begin(struct sluice_planner *planner);
 /*
  * Plan. Reservations of the planner's last plan are held where their jobs still wait. `reservations`: how many jobs or
  * groups that cannot start now get a start; SLUICE_BACKFILL_MAX_JOBS: all. `busy` (may be NULL): nodes that take
- * nothing at this moment, though they will soon (an epilog runs): nobody is told to start there now. *plan is the
- * caller's until it is published or released. Errors: those of sluice_backfill_plan, NO_MEMORY.
+ * nothing at this moment, though they will soon (an epilog runs): no job starts there now. *plan is the caller's until
+ * it is published or released. Errors: those of sluice_backfill_plan, NO_MEMORY.
  */
 enum sluice_error sluice_planner_plan(struct sluice_planner *planner, const struct sluice_cluster *cluster,
                                       int64_t now_s, const struct sluice_backfill_running *running,
@@ -147,9 +147,9 @@ void sluice_plan_publish(struct sluice_planner *planner, struct sluice_plan *pla
 
 /* Entry `index` of a plan, in the order of planning: its job and what the plan has for it; false past the last. */
 bool sluice_plan_entry(const struct sluice_plan *plan, uint32_t index, uint32_t *job_id, uint32_t *group,
-                       struct sluice_plan_say *say);
+                       struct sluice_plan_answer *answer);
 
-/* The planner forgets all reservations: the cluster was made anew. */
+/* The planner forgets all reservations: the cluster was made again. */
 void sluice_planner_forget(struct sluice_planner *planner);
 
 /* Counting, by the planner thread. */

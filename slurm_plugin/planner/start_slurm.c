@@ -3,11 +3,11 @@
  * Starting jobs for the planner and for gangs.
  *
  * Starting is what sched/backfill does: slurmctld's write locks, Slurm's own checks of the job, select_nodes(), launch.
- * Why the planner does it itself and leaves nothing but the choice to sched/backfill: the main scheduler stops a
- * partition at the first job that the hook refuses, and neither it nor sched/backfill look for the jobs that a plan
- * starts out of turn; docs/decisions.md has what else was tried.
+ * The planner does this itself, as the main scheduler stops a partition at the first job that the hook refuses, and
+ * neither it nor sched/backfill look for the jobs that a plan starts out of turn; docs/decisions.md has what else was
+ * tried.
  */
-#include "controller/planner_slurm.h"
+#include "planner/planner_internal_slurm.h"
 
 #include <time.h>
 
@@ -52,8 +52,8 @@ static bool has_qos(const job_record_t *job)
     return valid;
 }
 
-/* Everything that the main scheduler asks before it looks for nodes. Sets the job's reason where Slurm's own checks do.
- */
+/* Everything that the main scheduler asks before it looks for nodes. Sets the job's reason where Slurm's own checks
+ * do. */
 static bool may_start(job_record_t *job)
 {
     job_record_t *same = job;
@@ -63,7 +63,7 @@ static bool may_start(job_record_t *job)
         return false;
     if (!(job->part_ptr->state_up & PARTITION_SCHED) || !job_independent(job))
         return false;
-    if (job->deadline && job->deadline != NO_VAL && !deadline_ok(job, "sluice"))
+    if (job->deadline && job->deadline != NO_VAL && (job->deadline <= time(NULL) || !deadline_ok(job, "sluice")))
         return false;
     if ((job->array_task_id != NO_VAL || job->array_recs) && !job_array_start_test(job))
         return false;
@@ -75,6 +75,25 @@ static bool may_start(job_record_t *job)
     xfree(job->state_desc);
     last_job_update = time(NULL);
     return false;
+}
+
+static bool is_limit(uint32_t minutes)
+{
+    return minutes != NO_VAL && minutes != INFINITE;
+}
+
+/* As the main scheduler has it (_schedule): a job with a deadline may run until then, if its own limit, else its
+ * partition's, allows so long. */
+static uint32_t time_limit_of(const job_record_t *job)
+{
+    if (!job->deadline || job->deadline == NO_VAL)
+        return job->time_limit;
+    int64_t left_s = job->deadline - time(NULL);
+    uint32_t left = left_s < 120 ? 1 : (uint32_t)(left_s / 60);
+    uint32_t limit = is_limit(job->time_limit)               ? job->time_limit
+                     : is_limit(job->part_ptr->default_time) ? job->part_ptr->default_time
+                                                             : job->part_ptr->max_time;
+    return is_limit(limit) && limit < left ? limit : left;
 }
 
 enum sluice_start sluice_start_job(job_record_t *job, const char *partition)
@@ -89,10 +108,7 @@ enum sluice_start sluice_start_job(job_record_t *job, const char *partition)
         return SLUICE_START_LIMITED;
     }
     uint32_t limit = job->time_limit;
-    if (job->deadline && job->deadline != NO_VAL && limit != NO_VAL) {
-        uint32_t left = (uint32_t)((job->deadline - time(NULL)) / 60);
-        job->time_limit = limit == INFINITE || left < limit ? left : limit;
-    }
+    job->time_limit = time_limit_of(job);
     set_job_features_use(job->details);
     int rc = sluice_slurm_select_nodes(job);
     if (rc != SLURM_SUCCESS) {
@@ -103,7 +119,7 @@ enum sluice_start sluice_start_job(job_record_t *job, const char *partition)
                    : SLUICE_START_LIMITED;
     }
     last_job_update = time(NULL);
-    info("Sluice: started %pJ in %s on %s", job, job->part_ptr->name, job->nodes);
+    info("sluice: started %pJ in %s on %s", job, job->part_ptr->name, job->nodes);
     if (!job->batch_flag)
         srun_allocate(job);
     else if (!IS_JOB_CONFIGURING(job))

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-#include "controller/queue.h"
+#include "queue/queue.h"
+
+#include "runtime/runtime.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -26,7 +28,7 @@ struct whole_queue {
     size_t *partition_words;
 };
 
-enum { FIRST_ROOM = 64, MAX_NAME_BYTES = 255 };
+enum { MAX_NAME_BYTES = 255 };
 
 static struct whole_queue *whole(const struct sluice_queue *queue)
 {
@@ -41,16 +43,8 @@ static struct list list_of(size_t size, uint32_t most)
 /* Room for one more item, zeroed; NULL when the list is full or memory short. */
 static void *list_add(struct list *list)
 {
-    if (list->count == list->room) {
-        uint32_t room = list->room ? list->room * 2 : FIRST_ROOM;
-        if (room > list->most)
-            room = list->most;
-        void *grown = list->count < room ? realloc(list->items, room * list->size) : NULL;
-        if (!grown)
-            return NULL;
-        list->items = grown;
-        list->room = room;
-    }
+    if (list->count >= list->most || !sluice_grow_array(&list->items, &list->room, list->count + 1, list->size))
+        return NULL;
     void *item = (char *)list->items + list->size * list->count++;
     memset(item, 0, list->size);
     return item;

@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
- * A short, bounded copy of slurmctld's job and partition lists, for threads that order and plan.
+ * A bounded copy of slurmctld's job and partition lists, for threads that order and plan.
  *
  * sluice_queue_take() copies what ordering and planning need while the caller holds read locks, a few hundred
  * nanoseconds a job; everything slow happens afterwards, on the copy. Use:
  *
- *     struct sluice_queue *queue = sluice_queue_new(NULL);             once, in the thread
+ *     struct sluice_queue *queue = sluice_queue_new(NULL);      once, in the thread
  *     sluice_queue_lock();                                      config, job, node and partition read locks
- *     sluice_queue_take(queue, visit, argument);                and whatever else belongs to the same moment
- * (mirror_sync) sluice_queue_unlock();
+ *     sluice_queue_take(queue, visit, argument);                and what belongs to the same moment (mirror_sync)
+ *     sluice_queue_unlock();
  *
  * Lock order: sluice_queue_lock() takes slurmctld's locks and must be called without any lock of Sluice that a hook
  * also takes; never from a hook, which runs under slurmctld's locks already. A queue belongs to one thread and keeps
  * its memory from take to take. This header includes no header of Slurm, so that ordering can be tested without it.
  */
-#ifndef SLUICE_CONTROLLER_QUEUE_H
-#define SLUICE_CONTROLLER_QUEUE_H
+#ifndef SLUICE_QUEUE_QUEUE_H
+#define SLUICE_QUEUE_QUEUE_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -33,7 +33,7 @@ enum {
     SLUICE_QUEUE_MAX_NAMES = 65536, /* accounts, QOS and partitions together */
 };
 
-/* Index 0 of sluice_queue_name() is the empty string; it also stands for whatever exceeds SLUICE_QUEUE_MAX_NAMES. */
+/* Index 0 of sluice_queue_name() is the empty string; it is also the name of all that exceed SLUICE_QUEUE_MAX_NAMES. */
 typedef uint32_t sluice_queue_name_t;
 
 /* Bits of sluice_queue_job.flags. */
@@ -48,9 +48,8 @@ enum {
     SLUICE_QUEUE_COMPLETING = 128,    /* ended, but nodes are not given back yet */
     SLUICE_QUEUE_SUSPENDED = 256,
     SLUICE_QUEUE_EXCLUSIVE = 512, /* whole nodes */
-    SLUICE_QUEUE_REQUIRED_NODES = 1024,
-    SLUICE_QUEUE_CUT = 2048,     /* its partitions or nodes were too many and were cut */
-    SLUICE_QUEUE_RAN_OUT = 4096, /* ended: ran to its own end or its limit, so that its run time says something */
+    SLUICE_QUEUE_CUT = 2048,      /* its partitions or nodes were too many and were cut */
+    SLUICE_QUEUE_RAN_OUT = 4096,  /* ended: ran to its own end or its limit, so that its run time says something */
 };
 
 /* Slurm's own terms of a priority, weighted, as sprio shows them. */
@@ -146,13 +145,13 @@ bool sluice_queue_lock(void);
 void sluice_queue_unlock(void);
 
 /*
- * Called under the locks for each job that was copied, `entry` being where: pending first, then running. For whoever
- * needs more of a job than stands in struct sluice_queue_job (a planner's request). Must be short and must not block.
+ * Called under the locks for each job that was copied, `entry` being where: pending first, then running. For callers
+ * that need more of a job than struct sluice_queue_job has (a planner's request). Must be short and must not block.
  */
 typedef void (*sluice_queue_visit)(void *argument, const struct sluice_queue *queue,
                                    const struct sluice_queue_job *entry, struct job_record *job);
 
-/* Copy the lists; the caller holds the locks. What the queue held before is gone. `visit` may be NULL. */
+/* Copy the lists; the caller holds the locks. Replaces what the queue held before. `visit` may be NULL. */
 void sluice_queue_take(struct sluice_queue *queue, sluice_queue_visit visit, void *argument);
 
 /* The text of a name; valid as long as the queue. Names keep their numbers from take to take. */
@@ -171,7 +170,7 @@ struct sluice_queue_partition *sluice_queue_add_partition(struct sluice_queue *q
 /* Append to queue.choices and queue.nodes; false when full. */
 bool sluice_queue_add_choice(struct sluice_queue *queue, uint32_t partition, uint32_t priority);
 bool sluice_queue_add_node(struct sluice_queue *queue, uint32_t node);
-/* Forget all jobs and partitions, keep the names. `node_count`: of Slurm's node table; sets node_words. */
+/* Remove all jobs and partitions, keep the names. `node_count`: of Slurm's node table; sets node_words. */
 void sluice_queue_clear(struct sluice_queue *queue, uint32_t node_count);
 
-#endif /* SLUICE_CONTROLLER_QUEUE_H */
+#endif /* SLUICE_QUEUE_QUEUE_H */

@@ -3,9 +3,11 @@
 #define SLUICE_SLURM_PRIVATE
 #include "slurm_compat.h"
 
+#include "runtime/runtime.h"
+
 #include <time.h>
 
-#include "controller/queue.h"
+#include "queue/queue.h"
 #include "src/slurmctld/locks.h"
 
 static const slurmctld_lock_t READ_LOCKS = {.conf = READ_LOCK, .job = READ_LOCK, .node = READ_LOCK, .part = READ_LOCK};
@@ -24,13 +26,6 @@ bool sluice_queue_lock(void)
 void sluice_queue_unlock(void)
 {
     unlock_slurmctld(READ_LOCKS);
-}
-
-static uint64_t now_us(clockid_t clock)
-{
-    struct timespec now;
-    clock_gettime(clock, &now);
-    return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
 }
 
 /* Slurm's minutes as seconds; -1: no limit. */
@@ -240,8 +235,6 @@ static void copy_common(struct copying *copying, struct sluice_queue_job *entry,
     entry->eligible_s = details->accrue_time;
     if (SLUICE_WHOLE_NODE(details))
         entry->flags |= SLUICE_QUEUE_EXCLUSIVE;
-    if (details->req_nodes)
-        entry->flags |= SLUICE_QUEUE_REQUIRED_NODES;
 }
 
 static void copy_pending(struct copying *copying, job_record_t *job)
@@ -337,7 +330,8 @@ static int copy_job(void *item, void *argument)
 
 void sluice_queue_take(struct sluice_queue *queue, sluice_queue_visit visit, void *argument)
 {
-    uint64_t from = now_us(CLOCK_MONOTONIC), cpu_from = now_us(CLOCK_THREAD_CPUTIME_ID);
+    uint64_t from = (uint64_t)sluice_clock_us(CLOCK_MONOTONIC),
+             cpu_from = (uint64_t)sluice_clock_us(CLOCK_THREAD_CPUTIME_ID);
     struct copying copying = {.queue = queue,
                               .visit = visit,
                               .argument = argument,
@@ -347,6 +341,6 @@ void sluice_queue_take(struct sluice_queue *queue, sluice_queue_visit visit, voi
     queue->job_update_s = last_job_update;
     list_for_each(part_list, copy_partition, &copying);
     list_for_each(job_list, copy_job, &copying);
-    queue->taken_us = now_us(CLOCK_MONOTONIC) - from;
-    queue->taken_cpu_us = now_us(CLOCK_THREAD_CPUTIME_ID) - cpu_from;
+    queue->taken_us = (uint64_t)sluice_clock_us(CLOCK_MONOTONIC) - from;
+    queue->taken_cpu_us = (uint64_t)sluice_clock_us(CLOCK_THREAD_CPUTIME_ID) - cpu_from;
 }

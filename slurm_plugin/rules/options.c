@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-#include "options.h"
+#include "rules/options.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -114,7 +114,7 @@ const char *sluice_format_mib(uint64_t mib, char *text, size_t size)
     return text;
 }
 
-/* Each option is set from what a user wrote, and written in the one way that all know who read it later. */
+/* Each option is set from what a user wrote, and written in one spelling for all later readers. */
 
 static void write_gpu_mem(const struct sluice_options *options, char *value, size_t size)
 {
@@ -235,7 +235,7 @@ bool sluice_option_set(struct sluice_options *options, const char *name, const c
         snprintf(why, why_size, "--%s=%s is not understood; write %s", name, shown(value, text), known[i].expected);
         return false;
     }
-    snprintf(why, why_size, "--%s is no option of Sluice", shown(name, text));
+    snprintf(why, why_size, "--%s is not an option of Sluice", shown(name, text));
     return false;
 }
 
@@ -244,7 +244,7 @@ static bool starts_with(const char *text, const char *start)
     return strncmp(text, start, strlen(start)) == 0;
 }
 
-/* The option that a variable "gpu_mem=..." stands for, KNOWN when there is none; `*value` is what follows. */
+/* The option of a variable "gpu_mem=...", KNOWN when there is none; `*value` is what follows. */
 static size_t find_variable(const char *variable, const char **value)
 {
     for (size_t i = 0; i < KNOWN; i++) {
@@ -265,6 +265,10 @@ bool sluice_options_from_env(struct sluice_options *options, char *const *env, s
     char text[SHOWN_MAX + 1];
     size_t bytes = 0;
     memset(options, 0, sizeof *options);
+    if (count > SLUICE_SPANK_ENV_MOST) {
+        snprintf(why, why_size, "the job has more than %d options of SPANK plugins", SLUICE_SPANK_ENV_MOST);
+        return false;
+    }
     for (size_t i = 0; i < count; i++) {
         if (!env[i])
             continue;
@@ -275,7 +279,7 @@ bool sluice_options_from_env(struct sluice_options *options, char *const *env, s
             return false;
         }
         if (starts_with(env[i], GUISE SLUICE_SPANK_ENV_PREFIX)) {
-            snprintf(why, why_size, "%s: not as srun, sbatch and salloc send an option", shown(env[i], text));
+            snprintf(why, why_size, "%s: srun, sbatch and salloc do not send an option like this", shown(env[i], text));
             return false;
         }
         if (!starts_with(env[i], SLUICE_SPANK_ENV_PREFIX))
@@ -283,7 +287,7 @@ bool sluice_options_from_env(struct sluice_options *options, char *const *env, s
         const char *value;
         size_t option = find_variable(env[i] + prefix, &value);
         if (option == KNOWN) {
-            snprintf(why, why_size, "%s: no option of this Sluice; the login node may have a newer one",
+            snprintf(why, why_size, "%s: not an option of this Sluice; the login node may have a newer version",
                      shown(env[i] + prefix, text));
             return false;
         }

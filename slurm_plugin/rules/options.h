@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
  * The job options that Sluice adds to srun, sbatch and salloc, parsed. One parser for the commands (SPANK), for
- * job_submit and for the controller, so that all three agree on what a user wrote. No Slurm headers; no allocation, no
+ * job_submit and for the controller, so that all three read it the same way. No Slurm headers; no allocation, no
  * globals; every function may be called from any thread.
  */
-#ifndef SLUICE_OPTIONS_H
-#define SLUICE_OPTIONS_H
+#ifndef SLUICE_RULES_OPTIONS_H
+#define SLUICE_RULES_OPTIONS_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -21,6 +21,7 @@ enum {
      * more than 128 KiB in one string or some MiB in all: Slurm would drain the node.
      */
     SLUICE_SPANK_ENV_MAX = 64 * 1024,
+    SLUICE_SPANK_ENV_MOST = 1024, /* strings, empty ones and NULL included: they are read for each plan */
 };
 
 /* 16 TiB: more than any GPU has, and small enough that sums over a cluster stay far from overflow. */
@@ -57,16 +58,16 @@ bool sluice_option_set(struct sluice_options *options, const char *name, const c
 
 /*
  * All options of a submitted job from `count` strings NAME=VALUE (its spank_job_env); strings of others are left alone,
- * NULL entries are skipped. False with `why` for an unknown or malformed option of ours, one that is there twice or as
- * no command sends it, or more than SLUICE_SPANK_ENV_MAX bytes in all: the strings come from the submitting client and
- * are not trusted.
+ * NULL entries are skipped. False with `why` for an unknown or malformed option of ours, one that is there twice or
+ * that no command sends like this, more than SLUICE_SPANK_ENV_MAX bytes in all, or more than SLUICE_SPANK_ENV_MOST
+ * strings: they come from the submitting client and are not trusted.
  */
 bool sluice_options_from_env(struct sluice_options *options, char *const *env, size_t count, char *why,
                              size_t why_size);
 
 /*
- * Of a string that `options` were parsed from, the one way to write what it says: "..._gpu_share=50" for
- * "..._gpu-share=050%". Nodes read no other (prolog_epilog/jobs.py). False for a string of others.
+ * The one spelling of a string that `options` were parsed from: "..._gpu_share=50" for "..._gpu-share=050%". Nodes read
+ * only this one (prolog_epilog/jobs.py). False for a string of others.
  */
 bool sluice_option_canonical(const struct sluice_options *options, const char *variable, char *text, size_t size);
 

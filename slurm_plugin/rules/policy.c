@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "policy/policy.h"
+#include "rules/policy.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -42,15 +42,15 @@ static void *take(struct rules *rules, size_t count, size_t size)
 
 void sluice_rules_free(struct sluice_rules *rules)
 {
-    struct rules *own = (struct rules *)rules;
-    if (!own)
+    struct rules *compiled = (struct rules *)rules;
+    if (!compiled)
         return;
-    while (own->blocks) {
-        struct block *next = own->blocks->next;
-        free(own->blocks);
-        own->blocks = next;
+    while (compiled->blocks) {
+        struct block *next = compiled->blocks->next;
+        free(compiled->blocks);
+        compiled->blocks = next;
     }
-    free(own);
+    free(compiled);
 }
 
 /* FNV-1a (G. Fowler, L. Noll, K. Vo), 64 bits folded to 32. */
@@ -94,16 +94,16 @@ static const char *type_name(const struct rules *rules, uint32_t index)
 
 const struct sluice_tenant *sluice_rules_tenant(const struct sluice_rules *rules, const char *account)
 {
-    const struct rules *own = (const struct rules *)rules;
-    uint32_t found = account ? *names_place(own, &own->tenants, account, tenant_name) : 0;
+    const struct rules *compiled = (const struct rules *)rules;
+    uint32_t found = account ? *names_place(compiled, &compiled->tenants, account, tenant_name) : 0;
     return found ? &rules->tenants[found - 1] : NULL;
 }
 
 uint32_t sluice_rules_class_of_type(const struct sluice_rules *rules, const char *gpu_type)
 {
-    const struct rules *own = (const struct rules *)rules;
-    uint32_t found = gpu_type ? *names_place(own, &own->types, gpu_type, type_name) : 0;
-    return found ? own->type_classes[found - 1] : SLUICE_NO_CLASS;
+    const struct rules *compiled = (const struct rules *)rules;
+    uint32_t found = gpu_type ? *names_place(compiled, &compiled->types, gpu_type, type_name) : 0;
+    return found ? compiled->type_classes[found - 1] : SLUICE_NO_CLASS;
 }
 
 uint32_t sluice_rules_class_by_name(const struct sluice_rules *rules, const char *name)
@@ -146,7 +146,7 @@ struct reader {
     uint64_t seen; /* keys of the section, by their place in its table */
 };
 
-/* What a file says is shown in logs and on terminals: printable ASCII only. */
+/* A file's text is shown in logs and on terminals: printable ASCII only. */
 static void make_printable(char *text)
 {
     for (; *text; text++)
@@ -154,7 +154,7 @@ static void make_printable(char *text)
             *text = '?';
 }
 
-/* A failure in the line that is being read. */
+/* A failure in the current line. */
 __attribute__((format(printf, 3, 4))) static enum sluice_error fail(const struct reader *reader,
                                                                     enum sluice_error error, const char *format, ...)
 {
@@ -217,11 +217,11 @@ static enum sluice_error read_number(const struct reader *reader, const char *ke
     return SLUICE_OK;
 }
 
-static enum sluice_error read_truth(const struct reader *reader, const char *key, const char *value, bool *truth)
+static enum sluice_error read_yes_no(const struct reader *reader, const char *key, const char *value, bool *yes)
 {
     if (strcmp(value, "yes") != 0 && strcmp(value, "no") != 0)
         return fail(reader, SLUICE_ERROR_INVALID, "%.60s: \"%.40s\" is neither yes nor no", key, value);
-    *truth = *value == 'y';
+    *yes = *value == 'y';
     return SLUICE_OK;
 }
 
@@ -362,7 +362,7 @@ static enum sluice_error store(struct reader *reader, const struct key *key, cha
             memcpy(to, &number, sizeof(number));
         break;
     case KEY_TRUTH:
-        error = read_truth(reader, key->name, value, (bool *)to);
+        error = read_yes_no(reader, key->name, value, (bool *)to);
         break;
     case KEY_NAME:
         error = read_name(reader, key->name, value, (const char **)(void *)to);
@@ -453,7 +453,8 @@ static enum sluice_error read_allowed(struct reader *reader, char *value)
     for (uint32_t i = 0; i < words.count; i++) {
         uint32_t class = sluice_rules_class_by_name(&reader->rules->shown, words.items[i]);
         if (class == SLUICE_NO_CLASS)
-            return fail(reader, SLUICE_ERROR_UNKNOWN, "classes: \"%.60s\" is no class above this line", words.items[i]);
+            return fail(reader, SLUICE_ERROR_UNKNOWN, "classes: \"%.60s\" is not a class above this line",
+                        words.items[i]);
         reader->row[class].allowed = true;
     }
     return SLUICE_OK;
@@ -468,7 +469,7 @@ static enum sluice_error read_rule(struct reader *reader, char *name, char *valu
     *dot = '\0';
     uint32_t class = sluice_rules_class_by_name(&reader->rules->shown, class_name);
     if (class == SLUICE_NO_CLASS)
-        return fail(reader, SLUICE_ERROR_UNKNOWN, "\"%.60s\" is no class above this line", class_name);
+        return fail(reader, SLUICE_ERROR_UNKNOWN, "\"%.60s\" is not a class above this line", class_name);
     for (size_t i = 0; i < COUNT(rule_keys); i++)
         if (strcmp(rule_keys[i].name, dot + 1) == 0)
             return store(reader, &rule_keys[i], value, &reader->row[class]);
@@ -512,7 +513,7 @@ static enum sluice_error begin_class(struct reader *reader, const char *name)
 {
     struct sluice_rules *shown = &reader->rules->shown;
     if (shown->tenant_count)
-        return fail(reader, SLUICE_ERROR_INVALID, "[class %.60s]: classes stand before the tenants", name);
+        return fail(reader, SLUICE_ERROR_INVALID, "[class %.60s]: classes must come before the tenants", name);
     if (shown->class_count == SLUICE_RULES_MAX_CLASSES)
         return fail(reader, SLUICE_ERROR_CAPACITY, "more than %d classes", SLUICE_RULES_MAX_CLASSES);
     if (sluice_rules_class_by_name(shown, name) != SLUICE_NO_CLASS)
@@ -567,7 +568,7 @@ static enum sluice_error begin_section(struct reader *reader, char *line)
     reader->seen = 0;
     if (strcmp(kind, "global") == 0 && !name) {
         if (reader->section != SECTION_HEAD)
-            return fail(reader, SLUICE_ERROR_INVALID, "[global] stands before all other sections");
+            return fail(reader, SLUICE_ERROR_INVALID, "[global] must come before all other sections");
         reader->section = SECTION_GLOBAL;
         return SLUICE_OK;
     }
@@ -617,7 +618,7 @@ static enum sluice_error read_line(struct reader *reader, char *line)
 
 /* ---- a whole file ---- */
 
-/* The last line is the checksum of all before it: where that begins, having compared. */
+/* Where the last line begins, which is the checksum of all before it; verified. */
 static enum sluice_error check_sum(struct reader *reader, const char *data, size_t length, size_t *body)
 {
     static const char key[] = "checksum = crc32:";
@@ -628,7 +629,7 @@ static enum sluice_error check_sum(struct reader *reader, const char *data, size
     const char *last = length > LAST ? data + length - LAST : NULL;
     if (!last || last[-1] != '\n' || last[LAST - 1] != '\n' || memcmp(last, key, sizeof(key) - 1) != 0)
         return fail(reader, SLUICE_ERROR_CORRUPT,
-                    "the last line is no checksum: the file was cut off, or written by hand");
+                    "the last line is not a checksum: the file was cut off, or written by hand");
     char digits[9] = {0}, *end;
     memcpy(digits, last + sizeof(key) - 1, 8);
     unsigned long given = strtoul(digits, &end, 16);
@@ -636,32 +637,30 @@ static enum sluice_error check_sum(struct reader *reader, const char *data, size
         if (!strchr("0123456789abcdef", digits[i]))
             end = digits;
     if (end != digits + 8)
-        return fail(reader, SLUICE_ERROR_CORRUPT, "\"%.8s\" is no checksum of eight digits 0-9 and a-f", digits);
+        return fail(reader, SLUICE_ERROR_CORRUPT, "\"%.8s\" is not a checksum of eight digits 0-9 and a-f", digits);
     *body = length - LAST;
     reader->rules->shown.checksum = sluice_crc32(data, *body);
     if (reader->rules->shown.checksum != given)
         return fail(reader, SLUICE_ERROR_CORRUPT,
                     "checksum %08lx, but the file's is %08" PRIx32
-                    ": it was changed by hand or damaged; write it anew with sluice apply",
+                    ": it was changed by hand or damaged; write it again with sluice apply",
                     given, reader->rules->shown.checksum);
     return SLUICE_OK;
 }
 
 static enum sluice_error check_version(struct reader *reader, const char *line)
 {
-    static const char words[] = "sluice-policy ";
-    unsigned major, minor;
+    char digits[2][5]; /* %u would skip spaces and read signs */
     int used = 0;
-    if (strncmp(line, words, sizeof(words) - 1) != 0 ||
-        sscanf(line + sizeof(words) - 1, "%4u.%4u%n", &major, &minor, &used) != 2 ||
-        line[sizeof(words) - 1 + (size_t)used])
+    if (sscanf(line, "sluice-policy%*1[ ]%4[0-9].%4[0-9]%n", digits[0], digits[1], &used) != 2 || line[used])
         return fail(reader, SLUICE_ERROR_INVALID, "\"%.60s\": a compiled policy begins with sluice-policy MAJOR.MINOR",
                     line);
+    unsigned long major = strtoul(digits[0], NULL, 10), minor = strtoul(digits[1], NULL, 10);
     if (major != SLUICE_RULES_MAJOR)
         return fail(reader, SLUICE_ERROR_VERSION,
-                    "policy format %u.%u, but these plugins read %d.x; write it with the Sluice that built them", major,
-                    minor, SLUICE_RULES_MAJOR);
-    reader->rules->shown.minor = minor;
+                    "policy format %lu.%lu, but these plugins read %d.x; write it with the Sluice that built them",
+                    major, minor, SLUICE_RULES_MAJOR);
+    reader->rules->shown.minor = (uint32_t)minor;
     return SLUICE_OK;
 }
 

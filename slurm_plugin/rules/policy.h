@@ -3,13 +3,13 @@
  * The compiled policy: what `sluice apply` hands to the plugins. Versioned text with a checksum; docs/plugins.md
  * describes the format, policy/compiled.py writes it. Knows no Slurm, files or clocks.
  */
-#ifndef SLUICE_PLUGIN_POLICY_H
-#define SLUICE_PLUGIN_POLICY_H
+#ifndef SLUICE_RULES_POLICY_H
+#define SLUICE_RULES_POLICY_H
 
 #include <sluice/core.h>
 
-/* A file with another major version is refused; keys that a newer minor version may have brought are kept as warnings.
- */
+/* A file with another major version is refused; keys that a newer minor version may have brought are kept as
+ * warnings. */
 enum { SLUICE_RULES_MAJOR = 1, SLUICE_RULES_MINOR = 0 };
 
 enum {
@@ -32,8 +32,8 @@ enum {
 
 /* How GPUs of a class are shared out among tenants. */
 enum sluice_class_strategy {
-    SLUICE_CLASS_STATIC = 0,  /* each tenant its guarantee, and nothing of others' */
-    SLUICE_CLASS_DYNAMIC = 1, /* whoever comes, within the limits */
+    SLUICE_CLASS_STATIC = 0,  /* each tenant only its guarantee */
+    SLUICE_CLASS_DYNAMIC = 1, /* any tenant, within the limits */
     SLUICE_CLASS_HYBRID = 2,  /* guarantees, and what others leave idle */
 };
 
@@ -54,7 +54,7 @@ struct sluice_class {
     uint64_t memory_mib_per_gpu; /* likewise; 0: the global one */
 };
 
-/* What a tenant may do with one class. */
+/* A tenant's limits in one class. */
 struct sluice_class_rule {
     bool allowed;
     uint32_t gpus_per_job;    /* SLUICE_NO_LIMIT: any */
@@ -81,7 +81,7 @@ struct sluice_tenant {
     int64_t expires_s;                       /* Unix time from which nothing is admitted; 0: never */
     bool gang;                               /* may form gang groups */
     bool deadline;                           /* may give deadlines */
-    bool borrow;                             /* may use what others leave idle of hybrid classes */
+    bool borrow;                             /* may use what others leave idle in hybrid classes */
     const struct sluice_class_rule *classes; /* one for each class of the policy, by its index */
 };
 
@@ -108,7 +108,7 @@ struct sluice_rules {
     bool gpu_shares;                /* nodes hold jobs to shares of a GPU's compute time */
 
     bool journal;             /* what happens to jobs is journalled for failover */
-    uint32_t journal_wait_ms; /* that a hook waits for its record at most, 1 to 10,000 */
+    uint32_t journal_wait_ms; /* that a hook waits for its entry at most, 1 to 10,000 */
     bool journal_warn;        /* what cannot be journalled is let through with a warning, not refused */
     uint64_t journal_max_mib; /* bound of the journal, 8 to 65,536 */
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "controller/controller.h"
+#include "runtime/controller.h"
 
-#include "controller/log.h"
-#include "controller/settings.h"
-#include "controller/status.h"
+#include "runtime/log.h"
+#include "runtime/settings.h"
+#include "runtime/status.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -16,7 +16,7 @@ static struct sluice_module *modules;
 
 /*
  * Asked of the program itself: Slurm's own plugins define slurmctld's variables as well, to be loadable elsewhere, so
- * the default scope, which ends with this library's own, has them in every process.
+ * the default scope, which ends with this library's, has them in every process.
  */
 bool sluice_in_slurmctld(void)
 {

@@ -8,33 +8,37 @@
  *   {
  *       if (sluice_in_slurmctld())
  *           sluice_controller_start("select", &(struct sluice_site){slurm_conf.slurm_conf,
- * slurm_conf.state_save_location, SLURM_VERSION_STRING}); return SLURM_SUCCESS;
+ *                                             slurm_conf.state_save_location, SLURM_VERSION_STRING});
+ *       return SLURM_SUCCESS;
  *   }
  */
-#ifndef SLUICE_CONTROLLER_CONTROLLER_H
-#define SLUICE_CONTROLLER_CONTROLLER_H
+#ifndef SLUICE_RUNTIME_CONTROLLER_H
+#define SLUICE_RUNTIME_CONTROLLER_H
 
 #include <stdbool.h>
 
 /* Where slurmctld has its files. */
 struct sluice_site {
-    const char *slurm_conf;    /* path of slurm.conf; level and policy lie beside it */
+    const char *slurm_conf;    /* path of slurm.conf; level and policy are in its folder */
     const char *state_folder;  /* StateSaveLocation */
     const char *slurm_version; /* that the plugin was built for */
 };
 
-/* Whether this process is slurmctld: its program alone has the function that takes jobs in. Constant in a process;
+/* Our folder in the state folder: decisions, and what the order keeps over a restart. */
+#define SLUICE_STATE_FOLDER "sluice.records"
+
+/* Whether this process is slurmctld: only its program has the function that accepts jobs. Constant in a process;
  * cheap. */
 bool sluice_in_slurmctld(void);
 
 /*
- * Start for one plugin, `type` being its kind ("select", "job_submit" ...). False, said in the log, when there is no
- * memory: the plugin then passes through, as the level is off. Not to be called with locks of Slurm's held, as it reads
- * the two files.
+ * Start for one plugin, `type` being its kind ("select", "job_submit" ...). False, and logged, when there is no memory:
+ * the plugin then passes through, as the level is off. Not to be called with locks of Slurm's held, as it reads the two
+ * files.
  */
 bool sluice_controller_start(const char *type, const struct sluice_site *site);
 
-/* The other way round; once for each start that was true. */
+/* The reverse; once for each start that was true. */
 void sluice_controller_stop(const char *type);
 
 /*
@@ -44,7 +48,7 @@ void sluice_controller_stop(const char *type);
  */
 struct sluice_module {
     const char *name;
-    bool (*start)(const struct sluice_site *site); /* false: said in the log, the rest goes on without it */
+    bool (*start)(const struct sluice_site *site); /* false: logged, the rest continues without it */
     void (*stop)(void);
     struct sluice_module *next; /* ours */
     bool started;               /* ours */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /* An error code with its words, as the core's functions give them. */
-#ifndef SLUICE_CONTROLLER_FAIL_H
-#define SLUICE_CONTROLLER_FAIL_H
+#ifndef SLUICE_RUNTIME_FAIL_H
+#define SLUICE_RUNTIME_FAIL_H
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -21,4 +21,4 @@ sluice_fail_with(struct sluice_error_text *text, enum sluice_error error, const 
     return error;
 }
 
-#endif /* SLUICE_CONTROLLER_FAIL_H */
+#endif /* SLUICE_RUNTIME_FAIL_H */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "controller/log.h"
+#include "runtime/log.h"
 
 #include <stdarg.h>
 #include <stdio.h>

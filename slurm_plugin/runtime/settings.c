@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "controller/settings.h"
+#include "runtime/settings.h"
 
-#include "controller/log.h"
-#include "controller/status.h"
-#include "controller/ticker.h"
+#include "runtime/log.h"
+#include "runtime/status.h"
+#include "runtime/ticker.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -48,7 +48,7 @@ static struct {
     char folder[4096];
     struct seen level_seen, policy_seen;
     struct sluice_tick *tick;
-} own = {.reload = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER};
+} in_force = {.reload = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER};
 
 static _Atomic enum sluice_level level_now = SLUICE_LEVEL_OFF;
 
@@ -102,11 +102,11 @@ static void drop_snapshot(struct snapshot *snapshot)
 
 const struct sluice_settings *sluice_settings_acquire(void)
 {
-    pthread_mutex_lock(&own.lock);
-    struct snapshot *current = own.current;
+    pthread_mutex_lock(&in_force.lock);
+    struct snapshot *current = in_force.current;
     if (current)
         atomic_fetch_add(&current->users, 1);
-    pthread_mutex_unlock(&own.lock);
+    pthread_mutex_unlock(&in_force.lock);
     return current ? &current->shown : NULL;
 }
 
@@ -115,10 +115,10 @@ void sluice_settings_release(const struct sluice_settings *settings)
     drop_snapshot((struct snapshot *)settings);
 }
 
-/* Put level and rules in force; takes over one use of `rules`. Only under own.reload. */
+/* Put level and rules in force; takes over one use of `rules`. Only under in_force.reload. */
 static bool publish(enum sluice_level asked, struct shared_rules *rules)
 {
-    struct snapshot *fresh = calloc(1, sizeof(*fresh)), *before = own.current;
+    struct snapshot *fresh = calloc(1, sizeof(*fresh)), *before = in_force.current;
     if (!fresh) {
         drop_rules(rules);
         return false;
@@ -133,9 +133,9 @@ static bool publish(enum sluice_level asked, struct shared_rules *rules)
         .generation = before ? before->shown.generation + 1 : 1,
         .rules_generation = !before ? 1 : before->shown.rules_generation + !same_rules,
     };
-    pthread_mutex_lock(&own.lock);
-    own.current = fresh;
-    pthread_mutex_unlock(&own.lock);
+    pthread_mutex_lock(&in_force.lock);
+    in_force.current = fresh;
+    pthread_mutex_unlock(&in_force.lock);
     enum sluice_level was = atomic_exchange(&level_now, fresh->shown.level);
     if (was != fresh->shown.level)
         sluice_log_info("sluice: level %s, was %s", level_names[fresh->shown.level], level_names[was]);
@@ -168,13 +168,13 @@ static bool same_file(const struct seen *seen, const struct stat *facts, bool th
 }
 
 /*
- * Read a whole file, if it is not as it was seen last. Returns -1 when it is as it was, 0 when it was read or is not
- * there (*data NULL), else an errno. The data is the caller's.
+ * Read a whole file, if it has changed since the last call. Returns -1 when it is as it was, 0 when it was read or is
+ * not there (*data NULL), else an errno. The data is the caller's.
  */
 static int read_changed(const char *name, size_t most, struct seen *seen, char **data, size_t *length)
 {
-    char path[sizeof(own.folder) + 32];
-    snprintf(path, sizeof(path), "%s/%s", own.folder, name);
+    char path[sizeof(in_force.folder) + 32];
+    snprintf(path, sizeof(path), "%s/%s", in_force.folder, name);
     struct stat facts = {0};
     bool there = stat(path, &facts) == 0;
     if (!there && errno != ENOENT)
@@ -216,34 +216,34 @@ static int read_changed(const char *name, size_t most, struct seen *seen, char *
     return error;
 }
 
-/* Remember why a file is not in force, and say it once. An empty text clears it. */
+/* Remember why a file is not in force, and log it once. An empty text clears it. */
 __attribute__((format(printf, 3, 4))) static void note(char *place, size_t size, const char *format, ...)
 {
-    char words[sizeof(own.state.policy_error)];
+    char words[sizeof(in_force.state.policy_error)];
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(words, sizeof(words), format, arguments);
     va_end(arguments);
-    pthread_mutex_lock(&own.lock);
+    pthread_mutex_lock(&in_force.lock);
     bool news = strcmp(words, place) != 0;
     snprintf(place, size, "%s", words);
-    pthread_mutex_unlock(&own.lock);
+    pthread_mutex_unlock(&in_force.lock);
     if (news && *words)
         sluice_log_error("sluice: %s", words);
 }
 
-#define NOTE(PLACE, ...) note(own.state.PLACE, sizeof(own.state.PLACE), __VA_ARGS__)
+#define NOTE(PLACE, ...) note(in_force.state.PLACE, sizeof(in_force.state.PLACE), __VA_ARGS__)
 
 /* The level that the file asks for; false when there is nothing new, or nothing good. */
 static bool read_level(enum sluice_level *asked)
 {
     char *text;
     size_t length;
-    int error = read_changed(SLUICE_LEVEL_FILE, LEVEL_BYTES, &own.level_seen, &text, &length);
+    int error = read_changed(SLUICE_LEVEL_FILE, LEVEL_BYTES, &in_force.level_seen, &text, &length);
     if (error < 0)
         return false;
     if (error) {
-        NOTE(level_error, "%s/%s: %s; the level stays as it was", own.folder, SLUICE_LEVEL_FILE, strerror(error));
+        NOTE(level_error, "%s/%s: %s; the level stays as it was", in_force.folder, SLUICE_LEVEL_FILE, strerror(error));
         return false;
     }
     enum sluice_level found = SLUICE_LEVEL_OFF;
@@ -255,15 +255,15 @@ static bool read_level(enum sluice_level *asked)
         good = good && rest[strspn(rest, " \t\r\n")] == '\0' && sluice_level_by_name(word, &found);
         if (!good)
             NOTE(level_error, "%s/%s: \"%.64s\" is not off, admit, shadow or place; the level stays as it was",
-                 own.folder, SLUICE_LEVEL_FILE, word);
+                 in_force.folder, SLUICE_LEVEL_FILE, word);
     }
     free(text);
     if (!good)
         return false;
     NOTE(level_error, "%s", "");
-    pthread_mutex_lock(&own.lock);
-    own.state.level_loaded = time(NULL);
-    pthread_mutex_unlock(&own.lock);
+    pthread_mutex_lock(&in_force.lock);
+    in_force.state.level_loaded = time(NULL);
+    pthread_mutex_unlock(&in_force.lock);
     *asked = found;
     return true;
 }
@@ -273,11 +273,11 @@ static struct shared_rules *read_rules(void)
 {
     char *text;
     size_t length;
-    int error = read_changed(SLUICE_POLICY_FILE, SLUICE_RULES_MAX_BYTES, &own.policy_seen, &text, &length);
+    int error = read_changed(SLUICE_POLICY_FILE, SLUICE_RULES_MAX_BYTES, &in_force.policy_seen, &text, &length);
     if (error < 0)
         return NULL;
     if (error) {
-        NOTE(policy_error, "%s/%s: %s; the last good policy stays in force", own.folder, SLUICE_POLICY_FILE,
+        NOTE(policy_error, "%s/%s: %s; the last good policy stays in force", in_force.folder, SLUICE_POLICY_FILE,
              strerror(error));
         return NULL;
     }
@@ -288,7 +288,7 @@ static struct shared_rules *read_rules(void)
         struct sluice_rules *rules;
         struct sluice_error_text words;
         if (sluice_rules_parse(text, length, &rules, &words)) {
-            NOTE(policy_error, "%s/%s: %s; the last good policy stays in force", own.folder, SLUICE_POLICY_FILE,
+            NOTE(policy_error, "%s/%s: %s; the last good policy stays in force", in_force.folder, SLUICE_POLICY_FILE,
                  words.text);
             free(text);
             return NULL;
@@ -299,13 +299,14 @@ static struct shared_rules *read_rules(void)
     }
     free(text);
     if (!shared) {
-        NOTE(policy_error, "%s/%s: no memory; the last good policy stays in force", own.folder, SLUICE_POLICY_FILE);
+        NOTE(policy_error, "%s/%s: no memory; the last good policy stays in force", in_force.folder,
+             SLUICE_POLICY_FILE);
         return NULL;
     }
     NOTE(policy_error, "%s", "");
-    pthread_mutex_lock(&own.lock);
-    own.state.policy_loaded = length ? time(NULL) : 0;
-    pthread_mutex_unlock(&own.lock);
+    pthread_mutex_lock(&in_force.lock);
+    in_force.state.policy_loaded = length ? time(NULL) : 0;
+    pthread_mutex_unlock(&in_force.lock);
     return shared;
 }
 
@@ -323,22 +324,22 @@ static void log_rules(const struct sluice_rules *rules)
 
 void sluice_settings_reload(void)
 {
-    pthread_mutex_lock(&own.reload);
-    if (own.current) {
-        enum sluice_level asked = own.current->shown.asked;
-        bool changed = read_level(&asked) && asked != own.current->shown.asked;
+    pthread_mutex_lock(&in_force.reload);
+    if (in_force.current) {
+        enum sluice_level asked = in_force.current->shown.asked;
+        bool changed = read_level(&asked) && asked != in_force.current->shown.asked;
         struct shared_rules *rules = read_rules();
         if (rules)
             log_rules(rules->rules);
         if (rules || changed) {
             if (!rules) {
-                rules = own.current->rules;
+                rules = in_force.current->rules;
                 atomic_fetch_add(&rules->users, 1);
             }
             publish(asked, rules);
         }
     }
-    pthread_mutex_unlock(&own.reload);
+    pthread_mutex_unlock(&in_force.reload);
     sluice_status_write();
 }
 
@@ -348,12 +349,12 @@ static void tick(void *unused)
     sluice_settings_reload();
 }
 
-void sluice_settings_poke(void)
+void sluice_settings_wake(void)
 {
-    pthread_mutex_lock(&own.lock);
-    if (own.tick)
-        sluice_ticker_wake(own.tick);
-    pthread_mutex_unlock(&own.lock);
+    pthread_mutex_lock(&in_force.lock);
+    if (in_force.tick)
+        sluice_ticker_wake(in_force.tick);
+    pthread_mutex_unlock(&in_force.lock);
 }
 
 bool sluice_settings_start(const char *folder)
@@ -361,47 +362,47 @@ bool sluice_settings_start(const char *folder)
     struct shared_rules *rules = no_rules();
     if (!rules)
         return false;
-    pthread_mutex_lock(&own.reload);
-    snprintf(own.folder, sizeof(own.folder), "%s", folder);
-    own.level_seen = own.policy_seen = (struct seen){0};
-    own.state = (struct sluice_settings_state){0};
+    pthread_mutex_lock(&in_force.reload);
+    snprintf(in_force.folder, sizeof(in_force.folder), "%s", folder);
+    in_force.level_seen = in_force.policy_seen = (struct seen){0};
+    in_force.state = (struct sluice_settings_state){0};
     bool good = publish(SLUICE_LEVEL_OFF, rules);
-    pthread_mutex_unlock(&own.reload);
+    pthread_mutex_unlock(&in_force.reload);
     if (!good)
         return false;
     sluice_settings_reload();
     struct sluice_tick *added = sluice_ticker_add("settings", PERIOD_MS, tick, NULL);
-    pthread_mutex_lock(&own.lock);
-    own.tick = added;
-    pthread_mutex_unlock(&own.lock);
+    pthread_mutex_lock(&in_force.lock);
+    in_force.tick = added;
+    pthread_mutex_unlock(&in_force.lock);
     if (!added)
-        sluice_log_error("sluice: no thread: changes of level and policy need a restart of slurmctld");
+        sluice_log_error("sluice: cannot start a thread: changes of level and policy need a restart of slurmctld");
     return true;
 }
 
 void sluice_settings_stop(void)
 {
-    pthread_mutex_lock(&own.lock);
-    struct sluice_tick *removed = own.tick;
-    own.tick = NULL;
-    pthread_mutex_unlock(&own.lock);
+    pthread_mutex_lock(&in_force.lock);
+    struct sluice_tick *removed = in_force.tick;
+    in_force.tick = NULL;
+    pthread_mutex_unlock(&in_force.lock);
     sluice_ticker_remove(removed);
-    pthread_mutex_lock(&own.reload);
+    pthread_mutex_lock(&in_force.reload);
     atomic_store(&level_now, SLUICE_LEVEL_OFF);
-    pthread_mutex_lock(&own.lock);
-    struct snapshot *last = own.current;
-    own.current = NULL;
-    pthread_mutex_unlock(&own.lock);
+    pthread_mutex_lock(&in_force.lock);
+    struct snapshot *last = in_force.current;
+    in_force.current = NULL;
+    pthread_mutex_unlock(&in_force.lock);
     drop_snapshot(last);
-    pthread_mutex_unlock(&own.reload);
+    pthread_mutex_unlock(&in_force.reload);
 }
 
 void sluice_settings_describe(struct sluice_settings_state *state)
 {
-    pthread_mutex_lock(&own.lock);
-    *state = own.state;
-    if (own.current) {
-        const struct sluice_settings *shown = &own.current->shown;
+    pthread_mutex_lock(&in_force.lock);
+    *state = in_force.state;
+    if (in_force.current) {
+        const struct sluice_settings *shown = &in_force.current->shown;
         const struct sluice_rules *rules = shown->rules;
         state->level = shown->level;
         state->asked = shown->asked;
@@ -416,5 +417,5 @@ void sluice_settings_describe(struct sluice_settings_state *state)
         if (rules->warning_count)
             snprintf(state->warning, sizeof(state->warning), "%s", rules->warnings[0].text);
     }
-    pthread_mutex_unlock(&own.lock);
+    pthread_mutex_unlock(&in_force.lock);
 }

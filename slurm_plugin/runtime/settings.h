@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What an admin has set: the level and the compiled policy, as immutable snapshots.
+ * The settings of an admin: the level and the compiled policy, as immutable snapshots.
  *
- * Two files beside slurm.conf: `sluice.level` (one word, see enum sluice_level; missing: off) and `sluice.policy` (the
- * compiled policy; missing or empty: none). They are looked at every second and at `scontrol reconfigure`; a file that
- * cannot be read or is damaged leaves the last good one in force, loudly. A policy file that is taken away takes the
- * policy away.
+ * Two files in slurm.conf's folder: `sluice.level` (one word, see enum sluice_level; missing: off) and `sluice.policy`
+ * (the compiled policy; missing or empty: none). They are checked every second and at `scontrol reconfigure`; if a file
+ * cannot be read or is damaged, the last good one stays in force, and this is logged. Removing the policy file removes
+ * the policy.
  */
-#ifndef SLUICE_CONTROLLER_SETTINGS_H
-#define SLUICE_CONTROLLER_SETTINGS_H
+#ifndef SLUICE_RUNTIME_SETTINGS_H
+#define SLUICE_RUNTIME_SETTINGS_H
 
-#include "policy/policy.h"
+#include "rules/rules.h"
 
 #include <time.h>
 
@@ -38,13 +38,13 @@ enum sluice_level sluice_settings_level(void);
 
 /*
  * The settings in force, which stay as they are until they are released; never NULL between the controller's start and
- * stop. Some tens of nanoseconds; hold them for one decision, not for ever.
+ * stop. Some tens of nanoseconds; hold them for one decision, not for long.
  */
 const struct sluice_settings *sluice_settings_acquire(void);
 void sluice_settings_release(const struct sluice_settings *settings);
 
-/* Look at the files soon, in the background: for reconfigure hooks. */
-void sluice_settings_poke(void);
+/* Check the files soon, in the background: for reconfigure hooks. */
+void sluice_settings_wake(void);
 
 /* "off", "admit" ...; static storage. */
 const char *sluice_level_name(enum sluice_level level);
@@ -65,10 +65,10 @@ struct sluice_settings_state {
 };
 void sluice_settings_describe(struct sluice_settings_state *state);
 
-/* For controller.c: read the files in `folder` now, and follow them; the other way round. */
+/* For controller.c: read the files in `folder` now, and follow them; and the reverse. */
 bool sluice_settings_start(const char *folder);
 void sluice_settings_stop(void);
-/* Look at the files now. The ticker's function, and tests'. */
+/* Check the files now. For the ticker and for tests. */
 void sluice_settings_reload(void);
 
 #endif

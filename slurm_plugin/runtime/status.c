@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "controller/status.h"
+#include "runtime/status.h"
 
-#include "controller/log.h"
-#include "controller/settings.h"
+#include "runtime/log.h"
+#include "runtime/settings.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -24,20 +24,20 @@ static struct {
     char slurm[32];
     char *written; /* what is in the file */
     ino_t inode;   /* the file */
-    bool complained;
+    bool failure_logged;
     time_t started;
     struct {
         char type[PLUGIN_NAME];
         unsigned uses;
     } plugins[PLUGINS];
-} own = {.lock = PTHREAD_MUTEX_INITIALIZER};
+} status = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static struct {
     pthread_mutex_t lock;
     char names[SLUICE_STATUS_COUNTERS][SLUICE_STATUS_NAME];
     _Atomic uint64_t values[SLUICE_STATUS_COUNTERS + 1];
     unsigned count;
-    bool full; /* somebody was told that there is no room */
+    bool full; /* it was logged that there is no room */
 } counters = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 _Atomic uint64_t *sluice_status_counter(const char *name)
@@ -54,33 +54,33 @@ _Atomic uint64_t *sluice_status_counter(const char *name)
     counters.full |= first;
     pthread_mutex_unlock(&counters.lock);
     if (first)
-        sluice_log_error("sluice: no room for more than %d counters: %s, and what comes after it, is not shown",
+        sluice_log_error("sluice: no room for more than %d counters: %s, and those after it, are not shown",
                          SLUICE_STATUS_COUNTERS, name);
     return &counters.values[at];
 }
 
 void sluice_status_start(const char *folder, const char *slurm_version)
 {
-    pthread_mutex_lock(&own.lock);
-    if (gethostname(own.host, sizeof(own.host) - 1) != 0 || strchr(own.host, '/'))
-        snprintf(own.host, sizeof(own.host), "localhost");
-    snprintf(own.path, sizeof(own.path), "%s/sluice.status.%s", folder, own.host);
-    snprintf(own.slurm, sizeof(own.slurm), "%s", slurm_version);
-    own.started = time(NULL);
-    pthread_mutex_unlock(&own.lock);
+    pthread_mutex_lock(&status.lock);
+    if (gethostname(status.host, sizeof(status.host) - 1) != 0 || strchr(status.host, '/'))
+        snprintf(status.host, sizeof(status.host), "localhost");
+    snprintf(status.path, sizeof(status.path), "%s/sluice.status.%s", folder, status.host);
+    snprintf(status.slurm, sizeof(status.slurm), "%s", slurm_version);
+    status.started = time(NULL);
+    pthread_mutex_unlock(&status.lock);
 }
 
 void sluice_status_plugin(const char *type, bool loaded)
 {
-    pthread_mutex_lock(&own.lock);
+    pthread_mutex_lock(&status.lock);
     unsigned at = 0;
-    while (at < PLUGINS && own.plugins[at].type[0] && strcmp(own.plugins[at].type, type) != 0)
+    while (at < PLUGINS && status.plugins[at].type[0] && strcmp(status.plugins[at].type, type) != 0)
         at++;
     if (at < PLUGINS) {
-        snprintf(own.plugins[at].type, PLUGIN_NAME, "%s", type);
-        own.plugins[at].uses += loaded ? 1U : -1U;
+        snprintf(status.plugins[at].type, PLUGIN_NAME, "%s", type);
+        status.plugins[at].uses += loaded ? 1U : -1U;
     }
-    pthread_mutex_unlock(&own.lock);
+    pthread_mutex_unlock(&status.lock);
 }
 
 static void put_string(FILE *to, const char *text)
@@ -125,15 +125,15 @@ static void put_all(FILE *to)
     struct sluice_settings_state state;
     sluice_settings_describe(&state);
     fprintf(to, "{\"schema_version\": 1,\n ");
-    put_field(to, "host", own.host);
-    fprintf(to, ", \"pid\": %ld, \"started\": %" PRId64 ", ", (long)getpid(), (int64_t)own.started);
-    put_field(to, "slurm_version", own.slurm);
+    put_field(to, "host", status.host);
+    fprintf(to, ", \"pid\": %ld, \"started\": %" PRId64 ", ", (long)getpid(), (int64_t)status.started);
+    put_field(to, "slurm_version", status.slurm);
     fprintf(to, ",\n \"plugins\": [");
     const char *comma = "";
     for (unsigned i = 0; i < PLUGINS; i++)
-        if (own.plugins[i].uses) {
+        if (status.plugins[i].uses) {
             fputs(comma, to);
-            put_string(to, own.plugins[i].type);
+            put_string(to, status.plugins[i].type);
             comma = ", ";
         }
     fprintf(to, "],\n ");
@@ -156,26 +156,26 @@ static void put_all(FILE *to)
 
 static bool write_file(const char *text, size_t length)
 {
-    char fresh[sizeof(own.path) + 8];
-    snprintf(fresh, sizeof(fresh), "%s.new", own.path);
+    char fresh[sizeof(status.path) + 8];
+    snprintf(fresh, sizeof(fresh), "%s.new", status.path);
     int file = open(fresh, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0644);
     if (file < 0)
         return false;
     struct stat facts;
     bool good = write(file, text, length) == (ssize_t)length && fstat(file, &facts) == 0;
     if (good)
-        own.inode = facts.st_ino;
-    good = close(file) == 0 && good && rename(fresh, own.path) == 0;
+        status.inode = facts.st_ino;
+    good = close(file) == 0 && good && rename(fresh, status.path) == 0;
     if (!good)
         unlink(fresh);
     return good;
 }
 
-/* Whether the file holds what we wrote: another slurmctld, started while we end, may have written its own there. */
+/* Whether the file holds what we wrote: another slurmctld, started while this one ends, may have written its own. */
 static bool is_ours(void)
 {
     struct stat facts;
-    return own.written && lstat(own.path, &facts) == 0 && facts.st_ino == own.inode;
+    return status.written && lstat(status.path, &facts) == 0 && facts.st_ino == status.inode;
 }
 
 void sluice_status_write(void)
@@ -185,31 +185,31 @@ void sluice_status_write(void)
     FILE *to = open_memstream(&text, &length);
     if (!to)
         return;
-    pthread_mutex_lock(&own.lock);
+    pthread_mutex_lock(&status.lock);
     put_all(to);
     bool whole = fclose(to) == 0;
-    if (whole && own.path[0] && (!is_ours() || strcmp(own.written, text) != 0)) {
+    if (whole && status.path[0] && (!is_ours() || strcmp(status.written, text) != 0)) {
         bool good = write_file(text, length);
-        if (!good && !own.complained)
-            sluice_log_error("sluice: %s: cannot be written: %s", own.path, strerror(errno));
-        own.complained = !good;
+        if (!good && !status.failure_logged)
+            sluice_log_error("sluice: %s: cannot be written: %s", status.path, strerror(errno));
+        status.failure_logged = !good;
         if (good) {
-            char *before = own.written;
-            own.written = text;
+            char *before = status.written;
+            status.written = text;
             text = before;
         }
     }
-    pthread_mutex_unlock(&own.lock);
+    pthread_mutex_unlock(&status.lock);
     free(text);
 }
 
 void sluice_status_stop(void)
 {
-    pthread_mutex_lock(&own.lock);
-    if (own.path[0] && is_ours())
-        unlink(own.path);
-    own.path[0] = '\0';
-    free(own.written);
-    own.written = NULL;
-    pthread_mutex_unlock(&own.lock);
+    pthread_mutex_lock(&status.lock);
+    if (status.path[0] && is_ours())
+        unlink(status.path);
+    status.path[0] = '\0';
+    free(status.written);
+    status.written = NULL;
+    pthread_mutex_unlock(&status.lock);
 }

@@ -3,8 +3,8 @@
  * What `sluice plugin status` shows: one JSON object in the file `sluice.status.HOST` of the StateSaveLocation, written
  * by the ticker when it has changed. Modules count things into it.
  */
-#ifndef SLUICE_CONTROLLER_STATUS_H
-#define SLUICE_CONTROLLER_STATUS_H
+#ifndef SLUICE_RUNTIME_STATUS_H
+#define SLUICE_RUNTIME_STATUS_H
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -23,7 +23,7 @@ void sluice_status_start(const char *folder, const char *slurm_version);
 void sluice_status_plugin(const char *type, bool loaded);
 /* Write the file if it would change. Does I/O: never under a lock of Slurm's. */
 void sluice_status_write(void);
-/* Take the file away. */
+/* Remove the file. */
 void sluice_status_stop(void);
 
 #endif

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "controller/ticker.h"
+#include "runtime/ticker.h"
+
+#include "runtime/clock.h"
 
 #include <pthread.h>
 #include <signal.h>
@@ -36,13 +38,6 @@ static void make_condition(void)
     pthread_condattr_destroy(&attributes);
 }
 
-static int64_t now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
-}
-
 static struct sluice_tick *next_due(void)
 {
     struct sluice_tick *next = ticks;
@@ -62,9 +57,9 @@ static void *run(void *unused)
             pthread_cond_wait(&changed, &lock);
             continue;
         }
-        int64_t now = now_ns();
+        int64_t now = sluice_clock_ns(CLOCK_MONOTONIC);
         if (next->due_ns > now) {
-            struct timespec until = {.tv_sec = next->due_ns / 1000000000, .tv_nsec = next->due_ns % 1000000000};
+            struct timespec until = sluice_timespec(next->due_ns);
             pthread_cond_timedwait(&changed, &lock, &until);
             continue;
         }
@@ -104,7 +99,7 @@ struct sluice_tick *sluice_ticker_add(const char *name, uint32_t period_ms, void
     tick->function = function;
     tick->argument = argument;
     tick->period_ns = (int64_t)(period_ms < 10 ? 10 : period_ms > 3600000 ? 3600000 : period_ms) * 1000000;
-    tick->due_ns = now_ns() + tick->period_ns;
+    tick->due_ns = sluice_clock_ns(CLOCK_MONOTONIC) + tick->period_ns;
     pthread_mutex_lock(&life);
     pthread_mutex_lock(&lock);
     tick->next = ticks;

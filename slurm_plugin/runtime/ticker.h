@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One background thread for small regular work: files to look at, records to write, snapshots to refresh. A function
- * that takes longer than some milliseconds delays all others: what plans or sorts has a thread of its own.
+ * One background thread for small regular work: files to check, records to write, snapshots to refresh. A function that
+ * takes longer than some milliseconds delays all others: planning and sorting have threads of their own.
  *
  * Functions are called without any lock of Slurm's or ours held, one at a time. All calls here are safe from any
  * thread, but sluice_ticker_remove not from within a ticker's function, nor while holding a lock that the removed
  * function takes.
  */
-#ifndef SLUICE_CONTROLLER_TICKER_H
-#define SLUICE_CONTROLLER_TICKER_H
+#ifndef SLUICE_RUNTIME_TICKER_H
+#define SLUICE_RUNTIME_TICKER_H
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "controller/withdrawn_own.h"
+#include "runtime/withdrawn_internal.h"
 
-#include "controller/controller.h"
-#include "controller/log.h"
-#include "controller/status.h"
-#include "controller/ticker.h"
+#include "runtime/controller.h"
+#include "runtime/log.h"
+#include "runtime/status.h"
+#include "runtime/ticker.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -20,13 +20,13 @@ enum { PERIOD_MS = 500 };
 
 static struct {
     pthread_mutex_t lock; /* guards `current` */
-    struct own_list *current;
+    struct shared_list *current;
     char path[4096];
     struct stat seen;
     bool there; /* the file, when it was looked at last */
     struct sluice_tick *tick;
     _Atomic uint64_t *listed;
-} own = {.lock = PTHREAD_MUTEX_INITIALIZER};
+} withdrawn = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static _Atomic uint64_t generation_now;
 
@@ -37,11 +37,11 @@ uint64_t sluice_withdrawn_generation(void)
 
 const struct sluice_withdrawn *sluice_withdrawn_acquire(void)
 {
-    pthread_mutex_lock(&own.lock);
-    struct own_list *current = own.current;
+    pthread_mutex_lock(&withdrawn.lock);
+    struct shared_list *current = withdrawn.current;
     if (current)
         atomic_fetch_add(&current->users, 1);
-    pthread_mutex_unlock(&own.lock);
+    pthread_mutex_unlock(&withdrawn.lock);
     return current ? &current->shown : NULL;
 }
 
@@ -50,15 +50,15 @@ void sluice_withdrawn_release(const struct sluice_withdrawn *list)
     sluice_withdrawn_free((struct sluice_withdrawn *)(uintptr_t)list);
 }
 
-static void publish(struct own_list *list)
+static void publish(struct shared_list *list)
 {
-    pthread_mutex_lock(&own.lock);
-    struct own_list *before = own.current;
+    pthread_mutex_lock(&withdrawn.lock);
+    struct shared_list *before = withdrawn.current;
     list->shown.generation = atomic_load(&generation_now) + 1;
-    own.current = list;
-    pthread_mutex_unlock(&own.lock);
+    withdrawn.current = list;
+    pthread_mutex_unlock(&withdrawn.lock);
     atomic_store_explicit(&generation_now, list->shown.generation, memory_order_release);
-    atomic_store_explicit(own.listed, list->shown.count, memory_order_relaxed);
+    atomic_store_explicit(withdrawn.listed, list->shown.count, memory_order_relaxed);
     if (list->shown.count || (before && before->shown.count))
         sluice_log_info("sluice: %" PRIu32 " GPUs are out of service", list->shown.count);
     sluice_withdrawn_free(before ? &before->shown : NULL);
@@ -66,16 +66,17 @@ static void publish(struct own_list *list)
 
 static bool as_seen(const struct stat *facts, bool there)
 {
-    return there == own.there &&
-           (!there || (facts->st_mtim.tv_sec == own.seen.st_mtim.tv_sec &&
-                       facts->st_mtim.tv_nsec == own.seen.st_mtim.tv_nsec && facts->st_ino == own.seen.st_ino &&
-                       facts->st_size == own.seen.st_size && facts->st_dev == own.seen.st_dev));
+    return there == withdrawn.there &&
+           (!there ||
+            (facts->st_mtim.tv_sec == withdrawn.seen.st_mtim.tv_sec &&
+             facts->st_mtim.tv_nsec == withdrawn.seen.st_mtim.tv_nsec && facts->st_ino == withdrawn.seen.st_ino &&
+             facts->st_size == withdrawn.seen.st_size && facts->st_dev == withdrawn.seen.st_dev));
 }
 
 /* The whole file; NULL and errno. */
 static char *read_whole(size_t *length, struct stat *facts)
 {
-    int file = open(own.path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW), failed = 0;
+    int file = open(withdrawn.path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW), failed = 0;
     char *data = NULL;
     if (file < 0)
         return NULL;
@@ -111,14 +112,14 @@ static void look(void *unused)
 {
     (void)unused;
     struct stat facts = {0};
-    bool there = lstat(own.path, &facts) == 0;
+    bool there = lstat(withdrawn.path, &facts) == 0;
     if ((!there && errno != ENOENT) || as_seen(&facts, there))
         return;
     struct sluice_withdrawn *list = NULL;
     struct sluice_error_text text = {.text = ""};
     size_t length = 0;
     if (!there) {
-        struct own_list *empty = sluice_withdrawn_new(0);
+        struct shared_list *empty = sluice_withdrawn_new(0);
         list = empty ? &empty->shown : NULL;
     } else {
         char *data = read_whole(&length, &facts);
@@ -128,36 +129,36 @@ static void look(void *unused)
             (void)sluice_withdrawn_parse(data, length, &list, &text);
         free(data);
     }
-    own.seen = facts;
-    own.there = there;
+    withdrawn.seen = facts;
+    withdrawn.there = there;
     if (list)
-        publish((struct own_list *)list);
+        publish((struct shared_list *)list);
     else
-        sluice_log_error("sluice: %s: %s; the GPUs that were out of service stay so", own.path, text.text);
+        sluice_log_error("sluice: %s: %s; the GPUs that were out of service stay so", withdrawn.path, text.text);
 }
 
 static bool start(const struct sluice_site *site)
 {
-    snprintf(own.path, sizeof(own.path), "%s/%s", site->state_folder, SLUICE_WITHDRAWN_FILE);
-    own.listed = sluice_status_counter("withdrawn.listed");
-    own.there = false;
-    struct own_list *empty = sluice_withdrawn_new(0);
+    snprintf(withdrawn.path, sizeof(withdrawn.path), "%s/%s", site->state_folder, SLUICE_WITHDRAWN_FILE);
+    withdrawn.listed = sluice_status_counter("withdrawn.listed");
+    withdrawn.there = false;
+    struct shared_list *empty = sluice_withdrawn_new(0);
     if (!empty)
         return false;
     publish(empty);
     look(NULL);
-    own.tick = sluice_ticker_add("withdrawn", PERIOD_MS, look, NULL);
-    return own.tick != NULL;
+    withdrawn.tick = sluice_ticker_add("withdrawn", PERIOD_MS, look, NULL);
+    return withdrawn.tick != NULL;
 }
 
 static void stop(void)
 {
-    sluice_ticker_remove(own.tick);
-    own.tick = NULL;
-    pthread_mutex_lock(&own.lock);
-    struct own_list *last = own.current;
-    own.current = NULL;
-    pthread_mutex_unlock(&own.lock);
+    sluice_ticker_remove(withdrawn.tick);
+    withdrawn.tick = NULL;
+    pthread_mutex_lock(&withdrawn.lock);
+    struct shared_list *last = withdrawn.current;
+    withdrawn.current = NULL;
+    pthread_mutex_unlock(&withdrawn.lock);
     sluice_withdrawn_free(last ? &last->shown : NULL);
 }
 

@@ -3,15 +3,15 @@
  * The GPUs that are out of service, as immutable snapshots.
  *
  * The controllers' daemon writes them to `sluice.withdrawn` in StateSaveLocation, where a backup controller finds them,
- * too; the file is looked at every half second. One that cannot be read or is damaged leaves the last good one in
- * force, loudly; one that is taken away is an empty list.
+ * too; the file is checked every half second. If it cannot be read or is damaged, the last good one stays in force, and
+ * this is logged; if it is removed, the list is empty.
  *
  *   sluice-withdrawn 1
  *   NODE NUMBER                    a GPU: bit NUMBER of the node's gres/gpu; a line each, any order, no duplicates
  *   checksum = crc32:0123abcd      of all bytes before this line
  */
-#ifndef SLUICE_CONTROLLER_WITHDRAWN_H
-#define SLUICE_CONTROLLER_WITHDRAWN_H
+#ifndef SLUICE_RUNTIME_WITHDRAWN_H
+#define SLUICE_RUNTIME_WITHDRAWN_H
 
 #include "sluice/core.h"
 

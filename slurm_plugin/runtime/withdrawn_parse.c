@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "controller/withdrawn_own.h"
+#include "runtime/withdrawn_internal.h"
 
-#include "policy/policy.h"
+#include "rules/rules.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
@@ -27,7 +27,7 @@ static enum sluice_error check_sum(const char *data, size_t length, size_t *body
     enum { LAST = sizeof(key) - 1 + 8 + 1 };
     const char *last = length > LAST ? data + length - LAST : NULL;
     if (!last || last[-1] != '\n' || last[LAST - 1] != '\n' || memcmp(last, key, sizeof(key) - 1) != 0)
-        return fail(text, SLUICE_ERROR_CORRUPT, "the last line is no checksum: the file was cut off");
+        return fail(text, SLUICE_ERROR_CORRUPT, "the last line is not a checksum: the file was cut off");
     char wanted[9];
     *body = length - LAST;
     snprintf(wanted, sizeof(wanted), "%08" PRIx32, sluice_crc32(data, *body));
@@ -68,7 +68,7 @@ static int compare(const void *a, const void *b)
 }
 
 /* All lines but the first and the last. */
-static enum sluice_error read_gpus(struct own_list *list, const char *data, size_t length,
+static enum sluice_error read_gpus(struct shared_list *list, const char *data, size_t length,
                                    struct sluice_error_text *text)
 {
     uint32_t number = 1;
@@ -91,9 +91,9 @@ static enum sluice_error read_gpus(struct own_list *list, const char *data, size
     return SLUICE_OK;
 }
 
-struct own_list *sluice_withdrawn_new(size_t lines)
+struct shared_list *sluice_withdrawn_new(size_t lines)
 {
-    struct own_list *list = calloc(1, sizeof(*list));
+    struct shared_list *list = calloc(1, sizeof(*list));
     if (list)
         list->gpus = calloc(lines + 1, sizeof(*list->gpus));
     if (!list || !list->gpus) {
@@ -124,7 +124,7 @@ enum sluice_error sluice_withdrawn_parse(const char *data, size_t length, struct
         lines += data[i] == '\n';
     if (lines > SLUICE_WITHDRAWN_MAX)
         lines = SLUICE_WITHDRAWN_MAX;
-    struct own_list *made = sluice_withdrawn_new(lines);
+    struct shared_list *made = sluice_withdrawn_new(lines);
     if (!made)
         return fail(text, SLUICE_ERROR_NO_MEMORY, "no memory");
     error = read_gpus(made, data + sizeof(head) - 1, body - (sizeof(head) - 1), text);
@@ -138,9 +138,9 @@ enum sluice_error sluice_withdrawn_parse(const char *data, size_t length, struct
 
 void sluice_withdrawn_free(struct sluice_withdrawn *list)
 {
-    struct own_list *own = (struct own_list *)list;
-    if (own && atomic_fetch_sub(&own->users, 1) == 1) {
-        free(own->gpus);
-        free(own);
+    struct shared_list *shared = (struct shared_list *)list;
+    if (shared && atomic_fetch_sub(&shared->users, 1) == 1) {
+        free(shared->gpus);
+        free(shared);
     }
 }

@@ -136,7 +136,7 @@ bool sluice_lease_watch(struct sluice_lease_side *side)
         side->seen_ns = now;
     side->damaged = damaged;
     if (rc == 0 || (side->any && found.epoch < side->seen.epoch))
-        return true; /* of one who was paused, and has not noticed yet */
+        return true; /* of a holder that was paused, and has not noticed yet */
     if (!side->any || found.epoch != side->seen.epoch || found.seq != side->seen.seq || found.held != side->seen.held)
         side->seen_ns = now;
     side->seen = found;
@@ -144,7 +144,7 @@ bool sluice_lease_watch(struct sluice_lease_side *side)
     return true;
 }
 
-/* Whether nobody else can think that the lease is theirs. */
+/* Whether no other controller can count the lease as its own. */
 static bool is_free(const struct sluice_lease_side *side, int64_t now)
 {
     bool stale = now - side->seen_ns > sluice_lease_stale_ns(side->valid_ns);
@@ -153,7 +153,7 @@ static bool is_free(const struct sluice_lease_side *side, int64_t now)
     if (!side->any || !side->seen.held)
         return true;
     if (strcmp(side->seen.host, side->host) == 0 && strcmp(side->seen.boot, side->boot) != 0)
-        return true; /* we were started anew since */
+        return true; /* this process was restarted since */
     int64_t theirs = (int64_t)(side->seen.valid_ms % 3600000) * 1000000;
     return stale && now - side->seen_ns > sluice_lease_stale_ns(theirs);
 }
@@ -198,7 +198,7 @@ static void claim_name(char *name, uint64_t epoch)
     snprintf(name, FILE_NAME, LEASE_FILE ".claim.%" PRIu64, epoch);
 }
 
-/* Nobody but us gets this epoch. */
+/* Only this process gets this epoch. */
 static enum sluice_lease_answer claim(struct sluice_lease_side *side, uint64_t epoch)
 {
     char name[FILE_NAME];
@@ -223,7 +223,7 @@ static enum sluice_lease_answer take_it(struct sluice_lease_side *side, int64_t 
     if (!is_free(side, now))
         return SLUICE_LEASE_WAIT;
     uint64_t epoch = (side->any ? side->seen.epoch : 0) + 1;
-    /* One who claimed it and went no further, in the time that a holder has to renew, is not there any more. */
+    /* A claimant that did not continue in the time that a holder has to renew has ended. */
     if (side->claimed >= epoch)
         epoch = side->claimed + (now - side->claimed_ns > sluice_lease_stale_ns(side->valid_ns) ? 1 : 0);
     enum sluice_lease_answer answer = claim(side, epoch);
@@ -267,7 +267,7 @@ enum sluice_lease_answer sluice_lease_hold(struct sluice_lease_side *side)
     if (!write_lease(side, true))
         return SLUICE_LEASE_ERROR;
     if (side->now_ns() - side->from_ns >= side->valid_ns)
-        return lose(side); /* the write took too long: whoever watched could have taken it */
+        return lose(side); /* the write took too long: a watcher could have taken it */
     side->from_ns = now;
     return SLUICE_LEASE_OURS;
 }

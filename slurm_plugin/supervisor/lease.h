@@ -2,11 +2,11 @@
 /*
  * The lease in the shared state folder: which controller may write state.
  *
- * No clock is compared between hosts. Whoever holds the lease rewrites it with a new `seq`; whoever watches it counts
- * by its own clock how long it has not changed. A holder gives up `valid` after it began its last successful renewal; a
- * watcher waits `valid` and a half, by its own clock, from when it first saw that renewal, which is later. (Gray and
- * Cheriton, "Leases", 1989.) Two who take it at the same time are told apart by the exclusive creation of a file that
- * the next epoch's number names. The highest epoch counts, so that one who was paused can overwrite, but not win.
+ * No clock is compared between hosts. The holder rewrites the lease with a new `seq`; a watcher measures by its own
+ * clock how long it has not changed. A holder gives up `valid` after it began its last successful renewal; a watcher
+ * waits `valid` and a half, by its own clock, from when it first saw that renewal, which is later. (Gray and Cheriton,
+ * "Leases", 1989.) Of two that take it at the same time, only one can create the file named after the next epoch's
+ * number. The highest epoch counts, so that a paused holder can overwrite the lease, but not win it.
  */
 #ifndef SLUICE_SUPERVISOR_LEASE_H
 #define SLUICE_SUPERVISOR_LEASE_H
@@ -30,7 +30,7 @@ struct sluice_lease {
 /* The file's text; its length, or 0 when `size` is too small. */
 size_t sluice_lease_format(const struct sluice_lease *lease, char *text, size_t size);
 
-/* The other way round; false for anything that sluice_lease_format could not have written. */
+/* The reverse; false for anything that sluice_lease_format could not have written. */
 bool sluice_lease_parse(const char *text, size_t length, struct sluice_lease *lease);
 
 /* One controller's side of it. Zeroed but for the first group. */
@@ -55,7 +55,7 @@ struct sluice_lease_side {
 enum sluice_lease_answer {
     SLUICE_LEASE_OURS,  /* taken, or renewed */
     SLUICE_LEASE_WAIT,  /* another holds it, or may */
-    SLUICE_LEASE_LOST,  /* it was ours, and is not any more: it lapsed, or another one has it */
+    SLUICE_LEASE_LOST,  /* it was ours, and no longer is: it lapsed, or another one has it */
     SLUICE_LEASE_ERROR, /* the folder fails, errno says how; when ours it stays so until it lapses */
 };
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The supervisor's words, on standard error, which systemd keeps. */
+/* The supervisor's log: standard error, which systemd keeps. */
 #ifndef SLUICE_SUPERVISOR_SAY_H
 #define SLUICE_SUPERVISOR_SAY_H
 

@@ -3,7 +3,7 @@
 
 #include "supervisor/lease.h"
 #include "supervisor/say.h"
-#include "supervisor/watch.h"
+#include "supervisor/supervisor.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -29,7 +29,7 @@ struct worker {
     pid_t parent;
     uint64_t event; /* seq of the last one */
     int64_t wanted_ns, written_ns, slowest_ns, last_ns;
-    bool complained;
+    bool failure_logged;
 };
 
 /* ---- files for people ---- */
@@ -50,7 +50,8 @@ static uint64_t last_event(int file)
     return seq;
 }
 
-__attribute__((format(printf, 3, 4))) static void tell(struct worker *worker, const char *kind, const char *format, ...)
+__attribute__((format(printf, 3, 4))) static void write_event(struct worker *worker, const char *kind,
+                                                              const char *format, ...)
 {
     char name[FILE_NAME], old[FILE_NAME + 8], line[LINE], fields[LINE / 2];
     va_list arguments;
@@ -75,7 +76,7 @@ __attribute__((format(printf, 3, 4))) static void tell(struct worker *worker, co
     struct stat facts;
     if (length > 0 && (size_t)length < sizeof(line) && fstat(file, &facts) == 0 && S_ISREG(facts.st_mode)) {
         if (write(file, line, (size_t)length) != length && ftruncate(file, facts.st_size) != 0)
-            sluice_say("%s: a torn line stays", name);
+            sluice_say("%s: a partly written line stays", name);
         fsync(file);
         if (facts.st_size + length > EVENTS_LIMIT)
             renameat(worker->side.folder, name, worker->side.folder, old);
@@ -114,13 +115,13 @@ static void write_status(struct worker *worker, int64_t now)
 
 /* ---- the lease ---- */
 
-static void complain(struct worker *worker, bool bad)
+static void log_failure(struct worker *worker, bool bad)
 {
-    if (bad && !worker->complained)
+    if (bad && !worker->failure_logged)
         sluice_say("the shared state folder fails: %s", strerror(errno));
-    else if (!bad && worker->complained)
+    else if (!bad && worker->failure_logged)
         sluice_say("the shared state folder works again");
-    worker->complained = bad;
+    worker->failure_logged = bad;
 }
 
 static void note_leader(struct worker *worker)
@@ -146,22 +147,23 @@ static void hold(struct worker *worker, int64_t now)
         given_back = !worker->side.seen.held;
     }
     enum sluice_lease_answer answer = sluice_lease_hold(&worker->side);
-    complain(worker, answer == SLUICE_LEASE_ERROR);
+    log_failure(worker, answer == SLUICE_LEASE_ERROR);
     if (worker->side.holds) {
         shared->epoch = worker->side.epoch;
         shared->from_ns = worker->side.from_ns;
     }
     if (answer == SLUICE_LEASE_OURS && !held) {
-        sluice_say("the lease is ours: epoch %" PRIu64, worker->side.epoch);
-        tell(worker, "lease.taken", "\"epoch\":%" PRIu64 ",\"from\":\"%s\",\"given_back\":%s,\"waited_ms\":%" PRId64,
-             worker->side.epoch, before, given_back ? "true" : "false", (now - worker->wanted_ns) / 1000000);
+        sluice_say("this controller holds the lease: epoch %" PRIu64, worker->side.epoch);
+        write_event(worker, "lease.taken",
+                    "\"epoch\":%" PRIu64 ",\"from\":\"%s\",\"given_back\":%s,\"waited_ms\":%" PRId64,
+                    worker->side.epoch, before, given_back ? "true" : "false", (now - worker->wanted_ns) / 1000000);
         worker->wanted_ns = 0;
     } else if (answer == SLUICE_LEASE_LOST) {
         shared->lost = 1;
         shared->from_ns = 0;
         note_leader(worker);
-        tell(worker, "lease.lost", "\"epoch\":%" PRIu64 ",\"leader\":\"%s\"", worker->side.epoch,
-             worker->side.any ? worker->side.seen.host : "");
+        write_event(worker, "lease.lost", "\"epoch\":%" PRIu64 ",\"leader\":\"%s\"", worker->side.epoch,
+                    worker->side.any ? worker->side.seen.host : "");
     } else {
         note_leader(worker);
     }
@@ -174,7 +176,7 @@ static void give_back(struct worker *worker, const char *why)
         return;
     worker->shared->from_ns = 0;
     if (sluice_lease_release(&worker->side) == SLUICE_LEASE_OURS)
-        tell(worker, "lease.released", "\"epoch\":%" PRIu64 ",\"why\":\"%s\"", worker->side.epoch, why);
+        write_event(worker, "lease.released", "\"epoch\":%" PRIu64 ",\"why\":\"%s\"", worker->side.epoch, why);
 }
 
 static void end(struct worker *worker)
@@ -188,11 +190,11 @@ static void end(struct worker *worker)
         for (const char *at = shared->why; *at && length < sizeof(why) - 1; at++)
             why[length++] = *at < ' ' || *at > '~' || *at == '"' || *at == '\\' ? '\'' : *at;
         why[length] = '\0';
-        tell(worker, "fenced", "\"why\":\"%s\"", why);
+        write_event(worker, "fenced", "\"why\":\"%s\"", why);
     } else if (WIFSIGNALED(status)) {
-        tell(worker, "slurmctld.died", "\"signal\":%d", WTERMSIG(status));
+        write_event(worker, "slurmctld.died", "\"signal\":%d", WTERMSIG(status));
     } else if (WIFEXITED(status) && WEXITSTATUS(status) != 0) {
-        tell(worker, "slurmctld.died", "\"status\":%d", WEXITSTATUS(status));
+        write_event(worker, "slurmctld.died", "\"status\":%d", WEXITSTATUS(status));
     }
     write_status(worker, sluice_boottime_ns());
     _exit(0);
@@ -204,7 +206,7 @@ static void work(struct worker *worker)
     period = period < 20000000 ? 20000000 : period > 500000000 ? 500000000 : period;
     for (;;) {
         if (getppid() != worker->parent)
-            _exit(0); /* slurmctld dies with its supervisor; what was ours lapses */
+            _exit(0); /* slurmctld dies with its supervisor; its lease lapses */
         if (worker->shared->ended)
             end(worker);
         int64_t now = sluice_boottime_ns();
@@ -213,7 +215,7 @@ static void work(struct worker *worker)
             hold(worker, now);
         else if (!worker->shared->wanted) {
             give_back(worker, "standby");
-            complain(worker, !sluice_lease_watch(&worker->side));
+            log_failure(worker, !sluice_lease_watch(&worker->side));
         }
         if (now - worker->written_ns > STATUS_EVERY_NS)
             write_status(worker, now);
@@ -251,7 +253,7 @@ static void run(struct worker *worker, const char *folder, uid_t uid, gid_t gid)
     worker->side.host[strcspn(worker->side.host, ".")] = '\0'; /* as Slurm names controllers */
     read_boot_id(worker->side.boot, sizeof(worker->side.boot));
     while ((worker->side.folder = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC)) < 0) {
-        complain(worker, true);
+        log_failure(worker, true);
         if (getppid() != worker->parent || worker->shared->ended)
             _exit(1);
         nanosleep(&(struct timespec){.tv_nsec = 200000000}, NULL);

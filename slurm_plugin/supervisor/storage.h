@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The process that touches the shared folder for the supervisor, as slurmctld's user: a storage that hangs hangs it
- * alone. It holds the lease when it is wanted, and writes there what `sluice failover` shows:
+ * The process that touches the shared folder for the supervisor, as slurmctld's user: a storage that hangs blocks only
+ * this process. It holds the lease when it is wanted, and writes there what `sluice failover` shows:
  *   sluice.supervise.HOST       how it is, a JSON object, every two seconds
- *   sluice.failover.HOST.jsonl  what happened, a JSON object a line, as sluice_base/events.py has them
+ *   sluice.failover.HOST.jsonl  what happened, a JSON object a line, as sluice/base/events.py has them
  */
 #ifndef SLUICE_SUPERVISOR_STORAGE_H
 #define SLUICE_SUPERVISOR_STORAGE_H
@@ -26,7 +26,7 @@ struct sluice_storage {
     _Atomic int64_t from_ns; /* when the last successful renewal began; 0: the lease is not ours */
     _Atomic uint64_t epoch;  /* of the lease that is ours */
     _Atomic uint32_t lost;   /* the lease was ours and is not any more: slurmctld must end */
-    char leader[256];        /* who has it, when not we; may be torn, for people only */
+    char leader[256];        /* who has it, if another; may be torn, for people only */
 };
 
 /* Start it; its pid, or -1 (errno). `uid` and `gid` are what it becomes, `folder` the shared one. */

@@ -6,16 +6,16 @@
  * slurmctld with SIGKILL, which works on a stopped process, when
  *   - the lease was not renewed in time, or is another's: the storage hangs, or this host was paused;
  *   - slurmctld has not shown for that time that it runs (the plugins do so, every 50 ms);
- *   - it asks to lead and does not get the lease.
- * A backup that has given its place back is started anew.
- * The other way round slurmctld dies when its supervisor does (PR_SET_PDEATHSIG), and ends by itself when the
- * supervisor does not tell it in time that the lease is good (controller/fence.c).
+ *   - it asks to lead and does not get the lease. A backup that has given its place back is restarted. In turn,
+ *     slurmctld dies when its supervisor does (PR_SET_PDEATHSIG), and ends by itself when the supervisor does not
+ *     confirm the lease in time (failover/fence.c).
  *
- * Signals go on to slurmctld; its exit status is ours, its death by a signal too. 75: it was killed by us. 2: usage.
+ * Signals are passed on to slurmctld; its exit status is ours, and so is its death by a signal. 75: it was killed by
+ * us. 2: usage.
  */
 #include "supervisor/say.h"
 #include "supervisor/storage.h"
-#include "supervisor/watch.h"
+#include "supervisor/supervisor.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -48,8 +48,8 @@ struct supervisor {
     pid_t child, storage;
     int64_t started_ns, asked_ns, storage_ns; /* when slurmctld began, asked; when a process for the storage began */
     bool killed, warned;
-    bool led;   /* it leads, or did */
-    bool again; /* it was killed to be started anew */
+    bool led;        /* it leads, or did */
+    bool restarting; /* it was killed to be restarted */
 };
 
 void sluice_say(const char *format, ...)
@@ -75,30 +75,30 @@ static void *share(int file, size_t size)
 }
 
 /* The page that the plugins find. It is handed over to slurmctld's user as soon as slurmctld has become that user. */
-static bool make_watch(struct supervisor *own, const char *run_dir)
+static bool make_watch(struct supervisor *self, const char *run_dir)
 {
-    snprintf(own->path, sizeof(own->path), "%s/sluice-supervise.XXXXXX", run_dir);
-    int file = mkostemp(own->path, O_CLOEXEC);
+    snprintf(self->path, sizeof(self->path), "%s/sluice-supervise.XXXXXX", run_dir);
+    int file = mkostemp(self->path, O_CLOEXEC);
     if (file < 0) {
         sluice_say("%s: %s", run_dir, strerror(errno));
         return false;
     }
     bool good = ftruncate(file, sizeof(struct sluice_watch)) == 0 &&
-                (own->watch = share(file, sizeof(struct sluice_watch))) != NULL;
+                (self->watch = share(file, sizeof(struct sluice_watch))) != NULL;
     if (!good) {
-        sluice_say("%s: %s", own->path, strerror(errno));
-        unlink(own->path);
+        sluice_say("%s: %s", self->path, strerror(errno));
+        unlink(self->path);
         return false;
     }
-    own->file = file;
-    own->watch->magic = SLUICE_WATCH_MAGIC;
-    own->watch->supervisor = getpid();
-    own->watch->lease_ns = own->lease_ns;
-    own->watch->patience_ns = own->patience_ns;
+    self->file = file;
+    self->watch->magic = SLUICE_WATCH_MAGIC;
+    self->watch->supervisor = getpid();
+    self->watch->lease_ns = self->lease_ns;
+    self->watch->patience_ns = self->patience_ns;
     return true;
 }
 
-static pid_t start_child(const struct supervisor *own, char **argv, const sigset_t *mask)
+static pid_t start_child(const struct supervisor *self, char **argv, const sigset_t *mask)
 {
     pid_t parent = getpid(), pid = fork();
     if (pid != 0)
@@ -107,7 +107,7 @@ static pid_t start_child(const struct supervisor *own, char **argv, const sigset
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent)
         _exit(SLUICE_FENCED_STATUS);
-    setenv(SLUICE_WATCH_ENV, own->path, 1);
+    setenv(SLUICE_WATCH_ENV, self->path, 1);
     execvp(argv[0], argv);
     sluice_say("%s: %s", argv[0], strerror(errno));
     _exit(127);
@@ -132,135 +132,135 @@ static bool child_user(pid_t pid, uid_t *uid, gid_t *gid)
 }
 
 /* The plugins wait for it in their init. */
-static void hand_over(struct supervisor *own)
+static void hand_over(struct supervisor *self)
 {
     uid_t uid;
     gid_t gid;
-    if (geteuid() != 0 || (child_user(own->child, &uid, &gid) && uid != 0 && fchown(own->file, uid, gid) == 0)) {
-        close(own->file);
-        own->file = -1;
+    if (geteuid() != 0 || (child_user(self->child, &uid, &gid) && uid != 0 && fchown(self->file, uid, gid) == 0)) {
+        close(self->file);
+        self->file = -1;
     }
 }
 
 /* Once the plugins have said where the shared folder is. */
-static void start_storage(struct supervisor *own)
+static void start_storage(struct supervisor *self)
 {
     uid_t uid;
     gid_t gid;
     char folder[SLUICE_WATCH_FOLDER];
-    memcpy(folder, own->watch->folder, sizeof(folder));
+    memcpy(folder, self->watch->folder, sizeof(folder));
     folder[sizeof(folder) - 1] = '\0';
-    own->storage_ns = sluice_boottime_ns();
-    if (folder[0] != '/' || !child_user(own->child, &uid, &gid))
+    self->storage_ns = sluice_boottime_ns();
+    if (folder[0] != '/' || !child_user(self->child, &uid, &gid))
         return;
-    own->shared->child = own->child;
-    own->shared->beat_ns = sluice_boottime_ns();
-    own->storage = sluice_storage_start(own->shared, folder, uid, gid, own->lease_ns);
-    if (own->storage < 0) {
+    self->shared->child = self->child;
+    self->shared->beat_ns = sluice_boottime_ns();
+    self->storage = sluice_storage_start(self->shared, folder, uid, gid, self->lease_ns);
+    if (self->storage < 0) {
         sluice_say("no process for the storage: %s", strerror(errno));
         return;
     }
-    sluice_say("watches slurmctld %d, lease %.1f s in %s", (int)own->child, (double)own->lease_ns / 1e9, folder);
-    if (own->watch->timeout_s && (double)own->watch->timeout_s < (double)own->lease_ns * 2 / 1e9)
+    sluice_say("watches slurmctld %d, lease %.1f s in %s", (int)self->child, (double)self->lease_ns / 1e9, folder);
+    if (self->watch->timeout_s && (double)self->watch->timeout_s < (double)self->lease_ns * 2 / 1e9)
         sluice_say("SlurmctldTimeout=%u is less than twice the lease: the backup will try before it may",
-                   own->watch->timeout_s);
+                   self->watch->timeout_s);
 }
 
 /* ---- watching ---- */
 
-__attribute__((format(printf, 2, 3))) static void fence(struct supervisor *own, const char *format, ...)
+__attribute__((format(printf, 2, 3))) static void fence(struct supervisor *self, const char *format, ...)
 {
-    if (!own->killed) {
+    if (!self->killed) {
         va_list arguments;
         va_start(arguments, format);
-        vsnprintf(own->shared->why, sizeof(own->shared->why), format, arguments);
+        vsnprintf(self->shared->why, sizeof(self->shared->why), format, arguments);
         va_end(arguments);
     }
-    kill(own->child, SIGKILL);
-    if (!own->killed)
-        sluice_say("slurmctld %d killed: %s", (int)own->child, own->shared->why);
-    own->killed = true;
-    own->watch->until_ns = 0;
+    kill(self->child, SIGKILL);
+    if (!self->killed)
+        sluice_say("slurmctld %d killed: %s", (int)self->child, self->shared->why);
+    self->killed = true;
+    self->watch->until_ns = 0;
 }
 
-static void check(struct supervisor *own)
+static void check(struct supervisor *self)
 {
-    struct sluice_watch *watch = own->watch;
-    struct sluice_storage *shared = own->shared;
+    struct sluice_watch *watch = self->watch;
+    struct sluice_storage *shared = self->shared;
     int64_t now = sluice_boottime_ns(), from = shared->from_ns;
-    int64_t limit = own->lease_ns - own->lease_ns / 8; /* dead when it lapses, not only then killed */
+    int64_t limit = self->lease_ns - self->lease_ns / 8; /* slurmctld is dead when it lapses, not killed only then */
     uint32_t role = watch->role;
     shared->beat_ns = now;
-    shared->wanted = role != SLUICE_STANDBY && !own->killed;
+    shared->wanted = role != SLUICE_STANDBY && !self->killed;
     watch->epoch = shared->epoch;
-    watch->until_ns = from && !own->killed ? from + own->lease_ns : 0;
+    watch->until_ns = from && !self->killed ? from + self->lease_ns : 0;
     if (role != SLUICE_ASKS)
-        own->asked_ns = 0;
-    else if (!own->asked_ns)
-        own->asked_ns = now;
+        self->asked_ns = 0;
+    else if (!self->asked_ns)
+        self->asked_ns = now;
     if (shared->lost) {
-        fence(own, "the lease was lost, or came too late: %s", shared->leader);
+        fence(self, "the lease was lost, or renewed too late: %s", shared->leader);
     } else if (role == SLUICE_LEADS) {
         if (!from || now - from >= limit)
-            fence(own, "the lease was not renewed for %.1f s: the shared state folder hangs, or this host was paused",
+            fence(self, "the lease was not renewed for %.1f s: the shared state folder hangs, or this host was paused",
                   from ? (double)(now - from) / 1e9 : 0.0);
         else if (now - watch->tick_ns >= limit)
-            fence(own, "it has not run for %.1f s", (double)(now - watch->tick_ns) / 1e9);
-    } else if (own->asked_ns && now - own->asked_ns >= own->patience_ns) {
-        fence(own, "it would lead, but for %.1f s the lease was not to be had from %s", (double)own->patience_ns / 1e9,
-              shared->leader[0] ? shared->leader : "nobody: the shared state folder fails");
+            fence(self, "it has not run for %.1f s", (double)(now - watch->tick_ns) / 1e9);
+    } else if (self->asked_ns && now - self->asked_ns >= self->patience_ns) {
+        fence(self, "it asks to lead, but for %.1f s did not get the lease from %s", (double)self->patience_ns / 1e9,
+              shared->leader[0] ? shared->leader : "anyone: the shared state folder fails");
     }
-    if (own->killed)
-        kill(own->child, SIGKILL);
-    own->led |= role == SLUICE_LEADS;
-    if (own->led && role == SLUICE_STANDBY && !from && !own->killed && !own->again) {
-        sluice_say("slurmctld %d is a backup again, and is started anew", (int)own->child);
-        own->again = true;
-        kill(own->child, SIGKILL);
+    if (self->killed)
+        kill(self->child, SIGKILL);
+    self->led |= role == SLUICE_LEADS;
+    if (self->led && role == SLUICE_STANDBY && !from && !self->killed && !self->restarting) {
+        sluice_say("slurmctld %d is a backup again; restarting it", (int)self->child);
+        self->restarting = true;
+        kill(self->child, SIGKILL);
     }
 }
 
 /*
  * Slurm 22.05 cannot lead twice in one process: it forgets that its scheduler's thread has ended, starts none the
- * second time, and then waits for the dead one, which hangs or crashes. A backup that waits has nothing to lose.
+ * second time, and then waits for the dead one, which hangs or crashes. A restart loses nothing of a backup that waits.
  */
-static bool start_anew(struct supervisor *own, char **argv, const sigset_t *mask)
+static bool restart_slurmctld(struct supervisor *self, char **argv, const sigset_t *mask)
 {
-    own->led = own->again = false;
-    own->watch->ready = 0;
-    own->watch->role = SLUICE_STANDBY;
-    own->child = start_child(own, argv, mask);
-    own->shared->child = own->child;
-    return own->child > 0;
+    self->led = self->restarting = false;
+    self->watch->ready = 0;
+    self->watch->role = SLUICE_STANDBY;
+    self->child = start_child(self, argv, mask);
+    self->shared->child = self->child;
+    return self->child > 0;
 }
 
 /* ---- end ---- */
 
-static void end_storage(struct supervisor *own, int status)
+static void end_storage(struct supervisor *self, int status)
 {
-    if (own->storage <= 0)
+    if (self->storage <= 0)
         return;
-    own->shared->status = status;
-    own->shared->ended = 1;
+    self->shared->status = status;
+    self->shared->ended = 1;
     for (int waited = 0; waited < END_MS; waited += 10) {
-        if (waitpid(own->storage, NULL, WNOHANG) == own->storage)
+        if (waitpid(self->storage, NULL, WNOHANG) == self->storage)
             return;
         poll(NULL, 0, 10);
     }
     sluice_say("the shared state folder hangs: the lease was not given back, and lapses");
-    kill(own->storage, SIGKILL);
+    kill(self->storage, SIGKILL);
 }
 
-static int leave(struct supervisor *own, int status)
+static int leave(struct supervisor *self, int status)
 {
-    end_storage(own, status);
-    unlink(own->path);
-    if (own->killed)
+    end_storage(self, status);
+    unlink(self->path);
+    if (self->killed)
         return SLUICE_FENCED_STATUS;
     if (WIFEXITED(status))
         return WEXITSTATUS(status);
     struct rlimit none = {0, 0};
-    setrlimit(RLIMIT_CORE, &none); /* slurmctld's own core says more */
+    setrlimit(RLIMIT_CORE, &none); /* slurmctld's own core dump says more */
     sigset_t mask;
     sigemptyset(&mask);
     signal(WTERMSIG(status), SIG_DFL);
@@ -269,7 +269,7 @@ static int leave(struct supervisor *own, int status)
     return 128 + WTERMSIG(status);
 }
 
-static int supervise(struct supervisor *own, int signals, char **argv, const sigset_t *mask)
+static int supervise(struct supervisor *self, int signals, char **argv, const sigset_t *mask)
 {
     for (;;) {
         struct pollfd ready = {.fd = signals, .events = POLLIN};
@@ -277,31 +277,31 @@ static int supervise(struct supervisor *own, int signals, char **argv, const sig
         struct signalfd_siginfo got;
         while (read(signals, &got, sizeof(got)) == sizeof(got))
             if (got.ssi_signo != SIGCHLD) {
-                own->again &= got.ssi_signo != SIGTERM && got.ssi_signo != SIGINT; /* it is to end */
-                kill(own->child, (int)got.ssi_signo);
+                self->restarting &= got.ssi_signo != SIGTERM && got.ssi_signo != SIGINT; /* it is to end */
+                kill(self->child, (int)got.ssi_signo);
             }
         for (int status;;) {
             pid_t pid = waitpid(-1, &status, WNOHANG);
             if (pid <= 0)
                 break;
-            if (pid == own->child && !(own->again && start_anew(own, argv, mask)))
-                return leave(own, status);
-            if (pid == own->storage) {
+            if (pid == self->child && !(self->restarting && restart_slurmctld(self, argv, mask)))
+                return leave(self, status);
+            if (pid == self->storage) {
                 sluice_say("the process for the storage has ended; another one is started");
-                own->storage = 0;
-                own->shared->from_ns = 0; /* its lease is not taken over: when we lead, slurmctld ends */
+                self->storage = 0;
+                self->shared->from_ns = 0; /* its lease is not taken over: when we lead, slurmctld ends */
             }
         }
         int64_t now = sluice_boottime_ns();
-        if (own->file >= 0)
-            hand_over(own);
-        if (own->storage <= 0 && own->watch->ready && now - own->storage_ns > SECOND_NS)
-            start_storage(own);
-        if (own->watch->ready) {
-            check(own);
-        } else if (!own->warned && now - own->started_ns > UNLOADED_S * SECOND_NS) {
-            sluice_say("slurmctld has not loaded Sluice's plugins: nothing is fenced");
-            own->warned = true;
+        if (self->file >= 0)
+            hand_over(self);
+        if (self->storage <= 0 && self->watch->ready && now - self->storage_ns > SECOND_NS)
+            start_storage(self);
+        if (self->watch->ready) {
+            check(self);
+        } else if (!self->warned && now - self->started_ns > UNLOADED_S * SECOND_NS) {
+            sluice_say("slurmctld has not loaded Sluice's plugins: it is not fenced");
+            self->warned = true;
         }
     }
 }
@@ -327,13 +327,13 @@ int main(int argc, char **argv)
         {"help", no_argument, NULL, 'h'},
         {NULL, 0, NULL, 0},
     };
-    struct supervisor own = {.file = -1, .lease_ns = INT64_C(4000000000)};
+    struct supervisor self = {.file = -1, .lease_ns = INT64_C(4000000000)};
     const char *run_dir = "/run";
     for (int option; (option = getopt_long(argc, argv, "+h", options, NULL)) != -1;) {
         if (option == 'r')
             run_dir = optarg;
-        else if (!((option == 'l' && seconds("lease", optarg, 0.2, 600, &own.lease_ns)) ||
-                   (option == 'p' && seconds("patience", optarg, 0.2, 3600, &own.patience_ns)))) {
+        else if (!((option == 'l' && seconds("lease", optarg, 0.2, 600, &self.lease_ns)) ||
+                   (option == 'p' && seconds("patience", optarg, 0.2, 3600, &self.patience_ns)))) {
             dprintf(option == 'h' ? 1 : 2,
                     "usage: sluice-supervise [--lease SECONDS] [--patience SECONDS] [--run-dir DIR] -- slurmctld -D\n");
             return option == 'h' ? 0 : 2;
@@ -343,9 +343,9 @@ int main(int argc, char **argv)
         sluice_say("no program named; e.g. sluice-supervise -- slurmctld -D");
         return 2;
     }
-    if (!own.patience_ns)
-        own.patience_ns =
-            30 * SECOND_NS; /* a backup gives its place back in two, and is asked again after a new start */
+    if (!self.patience_ns)
+        self.patience_ns =
+            30 * SECOND_NS; /* a backup gives its place back in two seconds, and is asked again after a restart */
     sigset_t wanted, before;
     sigemptyset(&wanted);
     sigaddset(&wanted, SIGCHLD);
@@ -353,17 +353,17 @@ int main(int argc, char **argv)
         sigaddset(&wanted, passed_on[i]);
     sigprocmask(SIG_BLOCK, &wanted, &before);
     int signals = signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK);
-    own.shared = share(-1, sizeof(*own.shared));
-    if (signals < 0 || !own.shared || !make_watch(&own, run_dir)) {
+    self.shared = share(-1, sizeof(*self.shared));
+    if (signals < 0 || !self.shared || !make_watch(&self, run_dir)) {
         sluice_say("cannot start: %s", strerror(errno));
         return 1;
     }
-    own.started_ns = sluice_boottime_ns();
-    own.child = start_child(&own, argv + optind, &before);
-    if (own.child < 0) {
+    self.started_ns = sluice_boottime_ns();
+    self.child = start_child(&self, argv + optind, &before);
+    if (self.child < 0) {
         sluice_say("no process: %s", strerror(errno));
-        unlink(own.path);
+        unlink(self.path);
         return 1;
     }
-    return supervise(&own, signals, argv + optind, &before);
+    return supervise(&self, signals, argv + optind, &before);
 }

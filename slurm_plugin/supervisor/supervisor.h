@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a supervisor (supervise.c) and the plugins in its slurmctld (controller/fence.c) tell each other: one page of
- * shared memory, a file named by an environment variable so that it outlives an exec of slurmctld.
+ * What a supervisor (supervise.c) and the plugins in its slurmctld (failover/fence.c) exchange: one page of shared
+ * memory, a file named by an environment variable so that it outlives an exec of slurmctld.
  *
- * Times are nanoseconds of CLOCK_BOOTTIME, which goes on while the host is suspended.
+ * Times are nanoseconds of CLOCK_BOOTTIME, which includes the time in which the host is suspended.
  */
-#ifndef SLUICE_SUPERVISOR_WATCH_H
-#define SLUICE_SUPERVISOR_WATCH_H
+#ifndef SLUICE_SUPERVISOR_SUPERVISOR_H
+#define SLUICE_SUPERVISOR_SUPERVISOR_H
 
 #include <stdint.h>
 #include <time.h>
@@ -16,7 +16,7 @@
 
 enum {
     SLUICE_WATCH_FOLDER = 2048,
-    SLUICE_FENCED_STATUS = 75, /* how a process ends that must not go on; sysexits' EX_TEMPFAIL */
+    SLUICE_FENCED_STATUS = 75, /* exit status of a process that must not continue; sysexits' EX_TEMPFAIL */
 };
 
 enum sluice_watch_role {

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
- * job_submit/sluice outside slurmctld: includes the plugin whole and stands for what slurmctld gives it (its allocator,
+ * job_submit/sluice outside slurmctld: includes the plugin whole and replaces what slurmctld gives it (its allocator,
  * its records), for the fuzz target and the benchmark. Policy and level are real files, read by the real code.
  */
 #ifndef SLUICE_TESTS_JOB_SUBMIT_HARNESS_H
 #define SLUICE_TESTS_JOB_SUBMIT_HARNESS_H
 
-#include "../job_submit/job_submit_sluice.c"
+#include "admission/description_slurm.c"
+#include "admission/submit_slurm.c"
+#include "entry/job_submit_sluice.c"
 
 #include <stdlib.h>
 #include <unistd.h>
@@ -60,7 +62,7 @@ bool sluice_is_operator(uint32_t user_id)
     return user_id == 1;
 }
 
-void sluice_job_tell(struct job_record *record, const char *message)
+void sluice_job_show_reason(struct job_record *record, const char *message)
 {
     (void)record;
     (void)message;

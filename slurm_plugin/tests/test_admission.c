@@ -95,7 +95,7 @@ static void expect_admitted(const char *what)
     }
 }
 
-/* --gpu-mem=10G beside every way to ask for GPUs; NODE and TASK are what tres_per_node and tres_per_task become. */
+/* --gpu-mem=10G with every way to ask for GPUs; NODE and TASK are what tres_per_node and tres_per_task become. */
 #define MEM .options = {.gpu_mem_mib = 10240}
 #define PER_JOB(text) .tres = {text, NULL, NULL, NULL}
 #define PER_NODE(text) .tres = {NULL, text, NULL, NULL}
@@ -147,7 +147,7 @@ static const struct gpu_mem_case {
     {"--gpus-per-node=1", {MEM, PER_NODE("gres:gpu:1")}, "gres:shard:10240", "", NULL, NULL, 0, 0},
     {"--gres=gpu", {MEM, PER_NODE("gres:gpu")}, "gres:shard:10240", "", NULL, NULL, 0, 0},
     {"--gres=gpu,nic:2", {MEM, PER_NODE("gres:gpu,gres:nic:2")}, "gres:nic:2,gres:shard:10240", "", NULL, NULL, 0, 0},
-    {"--gpus-per-node=2", {MEM, PER_NODE("gres:gpu:2")}, NULL, NULL, "of one GPU of a node only", NULL, 0, 0},
+    {"--gpus-per-node=2", {MEM, PER_NODE("gres:gpu:2")}, NULL, NULL, "of only one GPU of a node", NULL, 0, 0},
     {"--gpus-per-socket=1", {MEM, PER_SOCKET("gres:gpu:1")}, NULL, NULL, "sockets", NULL, 0, 0},
     {"--gpus-per-task=1", {MEM, PER_TASK("gres:gpu:1")}, "gres:shard:10240", "", NULL, NULL, 0, 0},
     {"--gpus-per-task=1 -n1", {MEM, .tasks = 1, PER_TASK("gres:gpu:1")}, "gres:shard:10240", "", NULL, NULL, 0, 0},
@@ -245,7 +245,7 @@ static void check_gpu_mem_case(const struct gpu_mem_case *one, const struct slui
     }
     if (!one->node) {
         expect_refused(one->name,
-                       slurm->several_sharing && strstr(one->refused, "of one GPU") ? "one each" : one->refused);
+                       slurm->several_sharing && strstr(one->refused, "of only one GPU") ? "one each" : one->refused);
         CHECK_INT(admission.refusal, SLUICE_REFUSED_REQUEST);
         CHECK(strstr(admission.message, "10G") || strstr(admission.message, "contradict"));
         return;
@@ -387,6 +387,8 @@ static void check_gpu_limits(void)
     REFUSED("few", "6 GPUs (on 2 nodes)", PER_NODE("gres:gpu:3"), NODES(2));
     REFUSED("few", "5 GPUs (on 1 node):", PER_NODE("gres:gpu:5"), NODES(1));
     REFUSED("few", "6 GPUs", PER_JOB("gres:gpu:h100:3,gres:gpu:l4:3"));
+    ADMITTED("few", PER_NODE("gres:gpu:4,gres:gpu:4"), NODES(1)); /* --gpus-per-node and --gres */
+    REFUSED("few", "contradicts another count", PER_NODE("gres:gpu:8,gres:gpu:4"), NODES(1));
     REFUSED("few", "8 GPUs", PER_TASK("gres:gpu:1"), .tasks = 8);
     REFUSED("few", "8 GPUs", PER_SOCKET("gres:gpu:2"), .sockets_per_node = 2, NODES(2));
     REFUSED("few", "5 GPUs", .tasks = 10, .tasks_per_gpu = 2);
@@ -402,6 +404,8 @@ static void check_gpu_limits(void)
     ADMITTED("few", PER_NODE("gres:gpu:2"), .tasks = 16);
     CHECK_INT(admission.max_nodes, 2);
     ADMITTED("few", PER_NODE("gres:gpu:2"));
+    CHECK_INT(admission.max_nodes, 0);
+    ADMITTED("open", PER_NODE("gres:gpu:8"), .tasks = 4000000000); /* no limit bounds nodes */
     CHECK_INT(admission.max_nodes, 0);
 
     REFUSED("few", "ask for --time=02:00:00 or less", .time_limit = 121);
@@ -427,7 +431,7 @@ static void check_classes(void)
     REFUSED("bigonly", "not open", PER_NODE("gres:gpu:2"), .features = "l4");
     REFUSED("bigonly", "5 GPUs of class big", PER_JOB("gres:gpu:5"), .features = "h200");
     REFUSED("bigonly", "5 GPUs of class big", PER_JOB("gres:gpu:5"));
-    REFUSED("bigonly", "beside GPUs without", PER_JOB("gres:gpu:h100:1,gres:gpu:1"));
+    REFUSED("bigonly", "and GPUs without", PER_JOB("gres:gpu:h100:1,gres:gpu:1"));
     ADMITTED("bigonly", .options = {.gpu_mem_mib = 100});
     CHECK_STR(admission.features, "h100|h200");
     ADMITTED("bigonly", .options = {.gpu_mem_mib = 100}, .features = "ib");
@@ -505,7 +509,7 @@ static void check_preferences(void)
     ADMITTED("bigonly", PER_NODE("gres:gpu:h100:2"), .prefer = "l4");
     CHECK_STR(admission.prefer, "");
     admit(NULL, &slurm_22_05, &(struct sluice_submission){MEM, PER_NODE("gres:gpu:h100:1"), .prefer = "ib"});
-    expect_admitted("a type beside --gpu-mem");
+    expect_admitted("a type with --gpu-mem");
     CHECK_STR(admission.prefer, "ib&h100");
     ADMITTED("open", .options = {.gpu_mem_mib = 100}, .prefer = "[l4*1&ib*1]");
     CHECK_STR(admission.prefer, "");
@@ -568,12 +572,12 @@ static void check_deadlines_behind_the_plan(void)
     job.deadline--;
     admit(NULL, &slurm, &job); /* others may end sooner: it is taken in */
     expect_admitted("late");
-    CHECK(strstr(admission.message, "may be missed: behind all that is planned (at 2027-01-15T08:00:00, each job"));
+    CHECK(strstr(admission.message, "may be missed: after all that is planned (at 2027-01-15T08:00:00, each job"));
     CHECK(strstr(admission.message, "starts by 2027-01-15T10:00:00 and ends at 2027-01-15T11:00:00"));
     job.deadline = at + hour - 1;
     admit(NULL, &slurm, &job);
     expect_refused("too early",
-                   "started now, a job of 01:00:00 ends at 2027-01-15T09:00:00; behind all that is planned");
+                   "started now, a job of 01:00:00 ends at 2027-01-15T09:00:00; after all that is planned");
     expect_refused("too early", "it ends at 2027-01-15T11:00:00; ask for --deadline=2027-01-15T11:00:00 or later");
     job.begin = at + 5 * hour;
     job.deadline = at + 6 * hour - 1;
@@ -588,7 +592,7 @@ static void check_deadlines_behind_the_plan(void)
     admit(NULL, &slurm, &never);
     expect_admitted("an absurd begin");
     CHECK_STR(admission.message, "");
-    /* what it cannot tell it does not tell */
+    /* what it does not know it does not say */
     const struct sluice_submission silent[] = {
         {PER_NODE("gres:shard:100"), NODES(1), .time_limit = 60, .deadline = at + hour},
         {.time_limit = 60, .deadline = at + hour},
@@ -624,7 +628,7 @@ static void check_time_and_options(void)
     CHECK_INT(admission.refusal, SLUICE_REFUSED_TIME);
     ADMITTED("open", .deadline = now + 3600, .time_limit = 600, .time_min = 60);
     REFUSED("open", "cannot be met", .deadline = now - 1);
-    REFUSED("open", "without end", .deadline = now + 3600, .time_limit = UINT32_MAX);
+    REFUSED("open", "without a time limit", .deadline = now + 3600, .time_limit = UINT32_MAX);
     ADMITTED("open", .deadline = now + 1);
 
     const struct sluice_slurm admit_only = {.now = 1800000000};
@@ -642,7 +646,7 @@ static void check_time_and_options(void)
     rules->gpu_shares = false;
     REFUSED("open", "asks for none", .options = {.gpu_affinity = SLUICE_AFFINITY_LINK});
     REFUSED("open", "nothing to spread", PER_NODE("gres:gpu:2"), NODES(1), .options = {.gpu_spread = true});
-    REFUSED("open", "beside gpu", PER_NODE("gres:gpu:1,gres:shard:100"));
+    REFUSED("open", "with gpu or mps", PER_NODE("gres:gpu:1,gres:shard:100"));
     REFUSED("open", "with a type", PER_NODE("gres:shard:h100:100"));
 }
 
@@ -682,11 +686,11 @@ static void check_changed_job(void)
     CHECK(!admission.set_tres);
     REFUSED("memory", "20G of each", .admitted_before = true, PER_NODE("gres:shard:30000"),
             .options = {.gpu_mem_mib = 10240});
-    REFUSED("open", "another number of shards only", .admitted_before = true, PER_NODE("gres:gpu:1"),
+    REFUSED("open", "only be changed to another number", .admitted_before = true, PER_NODE("gres:gpu:1"),
             .options = {.gpu_mem_mib = 10240});
-    REFUSED("open", "another number of shards only", .admitted_before = true, PER_NODE(""),
+    REFUSED("open", "only be changed to another number", .admitted_before = true, PER_NODE(""),
             .options = {.gpu_mem_mib = 10240});
-    /* a lower bound on nodes beside an upper one; CPUs that need nodes, and those of each node */
+    /* a lower bound on nodes with an upper one; CPUs that need nodes, and those of each node */
     REFUSED("few", "32 GPUs (on 8 nodes)", .admitted_before = true, PER_NODE("gres:gpu:4"), .min_nodes = 1,
             .max_nodes = 8);
     REFUSED("few", "32 GPUs (on 8 nodes)", .admitted_before = true, PER_NODE("gres:gpu:4"), .min_nodes = 8,
@@ -697,7 +701,7 @@ static void check_changed_job(void)
     CHECK_INT(admission.max_nodes, 0);
     ADMITTED("few", PER_NODE("gres:gpu:2"), .min_cpus = 16, .cpus_per_task = 1);
     CHECK_INT(admission.max_nodes, 2);
-    /* what a change does not name stays beside what it does */
+    /* what a change does not name is kept with what it does */
 #define CHANGED(old, new) .admitted_before = true, .tres = {NULL, new}, .replaced = {NULL, old}
     REFUSED("few", "the job asks for gpu:h100, and would then ask for both",
             CHANGED("gres:gpu:h100:2", "gres:gpu:l4:2"));

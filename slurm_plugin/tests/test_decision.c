@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-/* Decision records (controller/decision.h): threads beside one another, bounds, repeats. What the files say is read and
- * replayed in tests/unit/slurm_plugin/test_decisions.py. */
+/* Decisions (decisions/decisions.h): threads at the same time, bounds, repeats. What the files say is read and
+ * replayed in tests/unit/explain/test_decisions.py. */
 #include <dirent.h>
 #include <pthread.h>
 #include <stdbool.h>
@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "controller/decision.h"
+#include "decisions/decisions.h"
 
 enum { DECISIONS = 3000, PLANS = 20000 };
 

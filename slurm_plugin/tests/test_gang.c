@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-/* Which jobs make a gang, and what their users are told. */
+/* Which jobs make a gang, and what their users see. */
 #include "check.h"
-#include "controller/gang.h"
+#include "planner/gang.h"
 
 enum { ROOM = 64 };
 
@@ -160,7 +160,7 @@ static void users_are_told_what_is_missing(void)
     odd->blocked = odd->unplaced = true;
     form();
     CHECK_STR(sluice_gang_reason(&members[0], &instances[0], text, sizeof text),
-              "Gang odd: 1 of 2 members ask for what gangs cannot have, see sluice explain");
+              "Gang odd: 1 of 2 members ask for what gangs cannot have; see sluice explain");
 }
 
 int main(void)

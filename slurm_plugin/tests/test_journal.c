@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The journal's records and segments: what is written is read, and what is damaged is not believed. */
+/* The journal's entries and segments: what is written is read, and what is damaged is not believed. */
+#include "journal/journal.h"
 #include "journal/segments.h"
-#include "journal/writer.h"
 
 #include "check.h"
 
@@ -39,15 +39,15 @@ struct seen {
     unsigned stop_after;
 };
 
-static bool see(const struct sluice_record *record, void *argument)
+static bool see(const struct sluice_journal_entry *entry, void *argument)
 {
     struct seen *seen = argument;
-    CHECK(record->sequence > seen->last);
-    seen->last = record->sequence;
-    if (record->type == SLUICE_RECORD_OPEN)
+    CHECK(entry->sequence > seen->last);
+    seen->last = entry->sequence;
+    if (entry->type == SLUICE_JOURNAL_OPEN)
         return true;
-    seen->jobs[seen->count] = record->job_id;
-    seen->types[seen->count++] = record->type;
+    seen->jobs[seen->count] = entry->job_id;
+    seen->types[seen->count++] = entry->type;
     return !seen->stop_after || seen->count < seen->stop_after;
 }
 
@@ -75,28 +75,28 @@ static struct sluice_journal *open_journal(struct sluice_journal_options options
     return journal;
 }
 
-static void test_record(void)
+static void test_entry(void)
 {
     uint8_t bytes[256], payload[] = "script";
-    struct sluice_record record = {SLUICE_RECORD_SUBMIT, 77, 5, 1700000000000000, payload, sizeof payload}, read;
-    size_t used, size = sluice_record_size(&record);
-    sluice_record_encode(&record, bytes);
-    CHECK_INT(sluice_record_decode(bytes, sizeof bytes, &read, &used), SLUICE_RECORD_GOOD);
+    struct sluice_journal_entry entry = {SLUICE_JOURNAL_SUBMIT, 77, 5, 1700000000000000, payload, sizeof payload}, read;
+    size_t used, size = sluice_journal_entry_size(&entry);
+    sluice_journal_entry_encode(&entry, bytes);
+    CHECK_INT(sluice_journal_entry_decode(bytes, sizeof bytes, &read, &used), SLUICE_JOURNAL_GOOD);
     CHECK_INT(used, size);
     CHECK_INT(read.job_id, 77);
     CHECK_INT(read.sequence, 5);
     CHECK_INT(read.at_us, 1700000000000000);
     CHECK_INT(memcmp(read.payload, payload, sizeof payload), 0);
     for (size_t length = 0; length < size; length++)
-        CHECK_INT(sluice_record_decode(bytes, length, &read, &used), SLUICE_RECORD_TORN);
+        CHECK_INT(sluice_journal_entry_decode(bytes, length, &read, &used), SLUICE_JOURNAL_TORN);
     for (size_t at = 0; at < size; at++) /* no changed bit is believed */
         for (unsigned bit = 0; bit < 8; bit++) {
             bytes[at] ^= (uint8_t)(1U << bit);
-            CHECK(sluice_record_decode(bytes, size, &read, &used) != SLUICE_RECORD_GOOD);
+            CHECK(sluice_journal_entry_decode(bytes, size, &read, &used) != SLUICE_JOURNAL_GOOD);
             bytes[at] ^= (uint8_t)(1U << bit);
         }
-    CHECK_STR(sluice_record_type_name(SLUICE_RECORD_REQUEUE), "requeue");
-    CHECK_STR(sluice_record_type_name(99), "unknown");
+    CHECK_STR(sluice_journal_entry_type_name(SLUICE_JOURNAL_REQUEUE), "requeue");
+    CHECK_STR(sluice_journal_entry_type_name(99), "unknown");
 }
 
 static void test_written_is_read(void)
@@ -104,14 +104,14 @@ static void test_written_is_read(void)
     fresh_folder();
     struct sluice_journal *journal = open_journal((struct sluice_journal_options){0});
     for (uint32_t job = 1; job <= 100; job++) {
-        uint64_t ticket = sluice_journal_append(journal, SLUICE_RECORD_SUBMIT, job, &job, sizeof job, 1000 + job);
+        uint64_t ticket = sluice_journal_append(journal, SLUICE_JOURNAL_SUBMIT, job, &job, sizeof job, 1000 + job);
         CHECK_INT(ticket, job);
         CHECK_INT(sluice_journal_wait(journal, ticket, 10000), SLUICE_JOURNAL_DURABLE);
         CHECK(sluice_journal_is_durable(journal, ticket));
     }
     struct sluice_journal_stats stats;
     sluice_journal_describe(journal, &stats);
-    CHECK_INT(stats.records, 100);
+    CHECK_INT(stats.entries, 100);
     CHECK_INT(stats.queued, 0);
     CHECK_INT(stats.last_us, 1100);
     sluice_journal_close(journal);
@@ -141,7 +141,7 @@ static void fill(uint32_t from, uint32_t to)
 {
     struct sluice_journal *journal = open_journal((struct sluice_journal_options){0});
     for (uint32_t job = from; job <= to; job++)
-        CHECK(sluice_journal_append(journal, SLUICE_RECORD_END, job, "0123456789", 10, job));
+        CHECK(sluice_journal_append(journal, SLUICE_JOURNAL_END, job, "0123456789", 10, job));
     sluice_journal_close(journal);
 }
 
@@ -195,21 +195,21 @@ static void test_corrupt(void)
     remove_folder();
 }
 
-/* A user's script that holds what looks like records, in a record that was cut off: none of it is believed. */
-static void test_forged_in_a_torn_record(void)
+/* A user's script that holds what looks like entries, in an entry that was cut off: none of it is believed. */
+static void test_forged_in_a_torn_entry(void)
 {
     struct seen seen;
     fresh_folder();
     fill(1, 10);
     uint8_t script[1000], *at = script;
     for (uint64_t sequence = 5; sequence <= 1000000; sequence *= 10) { /* too low, and much too high */
-        struct sluice_record forged = {
-            .type = SLUICE_RECORD_SUBMIT, .job_id = 60000000, .sequence = sequence, .payload = at, .length = 0};
-        sluice_record_encode(&forged, at);
-        at += SLUICE_RECORD_HEADER;
+        struct sluice_journal_entry forged = {
+            .type = SLUICE_JOURNAL_SUBMIT, .job_id = 60000000, .sequence = sequence, .payload = at, .length = 0};
+        sluice_journal_entry_encode(&forged, at);
+        at += SLUICE_JOURNAL_HEADER;
     }
     struct sluice_journal *journal = open_journal((struct sluice_journal_options){0});
-    CHECK(sluice_journal_append(journal, SLUICE_RECORD_SUBMIT, 11, script, sizeof script, 11));
+    CHECK(sluice_journal_append(journal, SLUICE_JOURNAL_SUBMIT, 11, script, sizeof script, 11));
     sluice_journal_close(journal);
     char path[128];
     struct stat facts;
@@ -219,13 +219,13 @@ static void test_forged_in_a_torn_record(void)
     struct sluice_segments found = read_all(&seen);
     CHECK_INT(seen.count, 10);
     CHECK_INT(found.highest_id, 10);
-    CHECK_INT(found.torn_bytes, SLUICE_RECORD_HEADER + sizeof script - 1);
+    CHECK_INT(found.torn_bytes, SLUICE_JOURNAL_HEADER + sizeof script - 1);
     CHECK_STR(found.problem, "");
     free(found.items);
     remove_folder();
 }
 
-/* A record whose length was damaged is not the segment's end. */
+/* An entry whose length was damaged is not the segment's end. */
 static void test_damaged_length(void)
 {
     struct seen seen;
@@ -251,9 +251,9 @@ static void test_late_writer(void)
     struct seen seen;
     fresh_folder();
     struct sluice_journal *old = open_journal((struct sluice_journal_options){0});
-    CHECK_INT(sluice_journal_wait(old, sluice_journal_append(old, SLUICE_RECORD_SUBMIT, 1, "", 0, 1), 10000), 0);
+    CHECK_INT(sluice_journal_wait(old, sluice_journal_append(old, SLUICE_JOURNAL_SUBMIT, 1, "", 0, 1), 10000), 0);
     fill(2, 3); /* another controller takes over */
-    CHECK_INT(sluice_journal_wait(old, sluice_journal_append(old, SLUICE_RECORD_SUBMIT, 99, "", 0, 2), 10000), 0);
+    CHECK_INT(sluice_journal_wait(old, sluice_journal_append(old, SLUICE_JOURNAL_SUBMIT, 99, "", 0, 2), 10000), 0);
     sluice_journal_close(old);
     struct sluice_segments found = read_all(&seen);
     CHECK_INT(seen.count, 3);
@@ -274,7 +274,7 @@ static void test_trim_and_bound(void)
         open_journal((struct sluice_journal_options){.segment_bytes = 400, .max_bytes = 2000});
     uint64_t ticket = 0, refused = 0;
     for (uint32_t job = 1; job <= 60 && !refused; job++) {
-        ticket = sluice_journal_append(journal, SLUICE_RECORD_END, job, "0123456789", 10, job);
+        ticket = sluice_journal_append(journal, SLUICE_JOURNAL_END, job, "0123456789", 10, job);
         enum sluice_journal_result result = sluice_journal_wait(journal, ticket, 10000);
         if (result == SLUICE_JOURNAL_FAILED)
             refused = job;
@@ -289,7 +289,7 @@ static void test_trim_and_bound(void)
     CHECK(sluice_journal_withdraw(journal, ticket));
     CHECK(!sluice_journal_withdraw(journal, ticket));
     sluice_journal_trim(journal, (int64_t)refused + 1); /* all of it is in Slurm's state */
-    ticket = sluice_journal_append(journal, SLUICE_RECORD_END, 1000, "", 0, 1000);
+    ticket = sluice_journal_append(journal, SLUICE_JOURNAL_END, 1000, "", 0, 1000);
     CHECK_INT(sluice_journal_wait(journal, ticket, 10000), SLUICE_JOURNAL_DURABLE);
     sluice_journal_describe(journal, &stats);
     CHECK(stats.bytes < 1000);
@@ -308,7 +308,8 @@ static void test_full_disk(void)
     struct sluice_journal_stats stats;
     fresh_folder();
     struct sluice_journal *journal = open_journal((struct sluice_journal_options){0});
-    CHECK_INT(sluice_journal_wait(journal, sluice_journal_append(journal, SLUICE_RECORD_SUBMIT, 1, "", 0, 1), 9999), 0);
+    CHECK_INT(sluice_journal_wait(journal, sluice_journal_append(journal, SLUICE_JOURNAL_SUBMIT, 1, "", 0, 1), 9999),
+              0);
     char path[128], *large = calloc(1, 100000);
     last_path(path, sizeof path);
     CHECK(large);
@@ -319,16 +320,16 @@ static void test_full_disk(void)
     limit = before;
     limit.rlim_cur = 4096;
     CHECK(setrlimit(RLIMIT_FSIZE, &limit) == 0);
-    uint64_t ticket = sluice_journal_append(journal, SLUICE_RECORD_SUBMIT, 2, large, 100000, 2);
+    uint64_t ticket = sluice_journal_append(journal, SLUICE_JOURNAL_SUBMIT, 2, large, 100000, 2);
     CHECK_INT(sluice_journal_wait(journal, ticket, 10000), SLUICE_JOURNAL_FAILED);
     sluice_journal_describe(journal, &stats);
     CHECK_INT(stats.error, EFBIG);
     CHECK(sluice_journal_withdraw(journal, ticket));
-    ticket = sluice_journal_append(journal, SLUICE_RECORD_SUBMIT, 3, large, 100000, 3);
+    ticket = sluice_journal_append(journal, SLUICE_JOURNAL_SUBMIT, 3, large, 100000, 3);
     CHECK_INT(sluice_journal_wait(journal, ticket, 10000), SLUICE_JOURNAL_FAILED);
     CHECK(setrlimit(RLIMIT_FSIZE, &before) == 0);
     CHECK_INT(sluice_journal_wait(journal, ticket, 10000), SLUICE_JOURNAL_FAILED);
-    uint64_t next = sluice_journal_append(journal, SLUICE_RECORD_SUBMIT, 4, "", 0, 4); /* what waited goes with it */
+    uint64_t next = sluice_journal_append(journal, SLUICE_JOURNAL_SUBMIT, 4, "", 0, 4); /* what waited goes with it */
     CHECK_INT(sluice_journal_wait(journal, next, 10000), SLUICE_JOURNAL_DURABLE);
     CHECK_INT(sluice_journal_wait(journal, ticket, 10000), SLUICE_JOURNAL_DURABLE);
     sluice_journal_close(journal);
@@ -347,12 +348,12 @@ static void test_limits(void)
 {
     fresh_folder();
     struct sluice_journal *journal = open_journal((struct sluice_journal_options){.max_queued = 1000});
-    CHECK_INT(sluice_journal_append(journal, SLUICE_RECORD_SUBMIT, 1, folder, UINT32_MAX, 1), 0);
+    CHECK_INT(sluice_journal_append(journal, SLUICE_JOURNAL_SUBMIT, 1, folder, UINT32_MAX, 1), 0);
     char text[2000] = "";
-    CHECK_INT(sluice_journal_append(journal, SLUICE_RECORD_SUBMIT, 1, text, sizeof text, 1), 0);
-    uint64_t ticket = sluice_journal_append(journal, SLUICE_RECORD_SUBMIT, 1, "", 0, 5000);
+    CHECK_INT(sluice_journal_append(journal, SLUICE_JOURNAL_SUBMIT, 1, text, sizeof text, 1), 0);
+    uint64_t ticket = sluice_journal_append(journal, SLUICE_JOURNAL_SUBMIT, 1, "", 0, 5000);
     CHECK_INT(sluice_journal_wait(journal, ticket, 10000), 0);
-    ticket = sluice_journal_append(journal, SLUICE_RECORD_SUBMIT, 1, "", 0, 1); /* the clock went back */
+    ticket = sluice_journal_append(journal, SLUICE_JOURNAL_SUBMIT, 1, "", 0, 1); /* the clock went back */
     CHECK_INT(sluice_journal_wait(journal, ticket, 10000), 0);
     struct sluice_journal_stats stats;
     sluice_journal_describe(journal, &stats);
@@ -369,11 +370,11 @@ static void test_limits(void)
 
 int main(void)
 {
-    test_record();
+    test_entry();
     test_written_is_read();
     test_torn_end();
     test_corrupt();
-    test_forged_in_a_torn_record();
+    test_forged_in_a_torn_entry();
     test_damaged_length();
     test_late_writer();
     test_trim_and_bound();

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Many threads hand over records, wait, take back and trim; also under ThreadSanitizer. */
-#include "journal/writer.h"
+/* Many threads hand over entries, wait, take back and trim; also under ThreadSanitizer. */
+#include "journal/journal.h"
 
 #include "check.h"
 
@@ -28,7 +28,7 @@ static void *work(void *argument)
     char payload[500] = "a script";
     for (uint32_t i = 0; i < EACH; i++) {
         struct sluice_journal_stats stats;
-        uint64_t ticket = sluice_journal_append(journal, SLUICE_RECORD_SUBMIT, base + i, payload, sizeof payload, i);
+        uint64_t ticket = sluice_journal_append(journal, SLUICE_JOURNAL_SUBMIT, base + i, payload, sizeof payload, i);
         CHECK(ticket);
         if (i % 16 == 3 && sluice_journal_withdraw(journal, ticket))
             continue;
@@ -45,9 +45,9 @@ static void *work(void *argument)
     return NULL;
 }
 
-static bool count(const struct sluice_record *record, void *argument)
+static bool count(const struct sluice_journal_entry *entry, void *argument)
 {
-    *(unsigned *)argument += record->type == SLUICE_RECORD_SUBMIT;
+    *(unsigned *)argument += entry->type == SLUICE_JOURNAL_SUBMIT;
     return true;
 }
 
@@ -70,9 +70,9 @@ int main(void)
     CHECK_INT(atomic_load(&durable), THREADS * EACH / 4);
     CHECK(atomic_load(&calls) > 0);
     struct sluice_segments found;
-    unsigned records = 0;
-    CHECK(sluice_segments_read(folder, count, &records, &found));
-    CHECK_INT(records, atomic_load(&kept));
+    unsigned entries = 0;
+    CHECK(sluice_segments_read(folder, count, &entries, &found));
+    CHECK_INT(entries, atomic_load(&kept));
     CHECK_STR(found.problem, "");
     for (uint32_t i = 0; i < found.count; i++) {
         char path[128];

@@ -164,7 +164,7 @@ static void test_damage_and_restarts(void)
     CHECK_INT(sluice_lease_hold(&two), SLUICE_LEASE_WAIT); /* whose is it? */
     now += 2 * VALID;
     CHECK_INT(sluice_lease_hold(&two), SLUICE_LEASE_OURS);
-    /* the same host, started anew: at once */
+    /* the same host, restarted: at once */
     CHECK_INT(sluice_lease_hold(&one), SLUICE_LEASE_WAIT);
     struct sluice_lease_side again = make("ctl2", "other-boot"), same = make("ctl2", "b");
     CHECK_INT(sluice_lease_hold(&same), SLUICE_LEASE_WAIT);

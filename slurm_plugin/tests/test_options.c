@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-#include "options/options.h"
+#include "rules/options.h"
 
 #include "check.h"
 
@@ -161,6 +161,10 @@ static void check_environment(void)
     CHECK(!sluice_options_from_env(&options, malformed, 1, why, sizeof why));
     CHECK(!sluice_options_from_env(&options, malformed + 1, 1, why, sizeof why));
     CHECK(sluice_options_from_env(&options, NULL, 0, why, sizeof why));
+    static char *many[SLUICE_SPANK_ENV_MOST + 1];
+    CHECK(sluice_options_from_env(&options, many, SLUICE_SPANK_ENV_MOST, why, sizeof why));
+    CHECK(!sluice_options_from_env(&options, many, SLUICE_SPANK_ENV_MOST + 1, why, sizeof why));
+    CHECK(strstr(why, "more than 1024 options"));
 }
 
 static void check_canonical(const char *entry, const char *expected)
@@ -197,7 +201,8 @@ static void check_disguises(void)
 {
     char *disguised[] = {"SPANK__SLURM_SPANK_OPTION_sluice_gpu_share=90"};
     CHECK(!sluice_options_from_env(&options, disguised, 1, why, sizeof why));
-    CHECK_STR(why, "SPANK__SLURM_SPANK_OPTION_sluice_gpu_share=90: not as srun, sbatch and salloc send an option");
+    CHECK_STR(why,
+              "SPANK__SLURM_SPANK_OPTION_sluice_gpu_share=90: srun, sbatch and salloc do not send an option like this");
 }
 
 /* A prolog whose environment is too large for the kernel does not start, and Slurm drains the node. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-/* When GPUs come free, behind what runs and what is planned. */
+/* When GPUs come free, after what runs and what is planned. */
 #include "admission/outlook.h"
 #include "check.h"
 
@@ -25,7 +25,7 @@ static struct sluice_outlook *make(struct sluice_outlook_span *spans, uint32_t c
     return sluice_outlook_new(&parts);
 }
 
-/* Seconds from now on; -1: it cannot tell. */
+/* Seconds from now on; -1: not known. */
 static int64_t ask(const struct sluice_outlook *outlook, const char *partition, const char *type, uint32_t gpus,
                    uint32_t count, int64_t run_s)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-/* Plans: what is reserved, who may start beside it, and what happens while a plan is being made. */
+/* Plans: what is reserved, what may start next to it, and what happens while a plan is being made. */
 #include "check.h"
-#include "controller/plan.h"
+#include "planner/plan.h"
 
 enum { NODES = 4, GPUS = 8, NOW = 1000000 };
 
@@ -88,10 +88,10 @@ static void a_reserved_start_is_protected(void)
     struct sluice_plan_job jobs[] = {job(1, 8, 3600), job(2, 2, 300)};
     jobs[0].rank = 5;
     struct sluice_plan *made = plan(jobs, 2);
-    struct sluice_plan_say say = sluice_plan_ask(made, 1);
-    CHECK_INT(say.state, SLUICE_PLAN_LATER);
-    CHECK_INT(say.start_s, NOW + 600);
-    CHECK_INT(say.parts[0].node, 2);
+    struct sluice_plan_answer answer = sluice_plan_ask(made, 1);
+    CHECK_INT(answer.state, SLUICE_PLAN_LATER);
+    CHECK_INT(answer.start_s, NOW + 600);
+    CHECK_INT(answer.parts[0].node, 2);
     CHECK_INT(sluice_plan_ask(made, 2).state, SLUICE_PLAN_NOW);
 
     CHECK(allowed(made, 9, 600, 2, 0x10)); /* ends in time */
@@ -113,7 +113,7 @@ static void a_reserved_start_is_protected(void)
     drop_cluster();
 }
 
-static void what_is_left_beside_a_reservation_may_be_used(void)
+static void what_a_reservation_leaves_may_be_used(void)
 {
     make_cluster();
     run(0, 0xff, 600);
@@ -131,14 +131,14 @@ static void what_is_left_beside_a_reservation_may_be_used(void)
     CHECK(sluice_plan_allows_start(made, &(struct sluice_plan_question){9, 7000, NOW, 0}, &wide, 1));
     uint64_t words = 1;
     sluice_plan_keep_out(made, &(struct sluice_plan_question){9, 7000, NOW, 0}, false, &words, 1);
-    CHECK_INT(words, 1); /* four GPUs are free beside it */
+    CHECK_INT(words, 1); /* four other GPUs are free */
     sluice_plan_keep_out(made, &(struct sluice_plan_question){9, 7000, NOW, 0}, true, &words, 1);
     CHECK_INT(words, 0);
     sluice_plan_release(made);
     drop_cluster();
 }
 
-static void compute_beside_a_reservation_may_be_claimed(void)
+static void compute_that_a_reservation_leaves_may_be_claimed(void)
 {
     make_cluster();
     run(0, 0xfe, 5000);
@@ -164,7 +164,7 @@ static void compute_beside_a_reservation_may_be_claimed(void)
     drop_cluster();
 }
 
-static void starts_use_up_what_is_beside_and_free_what_was_theirs(void)
+static void starts_use_up_what_is_left_and_free_what_was_theirs(void)
 {
     make_cluster();
     run(0, 0xff, 600);
@@ -304,7 +304,7 @@ static void what_starts_while_a_plan_is_made_is_seen(void)
     sluice_plan_release(held);
 
     made = plan(jobs, 2);
-    sluice_plan_invalidate(); /* nodes were configured anew */
+    sluice_plan_invalidate(); /* the nodes' configuration changed */
     sluice_plan_publish(planner, made, 60);
     CHECK(!sluice_plan_acquire(NOW));
     drop_cluster();
@@ -327,13 +327,13 @@ static void entries_are_in_the_order_of_planning(void)
     make_cluster();
     struct sluice_plan_job jobs[] = {job(5, 1, 60), job(4, 1, 60)};
     struct sluice_plan *made = plan(jobs, 2);
-    struct sluice_plan_say say;
+    struct sluice_plan_answer answer;
     uint32_t id, group;
-    CHECK(sluice_plan_entry(made, 0, &id, &group, &say));
+    CHECK(sluice_plan_entry(made, 0, &id, &group, &answer));
     CHECK_INT(id, 5);
-    CHECK(sluice_plan_entry(made, 1, &id, NULL, &say));
+    CHECK(sluice_plan_entry(made, 1, &id, NULL, &answer));
     CHECK_INT(id, 4);
-    CHECK(!sluice_plan_entry(made, 2, &id, &group, &say));
+    CHECK(!sluice_plan_entry(made, 2, &id, &group, &answer));
     sluice_plan_release(made);
     drop_cluster();
 }
@@ -342,9 +342,9 @@ int main(void)
 {
     no_plan_allows_everything();
     a_reserved_start_is_protected();
-    what_is_left_beside_a_reservation_may_be_used();
-    compute_beside_a_reservation_may_be_claimed();
-    starts_use_up_what_is_beside_and_free_what_was_theirs();
+    what_a_reservation_leaves_may_be_used();
+    compute_that_a_reservation_leaves_may_be_claimed();
+    starts_use_up_what_is_left_and_free_what_was_theirs();
     reservations_never_slip_when_others_come();
     a_small_reservation_is_in_no_large_jobs_way();
     tasks_of_an_array_are_told_apart();

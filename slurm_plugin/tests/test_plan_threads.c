@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-/* The planner publishes plans while a hook asks them and tells of starts; for ThreadSanitizer. */
+/* The planner publishes plans while a hook asks them and reports starts; for ThreadSanitizer. */
 #include "check.h"
-#include "controller/plan.h"
+#include "planner/plan.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -20,8 +20,8 @@ static void *ask(void *argument)
         struct sluice_plan_question question = {.job_id = id, .limit_s = 100, .now_s = NOW};
         struct sluice_part part = {.node = round % NODES, .gpus = 1, .cpus_milli = 1000, .host_memory_mib = 1};
         uint64_t words = 15;
-        struct sluice_plan_say say = sluice_plan_ask(plan, id);
-        asked += say.part_count ? say.parts[0].gpus : 0;
+        struct sluice_plan_answer answer = sluice_plan_ask(plan, id);
+        asked += answer.part_count ? answer.parts[0].gpus : 0;
         sluice_plan_keep_out(plan, &question, false, &words, 1);
         if (sluice_plan_allows_start(plan, &question, &part, 1))
             sluice_plan_job_started(id, round % 3 ? 0 : id, &part, 1, NOW + 100);

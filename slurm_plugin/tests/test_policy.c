@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "policy/policy.h"
+#include "rules/policy.h"
 
 #include "check.h"
 
@@ -133,6 +133,9 @@ static const struct {
     {"sluice-policy 2.0\n", "line 1: policy format 2.0, but these plugins read 1.x", SLUICE_ERROR_VERSION},
     {"sluice-policy 1\n", "line 1: \"sluice-policy 1\"", SLUICE_ERROR_INVALID},
     {"sluice-policy 1.0 \n", "line 1: ", SLUICE_ERROR_INVALID},
+    {"sluice-policy  1.0\n", "line 1: ", SLUICE_ERROR_INVALID},
+    {"sluice-policy +1.0\n", "line 1: ", SLUICE_ERROR_INVALID},
+    {"sluice-policy 1. 0\n", "line 1: ", SLUICE_ERROR_INVALID},
     {"policy 1.0\n", "line 1: ", SLUICE_ERROR_INVALID},
     {HEAD "[global]\nweight.age = 5\n", "line 3: weight.age needs age-full-s", SLUICE_ERROR_INVALID},
     {HEAD "[global]\nweight.deadline = 5\n", "line 3: weight.deadline needs", SLUICE_ERROR_INVALID},
@@ -151,7 +154,7 @@ static const struct {
      SLUICE_ERROR_INVALID},
     {HEAD "[global]\nplacement = best\n", "line 3: placement policy \"best\" is not known", SLUICE_ERROR_UNKNOWN},
     {HEAD "[global]\ndeadlines = true\n", "line 3: deadlines: \"true\" is neither yes nor no", SLUICE_ERROR_INVALID},
-    {HEAD "[global]\n[global]\n", "line 3: [global] stands before all", SLUICE_ERROR_INVALID},
+    {HEAD "[global]\n[global]\n", "line 3: [global] must come before all", SLUICE_ERROR_INVALID},
     {HEAD "[global\n", "line 2: \"[global\": a section is written", SLUICE_ERROR_INVALID},
     {HEAD "[class a] \n", "line 2: ", SLUICE_ERROR_INVALID},
     {HEAD "[class]\n", "line 2: [class ]: not a name", SLUICE_ERROR_INVALID},
@@ -164,10 +167,10 @@ static const struct {
     {HEAD "[class a]\ngpu-types = x\n[class b]\ngpu-types = x\n", "line 5: GPU type \"x\" is in class a and in class b",
      SLUICE_ERROR_DUPLICATE},
     {HEAD "[class a]\nreserved-permille = 1001\n", "line 3: ", SLUICE_ERROR_RANGE},
-    {HEAD "[tenant t]\n[class a]\n", "line 3: [class a]: classes stand before the tenants", SLUICE_ERROR_INVALID},
+    {HEAD "[tenant t]\n[class a]\n", "line 3: [class a]: classes must come before the tenants", SLUICE_ERROR_INVALID},
     {HEAD "[tenant t]\n[tenant t]\n", "line 3: [tenant t]: given twice", SLUICE_ERROR_DUPLICATE},
-    {HEAD "[tenant t]\nclasses = a\n", "line 3: classes: \"a\" is no class", SLUICE_ERROR_UNKNOWN},
-    {HEAD "[tenant t]\nclass.a.run-time-s = 1\n", "line 3: \"a\" is no class", SLUICE_ERROR_UNKNOWN},
+    {HEAD "[tenant t]\nclasses = a\n", "line 3: classes: \"a\" is not a class", SLUICE_ERROR_UNKNOWN},
+    {HEAD "[tenant t]\nclass.a.run-time-s = 1\n", "line 3: \"a\" is not a class", SLUICE_ERROR_UNKNOWN},
     {HEAD "[tenant t]\nclass.a = 1\n", "line 3: class.a: write class.NAME.KEY", SLUICE_ERROR_INVALID},
     {HEAD "[tenant t]\nqos = a b\n", "line 3: qos: \"a b\" is not a name", SLUICE_ERROR_INVALID},
     {HEAD "[tenant t\xc3\xa9]\n", "line 2: [tenant t??]: not a name", SLUICE_ERROR_INVALID},

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-/* The order of pending jobs (controller/order.h), without Slurm: scores, usage, what is learnt, what is kept. */
+/* The order of pending jobs (order/order.h), without Slurm: scores, usage, what is learnt, what is kept. */
 #include <pthread.h>
 #include <stdbool.h>
 #include <unistd.h>
 
 #include "check.h"
-#include "controller/order.h"
+#include "order/order.h"
 
 enum { NOW = 1800000000 };
 
@@ -399,7 +399,7 @@ static void test_refused_configurations(void)
     CHECK(!ranker);
 }
 
-/* Readers while the table is published anew: each sees a whole one. */
+/* Readers while the table is published again: each sees a whole one. */
 static void *read_tables(void *stop)
 {
     while (!__atomic_load_n((bool *)stop, __ATOMIC_ACQUIRE)) {
@@ -415,7 +415,7 @@ static void *read_tables(void *stop)
     return NULL;
 }
 
-static void test_readers_beside_the_thread(void)
+static void test_readers_next_to_the_thread(void)
 {
     struct sluice_ranker *ranker = ranker_with(SLUICE_FACTOR_SIZE, 800);
     bool stop = false;
@@ -476,7 +476,7 @@ int main(void)
     test_new_job_scores_as_in_the_table();
     test_state_survives();
     test_refused_configurations();
-    test_readers_beside_the_thread();
+    test_readers_next_to_the_thread();
     test_queue_bounds();
     return 0;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Level and policy from files that appear, change, break and go, while others look; also under ThreadSanitizer. */
-#include "controller/controller.h"
-#include "controller/settings.h"
-#include "controller/status.h"
+#include "runtime/controller.h"
+#include "runtime/settings.h"
+#include "runtime/status.h"
 
 #include "check.h"
 
@@ -136,7 +136,7 @@ static void *look(void *unused)
         CHECK(one + two == !settings->rules->empty);
         CHECK(settings->level == SLUICE_LEVEL_OFF || one || two);
         sluice_settings_release(settings);
-        sluice_settings_poke();
+        sluice_settings_wake();
         atomic_fetch_add(sluice_status_counter("test.looks"), 1);
     }
     return NULL;
@@ -216,7 +216,7 @@ int main(void)
     sluice_controller_module(&bad);
     CHECK(!sluice_in_slurmctld());
     CHECK(!sluice_settings_acquire());
-    for (int round = 1; round <= 2; round++) { /* twice: plugins may be loaded anew */
+    for (int round = 1; round <= 2; round++) { /* twice: plugins may be loaded again */
         CHECK(sluice_controller_start("select", &site));
         CHECK(sluice_controller_start("job_submit", &site));
         CHECK_INT(module_runs, round);
@@ -227,7 +227,7 @@ int main(void)
         const char *text = status_text();
         CHECK(text && strstr(text, "\"plugins\": [\"select\", \"job_submit\"]"));
         remove_status();
-        sluice_status_write(); /* taken away by somebody: written anew, though nothing has changed */
+        sluice_status_write(); /* removed by somebody: written again, though nothing has changed */
         text = status_text();
         CHECK(text != NULL);
         CHECK(strstr(text, "\"level\": \"place\"") && strstr(text, "\"test.looks\": "));

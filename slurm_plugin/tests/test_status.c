@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Counters, and the file that shows them. */
-#include "controller/status.h"
+#include "runtime/status.h"
 
 #include "check.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Functions come and go while the thread runs; also under ThreadSanitizer. */
-#include "controller/ticker.h"
+#include "runtime/ticker.h"
 
 #include "check.h"
 
@@ -47,25 +47,25 @@ static void test_one(void)
 /* A removed function has ended: what it uses may go. */
 static void use(void *argument)
 {
-    int *own = argument;
-    (*own)++;
+    int *users = argument;
+    (*users)++;
     nap(2);
-    (*own)--;
-    CHECK_INT(*own, 0);
+    (*users)--;
+    CHECK_INT(*users, 0);
 }
 
 static void *come_and_go(void *unused)
 {
     (void)unused;
     for (int i = 0; i < 20; i++) {
-        int *own = calloc(1, sizeof(*own));
-        CHECK(own);
-        struct sluice_tick *tick = sluice_ticker_add("own", 10, use, own);
+        int *users = calloc(1, sizeof(*users));
+        CHECK(users);
+        struct sluice_tick *tick = sluice_ticker_add("use", 10, use, users);
         CHECK(tick);
         sluice_ticker_wake(tick);
         nap(i % 4);
         sluice_ticker_remove(tick);
-        free(own);
+        free(users);
     }
     return NULL;
 }
@@ -78,6 +78,6 @@ int main(void)
         CHECK(pthread_create(&threads[i], NULL, come_and_go, NULL) == 0);
     for (int i = 0; i < 4; i++)
         pthread_join(threads[i], NULL);
-    test_one(); /* the thread is started anew */
+    test_one(); /* the thread is started again */
     return 0;
 }

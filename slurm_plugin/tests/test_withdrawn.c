@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "controller/withdrawn.h"
+#include "runtime/withdrawn.h"
 
-#include "policy/policy.h"
+#include "rules/policy.h"
 
 #include "check.h"
 

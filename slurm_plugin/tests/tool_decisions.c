@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
- * A churn of a cluster with decision records, for the tests of their replay:
+ * A churn of a cluster with recorded decisions, for the tests of their replay:
  *
  *     tool_decisions FOLDER SEED STEPS MAX_FILE_BYTES RING_BYTES
  *
@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "controller/decision.h"
+#include "decisions/decisions.h"
 
 enum { NODES = 70, MAX_JOBS = 4096, PARTS = 64 };
 

@@ -4,8 +4,8 @@
  * signals: USR1: lead (as a backup that takes over); USR2: be a backup again; TERM: end with 3. While it holds the
  * lease it appends its pid and the time to FOLDER/written every 10 ms, which two at the same time must never do.
  */
-#include "controller/fence.h"
-#include "supervisor/watch.h"
+#include "failover/fence.h"
+#include "supervisor/supervisor.h"
 
 #include <fcntl.h>
 #include <inttypes.h>

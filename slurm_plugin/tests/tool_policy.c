@@ -3,7 +3,7 @@
  * Reads a compiled policy from standard input and writes what the plugins' parser understood, in the same format (exit
  * 0), or why it refuses it (exit 1). For tests, which compare it with policy/compiled.py.
  */
-#include "policy/policy.h"
+#include "rules/policy.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -29,7 +29,7 @@ static void put_name(FILE *to, const char *key, const char *name)
         fprintf(to, "%s = %s\n", key, name);
 }
 
-static const char *truth(bool value)
+static const char *yes_no(bool value)
 {
     return value ? "yes" : "no";
 }
@@ -51,11 +51,11 @@ static void put_global(FILE *to, const struct sluice_rules *rules)
             "backfill-reservations = %" PRIu32 "\nbackfill-depth = %" PRIu32 "\nplanner-interval-ms = %" PRIu32 "\n",
             rules->backfill_reservations, rules->backfill_depth, rules->planner_interval_ms);
     fprintf(to, "gang-limit-s = %" PRIu32 "\ngang-incomplete-s = %" PRIu32 "\ngang-incomplete-cancel = %s\n",
-            rules->gang_limit_s, rules->gang_incomplete_s, truth(rules->gang_incomplete_cancel));
-    fprintf(to, "deadlines = %s\ncpus-per-gpu-milli = %" PRIu32 "\n", truth(rules->deadlines),
+            rules->gang_limit_s, rules->gang_incomplete_s, yes_no(rules->gang_incomplete_cancel));
+    fprintf(to, "deadlines = %s\ncpus-per-gpu-milli = %" PRIu32 "\n", yes_no(rules->deadlines),
             rules->cpus_per_gpu_milli);
     fprintf(to, "memory-mib-per-gpu = %" PRIu64 "\ngpu-shares = %s\n", rules->memory_mib_per_gpu,
-            truth(rules->gpu_shares));
+            yes_no(rules->gpu_shares));
 }
 
 static void put_class(FILE *to, const struct sluice_class *class)
@@ -84,7 +84,7 @@ static void put_tenant(FILE *to, const struct sluice_rules *rules, const struct 
     put_number(to, "", "", "run-time-s", tenant->run_time_s, SLUICE_NO_LIMIT);
     put_number(to, "", "", "submissions-per-minute", tenant->submissions_per_minute, SLUICE_NO_LIMIT);
     fprintf(to, "expires-s = %" PRId64 "\ngang = %s\ndeadline = %s\nborrow = %s\n", tenant->expires_s,
-            truth(tenant->gang), truth(tenant->deadline), truth(tenant->borrow));
+            yes_no(tenant->gang), yes_no(tenant->deadline), yes_no(tenant->borrow));
     uint32_t allowed = 0;
     for (uint32_t i = 0; i < rules->class_count; i++)
         allowed += tenant->classes[i].allowed;

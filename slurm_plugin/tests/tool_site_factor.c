@@ -12,7 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "controller/order.h"
+#include "order/order.h"
 
 enum { NOW = 1800000000 };
 

@@ -1,4 +1,4 @@
-"""What reads a tenant's or a node's bytes, as functions that raise nothing for any of them.
+"""Parsers of a tenant's or a node's bytes, as functions that never raise an exception.
 
 `python -m tests.fuzz NAME RUNS` lets atheris find the bytes; the unit tests call the same functions with a few.
 """
@@ -13,22 +13,25 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
-from health.report import parse_report
-from prolog_epilog import cgroups, jobs, log, server
+from prolog_epilog import cgroups, jobs, server
 from prolog_epilog.agent import Agent
 from prolog_epilog.devices import NodeDevice
-from prolog_epilog.record import MOST_RECORD, Event, Grant, JobRecord
 from prolog_epilog.server import Peer
 from prolog_epilog.state import Settings
 from prolog_epilog.subuids import parse_subuids
-from sluice_base.errors import SluiceError
-from sluice_base.events import _parse as parse_event
-from slurm_client.munge_service import RefusedError
-from usage.admin_comment import Comments, render
-from usage.alerts.readings import Readings
-from usage.inbox import Inbox, store_records
-from usage.job_records import JobRecords
-from usage.running import Running
+from sluice.base import log
+from sluice.base.errors import SluiceError
+from sluice.base.events import _parse as parse_event
+from sluice.controllerd.accounting import Comments
+from sluice.controllerd.inbox import store_records
+from sluice.exchange.admin_comment import render
+from sluice.exchange.health_report import parse_report
+from sluice.exchange.inbox import Inbox
+from sluice.exchange.job_records import JobRecords
+from sluice.exchange.live import Readings
+from sluice.exchange.record import MOST_RECORD, Event, Grant, JobRecord
+from sluice.exchange.running import Running
+from sluice.slurm.munge_service import RefusedError
 
 USER, OTHER = 1000, 1001
 JOB = 7
@@ -50,7 +53,7 @@ def _record() -> JobRecord:
 
 
 def _quiet() -> None:
-    """No line in a log a run."""
+    """Log nothing: it would be a line for each run."""
     for module in (log, jobs, server):
         module.log = lambda *_, **__: None  # type: ignore[attr-defined]
 
@@ -117,7 +120,7 @@ def inbox_requests() -> Target:
 
 
 def records() -> Target:
-    """Records that are read back."""
+    """Records that the agent reads back."""
 
     def run(data: bytes) -> None:
         try:
@@ -148,11 +151,26 @@ def events() -> Target:
 def health_reports() -> Target:
     """A node's report of its health."""
     fault = {
-        "check": "xid", "uuid": "GPU-0", "numbers": [0], "severity": "fatal", "action": "drain-gpu", "acts": True,
-        "began": 1.0, "text": "XID 79", "jobs": [7],
-    }  # fmt: skip
-    gpu = {"uuid": "GPU-0", "vendor": "nvidia", "model": "H100", "numbers": [0], "passes": 1, "kept": "", "jobs": [7],
-           "unknown": ["gpu_lost"]}  # fmt: skip
+        "check": "xid",
+        "uuid": "GPU-0",
+        "numbers": [0],
+        "severity": "fatal",
+        "action": "drain-gpu",
+        "acts": True,
+        "began": 1.0,
+        "text": "XID 79",
+        "jobs": [7],
+    }
+    gpu = {
+        "uuid": "GPU-0",
+        "vendor": "nvidia",
+        "model": "H100",
+        "numbers": [0],
+        "passes": 1,
+        "kept": "",
+        "jobs": [7],
+        "unknown": ["gpu_lost"],
+    }
     seed = {
         "schema_version": 1, "node": "n1", "time": 1.0, "mode": "enforce", "wanted_passes": 3, "gpus": [gpu],
         "faults": [fault], "passes": 0, "unknown": [], "refused_at": 0, "unclean": [], "room": True, "blames": ["job"],

@@ -1,4 +1,4 @@
-"""Who is told of alerts: a mail server with STARTTLS and a password, and a receiver of webhooks that fails at times."""
+"""Receivers of alerts: a mail server with STARTTLS and a password, and a receiver of webhooks that fails at times."""
 
 from __future__ import annotations
 
@@ -47,15 +47,18 @@ class MailServer:
 
     def _session(self) -> SMTP:
         return SMTP(
-            self, tls_context=self._context, require_starttls=True, auth_required=True, auth_require_tls=True,
-            authenticator=self._login, loop=self._loop,
-        )  # fmt: skip
+            self,
+            tls_context=self._context,
+            require_starttls=True,
+            auth_required=True,
+            auth_require_tls=True,
+            authenticator=self._login,
+            loop=self._loop,
+        )
 
     @staticmethod
     def _login(server: Any, session: Any, envelope: Any, mechanism: str, given: Any) -> AuthResult:
-        known = isinstance(given, LoginPassword) and (given.login, given.password) == (
-            USER.encode(), PASSWORD.encode(),
-        )  # fmt: skip
+        known = isinstance(given, LoginPassword) and (given.login, given.password) == (USER.encode(), PASSWORD.encode())
         return AuthResult(success=known, handled=False)
 
     async def handle_DATA(self, server: Any, session: Any, envelope: Any) -> str:
@@ -78,7 +81,7 @@ class MailServer:
         self._thread.join()
 
     def about(self, rule: str) -> list[str]:
-        """The states that it was told of a rule, in order."""
+        """The states of a rule that it received, in order."""
         words = [str(mail["Subject"]).split() for mail in self.mails]
         return [one[1] for one in words if one[3] == f"{rule}:"]
 
@@ -136,7 +139,7 @@ class Hook:
         request.end_headers()
 
     def about(self, rule: str) -> list[str]:
-        """The states that it was told of a rule, each message once, in order."""
+        """The states of a rule that it received, each message once, in order."""
         with self._lock:
             return [one["state"] for one in self.messages if one["rule"] == rule]
 

@@ -11,6 +11,7 @@ import pytest
 
 NEWER = "24.11"
 _FULL = os.environ.get("SLUICE_TEST_SCALE") == "full"
+_NEWER = _FULL or os.environ.get("SLUICE_TRIXIE") == "require"
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,4 @@ class Bed:
 def beds(*, differs: bool) -> list[Any]:
     """On which beds a test runs; `differs`: version 2 of cgroups makes a difference for it."""
     newer = pytest.param(f"{NEWER} v2", marks=pytest.mark.trixie)
-    if _FULL:
-        return ["v1", "v2", newer]
-    return ["v1", "v2"] if differs else ["v1"]
+    return ["v1", *(["v2"] if differs or _FULL else []), *([newer] if _NEWER else [])]

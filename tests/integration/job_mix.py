@@ -70,7 +70,7 @@ def description(sluice: dict[str, Any] | None) -> dict[str, Any]:
 
 @dataclass
 class Step:
-    """One command of a mix. `{name}` in it stands for the id that another step's job got."""
+    """One command of a mix. `{name}` in it is replaced by the id that another step's job got."""
 
     name: str
     command: str
@@ -116,9 +116,10 @@ class Mix:
         """A batch job with these options; its name."""
         name = self.new_name()
         self.steps.append(
-            Step(name, "sbatch", [*self.common(name), *options, f"--wrap={self.script(seconds)}"], free=free,
-                 loose=loose)
-        )  # fmt: skip
+            Step(
+                name, "sbatch", [*self.common(name), *options, f"--wrap={self.script(seconds)}"], free=free, loose=loose
+            )
+        )
         self.jobs.append(name)
         return name
 
@@ -226,9 +227,17 @@ class Mix:
     def shape(self) -> tuple[list[str], set[str]]:
         """Nodes, tasks, CPUs and GRES, and what of the allocation that leaves open."""
         makers: list[tuple[Callable[[], tuple[list[str], set[str]]], int]] = [
-            (self.one_node, 30), (self.per_node, 12), (self.total, 14), (self.per_task, 8), (self.per_socket, 5),
-            (self.shards, 18), (self.cpus, 10), (self.mps, 3), (self.tasks_per_gpu, 3), (self.absurd, 4),
-        ]  # fmt: skip
+            (self.one_node, 30),
+            (self.per_node, 12),
+            (self.total, 14),
+            (self.per_task, 8),
+            (self.per_socket, 5),
+            (self.shards, 18),
+            (self.cpus, 10),
+            (self.mps, 3),
+            (self.tasks_per_gpu, 3),
+            (self.absurd, 4),
+        ]
         return self.rng.choices([maker for maker, _ in makers], [weight for _, weight in makers])[0]()
 
     def one_node(self) -> tuple[list[str], set[str]]:
@@ -298,7 +307,7 @@ class Mix:
         return self.rng.choice(choices)
 
     def options(self) -> tuple[list[str], set[str]]:
-        """A shape with other wishes."""
+        """A shape with other preferences."""
         shape, free = self.shape()
         words = [*shape, *self.memory(shape), f"--time={self.pick(1, 2, 5, 10)}"]
         extras: list[tuple[Callable[[], list[str]], float]] = [
@@ -317,8 +326,11 @@ class Mix:
         for extra, chance in extras:
             if self.rng.random() < chance:
                 words += extra()
-        if any(word in ("--exclusive", "--overcommit", "--spread-job", "--use-min-nodes", "-pshare") or
-               word.startswith(("-mplane", "--gres-flags", "--mincpus")) for word in words):  # fmt: skip
+        if any(
+            word in ("--exclusive", "--overcommit", "--spread-job", "--use-min-nodes", "-pshare")
+            or word.startswith(("-mplane", "--gres-flags", "--mincpus"))
+            for word in words
+        ):
             free = free | {"cpu", "mem"} | ({"gpu"} if "--exclusive" in words else set())
         if any(word in ("--spread-job", "--use-min-nodes") for word in words) and "-N1" not in words:
             free = free | {"node"}
@@ -336,8 +348,11 @@ class Mix:
         if not self.jobs:
             return []
         kind = self.pick("afterok", "afterany", "afternotok", "after", "singleton")
-        return ["--dependency=singleton"] if kind == "singleton" else [
-            f"--dependency={kind}:{{{self.rng.choice(self.jobs[-8:])}}}"]  # fmt: skip
+        return (
+            ["--dependency=singleton"]
+            if kind == "singleton"
+            else [f"--dependency={kind}:{{{self.rng.choice(self.jobs[-8:])}}}"]
+        )
 
 
 def shell_lines(step: Step, ids: dict[str, str]) -> str:

@@ -1,10 +1,8 @@
-"""A cluster whose node lines and GRES are Sluice's, so that `sluice mig apply` can lay out a node's GPUs anew."""
+"""A cluster whose node lines and GRES are Sluice's, so that `sluice mig apply` can change the layout of GPUs."""
 
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable
 
 from dev_cluster.cluster import DevCluster
 
@@ -29,11 +27,3 @@ def restart_slurm(cluster: DevCluster, node: str) -> None:
         cluster.stop_daemon(daemon)
     for daemon in ("slurmctld@ctl1", f"slurmd@{node}"):
         cluster.start_daemon(daemon)
-
-
-def eventually(what: Callable[[], object], seconds: float = 120) -> None:
-    """Wait until it is so."""
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end, f"it did not happen within {seconds} s"
-        time.sleep(0.1)

@@ -6,13 +6,13 @@ import json
 import shutil
 import socket
 import subprocess
-import time
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.integration.settled import until
 
 PYTHON = "/usr/bin/python3"
 # Holds MiB of a GPU and takes shares of its time, "PERMILLE:SECONDS" after each other; then idles a while, as a program
@@ -71,13 +71,18 @@ class Database:
         room = "9000000GB" if full else "1MB"
         self.process = subprocess.Popen(
             [
-                self.program, f"-httpListenAddr=127.0.0.1:{self.port}", f"-storageDataPath={self.folder}",
-                "-search.latencyOffset=0s", "-dedup.minScrapeInterval=1ms", f"-storage.minFreeDiskSpaceBytes={room}",
+                self.program,
+                f"-httpListenAddr=127.0.0.1:{self.port}",
+                f"-storageDataPath={self.folder}",
+                "-search.latencyOffset=0s",
+                "-dedup.minScrapeInterval=1ms",
+                f"-storage.minFreeDiskSpaceBytes={room}",
                 "-memory.allowedBytes=64MB",
             ],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        eventually(lambda: self.answers("/health") is not None, 30)
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        until(lambda: self.answers("/health") is not None, timeout=30)
 
     def kill(self) -> None:
         """As a power cut."""
@@ -104,11 +109,3 @@ class Database:
             labels = json.dumps(one["metric"], sort_keys=True)
             found.setdefault(labels, []).extend(zip(one["timestamps"], one["values"], strict=True))
         return {labels: sorted(samples) for labels, samples in found.items()}
-
-
-def eventually(what: Callable[[], object], seconds: float = 120) -> None:
-    """Until it holds."""
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end, f"it did not happen within {seconds} s"
-        time.sleep(0.1)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from dev_cluster.cluster import DevCluster
 from dev_cluster.layout import INSIDE
 from policy.compiled import FILE_NAME, CompiledPolicy, Tenant
-from sluice_base.slurm_version import SlurmVersion
-from slurm_plugin.builder import PluginBuild
-from slurm_plugin.install import Places, Result, install
-from slurm_plugin.site import INCLUDE, find_plugin_dir, read_own_options
-from tests.integration.settled import PATIENCE
+from sluice.base.slurm_version import SlurmVersion
+from sluice.plugin.builder import PluginBuild
+from sluice.plugin.install import Places, Result, install
+from sluice.plugin.site import INCLUDE, find_plugin_dir, read_site_options
+from tests.integration.jobs import sbatch, state
+from tests.integration.settled import PATIENCE, until
 
 DESCRIPTION: dict[str, Any] = {
     "nodes": [{"names": "n[1-2]", "platform": "none"}, {"names": "c1", "platform": "none", "config": "configless"}],
@@ -45,8 +44,8 @@ class PluginSite:
 
     def install(self, build: PluginBuild) -> Result:
         """As `sluice plugin install`."""
-        own = read_own_options(self.conf)
-        return install(build, self.places, slurm=self.version, stock=self.stock, own=own)
+        options = read_site_options(self.conf)
+        return install(build, self.places, slurm=self.version, stock=self.stock, options=options)
 
     def include(self) -> None:
         """What install leaves to the admin: the one line in slurm.conf."""
@@ -54,7 +53,7 @@ class PluginSite:
             file.write(f"Include {INCLUDE}\n")
 
     def restart(self, *, guard: bool = True) -> None:
-        """slurmctld ends and starts anew, its guard before it as systemd would; return when it answers."""
+        """Restart slurmctld, after its guard as under systemd; return when it answers."""
         self.cluster.stop_daemon("slurmctld@ctl1")
         path = self.places.current / "guard"
         if guard and self.places.real(path).exists():
@@ -63,19 +62,13 @@ class PluginSite:
         self.wait_up()
 
     def wait_up(self) -> None:
-        """Until slurmctld answers and the node without jobs has told it that it is there."""
+        """Wait until slurmctld answers and the node without jobs has registered."""
         self.wait(lambda: self.cluster.run(["scontrol", "ping"], check=False).returncode == 0)
         self.cluster.wait_idle(["n2"], timeout=PATIENCE)
 
     def wait(self, condition: Any, seconds: float = PATIENCE) -> None:
         """Until it holds."""
-        deadline = time.monotonic() + seconds
-        while True:
-            with suppress(FileNotFoundError):  # the report of a slurmctld that has only just started
-                if condition():
-                    return
-            assert time.monotonic() < deadline, self.cluster.log_tail("slurmctld@ctl1", 30)
-            time.sleep(0.1)
+        until(condition, timeout=seconds, shows=lambda: self.cluster.log_tail("slurmctld@ctl1", 30))
 
     def loaded(self) -> set[str]:
         """Names of Sluice's files in slurmctld's memory."""
@@ -94,10 +87,8 @@ class PluginSite:
 
     def submit(self, *options: str, user: str = "alice") -> int:
         """A job; its id."""
-        command = ["sbatch", "--parsable", "-o", "/dev/null", *options]
-        return int(self.cluster.run(command, user=user).stdout)
+        return int(sbatch(self.cluster, *options, user=user))
 
     def job(self, number: int) -> str:
         """Its state, e.g. ``RUNNING``."""
-        shown = self.cluster.run(["scontrol", "show", "job", "-o", str(number)]).stdout
-        return shown.split("JobState=")[1].split()[0]
+        return state(self.cluster, number)

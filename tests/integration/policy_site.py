@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 
 from dev_cluster.cluster import DevCluster
 from policy.live import Live, read_live
-from policy.site import Plan, Site, load_source
+from policy.site import Comparison, Site, load_source
 from tests.integration.settled import PATIENCE, await_policy, status, until
 
 INSIDE = "/run/sluice-cluster/scratch"
@@ -53,14 +52,22 @@ class PolicySite:
         self.file.chmod(0o644)
 
     def sluice(
-        self, *words: str, user: str = "root", check: bool = True, state: str = f"{INSIDE}/state",
+        self,
+        *words: str,
+        user: str = "root",
+        check: bool = True,
+        state: str = f"{INSIDE}/state",
         env: dict[str, str] | None = None,
-    ) -> subprocess.CompletedProcess[str]:  # fmt: skip
+    ) -> subprocess.CompletedProcess[str]:
         """Run `sluice` on the login host; `--state-dir` is added, and `--file` where the command has it."""
         group = words[0]
         takes_file = (group in ("plan", "apply") and "--last" not in words) or words[:2] in (
-            ("tenant", "create"), ("tenant", "set"), ("tenant", "remove"), ("tenant", "members"), ("quota", "set"),
-        )  # fmt: skip
+            ("tenant", "create"),
+            ("tenant", "set"),
+            ("tenant", "remove"),
+            ("tenant", "members"),
+            ("quota", "set"),
+        )
         line = ["sluice", *words]
         if takes_file:
             line += ["--file", f"{INSIDE}/sluice.yaml"]
@@ -124,11 +131,7 @@ class PolicySite:
 
     def wait(self, what: Callable[[], object], seconds: float = PATIENCE) -> Any:
         """Until `what` gives something true. Fails after `seconds`."""
-        deadline = time.monotonic() + seconds
-        while not (value := what()):
-            assert time.monotonic() < deadline, f"not within {seconds} s; queue: {self.jobs()}"
-            time.sleep(0.2)
-        return value
+        return until(what, timeout=seconds, shows=self.jobs)
 
     def clear(self) -> None:
         """End all jobs."""
@@ -139,7 +142,7 @@ class PolicySite:
 
 
 class OtherSystemSite(PolicySite):
-    """A cluster of another system's tree: Slurm's commands run in it, Sluice beside it."""
+    """A cluster of another system's tree: Slurm's commands run in it, Sluice outside of it."""
 
     def __init__(self, cluster: DevCluster) -> None:
         super().__init__(cluster)
@@ -159,17 +162,19 @@ class OtherSystemSite(PolicySite):
         live.folder = self.cluster.layout.slurm
         return live
 
-    def plan(self) -> Plan:
+    def compare(self) -> Comparison:
         """What the policy that was written last would change."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("policy.site.read_live", lambda _: self.live())
-            return self.site.plan(load_source(self.file))
+            return self.site.compare(load_source(self.file))
 
     def apply(self, text: str | None = None, *words: str) -> str:
         if text is not None:
             self.write(text)
         self.site.apply(
-            self.plan(), who=self.site.caller(), force="--force" in words,
+            self.compare(),
+            who=self.site.caller(),
+            force="--force" in words,
             drain_s=0 if "--drain-time=0s" in words else 300,
-        )  # fmt: skip
+        )
         return ""

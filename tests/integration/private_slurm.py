@@ -84,7 +84,7 @@ def entered(tree: Path, shared: Path) -> Iterator[list[str]]:
 def wrappers(folder: Path, prefix: Sequence[str]) -> Path:
     """A Slurm prefix whose commands run behind the command prefix."""
     (folder / "bin").mkdir(parents=True, exist_ok=True)
-    for name in ("squeue", "sinfo", "scontrol", "sacct", "sbatch"):
+    for name in ("squeue", "sinfo", "scontrol", "sacct", "sbatch", "scancel"):
         (folder / "bin" / name).write_text(f'#!/bin/sh\nexec {shlex.join(prefix)} {name} "$@"\n')
         (folder / "bin" / name).chmod(0o755)
     return folder

@@ -82,4 +82,4 @@ def most(processes: list[Counter[Leak]]) -> Counter[Leak]:
 LEAK = re.compile(
     r"^(?:Direct|Indirect) leak of (\d+) byte\(s\) in (\d+) object\(s\) allocated from:\n((?: +#.*\n)+)", re.M
 )
-HANDED_ON = re.compile(r"select_p_\w+ \S*/slurm_plugin/select/select_cons_tres\.c:\d+$")
+HANDED_ON = re.compile(r"select_p_\w+ \S*/slurm_plugin/entry/select_cons_tres\.c:\d+$")

@@ -1,4 +1,4 @@
-"""Waiting for what slurmctld does in its own time, not for so many seconds: a loaded machine needs more of them."""
+"""Waiting for what slurmctld does in its own time, not for a number of seconds: a loaded machine needs more."""
 
 from __future__ import annotations
 
@@ -12,22 +12,32 @@ from pathlib import Path
 from typing import Any
 
 from dev_cluster.cluster import DevCluster
-from sluice_base.files import write_atomic
+from sluice.base.files import write_atomic
+from tests.integration.jobs import submit
 
-PATIENCE = 90.0
+PATIENCE = 120.0
 """Seconds for what a quiet machine does in one or two."""
 _numbers = itertools.count(1)
 
 
-def until(look: Callable[[], Any], good: Callable[[Any], Any] = bool, timeout: float = PATIENCE) -> Any:
-    """Look until it is good; what was seen then. A file that is just being replaced is looked at again."""
+def until(
+    look: Callable[[], Any],
+    good: Callable[[Any], Any] = bool,
+    timeout: float = PATIENCE,
+    *,
+    shows: Callable[[], object] = lambda: None,
+) -> Any:
+    """Look until it is good; what was seen then. A file that is just being replaced is looked at again.
+
+    What was seen last is in the error, with what `shows` returns.
+    """
     deadline = time.monotonic() + timeout
     seen: Any = None
     while True:
         with suppress(FileNotFoundError):
             if good(seen := look()):
                 return seen
-        assert time.monotonic() < deadline, seen
+        assert time.monotonic() < deadline, (seen, shows())
         time.sleep(0.1)
 
 
@@ -42,10 +52,10 @@ def status(cluster: DevCluster, host: str = "ctl1") -> dict[str, Any]:
 
 
 def fresh_status(cluster: DevCluster, host: str = "ctl1") -> dict[str, Any]:
-    """The same, with all that was counted before this call. Not beside the controllers' daemon, which reads that file.
+    """The same, with all that was counted before this call. Not with the controllers' daemon, which reads that file.
 
-    slurmctld writes its file anew within a second where it is missing. What it writes first it may have put together
-    before the file went; what it writes then it has not.
+    slurmctld writes its file again within a second where it is missing. It may have collected the first one before the
+    file was removed, but not the second one.
     """
     for _ in range(2):
         _status_file(cluster, host).unlink(missing_ok=True)
@@ -72,8 +82,7 @@ def let_it_save(cluster: DevCluster, user: str = "alice") -> str:
     What it saves holds the held job that is submitted now only if it also holds what was before it. The job's id.
     """
     name = f"saved-{next(_numbers)}-{time.time_ns()}"
-    words = ["sbatch", "--parsable", "-o", "/dev/null", "--hold", "-t1", f"--job-name={name}", "--wrap=true"]
-    job = cluster.run(words, user=user).stdout.strip()
+    job = submit(cluster, "--hold", "-t1", f"--job-name={name}", wrap="true", user=user)
     await_saved(cluster, name)
     return job
 

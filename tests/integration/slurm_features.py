@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from dev_cluster.cluster import DevCluster
 from policy.compiled import CompiledPolicy, Global, Tenant, Weights
+from tests.integration.jobs import shown, state, submit
+from tests.integration.settled import until
 
 POLICY = CompiledPolicy(
     settings=Global(weight=Weights(fair_share=1000, age=100), age_full_s=3600),
@@ -93,26 +94,22 @@ def gpu_indices(gres: str) -> set[int]:
 
 
 class Jobs:
-    """Submits jobs and tells what became of them."""
+    """Submits jobs and looks up what became of them."""
 
     def __init__(self, cluster: DevCluster) -> None:
         self.cluster = cluster
 
     def submit(self, *options: str, user: str = "alice", wrap: str = "sleep 600") -> str:
         """The id of a new job."""
-        done = self.cluster.run(
-            ["sbatch", "--parsable", "--mem=1G", "-o", "/dev/null", *options, f"--wrap={wrap}"], user=user
-        )
-        return done.stdout.strip()
+        return submit(self.cluster, "--mem=1G", *options, wrap=wrap, user=user)
 
     def shown(self, job: str) -> dict[str, str]:
-        """What `scontrol show job` says of it; of several records the first."""
-        text = self.cluster.run(["scontrol", "show", "job", "-d", "-o", job]).stdout.splitlines()[0]
-        return dict(re.findall(r"(\S+?)=(\S*)", text))
+        """What `scontrol show job` has of it."""
+        return shown(self.cluster, job)
 
     def state(self, job: str) -> str:
         """Its state, in Slurm's words."""
-        return self.shown(job)["JobState"]
+        return state(self.cluster, job)
 
     def gres(self, job: str) -> str:
         """What it holds of GRES on its first node, with indices."""
@@ -121,20 +118,11 @@ class Jobs:
     def wait(self, job: str, state: str | Sequence[str], *, timeout: float = 90) -> dict[str, str]:
         """Wait until it is in the state, or in one of them."""
         wanted = [state] if isinstance(state, str) else state
-        return wait_until(lambda: self.shown(job), lambda shown: shown["JobState"] in wanted, timeout=timeout)
+        return dict(until(lambda: self.shown(job), lambda seen: seen["JobState"] in wanted, timeout))
 
     def cancel_all(self) -> None:
         """No job is left, and every node is idle."""
         self.cluster.run(["scancel", "-f", "--signal=KILL", "--user=alice"])
         self.cluster.run(["scancel", "--user=alice"])
         self.cluster.run(["scancel", "--user=bob"])
-        wait_until(lambda: self.cluster.run(["squeue", "-h", "-o", "%i %T"]).stdout, lambda left: left == "")
-
-
-def wait_until(look: Callable[[], Any], good: Callable[[Any], bool], *, timeout: float = 90) -> Any:
-    """Look until it is good; what was seen then."""
-    deadline = time.monotonic() + timeout
-    while not good(seen := look()):
-        assert time.monotonic() < deadline, seen
-        time.sleep(0.2)
-    return seen
+        until(lambda: self.cluster.run(["squeue", "-h", "-o", "%i %T"]).stdout, lambda left: left == "")

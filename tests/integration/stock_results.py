@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from dev_cluster.cluster import DevCluster
-from sluice_base.files import write_atomic
+from sluice.base.files import write_atomic
 from tests.integration import slurm_features
 from tests.integration.settled import PATIENCE, until
 
@@ -63,7 +63,7 @@ _BACKFILL_ON, _BACKFILL_OFF = "bf_interval=1", "bf_interval=-1"
 
 
 def description(sluice: dict[str, Any] | None) -> dict[str, Any]:
-    """The cluster of `slurm_features` without accounting, and two nodes more: n8 sleeps, n7 has what tells the end.
+    """The cluster of `slurm_features` without accounting, and two nodes more: n8 sleeps, n7 has what marks the end.
 
     Larger jobs go first: the order is another one than that of submission.
     """
@@ -127,12 +127,18 @@ class _Asker:
     def submit(self, feature: str, *asked: str, user: str = "alice", wrap: str = "exec sleep 1000") -> None:
         """Jobs, named after the feature with a number."""
         self.cluster.run(
-            ["bash", "-ec", "\n".join(
-                shlex.join(["sbatch", "-Q", f"-J{feature}.{number}", "-o/dev/null", *options.split(), f"--wrap={wrap}"])
-                for number, options in enumerate(asked)
-            )],
+            [
+                "bash",
+                "-ec",
+                "\n".join(
+                    shlex.join(
+                        ["sbatch", "-Q", f"-J{feature}.{number}", "-o/dev/null", *options.split(), f"--wrap={wrap}"]
+                    )
+                    for number, options in enumerate(asked)
+                ),
+            ],
             user=user,
-        )  # fmt: skip
+        )
 
     @contextmanager
     def closed(self) -> Iterator[None]:

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from laid_out import eventually, restart_slurm, take_over_gres
 from versions import NATIVE_FIRST
 
 from dev_cluster.cluster import DevCluster
-from dev_cluster.gpu_sim.fields import get_values, set_values
+from gpu_sim.fields import get_values, set_values
 from policy.node import NodePolicy
 from policy.node_limits import NodeLimits
+from tests.integration.laid_out import restart_slurm, take_over_gres
+from tests.integration.settled import until
 
 pytestmark = pytest.mark.cluster
 
@@ -73,7 +74,7 @@ def job(cluster: DevCluster, *options: str) -> tuple[list[int], dict[str, Any]]:
     folder = cluster.node_folder(NODE) / "records"
     before = set(folder.glob("*.json"))
     ran = cluster.run(["srun", "--quiet", *options, PYTHON, "-c", FILL], user="alice", check=False, timeout=120)
-    eventually(lambda: set(folder.glob("*.json")) - before)
+    until(lambda: set(folder.glob("*.json")) - before)
     [record] = set(folder.glob("*.json")) - before
     [grant] = json.loads(record.read_text())["grants"]
     assert ran.returncode == 0 or grant["rung"] == "watchdog", ran.stderr
@@ -87,10 +88,10 @@ def test_a_node_is_partitioned_and_each_partition_is_a_device(cluster: DevCluste
     assert "GPU 0 (AMD Instinct MI300X): spx-nps1 -> cpx-nps4" in done.stdout
     assert done.returncode == 1 and "restart slurmctld and the node's slurmd" in done.stderr
     restart_slurm(cluster, NODE)
-    eventually(lambda: apply(cluster, "cpx-nps4").returncode == 0)
+    until(lambda: apply(cluster, "cpx-nps4").returncode == 0)
     shown = cluster.run(["sinfo", "-h", "-n", NODE, "-o", "%G %T"]).stdout
     assert "gpu:mi300x_cpx.nps4:64" in shown and "shard" in shown
-    eventually(lambda: cluster.run(["sinfo", "-h", "-n", NODE, "-o", "%T"]).stdout.strip() == "idle")
+    until(lambda: cluster.run(["sinfo", "-h", "-n", NODE, "-o", "%T"]).stdout.strip() == "idle")
     assert "nothing to change" in apply(cluster, "cpx-nps4").stderr
 
 
@@ -124,10 +125,10 @@ def test_a_node_that_starts_again_lays_itself_out(cluster: DevCluster) -> None:
     cluster.run(["rm", "/run/sluice/agent/lock"], node=NODE)
     assert restore().stdout.count("spx-nps1 -> cpx-nps4") == 8
     cluster.start_daemon(f"agent@{NODE}")
-    eventually(lambda: cluster.run(["sluice", "agent", "status"], node=NODE, check=False).returncode == 0)
+    until(lambda: cluster.run(["sluice", "agent", "status"], node=NODE, check=False).returncode == 0)
     cluster.start_daemon(f"slurmd@{NODE}")
-    eventually(lambda: registered() != before)
-    eventually(lambda: cluster.run(["sinfo", "-h", "-n", NODE, "-o", "%T"]).stdout.strip() == "idle")
+    until(lambda: registered() != before)
+    until(lambda: cluster.run(["sinfo", "-h", "-n", NODE, "-o", "%T"]).stdout.strip() == "idle")
     told, grant = job(cluster, "--gres=gpu:mi300x_cpx.nps4:1")
     assert told[0] == 1 and (grant["rung"], grant["clean"]) == ("mig", True)
 

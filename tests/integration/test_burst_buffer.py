@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,9 +16,11 @@ import pytest
 from dev_cluster.cluster import DevCluster
 from dev_cluster.layout import PLUGIN_SEARCH
 from policy.compiled import FILE_NAME, CompiledPolicy, Global
-from sluice_base.run import CommandError
-from slurm_plugin.journal import read_journal
-from tests.integration.settled import PATIENCE, block_saving, fresh_status, let_it_save
+from sluice.base.run import CommandError
+from tests.integration.jobs import sbatch
+from tests.integration.settled import block_saving, fresh_status, let_it_save, until
+from tests.journal_reader import read_journal
+from tests.programs.build import build_library
 
 pytestmark = pytest.mark.cluster
 
@@ -56,30 +57,6 @@ function slurm_bb_data_out(job) note("data_out", job) return slurm.SUCCESS end
 function slurm_bb_job_teardown(job) note("teardown", job) return slurm.SUCCESS end
 """
 
-# Preloaded into slurmctld: when it ends, a second more goes by after it has unloaded its burst_buffer plugin.
-LATE = """
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <string.h>
-#include <unistd.h>
-int unlink(const char *path)
-{
-    const char *name = strrchr(path, '/');
-    if (name && strcmp(name, "/slurmctld.pid") == 0)
-        sleep(1);
-    return ((int (*)(const char *))dlsym(RTLD_NEXT, "unlink"))(path);
-}
-"""
-
-
-def until(look: Callable[[], Any], good: Callable[[Any], bool], timeout: float = PATIENCE) -> Any:
-    """The first good value."""
-    deadline = time.monotonic() + timeout
-    while not good(seen := look()):
-        assert time.monotonic() < deadline, seen
-        time.sleep(0.1)
-    return seen
-
 
 class Site:
     """A cluster with burst_buffer/lua."""
@@ -94,8 +71,7 @@ class Site:
         script = self.cluster.folder / "job.sh"
         script.write_text(f"#!/bin/sh\n{ask}{body}\n")
         script.chmod(0o755)
-        words = ["sbatch", "--parsable", "-o", "/dev/null", "-t5", *options, f"{INSIDE}/job.sh"]
-        return self.cluster.run(words, user="alice").stdout.strip()
+        return sbatch(self.cluster, "-t5", *options, f"{INSIDE}/job.sh")
 
     def done(self, job: str) -> list[str]:
         """What the site's script was called for."""
@@ -126,7 +102,7 @@ class Site:
         self.cluster.run(
             ["sh", "-c", f"cp {INSIDE}/state/sluice.journal/*.journal {INSIDE}/scratch/journal/"], node="ctl1"
         )
-        return {str(one.job_id) for one in read_journal(copy).records if one.kind == "submit"}
+        return {str(one.job_id) for one in read_journal(copy).entries if one.kind == "submit"}
 
     def answers(self) -> bool:
         return self.cluster.run(["squeue", "-h"], check=False, timeout=20).returncode == 0
@@ -151,8 +127,7 @@ def site(request: pytest.FixtureRequest, make_shared_cluster: Callable[..., DevC
         },
     }
     cluster = make_shared_cluster(description, **root)
-    build = ["cc", "-shared", "-fPIC", "-x", "c", "-o", cluster.folder / "late.so", "-", "-ldl"]
-    subprocess.run(build, input=LATE, text=True, check=True, timeout=60)
+    build_library("late_unload", cluster.folder / "late.so")
     found = Site(cluster)
     found.calls.mkdir()
     found.calls.chmod(0o777)
@@ -191,10 +166,10 @@ def test_one_line_switches_the_journal_on(site: Site) -> None:
 
 
 def test_what_either_refuses_is_refused(site: Site) -> None:
-    records = site.counter("journal.records")
+    entries = site.counter("journal.entries")
     with pytest.raises(CommandError, match="the site knows no such dataset"):
         site.submit(body="# no such dataset")
-    assert site.counter("journal.records") == records
+    assert site.counter("journal.entries") == entries
     with pytest.raises(CommandError, match=r"could not be made safe.*No space left on device") as refused:
         site.submit(body="#" * 1_500_000)
     assert "the site knows" not in str(refused.value)

@@ -23,15 +23,16 @@ from dev_cluster.cluster import DevCluster
 from dev_cluster.control import init_pid
 from dev_cluster.description import ClusterDescription, parse_description
 from dev_cluster.layout import MARKER
-from sluice_base.errors import SluiceError, UsageError
-from sluice_base.run import CommandError
+from sluice.base.errors import SluiceError, UsageError
+from sluice.base.run import CommandError
 
 pytestmark = pytest.mark.cluster
 
 MakeCluster = Callable[..., DevCluster]
 
-SLUICE = [sys.executable, "-m", "admin_cli.main"]
+SLUICE = [sys.executable, "-m", "sluice.main"]
 SMALL = {
+    "sluice": False,
     "nodes": [
         {"names": "n1", "platform": "none"},
         {"names": "n2", "platform": "none", "config": "own"},
@@ -43,7 +44,7 @@ SMALL = {
         {"name": "bob", "uid": 3000, "accounts": ["biology"]},
     ],
 }
-TINY = {"nodes": [{"names": "n1", "platform": "none"}], "controllers": 1, "accounting": False}
+TINY = {"nodes": [{"names": "n1", "platform": "none"}], "controllers": 1, "accounting": False, "sluice": False}
 
 
 def traces(folder: Path) -> list[str]:
@@ -163,7 +164,7 @@ def test_a_command_that_takes_too_long_is_not_left_behind(small: DevCluster) -> 
     wait_for(lambda: small.run(look).stdout, "0\n")
 
 
-def test_programs_of_ones_own_run_beside_slurms(small: DevCluster) -> None:
+def test_programs_of_ones_own_run_next_to_slurms(small: DevCluster) -> None:
     script = 'echo "$(id -un) on $(hostname) with $COLOUR"; exec sleep 300'
     small.start_program("mine", ["bash", "-c", script], node="n2", user="bob", env={"COLOUR": "red"})
     wait_for(lambda: small.log_tail("mine"), "bob on n2 with red")
@@ -215,6 +216,32 @@ def test_command_line(small: DevCluster) -> None:
         assert what in refused.stderr
         assert len(refused.stderr.splitlines()) == 1
     assert small.run(["srun", "-w", "n1", "hostname"]).stdout == "n1\n"  # `up` in its place has not hurt it
+
+
+def test_the_command_brings_up_the_whole_of_sluice(tmp_path: Path) -> None:
+    """What the pages tell a newcomer to try after the demonstration, on a cluster file that names nodes alone."""
+    folder, file = tmp_path / "c", tmp_path / "mine.yaml"
+    file.write_text("nodes: [{names: n1, platform: rtx4090x4}]\n")
+    outside = sorted(Path("/var/lib").glob("sluice/*"))
+    subprocess.run([*SLUICE, "cluster", "up", "--dir", str(folder), str(file)], check=True, timeout=200)
+    cluster = DevCluster(folder)
+
+    def sluice(*words: str, user: str = "root", check: bool = True) -> str:
+        return cluster.run([*SLUICE, *words], user=user, check=check, cwd="/").stdout
+
+    assert "nothing to do" in cluster.run([*SLUICE, "plan"], cwd="/").stderr
+    for user, size in (("alice", "10G"), ("bob", "12G")):
+        cluster.run(["srun", f"--gpu-mem={size}", "true"], user=user)
+    wait_for(lambda: "biology" in sluice("report", "tenants", "-S", "now-1hour"), True)
+    assert "placed by Sluice" in sluice("explain", "1")
+    answers = json.loads(sluice("doctor", "--json", check=False))["answers"]
+    assert {answer["check"] for answer in answers if answer["verdict"] == "fail"} == {"state"}  # it is in /run
+    sluice("quota", "set", "physics", "limit.gpus=6", "--yes")
+    assert " 6 " in sluice("quota", "show", "physics", user="alice")
+    assert "quota set" in sluice("audit", "list")
+    assert cluster.down()
+    assert traces(folder) == []
+    assert sorted(Path("/var/lib").glob("sluice/*")) == outside and not Path("/etc/sluice/sluice.yaml").exists()
 
 
 # ---- coming and going ----
@@ -450,7 +477,7 @@ def test_one_up_or_down_at_a_time(tmp_path: Path, tiny_file: Path) -> None:
     try:
         fcntl.flock(busy, fcntl.LOCK_EX)
         for work in (lambda: DevCluster(folder).up(tiny_file), DevCluster(folder).down):
-            with pytest.raises(SluiceError, match="another `sluice cluster up` or `down` is at work on it"):
+            with pytest.raises(SluiceError, match="another `sluice cluster up` or `down` is running on it"):
                 work()
     finally:
         os.close(busy)

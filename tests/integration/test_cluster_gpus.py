@@ -9,7 +9,7 @@ import pytest
 
 from dev_cluster.cluster import DevCluster
 from dev_cluster.description import load_description, shipped_names
-from dev_cluster.gpu_sim import device_files, load_platform
+from gpu_sim import device_files, load_platform
 
 pytestmark = pytest.mark.cluster
 

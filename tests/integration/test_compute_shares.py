@@ -11,8 +11,8 @@ from dev_cluster.cluster import DevCluster
 from policy.compiled import CompiledPolicy, Global
 from policy.node import NodePolicy
 from policy.node_limits import NodeLimits
-from slurm_plugin.decisions import check_file, list_files
-from slurm_plugin.explanation import explain_job, parse_job
+from sluice.explain.decisions import check_file, list_files
+from sluice.explain.explanation import explain_job, parse_job
 from tests.integration.settled import until
 from tests.integration.test_placement_hook import Jobs, _plugins
 
@@ -76,8 +76,8 @@ def test_two_jobs_of_60_percent_get_two_gpus_and_a_third_waits(jobs: Jobs) -> No
     before = jobs.counters()["refused"]
     third = jobs.submit(*claim(60))
     until(jobs.counters, lambda now: now["refused"] > before)
-    _, beside = jobs.start(*claim(40))  # behind it in the queue, and delays nobody
-    assert len(beside[NODE]) == 1
+    _, fitting = jobs.start(*claim(40))  # behind it in the queue, and delays nobody
+    assert len(fitting[NODE]) == 1
     assert jobs.state(third) == "PENDING"
     _, unbounded = jobs.start("-N1", "--gpu-mem=1G")  # claims no compute
     assert len(unbounded[NODE]) == 1
@@ -93,8 +93,8 @@ def test_claims_are_counted_after_a_restart(jobs: Jobs) -> None:
     test = ["sbatch", "--test-only", *claim(1), "--wrap=true"]  # refused until the node has registered its GPUs
     until(lambda: jobs.cluster.run(test, check=False).returncode == 0)
     waiting = jobs.submit(*claim(41))
-    _, beside = jobs.start(*claim(40))
-    assert beside == on_first
+    _, fitting = jobs.start(*claim(40))
+    assert fitting == on_first
     assert jobs.state(waiting) == "PENDING"
     jobs.run("scancel", first)
     assert jobs.placed(waiting) == on_first
@@ -131,8 +131,8 @@ def test_a_requeued_and_a_suspended_job_keep_no_more_than_they_claim(jobs: Jobs)
 def test_a_whole_gpu_that_is_held_to_half_is_nobody_elses(jobs: Jobs) -> None:
     _, whole = jobs.start("-N1", "--gpus=1", "--gpu-share=50")
     _, other = jobs.start(*claim(50))
-    _, beside = jobs.start(*claim(50))
-    assert other == beside != whole
+    _, fitting = jobs.start(*claim(50))
+    assert other == fitting != whole
     assert jobs.state(jobs.submit(*claim(10))) == "PENDING"
 
 

@@ -18,9 +18,10 @@ from typing import Any
 import pytest
 
 from dev_cluster.cluster import DevCluster
-from sluice_base.hostlist import expand
+from sluice.base.hostlist import expand
 from tests.integration.job_mix import GPU_MIB, RESERVED_NODE, Mix, Step, description, shell_lines
-from tests.integration.slurm_features import POLICY, set_up, status_in_force, wait_until
+from tests.integration.settled import until
+from tests.integration.slurm_features import POLICY, set_up, status_in_force
 
 pytestmark = pytest.mark.cluster
 
@@ -30,7 +31,7 @@ SEEDS = [int(seed) for seed in os.environ.get("SLUICE_MIX_SEEDS", "1 2 3" if FUL
 VERSIONS = ["22.05", "24.11"] if FULL else ["22.05"]
 VERSIONS = os.environ.get("SLUICE_MIX_VERSIONS", " ".join(VERSIONS)).split()
 # Of a job whose deadline the queue endangers, be it refused by Slurm or not.
-DANGER = re.compile(r"sbatch: (?:error: )?--deadline=\S+ may be missed: behind all that is planned [^|]*\|")
+DANGER = re.compile(r"sbatch: (?:error: )?--deadline=\S+ may be missed: after all that is planned [^|]*\|")
 UNENDED = {"PENDING", "RUNNING", "SUSPENDED", "REQUEUED", "PREEMPTED"}
 CHECKED = {"SLUICE_CROSS_CHECK_PERMILLE": "1000", "SLUICE_MIRROR_CHECK_EVERY": "1"}
 
@@ -178,7 +179,7 @@ def _submit(cluster: DevCluster, chunk: list[Step], outcome: Outcome) -> None:
 
 
 def _plain(text: str) -> str:
-    """Without what differs from one moment to the next, and what level place tells users beside Slurm's answer."""
+    """Without what differs from one moment to the next, and what level place prints in addition to Slurm's answer."""
     text = DANGER.sub("", text)
     text = re.sub(r"(?:^|\|)\d+\|", "|", text)
     text = re.sub(r"Job \d+ to start at .*", "Job to start", text)
@@ -530,16 +531,16 @@ def _fill(cluster: DevCluster, shapes: list[str]) -> None:
     for node, shape in jobs:
         others = ["sbatch", "-o/dev/null", "-t10", f"-w{node}", *shape.split(), f"--wrap={script}"]
         cluster.run([*others, *(["--reservation=mine"] if node == RESERVED_NODE else [])], user="alice")
-    wait_until(lambda: cluster.run(["bash", "-c", said], user="alice").stdout.strip(), str(len(jobs)).__eq__)
+    until(lambda: cluster.run(["bash", "-c", said], user="alice").stdout.strip(), str(len(jobs)).__eq__)
 
 
 def _empty(cluster: DevCluster) -> None:
     cluster.run(["scancel", "--user=alice"])
-    wait_until(lambda: cluster.run(["squeue", "-h"]).stdout, lambda left: not left)
+    until(lambda: cluster.run(["squeue", "-h"]).stdout, lambda left: not left)
 
 
 def stock_says_of_refused_sruns(cluster: DevCluster, error: str) -> bool:
-    """An srun that is refused at once is also told that its job has ended, and may have gone by then: does stock Slurm
+    """An srun that is refused at once also hears that its job has ended, and may have gone by then: does stock Slurm
     say this of many of them?"""
     log_from = len(cluster.log("slurmctld@ctl1").read_text())
     _fill(cluster, ["-N1 --exclusive"])

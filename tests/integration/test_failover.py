@@ -11,11 +11,21 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.failover import LEASE_S, SITE_CONF, TIMEOUT_S, sluice_description
-from benchmarks.failover_load import CONTROLLERS, Chaos, Outcome, kill_series, usual_kinds
+from dev_cluster.chaos.cluster import (
+    CONTROLLERS,
+    LEASE_S,
+    SITE_CONF,
+    TIMEOUT_S,
+    Chaos,
+    kill_series,
+    sluice_description,
+    usual_kinds,
+)
+from dev_cluster.chaos.judge import Outcome
 from dev_cluster.configuration import ADDRESSES
 from dev_cluster.layout import INSIDE
-from slurm_plugin.sources import SourcesUnavailableError
+from sluice.plugin.sources import SourcesUnavailableError
+from tests.integration.jobs import sbatch, submit
 from tests.integration.settled import PATIENCE, fresh_status, lasts_until, until
 from tests.integration.settled import status as plugins
 
@@ -48,7 +58,7 @@ def sluice(chaos: Chaos, *words: str, host: str = "ctl2") -> tuple[int, str]:
 
 
 def return_to_ctl1(chaos: Chaos) -> None:
-    """Both controllers up, the primary in charge; it is not started before whoever leads can hear it."""
+    """Both controllers up, the primary in charge; it is not started before the leader can hear it."""
     assert chaos.wait(lambda: chaos.cluster.run(["squeue", "-h"], check=False).returncode == 0, PATIENCE)
     for host in CONTROLLERS:
         if chaos.ended(host):
@@ -94,8 +104,7 @@ def test_every_end_that_a_node_reports_is_durable_before_the_answer(chaos: Chaos
     return_to_ctl1(chaos)
     chaos.cluster.run(["scancel", "-u", "alice"], user="alice")
     before = not_waited()
-    words = ["sbatch", "--parsable", "-o/dev/null", f"--wrap={lasts_until(INSIDE / 'ends')}"]
-    numbers = [int(chaos.cluster.run(words, user="alice").stdout) for _ in range(16)]
+    numbers = [int(submit(chaos.cluster, wrap=lasts_until(INSIDE / "ends"))) for _ in range(16)]
     assert chaos.wait(lambda: {chaos.states()[number] for number in numbers} == {"RUNNING"}, PATIENCE)
     with chaos.faults.on("slow"):
         (chaos.cluster.folder / "ends").touch()
@@ -105,7 +114,7 @@ def test_every_end_that_a_node_reports_is_durable_before_the_answer(chaos: Chaos
 
 def test_status_drill_and_history(chaos: Chaos) -> None:
     return_to_ctl1(chaos)
-    number = int(chaos.cluster.run(["sbatch", "--parsable", "-o/dev/null", "--wrap=sleep 300"], user="alice").stdout)
+    number = int(submit(chaos.cluster))
     assert chaos.wait(lambda: chaos.states().get(number) == "RUNNING", PATIENCE)
     until(lambda: plugins(chaos.cluster)["counters"].get("journal.open"))
     status, said = sluice(chaos, "status", "--json")
@@ -138,7 +147,7 @@ def test_status_drill_and_history(chaos: Chaos) -> None:
 
 
 def test_cut_off_from_the_primary_a_backup_does_not_lead(chaos: Chaos, full_scale: bool) -> None:
-    """The storage is alive: not even when it is told to take over does the backup write beside the primary."""
+    """The storage is alive: the backup does not write next to the primary, even if it is asked to take over."""
     assert chaos.faults is not None
     return_to_ctl1(chaos)
     epoch = lease(chaos)["epoch"]
@@ -201,8 +210,7 @@ def test_a_job_that_is_cancelled_while_it_is_launched_stays_so(chaos: Chaos) -> 
     script = f"--wrap=touch {INSIDE}/home/alice/launched-$SLURM_JOB_ID; sleep 600"
 
     def submit(*where: str) -> int:
-        words = ["sbatch", "--parsable", "-o/dev/null", "--requeue", *where, script]
-        return int(chaos.cluster.run(words, user="alice").stdout)
+        return int(sbatch(chaos.cluster, "--requeue", *where, script))
 
     def state(number: int) -> str:
         return chaos.states()[number]
@@ -213,7 +221,7 @@ def test_a_job_that_is_cancelled_while_it_is_launched_stays_so(chaos: Chaos) -> 
     def cancel(number: int) -> None:
         chaos.cluster.run(["scancel", str(number)], user="alice")
 
-    with chaos.faults.on("cut.ctl2", f"{address}\n"):  # what the node is told of the cancellation comes later
+    with chaos.faults.on("cut.ctl2", f"{address}\n"):  # the node gets the cancellation later
         chaos.send(slurmd, signal.SIGSTOP)
         try:
             first, second = submit("-w", node), submit("-w", node)

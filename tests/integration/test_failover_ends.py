@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.failover import TIMEOUT_S, sluice_description
-from benchmarks.failover_load import Chaos
+from dev_cluster.chaos.cluster import TIMEOUT_S, Chaos, sluice_description
 from dev_cluster.layout import INSIDE
-from slurm_plugin.sources import SourcesUnavailableError
+from sluice.plugin.sources import SourcesUnavailableError
+from tests.integration.jobs import sbatch
 from tests.integration.settled import PATIENCE
 from tests.integration.versions import NATIVE_FIRST
 
@@ -48,12 +48,12 @@ def notes(chaos: Chaos) -> dict[int, str]:
     return found
 
 
-def until(path: Path, status: int) -> str:
+def ends(path: Path, status: int) -> str:
     """A job's script: it ends so when a file is there."""
     return f'while [ ! -e "{path}" ]; do sleep 0.1; done; exit {status}'
 
 
-def test_an_end_that_no_controller_takes_is_told_again(chaos: Chaos) -> None:
+def test_an_end_that_no_controller_takes_is_reported_again(chaos: Chaos) -> None:
     """Single jobs, an array, a heterogeneous and a requeued one end while nobody leads.
 
     Their slurmstepds are killed, as they give up of themselves some seconds sooner or later than a takeover takes.
@@ -62,17 +62,15 @@ def test_an_end_that_no_controller_takes_is_told_again(chaos: Chaos) -> None:
     go, started = INSIDE / "go", "home/alice/started"
 
     def submit(status: int, *options: str, first: str = "") -> int:
-        words = ["sbatch", "--parsable", "-o/dev/null", *options, f"--wrap={first}{until(go, status)}"]
-        return int(chaos.cluster.run(words, user="alice").stdout)
+        return int(sbatch(chaos.cluster, *options, f"--wrap={first}{ends(go, status)}"))
 
     inherits = "--export=ALL,SLURM_RESTART_COUNT=5"  # as of a job that a requeued one submits
     good, failed, again = submit(0), submit(3, inherits), submit(0, inherits, first=f"touch {INSIDE / started}; ")
     array = submit(0, "--array=1-2")
     script = chaos.cluster.folder / "het.sh"
-    script.write_text(f"#!/bin/sh\n#SBATCH -n1\n#SBATCH hetjob\n#SBATCH -n1\n{until(go, 0)}\n")
-    words = ["sbatch", "--parsable", "-o/dev/null", str(INSIDE / "het.sh")]
-    het = int(chaos.cluster.run(words, user="alice").stdout)
-    lives = int(chaos.cluster.run(["sbatch", "--parsable", "-o/dev/null", "--wrap=sleep 600"], user="alice").stdout)
+    script.write_text(f"#!/bin/sh\n#SBATCH -n1\n#SBATCH hetjob\n#SBATCH -n1\n{ends(go, 0)}\n")
+    het = int(sbatch(chaos.cluster, str(INSIDE / "het.sh")))
+    lives = int(sbatch(chaos.cluster, "--wrap=sleep 600"))
 
     def states() -> list[tuple[int, str]]:
         return sorted((number, state) for number, state in chaos.states().items() if number >= good)

@@ -96,10 +96,17 @@ def jobs_since(site: PolicySite, begin: float) -> list[Ran]:
     """All jobs that have started. Call it when no job is left."""
     site.wait(lambda: "|Unknown|" not in site.run("sacct", "-aXnPS", "now-1hours", "-o", "account,end,state").stdout)
     found = []
-    rows = site.run("sacct", "--allocations", "--allusers", "--noheader", "--parsable2",
-                    f"--starttime={datetime.fromtimestamp(begin - 60):%FT%T}", "--endtime=now",
-                    "--format=account,start,end,alloctres",
-                    env={"SLURM_TIME_FORMAT": "%s"}).stdout.splitlines()  # fmt: skip
+    rows = site.run(
+        "sacct",
+        "--allocations",
+        "--allusers",
+        "--noheader",
+        "--parsable2",
+        f"--starttime={datetime.fromtimestamp(begin - 60):%FT%T}",
+        "--endtime=now",
+        "--format=account,start,end,alloctres",
+        env={"SLURM_TIME_FORMAT": "%s"},
+    ).stdout.splitlines()
     for row in rows:
         account, started, ended, tres = row.split("|")
         if started.isdecimal() and (gpus := re.search(r"gres/gpu=(\d+)", tres)):

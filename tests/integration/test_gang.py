@@ -20,7 +20,8 @@ import pytest
 from dev_cluster.cluster import DevCluster
 from dev_cluster.layout import INSIDE
 from policy.compiled import CompiledPolicy, Global, Tenant
-from sluice_base.files import write_atomic
+from sluice.base.files import write_atomic
+from tests.integration.jobs import submit
 from tests.integration.settled import (
     PATIENCE,
     await_policy,
@@ -80,8 +81,7 @@ class Gangs:
 
     def submit(self, *options: str, user: str = "alice", rest: str = "sleep 280") -> str:
         script = f"date +%s.%N > {TRACE}/job.$SLURM_JOB_ID; {rest}"
-        words = ["sbatch", "--parsable", "-o", "/dev/null", "-t5", *options, f"--wrap={script}"]
-        return self.cluster.run(words, user=user).stdout.strip()
+        return submit(self.cluster, "-t5", *options, wrap=script, user=user)
 
     def member(self, gang: str, *options: str, gpus: int = 8, **more: Any) -> str:
         return self.submit(f"--gang={gang}", "-N1", f"--gres=gpu:{gpus}", *options, **more)
@@ -348,7 +348,7 @@ def test_a_member_past_its_deadline_ends(gangs: Gangs) -> None:
     until(lambda: gangs.shown(job)[0], lambda state: state == "DEADLINE")
 
 
-def test_a_deadline_that_the_queue_endangers_is_told_and_only_an_impossible_one_refused(gangs: Gangs) -> None:
+def test_a_deadline_that_the_queue_endangers_is_reported_and_only_an_impossible_one_refused(gangs: Gangs) -> None:
     def asked(deadline: str) -> str:
         words = ["sbatch", "--test-only", "-N1", "--gres=gpu:8", "-t30", f"--deadline=now+{deadline}", "--wrap=true"]
         return gangs.cluster.run(words, user="alice", check=False, cwd="/tmp").stderr
@@ -357,7 +357,7 @@ def test_a_deadline_that_the_queue_endangers_is_told_and_only_an_impossible_one_
     until(lambda: gangs.states(busy), lambda seen: seen == ["RUNNING"] * 4)
     said = until(lambda: asked("45minutes"), lambda said: "may be missed" in said)  # the outlook is made every 5 s
     stamp = r"(20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d)"
-    found = re.search(rf"behind all that is planned \(at {stamp}, .*job of 00:30:00 starts by {stamp} and ends", said)
+    found = re.search(rf"after all that is planned \(at {stamp}, .*job of 00:30:00 starts by {stamp} and ends", said)
     assert found, said
     made, start = (datetime.fromisoformat(text).timestamp() for text in found.groups())
     assert 3600 - 120 <= start - made <= 3600
@@ -395,7 +395,7 @@ def test_disable_ends_when_the_members_are_released(gangs: Gangs) -> None:
     job = gangs.member("gone:2", gpus=1)
     shows(gangs, job, "PENDING", "Gang gone: 1 of 2 members submitted")
     nothing_installed = ["--search-dir", "/nowhere", "--systemd-dir", "/nowhere"]
-    command = [sys.executable, "-m", "admin_cli.main", "plugin", "disable", *nothing_installed]
+    command = [sys.executable, "-m", "sluice.main", "plugin", "disable", *nothing_installed]
     try:
         gangs.cluster.run(command, node="ctl1")
         assert not gangs.shown(job)[-1].startswith("Gang")

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 
 import pytest
 
 from dev_cluster.cluster import DevCluster
-from dev_cluster.gpu_sim import holdings
-from dev_cluster.gpu_sim.fields import set_values
+from gpu_sim import holdings
+from gpu_sim.fields import set_values
+from tests.integration.settled import until
 
 pytestmark = pytest.mark.cluster
 
@@ -34,27 +33,20 @@ print(json.dumps([[i, p.pid, p.usedGpuMemory >> 20] for i, h in enumerate(handle
 """
 
 
-def eventually(what: Callable[[], bool]) -> None:
-    end = time.monotonic() + 120
-    while not what():
-        assert time.monotonic() < end, "it did not happen within a minute"
-        time.sleep(0.1)
-
-
 def test_a_jobs_memory_shows_on_its_node_and_goes_with_it(demo: DevCluster) -> None:
     folder = demo.node_folder("h100-1") / "gpu_sim"
     hold = CUDA + "assert cu.cuMemAlloc_v2(c.byref(address), c.c_size_t(5000 << 20)) == 0\ntime.sleep(600)"
     demo.run(["sbatch", "--job-name=hold", "-w", "h100-1", "--gres=gpu:1", "-o", "/dev/null", "--wrap",
               f"exec python3 -c '{hold}'"], user="alice")  # fmt: skip
     try:
-        eventually(lambda: [holding.memory_mib for holding in holdings(folder)] == [5520])
+        until(lambda: [holding.memory_mib for holding in holdings(folder)] == [5520])
         [[_, pid, memory]] = json.loads(demo.run([sys.executable, "-c", PROCESSES], node="h100-1").stdout)
         assert memory == 5520
         owner = demo.run(["stat", "-c", "%U", f"/proc/{pid}"], node="h100-1").stdout.strip()
         assert owner == "alice"
     finally:
         demo.run(["scancel", "--signal=KILL", "--full", "--name=hold"], user="root")
-    eventually(lambda: holdings(folder) == [])
+    until(lambda: holdings(folder) == [])
     assert json.loads(demo.run([sys.executable, "-c", PROCESSES], node="h100-1").stdout) == []
 
 

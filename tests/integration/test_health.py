@@ -1,4 +1,4 @@
-"""Faults on real daemons: found on nodes of three vendors, drained, jobs started anew, and back again."""
+"""Faults on real daemons: found on nodes of three vendors, drained, jobs started again, and back in service."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 
 from dev_cluster.cluster import DevCluster
-from dev_cluster.gpu_sim.fields import set_values
-from health import withdrawn
+from gpu_sim.fields import set_values
 from policy.document import parse
 from policy.node import FILE_NAME, compile_node
-from sluice_base import events
-from sluice_base.files import write_atomic
-from sluice_base.hostlist import expand
-from tests.integration.settled import PATIENCE as PATIENCE_S
-from tests.integration.settled import await_health
+from sluice.base import events
+from sluice.base.files import write_atomic
+from sluice.base.hostlist import expand
+from sluice.controllerd.health import withdrawn
+from tests.integration.jobs import shown, submit
+from tests.integration.settled import await_health, until
 
 pytestmark = pytest.mark.cluster
 
@@ -32,11 +32,18 @@ INTERVAL, COUNTED = ("5s", "60s") if FULL else ("1s", "8s")
 HOSTS = {"h": 112, "m": 8, "x": 8} if FULL else {"h": 3, "m": 1, "x": 1}
 PATIENCE = 300 if FULL else 120
 CHECKS = {
-    "temperature": "window: 0s", "temperature_memory": "window: 0s", "power": "window: 0s", "pcie_width": "window: 0s",
-    "throttle_thermal": "window: 3s", "throttle_power": "window: 3s", "residual_memory": "window: 0s",
-    "driver": "window: 2s", "xid": f"window: {COUNTED}", "ecc_uncorrected": f"window: {COUNTED}",
+    "temperature": "window: 0s",
+    "temperature_memory": "window: 0s",
+    "power": "window: 0s",
+    "pcie_width": "window: 0s",
+    "throttle_thermal": "window: 3s",
+    "throttle_power": "window: 3s",
+    "residual_memory": "window: 0s",
+    "driver": "window: 2s",
+    "xid": f"window: {COUNTED}",
+    "ecc_uncorrected": f"window: {COUNTED}",
     "stray_process": "window: 0s",
-}  # fmt: skip
+}
 Fault = tuple[dict[str, str], dict[str, str], str]
 """What is set, what mends it, and the check that finds it."""
 NVIDIA: list[Fault] = [
@@ -67,7 +74,7 @@ INTEL: list[Fault] = [
 ]
 GPUS = {"h": 8, "m": 8, "x": 4}
 HIT = {"xid", "ecc_uncorrected", "gpu_lost"}
-"""Checks whose findings start jobs anew."""
+"""Checks whose findings requeue jobs."""
 
 
 class Site:
@@ -129,37 +136,34 @@ class Site:
         return dict(row.split() for row in rows)
 
     def withdrawn(self) -> list[withdrawn.Gpu]:
-        """What the placement hook is told."""
+        """What the placement hook reads."""
         return withdrawn.read(self.cluster.layout.state / withdrawn.FILE_NAME)
 
     def submit(self, *options: str, script: str = "sleep 600") -> str:
-        return self.run("sbatch", "--parsable", "-o", "/dev/null", *options, "--wrap", script).strip()
+        return submit(self.cluster, *options, wrap=script, user="root")
 
     def job(self, job: str) -> dict[str, str]:
-        shown = self.run("scontrol", "show", "job", "-o", job)
-        return dict(pair.split("=", 1) for pair in shown.split() if "=" in pair)
+        return shown(self.cluster, job)
 
     def state(self, job: str) -> str:
         return self.job(job)["JobState"]
 
-    def wait(self, condition: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
-        end = time.monotonic() + seconds
-        while not condition():
-            log = self.cluster.log_tail("controllerd@ctl1", 20)
-            assert time.monotonic() < end, "\n".join([self.health("list"), self.run("squeue"), log])
-            time.sleep(0.2)
+    def wait(self, condition: Callable[[], bool], seconds: float = PATIENCE) -> None:
+        log = self.cluster.log_tail
+        until(
+            condition,
+            timeout=seconds,
+            shows=lambda: (self.health("list"), self.run("squeue"), log("controllerd@ctl1", 20)),
+        )
 
     def all_reported(self) -> bool:
         """Whether a report of each node has come."""
         done = self.cluster.run(["sluice", "health", "list", "--json"], check=False)
         return done.returncode == 0 and len(expand(json.loads(done.stdout)["healthy"] or "x")) == sum(HOSTS.values())
 
-    def run_until(self, condition: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
+    def run_until(self, condition: Callable[[], bool], seconds: float = PATIENCE) -> None:
         """As `wait`, while the controllers' daemon cannot be asked."""
-        end = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < end, self.run("squeue") + self.run("sinfo", "-R")
-            time.sleep(0.2)
+        until(condition, timeout=seconds, shows=lambda: (self.run("squeue"), self.run("sinfo", "-R")))
 
     def events(self, kind: str, node: str = "") -> list[dict[str, Any]]:
         found = json.loads(self.health("history", "--json"))["events"]
@@ -206,7 +210,7 @@ def site(shared: Site) -> Iterator[Site]:
     shared.wait(lambda: not shared.out())
 
 
-def test_one_gpu_of_eight_goes_out_and_returns_while_the_jobs_beside_it_go_on(site: Site) -> None:
+def test_one_gpu_of_eight_goes_out_and_returns_while_other_jobs_continue(site: Site) -> None:
     beside = site.submit("-w", "h1", "--gres=gpu:7")
     site.wait(lambda: site.state(beside) == "RUNNING")
     free = site.run("scontrol", "-d", "show", "job", beside)
@@ -229,7 +233,7 @@ def test_one_gpu_of_eight_goes_out_and_returns_while_the_jobs_beside_it_go_on(si
     assert not site.events("drain")
 
 
-def test_jobs_that_a_fault_hit_start_anew_and_those_that_failed_by_themselves_do_not(site: Site) -> None:
+def test_jobs_that_a_fault_hit_start_again_and_those_that_failed_by_themselves_do_not(site: Site) -> None:
     saved = site.cluster.folder / "scratch/saved"
     saves = "trap 'touch /run/sluice-cluster/scratch/saved' USR1; while :; do sleep 1 & wait $!; done"
     hit = site.submit("-w", "h1", "--gres=gpu:8", "--comment=sluice:checkpoint", script=saves)
@@ -247,7 +251,7 @@ def test_jobs_that_a_fault_hit_start_anew_and_those_that_failed_by_themselves_do
     assert site.job(task)["Restarts"] == "1" and site.job(f"{array}_1")["Restarts"] == "0"
     assert site.job(after)["JobState"] == "PENDING" and f"afterok:{hit}" in site.job(after)["Dependency"]
     assert site.state(failed) == "FAILED"
-    assert saved.exists()  # it was told before it was taken off
+    assert saved.exists()  # it got its signal before it was requeued
     site.wait(lambda: site.state(hit) == "RUNNING")  # the GPU has passed its checks: it was asked for by name
     counts = [one["job"] for one in site.events("requeue")]
     assert sorted(counts) == sorted(set(counts))
@@ -352,8 +356,10 @@ def test_a_storm_of_faults_drains_each_for_its_reason_and_the_breaker_holds(site
     assert {node for node, _ in seen} == set(sick)  # no healthy node
     told = {(str(one.fields["node"]), str(gpu)): one.time for one in site.told("out") for gpu in one.fields["gpus"]}
     took = sorted(told[place] - since[place] for place in expected if expected[place] != "residual_memory")
-    print(f"{len(expected)} faults on {len(sick)} of {len(nodes)} nodes, rounds every {INTERVAL}: out after "
-          f"{took[len(took) // 2]:.1f} s (median), {took[-1]:.1f} s (most)")  # fmt: skip
+    print(
+        f"{len(expected)} faults on {len(sick)} of {len(nodes)} nodes, rounds every {INTERVAL}: out after "
+        f"{took[len(took) // 2]:.1f} s (median), {took[-1]:.1f} s (most)"
+    )
     hit = {jobs[node] for node in sick if HIT & {check for (name, _), check in expected.items() if name == node}}
     site.wait(lambda: {str(one.fields["job"]) for one in site.told("requeue")} >= hit, PATIENCE)
     for node, gpu, (_, mended, _) in faults:

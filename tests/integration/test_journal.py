@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from dev_cluster.cluster import DevCluster
-from sluice_base.files import write_atomic
-from sluice_base.run import CommandError
-from sluice_base.slurm_version import parse_slurm_version
-from slurm_plugin.journal import read_journal, read_replays
-from tests.integration import settled
-from tests.integration.settled import PATIENCE, block_saving, fresh_status, let_it_save, status
+from sluice.base.files import write_atomic
+from sluice.base.run import CommandError
+from sluice.base.slurm_version import parse_slurm_version
+from tests.integration.jobs import submit
+from tests.integration.settled import PATIENCE, block_saving, fresh_status, let_it_save, status, until
 from tests.integration.versions import NATIVE_FIRST
+from tests.journal_reader import read_journal, read_replays
 
 pytestmark = pytest.mark.cluster
 
@@ -44,8 +44,7 @@ class Site:
         self.trace.chmod(0o777)
 
     def submit(self, *options: str, script: str = "sleep 600", user: str = "alice") -> str:
-        words = ["sbatch", "--parsable", "-o", "/dev/null", "-t5", *options, f"--wrap={script}"]
-        return self.cluster.run(words, user=user).stdout.strip().split("\n")[-1]
+        return submit(self.cluster, "-t5", *options, wrap=script, user=user)
 
     def jobs(self) -> dict[str, list[str]]:
         """By job id: state, reason, start, submission, restarts as squeue has them, arrays' waiting tasks as one."""
@@ -101,10 +100,6 @@ class Site:
         return path.read_text().split() if path.exists() else []
 
 
-def until(read: Callable[[], Any], holds: Callable[[Any], bool], timeout: float = PATIENCE) -> Any:
-    return settled.until(read, holds, timeout)
-
-
 @pytest.fixture(scope="module", params=NATIVE_FIRST)
 def site(request: pytest.FixtureRequest, make_shared_cluster: Callable[..., DevCluster]) -> Iterator[Site]:
     version = "22.05" if request.param == "native" else "24.11"
@@ -134,8 +129,10 @@ def test_what_was_acknowledged_is_there_again(site: Site) -> None:
     site.wait_for(runs, "RUNNING")
     site.wait_for(requeued, "RUNNING")
     site.wait_for(done, "FAILED")
-    until(lambda: [row for row in site.jobs().values() if row[4].startswith(f"{array}_") and row[0] == "RUNNING"],
-          lambda running: len(running) == 2)  # fmt: skip
+    until(
+        lambda: [row for row in site.jobs().values() if row[4].startswith(f"{array}_") and row[0] == "RUNNING"],
+        lambda running: len(running) == 2,
+    )
     site.cluster.run(["scontrol", "requeue", requeued])
     cancelled = site.submit("-H")
     cancelled_running = site.submit()
@@ -225,7 +222,7 @@ def test_jobs_that_waited_in_the_saved_state_and_run_or_have_ended_are_taken_out
 
 
 def test_a_job_saved_while_slurmdbd_is_asked_for_its_row_can_be_changed(site: Site) -> None:
-    """Stock Slurm lets nobody change such a job any more, so that nodes could not tell of its end either."""
+    """Stock Slurm rejects each change of such a job, so that nodes could not report its end either."""
     if parse_slurm_version(site.cluster.run(["scontrol", "--version"]).stdout) >= (24, 11, 0):
         pytest.skip("this version of Slurm has no such state")
     slurmdbd = next(daemon.pid for daemon in site.cluster.daemons() if daemon.name == "slurmdbd")
@@ -280,8 +277,8 @@ def test_a_torn_record_and_a_damaged_one_are_not_believed(site: Site) -> None:
     torn = site.submit("-H")
     site.kill()
     segment = sorted(site.journal.glob("*.journal"))[-1]
-    records = read_journal(site.journal).records
-    assert [record.job_id for record in records if record.kind == "submit"][-2:] == [int(good), int(torn)]
+    entries = read_journal(site.journal).entries
+    assert [entry.job_id for entry in entries if entry.kind == "submit"][-2:] == [int(good), int(torn)]
     with segment.open("r+b") as file:
         file.truncate(segment.stat().st_size - 7)
     site.start()
@@ -329,8 +326,10 @@ def test_what_cannot_be_journalled_is_refused_with_a_clear_error(site: Site) -> 
     assert refused is not None
     assert "could not be made safe" in refused
     assert "No space left on device" in refused
-    until(lambda: status(site.cluster)["counters"],
-          lambda counts: bool(counts.get("journal.refused", 0) >= 1 and counts["journal.error"] != 0))  # fmt: skip
+    until(
+        lambda: status(site.cluster)["counters"],
+        lambda counts: bool(counts.get("journal.refused", 0) >= 1 and counts["journal.error"] != 0),
+    )
     # Slurm saves its state, the old segments go, and submissions are taken in again, without anybody's hand.
     until(lambda: _accepts(site, large), bool)
 

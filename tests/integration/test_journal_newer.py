@@ -1,7 +1,7 @@
 """Slurm 24.11 with all of it at once: supervised controllers, journal, accounting, gang groups, order, planner, and
 explain; reconfigured before.
 
-24.11 reconfigures by starting itself anew, the waiting backup as well.
+24.11 reconfigures by starting itself again, the waiting backup as well.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 
 from dev_cluster.cluster import DevCluster
 from policy.compiled import CompiledPolicy, Global, Tenant, Weights
-from slurm_plugin.explanation import explain_job, parse_job
+from sluice.explain.explanation import explain_job, parse_job
 from tests.integration.test_journal import Site, until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.trixie]
@@ -89,8 +89,10 @@ def jobs(site: Site) -> dict[str, list[str]]:
     site.wait_for(found["done"][0], "FAILED")
     for job in found["pair"]:
         site.wait_for(job, "RUNNING")
-    until(lambda: [site.jobs()[job][1] for job in found["trio"]],
-          lambda why: all("Gang trio: 2 of 3 members" in one for one in why))  # fmt: skip
+    until(
+        lambda: [site.jobs()[job][1] for job in found["trio"]],
+        lambda why: all("Gang trio: 2 of 3 members" in one for one in why),
+    )
     return found
 
 
@@ -127,9 +129,9 @@ def test_and_gives_back(site: Site, jobs: dict[str, list[str]]) -> None:
     until(lambda: both_up(site), bool, 40)
     assert starts(site, gangs) == before
     until(lambda: site.counter("journal.open"), lambda value: bool(value == 1))
-    records = site.counter("journal.records")
+    entries = site.counter("journal.entries")
     site.submit("-H")
-    until(lambda: site.counter("journal.records"), lambda now: bool(now > records))
+    until(lambda: site.counter("journal.entries"), lambda now: bool(now > entries))
 
 
 def test_each_job_is_in_the_accounting_once(site: Site, jobs: dict[str, list[str]]) -> None:
@@ -156,8 +158,12 @@ def test_a_reserved_start_is_ordered_planned_and_explained(site: Site) -> None:
         site.wait_for(job, "RUNNING")
     running = time.time()
     waiting = site.submit("-N1", "--gres=gpu:4")
-    found = until(explained, lambda seen: "order" in seen and "nodes" in seen["waiting"]
-                  and seen["waiting"].get("plan", {}).get("expected_start"))  # fmt: skip
+    found = until(
+        explained,
+        lambda seen: "order" in seen
+        and "nodes" in seen["waiting"]
+        and seen["waiting"].get("plan", {}).get("expected_start"),
+    )
     assert begin + 299 <= found["waiting"]["plan"]["expected_start"] <= running + 301  # when the first of them ends
     assert (found["decision"]["replayed"], found["waiting"]["nodes"]) == (True, 3)
     assert [(term["name"], term["value"]) for term in found["order"]["terms"]] == [("size", 400)]

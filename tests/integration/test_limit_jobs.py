@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from dev_cluster.cluster import DevCluster
-from dev_cluster.gpu_sim import holdings
-from dev_cluster.gpu_sim.fields import get_values
-from sluice_core.limit import library_path
+from gpu_sim import holdings
+from gpu_sim.fields import get_values
+from sluice.core.limit import library_path
+from tests.integration.jobs import sbatch
+from tests.integration.settled import until
 
 pytestmark = pytest.mark.cluster
 
@@ -24,7 +25,7 @@ MIB = 1 << 20
 MAKE = """
 import json, sys
 from pathlib import Path
-from sluice_core.limit import Device, Region, create
+from sluice.core.limit import Device, Region, create
 name, limit, uid, uuids = json.loads(sys.argv[1])
 Path("/run/sluice/limit").mkdir(parents=True, exist_ok=True)
 devices = [Device(81008 << 20, limit << 20, 520 << 20, uuid=uuid) for uuid in uuids]
@@ -34,7 +35,7 @@ create(Path("/run/sluice/limit") / name, devices, uid)
 FIGURES = """
 import json, sys
 from pathlib import Path
-from sluice_core.limit import Region
+from sluice.core.limit import Region
 with Region(Path("/run/sluice/limit") / sys.argv[1]) as region:
     figures = [region.usage(i) for i in range(8)]
     print(json.dumps([sum(f.charged for f in figures) >> 20, max(f.peak for f in figures) >> 20]))
@@ -68,21 +69,11 @@ def output() -> Iterator[Path]:
         yield Path(folder)
 
 
-def eventually(what: Callable[[], bool], about: Callable[[], object]) -> None:
-    end = time.monotonic() + 90
-    while not what():
-        assert time.monotonic() < end, about()
-        time.sleep(0.1)
-
-
 def submit(demo: DevCluster, output: Path, words: str, limit: int | None) -> tuple[str, Path]:
     """A job of alice's with a region, or without; its number and where it writes."""
     (output / "program.py").write_text(PROGRAM)
-    job = demo.run(
-        ["sbatch", "--parsable", "--hold", "-w", NODE, "--gres=gpu:1", "-o", str(output / "%j"), "--wrap",
-         f"export LD_PRELOAD={library_path()}; srun {sys.executable} {output}/program.py {words}"],
-        user="alice",
-    ).stdout.strip()  # fmt: skip
+    script = f"export LD_PRELOAD={library_path()}; srun {sys.executable} {output}/program.py {words}"
+    job = sbatch(demo, "--hold", "-w", NODE, "--gres=gpu:1", "-o", str(output / "%j"), f"--wrap={script}")
     if limit is not None:
         uid = int(demo.run(["id", "-u", "alice"], node=NODE).stdout)
         uuids = [get_values(demo.node_folder(NODE) / "gpu_sim", i)["uuid"] for i in range(8)]
@@ -92,11 +83,7 @@ def submit(demo: DevCluster, output: Path, words: str, limit: int | None) -> tup
 
 
 def said(path: Path, lines: int) -> list[str]:
-    eventually(
-        lambda: path.exists() and path.read_text().count("\n") >= lines,
-        lambda: path.read_text() if path.exists() else "the job did not start",
-    )
-    return path.read_text().splitlines()
+    return list(until(path.read_text, lambda text: text.count("\n") >= lines).splitlines())
 
 
 def figures(demo: DevCluster, job: str) -> list[int]:
@@ -113,9 +100,7 @@ def test_a_job_is_held_to_its_memory(demo: DevCluster, output: Path) -> None:
     assert figures(demo, job) == [0, 1, 920, 920]
     demo.run(["scancel", "--signal=USR1", f"{job}.0"], user="alice")
     assert said(path, 2) == ["[0, 0, 2]", "[[10], 0, 2]"]
-    eventually(
-        lambda: demo.run(["squeue", "-h", "-j", job], user="root", check=False).stdout == "", lambda: "still runs"
-    )
+    until(lambda: demo.run(["squeue", "-h", "-j", job], user="root", check=False).stdout == "")
     assert figures(demo, job) == [1, 0, 0, 1000]
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from gres_probe.lint import Finding, Severity, Site, Source, lint
-from gres_probe.slurm_conf import read_config, read_slurm_conf
 from gres_probe.writer import generate, node_devices
-from sluice_base.slurm_version import SlurmVersion, parse_slurm_version
+from sluice.base.slurm_version import SlurmVersion, parse_slurm_version
+from sluice.slurm.slurm_conf import read_config, read_slurm_conf
 from tests.integration.gres_cases import READING, REGISTERING, Case
 from tests.integration.private_slurm import NEEDS, NODE, entered, free_ports, head, running
 from tests.unit.gres_probe import machines

@@ -7,7 +7,6 @@ import json
 import re
 import shlex
 import socket
-import subprocess
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -18,17 +17,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from metrics_site import Database, eventually, load, work
 
 from dev_cluster.cluster import DevCluster
-from dev_cluster.gpu_sim import holdings
-from dev_cluster.gpu_sim.fields import get_values, set_values
-from dev_cluster.gpu_sim.layout import Slot
-from dev_cluster.gpu_sim.state import read_state
 from dev_cluster.layout import INSIDE
+from gpu_sim import holdings
+from gpu_sim.fields import get_values, set_values
+from gpu_sim.layout import Slot
+from gpu_sim.state import read_state
 from policy.monitoring import NodeMetrics
 from policy.node import FILE_NAME, NodePolicy
-from usage.job_records import FOLDER, JobRecords
+from sluice.exchange.job_records import FOLDER, JobRecords
+from tests.integration.jobs import sbatch
+from tests.integration.metrics_site import Database, load, work
+from tests.integration.settled import PATIENCE, until
+from tests.programs.build import build_library
 
 pytestmark = pytest.mark.cluster
 
@@ -59,20 +61,22 @@ class Site:
 
     def settings(self, **more: Any) -> None:
         values: dict[str, Any] = {
-            "url": self.database.url, "interval": 1, "token_file": "/etc/slurm/none",
-            "prometheus": f"127.0.0.1:{self.prometheus}", **more,
-        }  # fmt: skip
+            "url": self.database.url,
+            "interval": 1,
+            "token_file": "/etc/slurm/none",
+            "prometheus": f"127.0.0.1:{self.prometheus}",
+            **more,
+        }
         (self.cluster.layout.slurm / FILE_NAME).write_text(NodePolicy(metrics=NodeMetrics(**values)).render())
 
     def submit(self, node: str, gres: str, command: list[str], *options: str, user: str = "alice") -> int:
         script = "#!/bin/sh\nexec " + shlex.join(command) + "\n"
-        words = ["sbatch", "--parsable", "-w", node, f"--gres={gres}", "-o", "/tmp/%u-%j.out", *options]
-        done = self.cluster.run(words, user=user, input_text=script, cwd="/tmp")
-        return int(done.stdout.split(";")[0])
+        ask = ("-w", node, f"--gres={gres}", "-o", "/tmp/%u-%j.out")
+        return int(sbatch(self.cluster, *ask, *options, user=user, input_text=script, cwd="/tmp"))
 
     def record(self, node: str, job: int) -> dict[str, Any]:
         path = self.cluster.node_folder(node) / "records" / f"{job}.json"
-        eventually(path.exists)
+        until(path.exists)
         found: dict[str, Any] = json.loads(path.read_text())
         return found
 
@@ -87,14 +91,14 @@ class Site:
         return self.database.series(f"{name}{{{chosen}}}")
 
     def samples(self, node: str) -> float:
-        """How many the node's agent has told to have taken for the database."""
+        """How many the node's agent reports to have taken for the database."""
         told = self.metric("sluice_agent_samples_total", node=node).values()
         return max((values[-1][1] for values in told), default=0.0)
 
     def await_sample(self, node: str) -> None:
         """Wait for one that began after now: of those that come, the first may have been taken, the next begun."""
         before = self.samples(node)
-        eventually(lambda: self.samples(node) >= before + 3)
+        until(lambda: self.samples(node) >= before + 3)
 
     def peak(self, node: str, job: int) -> int:
         """Bytes that the node's agent has seen a running job hold."""
@@ -238,7 +242,7 @@ def array_tasks(site: Site, number: int) -> list[int]:
         found[:] = map(int, re.findall(r"^JobId=(\d+) .*JobState=(?!PENDING)", shown, re.MULTILINE))
         return len(found) == 2
 
-    eventually(started)
+    until(started)
     return found
 
 
@@ -246,7 +250,7 @@ def intel_job(site: Site) -> tuple[int, float]:
     """A job on an Intel GPU, whose process and load the test makes up; its number, and the work that it does."""
     number = site.submit(INTEL, "gpu:1", ["sleep", "600"])
     find = ["pgrep", "-u", "alice", "-x", "sleep"]
-    eventually(lambda: site.cluster.run(find, node=INTEL, check=False).stdout.strip())
+    until(lambda: site.cluster.run(find, node=INTEL, check=False).stdout.strip())
     pid = site.cluster.run(find, node=INTEL).stdout.split()[0]
     sim = site.cluster.node_folder(INTEL) / "gpu_sim"
     set_values(sim, 0, {"process": f"{pid}:4G"})
@@ -255,7 +259,7 @@ def intel_job(site: Site) -> tuple[int, float]:
     time.sleep(4.0)  # of work
     set_values(sim, 0, {"utilisation": "0"})
     done = (read_state(sim).gpus[0].active_us - before) / 1e6
-    eventually(lambda: site.peak(INTEL, number) == 4096 * MIB)
+    until(lambda: site.peak(INTEL, number) == 4096 * MIB)
     set_values(sim, 0, {"process": f"{pid}:0"})
     site.cluster.run(["scancel", str(number)])
     return number, done
@@ -270,7 +274,7 @@ def check_intel(site: Site, number: int, done: float) -> None:
 def test_nothing_is_lost_or_doubled_in_the_database(site: Site) -> None:
     """Each GPU has as many samples as its agent took, also of the time when the database was away and full."""
     platforms = {WHOLE: 4, SHARED: 1, MIG: 1, AMD: 8, INTEL: 2}
-    eventually(lambda: all(site.samples(node) > 5 for node in platforms))
+    until(lambda: all(site.samples(node) > 5 for node in platforms))
     site.settings(interval=60)  # no more of them while we count
 
     def counted(node: str) -> tuple[float, list[int]]:
@@ -285,12 +289,12 @@ def test_nothing_is_lost_or_doubled_in_the_database(site: Site) -> None:
         return taken, kept
 
     for node, gpus in platforms.items():
-        # The agent tells of its samples with the next ones: those after the last telling may be one more.
+        # The agent reports the number of its samples with the next ones: after the last report there may be one more.
         def complete(node: str = node, gpus: int = gpus) -> bool:
             taken, kept = counted(node)
             return len(kept) == gpus and len(set(kept)) == 1 and 0 <= kept[0] - taken <= 1 and taken > 5
 
-        eventually(complete, 90)
+        until(complete, timeout=90)
     gaps = [
         (after[0] - before[0]) / 1000
         for samples in site.metric("sluice_gpu_up", node=SHARED).values()
@@ -312,7 +316,7 @@ def test_samples_name_tenant_share_and_job(site: Site) -> None:
     assert len({value for found in jobs.values() for _, value in found}) == 3
     memory = site.metric("sluice_process_memory_used_bytes", node=AMD)
     assert max(value for found in memory.values() for _, value in found) > 10_000 * MIB
-    eventually(lambda: site.metric("sluice_class_gpus"))  # the controller's come more seldom
+    until(lambda: site.metric("sluice_class_gpus"))  # the controller's come more seldom
     queue = site.metric("sluice_class_gpus")
     assert {json.loads(one)["class"] for one in queue} >= {"h100"}
 
@@ -335,12 +339,12 @@ def test_a_heterogeneous_job_and_an_agent_that_restarts(site: Site) -> None:
     words = ["sbatch", "--parsable", *options, WHOLE, ":", *options, AMD]
     done = site.cluster.run(words, user="alice", input_text=script + "wait\n", cwd="/tmp")
     number = int(done.stdout.split(";")[0])
-    eventually(lambda: site.peak(AMD, number + 1))
+    until(lambda: site.peak(AMD, number + 1))
     agent = f"agent@{AMD}"
     ready = site.cluster.log(agent).read_text().count("action=ready")
     site.cluster.stop_daemon(agent)
     site.cluster.start_daemon(agent)
-    eventually(lambda: site.cluster.log(agent).read_text().count("action=ready") > ready)
+    until(lambda: site.cluster.log(agent).read_text().count("action=ready") > ready)
 
     check_work(site.use(WHOLE, number), *here)
     use = site.use(AMD, number + 1)
@@ -358,7 +362,7 @@ def test_a_slow_driver_skips_samples_and_says_so(site: Site) -> None:
     before = log.read_text().count("action=slow")
     set_values(sim, 0, {"driver_delay": "60"})  # of each call, of which a sample has dozens
     try:
-        eventually(lambda: log.read_text().count("action=slow") > before)
+        until(lambda: log.read_text().count("action=slow") > before)
     finally:
         set_values(sim, 0, {"driver_delay": "0"})
     skipped = site.metric("sluice_agent_samples_skipped_total", node=SHARED)
@@ -368,7 +372,7 @@ def test_a_slow_driver_skips_samples_and_says_so(site: Site) -> None:
         return max(value for samples in found.values() for _, value in samples) > 0
 
     assert skipped is not None
-    eventually(told)
+    until(told)
     assert get_values(sim, 0)["driver_delay"] == "0"
 
 
@@ -379,11 +383,11 @@ def test_a_token_that_others_may_read_is_not_sent(site: Site) -> None:
     log = site.cluster.log(f"agent@{INTEL}")
     site.settings(token_file="/etc/slurm/token", token_without_tls=True, interval=1)
     try:
-        eventually(lambda: "others than its owner may read the token" in log.read_text())
+        until(lambda: "others than its owner can read the token" in log.read_text())
         command = site.cluster.run(["sh", "-c", "cat /proc/[0-9]*/cmdline"], node=INTEL, check=False).stdout
         assert "secret-word" not in log.read_text() and "secret-word" not in command
         path.chmod(0o600)
-        eventually(lambda: log.read_text().count("the database takes samples again") > 0)
+        until(lambda: log.read_text().count("the database accepts samples again") > 0)
     finally:
         site.settings()
 
@@ -398,21 +402,20 @@ def test_each_run_of_a_requeued_job_has_its_record_and_figures(site: Site) -> No
         command = f'if [ "${{SLURM_RESTART_COUNT:-0}}" = 0 ]; then {runs[0]}; sleep 600; else {runs[1]}; fi'
         number = site.submit(WHOLE, "gpu:1", ["sh", "-c", command], "--requeue")
         sim = site.cluster.node_folder(WHOLE) / "gpu_sim"
-        eventually(lambda: holdings(sim))
-        eventually(lambda: not holdings(sim))
+        until(lambda: holdings(sim))
+        until(lambda: not holdings(sim))
         site.cluster.run(["scontrol", "requeue", str(number)])
 
         show = ["scontrol", "show", "job", "-o", str(number)]
-        eventually(lambda: "JobState=PENDING" in site.cluster.run(show).stdout)
-        # Slurm has it wait for two minutes, but for this; slurmd tells runs apart by the seconds of their credentials.
+        until(lambda: "JobState=PENDING" in site.cluster.run(show).stdout)
+        # Otherwise Slurm starts it in two minutes; slurmd distinguishes runs by the seconds of their credentials.
         time.sleep(1.5)
         site.cluster.run(["scontrol", "update", f"JobId={number}", "StartTime=now"])
-        eventually(lambda: holdings(sim))
         waiting = site.cluster.node_folder(WHOLE) / "outbox"
-        eventually(lambda: len(list(waiting.glob(f"{number}-*.json"))) == 2)
+        until(lambda: len(list(waiting.glob(f"{number}-*.json"))) == 2)
     finally:
         site.cluster.start_daemon(controllerd)
-    eventually(lambda: not list(waiting.glob("*.json")), 90)
+    until(lambda: not list(waiting.glob("*.json")), timeout=2 * PATIENCE)
 
     stored = JobRecords(site.cluster.layout.state / FOLDER).of_job(number)
     assert len(stored) == 2 and stored[0].ended is not None and stored[0].ended <= stored[1].started
@@ -430,7 +433,7 @@ def test_a_node_that_is_rebooted_in_the_middle(site: Site) -> None:
     phases = [(500, 4.0)]
     number = site.submit(WHOLE, "gpu:1", [*load("cuda", 5000, *phases, (0, 600.0))], "--no-requeue")
     sim = site.cluster.node_folder(WHOLE) / "gpu_sim"
-    eventually(lambda: rests(sim))
+    until(lambda: rests(sim))
     site.await_sample(WHOLE)
     go_down(site, WHOLE, number)
     down = time.time()
@@ -468,7 +471,7 @@ def rests(sim: Path) -> bool:
 
 
 def go_down(site: Site, node: str, job: int) -> None:
-    """slurmd, the agent, the job, and what only memory keeps: a node that is told to reboot."""
+    """slurmd, the agent, the job, and what only memory keeps: a node that reboots at its administrator's request."""
     site.cluster.stop_daemon(f"slurmd@{node}")
     site.cluster.stop_daemon(f"agent@{node}")
     listed = site.cluster.run(["ps", "-e", "-o", "pid=,ppid=,args="], node=node).stdout
@@ -482,14 +485,14 @@ def go_down(site: Site, node: str, job: int) -> None:
 
 
 def await_told(site: Site, node: str, shift: float) -> None:
-    """Wait until alice's job there was told of with a time of now, by a clock that goes so many seconds wrong."""
+    """Wait until alice's job there was reported with the time of now, by a clock that is so many seconds off."""
     begin = time.time() + shift
 
     def told() -> bool:
         series = site.metric("sluice_job_busy_seconds_total", node=node, user="alice").values()
         return any(begin <= when / 1000 < begin + 600 for samples in series for when, _ in samples)
 
-    eventually(told)
+    until(told)
 
 
 def test_a_node_whose_clock_is_set_doubles_nothing(site: Site) -> None:
@@ -499,8 +502,7 @@ def test_a_node_whose_clock_is_set_doubles_nothing(site: Site) -> None:
     """
     site.settings()
     scratch, inside = site.cluster.layout.scratch, f"{INSIDE}/scratch"
-    source = Path(__file__).with_name("shifted_clock.c")
-    subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", scratch / "shift.so", source], check=True, timeout=60)
+    build_library("shifted_clock", scratch / "shift.so")
     clock = scratch / "clock"
     clock.write_text("-3600\n")
     agent, phases = f"agent@{SHARED}", [(400, 10.0)]
@@ -510,15 +512,15 @@ def test_a_node_whose_clock_is_set_doubles_nothing(site: Site) -> None:
     site.cluster.stop_daemon(agent)
     site.cluster.start_program("agent-shifted", how["argv"], node=SHARED, env=shifted)
     try:
-        eventually(lambda: "action=ready" in site.cluster.log_tail("agent-shifted", 1000))
+        until(lambda: "action=ready" in site.cluster.log_tail("agent-shifted", 1000))
         command = f"{shlex.join(load('cuda', 5000, *phases))}; sleep 600"
         number = site.submit(SHARED, "shard:20000", ["sh", "-c", command])
         sim = site.cluster.node_folder(SHARED) / "gpu_sim"
-        eventually(lambda: holdings(sim))
+        until(lambda: holdings(sim))
         for before, after in pairwise((-3600, -7200, -3600, 0)):
             await_told(site, SHARED, before)
             clock.write_text(f"{after}\n")
-        eventually(lambda: not holdings(sim))
+        until(lambda: not holdings(sim))
         site.cluster.run(["scancel", str(number)])
         record = site.record(SHARED, number)
         most = time.monotonic() - up
@@ -538,7 +540,7 @@ def test_a_node_whose_clock_is_set_doubles_nothing(site: Site) -> None:
         held = [row["shared_gpu_s"] for row in rows if row["node"] == SHARED]
         return held == [pytest.approx(record["ran_s"] * grant["asked"] / grant["total"], rel=0.01)]
 
-    eventually(counted)
+    until(counted)
 
     def told() -> list[list[tuple[int, float]]]:
         return list(site.metric("sluice_job_busy_seconds_total", node=SHARED, user="alice").values())
@@ -547,7 +549,7 @@ def test_a_node_whose_clock_is_set_doubles_nothing(site: Site) -> None:
         ages = [began - when / 1000 for samples in told() for when, _ in samples]
         return any(7300 > age > 5000 for age in ages) and any(3700 > age > 1000 for age in ages)
 
-    eventually(complete)
+    until(complete)
     for samples in told():
         assert len({when for when, _ in samples}) == len(samples)
     for name, most in (("sluice_job_utilisation_ratio", 1.0), ("sluice_gpu_utilisation_ratio", 1.0)):

@@ -1,4 +1,4 @@
-"""Nodes and hosts that vanish, fall silent, stand still or have no room, under the supervisor and the journal."""
+"""Nodes and hosts that vanish, do not answer, are suspended or have no space, under the supervisor and the journal."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from typing import Any
 
 import pytest
 
-from benchmarks.failover import LEASE_S, TIMEOUT_S
-from benchmarks.failover_driver import SCRIPT
-from benchmarks.failover_faults import Faults
+from dev_cluster.chaos.cluster import LEASE_S, TIMEOUT_S
+from dev_cluster.chaos.driver import SCRIPT
+from dev_cluster.chaos.faults import Faults
 from dev_cluster.cluster import DevCluster
 from dev_cluster.configuration import ADDRESSES
 from dev_cluster.layout import INSIDE
 from policy.compiled import CompiledPolicy, Global
 from policy.document import parse
 from policy.node import FILE_NAME, compile_node
-from sluice_base.files import write_atomic
+from sluice.base.files import write_atomic
+from tests.integration.jobs import sbatch, shown
 from tests.integration.settled import PATIENCE, await_health, let_it_save, until
 
 pytestmark = pytest.mark.cluster
@@ -53,9 +54,10 @@ class Site:
     # ---- jobs ----
 
     def submit(self, tag: str, *options: str, seconds: float = 600) -> str:
-        """A job that tells in runs/TAG.x when it begins and ends."""
-        words = ["sbatch", "--parsable", "-o/dev/null", f"--export=SLUICE_RUNS={self.inside / 'runs'}", *options]
-        return self.call([*words, str(self.inside / "job.sh"), tag, f"{seconds:g}"], user="alice").stdout.strip()
+        """A job that writes to runs/TAG.x when it begins and ends."""
+        script = (str(self.inside / "job.sh"), tag, f"{seconds:g}")
+        export = f"--export=SLUICE_RUNS={self.inside / 'runs'}"
+        return sbatch(self.cluster, export, *options, *script, env=self.faults.environment)
 
     def ran(self, tag: str) -> list[tuple[str, str]]:
         """What a job said, and on which node."""
@@ -64,8 +66,7 @@ class Site:
         return [(line[0], line[2]) for line in lines]
 
     def job(self, job: str) -> dict[str, str]:
-        shown = self.run("scontrol", "show", "job", "-o", job)
-        return dict(pair.split("=", 1) for pair in shown.split() if "=" in pair)
+        return shown(self.cluster, job, env=self.faults.environment)
 
     def state(self, job: str) -> str:
         return self.job(job)["JobState"]
@@ -104,13 +105,16 @@ class Site:
         return found
 
     def wait(self, condition: Callable[[], Any], seconds: float = PATIENCE) -> None:
-        end = time.monotonic() + seconds
-        while not condition():
-            tail = self.cluster.log_tail("slurmctld@ctl1", 30)
-            assert time.monotonic() < end, "\n".join(
-                [self.run("squeue", "-a", "-t", "all", check=False), self.run("sinfo", "-N", "-l", check=False), tail]
-            )
-            time.sleep(0.1)
+        queue, nodes = ("squeue", "-a", "-t", "all"), ("sinfo", "-N", "-l")
+        until(
+            condition,
+            timeout=seconds,
+            shows=lambda: (
+                self.run(*queue, check=False),
+                self.run(*nodes, check=False),
+                self.cluster.log_tail("slurmctld@ctl1", 30),
+            ),
+        )
 
     def ended(self, daemon: str) -> bool:
         return next(one for one in self.cluster.daemons() if one.name == daemon).status is not None
@@ -226,7 +230,7 @@ def site(shared: Site) -> Iterator[Site]:
 def paused(
     site: Site, host: str, *, clock_stands: bool, at_least_s: float
 ) -> tuple[float, list[tuple[float, str, str]]]:
-    """Stop all of a controller's host, cut off as a machine that stands still is, until the other one serves; go on.
+    """Stop all of a controller's host, cut off like a suspended machine, until the other one serves; then continue it.
 
     Milliseconds after which it had ended, and what it still wrote into the state folder: milliseconds, call, file.
     """
@@ -262,7 +266,7 @@ def paused(
     return took * 1000, [one for one in late if one[0] >= 0]
 
 
-def test_a_host_that_stands_still_writes_no_state_when_it_goes_on(site: Site, full_scale: bool) -> None:
+def test_a_suspended_host_writes_no_state_when_it_continues(site: Site, full_scale: bool) -> None:
     """Supervisor, slurmctld and daemon of the leader stop at once, until the backup leads; then they go on."""
     kinds = [False, False, True] * 5 if full_scale else [False]
     for turn, clock_stands in enumerate(kinds):
@@ -286,7 +290,7 @@ def test_a_host_that_stands_still_writes_no_state_when_it_goes_on(site: Site, fu
 
 
 def test_a_gap_of_the_clock_ends_the_leader(site: Site) -> None:
-    """A suspended machine: CLOCK_BOOTTIME has gone on, and nothing else tells that time has passed."""
+    """A suspended machine: CLOCK_BOOTTIME has gone on, and nothing else shows that time has passed."""
     began = time.monotonic()
     with site.faults.on("boottime.ctl1", str(2 * TIMEOUT_S)):
         site.wait(lambda: site.ended("slurmctld@ctl1"))

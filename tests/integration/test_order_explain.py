@@ -1,4 +1,4 @@
-"""site_factor/sluice, decision records, `sluice explain` and `sluice shadow` on real daemons."""
+"""site_factor/sluice, decisions, `sluice explain` and `sluice shadow` on real daemons."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from typing import Any
 
 import pytest
 
-from admin_cli.explain import render
 from dev_cluster.cluster import DevCluster
-from sluice_base.files import write_atomic
-from slurm_plugin.decisions import Rank, check_file, list_files
-from slurm_plugin.explanation import explain_job, parse_job
-from slurm_plugin.order_table import read_order_table
-from tests.integration import settled
+from sluice.base.files import write_atomic
+from sluice.cli.explain import render
+from sluice.explain.decisions import Rank, check_file, list_files
+from sluice.explain.explanation import explain_job, parse_job
+from sluice.explain.order_table import read_order_table
+from tests.integration.jobs import sbatch
 from tests.integration.private_slurm import free_ports
-from tests.integration.slurm_features import wait_until
+from tests.integration.settled import await_policy, set_level, until
 from tests.integration.versions import NATIVE_FIRST
 
 pytestmark = pytest.mark.cluster
@@ -53,7 +53,7 @@ def compiled(body: str) -> str:
     return f"{text}checksum = crc32:{zlib.crc32(text.encode()):08x}\n"
 
 
-SLUICE = [sys.executable, "-m", "admin_cli.main"]
+SLUICE = [sys.executable, "-m", "sluice.main"]
 
 
 def description(version: str, **more: Any) -> dict[str, Any]:
@@ -107,18 +107,17 @@ def _clean(cluster: DevCluster) -> Iterator[None]:
     yield
     for user in ("alice", "bob", "carol", "dave", "erin"):
         cluster.run(["scancel", "--user", user])
-    wait_until(lambda: cluster.run(["squeue", "-h", "-a"]).stdout, lambda left: not left)
+    until(lambda: cluster.run(["squeue", "-h", "-a"]).stdout, lambda left: not left)
 
 
 def submit(cluster: DevCluster, user: str, *options: str, wrap: str = "sleep 600") -> str:
-    command = ["sbatch", "--parsable", "-n1", "--mem=1G", "--time=10", "-o", "/dev/null", *options, f"--wrap={wrap}"]
-    return cluster.run(command, user=user).stdout.strip()
+    return sbatch(cluster, "-n1", "--mem=1G", "--time=10", *options, f"--wrap={wrap}", user=user)
 
 
 def fill(cluster: DevCluster) -> list[str]:
     """All GPUs are taken."""
     jobs = [submit(cluster, "alice", "--gres=gpu:8") for _ in range(4)]
-    wait_until(lambda: states(cluster), lambda seen: all(seen.get(job) == "RUNNING" for job in jobs))
+    until(lambda: states(cluster), lambda seen: all(seen.get(job) == "RUNNING" for job in jobs))
     return jobs
 
 
@@ -133,17 +132,12 @@ def sites(cluster: DevCluster) -> dict[str, int]:
     return {line.split()[0]: int(line.split()[1]) for line in lines}
 
 
-def records(cluster: DevCluster) -> Path:
+def decisions(cluster: DevCluster) -> Path:
     return cluster.layout.state / "sluice.records"
 
 
-def set_level(cluster: DevCluster, level: str) -> None:
-    if (cluster.layout.slurm / "sluice.level").read_text().strip() != level:
-        settled.set_level(cluster, level)
-
-
 def explain(cluster: DevCluster, job: str) -> dict[str, Any]:
-    document = explain_job(records(cluster), parse_job(job))
+    document = explain_job(decisions(cluster), parse_job(job))
     assert document is not None
     return document
 
@@ -154,7 +148,7 @@ def test_order_is_the_cores_and_sprio_shows_it(cluster: DevCluster) -> None:
     small = submit(cluster, "alice", "--gres=gpu:2")
     other = submit(cluster, "bob", "--gres=gpu:2")
     urgent = submit(cluster, "bob", "--gres=gpu:8", "--deadline=now+30minutes")
-    seen = wait_until(
+    seen = until(
         lambda: sites(cluster), lambda seen: len(seen) == 4 and seen[other] > seen[small] and seen[urgent] > 20000
     )
     assert seen[large] - seen[small] == 600, "six GPUs more of eight, by a weight of 800"
@@ -163,10 +157,10 @@ def test_order_is_the_cores_and_sprio_shows_it(cluster: DevCluster) -> None:
     # In sprio's words and in ours: the same jobs in the same order.
 
     def both() -> tuple[dict[str, int], dict[str, Rank]]:
-        table = read_order_table(records(cluster))
+        table = read_order_table(decisions(cluster))
         return sites(cluster), {str(job): rank for job, (rank, _) in table.jobs.items()} if table else {}
 
-    _, ranks = wait_until(both, lambda seen: {job: rank.site for job, rank in seen[1].items()} == seen[0] != {})
+    _, ranks = until(both, lambda seen: {job: rank.site for job, rank in seen[1].items()} == seen[0] != {})
     assert sorted(ranks, key=lambda job: ranks[job].place) == [urgent, large, other, small]
     assert ranks[large].terms["size"] == 800
     assert ranks[large].weights == {"size": 800, "deadline": 50000, "fair-share": 1000} | dict.fromkeys(
@@ -178,12 +172,12 @@ def test_a_change_that_cannot_wait_is_applied_at_once(cluster: DevCluster) -> No
     """Long before PriorityCalcPeriod, which is an hour here and a minute at least."""
     fill(cluster)
     job = submit(cluster, "bob", "--gres=gpu:8", "--deadline=now+30minutes")
-    wait_until(lambda: sites(cluster), lambda seen: seen.get(job, 0) > 20000)
+    until(lambda: sites(cluster), lambda seen: seen.get(job, 0) > 20000)
     policy = cluster.layout.slurm / "sluice.policy"
     before = policy.read_bytes()
     try:
         policy.write_text(compiled(POLICY.replace("weight.deadline = 50000", "weight.deadline = 100000")))
-        wait_until(lambda: sites(cluster), lambda seen: seen[job] > 70000)
+        until(lambda: sites(cluster), lambda seen: seen[job] > 70000)
     finally:
         policy.write_bytes(before)
 
@@ -215,10 +209,10 @@ def test_priority_service_age_and_starvation_order(cluster: DevCluster) -> None:
 
     def put_in_force(fair_share: int, starvation: int) -> None:
         write_atomic(policy, compiled(ORDER.format(fair_share=fair_share, starvation=starvation)))
-        settled.await_policy(cluster)
+        await_policy(cluster)
 
     def ranks() -> dict[str, Rank]:
-        table = read_order_table(records(cluster))
+        table = read_order_table(decisions(cluster))
         return {str(job): rank for job, (rank, _) in table.jobs.items()} if table else {}
 
     policy = cluster.layout.slurm / "sluice.policy"
@@ -226,34 +220,34 @@ def test_priority_service_age_and_starvation_order(cluster: DevCluster) -> None:
     try:
         put_in_force(fair_share=1000, starvation=0)
         runs = [submit(cluster, "dave", "--gres=gpu:8", wrap="true") for _ in range(2)]
-        wait_until(lambda: states(cluster), lambda seen: not seen.keys() & set(runs))
+        until(lambda: states(cluster), lambda seen: not seen.keys() & set(runs))
         fill(cluster)
         first = submit(cluster, "carol", "--gres=gpu:8")
         fewer_gpus = submit(cluster, "carol", "--gres=gpu:2")
         privileged = submit(cluster, "erin", "--gres=gpu:8")
         short = submit(cluster, "dave", "--gres=gpu:8")
-        wait_until(ranks, lambda seen: first in seen and seen[first].terms["age"] >= 30)
+        until(ranks, lambda seen: first in seen and seen[first].terms["age"] >= 30)
         last = submit(cluster, "carol", "--gres=gpu:8")
-        seen = wait_until(ranks, lambda seen: last in seen and seen[short].remaining_s < 60)
+        seen = until(ranks, lambda seen: last in seen and seen[short].remaining_s < 60)
         assert seen[first].remaining_s == 600, "nothing is known of carol's jobs"
         # Age and service wait for PriorityCalcPeriod, an hour here; with fair-share's change they are applied to all.
         begun = sites(cluster)
         put_in_force(fair_share=9000, starvation=0)
-        shown = wait_until(lambda: sites(cluster), lambda shown: all(shown[job] > begun[job] + 2000 for job in begun))
+        shown = until(lambda: sites(cluster), lambda shown: all(shown[job] > begun[job] + 2000 for job in begun))
         expected = [short, privileged, fewer_gpus, first, last]
         assert sorted(shown, key=lambda job: -shown[job]) == by_priority(cluster) == expected
         aged = shown[first] - shown[last]
         assert aged >= 20, "ten a second"
         # A quarter of the GPU-seconds: two of sixty doublings.
         assert 20000 - 1 <= shown[fewer_gpus] - shown[last] <= 20000 + aged + 1
-        # Who waited too long goes by submission, whatever the weights say.
+        # Jobs that waited too long are in the order of submission, whatever the weights are.
         put_in_force(fair_share=9000, starvation=1)
-        shown = wait_until(lambda: sites(cluster), lambda shown: min(shown.values()) > 1 << 30)
+        shown = until(lambda: sites(cluster), lambda shown: min(shown.values()) > 1 << 30)
         expected = [first, fewer_gpus, privileged, short, last]
         assert sorted(shown, key=lambda job: -shown[job]) == by_priority(cluster) == expected
     finally:
         write_atomic(policy, before)
-        settled.await_policy(cluster)
+        await_policy(cluster)
 
 
 def test_usage_survives_a_restart(cluster: DevCluster) -> None:
@@ -262,15 +256,15 @@ def test_usage_survives_a_restart(cluster: DevCluster) -> None:
     waiting = submit(cluster, "alice", "--gres=gpu:8")
 
     def used() -> float:
-        table = read_order_table(records(cluster))
+        table = read_order_table(decisions(cluster))
         return next((one.gpu_seconds for one in table.tenants if one.account == "physics"), 0.0) if table else 0.0
 
-    before = wait_until(used, lambda usage: usage > 32)
+    before = until(used, lambda usage: usage > 32)
     cluster.stop_daemon("slurmctld@ctl1", number=signal.SIGTERM)
-    (records(cluster) / "order.ranks").unlink()
+    (decisions(cluster) / "order.ranks").unlink()
     cluster.start_daemon("slurmctld@ctl1")
-    wait_until(lambda: cluster.run(["scontrol", "ping"], check=False).stdout, lambda said: "is UP" in said)
-    after = wait_until(used, lambda usage: usage > 0)
+    until(lambda: cluster.run(["scontrol", "ping"], check=False).stdout, lambda said: "is UP" in said)
+    after = until(used, lambda usage: usage > 0)
     assert after > before, "what was used, and what ran meanwhile"
     assert states(cluster)[waiting] == "PENDING"
     assert all(states(cluster)[job] == "RUNNING" for job in jobs)
@@ -280,8 +274,8 @@ def test_below_place_nothing_is_ordered(cluster: DevCluster) -> None:
     set_level(cluster, "shadow")
     fill(cluster)
     job = submit(cluster, "bob", "--gres=gpu:8", "--deadline=now+30minutes")
-    table = wait_until(
-        lambda: read_order_table(records(cluster)),
+    table = until(
+        lambda: read_order_table(decisions(cluster)),
         lambda table: table is not None and int(job) in table.jobs,
     )
     assert table.jobs[int(job)][0].site > 20000, "decided and recorded"
@@ -293,14 +287,14 @@ def test_what_was_ordered_is_taken_back(cluster: DevCluster) -> None:
     """Also where slurmctld was restarted in between, and an administrator's own site factor stays."""
     fill(cluster)
     job, own = submit(cluster, "bob", "--gres=gpu:8"), submit(cluster, "alice", "--gres=gpu:8")
-    wait_until(lambda: sites(cluster), lambda seen: seen.get(job, 0) > 0)
+    until(lambda: sites(cluster), lambda seen: seen.get(job, 0) > 0)
     (cluster.layout.slurm / "sluice.level").write_text("off\n")
     cluster.stop_daemon("slurmctld@ctl1", number=signal.SIGTERM)
     conf = cluster.layout.slurm / "slurm.conf"
     conf.write_text(conf.read_text().replace("PriorityCalcPeriod=60", "PriorityCalcPeriod=1"))
     cluster.start_daemon("slurmctld@ctl1")
-    wait_until(lambda: cluster.run(["scontrol", "ping"], check=False).stdout, lambda said: "is UP" in said)
-    wait_until(lambda: sites(cluster), lambda seen: seen[job] == seen[own] == 0, timeout=140)
+    until(lambda: cluster.run(["scontrol", "ping"], check=False).stdout, lambda said: "is UP" in said)
+    until(lambda: sites(cluster), lambda seen: seen[job] == seen[own] == 0, timeout=140)
     cluster.run(["scontrol", "update", f"job={own}", "sitefactor=77"])
     time.sleep(130)
     assert sites(cluster) == {job: 0, own: 77}
@@ -323,9 +317,9 @@ def test_every_decision_of_a_churn_replays(cluster: DevCluster) -> None:
         if number % 13 == 11:
             cluster.run(["scontrol", "update", "node=n3", "state=resume"], check=False)
     cluster.run(["scontrol", "update", "node=n3", "state=resume"], check=False)
-    wait_until(lambda: states(cluster), lambda seen: not seen, timeout=240)
-    checks = wait_until(
-        lambda: [check_file(path) for path in list_files(records(cluster))],
+    until(lambda: states(cluster), lambda seen: not seen, timeout=240)
+    checks = until(
+        lambda: [check_file(path) for path in list_files(decisions(cluster))],
         lambda checks: sum(check.replayed for check in checks) > count // 2,
     )
     assert [line for check in checks for line in check.different] == []
@@ -335,10 +329,10 @@ def test_every_decision_of_a_churn_replays(cluster: DevCluster) -> None:
 def test_explains_a_started_and_a_waiting_job(cluster: DevCluster) -> None:
     running = fill(cluster)
     waiting = submit(cluster, "bob", "--gres=gpu:8", "--time=5")
-    document = wait_until(
-        lambda: explain_job(records(cluster), parse_job(waiting)), lambda seen: seen and "decision" in seen
+    document = until(
+        lambda: explain_job(decisions(cluster), parse_job(waiting)), lambda seen: seen and "decision" in seen
     )
-    document = wait_until(lambda: explain(cluster, waiting), lambda seen: "order" in seen)
+    document = until(lambda: explain(cluster, waiting), lambda seen: "order" in seen)
     assert document["waiting"]["nodes"] == 4
     assert sum(entry["nodes"] for entry in document["waiting"]["nodes_by_reason"]) == 4
     assert document["waiting"]["would_start_now"] == []
@@ -351,29 +345,29 @@ def test_explains_a_started_and_a_waiting_job(cluster: DevCluster) -> None:
         # A place that the planner gave is not put to the core again.
         assert started["decision"]["replayed"] is (None if started["decision"]["planned"] else True)
     cluster.run(["scancel", running[0]])
-    wait_until(lambda: states(cluster), lambda seen: seen.get(waiting) == "RUNNING")
+    until(lambda: states(cluster), lambda seen: seen.get(waiting) == "RUNNING")
 
 
 def test_what_smaller_request_would_start_starts(cluster: DevCluster) -> None:
     """Half a node is free: four GPUs would start, eight do not."""
     running = [submit(cluster, "alice", f"--gres=gpu:{gpus}") for gpus in (8, 8, 8, 4)]
-    wait_until(lambda: states(cluster), lambda seen: all(seen.get(job) == "RUNNING" for job in running))
+    until(lambda: states(cluster), lambda seen: all(seen.get(job) == "RUNNING" for job in running))
     waiting = submit(cluster, "bob", "--gres=gpu:8")
-    document = wait_until(
-        lambda: explain_job(records(cluster), parse_job(waiting)),
+    document = until(
+        lambda: explain_job(decisions(cluster), parse_job(waiting)),
         lambda seen: seen and seen["waiting"].get("would_start_now"),
     )
     assert document["waiting"]["would_start_now"] == [{"what": "gpus", "value": 4, "unit": ""}]
     assert (document["waiting"]["fits_now"], document["waiting"]["never"]) == (False, False)
     assert "    with 4 GPUs" in render(document)
     smaller = submit(cluster, "bob", "--gres=gpu:4", "--time=1")  # ends before any start that is reserved
-    seen = wait_until(lambda: states(cluster), lambda seen: seen.get(smaller) == "RUNNING")
+    seen = until(lambda: states(cluster), lambda seen: seen.get(smaller) == "RUNNING")
     assert seen[waiting] == "PENDING"
 
 
 def test_a_share_of_a_gpu_is_explained_as_it_was_chosen(cluster: DevCluster) -> None:
     job = submit(cluster, "alice", "--gres=shard:10240")
-    document = wait_until(lambda: explain_job(records(cluster), parse_job(job)), lambda seen: seen and "start" in seen)
+    document = until(lambda: explain_job(decisions(cluster), parse_job(job)), lambda seen: seen and "start" in seen)
     assert document["start"]["as_chosen"]
     text = "\n".join(render(document))
     assert "(10G of each)\n" in text
@@ -382,17 +376,17 @@ def test_a_share_of_a_gpu_is_explained_as_it_was_chosen(cluster: DevCluster) -> 
 
 def test_a_job_that_is_left_to_slurm_says_why(cluster: DevCluster) -> None:
     fill(cluster)
-    waiting = submit(cluster, "bob", "--gres=gpu:1", "-w", "n1")
-    document = wait_until(
-        lambda: explain_job(records(cluster), parse_job(waiting)), lambda seen: seen and "plan" in seen["waiting"]
+    waiting = submit(cluster, "bob", "--gres=gpu:1", "--contiguous")
+    document = until(
+        lambda: explain_job(decisions(cluster), parse_job(waiting)), lambda seen: seen and "plan" in seen["waiting"]
     )
     assert document["waiting"]["plan"]["expected_start"] is None
-    assert "nodes are required by name" in document["waiting"]["plan"]["reason"]
+    assert "contiguous nodes" in document["waiting"]["plan"]["reason"]
 
 
-def test_records_are_slurm_users_only(cluster: DevCluster) -> None:
+def test_decisions_are_slurm_users_only(cluster: DevCluster) -> None:
     fill(cluster)
-    folder = records(cluster)
+    folder = decisions(cluster)
     assert folder.stat().st_mode & 0o777 == 0o700
     assert all(path.stat().st_mode & 0o077 == 0 for path in folder.iterdir())
     inside = "/run/sluice-cluster/state/sluice.records"
@@ -413,7 +407,7 @@ def service(system: str, cluster: DevCluster, tmp_path_factory: pytest.TempPathF
     with log.open("w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file)
     try:
-        wait_until(log.read_text, lambda said: "listening" in said)
+        until(log.read_text, lambda said: "listening" in said)
         yield port
     finally:
         process.terminate()
@@ -435,7 +429,7 @@ def test_users_ask_from_the_login_node(native: DevCluster, service: int) -> None
     assert document["slurm"]["user"] == "alice"
     assert document["start"]["parts"]
     waiting = submit(native, "bob", "--gres=gpu:8")
-    wait_until(lambda: explain_job(records(native), parse_job(waiting)), lambda seen: seen and "decision" in seen)
+    until(lambda: explain_job(decisions(native), parse_job(waiting)), lambda seen: seen and "decision" in seen)
     text = native.run([*SLUICE, "explain", "--port", str(service), waiting], user="bob").stdout
     assert f"Job {waiting} of bob (biology), partition main: pending" in text
     assert "too few GPUs free" in text or "A place for it is free" in text
@@ -443,8 +437,8 @@ def test_users_ask_from_the_login_node(native: DevCluster, service: int) -> None
 
 def test_tasks_of_an_array(native: DevCluster, service: int) -> None:
     array = submit(native, "alice", "--gres=gpu:8", "--array=3-8")
-    wait_until(lambda: list(states(native).values()).count("RUNNING"), lambda running: running == 4)
-    wait_until(lambda: explain_job(records(native), parse_job(array)), lambda seen: seen and "decision" in seen)
+    until(lambda: list(states(native).values()).count("RUNNING"), lambda running: running == 4)
+    until(lambda: explain_job(decisions(native), parse_job(array)), lambda seen: seen and "decision" in seen)
     code, out, error = ask(native, service, "alice", f"{array}_3")
     assert (code, error) == (0, "")
     document = json.loads(out)
@@ -461,7 +455,7 @@ def test_usage_of_an_account_is_private(native: DevCluster, service: int) -> Non
     """To a member of the account; not to its coordinator, nor to who looks after all jobs."""
     fill(native)
     waiting = submit(native, "erin", "--gres=gpu:8")
-    wait_until(lambda: explain_job(records(native), parse_job(waiting)), lambda seen: seen and "order" in seen)
+    until(lambda: explain_job(decisions(native), parse_job(waiting)), lambda seen: seen and "order" in seen)
     native.run(["sacctmgr", "-i", "add", "coordinator", "account=physics", "names=dave"])
     try:
         code, out, _ = ask(native, service, "erin", waiting)
@@ -503,8 +497,8 @@ def test_the_service_runs_as_slurm_user(native: DevCluster, service: int) -> Non
 
 ATTACK = """
 import socket, sys
-from slurm_client.munge import decode, encode
-from slurm_plugin.explain_service import render_request, parse_job
+from sluice.slurm.munge import decode, encode
+from sluice.explain.explain_service import render_request, parse_job
 port = int(sys.argv[1])
 def send(data):
     with socket.create_connection(("ctl1", port), timeout=10) as connection:
@@ -544,9 +538,9 @@ def test_shadow_report_compares(cluster: DevCluster) -> None:
     for number in range(6):
         submit(cluster, "alice", f"--gres=gpu:{number % 3 + 1}", wrap="sleep 2")
         submit(cluster, "bob", "--gres=shard:20000", wrap="sleep 2")
-    wait_until(lambda: states(cluster), lambda seen: not seen)
-    ask = [*SLUICE, "shadow", "report", "--records", records(cluster), "--json"]
-    report = wait_until(
+    until(lambda: states(cluster), lambda seen: not seen)
+    ask = [*SLUICE, "shadow", "report", "--decisions", decisions(cluster), "--json"]
+    report = until(
         lambda: json.loads(subprocess.run(ask, capture_output=True, text=True, check=True, timeout=60).stdout),
         lambda report: report["decisions"] >= 12,
     )

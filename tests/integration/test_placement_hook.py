@@ -6,7 +6,6 @@ import os
 import random
 import re
 import shlex
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +15,9 @@ import pytest
 
 from dev_cluster.cluster import DevCluster
 from policy.compiled import CompiledPolicy, Global
+from tests.integration.jobs import sbatch, state
 from tests.integration.settled import PATIENCE, fresh_status, lasts_until, set_level, until
+from tests.integration.versions import NATIVE_FIRST
 
 pytestmark = pytest.mark.cluster
 
@@ -24,7 +25,8 @@ POLICY = CompiledPolicy(settings=Global(placement="sluice", planner_interval_ms=
 FULL = os.environ.get("SLUICE_TEST_SCALE") == "full"
 SCRIPT = "#!/bin/sh\nsleep ${1:-600}\n"
 GO = "/run/sluice-cluster/scratch/go"
-VERSIONS = ["22.05", pytest.param("24.11", marks=pytest.mark.trixie)]
+NEWER = pytest.param("trixie", marks=pytest.mark.trixie)
+on_both_versions = pytest.mark.parametrize("version", ["native", NEWER], indirect=True, scope="module")
 
 Placed = dict[str, set[int]]  # node -> its GPUs
 
@@ -64,7 +66,7 @@ def _description(version: str, level: str | None = "place") -> dict[str, Any]:
 
 
 class Jobs:
-    """Submits jobs and tells what they got."""
+    """Submits jobs and looks up what they got."""
 
     def __init__(self, cluster: DevCluster, version: str) -> None:
         self.cluster = cluster
@@ -81,17 +83,13 @@ class Jobs:
         return self.run("bash", "-c", script)
 
     def submit(self, *options: str, seconds: int = 600) -> str:
-        command = ["sbatch", "--parsable", "-n1", "-c2", "-o", "/dev/null", *options, self.script, str(seconds)]
-        return self.run(*command).strip()
+        return sbatch(self.cluster, "-n1", "-c2", *options, self.script, str(seconds), user="root")
 
     def state(self, job: str) -> str:
-        return self.run("scontrol", "show", "job", job).split("JobState=")[1].split()[0]
+        return state(self.cluster, job)
 
     def wait(self, job: str, state: str = "RUNNING", patience: float = PATIENCE) -> None:
-        end = time.monotonic() + patience
-        while self.state(job) != state:
-            assert time.monotonic() < end, f"job {job} is {self.state(job)}: {self.shown(job)}"
-            time.sleep(0.1)
+        until(lambda: self.state(job), lambda seen: seen == state, patience, shows=lambda: self.shown(job))
 
     def shown(self, job: str) -> str:
         return self.run("scontrol", "-d", "show", "job", job)
@@ -116,13 +114,11 @@ class Jobs:
 
     def clear(self) -> None:
         self.shell("squeue -h -r -o %i | xargs -r scancel")  # 22.05 takes no element of an array by its own JobId
-        end = time.monotonic() + PATIENCE
-        while self.run("squeue", "-h").strip() or not self._idle():
-            assert time.monotonic() < end, self.run("squeue") + self.run("sinfo", "-N", "-l")
-            time.sleep(0.1)
-
-    def _idle(self) -> bool:
-        return set(self.run("sinfo", "-h", "-N", "-o", "%T").split()) == {"idle"}
+        nodes = ("sinfo", "-h", "-N", "-o", "%T")
+        until(
+            lambda: (self.run("squeue", "-h").strip(), set(self.run(*nodes).split())),
+            lambda seen: seen == ("", {"idle"}),
+        )
 
     def level(self, word: str) -> None:
         set_level(self.cluster, word)
@@ -140,9 +136,9 @@ class Jobs:
         return counters
 
 
-@pytest.fixture(scope="module", params=VERSIONS)
+@pytest.fixture(scope="module", params=NATIVE_FIRST)
 def version(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+    return {"native": "22.05", "trixie": "24.11"}[request.param]
 
 
 @pytest.fixture(scope="module")
@@ -164,6 +160,7 @@ def jobs(shared: Jobs) -> Iterator[Jobs]:
 # ---- which nodes and GPUs ----
 
 
+@on_both_versions
 def test_packs_tighter_than_stock(jobs: Jobs) -> None:
     """Four GPUs are left on one node, two on another: two go where they leave nothing behind, not to the first node."""
     _, four = jobs.start("-N1", "--gres=gpu:4")
@@ -178,6 +175,7 @@ def test_packs_tighter_than_stock(jobs: Jobs) -> None:
     assert packed.keys() == six.keys()
 
 
+@on_both_versions
 def test_gpu_indices_are_the_cores_choice(jobs: Jobs) -> None:
     before = jobs.counters()
     rng = random.Random(7)
@@ -204,17 +202,18 @@ def test_gpu_indices_are_the_cores_choice(jobs: Jobs) -> None:
     assert counters["index_kept"] >= 0.99 * counters["index_asked"], counters
 
 
-def test_affinity_numa_keeps_gpus_on_one_socket(jobs: Jobs) -> None:
-    """One GPU is left on a node's first socket, four on its second: two are not one of each."""
+@pytest.mark.parametrize("affinity", ["numa", "link"])
+def test_affinity_keeps_gpus_on_one_socket(jobs: Jobs, affinity: str) -> None:
+    """One GPU is left on a node's first socket, four on its second, all linked: two are not one of each."""
     _, three = jobs.start("-N1", "--gres=gpu:3")
     assert len({gpu // 4 for gpus in three.values() for gpu in gpus}) == 1
-    _, two = jobs.start("-N1", "--gres=gpu:2", "--gpu-affinity=numa")
+    _, two = jobs.start("-N1", "--gres=gpu:2", f"--gpu-affinity={affinity}")
     assert two.keys() == three.keys()
     assert len({gpu // 4 for gpus in two.values() for gpu in gpus}) == 1
 
 
 def test_cores_are_near_the_gpus(jobs: Jobs) -> None:
-    """Stock Slurm takes cores before the GPUs are chosen: it is told which."""
+    """Stock Slurm takes cores before it chooses GPUs: the hook gives it the cores."""
     for _ in range(6):
         jobs.start("-N1", "--gres=gpu:1", "-c4")
     half = int(re.search(r"CPUTot=(\d+)", jobs.run("scontrol", "show", "node", "n1")).group(1)) // 2  # type: ignore[union-attr]
@@ -255,6 +254,7 @@ def test_several_nodes_are_below_one_switch(jobs: Jobs) -> None:
     assert pair.keys() in ({"n1", "n2"}, {"n3", "n4"})
 
 
+@on_both_versions
 def test_preempts_as_few_as_it_can(jobs: Jobs) -> None:
     """Small jobs fill one node, large ones the others: one large job goes, and none of the small ones."""
     small = [jobs.submit("-N1", "--gres=gpu:1", "--requeue") for _ in range(8)]
@@ -289,6 +289,7 @@ def test_who_may_preempt_delays_no_reserved_start_of_its_own_rank(jobs: Jobs) ->
     jobs.assert_sound()
 
 
+@on_both_versions
 def test_nobody_starts_with_nothing_allocated(jobs: Jobs) -> None:
     """A job names a node that still completes another. Stock Slurm, looking for whom to preempt, takes that node for
     free: it would have the job start without nodes, and log an error."""
@@ -382,8 +383,16 @@ def test_shadow_records_and_leaves_the_choice_to_stock(jobs: Jobs) -> None:
 
 def test_off_is_stock(jobs: Jobs, make_cluster: Callable[..., DevCluster], version: str, root: dict[str, Path]) -> None:
     """The same jobs one after the other: with the plugins at level off, and without any plugin."""
-    requests = ["-N1 --gres=gpu:3", "-N1 --gres=gpu:2", "-N1 --gres=shard:30000", "-N1 --gres=gpu:4",
-                "-N2 --gres=gpu:1 -n2", "-N1 --gres=gpu:2", "-N1 --gres=shard:9000", "--gpus=3 -n1"]  # fmt: skip
+    requests = [
+        "-N1 --gres=gpu:3",
+        "-N1 --gres=gpu:2",
+        "-N1 --gres=shard:30000",
+        "-N1 --gres=gpu:4",
+        "-N2 --gres=gpu:1 -n2",
+        "-N1 --gres=gpu:2",
+        "-N1 --gres=shard:9000",
+        "--gpus=3 -n1",
+    ]
     stock = Jobs(make_cluster(_description(version, None), **root), version)
     expected = [stock.placed(stock.submit(*request.split())) for request in requests]
     jobs.level("off")
@@ -416,6 +425,7 @@ def test_shares_stay_off_gpus_that_are_held_whole(jobs: Jobs) -> None:
 # ---- the mirror ----
 
 
+@on_both_versions
 def test_mirror_follows_whatever_happens(jobs: Jobs) -> None:
     """Churn, suspend, requeue, resize, drain, reconfigure, restart: at every decision it equals Slurm's records."""
     rng = random.Random(11)
@@ -435,6 +445,7 @@ def test_mirror_follows_whatever_happens(jobs: Jobs) -> None:
         "j=$(sbatch --parsable -N2 -n2 --gres=gpu:1 -o /dev/null SCRIPT 3); sleep 1; "
         "scontrol update job=$j numnodes=1; true",
     ]
+    earlier = last = 0  # checks of slurmctlds that ended, and of this one: a reconfiguration of 24.11 starts another
     for number in range(rounds):
         batch = [
             f"sbatch -Q -o /dev/null {rng.choice(kinds)} {jobs.script} {rng.choice([1, 2, 4])} || true"
@@ -447,13 +458,15 @@ def test_mirror_follows_whatever_happens(jobs: Jobs) -> None:
         if number == rounds // 2:
             jobs.assert_sound()
             jobs.cluster.restart_slurmctld()
-    until(jobs.counters, lambda now: now["checks"] > 50 and now["cross_checked"] > 0)
+        checks = jobs.counters()["checks"]
+        earlier, last = earlier + (last if checks < last else 0), checks
+    until(jobs.counters, lambda now: earlier + now["checks"] > 50 and now["cross_checked"] > 0)
     counters = jobs.assert_sound()
     assert counters["index_kept"] >= 0.99 * counters["index_asked"]
 
 
 def test_mirror_holds_no_cores_that_slurm_lost_with_a_suspended_job(jobs: Jobs) -> None:
-    """At a reconfiguration Slurm 22.05 enters jobs' cores anew: those of a job that got a suspended one's are free."""
+    """At a reconfiguration Slurm 22.05 enters jobs' cores again: those of a job that got a suspended one's are free."""
     suspended, _ = jobs.start("-w", "n1", "-c2")
     jobs.run("scontrol", "suspend", suspended)
     jobs.start("-w", "n1", "--exclusive")
@@ -479,7 +492,7 @@ def test_mirror_counts_cores_once_that_several_jobs_have(jobs: Jobs) -> None:
     jobs.start("-w", "n2")
     jobs.run("scontrol", "suspend", small)
     jobs.start("-w", "n2")
-    jobs.assert_sound()  # 24.11 counts anew
+    jobs.assert_sound()  # 24.11 counts again
     jobs.run("scontrol", "reconfigure")
     jobs.start("-w", "n2")
     jobs.run("scancel", several[0])
@@ -532,7 +545,7 @@ def test_gpus_in_use_by_type_are_right_after_a_restart(jobs: Jobs) -> None:
 
 
 def test_gpus_are_free_that_jobs_held_while_no_node_had_registered(jobs: Jobs) -> None:
-    """Stock Slurm 22.05, started anew, takes a node on which a job runs for there before it has registered: it starts
+    """After a restart stock Slurm 22.05 uses a node on which a job runs before it has registered: it starts
     jobs on no GPU in particular, and some stay in use when those have ended, until the next reconfigure."""
     kinds = (["-w", "n1", "--gres=gpu:8"], ["-w", "n2", "--gres=gpu:8"], ["-w", "n3", "--gres=gpu:8"])
     (jobs.cluster.folder / "scratch/go").unlink(missing_ok=True)

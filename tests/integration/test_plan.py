@@ -15,6 +15,7 @@ import pytest
 from dev_cluster.cluster import DevCluster
 from dev_cluster.layout import INSIDE
 from policy.compiled import CompiledPolicy, Global, Tenant
+from tests.integration.jobs import submit
 from tests.integration.settled import lasts_until, set_level, status, until
 from tests.integration.versions import NATIVE_FIRST
 
@@ -56,8 +57,8 @@ class Cluster:
         self, gpus: int, minutes: int, seconds: float, *options: str, user: str = "alice", first: str = ""
     ) -> str:
         """A job; with what it does `first` it ends so many seconds after that."""
-        words = ["sbatch", "--parsable", "-o", "/dev/null", f"--gres=gpu:{gpus}", f"-t{minutes}", *options]
-        return self.cluster.run([*words, f"--wrap={first or ':'}; sleep {seconds}"], user=user).stdout.strip()
+        script = f"{first or ':'}; sleep {seconds}"
+        return submit(self.cluster, f"--gres=gpu:{gpus}", f"-t{minutes}", *options, wrap=script, user=user)
 
     def gate(self) -> tuple[str, Path]:
         """What jobs do first that wait for a file, and the file, so that all of them run however long that takes."""
@@ -244,9 +245,9 @@ def test_a_request_that_the_core_does_not_take_costs_nobody_the_plan(slurm: Clus
     busy = [slurm.submit(8, 5, 280) for _ in range(3)]
     until(lambda: slurm.states(busy), lambda seen: seen == ["RUNNING"] * 3)
     failures = slurm.counter("plan.failures")
-    words = ["sbatch", "--parsable", "-o", "/dev/null", "--gpus=2", "-t5", "--wrap=sleep 280"]
-    odd = slurm.cluster.run(words, user="alice").stdout.strip()
-    slurm.cluster.run(["scontrol", "update", f"JobId={odd}", "NumNodes=3"], user="alice")
+    for wanted, nodes in (("--gpus=2", 3), ("-n448", "1-1")):  # fewer GPUs than nodes; more CPUs than the nodes have
+        odd = submit(slurm.cluster, wanted, "-t5", wrap="sleep 280", user="alice")
+        slurm.cluster.run(["scontrol", "update", f"JobId={odd}", f"NumNodes={nodes}"], user="alice")
     plans = slurm.counter("plan.plans")
     job = slurm.submit(8, 5, 280, "--nice=10")
     until(lambda: slurm.counter("plan.plans"), lambda now: now >= plans + 3)
@@ -270,6 +271,22 @@ def test_features_in_parentheses_are_planned_as_slurm_reads_them(slurm: Cluster)
         slurm.cluster.run(["scontrol", "update", "NodeName=n[1-3]", "ActiveFeatures=", "AvailableFeatures="])
 
 
+def test_nodes_that_are_kept_for_one_user_are_not_planned_for_others(slurm: Cluster) -> None:
+    kept = [
+        slurm.submit(1, 5, 280, "-w", node, *mode) for node, *mode in (("n1", "--exclusive=user"), ("n2",), ("n3",))
+    ]
+    until(lambda: slurm.states(kept), lambda seen: seen == ["RUNNING"] * 3)
+    failed = slurm.counter("plan.not_started")
+    # alice is on all nodes
+    wait = [slurm.submit(1, 1, 2, mode, user="bob") for mode in ("-N3", "--exclusive=user")]
+    other = slurm.submit(1, 1, 280, user="bob")
+    until(lambda: slurm.states([other]), lambda seen: seen == ["RUNNING"])
+    slurm.planned()
+    assert slurm.counter("plan.not_started") == failed
+    assert slurm.states(wait) == ["PENDING"] * 2
+    assert slurm.cluster.run(["squeue", "-h", "-j", other, "-o", "%N"]).stdout.strip() != "n1"
+
+
 def test_an_array_keeps_no_room_for_tasks_that_its_user_holds_back(slurm: Cluster) -> None:
     array = slurm.submit(8, 5, 280, "--array=0-9%1")
     words = ["squeue", "-h", "-r", "-t", "R", "-j", array, "-o", "%T"]
@@ -283,3 +300,32 @@ def test_tasks_of_an_array_start_as_room_comes(slurm: Cluster) -> None:
     array = slurm.submit(8, 1, 1, "--array=0-6")
     words = ["squeue", "-h", "-r", "-t", "PD,R,CF,CG", "-j", array, "-o", "%T"]
     until(lambda: slurm.cluster.run(words, check=False).stdout.split(), lambda left: not left)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [["-N3", "--exclusive"], ["-wn2", "--exclusive"], ["-n448"], ["--gpus=20"]],
+    ids=["whole-nodes", "nodelist", "many-cpus", "many-gpus"],
+)
+def test_what_slurm_alone_finds_nodes_for_is_not_overtaken(slurm: Cluster, asked: list[str]) -> None:
+    """Its room is reserved, and small jobs after it fill the nodes only where it needs none of them."""
+    first, gate = slurm.gate()
+    busy = [slurm.submit(8, 3, 1, "--exclusive", first=first) for _ in range(3)]
+    until(lambda: slurm.states(busy), lambda seen: seen == ["RUNNING"] * 3)
+    words = ["sbatch", "--parsable", "-o", "/dev/null", "-t1", *asked, "--wrap=sleep 30"]
+    job = slurm.cluster.run(words, user="alice").stdout.strip()
+    slurm.submit(1, 10, 280, "-c28", "--array=0-23", "--nice=500", user="bob")
+    until(lambda: slurm.start(job), lambda start: start is not None and start > time.time() + 20)
+    gate.touch()
+    until(lambda: slurm.states([job]), lambda seen: seen == ["RUNNING"])
+
+
+def test_a_deadline_bounds_a_job_without_a_time_limit(slurm: Cluster) -> None:
+    busy = slurm.submit(8, 5, 280)
+    until(lambda: slurm.states([busy]), lambda seen: seen == ["RUNNING"])
+    wide = slurm.submit(8, 5, 280, "-N3")  # the head of the partition, so that the planner starts what comes after it
+    until(lambda: slurm.start(wide), lambda start: start is not None and start > time.time() + 200)
+    words = ["sbatch", "--parsable", "-o", "/dev/null", "--gres=gpu:1", "--deadline=now+3minutes", "--wrap=sleep 150"]
+    job = slurm.cluster.run(words, user="bob").stdout.strip()
+    until(lambda: slurm.states([job]), lambda seen: seen == ["RUNNING"])
+    assert slurm.cluster.run(["squeue", "-h", "-j", job, "-o", "%l"]).stdout.strip() in ("2:00", "3:00")

@@ -8,19 +8,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from plugin_site import DESCRIPTION, POLICY, PluginSite
 
 from dev_cluster.cluster import DevCluster
 from dev_cluster.layout import INSIDE
-from sluice_base.errors import SluiceError
-from sluice_base.run import run_command
-from sluice_base.slurm_version import SlurmVersion, parse_slurm_version
-from slurm_plugin import install as installation
-from slurm_plugin.builder import PluginBuild, build_plugins, read_build, write_manifest
-from slurm_plugin.install import Places
-from slurm_plugin.site import INCLUDE, find_plugin_dir, read_own_options
-from slurm_plugin.sources import SourcesUnavailableError, distribution_source, release_name
-from slurm_plugin.status import check, include_state
+from sluice.base.errors import SluiceError
+from sluice.base.run import run_command
+from sluice.base.slurm_version import SlurmVersion, parse_slurm_version
+from sluice.plugin import install as installation
+from sluice.plugin.builder import PluginBuild, build_plugins, read_build, write_manifest
+from sluice.plugin.install import Places
+from sluice.plugin.site import INCLUDE, find_plugin_dir, read_site_options
+from sluice.plugin.sources import SourcesUnavailableError, distribution_source, release_name
+from sluice.plugin.status import check, include_state
+from tests.integration.plugin_site import DESCRIPTION, POLICY, PluginSite
 
 pytestmark = pytest.mark.cluster
 MakeCluster = Callable[..., DevCluster]
@@ -97,12 +97,12 @@ def test_installed_into_a_running_site(site: PluginSite, build: PluginBuild, job
     check_jobs(site, jobs)
 
 
-def test_the_installation_stands_up_to_a_check(site: PluginSite, root: Path | None) -> None:
+def test_the_installation_passes_a_check(site: PluginSite, root: Path | None) -> None:
     slurmctld = (root or Path("/")) / "usr/sbin/slurmctld-wlm"
     stock = (root or Path("/")) / site.stock.relative_to("/")
-    own = read_own_options(site.conf)
+    options = read_site_options(site.conf)
     places = Places(conf=site.cluster.layout.slurm, search=site.cluster.layout.folder / "search", systemd=None)
-    findings = check(places, own, slurm=site.version, slurmctld=slurmctld, stock=stock)
+    findings = check(places, options, slurm=site.version, slurmctld=slurmctld, stock=stock)
     assert [one for one in findings if one.kind != "ok"] == []
 
 
@@ -217,7 +217,7 @@ def test_the_guard_never_keeps_slurmctld_down(site: PluginSite) -> None:
     copy = folder.with_name("slurm-broken")
     shutil.copytree(folder, copy)
     include = site.cluster.layout.slurm / INCLUDE
-    inside = site.places.own / "slurm-broken/guard"
+    inside = site.places.versions / "slurm-broken/guard"
     try:
         (copy / "libsluice_controller.so").unlink()
         assert "libsluice_controller.so is missing" in site.cluster.run([inside], node="ctl1").stderr
@@ -231,7 +231,7 @@ def test_the_guard_never_keeps_slurmctld_down(site: PluginSite) -> None:
             site.cluster.run([inside], node="ctl1")
         include.unlink()
         assert site.cluster.run([site.places.current / "guard"], node="ctl1").stderr == ""
-        assert "PluginDir" in include.read_text()  # the right one writes it anew
+        assert "PluginDir" in include.read_text()  # the right one writes it again
     finally:
         shutil.rmtree(copy)
 
@@ -255,8 +255,8 @@ def test_uninstalled_with_jobs_queued_and_running(site: PluginSite, build: Plugi
     site.restart()
     installation.write_level(site.places, "place")
     site.wait(lambda: site.report()["level"] == "place")
-    result = installation.uninstall(site.places, read_own_options(site.conf))
-    assert any("take out of" in line for line in result.left)
+    result = installation.uninstall(site.places, read_site_options(site.conf))
+    assert any("remove from" in line for line in result.left)
     site.wait(lambda: site.report()["level"] == "off")
     check_jobs(site, jobs)  # slurmctld still runs with what it has loaded
     site.cluster.run(["scontrol", "reconfigure"])
@@ -283,13 +283,13 @@ def test_by_command(make_cluster: MakeCluster, tmp_path: Path) -> None:
     search = ["--search-dir", str(INSIDE / "search"), "--systemd-dir", "/nowhere"]
 
     def sluice(*words: str, status: int = 0) -> tuple[str, str]:
-        command = [sys.executable, "-m", "admin_cli.main", "plugin", *words]
+        command = [sys.executable, "-m", "sluice.main", "plugin", *words]
         done = cluster.run(command, node="ctl1", check=False)
         assert done.returncode == status, done
         return done.stdout, done.stderr
 
     said = sluice("install", "--build", str(built.folder), *search)[1]
-    assert "take out of /etc/slurm/slurm.conf: JobSubmitPlugins=require_timelimit" in said
+    assert "remove from /etc/slurm/slurm.conf: JobSubmitPlugins=require_timelimit" in said
     assert "before each start of slurmctld run" in said  # no systemd there
     include = cluster.layout.slurm / INCLUDE
     assert "JobSubmitPlugins=require_timelimit,sluice\n" in include.read_text()
@@ -301,14 +301,14 @@ def test_by_command(make_cluster: MakeCluster, tmp_path: Path) -> None:
     site_waits = PluginSite.wait
     waiter = PluginSite.__new__(PluginSite)
     waiter.cluster = cluster
-    status = [sys.executable, "-m", "admin_cli.main", "plugin", "status", "-P", "-n", *search]
+    status = [sys.executable, "-m", "sluice.main", "plugin", "status", "-P", "-n", *search]
     site_waits(waiter, lambda: "|off|off|" in cluster.run(status, node="ctl1", check=False).stdout)
     assert "problem" not in sluice("check", *search)[0]
     assert sluice("level")[0] == "off\n"
     assert "no policy yet" in sluice("level", "place")[1]
     POLICY.write(cluster.layout.slurm / "sluice.policy")
     site_waits(waiter, lambda: sluice("status", "-P", "-n", "-o", "level,tenants", *search)[0] == "place|1\n")
-    assert "choose off, admit" in sluice("level", "on", status=2)[1]
+    assert "use one of off, admit" in sluice("level", "on", status=2)[1]
     refused = cluster.run(["sbatch", "--wrap", "true"], user="alice", check=False)  # the site's own plugin still judges
     assert refused.returncode != 0 and "Time limit" in refused.stderr
     sluice("disable", *search)

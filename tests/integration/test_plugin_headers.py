@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from sluice_base.run import run_command
-from slurm_plugin.builder import sources_folder
-from slurm_plugin.sources import SourcesUnavailableError, public_headers, release_name
+from sluice.base.run import run_command
+from sluice.plugin.builder import sources_folder
+from sluice.plugin.sources import SourcesUnavailableError, public_headers, release_name
 
 # Where each release of Slurm is to be had. 26.05 is the newest; its private headers differ from those that we know.
 _SUITES = {"22.05": "bookworm", "24.11": "trixie", "26.05": "sid"}

@@ -12,8 +12,8 @@ import pytest
 
 from dev_cluster.cluster import DevCluster
 from policy.compiled import complete
-from sluice_base.files import write_atomic
-from sluice_base.hostlist import expand
+from sluice.base.files import write_atomic
+from sluice.base.hostlist import expand
 from tests.integration.settled import status, until
 from tests.integration.slurm_features import POLICY, gpu_indices
 from tests.integration.stock_results import FEATURES, Results, description, results
@@ -21,7 +21,7 @@ from tests.integration.versions import NATIVE_FIRST
 
 pytestmark = pytest.mark.cluster
 
-# What is no policy, beside no file at all: a file without a byte, and compiled policies that say nothing.
+# What is no policy, in addition to no file at all: a file without a byte, and compiled policies that say nothing.
 EMPTY = ["", complete(""), complete("generated-s = 1\nsource = nothing"), complete("# nothing\n\n[global]")]
 ALL = ["backfill", "heterogeneous", "requests", *FEATURES, "reservations", "preemption"]
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from dev_cluster.cluster import DevCluster
-from dev_cluster.gpu_sim import load_platform
+from gpu_sim import load_platform
 from gres_probe.inventory import Inventory
 from tests.integration.settled import until
 
 pytestmark = pytest.mark.cluster
 
-SLUICE = [sys.executable, "-m", "admin_cli.main"]
+SLUICE = [sys.executable, "-m", "sluice.main"]
 PLATFORMS = {
     "h100-1": "dgx-h100",
     "mi300x-1": "mi300x-platform",
@@ -38,7 +38,7 @@ def test_each_node_sees_its_own_devices(demo: DevCluster, node: str) -> None:
     assert demo.run(["ls", *files], node=node).returncode == 0
 
 
-def test_a_job_sees_its_own_gpus_only_and_is_told_so(demo: DevCluster) -> None:
+def test_a_job_sees_its_own_gpus_only_and_gets_a_message(demo: DevCluster) -> None:
     job = ["srun", "--quiet", "-w", "h100-1", "--gpus=2"]
     done = demo.run([*job, *SLUICE, "probe", "--json"], user="alice", check=False)
     inventory = Inventory.from_json(done.stdout, source="job")

@@ -1,11 +1,14 @@
-"""What a user asks can fail his job, never a node: shares that cannot be given, forged and valid, also in arrays."""
+"""A request can fail its job, never a node: shares that cannot be given, forged or valid, also in arrays."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,9 +20,11 @@ from dev_cluster.layout import INSIDE, python_in_tree
 from policy.compiled import CompiledPolicy, Global
 from policy.node import NodePolicy
 from policy.node_limits import NodeLimits
-from slurm_client.refused import reason_in
+from sluice.slurm.refused import reason_in
+from tests.integration.jobs import submit
 from tests.integration.platforms import SINGLE
 from tests.integration.settled import PATIENCE, lasts_until, status, until
+from tests.programs.build import build_program
 
 pytestmark = pytest.mark.cluster
 
@@ -71,10 +76,7 @@ def client() -> Iterator[Path]:
     """A client of one's own, built against this machine's libslurm."""
     with tempfile.TemporaryDirectory() as folder:  # pytest's own are closed to other users
         Path(folder).chmod(0o755)
-        program = Path(folder) / "forged_submit"
-        source = Path(__file__).with_name("forged_submit.c")
-        subprocess.run(["gcc", "-o", program, source, "-lslurm"], check=True, timeout=60)
-        yield program
+        yield build_program("forged_submit", Path(folder) / "forged_submit", "-lslurm")
 
 
 def forged(cluster: DevCluster, client: Path, *strings: str, requeue: int = 1, array: str = "-") -> str:
@@ -141,7 +143,7 @@ FORGED = [f"{OPTION}_share=50%", f"{OPTION}-share=50%", f"SPANK_{OPTION}_share=-
 def test_a_forged_share_holds_the_job_and_not_the_node(stock: DevCluster, client: Path, string: str) -> None:
     job = forged(stock, client, string)
     [reason] = await_held(stock, job)
-    assert reason.startswith(f"on {NODE}: --gpu-share=") and "is no number of 1 to 100" in reason
+    assert reason.startswith(f"on {NODE}: --gpu-share=") and "is not a number from 1 to 100" in reason
     found = record(stock, job)
     assert found["refused"].startswith("--gpu-share=") and found["grants"] == []
     assert "ran" not in output(stock, job)
@@ -214,20 +216,44 @@ def test_a_refused_job_waits_for_a_controller_that_is_away(
     assert_in_service(stock)
 
 
+def test_a_run_without_its_prolog_begins_again(stock: DevCluster) -> None:
+    """On a busy node slurmd 22.05 takes a job that begins again soon for one whose prolog has run."""
+    others = ["sh", "-c", "while :; do srun --quiet true; done"]
+    job = sbatch(stock, "--requeue", script=f"echo ran $SLURM_RESTART_COUNT; {lasts_until(INSIDE / 'enough')}")
+    words = stock.command(others, user="bob")
+    with subprocess.Popen(words, stderr=subprocess.DEVNULL, start_new_session=True) as busy:
+        try:
+            until(lambda: begins_again_without_prolog(stock, job))
+        finally:
+            os.killpg(busy.pid, signal.SIGTERM)
+    until(lambda: jobs(stock, job)[0].startswith("PENDING BeginTime"))
+    assert "sluice-refused" not in jobs(stock, job)[0]
+    time.sleep(3)  # slurmd forgets what has expired every two seconds
+    stock.run(["scontrol", "update", f"jobid={job}", "starttime=now"], user="alice")
+    (stock.folder / "enough").touch()
+    until(lambda: jobs(stock, job)[0].startswith("COMPLETED"))
+    assert record(stock, job)["grants"][0]["limit"] == 1024 << 20
+    gone(stock, job)
+    assert_in_service(stock)
+
+
+def begins_again_without_prolog(cluster: DevCluster, job: str) -> bool:
+    """Whether it has; its user makes it begin again at once."""
+    [seen] = jobs(cluster, job)
+    assert not seen.startswith("FAILED"), seen
+    if seen.startswith("RUNNING") and output(cluster, job).startswith("ran"):
+        cluster.run(["scontrol", "requeue", job], user="alice", check=False)
+    elif seen.startswith("PENDING"):
+        cluster.run(["scontrol", "update", f"jobid={job}", "starttime=now"], user="alice", check=False)
+    return f'by="scontrol requeue {job}"' in cluster.log(f"agent@{NODE}").read_text()
+
+
 # ---- where submissions are checked ----
 
 
 def sbatch(cluster: DevCluster, *options: str, script: str = "sleep 600") -> str:
-    words = [
-        "sbatch",
-        "--parsable",
-        "-o",
-        "/run/sluice-cluster/home/alice/forged-%j",
-        "--gres=shard:1024",
-        *options,
-        f"--wrap={script}",
-    ]
-    return cluster.run(words, user="alice", cwd="/tmp").stdout.strip()
+    ask = ("-o", "/run/sluice-cluster/home/alice/forged-%j", "--gres=shard:1024")
+    return submit(cluster, *ask, *options, wrap=script, cwd="/tmp")
 
 
 @pytest.mark.parametrize("share", ["50%", "050", "50"])
@@ -239,11 +265,11 @@ def test_a_share_that_was_admitted_is_what_the_node_sees(cluster: DevCluster, sh
 
 
 def test_two_valid_shares_that_do_not_fit_together(cluster: DevCluster) -> None:
-    first = sbatch(cluster, "--gpu-share=60")
-    until(lambda: jobs(cluster, first), lambda lines: lines and lines[0].startswith("RUNNING"))
+    first = sbatch(cluster, "--gpu-share=60", script="echo up; sleep 600")
+    until(lambda: "up" in output(cluster, first))  # its prolog has run: the share is taken
     second = sbatch(cluster, "--gpu-share=60", "--array=1-3")
     reasons = await_held(cluster, second, 3)
-    assert all("40 % of GPU 0 are left by the jobs on it" in reason for reason in reasons)
+    assert all("the jobs on GPU 0 leave 40 % of it" in reason for reason in reasons)
     assert jobs(cluster, first)[0].startswith("RUNNING")
     gone(cluster, first)
     cluster.wait_idle(timeout=PATIENCE)
@@ -255,14 +281,14 @@ def test_two_valid_shares_that_do_not_fit_together(cluster: DevCluster) -> None:
 
 
 @pytest.mark.parametrize("command", ["srun", "salloc"])
-def test_who_waits_for_his_job_is_told(cluster: DevCluster, command: str) -> None:
-    first = sbatch(cluster, "--gpu-share=60")
-    until(lambda: jobs(cluster, first), lambda lines: lines and lines[0].startswith("RUNNING"))
+def test_a_waiting_user_gets_the_reason(cluster: DevCluster, command: str) -> None:
+    first = sbatch(cluster, "--gpu-share=60", script="echo up; sleep 600")
+    until(lambda: "up" in output(cluster, first))  # its prolog has run: the share is taken
     words = [command, "--quiet", "--gres=shard:1024", "--gpu-share=60"]
     words += ["echo", "ran"] if command == "srun" else ["sh", "-c", "srun --quiet echo ran"]
     done = cluster.run(words, user="alice", check=False, timeout=PATIENCE)
     assert done.returncode != 0 and "ran" not in done.stdout
-    assert "40 % of GPU 0 are left by the jobs on it" in done.stderr, done.stderr
+    assert "the jobs on GPU 0 leave 40 % of it" in done.stderr, done.stderr
     gone(cluster, first)
     assert_in_service(cluster)
 

@@ -7,13 +7,14 @@ import subprocess
 from collections.abc import Callable
 
 import pytest
-from laid_out import eventually, restart_slurm, take_over_gres
 
 from dev_cluster.cluster import DevCluster
-from dev_cluster.gpu_sim.fields import get_values
+from gpu_sim.fields import get_values
 from policy.node import NodePolicy
 from policy.node_limits import NodeLimits
 from tests.integration.beds import Bed
+from tests.integration.laid_out import restart_slurm, take_over_gres
+from tests.integration.settled import until
 
 pytestmark = pytest.mark.cluster
 
@@ -75,7 +76,7 @@ def state(cluster: DevCluster) -> str:
 
 
 def test_mps_holds_a_job_and_leaves_nothing_behind(cluster: DevCluster) -> None:
-    eventually(lambda: state(cluster).startswith("idle "))
+    until(lambda: state(cluster).startswith("idle "))
     policy = cluster.slurm_conf_dir() / "sluice.node.json"
     policy.write_text(NodePolicy(limits=NodeLimits(ladder=("mps", "limiter", "watchdog"))).render())
     script = (
@@ -86,15 +87,15 @@ def test_mps_holds_a_job_and_leaves_nothing_behind(cluster: DevCluster) -> None:
     assert pipes == f"/run/sluice/mps/job_{number}/pipe"
     assert filled == [str(4096 - 520), "2"] * 2  # who leaves MPS meets the limiter
     record = cluster.node_folder(NODE) / f"records/{number}.json"
-    eventually(record.exists)
+    until(record.exists)
     [grant] = json.loads(record.read_text())["grants"]
     assert (grant["rung"], grant["clean"]) == ("mps", True)
-    eventually(lambda: cluster.run(["ls", "/run/sluice/mps"], node=NODE).stdout == "")
+    until(lambda: cluster.run(["ls", "/run/sluice/mps"], node=NODE).stdout == "")
 
 
 def test_a_compute_mode_that_a_job_was_given_is_its_own(cluster: DevCluster) -> None:
     """A site's --gpu_cmode (a SPANK plugin sets it as root) works as without Sluice; the next job has it not."""
-    eventually(lambda: state(cluster).startswith("idle "))
+    until(lambda: state(cluster).startswith("idle "))
     (cluster.slurm_conf_dir() / "sluice.node.json").write_text(NodePolicy().render())
     sim = cluster.node_folder(NODE) / "gpu_sim"
     job = cluster.command(
@@ -105,14 +106,14 @@ def test_a_compute_mode_that_a_job_was_given_is_its_own(cluster: DevCluster) -> 
         gpu = int(running.stdout.readline())
         cluster.run([PYTHON, "-c", SET_EXCLUSIVE, str(gpu)], node=NODE)
         assert running.stdout.read().split() == ["3", "0"]
-    eventually(lambda: get_values(sim, gpu)["compute_mode"] == "0")
+    until(lambda: get_values(sim, gpu)["compute_mode"] == "0")
     folder = cluster.node_folder(NODE) / "records"
 
     def resets() -> list[object]:
         events = [event for path in folder.glob("*.json") for event in json.loads(path.read_text())["events"]]
         return [event["detail"]["what"] for event in events if event["action"] == "reset"]
 
-    eventually(lambda: resets() == [["compute_mode"]])
+    until(lambda: resets() == [["compute_mode"]])
 
 
 def test_a_node_is_laid_out_and_its_instances_hold_their_jobs(cluster: DevCluster) -> None:
@@ -135,8 +136,8 @@ def test_a_node_is_laid_out_and_its_instances_hold_their_jobs(cluster: DevCluste
     assert get_values(sim, 0)["mig_layout"] == "3g.40gb,3g.40gb", done.stderr
     assert done.returncode == 1 and "restart slurmctld and the node's slurmd" in done.stderr
     restart_slurm(cluster, NODE)
-    eventually(lambda: apply(cluster).returncode == 0)
-    eventually(lambda: state(cluster).startswith("idle "))
+    until(lambda: apply(cluster).returncode == 0)
+    until(lambda: state(cluster).startswith("idle "))
     assert "nothing to change" in apply(cluster).stderr
 
     partition = ["srun", "--quiet", "-w", NODE, "--gres=gpu:h100_3g.40gb:1", PYTHON, "-c", FILL]
@@ -146,11 +147,11 @@ def test_a_node_is_laid_out_and_its_instances_hold_their_jobs(cluster: DevCluste
     def grants() -> list[dict[str, object]]:
         return [grant for path in folder.glob("*.json") for grant in json.loads(path.read_text())["grants"]]
 
-    eventually(lambda: [grant["rung"] for grant in grants() if str(grant["uuid"]).startswith("MIG-")] == ["mig"])
+    until(lambda: [grant["rung"] for grant in grants() if str(grant["uuid"]).startswith("MIG-")] == ["mig"])
 
 
 def test_a_node_that_somebody_else_drained_stays_drained(cluster: DevCluster) -> None:
-    eventually(lambda: state(cluster).startswith("idle "))
+    until(lambda: state(cluster).startswith("idle "))
     policy = cluster.slurm_conf_dir() / "sluice.node.json"
     policy.write_text(NodePolicy(limits=NodeLimits(mig={f"{NODE}:0": ("4g.40gb", "3g.40gb")})).render())
     cluster.run(["scontrol", "update", f"nodename={NODE}", "state=drain", "reason=fan"])

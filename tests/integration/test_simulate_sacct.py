@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from admin_cli.simulate import command
 from dev_cluster.cluster import DevCluster
-from policy.cluster_file import read_nodes
-from policy.traces import MICROSECOND, read_trace
+from sluice.cli.simulate import command
+from sluice.simulate.cluster_file import read_nodes
+from sluice.simulate.traces import MICROSECOND, read_trace
+from tests.integration.jobs import sbatch, state
+from tests.integration.settled import until
 
 pytestmark = pytest.mark.cluster
 
@@ -22,23 +24,23 @@ SITE = {
     "controllers": 1,
     "accounts": [{"name": "physics"}],
     "users": [{"name": "alice", "accounts": ["physics"]}],
+    "slurm_conf": "SchedulerParameters=bf_interval=2,sched_interval=2\n",
 }
 FIELDS = "JobIDRaw,Account,User,QOS,Submit,Start,End,ElapsedRaw,State,Timelimit,NNodes,ReqTRES,AllocTRES"
 HOSTILE_NAME = "a|b\n9|physics|$(reboot)"
-PATIENCE_S = 120
 
 
 def sacct(site: DevCluster, fields: str) -> str:
-    return site.run(["sacct", "--allusers", "--duplicates", "--parsable2", "--starttime", "now-1hour",
-                     "--format", fields]).stdout  # fmt: skip
+    return site.run(
+        ["sacct", "--allusers", "--duplicates", "--parsable2", "--starttime", "now-1hour", "--format", fields]
+    ).stdout
 
 
 def test_a_month_of_a_real_site(make_cluster: Callable[..., DevCluster], tmp_path: Path) -> None:
     site = make_cluster(SITE)
 
-    def submit(*options: str, user: str = "alice") -> str:
-        done = site.run(["sbatch", "--parsable", "-A", "physics", "-t", "5", "-o", "/dev/null", *options], user=user)
-        return done.stdout.strip()
+    def submit(*options: str) -> str:
+        return sbatch(site, "-A", "physics", "-t", "5", *options)
 
     submit("--gres=gpu:2", "-J", HOSTILE_NAME, "--wrap", "sleep 1")
     submit("--array=1-3", "--gres=gpu:1", "--wrap", "sleep 1")
@@ -47,17 +49,11 @@ def test_a_month_of_a_real_site(make_cluster: Callable[..., DevCluster], tmp_pat
     held = submit("--hold", "--gres=gpu:1", "--wrap", "true")
     site.run(["scancel", held], user="alice")
     requeued = submit("--requeue", "--gres=gpu:1", "--wrap", "sleep 600")
-    deadline = time.monotonic() + PATIENCE_S
-    while "RUNNING" not in site.run(["squeue", "-h", "-o", "%T", "-j", requeued]).stdout:
-        assert time.monotonic() < deadline, "the job to be requeued never ran"
-        time.sleep(0.2)
-    site.run(["scontrol", "requeue", requeued])
+    until(lambda: state(site, requeued), lambda seen: seen == "RUNNING")
+    site.run(["scontrol", "requeuehold", requeued])
     running = submit("--gres=gpu:1", "--wrap", "sleep 600")
-    last = ""
-    while last.count("COMPLETED") < 7 or last.count("RUNNING") < 1:
-        assert time.monotonic() < deadline + PATIENCE_S, last
-        time.sleep(0.5)
-        last = site.run(["sacct", "-a", "-X", "-n", "-P", "-o", "State"]).stdout
+    words = ["sacct", "-a", "-X", "-n", "-P", "-o", "State"]
+    until(lambda: Counter(site.run(words).stdout.split()), lambda seen: seen["COMPLETED"] >= 7 and seen["RUNNING"] >= 1)
     month, nodes = tmp_path / "month.txt", tmp_path / "nodes.txt"
     month.write_text(sacct(site, FIELDS))
     nodes.write_text(site.run(["scontrol", "show", "node"]).stdout)
@@ -66,8 +62,8 @@ def test_a_month_of_a_real_site(make_cluster: Callable[..., DevCluster], tmp_pat
     trace, cluster = read_trace(month), read_nodes(str(nodes))
     assert [(node.name, node.gpus) for node in cluster] == [("n1", 4), ("n2", 4)]
     assert {(job.tenant, job.user) for job in trace.jobs} == {("physics", "alice")}
-    # one of two GPUs, three tasks, one of eight GPUs, two components, the running one, and the requeued one, which
-    # Slurm makes wait two minutes: its first run counts
+    # one of two GPUs, three tasks, one of eight GPUs, two components, the running one, and the first run of the
+    # requeued one
     assert sorted(job.gpus for job in trace.jobs) == [0, 1, 1, 1, 1, 1, 1, 2, 8]
     assert trace.left_out["(counted with the time so far) running"] == 1
     assert all(job.estimate == 300 * MICROSECOND for job in trace.jobs)

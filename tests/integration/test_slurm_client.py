@@ -1,4 +1,4 @@
-"""The same contract for every backend of slurm_client, against real daemons."""
+"""The same contract for every backend of sluice/slurm, against real daemons."""
 
 from __future__ import annotations
 
@@ -11,15 +11,20 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dev_cluster.cluster import DevCluster
 from gres_probe.collect import write_inventory
-from sluice_base.errors import SluiceError
-from slurm_client import BACKENDS, SlurmClient, connect
-from slurm_client.model import UNLIMITED, Job, Node
+from policy.alerts import NodeRule
+from prolog_epilog.end_notices import EndNotice, report
+from sluice.base.errors import SluiceError
+from sluice.controllerd.alerts.duty import Alerting
+from sluice.slurm import BACKENDS, Commands, SlurmClient, connect
+from sluice.slurm.answers import UNLIMITED, Job, Node
+from sluice.slurm.control import Control
 from tests.integration.private_slurm import NEEDS, NODE, entered, free_ports, head, running, wrappers
 from tests.unit.gres_probe import machines
 
@@ -199,9 +204,9 @@ def test_no_accounting_is_said(client: SlurmClient) -> None:
             client.accounting_jobs()
 
 
-def test_backends_agree(site: Site) -> None:
-    """Whatever one backend says, the other says."""
-    text, other = site.connect("text"), site.connect("json")
+def test_backends_agree(site: Site, client: SlurmClient) -> None:
+    """What one backend says, the other says."""
+    text, other = site.connect("text"), client
     for key, one in by_id(text.jobs()).items():
         assert asdict(one) == asdict(by_id(other.jobs())[key])
 
@@ -215,7 +220,7 @@ def test_backends_agree(site: Site) -> None:
 def test_migration_of_shards_names_the_jobs(site: Site, tmp_path: Path) -> None:
     """The site uses shards of its own: nothing is written unasked, and the jobs that ask for them are listed."""
     write_inventory(tmp_path, machines.dgx("n1"))
-    command = [sys.executable, "-m", "admin_cli.main", "gres", "write", "--inventory-dir", str(tmp_path)]
+    command = [sys.executable, "-m", "sluice.main", "gres", "write", "--inventory-dir", str(tmp_path)]
     command += ["--slurm-conf", str(site.folder), "--output-dir", str(tmp_path), "--slurm-version", "22.05"]
     command += ["--slurm-prefix", str(site.prefix)] if site.prefix else []
     refused = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -232,25 +237,24 @@ def test_nobody_answers(tmp_path: Path) -> None:
     (tmp_path / "slurm.conf").write_text(
         f"{head(tmp_path, free_ports(1)[0])}MessageTimeout=2\nNodeName=n1 {NODE}\nPartitionName=all Nodes=ALL\n"
     )
-    for backend in ("text", "json"):
-        client = connect(conf=tmp_path, backend=backend, timeout=30)
-        [controller] = client.ping()
-        assert not controller.up
-        with pytest.raises(SluiceError, match="squeue|sinfo|no answer"):
-            client.jobs()
+    client = connect(conf=tmp_path, timeout=30)
+    [controller] = client.ping()
+    assert not controller.up
+    with pytest.raises(SluiceError, match="squeue|sinfo|no answer"):
+        client.jobs()
 
 
 _ASK = """
 import json, sys
 from dataclasses import asdict
-from slurm_client import connect
-jobs = connect(backend=sys.argv[1]).accounting_jobs(users=["alice"], start=int(sys.argv[2]))
+from sluice.slurm import connect
+jobs = connect().accounting_jobs(users=["alice"], start=int(sys.argv[1]))
 print(json.dumps([asdict(job) for job in jobs]))
 """
 
 
 def test_accounting(demo: DevCluster) -> None:
-    """Ended jobs of a user, with a hostile name, as each backend reads them from slurmdbd."""
+    """Ended jobs of a user, with a hostile name."""
     before = int(time.time()) - 5
     demo.run(
         ["sbatch", "--wait", "-o/dev/null", "-J", ACCOUNTED_NAME, "-t2", "--wrap=true"], node="login", user="alice"
@@ -261,20 +265,60 @@ def test_accounting(demo: DevCluster) -> None:
         user="alice",
         check=False,
     )
-    answers = {}
-    for backend in ("text", "json"):
-        deadline = time.monotonic() + 60
-        while True:
-            done = demo.run([sys.executable, "-c", _ASK, backend, str(before)], node="login")
-            jobs = {job["name"]: job for job in json.loads(done.stdout)}
-            if {"COMPLETED", "FAILED"} <= {job["state"] for job in jobs.values()}:
-                break
-            assert time.monotonic() < deadline, jobs
-            time.sleep(0.5)
-        assert jobs[ACCOUNTED_NAME]["state"] == "COMPLETED"
-        assert (jobs["fails"]["state"], jobs["fails"]["exit_code"]) == ("FAILED", 3)
-        assert jobs["fails"]["time_limit_s"] == 120
-        assert jobs["fails"]["tres_allocated"]["gres/gpu"] == 1
-        assert jobs["fails"]["user"] == "alice"
-        answers[backend] = jobs
-    assert answers["text"] == answers["json"]
+    deadline = time.monotonic() + 60
+    while True:
+        done = demo.run([sys.executable, "-c", _ASK, str(before)], node="login")
+        jobs = {job["state"]: job for job in json.loads(done.stdout)}
+        if {"COMPLETED", "FAILED"} <= jobs.keys():
+            break
+        assert time.monotonic() < deadline, jobs
+        time.sleep(0.5)
+    assert (jobs["FAILED"]["exit_code"], jobs["FAILED"]["time_limit_s"]) == (3, 120)
+    assert jobs["FAILED"]["tres_allocated"]["gres/gpu"] == 1
+    assert jobs["FAILED"]["user"] == "alice"
+
+
+# ---- one task of an array is meant ----
+
+
+def array(site: Site, commands: Commands, tasks: str) -> tuple[int, dict[int, str]]:
+    """The number of an array with a running task of that number, and its tasks' states."""
+    said = commands.output("sbatch", "--parsable", "-D", str(site.folder), f"--array={tasks}", "--wrap=sleep 900")
+    number = int(said)
+
+    def states() -> dict[int, str]:
+        return {job.id: job.state for job in site.connect("text").jobs(ids=[number])}
+
+    deadline = time.monotonic() + 60
+    while "RUNNING" not in (found := states()).values() or ("%" not in tasks and len(set(found.values())) > 1):
+        assert time.monotonic() < deadline, found
+        time.sleep(0.2)
+    assert number in found
+    return number, found
+
+
+def test_the_task_that_bears_the_arrays_number_is_ended_alone(site: Site) -> None:
+    commands = Commands(conf=site.folder, prefix=site.prefix)
+    number, tasks = array(site, commands, "1-2")
+    [other] = set(tasks) - {number}
+    report(EndNotice(number, 0, 0, 0, int(time.time()), 1), "n1", commands)
+    comments = {job.id: job.admin_comment for job in site.connect("text").jobs(ids=[number])}
+    assert comments[number].startswith(f"sluice-ended 1 {number} ") and not comments[other]
+
+    controller: Any = SimpleNamespace(client=site.connect("text"), commands=commands, leads=lambda: True)
+    Alerting(controller)._act(NodeRule(name="idle", kind="gpu-idle", threshold=1, duration=60), "cancel", number)
+    assert "RUNNING" not in state_of(commands, f"{number}_2") and state_of(commands, f"{number}_1") == "RUNNING"
+    Control(commands).cancel(site.connect("text").jobs(ids=[number]))
+
+
+def state_of(commands: Commands, name: str) -> str:
+    return commands.output("squeue", "-h", "-t", "all", "-j", name, "-o", "%T").strip()
+
+
+def test_of_an_array_that_runs_what_waits_is_cancelled_alone(site: Site) -> None:
+    commands = Commands(conf=site.folder, prefix=site.prefix)
+    number, _ = array(site, commands, "1-3%1")
+    control, client = Control(commands), site.connect("text")
+    control.cancel(client.jobs(ids=[number]), only_waiting=True)
+    assert [job.state for job in client.jobs(ids=[number])] == ["RUNNING"]
+    control.cancel(client.jobs(ids=[number]))

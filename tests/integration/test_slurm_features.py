@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from dev_cluster.cluster import DevCluster
+from tests.integration.settled import until
 from tests.integration.slurm_features import (
     POLICY,
     Jobs,
@@ -15,7 +16,6 @@ from tests.integration.slurm_features import (
     gpu_indices,
     set_up,
     status_in_force,
-    wait_until,
 )
 
 pytestmark = pytest.mark.cluster
@@ -54,7 +54,7 @@ def test_preemption_requeues_the_lower_qos(jobs: Jobs) -> None:
         jobs.wait(job, "RUNNING")
     high = jobs.submit("--qos=high", "--gpus-per-node=8", "-N2", user="bob")
     jobs.wait(high, "RUNNING")
-    wait_until(lambda: [jobs.state(job) for job in low], lambda states: "COMPLETING" not in states)
+    until(lambda: [jobs.state(job) for job in low], lambda states: "COMPLETING" not in states)
     waiting = [job for job in low if jobs.state(job) == "PENDING"]
     assert len(waiting) == 2
     assert all(jobs.shown(job)["Restarts"] == "1" for job in waiting)
@@ -104,9 +104,9 @@ def test_array_runs_every_task_within_its_throttle(jobs: Jobs) -> None:
         seen.append(lines.count("RUNNING"))
         return len(lines)
 
-    wait_until(running, lambda left: left == 0)
+    until(running, lambda left: left == 0)
     assert 0 < max(seen) <= 8
-    wait_until(
+    until(
         lambda: jobs.cluster.run(["sacct", "-nX", "-j", job, "-o", "State"]).stdout.split(),
         lambda states: states == ["COMPLETED"] * 20,
     )
@@ -171,7 +171,7 @@ def test_licences_are_counted(jobs: Jobs) -> None:
     first, second, third = (jobs.submit("--gpus=1", "-L", "solver:1") for _ in range(3))
     jobs.wait(first, "RUNNING")
     jobs.wait(second, "RUNNING")
-    wait_until(lambda: jobs.shown(third)["Reason"], lambda reason: reason == "Licenses")
+    until(lambda: jobs.shown(third)["Reason"], lambda reason: reason == "Licenses")
     others = jobs.submit("--gpus=1")
     jobs.wait(others, "RUNNING")
     jobs.cluster.run(["scancel", first])
@@ -196,11 +196,11 @@ def test_backfill_starts_small_jobs_that_delay_nobody(jobs: Jobs) -> None:
     held = jobs.submit("--gpus-per-node=8", "-N5", "--time=4")
     jobs.wait(held, "RUNNING")
     wide = jobs.submit("--gpus-per-node=8", "-N6", "--time=4", "--nice=-10", user="root")
-    wait_until(lambda: jobs.shown(wide)["Reason"], lambda reason: reason in ("Resources", "Priority"))
+    until(lambda: jobs.shown(wide)["Reason"], lambda reason: reason in ("Resources", "Priority"))
     short = jobs.submit("--gpus=2", "--time=2", user="bob")
     jobs.wait(short, "RUNNING")
     long = jobs.submit("--gpus=2", "--time=60", user="bob")
-    wait_until(lambda: jobs.shown(long)["Reason"], lambda reason: reason in ("Resources", "Priority"))
+    until(lambda: jobs.shown(long)["Reason"], lambda reason: reason in ("Resources", "Priority"))
     assert jobs.state(wide) == "PENDING"
     jobs.cluster.run(["scancel", wide])
 
@@ -216,7 +216,7 @@ def test_job_on_nodes_in_power_saving_wakes_them_and_others_go_elsewhere(cluster
     """Last: no machine wakes up here, so the node stays out."""
     cluster.run(["scontrol", "update", "NodeName=n5", "State=POWER_DOWN"])
     try:
-        wait_until(
+        until(
             lambda: cluster.run(["sinfo", "-h", "-n", "n5", "-o", "%T"]).stdout.strip(),
             lambda state: state.endswith("~") or "powered_down" in state,
             timeout=90,

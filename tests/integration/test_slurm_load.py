@@ -1,16 +1,16 @@
-"""What the benchmarks on real daemons stand on: a load is submitted in time, and what became of it is told truly."""
+"""What the benchmarks on real daemons are based on: a load is submitted in time, its outcome is reported."""
 
 from __future__ import annotations
 
 import pytest
 
 from benchmarks.slurm_load import Arm, Job, Ran, allocation, held_gpus, in_use, percentile
-from sluice_base.errors import SluiceError
+from sluice.base.errors import SluiceError
 
 pytestmark = pytest.mark.cluster
 
 
-def test_a_load_runs_and_is_told() -> None:
+def test_a_load_runs_and_is_reported() -> None:
     jobs = [Job(number / 2, ("-N1", "--gres=gpu:8"), 5, 1, 8, number) for number in range(3)]
     with Arm(2, None) as arm:
         ran, until = arm.run(jobs, settle_s=60)

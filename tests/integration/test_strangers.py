@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from dev_cluster.cluster import DevCluster
-from dev_cluster.gpu_sim.fields import set_values
 from dev_cluster.layout import INSIDE
-from tests.integration.settled import PATIENCE
+from gpu_sim.fields import set_values
+from tests.integration.settled import PATIENCE, until
 
 pytestmark = pytest.mark.cluster
 
@@ -131,13 +131,6 @@ def log(cluster: DevCluster) -> str:
     return cluster.log(f"agent@{NODE}").read_text()
 
 
-def eventually(what: Callable[[], object], seconds: float = PATIENCE) -> None:
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end, f"it did not happen within {seconds} s"
-        time.sleep(0.05)
-
-
 def ended(program: subprocess.Popen[str], since: float, within: float = SOON) -> str:
     """What a program that is ended had said; `within`, and the time that srun takes to say so on a busy machine."""
     _, said = program.communicate(timeout=PATIENCE)
@@ -148,7 +141,7 @@ def ended(program: subprocess.Popen[str], since: float, within: float = SOON) ->
 
 def outbox(cluster: DevCluster, job: int) -> dict[str, Any]:
     folder = cluster.node_folder(NODE) / "outbox"
-    eventually(lambda: list(folder.glob(f"{job}-*.json")))
+    until(lambda: list(folder.glob(f"{job}-*.json")))
     [file] = folder.glob(f"{job}-*.json")
     record: dict[str, Any] = json.loads(file.read_text())
     return record
@@ -168,7 +161,7 @@ def test_a_process_whose_leader_has_exited_is_its_jobs(cluster: DevCluster) -> N
     with running(cluster, command, "bob") as (program, pid, job), holds(cluster, job, pid) as since:
         ended(program, since)
     file = cluster.node_folder(NODE) / f"records/{job}.json"
-    eventually(file.exists)
+    until(file.exists)
     record = json.loads(file.read_text())
     assert "end" in [event["action"] for event in record["events"]] and record["grants"][0]["peak"] == 60 << 30
 
@@ -187,7 +180,7 @@ def test_a_job_without_gpus_is_ended_and_its_neighbour_is_not(cluster: DevCluste
     record = outbox(cluster, job)
     assert (record["grants"], record["uid"], record["ended"] > 0) == ([], BOB, True)
     [event] = [event for event in record["events"] if event["action"] == "end"]
-    assert event["detail"]["told"] and event["detail"]["charged"] == 60 << 30
+    assert event["detail"]["notified"] and event["detail"]["charged"] == 60 << 30
 
 
 def test_a_gpu_that_a_job_was_not_given(cluster: DevCluster) -> None:
@@ -209,7 +202,7 @@ def test_a_cgroup_that_bears_a_neighbours_name_ends_nothing_of_it(cluster: DevCl
                 assert outside.stdout is not None
                 pid = int(outside.stdout.readline().split()[0])
                 with holding(cluster, pid, "60G", granted(cluster, one)):
-                    eventually(lambda: f"user={BOB} " in log(cluster))
+                    until(lambda: f"user={BOB} " in log(cluster))
                     time.sleep(1.5)
                     assert neighbour.poll() is None and outside.poll() is None
             finally:
@@ -227,7 +220,7 @@ def test_a_container_counts_to_the_owner_of_its_uids(cluster: DevCluster) -> Non
             pid = int(outside.stdout.readline())
             try:
                 with holding(cluster, pid, "8G", granted(cluster, job)):
-                    eventually(lambda: outside.poll() is not None)
+                    until(lambda: outside.poll() is not None)
             finally:
                 outside.kill()
         assert program.poll() is None
@@ -245,8 +238,15 @@ def test_who_freezes_himself_is_ended(cluster: DevCluster) -> None:
 @pytest.mark.parametrize("step", ["step_0", "step_extern"])
 def test_nobody_has_a_freezer_of_his_own(cluster: DevCluster, mib: int, step: str) -> None:
     """Version 1: slurmd drains a node on which it cannot end a step, and no signal ends what is frozen."""
-    script = f"cd {FREEZER}$(sed -n s/.*freezer://p /proc/self/cgroup)/../{step} && ! mkdir mine"
+    script = f"! mkdir {FREEZER}$(sed -n s/.*freezer://p /proc/self/cgroup)/../{step}/mine"
     cluster.run(srun(mib, "sh", "-c", script), user="bob", timeout=PATIENCE)
+    owner = ["stat", "-c", "%u", f"{FREEZER}/slurm_{NODE}"]
+    assert cluster.run(owner, node=NODE).stdout == "0\n"
+
+
+def test_a_task_finds_no_freezer_of_a_step_that_begins(cluster: DevCluster) -> None:
+    """Version 1: it is its user's for a moment, in which another of the user's tasks could make a cgroup there."""
+    cluster.run(srun(0, "sh", "-c", f"! ls {FREEZER}/slurm_{NODE}"), user="bob", timeout=PATIENCE)
 
 
 @pytest.mark.parametrize("mib", [4096, 0])
@@ -258,3 +258,27 @@ def test_a_crowd_is_ended_as_one(cluster: DevCluster, mib: int) -> None:
             ["cat", f"{FREEZER}/slurm_{NODE}/uid_{BOB}/job_{job}/step_0/cgroup.procs"], node=NODE, check=False
         )
         assert left.stdout == ""
+
+
+def test_memory_that_a_job_leaves_with_its_users_other_job_drains_no_node(cluster: DevCluster) -> None:
+    """As by a descriptor that another job keeps: the driver names no process."""
+    folder = cluster.node_folder(NODE) / "gpu_sim"
+    with (
+        running(cluster, srun(1024, *STAYS), "alice") as (neighbour, _, _),
+        running(cluster, srun(0, *STAYS), "bob") as (keeper, _, other),
+        running(cluster, ["srun", "--quiet", "-w", NODE, "--gres=gpu:1", *STAYS], "bob") as (_, _, job),
+    ):
+        gpu = granted(cluster, job)
+        set_values(folder, gpu, {"memory_used": "8G"})
+        try:
+            cluster.run(["scancel", str(job)], user="bob")
+            keeper.communicate(timeout=PATIENCE)
+        finally:
+            set_values(folder, gpu, {"memory_used": "0"})
+        file = cluster.node_folder(NODE) / f"records/{job}.json"
+        until(file.exists)
+        record = json.loads(file.read_text())
+        assert record["grants"][0]["clean"] and "stray" in [event["action"] for event in record["events"]]
+        assert neighbour.poll() is None
+    assert [event["action"] for event in outbox(cluster, other)["events"]] == ["end"]
+    assert not any("drain" in node.state for node in cluster.node_states())

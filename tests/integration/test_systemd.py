@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from sluice_base.run import run_command
+from sluice.base.run import run_command
 
 pytestmark = pytest.mark.cluster
 _ROOT = Path(__file__).resolve().parents[2]
@@ -160,7 +160,7 @@ def test_slurmctld_starts_with_the_plugins_and_without_them_when_it_was_upgraded
     assert machine.loads_sluice()
 
 
-def test_the_supervisor_is_started_anew_when_it_was_killed(machine: Machine) -> None:
+def test_the_supervisor_is_started_again_when_it_was_killed(machine: Machine) -> None:
     drop_in = "slurmctld.service.d/sluice-supervise.conf"
     machine.run("cp", f"{_ROOT}/etc/systemd/{drop_in}", f"/etc/systemd/system/{drop_in}")
     machine.run("systemctl", "daemon-reload")
@@ -193,8 +193,8 @@ def test_services_run_in_their_sandbox(machine: Machine, unit: str) -> None:
         ("sluice-mig", "nothing to restore: there is no /etc/slurm/sluice.node.json"),
         ("sluice-probe", "wrote /var/lib/sluice/inventory/sluice-systemd.json"),
         # without slurmdbd these have nothing to do, and say so
-        ("sluice-apply", "keeps no accounts|nothing was ever applied here"),
-        ("sluice-drift", "keeps no accounts|nothing was ever applied here"),
+        ("sluice-apply", "keeps no accounts|no policy was applied on this host yet"),
+        ("sluice-drift", "keeps no accounts|no policy was applied on this host yet"),
         ("sluice-audit-collect", "accounting storage is disabled"),
     ],
 )

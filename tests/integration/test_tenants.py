@@ -105,9 +105,13 @@ def test_never_over_the_limit_by_any_way(limited: PolicySite, kind: str, full_sc
             array = site.sbatch("alice", *options, "--array=0-3")
             het = site.run("sbatch", "--parsable", "-o", "/dev/null", *options, ":", *options, "--wrap=sleep 60",
                            user="alice", cwd="/").stdout.strip()  # fmt: skip
-            for client in ("srun", "salloc"):
-                done = site.run(client, *options, "--immediate=2", "true", user="alice", check=False, timeout=120)
-                assert done.returncode != 0, client
+
+            def at_once(client: str) -> int:
+                words = (client, *options, "--immediate=2", "true")
+                return site.run(*words, user="alice", check=False, timeout=120).returncode
+
+            with ThreadPoolExecutor(2) as clients:
+                assert all(clients.map(at_once, ("srun", "salloc")))
             held = site.sbatch("alice", "-A", kind, "-n1", "--mem=10M", "--hold")
             if unit.startswith("--gres"):
                 changed = unit.removeprefix("--gres=").replace(":", ":", 1)
@@ -224,8 +228,9 @@ def test_a_guarantee_comes_back_from_over_quota_work(site: PolicySite) -> None:
         "  owner: {members: [carol], guarantee: {classes: {h100: {gpus: 16}}}}\n"
         "  borrower: {members: [dave], borrow: true}\n"
         "scheduling: {preemption: {grace: 3s, min_run_time: 5s}}\n",
-        "--force", "--drain-time=0s",
-    )  # fmt: skip
+        "--force",
+        "--drain-time=0s",
+    )
     log = site.scratch / "signals"
     log.mkdir(mode=0o777)
     log.chmod(0o777)
@@ -264,7 +269,7 @@ def test_a_guarantee_comes_back_from_over_quota_work(site: PolicySite) -> None:
     (log / "finish").touch()
     site.run("scancel", *owned)
     site.wait(lambda: not site.jobs(states="COMPLETING"))
-    time.sleep(1.5)  # slurmd tells a job's credentials apart by the second
+    time.sleep(1.5)  # slurmd distinguishes a job's credentials by their second
     for job in requeued:  # Slurm lets requeued jobs wait two minutes
         site.run("scontrol", "update", f"JobId={job}", "StartTime=now", user="dave")
     site.wait(lambda: not site.jobs(states="PENDING,RUNNING,COMPLETING"), 120)
@@ -367,7 +372,7 @@ def test_users_see_what_is_theirs(guarded: PolicySite) -> None:
     assert "no tenant" in site.run("sluice", "whoami", user="mallory").stdout
 
 
-def test_users_are_told_the_qos_of_over_quota_work(site: PolicySite) -> None:
+def test_users_see_the_qos_of_over_quota_work(site: PolicySite) -> None:
     site.apply(
         "tenants:\n  zeta: {members: [alice], guarantee: {gpus: 1}, borrow: true}\n", "--force", "--drain-time=0s"
     )
@@ -400,7 +405,7 @@ def test_coordinators_change_their_subtree_only(guarded: PolicySite) -> None:
     assert site.changes() == []
 
 
-def test_an_operator_needs_the_files_too_and_is_told_so(guarded: PolicySite) -> None:
+def test_an_operator_needs_the_files_too_and_gets_an_error(guarded: PolicySite) -> None:
     site = guarded
     site.sacctmgr("modify", "user", "oper", "set", "adminlevel=operator")
     site.run("chmod", "-R", "o+rX", f"{INSIDE}/state")

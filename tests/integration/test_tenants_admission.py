@@ -125,13 +125,22 @@ def test_jobs_stay_on_nodes_with_the_tenants_features(site: PolicySite) -> None:
         site.clear()
 
 
+def test_who_is_no_member_uses_up_no_submissions_of_an_account(site: PolicySite) -> None:
+    try:
+        for _ in range(8):
+            assert "ccount" in site.sbatch("bob", "-A", "slow", "--hold", check=False)
+        assert site.sbatch("alice", "-A", "slow", "--hold", check=False).isdecimal()
+    finally:
+        site.clear()
+
+
 def test_submissions_per_minute_hold_for_twenty_clients(site: PolicySite) -> None:
     try:
         begin = time.monotonic()
         with ThreadPoolExecutor(20) as clients:
             tried = list(clients.map(lambda _: site.sbatch("alice", "-A", "slow", "--hold", check=False), range(20)))
         accepted = [one for one in tried if one.isdecimal()]
-        assert 1 <= len(accepted) <= 7 + (time.monotonic() - begin) // 10, tried  # six a minute come anew
+        assert 1 <= len(accepted) <= 7 + (time.monotonic() - begin) // 10, tried  # six a minute are added
         assert any("minute" in one for one in tried if not one.isdecimal()), tried
     finally:
         site.clear()

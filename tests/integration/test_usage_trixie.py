@@ -9,11 +9,11 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from live_figures import PERCENT, check_live
-from metrics_site import eventually
 
 from dev_cluster.cluster import DevCluster
-from usage.job_records import FOLDER, JobRecords
+from sluice.exchange.job_records import FOLDER, JobRecords
+from tests.integration.live_figures import PERCENT, check_live
+from tests.integration.settled import until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.trixie]
 
@@ -37,7 +37,7 @@ def test_a_job_while_it_runs_and_when_it_has_ended(
         cluster, "g-1", "alice", "mallory", lambda job: cluster.run(["scancel", str(job)], user="alice")
     )
     store = JobRecords(cluster.layout.state / FOLDER)
-    eventually(lambda: store.of_job(number))
+    until(lambda: store.of_job(number))
     (record,) = store.of_job(number)
     assert record.usage is not None and record.ended is not None
     begun = cluster.run(["sacct", "-X", "-n", "-P", "-j", str(number), "-o", "Start"]).stdout.strip()
@@ -53,7 +53,7 @@ def test_a_job_while_it_runs_and_when_it_has_ended(
         (row,) = json.loads(sluice("report", "jobs", "-j", str(number), "--json", user="alice"))["rows"]
         return row["utilisation_percent"] is not None and row["state"] == "CANCELLED"
 
-    eventually(summary)  # from AdminComment, as alice may not read the records
+    until(summary)  # from AdminComment, as alice may not read the records
     page = sluice("report", "job", str(number))
     assert re.search(r"p50 (39|40|41)%", page) and re.search(r"peak 1[\d.]+G", page)
     (tenant,) = json.loads(sluice("report", "tenants", "-S", "now-1hour", "--json"))["rows"]

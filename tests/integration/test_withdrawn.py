@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from dev_cluster.cluster import DevCluster
-from health import withdrawn
 from policy.compiled import CompiledPolicy, Global
-from tests.integration.settled import PATIENCE, fresh_status
+from sluice.controllerd.health import withdrawn
+from tests.integration.jobs import state, submit
+from tests.integration.settled import PATIENCE, fresh_status, until
 from tests.integration.versions import NATIVE_FIRST
 
 pytestmark = pytest.mark.cluster
@@ -31,10 +32,10 @@ class Slurm:
         return self.cluster.run(list(command)).stdout
 
     def submit(self, *options: str) -> str:
-        return self.run("sbatch", "--parsable", "-o", "/dev/null", *options, "--wrap", "sleep 600").strip()
+        return submit(self.cluster, *options, user="root")
 
     def state(self, job: str) -> str:
-        return self.run("scontrol", "show", "job", job).split("JobState=")[1].split()[0]
+        return state(self.cluster, job)
 
     def gpus(self, job: str) -> set[int]:
         """Which GPUs a running job has."""
@@ -54,10 +55,7 @@ class Slurm:
         return re.search(r"GresUsed=(\S+)", self.run("scontrol", "-d", "show", "node", "n1"))[1]  # type: ignore[index]
 
     def wait(self, condition: Callable[[], bool], seconds: float = PATIENCE) -> None:
-        end = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < end, self.run("squeue", "-o", "%A %T %r %b") + self.used()
-            time.sleep(0.1)
+        until(condition, timeout=seconds, shows=lambda: (self.run("squeue", "-o", "%A %T %r %b"), self.used()))
 
     def withdraw(self, *gpus: int) -> None:
         """As the controllers' daemon does; return when slurmctld has read it."""
@@ -140,7 +138,7 @@ def test_shares_of_it_are_not_given_out(slurm: Slurm) -> None:
     first = slurm.submit("--gres=shard:20000")
     (sick,) = slurm.gpus(first)
     slurm.withdraw(sick)
-    second = slurm.submit("--gres=shard:20000")  # would fit beside the first
+    second = slurm.submit("--gres=shard:20000")  # would fit next to the first
     assert sick not in slurm.gpus(second)
     others = [slurm.submit("--gres=gpu:1") for _ in range(6)]
     for job in others:

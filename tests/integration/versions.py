@@ -1,6 +1,7 @@
 """Slurm versions of the longest modules: the newer one under `make soak` and `make test-trixie` only.
 
-`make test` has a little of each of them on the newer one in test_journal_newer.py.
+`make test` has a little of each of them on the newer one in test_journal_newer.py, and what test_placement_hook.py has
+`on_both_versions`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What the core's backfill must plan, written plainly from the rules in ``sluice/core.h``: no index, no memory.
+"""What the core's backfill must plan, written plainly from the rules in ``sluice/core.h``: no index, no cache.
 
-Everything that holds something is one entry with its times; whether a request fits is asked anew for every candidate
-start, second by second of the entries' beginnings and ends.
+Everything that holds something is one entry with its times; whether a request fits is computed again for every
+candidate start: each second at which an entry begins or ends.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sluice_core.backfill import HORIZON_S, PendingJob, Start
-from sluice_core.cluster import NodeShape, NodeState
-from sluice_core.placement import Part, Request, RequestFlag, Wish
+from sluice.core.backfill import HORIZON_S, PendingJob, Start
+from sluice.core.cluster import NodeShape, NodeState
+from sluice.core.placement import Part, Preference, Request, RequestFlag
 
 FOREVER = HORIZON_S + 1
 
@@ -102,14 +102,14 @@ class Reference:
         groups: dict[tuple[int, int], list[int]] = {}
         links = sorted({gpu.link_domain for gpu in shape.gpus}, key=[gpu.link_domain for gpu in shape.gpus].index)
         numas = sorted({gpu.numa_node for gpu in shape.gpus}, key=[gpu.numa_node for gpu in shape.gpus].index)
-        for link in links if request.one_link_domain == Wish.REQUIRED else [-1]:
-            for numa in numas if request.one_numa_node == Wish.REQUIRED else [-1]:
+        for link in links if request.one_link_domain == Preference.REQUIRED else [-1]:
+            for numa in numas if request.one_numa_node == Preference.REQUIRED else [-1]:
                 groups[link, numa] = [
                     gpu
                     for gpu in gpus
                     if link in (-1, shape.gpus[gpu].link_domain)
                     and numa in (-1, shape.gpus[gpu].numa_node)
-                    and (request.near_nic != Wish.REQUIRED or shape.gpus[gpu].near_nic)
+                    and (request.near_nic != Preference.REQUIRED or shape.gpus[gpu].near_nic)
                 ]
         enough = [members for members in groups.values() if len(members) >= count]
         return min(enough, key=len) if enough else None
@@ -148,7 +148,7 @@ class Reference:
 
     def sites(self, request: Request, nodes_max: int) -> list[list[int]]:
         """Sets of nodes, by rank, of which the request must take one set's."""
-        if request.one_switch != Wish.REQUIRED or nodes_max == 1:
+        if request.one_switch != Preference.REQUIRED or nodes_max == 1:
             return [self.by_rank]
         below: dict[int, list[int]] = {}
         for node in self.by_rank:
@@ -209,7 +209,7 @@ class Reference:
         self.holds += [Hold(part, start.start_s, end) for part in start.parts]
 
     def release(self, start: Start, limit: int) -> None:
-        """Give a planned start up."""
+        """Release a planned start."""
         end = min(start.start_s + limit, FOREVER)
         for part in start.parts:
             self.holds.remove(Hold(part, start.start_s, end))

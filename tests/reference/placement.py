@@ -14,8 +14,8 @@ from typing import Any
 
 from sluice_score import SluiceScore
 
-from sluice_core.cluster import NodeShape, NodeState
-from sluice_core.placement import Layout, Part, Placement, Policy, Reason, Request, RequestFlag, Verdict, Wish
+from sluice.core.cluster import NodeShape, NodeState
+from sluice.core.placement import Layout, Part, Placement, Policy, Preference, Reason, Request, RequestFlag, Verdict
 
 Key = tuple[int, int, int, int]
 
@@ -135,14 +135,14 @@ class Reference:
 
     def group(self, node: Node, request: Request, count: int, fit: list[int]) -> tuple[list[int], int] | None:
         """The GPUs among which `count` may be chosen freely, and how many preferences they keep."""
-        wishes = {"link": request.one_link_domain, "numa": request.one_numa_node, "nic": request.near_nic}
+        preferences = {"link": request.one_link_domain, "numa": request.one_numa_node, "nic": request.near_nic}
         gpus = node.shape.gpus
-        names = list(wishes)
+        names = list(preferences)
         for kept in range(3, -1, -1):
             for chosen in combinations(names, kept):
-                if any(wishes[name] == Wish.ANY for name in chosen):
+                if any(preferences[name] == Preference.ANY for name in chosen):
                     continue
-                if any(wishes[name] == Wish.REQUIRED and name not in chosen for name in names):
+                if any(preferences[name] == Preference.REQUIRED and name not in chosen for name in names):
                     continue
                 groups: dict[tuple[Any, ...], list[int]] = {}
                 for gpu in fit:
@@ -165,7 +165,7 @@ class Reference:
                             first_numa[gpus[m[0]].numa_node] if "numa" in chosen else 0,
                         ),
                     )
-                    return best, sum(wishes[name] == Wish.PREFERRED for name in chosen)
+                    return best, sum(preferences[name] == Preference.PREFERRED for name in chosen)
         return None
 
     def fits(self, number: int, node: Node, request: Request, count: int) -> tuple[list[int], int] | None:
@@ -192,13 +192,13 @@ class Reference:
         return sorted(sorted(fit, key=lambda gpu: (node.free(gpu), gpu))[:count])
 
     def pick(self, node: Node, request: Request, count: int, fit: list[int]) -> list[int]:
-        """Tight where shared, well linked where that is wished, else the first."""
+        """Tight where shared, well linked where that is preferred, else the first."""
         if len(fit) == count:
             return fit
         if per_gpu(request):
             return self.tightest(node, fit, count)
         links = node.shape.links
-        if request.one_link_domain == Wish.ANY or not links:
+        if request.one_link_domain == Preference.ANY or not links:
             return fit[:count]
         best: tuple[int, list[int]] | None = None
         for start in fit:
@@ -319,13 +319,13 @@ class Reference:
         found = self.fits(number, node, request, count)
         if found is None:
             return None
-        fit, wish = found
+        fit, preferred = found
         have = sum(g.memory_mib for g in node.shape.gpus) if request.gpus else node.cpus
         free = node.gpu_memory_free if request.gpus else node.cpus_free
         use = (have - free) * 1000 // have if have else 0
         layout = {Layout.POLICY: 0, Layout.PACK: use, Layout.SPREAD: -use}[request.layout]
         score, gpus = self.score(policy, number, request, count, fit)
-        return (wish, layout, score, -node.rank), gpus
+        return (preferred, layout, score, -node.rank), gpus
 
     # ---- placing ----
 
@@ -361,7 +361,7 @@ class Reference:
     def sites(self, request: Request) -> list[tuple[int, int]]:
         """(height, switch) of all places that a gang may be confined to, 0 for the whole cluster."""
         sites = {(self.heights[switch], switch) for node in self.nodes for switch in node.path} | {(4, 0)}
-        if request.one_switch == Wish.REQUIRED:
+        if request.one_switch == Preference.REQUIRED:
             sites = {site for site in sites if site[0] <= request.switch_level and site[1]}
         return sorted(sites)
 
@@ -509,7 +509,7 @@ class Reference:
             (Reason.MODEL, lambda gpu: not request.models or request.models >> self.models[shapes[gpu].model] & 1),
             (Reason.CAPABILITY, lambda gpu: shapes[gpu].capability >= request.capability_min),
             (Reason.GPU_SIZE, lambda gpu: shapes[gpu].memory_mib >= max(request.gpu_memory_mib_min, share)),
-            (Reason.NIC, lambda gpu: request.near_nic != Wish.REQUIRED or shapes[gpu].near_nic),
+            (Reason.NIC, lambda gpu: request.near_nic != Preference.REQUIRED or shapes[gpu].near_nic),
             (Reason.CPUS, None),
             (Reason.HOST_MEMORY, None),
             (Reason.HEALTH, lambda gpu: node.healthy[gpu]),
@@ -529,8 +529,8 @@ class Reference:
                 if len(kinds) < count:
                     return reason
         if count:
-            links_only = replace(request, one_numa_node=Wish.ANY)
-            if request.one_link_domain == Wish.REQUIRED and self.group(node, links_only, count, kinds) is None:
+            links_only = replace(request, one_numa_node=Preference.ANY)
+            if request.one_link_domain == Preference.REQUIRED and self.group(node, links_only, count, kinds) is None:
                 return Reason.LINK
             if self.group(node, request, count, kinds) is None:
                 return Reason.NUMA
@@ -543,7 +543,7 @@ class Reference:
         for number in range(len(self.nodes)):
             reason = self.reason(number, request)
             if reason == Reason.FITS and verdict != Verdict.PLACED:
-                reason = Reason.SWITCH if request.one_switch == Wish.REQUIRED else Reason.GANG
+                reason = Reason.SWITCH if request.one_switch == Preference.REQUIRED else Reason.GANG
             counts[reason] = counts.get(reason, 0) + 1
         return counts
 

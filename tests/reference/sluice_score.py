@@ -1,4 +1,4 @@
-"""The sluice policy's score, written plainly after docs/scheduling.md: every price is worked out anew for each node."""
+"""The sluice policy's score, written plainly after docs/scheduling.md: every price is computed again for each node."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from math import isqrt
 from typing import TYPE_CHECKING
 
-from sluice_core.placement import Request
+from sluice.core.placement import Request
 
 if TYPE_CHECKING:
     from placement import Node, Reference
 
 LEVELS = 100
-ONE = 1 << 20  # what a level is worth to a workload that can use all of it
+ONE = 1 << 20  # value of a level to a workload that can use all of it
 STEP = 64 * ONE // 10
 CPU_ONE = 1 << 12  # further binary places of the price of a thousandth of a CPU
 

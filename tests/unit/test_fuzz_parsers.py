@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from prolog_epilog import cgroups, jobs, log, server
+from prolog_epilog import cgroups, jobs, server
+from sluice.base import log
 from tests.fuzz.parsers import TARGETS
 
 RUNS = 1500

@@ -1,4 +1,4 @@
-"""What `make install` brings onto a host: what builds Sluice and its plugins, and no daemon."""
+"""What `make install` installs on a host: what builds Sluice and its plugins, and no daemon."""
 
 from __future__ import annotations
 
@@ -35,6 +35,12 @@ def test_root_installs_only_what_has_a_hash() -> None:
     calls = [line for line in done.stdout.splitlines() if "/bin/pip install" in line]
     assert len(calls) == 3 and all("--require-hashes" in line or "--no-index --no-deps" in line for line in calls)
     assert all("--no-build-isolation" in line for line in calls[1:])  # a package's build would fetch what has no hash
+
+
+def test_what_is_installed_stays_until_the_new_one_is_built() -> None:
+    done = subprocess.run(["make", "-n", "install"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    built, *_, installed = [line for line in done.stdout.splitlines() if "/bin/pip" in line][2:]
+    assert "pip wheel" in built and "--no-index" in built and installed.endswith(".whl")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The soak goes on after one fault of slurmctld's own, and after no other."""
+"""The soak continues after one known fault of slurmctld itself, and after no other."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_its_own_fault_is_known_and_the_rest_of_the_log_is_kept() -> None:
         ("attempting double-free on", "heap-use-after-free on address"),
         ("(dbinx)", "(srvcn)"),
         ("acct_storage_p_node_inx", "acct_storage_p_job_start"),
-        ("(/usr/lib/x86_64-linux-gnu/slurm-wlm/libslurmfull.so+0x167fd3)", "/src/slurm_plugin/select/hook.c:7"),
+        ("(/usr/lib/x86_64-linux-gnu/slurm-wlm/libslurmfull.so+0x167fd3)", "/src/slurm_plugin/hook/hook.c:7"),
     ],
 )
 def test_no_other_end_is_taken_for_it(known: str, other: str) -> None:

@@ -1,4 +1,4 @@
-"""What systemd itself says of the units and drop-ins in etc/systemd."""
+"""What systemd itself reports of the units and drop-ins in etc/systemd."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice_base.run import run_command
+from sluice.base.run import run_command
 
 _UNITS = Path(__file__).resolve().parents[2] / "etc/systemd"
 _DAEMONS = {"slurmctld": "/usr/sbin/slurmctld -D", "slurmd": "/usr/sbin/slurmd -D"}
@@ -29,7 +29,7 @@ def test_systemd_understands_every_line_of_units_and_drop_ins(tmp_path: Path) ->
         if path.is_file():
             copy = tmp_path / path.relative_to(_UNITS)
             copy.parent.mkdir(exist_ok=True)
-            # installed nowhere: any program stands for ours
+            # our programs are not installed here: any other one will do
             copy.write_text(re.sub(r"/(?:opt/sluice|usr/local/lib/sluice|usr/sbin)/\S+", "/bin/true", path.read_text()))
     for name in _DAEMONS:
         (tmp_path / f"{name}.service").write_text("[Service]\nExecStart=/bin/true\n")

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Any packet: what is taken for a message is within its bounds. */
+/* Any packet: what is read as a message is within its bounds. */
 #include "message.h"
 
 #include <stdlib.h>

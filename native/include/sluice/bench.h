@@ -10,7 +10,7 @@ uint64_t sluice_bench_clock_ns(void);
 
 /* ======== memory ledger ======== */
 
-/* What guards the shared figures. */
+/* How the shared figures are protected. */
 enum sluice_bench_guard {
     SLUICE_BENCH_LEDGER = 0,
     SLUICE_BENCH_ROBUST_MUTEX = 1, /* counters under one process-shared robust pthread mutex */
@@ -43,7 +43,7 @@ enum sluice_bench_cuda_loop {
 };
 
 /*
- * Do one of these on device 0 `count` times as a program would, and `count` times past whatever is preloaded, in turn,
+ * Do one of these on device 0 `count` times as a program would, and `count` times past what is preloaded, in turn,
  * through the libcuda.so.1 that the loader finds. times[i] and bare_times[i] receive how long the i-th took, a reading
  * of the clock included. Errors: SYSTEM (no driver, or what it says).
  */
@@ -132,9 +132,9 @@ struct sluice_bench_load_result {
 /*
  * Let jobs, in order of arrival, run on an empty cluster. Those that wait are tried in order of arrival whenever jobs
  * end, and may be overtaken by others that find a place, as under backfill; but for one that waited longer than
- * `patience` seconds, and is the first of its request, a node is set aside where nobody else is placed until it has
- * started; so many as `kept_most` nodes at a time. Measures from `from` until `until`, when it ends.
- * Errors: RANGE (an unknown request, jobs out of order), NO_MEMORY, CORRUPT, and those of sluice_start but NO_PLACE.
+ * `patience` seconds, and is the first of its request, a node is set aside where no other job is placed until it has
+ * started; at most `kept_most` nodes at a time. Measures from `from` until `until`, when it ends. Errors: RANGE (an
+ * unknown request, jobs out of order), NO_MEMORY, CORRUPT, and those of sluice_start but NO_PLACE.
  */
 enum sluice_error sluice_bench_load(struct sluice_cluster *cluster, enum sluice_policy policy,
                                     const struct sluice_request *requests, uint32_t request_count,
@@ -145,8 +145,8 @@ enum sluice_error sluice_bench_load(struct sluice_cluster *cluster, enum sluice_
 /* ======== backfill ======== */
 
 /*
- * A conservative plan by sluice_backfill_plan's rules, for jobs without groups, wishes, limits to nodes or GPUs in
- * total, made without its index: every node is asked anew for every job. start_s[i] is job i's; the time excludes
+ * A conservative plan by sluice_backfill_plan's rules, for jobs without groups, preferences, limits to nodes or GPUs in
+ * total, made without its index: every node is asked again for every job. start_s[i] is job i's; the time excludes
  * set-up.
  */
 enum sluice_error sluice_bench_backfill_scan(const struct sluice_cluster *cluster, int64_t now_s,

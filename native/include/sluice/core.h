@@ -4,16 +4,16 @@
  *
  * Contract of the whole header
  *   - The core knows no Slurm, files, clocks or logging: `now` is a parameter, so every decision can be
- * replayed.
+ *     replayed.
  *   - Handles are opaque, made by *_new and given back by *_free; *_free(NULL) does nothing.
  *   - Distinct handles are independent; calls on one handle must not overlap, unless a function says
- * otherwise.
+ *     otherwise.
  *   - Every function that can fail returns enum sluice_error and writes results through out-pointers, which
- * it leaves untouched on failure. A last parameter `struct sluice_error_text *text` may be NULL; on failure
- * it receives one line that names the value, the place and the remedy. A failed call changes nothing.
+ *     it leaves untouched on failure. A last parameter `struct sluice_error_text *text` may be NULL; on failure
+ *     it receives one line that names the value, the place and the remedy. A failed call changes nothing.
  *   - After set-up no function on the decision path allocates memory.
  *   - Decisions are deterministic: the same calls give the same results on every machine. No floating point
- * decides.
+ *     decides.
  *   - Memory is in MiB, CPUs in thousandths of a CPU, time in seconds, unless a name says otherwise.
  *
  * cffi definitions are generated from this file: declarations, enums and structs only, no function-like
@@ -66,13 +66,14 @@ const char *sluice_core_version(void);
 /* ======== cluster model (nodes, GPUs, state) ======== */
 
 /*
- * A cluster is a list of nodes, numbered 0, 1, 2 ... in the order they were added. What many nodes share is said once:
- * a *model* is an interned GPU model name, a *shape* the GPUs of a kind of node with their links, a *switch* one switch
- * of the network tree. What a node has of its own is its shape, CPUs, host memory, leaf switch and state.
+ * A cluster is a list of nodes, numbered 0, 1, 2 ... in the order they were added. What many nodes share is stored
+ * once: a *model* is an interned GPU model name, a *shape* the GPUs of a kind of node with their links, a *switch* one
+ * switch of the network tree. What a node has of its own is its shape, CPUs, host memory, leaf switch and state.
  *
- * GPU capacity is MiB of memory. A GPU may be shared by as many holders as its memory allows, or be held whole. Whoever
- * shares GPUs by another measure scales it: a share of s thousandths of a GPU is s MiB of a 1000-MiB GPU. Beside it a
- * GPU has 100 percent of compute, of which a holder may claim a part; those who claim none compete for what is left.
+ * GPU capacity is MiB of memory. A GPU may be shared by as many holders as its memory allows, or be held whole. A
+ * caller that shares GPUs by another measure scales it: a share of s thousandths of a GPU is s MiB of a 1000-MiB GPU. A
+ * GPU also has 100 percent of compute, of which a holder may claim a part; those who claim none compete for what is
+ * left.
  */
 enum {
     SLUICE_MAX_NODES = 131072,
@@ -89,7 +90,7 @@ enum {
 
 struct sluice_cluster;
 
-/* The sizes a cluster is made for; it never grows. 0 takes the default that stands behind it. */
+/* The sizes a cluster is made for; it never grows. 0 takes the default in its comment. */
 struct sluice_cluster_config {
     uint32_t max_nodes;       /* 1024 */
     uint32_t max_switches;    /* max_nodes */
@@ -118,11 +119,11 @@ struct sluice_node_shape {
 /* Append only. */
 enum sluice_node_state {
     SLUICE_NODE_UP = 0,
-    SLUICE_NODE_DRAINED = 1, /* what runs may go on; nothing new is placed */
-    SLUICE_NODE_DOWN = 2,    /* as drained; its allocations stand until they are released */
+    SLUICE_NODE_DRAINED = 1, /* what runs may continue; nothing new is placed */
+    SLUICE_NODE_DOWN = 2,    /* as drained; its allocations are kept until they are released */
 };
 
-/* A node as it stands now. */
+/* A node as it is now. */
 struct sluice_node_view {
     uint32_t shape;
     uint32_t switch_id; /* 0: unknown */
@@ -136,7 +137,7 @@ struct sluice_node_view {
     uint32_t gpus_idle;    /* bit i: GPU i is healthy and nothing of it is held */
     int64_t gpu_memory_mib[SLUICE_MAX_GPUS];
     int64_t gpu_memory_mib_free[SLUICE_MAX_GPUS]; /* also counts GPUs that are not healthy */
-    uint32_t gpu_compute_free[SLUICE_MAX_GPUS];   /* percent that nobody has claimed; likewise */
+    uint32_t gpu_compute_free[SLUICE_MAX_GPUS];   /* percent that is not claimed; likewise */
     uint32_t gpu_utilisation[SLUICE_MAX_GPUS];    /* percent */
 };
 
@@ -170,9 +171,9 @@ enum sluice_error sluice_cluster_add_shape(struct sluice_cluster *cluster, const
                                            uint32_t *id, struct sluice_error_text *text);
 
 /*
- * Add a switch below `parent`, or at the top of the tree where parent is 0; ids start at 1. Nodes hang on leaf switches
- * only: a switch with nodes takes no switches, and the other way round. Errors: UNKNOWN (parent), INVALID (parent has
- * nodes), RANGE (deeper than SLUICE_SWITCH_LEVELS), CAPACITY.
+ * Add a switch below `parent`, or at the top of the tree where parent is 0; ids start at 1. Only leaf switches have
+ * nodes: a switch with nodes takes no switches, and the reverse. Errors: UNKNOWN (parent), INVALID (parent has nodes),
+ * RANGE (deeper than SLUICE_SWITCH_LEVELS), CAPACITY.
  */
 enum sluice_error sluice_cluster_add_switch(struct sluice_cluster *cluster, uint32_t parent, uint32_t *id,
                                             struct sluice_error_text *text);
@@ -202,8 +203,8 @@ enum sluice_error sluice_gpu_set_utilisation(struct sluice_cluster *cluster, uin
 
 /*
  * Among equally good nodes the one of lowest rank wins: rank[n] is node n's, and each of 0 .. node_count-1 occurs once.
- * NULL returns to the order of the node numbers, which is also where nodes added later stand: behind all others.
- * O(nodes). Errors: INVALID (count is not the cluster's), RANGE, DUPLICATE.
+ * NULL returns to the order of the node numbers. Nodes added later come after all others. O(nodes). Errors: INVALID
+ * (count is not the cluster's), RANGE, DUPLICATE.
  */
 enum sluice_error sluice_cluster_set_order(struct sluice_cluster *cluster, const uint32_t *rank, uint32_t node_count,
                                            struct sluice_error_text *text);
@@ -214,8 +215,8 @@ enum sluice_error sluice_node_read(const struct sluice_cluster *cluster, uint32_
 void sluice_cluster_read_totals(const struct sluice_cluster *cluster, struct sluice_cluster_totals *totals);
 
 /*
- * Recompute everything that is derived (free amounts, sums, bitmaps, indexes) from the allocations and compare.
- * O(nodes + parts); for tests and for the paranoid. Errors: CORRUPT, with the first difference; NO_MEMORY.
+ * Recompute everything that is derived (free amounts, sums, bitmaps, indexes) from the allocations and compare. O(nodes
+ * + parts); for tests and checks. Errors: CORRUPT, with the first difference; NO_MEMORY.
  */
 enum sluice_error sluice_cluster_check(const struct sluice_cluster *cluster, struct sluice_error_text *text);
 
@@ -224,22 +225,22 @@ enum sluice_error sluice_cluster_check(const struct sluice_cluster *cluster, str
 /* How much a property of the placement matters. Append only. */
 enum sluice_wish {
     SLUICE_ANY = 0,
-    SLUICE_PREFERRED = 1, /* goes before the policy's score, never makes a request wait */
+    SLUICE_PREFERRED = 1, /* counts before the policy's score, never makes a request wait */
     SLUICE_REQUIRED = 2,
 };
 
 /* Append only. */
 enum sluice_layout {
     SLUICE_LAYOUT_POLICY = 0, /* as the policy has it; a range of nodes is used up to its end, a total on few nodes */
-    SLUICE_PACK = 1,          /* few nodes, and those first that are already in use */
-    SLUICE_SPREAD = 2,        /* many nodes, and those first that are least in use */
+    SLUICE_PACK = 1,          /* few nodes, first those that are already in use */
+    SLUICE_SPREAD = 2,        /* many nodes, first those that are least in use */
 };
 
 /* Bits of sluice_request.flags. */
 enum {
     SLUICE_GPUS_TOTAL = 1,     /* `gpus` is for all nodes together, each giving at least one; else per node */
     SLUICE_GPU_MEMORY_SUM = 2, /* `gpu_memory_mib` is for all `gpus` together, in equal shares; else of each GPU */
-    SLUICE_EXCLUSIVE = 4,      /* nobody else on the nodes */
+    SLUICE_EXCLUSIVE = 4,      /* no other allocation on the nodes */
 };
 
 /*
@@ -311,10 +312,10 @@ const char *sluice_policy_name(enum sluice_policy policy);
 enum sluice_error sluice_policy_by_name(const char *name, enum sluice_policy *policy, struct sluice_error_text *text);
 
 /*
- * Tell the fragmentation-aware policies what usually arrives: `count` request shapes with their weights (how often each
- * is seen), all copied. Only CPUs, GPUs, GPU memory and models of a shape count; it must be for one node. Without it
- * FGD sees no fragmentation. May be called at any time; not on the decision path. Errors: RANGE (weight sum over 10^9,
- * count over SLUICE_MAX_WORKLOAD), NO_MEMORY, and those of sluice_request_check.
+ * Set what usually arrives, for the fragmentation-aware policies: `count` request shapes with their weights (how often
+ * each is seen), all copied. Only CPUs, GPUs, GPU memory and models of a shape count; it must be for one node. Without
+ * it FGD sees no fragmentation. May be called at any time; not on the decision path. Errors: RANGE (weight sum over
+ * 10^9, count over SLUICE_MAX_WORKLOAD), NO_MEMORY, and those of sluice_request_check.
  */
 enum { SLUICE_MAX_WORKLOAD = 1024 };
 enum sluice_error sluice_cluster_set_workload(struct sluice_cluster *cluster, const struct sluice_request *shapes,
@@ -339,9 +340,9 @@ enum sluice_error sluice_place(struct sluice_cluster *cluster, enum sluice_polic
                                struct sluice_error_text *text);
 
 /*
- * Hold what a placement says, be it from sluice_place or from elsewhere (a job that runs already). Nodes need not be
- * up. The id is never 0 and never used twice. O(parts). Errors: UNKNOWN (node, GPU), DUPLICATE (a node twice), RANGE,
- * INVALID, CAPACITY (more than is free, or the cluster's allocations or parts are used up).
+ * Hold what a placement says, from sluice_place or from elsewhere (a job that runs already). Nodes need not be up. The
+ * id is never 0 and never used twice. O(parts). Errors: UNKNOWN (node, GPU), DUPLICATE (a node twice), RANGE, INVALID,
+ * CAPACITY (more than is free, or the cluster's allocations or parts are used up).
  */
 enum sluice_error sluice_commit(struct sluice_cluster *cluster, const struct sluice_placement *placement,
                                 uint64_t *allocation, struct sluice_error_text *text);
@@ -356,7 +357,7 @@ enum sluice_error sluice_start(struct sluice_cluster *cluster, enum sluice_polic
  * placed largest first (most GPUs; of equally many whole ones, then large shares; then CPUs; then as given), each
  * within what the ones before it left; the search does not come back to an earlier choice. On failure the placements'
  * contents are undefined. Errors: those of sluice_place and sluice_commit, with the number of the request that failed;
- * NO_PLACE or NEVER is said of that request alone; RANGE (count is 0 or over SLUICE_MAX_GROUP).
+ * NO_PLACE or NEVER is about that request alone; RANGE (count is 0 or over SLUICE_MAX_GROUP).
  */
 enum { SLUICE_MAX_GROUP = 256 };
 enum sluice_error sluice_start_group(struct sluice_cluster *cluster, enum sluice_policy policy,
@@ -395,7 +396,7 @@ enum sluice_reason {
     SLUICE_REASON_HOST_MEMORY = 10, /* too little host memory free */
     SLUICE_REASON_HEALTH = 11,      /* enough GPUs of the right kind, but not enough of them healthy */
     SLUICE_REASON_GPU_BUSY = 12, /* of the healthy ones too few have enough free memory, or are idle for whole ones */
-    SLUICE_REASON_GPU_COMPUTE = 17, /* ... and enough compute that nobody has claimed; goes before LINK */
+    SLUICE_REASON_GPU_COMPUTE = 17, /* ... and enough unclaimed compute; checked before LINK */
     SLUICE_REASON_LINK = 13,        /* of those that remain too few lie in one link domain, where that is required */
     SLUICE_REASON_NUMA = 14,        /* ... on one NUMA node (and in one link domain) */
     SLUICE_REASON_SWITCH = 15,      /* fits alone, but no switch of the required level has enough such nodes */
@@ -413,7 +414,7 @@ struct sluice_term {
 };
 enum { SLUICE_MAX_TERMS = 8 };
 
-/* Why a decision is what it is. */
+/* Why a decision was made. */
 struct sluice_explanation {
     enum sluice_error verdict; /* what sluice_place answers: SLUICE_OK, NO_PLACE or NEVER */
     uint32_t nodes;            /* all nodes; each is counted once below */
@@ -433,7 +434,7 @@ enum sluice_error sluice_explain(struct sluice_cluster *cluster, enum sluice_pol
 /* A factor of one; every factor lies in [0, SLUICE_FACTOR_ONE]. */
 enum { SLUICE_FACTOR_ONE = 1 << 30 };
 
-/* What an order is composed of. Append only. With all weights zero the order is FIFO. */
+/* The factors of an order. Append only. With all weights zero the order is FIFO. */
 enum sluice_factor {
     SLUICE_FACTOR_PRIORITY = 0,   /* the job's own priority, normalised by the caller (partition, QOS, nice ...) */
     SLUICE_FACTOR_AGE = 1,        /* time eligible / age_full_s */
@@ -445,7 +446,7 @@ enum sluice_factor {
 };
 enum { SLUICE_FACTOR_COUNT = 7, SLUICE_ORDER_MAX_WEIGHT = 1000000 };
 
-/* How jobs are ordered: score = sum of weight * factor; see sluice_order_sort for what comes before and after it. */
+/* How jobs are ordered: score = sum of weight * factor; see sluice_order_sort for the complete order. */
 struct sluice_order_policy {
     uint32_t weight[SLUICE_FACTOR_COUNT]; /* by enum sluice_factor, 0 to SLUICE_ORDER_MAX_WEIGHT */
     int64_t age_full_s;                   /* > 0 where AGE has weight */
@@ -454,7 +455,7 @@ struct sluice_order_policy {
     int64_t starvation_s;                 /* a job that waited so long goes before all that did not; 0: never */
 };
 
-/* One pending (or preemptible running) job as the order sees it. Times in seconds of the caller's clock. */
+/* One pending (or preemptible running) job as input of the order. Times in seconds of the caller's clock. */
 struct sluice_order_job {
     uint64_t id;         /* last tie-break */
     int64_t submit_s;    /* FIFO's key */
@@ -473,7 +474,7 @@ enum sluice_deadline_verdict {
     SLUICE_DEADLINE_INFEASIBLE = 2, /* even a start now would end after the deadline */
 };
 
-/* Why a job stands where it stands. */
+/* Why a job has its place in the order. */
 struct sluice_order_terms {
     int64_t score;                     /* sum of term[] */
     int64_t term[SLUICE_FACTOR_COUNT]; /* weight * factor, in units of 1 / SLUICE_FACTOR_ONE */
@@ -508,7 +509,7 @@ enum sluice_error sluice_order_sort(struct sluice_order *order, const struct slu
  * Fair-share: a tree of accounts with shares and usage that decays by half every half-life. The factor is the account's
  * place in the Fair Tree (R. Cox, L. Morrison, "Fair Tree: Fairshare Algorithm for Slurm", 2014): at each level
  * siblings are ordered by shares over usage, each normalised among the siblings, and a subtree's accounts all come
- * before those of the next subtree, so that an account never suffers from what its siblings' siblings did.
+ * before those of the next subtree, so that what happens in one subtree never lowers an account of another.
  */
 enum { SLUICE_FAIRSHARE_ROOT = 0 };
 
@@ -524,9 +525,9 @@ enum sluice_error sluice_fairshare_add(struct sluice_fairshare *fairshare, uint3
 enum sluice_error sluice_fairshare_set_shares(struct sluice_fairshare *fairshare, uint32_t account, uint32_t shares,
                                               struct sluice_error_text *text);
 
-/* Charges `usage` (any unit, e.g. GPU-milliseconds; at most 2^40 a call) to an account and all above it. Time must not
- * go backwards by more than the caller's clock does: an earlier now_s is treated as the latest seen. O(depth). Errors:
- * UNKNOWN (account), RANGE (usage, or a time below 0). */
+/* Charges `usage` (any unit, e.g. GPU-milliseconds; at most 2^40 a call) to an account and all above it. An earlier
+ * now_s than the latest seen is treated as the latest seen. O(depth). Errors: UNKNOWN (account), RANGE (usage, or a
+ * time below 0). */
 enum sluice_error sluice_fairshare_charge(struct sluice_fairshare *fairshare, uint32_t account, uint64_t usage,
                                           int64_t now_s, struct sluice_error_text *text);
 
@@ -550,7 +551,7 @@ enum sluice_error sluice_fairshare_factor(const struct sluice_fairshare *fairsha
 struct sluice_predictor;
 enum { SLUICE_PREDICTOR_HISTORY = 8, SLUICE_PREDICTOR_MAX_KEYS = 4 };
 
-/* Remembers up to `capacity` keys; the key that was recorded least recently makes room. `quantile_percent`: 1 to 100.
+/* Remembers up to `capacity` keys; the key that was recorded least recently is replaced. `quantile_percent`: 1 to 100.
  * Errors: RANGE, NO_MEMORY. */
 enum sluice_error sluice_predictor_new(uint32_t capacity, uint32_t quantile_percent,
                                        struct sluice_predictor **predictor, struct sluice_error_text *text);
@@ -561,8 +562,8 @@ void sluice_predictor_free(struct sluice_predictor *predictor);
 enum sluice_error sluice_predictor_record(struct sluice_predictor *predictor, const uint64_t *keys, uint32_t key_count,
                                           int64_t run_s, struct sluice_error_text *text);
 
-/* Predicted seconds that are left to a job that ran `elapsed_s` so far (0: not started) under a limit of `limit_s`
- * (0: none). Without history the limit itself. A job that outlived its prediction is expected to run as long again,
+/* Predicted seconds that are left to a job that ran `elapsed_s` so far (0: not started) under a limit of `limit_s` (0:
+ * none). Without history the limit itself. A job that ran longer than its prediction is expected to run as long again,
  * which is the median of a heavy-tailed run time of index one; never more than the limit leaves. O(keys). Errors: RANGE
  * (number of keys, a time below 0). */
 enum sluice_error sluice_predictor_predict(const struct sluice_predictor *predictor, const uint64_t *keys,
@@ -574,15 +575,15 @@ enum sluice_error sluice_predictor_predict(const struct sluice_predictor *predic
 /* A running job that might have to make room. Times in seconds of the caller's clock. */
 struct sluice_candidate {
     uint64_t allocation;  /* in the cluster */
-    uint64_t gang;        /* candidates of one gang go together or not at all; 0: alone */
+    uint64_t gang;        /* candidates of one gang are preempted together or not at all; 0: alone */
     int64_t started_s;    /* at most now */
     int64_t checkpoint_s; /* when it last saved its work; 0: never */
-    int64_t min_run_s;    /* it is left alone until it ran so long */
+    int64_t min_run_s;    /* it is not preempted until it ran so long */
     uint32_t tier;        /* higher tiers may preempt lower ones */
     bool over_quota;      /* runs on what its tenant borrowed */
 };
 
-/* Who asks for room. */
+/* The job that asks for room. */
 struct sluice_preemptor {
     uint32_t tier;
     bool reclaims; /* within its tenant's guarantee: may take back borrowed GPUs from its own tier, too */
@@ -596,14 +597,14 @@ enum sluice_error sluice_preemption_new(struct sluice_cluster *cluster, uint32_t
 void sluice_preemption_free(struct sluice_preemption *preemption);
 
 /*
- * The candidates that have to go so that the request can start, and where it starts then; nothing is changed.
+ * The candidates that have to be preempted so that the request can start, and where it starts then; nothing is changed.
  *
- * A candidate may go when its tier is below the preemptor's, or when it is over quota, not above the preemptor's tier
- * and the preemptor reclaims; when its minimum run time is over; and when all of its gang may. What goes costs, in this
- * order of weight: the highest tier touched (within a tier, quota before over-quota), the lost work (GPU-seconds since
- * start or last checkpoint, of whole gangs; a share counts as a GPU), and the number of candidates. For a request on
- * one node the cost is the least possible, unless a node needs more than SLUICE_PREEMPTION_TRIES tries; for one on
- * several nodes the cheapest node is freed until the request fits. No victim is superfluous.
+ * A candidate may be preempted when its tier is below the preemptor's, or when it is over quota, not above the
+ * preemptor's tier and the preemptor reclaims; when its minimum run time is over; and when all of its gang may. The
+ * cost, in this order of weight: the highest tier touched (within a tier, quota before over-quota), the lost work
+ * (GPU-seconds since start or last checkpoint, of whole gangs; a share counts as a GPU), and the number of candidates.
+ * For a request on one node the cost is the least possible, unless a node needs more than SLUICE_PREEMPTION_TRIES
+ * tries; for one on several nodes the cheapest node is freed until the request fits. No victim is unnecessary.
  *
  * `victims` has room for `count` indices into `candidates`, ascending. A request that fits already has no victims.
  * O(parts of candidates + nodes they are on * SLUICE_PREEMPTION_TRIES). Errors: those of sluice_place (NO_PLACE: not
@@ -621,23 +622,23 @@ enum sluice_error sluice_preemption_plan(struct sluice_preemption *preemption, e
 
 /*
  * When each pending job will start, and where: running jobs with the latest moment at which they end, and a queue in
- * order of priority, give a plan that keeps the order except where going ahead delays nobody who has a reservation.
+ * order of priority, give a plan that keeps the order except where going ahead delays no reserved start.
  *
  * The rules, exactly
  *   - What runs is held until its end, or until now + 1 when that has passed; what the cluster holds but `running` does
  *     not name, until for ever. Nodes that are not up and GPUs that are not healthy take nothing.
  *   - Jobs are planned one after the other. Candidate starts are now and every later moment at which something starts
- *     or ends. A job starts at the first one from which on its request fits, for its whole limit, beside everything
+ *     or ends. A job starts at the first one from which on its request fits, for its whole limit, with everything
  *     planned before it.
  *   - One node: it fits where CPUs, host memory and GPUs (the same ones throughout) are free for the whole time, under
  *     what the request requires; what it prefers, its layout and placement policies do not count. Of the nodes where it
  *     fits, that of lowest rank is taken. On it shares go to the GPUs with the least free memory (its minimum over the
- *     time), then the lowest index; whole GPUs are taken by lowest index. With required wishes, GPUs come from the
- *     smallest group that has enough, the first of these.
+ *     time), then the lowest index; whole GPUs are taken by lowest index. Where one link domain, one NUMA node or a
+ *     near NIC is required, GPUs come from the smallest group that has enough, the first of these.
  *   - Several nodes: the nodes_min lowest ranks of those where one node's share fits; with one switch required, those
- * of the switch with the lowest id (the highest switch of an allowed level above each node) that has enough. GPUs in
- *     total: nodes that can give most come first, then low ranks, until the total is reached, at most nodes_max, each
- *     giving at least one, at least nodes_min.
+ *     of the switch with the lowest id (the highest switch of an allowed level above each node) that has enough. GPUs
+ *     in total: nodes that can give most come first, then low ranks, until the total is reached, at most nodes_max,
+ *     each giving at least one, at least nodes_min.
  *   - A group (jobs with the same `group` that follow each other) starts together: at the first candidate start at
  *     which its members fit one after the other.
  *   - Reservations are given to the first `reservations` jobs or groups that cannot start now: 1 is EASY backfill, as
@@ -655,7 +656,7 @@ enum { SLUICE_BACKFILL_HORIZON_S = 2147483646 };
 /* No start: not planned, or never within the horizon. */
 enum { SLUICE_BACKFILL_NO_START = -1 };
 
-/* The sizes that plans are made for; 0 takes the default that stands behind it. */
+/* The sizes that plans are made for; 0 takes the default in its comment. */
 struct sluice_backfill_config {
     uint32_t max_jobs;    /* 16384 */
     uint32_t max_running; /* 65536: parts (node shares) of running allocations */
@@ -721,16 +722,16 @@ enum sluice_error sluice_backfill_plan(struct sluice_backfill *backfill, const s
  *   processes  each of one owner, known by pid and start time, because a pid alone is used again.
  * For every device at every moment: the charge of the device is the sum of its owners' charges and of its processes'
  * charges, and is granted only within the device's limit and the owner's quota. A process may be killed or stopped at
- * any instruction: no byte is lost or counted twice, and nobody waits for it. What a dead process held stays charged
- * until someone who knows that it is dead calls sluice_ledger_reap.
+ * any instruction: no byte is lost or counted twice, and no other process waits for it. What a dead process held stays
+ * charged until a process that knows that it is dead calls sluice_ledger_reap.
  *
- * Use: reserve, then allocate on the device, then commit; or release where the device refused. That order never lets
- * the sum of allocations exceed a limit, whoever races.
+ * Use: reserve, then allocate on the device, then commit; or release where the device refused. In that order the sum of
+ * allocations never exceeds a limit, whichever processes race.
  *
  * Unlike other handles a ledger may be used by many threads at once, except where a function says otherwise. Every
  * operation is lock-free; after `attempts` lost races in a row (a hostile or corrupt peer) it gives SLUICE_ERROR_BUSY.
- * Nothing in the region is trusted: nonsense gives SLUICE_ERROR_CORRUPT. Yet who can write the region can falsify the
- * figures in it, so a limit on hostile code needs a stronger guard beside the ledger.
+ * Nothing in the region is trusted: impossible values give SLUICE_ERROR_CORRUPT. But a process that can write the
+ * region can falsify the figures in it, so a limit on hostile code needs a stronger guard in addition to the ledger.
  */
 struct sluice_ledger;
 
@@ -835,16 +836,16 @@ enum sluice_error sluice_ledger_set_quota(struct sluice_ledger *ledger, uint32_t
 /*
  * Enter the process (pid not 0, start time in any unit, both as all users of the region see them) under `owner`.
  * *process names it until it is reaped, also in other processes that use the region. Whatever the same pid left in the
- * ledger, before exec or in an earlier life, is released first. Once per process; a forked child joins anew.
+ * ledger, before exec or in an earlier life, is released first. Once per process; a forked child joins again.
  * SLUICE_ERROR_CAPACITY: no slot is free: reap dead processes.
  */
 enum sluice_error sluice_ledger_join(struct sluice_ledger *ledger, uint32_t owner, uint32_t pid, uint64_t start,
                                      uint32_t *process, struct sluice_error_text *text);
 
 /*
- * Release everything that a process holds and strike it off. For a process that has ended, or by that process itself
- * after its last operation. Any number of callers may do so at once, and again after one was killed in it. A process
- * that is not in the ledger releases 0 bytes, which is no error. *released (may be NULL): bytes, over all devices.
+ * Release everything that a process holds and remove it. For a process that has ended, or by that process itself after
+ * its last operation. Any number of callers may do so at once, and again after one was killed in it. A process that is
+ * not in the ledger releases 0 bytes, which is no error. *released (may be NULL): bytes, over all devices.
  */
 enum sluice_error sluice_ledger_reap(struct sluice_ledger *ledger, uint32_t pid, uint64_t start, uint64_t *released,
                                      struct sluice_error_text *text);
@@ -866,8 +867,8 @@ enum sluice_error sluice_ledger_release(struct sluice_ledger *ledger, uint32_t p
                                         struct sluice_ledger_charge *charge, struct sluice_error_text *text);
 
 /*
- * Say how much the process's driver context takes on a device: charges (or gives back) the difference to what was said
- * before, exactly, without rounding; 0 when the context is gone. Errors as sluice_ledger_reserve. Calls for one process
+ * Set how much the process's driver context takes on a device: charges (or gives back) the difference to the previous
+ * value, exactly, without rounding; 0 when the context is gone. Errors as sluice_ledger_reserve. Calls for one process
  * and device must not overlap.
  */
 enum sluice_error sluice_ledger_set_context(struct sluice_ledger *ledger, uint32_t process, uint32_t device,
@@ -903,7 +904,7 @@ enum sluice_error sluice_ledger_get_fragmentation(struct sluice_ledger *ledger,
 /*
  * How to bring some device to `wanted` free bytes by moving whole processes' holdings to other devices: the moves in
  * order, each within limits and quotas when it is made, in moves[0 .. *count). For every device the smallest holding
- * that suffices, or else the largest ones first until they do, less those that turn out needless; of all devices the
+ * that suffices, or else the largest ones first until they do, less those that turn out unnecessary; of all devices the
  * plan that moves the fewest bytes, then the fewest processes, then the lowest device. *freed: bytes moved, 0 when the
  * room is there already. Advice from figures that others may change meanwhile: moving is reserve on `to`, copy, release
  * on `from`. SLUICE_ERROR_NO_PLACE: no such plan; SLUICE_ERROR_CAPACITY: more than `room` moves (processes in the
@@ -933,9 +934,8 @@ enum sluice_error sluice_accuracy_record(struct sluice_accuracy *accuracy, int64
                                          struct sluice_error_text *text);
 
 /* What is left to a job that ran `elapsed` of its estimate: the mean over the remembered jobs that had not ended by
- * then, and what the worst of them would have had left; both at least 1. Where history says nothing (`accuracy` NULL,
- * few ends, none so late) the estimate is believed, and a job that outlived it is expected to run as long again.
- * O(log history). */
+ * then, and what the worst of them would have had left; both at least 1. Without history (`accuracy` NULL, few ends,
+ * none so late) the estimate is used, and a job that ran longer is expected to run as long again. O(log history). */
 void sluice_accuracy_remaining(const struct sluice_accuracy *accuracy, int64_t estimate, int64_t elapsed,
                                int64_t *expected, int64_t *longest);
 
@@ -943,8 +943,8 @@ void sluice_accuracy_remaining(const struct sluice_accuracy *accuracy, int64_t e
 uint32_t sluice_accuracy_spread(const struct sluice_accuracy *accuracy);
 
 /*
- * Brings jobs to the front that would otherwise end after all others. With the work that is there and that is expected
- * to arrive while the longest job runs, the cluster is busy until its horizon; a job whose longest remaining time comes
+ * Brings jobs to the front that would otherwise end after all others. With the present work and what is expected to
+ * arrive while the longest job runs, the cluster is busy until its horizon; a job whose longest remaining time comes
  * within a margin of the horizon is critical and goes before all others.
  */
 struct sluice_guard_policy {
@@ -988,17 +988,18 @@ enum sluice_error sluice_guard_apply(struct sluice_guard *guard, const struct sl
 
 /* Which jobs may start before one that cannot. Append only. */
 enum sluice_replay_backfill {
-    SLUICE_REPLAY_STRICT = 0,       /* none: jobs start in the order's sequence */
-    SLUICE_REPLAY_GREEDY = 1,       /* every job that fits, even if that makes the first one wait longer */
-    SLUICE_REPLAY_EASY = 2,         /* those that do not delay the first one's reservation, by the estimates */
-    SLUICE_REPLAY_CONSERVATIVE = 3, /* those that delay nobody's: sluice_backfill_plan, which has its own placements */
+    SLUICE_REPLAY_STRICT = 0, /* none: jobs start in the order's sequence */
+    SLUICE_REPLAY_GREEDY = 1, /* every job that fits, even if that makes the first one wait longer */
+    SLUICE_REPLAY_EASY = 2,   /* those that do not delay the first one's reservation, by the estimates */
+    SLUICE_REPLAY_CONSERVATIVE =
+        3, /* those that delay no reservation: sluice_backfill_plan, which has its own placements */
 };
 
-/* Whether running jobs make room. Append only. */
+/* Whether running jobs are preempted. Append only. */
 enum sluice_replay_preemption {
     SLUICE_REPLAY_NEVER = 0,
     SLUICE_REPLAY_TIERS = 1, /* jobs of lower tiers for a job that cannot start; see sluice_preemption_plan */
-    SLUICE_REPLAY_ORDER = 2, /* each decision places all jobs anew, in sequence, on the empty cluster */
+    SLUICE_REPLAY_ORDER = 2, /* each decision places all jobs again, in sequence, on the empty cluster */
 };
 
 struct sluice_replay_config {
@@ -1021,7 +1022,7 @@ enum { SLUICE_REPLAY_MAX_SAMPLES = 1024 };
 struct sluice_replay_job {
     int64_t submit;
     int64_t run;      /* how long it ran, or would have, without restarts */
-    int64_t estimate; /* what the policy is told, >= 1 */
+    int64_t estimate; /* what the policy sees, >= 1 */
     int64_t deadline; /* 0: none */
     int64_t restart;  /* what a start costs, the first one included */
     uint32_t request; /* index into the requests */

@@ -41,7 +41,7 @@ static void test_use(void)
     CHECK(limit_region_open(at, folder, getuid(), &region, &text) == SLUICE_OK);
     close(at);
 
-    /* One who has died, one who lives, two of PID namespaces that nobody is in. */
+    /* One that has died, one that lives, two of PID namespaces without processes. */
     struct limit_self self = limit_self();
     pid_t child = fork();
     if (child == 0)
@@ -65,7 +65,7 @@ static void test_use(void)
     uint32_t count;
     CHECK(limit_reap_dead(&region, &self, LIMIT_FULL, &released, &count, NULL) == SLUICE_OK);
     CHECK(released == 100 && count == 1 && !limit_has_joined(&region, who[0].pid));
-    struct limit_self inside = self; /* one in a container sees nobody but its own */
+    struct limit_self inside = self; /* a process in a container sees only those of its container */
     inside.space = 12345;
     CHECK(limit_reap_dead(&region, &inside, LIMIT_EVERYWHERE, &released, &count, NULL) == SLUICE_OK);
     CHECK(released == 0 && count == 0);
@@ -74,7 +74,7 @@ static void test_use(void)
     CHECK(sluice_limit_get_usage(limit, 0, &usage, NULL) == SLUICE_OK);
     CHECK(usage.limit == 500 && usage.charged == 100 && usage.peak == 400 && usage.spilled == 0 && usage.refused == 0);
 
-    /* The limit in force is the file's, at once; what the ledger says of it is nobody's business. */
+    /* The limit in force is the file's, at once; what the ledger says of it does not matter. */
     CHECK(sluice_limit_set(limit, 0, 150, NULL) == SLUICE_OK && limit_in_force(region.file, 0) == 150);
     atomic_store(&region.ledger->devices[0].limit, UINT64_MAX / 2);
     CHECK(sluice_ledger_reserve(region.ledger, process[1], 0, 51, 1, &charge, NULL) == SLUICE_ERROR_CAPACITY);

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from health.check import GpuCheck, NodeCheck
-from health.checks import device, events, heat, links, memory, node, use
+from prolog_epilog.health.check import GpuCheck, NodeCheck
+from prolog_epilog.health.checks import device, events, heat, links, memory, node, use
 
 GPU_CHECKS: dict[str, GpuCheck] = {
     **device.CHECKS,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from health.check import Answer, GpuCheck, Measured, Status, told
-from health.facts import GpuFacts, NodeFacts
 from policy.health import NodeHealth
+from prolog_epilog.health.check import Answer, GpuCheck, Measured, Status, reported
+from prolog_epilog.health.facts import GpuFacts, NodeFacts
 
 
 def lost(facts: GpuFacts, node: NodeFacts, policy: NodeHealth) -> Answer:
@@ -43,10 +43,10 @@ def firmware(facts: GpuFacts, node: NodeFacts, policy: NodeHealth) -> Answer:
 
 
 def persistence(facts: GpuFacts, node: NodeFacts, policy: NodeHealth) -> Answer:
-    """Persistence mode off: each first process waits for the driver, and counters start anew."""
+    """Persistence mode off: each first process waits for the driver, and counters start again at 0."""
     del node, policy
     on = None if facts.reading is None else facts.reading.persistence
-    return told(None if on is None else not on)
+    return reported(None if on is None else not on)
 
 
 CHECKS = {

@@ -1,14 +1,14 @@
-"""Events that the driver tells. Those of NVIDIA (XID) have rules of their own in `health.xid`."""
+"""Events that the driver reports. Those of NVIDIA (XID) have rules of their own in `prolog_epilog.health.xid`."""
 
 from __future__ import annotations
 
-from health.check import Answer, GpuCheck, Status, told
-from health.facts import GpuFacts, NodeFacts
 from policy.health import NodeHealth
+from prolog_epilog.health.check import Answer, GpuCheck, Status, reported
+from prolog_epilog.health.facts import GpuFacts, NodeFacts
 
 
 def xid(facts: GpuFacts, node: NodeFacts, policy: NodeHealth) -> Answer:
-    """Judged by `health.xid`, as what counts depends on other GPUs and on earlier events."""
+    """Judged by `prolog_epilog.health.xid`, as what counts depends on other GPUs and on earlier events."""
     del node, policy
     return Status.UNKNOWN if facts.reading is None else Status.SKIPPED
 
@@ -16,7 +16,7 @@ def xid(facts: GpuFacts, node: NodeFacts, policy: NodeHealth) -> Answer:
 def ras(facts: GpuFacts, node: NodeFacts, policy: NodeHealth) -> Answer:
     """Uncorrected errors outside of memory: engines, caches, firmware, interconnect."""
     del node, policy
-    return told(None if facts.reading is None else facts.reading.ras_uncorrected)
+    return reported(None if facts.reading is None else facts.reading.ras_uncorrected)
 
 
 CHECKS = {

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from health.check import Answer, GpuCheck, Measured, Status, told
-from health.facts import GpuFacts, NodeFacts
 from policy.health import NodeHealth
-from prolog_epilog.readings import THROTTLING
+from prolog_epilog.health.check import Answer, GpuCheck, Measured, Status, reported
+from prolog_epilog.health.facts import GpuFacts, NodeFacts
+from sluice.exchange.readings import THROTTLING
 
 _BUSY_PERCENT = 50.0
 
@@ -13,18 +13,18 @@ _BUSY_PERCENT = 50.0
 def temperature(facts: GpuFacts, node: NodeFacts, policy: NodeHealth) -> Answer:
     """Of the GPU."""
     del node, policy
-    return told(None if facts.reading is None else facts.reading.temperature_c)
+    return reported(None if facts.reading is None else facts.reading.temperature_c)
 
 
 def temperature_memory(facts: GpuFacts, node: NodeFacts, policy: NodeHealth) -> Answer:
     """Of its memory."""
     del node, policy
-    return told(None if facts.reading is None else facts.reading.temperature_memory_c)
+    return reported(None if facts.reading is None else facts.reading.temperature_memory_c)
 
 
 def _slowed(facts: GpuFacts, *words: str) -> Answer:
     words_now = None if facts.reading is None else facts.reading.throttle
-    return told(None if words_now is None else any(word in words_now for word in words))
+    return reported(None if words_now is None else any(word in words_now for word in words))
 
 
 def throttle_thermal(facts: GpuFacts, node: NodeFacts, policy: NodeHealth) -> Answer:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from health.check import Answer, GpuCheck, Measured, Status, told
-from health.facts import GpuFacts, NodeFacts
 from policy.health import NodeHealth
+from prolog_epilog.health.check import Answer, GpuCheck, Measured, Status, reported
+from prolog_epilog.health.facts import GpuFacts, NodeFacts
 
 
 def down(facts: GpuFacts, node: NodeFacts, policy: NodeHealth) -> Answer:
@@ -34,7 +34,7 @@ def errors(facts: GpuFacts, node: NodeFacts, policy: NodeHealth) -> Answer:
         for count in (link.replays, link.recoveries, link.crc)
         if count is not None
     ]
-    return told(sum(counts) if counts else None)
+    return reported(sum(counts) if counts else None)
 
 
 def width(facts: GpuFacts, node: NodeFacts, policy: NodeHealth) -> Answer:
@@ -51,7 +51,7 @@ def width(facts: GpuFacts, node: NodeFacts, policy: NodeHealth) -> Answer:
 def replays(facts: GpuFacts, node: NodeFacts, policy: NodeHealth) -> Answer:
     """What the PCIe link had to send again."""
     del node, policy
-    return told(None if facts.reading is None else facts.reading.pcie_replays)
+    return reported(None if facts.reading is None else facts.reading.pcie_replays)
 
 
 CHECKS = {

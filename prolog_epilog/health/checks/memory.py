@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from health.check import Answer, GpuCheck, Status, told
-from health.facts import GpuFacts, NodeFacts
 from policy.health import NodeHealth
+from prolog_epilog.health.check import Answer, GpuCheck, Status, reported
+from prolog_epilog.health.facts import GpuFacts, NodeFacts
 
 
 def _reading(facts: GpuFacts, *names: str) -> float | None:
-    """The first of the reading's fields that the driver told."""
+    """The first of the reading's fields that the driver reported."""
     for name in names:
         value = None if facts.reading is None else getattr(facts.reading, name)
         if value is not None:
@@ -19,7 +19,7 @@ def _reading(facts: GpuFacts, *names: str) -> float | None:
 def _counts(facts: GpuFacts, name: str) -> Answer:
     if facts.reading is not None and facts.reading.ecc_enabled is False:
         return Status.SKIPPED
-    return told(_reading(facts, name))
+    return reported(_reading(facts, name))
 
 
 def uncorrected(facts: GpuFacts, node: NodeFacts, policy: NodeHealth) -> Answer:
@@ -29,7 +29,7 @@ def uncorrected(facts: GpuFacts, node: NodeFacts, policy: NodeHealth) -> Answer:
 
 
 def corrected(facts: GpuFacts, node: NodeFacts, policy: NodeHealth) -> Answer:
-    """Many of them announce worse."""
+    """Many of them announce uncorrected ones."""
     del node, policy
     return _counts(facts, "ecc_corrected")
 
@@ -37,14 +37,14 @@ def corrected(facts: GpuFacts, node: NodeFacts, policy: NodeHealth) -> Answer:
 def remap_failed(facts: GpuFacts, node: NodeFacts, policy: NodeHealth) -> Answer:
     """No spare row was left: the GPU is to be replaced."""
     del node, policy
-    return told(_reading(facts, "rows_failed"))
+    return reported(_reading(facts, "rows_failed"))
 
 
 def remap_pending(facts: GpuFacts, node: NodeFacts, policy: NodeHealth) -> Answer:
     """Rows (since Ampere) or pages (before, and AMD)."""
     del node, policy
     found = [value for name in ("rows_pending", "pages_pending") if (value := _reading(facts, name)) is not None]
-    return told(max(found) if found else None)
+    return reported(max(found) if found else None)
 
 
 def pages(facts: GpuFacts, node: NodeFacts, policy: NodeHealth) -> Answer:
@@ -53,7 +53,7 @@ def pages(facts: GpuFacts, node: NodeFacts, policy: NodeHealth) -> Answer:
     found = _reading(facts, "pages_retired")
     if found is None and _reading(facts, "rows_failed", "rows_pending") is not None:
         return Status.SKIPPED
-    return told(found)
+    return reported(found)
 
 
 CHECKS = {

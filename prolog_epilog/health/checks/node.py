@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from health.check import Answer, Measured, NodeCheck, Status, told
-from health.facts import NodeFacts
 from policy.health import NodeHealth
+from prolog_epilog.health.check import Answer, Measured, NodeCheck, Status, reported
+from prolog_epilog.health.facts import NodeFacts
 
 _UP = ("ACTIVE", "up")
 
@@ -72,13 +72,13 @@ def spool(node: NodeFacts, policy: NodeHealth) -> Answer:
 
 
 def clock_skew(node: NodeFacts, policy: NodeHealth) -> Answer:
-    """Seconds, whichever way; the controllers' daemon tells its time with each report that it takes."""
+    """Seconds in either direction; the controllers' daemon answers each report with its time."""
     del policy
-    return told(None if node.skew_s is None else abs(node.skew_s))
+    return reported(None if node.skew_s is None else abs(node.skew_s))
 
 
 def agent_lost(node: NodeFacts, policy: NodeHealth) -> Answer:
-    """Times in which the agent was away, or gave no samples, so that jobs were unwatched."""
+    """Times in which the agent was down, or gave no samples, so that jobs were unwatched."""
     del policy
     count, words = node.outages
     return Measured(count, words)

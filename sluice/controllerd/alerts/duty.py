@@ -1,4 +1,4 @@
-"""Alerts as duties of the controllers' daemon: one looks, one delivers, so that a slow sink delays no look."""
+"""Alerts as duties of the controllers' daemon: one evaluates, one delivers, so slow sinks delay no evaluation."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from pathlib import Path
 
 from policy.alerts import NodeAlerts, NodeRule
 from policy.node import FILE_NAME, NodePolicyFile
-from sluice_base.errors import SluiceError
-from sluice_base.events import Event, read
-from sluice_base.files import write_atomic
-from sluice_base.text import one_line
-from usage import inbox
-from usage.alerts.engine import STATE_FILE, Engine
-from usage.alerts.observe import Observation
-from usage.alerts.outbox import Outbox
-from usage.alerts.readings import LIVE_FILE, live, readings_of
-from usage.alerts.sinks import Email, make_sinks
-from usage.controllerd import Duty, Site
+from sluice.base.errors import SluiceError
+from sluice.base.events import Event, read
+from sluice.base.files import write_atomic
+from sluice.base.text import one_line
+from sluice.controllerd.alerts.engine import STATE_FILE, Engine
+from sluice.controllerd.alerts.observe import Observation
+from sluice.controllerd.alerts.outbox import Outbox
+from sluice.controllerd.alerts.sinks import Email, make_sinks
+from sluice.controllerd.daemon import Duty, Site
+from sluice.controllerd.readings import readings_of
+from sluice.exchange.live import LIVE_FILE, live
+from sluice.slurm.answers import Job
 
 FOLDER = "sluice.alerts"
 """Below StateSaveLocation, which both controllers see."""
@@ -68,18 +69,18 @@ class Alerting:
             return
         away = now - self._led > 4 * max(_TICK_S, settings.interval)
         self._next, self._led = now + settings.interval, now
-        if self._engine is None or away:  # another controller may have led meanwhile
+        if self._engine is None or away:  # another controller may have led in between
             self._engine = self._load()
         seen = Observation(site)
         try:
             self._engine.happened(settings, self._events(), seen.gpus)
         except BaseException:
-            self._stamp = None  # they are still to be told
+            self._stamp = None  # they are still to be reported
             raise
         self._engine.step(settings, seen.look, self._act)
 
     def _forget(self) -> None:
-        """The policy has no rules any more: what fired is nobody's business."""
+        """The policy has no rules any more: alerts that fired are dropped."""
         if self._policy is not None and self._policy.problem is None:
             self._engine = None
             (alerts_folder(self.site.state_save) / STATE_FILE).unlink(missing_ok=True)
@@ -130,33 +131,35 @@ class Alerting:
         """Raises SluiceError; nothing is done to a job by a controller that does not lead any more."""
         if not self.site.leads():
             raise SluiceError("another controller leads now")
+        job = next((job for job in self.site.client.jobs(ids=[number]) if job.id == number), None)
+        if job is None:
+            return
         if what == "notify":
-            self._notify(rule, number)
+            self._notify(rule, job)
         elif what == "signal":
-            self._slurm("scancel", f"--signal={rule.signal}", "--batch", str(number))
-            self._slurm("scancel", f"--signal={rule.signal}", str(number))
+            self._slurm("scancel", f"--signal={rule.signal}", "--batch", job.own_name)
+            self._slurm("scancel", f"--signal={rule.signal}", job.own_name)
         else:
-            self._slurm("scancel", str(number))
+            self._slurm("scancel", job.own_name)
         log.warning("rule %s: job %d: %s", rule.name, number, what)
 
-    def _notify(self, rule: NodeRule, number: int) -> None:
-        text = f"Sluice: a GPU of job {number} has been idle for {rule.duration // 60} minutes."
+    def _notify(self, rule: NodeRule, job: Job) -> None:
+        text = f"Sluice: a GPU of job {job.own_name} has been idle for {rule.duration // 60} minutes."
         if rule.action == "cancel":
             text += f" The job is cancelled in {rule.warning // 60} minutes unless it uses its GPU."
         try:
-            self._slurm("scontrol", "notify", str(number), text)
-        except SluiceError as error:  # a job without a step to write to is told by mail alone
-            log.info("job %d: %s", number, one_line(str(error)))
-        jobs = self.site.client.jobs(ids=[number])
+            self._slurm("scontrol", "notify", job.own_name, text)
+        except SluiceError as error:  # the user of a job without a step to write to gets only mail
+            log.info("job %d: %s", job.id, one_line(str(error)))
         for sink in self.settings().sinks.values():
-            if jobs and sink.get("kind") == "email" and sink.get("users"):
+            if sink.get("kind") == "email" and sink.get("users"):
                 try:
-                    address = f"{jobs[0].user}@{sink['users']}"
+                    address = f"{job.user}@{sink['users']}"
                     Email(sink).send(
-                        [address], f"job {number}: idle GPU", text + "\n", f"job-{number}-{int(time.time())}"
+                        [address], f"job {job.own_name}: idle GPU", text + "\n", f"job-{job.id}-{int(time.time())}"
                     )
                 except (OSError, SluiceError) as error:
-                    log.error("mail to the user of job %d: %s", number, one_line(str(error)))
+                    log.error("mail to the user of job %d: %s", job.id, one_line(str(error)))
 
     def _slurm(self, command: str, *words: str) -> None:
         self.site.commands.run(command, *words, timeout=_COMMAND_S)
@@ -166,13 +169,10 @@ _of_site: weakref.WeakKeyDictionary[Site, Alerting] = weakref.WeakKeyDictionary(
 
 
 def duties(site: Site) -> Iterable[Duty]:
-    """For `usage.controllerd`."""
+    """For `sluice.controllerd.daemon`."""
     alerting = _of_site.setdefault(site, Alerting(site))
     return [
         Duty("alerts", _TICK_S, alerting.look),
         Duty("alerts-deliver", _DELIVER_S, alerting.deliver),
         Duty("readings", _SHOW_S, alerting.show),
     ]
-
-
-inbox.HANDLERS["readings"] = lambda site: readings_of(site).take

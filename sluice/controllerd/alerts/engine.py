@@ -1,7 +1,7 @@
-"""Which alerts there are: what holds long enough fires once, is repeated, and is resolved; what happens is told once.
+"""Which alerts there are: a condition that lasts fires once, is repeated, and is resolved; an event is reported once.
 
-The state is a file beside slurmctld's own, so that the next controller goes on where this one ended. A message is on
-disk before the state says that it was told: after a crash in between it is made again, with the same id.
+The state is a file next to slurmctld's own, so that the next controller continues where this one ended. A message is on
+disk before the state says that it was sent: after a crash in between it is made again, with the same ID.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from pathlib import Path
 from typing import Any
 
 from policy.alerts import NodeAlerts, NodeRule
-from sluice_base.clock import uptime
-from sluice_base.errors import SluiceError
-from sluice_base.events import Event
-from sluice_base.files import write_atomic
-from sluice_base.hostlist import expand
-from sluice_base.text import one_line
-from usage.alerts.message import Message, Subject, make
-from usage.alerts.observe import Found, Seen
-from usage.alerts.outbox import Outbox, read_json
-from usage.alerts.readings import GpuReading
+from sluice.base.clock import uptime
+from sluice.base.errors import SluiceError
+from sluice.base.events import Event
+from sluice.base.files import write_atomic
+from sluice.base.hostlist import expand
+from sluice.base.text import one_line
+from sluice.controllerd.alerts.message import Message, Subject, make
+from sluice.controllerd.alerts.observe import Found, Seen
+from sluice.controllerd.alerts.outbox import Outbox, read_json
+from sluice.exchange.live import GpuReading
 
 STATE_FILE = "state.json"
 SILENCES_FILE = "silences.json"
 _MOST_ALERTS = 20_000
 _FORGET_S = 3600.0
-_LATE_S = 600.0  # a takeover is told of by the controller that took over, which may lead for the first time
+_LATE_S = 600.0  # a takeover is reported by the controller that took over, which may lead for the first time
 _HAPPENED_KINDS = ("takeover", "agent-lost", "errors")
-_AGENT_LOST = "sluice: agent_lost: "  # how the finding of that check begins (health.report)
+_AGENT_LOST = "sluice: agent_lost: "  # how the finding of that check begins (sluice.exchange.health_report)
 _JUMP_S = 5.0  # between two looks, and the clock was set
 
 log = logging.getLogger("sluice.alerts")
@@ -48,18 +48,18 @@ class Alert:
     since: float
     value: float = 0.0
     text: str = ""
-    fired: float | None = None  # told at
-    told: float | None = None  # told last
+    fired: float | None = None  # when it was first sent
+    sent: float | None = None  # when it was last sent
     silenced: bool = False
-    unknown: float | None = None  # since when nobody tells of it, e.g. its node is gone
+    unknown: float | None = None  # since when it is not reported, e.g. its node is gone
     warned: float | None = None  # the action's warning
     acted: float | None = None
     jobs: list[int] = field(default_factory=list)
 
     def move(self, seconds: float) -> None:
-        """The clock was set: what lasted for a while lasts as long as before."""
+        """The clock was set: keep durations as they were."""
         self.since += seconds
-        for name in ("fired", "told", "unknown", "warned", "acted"):
+        for name in ("fired", "sent", "unknown", "warned", "acted"):
             at = getattr(self, name)
             if at is not None:
                 setattr(self, name, at + seconds)
@@ -67,7 +67,7 @@ class Alert:
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """Nobody is told of matching alerts until a time."""
+    """Matching alerts are not sent until a time."""
 
     id: str
     rule: str  # a pattern, as the shell's
@@ -102,7 +102,7 @@ def write_silences(folder: Path, silences: Iterable[Silence]) -> None:
 
 
 def clocks() -> tuple[float, float]:
-    """The time, and seconds since the boot, which nobody sets."""
+    """The time, and monotonic seconds since the boot."""
     return time.time(), uptime()
 
 
@@ -136,7 +136,7 @@ class Engine:
     # ---- one look ----
 
     def step(self, settings: NodeAlerts, look: Look, act: Act, now: float | None = None) -> None:
-        """Look at all rules, tell what is to be told, act, and keep the state. Raises OSError where it cannot."""
+        """Evaluate all rules, send messages, act, and save the state. Raises OSError where it cannot."""
         now = self._now() if now is None else now
         silences = read_silences(self.folder, now)
         sinks = tuple(settings.sinks)
@@ -147,15 +147,15 @@ class Engine:
                 found = look(rule)
             except (SluiceError, OSError) as error:
                 log.info("rule %s: %s", rule.name, one_line(str(error)))
-                continue  # not known now: what fires goes on firing
+                continue  # not known now: what fires continues to fire
             self._rule(rule, found, silences, sinks, now)
             self._act(rule, act, now)
         for gone in [name for name in self.alerts if name not in {rule.name for rule in settings.rules}]:
-            del self.alerts[gone]  # the rule was taken out: nobody wants to hear of it
+            del self.alerts[gone]  # the rule was removed
         self.save()
 
     def _now(self) -> float:
-        """The time; where it was set since the last look, alerts go along, so that none gets older or younger by it."""
+        """The time; where it was set since the last evaluation, alerts are shifted, so their ages stay."""
         now, steady = self._clocks()
         if self._last is not None:
             jump = now - self._last[0] - (steady - self._last[1])
@@ -182,10 +182,10 @@ class Engine:
             if alert.silenced or now - alert.since < rule.duration:
                 continue
             if alert.fired is None:
-                alert.fired = alert.told = now
+                alert.fired = alert.sent = now
                 fire.append(Subject(name, alert.value, alert.text, alert.since))
-            elif rule.repeat and now - (alert.told or 0) >= rule.repeat:
-                alert.told = now
+            elif rule.repeat and now - (alert.sent or 0) >= rule.repeat:
+                alert.sent = now
                 repeat.append(Subject(name, alert.value, alert.text, alert.since))
         over: list[Subject] = []
         for name in [name for name in mine if name not in found.seen]:
@@ -194,9 +194,9 @@ class Engine:
             alert = mine.pop(name)
             if alert.fired is not None and not _silent(rule, name, silences, now):
                 over.append(Subject(name, alert.value, alert.text, alert.since))
-        self._tell(rule, "firing", fire, sinks, now, key="fire")
-        self._tell(rule, "firing", repeat, sinks, now, key=f"repeat {int(now)}")
-        self._tell(rule, "resolved", over, sinks, now, key="over")
+        self._send(rule, "firing", fire, sinks, now, key="fire")
+        self._send(rule, "firing", repeat, sinks, now, key=f"repeat {int(now)}")
+        self._send(rule, "resolved", over, sinks, now, key="over")
 
     @staticmethod
     def _unknown_too_long(alert: Alert, now: float) -> bool:
@@ -204,7 +204,7 @@ class Engine:
             alert.unknown = now
         return now - alert.unknown > _FORGET_S
 
-    def _tell(
+    def _send(
         self, rule: NodeRule, state: str, subjects: list[Subject], sinks: tuple[str, ...], now: float, *, key: str
     ) -> None:
         if not subjects:
@@ -212,9 +212,13 @@ class Engine:
         said = f"{self.cluster}\n{rule.name}\n{key}\n" + "\n".join(f"{one.name}\n{one.since}" for one in subjects)
         number = hashlib.sha256(said.encode("utf-8", "surrogatepass")).hexdigest()[:24]
         message = make(
-            id=number, at=now, cluster=self.cluster, state=state, subjects=subjects,
+            id=number,
+            at=now,
+            cluster=self.cluster,
+            state=state,
+            subjects=subjects,
             rule={"name": rule.name, "kind": rule.kind, "severity": rule.severity},
-        )  # fmt: skip
+        )
         self.outbox.put(message, rule.sinks or sinks)
 
     def _act(self, rule: NodeRule, act: Act, now: float) -> None:
@@ -239,9 +243,10 @@ class Engine:
 
     # ---- what happens ----
 
-    def happened(self, settings: NodeAlerts, events: Iterable[Event], gpus: Iterable[GpuReading],
-                 now: float | None = None) -> None:  # fmt: skip
-        """Tell of events of the controllers, and of errors of GPUs that are new. Raises OSError."""
+    def happened(
+        self, settings: NodeAlerts, events: Iterable[Event], gpus: Iterable[GpuReading], now: float | None = None
+    ) -> None:
+        """Report events of the controllers, and new errors of GPUs. Raises OSError."""
         now = time.time() if now is None else now
         silences = read_silences(self.folder, now)
         events = self._new(events, now)
@@ -250,39 +255,70 @@ class Engine:
             if rule.kind == "takeover":
                 for event in events:
                     if event.kind == "takeover":
-                        self._once(rule, f"controller {event.fields.get('leader', '')}", _event(event), event.time,
-                                   f"event {self.host} {event.seq} {event.time}", silences, settings, now)  # fmt: skip
+                        self._once(
+                            rule,
+                            f"controller {event.fields.get('leader', '')}",
+                            _event(event),
+                            event.time,
+                            f"event {self.host} {event.seq} {event.time}",
+                            silences,
+                            settings,
+                            now,
+                        )
             elif rule.kind == "agent-lost":
                 for event in filter(_is_agent_lost, events):
                     node = str(event.fields.get("node", ""))
                     if not rule.nodes or node in expand(rule.nodes):
-                        self._once(rule, f"node {node}", _event(event), event.time,
-                                   f"event {self.host} {event.seq} {event.time}", silences, settings, now)  # fmt: skip
+                        self._once(
+                            rule,
+                            f"node {node}",
+                            _event(event),
+                            event.time,
+                            f"event {self.host} {event.seq} {event.time}",
+                            silences,
+                            settings,
+                            now,
+                        )
             elif rule.kind == "errors":
                 for name, count in grown.items():
                     if count >= rule.threshold:
-                        self._once(rule, name, Seen(count, f"{count} new uncorrected errors or XID events"), now,
-                                   f"errors {self.counters.get(name)}", silences, settings, now)  # fmt: skip
+                        self._once(
+                            rule,
+                            name,
+                            Seen(count, f"{count} new uncorrected errors or XID events"),
+                            now,
+                            f"errors {self.counters.get(name)}",
+                            silences,
+                            settings,
+                            now,
+                        )
         self.seqs[self.host] = max([self.seqs.get(self.host, 0), *(event.seq for event in events)])
         self.save()
 
     def _new(self, events: Iterable[Event], now: float) -> list[Event]:
-        """Events that were not looked at. Each controller has a file of its own; of one that never led, the latest."""
+        """New events. Each controller has its own file; of one that never led, the latest."""
         seen = self.seqs.get(self.host)
         if seen is None:
             return [event for event in events if event.time > now - _LATE_S]
         return [event for event in events if event.seq > seen]
 
     def _once(
-        self, rule: NodeRule, name: str, seen: Seen, since: float, key: str, silences: list[Silence],
-        settings: NodeAlerts, now: float,
-    ) -> None:  # fmt: skip
+        self,
+        rule: NodeRule,
+        name: str,
+        seen: Seen,
+        since: float,
+        key: str,
+        silences: list[Silence],
+        settings: NodeAlerts,
+        now: float,
+    ) -> None:
         if not _silent(rule, name, silences, now):
             subject = Subject(name, seen.value, one_line(seen.text), since)
-            self._tell(rule, "happened", [subject], tuple(settings.sinks), now, key=key)
+            self._send(rule, "happened", [subject], tuple(settings.sinks), now, key=key)
 
     def _grown(self, gpus: Iterable[GpuReading]) -> dict[str, int]:
-        """GPUs whose count of errors grew; one that began anew (a driver that was loaded again) counts from there."""
+        """GPUs whose count of errors grew; one that was reset (a driver that was loaded again) counts from there."""
         found = {}
         for gpu in gpus:
             if gpu.errors is None:
@@ -315,12 +351,16 @@ class Engine:
             self.seqs = {str(host): int(seq) for host, seq in document.get("seqs", {}).items()}
             self.counters = {str(name): int(count) for name, count in document.get("counters", {}).items()}
             self.alerts = {
-                rule: {name: Alert(**one) for name, one in mine.items()}
+                rule: {name: _alert(one) for name, one in mine.items()}
                 for rule, mine in document.get("alerts", {}).items()
             }
         except (AttributeError, TypeError, ValueError) as error:
-            log.error("%s: %s; begun anew", self.folder / STATE_FILE, one_line(str(error)))
+            log.error("%s: %s; starting empty", self.folder / STATE_FILE, one_line(str(error)))
             self.alerts, self.counters, self.seqs = {}, {}, {}
+
+
+def _alert(fields: dict[str, Any]) -> Alert:
+    return Alert(**{"sent" if name == "told" else name: value for name, value in fields.items()})  # told until 0.1.0
 
 
 def _silent(rule: NodeRule, subject: str, silences: Iterable[Silence], now: float) -> bool:
@@ -346,5 +386,11 @@ def trial(cluster: str, now: float | None = None) -> Message:
     """For ``sluice alerts test``."""
     now = time.time() if now is None else now
     subject = Subject("nothing", 0, "a test: the sink works", now)
-    return make(id=f"test-{int(now)}", at=now, cluster=cluster, state="test", subjects=[subject],
-                rule={"name": "test", "kind": "test", "severity": "info"})  # fmt: skip
+    return make(
+        id=f"test-{int(now)}",
+        at=now,
+        cluster=cluster,
+        state="test",
+        subjects=[subject],
+        rule={"name": "test", "kind": "test", "severity": "info"},
+    )

@@ -1,4 +1,4 @@
-"""What is told: one message about one rule, and the forms it takes. Texts from outside never get out of their line."""
+"""One message about one rule, and its formats. Untrusted texts stay on their line."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
-from sluice_base.errors import SluiceError
-from sluice_base.text import one_line
+from sluice.base.errors import SluiceError
+from sluice.base.text import one_line
 
 SCHEMA_VERSION = 1
 MOST_SUBJECTS = 30
@@ -92,11 +92,18 @@ class Message:
 
 
 def make(*, id: str, at: float, cluster: str, rule: Mapping[str, str], state: str, subjects: list[Subject]) -> Message:
-    """A message about so many subjects as one may hold. `rule`: its name, kind and severity."""
+    """A message about as many subjects as one may hold. `rule`: its name, kind and severity."""
     return Message(
-        id, at, cluster, rule["name"], rule["kind"], rule["severity"], state, tuple(subjects[:MOST_SUBJECTS]),
+        id,
+        at,
+        cluster,
+        rule["name"],
+        rule["kind"],
+        rule["severity"],
+        state,
+        tuple(subjects[:MOST_SUBJECTS]),
         max(0, len(subjects) - MOST_SUBJECTS),
-    )  # fmt: skip
+    )
 
 
 def _moment(seconds: float) -> str:

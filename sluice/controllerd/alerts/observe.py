@@ -10,15 +10,16 @@ from functools import cached_property
 
 from policy.alerts import NodeRule
 from policy.live import Cluster
-from policy.report import TenantReport, report
-from sluice_base.errors import SluiceError
-from sluice_base.hostlist import expand
-from slurm_client.accounting import Accounting
-from slurm_client.control import Control
-from slurm_client.model import Job, Node
-from usage.alerts.readings import GpuReading, readings_of
-from usage.controllerd import Site
-from usage.report.fleet import hosts
+from policy.quota_use import TenantUse, read_use
+from sluice.base.errors import SluiceError
+from sluice.base.hostlist import expand
+from sluice.controllerd.daemon import Site
+from sluice.controllerd.readings import readings_of
+from sluice.exchange.live import GpuReading
+from sluice.report.fleet import hosts
+from sluice.slurm.accounting import Accounting
+from sluice.slurm.answers import Job, Node
+from sluice.slurm.control import Control
 
 _PING_S = 10.0
 _OUT = {"drain": "drained", "not_responding": "not responding", "fail": "failing"}
@@ -36,26 +37,26 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a rule sees. `known`: whether it is known of a subject that is not among `seen` that it is well."""
+    """What a rule sees. `known`: whether a subject that is not among `seen` is known to be fine."""
 
     seen: dict[str, Seen]
     known: Callable[[str], bool] = lambda _: True
 
 
 class UnknownError(SluiceError):
-    """What a rule looks at is not known now: neither firing nor resolved."""
+    """What a rule evaluates is not known now: it does not fire and is not resolved."""
 
 
 @dataclass
 class Observation:
-    """One look. What rules need is asked for once, and only where a rule needs it."""
+    """One evaluation. What rules need is asked for once, and only where a rule needs it."""
 
     site: Site
     now: float = field(default_factory=time.time)
 
     @cached_property
     def gpus(self) -> list[GpuReading]:
-        """What nodes told lately."""
+        """What nodes reported recently."""
         return readings_of(self.site).fresh()
 
     @cached_property
@@ -69,10 +70,10 @@ class Observation:
         return {job.id: job for job in self.site.client.jobs()}
 
     @cached_property
-    def tenants(self) -> dict[str, TenantReport]:
+    def tenants(self) -> dict[str, TenantUse]:
         """Accounts with limits and use."""
         commands = self.site.commands
-        return report(Cluster(commands, self.site.client, Accounting(commands), Control(commands)))
+        return read_use(Cluster(commands, self.site.client, Accounting(commands), Control(commands)))
 
     def look(self, rule: NodeRule) -> Found:
         """The subjects of a rule. Raises UnknownError, or SluiceError where Slurm does not answer."""
@@ -102,9 +103,9 @@ def _gpu(field_name: str, unit: str) -> Callable[[Observation, NodeRule], Found]
 
 
 def _idle(seen: Observation, rule: NodeRule) -> Found:
-    """Running jobs with a GPU that they use little; a job that nobody measures is none.
+    """Running jobs with a GPU that they use little; a job that is not measured is not one.
 
-    An action is for jobs of which every GPU is such a one: a job that works on some of its GPUs is told of, and lives.
+    An action is for jobs with such use of every GPU: a job that works on some of its GPUs is only reported.
     """
     wanted = _node_filter(rule)
     used: dict[int, dict[str, float]] = {}  # job -> GPU -> percent
@@ -208,7 +209,7 @@ def _journal_lag(seen: Observation, rule: NodeRule) -> Found:
 
 
 def _counters(document: object) -> Mapping[str, float]:
-    """All numbers of a status file whose name begins with ``journal.``, wherever they stand."""
+    """All numbers of a status file whose name begins with ``journal.``, at any depth."""
     found: dict[str, float] = {}
     if isinstance(document, dict):
         for name, value in document.items():
@@ -225,8 +226,9 @@ def _database(seen: Observation, rule: NodeRule) -> Found:
         return Found({})
     done_in = time.monotonic()
     try:
-        seen.site.commands.run("sacctmgr", "--noheader", "--readonly", "show", "cluster", "format=cluster",
-                               timeout=_PING_S)  # fmt: skip
+        seen.site.commands.run(
+            "sacctmgr", "--noheader", "--readonly", "show", "cluster", "format=cluster", timeout=_PING_S
+        )
     except SluiceError as error:
         return Found({"slurmdbd": Seen(time.monotonic() - done_in, f"does not answer: {error}")})
     return Found({})
@@ -245,4 +247,4 @@ _KINDS: dict[str, Callable[[Observation, NodeRule], Found]] = {
     "journal-lag": _journal_lag,
     "database-down": _database,
 }
-"""Kinds that hold for a time; `takeover`, `agent-lost` and `errors` happen, and are the engine's own."""
+"""Kinds that last for a time; `takeover`, `agent-lost` and `errors` are events, which the engine handles."""

@@ -1,7 +1,7 @@
-"""Messages until each sink has taken them: a file a message and sink, on disk before anybody is told.
+"""Messages until each sink has accepted them: one file for each message and sink, on disk before anything is sent.
 
-At least once: a message is removed when its sink has taken it, so that a daemon that is killed in between sends it
-again, with the same id. What cannot be delivered is tried again, later and later, and given up after a day.
+At least once: a message is removed when its sink has accepted it, so that a daemon that is killed in between sends it
+again, with the same ID. What cannot be delivered is tried again with growing pauses, and given up after a day.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from sluice_base.errors import SluiceError
-from sluice_base.files import write_atomic
-from sluice_base.text import one_line
-from usage.alerts.message import Message
+from sluice.base.errors import SluiceError
+from sluice.base.files import write_atomic
+from sluice.base.text import one_line
+from sluice.controllerd.alerts.message import Message
 
 MOST = 5000
-"""Files; then the oldest are dropped, and that is said."""
+"""Files; beyond it the oldest are dropped, which is logged."""
 KEPT_S = 86_400.0
 _FIRST_S, _LAST_S = 5.0, 1800.0
 _NAME = re.compile(r"([A-Za-z0-9._-]{1,80})@([A-Za-z0-9_.-]{1,64})\.json\Z")
@@ -29,7 +29,7 @@ _NAME = re.compile(r"([A-Za-z0-9._-]{1,80})@([A-Za-z0-9_.-]{1,64})\.json\Z")
 log = logging.getLogger("sluice.alerts")
 
 Deliver = Callable[[Message], None]
-"""Gives a message to a sink. Raises SluiceError or OSError when it was not taken."""
+"""Gives a message to a sink. Raises SluiceError or OSError when it was not accepted."""
 
 
 @dataclass
@@ -66,7 +66,7 @@ class Outbox:
         return [(path, sink) for _, path, sink in sorted(found)]
 
     def deliver(self, sinks: Mapping[str, Deliver]) -> int:
-        """Try what waits, once; how many were taken. A sink that fails is left alone for a while, others go on."""
+        """Try what waits, once; how many were accepted. A sink that fails gets a pause, others continue."""
         taken = 0
         now = self._clock()
         for path, name in self.waiting():
@@ -101,7 +101,7 @@ class Outbox:
     def _give_up(self, path: Path, name: str) -> None:
         with suppress(FileNotFoundError):
             if time.time() - path.stat().st_mtime > KEPT_S:
-                self._drop(path, f"sink {name} did not take it for a day")
+                self._drop(path, f"sink {name} did not accept it for a day")
 
     def _bound(self) -> None:
         files = self.waiting()
@@ -114,7 +114,7 @@ class Outbox:
 
 
 def read_json(path: Path) -> dict[str, object]:
-    """A file of ours; empty where there is none or it is damaged, which is said."""
+    """A file of ours; empty where there is none or it is damaged, which is logged."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(found, dict):
@@ -123,5 +123,5 @@ def read_json(path: Path) -> dict[str, object]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        log.error("%s: %s; begun anew", path, one_line(str(error)))
+        log.error("%s: %s; starting empty", path, one_line(str(error)))
         return {}

@@ -21,10 +21,10 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-from sluice_base.errors import SluiceError
-from sluice_base.text import one_line
-from usage.alerts.message import Message
-from usage.alerts.outbox import Deliver
+from sluice.base.errors import SluiceError
+from sluice.base.text import one_line
+from sluice.controllerd.alerts.message import Message
+from sluice.controllerd.alerts.outbox import Deliver
 
 TIMEOUT_S = 15.0
 _MOST_SECRET = 4096
@@ -66,7 +66,7 @@ def read_secret(path: Path) -> bytes:
         facts = os.fstat(file.fileno())
         if not stat.S_ISREG(facts.st_mode) or facts.st_mode & 0o077 or facts.st_uid not in (0, os.geteuid()):
             raise SluiceError(
-                f"{path}: others than its owner may read it, or it is somebody else's", remedy=f"chmod 600 {path}"
+                f"{path}: others than its owner can read it, or another user owns it", remedy=f"chmod 600 {path}"
             )
         data = file.read(_MOST_SECRET + 1).strip()
     if not data or len(data) > _MOST_SECRET:
@@ -122,7 +122,7 @@ class Email:
 
 
 def _tls(settings: Mapping[str, Any]) -> ssl.SSLContext:
-    """By which a server is known: the site's certificates, else the system's. Raises SluiceError."""
+    """Certificates to verify a server: the site's, else the system's. Raises SluiceError."""
     path = settings.get("ca_file") or None
     try:
         return ssl.create_default_context(cafile=path)
@@ -209,13 +209,18 @@ class Program:
             "SLUICE_ALERT_SEVERITY": message.severity,
         }
         process = subprocess.Popen(
-            [str(self._path)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            env=environment, cwd="/", start_new_session=True,
-        )  # fmt: skip
+            [str(self._path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            cwd="/",
+            start_new_session=True,
+        )
         try:
             process.communicate(message.to_json().encode(), timeout=self._timeout)
         except subprocess.TimeoutExpired as error:
-            raise SluiceError(f"{self._path}: not done within {self._timeout:g} s") from error
+            raise SluiceError(f"{self._path}: did not end within {self._timeout:g} s") from error
         finally:
             _end(process)
         if process.returncode != 0:
@@ -226,11 +231,11 @@ class Program:
         for path in (self._path, self._path.parent):
             facts = path.stat()
             if facts.st_uid not in (0, os.geteuid()) or facts.st_mode & 0o022:
-                raise SluiceError(f"{path}: others may change it", remedy=f"chown root {path}; chmod go-w {path}")
+                raise SluiceError(f"{path}: others can change it", remedy=f"chown root {path}; chmod go-w {path}")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """All of its session, also what it left behind."""
+    """Kill all of its session, also what it left behind."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()

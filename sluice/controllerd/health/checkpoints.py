@@ -1,4 +1,4 @@
-"""Signals for running jobs that save their state: again and again, and before their time limit."""
+"""Signals for running jobs that save their state: periodically, and before their time limit."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterable
 
 from policy.checkpoint import NodeCheckpoint
 from policy.units import parse_seconds
-from slurm_client.model import Job
+from sluice.slurm.answers import Job
 
 _ASK = re.compile(r"(?:^|[\s,;])sluice:checkpoint(?:=(\w{1,20}))?(?=$|[\s,;])")
 _LEAST_S = 60
 
 
 def asks(comment: str) -> int | None:
-    """Whether a job's comment asks for signals: 0 for as often as the policy says, else every so many seconds."""
+    """The interval of signals that a job's comment asks for: 0 for the policy's, else seconds; None: no signals."""
     match = _ASK.search(comment)
     if match is None:
         return None
@@ -25,13 +25,13 @@ def asks(comment: str) -> int | None:
 
 
 class Checkpoints:
-    """When each job is signalled next. Not thread-safe; a new daemon begins to count anew."""
+    """When each job is signalled next. Not thread-safe; a new daemon starts to count again."""
 
     def __init__(self) -> None:
         self._signalled: dict[int, float] = {}
         self._ending: set[int] = set()
 
-    def due(self, jobs: Iterable[Job], policy: NodeCheckpoint, now: float) -> list[int]:
+    def due(self, jobs: Iterable[Job], policy: NodeCheckpoint, now: float) -> list[Job]:
         """The running jobs that are to be signalled now."""
         found = []
         running = {job.id: job for job in jobs if job.state == "RUNNING" and asks(job.comment) is not None}
@@ -51,5 +51,5 @@ class Checkpoints:
                 self._ending.add(number)
             if close or (every and now - last >= every):
                 self._signalled[number] = now
-                found.append(number)
+                found.append(job)
         return found

@@ -1,7 +1,7 @@
-"""Health on the controllers: takes nodes' reports, and carries out what the keeper decides. Duties of controllerd.
+"""Health on the controllers: accepts nodes' reports, and carries out the keeper's decisions. Duties of controllerd.
 
-What it knows lies in StateSaveLocation/sluice.health.json, where the backup controller's daemon finds it, too; what is
-out of service in sluice.withdrawn beside it.
+Its state is StateSaveLocation/sluice.health.json, where the backup controller's daemon finds it, too; what is
+out of service is in sluice.withdrawn next to it.
 """
 
 from __future__ import annotations
@@ -16,21 +16,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from health import withdrawn
-from health.checkpoints import Checkpoints
-from health.keeper import Act, Keeper, State, from_document, to_document
-from health.listing import explain, rows_of
-from health.report import parse_report
-from health.requeue import JobPlan, Requeues
 from policy.node import FILE_NAME, NodePolicy, NodePolicyFile
-from sluice_base import events
-from sluice_base.errors import SluiceError
-from sluice_base.files import write_atomic
-from sluice_base.hostlist import expand, fold
-from sluice_base.text import one_line
-from slurm_client.model import Node
-from usage import inbox
-from usage.controllerd import Duty, Site
+from sluice.base import events
+from sluice.base.errors import SluiceError
+from sluice.base.files import write_atomic
+from sluice.base.hostlist import expand, fold
+from sluice.base.text import one_line
+from sluice.controllerd.daemon import Duty, Site
+from sluice.controllerd.health import withdrawn
+from sluice.controllerd.health.checkpoints import Checkpoints
+from sluice.controllerd.health.keeper import Act, Keeper, State, from_document, to_document
+from sluice.controllerd.health.listing import explain, rows_of
+from sluice.controllerd.health.requeue import Requeue, Requeues
+from sluice.exchange.health_report import parse_report
+from sluice.slurm.answers import Node
 
 STATE_FILE = "sluice.health.json"
 PERIOD_S = 5.0
@@ -44,7 +43,7 @@ log = logging.getLogger("sluice.health")
 
 
 class Controller:
-    """The keeper with its hands: Slurm's commands, files, events."""
+    """The keeper with Slurm's commands, files and events."""
 
     def __init__(self, site: Site) -> None:
         self.site = site
@@ -78,10 +77,10 @@ class Controller:
                 return self._list()
             if "why" in request:
                 return {"lines": explain(self.keeper.state, str(request["why"]), time.time())}
-        raise SluiceError("health request: none of report, list, why, history, return")
+        raise SluiceError("health request: not one of report, list, why, history, return")
 
     def _list(self) -> dict[str, Any]:
-        """All that is not as it should be."""
+        """All faults and what is out of service."""
         rows, healthy = rows_of(self.keeper.state, time.time())
         return {
             "mode": self._policy_of().health.mode,
@@ -105,12 +104,12 @@ class Controller:
             raise SluiceError("return: names no node")
         number = asked.get("gpu")
         if number is not None and not isinstance(number, int):
-            raise SluiceError(f"return: GPU {number!r} is no number")
+            raise SluiceError(f"return: GPU {number!r} is not a number")
         known = {*self.keeper.state.nodes, *self.keeper.state.reports}
         if asked["node"] not in known:
             raise SluiceError(
-                f"node {asked['node']}: no report of it ever came",
-                remedy="see: sluice health list; is its agent running?",
+                f"node {asked['node']}: has not sent a report",
+                remedy="check that its agent runs; see: sluice health list",
             )
         acts = self.keeper.return_by_hand(asked["node"], number)
         self._carry_out(acts, by="hand")
@@ -127,7 +126,7 @@ class Controller:
             self.step(site)
 
     def step(self, site: Site) -> None:
-        """Look at everything once, and do what is due."""
+        """Check everything once, and do what is due."""
         nodes = site.client.nodes()
         with self.lock:
             self._load()
@@ -135,7 +134,7 @@ class Controller:
             now = time.time()
             if policy.health.mode != "off":
                 acts = self.keeper.decide(nodes, policy.health, now, by_gpu=self._by_gpu())
-                # Before jobs are taken off a GPU and anybody is told: no other may start there.
+                # Before jobs are taken off a GPU and anything is reported: no other may start there.
                 withdrawn.write(site.state_save / withdrawn.FILE_NAME, self.keeper.state.withdrawn())
                 self._carry_out(acts)
             else:
@@ -153,8 +152,8 @@ class Controller:
         """Signal running jobs that save their state."""
         policy = self._policy_of().checkpoint
         for job in self._checkpoints.due(site.client.jobs(states=["RUNNING"]), policy, time.time()):
-            site.commands.run("scancel", f"--signal={policy.signal}", "--full", str(job), check=False)
-            log.info("job %d: signalled to save its state", job)
+            site.commands.run("scancel", f"--signal={policy.signal}", "--full", job.own_name, check=False)
+            log.info("job %d: signalled to save its state", job.id)
 
     def _policy_of(self) -> NodePolicy:
         if self._policy is None:
@@ -173,7 +172,7 @@ class Controller:
             return False
 
     def _give_all_back(self) -> list[Act]:
-        """The policy has switched health off."""
+        """Undo what is in force, as the policy has switched health off."""
         return [act for name in list(self.keeper.state.nodes) for act in self.keeper.return_by_hand(name, None)]
 
     def _carry_out(self, acts: Iterable[Act], by: str = "health") -> None:
@@ -185,7 +184,7 @@ class Controller:
                 elif act.kind == "undrain":
                     self._scontrol(act.node, "state=undrain")
                 elif act.kind == "requeue":
-                    self.keeper.state.jobs.setdefault(act.job, JobPlan(act.node, act.reason, act.key, act.began))
+                    self.keeper.state.jobs.setdefault(act.job, Requeue(act.node, act.reason, act.key, act.began))
             except SluiceError as error:
                 log.error("%s %s: %s", act.kind, act.node, one_line(str(error)))
                 continue
@@ -206,8 +205,8 @@ class Controller:
                 Act("event", name, f"not responding; jobs {','.join(map(str, jobs)) or 'none'}", event="health.down")
             )
             for job in jobs if policy.checkpoint.requeue else ():
-                plan = JobPlan(name, f"{name} went down", f"{name}/down/{now:.0f}", now, silent=True)
-                self.keeper.state.jobs.setdefault(job, plan)
+                requeue = Requeue(name, f"{name} went down", f"{name}/down/{now:.0f}", now, silent=True)
+                self.keeper.state.jobs.setdefault(job, requeue)
         self._down = down
         self._running = {name: self._running.get(name, {}) for name in down}
         for running in self.site.client.jobs(states=["RUNNING"]):
@@ -256,7 +255,7 @@ class Controller:
             with self._path().open("rb") as file:
                 self.keeper.state = from_document(json.loads(file.read(_MAX_BYTES)))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, SluiceError) as error:
-            log.error("%s: damaged, begun anew: %s", self._path(), one_line(str(error)))
+            log.error("%s: damaged, starting with an empty state: %s", self._path(), one_line(str(error)))
             self.keeper.state = State()
             self._adopt()
 
@@ -291,9 +290,6 @@ def controller_of(site: Site) -> Controller:
 
 
 def duties(site: Site) -> list[Duty]:
-    """For `usage.controllerd`."""
+    """For `sluice.controllerd.daemon`."""
     controller = controller_of(site)
     return [Duty("health", 1.0, controller.run), Duty("checkpoints", _CHECKPOINT_S, controller.signal)]
-
-
-inbox.HANDLERS["health"] = lambda site: controller_of(site).answer

@@ -1,7 +1,7 @@
-"""The controller's side: what is taken out of service, what returns, which jobs start anew. Decides; changes nothing.
+"""The controller's side: what is taken out of service, what returns, which jobs restart. Decides; changes nothing.
 
-`Keeper.decide` compares what nodes report with what Slurm has and gives a list of `Act`s; who carries them out tells
-the keeper with `done`. All that must outlive a daemon is in `State`, a plain document in Slurm's shared state folder.
+`Keeper.decide` compares what nodes report with what Slurm has and returns a list of `Act`s; the caller that carries
+them out calls `done`. All that must outlive a daemon is in `State`, a plain document in Slurm's shared state folder.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from health.report import SEVERITIES, Fault, GpuState, Report, parse_report
-from health.requeue import JobPlan
-from health.withdrawn import Gpu
 from policy.health import NodeHealth
-from slurm_client.model import Node
+from sluice.controllerd.health.requeue import Requeue
+from sluice.controllerd.health.withdrawn import Gpu
+from sluice.exchange.health_report import SEVERITIES, Fault, GpuState, Report, parse_report
+from sluice.slurm.answers import Node
 
 TAG = "sluice: "
-_FRESH_ROUNDS = 4  # a report that is older than so many rounds of checks says nothing about now
+_FRESH_ROUNDS = 4  # a report that is older than this many rounds of checks is outdated
 _FRESH_LEAST_S = 90.0
 _JUST_S = 20.0  # between two hosts' clocks, and from a refused prolog to the drain of its node
 _SPOOL = "SlurmdSpoolDir is full"  # the reason that slurmd gives
@@ -79,10 +79,10 @@ class State:
     reports: dict[str, tuple[float, Report]] = field(default_factory=dict)  # when it came
     held_back: dict[str, str] = field(default_factory=dict)  # node -> what the breaker kept from being done
     breaker_since: float = 0.0
-    settled: dict[str, float] = field(default_factory=dict)  # "fault|job" that is dealt with -> when
+    settled: dict[str, float] = field(default_factory=dict)  # "fault|job" that is requeued, "fault|reported" -> when
     returned: dict[str, list[str]] = field(default_factory=dict)  # node -> GPUs that a person returned
-    jobs: dict[int, JobPlan] = field(default_factory=dict)  # that are to start anew
-    tries: dict[int, int] = field(default_factory=dict)  # job -> how often it was started anew for faults
+    jobs: dict[int, Requeue] = field(default_factory=dict)  # that are to restart
+    tries: dict[int, int] = field(default_factory=dict)  # job -> how often it was restarted for faults
 
     def of(self, node: str) -> NodeState:
         """What was done to a node; nothing at first."""
@@ -102,7 +102,7 @@ class Keeper:
         self.state = state or State()
 
     def is_news(self, report: Report) -> bool:
-        """Whether there may be something to do about a node that there was not with its last report."""
+        """Whether a node's report may need an action that its last one did not."""
         mine = self.state.nodes.get(report.node)
         if mine is not None and mine.affected:
             return True  # it may be good again
@@ -111,13 +111,13 @@ class Keeper:
         return any(fault.key not in known for fault in report.faults)
 
     def take(self, report: Report, now: float) -> dict[str, Any]:
-        """A node's report; it is told the time, GPUs that a person returned, whether the breaker holds it back."""
+        """A node's report; the answer: the time, GPUs that a person returned, whether the breaker holds it back."""
         self.state.reports[report.node] = (now, report)
         returned = self.state.returned.pop(report.node, [])
         return {"time": now, "returned": returned, "held_back": report.node in self.state.held_back}
 
     def adopt(self, gpus: Iterable[Gpu], now: float) -> None:
-        """GPUs out of service of which nothing else is known; their nodes' reports will say which they are."""
+        """GPUs out of service of which nothing else is known; their nodes' reports will identify them."""
         for node, number in gpus:
             self.state.of(node).gpus[f"{_ADOPTED}{number}"] = Out([number], f"{TAG}found out of service", now, "")
 
@@ -164,7 +164,7 @@ class Keeper:
             del state.nodes[name]
 
     def _follow_persons(self, node: Node, mine: NodeState) -> list[Act]:
-        """A person has resumed a node that Sluice drained, or drained it for a reason of his own: it is his now."""
+        """A person has resumed a node that Sluice drained, or drained it for another reason: leave it to them."""
         if not mine.drained or (node.reason == mine.drained and "drain" in node.flags):
             return []
         if "drain" not in node.flags and mine.drained_key:
@@ -174,8 +174,8 @@ class Keeper:
         return [Act("event", node.name, why, event="health.left")]
 
     def _undo_prolog(self, node: Node, mine: NodeState, report: Report) -> list[Act]:
-        """A job met a sick GPU before it was out, and Slurm drained the node when its prolog refused, or when its
-        epilog did not get the GPU back clean. The GPU is out now: the node may go on, if it was that which drained it,
+        """A job got a faulty GPU before it was out, and Slurm drained the node when its prolog refused, or when its
+        epilog did not get the GPU back clean. The GPU is out now: the node may go on, if this was what drained it,
         and nothing else is wrong."""
         if "drain" not in node.flags:
             return []
@@ -190,7 +190,7 @@ class Keeper:
         return []
 
     def _undo_spool(self, node: Node, mine: NodeState, report: Report) -> list[Act]:
-        """slurmd drained its node as its spool was full, before the check `spool` saw it: there is room again."""
+        """slurmd drained its node as its spool was full, before the check `spool` found it: there is room again."""
         ours = "drain" in node.flags and node.reason == _SPOOL and not mine.drained
         passed = report.mode == "enforce" and report.passes >= report.wanted_passes and report.time > mine.seen_up
         if ours and passed and report.room and not any(fault.acts and not fault.numbers for fault in report.faults):
@@ -198,7 +198,7 @@ class Keeper:
         return []
 
     def _take_out(self, node: Node, mine: NodeState, report: Report, *, by_gpu: bool) -> list[Act]:
-        """Drains and GPUs to take out, each with the jobs that are to start anew."""
+        """Drains and GPUs to take out, each with the jobs that are to restart."""
         found: list[Act] = []
         for fault in sorted(report.faults, key=lambda one: (-SEVERITIES.index(one.severity), one.began)):
             if not fault.acts or fault.key in mine.overruled:
@@ -241,18 +241,25 @@ class Keeper:
         return found
 
     def _warn(self, node: str, report: Report) -> list[Act]:
-        """Findings that are only told: one event each."""
+        """Findings that are only reported: one event each."""
         found = []
         for fault in report.faults:
             if fault.action != "log" and (fault.action == "warn" or not fault.acts):
-                key = f"{fault.key}|told"
+                key = f"{fault.key}|reported"
                 if key not in self.state.settled:
                     self.state.settled[key] = report.time
                     shadow = "" if fault.action == "warn" else f" (would {fault.action})"
                     found.append(
-                        Act("event", node, fault.reason + shadow, fault.uuid, fault.numbers, key=fault.key,
-                            event="health.warn" if not shadow else "health.shadow")
-                    )  # fmt: skip
+                        Act(
+                            "event",
+                            node,
+                            fault.reason + shadow,
+                            fault.uuid,
+                            fault.numbers,
+                            key=fault.key,
+                            event="health.warn" if not shadow else "health.shadow",
+                        )
+                    )
         return found
 
     def _through_breaker(
@@ -300,7 +307,7 @@ class Keeper:
             self.state.settled[f"{act.key}|{act.job}"] = now
 
     def return_by_hand(self, node: str, number: int | None) -> list[Act]:
-        """A person says that a node's GPU (or all of the node) is good: acts, and the node forgets its repeats."""
+        """A person returns a node's GPU (or all of the node): the acts; the node forgets its repeats."""
         mine = self.state.of(node)
         found = [
             Act("return", node, out.reason, uuid, tuple(out.numbers))
@@ -328,8 +335,8 @@ def _recognise(mine: NodeState, report: Report) -> None:
 
 
 def to_document(state: State) -> dict[str, Any]:
-    """For JSON. Of nodes with which nothing is the matter the next report comes by itself."""
-    told = {
+    """For JSON. Nodes without faults are left out, as they report again by themselves."""
+    reports = {
         name: {"came": came, **report.to_dict()}
         for name, (came, report) in state.reports.items()
         if report.faults or name in state.held_back or (name in state.nodes and state.nodes[name].affected)
@@ -350,12 +357,12 @@ def to_document(state: State) -> dict[str, Any]:
             for name, node in state.nodes.items()
             if node.affected or node.overruled
         },
-        "reports": told,
+        "reports": reports,
         "held_back": state.held_back,
         "breaker_since": state.breaker_since,
         "settled": state.settled,
         "returned": state.returned,
-        "jobs": {str(job): asdict(plan) for job, plan in state.jobs.items()},
+        "jobs": {str(job): asdict(requeue) for job, requeue in state.jobs.items()},
         "tries": {str(job): count for job, count in state.tries.items()},
     }
 
@@ -380,8 +387,9 @@ def from_document(document: Mapping[str, Any]) -> State:
         state.reports[name] = (float(report["came"]), parse_report(report))
     state.held_back = {str(name): str(why) for name, why in document["held_back"].items()}
     state.breaker_since = float(document["breaker_since"])
-    state.settled = {str(key): float(when) for key, when in document["settled"].items()}
+    settled = document["settled"].items()
+    state.settled = {str(key).replace("|told", "|reported"): float(when) for key, when in settled}  # told until 0.1.0
     state.returned = {str(name): [str(uuid) for uuid in uuids] for name, uuids in document["returned"].items()}
-    state.jobs = {int(job): JobPlan(**plan) for job, plan in document["jobs"].items()}
+    state.jobs = {int(job): Requeue(**requeue) for job, requeue in document["jobs"].items()}
     state.tries = {int(job): int(count) for job, count in document["tries"].items()}
     return state

@@ -1,21 +1,21 @@
-"""What the controllers' daemon knows, in a form for people: `sluice health list` and `why`."""
+"""The daemon's state for people: `sluice health list` and `why`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
 
-from health.keeper import NodeState, State
-from health.report import Fault, Report
-from sluice_base.errors import SluiceError
+from sluice.base.errors import SluiceError
+from sluice.controllerd.health.keeper import NodeState, State
+from sluice.exchange.health_report import Fault, Report
 
 SILENT_S = 300.0
-"""A node whose last report is older than this is said to be silent."""
+"""A node whose last report is older than this counts as silent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A GPU, or a node, and what there is to say of it."""
+    """A line about a GPU or a node."""
 
     node: str
     gpu: str  # its number, or those of its partitions; empty: the node
@@ -28,7 +28,7 @@ class Row:
 
 
 def rows_of(state: State, now: float) -> tuple[list[Row], list[str]]:
-    """All that is not as it should be, and the nodes of which nothing is to be said."""
+    """All faults and what is out of service, and the nodes without any."""
     found: list[Row] = []
     healthy = []
     for name in sorted({*state.nodes, *state.reports}):
@@ -44,7 +44,7 @@ def rows_of(state: State, now: float) -> tuple[list[Row], list[str]]:
             came, report = state.reports[name]
             found += [_row(name, fault) for fault in report.faults]
             if now - came > SILENT_S:
-                found.append(Row(name, "", "silent", "", "", came, "its agent reports nothing since then"))
+                found.append(Row(name, "", "silent", "", "", came, "its agent has not reported since then"))
         if len(found) == before and name in state.reports:
             healthy.append(name)
     return found, healthy
@@ -68,7 +68,7 @@ def explain(state: State, node: str, now: float) -> list[str]:
     mine = state.nodes.get(node, NodeState())
     came, report = state.reports.get(node, (0.0, None))
     if report is None and not mine.affected:
-        raise SluiceError(f"node {node!r}: no report of it ever came", remedy="is its node agent running?")
+        raise SluiceError(f"node {node!r}: has not sent a report", remedy="check that its node agent runs")
     lines = []
     if mine.drained:
         lines.append(f"{node} is drained since {when(mine.drained_since)}: {mine.drained}")
@@ -78,7 +78,7 @@ def explain(state: State, node: str, now: float) -> list[str]:
         lines.append(f"GPU {numbers(out.numbers)} is out since {when(out.since)}: {out.reason}")
         lines.append("  " + _way_back(report, node, uuid))
     if node in state.held_back:
-        lines.append(f"the breaker is open, so that nothing is taken out here: {state.held_back[node]}")
+        lines.append(f"the breaker is open, so nothing is taken out here: {state.held_back[node]}")
     for fault in report.faults if report else ():
         where = f"GPU {numbers(fault.numbers)}" if fault.numbers else "node"
         lines.append(f"{fault.severity} since {when(fault.began)}: {where}: {fault.check}: {fault.text}{does(fault)}")

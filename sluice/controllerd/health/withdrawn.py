@@ -1,4 +1,4 @@
-"""The list of GPUs that are out of service, which the placement hook reads (slurm_plugin/controller/withdrawn.h)."""
+"""The list of GPUs that are out of service, which the placement hook reads (slurm_plugin/runtime/withdrawn.h)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from sluice_base.errors import SluiceError
-from sluice_base.files import write_if_changed
+from sluice.base.errors import SluiceError
+from sluice.base.files import write_if_changed
 
 FILE_NAME = "sluice.withdrawn"
 """Its name in StateSaveLocation."""
@@ -36,19 +36,19 @@ def render(gpus: Iterable[Gpu]) -> str:
 
 
 def parse(text: str, *, source: str) -> list[Gpu]:
-    """What a file says. Raises SluiceError that names `source`."""
-    remedy = "remove it: the controllers' daemon writes it anew"
+    """The GPUs of a file. Raises SluiceError that names `source`."""
+    remedy = "remove it: the controllers' daemon writes it again"
     last = _LAST.search(text)
     body = text[: last.start()] if last else ""
     if last is None or f"{zlib.crc32(body.encode()):08x}" != last[1]:
-        raise SluiceError(f"{source}: damaged: its checksum is not its own", remedy=remedy)
+        raise SluiceError(f"{source}: damaged: wrong checksum", remedy=remedy)
     if not body.startswith(_HEAD):
         raise SluiceError(f"{source}: not in the format of this version", remedy=remedy)
     found = []
     for line in body[len(_HEAD) :].splitlines():
         match = _LINE.fullmatch(line)
         if match is None:
-            raise SluiceError(f"{source}: {line[:80]!r} is no GPU of a node", remedy=remedy)
+            raise SluiceError(f"{source}: {line[:80]!r} is not a GPU of a node", remedy=remedy)
         found.append((match[1], int(match[2])))
     return found
 
@@ -63,5 +63,5 @@ def read(path: Path) -> list[Gpu]:
 
 
 def write(path: Path, gpus: Iterable[Gpu]) -> bool:
-    """Make the file say this; True where it did not. Raises SluiceError, OSError."""
+    """Write the list; True where the file changed. Raises SluiceError, OSError."""
     return write_if_changed(path, render(gpus), mode=0o644)

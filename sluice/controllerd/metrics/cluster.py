@@ -15,26 +15,26 @@ from typing import Any
 from policy.live import Cluster, gpus_of
 from policy.monitoring import NodeMetrics
 from policy.node import FILE_NAME, NodePolicy, NodePolicyFile
-from policy.report import TenantReport, report
-from sluice_base import events
-from sluice_base.errors import SluiceError
-from slurm_client.accounting import Accounting
-from slurm_client.control import Control
-from slurm_client.model import Job, Node
-from slurm_plugin.decisions import FOLDER, RecordError
-from slurm_plugin.status import Controller, read_controllers
-from usage.alerts.readings import readings_of
-from usage.controllerd import Duty, Site
-from usage.metrics.decided import Decided
-from usage.metrics.influx import set_retention, token_for
-from usage.metrics.output import Output
-from usage.metrics.points import Point, Value
+from policy.quota_use import TenantUse, read_use
+from sluice.base import events
+from sluice.base.errors import SluiceError
+from sluice.controllerd.daemon import Duty, Site
+from sluice.controllerd.metrics.decided import Decided
+from sluice.controllerd.readings import readings_of
+from sluice.explain.decisions import FOLDER, DecisionError
+from sluice.metrics.influx import set_retention, token_for
+from sluice.metrics.output import Output
+from sluice.metrics.points import Point, Value
+from sluice.plugin.status import Controller, read_controllers
+from sluice.slurm.accounting import Accounting
+from sluice.slurm.answers import Job, Node
+from sluice.slurm.control import Control
 
 _LOOK_S = 1.0
-_LEAST_S = 15.0  # between two looks at Slurm, whatever the interval
+_LEAST_S = 15.0  # between two queries of Slurm, for any interval
 _TENANTS_S = 60.0
 _RETENTION_S = 3600.0
-_SHARE = 0.05  # of its time that the duty may be at work
+_SHARE = 0.05  # the part of the time that the duty may be busy
 _FAILED = frozenset({"FAILED", "NODE_FAIL", "TIMEOUT", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE"})
 _PENDING, _RUNNING = "PENDING", frozenset({"RUNNING", "SUSPENDED", "STOPPED", "CONFIGURING", "COMPLETING"})
 _TASKS = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?")
@@ -46,7 +46,7 @@ log = logging.getLogger("sluice.controllerd")
 
 
 def task_count(text: str) -> int:
-    """How many tasks of an array a record stands for: ``3-9:2,12%4``; 1 for a job that is none."""
+    """How many tasks of an array a line of squeue represents: ``3-9:2,12%4``; 1 for a job that is none."""
     total = 0
     for piece in text.split("%")[0].split(","):
         match = _TASKS.fullmatch(piece.strip("[] "))
@@ -63,8 +63,11 @@ def gpus(tres: Mapping[str, int], shards_per_gpu: float) -> float:
 
 def queue_points(cluster: str, jobs: Iterable[Job], shards: float, now: float, stamp: int) -> list[Point]:
     """Jobs by partition and account."""
-    cells: dict[tuple[str, str], dict[str, float]] = defaultdict(lambda: dict.fromkeys(
-        ("pending_jobs", "running_jobs", "pending_gpus", "running_gpus", "oldest_wait_seconds"), 0.0))  # fmt: skip
+    cells: dict[tuple[str, str], dict[str, float]] = defaultdict(
+        lambda: dict.fromkeys(
+            ("pending_jobs", "running_jobs", "pending_gpus", "running_gpus", "oldest_wait_seconds"), 0.0
+        )
+    )
     for job in jobs:
         cell = cells[job.partition.partition(",")[0], job.account]
         tasks = task_count(job.array_tasks) if job.state == _PENDING else 1
@@ -78,11 +81,13 @@ def queue_points(cluster: str, jobs: Iterable[Job], shards: float, now: float, s
             cell["running_gpus"] += gpus(job.tres, shards)
     return [
         Point(
-            "sluice_queue", {"cluster": cluster, "partition": partition, "account": account},
-            {name: round(value, 3) for name, value in cell.items()}, stamp,
+            "sluice_queue",
+            {"cluster": cluster, "partition": partition, "account": account},
+            {name: round(value, 3) for name, value in cell.items()},
+            stamp,
         )
         for (partition, account), cell in cells.items()
-    ]  # fmt: skip
+    ]
 
 
 @dataclass
@@ -93,13 +98,13 @@ class _Class:
     free: list[float] = field(default_factory=list)  # by usable node
     partly: float = 0.0  # free ones on nodes that are partly allocated
     unavailable: int = 0
-    percent: list[float] = field(default_factory=list)  # of each GPU whose utilisation is told
+    percent: list[float] = field(default_factory=list)  # of each GPU whose utilisation is reported
 
 
 def class_points(
     cluster: str, nodes: Iterable[Node], stamp: int, percents: Mapping[str, Sequence[float]] | None = None
 ) -> list[Point]:
-    """GPUs by type; `percents`: utilisation of the GPUs of nodes that tell it, of use where a node has one type."""
+    """GPUs by type; `percents`: utilisation of the GPUs of nodes that report it, used where a node has one type."""
     classes: dict[str, _Class] = defaultdict(_Class)
     for node in nodes:
         types, shards = gpus_of(node)
@@ -139,7 +144,7 @@ def class_points(
     return points
 
 
-def tenant_points(cluster: str, tenants: Mapping[str, TenantReport], stamp: int) -> list[Point]:
+def tenant_points(cluster: str, tenants: Mapping[str, TenantUse], stamp: int) -> list[Point]:
     """Use against limits."""
     points = []
     for name, tenant in tenants.items():
@@ -170,7 +175,8 @@ _COUNTERS: tuple[tuple[str, str, float], ...] = (
     ("plan.jobs", "plan_jobs", 1),
     ("plan.plans", "plans_total", 1),
     ("order.step_us_last", "order_seconds", 1e-6),
-    ("decisions.dropped", "records_dropped", 1),
+    ("decisions.dropped", "decisions_dropped", 1),
+    ("decisions.dropped", "records_dropped", 1),  # its name until 0.1.0
     ("select.asked", "hook_calls_total", 1),
     ("submit.submitted", "submissions_total", 1),
 )
@@ -204,11 +210,11 @@ def scheduler_points(
 def _hook_times(counters: Mapping[str, int]) -> dict[str, Value]:
     """Median and 95th percentile of the hook's own time, from its classes, as their upper ends."""
     classes = sorted(
-        (int(key.removeprefix("select.own_us_to_")), count)
+        (int(key.removeprefix("select.hook_us_to_")), count)
         for key, count in counters.items()
-        if re.fullmatch(r"select\.own_us_to_\d{1,7}", key)
+        if re.fullmatch(r"select\.hook_us_to_\d{1,7}", key)
     )
-    total = sum(count for _, count in classes) + counters.get("select.own_us_more", 0)
+    total = sum(count for _, count in classes) + counters.get("select.hook_us_more", 0)
     found: dict[str, Value] = {}
     for name, share in (("hook_median_seconds", 0.5), ("hook_p95_seconds", 0.95)):
         passed = 0
@@ -221,7 +227,7 @@ def _hook_times(counters: Mapping[str, int]) -> dict[str, Value]:
 
 
 class Throughput:
-    """Jobs that started and ended, counted from one picture to the next; those before the first count nowhere."""
+    """Jobs that started and ended, counted from one picture to the next; those before the first are not counted."""
 
     def __init__(self) -> None:
         self._seen: dict[int, tuple[int | None, str]] | None = None  # job -> start, state
@@ -247,7 +253,7 @@ class Throughput:
                 counts["failed_total"] += job.state in _FAILED
 
     def points(self, cluster: str, stamp: int, decided: Mapping[str, tuple[int, float]] | None = None) -> list[Point]:
-        """The counts by account; `decided`: jobs decided upon, and the seconds that they waited for it."""
+        """The counts by account; `decided`: decided jobs, and the seconds that they waited for it."""
         decided = decided or {}
         names = ("started_total", "ended_total", "failed_total", "wait_seconds_total", "submit_to_start_seconds_total")
         points = []
@@ -278,7 +284,7 @@ class Events:
         self._counts: Counter[str] = Counter()
 
     def points(self, cluster: str, stamp: int) -> list[Point]:
-        """The counts; what happened before the first call counts nowhere. Raises OSError."""
+        """The counts; what happened before the first call is not counted. Raises OSError."""
         found = events.read(self._path, self._since or 0)
         if self._since is not None:
             self._counts.update(event.kind for event in found)
@@ -293,7 +299,7 @@ class Events:
 
 
 class ClusterMetrics:
-    """Looks at Slurm as often as the policy says, and seldom enough to be no burden."""
+    """Queries Slurm at the policy's interval, but bounded in load."""
 
     def __init__(self, site: Site) -> None:
         self.site = site
@@ -305,7 +311,7 @@ class ClusterMetrics:
         self._decided: Decided | None = None
         self._policy: NodePolicyFile | None = None
         self._due = self._tenants_due = 0.0
-        self._tenants: dict[str, TenantReport] = {}
+        self._tenants: dict[str, TenantUse] = {}
 
     @property
     def settings(self) -> NodeMetrics:
@@ -339,7 +345,7 @@ class ClusterMetrics:
         self.throughput.look(jobs)
         decided = self._decided_now(site)
         percents: dict[str, list[float]] = defaultdict(list)
-        # Where no rule needs them, only nodes with jobs tell: their mean is not that of a class.
+        # Where no rule needs them, only nodes with jobs report: their mean is not that of a class.
         for gpu in readings_of(site).fresh() if self._node_policy().alerts.readings else ():
             if gpu.utilisation_percent is not None:
                 percents[gpu.node].append(gpu.utilisation_percent)
@@ -348,11 +354,15 @@ class ClusterMetrics:
             *class_points(name, nodes, stamp, percents),
             *self.throughput.points(name, stamp, decided.totals),
             *scheduler_points(
-                name, site.commands.output("sdiag"), self._plugins(),
-                sum(one.up for one in site.client.ping()), stamp, decided,
+                name,
+                site.commands.output("sdiag"),
+                self._plugins(),
+                sum(one.up for one in site.client.ping()),
+                stamp,
+                decided,
             ),
-            *self.output.own_points(stamp),
-        ]  # fmt: skip
+            *self.output.sender_points(stamp),
+        ]
         try:
             points += self.events.points(name, stamp)
         except OSError as error:
@@ -364,7 +374,7 @@ class ClusterMetrics:
             self._decided = Decided(site.state_save / FOLDER, time.time())
         try:
             self._decided.look()
-        except RecordError as error:
+        except DecisionError as error:
             log.info("metrics: %s", error)
         return self._decided
 
@@ -375,8 +385,8 @@ class ClusterMetrics:
             return None
         return found.get(self.site.host)
 
-    def _tenants_now(self, site: Site) -> dict[str, TenantReport]:
-        """Asked for seldom, as slurmdbd answers."""
+    def _tenants_now(self, site: Site) -> dict[str, TenantUse]:
+        """Asked for rarely, as slurmdbd answers."""
         if time.monotonic() >= self._tenants_due:
             self._tenants_due = time.monotonic() + _TENANTS_S
             self._tenants = {}
@@ -384,21 +394,21 @@ class ClusterMetrics:
                 commands = site.commands
                 cluster = Cluster(commands, site.client, Accounting(commands), Control(commands))
                 try:
-                    self._tenants = report(cluster)
+                    self._tenants = read_use(cluster)
                 except SluiceError as error:
                     log.info("metrics: tenants: %s", error)
         return self._tenants
 
 
 def shards_per_gpu(nodes: Iterable[Node]) -> float:
-    """Shards (MiB) that stand for one GPU, on average over the cluster."""
+    """Shards (MiB) that count as one GPU, on average over the cluster."""
     counted = [gpus_of(node) for node in nodes]
     total = sum(sum(types.values()) for types, shards in counted if shards)
     return sum(shards for _, shards in counted) / total if total else 0.0
 
 
 class Retention:
-    """Has the database keep samples as long as the policy says, where it lets itself be told."""
+    """Sets the database's retention to the policy's, where the database has such a setting."""
 
     def __init__(self, metrics: ClusterMetrics) -> None:
         self._metrics = metrics

@@ -1,4 +1,4 @@
-"""From submission to the first decision: what the placement hook's records say, followed as they are written."""
+"""From submission to the first decision: what the placement hook's decisions say, followed as they are written."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
-from slurm_plugin.decisions import (
+from sluice.explain.decisions import (
     DECISION,
+    ENTRY_HEAD,
     HEADER_BYTES,
-    RECORD_HEAD,
+    DecisionError,
     JobFacts,
     Mode,
-    RecordError,
     check_header,
     job_and_mode,
     list_files,
 )
 
-_AT_ONCE = 16 << 20  # bytes read in one look; the rest is for the next one
+_AT_ONCE = 16 << 20  # bytes read in one pass; the rest is for the next one
 _LATEST = 1000  # jobs over which percentiles are taken
 _MOST_JOBS = 500_000
 
 
 class Decided:
     """Jobs by their first decision. Those submitted before this object was made, at `began` (s since 1970), count
-    nowhere, as their first decision may have been before. Without records, e.g. at level off, there is nothing."""
+    nowhere, as their first decision may have been before. Without decisions, e.g. at level off, there is nothing."""
 
     def __init__(self, folder: Path, began: float) -> None:
         self._folder = folder
@@ -38,7 +38,7 @@ class Decided:
         self.totals: dict[str, tuple[int, float]] = {}  # account -> jobs, seconds that they waited
 
     def look(self) -> None:
-        """Follow the records that were written since the last look. Raises RecordError where they cannot be read."""
+        """Follow the entries that were written since the last look. Raises DecisionError where they cannot be read."""
         room = _AT_ONCE
         for path in list_files(self._folder):
             if path.name < self._file or room <= 0:
@@ -54,7 +54,7 @@ class Decided:
         return sorted(self._latest)[min(len(self._latest) - 1, int(share * len(self._latest)))]
 
     def _follow(self, path: Path, room: int) -> int:
-        """Take in a piece of a file; the number of bytes that were read."""
+        """Parse a piece of a file; the number of bytes that were used."""
         try:
             with path.open("rb") as file:
                 if self._at == 0:
@@ -65,12 +65,12 @@ class Decided:
                     self._at = HEADER_BYTES
                 file.seek(self._at)
                 data = file.read(max(room, 1 << 20))
-                if len(data) >= RECORD_HEAD.size:  # a topology may be larger than a piece
-                    data += file.read(max(0, RECORD_HEAD.unpack_from(data)[0] + RECORD_HEAD.size + 4 - len(data)))
+                if len(data) >= ENTRY_HEAD.size:  # a topology may be larger than a piece
+                    data += file.read(max(0, ENTRY_HEAD.unpack_from(data)[0] + ENTRY_HEAD.size + 4 - len(data)))
         except FileNotFoundError:
             return 0  # rotated away just now
         except OSError as error:
-            raise RecordError(f"{path}: {error.strerror}") from error
+            raise DecisionError(f"{path}: {error.strerror}") from error
         for time_s, payload in self._decisions(path, data):
             job, mode = job_and_mode(payload)
             if mode != Mode.TEST_ONLY:
@@ -78,23 +78,23 @@ class Decided:
         return len(data)
 
     def _decisions(self, path: Path, data: bytes) -> Iterator[tuple[float, bytes]]:
-        """Times and payloads of the decisions in whole records; moves `_at` behind each record."""
+        """Times and payloads of the decisions in whole entries; moves `_at` behind each entry."""
         at = 0
-        while at + RECORD_HEAD.size <= len(data):
-            length, kind, _, _, time_us = RECORD_HEAD.unpack_from(data, at)
-            end = at + RECORD_HEAD.size + length
+        while at + ENTRY_HEAD.size <= len(data):
+            length, kind, _, _, time_us = ENTRY_HEAD.unpack_from(data, at)
+            end = at + ENTRY_HEAD.size + length
             if end + 4 > len(data):
                 return
             self._at += end + 4 - at
             if kind == DECISION:
                 if zlib.crc32(data[at:end]) != int.from_bytes(data[end : end + 4], "little"):
                     self._file += "~"  # go on with the next file
-                    raise RecordError(f"{path}: byte {self._at}: checksum wrong: the file is damaged")
-                yield time_us / 1e6, data[at + RECORD_HEAD.size : end]
+                    raise DecisionError(f"{path}: byte {self._at}: checksum wrong: the file is damaged")
+                yield time_us / 1e6, data[at + ENTRY_HEAD.size : end]
             at = end + 4
 
     def _take(self, job: JobFacts, time_s: float) -> None:
-        key = job.array_id or job.id, job.submit  # an array is decided upon with its first task
+        key = job.array_id or job.id, job.submit  # an array is decided with its first task
         if job.submit < self._floor or key in self._seen:
             return
         self._seen[key] = None

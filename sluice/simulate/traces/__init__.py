@@ -1,6 +1,6 @@
 """Job traces: what was submitted when, asked for what, and ran how long.
 
-`read_trace` reads five formats, told apart by their first line unless one is named:
+`read_trace` reads five formats, distinguished by their first line unless one is named:
 
     openb    Alibaba cluster-trace-gpu-v2023, pod list (CSV)
     muri     Muri (SIGCOMM 2022) trace (CSV)
@@ -8,7 +8,7 @@
     swf      Standard Workload Format, version 2
     sacct    ``sacct --parsable2`` output of a real site
 
-Whatever is wrong with a file is a UsageError that names the file, the line and the value.
+Any error in a file is a UsageError that names the file, the line and the value.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sluice_base.errors import UsageError
+from sluice.base.errors import UsageError
 
 MICROSECOND = 1_000_000  # ticks of a second: times are whole microseconds, so that every format is exact
 
@@ -41,12 +41,12 @@ class TraceJob:
     best_effort: bool = False
     tenant: str = ""
     user: str = ""
-    kind: str = ""  # program or model, where the trace tells
+    kind: str = ""  # program or model, where the trace has it
 
 
 @dataclass
 class Trace:
-    """Jobs in order of submission, and how many records were left out for which reason."""
+    """Jobs in order of submission, and how many rows were left out for which reason."""
 
     format: str
     jobs: list[TraceJob]
@@ -56,7 +56,7 @@ class Trace:
 
 def read_trace(path: Path, format_name: str = "auto") -> Trace:
     """Read a file; `format_name` is one of `FORMATS`, or auto."""
-    from policy.traces import csv_formats, sacct, swf
+    from sluice.simulate.traces import csv_formats, sacct, swf
 
     readers: dict[str, Callable[[Path, str], Trace]] = {
         "openb": csv_formats.read_openb,
@@ -72,7 +72,7 @@ def read_trace(path: Path, format_name: str = "auto") -> Trace:
     name = detect(text) if format_name == "auto" else format_name
     if name not in readers:
         raise UsageError(
-            f"trace {path}: its first line {text.partition(chr(10))[0][:60]!r} is of no known format",
+            f"trace {path}: its first line {text.partition(chr(10))[0][:60]!r} is not of a known format",
             remedy=f"name it with --format: {', '.join(FORMATS)}",
         )
     trace = readers[name](path, text)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from policy.traces import MICROSECOND, Trace, TraceJob
-from policy.traces.rows import MAX_SECONDS, Row, csv_rows
+from sluice.simulate.traces import MICROSECOND, Trace, TraceJob
+from sluice.simulate.traces.rows import MAX_SECONDS, Row, csv_rows
 
 
 def read_openb(path: Path, text: str) -> Trace:

@@ -1,4 +1,4 @@
-"""Fields of a trace file, with errors that say where they stand."""
+"""Fields of a trace file, with errors that name their place."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from policy.traces import MICROSECOND
-from sluice_base.errors import UsageError
+from sluice.base.errors import UsageError
+from sluice.simulate.traces import MICROSECOND
 
 MAX_SECONDS = 10**10  # 317 years
 MAX_COUNT = 10**7
@@ -18,7 +18,7 @@ MAX_COUNT = 10**7
 
 @dataclass(frozen=True)
 class Row:
-    """One record: its fields by name, and its place for errors."""
+    """One row: its fields by name, and its place for errors."""
 
     path: Path
     line: int
@@ -29,7 +29,7 @@ class Row:
         return UsageError(f"{self.path}:{self.line}: {name} {value!r}: must be {expected}")
 
     def text(self, name: str) -> str:
-        """The field as it stands, without blanks around it; empty where it is missing."""
+        """The field as it is, without blanks around it; empty where it is missing."""
         return (self.fields.get(name) or "").strip()
 
     def number(self, name: str, low: float = 0, high: float = MAX_SECONDS) -> float:
@@ -60,7 +60,7 @@ class Row:
 
 
 def csv_rows(path: Path, text: str, required: tuple[str, ...]) -> Iterator[Row]:
-    """The records of a CSV file with a header line."""
+    """The rows of a CSV file with a header line."""
     reader = csv.DictReader(io.StringIO(text.lstrip("\ufeff"), newline=""))
     try:
         missing = [name for name in required if name not in (reader.fieldnames or ())]

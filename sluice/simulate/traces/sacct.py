@@ -3,12 +3,12 @@
     sacct --allusers --duplicates --parsable2 --starttime 2026-10-01 --endtime 2026-11-01 \\
         --format JobIDRaw,Account,User,QOS,Submit,Start,End,ElapsedRaw,State,Timelimit,NNodes,ReqTRES,AllocTRES
 
-Columns may stand in any order, and more of them may be there. Needed are JobIDRaw (or JobID), Submit, Start, State, and
-AllocTRES or ReqTRES; and ElapsedRaw or Elapsed or End. What is done with records that are not simply one finished run:
+Columns may be in any order, and there may be more. Needed are JobIDRaw (or JobID), Submit, Start, State, and
+AllocTRES or ReqTRES; and ElapsedRaw or Elapsed or End. What is done with rows that are not simply one finished run:
 
-    steps                 left out: the job's own record counts
+    steps                 left out: the job's own row counts
     pending, or cancelled before the start
-                          left out: nobody knows how long it would have run
+                          left out: how long it would have run is not known
     running               counts with the time that it ran so far
     requeued              the last run counts, submitted when the first was
     array tasks           a job each; tasks that have not started are left out
@@ -24,22 +24,22 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from policy.traces import MICROSECOND, Trace, TraceJob
-from policy.traces.rows import MAX_SECONDS, Row
-from sluice_base.errors import SluiceError, UsageError
-from sluice_base.sizes import parse_mib
+from sluice.base.errors import SluiceError, UsageError
+from sluice.base.sizes import parse_mib
+from sluice.simulate.traces import MICROSECOND, Trace, TraceJob
+from sluice.simulate.traces.rows import MAX_SECONDS, Row
 
 _UNKNOWN = {"", "Unknown", "None", "N/A", "INVALID"}
 _NO_LIMIT = {"", "UNLIMITED", "Partition_Limit", "INVALID"}
 _FREE_TEXT = "JobName"
-_MAX_LINES = 16  # that one record may be spread over by line breaks in a name
+_MAX_LINES = 16  # that one row may be spread over by line breaks in a name
 
 
 def read_sacct(path: Path, text: str) -> Trace:
     """Jobs of ``sacct --parsable2``, see above. A shard counts as one MiB of GPU memory."""
     trace = Trace("sacct", [], share_unit="mib")
     last: dict[str, TraceJob] = {}
-    for row in _records(path, text):
+    for row in _rows(path, text):
         job = _job(row, trace)
         if job is None:
             continue
@@ -52,11 +52,17 @@ def read_sacct(path: Path, text: str) -> Trace:
     return trace
 
 
-def _records(path: Path, text: str) -> Iterator[Row]:
+def _rows(path: Path, text: str) -> Iterator[Row]:
     lines = text.lstrip("\ufeff").split("\n")
     header = lines[0].rstrip("\r").split("|")
-    for wanted in (("JobIDRaw", "JobID"), ("Submit",), ("Start",), ("State",), ("AllocTRES", "ReqTRES"),
-                   ("ElapsedRaw", "Elapsed", "End")):  # fmt: skip
+    for wanted in (
+        ("JobIDRaw", "JobID"),
+        ("Submit",),
+        ("Start",),
+        ("State",),
+        ("AllocTRES", "ReqTRES"),
+        ("ElapsedRaw", "Elapsed", "End"),
+    ):
         if not set(wanted) & set(header):
             raise UsageError(f"{path}:1: column {' or '.join(wanted)} is missing", remedy="add it to sacct --format")
     free = header.index(_FREE_TEXT) if _FREE_TEXT in header else None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from policy.traces import Trace, TraceJob
-from policy.traces.rows import Row
-from sluice_base.errors import UsageError
+from sluice.base.errors import UsageError
+from sluice.simulate.traces import Trace, TraceJob
+from sluice.simulate.traces.rows import Row
 
 # The eighteen fields, in order.
 _FIELDS = (
@@ -17,7 +17,7 @@ _KIB_PER_MIB = 1024
 
 
 def read_swf(path: Path, text: str) -> Trace:
-    """A processor counts as one GPU; -1 stands for what is not known. Jobs that never ran are left out.
+    """A processor counts as one GPU; -1 means unknown. Jobs that never ran are left out.
 
     Fields that are used: submit (2), run (4), allocated or requested processors (5, 8), requested time (9) and memory
     in KiB for each processor (10), user (12), group (13, the tenant) and program (14).

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel, ConfigDict, field_validator
 
-from sluice_base.documents import load_document, parse_document
-from sluice_base.errors import UsageError
+from sluice.base.documents import load_document, parse_document
+from sluice.base.errors import UsageError
 
 
 class Leaf(BaseModel):
@@ -48,7 +48,7 @@ def test_a_document() -> None:
         ("named:\n  a: {size: 1}\n  b: {size: 2026-13-01}\n", "t.yaml:3: '2026-13-01': month must be in 1..12"),
         ("named: {}\n2026-02-30: 1\n", "t.yaml:2: '2026-02-30': day is out of range"),
         (f"a: 1\nb: {'9' * 5000}\n", "t.yaml:2: '9+': Exceeds the limit"),
-        ("- 1\n", "t.yaml:1: no mapping of keys to values"),
+        ("- 1\n", "t.yaml:1: not a mapping of keys to values"),
         ("leaves: !!python/object/apply:os.system [id]\n", "t.yaml:1: not YAML: could not determine a constructor"),
         ("a: " + "[" * 5000, "t.yaml:.*not YAML|nested too deeply"),
         ("leaves: [{size: 1, size: 0, size: x}]\nx: 1\n", "t.yaml:1: size: given twice"),

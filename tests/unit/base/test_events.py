@@ -1,4 +1,4 @@
-"""The file of events: order, bounds, many writers, and what crashes and others leave in it."""
+"""The file of events: order, bounds, many writers, and incomplete or foreign lines."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sluice_base import events
-from sluice_base.errors import SluiceError
+from sluice.base import events
+from sluice.base.errors import SluiceError
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_links_and_other_things_are_refused(path: Path, tmp_path: Path) -> None:
         events.append(path, "one")
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(SluiceError, match="not a plain file"):
+    with pytest.raises(SluiceError, match="not a regular file"):
         events.append(path, "one")
     assert events.read(path) == []
 
@@ -145,5 +145,5 @@ def test_what_root_appends_is_the_folders_owners(tmp_path: Path) -> None:
     assert (path.stat().st_uid, path.stat().st_gid) == (65534, 65534)
     assert events.append(path, "drill").seq == 2
     os.chown(path, 12345, 12345)
-    with pytest.raises(SluiceError, match="not a plain file"):
+    with pytest.raises(SluiceError, match="not a regular file"):
         events.append(path, "drill")

@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from sluice_base.files import write_atomic, write_if_changed
+from sluice.base.files import write_atomic, write_if_changed
 
 
 def test_failed_write_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch):

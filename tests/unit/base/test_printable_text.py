@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice_base.text import one_line
+from sluice.base.text import one_line
 
 
 @pytest.mark.parametrize(

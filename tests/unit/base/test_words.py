@@ -2,10 +2,10 @@ import sys
 
 import pytest
 
-from sluice_base.errors import UsageError
-from sluice_base.hostlist import expand, fold
-from sluice_base.run import CommandError, run_command
-from sluice_base.sizes import format_mib, parse_mib
+from sluice.base.errors import UsageError
+from sluice.base.hostlist import expand, fold
+from sluice.base.run import CommandError, run_command
+from sluice.base.sizes import format_mib, parse_mib
 
 
 @pytest.mark.parametrize(

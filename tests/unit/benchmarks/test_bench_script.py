@@ -25,7 +25,7 @@ TRACES = (
     "muri/trace2.csv",
     "muri/published.json",
 )
-# In the place of Python: writes down how it was called; exits as the file `exits` says for the benchmark's name.
+# In place of Python: records how it was called; exits as the file `exits` says for the benchmark's name.
 PYTHON = """#!/bin/sh
 shift 2
 printf '%s\\n' "$@" >>calls
@@ -121,7 +121,7 @@ def test_what_cannot_be_chosen_is_named_before_anything_is_run(tree: Tree, name:
     assert tree.calls() == []
 
 
-def test_the_worst_of_all_exits_is_told(tree: Tree) -> None:
+def test_the_worst_exit_status_is_reported(tree: Tree) -> None:
     (tree.path / "exits").write_text("probe 2\ngroup 1\n")
     assert tree.bench("", "ledger", "probe", "group").returncode == 2
     assert len(tree.calls()) == 3

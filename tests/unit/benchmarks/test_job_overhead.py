@@ -1,4 +1,4 @@
-"""The judge of job-overhead, on measurements whose truth is known."""
+"""The statistics of job-overhead, on measurements whose result is known."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_sum_of_estimates() -> None:
 
 
 def _taken(slower: float, rate: float, waits: float = 0.0) -> Taken:
-    """Rounds of which each has processes that are faster or slower by some percent, as where their memory lies."""
+    """Rounds whose processes are faster or slower by some percent, as the place of their memory makes them."""
     chance, taken = random.Random(5), Taken()
     for _ in range(100):
         own, pairs = exp(chance.gauss(0, 0.01)), []
@@ -48,7 +48,7 @@ def _taken(slower: float, rate: float, waits: float = 0.0) -> Taken:
     return taken
 
 
-def test_what_costs_less_than_a_percent_is_told_from_what_costs_more() -> None:
+def test_what_costs_less_than_a_percent_is_distinguished_from_what_costs_more() -> None:
     little, much = judge(_taken(0.001, 0.004)), judge(_taken(0.012, 0.004))
     assert little.figures["cost_percent"] == pytest.approx(0.5, abs=0.25)
     assert little.figures["cost_percent_high"] < 1 < much.figures["cost_percent"]

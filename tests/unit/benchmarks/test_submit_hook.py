@@ -1,4 +1,4 @@
-"""The benchmark of job_submit is made of the plugin's own sources: it still builds and measures."""
+"""The benchmark of job_submit, which includes the plugin's own sources, still builds and measures."""
 
 from __future__ import annotations
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from admin_cli.main import COMMANDS
+from sluice.main import COMMANDS
 
 MAN = Path(__file__).parents[3] / "docs" / "man"
 
 
 def test_a_full_disk_gets_one_line() -> None:
-    command = [sys.executable, "-m", "admin_cli.main", "lint", "--explain", "all"]
+    command = [sys.executable, "-m", "sluice.main", "lint", "--explain", "all"]
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=buffered)
@@ -24,7 +24,7 @@ def test_a_full_disk_gets_one_line() -> None:
 
 
 def test_a_reader_that_goes_away_gets_no_complaint() -> None:
-    command = [sys.executable, "-m", "admin_cli.main", "lint", "--explain", "all"]
+    command = [sys.executable, "-m", "sluice.main", "lint", "--explain", "all"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()

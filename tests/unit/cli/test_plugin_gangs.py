@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from admin_cli import plugin
-from slurm_plugin.install import Result
-from slurm_plugin.site import OwnOptions
-from slurm_plugin.status import SCHEMA_VERSION
+from sluice.cli import plugin
+from sluice.plugin.install import Result
+from sluice.plugin.site import SiteOptions
+from sluice.plugin.status import SCHEMA_VERSION
 
 
 def has_run(folder: Path, host: str) -> None:
@@ -20,7 +20,7 @@ def has_run(folder: Path, host: str) -> None:
 
 def leave(folder: Path) -> list[str]:
     result = Result()
-    plugin._await_gangs(result, OwnOptions(state_folder=str(folder)))
+    plugin._await_gangs(result, SiteOptions(state_folder=str(folder)))
     return result.left
 
 

@@ -1,4 +1,4 @@
-"""A web server for a test: `url` while it lives."""
+"""A web server for a test: `url` until it is closed."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ class HttpServer:
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         self._server.shutdown()
         self._server.server_close()

@@ -1,4 +1,4 @@
-"""What `sluice alerts` says of rules and policies that are not there."""
+"""What `sluice alerts` prints about rules and policies that do not exist."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from admin_cli import alerts
 from policy.alerts import NodeAlerts, NodeRule
 from policy.node import FILE_NAME, NodePolicy
-from sluice_base.errors import SluiceError
-from usage.alerts.engine import read_silences
+from sluice.base.errors import SluiceError
+from sluice.cli import alerts
+from sluice.controllerd.alerts.engine import read_silences
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_nothing_fires_because_there_is_no_rule(folder: Path) -> None:
     assert said not in CliRunner().invoke(alerts.command, ["list", "-P"]).output
 
 
-def test_a_policy_that_cannot_be_read_is_told_and_keeps_nobody_from_silence(folder: Path) -> None:
+def test_a_policy_that_cannot_be_read_is_reported_and_does_not_prevent_silence(folder: Path) -> None:
     (folder / FILE_NAME).write_text("{")
     assert silence("hot").exit_code == 0
     done = CliRunner().invoke(alerts.command, ["test"])

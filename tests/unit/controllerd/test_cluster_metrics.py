@@ -1,4 +1,4 @@
-"""The cluster's metrics from pictures of Slurm; and settings, token and database of the writer."""
+"""The cluster's metrics from snapshots of Slurm; and settings, token and database of the writer."""
 
 from __future__ import annotations
 
@@ -14,13 +14,11 @@ from typing import Any
 import pytest
 
 from policy.monitoring import Monitoring, NodeMetrics, compile_metrics
-from policy.report import TenantReport
-from sluice_base import events
-from sluice_base.errors import SluiceError
-from slurm_client.model import Job, Node
-from slurm_plugin.status import Controller
-from tests.unit.usage.http_server import HttpServer
-from usage.metrics.cluster import (
+from policy.quota_use import TenantUse
+from prolog_epilog.metrics import Slots
+from sluice.base import events
+from sluice.base.errors import SluiceError
+from sluice.controllerd.metrics.cluster import (
     Events,
     Throughput,
     class_points,
@@ -30,11 +28,13 @@ from usage.metrics.cluster import (
     task_count,
     tenant_points,
 )
-from usage.metrics.influx import Database, RejectedError, TooLargeError, read_token, token_for
-from usage.metrics.names import unknown
-from usage.metrics.node import Slots
-from usage.metrics.output import Output
-from usage.metrics.points import Point
+from sluice.metrics.influx import Database, RejectedError, TooLargeError, read_token, token_for
+from sluice.metrics.names import unknown
+from sluice.metrics.output import Output
+from sluice.metrics.points import Point
+from sluice.plugin.status import Controller
+from sluice.slurm.answers import Job, Node
+from tests.unit.controllerd.http_server import HttpServer
 
 
 def job(number: int, state: str = "PENDING", **more: Any) -> Job:
@@ -84,8 +84,12 @@ def test_queues() -> None:
     ]
     fields = only(queue_points("c", jobs, 80_000.0, 1000.0, 1)).fields
     assert fields == {
-        "pending_jobs": 11, "running_jobs": 1, "pending_gpus": 9.0, "running_gpus": 2, "oldest_wait_seconds": 880.0,
-    }  # fmt: skip
+        "pending_jobs": 11,
+        "running_jobs": 1,
+        "pending_gpus": 9.0,
+        "running_gpus": 2,
+        "oldest_wait_seconds": 880.0,
+    }
 
 
 def test_classes_with_shares_and_nodes_that_are_away() -> None:
@@ -118,13 +122,16 @@ def test_throughput_counts_each_job_once() -> None:
     seen.look([job(1, "RUNNING", start_time=300), failed])
     fields = only(seen.points("c", 1)).fields
     assert fields == {
-        "started_total": 3, "ended_total": 2, "failed_total": 1, "wait_seconds_total": 30 + 40 + 180,
+        "started_total": 3,
+        "ended_total": 2,
+        "failed_total": 1,
+        "wait_seconds_total": 30 + 40 + 180,
         "submit_to_start_seconds_total": 50 + 60 + 200,
-    }  # fmt: skip
+    }
 
 
 def test_tenants() -> None:
-    tenant = TenantReport("physics", "", limits={"GrpTRES": "gres/gpu=8", "GrpTRESMins": "gres/gpu=6000"}, running=2)
+    tenant = TenantUse("physics", "", limits={"GrpTRES": "gres/gpu=8", "GrpTRESMins": "gres/gpu=6000"}, running=2)
     tenant.used, tenant.minutes = {"gres/gpu": 3}, {"gres/gpu": 90.0}
     fields = only(tenant_points("c", {"physics": tenant}, 1)).fields
     assert fields == {"gpus": 3, "gpus_limit": 8, "gpu_hours": 1.5, "gpu_hours_limit": 100, "jobs": 2}
@@ -151,18 +158,30 @@ Backfilling stats
 
 def test_slurmctld_and_the_plugins() -> None:
     counters = {
-        "plan.plan_us_last": 1500, "plan.jobs": 20, "select.asked": 100, "select.own_us_to_5": 60,
-        "select.own_us_to_100": 39, "select.own_us_more": 1, "submit.submitted": 10, "submit.total_ns": 200_000,
+        "plan.plan_us_last": 1500,
+        "plan.jobs": 20,
+        "select.asked": 100,
+        "select.hook_us_to_5": 60,
+        "select.hook_us_to_100": 39,
+        "select.hook_us_more": 1,
+        "submit.submitted": 10,
+        "submit.total_ns": 200_000,
         "decisions.dropped": "many",
-    }  # fmt: skip
+    }
     plugins = Controller("ctl1", 0.0, {"counters": counters})
     fields = only(scheduler_points("c", SDIAG, plugins, 2, 1)).fields
     assert fields["main_cycle_seconds"] == 0.0015 and fields["backfill_cycle_seconds"] == 0.0025
     assert fields["dbd_queue"] == 7 and fields["controllers_up"] == 2 and fields["plan_seconds"] == 0.0015
     assert fields["hook_median_seconds"] == 5e-6 and fields["hook_p95_seconds"] == 1e-4
-    assert fields["submit_seconds"] == pytest.approx(2e-5) and "records_dropped" not in fields
+    assert fields["submit_seconds"] == pytest.approx(2e-5) and "decisions_dropped" not in fields
     assert only(scheduler_points("c", "", None, 0, 1)).fields == {"controllers_up": 0}
     assert only(scheduler_points("c", SDIAG, Controller("x", 0.0, {"counters": 3}), 1, 1)).fields["dbd_queue"] == 7
+
+
+def test_dropped_decisions_also_have_their_former_name() -> None:
+    plugins = Controller("ctl1", 0.0, {"counters": {"decisions.dropped": 3}})
+    fields = only(scheduler_points("c", "", plugins, 1, 1)).fields
+    assert fields["decisions_dropped"] == fields["records_dropped"] == 3
 
 
 def test_events_since_the_daemon_began(tmp_path: Path) -> None:
@@ -249,7 +268,7 @@ def test_a_token_goes_over_plain_http_only_where_the_admin_says_so(tmp_path: Pat
 
 
 class Server(HttpServer):
-    """A database that answers as it is told, and keeps what it got."""
+    """A database whose answers a test sets, and which keeps what it got."""
 
     def __init__(self) -> None:
         self.status, self.delay = 204, 0.0
@@ -302,7 +321,7 @@ def test_refusals(server: Server, status: int, kind: type[Exception]) -> None:
 
 
 def test_a_database_that_is_not_there() -> None:
-    with pytest.raises(SluiceError, match="is the database up"):
+    with pytest.raises(SluiceError, match="check that the database runs"):
         Database("http://127.0.0.1:1", "", "b", "").write(b"m f=1i 5\n")
 
 
@@ -324,7 +343,7 @@ def test_output_sends_by_a_process_of_its_own_and_answers_prometheus(tmp_path: P
             assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
             assert b'sluice_gpu_power_watts{gpu="G"} 19.0' in answer.read()
         output.configure(NodeMetrics())
-        assert output.own_points(1) == [] and output._page is None
+        assert output.sender_points(1) == [] and output._page is None
     finally:
         output.close()
     assert said == []

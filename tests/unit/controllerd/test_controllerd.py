@@ -14,10 +14,10 @@ from typing import Any, cast
 
 import pytest
 
-from sluice_base.errors import SluiceError
-from slurm_client import Commands, SlurmClient
-from slurm_client.model import Controller
-from usage.controllerd import Controllerd, Duty, Site, collect, leads, load
+from sluice.base.errors import SluiceError
+from sluice.controllerd.daemon import Controllerd, Duty, Site, collect, leads
+from sluice.slurm import Commands, SlurmClient
+from sluice.slurm.answers import Controller
 
 TWO = {"SlurmctldHost[0]": "ctl1.site(10.0.0.1)", "SlurmctldHost[1]": "ctl2", "SlurmctldTimeout": "60 sec"}
 
@@ -163,13 +163,17 @@ def test_config_survives_a_controller_that_is_away(tmp_path: Path, monkeypatch: 
         return answer
 
     site = make_site(tmp_path, ask)
-    monkeypatch.setattr("usage.controllerd._CONFIG_S", -1)
+    monkeypatch.setattr("sluice.controllerd.daemon._CONFIG_S", -1)
     with pytest.raises(SluiceError):
         site.config()
     assert site.config() == {"ClusterName": "x"}
     assert site.config() == {"ClusterName": "x"}
 
 
-def test_a_module_without_duties_is_left_out(site: Site, caplog: pytest.LogCaptureFixture) -> None:
-    assert collect(load(["no.such.module", "usage.controllerd"]), site) == []
-    assert len(caplog.records) == 2
+def test_a_part_that_cannot_begin_is_left_out(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    def fails(site: Site) -> list[Duty]:
+        raise SluiceError("no folder")
+
+    one = Duty("one", 1.0, lambda site: None)
+    assert collect({"bad": fails, "good": lambda site: [one]}, site) == [one]
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["bad"]

@@ -1,4 +1,4 @@
-"""When alerts fire, are repeated, resolved and silenced; and that none is lost or told twice over a crash."""
+"""When alerts fire, are repeated, resolved and silenced; and that a crash neither loses nor repeats one."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from typing import Any
 import pytest
 
 from policy.alerts import Alerts, NodeAlerts, NodeRule, compile_alerts
-from sluice_base.errors import SluiceError
-from sluice_base.events import Event
-from usage.alerts.engine import Engine, Silence, read_silences, write_silences
-from usage.alerts.message import Message
-from usage.alerts.observe import Found, Seen
-from usage.alerts.outbox import Outbox
-from usage.alerts.readings import GpuReading, Readings
+from sluice.base.errors import SluiceError
+from sluice.base.events import Event
+from sluice.controllerd.alerts.engine import Engine, Silence, read_silences, write_silences
+from sluice.controllerd.alerts.message import Message
+from sluice.controllerd.alerts.observe import Found, Seen
+from sluice.controllerd.alerts.outbox import Outbox
+from sluice.exchange.live import GpuReading, Readings
 
 HOT = NodeRule(name="hot", kind="temperature", threshold=85, duration=60, repeat=600)
 
 
 class World:
-    """An engine, the subjects that it is shown, and what it told."""
+    """An engine, the subjects that it sees, and what it reported."""
 
     def __init__(self, folder: Path, *rules: NodeRule) -> None:
         self.folder = folder
@@ -48,7 +48,7 @@ class World:
         return Found(self.found, lambda _: self.known)
 
     def step(self, now: float) -> list[tuple[str, str]]:
-        """What is told: state and first subject."""
+        """What is reported: state and first subject."""
         self.engine.step(self.settings, self.look, lambda rule, what, job: self.acts.append((what, job)), now)
         return self.told()
 
@@ -74,7 +74,7 @@ def test_fires_after_its_duration_once_and_is_resolved(world: World) -> None:
     assert world.step(1300) == []
 
 
-def test_a_break_begins_the_duration_anew(world: World) -> None:
+def test_a_break_restarts_the_duration(world: World) -> None:
     world.found = {"n1 GPU 0": Seen(90, "")}
     world.step(1000)
     world.found = {}
@@ -92,6 +92,18 @@ def test_is_repeated_while_it_holds(world: World) -> None:
     assert world.step(1660) == [("firing", "n1 GPU 0")]
 
 
+def test_a_state_of_the_release_before_is_read(world: World) -> None:
+    world.found = {"n1 GPU 0": Seen(90, "")}
+    world.step(1000)
+    assert len(world.step(1060)) == 1
+    state = world.folder / "state.json"
+    state.write_text(state.read_text().replace('"sent"', '"told"'))
+    world.start()
+    assert world.step(1100) == []
+    assert world.step(1659) == []
+    assert world.step(1660) == [("firing", "n1 GPU 0")]
+
+
 def test_what_is_not_known_neither_fires_nor_resolves(world: World) -> None:
     world.found = {"n1 GPU 0": Seen(90, "")}
     world.step(1000)
@@ -104,7 +116,7 @@ def test_what_is_not_known_neither_fires_nor_resolves(world: World) -> None:
 
 
 def test_a_node_that_tells_nothing_is_not_well_again(world: World) -> None:
-    """E.g. a daemon that began just now has no readings; after an hour the alert is given up."""
+    """E.g. a daemon that has just started has no readings; after an hour the alert is dropped."""
     world.found = {"n1 GPU 0": Seen(90, "")}
     world.step(1000)
     world.step(1060)
@@ -141,7 +153,7 @@ def test_a_new_daemon_goes_on_where_the_old_one_ended(world: World) -> None:
 def test_killed_before_the_state_was_written_it_tells_the_same_message_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At least once, and by its id a receiver knows it."""
+    """At least once; a receiver recognises it by its id."""
     world.found = {"n1 GPU 0": Seen(90, "")}
     world.step(1000)
     monkeypatch.setattr(Engine, "save", lambda self: (_ for _ in ()).throw(KeyboardInterrupt()))
@@ -155,7 +167,7 @@ def test_killed_before_the_state_was_written_it_tells_the_same_message_again(
     assert world.told() == [("firing", "n1 GPU 0")]
 
 
-def test_a_damaged_state_is_begun_anew(world: World) -> None:
+def test_a_damaged_state_is_begun_again(world: World) -> None:
     world.found = {"n1 GPU 0": Seen(90, "")}
     world.step(1000)
     for text in ("", "{", "[]", '{"alerts": 5}', '{"alerts": {"hot": {"x": {"no": 1}}}}', '{"seqs": "x"}'):
@@ -253,7 +265,7 @@ def test_nothing_is_done_to_silenced_jobs(tmp_path: Path) -> None:
 # ---- what happens once ----
 
 
-def test_takeovers_are_told_once_whatever_happens(tmp_path: Path) -> None:
+def test_takeovers_are_reported_once_whatever_happens(tmp_path: Path) -> None:
     world = World(tmp_path / "alerts", NodeRule(name="takeover", kind="takeover", threshold=1, duration=0))
     events = [Event(4, 900.0, "takeover", {"leader": "ctl2", "before": "ctl1\x1b[31m"}), Event(5, 901.0, "drill", {})]
     world.engine.happened(world.settings, events, [], 1000)
@@ -263,7 +275,7 @@ def test_takeovers_are_told_once_whatever_happens(tmp_path: Path) -> None:
     assert world.told() == []
 
 
-def test_a_lost_agent_is_told_once(tmp_path: Path) -> None:
+def test_a_lost_agent_is_reported_once(tmp_path: Path) -> None:
     rule = NodeRule(name="agent-lost", kind="agent-lost", threshold=1, duration=0, nodes="n[1-2]")
     world = World(tmp_path / "alerts", rule)
 
@@ -292,14 +304,14 @@ def test_each_controller_has_events_of_its_own(tmp_path: Path) -> None:
     assert world.told() == []
 
 
-def test_errors_are_told_when_counters_grow(tmp_path: Path) -> None:
+def test_errors_are_reported_when_counters_grow(tmp_path: Path) -> None:
     world = World(tmp_path / "alerts", NodeRule(name="errors", kind="errors", threshold=1, duration=0))
 
     def see(count: int | None, now: float) -> list[tuple[str, str]]:
         world.engine.happened(world.settings, [], [GpuReading("n1", 3, "GPU-3", errors=count)], now)
         return world.told()
 
-    assert see(7, 1000) == []  # what was before is nobody's news
+    assert see(7, 1000) == []  # what was before is not reported
     assert see(7, 1010) == []
     assert see(9, 1020) == [("happened", "n1 GPU 3")]
     assert see(None, 1030) == []
@@ -361,7 +373,7 @@ def test_old_messages_are_given_up(tmp_path: Path) -> None:
 
 
 def test_the_outbox_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("usage.alerts.outbox.MOST", 10)
+    monkeypatch.setattr("sluice.controllerd.alerts.outbox.MOST", 10)
     outbox = Outbox(tmp_path)
     for number in range(25):
         outbox.put(message(f"m{number}"), ["log"])
@@ -377,7 +389,7 @@ def test_a_daemon_killed_while_it_delivers_delivers_again(tmp_path: Path) -> Non
     program = textwrap.dedent(f"""
         import os, signal, sys
         from pathlib import Path
-        from usage.alerts.outbox import Outbox
+        from sluice.controllerd.alerts.outbox import Outbox
         def sink(one):
             with open({str(tmp_path / "taken")!r}, "a") as file:
                 file.write(one.id + "\\n")
@@ -394,7 +406,7 @@ def test_a_daemon_killed_while_it_delivers_delivers_again(tmp_path: Path) -> Non
 
 
 def test_a_clock_that_is_set_makes_nothing_older(tmp_path: Path) -> None:
-    """A job whose GPU is idle is not cancelled because the controller's clock gained an hour, nor told of twice."""
+    """A job whose GPU is idle is not cancelled because the controller's clock gained an hour, and reported once."""
     rule = NodeRule(name="idle", kind="gpu-idle", threshold=1, duration=60, repeat=600, action="cancel", warning=900)
     world = World(tmp_path, rule)
     at = [1000.0, 50.0]
@@ -417,14 +429,20 @@ def test_a_clock_that_is_set_makes_nothing_older(tmp_path: Path) -> None:
     assert later(10) == [] and world.acts == [("notify", 7), ("cancel", 7)]
 
 
-# ---- what nodes tell ----
+# ---- what nodes report ----
 
 
 @pytest.mark.parametrize(
     "request_",
-    [{}, {"node": 5, "gpus": []}, {"node": "n1", "gpus": [5]}, {"node": "n1", "gpus": [{"index": "0"}]},
-     {"node": "n" * 100, "gpus": []}, {"node": "n1", "gpus": [{"index": 0}] * 300}],
-)  # fmt: skip
+    [
+        {},
+        {"node": 5, "gpus": []},
+        {"node": "n1", "gpus": [5]},
+        {"node": "n1", "gpus": [{"index": "0"}]},
+        {"node": "n" * 100, "gpus": []},
+        {"node": "n1", "gpus": [{"index": 0}] * 300},
+    ],
+)
 def test_what_is_no_node_s_telling_is_refused(request_: dict[str, Any]) -> None:
     with pytest.raises(SluiceError):
         Readings().take(request_)
@@ -432,10 +450,17 @@ def test_what_is_no_node_s_telling_is_refused(request_: dict[str, Any]) -> None:
 
 def test_readings_are_known_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("usage.alerts.readings.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("sluice.exchange.live.time.monotonic", lambda: now[0])
     readings = Readings()
-    gpu = {"index": 1, "uuid": "GPU-1", "temperature_c": 70, "errors": 2, "jobs": {"7": 12.5, "8": None, "x": 1},
-           "utilisation_percent": "hot", "memory_percent": True}  # fmt: skip
+    gpu = {
+        "index": 1,
+        "uuid": "GPU-1",
+        "temperature_c": 70,
+        "errors": 2,
+        "jobs": {"7": 12.5, "8": None, "x": 1},
+        "utilisation_percent": "hot",
+        "memory_percent": True,
+    }
     readings.take({"node": "n1", "gpus": [gpu]})
     (found,) = readings.fresh()
     assert (found.temperature_c, found.utilisation_percent, found.memory_percent, found.errors) == (70, None, None, 2)
@@ -450,8 +475,10 @@ def test_readings_are_known_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_short_form_makes_rules() -> None:
     found = compile_alerts(Alerts.model_validate({"temperature": 85, "memory": 90, "utilisation": 95}))
     assert {rule.name: rule.threshold for rule in found.rules} == {
-        "temperature": 85, "memory": 90, "utilisation-high": 95,
-    }  # fmt: skip
+        "temperature": 85,
+        "memory": 90,
+        "utilisation-high": 95,
+    }
     assert found.readings
     assert found.sinks == {"log": {"kind": "log"}}
     assert NodeAlerts.model_validate_json(found.model_dump_json()) == found

@@ -1,4 +1,4 @@
-"""What each kind of rule sees, and what nodes tell."""
+"""What each kind of rule sees, and what nodes report."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ import pytest
 
 from policy.alerts import NodeAlerts, NodeRule
 from policy.node import NodePolicy
-from policy.report import TenantReport
+from policy.quota_use import TenantUse
 from prolog_epilog.accounting import Tick
-from prolog_epilog.courier import MAX_REQUEST, AnswerError
-from prolog_epilog.readings import Reading
-from prolog_epilog.record import Event, JobRecord
+from prolog_epilog.live_reports import LiveReports
 from prolog_epilog.summary import Interval
-from prolog_epilog.telling import Telling
-from sluice_base.errors import SluiceError
-from tests.unit.usage.test_top import job, node
-from usage.alerts.observe import Observation, UnknownError
-from usage.alerts.readings import GpuReading
-from usage.running import Running
+from sluice.base.errors import SluiceError
+from sluice.controllerd.alerts.duty import Alerting
+from sluice.controllerd.alerts.observe import Observation, UnknownError
+from sluice.exchange.courier import MAX_REQUEST, AnswerError
+from sluice.exchange.live import GpuReading
+from sluice.exchange.readings import Reading
+from sluice.exchange.record import Event, JobRecord
+from sluice.exchange.running import Running
+from tests.unit.top.test_top import job, node
 
 
 class FakeSite:
@@ -55,8 +56,12 @@ def rule(kind: str, threshold: float, **more: Any) -> NodeRule:
 
 
 def test_gpus(tmp_path: Path) -> None:
-    gpus = [GpuReading("n1", 0, "a", temperature_c=91), GpuReading("n1", 1, "b", temperature_c=40),
-            GpuReading("n2", 0, "c", temperature_c=99), GpuReading("n3", 0, "d")]  # fmt: skip
+    gpus = [
+        GpuReading("n1", 0, "a", temperature_c=91),
+        GpuReading("n1", 1, "b", temperature_c=40),
+        GpuReading("n2", 0, "c", temperature_c=99),
+        GpuReading("n3", 0, "d"),
+    ]
     found = see(tmp_path, gpus=gpus).look(rule("temperature", 90, nodes="n[1,3]"))
     assert {name: one.value for name, one in found.seen.items()} == {"n1 GPU 0": 91}
     assert [found.known(name) for name in ("n1 GPU 1", "n3 GPU 0", "n4 GPU 0")] == [True, False, False]
@@ -70,7 +75,7 @@ def test_idle_jobs(tmp_path: Path) -> None:
     }
     gpus = [
         GpuReading("n1", 0, "a", jobs={7: 0.0}),
-        GpuReading("n1", 1, "b", jobs={7: 80.0, 9: 0.0}),  # a node cannot tell of a job that is not there
+        GpuReading("n1", 1, "b", jobs={7: 80.0, 9: 0.0}),  # a node cannot report a job that is not there
         GpuReading("n1", 2, "c", jobs={8: 0.5, 55: 0.0}),
         GpuReading("n1", 3, "d", jobs={8: None}),
     ]
@@ -79,7 +84,7 @@ def test_idle_jobs(tmp_path: Path) -> None:
     assert found.seen["job 7 of alice (physics)"].jobs == ()  # it works on its other GPU
     assert "1 of its 2 GPUs" in found.seen["job 7 of alice (physics)"].text
     assert found.seen["job 8 of alice (biology)"].jobs == ()  # it has three GPUs, and one is known
-    assert not found.known("job 9 of alice (physics)")  # it runs, and nobody told of it
+    assert not found.known("job 9 of alice (physics)")  # it runs, and no node reported it
     assert found.known("job 70 of alice (physics)")  # it is over
     only = see(tmp_path, gpus=gpus, jobs=jobs).look(rule("gpu-idle", 1, tenants=("physics",)))
     assert list(only.seen) == ["job 7 of alice (physics)"]
@@ -89,8 +94,12 @@ def test_idle_jobs(tmp_path: Path) -> None:
 
 
 def test_nodes(tmp_path: Path) -> None:
-    nodes = [node("n1"), node("n2", flags=frozenset({"drain"}), reason="hot"), node("n3", state="down"),
-             node("n4", flags=frozenset({"not_responding"}))]  # fmt: skip
+    nodes = [
+        node("n1"),
+        node("n2", flags=frozenset({"drain"}), reason="hot"),
+        node("n3", state="down"),
+        node("n4", flags=frozenset({"not_responding"})),
+    ]
     found = see(tmp_path, nodes=nodes).look(rule("node-drained", 1)).seen
     assert list(found) == ["node n2", "node n3", "node n4"]
     assert found["node n2"].text == "drained: hot"
@@ -115,12 +124,18 @@ def test_waits(tmp_path: Path) -> None:
 
 def test_quotas_and_budgets(tmp_path: Path) -> None:
     tenants = {
-        "physics": TenantReport("physics", "", limits={"GrpTRES": "gres/gpu=8", "GrpTRESMins": "gres/gpu=6000"},
-                                used={"gres/gpu": 8}, minutes={"gres/gpu": 4900.0}),
-        "biology": TenantReport("biology", "", limits={"GrpTRESMins": "gres/shard=61440"},
-                                minutes={"gres/shard": 61440.0}),
-        "free": TenantReport("free", "", used={"gres/gpu": 50}),
-    }  # fmt: skip
+        "physics": TenantUse(
+            "physics",
+            "",
+            limits={"GrpTRES": "gres/gpu=8", "GrpTRESMins": "gres/gpu=6000"},
+            used={"gres/gpu": 8},
+            minutes={"gres/gpu": 4900.0},
+        ),
+        "biology": TenantUse(
+            "biology", "", limits={"GrpTRESMins": "gres/shard=61440"}, minutes={"gres/shard": 61440.0}
+        ),
+        "free": TenantUse("free", "", used={"gres/gpu": 50}),
+    }
     seen = see(tmp_path, tenants=tenants)
     assert list(seen.look(rule("quota", 100)).seen) == ["tenant physics"]
     found = seen.look(rule("budget", 80)).seen
@@ -169,7 +184,7 @@ class Watch:
         self.wanted = threading.Event()
 
 
-def telling(tmp_path: Path, alerts: NodeAlerts) -> tuple[Telling, list[dict[str, Any]], Watch]:
+def live_reports(tmp_path: Path, alerts: NodeAlerts) -> tuple[LiveReports, list[dict[str, Any]], Watch]:
     from types import SimpleNamespace
 
     policy = tmp_path / "sluice.node.json"
@@ -179,18 +194,18 @@ def telling(tmp_path: Path, alerts: NodeAlerts) -> tuple[Telling, list[dict[str,
     told: list[dict[str, Any]] = []
     state = SimpleNamespace(node="n1", devices=devices, records={}, lock=threading.Lock())
     watcher = SimpleNamespace(watches={"nvidia": watch})
-    made = Telling(state, watcher, policy, lambda record: {"gpus": {"GPU-0": {}}, "us": record.job}, told.append)  # type: ignore[arg-type]
+    made = LiveReports(state, watcher, policy, lambda record: {"gpus": {"GPU-0": {}}, "us": record.job}, told.append)  # type: ignore[arg-type]
     return made, told, watch
 
 
 def test_a_node_tells_only_where_a_rule_needs_it(tmp_path: Path) -> None:
-    made, told, watch = telling(tmp_path, NodeAlerts())
+    made, told, watch = live_reports(tmp_path, NodeAlerts())
     made.run()
     assert (told, watch.full) == ([], False)
 
 
 def test_a_node_tells_of_its_gpus_and_jobs(tmp_path: Path) -> None:
-    made, told, watch = telling(tmp_path, NodeAlerts(interval=5, readings=True))
+    made, told, watch = live_reports(tmp_path, NodeAlerts(interval=5, readings=True))
     made.run()
     assert watch.full and watch.wanted.is_set()
     assert told == []
@@ -201,19 +216,19 @@ def test_a_node_tells_of_its_gpus_and_jobs(tmp_path: Path) -> None:
     made.on_sample(watch, {"usage": []})  # type: ignore[arg-type]
     made.on_tick(Tick("GPU-0", {7: Interval(3.0, 0.5), 8: Interval(3.0, None)}))
     made.on_tick(Tick("GPU-0", {7: Interval(1.0, 0.9)}))
-    made._told = -60
+    made._sent = -60
     made.run()
     (request,) = told
     (gpu,) = request["gpus"]
     assert (request["do"], request["node"]) == ("readings", "n1")
     assert (gpu["index"], gpu["temperature_c"], gpu["memory_percent"], gpu["errors"]) == (0, 71, 25, 6)
     assert gpu["jobs"] == {"7": 60, "8": None}
-    assert made.document(time.monotonic())[0]["jobs"] == {}  # told once
+    assert made.document(time.monotonic())[0]["jobs"] == {}  # reported once
 
 
 def test_a_node_tells_of_its_running_jobs(tmp_path: Path) -> None:
     """As often as the policy says, where there are jobs, in requests that munge takes."""
-    made, told, watch = telling(tmp_path, NodeAlerts())
+    made, told, watch = live_reports(tmp_path, NodeAlerts())
     records = {number: JobRecord(number, 1000, "alice", "physics", "main", "n1", 1.0) for number in (7, 8)}
     records[7].events = [Event(1.0, "limit"), *(Event(2.0 + number, "refuse") for number in range(30))]
     made._state.records.update(records)
@@ -231,7 +246,7 @@ def test_a_node_tells_of_its_running_jobs(tmp_path: Path) -> None:
     store.take(running)
     assert [one["job"] for one in store.answer({}, None)["records"]] == [7, 8]
     assert made.run() is None and len(told) == 2, "not again within a minute"
-    made._told_running = -1e9
+    made._sent_running = -1e9
     for number in range(1000):
         made._state.records.setdefault(number, JobRecord(number, 1, "u" * 1000, "a", "p", "n1", 1.0))
     made.run()
@@ -245,8 +260,8 @@ def test_a_node_tells_of_its_running_jobs(tmp_path: Path) -> None:
 
 
 def test_large_events_of_one_job_do_not_silence_the_others(tmp_path: Path) -> None:
-    """Attack: ten events of 62 KB made a request that munge does not take, and nothing was told from then on."""
-    made, told, _ = telling(tmp_path, NodeAlerts())
+    """Attack: ten events of 62 KB made a request that munge does not take, and nothing was reported from then on."""
+    made, told, _ = live_reports(tmp_path, NodeAlerts())
     for number in range(1, 5):
         made._state.records[number] = JobRecord(number, 1000, "alice", "physics", "main", "n1", 1.0)
     made._state.records[1].events = [Event(1.0, "refuse", {"open": ["x" * 62_000]}) for _ in range(10)]
@@ -259,14 +274,14 @@ def test_large_events_of_one_job_do_not_silence_the_others(tmp_path: Path) -> No
 
 
 def test_a_request_that_is_not_taken_does_not_silence_the_others(tmp_path: Path) -> None:
-    made, told, _ = telling(tmp_path, NodeAlerts())
+    made, told, _ = live_reports(tmp_path, NodeAlerts())
     for number in range(600):
         made._state.records[number] = JobRecord(number, 1, "u" * 1000, "a", "p", "n1", 1.0)
 
     def take(request: dict[str, Any]) -> None:
         told.append(request)
         if len(told) == 1:
-            raise AnswerError("record of job 7: fields of the wrong kind")
+            raise AnswerError("record of job 7: fields of the wrong type")
 
     made._give = take
     made.run()
@@ -276,20 +291,20 @@ def test_a_request_that_is_not_taken_does_not_silence_the_others(tmp_path: Path)
 
 
 def test_a_shorter_interval_holds_at_once(tmp_path: Path) -> None:
-    """A node that tells every minute, as no rule needs more, does not finish its minute when one does."""
-    made, told, _ = telling(tmp_path, NodeAlerts())
+    """A node that reports every minute, as no rule needs more, does not wait for the minute's end when one does."""
+    made, told, _ = live_reports(tmp_path, NodeAlerts())
     made._state.records[7] = JobRecord(7, 1000, "alice", "physics", "main", "n1", 1.0)
     made.on_tick(Tick("GPU-0", {7: Interval(2.0, 0.25)}))
     assert made.run() and made.run() is None and [one["do"] for one in told] == ["readings", "running"]
     assert made.run() is None, "not before the minute is over"
-    made._told -= 15
+    made._sent -= 15
     (tmp_path / "sluice.node.json").write_text(NodePolicy(alerts=NodeAlerts(interval=5, readings=True)).render())
     made.on_tick(Tick("GPU-0", {7: Interval(2.0, 0.25)}))
     assert made.run() and made.run() is None and [one["do"] for one in told[2:]] == ["readings"]
 
 
 def test_without_rules_what_fired_is_forgotten_unless_the_policy_cannot_be_read(tmp_path: Path) -> None:
-    from usage.alerts.duty import Alerting, alerts_folder
+    from sluice.controllerd.alerts.duty import Alerting, alerts_folder
 
     site = FakeSite(tmp_path)
     site.conf_folder = tmp_path  # type: ignore[attr-defined]
@@ -304,3 +319,32 @@ def test_without_rules_what_fired_is_forgotten_unless_the_policy_cannot_be_read(
     file.write_text(NodePolicy().render())
     alerting.look(site)  # type: ignore[arg-type]
     assert not state.exists()
+
+
+@pytest.mark.parametrize("action", ["notify", "signal", "cancel"])
+def test_an_action_is_for_one_task_and_not_its_whole_array(tmp_path: Path, action: str) -> None:
+    """The number of an array's last task is that of the array."""
+    site = ActingSite(tmp_path, [job(5, array_id=5, array_tasks="1"), job(4, array_id=5, array_tasks="0")])
+    alerting = Alerting(site)  # type: ignore[arg-type]
+    alerting.settings = NodeAlerts  # type: ignore[method-assign]
+    alerting._act(rule("gpu-idle", 1, action="cancel", signal="TERM"), action, 5)
+    alerting._act(rule("gpu-idle", 1, action="cancel", signal="TERM"), action, 7)  # has ended
+    assert site.did and all("5_1" in words and "5" not in words for words in site.did)
+
+
+class ActingSite(FakeSite):
+    """A leading controller, and what it did."""
+
+    def __init__(self, folder: Path, jobs: list[Any]) -> None:
+        super().__init__(folder)
+        self.conf_folder, self.client, self._jobs = folder, self, jobs
+        self.did: list[tuple[str, ...]] = []
+
+    def leads(self) -> bool:
+        return True
+
+    def jobs(self, ids: list[int]) -> list[Any]:
+        return [one for one in self._jobs if one.id in ids or one.array_id in ids]
+
+    def run(self, *words: str, timeout: float) -> None:
+        self.did.append(words)

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from health.checkpoints import Checkpoints, asks
-from health.requeue import JobPlan, Requeues
 from policy.checkpoint import NodeCheckpoint
-from sluice_base.run import CommandError
-from slurm_client.model import Job
+from sluice.base.run import CommandError
+from sluice.controllerd.health.checkpoints import Checkpoints, asks
+from sluice.controllerd.health.requeue import Requeue, Requeues
+from sluice.slurm.answers import Job
 
 
 def shown(fields: str, values: dict[str, Any]) -> str:
@@ -22,16 +22,22 @@ def _pairs(fields: str) -> list[list[str]]:
 
 
 class Slurm:
-    """One job; remembers what was asked of it."""
+    """One job; records the requests for it."""
 
     def __init__(self, **changes: Any) -> None:
         self.job = {
-            "state": "RUNNING", "requeue": 1, "restarts": 0, "end": "N/A", "wanted": "(null)",
-            "excluded": "(null)", "comment": "(null)", "array_task": "N/A",
-        } | changes  # fmt: skip
+            "state": "RUNNING",
+            "requeue": 1,
+            "restarts": 0,
+            "end": "N/A",
+            "wanted": "(null)",
+            "excluded": "(null)",
+            "comment": "(null)",
+            "array_task": "N/A",
+        } | changes
         self.asked: list[str] = []
         self.events: list[tuple[str, str]] = []
-        self.plans = {7: JobPlan("n1", "sluice: xid GPU 0: XID 79", "k", 1000.0)}
+        self.requeues = {7: Requeue("n1", "sluice: xid GPU 0: XID 79", "k", 1000.0)}
         self.tries: dict[int, int] = {}
         self.known = True
 
@@ -43,10 +49,17 @@ class Slurm:
                 assert arguments[-1] == "%n|%x|%k"
                 return "{wanted}|{excluded}|{comment}\n".format(**self.job)
             facts: dict[str, Any] = {
-                "JobID": 7, "ArrayJobID": 7, "ArrayTaskID": self.job["array_task"],
-                "State": self.job["state"], "Requeue": self.job["requeue"], "BatchFlag": 1,
-                "RestartCnt": self.job["restarts"], "EndTime": self.job["end"], "NumNodes": 1, "Partition": "main",
-            }  # fmt: skip
+                "JobID": 7,
+                "ArrayJobID": 7,
+                "ArrayTaskID": self.job["array_task"],
+                "State": self.job["state"],
+                "Requeue": self.job["requeue"],
+                "BatchFlag": 1,
+                "RestartCnt": self.job["restarts"],
+                "EndTime": self.job["end"],
+                "NumNodes": 1,
+                "Partition": "main",
+            }
             other = facts | {"JobID": 77, "State": "COMPLETED"}
             return shown(arguments[-1], other) + shown(arguments[-1], facts)
         self.asked.append(" ".join([name, *arguments]))
@@ -61,7 +74,7 @@ class Slurm:
     def advance(self, now: float = 1010.0, nodes: int = 4, down: tuple[str, ...] = (), **policy: Any) -> list[str]:
         self.asked.clear()
         requeues = Requeues(self, lambda kind, node, job, words: self.events.append((kind, words)))  # type: ignore[arg-type]
-        requeues.advance(self.plans, self.tries, NodeCheckpoint(**policy), now, {"main": nodes}, down)
+        requeues.advance(self.requeues, self.tries, NodeCheckpoint(**policy), now, {"main": nodes}, down)
         return list(self.asked)
 
 
@@ -69,7 +82,7 @@ def test_a_running_job_is_requeued_waits_and_keeps_away() -> None:
     slurm = Slurm()
     assert slurm.advance() == ["scontrol requeue 7"]
     assert slurm.advance() == ["scontrol update JobId=7 StartTime=now+60 ExcNodeList=n1"]
-    assert not slurm.plans and slurm.tries == {7: 1}
+    assert not slurm.requeues and slurm.tries == {7: 1}
     assert slurm.events == [("health.requeue", "start 1 of 3, in 60 s; sluice: xid GPU 0: XID 79")]
 
 
@@ -79,9 +92,9 @@ def test_the_wait_doubles_and_hints_add_up_until_the_budget_is_used_up() -> None
     slurm.advance()
     assert slurm.advance(nodes=9) == ["scontrol update JobId=7 StartTime=now+240 ExcNodeList=n1,n3,n4"]
     slurm.job["state"] = "RUNNING"
-    slurm.plans = {7: JobPlan("n1", "again", "k2", 2000.0)}
+    slurm.requeues = {7: Requeue("n1", "again", "k2", 2000.0)}
     assert slurm.advance() == []
-    assert slurm.events[-1] == ("health.not-requeued", "its 3 new starts are used up; again")
+    assert slurm.events[-1] == ("health.not-requeued", "its 3 restarts are used up; again")
 
 
 def test_a_hint_never_leaves_too_few_nodes_nor_those_that_the_job_must_have() -> None:
@@ -103,16 +116,16 @@ def test_a_hint_never_leaves_too_few_nodes_nor_those_that_the_job_must_have() ->
         ({}, {"max_retries": 0}, "used up"),
     ],
 )
-def test_who_is_not_started_anew(job: dict[str, Any], policy: dict[str, Any], event: str) -> None:
+def test_which_jobs_are_not_started_again(job: dict[str, Any], policy: dict[str, Any], event: str) -> None:
     slurm = Slurm(**job)
     assert slurm.advance(**policy) == []
-    assert not slurm.plans
+    assert not slurm.requeues
     assert [kind for kind, _ in slurm.events] == (["health.not-requeued"] if event else [])
     assert all(event in words for _, words in slurm.events)
 
 
 @pytest.mark.parametrize("end", [941, 1000, 1009])
-def test_a_job_that_died_of_the_fault_is_started_anew(end: int) -> None:
+def test_a_job_that_died_of_the_fault_is_started_again(end: int) -> None:
     assert Slurm(state="FAILED", end=end).advance() == ["scontrol requeue 7"]
 
 
@@ -128,35 +141,35 @@ def test_what_slurm_requeued_itself_gets_its_wait_and_is_held_when_its_budget_is
     slurm = Slurm(state="PENDING", restarts=2)
     assert slurm.advance() == ["scontrol update JobId=7 StartTime=now+60 ExcNodeList=n1"]
     slurm.tries[7] = 3
-    slurm.plans = {7: JobPlan("n1", "n1 went down", "k3", 1000.0)}
+    slurm.requeues = {7: Requeue("n1", "n1 went down", "k3", 1000.0)}
     assert slurm.advance() == ["scontrol hold 7"]
     assert slurm.events[-1][0] == "health.held"
 
 
 def test_jobs_of_a_silent_node_wait_as_long_as_the_policy_says() -> None:
     slurm = Slurm(state="PENDING", restarts=1)
-    slurm.plans[7].silent = True
+    slurm.requeues[7].silent = True
     assert slurm.advance(down=("n1",), silent_wait_s=1800) == [
         "scontrol update JobId=7 StartTime=now+1800 ExcNodeList=n1"
     ]
-    assert not slurm.plans
-    slurm.plans = {7: JobPlan("n1", "a GPU's fault", "k", 1000.0)}
+    assert not slurm.requeues
+    slurm.requeues = {7: Requeue("n1", "a GPU's fault", "k", 1000.0)}
     slurm.tries.clear()
     assert slurm.advance(silent_wait_s=1800) == ["scontrol update JobId=7 StartTime=now+60 ExcNodeList=n1"]
 
 
 def test_a_job_that_may_go_back_to_a_silent_node_does_not_before_what_it_left_there_is_gone() -> None:
     slurm = Slurm(state="PENDING", restarts=1, wanted="n1")
-    slurm.plans[7].silent = True
+    slurm.requeues[7].silent = True
     assert slurm.advance(1010.0, down=("n1",), backoff_s=0) == ["scontrol update JobId=7 StartTime=now+30"]
     assert slurm.advance(1015.0, down=("n1",)) == ["scontrol update JobId=7 StartTime=now+60"]
     assert slurm.advance(1020.0, down=("n1",)) == []
     assert slurm.advance(1070.0, down=("n1",)) == ["scontrol update JobId=7 StartTime=now+60"]
     assert slurm.advance(1125.0) == ["scontrol update JobId=7 StartTime=now+10"]  # it is back
-    assert not slurm.plans
-    slurm.plans = {7: JobPlan("n1", "n1 went down", "k", 1000.0, stage="away", since=1100.0)}
+    assert not slurm.requeues
+    slurm.requeues = {7: Requeue("n1", "n1 went down", "k", 1000.0, stage="away", since=1100.0)}
     assert slurm.advance(1080.0) == []
-    assert not slurm.plans
+    assert not slurm.requeues
     assert [kind for kind, _ in slurm.events] == ["health.requeue"]
 
 
@@ -164,7 +177,7 @@ def test_a_job_that_slurm_has_forgotten_is_no_more() -> None:
     slurm = Slurm()
     slurm.known = False
     assert slurm.advance() == []
-    assert not slurm.plans
+    assert not slurm.requeues
 
 
 def test_a_comment_does_not_speak_for_slurm() -> None:
@@ -177,11 +190,16 @@ def test_a_comment_does_not_speak_for_slurm() -> None:
 @pytest.mark.parametrize(
     ("comment", "seconds"),
     [
-        ("", None), ("checkpoint", None), ("xsluice:checkpoint", None), ("sluice:checkpointing", None),
-        ("sluice:checkpoint", 0), ("run 3, sluice:checkpoint=20m", 1200), ("sluice:checkpoint=1s", 60),
+        ("", None),
+        ("checkpoint", None),
+        ("xsluice:checkpoint", None),
+        ("sluice:checkpointing", None),
+        ("sluice:checkpoint", 0),
+        ("run 3, sluice:checkpoint=20m", 1200),
+        ("sluice:checkpoint=1s", 60),
         ("sluice:checkpoint=often", 0),
     ],
-)  # fmt: skip
+)
 def test_who_asks(comment: str, seconds: int | None) -> None:
     assert asks(comment) == seconds
 
@@ -203,7 +221,7 @@ def test_signals_come_round() -> None:
         running(4, "sluice:checkpoint=10h", 9000, 11000),
     ]
     seen = {at: checkpoints.due(jobs, policy, 9000.0 + at) for at in range(15, 2000, 15)}
-    when = {number: [at for at, due in seen.items() if number in due] for number in (1, 2, 3, 4)}
+    when = {number: [at for at, due in seen.items() if number in [job.id for job in due]] for number in (1, 2, 3, 4)}
     assert when == {1: [600, 1200, 1800], 2: [1200], 3: [], 4: [1710]}
 
 

@@ -1,4 +1,4 @@
-"""Sinks on real sockets and processes: e-mail, webhook, a program; and that no text and no file leads them astray."""
+"""Sinks on real sockets and processes: e-mail, webhook, a program; and that no text and no file misleads them."""
 
 from __future__ import annotations
 
@@ -18,17 +18,21 @@ from typing import Any
 
 import pytest
 
-from sluice_base.errors import SluiceError
-from tests.unit.usage.report.test_output import HOSTILE
-from usage.alerts.message import Message, Subject, make
-from usage.alerts.sinks import Email, Program, Webhook, make_sinks, read_secret, to_log
+from sluice.base.errors import SluiceError
+from sluice.controllerd.alerts.message import Message, Subject, make
+from sluice.controllerd.alerts.sinks import Email, Program, Webhook, make_sinks, read_secret, to_log
+from tests.unit.report.test_output import HOSTILE
 
 
 def message(name: str = "n1 GPU 0", text: str = "90 degrees") -> Message:
     return make(
-        id="0123456789abcdef", at=1000.0, cluster="test", state="firing", subjects=[Subject(name, 90, text, 900.0)],
+        id="0123456789abcdef",
+        at=1000.0,
+        cluster="test",
+        state="firing",
+        subjects=[Subject(name, 90, text, 900.0)],
         rule={"name": "hot", "kind": "temperature", "severity": "critical"},
-    )  # fmt: skip
+    )
 
 
 class Smtp(socketserver.StreamRequestHandler):
@@ -72,9 +76,16 @@ def test_mail_has_our_headers_only(smtp: str, name: str) -> None:
     assert to == ["rcpt TO:<admin@site.org>"]
     mail = message_from_bytes(body, policy=policy.default)
     assert set(mail.keys()) <= {
-        "From", "To", "Subject", "Date", "Message-ID", "Auto-Submitted", "Content-Type", "MIME-Version",
+        "From",
+        "To",
+        "Subject",
+        "Date",
+        "Message-ID",
+        "Auto-Submitted",
+        "Content-Type",
+        "MIME-Version",
         "Content-Transfer-Encoding",
-    }  # fmt: skip
+    }
     assert str(mail["Subject"]).startswith("[test] firing critical: hot")
     assert "Bcc" not in mail
     text = mail.get_content()
@@ -97,7 +108,7 @@ def test_a_mail_server_that_is_away_is_an_error() -> None:
 
 
 class Hook(BaseHTTPRequestHandler):
-    """Keeps what it was sent, and answers as the test wants."""
+    """Records requests, and answers as the test sets."""
 
     seen: list[tuple[dict[str, str], bytes]] = []  # noqa: RUF012
     status = 200
@@ -214,7 +225,7 @@ def test_a_program_that_fails_or_hangs_is_an_error(tmp_path: Path) -> None:
         Program({"program": str(script(tmp_path, "exit 3"))}).deliver(message())
     path = script(tmp_path, f"sleep 60 & echo $! > {tmp_path}/child; sleep 60")
     begin = time.monotonic()
-    with pytest.raises(SluiceError, match="not done within"):
+    with pytest.raises(SluiceError, match="did not end within"):
         Program({"program": str(path), "timeout": 1}).deliver(message())
     assert time.monotonic() - begin < 10
     child = int((tmp_path / "child").read_text())
@@ -234,11 +245,11 @@ def _runs(pid: int) -> bool:
 def test_a_program_that_others_may_change_is_not_started(tmp_path: Path) -> None:
     path = script(tmp_path, f"touch {tmp_path}/ran")
     path.chmod(0o777)
-    with pytest.raises(SluiceError, match="others may change it"):
+    with pytest.raises(SluiceError, match="others can change it"):
         Program({"program": str(path)}).deliver(message())
     path.chmod(0o755)
     tmp_path.chmod(0o777)
-    with pytest.raises(SluiceError, match="others may change it"):
+    with pytest.raises(SluiceError, match="others can change it"):
         Program({"program": str(path)}).deliver(message())
     assert not (tmp_path / "ran").exists()
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from sluice_core import lib
-from sluice_core.backfill import CONSERVATIVE, EASY, HORIZON_S, Backfill, PendingJob, RunningJob, Start
-from sluice_core.cluster import Cluster, GpuShape, NodeShape, NodeState
-from sluice_core.errors import CoreError
-from sluice_core.placement import Part, Request, RequestFlag, Wish, commit
+from sluice.core import lib
+from sluice.core.backfill import CONSERVATIVE, EASY, HORIZON_S, Backfill, PendingJob, RunningJob, Start
+from sluice.core.cluster import Cluster, GpuShape, NodeShape, NodeState
+from sluice.core.errors import CoreError
+from sluice.core.placement import Part, Preference, Request, RequestFlag, commit
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "reference"))
 import backfill as reference
@@ -51,7 +51,7 @@ def test_easy_and_conservative() -> None:
 
 
 def test_compute_is_planned_as_memory_is() -> None:
-    """60 percent beside 60 waits until that ends; 40 percent, or none, does not."""
+    """60 percent waits until the 60 percent in use are free; 40 percent, or none, does not."""
     cluster = one_gpu_nodes(1)
     claim = lambda percent: Request(gpus=1, gpu_memory_mib=10, gpu_compute_percent=percent)  # noqa: E731
     running = [RunningJob(commit(cluster, [Part(0, 1, 10, gpu_compute_percent=60)]), NOW + 100)]
@@ -73,7 +73,7 @@ def test_group_starts_together() -> None:
 def test_overdue_and_endless() -> None:
     cluster = one_gpu_nodes(2)
     running = [run(cluster, 0, NOW - 500)]
-    run(cluster, 1, 0)  # not among the running jobs: held for ever
+    run(cluster, 1, 0)  # not among the running jobs: never released
     plan = Backfill(2).plan(cluster, NOW, running, [PendingJob(whole(), HORIZON_S), PendingJob(whole(), 1)])
     assert plan == [Start(NOW + 1, (Part(0, 1, 0, 1000, 0),)), None]
     endless = [running[0], replace(running[0], allocation=running[0].allocation)]
@@ -82,7 +82,7 @@ def test_overdue_and_endless() -> None:
 
 
 def test_reservation_never_slips() -> None:
-    """An early end lets the first job move; planned anew, the second would slip, but it holds its reservation."""
+    """An early end lets the first job move; planned again, the second would slip, but it keeps its reservation."""
     cluster = one_gpu_nodes(2)
     running = [run(cluster, 0, NOW + 100), run(cluster, 1, NOW + 60)]
     jobs = [PendingJob(whole(), 50), PendingJob(whole(2), 10), PendingJob(whole(), 10)]
@@ -93,7 +93,7 @@ def test_reservation_never_slips() -> None:
     held = [replace(job, held=start) for job, start in zip(jobs, plan, strict=True)]
     later = backfill.plan(cluster, NOW + 10, running, [newcomer, *held])
     assert [start and start.start_s - NOW for start in later] == [120, 60, 110, 100]
-    # A reservation on a node that was lost is planned anew.
+    # A reservation on a node that was lost is planned again.
     cluster.set_state(1, NodeState.DOWN)
     lost = backfill.plan(cluster, NOW + 10, running, held)
     assert [start and start.start_s - NOW for start in lost] == [110, None, 100]
@@ -199,7 +199,7 @@ def random_request(draw: random.Random, nodes: int) -> Request:
     gpus = draw.choice([0, 1, 1, 1, 2, 3])
     nodes_min = draw.choice([0, 1, 1, 1, 2, min(3, nodes)])
     flags = RequestFlag.EXCLUSIVE if draw.random() < 0.07 else RequestFlag.NONE
-    wish = lambda share: Wish.REQUIRED if gpus and draw.random() < share else Wish.ANY  # noqa: E731
+    preference = lambda share: Preference.REQUIRED if gpus and draw.random() < share else Preference.ANY  # noqa: E731
     if gpus and draw.random() < 0.15:
         flags |= RequestFlag.GPUS_TOTAL
         gpus = draw.randint(max(nodes_min, 1), 6)
@@ -220,10 +220,10 @@ def random_request(draw: random.Random, nodes: int) -> Request:
         models=draw.randint(0, (1 << len(reference.MODEL_IDS)) - 1) if gpus and draw.random() < 0.3 else 0,
         capability_min=7 if gpus and draw.random() < 0.1 else 0,
         gpu_memory_mib_min=50 if gpus and draw.random() < 0.1 else 0,
-        one_link_domain=wish(0.1),
-        one_numa_node=wish(0.1),
-        near_nic=wish(0.05),
-        one_switch=Wish.REQUIRED if draw.random() < 0.15 else Wish.ANY,
+        one_link_domain=preference(0.1),
+        one_numa_node=preference(0.1),
+        near_nic=preference(0.05),
+        one_switch=Preference.REQUIRED if draw.random() < 0.15 else Preference.ANY,
         switch_level=draw.randint(0, 1),
         flags=flags,
         allowed=frozenset(draw.sample(range(nodes), draw.randint(1, nodes))) if draw.random() < 0.15 else None,
@@ -247,7 +247,7 @@ def short_queue(draw: random.Random, nodes: int) -> list[PendingJob]:
 
 
 def long_queue(draw: random.Random, nodes: int) -> list[PendingJob]:
-    """So many jobs of few requests that what is found out for one serves others, and that nodes change often."""
+    """So many jobs of few kinds of request that results are shared between them, and that nodes change often."""
     requests = [random_request(draw, nodes) for _ in range(2)]
     requests = [replace(request, nodes_min=0, nodes_max=0, flags=RequestFlag.NONE) for request in requests]
     return [PendingJob(draw.choice(requests), draw.randint(1, 80)) for _ in range(80)]

@@ -27,7 +27,7 @@ def test_json_says_what_was_measured(tmp_path):
     assert set(document) == keys
     assert document["must"] == {"start_p99_us": ["<=", 100.0]}
     assert all(isinstance(value, int | float) for value in document["figures"].values())
-    assert done.returncode in (0, 1)  # a small cluster, a busy machine: the figure itself is not the matter here
+    assert done.returncode in (0, 1)  # a small cluster, a busy machine: the figure itself does not matter here
 
 
 @pytest.mark.parametrize("name", ["core-latency", "openb", "backfill", "utilisation"])

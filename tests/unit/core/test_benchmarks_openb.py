@@ -7,8 +7,8 @@ import json
 import pytest
 
 from benchmarks import core_latency, openb, openb_trace
-from sluice_base.errors import SluiceError
-from sluice_core.placement import Policy
+from sluice.base.errors import SluiceError
+from sluice.core.placement import Policy
 
 NODES = "sn,cpu_milli,memory_mib,gpu,model\n"
 PODS = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\n"

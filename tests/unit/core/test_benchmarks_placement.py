@@ -7,8 +7,8 @@ import random
 import pytest
 
 from benchmarks import gang, utilisation
-from sluice_base.errors import SluiceError
-from sluice_core.placement import Policy, Request
+from sluice.base.errors import SluiceError
+from sluice.core.placement import Policy, Request
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from sluice_core import lib
-from sluice_core.errors import CoreError
-from sluice_core.ledger import ALIGNMENT, UNLIMITED, Ledger, Shape
+from sluice.core import lib
+from sluice.core.errors import CoreError
+from sluice.core.ledger import ALIGNMENT, UNLIMITED, Ledger, Shape
 
 GIB = 2**30
 SHAPE = Shape(devices=2, owners=2, processes=4)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice_core.errors import CoreError
-from sluice_core.order import (
+from sluice.core.errors import CoreError
+from sluice.core.order import (
     FACTOR_ONE,
     DeadlineVerdict,
     Factor,
@@ -98,7 +98,7 @@ def test_terms_explain_the_score():
 
 
 class ReferenceTree:
-    """Fair Tree as its authors describe it, in exact fractions and without decay."""
+    """Fair Tree as its authors describe it, with exact fractions and without decay."""
 
     def __init__(self) -> None:
         self.parents = [0]
@@ -163,7 +163,7 @@ def test_fair_tree_is_the_reference_tree(accounts, charges):
 
 
 def test_two_tenants_of_weight_one_and_three_share_a_busy_cluster_so():
-    """Serve whoever comes first in the tree, a minute of GPU at a time."""
+    """Serve the user who comes first in the tree, a minute of GPU at a time."""
     tree = FairShare(3, half_life_s=86400)
     small, large = tree.add(0, 1), tree.add(0, 3)
     served = {small: 0, large: 0}

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from sluice_core._core import lib
-from sluice_core.cluster import Cluster, GpuShape, NodeShape, NodeState
-from sluice_core.errors import CoreError
-from sluice_core.placement import (
+from sluice.core._core import lib
+from sluice.core.cluster import Cluster, GpuShape, NodeShape, NodeState
+from sluice.core.errors import CoreError
+from sluice.core.placement import (
     Layout,
     Part,
     Policy,
+    Preference,
     Reason,
     Request,
     RequestFlag,
     Verdict,
-    Wish,
     check_request,
     commit,
     explain,
@@ -66,7 +66,7 @@ def random_shape(draw: random.Random) -> NodeShape:
 
 
 class Pair:
-    """A cluster of the core beside its reference."""
+    """A cluster of the core, with its reference."""
 
     def __init__(self, draw: random.Random) -> None:
         count = draw.randint(1, 30)
@@ -145,8 +145,8 @@ class Pair:
             count = len(self.reference.nodes)
             request = replace(request, allowed=frozenset(draw.sample(range(count), draw.randint(0, count))))
         if request.gpus and draw.random() < 0.3:
-            wishes = [draw.choice(list(Wish)) for _ in range(3)]
-            request = replace(request, one_link_domain=wishes[0], one_numa_node=wishes[1], near_nic=wishes[2])
+            link, numa, nic = (draw.choice(list(Preference)) for _ in range(3))
+            request = replace(request, one_link_domain=link, one_numa_node=numa, near_nic=nic)
         if request.gpus and draw.random() < 0.3:
             request = replace(request, cpus_milli_per_gpu=draw.choice([0, 500, 4000]), host_memory_mib_per_gpu=2048)
         if draw.random() < 0.5:
@@ -155,7 +155,7 @@ class Pair:
                 request,
                 nodes_min=nodes_min,
                 nodes_max=draw.choice([0, nodes_min, nodes_min + draw.randint(0, 6)]),
-                one_switch=draw.choice(list(Wish)),
+                one_switch=draw.choice(list(Preference)),
                 switch_level=draw.randrange(4),
             )
             if request.gpus and draw.random() < 0.5:
@@ -299,7 +299,7 @@ def test_a_refused_call_changes_nothing():
         (Request(gpus=1, models=1 << 63), "GPU model 63"),
         (Request(gpus=1, allowed=frozenset([0, 99])), "node 99"),
         (Request(cpus_milli=1, gpu_memory_mib=1), "gpu_memory_mib is set"),
-        (Request(cpus_milli=1, near_nic=Wish.REQUIRED), "near_nic is set"),
+        (Request(cpus_milli=1, near_nic=Preference.REQUIRED), "near_nic is set"),
         (Request(gpus=2, gpu_memory_mib=5, flags=RequestFlag.GPU_MEMORY_SUM), "ask for 6"),
         (Request(gpus=2, flags=RequestFlag.GPU_MEMORY_SUM), "whole GPUs"),
         (Request(gpus=2, nodes_min=3, nodes_max=4, flags=RequestFlag.GPUS_TOTAL), "at least one"),

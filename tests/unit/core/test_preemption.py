@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from sluice_core.cluster import Cluster, GpuShape, NodeShape
-from sluice_core.errors import CoreError
-from sluice_core.placement import Policy, Request, start
-from sluice_core.preemption import Candidate, Preemption
+from sluice.core.cluster import Cluster, GpuShape, NodeShape
+from sluice.core.errors import CoreError
+from sluice.core.placement import Policy, Request, start
+from sluice.core.preemption import Candidate, Preemption
 
 
 @pytest.fixture
@@ -24,10 +24,10 @@ def full_cluster() -> tuple[Cluster, list[int]]:
 def test_the_least_work_is_lost(full_cluster):
     cluster, allocations = full_cluster
     jobs = [Candidate(allocation, started_s=10 * index) for index, allocation in enumerate(allocations)]
-    plan = Preemption(cluster, 16).plan(Policy.SLUICE, Request(gpus=2), jobs, tier=1, now_s=100)
-    assert plan is not None
-    assert plan.victims == (4, 5)  # 110 GPU-seconds lost; job 3 would lose 140
-    assert [(part.node, part.gpus) for part in plan.placement.parts] == [(1, 0b1100)]
+    victims = Preemption(cluster, 16).plan(Policy.SLUICE, Request(gpus=2), jobs, tier=1, now_s=100)
+    assert victims is not None
+    assert victims.indexes == (4, 5)  # 110 GPU-seconds lost; job 3 would lose 140
+    assert [(part.node, part.gpus) for part in victims.placement.parts] == [(1, 0b1100)]
     assert start(cluster, Policy.SLUICE, Request(gpus=1)) is None  # nothing was changed
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.failover_load import Outcome, evaluate
+from dev_cluster.chaos.judge import Outcome, evaluate
 
 _COUNTS = ("lost", "revived", "run_again", "started_again", "id_twice", "at_once", "left")
 
@@ -53,11 +53,15 @@ START, END = line("start", 2), line("end", 3)
         ([accepted()], {"a.x": [START, line("start", 4), line("end", 5)]}, {}, {"started_again": 1}),
         ([accepted()], {"a.x": [START, line("twice", 3), END]}, {}, {"at_once": 1}),
         ([accepted(), accepted("b")], {"a.x": [START, END], "b.x": [START, END]}, {}, {"id_twice": 1}),
-        ([accepted(tasks=3)], {f"a.{task}": [line("start", 2, task), line("end", 3, task)] for task in (1, 2)}, {},
-         {"lost": 1}),
+        (
+            [accepted(tasks=3)],
+            {f"a.{task}": [line("start", 2, task), line("end", 3, task)] for task in (1, 2)},
+            {},
+            {"lost": 1},
+        ),
         ([{"what": "refused", "tag": "a"}], {}, {}, {}),
     ],
-)  # fmt: skip
+)
 def test_judgement(log: list[Any], runs: dict[str, Any], states: dict[int, str], expected: dict[str, int]) -> None:
     assert counts(evaluate(log, runs, states)) == expected
 

@@ -8,7 +8,7 @@ import yaml
 from dev_cluster.accounts import UserDatabase, sacctmgr_dump
 from dev_cluster.configuration import Ports, cgroup_conf, hosts_file, slurm_conf, slurmdbd_conf, with_ports
 from dev_cluster.description import ClusterDescription, parse_description
-from sluice_base.errors import UsageError
+from sluice.base.errors import UsageError
 
 
 def describe(**fields: object) -> ClusterDescription:
@@ -27,11 +27,11 @@ def test_every_node_gets_a_port_of_its_own_and_lines_stay_folded() -> None:
     assert with_ports(lines, Ports(5000)).splitlines() == [
         "# comment",
         "NodeName=DEFAULT CPUs=4",
-        "NodeName=a-[1-3] Gres=gpu:2 Port=[5002-5004]",
-        "nodename=b1 Port=5005",
-        "  NodeName=c1,d[7-8] CPUs=1 Port=[5006-5008]",
+        "NodeName=a-[1-3] Gres=gpu:2 Port=[5004-5006]",
+        "nodename=b1 Port=5007",
+        "  NodeName=c1,d[7-8] CPUs=1 Port=[5008-5010]",
     ]
-    assert Ports.needed(7) == 5008 - 5000 + 1
+    assert Ports.needed(7) == 5010 - 5000 + 1
 
 
 def test_lines_of_the_description_replace_generated_ones() -> None:

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from dev_cluster.description import ClusterDescription, load_description, parse_description, shipped_names
-from sluice_base.errors import UsageError
+from sluice.base.errors import UsageError
 
 NODE = {"names": "n1", "platform": "none"}
 

@@ -14,7 +14,7 @@ from dev_cluster.layout import MARKER, Layout
 from dev_cluster.ports import claim_ports, listens
 from dev_cluster.processes import kill, marked, start_time
 from dev_cluster.slurm_tree import SlurmTree
-from sluice_base.errors import SluiceError, UsageError
+from sluice.base.errors import SluiceError, UsageError
 
 
 def test_claims_do_not_overlap_and_end_with_their_holder() -> None:
@@ -59,7 +59,7 @@ def test_listens_sees_listeners_without_connecting() -> None:
             listener.accept()
 
 
-def test_processes_are_found_by_their_marker_and_told_apart_by_their_start(tmp_path: Path) -> None:
+def test_processes_are_found_by_their_marker_and_distinguished_by_their_start(tmp_path: Path) -> None:
     sleep = ["/bin/sleep", "60"]
     with (
         subprocess.Popen(sleep, env={MARKER: str(tmp_path)}) as ours,
@@ -69,13 +69,13 @@ def test_processes_are_found_by_their_marker_and_told_apart_by_their_start(tmp_p
             assert marked(tmp_path) == [ours.pid]
             assert start_time(ours.pid) is not None
             assert kill(ours.pid, timeout=10)
-            assert start_time(ours.pid) is None  # though its parent, we, have not collected it yet
+            assert start_time(ours.pid) is None  # though its parent, this process, has not waited for it yet
             assert marked(tmp_path) == []
             assert start_time(other.pid) is not None
         finally:
             other.kill()
             ours.kill()
-    assert kill(ours.pid, timeout=1)  # it is no more
+    assert kill(ours.pid, timeout=1)  # it is gone
     assert start_time(os.getpid()) == start_time(os.getpid())
 
 
@@ -120,7 +120,7 @@ def test_trixie_chroot_refuses_what_it_did_not_make(tmp_path: Path) -> None:
 
 
 def test_the_command_starts_without_heavy_modules() -> None:
-    program = "import sys, admin_cli.cluster; print('pydantic' in sys.modules, 'yaml' in sys.modules)"
+    program = "import sys, dev_cluster.commands.cluster; print('pydantic' in sys.modules, 'yaml' in sys.modules)"
     assert (
         subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
         == "False False\n"

@@ -1,4 +1,4 @@
-"""What a state folder says, whole or not."""
+"""What is read from a state folder, complete or damaged."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dev_cluster.cluster import DevCluster, default_folder
-from sluice_base.errors import SluiceError, UsageError
+from dev_cluster.cluster import DevCluster
+from dev_cluster.handle import default_folder
+from sluice.base.errors import SluiceError, UsageError
 
 
 @pytest.mark.parametrize(
@@ -32,7 +33,7 @@ def test_facts_that_do_not_make_a_cluster(text: str | None, what: str, tmp_path:
 
 
 def test_a_cluster_whose_processes_are_gone(tmp_path: Path) -> None:
-    with pytest.raises(SluiceError, match="the cluster does not run .*; clear it away with: sluice cluster down"):
+    with pytest.raises(SluiceError, match="the cluster does not run .*; remove it with: sluice cluster down"):
         DevCluster(tmp_path).daemons()
 
 

@@ -14,16 +14,18 @@ from typing import Any, cast
 
 import pytest
 
-from prolog_epilog import courier
-from prolog_epilog.courier import MAX_REQUEST, AnswerError, Controllers, Courier, Outbox, controllers
-from prolog_epilog.record import Grant, JobRecord, Store
-from sluice_base.errors import SluiceError
-from slurm_client import munge, munge_service
-from slurm_client.munge import Message, MungeError
-from usage.admin_comment import Comments, merge, parse, render
-from usage.controllerd import Site
-from usage.inbox import Inbox, store_records
-from usage.job_records import JobRecords
+from sluice.base.errors import SluiceError
+from sluice.controllerd.accounting import Comments
+from sluice.controllerd.daemon import Site
+from sluice.controllerd.inbox import store_records
+from sluice.exchange import courier
+from sluice.exchange.admin_comment import merge, parse, render
+from sluice.exchange.courier import MAX_REQUEST, AnswerError, Controllers, Courier, Outbox, controllers
+from sluice.exchange.inbox import Inbox
+from sluice.exchange.job_records import JobRecords
+from sluice.exchange.record import Grant, JobRecord, Store
+from sluice.slurm import munge, munge_service
+from sluice.slurm.munge import Message, MungeError
 
 MIB = 1 << 20
 NOON = 1_763_726_400.0  # 2025-11-21 12:00 UTC
@@ -190,7 +192,7 @@ def test_nobody_there_and_records_wait(serve: Serve, outbox: Outbox, monkeypatch
     put(outbox, record(1))
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    with pytest.raises(SluiceError, match="no controller takes the records"):
+    with pytest.raises(SluiceError, match="no controller accepts the records"):
         outbox.send(HERE, port)
     assert outbox.waiting() == [1]
     asked: list[int] = []
@@ -204,7 +206,7 @@ def test_nobody_there_and_records_wait(serve: Serve, outbox: Outbox, monkeypatch
     messenger = Courier(outbox)
     with pytest.raises(SluiceError):
         messenger.run()
-    messenger.run()  # too early for another try
+    messenger.run()  # too early to try again
     assert asked == [1]
 
 
@@ -245,14 +247,14 @@ def test_a_user_is_not_heard(serve: Serve, tmp_path: Path) -> None:
 
 
 def test_a_record_that_is_not_taken_waits_behind_the_others(serve: Serve, outbox: Outbox, tmp_path: Path) -> None:
-    """Attack: what one job could write kept all later records on the node for as long as the controller refused it."""
+    """Attack: one job's record that the controller refused kept all later records on the node."""
     port = serve()
     for job in range(1, 13):
         bad = record(job)
         bad.grants[0].peak = -1
         put(outbox, bad, record(100 + job))
     for _ in range(2):
-        with pytest.raises(AnswerError, match="wrong kind"):
+        with pytest.raises(AnswerError, match="wrong type"):
             outbox.send(HERE, port)
     stored = {one.job for one in JobRecords(tmp_path / "jobs").between(0, NOON + DAY)}
     assert stored == {100 + job for job in range(1, 13)} and sorted(outbox.waiting()) == list(range(1, 13))
@@ -282,7 +284,7 @@ def test_only_slurm_user_can_decode_what_nodes_send(monkeypatch: pytest.MonkeyPa
 
 def test_an_answer_of_somebody_else_is_not_believed(serve: Serve, outbox: Outbox) -> None:
     put(outbox, record(1))
-    with pytest.raises(SluiceError, match="not SlurmUser's"):
+    with pytest.raises(SluiceError, match="not from SlurmUser"):
         outbox.send(Controllers(("127.0.0.1",), frozenset({64030})), serve())
     assert outbox.waiting() == [1]
 
@@ -354,7 +356,7 @@ def site(accounting: Accounting, kind: str = "accounting_storage/slurmdbd") -> S
 
 def test_a_comment_is_written_once_the_job_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1000.0]
-    monkeypatch.setattr("usage.admin_comment.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("sluice.controllerd.accounting.time.monotonic", lambda: clock[0])
     store, accounting = JobRecords(tmp_path), Accounting()
     comments = Comments(store)
     comments.run(site(accounting))
@@ -387,8 +389,8 @@ def test_a_comment_is_written_once_the_job_has_ended(tmp_path: Path, monkeypatch
 
 def test_a_comment_is_of_the_last_run_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requeued after half a minute, and run again at once on another node."""
-    monkeypatch.setattr("usage.admin_comment._QUIET_S", 0.0)
-    monkeypatch.setattr("usage.admin_comment.time.time", lambda: NOON + 3600)
+    monkeypatch.setattr("sluice.controllerd.accounting._QUIET_S", 0.0)
+    monkeypatch.setattr("sluice.controllerd.accounting.time.time", lambda: NOON + 3600)
     store, accounting = JobRecords(tmp_path), Accounting()
     first, second = record(7, "n1", NOON, NOON + 25), record(7, "n2", NOON + 30.5, NOON + 50)
     first.restarts, second.restarts = 0, 1
@@ -400,15 +402,15 @@ def test_a_comment_is_of_the_last_run_alone(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_new_daemon_finds_what_the_old_one_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("usage.admin_comment.time.time", lambda: NOON + 3600)
-    monkeypatch.setattr("usage.admin_comment._QUIET_S", 0.0)
+    monkeypatch.setattr("sluice.controllerd.accounting.time.time", lambda: NOON + 3600)
+    monkeypatch.setattr("sluice.controllerd.accounting._QUIET_S", 0.0)
     store, accounting = JobRecords(tmp_path), Accounting()
     store.append([record(), record(8)])
     accounting.lines = {7: f"FAILED|{NOON:.0f}|{NOON + 61:.0f}|it's quoted", 8: f"FAILED|{NOON:.0f}|{NOON + 61:.0f}|"}
     Comments(store).run(site(accounting))
     assert [line.split()[0] for line in accounting.written] == ["8"]  # quotes would be changed by sacctmgr
     Comments(store).run(site(accounting))
-    assert len(accounting.written) == 1  # it stands there
+    assert len(accounting.written) == 1  # it is there already
 
 
 def test_without_accounting_nothing_is_asked(tmp_path: Path) -> None:

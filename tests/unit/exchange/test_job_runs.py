@@ -1,4 +1,4 @@
-"""Runs of one job: told apart by what Slurm says of them, and as long as the clock says that nobody sets."""
+"""Runs of one job: distinguished by what Slurm reports of them, and as long as the monotonic clock says."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from prolog_epilog.record import Grant, JobRecord
-from sluice_base.errors import SluiceError
-from usage.job_records import check_record
-from usage.job_runs import Began, from_to, nearest, runs_of
-from usage.report.summaries import Uses
+from sluice.base.errors import SluiceError
+from sluice.exchange.job_records import check_record
+from sluice.exchange.job_runs import Began, from_to, nearest, runs_of
+from sluice.exchange.record import Grant, JobRecord
+from sluice.report.summaries import Uses
 
 T = 1_790_000_000
 
@@ -36,10 +36,12 @@ def nodes_of(records: list[JobRecord], start: int, end: int | None) -> list[str]
 def test_a_job_that_is_requeued_at_once_has_each_run_by_itself() -> None:
     """Three runs within a minute, the first two on other nodes than the third."""
     records = [
-        record("n1", 0.4, 20, restarts=0), record("n2", 1.2, 20, restarts=0),
+        record("n1", 0.4, 20, restarts=0),
+        record("n2", 1.2, 20, restarts=0),
         record("n3", 22.3, 40, restarts=1),
-        record("n4", 41.9, 90, restarts=2), record("n1", 42.0, 90, restarts=2),
-    ]  # fmt: skip
+        record("n4", 41.9, 90, restarts=2),
+        record("n1", 42.0, 90, restarts=2),
+    ]
     expected = [[("n1", 0.4), ("n2", 1.2)], [("n3", 22.3)], [("n4", 41.9), ("n1", 42.0)]]
     random.Random(1).shuffle(records)
     assert placed(records) == expected
@@ -62,22 +64,21 @@ def test_a_run_without_records_does_not_get_those_of_the_next() -> None:
 
 
 def test_slurms_own_start_goes_before_the_clocks_of_nodes() -> None:
-    """One is an hour wrong. Two runs with one count are as after a takeover by a controller that knows no first one."""
+    """One is an hour wrong. Two runs have one count after a takeover by a controller that does not know the first."""
     records = [
-        record("n1", -3600.0, -3580, restarts=0, begun=T), record("n2", 1.0, 20, restarts=0, begun=T),
+        record("n1", -3600.0, -3580, restarts=0, begun=T),
+        record("n2", 1.0, 20, restarts=0, begun=T),
         record("n3", 30.2, 90, restarts=0, begun=T + 30),
-    ]  # fmt: skip
+    ]
     assert placed(records) == [[("n1", -3600), ("n2", 1)], [("n3", 30.2)]]
     assert nodes_of(records, 0, 20) == ["n1", "n2"]
     assert nodes_of(records, 30, 90) == ["n3"]
 
 
-def test_records_of_earlier_agents_are_told_apart_by_node_and_time() -> None:
+def test_records_of_earlier_agents_are_distinguished_by_node_and_time() -> None:
     records = [record("n1", 0.4, 20), record("n2", 0.8, 20), record("n1", 60.0, 90), record("n2", 60.5, 90)]
     records.append(record("n3", 3600.0, 3700))
-    assert placed(records) == [
-        [("n1", 0.4), ("n2", 0.8)], [("n1", 60), ("n2", 60.5)], [("n3", 3600)],
-    ]  # fmt: skip
+    assert placed(records) == [[("n1", 0.4), ("n2", 0.8)], [("n1", 60), ("n2", 60.5)], [("n3", 3600)]]
     assert nodes_of(records, 60, 90) == ["n1", "n2"]
     assert nodes_of(records, 0, 20) == ["n1", "n2"]
 
@@ -91,7 +92,7 @@ def test_of_several_that_fit_the_nearest_is_meant() -> None:
 
 @pytest.mark.parametrize("step", [-7200.0, -50.0, 0.0, 50.0, 7200.0])
 def test_a_clock_that_is_set_lengthens_and_shortens_nothing(step: float) -> None:
-    """Set right while the job ran: by what was told at the end its hundred seconds are those before it."""
+    """Set right while the job ran: its hundred seconds are those before the end that was reported."""
     ended = record("n1", -step + 1, 101, ran_s=100.0)
     assert from_to(ended, T + 500) == pytest.approx((T + 1, T + 101))
     assert nodes_of([ended], 0, 101) == ["n1"]
@@ -112,10 +113,18 @@ def test_a_record_without_a_length_is_as_long_as_its_times_say() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"restarts": "1"}, {"restarts": -1}, {"begun": "x"}, {"begun": 1e300}, {"ran_s": float("nan")},
-              {"ran_s": -1.0}, {"started_uptime": []}],
-)  # fmt: skip
+    "wrong",
+    [
+        {"restarts": "1"},
+        {"restarts": -1},
+        {"begun": "x"},
+        {"begun": 1e300},
+        {"ran_s": float("nan")},
+        {"ran_s": -1.0},
+        {"started_uptime": []},
+    ],
+)
 def test_fields_of_the_wrong_kind_are_not_taken(wrong: dict[str, Any]) -> None:
     check_record(record("n1", 0, 10, restarts=0, begun=T, ran_s=10.0, started_uptime=5.5))
-    with pytest.raises(SluiceError, match="wrong kind"):
+    with pytest.raises(SluiceError, match="wrong type"):
         check_record(record("n1", 0, 10, **wrong))

@@ -1,4 +1,4 @@
-"""What a job's user can write into root's records: bounded, printable, and never in the way of what was done to it."""
+"""What a job's user can write into root's records: bounded, printable, and never instead of what was done to it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from prolog_epilog.record import MOST_EVENTS, MOST_RECORD, Event, Grant, JobRecord, Store
-from usage.admin_comment import render
+from sluice.exchange.admin_comment import render
+from sluice.exchange.record import MOST_EVENTS, MOST_RECORD, Event, Grant, JobRecord, Store
 
 DEVICES = 64
 ACTIONS = ("refuse", "limit", "stray", "problem", "rung", "share", "warn", "end", "cap", "reset", "scrub", "something")
@@ -49,7 +49,7 @@ def test_whatever_is_noted_a_record_is_bounded_printable_and_read_back(seed: int
     for _ in range(300):
         one.note(rng.choice(ACTIONS), **{f"f{number}": value(rng) for number in range(rng.choice((1, 3, 20)))})
         one.note_once("problem", what=value(rng))
-    one.note("end", step="0", uuid="MIG-" + "0" * 36, charged=1 << 40, limit=1 << 30, told="the watchdog")
+    one.note("end", step="0", uuid="MIG-" + "0" * 36, charged=1 << 40, limit=1 << 30, notified="the watchdog")
     one.note("return", uuids=[grant.uuid for grant in one.grants])
     assert [event.action for event in one.events[-2:]] == ["end", "return"]
     text = one.to_json()
@@ -66,9 +66,9 @@ def test_a_tenant_who_fills_the_list_still_has_ended(tmp_path: Path) -> None:
         one.note("refuse", step="0", open=[f"/dev/nvidia{number}"])
         one.note("limit", uuid="GPU-0", asked=number, bytes=number)
     for _ in range(100):
-        one.note("warn", step="0", uuid="GPU-0", charged=1 << 40, limit=1, told="x")
+        one.note("warn", step="0", uuid="GPU-0", charged=1 << 40, limit=1, notified="x")
     for number in range(3):
-        one.note("end", step=f"{number}", uuid="GPU-0", charged=1 << 40, limit=1, told="x")
+        one.note("end", step=f"{number}", uuid="GPU-0", charged=1 << 40, limit=1, notified="x")
     one.note("return", uuids=["GPU-0"])
     assert sum(event.action == "refuse" for event in one.events) == 16
     assert "ended=3" in render([one])

@@ -1,4 +1,4 @@
-"""Figures of running jobs: what nodes tell, who may ask for what, and what reports make of it."""
+"""Figures of running jobs: what nodes report, who may ask for what, and how reports use it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from prolog_epilog.courier import MAX_REQUEST, Controllers
-from prolog_epilog.record import Grant, JobRecord
-from sluice_base.errors import SluiceError
-from slurm_client.munge_service import RefusedError
-from usage import running as module
-from usage.inbox import Inbox
-from usage.report.summaries import Uses
-from usage.running import Running, ask_running, live_of
+from sluice.base.errors import SluiceError
+from sluice.exchange import running as module
+from sluice.exchange.courier import MAX_REQUEST, Controllers
+from sluice.exchange.inbox import Inbox
+from sluice.exchange.record import Grant, JobRecord
+from sluice.exchange.running import Running, ask_running, live_of
+from sluice.report.summaries import Uses
+from sluice.slurm.munge_service import RefusedError
 
 MIB = 1 << 20
 ALICE, BOB = 2001, 2002
@@ -92,7 +92,8 @@ def test_what_is_no_node_s_telling_is_refused(change: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "request_", [{"jobs": 7}, {"jobs": ["x"]}, {"jobs": [0] * 10_001}, {"after": 3}, {"after": []}]
+    "request_",
+    [{"jobs": 7}, {"jobs": ["x"]}, {"jobs": [0] * 10_001}, {"jobs": [(1 << 61) - 1]}, {"after": 3}, {"after": []}],
 )
 def test_what_is_no_question_is_refused(request_: dict[str, Any]) -> None:
     with pytest.raises(SluiceError):
@@ -130,12 +131,13 @@ def test_many_jobs_come_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_reports_and_top_make_of_it() -> None:
     records = [JobRecord.from_json(json.dumps(record(7, node)), "test") for node in ("n1", "n2")]
     use = Uses(records).find(7, 1000)
-    assert use is not None and (use.device_s, use.busy_s, use.told) == (100, 40, 1050)
+    assert use is not None and (use.device_s, use.busy_s, use.reported_at) == (100, 40, 1050)
     assert [(gpu.node, gpu.now_percent, gpu.now_mib) for gpu in use.gpus] == [("n1", 12.5, 5120), ("n2", 12.5, 5120)]
     shown = live_of(records).jobs[7]
     assert [(one.node, one.index, one.percent, one.used_mib) for one in shown] == [
-        ("n1", 0, 12.5, 5120), ("n2", 0, 12.5, 5120),
-    ]  # fmt: skip
+        ("n1", 0, 12.5, 5120),
+        ("n2", 0, 12.5, 5120),
+    ]
     for broken in (None, [], {"gpus": 5}, {"gpus": {"GPU-0": {"now": {"utilisation": "x", "memory": -1}}}}):
         records[0].usage = broken  # type: ignore[assignment]
         assert live_of(records[:1]).jobs[7][0].percent is None

@@ -1,4 +1,4 @@
-"""Files of decision records for tests: made by the plugins' own code, or forged."""
+"""Files of decisions for tests: made by the plugins' own code, or forged."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from pathlib import Path
 def run_churn(
     churn: Path, folder: Path, seed: int, *, steps: int = 1500, file_bytes: int = 1 << 20, ring: int = 1 << 20
 ) -> dict[str, int]:
-    """Make records; what the recorder counted."""
+    """Make decisions; what the recorder counted."""
     done = subprocess.run(
         [churn, folder, str(seed), str(steps), str(file_bytes), str(ring)],
-        capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
     return {name: int(number) for name, number in re.findall(r"(\w+) (\d+)", done.stdout)}
 
 
@@ -29,7 +32,7 @@ def forge(payloads: list[tuple[int, bytes]]) -> bytes:
     return data
 
 
-def raw_records(path: Path) -> list[tuple[int, bytes]]:
+def raw_entries(path: Path) -> list[tuple[int, bytes]]:
     data, at, found = path.read_bytes(), 16, []
     while at < len(data):
         length, kind = struct.unpack_from("<IH", data, at)

@@ -1,4 +1,4 @@
-"""Decision records: what the plugins' own code writes is read and replayed, and nonsense is refused."""
+"""Decisions: what the plugins' own code writes is read and replayed, and nonsense is refused."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from pathlib import Path
 
 import pytest
 
-from slurm_plugin import decisions
-from slurm_plugin.decisions import (
+from sluice.explain import decisions
+from sluice.explain.decisions import (
     Decision,
+    DecisionError,
     Image,
     Lost,
-    RecordError,
     Replay,
     Start,
     check_file,
     list_files,
-    read_records,
+    read_entries,
 )
-from tests.unit.slurm_plugin.record_files import forge, raw_records, run_churn
+from tests.unit.explain.decision_files import forge, raw_entries, run_churn
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_every_decision_replays(churn: Path, tmp_path: Path, seed: int) -> None:
-    folder = tmp_path / "records"
+    folder = tmp_path / "decisions"
     counters = run_churn(churn, folder, seed, file_bytes=100_000)
     assert counters["dropped"] == counters["failed"] == 0
     files = list_files(folder)
@@ -37,7 +37,7 @@ def test_every_decision_replays(churn: Path, tmp_path: Path, seed: int) -> None:
 
 
 def test_files_are_bounded_and_private(churn: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "records"
+    folder = tmp_path / "decisions"
     run_churn(churn, folder, 4, steps=3000, file_bytes=40_000)
     files = list_files(folder)
     assert len(files) == 4
@@ -46,8 +46,8 @@ def test_files_are_bounded_and_private(churn: Path, tmp_path: Path) -> None:
     assert int(files[-1].name[-12:]) > 4, "the oldest ones are gone"
 
 
-def test_a_full_ring_loses_records_but_never_the_truth(churn: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "records"
+def test_a_full_ring_loses_entries_but_never_the_truth(churn: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "decisions"
     counters = run_churn(churn, folder, 5, steps=4000, ring=8192)
     assert counters["dropped"] > 0
     checks = [check_file(path) for path in list_files(folder)]
@@ -57,7 +57,7 @@ def test_a_full_ring_loses_records_but_never_the_truth(churn: Path, tmp_path: Pa
 
 
 def test_a_folder_of_another_user_is_not_written_to(churn: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "records"
+    folder = tmp_path / "decisions"
     folder.mkdir(mode=0o777)
     folder.chmod(0o777)
     counters = run_churn(churn, folder, 6, steps=100)
@@ -68,14 +68,14 @@ def test_a_folder_of_another_user_is_not_written_to(churn: Path, tmp_path: Path)
 def test_explanations_come_from_the_replay(sample: Path) -> None:
     replay = Replay()
     refused = placed = 0
-    for record in read_records(sample):
-        replay.feed(record)
-        if not isinstance(record.body, Decision):
+    for entry in read_entries(sample):
+        replay.feed(entry)
+        if not isinstance(entry.body, Decision):
             continue
-        explanation = replay.explain(record.body)
-        assert explanation.verdict == record.body.verdict
+        explanation = replay.explain(entry.body)
+        assert explanation.verdict == entry.body.verdict
         assert sum(explanation.by_reason.values()) == explanation.nodes == 70
-        assert explanation.placement == record.body.placement
+        assert explanation.placement == entry.body.placement
         refused += explanation.placement is None
         placed += explanation.placement is not None
     assert refused and placed
@@ -86,44 +86,44 @@ def test_explanations_come_from_the_replay(sample: Path) -> None:
 def test_a_changed_image_changes_the_answer(sample: Path) -> None:
     """The replay would notice: with other node images the decisions come out otherwise."""
     replay, different = Replay(), 0
-    for record in read_records(sample):
-        if isinstance(record.body, Image):
+    for entry in read_entries(sample):
+        if isinstance(entry.body, Image):
             continue
-        replay.feed(record)
-        if isinstance(record.body, Decision):
-            different += not replay.agrees(record.body)
+        replay.feed(entry)
+        if isinstance(entry.body, Decision):
+            different += not replay.agrees(entry.body)
     assert different > 10
 
 
-def test_a_file_that_is_still_written_ends_at_its_last_whole_record(sample: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_still_written_ends_at_its_last_whole_entry(sample: Path, tmp_path: Path) -> None:
     data = sample.read_bytes()
-    whole = len(list(read_records(sample)))
+    whole = len(list(read_entries(sample)))
     cut = tmp_path / "decisions.000000000001"
     for length in (0, 5, 16, 20, len(data) - 1, len(data) - 30):
         cut.write_bytes(data[:length])
-        assert len(list(read_records(cut))) < whole
+        assert len(list(read_entries(cut))) < whole
 
 
 def test_damage_is_refused(sample: Path, tmp_path: Path) -> None:
     data = sample.read_bytes()
     path = tmp_path / "decisions.000000000001"
     path.write_bytes(b"something else entirely")
-    with pytest.raises(RecordError, match="not a file of decision records"):
-        list(read_records(path))
+    with pytest.raises(DecisionError, match="not a file of decisions"):
+        list(read_entries(path))
     path.write_bytes(data[:8] + struct.pack("<I", 9) + data[12:])
-    with pytest.raises(RecordError, match="format 9"):
-        list(read_records(path))
+    with pytest.raises(DecisionError, match="format 9"):
+        list(read_entries(path))
     path.write_bytes(data[:500] + bytes([data[500] ^ 1]) + data[501:])
-    with pytest.raises(RecordError, match="damaged"):
-        list(read_records(path))
-    with pytest.raises(RecordError, match="No such file"):
-        list(read_records(tmp_path / "none"))
+    with pytest.raises(DecisionError, match="damaged"):
+        list(read_entries(path))
+    with pytest.raises(DecisionError, match="No such file"):
+        list(read_entries(tmp_path / "none"))
 
 
-def test_hostile_payloads_raise_nothing_but_record_errors(sample: Path, tmp_path: Path) -> None:
+def test_hostile_payloads_raise_nothing_but_decision_errors(sample: Path, tmp_path: Path) -> None:
     """Mutated and random payloads under correct checksums: every one is read, skipped or refused."""
     rng = random.Random(8)
-    good = raw_records(sample)
+    good = raw_entries(sample)
     path = tmp_path / "decisions.000000000001"
     refused = 0
     for _ in range(1500):
@@ -145,7 +145,7 @@ def test_hostile_payloads_raise_nothing_but_record_errors(sample: Path, tmp_path
         path.write_bytes(forge([*first, (kind, bytes(mutated)), *good[1:90:30]]))
         try:
             check_file(path)
-        except RecordError:
+        except DecisionError:
             refused += 1
     assert refused > 200
 
@@ -154,15 +154,15 @@ def test_the_reader_of_numbers() -> None:
     read = decisions.Fields(b"\x00\x7f\x80\x01" + b"\xff" * 9 + b"\x01")
     assert [read.number(), read.number(), read.number(), read.signed()] == [0, 127, 128, -1]
     for bad in (b"", b"\x80", b"\xff" * 11, b"\xff" * 9 + b"\x02"):
-        with pytest.raises(RecordError):
+        with pytest.raises(DecisionError):
             decisions.Fields(bad).number()
-    with pytest.raises(RecordError):
+    with pytest.raises(DecisionError):
         decisions.Fields(b"\x05\x13").bitmap()  # 4 words of ones announced as 4, none follow
-    assert decisions.parse_record(77, b"of a later version") is None
+    assert decisions.parse_entry(77, b"of a later version") is None
 
 
 def test_starts_and_losses_are_read(sample: Path) -> None:
-    bodies = [record.body for record in read_records(sample)]
+    bodies = [entry.body for entry in read_entries(sample)]
     starts = [body for body in bodies if isinstance(body, Start)]
     assert starts
     assert starts[0].job.account == "physics"

@@ -17,29 +17,28 @@ from typing import Any
 
 import pytest
 
-from admin_cli.explain import render
-from sluice_base.errors import SluiceError
-from slurm_client import munge_service
-from slurm_client.model import Job
-from slurm_client.munge import Message, MungeError
-from slurm_client.munge_service import RefusedError, listen, read_line
-from slurm_plugin import explain_service
-from slurm_plugin.decisions import Decision, Start, read_records
-from slurm_plugin.explain_service import (
+from sluice.base.errors import SluiceError
+from sluice.cli.explain import render
+from sluice.explain import explain_service
+from sluice.explain.decisions import Decision, Start, read_entries
+from sluice.explain.explain_service import (
     MAX_REQUEST,
     Server,
     answer,
     ask,
-    drop_privileges,
+    decisions_folder,
     find_job,
     may_see,
     parse_request,
-    records_folder,
     render_request,
-    slurm_user,
     withhold,
 )
-from slurm_plugin.explanation import JobName, explain_job
+from sluice.explain.explanation import JobName, explain_job
+from sluice.slurm import munge_service
+from sluice.slurm.answers import Job
+from sluice.slurm.munge import Message, MungeError
+from sluice.slurm.munge_service import RefusedError, listen, read_line
+from sluice.slurm.user import drop_privileges, slurm_user
 
 ME = os.getuid()
 
@@ -58,7 +57,7 @@ def job(number: int, **more: Any) -> Job:
 
 @dataclass
 class FakeSite:
-    """What Slurm would say."""
+    """Slurm's answers."""
 
     private: str = "jobs"
     known: list[Job] = field(default_factory=lambda: [job(7)])
@@ -97,7 +96,7 @@ class FakeSite:
         (FakeSite(operators=(pwd.getpwuid(1).pw_name,)), 1, True),
         (FakeSite(coordinators=((pwd.getpwuid(1).pw_name, "physics"),)), 1, True),
         (FakeSite(coordinators=((pwd.getpwuid(1).pw_name, "biology"),)), 1, False),
-        (FakeSite(operators=(pwd.getpwuid(1).pw_name,), broken=True), 1, False),  # who cannot be asked allows nothing
+        (FakeSite(operators=(pwd.getpwuid(1).pw_name,), broken=True), 1, False),  # no answer allows nothing
     ],
 )
 def test_private_data(site: FakeSite, uid: int, seen: bool) -> None:
@@ -176,9 +175,12 @@ def test_what_of_ones_own_job_is_private(site: FakeSite, withheld: list[str]) ->
 
 
 def test_private_nodes_of_recorded_jobs(sample: Path) -> None:
-    """Of a churn's jobs each owner sees the nodes of his own job and no other node, nor how many there are."""
-    jobs = {body.job.id: body.job for body in (record.body for record in read_records(sample))
-            if isinstance(body, Decision | Start)}  # fmt: skip
+    """Each owner sees the nodes of his own job, no other node, and not how many there are."""
+    jobs = {
+        body.job.id: body.job
+        for body in (entry.body for entry in read_entries(sample))
+        if isinstance(body, Decision | Start)
+    }
     named_others = 0
     for number, facts in jobs.items():
         site = FakeSite(private="nodes", known=[])
@@ -246,15 +248,15 @@ def test_site_facts() -> None:
     for bad in ("", "slurm", "slurm(x)"):
         with pytest.raises(SluiceError):
             slurm_user({"SlurmUser": bad})
-    assert records_folder({"StateSaveLocation": "/var/spool"}) == Path("/var/spool/sluice.records")
+    assert decisions_folder({"StateSaveLocation": "/var/spool"}) == Path("/var/spool/sluice.records")
     with pytest.raises(SluiceError):
-        records_folder({"StateSaveLocation": "(null)"})
+        decisions_folder({"StateSaveLocation": "(null)"})
 
 
 def test_only_root_and_slurm_user_may_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     drop_privileges(os.geteuid())  # is that user already
     monkeypatch.setattr(os, "geteuid", lambda: 4242)
-    with pytest.raises(SluiceError, match="neither root nor SlurmUser"):
+    with pytest.raises(SluiceError, match="not root or SlurmUser"):
         drop_privileges(64030)
 
 
@@ -312,9 +314,9 @@ def test_a_question_and_its_answer(server: Callable[[FakeSite], int]) -> None:
     port = server(FakeSite(known=[job(7, uid=ME)]))
     document = ask(["127.0.0.1"], port, JobName(7), trusted=[ME])
     assert document["slurm"]["job_id"] == 7
-    with pytest.raises(RefusedError, match="not known, or not yours"):
+    with pytest.raises(RefusedError, match="not known, or you may not see it"):
         ask(["127.0.0.1"], port, JobName(8), trusted=[ME])
-    with pytest.raises(SluiceError, match="not SlurmUser's"):
+    with pytest.raises(SluiceError, match="not from SlurmUser"):
         ask(["127.0.0.1"], port, JobName(7), trusted=[ME + 1])
 
 
@@ -338,7 +340,7 @@ def test_nonsense_gets_no_answer_and_does_no_harm(server: Callable[[FakeSite], i
     assert ask(["127.0.0.1"], port, JobName(7), trusted=[ME])["job"] == "7"
 
 
-def test_what_breaks_inside_is_not_told(server: Callable[[FakeSite], int], caplog: pytest.LogCaptureFixture) -> None:
+def test_internal_errors_are_not_shown(server: Callable[[FakeSite], int], caplog: pytest.LogCaptureFixture) -> None:
     class Broken(FakeSite):
         def jobs(self, number: int) -> list[Job]:
             raise RuntimeError("secret path /etc/shadow")

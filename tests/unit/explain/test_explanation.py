@@ -1,4 +1,4 @@
-"""Explanations, the order's table and the shadow report, from records that the plugins' own code wrote."""
+"""Explanations, the order's table and the shadow report, from decisions that the plugins' own code wrote."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from admin_cli.explain import render
-from admin_cli.shadow import render as render_shadow
-from sluice_base.errors import UsageError
-from sluice_core.cluster import Cluster, GpuShape, NodeShape
-from sluice_core.placement import Part, Policy, Request, Wish, commit
-from slurm_plugin.decisions import Decision, Mode, Outcome, RecordError, Start, read_records
-from slurm_plugin.explanation import JobName, explain_job, parse_job, read_story, smaller_requests
-from slurm_plugin.order_table import parse_order_table, read_order_table
-from slurm_plugin.shadow import Shadow, report
-from tests.unit.slurm_plugin.record_files import forge, raw_records, run_churn
+from sluice.base.errors import UsageError
+from sluice.cli.explain import render
+from sluice.cli.shadow import render as render_shadow
+from sluice.core.cluster import Cluster, GpuShape, NodeShape
+from sluice.core.placement import Part, Policy, Preference, Request, commit
+from sluice.explain.decisions import Decision, DecisionError, Mode, Outcome, Start, read_entries
+from sluice.explain.explanation import JobName, explain_job, parse_job, read_story, smaller_requests
+from sluice.explain.order_table import parse_order_table, read_order_table
+from sluice.explain.shadow import Shadow, report
+from tests.unit.explain.decision_files import forge, raw_entries, run_churn
 
 TABLE = """sluice-ranks 1
 taken 1800000000
@@ -48,8 +48,14 @@ def test_what_is_no_job(text: str) -> None:
 def test_the_order_table() -> None:
     table = parse_order_table(TABLE, source="here")
     assert table.weights == {
-        "priority": 0, "age": 0, "fair-share": 1000, "deadline": 5000, "service": 0, "time": 0, "size": 800
-    }  # fmt: skip
+        "priority": 0,
+        "age": 0,
+        "fair-share": 1000,
+        "deadline": 5000,
+        "service": 0,
+        "time": 0,
+        "size": 800,
+    }
     assert (table.laxity_horizon_s, table.starvation_s) == (7200, 604800)
     rank, tenant = table.jobs[5]
     assert (rank.site, rank.place, rank.gpus, rank.laxity_s) == (1700, 3, 8, 6600)
@@ -72,7 +78,7 @@ def test_a_damaged_table_is_refused(tmp_path: Path) -> None:
         TABLE.replace("job 5 1700", "job 5 x"),
         TABLE.replace("taken", "took"),
     ):
-        with pytest.raises(RecordError):
+        with pytest.raises(DecisionError):
             parse_order_table(text, source="here")
     for _ in range(500):
         mutated = bytearray(TABLE.encode())
@@ -80,12 +86,12 @@ def test_a_damaged_table_is_refused(tmp_path: Path) -> None:
             mutated[rng.randrange(len(mutated))] = rng.randrange(256)
         try:
             parse_order_table(mutated.decode("utf-8", "replace"), source="here")
-        except RecordError:
+        except DecisionError:
             continue
 
 
 def started_jobs(path: Path) -> list[Start]:
-    return [record.body for record in read_records(path) if isinstance(record.body, Start)]
+    return [entry.body for entry in read_entries(path) if isinstance(entry.body, Start)]
 
 
 def test_a_started_job(sample: Path) -> None:
@@ -111,7 +117,7 @@ def test_a_started_job(sample: Path) -> None:
 
 
 def test_every_job_of_a_churn_is_explained(sample: Path) -> None:
-    jobs = {record.body.job.id for record in read_records(sample) if isinstance(record.body, Decision | Start)}
+    jobs = {entry.body.job.id for entry in read_entries(sample) if isinstance(entry.body, Decision | Start)}
     reasons, claims = set(), set()
     for job in jobs:
         document = explain_job(sample.parent, JobName(job))
@@ -127,28 +133,28 @@ def test_every_job_of_a_churn_is_explained(sample: Path) -> None:
 
 
 def test_a_place_of_the_planners_is_not_put_to_the_core_again(sample: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "records"
+    folder = tmp_path / "decisions"
     folder.mkdir()
-    records = []
-    for kind, payload in raw_records(sample):
+    entries = []
+    for kind, payload in raw_entries(sample):
         if kind == 3 and next_decision(payload).placement is not None:
             head, flags_on = split_at_outcome(payload)
             payload = head + payload[len(head) : len(head) + 1] + bytes([flags_on[0] | 8]) + flags_on[1:]
-        records.append((kind, payload))
-    (folder / sample.name).write_bytes(forge(records))
+        entries.append((kind, payload))
+    (folder / sample.name).write_bytes(forge(entries))
     for start in started_jobs(sample):
         decided = (explain_job(folder, JobName(start.job.id)) or {})["decision"]
         assert (decided["planned"], decided["replayed"]) == (True, None)
 
 
 def test_a_waiting_job_with_its_order(sample: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "records"
+    folder = tmp_path / "decisions"
     folder.mkdir()
     (folder / sample.name).write_bytes(sample.read_bytes())
     refused = next(
-        record.body
-        for record in read_records(sample)
-        if isinstance(record.body, Decision) and record.body.placement is None
+        entry.body
+        for entry in read_entries(sample)
+        if isinstance(entry.body, Decision) and entry.body.placement is None
     )
     (folder / "order.ranks").write_text(TABLE.replace("job 5 ", f"job {refused.job.id} "))
     document = explain_job(folder, JobName(refused.job.id))
@@ -163,17 +169,17 @@ def test_a_waiting_job_with_its_order(sample: Path, tmp_path: Path) -> None:
 
 def test_numbers_that_are_used_again(sample: Path, tmp_path: Path) -> None:
     """Of two jobs of one number the submission decides; without it the later one is meant."""
-    folder = tmp_path / "records"
+    folder = tmp_path / "decisions"
     folder.mkdir()
-    records = raw_records(sample)
+    entries = raw_entries(sample)
     start = next(start for start in started_jobs(sample))
-    (folder / "decisions.000000000001").write_bytes(forge(records))
+    (folder / "decisions.000000000001").write_bytes(forge(entries))
     later = []
-    for kind, payload in records:  # the same records, submitted a second later
+    for kind, payload in entries:  # the same entries, submitted a second later
         if kind in (3, 4):
             payload = payload.replace(b"\x80\xa4\xa7\xda\x06", b"\x81\xa4\xa7\xda\x06", 1)  # 1,800,000,000 as LEB128
         later.append((kind, payload))
-    assert later != records
+    assert later != entries
     (folder / "decisions.000000000002").write_bytes(forge(later))
     name = JobName(start.job.id)
     assert read_story(folder, name).start is not None
@@ -205,7 +211,7 @@ def test_what_smaller_request_would_start(busy: Cluster) -> None:
 
     assert smaller(gpus=8) == {"gpus": 6}
     assert smaller(gpus=4, nodes_min=2, nodes_max=2) == {"nodes": 1, "gpus": 3}
-    assert smaller(gpus=4, one_link_domain=Wish.REQUIRED) == {"gpus": 2, "one_link_domain": "not required"}
+    assert smaller(gpus=4, one_link_domain=Preference.REQUIRED) == {"gpus": 2, "one_link_domain": "not required"}
     assert smaller(gpus=1, cpus_milli=30_000) == {"cpus": 24}
     assert smaller(gpus=1, host_memory_mib=120_000) == {"host_memory_mib": 99_840}
     assert smaller(gpus=1, gpu_memory_mib=90_000) == {"gpu_memory_mib": 79_872}
@@ -220,9 +226,12 @@ def test_a_share_of_compute_in_words() -> None:
     assert smaller == [{"what": "gpu_compute_percent", "value": 40, "unit": "%"}]
     part = {"node": "n1", "gpus": [0], "gpu_memory_mib": 10240, "gpu_compute_percent": 60, "cpus": 1}
     document = {
-        "job": "1", "uid": 1, "account": "a", "partition": "main",
+        "job": "1",
+        "uid": 1,
+        "account": "a",
+        "partition": "main",
         "waiting": {"as_of": 1, "never": False, "nodes": 1, "would_start_now": smaller},
-    }  # fmt: skip
+    }
     assert "with 40 % of each GPU's compute" in "\n".join(render(document))
     document["start"] = {"at": 1, "parts": [part | {"host_memory_mib": 0}]}
     assert "n1: GPU 0 (10G, 60 % of the compute of each), 1 CPUs" in "\n".join(render(document))
@@ -230,9 +239,12 @@ def test_a_share_of_compute_in_words() -> None:
 
 def test_a_hostile_answer_is_fit_for_a_terminal() -> None:
     document = {
-        "job": "1\x1b[2J", "uid": 1, "account": "a\u202eb\n\nc", "partition": "\x07main",
+        "job": "1\x1b[2J",
+        "uid": 1,
+        "account": "a\u202eb\n\nc",
+        "partition": "\x07main",
         "waiting": {"as_of": 1, "plan": {"planned_at": 1, "expected_start": 5, "reason": "\x1b]0;x\x07", "gang": 0}},
-    }  # fmt: skip
+    }
     text = "".join(render(document))
     assert all(character.isprintable() for character in text)
     with pytest.raises(UsageError, match="--json"):
@@ -241,16 +253,16 @@ def test_a_hostile_answer_is_fit_for_a_terminal() -> None:
 
 def test_shadow_report(churn: Path, tmp_path: Path) -> None:
     """Decisions as if at level shadow, with a stock that takes the first node of those that the core would take."""
-    folder = tmp_path / "records"
+    folder = tmp_path / "decisions"
     run_churn(churn, folder, 11, steps=200)
     assert report(folder).decisions == 0, "decisions of level place are not compared"
     assert Shadow().document()["decisions"] == 0
 
 
 def shadowed(sample: Path) -> list[tuple[int, bytes]]:
-    """The sample's records with every decision shadowed: stock agrees, and starts what the core starts."""
+    """The sample's entries with every decision shadowed: stock agrees, and starts what the core starts."""
     changed = []
-    for kind, payload in raw_records(sample):
+    for kind, payload in raw_entries(sample):
         if kind == 3:
             head, tail = split_at_outcome(payload)
             payload = head + bytes([Outcome.SHADOWED]) + tail
@@ -259,7 +271,7 @@ def shadowed(sample: Path) -> list[tuple[int, bytes]]:
 
 
 def split_at_outcome(payload: bytes) -> tuple[bytes, bytes]:
-    from slurm_plugin.decisions import Fields, _job
+    from sluice.explain.decisions import Fields, _job
 
     fields = Fields(payload)
     _job(fields)
@@ -270,18 +282,18 @@ def split_at_outcome(payload: bytes) -> tuple[bytes, bytes]:
 
 
 def test_shadow_report_counts(sample: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "records"
+    folder = tmp_path / "decisions"
     folder.mkdir()
     file = folder / "decisions.000000000001"
-    records = []
+    entries = []
     for kind, payload in shadowed(sample):
         if kind == 3:
             head, tail = split_at_outcome(payload)
             fits = next_decision(payload).placement is not None
             flags = bytes([2 | (4 if fits else 0)])
             payload = head + bytes([Outcome.SHADOWED]) + flags + tail[1:]
-        records.append((kind, payload))
-    file.write_bytes(forge(records))
+        entries.append((kind, payload))
+    file.write_bytes(forge(entries))
     shadow = report(folder)
     starts = len(started_jobs(file))
     assert shadow.decisions > 100
@@ -289,16 +301,16 @@ def test_shadow_report_counts(sample: Path, tmp_path: Path) -> None:
     assert shadow.neither == shadow.decisions - shadow.both
     assert shadow.only_core == shadow.only_stock == 0
     assert shadow.compared_gpus == shadow.same_gpus > 0
-    assert shadow.same_nodes < shadow.both, "stock's nodes are not in these records"
+    assert shadow.same_nodes < shadow.both, "stock's nodes are not in these entries"
     assert shadow.core.idle_nodes_broken > 0
     lines = render_shadow(shadow)
     assert any("both would start the job" in line for line in lines)
 
 
 def next_decision(payload: bytes) -> Decision:
-    from slurm_plugin.decisions import parse_record
+    from sluice.explain.decisions import parse_entry
 
-    body = parse_record(3, payload)
+    body = parse_entry(3, payload)
     assert isinstance(body, Decision)
     return body
 

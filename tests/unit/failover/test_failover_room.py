@@ -1,4 +1,4 @@
-"""What is read from the shared folder, what is made of it, and the events of takeovers."""
+"""What is read from the shared folder, how it is shown, and the events of takeovers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from typing import Any, cast
 
 import pytest
 
-from failover import duty, shared, status
-from failover.drill import Leg, Report, keep, kept
-from sluice_base import events
-from sluice_base.errors import SluiceError
-from slurm_client import SlurmClient
-from slurm_client.model import Controller
-from usage.controllerd import Site
+from sluice.base import events
+from sluice.base.errors import SluiceError
+from sluice.controllerd import takeovers as duty
+from sluice.controllerd.daemon import Site
+from sluice.failover import shared, status
+from sluice.failover.drill import Leg, Report, keep, kept
+from sluice.slurm import SlurmClient
+from sluice.slurm.answers import Controller
 
 CONF = "SlurmctldHost=ctl1(10.0.0.1)\nSlurmctldHost=ctl2.example.org\nSlurmctldTimeout=6\nStateSaveLocation={}\n"
 LEASE = (
@@ -44,7 +45,7 @@ def write(folder: Path, host: str, *, pid: int = 1, **different: Any) -> None:
     """What a controller writes there."""
     supervisor = {"schema_version": 1, "host": host, "time": time.time(), "slurmctld": pid, "slowest_write_ms": 3.0}
     plugins = {"schema_version": 1, "host": host, "pid": pid, "slurm_version": "22.05.8", "level_asked": "place"}
-    counters = {"journal.open": 1, "journal.records": 5, "journal.lag": 0, "journal.lag_ms": 0, "journal.error": 0}
+    counters = {"journal.open": 1, "journal.entries": 5, "journal.lag": 0, "journal.lag_ms": 0, "journal.error": 0}
     (folder / f"sluice.supervise.{host}").write_text(json.dumps(supervisor | different))
     (folder / f"sluice.status.{host}").write_text(json.dumps(plugins | {"counters": counters} | different))
 
@@ -74,7 +75,7 @@ def test_all_in_order(cluster: shared.Cluster) -> None:
     found = look(cluster)
     assert cluster.hosts == ("ctl1", "ctl2")
     assert found.problems == []
-    assert (found.leader, found.lease and found.lease.epoch, found.journal["records"]) == ("ctl1", 7, 5)
+    assert (found.leader, found.lease and found.lease.epoch, found.journal["entries"]) == ("ctl1", 7, 5)
     assert json.loads(json.dumps(found.document()))["schema_version"] == 1
 
 
@@ -87,8 +88,8 @@ def test_all_in_order(cluster: shared.Cluster) -> None:
         (lambda folder: (folder / "sluice.status.ctl2").unlink(), "ctl2: Sluice's plugins are not loaded"),
         (lambda folder: (folder / "sluice.lease").write_text("sluice-lease 1\nepoch"), "missing or damaged"),
         (lambda folder: (folder / "sluice.lease").write_text(LEASE.replace("ctl1", "ctl2")), "held by ctl2"),
-        (lambda folder: (folder / "heartbeat").write_bytes(struct.pack(">QQ", 5, 0)), "nobody leads"),
-        (lambda folder: (folder / "heartbeat").write_bytes(b"x"), "nobody leads: there is no heartbeat"),
+        (lambda folder: (folder / "heartbeat").write_bytes(struct.pack(">QQ", 5, 0)), "no controller leads"),
+        (lambda folder: (folder / "heartbeat").write_bytes(b"x"), "no controller leads: there is no heartbeat"),
         (lambda folder: write(folder, "ctl1", counters={"journal.open": 1, "journal.error": 28}), "No space left"),
         (lambda folder: write(folder, "ctl1", counters={"journal.open": 1, "journal.lag_ms": 4000}), "4000 ms behind"),
     ],
@@ -148,19 +149,25 @@ def test_takeovers_become_events_once(cluster: shared.Cluster, tmp_path: Path) -
     old = {"host": "ctl1", "why": "long ago"}
     history = cluster.folder / "sluice.failover.ctl1.jsonl"
     events.append(history, "fenced", **old)
-    duty.tell(one)
-    duty.tell(one)
-    assert kinds(one.events) == []  # the first leader took nothing over, and what is old is no news
+    duty.report(one)
+    duty.report(one)
+    assert kinds(one.events) == []  # the first leader took nothing over, and old events are not reported
     events.append(history, "fenced", host="ctl1", why="it has not run")
     events.append(history, "lease.released", host="ctl1", epoch=7)
-    duty.tell(two)
+    duty.report(two)
     assert kinds(two.events) == ["takeover"]
     assert events.read(two.events)[0].fields == {"leader": "ctl2", "before": "ctl1", "epoch": 7}
-    duty.tell(one)
-    duty.tell(one)
-    told = events.read(one.events)
-    assert [event.kind for event in told] == ["takeover", "controller.fenced"]
-    assert told[1].fields["why"] == "it has not run"
+    duty.report(one)
+    duty.report(one)
+    reported = events.read(one.events)
+    assert [event.kind for event in reported] == ["takeover", "controller.fenced"]
+    assert reported[1].fields["why"] == "it has not run"
+    file = one.state / "failover/reported.json"
+    file.rename(file.with_name("told.json"))  # its name until 0.1.0
+    events.append(history, "fenced", host="ctl1", why="again")
+    list(duty.duties(one))
+    duty.report(one)
+    assert events.read(one.events)[-1].fields["why"] == "again" and not file.with_name("told.json").exists()
 
 
 def test_reports_of_drills_are_kept(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_plugin.journal import read_journal, read_replays
+from tests.journal_reader import read_journal, read_replays
 
 
-def record(
+def entry(
     sequence: int, kind: int = 2, job: int = 7, payload: bytes = b"script", at_us: int = 1_700_000_000_000_000
 ) -> bytes:
     header = struct.pack("<4sHHIIQq", b"SLJR", kind, 1, len(payload), job, sequence, at_us)
@@ -26,75 +26,75 @@ def segment(folder: Path, first: int, data: bytes) -> None:
     (folder / f"{first:016x}.journal").write_bytes(data)
 
 
-def test_records_of_several_segments(tmp_path: Path) -> None:
-    segment(tmp_path, 1, record(1, kind=1, job=0) + record(2) + record(3, kind=4, job=9))
-    segment(tmp_path, 4, record(4, kind=1, job=0) + record(5, kind=99))
+def test_entries_of_several_segments(tmp_path: Path) -> None:
+    segment(tmp_path, 1, entry(1, kind=1, job=0) + entry(2) + entry(3, kind=4, job=9))
+    segment(tmp_path, 4, entry(4, kind=1, job=0) + entry(5, kind=99))
     (tmp_path / "replays.jsonl").write_text("")
     journal = read_journal(tmp_path)
-    assert [(one.sequence, one.kind, one.job_id) for one in journal.records] == [
+    assert [(one.sequence, one.kind, one.job_id) for one in journal.entries] == [
         (1, "open", 0),
         (2, "submit", 7),
         (3, "end", 9),
         (4, "open", 0),
         (5, "unknown", 7),
     ]
-    assert journal.records[1].at == 1_700_000_000.0
+    assert journal.entries[1].at == 1_700_000_000.0
     assert (journal.segments, journal.torn_bytes, journal.lost_bytes, journal.problem) == (2, 0, 0, "")
 
 
 def test_a_torn_end_is_counted(tmp_path: Path) -> None:
-    segment(tmp_path, 1, record(1) + record(2)[:-3])
+    segment(tmp_path, 1, entry(1) + entry(2)[:-3])
     journal = read_journal(tmp_path)
-    assert len(journal.records) == 1
-    assert journal.torn_bytes == len(record(2)) - 3
+    assert len(journal.entries) == 1
+    assert journal.torn_bytes == len(entry(2)) - 3
     assert journal.problem == ""
 
 
 def test_what_is_behind_damage_is_not_used(tmp_path: Path) -> None:
-    data = bytearray(record(1) + record(2) + record(3))
-    data[len(record(1)) + 40] ^= 1
+    data = bytearray(entry(1) + entry(2) + entry(3))
+    data[len(entry(1)) + 40] ^= 1
     segment(tmp_path, 1, bytes(data))
-    segment(tmp_path, 4, record(4))
+    segment(tmp_path, 4, entry(4))
     journal = read_journal(tmp_path)
-    assert len(journal.records) == 1
+    assert len(journal.entries) == 1
     assert "corrupt" in journal.problem
-    assert journal.lost_bytes == len(record(2)) * 2 + len(record(4))
+    assert journal.lost_bytes == len(entry(2)) * 2 + len(entry(4))
 
 
 def test_a_damaged_length_is_no_torn_end(tmp_path: Path) -> None:
-    data = bytearray(record(1) + record(2) + record(3))
-    data[len(record(1)) + 10] ^= 1  # 64 KiB more
+    data = bytearray(entry(1) + entry(2) + entry(3))
+    data[len(entry(1)) + 10] ^= 1  # 64 KiB more
     segment(tmp_path, 1, bytes(data))
     journal = read_journal(tmp_path)
     assert "corrupt" in journal.problem
-    assert (journal.torn_bytes, journal.lost_bytes) == (0, 2 * len(record(2)))
-    forged = record(2, payload=record(3000, job=60_000_000))  # a user's script, cut off behind it
-    segment(tmp_path, 1, record(1) + forged[:-1])
+    assert (journal.torn_bytes, journal.lost_bytes) == (0, 2 * len(entry(2)))
+    forged = entry(2, payload=entry(3000, job=60_000_000))  # a user's script, cut off behind it
+    segment(tmp_path, 1, entry(1) + forged[:-1])
     journal = read_journal(tmp_path)
     assert (journal.torn_bytes, journal.problem) == (len(forged) - 1, "")
 
 
 def test_what_an_earlier_controller_still_wrote_is_late(tmp_path: Path) -> None:
-    segment(tmp_path, 1, record(1) + record(2) + record(3, job=99))
-    segment(tmp_path, 3, record(3))
+    segment(tmp_path, 1, entry(1) + entry(2) + entry(3, job=99))
+    segment(tmp_path, 3, entry(3))
     journal = read_journal(tmp_path)
-    assert [one.job_id for one in journal.records] == [7, 7, 7]
-    assert journal.late_bytes == len(record(3))
+    assert [one.job_id for one in journal.entries] == [7, 7, 7]
+    assert journal.late_bytes == len(entry(3))
     assert "another controller" in journal.problem
 
 
 def test_nothing_there(tmp_path: Path) -> None:
-    assert read_journal(tmp_path / "none").records == []
+    assert read_journal(tmp_path / "none").entries == []
     assert read_replays(tmp_path) == []
 
 
 @given(st.binary(max_size=400))
 def test_any_bytes(data: bytes) -> None:
     with tempfile.TemporaryDirectory() as name:
-        segment(Path(name), 1, record(1) + data)
+        segment(Path(name), 1, entry(1) + data)
         journal = read_journal(Path(name))
-        assert journal.records[0].sequence == 1
-        assert sum(one.bytes for one in journal.records) + journal.torn_bytes + journal.lost_bytes == journal.bytes
+        assert journal.entries[0].sequence == 1
+        assert sum(one.bytes for one in journal.entries) + journal.torn_bytes + journal.lost_bytes == journal.bytes
 
 
 def test_reports_of_replays(tmp_path: Path) -> None:

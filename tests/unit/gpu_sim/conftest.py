@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from sim_node import LIBRARIES, Node
 
-from dev_cluster.gpu_sim import library_dir, load_platform, write_node_state
+from gpu_sim import library_dir, load_platform, write_node_state
 
 
 @pytest.fixture(scope="session", autouse=True)

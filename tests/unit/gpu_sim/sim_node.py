@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dev_cluster.gpu_sim import library_dir
-from dev_cluster.gpu_sim.fields import get_values, set_values
+from gpu_sim import library_dir
+from gpu_sim.fields import get_values, set_values
 
 LIBRARIES = ("libnvidia-ml.so.1", "libamd_smi.so", "libze_loader.so.1", "libcuda.so.1", "libamdhip64.so.6")
 
@@ -54,7 +54,7 @@ class Node:
         )
 
     def run(self, code: str, *arguments: object, **extra: str) -> Any:
-        """What a Python program prints as JSON; it must end well."""
+        """What a Python program prints as JSON; it must exit with 0."""
         with self.start(code, *arguments, **extra) as process:
             try:
                 out, err = process.communicate(timeout=60)

@@ -1,4 +1,4 @@
-"""The agent's own reading of NVML's lists of processes, beside pynvml's."""
+"""The agent's own reading of NVML's lists of processes, compared with pynvml's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sim_node import Node
 
 BOTH = """
 import json, os, pathlib, pynvml as n
-from dev_cluster.gpu_sim.fields import set_values
+from gpu_sim.fields import set_values
 from prolog_epilog import nvml_lists
 nvml_lists._ROOM = 1
 n.nvmlInit()

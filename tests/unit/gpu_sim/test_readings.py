@@ -1,4 +1,4 @@
-"""What the process of a vendor reads beside memory, on simulated hardware of all three."""
+"""What the process of a vendor reads in addition to memory, on simulated hardware of all three."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from sim_node import Node
 
-from prolog_epilog.readings import Reading
+from sluice.exchange.readings import Reading
 
 _SAMPLING = "import sys, prolog_epilog.sampling as s; sys.argv = ['', sys.argv[1]]; s.main()"
-# Holds memory and is busy as it is told on standard input; answers with its number.
+# Holds memory and is busy as standard input says; answers with its number.
 _LOAD = """
 import ctypes, os, sys
 hip = sys.argv[1] == "hip"
@@ -65,13 +65,13 @@ def load(node: Node, kind: str, **extra: str) -> Iterator[Callable[[int], int]]:
         line = process.stdout.readline()
         assert line, process.communicate()[1]
 
-        def tell(permille: int) -> int:
+        def set_load(permille: int) -> int:
             print(permille, file=process.stdin, flush=True)
             assert process.stdout is not None and process.stdout.readline().strip() == "0"
             return int(line)
 
         try:
-            yield tell
+            yield set_load
         finally:
             process.kill()
 
@@ -170,8 +170,8 @@ def test_time_at_work_of_mig_instances(make_node: Callable[..., Node]) -> None:
     node = make_node("dgx-h100-mig")
     with sampling(node, "nvidia") as one:
         uuids = [uuid for uuid in one.ask(used=True)["used"] if uuid.startswith("MIG-")]
-        with load(node, "cuda", CUDA_VISIBLE_DEVICES=uuids[0]) as tell:
-            tell(500)
+        with load(node, "cuda", CUDA_VISIBLE_DEVICES=uuids[0]) as set_load:
+            set_load(500)
             device, _ = _grown(one, uuids[0], 1.0)
             assert device == pytest.approx(0.5, abs=0.02)
             assert _grown(one, uuids[1], 0.4)[0] == pytest.approx(0, abs=0.01)

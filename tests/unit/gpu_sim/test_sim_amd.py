@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from sim_node import Node
 
-from sluice_base.errors import UsageError
+from sluice.base.errors import UsageError
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("amdsmi") is None, reason="the package amdsmi is missing")
 
-SOURCES = Path(__file__).parents[3] / "dev_cluster/gpu_sim/src"
+SOURCES = Path(__file__).parents[3] / "gpu_sim/src"
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ print(json.dumps([before, len(hs), [{
     assert (devices[0]["bdf"], devices[9]["bdf"]) == ("0000:05:00.0", "0000:46:00.0")
     assert [one["part"] for one in devices] == [0, *range(8), 0]
     assert [one["units"] for one in devices] == [304, *[38] * 8, 304]
-    assert {one["total"] for one in devices} == {196592}  # of each partition the library tells what the GPU has
+    assert {one["total"] for one in devices} == {196592}  # of each partition the library reports what the GPU has
     assert len({one["uuid"] for one in devices[1:9]}) == 1
     assert [one["files"]["drm_render"] for one in devices] == [128, 129, *range(143, 150), 130]
     assert [one["profile"] for one in devices] == ["SPX", *["CPX"] * 8, "SPX"]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from admin_cli.sim import command
-from dev_cluster.gpu_sim import load_platform, write_node_state
-from sluice_base.errors import UsageError
+from dev_cluster.commands.sim import command
+from gpu_sim import load_platform, write_node_state
+from sluice.base.errors import UsageError
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_what_one_node_refuses_changes_no_other(cluster: Path) -> None:
     assert sim(cluster, "get", "m1", "0", "ecc_uncorrected").output == "m1 0 ecc_uncorrected=0\n"
 
 
-def test_fields_are_told() -> None:
+def test_fields_are_listed() -> None:
     said = CliRunner().invoke(command, ["fields"]).output
     assert "ecc_uncorrected" in said
     assert "mig_layout" in said
@@ -81,7 +81,7 @@ def test_fields_are_told() -> None:
         (("set", "n1", "²-³", "temperature=50"), "GPU '²-³'"),
     ],
 )
-def test_mistakes_are_told_in_one_line(cluster: Path, arguments: tuple[str, ...], complaint: str) -> None:
+def test_mistakes_are_reported_in_one_line(cluster: Path, arguments: tuple[str, ...], complaint: str) -> None:
     with pytest.raises(UsageError) as caught:
         sim(cluster, *arguments)
     assert complaint in str(caught.value)

@@ -1,4 +1,4 @@
-"""Damaged state files: a driver answers with an error of its own, whatever lies there, and never ends the program."""
+"""Damaged state files: a driver returns an error of its own for any content, and never ends the program."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from sim_node import Node
 
-from dev_cluster.gpu_sim import layout, read_state
-from sluice_base.errors import SluiceError
+from gpu_sim import layout, read_state
+from sluice.base.errors import SluiceError
 
 # Reads damage numbers from standard input and answers each with the results of one function of each library.
 DRIVERS = """
@@ -54,7 +54,7 @@ def test_no_damage_ends_a_program(dgx: Node, full_scale: bool) -> None:
 
 
 def test_a_sealed_state_with_absurd_figures_is_no_danger(dgx: Node) -> None:
-    """The checksum is right here: only the checks of what the code relies on stand between it and the figures."""
+    """The checksum is right here: only the checks of values reject it."""
     absurd = {
         "link_count": 255,
         "process_count": 2**31,

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from sim_node import Node
 
-from dev_cluster.gpu_sim import read_state
-from dev_cluster.gpu_sim.fields import FIELDS, get_values, set_values
-from sluice_base.errors import SluiceError, UsageError
+from gpu_sim import read_state
+from gpu_sim.fields import FIELDS, get_values, set_values
+from sluice.base.errors import SluiceError, UsageError
 
 GOOD = [
     ("dgx-h100", "temperature", "84", "84"),

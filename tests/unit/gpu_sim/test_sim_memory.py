@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from sim_node import Node
 
-from dev_cluster.gpu_sim import holdings, layout
+from gpu_sim import holdings, layout
 
 MIB = 1 << 20
 
@@ -433,7 +433,7 @@ print(json.dumps([len(failed), used()]))
 
 
 def test_a_slot_without_its_owners_lock_holds_nothing(dgx: Node) -> None:
-    """Neither what a dead process left nor what somebody forged for a live one counts; and the slot is used again."""
+    """What a dead process left does not count, and what was forged for a live one does not; the slot is used again."""
     forged = layout.Slot(pid=os.getpid(), gpu=0, instance=layout.NO_INSTANCE, start=1, bytes=5000 * MIB, space=1)
     (dgx.folder / "processes").write_bytes(bytes(forged))
     assert dgx.run(CUDA + "print(json.dumps([used(), mine()]))") == [0, []]
@@ -488,7 +488,7 @@ print(json.dumps([used(), [[p.pid, p.usedGpuMemory // MIB] for p in n.nvmlDevice
             check=True,
             cwd=Path(__file__).parent,
         )
-        assert json.loads(again.stdout) == [-2, 60000 + 2 * CONTEXT]  # another container cannot see it, but feels it
+        assert json.loads(again.stdout) == [-2, 60000 + 2 * CONTEXT]  # another container has less memory
         program.kill()
     assert dgx.run(CUDA + "print(json.dumps(used()))") == 0
 
@@ -515,9 +515,9 @@ def test_an_exclusive_gpu_is_one_processs(dgx: Node) -> None:
     dgx.set(0, compute_mode=EXCLUSIVE)
     with dgx.start(OPEN) as first, dgx.start(OPEN) as second:
         assert first.stdin and first.stdout and second.stdin and second.stdout
-        told = [json.loads(one.stdout.readline()) for one in (first, second)]  # type: ignore[union-attr]
-        assert sorted(code for _, code in told) == [0, UNAVAILABLE] and {mode for mode, _ in told} == {EXCLUSIVE}
-        holder, other = (first, second) if told[0][1] == 0 else (second, first)
+        answers = [json.loads(one.stdout.readline()) for one in (first, second)]  # type: ignore[union-attr]
+        assert sorted(code for _, code in answers) == [0, UNAVAILABLE] and {mode for mode, _ in answers} == {EXCLUSIVE}
+        holder, other = (first, second) if answers[0][1] == 0 else (second, first)
         for one, code in ((holder, 0), (other, UNAVAILABLE)):  # a second context of the holder's is allowed
             assert one.stdin and one.stdout
             one.stdin.write("again\n")

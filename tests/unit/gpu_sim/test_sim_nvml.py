@@ -13,7 +13,7 @@ import pynvml
 import pytest
 from sim_node import Node
 
-SOURCES = Path(__file__).parents[3] / "dev_cluster/gpu_sim/src"
+SOURCES = Path(__file__).parents[3] / "gpu_sim/src"
 
 INVENTORY = """
 import json, pynvml as n
@@ -269,7 +269,7 @@ print(json.dumps(time.monotonic() - start))
 
 
 def test_xid_events(dgx: Node) -> None:
-    dgx.set(1, xid=13)  # before anybody listens: nobody is told
+    dgx.set(1, xid=13)  # before anybody listens: it is reported to nobody
     wait = """
 import sys, json, pynvml as n
 n.nvmlInit()
@@ -280,8 +280,8 @@ try:
     n.nvmlEventSetWait_v2(events, 1)
 except n.NVMLError_Timeout:
     print("listening", flush=True)
-told = [n.nvmlEventSetWait_v2(events, 30000) for _ in range(3)]
-print(json.dumps([[n.nvmlDeviceGetIndex(t.device) if t.eventData != 79 else "lost", t.eventData] for t in told]))
+events_seen = [n.nvmlEventSetWait_v2(events, 30000) for _ in range(3)]
+print(json.dumps([[n.nvmlDeviceGetIndex(t.device) if t.eventData != 79 else "lost", t.eventData] for t in events_seen]))
 """
     with dgx.start(wait) as program:
         assert program.stdout

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dev_cluster.gpu_sim import device_files, load_platform, platform_names, read_state, write_node_state
-from dev_cluster.gpu_sim.layout import Hop
-from dev_cluster.gpu_sim.platform import Platform
-from dev_cluster.gpu_sim.sysfs import cpu_list, hop
-from sluice_base.errors import UsageError
+from gpu_sim import device_files, load_platform, platform_names, read_state, write_node_state
+from gpu_sim.layout import Hop
+from gpu_sim.platform import Platform
+from gpu_sim.sysfs import cpu_list, hop
+from sluice.base.errors import UsageError
 
 EXPECTED = {
     # platform: GPUs, first GPU's name, memory MiB, links a GPU
@@ -18,6 +18,7 @@ EXPECTED = {
     "dgx-h100": (8, "NVIDIA H100 80GB HBM3", 81559, 18),
     "dgx-h100-mig": (8, "NVIDIA H100 80GB HBM3", 81559, 18),
     "intel-max-1550x4": (4, "Intel(R) Data Center GPU Max 1550", 131072, 12),
+    "h100x1": (1, "NVIDIA H100 80GB HBM3", 81559, 0),
     "l40s-x4": (4, "NVIDIA L40S", 46068, 0),
     "mi300x-platform": (8, "AMD Instinct MI300X", 196592, 7),
     "mixed": (5, "NVIDIA L40S", 46068, 0),

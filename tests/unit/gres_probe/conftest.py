@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from simulated_node import LIBRARIES, Simulate, SimulatedNode
 
-from dev_cluster.gpu_sim import library_dir, load_platform, write_node_state
+from gpu_sim import library_dir, load_platform, write_node_state
 
 
 @pytest.fixture(scope="session")

@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from dev_cluster.gpu_sim import library_dir, load_platform, write_node_state
+from gpu_sim import library_dir, load_platform, write_node_state
 
-# What a program of a test begins with that is killed after so many calls of the driver's setters, its last argument.
+# How a program begins that is to be killed after so many calls of the driver's setters, its last argument.
 DYING = """
 import os, sys
 left = int(sys.argv[-1])
@@ -27,9 +27,9 @@ def dying(function):
 RESTORE = """
 import sys
 from pathlib import Path
-from admin_cli.mig import _find
+from sluice.cli.mig import _find
 from prolog_epilog.relayout import Relayout
-from slurm_client.commands import Commands
+from sluice.slurm.commands import Commands
 policy, agent = sys.argv[1:]
 def lay_out():
     for layer in _find(Path(policy), "n1")[1]:
@@ -50,13 +50,17 @@ class LayoutNode:
         environment = {**os.environ, "SLUICE_SIM_STATE": str(self.sim / "state"), "LD_LIBRARY_PATH": str(library_dir())}
         return subprocess.run(
             [sys.executable, "-c", code, *map(str, arguments)],
-            env=environment, capture_output=True, text=True, timeout=60, check=check,
-        )  # fmt: skip
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=check,
+        )
 
     def restore(self) -> str:
         """After a restart of the node; what was changed. Slurm is not asked: it has no commands here."""
         return self.run(RESTORE, self.policy, self.sim / "agent.sock").stdout
 
     def plan(self, *options: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        code = "import sys; from admin_cli.main import main; sys.argv[0] = 'sluice'; main()"
+        code = "import sys; from sluice.main import main; sys.argv[0] = 'sluice'; main()"
         return self.run(code, "mig", "plan", "--node", "n1", "--node-policy", self.policy, *options, check=check)

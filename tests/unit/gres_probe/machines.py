@@ -27,7 +27,7 @@ def gpu(index: int, model: str = H100, **changes: object) -> Gpu:
 
 
 def matrix(size: int, kind: LinkType = LinkType.SYSTEM, width: int = 0) -> list[list[Link]]:
-    """Every GPU joined with every other one alike."""
+    """Every GPU joined with every other one in the same way."""
     return [[Link(LinkType.SELF) if i == j else Link(kind, width) for j in range(size)] for i in range(size)]
 
 
@@ -45,7 +45,7 @@ def l40s(node: str = "l40s1") -> Inventory:
 
 
 def mixed(node: str = "mixed1") -> Inventory:
-    """An AMD GPU with a card node beside its render node, and an NVIDIA one."""
+    """An AMD GPU with a card node and a render node, and an NVIDIA one."""
     mi300x = gpu(
         0,
         "AMD Instinct MI300X",
@@ -63,7 +63,13 @@ def mixed(node: str = "mixed1") -> Inventory:
 def mig(node: str = "mig1", memories: tuple[int, int] = (9984, 9984)) -> Inventory:
     """A GPU with two instances, and a whole one."""
     parts = [
-        Partition(i, f"MIG-{i}", f"1g.{memory // 1000 + 1}gb", memory, ["/dev/nvidia0", f"/dev/nvidia-caps/nvidia-cap{cap}", f"/dev/nvidia-caps/nvidia-cap{cap + 1}"])
+        Partition(
+            i,
+            f"MIG-{i}",
+            f"1g.{memory // 1000 + 1}gb",
+            memory,
+            ["/dev/nvidia0", f"/dev/nvidia-caps/nvidia-cap{cap}", f"/dev/nvidia-caps/nvidia-cap{cap + 1}"],
+        )
         for i, (memory, cap) in enumerate(zip(memories, (66, 75), strict=True))
-    ]  # fmt: skip
+    ]
     return Inventory(node, [gpu(0, partitioned=True, partitions=parts), gpu(1)], matrix(2, LinkType.NVLINK, 4))

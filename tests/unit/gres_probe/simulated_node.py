@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from dev_cluster.gpu_sim import library_dir
-from dev_cluster.gpu_sim.state import NodeState, changing
+from gpu_sim import library_dir
+from gpu_sim.state import NodeState, changing
 from gres_probe.inventory import Inventory
 
 LIBRARIES = {"nvidia": "libnvidia-ml.so.1", "amd": "libamd_smi.so", "intel": "libze_loader.so.1"}
@@ -20,7 +20,7 @@ LIBRARIES = {"nvidia": "libnvidia-ml.so.1", "amd": "libamd_smi.so", "intel": "li
 
 @dataclass(frozen=True)
 class SimulatedNode:
-    """One machine that exists in a folder."""
+    """One machine, simulated in a folder."""
 
     folder: Path
 
@@ -30,14 +30,14 @@ class SimulatedNode:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What makes the vendors' libraries those of this machine."""
+        """The environment in which the vendors' libraries are those of this machine."""
         return {"SLUICE_SIM_STATE": str(self.folder / "state"), "LD_LIBRARY_PATH": str(library_dir())}
 
     def run(self, command: str, *options: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         """Run `sluice COMMAND` as on that machine."""
         roots = ["--sys-root", str(self.folder / "sys"), "--proc-root", str(self.folder / "proc")]
         return subprocess.run(
-            [sys.executable, "-m", "admin_cli.main", command, *roots, *options],
+            [sys.executable, "-m", "sluice.main", command, *roots, *options],
             env={**os.environ, **self.environment, **(env or {})},
             capture_output=True,
             text=True,

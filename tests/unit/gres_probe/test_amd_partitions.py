@@ -12,18 +12,18 @@ import pytest
 import yaml
 from layout_node import DYING, LayoutNode
 
-from dev_cluster.gpu_sim import read_state
-from dev_cluster.gpu_sim.fields import get_values, set_values
+from gpu_sim import read_state
+from gpu_sim.fields import get_values, set_values
 from policy.document import parse
 from policy.node import NodePolicy
 from policy.node_limits import NodeLimits
-from sluice_base.errors import SluiceError
+from sluice.base.errors import SluiceError
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("amdsmi") is None, reason="the package amdsmi is missing"),
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root: the driver partitions GPUs for root only"),
 ]
-PLATFORMS = Path(__file__).parents[3] / "dev_cluster/gpu_sim/platforms"
+PLATFORMS = Path(__file__).parents[3] / "gpu_sim/platforms"
 GPUS = 8
 WHOLE = ["spx-nps1"] * GPUS
 
@@ -48,7 +48,7 @@ class Node(LayoutNode):
 # Lays out what `sluice mig apply` would, and is killed after so many calls of the driver's setters.
 APPLY = f"""{DYING}
 from pathlib import Path
-from admin_cli.mig import _find
+from sluice.cli.mig import _find
 import amdsmi
 for name in ("amdsmi_set_gpu_compute_partition", "amdsmi_set_gpu_memory_partition", "amdsmi_gpu_driver_reload"):
     setattr(amdsmi, name, dying(getattr(amdsmi, name)))
@@ -126,10 +126,10 @@ def test_processes_are_not_in_the_way_of_other_gpus_unless_the_driver_has_to_sta
     assert node.modes()[0] == "cpx-nps1"
     node.wants(n1_2="cpx-nps1")
     refused = node.apply(check=False)
-    assert refused.returncode != 0 and "AMD GPU 2 (AMD Instinct MI300X): processes are on it" in refused.stderr
+    assert refused.returncode != 0 and "AMD GPU 2 (AMD Instinct MI300X): processes use it" in refused.stderr
     node.wants(n1="cpx-nps4")
     refused = node.apply(check=False)
-    assert "the driver has to be started anew, which needs all of them idle" in refused.stderr
+    assert "the driver has to be restarted, which needs all of them idle" in refused.stderr
     assert node.modes() == ["cpx-nps1", *WHOLE[1:]]
 
 

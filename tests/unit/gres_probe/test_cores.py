@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gres_probe.cores import expand_ranges, fold_ranges, number_cores, slurm_cores, usual_numbering
-from sluice_base.errors import SluiceError
+from sluice.base.errors import SluiceError
 
 
 @given(st.sets(st.integers(0, 300)))
@@ -22,7 +22,7 @@ def test_bad_ranges_are_refused(text: str) -> None:
 
 
 def test_threads_after_cores() -> None:
-    """2 sockets x 4 cores x 2 threads, as Linux numbers them on x86: 8-15 are the second threads."""
+    """2 sockets x 4 cores x 2 threads, numbered as by Linux on x86: 8-15 are the second threads."""
     cpus = {cpu: (cpu % 8 // 4, cpu % 8) for cpu in range(16)}
     assert number_cores(cpus) == usual_numbering(8, 2) == [*range(8), *range(8)]
 

@@ -32,7 +32,7 @@ class Site:
 
     def run(self, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
-            [sys.executable, "-m", "admin_cli.main", *arguments],
+            [sys.executable, "-m", "sluice.main", *arguments],
             capture_output=True,
             text=True,
             timeout=120,
@@ -57,7 +57,7 @@ def site(tmp_path: Path) -> Site:
     return Site(tmp_path)
 
 
-def test_writes_beside_and_says_what_is_left_to_do(site: Site) -> None:
+def test_writes_separate_files_and_says_what_is_left_to_do(site: Site) -> None:
     done = site.write()
     assert done.stdout.splitlines() == [f"wrote {site.etc}/nodes.sluice.conf", f"wrote {site.etc}/gres.sluice.conf"]
     assert site.text("slurm.conf") == SLURM_CONF

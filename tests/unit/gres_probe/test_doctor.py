@@ -1,4 +1,4 @@
-"""The checklist on sites of files, and with a Slurm of canned answers."""
+"""The checklist on sites made of files, and with a Slurm that gives prepared answers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gres_probe.doctor import CHECKS, Patient, Verdict, examine
-from gres_probe.doctor.model import Check, Outcome, ok, warn
-from sluice_base.errors import UsageError
+from gres_probe.doctor import CHECKS, SiteView, Verdict, examine
+from gres_probe.doctor.check import Check, Outcome, ok, warn
+from sluice.base.errors import UsageError
 
 USER = pwd.getpwuid(os.geteuid()).pw_name
 SOUND = f"""\
@@ -44,9 +44,17 @@ NodeName=n1 NodeAddr=localhost Gres=gpu:2
 PartitionName=all Nodes=ALL
 """
 PLUGINS = (
-    "auth_munge", "select_cons_tres", "priority_multifactor", "sched_backfill", "proctrack_cgroup", "task_affinity",
-    "task_cgroup", "accounting_storage_slurmdbd", "gres_gpu", "gres_shard",
-)  # fmt: skip
+    "auth_munge",
+    "select_cons_tres",
+    "priority_multifactor",
+    "sched_backfill",
+    "proctrack_cgroup",
+    "task_affinity",
+    "task_cgroup",
+    "accounting_storage_slurmdbd",
+    "gres_gpu",
+    "gres_shard",
+)
 
 
 class Host:
@@ -64,8 +72,11 @@ class Host:
         for plugin in PLUGINS:
             self.write(f"srv/plugins/{plugin}.so", "")
         self.write("proc/mounts", f"none / ext4 rw 0 0\nserver:/x {root}/srv nfs4 rw 0 0\n")
-        self.write("etc/cron.d/backup", "0 1 * * * root mariadb-dump --single-transaction slurm_acct_db\n"
-                                        "0 2 * * * root rsync -a /srv/state /etc/slurm backup:\n")  # fmt: skip
+        self.write(
+            "etc/cron.d/backup",
+            "0 1 * * * root mariadb-dump --single-transaction slurm_acct_db\n"
+            "0 2 * * * root rsync -a /srv/state /etc/slurm backup:\n",
+        )
         self.write("usr/bin/sinfo", '#!/bin/sh\necho "slurm 24.11.5"\n', 0o755)
         self.write("usr/bin/sacct", "#!/bin/sh\n", 0o755)
         self.write(
@@ -86,11 +97,12 @@ class Host:
         assert old in text
         self.write(name, text.replace(old, new))
 
-    def patient(self) -> Patient:
-        return Patient(self.root / "etc/slurm/slurm.conf", prefix=self.root, root=self.root, command_timeout=20)
+    def site(self, hostname: str = "c2") -> SiteView:
+        conf = self.root / "etc/slurm/slurm.conf"
+        return SiteView(conf, prefix=self.root, root=self.root, command_timeout=20, hostname=hostname)
 
     def verdicts(self, name: str) -> dict[str, str]:
-        return {answer.outcome.what: answer.outcome.verdict.value for answer in examine(self.patient(), [name])}
+        return {answer.outcome.what: answer.outcome.verdict.value for answer in examine(self.site(), [name])}
 
 
 @pytest.fixture
@@ -99,7 +111,7 @@ def host(tmp_path: Path) -> Host:
 
 
 def test_a_sound_site_has_nothing_to_mend(host: Host) -> None:
-    bad = [a for a in examine(host.patient()) if a.outcome.verdict in (Verdict.WARN, Verdict.FAIL)]
+    bad = [a for a in examine(host.site()) if a.outcome.verdict in (Verdict.WARN, Verdict.FAIL)]
     assert [(answer.check.name, answer.outcome.what) for answer in bad] == []
 
 
@@ -116,7 +128,7 @@ def test_a_sound_site_has_nothing_to_mend(host: Host) -> None:
         ("scheduling", "SelectType=select/cons_tres", "SelectType=select/linear", "fail", "not allocated one by one"),
         ("scheduling", "CR_Core_Memory", "CR_Core", "warn", "main memory"),
         ("scheduling", "priority/multifactor", "priority/basic", "warn", "first come"),
-        ("authentication", "auth/munge", "auth/none", "fail", "everyone is everyone"),
+        ("authentication", "auth/munge", "auth/none", "fail", "any user can act as any other"),
         ("plugins", "sched/backfill", "sched/other", "fail", "sched/other"),
         ("plugins", "PluginDir=/srv/plugins", "PluginDir=/srv/none:/srv/plugins", "fail", "does not exist"),
         ("plugins", "ClusterName=test", "ClusterName=test\nJobSubmitPlugins=lua", "fail", "job_submit/lua"),
@@ -162,6 +174,17 @@ def test_what_is_found_on_the_host(host: Host) -> None:
     assert [verdict for what, verdict in host.verdicts("plugins").items() if "none.so" in what] == ["fail"]
 
 
+def test_plugins_of_slurmctld_are_looked_for_on_controllers_only(host: Host) -> None:
+    host.replace("ClusterName=test", "ClusterName=test\nJobSubmitPlugins=lua\nPrioritySiteFactorPlugin=site_factor/x")
+    host.replace("SlurmctldHost=localhost", "SlurmctldHost=c1(localhost)")
+    found = {
+        name: [answer.outcome.what for answer in examine(host.site(name), ["plugins"])]
+        for name in ("c2.site.org", "login")
+    }
+    assert found["c2.site.org"] == ["not installed: site_factor/x, job_submit/lua"]
+    assert "plugins in /srv/plugins" in found["login"][0]
+
+
 def test_state_that_only_one_controller_sees(host: Host) -> None:
     host.write("proc/mounts", f"none / ext4 rw 0 0\n/dev/sda1 {host.root}/srv xfs rw 0 0\n")
     assert [verdict for what, verdict in host.verdicts("state").items() if "is on xfs" in what] == ["warn"]
@@ -178,16 +201,16 @@ def test_versions_that_differ(host: Host) -> None:
 
 def test_a_silent_controller_costs_its_own_checks_only(host: Host) -> None:
     host.write("usr/bin/scontrol", "#!/bin/sh\nexec sleep 60\n", 0o755)
-    patient = host.patient()
-    patient.command_timeout = 1
-    answers = {answer.check.name: answer.outcome.verdict for answer in examine(patient)}
+    site = host.site()
+    site.command_timeout = 1
+    answers = {answer.check.name: answer.outcome.verdict for answer in examine(site)}
     assert answers["versions"] is answers["nodes"] is Verdict.SKIP
     assert answers["cgroup"] is answers["plugins"] is Verdict.OK
     assert set(answers) >= set(CHECKS) - {"slurmdbd-conf"}
 
 
 def test_time_is_bounded(host: Host) -> None:
-    answers = examine(host.patient(), budget=-1)
+    answers = examine(host.site(), budget=-1)
     assert {answer.outcome.what for answer in answers} == {"no time left"}
 
 
@@ -196,30 +219,30 @@ def test_nothing_is_changed(host: Host) -> None:
         return {p: (p.stat().st_mtime_ns, p.stat().st_mode) for p in host.root.rglob("*")}
 
     before = look()
-    examine(host.patient())
+    examine(host.site())
     assert look() == before
 
 
 def test_a_failing_check_is_skipped(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(patient: Patient) -> list[Outcome]:
+    def refused(site: SiteView) -> list[Outcome]:
         raise PermissionError(13, "Permission denied", "/secret")
 
-    def half(patient: Patient) -> list[Outcome]:
+    def half(site: SiteView) -> list[Outcome]:
         return [ok("fine"), warn("but", "mend it")]
 
     monkeypatch.setitem(CHECKS, "secret", Check("secret", "secret", refused))
     monkeypatch.setitem(CHECKS, "half", Check("half", "half", half))
-    assert [a.outcome.what for a in examine(host.patient(), ["secret", "half"])] == [
+    assert [a.outcome.what for a in examine(host.site(), ["secret", "half"])] == [
         "/secret: Permission denied",
         "but",
     ]
     with pytest.raises(UsageError, match="nonsense"):
-        examine(host.patient(), ["nonsense"])
+        examine(host.site(), ["nonsense"])
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "admin_cli.main", "doctor", *arguments], capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "sluice.main", "doctor", *arguments], capture_output=True, text=True, timeout=120
     )
 
 

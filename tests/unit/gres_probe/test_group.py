@@ -20,7 +20,7 @@ from gres_probe.expressions import compile_condition
 from gres_probe.group import FIELDS, group
 from gres_probe.inventory import Inventory
 from policy.grouping import Grouping, load_grouping
-from sluice_base.errors import SluiceError
+from sluice.base.errors import SluiceError
 
 MACHINES = [dgx("dgx1"), dgx("dgx2"), l40s("l40s1"), mixed("mixed1"), mig("mig1")]
 
@@ -180,7 +180,7 @@ def test_any_expression_is_refused_or_total(text: str) -> None:
         ("\n\ngrouping: {colour: red}", "yaml:3: .*Extra inputs"),
         ("grouping: {performance: {h100: -1}}", "greater than 0"),
         ("grouping: [", "not YAML"),
-        ("- a", "no mapping"),
+        ("- a", "not a mapping"),
         ("grouping: " + "[" * 5000, "not YAML"),
     ],
 )
@@ -206,7 +206,7 @@ def test_command(tmp_path: Path) -> None:
             [
                 sys.executable,
                 "-m",
-                "admin_cli.main",
+                "sluice.main",
                 "group",
                 "--inventory-dir",
                 str(tmp_path / "inventories"),

@@ -1,4 +1,4 @@
-"""What lint says where no daemon is asked: inventories, several nodes, and the command."""
+"""What lint reports without a daemon: inventories, several nodes, and the command."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from machines import dgx, l40s
 
 from gres_probe.inventory import Inventory, Problem
 from gres_probe.lint import RULES, Finding, Severity, Site, Source, lint
-from gres_probe.slurm_conf import interpret_slurm_conf, parse_text
 from gres_probe.writer import generate
+from sluice.slurm.slurm_conf import interpret_slurm_conf, parse_text
 
 TOP = "GresTypes=gpu,shard\nSelectType=select/cons_tres\n"
 
@@ -69,7 +69,7 @@ def test_config_overrides_believes_slurm_conf() -> None:
     assert codes(check(f"{TOP}SlurmdParameters=config_overrides\n{nodes}", configuration.gres_conf, machine)) == []
 
 
-def test_unreadable_gpus_are_told() -> None:
+def test_unreadable_gpus_are_reported() -> None:
     machine = l40s()
     machine.problems = [Problem("nvidia", "lost", index=3)]
     assert against(machine) == ["SL065"]
@@ -101,7 +101,7 @@ def test_newer_slurm_knows_more() -> None:
     assert codes(check(text, gres, version=(24, 11, 5))) == []
 
 
-def test_multiple_files_beside_shards() -> None:
+def test_multiple_files_with_shards() -> None:
     slurm, gres = f"{TOP}NodeName=n1 Gres=gpu:1\n", "Name=gpu MultipleFiles=/dev/a,/dev/b\n"
     assert codes(check(slurm, gres)) == ["SL049"]
     assert codes(check(slurm, gres, version=(23, 2, 7))) == []
@@ -131,7 +131,7 @@ def test_every_rule_is_whole() -> None:
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "admin_cli.main", "lint", *arguments], capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "sluice.main", "lint", *arguments], capture_output=True, text=True, timeout=120
     )
 
 

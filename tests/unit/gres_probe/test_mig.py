@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from layout_node import DYING, LayoutNode
 
-from dev_cluster.gpu_sim.fields import get_values, set_values
+from gpu_sim.fields import get_values, set_values
 from gres_probe.mig import Change, GpuLayout, changes, wanted_layouts, words
 from policy.node import NodePolicy
 from policy.node_limits import NodeLimits
-from sluice_base.errors import UsageError
+from sluice.base.errors import UsageError
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: the driver lays out GPUs for root only")
 
@@ -31,7 +31,7 @@ def layout(profiles: tuple[str, ...] | None, **more: Any) -> GpuLayout:
         (layout(None), None, False),
         (layout(None), ("7g.80gb",), True),
         (layout(()), None, True),
-        (layout(("3g.40gb", "2g.20gb")), ("2g.20gb", "3g.40gb"), False),  # in whatever order they lie
+        (layout(("3g.40gb", "2g.20gb")), ("2g.20gb", "3g.40gb"), False),  # in any order
         (layout(("3g.40gb",)), ("3g.40gb", "3g.40gb"), True),
         (layout(("3g.40gb",), whole=False), ("3g.40gb",), True),  # killed before its compute instance was made
         (layout(None, pending=True), None, True),
@@ -167,12 +167,12 @@ def test_a_gpu_without_mig_and_one_in_use_are_refused(tmp_path: Path) -> None:
     node = Node(tmp_path / "a", "l40s-x4")
     node.wants(n1_0=("1g.10gb",))
     node.policy.parent.mkdir(exist_ok=True)
-    assert "it has no MIG" in node.plan(check=False).stderr
+    assert "has no MIG" in node.plan(check=False).stderr
     node = Node(tmp_path / "b")
     node.wants(n1_0=("7g.80gb",))
     set_values(node.sim, 0, {"process": "1:1G"})
     assert "1 processes are on it" in node.plan().stdout
-    assert "processes are on it" in node.apply(check=False).stderr
+    assert "processes use it" in node.apply(check=False).stderr
     assert get_values(node.sim, 0)["mig"] == "no"
 
 
@@ -180,7 +180,7 @@ def test_a_gpu_without_mig_and_one_in_use_are_refused(tmp_path: Path) -> None:
 FAILING = """
 import sys, pynvml
 from gres_probe.mig import Change, Mig
-from sluice_base.errors import SluiceError
+from sluice.base.errors import SluiceError
 doing, failing = sys.argv[1:]
 mig = Mig()
 change = Change(mig.layouts()[0], ("3g.40gb", "3g.40gb"))
@@ -251,7 +251,7 @@ print(json.dumps(said))
 def test_the_drivers_rules(tmp_path: Path) -> None:
     for folder in (tmp_path, *tmp_path.parents):
         if folder == tmp_path or folder.name.startswith("pytest"):
-            folder.chmod(0o755)  # the user whom the driver refuses may read the node's state
+            folder.chmod(0o755)  # the user that the driver refuses may read the node's state
     denied, said = map(json.loads, Node(tmp_path).run(RULES).stdout.splitlines())
     assert denied == ["Insufficient Permissions"]
     assert said == [

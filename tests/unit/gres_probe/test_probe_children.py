@@ -1,4 +1,4 @@
-"""A vendor's driver that hangs, crashes, floods or throws must cost its own answer only."""
+"""A vendor's driver that hangs, crashes, floods or throws affects its own answer only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gres_probe.children import read_all
 from gres_probe.inventory import Gpu, Inventory
 from gres_probe.machine import Machine
 from gres_probe.vendors import Findings, VendorSpec
-from sluice_base.errors import SluiceError, UsageError
+from sluice.base.errors import SluiceError, UsageError
 
 
 def gpu(vendor: str, index: int = 0) -> Gpu:
@@ -118,7 +118,7 @@ def test_odd_exception_is_a_problem_of_one_line(probe_with: Callable[..., Invent
 
 
 def test_answers_that_make_no_sense(probe_with: Callable[..., Inventory]) -> None:
-    """A passing figure that cannot be is unknown; a GPU without a sound identity or size is left out."""
+    """An impossible value becomes unknown; a GPU without a valid identity or size is left out."""
     good, odd, bad, worse = (gpu("nvidia", index) for index in range(4))
     odd.utilisation_percent, odd.memory_used_mib = 65535, 1 << 40
     bad.uuid = "not a\nuuid"
@@ -127,7 +127,7 @@ def test_answers_that_make_no_sense(probe_with: Callable[..., Inventory]) -> Non
     assert [one.index for one in inventory.gpus] == [0, 1]
     assert (inventory.gpus[1].utilisation_percent, inventory.gpus[1].memory_used_mib) == (None, None)
     assert [problem.index for problem in inventory.problems] == [2, 3]
-    assert all("makes no sense: GPU" in problem.what for problem in inventory.problems)
+    assert all("is not valid: GPU" in problem.what for problem in inventory.problems)
     inventory.check("here")
 
 
@@ -171,7 +171,7 @@ def test_missing_driver_counts_only_where_the_kernel_shows_hardware(
 
 
 def test_vendors_are_asked_side_by_side(probe_with: Callable[..., Inventory], tmp_path: Path) -> None:
-    """Each waits for the other's mark: one after the other would never end."""
+    """Each waits for the other's mark: run one after the other, they would never end."""
 
     def meet(name: str, other: str) -> VendorSpec:
         def ask(machine: Machine) -> Findings:
@@ -186,7 +186,7 @@ def test_vendors_are_asked_side_by_side(probe_with: Callable[..., Inventory], tm
 
 
 def test_child_holds_no_pipe_of_the_caller(probe_with: Callable[..., Inventory]) -> None:
-    """Else whoever reads the command's output would wait for a hanging driver."""
+    """Else a program that reads the command's output would wait for a hanging driver."""
     reader, writer = os.pipe()
 
     def look(machine: Machine) -> Findings:
@@ -226,7 +226,7 @@ def test_read_all_bounds_time_and_size() -> None:
     outputs = read_all([quiet, loud, done], deadline=time.monotonic() + 0.2, limit=1000)
     assert not outputs[quiet].ended and not outputs[loud].ended and len(outputs[loud].data) > 1000
     assert outputs[done].ended and bytes(outputs[done].data) == b"whole"
-    # What need not end is not waited for.
+    # A process that need not end is not waited for.
     outputs = read_all([quiet, done], deadline=time.monotonic() + 1000, limit=1000, until=[done])
     assert outputs[done].ended
     for descriptor in (quiet, quiet_in, loud, loud_in, done):

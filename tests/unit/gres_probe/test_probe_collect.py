@@ -1,4 +1,4 @@
-"""The drop folder, which is not believed unseen, and the fan-out over the nodes."""
+"""The drop folder, whose files are checked, and the fan-out over the nodes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gres_probe.collect import (
     write_inventory,
 )
 from gres_probe.inventory import Gpu, Inventory, Link, LinkType
-from sluice_base.errors import SluiceError
+from sluice.base.errors import SluiceError
 
 
 def inventory(node: str) -> Inventory:
@@ -101,7 +101,7 @@ def test_size_is_bounded(tmp_path: Path) -> None:
 
 def test_one_nodes_file_under_anothers_name(tmp_path: Path) -> None:
     write_inventory(tmp_path, inventory("n1")).rename(tmp_path / "n2.json")
-    assert "is of node 'n1'" in failure(tmp_path, "n2").what
+    assert "belongs to node 'n1'" in failure(tmp_path, "n2").what
 
 
 def test_half_written_and_missing_files_name_a_remedy(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_one_bad_file_does_not_stop_the_others(tmp_path: Path) -> None:
     assert list(collected.inventories) == ["n1"] and list(collected.failures) == ["n2"]
 
 
-# ---- the fan-out: `python` stands for the remote shell ----
+# ---- the fan-out: `python` replaces the remote shell ----
 
 ANSWER = "import sys; sys.stdout.write(open(sys.argv[1]).read())"
 
@@ -157,14 +157,14 @@ def test_all_nodes_answer(tmp_path: Path) -> None:
         ("pass", "exit status 0"),
     ],
 )
-def test_failures_are_told_in_the_nodes_own_words(code: str, words: str) -> None:
+def test_failures_are_reported_in_the_nodes_own_words(code: str, words: str) -> None:
     error = results(["n1"], lambda node: python(code))["n1"]
     assert isinstance(error, SluiceError)
     assert error.what.startswith("n1: ") and words in error.what and "\x1b" not in error.what
 
 
 def test_exit_code_1_with_an_inventory_is_an_answer(tmp_path: Path) -> None:
-    """A node with a GPU that cannot be read still tells of the others."""
+    """A node with a GPU that cannot be read still reports the others."""
     file = str(answers(tmp_path, "n1") / "n1.json")
     assert isinstance(results(["n1"], lambda node: python(ANSWER + "; sys.exit(1)", file))["n1"], Inventory)
 
@@ -185,7 +185,7 @@ def test_silent_node_is_given_up_with_all_that_it_started(tmp_path: Path) -> Non
     )
     error = results(["n1"], lambda node: python(code, str(marker)), timeout=2)["n1"]
     assert isinstance(error, SluiceError) and "within 2 s" in error.what
-    if marker.exists():  # else it had not even started, which is as well
+    if marker.exists():  # else it had not started, which is as good
         assert _gone(int(marker.read_text()))
 
 

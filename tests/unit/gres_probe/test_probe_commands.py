@@ -9,15 +9,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 from click.testing import CliRunner, Result
 from simulated_node import Simulate
 
-from admin_cli.main import sluice
 from gres_probe.collect import load_inventories, write_inventory
 from gres_probe.inventory import Gpu, Health, Inventory, Link, LinkType, Partition, Problem
-from sluice_base.errors import SluiceError, UsageError
+from sluice.base.errors import SluiceError, UsageError
+from sluice.main import sluice
 
 
 def node(name: str, model: str = "NVIDIA L40S", count: int = 2, **gpu: Any) -> Inventory:
@@ -132,7 +131,7 @@ def test_topology_of_a_collected_node(simulate: Simulate, tmp_path: Path) -> Non
 
 
 def test_collect_over_a_remote_shell(simulate: Simulate, tmp_path: Path) -> None:
-    """A shell script stands for ssh: it runs its words as the far shell would; n3 is down."""
+    """A shell script replaces ssh: it runs its words as the remote shell would; n3 is down."""
     node = simulate("dgx-h100")
     rsh = tmp_path / "rsh"
     rsh.write_text(
@@ -144,10 +143,10 @@ def test_collect_over_a_remote_shell(simulate: Simulate, tmp_path: Path) -> None
     rsh.chmod(0o755)
     sluice_there = tmp_path / "sluice there"
     roots = f"--sys-root '{node.folder}/sys' --proc-root '{node.folder}/proc'"
-    sluice_there.write_text(f'#!/bin/sh\nexec {sys.executable} -m admin_cli.main "$@" {roots}\n')
+    sluice_there.write_text(f'#!/bin/sh\nexec {sys.executable} -m sluice.main "$@" {roots}\n')
     sluice_there.chmod(0o755)
     drop = tmp_path / "drop"
-    words = [sys.executable, "-m", "admin_cli.main", "inventory", "collect", "n[1-3]", "--inventory-dir", str(drop)]
+    words = [sys.executable, "-m", "sluice.main", "inventory", "collect", "n[1-3]", "--inventory-dir", str(drop)]
     done = subprocess.run(
         [*words, "--rsh", str(rsh), "--program", f"'{sluice_there}'"],
         env={**os.environ, **node.environment},
@@ -160,16 +159,3 @@ def test_collect_over_a_remote_shell(simulate: Simulate, tmp_path: Path) -> None
     assert "sluice: n3: ssh: connect to host n3 port 22: No route to host" in done.stderr.splitlines()
     assert "2 of 3 nodes, 16 GPUs" in done.stderr
     assert list(load_inventories(drop).inventories) == ["n1", "n2"]
-
-
-@pytest.mark.parametrize("name", ["probe", "topo", "inventory", "inventory collect"])
-def test_manual_page_has_every_option(name: str) -> None:
-    words = name.split()
-    command: Any = sluice.get_command(click.Context(sluice), words[0])
-    page = (Path(__file__).parents[3] / f"docs/man/sluice-{words[0]}.1").read_text().replace("\\-", "-")
-    if len(words) > 1:
-        command = command.commands[words[1]]
-        page = page[page.index(".SS collect") :]
-    options = [text for parameter in command.params for text in parameter.opts if text.startswith("-")]
-    assert len(options) >= 5
-    assert [text for text in options if text not in page] == []

@@ -24,8 +24,8 @@ from gres_probe.inventory import (
     Problem,
     Vendor,
 )
-from sluice_base.errors import SluiceError
-from sluice_base.text import one_line
+from sluice.base.errors import SluiceError
+from sluice.base.text import one_line
 
 SCALE = 50 if os.environ.get("SLUICE_TEST_SCALE") == "full" else 1
 
@@ -110,7 +110,7 @@ json_values = st.recursive(
 @settings(max_examples=300 * SCALE, deadline=None)
 @given(st.data())
 def test_any_change_is_read_or_refused(data: st.DataObject) -> None:
-    """Replace, add or drop something anywhere in a good document: never an exception of another kind."""
+    """Replace, add or drop something anywhere in a valid document: never an exception of another kind."""
     document: Any = asdict(data.draw(inventories()))
     place = document
     while True:
@@ -131,7 +131,7 @@ def test_any_change_is_read_or_refused(data: st.DataObject) -> None:
     except SluiceError as error:
         one_clear_line(error)
     else:
-        # Whatever is read can be written and read again, and does not break a line of a configuration file.
+        # What is read can be written and read again, and does not break a line of a configuration file.
         assert Inventory.from_json(inventory.to_json(), source="x") == inventory
         for gpu in inventory.gpus:
             assert "\n" not in gpu.device_file + gpu.uuid + gpu.model + gpu.cores + inventory.node
@@ -166,7 +166,7 @@ Change = Callable[[dict[str, Any]], object]
         (lambda d: d.update(node="../../etc/passwd"), "node: '../../etc/passwd'"),
         (lambda d: d.update(node="-oProxyCommand=x"), "node: '-oProxyCommand=x'"),
         (lambda d: d.update(links=[]), "not a 1 x 1 matrix"),
-        (lambda d: d["gpus"][0].update(vendor="matrox"), "'matrox' is none of amd, intel, nvidia"),
+        (lambda d: d["gpus"][0].update(vendor="matrox"), "'matrox' is not one of amd, intel, nvidia"),
         (lambda d: d["gpus"][0].update(device_file="/etc/shadow"), "device_file: '/etc/shadow'"),
         (lambda d: d["gpus"][0].update(device_file="/dev/../etc/shadow"), "device_file"),
         (lambda d: d["gpus"][0].update(device_file="/dev/nvidia0\nName=gpu"), r"/dev/nvidia0\nName=gpu"),
@@ -179,7 +179,7 @@ Change = Callable[[dict[str, Any]], object]
         (lambda d: d["gpus"][0].update(memory_total_mib=0), "memory_total_mib"),
         (lambda d: d["gpus"][0].update(memory_total_mib="81559"), "gpus.0.memory_total_mib"),
         (lambda d: d["gpus"][0].update(health="fine"), "gpus.0.health"),
-        (lambda d: (d["gpus"].append(dict(d["gpus"][0], index=1)), _square(d)), "stands there twice"),
+        (lambda d: (d["gpus"].append(dict(d["gpus"][0], index=1)), _square(d)), "occurs twice"),
         (lambda d: d.update(nics=[asdict(Nic("mlx5_0", "0000:18:00.0"))]), "not one link for each GPU and NIC"),
         (lambda d: d.update(cpu_cores=[-2]), "cpu_cores"),
         (lambda d: d.update(problems=[{"vendor": "x", "what": "y"}]), "problems.0.vendor: 'x'"),

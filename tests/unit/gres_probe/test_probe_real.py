@@ -1,4 +1,4 @@
-"""The probe on this machine's own GPUs, against what nvidia-smi says of them. Needs neither Slurm nor root."""
+"""The probe on this machine's own GPUs, compared with what nvidia-smi reports. Needs no Slurm and no root."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def told() -> list[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def probed(told: list[dict[str, str]]) -> Inventory:
-    """What the probe says, through the command and its JSON; only where there is something to say."""
-    words = [sys.executable, "-m", "admin_cli.main", "probe", "--json", "--vendor", "nvidia", "--timeout", "60"]
+    """What the probe reports, through the command and its JSON; skips where there are no GPUs."""
+    words = [sys.executable, "-m", "sluice.main", "probe", "--json", "--vendor", "nvidia", "--timeout", "60"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     inventory = Inventory.from_json(done.stdout, source="sluice probe")
     assert done.returncode == (1 if inventory.problems else 0), done.stderr
@@ -72,7 +72,7 @@ def test_matrix_is_symmetric_and_known(probed: Inventory) -> None:
 
 
 def test_topology_prints_a_row_for_each_gpu(probed: Inventory) -> None:
-    words = [sys.executable, "-m", "admin_cli.main", "topo", "--json", "--vendor", "nvidia", "--timeout", "60"]
+    words = [sys.executable, "-m", "sluice.main", "topo", "--json", "--vendor", "nvidia", "--timeout", "60"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
     document = json.loads(done.stdout)
     assert [gpu["uuid"] for gpu in document["gpus"]] == [gpu.uuid for gpu in probed.gpus]

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 from simulated_node import Simulate
 
-from admin_cli import probe as probe_command
-from dev_cluster.gpu_sim import device_files, layout, load_platform, platform_names, read_state
-from dev_cluster.gpu_sim.fields import set_values
-from dev_cluster.gpu_sim.platform import Platform
+from gpu_sim import device_files, layout, load_platform, platform_names, read_state
+from gpu_sim.fields import set_values
+from gpu_sim.platform import Platform
 from gres_probe.collect import DEFAULT_DIR
 from gres_probe.inventory import Health, Inventory, LinkType
 from gres_probe.probe import DEFAULT_TIMEOUT
 from gres_probe.topology import FAST_LINKS, link_domains
 from gres_probe.writer import node_devices
 from prolog_epilog.devices import devices_of
+from sluice.cli import probe as probe_command
 
 # Per GPU or instance, below its vendor's figure: what a driver without a figure of its own reserve may be rounded up.
 _ROUNDING_MIB = 512
@@ -88,16 +88,26 @@ def test_links_of_known_machines(simulate: Simulate) -> None:
         (link.type, link.width) for i, row in enumerate(inventory.links) for j, link in enumerate(row) if i != j
     } == {(LinkType.NVLINK, 18)}
     assert [gpu.nics[0] for gpu in inventory.gpus] == [
-        "mlx5_0", "mlx5_3", "mlx5_4", "mlx5_5", "mlx5_6", "mlx5_9", "mlx5_10", "mlx5_11",
-    ]  # fmt: skip
+        "mlx5_0",
+        "mlx5_3",
+        "mlx5_4",
+        "mlx5_5",
+        "mlx5_6",
+        "mlx5_9",
+        "mlx5_10",
+        "mlx5_11",
+    ]
     assert link_domains(inventory) == [list(range(8))]
 
 
 def test_machine_without_fast_links_shows_pci_paths(simulate: Simulate) -> None:
     inventory = simulate("l40s-x4").probe()
     assert [link.type for link in inventory.links[0]] == [
-        LinkType.SELF, LinkType.PCI_SWITCH, LinkType.SYSTEM, LinkType.SYSTEM,
-    ]  # fmt: skip
+        LinkType.SELF,
+        LinkType.PCI_SWITCH,
+        LinkType.SYSTEM,
+        LinkType.SYSTEM,
+    ]
     assert link_domains(inventory) == [[0], [1], [2], [3]]
 
 
@@ -229,7 +239,7 @@ def test_old_driver_lacks_fields_but_no_gpu(simulate: Simulate) -> None:
     for gpu in inventory.gpus:
         assert gpu.driver_version == "470.256.02"
         assert usable - _ROUNDING_MIB < gpu.memory_usable_mib <= usable
-        assert gpu.memory_usable_mib % 256 == gpu.memory_total_mib % 256  # does not waver from probe to probe
+        assert gpu.memory_usable_mib % 256 == gpu.memory_total_mib % 256  # does not change from probe to probe
 
 
 def test_memory_in_use_does_not_change_what_is_usable(simulate: Simulate) -> None:

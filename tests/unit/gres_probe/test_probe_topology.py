@@ -1,4 +1,4 @@
-"""Paths over PCI, nearness of NICs, link domains, and what the kernel tells of a machine."""
+"""Paths over PCI, nearness of NICs, link domains, and what the kernel reports of a machine."""
 
 from __future__ import annotations
 
@@ -123,8 +123,11 @@ def test_kernel_shows_gpus_of_every_class_but_virtual_functions(tmp_path: Path) 
         },
     )
     assert [gpu.address for gpu in machine.gpu_functions] == [
-        "0000:01:00.0", "0000:02:00.0", "0000:03:00.0", "10000:e1:00.0",
-    ]  # fmt: skip
+        "0000:01:00.0",
+        "0000:02:00.0",
+        "0000:03:00.0",
+        "10000:e1:00.0",
+    ]
     first, second, third, last = machine.gpu_functions
     assert (first.driver, second.driver) == ("nvidia", "")
     assert (third.vendor, third.numa_node) == (0x1002, None)
@@ -154,8 +157,12 @@ def test_near_nics_nearest_first(tmp_path: Path) -> None:
     assert [nic.name for nic in nics] == ["mlx5_0", "mlx5_1", "mlx5_2", "mlx5_10"]
     assert gpus[0].nics == ["mlx5_2", "mlx5_10", "mlx5_0"]
     assert [link.type for link in nics[2].links] == [
-        LinkType.PCI_SWITCH, LinkType.NUMA_NODE, LinkType.SYSTEM, LinkType.SELF, LinkType.PCI_SWITCH,
-    ]  # fmt: skip
+        LinkType.PCI_SWITCH,
+        LinkType.NUMA_NODE,
+        LinkType.SYSTEM,
+        LinkType.SELF,
+        LinkType.PCI_SWITCH,
+    ]
 
 
 def test_own_links_win_over_pci_and_stay_within_a_vendor(tmp_path: Path) -> None:

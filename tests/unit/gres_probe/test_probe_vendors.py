@@ -16,8 +16,9 @@ import pytest
 from gres_probe.inventory import Gpu, Health
 from gres_probe.level_zero import LIBRARY_VARIABLE, LevelZero, LevelZeroError, LoaderMissingError, LoaderTooOldError
 from gres_probe.machine import Machine
-from gres_probe.vendors import VendorSpec, Verdict, amd, intel, usable_memory, vendor, vendor_names
-from sluice_base.errors import SluiceError, UsageError
+from gres_probe.vendor_names import vendor_names
+from gres_probe.vendors import VendorSpec, Verdict, amd, intel, usable_memory, vendor
+from sluice.base.errors import SluiceError, UsageError
 
 
 def test_every_vendor_is_one_module_and_nothing_else_lists_them() -> None:
@@ -32,7 +33,7 @@ def test_every_vendor_is_one_module_and_nothing_else_lists_them() -> None:
 def test_a_fourth_vendor_is_one_file(tmp_path: Path) -> None:
     """Copy the package, add a file, and its GPUs are probed, validated and printed."""
     root = Path(__file__).parents[3]
-    for room in ("gres_probe", "sluice_base", "admin_cli"):
+    for room in ("gres_probe", "sluice"):
         subprocess.run(["cp", "-r", str(root / room), str(tmp_path / room)], check=True)
     (tmp_path / "gres_probe/vendors/tachyum.py").write_text(
         "from gres_probe.inventory import Gpu\n"
@@ -41,7 +42,7 @@ def test_a_fourth_vendor_is_one_file(tmp_path: Path) -> None:
         "    return Findings([Gpu('tachyum', 0, 'T-0', 'Prodigy', '/dev/tachyum0', 0, '0000:41:00.0', 1024, 1000)])\n"
         "VENDOR = VendorSpec('tachyum', 'Tachyum', 0x1ed2, '', 'libtachyum.so', 'install it', probe)\n"
     )
-    words = [sys.executable, "-S", "-m", "admin_cli.main", "probe", "--sys-root", str(tmp_path)]
+    words = [sys.executable, "-S", "-m", "sluice.main", "probe", "--sys-root", str(tmp_path)]
     done = subprocess.run(
         [*words, "-P", "-n", "-o", "vendor,model"],
         cwd=tmp_path,
@@ -68,14 +69,14 @@ def test_usable_memory_is_a_stable_count(total: int, kept: int, usable: int) -> 
         assert usable_memory(total * mib, kept * mib - mib // 2) == usable
 
 
-def test_verdict_is_the_worst_of_what_was_told() -> None:
+def test_verdict_is_the_worst_of_what_was_reported() -> None:
     verdict = Verdict()
-    verdict.tell(None, Health.FAILED, "never told")
+    verdict.add(None, Health.FAILED, "never told")
     assert (verdict.health, verdict.reasons) == (Health.UNKNOWN, [])
-    verdict.tell(0, Health.FAILED, "well")
+    verdict.add(0, Health.FAILED, "well")
     assert (verdict.health, verdict.reasons) == (Health.OK, [])
-    verdict.tell(2, Health.FAILED, "bad")
-    verdict.tell(1, Health.DEGRADED, "worn")
+    verdict.add(2, Health.FAILED, "bad")
+    verdict.add(1, Health.DEGRADED, "worn")
     assert (verdict.health, verdict.reasons) == (Health.FAILED, ["bad", "worn"])
 
 
@@ -100,11 +101,11 @@ def test_temperature_is_judged_by_the_gpus_own_limits(
     assert verdict.health is health
 
 
-# ---- AMD: the package in its moods ----
+# ---- AMD: what the package answers ----
 
 
 class AmdSmiError(Exception):
-    """Stands for amdsmi's own exception."""
+    """In place of amdsmi's own exception."""
 
 
 def fake_amdsmi(monkeypatch: pytest.MonkeyPatch, **functions: Any) -> None:
@@ -168,7 +169,7 @@ def test_amd_partitions_are_devices_of_one_gpu(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_amd_driver_that_tells_little_is_unknown_not_wrong(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Whatever an old library refuses, or answers with its marks for "no value", becomes None."""
+    """What an old library refuses, or answers with its marks for "no value", becomes None."""
     partitioned(
         monkeypatch,
         amdsmi_get_gpu_activity=lambda handle: {"gfx_activity": "N/A"},
@@ -230,7 +231,7 @@ def test_amd_library_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> Non
         amd.probe(Machine())
 
 
-# ---- Intel: the loader in its ages ----
+# ---- Intel: old and new loaders ----
 
 
 def test_loader_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +243,7 @@ def test_loader_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_loader_without_zes_init_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any library without that function stands for one."""
+    """Any library without that function serves as one."""
     library = ctypes.util.find_library("c")
     assert library
     with pytest.raises(LoaderTooOldError):

@@ -9,9 +9,9 @@ from machines import dgx, gpu, l40s, matrix, mig, mixed
 
 from gres_probe.inventory import Inventory, LinkType, Problem
 from gres_probe.lint import Site, lint
-from gres_probe.slurm_conf import interpret_slurm_conf, parse_text
 from gres_probe.writer import HEADER, GresConfiguration, generate, node_devices, type_name
-from sluice_base.errors import SluiceError
+from sluice.base.errors import SluiceError
+from sluice.slurm.slurm_conf import interpret_slurm_conf, parse_text
 
 NEW = (24, 11, 5)
 
@@ -92,7 +92,7 @@ def test_several_files_of_a_device() -> None:
 
 
 @pytest.mark.parametrize("version", [(22, 5, 8), (23, 2, 6)])
-def test_mig_beside_shards_where_slurm_splits_multiple_files(version: tuple[int, int, int]) -> None:
+def test_mig_with_shards_where_slurm_splits_multiple_files(version: tuple[int, int, int]) -> None:
     written = lines(generate([mig()], slurm_version=version), "mig1")
     assert not any("MultipleFiles" in line for line in written)
     assert any("Type=h100_1g.10gb File=/dev/nvidia-caps/nvidia-cap66 " in line for line in written)
@@ -146,7 +146,7 @@ def test_cores_for_all_or_none() -> None:
     assert "Cores" not in generate([inventory]).gres_conf
 
 
-def test_unreadable_gpu_is_told_and_left_out() -> None:
+def test_unreadable_gpu_is_reported_and_left_out() -> None:
     inventory = l40s()
     inventory.problems = [Problem("nvidia", "GPU is lost", index=4)]
     configuration = generate([inventory])
@@ -154,7 +154,7 @@ def test_unreadable_gpu_is_told_and_left_out() -> None:
     assert configuration.nodes["l40s1"].gres.startswith("gpu:l40s:4,")
 
 
-def test_partitioned_gpu_without_instances_is_told() -> None:
+def test_partitioned_gpu_without_instances_is_reported() -> None:
     inventory = mig()
     inventory.gpus[0].partitions = []
     configuration = generate([inventory])

@@ -13,10 +13,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "gpu_sim"))
 from limited import MIB, Job, new_job
 from sim_node import Node
 
-from dev_cluster.gpu_sim import library_dir, load_platform, write_node_state
-from sluice_core.limit import Device, library_path
+from gpu_sim import library_dir, load_platform, write_node_state
+from sluice.core.limit import Device, library_path
 
-TOTAL = 81008 * MIB  # of the simulated H100: what its driver tells programs
+TOTAL = 81008 * MIB  # of the simulated H100: what its driver reports to programs
 CONTEXT = 520 * MIB
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sluice_core.limit import Device, Region, create, library_path
+from sluice.core.limit import Device, Region, create, library_path
 
 MIB = 1 << 20
 
@@ -39,8 +39,8 @@ def enter_job(region: str, name: str = "job") -> None:
 
 @dataclass(frozen=True)
 class Look:
-    """What the preloaded library makes of a region: whom it strikes off, and who is left with how many bytes of each
-    device."""
+    """What the preloaded library makes of a region: which processes it removes, and how many bytes of each
+    device the others hold."""
 
     released: int
     ended: int
@@ -49,7 +49,7 @@ class Look:
 
 
 def look(folder: Path) -> Look:
-    """Strike off the dead, as a process of the job that lacks room does, and audit the ledger."""
+    """Remove dead processes, as a process of the job that lacks room does, and audit the ledger."""
     done = subprocess.run([LOOK, folder], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     released, ended, left = json.loads(done.stdout)
@@ -94,7 +94,7 @@ class Job:
         return process
 
     def run(self, command: list[str] | str, *arguments: object, code: int = 0, **extra: str) -> tuple[str, str]:
-        """What it says on both streams; it must end with `code`."""
+        """What it prints on both streams; it must exit with `code`."""
         process = self.start(command, *arguments, **extra)
         out, err = process.communicate(timeout=120)
         assert process.returncode == code, f"{process.returncode}: {out}{err}"
@@ -104,7 +104,7 @@ class Job:
         return Region(self.folder)
 
     def charged(self, device: int = 0) -> int:
-        """MiB, the dead left out."""
+        """MiB, without dead processes."""
         look(self.folder)
         with self.region() as region:
             return region.usage(device).charged // MIB

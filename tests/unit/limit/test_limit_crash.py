@@ -1,4 +1,4 @@
-"""Processes that are killed at any moment: what they held is there again, and nothing else."""
+"""Processes that are killed at any moment: exactly what they held is free again."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import json
 from collections.abc import Callable
 
 from limited import Job, look
-from programs import CUDA
 from sim_node import Node
 
-from dev_cluster.gpu_sim import holdings
+from gpu_sim import holdings
+from tests.programs.begin import CUDA
 
 CONTEXT = 520
 PROCESSES = 16
@@ -87,7 +87,7 @@ def test_kills_among_sixteen_processes(make_job: Callable[..., Job], dgx: Node, 
     with job.region() as region:
         assert region.usage(0).peak <= limit << 20
     assert go_on() == "stopped"
-    # Whoever is stopped within a call is charged for it already, but has it not yet; never the other way round.
+    # A process that is stopped within a call may be charged before it has the memory, but never the reverse.
     charged, held = job.charged(), sum(h.memory_mib for h in holdings(dgx.folder))
     assert held <= charged <= limit
     assert int(json.loads(go_on())) == limit - CONTEXT

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import pytest
 from limited import Job
-from programs import CUDA
 from sim_node import Node
 
-from dev_cluster.gpu_sim import holdings
+from gpu_sim import holdings
+from tests.programs.begin import CUDA
 
 CONTEXT = 520
 MakeJob = Callable[..., Job]
@@ -102,6 +102,7 @@ KINDS = {
     "pitch": "-cu.cuMemAllocPitch_v2(c.byref(c.c_uint64()), c.byref(c.c_size_t()), size(1), c.c_size_t(n), 4)",
     "array": "-cu.cuArray3DCreate_v2(c.byref(c.c_void_p()), c.byref(Array3(1024, 256, n, 0x20, 1, 0)))",
     "mipmap": "-cu.cuMipmappedArrayCreate(c.byref(c.c_void_p()), c.byref(Array3(1024, 256, n, 0x20, 1, 0)), 1)",
+    "mipmap, 0 levels": "-cu.cuMipmappedArrayCreate(c.byref(c.c_void_p()), c.byref(Array3(1024, n, 256, 32, 1, 0)), 0)",
     "pool": "alloc_async(n)",
     "physical": "create(n)",
     "graph": "-cu.cuGraphLaunch(graph_of(n), None)",
@@ -110,7 +111,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_last_mib_is_granted_and_one_more_refused(make_job: MakeJob, kind: str) -> None:
-    """Refused with the vendor's own code, by every way to allocate; the refusal leaves no trace."""
+    """Refused with the vendor's own code, for every way to allocate; nothing stays allocated or charged."""
     job = make_job(CONTEXT + 300)
     out, err = job.run(
         CUDA
@@ -189,8 +190,10 @@ def test_no_room_for_a_context_is_out_of_memory(make_job: MakeJob) -> None:
 
 def test_a_limit_may_change_while_programs_run(make_job: MakeJob) -> None:
     job = make_job(1000)
-    process = job.start(CUDA + "start(); print(alloc(600) > 0, info()); step('-'); print(alloc(600) > 0, info());"
-                               "step('-'); print(alloc(1), info())")  # fmt: skip
+    process = job.start(
+        CUDA + "start(); print(alloc(600) > 0, info()); step('-'); print(alloc(600) > 0, info());"
+        "step('-'); print(alloc(1), info())"
+    )
     assert process.stdout and process.stdin
     assert process.stdout.readline() == "False [480, 1000]\n"
     for limit, expected in ((2000, "True [880, 2000]\n"), (1000, "-2 [0, 1000]\n")):
@@ -265,7 +268,7 @@ print(json.dumps(["parent", alloc(700), info()[0], free(held), alloc(700 - 500) 
 
 
 def test_a_program_that_becomes_another_holds_nothing(make_job: MakeJob) -> None:
-    """Whoever needs room finds that the memory went with exec, whether the new program is limited or uses no GPU."""
+    """Memory is free for others after exec, whether the new program is limited or uses no GPU."""
     job = make_job(2 * CONTEXT + 1000)
     become = "os.execv('/bin/sleep', ['sleep', '60'])"
     process = job.start(CUDA + f"start(); alloc(900); print(os.getpid(), flush=True); {become}")

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 from limited import MIB, Job, new_job
-from programs import CUDA
 
-from sluice_core.limit import Device
+from sluice.core.limit import Device
+from tests.programs.begin import CUDA
 
 pytestmark = pytest.mark.gpu
 
@@ -33,7 +33,7 @@ start()
 print(json.dumps([name, total.value, n.nvmlDeviceGetMemoryInfo(gpu).used - before]))
 """
 )
-ROOM = 1000  # MiB beside the context
+ROOM = 1000  # MiB in addition to the context
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""HIP under the limiter: the same promises as for CUDA, in pages of 4 KiB."""
+"""HIP under the limiter: the same guarantees as for CUDA, in pages of 4 KiB."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from limited import MIB, Job, new_job
-from programs import HIP
 from sim_node import Node
 
-from dev_cluster.gpu_sim import holdings
-from sluice_core.limit import Device
+from gpu_sim import holdings
+from sluice.core.limit import Device
+from tests.programs.begin import HIP
 
 CONTEXT = 310
 TOTAL = (196592 - 284) * MIB
@@ -102,14 +102,14 @@ def test_charged_is_what_the_vendors_tool_shows(amd_job: MakeJob, mi300: Node) -
 @pytest.mark.parametrize(
     "take",
     [
-        'alloc(n)',
+        "alloc(n)",
         'alloc(n, "hipExtMallocWithFlags", 0)',
         'alloc(n, "hipMallocManaged", 1)',
         'alloc(n, "hipMallocAsync", None)',
         "hip.hipGraphLaunch(graph_of(n), None) if n else 0",
-        'hip.hipMallocPitch(c.byref(c.c_void_p()), c.byref(c.c_size_t()), size(1), c.c_size_t(n))',
+        "hip.hipMallocPitch(c.byref(c.c_void_p()), c.byref(c.c_size_t()), size(1), c.c_size_t(n))",
     ],
-)  # fmt: skip
+)
 def test_the_last_mib_is_granted_and_one_more_refused(amd_job: MakeJob, take: str) -> None:
     job = amd_job(CONTEXT + 301)
     out, err = job.run(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from limited import MIB, Job, new_job
 
-from sluice_core.limit import Device
+from sluice.core.limit import Device
 
 pytestmark = pytest.mark.skipif(
     find_library("OpenCL") is None or not list(Path("/etc/OpenCL/vendors").glob("pocl*.icd")),

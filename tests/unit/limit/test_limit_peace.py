@@ -5,79 +5,30 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from limited import Job, look
-from programs import CUDA
 from sim_node import Node
+
+from tests.programs.begin import CUDA
+from tests.programs.build import build_library, build_program
 
 CONTEXT = 520
 MakeJob = Callable[..., Job]
 
-# Two libraries of the tenant's that stand before the same functions of the C library and of the driver, each calling
-# whoever comes next.
-TENANT = r"""
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <unistd.h>
-static __thread int busy;
-pid_t getppid(void)
-{
-    pid_t (*next)(void) = (pid_t (*)(void))dlsym(RTLD_NEXT, "getppid");
-    return next() + WEIGHT;
-}
-int cuMemAlloc_v2(uint64_t *address, size_t size)
-{
-    static int (*next)(uint64_t *, size_t);
-    if (!next) next = (int (*)(uint64_t *, size_t))dlsym(RTLD_NEXT, "cuMemAlloc_v2");
-    if (!busy++) fprintf(stderr, "tenant %d sees %zu\n", WEIGHT, size);
-    int result = next(address, size);
-    busy--;
-    return result;
-}
-"""
-PROGRAM = r"""
-#include <stdint.h>
-#include <stdio.h>
-#include <unistd.h>
-extern int cuInit(unsigned), cuDevicePrimaryCtxRetain(void **, int), cuCtxSetCurrent(void *);
-extern int cuMemAlloc_v2(uint64_t *, size_t);
-int main(void)
-{
-    void *context;
-    uint64_t address;
-    printf("%d\n", getppid());
-    if (cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0) || cuCtxSetCurrent(context)) return 1;
-    printf("%d ", cuMemAlloc_v2(&address, 90 << 20));
-    printf("%d\n", cuMemAlloc_v2(&address, 20 << 20));
-    return 0;
-}
-"""
-
-
-def build(folder: Path, name: str, source: str, *options: str) -> str:
-    (folder / f"{name}.c").write_text(source)
-    subprocess.run(["gcc", "-w", "-o", folder / name, folder / f"{name}.c", *options], check=True)
-    return str(folder / name)
-
 
 @pytest.mark.parametrize("order", ["before", "after"])
 def test_preloaded_libraries_of_the_tenant_stay_in_the_chain(make_job: MakeJob, tmp_path: Path, order: str) -> None:
-    from dev_cluster.gpu_sim import library_dir
+    from gpu_sim import library_dir
 
     job = make_job(CONTEXT + 100)
     ours = job.preload
-    theirs = [
-        build(tmp_path, f"{i}.so", TENANT, f"-DWEIGHT={i}", "-shared", "-fPIC", "-ldl") for i in (1000000, 2000000)
-    ]
-    program = build(tmp_path, "program", PROGRAM, str(library_dir() / "libcuda.so.1"))
+    theirs = [str(build_library("cuda_interposer", tmp_path / f"{i}.so", f"-DWEIGHT={i}")) for i in (1000000, 2000000)]
+    program = build_program("cuda_linked", tmp_path / "program", library_dir() / "libcuda.so.1")
     job.preload = ":".join([*theirs, ours] if order == "before" else [ours, *theirs])
-    out, err = job.run([program])
+    out, err = job.run([str(program)])
     parent, codes = out.splitlines()
     assert int(parent) == 3000000 + os.getpid()
     assert codes == "0 2"
@@ -131,7 +82,7 @@ def test_programs_without_a_gpu_are_left_alone(make_job: MakeJob) -> None:
 
 
 def test_looking_for_a_driver_that_is_not_there(make_job: MakeJob) -> None:
-    """A program that asks whether a driver is loaded hears the truth, though we export its names."""
+    """A program that asks whether a driver is loaded gets the right answer, though we export its names."""
     job = make_job(1000)
     code = """
 import ctypes
@@ -203,12 +154,12 @@ def test_user_namespaces_are_limited_too(make_job: MakeJob, dgx: Node) -> None:
 
 
 def test_a_region_of_the_tenants_own_making_is_none(make_job: MakeJob, dgx: Node) -> None:
-    """Root in a namespace of one's own is not root: a region made and bound there gives nothing."""
+    """Root in a user's own namespace is not root: a region made and bound there has no effect."""
     job = make_job(CONTEXT + 100, uid=23456)
     (dgx.folder / "processes").chmod(0o666)
     bind = (
         "rm -rf /tmp/sluice-own-region; python3 -c \"import sys; sys.path[:0] = sys.argv[2].split(':');"
-        "from pathlib import Path; from sluice_core.limit import *; "
+        "from pathlib import Path; from sluice.core.limit import *; "
         "create(Path('/tmp/sluice-own-region'), [Device(81008 << 20, 80000 << 20, 0, uuid=sys.argv[1])], 0)\" "
         '"$1" "$2" && mount --bind /tmp/sluice-own-region /run/sluice/limit/job && exec python3 -c "$3"'
     )

@@ -1,4 +1,4 @@
-"""Root's side: what makes a region, what it refuses, and what it tells."""
+"""Root's side: what makes a region, what it refuses, and what it reports."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 from limited import Job, Look, look
-from programs import CUDA
 
-from sluice_core import limit
-from sluice_core.errors import CoreError
-from sluice_core.limit import Device, Region, create, remove
+from sluice.core import limit
+from sluice.core.errors import CoreError
+from sluice.core.limit import Device, Region, create, remove
+from tests.programs.begin import CUDA
 
 MIB = 1 << 20
 GPU = Device(80000 * MIB, 1000 * MIB, 500 * MIB, uuid="GPU-00000000-1111-2222-3333-444444444444", pci="0000:1b:00.0")
@@ -84,7 +84,7 @@ def test_a_full_file_system_is_said_at_once(tmp_path: Path) -> None:
 import ctypes, sys
 from pathlib import Path
 from limited import CLONE_NEWNS, MS_PRIVATE, MS_REC
-from sluice_core.limit import Device, create
+from sluice.core.limit import Device, create
 libc = ctypes.CDLL(None)
 assert libc.unshare(CLONE_NEWNS) == 0
 assert libc.mount(b"none", b"/", None, ctypes.c_ulong(MS_REC | MS_PRIVATE), None) == 0
@@ -100,7 +100,7 @@ except Exception as error:
     assert said == f"make ledger in {tmp_path}/job: No space left on device; make room there []\n"
 
 
-def test_a_damaged_region_is_told(tmp_path: Path) -> None:
+def test_a_damaged_region_is_reported(tmp_path: Path) -> None:
     folder = tmp_path / "job"
     create(folder, [GPU], 0, mounted=False)
     content = (folder / "limits").read_bytes()
@@ -128,7 +128,7 @@ def test_processes_and_what_each_holds(make_job: Callable[..., Job]) -> None:
     held[0].kill()
     held[0].wait()
     with job.region() as region:
-        assert region.usage(0).charged == 1340 * MIB  # root strikes nobody off
+        assert region.usage(0).charged == 1340 * MIB  # root removes no process
         found = look(job.folder)
         assert (found.released, found.ended) == (620 * MIB, 1)
         assert region.usage(0).charged == 720 * MIB
@@ -144,7 +144,7 @@ def test_what_the_dead_held_is_no_refusal(make_job: Callable[..., Job]) -> None:
 
 
 def test_containers_of_a_job_account_together(make_job: Callable[..., Job]) -> None:
-    """Processes of other PID namespaces: never mistaken for each other, and struck off by who sees them."""
+    """Processes of other PID namespaces: never mistaken for each other, and removed by a process that sees them."""
     job = make_job(3 * 520 + 1000)
     inside = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", sys.executable, "-c"]
     held = [job.start([*inside, CUDA + "start(); alloc(300); step(str(os.getpid()))"]) for _ in range(2)]
@@ -166,7 +166,7 @@ def test_containers_of_a_job_account_together(make_job: Callable[..., Job]) -> N
 
 
 def test_a_container_that_sees_the_nodes_processes(make_job: Callable[..., Job]) -> None:
-    """Its own numbers mean others in that /proc: nobody is taken for dead who lives."""
+    """Its own numbers mean other processes in that /proc: no living process is taken for dead."""
     job = make_job(2 * 520 + 300)
     two = """
 to_parent, to_child = os.pipe(), os.pipe()
@@ -187,7 +187,7 @@ print(alloc(700) > 0)
 
 
 def test_a_ledger_without_free_seats_refuses(make_job: Callable[..., Job]) -> None:
-    """Who has died makes room for others; who lives does not."""
+    """A dead process makes room for others; a living one does not."""
     job = make_job(5000, processes=2)
     held = [job.start(CUDA + "start(); step('-')") for _ in range(2)]
     for process in held:

@@ -1,4 +1,4 @@
-"""Retention set at an InfluxDB 2, and databases that do not let themselves be told."""
+"""Retention set at an InfluxDB 2, and databases that do not let it be set."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from urllib.parse import parse_qs, urlparse
 import pytest
 
 from policy.monitoring import NodeMetrics
-from sluice_base.errors import SluiceError
-from tests.unit.usage.http_server import HttpServer
-from usage.controllerd import Site
-from usage.metrics.cluster import ClusterMetrics, Retention
-from usage.metrics.influx import set_retention
+from sluice.base.errors import SluiceError
+from sluice.controllerd.daemon import Site
+from sluice.controllerd.metrics.cluster import ClusterMetrics, Retention
+from sluice.metrics.influx import set_retention
+from tests.unit.controllerd.http_server import HttpServer
 
 
 class Influx(HttpServer):

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from usage.metrics.names import BY_NAME, MEASUREMENTS, unknown
-from usage.metrics.points import Point, to_line, to_lines, to_openmetrics
+from sluice.metrics.names import BY_NAME, MEASUREMENTS, unknown
+from sluice.metrics.points import Point, to_line, to_lines, to_openmetrics
 
 HOSTILE = [
     "a b,c=d",
@@ -107,7 +107,7 @@ def test_the_same_lines_as_influxdb_client() -> None:
     """In a process of its own, as the package's models take memory and time."""
     code = """
 from influxdb_client import Point as Theirs, WritePrecision
-from usage.metrics.points import Point, to_line
+from sluice.metrics.points import Point, to_line
 names = ["plain", "a b,c=d", "über=x y", "tab"]
 for name in names:
     tags, fields = {"account": name, "user": "u v"}, {"processes": 3, "share_ratio": 0.25}

@@ -1,4 +1,4 @@
-"""The spool: in order, bounded, nothing lost or doubled, whatever ends it."""
+"""The spool: in order, bounded, nothing lost or doubled, however it ends."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice_base.errors import SluiceError
-from usage.metrics.influx import RejectedError, TooLargeError
-from usage.metrics.sender import Sender
-from usage.metrics.spool import MAX_BATCH, Place, Reader, Writer
+from sluice.base.errors import SluiceError
+from sluice.metrics.influx import RejectedError, TooLargeError
+from sluice.metrics.sender import Sender
+from sluice.metrics.spool import MAX_BATCH, Place, Reader, Writer
 
 KIB = 1 << 10
 
@@ -54,7 +54,7 @@ def test_goes_on_after_restarts_of_both(tmp_path: Path) -> None:
     first = reader.next(1)
     assert first is not None
     reader.taken(first[1])
-    second = reader.next(1)  # sent, but ended before it was said to have arrived
+    second = reader.next(1)  # sent, but ended before the database acknowledged it
     assert second is not None
     fill(Writer(tmp_path, 1 << 20), batches(5, 7))
     assert drain(Reader(tmp_path)) == batches(1, 7)
@@ -136,7 +136,7 @@ def test_files_of_any_content(segment: bytes, place: bytes) -> None:
         (folder / "nonsense.spool").write_bytes(b"x")
         writer, reader = Writer(folder, 1 << 20), Reader(folder)
         writer.append(b"new")
-        reader._place = min(reader._place, Place(4, 0))  # a place beyond all is a lie that only a new folder mends
+        reader._place = min(reader._place, Place(4, 0))  # beyond the end only a new folder helps
         assert drain(reader)[-1:] == [b"new"]
 
 
@@ -145,7 +145,7 @@ def test_a_full_disk_leaves_nothing_half(tmp_path: Path) -> None:
     code = f"""
 import resource, signal
 from pathlib import Path
-from usage.metrics.spool import Writer
+from sluice.metrics.spool import Writer
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 writer = Writer(Path({str(tmp_path)!r}), 1 << 20)
 writer.append(b"a" * 1000)

@@ -1,4 +1,4 @@
-"""Installation into a folder that stands for a site: every file, what is refused, and what the guard does."""
+"""Installation into a folder in place of a site: every file, what is refused, and what the guard does."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from sluice_base.errors import SluiceError, UsageError
-from slurm_plugin import install as installation
-from slurm_plugin.builder import MANIFEST, PluginBuild, check_supported, fresh_output, read_build, write_manifest
-from slurm_plugin.install import HELPER, Places, holds_tasks, install, installed_build
-from slurm_plugin.site import OwnOptions, read_own_options
-from slurm_plugin.status import _check_burst_buffer, _check_limits, include_state, read_controllers
+from sluice.base.errors import SluiceError, UsageError
+from sluice.plugin import install as installation
+from sluice.plugin.builder import MANIFEST, PluginBuild, check_supported, fresh_output, read_build, write_manifest
+from sluice.plugin.install import HELPER, Places, holds_tasks, install, installed_build
+from sluice.plugin.site import SiteOptions, read_site_options
+from sluice.plugin.status import _check_burst_buffer, _check_limits, include_state, read_controllers
 
 VERSION = (22, 5, 8)
 STOCK = Path("/usr/lib/slurm")
@@ -44,8 +44,8 @@ def files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir() or path.is_symlink()}
 
 
-def put(build: PluginBuild, places: Places, own: OwnOptions | None = None, **more: object) -> installation.Result:
-    return install(build, places, slurm=VERSION, stock=STOCK, own=own, **more)  # type: ignore[arg-type]
+def put(build: PluginBuild, places: Places, options: SiteOptions | None = None, **more: object) -> installation.Result:
+    return install(build, places, slurm=VERSION, stock=STOCK, options=options, **more)  # type: ignore[arg-type]
 
 
 def include(places: Places) -> str:
@@ -57,12 +57,12 @@ def test_what_is_put_where(build: PluginBuild, places: Places) -> None:
     root = places.destdir
     version = (root / "usr/local/lib/sluice/current").readlink().name
     assert version.startswith("slurm-22.05.8-")
-    own = f"usr/local/lib/sluice/{version}"
+    folder = f"usr/local/lib/sluice/{version}"
     assert files(root) == {
         *(f"usr/local/lib/{name}.so" for name in NAMES if name != "spank_sluice"),
         "usr/local/lib/sluice/current",
-        *(f"{own}/{name}.so" for name in NAMES),
-        *(f"{own}/{name}" for name in (MANIFEST, "facts", "guard", "on.conf", "stock.conf")),
+        *(f"{folder}/{name}.so" for name in NAMES),
+        *(f"{folder}/{name}" for name in (MANIFEST, "facts", "guard", "on.conf", "stock.conf")),
         "etc/slurm/sluice.plugins.conf",
         "etc/slurm/plugstack.conf",
         "etc/slurm/plugstack.conf.d/sluice.conf",
@@ -106,7 +106,7 @@ def test_again_changes_nothing_and_another_build_replaces_it(
     assert link.read_text() == "select_cons_tres!"
     third = make_build(tmp_path / "third", "?")
     put(third, places)
-    folders = [path.name for path in places.real(places.own).glob("slurm-*")]
+    folders = [path.name for path in places.real(places.versions).glob("slurm-*")]
     assert len(folders) == 2  # the current one and the one before
 
 
@@ -129,7 +129,7 @@ def test_other_versions_are_refused(build: PluginBuild, places: Places) -> None:
     install(build, places, slurm=(22, 5, 9), stock=STOCK, spank_only=True)  # SPANK: major and minor
     with pytest.raises(SluiceError, match="plugins for Slurm"):
         install(build, places, slurm=(22, 6, 0), stock=STOCK, spank_only=True)
-    with pytest.raises(SluiceError, match=r"made for 22.05 and 24.11"):
+    with pytest.raises(SluiceError, match=r"support 22.05 and 24.11"):
         check_supported((23, 11, 1))
 
 
@@ -150,7 +150,7 @@ def test_tasks_are_held_where_that_is_asked_for(places: Places, tmp_path: Path, 
     result = put(held, places, spank_only=True, limits=True)
     assert stack.read_text().splitlines()[1:] == ["optional /usr/local/lib/sluice/current/spank_sluice.so", line]
     assert any("prolog_epilog/programs" in one for one in result.left)
-    put(held, places)  # an update does not let tasks go
+    put(held, places)  # an update does not leave tasks without limits
     assert holds_tasks(places)
     assert any("without the node agent's limits" in one for one in installation.disable(places).done)
     assert not holds_tasks(places)
@@ -167,7 +167,7 @@ def test_slurmd_is_given_what_tells_it_shares_by_gpu(places: Places, tmp_path: P
     install(held, places, slurm=(22, 5, 9), stock=STOCK, spank_only=True, limits=True)  # of another slurmd
     assert not link.exists()
     result = put(held, places, spank_only=True, limits=True)
-    assert link.read_text() == "prep" and "start slurmd anew on nodes" in result.left
+    assert link.read_text() == "prep" and "restart slurmd on nodes" in result.left
     assert [path.name for path in places.real(places.search).glob("*.so")] == ["prep_script.so"]
 
 
@@ -189,7 +189,7 @@ def test_check_says_what_a_task_would_miss(places: Places, tmp_path: Path) -> No
     helper.touch(mode=0o777)
     helper.chmod(0o777)
     [(kind, what)] = about_limits()
-    assert kind == "problem" and "others than root can change" in what
+    assert kind == "problem" and "users other than root can change" in what
     with pytest.raises(UsageError, match="has no spank_sluice_limit.so"):
         put(make_build(tmp_path / "less"), places)  # every srun would fail
 
@@ -208,8 +208,8 @@ def test_what_the_site_has_itself_is_kept(build: PluginBuild, places: Places) ->
         "Include sluice.plugins.conf\nStateSaveLocation=/var/spool/slurmctld\n"
         "PrioritySiteFactorPlugin=site_factor/own\n"
     )
-    own = read_own_options(conf)
-    assert own == OwnOptions(
+    options = read_site_options(conf)
+    assert options == SiteOptions(
         plugin_dir="/opt/own:/usr/lib/slurm",
         job_submit="lua",
         site_factor="site_factor/own",
@@ -217,16 +217,16 @@ def test_what_the_site_has_itself_is_kept(build: PluginBuild, places: Places) ->
         state_folder="/var/spool/slurmctld",
         includes_us=True,
     )
-    result = put(build, places, own)
+    result = put(build, places, options)
     assert include(places).splitlines()[1:] == [
         "PluginDir=/usr/local/lib:/opt/own:/usr/lib/slurm",
         "JobSubmitPlugins=lua,sluice",
     ]
-    assert sum("take out of" in line for line in result.left) == 3
+    assert sum("remove from" in line for line in result.left) == 3
     assert any("placement needs" in line for line in result.left)
     assert any("order needs" in line for line in result.left)
     # Once they are taken out there, they come back with stock Slurm.
-    assert read_own_options(conf) == own
+    assert read_site_options(conf) == options
     installation.disable(places)
     assert include(places).splitlines()[1:] == [
         "PluginDir=/opt/own:/usr/lib/slurm",
@@ -253,23 +253,23 @@ def test_the_journals_plugin_is_loaded_in_any_case(places: Places, tmp_path: Pat
 
 
 @pytest.mark.parametrize("value", ["lua", "burst_buffer/lua"])
-def test_it_stands_before_the_sites_own_burst_buffer(places: Places, tmp_path: Path, value: str) -> None:
+def test_it_is_found_before_the_sites_own_burst_buffer(places: Places, tmp_path: Path, value: str) -> None:
     """slurm.conf keeps its line; Slurm finds ours under that name first."""
     conf = places.real(places.conf / "slurm.conf")
     conf.write_text(f"BurstBufferType={value}\nInclude sluice.plugins.conf\n")
-    own = read_own_options(conf)
+    options = read_site_options(conf)
     stock = places.real(STOCK)
     stock.mkdir(parents=True)
-    assert "no burst_buffer_lua.so in" in next(_check_burst_buffer(places, own, STOCK)).what
+    assert "no burst_buffer_lua.so in" in next(_check_burst_buffer(places, options, STOCK)).what
     (stock / "burst_buffer_lua.so").write_text("the site's")
-    result = put(with_adapter(tmp_path), places, own)
+    result = put(with_adapter(tmp_path), places, options)
     assert "BurstBufferType" not in include(places)
     assert not any("BurstBufferType" in line for line in result.left)
     link = places.real(places.search / "burst_buffer_lua.so")
     assert link.read_text() == "adapter"
-    assert [one.kind for one in _check_burst_buffer(places, own, STOCK)] == ["ok"]
+    assert [one.kind for one in _check_burst_buffer(places, options, STOCK)] == ["ok"]
     conf.write_text("Include sluice.plugins.conf\n")  # the site has given it up
-    put(with_adapter(tmp_path / "again"), places, read_own_options(conf))
+    put(with_adapter(tmp_path / "again"), places, read_site_options(conf))
     assert not link.is_symlink()
     assert include(places).splitlines()[-1] == "BurstBufferType=burst_buffer/sluice"
 
@@ -277,11 +277,11 @@ def test_it_stands_before_the_sites_own_burst_buffer(places: Places, tmp_path: P
 def test_a_line_of_the_sites_for_our_own_plugin_has_to_go(places: Places, tmp_path: Path) -> None:
     conf = places.real(places.conf / "slurm.conf")
     conf.write_text("BurstBufferType=burst_buffer/sluice\nInclude sluice.plugins.conf\n")
-    own = read_own_options(conf)
-    result = put(with_adapter(tmp_path), places, own)
-    assert any("take out of" in line and "BurstBufferType=burst_buffer/sluice" in line for line in result.left)
+    options = read_site_options(conf)
+    result = put(with_adapter(tmp_path), places, options)
+    assert any("remove from" in line and "BurstBufferType=burst_buffer/sluice" in line for line in result.left)
     assert "BurstBufferType" not in include(places)  # twice would be an error of every command
-    assert [one.kind for one in _check_burst_buffer(places, own, STOCK)] == ["problem"]
+    assert [one.kind for one in _check_burst_buffer(places, options, STOCK)] == ["problem"]
 
 
 def test_foreign_files_are_left_alone(build: PluginBuild, places: Places) -> None:
@@ -307,11 +307,11 @@ def test_a_search_folder_that_is_not_there(build: PluginBuild, places: Places, t
 def test_uninstalled(build: PluginBuild, places: Places) -> None:
     put(build, places)
     installation.write_level(places, "place")
-    result = installation.uninstall(places, OwnOptions(includes_us=True))
+    result = installation.uninstall(places, SiteOptions(includes_us=True))
     assert files(places.destdir) == {"etc/slurm/sluice.plugins.conf", "etc/slurm/plugstack.conf"}
     assert "PluginDir" not in include(places)  # slurm.conf may still name it: empty, not gone
     assert any("then remove /etc/slurm/sluice.plugins.conf" in line for line in result.left)
-    installation.uninstall(places, OwnOptions())
+    installation.uninstall(places, SiteOptions())
     assert files(places.destdir) == {"etc/slurm/plugstack.conf"}
 
 
@@ -319,7 +319,7 @@ def test_levels(places: Places) -> None:
     assert installation.read_level(places) == "off"
     installation.write_level(places, "shadow")
     assert installation.read_level(places) == "shadow"
-    with pytest.raises(UsageError, match="level 'on': not known; choose off, admit, shadow, place"):
+    with pytest.raises(UsageError, match="level 'on': not known; use one of off, admit, shadow, place"):
         installation.write_level(places, "on")
     places.real(places.conf / "sluice.level").write_text("\x1b[2J")
     with pytest.raises(SluiceError, match=r"is not off, admit, shadow, place; set one"):
@@ -342,7 +342,7 @@ def test_builds_are_read_with_care(tmp_path: Path, build: PluginBuild) -> None:
         read_build(build.folder)
     with pytest.raises(UsageError, match="No such file"):
         read_build(tmp_path)
-    with pytest.raises(UsageError, match="there is something already"):
+    with pytest.raises(UsageError, match="not empty"):
         fresh_output(build.folder, VERSION, False)
     assert fresh_output(None, VERSION, True, cache=tmp_path) == tmp_path / "built-22.05.8-address"
 

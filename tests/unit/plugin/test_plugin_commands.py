@@ -1,19 +1,16 @@
-"""`sluice plugin` on a folder that stands for a site: what it prints, and with which status it ends."""
+"""`sluice plugin` on a folder in place of a site: what it prints, and with which status it ends."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
-import click
 import pytest
 from click.testing import CliRunner, Result
 
-from admin_cli.main import sluice
-from admin_cli.plugin import command
 from policy.compiled import CompiledPolicy, Tenant
-from slurm_plugin.builder import write_manifest
+from sluice.cli.plugin import command
+from sluice.plugin.builder import write_manifest
 
 _REPORT = {
     "schema_version": 1,
@@ -56,6 +53,9 @@ def test_status_shows_what_controllers_say(site: Path) -> None:
     document = json.loads(run(site, "status", "--json").stdout)
     assert document["schema_version"] == 1 and document["installed"] is None and document["include_file"] == "missing"
     assert document["controllers"][0]["counters"] == {"select.calls": 5}
+    (site / "state/sluice.status.ctl1").write_text(json.dumps({**_REPORT, "counters": {"select.hook_us_to_5": 3}}))
+    document = json.loads(run(site, "status", "--json").stdout)
+    assert document["controllers"][0]["counters"] == {"select.hook_us_to_5": 3, "select.own_us_to_5": 3}
     (site / "state/sluice.status.ctl1").write_text(json.dumps({**_REPORT, "policy_error": "cut \x1b[31moff"}))
     shown = run(site, "status", "-o", "host,error")
     assert shown.exit_code == 1
@@ -109,14 +109,14 @@ def test_install_check_disable_uninstall(site: Path) -> None:
     fake_slurm(site, "22.05.9")
     shown = run(site, "check", *prefix)
     assert shown.exit_code == 1
-    assert "problem: plugins for Slurm 22.05.8, but slurmctld is 22.05.9; build and install them anew" in shown.stdout
+    assert "problem: plugins for Slurm 22.05.8, but slurmctld is 22.05.9; build and install them again" in shown.stdout
     refused = run(site, "install", "--build", str(site / "built"), *prefix)
     assert refused.exit_code != 0 and "plugins fit one version only" in str(refused.exception)
     assert run(site, "disable").exit_code == 0
     assert "PluginDir" not in (site / "etc/sluice.plugins.conf").read_text()
     assert "switched off by sluice plugin disable" in run(site, "check", *prefix).stdout
     done = run(site, "uninstall")
-    assert f"take out of {site}/etc/slurm.conf: Include sluice.plugins.conf" in done.stderr
+    assert f"remove from {site}/etc/slurm.conf: Include sluice.plugins.conf" in done.stderr
     assert list((site / "search").iterdir()) == []
 
 
@@ -128,7 +128,7 @@ def test_changed_files_are_found(site: Path) -> None:
     plugin.chmod(0o666)
     shown = run(site, "check", *prefix).stdout
     assert f"problem: {plugin}: not what was installed" in shown
-    assert f"problem: {plugin.resolve()}: others than root can change what slurmctld loads" in shown
+    assert f"problem: {plugin.resolve()}: users other than root can change what slurmctld loads" in shown
     (site / "search/select_cons_tres.so").unlink()
     assert f"problem: {site}/search/select_cons_tres.so: missing" in run(site, "check", *prefix).stdout
 
@@ -136,7 +136,7 @@ def test_changed_files_are_found(site: Path) -> None:
 def test_slurm_of_another_release_is_refused(site: Path) -> None:
     prefix = ["--slurm-prefix", str(fake_slurm(site, "25.11.2"))]
     refused = run(site, "build", *prefix, places=False)
-    assert "Slurm 25.11.2: the plugins are made for 22.05 and 24.11" in str(refused.exception)
+    assert "Slurm 25.11.2: the plugins support 22.05 and 24.11" in str(refused.exception)
     fake_slurm(site, "22.05.8")
     source = site / "source"
     source.mkdir()
@@ -148,13 +148,3 @@ def test_slurm_of_another_release_is_refused(site: Path) -> None:
     (source / "META").write_text("  Version:\t22.05.7\n")
     refused = run(site, "build", "--slurm-source", str(source), *prefix, places=False)
     assert "Slurm 22.05.7, but slurmctld is 22.05.8; plugins fit one version only" in str(refused.exception)
-
-
-def test_manual_page_has_every_option() -> None:
-    page = (Path(__file__).parents[3] / "docs/man/sluice-plugin.1").read_text().replace("\\-", "-")
-    group: Any = sluice.get_command(click.Context(sluice), "plugin")
-    for name, one in group.commands.items():
-        assert f".B {name}\n" in page
-        for parameter in one.params:
-            for option in parameter.opts:
-                assert not option.startswith("-") or option in page, (name, option)

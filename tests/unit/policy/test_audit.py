@@ -1,4 +1,4 @@
-"""The audit log: an unbroken chain, whatever happens to writers; every forgery shows."""
+"""The audit log: an unbroken chain, also when writers are killed; every forgery is found."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from policy.audit import AuditLog, syslog_line
-from sluice_base.errors import SluiceError, UsageError
+from sluice.base.errors import SluiceError, UsageError
 
 
 @pytest.fixture
@@ -23,11 +23,11 @@ def log(tmp_path: Path) -> AuditLog:
     return log
 
 
-def test_records_are_chained_and_read_back(log: AuditLog) -> None:
-    records = list(log.records())
-    assert [record.seq for record in records] == [1, 2, 3, 4, 5]
-    assert all(after.prev == before.hash for before, after in itertools.pairwise(records))
-    assert records[3].detail == {"changes": 3}
+def test_entries_are_chained_and_read_back(log: AuditLog) -> None:
+    entries = list(log.entries())
+    assert [entry.seq for entry in entries] == [1, 2, 3, 4, 5]
+    assert all(after.prev == before.hash for before, after in itertools.pairwise(entries))
+    assert entries[3].detail == {"changes": 3}
     assert log.verify() == (5, [])
 
 
@@ -70,7 +70,7 @@ def test_a_log_that_was_cut_off_takes_no_more(log: AuditLog) -> None:
 
 
 @pytest.mark.parametrize("kept", [0, 10, 100])
-def test_half_a_record_of_a_killed_writer_is_overwritten(log: AuditLog, kept: int) -> None:
+def test_half_an_entry_of_a_killed_writer_is_overwritten(log: AuditLog, kept: int) -> None:
     path = log.folder / "audit.log"
     with path.open("a") as file:
         file.write('{"seq":6,"time":1.0,"user":"x","action":"apply"'[:kept])
@@ -78,12 +78,12 @@ def test_half_a_record_of_a_killed_writer_is_overwritten(log: AuditLog, kept: in
     assert log.verify() == (6, [])
 
 
-def test_a_whole_record_of_a_writer_killed_before_the_head_stays(log: AuditLog) -> None:
+def test_a_whole_entry_of_a_writer_killed_before_the_head_stays(log: AuditLog) -> None:
     head = (log.folder / "head").read_text()
     log.append("bob", "apply", "y")
     (log.folder / "head").write_text(head)
     log.append("carol", "apply", "z")
-    assert [record.user for record in log.records()][-2:] == ["bob", "carol"]
+    assert [entry.user for entry in log.entries()][-2:] == ["bob", "carol"]
     assert log.verify() == (7, [])
 
 
@@ -92,7 +92,7 @@ def test_rotation_keeps_the_chain(tmp_path: Path) -> None:
     for number in range(20):
         log.append("alice", "apply", str(number))
     assert len(log.files()) > 3
-    assert [record.subject for record in log.records()] == [str(number) for number in range(20)]
+    assert [entry.subject for entry in log.entries()] == [str(number) for number in range(20)]
     assert log.verify() == (20, [])
     log.files()[0].unlink()
     assert log.verify()[1]
@@ -110,7 +110,7 @@ def test_many_writers_at_once(tmp_path: Path) -> None:
 
 def test_others_append_what_is_theirs_and_nothing_else(log: AuditLog) -> None:
     good = {"time": 1.5, "user": "bob", "action": "grant", "subject": "17", "detail": {"gpus": 2}}
-    assert log.append_entries([json.dumps(good), ""]) == 1
+    assert log.append_events([json.dumps(good), ""]) == 1
     for bad in (
         {**good, "action": "apply"},
         {**good, "seq": 3},
@@ -119,16 +119,16 @@ def test_others_append_what_is_theirs_and_nothing_else(log: AuditLog) -> None:
         {"user": "bob"},
     ):
         with pytest.raises(UsageError, match="line 2"):
-            log.append_entries([json.dumps(good), json.dumps(bad)])
+            log.append_events([json.dumps(good), json.dumps(bad)])
     with pytest.raises(UsageError):
-        log.append_entries(["not json"])
+        log.append_events(["not json"])
     assert log.verify() == (6, [])
 
 
-def test_syslog_is_one_line_a_record(log: AuditLog) -> None:
+def test_syslog_is_one_line_an_entry(log: AuditLog) -> None:
     log.append("eve\n<0>1 forged", "apply", "x\ny", {"a": "b\nc"})
-    for record in log.records():
-        line = syslog_line(record)
+    for entry in log.entries():
+        line = syslog_line(entry)
         assert "\n" not in line
         assert line.startswith("<85>1 ")
 
@@ -144,7 +144,7 @@ def test_what_cannot_be_recorded_is_not_done(tmp_path: Path) -> None:
     [["collect", "--delay", "99999999999d"], ["list", "--since", "99999999999d"], ["list", "--until", "0001-01-01"]],
 )
 def test_times_that_are_none(words: list[str], tmp_path: Path) -> None:
-    line = [sys.executable, "-m", "admin_cli.main", "audit", *words, "--state-dir", str(tmp_path)]
+    line = [sys.executable, "-m", "sluice.main", "audit", *words, "--state-dir", str(tmp_path)]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr
     assert done.returncode in (0, 2)

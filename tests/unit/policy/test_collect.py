@@ -9,13 +9,13 @@ import pytest
 
 from policy.audit import AuditLog
 from policy.collect import collect, refusals
-from sluice_base.errors import SluiceError
-from slurm_client.model import AccountingJob
+from sluice.base.errors import SluiceError
+from sluice.slurm.answers import AccountingJob
 
 
 def job(number: int, submit: int, start: int | None, end: int | None, gpus: int = 2) -> AccountingJob:
     return AccountingJob(
-        id=number, label=str(number), name="j", user="alice", account="red", qos="red", partition="main",
+        id=number, label=str(number), user="alice", account="red", qos="red", partition="main",
         state="COMPLETED", exit_code=0, exit_signal=0, nodes="n1", node_count=1, cpus=1, submit_time=submit,
         eligible_time=submit, start_time=start, end_time=end, elapsed_s=1, time_limit_s=None,
         tres_requested={"cpu": 1, "gres/gpu": gpus}, tres_allocated={"cpu": 1, "gres/gpu": gpus}, reservation="",
@@ -38,11 +38,9 @@ def test_each_event_is_recorded_once_and_in_order(tmp_path: Path) -> None:
     assert collect(log, client, user="root", delay_s=0, now=1020) == 0
     assert collect(log, client, user="root", delay_s=0, now=1040) == 2
     assert collect(log, client, user="root", delay_s=0, now=1050) == 0
-    found = [(record.action, record.subject) for record in log.records() if record.action != "collect"]
-    assert found == [
-        ("submit", "1"), ("submit", "2"), ("submit", "3"), ("grant", "1"), ("return", "1"), ("grant", "2"),
-    ]  # fmt: skip
-    assert [record.detail["gpus"] for record in log.records() if record.action == "grant"] == [2, 2]
+    found = [(entry.action, entry.subject) for entry in log.entries() if entry.action != "collect"]
+    assert found == [("submit", "1"), ("submit", "2"), ("submit", "3"), ("grant", "1"), ("return", "1"), ("grant", "2")]
+    assert [entry.detail["gpus"] for entry in log.entries() if entry.action == "grant"] == [2, 2]
     assert log.verify()[1] == []
 
 
@@ -91,7 +89,7 @@ def test_refusals_come_from_the_log_of_slurmctld_each_once(tmp_path: Path) -> No
     assert collect(log, client, user="root", delay_s=0, now=now, slurmctld_logs=[path]) == 1
     assert collect(log, client, user="root", delay_s=0, now=now, slurmctld_logs=[path]) == 0
     assert collect(log, client, user="root", delay_s=0, now=now + 9, slurmctld_logs=[path]) == 1
-    assert [record.subject for record in log.records() if record.action == "refuse"] == ["red", "-"]
+    assert [entry.subject for entry in log.entries() if entry.action == "refuse"] == ["red", "-"]
 
 
 SAID = REFUSALS.splitlines()[1].partition("] ")[2]
@@ -109,4 +107,23 @@ def test_a_log_that_cannot_be_read_is_named_and_nothing_recorded(tmp_path: Path,
     log = AuditLog(tmp_path / "audit")
     with pytest.raises(SluiceError, match=said):
         collect(log, client, user="root", delay_s=0, now=1020, slurmctld_logs=[path])
-    assert list(log.records()) == []
+    assert list(log.entries()) == []
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        "[x] job_submit/sluice: refused job of user 1, account red: no time",
+        "[0001-01-01T00:00:00] job_submit/sluice: refused job of user 1, account red: before all times",
+        "slurmctld: job_submit/sluice: refused job of user 1, account red: without a time",
+        f"[2026-11-21T19:13:34] job_submit/sluice: refused job of user {'9' * 5000}, account red: a long number",
+    ],
+)
+def test_no_line_that_a_user_adds_to_the_log_stops_the_collection(tmp_path: Path, forged: str) -> None:
+    """Slurm's "invalid partition specified: %s" repeats line breaks."""
+    path = tmp_path / "slurmctld.log"
+    path.write_text(f"[2026-11-21T19:13:33.000] invalid partition specified: x\n{forged}\n{REFUSALS}")
+    log = AuditLog(tmp_path / "audit")
+    client: Any = FakeClient([])
+    collect(log, client, user="root", delay_s=0, now=1795290000, slurmctld_logs=[path])
+    assert {"red", "-"} == {entry.subject for entry in log.entries() if entry.action == "refuse"}

@@ -1,4 +1,4 @@
-"""Policy files: every mistake is named with line, value and remedy; what is right is read as it is meant."""
+"""Policy files: every mistake is reported with line, value and remedy; valid files are read as intended."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from policy.document import PolicyError, check, load, parse
 from policy.model import Policy
-from sluice_base.errors import UsageError
+from sluice.base.errors import UsageError
 
 EXAMPLES = Path(__file__).parents[3] / "etc/examples"
 
@@ -48,8 +48,8 @@ def test_every_mistake_is_named_at_once() -> None:
         ("a b", "several names"),
         ("'a,b'", "several names"),
         ("'a[1-2]'", "not kept"),
-        ("root", "keeps for itself"),
-        ("sluice_x", "keeps for itself"),
+        ("root", "Sluice reserves"),
+        ("sluice_x", "Sluice reserves"),
         ("'42'", "number"),
         ("-a", "not kept"),
         ('"a\'b"', "not kept"),
@@ -65,17 +65,17 @@ def test_names_that_slurm_would_mangle_are_refused(name: str, said: str) -> None
 @pytest.mark.parametrize(
     ("text", "line", "said"),
     [
-        ("tenants:\n  a: {parent: b}\n", 2, "'b' is no tenant"),
+        ("tenants:\n  a: {parent: b}\n", 2, "'b' is not a tenant"),
         ("tenants:\n  a: {parent: b}\n  b: {parent: a}\n", 2, "its own ancestor"),
-        ("tenants:\n  a:\n    classes: [h100]\n", 3, "'h100' is no class"),
+        ("tenants:\n  a:\n    classes: [h100]\n", 3, "'h100' is not a class"),
         ("classes: {c: {types: [x, y]}}\ntenants:\n  a:\n    limit: {classes: {c: {gpus: 1}}}\n", 4, "one by one"),
         ("classes:\n  c: {types: [x]}\n  d: {types: [x]}\n", 3, "in class 'c' already"),
         ("tenants:\n  a: {guarantee: {gpus: 4}}\n  b: {parent: a, guarantee: {gpus: 5}}\n", 2, "less than the 5"),
         ("tenants:\n  a:\n    guarantee: {gpus: 4}\n    limit: {gpus: 8}\n", 2, "borrow: true"),
         ("tenants:\n  a:\n    budget: {gpu_hours: 4}\n", 3, "usage_period"),
         ("tenants:\n  a: {lend: false}\n", 2, "guarantee"),
-        ("tenants:\n  a: {expires: 0001-01-01}\n", 2, "too far away"),
-        ("tenants:\n  a: {expires: 9999-12-31}\n", 2, "too far away"),
+        ("tenants:\n  a: {expires: 0001-01-01}\n", 2, "out of range"),
+        ("tenants:\n  a: {expires: 9999-12-31}\n", 2, "out of range"),
         ("tenants:\n  a: {members: [root]}\n", 2, "root"),
         ("tenants:\n  a: {members: [x, x]}\n", 2, "twice"),
         ("allocation: {strategy: hybrid}\n", 1, "reserved_ratio"),
@@ -88,7 +88,7 @@ def test_parts_that_do_not_fit_each_other(text: str, line: int, said: str) -> No
     assert any(one.startswith(f"f:{line}:") and said in one for one in found), found
 
 
-def test_a_mapping_beside_words_is_told_its_own_mistakes() -> None:
+def test_a_mapping_where_words_are_allowed_gets_its_own_mistakes() -> None:
     assert [one.partition("; ")[0] for one in words("tenants:\n  a: {members: [{name: x, max_gpu: 2}]}\n")] == [
         "f:2: tenants.a.members.0.max_gpu: unknown key 'max_gpu'"
     ]

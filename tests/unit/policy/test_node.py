@@ -9,8 +9,10 @@ import pytest
 from policy import node
 from policy.document import check, parse
 from policy.health import CHECKS, XID_BLAME_THE_JOB, XID_FATAL
+from policy.model import Strangers
 from policy.node import NodePolicy, NodePolicyFile, compile_node
-from sluice_base.errors import SluiceError
+from policy.node_limits import NodeStrangers
+from sluice.base.errors import SluiceError
 
 
 def words(text: str) -> list[str]:
@@ -32,7 +34,7 @@ def test_without_a_section_checks_only_say_what_they_would_do() -> None:
     assert compile_node(parse("health: {}")).health.mode == "enforce"
 
 
-def test_what_is_said_of_a_check_stands_over_its_defaults() -> None:
+def test_settings_of_a_check_override_its_defaults() -> None:
     text = (
         "health: {temperature: 80, checks: "
         "{temperature: {action: warn}, xid: {window: 2m, shadow: true}, power: {enabled: false}}}"
@@ -50,7 +52,7 @@ def test_what_is_said_of_a_check_stands_over_its_defaults() -> None:
         ("health: {checks: {xid: {action: reboot}}}", "'reboot'"),
         ("health: {checks: {xid: {window: 5}}}", "has no unit"),
         ("health: {temperature: 90, checks: {temperature: {threshold: 80}}}", "given twice"),
-        ("health: {paths: [tmp]}", "no absolute path"),
+        ("health: {paths: [tmp]}", "not an absolute path"),
         ("health: {breaker: {share: 101}}", "101"),
     ],
 )
@@ -89,8 +91,17 @@ def test_a_newer_file_may_have_more_sections() -> None:
     assert node.parse('{"schema_version": 1, "later": {}}', source="x") == NodePolicy()
 
 
-def test_checkpoints_are_told_to_the_controllers_and_to_slurm() -> None:
+def test_checkpoints_are_passed_to_the_controllers_and_to_slurm() -> None:
     assert compile_node(parse("{}")).checkpoint.max_retries == 3
     told = compile_node(parse("checkpoint: {interval: 10m, signal: USR2, backoff: 5s, max_retries: 0}")).checkpoint
     assert (told.interval_s, told.signal, told.backoff_s, told.max_retries) == (600, "USR2", 5, 0)
     assert words("checkpoint: {interval: 5s}")
+
+
+def test_nodes_know_every_word_about_strangers() -> None:
+    """The agent does without the model of the whole policy, so that what nodes read is written twice."""
+    written, read = (
+        {name: (field.annotation, field.default) for name, field in one.model_fields.items()}
+        for one in (Strangers, NodeStrangers)
+    )
+    assert written == read

@@ -1,4 +1,4 @@
-"""What a policy wants of a cluster, what differs, and in which order it is made; without Slurm."""
+"""What a policy requires of a cluster, what differs, and the order of changes; without Slurm."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from policy.live import Cluster, Live
 from policy.site import _given_twice, _not_in_force
 from policy.state import State, UserState
 from policy.wanted import Wanted, make
-from sluice_base.errors import SluiceError, UsageError
-from sluice_core.order import FACTOR_ONE, FairShare
-from slurm_client.accounting import Association, Use, canonical, chunks
-from slurm_client.model import Node
+from sluice.base.errors import SluiceError, UsageError
+from sluice.core.order import FACTOR_ONE, FairShare
+from sluice.slurm.accounting import Association, Use, canonical, chunks
+from sluice.slurm.answers import Node
 
 RICH = """\
 tenants:
@@ -61,7 +61,7 @@ def test_defaults_that_no_node_has_for_all_its_gpus_are_noted(tmp_path: Path) ->
 
     assert notes("cpus_per_gpu: 1.9, memory_per_gpu: 125M") == []  # 8 CPUs, 1000 MiB
     assert notes("cpus_per_gpu: 2, memory_per_gpu: 501M") == [
-        f"classes.h100: with {key} the 8 GPUs of small take {amount}: jobs that name none leave GPUs of it unused"
+        f"classes.h100: with {key} the 8 GPUs of small take {amount}: jobs that name none leave some of its GPUs unused"
         for key, amount in (
             ("cpus_per_gpu", "16 CPUs, and it has 8"),
             ("memory_per_gpu", "4008 MiB, and it has 1000"),
@@ -81,11 +81,16 @@ def test_limits_become_associations_and_guarantees_qos() -> None:
         "scheduling: {usage_period: monthly, fair_share_half_life: 0s, preemption: {min_run_time: 5m}}\n"
     ).state
     assert state.accounts["a"].limits == {
-        "GrpTRES": "gres/gpu=16,gres/gpu:h100=8,gres/shard=1024", "GrpTRESMins": "gres/gpu=600",
-    }  # fmt: skip
+        "GrpTRES": "gres/gpu=16,gres/gpu:h100=8,gres/shard=1024",
+        "GrpTRESMins": "gres/gpu=600",
+    }
     assert state.accounts["c"].limits == {
-        "GrpTRES": "gres/gpu=3", "GrpJobs": "5", "GrpSubmitJobs": "6", "MaxTRESPerJob": "gres/gpu=2", "MaxWall": "60",
-    }  # fmt: skip
+        "GrpTRES": "gres/gpu=3",
+        "GrpJobs": "5",
+        "GrpSubmitJobs": "6",
+        "MaxTRESPerJob": "gres/gpu=2",
+        "MaxWall": "60",
+    }
     assert state.qos["b"] == {"Priority": "2007", "MaxTRESPA": "gres/gpu=4", "Preempt": "sluice_over"}
     assert state.qos["c"] == {"Priority": "7", "Preempt": "sluice_over"}
     assert state.qos["sluice_over"] == {"PreemptMode": "requeue", "GraceTime": "30", "PreemptExemptTime": "300"}
@@ -155,7 +160,7 @@ def test_tenants_are_ordered_by_one_fair_share(tmp_path: Path, tenants: int) -> 
         return int(slurms.partition("=")[2]), made.compiled.settings.weight.fair_share
 
     assert all(weights(level) == (50000, 0) for level in ("off", "admit", "shadow"))
-    assert weights("place", ", usage_period: monthly") == (50000, 0), "only Slurm's starts anew with each period"
+    assert weights("place", ", usage_period: monthly") == (50000, 0), "only Slurm's starts again with each period"
     slurms, ours = weights("place")
     assert ours == 50000
     assert slurms > 0
@@ -209,12 +214,9 @@ def test_the_compiled_policy_says_what_slurm_cannot(tmp_path: Path) -> None:
     assert tenant.class_rules["h100"] == compiled.ClassRule(gpus_per_job=4, run_time_s=43200, gpus_limit=9)
     assert policy.classes[0].gpu_memory_mib == 81008
     assert any("level is off" in note for note in made.notes)
-    # What is written is found again, whenever it was made.
+    # What was written at any time is found again.
     (tmp_path / compiled.FILE_NAME).write_text(text)
-    again = wanted(
-        RICH,
-        tmp_path, now=1e9,
-    )  # fmt: skip
+    again = wanted(RICH, tmp_path, now=1e9)
     assert again.state.files[tmp_path / compiled.FILE_NAME] == text
 
 
@@ -222,7 +224,7 @@ def test_the_compiled_policy_says_what_slurm_cannot(tmp_path: Path) -> None:
 
 
 class Recorder:
-    """In place of a cluster: notes what would be done, in order."""
+    """In place of a cluster: records what would be done, in order."""
 
     def __init__(self) -> None:
         self.done: list[str] = []
@@ -305,10 +307,15 @@ def test_one_spelling_for_each_value(option: str, value: str, said: str) -> None
 
 def test_coordinators_may_change_members_and_what_is_below() -> None:
     changes = [
-        Change("user", "add", "x@acme"), Change("account", "change", "acme"), Change("account", "change", "red"),
-        Change("user", "add", "x@other"), Change("qos", "add", "q"), Change("file", "change", "/f"),
-        Change("cluster", "change", "root"), Change("reservation", "remove", "r"),
-    ]  # fmt: skip
+        Change("user", "add", "x@acme"),
+        Change("account", "change", "acme"),
+        Change("account", "change", "red"),
+        Change("user", "add", "x@other"),
+        Change("qos", "add", "q"),
+        Change("file", "change", "/f"),
+        Change("cluster", "change", "root"),
+        Change("reservation", "remove", "r"),
+    ]
     carol = Caller("carol", 1000, NONE, frozenset({"acme", "red"}))
     allowed, refused = permitted(carol, changes, ["acme"])
     assert [change.name for change in allowed] == ["x@acme", "red"]
@@ -327,7 +334,7 @@ def test_edits_keep_comments_and_the_rest(tmp_path: Path) -> None:
     path.chmod(0o640)
     source = edited(path, lambda document: set_value(document["tenants"]["a"], "limit.gpus", "9"))
     assert path.read_text() == text
-    with pytest.raises(SluiceError, match="meanwhile"):
+    with pytest.raises(SluiceError, match="in the meantime"):
         save(source, "another text")
     assert path.read_text() == text
     save(source, text)
@@ -389,7 +396,7 @@ def test_cluster_is_made_without_asking_slurm() -> None:
     assert Cluster.at().client.name == "text"
 
 
-def test_backfill_is_told_what_suits_the_planner(tmp_path: Path) -> None:
+def test_backfill_is_set_to_what_suits_the_planner(tmp_path: Path) -> None:
     def words(level: str, more: str = "", **config: str) -> list[str]:
         here = live(tmp_path)
         here.config = config
@@ -402,7 +409,7 @@ def test_backfill_is_told_what_suits_the_planner(tmp_path: Path) -> None:
     ours = words("place")
     assert {"bf_interval=30", "bf_continue", "bf_window=1440"} <= set(ours)
     assert words("place", "max_time: 7d")[-1] == "bf_window=10080"
-    # what the site has set beside stays, what Sluice sets stands once
+    # what the site has set stays, what Sluice sets is there once
     theirs = words("place", SchedulerParameters="defer,bf_interval=5,bf_continue,nohold_on_prolog_fail")
     assert theirs == ["defer", "nohold_on_prolog_fail", *ours]
     assert words("place", SchedulerParameters="(null)") == ours
@@ -453,7 +460,7 @@ def test_timeouts_go_with_the_journal_and_a_backup_controller(tmp_path: Path) ->
             found(bad, two)
 
 
-def test_what_slurm_conf_sets_beside_the_snippet_is_told(tmp_path: Path) -> None:
+def test_what_slurm_conf_sets_in_addition_to_the_snippet_is_reported(tmp_path: Path) -> None:
     here = live(tmp_path)
     here.config = {"SlurmctldHost[0]": "a", "SlurmctldHost[1]": "b", "SlurmctldTimeout": "6 sec"}
     made = make(parse("failover: {journal: true}\ntenants: {a: {}}\n"), here)
@@ -467,7 +474,16 @@ def test_what_slurm_conf_sets_beside_the_snippet_is_told(tmp_path: Path) -> None
     )
     (tmp_path / "more.conf").write_text("# of the site\nslurmdtimeout=60\n")
     first, second = _given_twice(here, made)
-    assert first.startswith(f"{conf}:1: take out SlurmctldTimeout=120: SlurmctldTimeout=6 is in policy.sluice.conf")
-    assert second.startswith(f"{tmp_path / 'more.conf'}:2: take out slurmdtimeout=60: SlurmdTimeout=300")
+    assert first.startswith(f"{conf}:1: remove SlurmctldTimeout=120: SlurmctldTimeout=6 is in policy.sluice.conf")
+    assert second.startswith(f"{tmp_path / 'more.conf'}:2: remove slurmdtimeout=60: SlurmdTimeout=300")
     assert "SlurmctldTimeout" not in _not_in_force(here, made)[0]
     assert "SlurmdTimeout is unset, wanted 300" in _not_in_force(here, made)[0]
+
+
+def test_a_setting_in_force_is_found_however_scontrol_spells_it(tmp_path: Path) -> None:
+    here = live(tmp_path)
+    made = make(parse("tenants: {a: {}}\n"), here)
+    here.config = {"PriorityWeightFairShare": "100000", "PriorityUsageResetPeriod": ""}  # NONE is read as unset
+    missing = _not_in_force(here, made)[0]
+    assert "PriorityWeightFairshare" not in missing and "PriorityUsageResetPeriod" not in missing
+    assert "PriorityWeightQOS is unset" in missing

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from health.facts import Gpu, GpuFacts, NodeFacts
-from prolog_epilog.readings import Link, Reading
+from prolog_epilog.health.facts import Gpu, GpuFacts, NodeFacts
+from sluice.exchange.readings import Link, Reading
 
 MIB = 1 << 20
 
 
 def reading(**changes: Any) -> Reading:
-    """Of a healthy GPU whose driver tells everything."""
+    """Of a healthy GPU whose driver reports everything."""
     fields: dict[str, Any] = {
         "uuid": "GPU-0", "utilisation_percent": 0.0, "memory_total_bytes": 80 << 30, "memory_used_bytes": 600 * MIB,
         "power_mw": 80_000, "power_limit_mw": 700_000, "temperature_c": 35.0, "temperature_memory_c": 40.0,
@@ -37,6 +37,8 @@ def gpu(number: int = 0, vendor: str = "nvidia", **changes: Any) -> GpuFacts:
     found = GpuFacts(**(fields | facts))
     if not found.recent_jobs:
         found.recent_jobs = found.jobs
+    if not found.recent_users:
+        found.recent_users = tuple(job // 10 for job in found.recent_jobs)  # whose numbers differ only in the last one
     return found
 
 

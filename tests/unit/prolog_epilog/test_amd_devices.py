@@ -1,4 +1,4 @@
-"""AMD GPUs in partitions, as the agent reads and holds them; through the unmodified amdsmi."""
+"""AMD GPUs in partitions, as the agent reads and limits them; through the unmodified amdsmi."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from typing import Any
 
 import pytest
 
-from dev_cluster.gpu_sim import library_dir, load_platform, write_node_state
-from dev_cluster.gpu_sim.fields import get_values, set_values
+from gpu_sim import library_dir, load_platform, write_node_state
+from gpu_sim.fields import get_values, set_values
 from policy.node import NodePolicy
 from policy.node_limits import NodeLimits
 from prolog_epilog.agent import Agent
 from prolog_epilog.devices import NodeDevice
-from prolog_epilog.record import Grant, JobRecord
 from prolog_epilog.rungs.share import partition_percent
 from prolog_epilog.state import MIB, RefusalError, Settings
 from prolog_epilog.watching import Watch
 from prolog_epilog.worker import Worker
+from sluice.exchange.record import Grant, JobRecord
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("amdsmi") is None, reason="the package amdsmi is missing"),
@@ -179,7 +179,7 @@ def test_contexts_are_measured_and_memory_cleared_on_the_partition_itself(
     (sim / "vram").write_bytes(b"\0" * 65536)  # a driver that clears nothing
     record = record_of(device, None)
     agent.state.records[7] = record
-    assert agent.jobs._renewal.renew(record, {}) == {}
+    assert agent.jobs._gpu_reset.reset(record, {}) == {}
     [event] = record.events
     assert event.action == "scrub" and 0.97 < event.detail["bytes"] / (PART_MIB * MIB - CONTEXT) <= 1
     stored = json.loads((tmp_path / "run/agent/contexts.json").read_text())

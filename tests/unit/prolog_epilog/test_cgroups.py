@@ -67,7 +67,7 @@ def test_long_paths_that_a_user_makes_are_not_kept_in_memory() -> None:
     assert kept < 128 << 10
 
 
-def test_slurmstepd_is_told_from_the_processes_of_its_step() -> None:
+def test_slurmstepd_is_distinguished_from_the_processes_of_its_step() -> None:
     assert not any(place and place.stepd for place in map(parse_place, (STEP_1, STEP_2)))
     for text in (f"0::/{JOB_2}/step_0/slurm\n", f"9:freezer:/\n5:devices:/{JOB_1}/step_0\n"):
         place = parse_place(text)
@@ -148,3 +148,30 @@ def test_the_steps_folders_of_version_1_become_roots(tmp_path: Path) -> None:
     assert place is not None
     cgroups.take_steps(place, tmp_path)
     assert [(job / step).stat().st_uid for step in ("step_0", "step_extern")] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        (
+            "9:freezer:/slurm_n1/uid_1000/job_12/step_0\n5:devices:/slurm_n1/uid_1000/job_12/step_0/task_3\n",
+            Place(12, "0"),
+        ),
+        ("5:devices:/slurm/uid_1000/job_12/step_batch/task_0\n0::/\n", Place(12, "batch")),
+        ("0::/system.slice/n1_slurmstepd.scope/job_12/step_extern/user/task_special\n", Place(12, "extern")),
+        ("4:cpu,cpuacct:/slurm/uid_1/job_3/step_0\n", Place(3, "0")),
+        ("9:freezer:/slurm/uid_1000/job_12\n", Place(12, "")),
+        ("0::/user.slice/user-1000.slice/session-1.scope\n", None),
+        ("1:name=x:/my_job_12/step_0\n0::/\n", None),  # not Slurm's, and not a hierarchy that it uses
+        ("0::/x/job_99999999999/step_0\n", None),
+        ("", None),
+        ("nonsense", None),
+    ],
+)
+def test_a_process_is_placed_by_its_cgroup(text: str, place: Place | None) -> None:
+    assert parse_place(text) == place
+
+
+def test_proctracks_own_hierarchy_decides() -> None:
+    """The others are joined late, or moved by somebody else."""
+    assert parse_place("5:devices:/slurm/uid_1/job_1/step_0\n9:freezer:/slurm/uid_1/job_2/step_1\n") == Place(2, "1")

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from facts_of import MIB, gpu, node
 
-from health import memory
-from health.checks import GPU_CHECKS, NODE_CHECKS
-from health.judge import Round, judge
-from health.memory import Memory
 from policy.document import parse
 from policy.health import CHECKS, NodeHealth, compile_health
 from policy.units import show_seconds
-from prolog_epilog.readings import Link, Reading
+from prolog_epilog.health import memory
+from prolog_epilog.health.checks import GPU_CHECKS, NODE_CHECKS
+from prolog_epilog.health.judge import Round, judge
+from prolog_epilog.health.memory import Memory
+from sluice.exchange.readings import Link, Reading
 
 POLICY = compile_health(parse("health: {}").health)
 
@@ -64,7 +64,7 @@ def test_what_a_driver_does_not_tell_is_unknown_and_never_ok(vendor: str) -> Non
 
 
 CASES: list[tuple[str, str, list[dict[str, Any]], str]] = [
-    # check, vendor, what each round tells, words of the finding (empty: there is none)
+    # check, vendor, what each round reports, words of the finding (empty: there is none)
     ("gpu_lost", "nvidia", [{}, {"_reading": None}], "does not list it"),
     ("gpu_lost", "nvidia", [{}, {"lost": True}], "lost"),
     ("gpu_lost", "amd", [{"problem": "AMDSMI_STATUS_NO_DATA"}], "NO_DATA"),
@@ -75,7 +75,7 @@ CASES: list[tuple[str, str, list[dict[str, Any]], str]] = [
     ("ras", "intel", [{"ras_uncorrected": 5}, {"ras_uncorrected": 5}], ""),
     ("ecc_uncorrected", "nvidia", [{}, {"ecc_uncorrected": 2}], "2 uncorrected memory errors in 10m"),
     ("ecc_uncorrected", "nvidia", [{"ecc_uncorrected": 2}, {"ecc_uncorrected": 2}], ""),  # from before we looked
-    ("ecc_uncorrected", "amd", [{"ecc_uncorrected": 9}, {"ecc_uncorrected": 1}], "1 uncorrected"),  # began anew
+    ("ecc_uncorrected", "amd", [{"ecc_uncorrected": 9}, {"ecc_uncorrected": 1}], "1 uncorrected"),  # began again
     ("ecc_uncorrected", "nvidia", [{}, {"ecc_uncorrected": 2, "ecc_enabled": False}], ""),
     ("ecc_corrected", "intel", [{}, {"ecc_corrected": 999}], ""),
     ("ecc_corrected", "intel", [{}, {"ecc_corrected": 600}, {"ecc_corrected": 1000}], "1000 corrected"),
@@ -182,15 +182,19 @@ def test_a_finding_stays_while_nobody_can_tell_and_goes_when_it_passes() -> None
 
 def test_modes_and_actions() -> None:
     sick = gpu(rows_failed=True)
-    for text, acts in (("{}", True), ("{mode: shadow}", False), ("{checks: {row_remap_failed: {shadow: true}}}", False),
-                       ("{checks: {row_remap_failed: {action: warn}}}", False)):  # fmt: skip
+    for text, acts in (
+        ("{}", True),
+        ("{mode: shadow}", False),
+        ("{checks: {row_remap_failed: {shadow: true}}}", False),
+        ("{checks: {row_remap_failed: {action: warn}}}", False),
+    ):
         (one,) = rounds(sick, by=policy(text)).findings
         assert one.acts is acts, text
     assert not rounds(sick, by=policy("{mode: off}")).findings
     assert not rounds(sick, by=policy("{checks: {row_remap_failed: {enabled: false}}}")).findings
 
 
-def test_rounds_that_pass_are_counted_and_begin_anew() -> None:
+def test_rounds_that_pass_are_counted_and_begin_again() -> None:
     known = Memory()
     for number, one in enumerate([gpu(), gpu(), gpu(rows_failed=True), gpu(), gpu(power_mw=800_000)]):
         judge(node(10.0 * number, one), known, POLICY)
@@ -217,7 +221,7 @@ def test_memory_outlives_the_agent(tmp_path: Any) -> None:
     assert dataclasses.is_dataclass(again)
 
 
-def test_a_window_begins_anew_with_another_job_and_after_a_time_in_which_nobody_looked() -> None:
+def test_a_window_restarts_with_another_job_and_after_a_time_without_checks() -> None:
     told = [gpu(_jobs=(7,)) for _ in range(300)] + [gpu(_jobs=(8,)) for _ in range(300)]
     assert not found(rounds(*told))
     known = Memory()

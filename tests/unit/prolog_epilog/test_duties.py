@@ -1,8 +1,9 @@
-"""What the agent does beside answering and watching: when it is woken, what it tries again, what it leaves alone."""
+"""What the agent does besides answering and watching: when it is woken, what it tries again, what it leaves alone."""
 
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -15,23 +16,25 @@ from typing import Any
 
 import pytest
 
-from policy.node_limits import NodeLimits
-from prolog_epilog import cgroups, courier, notice
+from policy.node_limits import NodeLimits, NodeStrangers
+from prolog_epilog import cgroups, job_output
 from prolog_epilog.accounting import Accounting
+from prolog_epilog.agent import Agent
 from prolog_epilog.cgroups import Place
-from prolog_epilog.courier import Controllers, Courier, Outbox
 from prolog_epilog.devices import NodeDevice
-from prolog_epilog.duties import Duties, NotYet
+from prolog_epilog.gpu_reset import GpuReset
 from prolog_epilog.jobs import Jobs
 from prolog_epilog.owners import Owner
 from prolog_epilog.reclaim import Reclaim
-from prolog_epilog.record import Grant, JobRecord
-from prolog_epilog.renewal import Renewal
 from prolog_epilog.state import Settings, State
 from prolog_epilog.watching import Watch, Watcher
 from prolog_epilog.worker import Worker
-from sluice_base.errors import SluiceError
-from sluice_base.files import write_atomic
+from sluice.base.duties import Duties, NotYet
+from sluice.base.errors import SluiceError
+from sluice.base.files import write_atomic
+from sluice.exchange import courier
+from sluice.exchange.courier import Controllers, Courier, Outbox
+from sluice.exchange.record import Grant, JobRecord
 
 GIB = 1 << 30
 WITHIN = 20.0
@@ -68,7 +71,7 @@ def duties(state: State) -> Iterator[Duties]:
 # ---- duties ----
 
 
-def test_a_duty_that_is_told_of_work_does_not_wait_for_its_period(duties: Duties) -> None:
+def test_a_duty_that_is_notified_of_work_does_not_wait_for_its_period(duties: Duties) -> None:
     called: list[float] = []
     times = [threading.Event(), threading.Event()]
 
@@ -81,7 +84,7 @@ def test_a_duty_that_is_told_of_work_does_not_wait_for_its_period(duties: Duties
     assert times[0].wait(WITHIN)
     told = time.monotonic()
     duty.wake()
-    assert times[1].wait(WITHIN) and called[1] - told >= 0.2  # in nobody's way who is being answered
+    assert times[1].wait(WITHIN) and called[1] - told >= 0.2  # it delays no answer
 
 
 def test_work_that_comes_while_a_duty_works_is_not_forgotten(duties: Duties) -> None:
@@ -118,7 +121,7 @@ def test_a_duty_that_fails_is_tried_again_after_its_retry_and_one_that_says_when
     assert done.wait(WITHIN)
 
 
-def test_an_outage_is_told_once_however_often_nothing_was_tried(
+def test_an_outage_is_reported_once_however_often_nothing_was_tried(
     duties: Duties, capfd: pytest.CaptureFixture[str]
 ) -> None:
     called: list[int] = []
@@ -144,7 +147,7 @@ def test_an_outage_is_told_once_however_often_nothing_was_tried(
 
 
 class Clock:
-    """A monotonic clock that a test turns."""
+    """A monotonic clock that a test sets."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -220,7 +223,7 @@ def test_records_are_not_read_as_long_as_no_controller_listens(
 
     monkeypatch.setattr(socket, "create_connection", refuse)
     monkeypatch.setattr(courier, "port", lambda: 1)
-    with pytest.raises(SluiceError, match="no controller takes the records"):
+    with pytest.raises(SluiceError, match="no controller accepts the records"):
         Courier(state.outbox).run()
     assert read == [] and state.outbox.waiting() == [1, 2, 3]
 
@@ -322,7 +325,7 @@ class Driver:
         self.asked: list[list[str]] = []
         self.broken = False
 
-    def ask(self, *, do: str, uuids: list[str]) -> dict[str, Any]:
+    def ask(self, *, timeout: float, do: str, uuids: list[str]) -> dict[str, Any]:
         """Put all back but GPU-1, whose driver refuses."""
         assert do == "reset"
         self.asked.append(uuids)
@@ -332,8 +335,8 @@ class Driver:
         return {"failed": failed, "reset": {uuid: ["compute mode"] for uuid in uuids if uuid not in failed}}
 
 
-def renewal(state: State, driver: Driver, policy: NodeLimits | SluiceError) -> Renewal:
-    watcher = Watcher(state)
+def gpu_reset(state: State, driver: Driver, policy: NodeLimits | SluiceError) -> GpuReset:
+    watcher = Watcher(state, NodeStrangers)
     watch: Any = Watch(driver)  # type: ignore[arg-type]
     watcher.watches["nvidia"] = watch
 
@@ -342,43 +345,43 @@ def renewal(state: State, driver: Driver, policy: NodeLimits | SluiceError) -> R
             raise policy
         return policy
 
-    return Renewal(state, watcher, told)
+    return GpuReset(state, watcher, told)
 
 
 def test_gpus_are_put_back_by_the_last_job_to_go(state: State) -> None:
     driver, record = Driver(), job(uuids=("GPU-0", "GPU-1"))
-    one = renewal(state, driver, NodeLimits())
+    one = gpu_reset(state, driver, NodeLimits())
     state.records = {7: record, 8: job(8)}  # on GPU-0
-    assert one.renew(record, {"GPU-1": "not free"}) == {} and driver.asked == []
+    assert one.reset(record, {"GPU-1": "not free"}) == {} and driver.asked == []
     del state.records[8]
-    unclean = one.renew(record, {})
+    unclean = one.reset(record, {})
     assert driver.asked == [["GPU-0", "GPU-1"]]
-    assert list(unclean) == ["GPU-1"] and "were not put back: refused" in unclean["GPU-1"]
+    assert list(unclean) == ["GPU-1"] and "were not reset: refused" in unclean["GPU-1"]
     assert [(event.action, event.detail["uuid"]) for event in record.events] == [("reset", "GPU-0")]
 
 
 def test_a_gpu_whose_driver_or_policy_gives_no_answer_is_not_clean(state: State) -> None:
     driver, record = Driver(), job()
     driver.broken = True
-    assert "gives no answer" in renewal(state, driver, NodeLimits()).renew(record, {})["GPU-0"]
-    bad = renewal(state, Driver(), SluiceError("sluice.node.json: damaged"))
-    assert "whether to clear it is not known" in bad.renew(record, {})["GPU-0"]
+    assert "gives no answer" in gpu_reset(state, driver, NodeLimits()).reset(record, {})["GPU-0"]
+    bad = gpu_reset(state, Driver(), SluiceError("sluice.node.json: damaged"))
+    assert "the policy on clearing its memory cannot be read" in bad.reset(record, {})["GPU-0"]
 
 
-def test_memory_that_is_not_cleared_in_time_is_told(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_is_not_cleared_in_time_is_reported(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
     record = job()
-    one = renewal(state, Driver(), NodeLimits(scrub=True, scrub_seconds=1))
+    one = gpu_reset(state, Driver(), NodeLimits(scrub=True, scrub_seconds=1))
 
     def late(*_: Any, timeout: float, **__: Any) -> None:
         raise subprocess.TimeoutExpired("scrub", timeout)
 
     monkeypatch.setattr(subprocess, "run", late)
-    assert "its memory was not cleared within 1 s" in one.renew(record, {})["GPU-0"]
+    assert "its memory was not cleared within 1 s" in one.reset(record, {})["GPU-0"]
     said = subprocess.CompletedProcess("scrub", 0, "cleared 123\n", "")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: said)
-    assert one.renew(record, {}) == {} and record.events[-1].detail["bytes"] == 123
+    assert one.reset(record, {}) == {} and record.events[-1].detail["bytes"] == 123
     said.returncode, said.stdout = 1, "out of memory"
-    assert "not cleared: out of memory" in one.renew(record, {})["GPU-0"]
+    assert "not cleared: out of memory" in one.reset(record, {})["GPU-0"]
 
 
 # ---- the end of a job's processes ----
@@ -388,15 +391,23 @@ def test_memory_that_is_not_cleared_in_time_is_told(state: State, monkeypatch: p
 def test_what_is_left_of_a_job_is_ended_until_nothing_is(
     state: State, monkeypatch: pytest.MonkeyPatch, dies: bool
 ) -> None:
-    watcher, record = Watcher(state), job()
+    watcher, record = Watcher(state, NodeStrangers), job()
     watch = watcher.watches["nvidia"] = Watch(Worker("nvidia"))
     state.records[7] = record
     monkeypatch.setattr(cgroups, "place_of", lambda pid: Place(7, "0") if pid in (11, 12) else Place(8, "0"))
+    monkeypatch.setattr(cgroups, "has_exited", lambda _: False)
     killed: list[int] = []
 
-    def kill(pid: int, _: int) -> None:
-        killed.append(pid)
-        if pid == 12:
+    files: dict[int, int] = {}
+
+    def find(pid: int) -> int:
+        file = os.open("/dev/null", os.O_RDONLY)
+        files[file] = pid
+        return file
+
+    def kill(file: int, _: int) -> None:
+        killed.append(files[file])
+        if files[file] == 12:
             raise ProcessLookupError
 
     def sample(watch: Watch, _: float) -> None:
@@ -404,7 +415,8 @@ def test_what_is_left_of_a_job_is_ended_until_nothing_is(
         watch.held = {key: size for key, size in held.items() if not (dies and key[1] in killed)}
         watch.owners = {pid: Owner(cgroups.place_of(pid), 1000) for _, pid in held}
 
-    monkeypatch.setattr(os, "kill", kill)
+    monkeypatch.setattr(os, "pidfd_open", find)
+    monkeypatch.setattr(signal, "pidfd_send_signal", kill)
     monkeypatch.setattr(watcher, "await_sample", sample)
     unclean = Reclaim(state, watcher).free(record)
     assert watch.some == {"GPU-0"}  # its events are asked for, too
@@ -419,20 +431,22 @@ def test_what_is_left_of_a_job_is_ended_until_nothing_is(
 
 
 def test_all_that_are_over_their_limits_are_ended_together(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lines of all are written at one time; what was ended a moment ago is ended again, without a word."""
-    watcher, watch = Watcher(state), Watch(Worker("nvidia"))
+    """The lines of all are written at one time; what was ended a moment ago is ended again, without a line."""
+    watcher, watch = Watcher(state, NodeStrangers), Watch(Worker("nvidia"))
     owners = {10 * number: Owner(Place(number, "0"), 1000) for number in range(1, 31)}
     monkeypatch.setattr(watch.finder, "look", lambda pids: {pid: owners[pid] for pid in pids})
     monkeypatch.setattr(watch.finder, "is_still", lambda pid, owner: owners[pid] == owner)
     state.records = {number: job(number, limit=GIB) for number in range(1, 31)}
     done: list[tuple[str, Any]] = []
 
-    def begin(jobs: list[list[notice.Line]]) -> list[notice.Voice]:
+    def begin(jobs: list[list[job_output.Line]]) -> list[job_output.Writer]:
         done.append(("told", [text for lines in jobs for _, text in lines]))
-        return [notice.Voice(len(lines)) for lines in jobs]
+        return [job_output.Writer(len(lines)) for lines in jobs]
 
-    monkeypatch.setattr(notice, "begin", begin)
-    monkeypatch.setattr("prolog_epilog.watching.end_step", lambda _, pids: done.append(("killed", pids)) or len(pids))
+    monkeypatch.setattr(job_output, "begin", begin)
+    monkeypatch.setattr(
+        "prolog_epilog.watching.end_step", lambda _, pids, __: done.append(("killed", pids)) or len(pids)
+    )
     usage = [("GPU-0", 10 * number, 2 * GIB) for number in state.records]
     watcher._sample(watch, usage, None)
     assert [what for what, _ in done] == ["told"] + ["killed"] * 30
@@ -460,7 +474,7 @@ def test_lines_that_are_not_taken_do_not_hold_others_up() -> None:
                     os.set_blocking(write, True)
             words = [sys.executable, "-c", "input()"]
             programs.append(subprocess.Popen(words, stdin=subprocess.PIPE, stderr=write))
-        told = notice.tell_all([[([program.pid], "job 7: too much")] for program in programs], 60.0)
+        told = job_output.write_all([[([program.pid], "job 7: too much")] for program in programs], 60.0)
         assert told == [[True]] + [[False]] * 9
         assert os.read(pipes[0][0], 4096) == b"\nsluice: job 7: too much\n"
     finally:
@@ -470,3 +484,38 @@ def test_lines_that_are_not_taken_do_not_hold_others_up() -> None:
         for ends in pipes:
             for end in ends:
                 os.close(end)
+
+
+def test_a_duty_that_fails_is_called_again_and_does_not_hold_another_up(capfd: pytest.CaptureFixture[str]) -> None:
+    stopping, called = threading.Event(), {"bad": 0, "good": 0}
+    enough = threading.Event()
+
+    def bad() -> None:
+        called["bad"] += 1
+        raise ValueError("no sensor")
+
+    def good() -> None:
+        called["good"] += 1
+        if called["good"] >= 3 and called["bad"] >= 3:
+            enough.set()
+
+    duties = Duties(stopping)
+    duties.add("bad", 0.001, bad)
+    duties.add("good", 0.001, good)
+    duties.start()
+    assert enough.wait(20)
+    stopping.set()
+    assert capfd.readouterr().err.count("action=problem duty=bad") == 1  # said once, however often it fails
+
+
+def test_old_records_go_while_the_agent_runs(agent: Agent) -> None:
+    store, outbox = agent.state.store, agent.state.outbox
+    outbox.prepare()
+    for number in (7, 8):
+        store.save(job(number))
+        outbox.put(job(number))
+    for old in (*store.folder.glob("7.json"), *outbox.folder.glob("7-*.json")):
+        os.utime(old, (1, 1))
+    [retention] = [duty for duty in agent.duties._duties if duty.name == "retention"]
+    retention.function()
+    assert [one.job for one in store.load_all()[0]] == [8] == outbox.waiting()

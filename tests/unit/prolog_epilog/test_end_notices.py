@@ -1,4 +1,4 @@
-"""Notes of batch jobs' ends, and how they are told to the controllers."""
+"""Notes of batch jobs' ends, and how they are reported to the controllers."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from prolog_epilog.ends import Ends, Note, reports_itself, tell
-from sluice_base.errors import SluiceError
-from slurm_client.commands import Commands
+from prolog_epilog.end_notices import EndNotice, EndNotices, report, reports_itself
+from sluice.base.errors import SluiceError
+from sluice.slurm import job as slurm_job
+from sluice.slurm.commands import Commands
 
 ENDED = int(time.time()) - 100
-NOTE = Note(job=42, restarts=1, uid=1000, status=256, ended=ENDED, stepd=4000000)
+NOTE = EndNotice(job=42, restarts=1, uid=1000, status=256, ended=ENDED, stepd=4000000)
 
 
-def write(folder: Path, note: Note, name: str = "") -> Path:
+def write(folder: Path, note: EndNotice, name: str = "") -> Path:
     """A note as the SPANK plugin writes it."""
     path = folder / (name or str(note.job))
     path.write_text(f"sluice-ended 1 {note.job} {note.restarts} {note.uid} {note.status} {note.ended} {note.stepd}\n")
@@ -27,28 +28,28 @@ def write(folder: Path, note: Note, name: str = "") -> Path:
 
 
 class Controllers:
-    """Who is told, and what they say: nothing, until they lead."""
+    """Who gets the reports, and their answers: none, until they lead."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[Note, str]] = []
+        self.reported: list[tuple[EndNotice, str]] = []
         self.lead = True
         self.refused: set[int] = set()  # jobs
 
-    def take(self, note: Note, node: str) -> str:
+    def take(self, note: EndNotice, node: str) -> str:
         if not self.lead or note.job in self.refused:
             raise SluiceError("nobody leads")
-        self.told.append((note, node))
+        self.reported.append((note, node))
         return ""
 
 
 class Site:
-    """The folder, a clock that stands, slurmstepds that live or not."""
+    """The folder, a clock that does not move, slurmstepds that run or not."""
 
     def __init__(self, place: Path) -> None:
         self.now = 1000.0
         self.alive: set[int] = set()
         self.controllers = Controllers()
-        self.ends = Ends(
+        self.ends = EndNotices(
             place / "var/ended",
             lambda: "n1",
             give=self.controllers.take,
@@ -69,20 +70,20 @@ def site(tmp_path: Path) -> Site:
     return Site(tmp_path)
 
 
-def test_what_stays_behind_its_slurmstepd_is_told_once(site: Site) -> None:
+def test_what_stays_behind_its_slurmstepd_is_reported_once(site: Site) -> None:
     write(site.folder, NOTE)
     site.alive = {42}
     assert site.look() == 5.0
-    assert not site.controllers.told
+    assert not site.controllers.reported
     site.alive = set()
     wait = site.look(5)
     assert wait is not None and wait <= 3.0  # the epilog may still come
-    assert not site.controllers.told
+    assert not site.controllers.reported
     site.look(wait)
-    assert site.controllers.told == [(NOTE, "n1")]
+    assert site.controllers.reported == [(NOTE, "n1")]
     assert not list(site.folder.iterdir())
     site.look(60)
-    assert len(site.controllers.told) == 1
+    assert len(site.controllers.reported) == 1
 
 
 def test_what_the_epilog_removes_is_nobodys_business(site: Site) -> None:
@@ -91,10 +92,10 @@ def test_what_the_epilog_removes_is_nobodys_business(site: Site) -> None:
     path.unlink()
     site.look(10)
     site.look(10)
-    assert not site.controllers.told
+    assert not site.controllers.reported
 
 
-def test_it_is_told_again_until_a_controller_answers_ever_more_seldom(site: Site) -> None:
+def test_it_is_reported_again_until_a_controller_answers_at_growing_intervals(site: Site) -> None:
     write(site.folder, NOTE)
     site.look()
     site.controllers.lead = False
@@ -111,7 +112,7 @@ def test_it_is_told_again_until_a_controller_answers_ever_more_seldom(site: Site
     assert all(6 <= wait <= 10 for wait in asked[3:])  # slurmctld asks nodes after 20 s what runs there
     site.controllers.lead = True
     site.look()
-    assert site.controllers.told == [(NOTE, "n1")]
+    assert site.controllers.reported == [(NOTE, "n1")]
 
 
 def test_one_that_is_not_taken_keeps_up_no_other(site: Site) -> None:
@@ -122,10 +123,10 @@ def test_one_that_is_not_taken_keeps_up_no_other(site: Site) -> None:
     for _ in range(3):
         with pytest.raises(SluiceError):
             site.look(20)
-    assert [note.job for note, _ in site.controllers.told] == [3, 4, 5]
+    assert [note.job for note, _ in site.controllers.reported] == [3, 4, 5]
     site.controllers.refused = set()
     site.look(20)
-    assert sorted(note.job for note, _ in site.controllers.told) == [1, 2, 3, 4, 5]
+    assert sorted(note.job for note, _ in site.controllers.reported) == [1, 2, 3, 4, 5]
 
 
 def test_the_next_run_of_a_job_has_a_note_of_its_own(site: Site) -> None:
@@ -134,20 +135,20 @@ def test_the_next_run_of_a_job_has_a_note_of_its_own(site: Site) -> None:
     site.look()
     later = replace(NOTE, restarts=2, ended=NOTE.ended + 50)
 
-    def take(note: Note, node: str) -> str:
+    def take(note: EndNotice, node: str) -> str:
         write(site.folder, later)
         return site.controllers.take(note, node)
 
     site.ends._give = take
     site.look(10)
     site.ends._give = site.controllers.take
-    assert [note for note, _ in site.controllers.told] == [NOTE]
+    assert [note for note, _ in site.controllers.reported] == [NOTE]
     site.look()
     site.look(3)
-    assert [note for note, _ in site.controllers.told] == [NOTE, later]
+    assert [note for note, _ in site.controllers.reported] == [NOTE, later]
 
 
-def test_an_agent_that_starts_anew_tells_what_it_finds_also_from_before_a_boot(tmp_path: Path) -> None:
+def test_an_agent_that_starts_again_reports_what_it_finds_also_from_before_a_boot(tmp_path: Path) -> None:
     first = Site(tmp_path)
     write(first.folder, NOTE)
     (tmp_path / "run/ended").unlink()
@@ -155,7 +156,7 @@ def test_an_agent_that_starts_anew_tells_what_it_finds_also_from_before_a_boot(t
     second = Site(tmp_path)
     second.look()
     second.look(3)
-    assert second.controllers.told == [(NOTE, "n1")]
+    assert second.controllers.reported == [(NOTE, "n1")]
 
 
 @pytest.mark.parametrize(
@@ -174,16 +175,16 @@ def test_what_is_no_note_is_removed(site: Site, text: str, capsys: pytest.Captur
     (site.folder / "42").write_text(text)
     site.look()
     site.look(10)
-    assert not site.controllers.told
+    assert not site.controllers.reported
     assert not list(site.folder.iterdir())
-    assert "no note of a job's end" in capsys.readouterr().err
+    assert "not a notice of a job's end" in capsys.readouterr().err
 
 
 def test_a_note_that_nobody_took_for_weeks_is_removed(site: Site) -> None:
     write(site.folder, replace(NOTE, ended=ENDED - 31 * 86400))
     site.look()
     site.look(10)
-    assert not site.controllers.told and not list(site.folder.iterdir())
+    assert not site.controllers.reported and not list(site.folder.iterdir())
 
 
 def test_the_folder_is_roots_alone(site: Site) -> None:
@@ -228,21 +229,41 @@ def test_a_slurmstepd_is_known_by_its_job() -> None:
     ],
 )
 def test_what_controllers_answer(tmp_path: Path, said: str, status: int, outcome: str | None) -> None:
-    scontrol = tmp_path / "bin/scontrol"
-    scontrol.parent.mkdir()
-    scontrol.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >{tmp_path}/asked\necho "{said}" >&2\nexit {status}\n')
-    scontrol.chmod(0o755)
-    commands = Commands(prefix=tmp_path)
+    commands = slurm_with(
+        tmp_path,
+        squeue=f"cat <<'END'\n{task_of_array(42, 42, 2)}END\n",
+        scontrol=f'printf "%s\\n" "$@" >{tmp_path}/asked\necho "{said}" >&2\nexit {status}\n',
+    )
     if outcome is None:
-        with pytest.raises(SluiceError, match="it is told again|no controller takes"):
-            tell(NOTE, "n1", commands)
+        with pytest.raises(SluiceError, match="it is reported again|no controller accepts"):
+            report(NOTE, "n1", commands)
     else:
-        assert tell(NOTE, "n1", commands) == outcome
+        assert report(NOTE, "n1", commands) == outcome
     assert (tmp_path / "asked").read_text().splitlines() == [
         "update",
-        "JobId=42",
+        "JobId=42_2",  # its number is the array's, too
         f"AdminComment=sluice-ended 1 42 1 1000 256 {ENDED} n1",
     ]
+
+
+def slurm_with(folder: Path, **scripts: str) -> Commands:
+    """Slurm's commands as these shell scripts."""
+    (folder / "bin").mkdir()
+    for name, script in scripts.items():
+        (folder / "bin" / name).write_text(f"#!/bin/sh\n{script}")
+        (folder / "bin" / name).chmod(0o755)
+    return Commands(prefix=folder)
+
+
+def task_of_array(job: int, array: int, task: int) -> str:
+    """As squeue shows it to `read_job`."""
+    values = {"JobID": str(job), "ArrayJobID": str(array), "ArrayTaskID": str(task), "State": "RUNNING"}
+    return "".join(values.get(name, "1").ljust(width) for name, width in slurm_job._WIDTHS.items()) + "\n"
+
+
+def test_a_job_that_no_controller_knows_any_more_needs_no_end(tmp_path: Path) -> None:
+    commands = slurm_with(tmp_path, squeue="echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1\n")
+    assert report(NOTE, "n1", commands) == ""
 
 
 def test_the_epilog_removes_the_note(tmp_path: Path) -> None:
@@ -257,3 +278,18 @@ def test_the_epilog_removes_the_note(tmp_path: Path) -> None:
         subprocess.run([sys.executable, "-IS", tmp_path / "sluice-epilog"], env=environment, check=True)
         assert not (tmp_path / "42").exists()
     assert (tmp_path / "43").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: another user's process")
+def test_a_users_process_with_that_name_and_number_keeps_no_end_back() -> None:
+    with subprocess.Popen(
+        ["slurmstepd: [42.batch]", "-c", "print(flush=True); import time; time.sleep(60)"],
+        executable=sys.executable,
+        stdout=subprocess.PIPE,
+        user=48611,
+        cwd="/",
+    ) as forged:
+        assert forged.stdout is not None
+        forged.stdout.readline()
+        assert not reports_itself(replace(NOTE, stepd=forged.pid))
+        forged.kill()

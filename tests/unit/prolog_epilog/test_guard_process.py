@@ -1,4 +1,4 @@
-"""The agent's parent: the real program over a small agent of the test's own, with real cgroups where they are."""
+"""The agent's parent: the real program with a small agent of the test's own, and real cgroups where there are any."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ import pytest
 
 from prolog_epilog.guarding import Guard
 from prolog_epilog.outages import Outage, read
-from prolog_epilog.record import Grant, JobRecord
-from sluice_core.limit import library_path
+from sluice.core.limit import library_path
+from sluice.exchange.record import Grant, JobRecord
 
 PROGRAM = library_path().with_name("sluice-guard")
 FREEZER = Path("/sys/fs/cgroup/freezer")
 PATIENCE = 20.0
-# Writes its number down, says what it is told to, and goes on as its name demands.
+# Writes its process number to a file, sends the given messages, and goes on as its name demands.
 AGENT = """
 import json, os, signal, sys, time
 from pathlib import Path
@@ -184,7 +184,7 @@ def test_one_guard_a_node(site: Site) -> None:
     assert len(site.pids) == 1
 
 
-def test_a_guard_that_stands_still_makes_nobody_wait() -> None:
+def test_a_guard_that_hangs_makes_nobody_wait() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     guard = Guard(ours)
     grant = Grant(0, "GPU-1", "nvidia", "H100", 1, limit=1, rung="limiter")
@@ -198,7 +198,7 @@ def test_a_guard_that_stands_still_makes_nobody_wait() -> None:
     assert time.monotonic() - began < 5
     known: set[str] = set()
     theirs.settimeout(0.02)
-    for _ in range(100):  # with each beat it is told more of what had no room
+    for _ in range(100):  # each beat sends more of what had no room
         with suppress(TimeoutError):
             while True:
                 kind, *words = theirs.recv(512).decode().split()
@@ -246,7 +246,7 @@ def state(folder: Path) -> str:
     return (folder / "step_0/freezer.state").read_text().strip()
 
 
-def test_a_job_is_frozen_while_the_agent_stands_still_and_thawed_after(
+def test_a_job_is_frozen_while_the_agent_hangs_and_thawed_after(
     site: Site, job: tuple[Path, subprocess.Popen[bytes]]
 ) -> None:
     folder, _ = job

@@ -1,4 +1,4 @@
-"""What a job made of its GPUs, from samples of known shape, without Slurm and without root."""
+"""How a job used its GPUs, from samples of known shape, without Slurm and without root."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from prolog_epilog import accounting as module
 from prolog_epilog.accounting import Accounting
 from prolog_epilog.cgroups import Place
-from prolog_epilog.record import Grant, JobRecord
 from prolog_epilog.state import Settings, State
 from prolog_epilog.summary import GpuUse, Histogram, Interval, grown_errors, split_energy
 from prolog_epilog.watching import Watch
-from sluice_base.clock import uptime
+from sluice.base.clock import uptime
+from sluice.exchange.record import Grant, JobRecord
 
 GIB = 1 << 30
 S = 10**9
@@ -114,7 +114,7 @@ def test_three_jobs_on_one_gpu(site: Site) -> None:
     uses = [site.end(record)["GPU-0"] for record in records]
     assert [use["utilisation"]["mean"] for use in uses] == [pytest.approx(v, abs=0.05) for v in (16.67, 10, 20)]
     assert sum(use["energy_j"] for use in uses) == pytest.approx(7000)
-    # by work while there is some, then evenly by what was granted
+    # by busy time where there is some, else by what was granted
     assert [use["energy_j"] for use in uses] == [pytest.approx(v + 1000 / 3) for v in (2500, 1500, 2000)]
     assert [use["share"] for use in uses] == [0.25] * 3 and [use["idle_s"] for use in uses] == [20, 20, 20]
 
@@ -163,7 +163,7 @@ def test_a_gap_is_not_measured_and_not_guessed(site: Site) -> None:
     record = site.job(1)
     run_shape(site, "GPU-0", [(4, {100: 0.5}, 100)])
     site.tick(60)  # the driver hung
-    site.busy, site.device = {"GPU-0": {100: 0}}, {"GPU-0": told(0, 1000)}  # its process was started anew
+    site.busy, site.device = {"GPU-0": {100: 0}}, {"GPU-0": told(0, 1000)}  # its process was started again
     site.tick(0.5)
     site.busy, site.device = {"GPU-0": {100: S // 4}}, {"GPU-0": told(0.25, 1050)}
     site.tick(0.5)
@@ -199,7 +199,7 @@ def test_throttling_and_errors(site: Site) -> None:
     )
 
 
-def test_requeued_jobs_begin_anew(site: Site) -> None:
+def test_requeued_jobs_begin_again(site: Site) -> None:
     first = site.job(1)
     run_shape(site, "GPU-0", [(4, {100: 0.9}, 100)])
     assert site.end(first)["GPU-0"]["utilisation"]["mean"] == pytest.approx(90)
@@ -326,6 +326,7 @@ def test_memory_does_not_grow_with_the_job(site: Site) -> None:
         use.add(Interval(0.5, (step % 997) / 997, step * 997 % (80 * GIB), 1.0))
     assert len(use.utilisation_bins.bins) <= 101 and len(use.memory_bins.bins) <= 1300
     assert GpuUse.from_dict(json.loads(json.dumps(use.to_dict()))).report() == use.report()
+    assert GpuUse.from_dict({"told": 3.0}).known_s == 3.0  # sums of an agent that called it so
 
 
 @given(st.lists(st.tuples(st.integers(0, 1 << 37), st.integers(1, 100)), min_size=1, max_size=50), st.floats(0, 1))
@@ -349,7 +350,7 @@ def test_parts_of_the_energy_are_the_whole(energy: float, jobs: list[tuple[float
     assert sum(parts) == pytest.approx(energy, rel=1e-6, abs=1e-6) and min(parts) >= 0
 
 
-def test_errors_of_a_driver_that_was_loaded_anew() -> None:
+def test_errors_of_a_driver_that_was_loaded_again() -> None:
     assert grown_errors({"ecc_corrected": 9, "pcie_replays": None}, {"ecc_corrected": 2, "pcie_replays": 4}) == {
         "ecc_corrected": 2
     }

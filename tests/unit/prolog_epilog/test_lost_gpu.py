@@ -1,4 +1,4 @@
-"""A GPU that falls off the bus while the driver is open, and while a job has it: the others are still read."""
+"""A GPU that falls off the bus while the driver is open and a job has it: the others are still read."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dev_cluster.gpu_sim import library_dir, load_platform, write_node_state
-from dev_cluster.gpu_sim.fields import set_values
+from gpu_sim import library_dir, load_platform, write_node_state
+from gpu_sim.fields import set_values
 
 PROGRAM = """
 import sys
@@ -48,7 +48,7 @@ def test_a_lost_gpu_does_not_silence_the_others(tmp_path: Path, platform: str, v
         assert program.stdout.readline() == f"{count}\n"
         set_values(tmp_path / "node", 1, {"lost": "yes"})
         said, _ = program.communicate("\n", timeout=60)
-    open_then, opened_anew = (line.split() for line in said.splitlines())
+    open_then, opened_again = (line.split() for line in said.splitlines())
     assert open_then[:2] == [str(count), "1"]  # known, and lost
     assert int(open_then[2]) >= count - 1
-    assert opened_anew == [str(count - 1), "0", str(count - 1), "False"]
+    assert opened_again == [str(count - 1), "0", str(count - 1), "False"]

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from health.monitor import Monitor
 from policy.document import parse
 from policy.node import compile_node
-from prolog_epilog.readings import Reading
+from prolog_epilog.health.monitor import Monitor
 from prolog_epilog.server import Peer
 from prolog_epilog.state import RefusalError
-from sluice_base.errors import SluiceError
+from sluice.base.errors import SluiceError
+from sluice.exchange.readings import Reading
 
 PEER = Peer(1, 0)
 
@@ -59,10 +59,13 @@ class Node:
 
     def restart(self) -> Monitor:
         self.monitor = Monitor(
-            self.state, SimpleNamespace(watches={"nvidia": self.vendor}),  # type: ignore[arg-type]
-            policy=self.folder / "sluice.node.json", memory=self.folder / "health.json", send=self.send,
+            self.state,
+            SimpleNamespace(watches={"nvidia": self.vendor}),  # type: ignore[arg-type]
+            policy=self.folder / "sluice.node.json",
+            memory=self.folder / "health.json",
+            send=self.send,
             spools=[str(self.folder / "%n")],
-        )  # fmt: skip
+        )
         partition = SimpleNamespace(uuid="MIG-1")
         gpu = SimpleNamespace(
             uuid="GPU-0", vendor="nvidia", model="H100", nics=[], driver_version="570", partitions=[partition]
@@ -95,7 +98,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     def node_devices(inventory: Any) -> list[Any]:
         return [SimpleNamespace(gpu=0, files=tuple(inventory.device_files))]
 
-    monkeypatch.setattr("health.monitor.node_devices", node_devices)
+    monkeypatch.setattr("prolog_epilog.health.monitor.node_devices", node_devices)
     return Node(tmp_path)
 
 
@@ -113,7 +116,7 @@ def test_a_round_asks_judges_and_reports(node: Node) -> None:
 def test_a_driver_that_hangs_holds_a_round_up_for_some_seconds_only(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("health.monitor.ANSWER_S", 0.3)
+    monkeypatch.setattr("prolog_epilog.health.monitor.ANSWER_S", 0.3)
     node.vendor.hangs = True
     began = time.monotonic()
     assert node.faults() == ["driver"]
@@ -142,7 +145,7 @@ def test_prologs_refuse_what_quick_checks_found_and_nothing_else(node: Node) -> 
 
 def test_without_room_for_jobs_prologs_refuse_at_once(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     room = {"n1": 900.0}
-    monkeypatch.setattr("health.monitor._room_mib", lambda path: room[Path(path).name])
+    monkeypatch.setattr("prolog_epilog.health.monitor._room_mib", lambda path: room[Path(path).name])
     assert node.faults() == []
     assert node.refuses() == ""
     room["n1"] = 3.0
@@ -178,7 +181,7 @@ def test_without_controllers_it_says_so_and_goes_on(node: Node, capsys: pytest.C
     for _ in range(3):
         node.faults()
         node.monitor.deliver()
-    assert capsys.readouterr().err.count("no report of health was taken") == 1
+    assert capsys.readouterr().err.count("no health report was accepted") == 1
     report = node.monitor.round()
     assert report is not None and report.undelivered_since is not None
     node.answer = {"time": time.time() - 100, "returned": [], "held_back": False}
@@ -207,7 +210,7 @@ def test_mode_off(node: Node) -> None:
 
 
 def test_a_reading_that_makes_no_sense_is_said_and_is_no_answer(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("health.monitor.ANSWER_S", 0.2)
+    monkeypatch.setattr("prolog_epilog.health.monitor.ANSWER_S", 0.2)
     node.vendor.hangs = True
     node.monitor.on_sample(node.vendor, {"full": {"GPU-0": "hot"}})  # type: ignore[arg-type]
     assert node.faults() == ["driver"]

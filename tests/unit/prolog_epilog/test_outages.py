@@ -1,4 +1,4 @@
-"""What the agent makes of what its guard remembers: records, suspects, and a node that is drained or not."""
+"""How the agent uses what its guard recorded: job records, suspects, and a node that is drained or not."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from prolog_epilog.outages import Outage, Outages, read
-from prolog_epilog.record import JobRecord
+from prolog_epilog.outages import Outage, Outages, after_one_death, read
 from prolog_epilog.state import Settings, State
-from sluice_base.run import CommandError
-from slurm_client.commands import Commands
+from sluice.base.run import CommandError
+from sluice.exchange.record import JobRecord
+from sluice.slurm.commands import Commands
 
 NOW = 1_800_000_000.0
 
 
 class Slurm(Commands):
-    """Writes down what it is asked; `fails` says which commands do, and what they print."""
+    """Records the commands; `fails` says which ones fail, and what they print."""
 
     def __init__(self, **fails: str) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Slurm(Commands):
 
 
 class Site:
-    """A node whose guard remembers what `remembers` says."""
+    """A node whose guard recorded what `remembers` says."""
 
     def __init__(self, folder: Path, **fails: str) -> None:
         self.state = State(Settings(run=folder, records=folder / "records"))
@@ -173,10 +173,10 @@ def test_a_hold_that_cannot_be_written_is_tried_again(site: Site) -> None:
 
 
 def test_one_death_is_no_reason_to_ask_slow_drivers_again(site: Site) -> None:
-    assert not site.outages.after_one_death()
+    assert not after_one_death(site.path, lambda: NOW)
     site.remembers(death(1, 400, lasted=300), death(2, 1, lasted=-1))
-    assert site.outages.after_one_death()
+    assert after_one_death(site.path, lambda: NOW)
     site.remembers(death(1, 40, lasted=300), death(2, 1, lasted=-1))
-    assert not site.outages.after_one_death()
+    assert not after_one_death(site.path, lambda: NOW)
     site.remembers(death(1, 4, lasted=300))  # the restart after it was asked for
-    assert not site.outages.after_one_death()
+    assert not after_one_death(site.path, lambda: NOW)

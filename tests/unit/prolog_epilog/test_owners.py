@@ -14,19 +14,19 @@ from typing import Any
 
 import pytest
 
-from policy.model import Strangers as Policy
-from prolog_epilog import cgroups, ending, notice, owners
+from policy.node_limits import NodeStrangers as Policy
+from prolog_epilog import cgroups, job_output, owners, step_kill
 from prolog_epilog.cgroups import Place
-from prolog_epilog.ending import end_step
 from prolog_epilog.owners import Owner, Owners
-from prolog_epilog.record import Grant, JobRecord
 from prolog_epilog.sampling import _bounded
 from prolog_epilog.state import Settings, State
+from prolog_epilog.step_kill import end_step
 from prolog_epilog.strangers import Earlier, Strangers
 from prolog_epilog.subuids import Subuids
 from prolog_epilog.watchdog import OUTSIDE, Stranger, judge
 from prolog_epilog.watching import Watch, Watcher
 from prolog_epilog.worker import Worker
+from sluice.exchange.record import Grant, JobRecord
 
 GIB = 1 << 30
 STEP_1 = "9:freezer:/slurm_n1/uid_1000/job_12/step_0\n0::/\n"
@@ -85,8 +85,14 @@ def finder(tmp_path: Path, subuids: Subuids) -> Owners:
 
 def test_containers_count_to_the_owner_of_their_subordinate_uids(tmp_path: Path, subuids: Subuids) -> None:
     assert [subuids.owner(uid) for uid in (0, 1000, 99999, 100000, 165535, 165536, 231072)] == [
-        "", "", "", "ann", "ann", "1001", "",
-    ]  # fmt: skip
+        "",
+        "",
+        "",
+        "ann",
+        "ann",
+        "1001",
+        "",
+    ]
     (tmp_path / "subuid").write_text("bob:100000:10\n")
     assert (subuids.owner(100001), subuids.owner(100010)) == ("bob", "")
     (tmp_path / "subuid").unlink()
@@ -104,7 +110,7 @@ def test_a_huge_file_of_subordinate_uids_is_read_in_part(tmp_path: Path, capfd: 
 
 
 def test_what_was_found_of_a_process_outlives_its_leader(finder: Owners, tmp_path: Path) -> None:
-    """Version 1 tells nothing of it then; a thread that is not among the first does not matter."""
+    """Version 1 does not show it then; a thread that is not among the first does not matter."""
     process(tmp_path / "proc", 5, STEP_1)
     assert finder.look([5]) == {5: Owner(Place(12, "0"), 1000)}
     dead = {tid: (EXITED_1, EXITING) for tid in range(6, 200)}
@@ -122,7 +128,7 @@ def test_one_that_only_seems_to_end_counts_to_its_user_soon(finder: Owners, tmp_
     clock.now += 0.2
     assert finder.look([5])[5] == Owner(uid=1000)
     dead = {tid: (EXITED_1, EXITING) for tid in range(8, 200)}
-    process(tmp_path / "proc", 7, EXITED_1, flags=EXITING, threads=dead)  # who knows what is behind them
+    process(tmp_path / "proc", 7, EXITED_1, flags=EXITING, threads=dead)  # what is behind them is unknown
     assert finder.look([7])[7] == Owner(uid=1000)
 
 
@@ -175,13 +181,16 @@ def test_a_place_in_a_job_counts_where_its_user_is_the_jobs() -> None:
     assert whose(Owner(here, 1001)) == (13, OUTSIDE)  # of one who has a job of his own here
     assert whose(Owner(here, 1002)) == (12, "0")  # of one who has none: the cgroup is root's word
     assert whose(Owner(Place(12, "0", uid=1007), 1007)) == "job"  # another job of that number
-    assert whose(Owner(Place(14, "0"), 1000)) == "job"  # never the job beside it
+    assert whose(Owner(Place(14, "0"), 1000)) == "job"  # never the neighbouring job
 
 
 def test_slurmstepd_and_services_are_nobodys() -> None:
     system = [
-        Owner(Place(12, "0", version=2, stepd=True), 0), Owner(uid=0), Owner(uid=107), Owner(uid=1000, ending=True),
-    ]  # fmt: skip
+        Owner(Place(12, "0", version=2, stepd=True), 0),
+        Owner(uid=0),
+        Owner(uid=107),
+        Owner(uid=1000, ending=True),
+    ]
     for owner in system:
         found = judge([("GPU-0", 1, 2 * GIB)], {12: record()}, {1: owner}.get)
         assert (found.acts, found.strangers) == ([], [])
@@ -213,7 +222,7 @@ def test_processes_that_are_too_many_count_all_the_same(monkeypatch: pytest.Monk
     }
     known = {4: Owner(Place(12, "0"), 1000), -1: Owner(uid=1000)}
     [act] = judge([("GPU-0", 4, GIB - 1), ("GPU-0", -1, 5)], {12: record()}, known.get).acts
-    assert (act.charged, act.step, act.pids) == (GIB + 4, "0", (4,))  # no number that is none is ever signalled
+    assert (act.charged, act.step, act.pids) == (GIB + 4, "0", (4,))  # what is not a process number is never signalled
 
 
 # ---- strangers ----
@@ -229,7 +238,7 @@ def state(tmp_path: Path) -> State:
 
 
 def settled(state: State, policy: Policy | None = None) -> Strangers:
-    """On a node where prologs tell the agent of jobs."""
+    """On a node where prologs report jobs to the agent."""
     made = Strangers(state, lambda: policy or Policy(), Clock())
     made.earlier.begin()
     return made
@@ -244,17 +253,21 @@ def test_a_job_without_gpus_is_ended_and_the_controllers_hear_of_it(state: State
     strangers = settled(state)
     [act] = strangers.acts([A_JOB])
     assert (act.action, act.job, act.step, act.limit, act.pids) == ("end", 40, "1", 0, (2, 1))
-    strangers.note(act, told=True)
+    strangers.note(act, notified=True)
     strangers.write()
-    strangers.note(act, told=False)
+    strangers.note(act, notified=False)
     strangers.write()
     [file] = state.outbox.folder.iterdir()  # one record, however often it tries
     one = JobRecord.from_json(file.read_text(), "outbox")
     assert (one.job, one.uid, one.grants, one.ended is not None) == (40, 1009, [], True)
-    assert [(event.action, event.detail["told"]) for event in one.events] == [("end", True), ("end", False)]
-    assert one.events[0].detail | {"told": 0} == {
-        "step": "1", "uuid": "GPU-0", "charged": 7 * GIB, "limit": 0, "told": 0,
-    }  # fmt: skip
+    assert [(event.action, event.detail["notified"]) for event in one.events] == [("end", True), ("end", False)]
+    assert one.events[0].detail | {"notified": 0} == {
+        "step": "1",
+        "uuid": "GPU-0",
+        "charged": 7 * GIB,
+        "limit": 0,
+        "notified": 0,
+    }
 
 
 def test_what_policy_says_of_each_kind(state: State, capfd: pytest.CaptureFixture[str]) -> None:
@@ -301,7 +314,7 @@ def test_what_is_left_of_a_job_that_ended_is_ended_and_its_record_stays(state: S
     strangers = settled(state, Policy(jobs_without_gpus="ignore"))
     state.store.save(record(40))
     [act] = strangers.acts([A_JOB])
-    strangers.note(act, told=True)
+    strangers.note(act, notified=True)
     strangers.write()
     assert act.action == "end" and list(state.outbox.folder.iterdir()) == []
 
@@ -313,6 +326,10 @@ def test_damaged_memory_of_earlier_jobs_is_named(tmp_path: Path) -> None:
 
 
 # ---- ending ----
+
+
+def any_one(pid: int) -> bool:
+    return True
 
 
 def sleepers(count: int) -> list[subprocess.Popen[bytes]]:
@@ -328,7 +345,7 @@ def test_a_step_is_ended_by_its_cgroup(tmp_path: Path, frozen: str) -> None:
         for folder, members in ((tmp_path, programs[:1]), (tmp_path / "below", programs[1:2])):
             (folder / "cgroup.procs").write_text("".join(f"{one.pid}\n" for one in members))
             (folder / frozen).write_text("")
-        assert end_step(tmp_path, [programs[2].pid]) == 2
+        assert end_step(tmp_path, [programs[2].pid], any_one) == 2
         assert [one.wait(10) for one in programs] == [-signal.SIGKILL] * 3
         assert (tmp_path / "below" / frozen).read_text() == (tmp_path / frozen).read_text() in ("THAWED", "0")
     finally:
@@ -338,11 +355,11 @@ def test_a_step_is_ended_by_its_cgroup(tmp_path: Path, frozen: str) -> None:
 
 
 def test_numbers_are_signalled_before_the_step_is_walked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Walking takes as long as its user makes it: by then the number may be a neighbour's."""
+    """A user can make the search slow: by then the number may be another user's."""
     done: list[str] = []
-    monkeypatch.setattr(ending, "_kill", lambda pids: done.append("kill") or len(pids))
-    monkeypatch.setattr(ending, "_end_frozen", lambda _: done.append("walk") or 0)
-    assert end_step(tmp_path, [os.getpid()]) == 1
+    monkeypatch.setattr(signal, "pidfd_send_signal", lambda *_: done.append("kill"))
+    monkeypatch.setattr(step_kill, "_end_frozen", lambda _: done.append("walk") or 0)
+    assert end_step(tmp_path, [os.getpid()], any_one) == 1
     assert done == ["kill", "walk"]
 
 
@@ -350,21 +367,21 @@ def test_what_its_user_may_freeze_again_is_taken_to_the_jobs_own_cgroup(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     [hidden] = sleepers(1)
-    monkeypatch.setattr(ending, "_kill", lambda _: 1)  # it is frozen
+    monkeypatch.setattr(signal, "pidfd_send_signal", lambda *_: None)  # it is frozen
     step = tmp_path / "job_12/step_0"
     try:
         step.mkdir(parents=True)
         for path in (step.parent / "cgroup.procs", step / "cgroup.procs", step / "freezer.state"):
             path.touch()
-        end_step(step, [hidden.pid])
-        assert (step.parent / "cgroup.procs").read_text() == ""  # a slow thing, that is not done for nothing
+        end_step(step, [hidden.pid], any_one)
+        assert (step.parent / "cgroup.procs").read_text() == ""  # it is slow, and not done without need
         (step / "mine").mkdir()
-        end_step(step, [hidden.pid])
+        end_step(step, [hidden.pid], any_one)
         assert (step.parent / "cgroup.procs").read_text() == str(hidden.pid)
         (step.parent / "cgroup.procs").write_text("")
         hidden.kill()
         hidden_has_ended = select.select([os.pidfd_open(hidden.pid)], [], [], 10)[0]
-        end_step(step, [hidden.pid])
+        end_step(step, [hidden.pid], any_one)
         assert hidden_has_ended and (step.parent / "cgroup.procs").read_text() == ""  # it may be another's number
     finally:
         hidden.kill()
@@ -376,7 +393,7 @@ def test_where_the_kernel_ends_a_whole_cgroup_nobody_is_looked_for(tmp_path: Pat
     try:
         (tmp_path / "cgroup.kill").write_text("")
         (tmp_path / "cgroup.procs").write_text(f"{other.pid}\n")
-        assert end_step(tmp_path, []) == 0 and (tmp_path / "cgroup.kill").read_text() == "1"
+        assert end_step(tmp_path, [], any_one) == 0 and (tmp_path / "cgroup.kill").read_text() == "1"
         assert other.poll() is None
     finally:
         other.kill()
@@ -386,7 +403,7 @@ def test_where_the_kernel_ends_a_whole_cgroup_nobody_is_looked_for(tmp_path: Pat
 def test_ending_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     signalled: list[int] = []
     monkeypatch.setattr(os, "kill", lambda pid, _: signalled.append(pid))
-    monkeypatch.setattr(ending, "_MOST_FOLDERS", 8)
+    monkeypatch.setattr(step_kill, "_MOST_FOLDERS", 8)
     folder = tmp_path
     for depth in range(40):
         folder = folder / str(depth)
@@ -394,19 +411,19 @@ def test_ending_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         (folder / "cgroup.procs").write_text(f"{10000 + depth}\n")
     (tmp_path / "freezer.state").touch()
     began = time.monotonic()
-    end_step(tmp_path, [])
+    end_step(tmp_path, [], any_one)
     assert time.monotonic() - began < 5 and signalled == [10000 + depth for depth in range(7)]
 
 
 def test_a_number_that_has_become_anothers_is_not_signalled(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the driver's list and the signal the process has ended."""
-    watcher, watch = Watcher(state), Watch(Worker("nvidia"))
+    watcher, watch = Watcher(state, Policy), Watch(Worker("nvidia"))
     state.records[12] = record()
     found = {5: Owner(Place(12, "0"), 1000), 6: Owner(Place(12, "0"), 1000)}
     monkeypatch.setattr(watch.finder, "look", lambda pids: {pid: found[pid] for pid in pids})
     monkeypatch.setattr(cgroups, "place_of", lambda pid, proc: Place(33, "0") if pid == 5 else Place(12, "0"))
     ended: list[Any] = []
-    monkeypatch.setattr("prolog_epilog.watching.end_step", lambda _, pids: ended.extend(pids) or 0)
+    monkeypatch.setattr("prolog_epilog.watching.end_step", lambda _, pids, __: ended.extend(pids) or 0)
     watcher._sample(watch, [("GPU-0", 5, GIB), ("GPU-0", 6, GIB)], None)
     assert ended == [6]
 
@@ -416,30 +433,30 @@ def test_a_number_that_has_become_anothers_is_not_signalled(state: State, monkey
 
 def test_whoever_does_not_read_keeps_nobody_alive(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
     """A child that cannot even get at the files of one job's processes holds up no other's end."""
-    watcher, watch = Watcher(state), Watch(Worker("nvidia"))
+    watcher, watch = Watcher(state, Policy), Watch(Worker("nvidia"))
     state.records = {job: record(job) for job in (1, 2, 3)}
     monkeypatch.setattr(watch.finder, "look", lambda pids: {pid: Owner(Place(pid, "0"), 1000) for pid in pids})
     monkeypatch.setattr(watch.finder, "is_still", lambda *_: True)
-    monkeypatch.setattr(notice, "_error_of", lambda pid: time.sleep(60) if pid == 1 else None)
+    monkeypatch.setattr(job_output, "_error_of", lambda pid: time.sleep(60) if pid == 1 else None)
     began, ended = time.monotonic(), {}
     monkeypatch.setattr(
-        "prolog_epilog.watching.end_step", lambda _, pids: ended.update({pids[0]: time.monotonic() - began}) or 1
+        "prolog_epilog.watching.end_step", lambda _, pids, __: ended.update({pids[0]: time.monotonic() - began}) or 1
     )
     watcher._sample(watch, [("GPU-0", pid, 2 * GIB) for pid in (1, 2, 3)], None)
     assert list(ended)[-1] == 1 and max(ended[2], ended[3]) < ended[1] < 5
-    assert [one.events[-1].detail["told"] for one in state.records.values()] == [False] * 3
+    assert [one.events[-1].detail["notified"] for one in state.records.values()] == [False] * 3
     deadline = time.monotonic() + 10
-    while notice._left and time.monotonic() < deadline:
-        notice._reap()
-    assert not notice._left
+    while job_output._left and time.monotonic() < deadline:
+        job_output._reap()
+    assert not job_output._left
 
 
 def test_no_more_children_than_may_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notice, "_MOST_CHILDREN", 2)
-    monkeypatch.setattr(notice, "_error_of", lambda _: time.sleep(60))
-    voices = notice.begin([[([1], "x")], [([2], "x"), ([3], "y")], [([4], "x")]])
+    monkeypatch.setattr(job_output, "_MOST_CHILDREN", 2)
+    monkeypatch.setattr(job_output, "_error_of", lambda _: time.sleep(60))
+    writers = job_output.begin([[([1], "x")], [([2], "x"), ([3], "y")], [([4], "x")]])
     try:
-        assert [voice.pid > 0 for voice in voices] == [True, True, False]
-        assert [voice.told for voice in voices] == [[False], [False, False], [False]]
+        assert [writer.pid > 0 for writer in writers] == [True, True, False]
+        assert [writer.written for writer in writers] == [[False], [False, False], [False]]
     finally:
-        notice.finish(voices, 0.0)
+        job_output.finish(writers)

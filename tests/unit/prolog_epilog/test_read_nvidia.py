@@ -1,4 +1,4 @@
-"""What NVIDIA's driver tells of processes, where the node's clock is set: its samples go by that clock."""
+"""What NVIDIA's driver reports of processes when the node's clock is set: its samples use that clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every refusal, whose fault it is, and what becomes of a job that is refused for its own."""
+"""Every refusal, whose fault it is, and what happens to a job that is refused for its own fault."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import json
 import os
 import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,15 +24,15 @@ from prolog_epilog.cgroups import Place
 from prolog_epilog.devices import NodeDevice
 from prolog_epilog.holds import Hold, Holds
 from prolog_epilog.jobs import read_share
-from prolog_epilog.record import Grant, JobRecord
 from prolog_epilog.refusals import PROGRAMS, Blame, Refusal
 from prolog_epilog.server import Peer
 from prolog_epilog.state import RefusalError, Settings
 from prolog_epilog.watching import Watch
 from prolog_epilog.worker import Worker
-from sluice_base.errors import SluiceError
-from sluice_base.run import CommandError
-from slurm_client.refused import reason_in, with_reason
+from sluice.base.errors import SluiceError
+from sluice.base.run import CommandError
+from sluice.exchange.record import Grant, JobRecord
+from sluice.slurm.refused import reason_in, with_reason
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = ROOT / "prolog_epilog/programs/node_program.py"
@@ -60,8 +61,14 @@ def test_each_refusal_in_the_code_is_in_the_table_and_each_of_the_table_in_the_c
     used = set()
     for path in [*ROOT.glob("prolog_epilog/**/*.py"), *ROOT.glob("health/**/*.py")]:
         for function, call in calls(path, "RefusalError"):
-            named = [word.attr for word in ast.walk(call) if isinstance(word, ast.Attribute) and word.attr.isupper()
-                     and isinstance(word.value, ast.Name) and word.value.id == "Refusal"]  # fmt: skip
+            named = [
+                word.attr
+                for word in ast.walk(call)
+                if isinstance(word, ast.Attribute)
+                and word.attr.isupper()
+                and isinstance(word.value, ast.Name)
+                and word.value.id == "Refusal"
+            ]
             assert len(named) == 1, f"{path.name}: {function}: no reason of prolog_epilog/refusals.py"
             used.add(Refusal[named[0]])
     assert used == set(Refusal)
@@ -86,6 +93,7 @@ def device(index: int = 0, vendor: str = "nvidia") -> NodeDevice:
 @pytest.fixture
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Agent:
     monkeypatch.setattr(cgroups, "jobs_here", lambda: set())
+    monkeypatch.setattr("prolog_epilog.jobs._DRIVER_SECONDS", 0.2)
     return make_agent(tmp_path)
 
 
@@ -228,6 +236,7 @@ TRIED: dict[Refusal, Callable[[Agent], object]] = {
     Refusal.JOB_REFUSED: task_of_a_refused_job,
     Refusal.SUSPECT: lambda agent: (known(agent), agent.state.suspects.add(7), limit(agent)),
     Refusal.JOB_UNKNOWN: limit,
+    Refusal.PROLOG_SKIPPED: lambda agent: (prolog(agent, job=6), limit(agent)),
     Refusal.WRONG_USER: lambda agent: (known(agent), limit(agent, uid=5)),
     Refusal.NO_TASK: lambda agent: agent.jobs.task(peer=Peer(os.getpid(), 1000), open=[]),
     Refusal.GPU_NOT_GIVEN: lambda agent: (known(agent), limit(agent, gpus=[1])),
@@ -254,6 +263,14 @@ def test_a_refused_job_that_begins_again_without_its_prolog_is_to_wait_again(age
     assert held == [(7, "no share")]
 
 
+def test_a_job_that_begins_without_its_prolog_is_to_begin_again(agent: Agent) -> None:
+    """A step's own request registers nothing."""
+    assert ask(agent, do="announce") == {"ok": {}}
+    answer = ask(agent, do="limit", job=7, uid=1000, whole=True, gpus=[0], shards=0, open=[])
+    assert answer == {"error": "job 7: slurmd ran no prolog for it; it is requeued", "blame": "job"}
+    assert agent.state.records == {} and not Hold.read(agent.holds.folder / "7").held
+
+
 @pytest.mark.parametrize("refusal", Refusal, ids=lambda one: one.name)
 def test_each_refusal_is_given_with_its_blame(agent: Agent, refusal: Refusal) -> None:
     with pytest.raises(RefusalError) as told:
@@ -261,7 +278,7 @@ def test_each_refusal_is_given_with_its_blame(agent: Agent, refusal: Refusal) ->
     assert told.value.refusal is refusal and told.value.blame is refusal.blame
 
 
-# ---- what becomes of the job ----
+# ---- what happens to the job ----
 
 
 def ask(agent: Agent, **request: object) -> dict[str, Any]:
@@ -314,6 +331,7 @@ def test_nothing_of_a_refused_job_starts_also_after_a_restart_and_its_epilog_doe
     assert ask(agent, **JOB, share="50%")["blame"] == "job"
     for one in (agent, again := make_agent(tmp_path)):
         if one is again:
+            again.state.find_jobs()
             again.jobs.take_over()
         told = ask(one, do="limit", job=7, uid=1000, whole=True, gpus=[0], shards=0, open=[])
         assert told["blame"] == "job" and "job 7 is refused: --gpu-share='50%'" in told["error"]
@@ -326,6 +344,40 @@ def test_nothing_of_a_refused_job_starts_also_after_a_restart_and_its_epilog_doe
     assert "--gpu-share='50%'" in kept.refused and kept.events[0].action == "refuse"
 
 
+@pytest.mark.parametrize("heard", [{"do": "epilog", "job": 7}, JOB], ids=["epilog", "prolog"])
+def test_a_job_whose_epilog_gave_up_is_taken_back_when_it_is_clear_that_it_ended(
+    agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heard: dict[str, Any]
+) -> None:
+    ask(agent, **JOB)
+    again = make_agent(tmp_path)
+    again.state.find_jobs()
+    again.jobs.take_over()
+    assert 7 in again.state.records  # it has no process yet, or none any more
+    monkeypatch.setattr(JobRecord, "age", lambda _: 31.0)
+    again.jobs.settle_inherited()
+    assert again.state.records == {} and again.state.store.load(7).ended
+
+    ask(agent, **JOB)
+    later = make_agent(tmp_path)
+    monkeypatch.setattr(JobRecord, "age", lambda _: 1.0)
+    later.state.find_jobs()
+    later.jobs.take_over()
+    monkeypatch.setattr(JobRecord, "age", lambda _: 31.0)
+    monkeypatch.setattr(later.jobs, "_take_back", lambda *_: None)  # as an epilog that is not through
+    ask(later, **heard)
+    later.jobs.settle_inherited()
+    assert 7 in later.state.records
+
+
+def test_a_prolog_waits_for_a_driver_that_is_slow_once(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prolog_epilog.jobs._DRIVER_SECONDS", 60.0)
+    watch = agent.watcher.watches["nvidia"]
+    watch.problem = SluiceError("the nvidia driver gives no answer")
+    threading.Timer(0.3, setattr, (watch, "problem", None)).start()
+    prolog(agent)
+    assert 7 in agent.state.records
+
+
 def test_a_job_that_runs_is_refused_again_where_it_was(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ask(agent, **JOB, share="50%")["blame"] == "job"
     monkeypatch.setattr(cgroups, "jobs_here", lambda: {7})
@@ -336,7 +388,7 @@ def test_a_refused_job_takes_no_share_from_others(agent: Agent) -> None:
     limits(agent, ladder=("mps", "watchdog"))
     agent.jobs._ladder._shares._mps.unavailable = lambda *_: ""  # type: ignore[method-assign]
     assert ask(agent, **JOB | {"job": 5}, share="60") == {"ok": {}}
-    assert "40 % of GPU 0 are left" in ask(agent, **JOB | {"job": 6}, share="60")["error"]
+    assert "the jobs on GPU 0 leave 40 %" in ask(agent, **JOB | {"job": 6}, share="60")["error"]
     assert ask(agent, **JOB, share="40") == {"ok": {}}
 
 
@@ -402,7 +454,7 @@ def test_the_prolog_passes_on_whatever_share_a_user_wrote(tmp_path: Path, name: 
     assert json.loads(done.stdout)["share"] == share[:64]
 
 
-# ---- how the controllers are told ----
+# ---- how it is reported to the controllers ----
 
 
 class Slurm:
@@ -423,7 +475,7 @@ class Slurm:
         }
         self.job |= changes
         self.comment = "site's own"
-        self.said = {"requeuehold": "", "scancel": ""}
+        self.said = {"requeuehold": "", "requeue": "", "scancel": ""}
         self.done: list[list[str]] = []
         self.up = True
 
@@ -436,7 +488,7 @@ class Slurm:
         out, error = "", ""
         if name == "squeue" and words[-1].startswith(
             "admin_comment:"
-        ):  # the one name that both of Slurm's versions know
+        ):  # the only name that both versions of Slurm know
             out = f"{self.comment or '(null)'}   \n"
         elif name == "squeue":
             widths = [field.split(":") for field in words[-1].split(",")]
@@ -477,6 +529,24 @@ def test_a_refused_batch_job_is_requeued_held_with_the_reason(tmp_path: Path) ->
     assert slurm.comment == "site's own sluice-refused: on n1: no share left"
 
 
+@pytest.mark.parametrize("state", ["RUNNING", "FAILED"])
+def test_a_job_without_its_prolog_is_requeued_once_without_a_comment(tmp_path: Path, state: str) -> None:
+    slurm = Slurm(ArrayTaskID="3", State=state)
+    made = Holds(tmp_path / "refused", commands=slurm)  # type: ignore[arg-type]
+    made.prepare()
+    made.put_back(7)
+    assert made.run() is None and waiting(made) == 0
+    assert slurm.done == [["scontrol", "requeue", "7_3"]] and slurm.comment == "site's own"
+
+
+def test_a_job_without_its_prolog_that_cannot_be_requeued_fails_by_itself(tmp_path: Path) -> None:
+    slurm = Slurm(Requeue="0")
+    made = Holds(tmp_path / "refused", commands=slurm)  # type: ignore[arg-type]
+    made.prepare()
+    made.put_back(7)
+    assert made.run() is None and waiting(made) == 0 and slurm.done == []
+
+
 def test_the_reason_is_all_where_there_was_no_comment(tmp_path: Path) -> None:
     slurm = Slurm()
     slurm.comment = ""
@@ -503,7 +573,7 @@ def test_what_cannot_be_requeued_says_why_and_is_cancelled(tmp_path: Path, chang
     assert made.run() is None
 
 
-def test_a_controller_that_died_before_it_saved_is_told_again(tmp_path: Path) -> None:
+def test_a_controller_that_died_before_it_saved_is_asked_again(tmp_path: Path) -> None:
     slurm = Slurm()
     made, now = holds(tmp_path, slurm)
     assert made.run() == 1.0 == made.run() and len(slurm.done) == 1
@@ -529,7 +599,7 @@ def test_only_that_run_is_meant(tmp_path: Path, changes: dict[str, str], restart
     assert made.run() is None and waiting(made) == 0 and slurm.done == [] and slurm.comment == "site's own"
 
 
-def test_the_controllers_are_told_until_one_answers_also_after_a_restart(tmp_path: Path) -> None:
+def test_the_controllers_are_asked_until_one_answers_also_after_a_restart(tmp_path: Path) -> None:
     slurm = Slurm()
     made, _ = holds(tmp_path, slurm)
     slurm.up = False

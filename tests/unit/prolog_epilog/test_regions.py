@@ -1,4 +1,4 @@
-"""A job's region of limits in a tenant's hands: whatever he does to it, root answers in time, and only he loses."""
+"""A job's region of limits that its tenant damages: root answers in time, and only the tenant's jobs suffer."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import pytest
 
 from prolog_epilog.contexts import Contexts
 from prolog_epilog.devices import NodeDevice
-from prolog_epilog.record import Grant, JobRecord
 from prolog_epilog.regions import Regions, check_mounts
 from prolog_epilog.state import Settings, State
-from sluice_core import limit
-from sluice_core.errors import CoreError
-from sluice_core.ledger import Ledger
+from sluice.core import limit
+from sluice.core.errors import CoreError
+from sluice.core.ledger import Ledger
+from sluice.exchange.record import Grant, JobRecord
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: regions are mounted")
 
@@ -70,9 +70,15 @@ def as_user(program: str, *words: object, uid: int = USER) -> subprocess.Popen[s
     """A program of a tenant's, on this machine's Python."""
     return subprocess.Popen(
         ["/usr/bin/python3", "-c", program, *map(str, words)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd="/", user=uid, group=uid,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd="/",
+        user=uid,
+        group=uid,
         extra_groups=[],
-    )  # fmt: skip
+    )
 
 
 def said(program: str, *words: object, uid: int = USER) -> str:
@@ -135,8 +141,8 @@ def test_a_ledger_that_is_shortened_all_the_time_is_no_signal(node: Node) -> Non
     read = f"""
 import sys, time
 from pathlib import Path
-from sluice_core.errors import CoreError
-from sluice_core.limit import Region
+from sluice.core.errors import CoreError
+from sluice.core.limit import Region
 end, damaged = time.monotonic() + 2, 0
 while time.monotonic() < end:
     try:

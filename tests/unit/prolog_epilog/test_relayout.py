@@ -1,4 +1,4 @@
-"""What goes around a change of a node's partitions, with a scontrol that answers what it is told."""
+"""The steps around a change of a node's partitions, with a scontrol whose answers a test sets."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from prolog_epilog.relayout import NOT_RESTORED, REASON, Relayout, _plain
-from sluice_base.errors import SluiceError
-from slurm_client.commands import Commands
+from sluice.base.errors import SluiceError
+from sluice.slurm.commands import Commands
 
 SCONTROL = """#!/bin/sh
 echo "$@" >> {folder}/asked
@@ -89,7 +89,7 @@ def test_without_an_agent_there_is_nothing_to_tell(slurm: Slurm) -> None:
 
 
 def refuse() -> None:
-    raise SluiceError("GPU 3 (H100): processes are on it", remedy="see: nvidia-smi")
+    raise SluiceError("GPU 3 (H100): processes use it", remedy="see: nvidia-smi")
 
 
 def fail() -> None:
@@ -112,7 +112,7 @@ def test_what_a_start_has_undone_is_laid_out_without_a_word_to_slurm(slurm: Slur
 @pytest.mark.parametrize(
     ("work", "limit", "why"),
     [
-        (refuse, 60, r"GPU 3 \(H100\): processes are on it"),
+        (refuse, 60, r"GPU 3 \(H100\): processes use it"),
         (fail, 60, "RuntimeError: what nobody expected"),
         (crash, 60, r"a driver's library crashed \(-11\)"),
         (hang, 0.2, "a driver gave no answer for 0 s"),
@@ -133,21 +133,21 @@ def test_where_it_cannot_be_the_node_is_drained_and_says_why(
 
 def test_a_controller_that_is_not_up_yet_is_waited_for(slurm: Slurm) -> None:
     (slurm.folder / "away").write_text("3")
-    with pytest.raises(SluiceError, match="processes are on it"):
+    with pytest.raises(SluiceError, match="processes use it"):
         slurm.relayout.restore(refuse, limit=60, wait=60)
     assert slurm.relayout.drained_by_us()
 
 
-def test_without_a_controller_the_failure_is_told_all_the_same(slurm: Slurm) -> None:
+def test_without_a_controller_the_failure_is_still_reported(slurm: Slurm) -> None:
     (slurm.folder / "away").write_text("1000000")
-    with pytest.raises(SluiceError, match="processes are on it"):
+    with pytest.raises(SluiceError, match="processes use it"):
         slurm.relayout.restore(refuse, limit=60, wait=0.05)
     assert slurm.updates() == [] and "could not be drained" in slurm.told[0]
 
 
 def test_a_node_that_was_drained_keeps_its_reason_when_it_starts(slurm: Slurm) -> None:
     slurm.set("DOWN+DRAIN", "fan")
-    with pytest.raises(SluiceError, match="processes are on it"):
+    with pytest.raises(SluiceError, match="processes use it"):
         slurm.relayout.restore(refuse, limit=60, wait=0)
     assert slurm.updates() == [] and "was drained already (fan" in slurm.told[0]
 
@@ -163,7 +163,7 @@ def test_a_node_in_service_is_not_laid_out_as_one_that_starts(slurm: Slurm) -> N
 def test_a_node_that_slurm_does_not_have(tmp_path: Path) -> None:
     other = Slurm(tmp_path).relayout
     other.name = "n9"
-    with pytest.raises(SluiceError, match="node 'n9': Slurm has none of that name; name it with --node"):
+    with pytest.raises(SluiceError, match="node 'n9': not in Slurm's configuration; name it with --node"):
         other.node()
 
 

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -15,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from dev_cluster.gpu_sim import library_dir, load_platform, write_node_state
-from dev_cluster.gpu_sim.fields import get_values, set_values
+from gpu_sim import library_dir, load_platform, write_node_state
+from gpu_sim.fields import get_values, set_values
 from policy.node import NodePolicy
 from policy.node_limits import NodeLimits
 from prolog_epilog import cgroups
@@ -24,15 +25,15 @@ from prolog_epilog.agent import Agent
 from prolog_epilog.cgroups import Place
 from prolog_epilog.devices import NodeDevice
 from prolog_epilog.owners import Owner
-from prolog_epilog.record import Grant, JobRecord
 from prolog_epilog.rungs.mps import Mps, allow
 from prolog_epilog.rungs.share import cu_mask, instance_percent
 from prolog_epilog.server import Peer
-from prolog_epilog.state import RefusalError, Settings
+from prolog_epilog.state import RefusalError, Settings, State
 from prolog_epilog.watchdog import judge
 from prolog_epilog.watching import Watch
 from prolog_epilog.worker import Worker
-from sluice_base.errors import SluiceError
+from sluice.base.errors import SluiceError
+from sluice.exchange.record import Grant, JobRecord
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0, reason="needs root: folders, cgroups and drivers' setters are root's"
@@ -45,7 +46,7 @@ UNIFIED = next(
     (path for path in map(Path, ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")) if (path / "cgroup.procs").exists()), None
 )
 needs_unified = pytest.mark.skipif(UNIFIED is None, reason="no cgroup file system of version 2 is mounted here")
-MPS_BIN = Path(__file__).parents[3] / "dev_cluster/gpu_sim/bin"
+MPS_BIN = Path(__file__).parents[3] / "gpu_sim/bin"
 
 # argv: how, MiB of a piece, workers. Prints what each got, in MiB, and the code that ended it; waits for a line.
 PROGRAM = """
@@ -261,9 +262,9 @@ def test_a_new_agent_finds_the_drivers_limit_and_sets_it_again(make_site: Callab
     new.state.devices, new.state.records = devices, {7: record}
     new.jobs.check_limits()
     assert record.events == []  # it is in force
-    (site.sim / "limits").write_bytes(b"")  # as if the driver had been loaded anew
+    (site.sim / "limits").write_bytes(b"")  # as if the driver had been loaded again
     new.jobs.check_limits()
-    assert [event.detail["again"] for event in record.events] == ["the driver says None bytes"]
+    assert [event.detail["again"] for event in record.events] == ["the driver reports None bytes"]
     assert (
         new.watcher.watches["nvidia"].worker.ask(do="cgroup_limit_of", uuid=record.grants[0].uuid, folder=str(group))[
             "hard"
@@ -343,7 +344,7 @@ def test_less_than_an_instance_is_held_by_another_rung(make_site: Callable[..., 
 
 
 def mig_uuid(site: Site, gpu: int) -> str:
-    from dev_cluster.gpu_sim import read_state
+    from gpu_sim import read_state
 
     return next(str(one.uuid.decode()) for one in read_state(site.sim).gpus[gpu].instances if one.used)
 
@@ -368,8 +369,8 @@ def test_a_client_of_mps_is_held_exactly(make_site: Callable[..., Site], how: st
 
 
 def test_eight_clients_race_for_one_limit(make_site: Callable[..., Site], tmp_path: Path) -> None:
-    """MPS holds each of them; the limiter beside it holds their sum."""
-    from sluice_core.limit import library_path
+    """MPS limits each of them; the limiter limits their sum."""
+    from sluice.core.limit import library_path
 
     site = make_site()
     site.policy(ladder=["mps", "limiter", "watchdog"])
@@ -426,6 +427,19 @@ def test_what_a_client_sets_itself_is_never_more(make_site: Callable[..., Site])
     check_exact(site, record, "single", 1, **site.agent.jobs._ladder.exports(record), **mine)
 
 
+def test_a_process_with_a_dead_daemons_number_and_name_is_not_the_daemon(tmp_path: Path) -> None:
+    """Only root's is: a user's would be ended in its place, and its files could keep a reader waiting."""
+    mps = Mps(State(Settings(run=tmp_path)))
+    (tmp_path / "mps/job_7/pipe").mkdir(parents=True)
+    with subprocess.Popen(["nvidia-cuda-mps-control", "60"], executable="/bin/sleep", user=48611, cwd="/") as forged:
+        (tmp_path / "mps/job_7/pipe/nvidia-cuda-mps-control.pid").write_text(str(forged.pid))
+        record = JobRecord(7, 1000, "ann", "physics", "main", "n1", 1.0)
+        assert mps._pid(record) is None
+        mps.stop(record)
+        assert forged.poll() is None
+        forged.kill()
+
+
 def test_a_daemon_that_dies_is_started_again_and_a_new_agent_finds_it(make_site: Callable[..., Site]) -> None:
     site = make_site()
     site.policy(ladder=["mps", "limiter", "watchdog"])
@@ -456,7 +470,7 @@ def test_a_daemon_that_dies_is_started_again_and_a_new_agent_finds_it(make_site:
 
 
 def test_an_exclusive_gpu_is_the_mps_daemons(make_site: Callable[..., Site]) -> None:
-    """Clients of one daemon share it, as the mode is meant for; who goes past the daemon is not let in."""
+    """Clients of one daemon share it, as the mode is meant for; a client that bypasses the daemon is refused."""
     site = make_site()
     site.policy(ladder=["mps", "limiter", "watchdog"])
     site.devices()
@@ -528,7 +542,7 @@ def test_without_the_daemon_installed_the_limiter_holds(
 def test_an_access_list_gives_one_user_what_it_says(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     allow(tmp_path, 12345, 1)
-    assert tmp_path.stat().st_mode & 0o777 == 0o710  # the mask stands where the group would
+    assert tmp_path.stat().st_mode & 0o777 == 0o710  # the mask is in the group's place
 
 
 # ---- shares ----
@@ -555,7 +569,7 @@ def test_a_share_by_mps_is_a_part_of_the_multiprocessors(make_site: Callable[...
         check=True,
     )
     assert int(out.stdout) == 132 // 4
-    with pytest.raises(RefusalError, match=r"75 % of GPU 0 are left by the jobs on it"):
+    with pytest.raises(RefusalError, match=r"the jobs on GPU 0 leave 75 % of it"):
         held_by_mps(site, 8, None, share_percent=80)
 
 
@@ -564,7 +578,7 @@ def test_a_share_by_mps_is_a_part_of_the_multiprocessors(make_site: Callable[...
     [
         ({}, {}, "the policy does not allow mps"),
         ({"vendor": "intel"}, {}, "nothing holds programs to a share of intel GPUs"),
-        ({"vendor": "amd"}, {}, "the policy does not allow cu_mask, which programs could take off"),
+        ({"vendor": "amd"}, {}, "the policy does not allow cu_mask, which programs could remove"),
         ({"partition": "3g.40gb"}, {}, "the instance has 42 % of its GPU"),
     ],
 )
@@ -599,8 +613,10 @@ def test_the_share_of_an_instance(profile: str, percent: int) -> None:
 
 def test_masks_of_compute_units_do_not_overlap() -> None:
     assert [cu_mask(304, percent, before) for percent, before in ((50, 0), (25, 50), (25, 75))] == [
-        (0, 151), (152, 227), (228, 303),
-    ]  # fmt: skip
+        (0, 151),
+        (152, 227),
+        (228, 303),
+    ]
 
 
 # ---- between two jobs ----
@@ -629,25 +645,25 @@ def test_memory_is_cleared_between_jobs_where_the_policy_asks(make_site: Callabl
     site.devices()
     record = site.job(7, None)
     assert read_memory("a secret") == "a secret"
-    assert site.agent.jobs._renewal.renew(record, {}) == {}
+    assert site.agent.jobs._gpu_reset.reset(record, {}) == {}
     assert read_memory() == "a secret"  # what the next tenant would read
     site.policy(scrub=True)
-    assert site.agent.jobs._renewal.renew(record, {}) == {}
+    assert site.agent.jobs._gpu_reset.reset(record, {}) == {}
     assert read_memory() == ""
     assert record.events[-1].action == "scrub" and record.events[-1].detail["bytes"] > 0.97 * (TOTAL - CONTEXT)
 
 
-def test_memory_that_cannot_be_cleared_is_told(make_site: Callable[..., Site]) -> None:
+def test_memory_that_cannot_be_cleared_is_reported(make_site: Callable[..., Site]) -> None:
     site = make_site()
     site.policy(scrub=True)
     site.devices()
     record = site.job(7, None)
     other = site.job(8, GIB)
-    assert site.agent.jobs._renewal.renew(record, {}) == {} and record.events == []  # the last job there clears it
+    assert site.agent.jobs._gpu_reset.reset(record, {}) == {} and record.events == []  # the last job there clears it
     del site.agent.state.records[other.job]
     set_values(site.sim, 0, {"lost": "yes"})
-    [why] = site.agent.jobs._renewal.renew(record, {}).values()
-    assert why.startswith("GPU GPU-") and ("put back" in why or "not cleared" in why)
+    [why] = site.agent.jobs._gpu_reset.reset(record, {}).values()
+    assert why.startswith("GPU GPU-") and ("were not reset" in why or "not cleared" in why)
 
 
 def test_compute_mode_and_clocks_are_put_back(make_site: Callable[..., Site]) -> None:
@@ -661,10 +677,10 @@ def test_compute_mode_and_clocks_are_put_back(make_site: Callable[..., Site]) ->
         "n.nvmlDeviceSetGpuLockedClocks(h, 300, 900)\n"
     )
     subprocess.run([sys.executable, "-c", change], check=True)
-    assert site.agent.jobs._renewal.renew(record, {}) == {}
+    assert site.agent.jobs._gpu_reset.reset(record, {}) == {}
     [event] = record.events
     assert (event.action, event.detail["what"]) == ("reset", ["compute_mode"])
-    from dev_cluster.gpu_sim import read_state
+    from gpu_sim import read_state
 
     gpu = read_state(site.sim).gpus[0]
     assert (gpu.compute_mode, gpu.clock_locked) == (0, 0)
@@ -674,7 +690,7 @@ def test_cgroups_that_bear_a_sluid_are_the_jobs(tmp_path: Path) -> None:
     sluid = "sEKNKTV3WPV500"  # the example of cgroup.conf(5) of Slurm 26.05
     scope = f"system.slice/slurmstepd.scope/{sluid}"
     text = f"0::/{scope}/step_0/user/task_0\n"
-    assert cgroups.parse_place(text) is None  # not told by a prolog
+    assert cgroups.parse_place(text) is None  # no prolog has named it
     cgroups.name_job(sluid, 12)
     for step in ("0", "batch", "extern", "interactive"):
         assert cgroups.parse_place(text.replace("step_0", f"step_{step}")) == Place(12, step)
@@ -721,8 +737,8 @@ def test_a_node_policy_that_was_never_readable_refuses_jobs_with_limits(
     record = site.job(7, GIB)
     with pytest.raises(SluiceError, match=r"sluice.node.json.*sluice apply"):
         site.agent.jobs._ladder.hold(record)
-    [why] = site.agent.jobs._renewal.renew(record, {}).values()
-    assert "whether to clear it is not known" in why
+    [why] = site.agent.jobs._gpu_reset.reset(record, {}).values()
+    assert "the policy on clearing its memory cannot be read" in why
 
 
 def test_a_node_policy_that_becomes_unreadable_leaves_the_last_one(make_site: Callable[..., Site]) -> None:
@@ -813,7 +829,7 @@ def test_a_folder_of_an_earlier_version_is_put_aside(make_site: Callable[..., Si
 
 
 def test_a_daemon_that_gives_no_answer_is_asked_once(make_site: Callable[..., Site]) -> None:
-    """Its tenant may have made it hang; every wait is under the lock that the other jobs need."""
+    """Its tenant may have made it hang."""
     site = make_site()
     site.policy(ladder=["mps", "limiter", "watchdog"])
     site.devices()
@@ -832,6 +848,34 @@ def test_a_daemon_that_gives_no_answer_is_asked_once(make_site: Callable[..., Si
     assert time.monotonic() - begin < 1 and not Path(f"/proc/{pid}/exe").exists()
 
 
+def test_a_daemon_that_gives_no_answer_keeps_no_other_job_waiting(make_site: Callable[..., Site]) -> None:
+    site = make_site()
+    site.policy(ladder=["mps", "limiter", "watchdog"])
+    site.devices()
+    record = held_by_mps(site, 7, 5 * GIB)
+    mps = site.agent.jobs._ladder._rungs["mps"]
+    assert isinstance(mps, Mps)
+    asked, free = mps._ask, []
+
+    def ask(*words: object) -> str:
+        def try_lock() -> None:
+            free.append(site.agent.state.lock.acquire(blocking=False))
+            if free[-1]:
+                site.agent.state.lock.release()
+
+        other = threading.Thread(target=try_lock)
+        other.start()
+        other.join()
+        return asked(*words)  # type: ignore[arg-type]
+
+    mps._ask = ask  # type: ignore[method-assign, assignment]
+    site.agent.jobs.check_limits()
+    assert free == [True]
+    with site.agent.state.lock:
+        site.agent.jobs._ladder.hold(record)  # one more task
+    assert free == [True], "nobody is asked under the lock what was told"
+
+
 def test_shares_of_an_amd_gpu_are_masks_side_by_side(make_site: Callable[..., Site]) -> None:
     site = make_site("mi300x-platform")
     site.policy(cu_mask=True)
@@ -846,7 +890,7 @@ def test_shares_of_an_amd_gpu_are_masks_side_by_side(make_site: Callable[..., Si
         masks.append(site.agent.jobs._ladder.exports(record))
     assert masks == [{"HSA_CU_MASK": f"0:{part}"} for part in ("0-151", "152-227", "228-303")]
     del site.agent.state.records[8]
-    with pytest.raises(RefusalError, match="25 % of GPU 0 are left"):
+    with pytest.raises(RefusalError, match="the jobs on GPU 0 leave 25 %"):
         site.agent.jobs._ladder.hold(site.job(10, None, share_percent=30))
     record = site.job(11, None, share_percent=25)  # what the second left
     del site.agent.state.records[10]

@@ -15,12 +15,12 @@ import pytest
 
 from prolog_epilog.agent import Agent
 from prolog_epilog.devices import NodeDevice
-from prolog_epilog.record import Grant, JobRecord
 from prolog_epilog.rungs.driver import OLDEST_DRIVER
 from prolog_epilog.rungs.mps import CONTROL, Mps
 from prolog_epilog.state import Settings
 from prolog_epilog.watching import Watch
 from prolog_epilog.worker import Worker
+from sluice.exchange.record import Grant, JobRecord
 
 pytestmark = pytest.mark.gpu
 

@@ -1,4 +1,4 @@
-"""The agent's socket under hostile users: root is answered whatever they do."""
+"""The agent's socket under hostile users: root is always answered."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 
 from prolog_epilog import server
-from prolog_epilog.agent import only_one
 from prolog_epilog.server import Peer, Server
-from sluice_base.errors import SluiceError
+from prolog_epilog.vigil import only_one
+from sluice.base.errors import SluiceError
 
 USER = 65534
 USERS = (1000, 1001, 1002, 1003, *range(2000, 2009), USER)
@@ -29,6 +29,12 @@ STRANGER = 5000
 
 class Blame(Enum):
     JOB = "job"
+
+
+def slow(*, peer: Peer) -> dict[str, object]:
+    """As an epilog that waits for memory."""
+    time.sleep(0.5)
+    return {"uid": peer.uid}
 
 
 @pytest.fixture
@@ -42,6 +48,7 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
     made.add("ping", lambda *, peer: {"uid": peer.uid}, root_only=False, quiet=True)
     made.add("large", lambda *, peer: {"text": "x" * (256 << 10)}, root_only=False, quiet=True)
     made.add("secret", lambda *, peer: {"uid": peer.uid})
+    made.add("slow", slow)
     ready = threading.Event()
     thread = threading.Thread(target=made.serve, args=(ready.set,))
     thread.start()
@@ -113,6 +120,16 @@ def test_who_has_most_loses_the_oldest(served: Callable[[int], socket.socket]) -
     assert ask(many[-1]) and all(ask(connection) for connection in few)
 
 
+def test_a_crowd_of_tasks_cuts_off_no_prolog(served: Callable[[int], socket.socket]) -> None:
+    """Attack: steps with thousands of tasks, each of which has a helper of root's that asks."""
+    crowd = []
+    for _ in range(2 * server._ROOT.places):
+        crowd.append(served(0))
+        crowd[-1].sendall(b'{"do": "slow"}\n')
+    answers = [one.makefile("rb").readline() for one in crowd]
+    assert answers == [b'{"ok": {"uid": 0}}\n'] * len(crowd)
+
+
 TORMENT = """
 import contextlib, socket, sys, time
 place, name, uid = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -147,21 +164,40 @@ def test_slow_and_silent_ones_harm_nobody(served: Callable[[int], socket.socket]
             assert crowd.stdout is not None and crowd.stdout.readline()
         time.sleep(1.0)
         roots = [asked(served, 0) for _ in range(100)]
-        users = [asked(served, USER) for _ in range(100)]
+        users = [asked(served, USER) for _ in range(20)]
     print(f"p50, p95 in ms: root {ms(roots)}, another user {ms(users)}")
     bound = max(0.5, 10 * before)  # on a machine that others use, too
-    assert p95(roots) < bound and p95(users) < bound
+    assert p95(roots) < bound and p95(users) < 2 + bound  # users wait for what is earned every half second
 
 
 def test_a_user_cannot_spend_anothers_rate(served: Callable[[int], socket.socket]) -> None:
     with served(1000) as greedy:
-        greedy.sendall(b'{"do": "ping"}\n' * 100)
+        greedy.sendall(b'{"do": "ping"}\n')
         crowd = [served(1000) for _ in range(200)]
         for one in crowd:
-            one.sendall(b'{"do": "ping"}\n' * 20)
+            one.sendall(b'{"do": "ping"}\n')
         assert asked(served, USER) < 1
         for one in crowd:
             one.close()
+
+
+def test_a_crowd_of_users_keeps_another_waiting_for_a_moment_only(served: Callable[[int], socket.socket]) -> None:
+    """Attack: nine users use up the rate of all together, each within his own."""
+    for number in range(9 * 130):
+        with served(2000 + number % 9) as one, contextlib.suppress(OSError):
+            one.sendall(b'{"do": "ping"}\n')
+    waited = [asked(served, USER) for _ in range(4)]
+    print(f"waited {waited}")
+    assert max(waited) < 5 and asked(served, 0) < 2  # as a rule half a second
+
+
+def test_who_has_spent_his_rate_waits_in_the_kernels_queue(served: Callable[[int], socket.socket]) -> None:
+    """Each connection is for one request, and nothing is done for those that come too often."""
+    burst = server._USERS.rates[1].burst
+    for _ in range(burst + 100):
+        with served(1000) as one, contextlib.suppress(OSError):
+            one.sendall(b'{"do": "ping"}\n')
+    assert asked(served, 1000) > 2 and asked(served, USER) < 2
 
 
 def test_a_silent_user_is_shown_out(served: Callable[[int], socket.socket]) -> None:
@@ -180,14 +216,14 @@ def test_no_thread_waits_for_a_connection(served: Callable[[int], socket.socket]
 def test_refusals_do_not_fill_the_log(
     served: Callable[[int], socket.socket], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    one = served(USER)
     for _ in range(400):
-        answer = ask(one, "secret")
+        with served(USER) as one:
+            answer = ask(one, "secret")
         assert answer is not None and "for root only" in str(answer["error"]) and answer["blame"] == "node"
-    assert 100 <= capfd.readouterr().err.count("action=refused") <= server._USERS_LINES[1].burst + 20
+    assert 32 <= capfd.readouterr().err.count("action=refused") <= 70
 
 
-def test_the_fault_of_a_request_is_told_as_such(tmp_path: Path) -> None:
+def test_the_fault_of_a_request_is_reported_as_such(tmp_path: Path) -> None:
     class OfJobError(SluiceError):
         blame = Blame.JOB
 
@@ -238,7 +274,7 @@ def test_a_link_in_the_sockets_place_is_replaced(tmp_path: Path) -> None:
 
 
 def test_one_agent_a_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prolog_epilog.agent._LOCK_SECONDS", 0.2)
+    monkeypatch.setattr("prolog_epilog.vigil._LOCK_SECONDS", 0.2)
     first = only_one(tmp_path / "lock")
     with pytest.raises(SluiceError, match="another one runs"):
         only_one(tmp_path / "lock")

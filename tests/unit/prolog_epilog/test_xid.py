@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 from facts_of import gpu, node
 
-from health.judge import judge
-from health.memory import Memory
 from policy.document import parse
 from policy.health import XID_BLAME_THE_JOB, compile_health
+from prolog_epilog.health.judge import judge
+from prolog_epilog.health.memory import Memory
 
 POLICY = compile_health(parse("health: {}").health)
 
@@ -38,11 +38,20 @@ def test_a_programs_event_alone_is_nothing(xid: int) -> None:
 
 
 @pytest.mark.parametrize("xid", [13, 31])
-def test_the_same_event_under_another_job_is_the_gpus(xid: int) -> None:
+def test_the_same_event_under_another_users_job_is_the_gpus(xid: int) -> None:
     known = Memory()
     assert not checks(known, 100.0, gpu(_xids=[(99.0, xid)], _jobs=(7,)))
     assert not checks(known, 200.0, gpu(_xids=[(199.0, xid)], _jobs=(7,)))  # the same job
-    assert checks(known, 4000.0, gpu(_xids=[(3999.0, xid)], _jobs=(8,))) == {"xid 0": f"XID {xid} under several jobs"}
+    found = checks(known, 4000.0, gpu(_xids=[(3999.0, xid)], _jobs=(18,)))
+    assert found == {"xid 0": f"XID {xid} under several users' jobs"}
+
+
+def test_nobody_has_a_gpu_taken_out_of_service_by_jobs_of_his_own() -> None:
+    known = Memory()
+    for number in range(8):
+        jobs = (10 + number,) if number % 2 else (10 + number, 20 + number)  # others share the GPU now and then
+        found = gpu(_xids=[(100.0 * number, 31)], _jobs=jobs)
+        assert not checks(known, 100.0 * number + 1, found)
 
 
 def test_but_not_when_it_comes_a_day_later_or_is_of_another_kind() -> None:
@@ -59,8 +68,8 @@ def test_one_event_on_many_gpus_of_a_job_blames_the_job_even_the_second_time() -
     assert not checks(known, 100.0, *(gpu(n, _xids=[(99.0, 31)], _jobs=(7,)) for n in range(4)))
     assert [verdicts(known, n) for n in range(4)] == [[(31, "job")]] * 4
     assert not checks(known, 200.0, gpu(_xids=[(199.0, 31)], _jobs=(8,)))
-    found = checks(known, 300.0, gpu(_xids=[(299.0, 31)], _jobs=(9,)))
-    assert found == {"xid 0": "XID 31 under several jobs"}
+    found = checks(known, 300.0, gpu(_xids=[(299.0, 31)], _jobs=(19,)))
+    assert found == {"xid 0": "XID 31 under several users' jobs"}
 
 
 def test_an_event_that_no_list_names_is_a_warning() -> None:

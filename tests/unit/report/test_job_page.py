@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from usage.report.job_page import named
+from sluice.report.job_page import named
 
 
 def test_nodes_of_the_start_have_names_where_the_records_have_numbers() -> None:

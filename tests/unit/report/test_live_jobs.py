@@ -1,4 +1,4 @@
-"""Reports of jobs that run: with what their nodes told until now, asked for once and only where there is one."""
+"""Reports of jobs that run: with what their nodes have reported, which is asked for once, and only if a job runs."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any, cast
 
 import pytest
 
-from prolog_epilog.record import Grant, JobRecord
-from sluice_base.errors import SluiceError
-from slurm_client.allocations import Allocation
-from tests.unit.usage.report.test_report_collect import FLEET, NOW, FakeSlurm
-from usage.job_records import JobRecords
-from usage.report import collect
-from usage.report.build import each_gpu, job_rows
-from usage.report.collect import Selection, Source
-from usage.report.count import Span
-from usage.report.fields import BY_NAME
+from sluice.base.errors import SluiceError
+from sluice.exchange.job_records import JobRecords
+from sluice.exchange.record import Grant, JobRecord
+from sluice.report import collect
+from sluice.report.build import each_gpu, job_rows
+from sluice.report.collect import Selection, Source
+from sluice.report.count import Span
+from sluice.report.fields import BY_NAME
+from sluice.slurm.allocations import Allocation
+from tests.unit.report.test_report_collect import FLEET, NOW, FakeSlurm
 
 START = NOW - 1000
 DAY = Span(NOW - 50_000, NOW)
@@ -83,7 +83,7 @@ def test_a_running_job_counts_with_what_was_measured(monkeypatch: pytest.MonkeyP
     (tally,) = one.cells(DAY, Selection(states=frozenset({"RUNNING"}))).values()
     assert (tally.ran, tally.device_s, tally.busy_s, tally.measured_jobs) == (3, 1800, 720, 2)
     use = one.use_of(job(8))
-    assert use is not None and use.told == NOW - 30
+    assert use is not None and use.reported_at == NOW - 30
 
 
 def test_of_the_past_nobody_is_asked_and_without_a_daemon_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +105,7 @@ def test_an_earlier_run_of_a_requeued_job_is_not_taken_for_this_one(monkeypatch:
 def test_every_gpu_with_running_jobs_and_a_clock_that_was_set_back(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A job counts once also where its node told just before its end; an end before its start is not believed."""
+    """A job counts once also if its node reported just before its end; an end before its start is ignored."""
     one = source(monkeypatch, Daemon(record(1), record(2)))
     store = JobRecords(tmp_path)
     store.append([record(2, ended=NOW - 1.0), record(3, ended=START - 3600.0 + 901, seconds=900.0)])

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from admin_cli.report_job import bar, render
-from admin_cli.report_output import (
+from sluice.base.errors import SluiceError, UsageError
+from sluice.cli.report_job import bar, render
+from sluice.cli.report_output import (
     Units,
     choose,
     duration,
@@ -22,17 +23,16 @@ from admin_cli.report_output import (
     print_json,
     print_parsable,
 )
-from sluice_base.errors import SluiceError, UsageError
-from slurm_client import Commands
-from slurm_client.allocations import _rows, stream
-from tests.unit.usage.report.test_tally import FLEET, JOB
-from usage.report.advice import HostUse, advise
-from usage.report.count import Span, tally
-from usage.report.fields import DEFAULTS, FIELDS, GROUPED_BY, Row
-from usage.report.plot import plot
-from usage.report.summaries import GpuUse, JobUse, of_comment
-from usage.report.tally import Tally
-from usage.report.tenants import Period, budget, jain, usage_period
+from sluice.report.advice import HostUse, advise
+from sluice.report.count import Span, tally
+from sluice.report.fields import DEFAULTS, FIELDS, GROUPED_BY, Row
+from sluice.report.plot import plot
+from sluice.report.summaries import GpuUse, JobUse, of_comment
+from sluice.report.tally import Tally
+from sluice.report.tenants import Period, budget, jain, usage_period
+from sluice.slurm import Commands
+from sluice.slurm.allocations import _rows, stream
+from tests.unit.report.test_tally import FLEET, JOB
 
 HOSTILE = [
     "=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(A1)", "\t=1", "evil\x1b[31m\x1b]0;title\x07", "two\nlines\r\nthree",
@@ -90,12 +90,15 @@ def test_columns_name_their_units_and_amounts_stand_under_each_other(capsys: pyt
     ]
     print_parsable(columns, [long, short], Units("seconds", "G"), header_line=True)
     assert capsys.readouterr().out.splitlines() == [
-        "GPUSeconds|GPUMemSeconds(GiB)|GPUEnergy(kWh)|GPUMemPeak(GiB)", "72000|1024|2|20", "9|0|0.025|0.10",
-    ]  # fmt: skip
+        "GPUSeconds|GPUMemSeconds(GiB)|GPUEnergy(kWh)|GPUMemPeak(GiB)",
+        "72000|1024|2|20",
+        "9|0|0.025|0.10",
+    ]
     print_csv(columns, [short], Units(), header_line=True)
     assert capsys.readouterr().out.splitlines() == [
-        "GPUHours,GPUMemHours(GiB),GPUEnergy(kWh),GPUMemPeak(MiB)", "0.00,0,0.025,100",
-    ]  # fmt: skip
+        "GPUHours,GPUMemHours(GiB),GPUEnergy(kWh),GPUMemPeak(MiB)",
+        "0.00,0,0.025,100",
+    ]
 
 
 def test_unknown_is_not_zero(capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,8 +149,11 @@ def test_png(tmp_path: Path) -> None:
 
 def test_small_things() -> None:
     assert [duration(seconds) for seconds in (0, 59.6, 3661, 90_061)] == [
-        "00:00:00", "00:01:00", "01:01:01", "1-01:01:01",
-    ]  # fmt: skip
+        "00:00:00",
+        "00:01:00",
+        "01:01:01",
+        "1-01:01:01",
+    ]
     assert [number(value, 2) for value in (3.0, 0.333, 1e6, float("nan"))] == ["3", "0.33", "1000000", ""]
     assert [number(value, 2) for value in (0, 0.0, 0.001)] == ["0", "0", "0.00"], "something is not nothing"
     assert bar(50, fancy=False, width=4) == "[##..]"
@@ -171,7 +177,7 @@ def test_small_things() -> None:
         ("", "exit status 1", ""),
     ],
 )
-def test_what_sacct_says_is_told_with_a_remedy(tmp_path: Path, said: str, shown: str, remedy: str) -> None:
+def test_what_sacct_says_is_reported_with_a_remedy(tmp_path: Path, said: str, shown: str, remedy: str) -> None:
     program = tmp_path / "bin/sacct"
     program.parent.mkdir()
     program.write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{said}END\nexit 1\n")
@@ -181,19 +187,42 @@ def test_what_sacct_says_is_told_with_a_remedy(tmp_path: Path, said: str, shown:
     assert found.value.what == f"sacct: {shown}" and remedy in found.value.remedy
 
 
-def test_sacct_rows_with_line_breaks_in_them() -> None:
-    from slurm_client.allocations import _FIELDS, _MARK
+# A stand-in whose second job has a name with the separator of this very call: of jobs it changes names only.
+_SACCT = """#!/bin/sh
+for word; do case $word in --delimiter=*) mark=${word#*=};; --format=*) fields=${word#*=};; esac; done
+forged=$(printf 'two%s\\n7%sno' "$mark" "$mark")
+for number in 7 8; do
+    for field in $(echo "$fields" | tr , ' '); do
+        case $field in
+            JobIDRaw) printf %s $number;; User) printf alice;; State) printf 'CANCELLED by 0';;
+            ElapsedRaw) printf 9;; JobName) [ $number = 7 ] && printf 'one\\nwith\\037lines' || printf %s "$forged";;
+        esac
+        printf %s "$mark"
+    done
+    echo
+done
+"""
 
-    def line(name: str) -> bytes:
-        values = dict.fromkeys(_FIELDS, "") | {"JobIDRaw": "7", "JobName": name, "State": "CANCELLED by 0"}
-        return (_MARK.join(values.values()) + _MARK + "\n").encode()
 
-    data = line("one") + line("two\nwith\nlines") + line("three")
+def test_no_name_of_a_job_begins_a_row(tmp_path: Path) -> None:
+    """Attack: a user reads the separator in /proc/PID/cmdline, and renames a job before sacct has asked for it."""
+    program = tmp_path / "bin/sacct"
+    program.parent.mkdir()
+    program.write_text(_SACCT)
+    program.chmod(0o755)
+    found = list(stream(Commands(prefix=tmp_path), names=True))
+    assert [(job.id, job.user, job.state, job.elapsed_s, job.name) for job in found] == [
+        (7, "alice", "CANCELLED", 9, "no"),
+        (8, "alice", "CANCELLED", 9, "two"),
+    ]
+    assert {job.name for job in stream(Commands(prefix=tmp_path))} == {""}
+
+
+def test_sacct_rows_may_come_in_any_pieces() -> None:
+    data = b"".join(b"7<>" + name + b"<>\n" for name in (b"one", b"two\nwith\nlines", b"three"))
     for size in (1, 7, 64, 10_000):
         blocks = iter([data[at : at + size] for at in range(0, len(data), size)])
-        assert [(job.id, job.name, job.state) for job in _rows(blocks)] == [
-            (7, "one", "CANCELLED"), (7, "two\nwith\nlines", "CANCELLED"), (7, "three", "CANCELLED"),
-        ]  # fmt: skip
+        assert list(_rows(blocks, b"<>", 2)) == [["7", "one"], ["7", "two\nwith\nlines"], ["7", "three"]]
 
 
 # ---- budgets and fairness ----
@@ -328,7 +357,7 @@ def test_a_page_is_lines_of_text(name: str) -> None:
 
 
 def test_tally_reads_back_only_tallies() -> None:
-    from sluice_base.errors import SluiceError
+    from sluice.base.errors import SluiceError
 
     for bad in ({"nonsense": 1}, {"waits": {"x": 1}}, {"waits": 5}, {"ran": "x"}):
         with pytest.raises(SluiceError):

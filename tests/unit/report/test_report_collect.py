@@ -1,4 +1,4 @@
-"""That rolled-up days and counting directly give the same figures, whatever the report's time."""
+"""That rolled-up days and counting directly give the same figures for any time of the report."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, cast
 
 import pytest
 
-from sluice_base.errors import SluiceError, UsageError
-from slurm_client.allocations import Allocation
-from usage.report import collect
-from usage.report.collect import Selection, Source, parse_states, roll_up
-from usage.report.count import Span
-from usage.report.fleet import Fleet, NodeGpus
-from usage.report.rollup import Rollup, midnight, missing_days
-from usage.report.tally import SUMS, Key, Tally
+from sluice.base.errors import SluiceError, UsageError
+from sluice.report import collect
+from sluice.report.collect import Selection, Source, parse_states, roll_up
+from sluice.report.count import Span
+from sluice.report.fleet import Fleet, NodeGpus
+from sluice.report.rollup import Rollup, midnight, missing_days
+from sluice.report.tally import SUMS, Key, Tally
+from sluice.slurm.allocations import Allocation
 
 TODAY = date(2026, 11, 21)
 NOW = midnight(TODAY) + 50_000
@@ -160,8 +160,8 @@ def test_a_damaged_day_is_named(rolled: Rollup, text: str) -> None:
 
 
 def test_hostile_names_go_through_a_file_unchanged(tmp_path: Path) -> None:
-    from usage.report.count import Counter
-    from usage.report.rollup import DayCount
+    from sluice.report.count import Counter
+    from sluice.report.rollup import DayCount
 
     job = make_jobs(1, 1)[0]
     key = Key('a"\n|,=x', "u\x1b[31m\u202e", "p\t", "q", "COMPLETED", "")
@@ -185,7 +185,7 @@ def test_days_are_local(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "America/New_York")
     time.tzset()
     try:
-        from usage.report.rollup import span_of
+        from sluice.report.rollup import span_of
 
         lengths = {
             day: (span_of(day).end - span_of(day).start) // 3600 for day in (date(2026, 11, 1), date(2026, 3, 8))

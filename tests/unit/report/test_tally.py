@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_client.allocations import Allocation
-from usage.report.count import Counter, Span, tally
-from usage.report.fields import efficiency, wasted_gpu_s
-from usage.report.fleet import Fleet, NodeGpus
-from usage.report.summaries import JobUse
-from usage.report.tally import SUMS, Histogram, Key, Tally, bucket_of, group, value_of
+from sluice.report.count import Counter, Span, tally
+from sluice.report.fields import efficiency, wasted_gpu_s
+from sluice.report.fleet import Fleet, NodeGpus
+from sluice.report.summaries import JobUse
+from sluice.report.tally import SUMS, Histogram, Key, Tally, bucket_of, group, value_of
+from sluice.slurm.allocations import Allocation
 
 FLEET = Fleet({"n1": NodeGpus("h100", {"h100": 8}, 8, 8 * 81_920)})
 JOB = Allocation(

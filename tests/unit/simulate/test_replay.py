@@ -1,4 +1,4 @@
-"""Schedules small enough to be worked out by hand, and what must hold of every replay."""
+"""Schedules small enough to be computed by hand, and what must be true of every replay."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice_core.cluster import Cluster, GpuShape, NodeShape
-from sluice_core.errors import CoreError
-from sluice_core.order import Factor, FairShare, OrderPolicy
-from sluice_core.placement import Policy, Request
-from sluice_core.replay import Backfill, Preemption, ReplayConfig, Replayed, ReplayJob, State, replay
+from sluice.core.cluster import Cluster, GpuShape, NodeShape
+from sluice.core.errors import CoreError
+from sluice.core.order import Factor, FairShare, OrderPolicy
+from sluice.core.placement import Policy, Request
+from sluice.core.replay import Backfill, Preemption, ReplayConfig, Replayed, ReplayJob, State, replay
 
 
 def cluster_of(nodes: int, gpus: int) -> Cluster:
@@ -31,8 +31,9 @@ def job(submit: int, run: int, gpus: int = 1, estimate: int = 0, **more: Any) ->
 REQUESTS = [Request(gpus=gpus) for gpus in (1, 2, 3, 4)]
 
 
-def run(jobs: list[ReplayJob], *, nodes: int = 1, gpus: int = 4, fairshare: FairShare | None = None, **config: Any
-        ) -> Replayed:  # fmt: skip
+def run(
+    jobs: list[ReplayJob], *, nodes: int = 1, gpus: int = 4, fairshare: FairShare | None = None, **config: Any
+) -> Replayed:
     return replay(cluster_of(nodes, gpus), ReplayConfig(**config), REQUESTS, jobs, fairshare=fairshare)
 
 
@@ -56,16 +57,16 @@ HELD = [job(0, 10, 3), job(1, 5, 4), job(2, 12, 1), job(3, 7, 1)]
     ("backfill", "expected"),
     [
         (Backfill.STRICT, [0, 10, 15, 15]),  # nobody overtakes the wide job
-        (Backfill.EASY, [0, 10, 15, 3]),  # only who is out of its way at 10
+        (Backfill.EASY, [0, 10, 15, 3]),  # only a job that is out of its way at 10
         (Backfill.CONSERVATIVE, [0, 10, 15, 3]),
-        (Backfill.GREEDY, [0, 17, 2, 10]),  # whoever fits, and the wide job pays
+        (Backfill.GREEDY, [0, 17, 2, 10]),  # any job that fits, and the wide job waits longer
     ],
 )
 def test_backfill(backfill: Backfill, expected: list[int]) -> None:
     assert starts(run(HELD, backfill=backfill)) == expected
 
 
-def test_easy_lets_a_long_job_by_beside_the_reservation() -> None:
+def test_easy_lets_a_long_job_by_where_it_does_not_delay_the_reservation() -> None:
     # The wide job is reserved node 0 from 10 on; a long job may take the other node, which is never needed.
     jobs = [job(0, 10, 3), job(0, 50, 2), job(1, 5, 4), job(2, 100, 2)]
     assert starts(run(jobs, nodes=2, backfill=Backfill.EASY)) == [0, 0, 10, 2]
@@ -118,8 +119,12 @@ def test_starvation_bound() -> None:
 
 def test_preemption_by_order_is_shortest_remaining_first() -> None:
     # The short job interrupts at 2 and pays nothing; the long one goes on at 5 with 8 left.
-    replayed = run([job(0, 10, 4), job(2, 3, 4)], order=weighted(Factor.TIME), backfill=Backfill.GREEDY,
-                   preemption=Preemption.ORDER)  # fmt: skip
+    replayed = run(
+        [job(0, 10, 4), job(2, 3, 4)],
+        order=weighted(Factor.TIME),
+        backfill=Backfill.GREEDY,
+        preemption=Preemption.ORDER,
+    )
     assert ends(replayed) == [13, 5]
     assert replayed.outcomes[0].preemptions == 1 and replayed.outcomes[0].busy == 10
 
@@ -134,8 +139,13 @@ def test_restart_is_paid_at_each_start() -> None:
 def test_restart_at_each_decision_is_paid_by_all_that_ran_up_to_it() -> None:
     # Two jobs side by side: the second one's arrival at 5 makes a decision, which costs the first one 2 of its 5.
     jobs = [job(0, 10, 2, restart=2), job(5, 3, 2, restart=1)]
-    replayed = run(jobs, order=weighted(Factor.TIME), backfill=Backfill.GREEDY, preemption=Preemption.ORDER,
-                   restart_each_decision=True)  # fmt: skip
+    replayed = run(
+        jobs,
+        order=weighted(Factor.TIME),
+        backfill=Backfill.GREEDY,
+        preemption=Preemption.ORDER,
+        restart_each_decision=True,
+    )
     # The first: 3 done at 5, 1 more by the decision at 8 (3 - 2), then the 6 that are left.
     assert ends(replayed) == [14, 8]
 
@@ -204,11 +214,17 @@ def test_contradicting_policies_are_refused() -> None:
 
 JOBS = st.lists(
     st.tuples(
-        st.integers(0, 60), st.integers(0, 30), st.integers(1, 4), st.integers(1, 60), st.integers(0, 3),
-        st.integers(0, 1), st.integers(0, 80),
+        st.integers(0, 60),
+        st.integers(0, 30),
+        st.integers(1, 4),
+        st.integers(1, 60),
+        st.integers(0, 3),
+        st.integers(0, 1),
+        st.integers(0, 80),
     ),
-    min_size=1, max_size=30,
-)  # fmt: skip
+    min_size=1,
+    max_size=30,
+)
 CONFIGS = st.fixed_dictionaries(
     {
         "placement": st.sampled_from(list(Policy)),

@@ -1,4 +1,4 @@
-"""Policies by name, what they make of a trace, its figures, and the command around them."""
+"""Policies by name, their schedules of a trace, the figures, and the command."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from admin_cli.simulate import command
-from policy.cluster_file import ClusterNode, read_nodes
-from policy.metrics import jain, measure, percentile
-from policy.simulate import PRESETS, Assumptions, parse_policy, simulate
-from policy.traces import MICROSECOND, Trace, TraceJob
-from sluice_base.errors import SluiceError, UsageError
-from sluice_core.order import Factor
-from sluice_core.placement import Policy
-from sluice_core.replay import Backfill, Preemption, State
+from sluice.base.errors import SluiceError, UsageError
+from sluice.cli.simulate import command
+from sluice.core.order import Factor
+from sluice.core.placement import Policy
+from sluice.core.replay import Backfill, Preemption, State
+from sluice.simulate.cluster_file import ClusterNode, read_nodes
+from sluice.simulate.metrics import jain, measure, percentile
+from sluice.simulate.simulation import PRESETS, Assumptions, parse_policy, simulate
+from sluice.simulate.traces import MICROSECOND, Trace, TraceJob
 
 
 def second(count: float) -> int:
@@ -68,7 +68,7 @@ def test_fragmentation_counts_what_usual_requests_cannot_use() -> None:
     trace = trace_of(*(job(0, 10, 3) for _ in range(2)), *(job(1, 10, 2) for _ in range(4)))
     simulation = simulate(trace, read_nodes("2x4"), parse_policy("easy"))
     waiting = [sample.fragmented_permille for sample in simulation.replayed.samples if sample.pending]
-    # The two idle GPUs serve neither a request of two nor one of three.
+    # The two idle GPUs are not enough for a request of two (they are on two nodes) and not for one of three.
     assert waiting and waiting[0] == 1000
 
 
@@ -211,7 +211,7 @@ def test_plot_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         (("--plot", "/nowhere/at/all.svg"), "no folder"),
         (("-o", "jobs,colour"), "'colour'"),
         (("--policy", "nobody"), "'nobody'"),
-        (("--format", "csv"), "no known format"),
+        (("--format", "csv"), "not of a known format"),
     ],
 )
 def test_usage_errors(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:

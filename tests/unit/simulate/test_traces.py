@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from policy.cluster_file import read_nodes
-from policy.traces import FORMATS, MICROSECOND, Trace, read_trace
-from sluice_base.errors import UsageError
+from sluice.base.errors import UsageError
+from sluice.simulate.cluster_file import read_nodes
+from sluice.simulate.traces import FORMATS, MICROSECOND, Trace, read_trace
 
 OPENB = (
     "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time\n"
@@ -34,11 +34,19 @@ def write(folder: Path, text: str, name: str = "trace") -> Path:
 
 def sacct_line(**changes: str) -> str:
     fields = {
-        "JobIDRaw": "7", "Account": "physics", "User": "ada", "Submit": "2026-10-01T12:00:00",
-        "Start": "2026-10-01T12:10:00", "End": "2026-10-01T13:10:00", "ElapsedRaw": "3600", "State": "COMPLETED",
-        "Timelimit": "1-02:00:00", "NNodes": "2", "ReqTRES": "billing=1,cpu=1,gres/gpu=1,mem=1G,node=1",
+        "JobIDRaw": "7",
+        "Account": "physics",
+        "User": "ada",
+        "Submit": "2026-10-01T12:00:00",
+        "Start": "2026-10-01T12:10:00",
+        "End": "2026-10-01T13:10:00",
+        "ElapsedRaw": "3600",
+        "State": "COMPLETED",
+        "Timelimit": "1-02:00:00",
+        "NNodes": "2",
+        "ReqTRES": "billing=1,cpu=1,gres/gpu=1,mem=1G,node=1",
         "AllocTRES": "billing=16,cpu=16,gres/gpu:a100=8,gres/gpu=8,mem=128G,node=2",
-    }  # fmt: skip
+    }
     return "|".join({**fields, **changes}.values()) + "\n"
 
 
@@ -152,8 +160,8 @@ def test_sacct_hostile_job_names(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "no known format"),
-        ("hello\n", "no known format"),
+        ("", "not of a known format"),
+        ("hello\n", "not of a known format"),
         (OPENB, "no job"),
         (OPENB + "a,4000,2048,1,x,,LS,Running,100,900,160\n", ":2: gpu_milli 'x': must be a whole number"),
         (OPENB + "a,4000,2048,1,2000,,LS,Running,100,900,160\n", ":2: gpu_milli '2000': must be between 0 and 1000"),
@@ -190,7 +198,7 @@ GOOD = {
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(FORMATS), st.data())
 def test_damaged_files_are_read_or_refused(tmp_path: Path, name: str, data: st.DataObject) -> None:
-    """Whatever is cut out of, put into or doubled in a good file: jobs within bounds, or a UsageError; nothing else."""
+    """A good file with parts cut out, put in or doubled gives jobs within bounds, or a UsageError; nothing else."""
     text = GOOD[name]
     at, upto = sorted((data.draw(st.integers(0, len(text))), data.draw(st.integers(0, len(text)))))
     junk = data.draw(st.text(alphabet=st.sampled_from("0123456789.,|:-+=\n\r\t\"'\\eEnaif/G\x00\ufeffé"), max_size=12))

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from sluice_base.errors import SluiceError
-from slurm_client.accounting import Accounting
+from sluice.base.errors import SluiceError
+from sluice.slurm.accounting import Accounting
 
 USE = """\
 Current Association Manager state

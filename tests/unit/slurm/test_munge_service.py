@@ -1,4 +1,4 @@
-"""A service of the controllers under hostile hosts and users: root of a node is answered whatever they do."""
+"""A service of the controllers under hostile hosts and users: root of a node is always answered."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from slurm_client import munge_service
-from slurm_client.munge import Message, MungeError
-from slurm_client.munge_service import Service, connect
+from sluice.slurm import munge_service
+from sluice.slurm.munge import Message, MungeError
+from sluice.slurm.munge_service import Service, connect
 
 ROOT, USER = 0, 1000
 MOST = 1 << 20
@@ -107,13 +107,13 @@ while True:
 @pytest.mark.parametrize("kind", ["silent", "slow", "flood", "garbage"])
 def test_a_nodes_request_is_answered_whatever_others_do(port: int, kind: str) -> None:
     """1,000 silent connections from one address, slow ones from 50, and floods of an ordinary user's."""
-    before = max(send(port, ROOT)[0] for _ in range(20))
     with contextlib.ExitStack() as stack:
         for number in range(2):
             crowd = subprocess.Popen(
                 [sys.executable, "-c", ATTACK, str(port), kind if kind != "garbage" else "flood", str(25 * number)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            )  # fmt: skip
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
             stack.callback(crowd.wait)
             stack.callback(crowd.kill)
             assert crowd.stdin is not None and crowd.stdout is not None
@@ -122,9 +122,8 @@ def test_a_nodes_request_is_answered_whatever_others_do(port: int, kind: str) ->
             assert crowd.stdout.readline()
         time.sleep(1.5)
         times, answers = zip(*(send(port, ROOT) for _ in range(100)), strict=True)
-    print(f"p50, p99 in ms: {1000 * sorted(times)[50]:.1f}, {1000 * sorted(times)[98]:.1f}")
     assert set(answers) == {b"0:hello\n"}
-    assert sorted(times)[98] < max(1.0, 10 * before)  # on a machine that others use, too
+    assert max(times) < SECONDS  # none waited for a silent connection to be given up
 
 
 def test_a_thousand_silent_connections_do_not_keep_another_address_out(port: int) -> None:
@@ -143,6 +142,7 @@ def test_a_thousand_silent_connections_do_not_keep_another_address_out(port: int
 @pytest.mark.usefixtures("few_files")
 def test_silent_connections_do_not_take_the_daemons_last_file(port: int) -> None:
     silent: list[socket.socket] = []
+    send(port, ROOT)  # once it answers it has allowed itself more files
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             for _ in range(300):
@@ -150,12 +150,12 @@ def test_silent_connections_do_not_take_the_daemons_last_file(port: int) -> None
         seconds, answer = send(port, ROOT)
         with Path(os.devnull).open():
             pass
-    assert len(silent) == 300 and answer.endswith(b"hello\n") and seconds < 2
+    assert len(silent) == 300 and answer.endswith(b"hello\n") and seconds < SECONDS
 
 
 def test_a_user_who_asks_too_often_is_not_answered_and_others_are(port: int) -> None:
-    answers = [send(port, USER, from_user)[1] for _ in range(90)]
-    assert answers[:60] == [b"1000:hello\n"] * 60 and answers[-1] == b""
+    answers = [send(port, USER, from_user)[1] for _ in range(150)]
+    assert answers[:60] == [b"1000:hello\n"] * 60 and b"" in answers
     assert send(port, USER + 1, from_user)[1] == b"1001:hello\n" and send(port, ROOT, from_user)[1] == b"0:hello\n"
 
 

@@ -1,4 +1,4 @@
-"""The text backend on canned output: what no well-behaved daemon prints."""
+"""The text backend with prepared output, such as no correct daemon prints."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice_base.errors import SluiceError, UsageError
-from slurm_client import Commands, connect
-from slurm_client.model import UNLIMITED, parse_tres
-from slurm_client.text import TextClient, node_state, parse_duration
+from sluice.base.errors import SluiceError, UsageError
+from sluice.slurm import Commands, connect
+from sluice.slurm.answers import UNLIMITED, parse_tres
+from sluice.slurm.text import TextClient, node_state, parse_duration
 
 
 @pytest.fixture
@@ -24,6 +24,7 @@ def fake(tmp_path: Path) -> Path:
         script = tmp_path / "bin" / name
         script.write_text(
             f'#!/bin/sh\necho "$0 $@ TIME=$SLURM_TIME_FORMAT SQ=$SQUEUE_FORMAT" >>"{tmp_path}/calls"\n'
+            f'echo "$SQUEUE_FORMAT2" >>"{tmp_path}/shapes"\n'
             f'cat "{tmp_path}/{name}.out"; exit "$(cat "{tmp_path}/{name}.rc" 2>/dev/null || echo 0)"\n'
         )
         script.chmod(0o755)
@@ -170,10 +171,11 @@ def test_states(words: list[str], state: str, flags: set[str]) -> None:
 
 
 def test_a_name_cannot_forge_a_separator(fake: Path) -> None:
-    """The separator is another one for each call."""
+    """The separator is another one for each call, and no option: /proc/PID/cmdline shows those to all."""
     (fake / "squeue.out").write_text("")
     client = TextClient(Commands(prefix=fake))
     client.jobs()
     client.jobs()
-    calls = (fake / "calls").read_text().split("TIME=")
-    assert calls[0].split("\x1f")[1] != calls[1].split("\x1f")[1]
+    first, second = (fake / "shapes").read_text().splitlines()
+    assert first.split("\x1f")[1] != second.split("\x1f")[1]
+    assert "\x1f" not in (fake / "calls").read_text()

@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from sluice_base.errors import UsageError
-from slurm_client.text import _times
-from slurm_client.time_words import parse_time
+from sluice.base.errors import UsageError
+from sluice.slurm.text import _times
+from sluice.slurm.time_words import parse_time
 
 NOW = datetime(2026, 11, 21, 14, 30, 15).timestamp()
 

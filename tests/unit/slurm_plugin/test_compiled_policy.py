@@ -1,4 +1,4 @@
-"""The compiled policy's two halves, Python's and the plugins', understand the same."""
+"""The two readers of the compiled policy, Python's and the plugins', agree."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from policy import compiled
 from policy.compiled import ClassRule, CompiledPolicy, Global, GpuClass, Tenant, Weights
-from sluice_base.errors import SluiceError
+from sluice.base.errors import SluiceError
 
 _ROOT = Path(__file__).parents[3]
 
@@ -25,7 +25,7 @@ _ROOT = Path(__file__).parents[3]
 def tool(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The plugins' parser as a program."""
     program = tmp_path_factory.mktemp("tool") / "tool_policy"
-    sources = [_ROOT / "slurm_plugin/tests/tool_policy.c", _ROOT / "slurm_plugin/policy/policy.c"]
+    sources = [_ROOT / "slurm_plugin/tests/tool_policy.c", _ROOT / "slurm_plugin/rules/policy.c"]
     sources += sorted((_ROOT / "native/core").glob("*.c"))
     includes = [f"-I{_ROOT / folder}" for folder in ("slurm_plugin", "native/include", "native/core")]
     command = [
@@ -47,7 +47,7 @@ def tool(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def understood(tool: Path, text: bytes) -> tuple[bytes | None, str]:
-    """What the plugins' parser makes of it, or None and why not."""
+    """How the plugins' parser reads it, or None and why not."""
     done = subprocess.run([tool], input=text, capture_output=True, timeout=60, check=False)
     assert done.returncode in (0, 1), done
     return (done.stdout, done.stderr.decode()) if done.returncode == 0 else (None, done.stdout.decode("latin-1"))
@@ -205,7 +205,7 @@ def test_damaged_files_are_refused(tool: Path) -> None:
 
 def test_errors_name_line_and_remedy() -> None:
     body = "sluice-policy 1.0\n[tenant physics]\ngang = maybe\n"
-    with pytest.raises(SluiceError, match=r"^here:3: gang: 'maybe' is neither yes nor no; write it anew"):
+    with pytest.raises(SluiceError, match=r"^here:3: gang: 'maybe' is not yes or no; write it again"):
         compiled.parse(with_checksum(body), source="here")
     with pytest.raises(SluiceError, match=r"policy format 2.0"):
         compiled.parse(with_checksum("sluice-policy 2.0\n"))

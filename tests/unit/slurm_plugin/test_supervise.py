@@ -1,4 +1,4 @@
-"""sluice-supervise alone: whatever is stopped or killed, never do two write at the same time."""
+"""sluice-supervise alone: whichever process is stopped or killed, two never write at the same time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 _ROOT = Path(__file__).parents[3]
-_LEASE = 3.0  # seconds; who gets no processor for so long loses it, as it should
+_LEASE = 3.0  # seconds; a process that gets no processor for so long loses it, as it should
 _FENCED = 75
 
 
@@ -27,9 +27,16 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("no gcc or unshare")
     folder = tmp_path_factory.mktemp("supervise")
     plugin = _ROOT / "slurm_plugin"
-    options: list[str | Path] = ["gcc", "-std=gnu11", "-O1", "-D_GNU_SOURCE", f"-I{plugin}"]
+    options: list[str | Path] = [
+        "gcc",
+        "-std=gnu11",
+        "-O1",
+        "-D_GNU_SOURCE",
+        f"-I{plugin}",
+        f"-I{_ROOT}/native/include",
+    ]
     supervise: list[str | Path] = [*sorted((plugin / "supervisor").glob("*.c")), "-o", folder / "supervise"]
-    fenced = [plugin / "tests/tool_fenced.c", plugin / "controller/fence.c", plugin / "controller/log.c"]
+    fenced = [plugin / "tests/tool_fenced.c", plugin / "failover/fence.c", plugin / "runtime/log.c"]
     subprocess.run([*options, *supervise], check=True, timeout=120)
     subprocess.run([*options, *fenced, "-o", folder / "fenced", "-lpthread", "-ldl"], check=True, timeout=120)
     return folder
@@ -54,7 +61,7 @@ class Host:
         self.process = subprocess.Popen([*own, "sh", "-c", script, name, *words], stderr=subprocess.PIPE, text=True)
 
     def status(self) -> dict[str, Any]:
-        """What it says of itself in the shared folder."""
+        """Its own status in the shared folder."""
         with suppress(OSError, ValueError):
             found: dict[str, Any] = json.loads((self.folder / f"state/sluice.supervise.{self.name}").read_text())
             if found["supervisor"] == self.process.pid:
@@ -82,7 +89,7 @@ class Host:
         return self.holds() and bool(last) and last[0][0] == self.status().get("slurmctld")
 
     def events(self) -> list[dict[str, Any]]:
-        """What it wrote down."""
+        """What it recorded."""
         path = self.folder / f"state/sluice.failover.{self.name}.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
@@ -172,7 +179,7 @@ def test_a_second_one_waits_for_its_turn(host: MakeHost, tmp_path: Path) -> None
     assert one.holds()
     first = one.child()
     assert {pid for pid, _, _ in written(tmp_path)} == {first}
-    os.kill(first, signal.SIGUSR2)  # gives its place back, and is a backup again: started anew
+    os.kill(first, signal.SIGUSR2)  # gives its place back, and is a backup again: started again
     until(two.leads)
     until(lambda: not alive(first) and one.child() != first)
     os.kill(two.child(), signal.SIGUSR2)
@@ -203,8 +210,12 @@ def test_a_death_is_passed_on(host: MakeHost) -> None:
     os.kill(one.child(), signal.SIGKILL)
     assert one.ended() == -signal.SIGKILL
     assert one.events()[-1] | {"seq": 0, "time": 0} == {
-        "seq": 0, "time": 0, "kind": "slurmctld.died", "host": "one", "signal": 9,
-    }  # fmt: skip
+        "seq": 0,
+        "time": 0,
+        "kind": "slurmctld.died",
+        "host": "one",
+        "signal": 9,
+    }
 
 
 def test_it_dies_with_its_supervisor(host: MakeHost, tmp_path: Path) -> None:
@@ -252,16 +263,24 @@ def test_one_who_may_not_lead_is_killed(host: MakeHost, tmp_path: Path) -> None:
     two = host("two", patience=2)
     assert two.ended() == _FENCED
     words = two.process.stderr.read() if two.process.stderr else ""
-    assert "the lease was not to be had from one (holds it, epoch 1)" in words
+    assert "did not get the lease from one (holds it, epoch 1)" in words
     assert one.holds()
     assert len({pid for pid, _, _ in written(tmp_path)}) == 1
 
 
 @pytest.mark.parametrize(
     ("words", "status"),
-    [([], 2), (["--lease=0", "--", "true"], 2), (["--lease=1x", "--", "true"], 2), (["--what", "--", "true"], 2),
-     (["--help"], 0), (["--", "/no/such/program"], 127), (["--", "true"], 0), (["--", "sh", "-c", "exit 7"], 7)],
-)  # fmt: skip
+    [
+        ([], 2),
+        (["--lease=0", "--", "true"], 2),
+        (["--lease=1x", "--", "true"], 2),
+        (["--what", "--", "true"], 2),
+        (["--help"], 0),
+        (["--", "/no/such/program"], 127),
+        (["--", "true"], 0),
+        (["--", "sh", "-c", "exit 7"], 7),
+    ],
+)
 def test_command_line(programs: Path, tmp_path: Path, words: list[str], status: int) -> None:
     done = subprocess.run(
         [programs / "supervise", f"--run-dir={tmp_path}", *words], capture_output=True, timeout=20, check=False

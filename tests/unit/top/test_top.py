@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from admin_cli.top import command
-from sluice_base import events
-from sluice_base.errors import SluiceError
-from slurm_client.model import Job, Node
-from tests.unit.usage.report.test_output import HOSTILE
-from usage.alerts.readings import GpuReading, JobNow, Live, live, read_live
-from usage.top.model import Cluster, Look, changes, job_line, node_line, tenant_lines
-from usage.top.screen import PARTS, Screen, fit
+from sluice.base import events
+from sluice.base.errors import SluiceError
+from sluice.cli.top import command
+from sluice.exchange.live import GpuReading, JobNow, Live, live, read_live
+from sluice.slurm.answers import Job, Node
+from sluice.top.look import Cluster, Look, changes, job_line, node_line, tenant_lines
+from sluice.top.screen import PARTS, Screen, fit
+from tests.unit.report.test_output import HOSTILE
 
 
 def node(name: str = "g-1", **more: Any) -> Node:
@@ -80,7 +80,7 @@ def test_at_80_columns_what_matters_is_there() -> None:
     assert all(word in text for word in ("alice", "physics", "g-1", "train", "waiting 1"))
 
 
-def test_utilisation_where_it_is_told(tmp_path: Path) -> None:
+def test_utilisation_where_it_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "live"
     assert read_live(path, 1000.0) == Live()
     told = [
@@ -96,7 +96,7 @@ def test_utilisation_where_it_is_told(tmp_path: Path) -> None:
             job_memory={7: 12 << 30, 8: 1 << 30},
         ),
         GpuReading("g-1", 1, "b", utilisation_percent=31.0, jobs={7: 30.0}),
-        GpuReading("g-2", 0, "c"),  # this driver does not tell
+        GpuReading("g-2", 0, "c"),  # this driver does not report it
     ]
     path.write_text(json.dumps(live(told, 1000.0)))
     known = read_live(path, 1010.0)
@@ -225,8 +225,8 @@ def test_one_look_without_a_controller_fails(tmp_path: Path, monkeypatch: pytest
     def away(*_: object, **__: object) -> object:
         raise SluiceError("slurmctld does not answer")
 
-    monkeypatch.setattr("slurm_client.connect", lambda **_: SimpleNamespace(config=away, nodes=away, jobs=away))
-    monkeypatch.setattr("usage.running.ask_running", away)
+    monkeypatch.setattr("sluice.slurm.connect", lambda **_: SimpleNamespace(config=away, nodes=away, jobs=away))
+    monkeypatch.setattr("sluice.exchange.running.ask_running", away)
     done = CliRunner().invoke(command, ["--once", "--events", str(tmp_path / "none")])
     assert isinstance(done.exception, SluiceError) and "scontrol ping" in done.exception.remedy
     assert done.exception.what == "slurmctld does not answer"

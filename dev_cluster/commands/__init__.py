@@ -1,0 +1,1 @@
+"""`sluice cluster` and `sluice sim`."""

@@ -1,0 +1,42 @@
+"""The policy of a cluster: /etc/sluice/sluice.yaml, and what slurmctld must know of it before it is applied."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from dev_cluster.description import ClusterDescription
+from policy.document import parse
+from sluice.base.errors import UsageError
+
+
+def policy_text(policy: str) -> str:
+    """The text of a policy that is given as text or by a file's path, checked; empty for none. Raises UsageError."""
+    if not policy:
+        return ""
+    source = "policy" if "\n" in policy else f"policy {policy}"
+    try:
+        text = policy if "\n" in policy else Path(policy).read_text()
+    except OSError as error:
+        raise UsageError(f"{source}: {error.strerror}", remedy="name a policy file, or write its text") from error
+    parse(text, source=source)
+    return text
+
+
+def first_snippet(description: ClusterDescription, node_lines: str) -> str:
+    """policy.sluice.conf until the policy is applied: what needs a restart of slurmctld is in force from its start."""
+    types = sorted(set(re.findall(r"\bgpu:([a-z_][\w.-]*):\d", node_lines)))
+    tres = ["gres/gpu", *(["gres/shard"] if description.shards else []), *(f"gres/gpu:{word}" for word in types)]
+    configless = any(group.config == "configless" for group in description.nodes)
+    parameters = {
+        "AccountingStorageTRES": ",".join(tres),
+        "AccountingStorageEnforce": "associations,limits,qos,safe",
+        "PriorityType": "priority/multifactor",
+        "PreemptType": "preempt/qos",
+        "PreemptMode": "REQUEUE",
+        "SchedulerParameters": "nohold_on_prolog_fail",
+        "SlurmctldParameters": ",".join(["enable_configless"] * configless + ["preempt_send_user_signal"]),
+        "SlurmctldTimeout": "10",
+        "SlurmdTimeout": "60",
+    }
+    return "".join(f"{key}={value}\n" for key, value in parameters.items())

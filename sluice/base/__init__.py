@@ -1,0 +1,1 @@
+"""What all rooms share: errors, files, subprocesses, hostlists, sizes. Uses no other room."""

@@ -1,0 +1,1 @@
+"""The controllers' daemon and its duties."""

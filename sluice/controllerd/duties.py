@@ -1,0 +1,30 @@
+"""The controllers' daemon, put together: its duties, and the handlers of nodes' requests."""
+
+from __future__ import annotations
+
+from sluice.controllerd import roll_up, takeovers
+from sluice.controllerd.alerts import duty as alerts
+from sluice.controllerd.daemon import Duty, Site, collect
+from sluice.controllerd.health import controller as health
+from sluice.controllerd.inbox import duties_of_inbox
+from sluice.controllerd.metrics import cluster as metrics
+from sluice.controllerd.readings import readings_of
+
+
+def duties(site: Site) -> list[Duty]:
+    """All of them; a part that cannot begin is logged and left out."""
+    return collect(
+        {
+            "takeovers": takeovers.duties,
+            "health": health.duties,
+            "alerts": alerts.duties,
+            "inbox": _inbox,
+            "metrics": metrics.duties,
+            "roll-up": roll_up.duties,
+        },
+        site,
+    )
+
+
+def _inbox(site: Site) -> list[Duty]:
+    return duties_of_inbox(site, {"health": health.controller_of(site).answer, "readings": readings_of(site).take})

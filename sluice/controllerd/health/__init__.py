@@ -1,0 +1,1 @@
+"""Faults of GPUs and nodes, handled by the controllers."""

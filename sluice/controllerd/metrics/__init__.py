@@ -1,0 +1,1 @@
+"""Metrics of the whole cluster, from the controller that leads."""

@@ -1,0 +1,1 @@
+"""What nodes and controllers exchange: records, readings, health reports; how they are sent and received."""

@@ -1,1 +1,0 @@
-"""Common ground of all rooms: errors, files, subprocesses, hostlists, sizes. Knows no other room."""

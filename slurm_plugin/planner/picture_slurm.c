@@ -1,0 +1,349 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/* The picture that a plan is made from, taken under the read locks. */
+#include "planner/planner_internal_slurm.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "runtime/runtime.h"
+#include "src/common/xstring.h"
+
+enum { NO_LIMIT_S = 365 * 24 * 3600 }; /* as sched/backfill takes jobs without a time limit */
+
+static bool grow(struct sluice_picture *picture, void *array, uint32_t *room, uint32_t wanted, size_t size)
+{
+    bool grown = sluice_grow_array(array, room, wanted, size);
+    picture->failed_memory |= !grown;
+    return grown;
+}
+
+static void copy_words(const struct sluice_picture *picture, uint64_t *to, bitstr_t *bitmap)
+{
+    size_t count = 0;
+    const uint64_t *from = bitmap ? sluice_bitmap_words(bitmap, &count) : NULL;
+    memset(to, 0, picture->node_words * sizeof *to);
+    memcpy(to, from ? from : to, (count < picture->node_words ? count : picture->node_words) * sizeof *to);
+}
+
+static void add_words(const struct sluice_picture *picture, uint64_t *words, bitstr_t *bitmap)
+{
+    size_t count = 0;
+    const uint64_t *from = bitmap ? sluice_bitmap_words(bitmap, &count) : NULL;
+    for (size_t i = 0; i < picture->node_words && i < count; i++)
+        words[i] |= from[i];
+}
+
+static void and_words(const struct sluice_picture *picture, uint64_t *words, bitstr_t *bitmap, bool with)
+{
+    size_t count = 0;
+    const uint64_t *from = bitmap ? sluice_bitmap_words(bitmap, &count) : NULL;
+    for (size_t i = 0; i < picture->node_words; i++) {
+        uint64_t word = from && i < count ? from[i] : 0;
+        words[i] &= with ? word : ~word;
+    }
+}
+
+static int add_window(void *item, void *argument)
+{
+    slurmctld_resv_t *resv = item;
+    struct sluice_picture *picture = argument;
+    if (!resv->node_bitmap || resv->end_time <= picture->now_s)
+        return 0;
+    struct sluice_window window = {.start_s = resv->start_time, .nodes = resv->node_bitmap};
+    if (picture->window_count == SLUICE_PICTURE_WINDOWS) { /* too many: as if it began now */
+        and_words(picture, picture->usable, resv->node_bitmap, false);
+        return 0;
+    }
+    picture->windows[picture->window_count++] = window;
+    return 0;
+}
+
+static void see_owned(struct sluice_picture *picture)
+{
+    picture->owned_count = 0;
+    for (uint32_t node = 0; node < (uint32_t)node_record_count; node++) {
+        const node_record_t *record = node_record_table_ptr[node];
+        if (record && record->owner != NO_VAL &&
+            grow(picture, &picture->owned, &picture->owned_room, picture->owned_count + 1, sizeof *picture->owned))
+            picture->owned[picture->owned_count++] = (struct sluice_owned_node){.node = node, .uid = record->owner};
+    }
+}
+
+/* Which nodes may be used at all, and which not at this moment. */
+static bool see_nodes(struct sluice_picture *picture)
+{
+    uint32_t words = ((uint32_t)node_record_count + 63) / 64;
+    if (!grow(picture, &picture->bitmaps, &picture->bitmap_room, 6 * words, sizeof *picture->bitmaps))
+        return false;
+    picture->node_words = words;
+    picture->usable = picture->bitmaps;
+    picture->busy = picture->usable + words;
+    picture->asleep = picture->busy + words;
+    picture->features = picture->asleep + words;
+    see_owned(picture);
+    picture->window_count = 0;
+    copy_words(picture, picture->usable, avail_node_bitmap);
+    copy_words(picture, picture->busy, cg_node_bitmap);
+    copy_words(picture, picture->asleep, SLUICE_POWERED_DOWN);
+    add_words(picture, picture->asleep, booting_node_bitmap);
+    if (resv_list)
+        list_for_each(resv_list, add_window, picture);
+    return true;
+}
+
+/* One feature's nodes, those that the features before it left, and those that the open parenthesis leaves. */
+struct featuring {
+    const struct sluice_picture *picture;
+    const char *name;
+    uint64_t *one, *all, *group;
+    uint16_t depth;        /* of parentheses, as Slurm counts: the last feature of one is outside */
+    bool or_one, or_group; /* what is before this feature, and before its parenthesis: OR, else AND */
+};
+
+static void combine(const struct sluice_picture *picture, uint64_t *left, const uint64_t *right, bool or_them)
+{
+    for (size_t i = 0; i < picture->node_words; i++)
+        left[i] = or_them ? left[i] | right[i] : left[i] & right[i];
+}
+
+static void fill(const struct sluice_picture *picture, uint64_t *words)
+{
+    memset(words, 0xff, picture->node_words * sizeof *words);
+}
+
+static int copy_feature(void *item, void *argument)
+{
+    const node_feature_t *feature = item;
+    struct featuring *featuring = argument;
+    if (xstrcmp(feature->name, featuring->name))
+        return 0;
+    copy_words(featuring->picture, featuring->one, feature->node_bitmap);
+    return -1;
+}
+
+/* As valid_feature_counts (node_scheduler.c) reads them: from left to right, what is in parentheses by itself. */
+static int add_feature(void *item, void *argument)
+{
+    const job_feature_t *feature = item;
+    struct featuring *featuring = argument;
+    const struct sluice_picture *picture = featuring->picture;
+    featuring->name = feature->name;
+    memset(featuring->one, 0, picture->node_words * sizeof *featuring->one);
+    list_for_each(active_feature_list, copy_feature, featuring);
+    if (featuring->depth < feature->paren) {
+        featuring->or_group = featuring->or_one;
+        featuring->or_one = false;
+        fill(picture, featuring->group);
+    }
+    bool inside = featuring->depth || feature->paren;
+    combine(picture, inside ? featuring->group : featuring->all, featuring->one, featuring->or_one);
+    if (featuring->depth > feature->paren)
+        combine(picture, featuring->all, featuring->group, featuring->or_group);
+    featuring->or_one = feature->op_code == FEATURE_OP_OR;
+    featuring->depth = feature->paren;
+    return 0;
+}
+
+/* Keep the nodes with the job's features; a job whose features a request cannot express is left to stock. */
+static void keep_features(struct sluice_picture *picture, uint64_t *words, const job_record_t *job)
+{
+    if (!job->details->feature_list)
+        return;
+    struct featuring featuring = {.picture = picture,
+                                  .one = picture->features,
+                                  .all = picture->features + picture->node_words,
+                                  .group = picture->features + 2 * picture->node_words};
+    fill(picture, featuring.all);
+    list_for_each(job->details->feature_list, add_feature, &featuring);
+    combine(picture, words, featuring.all, false);
+}
+
+int64_t sluice_picture_limit(const struct sluice_picture *picture, const struct sluice_queue_job *entry)
+{
+    int64_t limit_s = entry->limit_s > 0 && entry->limit_s < NO_LIMIT_S ? entry->limit_s : NO_LIMIT_S;
+    int64_t left_s = entry->deadline_s ? entry->deadline_s - picture->queue->taken_s : NO_LIMIT_S;
+    return left_s > 0 && left_s < limit_s ? left_s : limit_s;
+}
+
+/* The nodes that a job may use: of its partition, up, required or not excluded, with its features, not reserved by others. */
+static bool allow_nodes(struct sluice_picture *picture, struct sluice_picture_job *sought,
+                        const struct sluice_queue *queue, const struct sluice_queue_job *entry, job_record_t *job)
+{
+    const struct sluice_queue_partition *partition = &queue->partitions[queue->choices[entry->first_choice].partition];
+    uint32_t wanted = picture->words_used + picture->node_words;
+    if (!grow(picture, &picture->words, &picture->words_room, wanted, sizeof *picture->words))
+        return false;
+    uint64_t *words = picture->words + picture->words_used;
+    for (size_t i = 0; i < picture->node_words; i++)
+        words[i] = picture->usable[i] & (i < queue->node_words ? partition->nodes[i] : 0);
+    if (job->details->exc_node_bitmap)
+        and_words(picture, words, job->details->exc_node_bitmap, false);
+    if (job->details->req_node_bitmap)
+        and_words(picture, words, job->details->req_node_bitmap, true);
+    keep_features(picture, words, job);
+    for (uint32_t i = 0; i < picture->owned_count; i++)
+        if (picture->owned[i].uid != job->user_id)
+            words[picture->owned[i].node / 64] &= ~(UINT64_C(1) << picture->owned[i].node % 64);
+    for (uint32_t w = 0; w < picture->window_count; w++)
+        if (picture->windows[w].start_s < queue->taken_s + sluice_picture_limit(picture, entry))
+            and_words(picture, words, picture->windows[w].nodes, false);
+    sought->words = picture->words_used;
+    picture->words_used = wanted;
+    return true;
+}
+
+static void see_running(struct sluice_picture *picture, const struct sluice_queue_job *entry)
+{
+    uint64_t ids[64];
+    uint32_t count = sluice_mirror_allocations(picture->mirror, entry->id, ids, 64);
+    if (!grow(picture, &picture->running, &picture->running_room, picture->running_count + count,
+              sizeof *picture->running))
+        return;
+    int64_t end_s = entry->end_s == INT64_MAX || entry->end_s > picture->now_s + NO_LIMIT_S
+                        ? picture->now_s + NO_LIMIT_S
+                        : entry->end_s;
+    for (uint32_t i = 0; i < count && i < 64; i++)
+        picture->running[picture->running_count++] =
+            (struct sluice_backfill_running){.allocation = ids[i], .end_s = end_s};
+}
+
+static void see_sizes(struct sluice_picture *picture)
+{
+    uint32_t count = sluice_mirror_nodes(picture->mirror);
+    if (picture->size_generation == sluice_mirror_generation(picture->mirror) ||
+        !grow(picture, &picture->sizes, &picture->size_room, count, sizeof *picture->sizes))
+        return;
+    for (picture->size_count = 0; picture->size_count < count; picture->size_count++) {
+        struct sluice_node_view view = {.gpu_count = 0};
+        (void)sluice_node_read(sluice_mirror_cluster(picture->mirror), picture->size_count, &view, NULL);
+        picture->sizes[picture->size_count] =
+            (struct sluice_node_size){.cpus = (uint32_t)(view.cpus_milli / 1000), .gpus = view.gpu_count};
+    }
+    picture->size_generation = sluice_mirror_generation(picture->mirror);
+}
+
+static struct sluice_node_size largest_node(struct sluice_picture *picture, const struct sluice_queue *queue,
+                                            uint32_t partition)
+{
+    if (!grow(picture, &picture->largest, &picture->largest_room, partition + 1, sizeof *picture->largest))
+        return (struct sluice_node_size){0};
+    while (picture->largest_count <= partition)
+        picture->largest[picture->largest_count++] = (struct sluice_largest_node){.known = false};
+    struct sluice_largest_node *largest = &picture->largest[partition];
+    const uint64_t *nodes = queue->partitions[partition].nodes;
+    for (uint32_t node = 0; !largest->known && node < picture->size_count && node < queue->node_count; node++) {
+        struct sluice_node_size size = picture->sizes[node];
+        if (!(nodes[node / 64] >> node % 64 & 1))
+            continue;
+        largest->size.cpus = size.cpus > largest->size.cpus ? size.cpus : largest->size.cpus;
+        largest->size.gpus = size.gpus > largest->size.gpus ? size.gpus : largest->size.gpus;
+    }
+    largest->known = true;
+    return largest->size;
+}
+
+static void see_request(struct sluice_picture *picture, struct sluice_picture_job *sought,
+                        const struct sluice_queue *queue, const struct sluice_queue_job *entry, job_record_t *job)
+{
+    struct sluice_job_request made;
+    struct sluice_node_size largest = largest_node(picture, queue, queue->choices[entry->first_choice].partition);
+    sluice_job_request_make(picture->mirror, job, 0, 0, 0, &made, NULL);
+    sought->request = made.wanted;
+    bool fits = made.fit != SLUICE_JOB_STOCK && made.wanted.cpus_milli <= (int64_t)largest.cpus * 1000 &&
+                (made.wanted.flags & SLUICE_GPUS_TOTAL || made.wanted.gpus <= largest.gpus);
+    sought->estimated = !fits && sluice_job_request_estimate(picture->mirror, job, largest, &sought->request);
+    if (made.fit == SLUICE_JOB_STOCK && !sought->estimated)
+        sought->stock = made.reason;
+    else
+        sought->usable = allow_nodes(picture, sought, queue, entry, job);
+}
+
+static void see_pending(struct sluice_picture *picture, const struct sluice_queue *queue,
+                        const struct sluice_queue_job *entry, job_record_t *job)
+{
+    uint32_t index = queue->pending_count - 1;
+    if (!grow(picture, &picture->pending, &picture->pending_room, queue->pending_count, sizeof *picture->pending))
+        return;
+    struct sluice_picture_job *sought = &picture->pending[index];
+    *sought = (struct sluice_picture_job){.tasks = entry->tasks, .rank = sluice_job_rank(job)};
+    if (job->array_recs && job->array_recs->max_run_tasks) {
+        uint32_t most = job->array_recs->max_run_tasks, now = job->array_recs->tot_run_tasks;
+        uint32_t left = most > now ? most - now : 0;
+        sought->tasks = left < sought->tasks ? left : sought->tasks;
+    }
+    uint32_t never = SLUICE_QUEUE_HETEROGENEOUS | SLUICE_QUEUE_RESERVATION;
+    if (entry->choices && job->details && !job->fed_details && !(entry->flags & never))
+        see_request(picture, sought, queue, entry, job);
+    if (entry->flags & SLUICE_QUEUE_HETEROGENEOUS)
+        sought->stock = SLUICE_STOCK_HET;
+    picture->accrual_lost |= sluice_accrual_lost(job);
+    sluice_gang_picture_job(entry, index, true, sought->usable && !sought->estimated, job);
+}
+
+static void see_job(void *argument, const struct sluice_queue *queue, const struct sluice_queue_job *entry,
+                    struct job_record *job)
+{
+    struct sluice_picture *picture = argument;
+    if (IS_JOB_PENDING(job)) {
+        see_pending(picture, queue, entry, job);
+        return;
+    }
+    see_running(picture, entry);
+    sluice_gang_picture_job(entry, 0, false, true, job);
+}
+
+bool sluice_picture_take(struct sluice_picture *picture, struct sluice_planner *planner,
+                         const struct sluice_rules *rules, uint64_t *lock_us)
+{
+    struct sluice_error_text text = {{0}};
+    picture->now_s = time(NULL);
+    picture->accrual_lost = false;
+    if (!sluice_queue_lock())
+        return false;
+    uint64_t from = sluice_now_us();
+    sluice_planner_begin(planner);
+    picture->running_count = picture->largest_count = 0;
+    picture->words_used = 0;
+    picture->failed_memory = false;
+    sluice_gang_picture_begin(picture->now_s, rules);
+    enum sluice_error failed = sluice_mirror_sync(picture->mirror, true, picture->now_s, &text);
+    if (!failed && see_nodes(picture)) {
+        see_sizes(picture);
+        sluice_queue_take(picture->queue, see_job, picture);
+    } else {
+        picture->failed_memory = true;
+    }
+    sluice_queue_unlock();
+    *lock_us = sluice_now_us() - from;
+    if (failed || picture->failed_memory) {
+        error("sluice: the planner has no picture of the cluster: %s", failed ? text.text : "no memory");
+        return false;
+    }
+    sluice_gang_picture_end();
+    if (sluice_mirror_generation(picture->mirror) != picture->generation) {
+        picture->generation = sluice_mirror_generation(picture->mirror);
+        sluice_planner_forget(planner);
+    }
+    return true;
+}
+
+bool sluice_picture_new(struct sluice_picture *picture, struct sluice_error_text *text)
+{
+    memset(picture, 0, sizeof *picture);
+    return !sluice_mirror_new(&picture->mirror, text) && (picture->queue = sluice_queue_new(NULL));
+}
+
+void sluice_picture_free(struct sluice_picture *picture)
+{
+    sluice_mirror_free(picture->mirror);
+    sluice_queue_free(picture->queue);
+    free(picture->pending);
+    free(picture->words);
+    free(picture->bitmaps);
+    free(picture->owned);
+    free(picture->sizes);
+    free(picture->largest);
+    free(picture->running);
+    memset(picture, 0, sizeof *picture);
+}

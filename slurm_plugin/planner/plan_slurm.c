@@ -1,0 +1,624 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * The planner inside slurmctld: a thread that takes a picture of queue and cluster under read locks (picture_slurm.c),
+ * plans it outside of all locks, publishes the plan, and starts what should start now (start_slurm.c). See plan.h.
+ */
+#include "planner/planner_internal_slurm.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "decisions/decisions.h"
+#include "mirror/mirror.h"
+#include "runtime/runtime.h"
+
+enum {
+    MAX_TASKS = 256,    /* of one array that are planned at a time */
+    INTERVAL_MS = 1000, /* until the policy is known */
+    LOOK_MS = 1000,     /* between looks at the level while nothing is due */
+    VALID_S = 30,       /* a plan is trusted for so long at least */
+    LOCK_SHARE = 20,    /* the picture takes one part in so many of the time */
+    HOLD_MS = 100,      /* the write locks are held for so long without a break */
+    MOST_REFUSALS = 5,  /* starts that Slurm refuses in a row until a job is left to stock for a while */
+    REFUSED_PAUSE_S = 60,
+    MOST_FAILURES = 32, /* of starts in one pass: each costs time under the write locks ... */
+    MOST_OF_USER = 8,   /* ... and of one user, so that others' jobs are tried as well */
+    SHOWN_S = 30,       /* an expected start that is off by more is corrected where users see it */
+};
+
+/* A job that should have started but did not. */
+struct refused_start {
+    uint32_t job_id;
+    uint32_t failures;
+    int64_t until_s;
+    bool seen;
+};
+
+/* One element of the order of planning: a job, an array's tasks or a gang. */
+struct unit {
+    uint32_t tier, priority, id;
+    uint32_t index; /* in the queue; UINT32_MAX: a gang */
+    const struct sluice_gang_unit *gang;
+};
+
+static struct {
+    pthread_t thread;
+    bool running;
+    pthread_mutex_t lock;
+    pthread_cond_t wakened;
+    bool stop, woken;
+
+    /* The thread's own. */
+    struct sluice_planner *planner;
+    struct sluice_plan_job *jobs; /* the plan's entries, in its order ... */
+    uint32_t *job_index;          /* ... and which of the queue's pending jobs they are */
+    uint32_t job_count, job_room, job_index_room;
+    struct unit *units;
+    uint32_t unit_count, unit_room;
+    struct refused_start *refused; /* by job id */
+    uint32_t refused_count, refused_room;
+    bool active; /* the level was place in the last pass */
+    bool left;   /* no job is held since the level is below place */
+} planner = {.lock = PTHREAD_MUTEX_INITIALIZER, .wakened = PTHREAD_COND_INITIALIZER};
+
+static struct sluice_picture picture; /* the thread's own, too */
+
+/* ---- the order of planning ---- */
+
+/* Reasons for which room is what a job waits for, or which the planner has already looked at itself (flags). */
+static bool waits_for_room(const struct sluice_queue_job *entry)
+{
+    switch (entry->reason) {
+    case WAIT_NO_REASON:
+    case WAIT_RESOURCES:
+    case WAIT_PRIORITY:
+    case WAIT_NODE_NOT_AVAIL:
+    case WAIT_TIME:
+    case WAIT_DEPENDENCY:
+    case WAIT_RESERVATION:
+    case WAIT_ARRAY_TASK_LIMIT: /* as many tasks are planned as it allows */
+    case WAIT_HELD:             /* a gang's; others have the flag HELD */
+        return true;
+    default:
+        return false;
+    }
+}
+
+static int by_order(const void *a, const void *b)
+{
+    const struct unit *one = a, *other = b;
+    if (one->tier != other->tier)
+        return one->tier > other->tier ? -1 : 1;
+    if (one->priority != other->priority)
+        return one->priority > other->priority ? -1 : 1;
+    return one->id < other->id ? -1 : one->id > other->id;
+}
+
+/* The first that is not of a lower job id. */
+static uint32_t refused_place_of(uint32_t job_id)
+{
+    uint32_t from = 0, to = planner.refused_count;
+    while (from < to) {
+        uint32_t middle = from + (to - from) / 2;
+        if (planner.refused[middle].job_id < job_id)
+            from = middle + 1;
+        else
+            to = middle;
+    }
+    return from;
+}
+
+static struct refused_start *refused_start_of(uint32_t job_id)
+{
+    uint32_t place = refused_place_of(job_id);
+    bool found = place < planner.refused_count && planner.refused[place].job_id == job_id;
+    return found ? &planner.refused[place] : NULL;
+}
+
+static struct refused_start *add_refused_start(uint32_t job_id)
+{
+    uint32_t place = refused_place_of(job_id);
+    if (!sluice_grow_array(&planner.refused, &planner.refused_room, planner.refused_count + 1, sizeof *planner.refused))
+        return NULL;
+    struct refused_start *added = &planner.refused[place];
+    memmove(added + 1, added, (planner.refused_count++ - place) * sizeof *added);
+    *added = (struct refused_start){.job_id = job_id};
+    return added;
+}
+
+static uint32_t tier_of(const struct sluice_queue_job *entry)
+{
+    return picture.queue->partitions[picture.queue->choices[entry->first_choice].partition].tier;
+}
+
+static bool add_unit(struct unit unit)
+{
+    if (!sluice_grow_array(&planner.units, &planner.unit_room, planner.unit_count + 1, sizeof *planner.units))
+        return false;
+    planner.units[planner.unit_count++] = unit;
+    return true;
+}
+
+static bool is_plannable(uint32_t index)
+{
+    const struct sluice_queue_job *entry = &picture.queue->pending[index];
+    uint32_t cannot = SLUICE_QUEUE_HELD | SLUICE_QUEUE_DEPENDENT | SLUICE_QUEUE_NOT_ELIGIBLE;
+    if (!picture.pending[index].usable || sluice_gang_is_member(index) || entry->flags & cannot ||
+        !waits_for_room(entry))
+        return false;
+    if (!picture.queue->partitions[picture.queue->choices[entry->first_choice].partition].up)
+        return false;
+    struct refused_start *refused = refused_start_of(entry->id);
+    if (refused)
+        refused->seen = true;
+    return !refused || refused->until_s <= picture.queue->taken_s;
+}
+
+static void order_units(void)
+{
+    uint32_t gangs, index;
+    planner.unit_count = 0;
+    for (uint32_t i = 0; i < planner.refused_count; i++)
+        planner.refused[i].seen = false;
+    for (uint32_t i = 0; i < picture.queue->pending_count; i++) {
+        const struct sluice_queue_job *entry = &picture.queue->pending[i];
+        if (is_plannable(i))
+            add_unit((struct unit){.tier = tier_of(entry),
+                                   .priority = picture.queue->choices[entry->first_choice].priority,
+                                   .id = entry->id,
+                                   .index = i});
+    }
+    const struct sluice_gang_unit *gang = sluice_gang_units(&gangs);
+    for (uint32_t i = 0; i < gangs; i++)
+        if (sluice_gang_unit_task(&gang[i], 0, &index))
+            add_unit((struct unit){.tier = gang[i].priority == UINT32_MAX ? UINT32_MAX
+                                                                          : tier_of(&picture.queue->pending[index]),
+                                   .priority = gang[i].priority,
+                                   .id = gang[i].job_id,
+                                   .index = UINT32_MAX,
+                                   .gang = &gang[i]});
+    uint32_t still = 0;
+    for (uint32_t i = 0; i < planner.refused_count; i++)
+        if (planner.refused[i].seen)
+            planner.refused[still++] = planner.refused[i];
+    planner.refused_count = still;
+    qsort(planner.units, planner.unit_count, sizeof *planner.units, by_order);
+}
+
+static void add_job(uint32_t index, uint32_t group)
+{
+    const struct sluice_queue_job *entry = &picture.queue->pending[index];
+    planner.job_index[planner.job_count] = index;
+    struct sluice_plan_job *job = &planner.jobs[planner.job_count++];
+    *job = (struct sluice_plan_job){.job_id = entry->id,
+                                    .group = group,
+                                    .rank = picture.pending[index].rank,
+                                    .limit_s = sluice_picture_limit(&picture, entry),
+                                    .request = picture.pending[index].request};
+    uint64_t *words = picture.words + picture.pending[index].words;
+    /* Nodes that are powered down or boot go last, which one request cannot express: Slurm's own passes wake them,
+     * through the hook. Only the planner starts gangs. */
+    for (size_t i = 0; !group && i < picture.node_words; i++)
+        words[i] &= ~picture.asleep[i];
+    job->request.allowed = words;
+    job->request.allowed_words = picture.node_words;
+}
+
+/* Is there room in the plan for what the job takes on its nodes? A plan that needs more than was made for it fails, so
+ * jobs of several nodes share half of it, and each job of one node has its part of the rest. */
+static bool has_room(uint32_t index, uint32_t *shares)
+{
+    const struct sluice_request *request = &picture.pending[index].request;
+    int64_t nodes = request->nodes_max > request->nodes_min ? request->nodes_max : request->nodes_min;
+    if (nodes <= 1)
+        return true;
+    if (nodes > SLUICE_MOST_PLANNED - (int64_t)*shares)
+        return false;
+    *shares += (uint32_t)nodes;
+    return true;
+}
+
+/* A gang is never cut. */
+static void list_gang(const struct sluice_gang_unit *gang, uint32_t *shares)
+{
+    uint32_t jobs_before = planner.job_count, shares_before = *shares, i = 0, index;
+    while (sluice_gang_unit_task(gang, i, &index) && planner.job_count < SLUICE_MOST_PLANNED &&
+           has_room(index, shares)) {
+        add_job(index, gang->group);
+        i++;
+    }
+    if (sluice_gang_unit_task(gang, i, &index)) {
+        planner.job_count = jobs_before;
+        *shares = shares_before;
+    }
+}
+
+/* The jobs in the order of planning, as many as `depth` allows. */
+static void list_jobs(uint32_t depth)
+{
+    uint32_t shares = 0;
+    planner.job_count = 0;
+    if (!sluice_grow_array(&planner.jobs, &planner.job_room, SLUICE_MOST_PLANNED, sizeof *planner.jobs) ||
+        !sluice_grow_array(&planner.job_index, &planner.job_index_room, SLUICE_MOST_PLANNED, sizeof *planner.job_index))
+        return;
+    for (uint32_t u = 0; u < planner.unit_count && planner.job_count < depth; u++) {
+        const struct unit *unit = &planner.units[u];
+        if (unit->gang) {
+            list_gang(unit->gang, &shares);
+            continue;
+        }
+        uint32_t tasks = picture.pending[unit->index].tasks;
+        for (uint32_t i = 0;
+             i < tasks && i < MAX_TASKS && planner.job_count < SLUICE_MOST_PLANNED && has_room(unit->index, &shares);
+             i++)
+            add_job(unit->index, 0);
+    }
+}
+
+/* ---- what the plan asks for ---- */
+
+/* The plan's i-th entry in the queue. */
+static const struct sluice_queue_job *entry_of(uint32_t i)
+{
+    return &picture.queue->pending[planner.job_index[i]];
+}
+
+static const char *partition_of(const struct sluice_queue_job *entry)
+{
+    const struct sluice_queue_choice *choice = &picture.queue->choices[entry->first_choice];
+    return sluice_queue_name(picture.queue, picture.queue->partitions[choice->partition].name);
+}
+
+static const char *partition_of_job(uint32_t job_id)
+{
+    for (uint32_t i = 0; i < planner.job_count; i++)
+        if (planner.jobs[i].job_id == job_id)
+            return partition_of(entry_of(i));
+    return NULL;
+}
+
+static void note_failure(uint32_t job_id)
+{
+    struct refused_start *refused = refused_start_of(job_id);
+    if (!refused)
+        refused = add_refused_start(job_id);
+    if (refused && ++refused->failures >= MOST_REFUSALS) {
+        refused->failures = 0;
+        refused->until_s = picture.queue->taken_s + REFUSED_PAUSE_S;
+        debug("sluice: JobId=%u does not start though there is room for it: left to Slurm for %d s", job_id,
+              (int)REFUSED_PAUSE_S);
+    }
+}
+
+/* Whose starts failed in a pass. */
+struct failures {
+    uint32_t count;
+    uint32_t uids[MOST_FAILURES];
+};
+
+static bool may_try(const struct failures *failures, uint32_t uid)
+{
+    uint32_t of_user = 0;
+    for (uint32_t i = 0; i < failures->count; i++)
+        of_user += failures->uids[i] == uid;
+    return of_user < MOST_OF_USER;
+}
+
+/* Start the single jobs that the plan has for now, in its order. */
+static void start_jobs(const struct sluice_plan *plan)
+{
+    struct failures failures = {0};
+    uint32_t job_id, group;
+    struct sluice_plan_answer answer;
+    bool locked = false;
+    uint64_t since = 0;
+    for (uint32_t i = 0; failures.count < MOST_FAILURES && sluice_plan_entry(plan, i, &job_id, &group, &answer); i++) {
+        if (answer.state != SLUICE_PLAN_NOW || group || !may_try(&failures, entry_of(i)->uid))
+            continue;
+        if (locked && sluice_now_us() - since > HOLD_MS * 1000) {
+            sluice_start_unlock();
+            locked = false;
+        }
+        if (!locked) {
+            if (!(locked = sluice_start_lock()))
+                return;
+            since = sluice_now_us();
+        }
+        job_record_t *job = find_job_record(job_id);
+        if (!job || !IS_JOB_PENDING(job))
+            continue; /* a pass of Slurm's was faster, or its user cancelled it */
+        enum sluice_start rc = sluice_start_job(job, partition_of(entry_of(i)));
+        sluice_plan_count_start(rc == SLUICE_START_DONE);
+        if (rc != SLUICE_START_DONE) {
+            failures.uids[failures.count++] = entry_of(i)->uid;
+            note_failure(job_id);
+        }
+    }
+    if (locked)
+        sluice_start_unlock();
+}
+
+/* Does squeue show another start than the reserved one? To the minute, so that the list of jobs does not change all the
+ * time. */
+static bool shows_other(const struct sluice_queue_job *entry, const struct sluice_plan_answer *answer)
+{
+    int64_t by = entry->start_s > answer->start_s ? entry->start_s - answer->start_s : answer->start_s - entry->start_s;
+    return answer->state == SLUICE_PLAN_LATER && by > SHOWN_S;
+}
+
+/* squeue --start shows the reserved starts. Gangs show their own (sluice_gang_act). */
+static void show_starts(const struct sluice_plan *plan)
+{
+    uint32_t job_id, group, before = 0;
+    struct sluice_plan_answer answer;
+    bool locked = false;
+    for (uint32_t i = 0; sluice_plan_entry(plan, i, &job_id, &group, &answer); i++) {
+        bool again = job_id == before; /* an array shows its first task's */
+        before = job_id;
+        if (again || group || !shows_other(entry_of(i), &answer))
+            continue;
+        if (!locked && !(locked = sluice_start_lock()))
+            return;
+        job_record_t *job = find_job_record(job_id);
+        if (job && IS_JOB_PENDING(job)) {
+            job->start_time = answer.start_s;
+            last_job_update = time(NULL);
+        }
+    }
+    if (locked)
+        sluice_start_unlock();
+}
+
+static const char *waits_for(const struct sluice_plan_answer *answer)
+{
+    if (answer->state == SLUICE_PLAN_NOW)
+        return NULL;
+    if (answer->state == SLUICE_PLAN_LATER)
+        return "room is reserved for it from its expected start on";
+    return "the room goes to jobs before it in the order";
+}
+
+/* Record what the plan has for each job, for `sluice explain`. */
+static void record(const struct sluice_plan *plan, int64_t now_s)
+{
+    struct sluice_decision_recorder *recorder = sluice_decision_shared();
+    uint32_t job_id, group, before = 0;
+    struct sluice_plan_answer answer;
+    for (uint32_t i = 0; recorder && sluice_plan_entry(plan, i, &job_id, &group, &answer); i++) {
+        bool again = job_id == before;
+        before = job_id;
+        if (again)
+            continue;
+        struct sluice_decision_plan planned = {.job_id = job_id,
+                                               .gang = group,
+                                               .planned_s = now_s,
+                                               .start_s = answer.state == SLUICE_PLAN_UNKNOWN ? SLUICE_BACKFILL_NO_START
+                                                                                              : answer.start_s,
+                                               .parts = answer.parts,
+                                               .part_count = answer.part_count,
+                                               .reason = waits_for(&answer)};
+        sluice_decision_planned(recorder, &planned);
+    }
+}
+
+/* ... and why it has nothing for those that are left to Slurm. */
+static void record_others(int64_t now_s)
+{
+    struct sluice_decision_recorder *recorder = sluice_decision_shared();
+    for (uint32_t i = 0; recorder && i < picture.queue->pending_count; i++) {
+        char reason[128];
+        if (!picture.pending[i].stock)
+            continue;
+        snprintf(reason, sizeof reason, "left to Slurm's own scheduler (%s)",
+                 sluice_job_stock_text(picture.pending[i].stock));
+        struct sluice_decision_plan none = {.job_id = picture.queue->pending[i].id,
+                                            .planned_s = now_s,
+                                            .start_s = SLUICE_BACKFILL_NO_START,
+                                            .reason = reason};
+        sluice_decision_planned(recorder, &none);
+    }
+}
+
+/* ---- passes ---- */
+
+static enum sluice_error make_plan(uint32_t reservations, struct sluice_plan **plan, struct sluice_error_text *text)
+{
+    return sluice_planner_plan(planner.planner, sluice_mirror_cluster(picture.mirror), picture.queue->taken_s,
+                               picture.running, picture.running_count, planner.jobs, planner.job_count, reservations,
+                               picture.busy, picture.node_words, plan, text);
+}
+
+static void count(const struct sluice_plan_counts *counts)
+{
+    atomic_store(sluice_status_counter("plan.plans"), counts->plans);
+    atomic_store(sluice_status_counter("plan.failures"), counts->failures);
+    atomic_store(sluice_status_counter("plan.started"), counts->started);
+    atomic_store(sluice_status_counter("plan.not_started"), counts->not_started);
+    atomic_store(sluice_status_counter("plan.slipped"), counts->slipped);
+    atomic_store(sluice_status_counter("plan.jobs"), counts->jobs);
+    atomic_store(sluice_status_counter("plan.now"), counts->now);
+    atomic_store(sluice_status_counter("plan.reserved"), counts->reserved);
+    atomic_store(sluice_status_counter("plan.lock_us_last"), counts->lock_us_last);
+    atomic_store(sluice_status_counter("plan.lock_us_max"), counts->lock_us_max);
+    atomic_store(sluice_status_counter("plan.plan_us_max"), counts->plan_us_max);
+    atomic_store(sluice_status_counter("plan.plan_us_last"), counts->plan_us_last);
+}
+
+static bool any(const uint64_t *words)
+{
+    uint64_t bits = 0;
+    for (size_t i = 0; i < picture.node_words; i++)
+        bits |= words[i];
+    return bits != 0;
+}
+
+/* One pass; how long the next one has to wait at the least, in milliseconds. */
+static uint64_t pass(const struct sluice_settings *settings, uint64_t interval_ms)
+{
+    struct sluice_error_text text = {{0}};
+    struct sluice_plan *plan = NULL;
+    uint64_t lock_us = 0;
+    if (!sluice_picture_take(&picture, planner.planner, settings->rules, &lock_us))
+        return interval_ms;
+    uint64_t from = sluice_now_us();
+    const struct sluice_rules *rules = settings->rules;
+    uint32_t depth = rules->backfill_depth ? rules->backfill_depth : SLUICE_MOST_PLANNED;
+    order_units();
+    list_jobs(depth);
+    enum sluice_error failed = make_plan(rules->backfill_reservations, &plan, &text);
+    uint64_t plan_us = sluice_now_us() - from;
+    sluice_plan_count_pass(lock_us, plan_us, failed != SLUICE_OK);
+    if (failed) {
+        error("sluice: no plan: %s", text.text[0] ? text.text : sluice_strerror(failed));
+        return interval_ms;
+    }
+    bool place = settings->level >= SLUICE_LEVEL_PLACE;
+    if (place && picture.accrual_lost)
+        sluice_accrual_restore_all();
+    if (place) {
+        int64_t valid_s = VALID_S + (int64_t)(10 * interval_ms / 1000);
+        struct sluice_plan *published = plan;
+        sluice_plan_publish(planner.planner, published, valid_s); /* which frees it */
+        plan = sluice_plan_acquire(picture.queue->taken_s);
+        if (plan && rules->deadlines)
+            plan_us += sluice_outlook_follow(&(struct sluice_outlook_basis){.plan = plan,
+                                                                            .picture = &picture,
+                                                                            .jobs = planner.jobs,
+                                                                            .job_count = planner.job_count,
+                                                                            .valid_s = valid_s});
+    }
+    if (place && plan) {
+        sluice_gang_act(plan, partition_of_job);
+        start_jobs(plan);
+        show_starts(plan);
+    }
+    if (plan)
+        record(plan, picture.queue->taken_s);
+    record_others(picture.queue->taken_s);
+    sluice_plan_release(plan);
+    struct sluice_plan_counts counts = sluice_plan_counts();
+    count(&counts);
+    if (planner.job_count && any(picture.busy))
+        sluice_plan_wake(); /* there is no call when an epilog has ended */
+    uint64_t rest = LOCK_SHARE * lock_us > 4 * plan_us ? LOCK_SHARE * lock_us : 4 * plan_us;
+    return rest / 1000;
+}
+
+/* Sleep until the next pass is due: woken, or after interval_ms, never before least_ms; but at most LOOK_MS after the
+ * level has fallen below place. False: stop. */
+static bool sleep_until_due(uint64_t least_ms, uint64_t interval_ms)
+{
+    uint64_t from = sluice_now_us();
+    pthread_mutex_lock(&planner.lock);
+    for (;;) {
+        uint64_t passed_ms = (sluice_now_us() - from) / 1000;
+        bool fell = planner.active && sluice_settings_level() < SLUICE_LEVEL_PLACE;
+        uint64_t due_ms = planner.woken || interval_ms < least_ms ? least_ms : interval_ms;
+        if (planner.stop || fell || passed_ms >= due_ms)
+            break;
+        due_ms = due_ms < passed_ms + LOOK_MS ? due_ms : passed_ms + LOOK_MS;
+        struct timespec until = sluice_deadline(CLOCK_REALTIME, (int64_t)(due_ms - passed_ms));
+        pthread_cond_timedwait(&planner.wakened, &planner.lock, &until);
+    }
+    bool stop = planner.stop;
+    planner.woken = false;
+    pthread_mutex_unlock(&planner.lock);
+    return !stop;
+}
+
+/* Below level place. Jobs may be held since before slurmctld was started, too; but where the level asked for is place,
+ * and the policy could not be read since the start, they go on waiting for it. */
+static void leave(const struct sluice_settings *settings)
+{
+    if (planner.left || (!planner.active && settings->asked >= SLUICE_LEVEL_PLACE))
+        return;
+    sluice_plan_invalidate();
+    sluice_planner_forget(planner.planner);
+    sluice_outlook_forget();
+    planner.left = sluice_gang_abandon();
+    if (planner.left)
+        info("sluice: the level is below place: only Slurm starts jobs, gangs are not kept together");
+}
+
+static void *run(void *argument)
+{
+    uint64_t least_ms = INTERVAL_MS, interval_ms = INTERVAL_MS;
+    (void)argument;
+    while (sleep_until_due(least_ms, interval_ms)) {
+        const struct sluice_settings *settings = sluice_settings_acquire();
+        interval_ms = settings->rules->planner_interval_ms ? settings->rules->planner_interval_ms : INTERVAL_MS;
+        least_ms = interval_ms / 4;
+        if (settings->level < SLUICE_LEVEL_PLACE)
+            leave(settings);
+        else
+            planner.left = false;
+        if (settings->level >= SLUICE_LEVEL_SHADOW) {
+            uint64_t rest_ms = pass(settings, interval_ms);
+            least_ms = rest_ms > least_ms ? rest_ms : least_ms;
+        }
+        planner.active = settings->level >= SLUICE_LEVEL_PLACE;
+        sluice_settings_release(settings);
+    }
+    return NULL;
+}
+
+void sluice_plan_wake(void)
+{
+    pthread_mutex_lock(&planner.lock);
+    planner.woken = true;
+    pthread_cond_signal(&planner.wakened);
+    pthread_mutex_unlock(&planner.lock);
+}
+
+/* ---- start and stop ---- */
+
+static void stop_planner(void)
+{
+    pthread_mutex_lock(&planner.lock);
+    bool running = planner.running;
+    planner.stop = true;
+    planner.running = false;
+    pthread_cond_signal(&planner.wakened);
+    pthread_mutex_unlock(&planner.lock);
+    if (running)
+        pthread_join(planner.thread, NULL);
+    sluice_planner_free(planner.planner);
+    sluice_picture_free(&picture);
+    sluice_gang_fini();
+    free(planner.jobs);
+    free(planner.job_index);
+    free(planner.units);
+    free(planner.refused);
+    sluice_outlook_forget();
+    planner.planner = NULL;
+    planner.jobs = NULL;
+    planner.job_index = NULL;
+    planner.units = NULL;
+    planner.refused = NULL;
+    planner.job_room = planner.job_index_room = planner.unit_room = planner.refused_room = 0;
+    planner.refused_count = 0;
+}
+
+static bool start_planner(const struct sluice_site *site)
+{
+    struct sluice_error_text text = {{0}};
+    (void)site;
+    planner.stop = planner.woken = planner.active = planner.left = false;
+    if (sluice_planner_new(NULL, &planner.planner, &text) || !sluice_picture_new(&picture, &text) ||
+        pthread_create(&planner.thread, NULL, run, NULL)) {
+        stop_planner();
+        return false;
+    }
+    planner.running = true;
+    return true;
+}
+
+__attribute__((constructor)) static void enter(void)
+{
+    static struct sluice_module module = {.name = "plan", .start = start_planner, .stop = stop_planner};
+    sluice_controller_module(&module);
+}

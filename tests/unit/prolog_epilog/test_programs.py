@@ -1,0 +1,162 @@
+"""The programs that slurmd and slurmstepd run, against a socket with prepared answers."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+Answering = Callable[[list[bytes]], tuple[str, list[dict[str, object]]]]
+PROGRAM = Path(__file__).parents[3] / "prolog_epilog/programs/node_program.py"
+
+
+@pytest.fixture
+def answering(tmp_path: Path) -> Iterator[Answering]:
+    """A socket that gives prepared answers; where it lies, and what it was asked."""
+    listeners: list[socket.socket] = []
+
+    def make(answers: list[bytes]) -> tuple[str, list[dict[str, object]]]:
+        path, asked = str(tmp_path / "agent.sock"), []
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listeners.append(listener)
+        listener.bind(path)
+        listener.listen()
+
+        def serve() -> None:
+            for answer in answers:
+                connection, _ = listener.accept()
+                with connection:
+                    asked.append(json.loads(connection.makefile("rb").readline()))
+                    connection.sendall(answer)
+            listener.close()  # a further request is refused, and does not wait for an answer
+
+        threading.Thread(target=serve, daemon=True).start()
+        return path, asked
+
+    yield make
+    for listener in listeners:
+        listener.close()
+
+
+def program(name: str, path: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run one of the programs with another socket and a short time-out."""
+    text = PROGRAM.read_text().replace("/run/sluice/agent.sock", path).replace("PATIENCE = 25.0", "PATIENCE = 0.3")
+    (folder / name).write_text(text)
+    command = ["/usr/bin/python3", "-IS", str(folder / name)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": "1000", "SLURM_JOB_USER": 'a"\u00e9\n', "SLURM_JOB_GPUS": "0,1"}
+
+
+def test_the_prolog_tells_the_job(answering: Answering, tmp_path: Path) -> None:
+    path, asked = answering([b'{"ok": {}}\n'])
+    done = program("sluice-prolog", path, tmp_path, **JOB, LC_ALL="C.UTF-8")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert asked == [
+        {
+            "do": "prolog",
+            "job": 7,
+            "uid": 1000,
+            "user": 'a"\u00e9\n',
+            "account": "",
+            "partition": "",
+            "gpus": [0, 1],
+            "split": [],
+        }
+    ]
+
+
+def test_the_prolog_tells_which_run_of_the_job_it_is(answering: Answering, tmp_path: Path) -> None:
+    path, asked = answering([b'{"ok": {}}\n'] * 2)
+    assert program("sluice-prolog", path, tmp_path, **JOB, SLURM_JOB_RESTART_COUNT="0").returncode == 0
+    newer = {"SLURM_JOB_RESTART_COUNT": "3", "SLURM_JOB_START_TIME": "1790000000"}  # the latter since 23.02
+    assert program("sluice-prolog", path, tmp_path, **JOB, **newer).returncode == 0
+    assert [(one["restarts"], one.get("begun")) for one in asked] == [(0, None), (3, 1790000000)]
+
+
+@pytest.mark.parametrize("answer", [b"", b"\n", b"x\n", b"[]\n", b"{}\n", b'{"ok"', b'{"error": "no room"}\n', b"1\n"])
+def test_a_bad_answer_is_a_failure(answering: Answering, tmp_path: Path, answer: bytes) -> None:
+    path, _ = answering([answer])
+    done = program("sluice-prolog", path, tmp_path, **JOB)
+    assert done.returncode == 1 and done.stderr.startswith("sluice-prolog: ") and "Traceback" not in done.stderr
+
+
+def test_an_answer_that_a_restart_cut_off_is_asked_for_again(answering: Answering, tmp_path: Path) -> None:
+    path, asked = answering([b"", b'{"ok": {"unclean": []}}\n'])
+    assert program("sluice-epilog", path, tmp_path, **JOB).returncode == 0
+    assert len(asked) == 2
+
+
+def test_an_unclean_gpu_fails_the_epilog(answering: Answering, tmp_path: Path) -> None:
+    path, _ = answering([b'{"ok": {"unclean": ["GPU x: process 5 cannot be ended"]}}\n'])
+    done = program("sluice-epilog", path, tmp_path, **JOB)
+    assert (done.returncode, done.stderr) == (1, "sluice-epilog: GPU x: process 5 cannot be ended\n")
+
+
+def test_without_the_agent_a_job_with_gpus_fails_and_another_does_not(tmp_path: Path) -> None:
+    gone = str(tmp_path / "gone")
+    done = program("sluice-prolog", gone, tmp_path, **JOB)
+    assert done.returncode == 1 and "systemctl start sluice-agent" in done.stderr
+    assert program("sluice-prolog", gone, tmp_path, SLURM_JOB_ID="7").returncode == 0
+    assert program("sluice-task-prolog", gone, tmp_path, SLURM_JOB_ID="7").returncode == 0
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"SLUICE_GPU_SHARDS": "0:1,2"}, {"SLURM_JOB_ID": "x"}, {"SLURM_JOB_GPUS": "0,-1"}, {"SLURM_JOB_UID": ""}]
+)
+def test_variables_without_sense_are_named(tmp_path: Path, wrong: dict[str, str]) -> None:
+    done = program("sluice-prolog", "/nonexistent", tmp_path, **{**JOB, **wrong})
+    assert done.returncode == 1 and next(iter(wrong)) in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_helper_says_where_the_limits_lie(answering: Answering, tmp_path: Path) -> None:
+    files = json.dumps({"ok": {"files": ["/dev/null", "/nonexistent/device"]}}).encode() + b"\n"
+    path, asked = answering([files, b'{"ok": {"region": "/run/sluice/limit/job_7"}}\n'])
+    task = {"SLUICE_JOB": "7", "SLUICE_UID": "1", "SLUICE_STEP": "part", "SLUICE_GPUS": "0", "SLUICE_SHARDS": "5"}
+    assert program("sluice-task-init", path, tmp_path, **task).stdout == "region /run/sluice/limit/job_7\n"
+    limit = {"do": "limit", "job": 7, "uid": 1, "whole": False, "gpus": [0], "shards": 5, "open": ["/dev/null"]}
+    assert asked == [{"do": "devices"}, limit]
+
+
+def test_a_task_keeps_what_its_user_set(answering: Answering, tmp_path: Path) -> None:
+    own = tmp_path / "device"
+    own.touch()
+    files = json.dumps({"ok": {"files": [str(own), "/nonexistent/device"]}}).encode() + b"\n"
+    path, asked = answering([files, b'{"ok": {"export": {"NCCL_IB_HCA": "=mlx5_0", "SLUICE_GPU_NUMA": "0"}}}\n'])
+    done = program("sluice-task-prolog", path, tmp_path, SLURM_STEP_GPUS="0", NCCL_IB_HCA="mine")
+    assert done.stdout == "export SLUICE_GPU_NUMA=0\n"
+    assert asked[1] == {"do": "task", "open": [str(own)]}
+
+
+def test_the_epilog_waits_while_memory_is_cleared(tmp_path: Path) -> None:
+    """Other requests are given up after 20 s; this one may take as long as a policy allows."""
+    names = dict(
+        line.split(" = ")[:2] for line in PROGRAM.read_text().splitlines() if line.startswith(("SECONDS", "EPIL"))
+    )
+    assert float(names["SECONDS"]) == 20 and float(names["EPILOG_SECONDS"].split()[0]) > 3600
+    path = tmp_path / "agent.sock"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(path))
+        listener.listen()
+
+        def slowly() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.makefile("rb").readline()
+                time.sleep(1.5)
+                connection.sendall(b'{"ok": {"unclean": []}}\n')
+
+        threading.Thread(target=slowly, daemon=True).start()
+        text = (
+            PROGRAM.read_text().replace("/run/sluice/agent.sock", str(path)).replace("SECONDS = 20.0", "SECONDS = 0.5")
+        )
+        (tmp_path / "sluice-epilog").write_text(text)
+        command = ["/usr/bin/python3", "-IS", str(tmp_path / "sluice-epilog")]
+        assert subprocess.run(command, env=JOB, check=False, timeout=30).returncode == 0

@@ -1,0 +1,41 @@
+"""What the agent does first."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+
+from policy.node_limits import NodeStrangers
+from prolog_epilog.state import Settings, State
+from prolog_epilog.watching import Watch, Watcher
+from prolog_epilog.worker import Worker
+
+
+def test_the_watch_begins_without_what_takes_long_to_load() -> None:
+    program = "import sluice.cli.agent, prolog_epilog.vigil, sys; sys.exit('pydantic' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_samples_count_before_there_is_anybody_to_tell(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = State(Settings(run=tmp_path, records=tmp_path / "records"))
+    watcher, watch, told = Watcher(state, NodeStrangers), Watch(Worker("nvidia")), threading.Event()
+    watcher.on_sample.append(lambda *_: told.set())
+    monkeypatch.setattr(watch.worker, "ask", lambda **_: {"usage": []})
+    watcher.notifying.clear()
+    thread = threading.Thread(target=watcher._watch, args=(watch,))
+    thread.start()
+    with state.sampled:
+        assert state.sampled.wait_for(lambda: watch.delivered, 20)
+    assert not told.is_set()
+    watcher.notifying.set()
+    with state.lock:
+        watch.look()
+    assert told.wait(20)
+    state.stopping.set()
+    with state.lock:
+        watch.look()
+    thread.join(20)

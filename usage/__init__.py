@@ -1,1 +1,0 @@
-"""What was used: metrics, job summaries, sacct-style reports, alerts."""

@@ -1,1 +1,0 @@
-"""Alerts: rules of the policy, looked at by the controllers' daemon, and messages that reach somebody."""
