@@ -1,0 +1,16 @@
+#!/bin/sh
+# A job prefers GPUs of one NUMA node, so that nothing between them crosses the sockets; --gpu-affinity=link prefers those
+# that NVLink, xGMI or Xe Link joins. The matrix has the job's own GPUs; PIX: at most one PCIe switch between two.
+#
+# alice@login$ sbatch --wait affinity.sh
+# Submitted batch job ...
+# alice@login$ cat affinity.out
+# GPUs 2,3 of ...
+# |GPU0|GPU1|...
+# GPU0|X|PIX|...
+# GPU1|PIX|X|...
+#SBATCH --nodes=1 --gres=gpu:2 --gpu-affinity=numa
+#SBATCH --time=5
+#SBATCH --output=affinity.out
+echo "GPUs $SLURM_JOB_GPUS of $SLURMD_NODENAME"
+sluice topo --parsable2 2>/dev/null | head -n 3
