@@ -7,6 +7,7 @@ last good one in force.
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -69,7 +70,7 @@ def parse(text: str | bytes, *, source: str) -> NodePolicy:
 
 
 class NodePolicyFile:
-    """The policy in force on this machine: read again when the file changes, the last good one kept. For one thread."""
+    """The policy in force on this machine, for all threads: read again when it changes, the last good one kept."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -79,9 +80,14 @@ class NodePolicyFile:
         """Whether what is in force was read from a file, and is not the defaults."""
         self._stamp: tuple[int, int, int] | None = None
         self._policy = NodePolicy()
+        self._lock = threading.Lock()
 
     def current(self) -> NodePolicy:
         """The policy; defaults where there never was a file that could be read. Raises nothing."""
+        with self._lock:
+            return self._read()
+
+    def _read(self) -> NodePolicy:
         try:
             state = self.path.stat()
             stamp = (state.st_mtime_ns, state.st_size, state.st_ino)
@@ -93,6 +99,7 @@ class NodePolicyFile:
         except FileNotFoundError:
             self._stamp = None  # what was read before stays in force
         except OSError as error:
+            self._stamp = None
             self.problem = SluiceError(f"{self.path}: {error.strerror}", remedy=_REMEDY)
         except SluiceError as error:
             self.problem = error

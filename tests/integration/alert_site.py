@@ -116,6 +116,11 @@ class Hook:
         self._server.shutdown()
         self._server.server_close()
 
+    def behave(self, *, fails: int = 0, mute: int = 0) -> None:
+        """From the next message on."""
+        with self._lock:
+            self.fails, self.mute = fails, mute
+
     def _take(self, request: BaseHTTPRequestHandler) -> None:
         body = request.rfile.read(int(request.headers["Content-Length"]))
         moment, number = request.headers["X-Sluice-Timestamp"], request.headers["X-Sluice-Id"]

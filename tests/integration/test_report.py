@@ -578,7 +578,7 @@ def test_alerts_by_mail_and_webhook_over_a_restart_and_a_takeover(
     site.cluster.run(["scontrol", "update", "NodeName=g-2", "State=DRAIN", "Reason=fan"])
     for job in jobs:
         until(lambda job=job: site.state(job) == "RUNNING")
-    hook.fails = 1
+    hook.behave(fails=1)
     write_atomic(site.cluster.layout.slurm / "sluice.node.json", policy)
     expected = {
         "near": ["tenant biology", "tenant physics"],
@@ -593,14 +593,14 @@ def test_alerts_by_mail_and_webhook_over_a_restart_and_a_takeover(
     assert site.sluice("alerts", "test", user="slurm").split() == ["mail:", "taken", "chat:", "taken"]
 
     # What the webhook has not taken when the daemon is killed it gets from the next, also where its answer gets lost.
-    hook.fails = 1 << 30
+    hook.behave(fails=1 << 30)
     site.cluster.run(["scancel", *map(str, jobs)])
     until(lambda: mail.about("full") == ["firing", "resolved"])
     # What the state does not have yet is sent again, and only once the database answers.
     until(lambda: not alerts()["full"] and not alerts()["near"])
     site.cluster.stop_daemon("controllerd@ctl1", number=signal.SIGKILL)
     assert hook.about("full") == ["firing"]
-    hook.fails, hook.mute = 0, 1
+    hook.behave(mute=1)
     site.cluster.stop_daemon("slurmdbd")
     site.cluster.start_daemon("controllerd@ctl1")
     both("full", "firing", "resolved")

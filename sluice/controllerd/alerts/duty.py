@@ -7,15 +7,16 @@ import logging
 import time
 import weakref
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 
-from policy.alerts import NodeAlerts, NodeRule
+from policy.alerts import NodeRule
 from policy.node import FILE_NAME, NodePolicyFile
 from sluice.base.errors import SluiceError
 from sluice.base.events import Event, read
 from sluice.base.files import write_atomic
 from sluice.base.text import one_line
-from sluice.controllerd.alerts.engine import STATE_FILE, Engine
+from sluice.controllerd.alerts.engine import STATE_FILE, Engine, OvertakenError
 from sluice.controllerd.alerts.observe import Observation
 from sluice.controllerd.alerts.outbox import Outbox
 from sluice.controllerd.alerts.sinks import Email, make_sinks
@@ -44,7 +45,6 @@ class Alerting:
 
     def __init__(self, site: Site) -> None:
         self.site = site
-        self._policy: NodePolicyFile | None = None
         self._engine: Engine | None = None
         self._outbox: Outbox | None = None
         self._stamp: tuple[int, int] | None = None
@@ -52,15 +52,14 @@ class Alerting:
         self._led = 0.0
         self._shown = False
 
-    def settings(self) -> NodeAlerts:
-        """As the policy has them now. Raises SluiceError."""
-        if self._policy is None:
-            self._policy = NodePolicyFile(self.site.conf_folder / FILE_NAME)
-        return self._policy.current().alerts
+    @cached_property
+    def policy(self) -> NodePolicyFile:
+        """The policy in force. Raises SluiceError where its folder is not known yet."""
+        return NodePolicyFile(self.site.conf_folder / FILE_NAME)
 
     def look(self, site: Site) -> None:
         """A duty. Raises SluiceError, OSError."""
-        settings = self.settings()
+        settings = self.policy.current().alerts
         now = time.monotonic()
         if not settings.rules:
             self._forget()
@@ -74,14 +73,17 @@ class Alerting:
         seen = Observation(site)
         try:
             self._engine.happened(settings, self._events(), seen.gpus)
+            self._engine.step(settings, seen.look, self._act)
+        except OvertakenError:
+            self._engine = None
+            raise
         except BaseException:
             self._stamp = None  # they are still to be reported
             raise
-        self._engine.step(settings, seen.look, self._act)
 
     def _forget(self) -> None:
         """The policy has no rules any more: alerts that fired are dropped."""
-        if self._policy is not None and self._policy.problem is None:
+        if self.policy.loaded and self.policy.problem is None:
             self._engine = None
             (alerts_folder(self.site.state_save) / STATE_FILE).unlink(missing_ok=True)
 
@@ -118,12 +120,15 @@ class Alerting:
         self._shown = bool(fresh)
 
     def deliver(self, site: Site) -> None:
-        """A duty. Raises SluiceError, OSError."""
+        """A duty. Messages wait where no policy was read that could name their sinks. Raises SluiceError, OSError."""
         folder = alerts_folder(site.state_save) / "outbox"
         if folder.is_dir():
             if self._outbox is None or self._outbox.folder != folder:
                 self._outbox = Outbox(folder)
-            self._outbox.deliver(make_sinks(self.settings().sinks))
+            policy = self.policy
+            sinks = policy.current().alerts.sinks
+            if policy.loaded:
+                self._outbox.deliver(make_sinks(sinks))
 
     # ---- actions ----
 
@@ -151,7 +156,7 @@ class Alerting:
             self._slurm("scontrol", "notify", job.own_name, text)
         except SluiceError as error:  # the user of a job without a step to write to gets only mail
             log.info("job %d: %s", job.id, one_line(str(error)))
-        for sink in self.settings().sinks.values():
+        for sink in self.policy.current().alerts.sinks.values():
             if sink.get("kind") == "email" and sink.get("users"):
                 try:
                     address = f"{job.user}@{sink['users']}"

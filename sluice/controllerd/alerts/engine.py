@@ -25,7 +25,7 @@ from sluice.base.files import write_atomic
 from sluice.base.hostlist import expand
 from sluice.base.text import one_line
 from sluice.controllerd.alerts.message import Message, Subject, make
-from sluice.controllerd.alerts.observe import Found, Seen
+from sluice.controllerd.alerts.observe import DATABASE_KINDS, Found, Seen
 from sluice.controllerd.alerts.outbox import Outbox, read_json
 from sluice.exchange.live import GpuReading
 
@@ -111,6 +111,10 @@ Act = Callable[[NodeRule, str, int], None]
 """Carries out ``notify``, ``signal`` or ``cancel`` on a job. Raises SluiceError."""
 
 
+class OvertakenError(SluiceError):
+    """Another controller wrote the state after this one read it."""
+
+
 class Engine:
     """The alerts of one cluster in a folder."""
 
@@ -131,18 +135,21 @@ class Engine:
         self.alerts: dict[str, dict[str, Alert]] = {}  # rule -> subject -> alert
         self.seqs: dict[str, int] = {}  # controller -> the last event of its file that was looked at
         self.counters: dict[str, int] = {}
+        self._stamp: tuple[int, int, int] | None = None
         self._load()
 
     # ---- one look ----
 
     def step(self, settings: NodeAlerts, look: Look, act: Act, now: float | None = None) -> None:
-        """Evaluate all rules, send messages, act, and save the state. Raises OSError where it cannot."""
+        """Evaluate all rules, send messages, act, and save the state. Raises OSError, OvertakenError."""
+        self._check()
         now = self._now() if now is None else now
         silences = read_silences(self.folder, now)
         sinks = tuple(settings.sinks)
-        for rule in settings.rules:
-            if rule.kind in _HAPPENED_KINDS:
-                continue
+        lasting = [rule for rule in settings.rules if rule.kind not in _HAPPENED_KINDS]
+        for rule in sorted(
+            lasting, key=lambda rule: rule.kind in DATABASE_KINDS
+        ):  # one that hangs delays no other rule
             try:
                 found = look(rule)
             except (SluiceError, OSError) as error:
@@ -246,7 +253,8 @@ class Engine:
     def happened(
         self, settings: NodeAlerts, events: Iterable[Event], gpus: Iterable[GpuReading], now: float | None = None
     ) -> None:
-        """Report events of the controllers, and new errors of GPUs. Raises OSError."""
+        """Report events of the controllers, and new errors of GPUs. Raises OSError, OvertakenError."""
+        self._check()
         now = time.time() if now is None else now
         silences = read_silences(self.folder, now)
         events = self._new(events, now)
@@ -333,7 +341,9 @@ class Engine:
     # ---- the state ----
 
     def save(self) -> None:
-        """Raises OSError."""
+        """Raises OSError, and OvertakenError instead of undoing what another controller wrote."""
+        self._check()
+        path = self.folder / STATE_FILE
         document = {
             "schema_version": 1,
             "seqs": self.seqs,
@@ -343,9 +353,18 @@ class Engine:
             },
         }
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_atomic(self.folder / STATE_FILE, json.dumps(document) + "\n", mode=0o600, follow_links=False)
+        write_atomic(path, json.dumps(document) + "\n", mode=0o600, follow_links=False)
+        self._stamp = _stamp(path)
+
+    def _check(self) -> None:
+        path = self.folder / STATE_FILE
+        if _stamp(path) != self._stamp:
+            raise OvertakenError(
+                f"{path}: another controller has written it", remedy="none is needed: it is read again"
+            )
 
     def _load(self) -> None:
+        self._stamp = _stamp(self.folder / STATE_FILE)
         document: dict[str, Any] = dict(read_json(self.folder / STATE_FILE))
         try:
             self.seqs = {str(host): int(seq) for host, seq in document.get("seqs", {}).items()}
@@ -357,6 +376,15 @@ class Engine:
         except (AttributeError, TypeError, ValueError) as error:
             log.error("%s: %s; starting empty", self.folder / STATE_FILE, one_line(str(error)))
             self.alerts, self.counters, self.seqs = {}, {}, {}
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """What changes with each writing of a file; None where there is none."""
+    try:
+        state = path.stat()
+    except FileNotFoundError:
+        return None
+    return state.st_ino, state.st_mtime_ns, state.st_size
 
 
 def _alert(fields: dict[str, Any]) -> Alert:

@@ -43,6 +43,10 @@ class Found:
     known: Callable[[str], bool] = lambda _: True
 
 
+DATABASE_KINDS = frozenset({"quota", "budget", "database-down"})
+"""Rules of these kinds wait for slurmdbd."""
+
+
 class UnknownError(SluiceError):
     """What a rule evaluates is not known now: it does not fire and is not resolved."""
 
@@ -70,8 +74,21 @@ class Observation:
         return {job.id: job for job in self.site.client.jobs()}
 
     @cached_property
+    def database_down(self) -> Seen | None:
+        """Why slurmdbd does not answer, with the seconds waited. One that hangs is asked only once."""
+        began = time.monotonic()
+        words = ("--noheader", "--readonly", "show", "cluster", "format=cluster")
+        try:
+            self.site.commands.run("sacctmgr", *words, timeout=_PING_S)
+        except SluiceError as error:
+            return Seen(time.monotonic() - began, f"does not answer: {error}")
+        return None
+
+    @cached_property
     def tenants(self) -> dict[str, TenantUse]:
-        """Accounts with limits and use."""
+        """Accounts with limits and use. Raises UnknownError where slurmdbd does not answer."""
+        if self.database_down is not None:
+            raise UnknownError(f"slurmdbd {self.database_down.text}")
         commands = self.site.commands
         return read_use(Cluster(commands, self.site.client, Accounting(commands), Control(commands)))
 
@@ -224,14 +241,7 @@ def _database(seen: Observation, rule: NodeRule) -> Found:
     del rule
     if not seen.site.config().get("AccountingStorageType", "").endswith("slurmdbd"):
         return Found({})
-    done_in = time.monotonic()
-    try:
-        seen.site.commands.run(
-            "sacctmgr", "--noheader", "--readonly", "show", "cluster", "format=cluster", timeout=_PING_S
-        )
-    except SluiceError as error:
-        return Found({"slurmdbd": Seen(time.monotonic() - done_in, f"does not answer: {error}")})
-    return Found({})
+    return Found({"slurmdbd": seen.database_down} if seen.database_down else {})
 
 
 _KINDS: dict[str, Callable[[Observation, NodeRule], Found]] = {

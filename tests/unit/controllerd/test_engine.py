@@ -17,7 +17,7 @@ import pytest
 from policy.alerts import Alerts, NodeAlerts, NodeRule, compile_alerts
 from sluice.base.errors import SluiceError
 from sluice.base.events import Event
-from sluice.controllerd.alerts.engine import Engine, Silence, read_silences, write_silences
+from sluice.controllerd.alerts.engine import Engine, OvertakenError, Silence, read_silences, write_silences
 from sluice.controllerd.alerts.message import Message
 from sluice.controllerd.alerts.observe import Found, Seen
 from sluice.controllerd.alerts.outbox import Outbox
@@ -467,6 +467,36 @@ def test_readings_are_known_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None
     assert found.jobs == {7: 12.5, 8: None}
     now[0] = 300
     assert readings.fresh() == []
+
+
+def test_a_controller_that_was_replaced_does_not_undo_what_the_new_one_wrote(tmp_path: Path) -> None:
+    old = World(tmp_path)
+    old.found = {"n1": Seen(90, "90")}
+    old.step(0)
+    new = World(tmp_path)
+    new.found = old.found
+    assert new.step(100) == [("firing", "n1")]
+    written = (tmp_path / "state.json").read_bytes()
+    with pytest.raises(OvertakenError, match=r"state\.json: another controller has written it"):
+        old.step(101)
+    with pytest.raises(OvertakenError):
+        old.engine.happened(old.settings, [], [], 101)
+    assert (tmp_path / "state.json").read_bytes() == written
+    old.start()
+    assert old.step(102) == [], "what the new one has sent is known again"
+
+
+def test_rules_that_wait_for_the_database_come_last(tmp_path: Path) -> None:
+    kinds = ("quota", "temperature", "database-down", "node-drained", "budget")
+    world = World(tmp_path, *(NodeRule(name=kind, kind=kind, threshold=1, duration=0) for kind in kinds))
+    order: list[str] = []
+
+    def look(rule: NodeRule) -> Found:
+        order.append(rule.kind)
+        return Found({})
+
+    world.engine.step(world.settings, look, lambda *_: None, 0)
+    assert order == ["temperature", "node-drained", "quota", "database-down", "budget"]
 
 
 # ---- the policy ----

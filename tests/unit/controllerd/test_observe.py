@@ -17,8 +17,10 @@ from prolog_epilog.accounting import Tick
 from prolog_epilog.live_reports import LiveReports
 from prolog_epilog.summary import Interval
 from sluice.base.errors import SluiceError
-from sluice.controllerd.alerts.duty import Alerting
+from sluice.controllerd.alerts.duty import Alerting, alerts_folder
+from sluice.controllerd.alerts.engine import trial
 from sluice.controllerd.alerts.observe import Observation, UnknownError
+from sluice.controllerd.alerts.outbox import Outbox
 from sluice.exchange.courier import MAX_REQUEST, AnswerError
 from sluice.exchange.live import GpuReading
 from sluice.exchange.readings import Reading
@@ -148,6 +150,7 @@ def test_quotas_and_budgets(tmp_path: Path) -> None:
 def test_the_database(tmp_path: Path) -> None:
     seen = see(tmp_path)
     assert seen.look(rule("database-down", 1)).seen == {}
+    seen = see(tmp_path)
     seen.site.answers = False  # type: ignore[attr-defined]
     assert "Connection refused" in seen.look(rule("database-down", 1)).seen["slurmdbd"].text
 
@@ -304,8 +307,6 @@ def test_a_shorter_interval_holds_at_once(tmp_path: Path) -> None:
 
 
 def test_without_rules_what_fired_is_forgotten_unless_the_policy_cannot_be_read(tmp_path: Path) -> None:
-    from sluice.controllerd.alerts.duty import Alerting, alerts_folder
-
     site = FakeSite(tmp_path)
     site.conf_folder = tmp_path  # type: ignore[attr-defined]
     state = alerts_folder(tmp_path) / "state.json"
@@ -321,12 +322,44 @@ def test_without_rules_what_fired_is_forgotten_unless_the_policy_cannot_be_read(
     assert not state.exists()
 
 
+def test_messages_wait_while_no_policy_names_their_sinks(tmp_path: Path) -> None:
+    site = FakeSite(tmp_path)
+    site.conf_folder = tmp_path  # type: ignore[attr-defined]
+    outbox = Outbox(alerts_folder(tmp_path) / "outbox")
+    outbox.put(trial("test"), ["log"])
+    file = tmp_path / "sluice.node.json"
+    for text in (None, "damaged"):
+        if text:
+            file.write_text(text)
+        Alerting(site).deliver(site)  # type: ignore[arg-type]
+        assert outbox.waiting()
+    file.write_text(NodePolicy(alerts=NodeAlerts(sinks={"log": {"kind": "log"}})).render())
+    Alerting(site).deliver(site)  # type: ignore[arg-type]
+    assert not outbox.waiting()
+
+
+def test_a_database_that_hangs_is_asked_once_in_an_evaluation(tmp_path: Path) -> None:
+    seen = see(tmp_path)
+    del seen.__dict__["tenants"]
+    asked: list[tuple[str, ...]] = []
+
+    def hang(*words: str, timeout: float) -> None:
+        asked.append(words)
+        raise SluiceError(f"sacctmgr gave no answer within {timeout:.0f} s")
+
+    seen.site.run = hang  # type: ignore[attr-defined]
+    for kind in ("quota", "budget", "quota"):
+        with pytest.raises(UnknownError, match="slurmdbd does not answer: sacctmgr gave no answer within 10 s"):
+            seen.look(rule(kind, 80))
+    assert list(seen.look(rule("database-down", 1)).seen) == ["slurmdbd"]
+    assert len(asked) == 1
+
+
 @pytest.mark.parametrize("action", ["notify", "signal", "cancel"])
 def test_an_action_is_for_one_task_and_not_its_whole_array(tmp_path: Path, action: str) -> None:
     """The number of an array's last task is that of the array."""
     site = ActingSite(tmp_path, [job(5, array_id=5, array_tasks="1"), job(4, array_id=5, array_tasks="0")])
     alerting = Alerting(site)  # type: ignore[arg-type]
-    alerting.settings = NodeAlerts  # type: ignore[method-assign]
     alerting._act(rule("gpu-idle", 1, action="cancel", signal="TERM"), action, 5)
     alerting._act(rule("gpu-idle", 1, action="cancel", signal="TERM"), action, 7)  # has ended
     assert site.did and all("5_1" in words and "5" not in words for words in site.did)

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -79,6 +81,28 @@ def test_the_file_is_read_again_and_the_last_good_one_kept(tmp_path: Path) -> No
     assert file.current().health.passes == 8 and file.problem is None
     path.unlink()
     assert file.current().health.passes == 8
+
+
+def test_two_threads_see_the_same_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one was given the defaults while the first one still read the file."""
+    path = tmp_path / node.FILE_NAME
+    path.write_text(compile_node(parse("health: {passes: 7}")).render())
+    file, reading, go_on = NodePolicyFile(path), threading.Event(), threading.Event()
+    whole = node.parse
+
+    def slow(text: str | bytes, *, source: str) -> NodePolicy:
+        reading.set()
+        assert go_on.wait(20)
+        return whole(text, source=source)
+
+    monkeypatch.setattr(node, "parse", slow)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(file.current)
+        assert reading.wait(20)
+        second = pool.submit(file.current)
+        wait([second], timeout=0.2)
+        go_on.set()
+        assert (first.result(20).health.passes, second.result(20).health.passes) == (7, 7)
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"schema_version": 2}', '{"health": {"mode": "on"}}', "\x00"])
