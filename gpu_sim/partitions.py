@@ -45,7 +45,9 @@ def set_partitions(gpu: layout.Gpu, name: str) -> None:
     """Partition an AMD GPU as it is after the driver's start with a mode, e.g. ``cpx-nps4``. Raises UsageError."""
     compute, _, memory = name.upper().partition("-NPS")
     if not gpu.dies:
-        raise UsageError(f"{gpu.name.decode()}: it cannot be partitioned")
+        raise UsageError(
+            f"{gpu.name.decode()}: it cannot be partitioned", remedy="name an AMD GPU with dies, e.g. MI300X"
+        )
     offered = [(mode, parts) for parts in (1, 2, 4) for mode in partition_modes(gpu, parts)]
     found = next(((mode, parts) for mode, parts in offered if (mode.name, str(parts)) == (compute, memory)), None)
     if found is None:

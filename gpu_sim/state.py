@@ -226,7 +226,7 @@ def set_mig_layout(state: NodeState, index: int, names: list[str]) -> None:
     gpu = state.gpus[index]
     profiles = {gpu.profiles[i].name.decode(): i for i in range(gpu.profile_count)}
     if not gpu.mig_supported:
-        raise UsageError(f"GPU {index}: {gpu.name.decode()} has no MIG")
+        raise UsageError(f"GPU {index}: {gpu.name.decode()} has no MIG", remedy="name a GPU with MIG")
     if len(names) > layout.MAX_INSTANCES:
         raise UsageError(f"GPU {index}: {len(names)} MIG instances", remedy=f"at most {layout.MAX_INSTANCES}")
     taken: set[int] = set()
@@ -239,7 +239,10 @@ def set_mig_layout(state: NodeState, index: int, names: list[str]) -> None:
         slices += profile.slices
         start = next((s for s in _starts(profile) if not taken & set(range(s, s + profile.size))), None)
         if start is None or slices > 7 or names.count(name) > profile.instances:
-            raise UsageError(f"GPU {index}: no room for MIG instance {name} in layout {','.join(names)}")
+            raise UsageError(
+                f"GPU {index}: no room for MIG instance {name} in layout {','.join(names)}",
+                remedy="ask for fewer or smaller instances",
+            )
         taken |= set(range(start, start + profile.size))
         # The driver numbers GPU instances as a tree of halves: 0 the whole, 1-2 halves, 3-6 quarters, 7-14 eighths.
         gpu_instance = 8 // profile.size - 1 + start // profile.size

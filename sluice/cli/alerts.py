@@ -160,7 +160,9 @@ def test(sinks: tuple[str, ...], conf: Path | None, prefix: Path | None) -> None
         else:
             click.echo(f"{name}: taken")
     if failed:
-        raise SluiceError("a sink did not take the message")
+        raise SluiceError(
+            "a sink did not take the message", remedy="correct the sinks above in sluice.yaml, then: sluice apply"
+        )
 
 
 @command.command()

@@ -49,7 +49,10 @@ def command(job: str, as_json: bool, hosts: tuple[str, ...], port: int, decision
     if decisions is not None:
         document = explain_job(decisions, name)
         if document is None:
-            raise SluiceError(f"job {name}: nothing is recorded of it in {decisions}")
+            raise SluiceError(
+                f"job {name}: nothing is recorded of it in {decisions}",
+                remedy="check the job's number; jobs are recorded from level shadow on",
+            )
     else:
         from sluice.explain.explain_service import ask, open_site
         from sluice.slurm.user import slurm_user

@@ -112,7 +112,7 @@ def _source(options: dict[str, Any]) -> Source:
     records, rolled, fresh = options.pop("records"), options.pop("rolled"), options.pop("fresh")
     for name, path in (("--records", records), ("--rolled", rolled)):
         if path is not None and not path.is_dir():
-            raise UsageError(f"{name} {path}: no such folder")
+            raise UsageError(f"{name} {path}: no such folder", remedy=f"name an existing folder, or omit {name}")
     if records is None:
         try:
             records = Path(source.client.config().get("StateSaveLocation", "")) / FOLDER

@@ -49,7 +49,7 @@ def _explain(source: Any, job: Allocation, decisions: Path | None) -> dict[str, 
     if os.access(folder, os.R_OK | os.X_OK):
         found = explain_job(folder, name, submit=job.submit, known_id=job.id)
         if found is None:
-            raise SluiceError("nothing is recorded of it")
+            raise SluiceError("nothing is recorded of it", remedy="jobs are recorded from level shadow on")
         return found
     hosts = [one.host for one in sorted(source.client.ping(), key=lambda one: not one.up)]
     port = int(os.environ.get("SLUICE_EXPLAIN_PORT") or 6821)

@@ -162,7 +162,10 @@ def _cmake(work: Path, options: list[str], build: Sequence[str] = ()) -> None:
         run_command([*configure, *options], timeout=120, env=environment)
         run_command(["cmake", "--build", work, "--parallel", *build], timeout=_BUILD_TIMEOUT, env=environment)
     except CommandError as error:
-        raise SluiceError(f"the plugins cannot be built: {_compiler_words(error)}") from error
+        raise SluiceError(
+            f"the plugins cannot be built: {_compiler_words(error)}",
+            remedy="check that the sources are those of the installed Slurm: docs/plugins.md",
+        ) from error
 
 
 def _compiler_words(error: CommandError) -> str:

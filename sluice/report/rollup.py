@@ -87,7 +87,10 @@ class Rollup:
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise SluiceError(f"{self.folder}: {error.strerror}") from error
+            raise SluiceError(
+                f"{self.folder}: {error.strerror}",
+                remedy="run it as root or SlurmUser, or name another folder with --rolled",
+            ) from error
         return sorted(date.fromisoformat(name) for name in names)
 
     def unbroken(self, first: date) -> list[date]:

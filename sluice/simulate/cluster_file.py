@@ -41,7 +41,10 @@ def read_nodes(source: str) -> list[ClusterNode]:
     if word and not path.exists():
         count, gpus = int(word[1]), int(word[2])
         if not 1 <= count <= 131072 or not 1 <= gpus <= MAX_GPUS:
-            raise UsageError(f"--nodes {source!r}: from 1x1 to 131072x{MAX_GPUS}")
+            raise UsageError(
+                f"--nodes {source!r}: from 1x1 to 131072x{MAX_GPUS}",
+                remedy="give COUNTxGPUS within these bounds, e.g. 64x8",
+            )
         return [ClusterNode(f"node{index}", gpus, word[3] or "gpu") for index in range(count)]
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -56,7 +59,7 @@ def read_nodes(source: str) -> list[ClusterNode]:
     else:
         nodes = list(_openb(path, text))
     if not any(node.gpus for node in nodes):
-        raise UsageError(f"{path}: no node with a GPU")
+        raise UsageError(f"{path}: no node with a GPU", remedy="name another file, or give COUNTxGPUS")
     return nodes
 
 

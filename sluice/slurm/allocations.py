@@ -123,7 +123,9 @@ def _sacct(commands: Commands, fields: Sequence[str], filters: Sequence[str], ti
                 words, stdout=subprocess.PIPE, stderr=errors, stdin=subprocess.DEVNULL, env=commands.environment()
             )
         except OSError as error:
-            raise SluiceError(f"sacct: {error.strerror}") from error
+            raise SluiceError(
+                f"sacct: {error.strerror}", remedy="install Slurm's client commands, or name their folder with --prefix"
+            ) from error
         with process:
             assert process.stdout is not None  # noqa: S101 - asked for above
             try:

@@ -832,15 +832,16 @@ static bool refuse_deadline(struct check *check, const struct deadline *texts)
 {
     char planned[3 * STAMP_MAX + 96] = "";
     const char *soonest = texts->end[0] ? texts->end : texts->alone;
+    const bool time_min = check->submission->time_min;
     if (texts->end[0])
         snprintf(planned, sizeof planned,
                  "; after all that is planned (at %s, each job taking its whole time limit) it ends at %s", texts->made,
                  texts->end);
-    return sluice_refuse(check->admission, SLUICE_REFUSED_TIME,
+    return sluice_refuse(check->admission, time_min ? SLUICE_REFUSED_TIME_MIN : SLUICE_REFUSED_TIME,
                          "--deadline=%s cannot be met: started %s%s, a job of %s ends at %s%s; ask for --deadline=%s "
-                         "or later, or for a shorter --time",
+                         "or later, or for a shorter --time%s",
                          texts->given, texts->began[0] ? "with --begin at " : "now", texts->began, texts->run,
-                         texts->alone, planned, soonest);
+                         texts->alone, planned, soonest, time_min ? "-min" : "");
 }
 
 static void warn_of_deadline(struct check *check, const struct deadline *texts)

@@ -18,11 +18,12 @@ enum {
 /* Why a submission was refused; job_submit gives each its Slurm error code. */
 enum sluice_refusal {
     SLUICE_ADMITTED,
-    SLUICE_REFUSED_REQUEST, /* malformed or contradictory, or more than this Slurm can do */
-    SLUICE_REFUSED_LIMIT,   /* a limit of the tenant */
-    SLUICE_REFUSED_TIME,    /* run time or deadline */
-    SLUICE_REFUSED_ACCOUNT, /* expired tenant */
-    SLUICE_REFUSED_RATE,    /* too many submissions per minute; from rate.h */
+    SLUICE_REFUSED_REQUEST,  /* malformed or contradictory, or more than this Slurm can do */
+    SLUICE_REFUSED_LIMIT,    /* a limit of the tenant */
+    SLUICE_REFUSED_TIME,     /* run time or deadline */
+    SLUICE_REFUSED_TIME_MIN, /* --time-min beyond the deadline */
+    SLUICE_REFUSED_ACCOUNT,  /* expired tenant */
+    SLUICE_REFUSED_RATE,     /* too many submissions per minute; from rate.h */
 };
 
 /* What this Slurm can do. */

@@ -37,6 +37,8 @@ static int code_of(enum sluice_refusal refusal)
         return ESLURM_INVALID_GRES;
     case SLUICE_REFUSED_TIME:
         return ESLURM_INVALID_TIME_LIMIT;
+    case SLUICE_REFUSED_TIME_MIN:
+        return ESLURM_INVALID_TIME_MIN_LIMIT;
     case SLUICE_REFUSED_ACCOUNT:
         return ESLURM_INVALID_ACCOUNT;
     case SLUICE_REFUSED_LIMIT:

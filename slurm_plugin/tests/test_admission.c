@@ -627,6 +627,8 @@ static void check_time_and_options(void)
     REFUSED("open", "started now, a job of 01:01:00 ends at", .deadline = now + 3600, .time_limit = 61);
     CHECK_INT(admission.refusal, SLUICE_REFUSED_TIME);
     ADMITTED("open", .deadline = now + 3600, .time_limit = 600, .time_min = 60);
+    REFUSED("open", "or for a shorter --time-min", .deadline = now + 3600, .time_limit = 600, .time_min = 61);
+    CHECK_INT(admission.refusal, SLUICE_REFUSED_TIME_MIN);
     REFUSED("open", "cannot be met", .deadline = now - 1);
     REFUSED("open", "without a time limit", .deadline = now + 3600, .time_limit = UINT32_MAX);
     ADMITTED("open", .deadline = now + 1);

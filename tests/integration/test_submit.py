@@ -229,6 +229,7 @@ def test_what_tenants_are_given(cluster: DevCluster) -> None:
         ("free", ["--gang=team:2"], "below level place"),
         ("free", ["--gpu-affinity=link"], "asks for none"),
         ("free", ["--deadline=now+1hour", "-t", "2:00:00"], "cannot be met: started now, a job of 02:00:00 ends at"),
+        ("free", ["--deadline=now+1hour", "-t", "3:00:00", "--time-min=2:00:00"], "Invalid time-min specification"),
         ("memory", ["--gpu-mem=30G"], "ask for --gpu-mem=20G or less"),
         ("memory", ["--gres=shard:20481"], "20481M of one GPU's memory"),
         ("memory", ["--gpu-mem=20G", "-N3"], "60G of GPU memory on 3 GPUs"),

@@ -70,7 +70,7 @@ def read_secret(path: Path) -> bytes:
             )
         data = file.read(_MOST_SECRET + 1).strip()
     if not data or len(data) > _MOST_SECRET:
-        raise SluiceError(f"{path}: empty, or larger than {_MOST_SECRET} bytes")
+        raise SluiceError(f"{path}: empty, or larger than {_MOST_SECRET} bytes", remedy="write the secret to it")
     return data
 
 

@@ -68,7 +68,7 @@ def read_trace(path: Path, format_name: str = "auto") -> Trace:
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        raise UsageError(f"trace {path}: {error.strerror}") from error
+        raise UsageError(f"trace {path}: {error.strerror}", remedy="name a file that can be read") from error
     name = detect(text) if format_name == "auto" else format_name
     if name not in readers:
         raise UsageError(
@@ -78,7 +78,10 @@ def read_trace(path: Path, format_name: str = "auto") -> Trace:
     trace = readers[name](path, text)
     if not trace.jobs:
         reasons = ", ".join(f"{count} {reason}" for reason, count in trace.left_out.items())
-        raise UsageError(f"trace {path}: no job to replay{f' ({reasons})' if reasons else ''}")
+        raise UsageError(
+            f"trace {path}: no job to replay{f' ({reasons})' if reasons else ''}",
+            remedy="check --format, and that its jobs ended and have GPUs",
+        )
     first = min(job.submit for job in trace.jobs)
     for job in trace.jobs:
         job.submit -= first

@@ -65,7 +65,7 @@ def csv_rows(path: Path, text: str, required: tuple[str, ...]) -> Iterator[Row]:
     try:
         missing = [name for name in required if name not in (reader.fieldnames or ())]
         if missing:
-            raise UsageError(f"{path}:1: column {missing[0]!r} is missing")
+            raise UsageError(f"{path}:1: column {missing[0]!r} is missing", remedy="check --format, or add the column")
         for fields in reader:
             if None in fields or any(value is None for value in fields.values()):
                 raise UsageError(f"{path}:{reader.line_num}: the number of fields differs from the header's")

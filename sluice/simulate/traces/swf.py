@@ -28,7 +28,10 @@ def read_swf(path: Path, text: str) -> Trace:
         if not words or words[0].startswith(";"):
             continue
         if len(words) != len(_FIELDS):
-            raise UsageError(f"{path}:{number}: {len(words)} fields {line[:40]!r}: must be {len(_FIELDS)}")
+            raise UsageError(
+                f"{path}:{number}: {len(words)} fields {line[:40]!r}: must be {len(_FIELDS)}",
+                remedy="check --format, or correct the line",
+            )
         row = Row(path, number, dict(zip(_FIELDS, words, strict=True)))
         run, processors = row.number("run", low=-1), row.integer("processors", low=-1)
         if processors < 1:
