@@ -22,6 +22,7 @@ import gpu_sim
 from dev_cluster.accounts import UserDatabase, sacctmgr_dump
 from dev_cluster.agents import READY, NodeAgents
 from dev_cluster.configuration import (
+    ACCT_DATABASE,
     ADDRESSES,
     CLUSTER_NAME,
     Ports,
@@ -375,6 +376,11 @@ class Boot:
         self.progress("database made")
         server = [self.program("mariadbd"), *options, "--skip-networking", "--user=slurm"]
         server += [f"--socket={place}/mariadb.sock", f"--pid-file={place}/mariadbd.pid", f"--tmpdir={place}"]
+        # slurmdbd would make its database, but ends after that with the client library of MariaDB 11.8.9: a handle
+        # whose first connection failed, as there was no database, allows results of 0 columns.
+        first = self.layout.database / "first.sql"
+        write_atomic(first, f"CREATE DATABASE IF NOT EXISTS {ACCT_DATABASE};\n")
+        server.append(f"--init-file={place}/{first.name}")
         self.start("mariadbd", DATABASE, server)
         self.wait_for("mariadbd", self.layout.database / "mariadb.sock")
         write_atomic(self.layout.slurm / "slurmdbd.conf", slurmdbd_conf(self.description, self.ports), mode=0o600)

@@ -11,6 +11,7 @@ from policy.state import SNIPPET
 from sluice.base.hostlist import expand
 
 CLUSTER_NAME = "sluice"
+ACCT_DATABASE = "slurm_acct_db"
 ADDRESSES = {"ctl1": "127.0.1.1", "ctl2": "127.0.1.2", DATABASE: "127.0.1.3", LOGIN: "127.0.1.4"}
 
 
@@ -150,7 +151,7 @@ def slurmdbd_conf(description: ClusterDescription, ports: Ports) -> str:
         ("StorageType", "accounting_storage/mysql"),
         ("StorageHost", "localhost"),
         ("StorageUser", "root"),
-        ("StorageLoc", "slurm_acct_db"),
+        ("StorageLoc", ACCT_DATABASE),
     ]
     return _text(_without(generated, description.slurmdbd_conf), description.slurmdbd_conf)
 

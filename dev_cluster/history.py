@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dev_cluster.cluster import DevCluster
+from dev_cluster.configuration import ACCT_DATABASE
 from dev_cluster.layout import INSIDE
 
 _NO_VALUE = 4294967294
@@ -64,7 +65,7 @@ def fill(cluster: DevCluster, history: History) -> None:
         UPDATE sluice_event_table SET time_start = {history.start - 86400} WHERE node_name = '' AND time_end = 0;
     """  # noqa: S608 - made of numbers and this module's own words
     cluster.run(
-        ["mysql", f"--socket={INSIDE}/database/mariadb.sock", "--user=root", "slurm_acct_db"], node="db",
+        ["mysql", f"--socket={INSIDE}/database/mariadb.sock", "--user=root", ACCT_DATABASE], node="db",
         input_text=sql, timeout=1200,
     )  # fmt: skip
 
