@@ -113,7 +113,7 @@ def distribution_source(version: SlurmVersion, *, suite: str | None = None, cach
                 if shutil.which(name) is None:
                     raise SluiceError(f"{name}: not installed", remedy=f"install it, or {_NO_SOURCE}")
             with tempfile.TemporaryDirectory(prefix=".slurm-", dir=cache) as work:
-                made = _fetch(version, suite or release_name(), Path(work))
+                made = fetch_source(version, suite or release_name(), Path(work))
                 _configure(made)
                 shutil.rmtree(folder, ignore_errors=True)
                 made.rename(folder)
@@ -176,8 +176,8 @@ class _Apt:
             ) from error
 
 
-def _fetch(version: SlurmVersion, suite: str, work: Path) -> Path:
-    """The unpacked and patched source tree, in `work`."""
+def fetch_source(version: SlurmVersion, suite: str, work: Path) -> Path:
+    """The unpacked and patched source tree of a version, not configured, in an empty folder. Raises SluiceError."""
     text = format_slurm_version(version)
     mirrors = _mirrors()
     lines = [f"deb-src {mirrors['main']} {suite} main"]
