@@ -411,6 +411,31 @@ static bool require_type(const struct check *check, const char *types)
     return sluice_require_feature(check->submission, types, "A GPU that your account may use", check->admission);
 }
 
+static void append(char *text, size_t size, const char *item)
+{
+    size_t length = strlen(text);
+    snprintf(text + length, size - length, "%s%s", length ? "," : "", item);
+}
+
+/* Names each GPU once, with the count that limits are checked with: Slurm takes the last count, but adds up others. */
+static void name_gpus_once(struct check *check)
+{
+    const struct sluice_tres_request *request = &check->request;
+    if (!request->gpus_differ)
+        return;
+    for (int per = 0; per < SLUICE_PER_COUNT; per++) {
+        char *text = check->admission->tres[per], gpu[SLUICE_GPU_TYPE_LENGTH + 32];
+        sluice_tres_without_gpus(check->submission->tres[per], text);
+        for (size_t i = 0; i < request->gpu_types; i++) {
+            if (!request->gpus[i].per[per])
+                continue;
+            sluice_gres_text(check->slurm, "gpu", request->gpus[i].type, request->gpus[i].per[per], gpu, sizeof gpu);
+            append(text, sizeof check->admission->tres[per], gpu);
+        }
+    }
+    check->admission->set_tres = true;
+}
+
 /* Gives untyped GPUs a type: the same request with it in every count. */
 static bool set_type(struct check *check, const char *type)
 {
@@ -966,6 +991,7 @@ void sluice_admit(const struct sluice_rules *rules, const struct sluice_tenant *
         return;
     check.nodes = most_nodes(&check);
     if (tenant) {
+        name_gpus_once(&check);
         if (!complete_partition(&check) || !complete_features(&check) ||
             !check_run_time(&check, tenant->run_time_s, ""))
             return;

@@ -64,7 +64,7 @@ struct sluice_admission {
     enum sluice_refusal refusal;
     char message[SLUICE_REFUSAL_MAX];
     bool set_tres; /* all four texts replace the request's, empty ones included */
-    char tres[SLUICE_PER_COUNT][SLUICE_TRES_TEXT_MAX + 96];
+    char tres[SLUICE_PER_COUNT][SLUICE_TRES_TEXT_MAX + 192];
     bool set_cpus_per_tres, set_mem_per_tres; /* the texts replace the request's, empty or not */
     char cpus_per_tres[64], mem_per_tres[64];
     char features[SLUICE_NAME_LIST_MAX], prefer[SLUICE_NAME_LIST_MAX];

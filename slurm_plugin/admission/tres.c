@@ -197,11 +197,10 @@ bool sluice_tres_add(struct sluice_tres_request *request, enum sluice_per per, c
             counts = &request->mps;
         if (item.name[0] == 's' && item.type[0])
             request->shards_typed = true;
-        if (item.name[0] == 'g' && counts->per[per] == item.count)
-            continue; /* --gres and --gpus-per-node, say */
-        if (item.name[0] == 'g' && counts->per[per])
-            return fail(why, why_size, "contradicts another count of the same GPUs; request them once", item.text,
-                        item.length);
+        if (item.name[0] == 'g') { /* --gres in a script and --gpus-per-node on the command line, say */
+            request->gpus_differ |= counts->per[per] && counts->per[per] != item.count;
+            counts->per[per] = 0;
+        }
         counts->per[per] += item.count;
         if (counts->per[per] > SLUICE_GRES_COUNT_MAX)
             return fail(why, why_size, "asks for more than any cluster has", item.text, item.length);

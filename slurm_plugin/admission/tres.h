@@ -35,12 +35,12 @@ struct sluice_tres_request {
     size_t gpu_types;                      /* used entries of `gpus` */
     struct sluice_gres_counts shards, mps; /* types add up: they share the same GPUs' memory */
     bool shards_typed;                     /* somebody wrote shard:TYPE:N */
+    bool gpus_differ;                      /* the same GPUs were asked for with different counts */
 };
 
 /*
- * Adds what `text` (NULL or "" for nothing) asks per `per`. False with one line in `why` when it cannot be read, names
- * more types than fit, or names the same GPUs with different counts: Slurm takes the last one, and a limit must hold
- * whichever is taken.
+ * Adds what `text` (NULL or "" for nothing) asks per `per`. Of several counts of the same GPUs the last one holds, as in
+ * Slurm. False with one line in `why` when it cannot be read, or names more types than fit.
  */
 bool sluice_tres_add(struct sluice_tres_request *request, enum sluice_per per, const char *text, char *why,
                      size_t why_size);

@@ -305,7 +305,6 @@ static void check_malformed(void)
         "foogres:gpu:8",
         "x,ygres:gpu:1",
         "gres:agres:gpu:1",
-        "gres:gpu:1,gres:gpu:2",
         "gres:gpu:h100:99999999999999999999",
         "gres:\xff\xfe:1",
         "gpu;1",
@@ -388,7 +387,18 @@ static void check_gpu_limits(void)
     REFUSED("few", "5 GPUs (on 1 node):", PER_NODE("gres:gpu:5"), NODES(1));
     REFUSED("few", "6 GPUs", PER_JOB("gres:gpu:h100:3,gres:gpu:l4:3"));
     ADMITTED("few", PER_NODE("gres:gpu:4,gres:gpu:4"), NODES(1)); /* --gpus-per-node and --gres */
-    REFUSED("few", "contradicts another count", PER_NODE("gres:gpu:8,gres:gpu:4"), NODES(1));
+    REFUSED("few", "8 GPUs (on 1 node):", PER_NODE("gres:gpu:4,gres:gpu:8"), NODES(1));
+    ADMITTED("few", PER_NODE("gres:gpu:8,craynetwork:1,gres:gpu:4"), NODES(1)); /* the last one, as in Slurm */
+    CHECK_STR(admission.tres[SLUICE_PER_NODE], "craynetwork:1,gres:gpu:4");
+    char longest[SLUICE_TRES_TEXT_MAX] = "";
+    for (size_t i = 0, length = 0; i < 2 * SLUICE_GPU_TYPES_MAX; i++)
+        length += (size_t)sprintf(longest + length, "%sgpu:%c---------------------:%s", i ? "," : "",
+                                  'a' + (char)(i / 2), i % 2 ? "1k" : "2");
+    ADMITTED("open", PER_NODE(longest));
+    CHECK(strstr(admission.tres[SLUICE_PER_NODE], ",gres:gpu:h---------------------:1024"));
+    admit(NULL, &slurm_22_05, &(struct sluice_submission){PER_NODE("gres:gpu:8,gres:gpu:4")});
+    expect_admitted("of nobody's tenant");
+    CHECK(!admission.set_tres);
     REFUSED("few", "8 GPUs", PER_TASK("gres:gpu:1"), .tasks = 8);
     REFUSED("few", "8 GPUs", PER_SOCKET("gres:gpu:2"), .sockets_per_node = 2, NODES(2));
     REFUSED("few", "5 GPUs", .tasks = 10, .tasks_per_gpu = 2);
