@@ -7,7 +7,7 @@ PYTHON3 ?= $(firstword $(wildcard /usr/bin/python3) python3)
 VERSION_HEADER := native/include/sluice/version.h
 export CMAKE_GENERATOR := Ninja
 
-.PHONY: help build install-packages cluster-packages test-packages docs-packages demo test test-trixie lint check \
+.PHONY: help build install-packages cluster-packages test-packages suite-packages docs-packages demo test test-trixie lint check \
 	native-test fuzz bench soak references docs format install dist clean
 
 help: ## this list
@@ -38,6 +38,8 @@ cluster-packages: ## Debian packages for a cluster on this machine: Slurm, MUNGE
 	tools/install-packages build cluster
 test-packages: ## Debian packages for all tests
 	tools/install-packages build cluster test
+suite-packages: ## Debian packages for Slurm's own test suite
+	tools/install-packages suite
 docs-packages: ## Debian packages that the documentation site needs
 	tools/install-packages build docs
 
@@ -80,9 +82,11 @@ ifdef DURATION
 soak: cluster-packages build ## all tests with full counts: hours; DURATION=72h: one cluster under load, and what leaks
 	$(PYTHON) -m benchmarks.soak $(DURATION)
 else
-soak: test-packages build
+soak: test-packages suite-packages build
 	SLUICE_TEST_SCALE=full tools/native-test
 	SLUICE_TEST_SCALE=full $(PYTHON) -m pytest tests --timeout 7200
+	$(PYTHON) tools/slurm-suite stock --json build/suite-stock.json
+	$(PYTHON) tools/slurm-suite place --compare build/suite-stock.json
 endif
 
 docs: docs-packages $(VENV)/.installed ## the site, in build/site; a dead link or anchor fails it
