@@ -8,7 +8,7 @@ VERSION_HEADER := native/include/sluice/version.h
 export CMAKE_GENERATOR := Ninja
 
 .PHONY: help build install-packages cluster-packages test-packages suite-packages docs-packages demo test test-trixie lint check \
-	native-test fuzz bench soak references docs format install dist clean
+	native-test fuzz bench soak references docs format install dist deb clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -118,6 +118,10 @@ dist: ## the release's archive and its SHA-256, in dist/
 	mkdir -p dist
 	git archive --format=tar --prefix=sluice-$(VERSION)/ HEAD | gzip -9n >dist/sluice-$(VERSION).tar.gz
 	cd dist && sha256sum sluice-$(VERSION).tar.gz | tee SHA256SUMS
+
+deb: ## Debian packages of HEAD for this Debian and its Slurm, in dist/
+	tools/install-packages build plugins deb
+	tools/deb
 
 clean: ## remove what was built, and .venv
 	rm -rf build build-* dist $(VENV) sluice/core/*.so sluice/core/sluice-guard gpu_sim/lib dev_cluster/cgroup_view/*.so

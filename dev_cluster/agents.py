@@ -27,7 +27,8 @@ class NodeAgents:
         self.tree = tree
         self.only_ends = only_ends
         self.version = tree.version()
-        self.headers = tree.headers()
+        self.packaged = tree.packaged()
+        self.headers = tree.headers() if self.packaged is None else None
 
     @property
     def parameters(self) -> list[tuple[str, str]]:
@@ -42,7 +43,10 @@ class NodeAgents:
         programs = layout.folder / _PROGRAMS.name
         shutil.copytree(_PROJECT / "prolog_epilog/programs", programs, symlinks=True)
         shutil.copy(library_path(), programs)
-        build_limit_plugin(self.headers, self.version, layout.folder)
+        if self.headers is not None:
+            build_limit_plugin(self.headers, self.version, layout.folder)
+        elif self.packaged is not None:
+            shutil.copy(self.packaged.folder / "spank_sluice_limit.so", layout.folder)
         stack = layout.slurm / "plugstack.conf"
         others = stack.read_text() if stack.exists() else ""
         write_atomic(stack, others + limit_line(INSIDE, _PROGRAMS / "sluice-task-init") + "\n")

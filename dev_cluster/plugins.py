@@ -30,11 +30,14 @@ class ClusterPlugins:
         self.policy = _policy_text(wanted.policy, journal=wanted.journal)
         self.stock = find_plugin_dir(tree.root or Path("/"), tree.prefix)
         self.version = tree.version()
-        self.source = None
-        if wanted.plugins is None:
+        self.source, self.folder = None, wanted.plugins
+        packaged = tree.packaged()
+        if self.folder is None and packaged is not None and not wanted.sanitize:
+            self.folder = packaged.folder
+        if self.folder is None:
             self.source = distribution_source(self.version, suite=tree.suite())
-        elif not any(wanted.plugins.glob("*.so")):
-            raise UsageError(f"sluice.plugins {wanted.plugins}: no plugins there", remedy="name a folder of .so files")
+        elif not any(self.folder.glob("*.so")):
+            raise UsageError(f"sluice.plugins {self.folder}: no plugins there", remedy="name a folder of .so files")
 
     def write(self, layout: Layout) -> set[str]:
         """Plugins, level, policy and plugstack.conf; the names of the files that belong next to slurm.conf."""
@@ -59,7 +62,7 @@ class ClusterPlugins:
                 sanitizer="address" if self.wanted.sanitize else "",
                 progress=self.progress,
             )
-        for file in (self.wanted.plugins or Path()).iterdir():
+        for file in (self.folder or Path()).iterdir():
             if file.suffix == ".so" or file.name == SUPERVISOR:
                 shutil.copy2(file, folder)
         write_manifest(folder, self.version)

@@ -9,6 +9,7 @@ from pathlib import Path
 from sluice.base.errors import UsageError
 from sluice.base.run import run_command
 from sluice.base.slurm_version import SlurmVersion, parse_slurm_version
+from sluice.plugin.builder import PluginBuild, packaged_build
 from sluice.plugin.sources import distribution_source, release_name
 
 _DAEMONS = ("slurmctld", "slurmd", "slurmdbd")
@@ -72,6 +73,10 @@ class SlurmTree:
     def suite(self) -> str:
         """Debian's name of the tree's release. Raises SluiceError."""
         return release_name(self.root or Path("/"))
+
+    def packaged(self) -> PluginBuild | None:
+        """The plugins that a package brought for this Slurm, or None."""
+        return packaged_build(self.version()) if self.root is None and self.is_distribution else None
 
     def headers(self) -> Path:
         """A folder with slurm/slurm.h: the development package's, else that of the sources. Raises SluiceError."""

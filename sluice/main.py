@@ -58,7 +58,14 @@ class LazyGroup(click.Group):
         """Import one command."""
         if name not in COMMANDS:
             return None
-        command = import_module(COMMANDS[name][0]).command
+        try:
+            command = import_module(COMMANDS[name][0]).command
+        except ModuleNotFoundError as error:
+            if error.name != "dev_cluster":
+                raise
+            raise SluiceError(
+                f"sluice {name}: not installed on this host", remedy="install the package sluice-dev-cluster"
+            ) from error
         assert isinstance(command, click.Command)  # noqa: S101 - a mistake in the table above
         return command
 

@@ -88,15 +88,22 @@ def install(
 ) -> None:
     """Put the plugins into this host's Slurm. Nothing changes until slurmctld restarts, at level off.
 
+    They come from the package sluice-plugins-RELEASE where it is installed, else they are built.
+
     Hosts that read one plugstack.conf need what it names in one place: with --limits install on all of them first.
     """
-    from sluice.plugin.builder import read_build
+    from sluice.plugin.builder import packaged_build, read_build
     from sluice.plugin.install import install as install_build
     from sluice.plugin.site import find_plugin_dir, find_program
 
     places, options = _places(slurm_conf, search_dir, systemd_dir)
     program, version = _installed(slurm_prefix, spank_only)
-    made = read_build(folder) if folder else _build(slurm_plugin_dir, slurm_source, slurm_prefix, spank_only=spank_only)
+    made = read_build(folder) if folder else None
+    if made is None and not (
+        slurm_source or slurm_prefix or slurm_plugin_dir
+    ):  # else it is not the distribution's Slurm
+        made = packaged_build(version)
+    made = made or _build(slurm_plugin_dir, slurm_source, slurm_prefix, spank_only=spank_only)
     stock = slurm_plugin_dir or find_plugin_dir(prefix=slurm_prefix or Path("/usr"))
     _say(
         install_build(
@@ -147,6 +154,11 @@ def _remedy(finding: Finding) -> str:
     return f"; {finding.remedy}" if finding.remedy and finding.kind != "ok" else ""
 
 
+_ORIGINS = {
+    "package": "from the package",
+    "other": "not those of the package (sluice plugin install takes those)",
+    "built": "built on this host or by --build",
+}
 _COLUMNS: list[Column[Controller]] = [
     Column("host", lambda one: one.host),
     Column("level", lambda one: one.report.get("level")),
@@ -188,7 +200,7 @@ def status(
     """Level, policy and last error of the plugins in each controller's slurmctld. Exit 1 where one has an error."""
     from sluice.base.slurm_version import format_slurm_version
     from sluice.plugin.install import installed_build, read_level
-    from sluice.plugin.status import include_state, read_controllers
+    from sluice.plugin.status import include_state, origin, read_controllers
 
     places, options = _places(slurm_conf, search_dir, systemd_dir, required=True)
     controllers = read_controllers(Path(options.state_folder))
@@ -197,6 +209,7 @@ def status(
         document = {
             "schema_version": 1,
             "installed": None if made is None else format_slurm_version(made.slurm),
+            "origin": None if made is None else origin(made),
             "include_file": include_state(places),
             "level": read_level(places),
             "controllers": [
@@ -206,7 +219,9 @@ def status(
         click.echo(json.dumps(document, indent=2))
     else:
         if not parsable2 and not noheader:
-            installed = "nothing" if made is None else f"for Slurm {format_slurm_version(made.slurm)}"
+            installed = "nothing"
+            if made is not None:
+                installed = f"for Slurm {format_slurm_version(made.slurm)}, {_ORIGINS[origin(made)]}"
             state = f"include file: {include_state(places)}; level asked for: {read_level(places)}"
             click.echo(f"installed here: {installed}; {state}", err=True)
             if not controllers:

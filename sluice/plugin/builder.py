@@ -16,7 +16,7 @@ from sluice.base.errors import SluiceError, UsageError
 from sluice.base.run import CommandError, run_command
 from sluice.base.slurm_version import SlurmVersion, format_slurm_version, parse_slurm_version
 from sluice.core import version
-from sluice.plugin.sources import SlurmSource, default_cache, locked
+from sluice.plugin.sources import SlurmSource, default_cache, is_checkout, locked
 
 MANIFEST = "manifest.json"
 SUPERVISOR = "sluice-supervise"
@@ -24,6 +24,8 @@ SUPERVISOR = "sluice-supervise"
 SCHEMA_VERSION = 1
 SUPPORTED: tuple[tuple[int, int], ...] = ((22, 5), (24, 11))
 """Slurm's releases that the plugins support and were tested with."""
+PACKAGED = Path("/usr/lib/sluice/plugins")
+"""Where packages bring builds, each in a folder named after Slurm's version; `install` copies from there."""
 _BUILD_TIMEOUT = 900.0
 
 Progress = Callable[[str], None]
@@ -120,6 +122,14 @@ def build_limit_plugin(headers: Path, slurm: SlurmVersion, output: Path, *, cach
         shutil.copyfile(work / name, output / name)
     (output / name).chmod(0o755)
     return output / name
+
+
+def packaged_build(slurm: SlurmVersion) -> PluginBuild | None:
+    """What a package brought for a Slurm, or None. Raises UsageError when it is damaged."""
+    folder = PACKAGED / format_slurm_version(slurm)
+    if is_checkout() or not (folder / MANIFEST).is_file():  # a checkout has plugins of its own
+        return None
+    return read_build(folder)
 
 
 def fresh_output(given: Path | None, slurm: SlurmVersion, sanitize: bool, cache: Path | None = None) -> Path:

@@ -34,6 +34,7 @@ CONFIGURE = (
     "--enable-slurmrestd=no",
     "--disable-dependency-tracking",
 )
+_ROOT = Path(__file__).resolve().parents[2]
 _MARK = ".sluice-configured"
 _TIMEOUT = 600.0  # seconds, of one step
 _NO_SOURCE = "name a configured source tree of that version with --slurm-source"
@@ -51,10 +52,14 @@ class SlurmSource:
     version: SlurmVersion
 
 
+def is_checkout() -> bool:
+    """Whether this is a developer's checkout, and not an installed Sluice."""
+    return (_ROOT / "tools").is_dir()
+
+
 def default_cache() -> Path:
     """Where sources and builds are kept: a checkout's own build folder, else the system's cache."""
-    root = Path(__file__).resolve().parents[2]
-    return root / "build" if (root / "tools").is_dir() else Path("/var/cache/sluice")
+    return _ROOT / "build" if is_checkout() else Path("/var/cache/sluice")
 
 
 def named_source(folder: Path, wanted: SlurmVersion) -> SlurmSource:

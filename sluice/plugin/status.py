@@ -13,7 +13,7 @@ from typing import Any, Literal
 from policy import compiled
 from sluice.base.errors import SluiceError
 from sluice.base.slurm_version import SlurmVersion, format_slurm_version
-from sluice.plugin.builder import PluginBuild
+from sluice.plugin.builder import PluginBuild, packaged_build
 from sluice.plugin.install import HELPER, SPANK, Places, holds_tasks, installed_build, is_disabled, links, read_level
 from sluice.plugin.site import INCLUDE, SiteOptions, stock_parameters
 from sluice.plugin.symbols import missing, overridden
@@ -65,6 +65,14 @@ def read_controllers(state_folder: Path) -> list[Controller]:
     return found
 
 
+def origin(build: PluginBuild) -> Literal["package", "other", "built"]:
+    """Whether an installed build is the package's, another one than the package's, or there is no package."""
+    packaged = packaged_build(build.slurm)
+    if packaged is None:
+        return "built"
+    return "package" if packaged.digest == build.digest else "other"
+
+
 def include_state(places: Places) -> str:
     """What the include file does: ``on``, ``stock``, ``changed`` (by hand) or ``missing``."""
     path = places.real(places.conf / INCLUDE)
@@ -93,6 +101,8 @@ def check(
         return
     if build.slurm == slurm:
         yield Finding("ok", f"plugins and slurmctld are both {format_slurm_version(slurm)}")
+        if origin(build) == "other":
+            yield Finding("remark", f"{places.current}: not what the installed package has", "sluice plugin install")
     else:
         yield Finding(
             "problem",

@@ -36,3 +36,19 @@ def test_each_command_has_a_man_page(name: str) -> None:
     text = (MAN / f"{name}.1").read_text()
     for section in (".SH NAME", ".SH SYNOPSIS", ".SH DESCRIPTION", ".SH EXIT STATUS"):
         assert section in text
+
+
+def test_a_command_of_another_package_names_it() -> None:
+    script = """
+import sys
+from sluice.main import main
+class Without:
+    def find_spec(self, name, *_):
+        if name == "dev_cluster":
+            raise ModuleNotFoundError(name=name)
+sys.meta_path.insert(0, Without())
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", script, "cluster", "up"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "sluice: sluice cluster: not installed on this host; install the package sluice-dev-cluster\n"

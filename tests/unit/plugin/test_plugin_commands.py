@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from policy.compiled import CompiledPolicy, Tenant
 from sluice.cli.plugin import command
-from sluice.plugin.builder import write_manifest
+from sluice.plugin.builder import read_build, write_manifest
 
 _REPORT = {
     "schema_version": 1,
@@ -118,6 +119,41 @@ def test_install_check_disable_uninstall(site: Path) -> None:
     done = run(site, "uninstall")
     assert f"remove from {site}/etc/slurm.conf: Include sluice.plugins.conf" in done.stderr
     assert list((site / "search").iterdir()) == []
+
+
+def test_what_a_package_brought_is_installed_and_not_built(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_slurm(site, "22.05.8")
+    packaged = site / "packaged"
+    monkeypatch.setattr("sluice.plugin.builder.PACKAGED", packaged)
+    monkeypatch.setattr("sluice.plugin.builder.is_checkout", lambda: False)
+    monkeypatch.setattr("sluice.cli.plugin._installed", lambda *_: (site / "sbin/slurmctld", (22, 5, 8)))
+    monkeypatch.setattr("sluice.plugin.site.find_plugin_dir", lambda **_: site / "lib/slurm")
+    monkeypatch.setattr("sluice.cli.plugin._build", lambda *_, **__: pytest.fail("built"))
+    packaged.mkdir()
+    brought = fake_build(site).rename(packaged / "22.05.8")
+    assert "from" not in run(site, "status").stderr
+    assert run(site, "install").exit_code == 0
+    assert "installed here: for Slurm 22.05.8, from the package;" in run(site, "status").stderr
+    current = site / "search/sluice/current"
+    assert (current / "select_cons_tres.so").read_text() == "select_cons_tres" and current.resolve() != brought
+
+    before = {path.name: path.read_bytes() for path in brought.iterdir()}
+    (brought / "select_cons_tres.so").write_text("newer")  # an upgrade of the package
+    write_manifest(brought, (22, 5, 8))
+    assert (current / "select_cons_tres.so").read_text() == "select_cons_tres"
+    assert json.loads(run(site, "status", "--json").stdout)["origin"] == "other"
+    assert f"remark: {current}: not what the installed package has; sluice plugin install" in run(site, "check").stdout
+    run(site, "install")
+    assert json.loads(run(site, "status", "--json").stdout)["origin"] == "package"
+    run(site, "uninstall")
+    assert {path.name for path in brought.iterdir()} == set(before)
+
+    monkeypatch.setattr("sluice.cli.plugin._build", lambda *_, **__: read_build(fake_build(site)))
+    elsewhere = ["--slurm-prefix", str(site)]
+    assert run(site, "install", *elsewhere).exit_code == 0  # not the distribution's Slurm: not its package either
+    assert json.loads(run(site, "status", "--json").stdout)["origin"] == "other"
+    shutil.rmtree(packaged)
+    assert "built on this host or by --build" in run(site, "status").stderr
 
 
 def test_changed_files_are_found(site: Path) -> None:
