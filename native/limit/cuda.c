@@ -41,10 +41,10 @@
     CALL(cuMemFree_v2, 3020)                                                                                           \
     CALL(cuMemPrefetchAsync, 8000)                                                                                     \
     CALL(cuMemPrefetchAsync_ptsz, 8000)                                                                                \
-    CALL(cuMemPrefetchAsync_v2, 13000)                                                                                 \
-    CALL(cuMemPrefetchAsync_v2_ptsz, 13000)                                                                            \
+    CALL(cuMemPrefetchAsync_v2, 12020)                                                                                 \
+    CALL(cuMemPrefetchAsync_v2_ptsz, 12020)                                                                            \
     CALL(cuMemAdvise, 8000)                                                                                            \
-    CALL(cuMemAdvise_v2, 13000)                                                                                        \
+    CALL(cuMemAdvise_v2, 12020)                                                                                        \
     /* arrays */                                                                                                       \
     CALL(cuArrayCreate, 0)                                                                                             \
     CALL(cuArrayCreate_v2, 3020)                                                                                       \
@@ -247,6 +247,7 @@ HOOK(cuCtxCreate_v4, void **context, void *parameters, unsigned flags, int ordin
 static void end_context(struct limit_session *session, int device, void *context)
 {
     limit_drop_owner(&driver, session, context);
+    limit_settle_pools(&driver, session); /* what pools and graphs had is gone with it */
     limit_close_context(device);
 }
 
