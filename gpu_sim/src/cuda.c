@@ -327,24 +327,27 @@ CU(cuCtxGetDevice, CUdevice *device)
     return result;
 }
 
-CU(cuCtxCreate_v2, CUcontext *context, unsigned int flags, CUdevice device)
+CUresult cuda_create_context(CUcontext *context, unsigned int flags, CUdevice device)
 {
     (void)flags;
     CUresult result = context != NULL ? result_of(rt_context_new(device, context)) : CUDA_ERROR_INVALID_VALUE;
     return result == CUDA_SUCCESS ? cuCtxPushCurrent_v2(*context) : result;
 }
 
+ALIAS(cuCtxCreate_v2, cuda_create_context, (context, flags, device), CUcontext *context, unsigned int flags,
+      CUdevice device)
+
 CU(cuCtxCreate_v3, CUcontext *context, void *affinity, int count, unsigned int flags, CUdevice device)
 {
     (void)affinity;
     (void)count;
-    return cuCtxCreate_v2(context, flags, device);
+    return cuda_create_context(context, flags, device);
 }
 
 CU(cuCtxCreate_v4, CUcontext *context, void *parameters, unsigned int flags, CUdevice device)
 {
     (void)parameters;
-    return cuCtxCreate_v2(context, flags, device);
+    return cuda_create_context(context, flags, device);
 }
 
 CU(cuCtxDestroy_v2, CUcontext context)

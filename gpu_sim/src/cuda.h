@@ -31,7 +31,13 @@ typedef struct {
     int type, id;
 } CUmemLocation;
 
-enum { CU_ON_DEVICE = 1 };
+enum { CU_ON_DEVICE = 1, CU_IN_DOMAIN = 6 };
+
+/* The device of a location; -1: none. Each device has one domain of locality, which is all of its memory. */
+static inline CUdevice cuda_device_at(const CUmemLocation *where)
+{
+    return where->type == CU_ON_DEVICE ? where->id : where->type == CU_IN_DOMAIN ? where->id & 0xff : -1;
+}
 
 typedef struct {
     int allocType, handleTypes;
@@ -78,6 +84,7 @@ static inline void *cuda_pointer(CUdeviceptr address)
 
 /* The calling thread's context; CUDA_ERROR_INVALID_CONTEXT when it has none. */
 CUresult cuda_context(CUcontext *context);
+CUresult cuda_create_context(CUcontext *context, unsigned int flags, CUdevice device);
 
 CUresult cuda_allocate(enum rt_kind kind, CUdeviceptr *address, size_t size);
 

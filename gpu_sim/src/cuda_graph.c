@@ -30,7 +30,8 @@ struct graph_memory {
     CUdeviceptr address;
     size_t size;
     CUdevice device;
-    bool held; /* between launch and free */
+    CUmemLocation where; /* as it was asked for */
+    bool held;           /* between launch and free */
     struct graph_memory *next;
 };
 
@@ -108,8 +109,9 @@ static CUresult add_node(CUgraph graph, enum node_type type, struct graph_memory
     return CUDA_SUCCESS;
 }
 
-static CUresult add_alloc(CUgraph graph, CUdevice device, size_t size, CUdeviceptr *address, CUgraphNode *made)
+static CUresult add_alloc(CUgraph graph, CUmemLocation where, size_t size, CUdeviceptr *address, CUgraphNode *made)
 {
+    CUdevice device = cuda_device_at(&where);
     if (graph == NULL || size == 0 || size > (size_t)1 << 46 || rt_graph_pool(device) == NULL) {
         return CUDA_ERROR_INVALID_VALUE;
     }
@@ -120,7 +122,8 @@ static CUresult add_alloc(CUgraph graph, CUdevice device, size_t size, CUdevicep
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     pthread_mutex_lock(&lock);
-    *memory = (struct graph_memory){.address = (uintptr_t)start, .size = size, .device = device, .next = all};
+    *memory =
+        (struct graph_memory){.address = (uintptr_t)start, .size = size, .device = device, .where = where, .next = all};
     all = memory;
     pthread_mutex_unlock(&lock);
     *address = memory->address;
@@ -150,7 +153,7 @@ CU(cuGraphAddMemAllocNode, CUgraphNode *node, CUgraph graph, const CUgraphNode *
     (void)needs;
     (void)count;
     return parameters != NULL
-               ? add_alloc(graph, parameters->poolProps.location.id, parameters->bytesize, &parameters->address, node)
+               ? add_alloc(graph, parameters->poolProps.location, parameters->bytesize, &parameters->address, node)
                : CUDA_ERROR_INVALID_VALUE;
 }
 
@@ -223,10 +226,9 @@ CU(cuGraphMemAllocNodeGetParams, CUgraphNode node, CUmemAllocNodeParams *paramet
     if (node == NULL || parameters == NULL || node->type != NODE_ALLOC) {
         return CUDA_ERROR_INVALID_VALUE;
     }
-    *parameters =
-        (CUmemAllocNodeParams){.poolProps = {.allocType = 1, .location = {.type = 1, .id = node->memory->device}},
-                               .bytesize = node->memory->size,
-                               .address = node->memory->address};
+    *parameters = (CUmemAllocNodeParams){.poolProps = {.allocType = 1, .location = node->memory->where},
+                                         .bytesize = node->memory->size,
+                                         .address = node->memory->address};
     return CUDA_SUCCESS;
 }
 
@@ -335,7 +337,8 @@ CUresult cuda_graph_capture_work(CUgraph graph, const struct cuda_work *work)
 
 CUresult cuda_graph_capture_alloc(CUgraph graph, CUdevice device, CUdeviceptr *address, size_t size)
 {
-    return address != NULL ? add_alloc(graph, device, size, address, NULL) : CUDA_ERROR_INVALID_VALUE;
+    return address != NULL ? add_alloc(graph, (CUmemLocation){CU_ON_DEVICE, device}, size, address, NULL)
+                           : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cuda_graph_capture_free(CUgraph graph, CUdeviceptr address)

@@ -312,10 +312,10 @@ CU(cuMemCreate, uint64_t *handle, size_t size, const CUmemAllocationProp *proper
 {
     enum { PINNED = 1 };
     if (handle == NULL || properties == NULL || flags != 0 || properties->type != PINNED ||
-        properties->location.type != CU_ON_DEVICE) {
+        cuda_device_at(&properties->location) < 0) {
         return CUDA_ERROR_INVALID_VALUE;
     }
-    return result_of(rt_physical(properties->location.id, size, handle));
+    return result_of(rt_physical(cuda_device_at(&properties->location), size, handle));
 }
 
 CU(cuMemRelease, uint64_t handle)

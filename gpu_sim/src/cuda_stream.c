@@ -31,7 +31,7 @@ CU(cuDeviceSetMemPool, CUdevice device, CUmemoryPool pool)
 
 CU(cuMemPoolCreate, CUmemoryPool *pool, const CUmemPoolProps *properties)
 {
-    return pool != NULL && properties != NULL ? result_of(rt_pool_new(properties->location.id, pool))
+    return pool != NULL && properties != NULL ? result_of(rt_pool_new(cuda_device_at(&properties->location), pool))
                                               : CUDA_ERROR_INVALID_VALUE;
 }
 

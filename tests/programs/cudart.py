@@ -1,4 +1,4 @@
-# ruff: noqa: F401
+# ruff: noqa: F401, RUF012
 """CUDA's runtime, in short: sizes are in MiB; a call that fails returns its code as a negative number."""
 
 import ctypes as c

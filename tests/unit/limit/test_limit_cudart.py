@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -219,3 +220,20 @@ def test_linked_into_the_program(make_job: MakeJob, node: Node, runtime: Runtime
     program = build_program("cudart_static", tmp_path / "static", *archives, "-lpthread", "-lrt")
     out, err = make_job(CONTEXT + 300, node=node).run([str(program)])
     assert (out, err) == ("300 2 0 2 2 2 0 300 0\n", "")
+
+
+def test_the_limiter_knows_the_versions_of_functions(runtime: Runtime) -> None:
+    """cuGetProcAddress is asked for a name and a version: what it means by them is in the types of CUDA's headers."""
+    types = runtime.file("include/cudaTypedefs.h").read_text()
+    known: dict[str, set[int]] = {}
+    for name, version in re.findall(r"\*PFN_(cu\w+?)_v(\d+)(?:_pt[sd][sz])?\)", types):
+        known.setdefault(name, set()).add(int(version))
+    source = (Path(__file__).parents[3] / "native/limit/cuda.c").read_text()
+    compared = 0
+    for name, since in re.findall(r"CALL\((cu\w+), (\d+)", source):
+        symbol, form = re.fullmatch(r"(\w+?)(?:_v(\d))?(?:_ptsz)?", name).groups()  # type: ignore[union-attr]
+        versions = sorted(known.get(symbol, ()))
+        if len(versions) >= int(form or 1) and int(since) > 0:
+            assert int(since) == versions[int(form or 1) - 1], name
+            compared += 1
+    assert compared > 60
