@@ -3,50 +3,22 @@ like those that call it."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from limited import Job
+from runtimes import RUNTIMES, Runtime
 from sim_node import Node
 
 from gpu_sim import holdings, load_platform, write_node_state
-from gpu_sim.platform import DriverVersion
 from tests.programs.begin import CUDART
 from tests.programs.build import build_program
 
 CONTEXT = 520
 MakeJob = Callable[..., Job]
-
-
-@dataclass(frozen=True)
-class Runtime:
-    """One version of the library, and a driver that it accepts."""
-
-    package: str
-    folder: str
-    version: int
-    driver: DriverVersion
-
-    def file(self, name: str) -> Path:
-        """Of its wheel."""
-        path = Path(str(importlib.metadata.distribution(self.package).locate_file(f"{self.folder}/{name}")))
-        assert path.exists(), path
-        return path
-
-    @property
-    def library(self) -> str:
-        return str(self.file(f"lib/libcudart.so.{self.version}"))
-
-
-RUNTIMES = (
-    Runtime("nvidia-cuda-runtime-cu12", "nvidia/cuda_runtime", 12, DriverVersion(version="550.90.07", runtime=12040)),
-    Runtime("nvidia-cuda-runtime", "nvidia/cu13", 13, DriverVersion(version="580.82.07", runtime=13000)),
-)
 
 
 @pytest.fixture(params=RUNTIMES, ids=[f"cudart{runtime.version}" for runtime in RUNTIMES])
