@@ -193,6 +193,39 @@ CU(cuOccupancyMaxActiveBlocksPerMultiprocessor, int *blocks, CUfunction function
     return cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, function, threads, shared_bytes, 0);
 }
 
+CU(cuFuncSetCacheConfig, CUfunction function, int preference)
+{
+    return cuFuncSetAttribute(function, 0, preference);
+}
+
+ALIAS(cuFuncSetSharedMemConfig, cuFuncSetCacheConfig, (function, banks), CUfunction function, int banks)
+
+CU(cuKernelSetCacheConfig, CUfunction kernel, int preference, CUdevice device)
+{
+    (void)device;
+    return cuFuncSetCacheConfig(kernel, preference);
+}
+
+CU(cuFuncGetName, const char **name, CUfunction function)
+{
+    if (name == NULL || function == NULL) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    *name = function->name;
+    return CUDA_SUCCESS;
+}
+
+ALIAS(cuKernelGetName, cuFuncGetName, (name, kernel), const char **name, CUfunction kernel)
+
+CU(cuOccupancyAvailableDynamicSMemPerBlock, size_t *bytes, CUfunction function, int blocks, int threads)
+{
+    if (bytes == NULL || function == NULL || blocks <= 0 || threads <= 0) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    *bytes = (size_t)(48 << 10) / (size_t)blocks;
+    return CUDA_SUCCESS;
+}
+
 /* ---- launches ---- */
 
 /* As long as SLUICE_SIM_KERNEL_US says: it is complete when the launch returns, like every operation. */
@@ -242,6 +275,25 @@ CU(cuLaunchKernelEx, const CUlaunchConfig *how, CUfunction function, void **para
     return how != NULL ? cuLaunchKernel(function, how->grid[0], how->grid[1], how->grid[2], how->block[0],
                                         how->block[1], how->block[2], how->shared_bytes, how->stream, parameters, extra)
                        : CUDA_ERROR_INVALID_VALUE;
+}
+
+static CUresult clusters(int *count, CUfunction function, const CUlaunchConfig *how, int value)
+{
+    if (count == NULL || function == NULL || how == NULL) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    *count = value;
+    return CUDA_SUCCESS;
+}
+
+CU(cuOccupancyMaxActiveClusters, int *count, CUfunction function, const CUlaunchConfig *how)
+{
+    return clusters(count, function, how, 16);
+}
+
+CU(cuOccupancyMaxPotentialClusterSize, int *size, CUfunction function, const CUlaunchConfig *how)
+{
+    return clusters(size, function, how, 8);
 }
 
 CU(cuLaunchHostFunc, CUstream stream, void (*function)(void *), void *argument)

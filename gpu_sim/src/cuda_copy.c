@@ -217,3 +217,13 @@ static CUresult fill(CUdeviceptr to, size_t pitch, unsigned value, unsigned elem
 MEMSET(D8, unsigned char)
 MEMSET(D16, unsigned short)
 MEMSET(D32, unsigned int)
+
+/* A stream's own writes are fills of one element. */
+CU(cuStreamWriteValue32, CUstream stream, CUdeviceptr to, uint32_t value, unsigned int flags)
+{
+    (void)flags;
+    return fill(to, 0, value, sizeof value, 1, 1, stream);
+}
+
+ALIAS(cuStreamWriteValue32_v2, cuStreamWriteValue32, (stream, to, value, flags), CUstream stream, CUdeviceptr to,
+      uint32_t value, unsigned int flags)

@@ -1,5 +1,5 @@
-"""What Python programs use GPUs with, unmodified, on the simulated driver: NVIDIA's bindings, numba and CuPy, each to
-the last MiB of its job. `pip install -e .[gpu-python]` brings them."""
+"""What Python programs use GPUs with, unmodified, on the simulated driver: NVIDIA's bindings, numba, CuPy and PyTorch,
+to the last MiB of their jobs. `pip install -e .[gpu-python]` brings them."""
 
 from __future__ import annotations
 
@@ -84,15 +84,44 @@ pool.free_all_blocks()
 said += [left(), take(other, 102) is not None]
 print(json.dumps(said))
 """,
+    "torch": """
+import json
+import torch
+def left():
+    return torch.cuda.mem_get_info()[0] >> 20
+def take(mib):
+    try:
+        return torch.empty(mib << 20, dtype=torch.uint8, device="cuda")
+    except torch.cuda.OutOfMemoryError:
+        return None
+said = [left(), take(302) is None]
+it, other = take(200), take(100)
+said += [it is not None, take(2) is None, other is not None, left()]
+del it
+torch.cuda.synchronize()
+torch.cuda.empty_cache()
+said += [left(), take(202) is None, take(200) is not None]
+print(json.dumps(said))
+""",
 }
 EXPECTED = {
     "cuda.bindings": [ROOM, 2, 0, 2, 0, 0, 0, 200, 2],
     "numba.cuda": [ROOM, True, True, True, True, 0, 200, True],
     "cupy": [ROOM, True, True, True, True, 0, 0, True, 200, True],
+    "torch": [ROOM, True, True, True, True, 0, 200, True, True],
 }
 
 
-@pytest.mark.parametrize("package", [pytest.param(name, marks=has(name)) for name in PROGRAMS])
+@pytest.mark.parametrize("package", [pytest.param(name, marks=has(name)) for name in PROGRAMS if name != "torch"])
 def test_to_the_last_mib(make_job: MakeJob, package: str) -> None:
     out, err = make_job(CONTEXT + ROOM).run(PROGRAMS[package], CUDA_VISIBLE_DEVICES="0")
     assert json.loads(out.splitlines()[-1]) == EXPECTED[package], err
+
+
+@has("torch")
+@pytest.mark.parametrize("allocator", ["", "expandable_segments:True", "backend:cudaMallocAsync"])
+def test_each_allocator_of_pytorch(make_job: MakeJob, allocator: str) -> None:
+    """Its own, on memory or on virtual memory, and the driver's."""
+    job = make_job(CONTEXT + ROOM)
+    out, err = job.run(PROGRAMS["torch"], CUDA_VISIBLE_DEVICES="0", PYTORCH_CUDA_ALLOC_CONF=allocator)
+    assert json.loads(out.splitlines()[-1]) == EXPECTED["torch"], err
