@@ -20,7 +20,11 @@ CU(cuDriverGetVersion, int *version)
     if (version == NULL) {
         return CUDA_ERROR_INVALID_VALUE;
     }
-    *version = sim_enter(0, &head) == SIM_OK ? (int)head.drivers[SIM_VENDOR_NVIDIA].runtime : 12040;
+    bool opened = sim_open(SIM_VENDOR_NVIDIA) == SIM_OK; /* it may be asked before cuInit */
+    *version = opened && sim_enter(0, &head) == SIM_OK ? (int)head.drivers[SIM_VENDOR_NVIDIA].runtime : 12040;
+    if (opened) {
+        sim_close();
+    }
     return CUDA_SUCCESS;
 }
 
@@ -115,24 +119,53 @@ CU(cuDeviceGetAttribute, int *value, int attribute, CUdevice device)
         uint32_t value;
     } known[] = {
         {1, 1024},                           /* threads a block */
+        {2, 1024},                           /* its sides */
+        {3, 1024},                           /* its sides */
+        {4, 64},                             /* its sides */
+        {5, INT32_MAX},                      /* sides of a grid */
+        {6, UINT16_MAX},                     /* sides of a grid */
+        {7, UINT16_MAX},                     /* sides of a grid */
+        {8, 48 << 10},                       /* shared memory a block */
+        {9, 64 << 10},                       /* constant memory */
         {10, 32},                            /* warp */
+        {11, INT32_MAX},                     /* pitch */
+        {12, 64 << 10},                      /* registers a block */
         {13, gpu.clock_graphics_max * 1000}, /* kHz */
+        {14, 512},                           /* texture alignment */
+        {15, 1},                             /* copies next to kernels */
         {16, sms},                           /* multiprocessors */
+        {19, 1},                             /* maps host memory */
         {20, gpu.compute_mode},              /* compute mode */
+        {21, 1 << 17},                       /* sides of a texture */
+        {22, 1 << 17},                       /* sides of a texture */
+        {23, 1 << 16},                       /* sides of a texture */
+        {31, 1},                             /* concurrent kernels */
         {32, gpu.ecc_enabled},               /* ECC */
         {33, gpu.pci.bus},                   /* PCI bus */
         {34, gpu.pci.device},                /* PCI device */
         {36, gpu.clock_memory_max * 1000},   /* kHz */
         {37, gpu.bus_width},                 /* bits */
+        {39, 2048},                          /* threads a multiprocessor */
         {40, 3},                             /* copy engines */
         {41, 1},                             /* unified addressing */
         {50, gpu.pci.domain},                /* PCI domain */
+        {51, 32},                            /* texture pitch alignment */
         {75, gpu.capability_major},          /* compute capability */
         {76, gpu.capability_minor},          /* compute capability */
+        {78, 1},                             /* priorities of streams */
+        {81, 100 << 10},                     /* shared memory a multiprocessor */
+        {82, 64 << 10},                      /* registers a multiprocessor */
         {83, 1},                             /* managed memory */
         {89, 1},                             /* concurrent managed access */
+        {90, 1},                             /* preemption */
+        {95, 1},                             /* cooperative launch */
+        {97, 99 << 10},                      /* shared memory that a block may opt in to */
+        {99, 1},                             /* registers host memory */
         {102, 1},                            /* virtual memory management */
+        {103, 1},                            /* handles that are file descriptors */
+        {106, 32},                           /* blocks a multiprocessor */
         {115, 1},                            /* memory pools */
+        {119, 1},                            /* pools' handles: file descriptors */
     };
     *value = 0;
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
@@ -186,6 +219,29 @@ CU(cuDeviceCanAccessPeer, int *can, CUdevice device, CUdevice peer)
     return result;
 }
 
+CU(cuDeviceGetP2PAttribute, int *value, int attribute, CUdevice device, CUdevice peer)
+{
+    enum { ACCESS = 2, NATIVE_ATOMICS = 3, ARRAYS = 4 };
+    int can = 0;
+    CUresult result =
+        value != NULL && device != peer ? cuDeviceCanAccessPeer(&can, device, peer) : CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS) {
+        *value = attribute >= ACCESS && attribute <= ARRAYS && can;
+    }
+    return result;
+}
+
+CU(cuDeviceGetTexture1DLinearMaxWidth, size_t *width, int format, unsigned int channels, CUdevice device)
+{
+    (void)format;
+    (void)channels;
+    if (width == NULL || device < 0 || device >= rt_count()) {
+        return width == NULL ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_DEVICE;
+    }
+    *width = (size_t)1 << 28;
+    return CUDA_SUCCESS;
+}
+
 /* ---- contexts: a stack for each thread ---- */
 
 enum { STACK = 32 };
@@ -204,12 +260,23 @@ CUresult cuda_context(CUcontext *context)
     return result == CUDA_SUCCESS && *context == NULL ? CUDA_ERROR_INVALID_CONTEXT : result;
 }
 
+/* A primary context may be made current before it is active. */
+static bool is_primary(CUcontext context)
+{
+    for (int i = 0; i < rt_count(); i++) {
+        if (rt_primary_handle(i) == context) {
+            return true;
+        }
+    }
+    return false;
+}
+
 CU(cuCtxPushCurrent_v2, CUcontext context)
 {
     if (rt_ready() != RT_OK) {
         return CUDA_ERROR_NOT_INITIALIZED;
     }
-    if (!rt_context_valid(context) || depth == STACK) {
+    if ((!rt_context_valid(context) && !is_primary(context)) || depth == STACK) {
         return CUDA_ERROR_INVALID_CONTEXT;
     }
     stack[depth++] = context;
@@ -233,7 +300,7 @@ CU(cuCtxSetCurrent, CUcontext context)
     if (rt_ready() != RT_OK) {
         return CUDA_ERROR_NOT_INITIALIZED;
     }
-    if (context != NULL && !rt_context_valid(context)) {
+    if (context != NULL && !rt_context_valid(context) && !is_primary(context)) {
         return CUDA_ERROR_INVALID_CONTEXT;
     }
     depth -= depth > 0;
@@ -245,7 +312,8 @@ CU(cuCtxGetCurrent, CUcontext *context)
     if (context == NULL || rt_ready() != RT_OK) {
         return context == NULL ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_NOT_INITIALIZED;
     }
-    *context = current();
+    bool there = depth > 0 && (rt_context_valid(stack[depth - 1]) || is_primary(stack[depth - 1]));
+    *context = there ? stack[depth - 1] : NULL;
     return CUDA_SUCCESS;
 }
 
@@ -259,30 +327,36 @@ CU(cuCtxGetDevice, CUdevice *device)
     return result;
 }
 
-CU(cuCtxCreate_v2, CUcontext *context, unsigned int flags, CUdevice device)
+CUresult cuda_create_context(CUcontext *context, unsigned int flags, CUdevice device)
 {
     (void)flags;
     CUresult result = context != NULL ? result_of(rt_context_new(device, context)) : CUDA_ERROR_INVALID_VALUE;
     return result == CUDA_SUCCESS ? cuCtxPushCurrent_v2(*context) : result;
 }
 
+ALIAS(cuCtxCreate_v2, cuda_create_context, (context, flags, device), CUcontext *context, unsigned int flags,
+      CUdevice device)
+
 CU(cuCtxCreate_v3, CUcontext *context, void *affinity, int count, unsigned int flags, CUdevice device)
 {
     (void)affinity;
     (void)count;
-    return cuCtxCreate_v2(context, flags, device);
+    return cuda_create_context(context, flags, device);
 }
 
 CU(cuCtxCreate_v4, CUcontext *context, void *parameters, unsigned int flags, CUdevice device)
 {
     (void)parameters;
-    return cuCtxCreate_v2(context, flags, device);
+    return cuda_create_context(context, flags, device);
 }
 
 CU(cuCtxDestroy_v2, CUcontext context)
 {
     if (depth > 0 && stack[depth - 1] == context) {
         depth--;
+    }
+    if (rt_context_valid(context)) {
+        cuda_context_ends(context);
     }
     CUresult result = result_of(rt_context_free(context));
     return result == CUDA_ERROR_INVALID_VALUE ? CUDA_ERROR_INVALID_CONTEXT : result;
@@ -293,15 +367,25 @@ CU(cuDevicePrimaryCtxRetain, CUcontext *context, CUdevice device)
     return context != NULL ? result_of(rt_primary(device, context)) : CUDA_ERROR_INVALID_VALUE;
 }
 
+static CUresult end_primary(CUdevice device, bool at_once)
+{
+    CUresult result = result_of(rt_primary_release(device, at_once));
+    if (result == CUDA_SUCCESS && !rt_primary_active(device)) {
+        cuda_context_ends(rt_primary_handle(device));
+        cuda_graph_drop(device);
+    }
+    return result;
+}
+
 CU(cuDevicePrimaryCtxRelease_v2, CUdevice device)
 {
-    CUresult result = result_of(rt_primary_release(device, false));
+    CUresult result = end_primary(device, false);
     return result == CUDA_ERROR_INVALID_VALUE ? CUDA_ERROR_INVALID_CONTEXT : result;
 }
 
 CU(cuDevicePrimaryCtxReset_v2, CUdevice device)
 {
-    return result_of(rt_primary_release(device, true));
+    return end_primary(device, true);
 }
 
 CU(cuDevicePrimaryCtxGetState, CUdevice device, unsigned int *flags, int *active)
@@ -381,3 +465,31 @@ CU(cuCtxEnablePeerAccess, CUcontext peer, unsigned int flags)
     (void)flags;
     return rt_context_valid(peer) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
 }
+
+ALIAS(cuCtxDisablePeerAccess, cuCtxEnablePeerAccess, (peer, 0), CUcontext peer)
+
+/* ---- hints, which change nothing ---- */
+
+static int cache_preference;
+
+CU(cuCtxGetCacheConfig, int *preference)
+{
+    CUcontext context;
+    CUresult result = preference != NULL ? cuda_context(&context) : CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS) {
+        *preference = cache_preference;
+    }
+    return result;
+}
+
+CU(cuCtxSetCacheConfig, int preference)
+{
+    CUcontext context;
+    CUresult result = preference >= 0 && preference <= 3 ? cuda_context(&context) : CUDA_ERROR_INVALID_VALUE;
+    cache_preference = result == CUDA_SUCCESS ? preference : cache_preference;
+    return result;
+}
+
+ALIAS(cuCtxResetPersistingL2Cache, cuCtxSynchronize, (), void)
+ALIAS(cuProfilerStart, cuCtxSynchronize, (), void)
+ALIAS(cuProfilerStop, cuCtxSynchronize, (), void)

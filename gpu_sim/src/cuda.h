@@ -31,6 +31,14 @@ typedef struct {
     int type, id;
 } CUmemLocation;
 
+enum { CU_ON_DEVICE = 1, CU_IN_DOMAIN = 6 };
+
+/* The device of a location; -1: none. Each device has one domain of locality, which is all of its memory. */
+static inline CUdevice cuda_device_at(const CUmemLocation *where)
+{
+    return where->type == CU_ON_DEVICE ? where->id : where->type == CU_IN_DOMAIN ? where->id & 0xff : -1;
+}
+
 typedef struct {
     int allocType, handleTypes;
     CUmemLocation location;
@@ -76,18 +84,82 @@ static inline void *cuda_pointer(CUdeviceptr address)
 
 /* The calling thread's context; CUDA_ERROR_INVALID_CONTEXT when it has none. */
 CUresult cuda_context(CUcontext *context);
+CUresult cuda_create_context(CUcontext *context, unsigned int flags, CUdevice device);
 
+CUresult cuda_allocate(enum rt_kind kind, CUdeviceptr *address, size_t size);
+
+/* An array, or a level of a mipmapped one: rows of `pitch` bytes without padding. */
+typedef struct cu_array *CUarray;
+struct cuda_plane {
+    char *start;
+    size_t pitch, rows; /* rows of one of the planes of three dimensions */
+};
+bool cuda_array_plane(CUarray array, struct cuda_plane *plane);
+
+typedef struct {
+    size_t x, y, z, level;
+    int type;
+    const void *host;
+    CUdeviceptr device;
+    CUarray array;
+    void *context;
+    size_t pitch, height;
+} cuda_place;
+
+/* CUDA_MEMCPY3D, and CUDA_MEMCPY3D_PEER, which has contexts where the other one has nothing. */
+typedef struct {
+    cuda_place from, to;
+    size_t width, height, depth;
+} cuda_copy;
+
+/* What a stream does, at once or, recorded, when its graph is launched. */
+struct cuda_work {
+    enum cuda_work_kind { CUDA_KERNEL, CUDA_COPY, CUDA_FILL, CUDA_CALL } kind;
+    union {
+        cuda_copy copy;
+        struct {
+            CUdeviceptr to;
+            size_t pitch, width, height; /* `width` elements of `element` bytes */
+            unsigned element, value;
+        } fill;
+        struct {
+            void (*function)(void *argument);
+            void *argument;
+        } call;
+    };
+};
+CUresult cuda_do(const struct cuda_work *work);
+CUresult cuda_submit(CUstream stream, const struct cuda_work *work);
+void cuda_run_kernel(void);
+
+struct cu_code;
+CUresult cuda_load(struct cu_code **code, const void *image);
+
+CU(cuDriverGetVersion, int *version);
+CU(cuDeviceGetUuid_v2, unsigned char *uuid, CUdevice device);
 CU(cuMemFree_v2, CUdeviceptr address);
+/* Before a context is gone: what the runtime library keeps with it. */
+void cuda_context_ends(CUcontext context);
 
 struct cu_stream {
     int priority;
+    unsigned flags;
     CUcontext context;
     struct cu_graph *capture; /* the graph that is recorded, or NULL */
 };
 
+/* The graph that a stream is recorded to, or NULL. */
+static inline struct cu_graph *cuda_recording(CUstream stream)
+{
+    return (uintptr_t)stream > 2 ? stream->capture : NULL;
+}
+
 /* Recorded calls become nodes; the address is the one that each launch of the graph will use. */
 CUresult cuda_graph_capture_alloc(struct cu_graph *graph, CUdevice device, CUdeviceptr *address, size_t size);
 CUresult cuda_graph_capture_free(struct cu_graph *graph, CUdeviceptr address);
+CUresult cuda_graph_capture_work(struct cu_graph *graph, const struct cuda_work *work);
+/* All that graphs hold on a device: it is reset. */
+void cuda_graph_drop(CUdevice device);
 /* Free what a graph allocated; false: it is no graph's, or not allocated now. */
 bool cuda_graph_free(CUdeviceptr address);
 

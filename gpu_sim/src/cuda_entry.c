@@ -61,6 +61,21 @@ static void *entry_point(void *library, const char *symbol, int version)
         {"cuCtxCreate", 11040, "_v3"},
         {"cuGetProcAddress", 12000, "_v2"},
         {"cuGetProcAddress", 0, ""},
+        {"cuEventElapsedTime", 12080, "_v2"},
+        {"cuEventElapsedTime", 0, ""},
+        {"cuGraphAddNode", 12030, "_v2"},
+        {"cuGraphAddNode", 0, ""},
+        {"cuGraphGetEdges", 12030, "_v2"},
+        {"cuGraphGetEdges", 0, ""},
+        {"cuGraphInstantiate", 12000, "WithFlags"},
+        {"cuGraphInstantiate", 11000, "_v2"},
+        {"cuMemAdvise", 12020, "_v2"},
+        {"cuMemAdvise", 0, ""},
+        {"cuMemPrefetchAsync", 12020, "_v2"},
+        {"cuMemPrefetchAsync", 0, ""},
+        {"cuStreamGetCaptureInfo", 12030, "_v3"},
+        {"cuStreamGetCaptureInfo", 11030, "_v2"},
+        {"cuStreamGetCaptureInfo", 0, ""},
     };
     const char *suffix = NULL;
     for (size_t i = 0; i < sizeof exceptions / sizeof *exceptions && suffix == NULL; i++) {

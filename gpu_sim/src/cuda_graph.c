@@ -1,5 +1,5 @@
 /* Graphs of the simulated CUDA driver, as far as they are about memory: nodes that allocate and free, recorded or
- * added, with their memory in the device's pool for graphs. Nothing else runs in them. */
+ * added, with their memory in the device's pool for graphs; and what streams record besides. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,7 +7,16 @@
 
 #include "cuda.h"
 
-enum node_type { NODE_GRAPH = 4, NODE_EMPTY = 5, NODE_ALLOC = 10, NODE_FREE = 11 };
+enum node_type {
+    NODE_KERNEL = 0,
+    NODE_COPY = 1,
+    NODE_FILL = 2,
+    NODE_HOST = 3,
+    NODE_GRAPH = 4,
+    NODE_EMPTY = 5,
+    NODE_ALLOC = 10,
+    NODE_FREE = 11
+};
 
 typedef struct {
     CUmemPoolProps poolProps;
@@ -21,7 +30,8 @@ struct graph_memory {
     CUdeviceptr address;
     size_t size;
     CUdevice device;
-    bool held; /* between launch and free */
+    CUmemLocation where; /* as it was asked for */
+    bool held;           /* between launch and free */
     struct graph_memory *next;
 };
 
@@ -29,6 +39,7 @@ typedef struct cu_node {
     enum node_type type;
     struct graph_memory *memory;
     struct cu_graph *graph; /* within this one */
+    struct cuda_work work;
     struct cu_node *next;
 } *CUgraphNode;
 
@@ -42,8 +53,15 @@ typedef struct cu_graph_exec {
     struct {
         enum node_type type;
         struct graph_memory *memory;
+        struct cuda_work work;
     } nodes[];
 } *CUgraphExec;
+
+#ifdef GRAPHS_WITHOUT_RECORDING
+#define DO(WORK) CUDA_SUCCESS /* nothing else is in them */
+#else
+#define DO(WORK) cuda_do(WORK)
+#endif
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct graph_memory *all; /* lives as long as the process, like the addresses */
@@ -91,8 +109,9 @@ static CUresult add_node(CUgraph graph, enum node_type type, struct graph_memory
     return CUDA_SUCCESS;
 }
 
-static CUresult add_alloc(CUgraph graph, CUdevice device, size_t size, CUdeviceptr *address, CUgraphNode *made)
+static CUresult add_alloc(CUgraph graph, CUmemLocation where, size_t size, CUdeviceptr *address, CUgraphNode *made)
 {
+    CUdevice device = cuda_device_at(&where);
     if (graph == NULL || size == 0 || size > (size_t)1 << 46 || rt_graph_pool(device) == NULL) {
         return CUDA_ERROR_INVALID_VALUE;
     }
@@ -103,7 +122,8 @@ static CUresult add_alloc(CUgraph graph, CUdevice device, size_t size, CUdevicep
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     pthread_mutex_lock(&lock);
-    *memory = (struct graph_memory){.address = (uintptr_t)start, .size = size, .device = device, .next = all};
+    *memory =
+        (struct graph_memory){.address = (uintptr_t)start, .size = size, .device = device, .where = where, .next = all};
     all = memory;
     pthread_mutex_unlock(&lock);
     *address = memory->address;
@@ -133,7 +153,7 @@ CU(cuGraphAddMemAllocNode, CUgraphNode *node, CUgraph graph, const CUgraphNode *
     (void)needs;
     (void)count;
     return parameters != NULL
-               ? add_alloc(graph, parameters->poolProps.location.id, parameters->bytesize, &parameters->address, node)
+               ? add_alloc(graph, parameters->poolProps.location, parameters->bytesize, &parameters->address, node)
                : CUDA_ERROR_INVALID_VALUE;
 }
 
@@ -206,10 +226,9 @@ CU(cuGraphMemAllocNodeGetParams, CUgraphNode node, CUmemAllocNodeParams *paramet
     if (node == NULL || parameters == NULL || node->type != NODE_ALLOC) {
         return CUDA_ERROR_INVALID_VALUE;
     }
-    *parameters =
-        (CUmemAllocNodeParams){.poolProps = {.allocType = 1, .location = {.type = 1, .id = node->memory->device}},
-                               .bytesize = node->memory->size,
-                               .address = node->memory->address};
+    *parameters = (CUmemAllocNodeParams){.poolProps = {.allocType = 1, .location = node->memory->where},
+                                         .bytesize = node->memory->size,
+                                         .address = node->memory->address};
     return CUDA_SUCCESS;
 }
 
@@ -220,7 +239,7 @@ CU(cuGraphMemAllocNodeGetParams, CUgraphNode node, CUmemAllocNodeParams *paramet
 CU(cuStreamBeginCapture_v2, CUstream stream, int mode)
 {
     (void)mode;
-    if ((uintptr_t)stream <= 2 || stream->capture != NULL) { /* the default stream cannot be recorded */
+    if ((uintptr_t)stream <= 2 || cuda_recording(stream) != NULL) { /* the default stream cannot be recorded */
         return CUDA_ERROR_ILLEGAL_STATE;
     }
     return cuGraphCreate(&stream->capture, 0);
@@ -245,9 +264,81 @@ CU(cuStreamIsCapturing, CUstream stream, int *status)
     return CUDA_SUCCESS;
 }
 
+static void capture_info(CUstream stream, int *status, uint64_t *id, CUgraph *graph)
+{
+    CUgraph recorded = cuda_recording(stream);
+    if (id != NULL) {
+        *id = (uintptr_t)recorded;
+    }
+    if (graph != NULL) {
+        *graph = recorded;
+    }
+    *status = recorded != NULL;
+}
+
+CU(cuStreamGetCaptureInfo, CUstream stream, int *status, uint64_t *id)
+{
+    if (status == NULL) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    capture_info(stream, status, id, NULL);
+    return CUDA_SUCCESS;
+}
+
+/* Nodes run in the order in which they were added, so that none depends on another. */
+CU(cuStreamGetCaptureInfo_v2, CUstream stream, int *status, uint64_t *id, CUgraph *graph, const CUgraphNode **needs,
+   size_t *count)
+{
+    if (needs != NULL) {
+        *needs = NULL;
+    }
+    if (count != NULL) {
+        *count = 0;
+    }
+    if (status == NULL) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    capture_info(stream, status, id, graph);
+    return CUDA_SUCCESS;
+}
+
+CU(cuStreamGetCaptureInfo_v3, CUstream stream, int *status, uint64_t *id, CUgraph *graph, const CUgraphNode **needs,
+   const void **edges, size_t *count)
+{
+    if (edges != NULL) {
+        *edges = NULL;
+    }
+    return cuStreamGetCaptureInfo_v2(stream, status, id, graph, needs, count);
+}
+
+CU(cuThreadExchangeStreamCaptureMode, int *mode)
+{
+    static _Thread_local int current;
+    if (mode == NULL || *mode < 0 || *mode > 2) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    int before = current;
+    current = *mode;
+    *mode = before;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuda_graph_capture_work(CUgraph graph, const struct cuda_work *work)
+{
+    static const enum node_type types[] = {
+        [CUDA_KERNEL] = NODE_KERNEL, [CUDA_COPY] = NODE_COPY, [CUDA_FILL] = NODE_FILL, [CUDA_CALL] = NODE_HOST};
+    CUgraphNode made;
+    CUresult result = add_node(graph, types[work->kind], NULL, &made);
+    if (result == CUDA_SUCCESS) {
+        made->work = *work;
+    }
+    return result;
+}
+
 CUresult cuda_graph_capture_alloc(CUgraph graph, CUdevice device, CUdeviceptr *address, size_t size)
 {
-    return address != NULL ? add_alloc(graph, device, size, address, NULL) : CUDA_ERROR_INVALID_VALUE;
+    return address != NULL ? add_alloc(graph, (CUmemLocation){CU_ON_DEVICE, device}, size, address, NULL)
+                           : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cuda_graph_capture_free(CUgraph graph, CUdeviceptr address)
@@ -270,6 +361,7 @@ static size_t flatten(CUgraph graph, CUgraphExec made, size_t count)
         if (made != NULL) {
             made->nodes[count].type = node->type;
             made->nodes[count].memory = node->memory;
+            made->nodes[count].work = node->work;
         }
         count++;
     }
@@ -343,6 +435,8 @@ static CUresult run(CUgraphExec executable)
             memory->held = memory->held || result == CUDA_SUCCESS;
         } else if (executable->nodes[done].type == NODE_FREE && memory->held) {
             let_go(memory);
+        } else if (executable->nodes[done].type <= NODE_HOST) {
+            result = DO(&executable->nodes[done].work);
         }
     }
     for (size_t i = 0; result == CUDA_ERROR_OUT_OF_MEMORY && i + 1 < done; i++) {
@@ -377,6 +471,18 @@ CU(cuGraphUpload, CUgraphExec executable, CUstream stream)
     }
     pthread_mutex_unlock(&lock);
     return result;
+}
+
+void cuda_graph_drop(CUdevice device)
+{
+    pthread_mutex_lock(&lock);
+    for (struct graph_memory *memory = all; memory != NULL; memory = memory->next) {
+        if (memory->device == device && memory->held) {
+            let_go(memory);
+        }
+    }
+    pthread_mutex_unlock(&lock);
+    rt_pool_trim(rt_graph_pool(device), 0);
 }
 
 bool cuda_graph_free(CUdeviceptr address)

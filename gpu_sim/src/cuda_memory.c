@@ -1,10 +1,8 @@
-/* Simulated CUDA: memory of every kind, virtual memory, memory of other processes, copies and fills. */
+/* Simulated CUDA: linear, managed and host memory, virtual memory, memory of other processes. */
 #include "cuda.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-typedef struct cu_array *CUarray;
 
 typedef struct {
     int type, requestedHandleTypes;
@@ -12,18 +10,6 @@ typedef struct {
     void *win32HandleMetaData;
     unsigned char allocFlags[8];
 } CUmemAllocationProp;
-
-typedef struct {
-    size_t Width, Height;
-    int Format;
-    unsigned int NumChannels;
-} CUDA_ARRAY_DESCRIPTOR;
-
-typedef struct {
-    size_t Width, Height, Depth;
-    int Format;
-    unsigned int NumChannels, Flags;
-} CUDA_ARRAY3D_DESCRIPTOR;
 
 #define PITCH 512u
 
@@ -44,7 +30,7 @@ CU(cuMemGetInfo_v2, size_t *free_bytes, size_t *total)
     return result;
 }
 
-static CUresult allocate(enum rt_kind kind, CUdeviceptr *address, size_t size)
+CUresult cuda_allocate(enum rt_kind kind, CUdeviceptr *address, size_t size)
 {
     CUcontext context;
     void *memory;
@@ -60,12 +46,12 @@ static CUresult allocate(enum rt_kind kind, CUdeviceptr *address, size_t size)
 
 CU(cuMemAlloc_v2, CUdeviceptr *address, size_t size)
 {
-    return allocate(RT_DEVICE, address, size);
+    return cuda_allocate(RT_DEVICE, address, size);
 }
 
 CU(cuMemAllocManaged, CUdeviceptr *address, size_t size, unsigned int flags)
 {
-    return flags == 1 || flags == 2 ? allocate(RT_MANAGED, address, size) : CUDA_ERROR_INVALID_VALUE;
+    return flags == 1 || flags == 2 ? cuda_allocate(RT_MANAGED, address, size) : CUDA_ERROR_INVALID_VALUE;
 }
 
 CU(cuMemAllocPitch_v2, CUdeviceptr *address, size_t *pitch, size_t width, size_t height, unsigned int element)
@@ -75,7 +61,7 @@ CU(cuMemAllocPitch_v2, CUdeviceptr *address, size_t *pitch, size_t width, size_t
         return CUDA_ERROR_INVALID_VALUE;
     }
     *pitch = (width + PITCH - 1) / PITCH * PITCH;
-    return allocate(RT_DEVICE, address, *pitch * height);
+    return cuda_allocate(RT_DEVICE, address, *pitch * height);
 }
 
 CU(cuMemFree_v2, CUdeviceptr address)
@@ -131,6 +117,17 @@ CU(cuMemHostGetDevicePointer_v2, CUdeviceptr *address, void *memory, unsigned in
     return CUDA_SUCCESS;
 }
 
+CU(cuMemHostGetFlags, unsigned int *flags, void *memory)
+{
+    enum { PORTABLE = 1, DEVICE_MAP = 2 };
+    struct rt_block block;
+    if (flags == NULL || rt_find(memory, &block) != RT_OK || block.kind != RT_HOST) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    *flags = PORTABLE | DEVICE_MAP;
+    return CUDA_SUCCESS;
+}
+
 CU(cuMemHostRegister_v2, void *memory, size_t size, unsigned int flags)
 {
     CUcontext context;
@@ -143,131 +140,145 @@ CU(cuMemHostUnregister, void *memory)
     return memory != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
+static CUresult move(CUdeviceptr address, bool to_host)
+{
+    return result_of(rt_move(cuda_pointer(address), to_host));
+}
+
 CU(cuMemPrefetchAsync, CUdeviceptr address, size_t size, CUdevice device, CUstream stream)
 {
     (void)size;
     (void)stream;
-    return result_of(rt_move(cuda_pointer(address), device < 0));
+    return move(address, device < 0);
 }
 
-CU(cuMemAdvise, CUdeviceptr address, size_t size, int advice, CUdevice device)
+CU(cuMemPrefetchAsync_v2, CUdeviceptr address, size_t size, CUmemLocation to, unsigned int flags, CUstream stream)
+{
+    (void)size;
+    (void)stream;
+    return flags == 0 ? move(address, to.type != CU_ON_DEVICE) : CUDA_ERROR_INVALID_VALUE;
+}
+
+static CUresult advise(CUdeviceptr address, int advice, bool host)
 {
     enum { SET_PREFERRED_LOCATION = 3 };
     struct rt_block block;
     if (advice == SET_PREFERRED_LOCATION) {
-        return cuMemPrefetchAsync(address, size, device, NULL);
+        return move(address, host);
     }
     bool managed = rt_find(cuda_pointer(address), &block) == RT_OK && block.kind == RT_MANAGED;
     return managed ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
+CU(cuMemAdvise, CUdeviceptr address, size_t size, int advice, CUdevice device)
+{
+    (void)size;
+    return advise(address, advice, device < 0);
+}
+
+CU(cuMemAdvise_v2, CUdeviceptr address, size_t size, int advice, CUmemLocation where)
+{
+    (void)size;
+    return advise(address, advice, where.type != CU_ON_DEVICE);
+}
+
+enum pointer_attribute {
+    POINTER_CONTEXT = 1,
+    POINTER_MEMORY_TYPE = 2,
+    POINTER_DEVICE = 3,
+    POINTER_HOST = 4,
+    POINTER_BUFFER_ID = 7,
+    POINTER_IS_MANAGED = 8,
+    POINTER_DEVICE_ORDINAL = 9,
+    POINTER_RANGE_START = 11,
+    POINTER_RANGE_SIZE = 12,
+    POINTER_MAPPED = 13,
+    POINTER_POOL = 17,
+};
+
+static CUresult pointer_attribute(void *out, int attribute, CUdeviceptr address, const struct rt_block *block)
+{
+    switch ((enum pointer_attribute)attribute) {
+    case POINTER_CONTEXT:
+        memcpy(out, &block->context, sizeof block->context);
+        return CUDA_SUCCESS;
+    case POINTER_MEMORY_TYPE:
+        *(unsigned int *)out = block->kind == RT_HOST ? 1 : 2;
+        return CUDA_SUCCESS;
+    case POINTER_DEVICE:
+        memcpy(out, &address, sizeof address);
+        return CUDA_SUCCESS;
+    case POINTER_HOST:
+        memcpy(out, &address, sizeof address);
+        return block->kind == RT_DEVICE ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+    case POINTER_IS_MANAGED:
+        *(unsigned int *)out = block->kind == RT_MANAGED;
+        return CUDA_SUCCESS;
+    case POINTER_DEVICE_ORDINAL:
+        *(int *)out = block->device;
+        return CUDA_SUCCESS;
+    case POINTER_BUFFER_ID:
+    case POINTER_RANGE_START:
+        memcpy(out, &block->base, sizeof block->base);
+        return CUDA_SUCCESS;
+    case POINTER_RANGE_SIZE:
+        memcpy(out, &block->size, sizeof block->size);
+        return CUDA_SUCCESS;
+    case POINTER_MAPPED:
+        *(unsigned int *)out = 1;
+        return CUDA_SUCCESS;
+    case POINTER_POOL:
+        memcpy(out, &block->pool, sizeof block->pool);
+        return CUDA_SUCCESS;
+    }
+    return CUDA_ERROR_INVALID_VALUE; /* newer than this driver */
+}
+
 CU(cuPointerGetAttribute, void *out, int attribute, CUdeviceptr address)
 {
-    enum { CONTEXT = 1, MEMORY_TYPE = 2, DEVICE_POINTER = 3, HOST_POINTER = 4, IS_MANAGED = 8, DEVICE_ORDINAL = 9 };
     struct rt_block block;
-    if (out == NULL || rt_find(cuda_pointer(address), &block) != RT_OK) {
-        return CUDA_ERROR_INVALID_VALUE;
-    }
-    switch (attribute) {
-    case CONTEXT:
-        memcpy(out, &block.context, sizeof block.context);
-        return CUDA_SUCCESS;
-    case MEMORY_TYPE:
-        *(unsigned int *)out = block.kind == RT_HOST ? 1 : 2;
-        return CUDA_SUCCESS;
-    case DEVICE_POINTER:
-        memcpy(out, &address, sizeof address);
-        return CUDA_SUCCESS;
-    case HOST_POINTER:
-        memcpy(out, &address, sizeof address);
-        return block.kind == RT_DEVICE ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
-    case IS_MANAGED:
-        *(unsigned int *)out = block.kind == RT_MANAGED;
-        return CUDA_SUCCESS;
-    case DEVICE_ORDINAL:
-        *(int *)out = block.device;
-        return CUDA_SUCCESS;
-    default:
-        return CUDA_ERROR_NOT_SUPPORTED;
-    }
+    return out != NULL && rt_find(cuda_pointer(address), &block) == RT_OK
+               ? pointer_attribute(out, attribute, address, &block)
+               : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* ---- arrays ---- */
-
-static size_t texel(int format, unsigned int channels)
+/* Unlike the one above, this one knows the host's own memory: of no type, and on no device. */
+CU(cuPointerGetAttributes, unsigned int count, const int *attributes, void **out, CUdeviceptr address)
 {
-    size_t bytes = format == 0x01 || format == 0x08                     ? 1
-                   : format == 0x02 || format == 0x09 || format == 0x10 ? 2
-                   : format == 0x03 || format == 0x0a || format == 0x20 ? 4
-                                                                        : 0;
-    return channels == 1 || channels == 2 || channels == 4 ? bytes * channels : 0;
-}
-
-CU(cuArray3DCreate_v2, CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *what)
-{
-    size_t bytes = what != NULL ? texel(what->Format, what->NumChannels) : 0;
-    if (array == NULL || bytes == 0 || what->Width == 0) {
+    enum { NO_DEVICE = -2 };
+    struct rt_block block;
+    bool known = rt_find(cuda_pointer(address), &block) == RT_OK;
+    if (attributes == NULL || out == NULL) {
         return CUDA_ERROR_INVALID_VALUE;
     }
-    const size_t sides[] = {what->Width, what->Height, what->Depth};
-    for (size_t i = 0; i < 3; i++) {
-        if (sides[i] > (size_t)1 << 20) {
+    for (unsigned i = 0; i < count; i++) {
+        if (known && pointer_attribute(out[i], attributes[i], address, &block) == CUDA_SUCCESS) {
+            continue;
+        }
+        switch (attributes[i]) {
+        case POINTER_DEVICE_ORDINAL:
+            *(int *)out[i] = NO_DEVICE;
+            break;
+        case POINTER_MEMORY_TYPE:
+        case POINTER_IS_MANAGED:
+        case POINTER_MAPPED:
+            *(unsigned int *)out[i] = 0;
+            break;
+        case POINTER_CONTEXT:
+        case POINTER_DEVICE:
+        case POINTER_HOST:
+        case POINTER_BUFFER_ID:
+        case POINTER_RANGE_START:
+        case POINTER_RANGE_SIZE:
+        case POINTER_POOL:
+            memset(out[i], 0, sizeof(uint64_t));
+            break;
+        default:
             return CUDA_ERROR_INVALID_VALUE;
         }
-        bytes *= sides[i] > 0 ? sides[i] : 1;
     }
-    CUdeviceptr address;
-    CUresult result = allocate(RT_ARRAY, &address, bytes);
-    if (result == CUDA_SUCCESS) {
-        *array = cuda_pointer(address);
-    }
-    return result;
+    return CUDA_SUCCESS;
 }
-
-CU(cuArrayCreate_v2, CUarray *array, const CUDA_ARRAY_DESCRIPTOR *what)
-{
-    if (what == NULL) {
-        return CUDA_ERROR_INVALID_VALUE;
-    }
-    CUDA_ARRAY3D_DESCRIPTOR full = {
-        .Width = what->Width, .Height = what->Height, .Format = what->Format, .NumChannels = what->NumChannels};
-    return cuArray3DCreate_v2(array, &full);
-}
-
-CU(cuArrayDestroy, CUarray array)
-{
-    CUresult result = result_of(rt_free(array, RT_ARRAY));
-    return result == CUDA_ERROR_INVALID_VALUE ? CUDA_ERROR_INVALID_HANDLE : result;
-}
-
-/* All levels of detail in one: each has half the side lengths of the one before. */
-CU(cuMipmappedArrayCreate, CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *what, unsigned int levels)
-{
-    enum { LAYERED = 1 };
-    size_t bytes = what != NULL ? texel(what->Format, what->NumChannels) : 0, sum = 0;
-    size_t most = (size_t)1 << 20;
-    if (array == NULL || bytes == 0 || what->Width == 0 || what->Width > most || what->Height > most ||
-        what->Depth > most) {
-        return CUDA_ERROR_INVALID_VALUE;
-    }
-    size_t width = what->Width, height = what->Height, planes = what->Depth;
-    bool more = true; /* CUDA clamps levels: one at the least, and none behind that of one element */
-    for (unsigned level = 0; level == 0 || (level < levels && more); level++) {
-        more = width > 1 || height > 1 || (planes > 1 && !(what->Flags & LAYERED));
-        sum += bytes * (width > 0 ? width : 1) * (height > 0 ? height : 1) * (planes > 0 ? planes : 1);
-        width /= 2;
-        height /= 2;
-        planes /= (what->Flags & LAYERED) != 0 ? 1 : 2;
-    }
-    CUdeviceptr address;
-    CUresult result = allocate(RT_ARRAY, &address, sum);
-    if (result == CUDA_SUCCESS) {
-        *array = cuda_pointer(address);
-    }
-    return result;
-}
-
-ALIAS(cuMipmappedArrayDestroy, cuArrayDestroy, (array), CUarray array)
 
 /* ---- virtual memory ---- */
 
@@ -299,12 +310,12 @@ CU(cuMemAddressFree, CUdeviceptr address, size_t size)
 
 CU(cuMemCreate, uint64_t *handle, size_t size, const CUmemAllocationProp *properties, unsigned long long flags)
 {
-    enum { PINNED = 1, ON_DEVICE = 1 };
+    enum { PINNED = 1 };
     if (handle == NULL || properties == NULL || flags != 0 || properties->type != PINNED ||
-        properties->location.type != ON_DEVICE) {
+        cuda_device_at(&properties->location) < 0) {
         return CUDA_ERROR_INVALID_VALUE;
     }
-    return result_of(rt_physical(properties->location.id, size, handle));
+    return result_of(rt_physical(cuda_device_at(&properties->location), size, handle));
 }
 
 CU(cuMemRelease, uint64_t handle)
@@ -394,90 +405,3 @@ CU(cuMemGetAllocationPropertiesFromHandle, CUmemAllocationProp *properties, uint
     *properties = (CUmemAllocationProp){.type = 1, .location = {.type = 1, .id = block.device}};
     return CUDA_SUCCESS;
 }
-
-/* ---- copies and fills ---- */
-
-static CUresult copy(void *to, const void *from, size_t size)
-{
-    CUcontext context;
-    CUresult result = cuda_context(&context);
-    if (result == CUDA_SUCCESS && size > 0 && (to == NULL || from == NULL)) {
-        result = CUDA_ERROR_INVALID_VALUE;
-    }
-    if (result == CUDA_SUCCESS) {
-        memmove(to, from, size);
-    }
-    return result;
-}
-
-CU(cuMemcpy, CUdeviceptr to, CUdeviceptr from, size_t size)
-{
-    return copy(cuda_pointer(to), cuda_pointer(from), size);
-}
-
-CU(cuMemcpyHtoD_v2, CUdeviceptr to, const void *from, size_t size)
-{
-    return copy(cuda_pointer(to), from, size);
-}
-
-CU(cuMemcpyDtoH_v2, void *to, CUdeviceptr from, size_t size)
-{
-    return copy(to, cuda_pointer(from), size);
-}
-
-CU(cuMemcpyDtoD_v2, CUdeviceptr to, CUdeviceptr from, size_t size)
-{
-    return copy(cuda_pointer(to), cuda_pointer(from), size);
-}
-
-CU(cuMemcpyAsync, CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream)
-{
-    (void)stream;
-    return copy(cuda_pointer(to), cuda_pointer(from), size);
-}
-
-CU(cuMemcpyHtoDAsync_v2, CUdeviceptr to, const void *from, size_t size, CUstream stream)
-{
-    (void)stream;
-    return copy(cuda_pointer(to), from, size);
-}
-
-CU(cuMemcpyDtoHAsync_v2, void *to, CUdeviceptr from, size_t size, CUstream stream)
-{
-    (void)stream;
-    return copy(to, cuda_pointer(from), size);
-}
-
-CU(cuMemcpyDtoDAsync_v2, CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream)
-{
-    (void)stream;
-    return copy(cuda_pointer(to), cuda_pointer(from), size);
-}
-
-static CUresult fill(CUdeviceptr to, const void *value, size_t width, size_t count)
-{
-    CUcontext context;
-    CUresult result = cuda_context(&context);
-    if (result == CUDA_SUCCESS && to == 0 && count > 0) {
-        result = CUDA_ERROR_INVALID_VALUE;
-    }
-    if (result == CUDA_SUCCESS) {
-        rt_fill(cuda_pointer(to), value, width, count);
-    }
-    return result;
-}
-
-#define MEMSET(NAME, TYPE)                                                                                             \
-    CU(cuMemset##NAME##_v2, CUdeviceptr to, TYPE value, size_t count)                                                  \
-    {                                                                                                                  \
-        return fill(to, &value, sizeof value, count);                                                                  \
-    }                                                                                                                  \
-    CU(cuMemset##NAME##Async, CUdeviceptr to, TYPE value, size_t count, CUstream stream)                               \
-    {                                                                                                                  \
-        (void)stream;                                                                                                  \
-        return fill(to, &value, sizeof value, count);                                                                  \
-    }
-
-MEMSET(D8, unsigned char)
-MEMSET(D16, unsigned short)
-MEMSET(D32, unsigned int)

@@ -31,7 +31,7 @@ CU(cuDeviceSetMemPool, CUdevice device, CUmemoryPool pool)
 
 CU(cuMemPoolCreate, CUmemoryPool *pool, const CUmemPoolProps *properties)
 {
-    return pool != NULL && properties != NULL ? result_of(rt_pool_new(properties->location.id, pool))
+    return pool != NULL && properties != NULL ? result_of(rt_pool_new(cuda_device_at(&properties->location), pool))
                                               : CUDA_ERROR_INVALID_VALUE;
 }
 
@@ -81,6 +81,16 @@ CU(cuMemPoolSetAccess, CUmemoryPool pool, const CUmemAccessDesc *access, size_t 
     return rt_pool_valid(pool) && access != NULL && count > 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
+CU(cuMemPoolGetAccess, int *flags, CUmemoryPool pool, const CUmemLocation *where)
+{
+    enum { READ_WRITE = 3 };
+    if (flags == NULL || where == NULL || !rt_pool_valid(pool)) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    *flags = where->type == CU_ON_DEVICE && where->id == pool->device ? READ_WRITE : 0;
+    return CUDA_SUCCESS;
+}
+
 CU(cuMemAllocFromPoolAsync, CUdeviceptr *address, size_t size, CUmemoryPool pool, CUstream stream)
 {
     CUcontext context;
@@ -100,7 +110,7 @@ CU(cuMemAllocAsync, CUdeviceptr *address, size_t size, CUstream stream)
 {
     CUcontext context;
     CUresult result = cuda_context(&context);
-    if (result == CUDA_SUCCESS && (uintptr_t)stream > 2 && stream->capture != NULL) {
+    if (result == CUDA_SUCCESS && cuda_recording(stream) != NULL) {
         return cuda_graph_capture_alloc(stream->capture, context->device, address, size);
     }
     return result == CUDA_SUCCESS ? cuMemAllocFromPoolAsync(address, size, rt_current_pool(context->device), stream)
@@ -109,7 +119,7 @@ CU(cuMemAllocAsync, CUdeviceptr *address, size_t size, CUstream stream)
 
 CU(cuMemFreeAsync, CUdeviceptr address, CUstream stream)
 {
-    if ((uintptr_t)stream > 2 && stream->capture != NULL) {
+    if (cuda_recording(stream) != NULL) {
         return cuda_graph_capture_free(stream->capture, address);
     }
     return cuMemFree_v2(address);
@@ -124,7 +134,6 @@ struct cu_event {
 CU(cuStreamCreateWithPriority, CUstream *stream, unsigned int flags, int priority)
 {
     CUcontext context;
-    (void)flags;
     CUresult result = stream != NULL ? cuda_context(&context) : CUDA_ERROR_INVALID_VALUE;
     if (result == CUDA_SUCCESS) {
         *stream = calloc(1, sizeof **stream);
@@ -132,6 +141,7 @@ CU(cuStreamCreateWithPriority, CUstream *stream, unsigned int flags, int priorit
     }
     if (result == CUDA_SUCCESS) {
         (*stream)->priority = priority;
+        (*stream)->flags = flags;
         (*stream)->context = context;
     }
     return result;
@@ -163,6 +173,64 @@ CU(cuStreamGetCtx, CUstream stream, CUcontext *context)
         *context = (uintptr_t)stream > 2 ? stream->context : now;
     }
     return result;
+}
+
+CU(cuStreamGetPriority, CUstream stream, int *priority)
+{
+    if (priority == NULL) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    *priority = (uintptr_t)stream > 2 ? stream->priority : 0;
+    return CUDA_SUCCESS;
+}
+
+CU(cuStreamGetFlags, CUstream stream, unsigned int *flags)
+{
+    if (flags == NULL) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    *flags = (uintptr_t)stream > 2 ? stream->flags : 0;
+    return CUDA_SUCCESS;
+}
+
+CU(cuStreamGetId, CUstream stream, unsigned long long *id)
+{
+    if (id == NULL) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    *id = (uintptr_t)stream;
+    return CUDA_SUCCESS;
+}
+
+CU(cuStreamGetDevice, CUstream stream, CUdevice *device)
+{
+    CUcontext context;
+    CUresult result = device != NULL ? cuStreamGetCtx(stream, &context) : CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS) {
+        *device = context->device;
+    }
+    return result;
+}
+
+CU(cuCtxGetStreamPriorityRange, int *least, int *greatest)
+{
+    CUcontext context;
+    if (least != NULL) {
+        *least = 0;
+    }
+    if (greatest != NULL) {
+        *greatest = -5;
+    }
+    return cuda_context(&context);
+}
+
+CU(cuStreamAttachMemAsync, CUstream stream, CUdeviceptr address, size_t size, unsigned int flags)
+{
+    struct rt_block block;
+    (void)size;
+    (void)flags;
+    bool managed = rt_find(cuda_pointer(address), &block) == RT_OK && block.kind == RT_MANAGED;
+    return managed ? cuStreamSynchronize(stream) : CUDA_ERROR_INVALID_VALUE;
 }
 
 CU(cuStreamQuery, CUstream stream)
@@ -198,6 +266,11 @@ CU(cuEventRecord, struct cu_event *event, CUstream stream)
     return CUDA_SUCCESS;
 }
 
+CU(cuEventRecordWithFlags, struct cu_event *event, CUstream stream, unsigned int flags)
+{
+    return flags <= 1 ? cuEventRecord(event, stream) : CUDA_ERROR_INVALID_VALUE;
+}
+
 CU(cuEventQuery, struct cu_event *event)
 {
     return event != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
@@ -215,6 +288,9 @@ CU(cuEventElapsedTime, float *ms, struct cu_event *start, struct cu_event *end)
     *ms = (float)(seconds * 1e3 + rest / 1e6);
     return CUDA_SUCCESS;
 }
+
+ALIAS(cuEventElapsedTime_v2, cuEventElapsedTime, (ms, start, end), float *ms, struct cu_event *start,
+      struct cu_event *end)
 
 CU(cuEventDestroy_v2, struct cu_event *event)
 {

@@ -59,6 +59,7 @@ struct rt_block *rt_new_handle(enum rt_kind kind, int device, uint64_t charge, v
     return block;
 }
 
+/* In the place of *context, or, where that is NULL, of its own. */
 static enum rt_status make_context(int device, struct rt_context **context)
 {
     struct sim_gpu gpu;
@@ -70,14 +71,17 @@ static enum rt_status make_context(int device, struct rt_context **context)
     if (status != RT_OK) {
         return status;
     }
-    *context = calloc(1, sizeof **context);
-    if (rt_new_handle(RT_CONTEXT, device, bytes, *context) == NULL) {
-        free(*context);
+    struct rt_context *made = *context != NULL ? *context : calloc(1, sizeof *made);
+    if (rt_new_handle(RT_CONTEXT, device, bytes, made) == NULL) {
+        if (made != *context) {
+            free(made);
+        }
         rt_give_back(device, bytes);
         return RT_NO_MEMORY;
     }
-    (*context)->device = device;
-    (*context)->uses = 1;
+    made->device = device;
+    made->uses = 1;
+    *context = made;
     return RT_OK;
 }
 
@@ -108,10 +112,14 @@ static void drop_context(struct rt_context *context)
     if (block != NULL) {
         for (unsigned i = 0; i < RT_EXTRAS; i++) {
             rt_give_back(block->device, context->extra[i]);
+            context->extra[i] = 0;
         }
         rt_forget(block);
     }
-    free(context);
+    context->uses = 0;
+    if (!context->primary) {
+        free(context);
+    }
 }
 
 enum rt_status rt_context_grow(struct rt_context *context, unsigned which, int64_t bytes)
@@ -139,18 +147,19 @@ enum rt_status rt_primary(int device, struct rt_context **context)
         return status;
     }
     pthread_mutex_lock(&rt_all.lock);
-    struct rt_device *it = &rt_all.devices[device];
-    if (it->primary == NULL) {
-        status = make_context(device, &it->primary);
-        if (status == RT_OK) {
-            it->primary->primary = true;
-        }
+    *context = &rt_all.devices[device].primary;
+    if ((*context)->uses == 0) {
+        status = make_context(device, context);
     } else {
-        it->primary->uses++;
+        (*context)->uses++;
     }
-    *context = it->primary;
     pthread_mutex_unlock(&rt_all.lock);
     return status;
+}
+
+struct rt_context *rt_primary_handle(int device)
+{
+    return rt_check_device(device) == RT_OK ? &rt_all.devices[device].primary : NULL;
 }
 
 enum rt_status rt_primary_release(int device, bool at_once)
@@ -161,11 +170,10 @@ enum rt_status rt_primary_release(int device, bool at_once)
     }
     pthread_mutex_lock(&rt_all.lock);
     struct rt_device *it = &rt_all.devices[device];
-    if (it->primary == NULL) {
+    if (it->primary.uses == 0) {
         status = at_once ? RT_OK : RT_INVALID;
-    } else if (at_once || --it->primary->uses == 0) {
-        drop_context(it->primary);
-        it->primary = NULL;
+    } else if (at_once || --it->primary.uses == 0) {
+        drop_context(&it->primary);
     }
     pthread_mutex_unlock(&rt_all.lock);
     return status;
@@ -173,7 +181,7 @@ enum rt_status rt_primary_release(int device, bool at_once)
 
 bool rt_primary_active(int device)
 {
-    return rt_check_device(device) == RT_OK && rt_all.devices[device].primary != NULL;
+    return rt_check_device(device) == RT_OK && rt_all.devices[device].primary.uses > 0;
 }
 
 enum rt_status rt_context_new(int device, struct rt_context **context)
@@ -181,6 +189,7 @@ enum rt_status rt_context_new(int device, struct rt_context **context)
     enum rt_status status = rt_check_device(device);
     if (status == RT_OK) {
         pthread_mutex_lock(&rt_all.lock);
+        *context = NULL;
         status = make_context(device, context);
         pthread_mutex_unlock(&rt_all.lock);
     }
@@ -269,6 +278,7 @@ void rt_forget(struct rt_block *block)
     if (on_device(block->kind) || block->kind == RT_HOST || block->kind == RT_RANGE || block->kind == RT_IMPORT) {
         munmap((void *)block->base, block->mapped);
     }
+    free(block->about);
     free(block);
 }
 
@@ -364,6 +374,18 @@ enum rt_status rt_find(const void *memory, struct rt_block *block)
     }
     pthread_mutex_unlock(&rt_all.lock);
     return found != NULL ? RT_OK : RT_INVALID;
+}
+
+void rt_describe(void *memory, void *about)
+{
+    pthread_mutex_lock(&rt_all.lock);
+    struct rt_block *block = rt_block_at((uintptr_t)memory);
+    if (block != NULL) {
+        block->about = about;
+    } else {
+        free(about);
+    }
+    pthread_mutex_unlock(&rt_all.lock);
 }
 
 enum rt_status rt_move(void *memory, bool to_host)

@@ -48,6 +48,7 @@ struct rt_block {
     bool unpaid;    /* managed memory that lives on the host: it found no room, or was moved there */
     int file;       /* of what was shared with other processes; 0: none */
     uint64_t inode; /* and which file that is */
+    void *about;    /* what a library keeps with it; freed with it */
 };
 
 struct rt_pool {
@@ -71,6 +72,8 @@ SIM_API int sluice_sim_load(int device, unsigned permille);
 enum rt_status rt_primary(int device, struct rt_context **context);
 enum rt_status rt_primary_release(int device, bool at_once);
 bool rt_primary_active(int device);
+/* Whether it is active or not; NULL: no such device. */
+struct rt_context *rt_primary_handle(int device);
 enum rt_status rt_context_new(int device, struct rt_context **context);
 enum rt_status rt_context_free(struct rt_context *context);
 bool rt_context_valid(struct rt_context *context);
@@ -79,6 +82,8 @@ enum rt_status rt_context_grow(struct rt_context *context, unsigned which, int64
 
 enum rt_status rt_alloc(struct rt_context *context, enum rt_kind kind, size_t size, void **memory);
 enum rt_status rt_free(void *memory, enum rt_kind kind);
+/* Keep `about`, which is then its, with an allocation. */
+void rt_describe(void *memory, void *about);
 /* Move managed memory as a whole; to the device only where it has room. */
 enum rt_status rt_move(void *memory, bool to_host);
 /* A copy of what is at an address; RT_INVALID when nothing of ours is. */

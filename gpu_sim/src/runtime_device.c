@@ -117,6 +117,7 @@ static void find_devices(const char *const *lists, size_t list_count)
     rt_all.count = count < RT_MAX_DEVICES ? count : RT_MAX_DEVICES;
     for (int i = 0; i < rt_all.count; i++) {
         rt_all.devices[i] = from[i];
+        rt_all.devices[i].primary = (struct rt_context){.device = i, .primary = true};
         rt_all.devices[i].standard = (struct rt_pool){.device = i};
         rt_all.devices[i].graphs = (struct rt_pool){.device = i, .threshold = UINT64_MAX};
         rt_all.devices[i].current = &rt_all.devices[i].standard;

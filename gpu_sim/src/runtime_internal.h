@@ -13,8 +13,8 @@
 struct rt_device {
     unsigned index;
     uint8_t instance;
-    uint64_t small; /* bytes of allocations below a granule, which share granules */
-    struct rt_context *primary;
+    uint64_t small;            /* bytes of allocations below a granule, which share granules */
+    struct rt_context primary; /* active while it has uses */
     struct rt_pool standard, graphs, *current;
 };
 

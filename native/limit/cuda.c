@@ -19,6 +19,7 @@
 #define WRAPPED(CALL)                                                                                                  \
     CALL(cuGetProcAddress, 11030)                                                                                      \
     CALL(cuGetProcAddress_v2, 12000)                                                                                   \
+    CALL(cuGetExportTable, 3000)                                                                                       \
     /* contexts */                                                                                                     \
     CALL(cuCtxCreate, 0)                                                                                               \
     CALL(cuCtxCreate_v2, 3020)                                                                                         \
@@ -41,10 +42,10 @@
     CALL(cuMemFree_v2, 3020)                                                                                           \
     CALL(cuMemPrefetchAsync, 8000)                                                                                     \
     CALL(cuMemPrefetchAsync_ptsz, 8000)                                                                                \
-    CALL(cuMemPrefetchAsync_v2, 13000)                                                                                 \
-    CALL(cuMemPrefetchAsync_v2_ptsz, 13000)                                                                            \
+    CALL(cuMemPrefetchAsync_v2, 12020)                                                                                 \
+    CALL(cuMemPrefetchAsync_v2_ptsz, 12020)                                                                            \
     CALL(cuMemAdvise, 8000)                                                                                            \
-    CALL(cuMemAdvise_v2, 13000)                                                                                        \
+    CALL(cuMemAdvise_v2, 12020)                                                                                        \
     /* arrays */                                                                                                       \
     CALL(cuArrayCreate, 0)                                                                                             \
     CALL(cuArrayCreate_v2, 3020)                                                                                       \
@@ -134,6 +135,8 @@
 enum { GRANULE = 2 << 20 };
 
 #include "driver_wrappers.h"
+
+#include <string.h>
 
 /* Others are of their types. */
 HOOK(cuCtxDestroy_v2, void *);
@@ -244,9 +247,39 @@ HOOK(cuCtxCreate_v4, void **context, void *parameters, unsigned flags, int ordin
     NEW_CONTEXT(ordinal, context, VENDOR(cuCtxCreate_v4, context, parameters, flags, ordinal));
 }
 
+/*
+ * Of the driver's tables of unnamed functions, the one that creates contexts: a copy with the function that charges for
+ * them. The runtime library takes the addresses of its own tables into account, and none of those allocates.
+ */
+typedef int create_function(void **context, unsigned flags, int ordinal);
+static _Atomic(create_function *) unnamed_create;
+
+static int create_unnamed(void **context, unsigned flags, int ordinal)
+{
+    create_function *create = atomic_load(&unnamed_create);
+    NEW_CONTEXT(ordinal, context, LIMIT_IN(create(context, flags, ordinal)));
+}
+
+HOOK(cuGetExportTable, const void **table, const unsigned char *id)
+{
+    static const unsigned char creates[16] = {0x0c, 0xa5, 0x0b, 0x8c, 0x10, 0x04, 0x92, 0x9a,
+                                              0x89, 0xa7, 0xd0, 0xdf, 0x10, 0xe7, 0x72, 0x86};
+    static struct {
+        size_t bytes;
+        create_function *create;
+    } limited = {sizeof limited, create_unnamed};
+    int result = VENDOR(cuGetExportTable, table, id);
+    if (result == SUCCESS && limit_outside() && memcmp(id, creates, sizeof creates) == 0) {
+        atomic_store(&unnamed_create, ((create_function *const *)*table)[1]);
+        *table = &limited;
+    }
+    return result;
+}
+
 static void end_context(struct limit_session *session, int device, void *context)
 {
     limit_drop_owner(&driver, session, context);
+    limit_settle_pools(&driver, session); /* what pools and graphs had is gone with it */
     limit_close_context(device);
 }
 

@@ -14,7 +14,9 @@ enum { SUCCESS = 0, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NOT_SUPPORTED = 801 
 typedef uint64_t device_address;          /* CUdeviceptr; HIP's void * is passed in the same way */
 typedef unsigned long long memory_handle; /* CUmemGenericAllocationHandle */
 
-enum { ON_DEVICE = 1 }; /* CU_MEM_LOCATION_TYPE_DEVICE */
+/* CU_MEM_LOCATION_TYPE_*; a domain is a part of a device's memory, named by its device in the lowest byte of `id`. */
+enum { ON_DEVICE = 1, ON_HOST = 2, ON_HOST_NODE = 3, ON_THIS_HOST_NODE = 4, IN_DOMAIN = 6 };
+enum { MANAGED_MEMORY = 2 }; /* CU_MEM_ALLOCATION_TYPE_MANAGED */
 
 struct location {
     int type, id;

@@ -92,6 +92,21 @@ static int replaced(int result, const char *symbol, void **function, int version
     return result;
 }
 
+/* The device that memory of a type at a location is charged to: the current one where the location does not say, or is
+ * not known here. -1: it is the host's. */
+static int ordinal_at(struct location where, int type)
+{
+    enum { DEVICE_OF_DOMAIN = 0xff };
+    int current = -1;
+    if (where.type == ON_DEVICE)
+        return where.id;
+    if (where.type == IN_DOMAIN)
+        return where.id & DEVICE_OF_DOMAIN;
+    if (where.type >= ON_HOST && where.type <= ON_THIS_HOST_NODE && type != MANAGED_MEMORY)
+        return -1;
+    return enter(&current) && current >= 0 ? current : 0;
+}
+
 /* ---- what driver.c asks ---- */
 
 static bool pool_attribute(void *pool, int attribute, uint64_t *value)
@@ -119,12 +134,11 @@ static bool node_memory(void *node, int *ordinal, uint64_t *bytes)
 {
     enum { MEM_ALLOC = 10 };
     struct allocation_node parameters = {0};
-    if (!node_is(node, MEM_ALLOC) || VENDOR(API(GraphMemAllocNodeGetParams), node, &parameters) != SUCCESS ||
-        parameters.pool.location.type != ON_DEVICE)
+    if (!node_is(node, MEM_ALLOC) || VENDOR(API(GraphMemAllocNodeGetParams), node, &parameters) != SUCCESS)
         return false;
-    *ordinal = parameters.pool.location.id;
+    *ordinal = ordinal_at(parameters.pool.location, parameters.pool.type);
     *bytes = parameters.bytes;
-    return true;
+    return *ordinal >= 0;
 }
 
 static bool node_graph(void *node, void **graph)
@@ -304,9 +318,9 @@ HOOK(API(MemPoolCreate), void **pool, const struct pool_properties *properties)
 {
     int result = VENDOR(API(MemPoolCreate), pool, properties);
     if (result == SUCCESS && limit_outside()) {
-        struct location where = properties->location;
-        struct limit_pool made = {.driver = &driver, .handle = *pool, .ordinal = where.id};
-        limit_pool_made(made, where.type == ON_DEVICE ? device_of(where.id) : LIMIT_NO_LIMIT);
+        int ordinal = ordinal_at(properties->location, properties->type);
+        struct limit_pool made = {.driver = &driver, .handle = *pool, .ordinal = ordinal >= 0 ? ordinal : 0};
+        limit_pool_made(made, ordinal >= 0 ? device_of(ordinal) : LIMIT_NO_LIMIT);
     }
     return result;
 }
@@ -409,11 +423,12 @@ HOOK(API(MemCreate), memory_handle *handle, size_t size, const struct allocation
      unsigned long long flags)
 {
     enum { PAGE = 2 << 20 };
-    if (!limit_outside() || !handle || !properties || size == 0 || size > SIZE_MAX / 2 ||
-        properties->location.type != ON_DEVICE)
+    bool asks = limit_outside() && handle && properties && size > 0 && size <= SIZE_MAX / 2;
+    int ordinal = asks ? ordinal_at(properties->location, properties->type) : -1;
+    if (ordinal < 0)
         return VENDOR(API(MemCreate), handle, size, properties, flags);
     struct limit_entry entry = {0};
-    if (!limit_driver_take(&driver, device_of(properties->location.id), (size + PAGE - 1) / PAGE * PAGE, &entry))
+    if (!limit_driver_take(&driver, device_of(ordinal), (size + PAGE - 1) / PAGE * PAGE, &entry))
         return OUT_OF_MEMORY;
     int result = VENDOR(API(MemCreate), handle, size, properties, flags);
     if (result == SUCCESS)

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 from limited import MIB, Job, new_job
+from runtimes import RUNTIMES, Runtime
 
 from sluice.core.limit import Device
-from tests.programs.begin import CUDA
+from tests.programs.begin import CUDA, CUDART
 
 pytestmark = pytest.mark.gpu
 
@@ -85,6 +86,20 @@ def test_every_kind_is_refused_beyond_the_limit(real_job: Callable[..., Job], ta
         CUDA + f"start()\ntake = lambda n: {take}\nprint(json.dumps([take(1100), take(800) >= 0]))"
     )
     assert json.loads(out) == [-2, True], err
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES, ids=lambda runtime: f"cudart{runtime.version}")
+@pytest.mark.parametrize("take", ["alloc", "managed", "box", "array_3d", "alloc_async"])
+def test_the_runtime_is_refused_beyond_the_limit(real_job: Callable[..., Job], runtime: Runtime, take: str) -> None:
+    ask = f"""
+code = rt.cudaFree(None)
+print(json.dumps([code] if code else [code, info()[0], {take}(1100), {take}(800) > 0, alloc(300)]))
+"""
+    out, err = real_job().run(CUDART + ask, CUDART=runtime.library)
+    said = json.loads(out)
+    if said == [35]:
+        pytest.skip(f"the driver is older than CUDA {runtime.version}")
+    assert said == [0, ROOM, -2, True, -2], err
 
 
 def test_charged_is_what_the_vendors_tool_shows(real_job: Callable[..., Job], gpu: Device) -> None:

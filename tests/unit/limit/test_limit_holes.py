@@ -48,6 +48,55 @@ def test_memory_is_charged_where_it_lies(make_job: MakeJob) -> None:
     assert json.loads(out) == [True, -2, 50, True]
 
 
+IN_DOMAIN = {
+    "physical": """
+handle = c.c_uint64()
+take = lambda mib: cu.cuMemCreate(c.byref(handle), size(mib), c.byref(Prop(1, 1, 6, where)), c.c_ulonglong(0))
+""",
+    "pool": """
+mine = c.c_void_p()
+ok(cu.cuMemPoolCreate(c.byref(mine), c.byref(Pool(1, 0, 6, where))))
+take = lambda mib: max(0, -alloc_async(mib, pool=mine))
+""",
+    "graph": """
+def take(mib):
+    graph, executable, node = c.c_void_p(), c.c_void_p(), Node(pool=Pool(1, 0, 6, where), bytes=mib * MIB)
+    ok(cu.cuGraphCreate(c.byref(graph), 0))
+    ok(cu.cuGraphAddMemAllocNode(c.byref(c.c_void_p()), graph, None, c.c_size_t(0), c.byref(node)))
+    ok(cu.cuGraphInstantiateWithFlags(c.byref(executable), graph, c.c_ulonglong(1)))
+    return cu.cuGraphLaunch(executable, None)
+""",
+}
+
+
+@pytest.mark.parametrize("kind", IN_DOMAIN)
+def test_a_part_of_a_device_is_charged_to_the_device(make_job: MakeJob, kind: str) -> None:
+    """CUDA 13 names a domain of locality as a place: the device in the lowest byte, the domain in the next one."""
+    job = make_job(CONTEXT + 50, 600)
+    out, _ = job.run(CUDA + "start()\nwhere = 1\n" + IN_DOMAIN[kind] + "print(json.dumps([take(602), take(600)]))")
+    assert json.loads(out) == [2, 0]
+    with job.region() as region:
+        assert (region.usage(0).peak >> 20, region.usage(1).peak >> 20) == (CONTEXT, 600)
+
+
+def test_contexts_of_the_drivers_unnamed_function_are_charged(make_job: MakeJob) -> None:
+    """cuGetExportTable's table for tools creates contexts, too."""
+    out, _ = make_job(2 * CONTEXT - 1).run(
+        CUDA
+        + """
+start()
+table, context = c.POINTER(c.c_void_p)(), c.c_void_p()
+ok(cu.cuGetExportTable(c.byref(table), bytes.fromhex("0ca50b8c1004929a89a7d0df10e77286")))
+create = c.CFUNCTYPE(c.c_int)(table[1])
+said = [create(c.byref(context), 0, 0), info()[0]]
+ok(cu.cuDevicePrimaryCtxReset_v2(0))
+said += [create(c.byref(context), 0, 0), info()[0], cu.cuCtxDestroy_v2(context)]
+print(json.dumps(said))
+"""
+    )
+    assert json.loads(out) == [2, CONTEXT - 1, 0, CONTEXT - 1, 0]
+
+
 def test_what_a_file_keeps_stays_charged(make_job: MakeJob, dgx: Node) -> None:
     """Export, release, import: the memory stays allocated by the file, and cannot be allocated twice."""
     job = make_job(CONTEXT + 100)

@@ -1,0 +1,303 @@
+/* Simulated CUDA: code. Whatever is loaded has every function that is asked for, and a function that is launched runs for
+ * a given time and does nothing. */
+#include "cuda.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+typedef struct cu_function {
+    struct cu_code *code;
+    struct cu_function *next;
+    char name[];
+} *CUfunction;
+
+/* A module, or a library; a function of it is the kernel, too. */
+typedef struct cu_code {
+    CUfunction functions;
+} *CUmodule;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* ---- loading ---- */
+
+CUresult cuda_load(struct cu_code **code, const void *image)
+{
+    if (code == NULL || image == NULL) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    *code = calloc(1, sizeof **code);
+    return *code != NULL ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static CUresult load_module(CUmodule *module, const void *image)
+{
+    CUcontext context;
+    CUresult result = cuda_context(&context);
+    return result == CUDA_SUCCESS ? cuda_load(module, image) : result;
+}
+
+CU(cuModuleLoadDataEx, CUmodule *module, const void *image, unsigned int count, int *options, void **values)
+{
+    (void)count;
+    (void)options;
+    (void)values;
+    return load_module(module, image);
+}
+
+CU(cuModuleLoadData, CUmodule *module, const void *image)
+{
+    return load_module(module, image);
+}
+
+ALIAS(cuModuleLoadFatBinary, cuModuleLoadData, (module, image), CUmodule *module, const void *image)
+
+CU(cuLibraryLoadData, CUmodule *library, const void *image, int *jit, void **jit_values, unsigned int jit_count,
+   int *options, void **values, unsigned int count)
+{
+    (void)jit;
+    (void)jit_values;
+    (void)jit_count;
+    (void)options;
+    (void)values;
+    (void)count;
+    return rt_ready() == RT_OK ? cuda_load(library, image) : CUDA_ERROR_NOT_INITIALIZED;
+}
+
+CU(cuModuleUnload, CUmodule module)
+{
+    if (module == NULL) {
+        return CUDA_ERROR_INVALID_HANDLE;
+    }
+    for (CUfunction function = module->functions, next; function != NULL; function = next) {
+        next = function->next;
+        free(function);
+    }
+    free(module);
+    return CUDA_SUCCESS;
+}
+
+ALIAS(cuLibraryUnload, cuModuleUnload, (library), CUmodule library)
+
+CU(cuModuleGetLoadingMode, int *mode)
+{
+    enum { LAZY = 2 };
+    if (mode == NULL) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    *mode = LAZY;
+    return CUDA_SUCCESS;
+}
+
+CU(cuModuleGetFunction, CUfunction *function, CUmodule module, const char *name)
+{
+    if (function == NULL || module == NULL || name == NULL || *name == 0) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    pthread_mutex_lock(&lock);
+    CUfunction found = module->functions;
+    while (found != NULL && strcmp(found->name, name) != 0) {
+        found = found->next;
+    }
+    if (found == NULL && (found = malloc(sizeof *found + strlen(name) + 1)) != NULL) {
+        found->code = module;
+        found->next = module->functions;
+        strcpy(found->name, name);
+        module->functions = found;
+    }
+    pthread_mutex_unlock(&lock);
+    *function = found;
+    return found != NULL ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+ALIAS(cuLibraryGetKernel, cuModuleGetFunction, (kernel, library, name), CUfunction *kernel, CUmodule library,
+      const char *name)
+
+CU(cuLibraryGetModule, CUmodule *module, CUmodule library)
+{
+    if (module == NULL || library == NULL) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    *module = library;
+    return CUDA_SUCCESS;
+}
+
+CU(cuKernelGetFunction, CUfunction *function, CUfunction kernel)
+{
+    if (function == NULL || kernel == NULL) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    *function = kernel;
+    return CUDA_SUCCESS;
+}
+
+CU(cuFuncGetModule, CUmodule *module, CUfunction function)
+{
+    if (module == NULL || function == NULL) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    *module = function->code;
+    return CUDA_SUCCESS;
+}
+
+/* ---- functions ---- */
+
+CU(cuFuncGetAttribute, int *value, int attribute, CUfunction function)
+{
+    enum { MAX_THREADS = 0, REGISTERS = 4, MAX_DYNAMIC_SHARED = 8, ATTRIBUTES = 16 };
+    if (value == NULL || function == NULL || attribute < 0 || attribute >= ATTRIBUTES) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    *value = attribute == MAX_THREADS          ? 1024
+             : attribute == REGISTERS          ? 32
+             : attribute == MAX_DYNAMIC_SHARED ? 48 << 10
+                                               : 0;
+    return CUDA_SUCCESS;
+}
+
+CU(cuFuncSetAttribute, CUfunction function, int attribute, int value)
+{
+    (void)attribute;
+    (void)value;
+    return function != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CU(cuKernelGetAttribute, int *value, int attribute, CUfunction kernel, CUdevice device)
+{
+    (void)device;
+    return cuFuncGetAttribute(value, attribute, kernel);
+}
+
+CU(cuKernelSetAttribute, int attribute, int value, CUfunction kernel, CUdevice device)
+{
+    (void)device;
+    return cuFuncSetAttribute(kernel, attribute, value);
+}
+
+CU(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags, int *blocks, CUfunction function, int threads,
+   size_t shared_bytes, unsigned int flags)
+{
+    (void)shared_bytes;
+    (void)flags;
+    if (blocks == NULL || function == NULL || threads <= 0) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    *blocks = threads <= 1024 ? 2048 / threads : 0;
+    return CUDA_SUCCESS;
+}
+
+CU(cuOccupancyMaxActiveBlocksPerMultiprocessor, int *blocks, CUfunction function, int threads, size_t shared_bytes)
+{
+    return cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, function, threads, shared_bytes, 0);
+}
+
+CU(cuFuncSetCacheConfig, CUfunction function, int preference)
+{
+    return cuFuncSetAttribute(function, 0, preference);
+}
+
+ALIAS(cuFuncSetSharedMemConfig, cuFuncSetCacheConfig, (function, banks), CUfunction function, int banks)
+
+CU(cuKernelSetCacheConfig, CUfunction kernel, int preference, CUdevice device)
+{
+    (void)device;
+    return cuFuncSetCacheConfig(kernel, preference);
+}
+
+CU(cuFuncGetName, const char **name, CUfunction function)
+{
+    if (name == NULL || function == NULL) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    *name = function->name;
+    return CUDA_SUCCESS;
+}
+
+ALIAS(cuKernelGetName, cuFuncGetName, (name, kernel), const char **name, CUfunction kernel)
+
+CU(cuOccupancyAvailableDynamicSMemPerBlock, size_t *bytes, CUfunction function, int blocks, int threads)
+{
+    if (bytes == NULL || function == NULL || blocks <= 0 || threads <= 0) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    *bytes = (size_t)(48 << 10) / (size_t)blocks;
+    return CUDA_SUCCESS;
+}
+
+/* ---- launches ---- */
+
+/* As long as SLUICE_SIM_KERNEL_US says: it is complete when the launch returns, like every operation. */
+void cuda_run_kernel(void)
+{
+    const char *text = getenv("SLUICE_SIM_KERNEL_US");
+    unsigned long us = text != NULL ? strtoul(text, NULL, 10) : 0;
+    struct timespec left = {.tv_sec = (time_t)(us / 1000000), .tv_nsec = (long)(us % 1000000) * 1000};
+    while (us > 0 && nanosleep(&left, &left) != 0 && errno == EINTR) {
+    }
+}
+
+static CUresult launch(CUfunction function, CUstream stream)
+{
+    return function != NULL ? cuda_submit(stream, &(struct cuda_work){.kind = CUDA_KERNEL}) : CUDA_ERROR_INVALID_HANDLE;
+}
+
+CU(cuLaunchKernel, CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
+   unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared_bytes, CUstream stream,
+   void **parameters, void **extra)
+{
+    (void)shared_bytes;
+    (void)parameters;
+    (void)extra;
+    uint64_t threads = (uint64_t)block_x * block_y * block_z;
+    bool fits = grid_x > 0 && grid_y > 0 && grid_z > 0 && threads > 0 && threads <= 1024;
+    return fits ? launch(function, stream) : CUDA_ERROR_INVALID_VALUE;
+}
+
+CU(cuLaunchCooperativeKernel, CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
+   unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared_bytes, CUstream stream,
+   void **parameters)
+{
+    return cuLaunchKernel(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream, parameters,
+                          NULL);
+}
+
+typedef struct {
+    unsigned int grid[3], block[3], shared_bytes;
+    CUstream stream;
+    void *attributes;
+    unsigned int attribute_count;
+} CUlaunchConfig;
+
+CU(cuLaunchKernelEx, const CUlaunchConfig *how, CUfunction function, void **parameters, void **extra)
+{
+    return how != NULL ? cuLaunchKernel(function, how->grid[0], how->grid[1], how->grid[2], how->block[0],
+                                        how->block[1], how->block[2], how->shared_bytes, how->stream, parameters, extra)
+                       : CUDA_ERROR_INVALID_VALUE;
+}
+
+static CUresult clusters(int *count, CUfunction function, const CUlaunchConfig *how, int value)
+{
+    if (count == NULL || function == NULL || how == NULL) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    *count = value;
+    return CUDA_SUCCESS;
+}
+
+CU(cuOccupancyMaxActiveClusters, int *count, CUfunction function, const CUlaunchConfig *how)
+{
+    return clusters(count, function, how, 16);
+}
+
+CU(cuOccupancyMaxPotentialClusterSize, int *size, CUfunction function, const CUlaunchConfig *how)
+{
+    return clusters(size, function, how, 8);
+}
+
+CU(cuLaunchHostFunc, CUstream stream, void (*function)(void *), void *argument)
+{
+    struct cuda_work work = {.kind = CUDA_CALL, .call = {.function = function, .argument = argument}};
+    return function != NULL ? cuda_submit(stream, &work) : CUDA_ERROR_INVALID_VALUE;
+}
