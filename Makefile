@@ -7,8 +7,8 @@ PYTHON3 ?= $(firstword $(wildcard /usr/bin/python3) python3)
 VERSION_HEADER := native/include/sluice/version.h
 export CMAKE_GENERATOR := Ninja
 
-.PHONY: help build install-packages cluster-packages test-packages suite-packages docs-packages demo test test-trixie lint check \
-	native-test fuzz bench soak references docs format install dist deb clean
+.PHONY: help build install-packages cluster-packages test-packages suite-packages docs-packages demo test test-trixie test-sid \
+	lint check native-test fuzz bench soak references docs format install dist deb clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +53,9 @@ test: test-packages build native-test ## all tests
 
 test-trixie: test-packages build ## the tests of Slurm 24.11, in a Debian 13 chroot
 	SLUICE_TRIXIE=require $(PYTHON) -m pytest tests -m trixie
+
+test-sid: test-packages build ## the tests of Slurm 26.05, in a tree of Debian sid
+	SLUICE_SID=require $(PYTHON) -m pytest tests -m sid
 
 lint: $(VENV)/.linters ## linters, types, format and layers; needs Python and no other package
 	$(VENV)/bin/ruff check .

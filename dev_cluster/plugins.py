@@ -13,9 +13,8 @@ from dev_cluster.slurm_tree import SlurmTree
 from policy import compiled
 from sluice.base.errors import SluiceError, UsageError
 from sluice.base.files import write_atomic
-from sluice.plugin.builder import SUPERVISOR, PluginBuild, build_plugins, read_build, write_manifest
+from sluice.plugin.builder import SUPERVISOR, PluginBuild, build_plugins, find_source, read_build, write_manifest
 from sluice.plugin.site import find_plugin_dir, plugin_parameters
-from sluice.plugin.sources import distribution_source
 
 _FOLDER = INSIDE / "plugins"
 
@@ -35,7 +34,7 @@ class ClusterPlugins:
         if self.folder is None and packaged is not None and not wanted.sanitize:
             self.folder = packaged.folder
         if self.folder is None:
-            self.source = distribution_source(self.version, suite=tree.suite())
+            self.source = find_source(self.version, installed=tree.include, suite=tree.suite())
         elif not any(self.folder.glob("*.so")):
             raise UsageError(f"sluice.plugins {self.folder}: no plugins there", remedy="name a folder of .so files")
 
@@ -85,7 +84,7 @@ class ClusterPlugins:
 
     def node_links(self) -> list[str]:
         """The command that a node with the agent runs before its slurmd starts."""
-        names = ("prep_script.so", "libsluice_controller.so")
+        names = [name for name in ("prep_script.so", "libsluice_controller.so") if name in self.build.files]
         return ["ln", "-sf", *(f"{_FOLDER}/{name}" for name in names), f"{PLUGIN_SEARCH}/"]
 
     @property

@@ -46,7 +46,7 @@ class SlurmTree:
         """Raise UsageError when a program is missing."""
         place = f"{self.root or ''}{'' if self.is_distribution else self.prefix}" or "this system"
         if self.root is not None and not (self.root / "etc/passwd").is_file():
-            raise UsageError(f"--root {self.root}: no system tree", remedy="make one with tools/trixie-chroot")
+            raise UsageError(f"--root {self.root}: no system tree", remedy="make one with tools/debian-tree")
         if not self.is_distribution:
             for name in _DAEMONS:
                 if not self._outside(self.prefix / "sbin" / name).is_file():
@@ -80,10 +80,14 @@ class SlurmTree:
 
     def headers(self) -> Path:
         """A folder with slurm/slurm.h: the development package's, else that of the sources. Raises SluiceError."""
-        installed = self._outside(self.prefix / "include")
-        if (installed / "slurm/slurm.h").is_file():
-            return installed
+        if (self.include / "slurm/slurm.h").is_file():
+            return self.include
         return distribution_source(self.version(), suite=self.suite()).folder
+
+    @property
+    def include(self) -> Path:
+        """Where the development package puts its headers."""
+        return self._outside(self.prefix / "include")
 
     def _outside(self, path: Path) -> Path:
         return path if self.root is None else self.root / path.relative_to("/")

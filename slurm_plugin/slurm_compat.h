@@ -58,7 +58,10 @@
 #define SLUICE_ONE_TASK_PER_SHARING(flags) ((void)(flags), false)
 #define SLUICE_SET_ONE_TASK_PER_SHARING(flags) ((void)(flags))
 #endif
-/* Tasks of one node may have shares of different GPUs. */
+/* Tasks of one node may have shares of different GPUs. From 25.11 on the bit is one of an enumeration. */
+#if SLUICE_SLURM_AT_LEAST(25, 11)
+#define MULTIPLE_SHARING_GRES_PJ SELECT_MULTIPLE_SHARING_GRES_PJ
+#endif
 #if defined(MULTIPLE_SHARING_GRES_PJ) && defined(GRES_ONE_TASK_PER_SHARING)
 #define SLUICE_TASKS_SHARE_SEVERAL ((slurm_conf.select_type_param & MULTIPLE_SHARING_GRES_PJ) != 0)
 #else

@@ -1,4 +1,4 @@
-"""Predicts what slurmd and slurmctld would report about GRES, before they read the files.
+"""Predicts what slurmd and slurmctld would report about GRES and topology.yaml, before they read the files.
 
 The checks follow the order of Slurm's own code (src/common/gres.c, src/plugins/gres), node by node, so that they
 agree with the daemons; the integration tests hold them to what real daemons print for the same files.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gres_probe.lint import files, gres_lines, hardware, registration, slurm
+from gres_probe.lint import files, gres_lines, hardware, registration, slurm, topology
 from gres_probe.lint.rules import RULES, Finding, Rule, Severity, Site, Source
 
 __all__ = ["RULES", "Finding", "Rule", "Severity", "Site", "Source", "lint"]
@@ -18,6 +18,7 @@ def lint(site: Site) -> list[Finding]:
     """Every mistake, in the order of files and lines; equal ones of several nodes are one finding."""
     found: list[Finding] = []
     found += files.check(site)
+    found += topology.check(site)
     found += slurm.check(site)
     nodes = gres_lines.read_nodes(site, found)
     found += registration.check(site, nodes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 
 from gres_probe.inventory import Inventory
 from sluice.base.slurm_version import OLDEST, SlurmVersion
@@ -61,6 +62,7 @@ class Site:
     inventories: Mapping[str, Inventory] = field(default_factory=dict)
     local_nodes: frozenset[str] = frozenset()  # nodes whose device files are those of this machine
     version: SlurmVersion = OLDEST
+    topology: Path | None = None  # topology.yaml
 
     def gres_of(self, node: str) -> ConfigFile | None:
         """The gres.conf that this node reads."""
@@ -84,6 +86,15 @@ RULES = _rules(
          r"cannot stat file|unable to read|Include.* failed|error opening/reading"),
     Rule("SL004", "key twice on a line", _WARNING, _SLURMD, "keep one; the last one counts",
          "specified more than once"),
+    # ---- topology.yaml
+    Rule("SL005", "topology.yaml cannot be read", _FATAL, _SLURMCTLD,
+         "write a list of topologies, each with its name and one of block, flat, ring, torus3d and tree",
+         "Failed to load topology.yaml|Failed to initialize topology plugin"),
+    Rule("SL006", "node of topology.yaml is not in slurm.conf", _WARNING, _SLURMCTLD, "correct or remove it",
+         "Invalid hostnames in .* configuration"),
+    Rule("SL007", "topology of a partition is not in topology.yaml", _FATAL, _SLURMCTLD,
+         "add it to topology.yaml, or correct Topology", "Invalid partition topology"),
+    Rule("SL008", "topology.conf has no effect", _WARNING, _SLUICE, "remove it, or topology.yaml, which comes first"),
     # ---- slurm.conf
     Rule("SL010", "shared GRES without gpu in GresTypes", _FATAL, _SLURMD, "add gpu to GresTypes",
          "requires that gres/gpu also be configured"),

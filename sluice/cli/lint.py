@@ -51,7 +51,7 @@ def command(
     parsable2: bool,
     noheader: bool,
 ) -> None:
-    """What slurmd and slurmctld would complain about in slurm.conf and gres.conf.
+    """What slurmd and slurmctld would complain about in slurm.conf, gres.conf and topology.yaml.
 
     Exit 0 when there is nothing but warnings, 1 when there are errors, 2 when it could not look.
     """
@@ -79,6 +79,7 @@ def command(
             if node_gres is not None and (node_gres / name / "gres.conf").is_file()
         },
         version=find_version(slurm_version, slurm_prefix),
+        topology=topology if (topology := site_file.parent / "topology.yaml").is_file() else None,
     )
     if inventory_dir is not None:
         from gres_probe.collect import load_inventories

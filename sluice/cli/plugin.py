@@ -326,15 +326,14 @@ def _build(
     spank_only: bool = False,
 ) -> PluginBuild:
     from sluice.base.slurm_version import format_slurm_version
-    from sluice.plugin import sources
-    from sluice.plugin.builder import build_plugins, check_supported, fresh_output
+    from sluice.plugin.builder import build_plugins, find_source, fresh_output
     from sluice.plugin.site import find_plugin_dir
 
     _, version = _installed(prefix, spank_only)
-    check_supported(version)
-    click.echo(f"Slurm {format_slurm_version(version)}", err=True)
+    made = find_source(version, named=source, installed=(prefix or Path("/usr")) / "include")
+    some = "" if made.whole else ": job_submit and SPANK only, for the levels off and admit"
+    click.echo(f"Slurm {format_slurm_version(version)}{some}", err=True)
     stock = plugin_dir or find_plugin_dir(prefix=prefix or Path("/usr"))
-    made = sources.named_source(source, version) if source else sources.distribution_source(version)
     return build_plugins(
         made,
         fresh_output(output, version, sanitize),

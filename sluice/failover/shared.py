@@ -33,6 +33,8 @@ class Cluster:
     """SlurmctldTimeout."""
     holds: bool = False
     """Whether Slurm holds jobs whose launch failed: no nohold_on_prolog_fail among SchedulerParameters."""
+    accounting: bool = False
+    """Whether there is slurmdbd."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,12 @@ class Member:
 def read_cluster(slurm_conf: Path) -> Cluster:
     """The controllers in slurm.conf, so that it is known when none of them answers. Raises SluiceError."""
     hosts: list[str] = []
-    values = {"statesavelocation": "/var/spool", "slurmctldtimeout": "120", "schedulerparameters": ""}
+    values = {
+        "statesavelocation": "/var/spool",
+        "slurmctldtimeout": "120",
+        "schedulerparameters": "",
+        "accountingstoragetype": "",
+    }
     for line in read_config(slurm_conf).lines:
         for value in line.pairs:
             key = value.key.lower()
@@ -83,7 +90,9 @@ def read_cluster(slurm_conf: Path) -> Cluster:
         raise SluiceError(f"{slurm_conf}: no SlurmctldHost", remedy="add a SlurmctldHost line for each controller")
     timeout = re.match(r"\d{1,9}", values["slurmctldtimeout"])
     holds = "nohold_on_prolog_fail" not in values["schedulerparameters"].lower()
-    return Cluster(tuple(hosts), Path(values["statesavelocation"]), int(timeout[0]) if timeout else 120, holds)
+    timeout_s = int(timeout[0]) if timeout else 120
+    accounting = values["accountingstoragetype"].lower().endswith("slurmdbd")
+    return Cluster(tuple(hosts), Path(values["statesavelocation"]), timeout_s, holds, accounting)
 
 
 def check_folder(folder: Path) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from sluice.base.errors import SluiceError
 from sluice.base.run import CommandError, run_command
+from sluice.base.slurm_version import SlurmVersion
 from sluice.failover import shared
 from sluice.slurm import SlurmClient
 
@@ -20,6 +22,7 @@ FRESH_S = 10.0
 SKEW_S = 1.0
 SLOW_WRITE_MS = 500.0
 LAG_MS = 1000
+_NEEDS_USAGE: SlurmVersion = (25, 5, 0)
 _COMPARED: dict[str, Callable[[dict[str, Any]], object]] = {
     "Slurm's version": lambda report: report.get("slurm_version"),
     "the level": lambda report: report.get("level_asked"),
@@ -82,6 +85,7 @@ def look(cluster: shared.Cluster, client: SlurmClient) -> Status:
         _munge(),
         _journal_findings(status),
         _requeue(cluster),
+        _usage(cluster, client),
     ):
         status.findings += look_at
     return status
@@ -139,6 +143,15 @@ def _folder(cluster: shared.Cluster, members: dict[str, shared.Member], now: flo
             yield Finding("problem", f"{host}: its clock is {ahead:+.1f} s off the storage's", "synchronise the clocks")
     if clocks and all(abs(ahead) <= SKEW_S for ahead in clocks.values()):
         yield Finding("ok", f"clocks of {', '.join(clocks)} agree with the storage's")
+
+
+def _usage(cluster: shared.Cluster, client: SlurmClient) -> Iterator[Finding]:
+    """A new cluster saves associations' usage after five minutes; from 25.05 on a backup ends that does not find it."""
+    with suppress(SluiceError):
+        path = cluster.folder / "assoc_usage"
+        two = len(cluster.hosts) > 1
+        if two and cluster.accounting and not path.exists() and client.version() >= _NEEDS_USAGE:
+            yield Finding("problem", f"{path}: not saved yet; a backup would end at once", "run: scontrol reconfigure")
 
 
 def _lease(cluster: shared.Cluster, status: Status, members: dict[str, shared.Member]) -> Iterator[Finding]:

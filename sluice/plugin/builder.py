@@ -16,7 +16,15 @@ from sluice.base.errors import SluiceError, UsageError
 from sluice.base.run import CommandError, run_command
 from sluice.base.slurm_version import SlurmVersion, format_slurm_version, parse_slurm_version
 from sluice.core import version
-from sluice.plugin.sources import SlurmSource, default_cache, is_checkout, locked
+from sluice.plugin.sources import (
+    SlurmSource,
+    default_cache,
+    distribution_source,
+    header_source,
+    is_checkout,
+    locked,
+    named_source,
+)
 
 MANIFEST = "manifest.json"
 SUPERVISOR = "sluice-supervise"
@@ -26,6 +34,8 @@ SUPPORTED: tuple[tuple[int, int], ...] = ((22, 5), (24, 11))
 """Slurm's releases that the plugins support and were tested with."""
 PACKAGED = Path("/usr/lib/sluice/plugins")
 """Where packages bring builds, each in a folder named after Slurm's version; `install` copies from there."""
+ADMITTED: tuple[tuple[int, int], ...] = ((26, 5),)
+"""Releases of which public headers alone are used: job_submit and SPANK are built, for the levels off and admit."""
 _BUILD_TIMEOUT = 900.0
 
 Progress = Callable[[str], None]
@@ -66,13 +76,33 @@ def sources_folder() -> Path:
 
 
 def check_supported(slurm: SlurmVersion) -> None:
-    """Raise SluiceError for a Slurm that the plugins do not support."""
-    if slurm[:2] not in SUPPORTED:
-        known = " and ".join(f"{major}.{minor:02}" for major, minor in SUPPORTED)
+    """Raise SluiceError for a Slurm that none of the plugins supports."""
+    if slurm[:2] not in (*SUPPORTED, *ADMITTED):
         raise SluiceError(
-            f"Slurm {format_slurm_version(slurm)}: the plugins support {known}",
+            f"Slurm {format_slurm_version(slurm)}: the plugins support {_releases(SUPPORTED)}; "
+            f"job_submit and SPANK also {_releases(ADMITTED)}",
             remedy="probe, gres, lint and reports work without them",
         )
+
+
+def _releases(known: Sequence[tuple[int, int]]) -> str:
+    return " and ".join(f"{major}.{minor:02}" for major, minor in known)
+
+
+def find_source(
+    slurm: SlurmVersion,
+    *,
+    named: Path | None = None,
+    installed: Path = Path("/usr/include"),
+    suite: str | None = None,
+    cache: Path | None = None,
+) -> SlurmSource:
+    """What the plugins for a Slurm are built against: `named`, else the installed headers where they suffice, else the
+    distribution's. Raises SluiceError."""
+    check_supported(slurm)
+    if slurm[:2] not in SUPPORTED:
+        return header_source(slurm, named=named, installed=installed, suite=suite, cache=cache)
+    return named_source(named, slurm) if named else distribution_source(slurm, suite=suite, cache=cache)
 
 
 def build_plugins(
@@ -148,7 +178,8 @@ def _compile(source: SlurmSource, work: Path, plugin_dir: Path, root: Path | Non
     _cmake(
         work,
         [
-            f"-DSLURM_SOURCE={source.folder}",
+            f"-DSLURM_SOURCE={source.folder if source.whole else ''}",
+            f"-DSLURM_HEADERS={'' if source.whole else source.folder}",
             f"-DSLURM_PLUGIN_DIR={plugin_dir}",
             f"-DSLURM_ROOT={'' if root is None else root.resolve()}",
             f"-DSLUICE_SANITIZE={sanitizer}",

@@ -1,6 +1,6 @@
 """Slurm's own sources, of exactly the installed version: from the distribution, or a folder that the admin names.
 
-Plugins other than job_submit and SPANK need Slurm's private headers, which no package holds. The distribution's source
+Plugins other than job_submit and SPANK need Slurm's private headers, which no package has. The distribution's source
 package does; it is fetched by apt from a private list that is made from the system's own, so that nothing of the system
 is changed, and configured with the options that decide what is in the headers.
 """
@@ -46,10 +46,11 @@ class SourcesUnavailableError(SluiceError):
 
 @dataclass(frozen=True, slots=True)
 class SlurmSource:
-    """A configured source tree."""
+    """A configured source tree; or, if it is not `whole`, only a folder with the public headers slurm/*.h."""
 
     folder: Path
     version: SlurmVersion
+    whole: bool = True
 
 
 def is_checkout() -> bool:
@@ -210,15 +211,52 @@ def fetch_source(version: SlurmVersion, suite: str, work: Path) -> Path:
     return tree
 
 
-def public_headers(suite: str, *, cache: Path | None = None) -> Path:
+def header_version(folder: Path) -> SlurmVersion | None:
+    """The version of the headers slurm/*.h in a folder; None where there are none."""
+    try:
+        text = (folder / "slurm/slurm_version.h").read_text()
+    except OSError:
+        return None
+    match = re.search(r"^#define SLURM_VERSION_NUMBER 0x(\w\w)(\w\w)(\w\w)$", text, re.MULTILINE)
+    return None if match is None else (int(match[1], 16), int(match[2], 16), int(match[3], 16))
+
+
+def header_source(
+    version: SlurmVersion,
+    *,
+    named: Path | None = None,
+    installed: Path = Path("/usr/include"),
+    suite: str | None = None,
+    cache: Path | None = None,
+) -> SlurmSource:
+    """Public headers of a version: in the folder `named`, else those installed, else the distribution's.
+
+    Raises SluiceError where they are of another version.
+    """
+    folder = named or installed
+    if named is None and header_version(folder) != version:
+        suite = suite or release_name()
+        folder = public_headers(suite, wanted=version, cache=cache)
+    found = header_version(folder)
+    if found != version:
+        of = f"of Slurm {format_slurm_version(found)}" if found else "no headers of Slurm (slurm/slurm_version.h)"
+        raise UsageError(
+            f"{folder}: {of}, but the installed Slurm is {format_slurm_version(version)}",
+            remedy="install libslurm-dev of that version, or name a folder with its slurm/slurm.h with --slurm-source",
+        )
+    return SlurmSource(folder, version, whole=False)
+
+
+def public_headers(suite: str, *, wanted: SlurmVersion | None = None, cache: Path | None = None) -> Path:
     """The folder with slurm/slurm.h of a release of the distribution (package libslurm-dev), fetched on first use.
 
-    Enough for job_submit and SPANK, of releases whose sources or Slurm are not at hand. Raises SluiceError.
+    Fetched again where they are not of the version `wanted`, as some releases move. Enough for job_submit and SPANK, of
+    releases whose sources or Slurm are not at hand. Raises SluiceError.
     """
     cache = cache or default_cache()
     folder = cache / f"slurm-headers-{suite}"
     with locked(cache / f".{folder.name}.lock"):
-        if not folder.is_dir():
+        if not folder.is_dir() or (wanted is not None and header_version(folder) != wanted):
             with tempfile.TemporaryDirectory(prefix=".slurm-", dir=cache) as temporary:
                 work = Path(temporary)
                 apt = _Apt(work, [f"deb {_mirrors()['main']} {suite} main"])
@@ -226,6 +264,7 @@ def public_headers(suite: str, *, cache: Path | None = None) -> Path:
                 apt.run("apt-get", "download", "libslurm-dev")
                 for package in apt.got.glob("*.deb"):
                     run_command(["dpkg-deb", "-x", package, work / "tree"], timeout=60)
+                shutil.rmtree(folder, ignore_errors=True)
                 (work / "tree/usr/include").rename(folder)
     return folder
 

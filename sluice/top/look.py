@@ -181,14 +181,15 @@ def node_line(node: Node, now: Mapping[int, GpuNow] | None = None) -> NodeLine:
 def _indexes(text: str, kind: str) -> frozenset[int]:
     """GPUs in use, of ``gpu:h100:3(IDX:0-2)``, ``shard:h100:2(IDX:0,2)``, or ``shard:h100:10240(10240/81008,0/81008)``.
 
-    The last is 24.11's. Of a node with several types the shards' places are counted on from type to type.
+    The last is 24.11's; in 26.05 a GPU that is in use as a whole has ``-/81008``. Of a node with several types the
+    shards' places are counted on from type to type.
     """
     found: set[int] = set()
     place = 0
     for match in re.finditer(rf"(?:^|,){kind}:(?:[^:,()]+:)?\d+\(([^()]{{1,40000}})\)", text):
         if not match[1].startswith("IDX:"):
             uses = match[1].split(",")
-            found.update(place + number for number, use in enumerate(uses) if not use.startswith("0/"))
+            found.update(place + number for number, use in enumerate(uses) if not use.startswith(("0/", "-/")))
             place += len(uses)
             continue
         for piece in match[1].removeprefix("IDX:").split(","):

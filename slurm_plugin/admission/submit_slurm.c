@@ -143,6 +143,12 @@ int sluice_submit(job_desc_msg_t *job, const struct sluice_settings *settings, c
         return ESLURM_INVALID_GRES;
     }
     sluice_description_write_options(job, &submission.options);
+    if (!sluice_default_account && settings->rules->tenant_count && !(job->account && *job->account)) {
+        const char *unnamed = "on this cluster a job must name its account: submit with -A ACCOUNT";
+        log_refusal("job", job->user_id, "-", unnamed);
+        show(message, unnamed);
+        return ESLURM_INVALID_ACCOUNT;
+    }
     int code = decide(job, settings, &submission, job->account, NULL, &admission);
     show(message, admission.message);
     return code;

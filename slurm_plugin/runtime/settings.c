@@ -261,6 +261,13 @@ static bool read_level(enum sluice_level *asked)
     if (!good)
         return false;
     NOTE(level_error, "%s", "");
+#ifdef SLUICE_ADMITS_ONLY
+    if (found > SLUICE_LEVEL_ADMIT) { /* not off: limits that held before an upgrade of Slurm hold after it */
+        NOTE(level_error, "%s/%s: \"%s\": the plugins for this Slurm only admit; the level is admit", in_force.folder,
+             SLUICE_LEVEL_FILE, level_names[found]);
+        found = SLUICE_LEVEL_ADMIT;
+    }
+#endif
     pthread_mutex_lock(&in_force.lock);
     in_force.state.level_loaded = time(NULL);
     pthread_mutex_unlock(&in_force.lock);

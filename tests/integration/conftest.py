@@ -17,6 +17,7 @@ from dev_cluster.cluster import DevCluster
 from dev_cluster.description import ClusterDescription, parse_description
 from sluice.plugin.sources import SourcesUnavailableError
 from tests.integration.beds import NEWER, Bed, beds
+from tests.integration.versions import SID, TREES
 
 MakeCluster = Callable[..., DevCluster]
 
@@ -100,20 +101,39 @@ def bed(request: pytest.FixtureRequest) -> Bed:
 @pytest.fixture(scope="session")
 def trixie_root() -> Path:
     """A Debian 13 tree with its own Slurm, made on first use and kept in build/trixie."""
-    tree = Path(__file__).parents[2] / "build/trixie"
-    with (tree.parent / "trixie.lock").open("w") as lock:
+    return _debian_tree("trixie")
+
+
+@pytest.fixture(scope="session")
+def sid_root() -> Path:
+    """A tree of Debian sid, likewise. Made by `make test-sid` and `make soak` only: it takes minutes."""
+    if not SID:
+        pytest.skip("Debian sid's Slurm: make test-sid")
+    return _debian_tree("sid")
+
+
+@pytest.fixture(scope="module", params=TREES)
+def newer_root(request: pytest.FixtureRequest) -> Path:
+    """The tree of each Slurm that is newer than this system's."""
+    tree: Path = request.getfixturevalue(f"{request.param}_root")
+    return tree
+
+
+def _debian_tree(suite: str) -> Path:
+    tree = Path(__file__).parents[2] / "build" / suite
+    with (tree.parent / f"{suite}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another worker of pytest-xdist may make it just now
         made = subprocess.run(
-            ["tools/trixie-chroot", str(tree)],
+            ["tools/debian-tree", "--suite", suite, str(tree)],
             cwd=Path(__file__).parents[2],
             capture_output=True,
             text=True,
-            timeout=500,
+            timeout=900,
             check=False,
         )
     if made.returncode != 0:
-        reason = f"no Debian 13 tree: {made.stderr.strip()[-500:]}"
-        if os.environ.get("SLUICE_TRIXIE") == "require":
+        reason = f"no tree of Debian {suite}: {made.stderr.strip()[-500:]}"
+        if os.environ.get(f"SLUICE_{suite.upper()}") == "require":
             pytest.fail(reason)
         pytest.skip(reason)
     return tree

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from dev_cluster.control import init_pid
 from policy.node import NodePolicy
 from policy.node_limits import NodeLimits
 from tests.integration.settled import PATIENCE, until
+from tests.integration.versions import TREES
 
 pytestmark = pytest.mark.cluster
 
@@ -110,10 +112,22 @@ DESCRIPTION = {
 }
 
 
-@pytest.fixture(scope="module", params=["22.05", pytest.param("24.11", marks=pytest.mark.trixie)])
+@pytest.fixture(scope="module", params=["native", *TREES])
 def cluster(request: pytest.FixtureRequest, make_shared_cluster: Callable[..., DevCluster]) -> DevCluster:
-    options = {"root": request.getfixturevalue("trixie_root")} if request.param == "24.11" else {}
+    options = {} if request.param == "native" else {"root": request.getfixturevalue(f"{request.param}_root")}
     return make_shared_cluster(DESCRIPTION, **options)
+
+
+def cgroup_of_job(cluster: DevCluster) -> str:
+    """The name of the cgroup of the one job on the node: job_N, or from Slurm 26.05 on its SLUID."""
+    scope = f"/sys/fs/cgroup/system.slice/{NODE}_slurmstepd.scope"
+
+    def names() -> list[str]:
+        found = cluster.run(["ls", scope], node=NODE).stdout.split()
+        return [name for name in found if re.fullmatch(r"job_\d+|s[0-9A-Z]{13}", name)]
+
+    until(lambda: len(names()) == 1)
+    return names()[0]
 
 
 def srun(*words: str) -> list[str]:
@@ -125,9 +139,10 @@ def run(cluster: DevCluster, *words: str, user: str = "alice") -> subprocess.Com
 
 
 def test_a_job_is_in_its_cgroup_and_its_slurmstepd_next_to_it(cluster: DevCluster) -> None:
-    words = run(cluster, "sh", "-c", "echo $SLURM_JOB_ID; grep ^0: /proc/self/cgroup /proc/$PPID/cgroup -h")
-    number, own, stepd = words.stdout.split()
-    step = f"0::/system.slice/{NODE}_slurmstepd.scope/job_{number}/step_0"
+    name = "echo ${SLURM_JOB_SLUID:-job_$SLURM_JOB_ID}"  # Slurm 26.05 and later
+    words = run(cluster, "sh", "-c", f"{name}; grep ^0: /proc/self/cgroup /proc/$PPID/cgroup -h")
+    job, own, stepd = words.stdout.split()
+    step = f"0::/system.slice/{NODE}_slurmstepd.scope/{job}/step_0"
     assert own.startswith(f"{step}/user/task_0") and stepd == f"{step}/slurm"
 
 
@@ -235,15 +250,13 @@ def in_delegated(cluster: DevCluster, uid: int, folder: str, *words: str) -> lis
     return cluster.command(["sh", "-c", begin, "x", *program], node=NODE)
 
 
-@pytest.mark.parametrize(
-    "form", ["job_{0}/step_0", "system.slice/{1}_slurmstepd.scope/job_{0}/step_0/user/task_0", "threads"]
-)
+@pytest.mark.parametrize("form", ["{0}/step_0", "system.slice/{1}_slurmstepd.scope/{0}/step_0/user/task_0", "threads"])
 def test_a_users_cgroup_with_the_name_of_a_job_is_not_the_jobs(cluster: DevCluster, form: str) -> None:
     alice, bob = uids(cluster)
     with waits(cluster, PYTHON, "-c", HOLD, "1000") as (job, number):
         assert job.stdout is not None and job.stdout.readline().startswith("at")
         own = delegated(cluster, bob)
-        path = f"{own}/" + ("threads" if form == "threads" else form.format(number, NODE))
+        path = f"{own}/" + ("threads" if form == "threads" else form.format(cgroup_of_job(cluster), NODE))
         command = in_delegated(cluster, bob, path, *(["threads"] if form == "threads" else []))
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as neighbour:
             assert neighbour.stdin is not None and neighbour.stdout is not None
@@ -263,17 +276,17 @@ def test_nobody_leaves_his_job_for_a_cgroup_of_his_own(cluster: DevCluster) -> N
     own = delegated(cluster, uids(cluster)[0])
     for begin in ([], ["unshare", "-Urm"]):
         tried = json.loads(run(cluster, *begin, PYTHON, "-c", LEAVE, own).stdout)
-        assert tried["refused"] == ["EACCES"] * 4 and "/job_" in tried["place"]
+        assert tried["refused"] == ["EACCES"] * 4 and "_slurmstepd.scope/" in tried["place"]
 
 
 def test_a_job_with_gpus_makes_no_cgroups_that_would_stay(cluster: DevCluster, full_scale: bool) -> None:
     """Slurm 22.05 gives a task's folder to the user, and leaves it there with all that was made in it."""
-    make = "cd /sys/fs/cgroup$(sed -n s/^0:://p /proc/self/cgroup) && mkdir mine; echo $SLURM_JOB_ID $?"
+    make = "cd /sys/fs/cgroup$(sed -n s/^0:://p /proc/self/cgroup) && mkdir mine; echo $PWD $?"
     for _ in range(100 if full_scale else 5):  # Slurm makes the folders while the step sets its limits
-        job, *tried = run(cluster, "-n2", LIMITED, "sh", "-c", make).stdout.split()
-        assert tried == ["1", job, "1"]
-    slice_ = "/sys/fs/cgroup/system.slice"
-    until(lambda: cluster.run(["find", slice_, "-name", f"job_{job}"], node=NODE).stdout == "")
+        task, one, _, other = run(cluster, "-n2", LIMITED, "sh", "-c", make).stdout.split()
+        assert (one, other) == ("1", "1")
+    job = task.partition("/step_0")[0]
+    until(lambda: cluster.run(["test", "-e", job], node=NODE, check=False).returncode == 1)
 
 
 def test_who_freezes_himself_is_ended_all_the_same(cluster: DevCluster) -> None:

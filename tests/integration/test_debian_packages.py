@@ -90,7 +90,7 @@ class Host:
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
     tree = tmp_path_factory.mktemp("host") / "tree"
-    run_command([ROOT / "tools/trixie-chroot", "--suite", release_name(), tree], timeout=900)
+    run_command([ROOT / "tools/debian-tree", "--suite", release_name(), tree], timeout=900)
     yield Host(tree)
     shutil.rmtree(tree, ignore_errors=True)
 

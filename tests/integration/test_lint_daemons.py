@@ -18,6 +18,7 @@ from sluice.base.slurm_version import SlurmVersion, parse_slurm_version
 from sluice.slurm.slurm_conf import read_config, read_slurm_conf
 from tests.integration.gres_cases import READING, REGISTERING, Case
 from tests.integration.private_slurm import NEEDS, NODE, entered, free_ports, head, running
+from tests.integration.versions import TREES
 from tests.unit.gres_probe import machines
 
 pytestmark = NEEDS
@@ -56,12 +57,12 @@ class Slurmd:
         return done.returncode, [line for line in said.splitlines() if COMPLAINT.search(line)], said
 
 
-@pytest.fixture(scope="module", params=["native", pytest.param("trixie", marks=pytest.mark.trixie)])
+@pytest.fixture(scope="module", params=["native", *TREES])
 def slurmd(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurmd]:
     if request.param == "native":
         yield Slurmd()
     else:
-        with entered(request.getfixturevalue("trixie_root"), tmp_path_factory.getbasetemp()) as prefix:
+        with entered(request.getfixturevalue(f"{request.param}_root"), tmp_path_factory.getbasetemp()) as prefix:
             yield Slurmd(prefix)
 
 

@@ -410,10 +410,9 @@ def test_the_commands_of_an_admin_keep_the_file_the_truth(site: PolicySite) -> N
     assert "green" not in {one[0] for one in associations(site)}
 
 
-@pytest.mark.trixie
-def test_slurm_24_11(make_cluster: Callable[..., DevCluster], trixie_root: Path) -> None:
+def test_newer_slurm(make_cluster: Callable[..., DevCluster], newer_root: Path) -> None:
     """The same plan, apply and import through another system's commands."""
-    site = OtherSystemSite(make_cluster(description(), root=trixie_root))
+    site = OtherSystemSite(make_cluster(description(), root=newer_root))
     assert Accounting(Commands(prefix=site.prefix)).cluster_exists("sluice")
     for text in (FIRST, SECOND, FIRST):
         site.write(text)

@@ -26,6 +26,7 @@ from sluice.slurm import BACKENDS, Commands, SlurmClient, connect
 from sluice.slurm.answers import UNLIMITED, Job, Node
 from sluice.slurm.control import Control
 from tests.integration.private_slurm import NEEDS, NODE, entered, free_ports, head, running, wrappers
+from tests.integration.versions import TREES
 from tests.unit.gres_probe import machines
 
 pytestmark = NEEDS
@@ -46,14 +47,14 @@ class Site:
         return connect(conf=self.folder, prefix=self.prefix, backend=backend)
 
 
-@pytest.fixture(scope="module", params=["native", pytest.param("trixie", marks=pytest.mark.trixie)])
+@pytest.fixture(scope="module", params=["native", *TREES])
 def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """Two nodes, n2 drained with a hostile reason, a running, a waiting and a held job."""
     folder = tmp_path_factory.mktemp("site")
     if request.param == "native":
         yield from _site(folder)
     else:
-        with entered(request.getfixturevalue("trixie_root"), tmp_path_factory.getbasetemp()) as prefix:
+        with entered(request.getfixturevalue(f"{request.param}_root"), tmp_path_factory.getbasetemp()) as prefix:
             yield from _site(folder, prefix)
 
 

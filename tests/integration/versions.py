@@ -1,7 +1,8 @@
-"""Slurm versions of the longest modules: the newer one under `make soak` and `make test-trixie` only.
+"""Slurm versions of tests: the newer ones of the longest modules under `make soak` and a target of their own only.
 
-`make test` has a little of each of them on the newer one in test_journal_newer.py, and what test_placement_hook.py has
-`on_both_versions`.
+`make test` has a little of each of them on Debian 13's in test_journal_newer.py, and what test_placement_hook.py has
+`on_both_versions`. Debian sid's, of which only `SLUICE_SID=require` (`make test-sid`) and `make soak` have anything, is
+26.05 or a later one: sid moves.
 """
 
 from __future__ import annotations
@@ -11,5 +12,14 @@ from typing import Any
 
 import pytest
 
-_NEWER = os.environ.get("SLUICE_TEST_SCALE") == "full" or os.environ.get("SLUICE_TRIXIE") == "require"
-NATIVE_FIRST: list[Any] = ["native", *([pytest.param("trixie", marks=pytest.mark.trixie)] if _NEWER else [])]
+
+def _wanted(suite: str) -> list[Any]:
+    """The suite as a parameter, where it is asked for."""
+    if os.environ.get("SLUICE_TEST_SCALE") != "full" and os.environ.get(f"SLUICE_{suite.upper()}") != "require":
+        return []
+    return [pytest.param(suite, marks=getattr(pytest.mark, suite))]
+
+
+SID: list[Any] = _wanted("sid")
+NATIVE_FIRST: list[Any] = ["native", *_wanted("trixie")]
+TREES: list[Any] = [pytest.param("trixie", marks=pytest.mark.trixie), *SID]

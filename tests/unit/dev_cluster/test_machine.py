@@ -86,7 +86,7 @@ def test_the_cgroup_follows_from_the_folder() -> None:
 def test_a_prefix_without_slurm(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=f"--slurm-prefix {tmp_path}: no sbin/slurmctld there"):
         SlurmTree(tmp_path).check(accounting=True)
-    with pytest.raises(UsageError, match=f"--root {tmp_path}: no system tree; make one with tools/trixie-chroot"):
+    with pytest.raises(UsageError, match=f"--root {tmp_path}: no system tree; make one with tools/debian-tree"):
         SlurmTree(root=tmp_path).check(accounting=True)
 
 
@@ -103,12 +103,12 @@ def test_programs_of_a_prefix_come_first(tmp_path: Path) -> None:
         tree.check(accounting=False)
 
 
-def test_trixie_chroot_refuses_what_it_did_not_make(tmp_path: Path) -> None:
-    tool = Path(__file__).parents[3] / "tools/trixie-chroot"
+def test_debian_tree_refuses_what_it_did_not_make(tmp_path: Path) -> None:
+    tool = Path(__file__).parents[3] / "tools/debian-tree"
     (tmp_path / "thesis").touch()
     for words, what in (
-        ([], "usage: tools/trixie-chroot"),
-        (["--colour", "x"], "usage: tools/trixie-chroot"),
+        ([], "usage: tools/debian-tree"),
+        (["--colour", "x"], "usage: tools/debian-tree"),
         ([str(tmp_path)], f"{tmp_path}: exists and is no finished tree; remove it, or name another folder"),
     ):
         refused = subprocess.run([tool, *words], capture_output=True, text=True, check=False)
@@ -117,6 +117,32 @@ def test_trixie_chroot_refuses_what_it_did_not_make(tmp_path: Path) -> None:
     (tmp_path / ".sluice-tree").touch()
     assert subprocess.run([tool, tmp_path], check=False).returncode == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == [".sluice-tree", "thesis"]
+
+
+_FAILS_LATE = """
+set -e
+mount -t tmpfs none /dev && mknod /dev/null c 1 3
+mkdir /dev/shm && touch /dev/shm/others && mount --bind /dev/shm /dev/shm
+mkdir "$1/bin"
+cd "$1/bin"
+printf '#!/bin/sh\nmkdir $3; cd $3; mkdir -p etc/dpkg/dpkg.cfg.d etc/apt/apt.conf.d usr/sbin proc dev\n' >debootstrap
+printf '#!/bin/sh\ntest -c "$1/dev/null" && echo no such package >&2\nexit 100\n' >chroot
+printf '#!/bin/sh\ncase $1 in indextargets) echo Packages main http://localhost/debian/;; esac\n' >apt-get
+chmod 755 *
+PATH=$1/bin:$PATH "$2" "$1/tree" || echo status $?
+ls /dev /dev/shm
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts")
+def test_debian_tree_that_fails_leaves_the_systems_devices(tmp_path: Path) -> None:
+    """They are mounted in what it removes. In a namespace of its own, with a /dev of its own."""
+    tool = Path(__file__).parents[3] / "tools/debian-tree"
+    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", _FAILS_LATE, "sh", tmp_path, tool]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "no such package" in ran.stderr and "status 100" in ran.stdout
+    assert ran.stdout.split()[2:] == ["/dev:", "null", "shm", "/dev/shm:", "others"]
+    assert [path.name for path in tmp_path.iterdir()] == ["bin"]
 
 
 def test_the_command_starts_without_heavy_modules() -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from sluice.base import events
 from sluice.base.errors import SluiceError
+from sluice.base.slurm_version import OLDEST, SlurmVersion
 from sluice.controllerd import takeovers as duty
 from sluice.controllerd.daemon import Site
 from sluice.failover import shared, status
@@ -53,8 +54,13 @@ def write(folder: Path, host: str, *, pid: int = 1, **different: Any) -> None:
 class Client:
     """slurmctld, as ping sees it."""
 
-    def __init__(self, **up: bool) -> None:
+    def __init__(self, slurm: SlurmVersion = OLDEST, **up: bool) -> None:
+        self.slurm = slurm
         self.up = {"ctl1": True, "ctl2": True} | up
+
+    def version(self) -> SlurmVersion:
+        """Of its commands."""
+        return self.slurm
 
     def ping(self) -> list[Controller]:
         """All controllers."""
@@ -108,6 +114,20 @@ def test_jobs_that_would_be_held(cluster: shared.Cluster, tmp_path: Path) -> Non
     with (tmp_path / "slurm.conf").open("a") as conf:
         conf.write("SchedulerParameters=defer,NoHold_on_prolog_fail\n")
     assert remarks() == []
+
+
+def test_a_new_cluster_whose_backup_would_end(cluster: shared.Cluster, tmp_path: Path) -> None:
+    with (tmp_path / "slurm.conf").open("a") as conf:
+        conf.write("AccountingStorageType=accounting_storage/slurmdbd\n")
+    read = shared.read_cluster(tmp_path / "slurm.conf")
+
+    def problems(slurm: SlurmVersion, cluster: shared.Cluster = read) -> list[str]:
+        return [one.what for one in status.look(cluster, cast(SlurmClient, Client(slurm))).problems]
+
+    assert problems((26, 5, 0)) == [f"{read.folder}/assoc_usage: not saved yet; a backup would end at once"]
+    assert problems((24, 11, 5)) == problems((26, 5, 0), cluster) == []
+    (read.folder / "assoc_usage").touch()
+    assert problems((26, 5, 0)) == []
 
 
 def test_a_controller_that_is_down(cluster: shared.Cluster) -> None:

@@ -59,6 +59,8 @@ def test_gpus_of_a_node() -> None:
         "gpu:h100:2(IDX:0-1),shard:h100:20480(0/81008,0/81008,10240/81008,0/81008,10240/81008,0/81008,0/81008,0/81008)"
     )
     assert node_line(node(gres_used=newer)).picture == "##+.+..."  # as 24.11 writes it
+    newest = node_line(node(gres_used=newer.replace("(0/81008,0/81008,", "(-/81008,-/81008,")))
+    assert (newest.picture, newest.shared) == ("##+.+...", {2, 4})  # as 26.05
     assert node_line(node(gres_used="gpu:h100:0(IDX:N/A),shard:h100:0(IDX:N/A)")).picture == "........"
     assert node_line(node(flags=frozenset({"drain"}))).state == "drain"
     assert node_line(node(gres="", gres_used="")).picture == ""

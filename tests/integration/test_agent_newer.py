@@ -1,4 +1,4 @@
-"""The node agent and the plugin that holds tasks under Slurm 24.11, in a Debian 13 tree."""
+"""The node agent and the plugin that holds tasks under newer Slurm (24.11, 26.05)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from dev_cluster.cluster import DevCluster
 from tests.integration.settled import until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.trixie]
+pytestmark = pytest.mark.cluster
 
 NODE, MIXED = "h100-1", "mixed-1"
 PYTHON = "/usr/bin/python3"
@@ -53,7 +53,7 @@ ESCAPE = 'mount --bind /dev/null /etc/ld.so.preload && exec env -i "$@"'
 
 
 @pytest.fixture(scope="module")
-def cluster(trixie_root: Path, make_shared_cluster: Callable[..., DevCluster]) -> DevCluster:
+def cluster(newer_root: Path, make_shared_cluster: Callable[..., DevCluster]) -> DevCluster:
     return make_shared_cluster(
         {
             "nodes": [{"names": NODE, "platform": "dgx-h100"}, {"names": MIXED, "platform": "mixed"}],
@@ -64,7 +64,7 @@ def cluster(trixie_root: Path, make_shared_cluster: Callable[..., DevCluster]) -
             "slurm_conf": "SelectTypeParameters=CR_Core_Memory,MULTIPLE_SHARING_GRES_PJ",
             "users": [{"name": "alice"}],
         },
-        root=trixie_root,
+        root=newer_root,
     )
 
 
@@ -94,6 +94,9 @@ def test_a_limit_holds_whatever_the_environment(cluster: DevCluster) -> None:
 def test_parts_of_several_gpus_are_held_to_the_mib_each(cluster: DevCluster) -> None:
     """Slurm gives two whole GPUs' memory and a part of a third, and only the job's credential says how much of each."""
     ran = run(cluster, "--gres=shard:200000", PYTHON, "-c", FILL)
+    if not (cluster.layout.plugins / "prep_script.so").exists():  # which reads it, and needs private headers
+        assert "200000 shards on 3 GPUs: Slurm does not report how many on each" in ran.stderr and not ran.stdout
+        return
     sizes = [int(line) for line in ran.stdout.split()]
     assert len(sizes) == 3 and sum(sizes) == 200000 and sizes[2] < sizes[0] == sizes[1], ran.stderr
     grants = last_record(cluster)["grants"]
