@@ -100,11 +100,21 @@ def bed(request: pytest.FixtureRequest) -> Bed:
 @pytest.fixture(scope="session")
 def trixie_root() -> Path:
     """A Debian 13 tree with its own Slurm, made on first use and kept in build/trixie."""
-    tree = Path(__file__).parents[2] / "build/trixie"
-    with (tree.parent / "trixie.lock").open("w") as lock:
+    return _debian_tree("trixie")
+
+
+@pytest.fixture(scope="session")
+def bookworm_root() -> Path:
+    """The same of Debian 12: for machines that boot, as clusters run this system's Slurm."""
+    return _debian_tree("bookworm")
+
+
+def _debian_tree(suite: str) -> Path:
+    tree = Path(__file__).parents[2] / "build" / suite
+    with (tree.parent / f"{suite}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another worker of pytest-xdist may make it just now
         made = subprocess.run(
-            ["tools/trixie-chroot", str(tree)],
+            ["tools/trixie-chroot", "--suite", suite, str(tree)],
             cwd=Path(__file__).parents[2],
             capture_output=True,
             text=True,
@@ -112,8 +122,8 @@ def trixie_root() -> Path:
             check=False,
         )
     if made.returncode != 0:
-        reason = f"no Debian 13 tree: {made.stderr.strip()[-500:]}"
-        if os.environ.get("SLUICE_TRIXIE") == "require":
+        reason = f"no tree of Debian {suite}: {made.stderr.strip()[-500:]}"
+        if suite == "trixie" and os.environ.get("SLUICE_TRIXIE") == "require":
             pytest.fail(reason)
         pytest.skip(reason)
     return tree
