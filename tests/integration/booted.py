@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
+import sys
+import sysconfig
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -13,6 +16,9 @@ from typing import Any
 
 from sluice.base.run import run_command
 
+SLUICE = "/opt/sluice/bin/sluice"
+SOURCES = "/opt/sluice/src"
+"""The checkout, in a machine with `installed`."""
 # $1: the machine's cgroup. It ends with its input, i.e. with the test, however that ends; so does the machine.
 _CLEANER = r"""
 trap '' INT TERM HUP
@@ -21,8 +27,8 @@ echo 1 >"$1/cgroup.kill"
 for try in $(seq 600); do grep -q 'populated 1' "$1/cgroup.events" || break; sleep 0.05; done
 find "$1" -depth -type d -exec rmdir {} \;
 """
-# $1: the cgroup, $2: an empty folder, $3: a tree of Debian; then nspawn's options. The tree is not changed: an overlay in
-# memory is above it.
+# $1: the cgroup, $2: an empty folder, $3: a tree of Debian; then nspawn's options. The tree is not changed: an overlay
+# in memory is above it.
 _NSPAWN = r"""
 echo 0 >"$1/cgroup.procs"; shift
 exec unshare --pid --mount --ipc --cgroup --fork --kill-child --propagation private sh -euc '
@@ -59,7 +65,15 @@ class Machine:
         """The command line of a program in the machine."""
         enter = ["nsenter", "--target", str(self.pid), "--all", "--root", "--wdns=/"]
         become = ["setpriv", "--reuid", user, "--regid", user, "--init-groups"] if user else []
-        return [*enter, "env", "-i", "PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8", *become, *words]
+        return [
+            *enter,
+            "env",
+            "-i",
+            "PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "LANG=C.UTF-8",
+            *become,
+            *words,
+        ]
 
     def run(self, *words: str, check: bool = True, text: str | None = None, user: str = "") -> str:
         """A command's output and complaints."""
@@ -92,6 +106,12 @@ class Machine:
         """What a unit has logged."""
         return self.run("journalctl", f"--unit={unit}", "--output=cat", "--no-pager")
 
+    def logged_at(self, unit: str, text: str) -> int:
+        """When it first logged a line with a text: microseconds on the clock of systemd's monotonic timestamps."""
+        lines = self.run("journalctl", f"--unit={unit}", "--output=json", "--no-pager").splitlines()
+        entries = (json.loads(line) for line in lines)
+        return next(int(one["__MONOTONIC_TIMESTAMP"]) for one in entries if text in str(one["MESSAGE"]))
+
     def is_active(self, unit: str) -> bool:
         """Whether systemd says so."""
         return self.run("systemctl", "is-active", unit, check=False) == "active"
@@ -114,7 +134,8 @@ def cgroup_of_own() -> Iterator[Path]:
         group.mkdir()
     except OSError as error:
         raise CannotBootError(f"{group}: {error.strerror}") from error
-    cleaner = subprocess.Popen(["sh", "-c", _CLEANER, "sh", str(group)], stdin=subprocess.PIPE, start_new_session=True)
+    words = ["env", "-i", "sh", "-c", _CLEANER, "sh", str(group)]  # without the mark by which conftest.py ends others
+    cleaner = subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True)
     try:
         yield group
     finally:
@@ -169,3 +190,30 @@ def _is_init(pid: int) -> bool:
         ids = next(line for line in status.splitlines() if line.startswith("NSpid:")).split()
         return ids[-1] == "1" and "\tsystemd\n" in status
     return False
+
+
+def installed(folder: Path, tree: Path) -> list[str]:
+    """Sluice at /opt/sluice: an environment of the tree's Python, as `make install` makes it, of what is built here.
+
+    In place of a wheel, its packages and those that they need are the checkout's and its environment's, by bind mounts.
+    """
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    home = Path("/usr") if (tree / "usr/bin" / version).exists() else Path("/opt/python")
+    prefix = folder / "prefix"
+    packages = prefix / "lib" / version / "site-packages"
+    for path in (packages, prefix / "bin", prefix / "src", prefix / "needed"):
+        path.mkdir(parents=True)
+    (packages / "sluice.pth").write_text("/opt/sluice/src\n/opt/sluice/needed\n")
+    (prefix / "pyvenv.cfg").write_text(f"home = {home}/bin\n")
+    (prefix / "bin/python3").symlink_to(f"{home}/bin/{version}")
+    program = prefix / "bin/sluice"
+    program.write_text("#!/opt/sluice/bin/python3\nimport sys\nfrom sluice.main import main\nsys.exit(main())\n")
+    program.chmod(0o755)
+    binds = {prefix: "", Path(__file__).resolve().parents[2]: "/src", Path(sysconfig.get_path("purelib")): "/needed"}
+    found = [f"--bind-ro={source}:/opt/sluice{place}" for source, place in binds.items()]
+    if home != Path("/usr"):  # this Python, in a tree that has another
+        base = Path(sys.base_prefix)
+        found += [f"--bind-ro={base / part}:/opt/python/{part}" for part in (f"bin/{version}", f"lib/{version}")]
+        library = Path(sysconfig.get_config_var("LIBDIR")) / sysconfig.get_config_var("INSTSONAME")
+        found += [f"--bind-ro={library}:/usr/local/lib/{library.name}"] if library.is_file() else []
+    return found
