@@ -56,10 +56,11 @@ class CannotBootError(Exception):
 
 
 class Machine:
-    """A machine that has booted. `pid`: its process 1, as seen from here."""
+    """A machine that has booted of a tree. `pid`: its process 1, as seen from here."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, tree: Path) -> None:
         self.pid = pid
+        self.tree = tree
 
     def command(self, *words: str, user: str = "") -> list[str]:
         """The command line of a program in the machine."""
@@ -158,20 +159,19 @@ def nspawn(tree: Path, folder: Path, options: Sequence[str] = ()) -> Iterator[Ma
             words, stdin=subprocess.DEVNULL, stdout=console, stderr=subprocess.STDOUT, start_new_session=True
         )
         try:
-            machine = _wait_for_boot(boot, group, log)
+            machine = Machine(_wait_for_boot(boot, group, log), tree)
             yield machine
         finally:
             boot.kill()
             boot.wait()
 
 
-def _wait_for_boot(boot: subprocess.Popen[bytes], group: Path, log: Path) -> Machine:
+def _wait_for_boot(boot: subprocess.Popen[bytes], group: Path, log: Path) -> int:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and boot.poll() is None:
         for pid in _processes(group):
-            machine = Machine(pid)
-            if _is_init(pid) and machine.is_active("basic.target"):
-                return machine
+            if _is_init(pid) and Machine(pid, group).is_active("basic.target"):
+                return pid
         time.sleep(0.1)
     said = log.read_text(errors="replace")[-1000:]
     raise CannotBootError(f"systemd-nspawn --boot does not boot here: {said}")

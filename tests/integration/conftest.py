@@ -17,6 +17,7 @@ from dev_cluster.cluster import DevCluster
 from dev_cluster.description import ClusterDescription, parse_description
 from sluice.plugin.sources import SourcesUnavailableError
 from tests.integration.beds import NEWER, Bed, beds
+from tests.integration.ran_on import ran_on
 
 MakeCluster = Callable[..., DevCluster]
 
@@ -79,6 +80,13 @@ def _factory(folders: Path) -> Iterator[MakeCluster]:
     yield make
     for cluster in made:
         cluster.down()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+    """Note what a test ran on."""
+    if call.when == "call" and (where := ran_on(getattr(item, "funcargs", {}).values())):
+        item.user_properties.append(("ran_on", where))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
