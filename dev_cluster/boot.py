@@ -204,6 +204,7 @@ class Boot:
                 "unix_users": known,
                 "accounting": self.description.accounting,
                 "slurm_prefix": str(self.tree.prefix),
+                "cgroup": self.description.cgroup,
                 "root": None if self.tree.root is None else str(self.tree.root),
                 # `sluice` itself comes last, so that it does not bring its Python along.
                 "path": f"{self.tree.path}:{INSIDE / 'bin' if self.tree.root else Path(sys.executable).parent}",

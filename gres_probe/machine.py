@@ -126,10 +126,13 @@ class Machine:
         return CpuLayout(sockets, max(cores.values()), threads_per_core, number_cores(cpus))
 
     def memory_mib(self) -> int | None:
-        """Memory of the node as a whole, or the sum over its NUMA nodes, which may miss memory plugged in later."""
+        """Memory of the node as slurmd registers it; the sum over its NUMA nodes where /proc does not say.
+
+        More than slurmd registers would drain the node.
+        """
         whole = _memory_kib(self.proc_root / "meminfo")
         nodes = sum(_memory_kib(entry / "meminfo") for entry in _entries(self.sys_root / "devices/system/node"))
-        return max(whole, nodes) // 1024 or None
+        return (whole or nodes) // 1024 or None
 
     def has_device_file(self, file: str) -> bool:
         """Whether a file of /dev is there; True where device files are not checked."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from pathlib import Path
 
 from prolog_epilog.devices import NodeDevice
 from prolog_epilog.state import State
 from prolog_epilog.watching import Watcher
+from prolog_epilog.worker import STARTS_S
 from sluice.base.errors import SluiceError
 from sluice.base.files import write_atomic
 from sluice.base.log import log
@@ -27,11 +29,15 @@ class Contexts:
         """``{"context": ..., "total": ...}``; None where the driver reports none."""
         return self.measured.get(device.kind)
 
+    @property
+    def path(self) -> Path:
+        """What was measured since the boot; there once an agent has tried."""
+        return self._state.settings.run / "agent/contexts.json"
+
     def measure(self, watcher: Watcher) -> None:
         """One device of each kind, unless an earlier agent measured it since the boot. Raises OSError."""
-        path = self._state.settings.run / "agent/contexts.json"
         with suppress(OSError, ValueError):
-            self.measured = json.loads(path.read_text())
+            self.measured = json.loads(self.path.read_text())
         for device in self._state.devices:
             if device.vendor not in VENDORS or device.kind in self.measured:
                 continue
@@ -40,7 +46,7 @@ class Contexts:
                 place = str(device.ordinal)
             try:
                 found = watcher.watches[device.vendor].worker.ask(
-                    do="context", uuid=device.uuid, place=place, timeout=30.0
+                    do="context", uuid=device.uuid, place=place, timeout=STARTS_S
                 )
             except SluiceError as error:
                 log("problem", device=device.uuid, what=f"no driver context measured: {error}")
@@ -50,4 +56,4 @@ class Contexts:
                 log("context", model=device.model, bytes=found["context"], total=found["total"])
             else:
                 log("problem", device=device.uuid, what="the driver does not report the size of a driver context")
-        write_atomic(path, json.dumps(self.measured), mode=0o600)
+        write_atomic(self.path, json.dumps(self.measured), mode=0o600)

@@ -22,6 +22,7 @@ from prolog_epilog.accounting import Tick
 from prolog_epilog.state import State
 from prolog_epilog.watching import Watch, Watcher
 from sluice.base.clock import uptime
+from sluice.base.duties import NotYet
 from sluice.exchange.courier import MAX_REQUEST, VERSION, AnswerError, ask, controllers, port
 from sluice.exchange.readings import Reading, readings_of
 from sluice.exchange.record import JobRecord
@@ -121,13 +122,13 @@ class LiveReports:
         period = min(alerts.interval if alerts.readings else running, running or alerts.interval)
         due = jobs and now >= self._sent_running + running
         if not self._asked and not due and now < self._sent + period:
-            return None
+            return NotYet(PERIOD_S)
         if not self._asked:
             for watch in self._watcher.watches.values():
                 watch.full = True
                 watch.wanted.set()
             self._asked = True
-            return _ANSWER_S
+            return NotYet(_ANSWER_S)
         self._asked, self._sent = False, now
         gpus = self.document(now)
         if gpus:

@@ -22,6 +22,7 @@ from prolog_epilog.guarding import MEMORY, Guard
 from prolog_epilog.outages import after_one_death
 from prolog_epilog.state import Settings, State
 from prolog_epilog.watching import Watcher
+from prolog_epilog.worker import STARTS_S
 from sluice.base.clock import boot_id
 from sluice.base.errors import SluiceError
 from sluice.base.files import write_atomic
@@ -70,6 +71,7 @@ class Vigil:
         if os.geteuid() != 0:
             raise SluiceError("sluice agent: not root", remedy="start it with systemd or sudo")
         self._prepare()
+        self._first, began = not self.contexts.path.exists(), time.monotonic()
         self.inventory = self._inventory()
         self.state.node = self.inventory.node
         self.state.devices = devices_of(self.inventory)
@@ -81,8 +83,11 @@ class Vigil:
         self.watcher.notifying.clear()
         self.watcher.start()
         watches = self.watcher.watches.values()
+        wait = began + 2 * STARTS_S - time.monotonic() if self._first else _FIRST_S
         with self.state.sampled:
-            self.state.sampled.wait_for(lambda: all(one.samples or one.problem for one in watches), _FIRST_S)
+            self.state.sampled.wait_for(
+                lambda: all(one.samples or (one.problem and not one.worker.starting) for one in watches), wait
+            )
 
     def _prepare(self) -> None:
         run = self.state.settings.run
@@ -100,9 +105,10 @@ class Vigil:
             found_by, _, text = path.read_text().partition("\n")
             if found_by == boot != "" and after_one_death(run / MEMORY):
                 return Inventory.from_json(text, source=str(path))
-        from gres_probe.probe import probe_node
+        from gres_probe.probe import DEFAULT_TIMEOUT, probe_node
 
-        inventory = probe_node(node=self.state.node)  # forks: before there are threads
+        # Forks: before there are threads. After a boot a driver may take long to start.
+        inventory = probe_node(node=self.state.node, timeout=STARTS_S if self._first else DEFAULT_TIMEOUT)
         for problem in inventory.problems:
             log("problem", vendor=problem.vendor, what=problem.what, remedy=problem.remedy)
         with suppress(OSError):

@@ -14,16 +14,25 @@ from typing import Any
 from sluice.base.errors import SluiceError
 from sluice.base.run import PYTHON
 
+STARTS_S = 50.0
+"""How long a driver may take for the first answer of a process: after a boot, or on a busy node."""
 _MOST_ANSWER = 8 << 20
 
 
 class Worker:
     """One vendor's process. One question at a time; threads may share it."""
 
-    def __init__(self, vendor: str, timeout: float = 5.0, module: str = "prolog_epilog.sampling") -> None:
+    def __init__(
+        self, vendor: str, timeout: float = 5.0, module: str = "prolog_epilog.sampling", starts: float = STARTS_S
+    ) -> None:
         self.vendor = vendor
         self.timeout = timeout
         self.module = module
+        self.starting = False
+        """The process has not answered yet, and still may: it is kept, and its first answer waited for."""
+        self._starts = starts
+        self._started = 0.0
+        self._owed = False  # the answer to a question that was given up while the process started
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -35,7 +44,8 @@ class Worker:
         try:
             return self._ask(request, time.monotonic() + seconds)
         except SluiceError:
-            self._drop()
+            if not self._owed or time.monotonic() > self._started + self._starts:
+                self._drop()
             raise
         finally:
             self._lock.release()
@@ -49,13 +59,25 @@ class Worker:
                 stdout=subprocess.PIPE,
                 start_new_session=True,
             )
+            self.starting, self._started = True, time.monotonic()
         assert self._process.stdin is not None and self._process.stdout is not None  # noqa: S101 - both are pipes
         try:
+            if self._owed:
+                self._read(deadline)
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
-            line = _read_line(self._process.stdout.fileno(), deadline)
+            line = self._read(deadline)
         except OSError as error:
             raise self._ended() from error
+        answer = json.loads(line)
+        if "error" in answer:
+            raise SluiceError(f"the {self.vendor} driver: {answer['error']}", remedy="see: sluice probe, dmesg")
+        return dict(answer["ok"])
+
+    def _read(self, deadline: float) -> bytes:
+        assert self._process is not None and self._process.stdout is not None  # noqa: S101 - it runs
+        line = _read_line(self._process.stdout.fileno(), deadline)
+        self._owed = line is None and self.starting
         if line is None:
             raise SluiceError(
                 f"the {self.vendor} driver gives no answer",
@@ -63,10 +85,8 @@ class Worker:
             )
         if not line:
             raise self._ended()
-        answer = json.loads(line)
-        if "error" in answer:
-            raise SluiceError(f"the {self.vendor} driver: {answer['error']}", remedy="see: sluice probe, dmesg")
-        return dict(answer["ok"])
+        self.starting = False
+        return line
 
     def _ended(self) -> SluiceError:
         return SluiceError(
@@ -75,6 +95,7 @@ class Worker:
 
     def _drop(self) -> None:
         """Kill the process; one in an uninterruptible sleep is left behind."""
+        self.starting = self._owed = False
         if self._process is None:
             return
         with suppress(OSError):

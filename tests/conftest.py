@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import tempfile
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 # Every process that the tests start inherits it, so that those left behind can be distinguished from others' processes.
 MARK = f"SLUICE_TEST_SESSION={os.getpid()}"
 LEFT_BY_WORKERS: list[str] = []
+RAN_ON: dict[tuple[str, str], Counter[str]] = {}
 LEFT_BEHIND = 70  # exit code; none of pytest's
 # Modules of more than 100 s: one that is taken last would run alone, while the other worker has no work.
 LONGEST_FIRST = (
@@ -64,6 +66,10 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         left = LEFT_BY_WORKERS
     else:
         left = [f"{pid} {command}" for pid, command in _end_marked().items()]
+    if RAN_ON and not hasattr(session.config, "workeroutput"):
+        from tests.integration.ran_on import keep
+
+        keep(RAN_ON)
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["left"] = left
         shutil.rmtree(session.config.option.basetemp, ignore_errors=True)
@@ -72,6 +78,14 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         print(f"\nleft behind by a test: {process}")
     if left:
         session.exitstatus = LEFT_BEHIND
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Count tests of daemons by what they ran on; with pytest-xdist, where the workers' reports arrive."""
+    where = dict(report.user_properties).get("ran_on")
+    if report.when == "call" and where is not None:
+        key = str(where), Path(report.location[0]).stem
+        RAN_ON.setdefault(key, Counter())[report.outcome] += 1
 
 
 @pytest.hookimpl(optionalhook=True)

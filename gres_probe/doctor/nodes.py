@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from gres_probe.doctor import ebpf
 from gres_probe.doctor.check import CannotCheckError, Outcome, SiteView, check, fail, ok, skip, warn
 from gres_probe.lint import Severity, Site, lint
 from sluice.base.hostlist import fold
@@ -88,12 +89,41 @@ def cgroup(site: SiteView) -> Iterator[Outcome]:
             yield (fail if severe else warn)(f"cgroup.conf: {key} is off: {meaning}", f"set {key}=yes in cgroup.conf")
     plugin = _setting(conf, "CgroupPlugin") or "autodetect"
     unified = site.host("/sys/fs/cgroup/cgroup.controllers").exists()
+    if unified and plugin != "cgroup/v1":
+        found = [*_hybrid(site), *_no_ebpf(site)]
+        problems += len(found)
+        yield from found
     if plugin == "cgroup/v1" and unified:
         yield warn("CgroupPlugin=cgroup/v1, this host has cgroup v2", "set CgroupPlugin=autodetect")
     elif plugin == "cgroup/v2" and not unified:
         yield fail("CgroupPlugin=cgroup/v2, this host has cgroup v1", "set CgroupPlugin=autodetect")
     elif not problems:
         yield ok(f"{track}, {task}, {plugin}")
+
+
+def _hybrid(site: SiteView) -> Iterator[Outcome]:
+    """Slurm's cgroup/v2 does not start where the kernel also lists cgroups of version 1."""
+    path = site.host("/proc/self/cgroup")
+    lines = path.read_text().splitlines() if path.exists() else []
+    others = sorted(line.split(":")[1] for line in lines if not line.startswith("0:"))
+    if others:
+        yield fail(
+            f"hybrid cgroups: the kernel also has {', '.join(others)} of version 1, and slurmd refuses cgroup/v2",
+            "boot with cgroup_no_v1=all systemd.unified_cgroup_hierarchy=1, or set CgroupPlugin=cgroup/v1 without it",
+        )
+
+
+def _no_ebpf(site: SiteView) -> Iterator[Outcome]:
+    """Slurm 22.05 logs that its program for a job's devices was refused, and runs the job with all devices open."""
+    if site.root != Path("/") or not site.privileged:
+        return
+    error = ebpf.refused()
+    if error:
+        yield fail(
+            f"no eBPF for devices ({os.strerror(error)}): Slurm 22.05 runs jobs that can open every GPU",
+            "allow bpf(2) and CAP_BPF, CAP_NET_ADMIN here (systemd-nspawn: --system-call-filter=bpf --capability=all);"
+            " the kernel needs CONFIG_CGROUP_BPF",
+        )
 
 
 def _setting(conf: ConfigFile | None, key: str) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 from gres_probe.doctor.check import CannotCheckError, Outcome, SiteView, check, fail, ok, warn
+from sluice.base.errors import SluiceError
+from sluice.base.slurm_version import format_slurm_version, parse_slurm_version
 
 _OPTIONS = (
     "AccountingStorageType", "AuthType", "BurstBufferType", "JobAcctGatherType", "JobCompType", "PreemptType",
@@ -13,6 +16,7 @@ _OPTIONS = (
     "TaskPlugin", "TopologyPlugin",
 )  # fmt: skip
 _OF_SLURMCTLD = frozenset({"burst_buffer", "job_submit", "site_factor"})
+_MANIFEST = "/usr/local/lib/sluice/current/manifest.json"
 _NO_PLUGIN = frozenset({"", "none", "(null)"})
 _WITHOUT_FILE_SINCE_23_11 = frozenset({"accounting_storage/none", "jobcomp/none", "preempt/none", "switch/none"})
 
@@ -39,6 +43,7 @@ def plugins(site: SiteView) -> Iterator[Outcome]:
         yield fail(f"not installed: {', '.join(missing)}", f"install them into {setting}")
     else:
         yield ok(f"{len(names)} plugins in {setting}")
+    yield from _check_version(site)
     stack = site.host(site.option("PlugStackConfig", str(site.folder / "plugstack.conf")))
     yield from _check_plugstack(stack, folders)
 
@@ -55,6 +60,24 @@ def _wanted(site: SiteView) -> list[tuple[str, str]]:
     types = site.option("GresTypes").split(",")
     wanted += [("gres", name) for name in types if name in ("gpu", "mps", "nic", "shard")]
     return list(dict.fromkeys(wanted))
+
+
+def _check_version(site: SiteView) -> Iterator[Outcome]:
+    """Sluice's own fit one Slurm to the last digit; slurmctld starts without them where they do not."""
+    path = site.host(_MANIFEST)
+    if not path.is_file():
+        return
+    try:
+        built = parse_slurm_version(str(json.loads(path.read_text())["slurm_version"]))
+    except (ValueError, LookupError, TypeError, SluiceError) as error:
+        yield fail(f"{path}: cannot be read: {error}", "sluice plugin install")
+        return
+    if built != site.version:
+        yield fail(
+            f"Sluice's plugins are for Slurm {format_slurm_version(built)}, this host has "
+            f"{format_slurm_version(site.version)}",
+            "build and install them again: sluice plugin install",
+        )
 
 
 def _check_plugstack(stack: Path, folders: list[Path]) -> Iterator[Outcome]:

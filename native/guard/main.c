@@ -7,6 +7,7 @@
  * whose data the agent is reading in a page that both have, and root's cgroup folders: nothing that a tenant wrote.
  * FOLDER/guard is what it remembers, for the agent to report and for the next guard to go on with.
  */
+#include "notify.h"
 #include "watch.h"
 
 #include <errno.h>
@@ -50,6 +51,7 @@ static struct {
     int about_file;
     pid_t pid;            /* 0: none runs */
     bool was_ready;       /* one of the agents was */
+    bool says_ready;      /* the last that systemd has got */
     bool hung;            /* it was killed for that */
     int64_t now;          /* the guard's clock */
     int64_t start_at;     /* when there is none */
@@ -215,13 +217,14 @@ static int64_t wait_before_start(void)
 
 static void exit_in_order(int status)
 {
+    guard_notify("STOPPING=1");
     guard_release(&watch, &tools);
     watch.changed = true;
     save();
     exit(status);
 }
 
-static void take_messages(void)
+static void read_messages(void)
 {
     char text[GUARD_MESSAGE + 1];
     for (int left = MOST_MESSAGES; guard.socket >= 0 && left > 0; left--) {
@@ -237,6 +240,13 @@ static void take_messages(void)
         if (guard_parse(text, (size_t)size, &message))
             guard_take(&watch, &tools, &message, guard.now);
     }
+}
+
+static void take_messages(void)
+{
+    read_messages();
+    if (watch.ready && !guard.says_ready)
+        guard.says_ready = guard_notify("READY=1\nSTATUS=the agent answers");
     guard.was_ready |= watch.ready;
 }
 
@@ -255,6 +265,8 @@ static void agent_ended(int status)
     if (exited && WEXITSTATUS(status) != 0 && !guard.was_ready && watch.count == 0)
         exit(WEXITSTATUS(status));
     guard.start_at = guard.now;
+    guard.says_ready = false;
+    guard_notify("STATUS=the agent is started again");
     if (!exited || WEXITSTATUS(status) != 0) {
         char cause[GUARD_CAUSE];
         snprintf(cause, sizeof cause, "%s-%d", exited ? "exit" : "signal",
@@ -317,6 +329,7 @@ static void prepare(void)
     guard.last_reading = monotonic();
     if (setenv("SLUICE_GUARD", "3,4", 1)) /* AGENT_SOCKET, AGENT_ABOUT */
         fail("the environment", NULL);
+    guard_notify_open();
 }
 
 static void one_round(void)
@@ -337,6 +350,7 @@ static void one_round(void)
     if (guard.stop_by < 0)
         guard_tick(&watch, &tools, guard.now);
     save();
+    guard_notify_alive(guard.last_reading);
 }
 
 int main(int count, char **words)

@@ -43,6 +43,7 @@ def command(
     from contextlib import suppress
 
     from sluice.base.log import PREFIX, start_logging
+    from sluice.base.service import notify
     from sluice.explain.explain_service import Server, decisions_folder, open_site
     from sluice.slurm.munge import MungeError, prepare
     from sluice.slurm.munge_service import listen
@@ -61,4 +62,5 @@ def command(
     click.echo(f"{PREFIX}listening on port {port}, decisions in {server.decisions}", err=True)
     thread = threading.Thread(target=server.serve)
     thread.start()
+    notify("READY=1")
     thread.join()

@@ -24,6 +24,7 @@ from typing import Any
 from sluice.base.errors import SluiceError
 from sluice.base.events import DEFAULT_PATH
 from sluice.base.files import write_atomic
+from sluice.base.service import notify
 from sluice.base.text import one_line
 from sluice.slurm import Commands, SlurmClient
 
@@ -173,6 +174,7 @@ class Controllerd:
         for duty in self.duties:
             threading.Thread(target=self._repeat, args=(duty,), name=duty.name, daemon=True).start()
         log.warning("ready on %s: %s", self.site.host, ", ".join(self.states) or "no duties")
+        notify("READY=1", "STATUS=serves")
         while not self.site.stopping.wait(_STATUS_S):
             self._watch()
         with suppress(OSError):
@@ -287,5 +289,6 @@ def wait_for_config(site: Site, pause: float = 5.0) -> Mapping[str, str] | None:
             if str(error) != said:
                 said = str(error)
                 log.warning("waiting for slurmctld: %s", one_line(said))
+                notify("READY=1", "STATUS=waits for slurmctld")  # nothing waits for this daemon
         site.stopping.wait(pause)
     return None

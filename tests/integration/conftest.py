@@ -17,6 +17,7 @@ from dev_cluster.cluster import DevCluster
 from dev_cluster.description import ClusterDescription, parse_description
 from sluice.plugin.sources import SourcesUnavailableError
 from tests.integration.beds import NEWER, Bed, beds
+from tests.integration.ran_on import ran_on
 from tests.integration.versions import SID, TREES
 
 MakeCluster = Callable[..., DevCluster]
@@ -82,6 +83,13 @@ def _factory(folders: Path) -> Iterator[MakeCluster]:
         cluster.down()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+    """Note what a test ran on."""
+    if call.when == "call" and (where := ran_on(getattr(item, "funcargs", {}).values())):
+        item.user_properties.append(("ran_on", where))
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Tests of clusters made on a `bed` run on version 1 of cgroups, those marked `cgroup2` on version 2 as well.
 
@@ -102,6 +110,12 @@ def bed(request: pytest.FixtureRequest) -> Bed:
 def trixie_root() -> Path:
     """A Debian 13 tree with its own Slurm, made on first use and kept in build/trixie."""
     return _debian_tree("trixie")
+
+
+@pytest.fixture(scope="session")
+def bookworm_root() -> Path:
+    """The same of Debian 12: for machines that boot, as clusters run this system's Slurm."""
+    return _debian_tree("bookworm")
 
 
 @pytest.fixture(scope="session")

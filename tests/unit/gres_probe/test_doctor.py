@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pwd
@@ -11,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from gres_probe.doctor import CHECKS, SiteView, Verdict, examine
+from gres_probe.doctor import CHECKS, SiteView, Verdict, ebpf, examine
 from gres_probe.doctor.check import Check, Outcome, ok, warn
 from sluice.base.errors import UsageError
+from sluice.base.slurm_version import parse_slurm_version
+from sluice.plugin.builder import write_manifest
 
 USER = pwd.getpwuid(os.geteuid()).pw_name
 SOUND = f"""\
@@ -183,6 +186,79 @@ def test_plugins_of_slurmctld_are_looked_for_on_controllers_only(host: Host) -> 
     }
     assert found["c2.site.org"] == ["not installed: site_factor/x, job_submit/lua"]
     assert "plugins in /srv/plugins" in found["login"][0]
+
+
+def test_plugins_of_another_version_than_slurms(host: Host) -> None:
+    manifest = host.write("usr/local/lib/sluice/current/manifest.json", "")
+    write_manifest(manifest.parent, parse_slurm_version("24.11.5"))
+    assert list(host.verdicts("plugins").values()) == ["ok"]
+    write_manifest(manifest.parent, parse_slurm_version("24.11.4"))
+    assert host.verdicts("plugins") == {"Sluice's plugins are for Slurm 24.11.4, this host has 24.11.5": "fail"}
+    manifest.write_text("[]")
+    assert list(host.verdicts("plugins").values()) == ["fail"]
+
+
+@pytest.mark.parametrize(("says", "root"), [("refuses cgroup/v2", False), ("jobs that can open every GPU", True)])
+def test_cgroups_of_version_2_that_slurm_cannot_use(
+    host: Host, monkeypatch: pytest.MonkeyPatch, says: str, root: bool
+) -> None:
+    host.write("sys/fs/cgroup/cgroup.controllers", "cpu memory\n")
+    host.write("proc/self/cgroup", "0::/user.slice\n")
+    assert list(host.verdicts("cgroup").values()) == ["ok"]
+    site = host.site()
+    if root:  # as nspawn's default filter of system calls does
+        site.root, site.privileged = Path("/"), True
+        monkeypatch.setattr(SiteView, "host", lambda _, path: host.root / str(path).lstrip("/"))
+        monkeypatch.setattr("gres_probe.doctor.ebpf.refused", lambda: errno.EPERM)
+    else:
+        host.write("proc/self/cgroup", "9:devices:/\n4:memory:/x\n0::/user.slice\n")
+    [answer] = examine(site, ["cgroup"])
+    assert answer.outcome.verdict is Verdict.FAIL and says in answer.outcome.what
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_process_without_capabilities_loads_no_program_for_devices() -> None:
+    program = "from gres_probe.doctor.ebpf import refused; print(refused())"
+    words = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", sys.executable, "-c", program]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == str(errno.EPERM), done.stderr
+    assert ebpf.refused() in (0, errno.EPERM)  # a container may forbid it to root, too
+
+
+UNITS = """#!/bin/sh
+cat <<EOF
+Type={type}
+After=sysinit.target
+Id=sluice-agent.service
+LoadState=loaded
+UnitFileState={state}
+
+Type=simple
+After=munge.service {after} network-online.target
+Id=slurmd.service
+LoadState={load}
+UnitFileState=enabled
+EOF
+"""
+RIGHT = {"type": "notify", "state": "enabled", "after": "sluice-agent.service", "load": "loaded"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "verdict", "says"),
+    [
+        ({}, "ok", "slurmd.service is After=sluice-agent.service"),
+        ({"after": "sluice-agent.socket"}, "fail", "the first prologs find no agent"),
+        ({"type": "simple"}, "warn", "does not wait until the agent answers"),
+        ({"state": "disabled"}, "fail", "not started at boot"),
+        ({"load": "not-found"}, "skip", "no slurmd.service"),
+    ],
+)
+def test_the_order_of_units(host: Host, wrong: dict[str, str], verdict: str, says: str) -> None:
+    assert host.verdicts("units") == {"systemd does not run here": "skip"}
+    (host.root / "run/systemd/system").mkdir(parents=True)
+    host.write("usr/bin/systemctl", UNITS.format(**RIGHT | wrong), 0o755)
+    [(what, found)] = host.verdicts("units").items()
+    assert found == verdict and says in what
 
 
 def test_state_that_only_one_controller_sees(host: Host) -> None:

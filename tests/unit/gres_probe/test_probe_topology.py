@@ -228,6 +228,8 @@ def test_memory_counts_numa_nodes_and_the_whole(tmp_path: Path) -> None:
     assert machine.memory_mib() == 6
     (tmp_path / "meminfo").write_text("MemTotal:        10240 kB\n")
     assert machine.memory_mib() == 10
+    (tmp_path / "meminfo").write_text("MemTotal:        4096 kB\n")
+    assert machine.memory_mib() == 4  # what slurmd registers, and not another machine's below /sys
 
 
 @given(st.lists(st.sampled_from(["mlx5_0", "mlx5_2", "mlx5_10", "bnxt_re0", "10", "a", ""])))

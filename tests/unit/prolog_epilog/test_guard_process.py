@@ -75,9 +75,9 @@ class Site:
     def plan(self, **plan: int) -> None:
         (self.folder / "plan").write_text(json.dumps(plan))
 
-    def start(self) -> None:
+    def start(self, **environment: str) -> None:
         words = [str(PROGRAM), str(self.folder / "agent"), sys.executable, "-c", AGENT, str(self.folder)]
-        self.process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment})
 
     @property
     def pids(self) -> list[int]:
@@ -134,6 +134,53 @@ def test_an_agent_that_is_killed_is_started_again_at_once(site: Site) -> None:
     assert outage.lasted is not None and outage.lasted < 2
     assert site.end() == 0
     assert not is_alive(site.pids[-1])
+
+
+@pytest.mark.parametrize("name", ["{0}/notify", "@sluice-test-{1}"])
+def test_systemd_is_notified_when_the_agent_answers(site: Site, name: str) -> None:
+    address = name.format(site.folder, os.getpid())
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(address.replace("@", "\0"))
+        systemd.settimeout(0.5)
+        site.says()
+        site.start(NOTIFY_SOCKET=address)
+        site.runs(1)
+        with pytest.raises(TimeoutError):  # it runs, and does not answer
+            systemd.recv(1024)
+        assert "NOTIFY_SOCKET" not in Path(f"/proc/{site.pids[-1]}/environ").read_text()
+        site.says("ready")
+        site.kill_agent()
+        systemd.settimeout(PATIENCE)
+        assert systemd.recv(1024).startswith(b"STATUS=the agent is started again")
+        assert systemd.recv(1024).startswith(b"READY=1\n")
+        site.end()
+        assert systemd.recv(1024) == b"STOPPING=1"
+
+
+def test_a_guard_that_goes_on_keeps_systemds_watchdog_quiet(site: Site) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(site.folder / "notify"))
+        systemd.settimeout(PATIENCE)
+        site.start(NOTIFY_SOCKET=str(site.folder / "notify"), WATCHDOG_USEC="2000000")
+        said = [systemd.recv(1024) for _ in range(4)]
+        assert said.count(b"WATCHDOG=1") >= 2
+        assert site.process
+        site.process.send_signal(signal.SIGSTOP)
+        systemd.settimeout(0.8)
+        with pytest.raises(TimeoutError):
+            while True:
+                systemd.recv(1024)
+        site.process.send_signal(signal.SIGCONT)
+
+
+def test_an_agent_that_answered_once_is_started_again_also_when_it_fails(site: Site) -> None:
+    site.start()
+    site.runs(1)
+    time.sleep(0.5)
+    site.plan(exit=3)
+    site.kill_agent()
+    site.runs(3)
+    assert site.process and site.process.poll() is None
 
 
 def test_an_agent_that_asks_to_begin_again_is_no_loss(site: Site) -> None:

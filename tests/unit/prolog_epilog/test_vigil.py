@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gres_probe.inventory import Inventory
 from policy.node_limits import NodeStrangers
 from prolog_epilog.state import Settings, State
+from prolog_epilog.vigil import Vigil
 from prolog_epilog.watching import Watch, Watcher
 from prolog_epilog.worker import Worker
 
@@ -39,3 +44,23 @@ def test_samples_count_before_there_is_anybody_to_tell(tmp_path: Any, monkeypatc
     with state.lock:
         watch.look()
     thread.join(20)
+
+
+def test_only_the_first_agent_since_the_boot_waits_long_for_a_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+
+    def probe(*, timeout: float, **_: Any) -> Inventory:
+        waited.append(timeout)
+        return Inventory("n1")
+
+    monkeypatch.setattr("gres_probe.probe.probe_node", probe)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    for _ in range(2):
+        vigil = Vigil(Settings(run=tmp_path / "run", records=tmp_path / "records"))
+        began = time.monotonic()
+        vigil.begin()
+        assert time.monotonic() - began < 20  # there is no driver to wait for
+        os.close(vigil._lock)
+    assert waited == [50.0, 10.0]

@@ -1,0 +1,219 @@
+"""Machines that systemd has booted as process 1 of namespaces of their own, with a cgroup tree of version 2 alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from sluice.base.run import run_command
+
+SLUICE = "/opt/sluice/bin/sluice"
+SOURCES = "/opt/sluice/src"
+"""The checkout, in a machine with `installed`."""
+# $1: the machine's cgroup. It ends with its input, i.e. with the test, however that ends; so does the machine.
+_CLEANER = r"""
+trap '' INT TERM HUP
+cat >/dev/null
+echo 1 >"$1/cgroup.kill"
+for try in $(seq 600); do grep -q 'populated 1' "$1/cgroup.events" || break; sleep 0.05; done
+find "$1" -depth -type d -exec rmdir {} \;
+"""
+# $1: the cgroup, $2: an empty folder, $3: a tree of Debian; then nspawn's options. The tree is not changed: an overlay
+# in memory is above it.
+_NSPAWN = r"""
+echo 0 >"$1/cgroup.procs"; shift
+exec unshare --pid --mount --ipc --cgroup --fork --kill-child --propagation private sh -euc '
+    mount -t proc proc /proc; mount -t tmpfs -o mode=755 tmpfs /run
+    mount -t tmpfs tmpfs /sys/fs/cgroup; mount -t cgroup2 cgroup2 /sys/fs/cgroup
+    mount -t tmpfs tmpfs "$1"; cd "$1"; mkdir upper work root
+    mount -t overlay overlay -o "lowerdir=$2,upperdir=upper,workdir=work" root; shift 2
+    echo 0123456789abcdef0123456789abcdef >root/etc/machine-id; echo sluice >root/etc/hostname
+    export SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=1
+    exec systemd-nspawn --quiet --register=no --keep-unit --directory=root --boot "$@" systemd.unit=basic.target
+' sh "$@"
+"""
+# All that nspawn forbids by default and Slurm needs: without bpf(2), Slurm 22.05 runs jobs with all devices open.
+_OPTIONS = (
+    "--machine=sluice",
+    "--private-network",
+    "--console=pipe",
+    "--capability=all",
+    "--system-call-filter=@default @known bpf keyctl perf_event_open",
+)
+
+
+class CannotBootError(Exception):
+    """This machine does not boot others; the message says why."""
+
+
+class Machine:
+    """A machine that has booted of a tree. `pid`: its process 1, as seen from here."""
+
+    def __init__(self, pid: int, tree: Path) -> None:
+        self.pid = pid
+        self.tree = tree
+
+    def command(self, *words: str, user: str = "") -> list[str]:
+        """The command line of a program in the machine."""
+        enter = ["nsenter", "--target", str(self.pid), "--all", "--root", "--wdns=/"]
+        become = ["setpriv", "--reuid", user, "--regid", user, "--init-groups"] if user else []
+        return [
+            *enter,
+            "env",
+            "-i",
+            "PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "LANG=C.UTF-8",
+            *become,
+            *words,
+        ]
+
+    def run(self, *words: str, check: bool = True, text: str | None = None, user: str = "") -> str:
+        """A command's output and complaints."""
+        done = run_command(self.command(*words, user=user), check=False, timeout=180, input_text=text)
+        assert not check or done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
+        return (done.stdout + done.stderr).strip()
+
+    def shell(self, script: str, **options: Any) -> str:
+        """A script's output and complaints."""
+        return self.run("sh", "-euc", script, **options)
+
+    def write(self, path: str, text: str, mode: str = "644") -> None:
+        """A file, and its folders."""
+        quoted = shlex.quote(path)
+        self.shell(f'mkdir -p "$(dirname {quoted})"; cat >{quoted}; chmod {mode} {quoted}', text=text)
+
+    def wait(self, condition: Callable[[], Any], seconds: float = 60) -> Any:
+        """What it returns, once that is something."""
+        deadline = time.monotonic() + seconds
+        while not (found := condition()):
+            assert time.monotonic() < deadline, self.run("journalctl", "--lines=40", "--output=cat", check=False)
+            time.sleep(0.2)
+        return found
+
+    def shown(self, unit: str, name: str) -> str:
+        """One of a unit's properties."""
+        return self.run("systemctl", "show", f"--property={name}", "--value", unit)
+
+    def journal(self, unit: str) -> str:
+        """What a unit has logged."""
+        return self.run("journalctl", f"--unit={unit}", "--output=cat", "--no-pager")
+
+    def logged_at(self, unit: str, text: str) -> int:
+        """When it first logged a line with a text: microseconds on the clock of systemd's monotonic timestamps."""
+        lines = self.run("journalctl", f"--unit={unit}", "--output=json", "--no-pager").splitlines()
+        entries = (json.loads(line) for line in lines)
+        return next(int(one["__MONOTONIC_TIMESTAMP"]) for one in entries if text in str(one["MESSAGE"]))
+
+    def is_active(self, unit: str) -> bool:
+        """Whether systemd says so."""
+        return self.run("systemctl", "is-active", unit, check=False) == "active"
+
+
+def unified_hierarchy() -> Path | None:
+    """Where this machine has cgroups of version 2."""
+    mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+    return next((Path(mount[1]) for mount in mounts if mount[2] == "cgroup2"), None)
+
+
+@contextmanager
+def cgroup_of_own() -> Iterator[Path]:
+    """A cgroup of version 2; it and all processes in it go with this block, or with this process if that is killed."""
+    unified = unified_hierarchy()
+    if os.geteuid() != 0 or unified is None:
+        raise CannotBootError("booting a machine needs root and cgroups of version 2")
+    group = unified / f"sluice-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        raise CannotBootError(f"{group}: {error.strerror}") from error
+    words = ["env", "-i", "sh", "-c", _CLEANER, "sh", str(group)]  # without the mark by which conftest.py ends others
+    cleaner = subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True)
+    try:
+        yield group
+    finally:
+        assert cleaner.stdin is not None
+        cleaner.stdin.close()
+        assert cleaner.wait(60) == 0 and not group.exists()
+
+
+@contextmanager
+def nspawn(tree: Path, folder: Path, options: Sequence[str] = ()) -> Iterator[Machine]:
+    """Debian's `tree` as a machine at its basic.target. `folder`: for its log; `options`: of systemd-nspawn.
+
+    Raises CannotBootError.
+    """
+    (folder / "root").mkdir()
+    log = folder / "console"
+    with cgroup_of_own() as group, log.open("wb") as console:
+        words = ["sh", "-euc", _NSPAWN, "sh", str(group), str(folder / "root"), str(tree), *_OPTIONS, *options]
+        boot = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=console, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            machine = Machine(_wait_for_boot(boot, group, log), tree)
+            yield machine
+        finally:
+            boot.kill()
+            boot.wait()
+
+
+def _wait_for_boot(boot: subprocess.Popen[bytes], group: Path, log: Path) -> int:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and boot.poll() is None:
+        for pid in _processes(group):
+            if _is_init(pid) and Machine(pid, group).is_active("basic.target"):
+                return pid
+        time.sleep(0.1)
+    said = log.read_text(errors="replace")[-1000:]
+    raise CannotBootError(f"systemd-nspawn --boot does not boot here: {said}")
+
+
+def _processes(group: Path) -> Iterator[int]:
+    for file in group.rglob("cgroup.procs"):
+        with suppress(OSError):  # it has just gone
+            yield from map(int, file.read_text().split())
+
+
+def _is_init(pid: int) -> bool:
+    """Whether it is process 1 of a PID namespace, and systemd."""
+    with suppress(OSError):
+        status = Path(f"/proc/{pid}/status").read_text()
+        ids = next(line for line in status.splitlines() if line.startswith("NSpid:")).split()
+        return ids[-1] == "1" and "\tsystemd\n" in status
+    return False
+
+
+def installed(folder: Path, tree: Path) -> list[str]:
+    """Sluice at /opt/sluice: an environment of the tree's Python, as `make install` makes it, of what is built here.
+
+    In place of a wheel, its packages and those that they need are the checkout's and its environment's, by bind mounts.
+    """
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    home = Path("/usr") if (tree / "usr/bin" / version).exists() else Path("/opt/python")
+    prefix = folder / "prefix"
+    packages = prefix / "lib" / version / "site-packages"
+    for path in (packages, prefix / "bin", prefix / "src", prefix / "needed"):
+        path.mkdir(parents=True)
+    (packages / "sluice.pth").write_text("/opt/sluice/src\n/opt/sluice/needed\n")
+    (prefix / "pyvenv.cfg").write_text(f"home = {home}/bin\n")
+    (prefix / "bin/python3").symlink_to(f"{home}/bin/{version}")
+    program = prefix / "bin/sluice"
+    program.write_text("#!/opt/sluice/bin/python3\nimport sys\nfrom sluice.main import main\nsys.exit(main())\n")
+    program.chmod(0o755)
+    binds = {prefix: "", Path(__file__).resolve().parents[2]: "/src", Path(sysconfig.get_path("purelib")): "/needed"}
+    found = [f"--bind-ro={source}:/opt/sluice{place}" for source, place in binds.items()]
+    if home != Path("/usr"):  # this Python, in a tree that has another
+        base = Path(sys.base_prefix)
+        found += [f"--bind-ro={base / part}:/opt/python/{part}" for part in (f"bin/{version}", f"lib/{version}")]
+        library = Path(sysconfig.get_config_var("LIBDIR")) / sysconfig.get_config_var("INSTSONAME")
+        found += [f"--bind-ro={library}:/usr/local/lib/{library.name}"] if library.is_file() else []
+    return found

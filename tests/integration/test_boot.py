@@ -1,0 +1,328 @@
+"""Sluice under systemd, as an admin sets it up: Debian's tree boots by systemd-nspawn with Slurm's units and Sluice's.
+
+One machine is controller and node. It has simulated GPUs and cgroups of version 2. What differs from hardware: the
+libraries of simulated drivers, /dev below it, and the view of cgroups that this kernel needs (a drop-in for slurmd).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+import gpu_sim
+from dev_cluster.slurm_tree import SlurmTree
+from gres_probe.machine import Machine as Kernel
+from policy.compiled import FILE_NAME, CompiledPolicy, Tenant
+from sluice.plugin.builder import build_plugins
+from sluice.plugin.site import find_plugin_dir
+from sluice.plugin.sources import SourcesUnavailableError, distribution_source
+from tests.integration.booted import SLUICE, SOURCES, CannotBootError, Machine, installed, nspawn, unified_hierarchy
+from tests.integration.settled import until
+from tests.integration.versions import NATIVE_FIRST
+
+pytestmark = pytest.mark.cluster
+
+_ROOT = Path(__file__).resolve().parents[2]
+_SIM = "/var/lib/sluice-sim"
+_LIMIT = 2048  # MiB
+_FILL = "/usr/local/lib/fill.py"
+_HEALTH = "/usr/libexec/sluice/sluice-health"
+# A mount namespace of the user's own, in which nothing is preloaded: the watchdog alone holds it.
+_ESCAPE = "/usr/local/lib/escape.sh"
+_ESCAPE_TEXT = """#!/bin/sh
+exec unshare -Urm sh -c 'mount --bind /dev/null /etc/ld.so.preload && exec env -i "$@"' x "$@"
+"""
+HYBRID = any(not line.startswith("0:") for line in Path("/proc/self/cgroup").read_text().splitlines())
+"""This kernel lists cgroups of version 1 in every process's file, also where none of them is mounted."""
+_FILL_TEXT = """
+import ctypes as c, sys, time
+cu, context, address, got, code = c.CDLL("libcuda.so.1"), c.c_void_p(), c.c_uint64(), 0, 0
+assert cu.cuInit(0) == 0 and cu.cuDevicePrimaryCtxRetain(c.byref(context), 0) == 0 and cu.cuCtxSetCurrent(context) == 0
+while got < int(sys.argv[1]) and (code := cu.cuMemAlloc_v2(c.byref(address), c.c_size_t(2 << 20))) == 0:
+    got += 2
+print(got, code, flush=True)
+time.sleep(float(sys.argv[2]) if sys.argv[2:] else 0)
+"""
+_CONF = """ClusterName=boot
+SlurmctldHost=sluice
+AuthType=auth/munge
+SlurmUser=slurm
+StateSaveLocation=/var/spool/slurmctld
+SlurmdSpoolDir=/var/spool/slurmd
+SlurmctldLogFile=/var/log/slurm/slurmctld.log
+SlurmdLogFile=/var/log/slurm/slurmd.log
+SlurmctldPidFile=/run/slurmctld.pid
+SlurmdPidFile=/run/slurmd.pid
+ProctrackType=proctrack/cgroup
+TaskPlugin=task/cgroup
+JobAcctGatherType=jobacct_gather/linux
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+DefMemPerCPU=100
+PriorityType=priority/multifactor
+GresTypes=gpu,shard
+ReturnToService=2
+Prolog=/usr/libexec/sluice/sluice-prolog
+Epilog=/usr/libexec/sluice/sluice-epilog
+TaskProlog=/usr/libexec/sluice/sluice-task-prolog
+PrologFlags=Alloc,Contain
+PrologEpilogTimeout=120
+HealthCheckProgram=/usr/libexec/sluice/sluice-health
+HealthCheckInterval=300
+Include nodes.sluice.conf
+PartitionName=main Nodes=ALL Default=YES
+Include sluice.plugins.conf
+"""
+_PLATFORM = """name: boot
+description: two L40S, and far more memory than the machine that pretends to have them
+cpu:
+  sockets: {0.sockets}
+  cores_per_socket: {0.cores_per_socket}
+  threads_per_core: {0.threads_per_core}
+  numa_nodes: 1
+  memory_mib: 4194304
+drivers:
+  nvidia: {{version: 550.90.07, runtime: 12040}}
+gpus:
+  - {{model: l40s-48gb, pci: '0000:01:00.0', numa: 0, under: 'pci0000:00/0000:00:01.1'}}
+  - {{model: l40s-48gb, pci: '0000:41:00.0', numa: 0, under: 'pci0000:40/0000:40:01.1'}}
+"""
+
+
+@pytest.fixture(scope="module", params=NATIVE_FIRST)
+def machine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    """Set up, and booted to its multi-user.target."""
+    newer = request.param != "native"
+    tree = SlurmTree(root=request.getfixturevalue("trixie_root" if newer else "bookworm_root"))
+    assert tree.root is not None
+    folder = tmp_path_factory.mktemp("boot")
+    plugins, sim = folder / "plugins", folder / "sim"
+    plugins.mkdir()
+    try:
+        source = distribution_source(tree.version(), suite=tree.suite())
+    except SourcesUnavailableError as error:
+        cannot(f"no sources of Slurm: {error}")
+    build_plugins(source, plugins, plugin_dir=find_plugin_dir(tree.root), root=tree.root)
+    (folder / "boot.yaml").write_text(_PLATFORM.format(Kernel().cpu_layout()))
+    gpu_sim.write_node_state(sim, gpu_sim.load_platform(folder / "boot.yaml"), "sluice")
+    binds = [f"--bind-ro={plugins}:/root/plugins", f"--bind={sim}:{_SIM}", *installed(folder, tree.root)]
+    try:
+        with nspawn(tree.root, folder, binds) as made:
+            _set_up(made, sim)
+            made.run("systemctl", "start", "--no-block", "multi-user.target")
+            made.wait(lambda: made.is_active("multi-user.target"))
+            made.wait(lambda: made.run("sinfo", "--noheader", "--format=%t", check=False) == "idle")
+            yield made
+    except CannotBootError as error:
+        cannot(str(error))
+
+
+def cannot(why: str) -> NoReturn:
+    """These tests cannot run here; where they must, as in CI, that is a failure."""
+    if os.environ.get("SLUICE_BOOT") == "require":
+        pytest.fail(why)
+    pytest.skip(why)
+
+
+def _set_up(machine: Machine, sim: Path) -> None:
+    """What the admin guide says, before the units start for the first time."""
+    # The machine: its name and address, its users, its GPUs.
+    machine.write("/etc/hosts", "127.0.0.1 localhost\n192.0.2.1 sluice\n")
+    machine.shell("ip link set lo up; ip address add 192.0.2.1/32 dev lo; useradd --create-home alice")
+    device_files = "".join(
+        f"c {file.path} {file.mode & 0o777:o} root root - {file.major}:{file.minor}\n"
+        for file in gpu_sim.device_files(sim)
+    )
+    machine.write("/etc/tmpfiles.d/gpu.conf", f"L /dev/sluice-sim - - - - {_SIM}\n{device_files}")
+    libraries = f"cp -P {SOURCES}/gpu_sim/lib/*.so* /usr/local/lib/; ldconfig"
+    machine.shell(f"systemd-tmpfiles --create /etc/tmpfiles.d/gpu.conf; {libraries}")
+    view = f"{SOURCES}/dev_cluster/cgroup_view/libcgroup_view.so"
+    machine.write(_FILL, _FILL_TEXT)
+    machine.write(_ESCAPE, _ESCAPE_TEXT, "755")
+    if HYBRID:
+        machine.write("/etc/systemd/system/slurmd.service.d/view.conf", f"[Service]\nEnvironment=LD_PRELOAD={view}\n")
+    # Slurm
+    machine.shell(
+        "mkdir -p /var/log/slurm /var/spool/slurmctld /var/spool/slurmd;"
+        "chown slurm /var/log/slurm /var/spool/slurmctld;"
+        "systemctl disable mariadb slurmdbd; systemctl enable munge slurmctld slurmd"
+    )
+    machine.write("/etc/slurm/slurm.conf", _CONF)
+    machine.write("/etc/slurm/cgroup.conf", "ConstrainDevices=yes\n")
+    machine.write("/etc/slurm/gres.conf", "Include gres.sluice.conf\n")
+    machine.write("/etc/slurm/plugstack.conf", "include /etc/slurm/plugstack.conf.d/*.conf\n")
+    # Sluice
+    machine.shell(
+        f"ln -s {SLUICE} /usr/local/bin/; mkdir -p /usr/libexec;"
+        f"ln -s {SOURCES}/prolog_epilog/programs /usr/libexec/sluice;"
+        f"cp {SOURCES}/etc/systemd/sluice-* /etc/systemd/system/; mkdir -p /var/lib/sluice/inventory;"
+        f"{SLUICE} probe --json --sys-root {_SIM}/sys >/var/lib/sluice/inventory/sluice.json;"
+        f"touch /etc/slurm/nodes.sluice.conf /etc/slurm/gres.sluice.conf; {SLUICE} gres write;"
+        f"{SLUICE} plugin install --limits --build /root/plugins; {SLUICE} plugin level admit;"
+    )
+    machine.write(
+        f"/etc/slurm/{FILE_NAME}", CompiledPolicy(source="test", tenants=[Tenant(account="physics")]).render()
+    )
+    machine.shell("systemctl daemon-reload; systemctl enable sluice-agent sluice-controllerd sluice-explaind")
+
+
+# ---- the order of a boot ----
+
+
+def test_slurmd_starts_when_the_agent_answers(machine: Machine) -> None:
+    """The guard, which is the unit's main process, runs for a second and more before its agent answers."""
+    begun = int(machine.shown("sluice-agent", "ExecMainStartTimestampMonotonic"))
+    answers = machine.logged_at("sluice-agent", "action=ready")
+    active = int(machine.shown("sluice-agent", "ActiveEnterTimestampMonotonic"))
+    slurmd = int(machine.shown("slurmd", "ExecMainStartTimestampMonotonic"))
+    assert begun < answers < slurmd and begun + 300_000 < active < slurmd
+    assert machine.shown("sluice-agent", "StatusText") == "the agent answers"
+    assert "action=refused" not in machine.journal("sluice-agent")
+
+
+def test_all_units_are_active_and_none_was_started_twice(machine: Machine) -> None:
+    units = ["munge", "slurmctld", "slurmd", "sluice-agent", "sluice-controllerd", "sluice-explaind"]
+    assert [unit for unit in units if not machine.is_active(unit)] == []
+    assert {unit: machine.shown(unit, "NRestarts") for unit in units} == dict.fromkeys(units, "0")
+    failed = machine.run("systemctl", "list-units", "--failed", "--plain", "--no-legend").splitlines()
+    assert [line for line in failed if "sluice" in line or "slurm" in line or "munge" in line] == []
+
+
+def test_the_node_registers_with_the_memory_that_sluice_wrote(machine: Machine) -> None:
+    """This machine's, although the simulated platform has 4 TiB."""
+    total = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemTotal"))
+    memory = int(machine.run("sinfo", "--noheader", "--format=%m"))
+    assert memory <= int(total.split()[1]) // 1024 < memory + 1024
+
+
+def test_the_doctor_reports_what_this_site_and_kernel_lack_and_nothing_else(machine: Machine) -> None:
+    checks = json.loads(machine.run("sluice", "doctor", "--json", check=False))["answers"]
+    found = {(one["check"], one["verdict"]) for one in checks if one["verdict"] != "ok"}
+    forced = {("cgroup", "fail")} if HYBRID else set()
+    missing = {("cgroup", "warn"), ("backup-controller", "warn"), ("accounting", "fail"), ("backups", "warn")}
+    assert found - {("time", "warn"), ("drivers", "skip")} == forced | missing, checks
+    said = "\n".join(one["what"] for one in checks)
+    assert "no eBPF" not in said and ("hybrid cgroups" in said) is HYBRID
+
+
+# ---- jobs ----
+
+
+def srun(machine: Machine, *words: str, check: bool = True) -> str:
+    """A step of alice's."""
+    return machine.run("srun", "--quiet", *words, user="alice", check=check)
+
+
+def test_a_job_has_the_memory_that_it_asked_for_and_no_more(machine: Machine) -> None:
+    filled, code = srun(machine, "--gpu-mem=2G", "python3", _FILL, "9999").split()
+    assert _LIMIT - 600 < int(filled) < _LIMIT and code == "2"  # its context counts; 2: out of memory
+
+
+def test_a_process_over_the_limit_is_ended_and_its_slurmstepd_is_not(machine: Machine) -> None:
+    """The tasks' status reaches srun, and the batch script goes on with its next step."""
+    steps = f"srun --quiet {_ESCAPE} python3 {_FILL} 8192 60; echo status $?; srun --quiet echo next"
+    machine.write("/tmp/over.sh", f"#!/bin/sh\necho job $SLURM_JOB_ID; {steps}\n", "755")
+    machine.run("sbatch", "--wait", "--gpu-mem=2G", "--output=/tmp/over.out", "/tmp/over.sh", user="alice")
+    said = machine.run("cat", "/tmp/over.out")
+    assert "limit 2G; step 0 is ended" in said and "status 137" in said and said.endswith("next"), said
+    record = machine.run("sluice", "agent", "record", said.split()[1])
+    assert "returned clean" in record and " end " in record
+
+
+def test_a_job_opens_its_gpu_and_no_other(machine: Machine) -> None:
+    tries = 'for gpu in 0 1; do (exec 3<>/dev/nvidia$gpu) 2>&1 | grep -o "No such device or\\|not permitted"; done'
+    assert sorted(srun(machine, "--gpus=1", "sh", "-c", tries).splitlines()) == ["No such device or", "not permitted"]
+
+
+# ---- restarts ----
+
+
+@contextmanager
+def running_job(machine: Machine) -> Iterator[subprocess.Popen[str]]:
+    """A job that holds 1,000 MiB of its 2 GiB, and at a line of input escapes and takes more."""
+    job = f"python3 {_FILL} 1000 120 & read -r line && {_ESCAPE} python3 {_FILL} 8192 60"
+    words = machine.command("srun", "--quiet", "--gpu-mem=2G", "sh", "-c", job, user="alice")
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == "1000 0\n"
+            yield process
+        finally:
+            process.kill()
+            machine.run("scancel", "--full", "--user=alice")
+            machine.wait(lambda: not machine.run("squeue", "--noheader"))
+
+
+def is_ended(job: subprocess.Popen[str]) -> None:
+    """What the job does next is over its limit."""
+    said, _ = job.communicate("\n", timeout=60)
+    assert "step 0 is ended" in said, said
+
+
+def test_a_restart_of_the_unit_keeps_limits_and_is_done_when_the_agent_answers(machine: Machine) -> None:
+    with running_job(machine) as job:
+        machine.run("systemctl", "restart", "sluice-agent")
+        assert "limiter" in machine.run("sluice", "agent", "status").splitlines()[-1]  # at once, with the job's limit
+        is_ended(job)
+    assert machine.shown("sluice-agent", "NRestarts") == "0"
+
+
+def test_systemd_starts_a_guard_again_that_was_killed(machine: Machine) -> None:
+    before = machine.shown("sluice-agent", "MainPID")
+    with running_job(machine) as job:
+        machine.run("systemctl", "kill", "--kill-who=main", "--signal=KILL", "sluice-agent")
+        machine.wait(lambda: machine.shown("sluice-agent", "NRestarts") == "1" and machine.is_active("sluice-agent"))
+        assert machine.shown("sluice-agent", "MainPID") != before
+        is_ended(job)
+
+
+def test_a_controllerd_that_is_not_there_costs_few_lines(machine: Machine) -> None:
+    machine.run("systemctl", "stop", "sluice-controllerd")
+    before = len(machine.journal("sluice-agent"))
+    try:
+        for _ in range(3):
+            srun(machine, "--gpu-mem=2G", "true")
+            machine.run(_HEALTH, check=False)
+        time.sleep(6)  # the courier has tried three times
+        lines = machine.journal("sluice-agent")[before:].splitlines()
+        complaints = [line for line in lines if "no controller accepts" in line]
+        assert 0 < len(complaints) <= 2, complaints  # of its health report, and of the record of its jobs
+    finally:
+        machine.run("systemctl", "start", "sluice-controllerd")
+    machine.wait(lambda: "action=sent records=" in machine.journal("sluice-agent"))
+
+
+# ---- what is left ----
+
+
+def test_nothing_is_left_of_a_machine_whose_test_is_killed(bookworm_root: Path, tmp_path: Path) -> None:
+    program = (
+        "import sys, time; from pathlib import Path; from tests.integration.booted import nspawn\n"
+        "with nspawn(Path(sys.argv[1]), Path(sys.argv[2])) as machine:\n"
+        "    print(machine.pid, flush=True); time.sleep(600)\n"
+    )
+    words = [sys.executable, "-c", program, str(bookworm_root), str(tmp_path)]
+    with subprocess.Popen(words, cwd=_ROOT, stdout=subprocess.PIPE, text=True) as test:
+        try:
+            assert test.stdout is not None
+            pid = test.stdout.readline().strip()
+            unified = unified_hierarchy()
+            if not pid or unified is None:
+                cannot("no machine boots here")
+            group = unified / f"sluice-test-{test.pid}"
+            assert group.is_dir() and Path(f"/proc/{pid}").is_dir()
+        finally:
+            test.kill()
+    until(lambda: not group.exists())
+    assert not Path(f"/proc/{pid}").exists()
+    assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
