@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
