@@ -158,7 +158,8 @@ def split_energy(energy_mj: float, utilisations: Iterable[float | None], shares:
     known, given = list(utilisations), list(shares)
     work = [one or 0.0 for one in known] if all(one is not None for one in known) else []
     weights = work if sum(work) > 0 else given if sum(given) > 0 else [1.0] * len(given)
-    return [energy_mj * weight / sum(weights) for weight in weights]
+    total = sum(weights)
+    return [energy_mj * (weight / total) for weight in weights]  # in this order no product vanishes
 
 
 def grown_errors(before: Mapping[str, int | None], after: Mapping[str, int | None]) -> Counter[str]:

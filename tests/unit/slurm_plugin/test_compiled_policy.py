@@ -131,6 +131,11 @@ def policies(draw: st.DrawFn) -> CompiledPolicy:
             gang_incomplete_cancel=draw(st.booleans()),
             deadlines=draw(st.booleans()),
             memory_mib_per_gpu=draw(st.integers(0, 1 << 40)),
+            gpu_shares=draw(st.booleans()),
+            journal=draw(st.booleans()),
+            journal_wait_ms=draw(st.integers(1, 10000)),
+            journal_warn=draw(st.booleans()),
+            journal_max_mib=draw(st.integers(8, 65536)),
         ),
         classes=[
             GpuClass(
