@@ -353,7 +353,7 @@ def make_node(
 
 
 def make_devices(sim: Path, devices: list[list[Any]]) -> None:
-    """Private /dev, /sys, /proc/driver and loader cache of a node with simulated GPUs."""
+    """Private /dev, /sys, /proc/driver, /proc/meminfo and loader cache of a node with simulated GPUs."""
     dev = Path("/dev")
     namespaces.tmpfs(dev, size="64m")
     for device, (major, minor) in _STANDARD_DEVICES.items():
@@ -380,6 +380,7 @@ def make_devices(sim: Path, devices: list[list[Any]]) -> None:
         os.close(cgroup)
     if (sim / "proc" / "driver").is_dir():
         namespaces.bind(sim / "proc" / "driver", "/proc/driver")
+        namespaces.bind(sim / "proc" / "meminfo", "/proc/meminfo")
     if (INSIDE / "ld.so.cache").exists():
         namespaces.bind(INSIDE / "ld.so.cache", "/etc/ld.so.cache")
 

@@ -36,6 +36,9 @@ def write_tree(folder: Path, platform: Platform) -> None:
     (folder / "proc/driver/nvidia-caps").mkdir(parents=True, exist_ok=True)
     if any(platform.model_of(i).mig_profiles for i in range(len(platform.gpus))):
         (folder / "proc/driver/nvidia-caps/mig-minors").write_text(_mig_minors())
+    memory = platform.cpu.memory_mib * 1024
+    lines = (f"Mem{part}: {memory} kB\n" for part in ("Total", "Free", "Available"))
+    (folder / "proc/meminfo").write_text("".join(lines))
     building.rename(folder / "sys")
 
 

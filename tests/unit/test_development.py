@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,12 @@ def paths_named(text: str) -> set[str]:
     """Words in backquotes that look like a path of the repository."""
     words = (word for quoted in re.findall(r"`([^`\n]+)`", text) for word in quoted.split())
     return {word for word in words if re.fullmatch(r"\w[\w.-]*/[\w./-]*", word)}
+
+
+def test_modules_of_tests_have_names_of_their_own() -> None:
+    """pytest imports them by their last name: of two with the same, one fails when all are collected."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_make_help_has_a_line_for_every_target() -> None:

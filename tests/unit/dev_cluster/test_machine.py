@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -114,7 +115,8 @@ def test_debian_tree_refuses_what_it_did_not_make(tmp_path: Path) -> None:
         refused = subprocess.run([tool, *words], capture_output=True, text=True, check=False)
         assert refused.returncode == 2
         assert what in refused.stderr
-    (tmp_path / ".sluice-tree").touch()
+    groups = dict(re.findall(r"^(\w+): (.*)$", tool.with_name("debian-packages.txt").read_text(), re.MULTILINE))
+    (tmp_path / ".sluice-tree").write_text(f"trixie {groups['cluster']} {groups['tree']} \n")
     assert subprocess.run([tool, tmp_path], check=False).returncode == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == [".sluice-tree", "thesis"]
 
