@@ -595,6 +595,27 @@ static uint64_t all_gpus(const struct check *check)
     return total;
 }
 
+/* Slurm tells types apart by this number alone, which others can have, too: gpu:xeeexeeexfee gives GPUs of type h100. */
+static uint32_t slurms_number_of(const char *type)
+{
+    uint32_t number = 0;
+    for (size_t i = 0; type[i]; i++)
+        number += (uint32_t)(unsigned char)type[i] << 8 * (i % 4);
+    return number;
+}
+
+/* The type of a class that Slurm takes a type of no class for; NULL: none. */
+static const char *mistaken_for(const struct check *check, const char *type)
+{
+    for (uint32_t i = 0; i < check->rules->class_count; i++) {
+        struct sluice_words types = check->rules->classes[i].gpu_types;
+        for (uint32_t j = 0; j < types.count; j++)
+            if (slurms_number_of(types.items[j]) == slurms_number_of(type))
+                return types.items[j];
+    }
+    return NULL;
+}
+
 static bool check_types(struct check *check)
 {
     const struct sluice_tres_request *request = &check->request;
@@ -605,6 +626,11 @@ static bool check_types(struct check *check)
         if (!type[0] && request->gpu_types > 1)
             return sluice_refuse(check->admission, SLUICE_REFUSED_REQUEST,
                                  "GPUs with a type and GPUs without one; name the type of all of them");
+        const char *same = type[0] && class == SLUICE_NO_CLASS ? mistaken_for(check, type) : NULL;
+        if (same)
+            return sluice_refuse(check->admission, SLUICE_REFUSED_REQUEST,
+                                 "GPUs of type %s: no GPU has it, but Slurm takes it for %s; name that type", type,
+                                 same);
         if (!type[0])
             untyped = true;
         else if (class != SLUICE_NO_CLASS && !check_class(check, class, type, gpus_of_class(check, class)))

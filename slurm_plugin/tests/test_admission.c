@@ -463,6 +463,9 @@ static void check_classes(void)
     REFUSED("bigonly", "6 GPUs of class big", PER_NODE("gres:gpu:h100:3,gres:gpu:h200:3"));
     REFUSED("bigonly", "not open to account bigonly; it may use h100, h200", PER_NODE("gres:gpu:l4:1"));
     REFUSED("bigonly", "belong to no class", PER_NODE("gres:gpu:mi300x:1"));
+    ADMITTED("atonce", PER_NODE("gres:gpu:mi300x:1"));
+    REFUSED("atonce", "takes it for h100", PER_NODE("gres:gpu:xeeexeeexfee:1")); /* the same gres_build_id */
+    REFUSED("atonce", "takes it for h100", PER_NODE("gres:gpu:h100:1,gres:gpu:xeeexeeexfee:8"));
     REFUSED("bigonly", "on GPUs of class big for 01:00:00", PER_NODE("gres:gpu:h100:1"), .time_limit = 61);
     ADMITTED("bigonly", .time_limit = 10000); /* no GPUs */
     REFUSED("bigonly", "name the type, as in --gres=gpu:h100:1; it may be one of: h100 h200", PER_NODE("gres:gpu:1"));
