@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -34,19 +35,26 @@ class Contexts:
         """What was measured since the boot; there once an agent has tried."""
         return self._state.settings.run / "agent/contexts.json"
 
-    def measure(self, watcher: Watcher) -> None:
-        """One device of each kind, unless an earlier agent measured it since the boot. Raises OSError."""
+    def measure(self, watcher: Watcher, deadline: float) -> None:
+        """One device of each kind, unless an earlier agent measured it since the boot. Raises OSError.
+
+        `deadline` is one for all kinds: until it returns no job is watched, and the guard waits for no agent for ever.
+        """
         with suppress(OSError, ValueError):
             self.measured = json.loads(self.path.read_text())
         for device in self._state.devices:
             if device.vendor not in VENDORS or device.kind in self.measured:
+                continue
+            left = deadline - time.monotonic()
+            if left <= 0:
+                log("problem", device=device.uuid, what="no driver context measured: other devices took too long")
                 continue
             place = device.uuid
             if device.vendor == "amd":
                 place = str(device.ordinal)
             try:
                 found = watcher.watches[device.vendor].worker.ask(
-                    do="context", uuid=device.uuid, place=place, timeout=STARTS_S
+                    do="context", uuid=device.uuid, place=place, timeout=min(STARTS_S, left)
                 )
             except SluiceError as error:
                 log("problem", device=device.uuid, what=f"no driver context measured: {error}")

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _LOCK_SECONDS = 2.0
 _FIRST_S = 0.5  # what takes long to load leaves the processor to the first sample for this time
+_AGAIN_S = 5.0  # for driver contexts that an earlier agent could not measure: jobs are not watched meanwhile
 _SWITCH_S = 0.001  # how long a thread that computes delays one that samples or answers; Python's default is 5 ms
 
 
@@ -78,7 +79,7 @@ class Vigil:
         self.state.find_jobs()
         self.watcher.strangers.load()
         self.watcher.find()
-        self.contexts.measure(self.watcher)
+        self.contexts.measure(self.watcher, began + 2 * STARTS_S if self._first else time.monotonic() + _AGAIN_S)
         sys.setswitchinterval(_SWITCH_S)
         self.watcher.notifying.clear()
         self.watcher.start()

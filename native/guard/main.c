@@ -350,6 +350,8 @@ static void one_round(void)
     if (guard.stop_by < 0)
         guard_tick(&watch, &tools, guard.now);
     save();
+    if (!guard.was_ready && watch.count > 0) /* at TimeoutStartSec= the guard would be ended, and thaw them */
+        guard_notify_start_lasts(guard.last_reading);
     guard_notify_alive(guard.last_reading);
 }
 

@@ -13,6 +13,7 @@ static struct {
     struct sockaddr_un address;
     socklen_t size;
     int64_t period, due; /* milliseconds; period 0: no WatchdogSec= */
+    int64_t extend;      /* when the start is extended next */
 } notify;
 
 static int64_t watchdog_period(void)
@@ -45,6 +46,13 @@ bool guard_notify(const char *state)
 {
     return notify.socket <= 0 || sendto(notify.socket, state, strlen(state), MSG_NOSIGNAL,
                                         (const struct sockaddr *)&notify.address, notify.size) >= 0;
+}
+
+void guard_notify_start_lasts(int64_t now)
+{
+    enum { EVERY_MS = 15000 };
+    if (notify.socket > 0 && now >= notify.extend && guard_notify("EXTEND_TIMEOUT_USEC=60000000"))
+        notify.extend = now + EVERY_MS;
 }
 
 void guard_notify_alive(int64_t now)

@@ -207,13 +207,23 @@ static uint64_t most_nodes(const struct check *check)
     return larger(most, (submission->min_cpus + each - 1) / each);
 }
 
-/* Tasks on all nodes, at most. */
+static bool has_fixed_nodes(const struct check *check)
+{
+    return check->submission->min_nodes && check->submission->min_nodes == check->submission->max_nodes;
+}
+
+/*
+ * Tasks on all nodes, at most. Slurm gives a job that is changed a task for each node, and from 23.11 on, where the
+ * number of nodes is fixed, as many as --ntasks-per-node says (_figure_out_num_tasks).
+ */
 static uint64_t most_tasks(const struct check *check)
 {
     const struct sluice_submission *submission = check->submission;
-    if (submission->tasks)
-        return submission->tasks;
-    return check->nodes * (submission->tasks_per_node ? submission->tasks_per_node : 1);
+    uint64_t by_nodes = check->nodes * (submission->tasks_per_node ? submission->tasks_per_node : 1);
+    if (!submission->tasks)
+        return by_nodes;
+    uint64_t least = larger(submission->tasks, submission->min_nodes);
+    return check->slurm->slash && has_fixed_nodes(check) ? larger(least, by_nodes) : least;
 }
 
 static uint64_t per_socket_factor(const struct check *check)
@@ -225,11 +235,17 @@ static uint64_t per_socket_factor(const struct check *check)
 /* What each further node adds, and what does not depend on nodes. */
 static uint64_t total_of(const struct check *check, const struct sluice_gres_counts *counts)
 {
+    const struct sluice_submission *submission = check->submission;
+    uint64_t by_tasks = mul_saturating(counts->per[SLUICE_PER_TASK], most_tasks(check));
+    /* From 23.11 on the number of tasks, where there is one, prevails over --gpus (_test_gres_cnt); before, Slurm refuses
+     * numbers that differ. */
+    if (counts->per[SLUICE_PER_JOB] && (submission->tasks || submission->tasks_per_node || has_fixed_nodes(check)))
+        return larger(counts->per[SLUICE_PER_JOB], by_tasks);
     if (counts->per[SLUICE_PER_JOB])
         return counts->per[SLUICE_PER_JOB];
     uint64_t total = mul_saturating(counts->per[SLUICE_PER_NODE], check->nodes);
     total = larger(total, mul_saturating(counts->per[SLUICE_PER_SOCKET], per_socket_factor(check) * check->nodes));
-    return larger(total, mul_saturating(counts->per[SLUICE_PER_TASK], most_tasks(check)));
+    return larger(total, by_tasks);
 }
 
 /* GPUs that parts are taken of: one of each node, or one for each task where tasks have their own. */
@@ -579,6 +595,27 @@ static uint64_t all_gpus(const struct check *check)
     return total;
 }
 
+/* Slurm tells types apart by this number alone, which others can have, too: gpu:xeeexeeexfee gives GPUs of type h100. */
+static uint32_t slurms_number_of(const char *type)
+{
+    uint32_t number = 0;
+    for (size_t i = 0; type[i]; i++)
+        number += (uint32_t)(unsigned char)type[i] << 8 * (i % 4);
+    return number;
+}
+
+/* The type of a class that Slurm takes a type of no class for; NULL: none. */
+static const char *mistaken_for(const struct check *check, const char *type)
+{
+    for (uint32_t i = 0; i < check->rules->class_count; i++) {
+        struct sluice_words types = check->rules->classes[i].gpu_types;
+        for (uint32_t j = 0; j < types.count; j++)
+            if (slurms_number_of(types.items[j]) == slurms_number_of(type))
+                return types.items[j];
+    }
+    return NULL;
+}
+
 static bool check_types(struct check *check)
 {
     const struct sluice_tres_request *request = &check->request;
@@ -589,6 +626,11 @@ static bool check_types(struct check *check)
         if (!type[0] && request->gpu_types > 1)
             return sluice_refuse(check->admission, SLUICE_REFUSED_REQUEST,
                                  "GPUs with a type and GPUs without one; name the type of all of them");
+        const char *same = type[0] && class == SLUICE_NO_CLASS ? mistaken_for(check, type) : NULL;
+        if (same)
+            return sluice_refuse(check->admission, SLUICE_REFUSED_REQUEST,
+                                 "GPUs of type %s: no GPU has it, but Slurm takes it for %s; name that type", type,
+                                 same);
         if (!type[0])
             untyped = true;
         else if (class != SLUICE_NO_CLASS && !check_class(check, class, type, gpus_of_class(check, class)))
@@ -604,6 +646,14 @@ static bool check_types(struct check *check)
     return !untyped || check_untyped(check, request->gpu_types == 1, all_gpus(check));
 }
 
+static bool has_gpus_per_task(const struct check *check)
+{
+    for (size_t i = 0; i < check->request.gpu_types; i++)
+        if (check->request.gpus[i].per[SLUICE_PER_TASK])
+            return true;
+    return false;
+}
+
 static bool check_gpus(struct check *check)
 {
     uint32_t limit = check->tenant->gpus_per_job;
@@ -613,6 +663,9 @@ static bool check_gpus(struct check *check)
             "--exclusive takes all GPUs of a node, and account %s may not use all; leave it out and ask for "
             "GPUs, CPUs and memory by number",
             check->tenant->account);
+    if (check->submission->tasks_per_gpu && limits_gpus(check) && has_gpus_per_task(check)) /* Slurm multiplies them */
+        return sluice_refuse(check->admission, SLUICE_REFUSED_REQUEST,
+                             "--ntasks-per-gpu and --gpus-per-task contradict each other; leave out one of them");
     cap_nodes_by_gpus(check);
     uint64_t total = all_gpus(check);
     if (total > limit && limit != SLUICE_NO_LIMIT)

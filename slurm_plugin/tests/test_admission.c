@@ -379,6 +379,33 @@ static void check_memory_limits(void)
     expect_refused("split", "60G of GPU memory on 3 GPUs");
 }
 
+/* --gpus and --gpus-per-task: from 23.11 on the number of tasks prevails, which changes of a job may raise. */
+static void check_gpus_by_task(void)
+{
+    const struct {
+        struct sluice_submission submission;
+        const char *refused;
+    } cases[] = {
+        {{.tres = {"gres/gpu:4", NULL, NULL, "gres/gpu:4"}, .tasks = 1}, NULL},
+        {{.tres = {"gres/gpu:4", NULL, NULL, "gres/gpu:1"}, .tasks = 4, NODES(1)}, NULL},
+        {{.tres = {"gres/gpu:4", NULL, NULL, "gres/gpu:2"}}, NULL},
+        {{.tres = {"gres/gpu:4", NULL, NULL, "gres/gpu:4"}, .min_nodes = 1, .max_nodes = 4}, NULL},
+        {{.tres = {"gres/gpu:4", NULL, NULL, "gres/gpu:4"}, .tasks = 4}, "16 GPUs"},
+        {{.tres = {"gres/gpu:4", NULL, NULL, "gres/gpu:4"}, NODES(4)}, "16 GPUs"},
+        {{.tres = {"gres/gpu:4", NULL, NULL, "gres/gpu:4"}, .tasks_per_node = 4, NODES(1)}, "16 GPUs"},
+        {{.tres = {NULL, NULL, NULL, "gres/gpu:4"}, .tasks = 1, .tasks_per_node = 4, NODES(1)}, "16 GPUs"},
+        {{.tres = {NULL, NULL, NULL, "gres/gpu:4"}, .tasks = 1, NODES(4), .admitted_before = true}, "16 GPUs"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        admit("few", &slurm_24_11, &cases[i].submission);
+        if (cases[i].refused)
+            expect_refused("GPUs by task", cases[i].refused);
+        else
+            expect_admitted("GPUs by task");
+    }
+    ADMITTED("few", PER_TASK("gres:gpu:4"), .tasks = 1, .tasks_per_node = 4, NODES(1)); /* 22.05 keeps to -n */
+}
+
 static void check_gpu_limits(void)
 {
     ADMITTED("few", PER_JOB("gres:gpu:4"));
@@ -402,6 +429,7 @@ static void check_gpu_limits(void)
     REFUSED("few", "8 GPUs", PER_TASK("gres:gpu:1"), .tasks = 8);
     REFUSED("few", "8 GPUs", PER_SOCKET("gres:gpu:2"), .sockets_per_node = 2, NODES(2));
     REFUSED("few", "5 GPUs", .tasks = 10, .tasks_per_gpu = 2);
+    REFUSED("few", "contradict each other", PER_TASK("gres:gpu:1"), .tasks = 1, .tasks_per_gpu = 8);
     REFUSED("few", "5 GPUs", NODES(5), PER_NODE("gres:shard:100"));
     REFUSED("few", "5 GPUs", PER_NODE("gres:mps:500"), NODES(1));
     REFUSED("few", "--exclusive", .whole_nodes = true);
@@ -418,6 +446,8 @@ static void check_gpu_limits(void)
     ADMITTED("open", PER_NODE("gres:gpu:8"), .tasks = 4000000000); /* no limit bounds nodes */
     CHECK_INT(admission.max_nodes, 0);
 
+    check_gpus_by_task();
+
     REFUSED("few", "ask for --time=02:00:00 or less", .time_limit = 121);
     REFUSED("few", "--time=UNLIMITED", .time_limit = UINT32_MAX);
     ADMITTED("few", .time_limit = 120);
@@ -433,6 +463,9 @@ static void check_classes(void)
     REFUSED("bigonly", "6 GPUs of class big", PER_NODE("gres:gpu:h100:3,gres:gpu:h200:3"));
     REFUSED("bigonly", "not open to account bigonly; it may use h100, h200", PER_NODE("gres:gpu:l4:1"));
     REFUSED("bigonly", "belong to no class", PER_NODE("gres:gpu:mi300x:1"));
+    ADMITTED("atonce", PER_NODE("gres:gpu:mi300x:1"));
+    REFUSED("atonce", "takes it for h100", PER_NODE("gres:gpu:xeeexeeexfee:1")); /* the same gres_build_id */
+    REFUSED("atonce", "takes it for h100", PER_NODE("gres:gpu:h100:1,gres:gpu:xeeexeeexfee:8"));
     REFUSED("bigonly", "on GPUs of class big for 01:00:00", PER_NODE("gres:gpu:h100:1"), .time_limit = 61);
     ADMITTED("bigonly", .time_limit = 10000); /* no GPUs */
     REFUSED("bigonly", "name the type, as in --gres=gpu:h100:1; it may be one of: h100 h200", PER_NODE("gres:gpu:1"));

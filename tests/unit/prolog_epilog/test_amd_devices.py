@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -174,7 +175,7 @@ def test_contexts_are_measured_and_memory_cleared_on_the_partition_itself(
 ) -> None:
     device = device_of(sim, 2)
     agent = agent_of(tmp_path, worker, device, scrub=True)
-    agent.contexts.measure(agent.watcher)
+    agent.contexts.measure(agent.watcher, time.monotonic() + 60)
     assert agent.contexts.of(device) == {"context": CONTEXT, "total": PART_MIB * MIB}
     (sim / "vram").write_bytes(b"\0" * 65536)  # a driver that clears nothing
     record = record_of(device, None)

@@ -157,6 +157,18 @@ def test_systemd_is_notified_when_the_agent_answers(site: Site, name: str) -> No
         assert systemd.recv(1024) == b"STOPPING=1"
 
 
+def test_the_start_of_a_guard_that_holds_jobs_does_not_time_out(site: Site) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(site.folder / "notify"))
+        systemd.settimeout(PATIENCE)
+        (site.folder / "agent").mkdir(mode=0o700)
+        (site.folder / "agent/guard").write_text("sluice-guard 1\nwatched 7 1 /sys/fs/cgroup/sluice-test/job_7\n")
+        site.says()
+        site.start(NOTIFY_SOCKET=str(site.folder / "notify"))
+        assert systemd.recv(1024) == b"EXTEND_TIMEOUT_USEC=60000000"
+        site.end()
+
+
 def test_a_guard_that_goes_on_keeps_systemds_watchdog_quiet(site: Site) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(site.folder / "notify"))
