@@ -434,11 +434,15 @@ static void append(char *text, size_t size, const char *item)
 }
 
 /* Names each GPU once, with the count that limits are checked with: Slurm takes the last count, but adds up others. */
-static void name_gpus_once(struct check *check)
+static bool name_gpus_once(struct check *check)
 {
     const struct sluice_tres_request *request = &check->request;
     if (!request->gpus_differ)
-        return;
+        return true;
+    if (has_any(&request->mps))
+        return sluice_refuse(
+            check->admission, SLUICE_REFUSED_REQUEST,
+            "--gres=mps with gpu: Slurm gives a job either parts of GPUs or whole ones; leave out one");
     for (int per = 0; per < SLUICE_PER_COUNT; per++) {
         char *text = check->admission->tres[per], gpu[SLUICE_GPU_TYPE_LENGTH + 32];
         sluice_tres_without_gpus(check->submission->tres[per], text);
@@ -450,6 +454,7 @@ static void name_gpus_once(struct check *check)
         }
     }
     check->admission->set_tres = true;
+    return true;
 }
 
 /* Gives untyped GPUs a type: the same request with it in every count. */
@@ -1044,8 +1049,7 @@ void sluice_admit(const struct sluice_rules *rules, const struct sluice_tenant *
         return;
     check.nodes = most_nodes(&check);
     if (tenant) {
-        name_gpus_once(&check);
-        if (!complete_partition(&check) || !complete_features(&check) ||
+        if (!name_gpus_once(&check) || !complete_partition(&check) || !complete_features(&check) ||
             !check_run_time(&check, tenant->run_time_s, ""))
             return;
         if (!(submission->qos && *submission->qos) && tenant->qos)

@@ -417,6 +417,7 @@ static void check_gpu_limits(void)
     REFUSED("few", "8 GPUs (on 1 node):", PER_NODE("gres:gpu:4,gres:gpu:8"), NODES(1));
     ADMITTED("few", PER_NODE("gres:gpu:8,craynetwork:1,gres:gpu:4"), NODES(1)); /* the last one, as in Slurm */
     CHECK_STR(admission.tres[SLUICE_PER_NODE], "craynetwork:1,gres:gpu:4");
+    REFUSED("few", "--gres=mps with gpu", PER_NODE("gres:gpu:2,gres:gpu:4,gres:mps:50"), NODES(1));
     char longest[SLUICE_TRES_TEXT_MAX] = "";
     for (size_t i = 0, length = 0; i < 2 * SLUICE_GPU_TYPES_MAX; i++)
         length += (size_t)sprintf(longest + length, "%sgpu:%c---------------------:%s", i ? "," : "",
