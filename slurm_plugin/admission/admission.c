@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 #include "admission/admission.h"
 
+#include "admission/admission_internal.h"
 #include "admission/constraint.h"
 #include "admission/gpu_mem.h"
 #include "admission/wording.h"
@@ -8,61 +9,6 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
-
-enum { DURATION_MAX = 32, STAMP_MAX = 32 };
-
-/* What the checks pass from one to the next. */
-struct check {
-    const struct sluice_rules *rules;
-    const struct sluice_tenant *tenant;
-    const struct sluice_slurm *slurm;
-    const struct sluice_submission *submission;
-    struct sluice_tres_request request;
-    struct sluice_admission *admission;
-    uint64_t nodes; /* the most that the job can get */
-};
-
-static uint64_t larger(uint64_t a, uint64_t b)
-{
-    return a > b ? a : b;
-}
-
-/* Absurd numbers stay absurd: a product that would overflow becomes the bound, and several of them can be added up. */
-static uint64_t mul_saturating(uint64_t a, uint64_t b)
-{
-    const uint64_t bound = UINT64_C(1) << 58;
-    uint64_t product;
-    return __builtin_mul_overflow(a, b, &product) || product > bound ? bound : product;
-}
-
-/* Slurm's way to write a run time. */
-static const char *duration(uint64_t minutes, char *text)
-{
-    if (minutes >= 1440)
-        snprintf(text, DURATION_MAX, "%" PRIu64 "-%02u:%02u:00", minutes / 1440, (unsigned)(minutes / 60 % 24),
-                 (unsigned)(minutes % 60));
-    else
-        snprintf(text, DURATION_MAX, "%02u:%02u:00", (unsigned)(minutes / 60), (unsigned)(minutes % 60));
-    return text;
-}
-
-/* The form that --deadline takes. */
-static const char *stamp(int64_t seconds, char *text)
-{
-    time_t when = (time_t)seconds;
-    struct tm parts;
-    if (!localtime_r(&when, &parts) || !strftime(text, STAMP_MAX, "%Y-%m-%dT%H:%M:%S", &parts))
-        snprintf(text, STAMP_MAX, "%" PRId64, seconds);
-    return text;
-}
-
-static void notice(struct check *check, const char *text)
-{
-    char *message = check->admission->message;
-    size_t length = strlen(message);
-    snprintf(message + length, SLUICE_REFUSAL_MAX - length, "%s%s", length ? "; " : "", text);
-}
 
 static bool is_listed(struct sluice_words words, const char *word, size_t length)
 {
@@ -82,7 +28,7 @@ static void join(struct sluice_words words, const char *separator, char *text, s
 
 /* ---- the request as it was written ---- */
 
-static bool read_request(struct check *check)
+static bool read_request(struct sluice_check *check)
 {
     static const char *const origins[SLUICE_PER_COUNT] = {"--gpus", "--gres", "--gpus-per-socket", "--tres-per-task"};
     char why[SLUICE_OPTION_WHY_MAX];
@@ -110,13 +56,13 @@ static const char *plural(uint64_t count)
     return count == 1 ? "" : "s";
 }
 
-static bool uses_gpus(const struct check *check)
+static bool uses_gpus(const struct sluice_check *check)
 {
     return has_gpus(&check->request) || has_any(&check->request.shards) || has_any(&check->request.mps) ||
            check->submission->tasks_per_gpu;
 }
 
-static bool check_options(struct check *check)
+static bool check_options(struct sluice_check *check)
 {
     const struct sluice_options *options = &check->submission->options;
     const struct sluice_tres_request *request = &check->request;
@@ -163,7 +109,8 @@ static bool check_options(struct check *check)
             "--gpu-spread with one node: there is nothing to spread over; allow more nodes (-N) or leave it "
             "out");
     if (shaped && !check->slurm->places)
-        notice(check, "--gpu-affinity and --gpu-spread have no effect here, as only Slurm chooses the GPUs");
+        sluice_notice(check->admission,
+                      "--gpu-affinity and --gpu-spread have no effect here, as only Slurm chooses the GPUs");
     if (!options->gang_count)
         return true;
     if (check->submission->heterogeneous)
@@ -180,127 +127,20 @@ static bool check_options(struct check *check)
     return true;
 }
 
-/* ---- how much it comes to ---- */
-
-static uint32_t least_nodes(const struct check *check)
-{
-    const struct sluice_submission *submission = check->submission;
-    uint32_t least = check->admission->min_nodes ? check->admission->min_nodes : submission->min_nodes;
-    if (submission->required_nodes > least && !(least && check->slurm->list_offers))
-        least = submission->required_nodes;
-    if (submission->tasks && submission->tasks_per_node) {
-        uint32_t needed = (submission->tasks - 1) / submission->tasks_per_node + 1;
-        least = least > needed ? least : needed;
-    }
-    return least ? least : 1;
-}
-
-/* An upper bound: without -N, Slurm may spread a job over as many nodes as it has tasks. */
-static uint64_t most_nodes(const struct check *check)
-{
-    const struct sluice_submission *submission = check->submission;
-    uint32_t given = check->admission->max_nodes ? check->admission->max_nodes : submission->max_nodes;
-    if (given)
-        return larger(given, check->admission->max_nodes ? 0 : submission->min_nodes);
-    uint64_t each = larger(larger(submission->cpus_per_task, submission->min_cpus_per_node), 1);
-    uint64_t most = larger(larger(least_nodes(check), submission->required_nodes), submission->tasks);
-    return larger(most, (submission->min_cpus + each - 1) / each);
-}
-
-static bool has_fixed_nodes(const struct check *check)
-{
-    return check->submission->min_nodes && check->submission->min_nodes == check->submission->max_nodes;
-}
-
-/*
- * Tasks on all nodes, at most. Slurm gives a job that is changed a task for each node, and from 23.11 on, where the
- * number of nodes is fixed, as many as --ntasks-per-node says (_figure_out_num_tasks).
- */
-static uint64_t most_tasks(const struct check *check)
-{
-    const struct sluice_submission *submission = check->submission;
-    uint64_t by_nodes = check->nodes * (submission->tasks_per_node ? submission->tasks_per_node : 1);
-    if (!submission->tasks)
-        return by_nodes;
-    uint64_t least = larger(submission->tasks, submission->min_nodes);
-    return check->slurm->slash && has_fixed_nodes(check) ? larger(least, by_nodes) : least;
-}
-
-static uint64_t per_socket_factor(const struct check *check)
-{
-    /* Slurm refuses a count per socket without --sockets-per-node; if it did not, no node has more. */
-    return check->submission->sockets_per_node ? check->submission->sockets_per_node : 64;
-}
-
-/* What each further node adds, and what does not depend on nodes. */
-static uint64_t total_of(const struct check *check, const struct sluice_gres_counts *counts)
-{
-    const struct sluice_submission *submission = check->submission;
-    uint64_t by_tasks = mul_saturating(counts->per[SLUICE_PER_TASK], most_tasks(check));
-    /* From 23.11 on the number of tasks, where there is one, prevails over --gpus (_test_gres_cnt); before, Slurm refuses
-     * numbers that differ. */
-    if (counts->per[SLUICE_PER_JOB] && (submission->tasks || submission->tasks_per_node || has_fixed_nodes(check)))
-        return larger(counts->per[SLUICE_PER_JOB], by_tasks);
-    if (counts->per[SLUICE_PER_JOB])
-        return counts->per[SLUICE_PER_JOB];
-    uint64_t total = mul_saturating(counts->per[SLUICE_PER_NODE], check->nodes);
-    total = larger(total, mul_saturating(counts->per[SLUICE_PER_SOCKET], per_socket_factor(check) * check->nodes));
-    return larger(total, by_tasks);
-}
-
-/* GPUs that parts are taken of: one of each node, or one for each task where tasks have their own. */
-static uint64_t shared_gpus(const struct check *check)
-{
-    return check->request.shards.per[SLUICE_PER_TASK] ? most_tasks(check) : check->nodes;
-}
-
-/* Shards on one GPU, at most: nothing says that Slurm divides what a node gives. */
-static uint64_t shards_of_one_gpu(const struct check *check)
-{
-    const struct sluice_gres_counts *shards = &check->request.shards;
-    uint64_t tasks = check->admission->one_task_per_sharing || check->submission->tasks_split ? 1 : most_tasks(check);
-    uint64_t most = larger(shards->per[SLUICE_PER_JOB], shards->per[SLUICE_PER_NODE]);
-    most = larger(most, shards->per[SLUICE_PER_SOCKET] * per_socket_factor(check));
-    return larger(most, mul_saturating(shards->per[SLUICE_PER_TASK], tasks));
-}
-
-/*
- * An open number of nodes is no reason to refuse: the job gets so many that `each` (per node) times them stays within
- * the limit, where that is possible.
- */
-static void cap_nodes(struct check *check, uint64_t each, uint64_t limit)
-{
-    bool fixed = check->submission->max_nodes || check->admission->min_nodes;
-    uint64_t fitting = limit / each;
-    if (fixed || fitting < least_nodes(check) || fitting >= check->nodes)
-        return;
-    check->admission->max_nodes = (uint32_t)fitting;
-    check->nodes = fitting;
-}
-
-/* Where Slurm fills the gaps between required nodes, only Slurm knows with how many; it then refuses more than are
- * counted here. */
-static void bound_gaps(struct check *check)
-{
-    const struct sluice_submission *submission = check->submission;
-    if (submission->contiguous && submission->required_nodes && !submission->max_nodes && !check->admission->max_nodes)
-        check->admission->max_nodes = (uint32_t)(check->nodes < UINT32_MAX - 2 ? check->nodes : UINT32_MAX - 2);
-}
-
 /* ---- classes of GPUs ---- */
 
-static const struct sluice_class_rule *rule_of(const struct check *check, uint32_t class)
+static const struct sluice_class_rule *rule_of(const struct sluice_check *check, uint32_t class)
 {
     return &check->tenant->classes[class];
 }
 
-static bool limits_memory(const struct check *check)
+static bool limits_memory(const struct sluice_check *check)
 {
     return check->tenant->gpu_memory_mib_per_gpu != SLUICE_NO_LIMIT_64 ||
            check->tenant->gpu_memory_mib_per_job != SLUICE_NO_LIMIT_64;
 }
 
-static bool is_restricted(const struct check *check)
+static bool is_restricted(const struct sluice_check *check)
 {
     if (!check->tenant || !check->rules)
         return false;
@@ -314,14 +154,14 @@ static bool is_restricted(const struct check *check)
 }
 
 /* Whether anything limits the tenant in GPUs. */
-static bool limits_gpus(const struct check *check)
+static bool limits_gpus(const struct sluice_check *check)
 {
     return check->tenant->gpus_per_job != SLUICE_NO_LIMIT || limits_memory(check) || is_restricted(check);
 }
 
 /* GPUs running at once are limited by class: Slurm keeps that limit, and counts only GPUs that are asked for by
  * type. */
-static bool is_counted_by_type(const struct check *check)
+static bool is_counted_by_type(const struct sluice_check *check)
 {
     for (uint32_t i = 0; i < check->rules->class_count; i++)
         if (rule_of(check, i)->gpus_limit != SLUICE_NO_LIMIT)
@@ -329,7 +169,7 @@ static bool is_counted_by_type(const struct check *check)
     return false;
 }
 
-static bool has_allow_list(const struct check *check)
+static bool has_allow_list(const struct sluice_check *check)
 {
     for (uint32_t i = 0; i < check->rules->class_count; i++)
         if (!rule_of(check, i)->allowed)
@@ -338,7 +178,7 @@ static bool has_allow_list(const struct check *check)
 }
 
 /* The GPU types of classes that the tenant may use, joined for a message or as alternatives of a constraint. */
-static uint32_t allowed_types(const struct check *check, const char *separator, char *text, size_t size)
+static uint32_t allowed_types(const struct sluice_check *check, const char *separator, char *text, size_t size)
 {
     uint32_t count = 0;
     size_t length = 0;
@@ -358,10 +198,10 @@ static uint32_t whole_minutes(uint32_t seconds)
     return seconds >= 60 ? seconds / 60 : 1;
 }
 
-static bool check_run_time(struct check *check, uint32_t most_s, const char *where)
+static bool check_run_time(struct sluice_check *check, uint32_t most_s, const char *where)
 {
     const struct sluice_submission *submission = check->submission;
-    char asked[DURATION_MAX], most[DURATION_MAX];
+    char asked[SLUICE_DURATION_MAX], most[SLUICE_DURATION_MAX];
     if (most_s == SLUICE_NO_LIMIT)
         return true;
     uint32_t minutes = whole_minutes(most_s);
@@ -372,8 +212,8 @@ static bool check_run_time(struct check *check, uint32_t most_s, const char *whe
     }
     if (submission->time_limit <= minutes)
         return true;
-    duration(submission->time_limit, asked);
-    duration(minutes, most);
+    sluice_duration(submission->time_limit, asked);
+    sluice_duration(minutes, most);
     return sluice_refuse(check->admission, SLUICE_REFUSED_TIME,
                          "--time=%s: account %s may run a job%s for %s at most; ask for --time=%s or less",
                          submission->time_limit == UINT32_MAX ? "UNLIMITED" : asked, check->tenant->account, where,
@@ -381,7 +221,7 @@ static bool check_run_time(struct check *check, uint32_t most_s, const char *whe
 }
 
 /* A class by the index, for `gpus` GPUs written as `type` ("" where they came without one). */
-static bool check_class(struct check *check, uint32_t class, const char *type, uint64_t gpus)
+static bool check_class(struct sluice_check *check, uint32_t class, const char *type, uint64_t gpus)
 {
     const struct sluice_class_rule *rule = rule_of(check, class);
     const char *name = check->rules->classes[class].name;
@@ -401,7 +241,7 @@ static bool check_class(struct check *check, uint32_t class, const char *type, u
     return check_run_time(check, rule->run_time_s, where);
 }
 
-static bool class_accepts(const struct check *check, uint32_t class, uint64_t gpus)
+static bool class_accepts(const struct sluice_check *check, uint32_t class, uint64_t gpus)
 {
     const struct sluice_class_rule *rule = rule_of(check, class);
     bool in_time =
@@ -410,7 +250,7 @@ static bool class_accepts(const struct check *check, uint32_t class, uint64_t gp
 }
 
 /* The type that the constraint names, NULL for none. */
-static const char *type_in_constraint(const struct check *check)
+const char *sluice_type_in_constraint(const struct sluice_check *check)
 {
     for (uint32_t i = 0; i < check->rules->class_count; i++) {
         struct sluice_words types = check->rules->classes[i].gpu_types;
@@ -422,7 +262,7 @@ static const char *type_in_constraint(const struct check *check)
 }
 
 /* Where limits depend on the type and the request has none: nodes with a type, or one of "a|b", and no others. */
-static bool require_type(const struct check *check, const char *types)
+static bool require_type(const struct sluice_check *check, const char *types)
 {
     return sluice_require_feature(check->submission, types, "A GPU that your account may use", check->admission);
 }
@@ -434,7 +274,7 @@ static void append(char *text, size_t size, const char *item)
 }
 
 /* Names each GPU once, with the count that limits are checked with: Slurm takes the last count, but adds up others. */
-static bool name_gpus_once(struct check *check)
+static bool name_gpus_once(struct sluice_check *check)
 {
     const struct sluice_tres_request *request = &check->request;
     if (!request->gpus_differ)
@@ -458,7 +298,7 @@ static bool name_gpus_once(struct check *check)
 }
 
 /* Gives untyped GPUs a type: the same request with it in every count. */
-static bool set_type(struct check *check, const char *type)
+static bool set_type(struct sluice_check *check, const char *type)
 {
     const struct sluice_gres_counts *gpus = &check->request.gpus[0];
     if (strlen(type) > SLUICE_GPU_TYPE_LENGTH || type[strcspn(type, "|&,*()[]! \t:=/")])
@@ -480,7 +320,8 @@ static bool set_type(struct check *check, const char *type)
 
 /* The classes that would accept the job: how many, and their types joined by |. The count is UINT32_MAX where they do
  * not fit. */
-static uint32_t accepting_classes(const struct check *check, uint64_t gpus, char *types, size_t size, uint32_t *count)
+static uint32_t accepting_classes(const struct sluice_check *check, uint64_t gpus, char *types, size_t size,
+                                  uint32_t *count)
 {
     uint32_t accepting = 0;
     size_t length = 0;
@@ -500,7 +341,7 @@ static uint32_t accepting_classes(const struct check *check, uint64_t gpus, char
 }
 
 /* Every class that is open to the tenant is checked: it gives a refusal, or the run time where the job names none. */
-static bool check_open_classes(struct check *check, uint64_t gpus, bool accepting_only)
+static bool check_open_classes(struct sluice_check *check, uint64_t gpus, bool accepting_only)
 {
     for (uint32_t i = 0; i < check->rules->class_count; i++)
         if (rule_of(check, i)->allowed && (!accepting_only || class_accepts(check, i, gpus)) &&
@@ -513,10 +354,10 @@ static bool check_open_classes(struct check *check, uint64_t gpus, bool acceptin
  * GPUs without a type: each class that they could come from must accept them, or the type is completed. `gres`: as a
  * type in the request; else (parts of GPUs) as a constraint.
  */
-static bool check_untyped(struct check *check, bool gres, uint64_t gpus)
+static bool check_untyped(struct sluice_check *check, bool gres, uint64_t gpus)
 {
     char types[SLUICE_NAME_LIST_MAX];
-    const char *type = type_in_constraint(check);
+    const char *type = sluice_type_in_constraint(check);
     uint32_t count;
     if (type)
         return check_class(check, sluice_rules_class_of_type(check->rules, type), type, gpus) &&
@@ -545,30 +386,30 @@ static bool check_untyped(struct check *check, bool gres, uint64_t gpus)
 }
 
 /* GPUs of one class in a request: its types add up. */
-static uint64_t gpus_of_class(const struct check *check, uint32_t class)
+static uint64_t gpus_of_class(const struct sluice_check *check, uint32_t class)
 {
     uint64_t gpus = 0;
     for (size_t i = 0; i < check->request.gpu_types; i++)
         if (sluice_rules_class_of_type(check->rules, check->request.gpus[i].type) == class)
-            gpus += total_of(check, &check->request.gpus[i]);
+            gpus += sluice_total_of(check, &check->request.gpus[i]);
     return gpus;
 }
 
-static uint64_t each_node(const struct check *check, const struct sluice_gres_counts *counts)
+static uint64_t each_node(const struct sluice_check *check, const struct sluice_gres_counts *counts)
 {
     if (counts->per[SLUICE_PER_JOB])
         return 0;
-    return larger(counts->per[SLUICE_PER_NODE], counts->per[SLUICE_PER_SOCKET] * per_socket_factor(check));
+    return larger(counts->per[SLUICE_PER_NODE], counts->per[SLUICE_PER_SOCKET] * sluice_per_socket_factor(check));
 }
 
-static void cap_nodes_to(struct check *check, uint64_t gpus_each, uint64_t gpus_per_job)
+static void cap_nodes_to(struct sluice_check *check, uint64_t gpus_each, uint64_t gpus_per_job)
 {
     if (gpus_each && gpus_per_job && gpus_per_job != SLUICE_NO_LIMIT)
-        cap_nodes(check, gpus_each, gpus_per_job);
+        sluice_cap_nodes(check, gpus_each, gpus_per_job);
 }
 
 /* Where the number of nodes is open: not more of them than the limits on GPUs allow. */
-static void cap_nodes_by_gpus(struct check *check)
+static void cap_nodes_by_gpus(struct sluice_check *check)
 {
     const struct sluice_tres_request *request = &check->request;
     uint64_t each = has_any(&request->shards) && !request->shards.per[SLUICE_PER_TASK] ? 1 : 0, widest = 0;
@@ -587,16 +428,16 @@ static void cap_nodes_by_gpus(struct check *check)
     cap_nodes_to(check, each, check->tenant->gpus_per_job);
 }
 
-static uint64_t all_gpus(const struct check *check)
+static uint64_t all_gpus(const struct sluice_check *check)
 {
     const struct sluice_tres_request *request = &check->request;
-    uint64_t total = has_any(&request->shards) ? shared_gpus(check) : 0;
+    uint64_t total = has_any(&request->shards) ? sluice_shared_gpus(check) : 0;
     for (size_t i = 0; i < request->gpu_types; i++)
-        total += total_of(check, &request->gpus[i]);
+        total += sluice_total_of(check, &request->gpus[i]);
     if (!total && check->submission->tasks_per_gpu)
-        total = (most_tasks(check) - 1) / check->submission->tasks_per_gpu + 1;
+        total = (sluice_most_tasks(check) - 1) / check->submission->tasks_per_gpu + 1;
     if (has_any(&request->mps)) /* 100 are a GPU */
-        total += larger(check->nodes, (total_of(check, &request->mps) - 1) / 100 + 1);
+        total += larger(check->nodes, (sluice_total_of(check, &request->mps) - 1) / 100 + 1);
     return total;
 }
 
@@ -610,7 +451,7 @@ static uint32_t slurms_number_of(const char *type)
 }
 
 /* The type of a class that Slurm takes a type of no class for; NULL: none. */
-static const char *mistaken_for(const struct check *check, const char *type)
+static const char *mistaken_for(const struct sluice_check *check, const char *type)
 {
     for (uint32_t i = 0; i < check->rules->class_count; i++) {
         struct sluice_words types = check->rules->classes[i].gpu_types;
@@ -621,7 +462,7 @@ static const char *mistaken_for(const struct check *check, const char *type)
     return NULL;
 }
 
-static bool check_types(struct check *check)
+static bool check_types(struct sluice_check *check)
 {
     const struct sluice_tres_request *request = &check->request;
     bool untyped = request->gpu_types == 0;
@@ -651,7 +492,7 @@ static bool check_types(struct check *check)
     return !untyped || check_untyped(check, request->gpu_types == 1, all_gpus(check));
 }
 
-static bool has_gpus_per_task(const struct check *check)
+static bool has_gpus_per_task(const struct sluice_check *check)
 {
     for (size_t i = 0; i < check->request.gpu_types; i++)
         if (check->request.gpus[i].per[SLUICE_PER_TASK])
@@ -659,7 +500,7 @@ static bool has_gpus_per_task(const struct check *check)
     return false;
 }
 
-static bool check_gpus(struct check *check)
+static bool check_gpus(struct sluice_check *check)
 {
     uint32_t limit = check->tenant->gpus_per_job;
     if (check->submission->whole_nodes && (limit != SLUICE_NO_LIMIT || is_restricted(check)))
@@ -682,14 +523,14 @@ static bool check_gpus(struct check *check)
 }
 
 /* The class that a request's GPUs are of: by type, else by the constraint; SLUICE_NO_CLASS where it says neither. */
-static uint32_t class_of(const struct check *check, const struct sluice_gres_counts *gpus)
+static uint32_t class_of(const struct sluice_check *check, const struct sluice_gres_counts *gpus)
 {
-    const char *type = gpus && gpus->type[0] ? gpus->type : type_in_constraint(check);
+    const char *type = gpus && gpus->type[0] ? gpus->type : sluice_type_in_constraint(check);
     return type ? sluice_rules_class_of_type(check->rules, type) : SLUICE_NO_CLASS;
 }
 
 /* Memory of a GPU of that class, or of the largest GPU where the class is open. 0 where the policy does not say. */
-static uint64_t memory_of_gpu(const struct check *check, uint32_t class)
+static uint64_t memory_of_gpu(const struct sluice_check *check, uint32_t class)
 {
     uint64_t largest = 0;
     if (class != SLUICE_NO_CLASS)
@@ -703,7 +544,7 @@ static uint64_t memory_of_gpu(const struct check *check, uint32_t class)
 }
 
 /* Whole GPUs where memory is limited: counted with all the memory that they have. */
-static bool check_memory_of_whole(struct check *check, uint64_t per_gpu, uint64_t per_job)
+static bool check_memory_of_whole(struct sluice_check *check, uint64_t per_gpu, uint64_t per_job)
 {
     const struct sluice_tres_request *request = &check->request;
     char most[24], asked[24];
@@ -711,12 +552,12 @@ static bool check_memory_of_whole(struct check *check, uint64_t per_gpu, uint64_
     bool known = request->gpu_types > 0 && !check->submission->whole_nodes;
     sluice_format_mib(per_gpu == SLUICE_NO_LIMIT_64 ? per_job : per_gpu, most, sizeof most);
     for (size_t i = 0; i < request->gpu_types && known; i++) {
-        const char *type = request->gpus[i].type[0] ? NULL : type_in_constraint(check);
+        const char *type = request->gpus[i].type[0] ? NULL : sluice_type_in_constraint(check);
         if (type && !require_type(check, type))
             return false;
         uint64_t memory = memory_of_gpu(check, class_of(check, &request->gpus[i]));
         known = memory > 0 && memory <= per_gpu;
-        total += mul_saturating(memory, total_of(check, &request->gpus[i]));
+        total += mul_saturating(memory, sluice_total_of(check, &request->gpus[i]));
     }
     if (!known)
         return sluice_refuse(
@@ -734,7 +575,7 @@ static bool check_memory_of_whole(struct check *check, uint64_t per_gpu, uint64_
         sluice_format_mib(per_job, most, sizeof most));
 }
 
-static bool check_memory(struct check *check)
+static bool check_memory(struct sluice_check *check)
 {
     const struct sluice_gres_counts *shards = &check->request.shards;
     uint64_t per_gpu = check->tenant->gpu_memory_mib_per_gpu, per_job = check->tenant->gpu_memory_mib_per_job;
@@ -743,7 +584,7 @@ static bool check_memory(struct check *check)
         return true;
     if (!has_any(shards) || check->submission->whole_nodes)
         return check_memory_of_whole(check, per_gpu, per_job);
-    uint64_t one = shards_of_one_gpu(check);
+    uint64_t one = sluice_shards_of_one_gpu(check);
     if (one > per_gpu)
         return sluice_refuse(check->admission, SLUICE_REFUSED_LIMIT,
                              "%s of one GPU's memory: account %s may use %s of each; ask for --gpu-mem=%s or less",
@@ -752,11 +593,11 @@ static bool check_memory(struct check *check)
     if (per_job == SLUICE_NO_LIMIT_64)
         return true;
     if (shards->per[SLUICE_PER_NODE])
-        cap_nodes(check, shards->per[SLUICE_PER_NODE], per_job);
-    uint64_t total = total_of(check, shards);
+        sluice_cap_nodes(check, shards->per[SLUICE_PER_NODE], per_job);
+    uint64_t total = sluice_total_of(check, shards);
     if (total <= per_job)
         return true;
-    uint64_t gpus = larger(shared_gpus(check), 1), fitting = larger(per_job / gpus, 1);
+    uint64_t gpus = larger(sluice_shared_gpus(check), 1), fitting = larger(per_job / gpus, 1);
     return sluice_refuse(
         check->admission, SLUICE_REFUSED_LIMIT,
         "%s of GPU memory on %" PRIu64 " GPU%s: account %s may use %s in one job; ask for --gpu-mem=%s or "
@@ -794,7 +635,7 @@ static const char *left_out(const struct sluice_tres_request *old, const struct 
 
 /* Slurm keeps what a job asked for, type by type, unless a change names it again or is empty (gres_job_state_validate):
  * what the change does not name would not be counted. */
-static bool check_replaced(struct check *check)
+static bool check_replaced(struct sluice_check *check)
 {
     for (int per = 0; per < SLUICE_PER_COUNT; per++) {
         struct sluice_tres_request old = {.gpu_types = 0}, new = {.gpu_types = 0};
@@ -814,18 +655,18 @@ static bool check_replaced(struct check *check)
 
 /* ---- the tenant ---- */
 
-static bool check_account(struct check *check)
+static bool check_account(struct sluice_check *check)
 {
     const struct sluice_tenant *tenant = check->tenant;
-    char when[STAMP_MAX];
+    char when[SLUICE_STAMP_MAX];
     if (!tenant->expires_s || check->slurm->now < tenant->expires_s)
         return true;
     return sluice_refuse(check->admission, SLUICE_REFUSED_ACCOUNT,
                          "account %s expired on %s; submit with another account (-A), or ask your administrators",
-                         tenant->account, stamp(tenant->expires_s, when));
+                         tenant->account, sluice_stamp(tenant->expires_s, when));
 }
 
-static bool complete_partition(struct check *check)
+static bool complete_partition(struct sluice_check *check)
 {
     const struct sluice_tenant *tenant = check->tenant;
     const char *asked = check->submission->partition;
@@ -849,7 +690,7 @@ static bool complete_partition(struct check *check)
     return true;
 }
 
-static bool complete_features(struct check *check)
+static bool complete_features(struct sluice_check *check)
 {
     struct sluice_words features = check->tenant->features;
     for (uint32_t i = 0; i < features.count; i++)
@@ -858,7 +699,7 @@ static bool complete_features(struct check *check)
     return true;
 }
 
-static bool check_gang(struct check *check)
+static bool check_gang(struct sluice_check *check)
 {
     const struct sluice_submission *submission = check->submission;
     if (!submission->options.gang_count || !check->tenant || check->tenant->gang)
@@ -868,117 +709,10 @@ static bool check_gang(struct check *check)
                          submission->options.gang_count, check->tenant->account);
 }
 
-/* ---- deadlines ---- */
-
-/* Whole GPUs of each node, where that can be said before Slurm chooses nodes; 0: it cannot. */
-static uint64_t gpus_of_each_node(const struct check *check, uint64_t nodes)
-{
-    const struct sluice_gres_counts *gpus = &check->request.gpus[0];
-    if (check->request.gpu_types != 1)
-        return 0;
-    if (gpus->per[SLUICE_PER_NODE])
-        return gpus->per[SLUICE_PER_NODE];
-    if (gpus->per[SLUICE_PER_JOB])
-        return (gpus->per[SLUICE_PER_JOB] - 1) / nodes + 1;
-    return nodes == 1 && gpus->per[SLUICE_PER_TASK] ? mul_saturating(gpus->per[SLUICE_PER_TASK], most_tasks(check)) : 0;
-}
-
-/* The start that the job can count on after all that is planned, not before `from`. False: not known, as for jobs that
- * the outlook cannot describe, and for changed ones, which are in the plan themselves. */
-static bool expected_start(const struct check *check, int64_t from, int64_t run_s, int64_t *start)
-{
-    const struct sluice_submission *submission = check->submission;
-    const char *partition = check->admission->partition[0] ? check->admission->partition : submission->partition;
-    uint64_t nodes = least_nodes(check), gpus = gpus_of_each_node(check, nodes);
-    if (!check->slurm->outlook || submission->admitted_before || submission->heterogeneous ||
-        submission->options.gang_count || !gpus || gpus > SLUICE_OUTLOOK_GPUS || nodes > SLUICE_OUTLOOK_NODES)
-        return false;
-    const char *type = check->request.gpus[0].type[0] ? check->request.gpus[0].type
-                       : check->rules                 ? type_in_constraint(check)
-                                                      : NULL;
-    struct sluice_outlook_question question = {
-        .partitions = partition, .type = type, .gpus = (uint32_t)gpus, .nodes = (uint32_t)nodes, .run_s = run_s};
-    if (!sluice_outlook_ask(check->slurm->outlook, &question, start))
-        return false;
-    *start = *start > from ? *start : from;
-    return true;
-}
-
-/* The job's times, as texts. */
-struct deadline {
-    char given[STAMP_MAX], run[DURATION_MAX], alone[STAMP_MAX], began[STAMP_MAX];
-    char made[STAMP_MAX], start[STAMP_MAX],
-        end[STAMP_MAX]; /* by the plan; "" where it is not known or changes nothing */
-};
-
-static bool refuse_deadline(struct check *check, const struct deadline *texts)
-{
-    char planned[3 * STAMP_MAX + 96] = "";
-    const char *soonest = texts->end[0] ? texts->end : texts->alone;
-    const bool time_min = check->submission->time_min;
-    if (texts->end[0])
-        snprintf(planned, sizeof planned,
-                 "; after all that is planned (at %s, each job taking its whole time limit) it ends at %s", texts->made,
-                 texts->end);
-    return sluice_refuse(check->admission, time_min ? SLUICE_REFUSED_TIME_MIN : SLUICE_REFUSED_TIME,
-                         "--deadline=%s cannot be met: started %s%s, a job of %s ends at %s%s; ask for --deadline=%s "
-                         "or later, or for a shorter --time%s",
-                         texts->given, texts->began[0] ? "with --begin at " : "now", texts->began, texts->run,
-                         texts->alone, planned, soonest, time_min ? "-min" : "");
-}
-
-static void warn_of_deadline(struct check *check, const struct deadline *texts)
-{
-    char text[SLUICE_REFUSAL_MAX];
-    snprintf(
-        text, sizeof text,
-        "--deadline=%s may be missed: after all that is planned (at %s, each job taking its whole time limit) this "
-        "job of %s starts by %s and ends at %s; sooner where others end before their limits",
-        texts->given, texts->made, texts->run, texts->start, texts->end);
-    notice(check, text);
-}
-
-/* Only what cannot be met whatever the queue does is refused: others may end before their limits. The user gets a
- * notice of the rest. */
-static bool check_deadline(struct check *check)
-{
-    const struct sluice_submission *submission = check->submission;
-    const int64_t deadline = submission->deadline, now = check->slurm->now;
-    uint32_t minutes = submission->time_min ? submission->time_min : submission->time_limit;
-    struct deadline texts = {.end = ""};
-    if (!deadline)
-        return true;
-    if (check->tenant && !check->tenant->deadline)
-        return sluice_refuse(check->admission, SLUICE_REFUSED_LIMIT,
-                             "--deadline is not open to account %s; submit without it", check->tenant->account);
-    stamp(deadline, texts.given);
-    if (minutes == UINT32_MAX)
-        return sluice_refuse(check->admission, SLUICE_REFUSED_TIME,
-                             "--deadline=%s for a job without a time limit; add --time", texts.given);
-    const int64_t farthest = now + (INT64_C(1) << 40); /* absurd times stay absurd, and can be added to */
-    int64_t from = submission->begin > farthest ? farthest : submission->begin > now ? submission->begin : now;
-    int64_t run_s = (int64_t)minutes * 60, start;
-    duration(larger(minutes, 1), texts.run);
-    stamp(from + run_s > now ? from + run_s : now + 60, texts.alone);
-    if (from > now)
-        stamp(from, texts.began);
-    bool waits = expected_start(check, from, run_s, &start) && start > from;
-    if (waits) {
-        stamp(sluice_outlook_made_s(check->slurm->outlook), texts.made);
-        stamp(start, texts.start);
-        stamp(start + run_s, texts.end);
-    }
-    if (deadline < from + run_s || deadline <= now)
-        return refuse_deadline(check, &texts);
-    if (waits && deadline < start + run_s)
-        warn_of_deadline(check, &texts);
-    return true;
-}
-
 /* ---- defaults ---- */
 
 /* What a whole GPU brings along by default. */
-static void defaults_of(const struct check *check, uint32_t class, uint64_t *cpus_milli, uint64_t *memory)
+static void defaults_of(const struct sluice_check *check, uint32_t class, uint64_t *cpus_milli, uint64_t *memory)
 {
     const struct sluice_class *rule = class == SLUICE_NO_CLASS ? NULL : &check->rules->classes[class];
     *cpus_milli = rule && rule->cpus_per_gpu_milli ? rule->cpus_per_gpu_milli : check->rules->cpus_per_gpu_milli;
@@ -986,7 +720,7 @@ static void defaults_of(const struct check *check, uint32_t class, uint64_t *cpu
 }
 
 /* Where the user has given a number of tasks or CPUs, it is kept: each task needs a CPU. */
-static bool has_counted_cpus(const struct check *check)
+static bool has_counted_cpus(const struct sluice_check *check)
 {
     const struct sluice_submission *submission = check->submission;
     return submission->cpus_per_tres || submission->cpus_per_task || submission->min_cpus_per_node ||
@@ -994,7 +728,7 @@ static bool has_counted_cpus(const struct check *check)
            check->admission->min_cpus_per_node;
 }
 
-static void complete_whole(struct check *check)
+static void complete_whole(struct sluice_check *check)
 {
     struct sluice_admission *admission = check->admission;
     uint64_t cpus_milli, memory;
@@ -1012,7 +746,7 @@ static void complete_whole(struct check *check)
 
 /* A part of a GPU brings that part of the defaults along, rounded down, so that as many jobs fit as its memory
  * allows. */
-static void complete_part(struct check *check)
+static void complete_part(struct sluice_check *check)
 {
     uint64_t shards = check->request.shards.per[SLUICE_PER_NODE], cpus_milli, memory;
     uint32_t class = class_of(check, NULL);
@@ -1028,7 +762,7 @@ static void complete_part(struct check *check)
         check->admission->memory_per_node_mib = larger(mul_saturating(memory, shards) / whole, 1);
 }
 
-static void complete_cpus_and_memory(struct check *check)
+static void complete_cpus_and_memory(struct sluice_check *check)
 {
     if (check->submission->whole_nodes || check->submission->admitted_before)
         return;
@@ -1042,12 +776,12 @@ void sluice_admit(const struct sluice_rules *rules, const struct sluice_tenant *
                   const struct sluice_slurm *slurm, const struct sluice_submission *submission,
                   struct sluice_admission *admission)
 {
-    struct check check = {
+    struct sluice_check check = {
         .rules = rules, .tenant = tenant, .slurm = slurm, .submission = submission, .admission = admission};
     memset(admission, 0, sizeof *admission);
     if ((tenant && !check_account(&check)) || !read_request(&check) || !check_options(&check) || !check_gang(&check))
         return;
-    check.nodes = most_nodes(&check);
+    check.nodes = sluice_most_nodes(&check);
     if (tenant) {
         if (!name_gpus_once(&check) || !complete_partition(&check) || !complete_features(&check) ||
             !check_run_time(&check, tenant->run_time_s, ""))
@@ -1055,13 +789,13 @@ void sluice_admit(const struct sluice_rules *rules, const struct sluice_tenant *
         if (!(submission->qos && *submission->qos) && tenant->qos)
             snprintf(admission->qos, sizeof admission->qos, "%s", tenant->qos);
         if (uses_gpus(&check) && limits_gpus(&check))
-            bound_gaps(&check);
+            sluice_bound_gaps(&check);
         if ((uses_gpus(&check) || submission->whole_nodes) && (!check_memory(&check) || !check_gpus(&check)))
             return;
         if (limits_gpus(&check) && !check_replaced(&check))
             return;
     }
-    if (!check_deadline(&check))
+    if (!sluice_check_deadline(&check))
         return;
     if (rules)
         complete_cpus_and_memory(&check);
