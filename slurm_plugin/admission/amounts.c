@@ -57,8 +57,8 @@ uint64_t sluice_total_of(const struct sluice_check *check, const struct sluice_g
 {
     const struct sluice_submission *submission = check->submission;
     uint64_t by_tasks = mul_saturating(counts->per[SLUICE_PER_TASK], sluice_most_tasks(check));
-    /* From 23.11 on the number of tasks, where there is one, prevails over --gpus (_test_gres_cnt); before, Slurm refuses
-     * numbers that differ. */
+    /* From 23.11 on the number of tasks, where there is one, prevails over --gpus (_test_gres_cnt); a number of nodes
+     * alone gives none, at submission or later (tried with 24.11.5). Before, Slurm refuses numbers that differ. */
     if (counts->per[SLUICE_PER_JOB] && (submission->tasks || submission->tasks_per_node))
         return larger(counts->per[SLUICE_PER_JOB], by_tasks);
     if (counts->per[SLUICE_PER_JOB])

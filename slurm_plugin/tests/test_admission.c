@@ -390,6 +390,7 @@ static void check_gpus_by_task(void)
         {{.tres = {"gres/gpu:4", NULL, NULL, "gres/gpu:1"}, .tasks = 4, NODES(1)}, NULL},
         {{.tres = {"gres/gpu:4", NULL, NULL, "gres/gpu:2"}}, NULL},
         {{.tres = {"gres/gpu:4", NULL, NULL, "gres/gpu:4"}, .min_nodes = 1, .max_nodes = 4}, NULL},
+        {{.tres = {"gres/gpu:4", NULL, NULL, "gres/gpu:4"}, NODES(4)}, NULL}, /* Slurm keeps one task */
         {{.tres = {"gres/gpu:4", NULL, NULL, "gres/gpu:4"}, .tasks = 4}, "16 GPUs"},
         {{.tres = {"gres/gpu:4", NULL, NULL, "gres/gpu:4"}, .tasks_per_node = 4, NODES(1)}, "16 GPUs"},
         {{.tres = {NULL, NULL, NULL, "gres/gpu:4"}, .tasks = 1, .tasks_per_node = 4, NODES(1)}, "16 GPUs"},
