@@ -8,7 +8,7 @@ VERSION_HEADER := native/include/sluice/version.h
 export CMAKE_GENERATOR := Ninja
 
 .PHONY: help build install-packages cluster-packages test-packages suite-packages docs-packages demo test test-trixie test-sid \
-	lint check native-test fuzz bench soak references docs format install dist deb clean
+	test-gpu lint check native-test fuzz bench soak references docs format install dist deb clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ test-trixie: test-packages build ## the tests of Slurm 24.11, in a Debian 13 chr
 
 test-sid: test-packages build ## the tests of Slurm 26.05, in a tree of Debian sid
 	SLUICE_SID=require $(PYTHON) -m pytest tests -m sid
+
+test-gpu: build ## the tests marked gpu on an NVIDIA GPU, 10 minutes, and a report in build/; needs root and no Slurm
+	$(PYTHON) tools/gpu_report.py
 
 lint: $(VENV)/.linters ## linters, types, format and layers; needs Python and no other package
 	$(VENV)/bin/ruff check .

@@ -388,6 +388,42 @@ CU(cuDevicePrimaryCtxReset_v2, CUdevice device)
     return end_primary(device, true);
 }
 
+/* ---- green contexts: a part of a device's primary context, which they keep ---- */
+
+typedef struct {
+    CUdevice device;
+} *CUgreenCtx;
+
+CU(cuGreenCtxCreate, CUgreenCtx *green, const void *resources, CUdevice device, unsigned int flags)
+{
+    CUcontext context;
+    CUgreenCtx made = green != NULL && resources != NULL && flags <= 1 ? malloc(sizeof *made) : NULL;
+    CUresult result = made != NULL ? result_of(rt_primary(device, &context)) : CUDA_ERROR_INVALID_VALUE;
+    if (result != CUDA_SUCCESS) {
+        free(made);
+        return result;
+    }
+    made->device = device;
+    *green = made;
+    return CUDA_SUCCESS;
+}
+
+CU(cuGreenCtxDestroy, CUgreenCtx green)
+{
+    CUresult result = green != NULL ? end_primary(green->device, false) : CUDA_ERROR_INVALID_CONTEXT;
+    free(green);
+    return result;
+}
+
+CU(cuCtxFromGreenCtx, CUcontext *context, CUgreenCtx green)
+{
+    if (context == NULL || green == NULL) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    *context = rt_primary_handle(green->device);
+    return CUDA_SUCCESS;
+}
+
 CU(cuDevicePrimaryCtxGetState, CUdevice device, unsigned int *flags, int *active)
 {
     if (flags == NULL || active == NULL) {

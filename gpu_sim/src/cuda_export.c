@@ -51,7 +51,13 @@ static function *runtime_table[13] = {[1] = ENTRY(load),
 
 /* ---- contexts, for tools ---- */
 
-static function *create_table[2] = {[1] = ENTRY(cuda_create_context)};
+/* Drivers have two entries; a third stands for what later ones may have. */
+static int create_state(void)
+{
+    return 42;
+}
+
+static function *create_table[3] = {[1] = ENTRY(cuda_create_context), [2] = ENTRY(create_state)};
 
 /* ---- callbacks of profilers, for which the runtime asks which are on: none ---- */
 

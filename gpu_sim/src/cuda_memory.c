@@ -159,6 +159,28 @@ CU(cuMemPrefetchAsync_v2, CUdeviceptr address, size_t size, CUmemLocation to, un
     return flags == 0 ? move(address, to.type != CU_ON_DEVICE) : CUDA_ERROR_INVALID_VALUE;
 }
 
+/* `firsts` has, for each location, from which address on it is meant. */
+CU(cuMemPrefetchBatchAsync, const CUdeviceptr *addresses, const size_t *sizes, size_t count, const CUmemLocation *to,
+   const size_t *firsts, size_t locations, unsigned long long flags, CUstream stream)
+{
+    bool good = addresses != NULL && sizes != NULL && to != NULL && firsts != NULL && locations > 0 && flags == 0;
+    if (!good || firsts[0] != 0 || stream == NULL) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    CUresult result = CUDA_SUCCESS;
+    for (size_t i = 0, at = 0; i < count && result == CUDA_SUCCESS; i++) {
+        at += at + 1 < locations && firsts[at + 1] <= i;
+        result = move(addresses[i], to[at].type != CU_ON_DEVICE);
+    }
+    return result;
+}
+
+CU(cuMemDiscardAndPrefetchBatchAsync, const CUdeviceptr *addresses, const size_t *sizes, size_t count,
+   const CUmemLocation *to, const size_t *firsts, size_t locations, unsigned long long flags, CUstream stream)
+{
+    return cuMemPrefetchBatchAsync(addresses, sizes, count, to, firsts, locations, flags, stream);
+}
+
 static CUresult advise(CUdeviceptr address, int advice, bool host)
 {
     enum { SET_PREFERRED_LOCATION = 3 };

@@ -6,22 +6,23 @@
 
 /* ---- pools ---- */
 
-CU(cuDeviceGetDefaultMemPool, CUmemoryPool *pool, CUdevice device)
+static CUresult pool_found(CUmemoryPool *pool, CUmemoryPool found)
 {
-    if (pool == NULL || rt_default_pool(device) == NULL) {
+    if (pool == NULL || found == NULL) {
         return pool == NULL ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_DEVICE;
     }
-    *pool = rt_default_pool(device);
+    *pool = found;
     return CUDA_SUCCESS;
+}
+
+CU(cuDeviceGetDefaultMemPool, CUmemoryPool *pool, CUdevice device)
+{
+    return pool_found(pool, rt_default_pool(device, RT_IN_DEVICE));
 }
 
 CU(cuDeviceGetMemPool, CUmemoryPool *pool, CUdevice device)
 {
-    if (pool == NULL || rt_current_pool(device) == NULL) {
-        return pool == NULL ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_DEVICE;
-    }
-    *pool = rt_current_pool(device);
-    return CUDA_SUCCESS;
+    return pool_found(pool, rt_current_pool(device, RT_IN_DEVICE));
 }
 
 CU(cuDeviceSetMemPool, CUdevice device, CUmemoryPool pool)
@@ -29,10 +30,50 @@ CU(cuDeviceSetMemPool, CUdevice device, CUmemoryPool pool)
     return result_of(rt_set_pool(device, pool));
 }
 
+/* Where memory of a type at a location is; false: no such combination. Managed memory without a location is the first
+ * device's. */
+static bool home_of(const CUmemLocation *where, int type, CUdevice *device, enum rt_home *home)
+{
+    enum { PINNED = 1, MANAGED = 2, NOWHERE = 0, HOST = 2, HOST_NODE = 3 };
+    bool host = where->type == HOST || where->type == HOST_NODE;
+    *device = cuda_device_at(where);
+    *device = *device < 0 ? 0 : *device;
+    *home = host ? RT_IN_HOST : type == MANAGED ? RT_IN_MANAGED : RT_IN_DEVICE;
+    return (type == PINNED && (host || cuda_device_at(where) >= 0)) ||
+           (type == MANAGED && (host || where->type == NOWHERE || where->type == CU_ON_DEVICE));
+}
+
+CU(cuMemGetDefaultMemPool, CUmemoryPool *pool, const CUmemLocation *where, int type)
+{
+    CUdevice device;
+    enum rt_home home;
+    return where != NULL && home_of(where, type, &device, &home) ? pool_found(pool, rt_default_pool(device, home))
+                                                                 : CUDA_ERROR_INVALID_VALUE;
+}
+
+CU(cuMemGetMemPool, CUmemoryPool *pool, const CUmemLocation *where, int type)
+{
+    CUdevice device;
+    enum rt_home home;
+    return where != NULL && home_of(where, type, &device, &home) ? pool_found(pool, rt_current_pool(device, home))
+                                                                 : CUDA_ERROR_INVALID_VALUE;
+}
+
+CU(cuMemSetMemPool, const CUmemLocation *where, int type, CUmemoryPool pool)
+{
+    CUdevice device;
+    enum rt_home home;
+    bool fits = where != NULL && home_of(where, type, &device, &home) && rt_pool_valid(pool) && pool->home == home;
+    return fits ? result_of(rt_set_pool(device, pool)) : CUDA_ERROR_INVALID_VALUE;
+}
+
 CU(cuMemPoolCreate, CUmemoryPool *pool, const CUmemPoolProps *properties)
 {
-    return pool != NULL && properties != NULL ? result_of(rt_pool_new(cuda_device_at(&properties->location), pool))
-                                              : CUDA_ERROR_INVALID_VALUE;
+    CUdevice device;
+    enum rt_home home;
+    bool fits =
+        pool != NULL && properties != NULL && home_of(&properties->location, properties->allocType, &device, &home);
+    return fits ? result_of(rt_pool_new(device, home, pool)) : CUDA_ERROR_INVALID_VALUE;
 }
 
 CU(cuMemPoolDestroy, CUmemoryPool pool)
@@ -113,8 +154,9 @@ CU(cuMemAllocAsync, CUdeviceptr *address, size_t size, CUstream stream)
     if (result == CUDA_SUCCESS && cuda_recording(stream) != NULL) {
         return cuda_graph_capture_alloc(stream->capture, context->device, address, size);
     }
-    return result == CUDA_SUCCESS ? cuMemAllocFromPoolAsync(address, size, rt_current_pool(context->device), stream)
-                                  : result;
+    return result == CUDA_SUCCESS
+               ? cuMemAllocFromPoolAsync(address, size, rt_current_pool(context->device, RT_IN_DEVICE), stream)
+               : result;
 }
 
 CU(cuMemFreeAsync, CUdeviceptr address, CUstream stream)

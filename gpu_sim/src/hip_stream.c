@@ -10,7 +10,7 @@ HIP(hipDeviceGetDefaultMemPool, hipMemPool_t *pool, int device)
 {
     hipError_t error = pool != NULL ? hip_start() : hipErrorInvalidValue;
     if (error == hipSuccess) {
-        *pool = rt_default_pool(device);
+        *pool = rt_default_pool(device, RT_IN_DEVICE);
         error = *pool != NULL ? hipSuccess : hipErrorInvalidDevice;
     }
     return hip_told(error);
@@ -20,7 +20,7 @@ HIP(hipDeviceGetMemPool, hipMemPool_t *pool, int device)
 {
     hipError_t error = pool != NULL ? hip_start() : hipErrorInvalidValue;
     if (error == hipSuccess) {
-        *pool = rt_current_pool(device);
+        *pool = rt_current_pool(device, RT_IN_DEVICE);
         error = *pool != NULL ? hipSuccess : hipErrorInvalidDevice;
     }
     return hip_told(error);
@@ -34,7 +34,7 @@ HIP(hipDeviceSetMemPool, int device, hipMemPool_t pool)
 HIP(hipMemPoolCreate, hipMemPool_t *pool, const hipMemPoolProps *properties)
 {
     hipError_t error = pool != NULL && properties != NULL ? hip_start() : hipErrorInvalidValue;
-    return hip_told(error == hipSuccess ? hip_result(rt_pool_new(properties->location.id, pool)) : error);
+    return hip_told(error == hipSuccess ? hip_result(rt_pool_new(properties->location.id, RT_IN_DEVICE, pool)) : error);
 }
 
 HIP(hipMemPoolDestroy, hipMemPool_t pool)
@@ -85,7 +85,7 @@ HIP(hipMallocFromPoolAsync, void **memory, size_t size, hipMemPool_t pool, hipSt
 HIP(hipMallocAsync, void **memory, size_t size, hipStream_t stream)
 {
     hipError_t error = hip_start();
-    return error == hipSuccess ? hipMallocFromPoolAsync(memory, size, rt_current_pool(hip_chosen), stream)
+    return error == hipSuccess ? hipMallocFromPoolAsync(memory, size, rt_current_pool(hip_chosen, RT_IN_DEVICE), stream)
                                : hip_told(error);
 }
 

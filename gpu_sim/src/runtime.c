@@ -251,7 +251,9 @@ void rt_pool_release(struct rt_pool *pool, uint64_t keep)
     if (pool->reserved > stay) {
         uint64_t granules = rt_round_up(stay, rt_all.granule);
         if (pool->reserved > granules) {
-            rt_give_back(pool->device, pool->reserved - granules);
+            if (pool->home != RT_IN_HOST) {
+                rt_give_back(pool->device, pool->reserved - granules);
+            }
             pool->reserved = granules;
         }
     }

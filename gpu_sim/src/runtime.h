@@ -51,8 +51,11 @@ struct rt_block {
     void *about;    /* what a library keeps with it; freed with it */
 };
 
+enum rt_home { RT_IN_DEVICE, RT_IN_MANAGED, RT_IN_HOST };
+
 struct rt_pool {
     int device;
+    enum rt_home home;
     uint64_t threshold, reserved, used, reserved_high, used_high;
 };
 
@@ -89,10 +92,10 @@ enum rt_status rt_move(void *memory, bool to_host);
 /* A copy of what is at an address; RT_INVALID when nothing of ours is. */
 enum rt_status rt_find(const void *memory, struct rt_block *block);
 
-struct rt_pool *rt_default_pool(int device);
-struct rt_pool *rt_current_pool(int device);
+struct rt_pool *rt_default_pool(int device, enum rt_home home);
+struct rt_pool *rt_current_pool(int device, enum rt_home home);
 enum rt_status rt_set_pool(int device, struct rt_pool *pool);
-enum rt_status rt_pool_new(int device, struct rt_pool **pool);
+enum rt_status rt_pool_new(int device, enum rt_home home, struct rt_pool **pool);
 enum rt_status rt_pool_free(struct rt_pool *pool);
 bool rt_pool_valid(struct rt_pool *pool);
 enum rt_status rt_pool_alloc(struct rt_context *context, struct rt_pool *pool, size_t size, void **memory);

@@ -121,6 +121,9 @@ static void find_devices(const char *const *lists, size_t list_count)
         rt_all.devices[i].standard = (struct rt_pool){.device = i};
         rt_all.devices[i].graphs = (struct rt_pool){.device = i, .threshold = UINT64_MAX};
         rt_all.devices[i].current = &rt_all.devices[i].standard;
+        rt_all.devices[i].managed = (struct rt_pool){.device = i, .home = RT_IN_MANAGED};
+        rt_all.devices[i].current_managed = &rt_all.devices[i].managed;
+        rt_all.host = (struct rt_pool){.home = RT_IN_HOST};
     }
 }
 

@@ -16,6 +16,7 @@ struct rt_device {
     uint64_t small;            /* bytes of allocations below a granule, which share granules */
     struct rt_context primary; /* active while it has uses */
     struct rt_pool standard, graphs, *current;
+    struct rt_pool managed, *current_managed;
 };
 
 extern struct rt_state {
@@ -25,8 +26,9 @@ extern struct rt_state {
     uint64_t granule;
     int count;
     struct rt_device devices[RT_MAX_DEVICES];
-    void *blocks;   /* tree of struct rt_block by address */
-    void *mappings; /* tree of struct rt_mapping by address; runtime_range.c */
+    struct rt_pool host; /* of the host's memory, which costs nothing here */
+    void *blocks;        /* tree of struct rt_block by address */
+    void *mappings;      /* tree of struct rt_mapping by address; runtime_range.c */
 } rt_all;
 
 uint64_t rt_round_up(uint64_t bytes, uint64_t unit);

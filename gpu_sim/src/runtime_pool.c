@@ -3,22 +3,34 @@
 
 #include <stdlib.h>
 
-struct rt_pool *rt_default_pool(int device)
+struct rt_pool *rt_default_pool(int device, enum rt_home home)
 {
-    return rt_check_device(device) == RT_OK ? &rt_all.devices[device].standard : NULL;
+    if (rt_check_device(device) != RT_OK) {
+        return NULL;
+    }
+    return home == RT_IN_HOST      ? &rt_all.host
+           : home == RT_IN_MANAGED ? &rt_all.devices[device].managed
+                                   : &rt_all.devices[device].standard;
 }
 
-struct rt_pool *rt_current_pool(int device)
+static struct rt_pool **current_place(int device, enum rt_home home)
 {
-    return rt_check_device(device) == RT_OK ? rt_all.devices[device].current : NULL;
+    return home == RT_IN_MANAGED ? &rt_all.devices[device].current_managed : &rt_all.devices[device].current;
+}
+
+struct rt_pool *rt_current_pool(int device, enum rt_home home)
+{
+    bool own = rt_check_device(device) == RT_OK && home != RT_IN_HOST;
+    return own ? *current_place(device, home) : rt_default_pool(device, home);
 }
 
 bool rt_pool_valid(struct rt_pool *pool)
 {
-    bool valid = false;
+    bool valid = pool == &rt_all.host;
     pthread_mutex_lock(&rt_all.lock);
     for (int i = 0; i < rt_all.count; i++) {
-        valid = valid || pool == &rt_all.devices[i].standard || pool == &rt_all.devices[i].graphs;
+        struct rt_device *device = &rt_all.devices[i];
+        valid = valid || pool == &device->standard || pool == &device->graphs || pool == &device->managed;
     }
     valid = rt_ready() == RT_OK && (valid || rt_block_of(pool, RT_POOL) != NULL);
     pthread_mutex_unlock(&rt_all.lock);
@@ -27,14 +39,15 @@ bool rt_pool_valid(struct rt_pool *pool)
 
 enum rt_status rt_set_pool(int device, struct rt_pool *pool)
 {
-    if (rt_check_device(device) != RT_OK || !rt_pool_valid(pool) || pool->device != device) {
+    if (rt_check_device(device) != RT_OK || !rt_pool_valid(pool) || pool->device != device ||
+        pool->home == RT_IN_HOST) {
         return RT_INVALID;
     }
-    rt_all.devices[device].current = pool;
+    *current_place(device, pool->home) = pool;
     return RT_OK;
 }
 
-enum rt_status rt_pool_new(int device, struct rt_pool **pool)
+enum rt_status rt_pool_new(int device, enum rt_home home, struct rt_pool **pool)
 {
     enum rt_status status = rt_check_device(device);
     if (status != RT_OK) {
@@ -47,6 +60,7 @@ enum rt_status rt_pool_new(int device, struct rt_pool **pool)
         status = RT_NO_MEMORY;
     } else {
         (*pool)->device = device;
+        (*pool)->home = home;
     }
     pthread_mutex_unlock(&rt_all.lock);
     return status;
@@ -59,8 +73,9 @@ enum rt_status rt_pool_free(struct rt_pool *pool)
     enum rt_status status = block == NULL ? RT_INVALID : pool->used > 0 ? RT_BUSY : RT_OK;
     if (status == RT_OK) {
         rt_pool_release(pool, 0);
-        if (rt_all.devices[pool->device].current == pool) {
-            rt_all.devices[pool->device].current = &rt_all.devices[pool->device].standard;
+        struct rt_pool **current = current_place(pool->device, pool->home);
+        if (*current == pool) {
+            *current = rt_default_pool(pool->device, pool->home);
         }
         rt_forget(block);
         free(pool);
@@ -76,7 +91,7 @@ static enum rt_status pool_grow(struct rt_pool *pool, uint64_t bytes)
     enum rt_status status = RT_OK;
     if (need > pool->reserved) {
         uint64_t more = rt_round_up(need - pool->reserved, rt_all.granule);
-        status = rt_hold(pool->device, (int64_t)more);
+        status = pool->home == RT_IN_HOST ? RT_OK : rt_hold(pool->device, (int64_t)more);
         pool->reserved += status == RT_OK ? more : 0;
     }
     return status;

@@ -33,6 +33,8 @@
     CALL(cuDevicePrimaryCtxRelease_v2, 11000)                                                                          \
     CALL(cuDevicePrimaryCtxReset, 7000)                                                                                \
     CALL(cuDevicePrimaryCtxReset_v2, 11000)                                                                            \
+    CALL(cuGreenCtxCreate, 12040)                                                                                      \
+    CALL(cuGreenCtxDestroy, 12040)                                                                                     \
     /* memory; the first forms are of 32 bits */                                                                       \
     CALL(cuMemAlloc, 0)                                                                                                \
     CALL(cuMemAlloc_v2, 3020)                                                                                          \
@@ -44,6 +46,10 @@
     CALL(cuMemPrefetchAsync_ptsz, 8000)                                                                                \
     CALL(cuMemPrefetchAsync_v2, 12020)                                                                                 \
     CALL(cuMemPrefetchAsync_v2_ptsz, 12020)                                                                            \
+    CALL(cuMemPrefetchBatchAsync, 13000)                                                                               \
+    CALL(cuMemPrefetchBatchAsync_ptsz, 13000)                                                                          \
+    CALL(cuMemDiscardAndPrefetchBatchAsync, 13000)                                                                     \
+    CALL(cuMemDiscardAndPrefetchBatchAsync_ptsz, 13000)                                                                \
     CALL(cuMemAdvise, 8000)                                                                                            \
     CALL(cuMemAdvise_v2, 12020)                                                                                        \
     /* arrays */                                                                                                       \
@@ -62,6 +68,8 @@
     CALL(cuMemFreeAsync, 11020)                                                                                        \
     CALL(cuMemFreeAsync_ptsz, 11020)                                                                                   \
     CALL(cuMemPoolCreate, 11020)                                                                                       \
+    CALL(cuMemGetDefaultMemPool, 13000)                                                                                \
+    CALL(cuMemGetMemPool, 13000)                                                                                       \
     CALL(cuMemPoolDestroy, 11020)                                                                                      \
     CALL(cuMemPoolTrimTo, 11020)                                                                                       \
     CALL(cuStreamSynchronize, 2000)                                                                                    \
@@ -108,6 +116,7 @@
     CALL(cuDeviceGetCount, int *)                                                                                      \
     CALL(cuCtxGetDevice, int *)                                                                                        \
     CALL(cuCtxGetCurrent, void **)                                                                                     \
+    CALL(cuCtxFromGreenCtx, void **, void *)                                                                           \
     CALL(cuCtxPushCurrent_v2, void *)                                                                                  \
     CALL(cuCtxPopCurrent_v2, void **)                                                                                  \
     CALL(cuCtxGetLimit, size_t *, int)                                                                                 \
@@ -130,6 +139,7 @@
 #define MALLOC_FROM_POOL_ASYNC cuMemAllocFromPoolAsync
 #define FREE_ASYNC cuMemFreeAsync
 #define GET_DEVICE_COUNT cuDeviceGetCount
+#define GET_ADDRESS_RANGE cuMemGetAddressRange_v2
 #define LIBRARY limit_cuda
 #define ORDINALS LIMIT_CUDA
 enum { GRANULE = 2 << 20 };
@@ -141,8 +151,8 @@ enum { GRANULE = 2 << 20 };
 /* Others are of their types. */
 HOOK(cuCtxDestroy_v2, void *);
 HOOK(cuDevicePrimaryCtxRelease_v2, int);
-HOOK(cuMemPrefetchAsync, device_address, size_t, int, void *);
-HOOK(cuMemPrefetchAsync_v2, device_address, size_t, struct location, unsigned, void *);
+HOOK(cuMemPrefetchBatchAsync, device_address *, size_t *, size_t, struct location *, size_t *, size_t,
+     unsigned long long, void *);
 
 /* ---- devices ---- */
 
@@ -264,15 +274,28 @@ HOOK(cuGetExportTable, const void **table, const unsigned char *id)
 {
     static const unsigned char creates[16] = {0x0c, 0xa5, 0x0b, 0x8c, 0x10, 0x04, 0x92, 0x9a,
                                               0x89, 0xa7, 0xd0, 0xdf, 0x10, 0xe7, 0x72, 0x86};
-    static struct {
+    enum { CREATE = 1, MOST = 64 }; /* places; the first one has the size of all in bytes */
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static union {
         size_t bytes;
-        create_function *create;
-    } limited = {sizeof limited, create_unnamed};
+        create_function *function;
+    } limited[MOST];
     int result = VENDOR(cuGetExportTable, table, id);
-    if (result == SUCCESS && limit_outside() && memcmp(id, creates, sizeof creates) == 0) {
-        atomic_store(&unnamed_create, ((create_function *const *)*table)[1]);
-        *table = &limited;
+    if (result != SUCCESS || !limit_outside() || memcmp(id, creates, sizeof creates) != 0)
+        return result;
+    size_t bytes = *(const size_t *)*table;
+    if (bytes <= CREATE * sizeof *limited)
+        return result; /* it has no such function */
+    if (bytes > sizeof limited)
+        return NOT_SUPPORTED;
+    pthread_mutex_lock(&lock);
+    if (limited[0].bytes == 0) {
+        memcpy(limited, *table, bytes);
+        atomic_store(&unnamed_create, limited[CREATE].function);
+        limited[CREATE].function = create_unnamed;
     }
+    pthread_mutex_unlock(&lock);
+    *table = limited;
     return result;
 }
 
@@ -313,28 +336,43 @@ static bool primary_active(int ordinal)
     return VENDOR(cuDevicePrimaryCtxGetState, ordinal, &flags, &active) == SUCCESS && active;
 }
 
+/* RETAIN makes one more use of a device's primary context, which the first one creates; AFTER it succeeded. */
+#define RETAIN_PRIMARY(ORDINAL, RETAIN, AFTER)                                                                         \
+    do {                                                                                                               \
+        struct limit_session *session = limit_program_session();                                                       \
+        if (!limit_outside())                                                                                          \
+            return RETAIN;                                                                                             \
+        int device = device_of(ORDINAL);                                                                               \
+        if (device == LIMIT_NO_DEVICE)                                                                                 \
+            return RETAIN;                                                                                             \
+        if (!session || device == LIMIT_CLOSED)                                                                        \
+            return OUT_OF_MEMORY;                                                                                      \
+        pthread_mutex_lock(&session->contexts);                                                                        \
+        bool first = !primary_active(ORDINAL);                                                                         \
+        int result = OUT_OF_MEMORY;                                                                                    \
+        if (!first || limit_driver_open_context(&driver, device)) {                                                    \
+            result = RETAIN;                                                                                           \
+            if (first && result != SUCCESS)                                                                            \
+                limit_close_context(device);                                                                           \
+            else if (result == SUCCESS)                                                                                \
+                AFTER;                                                                                                 \
+        }                                                                                                              \
+        pthread_mutex_unlock(&session->contexts);                                                                      \
+        return result;                                                                                                 \
+    } while (0)
+
 HOOK(cuDevicePrimaryCtxRetain, void **context, int ordinal)
 {
-    struct limit_session *session = limit_program_session();
-    if (!limit_outside())
-        return VENDOR(cuDevicePrimaryCtxRetain, context, ordinal);
-    int device = device_of(ordinal);
-    if (device == LIMIT_NO_DEVICE)
-        return VENDOR(cuDevicePrimaryCtxRetain, context, ordinal);
-    if (!session || device == LIMIT_CLOSED)
-        return OUT_OF_MEMORY;
-    pthread_mutex_lock(&session->contexts);
-    bool first = !primary_active(ordinal);
-    int result = OUT_OF_MEMORY;
-    if (!first || limit_driver_open_context(&driver, device)) {
-        result = VENDOR(cuDevicePrimaryCtxRetain, context, ordinal);
-        if (first && result != SUCCESS)
-            limit_close_context(device);
-        else if (result == SUCCESS)
-            session->primary[ordinal] = *context;
-    }
-    pthread_mutex_unlock(&session->contexts);
-    return result;
+    RETAIN_PRIMARY(ordinal, VENDOR(cuDevicePrimaryCtxRetain, context, ordinal), session->primary[ordinal] = *context);
+}
+
+/* The lock `contexts` is held, and the primary context was active. */
+static void may_have_ended(struct limit_session *session, int ordinal)
+{
+    if (primary_active(ordinal))
+        return;
+    end_context(session, device_of(ordinal), session->primary[ordinal]);
+    session->primary[ordinal] = NULL;
 }
 
 static int end_primary(struct limit_call *call, int ordinal)
@@ -345,10 +383,8 @@ static int end_primary(struct limit_call *call, int ordinal)
     pthread_mutex_lock(&session->contexts);
     bool active = primary_active(ordinal);
     int result = VENDOR_AS(cuDevicePrimaryCtxRelease_v2, call, ordinal);
-    if (active && !primary_active(ordinal)) {
-        end_context(session, device_of(ordinal), session->primary[ordinal]);
-        session->primary[ordinal] = NULL;
-    }
+    if (active)
+        may_have_ended(session, ordinal);
     pthread_mutex_unlock(&session->contexts);
     return result;
 }
@@ -363,6 +399,40 @@ END_PRIMARY(cuDevicePrimaryCtxRelease)
 END_PRIMARY(cuDevicePrimaryCtxRelease_v2)
 END_PRIMARY(cuDevicePrimaryCtxReset)
 END_PRIMARY(cuDevicePrimaryCtxReset_v2)
+
+/* A green context is a part of the primary one, which it keeps. */
+static void green_made(void *green, int ordinal)
+{
+    struct limit_entry entry = {.device = ordinal};
+    void *context = NULL;
+    if (VENDOR(cuCtxFromGreenCtx, &context, green) == SUCCESS)
+        entry.owner = context;
+    limit_remember(&entry, LIMIT_GREEN, (uint64_t)(uintptr_t)green);
+}
+
+HOOK(cuGreenCtxCreate, void **green, void *resources, int ordinal, unsigned flags)
+{
+    RETAIN_PRIMARY(ordinal, VENDOR(cuGreenCtxCreate, green, resources, ordinal, flags), green_made(*green, ordinal));
+}
+
+HOOK(cuGreenCtxDestroy, void *green)
+{
+    struct limit_session *session = limit_program_session();
+    struct limit_entry entry;
+    if (!session || !limit_table_take(&session->table, LIMIT_GREEN, (uint64_t)(uintptr_t)green, &entry))
+        return VENDOR(cuGreenCtxDestroy, green);
+    pthread_mutex_lock(&session->contexts);
+    bool active = primary_active(entry.device);
+    int result = VENDOR(cuGreenCtxDestroy, green);
+    if (active && !primary_active(entry.device))
+        limit_drop_owner(&driver, session, entry.owner); /* allocated while it was current */
+    if (active)
+        may_have_ended(session, entry.device);
+    if (result != SUCCESS)
+        limit_table_put(&session->table, &entry);
+    pthread_mutex_unlock(&session->contexts);
+    return result;
+}
 
 /* The heap and the print buffer of kernels are device memory, too; their first sizes are part of the context. */
 HOOK(cuCtxSetLimit, int which, size_t value)
@@ -434,45 +504,9 @@ HOOK(cuMemFree_v2, device_address address)
     FORGET(address, VENDOR(cuMemFree_v2, address));
 }
 
-static bool is_spilled(device_address address)
-{
-    struct limit_session *session = limit_program_session();
-    struct limit_entry entry;
-    device_address base;
-    size_t size;
-    return session && atomic_load_explicit(&session->spills, memory_order_relaxed) != 0 &&
-           VENDOR(cuMemGetAddressRange_v2, &base, &size, address) == SUCCESS &&
-           limit_table_get(&session->table, LIMIT_ADDRESS, base, &entry) && entry.spilled;
-}
-
-/* What was spilled stays on the host: a request to move it is only a hint. */
-static int prefetch(struct limit_call *call, device_address address, size_t size, int ordinal, void *stream)
-{
-    return ordinal >= 0 && is_spilled(address) ? SUCCESS
-                                               : VENDOR_AS(cuMemPrefetchAsync, call, address, size, ordinal, stream);
-}
-
-HOOK(cuMemPrefetchAsync, device_address address, size_t size, int ordinal, void *stream)
-{
-    return prefetch(CALL_OF(cuMemPrefetchAsync), address, size, ordinal, stream);
-}
-
 HOOK(cuMemPrefetchAsync_ptsz, device_address address, size_t size, int ordinal, void *stream)
 {
     return prefetch(CALL_OF(cuMemPrefetchAsync_ptsz), address, size, ordinal, stream);
-}
-
-static int prefetch_to(struct limit_call *call, device_address address, size_t size, struct location to, unsigned flags,
-                       void *stream)
-{
-    return to.type == ON_DEVICE && is_spilled(address)
-               ? SUCCESS
-               : VENDOR_AS(cuMemPrefetchAsync_v2, call, address, size, to, flags, stream);
-}
-
-HOOK(cuMemPrefetchAsync_v2, device_address address, size_t size, struct location to, unsigned flags, void *stream)
-{
-    return prefetch_to(CALL_OF(cuMemPrefetchAsync_v2), address, size, to, flags, stream);
 }
 
 HOOK(cuMemPrefetchAsync_v2_ptsz, device_address address, size_t size, struct location to, unsigned flags, void *stream)
@@ -480,21 +514,27 @@ HOOK(cuMemPrefetchAsync_v2_ptsz, device_address address, size_t size, struct loc
     return prefetch_to(CALL_OF(cuMemPrefetchAsync_v2_ptsz), address, size, to, flags, stream);
 }
 
-static bool moves(int advice)
+/* Of a batch with such memory in it, nothing is moved: hints, as is that contents are not needed. */
+static int prefetch_batch(struct limit_call *call, device_address *addresses, size_t *sizes, size_t count,
+                          struct location *to, size_t *firsts, size_t locations, unsigned long long flags, void *stream)
 {
-    enum { SET_PREFERRED_LOCATION = 3, UNSET_PREFERRED_LOCATION = 4 };
-    return advice == SET_PREFERRED_LOCATION || advice == UNSET_PREFERRED_LOCATION;
+    for (size_t i = 0; addresses && i < count; i++)
+        if (is_spilled(addresses[i]))
+            return SUCCESS;
+    return VENDOR_AS(cuMemPrefetchBatchAsync, call, addresses, sizes, count, to, firsts, locations, flags, stream);
 }
 
-HOOK(cuMemAdvise, device_address address, size_t size, int advice, int ordinal)
-{
-    return moves(advice) && is_spilled(address) ? SUCCESS : VENDOR(cuMemAdvise, address, size, advice, ordinal);
-}
+#define PREFETCH_BATCH(NAME)                                                                                           \
+    HOOK(NAME, device_address *addresses, size_t *sizes, size_t count, struct location *to, size_t *firsts,            \
+         size_t locations, unsigned long long flags, void *stream)                                                     \
+    {                                                                                                                  \
+        return prefetch_batch(CALL_OF(NAME), addresses, sizes, count, to, firsts, locations, flags, stream);           \
+    }
 
-HOOK(cuMemAdvise_v2, device_address address, size_t size, int advice, struct location to)
-{
-    return moves(advice) && is_spilled(address) ? SUCCESS : VENDOR(cuMemAdvise_v2, address, size, advice, to);
-}
+PREFETCH_BATCH(cuMemPrefetchBatchAsync)
+PREFETCH_BATCH(cuMemPrefetchBatchAsync_ptsz)
+PREFETCH_BATCH(cuMemDiscardAndPrefetchBatchAsync)
+PREFETCH_BATCH(cuMemDiscardAndPrefetchBatchAsync_ptsz)
 
 /* ---- arrays ---- */
 

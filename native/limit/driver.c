@@ -260,7 +260,12 @@ void limit_pool_made(struct limit_pool pool, int device)
     if (!session)
         return;
     pthread_mutex_lock(&session->pools);
-    add_pool(session, pool, device);
+    struct limit_pool_record *record = find_pool(session, pool);
+    record = record ? record : add_pool(session, pool, device);
+    if (record && record->device != device) { /* of one that is gone */
+        limit_give(record->device, record->bytes);
+        *record = (struct limit_pool_record){.pool = pool, .device = device, .next = record->next};
+    }
     pthread_mutex_unlock(&session->pools);
 }
 

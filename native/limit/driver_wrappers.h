@@ -4,7 +4,7 @@
  * names. cuda.c and hip.c include this file once each, after they define their dialect:
  *
  *   API(NAME)          a function whose name differs in the prefix only
- *   MALLOC_MANAGED, FREE, MALLOC_ASYNC, MALLOC_FROM_POOL_ASYNC, FREE_ASYNC, GET_DEVICE_COUNT
+ *   MALLOC_MANAGED, FREE, MALLOC_ASYNC, MALLOC_FROM_POOL_ASYNC, FREE_ASYNC, GET_DEVICE_COUNT, GET_ADDRESS_RANGE
  *                      functions whose names differ more
  *   LIBRARY            its limit_library
  *   ORDINALS           its row of limit_session's ordinals
@@ -30,6 +30,8 @@ NEEDED(LIMIT_DECLARE)
 HOOK(MALLOC_MANAGED, device_address *, size_t, unsigned);
 HOOK(FREE, device_address);
 HOOK(API(MemAdvise), device_address, size_t, int, int);
+HOOK(API(MemPrefetchAsync), device_address, size_t, int, void *);
+HOOK(API(MemPrefetchAsync_v2), device_address, size_t, struct location, unsigned, void *);
 HOOK(MALLOC_ASYNC, device_address *, size_t, void *);
 HOOK(MALLOC_FROM_POOL_ASYNC, device_address *, size_t, void *, void *);
 HOOK(FREE_ASYNC, device_address, void *);
@@ -82,9 +84,10 @@ static int device_of(int ordinal)
     return found;
 }
 
+enum { PER_THREAD = 2 }; /* a flag of look-ups: the default stream is the thread's own */
+
 static int replaced(int result, const char *symbol, void **function, int version, uint64_t flags)
 {
-    enum { PER_THREAD = 2 };
     if (result == SUCCESS && symbol && function && *function && limit_outside()) {
         struct limit_call *call = limit_find_form(&LIBRARY, symbol, version, (flags & PER_THREAD) != 0, *function);
         *function = call ? limit_replace(call, *function) : *function;
@@ -228,6 +231,58 @@ static int spill(device_address *address, size_t size, int ordinal)
     return result;
 }
 
+static bool is_spilled(device_address address)
+{
+    struct limit_session *session = limit_program_session();
+    struct limit_entry entry;
+    device_address base;
+    size_t size;
+    return session && atomic_load_explicit(&session->spills, memory_order_relaxed) != 0 &&
+           VENDOR(GET_ADDRESS_RANGE, &base, &size, address) == SUCCESS &&
+           limit_table_get(&session->table, LIMIT_ADDRESS, base, &entry) && entry.spilled;
+}
+
+/* What was spilled stays on the host: a request to move it is only a hint. */
+static int prefetch(struct limit_call *call, device_address address, size_t size, int ordinal, void *stream)
+{
+    return ordinal >= 0 && is_spilled(address) ? SUCCESS
+                                               : VENDOR_AS(API(MemPrefetchAsync), call, address, size, ordinal, stream);
+}
+
+HOOK(API(MemPrefetchAsync), device_address address, size_t size, int ordinal, void *stream)
+{
+    return prefetch(CALL_OF(API(MemPrefetchAsync)), address, size, ordinal, stream);
+}
+
+static int prefetch_to(struct limit_call *call, device_address address, size_t size, struct location to, unsigned flags,
+                       void *stream)
+{
+    return to.type == ON_DEVICE && is_spilled(address)
+               ? SUCCESS
+               : VENDOR_AS(API(MemPrefetchAsync_v2), call, address, size, to, flags, stream);
+}
+
+HOOK(API(MemPrefetchAsync_v2), device_address address, size_t size, struct location to, unsigned flags, void *stream)
+{
+    return prefetch_to(CALL_OF(API(MemPrefetchAsync_v2)), address, size, to, flags, stream);
+}
+
+static bool moves(int advice)
+{
+    enum { SET_PREFERRED_LOCATION = 3, UNSET_PREFERRED_LOCATION = 4 };
+    return advice == SET_PREFERRED_LOCATION || advice == UNSET_PREFERRED_LOCATION;
+}
+
+HOOK(API(MemAdvise), device_address address, size_t size, int advice, int ordinal)
+{
+    return moves(advice) && is_spilled(address) ? SUCCESS : VENDOR(API(MemAdvise), address, size, advice, ordinal);
+}
+
+HOOK(API(MemAdvise_v2), device_address address, size_t size, int advice, struct location to)
+{
+    return moves(advice) && is_spilled(address) ? SUCCESS : VENDOR(API(MemAdvise_v2), address, size, advice, to);
+}
+
 /* ---- pools ---- */
 
 static int pool_ordinal(struct limit_session *session, void *handle, int current)
@@ -323,6 +378,28 @@ HOOK(API(MemPoolCreate), void **pool, const struct pool_properties *properties)
         limit_pool_made(made, ordinal >= 0 ? device_of(ordinal) : LIMIT_NO_LIMIT);
     }
     return result;
+}
+
+/* A location's own pool: what device it is charged to is only known from where it is. */
+static int located(int result, void *const *pool, const struct location *where, int type)
+{
+    struct limit_session *session = result == SUCCESS ? limit_program_session() : NULL;
+    if (!session || limit_pool_ordinal(session, &driver, *pool) >= 0)
+        return result;
+    int ordinal = ordinal_at(*where, type);
+    struct limit_pool found = {.driver = &driver, .handle = *pool, .ordinal = ordinal >= 0 ? ordinal : 0};
+    limit_pool_made(found, ordinal >= 0 ? device_of(ordinal) : LIMIT_NO_LIMIT);
+    return result;
+}
+
+HOOK(API(MemGetDefaultMemPool), void **pool, const struct location *where, int type)
+{
+    return located(VENDOR(API(MemGetDefaultMemPool), pool, where, type), pool, where, type);
+}
+
+HOOK(API(MemGetMemPool), void **pool, const struct location *where, int type)
+{
+    return located(VENDOR(API(MemGetMemPool), pool, where, type), pool, where, type);
 }
 
 HOOK(API(MemPoolDestroy), void *pool)

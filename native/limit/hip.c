@@ -8,6 +8,8 @@
 
 #define WRAPPED(CALL)                                                                                                  \
     CALL(hipGetProcAddress)                                                                                            \
+    CALL(hipGetDriverEntryPoint)                                                                                       \
+    CALL(hipGetDriverEntryPoint_spt)                                                                                   \
     /* memory */                                                                                                       \
     CALL(hipMalloc)                                                                                                    \
     CALL(hipExtMallocWithFlags)                                                                                        \
@@ -16,6 +18,10 @@
     CALL(hipMemAllocPitch)                                                                                             \
     CALL(hipMalloc3D)                                                                                                  \
     CALL(hipFree)                                                                                                      \
+    CALL(hipMemPrefetchAsync)                                                                                          \
+    CALL(hipMemPrefetchAsync_v2)                                                                                       \
+    CALL(hipMemAdvise)                                                                                                 \
+    CALL(hipMemAdvise_v2)                                                                                              \
     CALL(hipHostMalloc)                                                                                                \
     CALL(hipMemcpy)                                                                                                    \
     CALL(hipMemcpyAsync)                                                                                               \
@@ -41,6 +47,8 @@
     CALL(hipFreeAsync)                                                                                                 \
     CALL(hipFreeAsync_spt)                                                                                             \
     CALL(hipMemPoolCreate)                                                                                             \
+    CALL(hipMemGetDefaultMemPool)                                                                                      \
+    CALL(hipMemGetMemPool)                                                                                             \
     CALL(hipMemPoolDestroy)                                                                                            \
     CALL(hipMemPoolTrimTo)                                                                                             \
     CALL(hipStreamSynchronize)                                                                                         \
@@ -75,7 +83,7 @@
     CALL(hipDeviceTotalMem)                                                                                            \
     CALL(hipGetDeviceProperties)                                                                                       \
     CALL(hipGetDevicePropertiesR0000)                                                                                  \
-    CALL(hipGetDevicePropertiesR0600)
+    CALL(hipGetDevicePropertiesR0600, 0, "hipGetDeviceProperties", 600)
 
 #define NEEDED(CALL)                                                                                                   \
     CALL(hipGetDevice, int *)                                                                                          \
@@ -90,7 +98,7 @@
     CALL(hipGraphNodeGetType, void *, int *)                                                                           \
     CALL(hipGraphChildGraphNodeGetGraph, void *, void **)                                                              \
     CALL(hipGraphMemAllocNodeGetParams, void *, struct allocation_node *)                                              \
-    CALL(hipMemAdvise, device_address, size_t, int, int)
+    CALL(hipMemGetAddressRange, device_address *, size_t *, device_address)
 
 #define API(NAME) hip##NAME
 #define MALLOC_MANAGED hipMallocManaged
@@ -99,6 +107,7 @@
 #define MALLOC_FROM_POOL_ASYNC hipMallocFromPoolAsync
 #define FREE_ASYNC hipFreeAsync
 #define GET_DEVICE_COUNT hipGetDeviceCount
+#define GET_ADDRESS_RANGE hipMemGetAddressRange
 #define LIBRARY limit_hip
 #define ORDINALS LIMIT_HIP
 enum { GRANULE = 4096 };
@@ -215,6 +224,18 @@ HOOK(hipGetProcAddress, const char *symbol, void **function, int version, uint64
 {
     return replaced(VENDOR(hipGetProcAddress, symbol, function, version, flags, status), symbol, function, version,
                     flags);
+}
+
+/* These name the form itself. */
+HOOK(hipGetDriverEntryPoint, const char *symbol, void **function, unsigned long long flags, int *status)
+{
+    return replaced(VENDOR(hipGetDriverEntryPoint, symbol, function, flags, status), symbol, function, 0, flags);
+}
+
+HOOK(hipGetDriverEntryPoint_spt, const char *symbol, void **function, unsigned long long flags, int *status)
+{
+    return replaced(VENDOR(hipGetDriverEntryPoint_spt, symbol, function, flags, status), symbol, function, 0,
+                    flags ? flags : PER_THREAD);
 }
 
 /* ---- memory ---- */

@@ -126,8 +126,8 @@ struct limit_call *limit_find_form(const struct limit_library *library, const ch
         int since;
         if (!call->wrapper || !goes_by(call, symbol, &since, &threads))
             continue;
-        if (limit_vendor(library, call) == answer)
-            return call;
+        if (call->wrapper == answer || limit_vendor(library, call) == answer)
+            return call; /* the wrapper: the vendor's library found it through our dlsym, as HIP does */
         if (since > version || (threads && !per_thread) || since < best_since ||
             (since == best_since && (!threads || best_per_thread)))
             continue;

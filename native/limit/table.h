@@ -21,6 +21,7 @@ enum limit_class {
     LIMIT_HEAP,        /* what a context's own memory was grown by */
     LIMIT_CL_DEVICE,   /* OpenCL's devices, looked up once */
     LIMIT_CL_SVM,
+    LIMIT_GREEN, /* green contexts: of which device, by the driver's number */
 };
 
 struct limit_entry {

@@ -141,6 +141,69 @@ int hipMemPoolImportFromShareableHandle(void **pool, void *file, int type, unsig
     return give(pool);
 }
 
+/* As HIP 7 does: by its own name, with dlsym, and the form for per-thread default streams only where there is one. */
+static int found(const char *name, void **function, int per_thread)
+{
+    char form[128];
+    void *own = dlopen("libamdhip64.so.7", RTLD_LAZY);
+    snprintf(form, sizeof form, "%s%s", name, per_thread ? "_spt" : "");
+    *function = dlsym(own, form);
+    if (!*function)
+        *function = dlsym(own, name);
+    return *function ? 0 : 1;
+}
+
+int hipGetDriverEntryPoint(const char *name, void **function, unsigned long long flags, int *status)
+{
+    *status = found(name, function, flags == 2);
+    return *status;
+}
+
+int hipGetDriverEntryPoint_spt(const char *name, void **function, unsigned long long flags, int *status)
+{
+    *status = found(name, function, flags != 1);
+    return *status;
+}
+
+/* hipMalloc by the look-up and by the linker, as parts of HIP itself do. */
+int hipExtMallocWithFlags(void **place, size_t size, unsigned flags)
+{
+    int (*allocate)(void **, size_t), status;
+    (void)flags;
+    if (hipGetDriverEntryPoint("hipMalloc", (void **)&allocate, 0, &status) || allocate(place, size))
+        return 2;
+    hipFree(*place);
+    return hipMalloc(place, size);
+}
+
+int hipMallocAsync(void **place, size_t size, void *stream)
+{
+    (void)stream;
+    return hipMalloc(place, size);
+}
+
+int hipGetDeviceProperties(void *properties, int device)
+{
+    memset(properties, 0, 792);
+    memcpy((char *)properties + 256, &(size_t){1UL << 40}, sizeof(size_t));
+    return device;
+}
+
+int hipGetDevicePropertiesR0600(void *properties, int device)
+{
+    memset(properties, 0, 1472);
+    memcpy((char *)properties + 288, &(size_t){1UL << 40}, sizeof(size_t));
+    return device;
+}
+
+#ifdef HIP7
+int hipGetProcAddress(const char *name, void **function, int version, uint64_t flags, void *status)
+{
+    (void)status;
+    int newer = version >= 600 && strcmp(name, "hipGetDeviceProperties") == 0;
+    return found(newer ? "hipGetDevicePropertiesR0600" : name, function, flags == 2);
+}
+#else
 int hipGetProcAddress(const char *name, void **function, int version, uint64_t flags, void *status)
 {
     (void)version, (void)flags, (void)status;
@@ -150,3 +213,4 @@ int hipGetProcAddress(const char *name, void **function, int version, uint64_t f
         *function = dlsym(own, name);
     return *function ? 0 : 1;
 }
+#endif

@@ -176,6 +176,38 @@ print(json.dumps(said))
     assert json.loads(out) == [-2, -2, -2, 0, 0, 300]
 
 
+def test_pools_of_locations(make_job: MakeJob, node: Node, runtime: Runtime) -> None:
+    """CUDA 13 names pools by location and type: charged where they are, whatever device is current, and by what they
+    keep; the host's are not."""
+    if runtime.version < 13:
+        pytest.skip("new in CUDA 13")
+    ask = """
+class Location(c.Structure):
+    _fields_ = [("type", c.c_int), ("id", c.c_int)]
+def of(call, where, id, type):
+    it = c.c_void_p()
+    ok(getattr(rt, call)(c.byref(it), c.byref(Location(where, id)), type))
+    return it
+ok(rt.cudaSetDevice(1)); ok(rt.cudaFree(None))
+said = []
+for call in "cudaMemGetDefaultMemPool", "cudaMemGetMemPool":
+    ok(rt.cudaSetDevice(0))
+    for type in 1, 2:
+        pool = of(call, 1, 1, type)
+        said += [alloc_from(pool, 302), info()[0]]
+        one = alloc_from(pool, 300)
+        ok(rt.cudaSetDevice(1))
+        said += [one > 0, info()[0], free_async(one), info()[0]]
+        ok(rt.cudaSetDevice(0))
+    host = alloc_from(of(call, 2, 0, 1), 5000)
+    said += [host > 0, info()[0], free_async(host)]
+print(json.dumps(said))
+"""
+    out, err = make_job(CONTEXT + 200, CONTEXT + 300, node=node).run(CUDART + ask, CUDART=runtime.library)
+    on_device = [-2, 200, True, 0, 0, 300]
+    assert json.loads(out) == 2 * [*on_device, *on_device, True, 200, 0], err
+
+
 def test_no_room_for_a_context(make_job: MakeJob, node: Node, runtime: Runtime) -> None:
     """The runtime's own way to primary contexts makes none that is not charged."""
     job = make_job(2 * CONTEXT - 1, node=node)

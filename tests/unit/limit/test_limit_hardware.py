@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from limited import MIB, Job, new_job
 from runtimes import RUNTIMES, Runtime
+from test_limit_python import EXPECTED, PROGRAMS, has
+from test_limit_python import ROOM as PYTHON_ROOM
 
 from sluice.core.limit import Device
 from tests.programs.begin import CUDA, CUDART
@@ -40,10 +42,9 @@ ROOM = 1000  # MiB in addition to the context
 @pytest.fixture(scope="module")
 def gpu() -> Device:
     """Device 0, with its context measured."""
-    if not Path("/dev/nvidiactl").exists():
+    if os.environ.get("SLUICE_TEST_GPU") != "simulated" and not Path("/dev/nvidiactl").exists():
         pytest.skip("no NVIDIA GPU on this machine (/dev/nvidiactl)")
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("SLUICE_SIM")}
-    done = subprocess.run([sys.executable, "-c", ABOUT], env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", ABOUT], capture_output=True, text=True, timeout=120)
     if done.returncode != 0:
         pytest.skip(f"the NVIDIA driver does not answer: {done.stderr.strip()[-300:]}")
     uuid, total, context = json.loads(done.stdout)
@@ -54,8 +55,8 @@ def gpu() -> Device:
 def real_job(tmp_path: Path, gpu: Device) -> Iterator[Callable[..., Job]]:
     jobs: list[Job] = []
 
-    def make(contexts: int = 1) -> Job:
-        device = Device(gpu.total, contexts * gpu.context + ROOM * MIB, gpu.context, uuid=gpu.uuid)
+    def make(contexts: int = 1, room: int = ROOM) -> Job:
+        device = Device(gpu.total, contexts * gpu.context + room * MIB, gpu.context, uuid=gpu.uuid)
         jobs.append(new_job(tmp_path / f"region{len(jobs)}", dict(os.environ), [device]))
         return jobs[-1]
 
@@ -80,6 +81,7 @@ def test_the_last_mib_is_granted_and_one_more_refused(real_job: Callable[..., Jo
         "create(n)",
         "-cu.cuGraphLaunch(graph_of(n), None)",
     ],
+    ids=["managed", "array", "asynchronous", "virtual memory", "graph"],
 )
 def test_every_kind_is_refused_beyond_the_limit(real_job: Callable[..., Job], take: str) -> None:
     out, err = real_job().run(
@@ -100,6 +102,13 @@ print(json.dumps([code] if code else [code, info()[0], {take}(1100), {take}(800)
     if said == [35]:
         pytest.skip(f"the driver is older than CUDA {runtime.version}")
     assert said == [0, ROOM, -2, True, -2], err
+
+
+@pytest.mark.parametrize("package", [pytest.param(name, marks=has(name)) for name in PROGRAMS])
+def test_python_packages_to_the_last_mib(real_job: Callable[..., Job], package: str) -> None:
+    """NVIDIA's bindings, numba, CuPy and PyTorch, where they are installed."""
+    out, err = real_job(room=PYTHON_ROOM).run(PROGRAMS[package], CUDA_VISIBLE_DEVICES="0")
+    assert json.loads(out.splitlines()[-1]) == EXPECTED[package], err
 
 
 def test_charged_is_what_the_vendors_tool_shows(real_job: Callable[..., Job], gpu: Device) -> None:

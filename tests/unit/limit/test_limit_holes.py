@@ -488,3 +488,86 @@ print(json.dumps(said))
 """
     )
     assert json.loads(out) == [200, -2, -2, -2, 3200, -2, 200, True, -2, [0, CONTEXT + 300], True, -2, True, 0]
+
+
+def test_what_was_spilled_stays_on_the_host_in_batches(make_job: MakeJob, dgx: Node) -> None:
+    """CUDA 13 moves several pieces at once, with or without their contents."""
+    process = make_job(CONTEXT + 100, spill=60).start(
+        CUDA
+        + """
+class Location(c.Structure):
+    _fields_ = [("type", c.c_int), ("id", c.c_int)]
+start()
+kept, spilled, stream = alloc(100), alloc(50), c.c_void_p()
+ok(cu.cuStreamCreate(c.byref(stream), 1))
+pieces, sizes = (c.c_uint64 * 1)(spilled), (c.c_size_t * 1)(50 * MIB)
+for call in cu.cuMemPrefetchBatchAsync, cu.cuMemDiscardAndPrefetchBatchAsync:
+    ok(call(pieces, sizes, c.c_size_t(1), c.byref(Location(1, 0)), c.byref(c.c_size_t(0)), c.c_size_t(1),
+            c.c_ulonglong(0), stream))
+step("moved")
+"""
+    )
+    assert process.stdout and process.stdout.readline() == "moved\n"
+    assert sum(h.memory_mib for h in holdings(dgx.folder)) == CONTEXT + 100
+
+
+def test_green_contexts_cost_what_their_primary_one_does(make_job: MakeJob, dgx: Node) -> None:
+    process = make_job(CONTEXT + 100).start(
+        CUDA
+        + """
+ok(cu.cuInit(0))
+def green():
+    it, context = c.c_void_p(), c.c_void_p()
+    code = cu.cuGreenCtxCreate(c.byref(it), c.byref(c.c_int()), 0, 1)
+    if code == 0:
+        ok(cu.cuCtxFromGreenCtx(c.byref(context), it)); ok(cu.cuCtxSetCurrent(context))
+    return it if code == 0 else code
+first, second = green(), green()
+said = [alloc(102), alloc(100) > 0]
+step(json.dumps(said))
+ok(cu.cuGreenCtxDestroy(first)); step("one left")
+ok(cu.cuGreenCtxDestroy(second)); step("none")
+other = green(); step(json.dumps([info()[0], alloc(100) > 0]))
+"""
+    )
+    assert process.stdout and process.stdin
+    shown = []
+    for _ in range(4):
+        said = process.stdout.readline().strip()
+        shown.append((said, sum(h.memory_mib for h in holdings(dgx.folder))))
+        process.stdin.write("\n")
+        process.stdin.flush()
+    assert shown == [
+        ("[-2, true]", CONTEXT + 100),
+        ("one left", CONTEXT + 100),
+        ("none", 0),
+        ("[100, true]", CONTEXT + 100),
+    ]
+
+
+def test_no_room_for_a_green_context(make_job: MakeJob, dgx: Node) -> None:
+    """The first one creates the primary context."""
+    job = make_job(2 * CONTEXT - 1)
+    first = job.start(CUDA + "start(); step('held')")
+    assert first.stdout and first.stdout.readline() == "held\n"
+    out, err = job.run(CUDA + "ok(cu.cuInit(0)); print(cu.cuGreenCtxCreate(c.byref(c.c_void_p()), b'any', 0, 1))")
+    assert out == "2\n", err
+    assert sum(h.memory_mib for h in holdings(dgx.folder)) == CONTEXT
+
+
+def test_a_table_of_unnamed_functions_keeps_its_length(make_job: MakeJob) -> None:
+    """Its first place is its size in bytes; all others but the one that creates contexts are the driver's."""
+    out, err = make_job(2 * CONTEXT + 10).run(
+        CUDA
+        + """
+ok(cu.cuInit(0))
+table, context = c.POINTER(c.c_void_p)(), c.c_void_p()
+for _ in range(2):
+    ok(cu.cuGetExportTable(c.byref(table), bytes.fromhex("0ca50b8c1004929a89a7d0df10e77286")))
+create = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_uint, c.c_int)(table[1])
+said = [table[0], c.CFUNCTYPE(c.c_int)(table[2])()]
+said += [create(c.addressof(context), 0, 0) for _ in range(3)]
+print(json.dumps(said))
+"""
+    )
+    assert json.loads(out) == [24, 42, 0, 0, 2], err
