@@ -636,20 +636,6 @@ void sluice_failover_reconfigured(void)
 
 /* ---- with the first plugin, and the last ---- */
 
-static bool start(const struct sluice_site *site)
-{
-    snprintf(hooks.folder, sizeof hooks.folder, "%s/sluice.journal", site->state_folder);
-    snprintf(hooks.state_file, sizeof hooks.state_file, "%s/job_state", site->state_folder);
-    if (gethostname(hooks.host, sizeof hooks.host - 1) != 0)
-        snprintf(hooks.host, sizeof hooks.host, "unknown");
-    launches.stopping = false;
-    launches.running = pthread_create(&launches.thread, NULL, run_launches, NULL) == 0;
-    atomic_store(&hooks.replayed, false);
-    atomic_store(&keeper.stopping, false);
-    keeper.running = pthread_create(&keeper.thread, NULL, run_keeper, NULL) == 0;
-    return launches.running && keeper.running;
-}
-
 static void stop(void)
 {
     atomic_store(&keeper.stopping, true);
@@ -668,6 +654,23 @@ static void stop(void)
     free(launches.items);
     launches.items = NULL;
     launches.count = launches.room = 0;
+}
+
+static bool start(const struct sluice_site *site)
+{
+    snprintf(hooks.folder, sizeof hooks.folder, "%s/sluice.journal", site->state_folder);
+    snprintf(hooks.state_file, sizeof hooks.state_file, "%s/job_state", site->state_folder);
+    if (gethostname(hooks.host, sizeof hooks.host - 1) != 0)
+        snprintf(hooks.host, sizeof hooks.host, "unknown");
+    launches.stopping = false;
+    launches.running = pthread_create(&launches.thread, NULL, run_launches, NULL) == 0;
+    atomic_store(&hooks.replayed, false);
+    atomic_store(&keeper.stopping, false);
+    keeper.running = pthread_create(&keeper.thread, NULL, run_keeper, NULL) == 0;
+    if (launches.running && keeper.running)
+        return true;
+    stop(); /* nobody else would: the module counts as not started */
+    return false;
 }
 
 __attribute__((constructor)) static void offer(void)

@@ -9,7 +9,12 @@
 #include "runtime/runtime.h"
 #include "src/common/xstring.h"
 
-enum { NO_LIMIT_S = 365 * 24 * 3600 }; /* as sched/backfill takes jobs without a time limit */
+enum {
+    NO_LIMIT_S = 365 * 24 * 3600, /* as sched/backfill takes jobs without a time limit */
+    MOST_HOLDS = 64,              /* jobs that sched/backfill keeps nodes for ... */
+    HOLD_S = 60,                  /* ... for so long after that was last seen ... */
+    HOLD_LATE_S = 120,            /* ... and after the expected start: sched/backfill does not get to it */
+};
 
 static bool grow(struct sluice_picture *picture, void *array, uint32_t *room, uint32_t wanted, size_t size)
 {
@@ -24,6 +29,16 @@ static void copy_words(const struct sluice_picture *picture, uint64_t *to, bitst
     const uint64_t *from = bitmap ? sluice_bitmap_words(bitmap, &count) : NULL;
     memset(to, 0, picture->node_words * sizeof *to);
     memcpy(to, from ? from : to, (count < picture->node_words ? count : picture->node_words) * sizeof *to);
+}
+
+static bool copy_named(const struct sluice_picture *picture, uint64_t *to, char *names)
+{
+    bitstr_t *bitmap = NULL;
+    bool good = sluice_node_bitmap(names, &bitmap) == SLURM_SUCCESS;
+    if (good)
+        copy_words(picture, to, bitmap);
+    FREE_NULL_BITMAP(bitmap);
+    return good;
 }
 
 static void add_words(const struct sluice_picture *picture, uint64_t *words, bitstr_t *bitmap)
@@ -70,12 +85,29 @@ static void see_owned(struct sluice_picture *picture)
     }
 }
 
+/* What no longer waits, or waits without an expected start, has none. */
+static void end_holds(struct sluice_picture *picture, bool all)
+{
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < picture->hold_count; i++) {
+        struct sluice_hold *hold = picture->holds[i];
+        bool late = hold->start_s < picture->now_s - HOLD_LATE_S || hold->seen_s < picture->now_s - HOLD_S;
+        if (hold->waits && !late && !all)
+            picture->holds[kept++] = hold;
+        else
+            free(hold);
+    }
+    picture->hold_count = kept;
+}
+
 /* Which nodes may be used at all, and which not at this moment. */
 static bool see_nodes(struct sluice_picture *picture)
 {
     uint32_t words = ((uint32_t)node_record_count + 63) / 64;
     if (!grow(picture, &picture->bitmaps, &picture->bitmap_room, 6 * words, sizeof *picture->bitmaps))
         return false;
+    if (picture->node_words != words)
+        end_holds(picture, true);
     picture->node_words = words;
     picture->usable = picture->bitmaps;
     picture->busy = picture->usable + words;
@@ -259,6 +291,60 @@ static void see_request(struct sluice_picture *picture, struct sluice_picture_jo
         sought->usable = allow_nodes(picture, sought, queue, entry, job);
 }
 
+/* ---- nodes that sched/backfill keeps ---- */
+
+static struct sluice_hold *hold_of(struct sluice_picture *picture, uint32_t job_id)
+{
+    for (uint32_t i = 0; i < picture->hold_count; i++)
+        if (picture->holds[i]->job_id == job_id)
+            return picture->holds[i];
+    if (picture->hold_count == MOST_HOLDS ||
+        !grow(picture, &picture->holds, &picture->hold_room, picture->hold_count + 1, sizeof *picture->holds))
+        return NULL;
+    struct sluice_hold *made = calloc(1, sizeof *made + picture->node_words * sizeof *made->nodes);
+    if (made) {
+        made->job_id = job_id;
+        picture->holds[picture->hold_count++] = made;
+    }
+    return made;
+}
+
+/* A pass of sched/backfill clears all expected starts and lets go of the locks before all are known again, so that the
+ * last one that was seen holds for a while. */
+static void see_hold(struct sluice_picture *picture, const struct sluice_queue *queue,
+                     const struct sluice_queue_job *entry, const job_record_t *job)
+{
+    const struct sluice_queue_choice *choice = &queue->choices[entry->first_choice];
+    uint32_t cannot = SLUICE_QUEUE_HELD | SLUICE_QUEUE_DEPENDENT | SLUICE_QUEUE_NOT_ELIGIBLE;
+    if (entry->flags & cannot)
+        return;
+    bool known = job->sched_nodes && job->start_time;
+    for (uint32_t i = 0; !known && i < picture->hold_count; i++)
+        if (picture->holds[i]->job_id == job->job_id)
+            picture->holds[i]->waits = true;
+    struct sluice_hold *hold = known ? hold_of(picture, job->job_id) : NULL;
+    if (!hold || !copy_named(picture, hold->nodes, job->sched_nodes))
+        return;
+    hold->tier = queue->partitions[choice->partition].tier;
+    hold->priority = choice->priority;
+    hold->start_s = job->start_time;
+    hold->seen_s = picture->now_s;
+    hold->waits = true;
+}
+
+void sluice_picture_keep_out(const struct sluice_picture *picture, uint32_t tier, uint32_t priority, uint32_t job_id,
+                             int64_t limit_s, uint64_t *words)
+{
+    for (uint32_t h = 0; h < picture->hold_count; h++) {
+        const struct sluice_hold *hold = picture->holds[h];
+        bool before = hold->tier != tier           ? hold->tier > tier
+                      : hold->priority != priority ? hold->priority > priority
+                                                   : hold->job_id < job_id;
+        for (size_t i = 0; before && hold->start_s < picture->now_s + limit_s && i < picture->node_words; i++)
+            words[i] &= ~hold->nodes[i];
+    }
+}
+
 static void see_pending(struct sluice_picture *picture, const struct sluice_queue *queue,
                         const struct sluice_queue_job *entry, job_record_t *job)
 {
@@ -277,6 +363,8 @@ static void see_pending(struct sluice_picture *picture, const struct sluice_queu
         see_request(picture, sought, queue, entry, job);
     if (entry->flags & SLUICE_QUEUE_HETEROGENEOUS)
         sought->stock = SLUICE_STOCK_HET;
+    if (sought->stock && entry->choices)
+        see_hold(picture, queue, entry, job);
     picture->accrual_lost |= sluice_accrual_lost(job);
     sluice_gang_picture_job(entry, index, true, sought->usable && !sought->estimated, job);
 }
@@ -306,6 +394,8 @@ bool sluice_picture_take(struct sluice_picture *picture, struct sluice_planner *
     picture->running_count = picture->largest_count = 0;
     picture->words_used = 0;
     picture->failed_memory = false;
+    for (uint32_t i = 0; i < picture->hold_count; i++)
+        picture->holds[i]->waits = false;
     sluice_gang_picture_begin(picture->now_s, rules);
     enum sluice_error failed = sluice_mirror_sync(picture->mirror, true, picture->now_s, &text);
     if (!failed && see_nodes(picture)) {
@@ -321,6 +411,7 @@ bool sluice_picture_take(struct sluice_picture *picture, struct sluice_planner *
         return false;
     }
     sluice_gang_picture_end();
+    end_holds(picture, sluice_mirror_generation(picture->mirror) != picture->generation);
     if (sluice_mirror_generation(picture->mirror) != picture->generation) {
         picture->generation = sluice_mirror_generation(picture->mirror);
         sluice_planner_forget(planner);
@@ -336,6 +427,8 @@ bool sluice_picture_new(struct sluice_picture *picture, struct sluice_error_text
 
 void sluice_picture_free(struct sluice_picture *picture)
 {
+    end_holds(picture, true);
+    free(picture->holds);
     sluice_mirror_free(picture->mirror);
     sluice_queue_free(picture->queue);
     free(picture->pending);

@@ -189,7 +189,7 @@ static void order_units(void)
     qsort(planner.units, planner.unit_count, sizeof *planner.units, by_order);
 }
 
-static void add_job(uint32_t index, uint32_t group)
+static void add_job(const struct unit *unit, uint32_t index, uint32_t group)
 {
     const struct sluice_queue_job *entry = &picture.queue->pending[index];
     planner.job_index[planner.job_count] = index;
@@ -204,6 +204,7 @@ static void add_job(uint32_t index, uint32_t group)
      * through the hook. Only the planner starts gangs. */
     for (size_t i = 0; !group && i < picture.node_words; i++)
         words[i] &= ~picture.asleep[i];
+    sluice_picture_keep_out(&picture, unit->tier, unit->priority, unit->id, job->limit_s, words);
     job->request.allowed = words;
     job->request.allowed_words = picture.node_words;
 }
@@ -223,12 +224,13 @@ static bool has_room(uint32_t index, uint32_t *shares)
 }
 
 /* A gang is never cut. */
-static void list_gang(const struct sluice_gang_unit *gang, uint32_t *shares)
+static void list_gang(const struct unit *unit, uint32_t *shares)
 {
+    const struct sluice_gang_unit *gang = unit->gang;
     uint32_t jobs_before = planner.job_count, shares_before = *shares, i = 0, index;
     while (sluice_gang_unit_task(gang, i, &index) && planner.job_count < SLUICE_MOST_PLANNED &&
            has_room(index, shares)) {
-        add_job(index, gang->group);
+        add_job(unit, index, gang->group);
         i++;
     }
     if (sluice_gang_unit_task(gang, i, &index)) {
@@ -248,14 +250,14 @@ static void list_jobs(uint32_t depth)
     for (uint32_t u = 0; u < planner.unit_count && planner.job_count < depth; u++) {
         const struct unit *unit = &planner.units[u];
         if (unit->gang) {
-            list_gang(unit->gang, &shares);
+            list_gang(unit, &shares);
             continue;
         }
         uint32_t tasks = picture.pending[unit->index].tasks;
         for (uint32_t i = 0;
              i < tasks && i < MAX_TASKS && planner.job_count < SLUICE_MOST_PLANNED && has_room(unit->index, &shares);
              i++)
-            add_job(unit->index, 0);
+            add_job(unit, unit->index, 0);
     }
 }
 

@@ -59,6 +59,14 @@ struct sluice_window {
     bitstr_t *nodes;
 };
 
+/* Nodes that sched/backfill keeps for a job that is not in the plan. */
+struct sluice_hold {
+    uint32_t job_id, tier, priority;
+    int64_t start_s, seen_s; /* when it is expected to start, and when that was last seen in its record */
+    bool waits;              /* in the picture that is being taken */
+    uint64_t nodes[];        /* node_words */
+};
+
 /* A node that only one user's jobs may use, as an --exclusive=user job of that user is there. */
 struct sluice_owned_node {
     uint32_t node, uid;
@@ -90,6 +98,8 @@ struct sluice_picture {
     uint32_t owned_count, owned_room;
     struct sluice_window windows[SLUICE_PICTURE_WINDOWS];
     uint32_t window_count;
+    struct sluice_hold **holds; /* kept from picture to picture: each of backfill's passes clears them before it ends */
+    uint32_t hold_count, hold_room;
     struct sluice_node_size *sizes; /* of nodes, as the mirror was made */
     uint32_t size_count, size_room;
     uint64_t size_generation;
@@ -109,6 +119,11 @@ void sluice_picture_free(struct sluice_picture *picture);
  * makes of it. False: slurmctld shuts down, or there is no memory, which is logged. */
 bool sluice_picture_take(struct sluice_picture *picture, struct sluice_planner *planner,
                          const struct sluice_rules *rules, uint64_t *lock_us);
+
+/* Take from `words` the nodes that sched/backfill keeps for jobs before this one in the order, unless a job of `limit_s`
+ * would have ended by then. */
+void sluice_picture_keep_out(const struct sluice_picture *picture, uint32_t tier, uint32_t priority, uint32_t job_id,
+                             int64_t limit_s, uint64_t *words);
 
 /* How long a job may run if it starts now, in seconds. */
 int64_t sluice_picture_limit(const struct sluice_picture *picture, const struct sluice_queue_job *entry);

@@ -42,7 +42,7 @@ def _description(version: str) -> dict[str, Any]:
         "controllers": 1,
         "sluice": {"level": "place", "policy": POLICY, **({"plugins": f"{builds}/{version}"} if builds else {})},
         # so rarely that whatever starts was started by the planner, or by the pass that follows a submission or an end
-        "slurm_conf": "DefMemPerCPU=100\nSchedulerParameters=bf_interval=300,sched_interval=300\n"
+        "slurm_conf": "DefMemPerCPU=100\nLicenses=solver:1\nSchedulerParameters=bf_interval=300,sched_interval=300\n"
         "PriorityWeightPartition=1000\n",  # every job's priority is 1000, less what --nice takes
     }
 
@@ -318,6 +318,32 @@ def test_what_slurm_alone_finds_nodes_for_is_not_overtaken(slurm: Cluster, asked
     until(lambda: slurm.start(job), lambda start: start is not None and start > time.time() + 20)
     gate.touch()
     until(lambda: slurm.states([job]), lambda seen: seen == ["RUNNING"])
+
+
+@pytest.mark.usefixtures("eager_backfill")
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ["-N1", "--exclusive", ":", "-N2", "--exclusive"],
+        ["-N3", "--exclusive", "--licenses=solver"],
+        ["-N3", "--exclusive", "--contiguous"],
+    ],
+    ids=["heterogeneous", "licence", "contiguous"],
+)
+def test_what_is_left_to_backfill_is_not_overtaken(slurm: Cluster, asked: list[str]) -> None:
+    """Its start is reserved by sched/backfill, not by the plan: the planner starts nothing that would delay it."""
+    first, gate = slurm.gate()
+    busy = [slurm.submit(8, 3, 1, "--exclusive", first=first) for _ in range(3)]
+    until(lambda: slurm.states(busy), lambda seen: seen == ["RUNNING"] * 3)
+    words = ["sbatch", "--parsable", "-o", "/dev/null", "-t1", *asked, "--wrap=sleep 30"]
+    job = slurm.cluster.run(words, user="alice").stdout.strip()
+    slurm.submit(1, 10, 280, "-c28", "--array=0-23", "--nice=500", user="bob")
+    slurm.submit(0, 10, 280, "-c28", "--array=0-23", "--nice=500", user="bob")
+    slurm.await_backfill(2)
+    slurm.planned()
+    gate.touch()
+    parts = [f"{job}+0", f"{job}+1"] if ":" in asked else [job]
+    until(lambda: slurm.states(parts), lambda seen: seen == ["RUNNING"] * len(parts), timeout=60)
 
 
 def test_a_deadline_bounds_a_job_without_a_time_limit(slurm: Cluster) -> None:
