@@ -7,7 +7,7 @@ PYTHON3 ?= $(firstword $(wildcard /usr/bin/python3) python3)
 VERSION_HEADER := native/include/sluice/version.h
 export CMAKE_GENERATOR := Ninja
 
-.PHONY: help build install-packages cluster-packages test-packages suite-packages docs-packages demo test test-trixie test-sid \
+.PHONY: help build install-packages cluster-packages test-packages suite-packages docs-packages demo test test-trixie test-sid test-machines \
 	lint check native-test fuzz bench soak references docs format install dist deb clean
 
 help: ## this list
@@ -57,6 +57,11 @@ test-trixie: test-packages build ## the tests of Slurm 24.11, in a Debian 13 chr
 test-sid: test-packages build ## the tests of Slurm 26.05, in a tree of Debian sid
 	SLUICE_SID=require $(PYTHON) -m pytest tests -m sid
 
+# A virtual machine under QEMU, of packages that it builds.
+test-machines: test-packages build ## the tests in a virtual machine, under QEMU
+	tools/install-packages virtual plugins deb
+	SLUICE_TEST_SCALE=full $(PYTHON) -m pytest tests/integration/test_machines.py --timeout 7200
+
 lint: $(VENV)/.linters ## linters, types, format and layers; needs Python and no other package
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -86,6 +91,7 @@ soak: cluster-packages build ## all tests with full counts: hours; DURATION=72h:
 	$(PYTHON) -m benchmarks.soak $(DURATION)
 else
 soak: test-packages suite-packages build
+	tools/install-packages virtual plugins deb
 	SLUICE_TEST_SCALE=full tools/native-test
 	SLUICE_TEST_SCALE=full $(PYTHON) -m pytest tests --timeout 7200
 	$(PYTHON) tools/slurm-suite stock --json build/suite-stock.json
