@@ -7,7 +7,7 @@ PYTHON3 ?= $(firstword $(wildcard /usr/bin/python3) python3)
 VERSION_HEADER := native/include/sluice/version.h
 export CMAKE_GENERATOR := Ninja
 
-.PHONY: help build install-packages cluster-packages test-packages suite-packages docs-packages demo test test-trixie test-sid \
+.PHONY: help build install-packages cluster-packages test-packages suite-packages docs-packages demo test test-trixie test-sid test-machines \
 	test-gpu lint check native-test fuzz bench soak references docs format install dist deb clean
 
 help: ## this list
@@ -60,6 +60,11 @@ test-sid: test-packages build ## the tests of Slurm 26.05, in a tree of Debian s
 test-gpu: build ## the tests marked gpu on an NVIDIA GPU, 10 minutes, and a report in build/; needs root and no Slurm
 	$(PYTHON) tools/gpu_report.py
 
+# A virtual machine under QEMU, of packages that it builds.
+test-machines: test-packages build ## the tests in a virtual machine, under QEMU
+	tools/install-packages virtual plugins deb
+	SLUICE_TEST_SCALE=full $(PYTHON) -m pytest tests/integration/test_machines.py --timeout 7200
+
 lint: $(VENV)/.linters ## linters, types, format and layers; needs Python and no other package
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -89,6 +94,7 @@ soak: cluster-packages build ## all tests with full counts: hours; DURATION=72h:
 	$(PYTHON) -m benchmarks.soak $(DURATION)
 else
 soak: test-packages suite-packages build
+	tools/install-packages virtual plugins deb
 	SLUICE_TEST_SCALE=full tools/native-test
 	SLUICE_TEST_SCALE=full $(PYTHON) -m pytest tests --timeout 7200
 	$(PYTHON) tools/slurm-suite stock --json build/suite-stock.json

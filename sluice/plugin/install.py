@@ -386,11 +386,29 @@ def disable(places: Places) -> Result:
     return result
 
 
+def _supervisors(places: Places) -> list[Path]:
+    """Drop-ins of slurmctld that name the supervisor."""
+    if places.systemd is None:
+        return []
+    folder = places.systemd / Path(_DROP_IN).parent
+    return [
+        folder / path.name
+        for path in sorted(places.real(folder).glob("*.conf"))
+        if f"={places.current}/sluice-supervise" in path.read_text(errors="replace")
+    ]
+
+
 def uninstall(places: Places, options: SiteOptions) -> Result:
     """Remove all that `install` added, except the include file while slurm.conf names it.
 
-    A slurmctld that runs keeps what it has loaded, at level off, until it is restarted.
+    A slurmctld that runs keeps what it has loaded, at level off, until it is restarted. Refused while systemd starts
+    slurmctld by the supervisor, which goes with the plugins: it would not start again. Raises SluiceError.
     """
+    for drop_in in _supervisors(places):
+        raise SluiceError(
+            f"{drop_in}: starts slurmctld by {places.current}/sluice-supervise, which uninstall removes",
+            remedy=f"rm {drop_in}; systemctl daemon-reload; systemctl restart slurmctld; then run this again",
+        )
     result = disable(places)
     places.real(places.conf / LEVEL_FILE).unlink(missing_ok=True)
     for link in places.real(places.search).glob("*.so"):

@@ -16,6 +16,8 @@ from typing import Any
 
 from sluice.base.run import run_command
 
+HYBRID = any(not line.startswith("0:") for line in Path("/proc/self/cgroup").read_text().splitlines())
+"""This kernel lists cgroups of version 1 in every process's file, also where none of them is mounted."""
 SLUICE = "/opt/sluice/bin/sluice"
 SOURCES = "/opt/sluice/src"
 """The checkout, in a machine with `installed`."""
@@ -58,6 +60,10 @@ class CannotBootError(Exception):
 class Machine:
     """A machine that has booted of a tree. `pid`: its process 1, as seen from here."""
 
+    init = "systemd"
+    patience = 60.0
+    """Seconds to wait for what takes no time on hardware."""
+
     def __init__(self, pid: int, tree: Path) -> None:
         self.pid = pid
         self.tree = tree
@@ -78,7 +84,8 @@ class Machine:
 
     def run(self, *words: str, check: bool = True, text: str | None = None, user: str = "") -> str:
         """A command's output and complaints."""
-        done = run_command(self.command(*words, user=user), check=False, timeout=180, input_text=text)
+        limit = 3 * self.patience
+        done = run_command(self.command(*words, user=user), check=False, timeout=limit, input_text=text)
         assert not check or done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
         return (done.stdout + done.stderr).strip()
 
@@ -91,13 +98,23 @@ class Machine:
         quoted = shlex.quote(path)
         self.shell(f'mkdir -p "$(dirname {quoted})"; cat >{quoted}; chmod {mode} {quoted}', text=text)
 
-    def wait(self, condition: Callable[[], Any], seconds: float = 60) -> Any:
+    def wait(self, condition: Callable[[], Any], seconds: float = 0) -> Any:
         """What it returns, once that is something."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + (seconds or self.patience)
         while not (found := condition()):
             assert time.monotonic() < deadline, self.run("journalctl", "--lines=40", "--output=cat", check=False)
             time.sleep(0.2)
         return found
+
+    def copy(self, files: Sequence[Path], folder: str) -> None:
+        """Files into a folder of the machine, which is made."""
+        packed = subprocess.run(
+            ["tar", "-c", *(word for file in files for word in ("-C", file.parent, file.name))],
+            stdout=subprocess.PIPE,
+            check=True,
+        )
+        self.run("mkdir", "-p", folder)
+        subprocess.run(self.command("tar", "-x", "-C", folder), input=packed.stdout, check=True)
 
     def shown(self, unit: str, name: str) -> str:
         """One of a unit's properties."""

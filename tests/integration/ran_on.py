@@ -23,9 +23,10 @@ Counts = dict[tuple[str, str], Counter[str]]
 
 def ran_on(fixtures: Iterable[Any]) -> str:
     """Slurm, version of cgroups, init and Debian's release of a test's cluster or machine; "" where it has none."""
-    for value in fixtures:
+    for fixture in fixtures:
+        value = getattr(fixture, "machine", fixture)
         if isinstance(value, Machine):
-            return _words(value.tree, "v2", "systemd")
+            return _words(value.tree, "v2", value.init)
         cluster = getattr(value, "cluster", value)
         if isinstance(cluster, DevCluster):
             facts = cluster.facts

@@ -25,8 +25,18 @@ from policy.compiled import FILE_NAME, CompiledPolicy, Tenant
 from sluice.plugin.builder import build_plugins
 from sluice.plugin.site import find_plugin_dir
 from sluice.plugin.sources import SourcesUnavailableError, distribution_source
-from tests.integration.booted import SLUICE, SOURCES, CannotBootError, Machine, installed, nspawn, unified_hierarchy
+from tests.integration.booted import (
+    HYBRID,
+    SLUICE,
+    SOURCES,
+    CannotBootError,
+    Machine,
+    installed,
+    nspawn,
+    unified_hierarchy,
+)
 from tests.integration.settled import until
+from tests.integration.simulated import ESCAPE, ESCAPE_TEXT, FILL, FILL_TEXT
 from tests.integration.versions import NATIVE_FIRST
 
 pytestmark = pytest.mark.cluster
@@ -34,24 +44,7 @@ pytestmark = pytest.mark.cluster
 _ROOT = Path(__file__).resolve().parents[2]
 _SIM = "/var/lib/sluice-sim"
 _LIMIT = 2048  # MiB
-_FILL = "/usr/local/lib/fill.py"
 _HEALTH = "/usr/libexec/sluice/sluice-health"
-# A mount namespace of the user's own, in which nothing is preloaded: the watchdog alone holds it.
-_ESCAPE = "/usr/local/lib/escape.sh"
-_ESCAPE_TEXT = """#!/bin/sh
-exec unshare -Urm sh -c 'mount --bind /dev/null /etc/ld.so.preload && exec env -i "$@"' x "$@"
-"""
-HYBRID = any(not line.startswith("0:") for line in Path("/proc/self/cgroup").read_text().splitlines())
-"""This kernel lists cgroups of version 1 in every process's file, also where none of them is mounted."""
-_FILL_TEXT = """
-import ctypes as c, sys, time
-cu, context, address, got, code = c.CDLL("libcuda.so.1"), c.c_void_p(), c.c_uint64(), 0, 0
-assert cu.cuInit(0) == 0 and cu.cuDevicePrimaryCtxRetain(c.byref(context), 0) == 0 and cu.cuCtxSetCurrent(context) == 0
-while got < int(sys.argv[1]) and (code := cu.cuMemAlloc_v2(c.byref(address), c.c_size_t(2 << 20))) == 0:
-    got += 2
-print(got, code, flush=True)
-time.sleep(float(sys.argv[2]) if sys.argv[2:] else 0)
-"""
 _CONF = """ClusterName=boot
 SlurmctldHost=sluice
 AuthType=auth/munge
@@ -146,8 +139,8 @@ def _set_up(machine: Machine, sim: Path) -> None:
     libraries = f"cp -P {SOURCES}/gpu_sim/lib/*.so* /usr/local/lib/; ldconfig"
     machine.shell(f"systemd-tmpfiles --create /etc/tmpfiles.d/gpu.conf; {libraries}")
     view = f"{SOURCES}/dev_cluster/cgroup_view/libcgroup_view.so"
-    machine.write(_FILL, _FILL_TEXT)
-    machine.write(_ESCAPE, _ESCAPE_TEXT, "755")
+    machine.write(FILL, FILL_TEXT)
+    machine.write(ESCAPE, ESCAPE_TEXT, "755")
     if HYBRID:
         machine.write("/etc/systemd/system/slurmd.service.d/view.conf", f"[Service]\nEnvironment=LD_PRELOAD={view}\n")
     # Slurm
@@ -223,13 +216,13 @@ def srun(machine: Machine, *words: str, check: bool = True) -> str:
 
 
 def test_a_job_has_the_memory_that_it_asked_for_and_no_more(machine: Machine) -> None:
-    filled, code = srun(machine, "--gpu-mem=2G", "python3", _FILL, "9999").split()
+    filled, code = srun(machine, "--gpu-mem=2G", "python3", FILL, "9999").split()
     assert _LIMIT - 600 < int(filled) < _LIMIT and code == "2"  # its context counts; 2: out of memory
 
 
 def test_a_process_over_the_limit_is_ended_and_its_slurmstepd_is_not(machine: Machine) -> None:
     """The tasks' status reaches srun, and the batch script goes on with its next step."""
-    steps = f"srun --quiet {_ESCAPE} python3 {_FILL} 8192 60; echo status $?; srun --quiet echo next"
+    steps = f"srun --quiet {ESCAPE} python3 {FILL} 8192 60; echo status $?; srun --quiet echo next"
     machine.write("/tmp/over.sh", f"#!/bin/sh\necho job $SLURM_JOB_ID; {steps}\n", "755")
     machine.run("sbatch", "--wait", "--gpu-mem=2G", "--output=/tmp/over.out", "/tmp/over.sh", user="alice")
     said = machine.run("cat", "/tmp/over.out")
@@ -249,7 +242,7 @@ def test_a_job_opens_its_gpu_and_no_other(machine: Machine) -> None:
 @contextmanager
 def running_job(machine: Machine) -> Iterator[subprocess.Popen[str]]:
     """A job that holds 1,000 MiB of its 2 GiB, and at a line of input escapes and takes more."""
-    job = f"python3 {_FILL} 1000 120 & read -r line && {_ESCAPE} python3 {_FILL} 8192 60"
+    job = f"python3 {FILL} 1000 120 & read -r line && {ESCAPE} python3 {FILL} 8192 60"
     words = machine.command("srun", "--quiet", "--gpu-mem=2G", "sh", "-c", job, user="alice")
     with subprocess.Popen(
         words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

@@ -16,6 +16,7 @@ import pytest
 
 from sluice.base.run import CommandError, run_command
 from sluice.plugin.sources import release_name
+from tests.integration.package_builds import build, clone, committed_later
 
 ROOT = Path(__file__).parents[2]
 LIMITER = "/opt/sluice/lib/python3.*/site-packages/sluice/core/libsluice_limit.so"
@@ -37,20 +38,6 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root"),
     pytest.mark.timeout(3600),
 ]
-
-
-def build(checkout: Path) -> Path:
-    """The folder with the packages of a checkout, after `make deb` in it (with lintian)."""
-    run_command(["make", "-C", checkout, "deb"], timeout=1800)
-    return checkout / "dist"
-
-
-def clone(folder: Path, origin: Path = ROOT) -> Path:
-    """A checkout of a checkout's commit, with Slurm's sources if they were fetched before."""
-    run_command(["git", "clone", "-q", origin, folder], timeout=300)
-    for source in (origin / "build").glob("slurm-[0-9]*.[0-9]*.[0-9]*"):
-        shutil.copytree(source, folder / "build" / source.name, symlinks=True)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -168,12 +155,3 @@ def test_a_host_from_installation_to_purge(packages: Path, host: Host, tmp_path:
     host.dpkg("--purge", *names)
     left = {path for path in host.files() - before if not path.startswith(("/var/spool/slurmctld", "/etc/slurm"))}
     assert left == set()
-
-
-def committed_later(checkout: Path) -> Path:
-    """One more commit, in which a plugin differs."""
-    git = ["git", "-C", checkout, "-c", "user.name=Test", "-c", "user.email=test@localhost"]
-    file = checkout / "slurm_plugin/entry/spank_sluice.c"
-    file.write_text(file.read_text() + '\nextern const char sluice_newer[];\nconst char sluice_newer[] = "newer";\n')
-    run_command([*git, "commit", "-q", "-a", "-m", "newer"], timeout=60)
-    return checkout

@@ -316,6 +316,23 @@ def test_uninstalled(build: PluginBuild, places: Places) -> None:
     assert files(places.destdir) == {"etc/slurm/plugstack.conf"}
 
 
+def test_what_starts_slurmctld_is_not_uninstalled(build: PluginBuild, places: Places) -> None:
+    """The supervisor's drop-in, as it is shipped, would keep slurmctld from starting."""
+    put(build, places)
+    assert places.systemd is not None
+    drop_in = places.systemd / "slurmctld.service.d/sluice-supervise.conf"
+    shipped = Path(__file__).parents[3] / "etc/systemd/slurmctld.service.d/sluice-supervise.conf"
+    text = shipped.read_text().replace("/usr/local/lib/sluice/current", str(places.current))
+    places.real(drop_in).write_text(text)
+    before = files(places.destdir)
+    with pytest.raises(SluiceError, match=r"sluice-supervise.conf: starts slurmctld by .*; rm .*daemon-reload"):
+        installation.uninstall(places, SiteOptions())
+    assert files(places.destdir) == before  # nothing is half done
+    places.real(drop_in).unlink()
+    installation.uninstall(places, SiteOptions())
+    assert files(places.destdir) == {"etc/slurm/plugstack.conf"}
+
+
 def test_levels(places: Places) -> None:
     assert installation.read_level(places) == "off"
     installation.write_level(places, "shadow")

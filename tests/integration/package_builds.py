@@ -1,0 +1,50 @@
+"""Sluice's Debian packages of the checked out commit, built once and kept in build/packages."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from sluice.base.run import run_command
+
+ROOT = Path(__file__).resolve().parents[2]
+_NEWER = '\nextern const char sluice_newer[];\nconst char sluice_newer[] = "newer";\n'
+_WHO = ["-c", "user.name=Test", "-c", "user.email=test@localhost"]
+
+
+def build(checkout: Path) -> Path:
+    """The folder with the packages of a checkout, after `make deb` in it (with lintian)."""
+    run_command(["make", "-C", checkout, "deb"], timeout=1800)
+    return checkout / "dist"
+
+
+def clone(folder: Path, origin: Path = ROOT) -> Path:
+    """A checkout of a checkout's commit, with Slurm's sources if they were fetched before."""
+    run_command(["git", "clone", "-q", origin, folder], timeout=300)
+    for source in (origin / "build").glob("slurm-[0-9]*.[0-9]*.[0-9]*"):
+        shutil.copytree(source, folder / "build" / source.name, symlinks=True)
+    return folder
+
+
+def committed_later(checkout: Path) -> Path:
+    """One more commit, in which a plugin differs."""
+    file = checkout / "slurm_plugin/entry/spank_sluice.c"
+    file.write_text(file.read_text() + _NEWER)
+    run_command(["git", "-C", checkout, *_WHO, "commit", "-q", "-a", "-m", "newer"], timeout=60)
+    return checkout
+
+
+def kept_packages() -> list[Path]:
+    """The packages of HEAD; without symbols for debuggers."""
+    head = run_command(["git", "-C", ROOT, "rev-parse", "HEAD"], timeout=60).stdout.strip()
+    folder = ROOT / "build/packages" / head[:12]
+    if not folder.exists():
+        with tempfile.TemporaryDirectory(prefix="sluice-packages-") as work:
+            built = build(clone(Path(work) / "checkout"))
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            fresh = folder.with_name(f".{folder.name}.{os.getpid()}")
+            shutil.copytree(built, fresh)
+            fresh.rename(folder)
+    return sorted(path for path in folder.glob("*.deb") if "-dbgsym_" not in path.name)
