@@ -513,7 +513,8 @@ class Boot:
         if self.description.cgroup == "v1":
             return given
         # INVOCATION_ID: as systemd starts it, so that slurmd stays in the cgroup of its service.
-        return {"LD_PRELOAD": str(INSIDE / _CGROUP_VIEW.name), "INVOCATION_ID": "sluice", **given}
+        preloaded = [given.get("LD_PRELOAD", ""), str(INSIDE / _CGROUP_VIEW.name)]
+        return {"INVOCATION_ID": "sluice", **given, "LD_PRELOAD": " ".join(filter(None, preloaded))}
 
     def slurmd(self, host: str) -> list[str]:
         """slurmd's command line."""

@@ -60,12 +60,14 @@ def enter(name: str, version: Version) -> None:
     """
     namespaces.unshare(namespaces.CLONE_NEWNS)
     namespaces.make_private()
+    other = "v1" if version == "v2" else "v2"
     for hierarchy in _available(version):
         if not _mount(hierarchy, _PLACE):
             if hierarchy not in _OPTIONAL:
                 raise OSError(
                     errno.ENODEV,
-                    f"cgroup {version} {hierarchy!r} cannot be mounted: this kernel or container does not give it",
+                    f"cgroup {version} {hierarchy!r} cannot be mounted: this kernel or container does not give it; "
+                    f"set 'cgroup: {other}' in the cluster file",
                 )
             continue
         nested = _PLACE / name

@@ -135,7 +135,7 @@ class ClusterDescription(_Strict):
     users: list[User] = []
     slurm_conf: str = ""
     """Lines for the end of slurm.conf; a parameter given here replaces the generated one."""
-    cgroup: Literal["v1", "v2"] = "v1"
+    cgroup: Literal["v1", "v2"] = "v2"
     """The version of cgroups that nodes show, and Slurm uses."""
     cgroup_conf: str = ""
     slurmdbd_conf: str = ""

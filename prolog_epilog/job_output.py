@@ -18,6 +18,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 
+from prolog_epilog import cgroups
+
 Line = tuple[Iterable[int], str]
 """Processes, of which the first that has a standard error gets the line, and the line."""
 
@@ -26,6 +28,8 @@ _MOST_CHILDREN = 32  # at one time, those that hang in a file included
 _MOST_LINES = 32  # of one job
 _MOST_PIDS = 8  # that are tried for each line
 _MOST_BYTES = 4000  # a pipe that has room takes this much without blocking
+_MORE_S = 0.6  # for a child that waits for a processor: that is a busy node, and no file that hangs
+_LOOK_S = 0.02  # between looks at it
 _libc = ctypes.CDLL(None, use_errno=True)
 _left: set[int] = set()  # children that were killed and have not ended yet
 _left_lock = threading.Lock()
@@ -92,13 +96,26 @@ def _begin(lines: Sequence[Line]) -> Writer:
 
 
 def done(writers: Sequence[Writer], seconds: float) -> Iterator[Writer]:
-    """Each writer when its lines are done; after `seconds` also the others, and first those without a child."""
-    waiting = {writer.pipe: writer for writer in writers if writer.pid}
+    """Each writer when its lines are done, and first those without a child.
+
+    After `seconds` also the others; one whose child has not had the processor to write comes up to `_MORE_S` later.
+    """
     yield from (writer for writer in writers if not writer.pid)
-    for writer in _answered(waiting, seconds):
-        del waiting[writer.pipe]
-        yield writer
-    yield from waiting.values()
+    waiting = {writer.pipe: writer for writer in writers if writer.pid}
+    poll = select.poll()
+    for pipe in waiting:
+        poll.register(pipe, select.POLLIN)
+    end = time.monotonic() + seconds
+    while waiting:
+        left = end - time.monotonic()
+        ready = [pipe for pipe, _ in poll.poll(1000 * max(left, _LOOK_S)) if _has_answered(waiting[pipe])]
+        if left <= 0:
+            late = left <= -_MORE_S
+            over = [pipe for pipe, one in waiting.items() if late or not _is_runnable(one.pid)]
+            ready += [pipe for pipe in over if pipe not in ready]
+        for pipe in ready:
+            poll.unregister(pipe)
+            yield waiting.pop(pipe)
 
 
 def finish(writers: Sequence[Writer]) -> None:
@@ -113,22 +130,19 @@ def finish(writers: Sequence[Writer]) -> None:
     _reap()
 
 
-def _answered(writers: dict[int, Writer], seconds: float) -> Iterator[Writer]:
-    """Each writer that has answered for all its lines, or has ended."""
-    end = time.monotonic() + seconds
-    waiting = dict(writers)
-    poll = select.poll()
-    for pipe in waiting:
-        poll.register(pipe, select.POLLIN)
-    while waiting and (left := end - time.monotonic()) > 0:
-        for pipe, _ in poll.poll(1000 * left):
-            writer = waiting[pipe]
-            more = os.read(pipe, _MOST_LINES)
-            writer.answers += more
-            if not more or len(writer.answers) >= writer.lines:
-                poll.unregister(pipe)
-                del waiting[pipe]
-                yield writer
+def _has_answered(writer: Writer) -> bool:
+    """Whether a writer that can be read has answered for all its lines, or has ended."""
+    more = os.read(writer.pipe, _MOST_LINES)
+    writer.answers += more
+    return not more or len(writer.answers) >= writer.lines
+
+
+def _is_runnable(pid: int) -> bool:
+    """Whether a process runs or waits for a processor."""
+    try:
+        return cgroups.read(f"/proc/{pid}/stat").rpartition(")")[2].split()[0] == "R"
+    except OSError:
+        return False
 
 
 def _reap() -> None:

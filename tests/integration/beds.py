@@ -32,7 +32,9 @@ class Bed:
         return {} if self.root is None else {"root": self.root}
 
 
-def beds(*, differs: bool) -> list[Any]:
-    """On which beds a test runs; `differs`: version 2 of cgroups makes a difference for it."""
+def beds(*, v1: bool, alone: bool = False) -> list[Any]:
+    """On which beds a test runs; `v1`: version 1 of cgroups makes a difference for it; `alone`: it is of that one."""
+    if alone:
+        return ["v1"]
     newer = pytest.param(f"{NEWER} v2", marks=pytest.mark.trixie)
-    return ["v1", *(["v2"] if differs or _FULL else []), *([newer] if _NEWER else [])]
+    return ["v2", *(["v1"] if v1 or _FULL else []), *([newer] if _NEWER else [])]

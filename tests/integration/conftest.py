@@ -91,13 +91,14 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Tests of clusters made on a `bed` run on version 1 of cgroups, those marked `cgroup2` on version 2 as well.
+    """Tests of clusters made on a `bed` run on version 2 of cgroups, those marked `cgroup1` on version 1 as well.
 
     At full scale all run on both, and there and by `make test-trixie` on version 2 with Slurm 24.11.
     """
     if "bed" in metafunc.fixturenames:
-        differs = metafunc.definition.get_closest_marker("cgroup2") is not None
-        metafunc.parametrize("bed", beds(differs=differs), indirect=True, scope="module")
+        mark = metafunc.definition.get_closest_marker("cgroup1")
+        of_v1 = {} if mark is None else mark.kwargs
+        metafunc.parametrize("bed", beds(v1=mark is not None, **of_v1), indirect=True, scope="module")
 
 
 @pytest.fixture(scope="module")

@@ -140,7 +140,7 @@ def status(cluster: DevCluster, node: str = NODE) -> dict[str, Any]:
     return answer
 
 
-@pytest.mark.cgroup2
+@pytest.mark.cgroup1
 def test_two_tenants_on_one_gpu_one_refused_and_one_ended(cluster: DevCluster) -> None:
     before = newest(cluster)
     honest = cluster.command(srun(30 * 1024, *hold(4, 20 * 1024, 10 * 1024, 9 * 1024)), user="alice")
@@ -164,7 +164,7 @@ def test_two_tenants_on_one_gpu_one_refused_and_one_ended(cluster: DevCluster) -
     assert other["peak"] > 49 * GIB
 
 
-@pytest.mark.cgroup2
+@pytest.mark.cgroup1
 def test_an_overrun_is_ended_within_two_seconds(cluster: DevCluster) -> None:
     before = newest(cluster)
     over = [PYTHON, "-c", "import time; print(time.time(), flush=True)\n" + HOLD, "600", "8192"]
@@ -181,7 +181,7 @@ def test_an_overrun_is_ended_within_two_seconds(cluster: DevCluster) -> None:
     assert 0 < ended - began < 2
 
 
-@pytest.mark.cgroup2
+@pytest.mark.cgroup1
 def test_what_a_tasks_epilog_leaves_is_ended(cluster: DevCluster) -> None:
     """The user's program, which slurmstepd starts in its own cgroup when the task has ended, without the limiter."""
     home = INSIDE / "home/alice"
@@ -265,7 +265,7 @@ def test_a_tenant_who_ruins_his_ledger_harms_only_himself(cluster: DevCluster) -
     assert f"/run/sluice/limit/job_{record['job']} " not in mounts
 
 
-@pytest.mark.cgroup2
+@pytest.mark.cgroup1
 def test_the_watchdog_goes_on_after_a_restart(cluster: DevCluster) -> None:
     waits = f'echo up; {lasts_until(INSIDE / "restarted")}; exec "$@"'
     escape = ["sh", "-c", waits, "x", *escaping(hold(600, 8192))]
@@ -341,7 +341,7 @@ def test_a_hanging_driver_takes_only_its_own_gpus_along(cluster: DevCluster) -> 
     until(lambda: status(cluster, MIXED)["vendors"]["nvidia"] == "ok")
 
 
-@pytest.mark.cgroup2
+@pytest.mark.cgroup1
 @pytest.mark.parametrize("kind", ["l40s", "mi300x", "arca770"])
 def test_a_task_opens_the_gpus_that_it_was_given_and_no_other(cluster: DevCluster, kind: str) -> None:
     """Device numbers differ from ordinals on this node; the check is the agent's own."""
@@ -362,7 +362,7 @@ def ask(request):
 """
 
 
-@pytest.mark.cgroup2
+@pytest.mark.cgroup1
 def test_a_task_that_can_open_more_is_refused(cluster: DevCluster) -> None:
     """As if devices were not constrained: the task reports that it opened another."""
     given = next(one for one in status(cluster)["devices"] if one["index"] == 0)["file"]
@@ -388,7 +388,7 @@ def test_amd_gpus_are_held_by_the_limiter(cluster: DevCluster) -> None:
     assert run(cluster, "alice", limited).stdout.split() == ["0", OUT_OF_MEMORY, "0"]
 
 
-@pytest.mark.cgroup2
+@pytest.mark.cgroup1
 def test_intel_gpus_are_held_by_the_watchdog(cluster: DevCluster) -> None:
     folder = cluster.node_folder(INTEL) / "gpu_sim"
     job = ["srun", "--quiet", "-w", INTEL, "--gres=shard:4096", "sh", "-c", "echo $$ $SLURM_STEP_GPUS; sleep 600"]

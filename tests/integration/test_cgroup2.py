@@ -126,7 +126,8 @@ def cgroup_of_job(cluster: DevCluster) -> str:
         found = cluster.run(["ls", scope], node=NODE).stdout.split()
         return [name for name in found if re.fullmatch(r"job_\d+|s[0-9A-Z]{13}", name)]
 
-    until(lambda: len(names()) == 1)
+    left = ["grep", "-r", ".", scope, "--include=cgroup.procs"]
+    until(lambda: len(names()) == 1, shows=lambda: cluster.run(left, node=NODE, check=False).stdout)
     return names()[0]
 
 

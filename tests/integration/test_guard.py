@@ -250,7 +250,7 @@ def test_a_prolog_that_meets_a_hanging_agent_waits_for_the_next(site: Site) -> N
     site.run("scancel", "--full", str(job))
 
 
-@pytest.mark.cgroup2
+@pytest.mark.cgroup1
 def test_a_frozen_job_can_be_ended(site: Site) -> None:
     job = site.submit()
     before = site.last()

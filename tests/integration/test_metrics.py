@@ -435,8 +435,8 @@ def test_a_node_that_is_rebooted_in_the_middle(site: Site) -> None:
     sim = site.cluster.node_folder(WHOLE) / "gpu_sim"
     until(lambda: rests(sim))
     site.await_sample(WHOLE)
-    go_down(site, WHOLE, number)
-    down = time.time()
+    rested = time.time()
+    down = go_down(site, WHOLE, number)
     boot = "/proc/sys/kernel/random/boot_id"
     fake = site.cluster.node_folder(WHOLE) / "boot_id"
     fake.write_text("11111111-2222-3333-4444-555555555555\n")
@@ -448,10 +448,10 @@ def test_a_node_that_is_rebooted_in_the_middle(site: Site) -> None:
     finally:
         site.cluster.run(["umount", boot], node=WHOLE)
     assert [event["action"] for event in record["events"]].count("reboot") == 1
-    assert record["ended"] == pytest.approx(down, abs=3)
+    assert rested - 1 < record["ended"] < down  # its sums are saved every half second, and when the agent ends
     (use,) = record["usage"]["gpus"].values()
-    # What it did after its last sample, at most half a second before the agent's end, is not known.
-    assert use["seconds"] == pytest.approx(record["ended"] - record["started"] - 0.4, abs=0.5)
+    # What it did before its first sample and after its last one is not known: on a quiet machine 0.4 s.
+    assert phases[0][1] <= use["seconds"] < record["ended"] - record["started"]
     assert record["usage"]["us"] == pytest.approx(work(*phases), rel=CLOSE, abs=0.05)
     assert use["utilisation"]["mean"] == pytest.approx(100 * work(*phases) / use["seconds"], rel=CLOSE)
     assert 5000 * MIB < use["memory"]["peak"] < 6024 * MIB
@@ -470,10 +470,14 @@ def rests(sim: Path) -> bool:
     return any(busy for busy, _ in loads) and not any(load for _, load in loads)
 
 
-def go_down(site: Site, node: str, job: int) -> None:
-    """slurmd, the agent, the job, and what only memory keeps: a node that reboots at its administrator's request."""
+def go_down(site: Site, node: str, job: int) -> float:
+    """slurmd, the agent, the job, and what only memory keeps: a node that reboots at its administrator's request.
+
+    The time at which the agent had ended.
+    """
     site.cluster.stop_daemon(f"slurmd@{node}")
     site.cluster.stop_daemon(f"agent@{node}")
+    down = time.time()
     listed = site.cluster.run(["ps", "-e", "-o", "pid=,ppid=,args="], node=node).stdout
     table = [line.split(None, 2) for line in listed.splitlines()]
     ended = {pid for pid, _, words in table if words.startswith(f"slurmstepd: [{job}.")}
@@ -482,6 +486,7 @@ def go_down(site: Site, node: str, job: int) -> None:
         ended |= more
     site.cluster.run(["kill", "-KILL", *ended], node=node)
     site.cluster.run(["rm", "-rf", "/run/sluice/agent/jobs"], node=node)
+    return down
 
 
 def await_told(site: Site, node: str, shift: float) -> None:

@@ -18,6 +18,7 @@ import pytest
 from dev_cluster.cluster import DevCluster
 from dev_cluster.layout import INSIDE
 from gpu_sim.fields import set_values
+from tests.integration.beds import Bed
 from tests.integration.settled import PATIENCE, until
 
 pytestmark = pytest.mark.cluster
@@ -66,7 +67,9 @@ time.sleep(600)
 
 
 @pytest.fixture(scope="module")
-def cluster(make_shared_cluster: Callable[..., DevCluster], tmp_path_factory: pytest.TempPathFactory) -> DevCluster:
+def cluster(
+    make_shared_cluster: Callable[..., DevCluster], tmp_path_factory: pytest.TempPathFactory, bed: Bed
+) -> DevCluster:
     platform = tmp_path_factory.mktemp("platform") / "pair.yaml"
     platform.write_text(PAIR)
     return make_shared_cluster(
@@ -76,7 +79,9 @@ def cluster(make_shared_cluster: Callable[..., DevCluster], tmp_path_factory: py
             "accounting": False,
             "agent": True,
             "users": [{"name": "alice"}, {"name": "bob"}],
-        }
+            **bed.description,
+        },
+        **bed.options,
     )
 
 
@@ -147,6 +152,7 @@ def outbox(cluster: DevCluster, job: int) -> dict[str, Any]:
     return record
 
 
+@pytest.mark.cgroup1
 def test_a_job_that_began_before_any_with_gpus_is_no_refuge(cluster: DevCluster) -> None:
     """The first test of all: the node's first job has no GPUs, and stays."""
     with running(cluster, srun(0, *STAYS), "bob") as (program, pid, job):
@@ -156,6 +162,7 @@ def test_a_job_that_began_before_any_with_gpus_is_no_refuge(cluster: DevCluster)
     assert f"action=end job={job} step=0" in log(cluster)
 
 
+@pytest.mark.cgroup1
 def test_a_process_whose_leader_has_exited_is_its_jobs(cluster: DevCluster) -> None:
     command = srun(4096, PYTHON, "-c", LEADERLESS)
     with running(cluster, command, "bob") as (program, pid, job), holds(cluster, job, pid) as since:
@@ -192,6 +199,7 @@ def test_a_gpu_that_a_job_was_not_given(cluster: DevCluster) -> None:
     assert f"job {job}: 1G of GPU memory on /dev/nvidia" in said and "which it was not given" in said
 
 
+@pytest.mark.cgroup1(alone=True)
 def test_a_cgroup_that_bears_a_neighbours_name_ends_nothing_of_it(cluster: DevCluster) -> None:
     with running(cluster, srun(4096, *STAYS), "alice") as (neighbour, _, one):
         folder = f"{FREEZER}/user.slice/job_{one}/step_0"
@@ -227,6 +235,7 @@ def test_a_container_counts_to_the_owner_of_its_uids(cluster: DevCluster) -> Non
     assert f"action=end job={job} step=outside" in log(cluster)
 
 
+@pytest.mark.cgroup1(alone=True)
 def test_who_freezes_himself_is_ended(cluster: DevCluster) -> None:
     """Version 1: a signal does not end what its user froze."""
     command = srun(4096, "sh", "-c", FREEZES)
@@ -234,6 +243,7 @@ def test_who_freezes_himself_is_ended(cluster: DevCluster) -> None:
         ended(program, since)
 
 
+@pytest.mark.cgroup1(alone=True)
 @pytest.mark.parametrize("mib", [4096, 0])
 @pytest.mark.parametrize("step", ["step_0", "step_extern"])
 def test_nobody_has_a_freezer_of_his_own(cluster: DevCluster, mib: int, step: str) -> None:
@@ -244,19 +254,19 @@ def test_nobody_has_a_freezer_of_his_own(cluster: DevCluster, mib: int, step: st
     assert cluster.run(owner, node=NODE).stdout == "0\n"
 
 
+@pytest.mark.cgroup1(alone=True)
 def test_a_task_finds_no_freezer_of_a_step_that_begins(cluster: DevCluster) -> None:
     """Version 1: it is its user's for a moment, in which another of the user's tasks could make a cgroup there."""
     cluster.run(srun(0, "sh", "-c", f"! ls {FREEZER}/slurm_{NODE}"), user="bob", timeout=PATIENCE)
 
 
+@pytest.mark.cgroup1
 @pytest.mark.parametrize("mib", [4096, 0])
 def test_a_crowd_is_ended_as_one(cluster: DevCluster, mib: int) -> None:
     with running(cluster, srun(mib, PYTHON, "-c", CROWD, "1500"), "bob") as (program, pid, job):
         with holding(cluster, pid, "60G", granted(cluster, job) if mib else 0) as since:
             ended(program, since, SOON if mib else IDLE)
-        left = cluster.run(
-            ["cat", f"{FREEZER}/slurm_{NODE}/uid_{BOB}/job_{job}/step_0/cgroup.procs"], node=NODE, check=False
-        )
+        left = cluster.run(["pgrep", "-u", str(BOB), "python3"], node=NODE, check=False)
         assert left.stdout == ""
 
 

@@ -45,7 +45,9 @@ def test_nothing_of_the_process_is_touched(make_job: MakeJob) -> None:
 import resource, signal
 def state():
     status = open("/proc/self/status").read().splitlines()
-    chosen = {l.split(":")[0]: l.split(":")[1].strip() for l in status if l.startswith(("Sig", "Threads", "Umask"))}
+    # Not SigQ: it counts what is queued for all processes of the user.
+    names = ("SigPnd", "ShdPnd", "SigBlk", "SigIgn", "SigCgt", "Threads", "Umask")
+    chosen = {l.split(":")[0]: l.split(":")[1].strip() for l in status if l.startswith(names)}
     files = sorted(os.readlink(f"/proc/self/fd/{f}") for f in os.listdir("/proc/self/fd") if int(f) > 2 and
                    os.path.exists(f"/proc/self/fd/{f}"))
     return [chosen, dict(os.environ), resource.getrlimit(resource.RLIMIT_CORE), files]

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,28 @@ def test_a_job_is_ended_when_its_line_is_written() -> None:
             program.kill()
     os.close(read)
     os.close(write)
+
+
+def test_a_line_waits_for_a_processor_and_not_for_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy node the child has not run when its time is over, and the job's end came without a reason."""
+    write = job_output._write_lines
+
+    def busy(answers: int, lines: Sequence[job_output.Line]) -> None:
+        end = time.process_time() + 0.2
+        while time.process_time() < end:
+            pass
+        write(answers, lines)
+
+    def hangs(answers: int, lines: Sequence[job_output.Line]) -> None:
+        time.sleep(30)
+
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stderr=subprocess.PIPE) as program:
+        lines = [[([program.pid], "job 7: too much")]]
+        monkeypatch.setattr(job_output, "_write_lines", hangs)
+        assert job_output.write_all(lines, 0.05) == [[False]]
+        monkeypatch.setattr(job_output, "_write_lines", busy)
+        assert job_output.write_all(lines, 0.05) == [[True]]
+        assert b"sluice: job 7: too much" in program.communicate(b"\n")[1]
 
 
 def test_a_job_is_ended_without_its_line_where_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
