@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
- * All that differs between Slurm's versions: 22.05 and 24.11, and 26.05 for what needs public headers only. Nothing
- * else in slurm_plugin asks for a version.
+ * All that differs between Slurm's versions: 22.05, 24.11 and 26.05. Nothing else in slurm_plugin asks for a version.
  *
  * Before including it, define SLUICE_SLURM_PRIVATE in files that are built against a configured source tree.
  */
@@ -93,9 +92,10 @@ extern void slurm_xfree(void **item);
 extern slurm_conf_t slurm_conf;
 
 #ifdef SLUICE_SLURM_PRIVATE
-#if SLURM_VERSION_NUMBER < SLURM_VERSION_NUM(22, 5, 0) || SLURM_VERSION_NUMBER >= SLURM_VERSION_NUM(24, 12, 0) ||      \
-    (SLURM_VERSION_NUMBER >= SLURM_VERSION_NUM(22, 6, 0) && SLURM_VERSION_NUMBER < SLURM_VERSION_NUM(24, 11, 0))
-#error "This version of Slurm has not been tried: the plugins are made for 22.05 and 24.11"
+#define SLUICE_SLURM_RELEASE (SLURM_VERSION_NUMBER & ~0xff)
+#if SLUICE_SLURM_RELEASE != SLURM_VERSION_NUM(22, 5, 0) && SLUICE_SLURM_RELEASE != SLURM_VERSION_NUM(24, 11, 0) &&     \
+    SLUICE_SLURM_RELEASE != SLURM_VERSION_NUM(26, 5, 0)
+#error "This version of Slurm has not been tried: the plugins are made for 22.05, 24.11 and 26.05"
 #endif
 
 #include "src/slurmctld/slurmctld.h"
@@ -289,7 +289,11 @@ static inline void sluice_exclusion_end(struct sluice_core_exclusion *exclusion)
 #if SLUICE_SLURM_AT_LEAST(23, 11)
 typedef priority_factors_t sluice_prio_factors;
 typedef job_details_t sluice_job_details;
+#if SLUICE_SLURM_AT_LEAST(26, 5)
+#define SLUICE_PARTITION_PRIORITIES(job) ((job)->prio_mult ? (job)->prio_mult->priority_array : NULL)
+#else
 #define SLUICE_PARTITION_PRIORITIES(job) ((job)->part_prio ? (job)->part_prio->priority_array : NULL)
+#endif
 #else
 typedef priority_factors_object_t sluice_prio_factors;
 typedef struct job_details sluice_job_details;
@@ -367,6 +371,35 @@ static inline int sluice_credential_lifetime(void)
 #define sluice_job_claim_reservation(job) job_claim_resv(job)
 #define sluice_node_bitmap(names, bitmap) node_name2bitmap((names), false, (bitmap))
 #define sluice_set_tres_counts(counts, text) assoc_mgr_set_tres_cnt_array((counts), (text), 0, false)
+#endif
+/* What select plugins are asked for: their part of a node's record, and to look at jobs that have just been loaded.
+ * Without the latter there is no failover journal: nothing of it is replayed, so none is written. */
+#if SLUICE_SLURM_AT_LEAST(26, 5)
+#define SLUICE_SELECT_NODEINFO 0
+#define SLUICE_SELECT_JOB_INIT 0
+#else
+#define SLUICE_SELECT_NODEINFO 1
+#define SLUICE_SELECT_JOB_INIT 1
+#endif
+/* SelectTypeParameters. */
+#if SLUICE_SLURM_AT_LEAST(25, 11)
+#define SLUICE_SELECT_LLN SELECT_LLN
+#define SLUICE_SELECT_MEMORY SELECT_MEMORY
+#else
+#define SLUICE_SELECT_LLN CR_LLN
+#define SLUICE_SELECT_MEMORY CR_MEMORY
+#endif
+/* A job that ended, one that is queued again, one whose nodes are counted, and a plugin that is loaded by its path. */
+#if SLUICE_SLURM_AT_LEAST(26, 5)
+#define sluice_job_complete(job, uid, status) job_complete(&(job)->step_id, (uid), false, false, (status))
+#define sluice_job_requeue(job) job_requeue_internal(0, (job), false, 0)
+#define sluice_build_node_details(job) build_node_details(job)
+#define sluice_plugin_load(handle, path) plugin_load_from_file((handle), (path), true)
+#else
+#define sluice_job_complete(job, uid, status) job_complete((job)->job_id, (uid), false, false, (status))
+#define sluice_job_requeue(job) job_requeue(0, (job)->job_id, NULL, false, 0)
+#define sluice_build_node_details(job) build_node_details((job), false)
+#define sluice_plugin_load(handle, path) plugin_load_from_file((handle), (path))
 #endif
 /* slurmctld's own variables. Weak, as users' commands on a controller load some of our plugins, too, and lack them: a
  * strong reference to a variable, unlike one to a function, would keep the plugin from being loaded. */

@@ -35,7 +35,8 @@ SUPPORTED: tuple[tuple[int, int], ...] = ((22, 5), (24, 11))
 PACKAGED = Path("/usr/lib/sluice/plugins")
 """Where packages bring builds, each in a folder named after Slurm's version; `install` copies from there."""
 ADMITTED: tuple[tuple[int, int], ...] = ((26, 5),)
-"""Releases of which public headers alone are used: job_submit and SPANK are built, for the levels off and admit."""
+"""Releases whose sources no distribution has: with `--slurm-source` all plugins are built; else, with public headers
+alone, job_submit and SPANK, for the levels off and admit."""
 _BUILD_TIMEOUT = 900.0
 
 Progress = Callable[[str], None]
@@ -79,14 +80,14 @@ def check_supported(slurm: SlurmVersion) -> None:
     """Raise SluiceError for a Slurm that none of the plugins supports."""
     if slurm[:2] not in (*SUPPORTED, *ADMITTED):
         raise SluiceError(
-            f"Slurm {format_slurm_version(slurm)}: the plugins support {_releases(SUPPORTED)}; "
-            f"job_submit and SPANK also {_releases(ADMITTED)}",
+            f"Slurm {format_slurm_version(slurm)}: the plugins support {_releases((*SUPPORTED, *ADMITTED))}",
             remedy="probe, gres, lint and reports work without them",
         )
 
 
 def _releases(known: Sequence[tuple[int, int]]) -> str:
-    return " and ".join(f"{major}.{minor:02}" for major, minor in known)
+    *first, last = (f"{major}.{minor:02}" for major, minor in known)
+    return f"{', '.join(first)} and {last}"
 
 
 def find_source(
@@ -97,10 +98,10 @@ def find_source(
     suite: str | None = None,
     cache: Path | None = None,
 ) -> SlurmSource:
-    """What the plugins for a Slurm are built against: `named`, else the installed headers where they suffice, else the
-    distribution's. Raises SluiceError."""
+    """What the plugins for a Slurm are built against: `named`, else for ADMITTED releases the installed headers, else
+    the distribution's. `named` may be a folder of headers for such a release. Raises SluiceError."""
     check_supported(slurm)
-    if slurm[:2] not in SUPPORTED:
+    if slurm[:2] not in SUPPORTED and not (named and (named / "META").is_file()):
         return header_source(slurm, named=named, installed=installed, suite=suite, cache=cache)
     return named_source(named, slurm) if named else distribution_source(slurm, suite=suite, cache=cache)
 

@@ -121,7 +121,7 @@ static bool load_site(const char *self)
               slurm_conf.plugindir);
         return false;
     }
-    bool loaded = (int)plugin_load_from_file(&site.library, path) == SLURM_SUCCESS;
+    bool loaded = (int)sluice_plugin_load(&site.library, path) == SLURM_SUCCESS;
     if (!loaded)
         error("burst_buffer/sluice: %s: the site's own plugin does not start, or is for another Slurm than %s", path,
               SLURM_VERSION_STRING);

@@ -17,10 +17,12 @@ const uint32_t plugin_version = SLURM_VERSION_NUMBER;
 
 static struct {
     int (*init)(void);
-    int (*fini)(void);
+    SLUICE_FINI_TYPE (*fini)(void);
     int (*reconfigure)(void);
     int (*node_init)(void);
+#if SLUICE_SELECT_JOB_INIT
     int (*job_init)(struct xlist *);
+#endif
     sluice_stock_test job_test;
     int (*job_begin)(job_record_t *);
     int (*job_fini)(job_record_t *);
@@ -30,7 +32,8 @@ static struct {
     int (*job_resume)(job_record_t *, bool);
     int (*nodeinfo_set)(job_record_t *);
 } stock;
-static bool active; /* in slurmctld, and the controller has started */
+static bool active;        /* in slurmctld, and the controller has started */
+static bool reconfiguring; /* stock calls select_p_node_init itself then */
 
 /* Before Slurm is asked for free GPUs: its counts are right, and those out of service are not free. */
 static void correct_records(void)
@@ -56,7 +59,10 @@ static bool find_stock(void)
     return library && find(library, "init", &stock.init) && find(library, "fini", &stock.fini) &&
            find(library, "select_p_reconfigure", &stock.reconfigure) &&
            find(library, "select_p_node_init", &stock.node_init) &&
-           find(library, "select_p_job_init", &stock.job_init) && find(library, "select_p_job_test", &stock.job_test) &&
+#if SLUICE_SELECT_JOB_INIT
+           find(library, "select_p_job_init", &stock.job_init) &&
+#endif
+           find(library, "select_p_job_test", &stock.job_test) &&
            find(library, "select_p_job_begin", &stock.job_begin) &&
            find(library, "select_p_job_fini", &stock.job_fini) &&
            find(library, "select_p_job_expand", &stock.job_expand) &&
@@ -81,9 +87,8 @@ extern int init(void)
     return stock.init();
 }
 
-extern int fini(void)
+static void stop(void)
 {
-    int rc = stock.fini();
     if (active) {
         sluice_recount_stop();
         sluice_withdrawn_stop();
@@ -91,8 +96,22 @@ extern int fini(void)
         sluice_controller_stop("select");
     }
     active = false;
+}
+
+#if SLUICE_SLURM_AT_LEAST(25, 11)
+extern void fini(void)
+{
+    stock.fini();
+    stop();
+}
+#else
+extern int fini(void)
+{
+    int rc = stock.fini();
+    stop();
     return rc;
 }
+#endif
 
 extern int select_p_reconfigure(void)
 {
@@ -100,9 +119,11 @@ extern int select_p_reconfigure(void)
         sluice_settings_wake();
         sluice_hook_reconfigured();
     }
+    reconfiguring = true;
     int rc = stock.reconfigure();
     if (active) /* the last call when Slurm starts */
         sluice_failover_ready(stock.reconfigure);
+    reconfiguring = false;
     if (active) {
         sluice_recount_forget();
         sluice_withdrawn_forget();
@@ -112,6 +133,7 @@ extern int select_p_reconfigure(void)
 }
 
 /* Job state has been loaded, and nothing has been derived from it yet. */
+#if SLUICE_SELECT_JOB_INIT
 extern int select_p_job_init(struct xlist *jobs)
 {
     int rc = stock.job_init(jobs);
@@ -119,6 +141,7 @@ extern int select_p_job_init(struct xlist *jobs)
         sluice_failover_loaded();
     return rc;
 }
+#endif
 
 extern int select_p_node_init(void)
 {
@@ -127,6 +150,14 @@ extern int select_p_node_init(void)
         sluice_recount_forget();
         sluice_withdrawn_forget();
     }
+#if !SLUICE_SELECT_NODEINFO
+    if (active && !reconfiguring) {
+        if (!sluice_fence_holds())
+            sluice_fence_end("sluice: this Slurm gets the lease before it loads state only with PriorityType="
+                             "priority/multifactor and PrioritySiteFactorPlugin=site_factor/sluice; slurmctld ends\n");
+        sluice_failover_reconfigured();
+    }
+#endif
     return stock.node_init();
 }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
- * The gate of the fence. In every version, making the first node record is slurmctld's first call of a plugin when it
- * reads its configuration to lead, at its start and when a backup takes over; jobs, nodes and partitions are loaded
- * after it.
+ * The gate of the fence. Making the first node record is slurmctld's first call of a plugin when it reads its
+ * configuration to lead, at its start and when a backup takes over; jobs, nodes and partitions are loaded after it.
+ * Where records of nodes are made without us (SLUICE_SELECT_NODEINFO), the gate is in site_factor_sluice.c.
  */
 #include "hook/hook.h"
 
@@ -11,6 +11,7 @@
 
 #include <dlfcn.h>
 
+#if SLUICE_SELECT_NODEINFO
 extern select_nodeinfo_t *select_p_select_nodeinfo_alloc(void)
 {
     static select_nodeinfo_t *(*stock)(void); /* all threads would write the same */
@@ -25,3 +26,4 @@ extern select_nodeinfo_t *select_p_select_nodeinfo_alloc(void)
     }
     return stock ? stock() : NULL;
 }
+#endif

@@ -3,6 +3,7 @@
 #define SLUICE_SLURM_PRIVATE
 #include "slurm_compat.h"
 
+#include "failover/failover.h"
 #include "order/order_slurm.h"
 #include "runtime/runtime.h"
 
@@ -22,6 +23,10 @@ int init(void)
         error(
             "site_factor/sluice: PriorityType=%s does not ask for site factors; set PriorityType=priority/multifactor",
             slurm_conf.priority_type);
+#if !SLUICE_SELECT_NODEINFO /* priorities are prepared each time before a configuration is read to lead */
+    if (sluice_in_slurmctld())
+        sluice_fence_lead();
+#endif
     return SLURM_SUCCESS;
 }
 

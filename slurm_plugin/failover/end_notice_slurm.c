@@ -58,7 +58,7 @@ int sluice_end_notice_apply(struct job_record *job, const char *comment, uint32_
     info("sluice: JobId=%u ended on %s, status 0x%x, while no controller received its end", notice.job, notice.node,
          notice.status);
     end_batch_step(job, notice.status);
-    (void)job_complete(notice.job, uid, false, false, notice.status);
+    (void)sluice_job_complete(job, uid, notice.status);
     atomic_fetch_add(sluice_status_counter("journal.end_notices"), 1);
     atomic_fetch_add(sluice_status_counter("journal.told_ended"), 1); /* the old name, kept for one release */
     schedule_job_save();

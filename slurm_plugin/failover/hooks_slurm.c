@@ -348,7 +348,8 @@ static void launch(const struct launch *one)
 {
     bool background = false;
     if (slurm_conf.prolog_slurmctld) {
-        slurmctld_lock_t locks = {READ_LOCK, WRITE_LOCK, WRITE_LOCK, READ_LOCK, READ_LOCK};
+        slurmctld_lock_t locks = {
+            .conf = READ_LOCK, .job = WRITE_LOCK, .node = WRITE_LOCK, .part = READ_LOCK, .fed = READ_LOCK};
         lock_slurmctld(locks);
         job_record_t *job = find_job_record(one->job_id);
         if (job && IS_JOB_RUNNING(job))
@@ -540,7 +541,8 @@ static void look_after(void)
     static int64_t said;
     static bool led;
     bool on = journal_config().on;
-    if (journal && on && !hooks.adapter && !hooks.adapter_unloaded && time(NULL) - said > 600) {
+    if ((journal || !SLUICE_SELECT_JOB_INIT) && on && !hooks.adapter && !hooks.adapter_unloaded &&
+        time(NULL) - said > 600) {
         said = time(NULL);
         error("sluice: the policy asks for the failover journal, but its burst_buffer plugin is not loaded: nothing is "
               "journalled; sluice plugin check says why");

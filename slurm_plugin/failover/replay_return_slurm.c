@@ -66,7 +66,7 @@ static job_record_t *submit_again(struct picture *picture)
         sluice_failover_unsettled(picture->job_id, "it could not be submitted again: a plugin of Slurm's is not ready");
     else {
         struct sluice_ending ending;
-        request->job_id = picture->job_id;
+        SLUICE_DESCRIBED_JOB(request) = picture->job_id;
         if (picture->state == REQUEUED &&
             sluice_picture_ending(picture, &ending)) { /* a row of its own in accounting */
             facts.submit_time = ending.end_time + 1;
@@ -109,7 +109,7 @@ static bool enter(job_record_t *job)
         return false;
     allocate_nodes(job);
     job_array_start(job);
-    build_node_details(job, false);
+    sluice_build_node_details(job);
     rebuild_job_part_list(job);
     job_set_alloc_tres(job, false);
     sluice_acct_policy_job_begin(job);

@@ -113,7 +113,7 @@ static enum sluice_job_stock unknown_choice(const job_record_t *job)
         return SLUICE_STOCK_LICENSES;
     if (job->bit_flags & GRES_ENFORCE_BIND)
         return SLUICE_STOCK_BIND;
-    if ((slurm_conf.select_type_param & CR_LLN) || (job->part_ptr->flags & PART_FLAG_LLN))
+    if ((slurm_conf.select_type_param & SLUICE_SELECT_LLN) || (job->part_ptr->flags & PART_FLAG_LLN))
         return SLUICE_STOCK_LLN;
     return SLUICE_STOCK_NONE;
 }
@@ -278,7 +278,7 @@ static uint16_t consumable(const job_record_t *job)
 static void add_memory(const job_record_t *job, const struct gres_need *gres, struct sluice_job_request *out)
 {
     const sluice_job_details *details = job->details;
-    if (!(consumable(job) & CR_MEMORY))
+    if (!(consumable(job) & SLUICE_SELECT_MEMORY))
         return;
     const gres_job_state_t *by = gres->gpu ? gres->gpu : gres->shard;
     uint64_t per_gres = by ? by->mem_per_gres ? by->mem_per_gres : by->def_mem_per_gres : 0;

@@ -516,7 +516,7 @@ static void give_back(job_record_t *job, const char *name)
     int rc = ESLURM_BATCH_ONLY;
     if (job->batch_flag) { /* nothing of it ran: --no-requeue is no reason to lose it */
         job->details->requeue = 1;
-        rc = job_requeue(0, job->job_id, NULL, false, 0);
+        rc = sluice_job_requeue(job);
         if (job->details)
             job->details->requeue = wanted;
     }

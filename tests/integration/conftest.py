@@ -18,7 +18,7 @@ from dev_cluster.description import ClusterDescription, parse_description
 from sluice.plugin.sources import SourcesUnavailableError
 from tests.integration.beds import NEWER, Bed, beds
 from tests.integration.ran_on import ran_on
-from tests.integration.versions import SID, TREES
+from tests.integration.versions import BUILT, SID, TREES
 
 MakeCluster = Callable[..., DevCluster]
 
@@ -41,7 +41,7 @@ def cluster_folders() -> Iterator[Path]:
 def demo(cluster_folders: Path) -> Iterator[DevCluster]:
     """The shipped cluster `demo`, up. Shared: leave no job behind, and stop nothing."""
     cluster = DevCluster(cluster_folders / "demo")
-    cluster.up("demo", attached=True)
+    cluster.up("demo", attached=True, **BUILT)
     yield cluster
     cluster.down()
 
@@ -73,7 +73,7 @@ def _factory(folders: Path) -> Iterator[MakeCluster]:
         cluster = DevCluster(Path(tempfile.mkdtemp(dir=folders)))
         made.append(cluster)
         try:
-            cluster.up(parsed, **{"attached": True, **options})
+            cluster.up(parsed, **{"attached": True, **({} if options.get("root") else BUILT), **options})
         except SourcesUnavailableError as error:  # a machine without network: the plugins cannot be built
             pytest.skip(f"no sources of Slurm: {error}")
         return cluster

@@ -37,6 +37,17 @@ def test_a_release_of_which_public_headers_suffice(tmp_path: Path, monkeypatch: 
         find_source(NEWEST, named=tmp_path)
 
 
+def test_of_a_release_without_a_distribution_named_sources_are_used_whole(tmp_path: Path) -> None:
+    tree = headers(tmp_path / "src", NEWEST)
+    (tree / "META").write_text("  Version: 26.05.5\n")
+    with pytest.raises(SluiceError, match="not a configured source tree of Slurm"):
+        find_source(NEWEST, named=tree)
+    (tree / "config.h").touch()
+    assert find_source(NEWEST, named=tree) == SlurmSource(tree, NEWEST)
+    with pytest.raises(SluiceError, match=r"Slurm 26.05.5, but slurmctld is 26.05.3"):
+        find_source((26, 5, 3), named=tree)
+
+
 def test_other_releases_need_whole_sources(tmp_path: Path) -> None:
     with pytest.raises(SluiceError, match="not a configured source tree of Slurm"):
         find_source((24, 11, 5), named=headers(tmp_path / "named", (24, 11, 5)))
