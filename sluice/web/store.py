@@ -37,6 +37,7 @@ class Job:
     account: str
     state: str
     partition: str
+    nodes: str
 
     def __init__(self, row: Mapping[str, Any]) -> None:
         for name in FIELDS:
@@ -199,11 +200,14 @@ def _scanned(query: Query) -> Callable[[Job], bool] | None:
     from sluice.report.fleet import hosts
 
     name, node = query.name, query.node
+    on: dict[str, bool] = {}
 
     def keeps(job: Job) -> bool:
         if name and name not in job.name:
             return False
-        return not node or node in hosts(str(getattr(job, "nodes")))  # noqa: B009 - a slot without an annotation
+        if node and job.nodes not in on:  # many jobs have the same nodes
+            on[job.nodes] = bool(job.nodes) and node in hosts(job.nodes)
+        return not node or on[job.nodes]
 
     return keeps
 
