@@ -141,3 +141,24 @@ def gpus_of(node: Node) -> tuple[dict[str, int], int]:
         elif match:
             shards += int(match[3])
     return types, shards
+
+
+def gpus_in_use(text: str, kind: str) -> frozenset[int]:
+    """GPUs in use, of ``gpu:h100:3(IDX:0-2)``, ``shard:h100:2(IDX:0,2)``, or ``shard:h100:10240(10240/81008,0/81008)``.
+
+    The last is 24.11's; in 26.05 a GPU that is in use as a whole has ``-/81008``. Of a node with several types the
+    shards' places are counted on from type to type.
+    """
+    found: set[int] = set()
+    place = 0
+    for match in re.finditer(rf"(?:^|,){kind}:(?:[^:,()]+:)?\d+\(([^()]{{1,40000}})\)", text):
+        if not match[1].startswith("IDX:"):
+            uses = match[1].split(",")
+            found.update(place + number for number, use in enumerate(uses) if not use.startswith(("0/", "-/")))
+            place += len(uses)
+            continue
+        for piece in match[1].removeprefix("IDX:").split(","):
+            first, _, last = piece.partition("-")
+            if first.isdecimal() and (not last or last.isdecimal()):
+                found.update(range(int(first), min(int(last or first), int(first) + 4096) + 1))
+    return frozenset(found)

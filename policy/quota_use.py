@@ -146,3 +146,27 @@ def example(tenant: TenantUse, types: list[str], partition: str) -> str:
         words.append(f"--partition={partition}")
     words += [f"--gres={what}", f"--time={minutes}", "job.sh"]
     return " ".join(words)
+
+
+def quota_rows(tenant: TenantUse) -> list[dict[str, Any]]:
+    """One row for each thing that is limited, guaranteed or used."""
+    rows: list[dict[str, Any]] = []
+
+    def add(what: str, guaranteed: float | None, limit: float | None, used: float) -> None:
+        if guaranteed is None and limit is None and not used:
+            return
+        left = None if limit is None else max(0, round(limit - used, 2))
+        rows.append({"what": what, "guaranteed": guaranteed, "limit": limit, "used": used, "left": left})
+
+    names = [name for name in {**tenant.limit, **tenant.guarantee, **tenant.used} if name.startswith("gres/")]
+    for name in names:
+        add(name, tenant.guarantee.get(name), tenant.limit.get(name), tenant.used.get(name, 0))
+    for name, minutes in tenant.minute_limit.items():
+        add(f"{name} hours", None, round(minutes / 60, 2), round(tenant.minutes.get(name, 0) / 60, 2))
+    for what, option, used in (
+        ("running jobs", "GrpJobs", tenant.running),
+        ("submitted jobs", "GrpSubmitJobs", tenant.submitted),
+    ):
+        text = tenant.limits.get(option, "")
+        add(what, None, int(text) if text else None, used)
+    return rows

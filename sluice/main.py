@@ -43,6 +43,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "tenant": ("sluice.cli.tenant", "Tenants: list, create, change, remove."),
     "whoami": ("sluice.cli.whoami", "What you may use."),
     "top": ("sluice.cli.top", "The cluster live: GPUs, jobs, tenants, the queue, events."),
+    "token": ("sluice.cli.token", "Tokens for `sluice web`: create, list, revoke."),
+    "web": ("sluice.cli.web", "The REST API."),
     "topo": ("sluice.cli.topo", "How the GPUs of a node are connected."),
 }
 

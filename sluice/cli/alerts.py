@@ -65,33 +65,16 @@ def list_(
     prefix: Path | None,
 ) -> None:
     """What fires now; exit status 0, also when nothing does."""
-    from sluice.controllerd.alerts.engine import STATE_FILE, read_silences
-    from sluice.controllerd.alerts.outbox import Outbox, read_json
+    from sluice.controllerd.alerts.engine import read_silences
+    from sluice.controllerd.alerts.listing import alerts_document
 
     folder, config = _folder(conf, prefix)
     now = time.time()
-    document = read_json(folder / STATE_FILE).get("alerts", {})
-    rows: list[dict[str, Any]] = []
-    for rule, mine in document.items() if isinstance(document, dict) else ():
-        for subject, one in mine.items():
-            state = "silenced" if one["silenced"] else "waiting" if one["fired"] is None else "firing"
-            rows.append(
-                {
-                    "rule": rule,
-                    "state": state,
-                    "subject": subject,
-                    "since": one["since"],
-                    "value": one["value"],
-                    "text": one["text"],
-                }
-            )
-    if not everything:
-        rows = [row for row in rows if row["state"] == "firing"]
+    found = alerts_document(folder, now, everything=everything)
+    rows, waiting = found["alerts"], found["undelivered"]
     silences = read_silences(folder, now)
-    waiting = len(Outbox(folder / "outbox").waiting())
     if as_json:
-        click.echo(json.dumps({"schema_version": 1, "alerts": rows, "undelivered": waiting,
-                               "silences": [_silence(one) for one in silences]}, indent=2))  # fmt: skip
+        click.echo(json.dumps(found, indent=2))
         return
     columns: list[Column[dict[str, Any]]] = [
         Column("rule", lambda row: row["rule"]),
@@ -117,17 +100,6 @@ def list_(
 
 def _moment(seconds: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(seconds))
-
-
-def _silence(one: Any) -> dict[str, Any]:
-    return {
-        "id": one.id,
-        "rule": one.rule,
-        "subject": one.subject,
-        "until": one.until,
-        "by": one.by,
-        "comment": one.comment,
-    }
 
 
 @command.command()

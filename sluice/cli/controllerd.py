@@ -9,6 +9,7 @@ import click
 STATE = Path("/var/lib/sluice/controllerd")
 _LATER = ("yaml", "ClusterShell.NodeSet", "influxdb_client._sync.rest", "sluice.slurm.text")
 """What duties import when they first need it: imported while root."""
+SNAPSHOT = Path("/run/sluice-snapshot/socket")
 EVENTS = Path("/var/lib/sluice/controllerd/events.jsonl")
 
 
@@ -29,6 +30,22 @@ EVENTS = Path("/var/lib/sluice/controllerd/events.jsonl")
     metavar="FILE",
     help="What happened on this controller; read by alerts.",
 )
+@click.option(
+    "--snapshot",
+    "snapshot_socket",
+    default=SNAPSHOT,
+    show_default=True,
+    type=click.Path(path_type=Path),
+    metavar="SOCKET",
+    help="Where the web process gets the cluster from.",
+)
+@click.option(
+    "--web-user",
+    default="sluice-web",
+    show_default=True,
+    metavar="USER",
+    help="Who may have it besides root and SlurmUser.",
+)
 @click.option("--slurm-conf", type=click.Path(path_type=Path), metavar="PATH", help="slurm.conf or its folder.")
 @click.option("--slurm-prefix", type=click.Path(path_type=Path), metavar="DIR", help="Where Slurm is installed.")
 @click.option("-v", "--verbose", is_flag=True, help="Log more on standard error.")
@@ -37,6 +54,8 @@ def command(
     context: click.Context,
     state: Path,
     events: Path,
+    snapshot_socket: Path,
+    web_user: str,
     slurm_conf: Path | None,
     slurm_prefix: Path | None,
     verbose: bool,
@@ -54,6 +73,7 @@ def command(
     from contextlib import suppress
 
     from sluice.base.log import start_logging
+    from sluice.controllerd import snapshot
     from sluice.controllerd.daemon import Controllerd, Site, wait_for_config
     from sluice.controllerd.duties import duties  # while root: SlurmUser may not be able to read a development checkout
     from sluice.slurm import Commands, connect
@@ -67,6 +87,7 @@ def command(
         state,
         events=events,
     )
+    snapshot.configure(site, snapshot.Settings(snapshot_socket, web_user))
     for name in _LATER:
         importlib.import_module(name)
     with suppress(MungeError):  # reported when a duty needs it

@@ -37,6 +37,7 @@ def show(
     state: Path | None,
 ) -> None:
     """The limits of a tenant, what is used of each, and what is left."""
+    from policy.quota_use import quota_rows
     from policy.site import Site
 
     rows = quota_rows(visible_tenant(Site(conf, prefix, state), name))
@@ -52,30 +53,6 @@ def show(
     ]
     default = ("what", "guaranteed", "limit", "used", "left")
     print_table(columns, rows, default=default, fields=fields, parsable2=parsable2, noheader=noheader)
-
-
-def quota_rows(tenant: Any) -> list[dict[str, Any]]:
-    """One row for each thing that is limited, guaranteed or used."""
-    rows: list[dict[str, Any]] = []
-
-    def add(what: str, guaranteed: float | None, limit: float | None, used: float) -> None:
-        if guaranteed is None and limit is None and not used:
-            return
-        left = None if limit is None else max(0, round(limit - used, 2))
-        rows.append({"what": what, "guaranteed": guaranteed, "limit": limit, "used": used, "left": left})
-
-    names = [name for name in {**tenant.limit, **tenant.guarantee, **tenant.used} if name.startswith("gres/")]
-    for name in names:
-        add(name, tenant.guarantee.get(name), tenant.limit.get(name), tenant.used.get(name, 0))
-    for name, minutes in tenant.minute_limit.items():
-        add(f"{name} hours", None, round(minutes / 60, 2), round(tenant.minutes.get(name, 0) / 60, 2))
-    for what, option, used in (
-        ("running jobs", "GrpJobs", tenant.running),
-        ("submitted jobs", "GrpSubmitJobs", tenant.submitted),
-    ):
-        text = tenant.limits.get(option, "")
-        add(what, None, int(text) if text else None, used)
-    return rows
 
 
 @command.command("set")

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import click
 
-from sluice.cli.quota import quota_rows
 from sluice.cli.site_options import cluster_options
 
 
@@ -19,7 +18,7 @@ def command(as_json: bool, conf: Path | None, prefix: Path | None, state: Path |
     from policy.access import caller
     from policy.live import Cluster, gpus_of
     from policy.names import OVER_QOS
-    from policy.quota_use import example, read_use
+    from policy.quota_use import example, quota_rows, read_use
 
     del state
     cluster = Cluster.at(conf, prefix)

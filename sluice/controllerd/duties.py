@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sluice.controllerd import roll_up, takeovers
+from sluice.controllerd import roll_up, snapshot, takeovers
 from sluice.controllerd.alerts import duty as alerts
 from sluice.controllerd.daemon import Duty, Site, collect
 from sluice.controllerd.health import controller as health
@@ -21,6 +21,7 @@ def duties(site: Site) -> list[Duty]:
             "inbox": _inbox,
             "metrics": metrics.duties,
             "roll-up": roll_up.duties,
+            "snapshot": snapshot.duties,
         },
         site,
     )

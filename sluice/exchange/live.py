@@ -140,6 +140,17 @@ class Live:
     jobs: dict[int, list[JobNow]] = field(default_factory=dict)
 
 
+def latest(gpus: Iterable[GpuReading]) -> Live:
+    """The same of readings in memory."""
+    found = Live()
+    for gpu in gpus:
+        now = GpuNow(gpu.utilisation_percent, _mib(gpu.memory_used), _mib(gpu.memory_total), gpu.temperature_c)
+        found.gpus.setdefault(gpu.node, {})[gpu.index] = now
+        for job, percent in gpu.jobs.items():
+            found.jobs.setdefault(job, []).append(JobNow(gpu.node, gpu.index, percent, _mib(gpu.job_memory.get(job))))
+    return found
+
+
 def live(gpus: Iterable[GpuReading], now: float) -> dict[str, Any]:
     """The document of `LIVE_FILE`."""
     nodes: dict[str, dict[str, list[Any]]] = {}

@@ -14,7 +14,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -163,13 +163,18 @@ def withhold(site: Site, uid: int, document: dict[str, Any]) -> None:
     usage: shares and usage of the tenant, but for coordinators of its account (as sshare). nodes: how many nodes are
     in which state, and the score and name of any, but for operators (as sinfo); the job's own nodes and GPUs stay.
     """
-    private, withheld = _private(site), []
+    withhold_from(document, _private(site), lambda account: _looks_after(site, uid, account))
+
+
+def withhold_from(document: dict[str, Any], private: set[str], looks_after: Callable[[str], bool]) -> None:
+    """The same for a caller of whom it is known otherwise whose jobs it looks after."""
+    withheld = []
     tenant = document.get("order", {}).get("tenant")
-    if tenant and "usage" in private and not _looks_after(site, uid, tenant["account"]):
+    if tenant and "usage" in private and not looks_after(tenant["account"]):
         del document["order"]["tenant"]
         withheld.append("usage")
     of_nodes = {part: kept for part, names in _OF_NODES.items() if (kept := names & document.get(part, {}).keys())}
-    if of_nodes and "nodes" in private and not _looks_after(site, uid):
+    if of_nodes and "nodes" in private and not looks_after(""):
         for part, names in of_nodes.items():
             for name in names:
                 del document[part][name]

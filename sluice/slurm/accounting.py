@@ -195,6 +195,11 @@ class Accounting:
                 return _LEVELS.get(level, 0), frozenset(filter(None, coordinated.split(",")))
         return 0, frozenset()
 
+    def levels(self) -> dict[str, int]:
+        """The AdminLevel of every user that has one above none."""
+        rows = (line.split("|") for line in self._lines("show", "user", "format=user,admin"))
+        return {row[0]: _LEVELS[row[1]] for row in rows if len(row) == 2 and _LEVELS.get(row[1])}
+
     def default_accounts(self, users: Iterable[str]) -> dict[str, str]:
         """The default account of each of the users that the database knows."""
         names = sorted(set(users))

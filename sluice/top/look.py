@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from policy.live import gpus_of
+from policy.live import gpus_in_use, gpus_of
 from sluice.base.errors import SluiceError
 from sluice.base.events import read
 from sluice.base.text import one_line
@@ -158,7 +157,7 @@ def _mean(percents: Iterable[float | None]) -> float | None:
 def node_line(node: Node, now: Mapping[int, GpuNow] | None = None) -> NodeLine:
     """A node as it is shown."""
     types, shards = gpus_of(node)
-    whole, shared = _indexes(node.gres_used, "gpu"), _indexes(node.gres_used, "shard")
+    whole, shared = gpus_in_use(node.gres_used, "gpu"), gpus_in_use(node.gres_used, "shard")
     flags = {"drain": "drain", "not_responding": "down*", "fail": "fail", "maintenance": "maint"}
     state = next((word for flag, word in flags.items() if flag in node.flags), node.state)
     return NodeLine(
@@ -176,27 +175,6 @@ def node_line(node: Node, now: Mapping[int, GpuNow] | None = None) -> NodeLine:
         reason=one_line(node.reason),
         now=now or {},
     )
-
-
-def _indexes(text: str, kind: str) -> frozenset[int]:
-    """GPUs in use, of ``gpu:h100:3(IDX:0-2)``, ``shard:h100:2(IDX:0,2)``, or ``shard:h100:10240(10240/81008,0/81008)``.
-
-    The last is 24.11's; in 26.05 a GPU that is in use as a whole has ``-/81008``. Of a node with several types the
-    shards' places are counted on from type to type.
-    """
-    found: set[int] = set()
-    place = 0
-    for match in re.finditer(rf"(?:^|,){kind}:(?:[^:,()]+:)?\d+\(([^()]{{1,40000}})\)", text):
-        if not match[1].startswith("IDX:"):
-            uses = match[1].split(",")
-            found.update(place + number for number, use in enumerate(uses) if not use.startswith(("0/", "-/")))
-            place += len(uses)
-            continue
-        for piece in match[1].removeprefix("IDX:").split(","):
-            first, _, last = piece.partition("-")
-            if first.isdecimal() and (not last or last.isdecimal()):
-                found.update(range(int(first), min(int(last or first), int(first) + 4096) + 1))
-    return frozenset(found)
 
 
 def job_line(job: Job, now: Iterable[JobNow] = ()) -> JobLine:

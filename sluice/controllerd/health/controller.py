@@ -38,6 +38,7 @@ _CHECKPOINT_S = 15.0
 _MAX_BYTES = 64 << 20
 _MOST_HISTORY = 120  # an answer of the inbox holds 64 KiB
 _MOST_ROWS = 120
+_MOST_PUBLISHED = 20_000
 
 log = logging.getLogger("sluice.health")
 
@@ -79,14 +80,20 @@ class Controller:
                 return {"lines": explain(self.keeper.state, str(request["why"]), time.time())}
         raise SluiceError("health request: not one of report, list, why, history, return")
 
-    def _list(self) -> dict[str, Any]:
+    def listing(self) -> dict[str, Any]:
+        """What is known, for viewers; also where this controller does not lead."""
+        with self.lock:
+            self._load()
+            return self._list(_MOST_PUBLISHED)
+
+    def _list(self, most: int = _MOST_ROWS) -> dict[str, Any]:
         """All faults and what is out of service."""
         rows, healthy = rows_of(self.keeper.state, time.time())
         return {
             "mode": self._policy_of().health.mode,
             "breaker_since": self.keeper.state.breaker_since,
-            "rows": [asdict(row) for row in rows[:_MOST_ROWS]],
-            "left_out": max(0, len(rows) - _MOST_ROWS),
+            "rows": [asdict(row) for row in rows[:most]],
+            "left_out": max(0, len(rows) - most),
             "healthy": fold(healthy),
         }
 

@@ -1,0 +1,1 @@
+"""The REST API for programs: `sluice.client.models` has its types."""

@@ -1,0 +1,508 @@
+"""Reads the cluster once for all viewers and publishes it on a local socket (`sluice.exchange.snapshot`).
+
+Parts are read with periods of their own by four duties, so that a part that hangs holds up only its like. A part that
+cannot be read stays as it was; ``parts`` says since when. Nothing is read while nobody asks. Duties run on each
+controller, whether it leads or not: what is not in slurmctld is in StateSaveLocation, which all controllers see.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pwd
+import re
+import socket
+import struct
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from gres_probe.collect import DEFAULT_DIR, load_inventories
+from policy.document import DEFAULT_FILE, load
+from policy.live import Cluster, gpus_in_use, gpus_of
+from policy.quota_use import quota_rows, read_use
+from sluice.base import events
+from sluice.base.errors import SluiceError
+from sluice.base.line_server import Asker, Kind, LineServer, Listener
+from sluice.base.rates import FewLines, Rate
+from sluice.base.text import one_line
+from sluice.controllerd.alerts.duty import alerts_folder
+from sluice.controllerd.alerts.listing import alerts_document
+from sluice.controllerd.daemon import Duty, Site
+from sluice.controllerd.health.controller import controller_of
+from sluice.controllerd.readings import readings_of
+from sluice.exchange.live import LIVE_FILE, GpuNow, Live, latest, read_live
+from sluice.exchange.snapshot import MOST_REQUEST, SOCKET, VERSION, Snapshot
+from sluice.explain.decisions import FOLDER, DecisionError
+from sluice.explain.explanation import explain_job, parse_job
+from sluice.failover.shared import read_cluster
+from sluice.failover.status import look
+from sluice.report.rollup import Rollup
+from sluice.slurm import jwt
+from sluice.slurm.accounting import Accounting
+from sluice.slurm.answers import Job, Node
+from sluice.slurm.control import Control
+from sluice.slurm.refused import reason_in
+from sluice.slurm.user import slurm_user
+
+WEB_USER = "sluice-web"
+WANTED_S = 30.0
+"""Nothing is read when the last request is older."""
+_MOST_TEXT = 1024
+_MOST_EVENTS = 2000
+_SHARE = 2.0  # a part that takes long is read at most every so many times that
+_LOOK_S = 0.25
+_DAY = re.compile(r"\d{4}-\d{2}-\d{2}\Z")
+_MOST_DAY = 64 << 20
+_ROOM = Kind(
+    "snapshot",
+    places=64,
+    threads=2,
+    line=MOST_REQUEST,
+    held=1 << 20,
+    seconds=10.0,
+    rates=(Rate(400, 100), Rate(400, 100)),
+)
+_CRED = struct.Struct("3i")
+
+log = logging.getLogger("sluice.snapshot")
+log.addFilter(FewLines())
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Where the socket is, who may connect besides root, and what is read besides Slurm."""
+
+    socket: Path = SOCKET
+    user: str = WEB_USER
+    inventory: Path = DEFAULT_DIR
+    policy: Path = DEFAULT_FILE
+
+
+@dataclass(slots=True)
+class _Part:
+    name: str
+    period_s: float
+    read: Callable[[], None]
+    due: float = 0.0
+
+
+class Publisher:
+    """What all duties of the snapshot share."""
+
+    def __init__(self, site: Site, settings: Settings = Settings()) -> None:  # noqa: B008 - frozen
+        self.site = site
+        self.settings = settings
+        self.snapshot = Snapshot()
+        self._asked = -WANTED_S
+        self._explaining = threading.Lock()
+        self._nodes: list[Node] = []
+        commands = site.commands
+        self._cluster = Cluster(commands, site.client, Accounting(commands), Control(commands))
+        self.groups: dict[str, list[_Part]] = {
+            "jobs": [_Part("jobs", 1.0, self._read_jobs)],
+            "nodes": [_Part("nodes", 1.0, self._read_nodes)],
+            "accounts": [_Part("tenants", 30.0, self._read_tenants), _Part("users", 30.0, self._read_users)],
+            "site": [
+                _Part("cluster", 10.0, self._read_site),
+                _Part("events", 1.0, self._read_events),
+                _Part("health", 2.0, self._read_health),
+                _Part("alerts", 2.0, self._read_alerts),
+                _Part("policy", 30.0, self._read_policy),
+                _Part("inventory", 60.0, self._read_inventory),
+                _Part("failover", 30.0, self._read_failover),
+            ],
+        }
+        self._parts: dict[str, dict[str, Any]] = {}
+
+    # ---- reading ----
+
+    @property
+    def wanted(self) -> bool:
+        """Whether somebody has asked recently."""
+        return time.monotonic() - self._asked < WANTED_S
+
+    def refresh(self, group: str) -> None:
+        """A duty: read the parts of a group that are due."""
+        for part in self.groups[group] if self.wanted else ():
+            now = time.monotonic()
+            if now < part.due:
+                continue
+            self._read(part)
+            part.due = now + max(part.period_s, _SHARE * (time.monotonic() - now))
+
+    def _read(self, part: _Part) -> None:
+        before = self._parts.get(part.name, {"at": None, "stale_since": None, "problem": ""})
+        began = time.time()
+        try:
+            part.read()
+            state: dict[str, Any] = {"at": round(began, 2), "stale_since": None, "problem": ""}
+        except (SluiceError, OSError, ValueError, KeyError) as error:
+            if not isinstance(error, SluiceError | OSError):
+                log.exception("%s: unexpected", part.name)
+            problem = one_line(str(error), limit=300)
+            if not before["problem"]:
+                log.warning("%s: stays as it was: %s", part.name, problem)
+            stale = before["stale_since"] or before["at"] or round(began, 2)
+            state = {"at": before["at"], "stale_since": stale, "problem": problem}
+        self._parts[part.name] = state
+        self.snapshot.put_one("parts", part.name, state)
+
+    def _read_jobs(self) -> None:
+        self.snapshot.put("jobs", {str(job.id): job_row(job) for job in self.site.client.jobs(states=["all"])})
+
+    def _read_nodes(self) -> None:
+        nodes = self.site.client.nodes()
+        now = self._live()
+        out = self._out()
+        self.snapshot.put("nodes", {node.name: node_row(node) for node in nodes})
+        gpus: dict[str, dict[str, Any]] = {}
+        on: dict[tuple[str, int], list[int]] = {}
+        for job, places in now.jobs.items():
+            for place in places:
+                on.setdefault((place.node, place.index), []).append(job)
+        for node in nodes:
+            for row in gpu_rows(node, now, on, out):
+                gpus[f"{node.name}/{row['index']}"] = row
+        self.snapshot.put("gpus", gpus)
+
+    def _live(self) -> Live:
+        """What nodes reported here, where this controller leads, else what the other one wrote."""
+        fresh = readings_of(self.site).fresh()
+        return latest(fresh) if fresh else read_live(self.site.state_save / LIVE_FILE, time.time())
+
+    def _out(self) -> dict[tuple[str, int], str]:
+        """GPUs that are out of service, and why."""
+        found: dict[tuple[str, int], str] = {}
+        for row in controller_of(self.site).listing()["rows"]:
+            if row["state"] == "out":
+                found |= {(row["node"], int(one)): row["reason"] for one in row["gpu"].split(",") if one.isdecimal()}
+        return found
+
+    def _has_accounts(self) -> bool:
+        return self.site.config().get("AccountingStorageType", "").endswith("slurmdbd")
+
+    def _read_tenants(self) -> None:
+        if not self._has_accounts():
+            self.snapshot.put("tenants", {})
+            return
+        rows = {}
+        for name, one in read_use(self._cluster).items():
+            use = [
+                {
+                    "user": each.user,
+                    "running": each.running,
+                    "submitted": each.submitted,
+                    "used": {tres: count for tres, count in each.tres.items() if count},
+                    "used_minutes": {tres: count for tres, count in each.tres_minutes.items() if count},
+                }
+                for each in one.member_use.values()
+                if each.user in one.members
+            ]
+            rows[name] = {**one.document(), "quota": quota_rows(one), "member_use": use}
+        self.snapshot.put("tenants", rows)
+
+    def _read_users(self) -> None:
+        """Levels and what each user coordinates; a failure leaves what was known."""
+        users: dict[str, dict[str, Any]] = {}
+
+        def of(name: str) -> dict[str, Any]:
+            return users.setdefault(name, {"level": 0, "coordinates": [], "accounts": []})
+
+        if self._has_accounts():
+            accounting = self._cluster.accounting
+            for name, level in accounting.levels().items():
+                of(name)["level"] = level
+            for account, about in accounting.accounts().items():
+                for name in about.coordinators:
+                    of(name)["coordinates"].append(account)
+            for one in accounting.associations(self.site.config().get("ClusterName", "").lower()):
+                if one.user and one.account not in of(one.user)["accounts"]:
+                    of(one.user)["accounts"].append(one.account)
+        for uid in (0, slurm_user(self.site.config())):
+            with suppress(KeyError):
+                of(pwd.getpwuid(uid).pw_name)["level"] = 2
+        self.snapshot.put("users", users)
+
+    def _read_site(self) -> None:
+        client = self.site.client
+        config = client.config()
+        words = {word.strip() for word in config.get("PrivateData", "").lower().split(",")} - {"", "none", "(null)"}
+        if "all" in words:
+            words |= {"accounts", "events", "jobs", "nodes", "partitions", "reservations", "usage", "users"}
+        self.snapshot.put(
+            "cluster",
+            {
+                "cluster": {
+                    "cluster": config.get("ClusterName", ""),
+                    "slurm_version": config.get("SLURM_VERSION", ""),
+                    "private_data": sorted(words),
+                    "default_partition": next((one.name for one in client.partitions() if one.default), ""),
+                    "days": [str(day) for day in self._rolled().days()],
+                }
+            },
+        )
+
+    def _read_events(self) -> None:
+        found = events.read(self.site.events)[-_MOST_EVENTS:]
+        rows = {}
+        for one in found:
+            fields = {name: one.fields[name] for name in sorted(one.fields)}
+            rows[str(one.seq)] = {"seq": one.seq, "time": one.time, "kind": one.kind, "fields": fields}
+        self.snapshot.put("events", rows)
+
+    def _read_health(self) -> None:
+        found = controller_of(self.site).listing()
+        rows = found.pop("rows")
+        self.snapshot.put("health", {f"{row['node']}/{row['gpu']}/{row['state']}/{row['check']}": row for row in rows})
+        self.snapshot.put_one("cluster-health", "health", found)
+
+    def _read_alerts(self) -> None:
+        folder = alerts_folder(self.site.state_save)
+        self.snapshot.put_one("alerts", "alerts", alerts_document(folder, time.time(), everything=True))
+
+    def _read_policy(self) -> None:
+        policy = load(self.settings.policy).policy
+        shown = policy.model_dump(mode="json", exclude_unset=True, exclude_none=True, by_alias=True)
+        self.snapshot.put_one("policy", "policy", shown)
+
+    def _read_inventory(self) -> None:
+        collected = load_inventories(self.settings.inventory, owners={0, os.geteuid()})
+        rows: dict[str, Any] = {name: {"inventory": asdict(one)} for name, one in collected.inventories.items()}
+        rows |= {name: {"failure": str(error)} for name, error in collected.failures.items()}
+        self.snapshot.put("inventory", rows)
+
+    def _read_failover(self) -> None:
+        conf = self.site.conf_folder / "slurm.conf"
+        self.snapshot.put_one("failover", "failover", look(read_cluster(conf), self.site.client).document())
+
+    def _rolled(self) -> Rollup:
+        return Rollup(self.site.state / "report", self.site.config().get("ClusterName", "").lower())
+
+    # ---- answering ----
+
+    def answer(self, line: bytes, who: object = None) -> bytes:
+        """The answer to a request's line."""
+        del who
+        try:
+            request = json.loads(line)
+            if not isinstance(request, dict) or request.get("version") != VERSION:
+                raise SluiceError(f"not a request of version {VERSION}", remedy="install one version of Sluice")
+            self._asked = time.monotonic()
+            do = request.get("do")
+            if do == "changes":
+                last = request.get("last")
+                return self.snapshot.after(str(request.get("epoch")), last if type(last) is int else 0)
+            if do == "explain":
+                return _line(self._explain(str(request.get("job"))))
+            if do == "day":
+                return _line({"day": self._day(str(request.get("day")))})
+            if do == "jwt":
+                return _line(self._verify(str(request.get("token"))))
+            raise SluiceError("request: not one of changes, explain, day, jwt")
+        except SluiceError as error:
+            return _line({"error": error.what, "remedy": error.remedy})
+        except (OSError, ValueError, RecursionError) as error:
+            return _line({"error": one_line(str(error)), "remedy": ""})
+
+    def _explain(self, text: str) -> dict[str, Any]:
+        """What slurmctld decided for a job; one at a time, so that many cannot take this daemon's time."""
+        name = parse_job(text)
+        job = self.snapshot.get("jobs", str(name.id))
+        submit = job["submit_time"] if isinstance(job, dict) and name.task is None else None
+        with self._explaining:
+            try:
+                found = explain_job(self.site.state_save / FOLDER, name, submit=submit, known_id=None)
+            except DecisionError as error:
+                log.info("explain %s: %s", name, one_line(str(error)))
+                found = None
+        return {"explanation": found}
+
+    def _day(self, text: str) -> str:
+        """The file of a rolled-up day. Raises SluiceError, OSError."""
+        if not _DAY.match(text):
+            raise SluiceError(f"day {text[:40]!r}: not a day", remedy="write it as 2026-11-01")
+        path = self._rolled().folder / f"{text}.jsonl"
+        with path.open(encoding="utf-8") as file:
+            found = file.read(_MOST_DAY + 1)
+        if len(found) > _MOST_DAY:
+            raise SluiceError(f"{path}: larger than {_MOST_DAY} bytes")
+        return found
+
+    def _verify(self, token: str) -> dict[str, Any]:
+        """Whose token of Slurm it is: the key stays here, as whoever has it can be anybody."""
+        path = jwt.key_file(self.site.config())
+        try:
+            key = path.read_bytes()
+        except OSError as error:
+            log.error("%s: %s", path, error.strerror)
+            raise SluiceError("Slurm's key for tokens cannot be read", remedy="see the daemon's log") from error
+        claims = jwt.verify(token, key, time.time())
+        return {"user": claims.user, "expires": claims.expires}
+
+    # ---- the socket ----
+
+    def serve(self, site: Site) -> None:
+        """A duty that lasts: answer root and the web process's user. Raises OSError, SluiceError."""
+        allowed = {0, os.geteuid()}
+        try:
+            allowed.add(pwd.getpwnam(self.settings.user).pw_uid)
+        except KeyError:
+            log.info("no user %s: only root may have the snapshot", self.settings.user)
+        listening = _listen(self.settings.socket)
+
+        def greet(connection: socket.socket, address: object) -> Asker:
+            del address
+            _, uid, _ = _CRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CRED.size))
+            if uid not in allowed:
+                log.warning("uid %d: refused", uid)
+                raise PermissionError
+            return Asker(_ROOM, (uid,), uid)
+
+        lines = LineServer((_ROOM,), self.answer)
+        lines.listen(Listener(listening, greet))
+
+        def watch() -> None:
+            site.stopping.wait()
+            lines.wake()
+
+        threading.Thread(target=watch, daemon=True).start()
+        try:
+            lines.serve(lambda: not site.stopping.is_set())
+        finally:
+            with suppress(FileNotFoundError):
+                self.settings.socket.unlink()
+
+
+def _listen(path: Path) -> socket.socket:
+    """A socket that everybody may connect to: the kernel says who does. Raises SluiceError, OSError."""
+    if not path.parent.is_dir():
+        raise SluiceError(f"{path.parent}: not there", remedy="sluice-controllerd.service makes it (RuntimeDirectory)")
+    with suppress(FileNotFoundError):
+        path.unlink()
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        listening.bind(str(path))
+        path.chmod(0o666)
+        listening.listen(64)
+    except BaseException:
+        listening.close()
+        raise
+    return listening
+
+
+def _line(document: dict[str, Any]) -> bytes:
+    return json.dumps({"version": VERSION, **document}).encode() + b"\n"
+
+
+# ---- rows ----
+
+
+def job_row(job: Job) -> dict[str, Any]:
+    """A job as viewers get it: bounded, as its user writes some of it."""
+    return {
+        "id": job.id,
+        "array_id": job.array_id,
+        "array_tasks": job.array_tasks[:_MOST_TEXT],
+        "name": job.name[:_MOST_TEXT],
+        "user": job.user,
+        "account": job.account,
+        "qos": job.qos,
+        "partition": job.partition[:_MOST_TEXT],
+        "state": job.state,
+        "reason": job.reason[:_MOST_TEXT],
+        "nodes": job.nodes[: 16 * _MOST_TEXT],
+        "node_count": job.node_count,
+        "cpus": job.cpus,
+        "gpus": job.tres.get("gres/gpu", 0),
+        "gpu_mem_mib": job.tres.get("gres/shard", 0),
+        "memory_mib": job.tres.get("mem", 0),
+        "submit_time": job.submit_time,
+        "eligible_time": job.eligible_time,
+        "start_time": job.start_time,
+        "end_time": job.end_time,
+        "time_limit_s": job.time_limit_s,
+        "priority": job.priority,
+        "features": job.features[:_MOST_TEXT],
+        "dependency": job.dependency[:_MOST_TEXT],
+        "reservation": job.reservation[:_MOST_TEXT],
+        "comment": job.comment[:_MOST_TEXT],
+        "work_dir": job.work_dir[:_MOST_TEXT],
+        "refused": reason_in(job.admin_comment),
+    }
+
+
+def node_row(node: Node) -> dict[str, Any]:
+    """A node as viewers get it."""
+    types, shards = gpus_of(node)
+    return {
+        "name": node.name,
+        "state": node.state,
+        "flags": sorted(node.flags),
+        "available": node.available,
+        "reason": node.reason[:_MOST_TEXT],
+        "gpu_types": types,
+        "gpus": sum(types.values()),
+        "gpus_allocated": node.tres_allocated.get("gres/gpu", 0),
+        "gpu_mem_mib": shards,
+        "gpu_mem_allocated_mib": node.tres_allocated.get("gres/shard", 0),
+        "cpus": node.cpus,
+        "cpus_allocated": node.cpus_allocated,
+        "memory_mib": node.memory_mib,
+        "memory_allocated_mib": node.memory_allocated_mib,
+        "features": list(node.active_features),
+        "partitions": list(node.partitions),
+        "slurm_version": node.version,
+    }
+
+
+def gpu_rows(
+    node: Node, now: Live, on: dict[tuple[str, int], list[int]], out: dict[tuple[str, int], str]
+) -> Iterable[dict[str, Any]]:
+    """The GPUs of a node as viewers get them."""
+    types = [kind for kind, count in gpus_of(node)[0].items() for _ in range(count)]
+    whole, shared = gpus_in_use(node.gres_used, "gpu"), gpus_in_use(node.gres_used, "shard")
+    for index, kind in enumerate(types):
+        seen = now.gpus.get(node.name, {}).get(index, GpuNow())
+        why = out.get((node.name, index))
+        yield {
+            "node": node.name,
+            "index": index,
+            "type": kind,
+            "use": "shared" if index in shared else "whole" if index in whole else "free",
+            "available": node.available and why is None,
+            "health": "ok" if why is None else "out",
+            "reason": why or "",
+            "jobs": sorted(on.get((node.name, index), ())),
+            "utilisation_percent": seen.percent,
+            "memory_used_mib": seen.used_mib,
+            "memory_total_mib": seen.total_mib,
+            "temperature_c": seen.temperature_c,
+        }
+
+
+# ---- duties ----
+
+_settings: weakref.WeakKeyDictionary[Site, Settings] = weakref.WeakKeyDictionary()
+
+
+def configure(site: Site, settings: Settings) -> None:
+    """Before `duties`: other settings than the usual ones."""
+    _settings[site] = settings
+
+
+def duties(site: Site) -> list[Duty]:
+    """For `sluice.controllerd.daemon`."""
+    publisher = Publisher(site, _settings.get(site, Settings()))
+
+    def refresh(group: str) -> Callable[[Site], None]:
+        return lambda _: publisher.refresh(group)
+
+    found = [Duty(f"snapshot-{group}", _LOOK_S, refresh(group), everywhere=True) for group in publisher.groups]
+    return [Duty("snapshot", 10.0, publisher.serve, everywhere=True, lasting=True), *found]

@@ -1,0 +1,1 @@
+"""`sluice web`: the REST API. It has the snapshot of the controllers' daemon, and no right in Slurm."""

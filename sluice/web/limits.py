@@ -1,0 +1,201 @@
+"""Bounds of what clients may do: bytes of headers and bodies, seconds, and requests by address and by user."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from sluice.base.rates import Budgets, FewLines, Owner, Rate
+from sluice.web.problems import ProblemError, response
+
+MOST_HEAD = 32 << 10
+MOST_BODY = 64 << 10
+HEAD_S = 10.0
+"""In which a request's head must have come."""
+WRITE_S = 30.0
+"""In which a client must take a piece of an answer."""
+_BY_ADDRESS = (Rate(20_000, 2000), Rate(2000, 200), Rate(600, 60))  # all, a network, an address
+_BY_USER = (Rate(20_000, 2000), Rate(600, 40))
+_FAILED = (Rate(1000, 20), Rate(200, 5), Rate(30, 0.5))  # log-ins that were refused
+_HEADERS = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"permissions-policy", b"interest-cohort=()"),
+]
+_HSTS = (b"strict-transport-security", b"max-age=31536000")
+
+log = logging.getLogger("sluice.web")
+log.addFilter(FewLines())
+
+
+def network_of(address: str) -> Owner:
+    """An address with its network before it: a host with one IPv6 address has them all."""
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return address, address
+    return (found.packed[:8] if found.version == 6 else found.packed[:3]), address
+
+
+class Rates:
+    """Budgets of requests."""
+
+    def __init__(self) -> None:
+        self._addresses = Budgets(*_BY_ADDRESS)
+        self._users = Budgets(*_BY_USER)
+        self._failed = Budgets(*_FAILED)
+        self._next = 0.0
+
+    def spend_address(self, address: str) -> None:
+        """Count a request. Raises ProblemError 429."""
+        owner = network_of(address)
+        self._spend(self._failed, owner, "too many refused log-ins from this address", take=False)
+        self._spend(self._addresses, owner, "too many requests from this address")
+
+    def spend_user(self, user: str) -> None:
+        """Count a request. Raises ProblemError 429."""
+        self._spend(self._users, (user,), "too many requests of this user")
+
+    def failed(self, address: str) -> None:
+        """Count a log-in that was refused."""
+        self._failed.take(network_of(address), time.monotonic())
+
+    def _spend(self, budgets: Budgets, owner: Owner, what: str, *, take: bool = True) -> None:
+        now = time.monotonic()
+        if now > self._next:
+            self._next = now + 1
+            for each in (self._addresses, self._users, self._failed):
+                each.forget(now)
+        wait = budgets.wait(owner, now)
+        if wait > 0:
+            raise ProblemError(429, what, remedy="ask less often", headers={"retry-after": str(int(wait) + 1)})
+        if take:
+            budgets.take(owner, now)
+
+
+class Guard:
+    """The outermost layer: every request has an id, bounds and security headers, and every error is a problem."""
+
+    def __init__(self, app: ASGIApp, rates: Rates, client: Callable[[str, str], str]) -> None:
+        self.app = app
+        self.rates = rates
+        self.client = client
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            return
+        request_id = secrets.token_hex(8)
+        begun = False
+
+        async def bounded(message: Message) -> None:
+            nonlocal begun
+            if message["type"] == "http.response.start":
+                begun = True
+                extra = [*_HEADERS, (b"x-request-id", request_id.encode())]
+                if scope["scheme"] == "https":
+                    extra.append(_HSTS)
+                message = {**message, "headers": [*message.get("headers", ()), *extra]}
+            async with asyncio.timeout(WRITE_S):
+                await send(message)
+
+        try:
+            try:
+                headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+                address = self.client((scope["client"] or ("", 0))[0], headers.get("x-forwarded-for", ""))
+                scope["state"] = {**scope.get("state", {}), "address": address, "request_id": request_id}
+                self._check(scope, headers, address)
+                await self.app(scope, receive, bounded)
+            except ProblemError as error:
+                if begun:
+                    raise
+                if error.status == 401:
+                    self.rates.failed(address)
+                await response(error, request_id)(scope, receive, bounded)
+            except TimeoutError:
+                raise
+            except Exception:
+                log.exception("request %s: unexpected", request_id)
+                if begun:
+                    raise
+                failed = ProblemError(500, "this request failed", remedy=f"see the log for {request_id}")
+                await response(failed, request_id)(scope, receive, bounded)
+        except TimeoutError:
+            log.info("%s: did not take its answer", request_id)
+            raise
+
+    def _check(self, scope: Scope, headers: dict[str, str], address: str) -> None:
+        self.rates.spend_address(address)
+        if scope["method"] not in ("GET", "HEAD"):
+            raise ProblemError(
+                405, f"{scope['method'][:20]}: not allowed", remedy="use GET",
+                headers={"allow": "GET, HEAD", "connection": "close"},
+            )  # fmt: skip
+        length = headers.get("content-length", "0")
+        if "transfer-encoding" in headers or not length.isdecimal() or int(length) > MOST_BODY:
+            raise ProblemError(
+                413, f"a body of {length[:20]} bytes", remedy="send none", headers={"connection": "close"}
+            )
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """uvicorn's, with a bound on bytes and time of a request's head, which the parser does not have."""
+
+    _head = 0
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """A client has connected."""
+        super().connection_made(transport)
+        self._timer = self.loop.call_later(HEAD_S, self._too_slow)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It has gone."""
+        self._stop()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of heads, or of bodies that nobody reads."""
+        self._head += len(data)
+        if self._head > MOST_HEAD + MOST_BODY:
+            self._stop()
+            self.transport.write(b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n\r\n")
+            self.transport.close()
+            return
+        if self._timer is None and (self.cycle is None or self.cycle.response_complete):
+            self._timer = self.loop.call_later(HEAD_S, self._too_slow)
+        super().data_received(data)
+
+    def on_headers_complete(self) -> None:
+        """The head is there."""
+        self._stop()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """The request is there; the next one counts from 0."""
+        self._head = 0
+        super().on_message_complete()
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _too_slow(self) -> None:
+        self._timer = None
+        self.transport.close()

@@ -1,0 +1,63 @@
+"""The server: uvicorn with what bounds its clients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvicorn
+
+from sluice.base.service import notify
+from sluice.base.tokens import TokenStore
+from sluice.web.app import Site, make_app
+from sluice.web.feed import Feed
+from sluice.web.limits import BoundedProtocol
+from sluice.web.login import Login, Network, Proxy
+from sluice.web.store import Store
+
+_MOST_CONNECTIONS = 4000
+_KEEP_S = 30
+
+
+class _Server(uvicorn.Server):
+    async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
+        await super().startup(sockets)  # type: ignore[arg-type]
+        notify("READY=1")
+
+
+def make_site(snapshot: Path, tokens: Path, proxy: Proxy) -> Site:
+    """What the endpoints use."""
+    store = Store()
+    feed = Feed(snapshot, store)
+    return Site(store, feed, Login(store, TokenStore(tokens), feed, proxy))
+
+
+def serve(
+    address: str,
+    port: int,
+    snapshot: Path,
+    tokens: Path,
+    peers: Sequence[Network],
+    header: str,
+    certificate: Path | None,
+    key: Path | None,
+) -> None:
+    """Until SIGTERM."""
+    config = uvicorn.Config(
+        make_app(make_site(snapshot, tokens, Proxy(peers, header))),
+        host=address,
+        port=port,
+        loop="uvloop",
+        http=BoundedProtocol,
+        ws="none",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        limit_concurrency=_MOST_CONNECTIONS,
+        timeout_keep_alive=_KEEP_S,
+        timeout_graceful_shutdown=3,
+        ssl_certfile=certificate,
+        ssl_keyfile=None if key is None else str(key),
+    )
+    _Server(config).run()

@@ -1,0 +1,299 @@
+"""The snapshot in the web process: rows by section, and jobs with indexes: a page costs the same at any size."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import sys
+import time
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from sluice.base.errors import UsageError
+
+SORTS = ("id", "submit_time", "start_time", "end_time", "priority", "gpus")
+_INDEXED = ("user", "account", "partition", "state", "qos")
+FIELDS = (
+    "id", "array_id", "array_tasks", "name", "user", "account", "qos", "partition", "state", "reason", "nodes",
+    "node_count", "cpus", "gpus", "gpu_mem_mib", "memory_mib", "submit_time", "eligible_time", "start_time", "end_time",
+    "time_limit_s", "priority", "features", "dependency", "reservation", "comment", "work_dir", "refused",
+)  # fmt: skip
+_CURSOR_VERSION = 1
+_SMALL = 4000  # of so many jobs, sorting is cheaper than walking the sorted list
+MOST_CURSOR = 512
+
+
+class Job:
+    """One job; texts that many share are kept once."""
+
+    __slots__ = FIELDS
+    id: int
+    name: str
+    user: str
+    account: str
+    state: str
+    partition: str
+    nodes: str
+
+    def __init__(self, row: Mapping[str, Any]) -> None:
+        for name in FIELDS:
+            value = row[name]
+            setattr(self, name, sys.intern(value) if isinstance(value, str) else value)
+
+    def document(self) -> dict[str, Any]:
+        """For JSON."""
+        return {name: getattr(self, name) for name in FIELDS}
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Which jobs, in which order; an empty field does not select."""
+
+    users: frozenset[str] = frozenset()
+    accounts: frozenset[str] = frozenset()
+    partitions: frozenset[str] = frozenset()
+    states: frozenset[str] = frozenset()
+    qos: frozenset[str] = frozenset()
+    name: str = ""  # part of it
+    node: str = ""
+    sort: str = "id"
+    descending: bool = True
+    limit: int = 100
+    cursor: str = ""
+
+
+@dataclass(slots=True)
+class Page:
+    """Jobs in their order."""
+
+    jobs: list[Job]
+    total: int
+    next: str | None
+
+
+Mark = tuple[int, int]
+"""A job's place in an order: the value that it is sorted by (-1: not known), and its number."""
+
+
+class Jobs:
+    """All jobs, with a set of numbers for each value of a field that is often asked for, and an order for each sort."""
+
+    def __init__(self) -> None:
+        self.by_id: dict[int, Job] = {}
+        self._sets: dict[str, dict[str, set[int]]] = {name: {} for name in _INDEXED}
+        self._orders: dict[str, list[Mark]] = {}
+
+    def put(self, row: Mapping[str, Any]) -> Job:
+        """Add or replace a job."""
+        job = Job(row)
+        before = self.by_id.get(job.id)
+        self.by_id[job.id] = job
+        for name, sets in self._sets.items():
+            was, now = (None if before is None else _words(before, name)), _words(job, name)
+            if was == now:
+                continue
+            for word in was or ():
+                self._leave(sets, word, job.id)
+            for word in now:
+                sets.setdefault(word, set()).add(job.id)
+        for name, order in self._orders.items():
+            if before is not None and _mark(before, name) == _mark(job, name):
+                continue
+            if before is not None:
+                del order[bisect_left(order, _mark(before, name))]
+            insort(order, _mark(job, name))
+        return job
+
+    def remove(self, number: int) -> Job | None:
+        """Remove a job; it, or None where it was not there."""
+        job = self.by_id.pop(number, None)
+        if job is not None:
+            for name, sets in self._sets.items():
+                for word in _words(job, name):
+                    self._leave(sets, word, number)
+            for name, order in self._orders.items():
+                del order[bisect_left(order, _mark(job, name))]
+        return job
+
+    @staticmethod
+    def _leave(sets: dict[str, set[int]], word: str, number: int) -> None:
+        sets[word].discard(number)
+        if not sets[word]:
+            del sets[word]
+
+    def index(self) -> None:
+        """Make the orders, once all jobs are there: faster than one by one."""
+        self._orders = {name: sorted(_mark(job, name) for job in self.by_id.values()) for name in SORTS}
+
+    def of(self, field_name: str, words: Iterable[str]) -> set[int]:
+        """The numbers of the jobs with one of these values."""
+        sets = [self._sets[field_name][word] for word in words if word in self._sets[field_name]]
+        return sets[0] if len(sets) == 1 else set().union(*sets)
+
+    def counts(self, seen: set[int] | None) -> dict[str, int]:
+        """Jobs by state; of `seen` alone, if it is given."""
+        states = self._sets["state"].items()
+        counted = {state: len(mine) if seen is None else len(mine & seen) for state, mine in states}
+        return {state: count for state, count in sorted(counted.items()) if count}
+
+    def page(self, query: Query, seen: set[int] | None) -> Page:
+        """A page of the jobs that match; of `seen` alone, if it is given. Raises UsageError for a bad cursor."""
+        after = _parse_cursor(query.cursor, query) if query.cursor else None
+        found = seen
+        for name, words in (
+            ("user", query.users), ("account", query.accounts), ("partition", query.partitions),
+            ("state", query.states), ("qos", query.qos),
+        ):  # fmt: skip
+            if words:
+                mine = self.of(name, words)
+                found = mine if found is None else found & mine
+        keeps = _scanned(query)
+        if keeps is not None:
+            numbers: Iterable[int] = self.by_id if found is None else found
+            found = {number for number in numbers if keeps(self.by_id[number])}
+        total = len(self.by_id) if found is None else len(found)
+        marks = list(islice(self._walk(query, found, after), query.limit + 1))
+        more = len(marks) > query.limit
+        marks = marks[: query.limit]
+        return Page(
+            [self.by_id[number] for _, number in marks],
+            total,
+            _render_cursor(query, marks[-1]) if more else None,
+        )
+
+    def _walk(self, query: Query, found: set[int] | None, after: Mark | None) -> Iterator[Mark]:
+        if found is not None and len(found) <= _SMALL:
+            order = sorted(_mark(self.by_id[number], query.sort) for number in found)
+            found = None
+        else:
+            order = self._orders[query.sort]
+        if query.descending:
+            places = range((len(order) if after is None else bisect_left(order, after)) - 1, -1, -1)
+        else:
+            begin = 0 if after is None else bisect_left(order, after)
+            begin += 1 if after is not None and begin < len(order) and order[begin] == after else 0
+            places = range(begin, len(order))
+        for place in places:
+            if found is None or order[place][1] in found:
+                yield order[place]
+
+
+def _words(job: Job, name: str) -> tuple[str, ...]:
+    """The values by which a job is found: one that waits may have several partitions."""
+    value = getattr(job, name)
+    return tuple(dict.fromkeys(value.split(","))) if name == "partition" else (value,)
+
+
+def _mark(job: Job, name: str) -> Mark:
+    value = getattr(job, name)
+    return (-1 if value is None else value), job.id
+
+
+def _scanned(query: Query) -> Callable[[Job], bool] | None:
+    """What no index answers."""
+    if not query.name and not query.node:
+        return None
+    from sluice.report.fleet import hosts
+
+    name, node = query.name, query.node
+    on: dict[str, bool] = {}
+
+    def keeps(job: Job) -> bool:
+        if name and name not in job.name:
+            return False
+        if node and job.nodes not in on:  # many jobs have the same nodes
+            on[job.nodes] = bool(job.nodes) and node in hosts(job.nodes)
+        return not node or on[job.nodes]
+
+    return keeps
+
+
+def _render_cursor(query: Query, mark: Mark) -> str:
+    words = [_CURSOR_VERSION, query.sort, int(query.descending), *mark]
+    return base64.urlsafe_b64encode(json.dumps(words, separators=(",", ":")).encode()).rstrip(b"=").decode()
+
+
+def _parse_cursor(text: str, query: Query) -> Mark:
+    remedy = "begin again without a cursor"
+    try:
+        if len(text) > MOST_CURSOR:
+            raise ValueError
+        words = json.loads(base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True))
+        version, sort, descending, value, number = words
+        if any(type(one) is not int for one in (version, descending, value, number)):
+            raise ValueError
+    except (ValueError, TypeError, RecursionError, binascii.Error) as error:
+        raise UsageError(f"cursor {text[:40]!r}: not one of this server's", remedy=remedy) from error
+    if version != _CURSOR_VERSION or (sort, descending) != (query.sort, int(query.descending)):
+        raise UsageError(f"cursor {text[:40]!r}: of another version or order", remedy=remedy)
+    return value, number
+
+
+# ---- all of it ----
+
+Change = tuple[str, str, Any, Any]
+"""Section, key, the row before and after; None: not there."""
+
+
+@dataclass
+class Store:
+    """The snapshot as it was last received."""
+
+    epoch: str = ""
+    last: int = 0
+    complete: bool = False
+    connected: bool = False
+    problem: str = ""
+    answered: float = 0.0
+    """When the daemon last answered."""
+    jobs: Jobs = field(default_factory=Jobs)
+    sections: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def apply(self, answer: Mapping[str, Any]) -> list[Change]:
+        """Take the rows of an answer; what changed. Raises KeyError, TypeError, ValueError for what is not one."""
+        changes: list[Change] = []
+        if answer["reset"]:
+            self.jobs, self.sections, self.complete = Jobs(), {}, False
+            changes.append(("", "", None, None))
+        for section, key, value in answer["rows"]:
+            if section == "jobs":
+                number = int(key)
+                before = self.jobs.by_id.get(number)
+                now = self.jobs.remove(number) and None if value is None else self.jobs.put(value)
+                changes.append((section, key, before, now))
+                continue
+            rows = self.sections.setdefault(section, {})
+            changes.append((section, key, rows.get(key), value))
+            if value is None:
+                rows.pop(key, None)
+            else:
+                rows[key] = value
+        self.epoch, self.last = str(answer["epoch"]), int(answer["last"])
+        if not answer["more"] and not self.complete:
+            self.jobs.index()
+            self.complete = True
+        self.connected, self.problem, self.answered = True, "", time.time()
+        return changes
+
+    def lost(self, problem: str) -> None:
+        """The daemon does not answer: all stays as it was."""
+        self.connected, self.problem = False, problem
+
+    def rows(self, section: str) -> dict[str, Any]:
+        """The rows of a section."""
+        return self.sections.get(section, {})
+
+    def one(self, section: str) -> Any:
+        """The row of a section that has one, or None."""
+        return next(iter(self.rows(section).values()), None)
+
+    def part(self, name: str) -> dict[str, Any]:
+        """How old a part is: that of the daemon, or since the daemon does not answer."""
+        part = self.rows("parts").get(name, {"at": None, "stale_since": None, "problem": "not read yet"})
+        if self.connected or part["stale_since"] is not None:
+            return dict(part)
+        return {"at": part["at"], "stale_since": self.answered or None, "problem": self.problem}

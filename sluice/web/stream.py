@@ -1,0 +1,152 @@
+"""Server-sent events: what changes in the snapshot, for each viewer what it may see.
+
+A stream keeps the names of rows that changed and not their contents: what changes ten times while the client is slow
+is sent once. One that falls behind by too many rows is told to read all again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+from sluice.web.access import Viewer
+from sluice.web.problems import ProblemError
+from sluice.web.store import Change, Job, Store
+
+TOPICS = ("jobs", "nodes", "gpus", "events", "tenants", "parts")
+MOST = 1000
+MOST_OF_USER = 16
+_MOST_PENDING = 5000
+_PING_S = 15.0
+_PACE_S = 0.2
+_BATCH = 200
+
+Pending = dict[tuple[str, str], bool]
+"""Rows that changed, and whether the viewer saw them before."""
+
+
+class Stream:
+    """One client."""
+
+    def __init__(self, viewer: Viewer, topics: frozenset[str]) -> None:
+        self.viewer = viewer
+        self.topics = topics
+        self.pending: Pending = {}
+        self.reset = False
+        self.wake = asyncio.Event()
+
+
+def shown(viewer: Viewer, section: str, row: Any) -> Any:
+    """A row as the viewer sees it, or None."""
+    if row is None:
+        return None
+    if section == "jobs":
+        return row.document() if viewer.sees_job(row) else None
+    if section == "nodes":
+        return row if viewer.sees_nodes else None
+    if section == "gpus":
+        return viewer.gpu(row)
+    if section == "tenants":
+        return viewer.tenant(row)
+    if section == "events":
+        return viewer.event(row)
+    return row if section == "parts" else None
+
+
+class Streams:
+    """All of them."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._open: set[Stream] = set()
+        self._users: Counter[str] = Counter()
+
+    def changed(self, changes: Iterable[Change]) -> None:
+        """The store has changed."""
+        if not self._open:
+            return
+        found = [change for change in changes if change[0] in TOPICS or not change[0]]
+        for stream in self._open:
+            self._note(stream, found)
+
+    def _note(self, stream: Stream, changes: list[Change]) -> None:
+        for section, key, before, _ in changes:
+            if not section:
+                stream.reset = True
+            elif section in stream.topics:
+                saw = shown(stream.viewer, section, before) is not None
+                stream.pending[section, key] = stream.pending.get((section, key), False) or saw
+        if len(stream.pending) > _MOST_PENDING:
+            stream.reset = True
+        if stream.reset:
+            stream.pending.clear()
+        if stream.reset or stream.pending:
+            stream.wake.set()
+
+    def enter(self, viewer: Viewer, topics: frozenset[str]) -> Stream:
+        """A new stream. Raises ProblemError where there are too many."""
+        if self._users[viewer.user] >= MOST_OF_USER:
+            raise ProblemError(
+                429, f"{viewer.user} has {MOST_OF_USER} streams", remedy="close some", headers={"retry-after": "30"}
+            )
+        if len(self._open) >= MOST:
+            raise ProblemError(
+                503, f"this server has {MOST} streams", remedy="try again later", headers={"retry-after": "30"}
+            )
+        stream = Stream(viewer, topics)
+        self._open.add(stream)
+        self._users[viewer.user] += 1
+        return stream
+
+    def leave(self, stream: Stream) -> None:
+        """Its client has gone."""
+        if stream in self._open:
+            self._open.remove(stream)
+            self._users[stream.viewer.user] -= 1
+            self._users += Counter()  # without zeros
+
+    async def send(self, stream: Stream, viewer_now: Any) -> AsyncIterator[bytes]:
+        """The stream's bytes. `viewer_now` is awaited before each batch: a token that was revoked ends it."""
+        try:
+            yield b"retry: 3000\n\n"
+            while True:
+                try:
+                    async with asyncio.timeout(_PING_S):
+                        await stream.wake.wait()
+                except TimeoutError:
+                    await viewer_now()
+                    yield b": still here\n\n"
+                    continue
+                try:
+                    stream.viewer = await viewer_now()
+                except ProblemError:
+                    return
+                yield self._batch(stream)
+                await asyncio.sleep(_PACE_S)
+        except ProblemError:
+            return
+        finally:
+            self.leave(stream)
+
+    def _batch(self, stream: Stream) -> bytes:
+        stream.wake.clear()
+        if stream.reset:
+            stream.reset = False
+            return b"event: reset\ndata: {}\n\n"
+        pieces = []
+        for section, key in list(stream.pending)[:_BATCH]:
+            saw = stream.pending.pop((section, key))
+            row: Job | Any = (
+                self.store.jobs.by_id.get(int(key)) if section == "jobs" else self.store.rows(section).get(key)
+            )
+            now = shown(stream.viewer, section, row)
+            if now is None and not saw:
+                continue
+            data = {"key": key} if now is None else {"key": key, "row": now}
+            pieces.append(f"event: {section}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode())
+        if stream.pending:
+            stream.wake.set()
+        return b"".join(pieces) or b": nothing for you\n\n"

@@ -1,0 +1,205 @@
+"""The daemon's side of the snapshot: read once for all, kept where Slurm does not answer, given to whom it may."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import os
+import pwd
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from sluice.base.errors import SluiceError
+from sluice.controllerd.daemon import Site
+from sluice.controllerd.snapshot import Publisher, Settings
+from sluice.exchange.snapshot import ask
+from sluice.slurm import Commands, SlurmClient
+from sluice.slurm.answers import Job, Node
+from tests.unit.controllerd.slurm_objects import a_job, a_node
+
+KEY = b"k" * 32
+
+
+class FakeSlurm:
+    """The client, and how often it was asked."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.jobs_now: list[Job] = [a_job(1), a_job(2)]
+        self.nodes_now: list[Node] = [a_node("n1", gres_used="gpu:h100:1(IDX:2)")]
+        self.down = False
+        self.asked = 0
+
+    def config(self) -> dict[str, str]:
+        return {
+            "ClusterName": "c", "StateSaveLocation": str(self.folder), "SlurmUser": f"x({os.getuid()})",
+            "SLURM_VERSION": "24.11.5", "PrivateData": "jobs,usage", "SLURM_CONF": str(self.folder / "slurm.conf"),
+            "AuthAltTypes": "auth/jwt", "AuthAltParameters": f"jwt_key={self.folder}/key",
+        }  # fmt: skip
+
+    def jobs(self, **_: object) -> list[Job]:
+        self.asked += 1
+        if self.down:
+            raise SluiceError("squeue: Unable to contact slurm controller")
+        return self.jobs_now
+
+    def nodes(self) -> list[Node]:
+        return self.nodes_now
+
+    def partitions(self) -> list[Any]:
+        return []
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> FakeSlurm:
+    (tmp_path / "key").write_bytes(KEY)
+    return FakeSlurm(tmp_path)
+
+
+@pytest.fixture
+def publisher(slurm: FakeSlurm, tmp_path: Path) -> Publisher:
+    site = Site(cast(SlurmClient, slurm), Commands(), tmp_path / "state", events=tmp_path / "events", host="here")
+    user = pwd.getpwuid(os.getuid()).pw_name
+    return Publisher(site, Settings(tmp_path / "socket", user, tmp_path / "inventory", tmp_path / "policy"))
+
+
+def request(publisher: Publisher, **words: Any) -> dict[str, Any]:
+    return dict(json.loads(publisher.answer(json.dumps({"version": 1, **words}).encode())))
+
+
+def rows(publisher: Publisher, section: str) -> dict[str, Any]:
+    return {key: value for part, key, value in request(publisher, do="changes")["rows"] if part == section}
+
+
+def read_again(publisher: Publisher, group: str) -> None:
+    for part in publisher.groups[group]:
+        part.due = 0.0
+    publisher.refresh(group)
+
+
+def test_nothing_is_read_while_nobody_asks_and_once_for_all_who_do(publisher: Publisher, slurm: FakeSlurm) -> None:
+    publisher.refresh("jobs")
+    assert slurm.asked == 0
+    for _ in range(100):
+        request(publisher, do="changes")
+    for _ in range(5):
+        publisher.refresh("jobs")
+    assert slurm.asked == 1, "within its period"
+    assert set(rows(publisher, "jobs")) == {"1", "2"}
+
+
+def test_what_slurm_does_not_answer_stays_and_says_since_when(publisher: Publisher, slurm: FakeSlurm) -> None:
+    request(publisher, do="changes")
+    publisher.refresh("jobs")
+    good = rows(publisher, "parts")["jobs"]
+    slurm.down = True
+    for _ in range(2):
+        read_again(publisher, "jobs")
+        stale = rows(publisher, "parts")["jobs"]
+        assert stale["stale_since"] == good["at"] and "contact" in stale["problem"]
+        assert set(rows(publisher, "jobs")) == {"1", "2"}
+    slurm.down, slurm.jobs_now = False, slurm.jobs_now[1:]
+    read_again(publisher, "jobs")
+    assert rows(publisher, "parts")["jobs"]["stale_since"] is None and set(rows(publisher, "jobs")) == {"2"}
+
+
+def test_gpus_have_their_use_and_private_data_is_published(publisher: Publisher) -> None:
+    request(publisher, do="changes")
+    for group in ("nodes", "site"):
+        publisher.refresh(group)
+    gpus = rows(publisher, "gpus")
+    assert [gpus[f"n1/{index}"]["use"] for index in range(4)] == ["free", "free", "whole", "free"]
+    assert rows(publisher, "cluster")["cluster"]["private_data"] == ["jobs", "usage"]
+    parts = rows(publisher, "parts")
+    assert parts["inventory"]["stale_since"] and parts["events"]["stale_since"] is None
+
+
+def token(claims: dict[str, Any], key: bytes = KEY, alg: str = "HS256") -> str:
+    def part(value: bytes) -> str:
+        return base64.urlsafe_b64encode(value).rstrip(b"=").decode()
+
+    text = f"{part(json.dumps({'alg': alg, 'typ': 'JWT'}).encode())}.{part(json.dumps(claims).encode())}"
+    return f"{text}.{part(hmac.new(key, text.encode(), hashlib.sha256).digest())}"
+
+
+def test_only_a_token_that_the_key_signed_names_a_user(publisher: Publisher) -> None:
+    now = time.time()
+    claims = {"sun": "alice", "iat": now - 1, "exp": now + 60}
+    assert request(publisher, do="jwt", token=token(claims))["user"] == "alice"
+    bad = {
+        "another key": token(claims, b"x" * 32), "no algorithm": token(claims, alg="none"),
+        "over": token({**claims, "exp": now - 1}), "not yet": token({**claims, "iat": now + 3600}),
+        "no end": token({"sun": "alice", "iat": now}), "a strange name": token({**claims, "sun": "a\nb"}),
+        "changed": token(claims)[:-2] + "AA", "no token": "x",
+        "without a signature": token(claims).rpartition(".")[0] + ".",
+    }  # fmt: skip
+    for why, text in bad.items():
+        assert "error" in request(publisher, do="jwt", token=text), why
+
+
+@pytest.mark.parametrize(
+    "asked", [{"do": "write"}, {"do": "day", "day": "../../etc/passwd"}, {"do": "explain", "job": "x"}]
+)
+def test_other_requests_are_refused(publisher: Publisher, asked: dict[str, str]) -> None:
+    assert "error" in request(publisher, **asked)
+
+
+@pytest.fixture
+def served(publisher: Publisher) -> Iterator[Path]:
+    thread = threading.Thread(target=publisher.serve, args=(publisher.site,), daemon=True)
+    thread.start()
+    until = time.monotonic() + 10
+    while not publisher.settings.socket.exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    yield publisher.settings.socket
+    publisher.site.stopping.set()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_readers_that_do_not_read_hold_nobody_up(served: Path, publisher: Publisher) -> None:
+    publisher.snapshot.put("jobs", {str(number): {"name": "x" * 1000} for number in range(3000)})
+    crowd = []
+    for _ in range(50):
+        one = socket.socket(socket.AF_UNIX)
+        one.connect(str(served))
+        one.sendall(b'{"version": 1, "do": "changes", "epoch": "", "last": 0}\n')  # and never reads
+        crowd.append(one)
+    for _ in range(5):
+        silent = socket.socket(socket.AF_UNIX)
+        silent.connect(str(served))
+        crowd.append(silent)
+    began = time.monotonic()
+    assert len(ask(served, "changes", epoch="", last=0)["rows"]) == 3000
+    assert time.monotonic() - began < 8
+    for one in crowd:
+        one.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_other_users_get_nothing(served: Path) -> None:
+    served.parent.chmod(0o755)
+    for folder in served.parents[1:4]:
+        folder.chmod(folder.stat().st_mode | 0o011)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setresuid(65534, 65534, 65534)
+            ask(served, "changes", epoch="", last=0)
+            os.write(writer, b"answered")
+        except SluiceError as error:
+            os.write(writer, str(error).encode()[:200])
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    said = os.read(reader, 300).decode()
+    assert "answered" not in said and ("no answer" in said or "reset" in said or "pipe" in said.lower()), said

@@ -1,0 +1,199 @@
+"""Every endpoint with every role: no row that is not the caller's to see, and all that are."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from sluice.client import models
+from sluice.controllerd.snapshot import job_row, node_row
+from sluice.exchange.snapshot import Snapshot, parse_answer
+from sluice.web.app import ENDPOINTS, PREFIX, Site, description, make_app
+from sluice.web.login import Proxy
+from sluice.web.serve import make_site
+from tests.unit.controllerd.slurm_objects import a_job, a_node
+
+OWNERS = {1: ("alice", "physics"), 2: ("bob", "physics"), 3: ("mallory", "chemistry"), 4: ("alice", "physics")}
+PATHS = {"job": "3", "tenant": "chemistry"}
+
+
+def a_snapshot(private: list[str]) -> Snapshot:
+    made = Snapshot()
+    made.put(
+        "jobs", {str(n): job_row(a_job(n, user=u, account=a, name=f"secret-of-{u}")) for n, (u, a) in OWNERS.items()}
+    )
+    made.put("nodes", {"n1": node_row(a_node("n1"))})
+    gpu = {"node": "n1", "type": "h100", "use": "whole", "available": True, "health": "ok", "reason": "",
+           "utilisation_percent": 5.0, "memory_used_mib": 1, "memory_total_mib": 2, "temperature_c": 30.0}  # fmt: skip
+    made.put("gpus", {f"n1/{n}": {**gpu, "index": n, "jobs": [n]} for n in OWNERS})
+    tenant = {"parent": "", "shares": "1", "qos": [], "default_qos": "", "borrow": False, "guarantee": {}, "limits": {},
+              "running": 1, "submitted": 1, "used": {"gres/gpu": 77}, "used_minutes": {}}  # fmt: skip
+    for name in ("physics", "chemistry"):
+        users = sorted({u for u, a in OWNERS.values() if a == name})
+        use = [{"user": u, "running": 1, "submitted": 1, "used": {}, "used_minutes": {}} for u in users]
+        quota = [{"what": "gres/gpu", "guaranteed": None, "limit": 100, "used": 77, "left": 23}]
+        made.put_one("tenants", name, {**tenant, "name": name, "members": users, "quota": quota, "member_use": use})
+    users = {
+        "alice": (0, []), "bob": (0, ["physics"]), "mallory": (0, []), "oscar": (1, []), "root": (2, []),
+    }  # fmt: skip
+    accounts = {"alice": ["physics"], "bob": ["physics"], "mallory": ["chemistry"]}
+    made.put(
+        "users", {u: {"level": lv, "coordinates": c, "accounts": accounts.get(u, [])} for u, (lv, c) in users.items()}
+    )
+    made.put_one("cluster", "cluster", {"cluster": "c", "slurm_version": "24.11", "private_data": private})
+    made.put("events", {str(n): {"seq": n, "time": 1.0, "kind": "health.requeue", "fields": {"job": n, "reason": f"secret-of-{u}"}}  # noqa: E501
+                        for n, (u, _) in OWNERS.items()})  # fmt: skip
+    made.put("health", {"n1": {"node": "n1", "gpu": "", "state": "fault", "severity": "fatal", "check": "xid", "since": 1.0, "reason": "secret-of-ops", "uuid": ""}})  # fmt: skip  # noqa: E501
+    made.put_one("cluster-health", "health", {"mode": "warn", "breaker_since": None, "left_out": 0, "healthy": ""})
+    made.put_one("alerts", "alerts", {"schema_version": 1, "alerts": [], "undelivered": 0, "silences": []})
+    made.put_one("policy", "policy", {"tenants": {"chemistry": {"comment": "secret-of-ops"}}})
+    made.put_one("failover", "failover", {"schema_version": 1, "hosts": ["a"], "leader": "a", "up": {"a": True}, "lease": None, "journal": {}, "findings": []})  # fmt: skip  # noqa: E501
+    for part in (
+        "jobs",
+        "nodes",
+        "tenants",
+        "users",
+        "events",
+        "health",
+        "alerts",
+        "policy",
+        "failover",
+        "cluster",
+        "inventory",
+    ):
+        made.put_one("parts", part, {"at": 1.0, "stale_since": None, "problem": ""})
+    return made
+
+
+class Web:
+    """The application in this process."""
+
+    def __init__(self, folder: Path, private: list[str]) -> None:
+        self.site: Site = make_site(folder / "socket", folder / "tokens.json", Proxy())
+        self.snapshot = a_snapshot(private)
+        self.site.store.apply(parse_answer(self.snapshot.after("", 0)))
+        self.app = make_app(self.site, follow=False)
+
+        async def ask(do: str, **words: Any) -> dict[str, Any]:
+            return {
+                "explanation": {"schema_version": 1, "job": words["job"], "order": {"tenant": {"account": "physics"}}}
+            }
+
+        self.site.feed.ask = ask  # type: ignore[method-assign]
+        self.tokens: dict[str, str] = {}
+
+    def token(self, user: str) -> str:
+        if user not in self.tokens:
+            _, text = self.site.login.tokens.create(user, ["read"], now=time.time(), seconds=60)
+            self.tokens[user] = text
+        return self.tokens[user]
+
+    def get(self, path: str, user: str = "", method: str = "GET", **headers: str) -> httpx.Response:
+        async def call() -> httpx.Response:
+            transport = httpx.ASGITransport(self.app)  # type: ignore[arg-type]
+            async with httpx.AsyncClient(transport=transport, base_url="http://web") as client:
+                mine = {"authorization": f"Bearer {self.token(user)}"} if user else {}
+                return await client.request(method, PREFIX + path, headers={**mine, **headers})
+
+        return asyncio.run(call())
+
+
+@pytest.mark.parametrize("private", [[], ["accounts", "events", "jobs", "nodes", "usage", "users"], ["jobs"]], ids=str)
+@pytest.mark.parametrize("user", ["alice", "bob", "mallory", "oscar", "root", "stranger"])
+def test_every_endpoint_shows_each_role_its_own_and_nothing_else(tmp_path: Path, user: str, private: list[str]) -> None:
+    web = Web(tmp_path, private)
+    operator = user in ("oscar", "root")
+    mine = {
+        n
+        for n, (u, a) in OWNERS.items()
+        if u == user or operator or "jobs" not in private or (user, a) == ("bob", "physics")
+    }
+    hidden = {f"secret-of-{u}" for n, (u, _) in OWNERS.items() if n not in mine} | (
+        set() if operator else {"secret-of-ops"}
+    )
+    for one in ENDPOINTS:
+        said = web.get(one.path.format(**PATHS), user)
+        assert said.status_code in (200, 403, 404), (one.path, said.text)
+        assert (said.status_code == 403) is (one.operators and not operator), one.path
+        assert not [secret for secret in hidden if secret in said.text], (one.path, said.text)
+        if said.status_code == 200:
+            one.model.model_validate(said.json(), strict=False)
+            assert set(said.json()) <= set(one.model.model_fields), f"{one.path} gives what its model has not"
+        else:
+            models.Problem.model_validate(said.json())
+    page = web.get("/jobs?limit=1000", user).json()
+    assert {job["id"] for job in page["jobs"]} == mine and page["total"] == len(mine)
+    assert sum(web.get("/overview", user).json()["jobs_by_state"].values()) == len(mine)
+    for number in OWNERS:
+        assert (web.get(f"/jobs/{number}", user).status_code == 200) is (number in mine)
+        assert (web.get(f"/jobs/{number}/explanation", user).status_code == 200) is (number in mine)
+    assert {one["fields"]["job"] for one in web.get("/events", user).json()["events"]} == mine
+    assert {n for gpu in web.get("/gpus", user).json()["gpus"] for n in gpu["jobs"]} == (
+        mine if operator or "nodes" not in private else {n for n in mine if OWNERS[n][0] == user}
+    )
+    if "accounts" in private and not operator:
+        seen = {one["name"] for one in web.get("/tenants", user).json()["tenants"]}
+        assert seen == {a for u, a in OWNERS.values() if u == user}
+
+
+def test_what_is_not_known_is_private(tmp_path: Path) -> None:
+    web = Web(tmp_path, [])
+    web.site.store.sections["cluster"].clear()
+    assert {job["id"] for job in web.get("/jobs", "alice").json()["jobs"]} == {1, 4}
+    web.site.store.sections["users"].clear()
+    assert web.get("/alerts", "root").status_code == 403
+
+
+def test_log_in_and_refusals(tmp_path: Path) -> None:
+    web = Web(tmp_path, [])
+    assert web.get("/jobs").status_code == 401
+    for bad in ("Bearer x", "Bearer sluice_0123456789abcdef_" + "A" * 43, "Basic eDp5", "Bearer " + "x" * 9000):
+        assert web.get("/jobs", authorization=bad).status_code in (401,), bad
+    assert web.get("/jobs", **{"x-remote-user": "root"}).status_code == 401, "no proxy was named"
+    text = web.token("alice")
+    assert web.get("/whoami", "alice").json()["user"] == "alice"
+    web.site.login.tokens.revoke([text.split("_")[1]])
+    assert web.get("/whoami", "alice").status_code == 401, "at once"
+    assert text.split("_", 2)[2] not in (tmp_path / "tokens.json").read_text(), "no secret is kept"
+
+
+def test_bounds_and_headers(tmp_path: Path) -> None:
+    web = Web(tmp_path, [])
+    assert web.get("/jobs", "alice", method="POST").status_code == 405
+    assert web.get("/jobs", "alice", **{"content-length": str(1 << 30)}).status_code == 413
+    assert web.get("/nothing", "alice").status_code == 404
+    said = web.get("/jobs", "alice")
+    assert (
+        said.headers["x-content-type-options"] == "nosniff"
+        and "default-src 'none'" in said.headers["content-security-policy"]
+    )
+    assert web.get("/jobs", "alice", **{"if-none-match": said.headers["etag"]}).status_code == 304
+    for bad in ("?x=1", "?limit=0", "?limit=1&limit=2", "?sort=user", "?cursor=AAAA", "?cursor=%00"):
+        problem = web.get(f"/jobs{bad}", "alice")
+        assert problem.status_code == 400 and problem.json()["remedy"], bad
+    codes = [web.get("/whoami", authorization="Bearer x").status_code for _ in range(60)]
+    assert codes[0] == 401 and codes[-1] == 429
+
+
+def test_the_description_is_what_is_committed() -> None:
+    committed = Path(__file__).parents[3] / "docs/openapi.json"
+    assert json.loads(committed.read_text()) == description(), "run: tools/openapi_reference.py"
+
+
+def test_a_request_that_fails_is_a_problem_with_the_id_of_the_log(tmp_path: Path) -> None:
+    web = Web(tmp_path, [])
+    web.site.store.jobs.page = None  # type: ignore[assignment, method-assign]
+
+    async def call() -> httpx.Response:
+        transport = httpx.ASGITransport(web.app, raise_app_exceptions=False)  # type: ignore[arg-type]
+        async with httpx.AsyncClient(transport=transport, base_url="http://web") as client:
+            return await client.get(PREFIX + "/jobs", headers={"authorization": f"Bearer {web.token('alice')}"})
+
+    said = asyncio.run(call())
+    assert said.status_code == 500 and said.headers["x-request-id"] in said.json()["remedy"]

@@ -1,0 +1,71 @@
+"""Pages of jobs are what a plain filter and sort give, whatever changes in between."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from sluice.base.errors import UsageError
+from sluice.controllerd.snapshot import job_row
+from sluice.web import store as module
+from sluice.web.store import SORTS, Jobs, Query
+from tests.unit.controllerd.slurm_objects import a_job
+
+
+def a_row(choose: random.Random, number: int) -> dict[str, Any]:
+    user, state = choose.choice("abc"), choose.choice(["PENDING", "RUNNING"])
+    start = None if state == "PENDING" else choose.randrange(50)
+    job = a_job(number, user=user, account=f"acc-{user}", state=state, start_time=start, priority=choose.randrange(9))
+    return job_row(job)
+
+
+@pytest.mark.parametrize("small", [0, 4000])
+@pytest.mark.parametrize("seed", range(4))
+def test_pages_are_what_a_plain_filter_and_sort_give(monkeypatch: pytest.MonkeyPatch, seed: int, small: int) -> None:
+    monkeypatch.setattr(module, "_SMALL", small)
+    choose, jobs = random.Random(seed), Jobs()
+    truth: dict[int, dict[str, Any]] = {}
+    jobs.index()
+    for _ in range(60):
+        for _ in range(20):
+            number = choose.randrange(1, 150)
+            if choose.random() < 0.3:
+                jobs.remove(number)
+                truth.pop(number, None)
+            else:
+                truth[number] = a_row(choose, number)
+                jobs.put(truth[number])
+        users = frozenset(choose.sample("abc", choose.randrange(3)))
+        states = frozenset(choose.sample(["PENDING", "RUNNING"], choose.randrange(2)))
+        seen = choose.choice([None, set(choose.sample(sorted(truth), len(truth) // 2))])
+        sort, descending = choose.choice(SORTS), choose.random() < 0.5
+
+        def place(row: dict[str, Any], sort: str = sort) -> tuple[int, int]:
+            return -1 if row[sort] is None else row[sort], row["id"]
+
+        wanted = [
+            row["id"]
+            for row in sorted(truth.values(), key=place, reverse=descending)
+            if (not users or row["user"] in users) and (not states or row["state"] in states)
+            if seen is None or row["id"] in seen
+        ]
+        found: list[int] = []
+        cursor: str | None = ""
+        while cursor is not None:
+            page = jobs.page(
+                Query(users=users, states=states, sort=sort, descending=descending, limit=7, cursor=cursor), seen
+            )
+            assert page.total == len(wanted)
+            found += [job.id for job in page.jobs]
+            cursor = page.next
+        assert found == wanted
+
+
+@pytest.mark.parametrize("cursor", ["AAAA", "=", "\x00", "[]", "W10", "x" * 600, "WzIsImlkIiwxLDEsMV0", "\u00e9"])
+def test_a_cursor_that_is_not_ours_is_refused(cursor: str) -> None:
+    jobs = Jobs()
+    jobs.index()
+    with pytest.raises(UsageError, match="cursor"):
+        jobs.page(Query(cursor=cursor), None)
