@@ -78,6 +78,12 @@ class SlurmTree:
         """The plugins that a package brought for this Slurm, or None."""
         return packaged_build(self.version()) if self.root is None and self.is_distribution else None
 
+    @property
+    def source(self) -> Path | None:
+        """The configured sources that tools/build-slurm left in the prefix, or None."""
+        source = self._outside(self.prefix / "src")
+        return None if self.is_distribution or not (source / "config.h").is_file() else source
+
     def headers(self) -> Path:
         """A folder with slurm/slurm.h: the development package's, else that of the sources. Raises SluiceError."""
         if (self.include / "slurm/slurm.h").is_file():

@@ -18,9 +18,12 @@ from dev_cluster.description import ClusterDescription, parse_description
 from sluice.plugin.sources import SourcesUnavailableError
 from tests.integration.beds import NEWER, Bed, beds
 from tests.integration.ran_on import ran_on
-from tests.integration.versions import SID, TREES
+from tests.integration.versions import PREFIX, SID, TREES
 
 MakeCluster = Callable[..., DevCluster]
+
+if PREFIX is not None:  # for daemons and commands that tests start without a cluster
+    os.environ["PATH"] = f"{PREFIX}/sbin:{PREFIX}/bin:{os.environ['PATH']}"
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -41,7 +44,7 @@ def cluster_folders() -> Iterator[Path]:
 def demo(cluster_folders: Path) -> Iterator[DevCluster]:
     """The shipped cluster `demo`, up. Shared: leave no job behind, and stop nothing."""
     cluster = DevCluster(cluster_folders / "demo")
-    cluster.up("demo", attached=True)
+    cluster.up("demo", attached=True, slurm_prefix=PREFIX)
     yield cluster
     cluster.down()
 
@@ -73,7 +76,8 @@ def _factory(folders: Path) -> Iterator[MakeCluster]:
         cluster = DevCluster(Path(tempfile.mkdtemp(dir=folders)))
         made.append(cluster)
         try:
-            cluster.up(parsed, **{"attached": True, **options})
+            own = {} if "root" in options else {"slurm_prefix": PREFIX}
+            cluster.up(parsed, **{"attached": True, **own, **options})
         except SourcesUnavailableError as error:  # a machine without network: the plugins cannot be built
             pytest.skip(f"no sources of Slurm: {error}")
         return cluster

@@ -2,12 +2,13 @@
 
 `make test` has a little of each of them on Debian 13's in test_journal_newer.py, and what test_placement_hook.py has
 `on_both_versions`. Debian sid's, of which only `SLUICE_SID=require` (`make test-sid`) and `make soak` have anything, is
-26.05 or a later one: sid moves.
+26.05 or a later one: sid moves. `SLUICE_TEST_SLURM=PREFIX` runs tests on a Slurm that was built from its tag.
 """
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,8 @@ def _wanted(suite: str) -> list[Any]:
     return [pytest.param(suite, marks=getattr(pytest.mark, suite))]
 
 
+PREFIX = Path(os.environ["SLUICE_TEST_SLURM"]) if os.environ.get("SLUICE_TEST_SLURM") else None
+"""A prefix that tools/build-slurm made: tests take its Slurm for that of this system."""
 SID: list[Any] = _wanted("sid")
 NATIVE_FIRST: list[Any] = ["native", *_wanted("trixie")]
 TREES: list[Any] = [pytest.param("trixie", marks=pytest.mark.trixie), *SID]
