@@ -34,7 +34,7 @@ SUPPORTED: tuple[tuple[int, int], ...] = ((22, 5), (24, 11))
 """Slurm's releases that the plugins support and were tested with."""
 PACKAGED = Path("/usr/lib/sluice/plugins")
 """Where packages bring builds, each in a folder named after Slurm's version; `install` copies from there."""
-ADMITTED: tuple[tuple[int, int], ...] = ((26, 5),)
+ADMITTED: tuple[tuple[int, int], ...] = ((23, 2), (23, 11), (24, 5), (25, 11), (26, 5))
 """Releases of which public headers alone are used: job_submit and SPANK are built, for the levels off and admit."""
 _BUILD_TIMEOUT = 900.0
 
@@ -86,7 +86,8 @@ def check_supported(slurm: SlurmVersion) -> None:
 
 
 def _releases(known: Sequence[tuple[int, int]]) -> str:
-    return " and ".join(f"{major}.{minor:02}" for major, minor in known)
+    names = [f"{major}.{minor:02}" for major, minor in known]
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def find_source(

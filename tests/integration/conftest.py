@@ -76,7 +76,7 @@ def _factory(folders: Path) -> Iterator[MakeCluster]:
         cluster = DevCluster(Path(tempfile.mkdtemp(dir=folders)))
         made.append(cluster)
         try:
-            own = {} if "root" in options else {"slurm_prefix": PREFIX}
+            own = {} if options.get("root") else {"slurm_prefix": PREFIX}
             cluster.up(parsed, **{"attached": True, **own, **options})
         except SourcesUnavailableError as error:  # a machine without network: the plugins cannot be built
             pytest.skip(f"no sources of Slurm: {error}")
@@ -130,9 +130,11 @@ def sid_root() -> Path:
     return _debian_tree("sid")
 
 
-@pytest.fixture(scope="module", params=TREES)
-def newer_root(request: pytest.FixtureRequest) -> Path:
-    """The tree of each Slurm that is newer than this system's."""
+@pytest.fixture(scope="module", params=TREES or [None])
+def newer_root(request: pytest.FixtureRequest) -> Path | None:
+    """The tree of each Slurm that is newer than this system's; None: one that was built from its tag."""
+    if request.param is None:
+        return None
     tree: Path = request.getfixturevalue(f"{request.param}_root")
     return tree
 
