@@ -34,7 +34,7 @@ class ClusterPlugins:
         if self.folder is None and packaged is not None and not wanted.sanitize:
             self.folder = packaged.folder
         if self.folder is None:
-            self.source = find_source(self.version, named=tree.built_from, installed=tree.include, suite=tree.suite())
+            self.source = find_source(self.version, named=tree.source, installed=tree.include, suite=tree.suite())
         elif not any(self.folder.glob("*.so")):
             raise UsageError(f"sluice.plugins {self.folder}: no plugins there", remedy="name a folder of .so files")
 

@@ -79,10 +79,10 @@ class SlurmTree:
         return packaged_build(self.version()) if self.root is None and self.is_distribution else None
 
     @property
-    def built_from(self) -> Path | None:
-        """The configured sources of a Slurm under a prefix, where tools/build-slurm leaves them."""
-        folder = self._outside(self.prefix / "src")
-        return None if self.is_distribution or not (folder / "config.h").is_file() else folder
+    def source(self) -> Path | None:
+        """The configured sources that tools/build-slurm left in the prefix, or None."""
+        source = self._outside(self.prefix / "src")
+        return None if self.is_distribution or not (source / "config.h").is_file() else source
 
     def headers(self) -> Path:
         """A folder with slurm/slurm.h: the development package's, else that of the sources. Raises SluiceError."""

@@ -34,9 +34,11 @@ SUPPORTED: tuple[tuple[int, int], ...] = ((22, 5), (24, 11))
 """Slurm's releases that the plugins support and were tested with."""
 PACKAGED = Path("/usr/lib/sluice/plugins")
 """Where packages bring builds, each in a folder named after Slurm's version; `install` copies from there."""
-ADMITTED: tuple[tuple[int, int], ...] = ((26, 5),)
-"""Releases whose sources no distribution has: with `--slurm-source` all plugins are built; else, with public headers
-alone, job_submit and SPANK, for the levels off and admit."""
+ADMITTED: tuple[tuple[int, int], ...] = ((23, 2), (23, 11), (24, 5), (25, 11), (26, 5))
+"""Releases that no distribution has sources of: job_submit and SPANK are built from public headers alone, for levels
+off and admit."""
+FROM_NAMED_SOURCES: tuple[tuple[int, int], ...] = ((26, 5),)
+"""Those of them for which all plugins but the journal's are built where `--slurm-source` names configured sources."""
 _BUILD_TIMEOUT = 900.0
 
 Progress = Callable[[str], None]
@@ -80,14 +82,15 @@ def check_supported(slurm: SlurmVersion) -> None:
     """Raise SluiceError for a Slurm that none of the plugins supports."""
     if slurm[:2] not in (*SUPPORTED, *ADMITTED):
         raise SluiceError(
-            f"Slurm {format_slurm_version(slurm)}: the plugins support {_releases((*SUPPORTED, *ADMITTED))}",
+            f"Slurm {format_slurm_version(slurm)}: the plugins support {_releases(SUPPORTED)}; "
+            f"job_submit and SPANK also {_releases(ADMITTED)}",
             remedy="probe, gres, lint and reports work without them",
         )
 
 
 def _releases(known: Sequence[tuple[int, int]]) -> str:
-    *first, last = (f"{major}.{minor:02}" for major, minor in known)
-    return f"{', '.join(first)} and {last}"
+    names = [f"{major}.{minor:02}" for major, minor in known]
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def find_source(
@@ -101,7 +104,8 @@ def find_source(
     """What the plugins for a Slurm are built against: `named`, else for ADMITTED releases the installed headers, else
     the distribution's. `named` may be a folder of headers for such a release. Raises SluiceError."""
     check_supported(slurm)
-    if slurm[:2] not in SUPPORTED and not (named and (named / "META").is_file()):
+    from_named = slurm[:2] in FROM_NAMED_SOURCES and named is not None and (named / "META").is_file()
+    if slurm[:2] not in SUPPORTED and not from_named:
         return header_source(slurm, named=named, installed=installed, suite=suite, cache=cache)
     return named_source(named, slurm) if named else distribution_source(slurm, suite=suite, cache=cache)
 

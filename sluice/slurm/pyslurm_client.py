@@ -26,7 +26,7 @@ else:
     import pyslurm
     load = {"jobs": pyslurm.Jobs.load, "nodes": pyslurm.Nodes.load}[sys.argv[1]]
     answer = [record.to_dict() for record in load().values()]
-json.dump(answer, sys.stdout, default=str)
+json.dump(answer, sys.stdout, default=lambda value: value.to_dict() if hasattr(value, "to_dict") else str(value))
 """
 
 

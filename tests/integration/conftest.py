@@ -18,9 +18,12 @@ from dev_cluster.description import ClusterDescription, parse_description
 from sluice.plugin.sources import SourcesUnavailableError
 from tests.integration.beds import NEWER, Bed, beds
 from tests.integration.ran_on import ran_on
-from tests.integration.versions import BUILT, SID, TREES
+from tests.integration.versions import PREFIX, SID, TREES
 
 MakeCluster = Callable[..., DevCluster]
+
+if PREFIX is not None:  # for daemons and commands that tests start without a cluster
+    os.environ["PATH"] = f"{PREFIX}/sbin:{PREFIX}/bin:{os.environ['PATH']}"
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -41,7 +44,7 @@ def cluster_folders() -> Iterator[Path]:
 def demo(cluster_folders: Path) -> Iterator[DevCluster]:
     """The shipped cluster `demo`, up. Shared: leave no job behind, and stop nothing."""
     cluster = DevCluster(cluster_folders / "demo")
-    cluster.up("demo", attached=True, **BUILT)
+    cluster.up("demo", attached=True, slurm_prefix=PREFIX)
     yield cluster
     cluster.down()
 
@@ -73,7 +76,8 @@ def _factory(folders: Path) -> Iterator[MakeCluster]:
         cluster = DevCluster(Path(tempfile.mkdtemp(dir=folders)))
         made.append(cluster)
         try:
-            cluster.up(parsed, **{"attached": True, **({} if options.get("root") else BUILT), **options})
+            own = {} if options.get("root") else {"slurm_prefix": PREFIX}
+            cluster.up(parsed, **{"attached": True, **own, **options})
         except SourcesUnavailableError as error:  # a machine without network: the plugins cannot be built
             pytest.skip(f"no sources of Slurm: {error}")
         return cluster
@@ -127,9 +131,11 @@ def sid_root() -> Path:
     return _debian_tree("sid")
 
 
-@pytest.fixture(scope="module", params=TREES)
-def newer_root(request: pytest.FixtureRequest) -> Path:
-    """The tree of each Slurm that is newer than this system's."""
+@pytest.fixture(scope="module", params=TREES or [None])
+def newer_root(request: pytest.FixtureRequest) -> Path | None:
+    """The tree of each Slurm that is newer than this system's; None: one that was built from its tag."""
+    if request.param is None:
+        return None
     tree: Path = request.getfixturevalue(f"{request.param}_root")
     return tree
 

@@ -38,8 +38,8 @@ def ran_on(fixtures: Iterable[Any]) -> str:
 @cache
 def _words(root: Path | None, cgroup: str, init: str, prefix: Path = Path("/usr")) -> str:
     tree = SlurmTree(prefix, root)
-    slurm = format_slurm_version(tree.version()) + ("" if tree.is_distribution else " (tag)")
-    return "|".join((slurm, cgroup, init, tree.suite()))
+    tag = "" if tree.is_distribution else " (tag)"
+    return "|".join((format_slurm_version(tree.version()) + tag, cgroup, init, tree.suite()))
 
 
 def keep(counts: Counts, path: Path = RESULTS) -> None:

@@ -53,7 +53,7 @@ ESCAPE = 'mount --bind /dev/null /etc/ld.so.preload && exec env -i "$@"'
 
 
 @pytest.fixture(scope="module")
-def cluster(newer_root: Path, make_shared_cluster: Callable[..., DevCluster]) -> DevCluster:
+def cluster(newer_root: Path | None, make_shared_cluster: Callable[..., DevCluster]) -> DevCluster:
     return make_shared_cluster(
         {
             "nodes": [{"names": NODE, "platform": "dgx-h100"}, {"names": MIXED, "platform": "mixed"}],

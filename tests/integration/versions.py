@@ -2,10 +2,8 @@
 
 `make test` has a little of each of them on Debian 13's in test_journal_newer.py, and what test_placement_hook.py has
 `on_both_versions`. Debian sid's, of which only `SLUICE_SID=require` (`make test-sid`) and `make soak` have anything, is
-26.05 or a later one: sid moves.
-
-`SLUICE_SLURM_PREFIX=DIR` makes every cluster that would run this system's Slurm run the one installed in DIR, whose
-configured sources are in DIR/src. It is for single modules, by hand: docs/plugins.md has what was tried so.
+26.05 or a later one: sid moves. `SLUICE_TEST_SLURM=PREFIX` runs single modules, by hand, on a Slurm that was built from
+its tag: docs/plugins.md has what was tried so.
 """
 
 from __future__ import annotations
@@ -24,8 +22,8 @@ def _wanted(suite: str) -> list[Any]:
     return [pytest.param(suite, marks=getattr(pytest.mark, suite))]
 
 
-BUILT: dict[str, Any] = {"slurm_prefix": Path(prefix)} if (prefix := os.environ.get("SLUICE_SLURM_PREFIX")) else {}
-"""Options of `DevCluster.up` for the Slurm that was asked for; none: this system's."""
+PREFIX = Path(os.environ["SLUICE_TEST_SLURM"]) if os.environ.get("SLUICE_TEST_SLURM") else None
+"""A prefix that tools/build-slurm made: tests take its Slurm for that of this system."""
 SID: list[Any] = _wanted("sid")
 NATIVE_FIRST: list[Any] = ["native", *_wanted("trixie")]
-TREES: list[Any] = [pytest.param("trixie", marks=pytest.mark.trixie), *SID]
+TREES: list[Any] = [] if PREFIX else [pytest.param("trixie", marks=pytest.mark.trixie), *SID]

@@ -102,6 +102,35 @@ def test_programs_of_a_prefix_come_first(tmp_path: Path) -> None:
     assert tree.path.startswith("/opt/slurm/bin:/opt/slurm/sbin:/usr/local/sbin:")
     with pytest.raises(UsageError, match="sinfo, srun, munged, setpriv, ldconfig: not installed in"):
         tree.check(accounting=False)
+    assert tree.source is None
+    (tmp_path / "opt/slurm/src").mkdir()
+    (tmp_path / "opt/slurm/src/config.h").touch()
+    assert tree.source == tmp_path / "opt/slurm/src"
+
+
+def test_build_slurm_refuses_what_it_cannot_build(tmp_path: Path) -> None:
+    tool = Path(__file__).parents[3] / "tools/build-slurm"
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    tag, prefix = "slurm-23-02-8-1", tmp_path / "prefix"
+
+    def refused(*words: str | Path) -> str:
+        done = subprocess.run([tool, *words], capture_output=True, text=True, check=False)
+        assert done.returncode == 2
+        return done.stderr
+
+    assert "tools/build-slurm TAG SOURCE [PREFIX]" in refused(tag)
+    assert "TAG 23.02.8: not a tag of Slurm's; write it as slurm-25-11-7-1" in refused("23.02.8", sources, prefix)
+    assert f"SOURCE {sources}: no git repository with the tag {tag}, and no folder with Slurm's sources" in refused(
+        tag, sources, prefix
+    )
+    (sources / "META").write_text("  Meta:\t1\n  Version:\t22.05.8\n")
+    assert f"SOURCE {sources}: Slurm 22.05.8, and not 23.02.8; name the sources of {tag}" in refused(
+        tag, sources, prefix
+    )
+    assert not prefix.exists()
+    assert f"PREFIX {sources}: not empty, and no finished build" in refused(tag, sources, sources)
+    assert (sources / "META").exists()
 
 
 def test_debian_tree_refuses_what_it_did_not_make(tmp_path: Path) -> None:
