@@ -85,6 +85,12 @@ static void see_owned(struct sluice_picture *picture)
     }
 }
 
+static void free_hold(struct sluice_hold *hold)
+{
+    free(hold->names);
+    free(hold);
+}
+
 /* What no longer waits, or waits without an expected start, has none. */
 static void end_holds(struct sluice_picture *picture, bool all)
 {
@@ -95,7 +101,7 @@ static void end_holds(struct sluice_picture *picture, bool all)
         if (hold->waits && !late && !all)
             picture->holds[kept++] = hold;
         else
-            free(hold);
+            free_hold(hold);
     }
     picture->hold_count = kept;
 }
@@ -293,20 +299,63 @@ static void see_request(struct sluice_picture *picture, struct sluice_picture_jo
 
 /* ---- nodes that sched/backfill keeps ---- */
 
-static struct sluice_hold *hold_of(struct sluice_picture *picture, uint32_t job_id)
+/* Whether a job is before another one in the order. */
+static bool is_before(const struct sluice_hold *hold, uint32_t tier, uint32_t priority, uint32_t job_id)
+{
+    return hold->tier != tier           ? hold->tier > tier
+           : hold->priority != priority ? hold->priority > priority
+                                        : hold->job_id < job_id;
+}
+
+/* Make room for one more: the last in the order goes, if the job is before it, so that nobody's many jobs that are late
+ * in the order leave none for others' first. */
+static bool has_place(struct sluice_picture *picture, const struct sluice_hold *wanted)
+{
+    uint32_t last = 0;
+    if (picture->hold_count < MOST_HOLDS)
+        return true;
+    for (uint32_t i = 1; i < picture->hold_count; i++) {
+        const struct sluice_hold *hold = picture->holds[last];
+        if (is_before(hold, picture->holds[i]->tier, picture->holds[i]->priority, picture->holds[i]->job_id))
+            last = i;
+    }
+    struct sluice_hold *hold = picture->holds[last];
+    if (!is_before(wanted, hold->tier, hold->priority, hold->job_id))
+        return false;
+    picture->holds[last] = picture->holds[--picture->hold_count];
+    free_hold(hold);
+    return true;
+}
+
+static struct sluice_hold *find_hold(const struct sluice_picture *picture, uint32_t job_id)
 {
     for (uint32_t i = 0; i < picture->hold_count; i++)
         if (picture->holds[i]->job_id == job_id)
             return picture->holds[i];
-    if (picture->hold_count == MOST_HOLDS ||
+    return NULL;
+}
+
+static struct sluice_hold *add_hold(struct sluice_picture *picture, const struct sluice_hold *wanted)
+{
+    if (!has_place(picture, wanted) ||
         !grow(picture, &picture->holds, &picture->hold_room, picture->hold_count + 1, sizeof *picture->holds))
         return NULL;
     struct sluice_hold *made = calloc(1, sizeof *made + picture->node_words * sizeof *made->nodes);
     if (made) {
-        made->job_id = job_id;
+        made->job_id = wanted->job_id;
         picture->holds[picture->hold_count++] = made;
     }
     return made;
+}
+
+/* Names of thousands of nodes take milliseconds, under the locks: they are looked up when they have changed. */
+static bool name_nodes(const struct sluice_picture *picture, struct sluice_hold *hold, char *names)
+{
+    if (hold->names && strcmp(hold->names, names) == 0)
+        return true;
+    free(hold->names);
+    hold->names = copy_named(picture, hold->nodes, names) ? strdup(names) : NULL;
+    return hold->names;
 }
 
 /* A pass of sched/backfill clears all expected starts and lets go of the locks before all are known again, so that the
@@ -318,15 +367,20 @@ static void see_hold(struct sluice_picture *picture, const struct sluice_queue *
     uint32_t cannot = SLUICE_QUEUE_HELD | SLUICE_QUEUE_DEPENDENT | SLUICE_QUEUE_NOT_ELIGIBLE;
     if (entry->flags & cannot)
         return;
-    bool known = job->sched_nodes && job->start_time;
-    for (uint32_t i = 0; !known && i < picture->hold_count; i++)
-        if (picture->holds[i]->job_id == job->job_id)
-            picture->holds[i]->waits = true;
-    struct sluice_hold *hold = known ? hold_of(picture, job->job_id) : NULL;
-    if (!hold || !copy_named(picture, hold->nodes, job->sched_nodes))
+    struct sluice_hold *hold = find_hold(picture, job->job_id);
+    if (!job->sched_nodes || !job->start_time) {
+        if (hold)
+            hold->waits = true;
         return;
-    hold->tier = queue->partitions[choice->partition].tier;
-    hold->priority = choice->priority;
+    }
+    struct sluice_hold now = {
+        .job_id = job->job_id, .tier = queue->partitions[choice->partition].tier, .priority = choice->priority};
+    if (!hold)
+        hold = add_hold(picture, &now);
+    if (!hold || !name_nodes(picture, hold, job->sched_nodes))
+        return;
+    hold->tier = now.tier;
+    hold->priority = now.priority;
     hold->start_s = job->start_time;
     hold->seen_s = picture->now_s;
     hold->waits = true;
@@ -337,10 +391,8 @@ void sluice_picture_keep_out(const struct sluice_picture *picture, uint32_t tier
 {
     for (uint32_t h = 0; h < picture->hold_count; h++) {
         const struct sluice_hold *hold = picture->holds[h];
-        bool before = hold->tier != tier           ? hold->tier > tier
-                      : hold->priority != priority ? hold->priority > priority
-                                                   : hold->job_id < job_id;
-        for (size_t i = 0; before && hold->start_s < picture->now_s + limit_s && i < picture->node_words; i++)
+        bool kept = hold->start_s < picture->now_s + limit_s && is_before(hold, tier, priority, job_id);
+        for (size_t i = 0; kept && i < picture->node_words; i++)
             words[i] &= ~hold->nodes[i];
     }
 }

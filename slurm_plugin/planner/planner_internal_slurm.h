@@ -64,6 +64,7 @@ struct sluice_hold {
     uint32_t job_id, tier, priority;
     int64_t start_s, seen_s; /* when it is expected to start, and when that was last seen in its record */
     bool waits;              /* in the picture that is being taken */
+    char *names;             /* of `nodes` */
     uint64_t nodes[];        /* node_words */
 };
 

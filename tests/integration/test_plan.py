@@ -346,6 +346,26 @@ def test_what_is_left_to_backfill_is_not_overtaken(slurm: Cluster, asked: list[s
     until(lambda: slurm.states(parts), lambda seen: seen == ["RUNNING"] * len(parts), timeout=60)
 
 
+@pytest.mark.usefixtures("eager_backfill")
+def test_many_jobs_late_in_the_order_leave_a_place_for_the_first(slurm: Cluster) -> None:
+    """Nodes are kept for 64 jobs that are left to sched/backfill: for the first ones, not for whoever came first."""
+    first, gate = slurm.gate()
+    busy = [slurm.submit(8, 3, 1, "--exclusive", first=first) for _ in range(3)]
+    until(lambda: slurm.states(busy), lambda seen: seen == ["RUNNING"] * 3)
+    asked = "sbatch --parsable -o /dev/null -t1 -N3 --exclusive --contiguous"
+    many = f"for i in $(seq 64); do {asked} --nice=900 --wrap='sleep 30'; done"
+    slurm.cluster.run(["sh", "-c", many], user="bob")
+    slurm.await_backfill(2)
+    slurm.planned()
+    job = slurm.cluster.run([*asked.split(), "--wrap=sleep 30"], user="alice").stdout.strip()
+    slurm.submit(1, 10, 280, "-c28", "--array=0-23", "--nice=500", user="bob")
+    slurm.submit(0, 10, 280, "-c28", "--array=0-23", "--nice=500", user="bob")
+    slurm.await_backfill(2)
+    slurm.planned()
+    gate.touch()
+    until(lambda: slurm.states([job]), lambda seen: seen == ["RUNNING"], timeout=60)
+
+
 def test_a_deadline_bounds_a_job_without_a_time_limit(slurm: Cluster) -> None:
     busy = slurm.submit(8, 5, 280)
     until(lambda: slurm.states([busy]), lambda seen: seen == ["RUNNING"])
