@@ -132,8 +132,8 @@ extern int select_p_reconfigure(void)
     return rc;
 }
 
-/* Job state has been loaded, and nothing has been derived from it yet. */
 #if SLUICE_SELECT_JOB_INIT
+/* Job state has been loaded, and nothing has been derived from it yet. */
 extern int select_p_job_init(struct xlist *jobs)
 {
     int rc = stock.job_init(jobs);
