@@ -156,7 +156,7 @@ CU(cuMemPrefetchAsync_v2, CUdeviceptr address, size_t size, CUmemLocation to, un
 {
     (void)size;
     (void)stream;
-    return flags == 0 ? move(address, to.type != CU_ON_DEVICE) : CUDA_ERROR_INVALID_VALUE;
+    return flags == 0 ? move(address, cuda_device_at(&to) < 0) : CUDA_ERROR_INVALID_VALUE;
 }
 
 /* `firsts` has, for each location, from which address on it is meant. */
@@ -170,7 +170,7 @@ CU(cuMemPrefetchBatchAsync, const CUdeviceptr *addresses, const size_t *sizes, s
     CUresult result = CUDA_SUCCESS;
     for (size_t i = 0, at = 0; i < count && result == CUDA_SUCCESS; i++) {
         at += at + 1 < locations && firsts[at + 1] <= i;
-        result = move(addresses[i], to[at].type != CU_ON_DEVICE);
+        result = move(addresses[i], cuda_device_at(&to[at]) < 0);
     }
     return result;
 }
@@ -201,7 +201,7 @@ CU(cuMemAdvise, CUdeviceptr address, size_t size, int advice, CUdevice device)
 CU(cuMemAdvise_v2, CUdeviceptr address, size_t size, int advice, CUmemLocation where)
 {
     (void)size;
-    return advise(address, advice, where.type != CU_ON_DEVICE);
+    return advise(address, advice, cuda_device_at(&where) < 0);
 }
 
 enum pointer_attribute {

@@ -284,10 +284,12 @@ HOOK(cuGetExportTable, const void **table, const unsigned char *id)
     if (result != SUCCESS || !limit_outside() || memcmp(id, creates, sizeof creates) != 0)
         return result;
     size_t bytes = *(const size_t *)*table;
-    if (bytes <= CREATE * sizeof *limited)
+    if (bytes < (CREATE + 1) * sizeof *limited)
         return result; /* it has no such function */
-    if (bytes > sizeof limited)
+    if (bytes > sizeof limited) {
+        *table = NULL;
         return NOT_SUPPORTED;
+    }
     pthread_mutex_lock(&lock);
     if (limited[0].bytes == 0) {
         memcpy(limited, *table, bytes);

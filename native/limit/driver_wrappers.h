@@ -257,7 +257,7 @@ HOOK(API(MemPrefetchAsync), device_address address, size_t size, int ordinal, vo
 static int prefetch_to(struct limit_call *call, device_address address, size_t size, struct location to, unsigned flags,
                        void *stream)
 {
-    return to.type == ON_DEVICE && is_spilled(address)
+    return is_spilled(address) && ordinal_at(to, 0) >= 0
                ? SUCCESS
                : VENDOR_AS(API(MemPrefetchAsync_v2), call, address, size, to, flags, stream);
 }

@@ -504,6 +504,8 @@ pieces, sizes = (c.c_uint64 * 1)(spilled), (c.c_size_t * 1)(50 * MIB)
 for call in cu.cuMemPrefetchBatchAsync, cu.cuMemDiscardAndPrefetchBatchAsync:
     ok(call(pieces, sizes, c.c_size_t(1), c.byref(Location(1, 0)), c.byref(c.c_size_t(0)), c.c_size_t(1),
             c.c_ulonglong(0), stream))
+for place in Location(1, 0), Location(6, 0):  # the device, and its domain of locality
+    ok(cu.cuMemPrefetchAsync_v2(c.c_uint64(spilled), c.c_size_t(50 * MIB), place, 0, stream))
 step("moved")
 """
     )
