@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import tempfile
 from contextlib import suppress
@@ -391,10 +392,12 @@ def _supervisors(places: Places) -> list[Path]:
     if places.systemd is None:
         return []
     folder = places.systemd / Path(_DROP_IN).parent
+    program = re.escape(f"{places.current}/sluice-supervise")
+    starts = re.compile(rf"^\s*ExecStart\s*=[-@:+!|\s\"]*{program}\b", re.MULTILINE)
     return [
         folder / path.name
         for path in sorted(places.real(folder).glob("*.conf"))
-        if f"={places.current}/sluice-supervise" in path.read_text(errors="replace")
+        if path.is_file() and starts.search(path.read_text(errors="replace"))
     ]
 
 

@@ -325,12 +325,17 @@ def test_what_starts_slurmctld_is_not_uninstalled(build: PluginBuild, places: Pl
     drop_in = places.systemd / "slurmctld.service.d/sluice-supervise.conf"
     shipped = Path(__file__).parents[3] / "etc/systemd/slurmctld.service.d/sluice-supervise.conf"
     text = shipped.read_text().replace("/usr/local/lib/sluice/current", str(places.current))
-    places.real(drop_in).write_text(text)
-    before = files(places.destdir)
-    with pytest.raises(SluiceError, match=r"sluice-supervise.conf: starts slurmctld by .*; rm .*daemon-reload"):
-        installation.uninstall(places, SiteOptions())
-    assert files(places.destdir) == before  # nothing is half done
-    places.real(drop_in).unlink()
+    for started in (text, text.replace("ExecStart=/", "ExecStart = -/")):
+        places.real(drop_in).write_text(started)
+        before = files(places.destdir)
+        with pytest.raises(SluiceError, match=r"sluice-supervise.conf: starts slurmctld by .*; rm .*daemon-reload"):
+            installation.uninstall(places, SiteOptions())
+        assert files(places.destdir) == before  # nothing is half done
+    places.real(drop_in).write_text(text.replace("ExecStart=/", "#ExecStart=/"))
+    places.real(drop_in).with_name("gone.conf").symlink_to("nowhere")
+    installation.uninstall(places, SiteOptions())
+    for path in places.real(drop_in).parent.iterdir():
+        path.unlink()
     installation.uninstall(places, SiteOptions())
     assert files(places.destdir) == {"etc/slurm/plugstack.conf"}
 
