@@ -101,6 +101,10 @@ def command(
     if os.geteuid() == 0:  # without systemd, it does not exist yet
         state.mkdir(mode=0o750, parents=True, exist_ok=True)
         os.chown(state, user, -1)
+        try:
+            snapshot.make_folder(snapshot_socket.parent, user)
+        except OSError as error:  # its duties say that they are left out
+            snapshot.log.error("%s: %s", snapshot_socket.parent, error.strerror)
     drop_privileges(user)
     Controllerd(site, duties(site)).serve()
 

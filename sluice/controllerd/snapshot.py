@@ -57,6 +57,8 @@ WANTED_S = 30.0
 _MOST_TEXT = 1024
 _MOST_EVENTS = 2000
 _SHARE = 2.0  # a part that takes long is read at most every so many times that
+_AGAIN_S = 2.0  # after a failure, which may have been a long time-out
+_LATE_S = 4.0  # commands of Slurm try for MessageTimeout and longer before they fail
 _LOOK_S = 0.25
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}\Z")
 _MOST_DAY = 64 << 20
@@ -70,6 +72,7 @@ _ROOM = Kind(
     rates=(Rate(400, 100), Rate(400, 100)),
 )
 _CRED = struct.Struct("3i")
+_FOLDER_REMEDY = "sluice-controllerd.service makes it (RuntimeDirectory)"
 
 log = logging.getLogger("sluice.snapshot")
 log.addFilter(FewLines())
@@ -91,6 +94,8 @@ class _Part:
     period_s: float
     read: Callable[[], None]
     due: float = 0.0
+    began: float | None = None  # while it is read
+    took: float = 0.0  # the last time that it could be read
 
 
 class Publisher:
@@ -120,6 +125,7 @@ class Publisher:
             ],
         }
         self._parts: dict[str, dict[str, Any]] = {}
+        self._parts_lock = threading.Lock()
 
     # ---- reading ----
 
@@ -134,25 +140,50 @@ class Publisher:
             now = time.monotonic()
             if now < part.due:
                 continue
-            self._read(part)
-            part.due = now + max(part.period_s, _SHARE * (time.monotonic() - now))
+            part.began = now
+            works = self._read(part)
+            took = time.monotonic() - now
+            if works:
+                part.took = took
+            part.due = now + max(part.period_s, _SHARE * took if works else took + _AGAIN_S)
 
-    def _read(self, part: _Part) -> None:
-        before = self._parts.get(part.name, {"at": None, "stale_since": None, "problem": ""})
+    def _read(self, part: _Part) -> bool:
         began = time.time()
+        problem = ""
         try:
             part.read()
-            state: dict[str, Any] = {"at": round(began, 2), "stale_since": None, "problem": ""}
         except (SluiceError, OSError, ValueError, KeyError) as error:
             if not isinstance(error, SluiceError | OSError):
                 log.exception("%s: unexpected", part.name)
             problem = one_line(str(error), limit=300)
-            if not before["problem"]:
-                log.warning("%s: stays as it was: %s", part.name, problem)
-            stale = before["stale_since"] or before["at"] or round(began, 2)
-            state = {"at": before["at"], "stale_since": stale, "problem": problem}
-        self._parts[part.name] = state
-        self.snapshot.put_one("parts", part.name, state)
+        with self._parts_lock:
+            part.began = None
+            if problem:
+                self._keep(part.name, problem)
+            else:
+                self._set_part(part.name, {"at": round(began, 2), "stale_since": None, "problem": ""})
+        return not problem
+
+    def _keep(self, name: str, problem: str) -> None:
+        """A part stays as it was."""
+        before = self._parts.get(name, {"at": None, "stale_since": None, "problem": ""})
+        if not before["problem"]:
+            log.warning("%s: stays as it was: %s", name, problem)
+        stale = before["stale_since"] or before["at"] or round(time.time(), 2)
+        self._set_part(name, {"at": before["at"], "stale_since": stale, "problem": problem})
+
+    def _set_part(self, name: str, state: dict[str, Any]) -> None:
+        self._parts[name] = state
+        self.snapshot.put_one("parts", name, state)
+
+    def _mark_late(self) -> None:
+        """A part that takes much longer than the last time is not as it is now, whatever comes of it."""
+        now = time.monotonic()
+        with self._parts_lock:
+            for part in (part for group in self.groups.values() for part in group if part.began is not None):
+                late = part.began is not None and now - part.began > max(_LATE_S, part.period_s, 3 * part.took)
+                if late and not self._parts.get(part.name, {}).get("problem"):
+                    self._keep(part.name, "no answer yet")
 
     def _read_jobs(self) -> None:
         self.snapshot.put("jobs", {str(job.id): job_row(job) for job in self.site.client.jobs(states=["all"])})
@@ -297,6 +328,7 @@ class Publisher:
             self._asked = time.monotonic()
             do = request.get("do")
             if do == "changes":
+                self._mark_late()
                 last = request.get("last")
                 return self.snapshot.after(str(request.get("epoch")), last if type(last) is int else 0)
             if do == "explain":
@@ -383,7 +415,7 @@ class Publisher:
 def _listen(path: Path) -> socket.socket:
     """A socket that everybody may connect to: the kernel says who does. Raises SluiceError, OSError."""
     if not path.parent.is_dir():
-        raise SluiceError(f"{path.parent}: not there", remedy="sluice-controllerd.service makes it (RuntimeDirectory)")
+        raise SluiceError(f"{path.parent}: not there", remedy=_FOLDER_REMEDY)
     with suppress(FileNotFoundError):
         path.unlink()
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -497,9 +529,21 @@ def configure(site: Site, settings: Settings) -> None:
     _settings[site] = settings
 
 
+def make_folder(path: Path, user: int) -> None:
+    """As root, without systemd: the socket's folder, of the daemon's user; what is there stays as it is."""
+    with suppress(FileExistsError):
+        path.mkdir()
+        path.chmod(0o755)
+        os.chown(path, user, -1)
+
+
 def duties(site: Site) -> list[Duty]:
-    """For `sluice.controllerd.daemon`."""
-    publisher = Publisher(site, _settings.get(site, Settings()))
+    """For `sluice.controllerd.daemon`; none where the socket's folder is not there, as with an older service file."""
+    settings = _settings.get(site, Settings())
+    if not settings.socket.parent.is_dir():
+        log.warning("no snapshot for sluice web: %s: not there; %s", settings.socket.parent, _FOLDER_REMEDY)
+        return []
+    publisher = Publisher(site, settings)
 
     def refresh(group: str) -> Callable[[Site], None]:
         return lambda _: publisher.refresh(group)

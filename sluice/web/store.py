@@ -8,15 +8,16 @@ import json
 import sys
 import time
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
 from sluice.base.errors import UsageError
+from sluice.report.fleet import hosts
 
 SORTS = ("id", "submit_time", "start_time", "end_time", "priority", "gpus")
-_INDEXED = ("user", "account", "partition", "state", "qos")
+_INDEXED = ("user", "account", "partition", "state", "qos", "nodes")
 FIELDS = (
     "id", "array_id", "array_tasks", "name", "user", "account", "qos", "partition", "state", "reason", "nodes",
     "node_count", "cpus", "gpus", "gpu_mem_mib", "memory_mib", "submit_time", "eligible_time", "start_time", "end_time",
@@ -85,6 +86,7 @@ class Jobs:
     def __init__(self) -> None:
         self.by_id: dict[int, Job] = {}
         self._sets: dict[str, dict[str, set[int]]] = {name: {} for name in _INDEXED}
+        self._lists: dict[str, set[str]] = {}  # by node: the hostlists of jobs that have it, which many jobs share
         self._orders: dict[str, list[Mark]] = {}
 
     def put(self, row: Mapping[str, Any]) -> Job:
@@ -92,14 +94,14 @@ class Jobs:
         job = Job(row)
         before = self.by_id.get(job.id)
         self.by_id[job.id] = job
-        for name, sets in self._sets.items():
-            was, now = (None if before is None else _words(before, name)), _words(job, name)
+        for name in _INDEXED:
+            was, now = (() if before is None else _words(before, name)), _words(job, name)
             if was == now:
                 continue
-            for word in was or ():
-                self._leave(sets, word, job.id)
+            for word in was:
+                self._leave(name, word, job.id)
             for word in now:
-                sets.setdefault(word, set()).add(job.id)
+                self._enter(name, word, job.id)
         for name, order in self._orders.items():
             if before is not None and _mark(before, name) == _mark(job, name):
                 continue
@@ -112,18 +114,31 @@ class Jobs:
         """Remove a job; it, or None where it was not there."""
         job = self.by_id.pop(number, None)
         if job is not None:
-            for name, sets in self._sets.items():
+            for name in _INDEXED:
                 for word in _words(job, name):
-                    self._leave(sets, word, number)
+                    self._leave(name, word, number)
             for name, order in self._orders.items():
                 del order[bisect_left(order, _mark(job, name))]
         return job
 
-    @staticmethod
-    def _leave(sets: dict[str, set[int]], word: str, number: int) -> None:
+    def _enter(self, name: str, word: str, number: int) -> None:
+        sets = self._sets[name]
+        if word not in sets:
+            sets[word] = set()
+            for node in hosts(word) if name == "nodes" else ():
+                self._lists.setdefault(node, set()).add(word)
+        sets[word].add(number)
+
+    def _leave(self, name: str, word: str, number: int) -> None:
+        sets = self._sets[name]
         sets[word].discard(number)
-        if not sets[word]:
-            del sets[word]
+        if sets[word]:
+            return
+        del sets[word]
+        for node in hosts(word) if name == "nodes" else ():
+            self._lists[node].discard(word)
+            if not self._lists[node]:
+                del self._lists[node]
 
     def index(self) -> None:
         """Make the orders, once all jobs are there: faster than one by one."""
@@ -151,10 +166,12 @@ class Jobs:
             if words:
                 mine = self.of(name, words)
                 found = mine if found is None else found & mine
-        keeps = _scanned(query)
-        if keeps is not None:
+        if query.node:
+            mine = self.of("nodes", self._lists.get(query.node, ()))
+            found = mine if found is None else found & mine
+        if query.name:
             numbers: Iterable[int] = self.by_id if found is None else found
-            found = {number for number in numbers if keeps(self.by_id[number])}
+            found = {number for number in numbers if query.name in self.by_id[number].name}
         total = len(self.by_id) if found is None else len(found)
         marks = list(islice(self._walk(query, found, after), query.limit + 1))
         more = len(marks) > query.limit
@@ -185,31 +202,14 @@ class Jobs:
 def _words(job: Job, name: str) -> tuple[str, ...]:
     """The values by which a job is found: one that waits may have several partitions."""
     value = getattr(job, name)
-    return tuple(dict.fromkeys(value.split(","))) if name == "partition" else (value,)
+    if name == "partition":
+        return tuple(dict.fromkeys(value.split(",")))
+    return (value,) if value or name != "nodes" else ()
 
 
 def _mark(job: Job, name: str) -> Mark:
     value = getattr(job, name)
     return (-1 if value is None else value), job.id
-
-
-def _scanned(query: Query) -> Callable[[Job], bool] | None:
-    """What no index answers."""
-    if not query.name and not query.node:
-        return None
-    from sluice.report.fleet import hosts
-
-    name, node = query.name, query.node
-    on: dict[str, bool] = {}
-
-    def keeps(job: Job) -> bool:
-        if name and name not in job.name:
-            return False
-        if node and job.nodes not in on:  # many jobs have the same nodes
-            on[job.nodes] = bool(job.nodes) and node in hosts(job.nodes)
-        return not node or on[job.nodes]
-
-    return keeps
 
 
 def _render_cursor(query: Query, mark: Mark) -> str:

@@ -18,6 +18,7 @@ from typing import Any, cast
 import pytest
 
 from sluice.base.errors import SluiceError
+from sluice.controllerd import snapshot as module
 from sluice.controllerd.daemon import Site
 from sluice.controllerd.snapshot import Publisher, Settings
 from sluice.exchange.snapshot import ask
@@ -109,6 +110,46 @@ def test_what_slurm_does_not_answer_stays_and_says_since_when(publisher: Publish
     slurm.down, slurm.jobs_now = False, slurm.jobs_now[1:]
     read_again(publisher, "jobs")
     assert rows(publisher, "parts")["jobs"]["stale_since"] is None and set(rows(publisher, "jobs")) == {"2"}
+
+
+def test_a_part_that_hangs_is_stale_before_its_time_out_and_read_soon_after_it(
+    publisher: Publisher, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_LATE_S", 0.1)
+    request(publisher, do="changes")
+    publisher.refresh("jobs")
+    (part,) = publisher.groups["jobs"]
+    part.period_s, part.due = 0.1, 0.0
+    goes_on = threading.Event()
+
+    def hangs(**_: object) -> list[Job]:
+        assert goes_on.wait(30)
+        raise SluiceError("squeue: timed out")
+
+    monkeypatch.setattr(slurm, "jobs", hangs)
+    began = time.monotonic()
+    reading = threading.Thread(target=publisher.refresh, args=("jobs",))
+    reading.start()
+    until = time.monotonic() + 10
+    while rows(publisher, "parts")["jobs"]["stale_since"] is None and time.monotonic() < until:
+        time.sleep(0.05)
+    assert rows(publisher, "parts")["jobs"]["problem"] == "no answer yet"
+    goes_on.set()
+    reading.join(10)
+    assert "timed out" in rows(publisher, "parts")["jobs"]["problem"]
+    took = time.monotonic() - began
+    assert part.due <= began + took + 2.5, "not twice as long as the time-out"
+
+
+def test_where_the_sockets_folder_is_not_there_no_duty_fails(tmp_path: Path, slurm: FakeSlurm) -> None:
+    site = Site(cast(SlurmClient, slurm), Commands(), tmp_path / "state")
+    folder = tmp_path / "run"
+    module.configure(site, Settings(folder / "socket"))
+    assert module.duties(site) == []
+    module.make_folder(folder, os.geteuid())
+    module.make_folder(folder, os.geteuid())
+    assert folder.stat().st_mode & 0o777 == 0o755
+    assert len(module.duties(site)) == 5
 
 
 def test_gpus_have_their_use_and_private_data_is_published(publisher: Publisher) -> None:

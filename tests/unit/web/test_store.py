@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from sluice.base.errors import UsageError
+from sluice.base.hostlist import expand
 from sluice.controllerd.snapshot import job_row
 from sluice.web import store as module
 from sluice.web.store import SORTS, Jobs, Query
@@ -17,7 +18,9 @@ from tests.unit.controllerd.slurm_objects import a_job
 def a_row(choose: random.Random, number: int) -> dict[str, Any]:
     user, state = choose.choice("abc"), choose.choice(["PENDING", "RUNNING"])
     start = None if state == "PENDING" else choose.randrange(50)
-    job = a_job(number, user=user, account=f"acc-{user}", state=state, start_time=start, priority=choose.randrange(9))
+    nodes = "" if state == "PENDING" else choose.choice(["n1", "n[1-2]", "n2", "n[1,3-4]"])
+    job = a_job(number, user=user, account=f"acc-{user}", state=state, start_time=start, priority=choose.randrange(9),
+                nodes=nodes, node_count=len(expand(nodes)) if nodes else 0)  # fmt: skip
     return job_row(job)
 
 
@@ -40,6 +43,7 @@ def test_pages_are_what_a_plain_filter_and_sort_give(monkeypatch: pytest.MonkeyP
         users = frozenset(choose.sample("abc", choose.randrange(3)))
         states = frozenset(choose.sample(["PENDING", "RUNNING"], choose.randrange(2)))
         seen = choose.choice([None, set(choose.sample(sorted(truth), len(truth) // 2))])
+        node = choose.choice(["", "n1", "n3", "n9"])
         sort, descending = choose.choice(SORTS), choose.random() < 0.5
 
         def place(row: dict[str, Any], sort: str = sort) -> tuple[int, int]:
@@ -50,12 +54,14 @@ def test_pages_are_what_a_plain_filter_and_sort_give(monkeypatch: pytest.MonkeyP
             for row in sorted(truth.values(), key=place, reverse=descending)
             if (not users or row["user"] in users) and (not states or row["state"] in states)
             if seen is None or row["id"] in seen
+            if not node or (row["nodes"] and node in expand(row["nodes"]))
         ]
         found: list[int] = []
         cursor: str | None = ""
         while cursor is not None:
             page = jobs.page(
-                Query(users=users, states=states, sort=sort, descending=descending, limit=7, cursor=cursor), seen
+                Query(users=users, states=states, node=node, sort=sort, descending=descending, limit=7, cursor=cursor),
+                seen,
             )
             assert page.total == len(wanted)
             found += [job.id for job in page.jobs]
