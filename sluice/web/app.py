@@ -108,16 +108,17 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(word for word in text.split(",") if word)
 
 
+def query_of(query: JobsQuery) -> Query:
+    """What was asked, as the store takes it."""
+    return Query(
+        _words(query.user), _words(query.account), _words(query.partition), _words(query.state.upper()),
+        _words(query.qos), query.name, query.node, query.sort, query.order == "descending", query.limit, query.cursor,
+    )  # fmt: skip
+
+
 def _jobs(site: Site, viewer: Viewer, query: JobsQuery, path: Mapping[str, str]) -> dict[str, Any]:
     del path
-    page = site.store.jobs.page(
-        Query(
-            _words(query.user), _words(query.account), _words(query.partition), _words(query.state.upper()),
-            _words(query.qos), query.name, query.node, query.sort, query.order == "descending", query.limit,
-            query.cursor,
-        ),
-        viewer.seen_jobs(),
-    )  # fmt: skip
+    page = site.store.jobs.page(query_of(query), viewer.seen_jobs())
     jobs = [job.document() for job in page.jobs]
     return {**site.viewed("jobs"), "jobs": jobs, "total": page.total, "next": page.next}
 
@@ -296,7 +297,8 @@ def description() -> dict[str, Any]:
     return document(PREFIX, ENDPOINTS, StreamQuery)
 
 
-def _query(model: type[BaseModel], request: Request) -> Any:
+def parse_query(model: type[BaseModel], request: Request) -> Any:
+    """The parameters of a request. Raises ProblemError."""
     given = request.query_params
     try:
         if len(given) != len(given.multi_items()):
@@ -331,7 +333,7 @@ def make_app(site: Site, *, follow: bool = True) -> Guard:
             if endpoint.operators and not viewer.operator:
                 raise ProblemError(403, f"{request.url.path}: for operators of Slurm", remedy="ask one of them")
             try:
-                found = endpoint.answer(site, viewer, _query(endpoint.query, request), request.path_params)
+                found = endpoint.answer(site, viewer, parse_query(endpoint.query, request), request.path_params)
                 found = await found if isinstance(found, Awaitable) else found
             except ProblemError:
                 raise
@@ -348,7 +350,7 @@ def make_app(site: Site, *, follow: bool = True) -> Guard:
 
     async def stream(request: Request) -> Response:
         viewer = await caller(request)
-        topics = _words(_query(StreamQuery, request).topics)
+        topics = _words(parse_query(StreamQuery, request).topics)
         if not topics or not topics <= set(TOPICS):
             raise ProblemError(400, "topics: not known", remedy=f"use {', '.join(TOPICS)}")
         one = site.streams.enter(viewer, topics)

@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import hmac
 import json
 import tempfile
 from collections.abc import Callable
@@ -12,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
+
+from starlette.requests import Request
 
 from prolog_epilog import cgroups, jobs, server
 from prolog_epilog.agent import Agent
@@ -22,8 +27,10 @@ from prolog_epilog.subuids import parse_subuids
 from sluice.base import log
 from sluice.base.errors import SluiceError
 from sluice.base.events import _parse as parse_event
+from sluice.base.tokens import TokenStore
 from sluice.controllerd.accounting import Comments
 from sluice.controllerd.inbox import store_records
+from sluice.controllerd.snapshot import job_row
 from sluice.exchange.admin_comment import render
 from sluice.exchange.health_report import parse_report
 from sluice.exchange.inbox import Inbox
@@ -31,7 +38,11 @@ from sluice.exchange.job_records import JobRecords
 from sluice.exchange.live import Readings
 from sluice.exchange.record import MOST_RECORD, Event, Grant, JobRecord
 from sluice.exchange.running import Running
+from sluice.slurm import jwt
 from sluice.slurm.munge_service import RefusedError
+from sluice.web.app import JobsQuery, parse_query, query_of
+from sluice.web.store import MOST_CURSOR, SORTS, Jobs, Query
+from tests.unit.controllerd.slurm_objects import a_job
 
 USER, OTHER = 1000, 1001
 JOB = 7
@@ -191,10 +202,76 @@ def health_reports() -> Target:
     return Target(run, (json.dumps(seed).encode(),))
 
 
+def web_queries() -> Target:
+    """What anybody asks of jobs: the query of a URL, with its cursor, parsed and answered."""
+    jobs = Jobs()
+    for number in range(1, 12):
+        user = "abc"[number % 3]
+        jobs.put(job_row(a_job(number, user=user, start_time=None if number % 2 else number, nodes="n[1-2]")))
+    jobs.index()
+    seen = jobs.of("user", "ab")
+    first = [jobs.page(Query(limit=1, sort=sort), None).next or "" for sort in SORTS]
+
+    def run(data: bytes) -> None:
+        for query in (data, b"limit=3&cursor=" + base64.urlsafe_b64encode(data).rstrip(b"=")):
+            request = Request({"type": "http", "query_string": query, "headers": []})
+            try:
+                page = jobs.page(query_of(parse_query(JobsQuery, request)), seen)
+            except SluiceError as error:
+                assert error.usage
+                continue
+            assert all(job.id in seen for job in page.jobs)
+            assert page.next is None or len(page.next) <= MOST_CURSOR
+
+    return Target(
+        run,
+        (
+            *(f"sort={sort}&limit=3&cursor={cursor}".encode() for sort, cursor in zip(SORTS, first, strict=True)),
+            b'[1,"id",1,5,5]',
+            b"user=a,b&state=running&node=n1&name=tr&order=ascending&qos=physics&account=physics&partition=main,x",
+        ),
+    )
+
+
+def web_tokens() -> Target:
+    """Headers that name a caller: tokens of Sluice and of Slurm. Without the secret or the key nobody is let in."""
+    folder = Path(tempfile.mkdtemp(prefix="sluice-fuzz-"))
+    tokens, key, now = TokenStore(folder / "tokens.json"), b"k" * 32, 1_800_000_000.0
+    made, text = tokens.create("alice", ["read"], now=now, seconds=60)
+
+    def signed(data: bytes) -> str:
+        """Two parts with the right signature: what follows it is parsed, too."""
+        head = data.decode("latin-1")
+        mac = hmac.new(key, head.encode(), hashlib.sha256).digest()
+        return f"{head}.{base64.urlsafe_b64encode(mac).rstrip(b'=').decode()}"
+
+    def run(data: bytes) -> None:
+        sent = data.decode("latin-1")  # as headers are
+        try:
+            assert tokens.check(sent, "read", now) == made and sent == text
+        except SluiceError:
+            assert sent != text
+        for one in (sent, signed(data), signed(head + b"." + base64.urlsafe_b64encode(data).rstrip(b"="))):
+            try:
+                claims = jwt.verify(one, key, now)
+            except SluiceError:
+                continue
+            assert one != sent and claims.expires > now and claims.user.isprintable()
+
+    def part(value: dict[str, object]) -> bytes:
+        return base64.urlsafe_b64encode(json.dumps(value).encode()).rstrip(b"=")
+
+    claims = {"sun": "alice", "iat": now - 1, "exp": now + 60}
+    head = part({"alg": "HS256", "typ": "JWT"})
+    return Target(run, (text.encode(), head + b"." + part(claims), json.dumps(claims).encode(), b"a.b.c"))
+
+
 TARGETS: dict[str, Callable[[], Target]] = {
     "agent-requests": agent_requests,
     "inbox-requests": inbox_requests,
     "records": records,
     "events": events,
     "health-reports": health_reports,
+    "web-queries": web_queries,
+    "web-tokens": web_tokens,
 }
