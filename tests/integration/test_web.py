@@ -208,9 +208,14 @@ def test_a_token_holds_until_it_is_revoked(site: Site) -> None:
     assert site.ask("/whoami", token=token)[1]["user"] == "alice"
     rows = json.loads(site.sluice("token", "list", "--json"))["tokens"]
     assert token not in json.dumps(rows) and {"alice"} <= {row["user"] for row in rows}
+    stream = site.request("/stream?topics=parts", token)
+    assert next(line for line in stream if line.startswith(b"data: "))
     site.sluice("token", "revoke", token.split("_")[1])
     status, problem = site.ask("/whoami", token=token)
     assert status == 401 and problem["remedy"]
+    begun = time.monotonic()
+    for _ in stream:  # until it ends
+        assert time.monotonic() < begun + 60, "a stream goes on after its token"
     assert site.ask("/whoami", token="a.b.c")[0] == 401
     assert site.ask("/whoami", token="sluice_nothing")[0] == 401
 
