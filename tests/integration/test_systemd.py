@@ -119,6 +119,21 @@ def test_services_run_in_their_sandbox(machine: Machine, unit: str) -> None:
     assert restarts(machine, unit) == 0
 
 
+def test_the_web_service_has_the_snapshot_in_its_sandbox(machine: Machine) -> None:
+    machine.run("systemctl", "start", "slurmctld")
+    machine.run("useradd", "--system", "sluice-web")
+    machine.run("systemctl", "restart", "sluice-controllerd")
+    token = machine.run("sh", "-euc", f"mkdir -p /etc/sluice; {SLUICE} token create root 2>/dev/null")
+    machine.run("chgrp", "sluice-web", "/etc/sluice/tokens.json")
+    machine.run("systemctl", "restart", "sluice-web")
+    ask = (
+        "import sys, urllib.request as u; print(u.urlopen(u.Request('http://127.0.0.1:6823/api/v1/nodes', "
+        "headers={'authorization': 'Bearer ' + sys.argv[1]})).read().decode())"
+    )
+    machine.wait(lambda: '"name":"sluice"' in machine.run("python3", "-c", ask, token, check=False))
+    assert machine.is_active("sluice-web") and restarts(machine, "sluice-web") == 0
+
+
 @pytest.mark.parametrize(
     ("unit", "said"),
     [
