@@ -7,8 +7,9 @@ import ipaddress
 import logging
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -21,7 +22,12 @@ MOST_BODY = 64 << 10
 HEAD_S = 10.0
 """In which a request's head must have come."""
 WRITE_S = 30.0
-"""In which a client must take a piece of an answer."""
+"""In which a client must take a piece of an answer, and the rest of it once the connection is being closed."""
+MOST_HEADERS = 100
+MOST_PIPELINED = 16
+"""Requests of a connection that wait for the answer to the one before."""
+MOST_CONNECTIONS = (1000, 200)
+"""Of a network, and of an address."""
 _BY_ADDRESS = (Rate(20_000, 2000), Rate(2000, 200), Rate(600, 60))  # all, a network, an address
 _BY_USER = (Rate(20_000, 2000), Rate(600, 40))
 _FAILED = (Rate(1000, 20), Rate(200, 5), Rate(30, 0.5))  # log-ins that were refused
@@ -46,7 +52,9 @@ def network_of(address: str) -> Owner:
         found = ipaddress.ip_address(address)
     except ValueError:
         return address, address
-    return (found.packed[:8] if found.version == 6 else found.packed[:3]), address
+    if found.version == 6 and found.ipv4_mapped is not None:
+        found = found.ipv4_mapped  # else all of IPv4 were one network
+    return (found.packed[:8] if found.version == 6 else found.packed[:3]), str(found)
 
 
 class Rates:
@@ -154,23 +162,56 @@ class Guard:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's, with a bound on bytes and time of a request's head, which the parser does not have."""
+    """uvicorn's, with bounds that it does not have: on a request's head, on those that wait, on a client's connections,
+    and on the time until a connection that is being closed has gone, which a client that does not read would hold."""
 
+    trusted: Callable[[str], bool] = staticmethod(lambda _: False)
+    """Addresses that may have any number of connections: the reverse proxy's."""
+    _open: ClassVar[Counter[Owner]] = Counter()  # of all connections
     _head = 0
+    _owner: Owner = ()
     _timer: asyncio.TimerHandle | None = None
+    _watch: asyncio.TimerHandle | None = None
+    _closing = False
 
     def connection_made(self, transport: Any) -> None:
         """A client has connected."""
         super().connection_made(transport)
+        address = self.client[0] if self.client else ""
+        owner = network_of(address)
+        if not self.trusted(address):
+            if any(self._open[part] >= most for part, most in zip((owner[:1], owner), MOST_CONNECTIONS, strict=True)):
+                self.transport.abort()
+                return
+            self._owner = owner
+            self._open.update((owner[:1], owner))
         self._timer = self.loop.call_later(HEAD_S, self._too_slow)
+        self._watch = self.loop.call_later(WRITE_S, self._look)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It has gone."""
         self._stop()
+        if self._watch is not None:
+            self._watch.cancel()
+        for part in (self._owner[:1], self._owner) if self._owner else ():
+            self._open[part] -= 1
+            if not self._open[part]:
+                del self._open[part]
+        self._owner = ()
         super().connection_lost(exc)
+
+    def _look(self) -> None:
+        """close() waits until what is written has been taken: not for ever."""
+        if self._closing:
+            self.transport.abort()
+            return
+        self._closing = self.transport.is_closing()
+        self._watch = self.loop.call_later(WRITE_S, self._look)
 
     def data_received(self, data: bytes) -> None:
         """Bytes of heads, or of bodies that nobody reads."""
+        if self.transport.is_closing():
+            return
         self._head += len(data)
         if self._head > MOST_HEAD + MOST_BODY:
             self._stop()
@@ -181,10 +222,28 @@ class BoundedProtocol(HttpToolsProtocol):
             self._timer = self.loop.call_later(HEAD_S, self._too_slow)
         super().data_received(data)
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One of the head's lines."""
+        if len(self.headers) >= MOST_HEADERS:
+            self._refuse(f"more than {MOST_HEADERS} headers")
+        super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         """The head is there."""
         self._stop()
+        if len(self.pipeline) >= MOST_PIPELINED:
+            self._refuse(f"more than {MOST_PIPELINED} requests wait")
         super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Not after a connection was cut."""
+        if not self.transport.is_closing():
+            super().send_400_response(msg)
+
+    def _refuse(self, why: str) -> None:
+        """Cut the connection, and end the parser's work, which has more bytes."""
+        self.transport.abort()
+        raise ValueError(why)
 
     def on_message_complete(self) -> None:
         """The request is there; the next one counts from 0."""
@@ -198,4 +257,4 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _too_slow(self) -> None:
         self._timer = None
-        self.transport.close()
+        self.transport.abort()

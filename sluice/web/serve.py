@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
 import uvicorn
 
+from sluice.base.rates import FewLines
 from sluice.base.service import notify
 from sluice.base.tokens import TokenStore
 from sluice.web.app import Site, make_app
@@ -17,6 +19,8 @@ from sluice.web.store import Store
 
 _MOST_CONNECTIONS = 4000
 _KEEP_S = 30
+_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
+"""For TLS 1.2, without those of uvicorn, which are the oldest ones; 1.3 has its own."""
 
 
 class _Server(uvicorn.Server):
@@ -43,12 +47,18 @@ def serve(
     key: Path | None,
 ) -> None:
     """Until SIGTERM."""
+    proxy = Proxy(peers, header)
+
+    class Protocol(BoundedProtocol):
+        trusted = staticmethod(proxy.is_peer)
+
+    logging.getLogger("uvicorn.error").addFilter(FewLines())
     config = uvicorn.Config(
-        make_app(make_site(snapshot, tokens, Proxy(peers, header))),
+        make_app(make_site(snapshot, tokens, proxy)),
         host=address,
         port=port,
         loop="uvloop",
-        http=BoundedProtocol,
+        http=Protocol,
         ws="none",
         log_config=None,
         access_log=False,
@@ -57,6 +67,7 @@ def serve(
         limit_concurrency=_MOST_CONNECTIONS,
         timeout_keep_alive=_KEEP_S,
         timeout_graceful_shutdown=3,
+        ssl_ciphers=_CIPHERS,
         ssl_certfile=certificate,
         ssl_keyfile=None if key is None else str(key),
     )
