@@ -119,11 +119,12 @@ class TokenStore:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """One writer at a time."""
+        """One writer at a time. With a file that others cannot open: who holds its lock could prevent revoking."""
+        path = self.path.with_name(f".{self.path.name}.lock")
         try:
-            descriptor = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise SluiceError(f"{self.path.parent}: {error.strerror}", remedy="run it as root") from error
+            raise SluiceError(f"{path}: {error.strerror}", remedy="run it as root") from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
