@@ -103,7 +103,7 @@ class Viewer:
         if not mine and self.withholds("accounts"):
             return None
         found = dict(row)
-        if not mine and self.withholds("usage"):
+        if name not in self.accounts and self.withholds("usage"):  # that of one above, less its own, is its neighbours'
             found |= {"running": 0, "submitted": 0, "used": {}, "used_minutes": {}, "quota": []}
         if self.withholds("users"):
             found["members"] = [one for one in row["members"] if one == self.user]
@@ -126,6 +126,12 @@ class Viewer:
     def sees_use(self, account: str, user: str) -> bool:
         """As sreport: whose use a report shows."""
         return not self.withholds("usage") or user == self.user or account in self.coordinates
+
+    # ---- parts of the snapshot ----
+
+    def part(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """How old a part is. Why one could not be read may name what is operators', as a line of the policy."""
+        return dict(row) if self.operator else {**row, "problem": ""}
 
     # ---- events ----
 

@@ -135,7 +135,8 @@ def _job(site: Site, viewer: Viewer, query: Any, path: Mapping[str, str]) -> dic
     if job is None or not viewer.sees_job(job):
         raise not_found(f"job {number}")
     names = models.JobGpu.model_fields
-    gpus = [{name: row[name] for name in names} for row in site.store.rows("gpus").values() if number in row["jobs"]]
+    mine = (row for row in site.store.rows("gpus").values() if number in row["jobs"] and viewer.gpu(row) is not None)
+    gpus = [{name: row[name] for name in names} for row in mine]
     return {**site.viewed("jobs", "nodes"), "job": job.document(), "gpus": gpus}
 
 
@@ -261,7 +262,7 @@ def _overview(site: Site, viewer: Viewer, query: Any, path: Mapping[str, str]) -
         "schema_version": 1,
         **{name: cluster[name] for name in ("cluster", "slurm_version", "private_data")},
         "connected": site.store.connected,
-        "parts": {name: site.store.part(name) for name in sorted(site.store.rows("parts"))},
+        "parts": {name: viewer.part(site.store.part(name)) for name in sorted(site.store.rows("parts"))},
         "jobs_by_state": site.store.jobs.counts(viewer.seen_jobs()),
         "gpus": None if gpus is None else len(gpus),
         "gpus_in_use": None if gpus is None else sum(row["use"] != "free" for row in gpus),

@@ -53,7 +53,14 @@ def shown(viewer: Viewer, section: str, row: Any) -> Any:
         return viewer.tenant(row)
     if section == "events":
         return viewer.event(row)
-    return row if section == "parts" else None
+    return viewer.part(row) if section == "parts" else None
+
+
+def sees(viewer: Viewer, section: str, row: Any) -> bool:
+    """Whether the viewer sees anything of a row."""
+    if section == "jobs":
+        return viewer.sees_job(row)  # without its document
+    return shown(viewer, section, row) is not None
 
 
 class Streams:
@@ -73,11 +80,17 @@ class Streams:
             self._note(stream, found)
 
     def _note(self, stream: Stream, changes: list[Change]) -> None:
-        for section, key, before, _ in changes:
+        """What the viewer sees neither before nor after does not even wake it: it would tell that others are active."""
+        for section, key, before, now in changes:
             if not section:
                 stream.reset = True
             elif section in stream.topics:
-                saw = shown(stream.viewer, section, before) is not None
+                saw = sees(stream.viewer, section, before)
+                if saw and section == "tenants":
+                    if shown(stream.viewer, section, before) == shown(stream.viewer, section, now):
+                        continue  # what changed is kept from it
+                elif not saw and not sees(stream.viewer, section, now):
+                    continue
                 stream.pending[section, key] = stream.pending.get((section, key), False) or saw
         if len(stream.pending) > _MOST_PENDING:
             stream.reset = True

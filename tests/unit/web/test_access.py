@@ -14,9 +14,11 @@ import pytest
 from sluice.client import models
 from sluice.controllerd.snapshot import job_row, node_row
 from sluice.exchange.snapshot import Snapshot, parse_answer
+from sluice.web.access import Viewer
 from sluice.web.app import ENDPOINTS, PREFIX, Site, description, make_app
 from sluice.web.login import Proxy
 from sluice.web.serve import make_site
+from sluice.web.stream import TOPICS
 from tests.unit.controllerd.slurm_objects import a_job, a_node
 
 OWNERS = {1: ("alice", "physics"), 2: ("bob", "physics"), 3: ("mallory", "chemistry"), 4: ("alice", "physics")}
@@ -148,6 +150,58 @@ def test_what_is_not_known_is_private(tmp_path: Path) -> None:
     assert {job["id"] for job in web.get("/jobs", "alice").json()["jobs"]} == {1, 4}
     web.site.store.sections["users"].clear()
     assert web.get("/alerts", "root").status_code == 403
+
+
+def test_what_is_used_above_a_tenant_is_not_shown_where_usage_is_private(tmp_path: Path) -> None:
+    for private, used in (([], 99), (["usage"], None)):
+        web = Web(tmp_path, private)
+        rows = web.site.store.sections["tenants"]
+        rows["division"] = {**rows["physics"], "name": "division", "used": {"gres/gpu": 99}, "members": []}
+        rows["physics"] = {**rows["physics"], "parent": "division"}
+        assert web.get("/tenants/division", "alice").json()["used"].get("gres/gpu") == used
+        assert web.get("/tenants/physics", "alice").json()["used"] == {"gres/gpu": 77}
+        quota = web.get("/tenants/division/quota", "alice").json()["quota"]
+        assert bool(quota) is (used is not None), "less its own, it would be its neighbours'"
+
+
+def test_gpus_of_others_jobs_are_private_with_the_nodes(tmp_path: Path) -> None:
+    web = Web(tmp_path, ["nodes"])
+    assert web.get("/jobs/3", "mallory").json()["gpus"] and web.get("/jobs/3", "oscar").json()["gpus"]
+    assert web.get("/jobs/3", "alice").json()["job"]["id"] == 3 and not web.get("/jobs/3", "alice").json()["gpus"]
+
+
+def test_why_a_part_cannot_be_read_is_for_operators(tmp_path: Path) -> None:
+    web = Web(tmp_path, [])
+    part = {"at": 1.0, "stale_since": 1.0, "problem": "secret-of-ops"}
+    web.site.store.sections["parts"]["policy"] = part
+    assert web.get("/overview", "oscar").json()["parts"]["policy"] == part
+    assert web.get("/overview", "alice").json()["parts"]["policy"] == {**part, "problem": ""}
+
+
+def test_a_stream_tells_nothing_of_what_is_kept_from_its_viewer(tmp_path: Path) -> None:
+    web = Web(tmp_path, ["jobs", "usage"])
+    store, streams = web.site.store, web.site.streams
+    viewer = Viewer("alice", store)
+    stream = streams.enter(viewer, frozenset(TOPICS))
+
+    def change(section: str, key: str, row: Any) -> list[tuple[str, str, Any, Any]]:
+        answer = {"reset": False, "epoch": "e", "last": 1, "more": False, "rows": [(section, key, row)]}
+        streams.changed(found := store.apply(answer))
+        return found
+
+    theirs = job_row(a_job(3, user="mallory", account="chemistry", state="COMPLETED"))
+    change("jobs", "3", theirs)
+    change("jobs", "99", {**theirs, "id": 99})
+    change("events", "9", {"seq": 9, "time": 1.0, "kind": "x", "fields": {"job": 3}})
+    change("tenants", "chemistry", {**store.rows("tenants")["chemistry"], "used": {"gres/gpu": 78}, "running": 5})
+    assert not stream.pending and not stream.wake.is_set(), "not even that something happened"
+    change("jobs", "1", job_row(a_job(1, user="alice", account="physics", name="a\nevent: x\n\ndata: \x1b[2J\u2028")))
+    change("tenants", "physics", {**store.rows("tenants")["physics"], "running": 5})
+    sent = streams._batch(stream).decode()
+    events = [piece.split("\n") for piece in sent.rstrip("\n").split("\n\n")]
+    assert sorted(lines[0] for lines in events) == ["event: jobs", "event: tenants"]
+    assert sent.isascii() and "\x1b" not in sent and all(len(lines) == 2 for lines in events), "one line of JSON each"
+    streams.leave(stream)
 
 
 def test_log_in_and_refusals(tmp_path: Path) -> None:
