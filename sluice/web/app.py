@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -76,6 +77,7 @@ class Site:
         self.feed = feed
         self.login = login
         self.rates = Rates()
+        login.may_fail = self.rates.may_fail
         self.streams = Streams(store)
 
     def viewed(self, *parts: str) -> dict[str, Any]:
@@ -302,6 +304,10 @@ def parse_query(model: type[BaseModel], request: Request) -> Any:
     """The parameters of a request. Raises ProblemError."""
     given = request.query_params
     try:
+        if len(given) > len(model.model_fields) + 1:
+            raise ProblemError(
+                400, "too many parameters", remedy=f"known are: {', '.join(model.model_fields) or 'none'}"
+            )
         if len(given) != len(given.multi_items()):
             raise ProblemError(400, "a parameter is given twice", remedy="give several values with commas")
         return model.model_validate(dict(given))
@@ -319,7 +325,8 @@ def make_app(site: Site, *, follow: bool = True) -> Guard:
     """The application. `follow`: with the daemon's snapshot, until it ends."""
 
     async def caller(request: Request) -> Viewer:
-        viewer = await site.login.viewer(request.headers, (request.client.host if request.client else ""))
+        peer = request.client.host if request.client else ""
+        viewer = await site.login.viewer(request.headers, peer, request.state.address)
         site.rates.spend_user(viewer.user)
         if not site.store.complete:
             raise ProblemError(
@@ -333,16 +340,21 @@ def make_app(site: Site, *, follow: bool = True) -> Guard:
             viewer = await caller(request)
             if endpoint.operators and not viewer.operator:
                 raise ProblemError(403, f"{request.url.path}: for operators of Slurm", remedy="ask one of them")
+            began = time.thread_time()
             try:
                 found = endpoint.answer(site, viewer, parse_query(endpoint.query, request), request.path_params)
-                found = await found if isinstance(found, Awaitable) else found
+                if isinstance(found, Awaitable):
+                    found = await found
+                    began = time.thread_time()
+                body = json.dumps(found, separators=(",", ":")).encode()
             except ProblemError:
                 raise
             except SluiceError as error:
                 raise ProblemError(400 if error.usage else 503, error.what, remedy=error.remedy) from error
-            body = json.dumps(found, separators=(",", ":")).encode()
+            finally:
+                site.rates.spend_time(viewer.user, time.thread_time() - began)
             tag = f'W/"{hashlib.blake2b(body, digest_size=12).hexdigest()}"'
-            headers = {"etag": tag, "cache-control": "private, no-cache", "vary": "Authorization"}
+            headers = {"etag": tag, "cache-control": "private, no-cache", "vary": ", ".join(site.login.credentials)}
             if tag in request.headers.get("if-none-match", ""):
                 return Response(status_code=304, headers=headers)
             return Response(body, headers=headers, media_type="application/json")
@@ -359,15 +371,20 @@ def make_app(site: Site, *, follow: bool = True) -> Guard:
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
         async def again() -> Viewer:
-            return await site.login.viewer(request.headers, host)
+            return await site.login.viewer(request.headers, host, request.state.address)
 
         return StreamingResponse(site.streams.send(one, again), headers=headers, media_type="text/event-stream")
 
     async def missing(request: Request, error: Exception) -> Response:
         gone = ProblemError(404, f"{request.url.path[:200]}: no such path", remedy=f"see {PREFIX}/openapi.json")
+        try:
+            site.rates.spend_address(request.state.address)
+        except ProblemError as too_many:
+            gone = too_many
         return response(gone, request.state.request_id)
 
     async def openapi(request: Request) -> Response:
+        site.rates.spend_address(request.state.address)
         return Response(json.dumps(description()), media_type="application/json")
 
     @asynccontextmanager
@@ -389,13 +406,16 @@ def make_app(site: Site, *, follow: bool = True) -> Guard:
     async def problem(request: Request, error: Exception) -> Response:
         assert isinstance(error, ProblemError)  # noqa: S101 - it is the handler of these
         if error.status == 401:
-            site.rates.failed(request.state.address)
+            try:
+                site.rates.failed(request.state.address)
+            except ProblemError as too_many:
+                error = too_many
         return response(error, request.state.request_id)
 
     app = Starlette(
         routes=routes, lifespan=lifespan, exception_handlers={404: missing, Exception: broken, ProblemError: problem}
     )
-    return Guard(app, site.rates, site.login.proxy.client)
+    return Guard(app, site.login.proxy.client)
 
 
 assert set(SORTS) == set(JobsQuery.model_fields["sort"].annotation.__args__)  # type: ignore[union-attr]  # noqa: S101

@@ -30,6 +30,9 @@ MOST_CONNECTIONS = (1000, 200)
 """Of a network, and of an address."""
 _BY_ADDRESS = (Rate(20_000, 2000), Rate(2000, 200), Rate(600, 60))  # all, a network, an address
 _BY_USER = (Rate(20_000, 2000), Rate(600, 40))
+REQUEST_S = 0.005
+"""What an answer takes that counts as one request."""
+_MOST_AT_ONCE = 400
 _FAILED = (Rate(1000, 20), Rate(200, 5), Rate(30, 0.5))  # log-ins that were refused
 _HEADERS = [
     (b"x-content-type-options", b"nosniff"),
@@ -67,17 +70,27 @@ class Rates:
         self._next = 0.0
 
     def spend_address(self, address: str) -> None:
-        """Count a request. Raises ProblemError 429."""
-        owner = network_of(address)
-        self._spend(self._failed, owner, "too many refused log-ins from this address", take=False)
-        self._spend(self._addresses, owner, "too many requests from this address")
+        """Count a request without a user. One with a good token is its user's alone, as many may share an address, such
+        as that of a login node. Raises ProblemError 429."""
+        self._spend(self._addresses, network_of(address), "too many requests from this address")
 
     def spend_user(self, user: str) -> None:
         """Count a request. Raises ProblemError 429."""
         self._spend(self._users, (user,), "too many requests of this user")
 
+    def spend_time(self, user: str, seconds: float) -> None:
+        """Count a request that took so long as several: others wait for it."""
+        now = time.monotonic()
+        for _ in range(min(int(seconds / REQUEST_S), _MOST_AT_ONCE)):
+            self._users.take((user,), now)
+
+    def may_fail(self, address: str) -> None:
+        """Raises ProblemError 429 where there were too many refused log-ins."""
+        self._spend(self._failed, network_of(address), "too many refused log-ins from this address", take=False)
+
     def failed(self, address: str) -> None:
-        """Count a log-in that was refused."""
+        """Count a log-in that was refused. Raises ProblemError 429."""
+        self.may_fail(address)
         self._failed.take(network_of(address), time.monotonic())
 
     def _spend(self, budgets: Budgets, owner: Owner, what: str, *, take: bool = True) -> None:
@@ -96,9 +109,8 @@ class Rates:
 class Guard:
     """The outermost layer: every request has an id, bounds and security headers, and every error is a problem."""
 
-    def __init__(self, app: ASGIApp, rates: Rates, client: Callable[[str, str], str]) -> None:
+    def __init__(self, app: ASGIApp, client: Callable[[str, str], str]) -> None:
         self.app = app
-        self.rates = rates
         self.client = client
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -127,13 +139,11 @@ class Guard:
                 headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
                 address = self.client((scope["client"] or ("", 0))[0], headers.get("x-forwarded-for", ""))
                 scope["state"] = {**scope.get("state", {}), "address": address, "request_id": request_id}
-                self._check(scope, headers, address)
+                self._check(scope, headers)
                 await self.app(scope, receive, bounded)
             except ProblemError as error:
                 if begun:
                     raise
-                if error.status == 401:
-                    self.rates.failed(address)
                 await response(error, request_id)(scope, receive, bounded)
             except TimeoutError:
                 raise
@@ -147,8 +157,7 @@ class Guard:
             log.info("%s: did not take its answer", request_id)
             raise
 
-    def _check(self, scope: Scope, headers: dict[str, str], address: str) -> None:
-        self.rates.spend_address(address)
+    def _check(self, scope: Scope, headers: dict[str, str]) -> None:
         if scope["method"] not in ("GET", "HEAD"):
             raise ProblemError(
                 405, f"{scope['method'][:20]}: not allowed", remedy="use GET",

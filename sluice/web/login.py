@@ -7,8 +7,10 @@ import ipaddress
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+
+from starlette.datastructures import Headers
 
 from sluice.base.errors import SluiceError
 from sluice.base.tokens import PREFIX, TokenStore
@@ -59,37 +61,45 @@ class Login:
     tokens: TokenStore
     feed: Feed
     proxy: Proxy = field(default_factory=Proxy)
+    may_fail: Callable[[str], None] = lambda _: None
+    """Raises ProblemError where too many log-ins from an address were refused."""
     _known: OrderedDict[bytes, tuple[str, float]] = field(default_factory=OrderedDict)
 
-    async def viewer(self, headers: Mapping[str, str], address: str) -> Viewer:
-        """The caller. Raises ProblemError 401 or 403."""
+    @property
+    def credentials(self) -> tuple[str, ...]:
+        """The headers that say who calls."""
+        return "authorization", "x-slurm-user-token", *([self.proxy.header.lower()] if self.proxy.peers else [])
+
+    async def viewer(self, headers: Headers, peer: str, address: str) -> Viewer:
+        """The caller: the connection's `peer`, and the client's address. Raises ProblemError 401, 429."""
         kind, _, text = headers.get("authorization", "").partition(" ")
         text = text.strip()
         try:
             if kind.lower() == "bearer" and text:
-                return await self._bearer(text)
+                return await self._bearer(text, address)
             if "x-slurm-user-token" in headers:
-                return await self._bearer(headers["x-slurm-user-token"])
+                return await self._bearer(headers["x-slurm-user-token"], address)
         except SluiceError as error:
             if isinstance(error, ProblemError):
                 raise
             raise _refused(error.what, error.remedy) from error
-        named = headers.get(self.proxy.header.lower(), "")
-        if named and self.proxy.is_peer(address):
+        names = headers.getlist(self.proxy.header)
+        if names and self.proxy.is_peer(peer):
+            named = ",".join(names)  # two are none: the proxy has left one that a client sent
             if not _USER.match(named):
                 raise _refused(f"{self.proxy.header}: {named[:40]!r} is not a user's name", "correct the proxy")
             return Viewer(named, self.store)
         raise _refused("no token", "send one: Authorization: Bearer TOKEN; make one with: sluice token create")
 
-    async def _bearer(self, text: str) -> Viewer:
+    async def _bearer(self, text: str, address: str) -> Viewer:
         if len(text) > _MOST_TOKEN:
             raise _refused(f"token: longer than {_MOST_TOKEN} characters", "send a token of Sluice or Slurm")
         if text.startswith(PREFIX):
             token = self.tokens.check(text, "read", time.time())
             return Viewer(token.user, self.store, frozenset(token.scopes))
-        return Viewer(await self._of_slurm(text), self.store)
+        return Viewer(await self._of_slurm(text, address), self.store)
 
-    async def _of_slurm(self, text: str) -> str:
+    async def _of_slurm(self, text: str, address: str) -> str:
         """The daemon checks it, which has the key; its answer is kept for a short time."""
         digest, now = hashlib.sha256(text.encode()).digest(), time.time()
         user, until = self._known.get(digest, ("", 0.0))
@@ -97,6 +107,8 @@ class Login:
             return user
         if text.count(".") != 2:
             raise _refused("token: neither of Sluice nor of Slurm", "make one with: sluice token create")
+        if digest not in self._known:
+            self.may_fail(address)  # what the daemon must look at is bounded; what was good is not locked out
         answer = await self.feed.ask("jwt", token=text)
         self._known[digest] = str(answer["user"]), min(now + _KEPT_S, float(answer["expires"]))
         while len(self._known) > _MOST_KEPT:

@@ -35,4 +35,5 @@ def response(error: ProblemError, request_id: str) -> Response:
         "remedy": error.remedy,
         "request_id": request_id,
     }
-    return Response(json.dumps(body), error.status, error.headers, "application/problem+json")
+    headers = {"cache-control": "no-store", **error.headers}  # else a cache may keep a 404
+    return Response(json.dumps(body), error.status, headers, "application/problem+json")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 import time
 from pathlib import Path
@@ -10,13 +11,17 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.datastructures import Headers
 
+from sluice.base.errors import SluiceError
 from sluice.client import models
 from sluice.controllerd.snapshot import job_row, node_row
 from sluice.exchange.snapshot import Snapshot, parse_answer
+from sluice.web import limits
 from sluice.web.access import Viewer
 from sluice.web.app import ENDPOINTS, PREFIX, Site, description, make_app
 from sluice.web.login import Proxy
+from sluice.web.problems import ProblemError
 from sluice.web.serve import make_site
 from sluice.web.stream import TOPICS
 from tests.unit.controllerd.slurm_objects import a_job, a_node
@@ -251,3 +256,58 @@ def test_a_request_that_fails_is_a_problem_with_the_id_of_the_log(tmp_path: Path
 
     said = asyncio.run(call())
     assert said.status_code == 500 and said.headers["x-request-id"] in said.json()["remedy"]
+
+
+def test_one_who_fails_locks_out_nobody_else_at_the_address(tmp_path: Path) -> None:
+    web = Web(tmp_path, [])
+    asked = []
+
+    async def ask(do: str, **words: Any) -> dict[str, Any]:
+        asked.append(words["token"])
+        if words["token"].startswith("good"):
+            return {"user": "alice", "expires": time.time() + 60}
+        raise SluiceError("token: its signature is not of this cluster's key")
+
+    web.site.feed.ask = ask  # type: ignore[method-assign]
+    assert web.get("/whoami", **{"x-slurm-user-token": "good.b.c"}).json()["user"] == "alice"
+    codes = [web.get("/whoami", **{"x-slurm-user-token": f"{n}.b.c"}).status_code for n in range(100)]
+    assert codes[0] == 401 and codes[-1] == 429 and len(asked) < 50, "the daemon is not asked more"
+    for _ in range(700):
+        web.get("/nothing")
+    assert web.get("/openapi.json").status_code == 429
+    assert web.get("/whoami", "bob").status_code == 200
+    assert web.get("/whoami", **{"x-slurm-user-token": "good.b.c"}).status_code == 200
+
+
+def test_a_request_that_takes_long_counts_as_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "REQUEST_S", 1e-7)
+    web = Web(tmp_path, [])
+    codes = [web.get("/jobs?name=x", "alice").status_code for _ in range(5)]
+    assert codes[0] == 200 and codes[-1] == 429
+    assert web.get("/jobs", "bob").status_code == 200
+
+
+def test_a_name_of_the_proxy_is_its_own_and_one(tmp_path: Path) -> None:
+    site = make_site(tmp_path / "socket", tmp_path / "tokens.json", Proxy([ipaddress.ip_network("10.0.0.5")]))
+
+    def named(peer: str, *names: str) -> str:
+        raw = [(b"x-remote-user", name.encode()) for name in names]
+        try:
+            return asyncio.run(site.login.viewer(Headers(raw=raw), peer, peer)).user
+        except ProblemError as error:
+            assert error.status == 401
+            return ""
+
+    assert named("10.0.0.5", "alice") == "alice"
+    assert [named("10.0.0.6", "alice"), named("", "alice"), named("10.0.0.5", "root", "alice")] == [""] * 3
+    assert [named("10.0.0.5", bad) for bad in ("", "a b", "a,b", "../x", "a\n", "-x")] == [""] * 6
+    proxy = site.login.proxy
+    assert proxy.client("10.0.0.5", "1.1.1.1, 2.2.2.2") == "2.2.2.2" and proxy.client("9.9.9.9", "1.1.1.1") == "9.9.9.9"
+
+
+def test_errors_are_not_cached_and_parameters_are_few(tmp_path: Path) -> None:
+    web = Web(tmp_path, [])
+    assert web.get("/jobs/77", "alice").headers["cache-control"] == "no-store"
+    many = "&".join(f"a{n}" for n in range(2000))
+    problem = web.get(f"/jobs?{many}", "alice")
+    assert problem.status_code == 400 and "too many" in problem.json()["detail"]
