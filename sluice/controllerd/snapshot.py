@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import pwd
-import re
 import socket
 import struct
 import threading
@@ -60,8 +59,9 @@ _SHARE = 2.0  # a part that takes long is read at most every so many times that
 _AGAIN_S = 2.0  # after a failure, which may have been a long time-out
 _LATE_S = 4.0  # commands of Slurm try for MessageTimeout and longer before they fail
 _LOOK_S = 0.25
-_DAY = re.compile(r"\d{4}-\d{2}-\d{2}\Z")
-_MOST_DAY = 64 << 20
+_READERS_SHARE = 0.25  # of a processor, for all readers together, after a burst: this process does more than that
+_BURST_S = 5.0
+_LONGEST_PAUSE_S = 4.0  # a reader waits 10 s for an answer
 _ROOM = Kind(
     "snapshot",
     places=64,
@@ -107,6 +107,8 @@ class Publisher:
         self.snapshot = Snapshot()
         self._asked = -WANTED_S
         self._explaining = threading.Lock()
+        self._paces = threading.Lock()
+        self._paid_until = 0.0
         self._nodes: list[Node] = []
         commands = site.commands
         self._cluster = Cluster(commands, site.client, Accounting(commands), Control(commands))
@@ -319,8 +321,20 @@ class Publisher:
     # ---- answering ----
 
     def answer(self, line: bytes, who: object = None) -> bytes:
-        """The answer to a request's line."""
+        """The answer to a request's line, late where readers took too much of this process's time."""
         del who
+        began = time.thread_time()
+        found = self._answer(line)
+        with self._paces:
+            now = time.monotonic()
+            spent = (time.thread_time() - began) / _READERS_SHARE
+            self._paid_until = max(self._paid_until, now - _BURST_S / _READERS_SHARE) + spent
+            pause = min(self._paid_until - now, _LONGEST_PAUSE_S)
+        if pause > 0:
+            self.site.stopping.wait(pause)
+        return found
+
+    def _answer(self, line: bytes) -> bytes:
         try:
             request = json.loads(line)
             if not isinstance(request, dict) or request.get("version") != VERSION:
@@ -333,11 +347,9 @@ class Publisher:
                 return self.snapshot.after(str(request.get("epoch")), last if type(last) is int else 0)
             if do == "explain":
                 return _line(self._explain(str(request.get("job"))))
-            if do == "day":
-                return _line({"day": self._day(str(request.get("day")))})
             if do == "jwt":
                 return _line(self._verify(str(request.get("token"))))
-            raise SluiceError("request: not one of changes, explain, day, jwt")
+            raise SluiceError("request: not one of changes, explain, jwt")
         except SluiceError as error:
             return _line({"error": error.what, "remedy": error.remedy})
         except (OSError, ValueError, RecursionError) as error:
@@ -355,17 +367,6 @@ class Publisher:
                 log.info("explain %s: %s", name, one_line(str(error)))
                 found = None
         return {"explanation": found}
-
-    def _day(self, text: str) -> str:
-        """The file of a rolled-up day. Raises SluiceError, OSError."""
-        if not _DAY.match(text):
-            raise SluiceError(f"day {text[:40]!r}: not a day", remedy="write it as 2026-11-01")
-        path = self._rolled().folder / f"{text}.jsonl"
-        with path.open(encoding="utf-8") as file:
-            found = file.read(_MOST_DAY + 1)
-        if len(found) > _MOST_DAY:
-            raise SluiceError(f"{path}: larger than {_MOST_DAY} bytes")
-        return found
 
     def _verify(self, token: str) -> dict[str, Any]:
         """Whose token of Slurm it is: the key stays here, as whoever has it can be anybody."""

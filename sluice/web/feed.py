@@ -15,7 +15,6 @@ from sluice.web.store import Change, Store
 
 PERIOD_S = 0.5
 _TIMEOUT_S = 10.0
-_MOST_LINE = 96 << 20  # a rolled-up day; pieces of the snapshot are of MOST_ANSWER
 _AT_A_TIME = 8
 
 log = logging.getLogger("sluice.web")
@@ -59,10 +58,9 @@ class Feed:
             return await self._ask(do, **words)
 
     async def _ask(self, do: str, **words: Any) -> dict[str, Any]:
-        most = 2 * MOST_ANSWER if do == "changes" else _MOST_LINE
         try:
             async with asyncio.timeout(_TIMEOUT_S):
-                reader, writer = await asyncio.open_unix_connection(str(self.path), limit=most)
+                reader, writer = await asyncio.open_unix_connection(str(self.path), limit=2 * MOST_ANSWER)
                 try:
                     writer.write(render_request(do, **words))
                     line = await reader.readline()

@@ -193,6 +193,32 @@ def test_other_requests_are_refused(publisher: Publisher, asked: dict[str, str])
     assert "error" in request(publisher, **asked)
 
 
+def test_readers_take_a_share_of_the_daemons_time(publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(epoch: str, last: int) -> bytes:
+        until = time.thread_time() + 0.03
+        while time.thread_time() < until:
+            pass
+        return b"{}\n"
+
+    monkeypatch.setattr(publisher.snapshot, "after", slow)
+    began = time.monotonic()
+    for _ in range(5):
+        request(publisher, do="changes")
+    monkeypatch.setattr("sluice.controllerd.snapshot._BURST_S", 0.0)
+    for _ in range(6):
+        request(publisher, do="changes")
+    assert time.monotonic() - began > 6 * 0.03 / 0.25
+    monkeypatch.undo()
+    assert "rows" in request(publisher, do="changes")
+
+
+def test_a_day_of_all_tenants_use_is_not_given(publisher: Publisher, tmp_path: Path) -> None:
+    folder = publisher._rolled().folder
+    folder.mkdir(parents=True)
+    (folder / "2026-11-01.jsonl").write_text("secret")
+    assert "error" in request(publisher, do="day", day="2026-11-01"), "nobody reads it, and it could be large"
+
+
 @pytest.fixture
 def served(publisher: Publisher) -> Iterator[Path]:
     thread = threading.Thread(target=publisher.serve, args=(publisher.site,), daemon=True)
