@@ -109,7 +109,14 @@ class Login:
             raise _refused("token: neither of Sluice nor of Slurm", "make one with: sluice token create")
         if digest not in self._known:
             self.may_fail(address)  # what the daemon must look at is bounded; what was good is not locked out
-        answer = await self.feed.ask("jwt", token=text)
+        try:
+            answer = await self.feed.ask("jwt", token=text)
+        except SluiceError as error:
+            if self.store.connected:
+                raise
+            raise ProblemError(
+                503, "tokens of Slurm cannot be checked now", remedy="try again"
+            ) from error  # none failed
         self._known[digest] = str(answer["user"]), min(now + _KEPT_S, float(answer["expires"]))
         while len(self._known) > _MOST_KEPT:
             self._known.popitem(last=False)

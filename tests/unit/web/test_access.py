@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import json
 import time
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -269,11 +270,24 @@ def test_one_who_fails_locks_out_nobody_else_at_the_address(tmp_path: Path) -> N
         raise SluiceError("token: its signature is not of this cluster's key")
 
     web.site.feed.ask = ask  # type: ignore[method-assign]
+
+    async def away(do: str, **words: Any) -> dict[str, Any]:
+        raise SluiceError("socket: connection refused")
+
     assert web.get("/whoami", **{"x-slurm-user-token": "good.b.c"}).json()["user"] == "alice"
     codes = [web.get("/whoami", **{"x-slurm-user-token": f"{n}.b.c"}).status_code for n in range(100)]
     assert codes[0] == 401 and codes[-1] == 429 and len(asked) < 50, "the daemon is not asked more"
-    for _ in range(700):
-        web.get("/nothing")
+    web.site.store.lost("the daemon is away")
+    codes = [web.get("/whoami", **{"x-slurm-user-token": "good.b.c"}).status_code]
+    web.site.login._known = OrderedDict((key, (user, 0.0)) for key, (user, _) in web.site.login._known.items())
+    web.site.feed.ask = away  # type: ignore[method-assign]
+    codes += [web.get("/whoami", **{"x-slurm-user-token": "good.b.c"}).status_code]
+    assert codes == [200, 503], "a token that cannot be checked was not refused"
+    web.site.feed.ask = ask  # type: ignore[method-assign]
+    with pytest.raises(ProblemError, match="too many requests"):
+        for _ in range(100_000):
+            web.site.rates.spend_address("127.0.0.1")
+    assert web.get("/nothing").status_code == 429
     assert web.get("/openapi.json").status_code == 429
     assert web.get("/whoami", "bob").status_code == 200
     assert web.get("/whoami", **{"x-slurm-user-token": "good.b.c"}).status_code == 200
