@@ -38,6 +38,7 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     "submit-latency": ("benchmarks.submit_latency", "a submission to real daemons, with and without the plugins"),
     "site-factor": ("benchmarks.site_factor", "the order of 10,000 pending jobs, under slurmctld's locks and without"),
     "probe": ("benchmarks.probe", "sluice probe as a whole process"),
+    "slurm-client": ("benchmarks.slurm_client", "listings of jobs and nodes through each backend of sluice/slurm"),
     "group": ("benchmarks.group", "grouping 100,000 GPUs"),
     "slurm-throughput": (
         "benchmarks.slurm_throughput",

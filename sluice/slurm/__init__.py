@@ -26,6 +26,10 @@ class SlurmClient(Protocol):
     def name(self) -> str:
         """One of BACKENDS."""
 
+    @property
+    def unknown(self) -> frozenset[str]:
+        """Fields that this backend cannot fill, as `Job.dependency`: empty in its answers, whatever Slurm has there."""
+
     def version(self) -> SlurmVersion:
         """Version of the commands in use."""
 

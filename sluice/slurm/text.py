@@ -55,6 +55,7 @@ class TextClient:
     """Slurm through the output of squeue, sacct and scontrol. One call is one command (and one RPC)."""
 
     name = "text"
+    unknown: frozenset[str] = frozenset()
 
     def __init__(self, commands: Commands | None = None) -> None:
         self.commands = commands or Commands()
