@@ -42,6 +42,7 @@ _ROOT = Path(__file__).parents[1]
 _SOURCES = (
     "slurm_plugin/tests/tool_site_factor.c",
     "slurm_plugin/order/order.c",
+    "slurm_plugin/order/factors.c",
     "slurm_plugin/order/files.c",
     "slurm_plugin/order/ranks.c",
     "slurm_plugin/order/tenants.c",

@@ -131,7 +131,11 @@ def _priority(document: dict[str, Any]) -> list[str]:
         unknown = "Sluice's order gives it no site factor, or had not come to it before it started"
         return ["", f"Priority {slurm['priority']}: {unknown}"] if slurm else []
     lines = ["", f"Priority{_total(slurm)} as of {_moment(order['as_of'])}, place {order['place']} in Sluice's order"]
-    lines.append(f"  {order['site_factor']:>10}  SITE, Sluice's part:")
+    if "operators_site_factor" in order:
+        kept, ours = order["operators_site_factor"], order["site_factor"]
+        lines.append(f"  {kept:>10}  SITE: site factor set by an operator: {kept} (ours would be {ours}):")
+    else:
+        lines.append(f"  {order['site_factor']:>10}  SITE, Sluice's part:")
     if order["starving"]:
         lines.append("              waited longer than the starvation bound: goes before all that did not")
     for term in order["terms"]:

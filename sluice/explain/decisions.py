@@ -180,6 +180,7 @@ class Rank:
     weights: dict[str, int]
     terms: dict[str, float]  # in units of weight
     slurm: dict[str, int]
+    operators_site: int | None = None  # an operator set it, and `site` was not used
 
 
 @dataclass(frozen=True, slots=True)
@@ -456,6 +457,7 @@ def _rank(data: Fields) -> Rank | None:
         SLURM_TERMS[index] if index < len(SLURM_TERMS) else f"term-{index}": data.signed()
         for index in range(data.count(64))
     }
+    operators = data.signed() if data.at < len(data.data) and data.number() else None
     return Rank(
         taken=taken,
         site=site,
@@ -468,6 +470,7 @@ def _rank(data: Fields) -> Rank | None:
         weights=weights,
         terms=terms,
         slurm=slurm,
+        operators_site=operators,
     )
 
 

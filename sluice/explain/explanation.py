@@ -254,6 +254,8 @@ def _order(rank: Rank, tenant: TenantRank | None, taken: float) -> dict[str, Any
         "starving": rank.starving,
         "deadline": _DEADLINES.get(rank.deadline, "none"),
     }
+    if rank.operators_site is not None:
+        order["operators_site_factor"] = rank.operators_site
     if rank.deadline == 1:
         order["laxity_s"] = rank.laxity_s
     if tenant is not None:

@@ -62,6 +62,7 @@ def parse_order_table(text: str, *, source: str, job: int | None = None) -> Orde
     if lines[0] != "sluice-ranks 1":
         raise DecisionError(f"{source}:1: {lines[0][:40]!r}: not a table of ranks that this Sluice reads")
     taken, policy, tenants, jobs = 0, [0] * _POLICY_FIELDS, [], {}
+    operators: dict[int, int] = {}
     wanted = None if job is None else f"job {job} "
     for number, line in enumerate(lines[1:], start=2):
         word, _, rest = line.partition(" ")
@@ -70,6 +71,9 @@ def parse_order_table(text: str, *, source: str, job: int | None = None) -> Orde
             if wanted is None or line.startswith(wanted):
                 rank = _numbers(rest, _JOB_FIELDS, where)
                 jobs[rank[0]] = (rank, rank[3])
+        elif word == "operator":
+            job_id, factor = _numbers(rest, 2, where)
+            operators[job_id] = factor
         elif word == "tenant":
             values = rest.split(" ", 5)
             shares, factor, usage, priority, tier = _numbers(" ".join(values[:5]), 5, where)
@@ -95,7 +99,10 @@ def parse_order_table(text: str, *, source: str, job: int | None = None) -> Orde
         laxity_horizon_s=laxity_horizon_s,
         starvation_s=starvation_s,
         tenants=tuple(tenants),
-        jobs={number: (_rank(fields, taken, weights), tenant) for number, (fields, tenant) in jobs.items()},
+        jobs={
+            number: (_rank(fields, taken, weights, operators.get(number)), tenant)
+            for number, (fields, tenant) in jobs.items()
+        },
     )
 
 
@@ -106,7 +113,7 @@ def _numbers(text: str, count: int, where: str) -> list[int]:
     return [int(word) for word in words]
 
 
-def _rank(fields: list[int], taken: int, weights: dict[str, int]) -> Rank:
+def _rank(fields: list[int], taken: int, weights: dict[str, int], operators: int | None) -> Rank:
     terms = fields[9 : 9 + len(FACTORS)]
     return Rank(
         taken=taken,
@@ -120,4 +127,5 @@ def _rank(fields: list[int], taken: int, weights: dict[str, int]) -> Rank:
         weights=weights,
         terms={name: term / int(lib.SLUICE_FACTOR_ONE) for name, term in zip(FACTORS, terms, strict=True)},
         slurm=dict(zip(SLURM_TERMS, fields[9 + len(FACTORS) :], strict=True)),
+        operators_site=operators,
     )

@@ -147,6 +147,9 @@ static void put_rank(struct bytes *to, uint32_t job_id)
         sluice_put(to, SLUICE_QUEUE_TERM_COUNT);
         for (int term = 0; term < SLUICE_QUEUE_TERM_COUNT; term++)
             sluice_put_signed(to, rank->slurm_term[term]);
+        sluice_put(to, rank->operators);
+        if (rank->operators)
+            sluice_put_signed(to, (int64_t)rank->site_was - (int64_t)SLUICE_SITE_NONE);
     }
     sluice_ranks_release(ranks);
 }

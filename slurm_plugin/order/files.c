@@ -327,6 +327,26 @@ enum sluice_error sluice_ranks_write(const struct sluice_ranks *ranks, const cha
                  (int)rank->terms.deadline, rank->terms.starving, rank->terms.laxity_s, term[0], term[1], term[2],
                  term[3], term[4], term[5], term[6], slurm[0], slurm[1], slurm[2], slurm[3], slurm[4], slurm[5],
                  slurm[6], slurm[7]);
+        if (rank->operators)
+            put_line(&to, "operator %" PRIu32 " %" PRId64, rank->job_id,
+                     (int64_t)rank->site_was - (int64_t)SLUICE_SITE_NONE);
     }
     return close_new(&to, text);
+}
+
+enum sluice_error sluice_site_factors_load(struct sluice_site_factors *factors, const char *path,
+                                           struct sluice_error_text *text)
+{
+    enum sluice_error error;
+    size_t length = 0;
+    char *data = read_file(path, &length, &error, text);
+    for (const char *line = data; line; line = (line = strchr(line, '\n')) ? line + 1 : NULL) {
+        uint32_t job;
+        int32_t factor;
+        if (strncmp(line, "operator ", 9) == 0 &&
+            sscanf(line, "operator %" SCNu32 " %" SCNd32 "\n", &job, &factor) == 2 && job)
+            sluice_site_factors_enter_loaded(factors, job, SLUICE_SITE_NONE + (uint32_t)factor);
+    }
+    free(data);
+    return error;
 }

@@ -88,6 +88,7 @@ struct sluice_rank {
     uint32_t job_id;
     int32_t site;        /* site factor, without NICE_OFFSET */
     uint32_t site_was;   /* job's site_factor when the queue was taken, with NICE_OFFSET */
+    bool operators;      /* an operator set site_was: it is kept, and `site` is not used */
     int32_t urgent;      /* of `site`: what deadline, fair-share and starvation give, which should not wait */
     uint32_t place;      /* 0: first in the core's order */
     uint32_t tenant;     /* index for sluice_ranks_tenant */
@@ -131,5 +132,38 @@ int32_t sluice_ranks_score(const struct sluice_ranks *ranks, const char *account
 /* Write the table as lines of text, atomically, for `sluice explain` (docs/explain.md). Errors: SYSTEM. */
 enum sluice_error sluice_ranks_write(const struct sluice_ranks *ranks, const char *path,
                                      struct sluice_error_text *text);
+
+/* ---- whose a job's site factor is ---- */
+
+/* Slurm says nothing of who set a job's factor: one that differs from what the job was given last is an operator's.
+ * Factors here are Slurm's, with NICE_OFFSET. */
+enum { SLUICE_SITE_NONE = 0x80000000U }; /* NICE_OFFSET: a factor of 0 */
+
+struct sluice_site_factor {
+    uint32_t job_id, value;
+    bool operators, loaded; /* loaded: not compared yet with what the job has */
+};
+
+/* By job id: open addressing, job_id 0 is empty. All zero is an empty one. Not locked here. */
+struct sluice_site_factors {
+    struct sluice_site_factor *slots;
+    uint32_t size, count;
+};
+
+/*
+ * What a job is to have: `ours`, or what it has where an operator set that. It is remembered. `array_id`: whose factor a
+ * task has inherited; 0: none. `exists`: entries of other jobs are dropped before the table grows. `*fresh` becomes true
+ * where an operator's factor is seen for the first time. A job that is not known has ours, and so has every job when
+ * memory is short. O(1).
+ */
+uint32_t sluice_site_factors_choose(struct sluice_site_factors *factors, uint32_t job_id, uint32_t array_id,
+                                    uint32_t has, uint32_t ours, bool (*exists)(uint32_t job_id), bool *fresh);
+/* Did an operator set what the job has? A job that is not known has ours from now on. O(1). */
+bool sluice_site_factors_kept(struct sluice_site_factors *factors, uint32_t job_id, uint32_t array_id, uint32_t has);
+void sluice_site_factors_clear(struct sluice_site_factors *factors);
+/* Operators' factors, from what sluice_ranks_write has written: believed of jobs that still have them. A file that is
+ * missing is no error. Errors: SYSTEM, CORRUPT, NO_MEMORY. */
+enum sluice_error sluice_site_factors_load(struct sluice_site_factors *factors, const char *path,
+                                           struct sluice_error_text *text);
 
 #endif /* SLUICE_ORDER_ORDER_H */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
  * What the files of the order share with no other files: order.c (the ranker and its step), tenants.c (accounts as
- * tenants, and their usage), ranks.c (the published table), files.c (what is kept and what is shown).
+ * tenants, and their usage), ranks.c (the published table), factors.c (whose a job's site factor is), files.c (what is
+ * kept and what is shown).
  *
  * A ranker, and a table that is not published yet, belong to the one thread that steps; no function here locks but
  * sluice_ranks_publish.
@@ -120,6 +121,9 @@ void sluice_ranks_enter(struct sluice_ranks *ranks, const struct sluice_ranker *
 void sluice_ranks_raise_starving(struct sluice_ranks *ranks);
 /* Replaces the last one; NULL: none from now on. The table is freed once all users have released it. */
 void sluice_ranks_publish(struct sluice_ranks *ranks);
+
+/* An operator's factor that a table on disk has (factors.c). */
+void sluice_site_factors_enter_loaded(struct sluice_site_factors *factors, uint32_t job_id, uint32_t value);
 
 uint64_t sluice_weight_sum(const struct sluice_order_policy *policy);
 

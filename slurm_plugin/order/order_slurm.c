@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -36,10 +37,14 @@ static struct {
     int64_t saved_s, written_s;
     bool failure_logged, marked;
 
+    pthread_mutex_t factors_lock; /* of the next; innermost */
+    struct sluice_site_factors factors;
+    bool factors_loaded;
+
     atomic_bool touched; /* jobs may carry site factors of ours */
     _Atomic uint64_t *update_us, *update_us_most, *take_us, *take_us_most, *take_cpu_us, *step_us, *applied_jobs,
         *apply_us_most, *pending_jobs;
-} order = {.lock = PTHREAD_MUTEX_INITIALIZER};
+} order = {.lock = PTHREAD_MUTEX_INITIALIZER, .factors_lock = PTHREAD_MUTEX_INITIALIZER};
 
 static void note(_Atomic uint64_t *last, _Atomic uint64_t *most, uint64_t value)
 {
@@ -93,11 +98,43 @@ static int32_t score_new(const struct sluice_ranks *ranks, const job_record_t *j
     return sluice_ranks_score(ranks, job->account, &asked, now_s);
 }
 
+static bool job_exists(uint32_t job_id)
+{
+    return find_job_record(job_id) != NULL;
+}
+
+/* Once in a process that is in charge, before the first factor is set. Caller holds factors_lock. */
+static void load_factors(void)
+{
+    struct sluice_error_text text;
+    if (order.factors_loaded)
+        return;
+    order.factors_loaded = true;
+    if (sluice_site_factors_load(&order.factors, order.ranks, &text) != SLUICE_OK)
+        sluice_log_error("site_factor/sluice: %s", text.text);
+}
+
+/* Ours, or the operator's. */
+static void give(job_record_t *job, uint32_t ours)
+{
+    bool fresh = false;
+    pthread_mutex_lock(&order.factors_lock);
+    load_factors();
+    job->site_factor = sluice_site_factors_choose(&order.factors, job->job_id, job->array_job_id, job->site_factor,
+                                                  ours, job_exists, &fresh);
+    pthread_mutex_unlock(&order.factors_lock);
+    if (fresh)
+        sluice_log_info("site_factor/sluice: job %u: site factor %" PRId64 " was set by an operator and is kept until "
+                        "sitefactor=0; Sluice's would be %" PRId64,
+                        job->job_id, (int64_t)job->site_factor - (int64_t)NICE_OFFSET,
+                        (int64_t)ours - (int64_t)NICE_OFFSET);
+}
+
 static void set_site(const struct sluice_ranks *ranks, job_record_t *job, int64_t now_s)
 {
     const struct sluice_rank *rank = sluice_ranks_find(ranks, job->job_id);
     int32_t site = rank ? rank->site : score_new(ranks, job, now_s);
-    job->site_factor = NICE_OFFSET + (uint32_t)site;
+    give(job, NICE_OFFSET + (uint32_t)site);
 }
 
 void sluice_order_site_set(job_record_t *job)
@@ -128,7 +165,7 @@ static int renew_site(void *item, void *argument)
     if (updating->ranks)
         set_site(updating->ranks, job, updating->now_s);
     else
-        job->site_factor = NICE_OFFSET;
+        give(job, NICE_OFFSET);
     return 0;
 }
 
@@ -255,6 +292,30 @@ static void save_usage(int64_t now_s)
         log_failure(&text);
 }
 
+/* ---- operators' factors ---- */
+
+/* Which of the queue's factors an operator set; the others are ours, also after a start. */
+static void mark_kept(struct sluice_queue *queue)
+{
+    for (uint32_t i = 0; i < queue->pending_count; i++) {
+        struct sluice_queue_job *job = &queue->pending[i];
+        pthread_mutex_lock(&order.factors_lock); /* for one job: hooks should not wait */
+        load_factors();
+        if (sluice_site_factors_kept(&order.factors, job->id, job->array_id, job->site_factor))
+            job->flags |= SLUICE_QUEUE_SITE_KEPT;
+        pthread_mutex_unlock(&order.factors_lock);
+    }
+}
+
+/* Another controller is in charge: it knows better. */
+static void forget_factors(void)
+{
+    pthread_mutex_lock(&order.factors_lock);
+    sluice_site_factors_clear(&order.factors);
+    order.factors_loaded = false;
+    pthread_mutex_unlock(&order.factors_lock);
+}
+
 /* ---- factors that should not wait ---- */
 
 struct change {
@@ -278,7 +339,7 @@ static struct change *find_changes(const struct sluice_ranks *ranks, uint32_t *f
     for (uint32_t i = 0; list && i < count; i++) {
         int64_t by = (int64_t)all[i].site - ((int64_t)all[i].site_was - (int64_t)NICE_OFFSET);
         const struct sluice_rank *last = order.before ? sluice_ranks_find(order.before, all[i].job_id) : NULL;
-        if (by != 0 && (!assoc_mgr_root_assoc || !last || last->urgent != all[i].urgent))
+        if (by != 0 && !all[i].operators && (!assoc_mgr_root_assoc || !last || last->urgent != all[i].urgent))
             list[changes++] = (struct change){.job = all[i].job_id, .by = by < 0 ? -by : by};
     }
     if (list)
@@ -341,6 +402,8 @@ static void step(void)
     }
     sluice_queue_take(order.queue, NULL, NULL);
     sluice_queue_unlock();
+    if (in_force())
+        mark_kept(order.queue);
     note(order.take_us, order.take_us_most, order.queue->taken_us);
     atomic_store(order.take_cpu_us, order.queue->taken_cpu_us);
     atomic_store(order.pending_jobs, order.queue->pending_count);
@@ -421,6 +484,8 @@ static void *run(void *argument)
         else if (!resting)
             rest();
         resting = !wanted;
+        if (!sluice_in_charge())
+            forget_factors();
         if (sluice_in_charge() && !in_force())
             mark(atomic_load(&order.touched));
     }
@@ -488,6 +553,7 @@ static void stop(void)
     order.ranker = NULL;
     sluice_queue_free(order.queue);
     order.queue = NULL;
+    forget_factors();
     pthread_cond_destroy(&order.wake);
 }
 

@@ -5,7 +5,8 @@
  *
  * Locks: the thread holds slurmctld's read locks while it copies the queue, and its job write lock for at most
  * SLUICE_ORDER_BATCH jobs at a time while it applies new factors that should not wait for PriorityCalcPeriod; never
- * both, and none of ours meanwhile. The hooks wait for nothing.
+ * both, and none of ours meanwhile. The hooks wait for a look at one job's factor at most, and once, after a start, for
+ * order.ranks to be read.
  */
 #ifndef SLUICE_ORDER_ORDER_SLURM_H
 #define SLUICE_ORDER_ORDER_SLURM_H

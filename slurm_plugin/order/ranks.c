@@ -190,6 +190,7 @@ void sluice_ranks_enter(struct sluice_ranks *ranks, const struct sluice_ranker *
     struct sluice_rank *rank = &ranks->ranks[ranks->count];
     *rank = (struct sluice_rank){.job_id = job->id,
                                  .site_was = job->site_factor,
+                                 .operators = job->flags & SLUICE_QUEUE_SITE_KEPT,
                                  .place = place,
                                  .tenant = tenant,
                                  .gpus = asked->gpus,

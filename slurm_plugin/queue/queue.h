@@ -47,9 +47,10 @@ enum {
     SLUICE_QUEUE_CONFIGURING = 64,    /* running jobs: nodes boot, or the prolog on the controller goes on */
     SLUICE_QUEUE_COMPLETING = 128,    /* ended, but nodes are not given back yet */
     SLUICE_QUEUE_SUSPENDED = 256,
-    SLUICE_QUEUE_EXCLUSIVE = 512, /* whole nodes */
-    SLUICE_QUEUE_CUT = 2048,      /* its partitions or nodes were too many and were cut */
-    SLUICE_QUEUE_RAN_OUT = 4096,  /* ended: ran to its own end or its limit, so that its run time says something */
+    SLUICE_QUEUE_EXCLUSIVE = 512,  /* whole nodes */
+    SLUICE_QUEUE_CUT = 2048,       /* its partitions or nodes were too many and were cut */
+    SLUICE_QUEUE_RAN_OUT = 4096,   /* ended: ran to its own end or its limit, so that its run time says something */
+    SLUICE_QUEUE_SITE_KEPT = 8192, /* an operator set its site factor (the order's thread says it) */
 };
 
 /* Slurm's own terms of a priority, weighted, as sprio shows them. */

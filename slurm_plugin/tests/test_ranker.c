@@ -465,8 +465,86 @@ static void test_queue_bounds(void)
     sluice_queue_free(queue);
 }
 
+static bool is_odd(uint32_t job_id)
+{
+    return job_id % 2;
+}
+
+static void test_operators_site_factors(void)
+{
+    enum { NONE = SLUICE_SITE_NONE };
+    struct sluice_site_factors factors = {0};
+    bool fresh;
+    /* A job that is not known has ours: the factor may be one of before a restart. */
+    CHECK_INT(sluice_site_factors_choose(&factors, 7, 0, NONE + 5U, NONE + 10U, is_odd, &fresh), NONE + 10U);
+    CHECK(!fresh);
+    CHECK_INT(sluice_site_factors_choose(&factors, 7, 0, NONE + 10U, NONE + 20U, is_odd, &fresh), NONE + 20U);
+    CHECK(!fresh && !sluice_site_factors_kept(&factors, 7, 0, NONE + 20U));
+    /* An operator's is kept, said once, and may change. */
+    CHECK_INT(sluice_site_factors_choose(&factors, 7, 0, NONE - 77U, NONE + 30U, is_odd, &fresh), NONE - 77U);
+    CHECK(fresh && sluice_site_factors_kept(&factors, 7, 0, NONE - 77U));
+    CHECK_INT(sluice_site_factors_choose(&factors, 7, 0, NONE - 77U, NONE + 40U, is_odd, &fresh), NONE - 77U);
+    CHECK(!fresh);
+    CHECK_INT(sluice_site_factors_choose(&factors, 7, 0, NONE + 78U, NONE + 40U, is_odd, &fresh), NONE + 78U);
+    CHECK(fresh && !sluice_site_factors_kept(&factors, 7, 0, NONE - 77U));
+    /* A task of the array inherits it; one whose array has ours has ours. */
+    CHECK_INT(sluice_site_factors_choose(&factors, 9, 7, NONE + 78U, NONE + 1U, is_odd, &fresh), NONE + 78U);
+    CHECK(!fresh && sluice_site_factors_kept(&factors, 11, 7, NONE + 78U));
+    CHECK_INT(sluice_site_factors_choose(&factors, 13, 7, NONE + 40U, NONE + 1U, is_odd, &fresh), NONE + 1U);
+    /* Many jobs come and go: what is left is known, and the table stays small. */
+    for (uint32_t id = 100; id < 100000; id += 2)
+        CHECK_INT(sluice_site_factors_choose(&factors, id, 0, NONE, NONE + id, is_odd, &fresh), NONE + id);
+    CHECK(factors.size <= 256);
+    CHECK(sluice_site_factors_kept(&factors, 7, 0, NONE + 78U));
+    for (uint32_t id = 101; id < 10000; id += 2)
+        CHECK(!sluice_site_factors_kept(&factors, id, 0, NONE + id));
+    for (uint32_t id = 101; id < 10000; id += 2)
+        CHECK_INT(sluice_site_factors_choose(&factors, id, 0, NONE + 1U, NONE, is_odd, &fresh), NONE + 1U);
+    /* 0 gives it back. */
+    CHECK_INT(sluice_site_factors_choose(&factors, 7, 0, NONE, NONE + 50U, is_odd, &fresh), NONE + 50U);
+    CHECK(!fresh && !sluice_site_factors_kept(&factors, 7, 0, NONE + 50U));
+    sluice_site_factors_clear(&factors);
+}
+
+static void test_operators_site_factors_survive(void)
+{
+    enum { NONE = SLUICE_SITE_NONE };
+    struct sluice_ranker *ranker = ranker_with(SLUICE_FACTOR_SIZE, 800);
+    struct sluice_queue *queue = empty_queue(NOW);
+    static const uint32_t SITES[] = {NONE - 77U, NONE + 2000000000U, NONE + 5U};
+    for (uint32_t i = 0; i < 3; i++) {
+        struct sluice_queue_job *job = pending(queue, i + 1, "atoms", 8);
+        job->site_factor = SITES[i];
+        job->flags |= i < 2 ? SLUICE_QUEUE_SITE_KEPT : 0;
+    }
+    step(ranker, queue);
+    const struct sluice_ranks *ranks = sluice_ranks_acquire();
+    CHECK_INT(sluice_ranks_write(ranks, state_path(), NULL), SLUICE_OK);
+    sluice_ranks_release(ranks);
+
+    struct sluice_site_factors factors = {0};
+    bool fresh;
+    CHECK_INT(sluice_site_factors_load(&factors, state_path(), NULL), SLUICE_OK);
+    CHECK_INT(factors.count, 2);
+    CHECK(sluice_site_factors_kept(&factors, 1, 0, SITES[0]) && !sluice_site_factors_kept(&factors, 3, 0, SITES[2]));
+    CHECK_INT(sluice_site_factors_choose(&factors, 1, 0, SITES[0], NONE + 9U, NULL, &fresh), SITES[0]);
+    CHECK(!fresh);
+    /* Slurm's saved state has another factor: from before the operator set his, so it is ours. */
+    CHECK_INT(sluice_site_factors_choose(&factors, 2, 0, NONE + 800U, NONE + 9U, NULL, &fresh), NONE + 9U);
+    CHECK(!fresh);
+    sluice_site_factors_clear(&factors);
+    unlink(state_path());
+    CHECK_INT(sluice_site_factors_load(&factors, state_path(), NULL), SLUICE_OK);
+    CHECK_INT(factors.count, 0);
+    sluice_ranks_withdraw();
+    sluice_queue_free(queue);
+    sluice_ranker_free(ranker);
+}
+
 int main(void)
 {
+    test_operators_site_factors();
+    test_operators_site_factors_survive();
     test_no_weight_publishes_nothing();
     test_factors();
     test_held_jobs_do_not_age();

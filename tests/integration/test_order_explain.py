@@ -270,6 +270,51 @@ def test_usage_survives_a_restart(cluster: DevCluster) -> None:
     assert all(states(cluster)[job] == "RUNNING" for job in jobs)
 
 
+def test_an_operators_site_factor_is_kept(cluster: DevCluster) -> None:
+    """At once, over changes of the policy and a restart, until it is set to 0; the array's tasks have it, too."""
+
+    def kept(job: str) -> int | None:
+        document = explain_job(decisions(cluster), parse_job(job)) or {}
+        return document.get("order", {}).get("operators_site_factor")
+
+    def set_factor(job: str, factor: int) -> None:
+        cluster.run(["scontrol", "update", f"jobid={job}", f"sitefactor={factor}"])
+
+    running = fill(cluster)
+    job, other = submit(cluster, "bob", "--gres=gpu:8"), submit(cluster, "bob", "--gres=gpu:8")
+    array = submit(cluster, "alice", "--gres=gpu:8", "--array=1-3", "--nice=100")
+    until(lambda: sites(cluster), lambda seen: len(seen) == 3 and all(0 < site < 2000 for site in seen.values()))
+    set_factor(job, 77)
+    set_factor(array, 7777)
+    assert (sites(cluster)[job], sites(cluster)[array]) == (77, 7777)
+    policy = cluster.layout.slurm / "sluice.policy"
+    before = policy.read_bytes()
+    try:  # all factors are set again
+        policy.write_text(compiled(POLICY.replace("weight.fair-share = 1000", "weight.fair-share = 9000")))
+        until(lambda: sites(cluster), lambda seen: seen[other] > 3000)
+        assert (sites(cluster)[job], sites(cluster)[array]) == (77, 7777)
+    finally:
+        policy.write_bytes(before)
+    until(lambda: (kept(job), kept(array), kept(other)), lambda seen: seen == (77, 7777, None))
+    cluster.stop_daemon("slurmctld@ctl1", number=signal.SIGTERM)
+    cluster.start_daemon("slurmctld@ctl1")
+    until(lambda: cluster.run(["scontrol", "ping"], check=False).stdout, lambda said: "is UP" in said)
+    until(lambda: sites(cluster), lambda seen: seen.get(other, 0) > 0)
+    assert (sites(cluster)[job], sites(cluster)[array]) == (77, 7777)
+    cluster.run(["scancel", running[0]])
+    until(lambda: states(cluster), lambda seen: seen.get(f"{array}_1") == "RUNNING")
+    set_factor(other, 9999)
+    set_factor(job, 0)
+    assert sites(cluster)[job] > 77
+    assert [sites(cluster)[one] for one in (other, array)] == [9999, 7777]
+    until(lambda: (kept(job), kept(other)), lambda seen: seen == (None, 9999))
+    cluster.run(["scancel", running[1]])
+    until(lambda: states(cluster), lambda seen: seen.get(other) == "RUNNING")
+    assert kept(other) == 9999, "as it was at the start"
+    log = cluster.log("slurmctld@ctl1").read_text()
+    assert log.count(f"job {job}: site factor 77 was set by an operator") == 1
+
+
 def test_below_place_nothing_is_ordered(cluster: DevCluster) -> None:
     set_level(cluster, "shadow")
     fill(cluster)

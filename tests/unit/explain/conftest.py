@@ -19,6 +19,7 @@ _PARTS = (
     "decisions/topology",
     "decisions/writer",
     "order/order",
+    "order/factors",
     "order/files",
     "order/ranks",
     "order/tenants",

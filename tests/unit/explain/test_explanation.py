@@ -167,6 +167,25 @@ def test_a_waiting_job_with_its_order(sample: Path, tmp_path: Path) -> None:
     assert "400.0  deadline (of 5000): 110 min to spare" in text
 
 
+def test_an_operators_site_factor(sample: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "decisions"
+    folder.mkdir()
+    (folder / sample.name).write_bytes(sample.read_bytes())
+    refused = next(
+        entry.body
+        for entry in read_entries(sample)
+        if isinstance(entry.body, Decision) and entry.body.placement is None
+    )
+    table = TABLE.replace("job 5 ", f"job {refused.job.id} ").replace("job 6", f"operator {refused.job.id} -77\njob 6")
+    (folder / "order.ranks").write_text(table)
+    document = explain_job(folder, JobName(refused.job.id))
+    assert document is not None
+    assert (document["order"]["site_factor"], document["order"]["operators_site_factor"]) == (1700, -77)
+    assert "         -77  SITE: site factor set by an operator: -77 (ours would be 1700):" in render(document)
+    with pytest.raises(DecisionError, match="not 2 numbers"):
+        parse_order_table(table.replace(" -77", ""), source="here")
+
+
 def test_numbers_that_are_used_again(sample: Path, tmp_path: Path) -> None:
     """Of two jobs of one number the submission decides; without it the later one is meant."""
     folder = tmp_path / "decisions"
