@@ -120,8 +120,16 @@ class Relayout:
 
     def write_gres(self, slurm_conf: Path, inventories: Path | None, version: SlurmVersion) -> None:
         """Probe this node, put its inventory with the others, write GRES. Raises SluiceError until Slurm has it."""
-        folder = inventories or DEFAULT_DIR
-        write_inventory(folder, probe_node(node=self.name))
+        folder, inventory = inventories or DEFAULT_DIR, probe_node(node=self.name)
+        partitioned = {(gpu.vendor, gpu.index) for gpu in inventory.gpus if gpu.partitioned}
+        for problem in inventory.problems:
+            if (problem.vendor, problem.index) in partitioned:  # GRES without it: Slurm leaves it open to every job
+                raise SluiceError(
+                    f"node {self.name}: GRES is not written: {problem.what}",
+                    remedy=f"{problem.remedy}; then run: sluice mig apply",
+                )
+            self._progress(f"left out of GRES: {problem.what}")
+        write_inventory(folder, inventory)
         collected = load_inventories(folder)
         for failure in collected.failures.values():
             raise SluiceError(f"GRES is not written: {failure}", remedy="remove the cause, then run: sluice mig apply")

@@ -11,9 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from gres_probe.inventory import Problem, Vendor
+from prolog_epilog import relayout
 from prolog_epilog.relayout import NOT_RESTORED, REASON, Relayout, _plain
 from sluice.base.errors import SluiceError
+from sluice.base.slurm_version import OLDEST
 from sluice.slurm.commands import Commands
+from tests.unit.gres_probe.machines import mig
 
 SCONTROL = """#!/bin/sh
 echo "$@" >> {folder}/asked
@@ -165,6 +169,26 @@ def test_a_node_that_slurm_does_not_have(tmp_path: Path) -> None:
     other.name = "n9"
     with pytest.raises(SluiceError, match="node 'n9': not in Slurm's configuration; name it with --node"):
         other.node()
+
+
+def test_gres_is_not_written_without_an_instance_that_was_laid_out(
+    slurm: Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm leaves GPUs that gres.conf does not name open to every job, so the node stays drained."""
+    inventory = mig("n1")
+    del inventory.gpus[0].partitions[1]
+    what = "GPU 0, MIG device 1: the driver lists no capability file for gpu0/gi2/access"
+    inventory.problems = [Problem(Vendor.NVIDIA, what, "make the files: nvidia-modprobe -m", 0)]
+    monkeypatch.setattr(relayout, "probe_node", lambda node: inventory)
+    slurm.relayout.drain(0)
+    (slurm.folder / "slurm.conf").touch()
+    with pytest.raises(SluiceError, match=r"not written: GPU 0, MIG device 1: .*nvidia-modprobe -m; then run: sluice"):
+        slurm.relayout.write_gres(slurm.folder / "slurm.conf", slurm.folder / "inventory", OLDEST)
+    assert not list(slurm.folder.rglob("*.sluice.conf")) and not (slurm.folder / "inventory").exists()
+    inventory.problems = [Problem(Vendor.NVIDIA, "GPU 7: it has fallen off the bus", "see: dmesg", 7)]
+    with pytest.raises(SluiceError, match="Slurm still has gpu:h100:8; it stays drained"):
+        slurm.relayout.write_gres(slurm.folder / "slurm.conf", slurm.folder / "inventory", OLDEST)
+    assert slurm.told[0] == "left out of GRES: GPU 7: it has fallen off the bus" and slurm.relayout.drained_by_us()
 
 
 def test_gres_as_slurm_writes_it() -> None:
