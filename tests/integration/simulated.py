@@ -14,13 +14,15 @@ gpus:
 _GPU = "  - {{model: {model}, pci: '0000:{bus:02x}:00.0', numa: 0, under: 'pci0000:00/0000:00:{bus:02x}.1'}}\n"
 # In /run, as in a driver: what was changed since the boot is gone after the next one.
 _PROGRAM = """#!/opt/sluice/bin/python3
-import os, socket, sys
+import os, socket, subprocess
 from pathlib import Path
 import gpu_sim
 state = Path("/run/sluice-sim")
 if not (state / "state").exists():
     gpu_sim.write_node_state(state, gpu_sim.load_platform("/etc/sluice-sim.yaml"), socket.gethostname())
     os.symlink(state, "/dev/sluice-sim")
+    # The driver lists there which files belong to MIG instances. Nobody can make files in /proc.
+    subprocess.run(["mount", "--bind", state / "proc/driver", "/proc/driver"], check=True)
 os.umask(0)
 files = {file.path: file for file in gpu_sim.device_files(state)}
 caps = files.get("/dev/nvidia-caps/nvidia-cap1")
