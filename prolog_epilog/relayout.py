@@ -16,7 +16,7 @@ import signal
 import socket
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -36,6 +36,7 @@ from sluice.slurm.text import TextClient
 REASON = "sluice mig: the layout of its GPUs changes"
 NOT_RESTORED = "sluice mig: its GPUs are not laid out after its start"
 SOCKET = "/run/sluice/agent.sock"
+_PROBE_S = 60.0  # without persistence mode, a driver initialises each GPU again
 _LONGEST_REASON = 240  # slurmdbd keeps 255 bytes
 
 
@@ -118,15 +119,23 @@ class Relayout:
                     raise
             time.sleep(self._period)
 
-    def write_gres(self, slurm_conf: Path, inventories: Path | None, version: SlurmVersion) -> None:
-        """Probe this node, put its inventory with the others, write GRES. Raises SluiceError until Slurm has it."""
-        folder, inventory = inventories or DEFAULT_DIR, probe_node(node=self.name)
+    def write_gres(
+        self, slurm_conf: Path, inventories: Path | None, version: SlurmVersion, vendors: Collection[str]
+    ) -> None:
+        """Probe this node, put its inventory with the others, write GRES. Raises SluiceError until Slurm has it.
+
+        `vendors`: whose GPUs are laid out here.
+        """
+        folder, inventory = inventories or DEFAULT_DIR, probe_node(node=self.name, timeout=_PROBE_S)
         partitioned = {(gpu.vendor, gpu.index) for gpu in inventory.gpus if gpu.partitioned}
+        read = {gpu.vendor for gpu in inventory.gpus}
         for problem in inventory.problems:
-            if (problem.vendor, problem.index) in partitioned:  # GRES without it: Slurm leaves it open to every job
+            # What gres.conf does not name Slurm leaves open to every job.
+            unread = problem.vendor in vendors and problem.vendor not in read
+            if unread or (problem.vendor, problem.index) in partitioned:
                 raise SluiceError(
                     f"node {self.name}: GRES is not written: {problem.what}",
-                    remedy=f"{problem.remedy}; then run: sluice mig apply",
+                    remedy=f"{'see: sluice probe, dmesg' if unread else problem.remedy}; then run: sluice mig apply",
                 )
             self._progress(f"left out of GRES: {problem.what}")
         write_inventory(folder, inventory)

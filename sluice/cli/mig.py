@@ -122,7 +122,8 @@ def apply(
             err=True,
         )
         return
-    relayout.write_gres(site, inventory_dir, find_version(slurm_version, slurm_prefix))
+    version = find_version(slurm_version, slurm_prefix)
+    relayout.write_gres(site, inventory_dir, version, {layer.vendor for layer in layers})
     relayout.resume()
     if not found:
         click.echo("nothing to change", err=True)

@@ -171,24 +171,25 @@ def test_a_node_that_slurm_does_not_have(tmp_path: Path) -> None:
         other.node()
 
 
-def test_gres_is_not_written_without_an_instance_that_was_laid_out(
-    slurm: Slurm, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gres_is_not_written_without_what_was_laid_out(slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slurm leaves GPUs that gres.conf does not name open to every job, so the node stays drained."""
-    inventory = mig("n1")
-    del inventory.gpus[0].partitions[1]
-    what = "GPU 0, MIG device 1: the driver lists no capability file for gpu0/gi2/access"
-    inventory.problems = [Problem(Vendor.NVIDIA, what, "make the files: nvidia-modprobe -m", 0)]
-    monkeypatch.setattr(relayout, "probe_node", lambda node: inventory)
+    inventory, conf = mig("n1"), slurm.folder / "slurm.conf"
+    conf.touch()
+    monkeypatch.setattr(relayout, "probe_node", lambda node, timeout: inventory)
     slurm.relayout.drain(0)
-    (slurm.folder / "slurm.conf").touch()
-    with pytest.raises(SluiceError, match=r"not written: GPU 0, MIG device 1: .*nvidia-modprobe -m; then run: sluice"):
-        slurm.relayout.write_gres(slurm.folder / "slurm.conf", slurm.folder / "inventory", OLDEST)
+
+    def write(what: str, index: int | None, why: str) -> None:
+        inventory.problems = [Problem(Vendor.NVIDIA, what, "make the files", index)]
+        with pytest.raises(SluiceError, match=why):
+            slurm.relayout.write_gres(conf, slurm.folder / "inventory", OLDEST, {"nvidia"})
+
+    write("no file for gpu0/gi2", 0, "not written: no file for gpu0/gi2; make the files; then run: sluice mig apply")
+    gpus, inventory.gpus = inventory.gpus, []
+    write("no answer", None, "not written: no answer; see: sluice probe, dmesg; then run: sluice mig apply")
     assert not list(slurm.folder.rglob("*.sluice.conf")) and not (slurm.folder / "inventory").exists()
-    inventory.problems = [Problem(Vendor.NVIDIA, "GPU 7: it has fallen off the bus", "see: dmesg", 7)]
-    with pytest.raises(SluiceError, match="Slurm still has gpu:h100:8; it stays drained"):
-        slurm.relayout.write_gres(slurm.folder / "slurm.conf", slurm.folder / "inventory", OLDEST)
-    assert slurm.told[0] == "left out of GRES: GPU 7: it has fallen off the bus" and slurm.relayout.drained_by_us()
+    inventory.gpus = gpus
+    write("the driver lists 2 of 3 GPUs", None, "Slurm still has gpu:h100:8; it stays drained")
+    assert slurm.told[0] == "left out of GRES: the driver lists 2 of 3 GPUs" and slurm.relayout.drained_by_us()
 
 
 def test_gres_as_slurm_writes_it() -> None:
