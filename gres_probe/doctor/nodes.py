@@ -65,6 +65,9 @@ def gres(site: SiteView) -> Iterator[Outcome]:
         yield ok(f"{len(gpus)} nodes with GPUs, GresTypes={','.join(types)}")
 
 
+_MOST_DEVICES = 22  # tried: Linux 6.18, programs as 22.05.8 makes them
+
+
 @check("cgroup", "jobs are confined to their devices, cores and memory")
 def cgroup(site: SiteView) -> Iterator[Outcome]:
     """The cgroup plugins, and what cgroup.conf constrains."""
@@ -90,7 +93,7 @@ def cgroup(site: SiteView) -> Iterator[Outcome]:
     plugin = _setting(conf, "CgroupPlugin") or "autodetect"
     unified = site.host("/sys/fs/cgroup/cgroup.controllers").exists()
     if unified and plugin != "cgroup/v1":
-        found = [*_hybrid(site), *_no_ebpf(site)]
+        found = [*_hybrid(site), *_no_ebpf(site), *_many_devices(site)]
         problems += len(found)
         yield from found
     if plugin == "cgroup/v1" and unified:
@@ -124,6 +127,21 @@ def _no_ebpf(site: SiteView) -> Iterator[Outcome]:
             "allow bpf(2) and CAP_BPF, CAP_NET_ADMIN here (systemd-nspawn: --system-call-filter=bpf --capability=all);"
             " the kernel needs CONFIG_CGROUP_BPF",
         )
+
+
+def _many_devices(site: SiteView) -> Iterator[Outcome]:
+    """slurmstepd before 23.02.4 gives the verifier of its program for devices a log of 8 KiB, which overflows."""
+    if site.version >= (23, 2, 4):
+        return
+    for node in site.slurm.nodes.values():
+        counts = re.findall(r"\bgpu(?::[^,:()]+)*:(\d+)", node.text("gres"))
+        if (devices := sum(map(int, counts))) > _MOST_DEVICES:
+            yield fail(
+                f"{node.name}: {devices} GPU devices: with cgroup v2, this Slurm loads no program for more than "
+                f"{_MOST_DEVICES}, and runs jobs that can open every GPU",
+                "use Slurm 23.02.4 or later there, cgroup v1, or layouts with fewer instances or partitions",
+            )
+            return
 
 
 def _setting(conf: ConfigFile | None, key: str) -> str:

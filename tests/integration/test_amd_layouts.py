@@ -52,6 +52,7 @@ def cluster(request: pytest.FixtureRequest, make_shared_cluster: Callable[..., D
         {
             "nodes": [{"names": NODE, "platform": "mi300x-platform"}],
             "controllers": 1,
+            "cgroup": "v2" if root else "v1",  # 22.05 loads no program for so many devices (sluice doctor says so)
             "accounting": False,
             "agent": True,
             "users": [{"name": "alice"}],

@@ -216,6 +216,17 @@ def test_cgroups_of_version_2_that_slurm_cannot_use(
     assert answer.outcome.verdict is Verdict.FAIL and says in answer.outcome.what
 
 
+def test_more_devices_than_an_old_slurms_program_can_have(host: Host) -> None:
+    host.write("sys/fs/cgroup/cgroup.controllers", "cpu memory\n")
+    host.write("proc/self/cgroup", "0::/user.slice\n")
+    host.replace("Gres=gpu:2", "Gres=gpu:h100:7,gpu:h100_1g.10gb:16,shard:655360")
+    assert list(host.verdicts("cgroup").values()) == ["ok"]
+    site = host.site()
+    site.version = (22, 5, 8)
+    [answer] = examine(site, ["cgroup"])
+    assert answer.outcome.verdict is Verdict.FAIL and "23 GPU devices" in answer.outcome.what
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_a_process_without_capabilities_loads_no_program_for_devices() -> None:
     program = "from gres_probe.doctor.ebpf import refused; print(refused())"
