@@ -467,6 +467,7 @@ def ask(cluster: DevCluster, port: int, user: str, job: str) -> tuple[int, str, 
 
 def test_users_ask_from_the_login_node(native: DevCluster, service: int) -> None:
     running = fill(native)[0]
+    until(lambda: explain_job(decisions(native), parse_job(running)), lambda seen: seen and "start" in seen)
     code, out, error = ask(native, service, "alice", running)
     assert (code, error) == (0, "")
     document = json.loads(out)
