@@ -12,7 +12,9 @@ HEAD = """# Tested on
 
 Test runs count what they ran on; `tools/tested_on.py` wrote this page: the latest run of each module on the machine
 where it was called. GPUs were simulated. Tests without Slurm's daemons are not counted. *init*: `systemd` is a machine
-that boots, with the shipped units; `sluice cluster` is [a cluster on one machine](dev-cluster.md).
+that boots, with the shipped units, in a container or under QEMU; `sluice cluster` is
+[a cluster on one machine](dev-cluster.md).
+(tag): a Slurm built from its tag by `tools/build-slurm`; those rows are of runs by hand.
 
 | Slurm | cgroup | init | Debian | modules | passed | failed | when |
 |---|---|---|---|---|---|---|---|
