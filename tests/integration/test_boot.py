@@ -280,16 +280,19 @@ def test_systemd_starts_a_guard_again_that_was_killed(machine: Machine) -> None:
 
 
 def test_a_controllerd_that_is_not_there_costs_few_lines(machine: Machine) -> None:
+    def complaints(before: int) -> list[str]:
+        lines = machine.journal("sluice-agent")[before:].splitlines()
+        return [line for line in lines if "no controller accepts" in line]
+
     machine.run("systemctl", "stop", "sluice-controllerd")
     before = len(machine.journal("sluice-agent"))
     try:
         for _ in range(3):
             srun(machine, "--gpu-mem=2G", "true")
             machine.run(_HEALTH, check=False)
+        machine.wait(lambda: complaints(before))
         time.sleep(6)  # the courier has tried three times
-        lines = machine.journal("sluice-agent")[before:].splitlines()
-        complaints = [line for line in lines if "no controller accepts" in line]
-        assert 0 < len(complaints) <= 2, complaints  # of its health report, and of the record of its jobs
+        assert len(complaints(before)) <= 2, complaints(before)  # of its health report, and of the record of its jobs
     finally:
         machine.run("systemctl", "start", "sluice-controllerd")
     machine.wait(lambda: "action=sent records=" in machine.journal("sluice-agent"))
