@@ -14,6 +14,9 @@ enum {
     MOST_HOLDS = 64,              /* jobs that sched/backfill keeps nodes for ... */
     HOLD_S = 60,                  /* ... for so long after that was last seen ... */
     HOLD_LATE_S = 120,            /* ... and after the expected start: sched/backfill does not get to it */
+    VAIN_S = 180,                 /* a job that has not started so long after the first start expected ... */
+    VAIN_STARTS = 3,              /* ... and has been expected again so often since ... */
+    LAPSE_S = 1800,               /* ... has nothing kept for so long */
 };
 
 static bool grow(struct sluice_picture *picture, void *array, uint32_t *room, uint32_t wanted, size_t size)
@@ -91,14 +94,14 @@ static void free_hold(struct sluice_hold *hold)
     free(hold);
 }
 
-/* What no longer waits, or waits without an expected start, has none. */
+/* What no longer waits, or waits without an expected start, has none. One that is late stays, as does what is known of
+ * the starts that were expected of it. */
 static void end_holds(struct sluice_picture *picture, bool all)
 {
     uint32_t kept = 0;
     for (uint32_t i = 0; i < picture->hold_count; i++) {
         struct sluice_hold *hold = picture->holds[i];
-        bool late = hold->start_s < picture->now_s - HOLD_LATE_S || hold->seen_s < picture->now_s - HOLD_S;
-        if (hold->waits && !late && !all)
+        if (hold->waits && hold->seen_s >= picture->now_s - HOLD_S && !all)
             picture->holds[kept++] = hold;
         else
             free_hold(hold);
@@ -358,6 +361,25 @@ static bool name_nodes(const struct sluice_picture *picture, struct sluice_hold 
     return hold->names;
 }
 
+/* Does sched/backfill expect starts that do not come? Some jobs never start, and it keeps nodes for them again in each
+ * pass. Slurm's main scheduler starts others there nevertheless; for the plan the claim lapses for a while. */
+static void see_start(const struct sluice_picture *picture, struct sluice_hold *hold, int64_t start_s)
+{
+    if (!hold->first_start_s || hold->lapsed_until_s > picture->now_s) {
+        hold->first_start_s = hold->start_s = start_s;
+        hold->starts = 0;
+    }
+    hold->starts += start_s != hold->start_s;
+    hold->start_s = start_s;
+    if (start_s < hold->first_start_s)
+        hold->first_start_s = start_s;
+    if (picture->now_s > hold->first_start_s + VAIN_S && hold->starts >= VAIN_STARTS) {
+        debug("sluice: JobId=%u did not start when it was expected to: no nodes are kept for it for %d s", hold->job_id,
+              (int)LAPSE_S);
+        hold->lapsed_until_s = picture->now_s + LAPSE_S;
+    }
+}
+
 /* A pass of sched/backfill clears all expected starts and lets go of the locks before all are known again, so that the
  * last one that was seen holds for a while. */
 static void see_hold(struct sluice_picture *picture, const struct sluice_queue *queue,
@@ -381,20 +403,49 @@ static void see_hold(struct sluice_picture *picture, const struct sluice_queue *
         return;
     hold->tier = now.tier;
     hold->priority = now.priority;
-    hold->start_s = job->start_time;
+    see_start(picture, hold, job->start_time);
+    hold->limit_s = sluice_picture_limit(picture, entry);
     hold->seen_s = picture->now_s;
     hold->waits = true;
 }
 
-void sluice_picture_keep_out(const struct sluice_picture *picture, uint32_t tier, uint32_t priority, uint32_t job_id,
-                             int64_t limit_s, uint64_t *words)
+/* Does the hook refuse a start of the job now for the sake of this reserved one? */
+static bool has_to_wait(const struct sluice_picture *picture, const struct sluice_hold *hold,
+                        const struct sluice_plan_answer *reserved)
 {
+    if (reserved->state != SLUICE_PLAN_LATER || reserved->start_s >= picture->now_s + hold->limit_s)
+        return false;
+    for (uint32_t i = 0; i < reserved->part_count; i++)
+        if (hold->nodes[reserved->parts[i].node / 64] >> reserved->parts[i].node % 64 & 1)
+            return true;
+    return false;
+}
+
+uint32_t sluice_picture_keep_out(struct sluice_picture *picture, const struct sluice_picture_place *place,
+                                 int64_t limit_s, const struct sluice_plan_answer *reserved, uint32_t words)
+{
+    uint32_t made = picture->words_used;
+    bool kept = false;
     for (uint32_t h = 0; h < picture->hold_count; h++) {
-        const struct sluice_hold *hold = picture->holds[h];
-        bool kept = hold->start_s < picture->now_s + limit_s && is_before(hold, tier, priority, job_id);
-        for (size_t i = 0; kept && i < picture->node_words; i++)
-            words[i] &= ~hold->nodes[i];
+        struct sluice_hold *hold = picture->holds[h];
+        if (hold->lapsed_until_s > picture->now_s || hold->start_s < picture->now_s - HOLD_LATE_S ||
+            hold->start_s >= picture->now_s + limit_s || !is_before(hold, place->tier, place->priority, place->job_id))
+            continue;
+        if (has_to_wait(picture, hold, reserved)) {
+            hold->first_start_s = 0;
+            continue;
+        }
+        if (!kept &&
+            !grow(picture, &picture->words, &picture->words_room, made + picture->node_words, sizeof *picture->words))
+            return words;
+        if (!kept)
+            memcpy(picture->words + made, picture->words + words, picture->node_words * sizeof *picture->words);
+        kept = true;
+        for (size_t i = 0; i < picture->node_words; i++)
+            picture->words[made + i] &= ~hold->nodes[i];
     }
+    picture->words_used += kept ? picture->node_words : 0;
+    return kept ? made : words;
 }
 
 static void see_pending(struct sluice_picture *picture, const struct sluice_queue *queue,

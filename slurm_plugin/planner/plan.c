@@ -420,6 +420,16 @@ static const struct entry *reservation_of(const struct sluice_plan *last, uint32
     return NULL;
 }
 
+struct sluice_plan_answer sluice_planner_reservation(const struct sluice_planner *planner, uint32_t job_id,
+                                                     uint32_t ordinal)
+{
+    struct sluice_plan_answer answer = {.state = SLUICE_PLAN_UNKNOWN};
+    const struct entry *entry = reservation_of(planner->last, job_id, ordinal);
+    if (entry)
+        sluice_plan_entry(planner->last, (uint32_t)(entry - planner->last->entries), NULL, NULL, &answer);
+    return answer;
+}
+
 static struct sluice_plan *plan_new(uint32_t entries, uint32_t parts, uint32_t claims)
 {
     uint32_t slots = 16;

@@ -149,6 +149,11 @@ void sluice_plan_publish(struct sluice_planner *planner, struct sluice_plan *pla
 bool sluice_plan_entry(const struct sluice_plan *plan, uint32_t index, uint32_t *job_id, uint32_t *group,
                        struct sluice_plan_answer *answer);
 
+/* The reserved start that the next plan holds for the ordinal-th waiting task of a job; UNKNOWN: none. Its parts are
+ * valid until that plan is made. */
+struct sluice_plan_answer sluice_planner_reservation(const struct sluice_planner *planner, uint32_t job_id,
+                                                     uint32_t ordinal);
+
 /* The planner forgets all reservations: the cluster was made again. */
 void sluice_planner_forget(struct sluice_planner *planner);
 

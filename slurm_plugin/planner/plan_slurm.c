@@ -55,8 +55,11 @@ static struct {
     /* The thread's own. */
     struct sluice_planner *planner;
     struct sluice_plan_job *jobs; /* the plan's entries, in its order ... */
-    uint32_t *job_index;          /* ... and which of the queue's pending jobs they are */
-    uint32_t job_count, job_room, job_index_room;
+    uint32_t *job_index;          /* ... which of the queue's pending jobs they are ... */
+    uint32_t *job_words;          /* ... and where in the picture the nodes are that they may use */
+    uint32_t job_count, job_room, job_index_room, job_words_room;
+    uint32_t ordinal; /* of the last job among its array's tasks */
+    bool reserved;    /* it has a reserved start */
     struct unit *units;
     uint32_t unit_count, unit_room;
     struct refused_start *refused; /* by job id */
@@ -189,6 +192,21 @@ static void order_units(void)
     qsort(planner.units, planner.unit_count, sizeof *planner.units, by_order);
 }
 
+/* Where the nodes are that the last job may use; tasks of an array without reserved starts share them. */
+static uint32_t allowed_words(const struct unit *unit)
+{
+    uint32_t last = planner.job_count - 1, index = planner.job_index[last];
+    const struct sluice_plan_job *job = &planner.jobs[last];
+    const struct sluice_picture_place place = {.tier = unit->tier, .priority = unit->priority, .job_id = unit->id};
+    planner.ordinal = last && job[-1].job_id == job->job_id ? planner.ordinal + 1 : 0;
+    struct sluice_plan_answer reserved = sluice_planner_reservation(planner.planner, job->job_id, planner.ordinal);
+    bool shares = planner.ordinal && !planner.reserved && reserved.state == SLUICE_PLAN_UNKNOWN;
+    planner.reserved = reserved.state != SLUICE_PLAN_UNKNOWN;
+    if (shares)
+        return planner.job_words[last - 1];
+    return sluice_picture_keep_out(&picture, &place, job->limit_s, &reserved, picture.pending[index].words);
+}
+
 static void add_job(const struct unit *unit, uint32_t index, uint32_t group)
 {
     const struct sluice_queue_job *entry = &picture.queue->pending[index];
@@ -204,9 +222,7 @@ static void add_job(const struct unit *unit, uint32_t index, uint32_t group)
      * through the hook. Only the planner starts gangs. */
     for (size_t i = 0; !group && i < picture.node_words; i++)
         words[i] &= ~picture.asleep[i];
-    sluice_picture_keep_out(&picture, unit->tier, unit->priority, unit->id, job->limit_s, words);
-    job->request.allowed = words;
-    job->request.allowed_words = picture.node_words;
+    planner.job_words[planner.job_count - 1] = allowed_words(unit);
 }
 
 /* Is there room in the plan for what the job takes on its nodes? A plan that needs more than was made for it fails, so
@@ -245,7 +261,9 @@ static void list_jobs(uint32_t depth)
     uint32_t shares = 0;
     planner.job_count = 0;
     if (!sluice_grow_array(&planner.jobs, &planner.job_room, SLUICE_MOST_PLANNED, sizeof *planner.jobs) ||
-        !sluice_grow_array(&planner.job_index, &planner.job_index_room, SLUICE_MOST_PLANNED, sizeof *planner.job_index))
+        !sluice_grow_array(&planner.job_index, &planner.job_index_room, SLUICE_MOST_PLANNED,
+                           sizeof *planner.job_index) ||
+        !sluice_grow_array(&planner.job_words, &planner.job_words_room, SLUICE_MOST_PLANNED, sizeof *planner.job_words))
         return;
     for (uint32_t u = 0; u < planner.unit_count && planner.job_count < depth; u++) {
         const struct unit *unit = &planner.units[u];
@@ -258,6 +276,10 @@ static void list_jobs(uint32_t depth)
              i < tasks && i < MAX_TASKS && planner.job_count < SLUICE_MOST_PLANNED && has_room(unit->index, &shares);
              i++)
             add_job(unit, unit->index, 0);
+    }
+    for (uint32_t i = 0; i < planner.job_count; i++) {
+        planner.jobs[i].request.allowed = picture.words + planner.job_words[i];
+        planner.jobs[i].request.allowed_words = picture.node_words;
     }
 }
 
@@ -593,15 +615,17 @@ static void stop_planner(void)
     sluice_gang_fini();
     free(planner.jobs);
     free(planner.job_index);
+    free(planner.job_words);
     free(planner.units);
     free(planner.refused);
     sluice_outlook_forget();
     planner.planner = NULL;
     planner.jobs = NULL;
     planner.job_index = NULL;
+    planner.job_words = NULL;
     planner.units = NULL;
     planner.refused = NULL;
-    planner.job_room = planner.job_index_room = planner.unit_room = planner.refused_room = 0;
+    planner.job_room = planner.job_index_room = planner.job_words_room = planner.unit_room = planner.refused_room = 0;
     planner.refused_count = 0;
 }
 

@@ -366,6 +366,48 @@ def test_many_jobs_late_in_the_order_leave_a_place_for_the_first(slurm: Cluster)
     until(lambda: slurm.states([job]), lambda seen: seen == ["RUNNING"], timeout=60)
 
 
+@pytest.mark.usefixtures("eager_backfill")
+@pytest.mark.parametrize(
+    "asked",
+    [["-N1", "--gres=gpu:1", ":", "-N1", "--gres=gpu:1"], ["-N1", "--exclusive", "--contiguous"]],
+    ids=["heterogeneous", "contiguous"],
+)
+def test_a_reserved_start_and_a_job_left_to_backfill_do_not_wait_for_each_other(
+    slurm: Cluster, asked: list[str]
+) -> None:
+    """n1 is kept for a job that the hook refuses, as it would delay a reserved start of lower priority there: that one
+    starts as soon as its other node is free."""
+    first, gate = slurm.gate()
+    busy = [slurm.submit(8, 5, 1, "--exclusive", "-wn2", first=first), slurm.submit(8, 60, 280, "--exclusive", "-wn3")]
+    until(lambda: slurm.states(busy), lambda seen: seen == ["RUNNING"] * 2)
+    reserved = slurm.submit(8, 2, 2, "-N2", "--nice=500")
+    until(lambda: slurm.start(reserved), bool)
+    slurm.planned()
+    words = ["sbatch", "--parsable", "-o", "/dev/null", "-t10", *asked, "--wrap=sleep 1"]
+    job = slurm.cluster.run(words, user="alice").stdout.strip()
+    slurm.await_backfill(2)
+    slurm.planned()
+    gate.touch()
+    parts = [f"{job}+0", f"{job}+1"] if ":" in asked else [job]
+    ended = ["COMPLETED"] * (1 + len(parts))
+    until(lambda: slurm.states([reserved, *parts]), lambda seen: seen == ended, timeout=90)
+
+
+@pytest.mark.skipif(os.environ.get("SLUICE_TEST_SCALE") != "full", reason="takes four minutes")
+@pytest.mark.usefixtures("eager_backfill")
+def test_a_job_that_never_starts_does_not_keep_its_nodes(slurm: Cluster) -> None:
+    """Its components have room one at a time only: sched/backfill expects its start again and again."""
+    words = "sbatch --parsable -o /dev/null -t1 -N3 --exclusive : -N1 --exclusive --wrap=true"
+    job = slurm.cluster.run(words.split(), user="alice").stdout.strip()
+    slurm.await_backfill(2)
+    slurm.planned()
+    late = slurm.submit(8, 10, 5, "--nice=500", user="bob")
+    slurm.await_backfill(2)
+    assert slurm.states([late]) == ["PENDING"]
+    until(lambda: slurm.states([late]), lambda seen: seen == ["RUNNING"], timeout=400)
+    assert slurm.states([f"{job}+0"]) == ["PENDING"]
+
+
 def test_a_deadline_bounds_a_job_without_a_time_limit(slurm: Cluster) -> None:
     busy = slurm.submit(8, 5, 280)
     until(lambda: slurm.states([busy]), lambda seen: seen == ["RUNNING"])
