@@ -19,7 +19,7 @@ from prolog_epilog.end_notices import PERIOD_S as END_NOTICES_S
 from prolog_epilog.end_notices import EndNotices
 from prolog_epilog.gpu_reset import GpuReset
 from prolog_epilog.guarding import MEMORY
-from prolog_epilog.health.monitor import Monitor, send_health
+from prolog_epilog.health.monitor import Monitor
 from prolog_epilog.holds import Holds
 from prolog_epilog.jobs import Jobs
 from prolog_epilog.live_reports import PERIOD_S, LiveReports
@@ -42,7 +42,8 @@ from prolog_epilog.unkillable import Unkillable
 from prolog_epilog.vigil import Vigil
 from sluice.base.duties import Duties
 from sluice.base.log import log
-from sluice.exchange.courier import Courier, slurmd_spool
+from sluice.exchange.courier import VERSION, Courier, slurmd_spool
+from sluice.exchange.uplink import Uplink
 
 _DAY_S = 86400.0
 _RETENTION_S = 30 * _DAY_S
@@ -78,10 +79,11 @@ class Agent:
         self.holds.on_put = self.duties.add("holds", _IDLE_S, self.holds.run, retry=5.0).wake
         self.jobs.on_refused = self.holds.put
         self.jobs.on_skipped = self.holds.put_back
+        self.uplink = Uplink()
         self._watch_outages()
         self._watch_health()
         policy = settings.policy.with_name(FILE_NAME)
-        live_reports = LiveReports(self.state, self.watcher, policy, self.accounting.of_job)
+        live_reports = LiveReports(self.state, self.watcher, policy, self.accounting.of_job, self.uplink.send)
         self.watcher.on_sample.append(live_reports.on_sample)
         self.accounting.on_tick.append(live_reports.on_tick)
         self.duties.add("live-reports", PERIOD_S, live_reports.run)
@@ -90,7 +92,8 @@ class Agent:
         self.end_notices = EndNotices(settings.records.parent / "ended", lambda: self.state.node)
         self.duties.add("end-notices", END_NOTICES_S, self.end_notices.run, retry=1.0)
         self.duties.add("unkillable", UNKILLABLE_S, Unkillable().run)
-        self.state.outbox.on_put = self.duties.add("courier", _IDLE_S, Courier(self.state.outbox).run, retry=1.0).wake
+        courier = Courier(self.state.outbox, self.uplink.asking)
+        self.state.outbox.on_put = self.duties.add("courier", _IDLE_S, courier.run, retry=1.0).wake
 
     def _limits(self) -> tuple[Ladder, GpuReset]:
         """What holds jobs to their limits, and what resets their GPUs for the next job."""
@@ -136,7 +139,7 @@ class Agent:
             self.watcher,
             policy=settings.policy.with_name(FILE_NAME),
             memory=memory,
-            send=send_health,
+            send=lambda report: self.uplink.send({"version": VERSION, "do": "health", "report": report}),
             spools=(str(settings.run), str(settings.records.parent), slurmd_spool()),
             outages=self.outages.last,
         )

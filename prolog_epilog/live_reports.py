@@ -23,7 +23,7 @@ from prolog_epilog.state import State
 from prolog_epilog.watching import Watch, Watcher
 from sluice.base.clock import uptime
 from sluice.base.duties import NotYet
-from sluice.exchange.courier import MAX_REQUEST, VERSION, AnswerError, ask, controllers, port
+from sluice.exchange.courier import MAX_REQUEST, VERSION, AnswerError
 from sluice.exchange.readings import Reading, readings_of
 from sluice.exchange.record import JobRecord
 
@@ -35,11 +35,7 @@ _SHOWN_EVENTS = ("refuse", "warn", "end", "stray")
 _DAMAGED = (TypeError, ValueError, KeyError, AttributeError)
 
 Send = Callable[[dict[str, Any]], object]
-
-
-def send(request: dict[str, Any]) -> object:
-    """Send a request to the controllers. Raises SluiceError."""
-    return ask(controllers(), port(), json.dumps(request).encode())
+"""Sends a request to the controllers. Raises SluiceError."""
 
 
 @dataclass
@@ -64,7 +60,7 @@ Sums = Callable[[JobRecord], dict[str, Any]]
 class LiveReports:
     """The latest readings, and what jobs did since the last report."""
 
-    def __init__(self, state: State, watcher: Watcher, policy: Path, sums: Sums, give: Send = send) -> None:
+    def __init__(self, state: State, watcher: Watcher, policy: Path, sums: Sums, give: Send) -> None:
         self._sums = sums
         self._state = state
         self._watcher = watcher
@@ -107,7 +103,8 @@ class LiveReports:
     def run(self) -> float | None:
         """A duty of the agent: asks the drivers, and reports a second later.
 
-        Seconds until it is to be called again, or None. Raises SluiceError when no controller accepts it.
+        Seconds until it is to be called again, or None when it has reported. Raises SluiceError when no controller
+        accepts it.
         """
         policy = self._policy.current()
         alerts, running = policy.alerts, policy.metrics.running
@@ -117,7 +114,7 @@ class LiveReports:
             self._asked = False
             with self._lock:
                 self._work.clear()
-            return None
+            return NotYet(PERIOD_S)
         now = time.monotonic()
         period = min(alerts.interval if alerts.readings else running, running or alerts.interval)
         due = jobs and now >= self._sent_running + running

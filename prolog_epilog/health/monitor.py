@@ -6,7 +6,6 @@ are unknown.
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
@@ -30,7 +29,6 @@ from prolog_epilog.state import MIB, RefusalError, State
 from prolog_epilog.watching import Watch, Watcher
 from sluice.base.errors import SluiceError
 from sluice.base.log import log
-from sluice.exchange import courier
 from sluice.exchange.health_report import Fault, GpuState, Report
 from sluice.exchange.readings import Reading, readings_of
 from sluice.exchange.record import JobRecord
@@ -95,6 +93,7 @@ class Monitor:
         self._report: Report | None = None
         self._unsent = threading.Event()
         self._undelivered: float | None = None
+        self._logged_undelivered = False
         self._problem = ""
         self._refused_at = 0.0
         self._unclean: tuple[str, ...] = ()  # GPUs, of the job that ended then
@@ -393,11 +392,13 @@ class Monitor:
         except (SluiceError, OSError, ValueError, TypeError, KeyError) as error:
             if self._undelivered is None:
                 self._undelivered = began
+            if not self._logged_undelivered and not (isinstance(error, SluiceError) and error.logged):
+                self._logged_undelivered = True
                 log("problem", what=f"no health report was accepted: {error}")
             return
-        if self._undelivered is not None:
+        if self._undelivered is not None and self._logged_undelivered:
             log("recovered", what="health reports are accepted again", seconds=round(began - self._undelivered))
-        self._undelivered = None
+        self._undelivered, self._logged_undelivered = None, False
 
     def _take_answer(self, answer: Mapping[str, Any], sent: float, received: float) -> None:
         """The controller's time, and GPUs that a person has returned to service."""
@@ -413,12 +414,6 @@ class Monitor:
                     log("returned", uuid=uuid)
         if answer.get("returned"):
             self.wake()
-
-
-def send_health(report: dict[str, Any]) -> dict[str, Any]:
-    """Give a report to the controllers' daemon that leads. Raises SluiceError."""
-    request = {"version": courier.VERSION, "do": "health", "report": report}
-    return courier.ask(courier.controllers(), courier.port(), json.dumps(request).encode())
 
 
 _MODULES = {"nvidia": "nvidia", "amd": "amdgpu"}

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from sluice.base.errors import SluiceError
 from sluice.base.log import log
 
 
@@ -67,7 +68,7 @@ class Duties:
                 result = duty.function()
                 wait = duty.period if result is None else result
             except Exception as error:  # a defect in a duty must not end what holds jobs to their limits
-                if str(error) != problem:
+                if str(error) != problem and not (isinstance(error, SluiceError) and error.logged):
                     problem = str(error)
                     log("problem", duty=duty.name, what=f"{type(error).__name__}: {error}")
                 wait = duty.retry

@@ -8,7 +8,10 @@ class SluiceError(Exception):
 
     `what` says what is wrong and names the value and the place; `remedy` says what to do about it.
     `usage` marks a mistake in the request (exit code 2) rather than a failure to carry it out (exit code 1).
+    `logged`: the log of the daemon has it already, so what catches it does not log it.
     """
+
+    logged = False
 
     def __init__(self, what: str, *, remedy: str = "", usage: bool = False) -> None:
         super().__init__(what)

@@ -13,7 +13,7 @@ import pwd
 import re
 import time
 from collections.abc import Callable, Collection
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -263,8 +263,8 @@ def ask(to: Controllers, where: int, payload: bytes | Callable[[], bytes]) -> di
             failures.append(f"{host}: {getattr(error, 'strerror', None) or error}")
             kind = AnswerError if isinstance(error, AnswerError) else kind
     raise kind(
-        f"no controller accepts the records of jobs on port {where} ({'; '.join(failures)})",
-        remedy="start sluice-controllerd on the controllers; records wait on the node until then",
+        f"no controller accepts requests on port {where} ({'; '.join(failures)})",
+        remedy="start sluice-controllerd on the controllers; records of jobs wait on the nodes until then",
     )
 
 
@@ -295,10 +295,11 @@ def _ask_one(host: str, where: int, payload: bytes | Callable[[], bytes], to: Co
 
 
 class Courier:
-    """Sends the outbox, and waits longer after each failure."""
+    """Sends the outbox, and waits longer after each failure. `asking`: around each attempt (`Uplink.asking`)."""
 
-    def __init__(self, outbox: Outbox) -> None:
+    def __init__(self, outbox: Outbox, asking: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
         self.outbox = outbox
+        self._asking = asking
         self._wait = 0.0
         self._next = 0.0
 
@@ -310,7 +311,8 @@ class Courier:
         if not self.outbox.waiting():
             return None
         try:
-            sent = self.outbox.send(controllers(), port())
+            with self._asking():
+                sent = self.outbox.send(controllers(), port())
         except SluiceError:
             self._wait = min(max(2 * self._wait, _FIRST_WAIT), _LAST_WAIT)
             self._next = time.monotonic() + self._wait

@@ -192,7 +192,7 @@ def test_nobody_there_and_records_wait(serve: Serve, outbox: Outbox, monkeypatch
     put(outbox, record(1))
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    with pytest.raises(SluiceError, match="no controller accepts the records"):
+    with pytest.raises(SluiceError, match="no controller accepts requests"):
         outbox.send(HERE, port)
     assert outbox.waiting() == [1]
     asked: list[int] = []

@@ -223,7 +223,7 @@ def test_records_are_not_read_as_long_as_no_controller_listens(
 
     monkeypatch.setattr(socket, "create_connection", refuse)
     monkeypatch.setattr(courier, "port", lambda: 1)
-    with pytest.raises(SluiceError, match="no controller accepts the records"):
+    with pytest.raises(SluiceError, match="no controller accepts requests"):
         Courier(state.outbox).run()
     assert read == [] and state.outbox.waiting() == [1, 2, 3]
 
