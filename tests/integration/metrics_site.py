@@ -17,7 +17,7 @@ from tests.integration.settled import until
 PYTHON = "/usr/bin/python3"
 # Holds MiB of a GPU and takes shares of its time, "PERMILLE:SECONDS" after each other; then idles a while, as a program
 # that writes its results does: the agent, which looks twice a second, sees its end also where the machine is busy.
-# Prints how long it held the memory.
+# Prints how long each share was taken, as a busy machine lets it sleep for longer, and then how long it held memory.
 LOAD = """
 import ctypes as c, sys, time
 kind, mib, *phases = sys.argv[1:]
@@ -31,12 +31,15 @@ else:
     assert lib.cuCtxSetCurrent(context) == 0
     assert lib.cuMemAlloc_v2(c.byref(address), c.c_size_t(int(mib) << 20)) == 0
 begin = time.time()
-for phase in phases:
+before, since = None, 0.0
+for phase in [*phases, "0:2.0"]:
     permille, seconds = phase.split(":")
     assert lib.sluice_sim_load(0, int(permille)) == 0
+    now = time.monotonic()
+    if before is not None:
+        print("did", kind, before, now - since, flush=True)
+    before, since = permille, now
     time.sleep(float(seconds))
-assert lib.sluice_sim_load(0, 0) == 0
-time.sleep(2.0)
 print(time.time() - begin, flush=True)
 """
 
@@ -46,8 +49,14 @@ def load(kind: str, mib: int, *phases: tuple[int, float]) -> list[str]:
     return [PYTHON, "-c", LOAD, kind, str(mib), *(f"{permille}:{seconds}" for permille, seconds in phases)]
 
 
+def done(said: str, kind: str = "cuda") -> list[tuple[int, float]]:
+    """The phases of the programs of one kind, by what they printed: as many seconds as asked for, and a bit more."""
+    words = [line.split() for line in said.splitlines() if line.startswith(f"did {kind} ")]
+    return [(int(permille), float(seconds)) for _, _, permille, seconds in words]
+
+
 def work(*phases: tuple[int, float]) -> float:
-    """GPU-seconds of work in phases: the truth."""
+    """GPU-seconds of work in phases: the truth, where they are what was done."""
     return sum(permille / 1000 * seconds for permille, seconds in phases)
 
 

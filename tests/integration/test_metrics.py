@@ -28,7 +28,7 @@ from policy.monitoring import NodeMetrics
 from policy.node import FILE_NAME, NodePolicy
 from sluice.exchange.job_records import FOLDER, JobRecords
 from tests.integration.jobs import sbatch
-from tests.integration.metrics_site import Database, load, work
+from tests.integration.metrics_site import Database, done, load, work
 from tests.integration.settled import PATIENCE, until
 from tests.programs.build import build_library
 
@@ -85,6 +85,12 @@ class Site:
         record = self.record(node, job)
         (use,) = record["usage"]["gpus"].values()
         return {**use, "time": record["ended"] - record["started"], "us": record["usage"].get("us")}
+
+    def done(self, job: int, kind: str = "cuda", user: str = "alice") -> list[tuple[int, float]]:
+        """The phases of a job that has ended, or rests, with the time that each took."""
+        found = done(self.cluster.run(["cat", f"/tmp/{user}-{job}.out"]).stdout, kind)
+        assert found
+        return found
 
     def metric(self, name: str, **labels: str) -> dict[str, list[tuple[int, float]]]:
         chosen = ",".join(f'{key}="{value}"' for key, value in labels.items())
@@ -192,7 +198,7 @@ def test_figures_of_jobs_are_those_of_their_loads(site: Site, full_scale: bool) 
     site.database.start()
 
     use = site.use(WHOLE, jobs["whole"])
-    check_work(use, *whole)
+    check_work(use, *site.done(jobs["whole"]))
     held = site.cluster.run(["cat", f"/tmp/alice-{jobs['whole']}.out"]).stdout
     context = int(use["memory"]["peak"]) - mib * MIB
     assert 0 < context < 1024 * MIB and use["memory"]["p50"] == pytest.approx(use["memory"]["peak"], rel=0.0101)
@@ -203,24 +209,24 @@ def test_figures_of_jobs_are_those_of_their_loads(site: Site, full_scale: bool) 
     assert use["share"] == 1 and use["idle_s"] == pytest.approx(use["seconds"] - 7.0 * stretch, abs=1.1)
 
     shared = [site.use(SHARED, jobs[name]) for name in ("one", "two", "three")]
-    for use, phases in zip(shared, (one, two, three), strict=True):
-        check_work(use, *phases)
+    for use, name, user in zip(shared, ("one", "two", "three"), ("alice", "bob", "carol"), strict=True):
+        check_work(use, *site.done(jobs[name], user=user))
         assert use["share"] == pytest.approx(20_000 * MIB / get_total(site, SHARED), rel=CLOSE)
         assert use["memory"]["peak"] == shared[0]["memory"]["peak"]
     records = [site.record(SHARED, jobs[name]) for name in ("one", "two", "three")]
     together = max(record["ended"] for record in records) - min(record["started"] for record in records)
     assert sum(use["energy_j"] for use in shared) == pytest.approx(WATTS * together, rel=CLOSE, abs=0.2 * WATTS)
 
-    for name, phases in (("mig", halves[0]), ("mig2", halves[1])):
+    for name, user in (("mig", "alice"), ("mig2", "bob")):
         use = site.use(MIG, jobs[name])
-        check_work(use, *phases)
+        check_work(use, *site.done(jobs[name], user=user))
         assert use["energy_estimated"] and use["energy_j"] == pytest.approx(WATTS * use["seconds"] / 2, rel=0.1)
-    for name, phases in (("hip", hip[0]), ("hip2", hip[1])):
-        check_work(site.use(AMD, jobs[name]), *phases)
-    check_work(site.use(WHOLE, jobs["short"]), *short)
+    for name, user in (("hip", "alice"), ("hip2", "bob")):
+        check_work(site.use(AMD, jobs[name]), *site.done(jobs[name], "hip", user))
+    check_work(site.use(WHOLE, jobs["short"]), *site.done(jobs["short"]))
     assert len(tasks) == 2
     for number in tasks:
-        check_work(site.use(WHOLE, number), *task)
+        check_work(site.use(WHOLE, number), *site.done(number))
 
     check_intel(site, *intel)
 
@@ -335,10 +341,10 @@ def test_a_heterogeneous_job_and_an_agent_that_restarts(site: Site) -> None:
         f"srun --het-group={group} {shlex.join(load(kind, 5000, *phases))} &\n"
         for group, kind, phases in ((0, "cuda", here), (1, "hip", there))
     )
-    options = ["--gres=gpu:1", "-o", "/dev/null", "-w"]
+    options = ["--gres=gpu:1", "-o", "/tmp/%u-%j.out", "-w"]
     words = ["sbatch", "--parsable", *options, WHOLE, ":", *options, AMD]
-    done = site.cluster.run(words, user="alice", input_text=script + "wait\n", cwd="/tmp")
-    number = int(done.stdout.split(";")[0])
+    submitted = site.cluster.run(words, user="alice", input_text=script + "wait\n", cwd="/tmp")
+    number = int(submitted.stdout.split(";")[0])
     until(lambda: site.peak(AMD, number + 1))
     agent = f"agent@{AMD}"
     ready = site.cluster.log(agent).read_text().count("action=ready")
@@ -346,12 +352,12 @@ def test_a_heterogeneous_job_and_an_agent_that_restarts(site: Site) -> None:
     site.cluster.start_daemon(agent)
     until(lambda: site.cluster.log(agent).read_text().count("action=ready") > ready)
 
-    check_work(site.use(WHOLE, number), *here)
-    use = site.use(AMD, number + 1)
+    check_work(site.use(WHOLE, number), *site.done(number))
+    use, did = site.use(AMD, number + 1), site.done(number, "hip")
     away = use["unmeasured_s"]
     # The agent ends at some time between two samples, half a second apart.
     assert 0 < away < 10 and use["seconds"] + away == pytest.approx(use["time"], abs=0.8 + CLOSE * use["time"])
-    assert work(*there) - 0.4 * (away + 1.0) <= use["us"] <= work(*there) + 0.05
+    assert work(*did) - 0.4 * (away + 1.0) <= use["us"] <= work(*did) + 0.05
     assert use["utilisation"]["peak"] == pytest.approx(40, abs=2)
 
 
@@ -400,7 +406,7 @@ def test_each_run_of_a_requeued_job_has_its_record_and_figures(site: Site) -> No
     try:
         runs = [shlex.join(load("cuda", mib, *phases)) for mib, phases in ((5000, first), (8000, second))]
         command = f'if [ "${{SLURM_RESTART_COUNT:-0}}" = 0 ]; then {runs[0]}; sleep 600; else {runs[1]}; fi'
-        number = site.submit(WHOLE, "gpu:1", ["sh", "-c", command], "--requeue")
+        number = site.submit(WHOLE, "gpu:1", ["sh", "-c", command], "--requeue", "--open-mode=append")
         sim = site.cluster.node_folder(WHOLE) / "gpu_sim"
         until(lambda: holdings(sim))
         until(lambda: not holdings(sim))
@@ -420,22 +426,21 @@ def test_each_run_of_a_requeued_job_has_its_record_and_figures(site: Site) -> No
     stored = JobRecords(site.cluster.layout.state / FOLDER).of_job(number)
     assert len(stored) == 2 and stored[0].ended is not None and stored[0].ended <= stored[1].started
     assert [record.restarts for record in stored] == [0, 1], "slurmd tells which run it is"
-    for record, mib, phases in zip(stored, (5000, 8000), (first, second), strict=True):
+    for record, mib, did in zip(stored, (5000, 8000), site.done(number), strict=True):
         assert record.usage is not None and record.ended is not None
         (use,) = record.usage["gpus"].values()
-        check_work({**use, "time": record.ended - record.started, "us": record.usage["us"]}, *phases)
+        check_work({**use, "time": record.ended - record.started, "us": record.usage["us"]}, did)
         assert mib * MIB < use["memory"]["peak"] < (mib + 1024) * MIB
     assert site.record(WHOLE, number)["started"] == stored[1].started
 
 
 def test_a_node_that_is_rebooted_in_the_middle(site: Site) -> None:
     """What its job did until then becomes a record; nothing of the new boot is taken for the old one's."""
-    phases = [(500, 4.0)]
-    number = site.submit(WHOLE, "gpu:1", [*load("cuda", 5000, *phases, (0, 600.0))], "--no-requeue")
+    number = site.submit(WHOLE, "gpu:1", load("cuda", 5000, (500, 4.0), (0, 600.0)), "--no-requeue")
     sim = site.cluster.node_folder(WHOLE) / "gpu_sim"
     until(lambda: rests(sim))
     site.await_sample(WHOLE)
-    rested = time.time()
+    rested, phases = time.time(), site.done(number)
     down = go_down(site, WHOLE, number)
     boot = "/proc/sys/kernel/random/boot_id"
     fake = site.cluster.node_folder(WHOLE) / "boot_id"
@@ -458,7 +463,7 @@ def test_a_node_that_is_rebooted_in_the_middle(site: Site) -> None:
     site.cluster.run(["scancel", str(number)], check=False)
     site.cluster.wait_idle(timeout=60)
     after = site.submit(WHOLE, "gpu:1", load("cuda", 5000, (700, 1.5)))
-    check_work(site.use(WHOLE, after), (700, 1.5))
+    check_work(site.use(WHOLE, after), *site.done(after))
 
 
 def rests(sim: Path) -> bool:
@@ -535,7 +540,7 @@ def test_a_node_whose_clock_is_set_doubles_nothing(site: Site) -> None:
     assert sum(phase[1] for phase in phases) < record["ran_s"] < most
     assert record["ended"] - record["started"] == pytest.approx(record["ran_s"] + 3600, abs=5)
     (use,) = record["usage"]["gpus"].values()
-    check_work({**use, "time": record["ran_s"], "us": record["usage"]["us"]}, *phases)
+    check_work({**use, "time": record["ran_s"], "us": record["usage"]["us"]}, *site.done(number))
     (grant,) = record["grants"]
 
     def counted() -> bool:
