@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 import signal
 import subprocess
@@ -50,6 +49,8 @@ print(got, code)
 ESCAPE = ["unshare", "-Urm", "sh", "-c", 'mount --bind /dev/null /etc/ld.so.preload && exec env -i "$@"', "x"]
 OVER = [*ESCAPE, PYTHON, "-c", HOLD, "8192"]
 LIMITED = "--gres=shard:4096"
+CGROUP = "${SLURM_JOB_SLUID:-job_$SLURM_JOB_ID}"
+"""The name of a job's cgroup, in its shell; that of Slurm 26.05 and later is the first."""
 # Its main thread ends; another one allocates, and goes on.
 DEAD_LEADER = """
 import ctypes, sys, threading, time
@@ -118,19 +119,6 @@ def cluster(request: pytest.FixtureRequest, make_shared_cluster: Callable[..., D
     return make_shared_cluster(DESCRIPTION, **options)
 
 
-def cgroup_of_job(cluster: DevCluster) -> str:
-    """The name of the cgroup of the one job on the node: job_N, or from Slurm 26.05 on its SLUID."""
-    scope = f"/sys/fs/cgroup/system.slice/{NODE}_slurmstepd.scope"
-
-    def names() -> list[str]:
-        found = cluster.run(["ls", scope], node=NODE).stdout.split()
-        return [name for name in found if re.fullmatch(r"job_\d+|s[0-9A-Z]{13}", name)]
-
-    left = ["grep", "-r", ".", scope, "--include=cgroup.procs"]
-    until(lambda: len(names()) == 1, shows=lambda: cluster.run(left, node=NODE, check=False).stdout)
-    return names()[0]
-
-
 def srun(*words: str) -> list[str]:
     return ["srun", "--quiet", "-w", NODE, *words]
 
@@ -140,8 +128,7 @@ def run(cluster: DevCluster, *words: str, user: str = "alice") -> subprocess.Com
 
 
 def test_a_job_is_in_its_cgroup_and_its_slurmstepd_next_to_it(cluster: DevCluster) -> None:
-    name = "echo ${SLURM_JOB_SLUID:-job_$SLURM_JOB_ID}"  # Slurm 26.05 and later
-    words = run(cluster, "sh", "-c", f"{name}; grep ^0: /proc/self/cgroup /proc/$PPID/cgroup -h")
+    words = run(cluster, "sh", "-c", f"echo {CGROUP}; grep ^0: /proc/self/cgroup /proc/$PPID/cgroup -h")
     job, own, stepd = words.stdout.split()
     step = f"0::/system.slice/{NODE}_slurmstepd.scope/{job}/step_0"
     assert own.startswith(f"{step}/user/task_0") and stepd == f"{step}/slurm"
@@ -207,16 +194,16 @@ def test_a_batch_job_over_its_limit_has_its_end(cluster: DevCluster) -> None:
 
 
 @contextmanager
-def waits(cluster: DevCluster, *words: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A limited job of alice's that runs until its input ends, and its number."""
-    job = cluster.command(
-        srun(LIMITED, "sh", "-c", 'echo $SLURM_JOB_ID; "$@" & read -r line', "x", *words), user="alice"
-    )
+def waits(cluster: DevCluster, *words: str) -> Iterator[tuple[subprocess.Popen[str], int, str]]:
+    """A limited job of alice's that runs until its input ends, its number, and the name of its cgroup."""
+    script = f'echo $SLURM_JOB_ID {CGROUP}; "$@" & read -r line'
+    job = cluster.command(srun(LIMITED, "sh", "-c", script, "x", *words), user="alice")
     with subprocess.Popen(
         job, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as it:
         assert it.stdout is not None
-        yield it, int(it.stdout.readline())
+        number, cgroup = it.stdout.readline().split()
+        yield it, int(number), cgroup
 
 
 WAYS = {
@@ -254,10 +241,10 @@ def in_delegated(cluster: DevCluster, uid: int, folder: str, *words: str) -> lis
 @pytest.mark.parametrize("form", ["{0}/step_0", "system.slice/{1}_slurmstepd.scope/{0}/step_0/user/task_0", "threads"])
 def test_a_users_cgroup_with_the_name_of_a_job_is_not_the_jobs(cluster: DevCluster, form: str) -> None:
     alice, bob = uids(cluster)
-    with waits(cluster, PYTHON, "-c", HOLD, "1000") as (job, number):
+    with waits(cluster, PYTHON, "-c", HOLD, "1000") as (job, number, cgroup):
         assert job.stdout is not None and job.stdout.readline().startswith("at")
         own = delegated(cluster, bob)
-        path = f"{own}/" + ("threads" if form == "threads" else form.format(cgroup_of_job(cluster), NODE))
+        path = f"{own}/" + ("threads" if form == "threads" else form.format(cgroup, NODE))
         command = in_delegated(cluster, bob, path, *(["threads"] if form == "threads" else []))
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as neighbour:
             assert neighbour.stdin is not None and neighbour.stdout is not None
@@ -293,7 +280,7 @@ def test_a_job_with_gpus_makes_no_cgroups_that_would_stay(cluster: DevCluster, f
 def test_who_freezes_himself_is_ended_all_the_same(cluster: DevCluster) -> None:
     """What a job's user has outside of it counts to the job."""
     alice, _ = uids(cluster)
-    with waits(cluster, "true") as (job, number):
+    with waits(cluster, "true") as (job, number, _):
         command = in_delegated(cluster, alice, f"{delegated(cluster, alice)}/cold", "freeze")
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as frozen:
             said, _ = frozen.communicate(HOLD, timeout=PATIENCE)
