@@ -7,6 +7,9 @@ from typing import Any
 
 from dev_cluster.handle import ClusterHandle
 
+LASTS = "exec sleep 600"
+"""A job that lasts until it is cancelled. With a shell that waits for another process, its end takes slurmd 1.8 s."""
+
 
 def sbatch(cluster: ClusterHandle, *words: str, user: str = "alice", **options: Any) -> str:
     """The id of a new job. It writes its output nowhere, unless `-o` is among the words."""
@@ -14,7 +17,7 @@ def sbatch(cluster: ClusterHandle, *words: str, user: str = "alice", **options: 
     return cluster.run(command, user=user, **options).stdout.strip()
 
 
-def submit(cluster: ClusterHandle, *words: str, wrap: str = "sleep 600", user: str = "alice", **options: Any) -> str:
+def submit(cluster: ClusterHandle, *words: str, wrap: str = LASTS, user: str = "alice", **options: Any) -> str:
     """The same, of a shell command."""
     return sbatch(cluster, *words, f"--wrap={wrap}", user=user, **options)
 

@@ -110,7 +110,7 @@ class PolicySite:
             "-o",
             "/dev/null",
             *words,
-            f"--wrap=sleep {seconds}",
+            f"--wrap=exec sleep {seconds}",
             user=user,
             check=False,
             cwd="/",

@@ -99,7 +99,7 @@ class Jobs:
     def __init__(self, cluster: DevCluster) -> None:
         self.cluster = cluster
 
-    def submit(self, *options: str, user: str = "alice", wrap: str = "sleep 600") -> str:
+    def submit(self, *options: str, user: str = "alice", wrap: str = "exec sleep 600") -> str:
         """The id of a new job."""
         return submit(self.cluster, "--mem=1G", *options, wrap=wrap, user=user)
 

@@ -88,7 +88,7 @@ def cluster(make_shared_cluster: Callable[..., DevCluster]) -> DevCluster:
 @contextmanager
 def one_gpu_of_each_node_taken(cluster: DevCluster) -> Iterator[None]:
     """So that only two of the three others are of one NUMA node."""
-    words = ["sbatch", "--parsable", "--gres=gpu:1", "-o/dev/null", "--wrap=sleep 600", "-w"]
+    words = ["sbatch", "--parsable", "--gres=gpu:1", "-o/dev/null", "--wrap=exec sleep 600", "-w"]
     jobs = [cluster.run([*words, node], user="alice", cwd="/").stdout.strip() for node in NODES]
     until(lambda: cluster.run(["squeue", "-h", "-t", "R", "-u", "alice"]).stdout.count("\n") == len(jobs))
     try:

@@ -207,7 +207,7 @@ def test_a_job_that_is_cancelled_while_it_is_launched_stays_so(chaos: Chaos) -> 
     node = idle()[-1]
     address = f"127.1.0.{node.removeprefix('n')}"
     slurmd = next(one.pid for one in chaos.cluster.daemons() if one.name == f"slurmd@{node}")
-    script = f"--wrap=touch {INSIDE}/home/alice/launched-$SLURM_JOB_ID; sleep 600"
+    script = f"--wrap=touch {INSIDE}/home/alice/launched-$SLURM_JOB_ID; exec sleep 600"
 
     def submit(*where: str) -> int:
         return int(sbatch(chaos.cluster, "--requeue", *where, script))

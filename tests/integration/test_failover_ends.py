@@ -70,7 +70,7 @@ def test_an_end_that_no_controller_takes_is_reported_again(chaos: Chaos) -> None
     script = chaos.cluster.folder / "het.sh"
     script.write_text(f"#!/bin/sh\n#SBATCH -n1\n#SBATCH hetjob\n#SBATCH -n1\n{ends(go, 0)}\n")
     het = int(sbatch(chaos.cluster, str(INSIDE / "het.sh")))
-    lives = int(sbatch(chaos.cluster, "--wrap=sleep 600"))
+    lives = int(sbatch(chaos.cluster, "--wrap=exec sleep 600"))
 
     def states() -> list[tuple[int, str]]:
         return sorted((number, state) for number, state in chaos.states().items() if number >= good)

@@ -69,7 +69,7 @@ class Backlog:
             self.fewest[tenant] = min(self.fewest[tenant], count)
             for _ in range(max(0, 2 * BACKLOG - count) // TASKS):
                 self.site.run("sbatch", "-o", "/dev/null", "-A", tenant, f"--gres=gpu:{next(self.sizes[tenant])}",
-                              "-n1", "--mem=10M", "--time=1", f"--array=1-{TASKS}", f"--wrap=sleep {self.seconds}",
+                              "-n1", "--mem=10M", "--time=1", f"--array=1-{TASKS}", f"--wrap=exec sleep {self.seconds}",
                               user=TENANTS[tenant], cwd="/")  # fmt: skip
 
     def keep(self, seconds: float, tenants: Sequence[str] = tuple(TENANTS)) -> tuple[float, float]:

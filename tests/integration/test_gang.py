@@ -79,7 +79,7 @@ class Gangs:
         self.cluster = cluster
         self.trace = cluster.folder / "trace"
 
-    def submit(self, *options: str, user: str = "alice", rest: str = "sleep 280") -> str:
+    def submit(self, *options: str, user: str = "alice", rest: str = "exec sleep 280") -> str:
         script = f"date +%s.%N > {TRACE}/job.$SLURM_JOB_ID; {rest}"
         return submit(self.cluster, "-t5", *options, wrap=script, user=user)
 

@@ -43,7 +43,7 @@ class Site:
         self.trace.mkdir(exist_ok=True)
         self.trace.chmod(0o777)
 
-    def submit(self, *options: str, script: str = "sleep 600", user: str = "alice") -> str:
+    def submit(self, *options: str, script: str = "exec sleep 600", user: str = "alice") -> str:
         return submit(self.cluster, "-t5", *options, wrap=script, user=user)
 
     def jobs(self) -> dict[str, list[str]]:
@@ -119,10 +119,14 @@ def test_what_was_acknowledged_is_there_again(site: Site) -> None:
     site.stop_saving()
     array = site.submit("-a", "1-6%2")
     runs = site.submit(
-        "-N2", "-J", "runs", "--export=ALL,WORD=kept", script=f"echo $SLURM_JOB_ID $WORD >> {TRACE}/runs; sleep 600"
+        "-N2",
+        "-J",
+        "runs",
+        "--export=ALL,WORD=kept",
+        script=f"echo $SLURM_JOB_ID $WORD >> {TRACE}/runs; exec sleep 600",
     )
     done = site.submit(script=f"echo run >> {TRACE}/done; exit 3")
-    requeued = site.submit("--requeue", script=f"echo run >> {TRACE}/requeued; sleep 600")
+    requeued = site.submit("--requeue", script=f"echo run >> {TRACE}/requeued; exec sleep 600")
     held = site.submit("-H", "-J", "held", "--export=ALL,WORD=kept", script=f"echo $WORD >> {TRACE}/held")
     hetero = site.cluster.run(["sbatch", "--parsable", "-H", "-n1", ":", "-H", "-n1", "--wrap=true"], user="alice")
     leader = hetero.stdout.strip()
@@ -254,7 +258,7 @@ def test_a_job_that_was_saved_before_its_launch_is_not_launched_twice(site: Site
     write_atomic(conf, f"{plain}PrologSlurmctld=/run/sluice-cluster/scratch/slow_prolog\n")
     site.kill()
     site.start()  # slurmctld asks once whether there is one
-    job = site.submit(script=f"echo began >> {TRACE}/launched; sleep 600")
+    job = site.submit(script=f"echo began >> {TRACE}/launched; exec sleep 600")
     site.wait_for(job, "CONFIGURING")
     site.stop_saving()
     go.touch()
@@ -349,7 +353,7 @@ def test_the_backup_brings_them_back_too(site: Site) -> None:
     site.cluster.run(["umount", "-l", "/run/sluice-cluster/state/sluice.journal"], node="ctl1")
     site.start()
     site.stop_saving()
-    runs = site.submit(script=f"echo run >> {TRACE}/backup; sleep 600")
+    runs = site.submit(script=f"echo run >> {TRACE}/backup; exec sleep 600")
     held = site.submit("-H")
     site.wait_for(runs, "RUNNING")
     start = site.jobs()[runs][2]

@@ -523,7 +523,7 @@ def test_a_node_whose_clock_is_set_doubles_nothing(site: Site) -> None:
     site.cluster.start_program("agent-shifted", how["argv"], node=SHARED, env=shifted)
     try:
         until(lambda: "action=ready" in site.cluster.log_tail("agent-shifted", 1000))
-        command = f"{shlex.join(load('cuda', 5000, *phases))}; sleep 600"
+        command = f"{shlex.join(load('cuda', 5000, *phases))}; exec sleep 600"
         number = site.submit(SHARED, "shard:20000", ["sh", "-c", command])
         sim = site.cluster.node_folder(SHARED) / "gpu_sim"
         until(lambda: holdings(sim))

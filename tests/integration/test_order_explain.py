@@ -110,7 +110,7 @@ def _clean(cluster: DevCluster) -> Iterator[None]:
     until(lambda: cluster.run(["squeue", "-h", "-a"]).stdout, lambda left: not left)
 
 
-def submit(cluster: DevCluster, user: str, *options: str, wrap: str = "sleep 600") -> str:
+def submit(cluster: DevCluster, user: str, *options: str, wrap: str = "exec sleep 600") -> str:
     return sbatch(cluster, "-n1", "--mem=1G", "--time=10", *options, f"--wrap={wrap}", user=user)
 
 

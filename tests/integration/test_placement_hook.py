@@ -23,7 +23,7 @@ pytestmark = pytest.mark.cluster
 
 POLICY = CompiledPolicy(settings=Global(placement="sluice", planner_interval_ms=500, gpu_shares=True)).render()
 FULL = os.environ.get("SLUICE_TEST_SCALE") == "full"
-SCRIPT = "#!/bin/sh\nsleep ${1:-600}\n"
+SCRIPT = "#!/bin/sh\nexec sleep ${1:-600}\n"
 GO = "/run/sluice-cluster/scratch/go"
 NEWER = pytest.param("trixie", marks=pytest.mark.trixie)
 on_both_versions = pytest.mark.parametrize("version", ["native", NEWER], indirect=True, scope="module")
@@ -445,10 +445,8 @@ def test_mirror_follows_whatever_happens(jobs: Jobs) -> None:
         "j=$(sbatch --parsable -N2 -n2 --gres=gpu:1 -o /dev/null SCRIPT 3); sleep 1; "
         "scontrol update job=$j numnodes=1; true",
     ]
-    earlier, last = (
-        Counter[str](),
-        Counter[str](),
-    )  # of slurmctlds that ended: a reconfiguration of 24.11 starts another
+    earlier = Counter[str]()  # of slurmctlds that ended: a reconfiguration of 24.11 starts another
+    last = Counter[str]()
 
     def counted() -> Counter[str]:
         """The counters, with those of slurmctlds that ended, as they were read last."""

@@ -57,7 +57,7 @@ class Cluster:
         self, gpus: int, minutes: int, seconds: float, *options: str, user: str = "alice", first: str = ""
     ) -> str:
         """A job; with what it does `first` it ends so many seconds after that."""
-        script = f"{first or ':'}; sleep {seconds}"
+        script = f"{first or ':'}; exec sleep {seconds}"
         return submit(self.cluster, f"--gres=gpu:{gpus}", f"-t{minutes}", *options, wrap=script, user=user)
 
     def gate(self) -> tuple[str, Path]:
@@ -193,7 +193,7 @@ def test_a_heterogeneous_job_that_would_delay_a_reserved_start_is_not_tried(slur
     gang = [slurm.submit(8, 5, 280, "-N1", "--gang=whole:3") for _ in range(3)]
     until(lambda: slurm.start(gang[0]), lambda start: start is not None and start > time.time() + 200)
     words = ["sbatch", "--parsable", "-o/dev/null", "-t30", "-N1", "--gres=gpu:1", ":", "-N1", "--gres=gpu:1"]
-    het = slurm.cluster.run([*words, "--wrap=sleep 280"], user="bob").stdout.strip()
+    het = slurm.cluster.run([*words, "--wrap=exec sleep 280"], user="bob").stdout.strip()
     slurm.await_backfill(2)  # sched/backfill has looked at it
     assert slurm.states([f"{het}+0", f"{het}+1"]) == ["PENDING"] * 2
     slurm.cluster.run(["scontrol", "hold", het])
@@ -208,7 +208,7 @@ def test_a_heterogeneous_job_that_would_delay_a_reserved_start_is_not_tried(slur
 def test_components_whose_limits_were_tried_in_vain_are_counted_again(slurm: Cluster) -> None:
     """carol may run one job: sched/backfill lets the first component begin and end on trial, and then refuses."""
     words = ["sbatch", "--parsable", "-o/dev/null", "-t30", "-N1", "--gres=gpu:1", ":", "-N1", "--gres=gpu:1"]
-    het = slurm.cluster.run([*words, "--wrap=sleep 280"], user="carol").stdout.strip()
+    het = slurm.cluster.run([*words, "--wrap=exec sleep 280"], user="carol").stdout.strip()
     for _ in range(3):
         slurm.await_backfill(2)
         assert slurm.states([f"{het}+0", f"{het}+1"]) == ["PENDING"] * 2
@@ -246,7 +246,7 @@ def test_a_request_that_the_core_does_not_take_costs_nobody_the_plan(slurm: Clus
     until(lambda: slurm.states(busy), lambda seen: seen == ["RUNNING"] * 3)
     failures = slurm.counter("plan.failures")
     for wanted, nodes in (("--gpus=2", 3), ("-n448", "1-1")):  # fewer GPUs than nodes; more CPUs than the nodes have
-        odd = submit(slurm.cluster, wanted, "-t5", wrap="sleep 280", user="alice")
+        odd = submit(slurm.cluster, wanted, "-t5", wrap="exec sleep 280", user="alice")
         slurm.cluster.run(["scontrol", "update", f"JobId={odd}", f"NumNodes={nodes}"], user="alice")
     plans = slurm.counter("plan.plans")
     job = slurm.submit(8, 5, 280, "--nice=10")
@@ -312,7 +312,7 @@ def test_what_slurm_alone_finds_nodes_for_is_not_overtaken(slurm: Cluster, asked
     first, gate = slurm.gate()
     busy = [slurm.submit(8, 3, 1, "--exclusive", first=first) for _ in range(3)]
     until(lambda: slurm.states(busy), lambda seen: seen == ["RUNNING"] * 3)
-    words = ["sbatch", "--parsable", "-o", "/dev/null", "-t1", *asked, "--wrap=sleep 30"]
+    words = ["sbatch", "--parsable", "-o", "/dev/null", "-t1", *asked, "--wrap=exec sleep 30"]
     job = slurm.cluster.run(words, user="alice").stdout.strip()
     slurm.submit(1, 10, 280, "-c28", "--array=0-23", "--nice=500", user="bob")
     until(lambda: slurm.start(job), lambda start: start is not None and start > time.time() + 20)
@@ -335,7 +335,7 @@ def test_what_is_left_to_backfill_is_not_overtaken(slurm: Cluster, asked: list[s
     first, gate = slurm.gate()
     busy = [slurm.submit(8, 3, 1, "--exclusive", first=first) for _ in range(3)]
     until(lambda: slurm.states(busy), lambda seen: seen == ["RUNNING"] * 3)
-    words = ["sbatch", "--parsable", "-o", "/dev/null", "-t1", *asked, "--wrap=sleep 30"]
+    words = ["sbatch", "--parsable", "-o", "/dev/null", "-t1", *asked, "--wrap=exec sleep 30"]
     job = slurm.cluster.run(words, user="alice").stdout.strip()
     slurm.submit(1, 10, 280, "-c28", "--array=0-23", "--nice=500", user="bob")
     slurm.submit(0, 10, 280, "-c28", "--array=0-23", "--nice=500", user="bob")
@@ -353,11 +353,11 @@ def test_many_jobs_late_in_the_order_leave_a_place_for_the_first(slurm: Cluster)
     busy = [slurm.submit(8, 3, 1, "--exclusive", first=first) for _ in range(3)]
     until(lambda: slurm.states(busy), lambda seen: seen == ["RUNNING"] * 3)
     asked = "sbatch --parsable -o /dev/null -t1 -N3 --exclusive --contiguous"
-    many = f"for i in $(seq 64); do {asked} --nice=900 --wrap='sleep 30'; done"
+    many = f"for i in $(seq 64); do {asked} --nice=900 --wrap='exec sleep 30'; done"
     slurm.cluster.run(["sh", "-c", many], user="bob")
     slurm.await_backfill(2)
     slurm.planned()
-    job = slurm.cluster.run([*asked.split(), "--wrap=sleep 30"], user="alice").stdout.strip()
+    job = slurm.cluster.run([*asked.split(), "--wrap=exec sleep 30"], user="alice").stdout.strip()
     slurm.submit(1, 10, 280, "-c28", "--array=0-23", "--nice=500", user="bob")
     slurm.submit(0, 10, 280, "-c28", "--array=0-23", "--nice=500", user="bob")
     slurm.await_backfill(2)

@@ -67,7 +67,7 @@ def site(
 @pytest.fixture(scope="module")
 def jobs(site: PluginSite) -> dict[str, int]:
     """Jobs from before the installation, that are there to its end."""
-    running = site.submit("-w", "n1", "--wrap", "sleep 1000")
+    running = site.submit("-w", "n1", "--wrap", "exec sleep 1000")
     site.wait(lambda: site.job(running) == "RUNNING")
     held = site.submit("-n1", "--hold", "--wrap", "true")
     waiting = site.submit(f"--dependency=afterok:{running}", "--wrap", "true")

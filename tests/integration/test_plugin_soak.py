@@ -276,7 +276,7 @@ detach
 
 def end_jobs_while_decay_is_held(cluster: DevCluster) -> None:
     """slurmctld takes twice off what such jobs had run, and says so: docs/scheduling-in-slurm.md."""
-    batch = ["sbatch", "--parsable", "-t10", "--mem=200M", "-o/dev/null", "--wrap=sleep 600"]
+    batch = ["sbatch", "--parsable", "-t10", "--mem=200M", "-o/dev/null", "--wrap=exec sleep 600"]
     jobs = [cluster.run([*batch, f"--gres={gres}"], user="alice").stdout.strip() for gres in ("gpu:1", "shard:10240")]
     running = ["squeue", "-h", "-t", "R", "-j", ",".join(jobs), "-o", "%i"]
     until(lambda: len(cluster.run(running).stdout.split()), lambda count: count == len(jobs), timeout=120)
@@ -312,8 +312,7 @@ def words_of_stock(cluster: DevCluster, environment: dict[str, str], *, jobs: in
         cluster.run(["scontrol", "reconfigure"])  # since a restart it may have GPUs in use by nobody
     for node in NODES:
         for gres in ("gpu:1", "shard:10240"):
-            batch = ["sbatch", "-o/dev/null", "--mem=200M", "-t9", f"-w{node}", f"--gres={gres}", "--wrap=sleep 600"]
-            cluster.run(batch, user="alice")
+            submit(cluster, "--mem=200M", "-t9", f"-w{node}", f"--gres={gres}")
     running = ["squeue", "-h", "-t", "R", "-o", "%i"]
     until(lambda: len(cluster.run(running).stdout.split()), lambda jobs: jobs == 2 * len(NODES), timeout=120)
     restart(cluster, environment)
@@ -373,7 +372,7 @@ HOOKS = [
 @pytest.mark.parametrize("hook", HOOKS)
 def test_killed_inside_a_hook_it_comes_back_with_its_jobs(make_shared: DevCluster, hook: str) -> None:
     cluster = make_shared
-    ask = ["sbatch", "--parsable", "--gres=gpu:1", "-t9", "-o/dev/null", "--wrap=sleep 600"]
+    ask = ["sbatch", "--parsable", "--gres=gpu:1", "-t9", "-o/dev/null", "--wrap=exec sleep 600"]
     before = [cluster.run(ask, user="alice").stdout.strip() for _ in range(4)]
     running = ["squeue", "-h", "-t", "R", "-o", "%i", "-j", ",".join(before)]
     until(lambda: cluster.run(running, check=False).stdout.split(), lambda jobs: len(jobs) == 4, timeout=120)
@@ -442,7 +441,7 @@ def test_a_job_that_slurmctld_starts_as_it_ends_is_launched_by_the_next(make_sha
     begun = cluster.folder / "home" / "alice" / "begun"
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as gdb:
         until(attached.exists)
-        job = submit(cluster, "--gres=gpu:1", "-t9", wrap=f"touch {INSIDE}/home/alice/begun; sleep 600")
+        job = submit(cluster, "--gres=gpu:1", "-t9", wrap=f"touch {INSIDE}/home/alice/begun; exec sleep 600")
         said = gdb.communicate(timeout=120)[0]
     assert "hit Breakpoint" in said, said
     until(lambda: status_of(cluster, SLURMCTLD), lambda status: status is not None)

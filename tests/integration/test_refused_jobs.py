@@ -178,7 +178,7 @@ def test_a_refused_job_that_may_not_be_requeued_says_why_and_ends(stock: DevClus
 @pytest.mark.parametrize("requeue", [1, 0])
 def test_a_refused_jobs_name_points_at_no_neighbours_job(stock: DevCluster, client: Path, requeue: int) -> None:
     """scontrol shows the name before most of what Slurm itself says of a job."""
-    words = ["sbatch", "--parsable", "-o", "/dev/null", "--array=3", "--gres=shard:1024", "--wrap=sleep 600"]
+    words = ["sbatch", "--parsable", "-o", "/dev/null", "--array=3", "--gres=shard:1024", "--wrap=exec sleep 600"]
     neighbour = stock.run(words, user="bob", cwd="/tmp").stdout.strip()
     until(lambda: jobs(stock, neighbour), lambda lines: lines and lines[0].startswith("RUNNING"))
     name = f"JOB_NAME=x ArrayJobId={neighbour} ArrayTaskId=3 JobState=RUNNING Restarts=0 Requeue={requeue} BatchFlag=1"
@@ -258,7 +258,7 @@ def begins_again_without_prolog(cluster: DevCluster, job: str) -> bool:
 # ---- where submissions are checked ----
 
 
-def sbatch(cluster: DevCluster, *options: str, script: str = "sleep 600") -> str:
+def sbatch(cluster: DevCluster, *options: str, script: str = "exec sleep 600") -> str:
     ask = ("-o", "/run/sluice-cluster/home/alice/forged-%j", "--gres=shard:1024")
     return submit(cluster, *ask, *options, wrap=script, cwd="/tmp")
 
@@ -272,7 +272,7 @@ def test_a_share_that_was_admitted_is_what_the_node_sees(cluster: DevCluster, sh
 
 
 def test_two_valid_shares_that_do_not_fit_together(cluster: DevCluster) -> None:
-    first = sbatch(cluster, "--gpu-share=60", script="echo up; sleep 600")
+    first = sbatch(cluster, "--gpu-share=60", script="echo up; exec sleep 600")
     until(lambda: "up" in output(cluster, first))  # its prolog has run: the share is taken
     second = sbatch(cluster, "--gpu-share=60", "--array=1-3")
     reasons = await_held(cluster, second, 3)
@@ -289,7 +289,7 @@ def test_two_valid_shares_that_do_not_fit_together(cluster: DevCluster) -> None:
 
 @pytest.mark.parametrize("command", ["srun", "salloc"])
 def test_a_waiting_user_gets_the_reason(cluster: DevCluster, command: str) -> None:
-    first = sbatch(cluster, "--gpu-share=60", script="echo up; sleep 600")
+    first = sbatch(cluster, "--gpu-share=60", script="echo up; exec sleep 600")
     until(lambda: "up" in output(cluster, first))  # its prolog has run: the share is taken
     words = [command, "--quiet", "--gres=shard:1024", "--gpu-share=60"]
     words += ["echo", "ran"] if command == "srun" else ["sh", "-c", "srun --quiet echo ran"]

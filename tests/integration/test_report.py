@@ -69,7 +69,7 @@ class Site:
             until(lambda job=job: self.state(job) == "COMPLETED")
         fields = cluster.run(["sacct", "--helpformat"]).stdout.split()
         self.planned = "Planned" if "Planned" in fields else "Reserved"  # its name before 23.02
-        self.running = self.submit("bob", "--gres=gpu:h100:1", run="sleep 86400")
+        self.running = self.submit("bob", "--gres=gpu:h100:1", run="exec sleep 86400")
         until(lambda: self.state(self.running) == "RUNNING")
 
     def submit(self, user: str, *options: str, run: str) -> int:
@@ -573,7 +573,7 @@ def test_alerts_by_mail_and_webhook_over_a_restart_and_a_takeover(
     limits = ["sacctmgr", "-i", "modify", "account"]
     site.cluster.run([*limits, "biology", "set", "GrpTRES=gres/gpu=5", "GrpTRESMins=gres/shard=10"])
     site.cluster.run([*limits, "physics", "set", "GrpTRES=gres/gpu=4"])
-    jobs = [site.submit(user, "-wg-1", "--gres=gpu:h100:4", run="sleep 600") for user in ("bob", "alice")]
+    jobs = [site.submit(user, "-wg-1", "--gres=gpu:h100:4", run="exec sleep 600") for user in ("bob", "alice")]
     site.sluice("alerts", "silence", "quiet", "--for", "1h")
     site.cluster.run(["scontrol", "update", "NodeName=g-2", "State=DRAIN", "Reason=fan"])
     for job in jobs:

@@ -48,10 +48,10 @@ def test_a_month_of_a_real_site(make_cluster: Callable[..., DevCluster], tmp_pat
     submit("--gres=gpu:1", ":", "-n1", "--wrap", "sleep 1")  # heterogeneous
     held = submit("--hold", "--gres=gpu:1", "--wrap", "true")
     site.run(["scancel", held], user="alice")
-    requeued = submit("--requeue", "--gres=gpu:1", "--wrap", "sleep 600")
+    requeued = submit("--requeue", "--gres=gpu:1", "--wrap", "exec sleep 600")
     until(lambda: state(site, requeued), lambda seen: seen == "RUNNING")
     site.run(["scontrol", "requeuehold", requeued])
-    running = submit("--gres=gpu:1", "--wrap", "sleep 600")
+    running = submit("--gres=gpu:1", "--wrap", "exec sleep 600")
     words = ["sacct", "-a", "-X", "-n", "-P", "-o", "State"]
     until(lambda: Counter(site.run(words).stdout.split()), lambda seen: seen["COMPLETED"] >= 7 and seen["RUNNING"] >= 1)
     month, nodes = tmp_path / "month.txt", tmp_path / "nodes.txt"

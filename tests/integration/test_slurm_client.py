@@ -86,7 +86,7 @@ def _site(folder: Path, inside: Sequence[str] = ()) -> Iterator[Site]:
             return done.stdout
 
         command("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=bad\nNodeName=n1 State=DOWN Weight=9")
-        submit = ("sbatch", "-D", str(folder), "--wrap=sleep 900")
+        submit = ("sbatch", "-D", str(folder), "--wrap=exec sleep 900")
         command(*submit, "-J", HOSTILE_NAME, "--comment", HOSTILE_COMMENT, "--gres=gpu:h100:2")
         command(*submit, "-J", "shards", "--gres=shard:500", "-t", "90", "-C", "class_h100-nvlink8")
         command(*submit, "-J", "waits", "-H", "--array=1-3%2", "-N2", "--mem=10")
@@ -241,7 +241,7 @@ def test_backends_agree_on_what_users_may_write(site: Site, client: SlurmClient)
     text, commands = site.connect("text"), Commands(conf=site.folder, prefix=site.prefix)
     if client.name == "text":
         pytest.skip("it is what others are compared with")
-    submit = ("--parsable", "-D", str(site.folder), "--wrap=sleep 900")
+    submit = ("--parsable", "-D", str(site.folder), "--wrap=exec sleep 900")
     requests: list[tuple[str, ...]] = [
         ("--array=0-1", "--mem-per-gpu=1", "-G1"),
         ("-H", "-J", os.fsdecode(b"a\xffb"), "-d", "afterok:1"),
@@ -333,7 +333,7 @@ def test_accounting(demo: DevCluster) -> None:
 
 def array(site: Site, commands: Commands, tasks: str) -> tuple[int, dict[int, str]]:
     """The number of an array with a running task of that number, and its tasks' states."""
-    said = commands.output("sbatch", "--parsable", "-D", str(site.folder), f"--array={tasks}", "--wrap=sleep 900")
+    said = commands.output("sbatch", "--parsable", "-D", str(site.folder), f"--array={tasks}", "--wrap=exec sleep 900")
     number = int(said)
 
     def states() -> dict[int, str]:

@@ -187,7 +187,7 @@ def test_topology_packs_under_one_switch(jobs: Jobs) -> None:
 
 def test_dependencies_and_required_and_excluded_nodes(jobs: Jobs) -> None:
     first = jobs.submit("--gpus=1", "-w", "n3", wrap="sleep 2")
-    after = jobs.submit("--gpus=1", f"--dependency=afterok:{first}", "--exclude=n[1-5]", wrap="sleep 600")
+    after = jobs.submit("--gpus=1", f"--dependency=afterok:{first}", "--exclude=n[1-5]", wrap="exec sleep 600")
     assert jobs.wait(first, ["RUNNING", "COMPLETED"])["NodeList"] == "n3"
     assert jobs.wait(after, "RUNNING")["NodeList"] == "n6"
 

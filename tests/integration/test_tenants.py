@@ -103,7 +103,7 @@ def test_never_over_the_limit_by_any_way(limited: PolicySite, kind: str, full_sc
 
             more = site.sbatch("alice", *options)
             array = site.sbatch("alice", *options, "--array=0-3")
-            het = site.run("sbatch", "--parsable", "-o", "/dev/null", *options, ":", *options, "--wrap=sleep 60",
+            het = site.run("sbatch", "--parsable", "-o", "/dev/null", *options, ":", *options, "--wrap=exec sleep 60",
                            user="alice", cwd="/").stdout.strip()  # fmt: skip
 
             def at_once(client: str) -> int:
