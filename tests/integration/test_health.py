@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -139,7 +140,13 @@ class Site:
         """What the placement hook reads."""
         return withdrawn.read(self.cluster.layout.state / withdrawn.FILE_NAME)
 
-    def submit(self, *options: str, script: str = "sleep 600") -> str:
+    def await_hook(self, count: int) -> None:
+        """Wait until slurmctld has read that so many GPUs are out of service, which it looks for twice a second."""
+        log = self.cluster.log("slurmctld@ctl1")
+        said = re.compile(r"sluice: (\d+) GPUs are out of service")
+        self.wait(lambda: said.findall(log.read_text(errors="replace"))[-1:] == [str(count)])
+
+    def submit(self, *options: str, script: str = "exec sleep 600") -> str:
         return submit(self.cluster, *options, wrap=script, user="root")
 
     def job(self, job: str) -> dict[str, str]:
@@ -217,6 +224,7 @@ def test_one_gpu_of_eight_goes_out_and_returns_while_other_jobs_continue(site: S
     (idle,) = set(range(8)) - set(_indices(free))
     site.set("h1", idle, temperature="96")
     site.wait(lambda: site.out() == {("h1", str(idle)): "temperature"})
+    site.await_hook(1)
     waiting = site.submit("-w", "h1", "--gres=gpu:1")
     why = site.health("why", "h1")
     assert f"GPU {idle} is out" in why and "96 degrees" in why and "2 bring it back" in why
