@@ -11,7 +11,8 @@ import uvicorn
 from sluice.base.rates import FewLines
 from sluice.base.service import notify
 from sluice.base.tokens import TokenStore
-from sluice.web.app import Site, make_app
+from sluice.web.app import make_app
+from sluice.web.endpoint import Site
 from sluice.web.feed import Feed
 from sluice.web.limits import BoundedProtocol
 from sluice.web.login import Login, Network, Proxy

@@ -40,7 +40,8 @@ from sluice.exchange.record import MOST_RECORD, Event, Grant, JobRecord
 from sluice.exchange.running import Running
 from sluice.slurm import jwt
 from sluice.slurm.munge_service import RefusedError
-from sluice.web.app import JobsQuery, parse_query, query_of
+from sluice.web.api.jobs import JobsQuery, query_of
+from sluice.web.endpoint import parse_query
 from sluice.web.store import MOST_CURSOR, SORTS, Jobs, Query
 from tests.unit.controllerd.slurm_objects import a_job
 

@@ -20,7 +20,9 @@ from sluice.controllerd.snapshot import job_row, node_row
 from sluice.exchange.snapshot import Snapshot, parse_answer
 from sluice.web import limits
 from sluice.web.access import Viewer
-from sluice.web.app import ENDPOINTS, PREFIX, Site, description, make_app
+from sluice.web.api import ENDPOINTS
+from sluice.web.app import description, make_app
+from sluice.web.endpoint import PREFIX, Site
 from sluice.web.login import Proxy
 from sluice.web.problems import ProblemError
 from sluice.web.serve import make_site

@@ -8,7 +8,7 @@ import click
 import pytest
 
 from sluice.main import COMMANDS, sluice
-from sluice.web.app import ENDPOINTS
+from sluice.web.api import ENDPOINTS
 
 _NODE, _FILES, _DEV, _CHANGES = "of one node", "of files on this host", "of a development cluster", "changes something"
 _SITE = "of the site's installation, for root"

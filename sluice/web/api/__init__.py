@@ -1,0 +1,5 @@
+"""The endpoints of /api/v1, one file a subject. OpenAPI and the tests are made from this table."""
+
+from sluice.web.api import cluster, jobs, nodes, operators, tenants
+
+ENDPOINTS = (*cluster.ENDPOINTS, *jobs.ENDPOINTS, *nodes.ENDPOINTS, *tenants.ENDPOINTS, *operators.ENDPOINTS)

@@ -1,0 +1,89 @@
+"""Jobs: lists, one job, why it waits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from sluice.client import models
+from sluice.web.access import Viewer
+from sluice.web.endpoint import MOST_TEXT, Endpoint, Site, words_of
+from sluice.web.problems import ProblemError, not_found
+from sluice.web.store import MOST_CURSOR, SORTS, Query
+
+
+class JobsQuery(BaseModel, extra="forbid"):
+    """Which jobs; several values with commas."""
+
+    user: str = Field("", max_length=MOST_TEXT)
+    account: str = Field("", max_length=MOST_TEXT)
+    partition: str = Field("", max_length=MOST_TEXT)
+    state: str = Field("", max_length=MOST_TEXT, description="As Slurm writes it: PENDING,RUNNING.")
+    qos: str = Field("", max_length=MOST_TEXT)
+    name: str = Field("", max_length=MOST_TEXT, description="Part of the name.")
+    node: str = Field("", max_length=256, description="One node.")
+    sort: Literal["id", "submit_time", "start_time", "end_time", "priority", "gpus"] = "id"
+    order: Literal["ascending", "descending"] = "descending"
+    limit: int = Field(100, ge=1, le=1000)
+    cursor: str = Field("", max_length=MOST_CURSOR, description="`next` of the page before.")
+
+
+def query_of(query: JobsQuery) -> Query:
+    """What was asked, as the store takes it."""
+    return Query(
+        words_of(query.user), words_of(query.account), words_of(query.partition), words_of(query.state.upper()),
+        words_of(query.qos), query.name, query.node, query.sort, query.order == "descending", query.limit, query.cursor,
+    )  # fmt: skip
+
+
+def _jobs(site: Site, viewer: Viewer, query: JobsQuery, path: Mapping[str, str]) -> dict[str, Any]:
+    del path
+    page = site.store.jobs.page(query_of(query), viewer.seen_jobs())
+    jobs = [job.document() for job in page.jobs]
+    return {**site.viewed("jobs"), "jobs": jobs, "total": page.total, "next": page.next}
+
+
+def job_number(text: str) -> int:
+    """The number of a job in a path. Raises ProblemError."""
+    if not text.isascii() or not text.isdecimal() or len(text) > 10:
+        raise ProblemError(400, f"job {text[:40]!r}: not a job's number", remedy="write it as 17")
+    return int(text)
+
+
+def _job(site: Site, viewer: Viewer, query: Any, path: Mapping[str, str]) -> dict[str, Any]:
+    number = job_number(path["job"])
+    job = site.store.jobs.by_id.get(number)
+    if job is None or not viewer.sees_job(job):
+        raise not_found(f"job {number}")
+    names = models.JobGpu.model_fields
+    mine = (row for row in site.store.rows("gpus").values() if number in row["jobs"] and viewer.gpu(row) is not None)
+    gpus = [{name: row[name] for name in names} for row in mine]
+    return {**site.viewed("jobs", "nodes"), "job": job.document(), "gpus": gpus}
+
+
+async def _explanation(site: Site, viewer: Viewer, query: Any, path: Mapping[str, str]) -> dict[str, Any]:
+    from sluice.explain.explain_service import withhold_from
+
+    number = job_number(path["job"])
+    job = site.store.jobs.by_id.get(number)
+    if job is None or not viewer.sees_job(job):
+        raise not_found(f"job {number}")
+    document = (await site.feed.ask("explain", job=str(number)))["explanation"]
+    if document is None or document.get("account", job.account) != job.account:
+        document = {"schema_version": 1, "job": str(number)}
+    names = ("name", "user", "account", "partition", "state", "reason", "priority", "submit_time", "eligible_time",
+             "start_time", "end_time", "time_limit_s", "nodes", "refused")  # fmt: skip
+    document["slurm"] = {"job_id": number, **{name: getattr(job, name) for name in names}}
+    withhold_from(document, set(viewer.private), lambda account: viewer.operator or account in viewer.coordinates)
+    return dict(document)
+
+
+ENDPOINTS = (
+    Endpoint("/jobs", _jobs, models.JobList, "Jobs", JobsQuery),
+    Endpoint("/jobs/{job}", _job, models.JobPage, "One job"),
+    Endpoint("/jobs/{job}/explanation", _explanation, models.Explanation, "Why a job waits, or has its place"),
+)
+
+assert set(SORTS) == set(JobsQuery.model_fields["sort"].annotation.__args__)  # type: ignore[union-attr]  # noqa: S101
