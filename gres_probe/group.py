@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 from gres_probe.expressions import Value, compile_condition
 from gres_probe.inventory import Inventory
@@ -69,6 +70,18 @@ class Classes:
     """All classes by name, in order of name."""
 
     classes: dict[str, GpuClass]
+
+    def document(self) -> list[dict[str, Any]]:
+        """For JSON."""
+        return [
+            {
+                "name": one.name,
+                "feature": one.feature,
+                "nodes": one.nodes,
+                "gpus": [{"node": gpu.node, "index": gpu.index, "uuid": gpu.uuid} for gpu in one.gpus],
+            }
+            for one in self.classes.values()
+        ]
 
     def features(self) -> dict[str, tuple[str, ...]]:
         """Each node's features."""

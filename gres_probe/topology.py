@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
 from gres_probe.inventory import Gpu, Inventory, Link, LinkType, Nic
 from gres_probe.machine import Machine, PciFunction, natural
@@ -93,3 +94,34 @@ def link_domains(inventory: Inventory) -> list[list[int]]:
         placed |= group
         domains.append(sorted(group))
     return domains
+
+
+def labels_of(inventory: Inventory) -> list[str]:
+    """``GPU0`` as people know it; on a node of several vendors ``nvidia0``, ``amd0``."""
+    several = len({gpu.vendor for gpu in inventory.gpus}) > 1
+    return [f"{gpu.vendor if several else 'GPU'}{gpu.index}" for gpu in inventory.gpus]
+
+
+def topology_document(inventory: Inventory) -> dict[str, object]:
+    """How the GPUs of a node are joined, for JSON."""
+    return {
+        "schema_version": 1,
+        "node": inventory.node,
+        "gpus": [
+            {
+                "label": label,
+                "vendor": gpu.vendor,
+                "index": gpu.index,
+                "uuid": gpu.uuid,
+                "model": gpu.model,
+                "pci_address": gpu.pci_address,
+                "numa_node": gpu.numa_node,
+                "cores": gpu.cores,
+                "nics": gpu.nics,
+            }
+            for label, gpu in zip(labels_of(inventory), inventory.gpus, strict=True)
+        ],
+        "links": [[asdict(link) for link in row] for row in inventory.links],
+        "nics": [asdict(nic) for nic in inventory.nics],
+        "link_domains": link_domains(inventory),
+    }

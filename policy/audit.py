@@ -210,6 +210,21 @@ class AuditLog:
         except OSError as error:
             raise SluiceError(f"{path}: {error.strerror}", remedy="run it as a user who may read it") from error
 
+    def newest(self, most: int) -> Iterator[AuditEntry]:
+        """The entries from the newest on, of about the last `most` bytes. Raises OSError."""
+        for path in reversed(self.files()):
+            if most <= 0 or not path.exists():
+                return
+            with path.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - most))
+                lines = file.read(most).splitlines()
+            most -= size
+            for line in reversed(lines):
+                document = _parse(line)
+                if document is not None:
+                    yield AuditEntry(**document)
+
     def verify(self) -> tuple[int, list[str]]:
         """How many entries are in an unbroken chain, and what is wrong with the rest."""
         seq, last, problems = 0, _START, []

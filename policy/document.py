@@ -20,6 +20,8 @@ from sluice.base.text import one_line
 DEFAULT_FILE = Path("/etc/sluice/sluice.yaml")
 MOST_BYTES = 16 * 1024 * 1024
 _REFERENCE = "man sluice.yaml describes every field"
+_MOST_SHOWN = 500
+"""Mistakes: each is looked for in the text, and compared with the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,7 @@ def check(text: str, *, source: str = "policy") -> tuple[Policy | None, list[Pro
     try:
         policy = Policy.model_validate({} if document is None else document)
     except ValidationError as error:
-        return None, _unique([_problem(one, root, source) for one in _meant(error.errors())])
+        return None, _unique([_problem(one, root, source) for one in _meant(error.errors()[:_MOST_SHOWN])])
     return policy, [
         Problem(source, line_of(root, one.place), _dotted(one.place), one.what, one.remedy) for one in mistakes(policy)
     ]

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     ModelType = TypeVar("ModelType", bound=BaseModel)
 
 _MAX_BYTES = 16 * 1024 * 1024
+_MOST_REPEATED = 1_000_000
 
 
 def load_document(path: Path, model: type[ModelType], *, remedy: str) -> ModelType:
@@ -60,6 +61,7 @@ def compose_document(text: str, *, source: str, remedy: str) -> tuple[yaml.Node 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         root = yaml.compose(text, Loader=loader)
+        _refuse_repeats(root, source, remedy)
         _refuse_duplicates(root, source, remedy)
         return root, yaml.load(text, Loader=loader)  # noqa: S506 - a safe loader
     except yaml.YAMLError as error:
@@ -98,6 +100,24 @@ def _scalars(node: yaml.Node | None) -> Iterator[yaml.Node]:
         for key, value in node.value:
             yield from _scalars(key)
             yield from _scalars(value)
+
+
+def _refuse_repeats(root: yaml.Node | None, source: str, remedy: str) -> None:
+    """A short text of aliases of aliases would be a document that no memory holds."""
+    sizes: dict[int, int] = {}
+    if root is not None and _size(root, sizes) > len(sizes) + _MOST_REPEATED:
+        raise UsageError(f"{source}: its aliases repeat more than {_MOST_REPEATED:,} values", remedy=remedy)
+
+
+def _size(node: yaml.Node, sizes: dict[int, int]) -> int:
+    """How many values a node has, those of an alias each time that it is used."""
+    if (known := sizes.get(id(node))) is not None:
+        return known
+    sizes[id(node)] = 1  # where it is in itself
+    pairs = node.value if isinstance(node.value, list) else ()
+    parts = (part for one in pairs for part in (one if isinstance(one, tuple) else (one,)))
+    sizes[id(node)] = 1 + sum(_size(part, sizes) for part in parts)
+    return sizes[id(node)]
 
 
 def _refuse_duplicates(node: yaml.Node | None, source: str, remedy: str) -> None:

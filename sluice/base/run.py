@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from sluice.base.errors import SluiceError
@@ -56,3 +58,52 @@ def run_command(
         said = done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}"
         raise CommandError(f"{' '.join(words)}: {said}", returncode=done.returncode, stderr=done.stderr)
     return done
+
+
+_PIECE = 1 << 20
+
+
+def read_command(
+    arguments: Sequence[str | Path], *, timeout: float = 60, env: Mapping[str, str] | None = None
+) -> Iterator[bytes]:
+    """What a program prints, piece by piece, for output that is not to be in memory as a whole.
+
+    Raises CommandError as `run_command`, after the last piece where the program failed: what was printed until then is
+    not all. The program is killed when it exceeds the time-out, or when nobody reads on.
+    """
+    words = [str(argument) for argument in arguments]
+    with tempfile.TemporaryFile() as complaints:
+        try:
+            program = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=complaints,
+                env=None if env is None else dict(env),
+            )
+        except OSError as error:
+            raise CommandError(f"{words[0]}: {error.strerror}") from error
+        late = threading.Event()
+
+        def end() -> None:
+            late.set()
+            program.kill()
+
+        timer = threading.Timer(timeout, end)
+        timer.start()
+        try:
+            assert program.stdout is not None  # noqa: S101 - it is a pipe
+            while piece := program.stdout.read(_PIECE):
+                yield piece
+            code = program.wait()
+        finally:
+            timer.cancel()
+            program.kill()
+            program.wait()
+            program.stdout.close()  # type: ignore[union-attr]
+        if late.is_set():
+            raise CommandError(f"{words[0]}: no answer within {timeout:g} s")
+        if code != 0:
+            complaints.seek(0)
+            said = complaints.read(_PIECE).decode(errors="replace")
+            raise CommandError(f"{words[0]}: {said.strip() or f'exit status {code}'}", returncode=code, stderr=said)

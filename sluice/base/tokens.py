@@ -25,13 +25,17 @@ from sluice.base.files import write_atomic
 
 DEFAULT_FILE = Path("/etc/sluice/tokens.json")
 VERSION = 1
-SCOPES = ("read",)
+SCOPES = ("read", "write")
 """What a token may be for. A service adds its own here."""
 PREFIX = "sluice_"
 MOST_TOKENS = 100_000
 _MOST_BYTES = 64 << 20
 _TOKEN = re.compile(r"sluice_([0-9a-f]{16})_([A-Za-z0-9_-]{43})\Z")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,127}\$?\Z")
+
+
+class ScopeError(SluiceError):
+    """A token that holds, and is not for this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +74,14 @@ class TokenStore:
         return self._tokens
 
     def check(self, text: str, scope: str, now: float) -> Token:
-        """The token that a client sent, if it holds now and is for `scope`. Raises SluiceError."""
+        """The token that a client sent, if it holds now and is for `scope`. Raises SluiceError, ScopeError."""
         match = _TOKEN.match(text)
         known = self.tokens().get(match[1]) if match else None
         digest = hashlib.sha256(match[2].encode() if match else b"").hexdigest()
         if known is None or not hmac.compare_digest(digest, known.digest) or not now < known.expires:
             raise SluiceError("token: not known, over, or revoked", remedy="get another: sluice token create")
         if scope not in known.scopes:
-            raise SluiceError(
+            raise ScopeError(
                 f"token {known.id}: not for {scope!r}", remedy=f"its scopes are {', '.join(known.scopes) or 'none'}"
             )
         return known

@@ -65,8 +65,8 @@ def list_(
     prefix: Path | None,
 ) -> None:
     """What fires now; exit status 0, also when nothing does."""
-    from sluice.controllerd.alerts.engine import read_silences
     from sluice.controllerd.alerts.listing import alerts_document
+    from sluice.exchange.silences import read_silences
 
     folder, config = _folder(conf, prefix)
     now = time.time()
@@ -153,16 +153,12 @@ def silence(
     from policy.units import parse_seconds
     from sluice.base.errors import SluiceError, UsageError
     from sluice.base.text import one_line
-    from sluice.controllerd.alerts.engine import Silence, read_silences, write_silences
+    from sluice.exchange.silences import Silence, add_silence, end_silence
 
     folder, config = _folder(conf, prefix)
     now = time.time()
-    silences = read_silences(folder, now)
     if remove:
-        kept = [one for one in silences if one.id != rule]
-        if len(kept) == len(silences):
-            raise UsageError(f"silence {rule!r}: there is none", remedy="see sluice alerts list --all")
-        write_silences(folder, kept)
+        end_silence(folder, rule, now)
         return
     try:
         seconds = parse_seconds(duration)
@@ -171,9 +167,7 @@ def silence(
     one = Silence(
         secrets.token_hex(4), one_line(rule), one_line(subject), now + seconds, getpass.getuser(), one_line(comment)
     )
-    if not folder.is_dir():
-        raise UsageError(f"{folder}: not there", remedy="sluice controllerd makes it once the policy has alerts")
-    write_silences(folder, [*silences, one])
+    add_silence(folder, one, now)
     click.echo(f"{one.id}: until {_moment(one.until)}")
     with suppress(SluiceError):  # a policy that cannot be read does not prevent a silence
         rules = [each.name for each in _alerts(config).rules]

@@ -147,22 +147,13 @@ def history(
     parsable2: bool,
 ) -> None:
     """Who led when, who died or was killed and why, and drills; oldest first."""
-    from sluice.failover.drill import REPORTS, kept
-    from sluice.failover.shared import check_folder, read_cluster
-    from sluice.failover.shared import history as read_history
+    from sluice.failover.drill import REPORTS
+    from sluice.failover.history import history_rows
+    from sluice.failover.shared import read_cluster
 
     path = find_slurm_conf(slurm_conf)
     assert path is not None  # noqa: S101 - it is required
-    cluster = read_cluster(path)
-    check_folder(cluster.folder)
-    rows: list[dict[str, Any]] = [
-        {"time": event.time, "what": event.kind, **event.fields} for event in read_history(cluster)
-    ]
-    for report in kept(reports or REPORTS):
-        seconds = ", ".join(f"{leg['to']} after {leg['took_s']} s" for leg in report["legs"])
-        detail = report["aborted"] or seconds
-        rows.append({"time": report["begun"], "what": "drill", "host": "", "good": report["good"], "detail": detail})
-    rows.sort(key=lambda row: row["time"])
+    rows = history_rows(read_cluster(path), reports or REPORTS)
     if as_json:
         click.echo(json.dumps(rows, indent=2))
         return

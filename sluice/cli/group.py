@@ -69,19 +69,7 @@ def command(
     elif node_sets:
         click.echo(result.node_sets(), nl=False)
     elif as_json:
-        document = {
-            "schema_version": 1,
-            "classes": [
-                {
-                    "name": one.name,
-                    "feature": one.feature,
-                    "nodes": one.nodes,
-                    "gpus": [{"node": gpu.node, "index": gpu.index, "uuid": gpu.uuid} for gpu in one.gpus],
-                }
-                for one in result.classes.values()
-            ],
-        }
-        click.echo(json.dumps(document, indent=2))
+        click.echo(json.dumps({"schema_version": 1, "classes": result.document()}, indent=2))
     else:
         columns: list[Column[GpuClass]] = [
             Column("class", lambda one: one.name),

@@ -292,6 +292,7 @@ def _print(kind: str, span: Span, rows: Iterable[Any], extra: dict[str, Any], op
     from sluice.base.errors import UsageError
     from sluice.cli import report_output as output
     from sluice.report.fields import DEFAULTS
+    from sluice.report.output import Units
 
     single = kind == "jobs"
     if options["plot"] is not None:
@@ -306,14 +307,14 @@ def _print(kind: str, span: Span, rows: Iterable[Any], extra: dict[str, Any], op
         output.print_json(kind, head, rows, jobs=single)
         return
     columns = output.choose(options["fields"] or DEFAULTS[kind], jobs=single)
-    units = output.Units(options["time_unit"], options["units"] or "")
+    units = Units(options["time_unit"], options["units"] or "")
     show = output.print_csv if options["as_csv"] else output.print_parsable if options["parsable2"] else None
     (show or output.print_aligned)(columns, rows, units, header_line=not options["noheader"])
 
 
 def _closing(report: Report, options: dict[str, Any]) -> None:
     """Notes to the table, on stderr."""
-    from sluice.cli.report_output import moment
+    from sluice.report.output import moment
 
     if not _for_people(options):
         return

@@ -12,7 +12,7 @@ import click
 
 from sluice.base.sizes import format_mib
 from sluice.base.text import one_line
-from sluice.cli.report_output import duration, moment
+from sluice.report.output import duration, moment
 
 if TYPE_CHECKING:
     from sluice.slurm.allocations import Allocation

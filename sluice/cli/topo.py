@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,7 +67,9 @@ def command(
             raise failure
         inventory = collected.inventories[node]
     if as_json:
-        click.echo(json.dumps(_document(inventory), indent=2))
+        from gres_probe.topology import topology_document
+
+        click.echo(json.dumps(topology_document(inventory), indent=2))
     elif not inventory.gpus:
         click.echo(f"{inventory.node}: no GPUs", err=True)
     else:
@@ -77,44 +78,14 @@ def command(
         context.exit(1)
 
 
-def _labels(inventory: Inventory) -> list[str]:
-    """``GPU0`` as people know it; on a node of several vendors ``nvidia0``, ``amd0``."""
-    several = len({gpu.vendor for gpu in inventory.gpus}) > 1
-    return [f"{gpu.vendor if several else 'GPU'}{gpu.index}" for gpu in inventory.gpus]
-
-
-def _document(inventory: Inventory) -> dict[str, object]:
-    from gres_probe.topology import link_domains
-
-    return {
-        "schema_version": 1,
-        "node": inventory.node,
-        "gpus": [
-            {
-                "label": label,
-                "vendor": gpu.vendor,
-                "index": gpu.index,
-                "uuid": gpu.uuid,
-                "model": gpu.model,
-                "pci_address": gpu.pci_address,
-                "numa_node": gpu.numa_node,
-                "cores": gpu.cores,
-                "nics": gpu.nics,
-            }
-            for label, gpu in zip(_labels(inventory), inventory.gpus, strict=True)
-        ],
-        "links": [[asdict(link) for link in row] for row in inventory.links],
-        "nics": [asdict(nic) for nic in inventory.nics],
-        "link_domains": link_domains(inventory),
-    }
-
-
 def _word(link: Link) -> str:
     return f"{link.type}{link.width or ''}"
 
 
 def _print_matrix(inventory: Inventory, *, parsable2: bool, noheader: bool) -> None:
-    labels = _labels(inventory)
+    from gres_probe.topology import labels_of
+
+    labels = labels_of(inventory)
     names = labels + [f"NIC{number}" for number in range(len(inventory.nics))]
     size = len(labels)
     rows = [["", *names, "CPU Affinity", "NUMA Affinity"]]

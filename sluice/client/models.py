@@ -6,11 +6,13 @@ is not removed or changed within a `schema_version`.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, StringConstraints, model_validator
 
 from gres_probe.inventory import Inventory as NodeInventory
+from gres_probe.inventory import Link, Nic
+from sluice.exchange.acts import MOST_POLICY, MOST_SCRIPT
 
 
 class Model(BaseModel):
@@ -100,6 +102,177 @@ class JobPage(Viewed):
     gpus: list[JobGpu] = Field(description="As its nodes report them; empty where they do not.")
 
 
+class NodesByReason(Model):
+    """Nodes that do not fit, and why."""
+
+    reason: str
+    nodes: int
+
+
+class PlacedPart(Model):
+    """What a job has, or was to have, on a node."""
+
+    node: str
+    gpus: list[int]
+    gpu_memory_mib: int | None = Field(description="Of each GPU; null: whole GPUs.")
+    gpu_compute_percent: int | None
+    cpus: float
+    host_memory_mib: int
+
+
+class RequestSeen(Model):
+    """What the scheduler was asked for."""
+
+    nodes: int
+    gpus: int
+    gpus_in_total: bool
+    gpu_memory_mib: int | None
+    gpu_compute_percent: int | None
+    cpus: float
+    host_memory_mib: int
+    exclusive: bool
+    gpu_types: list[str] | None = None
+    one_link_domain: str | None = None
+    one_numa_node: str | None = None
+    near_nic: str | None = None
+    one_switch: str | None = None
+
+
+class ScoreTerm(Model):
+    """A part of a score."""
+
+    name: str
+    value: float
+
+
+class NextBest(Model):
+    """What would have been chosen without the node that was."""
+
+    node: str
+    score: float
+
+
+class Choice(Model):
+    """Where Sluice placed the job, and why there."""
+
+    parts: list[PlacedPart]
+    score: float
+    score_terms: list[ScoreTerm]
+    next_best: NextBest | None
+
+
+class Decision(Model):
+    """The last decision."""
+
+    at: float
+    asked_by: Literal["backfill", "scheduler", "forecast"]
+    outcome: str
+    policy: str
+    planned: bool
+    core_us: float
+    request: RequestSeen | None = None
+    error: str | None = None
+    replayed: bool | None = Field(None, description="Whether the decision came out the same when it was made again.")
+    nodes: int | None = None
+    nodes_by_reason: list[NodesByReason] | None = None
+    nodes_that_fit: int | None = None
+    choice: Choice | None = None
+    stock_nodes: list[str] | None = None
+
+
+class OrderTerm(Model):
+    """A term of the order."""
+
+    name: str
+    weight: float
+    value: float
+
+
+class TenantRank(Model):
+    """The tenant's place."""
+
+    account: str
+    shares: float
+    fair_share: float
+    gpu_hours: float
+    tier: int
+
+
+class Order(Model):
+    """Why the job has its priority."""
+
+    as_of: float
+    site_factor: int
+    place: int
+    terms: list[OrderTerm]
+    slurm_terms: dict[str, float]
+    predicted_run_s: float
+    gpus: int
+    starving: bool
+    deadline: Literal["none", "feasible", "infeasible"]
+    operators_site_factor: int | None = None
+    laxity_s: float | None = None
+    tenant: TenantRank | None = None
+
+
+class Started(Model):
+    """How it started."""
+
+    at: float
+    parts: list[PlacedPart]
+    as_chosen: bool | None = None
+
+
+class Planned(Model):
+    """A start that is planned."""
+
+    planned_at: float
+    expected_start: float | None
+    reason: str
+    gang: int = Field(description="Jobs of its gang; 0: none.")
+
+
+class SmallerRequest(Model):
+    """A request that asks less in one respect, and would start now."""
+
+    what: str
+    value: float | str
+    unit: str
+
+
+class Waiting(Model):
+    """Why it still waits, as of the newest decision."""
+
+    as_of: float
+    plan: Planned | None = None
+    fits_now: bool | None = None
+    never: bool | None = None
+    nodes: int | None = None
+    nodes_by_reason: list[NodesByReason] | None = None
+    nodes_that_fit: int | None = None
+    would_start_now: list[SmallerRequest] | None = None
+
+
+class SlurmFacts(Model):
+    """The job as slurmctld has it."""
+
+    job_id: int
+    name: str
+    user: str
+    account: str
+    partition: str
+    state: str
+    reason: str
+    priority: int
+    submit_time: int | None
+    eligible_time: int | None
+    start_time: int | None
+    end_time: int | None
+    time_limit_s: int | None
+    nodes: str
+    refused: str
+
+
 class Explanation(Document):
     """Why a job has its priority and its nodes, or why it waits (docs/explain.md)."""
 
@@ -108,11 +281,11 @@ class Explanation(Document):
     uid: int | None = None
     account: str | None = None
     partition: str | None = None
-    order: dict[str, Any] | None = None
-    decision: dict[str, Any] | None = None
-    start: dict[str, Any] | None = None
-    waiting: dict[str, Any] | None = None
-    slurm: dict[str, Any] | None = None
+    order: Order | None = None
+    decision: Decision | None = None
+    start: Started | None = None
+    waiting: Waiting | None = None
+    slurm: SlurmFacts | None = None
     private: list[str] | None = Field(None, description="The words of PrivateData that kept something back.")
 
 
@@ -177,11 +350,26 @@ class QuotaRow(Model):
     left: float | None
 
 
+class Budget(Model):
+    """GPUs and GPU time of a tenant; what is not limited is left out."""
+
+    gpus_now: int
+    shares: str
+    gpu_limit: int | None = None
+    quota_percent: float | None = None
+    budget_gpu_s: float | None = Field(None, description="Of the usage period (GrpTRESMins).")
+    budget_used_percent: float | None = None
+    budget_left_gpu_s: float | None = None
+    budget_projected_percent: float | None = Field(None, description="At the period's end, if it goes on as before.")
+    budget_used_up_at: int | None = Field(None, description="When the budget is used up at that rate.")
+
+
 class Quota(Document):
     """What a tenant may use, and uses."""
 
     tenant: str
     quota: list[QuotaRow]
+    budget: Budget | None = None
 
 
 class MemberUse(Model):
@@ -276,6 +464,129 @@ class HealthEvent(Model, extra="allow"):
     kind: str
 
 
+class FailoverEvent(Model, extra="allow"):
+    """Something that happened to the controllers, or a drill."""
+
+    time: float
+    what: str
+    host: str = ""
+    epoch: int | None = None
+    detail: str | None = None
+    good: bool | None = Field(None, description="Of a drill.")
+
+
+class FailoverHistory(Viewed):
+    """Who led when, who died or was killed and why, and drills; the oldest first, the last 500."""
+
+    events: list[FailoverEvent]
+
+
+class ShadowSide(Model):
+    """What the choices of one side cost."""
+
+    idle_nodes_broken: int
+    idle_gpus_on_them: int
+    idle_gpus_opened: int
+
+
+class ShadowDifference(Model):
+    """A job that Sluice would have placed elsewhere."""
+
+    job: int
+    at: float
+    sluice: list[str]
+    stock: list[str]
+
+
+class ShadowReport(Document):
+    """Sluice's choices next to stock Slurm's, from the decisions of level shadow (docs/plugins.md)."""
+
+    first: float
+    last: float
+    decisions: int
+    both_start: int
+    same_nodes: int
+    gpus_compared: int
+    same_gpus: int
+    only_sluice_starts: int
+    only_stock_starts: int
+    neither_starts: int
+    sluice: ShadowSide
+    stock: ShadowSide
+    jobs_started_earlier: int
+    earlier_s_median: float | None
+    earlier_s_most: float | None
+    jobs_still_waiting: int
+    sluice_us_median: float | None
+    stock_us_median: float | None
+    decisions_lost: int
+    records_lost: int | None = Field(None, description="`decisions_lost` under its earlier name.", deprecated=True)
+    differences: list[ShadowDifference]
+
+
+class GpuOfClass(Model):
+    """A GPU of a class."""
+
+    node: str
+    index: int
+    uuid: str
+
+
+class GpuClass(Model):
+    """GPUs that are alike, as the policy groups them."""
+
+    name: str
+    feature: str
+    nodes: list[str]
+    gpus: list[GpuOfClass]
+
+
+class ClassList(Viewed):
+    """Classes of GPUs: `sluice group`."""
+
+    classes: list[GpuClass]
+
+
+class Switch(Model):
+    """A switch, or a block of nodes."""
+
+    name: str
+    kind: Literal["switch", "block"]
+    level: int
+    nodes: str = Field(description="Below it, as a hostlist.")
+    switches: str = Field("", description="Directly below it, as a hostlist.")
+
+
+class NetworkTopology(Viewed):
+    """How nodes are joined, as slurmctld has it; empty where the site has not described it."""
+
+    switches: list[Switch]
+
+
+class MetricField(Model):
+    """One metric."""
+
+    field: str
+    kind: Literal["gauge", "counter"]
+    help: str
+
+
+class Measurement(Model):
+    """A kind of thing that is measured; in Prometheus each metric is called NAME_FIELD."""
+
+    name: str
+    side: Literal["node", "controller", "both"]
+    help: str
+    tags: dict[str, str]
+    metrics: list[MetricField]
+
+
+class MetricNames(Document):
+    """Every metric there is (docs/metrics.md)."""
+
+    measurements: list[Measurement]
+
+
 class HealthHistory(Document):
     """The last events of health."""
 
@@ -315,7 +626,8 @@ class AlertList(Viewed):
 class PolicyShown(Viewed):
     """The policy file as it is understood: sizes in MiB, times in seconds."""
 
-    policy: dict[str, Any]
+    policy: dict[str, Any] = Field(description="As `sluice policy schema` describes it (docs/policy.md).")
+    text: str = Field("", description="The file as it is written; empty: it is longer than 128 KiB.")
 
 
 class Finding(Model):
@@ -354,15 +666,296 @@ class Inventory(Viewed):
     failures: dict[str, str]
 
 
-class Report(Document):
-    """Figures of a time (docs/report-fields.md has the fields of `rows`)."""
+class ReportRow(Model):
+    """A line of a report: docs/report-fields.md says what each field is. What is not known is left out."""
 
-    report: str
-    start: int
+    account: str | None = None
+    user: str | None = None
+    partition: str | None = None
+    qos: str | None = None
+    gpu_type: str | None = None
+    gpu_class: str | None = None
+    node: str | None = None
+    gpu: str | None = None
+    state: str | None = None
+    jobs: int | None = None
+    started: int | None = None
+    ended: int | None = None
+    completed: int | None = None
+    failed: int | None = None
+    cancelled: int | None = None
+    timeout: int | None = None
+    pending: int | None = None
+    gpu_s: float | None = None
+    shared_gpu_s: float | None = None
+    gpu_mem_mib_s: float | None = None
+    cpu_s: float | None = None
+    mem_mib_s: float | None = None
+    wall_s: float | None = None
+    gpu_energy_j: float | None = None
+    node_energy_j: float | None = None
+    wait_p50_s: float | None = None
+    wait_p90_s: float | None = None
+    wait_p95_s: float | None = None
+    wait_p99_s: float | None = None
+    wait_max_s: float | None = None
+    wait_mean_s: float | None = None
+    measured_percent: float | None = None
+    utilisation_percent: float | None = None
+    efficiency_percent: float | None = None
+    gpu_mem_used_percent: float | None = None
+    time_used_percent: float | None = None
+    throttled_s: float | None = None
+    refused: int | None = None
+    idle_gpu_s: float | None = None
+    wasted_gpu_s: float | None = None
+    wasted_gpu_mem_mib_s: float | None = None
+    unused_time_s: float | None = None
+    gpu_limit: int | None = None
+    gpus_now: int | None = None
+    quota_percent: float | None = None
+    budget_gpu_s: float | None = None
+    budget_used_percent: float | None = None
+    budget_left_gpu_s: float | None = None
+    budget_projected_percent: float | None = None
+    budget_used_up_at: int | None = None
+    shares: str | None = None
+    entitled_percent: float | None = None
+    got_percent: float | None = None
+    got_ratio: float | None = None
+    gpu_count: int | None = None
+    capacity_gpu_s: float | None = None
+    allocated_percent: float | None = None
+    unallocated_gpu_s: float | None = None
+
+
+class Report(Viewed):
+    """What was used, by whom, and how well (docs/reports.md)."""
+
+    report: Literal["tenants", "users", "gpus", "nodes", "efficiency", "waste", "fairness"]
+    start: int = Field(description="Seconds since 1970.")
     end: int
     made: int
-    jain_index: float | None = None
-    rows: list[dict[str, Any]]
+    jain_index: float | None = Field(None, description="Of `fairness`: 1 where all got what they are entitled to.")
+    rows: list[ReportRow]
+    total: int | None = Field(None, description="Lines; more than `rows` where they are too many for one answer.")
+    recent_at: float | None = Field(None, description="When the accounting was last read for the days that are new.")
+    missing: list[str] = Field([], description="Days of which nothing is known: not rolled up, as `sluice report`.")
+
+
+class JobRow(ReportRow):
+    """A job of the accounting, and what it used."""
+
+    job_id: str | None = None
+    job_id_raw: int | None = None
+    job_name: str | None = None
+    exit_code: str | None = None
+    submit: int | None = None
+    eligible: int | None = None
+    start: int | None = None
+    end: int | None = None
+    elapsed_s: float | None = None
+    time_limit_s: int | Literal["UNLIMITED"] | None = None
+    wait_s: float | None = None
+    nodes: int | None = None
+    node_list: str | None = None
+    requested: str | None = None
+    allocated: str | None = None
+    gpus: int | None = None
+    gpu_mem_mib: int | None = None
+    gpu_mem_peak_mib: int | None = None
+    utilisation_now_percent: float | None = None
+    gpu_mem_now_mib: int | None = None
+    rung: str | None = None
+
+
+class JobsReport(Viewed):
+    """Single jobs, ended ones included, the latest ones where they are too many: `sluice report jobs`."""
+
+    report: Literal["jobs"]
+    start: int = Field(description="Seconds since 1970.")
+    end: int
+    made: int
+    rows: list[JobRow]
+    total: int | None = None
+
+
+class JobFacts(Model):
+    """A job as Slurm's accounting has it."""
+
+    id: int
+    label: str = Field(description="As users write it: 17, 17_3, 17+1.")
+    name: str
+    user: str
+    account: str
+    qos: str
+    partition: str
+    state: str
+    exit_code: str
+    submit: int | None
+    eligible: int | None
+    start: int | None
+    end: int | None
+    wait_s: int | None
+    elapsed_s: int
+
+
+class JobAsked(Model):
+    """What it asked for."""
+
+    tres: dict[str, int] = Field(description="As Slurm names them; memory and GPU memory in MiB.")
+    time_limit_s: int | None
+    time_unlimited: bool
+
+
+class JobGranted(Model):
+    """What it was given."""
+
+    nodes: str
+    node_count: int
+    tres: dict[str, int]
+
+
+class GpuUtilisation(Model):
+    """Percent of a GPU's time; what was not measured is left out."""
+
+    mean: float | None = None
+    p50: float | None = None
+    p95: float | None = None
+    peak: float | None = None
+
+
+class JobGpuUse(Model):
+    """What a job used of a GPU."""
+
+    node: str
+    index: int
+    uuid: str
+    model: str
+    total_mib: int
+    asked_mib: int | None = Field(description="null: the whole GPU.")
+    limit_mib: int | None
+    rung: str = Field(description="What held it to its limit (docs/limits.md).")
+    peak_mib: int
+    refused: int
+    seconds: float | None = Field(description="Measured.")
+    utilisation: GpuUtilisation
+    memory_mean_mib: float | None
+    energy_j: float | None
+    idle_s: float | None
+    throttled_s: float | None
+    errors: int | None
+    now_percent: float | None
+    now_mib: int | None
+
+
+class JobUsed(Model):
+    """What a job used of its GPUs."""
+
+    gpus: list[JobGpuUse]
+    utilisation_percent: float | None
+    gpu_memory_asked_mib: int | None
+    gpu_memory_peak_mib: int | None
+    idle_gpu_s: float | None
+    gpu_energy_j: float | None
+    throttled_s: float | None
+    refused: int
+    rung: str
+    reported_at: float | None = Field(description="Of a running job: when its node last reported it.")
+    told: float | None = Field(None, description="`reported_at` under its earlier name.", deprecated=True)
+
+
+class JobHost(Model):
+    """What a job used of its hosts."""
+
+    cpu_s: float | None
+    cpu_percent: float | None
+    memory_peak_mib: int | None
+
+
+class LimitHit(Model, extra="allow"):
+    """A limit that a job hit, or the like."""
+
+    node: str
+    time: float
+    action: Literal["refuse", "warn", "end", "stray"]
+
+
+class JobAdvice(Model):
+    """What to ask for next time."""
+
+    sbatch: str = Field(description="A line for the next submission.")
+    because: list[str]
+
+
+class JobWaited(Model):
+    """Why it waited."""
+
+    seconds: int | None
+    slurm_reason: str
+    explanation: Explanation | None = None
+    not_explained: str | None = Field(None, description="Why there is no explanation.")
+
+
+class JobReport(Document):
+    """Everything that is known of one job: `sluice report job`."""
+
+    job: JobFacts
+    runs: int
+    asked: JobAsked
+    granted: JobGranted
+    used: JobUsed | None
+    host: JobHost
+    limits_hit: list[LimitHit]
+    waited: JobWaited
+    advice: JobAdvice | None
+
+
+class SeriesGpu(Model):
+    """A GPU over time: a value for each of the times of its series, null where it was not reported."""
+
+    node: str
+    index: int
+    utilisation_percent: list[int | None]
+    memory_used_mib: list[int | None]
+
+
+class JobSeries(Viewed):
+    """The use of a running job's GPUs over the last two hours, as far as this server has seen it."""
+
+    times: list[float]
+    gpus: list[SeriesGpu]
+
+
+class TopologyGpu(Model):
+    """A GPU of a node."""
+
+    label: str
+    vendor: str
+    index: int
+    uuid: str
+    model: str
+    pci_address: str
+    numa_node: int | None
+    cores: str
+    nics: list[str]
+
+
+class Topology(Document):
+    """How the GPUs of a node are joined: `sluice topo`."""
+
+    node: str
+    gpus: list[TopologyGpu]
+    links: list[list[Link]] = Field(description="From each GPU to each.")
+    nics: list[Nic]
+    link_domains: list[list[int]] = Field(description="GPUs that fast links join, by their place in `gpus`.")
+
+
+class TenantOfCaller(TenantInList):
+    """A tenant of the caller, with what is left and a job that it can submit."""
+
+    quota: list[QuotaRow]
+    example: str
 
 
 class Whoami(Document):
@@ -371,7 +964,9 @@ class Whoami(Document):
     user: str
     level: Literal["user", "operator", "administrator"]
     coordinates: list[str]
-    accounts: list[str]
+    accounts: list[str] = []
+    gpu_types: list[str] = []
+    tenants: list[TenantOfCaller] = []
 
 
 class Part(Model):
@@ -380,6 +975,19 @@ class Part(Model):
     at: float | None = Field(description="When it was last read.")
     stale_since: float | None
     problem: str
+
+
+class GpuTypeNow(Model):
+    """The GPUs of a type now."""
+
+    type: str
+    gpu_class: str = Field(description="The policy's class of it; the type where the policy has none.")
+    total: int
+    whole: int = Field(description="That jobs have for themselves.")
+    shared: int = Field(description="That jobs share.")
+    out: int = Field(description="Out of service, or on nodes where no job can start.")
+    free: int = Field(description="That a job could have for itself.")
+    free_mib: int = Field(description="GPU memory that shares could have, on free GPUs and on shared ones.")
 
 
 class Overview(Document):
@@ -394,3 +1002,295 @@ class Overview(Document):
     gpus: int | None = Field(description="null: PrivateData keeps nodes from the caller.")
     gpus_in_use: int | None
     gpus_out: int | None
+    gpu_types: list[GpuTypeNow] | None = None
+    waiting_by_reason: dict[str, int] = Field({}, description="Of those that the caller may see: the most frequent.")
+
+
+# ---- writes ----
+
+_LINE = r"^[^\x00-\x1f\x7f]*$"
+_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.@+-]*$"
+_NAMES = r"^[A-Za-z0-9_][A-Za-z0-9_.@+,-]*$"
+_TIME = r"^[0-9:-]{1,32}$|^(?i:unlimited|infinite)$"
+_MOMENT = r"^[A-Za-z0-9:+.-]{1,64}$"
+_COUNT = r"^[0-9]{1,9}(-[0-9]{1,9})?$"
+_SIZE = r"^[0-9]{1,12}[KMGTkmgt]?$"
+_GRES = r"^[A-Za-z0-9_.:,/=-]{1,256}$"
+_VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]{0,127}$"
+
+Line = Annotated[str, StringConstraints(max_length=1024, pattern=_LINE)]
+Name = Annotated[str, StringConstraints(max_length=128, pattern=_NAME)]
+Names = Annotated[str, StringConstraints(max_length=1024, pattern=_NAMES)]
+AbsolutePath = Annotated[str, StringConstraints(max_length=1024, pattern=r"^/[^\x00-\x1f\x7f]*$")]
+Variable = Annotated[str, StringConstraints(pattern=_VARIABLE)]
+Value = Annotated[str, StringConstraints(max_length=32768, pattern=r"^[^\x00]*$")]
+
+
+def _without_null(schema: dict[str, Any]) -> None:
+    """A body's schema: what may be left out may not be null."""
+    for field in schema.get("properties", {}).values():
+        kinds = [one for one in field.pop("anyOf", ()) if one != {"type": "null"}]
+        field.update(kinds[0] if len(kinds) == 1 else {"anyOf": kinds} if kinds else {})
+        if "patternProperties" in field:
+            field["additionalProperties"] = False
+        if field.get("default", "") is None:
+            del field["default"]
+
+
+class Body(BaseModel, extra="forbid", json_schema_extra=_without_null):
+    """What a write is sent; what is left out stays as Slurm has it. Nothing may be null that is sent."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _not_null(cls, sent: Any) -> Any:
+        if isinstance(sent, dict) and (null := [name for name, value in sent.items() if value is None]):
+            raise ValueError(f"{str(null[0])[:80]} is null: leave it out")
+        return sent
+
+
+class JobRequest(Body):
+    """A job to submit. Fields are sbatch's options, and are written as there."""
+
+    script: str = Field(min_length=1, max_length=MOST_SCRIPT, description="Begins with `#!`.")
+    name: Line | None = None
+    account: Name | None = None
+    partition: Names | None = None
+    qos: Name | None = None
+    time_limit: str | None = Field(None, pattern=_TIME, description="Minutes, or as 1-12:00:00.")
+    nodes: str | None = Field(None, pattern=_COUNT)
+    ntasks: int | None = Field(None, ge=1, le=10_000_000)
+    ntasks_per_node: int | None = Field(None, ge=1, le=100_000)
+    cpus_per_task: int | None = Field(None, ge=1, le=100_000)
+    cpus_per_gpu: int | None = Field(None, ge=1, le=100_000)
+    memory: str | None = Field(None, pattern=_SIZE, description="Of each node.")
+    memory_per_cpu: str | None = Field(None, pattern=_SIZE)
+    memory_per_gpu: str | None = Field(None, pattern=_SIZE)
+    gpus: str | None = Field(None, pattern=_GRES, description="A number, or h100:2.")
+    gpus_per_node: str | None = Field(None, pattern=_GRES)
+    gpus_per_task: str | None = Field(None, pattern=_GRES)
+    gpu_mem: str | None = Field(None, pattern=_SIZE, description="A part of a GPU's memory, as 10G.")
+    gpu_share: str | None = Field(None, pattern=r"^[0-9]{1,3}%?$")
+    gpu_affinity: Name | None = None
+    gpu_spread: bool = False
+    gang: str | None = Field(None, pattern=r"^[A-Za-z0-9_.:-]{1,128}$")
+    gres: str | None = Field(None, pattern=_GRES)
+    constraint: str | None = Field(None, max_length=256, pattern=r"^[A-Za-z0-9_.,&|*()\[\]-]+$")
+    licenses: str | None = Field(None, pattern=_GRES)
+    reservation: Names | None = None
+    nodelist: str | None = Field(None, max_length=1024, pattern=r"^[A-Za-z0-9_.,\[\]-]+$")
+    exclude: str | None = Field(None, max_length=1024, pattern=r"^[A-Za-z0-9_.,\[\]-]+$")
+    array: str | None = Field(None, max_length=256, pattern=r"^[0-9,:%-]+$")
+    dependency: str | None = Field(None, max_length=1024, pattern=r"^[A-Za-z0-9_:,?+]+$")
+    begin: str | None = Field(None, pattern=_MOMENT)
+    deadline: str | None = Field(None, pattern=_MOMENT)
+    nice: int | None = Field(None, ge=-2_147_483_645, le=2_147_483_645)
+    hold: bool = False
+    requeue: bool | None = None
+    exclusive: bool = False
+    comment: Line | None = None
+    work_dir: AbsolutePath | None = Field(None, description="The user's home folder where it is left out.")
+    output: Line | None = Field(None, description="As sbatch's, with %j.")
+    error: Line | None = None
+    mail_type: Names | None = None
+    mail_user: str | None = Field(None, max_length=254, pattern=r"^[A-Za-z0-9_.+@-]+$")
+    signal: str | None = Field(None, pattern=r"^[A-Za-z0-9:@]{1,32}$")
+    environment: dict[Variable, Value] = Field(
+        {},
+        max_length=256,
+        description="Of the job, besides HOME, PATH, USER. None of Slurm's own.",
+        json_schema_extra={"propertyNames": {"pattern": _VARIABLE, "maxLength": 128}, "additionalProperties": False},
+    )
+
+
+class Submitted(Document):
+    """A job that slurmctld has."""
+
+    job_id: int
+    messages: list[str] = Field(description="What Slurm said of it, such as what was changed.")
+
+
+class Smaller(Model):
+    """A smaller request that would start earlier."""
+
+    changed: dict[str, str] = Field(description="Fields of the request that differ, and their values.")
+    start_time: float | None
+    nodes: str
+
+
+class WhatIf(Document):
+    """What would become of a request that is not made."""
+
+    accepted: bool
+    refused: list[str] = Field(description="Why it would be refused, in the words of Slurm and its plugins.")
+    messages: list[str]
+    start_time: float | None = Field(description="When it would start as things are; null: not known.")
+    starts_now: bool
+    nodes: str
+    partition: str
+    cpus: int | None
+    becomes: dict[str, str] = Field(description="Fields that are filled in or rewritten, as far as is known.")
+    smaller: Smaller | None
+
+
+def _of_change(schema: dict[str, Any]) -> None:
+    _without_null(schema)
+    schema["minProperties"] = 1
+
+
+class JobChange(Body, json_schema_extra=_of_change):
+    """Fields of a job to change, written as for scontrol."""
+
+    time_limit: str | None = Field(None, pattern=_TIME.replace("[0-9", "[+-]?[0-9", 1))
+    priority: int | None = Field(None, ge=0, le=4_294_967_293, description="For operators.")
+    comment: Line | None = None
+    name: Line | None = None
+    qos: Name | None = None
+    partition: Names | None = None
+    account: Name | None = None
+    nice: int | None = Field(None, ge=-2_147_483_645, le=2_147_483_645)
+    begin: str | None = Field(None, pattern=_MOMENT)
+    deadline: str | None = Field(None, pattern=_MOMENT)
+    dependency: str | None = Field(None, max_length=1024, pattern=r"^[A-Za-z0-9_:,?+]*$")
+    reservation: Names | None = None
+    nodelist: str | None = Field(None, max_length=1024, pattern=r"^[A-Za-z0-9_.,\[\]-]*$")
+    exclude: str | None = Field(None, max_length=1024, pattern=r"^[A-Za-z0-9_.,\[\]-]*$")
+    constraint: str | None = Field(None, max_length=256, pattern=r"^[A-Za-z0-9_.,&|*()\[\]-]*$")
+    requeue: bool | None = None
+    mail_type: Names | None = None
+    mail_user: str | None = Field(None, max_length=254, pattern=r"^[A-Za-z0-9_.+@-]+$")
+
+
+class JobDone(Document):
+    """What was done to a job."""
+
+    job: str
+    did: Literal["cancel", "hold", "release", "requeue", "update"]
+    messages: list[str]
+
+
+class ReturnRequest(Body):
+    """GPUs to return to service; without numbers all that Sluice took out of the node."""
+
+    node: str = Field(max_length=256, pattern=_NAME)
+    gpus: list[Annotated[int, Field(ge=0, le=255)]] = Field([], max_length=64)
+    reason: Line = ""
+
+
+class Returned(Document):
+    """What was returned to service."""
+
+    node: str
+    done: list[str]
+
+
+class SilenceRequest(Body):
+    """No notices of a rule for a while."""
+
+    rule: str = Field(min_length=1, max_length=256, pattern=_LINE, description="A rule's name, or a pattern.")
+    subject: str = Field("*", min_length=1, max_length=256, pattern=_LINE, description="A pattern.")
+    seconds: int = Field(14_400, ge=60, le=366 * 86400)
+    comment: Annotated[str, StringConstraints(max_length=256, pattern=_LINE)] = ""
+
+
+class Silenced(Document):
+    """A silence that holds, or that has ended."""
+
+    id: str
+    until: float
+
+
+class PolicyText(Body):
+    """A policy file."""
+
+    text: str = Field(max_length=MOST_POLICY)
+
+
+class Mistake(Model):
+    """One mistake in a policy file."""
+
+    line: int
+    place: str
+    what: str
+    remedy: str
+
+
+class PolicyChecked(Document):
+    """The mistakes of a policy file."""
+
+    mistakes: list[Mistake]
+    tenants: int | None = Field(description="How many it has; null: it cannot be read.")
+    unenforced: list[str] = Field(description="Sections that are accepted and not enforced yet.")
+
+
+class FieldChange(BaseModel, populate_by_name=True):
+    """A field's value there, and the wanted one; empty: none."""
+
+    before: str = Field(alias="from")
+    to: str
+
+
+class Change(Model):
+    """One thing that a policy would change."""
+
+    kind: str
+    action: Literal["add", "change", "remove"]
+    name: str
+    fields: dict[str, FieldChange]
+
+
+class PolicyPlan(Document):
+    """What a policy would change, and the name of exactly this."""
+
+    hash: str
+    cluster: str
+    version: str = Field(description="Of the policy file.")
+    changes: list[Change]
+    notes: list[str]
+    lines: list[str] = Field(description="The changes for people, as `sluice plan` shows them.")
+
+
+class ApplyRequest(Body):
+    """A plan that the caller has seen."""
+
+    hash: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+class PolicyApplied(Document):
+    """What was changed."""
+
+    hash: str
+    changes: int
+    left: int = Field(description="Changes that were left to an administrator.")
+    messages: list[str]
+
+
+class AuditQuery(Body):
+    """Which entries of the audit log, the newest first."""
+
+    user: str = Field("", max_length=128)
+    action: str = Field("", max_length=64, description="Its first words are enough: `web`, `web refused`.")
+    request_id: str = Field("", max_length=64)
+    after: int = Field(0, ge=0, description="Only those with a greater `seq`.")
+    before: int = Field(0, ge=0, description="Only those with a smaller `seq`; 0: all.")
+    limit: int = Field(100, ge=1, le=1000)
+
+
+class AuditEntry(Model):
+    """Who did what."""
+
+    seq: int
+    time: float
+    user: str
+    action: str
+    subject: str
+    detail: dict[str, Any]
+    version: str
+    host: str
+    prev: str
+    hash: str
+
+
+class AuditList(Document):
+    """Entries of the audit log."""
+
+    entries: list[AuditEntry]

@@ -10,11 +10,11 @@ from typing import Any
 from sluice.base.errors import SluiceError
 from sluice.controllerd.accounting import Comments
 from sluice.controllerd.daemon import Duty, Site
+from sluice.controllerd.readings import running_of
 from sluice.exchange.courier import port
 from sluice.exchange.inbox import Handler, Inbox
 from sluice.exchange.job_records import FOLDER, JobRecords, check_record
 from sluice.exchange.record import JobRecord
-from sluice.exchange.running import Running
 from sluice.slurm.munge_service import listen
 from sluice.slurm.user import slurm_user
 
@@ -47,7 +47,7 @@ def duties_of_inbox(site: Site, others: Mapping[str, Handler]) -> list[Duty]:
     """
     store = JobRecords(site.state_save / FOLDER)
     comments = Comments(store)
-    running = Running()
+    running = running_of(site)
     handlers: dict[str, Handler] = {"records": store_records(store, comments), "running": running.take}
     handlers |= others
 

@@ -16,6 +16,7 @@ import struct
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -23,9 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from gres_probe.collect import DEFAULT_DIR, load_inventories
+from gres_probe.group import group
 from policy.document import DEFAULT_FILE, load
+from policy.grouping import Grouping
 from policy.live import Cluster, gpus_in_use, gpus_of
-from policy.quota_use import quota_rows, read_use
+from policy.quota_use import TenantUse, example, quota_rows, read_use
 from sluice.base import events
 from sluice.base.errors import SluiceError
 from sluice.base.line_server import Asker, Kind, LineServer, Listener
@@ -35,14 +38,17 @@ from sluice.controllerd.alerts.duty import alerts_folder
 from sluice.controllerd.alerts.listing import alerts_document
 from sluice.controllerd.daemon import Duty, Site
 from sluice.controllerd.health.controller import controller_of
+from sluice.controllerd.published_reports import BusyError, Reports
 from sluice.controllerd.readings import readings_of
 from sluice.exchange.live import LIVE_FILE, GpuNow, Live, latest, read_live
-from sluice.exchange.snapshot import MOST_REQUEST, SOCKET, VERSION, Snapshot
+from sluice.exchange.snapshot import MOST_REQUEST, SOCKET, VERSION, Snapshot, encode, render_answer
 from sluice.explain.decisions import FOLDER, DecisionError
 from sluice.explain.explanation import explain_job, parse_job
+from sluice.failover.history import history_rows
 from sluice.failover.shared import read_cluster
 from sluice.failover.status import look
-from sluice.report.rollup import Rollup
+from sluice.report.fleet import Fleet
+from sluice.report.tenants import quota
 from sluice.slurm import jwt
 from sluice.slurm.accounting import Accounting
 from sluice.slurm.answers import Job, Node
@@ -55,7 +61,10 @@ WANTED_S = 30.0
 """Nothing is read when the last request is older."""
 _MOST_TEXT = 1024
 _MOST_EVENTS = 2000
+_MOST_HISTORY = 500
+_MOST_POLICY = 128 << 10
 _SHARE = 2.0  # a part that takes long is read at most every so many times that
+_SHARE_OF_JOBS = 1.25  # of many, most of that time is squeue's, and what changes is what viewers look for
 _AGAIN_S = 2.0  # after a failure, which may have been a long time-out
 _LATE_S = 4.0  # commands of Slurm try for MessageTimeout and longer before they fail
 _LOOK_S = 0.25
@@ -67,7 +76,7 @@ _ROOM = Kind(
     places=64,
     threads=2,
     line=MOST_REQUEST,
-    held=1 << 20,
+    held=4 << 20,
     seconds=10.0,
     rates=(Rate(400, 100), Rate(400, 100)),
 )
@@ -93,6 +102,7 @@ class _Part:
     name: str
     period_s: float
     read: Callable[[], None]
+    share: float = _SHARE
     due: float = 0.0
     began: float | None = None  # while it is read
     took: float = 0.0  # the last time that it could be read
@@ -109,11 +119,15 @@ class Publisher:
         self._explaining = threading.Lock()
         self._paces = threading.Lock()
         self._paid_until = 0.0
+        self._jobs: dict[int, int] = {}  # of each job as it was last published, what differs when anything of it does
+        self._grouping = Grouping()
         self._nodes: list[Node] = []
+        self._tenants: dict[str, TenantUse] = {}
+        self.reports = Reports(site, lambda: Fleet.of(self._nodes), lambda: self._tenants)
         commands = site.commands
         self._cluster = Cluster(commands, site.client, Accounting(commands), Control(commands))
         self.groups: dict[str, list[_Part]] = {
-            "jobs": [_Part("jobs", 1.0, self._read_jobs)],
+            "jobs": [_Part("jobs", 1.0, self._read_jobs, _SHARE_OF_JOBS)],
             "nodes": [_Part("nodes", 1.0, self._read_nodes)],
             "accounts": [_Part("tenants", 30.0, self._read_tenants), _Part("users", 30.0, self._read_users)],
             "site": [
@@ -124,6 +138,7 @@ class Publisher:
                 _Part("policy", 30.0, self._read_policy),
                 _Part("inventory", 60.0, self._read_inventory),
                 _Part("failover", 30.0, self._read_failover),
+                _Part("topology", 300.0, self._read_topology),
             ],
         }
         self._parts: dict[str, dict[str, Any]] = {}
@@ -147,7 +162,7 @@ class Publisher:
             took = time.monotonic() - now
             if works:
                 part.took = took
-            part.due = now + max(part.period_s, _SHARE * took if works else took + _AGAIN_S)
+            part.due = now + max(part.period_s, part.share * took if works else took + _AGAIN_S)
 
     def _read(self, part: _Part) -> bool:
         began = time.time()
@@ -188,10 +203,18 @@ class Publisher:
                     self._keep(part.name, "no answer yet")
 
     def _read_jobs(self) -> None:
-        self.snapshot.put("jobs", {str(job.id): job_row(job) for job in self.site.client.jobs(states=["all"])})
+        """Of a hundred thousand jobs only those are looked at that changed, and only those are kept as objects."""
+        now: dict[int, int] = {}
+        changed: dict[str, bytes] = {}
+        for one in self.site.client.each_job():
+            now[one.id] = one.print_
+            if self._jobs.get(one.id) != one.print_:
+                changed[str(one.id)] = encode("jobs", str(one.id), job_row(one.job()))
+        self.snapshot.change("jobs", changed, [str(number) for number in self._jobs if number not in now])
+        self._jobs = now
 
     def _read_nodes(self) -> None:
-        nodes = self.site.client.nodes()
+        nodes = self._nodes = self.site.client.nodes()
         now = self._live()
         out = self._out()
         self.snapshot.put("nodes", {node.name: node_row(node) for node in nodes})
@@ -226,7 +249,11 @@ class Publisher:
             self.snapshot.put("tenants", {})
             return
         rows = {}
-        for name, one in read_use(self._cluster).items():
+        self._tenants = read_use(self._cluster)
+        types = sorted({kind for node in self._nodes for kind in gpus_of(node)[0] if kind})
+        partition = (self.snapshot.get("cluster", "cluster") or {}).get("default_partition", "")
+        config, now = self.site.config(), time.time()
+        for name, one in self._tenants.items():
             use = [
                 {
                     "user": each.user,
@@ -238,7 +265,13 @@ class Publisher:
                 for each in one.member_use.values()
                 if each.user in one.members
             ]
-            rows[name] = {**one.document(), "quota": quota_rows(one), "member_use": use}
+            rows[name] = {
+                **one.document(),
+                "quota": quota_rows(one),
+                "budget": quota(one, config, now),
+                "example": example(one, types, partition),
+                "member_use": use,
+            }
         self.snapshot.put("tenants", rows)
 
     def _read_users(self) -> None:
@@ -276,8 +309,9 @@ class Publisher:
                     "cluster": config.get("ClusterName", ""),
                     "slurm_version": config.get("SLURM_VERSION", ""),
                     "private_data": sorted(words),
+                    "gpu_classes": self.reports.classes(),
                     "default_partition": next((one.name for one in client.partitions() if one.default), ""),
-                    "days": [str(day) for day in self._rolled().days()],
+                    "days": [str(day) for day in self.reports.history.rolled().days()],
                 }
             },
         )
@@ -301,22 +335,29 @@ class Publisher:
         self.snapshot.put_one("alerts", "alerts", alerts_document(folder, time.time(), everything=True))
 
     def _read_policy(self) -> None:
-        policy = load(self.settings.policy).policy
-        shown = policy.model_dump(mode="json", exclude_unset=True, exclude_none=True, by_alias=True)
+        found = load(self.settings.policy)
+        self._grouping = found.policy.grouping or Grouping()
+        shown = found.policy.model_dump(mode="json", exclude_unset=True, exclude_none=True, by_alias=True)
         self.snapshot.put_one("policy", "policy", shown)
+        text = found.text if len(found.text) <= _MOST_POLICY else ""
+        self.snapshot.put_one("policy-text", "text", text)
 
     def _read_inventory(self) -> None:
         collected = load_inventories(self.settings.inventory, owners={0, os.geteuid()})
         rows: dict[str, Any] = {name: {"inventory": asdict(one)} for name, one in collected.inventories.items()}
         rows |= {name: {"failure": str(error)} for name, error in collected.failures.items()}
         self.snapshot.put("inventory", rows)
+        classes = group(collected.inventories.values(), self._grouping).document()
+        self.snapshot.put("classes", dict(class_rows(classes)))
 
     def _read_failover(self) -> None:
-        conf = self.site.conf_folder / "slurm.conf"
-        self.snapshot.put_one("failover", "failover", look(read_cluster(conf), self.site.client).document())
+        cluster = read_cluster(self.site.conf_folder / "slurm.conf")
+        self.snapshot.put_one("failover", "failover", look(cluster, self.site.client).document())
+        self.snapshot.put("failover-history", dict(enumerate_rows(history_rows(cluster)[-_MOST_HISTORY:])))
 
-    def _rolled(self) -> Rollup:
-        return Rollup(self.site.state / "report", self.site.config().get("ClusterName", "").lower())
+    def _read_topology(self) -> None:
+        said = self.site.commands.run("scontrol", "show", "topology", check=False).stdout
+        self.snapshot.put("topology", {row["name"]: row for row in switch_rows(said)})
 
     # ---- answering ----
 
@@ -346,14 +387,22 @@ class Publisher:
                 last = request.get("last")
                 return self.snapshot.after(str(request.get("epoch")), last if type(last) is int else 0)
             if do == "explain":
-                return _line(self._explain(str(request.get("job"))))
+                return render_answer(self._explain(str(request.get("job"))))
             if do == "jwt":
-                return _line(self._verify(str(request.get("token"))))
-            raise SluiceError("request: not one of changes, explain, jwt")
+                return render_answer(self._verify(str(request.get("token"))))
+            if do == "report":
+                return self.reports.report(request)
+            if do == "job-page":
+                return self.reports.page(request)
+            if do == "shadow":
+                return self.reports.shadow(request)
+            raise SluiceError("request: not one of changes, explain, jwt, report, job-page, shadow")
+        except BusyError as error:
+            return render_answer({"busy": error.what})
         except SluiceError as error:
-            return _line({"error": error.what, "remedy": error.remedy})
+            return render_answer({"error": error.what, "remedy": error.remedy, "usage": error.usage})
         except (OSError, ValueError, RecursionError) as error:
-            return _line({"error": one_line(str(error)), "remedy": ""})
+            return render_answer({"error": one_line(str(error)), "remedy": ""})
 
     def _explain(self, text: str) -> dict[str, Any]:
         """What slurmctld decided for a job; one at a time, so that many cannot take this daemon's time."""
@@ -428,10 +477,6 @@ def _listen(path: Path) -> socket.socket:
         listening.close()
         raise
     return listening
-
-
-def _line(document: dict[str, Any]) -> bytes:
-    return json.dumps({"version": VERSION, **document}).encode() + b"\n"
 
 
 # ---- rows ----
@@ -520,6 +565,40 @@ def gpu_rows(
         }
 
 
+def enumerate_rows(rows: Iterable[dict[str, Any]]) -> Iterable[tuple[str, dict[str, Any]]]:
+    """Rows of a history with keys by which they sort: their times, and their places among those of one time."""
+    seen: Counter[float] = Counter()
+    for row in rows:
+        seen[row["time"]] += 1
+        yield f"{row['time']:020.6f}-{seen[row['time']]:04}", row
+
+
+def class_rows(classes: Iterable[dict[str, Any]]) -> Iterable[tuple[str, dict[str, Any]]]:
+    """The GPUs of a class on a node, as all of a class may be too many for a row."""
+    for one in classes:
+        of_node: dict[str, list[Any]] = {node: [] for node in one["nodes"]}
+        for gpu in one["gpus"]:
+            of_node[gpu["node"]].append(gpu)
+        for node, gpus in of_node.items():
+            yield f"{one['name']}/{node}", {"name": one["name"], "feature": one["feature"], "node": node, "gpus": gpus}
+
+
+def switch_rows(said: str) -> Iterable[dict[str, Any]]:
+    """The switches and blocks in `scontrol show topology`; none where it says that there is no topology."""
+    for line in said.splitlines():
+        fields = dict(word.partition("=")[::2] for word in line.split())
+        name = fields.get("SwitchName") or fields.get("BlockName")
+        if name:
+            level = fields.get("Level", "0")
+            yield {
+                "name": name[:_MOST_TEXT],
+                "kind": "switch" if "SwitchName" in fields else "block",
+                "level": int(level) if level.isdecimal() else 0,
+                "nodes": fields.get("Nodes", ""),
+                "switches": fields.get("Switches", ""),
+            }
+
+
 # ---- duties ----
 
 _settings: weakref.WeakKeyDictionary[Site, Settings] = weakref.WeakKeyDictionary()
@@ -550,4 +629,4 @@ def duties(site: Site) -> list[Duty]:
         return lambda _: publisher.refresh(group)
 
     found = [Duty(f"snapshot-{group}", _LOOK_S, refresh(group), everywhere=True) for group in publisher.groups]
-    return [Duty("snapshot", 10.0, publisher.serve, everywhere=True, lasting=True), *found]
+    return [Duty("snapshot", 10.0, publisher.serve, everywhere=True, lasting=True), *found, *publisher.reports.duties()]

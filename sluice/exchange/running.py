@@ -108,6 +108,11 @@ class Running:
             last = [job, node]
         return {"records": found, "next": None}
 
+    def records(self, jobs: Iterable[int] | None = None) -> list[JobRecord]:
+        """Of all users; `jobs`: only of these."""
+        wanted = None if jobs is None else set(jobs)
+        return [JobRecord.from_json(text, "running job") for _, _, text in self._of(None, wanted)]
+
     def _of(self, uid: int | None, ids: set[int] | None) -> list[tuple[int, str, str]]:
         now = self._clock()
         with self._lock:

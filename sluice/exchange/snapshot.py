@@ -7,11 +7,13 @@ reader holds the writer up, however slowly it reads. A reader from before what i
 
 from __future__ import annotations
 
+import heapq
 import json
 import secrets
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from sluice.base.errors import SluiceError
 
 VERSION = 1
 SOCKET = Path("/run/sluice-snapshot/socket")
-MOST_REQUEST = 16 << 10
+MOST_REQUEST = 64 << 10
 MOST_ANSWER = 4 << 20
 """Bytes of rows in one answer; a single row is never that large."""
 _MOST_ROW = 1 << 20
@@ -43,27 +45,38 @@ class Snapshot:
 
     def put(self, section: str, rows: Mapping[str, Any]) -> int:
         """Make these the rows of a section; how many changed. What is equal is no change."""
-        made = {key: _encode(section, key, value) for key, value in rows.items()}
+        made = {key: encode(section, key, value) for key, value in rows.items()}
         with self._lock:
             mine = self._sections.setdefault(section, {})
-            changed = 0
-            for key in [key for key, (_, text) in mine.items() if key not in made and text is not _GONE]:
+            return self._change(section, mine, made, [key for key in mine if key not in made])
+
+    def change(self, section: str, changed: Mapping[str, bytes], gone: Iterable[str]) -> int:
+        """Set some rows of a section, made by `encode`, and remove some; how many changed."""
+        with self._lock:
+            return self._change(section, self._sections.setdefault(section, {}), changed, gone)
+
+    def _change(
+        self, section: str, mine: dict[str, tuple[int, bytes]], made: Mapping[str, bytes], gone: Iterable[str]
+    ) -> int:
+        changed = 0
+        for key in gone:
+            if mine.get(key, (0, _GONE))[1] is not _GONE:
                 self._set(mine, key, _GONE)
                 self._gone[section] = self._gone.get(section, 0) + 1
                 changed += 1
-            for key, text in made.items():
-                before = mine.get(key)
-                if before is None or before[1] != text:
-                    if before is not None and before[1] is _GONE:
-                        self._gone[section] -= 1
-                    self._set(mine, key, text)
-                    changed += 1
-            self._forget(section, mine)
+        for key, text in made.items():
+            before = mine.get(key)
+            if before is None or before[1] != text:
+                if before is not None and before[1] is _GONE:
+                    self._gone[section] -= 1
+                self._set(mine, key, text)
+                changed += 1
+        self._forget(section, mine)
         return changed
 
     def put_one(self, section: str, key: str, value: Any) -> None:
         """Set one row of a section and leave the others."""
-        text = _encode(section, key, value)
+        text = encode(section, key, value)
         with self._lock:
             mine = self._sections.setdefault(section, {})
             before = mine.get(key)
@@ -81,24 +94,35 @@ class Snapshot:
         with self._lock:
             reset = epoch != self.epoch or not 0 < last <= self._last or last < self._forgotten
             since = 0 if reset else last
-            found = sorted(
-                (number, section, key, text)
-                for section, mine in self._sections.items()
-                for key, (number, text) in _newest(mine, since)
-                if since or text is not _GONE
-            )
-            upto = self._last
-        size = 0
-        pieces: list[bytes] = []
-        for place, (_, section, key, text) in enumerate(found):
-            if size + len(text) > MOST_ANSWER and pieces:
-                upto = found[place - 1][0]
-                break
-            size += len(text) + len(key) + 32
-            pieces.append(b"[%s,%s,%s]" % (json.dumps(section).encode(), json.dumps(key).encode(), text))
-        more = len(pieces) < len(found)
+            found = heapq.merge(*(self._newer(section, since) for section in self._sections))
+            pieces: list[bytes] = []
+            size, upto, more = 0, self._last, False
+            for number, section, key, text in found:
+                if text is _GONE and not since:
+                    continue
+                if size + len(text) > MOST_ANSWER and pieces:
+                    more = True
+                    break
+                size += len(text) + len(key) + 32
+                pieces.append(b"[%s,%s,%s]" % (json.dumps(section).encode(), json.dumps(key).encode(), text))
+                upto = number
+            if not more:
+                upto = self._last
         head = {"version": VERSION, "epoch": self.epoch, "last": upto, "more": more, "reset": reset}
         return json.dumps(head).encode()[:-1] + b', "rows": [' + b",".join(pieces) + b"]}\n"
+
+    def _newer(self, section: str, since: int) -> Iterator[tuple[int, str, str, bytes]]:
+        """The rows of a section that changed after `since`, in the order of their changes. Few of them, as nearly
+        always, are found from the end; of many those that are wanted first, from the beginning."""
+        mine = self._sections[section]
+        if self._last - since < len(mine) // 4:
+            few = list(takewhile(lambda one: mine[one][0] > since, reversed(mine)))
+            keys: Iterable[str] = reversed(few)
+        else:
+            keys = (key for key, (number, _) in mine.items() if number > since)
+        for key in keys:
+            number, text = mine[key]
+            yield number, section, key, text
 
     def _set(self, mine: dict[str, tuple[int, bytes]], key: str, text: bytes) -> None:
         self._last += 1
@@ -117,14 +141,8 @@ class Snapshot:
         self._gone[section] = count - count // 2
 
 
-def _newest(mine: dict[str, tuple[int, bytes]], since: int) -> Iterator[tuple[str, tuple[int, bytes]]]:
-    for key in reversed(mine):
-        if mine[key][0] <= since:
-            return
-        yield key, mine[key]
-
-
-def _encode(section: str, key: str, value: Any) -> bytes:
+def encode(section: str, key: str, value: Any) -> bytes:
+    """A row's bytes. Raises SluiceError for one that is too large."""
     text = json.dumps(value, separators=(",", ":")).encode()
     if len(text) > _MOST_ROW:
         raise SluiceError(f"{section} {key[:80]!r}: larger than {_MOST_ROW} bytes", remedy="it is not published")
@@ -134,6 +152,11 @@ def _encode(section: str, key: str, value: Any) -> bytes:
 def render_request(do: str, **words: Any) -> bytes:
     """A request's line."""
     return json.dumps({"version": VERSION, "do": do, **words}).encode() + b"\n"
+
+
+def render_answer(document: Mapping[str, Any]) -> bytes:
+    """An answer's line."""
+    return json.dumps({"version": VERSION, **document}, separators=(",", ":")).encode() + b"\n"
 
 
 def parse_answer(line: bytes) -> dict[str, Any]:
@@ -150,7 +173,8 @@ def parse_answer(line: bytes) -> dict[str, Any]:
             remedy="install one version of Sluice and restart both",
         )
     if "error" in document:
-        raise SluiceError(str(document["error"]), remedy=str(document.get("remedy", "")))
+        usage = document.get("usage") is True
+        raise SluiceError(str(document["error"]), remedy=str(document.get("remedy", "")), usage=usage)
     return document
 
 

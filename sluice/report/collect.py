@@ -42,8 +42,8 @@ class Records(Protocol):
     def between(self, start: float, end: float) -> Iterator[JobRecord]:
         """Those that ended within a time."""
 
-    def of_job(self, job: int) -> list[JobRecord]:
-        """Those of one job, one a node and run."""
+    def of_job(self, job: int, since: float | None = None) -> list[JobRecord]:
+        """Those of one job, one a node and run, that ended at or after `since`."""
 
 
 AskRunning = Callable[[Iterable[int] | None], list[JobRecord]]
@@ -103,7 +103,7 @@ class Source:
     def fleet(self) -> Fleet:
         """The nodes of now; none where slurmctld is down, since the database alone is enough for most reports."""
         try:
-            return Fleet.of(self.client.nodes(), self._classes())
+            return Fleet.of(self.client.nodes(), self.classes())
         except SluiceError as error:
             self.note(f"slurmctld does not report its nodes ({error}); types of untyped GPUs and shares are not known")
             return Fleet()
@@ -130,7 +130,8 @@ class Source:
             found = self._running.find(job.id, job.start)
         return found
 
-    def _classes(self) -> dict[str, list[str]]:
+    def classes(self) -> dict[str, list[str]]:
+        """The GPU types of each class of the policy in force."""
         try:
             folder = Path(self.client.config().get("SLURM_CONF") or "/etc/slurm/slurm.conf").parent
             policy, _ = parse((folder / FILE_NAME).read_bytes())
@@ -193,7 +194,8 @@ class Source:
         """What one job used, or has used until now."""
         if job.end is None and job.start is not None:
             return self._ask_running([job.id]).find(job.id, job.start)
-        found = None if self.records is None else Uses(self.records.of_job(job.id)).find(job.id, job.start, job.end)
+        records = [] if self.records is None else self.records.of_job(job.id, _earlier(job.start))
+        found = Uses(records).find(job.id, job.start, job.end)
         return found or Uses().find(job.id, job.start, job.end, job.admin_comment)
 
     # ---- sums ----
@@ -290,6 +292,11 @@ class Source:
         """Shorter windows where one has very many jobs, so that neither sacct nor slurmdbd holds them all at once."""
         if jobs > _MANY and self.window_s > _SHORTEST_S:
             self.window_s = max(_SHORTEST_S, self.window_s // 2)
+
+
+def _earlier(start: int | None) -> float | None:
+    """A day before a job's start: no record of it ended before, whatever its nodes' clocks are."""
+    return None if start is None else start - _DAY_S
 
 
 def belongs(job: Allocation, window: Span, *, last: bool) -> bool:

@@ -35,11 +35,12 @@ def gpu_type(job: Allocation, fleet: Fleet) -> str:
 
 
 class Counter:
-    """Adds jobs to cells."""
+    """Adds jobs to cells. `by_node`: for each of their nodes; `nodes_alone`: by that and nothing else."""
 
-    def __init__(self, fleet: Fleet, *, by_node: bool = False) -> None:
+    def __init__(self, fleet: Fleet, *, by_node: bool = False, nodes_alone: bool = False) -> None:
         self.fleet = fleet
-        self.by_node = by_node
+        self.by_node = by_node or nodes_alone
+        self.nodes_alone = nodes_alone
         self.cells: dict[Key, Tally] = {}
 
     def add(self, job: Allocation, span: Span, use: JobUse | None, *, first: bool = True) -> None:
@@ -56,6 +57,8 @@ class Counter:
         nodes = hosts(job.nodes) if self.by_node else ("",)
         for node in nodes or ("",):
             key = Key(job.account, job.user, job.partition, job.qos, job.state, kind, node)
+            if self.nodes_alone:
+                key = Key("", "", "", "", "", "", node)
             into = self.cells.get(key)
             if into is None:
                 into = self.cells[key] = Tally()

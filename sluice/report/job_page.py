@@ -22,10 +22,14 @@ _SETTLED_S = 600
 Explain = Callable[[Allocation], dict[str, Any]]
 
 
+class NoJobError(SluiceError):
+    """The accounting has no such job."""
+
+
 def job_page(source: Source, name: str, explain: Explain) -> dict[str, Any]:
     """The document of a job as the caller may see it. `explain` gives the decisions' answer, or raises.
 
-    Raises UsageError for what is no job's number or names several jobs, SluiceError where there is no such job.
+    Raises UsageError for what is no job's number or names several jobs, NoJobError where there is no such job.
     """
     runs = _runs(source, name)
     job = runs[-1]
@@ -60,7 +64,7 @@ def _runs(source: Source, name: str) -> list[Allocation]:
         labels = ", ".join(dict.fromkeys(one_line(job.label, limit=40) for job in found[:8]))
         raise UsageError(f"job {name}: {len(found)} jobs", remedy=f"name one of them: {labels}")
     if not exact:
-        raise SluiceError(f"job {name}: not in the accounting, or you may not see it", remedy="see sacct -a")
+        raise NoJobError(f"job {name}: not in the accounting, or you may not see it", remedy="see sacct -a")
     return sorted(exact, key=lambda job: (job.submit or 0, job.start or 1 << 60))
 
 

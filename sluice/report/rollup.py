@@ -4,6 +4,9 @@ A job belongs to the day of its end. Its file has, for each day on which it ran,
 report of any whole days adds up the files from its first day on. Jobs that still run, and those that ended since the
 last file, are counted again by each report. Days are local ones, as Slurm's own roll-up has them.
 
+What jobs used of each node is in a file of its own next to it, the jobs of all users together: by user and node the
+sums would be as many as the jobs.
+
 A day is counted when it is over for `SETTLED_S`: slurmctld reports a job's end to slurmdbd late where slurmdbd was
 down.
 """
@@ -13,7 +16,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
@@ -32,6 +35,7 @@ SCHEMA_VERSION = 1
 SETTLED_S = 86_400
 DEFAULT_FOLDER = Path("/var/lib/sluice/controllerd/report")
 _NAME = re.compile(r"(\d{4}-\d{2}-\d{2})\.jsonl\Z")
+_NODES = ".nodes.jsonl"
 
 
 def midnight(day: date) -> int:
@@ -55,6 +59,21 @@ class DayCount:
 
     jobs: int = 0
     cells: dict[date, Counter] = field(default_factory=dict)
+    nodes: dict[date, Counter] = field(default_factory=dict)
+
+    def add(self, job: Allocation, use: JobUse | None, fleet: Fleet, last: date, until: float | None = None) -> None:
+        """A job on each day on which it ran, up to `last`; `until`: where it still runs, it has run until then."""
+        self.jobs += 1
+        first = last if job.start is None else min(last, day_of(job.start))
+        for number in range((last - first).days + 1):
+            on = first + timedelta(days=number)
+            span = span_of(on)
+            if until is not None and job.end is None:
+                span = Span(span.start, min(span.end, int(until)))
+            if on not in self.cells:
+                self.cells[on], self.nodes[on] = Counter(fleet), Counter(fleet, nodes_alone=True)
+            self.cells[on].add(job, span, use)
+            self.nodes[on].add(job, span, use)
 
 
 def count_day(day: date, jobs: Iterable[tuple[Allocation, JobUse | None]], fleet: Fleet) -> DayCount:
@@ -63,13 +82,18 @@ def count_day(day: date, jobs: Iterable[tuple[Allocation, JobUse | None]], fleet
     for job, use in jobs:
         if job.end is None or not whole.start <= job.end < whole.end or job.state in ("PENDING", "RUNNING"):
             continue
-        found.jobs += 1
-        first = day if job.start is None else day_of(job.start)
-        for number in range((day - first).days + 1):
-            on = first + timedelta(days=number)
-            if on not in found.cells:
-                found.cells[on] = Counter(fleet)
-            found.cells[on].add(job, span_of(on), use)
+        found.add(job, use, fleet, day)
+    return found
+
+
+def count_open(first: date, jobs: Iterable[tuple[Allocation, JobUse | None]], fleet: Fleet, now: float) -> DayCount:
+    """Count the jobs that ended on `first` or later, run or wait: what no file of the days before `first` has."""
+    found, since = DayCount(), midnight(first)
+    for job, use in jobs:
+        if job.end is None:
+            found.add(job, use, fleet, day_of(now), now)
+        elif job.end >= since:
+            found.add(job, use, fleet, day_of(job.end))
     return found
 
 
@@ -103,26 +127,38 @@ class Rollup:
 
     def save(self, day: date, count: DayCount) -> None:
         """Write a day. Raises OSError."""
-        head = {
+        self.folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+        head = self._head(day, count.jobs)
+        self._write(f"{day}{_NODES}", head, count.nodes)
+        self._write(f"{day}.jsonl", head, count.cells)  # last, as a day with this file is not counted again
+
+    def _head(self, day: date, jobs: int) -> dict[str, Any]:
+        return {
             "schema_version": SCHEMA_VERSION,
             "cluster": self.cluster,
             "day": str(day),
-            "jobs": count.jobs,
+            "jobs": jobs,
             "zone": time.strftime("%z", time.localtime(midnight(day))),
         }
-        lines = [json.dumps(head)]
-        for on, counter in sorted(count.cells.items()):
-            for key, tally in counter.cells.items():
-                lines.append(json.dumps([str(on), *key[:6], tally.document()], separators=(",", ":")))
-        self.folder.mkdir(mode=0o750, parents=True, exist_ok=True)
-        write_atomic(self.folder / f"{day}.jsonl", "\n".join(lines) + "\n", mode=0o640, follow_links=False)
 
-    def read(self, day: date) -> Iterator[tuple[date, Key, dict[str, Any]]]:
-        """The cells of a day's file by day of use, for `Tally.add_document`.
+    def _write(self, name: str, head: dict[str, Any], days: Mapping[date, Counter]) -> None:
+        lines = [json.dumps(head)]
+        for on, counter in sorted(days.items()):
+            for key, tally in counter.cells.items():
+                names = key if counter.nodes_alone else key[:6]
+                lines.append(json.dumps([str(on), *names, tally.document()], separators=(",", ":")))
+        write_atomic(self.folder / name, "\n".join(lines) + "\n", mode=0o640, follow_links=False)
+
+    def has_nodes(self, day: date) -> bool:
+        """Whether a counted day has the sums of nodes, which earlier versions did not count."""
+        return (self.folder / f"{day}{_NODES}").is_file()
+
+    def read(self, day: date, *, nodes: bool = False) -> Iterator[tuple[date, Key, dict[str, Any]]]:
+        """The cells of a day's file by day of use, for `Tally.add_document`; `nodes`: of nodes.
 
         Raises SluiceError for a file that cannot be used.
         """
-        path = self.folder / f"{day}.jsonl"
+        path = self.folder / f"{day}{_NODES if nodes else '.jsonl'}"
         remedy = "remove it and run: sluice report roll-up"
         try:
             with path.open(encoding="utf-8") as file:
@@ -148,8 +184,9 @@ class Rollup:
         """Remove days."""
         for day in self.days():
             if day < before:
-                with suppress(FileNotFoundError):
-                    (self.folder / f"{day}.jsonl").unlink()
+                for end in (".jsonl", _NODES):
+                    with suppress(FileNotFoundError):
+                        (self.folder / f"{day}{end}").unlink()
 
 
 def missing_days(rollup: Rollup, days: int, now: float) -> list[date]:

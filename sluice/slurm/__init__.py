@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
 
 from sluice.base.errors import UsageError
 from sluice.base.slurm_version import SlurmVersion
-from sluice.slurm.answers import AccountingJob, Controller, Job, Node, Partition, Reservation
+from sluice.slurm.answers import AccountingJob, Controller, Job, Node, Partition, Reservation, SeenJob
 from sluice.slurm.commands import Commands
 
 __all__ = ["BACKENDS", "Commands", "SlurmClient", "connect"]
@@ -50,6 +50,9 @@ class SlurmClient(Protocol):
 
     def jobs(self, *, ids: Iterable[int] = (), states: Iterable[str] = (), users: Iterable[str] = ()) -> list[Job]:
         """Jobs that slurmctld knows; each filter that is given must hold. Default: pending and running ones."""
+
+    def each_job(self) -> Iterator[SeenJob]:
+        """All jobs that slurmctld knows, without having all in memory; it may fail after some of them."""
 
     def accounting_jobs(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from sluice.base.errors import SluiceError
@@ -114,6 +114,16 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
+class SeenJob:
+    """One job of many that are read again and again. `print_`: what differs when anything of it does."""
+
+    id: int
+    print_: int
+    job: Callable[[], Job]
+    """All of it, which costs more than to see that nothing changed."""
+
+
+@dataclass(frozen=True, slots=True)
 class AccountingJob:
     """One job of the accounting database. Without its name: what Sluice acts on is read apart from users' texts."""
 
@@ -169,6 +179,9 @@ def parse_tres(text: str) -> dict[str, int]:
         name, equals, value = part.partition("=")
         if not equals or not name:
             raise SluiceError(f"TRES {text!r}: {part!r} is not name=value")
+        if name != "mem" and value.isascii() and value.isdigit():
+            values[name] = int(value)  # faster, and nearly always so
+            continue
         match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGTP]?)", value)
         if match is None:
             raise SluiceError(f"TRES {text!r}: {value!r} is not a count")

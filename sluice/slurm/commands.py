@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from sluice.base.errors import UsageError
-from sluice.base.run import CommandError, run_command
+from sluice.base.run import CommandError, read_command, run_command
 
 # Users set these to shape what commands print (SQUEUE_FORMAT, SINFO_SORT, ...): they would break what we parse.
 _SHAPING = (
@@ -89,6 +89,16 @@ class Commands:
             said = words_of(name, done.stderr) or words_of(name, done.stdout) or f"exit status {done.returncode}"
             raise CommandError(f"{name}: {said}", returncode=done.returncode, stderr=done.stderr)
         return done
+
+    def read(self, name: str, *arguments: str, env: Mapping[str, str]) -> Iterator[bytes]:
+        """What one command prints, piece by piece (`read_command`). Raises CommandError."""
+        try:
+            yield from read_command([self.program(name), *arguments], timeout=self.timeout, env=env)
+        except CommandError as error:
+            if error.returncode is None:
+                raise
+            said = words_of(name, error.stderr) or f"exit status {error.returncode}"
+            raise CommandError(f"{name}: {said}", returncode=error.returncode, stderr=error.stderr) from error
 
     def output(self, name: str, *arguments: str) -> str:
         """What the command printed."""

@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from sluice.base.errors import SluiceError
 from sluice.base.hostlist import expand
 from sluice.base.run import PYTHON, CommandError, run_command
 from sluice.base.slurm_version import format_slurm_version, parse_slurm_version
-from sluice.slurm.answers import UNLIMITED, Job, Node, parse_tres
+from sluice.slurm.answers import UNLIMITED, Job, Node, SeenJob, parse_tres
 from sluice.slurm.commands import Commands
 from sluice.slurm.text import TextClient, node_state
 
@@ -122,6 +123,11 @@ class PyslurmClient(TextClient):
             and (not of_users or job.user in of_users)
         ]
 
+    def each_job(self) -> Iterator[SeenJob]:
+        """See TextClient; here all of them are in memory."""
+        for job in self.jobs(states=["all"]):
+            yield SeenJob(job.id, hash(repr(job)), partial(_whole, job))
+
     def _ask(self, kind: str, fields: Iterable[str]) -> Any:
         try:
             return json.loads(self._child(_CHILD, kind, *fields))
@@ -213,3 +219,7 @@ def _array_tasks(r: Mapping[str, Any]) -> str:
     if waiting := r["array_tasks_waiting"]:
         return f"{waiting}%{r['array_tasks_parallel']}" if r["array_tasks_parallel"] else str(waiting)
     return str(r["array_task_id"] or 0)
+
+
+def _whole(job: Job) -> Job:
+    return job

@@ -206,6 +206,13 @@ def test_jobs(client: SlurmClient, site: Site) -> None:
     assert third.tres["mem"] == 20
 
 
+def test_each_job(client: SlurmClient) -> None:
+    """The same jobs, one after the other; what did not change has the same print."""
+    first = list(client.each_job())
+    assert {one.id: one.job() for one in first} == by_id(client.jobs(states=["all"]))
+    assert {one.id: one.print_ for one in first} == {one.id: one.print_ for one in client.each_job()}
+
+
 def test_some_jobs(client: SlurmClient) -> None:
     assert sorted(by_id(client.jobs(states=["RUNNING"]))) == [1, 2]
     assert sorted(by_id(client.jobs(ids=[3]))) == [3]

@@ -23,9 +23,9 @@ from sluice.controllerd.alerts.sinks import Email, make_sinks
 from sluice.controllerd.daemon import Duty, Site
 from sluice.controllerd.readings import readings_of
 from sluice.exchange.live import LIVE_FILE, live
+from sluice.exchange.silences import FOLDER
 from sluice.slurm.answers import Job
 
-FOLDER = "sluice.alerts"
 """Below StateSaveLocation, which both controllers see."""
 _TICK_S = 5.0
 _DELIVER_S = 2.0

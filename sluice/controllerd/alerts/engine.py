@@ -6,7 +6,6 @@ disk before the state says that it was sent: after a crash in between it is made
 
 from __future__ import annotations
 
-import fnmatch
 import hashlib
 import json
 import logging
@@ -28,9 +27,9 @@ from sluice.controllerd.alerts.message import Message, Subject, make
 from sluice.controllerd.alerts.observe import DATABASE_KINDS, Found, Seen
 from sluice.controllerd.alerts.outbox import Outbox, read_json
 from sluice.exchange.live import GpuReading
+from sluice.exchange.silences import Silence, read_silences
 
 STATE_FILE = "state.json"
-SILENCES_FILE = "silences.json"
 _MOST_ALERTS = 20_000
 _FORGET_S = 3600.0
 _LATE_S = 600.0  # a takeover is reported by the controller that took over, which may lead for the first time
@@ -63,42 +62,6 @@ class Alert:
             at = getattr(self, name)
             if at is not None:
                 setattr(self, name, at + seconds)
-
-
-@dataclass(frozen=True, slots=True)
-class Silence:
-    """Matching alerts are not sent until a time."""
-
-    id: str
-    rule: str  # a pattern, as the shell's
-    subject: str
-    until: float
-    by: str = ""
-    comment: str = ""
-
-    def matches(self, rule: str, subject: str) -> bool:
-        """Whether it holds for a rule's subject."""
-        return fnmatch.fnmatchcase(rule, self.rule) and fnmatch.fnmatchcase(subject, self.subject)
-
-
-def read_silences(folder: Path, now: float) -> list[Silence]:
-    """Those in force."""
-    found = []
-    entries = read_json(folder / SILENCES_FILE).get("silences")
-    for one in entries if isinstance(entries, list) else []:
-        try:
-            silence = Silence(**one)
-        except TypeError:
-            continue
-        if silence.until > now:
-            found.append(silence)
-    return found
-
-
-def write_silences(folder: Path, silences: Iterable[Silence]) -> None:
-    """Replace them. Raises OSError."""
-    document = {"schema_version": 1, "silences": [asdict(one) for one in silences]}
-    write_atomic(folder / SILENCES_FILE, json.dumps(document, indent=1) + "\n", mode=0o644, follow_links=False)
 
 
 def clocks() -> tuple[float, float]:

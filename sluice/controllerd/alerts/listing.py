@@ -6,8 +6,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sluice.controllerd.alerts.engine import STATE_FILE, read_silences
+from sluice.controllerd.alerts.engine import STATE_FILE
 from sluice.controllerd.alerts.outbox import Outbox, read_json
+from sluice.exchange.silences import read_silences
 
 
 def alerts_document(folder: Path, now: float, *, everything: bool) -> dict[str, Any]:

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from pydantic import BaseModel, ConfigDict, field_validator
 
-from sluice.base.documents import load_document, parse_document
+from sluice.base.documents import compose_document, load_document, parse_document
 from sluice.base.errors import UsageError
 
 
@@ -67,3 +68,14 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     for name, what in (("none", "No such file"), (".", "Is a directory"), ("binary", "not UTF-8 text at byte 0")):
         with pytest.raises(UsageError, match=what):
             load_document(tmp_path / name, Tree, remedy="see t(5)")
+
+
+@pytest.mark.parametrize("item", ["[{}]", "{{<<: [{}]}}"])
+def test_aliases_of_aliases_are_refused_before_they_are_written_out(item: str) -> None:
+    names = [f"n{number}" for number in range(12)]
+    lines = ["n0: &n0 {a: 1, b: 2}"]
+    for before, name in pairwise(names):
+        lines.append(f"{name}: &{name} {item.format(', '.join([f'*{before}'] * 9))}")
+    with pytest.raises(UsageError, match=r"aliases repeat more than"):
+        compose_document("\n".join(lines), source="x", remedy="")
+    assert compose_document("a: &a [1]\nb: [*a, *a]", source="x", remedy="")[1] == {"a": [1], "b": [[1], [1]]}

@@ -11,7 +11,7 @@ from policy.alerts import NodeAlerts, NodeRule
 from policy.node import FILE_NAME, NodePolicy
 from sluice.base.errors import SluiceError
 from sluice.cli import alerts
-from sluice.controllerd.alerts.engine import read_silences
+from sluice.exchange.silences import read_silences
 
 
 @pytest.fixture

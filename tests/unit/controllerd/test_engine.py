@@ -17,11 +17,12 @@ import pytest
 from policy.alerts import Alerts, NodeAlerts, NodeRule, compile_alerts
 from sluice.base.errors import SluiceError
 from sluice.base.events import Event
-from sluice.controllerd.alerts.engine import Engine, OvertakenError, Silence, read_silences, write_silences
+from sluice.controllerd.alerts.engine import Engine, OvertakenError
 from sluice.controllerd.alerts.message import Message
 from sluice.controllerd.alerts.observe import Found, Seen
 from sluice.controllerd.alerts.outbox import Outbox
 from sluice.exchange.live import GpuReading, Readings
+from sluice.exchange.silences import Silence, read_silences, write_silences
 
 HOT = NodeRule(name="hot", kind="temperature", threshold=85, duration=60, repeat=600)
 

@@ -12,6 +12,8 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +25,7 @@ from sluice.controllerd.daemon import Site
 from sluice.controllerd.snapshot import Publisher, Settings
 from sluice.exchange.snapshot import ask
 from sluice.slurm import Commands, SlurmClient
-from sluice.slurm.answers import Job, Node
+from sluice.slurm.answers import Job, Node, SeenJob
 from tests.unit.controllerd.slurm_objects import a_job, a_node
 
 KEY = b"k" * 32
@@ -38,6 +40,7 @@ class FakeSlurm:
         self.nodes_now: list[Node] = [a_node("n1", gres_used="gpu:h100:1(IDX:2)")]
         self.down = False
         self.asked = 0
+        self.looked: list[int] = []
 
     def config(self) -> dict[str, str]:
         return {
@@ -46,11 +49,16 @@ class FakeSlurm:
             "AuthAltTypes": "auth/jwt", "AuthAltParameters": f"jwt_key={self.folder}/key",
         }  # fmt: skip
 
-    def jobs(self, **_: object) -> list[Job]:
+    def each_job(self) -> Iterator[SeenJob]:
         self.asked += 1
+        for job in self.jobs_now:
+            yield SeenJob(job.id, hash(repr(job)), partial(self._look, job))
         if self.down:
             raise SluiceError("squeue: Unable to contact slurm controller")
-        return self.jobs_now
+
+    def _look(self, job: Job) -> Job:
+        self.looked.append(job.id)
+        return job
 
     def nodes(self) -> list[Node]:
         return self.nodes_now
@@ -122,11 +130,11 @@ def test_a_part_that_hangs_is_stale_before_its_time_out_and_read_soon_after_it(
     part.period_s, part.due = 0.1, 0.0
     goes_on = threading.Event()
 
-    def hangs(**_: object) -> list[Job]:
+    def hangs() -> Iterator[SeenJob]:
         assert goes_on.wait(30)
         raise SluiceError("squeue: timed out")
 
-    monkeypatch.setattr(slurm, "jobs", hangs)
+    monkeypatch.setattr(slurm, "each_job", hangs)
     began = time.monotonic()
     reading = threading.Thread(target=publisher.refresh, args=("jobs",))
     reading.start()
@@ -149,7 +157,7 @@ def test_where_the_sockets_folder_is_not_there_no_duty_fails(tmp_path: Path, slu
     module.make_folder(folder, os.geteuid())
     module.make_folder(folder, os.geteuid())
     assert folder.stat().st_mode & 0o777 == 0o755
-    assert len(module.duties(site)) == 5
+    assert len(module.duties(site)) == 9
 
 
 def test_gpus_have_their_use_and_private_data_is_published(publisher: Publisher) -> None:
@@ -213,7 +221,7 @@ def test_readers_take_a_share_of_the_daemons_time(publisher: Publisher, monkeypa
 
 
 def test_a_day_of_all_tenants_use_is_not_given(publisher: Publisher, tmp_path: Path) -> None:
-    folder = publisher._rolled().folder
+    folder = publisher.reports.history.rolled().folder
     folder.mkdir(parents=True)
     (folder / "2026-11-01.jsonl").write_text("secret")
     assert "error" in request(publisher, do="day", day="2026-11-01"), "nobody reads it, and it could be large"
@@ -270,3 +278,24 @@ def test_other_users_get_nothing(served: Path) -> None:
     os.waitpid(child, 0)
     said = os.read(reader, 300).decode()
     assert "answered" not in said and ("no answer" in said or "reset" in said or "pipe" in said.lower()), said
+
+
+def test_only_jobs_that_changed_are_looked_at(publisher: Publisher, slurm: FakeSlurm) -> None:
+    publisher._read_jobs()
+    slurm.looked.clear()
+    slurm.jobs_now = [replace(a_job(2), reason="Resources"), a_job(3)]
+    publisher._read_jobs()
+    assert slurm.looked == [2, 3]
+    found = rows(publisher, "jobs")
+    assert set(found) == {"2", "3"} and found["2"]["reason"] == "Resources"
+
+
+def test_a_listing_that_breaks_off_changes_nothing(publisher: Publisher, slurm: FakeSlurm) -> None:
+    publisher._read_jobs()
+    slurm.jobs_now, slurm.down = [a_job(7)], True
+    with pytest.raises(SluiceError, match="contact"):
+        publisher._read_jobs()
+    assert set(rows(publisher, "jobs")) == {"1", "2"}
+    slurm.down = False
+    publisher._read_jobs()
+    assert set(rows(publisher, "jobs")) == {"7"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -147,3 +148,9 @@ def test_the_small_cluster_says_all_that_it_is_known_for() -> None:
     assert policy.scheduling.preemption.enabled
     assert policy.checkpoint is not None
     assert (policy.checkpoint.interval, policy.checkpoint.max_retries) == (600, 3)
+
+
+def test_a_text_of_mistakes_alone_is_checked_soon() -> None:
+    began = time.monotonic()
+    _, problems = check("".join(f"k{number}: 1\n" for number in range(50_000)))
+    assert len(problems) >= 100 and time.monotonic() - began < 15

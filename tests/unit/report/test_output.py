@@ -13,11 +13,8 @@ import pytest
 from sluice.base.errors import SluiceError, UsageError
 from sluice.cli.report_job import bar, render
 from sluice.cli.report_output import (
-    Units,
     choose,
-    duration,
     help_format,
-    number,
     print_aligned,
     print_csv,
     print_json,
@@ -26,6 +23,7 @@ from sluice.cli.report_output import (
 from sluice.report.advice import HostUse, advise
 from sluice.report.count import Span, tally
 from sluice.report.fields import DEFAULTS, FIELDS, GROUPED_BY, Row
+from sluice.report.output import Units, duration, number
 from sluice.report.plot import plot
 from sluice.report.summaries import GpuUse, JobUse, of_comment
 from sluice.report.tally import Tally

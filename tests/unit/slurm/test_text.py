@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sluice.base.errors import SluiceError, UsageError
 from sluice.slurm import Commands, connect
 from sluice.slurm.answers import UNLIMITED, parse_tres
-from sluice.slurm.text import TextClient, node_state, parse_duration
+from sluice.slurm.text import _JOB_FIELDS, TextClient, node_state, parse_duration
 
 
 @pytest.fixture
@@ -44,6 +44,54 @@ def test_cut_off_answer(fake: Path) -> None:
     (fake / "squeue.out").write_text("1 jobs, but without any separator")
     with pytest.raises(SluiceError, match="cut off"):
         connect(prefix=fake).jobs()
+
+
+def squeue_prints(fake: Path, rows: list[list[str]]) -> TextClient:
+    """A client whose squeue gives these rows, with the separators that the client asks for."""
+    client = TextClient(Commands(prefix=fake))
+    mark, last = client._marks
+    (fake / "squeue.out").write_text("".join(mark.join(row) + last + "\n" for row in rows), encoding="utf-8")
+    return client
+
+
+def a_row(number: int, **words: str) -> list[str]:
+    usual = {"JobID": str(number), "State": "RUNNING", "NumNodes": "1", "NumCPUs": "2", "tres-alloc": "cpu=2"}
+    return [(usual | words).get(field, "") for field in _JOB_FIELDS]
+
+
+def test_each_job_whatever_users_write(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names with line breaks, separators and numbers make no jobs, wherever the answer is cut into pieces."""
+    names = ["\n17\x1f", "\x1f0123456789abcdef\x1f\n18", "a\nb", "", "\u00fc" * 50, "\n"]
+    rows = [a_row(number, Name=name, Comment=name, admin_comment=name) for number, name in enumerate(names, 1)]
+    client = squeue_prints(fake, rows)
+    for piece in (1, 7, 64, 1 << 20):
+        monkeypatch.setattr("sluice.base.run._PIECE", piece)
+        found = [one.job() for one in client.each_job()]
+        assert [job.id for job in found] == [1, 2, 3, 4, 5, 6]
+        assert [job.name for job in found] == names
+
+
+def test_each_job_shows_what_changed(fake: Path) -> None:
+    client = squeue_prints(fake, [a_row(1), a_row(2)])
+    before = {one.id: one.print_ for one in client.each_job()}
+    assert before == {one.id: one.print_ for one in client.each_job()}
+    mark, last = client._marks
+    rows = [a_row(1), a_row(2, Reason="Resources")]
+    (fake / "squeue.out").write_text("".join(mark.join(row) + last + "\n" for row in rows))
+    now = {one.id: one.print_ for one in client.each_job()}
+    assert now[1] == before[1] and now[2] != before[2]
+
+
+def test_each_job_of_an_answer_that_is_cut_off(fake: Path) -> None:
+    client = squeue_prints(fake, [a_row(1), a_row(2)])
+    whole = (fake / "squeue.out").read_bytes()
+    (fake / "squeue.out").write_bytes(whole[:-9])
+    with pytest.raises(SluiceError, match="cut off"):
+        list(client.each_job())
+    (fake / "squeue.rc").write_text("1")
+    (fake / "squeue.out").write_bytes(whole)
+    with pytest.raises(SluiceError, match="^squeue: exit status 1"):
+        list(client.each_job())
 
 
 def test_failing_command_says_why(fake: Path) -> None:
@@ -179,3 +227,13 @@ def test_a_name_cannot_forge_a_separator(fake: Path) -> None:
     first, second = (fake / "shapes").read_text().splitlines()
     assert first.split("\x1f")[1] != second.split("\x1f")[1]
     assert "\x1f" not in (fake / "calls").read_text()
+
+
+def test_a_listing_that_hangs_or_fails_says_so(fake: Path) -> None:
+    script = fake / "bin" / "squeue"
+    script.write_text("#!/bin/sh\necho 'squeue: error: Unable to contact slurm controller' >&2\nexit 1\n")
+    with pytest.raises(SluiceError, match="^squeue: Unable to contact"):
+        list(TextClient(Commands(prefix=fake)).each_job())
+    script.write_text("#!/bin/sh\nexec sleep 30\n")
+    with pytest.raises(SluiceError, match="no answer within 0.5 s"):
+        list(TextClient(Commands(prefix=fake, timeout=0.5)).each_job())
