@@ -13,6 +13,7 @@ from sluice.base.errors import SluiceError
 
 # name -> (module, one line for --help); the module's click command is its attribute `command`.
 COMMANDS: dict[str, tuple[str, str]] = {
+    "actd": ("sluice.cli.actd", "Do what callers of `sluice web` ask, as them (runs next to it, as root)."),
     "agent": ("sluice.cli.agent", "The node agent: limits, watchdog, and job records."),
     "cluster": ("dev_cluster.commands.cluster", "A whole Slurm cluster on this machine, for tests and demonstrations."),
     "controllerd": ("sluice.cli.controllerd", "The controllers' daemon: job records, health, alerts, metrics."),
