@@ -8,7 +8,7 @@ VERSION_HEADER := native/include/sluice/version.h
 export CMAKE_GENERATOR := Ninja
 
 .PHONY: help build install-packages cluster-packages test-packages suite-packages docs-packages demo test test-trixie test-sid test-machines \
-	test-gpu lint check native-test fuzz bench soak references docs format install dist deb clean
+	test-gpu lint check native-test fuzz bench soak references screenshots docs format install dist deb clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,13 +43,21 @@ suite-packages: ## Debian packages for Slurm's own test suite
 docs-packages: ## Debian packages that the documentation site needs
 	tools/install-packages build docs
 
+# What browser tests take from npm, pinned by tests/web/package-lock.json.
+WEB_TESTS := build/web-tests
+$(WEB_TESTS)/.installed: tests/web/package.json tests/web/package-lock.json | test-packages
+	mkdir -p $(WEB_TESTS)
+	cp tests/web/package.json tests/web/package-lock.json $(WEB_TESTS)
+	cd $(WEB_TESTS) && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error
+	touch $@
+
 # ---- targets ----
-demo: cluster-packages build ## a Slurm cluster on this machine that shows Sluice
-	$(PYTHON) -m dev_cluster.demo
+demo: cluster-packages build ## a Slurm cluster on this machine that shows Sluice; KEEP=1 keeps its page up
+	$(PYTHON) -m dev_cluster.demo $(if $(KEEP),--keep)
 
 # Two modules at a time: much of the time is spent waiting for daemons.
-test: test-packages build native-test ## all tests
-	tools/run-tests $(PYTHON)
+test: test-packages build native-test $(WEB_TESTS)/.installed ## all tests
+	SLUICE_BROWSER=require tools/run-tests $(PYTHON)
 
 test-trixie: test-packages build ## the tests of Slurm 24.11, in a Debian 13 chroot
 	SLUICE_TRIXIE=require $(PYTHON) -m pytest tests -m trixie
@@ -74,8 +82,9 @@ lint: $(VENV)/.linters ## linters, types, format and layers; needs Python and no
 	$(PYTHON) tools/loaded_by_name.py
 	$(PYTHON) tools/include-layers
 
-check: build lint docs ## `make lint`, dead links, and whether sluice.yaml(5) is what policy/model.py says
+check: build lint docs ## `make lint`, dead links, and whether what is generated is what the code says
 	$(PYTHON) tools/policy_reference.py --check
+	$(PYTHON) tools/client_reference.py --check
 
 native-test: build ## the tests in C, under sanitizers
 	tools/native-test
@@ -93,13 +102,16 @@ ifdef DURATION
 soak: cluster-packages build ## all tests with full counts: hours; DURATION=72h: one cluster under load, and what leaks
 	$(PYTHON) -m benchmarks.soak $(DURATION)
 else
-soak: test-packages suite-packages build
+soak: test-packages suite-packages build $(WEB_TESTS)/.installed
 	tools/install-packages virtual plugins deb
 	SLUICE_TEST_SCALE=full tools/native-test
 	SLUICE_TEST_SCALE=full $(PYTHON) -m pytest tests --timeout 7200
 	$(PYTHON) tools/slurm-suite stock --json build/suite-stock.json
 	$(PYTHON) tools/slurm-suite place --compare build/suite-stock.json
 endif
+
+screenshots: test-packages build ## the page's views, in build/screenshots, and the pictures of the docs
+	$(PYTHON) -m tests.web.screenshots $(VIEWS)
 
 docs: docs-packages $(VENV)/.installed ## the site, in build/site; a dead link or anchor fails it
 	$(VENV)/bin/mkdocs build

@@ -13,6 +13,7 @@ ROOMS = [
     "sluice/base",
     "sluice/core",
     "sluice/slurm",
+    "sluice/client",
     "gres_probe",
     "policy",
     "sluice/simulate",

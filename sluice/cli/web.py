@@ -1,4 +1,4 @@
-"""`sluice web`: the REST API."""
+"""`sluice web`: the page and the REST API."""
 
 from __future__ import annotations
 
@@ -36,6 +36,15 @@ _PATH = click.Path(path_type=Path)
     metavar="FILE",
     help="The store of `sluice token`.",
 )
+@click.option(
+    "--oidc",
+    "provider",
+    type=_PATH,
+    default=Path("/etc/sluice/oidc.json"),
+    show_default=True,
+    metavar="FILE",
+    help="The identity provider at which users log in, if it is there.",
+)
 @click.option("-v", "--verbose", is_flag=True, help="Log more on standard error.")
 def command(
     address: str,
@@ -47,13 +56,15 @@ def command(
     without_tls: bool,
     snapshot: Path,
     tokens: Path,
+    provider: Path,
     verbose: bool,
 ) -> None:
-    """Serve the REST API until SIGTERM. Runs as a user of its own, who has no right in Slurm."""
+    """Serve the page and the REST API until SIGTERM. Runs as a user of its own, who has no right in Slurm."""
     import os
 
     from sluice.base.errors import SluiceError, UsageError
     from sluice.base.log import start_logging
+    from sluice.base.oidc import load_settings
 
     if os.geteuid() == 0:
         raise SluiceError("root: this service needs no right", remedy="start it as sluice-web (sluice-web.service)")
@@ -69,9 +80,11 @@ def command(
             f"--address {address}: without TLS, tokens could be read on the way",
             remedy="give --certificate and --key, or listen on 127.0.0.1 behind a proxy",
         )
+    settings = load_settings(provider)
+    start_logging(verbose=verbose)
     try:
         from sluice.web.serve import serve
+
+        serve(address, port, snapshot, tokens, networks, proxy_header, certificate, key, settings)
     except ModuleNotFoundError as error:
         raise SluiceError(f"{error.name}: not installed", remedy="pip install 'sluice-slurm[web]'") from error
-    start_logging(verbose=verbose)
-    serve(address, port, snapshot, tokens, networks, proxy_header, certificate, key)

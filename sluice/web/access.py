@@ -5,11 +5,12 @@ Everything that an endpoint gives goes through a `Viewer`. What is not known is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from sluice.exchange.acts import Proof
 from sluice.web.store import Job, Store
 
 _ALL = frozenset({"accounts", "events", "jobs", "nodes", "partitions", "reservations", "usage", "users"})
@@ -17,12 +18,28 @@ LEVELS = ("user", "operator", "administrator")
 
 
 @dataclass(frozen=True)
+class Asked:
+    """What a write needs to know of its request."""
+
+    request_id: str = ""
+    key: str | None = None
+    address: str = ""
+
+
+@dataclass(frozen=True)
 class Viewer:
-    """A caller with the roles that Slurm's accounting gives it."""
+    """A caller with the roles that Slurm's accounting gives it.
+
+    `proof`: what it sent to show who it is; None where a proxy says so, who can only read.
+    """
 
     user: str
     store: Store
     scopes: frozenset[str] = frozenset({"read"})
+    proof: Proof | None = None
+    asked: Asked = field(default_factory=Asked)
+    by_cookie: bool = False
+    """Whether a browser sent the proof by itself, as it does with what other sites ask, too."""
 
     @cached_property
     def _row(self) -> Mapping[str, Any]:
@@ -65,7 +82,11 @@ class Viewer:
         """As squeue."""
         if job is None:
             return False
-        return not self.withholds("jobs") or job.user == self.user or job.account in self.coordinates
+        return self.sees_job_of(job.user, job.account)
+
+    def sees_job_of(self, user: str, account: str) -> bool:
+        """The same for a job that slurmctld knows no more."""
+        return not self.withholds("jobs") or user == self.user or account in self.coordinates
 
     def seen_jobs(self) -> set[int] | None:
         """The numbers of the jobs that it may see; None: all."""
@@ -104,7 +125,7 @@ class Viewer:
             return None
         found = dict(row)
         if name not in self.accounts and self.withholds("usage"):  # that of one above, less its own, is its neighbours'
-            found |= {"running": 0, "submitted": 0, "used": {}, "used_minutes": {}, "quota": []}
+            found |= {"running": 0, "submitted": 0, "used": {}, "used_minutes": {}, "quota": [], "budget": None}
         if self.withholds("users"):
             found["members"] = [one for one in row["members"] if one == self.user]
         if self.withholds("usage") or self.withholds("users"):
@@ -123,9 +144,30 @@ class Viewer:
                 here = tenants.get(here, {}).get("parent", "")
         return frozenset(found)
 
-    def sees_use(self, account: str, user: str) -> bool:
-        """As sreport: whose use a report shows."""
+    def sees_use_of(self, user: str, account: str) -> bool:
+        """Whether it may see what a job of these used."""
         return not self.withholds("usage") or user == self.user or account in self.coordinates
+
+    def seen_use(self, by: Iterable[str]) -> dict[str, Any] | None:
+        """As sreport: whose use a report by these shows, for the daemon that makes it; None: everybody's."""
+        names = {"usage", *(word for field, word in (("user", "users"), ("account", "accounts")) if field in set(by))}
+        return self._mine(names)
+
+    def seen_jobs_used(self) -> dict[str, Any] | None:
+        """The same for single jobs and what they used."""
+        return self._mine({"jobs", "usage"})
+
+    def _mine(self, words: Iterable[str]) -> dict[str, Any] | None:
+        if not any(self.withholds(word) for word in words):
+            return None
+        mine = self.accounts | self.coordinates
+        return {"user": self.user, "accounts": sorted(self.coordinates), "tenants": sorted(mine)}
+
+    def withhold_from(self, explanation: dict[str, Any]) -> None:
+        """Take out of an explanation what PrivateData keeps from this viewer."""
+        from sluice.explain.explain_service import withhold_from
+
+        withhold_from(explanation, set(self.private), lambda one: self.operator or one in self.coordinates)
 
     # ---- parts of the snapshot ----
 

@@ -7,21 +7,35 @@ import hashlib
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from pydantic import BaseModel, Field
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from sluice.base.errors import SluiceError
 from sluice.web.access import Viewer
 from sluice.web.api import ENDPOINTS
-from sluice.web.endpoint import MOST_TEXT, PREFIX, Endpoint, Site, parse_query, words_of
-from sluice.web.limits import Guard
+from sluice.web.endpoint import (
+    MOST_TEXT,
+    PREFIX,
+    Endpoint,
+    NoQuery,
+    Plain,
+    Site,
+    asking,
+    parse_query,
+    read_body,
+    words_of,
+)
+from sluice.web.limits import BYTE_S, LARGE, MOST_BODY, Guard
+from sluice.web.login import NobodyError
+from sluice.web.login_page import LoginPages
 from sluice.web.openapi import document
+from sluice.web.pages import routes as pages
 from sluice.web.problems import ProblemError, response
 from sluice.web.stream import TOPICS
 
@@ -32,6 +46,7 @@ class StreamQuery(BaseModel, extra="forbid"):
     """What to follow."""
 
     topics: str = Field(",".join(TOPICS), max_length=MOST_TEXT, description=f"Of {', '.join(TOPICS)}, with commas.")
+    rows: bool = Field(True, description="false: only which topics have changed, and not what.")
 
 
 def description() -> dict[str, Any]:
@@ -44,7 +59,7 @@ def make_app(site: Site, *, follow: bool = True) -> Guard:
 
     async def caller(request: Request) -> Viewer:
         peer = request.client.host if request.client else ""
-        viewer = await site.login.viewer(request.headers, peer, request.state.address)
+        viewer = await site.login.viewer(request.headers, peer, request.state.address, request.state.secure)
         site.rates.spend_user(viewer.user)
         if not site.store.complete:
             raise ProblemError(
@@ -58,13 +73,17 @@ def make_app(site: Site, *, follow: bool = True) -> Guard:
             viewer = await caller(request)
             if endpoint.operators and not viewer.operator:
                 raise ProblemError(403, f"{request.url.path}: for operators of Slurm", remedy="ask one of them")
+            if endpoint.scope == "write":
+                return await write(endpoint, request, viewer)
             began = time.thread_time()
             try:
                 found = endpoint.answer(site, viewer, parse_query(endpoint.query, request), request.path_params)
                 if isinstance(found, Awaitable):
                     found = await found
                     began = time.thread_time()
-                body = json.dumps(found, separators=(",", ":")).encode()
+                kind = found.media_type if isinstance(found, Plain) else "application/json"
+                text = found.text if isinstance(found, Plain) else json.dumps(found, separators=(",", ":"))
+                body = text.encode()
             except ProblemError:
                 raise
             except SluiceError as error:
@@ -75,21 +94,40 @@ def make_app(site: Site, *, follow: bool = True) -> Guard:
             headers = {"etag": tag, "cache-control": "private, no-cache", "vary": ", ".join(site.login.credentials)}
             if tag in request.headers.get("if-none-match", ""):
                 return Response(status_code=304, headers=headers)
-            return Response(body, headers=headers, media_type="application/json")
+            return Response(body, headers=headers, media_type=kind)
 
-        return Route(PREFIX + endpoint.path, handle, methods=["GET"])
+        if endpoint.most_body > MOST_BODY:
+            LARGE[PREFIX + endpoint.path] = endpoint.most_body
+        return Route(PREFIX + endpoint.path, handle, methods=[endpoint.method])
+
+    async def write(endpoint: Endpoint, request: Request, viewer: Viewer) -> Response:
+        asked = asking(viewer, request)
+        site.login.may_write(request.headers, viewer)
+        parse_query(NoQuery, request)
+        if endpoint.body is None:
+            found = await endpoint.answer(site, asked, None, request.path_params)
+        else:
+            size = int(request.headers.get("content-length", "0"))
+            site.rates.spend_time(viewer.user, size * BYTE_S)
+            with site.acts.bodies.room(viewer.user, size):
+                body = await read_body(
+                    endpoint.body, request, endpoint.most_body, lambda took: site.rates.spend_time(viewer.user, took)
+                )
+                found = await endpoint.answer(site, asked, body, request.path_params)
+        return JSONResponse(found, endpoint.status, {"cache-control": "no-store"})
 
     async def stream(request: Request) -> Response:
         viewer = await caller(request)
-        topics = words_of(parse_query(StreamQuery, request).topics)
+        query = parse_query(StreamQuery, request)
+        topics = words_of(query.topics)
         if not topics or not topics <= set(TOPICS):
             raise ProblemError(400, "topics: not known", remedy=f"use {', '.join(TOPICS)}")
-        one = site.streams.enter(viewer, topics)
+        one = site.streams.enter(viewer, topics, rows=query.rows)
         host = request.client.host if request.client else ""
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
         async def again() -> Viewer:
-            return await site.login.viewer(request.headers, host, request.state.address)
+            return await site.login.viewer(request.headers, host, request.state.address, request.state.secure)
 
         return StreamingResponse(site.streams.send(one, again), headers=headers, media_type="text/event-stream")
 
@@ -99,7 +137,16 @@ def make_app(site: Site, *, follow: bool = True) -> Guard:
             site.rates.spend_address(request.state.address)
         except ProblemError as too_many:
             gone = too_many
+        if pages.is_page(request):
+            return await page_problem(request, gone)
         return response(gone, request.state.request_id)
+
+    async def not_allowed(request: Request, error: Exception) -> Response:
+        return response(
+            ProblemError(405, f"{request.method}: not allowed here", remedy=f"see {PREFIX}/openapi.json",
+                         headers=getattr(error, "headers", None) or {}),
+            request.state.request_id,
+        )  # fmt: skip
 
     async def openapi(request: Request) -> Response:
         site.rates.spend_address(request.state.address)
@@ -108,27 +155,49 @@ def make_app(site: Site, *, follow: bool = True) -> Guard:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         site.feed._changed = site.streams.changed
-        task = asyncio.create_task(site.feed.follow()) if follow else None
+        tasks = [asyncio.create_task(logins.warm())]
+        if follow:
+            tasks.append(asyncio.create_task(site.feed.follow()))
         yield
-        if task is not None:
+        for task in tasks:
             task.cancel()
 
-    routes = [Route(f"{PREFIX}/openapi.json", openapi), Route(STREAM, stream), *map(route, ENDPOINTS)]
+    logins = LoginPages(site)
+    routes = [
+        Route(f"{PREFIX}/openapi.json", openapi),
+        Route(STREAM, stream),
+        *map(route, ENDPOINTS),
+        *pages.routes(site, caller),
+        *logins.routes(),
+    ]
 
     async def broken(request: Request, error: Exception) -> Response:
         known = request.state.request_id
-        return response(ProblemError(500, "this request failed", remedy=f"see the log for {known}"), known)
+        failed = ProblemError(500, "this request failed", remedy=f"see the log for {known}")
+        return pages.problem(site, request, failed) if pages.is_page(request) else response(failed, known)
 
     async def problem(request: Request, error: Exception) -> Response:
         assert isinstance(error, ProblemError)  # noqa: S101 - it is the handler of these
         if error.status == 401:
+            count = site.rates.spend_address if isinstance(error, NobodyError) else site.rates.failed
             try:
-                site.rates.failed(request.state.address)
+                count(request.state.address)
             except ProblemError as too_many:
                 error = too_many
+        if pages.is_page(request):
+            return await page_problem(request, error)
         return response(error, request.state.request_id)
 
+    async def page_problem(request: Request, error: ProblemError) -> Response:
+        viewer = None
+        if error.status == 404:  # whoever has logged in keeps the navigation
+            with suppress(ProblemError):
+                viewer = await caller(request)
+        return pages.problem(site, request, error, viewer)
+
     app = Starlette(
-        routes=routes, lifespan=lifespan, exception_handlers={404: missing, Exception: broken, ProblemError: problem}
+        routes=routes,
+        lifespan=lifespan,
+        exception_handlers={404: missing, 405: not_allowed, Exception: broken, ProblemError: problem},
     )
     return Guard(app, site.login.proxy.client)

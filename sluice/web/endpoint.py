@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
-from sluice.web.access import Viewer
+from sluice.web.access import Asked, Viewer
+from sluice.web.acts import Acts, read_only
 from sluice.web.feed import Feed
-from sluice.web.limits import Rates
+from sluice.web.limits import MOST_BODY, Rates
 from sluice.web.login import Login
 from sluice.web.problems import ProblemError
 from sluice.web.store import Store
 from sluice.web.stream import Streams
 
 PREFIX = "/api/v1"
+_BODY_S = 30.0
 MOST_TEXT = 1024
 """Characters of a parameter."""
+
+
+Spent = Callable[[float], None]
+"""Is called with the seconds that something took, in which nobody else was served."""
+
+
+def free(seconds: float) -> None:
+    """Nobody pays for it."""
 
 
 class NoQuery(BaseModel, extra="forbid"):
@@ -29,7 +42,8 @@ class NoQuery(BaseModel, extra="forbid"):
 class Site:
     """What all endpoints use."""
 
-    def __init__(self, store: Store, feed: Feed, login: Login) -> None:
+    def __init__(self, store: Store, feed: Feed, login: Login, acts: Acts | None = None) -> None:
+        self.acts = acts or Acts()
         self.store = store
         self.feed = feed
         self.login = login
@@ -48,12 +62,25 @@ class Site:
         }
 
 
+@dataclass(frozen=True)
+class Plain:
+    """An answer that is no JSON."""
+
+    text: str
+    media_type: str
+
+
+Method = Literal["GET", "POST", "PATCH", "DELETE"]
 Answer = Callable[[Site, Viewer, Any, Mapping[str, str]], Any]
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One path. `operators`: for nobody else."""
+    """One method of a path. `operators`: for nobody else.
+
+    A write has a `method`, the scope ``write``, usually a `body` of at most `most_body` bytes, which `answer` gets
+    where others get the query, and the `status` of what was done. Its `answer` is awaited; it asks `site.acts`.
+    """
 
     path: str
     answer: Answer
@@ -61,6 +88,11 @@ class Endpoint:
     summary: str
     query: type[BaseModel] = NoQuery
     operators: bool = False
+    method: Method = "GET"
+    body: type[BaseModel] | None = None
+    scope: Literal["read", "write"] = "read"
+    status: int = 200
+    most_body: int = MOST_BODY
 
 
 def words_of(text: str) -> frozenset[str]:
@@ -96,3 +128,57 @@ def parse_query(model: type[BaseModel], request: Request) -> Any:
             f"parameter {name[:80]!r}: {first['msg']}",
             remedy=f"known are: {', '.join(model.model_fields) or 'none'}",
         ) from error
+
+
+def asking(viewer: Viewer, request: Request) -> Viewer:
+    """The viewer with what a write needs to know of its request. Raises ProblemError 403 where it can only read."""
+    if viewer.proof is None:
+        raise read_only("a user whom a proxy names")
+    if "write" not in viewer.scopes:
+        raise read_only("this token")
+    keys = request.headers.getlist("idempotency-key")
+    if len(keys) > 1:
+        raise ProblemError(400, "Idempotency-Key: given twice", remedy="send one")
+    return replace(viewer, asked=Asked(request.state.request_id, keys[0] if keys else None, request.state.address))
+
+
+async def read_body(model: type[BaseModel], request: Request, most: int, spent: Spent = free) -> Any:
+    """The JSON of a request. Raises ProblemError 400, 408, 413, 415, 422."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise ProblemError(415, f"content-type {kind[:80]!r}", remedy="send application/json")
+    if int(request.headers.get("content-length", "0")) > most:
+        raise too_large(most)
+    pieces = bytearray()
+    try:
+        async with asyncio.timeout(_BODY_S):
+            async for piece in request.stream():
+                pieces += piece
+                if len(pieces) > most:
+                    raise too_large(most)
+    except TimeoutError as error:
+        raise ProblemError(408, "the body did not come in time", remedy="try again") from error
+    began = time.thread_time()
+    try:
+        return checked(model, json.loads(pieces))
+    except (ValueError, RecursionError) as error:
+        raise ProblemError(400, "the body is not JSON", remedy="send an object of JSON in UTF-8") from error
+    finally:
+        spent(time.thread_time() - began)
+
+
+def checked(model: type[BaseModel], document: Any) -> Any:
+    """What was sent, as the model has it. Raises ProblemError 422."""
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        name = ".".join(map(str, first["loc"]))
+        raise ProblemError(
+            422, f"field {name[:80]!r}: {first['msg'][:300]}", remedy=f"known are: {', '.join(model.model_fields)}"
+        ) from error
+
+
+def too_large(most: int) -> ProblemError:
+    """For a body."""
+    return ProblemError(413, f"a body of more than {most} bytes", remedy="send less", headers={"connection": "close"})

@@ -8,7 +8,7 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -19,8 +19,13 @@ from sluice.web.problems import ProblemError, response
 
 MOST_HEAD = 32 << 10
 MOST_BODY = 64 << 10
+METHODS = ("GET", "HEAD", "POST", "PATCH", "DELETE")
+LARGE: dict[str, int] = {}
+"""Paths to which more may be sent, and how much; endpoints add theirs."""
 HEAD_S = 10.0
 """In which a request's head must have come."""
+BODY_S = 35.0
+"""In which its body must have come."""
 WRITE_S = 30.0
 """In which a client must take a piece of an answer, and the rest of it once the connection is being closed."""
 MOST_HEADERS = 100
@@ -32,6 +37,8 @@ _BY_ADDRESS = (Rate(20_000, 2000), Rate(2000, 200), Rate(600, 60))  # all, a net
 _BY_USER = (Rate(20_000, 2000), Rate(600, 40))
 REQUEST_S = 0.005
 """What an answer takes that counts as one request."""
+BYTE_S = 5e-8
+"""What it takes to receive a byte of a body and to pass it on."""
 _MOST_AT_ONCE = 400
 _FAILED = (Rate(1000, 20), Rate(200, 5), Rate(30, 0.5))  # log-ins that were refused
 _HEADERS = [
@@ -49,6 +56,11 @@ log = logging.getLogger("sluice.web")
 log.addFilter(FewLines())
 
 
+def most_body(method: str, path: str) -> int:
+    """Bytes of the body that may be sent to a path."""
+    return LARGE.get(path, MOST_BODY) if method == "POST" else MOST_BODY
+
+
 def network_of(address: str) -> Owner:
     """An address with its network before it: a host with one IPv6 address has them all."""
     try:
@@ -58,6 +70,20 @@ def network_of(address: str) -> Owner:
     if found.version == 6 and found.ipv4_mapped is not None:
         found = found.ipv4_mapped  # else all of IPv4 were one network
     return (found.packed[:8] if found.version == 6 else found.packed[:3]), str(found)
+
+
+def is_secure(scheme: str, forwarded: str) -> bool:
+    """Whether a browser speaks TLS, with this process or with a proxy before it. Who says so wrongly harms itself only:
+    it is how the browser is asked to keep its own cookie."""
+    return scheme == "https" or forwarded.rpartition(",")[2].strip().lower() == "https"
+
+
+def _with_ours(headers: Iterable[tuple[bytes, bytes]], request_id: str, secure: bool) -> list[tuple[bytes, bytes]]:
+    """An answer's headers with those of all, where it has not its own: pages have another policy."""
+    given = list(headers)
+    names = {name.lower() for name, _ in given}
+    ours = [*_HEADERS, (b"x-request-id", request_id.encode()), *([_HSTS] if secure else [])]
+    return given + [one for one in ours if one[0] not in names]
 
 
 class Rates:
@@ -121,16 +147,13 @@ class Guard:
         if scope["type"] != "http":
             return
         request_id = secrets.token_hex(8)
-        begun = False
+        begun = secure = False
 
         async def bounded(message: Message) -> None:
             nonlocal begun
             if message["type"] == "http.response.start":
                 begun = True
-                extra = [*_HEADERS, (b"x-request-id", request_id.encode())]
-                if scope["scheme"] == "https":
-                    extra.append(_HSTS)
-                message = {**message, "headers": [*message.get("headers", ()), *extra]}
+                message = {**message, "headers": _with_ours(message.get("headers", ()), request_id, secure)}
             async with asyncio.timeout(WRITE_S):
                 await send(message)
 
@@ -138,7 +161,9 @@ class Guard:
             try:
                 headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
                 address = self.client((scope["client"] or ("", 0))[0], headers.get("x-forwarded-for", ""))
-                scope["state"] = {**scope.get("state", {}), "address": address, "request_id": request_id}
+                secure = is_secure(scope["scheme"], headers.get("x-forwarded-proto", ""))
+                known = {"address": address, "request_id": request_id, "secure": secure}
+                scope["state"] = {**scope.get("state", {}), **known}
                 self._check(scope, headers)
                 await self.app(scope, receive, bounded)
             except ProblemError as error:
@@ -158,16 +183,18 @@ class Guard:
             raise
 
     def _check(self, scope: Scope, headers: dict[str, str]) -> None:
-        if scope["method"] not in ("GET", "HEAD"):
+        if scope["method"] not in METHODS:
             raise ProblemError(
                 405, f"{scope['method'][:20]}: not allowed", remedy="use GET",
-                headers={"allow": "GET, HEAD", "connection": "close"},
+                headers={"allow": ", ".join(METHODS), "connection": "close"},
             )  # fmt: skip
         length = headers.get("content-length", "0")
-        if "transfer-encoding" in headers or not length.isdecimal() or int(length) > MOST_BODY:
+        most = most_body(scope["method"], scope["path"])
+        if "transfer-encoding" in headers or not length.isdecimal() or len(length) > 19 or int(length) > most:
             raise ProblemError(
-                413, f"a body of {length[:20]} bytes", remedy="send none", headers={"connection": "close"}
-            )
+                413, f"a body of {length[:20]} bytes", remedy=f"send {most} at most, and their number",
+                headers={"connection": "close"},
+            )  # fmt: skip
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -178,6 +205,7 @@ class BoundedProtocol(HttpToolsProtocol):
     """Addresses that may have any number of connections: the reverse proxy's."""
     _open: ClassVar[Counter[Owner]] = Counter()  # of all connections
     _head = 0
+    _most = MOST_BODY
     _owner: Owner = ()
     _timer: asyncio.TimerHandle | None = None
     _watch: asyncio.TimerHandle | None = None
@@ -222,7 +250,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self._head += len(data)
-        if self._head > MOST_HEAD + MOST_BODY:
+        if self._head > MOST_HEAD + self._most:
             self._stop()
             self.transport.write(b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n\r\n")
             self.transport.close()
@@ -243,6 +271,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= MOST_PIPELINED:
             self._refuse(f"more than {MOST_PIPELINED} requests wait")
         super().on_headers_complete()
+        self._most = most_body(self.scope["method"], self.scope["path"])
+        self._timer = self.loop.call_later(BODY_S, self._too_slow)
 
     def send_400_response(self, msg: str) -> None:
         """Not after a connection was cut."""
@@ -256,7 +286,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The request is there; the next one counts from 0."""
-        self._head = 0
+        self._stop()
+        self._head, self._most = 0, MOST_BODY
         super().on_message_complete()
 
     def _stop(self) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
 import uvicorn
 
+from sluice.base.oidc import Provider, Settings
 from sluice.base.rates import FewLines
 from sluice.base.service import notify
 from sluice.base.tokens import TokenStore
@@ -30,11 +32,14 @@ class _Server(uvicorn.Server):
         notify("READY=1")
 
 
-def make_site(snapshot: Path, tokens: Path, proxy: Proxy) -> Site:
-    """What the endpoints use."""
+def make_site(snapshot: Path, tokens: Path, proxy: Proxy, settings: Settings | None = None) -> Site:
+    """What the endpoints use. `settings`: of the identity provider. Raises ModuleNotFoundError."""
     store = Store()
     feed = Feed(snapshot, store)
-    return Site(store, feed, Login(store, TokenStore(tokens), feed, proxy))
+    if settings is not None:
+        import_module("joserfc")
+    provider = None if settings is None else Provider(settings)
+    return Site(store, feed, Login(store, TokenStore(tokens), feed, proxy, provider))
 
 
 def serve(
@@ -46,6 +51,7 @@ def serve(
     header: str,
     certificate: Path | None,
     key: Path | None,
+    settings: Settings | None,
 ) -> None:
     """Until SIGTERM."""
     proxy = Proxy(peers, header)
@@ -55,7 +61,7 @@ def serve(
 
     logging.getLogger("uvicorn.error").addFilter(FewLines())
     config = uvicorn.Config(
-        make_app(make_site(snapshot, tokens, proxy)),
+        make_app(make_site(snapshot, tokens, proxy, settings)),
         host=address,
         port=port,
         loop="uvloop",

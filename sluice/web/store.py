@@ -15,9 +15,10 @@ from typing import Any
 
 from sluice.base.errors import UsageError
 from sluice.report.fleet import hosts
+from sluice.web.series import Series
 
 SORTS = ("id", "submit_time", "start_time", "end_time", "priority", "gpus")
-_INDEXED = ("user", "account", "partition", "state", "qos", "nodes")
+_INDEXED = ("user", "account", "partition", "state", "qos", "reason", "nodes")
 FIELDS = (
     "id", "array_id", "array_tasks", "name", "user", "account", "qos", "partition", "state", "reason", "nodes",
     "node_count", "cpus", "gpus", "gpu_mem_mib", "memory_mib", "submit_time", "eligible_time", "start_time", "end_time",
@@ -33,12 +34,14 @@ class Job:
 
     __slots__ = FIELDS
     id: int
+    array_id: int | None
     name: str
     user: str
     account: str
     state: str
     partition: str
     nodes: str
+    start_time: int | None
 
     def __init__(self, row: Mapping[str, Any]) -> None:
         for name in FIELDS:
@@ -149,11 +152,24 @@ class Jobs:
         sets = [self._sets[field_name][word] for word in words if word in self._sets[field_name]]
         return sets[0] if len(sets) == 1 else set().union(*sets)
 
+    def words(self, field_name: str, seen: set[int] | None) -> list[str]:
+        """The values of an indexed field; of `seen` alone, if it is given."""
+        found = self._sets[field_name].items()
+        return [word for word, mine in found if seen is None or not seen.isdisjoint(mine)]
+
     def counts(self, seen: set[int] | None) -> dict[str, int]:
         """Jobs by state; of `seen` alone, if it is given."""
         states = self._sets["state"].items()
         counted = {state: len(mine) if seen is None else len(mine & seen) for state, mine in states}
         return {state: count for state, count in sorted(counted.items()) if count}
+
+    def waiting(self, seen: set[int] | None, most: int = 20) -> dict[str, int]:
+        """Jobs that wait by their reasons, the most frequent ones; of `seen` alone, if it is given."""
+        pending = self._sets["state"].get("PENDING", set())
+        wait = pending if seen is None else pending & seen
+        counted = {reason: len(mine & wait) for reason, mine in self._sets["reason"].items()}
+        often = sorted(((count, reason) for reason, count in counted.items() if count), reverse=True)
+        return {reason or "None": count for count, reason in often[:most]}
 
     def page(self, query: Query, seen: set[int] | None) -> Page:
         """A page of the jobs that match; of `seen` alone, if it is given. Raises UsageError for a bad cursor."""
@@ -252,6 +268,7 @@ class Store:
     """When the daemon last answered."""
     jobs: Jobs = field(default_factory=Jobs)
     sections: dict[str, dict[str, Any]] = field(default_factory=dict)
+    series: Series = field(default_factory=Series)
 
     def apply(self, answer: Mapping[str, Any]) -> list[Change]:
         """Take the rows of an answer; what changed. Raises KeyError, TypeError, ValueError for what is not one."""
@@ -277,6 +294,8 @@ class Store:
             self.jobs.index()
             self.complete = True
         self.connected, self.problem, self.answered = True, "", time.time()
+        if self.complete:
+            self.series.note(self.answered, self.rows("gpus"))
         return changes
 
     def lost(self, problem: str) -> None:

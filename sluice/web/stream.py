@@ -20,6 +20,7 @@ TOPICS = ("jobs", "nodes", "gpus", "events", "tenants", "parts")
 MOST = 1000
 MOST_OF_USER = 16
 _MOST_PENDING = 5000
+_LATER = {"retry-after": "30", "connection": "close"}  # who is refused does not keep a connection either
 _PING_S = 15.0
 _PACE_S = 0.2
 _BATCH = 200
@@ -31,9 +32,10 @@ Pending = dict[tuple[str, str], bool]
 class Stream:
     """One client."""
 
-    def __init__(self, viewer: Viewer, topics: frozenset[str]) -> None:
+    def __init__(self, viewer: Viewer, topics: frozenset[str], *, rows: bool = True) -> None:
         self.viewer = viewer
         self.topics = topics
+        self.rows = rows
         self.pending: Pending = {}
         self.reset = False
         self.wake = asyncio.Event()
@@ -99,17 +101,16 @@ class Streams:
         if stream.reset or stream.pending:
             stream.wake.set()
 
-    def enter(self, viewer: Viewer, topics: frozenset[str]) -> Stream:
-        """A new stream. Raises ProblemError where there are too many."""
+    def enter(self, viewer: Viewer, topics: frozenset[str], *, rows: bool = True) -> Stream:
+        """A new stream; without `rows` it gets only the topics of what changed.
+
+        Raises ProblemError where there are too many.
+        """
         if self._users[viewer.user] >= MOST_OF_USER:
-            raise ProblemError(
-                429, f"{viewer.user} has {MOST_OF_USER} streams", remedy="close some", headers={"retry-after": "30"}
-            )
+            raise ProblemError(429, f"{viewer.user} has {MOST_OF_USER} streams", remedy="close some", headers=_LATER)
         if len(self._open) >= MOST:
-            raise ProblemError(
-                503, f"this server has {MOST} streams", remedy="try again later", headers={"retry-after": "30"}
-            )
-        stream = Stream(viewer, topics)
+            raise ProblemError(503, f"this server has {MOST} streams", remedy="try again later", headers=_LATER)
+        stream = Stream(viewer, topics, rows=rows)
         self._open.add(stream)
         self._users[viewer.user] += 1
         return stream
@@ -149,6 +150,10 @@ class Streams:
         if stream.reset:
             stream.reset = False
             return b"event: reset\ndata: {}\n\n"
+        if not stream.rows:
+            changed = sorted({section for section, _ in stream.pending})
+            stream.pending.clear()
+            return b"".join(f"event: {section}\ndata: {{}}\n\n".encode() for section in changed)
         pieces = []
         for section, key in list(stream.pending)[:_BATCH]:
             saw = stream.pending.pop((section, key))

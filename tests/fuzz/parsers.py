@@ -9,14 +9,20 @@ import base64
 import hashlib
 import hmac
 import json
+import re
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
-from starlette.requests import Request
+from joserfc import jws
+from joserfc import jwt as josejwt
+from joserfc.jwk import ECKey
+from pydantic import ValidationError
+from starlette.requests import Request, cookie_parser
 
 from prolog_epilog import cgroups, jobs, server
 from prolog_epilog.agent import Agent
@@ -24,13 +30,18 @@ from prolog_epilog.devices import NodeDevice
 from prolog_epilog.server import Peer
 from prolog_epilog.state import Settings
 from prolog_epilog.subuids import parse_subuids
-from sluice.base import log
+from sluice.actd.arguments import environment_of, refuse_script, sbatch_words, update_words
+from sluice.actd.become import Account
+from sluice.base import log, oidc
 from sluice.base.errors import SluiceError
 from sluice.base.events import _parse as parse_event
 from sluice.base.tokens import TokenStore
+from sluice.client import models
 from sluice.controllerd.accounting import Comments
 from sluice.controllerd.inbox import store_records
 from sluice.controllerd.snapshot import job_row
+from sluice.exchange.acts import ActError, Proof, parse_request, render_request
+from sluice.exchange.acts import Request as ActRequest
 from sluice.exchange.admin_comment import render
 from sluice.exchange.health_report import parse_report
 from sluice.exchange.inbox import Inbox
@@ -40,8 +51,10 @@ from sluice.exchange.record import MOST_RECORD, Event, Grant, JobRecord
 from sluice.exchange.running import Running
 from sluice.slurm import jwt
 from sluice.slurm.munge_service import RefusedError
+from sluice.web import session
 from sluice.web.api.jobs import JobsQuery, query_of
 from sluice.web.endpoint import parse_query
+from sluice.web.pages.routes import local
 from sluice.web.store import MOST_CURSOR, SORTS, Jobs, Query
 from tests.unit.controllerd.slurm_objects import a_job
 
@@ -267,6 +280,71 @@ def web_tokens() -> Target:
     return Target(run, (text.encode(), head + b"." + part(claims), json.dumps(claims).encode(), b"a.b.c"))
 
 
+def act_requests() -> Target:
+    """What root's helper is sent by whoever has the web process: no line makes it fail, and no words another option."""
+    who = Account("alice", 2001, 2001, (2001,), "/home/alice", "/bin/sh")
+    fields = {"script": "#!/bin/sh\n#SBATCH -J x\nid\n", "name": "x", "gpus": "h100:2", "environment": {"A": "b"}}
+    request = render_request(ActRequest("submit", Proof("sluice", "x"), fields, "id", "key", "::1"))
+
+    def run(data: bytes) -> None:
+        try:
+            words = parse_request(data).words
+        except ActError as error:
+            assert error.status == 400 and error.remedy
+            return
+        for model in (models.JobRequest, models.JobChange):
+            try:
+                body = model.model_validate(words)
+            except ValidationError:
+                continue
+            if isinstance(body, models.JobChange):
+                assert all("=" in word and word.isprintable() for word in update_words("17", body))
+                continue
+            assert all(word.startswith("--") and "\0" not in word for word in sbatch_words(body, who, 9))
+            with suppress(ActError):
+                refuse_script(body.script)
+                assert environment_of(body, who).count(b"\0") >= 6
+
+    return Target(run, (request, b'{"version":1}', json.dumps(fields).encode()))
+
+
+def web_sessions() -> Target:
+    """Cookies, identity tokens and the values of forms: who has not the provider's key is nobody."""
+    issuer, now = "https://id.example", 1_800_000_000.0
+    settings = oidc.Settings(issuer=issuer, client_id="sluice", redirect_uri=f"https://sluice.example{oidc.CALLBACK}")
+    document = {f"{name}_endpoint": f"{issuer}/{name}" for name in ("authorization", "token")}
+    document |= {"issuer": issuer, "jwks_uri": f"{issuer}/keys"}
+    key = ECKey.generate_key("P-256", {"kid": "a"})
+
+    def fetch(url: str) -> tuple[int, dict[str, object]]:
+        return 200, {"keys": [key.as_dict(private=False)]} if url.endswith("keys") else document
+
+    provider, proof = oidc.Provider(settings, fetch), Proof("sluice", "x")
+    claims = {"iss": issuer, "aud": "sluice", "sub": "1", "iat": now, "exp": now + 60, "preferred_username": "alice"}
+    good = josejwt.encode({"alg": "ES256", "kid": "a"}, claims, key, algorithms=["ES256"])
+
+    def signed(data: bytes) -> str:
+        return jws.serialize_compact({"alg": "ES256", "kid": "a"}, data, key, algorithms=["ES256"])
+
+    def run(data: bytes) -> None:
+        sent = data.decode("latin-1")
+        for text in (sent, f"{sent}.{good.partition('.')[2]}", signed(data)):
+            oidc.issuer_of(text)
+            provider.waits(text, now)
+            try:
+                found = oidc.verify_id_token(text, provider, now)
+            except SluiceError:
+                continue
+            assert found.expires > now and re.fullmatch("[a-z_][a-z0-9_.-]{0,31}", found.user)
+        given = session.proof_in(cookie_parser(sent), secure=True)
+        assert given is None or given.text
+        assert not session.is_csrf(sent, proof)
+        assert local(sent)[:2] not in ("//", "/\\") and local(sent)[0] == "/"
+
+    cookie = session.cookies(Proof("oidc", good), secure=True)[0].partition(";")[0]
+    return Target(run, (good.encode(), json.dumps(claims).encode(), cookie.encode(), session.csrf(proof)[:-1].encode()))
+
+
 TARGETS: dict[str, Callable[[], Target]] = {
     "agent-requests": agent_requests,
     "inbox-requests": inbox_requests,
@@ -275,4 +353,6 @@ TARGETS: dict[str, Callable[[], Target]] = {
     "health-reports": health_reports,
     "web-queries": web_queries,
     "web-tokens": web_tokens,
+    "web-sessions": web_sessions,
+    "act-requests": act_requests,
 }

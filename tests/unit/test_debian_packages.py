@@ -132,11 +132,12 @@ def test_the_bill_of_materials_has_every_dependency_with_its_hash(wheel: Path) -
     assert made.returncode == 0, made.stderr
     assert made.stdout == sbom(wheel, lock).stdout
     document = json.loads(made.stdout)
-    library, file = document["components"]
+    *scripts, library, file = document["components"]
+    assert [(one["name"], bool(one["components"])) for one in scripts] == [("htmx.org", True), ("uplot", True)]
     assert library["purl"] == "pkg:pypi/some-thing@1.2" and library["hashes"][0]["content"] == digest
     assert library["licenses"] == [{"license": {"name": "MIT"}}]
     assert (file["name"], file["hashes"][0]["content"]) == ("one.so", hashlib.sha256(b"\x7fELF!").hexdigest())
-    assert document["dependencies"][0]["dependsOn"] == [library["bom-ref"]]
+    assert document["dependencies"][0]["dependsOn"] == [one["bom-ref"] for one in (*scripts, library)]
 
 
 def test_a_file_that_the_lock_does_not_have_ends_the_build(wheel: Path) -> None:

@@ -1,5 +1,13 @@
 """The endpoints of /api/v1, one file a subject. OpenAPI and the tests are made from this table."""
 
-from sluice.web.api import cluster, jobs, nodes, operators, tenants
+from sluice.web.api import cluster, jobs, nodes, operators, reports, tenants, writes
 
-ENDPOINTS = (*cluster.ENDPOINTS, *jobs.ENDPOINTS, *nodes.ENDPOINTS, *tenants.ENDPOINTS, *operators.ENDPOINTS)
+ENDPOINTS = (
+    *cluster.ENDPOINTS,
+    *jobs.ENDPOINTS,
+    *nodes.ENDPOINTS,
+    *tenants.ENDPOINTS,
+    *reports.ENDPOINTS,
+    *operators.ENDPOINTS,
+    *writes.ENDPOINTS,
+)

@@ -63,9 +63,21 @@ def _job(site: Site, viewer: Viewer, query: Any, path: Mapping[str, str]) -> dic
     return {**site.viewed("jobs", "nodes"), "job": job.document(), "gpus": gpus}
 
 
-async def _explanation(site: Site, viewer: Viewer, query: Any, path: Mapping[str, str]) -> dict[str, Any]:
-    from sluice.explain.explain_service import withhold_from
+def _series(site: Site, viewer: Viewer, query: Any, path: Mapping[str, str]) -> dict[str, Any]:
+    number = job_number(path["job"])
+    job = site.store.jobs.by_id.get(number)
+    if job is None or not viewer.sees_job(job):
+        raise not_found(f"job {number}")
+    rows = {key: row for key, row in site.store.rows("gpus").items() if number in row["jobs"] and viewer.gpu(row)}
+    times, found = site.store.series.since(job.start_time or 0, rows)
+    gpus = [
+        {"node": rows[key]["node"], "index": rows[key]["index"], "utilisation_percent": one, "memory_used_mib": other}
+        for key, (one, other) in found.items()
+    ]
+    return {**site.viewed("nodes"), "times": [round(time, 1) for time in times], "gpus": gpus}
 
+
+async def _explanation(site: Site, viewer: Viewer, query: Any, path: Mapping[str, str]) -> dict[str, Any]:
     number = job_number(path["job"])
     job = site.store.jobs.by_id.get(number)
     if job is None or not viewer.sees_job(job):
@@ -76,13 +88,14 @@ async def _explanation(site: Site, viewer: Viewer, query: Any, path: Mapping[str
     names = ("name", "user", "account", "partition", "state", "reason", "priority", "submit_time", "eligible_time",
              "start_time", "end_time", "time_limit_s", "nodes", "refused")  # fmt: skip
     document["slurm"] = {"job_id": number, **{name: getattr(job, name) for name in names}}
-    withhold_from(document, set(viewer.private), lambda account: viewer.operator or account in viewer.coordinates)
+    viewer.withhold_from(document)
     return dict(document)
 
 
 ENDPOINTS = (
     Endpoint("/jobs", _jobs, models.JobList, "Jobs", JobsQuery),
     Endpoint("/jobs/{job}", _job, models.JobPage, "One job"),
+    Endpoint("/jobs/{job}/series", _series, models.JobSeries, "The use of a running job's GPUs over time"),
     Endpoint("/jobs/{job}/explanation", _explanation, models.Explanation, "Why a job waits, or has its place"),
 )
 

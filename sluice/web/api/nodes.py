@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ from pydantic import BaseModel, Field
 from sluice.client import models
 from sluice.web.access import Viewer
 from sluice.web.endpoint import Endpoint, Site
+from sluice.web.problems import not_found
 
 
 class NodesQuery(BaseModel, extra="forbid"):
@@ -35,8 +37,37 @@ def _inventory(site: Site, viewer: Viewer, query: Any, path: Mapping[str, str]) 
     return {**site.viewed("inventory"), "nodes": nodes, "failures": failures}
 
 
+def _topology(site: Site, viewer: Viewer, query: Any, path: Mapping[str, str]) -> dict[str, Any]:
+    from gres_probe.inventory import Inventory
+    from gres_probe.topology import topology_document
+
+    name = path["node"]
+    row = site.store.rows("inventory").get(name, {}) if viewer.sees_nodes else {}
+    if "inventory" not in row:
+        raise not_found(f"node {name[:80]!r}")
+    return dict(topology_document(Inventory.from_json(json.dumps(row["inventory"]), source=name)))
+
+
+def _classes(site: Site, viewer: Viewer, query: Any, path: Mapping[str, str]) -> dict[str, Any]:
+    found: dict[str, dict[str, Any]] = {}
+    for row in site.store.rows("classes").values() if viewer.sees_nodes else ():
+        name = row["name"]
+        one = found.setdefault(name, {"name": name, "feature": row["feature"], "nodes": [], "gpus": []})
+        one["nodes"].append(row["node"])
+        one["gpus"] += row["gpus"]
+    return {**site.viewed("inventory"), "classes": [found[name] for name in sorted(found)]}
+
+
+def _switches(site: Site, viewer: Viewer, query: Any, path: Mapping[str, str]) -> dict[str, Any]:
+    rows = site.store.rows("topology") if viewer.sees_nodes else {}
+    return {**site.viewed("topology"), "switches": [rows[name] for name in sorted(rows)]}
+
+
 ENDPOINTS = (
     Endpoint("/nodes", _nodes, models.NodeList, "Nodes", NodesQuery),
     Endpoint("/gpus", _gpus, models.GpuList, "GPUs", NodesQuery),
+    Endpoint("/nodes/{node}/topology", _topology, models.Topology, "How the GPUs of a node are joined"),
+    Endpoint("/topology", _switches, models.NetworkTopology, "How nodes are joined"),
+    Endpoint("/classes", _classes, models.ClassList, "GPUs that are alike"),
     Endpoint("/inventory", _inventory, models.Inventory, "What nodes were probed to have"),
 )

@@ -10,14 +10,17 @@ from sluice.web.access import Viewer
 from sluice.web.endpoint import Endpoint, Site
 from sluice.web.problems import not_found
 
+_SHOWN = models.TenantInList.model_fields
 
-def _without(row: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if name not in names}
+
+def of_list(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A tenant as lists have it."""
+    return {name: row[name] for name in _SHOWN}
 
 
 def _tenants(site: Site, viewer: Viewer, query: Any, path: Mapping[str, str]) -> dict[str, Any]:
     rows = [found for row in site.store.rows("tenants").values() if (found := viewer.tenant(row)) is not None]
-    return {**site.viewed("tenants", "users"), "tenants": [_without(row, "quota", "member_use") for row in rows]}
+    return {**site.viewed("tenants", "users"), "tenants": [of_list(row) for row in rows]}
 
 
 def _tenant_row(site: Site, viewer: Viewer, name: str) -> dict[str, Any]:
@@ -29,12 +32,12 @@ def _tenant_row(site: Site, viewer: Viewer, name: str) -> dict[str, Any]:
 
 
 def _tenant(site: Site, viewer: Viewer, query: Any, path: Mapping[str, str]) -> dict[str, Any]:
-    return {"schema_version": 1, **_without(_tenant_row(site, viewer, path["tenant"]), "quota", "member_use")}
+    return {"schema_version": 1, **of_list(_tenant_row(site, viewer, path["tenant"]))}
 
 
 def _quota(site: Site, viewer: Viewer, query: Any, path: Mapping[str, str]) -> dict[str, Any]:
     row = _tenant_row(site, viewer, path["tenant"])
-    return {"schema_version": 1, "tenant": row["name"], "quota": row["quota"]}
+    return {"schema_version": 1, "tenant": row["name"], "quota": row["quota"], "budget": row.get("budget")}
 
 
 def _usage(site: Site, viewer: Viewer, query: Any, path: Mapping[str, str]) -> dict[str, Any]:

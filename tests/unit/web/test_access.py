@@ -6,7 +6,8 @@ import asyncio
 import ipaddress
 import json
 import time
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ import httpx
 import pytest
 from starlette.datastructures import Headers
 
+from gres_probe.inventory import Inventory
 from sluice.base.errors import SluiceError
 from sluice.client import models
 from sluice.controllerd.snapshot import job_row, node_row
+from sluice.exchange.acts import ActError, Request, parse_request, render_answer, render_error
 from sluice.exchange.snapshot import Snapshot, parse_answer
 from sluice.web import limits
 from sluice.web.access import Viewer
@@ -28,9 +31,9 @@ from sluice.web.problems import ProblemError
 from sluice.web.serve import make_site
 from sluice.web.stream import TOPICS
 from tests.unit.controllerd.slurm_objects import a_job, a_node
+from tests.unit.web.reported import OWNERS, Reported
 
-OWNERS = {1: ("alice", "physics"), 2: ("bob", "physics"), 3: ("mallory", "chemistry"), 4: ("alice", "physics")}
-PATHS = {"job": "3", "tenant": "chemistry"}
+PATHS = {"job": "3", "tenant": "chemistry", "node": "n1", "report": "users"}
 
 
 def a_snapshot(private: list[str]) -> Snapshot:
@@ -48,7 +51,19 @@ def a_snapshot(private: list[str]) -> Snapshot:
         users = sorted({u for u, a in OWNERS.values() if a == name})
         use = [{"user": u, "running": 1, "submitted": 1, "used": {}, "used_minutes": {}} for u in users]
         quota = [{"what": "gres/gpu", "guaranteed": None, "limit": 100, "used": 77, "left": 23}]
-        made.put_one("tenants", name, {**tenant, "name": name, "members": users, "quota": quota, "member_use": use})
+        made.put_one(
+            "tenants",
+            name,
+            {
+                **tenant,
+                "name": name,
+                "members": users,
+                "quota": quota,
+                "member_use": use,
+                "budget": {"gpus_now": 77, "shares": "1"},
+                "example": "sbatch job.sh",
+            },
+        )
     users = {
         "alice": (0, []), "bob": (0, ["physics"]), "mallory": (0, []), "oscar": (1, []), "root": (2, []),
     }  # fmt: skip
@@ -56,7 +71,15 @@ def a_snapshot(private: list[str]) -> Snapshot:
     made.put(
         "users", {u: {"level": lv, "coordinates": c, "accounts": accounts.get(u, [])} for u, (lv, c) in users.items()}
     )
-    made.put_one("cluster", "cluster", {"cluster": "c", "slurm_version": "24.11", "private_data": private})
+    made.put_one(
+        "cluster",
+        "cluster",
+        {"cluster": "c", "slurm_version": "24.11", "private_data": private, "gpu_classes": {"large": ["h100"]}},
+    )
+    made.put("classes", {"h100/n1": {"name": "h100", "feature": "h100", "node": "n1", "gpus": [{"node": "n1", "index": 0, "uuid": "GPU-1"}]}})  # fmt: skip  # noqa: E501
+    made.put("topology", {"s1": {"name": "s1", "kind": "switch", "level": 0, "nodes": "n1", "switches": ""}})
+    made.put("failover-history", {"1": {"time": 1.0, "what": "drill", "host": "", "good": True, "detail": "secret-of-ops"}})  # fmt: skip  # noqa: E501
+    made.put("inventory", {"n1": {"inventory": asdict(Inventory("n1"))}})
     made.put("events", {str(n): {"seq": n, "time": 1.0, "kind": "health.requeue", "fields": {"job": n, "reason": f"secret-of-{u}"}}  # noqa: E501
                         for n, (u, _) in OWNERS.items()})  # fmt: skip
     made.put("health", {"n1": {"node": "n1", "gpu": "", "state": "fault", "severity": "fatal", "check": "xid", "since": 1.0, "reason": "secret-of-ops", "uuid": ""}})  # fmt: skip  # noqa: E501
@@ -90,12 +113,23 @@ class Web:
         self.site.store.apply(parse_answer(self.snapshot.after("", 0)))
         self.app = make_app(self.site, follow=False)
 
-        async def ask(do: str, **words: Any) -> dict[str, Any]:
-            return {
-                "explanation": {"schema_version": 1, "job": words["job"], "order": {"tenant": {"account": "physics"}}}
-            }
+        self.daemon = Reported(folder)
 
-        self.site.feed.ask = ask  # type: ignore[method-assign]
+        async def asked(do: str, **words: Any) -> dict[str, Any]:
+            return self.daemon.answer(do, **words)
+
+        self.site.feed.ask = asked  # type: ignore[method-assign]
+        self.acted: list[Request] = []
+        """What root's helper was asked."""
+        self.acts: dict[str, Any] = defaultdict(dict, audit={"schema_version": 1, "entries": []})
+        """What it answers, or the error that it raises."""
+
+        async def send(line: bytes) -> bytes:
+            self.acted.append(asked := parse_request(line))
+            found = self.acts[asked.do]
+            return render_error(found) if isinstance(found, ActError) else render_answer(found)
+
+        self.site.acts._send = send  # type: ignore[method-assign]
         self.tokens: dict[str, str] = {}
 
     def token(self, user: str) -> str:
@@ -114,42 +148,130 @@ class Web:
         return asyncio.run(call())
 
 
-@pytest.mark.parametrize("private", [[], ["accounts", "events", "jobs", "nodes", "usage", "users"], ["jobs"]], ids=str)
+class Role:
+    """A user of the tests, and what it may see by Slurm's rules: written here again, not taken from what is tested."""
+
+    def __init__(self, user: str, private: list[str]) -> None:
+        self.user, self.private = user, set(private)
+        self.operator = user in ("oscar", "root")
+
+    def all_or_mine(self, *words: str) -> set[int]:
+        """Jobs of the owners whose things it sees, where these words of PrivateData would keep them from it."""
+        every = self.operator or not self.private & set(words)
+        return {n for n, (u, a) in OWNERS.items() if every or u == self.user or (self.user, a) == ("bob", "physics")}
+
+    @property
+    def jobs(self) -> set[Any]:
+        return self.all_or_mine("jobs")
+
+    @property
+    def jobs_used(self) -> set[Any]:
+        return self.all_or_mine("jobs", "usage")
+
+    @property
+    def jobs_on_gpus(self) -> set[Any]:
+        own = {n for n in self.jobs if OWNERS[n][0] == self.user}
+        return self.jobs if self.operator or "nodes" not in self.private else own
+
+    @property
+    def nodes(self) -> set[Any]:
+        return {"n1"} if self.operator or "nodes" not in self.private else set()
+
+    @property
+    def node_use(self) -> set[Any]:
+        return self.nodes if self.operator or "usage" not in self.private else set()
+
+    @property
+    def accounts(self) -> set[Any]:
+        return {OWNERS[n][1] for n in self.all_or_mine("accounts")}
+
+    @property
+    def members(self) -> set[Any]:
+        """Of chemistry, whose use it sees."""
+        found = {OWNERS[n][0] for n in self.all_or_mine("usage", "users")} & {"mallory"}
+        return found if "chemistry" in self.accounts else set()
+
+    @property
+    def users(self) -> set[Any]:
+        """Of a report of users in accounts."""
+        return {OWNERS[n][0] for n in self.all_or_mine("usage", "users", "accounts")}
+
+    def own(self, path: str) -> bool:
+        """Whether it sees the object of a path."""
+        values = {"{job}": 3 in self.jobs, "{tenant}": "chemistry" in self.accounts, "{node}": bool(self.nodes)}
+        return all(sees for name, sees in values.items() if name in path)
+
+
+def names(field: str, name: str) -> Any:
+    return lambda document: {row[name] for row in document[field]}
+
+
+ROWS: dict[str, tuple[Any, str]] = {
+    "/jobs": (names("jobs", "id"), "jobs"),
+    "/events": (lambda document: {row["fields"]["job"] for row in document["events"]}, "jobs"),
+    "/gpus": (lambda document: {n for row in document["gpus"] for n in row["jobs"]}, "jobs_on_gpus"),
+    "/nodes": (names("nodes", "name"), "nodes"),
+    "/inventory": (names("nodes", "node"), "nodes"),
+    "/topology": (names("switches", "nodes"), "nodes"),
+    "/classes": (lambda document: {name for row in document["classes"] for name in row["nodes"]}, "nodes"),
+    "/tenants": (names("tenants", "name"), "accounts"),
+    "/tenants/{tenant}/usage": (names("members", "user"), "members"),
+    "/reports/jobs": (names("rows", "job_id_raw"), "jobs_used"),
+    "/reports/nodes": (names("rows", "node"), "node_use"),
+    "/reports/{report}": (names("rows", "user"), "users"),
+}
+"""Of endpoints with rows of several owners: whose they are, and the property of `Role` that says whose they must be."""
+OBJECTS = {
+    "/jobs/{job}", "/jobs/{job}/explanation", "/jobs/{job}/report", "/jobs/{job}/series", "/nodes/{node}/topology",
+    "/tenants/{tenant}", "/tenants/{tenant}/quota",
+}  # fmt: skip
+"""Of one object, which is there for who may see it."""
+NO_ROWS = {
+    "/overview": "counts, which the test below compares",
+    "/whoami": "of the caller alone",
+    "/metrics": "names of what there is in every cluster",
+}
+
+
+def test_every_endpoint_that_reads_has_a_rule() -> None:
+    """One without fails here, so that none is forgotten in the walk below."""
+    reads = {one.path for one in ENDPOINTS if one.method == "GET" and not one.operators}
+    assert sorted(reads ^ ({*ROWS, *NO_ROWS} | OBJECTS)) == []
+
+
+WORDS = ["accounts", "events", "jobs", "nodes", "usage", "users"]
+
+
+@pytest.mark.parametrize("private", [[], WORDS, *([word] for word in WORDS)], ids=",".join)
 @pytest.mark.parametrize("user", ["alice", "bob", "mallory", "oscar", "root", "stranger"])
 def test_every_endpoint_shows_each_role_its_own_and_nothing_else(tmp_path: Path, user: str, private: list[str]) -> None:
-    web = Web(tmp_path, private)
-    operator = user in ("oscar", "root")
-    mine = {
-        n
-        for n, (u, a) in OWNERS.items()
-        if u == user or operator or "jobs" not in private or (user, a) == ("bob", "physics")
-    }
-    hidden = {f"secret-of-{u}" for n, (u, _) in OWNERS.items() if n not in mine} | (
-        set() if operator else {"secret-of-ops"}
-    )
-    for one in ENDPOINTS:
+    web, role = Web(tmp_path, private), Role(user, private)
+    hidden = {f"secret-of-{u}" for n, (u, _) in OWNERS.items() if n not in role.jobs}
+    hidden |= set() if role.operator else {"secret-of-ops"}
+    for one in (one for one in ENDPOINTS if one.method == "GET"):
         said = web.get(one.path.format(**PATHS), user)
-        assert said.status_code in (200, 403, 404), (one.path, said.text)
-        assert (said.status_code == 403) is (one.operators and not operator), one.path
+        wanted = 403 if one.operators and not role.operator else 200 if role.own(one.path) else 404
+        assert said.status_code == wanted, (one.path, said.text)
         assert not [secret for secret in hidden if secret in said.text], (one.path, said.text)
-        if said.status_code == 200:
-            one.model.model_validate(said.json(), strict=False)
-            assert set(said.json()) <= set(one.model.model_fields), f"{one.path} gives what its model has not"
-        else:
+        if said.status_code != 200:
             models.Problem.model_validate(said.json())
-    page = web.get("/jobs?limit=1000", user).json()
-    assert {job["id"] for job in page["jobs"]} == mine and page["total"] == len(mine)
-    assert sum(web.get("/overview", user).json()["jobs_by_state"].values()) == len(mine)
+            continue
+        one.model.model_validate(said.json(), strict=False)
+        assert set(said.json()) <= set(one.model.model_fields), f"{one.path} gives what its model has not"
+        if one.path in ROWS:
+            whose, by = ROWS[one.path]
+            assert whose(said.json()) == getattr(role, by), one.path
+    assert web.get("/jobs?limit=1000", user).json()["total"] == len(role.jobs)
+    overview = web.get("/overview", user).json()
+    assert sum(overview["jobs_by_state"].values()) == len(role.jobs)
+    assert (overview["gpu_types"] is not None) is bool(role.nodes)
+    assert {one["name"] for one in web.get("/whoami", user).json()["tenants"]} == {
+        a for u, a in OWNERS.values() if u == user
+    }
     for number in OWNERS:
-        assert (web.get(f"/jobs/{number}", user).status_code == 200) is (number in mine)
-        assert (web.get(f"/jobs/{number}/explanation", user).status_code == 200) is (number in mine)
-    assert {one["fields"]["job"] for one in web.get("/events", user).json()["events"]} == mine
-    assert {n for gpu in web.get("/gpus", user).json()["gpus"] for n in gpu["jobs"]} == (
-        mine if operator or "nodes" not in private else {n for n in mine if OWNERS[n][0] == user}
-    )
-    if "accounts" in private and not operator:
-        seen = {one["name"] for one in web.get("/tenants", user).json()["tenants"]}
-        assert seen == {a for u, a in OWNERS.values() if u == user}
+        for path in (path for path in OBJECTS if "{job}" in path):
+            code = web.get(path.format(job=number), user).status_code
+            assert (code == 200) is (number in role.jobs), (path, number)
 
 
 def test_what_is_not_known_is_private(tmp_path: Path) -> None:
@@ -227,7 +349,8 @@ def test_log_in_and_refusals(tmp_path: Path) -> None:
 
 def test_bounds_and_headers(tmp_path: Path) -> None:
     web = Web(tmp_path, [])
-    assert web.get("/jobs", "alice", method="POST").status_code == 405
+    assert web.get("/nodes", "alice", method="POST").status_code == 405
+    assert web.get("/jobs", "alice", method="PUT").status_code == 405
     assert web.get("/jobs", "alice", **{"content-length": str(1 << 30)}).status_code == 413
     assert web.get("/nothing", "alice").status_code == 404
     said = web.get("/jobs", "alice")

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import click
 import pytest
 
+from gres_probe.group import group
+from gres_probe.inventory import Gpu, Inventory, Link, LinkType
+from gres_probe.topology import topology_document
+from policy.grouping import Grouping
+from policy.quota_use import TenantUse, quota_rows
+from sluice.client import models
+from sluice.explain.shadow import Difference, Shadow
+from sluice.failover.shared import Lease
+from sluice.failover.status import Status
 from sluice.main import COMMANDS, sluice
+from sluice.report import job_page
+from sluice.report.fields import FIELDS, GROUPED_BY, Row
+from sluice.report.output import head_of, row_document
+from sluice.report.summaries import GpuUse, JobUse
+from sluice.report.tally import Tally
 from sluice.web.api import ENDPOINTS
+from tests.unit.web.reported import page_of
 
 _NODE, _FILES, _DEV, _CHANGES = "of one node", "of files on this host", "of a development cluster", "changes something"
 _SITE = "of the site's installation, for root"
@@ -16,10 +34,19 @@ SHOWN = {
     "alerts list": "/alerts",
     "explain": "/jobs/{job}/explanation",
     "failover status": "/failover",
+    "failover history": "/failover/history",
+    "group": "/classes",
     "health list": "/health",
     "health history": "/health/history",
     "inventory": "/inventory",
     "policy show": "/policy",
+    "policy check": "/policy/check",
+    "plan": "/policy/plan",
+    **{f"report {kind}": f"/reports/{'nodes' if kind == 'nodes' else '{report}'}" for kind in GROUPED_BY},
+    "report job": "/jobs/{job}/report",
+    "report jobs": "/reports/jobs",
+    "shadow report": "/shadow",
+    "topo": "/nodes/{node}/topology",
     "quota show": "/tenants/{tenant}/quota",
     "tenant list": "/tenants",
     "tenant show": "/tenants/{tenant}",
@@ -32,21 +59,15 @@ NOT_SHOWN = {
     "health check": _NODE,
     "mig plan": _NODE,
     "probe": _NODE,
-    "topo": _NODE,
     "controllerd status": _SITE,
     "doctor": _SITE,
     "plugin status": _SITE,
     "token list": _SITE,
     "failover drill": _CHANGES,
-    "failover history": _SITE,
-    "policy check": _FILES,
     "lint": _FILES,
-    "group": _FILES,
     "simulate": _FILES,
-    "plan": "needs the policy file of who asks",
-    "drift": "asks Slurm",
+    "drift": "reads what root applied last",
     "plugin check": _SITE,
-    "shadow report": _FILES,
 }
 
 
@@ -68,7 +89,7 @@ def all_with_json() -> set[str]:
 
 
 def test_each_command_with_json_has_an_endpoint_or_a_reason() -> None:
-    of_groups = {"report": "reports are not served yet", "cluster": _DEV, "sim": _DEV}
+    of_groups = {"cluster": _DEV, "sim": _DEV}
     rest = {name for name in all_with_json() if name.partition(" ")[0] not in of_groups}
     assert sorted(rest ^ (set(SHOWN) | set(NOT_SHOWN))) == []
 
@@ -76,3 +97,57 @@ def test_each_command_with_json_has_an_endpoint_or_a_reason() -> None:
 @pytest.mark.parametrize("name", sorted(SHOWN))
 def test_an_endpoint_that_is_named_is_there(name: str) -> None:
     assert SHOWN[name] in {one.path for one in ENDPOINTS} and name in all_with_json()
+
+
+# ---- what a command prints is what the model says ----
+
+USE = TenantUse("physics", "", ["alice"], "2", {"GrpTRES": "gres/gpu=8"}, used={"gres/gpu": 2}, minutes={"gres/gpu": 1})
+GPU = Gpu("nvidia", 0, "GPU-1", "H100", "/dev/nvidia0", 0, "0000:01:00.0", 81559, 81000)
+
+
+def a_report(kind: str) -> dict[str, Any]:
+    row = Row(Tally(ran=1, gpu_s=60.0, device_s=9.0, busy_s=3.0), {"account": "a", "user": "u"}, {"gpu_limit": 5})
+    return head_of(
+        kind, {"start": 1, "end": 2, "made": 3, "rows": [row_document([one for one in FIELDS if not one.jobs], row)]}
+    )
+
+
+def of_job() -> dict[str, Any]:
+    """The page of a job that was measured."""
+    gpu = GpuUse("n1", 0, "GPU-1", "H100", 81559, None, None, "none", 5, 0, 9.0, {"mean": 50.0})
+    used = JobUse(9.0, 4.5, gpus=(gpu,), events=({"node": "n1", "time": 1.0, "action": "warn", "bytes": 5},))
+    page = page_of(1)
+    page["used"], page["limits_hit"] = job_page._used(used), list(used.events)
+    return page
+
+
+PRINTED: dict[str, Callable[[], dict[str, Any]]] = {
+    **{f"report {kind}": partial(a_report, kind) for kind in GROUPED_BY},
+    "report job": of_job,
+    "topo": lambda: topology_document(Inventory("n1", [GPU], [[Link(LinkType.SELF)]])),
+    "group": lambda: {"classes": group([Inventory("n1", [GPU], [[Link(LinkType.SELF)]])], Grouping()).document()},
+    "shadow report": lambda: Shadow(differences=[Difference(1, 1.0, ("n1",), ("n2",))]).document(),
+    "quota show": lambda: {"tenant": "physics", "quota": quota_rows(USE)},
+    "tenant show": lambda: {"schema_version": 1, **USE.document()},
+    "whoami": lambda: {"user": "alice", "level": "user", "coordinates": [], "gpu_types": ["h100"],
+                       "tenants": [{**USE.document(), "quota": quota_rows(USE), "example": "sbatch"}]},
+    "failover status": lambda: Status(("a",), "a", {"a": True}, Lease(1, True, "a", 5.0, 1.0), {"x": 5}).document(),
+}  # fmt: skip
+"""Made by the functions that the commands use."""
+
+
+def known_only(value: Any, model: Any) -> Any:
+    """What is left when the model is asked, recursively, for what it knows."""
+    return model.model_validate(value).model_dump(mode="json", exclude_unset=True)
+
+
+@pytest.mark.parametrize("name", sorted(PRINTED))
+def test_what_a_command_prints_fits_the_model_of_its_endpoint_and_none_of_it_is_lost(name: str) -> None:
+    (model,) = {one.model for one in ENDPOINTS if one.path == SHOWN[name] and one.method == "GET"}
+    printed = json.loads(json.dumps(PRINTED[name]()))
+    assert known_only(printed, model) == printed
+
+
+def test_a_row_of_a_report_has_the_fields_of_reports() -> None:
+    assert set(models.ReportRow.model_fields) == {one.key for one in FIELDS if not one.jobs}
+    assert set(models.JobRow.model_fields) == {one.key for one in FIELDS}

@@ -1,0 +1,1194 @@
+"""A method for each endpoint; written by tools/client_reference.py."""
+
+# ruff: noqa: A002, E501, N803
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from datetime import date
+from typing import Literal
+
+from sluice.client import models
+from sluice.client.base import BaseAsyncClient, BaseClient
+from sluice.client.transport import Call
+
+
+class Client(BaseClient):
+    """All calls. Each raises ApiError."""
+
+    def overview(self) -> models.Overview:
+        """The cluster in one look. `GET /overview`."""
+        return self.call(Call(models.Overview, "GET", "/overview"))
+
+    def whoami(self) -> models.Whoami:
+        """The caller. `GET /whoami`."""
+        return self.call(Call(models.Whoami, "GET", "/whoami"))
+
+    def metrics(self) -> models.MetricNames:
+        """Every metric that there is. `GET /metrics`."""
+        return self.call(Call(models.MetricNames, "GET", "/metrics"))
+
+    def past_events(self, *, after: int = 0) -> models.EventList:
+        """What happened. `GET /events`."""
+        return self.call(Call(models.EventList, "GET", "/events", query={"after": after}))
+
+    def jobs_page(
+        self,
+        *,
+        user: str = "",
+        account: str = "",
+        partition: str = "",
+        state: str = "",
+        qos: str = "",
+        name: str = "",
+        node: str = "",
+        sort: Literal["id", "submit_time", "start_time", "end_time", "priority", "gpus"] = "id",
+        order: Literal["ascending", "descending"] = "descending",
+        limit: int = 100,
+        cursor: str = "",
+    ) -> models.JobList:
+        """Jobs, one page. `GET /jobs`."""
+        return self.call(
+            Call(
+                models.JobList,
+                "GET",
+                "/jobs",
+                query={
+                    "user": user,
+                    "account": account,
+                    "partition": partition,
+                    "state": state,
+                    "qos": qos,
+                    "name": name,
+                    "node": node,
+                    "sort": sort,
+                    "order": order,
+                    "limit": limit,
+                    "cursor": cursor,
+                },
+            )
+        )
+
+    def jobs(
+        self,
+        *,
+        user: str = "",
+        account: str = "",
+        partition: str = "",
+        state: str = "",
+        qos: str = "",
+        name: str = "",
+        node: str = "",
+        sort: Literal["id", "submit_time", "start_time", "end_time", "priority", "gpus"] = "id",
+        order: Literal["ascending", "descending"] = "descending",
+        limit: int = 100,
+    ) -> Iterator[models.Job]:
+        """Jobs, read page by page."""
+        for page in self._pages(
+            lambda cursor: self.jobs_page(
+                user=user,
+                account=account,
+                partition=partition,
+                state=state,
+                qos=qos,
+                name=name,
+                node=node,
+                sort=sort,
+                order=order,
+                limit=limit,
+                cursor=cursor,
+            )
+        ):
+            yield from page.jobs
+
+    def job(self, job: int) -> models.JobPage:
+        """One job. `GET /jobs/{job}`."""
+        return self.call(Call(models.JobPage, "GET", "/jobs/{job}", names={"job": job}))
+
+    def job_series(self, job: int) -> models.JobSeries:
+        """The use of a running job's GPUs over time. `GET /jobs/{job}/series`."""
+        return self.call(Call(models.JobSeries, "GET", "/jobs/{job}/series", names={"job": job}))
+
+    def job_explanation(self, job: int) -> models.Explanation:
+        """Why a job waits, or has its place. `GET /jobs/{job}/explanation`."""
+        return self.call(Call(models.Explanation, "GET", "/jobs/{job}/explanation", names={"job": job}))
+
+    def nodes(self, *, node: str = "") -> models.NodeList:
+        """Nodes. `GET /nodes`."""
+        return self.call(Call(models.NodeList, "GET", "/nodes", query={"node": node}))
+
+    def gpus(self, *, node: str = "") -> models.GpuList:
+        """GPUs. `GET /gpus`."""
+        return self.call(Call(models.GpuList, "GET", "/gpus", query={"node": node}))
+
+    def node_topology(self, node: str) -> models.Topology:
+        """How the GPUs of a node are joined. `GET /nodes/{node}/topology`."""
+        return self.call(Call(models.Topology, "GET", "/nodes/{node}/topology", names={"node": node}))
+
+    def topology(self) -> models.NetworkTopology:
+        """How nodes are joined. `GET /topology`."""
+        return self.call(Call(models.NetworkTopology, "GET", "/topology"))
+
+    def classes(self) -> models.ClassList:
+        """GPUs that are alike. `GET /classes`."""
+        return self.call(Call(models.ClassList, "GET", "/classes"))
+
+    def inventory(self) -> models.Inventory:
+        """What nodes were probed to have. `GET /inventory`."""
+        return self.call(Call(models.Inventory, "GET", "/inventory"))
+
+    def tenants(self) -> models.TenantList:
+        """Tenants. `GET /tenants`."""
+        return self.call(Call(models.TenantList, "GET", "/tenants"))
+
+    def tenant(self, tenant: str) -> models.Tenant:
+        """One tenant. `GET /tenants/{tenant}`."""
+        return self.call(Call(models.Tenant, "GET", "/tenants/{tenant}", names={"tenant": tenant}))
+
+    def tenant_quota(self, tenant: str) -> models.Quota:
+        """What a tenant may use, and uses. `GET /tenants/{tenant}/quota`."""
+        return self.call(Call(models.Quota, "GET", "/tenants/{tenant}/quota", names={"tenant": tenant}))
+
+    def tenant_usage(self, tenant: str) -> models.TenantUsage:
+        """What a tenant's members use. `GET /tenants/{tenant}/usage`."""
+        return self.call(Call(models.TenantUsage, "GET", "/tenants/{tenant}/usage", names={"tenant": tenant}))
+
+    def nodes_report(self, *, since: date | None = None, until: date | None = None, limit: int = 1000) -> models.Report:
+        """What was used of each node. `GET /reports/nodes`."""
+        return self.call(
+            Call(models.Report, "GET", "/reports/nodes", query={"since": since, "until": until, "limit": limit})
+        )
+
+    def reports_jobs(
+        self,
+        *,
+        since: date | None = None,
+        until: date | None = None,
+        limit: int = 1000,
+        account: str = "",
+        user: str = "",
+        partition: str = "",
+    ) -> models.JobsReport:
+        """Single jobs, ended ones included. `GET /reports/jobs`."""
+        return self.call(
+            Call(
+                models.JobsReport,
+                "GET",
+                "/reports/jobs",
+                query={
+                    "since": since,
+                    "until": until,
+                    "limit": limit,
+                    "account": account,
+                    "user": user,
+                    "partition": partition,
+                },
+            )
+        )
+
+    def report(
+        self,
+        report: str,
+        *,
+        since: date | None = None,
+        until: date | None = None,
+        limit: int = 1000,
+        account: str = "",
+        user: str = "",
+        partition: str = "",
+        gpu_type: str = "",
+        by: str = "",
+    ) -> models.Report:
+        """What was used, by whom, and how well. `GET /reports/{report}`."""
+        return self.call(
+            Call(
+                models.Report,
+                "GET",
+                "/reports/{report}",
+                names={"report": report},
+                query={
+                    "since": since,
+                    "until": until,
+                    "limit": limit,
+                    "account": account,
+                    "user": user,
+                    "partition": partition,
+                    "gpu_type": gpu_type,
+                    "by": by,
+                },
+            )
+        )
+
+    def job_report(self, job: int) -> models.JobReport:
+        """Everything that is known of one job. `GET /jobs/{job}/report`."""
+        return self.call(Call(models.JobReport, "GET", "/jobs/{job}/report", names={"job": job}))
+
+    def health(self) -> models.HealthList:
+        """Faults, and what is out of service. `GET /health`."""
+        return self.call(Call(models.HealthList, "GET", "/health"))
+
+    def health_history(self, *, node: str = "") -> models.HealthHistory:
+        """What health did. `GET /health/history`."""
+        return self.call(Call(models.HealthHistory, "GET", "/health/history", query={"node": node}))
+
+    def alerts(self) -> models.AlertList:
+        """Alerts and silences. `GET /alerts`."""
+        return self.call(Call(models.AlertList, "GET", "/alerts"))
+
+    def policy(self) -> models.PolicyShown:
+        """The policy file. `GET /policy`."""
+        return self.call(Call(models.PolicyShown, "GET", "/policy"))
+
+    def failover(self) -> models.FailoverStatus:
+        """The controllers. `GET /failover`."""
+        return self.call(Call(models.FailoverStatus, "GET", "/failover"))
+
+    def failover_history(self) -> models.FailoverHistory:
+        """What happened to them. `GET /failover/history`."""
+        return self.call(Call(models.FailoverHistory, "GET", "/failover/history"))
+
+    def shadow(self, *, hours: float | None = None) -> models.ShadowReport:
+        """What Sluice would have decided. `GET /shadow`."""
+        return self.call(Call(models.ShadowReport, "GET", "/shadow", query={"hours": hours}))
+
+    def audit(
+        self,
+        *,
+        user: str = "",
+        action: str = "",
+        request_id: str = "",
+        after: int = 0,
+        before: int = 0,
+        limit: int = 100,
+    ) -> models.AuditList:
+        """Who did what: for administrators. `GET /audit`."""
+        return self.call(
+            Call(
+                models.AuditList,
+                "GET",
+                "/audit",
+                query={
+                    "user": user,
+                    "action": action,
+                    "request_id": request_id,
+                    "after": after,
+                    "before": before,
+                    "limit": limit,
+                },
+            )
+        )
+
+    def submit(
+        self,
+        *,
+        script: str,
+        name: str | None = None,
+        account: str | None = None,
+        partition: str | None = None,
+        qos: str | None = None,
+        time_limit: str | None = None,
+        nodes: str | None = None,
+        ntasks: int | None = None,
+        ntasks_per_node: int | None = None,
+        cpus_per_task: int | None = None,
+        cpus_per_gpu: int | None = None,
+        memory: str | None = None,
+        memory_per_cpu: str | None = None,
+        memory_per_gpu: str | None = None,
+        gpus: str | None = None,
+        gpus_per_node: str | None = None,
+        gpus_per_task: str | None = None,
+        gpu_mem: str | None = None,
+        gpu_share: str | None = None,
+        gpu_affinity: str | None = None,
+        gpu_spread: bool = False,
+        gang: str | None = None,
+        gres: str | None = None,
+        constraint: str | None = None,
+        licenses: str | None = None,
+        reservation: str | None = None,
+        nodelist: str | None = None,
+        exclude: str | None = None,
+        array: str | None = None,
+        dependency: str | None = None,
+        begin: str | None = None,
+        deadline: str | None = None,
+        nice: int | None = None,
+        hold: bool = False,
+        requeue: bool | None = None,
+        exclusive: bool = False,
+        comment: str | None = None,
+        work_dir: str | None = None,
+        output: str | None = None,
+        error: str | None = None,
+        mail_type: str | None = None,
+        mail_user: str | None = None,
+        signal: str | None = None,
+        environment: dict[str, str] | None = None,
+        key: str = "",
+    ) -> models.Submitted:
+        """Submit a job. `POST /jobs`."""
+        return self.call(
+            Call(
+                models.Submitted,
+                "POST",
+                "/jobs",
+                body={
+                    "script": script,
+                    "name": name,
+                    "account": account,
+                    "partition": partition,
+                    "qos": qos,
+                    "time_limit": time_limit,
+                    "nodes": nodes,
+                    "ntasks": ntasks,
+                    "ntasks_per_node": ntasks_per_node,
+                    "cpus_per_task": cpus_per_task,
+                    "cpus_per_gpu": cpus_per_gpu,
+                    "memory": memory,
+                    "memory_per_cpu": memory_per_cpu,
+                    "memory_per_gpu": memory_per_gpu,
+                    "gpus": gpus,
+                    "gpus_per_node": gpus_per_node,
+                    "gpus_per_task": gpus_per_task,
+                    "gpu_mem": gpu_mem,
+                    "gpu_share": gpu_share,
+                    "gpu_affinity": gpu_affinity,
+                    "gpu_spread": gpu_spread,
+                    "gang": gang,
+                    "gres": gres,
+                    "constraint": constraint,
+                    "licenses": licenses,
+                    "reservation": reservation,
+                    "nodelist": nodelist,
+                    "exclude": exclude,
+                    "array": array,
+                    "dependency": dependency,
+                    "begin": begin,
+                    "deadline": deadline,
+                    "nice": nice,
+                    "hold": hold,
+                    "requeue": requeue,
+                    "exclusive": exclusive,
+                    "comment": comment,
+                    "work_dir": work_dir,
+                    "output": output,
+                    "error": error,
+                    "mail_type": mail_type,
+                    "mail_user": mail_user,
+                    "signal": signal,
+                    "environment": environment,
+                },
+                key=key,
+            )
+        )
+
+    def what_if(
+        self,
+        *,
+        script: str,
+        name: str | None = None,
+        account: str | None = None,
+        partition: str | None = None,
+        qos: str | None = None,
+        time_limit: str | None = None,
+        nodes: str | None = None,
+        ntasks: int | None = None,
+        ntasks_per_node: int | None = None,
+        cpus_per_task: int | None = None,
+        cpus_per_gpu: int | None = None,
+        memory: str | None = None,
+        memory_per_cpu: str | None = None,
+        memory_per_gpu: str | None = None,
+        gpus: str | None = None,
+        gpus_per_node: str | None = None,
+        gpus_per_task: str | None = None,
+        gpu_mem: str | None = None,
+        gpu_share: str | None = None,
+        gpu_affinity: str | None = None,
+        gpu_spread: bool = False,
+        gang: str | None = None,
+        gres: str | None = None,
+        constraint: str | None = None,
+        licenses: str | None = None,
+        reservation: str | None = None,
+        nodelist: str | None = None,
+        exclude: str | None = None,
+        array: str | None = None,
+        dependency: str | None = None,
+        begin: str | None = None,
+        deadline: str | None = None,
+        nice: int | None = None,
+        hold: bool = False,
+        requeue: bool | None = None,
+        exclusive: bool = False,
+        comment: str | None = None,
+        work_dir: str | None = None,
+        output: str | None = None,
+        error: str | None = None,
+        mail_type: str | None = None,
+        mail_user: str | None = None,
+        signal: str | None = None,
+        environment: dict[str, str] | None = None,
+        key: str = "",
+    ) -> models.WhatIf:
+        """Would a request start, when, where; what smaller one would sooner. `POST /what-if`."""
+        return self.call(
+            Call(
+                models.WhatIf,
+                "POST",
+                "/what-if",
+                body={
+                    "script": script,
+                    "name": name,
+                    "account": account,
+                    "partition": partition,
+                    "qos": qos,
+                    "time_limit": time_limit,
+                    "nodes": nodes,
+                    "ntasks": ntasks,
+                    "ntasks_per_node": ntasks_per_node,
+                    "cpus_per_task": cpus_per_task,
+                    "cpus_per_gpu": cpus_per_gpu,
+                    "memory": memory,
+                    "memory_per_cpu": memory_per_cpu,
+                    "memory_per_gpu": memory_per_gpu,
+                    "gpus": gpus,
+                    "gpus_per_node": gpus_per_node,
+                    "gpus_per_task": gpus_per_task,
+                    "gpu_mem": gpu_mem,
+                    "gpu_share": gpu_share,
+                    "gpu_affinity": gpu_affinity,
+                    "gpu_spread": gpu_spread,
+                    "gang": gang,
+                    "gres": gres,
+                    "constraint": constraint,
+                    "licenses": licenses,
+                    "reservation": reservation,
+                    "nodelist": nodelist,
+                    "exclude": exclude,
+                    "array": array,
+                    "dependency": dependency,
+                    "begin": begin,
+                    "deadline": deadline,
+                    "nice": nice,
+                    "hold": hold,
+                    "requeue": requeue,
+                    "exclusive": exclusive,
+                    "comment": comment,
+                    "work_dir": work_dir,
+                    "output": output,
+                    "error": error,
+                    "mail_type": mail_type,
+                    "mail_user": mail_user,
+                    "signal": signal,
+                    "environment": environment,
+                },
+                key=key,
+            )
+        )
+
+    def cancel(self, job: int | str, *, key: str = "") -> models.JobDone:
+        """Cancel a job, or a task as 17_4. `POST /jobs/{job}/cancel`."""
+        return self.call(Call(models.JobDone, "POST", "/jobs/{job}/cancel", names={"job": job}, key=key))
+
+    def hold(self, job: int | str, *, key: str = "") -> models.JobDone:
+        """Hold a job, or a task as 17_4. `POST /jobs/{job}/hold`."""
+        return self.call(Call(models.JobDone, "POST", "/jobs/{job}/hold", names={"job": job}, key=key))
+
+    def release(self, job: int | str, *, key: str = "") -> models.JobDone:
+        """Release a job, or a task as 17_4. `POST /jobs/{job}/release`."""
+        return self.call(Call(models.JobDone, "POST", "/jobs/{job}/release", names={"job": job}, key=key))
+
+    def requeue(self, job: int | str, *, key: str = "") -> models.JobDone:
+        """Requeue a job, or a task as 17_4. `POST /jobs/{job}/requeue`."""
+        return self.call(Call(models.JobDone, "POST", "/jobs/{job}/requeue", names={"job": job}, key=key))
+
+    def update(
+        self,
+        job: int | str,
+        *,
+        time_limit: str | None = None,
+        priority: int | None = None,
+        comment: str | None = None,
+        name: str | None = None,
+        qos: str | None = None,
+        partition: str | None = None,
+        account: str | None = None,
+        nice: int | None = None,
+        begin: str | None = None,
+        deadline: str | None = None,
+        dependency: str | None = None,
+        reservation: str | None = None,
+        nodelist: str | None = None,
+        exclude: str | None = None,
+        constraint: str | None = None,
+        requeue: bool | None = None,
+        mail_type: str | None = None,
+        mail_user: str | None = None,
+        key: str = "",
+    ) -> models.JobDone:
+        """Change a job. `PATCH /jobs/{job}`."""
+        return self.call(
+            Call(
+                models.JobDone,
+                "PATCH",
+                "/jobs/{job}",
+                names={"job": job},
+                body={
+                    "time_limit": time_limit,
+                    "priority": priority,
+                    "comment": comment,
+                    "name": name,
+                    "qos": qos,
+                    "partition": partition,
+                    "account": account,
+                    "nice": nice,
+                    "begin": begin,
+                    "deadline": deadline,
+                    "dependency": dependency,
+                    "reservation": reservation,
+                    "nodelist": nodelist,
+                    "exclude": exclude,
+                    "constraint": constraint,
+                    "requeue": requeue,
+                    "mail_type": mail_type,
+                    "mail_user": mail_user,
+                },
+                key=key,
+            )
+        )
+
+    def return_to_service(
+        self, *, node: str, gpus: list[int] | None = None, reason: str = "", key: str = ""
+    ) -> models.Returned:
+        """Return GPUs to service. `POST /health/return`."""
+        return self.call(
+            Call(
+                models.Returned, "POST", "/health/return", body={"node": node, "gpus": gpus, "reason": reason}, key=key
+            )
+        )
+
+    def silence(
+        self, *, rule: str, subject: str = "*", seconds: int = 14400, comment: str = "", key: str = ""
+    ) -> models.Silenced:
+        """Send no notices of a rule for a while. `POST /alerts/silences`."""
+        return self.call(
+            Call(
+                models.Silenced,
+                "POST",
+                "/alerts/silences",
+                body={"rule": rule, "subject": subject, "seconds": seconds, "comment": comment},
+                key=key,
+            )
+        )
+
+    def end_silence(self, silence: str, *, key: str = "") -> models.Silenced:
+        """End a silence. `DELETE /alerts/silences/{silence}`."""
+        return self.call(
+            Call(models.Silenced, "DELETE", "/alerts/silences/{silence}", names={"silence": silence}, key=key)
+        )
+
+    def policy_check(self, *, text: str, key: str = "") -> models.PolicyChecked:
+        """The mistakes of a policy file. `POST /policy/check`."""
+        return self.call(Call(models.PolicyChecked, "POST", "/policy/check", body={"text": text}, key=key))
+
+    def policy_plan(self, *, text: str, key: str = "") -> models.PolicyPlan:
+        """What a policy would change. `POST /policy/plan`."""
+        return self.call(Call(models.PolicyPlan, "POST", "/policy/plan", body={"text": text}, key=key))
+
+    def policy_apply(self, *, hash: str, key: str = "") -> models.PolicyApplied:
+        """Apply a plan that was seen. `POST /policy/apply`."""
+        return self.call(Call(models.PolicyApplied, "POST", "/policy/apply", body={"hash": hash}, key=key))
+
+
+class AsyncClient(BaseAsyncClient):
+    """All calls. Each raises ApiError."""
+
+    async def overview(self) -> models.Overview:
+        """The cluster in one look. `GET /overview`."""
+        return await self.call(Call(models.Overview, "GET", "/overview"))
+
+    async def whoami(self) -> models.Whoami:
+        """The caller. `GET /whoami`."""
+        return await self.call(Call(models.Whoami, "GET", "/whoami"))
+
+    async def metrics(self) -> models.MetricNames:
+        """Every metric that there is. `GET /metrics`."""
+        return await self.call(Call(models.MetricNames, "GET", "/metrics"))
+
+    async def past_events(self, *, after: int = 0) -> models.EventList:
+        """What happened. `GET /events`."""
+        return await self.call(Call(models.EventList, "GET", "/events", query={"after": after}))
+
+    async def jobs_page(
+        self,
+        *,
+        user: str = "",
+        account: str = "",
+        partition: str = "",
+        state: str = "",
+        qos: str = "",
+        name: str = "",
+        node: str = "",
+        sort: Literal["id", "submit_time", "start_time", "end_time", "priority", "gpus"] = "id",
+        order: Literal["ascending", "descending"] = "descending",
+        limit: int = 100,
+        cursor: str = "",
+    ) -> models.JobList:
+        """Jobs, one page. `GET /jobs`."""
+        return await self.call(
+            Call(
+                models.JobList,
+                "GET",
+                "/jobs",
+                query={
+                    "user": user,
+                    "account": account,
+                    "partition": partition,
+                    "state": state,
+                    "qos": qos,
+                    "name": name,
+                    "node": node,
+                    "sort": sort,
+                    "order": order,
+                    "limit": limit,
+                    "cursor": cursor,
+                },
+            )
+        )
+
+    async def jobs(
+        self,
+        *,
+        user: str = "",
+        account: str = "",
+        partition: str = "",
+        state: str = "",
+        qos: str = "",
+        name: str = "",
+        node: str = "",
+        sort: Literal["id", "submit_time", "start_time", "end_time", "priority", "gpus"] = "id",
+        order: Literal["ascending", "descending"] = "descending",
+        limit: int = 100,
+    ) -> AsyncIterator[models.Job]:
+        """Jobs, read page by page."""
+        async for page in self._pages(
+            lambda cursor: self.jobs_page(
+                user=user,
+                account=account,
+                partition=partition,
+                state=state,
+                qos=qos,
+                name=name,
+                node=node,
+                sort=sort,
+                order=order,
+                limit=limit,
+                cursor=cursor,
+            )
+        ):
+            for one in page.jobs:
+                yield one
+
+    async def job(self, job: int) -> models.JobPage:
+        """One job. `GET /jobs/{job}`."""
+        return await self.call(Call(models.JobPage, "GET", "/jobs/{job}", names={"job": job}))
+
+    async def job_series(self, job: int) -> models.JobSeries:
+        """The use of a running job's GPUs over time. `GET /jobs/{job}/series`."""
+        return await self.call(Call(models.JobSeries, "GET", "/jobs/{job}/series", names={"job": job}))
+
+    async def job_explanation(self, job: int) -> models.Explanation:
+        """Why a job waits, or has its place. `GET /jobs/{job}/explanation`."""
+        return await self.call(Call(models.Explanation, "GET", "/jobs/{job}/explanation", names={"job": job}))
+
+    async def nodes(self, *, node: str = "") -> models.NodeList:
+        """Nodes. `GET /nodes`."""
+        return await self.call(Call(models.NodeList, "GET", "/nodes", query={"node": node}))
+
+    async def gpus(self, *, node: str = "") -> models.GpuList:
+        """GPUs. `GET /gpus`."""
+        return await self.call(Call(models.GpuList, "GET", "/gpus", query={"node": node}))
+
+    async def node_topology(self, node: str) -> models.Topology:
+        """How the GPUs of a node are joined. `GET /nodes/{node}/topology`."""
+        return await self.call(Call(models.Topology, "GET", "/nodes/{node}/topology", names={"node": node}))
+
+    async def topology(self) -> models.NetworkTopology:
+        """How nodes are joined. `GET /topology`."""
+        return await self.call(Call(models.NetworkTopology, "GET", "/topology"))
+
+    async def classes(self) -> models.ClassList:
+        """GPUs that are alike. `GET /classes`."""
+        return await self.call(Call(models.ClassList, "GET", "/classes"))
+
+    async def inventory(self) -> models.Inventory:
+        """What nodes were probed to have. `GET /inventory`."""
+        return await self.call(Call(models.Inventory, "GET", "/inventory"))
+
+    async def tenants(self) -> models.TenantList:
+        """Tenants. `GET /tenants`."""
+        return await self.call(Call(models.TenantList, "GET", "/tenants"))
+
+    async def tenant(self, tenant: str) -> models.Tenant:
+        """One tenant. `GET /tenants/{tenant}`."""
+        return await self.call(Call(models.Tenant, "GET", "/tenants/{tenant}", names={"tenant": tenant}))
+
+    async def tenant_quota(self, tenant: str) -> models.Quota:
+        """What a tenant may use, and uses. `GET /tenants/{tenant}/quota`."""
+        return await self.call(Call(models.Quota, "GET", "/tenants/{tenant}/quota", names={"tenant": tenant}))
+
+    async def tenant_usage(self, tenant: str) -> models.TenantUsage:
+        """What a tenant's members use. `GET /tenants/{tenant}/usage`."""
+        return await self.call(Call(models.TenantUsage, "GET", "/tenants/{tenant}/usage", names={"tenant": tenant}))
+
+    async def nodes_report(
+        self, *, since: date | None = None, until: date | None = None, limit: int = 1000
+    ) -> models.Report:
+        """What was used of each node. `GET /reports/nodes`."""
+        return await self.call(
+            Call(models.Report, "GET", "/reports/nodes", query={"since": since, "until": until, "limit": limit})
+        )
+
+    async def reports_jobs(
+        self,
+        *,
+        since: date | None = None,
+        until: date | None = None,
+        limit: int = 1000,
+        account: str = "",
+        user: str = "",
+        partition: str = "",
+    ) -> models.JobsReport:
+        """Single jobs, ended ones included. `GET /reports/jobs`."""
+        return await self.call(
+            Call(
+                models.JobsReport,
+                "GET",
+                "/reports/jobs",
+                query={
+                    "since": since,
+                    "until": until,
+                    "limit": limit,
+                    "account": account,
+                    "user": user,
+                    "partition": partition,
+                },
+            )
+        )
+
+    async def report(
+        self,
+        report: str,
+        *,
+        since: date | None = None,
+        until: date | None = None,
+        limit: int = 1000,
+        account: str = "",
+        user: str = "",
+        partition: str = "",
+        gpu_type: str = "",
+        by: str = "",
+    ) -> models.Report:
+        """What was used, by whom, and how well. `GET /reports/{report}`."""
+        return await self.call(
+            Call(
+                models.Report,
+                "GET",
+                "/reports/{report}",
+                names={"report": report},
+                query={
+                    "since": since,
+                    "until": until,
+                    "limit": limit,
+                    "account": account,
+                    "user": user,
+                    "partition": partition,
+                    "gpu_type": gpu_type,
+                    "by": by,
+                },
+            )
+        )
+
+    async def job_report(self, job: int) -> models.JobReport:
+        """Everything that is known of one job. `GET /jobs/{job}/report`."""
+        return await self.call(Call(models.JobReport, "GET", "/jobs/{job}/report", names={"job": job}))
+
+    async def health(self) -> models.HealthList:
+        """Faults, and what is out of service. `GET /health`."""
+        return await self.call(Call(models.HealthList, "GET", "/health"))
+
+    async def health_history(self, *, node: str = "") -> models.HealthHistory:
+        """What health did. `GET /health/history`."""
+        return await self.call(Call(models.HealthHistory, "GET", "/health/history", query={"node": node}))
+
+    async def alerts(self) -> models.AlertList:
+        """Alerts and silences. `GET /alerts`."""
+        return await self.call(Call(models.AlertList, "GET", "/alerts"))
+
+    async def policy(self) -> models.PolicyShown:
+        """The policy file. `GET /policy`."""
+        return await self.call(Call(models.PolicyShown, "GET", "/policy"))
+
+    async def failover(self) -> models.FailoverStatus:
+        """The controllers. `GET /failover`."""
+        return await self.call(Call(models.FailoverStatus, "GET", "/failover"))
+
+    async def failover_history(self) -> models.FailoverHistory:
+        """What happened to them. `GET /failover/history`."""
+        return await self.call(Call(models.FailoverHistory, "GET", "/failover/history"))
+
+    async def shadow(self, *, hours: float | None = None) -> models.ShadowReport:
+        """What Sluice would have decided. `GET /shadow`."""
+        return await self.call(Call(models.ShadowReport, "GET", "/shadow", query={"hours": hours}))
+
+    async def audit(
+        self,
+        *,
+        user: str = "",
+        action: str = "",
+        request_id: str = "",
+        after: int = 0,
+        before: int = 0,
+        limit: int = 100,
+    ) -> models.AuditList:
+        """Who did what: for administrators. `GET /audit`."""
+        return await self.call(
+            Call(
+                models.AuditList,
+                "GET",
+                "/audit",
+                query={
+                    "user": user,
+                    "action": action,
+                    "request_id": request_id,
+                    "after": after,
+                    "before": before,
+                    "limit": limit,
+                },
+            )
+        )
+
+    async def submit(
+        self,
+        *,
+        script: str,
+        name: str | None = None,
+        account: str | None = None,
+        partition: str | None = None,
+        qos: str | None = None,
+        time_limit: str | None = None,
+        nodes: str | None = None,
+        ntasks: int | None = None,
+        ntasks_per_node: int | None = None,
+        cpus_per_task: int | None = None,
+        cpus_per_gpu: int | None = None,
+        memory: str | None = None,
+        memory_per_cpu: str | None = None,
+        memory_per_gpu: str | None = None,
+        gpus: str | None = None,
+        gpus_per_node: str | None = None,
+        gpus_per_task: str | None = None,
+        gpu_mem: str | None = None,
+        gpu_share: str | None = None,
+        gpu_affinity: str | None = None,
+        gpu_spread: bool = False,
+        gang: str | None = None,
+        gres: str | None = None,
+        constraint: str | None = None,
+        licenses: str | None = None,
+        reservation: str | None = None,
+        nodelist: str | None = None,
+        exclude: str | None = None,
+        array: str | None = None,
+        dependency: str | None = None,
+        begin: str | None = None,
+        deadline: str | None = None,
+        nice: int | None = None,
+        hold: bool = False,
+        requeue: bool | None = None,
+        exclusive: bool = False,
+        comment: str | None = None,
+        work_dir: str | None = None,
+        output: str | None = None,
+        error: str | None = None,
+        mail_type: str | None = None,
+        mail_user: str | None = None,
+        signal: str | None = None,
+        environment: dict[str, str] | None = None,
+        key: str = "",
+    ) -> models.Submitted:
+        """Submit a job. `POST /jobs`."""
+        return await self.call(
+            Call(
+                models.Submitted,
+                "POST",
+                "/jobs",
+                body={
+                    "script": script,
+                    "name": name,
+                    "account": account,
+                    "partition": partition,
+                    "qos": qos,
+                    "time_limit": time_limit,
+                    "nodes": nodes,
+                    "ntasks": ntasks,
+                    "ntasks_per_node": ntasks_per_node,
+                    "cpus_per_task": cpus_per_task,
+                    "cpus_per_gpu": cpus_per_gpu,
+                    "memory": memory,
+                    "memory_per_cpu": memory_per_cpu,
+                    "memory_per_gpu": memory_per_gpu,
+                    "gpus": gpus,
+                    "gpus_per_node": gpus_per_node,
+                    "gpus_per_task": gpus_per_task,
+                    "gpu_mem": gpu_mem,
+                    "gpu_share": gpu_share,
+                    "gpu_affinity": gpu_affinity,
+                    "gpu_spread": gpu_spread,
+                    "gang": gang,
+                    "gres": gres,
+                    "constraint": constraint,
+                    "licenses": licenses,
+                    "reservation": reservation,
+                    "nodelist": nodelist,
+                    "exclude": exclude,
+                    "array": array,
+                    "dependency": dependency,
+                    "begin": begin,
+                    "deadline": deadline,
+                    "nice": nice,
+                    "hold": hold,
+                    "requeue": requeue,
+                    "exclusive": exclusive,
+                    "comment": comment,
+                    "work_dir": work_dir,
+                    "output": output,
+                    "error": error,
+                    "mail_type": mail_type,
+                    "mail_user": mail_user,
+                    "signal": signal,
+                    "environment": environment,
+                },
+                key=key,
+            )
+        )
+
+    async def what_if(
+        self,
+        *,
+        script: str,
+        name: str | None = None,
+        account: str | None = None,
+        partition: str | None = None,
+        qos: str | None = None,
+        time_limit: str | None = None,
+        nodes: str | None = None,
+        ntasks: int | None = None,
+        ntasks_per_node: int | None = None,
+        cpus_per_task: int | None = None,
+        cpus_per_gpu: int | None = None,
+        memory: str | None = None,
+        memory_per_cpu: str | None = None,
+        memory_per_gpu: str | None = None,
+        gpus: str | None = None,
+        gpus_per_node: str | None = None,
+        gpus_per_task: str | None = None,
+        gpu_mem: str | None = None,
+        gpu_share: str | None = None,
+        gpu_affinity: str | None = None,
+        gpu_spread: bool = False,
+        gang: str | None = None,
+        gres: str | None = None,
+        constraint: str | None = None,
+        licenses: str | None = None,
+        reservation: str | None = None,
+        nodelist: str | None = None,
+        exclude: str | None = None,
+        array: str | None = None,
+        dependency: str | None = None,
+        begin: str | None = None,
+        deadline: str | None = None,
+        nice: int | None = None,
+        hold: bool = False,
+        requeue: bool | None = None,
+        exclusive: bool = False,
+        comment: str | None = None,
+        work_dir: str | None = None,
+        output: str | None = None,
+        error: str | None = None,
+        mail_type: str | None = None,
+        mail_user: str | None = None,
+        signal: str | None = None,
+        environment: dict[str, str] | None = None,
+        key: str = "",
+    ) -> models.WhatIf:
+        """Would a request start, when, where; what smaller one would sooner. `POST /what-if`."""
+        return await self.call(
+            Call(
+                models.WhatIf,
+                "POST",
+                "/what-if",
+                body={
+                    "script": script,
+                    "name": name,
+                    "account": account,
+                    "partition": partition,
+                    "qos": qos,
+                    "time_limit": time_limit,
+                    "nodes": nodes,
+                    "ntasks": ntasks,
+                    "ntasks_per_node": ntasks_per_node,
+                    "cpus_per_task": cpus_per_task,
+                    "cpus_per_gpu": cpus_per_gpu,
+                    "memory": memory,
+                    "memory_per_cpu": memory_per_cpu,
+                    "memory_per_gpu": memory_per_gpu,
+                    "gpus": gpus,
+                    "gpus_per_node": gpus_per_node,
+                    "gpus_per_task": gpus_per_task,
+                    "gpu_mem": gpu_mem,
+                    "gpu_share": gpu_share,
+                    "gpu_affinity": gpu_affinity,
+                    "gpu_spread": gpu_spread,
+                    "gang": gang,
+                    "gres": gres,
+                    "constraint": constraint,
+                    "licenses": licenses,
+                    "reservation": reservation,
+                    "nodelist": nodelist,
+                    "exclude": exclude,
+                    "array": array,
+                    "dependency": dependency,
+                    "begin": begin,
+                    "deadline": deadline,
+                    "nice": nice,
+                    "hold": hold,
+                    "requeue": requeue,
+                    "exclusive": exclusive,
+                    "comment": comment,
+                    "work_dir": work_dir,
+                    "output": output,
+                    "error": error,
+                    "mail_type": mail_type,
+                    "mail_user": mail_user,
+                    "signal": signal,
+                    "environment": environment,
+                },
+                key=key,
+            )
+        )
+
+    async def cancel(self, job: int | str, *, key: str = "") -> models.JobDone:
+        """Cancel a job, or a task as 17_4. `POST /jobs/{job}/cancel`."""
+        return await self.call(Call(models.JobDone, "POST", "/jobs/{job}/cancel", names={"job": job}, key=key))
+
+    async def hold(self, job: int | str, *, key: str = "") -> models.JobDone:
+        """Hold a job, or a task as 17_4. `POST /jobs/{job}/hold`."""
+        return await self.call(Call(models.JobDone, "POST", "/jobs/{job}/hold", names={"job": job}, key=key))
+
+    async def release(self, job: int | str, *, key: str = "") -> models.JobDone:
+        """Release a job, or a task as 17_4. `POST /jobs/{job}/release`."""
+        return await self.call(Call(models.JobDone, "POST", "/jobs/{job}/release", names={"job": job}, key=key))
+
+    async def requeue(self, job: int | str, *, key: str = "") -> models.JobDone:
+        """Requeue a job, or a task as 17_4. `POST /jobs/{job}/requeue`."""
+        return await self.call(Call(models.JobDone, "POST", "/jobs/{job}/requeue", names={"job": job}, key=key))
+
+    async def update(
+        self,
+        job: int | str,
+        *,
+        time_limit: str | None = None,
+        priority: int | None = None,
+        comment: str | None = None,
+        name: str | None = None,
+        qos: str | None = None,
+        partition: str | None = None,
+        account: str | None = None,
+        nice: int | None = None,
+        begin: str | None = None,
+        deadline: str | None = None,
+        dependency: str | None = None,
+        reservation: str | None = None,
+        nodelist: str | None = None,
+        exclude: str | None = None,
+        constraint: str | None = None,
+        requeue: bool | None = None,
+        mail_type: str | None = None,
+        mail_user: str | None = None,
+        key: str = "",
+    ) -> models.JobDone:
+        """Change a job. `PATCH /jobs/{job}`."""
+        return await self.call(
+            Call(
+                models.JobDone,
+                "PATCH",
+                "/jobs/{job}",
+                names={"job": job},
+                body={
+                    "time_limit": time_limit,
+                    "priority": priority,
+                    "comment": comment,
+                    "name": name,
+                    "qos": qos,
+                    "partition": partition,
+                    "account": account,
+                    "nice": nice,
+                    "begin": begin,
+                    "deadline": deadline,
+                    "dependency": dependency,
+                    "reservation": reservation,
+                    "nodelist": nodelist,
+                    "exclude": exclude,
+                    "constraint": constraint,
+                    "requeue": requeue,
+                    "mail_type": mail_type,
+                    "mail_user": mail_user,
+                },
+                key=key,
+            )
+        )
+
+    async def return_to_service(
+        self, *, node: str, gpus: list[int] | None = None, reason: str = "", key: str = ""
+    ) -> models.Returned:
+        """Return GPUs to service. `POST /health/return`."""
+        return await self.call(
+            Call(
+                models.Returned, "POST", "/health/return", body={"node": node, "gpus": gpus, "reason": reason}, key=key
+            )
+        )
+
+    async def silence(
+        self, *, rule: str, subject: str = "*", seconds: int = 14400, comment: str = "", key: str = ""
+    ) -> models.Silenced:
+        """Send no notices of a rule for a while. `POST /alerts/silences`."""
+        return await self.call(
+            Call(
+                models.Silenced,
+                "POST",
+                "/alerts/silences",
+                body={"rule": rule, "subject": subject, "seconds": seconds, "comment": comment},
+                key=key,
+            )
+        )
+
+    async def end_silence(self, silence: str, *, key: str = "") -> models.Silenced:
+        """End a silence. `DELETE /alerts/silences/{silence}`."""
+        return await self.call(
+            Call(models.Silenced, "DELETE", "/alerts/silences/{silence}", names={"silence": silence}, key=key)
+        )
+
+    async def policy_check(self, *, text: str, key: str = "") -> models.PolicyChecked:
+        """The mistakes of a policy file. `POST /policy/check`."""
+        return await self.call(Call(models.PolicyChecked, "POST", "/policy/check", body={"text": text}, key=key))
+
+    async def policy_plan(self, *, text: str, key: str = "") -> models.PolicyPlan:
+        """What a policy would change. `POST /policy/plan`."""
+        return await self.call(Call(models.PolicyPlan, "POST", "/policy/plan", body={"text": text}, key=key))
+
+    async def policy_apply(self, *, hash: str, key: str = "") -> models.PolicyApplied:
+        """Apply a plan that was seen. `POST /policy/apply`."""
+        return await self.call(Call(models.PolicyApplied, "POST", "/policy/apply", body={"hash": hash}, key=key))
