@@ -53,6 +53,7 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     ),
     "policy-apply": ("benchmarks.policy_apply", "plan and apply of 1,000 tenants with 10,000 users"),
     "report": ("benchmarks.report", "the tenant report of a month, with many jobs in slurmdbd"),
+    "web": ("benchmarks.web", "the REST API and its page with 100,000 jobs in slurmctld"),
     "cluster-up": ("benchmarks.cluster_up", "time to boot a development cluster"),
 }
 

@@ -16,6 +16,7 @@ from dev_cluster.demo.enforce import enforce
 from dev_cluster.demo.failover import failover
 from dev_cluster.demo.health import POLICY as HEALTH_POLICY
 from dev_cluster.demo.health import health
+from dev_cluster.demo.page import page
 from dev_cluster.demo.schedule import schedule
 from dev_cluster.demo.stage import Stage
 from dev_cluster.demo.submit import submit
@@ -37,11 +38,12 @@ POLICY = CompiledPolicy(
 
 
 def main() -> int:
-    """Run the whole demonstration; 0 when everything was shown, and as it should be."""
+    """Run the whole demonstration; 0 when everything was shown, and as it should be. ``--keep``: with its page."""
+    keep = sys.argv[1:] == ["--keep"]
     try:
         require_root("make demo")
         with tempfile.TemporaryDirectory(prefix="sluice-demo-", dir="/run") as folder:
-            _show(DevCluster(Path(folder) / "cluster"))
+            _show(DevCluster(Path(folder) / "cluster"), keep=keep)
     except SluiceError as error:
         print(f"sluice: {error}", file=sys.stderr)
         return 1
@@ -51,7 +53,7 @@ def main() -> int:
     return 0
 
 
-def _show(cluster: DevCluster) -> None:
+def _show(cluster: DevCluster, *, keep: bool) -> None:
     stage = Stage(cluster)
     missing: SourcesUnavailableError | None = None
     try:
@@ -79,6 +81,7 @@ def _show(cluster: DevCluster) -> None:
             health(stage)
             failover(stage)
         usage(stage)
+        page(stage, keep=keep)
     finally:
         cluster.down()
     if missing is not None:

@@ -6,6 +6,8 @@ import doctest
 import itertools
 import re
 import shutil
+import socket
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -17,23 +19,25 @@ import pytest
 
 from dev_cluster.cluster import DevCluster
 from dev_cluster.layout import INSIDE
+from sluice.client import ApiError, Client
 from tests.integration.settled import PATIENCE, await_policy, until
 
 pytestmark = pytest.mark.cluster
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 POLICY = EXAMPLES / "policy.yaml"
-PROGRAMS = sorted(EXAMPLES.glob("*.sh"))
+PROGRAMS = sorted([*EXAMPLES.glob("*.sh"), *EXAMPLES.glob("*.py")])
 NODES = ["l40s-1", "l40s-2"]
 LINES = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 DESCRIPTION: dict[str, Any] = {
     "nodes": [{"names": ",".join(NODES), "platform": "l40s-x4"}],
-    "users": [{"name": name} for name in ("alice", "bob", "carol")],
+    "users": [{"name": name} for name in ("alice", "bob", "carol", "sluice-web")],
     "agent": True,
     "controllerd": True,
     "sluice": {"level": "place", "policy": "", "supervise": True, "lease": 2.5},
     "slurm_conf": "PriorityType=priority/multifactor\nSlurmctldTimeout=6\n",
 }
+WEB = "sluice-web"
 HERE = {"SHARDS": "--migrate-shards", "START": ""}
 """Of the examples' variables, those that this cluster needs: it has shards already, and no systemd."""
 IN_FOLDER = f"""
@@ -113,7 +117,38 @@ def primary_that_returns(cluster: DevCluster) -> Iterator[None]:
         started.result()
 
 
-AROUND = {"affinity.sh": one_gpu_of_each_node_taken, "failover-drill.sh": primary_that_returns}
+@contextmanager
+def web_server(cluster: DevCluster) -> Iterator[None]:
+    """`sluice web` and root's helper, and alice's token where the client looks for it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    create = ["sluice", "token", "create", "alice", "--for", "1h", "--scope", "read", "--scope", "write"]
+    token = cluster.run(create, node="ctl1", cwd="/").stdout
+    cluster.run(["chgrp", WEB, "/etc/sluice/tokens.json"], node="ctl1", cwd="/")
+    keep = "umask 077; mkdir -p ~/.config/sluice; cat >~/.config/sluice/token"
+    cluster.run(["sh", "-c", keep], user="alice", input_text=token)
+    cluster.start_program("actd", ["sluice", "actd"], node="ctl1")
+    cluster.start_program("web", ["sluice", "web", "--port", str(port)], node="ctl1", user=WEB)
+    HERE["PATH"] = f"{Path(sys.executable).parent}:{cluster.environment()['PATH']}"  # where sluice.client is installed
+    HERE["SLUICE_URL"] = f"http://127.0.0.1:{port}"
+    with Client(HERE["SLUICE_URL"], token=token.strip(), retries=1) as client:
+
+        def ready() -> bool:
+            try:
+                return client.overview().parts["jobs"].at is not None
+            except ApiError:
+                return False
+
+        until(ready, shows=lambda: cluster.log_tail("web", 20))
+    yield
+
+
+AROUND = {
+    "affinity.sh": one_gpu_of_each_node_taken,
+    "failover-drill.sh": primary_that_returns,
+    "rest_client.py": web_server,
+}
 
 
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.name)

@@ -134,6 +134,27 @@ def test_the_web_service_has_the_snapshot_in_its_sandbox(machine: Machine) -> No
     assert machine.is_active("sluice-web") and restarts(machine, "sluice-web") == 0
 
 
+def test_the_helper_acts_as_users_in_its_sandbox(machine: Machine) -> None:
+    machine.run("systemctl", "start", "slurmctld", "sluice-web")
+    machine.run("useradd", "--create-home", "alice")
+    make = f"{SLUICE} token create alice --scope read --scope write 2>/dev/null"
+    token = machine.run("sh", "-euc", make)
+    machine.run("systemctl", "restart", "sluice-actd")
+    ask = (
+        "import sys, urllib.request as u; print(u.urlopen(u.Request('http://127.0.0.1:6823/api/v1/jobs', "
+        'b\'{"script": "#!/bin/sh\\\\n", "hold": true}\', '
+        "headers={'authorization': 'Bearer ' + sys.argv[1], 'content-type': 'application/json', "
+        "'idempotency-key': 'k'})).read().decode())"
+    )
+    machine.wait(lambda: '"job_id":' in machine.run("python3", "-c", ask, token, check=False))
+    assert machine.run("squeue", "--noheader", "--format=%u %Z").split() == ["alice", "/home/alice"]
+    machine.run("systemctl", "kill", "--signal=KILL", "sluice-actd")
+    machine.wait(lambda: restarts(machine, "sluice-actd") == 1 and machine.is_active("sluice-actd"))
+    assert '"job_id":' in machine.run("python3", "-c", ask, token), "the same key: the same job"
+    assert len(machine.run("squeue", "--noheader").splitlines()) == 1
+    machine.run("scancel", "--user=alice")
+
+
 @pytest.mark.parametrize(
     ("unit", "said"),
     [

@@ -1,113 +1,30 @@
-"""`sluice web` next to a real controller: who sees what, tokens, the stream, and what stays while slurmctld is away."""
+"""`sluice web` and `sluice actd` next to a real controller: who sees and does what, and what stays without Slurm."""
 
 from __future__ import annotations
 
 import json
+import random
 import signal
-import socket
 import threading
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from dev_cluster.cluster import DevCluster
-from tests.integration.jobs import submit
+from tests.integration import kill_writers
+from tests.integration.jobs import shown, state, submit
+from tests.integration.kill_writers import submit_while_killed
 from tests.integration.settled import until
+from tests.integration.web_site import WEB, Site, web_site
 
 pytestmark = pytest.mark.cluster
-
-WEB = "sluice-web"
-STORE = "/etc/sluice/tokens.json"
-USERS = {"alice": "physics", "mallory": "chemistry", "oper": "chemistry", WEB: "chemistry"}
-POLICY = "[global]\nweight.size = 800\nsize-full-gpus = 8\nplacement = sluice\n[tenant physics]\n[tenant chemistry]\n"
-
-
-@dataclass
-class Site:
-    """The cluster, its web process, and a token of each user."""
-
-    cluster: DevCluster
-    port: int
-    tokens: dict[str, str]
-    jobs: dict[str, int]
-    """A job of each user, by the user's name or what it is for."""
-
-    def sluice(self, *words: str) -> str:
-        return self.cluster.run(["sluice", *words], node="ctl1", cwd="/").stdout
-
-    def create(self, user: str) -> str:
-        return self.sluice("token", "create", user, "--for", "1h").strip()
-
-    def request(self, path: str, token: str, *, timeout: float = 20) -> Any:
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}/api/v1{path}")
-        request.add_header("Authorization", f"Bearer {token}")
-        return urllib.request.urlopen(request, timeout=timeout)
-
-    def ask(self, path: str, user: str = "oper", token: str = "") -> tuple[int, dict[str, Any]]:
-        """Status and document."""
-        try:
-            with self.request(path, token or self.tokens[user]) as answer:
-                return answer.status, json.load(answer)
-        except urllib.error.HTTPError as error:
-            return error.code, json.load(error)
-        except urllib.error.URLError as error:  # not yet there
-            return 0, {"detail": str(error.reason)}
-
-    def get(self, path: str, user: str = "oper") -> dict[str, Any]:
-        status, document = self.ask(path, user)
-        assert status == 200, (path, user, status, document)
-        return document
-
-    def seen(self, user: str, query: str = "") -> set[int]:
-        """Numbers of the jobs that a user sees."""
-        document = self.get(f"/jobs?{query}", user)
-        found = {job["id"] for job in document["jobs"]}
-        assert document["total"] == len(found)
-        return found
-
-    def logs(self) -> str:
-        return self.cluster.log_tail("web", 20) + self.cluster.log_tail("controllerd@ctl1", 20)
 
 
 @pytest.fixture(scope="module")
 def site(make_shared_cluster: Callable[..., DevCluster]) -> Iterator[Site]:
-    cluster = make_shared_cluster(
-        {
-            "nodes": [{"names": "n1", "platform": "dgx-h100"}],
-            "controllers": 1,
-            "agent": True,
-            "controllerd": True,
-            "accounts": [{"name": "physics"}, {"name": "chemistry"}],
-            "users": [{"name": user, "accounts": [account]} for user, account in USERS.items()],
-            "slurm_conf": "PrivateData=jobs,usage,users,accounts\nAccountingStorageTRES=gres/gpu\n"
-            "AccountingStorageEnforce=associations,limits\n"
-            "SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=1\n",
-            "sluice": {"policy": POLICY},
-        }
-    )
-    cluster.run(["sacctmgr", "-i", "modify", "user", "oper", "set", "AdminLevel=Operator"])
-    cluster.run(["sacctmgr", "-i", "modify", "account", "physics", "set", "GrpTRES=gres/gpu=3"])
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = int(free.getsockname()[1])
-    one = Site(cluster, port, {}, {})
-    one.tokens = {user: one.create(user) for user in ("alice", "mallory", "oper")}
-    cluster.run(["chgrp", WEB, STORE], node="ctl1", cwd="/")
-    cluster.start_program("web", ["sluice", "web", "--port", str(port), "-v"], node="ctl1", user=WEB)
-    one.jobs = {
-        "alice": int(submit(cluster, "-Aphysics", "--gres=gpu:h100:2", "--mem=10M", cwd="/")),
-        "mallory": int(submit(cluster, "-Achemistry", "--gres=gpu:h100:1", "--mem=10M", user="mallory", cwd="/")),
-        "waits": int(submit(cluster, "-Aphysics", "--gres=gpu:h100:2", "--mem=10M", cwd="/")),
-    }
-    until(lambda: one.ask("/jobs?state=RUNNING")[1].get("total"), lambda count: count == 2, shows=one.logs)
-    yield one
-    cluster.run(["scancel", *map(str, one.jobs.values())], check=False)
+    yield from web_site(make_shared_cluster)
 
 
 def test_it_runs_without_any_right(site: Site) -> None:
@@ -169,6 +86,28 @@ def test_tenants_and_their_quota(site: Site) -> None:
     assert member["user"] == "alice"
 
 
+def test_reports_and_the_page_of_a_job_are_those_of_the_commands(site: Site) -> None:
+    found = until(lambda: site.get("/reports/users"), lambda one: len(one["rows"]) == 2, shows=site.logs, timeout=90)
+    printed = json.loads(site.sluice("report", "users", "--json"))
+    assert {(row["user"], row["account"], row["jobs"]) for row in found["rows"]} == {
+        (row["user"], row["account"], row["jobs"]) for row in printed["rows"]
+    }
+    assert found["problem"] == "" and all(row["gpu_s"] > 0 for row in found["rows"])
+    assert {row["user"] for row in site.get("/reports/users", "alice")["rows"]} == {"alice"}
+    (tenant,) = site.get("/reports/tenants", "alice")["rows"]
+    assert (tenant["account"], tenant["gpu_limit"]) == ("physics", 3)
+    number = site.jobs["alice"]
+    page = site.get(f"/jobs/{number}/report", "alice")
+    assert page == {**json.loads(site.sluice("report", "job", str(number), "--json")), **{
+        name: page[name] for name in ("job", "used", "host", "waited")
+    }}  # fmt: skip
+    assert page["job"]["user"] == "alice" and page["waited"]["explanation"]["start"]["parts"][0]["node"] == "n1"
+    assert site.ask(f"/jobs/{site.jobs['mallory']}/report", "alice")[0] == 404
+    assert {row["job_id_raw"] for row in site.get("/reports/jobs", "alice")["rows"]} == {number, site.jobs["waits"]}
+    series = until(lambda: site.get(f"/jobs/{number}/series", "alice"), lambda one: len(one["gpus"]) == 2)
+    assert series["times"] and site.get("/topology", "alice")["switches"] == []
+
+
 def test_what_operators_have(site: Site) -> None:
     assert site.get("/health")["rows"] == []
     for path in ("/health/history", "/alerts", "/failover"):
@@ -220,6 +159,187 @@ def test_a_token_holds_until_it_is_revoked(site: Site) -> None:
     assert site.ask("/whoami", token="sluice_nothing")[0] == 401
 
 
+# ---- writes ----
+
+SCRIPT = "#!/bin/sh\necho $SLURM_SUBMIT_DIR $WORD\nid -un\n"
+
+
+def test_a_job_is_submitted_seen_changed_and_cancelled(site: Site) -> None:
+    body = {"script": SCRIPT, "account": "physics", "memory": "10M", "hold": True, "environment": {"WORD": "said"}}
+    status, made = site.send("/jobs", body)
+    assert status == 201, made
+    job = made["job_id"]
+    until(lambda: site.ask(f"/jobs/{job}", "alice")[0], lambda code: code == 200, shows=site.logs)
+    assert site.send(f"/jobs/{job}", {"comment": "a b", "time_limit": "7"}, method="PATCH")[0] == 200
+    assert site.send(f"/jobs/{job}/release")[0] == 200
+    until(lambda: state(site.cluster, job), lambda word: word == "COMPLETED", shows=site.logs)
+    home = site.cluster.run(["sh", "-c", "echo ~"], user="alice").stdout.strip()
+    said = site.cluster.run(["cat", f"{home}/slurm-{job}.out"], node="n1", user="alice").stdout.split()
+    assert said == [home, "said", "alice"]
+    facts = shown(site.cluster, job)
+    assert facts["UserId"].startswith("alice(") and facts["TimeLimit"] == "00:07:00"
+    assert site.send(f"/jobs/{job}/cancel")[0] == 409
+    _, other = site.send("/jobs", {**body, "work_dir": "/nonexistent"})
+    assert site.send(f"/jobs/{other['job_id']}/cancel")[0] == 200
+    assert state(site.cluster, other["job_id"]) == "CANCELLED"
+
+
+def test_slurm_decides_who_may_do_what(site: Site) -> None:
+    theirs, mine = site.jobs["mallory"], site.jobs["waits"]
+    for do in ("cancel", "hold", "requeue"):
+        assert site.send(f"/jobs/{theirs}/{do}", user="alice")[0] == 404, "its jobs are private"
+    assert site.send(f"/jobs/{theirs}", {"comment": "x"}, "alice", method="PATCH")[0] == 404
+    assert state(site.cluster, theirs) == "RUNNING"
+    assert site.send(f"/jobs/{mine}", {"priority": 77}, "alice", method="PATCH")[0] in (403, 422)
+    assert site.send(f"/jobs/{mine}/hold", user="oper")[0] == 200
+    assert site.send(f"/jobs/{mine}/release", user="oper")[0] == 200
+    assert site.send("/jobs/4000000/cancel")[0] == 404
+    status, refused = site.send("/jobs", {"script": SCRIPT, "account": "chemistry"})
+    assert status == 422 and "account" in refused["detail"]
+    status, refused = site.send("/jobs", {"script": SCRIPT, "gpu_mem": "99999G"})
+    assert status == 422 and "sluice" in refused["detail"], "as the SPANK plugin says it"
+    reader = site.create("alice", "read")
+    status, refused = site.send("/jobs", {"script": SCRIPT}, token=reader)
+    assert status == 403 and "--scope write" in refused["remedy"]
+
+
+def test_what_would_become_of_a_request(site: Site) -> None:
+    def ask(**words: Any) -> dict[str, Any]:
+        status, found = site.send("/what-if", {"script": SCRIPT, "account": "physics", "memory": "10M", **words})
+        assert status == 200, found
+        return found
+
+    assert ask(gpus="h100:1")["accepted"]
+    later = ask(gpus="h100:8", time_limit="60")
+    assert later["accepted"] and not later["starts_now"] and later["start_time"] > time.time() + 60
+    assert later["smaller"]["changed"] == {"gpus": "h100:4"} and later["smaller"]["start_time"] < later["start_time"]
+    refused = ask(partition="nope")
+    assert not refused["accepted"] and "nope" in refused["refused"][0]
+    assert ask(gpu_mem="10G")["becomes"] == {"gres": "shard:10240", "partition": "main"}
+
+
+def test_no_submission_is_lost_or_doubled_by_kills_and_retries(site: Site, full_scale: bool) -> None:
+    count = 1000 if full_scale else 40
+    found = submit_while_killed(site, count)
+    print(found)
+    assert not found.refused and found.kills >= count / 40
+    assert (found.lost, found.doubled) == (0, 0)
+    assert len(set(found.acknowledged.values())) == count, "each has its own job"
+    for number in random.sample(range(count), 5):
+        body = {"script": kill_writers.SCRIPT, "name": f"{found.tag}-{number}", "hold": True, "memory": "1M"}
+        status, said = site.send("/jobs", body, "mallory", key=f"{found.tag}-{number}")
+        assert status == 201 and said["job_id"] == found.acknowledged[number]
+    site.cluster.run(["scancel", "-u", "mallory", "--state=PENDING"])
+
+
+def test_an_operator_returns_gpus_and_an_administrator_applies_a_plan(site: Site) -> None:
+    assert site.send("/health/return", {"node": "n1"}, "alice")[0] == 403
+    assert site.send("/health/return", {"node": "n1", "gpus": [1], "reason": "looked at"}, "oper")[0] == 200
+    status, said = site.send("/health/return", {"node": "nope"}, "oper")
+    assert status == 422 and "nope" in said["detail"]
+    text = "tenants:\n  physics:\n    members: [alice]\n"
+    (mistake,) = site.send("/policy/check", {"text": text + "x: 1\n"}, "oper")[1]["mistakes"]
+    assert mistake["line"] == 4
+    status, plan = site.send("/policy/plan", {"text": text}, "oper")
+    assert status == 200 and plan["changes"] and plan["lines"]
+    asked = {"hash": plan["hash"]}
+    assert site.send("/policy/apply", asked, "oper")[0] == 403
+    time.sleep(1.1)  # a compiled policy names the second of its making: the plan's hash must not
+    site.cluster.run(["sacctmgr", "-i", "modify", "account", "physics", "set", "GrpTRES=gres/gpu=4"])
+    assert site.send("/policy/apply", asked, "root2")[0] == 409, "it is not the plan that was seen"
+    site.cluster.run(["sacctmgr", "-i", "modify", "account", "physics", "set", "GrpTRES=gres/gpu=3"])
+    status, applied = site.send("/policy/apply", asked, "root2", key="apply")
+    assert status == 200 and applied["changes"] == len(plan["changes"])
+    assert site.cluster.run(["cat", "/etc/sluice/sluice.yaml"], node="ctl1").stdout == text
+    assert site.send("/policy/apply", asked, "root2", key="apply")[1] == applied
+
+
+def test_who_has_the_web_process_has_no_more_than_it_was_sent(site: Site) -> None:
+    """From its uid, on both sockets."""
+    code = (
+        "import json, socket, sys\n"
+        "for line in sys.stdin:\n"
+        "    path, text = json.loads(line)\n"
+        "    s = socket.socket(socket.AF_UNIX); s.settimeout(20); s.connect(path); s.sendall(text.encode() + b'\\n')\n"
+        "    print((s.makefile().readline() or 'closed').strip()[:300])\n"
+    )
+    head = {"version": 1, "request_id": "x", "key": None, "address": ""}
+    bad = [
+        {"do": "submit", "proof": {"kind": kind, "text": text}, "words": {"script": SCRIPT}, **head}
+        for kind, text in (
+            ("sluice", ""), ("sluice", "sluice_0123456789abcdef_" + "A" * 43), ("slurm", "alice"), ("slurm", "a.b.c"),
+            ("oidc", "a.b.c"), ("root", "x"), ("slurm", site.tokens["oper"]), ("sluice", "root"),
+        )
+    ]  # fmt: skip
+    alice = {"kind": "sluice", "text": site.tokens["alice"]}
+    for extra in ({"user": "root2"}, {"uid": 0}, {"level": 2}):
+        bad.append({"do": "submit", "proof": alice, "words": {"script": SCRIPT}, **head, **extra})
+        bad.append({"do": "submit", "proof": alice, "words": {"script": SCRIPT, **extra}, **head})
+    bad.append({"do": "cancel", "proof": alice, "words": {"job": str(site.jobs["mallory"])}, **head})
+    bad.append({"do": "policy-apply", "proof": alice, "words": {"hash": "0" * 64}, **head})
+    bad.append({"do": "audit", "proof": alice, "words": {}, **head})
+    lines = [["/run/sluice-act/socket", json.dumps(one)] for one in bad]
+    lines += [
+        ["/run/sluice-snapshot/socket", json.dumps({"version": 1, "do": do})] for do in ("put", "return", "cancel")
+    ]
+    sent = "".join(json.dumps(line) + "\n" for line in lines)
+
+    def ask(user: str) -> list[str]:
+        words = ["python3", "-c", code]
+        return site.cluster.run(
+            words, node="ctl1", user=user, cwd="/", input_text=sent, check=False
+        ).stdout.splitlines()
+
+    def jobs() -> set[tuple[str, bool]]:
+        """Each job, and whether somebody has ended it; others may start meanwhile."""
+        lines = site.cluster.run(["squeue", "--noheader", "--states=all", "--format=%i %T"]).stdout.splitlines()
+        return {(line.split()[0], line.endswith("CANCELLED")) for line in lines}
+
+    before = jobs()
+    answers = ask(WEB)
+    assert len(answers) == len(lines) and all("error" in answer for answer in answers), answers
+    assert jobs() == before
+    assert not [answer for answer in ask("mallory") if answer != "closed"], "another user gets nothing at all"
+    for path in (
+        "/etc/slurm/jwt_hs256.key",
+        "/etc/munge/munge.key",
+        "/var/lib/sluice/actd/keys",
+        "/var/lib/sluice/audit",
+    ):
+        words = ["ls" if path.endswith(("keys", "audit")) else "cat", path]
+        assert site.cluster.run(words, node="ctl1", user=WEB, cwd="/", check=False).returncode != 0, path
+
+
+def test_each_write_and_each_refusal_is_in_the_audit_log(site: Site) -> None:
+    status, made = site.send("/jobs", {"script": SCRIPT, "account": "physics", "hold": True, "name": "audited"})
+    assert status == 201
+    site.send(f"/jobs/{made['job_id']}/cancel")
+    status, refused = site.send("/policy/apply", {"hash": "0" * 64}, "root2")
+    assert status == 409
+    entries = site.get("/audit?limit=20", "root2")["entries"]
+    found = {entry["action"]: entry for entry in reversed(entries)}
+    assert found["web submit"]["user"] == "alice" and found["web submit"]["subject"] == str(made["job_id"])
+    assert found["web cancel"]["detail"]["address"] == "127.0.0.1"
+    assert found["web refused"]["detail"]["request_id"] == refused["request_id"]
+    assert site.tokens["alice"].split("_", 2)[2] not in json.dumps(entries)
+    assert site.ask("/audit", "oper")[0] == 403
+    site.sluice("audit", "verify")
+
+
+def test_without_its_helper_the_api_reads_on(site: Site) -> None:
+    site.cluster.stop_daemon("actd")
+    try:
+        status, said = site.send("/jobs", {"script": SCRIPT})
+        assert status == 503 and "sluice-actd" in said["remedy"]
+        assert site.get("/jobs", "alice")["jobs"]
+    finally:
+        site.start_actd()
+    until(lambda: site.send("/what-if", {"script": SCRIPT, "account": "physics"})[0], lambda code: code == 200)
+
+
+# ---- what stays ----
+
+
 def test_what_is_known_stays_while_slurmctld_is_away(site: Site) -> None:
     before = site.seen("oper")
     assert site.get("/jobs")["stale_since"] is None
@@ -238,7 +358,7 @@ def test_what_is_known_stays_while_slurmctld_is_away(site: Site) -> None:
 def test_the_daemon_reports_no_problem(site: Site) -> None:
     report = json.loads(site.sluice("controllerd", "status", "--json"))
     problems = {duty["name"]: duty["problem"] for duty in report["duties"] if duty["name"].startswith("snapshot")}
-    assert len(problems) == 5 and not any(problems.values()), problems
+    assert len(problems) == 9 and not any(problems.values()), problems
 
 
 def test_a_controllerd_that_is_away_is_reported_too(site: Site) -> None:

@@ -35,10 +35,10 @@ def test_without_slurms_sources_it_shows_the_rest_and_fails(
 
     monkeypatch.setattr(demo, "DevCluster", Cluster)
     monkeypatch.setattr(demo, "require_root", lambda _: None)
-    for chapter in ("discover", "submit", "enforce", "schedule", "health", "failover", "usage"):
-        monkeypatch.setattr(demo, chapter, lambda _, chapter=chapter: shown.append(chapter))
+    for chapter in ("discover", "submit", "enforce", "schedule", "health", "failover", "usage", "page"):
+        monkeypatch.setattr(demo, chapter, lambda _, chapter=chapter, **__: shown.append(chapter))
     assert demo.main() == 1
-    assert shown == ["up", "discover", "submit", "usage", "down"]
+    assert shown == ["up", "discover", "submit", "usage", "page", "down"]
     said = capsys.readouterr().err
     assert "not shown" in said
     assert "scheduling, health and failover (apt-get update: no network); connect this machine" in said
