@@ -31,17 +31,18 @@ def page(stage: Stage, *, keep: bool) -> None:
     port = _free_port()
     cluster.start_program("actd", [*SLUICE, "actd"], node="ctl1")
     cluster.start_program("web", [*SLUICE, "web", "--port", str(port)], node="ctl1", user=WEB_USER)
-    for user, count in (("alice", 1), ("alice", 4), ("bob", 2), ("carol", 8)) if keep else (("alice", 1),):
+    for user, count in (("alice", 1), ("alice", 4), ("bob", 8), ("bob", 8), ("bob", 8), ("carol", 2)):
         script = f"#!/bin/sh\n#SBATCH --gres=gpu:{count} -t60 -o/dev/null -J train-{count}\nsleep 3600\n"
         cluster.run(["sbatch"], user=user, input_text=script)
     address = f"http://127.0.0.1:{port}"
     stage.wait("the page shows the jobs", lambda: bool(_get(address, "jobs", tokens["alice"]).get("jobs")), 60)
-    seen = _get(address, "whoami", tokens[OPERATOR])
+    stage.wait(
+        "the page knows Slurm's roles", lambda: _get(address, "whoami", tokens[OPERATOR]).get("level") == "operator", 90
+    )
     print(f"   {address}  log in with one of these tokens, which hold for a day:")
     print(
         f"   alice, a tenant        {tokens['alice']}\n   {OPERATOR}, an operator      {tokens[OPERATOR]}", flush=True
     )
-    stage.expect(seen.get("level") == "operator", "the page knows Slurm's roles")
     if not keep:
         print("   It goes down now; `make demo KEEP=1` keeps it.")
         return

@@ -18,7 +18,8 @@ from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
-from selenium.webdriver.support.ui import Select
+from selenium.webdriver.support.expected_conditions import staleness_of
+from selenium.webdriver.support.ui import Select, WebDriverWait
 
 ROOT = Path(__file__).parents[2]
 AXE = ROOT / "build/web-tests/node_modules/axe-core/axe.min.js"
@@ -137,6 +138,12 @@ class Browser:
     def press(self, selector: str) -> None:
         """Click."""
         self.one(selector).click()
+
+    def send(self, selector: str) -> None:
+        """Click on what sends a form, and wait for the page that answers."""
+        before = self.one("html")
+        self.press(selector)
+        WebDriverWait(self.driver, 60).until(staleness_of(before))
 
     # ---- how it looks ----
 

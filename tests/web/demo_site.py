@@ -391,11 +391,11 @@ class Demo:
     def audit(self, words: dict[str, Any]) -> list[dict[str, Any]]:
         """The audit log, as root's helper answers."""
         told = [
-            ("alice", "submit", "job 4061", 0.2, {"request_id": "a1b2c3d4", "gpus": "2"}),
-            ("grace", "refuse", "job of language", 0.4, {"request_id": "77aa01be", "why": self._text("more than 24 GPUs for language")}),
-            ("root", "apply", "/etc/sluice/sluice.yaml", 2.4, {"request_id": "0f31c9aa", "changes": 2}),
-            ("oper", "silence", "node-silent gpu05", 5.1, {"request_id": "c0ffee00", "comment": self._text("memory is replaced today")}),
-            ("dana", "cancel", "job 4012", 7.0, {"request_id": "ba5eba11"}),
+            ("alice", "web submit", "job 4061", 0.2, {"request_id": "a1b2c3d4", "gpus": "2"}),
+            ("grace", "web refused", "", 0.4, {"request_id": "77aa01be", "why": self._text("more than 24 GPUs for language")}),
+            ("root", "web policy-apply", "/etc/sluice/sluice.yaml", 2.4, {"request_id": "0f31c9aa", "changes": 2}),
+            ("oper", "web silence", "node-silent gpu05", 5.1, {"request_id": "c0ffee00", "comment": self._text("memory is replaced today")}),
+            ("dana", "web cancel", "job 4012", 7.0, {"request_id": "ba5eba11"}),
         ]  # fmt: skip
         rows = [
             {"seq": 900 - at, "time": self.now - hours * _HOUR, "user": user, "action": action, "subject": subject, "detail": detail,

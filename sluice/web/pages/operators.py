@@ -201,7 +201,7 @@ def changed(change: Mapping[str, Any]) -> dict[str, Any]:
     for name, field in change["fields"].items():
         old, new = field["from"], field["to"]
         if change["kind"] == "file" and name == "content":
-            lines += [(line[:1], line[1:]) for line in _difference(str(old), str(new))]
+            lines += [(line[:1], line[1:]) for line in _difference(old, new)]
             continue
         if old:
             lines.append(("-", f"{name}: {old}"))
