@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from dev_cluster.ports import PortClaim, claim_ports
+
 NEEDS = [
     pytest.mark.cluster,
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root: device files, and slurmd"),
@@ -23,6 +25,7 @@ NEEDS = [
 ]
 NODE = f"NodeHostname={socket.gethostname()} Sockets=2 CoresPerSocket=8 ThreadsPerCore=2 RealMemory=100"
 
+_CLAIMS: list[PortClaim] = []
 _SLURM_CONF = """\
 ClusterName=private
 SlurmctldHost={host}
@@ -49,15 +52,10 @@ def head(folder: Path, port: int) -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on just now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
+    """Ports that nobody listens on, and that nothing takes for a client or another cluster as long as tests run."""
+    claim = claim_ports(count)
+    _CLAIMS.append(claim)
+    return [claim.base + number for number in range(count)]
 
 
 @contextmanager
