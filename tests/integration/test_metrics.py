@@ -46,6 +46,7 @@ gpus:
 GPU = (
     "  - {{model: h100-sxm5-80gb, pci: '0000:{bus:02x}:00.0', numa: 0, under: 'pci0000:15/0000:15:{bus:02x}.0'{mig}}}\n"
 )
+OUTPUT = f"{INSIDE}/home/%u/%j.out"
 WATTS = 400
 MIB = 1 << 20
 CLOSE = 0.02
@@ -71,7 +72,7 @@ class Site:
 
     def submit(self, node: str, gres: str, command: list[str], *options: str, user: str = "alice") -> int:
         script = "#!/bin/sh\nexec " + shlex.join(command) + "\n"
-        ask = ("-w", node, f"--gres={gres}", "-o", "/tmp/%u-%j.out")
+        ask = ("-w", node, f"--gres={gres}", "-o", OUTPUT)
         return int(sbatch(self.cluster, *ask, *options, user=user, input_text=script, cwd="/tmp"))
 
     def record(self, node: str, job: int) -> dict[str, Any]:
@@ -86,9 +87,12 @@ class Site:
         (use,) = record["usage"]["gpus"].values()
         return {**use, "time": record["ended"] - record["started"], "us": record["usage"].get("us")}
 
+    def output(self, job: int, user: str = "alice") -> str:
+        return (self.cluster.layout.homes / user / f"{job}.out").read_text()
+
     def done(self, job: int, kind: str = "cuda", user: str = "alice") -> list[tuple[int, float]]:
         """The phases of a job that has ended, or rests, with the time that each took."""
-        found = done(self.cluster.run(["cat", f"/tmp/{user}-{job}.out"]).stdout, kind)
+        found = done(self.output(job, user), kind)
         assert found
         return found
 
@@ -199,7 +203,7 @@ def test_figures_of_jobs_are_those_of_their_loads(site: Site, full_scale: bool) 
 
     use = site.use(WHOLE, jobs["whole"])
     check_work(use, *site.done(jobs["whole"]))
-    held = site.cluster.run(["cat", f"/tmp/alice-{jobs['whole']}.out"]).stdout
+    held = site.output(jobs["whole"])
     context = int(use["memory"]["peak"]) - mib * MIB
     assert 0 < context < 1024 * MIB and use["memory"]["p50"] == pytest.approx(use["memory"]["peak"], rel=0.0101)
     expected = use["memory"]["peak"] * float(held.split()[-1]) / use["seconds"]
@@ -341,7 +345,7 @@ def test_a_heterogeneous_job_and_an_agent_that_restarts(site: Site) -> None:
         f"srun --het-group={group} {shlex.join(load(kind, 5000, *phases))} &\n"
         for group, kind, phases in ((0, "cuda", here), (1, "hip", there))
     )
-    options = ["--gres=gpu:1", "-o", "/tmp/%u-%j.out", "-w"]
+    options = ["--gres=gpu:1", "-o", OUTPUT, "-w"]
     words = ["sbatch", "--parsable", *options, WHOLE, ":", *options, AMD]
     submitted = site.cluster.run(words, user="alice", input_text=script + "wait\n", cwd="/tmp")
     number = int(submitted.stdout.split(";")[0])
