@@ -409,8 +409,7 @@ def test_each_run_of_a_requeued_job_has_its_record_and_figures(site: Site) -> No
     site.cluster.stop_daemon(controllerd)
     try:
         runs = [shlex.join(load("cuda", mib, *phases)) for mib, phases in ((5000, first), (8000, second))]
-        fresh = ": >/tmp/alice-$SLURM_JOB_ID.out"  # of a cluster before, if there: it is appended to
-        command = f'if [ "${{SLURM_RESTART_COUNT:-0}}" = 0 ]; then {fresh}; {runs[0]}; sleep 600; else {runs[1]}; fi'
+        command = f'if [ "${{SLURM_RESTART_COUNT:-0}}" = 0 ]; then {runs[0]}; sleep 600; else {runs[1]}; fi'
         number = site.submit(WHOLE, "gpu:1", ["sh", "-c", command], "--requeue", "--open-mode=append")
         sim = site.cluster.node_folder(WHOLE) / "gpu_sim"
         until(lambda: holdings(sim))
