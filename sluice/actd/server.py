@@ -10,8 +10,6 @@ import logging
 import os
 import pwd
 import re
-import socket
-import struct
 import threading
 import time
 from collections import Counter
@@ -32,7 +30,8 @@ from sluice.actd.keys import Entry, Keys
 from sluice.actd.operate import Policies, audited, return_gpus, silence, unsilence
 from sluice.actd.proofs import Proofs
 from sluice.base.errors import SluiceError
-from sluice.base.line_server import Asker, Kind, LineServer, Listener
+from sluice.base.line_server import Kind
+from sluice.base.local_server import serve_local
 from sluice.base.oidc import DEFAULT_FILE as OIDC_FILE
 from sluice.base.rates import Budgets, FewLines, Rate
 from sluice.base.text import one_line
@@ -64,7 +63,6 @@ _CONFIG_S = 30.0
 _SETTLED_S = 12.0  # later than slurmctld can take a message of a program that has ended: its MessageTimeout is 10 s
 _QUEUED_S = 600.0  # in which sbatch has queued its job, or ends
 _JOB = re.compile(r"[0-9]{1,10}(_[0-9]{1,10})?\Z")
-_CRED = struct.Struct("3i")
 _OPERATOR, _ADMINISTRATOR = 1, 2
 
 log = logging.getLogger("sluice.actd")
@@ -311,45 +309,15 @@ class Actd:
         except KeyError:
             log.warning("no user %s: only root may connect", self.settings.user)
 
-        def greet(connection: socket.socket, address: object) -> Asker:
-            del address
-            _, uid, _ = _CRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CRED.size))
-            if uid not in allowed:
-                log.warning("uid %d: refused", uid)
-                raise PermissionError
-            return Asker(_KINDS["root" if uid == 0 else "web"], (uid,), uid)
-
-        lines = LineServer(tuple(_KINDS.values()), self.answer)
-        lines.listen(Listener(_listen(self.settings.socket), greet))
-
-        def watch() -> None:
-            stopping.wait()
-            lines.wake()
-
-        threading.Thread(target=watch, daemon=True).start()
         threading.Thread(target=self.recover, name="recover", daemon=True).start()
-        try:
-            lines.serve(lambda: not stopping.is_set())
-        finally:
-            with suppress(FileNotFoundError):
-                self.settings.socket.unlink()
-
-
-def _listen(path: Path) -> socket.socket:
-    """A socket that everybody may connect to: the kernel says who does. Raises SluiceError, OSError."""
-    if not path.parent.is_dir():
-        raise SluiceError(f"{path.parent}: not there", remedy="sluice-actd.service makes it (RuntimeDirectory)")
-    with suppress(FileNotFoundError):
-        path.unlink()
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    try:
-        listening.bind(str(path))
-        path.chmod(0o666)
-        listening.listen(64)
-    except BaseException:
-        listening.close()
-        raise
-    return listening
+        serve_local(
+            self.settings.socket,
+            self.answer,
+            tuple(_KINDS.values()),
+            lambda uid: _KINDS["root" if uid == 0 else "web"] if uid in allowed else None,
+            stopping,
+            remedy="sluice-actd.service makes it (RuntimeDirectory)",
+        )
 
 
 def _fields(act: Act, words: Mapping[str, Any]) -> tuple[str, Any]:

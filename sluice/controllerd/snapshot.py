@@ -11,8 +11,6 @@ import json
 import logging
 import os
 import pwd
-import socket
-import struct
 import threading
 import time
 import weakref
@@ -31,7 +29,8 @@ from policy.live import Cluster, gpus_in_use, gpus_of
 from policy.quota_use import TenantUse, example, quota_rows, read_use
 from sluice.base import events
 from sluice.base.errors import SluiceError
-from sluice.base.line_server import Asker, Kind, LineServer, Listener
+from sluice.base.line_server import Kind
+from sluice.base.local_server import serve_local
 from sluice.base.rates import FewLines, Rate
 from sluice.base.text import one_line
 from sluice.controllerd.alerts.duty import alerts_folder
@@ -80,7 +79,6 @@ _ROOM = Kind(
     seconds=10.0,
     rates=(Rate(400, 100), Rate(400, 100)),
 )
-_CRED = struct.Struct("3i")
 _FOLDER_REMEDY = "sluice-controllerd.service makes it (RuntimeDirectory)"
 
 log = logging.getLogger("sluice.snapshot")
@@ -418,7 +416,7 @@ class Publisher:
         return {"explanation": found}
 
     def _verify(self, token: str) -> dict[str, Any]:
-        """Whose token of Slurm it is: the key stays here, as whoever has it can be anybody."""
+        """Whose token of Slurm it is: the key stays here, as who has it can be anybody."""
         path = jwt.key_file(self.site.config())
         try:
             key = path.read_bytes()
@@ -437,46 +435,14 @@ class Publisher:
             allowed.add(pwd.getpwnam(self.settings.user).pw_uid)
         except KeyError:
             log.info("no user %s: only root may have the snapshot", self.settings.user)
-        listening = _listen(self.settings.socket)
-
-        def greet(connection: socket.socket, address: object) -> Asker:
-            del address
-            _, uid, _ = _CRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CRED.size))
-            if uid not in allowed:
-                log.warning("uid %d: refused", uid)
-                raise PermissionError
-            return Asker(_ROOM, (uid,), uid)
-
-        lines = LineServer((_ROOM,), self.answer)
-        lines.listen(Listener(listening, greet))
-
-        def watch() -> None:
-            site.stopping.wait()
-            lines.wake()
-
-        threading.Thread(target=watch, daemon=True).start()
-        try:
-            lines.serve(lambda: not site.stopping.is_set())
-        finally:
-            with suppress(FileNotFoundError):
-                self.settings.socket.unlink()
-
-
-def _listen(path: Path) -> socket.socket:
-    """A socket that everybody may connect to: the kernel says who does. Raises SluiceError, OSError."""
-    if not path.parent.is_dir():
-        raise SluiceError(f"{path.parent}: not there", remedy=_FOLDER_REMEDY)
-    with suppress(FileNotFoundError):
-        path.unlink()
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    try:
-        listening.bind(str(path))
-        path.chmod(0o666)
-        listening.listen(64)
-    except BaseException:
-        listening.close()
-        raise
-    return listening
+        serve_local(
+            self.settings.socket,
+            self.answer,
+            (_ROOM,),
+            lambda uid: _ROOM if uid in allowed else None,
+            site.stopping,
+            remedy=_FOLDER_REMEDY,
+        )
 
 
 # ---- rows ----

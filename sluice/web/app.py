@@ -190,7 +190,7 @@ def make_app(site: Site, *, follow: bool = True) -> Guard:
 
     async def page_problem(request: Request, error: ProblemError) -> Response:
         viewer = None
-        if error.status == 404:  # whoever has logged in keeps the navigation
+        if error.status == 404:  # who has logged in keeps the navigation
             with suppress(ProblemError):
                 viewer = await caller(request)
         return pages.problem(site, request, error, viewer)

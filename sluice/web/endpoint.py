@@ -142,11 +142,8 @@ def asking(viewer: Viewer, request: Request) -> Viewer:
     return replace(viewer, asked=Asked(request.state.request_id, keys[0] if keys else None, request.state.address))
 
 
-async def read_body(model: type[BaseModel], request: Request, most: int, spent: Spent = free) -> Any:
-    """The JSON of a request. Raises ProblemError 400, 408, 413, 415, 422."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise ProblemError(415, f"content-type {kind[:80]!r}", remedy="send application/json")
+async def read_bytes(request: Request, most: int) -> bytes:
+    """The body of a request. Raises ProblemError 408, 413."""
     if int(request.headers.get("content-length", "0")) > most:
         raise too_large(most)
     pieces = bytearray()
@@ -158,6 +155,15 @@ async def read_body(model: type[BaseModel], request: Request, most: int, spent: 
                     raise too_large(most)
     except TimeoutError as error:
         raise ProblemError(408, "the body did not come in time", remedy="try again") from error
+    return bytes(pieces)
+
+
+async def read_body(model: type[BaseModel], request: Request, most: int, spent: Spent = free) -> Any:
+    """The JSON of a request. Raises ProblemError 400, 408, 413, 415, 422."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise ProblemError(415, f"content-type {kind[:80]!r}", remedy="send application/json")
+    pieces = await read_bytes(request, most)
     began = time.thread_time()
     try:
         return checked(model, json.loads(pieces))

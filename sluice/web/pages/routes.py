@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -21,7 +20,7 @@ from sluice.web import session
 from sluice.web.access import Asked, Viewer
 from sluice.web.acts import read_only
 from sluice.web.endpoint import PREFIX as API
-from sluice.web.endpoint import Site, Spent, free, too_large
+from sluice.web.endpoint import Site, Spent, free, read_bytes
 from sluice.web.limits import LARGE, MOST_BODY
 from sluice.web.pages import FORMS, NAVIGATION, VIEWS, static
 from sluice.web.pages.show import Ui, count, parse_have, visible
@@ -36,7 +35,6 @@ POLICY = (
 )
 THEMES = ("auto", "light", "dark")
 _MOST_FIELDS = 200
-_BODY_S = 30.0
 _PACKED = 1024
 _SAID = "said"
 """The cookie with what a form did, for the page after it."""
@@ -163,15 +161,7 @@ async def read_form(request: Request, most: int, spent: Spent = free) -> dict[st
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/x-www-form-urlencoded":
         raise ProblemError(415, f"content-type {kind[:80]!r}", remedy="send a form")
-    pieces = bytearray()
-    try:
-        async with asyncio.timeout(_BODY_S):
-            async for piece in request.stream():
-                pieces += piece
-                if len(pieces) > most:
-                    raise too_large(most)
-    except TimeoutError as error:
-        raise ProblemError(408, "the form did not come in time", remedy="try again") from error
+    pieces = await read_bytes(request, most)
     began = time.thread_time()
     try:
         return dict(parse_qsl(pieces.decode(), keep_blank_values=True, max_num_fields=_MOST_FIELDS))
