@@ -165,8 +165,8 @@ class Arm:
                     "--parsable",
                     "-o/dev/null",
                     f"-t{job.minutes}",
-                    *job.options,
                     f"--wrap={script} {job.seconds:.1f}",
+                    *job.options,
                 ],
             )
             for job in jobs
@@ -193,7 +193,7 @@ class Arm:
         now = time.time()
         for line in self.cluster.run(["squeue", "-h", "-t", "all", "-o", "%i|%T|%S|%e"]).stdout.split():
             job_id, state, start, end = line.split("|")
-            if (seen := ran.get(job_id)) is not None:
+            if (seen := ran.get(job_id.removesuffix("+0"))) is not None:  # the first part of a heterogeneous job
                 _note(seen, state, _time(start), _time(end))
                 seen.gpus = held.get(job_id, ())
         for stamp in self.stamps.iterdir():

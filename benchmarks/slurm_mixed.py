@@ -1,9 +1,10 @@
 """Who waits how long where half of the jobs want no GPU: stock Slurm, and the same jobs at level place.
 
-Jobs of six kinds arrive at random over --minutes, on clusters of their own, the same jobs at the same times: small ones
-with and without GPUs, whole nodes with GPUs, and those for which Slurm itself chooses the nodes (several nodes without
-GPUs, --exclusive, --nodelist). A kind that others overtake shows it in its waits: `starvation` is the worst ratio of
-p95 waits of all kinds. Starts are reported in whole seconds.
+Jobs of eight kinds arrive at random over --minutes, on clusters of their own, the same jobs at the same times: small
+ones with and without GPUs, whole nodes with GPUs, those that need one of a few licences, and those for which Slurm
+itself chooses the nodes (several nodes without GPUs, --exclusive, --nodelist, heterogeneous ones). A kind that others
+overtake shows it in its waits: `starvation` is the worst ratio of p95 waits of all kinds. Starts are reported in whole
+seconds.
 
 Peer: stock Slurm with sched/backfill, in the same compressed time.
 """
@@ -39,20 +40,33 @@ OPTIONS = [
 MUST: dict[str, tuple[str, float]] = {"starvation": ("<=", 1.25)}
 
 _EIGHTH = CORES_A_NODE // 8
-SHARE = {"gpu_small": 0.25, "gpu_node": 0.25, "cpu_small": 0.2, "cpu_nodes": 0.1, "exclusive": 0.1, "nodelist": 0.1}
-"""Of all CPU time that is asked for; half goes to jobs without GPUs, those with --exclusive and --nodelist included."""
+SHARE = {
+    "gpu_small": 0.25,
+    "gpu_node": 0.2,
+    "licence": 0.05,
+    "cpu_small": 0.15,
+    "cpu_nodes": 0.1,
+    "exclusive": 0.1,
+    "nodelist": 0.1,
+    "heterogeneous": 0.05,
+}
+"""Of all CPU time that is asked for; half goes to jobs without GPUs, from cpu_small on."""
+_CONF = "Licenses=solver:4\n"
 
 
 def _job(kind: str, at: float, nodes: int, draw: random.Random) -> Job:
     """A job of a kind; what it holds is in eighths of a node."""
     wide = 2 if nodes < 6 else 3
+    half, quarter = f"-c{CORES_A_NODE // 2}", f"-c{CORES_A_NODE // 4}"
     options, eighths = {
         "gpu_small": (("-N1", "-n1", f"-c{_EIGHTH}", "--gres=gpu:1"), 1),
         "gpu_node": (("-N1", "-n1", f"-c{CORES_A_NODE}", f"--gres=gpu:{GPUS_A_NODE}"), 8),
         "cpu_small": (("-N1", "-n1", f"-c{_EIGHTH}"), 1),
-        "cpu_nodes": ((f"-N{wide}", f"-n{wide}", f"-c{CORES_A_NODE // 2}"), 4 * wide),
+        "cpu_nodes": ((f"-N{wide}", f"-n{wide}", half), 4 * wide),
         "exclusive": ((f"-N{wide}", "--exclusive"), 8 * wide),
-        "nodelist": ((f"-wn{draw.randint(1, nodes)}", "-n1", f"-c{CORES_A_NODE // 2}"), 4),
+        "licence": (("-N1", "-n1", f"-c{_EIGHTH}", "--gres=gpu:1", "-Lsolver:1"), 1),
+        "heterogeneous": (("-N1", "-n1", half, ":", "-t1", "-N1", "-n1", quarter), 6),
+        "nodelist": ((f"-wn{draw.randint(1, nodes)}", "-n1", half), 4),
     }[kind]
     return Job(at, options, draw.uniform(5, 25), 1, eighths)
 
@@ -87,7 +101,7 @@ def run(nodes: int, load: int, minutes: float, seeds: int, plugins: Path | None)
     for seed in range(42, 42 + seeds):
         jobs = draw_jobs(seed, nodes, load, minutes)
         for level in (None, "place") if seed % 2 == 0 else ("place", None):
-            found = _waits(Arm(nodes, level, plugins, Global(planner_interval_ms=500)), jobs)
+            found = _waits(Arm(nodes, level, plugins, Global(planner_interval_ms=500), _CONF), jobs)
             for kind, seconds in found.items():
                 waits[level][kind] += seconds
                 if level:

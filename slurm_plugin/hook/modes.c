@@ -185,6 +185,12 @@ static void put_off(const struct decision *decision)
 int sluice_hook_left_to_stock(struct decision *decision, bool preempting)
 {
     const struct sluice_hook_call *call = decision->call;
+    const job_record_t *job = call->job;
+    /* The plan does not know of it, and may have reserved starts for jobs after it: those do not count. */
+    const struct sluice_plan_place place = {
+        .tier = job->part_ptr ? job->part_ptr->priority_tier : 0, .priority = job->priority, .job_id = job->job_id};
+    if (sluice_plan_ask(decision->plan, job->job_id).state == SLUICE_PLAN_UNKNOWN)
+        decision->question.place = &place;
     if (call->mode == SELECT_MODE_WILL_RUN) {
         int rc = sluice_hook_ask_stock(decision, call->preemptees);
         if (rc == SLURM_SUCCESS && !preempting)

@@ -302,28 +302,18 @@ static void see_request(struct sluice_picture *picture, struct sluice_picture_jo
 
 /* ---- nodes that sched/backfill keeps ---- */
 
-/* Whether a job is before another one in the order. */
-static bool is_before(const struct sluice_hold *hold, uint32_t tier, uint32_t priority, uint32_t job_id)
-{
-    return hold->tier != tier           ? hold->tier > tier
-           : hold->priority != priority ? hold->priority > priority
-                                        : hold->job_id < job_id;
-}
-
 /* Make room for one more: the last in the order goes, if the job is before it, so that nobody's many jobs that are late
  * in the order leave none for others' first. */
-static bool has_place(struct sluice_picture *picture, const struct sluice_hold *wanted)
+static bool has_place(struct sluice_picture *picture, const struct sluice_plan_place *wanted)
 {
     uint32_t last = 0;
     if (picture->hold_count < MOST_HOLDS)
         return true;
-    for (uint32_t i = 1; i < picture->hold_count; i++) {
-        const struct sluice_hold *hold = picture->holds[last];
-        if (is_before(hold, picture->holds[i]->tier, picture->holds[i]->priority, picture->holds[i]->job_id))
+    for (uint32_t i = 1; i < picture->hold_count; i++)
+        if (sluice_plan_is_before(&picture->holds[last]->place, &picture->holds[i]->place))
             last = i;
-    }
     struct sluice_hold *hold = picture->holds[last];
-    if (!is_before(wanted, hold->tier, hold->priority, hold->job_id))
+    if (!sluice_plan_is_before(wanted, &hold->place))
         return false;
     picture->holds[last] = picture->holds[--picture->hold_count];
     free_hold(hold);
@@ -333,19 +323,19 @@ static bool has_place(struct sluice_picture *picture, const struct sluice_hold *
 static struct sluice_hold *find_hold(const struct sluice_picture *picture, uint32_t job_id)
 {
     for (uint32_t i = 0; i < picture->hold_count; i++)
-        if (picture->holds[i]->job_id == job_id)
+        if (picture->holds[i]->place.job_id == job_id)
             return picture->holds[i];
     return NULL;
 }
 
-static struct sluice_hold *add_hold(struct sluice_picture *picture, const struct sluice_hold *wanted)
+static struct sluice_hold *add_hold(struct sluice_picture *picture, const struct sluice_plan_place *wanted)
 {
     if (!has_place(picture, wanted) ||
         !grow(picture, &picture->holds, &picture->hold_room, picture->hold_count + 1, sizeof *picture->holds))
         return NULL;
     struct sluice_hold *made = calloc(1, sizeof *made + picture->node_words * sizeof *made->nodes);
     if (made) {
-        made->job_id = wanted->job_id;
+        made->place = *wanted;
         picture->holds[picture->hold_count++] = made;
     }
     return made;
@@ -374,8 +364,8 @@ static void see_start(const struct sluice_picture *picture, struct sluice_hold *
     if (start_s < hold->first_start_s)
         hold->first_start_s = start_s;
     if (picture->now_s > hold->first_start_s + VAIN_S && hold->starts >= VAIN_STARTS) {
-        debug("sluice: JobId=%u did not start when it was expected to: no nodes are kept for it for %d s", hold->job_id,
-              (int)LAPSE_S);
+        debug("sluice: JobId=%u did not start when it was expected to: no nodes are kept for it for %d s",
+              hold->place.job_id, (int)LAPSE_S);
         hold->lapsed_until_s = picture->now_s + LAPSE_S;
     }
 }
@@ -395,46 +385,28 @@ static void see_hold(struct sluice_picture *picture, const struct sluice_queue *
             hold->waits = true;
         return;
     }
-    struct sluice_hold now = {
-        .job_id = job->job_id, .tier = queue->partitions[choice->partition].tier, .priority = choice->priority};
+    const struct sluice_plan_place place = {
+        .tier = queue->partitions[choice->partition].tier, .priority = choice->priority, .job_id = job->job_id};
     if (!hold)
-        hold = add_hold(picture, &now);
+        hold = add_hold(picture, &place);
     if (!hold || !name_nodes(picture, hold, job->sched_nodes))
         return;
-    hold->tier = now.tier;
-    hold->priority = now.priority;
+    hold->place = place;
     see_start(picture, hold, job->start_time);
-    hold->limit_s = sluice_picture_limit(picture, entry);
     hold->seen_s = picture->now_s;
     hold->waits = true;
 }
 
-/* Does the hook refuse a start of the job now for the sake of this reserved one? */
-static bool has_to_wait(const struct sluice_picture *picture, const struct sluice_hold *hold,
-                        const struct sluice_plan_answer *reserved)
-{
-    if (reserved->state != SLUICE_PLAN_LATER || reserved->start_s >= picture->now_s + hold->limit_s)
-        return false;
-    for (uint32_t i = 0; i < reserved->part_count; i++)
-        if (hold->nodes[reserved->parts[i].node / 64] >> reserved->parts[i].node % 64 & 1)
-            return true;
-    return false;
-}
-
-uint32_t sluice_picture_keep_out(struct sluice_picture *picture, const struct sluice_picture_place *place,
-                                 int64_t limit_s, const struct sluice_plan_answer *reserved, uint32_t words)
+uint32_t sluice_picture_keep_out(struct sluice_picture *picture, const struct sluice_plan_place *place, int64_t limit_s,
+                                 uint32_t words)
 {
     uint32_t made = picture->words_used;
     bool kept = false;
     for (uint32_t h = 0; h < picture->hold_count; h++) {
         struct sluice_hold *hold = picture->holds[h];
         if (hold->lapsed_until_s > picture->now_s || hold->start_s < picture->now_s - HOLD_LATE_S ||
-            hold->start_s >= picture->now_s + limit_s || !is_before(hold, place->tier, place->priority, place->job_id))
+            hold->start_s >= picture->now_s + limit_s || !sluice_plan_is_before(&hold->place, place))
             continue;
-        if (has_to_wait(picture, hold, reserved)) {
-            hold->first_start_s = 0;
-            continue;
-        }
         if (!kept &&
             !grow(picture, &picture->words, &picture->words_room, made + picture->node_words, sizeof *picture->words))
             return words;

@@ -15,6 +15,7 @@ struct entry {
     uint32_t next;    /* the next task of the same job record; NONE */
     uint32_t ordinal; /* among those */
     uint32_t rank;
+    struct sluice_plan_place place;
     enum sluice_plan_state state;
     int64_t start_s;
     int64_t limit_s;
@@ -154,11 +155,20 @@ bool sluice_plan_entry(const struct sluice_plan *plan, uint32_t index, uint32_t 
 
 /* ---- what is reserved ---- */
 
+bool sluice_plan_is_before(const struct sluice_plan_place *one, const struct sluice_plan_place *other)
+{
+    return one->tier != other->tier           ? one->tier > other->tier
+           : one->priority != other->priority ? one->priority > other->priority
+                                              : one->job_id < other->job_id;
+}
+
 static bool counts_for(const struct sluice_plan *plan, const struct claim *claim,
                        const struct sluice_plan_question *question)
 {
     const struct entry *entry = &plan->entries[claim->entry];
     if (entry->job_id == question->job_id || entry->rank < question->rank)
+        return false;
+    if (question->place && !sluice_plan_is_before(&entry->place, question->place))
         return false;
     if (find(plan, entry->job_id)->started > entry->ordinal)
         return false;
@@ -420,16 +430,6 @@ static const struct entry *reservation_of(const struct sluice_plan *last, uint32
     return NULL;
 }
 
-struct sluice_plan_answer sluice_planner_reservation(const struct sluice_planner *planner, uint32_t job_id,
-                                                     uint32_t ordinal)
-{
-    struct sluice_plan_answer answer = {.state = SLUICE_PLAN_UNKNOWN};
-    const struct entry *entry = reservation_of(planner->last, job_id, ordinal);
-    if (entry)
-        sluice_plan_entry(planner->last, (uint32_t)(entry - planner->last->entries), NULL, NULL, &answer);
-    return answer;
-}
-
 static struct sluice_plan *plan_new(uint32_t entries, uint32_t parts, uint32_t claims)
 {
     uint32_t slots = 16;
@@ -577,6 +577,7 @@ static struct sluice_plan *make_plan(struct sluice_planner *planner, int64_t now
         plan->entries[i] = (struct entry){.job_id = jobs[i].job_id,
                                           .group = jobs[i].group,
                                           .rank = jobs[i].rank,
+                                          .place = jobs[i].place,
                                           .limit_s = jobs[i].limit_s,
                                           .start_s = planned ? start->start_s : 0,
                                           .first_part = planned ? start->first_part : 0,

@@ -36,12 +36,19 @@ struct sluice_plan;
 struct sluice_plan *sluice_plan_acquire(int64_t now_s);
 void sluice_plan_release(struct sluice_plan *plan);
 
+/* A job's place in the order: a higher tier, then a higher priority, then a lower job id goes first. */
+struct sluice_plan_place {
+    uint32_t tier, priority, job_id;
+};
+bool sluice_plan_is_before(const struct sluice_plan_place *one, const struct sluice_plan_place *other);
+
 /* Who wants to start. */
 struct sluice_plan_question {
     uint32_t job_id; /* of the record that waits: an array's own id for its tasks */
     int64_t limit_s; /* longest run time; 0 or less: none */
     int64_t now_s;
-    uint32_t rank; /* reserved starts of jobs of a lower rank do not count; 0: all do */
+    uint32_t rank;                         /* reserved starts of jobs of a lower rank do not count; 0: all do */
+    const struct sluice_plan_place *place; /* ... nor those of jobs after it; NULL: all do */
 };
 
 /* Append only. */
@@ -110,6 +117,7 @@ struct sluice_plan_job {
     uint32_t job_id; /* tasks of one array carry the same id and follow each other, or belong to one group */
     uint32_t group;  /* 0: alone; start together */
     uint32_t rank;   /* a job that may preempt others delays only reserved starts of its rank and higher ones */
+    struct sluice_plan_place place;
     int64_t limit_s; /* > 0 */
     struct sluice_request request;
 };
@@ -148,11 +156,6 @@ void sluice_plan_publish(struct sluice_planner *planner, struct sluice_plan *pla
 /* Entry `index` of a plan, in the order of planning: its job and what the plan has for it; false past the last. */
 bool sluice_plan_entry(const struct sluice_plan *plan, uint32_t index, uint32_t *job_id, uint32_t *group,
                        struct sluice_plan_answer *answer);
-
-/* The reserved start that the next plan holds for the ordinal-th waiting task of a job; UNKNOWN: none. Its parts are
- * valid until that plan is made. */
-struct sluice_plan_answer sluice_planner_reservation(const struct sluice_planner *planner, uint32_t job_id,
-                                                     uint32_t ordinal);
 
 /* The planner forgets all reservations: the cluster was made again. */
 void sluice_planner_forget(struct sluice_planner *planner);

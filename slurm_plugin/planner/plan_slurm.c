@@ -58,8 +58,6 @@ static struct {
     uint32_t *job_index;          /* ... which of the queue's pending jobs they are ... */
     uint32_t *job_words;          /* ... and where in the picture the nodes are that they may use */
     uint32_t job_count, job_room, job_index_room, job_words_room;
-    uint32_t ordinal; /* of the last job among its array's tasks */
-    bool reserved;    /* it has a reserved start */
     struct unit *units;
     uint32_t unit_count, unit_room;
     struct refused_start *refused; /* by job id */
@@ -192,19 +190,14 @@ static void order_units(void)
     qsort(planner.units, planner.unit_count, sizeof *planner.units, by_order);
 }
 
-/* Where the nodes are that the last job may use; tasks of an array without reserved starts share them. */
-static uint32_t allowed_words(const struct unit *unit)
+/* Where the nodes are that the last job may use; tasks of an array share them. */
+static uint32_t allowed_words(void)
 {
-    uint32_t last = planner.job_count - 1, index = planner.job_index[last];
+    uint32_t last = planner.job_count - 1;
     const struct sluice_plan_job *job = &planner.jobs[last];
-    const struct sluice_picture_place place = {.tier = unit->tier, .priority = unit->priority, .job_id = unit->id};
-    planner.ordinal = last && job[-1].job_id == job->job_id ? planner.ordinal + 1 : 0;
-    struct sluice_plan_answer reserved = sluice_planner_reservation(planner.planner, job->job_id, planner.ordinal);
-    bool shares = planner.ordinal && !planner.reserved && reserved.state == SLUICE_PLAN_UNKNOWN;
-    planner.reserved = reserved.state != SLUICE_PLAN_UNKNOWN;
-    if (shares)
+    if (last && job[-1].job_id == job->job_id)
         return planner.job_words[last - 1];
-    return sluice_picture_keep_out(&picture, &place, job->limit_s, &reserved, picture.pending[index].words);
+    return sluice_picture_keep_out(&picture, &job->place, job->limit_s, picture.pending[planner.job_index[last]].words);
 }
 
 static void add_job(const struct unit *unit, uint32_t index, uint32_t group)
@@ -215,6 +208,7 @@ static void add_job(const struct unit *unit, uint32_t index, uint32_t group)
     *job = (struct sluice_plan_job){.job_id = entry->id,
                                     .group = group,
                                     .rank = picture.pending[index].rank,
+                                    .place = {unit->tier, unit->priority, unit->id},
                                     .limit_s = sluice_picture_limit(&picture, entry),
                                     .request = picture.pending[index].request};
     uint64_t *words = picture.words + picture.pending[index].words;
@@ -222,7 +216,7 @@ static void add_job(const struct unit *unit, uint32_t index, uint32_t group)
      * through the hook. Only the planner starts gangs. */
     for (size_t i = 0; !group && i < picture.node_words; i++)
         words[i] &= ~picture.asleep[i];
-    planner.job_words[planner.job_count - 1] = allowed_words(unit);
+    planner.job_words[planner.job_count - 1] = allowed_words();
 }
 
 /* Is there room in the plan for what the job takes on its nodes? A plan that needs more than was made for it fails, so

@@ -61,15 +61,14 @@ struct sluice_window {
 
 /* Nodes that sched/backfill keeps for a job that is not in the plan. */
 struct sluice_hold {
-    uint32_t job_id, tier, priority;
+    struct sluice_plan_place place;
     int64_t start_s, seen_s; /* when it is expected to start, and when that was last seen in its record */
-    int64_t limit_s;
-    int64_t first_start_s;  /* the earliest start expected since it is counted; 0: none yet */
-    uint32_t starts;        /* how often another one was expected since */
-    int64_t lapsed_until_s; /* nothing is kept until then: it did not start when it was expected to */
-    bool waits;             /* in the picture that is being taken */
-    char *names;            /* of `nodes` */
-    uint64_t nodes[];       /* node_words */
+    int64_t first_start_s;   /* the earliest start expected since it is counted; 0: none yet */
+    uint32_t starts;         /* how often another one was expected since */
+    int64_t lapsed_until_s;  /* nothing is kept until then: it did not start when it was expected to */
+    bool waits;              /* in the picture that is being taken */
+    char *names;             /* of `nodes` */
+    uint64_t nodes[];        /* node_words */
 };
 
 /* A node that only one user's jobs may use, as an --exclusive=user job of that user is there. */
@@ -125,19 +124,13 @@ void sluice_picture_free(struct sluice_picture *picture);
 bool sluice_picture_take(struct sluice_picture *picture, struct sluice_planner *planner,
                          const struct sluice_rules *rules, uint64_t *lock_us);
 
-/* A job's place in the order. */
-struct sluice_picture_place {
-    uint32_t tier, priority, job_id;
-};
-
 /*
  * Where in picture->words the nodes are that a job of `limit_s` may use of those at `words`: without those that
- * sched/backfill keeps for jobs before it in the order, unless it would have ended by then. Nodes are not kept from a
- * job that has a reserved start which the job before has to wait for: the hook refuses the one for the other's sake, and
- * both would wait until that start is due, whatever is free. picture->words may move. Without memory nothing is kept.
+ * sched/backfill keeps for jobs before it in the order, unless it would have ended by then; the hook lets those start
+ * whatever is reserved there for jobs after them. picture->words may move. Without memory nothing is kept.
  */
-uint32_t sluice_picture_keep_out(struct sluice_picture *picture, const struct sluice_picture_place *place,
-                                 int64_t limit_s, const struct sluice_plan_answer *reserved, uint32_t words);
+uint32_t sluice_picture_keep_out(struct sluice_picture *picture, const struct sluice_plan_place *place, int64_t limit_s,
+                                 uint32_t words);
 
 /* How long a job may run if it starts now, in seconds. */
 int64_t sluice_picture_limit(const struct sluice_picture *picture, const struct sluice_queue_job *entry);

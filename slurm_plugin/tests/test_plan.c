@@ -66,7 +66,7 @@ static struct sluice_plan *plan(const struct sluice_plan_job *jobs, uint32_t cou
 static bool allowed(const struct sluice_plan *made, uint32_t id, int64_t limit_s, uint32_t node, uint32_t gpus)
 {
     struct sluice_part part = {.node = node, .gpus = gpus, .cpus_milli = 4000, .host_memory_mib = 1000};
-    return sluice_plan_allows_start(made, &(struct sluice_plan_question){id, limit_s, NOW, 0}, &part, 1);
+    return sluice_plan_allows_start(made, &(struct sluice_plan_question){id, limit_s, NOW, 0, NULL}, &part, 1);
 }
 
 static void no_plan_allows_everything(void)
@@ -74,7 +74,7 @@ static void no_plan_allows_everything(void)
     uint64_t words = 3;
     CHECK(!sluice_plan_acquire(NOW));
     CHECK(allowed(NULL, 1, 0, 0, 1));
-    sluice_plan_keep_out(NULL, &(struct sluice_plan_question){1, 0, NOW, 0}, true, &words, 1);
+    sluice_plan_keep_out(NULL, &(struct sluice_plan_question){1, 0, NOW, 0, NULL}, true, &words, 1);
     CHECK_INT(words, 3);
     CHECK_INT(sluice_plan_ask(NULL, 1).state, SLUICE_PLAN_UNKNOWN);
     sluice_plan_release(NULL);
@@ -100,15 +100,41 @@ static void a_reserved_start_is_protected(void)
     CHECK(allowed(made, 9, 601, 1, 0x10));
     CHECK(allowed(made, 1, 3600, 2, 0xff)); /* itself */
     struct sluice_part part = {.node = 2, .gpus = 0x10, .cpus_milli = 4000, .host_memory_mib = 1000};
-    CHECK(!sluice_plan_allows_start(made, &(struct sluice_plan_question){9, 601, NOW, 5}, &part, 1));
-    CHECK(sluice_plan_allows_start(made, &(struct sluice_plan_question){9, 601, NOW, 6}, &part, 1));
+    CHECK(!sluice_plan_allows_start(made, &(struct sluice_plan_question){9, 601, NOW, 5, NULL}, &part, 1));
+    CHECK(sluice_plan_allows_start(made, &(struct sluice_plan_question){9, 601, NOW, 6, NULL}, &part, 1));
 
     uint64_t words = 15;
-    sluice_plan_keep_out(made, &(struct sluice_plan_question){9, 700, NOW, 0}, false, &words, 1);
+    sluice_plan_keep_out(made, &(struct sluice_plan_question){9, 700, NOW, 0, NULL}, false, &words, 1);
     CHECK_INT(words, 15 & ~4);
     words = 15;
-    sluice_plan_keep_out(made, &(struct sluice_plan_question){9, 500, NOW, 0}, true, &words, 1);
+    sluice_plan_keep_out(made, &(struct sluice_plan_question){9, 500, NOW, 0, NULL}, true, &words, 1);
     CHECK_INT(words, 15);
+    sluice_plan_release(made);
+    drop_cluster();
+}
+
+static void a_start_reserved_for_a_later_job_does_not_count(void)
+{
+    make_cluster();
+    for (uint32_t node = 0; node < NODES; node++)
+        run(node, 0x0f, node == 2 ? 600 : 5000);
+    struct sluice_plan_job jobs[] = {job(5, 8, 3600)};
+    jobs[0].place = (struct sluice_plan_place){.tier = 1, .priority = 100, .job_id = 5};
+    struct sluice_plan *made = plan(jobs, 1);
+    CHECK_INT(sluice_plan_ask(made, 5).parts[0].node, 2);
+    const struct {
+        struct sluice_plan_place place;
+        bool allowed;
+    } cases[] = {{{1, 100, 9}, false}, {{1, 100, 4}, true}, {{1, 101, 9}, true},
+                 {{1, 99, 4}, false},  {{2, 1, 9}, true},   {{0, 999, 4}, false}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct sluice_part part = {.node = 2, .gpus = 0x10, .cpus_milli = 4000, .host_memory_mib = 1000};
+        const struct sluice_plan_question question = {9, 7000, NOW, 0, &cases[i].place};
+        uint64_t words = 15;
+        CHECK_INT(sluice_plan_allows_start(made, &question, &part, 1), cases[i].allowed);
+        sluice_plan_keep_out(made, &question, true, &words, 1);
+        CHECK_INT(words, cases[i].allowed ? 15 : 15 & ~4);
+    }
     sluice_plan_release(made);
     drop_cluster();
 }
@@ -126,13 +152,13 @@ static void what_a_reservation_leaves_may_be_used(void)
     CHECK(allowed(made, 9, 7000, 0, 0x10));
     CHECK(!allowed(made, 9, 7000, 0, 0x08));
     struct sluice_part wide = {.node = 0, .cpus_milli = 61000};
-    CHECK(!sluice_plan_allows_start(made, &(struct sluice_plan_question){9, 7000, NOW, 0}, &wide, 1));
+    CHECK(!sluice_plan_allows_start(made, &(struct sluice_plan_question){9, 7000, NOW, 0, NULL}, &wide, 1));
     wide.cpus_milli = 60000;
-    CHECK(sluice_plan_allows_start(made, &(struct sluice_plan_question){9, 7000, NOW, 0}, &wide, 1));
+    CHECK(sluice_plan_allows_start(made, &(struct sluice_plan_question){9, 7000, NOW, 0, NULL}, &wide, 1));
     uint64_t words = 1;
-    sluice_plan_keep_out(made, &(struct sluice_plan_question){9, 7000, NOW, 0}, false, &words, 1);
+    sluice_plan_keep_out(made, &(struct sluice_plan_question){9, 7000, NOW, 0, NULL}, false, &words, 1);
     CHECK_INT(words, 1); /* four other GPUs are free */
-    sluice_plan_keep_out(made, &(struct sluice_plan_question){9, 7000, NOW, 0}, true, &words, 1);
+    sluice_plan_keep_out(made, &(struct sluice_plan_question){9, 7000, NOW, 0, NULL}, true, &words, 1);
     CHECK_INT(words, 0);
     sluice_plan_release(made);
     drop_cluster();
@@ -155,7 +181,7 @@ static void compute_that_a_reservation_leaves_may_be_claimed(void)
     struct sluice_plan *made = plan(jobs, 1);
     CHECK_INT(sluice_plan_ask(made, 1).start_s, NOW + 600);
     CHECK_INT(sluice_plan_ask(made, 1).parts[0].gpu_compute_percent, 70);
-    const struct sluice_plan_question question = {9, 7000, NOW, 0};
+    const struct sluice_plan_question question = {9, 7000, NOW, 0, NULL};
     part.gpu_compute_percent = 30;
     CHECK(sluice_plan_allows_start(made, &question, &part, 1));
     part.gpu_compute_percent = 31;
@@ -342,6 +368,7 @@ int main(void)
 {
     no_plan_allows_everything();
     a_reserved_start_is_protected();
+    a_start_reserved_for_a_later_job_does_not_count();
     what_a_reservation_leaves_may_be_used();
     compute_that_a_reservation_leaves_may_be_claimed();
     starts_use_up_what_is_left_and_free_what_was_theirs();

@@ -372,25 +372,23 @@ def test_many_jobs_late_in_the_order_leave_a_place_for_the_first(slurm: Cluster)
     [["-N1", "--gres=gpu:1", ":", "-N1", "--gres=gpu:1"], ["-N1", "--exclusive", "--contiguous"]],
     ids=["heterogeneous", "contiguous"],
 )
-def test_a_reserved_start_and_a_job_left_to_backfill_do_not_wait_for_each_other(
+def test_a_start_that_is_reserved_for_a_later_job_keeps_no_job_left_to_backfill_waiting(
     slurm: Cluster, asked: list[str]
 ) -> None:
-    """n1 is kept for a job that the hook refuses, as it would delay a reserved start of lower priority there: that one
-    starts as soon as its other node is free."""
+    """n1 and n3 are free, and reserved for a job of lower priority, which waits for n2."""
     first, gate = slurm.gate()
-    busy = [slurm.submit(8, 5, 1, "--exclusive", "-wn2", first=first), slurm.submit(8, 60, 280, "--exclusive", "-wn3")]
-    until(lambda: slurm.states(busy), lambda seen: seen == ["RUNNING"] * 2)
-    reserved = slurm.submit(8, 2, 2, "-N2", "--nice=500")
+    busy = slurm.submit(8, 5, 1, "--exclusive", "-wn2", first=first)
+    until(lambda: slurm.states([busy]), lambda seen: seen == ["RUNNING"])
+    reserved = slurm.submit(8, 2, 2, "-N3", "--nice=500")
     until(lambda: slurm.start(reserved), bool)
     slurm.planned()
     words = ["sbatch", "--parsable", "-o", "/dev/null", "-t10", *asked, "--wrap=sleep 1"]
     job = slurm.cluster.run(words, user="alice").stdout.strip()
-    slurm.await_backfill(2)
-    slurm.planned()
-    gate.touch()
     parts = [f"{job}+0", f"{job}+1"] if ":" in asked else [job]
-    ended = ["COMPLETED"] * (1 + len(parts))
-    until(lambda: slurm.states([reserved, *parts]), lambda seen: seen == ended, timeout=90)
+    until(lambda: slurm.states(parts), lambda seen: seen == ["COMPLETED"] * len(parts), timeout=60)
+    assert slurm.states([reserved]) == ["PENDING"]
+    gate.touch()
+    until(lambda: slurm.states([reserved]), lambda seen: seen == ["COMPLETED"], timeout=90)
 
 
 @pytest.mark.skipif(os.environ.get("SLUICE_TEST_SCALE") != "full", reason="takes four minutes")
