@@ -55,8 +55,8 @@ $(WEB_TESTS)/.installed: tests/web/package.json tests/web/package-lock.json | te
 demo: cluster-packages build ## a Slurm cluster on this machine that shows Sluice; KEEP=1 keeps its page up
 	$(PYTHON) -m dev_cluster.demo $(if $(KEEP),--keep)
 
-# Two modules at a time: much of the time is spent waiting for daemons.
-test: test-packages build native-test $(WEB_TESTS)/.installed ## all tests
+# Three modules at a time, the tests in C among them: much of the time is spent waiting for daemons.
+test: test-packages build $(WEB_TESTS)/.installed ## all tests
 	SLUICE_BROWSER=require tools/run-tests $(PYTHON)
 
 test-trixie: test-packages build ## the tests of Slurm 24.11, in a Debian 13 chroot
@@ -104,7 +104,6 @@ soak: cluster-packages build ## all tests with full counts: hours; DURATION=72h:
 else
 soak: test-packages suite-packages build $(WEB_TESTS)/.installed
 	tools/install-packages virtual plugins deb
-	SLUICE_TEST_SCALE=full tools/native-test
 	SLUICE_TEST_SCALE=full $(PYTHON) -m pytest tests --timeout 7200
 	$(PYTHON) tools/slurm-suite stock --json build/suite-stock.json
 	$(PYTHON) tools/slurm-suite place --compare build/suite-stock.json

@@ -18,7 +18,7 @@ MARK = f"SLUICE_TEST_SESSION={os.getpid()}"
 LEFT_BY_WORKERS: list[str] = []
 RAN_ON: dict[tuple[str, str], Counter[str]] = {}
 LEFT_BEHIND = 70  # exit code; none of pytest's
-# Modules of more than 100 s: one that is taken last would run alone, while the other worker has no work.
+# Modules of more than 100 s: one that is taken last would run alone, while the other workers have no work.
 LONGEST_FIRST = (
     "test_plugin_soak",
     "test_placement_hook",
@@ -30,6 +30,7 @@ LONGEST_FIRST = (
     "test_gang",
     "test_order_explain",
     "test_agent",
+    "test_native",
     "test_node_faults",
     "test_guard",
     "test_metrics",
