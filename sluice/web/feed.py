@@ -47,7 +47,9 @@ class Feed:
         answer = await self._ask("changes", epoch=self.store.epoch, last=self.store.last)
         if not self.store.connected and self.store.answered:
             log.warning("the controllers' daemon answers again")
-        changes = self.store.apply(answer)
+        changes: list[Change] = []
+        for _ in self.store.applying(answer, changes):
+            await asyncio.sleep(0)
         if self.store.complete:
             self._changed(changes)
         return bool(answer["more"])

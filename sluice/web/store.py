@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import gc
 import json
 import sys
 import time
@@ -26,6 +27,9 @@ FIELDS = (
 )  # fmt: skip
 _CURSOR_VERSION = 1
 _SMALL = 4000  # of so many jobs, sorting is cheaper than walking the sorted list
+_SEARCHES = 16  # parts of names whose jobs are kept
+_PIECE = 50  # rows that are taken before others are served
+_RENEWED = 50_000  # jobs that are replaced before the collector is told again what stays
 MOST_CURSOR = 512
 
 
@@ -91,6 +95,7 @@ class Jobs:
         self._sets: dict[str, dict[str, set[int]]] = {name: {} for name in _INDEXED}
         self._lists: dict[str, set[str]] = {}  # by node: the hostlists of jobs that have it, which many jobs share
         self._orders: dict[str, list[Mark]] = {}
+        self._named: dict[str, set[int]] = {}  # by part of a name that was asked for, the last ones
 
     def put(self, row: Mapping[str, Any]) -> Job:
         """Add or replace a job."""
@@ -105,6 +110,12 @@ class Jobs:
                 self._leave(name, word, job.id)
             for word in now:
                 self._enter(name, word, job.id)
+        if before is None or before.name != job.name:
+            for part, mine in self._named.items():
+                if part in job.name:
+                    mine.add(job.id)
+                else:
+                    mine.discard(job.id)
         for name, order in self._orders.items():
             if before is not None and _mark(before, name) == _mark(job, name):
                 continue
@@ -117,6 +128,8 @@ class Jobs:
         """Remove a job; it, or None where it was not there."""
         job = self.by_id.pop(number, None)
         if job is not None:
+            for mine in self._named.values():
+                mine.discard(number)
             for name in _INDEXED:
                 for word in _words(job, name):
                     self._leave(name, word, number)
@@ -186,8 +199,7 @@ class Jobs:
             mine = self.of("nodes", self._lists.get(query.node, ()))
             found = mine if found is None else found & mine
         if query.name:
-            numbers: Iterable[int] = self.by_id if found is None else found
-            found = {number for number in numbers if query.name in self.by_id[number].name}
+            found = self._search(query.name, found)
         total = len(self.by_id) if found is None else len(found)
         marks = list(islice(self._walk(query, found, after), query.limit + 1))
         more = len(marks) > query.limit
@@ -197,6 +209,18 @@ class Jobs:
             total,
             _render_cursor(query, marks[-1]) if more else None,
         )
+
+    def _search(self, part: str, among: set[int] | None) -> set[int]:
+        """The jobs with this part in their name: of many they are kept, as the next page is of the same ones."""
+        if among is not None and len(among) <= _SMALL and part not in self._named:
+            return {number for number in among if part in self.by_id[number].name}
+        mine = self._named.pop(part, None)
+        if mine is None:
+            mine = {number for number, job in self.by_id.items() if part in job.name}
+        self._named[part] = mine
+        if len(self._named) > _SEARCHES:
+            del self._named[next(iter(self._named))]
+        return mine if among is None else among & mine
 
     def _walk(self, query: Query, found: set[int] | None, after: Mark | None) -> Iterator[Mark]:
         if found is not None and len(found) <= _SMALL:
@@ -251,6 +275,14 @@ def _parse_cursor(text: str, query: Query) -> Mark:
 
 # ---- all of it ----
 
+
+def keep_out_of_collections() -> None:
+    """What is there now is not looked at by later collections: a look at a hundred thousand jobs keeps all requests
+    waiting for some hundred milliseconds. Their memory is free as ever once nobody refers to them."""
+    gc.collect()
+    gc.freeze()
+
+
 Change = tuple[str, str, Any, Any]
 """Section, key, the row before and after; None: not there."""
 
@@ -269,14 +301,23 @@ class Store:
     jobs: Jobs = field(default_factory=Jobs)
     sections: dict[str, dict[str, Any]] = field(default_factory=dict)
     series: Series = field(default_factory=Series)
+    _renewed: int = 0
 
     def apply(self, answer: Mapping[str, Any]) -> list[Change]:
         """Take the rows of an answer; what changed. Raises KeyError, TypeError, ValueError for what is not one."""
         changes: list[Change] = []
+        for _ in self.applying(answer, changes):
+            pass
+        return changes
+
+    def applying(self, answer: Mapping[str, Any], changes: list[Change]) -> Iterator[None]:
+        """The same in pieces of a few milliseconds, between which requests may be served."""
         if answer["reset"]:
             self.jobs, self.sections, self.complete = Jobs(), {}, False
             changes.append(("", "", None, None))
-        for section, key, value in answer["rows"]:
+        for place, (section, key, value) in enumerate(answer["rows"]):
+            if place % _PIECE == _PIECE - 1:
+                yield
             if section == "jobs":
                 number = int(key)
                 before = self.jobs.by_id.get(number)
@@ -293,10 +334,14 @@ class Store:
         if not answer["more"] and not self.complete:
             self.jobs.index()
             self.complete = True
+            self._renewed = _RENEWED
         self.connected, self.problem, self.answered = True, "", time.time()
         if self.complete:
             self.series.note(self.answered, self.rows("gpus"))
-        return changes
+        self._renewed += len(answer["rows"])
+        if self.complete and self._renewed >= _RENEWED:
+            self._renewed = 0
+            keep_out_of_collections()
 
     def lost(self, problem: str) -> None:
         """The daemon does not answer: all stays as it was."""
