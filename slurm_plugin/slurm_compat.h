@@ -381,6 +381,17 @@ static inline int sluice_credential_lifetime(void)
 #define SLUICE_SELECT_NODEINFO 1
 #define SLUICE_SELECT_JOB_INIT 1
 #endif
+/* A job as squeue gets it, packed and unpacked inside slurmctld, and the words for its reason. */
+#if SLUICE_SLURM_AT_LEAST(26, 5)
+#define SLUICE_PACKS_JOBS 0 /* not tried */
+#else
+#define SLUICE_PACKS_JOBS 1
+#endif
+#if SLUICE_SLURM_AT_LEAST(24, 11)
+#define sluice_reason_string(reason) job_state_reason_string(reason)
+#else
+#define sluice_reason_string(reason) job_reason_string(reason)
+#endif
 /* SelectTypeParameters. */
 #if SLUICE_SLURM_AT_LEAST(25, 11)
 #define SLUICE_SELECT_LLN SELECT_LLN

@@ -52,6 +52,7 @@ from sluice.slurm import jwt
 from sluice.slurm.accounting import Accounting
 from sluice.slurm.answers import Job, Node
 from sluice.slurm.control import Control
+from sluice.slurm.job_changes import FOLLOWED_S, JobChanges
 from sluice.slurm.refused import reason_in
 from sluice.slurm.user import slurm_user
 
@@ -64,6 +65,8 @@ _MOST_HISTORY = 500
 _MOST_POLICY = 128 << 10
 _SHARE = 2.0  # a part that takes long is read at most every so many times that
 _SHARE_OF_JOBS = 1.25  # of many, most of that time is squeue's, and what changes is what viewers look for
+_FOLLOW_S = 0.2  # where slurmctld's side writes which jobs changed
+_CHECK_S = 300.0  # and so often all are listed beside it
 _AGAIN_S = 2.0  # after a failure, which may have been a long time-out
 _LATE_S = 4.0  # commands of Slurm try for MessageTimeout and longer before they fail
 _LOOK_S = 0.25
@@ -99,7 +102,8 @@ class Settings:
 class _Part:
     name: str
     period_s: float
-    read: Callable[[], None]
+    read: Callable[[], float | None]
+    """When what it read was so, where that is not when the reading began."""
     share: float = _SHARE
     due: float = 0.0
     began: float | None = None  # while it is read
@@ -118,14 +122,20 @@ class Publisher:
         self._paces = threading.Lock()
         self._paid_until = 0.0
         self._jobs: dict[int, int] = {}  # of each job as it was last published, what differs when anything of it does
+        self._jobs_lock = threading.Lock()
+        self._changes: JobChanges | None = None  # once StateSaveLocation is known
+        self._followed_at = 0.0  # what is published is so old, where changes are followed; else 0
+        self._since_listing: set[int] | None = None  # what changed since a listing beside it began
+        self._checked = 0.0
         self._grouping = Grouping()
         self._nodes: list[Node] = []
         self._tenants: dict[str, TenantUse] = {}
         self.reports = Reports(site, lambda: Fleet.of(self._nodes), lambda: self._tenants)
         commands = site.commands
         self._cluster = Cluster(commands, site.client, Accounting(commands), Control(commands))
+        self._jobs_part = _Part("jobs", 1.0, self._read_jobs, _SHARE_OF_JOBS)
         self.groups: dict[str, list[_Part]] = {
-            "jobs": [_Part("jobs", 1.0, self._read_jobs, _SHARE_OF_JOBS)],
+            "jobs": [self._jobs_part],
             "nodes": [_Part("nodes", 1.0, self._read_nodes)],
             "accounts": [_Part("tenants", 30.0, self._read_tenants), _Part("users", 30.0, self._read_users)],
             "site": [
@@ -158,15 +168,16 @@ class Publisher:
             part.began = now
             works = self._read(part)
             took = time.monotonic() - now
-            if works:
+            if works and part.period_s > _FOLLOW_S:  # a listing takes longer than to follow, and may come again
                 part.took = took
             part.due = now + max(part.period_s, part.share * took if works else took + _AGAIN_S)
 
     def _read(self, part: _Part) -> bool:
         began = time.time()
         problem = ""
+        at = None
         try:
-            part.read()
+            at = part.read()
         except (SluiceError, OSError, ValueError, KeyError) as error:
             if not isinstance(error, SluiceError | OSError):
                 log.exception("%s: unexpected", part.name)
@@ -176,7 +187,7 @@ class Publisher:
             if problem:
                 self._keep(part.name, problem)
             else:
-                self._set_part(part.name, {"at": round(began, 2), "stale_since": None, "problem": ""})
+                self._set_part(part.name, {"at": round(at or began, 2), "stale_since": None, "problem": ""})
         return not problem
 
     def _keep(self, name: str, problem: str) -> None:
@@ -200,16 +211,78 @@ class Publisher:
                 if late and not self._parts.get(part.name, {}).get("problem"):
                     self._keep(part.name, "no answer yet")
 
-    def _read_jobs(self) -> None:
-        """Of a hundred thousand jobs only those are looked at that changed, and only those are kept as objects."""
+    def _read_jobs(self) -> float | None:
+        """Those that changed, where slurmctld's side says which, or all. Of a hundred thousand jobs only those are
+        looked at that changed, and only those are kept as objects."""
+        changes = self._changes = self._changes or JobChanges(self.site.state_save / FOLDER)
+        changes.want()
+        if self._followed_at and self._follow(changes):
+            late = time.time() - self._followed_at
+            if late < _LATE_S:
+                return self._followed_at
+            if late < FOLLOWED_S:  # a listing would take it longer still
+                raise SluiceError("slurmctld does not come to say what changed", remedy="see its load with sdiag")
+        self._jobs_part.period_s = 1.0
+        begins = changes.begin()
+        self._list_jobs(set())
+        self._followed_at, self._checked = 0.0, time.monotonic()
+        if begins and self._follow(changes):
+            self._jobs_part.period_s = _FOLLOW_S
+            return self._followed_at
+        return None
+
+    def _follow(self, changes: JobChanges) -> bool:
+        """Publish what changed; False: all have to be listed."""
+        found = changes.read()
+        if found is None:
+            self._followed_at = 0.0
+            return False
+        if found.jobs:
+            changed = {
+                str(number): encode("jobs", str(number), job_row(job))
+                for number, job in found.jobs.items()
+                if job is not None
+            }
+            with self._jobs_lock:
+                self.snapshot.change("jobs", changed, [str(one) for one, job in found.jobs.items() if job is None])
+                for number, job in found.jobs.items():
+                    if job is None:
+                        self._jobs.pop(number, None)
+                    else:
+                        self._jobs[number] = 0
+                if self._since_listing is not None:
+                    self._since_listing.update(found.jobs)
+        self._followed_at = found.at
+        return True
+
+    def _list_jobs(self, changed_since: set[int]) -> None:
+        """All of them, but for those that are added to `changed_since` meanwhile."""
         now: dict[int, int] = {}
         changed: dict[str, bytes] = {}
         for one in self.site.client.each_job():
             now[one.id] = one.print_
             if self._jobs.get(one.id) != one.print_:
                 changed[str(one.id)] = encode("jobs", str(one.id), job_row(one.job()))
-        self.snapshot.change("jobs", changed, [str(number) for number in self._jobs if number not in now])
-        self._jobs = now
+        with self._jobs_lock:
+            for number in changed_since:
+                changed.pop(str(number), None)
+                now.pop(number, None)
+                if number in self._jobs:
+                    now[number] = self._jobs[number]
+            self.snapshot.change("jobs", changed, [str(number) for number in self._jobs if number not in now])
+            self._jobs = now
+
+    def check(self) -> None:
+        """A duty: while changes are followed, all jobs, seldom, as a proof."""
+        if not self.wanted or not self._followed_at or time.monotonic() < self._checked + _CHECK_S:
+            return
+        self._checked = time.monotonic()
+        with self._jobs_lock:
+            self._since_listing = set()
+        try:
+            self._list_jobs(self._since_listing)
+        finally:
+            self._since_listing = None
 
     def _read_nodes(self) -> None:
         nodes = self._nodes = self.site.client.nodes()
@@ -595,4 +668,10 @@ def duties(site: Site) -> list[Duty]:
         return lambda _: publisher.refresh(group)
 
     found = [Duty(f"snapshot-{group}", _LOOK_S, refresh(group), everywhere=True) for group in publisher.groups]
-    return [Duty("snapshot", 10.0, publisher.serve, everywhere=True, lasting=True), *found, *publisher.reports.duties()]
+    check = Duty("snapshot-check", _CHECK_S / 10, lambda _: publisher.check(), everywhere=True)
+    return [
+        Duty("snapshot", 10.0, publisher.serve, everywhere=True, lasting=True),
+        *found,
+        check,
+        *publisher.reports.duties(),
+    ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 
@@ -330,6 +330,12 @@ def _reservation(record: str) -> Reservation:
 def _job_of(row: bytes, mark: str) -> Job:
     """The job of a row of `each_job`."""
     return _job(dict(zip(_JOB_FIELDS, row.decode(errors="replace").split(mark), strict=True)))
+
+
+def job_of_fields(fields: Sequence[str], name_of: Callable[[int], str]) -> Job:
+    """The job of squeue's fields, but for its user's name. Raises ValueError for more or fewer fields."""
+    value = dict(zip(_JOB_FIELDS, fields, strict=True))
+    return _job(value | {"UserName": name_of(_number(value["UserID"]))})
 
 
 def _job(value: Mapping[str, str]) -> Job:

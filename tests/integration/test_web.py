@@ -8,11 +8,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dev_cluster.cluster import DevCluster
+from sluice.base.run import PYTHON
 from tests.integration import kill_writers
 from tests.integration.jobs import shown, state, submit
 from tests.integration.kill_writers import submit_while_killed
@@ -20,6 +22,7 @@ from tests.integration.settled import until
 from tests.integration.web_site import WEB, Site, web_site
 
 pytestmark = pytest.mark.cluster
+ROOT = str(Path(__file__).parents[2])
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +49,54 @@ def test_tenants_see_their_own_jobs_and_operators_all(site: Site) -> None:
     assert site.ask(f"/jobs/{mallory}/explanation", "alice")[0] == 404
     assert site.get("/overview", "mallory")["jobs_by_state"] == {"RUNNING": 1}
     assert site.get("/whoami", "oper")["level"] == "operator"
+
+
+def test_what_slurmctld_writes_of_a_job_is_what_squeue_says(site: Site) -> None:
+    """Of jobs in all states; and nobody but root and Slurm's user can read it."""
+    cluster = site.cluster
+    folder = cluster.run(["sh", "-c", "scontrol show config | awk '/^StateSaveLocation/{print $3}'"]).stdout.strip()
+    hostile = 'a"b\\ \t|\x1f]é ,'
+    held = ["-Aphysics", "--hold", "--mem=10M", "-J", hostile, f"--comment={hostile}"]
+    made = [
+        submit(cluster, *held, "--array=1-9%2", cwd="/"),
+        submit(cluster, *held, "--gres=gpu:h100:2", "-t3-00:10:00", "--begin=now+1hour", cwd="/"),
+        submit(cluster, *held, "--dependency=afterany:1", "-c3", "-n4", cwd="/"),
+        submit(cluster, "-Aphysics", "--mem=10M", "--array=3", "-tUNLIMITED", cwd="/"),
+    ]
+    cluster.run(["scancel", f"{made[0]}_2", made[2]])
+    listed = f"""
+import json, sys
+from pathlib import Path
+from sluice.slurm import connect
+from sluice.slurm.job_changes import JobChanges
+changes = JobChanges(Path({folder!r}) / "sluice.records")
+following = sorted(Path({folder!r}).glob("sluice.records/changes.0*"))
+changes._number, changes._offset = int(following[-1].name.split(".")[1]), 0
+lines = following[-1].read_bytes().replace(b'["begin"', b'["on"')
+written = Path(sys.argv[1]) / following[-1].name
+written.write_bytes(lines)
+changes._folder = written.parent
+found = changes.read().jobs
+said = {{job.id: job for job in connect().jobs(states=["all"])}}
+differ = [[repr(found[one]), repr(said.get(one))] for one in found if found[one] != said.get(one)]
+print(json.dumps([len(found), differ, oct(following[-1].stat().st_mode)]))
+"""
+
+    def compare() -> Any:
+        site.get("/jobs")  # somebody looks
+        words = ["sh", "-c", 'd=$(mktemp -d) && "$@" "$d"; rm -rf "$d"', "-", *PYTHON, "-c", listed]
+        done = cluster.run(words, node="ctl1", cwd=ROOT, env={"PYTHONPATH": ROOT}, check=False)
+        return json.loads(done.stdout) if done.returncode == 0 else done.stderr
+
+    count, _, mode = until(
+        compare,
+        lambda one: isinstance(one, list) and one[0] >= 5 and not one[1],
+        shows=lambda: (compare(), site.logs()),
+    )
+    assert count >= 5 and mode.endswith("600")
+    assert cluster.run(["ls", f"{folder}/sluice.records"], node="ctl1", user="mallory", cwd="/", check=False).returncode
+    assert {name: part["problem"] for name, part in site.get("/overview")["parts"].items()}["jobs"] == ""
+    cluster.run(["scancel", *made], check=False)
 
 
 def test_nodes_gpus_and_one_job(site: Site) -> None:
@@ -358,7 +409,7 @@ def test_what_is_known_stays_while_slurmctld_is_away(site: Site) -> None:
 def test_the_daemon_reports_no_problem(site: Site) -> None:
     report = json.loads(site.sluice("controllerd", "status", "--json"))
     problems = {duty["name"]: duty["problem"] for duty in report["duties"] if duty["name"].startswith("snapshot")}
-    assert len(problems) == 9 and not any(problems.values()), problems
+    assert len(problems) == 10 and not any(problems.values()), problems
 
 
 def test_a_controllerd_that_is_away_is_reported_too(site: Site) -> None:

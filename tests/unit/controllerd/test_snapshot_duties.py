@@ -26,7 +26,9 @@ from sluice.controllerd.snapshot import Publisher, Settings
 from sluice.exchange.snapshot import ask
 from sluice.slurm import Commands, SlurmClient
 from sluice.slurm.answers import Job, Node, SeenJob
+from sluice.slurm.job_changes import WANTED
 from tests.unit.controllerd.slurm_objects import a_job, a_node
+from tests.unit.slurm.test_job_changes import a_line, look, put
 
 KEY = b"k" * 32
 
@@ -120,6 +122,62 @@ def test_what_slurm_does_not_answer_stays_and_says_since_when(publisher: Publish
     assert rows(publisher, "parts")["jobs"]["stale_since"] is None and set(rows(publisher, "jobs")) == {"2"}
 
 
+def test_changes_that_slurmctld_writes_are_followed_and_nothing_is_listed(
+    publisher: Publisher, slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "sluice.records"
+    folder.mkdir()
+    put(folder, 1, ["begin", "x"], look())
+    request(publisher, do="changes")
+    publisher.refresh("jobs")
+    assert slurm.asked == 1 and (folder / WANTED).exists()
+    put(folder, 1, a_line(2, Comment="changed"), a_line(3), ["gone", 1], look(later := time.time() + 1))
+    read_again(publisher, "jobs")
+    assert slurm.asked == 1
+    found = rows(publisher, "jobs")
+    assert "1" not in found and found["2"]["comment"] == "changed" and found["3"]["state"] == "PENDING"
+    assert rows(publisher, "parts")["jobs"]["at"] == round(later, 2)
+
+    publisher.check()
+    assert slurm.asked == 1, "not yet"
+    monkeypatch.setattr(module, "_CHECK_S", 0.0)
+    listing = slurm.each_job
+
+    def meanwhile() -> Iterator[SeenJob]:
+        yield from listing()
+        put(folder, 1, a_line(2, Comment="newer"), a_line(4), ["gone", 3], look())
+        read_again(publisher, "jobs")
+
+    monkeypatch.setattr(slurm, "each_job", meanwhile)
+    publisher.check()
+    found = rows(publisher, "jobs")
+    assert slurm.asked == 2 and found["1"]["id"] == 1, "a listing counts for what nobody said had changed"
+    assert found["2"]["comment"] == "newer" and "3" not in found and found["4"]["id"] == 4
+
+    monkeypatch.setattr(slurm, "each_job", listing)
+    put(folder, 1, ["lost"], look())
+    read_again(publisher, "jobs")
+    assert slurm.asked == 3 and rows(publisher, "jobs").keys() == {"1", "2"}, "all again"
+
+
+def test_slurmctld_that_looks_no_more_is_asked_itself(
+    publisher: Publisher, slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "sluice.records"
+    folder.mkdir()
+    put(folder, 1, ["begin", "x"], look())
+    request(publisher, do="changes")
+    publisher.refresh("jobs")
+    slurm.down = True
+    monkeypatch.setattr(module, "_LATE_S", -1.0)
+    read_again(publisher, "jobs")
+    stale = rows(publisher, "parts")["jobs"]
+    assert stale["stale_since"] and "does not come" in stale["problem"] and slurm.asked == 1
+    monkeypatch.setattr(module, "FOLLOWED_S", -1.0)
+    read_again(publisher, "jobs")
+    assert "contact" in rows(publisher, "parts")["jobs"]["problem"] and slurm.asked == 2
+
+
 def test_a_part_that_hangs_is_stale_before_its_time_out_and_read_soon_after_it(
     publisher: Publisher, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,7 +215,7 @@ def test_where_the_sockets_folder_is_not_there_no_duty_fails(tmp_path: Path, slu
     module.make_folder(folder, os.geteuid())
     module.make_folder(folder, os.geteuid())
     assert folder.stat().st_mode & 0o777 == 0o755
-    assert len(module.duties(site)) == 9
+    assert len(module.duties(site)) == 10
 
 
 def test_gpus_have_their_use_and_private_data_is_published(publisher: Publisher) -> None:
