@@ -75,3 +75,35 @@ def test_a_cursor_that_is_not_ours_is_refused(cursor: str) -> None:
     jobs.index()
     with pytest.raises(UsageError, match="cursor"):
         jobs.page(Query(cursor=cursor), None)
+
+
+def test_jobs_by_a_part_of_their_names_follow_what_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are kept, few of them, and are what a search of all names finds."""
+    monkeypatch.setattr(module, "_SMALL", 0)
+    monkeypatch.setattr(module, "_SEARCHES", 3)
+    choose, jobs = random.Random(1), Jobs()
+    parts = ["a", "b", "ab", "train", "x" * 9]
+    for step in range(600):
+        row = a_row(choose, choose.randint(1, 40)) | {"name": "".join(choose.choices("ab", k=choose.randint(0, 4)))}
+        if step % 7:
+            jobs.put(row)
+        else:
+            jobs.remove(row["id"])
+        if step == 20:
+            jobs.index()
+        if step >= 20:
+            part = choose.choice(parts)
+            wanted = {number for number, job in jobs.by_id.items() if part in job.name}
+            assert {job.id for job in jobs.page(Query(name=part), None).jobs} == wanted
+            some = set(choose.sample(sorted(jobs.by_id), len(jobs.by_id) // 2))
+            assert {job.id for job in jobs.page(Query(name=part), some).jobs} == wanted & some
+            assert len(jobs._named) <= 3
+
+
+def test_a_long_answer_is_taken_in_pieces() -> None:
+    store = module.Store()
+    changes: list[module.Change] = []
+    rows = [["jobs", str(number), a_row(random.Random(1), number)] for number in range(1, 201)]
+    answer = {"epoch": "e", "last": 1, "more": False, "reset": True, "rows": rows}
+    pieces = len(list(store.applying(answer, changes)))
+    assert pieces == 4 and len(store.jobs.by_id) == 200 and store.complete and len(changes) == 201
