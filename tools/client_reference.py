@@ -116,6 +116,14 @@ def methods(endpoint: Endpoint, *, wait: str, kind: str) -> Iterator[str]:
         f"    {kind}def {name}{'_page' * pages}({', '.join(words)}) -> {answer}:\n        {said}\n"
         f"        return {wait}self.call(Call({', '.join(given)}))\n"
     )
+    if "format" in endpoint.query.model_fields:
+        asked = ", ".join(given[1:]).replace(dictionary(query), dictionary(query)[:-1] + ", 'format': 'csv'}")
+        call = f"{wait}self.call(Call(models.Text, {asked}))"
+        yield (
+            f"    {kind}def {name}_csv({', '.join(words)}) -> str:\n"
+            f'        """The same for spreadsheets, as CSV with a first line of names."""\n'
+            f"        return {f'({call})' if wait else call}.text\n"
+        )
     if pages:
         (item, of) = next(
             (n, f.annotation) for n, f in endpoint.model.model_fields.items() if typed(f.annotation)[:5] == "list["

@@ -76,6 +76,8 @@ def run(asked: dict[str, Any]) -> dict[str, Any]:
     if asked["do"] == "policy-check":
         return check(asked["text"])
     site = Site(*(None if asked[name] is None else Path(asked[name]) for name in ("conf", "prefix", "state")))
+    if asked["do"] == "policy-drift":
+        return site.drift().document()
     path = Path(asked["path"])
     if asked["do"] == "policy-plan":
         return plan(site, path, asked["text"])[1]

@@ -279,6 +279,11 @@ class Actd:
 
     # ---- the audit log ----
 
+    def audit_of(self, it: Doing) -> dict[str, Any]:
+        """What an administrator asks for, and of others what they did themselves. Raises SluiceError, OSError."""
+        level, _ = self._accounting.level(it.who.name)
+        return audited(self.audit, it.body, None if level >= _ADMINISTRATOR else it.who.name)
+
     def _refused(self, request: Request, user: str, error: ActError) -> None:
         if error.status in (429, 503) or (error.status == 409 and error.retry_after):
             log.info("%s of %s: %s", request.do[:40], user, error.what)
@@ -375,6 +380,7 @@ ACTS: dict[str, Act] = {
                        models.PolicyText, _OPERATOR, writes=False),
     "policy-apply": Act(lambda actd, it: actd.policies.run("policy-apply", it.who, it.level, it.body.model_dump()),
                         models.ApplyRequest, _ADMINISTRATOR),
-    "audit": Act(lambda actd, it: audited(actd.audit, it.body), models.AuditQuery, _ADMINISTRATOR, writes=False,
-                 scope="read"),
+    "policy-drift": Act(lambda actd, it: actd.policies.run("policy-drift", it.who, it.level, {}), models.Nothing,
+                        _OPERATOR, writes=False, scope="read"),
+    "audit": Act(lambda actd, it: actd.audit_of(it), models.AuditQuery, writes=False, scope="read"),
 }  # fmt: skip

@@ -227,6 +227,7 @@ def _add_group(kind: str) -> None:
     def run(by: str | None, each: bool = False, **options: Any) -> None:
         from sluice.base.errors import UsageError
         from sluice.report.build import build, each_gpu, parse_groups
+        from sluice.report.fields import EACH_GPU
         from sluice.report.tenants import month_start, read_tenants
 
         if _help_format(options, jobs=False):
@@ -243,9 +244,7 @@ def _add_group(kind: str) -> None:
         else:
             report = build(source, kind, span, selection, by=names, tenants=lambda: read_tenants(conf, prefix, _note))
         if options["fields"] is None and each:
-            options["fields"] = (
-                "Node,GPU,GPUClass,Jobs,GPUHours,SharedGPUHours,Allocated,Utilisation,IdleGPUHours," "GPUEnergy,Refused"
-            )
+            options["fields"] = EACH_GPU
         elif options["fields"] is None and names:
             options["fields"] = _regrouped(kind, names)
         _print(kind, span, report.rows, report.extra, options)

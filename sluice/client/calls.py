@@ -159,6 +159,76 @@ class Client(BaseClient):
             Call(models.Report, "GET", "/reports/nodes", query={"since": since, "until": until, "limit": limit})
         )
 
+    def nodes_report_csv(self, *, since: date | None = None, until: date | None = None, limit: int = 1000) -> str:
+        """The same for spreadsheets, as CSV with a first line of names."""
+        return self.call(
+            Call(
+                models.Text,
+                "GET",
+                "/reports/nodes",
+                query={"since": since, "until": until, "limit": limit, "format": "csv"},
+            )
+        ).text
+
+    def reports_gpus_each(
+        self,
+        *,
+        since: date | None = None,
+        until: date | None = None,
+        limit: int = 1000,
+        account: str = "",
+        user: str = "",
+        partition: str = "",
+        gpu_type: str = "",
+    ) -> models.Report:
+        """What was used of each GPU. `GET /reports/gpus/each`."""
+        return self.call(
+            Call(
+                models.Report,
+                "GET",
+                "/reports/gpus/each",
+                query={
+                    "since": since,
+                    "until": until,
+                    "limit": limit,
+                    "account": account,
+                    "user": user,
+                    "partition": partition,
+                    "gpu_type": gpu_type,
+                },
+            )
+        )
+
+    def reports_gpus_each_csv(
+        self,
+        *,
+        since: date | None = None,
+        until: date | None = None,
+        limit: int = 1000,
+        account: str = "",
+        user: str = "",
+        partition: str = "",
+        gpu_type: str = "",
+    ) -> str:
+        """The same for spreadsheets, as CSV with a first line of names."""
+        return self.call(
+            Call(
+                models.Text,
+                "GET",
+                "/reports/gpus/each",
+                query={
+                    "since": since,
+                    "until": until,
+                    "limit": limit,
+                    "account": account,
+                    "user": user,
+                    "partition": partition,
+                    "gpu_type": gpu_type,
+                    "format": "csv",
+                },
+            )
+        ).text
+
     def reports_jobs(
         self,
         *,
@@ -185,6 +255,34 @@ class Client(BaseClient):
                 },
             )
         )
+
+    def reports_jobs_csv(
+        self,
+        *,
+        since: date | None = None,
+        until: date | None = None,
+        limit: int = 1000,
+        account: str = "",
+        user: str = "",
+        partition: str = "",
+    ) -> str:
+        """The same for spreadsheets, as CSV with a first line of names."""
+        return self.call(
+            Call(
+                models.Text,
+                "GET",
+                "/reports/jobs",
+                query={
+                    "since": since,
+                    "until": until,
+                    "limit": limit,
+                    "account": account,
+                    "user": user,
+                    "partition": partition,
+                    "format": "csv",
+                },
+            )
+        ).text
 
     def report(
         self,
@@ -218,6 +316,40 @@ class Client(BaseClient):
                 },
             )
         )
+
+    def report_csv(
+        self,
+        report: str,
+        *,
+        since: date | None = None,
+        until: date | None = None,
+        limit: int = 1000,
+        account: str = "",
+        user: str = "",
+        partition: str = "",
+        gpu_type: str = "",
+        by: str = "",
+    ) -> str:
+        """The same for spreadsheets, as CSV with a first line of names."""
+        return self.call(
+            Call(
+                models.Text,
+                "GET",
+                "/reports/{report}",
+                names={"report": report},
+                query={
+                    "since": since,
+                    "until": until,
+                    "limit": limit,
+                    "account": account,
+                    "user": user,
+                    "partition": partition,
+                    "gpu_type": gpu_type,
+                    "by": by,
+                    "format": "csv",
+                },
+            )
+        ).text
 
     def job_report(self, job: int) -> models.JobReport:
         """Everything that is known of one job. `GET /jobs/{job}/report`."""
@@ -261,7 +393,7 @@ class Client(BaseClient):
         before: int = 0,
         limit: int = 100,
     ) -> models.AuditList:
-        """Who did what: for administrators. `GET /audit`."""
+        """What the caller did; to administrators, who did what. `GET /audit`."""
         return self.call(
             Call(
                 models.AuditList,
@@ -277,6 +409,10 @@ class Client(BaseClient):
                 },
             )
         )
+
+    def policy_drift(self) -> models.PolicyDrift:
+        """What was changed by hand since a policy was applied. `GET /policy/drift`."""
+        return self.call(Call(models.PolicyDrift, "GET", "/policy/drift"))
 
     def submit(
         self,
@@ -751,6 +887,80 @@ class AsyncClient(BaseAsyncClient):
             Call(models.Report, "GET", "/reports/nodes", query={"since": since, "until": until, "limit": limit})
         )
 
+    async def nodes_report_csv(self, *, since: date | None = None, until: date | None = None, limit: int = 1000) -> str:
+        """The same for spreadsheets, as CSV with a first line of names."""
+        return (
+            await self.call(
+                Call(
+                    models.Text,
+                    "GET",
+                    "/reports/nodes",
+                    query={"since": since, "until": until, "limit": limit, "format": "csv"},
+                )
+            )
+        ).text
+
+    async def reports_gpus_each(
+        self,
+        *,
+        since: date | None = None,
+        until: date | None = None,
+        limit: int = 1000,
+        account: str = "",
+        user: str = "",
+        partition: str = "",
+        gpu_type: str = "",
+    ) -> models.Report:
+        """What was used of each GPU. `GET /reports/gpus/each`."""
+        return await self.call(
+            Call(
+                models.Report,
+                "GET",
+                "/reports/gpus/each",
+                query={
+                    "since": since,
+                    "until": until,
+                    "limit": limit,
+                    "account": account,
+                    "user": user,
+                    "partition": partition,
+                    "gpu_type": gpu_type,
+                },
+            )
+        )
+
+    async def reports_gpus_each_csv(
+        self,
+        *,
+        since: date | None = None,
+        until: date | None = None,
+        limit: int = 1000,
+        account: str = "",
+        user: str = "",
+        partition: str = "",
+        gpu_type: str = "",
+    ) -> str:
+        """The same for spreadsheets, as CSV with a first line of names."""
+        return (
+            await self.call(
+                Call(
+                    models.Text,
+                    "GET",
+                    "/reports/gpus/each",
+                    query={
+                        "since": since,
+                        "until": until,
+                        "limit": limit,
+                        "account": account,
+                        "user": user,
+                        "partition": partition,
+                        "gpu_type": gpu_type,
+                        "format": "csv",
+                    },
+                )
+            )
+        ).text
+
     async def reports_jobs(
         self,
         *,
@@ -777,6 +987,36 @@ class AsyncClient(BaseAsyncClient):
                 },
             )
         )
+
+    async def reports_jobs_csv(
+        self,
+        *,
+        since: date | None = None,
+        until: date | None = None,
+        limit: int = 1000,
+        account: str = "",
+        user: str = "",
+        partition: str = "",
+    ) -> str:
+        """The same for spreadsheets, as CSV with a first line of names."""
+        return (
+            await self.call(
+                Call(
+                    models.Text,
+                    "GET",
+                    "/reports/jobs",
+                    query={
+                        "since": since,
+                        "until": until,
+                        "limit": limit,
+                        "account": account,
+                        "user": user,
+                        "partition": partition,
+                        "format": "csv",
+                    },
+                )
+            )
+        ).text
 
     async def report(
         self,
@@ -810,6 +1050,42 @@ class AsyncClient(BaseAsyncClient):
                 },
             )
         )
+
+    async def report_csv(
+        self,
+        report: str,
+        *,
+        since: date | None = None,
+        until: date | None = None,
+        limit: int = 1000,
+        account: str = "",
+        user: str = "",
+        partition: str = "",
+        gpu_type: str = "",
+        by: str = "",
+    ) -> str:
+        """The same for spreadsheets, as CSV with a first line of names."""
+        return (
+            await self.call(
+                Call(
+                    models.Text,
+                    "GET",
+                    "/reports/{report}",
+                    names={"report": report},
+                    query={
+                        "since": since,
+                        "until": until,
+                        "limit": limit,
+                        "account": account,
+                        "user": user,
+                        "partition": partition,
+                        "gpu_type": gpu_type,
+                        "by": by,
+                        "format": "csv",
+                    },
+                )
+            )
+        ).text
 
     async def job_report(self, job: int) -> models.JobReport:
         """Everything that is known of one job. `GET /jobs/{job}/report`."""
@@ -853,7 +1129,7 @@ class AsyncClient(BaseAsyncClient):
         before: int = 0,
         limit: int = 100,
     ) -> models.AuditList:
-        """Who did what: for administrators. `GET /audit`."""
+        """What the caller did; to administrators, who did what. `GET /audit`."""
         return await self.call(
             Call(
                 models.AuditList,
@@ -869,6 +1145,10 @@ class AsyncClient(BaseAsyncClient):
                 },
             )
         )
+
+    async def policy_drift(self) -> models.PolicyDrift:
+        """What was changed by hand since a policy was applied. `GET /policy/drift`."""
+        return await self.call(Call(models.PolicyDrift, "GET", "/policy/drift"))
 
     async def submit(
         self,

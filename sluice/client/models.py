@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, StringConstraints, model_validator
+from typing_extensions import TypeAliasType
 
 from gres_probe.inventory import Inventory as NodeInventory
 from gres_probe.inventory import Link, Nic
@@ -17,6 +18,10 @@ from sluice.exchange.acts import MOST_POLICY, MOST_SCRIPT
 
 class Model(BaseModel):
     """What all have in common: fields that a newer server adds are passed over."""
+
+
+Json = TypeAliasType("Json", "str | int | float | bool | None | list[Json] | dict[str, Json]")
+"""Any value of JSON: what is said of something whose names are not known before."""
 
 
 class Document(Model):
@@ -30,6 +35,12 @@ class Viewed(Document):
 
     stale_since: float | None = Field(None, description="Since when it could not be read again; null: it is fresh.")
     problem: str = Field("", description="Why it could not be read again.")
+
+
+class Text(Model):
+    """An answer that is no JSON, as CSV."""
+
+    text: str
 
 
 class Problem(Model):
@@ -425,7 +436,7 @@ class Event(Model):
     seq: int
     time: float
     kind: str
-    fields: dict[str, Any]
+    fields: dict[str, Json]
 
 
 class EventList(Viewed):
@@ -626,7 +637,7 @@ class AlertList(Viewed):
 class PolicyShown(Viewed):
     """The policy file as it is understood: sizes in MiB, times in seconds."""
 
-    policy: dict[str, Any] = Field(description="As `sluice policy schema` describes it (docs/policy.md).")
+    policy: dict[str, Json] = Field(description="As `sluice policy schema` describes it (docs/policy.md).")
     text: str = Field("", description="The file as it is written; empty: it is longer than 128 KiB.")
 
 
@@ -1238,6 +1249,16 @@ class Change(Model):
     fields: dict[str, FieldChange]
 
 
+class PolicyDrift(Document):
+    """What was changed by hand since a policy was applied last, as the changes that would undo it."""
+
+    cluster: str
+    file: str = Field(description="Where the policy is kept that was applied last.")
+    version: str = Field(description="Of that policy.")
+    changes: list[Change]
+    notes: list[str]
+
+
 class PolicyPlan(Document):
     """What a policy would change, and the name of exactly this."""
 
@@ -1264,6 +1285,10 @@ class PolicyApplied(Document):
     messages: list[str]
 
 
+class Nothing(Body):
+    """No fields."""
+
+
 class AuditQuery(Body):
     """Which entries of the audit log, the newest first."""
 
@@ -1283,7 +1308,7 @@ class AuditEntry(Model):
     user: str
     action: str
     subject: str
-    detail: dict[str, Any]
+    detail: dict[str, Json]
     version: str
     host: str
     prev: str

@@ -196,6 +196,8 @@ def steps(
 
 
 def _parse(call: Call[T], answer: httpx.Response) -> T:
+    if call.model is models.Text:
+        return call.model.model_validate({"text": answer.text})
     try:
         return call.model.model_validate_json(answer.content or b"{}")
     except ValidationError as error:

@@ -31,10 +31,10 @@ from sluice.exchange.snapshot import render_answer
 from sluice.explain.decisions import FOLDER as DECISIONS
 from sluice.explain.explanation import explain_job, parse_job
 from sluice.explain.shadow import report as shadow_report
-from sluice.report.build import GROUPS, build, job_rows
+from sluice.report.build import GROUPS, build, each_gpu, job_rows
 from sluice.report.collect import Selection, Source
 from sluice.report.count import Counter, Span
-from sluice.report.fields import FIELDS, GROUPED_BY
+from sluice.report.fields import FIELDS, GROUPED_BY, Row
 from sluice.report.fleet import Fleet
 from sluice.report.job_page import NoJobError, job_page
 from sluice.report.output import head_of, row_document
@@ -158,6 +158,8 @@ class Wanted:
     nodes: bool
     """Whether the viewer sees nodes, and so how many GPUs there are."""
     limit: int
+    each: bool = False
+    """Of `gpus`: a line for each GPU, from the jobs' records."""
 
     @property
     def by_node(self) -> bool:
@@ -181,6 +183,13 @@ def parse_wanted(request: Mapping[str, Any]) -> Wanted:
     if not first <= last < first + timedelta(days=MOST_DAYS):
         raise UsageError(f"from {first} until {last}: not 1 to {MOST_DAYS} days", remedy="ask for fewer days")
     most = MOST_JOB_DAYS if selection.users or selection.accounts or request.get("seen") else 1
+    each = request.get("each") is True
+    if each and (kind != "gpus" or by):
+        raise UsageError("each: a line for each GPU is in the report of GPUs alone", remedy="leave it out, or `by`")
+    if each and last - first >= timedelta(days=MOST_JOB_DAYS):
+        raise UsageError(
+            f"from {first} until {last}: more than {MOST_JOB_DAYS} days of single GPUs", remedy="ask for fewer days"
+        )
     if kind == "jobs" and last - first >= timedelta(days=most):
         raise UsageError(
             f"from {first} until {last}: more than {most} days of single jobs", remedy="name a user or an account"
@@ -191,7 +200,7 @@ def parse_wanted(request: Mapping[str, Any]) -> Wanted:
         mine = Seen(str(seen.get("user")), _names(seen, "accounts"), _names(seen, "tenants"))
     limit = request.get("limit")
     most = limit if type(limit) is int and 0 < limit <= MOST_ROWS else MOST_ROWS
-    wanted = Wanted(str(kind), first, last, tuple(sorted(by)), selection, mine, bool(request.get("nodes")), most)
+    wanted = Wanted(str(kind), first, last, tuple(sorted(by)), selection, mine, bool(request.get("nodes")), most, each)
     if wanted.by_node and (selection != Selection() or len(by) > 1):
         raise UsageError(
             "nodes are counted for all jobs together", remedy="leave out the other filters and groups, or `node`"
@@ -370,7 +379,7 @@ class Reports:
     def report(self, request: Mapping[str, Any]) -> bytes:
         """The answer with a report's document, or ``waits``. Raises UsageError, SluiceError."""
         wanted = parse_wanted(request)
-        if wanted.kind == "jobs":
+        if wanted.kind == "jobs" or wanted.each:
             return self.pages.ask(wanted, str(request.get("who"))) or _WAITS
         self.history.asked = time.monotonic()
         return self.reports.ask(wanted, str(request.get("who"))) or _WAITS
@@ -467,9 +476,24 @@ class Reports:
         head = {"start": span.start, "end": span.end, "made": int(now), "total": total}
         return head_of("jobs", {**head, "rows": list(rows)})
 
+    def _each_gpu(self, wanted: Wanted) -> dict[str, Any]:
+        """Every GPU, from the records of jobs: who sees no nodes, or not everybody's use, those that its jobs had."""
+        now, seen = time.time(), wanted.seen
+        source = self.source(now)
+        start = midnight(wanted.first)
+        span = Span(start, max(start + 1, min(midnight(wanted.last + timedelta(days=1)), int(now))))
+        rows: list[Row] = []
+        if wanted.nodes or seen is not None:  # as of nodes
+            made = each_gpu(source, span, wanted.selection, None if seen is None else lambda key: _sees(seen, key))
+            rows = made.rows
+        fields = [one for one in FIELDS if not one.jobs]
+        head = {"start": span.start, "end": span.end, "made": int(now), "total": len(rows)}
+        shown = [_known_values(row_document(fields, row)) for row in rows[: wanted.limit]]
+        return head_of("gpus", {**head, "rows": shown})
+
     def _page(self, name: str | Wanted) -> dict[str, Any] | None:
         if isinstance(name, Wanted):
-            return self._jobs(name)
+            return self._each_gpu(name) if name.each else self._jobs(name)
         source = self.source(time.time())
         folder = self.site.state_save / DECISIONS
 

@@ -149,10 +149,16 @@ def _capacity(source: Source, report: Report) -> None:
             row.extra |= capacity(counts[row.names[name]], row.tally, until)
 
 
-def each_gpu(source: Source, span: Span, selection: Selection = Selection()) -> Report:  # noqa: B008 - frozen
+def each_gpu(
+    source: Source,
+    span: Span,
+    selection: Selection = Selection(),  # noqa: B008 - frozen
+    sees: Callable[[Key], bool] | None = None,
+) -> Report:
     """One row a GPU, from the records alone: which device a job had is known from nowhere else. Raises SluiceError.
 
     Of a selection of jobs, the GPUs that they had; else also those that nobody had. States are not selected by.
+    `sees`: whose use its viewer may see, where not everybody's.
     """
     if source.records is None:
         raise SluiceError(
@@ -168,7 +174,7 @@ def each_gpu(source: Source, span: Span, selection: Selection = Selection()) -> 
             rows[node, index] = Row(Tally(), names)
         return rows[node, index]
 
-    if not (selection.accounts or selection.users or selection.partitions):
+    if sees is None and not (selection.accounts or selection.users or selection.partitions):
         for node, one in source.fleet.nodes.items():
             if not selection.gpu_types or one.gpu_type in selection.gpu_types:
                 for index in range(one.gpus):
@@ -177,7 +183,7 @@ def each_gpu(source: Source, span: Span, selection: Selection = Selection()) -> 
         started, finish = from_to(record, source.now)
         begin, end = max(started, span.start), min(finish, span.end)
         key = Key(record.account, record.user, record.partition, "", "", _type_of(source, record.node))
-        if end < begin or not selection.takes(key):
+        if end < begin or not selection.takes(key) or not (sees is None or sees(key)):
             continue
         whole = finish - started
         measured = record.usage.get("gpus", {}) if isinstance(record.usage, dict) else {}

@@ -254,6 +254,9 @@ GROUPED_BY = {
 }
 """What a report's lines stand for, unless --by says otherwise."""
 
+EACH_GPU = "Node,GPU,GPUClass,Jobs,GPUHours,SharedGPUHours,Allocated,Utilisation,IdleGPUHours,GPUEnergy,Refused"
+"""What a report shows of each GPU."""
+
 DEFAULTS = {
     "jobs": "JobID,JobName,User,Account,State,Elapsed,Wait,GPUs,GPUMem,GPUMemPeak,GPUHours,Utilisation",
     "tenants": "Account,Jobs,GPUHours,SharedGPUHours,GPUMemHours,WaitP50,WaitP95,Utilisation,Efficiency,"

@@ -15,6 +15,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Scope
 
 from sluice.base.errors import SluiceError
 from sluice.web.access import Viewer
@@ -27,6 +28,7 @@ from sluice.web.endpoint import (
     Plain,
     Site,
     asking,
+    going_of,
     parse_query,
     read_body,
     words_of,
@@ -90,8 +92,11 @@ def make_app(site: Site, *, follow: bool = True) -> Guard:
                 raise ProblemError(400 if error.usage else 503, error.what, remedy=error.remedy) from error
             finally:
                 site.rates.spend_time(viewer.user, time.thread_time() - began)
+            going = {} if endpoint.going is None else endpoint.going.headers()
+            going = going or going_of(endpoint.query, request.query_params)
             tag = f'W/"{hashlib.blake2b(body, digest_size=12).hexdigest()}"'
             headers = {"etag": tag, "cache-control": "private, no-cache", "vary": ", ".join(site.login.credentials)}
+            headers |= going
             if tag in request.headers.get("if-none-match", ""):
                 return Response(status_code=304, headers=headers)
             return Response(body, headers=headers, media_type=kind)
@@ -104,6 +109,7 @@ def make_app(site: Site, *, follow: bool = True) -> Guard:
         asked = asking(viewer, request)
         site.login.may_write(request.headers, viewer)
         parse_query(NoQuery, request)
+        going = {} if endpoint.going is None else endpoint.going.headers()
         if endpoint.body is None:
             found = await endpoint.answer(site, asked, None, request.path_params)
         else:
@@ -113,8 +119,9 @@ def make_app(site: Site, *, follow: bool = True) -> Guard:
                 body = await read_body(
                     endpoint.body, request, endpoint.most_body, lambda took: site.rates.spend_time(viewer.user, took)
                 )
+                going = going or going_of(endpoint.body, body.model_fields_set)
                 found = await endpoint.answer(site, asked, body, request.path_params)
-        return JSONResponse(found, endpoint.status, {"cache-control": "no-store"})
+        return JSONResponse(found, endpoint.status, {"cache-control": "no-store", **going})
 
     async def stream(request: Request) -> Response:
         viewer = await caller(request)
@@ -142,11 +149,13 @@ def make_app(site: Site, *, follow: bool = True) -> Guard:
         return response(gone, request.state.request_id)
 
     async def not_allowed(request: Request, error: Exception) -> Response:
-        return response(
-            ProblemError(405, f"{request.method}: not allowed here", remedy=f"see {PREFIX}/openapi.json",
-                         headers=getattr(error, "headers", None) or {}),
-            request.state.request_id,
+        page = pages.is_page(request)
+        wrong = ProblemError(
+            405, f"{request.method}: not allowed here",
+            remedy="begin at the overview" if page else f"see {PREFIX}/openapi.json",
+            headers=getattr(error, "headers", None) or {},
         )  # fmt: skip
+        return await page_problem(request, wrong) if page else response(wrong, request.state.request_id)
 
     async def openapi(request: Request) -> Response:
         site.rates.spend_address(request.state.address)
@@ -200,4 +209,10 @@ def make_app(site: Site, *, follow: bool = True) -> Guard:
         lifespan=lifespan,
         exception_handlers={404: missing, 405: not_allowed, Exception: broken, ProblemError: problem},
     )
-    return Guard(app, site.login.proxy.client)
+
+    def as_page(scope: Scope, error: ProblemError) -> Response | None:
+        request = Request(scope)
+        wanted = pages.is_page(request) and "text/html" in request.headers.get("accept", "")
+        return pages.problem(site, request, error) if wanted else None
+
+    return Guard(app, site.login.proxy.client, as_page)

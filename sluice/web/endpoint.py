@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime
+from email.utils import format_datetime
 from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
@@ -70,6 +72,38 @@ class Plain:
     media_type: str
 
 
+@dataclass(frozen=True)
+class Going:
+    """Since when something is deprecated, when it goes at the earliest, and what to use then."""
+
+    since: date
+    until: date
+    instead: str
+
+    def headers(self) -> dict[str, str]:
+        """Of its answers: RFC 9745 and RFC 8594."""
+        since, until = (datetime.combine(day, datetime.min.time(), UTC) for day in (self.since, self.until))
+        return {"deprecation": f"@{int(since.timestamp())}", "sunset": format_datetime(until, usegmt=True)}
+
+    def schema(self) -> dict[str, Any]:
+        """For `json_schema_extra` of a field that is to go: of an answer, a parameter or a body."""
+        return {"deprecated": True, "x-since": str(self.since), "x-sunset": str(self.until), "x-instead": self.instead}
+
+
+def going_of(model: type[BaseModel], given: Iterable[str]) -> dict[str, str]:
+    """The headers of an answer to a request that has fields which are to go: of the first of them to do so."""
+    found = []
+    for name in given:
+        field = model.model_fields.get(name)
+        extra = None if field is None else field.json_schema_extra
+        if isinstance(extra, dict) and isinstance(until := extra.get("x-sunset"), str):
+            found.append((date.fromisoformat(until), str(extra.get("x-since", until))))
+    if not found:
+        return {}
+    until_day, since = min(found)
+    return Going(date.fromisoformat(since), until_day, "").headers()
+
+
 Method = Literal["GET", "POST", "PATCH", "DELETE"]
 Answer = Callable[[Site, Viewer, Any, Mapping[str, str]], Any]
 
@@ -93,6 +127,10 @@ class Endpoint:
     scope: Literal["read", "write"] = "read"
     status: int = 200
     most_body: int = MOST_BODY
+    by_proof: bool = False
+    """Root's helper answers it, which wants the caller's own proof: not the word of a proxy."""
+    going: Going | None = None
+    """It is to go."""
 
 
 def words_of(text: str) -> frozenset[str]:

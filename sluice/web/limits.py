@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -135,9 +136,16 @@ class Rates:
 class Guard:
     """The outermost layer: every request has an id, bounds and security headers, and every error is a problem."""
 
-    def __init__(self, app: ASGIApp, client: Callable[[str, str], str]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        client: Callable[[str, str], str],
+        page: Callable[[Scope, ProblemError], Response | None] = lambda scope, error: None,
+    ) -> None:
+        """`page`: an error as HTML, for browsers; None: it is not for one."""
         self.app = app
         self.client = client
+        self.page = page
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -169,7 +177,8 @@ class Guard:
             except ProblemError as error:
                 if begun:
                     raise
-                await response(error, request_id)(scope, receive, bounded)
+                shown = self.page(scope, error) if "state" in scope else None
+                await (shown or response(error, request_id))(scope, receive, bounded)
             except TimeoutError:
                 raise
             except Exception:

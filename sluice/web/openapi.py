@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from policy.model import Policy
 from sluice.client.models import Problem
 from sluice.exchange.acts import MOST_KEY
 from sluice.report.fields import GROUPED_BY
@@ -46,6 +47,14 @@ class Described(Protocol):
         """Whether it is for nobody else."""
 
     @property
+    def by_proof(self) -> bool:
+        """Whether the word of a proxy is not enough."""
+
+    @property
+    def going(self) -> Any:
+        """Since when and until when, where it is to go; else None."""
+
+    @property
     def status(self) -> int:
         """Of a good answer."""
 
@@ -59,10 +68,14 @@ def document(prefix: str, endpoints: Iterable[Described], stream: type[BaseModel
         [*((one, "serialization") for one in answers), *((one, "validation") for one in bodies)],
         ref_template="#/components/schemas/{model}",
     )
+    _describe_policy(schemas["$defs"])
     paths: dict[str, dict[str, Any]] = {}
     for one in endpoints:
         make = _get if one.method == "GET" else _write
-        paths.setdefault(prefix + one.path, {})[one.method.lower()] = make(one)
+        made = make(one)
+        if one.going is not None:
+            made |= one.going.schema()
+        paths.setdefault(prefix + one.path, {})[one.method.lower()] = made
     streamed = {status: text for status, text in _READ.items() if status not in _ONLY}
     events = {"text/event-stream": {"schema": {"type": "string"}}}
     paths[f"{prefix}/stream"] = {
@@ -80,6 +93,19 @@ def document(prefix: str, endpoints: Iterable[Described], stream: type[BaseModel
     }
 
 
+def _describe_policy(schemas: dict[str, Any]) -> None:
+    """The policy's own models, under names of their own. What a file does not set is left out of what is shown."""
+    if "PolicyShown" not in schemas:
+        return
+    place = "#/components/schemas/Policy"
+    found = Policy.model_json_schema(mode="serialization", ref_template=place + ".{model}")
+    parts = found.pop("$defs")
+    for name, one in {"Policy": found, **{f"Policy.{name}": one for name, one in parts.items()}}.items():
+        schemas[name] = {key: value for key, value in one.items() if key != "required"}
+    shown = schemas["PolicyShown"]["properties"]
+    shown["policy"] = {"$ref": place, "description": shown["policy"]["description"]}
+
+
 _READ = {"400": "A bad parameter", "401": "No token, or a bad one", "403": "Not for this user", "404": "Not known",
          "429": "Too many requests", "503": "Not known now"}  # fmt: skip
 _WRITTEN = {"400": "A bad parameter or header, or no JSON", "401": "No token, or a bad one",
@@ -88,7 +114,7 @@ _WRITTEN = {"400": "A bad parameter or header, or no JSON", "401": "No token, or
             "413": "Too large", "415": "Not JSON", "422": "Refused: a bad field, or what Slurm says",
             "429": "Too many requests", "503": "Cannot be done now; it may have been done"}  # fmt: skip
 _ONLY: dict[str, Callable[[Described], bool]] = {
-    "403": lambda one: one.operators or one.method != "GET",
+    "403": lambda one: one.operators or one.by_proof or one.method != "GET",
     "404": lambda one: "{" in one.path or one.method != "GET",
     "415": lambda one: one.body is not None,
 }
@@ -114,7 +140,13 @@ def _json(name: str) -> dict[str, Any]:
 def _query(model: Any) -> list[dict[str, Any]]:
     properties = model.model_json_schema().get("properties", {})
     return [
-        {"name": name, "in": "query", "required": False, "schema": {k: v for k, v in schema.items() if k != "title"}}
+        {
+            "name": name,
+            "in": "query",
+            "required": False,
+            **({"deprecated": True} if schema.get("deprecated") else {}),
+            "schema": {k: v for k, v in schema.items() if k != "title"},
+        }
         for name, schema in properties.items()
     ]
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, Field
 
 from sluice.client import models
-from sluice.report.fields import BY_NAME, DEFAULTS, GROUPED_BY
+from sluice.report.fields import BY_NAME, DEFAULTS, EACH_GPU, GROUPED_BY
 from sluice.report.output import Units, csv_lines
 from sluice.web.access import Viewer
 from sluice.web.endpoint import MOST_TEXT, Endpoint, Plain, Site, words_of
@@ -65,6 +65,15 @@ class JobsReportQuery(DaysQuery, extra="forbid"):
     partition: str = Field("", max_length=MOST_TEXT)
 
 
+class EachGpuQuery(DaysQuery, extra="forbid"):
+    """Which days, 31 at most, and whose jobs; several values with commas."""
+
+    account: str = Field("", max_length=MOST_TEXT, description="Only GPUs that jobs of these had.")
+    user: str = Field("", max_length=MOST_TEXT)
+    partition: str = Field("", max_length=MOST_TEXT)
+    gpu_type: str = Field("", max_length=MOST_TEXT)
+
+
 async def made(site: Site, viewer: Viewer, do: str, **words: Any) -> Any:
     """What the daemon makes, which may take it a while. Raises ProblemError 503 with Retry-After, SluiceError."""
     until, pause = time.monotonic() + _PATIENCE_S, _FIRST_S
@@ -99,6 +108,18 @@ async def _nodes(site: Site, viewer: Viewer, query: DaysQuery, path: Mapping[str
     return await _of_days(site, viewer, query, "nodes", seen=viewer.seen_use(()))
 
 
+async def _each_gpu(site: Site, viewer: Viewer, query: EachGpuQuery, path: Mapping[str, str]) -> Any:
+    words = {
+        "accounts": sorted(words_of(query.account)),
+        "users": sorted(words_of(query.user)),
+        "partitions": sorted(words_of(query.partition)),
+        "gpu_types": sorted(words_of(query.gpu_type)),
+        "seen": viewer.seen_jobs_used(),
+        "each": True,
+    }
+    return await _of_days(site, viewer, query, "gpus", **words)
+
+
 async def _jobs(site: Site, viewer: Viewer, query: JobsReportQuery, path: Mapping[str, str]) -> Any:
     words = {
         "accounts": sorted(words_of(query.account)),
@@ -116,7 +137,8 @@ async def _of_days(site: Site, viewer: Viewer, query: DaysQuery, kind: str, **wo
     asked = {"from": str(first), "until": str(last), "limit": query.limit, "nodes": viewer.sees_nodes, **words}
     document = await made(site, viewer, "report", report=kind, **asked)
     if query.format == "csv":
-        return Plain(csv_of(document, kind, words.get("by", ())), "text/csv; charset=utf-8; header=present")
+        shown = EACH_GPU if words.get("each") else ""
+        return Plain(csv_of(document, kind, words.get("by", ()), shown), "text/csv; charset=utf-8; header=present")
     return document
 
 
@@ -134,11 +156,11 @@ def _later(since: date) -> date:
     return min(since, _LAST) + _MOST
 
 
-def csv_of(document: Mapping[str, Any], kind: str, by: Any) -> str:
+def csv_of(document: Mapping[str, Any], kind: str, by: Any, shown: str = "") -> str:
     """A report for spreadsheets, with the columns that the command prints."""
     of_key = {one.key: one for one in BY_NAME.values()}
     grouping = {*by, *GROUPED_BY.get(kind, ())} if by else set()
-    usual = [BY_NAME[word.lower()] for word in DEFAULTS[kind].split(",")]
+    usual = [BY_NAME[word.lower()] for word in (shown or DEFAULTS[kind]).split(",")]
     fields = [of_key[name] for name in by] + [one for one in usual if one.key not in grouping]
     rows = ([row.get(one.key) for one in fields] for row in document["rows"])
     return "".join(csv_lines(fields, rows, Units()))
@@ -166,6 +188,7 @@ async def _job_report(site: Site, viewer: Viewer, query: Any, path: Mapping[str,
 
 ENDPOINTS = (
     Endpoint("/reports/nodes", _nodes, models.Report, "What was used of each node", DaysQuery),
+    Endpoint("/reports/gpus/each", _each_gpu, models.Report, "What was used of each GPU", EachGpuQuery),
     Endpoint("/reports/jobs", _jobs, models.JobsReport, "Single jobs, ended ones included", JobsReportQuery),
     Endpoint("/reports/{report}", _report, models.Report, "What was used, by whom, and how well", ReportQuery),
     Endpoint("/jobs/{job}/report", _job_report, models.JobReport, "Everything that is known of one job"),

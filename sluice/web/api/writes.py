@@ -82,8 +82,19 @@ async def _audit(site: Site, viewer: Viewer, query: models.AuditQuery, path: Map
     return await site.acts.ask(viewer, "audit", **query.model_dump())
 
 
+async def _drift(site: Site, viewer: Viewer, query: Any, path: Mapping[str, str]) -> dict[str, Any]:
+    return await site.acts.ask(viewer, "policy-drift")
+
+
 ENDPOINTS = (
-    Endpoint("/audit", _audit, models.AuditList, "Who did what: for administrators", models.AuditQuery, operators=True),
+    Endpoint(
+        "/audit", _audit, models.AuditList, "What the caller did; to administrators, who did what", models.AuditQuery,
+        by_proof=True,
+    ),
+    Endpoint(
+        "/policy/drift", _drift, models.PolicyDrift, "What was changed by hand since a policy was applied",
+        operators=True, by_proof=True,
+    ),
     _write("/jobs", _submit, models.Submitted, "Submit a job", body=models.JobRequest, status=201, most_body=MOST_BODY),
     _write(
         "/what-if", _what_if, models.WhatIf, "Would a request start, when, where; what smaller one would sooner",

@@ -97,12 +97,20 @@ def test_roles_are_asked_of_slurm(world: World) -> None:
     for do, words, least in (
         ("health-return", returned, 1), ("silence", {"rule": "x"}, 1), ("silence-end", {"id": "12345678"}, 1),
         ("policy-check", {"text": ""}, 1), ("policy-plan", {"text": ""}, 1), ("policy-apply", {"hash": "0" * 64}, 2),
-        ("audit", {}, 2),
+        ("policy-drift", {}, 1),
     ):  # fmt: skip
         for user, level in world.users.items():
             if level < least:
                 assert world.refusal(do, user, **words).status == 403, (do, user)
     assert world.refusal("policy-apply", "root2", hash="0" * 64).status == 409
+
+
+def test_who_is_no_administrator_reads_what_it_did_itself(world: World) -> None:
+    for user in ("alice", "oper"):
+        world.refusal("submit", user, script="")
+    assert {one["user"] for one in world.ask("audit", "root2")["entries"]} >= {"alice", "oper"}
+    assert {one["user"] for one in world.ask("audit", "alice")["entries"]} == {"alice"}
+    assert not world.ask("audit", "alice", user="oper")["entries"]
 
 
 def test_tokens_that_others_can_write_are_not_believed(world: World) -> None:

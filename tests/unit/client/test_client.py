@@ -409,3 +409,21 @@ def test_its_calls_are_what_the_endpoints_are() -> None:
 
     tool = Path(__file__).parents[3] / "tools/client_reference.py"
     run_command([*PYTHON, str(tool), "--check"])
+
+
+def test_reports_come_as_csv_too() -> None:
+    handle, asked = in_turn(
+        httpx.Response(200, text="User,Jobs\na,1\n", headers={"content-type": "text/csv"}), problem(404)
+    )
+    client, _ = a_client(handle)
+    assert client.report_csv("users", user="a") == "User,Jobs\na,1\n"
+    assert asked[0].url.path == f"{PREFIX}/reports/users" and asked[0].url.params["format"] == "csv"
+    with pytest.raises(ApiError, match="not known"):
+        client.nodes_report_csv()
+
+    async def ask() -> str:
+        transport = httpx.MockTransport(lambda request: httpx.Response(200, text=request.url.params["format"]))
+        async with AsyncClient(token="t", transport=transport) as other:
+            return await other.reports_jobs_csv(limit=5)
+
+    assert asyncio.run(ask()) == "csv"

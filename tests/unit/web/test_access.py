@@ -85,7 +85,7 @@ def a_snapshot(private: list[str]) -> Snapshot:
     made.put("health", {"n1": {"node": "n1", "gpu": "", "state": "fault", "severity": "fatal", "check": "xid", "since": 1.0, "reason": "secret-of-ops", "uuid": ""}})  # fmt: skip  # noqa: E501
     made.put_one("cluster-health", "health", {"mode": "warn", "breaker_since": None, "left_out": 0, "healthy": ""})
     made.put_one("alerts", "alerts", {"schema_version": 1, "alerts": [], "undelivered": 0, "silences": []})
-    made.put_one("policy", "policy", {"tenants": {"chemistry": {"comment": "secret-of-ops"}}})
+    made.put_one("policy", "policy", {"tenants": {"chemistry": {"description": "secret-of-ops"}}})
     made.put_one("failover", "failover", {"schema_version": 1, "hosts": ["a"], "leader": "a", "up": {"a": True}, "lease": None, "journal": {}, "findings": []})  # fmt: skip  # noqa: E501
     for part in (
         "jobs",
@@ -121,7 +121,16 @@ class Web:
         self.site.feed.ask = asked  # type: ignore[method-assign]
         self.acted: list[Request] = []
         """What root's helper was asked."""
-        self.acts: dict[str, Any] = defaultdict(dict, audit={"schema_version": 1, "entries": []})
+        drift = {
+            "schema_version": 1,
+            "cluster": "c",
+            "file": "applied.json",
+            "version": "1",
+            "changes": [],
+            "notes": [],
+        }
+        audit = {"schema_version": 1, "entries": []}
+        self.acts: dict[str, Any] = defaultdict(dict, {"audit": audit, "policy-drift": drift})
         """What it answers, or the error that it raises."""
 
         async def send(line: bytes) -> bytes:
@@ -167,6 +176,12 @@ class Role:
     @property
     def jobs_used(self) -> set[Any]:
         return self.all_or_mine("jobs", "usage")
+
+    @property
+    def gpus_used(self) -> set[Any]:
+        """By the numbers of the jobs that had them."""
+        whole = self.operator or not self.private & {"jobs", "usage"}
+        return self.jobs_used if self.nodes or not whole else set()
 
     @property
     def jobs_on_gpus(self) -> set[Any]:
@@ -218,6 +233,7 @@ ROWS: dict[str, tuple[Any, str]] = {
     "/tenants/{tenant}/usage": (names("members", "user"), "members"),
     "/reports/jobs": (names("rows", "job_id_raw"), "jobs_used"),
     "/reports/nodes": (names("rows", "node"), "node_use"),
+    "/reports/gpus/each": (lambda document: {int(row["gpu"]) + 1 for row in document["rows"]}, "gpus_used"),
     "/reports/{report}": (names("rows", "user"), "users"),
 }
 """Of endpoints with rows of several owners: whose they are, and the property of `Role` that says whose they must be."""
@@ -229,6 +245,7 @@ OBJECTS = {
 NO_ROWS = {
     "/overview": "counts, which the test below compares",
     "/whoami": "of the caller alone",
+    "/audit": "root's helper decides whose (test_proofs.py)",
     "/metrics": "names of what there is in every cluster",
 }
 

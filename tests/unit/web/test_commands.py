@@ -42,6 +42,7 @@ SHOWN = {
     "policy show": "/policy",
     "policy check": "/policy/check",
     "plan": "/policy/plan",
+    "drift": "/policy/drift",
     **{f"report {kind}": f"/reports/{'nodes' if kind == 'nodes' else '{report}'}" for kind in GROUPED_BY},
     "report job": "/jobs/{job}/report",
     "report jobs": "/reports/jobs",
@@ -66,7 +67,6 @@ NOT_SHOWN = {
     "failover drill": _CHANGES,
     "lint": _FILES,
     "simulate": _FILES,
-    "drift": "reads what root applied last",
     "plugin check": _SITE,
 }
 
