@@ -32,7 +32,7 @@ NAVIGATION = (
     Entry("/alerts", "Alerts", "a", operators=True),
     Entry("/failover", "Failover", "f", operators=True),
     Entry("/policy", "Policy", "p", operators=True),
-    Entry("/audit", "Audit", "u", operators=True),
+    Entry("/audit", "Audit", "u", writes=True),
     Entry("/events", "Events", "e"),
 )
 

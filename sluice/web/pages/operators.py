@@ -265,6 +265,7 @@ VIEWS = (
     View("/nodes", _with_words(nodes_view), "nodes.html", "Nodes", "/nodes"),
     View("/nodes/{node}", _node, "node.html", "Node", "/nodes"),
     View("/events", _with_words(events_view), "events.html", "Events", "/events"),
+    View("/audit", _with_words(audit_view), "audit.html", "Audit log", "/audit"),
     *(
         View(path, _with_words(view), f"{path[1:]}.html", title, path, operators=True)
         for path, view, title in (
@@ -272,7 +273,6 @@ VIEWS = (
             ("/alerts", alerts_view, "Alerts"),
             ("/failover", failover_view, "Failover"),
             ("/policy", policy_view, "Policy"),
-            ("/audit", audit_view, "Audit log"),
         )
     ),
 )

@@ -16,6 +16,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from sluice.base.errors import SluiceError
+from sluice.exchange.acts import is_key
 from sluice.web import session
 from sluice.web.access import Asked, Viewer
 from sluice.web.acts import read_only
@@ -77,7 +78,7 @@ def render(
     status = int(seen.get("status", status))
     ui = Ui(
         say, quote(request.scope["path"]), dict(request.query_params), "" if proof is None else session.csrf(proof),
-        parse_have(request.headers.get("x-have", "")),
+        parse_have(request.headers.get("x-have", "")), language,
     )  # fmt: skip
     words: dict[str, Any] = {
         "t": say, "ui": ui, "viewer": viewer, "lang": language, "languages": LANGUAGES, "nav": nav,
@@ -201,8 +202,25 @@ def routes(site: Site, caller: Caller) -> list[Route]:
         if form.most > MOST_BODY:
             LARGE[form.path] = form.most
 
+        async def again(request: Request, viewer: Viewer | None, fields: dict[str, str]) -> Response:
+            """What was typed, to be sent after another log-in: nothing of it is done, nor kept here."""
+            kept = fields.pop("key", "")
+            fields.pop("csrf", None)
+            seen = {"typed": fields, "kept": kept if is_key(kept) else ""}
+            status = 401 if viewer is None else 403
+            return render(
+                site, request, "again.html", seen, viewer=viewer, title=form.title, nav=form.nav, status=status
+            )
+
         async def handle(request: Request) -> Response:
-            viewer = await caller(request)
+            try:
+                viewer = await caller(request)
+            except ProblemError as error:
+                if error.status != 401 or "text/html" not in request.headers.get("accept", ""):
+                    raise
+                site.rates.spend_address(request.state.address)
+                with site.acts.bodies.room("", int(request.headers.get("content-length", "0"))):
+                    return await again(request, None, await read_form(request, form.most))
 
             def spent(seconds: float) -> None:
                 site.rates.spend_time(viewer.user, seconds)
@@ -211,7 +229,11 @@ def routes(site: Site, caller: Caller) -> list[Route]:
                 _allow(form, viewer)
                 with site.acts.bodies.room(viewer.user, int(request.headers.get("content-length", "0"))):
                     fields = await read_form(request, form.most, spent)
-                    asking = _may_write(request, viewer, fields)
+                    try:
+                        asking = _may_write(request, viewer, dict(fields))
+                    except OtherSessionError:
+                        return await again(request, viewer, fields)
+                    fields = {name: value for name, value in fields.items() if name not in ("csrf", "key")}
                     done = await form.do(site, asking, fields, request.path_params)
             except SluiceError as error:
                 return problem(site, request, _as_problem(error), viewer)
@@ -257,6 +279,10 @@ def _as_problem(error: SluiceError) -> ProblemError:
     return ProblemError(400 if error.usage else 503, error.what, remedy=error.remedy)
 
 
+class OtherSessionError(ProblemError):
+    """A form of a page that was made for another session, or by somebody else: it counts once its user has seen it."""
+
+
 def _may_write(request: Request, viewer: Viewer, fields: dict[str, str]) -> Viewer:
     """The viewer, if the form is one of its own pages and it may write. Raises ProblemError 403."""
     if viewer.proof is None:
@@ -264,7 +290,7 @@ def _may_write(request: Request, viewer: Viewer, fields: dict[str, str]) -> View
     if "write" not in viewer.scopes:
         raise read_only("this token")
     if not session.is_csrf(fields.pop("csrf", ""), viewer.proof):
-        raise ProblemError(
+        raise OtherSessionError(
             403, "the form is not from a page of this session", remedy="load the page again, then send it"
         )
     asked = Asked(request.state.request_id, fields.pop("key", "") or None, request.state.address)

@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode
 from markupsafe import Markup
 
 from sluice.web.pages import static
-from sluice.web.pages.words import Say
+from sluice.web.pages.words import Say, translate_problem
 
 NOTHING = "\u2013"
 """Where a value is not known."""
@@ -84,6 +84,11 @@ class Ui:
     query: Mapping[str, str] = field(default_factory=dict)
     csrf_text: str = ""
     have: Mapping[str, str] = field(default_factory=dict)
+    language: str = "en"
+
+    def problem(self, text: str) -> str:
+        """What a problem says."""
+        return translate_problem(self.language, text)
 
     # ---- numbers and times ----
 

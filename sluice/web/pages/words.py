@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -33,6 +34,25 @@ def say_in(language: str) -> Say:
         return found.format_map(words) if words else found
 
     return say
+
+
+@cache
+def _said(language: str) -> tuple[tuple[re.Pattern[str], str], ...]:
+    """What problems say with names and numbers in it: how to see that it is said, and how to say it."""
+    path = TEMPLATES / f"problems-{language}.json"
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return tuple(
+        (re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>.{1,2000}?)", re.escape(text)), re.DOTALL), said)
+        for text, said in known.items()
+    )
+
+
+def translate_problem(language: str, text: str) -> str:
+    """A problem's or a remedy's words in a language; as they are where it does not know them, as those of Slurm."""
+    for pattern, said in _said(language):
+        if (match := pattern.fullmatch(text)) is not None:
+            return said.format_map(match.groupdict())
+    return text
 
 
 def choose(accepted: str) -> str:

@@ -534,3 +534,73 @@ def test_what_the_daemon_finds_out_slowly_does_not_hold_the_page_up(tmp_path: Pa
 
     web.site.feed.ask = broken  # type: ignore[method-assign]
     assert "the daemon is away" in fetch(web, "/jobs/1", "alice").text
+
+
+# ---- a form that was left open, and errors of the outermost layer ----
+
+
+def test_a_form_that_outlives_its_session_loses_nothing(tmp_path: Path) -> None:
+    web = Web(tmp_path, [])
+    web.acts["submit"] = {"schema_version": 1, "job_id": 17, "messages": []}
+    page = fetch(web, "/submit", "alice")
+    form = {
+        "csrf": field_of(page, "csrf"), "key": field_of(page, "key"), "do": "submit", "account": "",
+        "script": "#!/bin/sh\necho '<b>\"1\"'\n", "name": "x" * 100,
+    }  # fmt: skip
+    browser = {"accept": "text/html"}
+    assert fetch(web, "/submit", "", form).status_code == 401, "a program gets no page"
+    said = fetch(web, "/submit", "", form, **browser)
+    assert said.status_code == 401 and "session has ended" in said.text and not web.acted
+
+    def sent(said: httpx.Response) -> dict[str, str]:
+        (made,) = (one for one in tree_of(said).iter("form") if one.attrib.get("action") == "/submit")
+        fields = {one.attrib["name"]: one.attrib.get("value", "") for one in made.iter("input")}
+        # the parser keeps the line break that HTML drops after <textarea>
+        return fields | {one.attrib["name"]: (one.text or "").removeprefix("\n") for one in made.iter("textarea")}
+
+    typed = {name: value for name, value in form.items() if name != "csrf"}
+    assert sent(said) == typed
+    said = fetch(web, "/submit", "alice", sent(said), **browser)  # logged in again, in another tab
+    assert said.status_code == 403 and not web.acted, "it counts once its user has looked at it"
+    check_inert(tree_of(said))
+    assert sent(said).items() >= typed.items()
+    said = fetch(web, "/submit", "alice", sent(said), **browser)
+    assert said.status_code == 303 and web.acted[-1].words["script"] == form["script"]
+    assert web.acted[-1].key == form["key"]
+
+
+def test_browsers_get_pages_also_from_the_outermost_layer(tmp_path: Path) -> None:
+    web = Web(tmp_path, [])
+    fetch(web, "/", "alice")
+    browser = {"accept": "text/html", "accept-language": "zh-CN"}
+
+    def ask(method: str, path: str, **headers: str) -> httpx.Response:
+        async def call() -> httpx.Response:
+            transport = httpx.ASGITransport(web.__dict__["_app"])
+            async with httpx.AsyncClient(transport=transport, base_url="http://web") as client:
+                return await client.request(method, path, headers=headers)
+
+        return asyncio.run(call())
+
+    for method, path, status, more in (
+        ("PUT", "/jobs", 405, {}), ("DELETE", "/jobs", 405, {}), ("POST", "/submit", 413, {"content-length": "9" * 12}),
+    ):  # fmt: skip
+        said = ask(method, path, **browser, **more)
+        assert said.status_code == status and said.headers["content-type"].startswith("text/html"), (method, path)
+        assert "text/html" in said.headers["content-type"] and said.headers["content-security-policy"] == POLICY
+        check_inert(tree_of(said))
+        assert re.search("不允许|请求正文", said.text), said.text
+        said = ask(method, "/api/v1" + path, **browser, **more)
+        assert said.headers["content-type"] == "application/problem+json"
+
+
+def test_problems_are_said_in_the_viewers_language(tmp_path: Path) -> None:
+    web = Web(tmp_path, [])
+    said = fetch(web, "/jobs/4000000", "alice", cookie="lang=zh")
+    assert "job 4000000" in said.text and "不存在" in said.text and "请查看列表" in said.text
+    assert "not known" in fetch(web, "/jobs/4000000", "alice").text
+    known = json.loads((words.TEMPLATES / "problems-zh.json").read_text(encoding="utf-8"))
+    for text, chinese in known.items():
+        assert sorted(re.findall(r"{\w+}", text)) == sorted(re.findall(r"{\w+}", chinese)), text
+    assert words.translate_problem("zh", "this token can only read") == "此令牌只能读取"
+    assert words.translate_problem("zh", "sbatch: error: x") == "sbatch: error: x"
