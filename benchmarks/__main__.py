@@ -32,6 +32,7 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     "limiter": ("benchmarks.limiter", "the preloaded GPU memory limiter, compared with the bare driver"),
     "job-overhead": ("benchmarks.job_overhead", "a whole job under Sluice, compared with a bare process"),
     "ledger": ("benchmarks.ledger", "allocate and free in the shared GPU memory ledger"),
+    "gate": ("benchmarks.gate", "one request through the gate of model services, alone and among processes"),
     "utilisation": ("benchmarks.utilisation", "GPU allocation at full offered load with departures"),
     "simulate": ("benchmarks.simulate", "replay of 100,000 jobs on 1,213 nodes"),
     "submit-hook": ("benchmarks.submit_hook", "job_submit/sluice for one submission, in isolation"),
@@ -54,6 +55,8 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     "policy-apply": ("benchmarks.policy_apply", "plan and apply of 1,000 tenants with 10,000 users"),
     "report": ("benchmarks.report", "the tenant report of a month, with many jobs in slurmdbd"),
     "web": ("benchmarks.web", "the REST API and its page with 100,000 jobs in slurmctld"),
+    "serve": ("benchmarks.serve", "the gateway of model services, its limits, and what survives kills"),
+    "serve-batching": ("benchmarks.serve_batching", "embeddings put together, compared with calls of one input"),
     "cluster-up": ("benchmarks.cluster_up", "time to boot a development cluster"),
 }
 

@@ -278,6 +278,40 @@ static void test_ledger(void)
     sluice_ledger_free(ledger);
 }
 
+static void test_gate(void)
+{
+    static _Alignas(SLUICE_GATE_ALIGNMENT) unsigned char region[1 << 16];
+    const struct sluice_gate_shape shape = {1, 8, 1, 1, 4, 8};
+    const struct sluice_gate_limit limit = {.requests = 9, .tokens = 100, .concurrent = 4, .queued = 4};
+    const struct sluice_gate_request request = {.subjects = {1, 2, 3, 4}, .tokens = 30, .prefix_count = 2};
+    struct sluice_gate *gate;
+    struct sluice_gate_answer answer;
+    struct sluice_gate_turn turn;
+    uint32_t worker, count;
+    uint64_t expired, before = allocations;
+    CHECK_INT(sluice_gate_format(region, sizeof region, &shape, &text), SLUICE_OK);
+    CHECK_INT(sluice_gate_new(region, sizeof region, &gate, &text), SLUICE_OK);
+    before = set_up_done(before);
+    CHECK_INT(sluice_gate_join(gate, 7, 1, UINT32_MAX, &worker, &text), SLUICE_OK);
+    CHECK_INT(sluice_gate_set_limit(gate, SLUICE_GATE_KEY, 1, &limit, &text), SLUICE_OK);
+    CHECK_INT(sluice_gate_set_weight(gate, 3, 2, &text), SLUICE_OK);
+    CHECK_INT(sluice_gate_set_replica(gate, 11, 4, 1, SLUICE_GATE_USABLE, NULL, &text), SLUICE_OK);
+    CHECK_INT(sluice_gate_admit(gate, worker, 0, &request, &answer, &text), SLUICE_OK);
+    CHECK_INT(sluice_gate_turn(gate, worker, 0, 1, &turn, &count, &text), SLUICE_OK);
+    CHECK_INT(count, 1);
+    CHECK_INT(sluice_gate_progress(gate, turn.ticket, 1, 1, &text), SLUICE_OK);
+    CHECK_INT(sluice_gate_again(gate, turn.ticket, 0, 11, 0, &text), SLUICE_OK);
+    CHECK_INT(sluice_gate_expired(gate, worker, 0, 1, &expired, &count, NULL, &text), SLUICE_OK);
+    CHECK_INT(sluice_gate_settle(gate, turn.ticket, 0, 1, 1, NULL, &text), SLUICE_OK);
+    for (int i = 0; i < 4; i++)
+        CHECK_INT(sluice_gate_admit(gate, worker, 0, &request, &answer, &text), SLUICE_OK);
+    CHECK_INT(answer.ticket, 0);
+    CHECK_INT(sluice_gate_reap(gate, 7, 1, 0, &count, &text), SLUICE_OK);
+    CHECK_INT(count, 3);
+    CHECK_INT(allocations, before);
+    sluice_gate_free(gate);
+}
+
 static void test_replay(void)
 {
     struct sluice_replay_job jobs[JOBS];
@@ -338,6 +372,7 @@ int main(void)
     test_order();
     test_preemption_and_backfill();
     test_ledger();
+    test_gate();
     test_replay();
     return 0;
 }

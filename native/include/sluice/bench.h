@@ -33,6 +33,18 @@ enum sluice_error sluice_bench_ledger(enum sluice_bench_guard guard, uint32_t pr
 enum sluice_error sluice_bench_ledger_kills(uint32_t processes, uint32_t kills, uint64_t seed, uint64_t *lost,
                                             uint64_t *reaped, struct sluice_error_text *text);
 
+/* ======== request gate ======== */
+
+/*
+ * `processes` processes, started together, each a worker of one gate, each time `rounds` requests of one tenant and
+ * service: admit, turn, settle, with limits of every kind on key, user, tenant and service, `replicas` replicas with free
+ * places, four blocks of prefix, and `waiting` tickets of other tenants in another service's queue. times[process *
+ * rounds + i] receives the time of a process's i-th request, one reading of the clock included; *elapsed_ns from start to
+ * the last one's end. Errors: RANGE, SYSTEM (fork, mmap), CORRUPT (the audit, or something is left over).
+ */
+enum sluice_error sluice_bench_gate(uint32_t processes, uint32_t rounds, uint32_t replicas, uint32_t waiting,
+                                    uint64_t *times, uint64_t *elapsed_ns, struct sluice_error_text *text);
+
 /* ======== preloaded limiter ======== */
 
 enum sluice_bench_cuda_loop {

@@ -915,6 +915,340 @@ enum sluice_error sluice_ledger_plan_compaction(struct sluice_ledger *ledger, ui
                                                 struct sluice_ledger_move *moves, uint32_t *count, uint32_t *device,
                                                 uint64_t *freed, struct sluice_error_text *text);
 
+/* ======== request gate ======== */
+
+/*
+ * Which request of a model service may go to which replica, and when, over all worker processes of a host, in memory
+ * that they share.
+ *
+ * The caller maps the region (shared and writable) into every worker and passes it here; the gate does no I/O, has no
+ * clock and keeps no pointers in it. In it are
+ *   workers    processes that serve requests, each on a numbered seat, known by pid and start time;
+ *   subjects   keys, users, tenants and services, known by 64-bit ids (hashes of names; 0 is no subject), with limits;
+ *   replicas   what runs a service, known by 64-bit names (its launch), each with a number of requests at a time;
+ *   tickets    requests that were admitted and have not ended.
+ * A ticket's life: sluice_gate_admit checks and charges all its subjects, or refuses and charges none; it waits in its
+ * service's queue; sluice_gate_turn gives it a replica in weighted fair order; sluice_gate_settle ends it and gives back
+ * what it did not use. Each call happens wholly or not at all, also when its process is killed in it. What a dead worker
+ * leaves stays charged until a process that knows that it is dead calls sluice_gate_reap.
+ *
+ * Limits. Requests and tokens a minute are token buckets: a full bucket holds `burst`, and refills continuously, exact
+ * to the microsecond. A bucket is never overdrawn by an admission; a ticket that settles for more than it reserved leaves
+ * a debt that refills first. `concurrent` counts tickets, waiting ones included; `queued` those that wait, and is not
+ * asked while the service has more free places than waiting tickets.
+ *
+ * Order of a service's queue: weighted fair queueing over tenants (start-time fair queueing; a turn costs its reserved
+ * tokens over the tenant's weight, and settling gives back the rest). A tenant's first ticket of priority p goes ahead
+ * as if its tenant had used p * SLUICE_GATE_PRIORITY_TOKENS fewer tokens a unit of weight: a bounded lead that does not
+ * change shares. Within a tenant: tickets that lost their replica, then the higher priority, then the earlier deadline,
+ * then the earlier admission.
+ *
+ * Choice of a replica: never one without a free place; then usable ones, then those that are LAST, then the one that
+ * the ticket has lost. Among equal ones the replica that is known to have the longest prefix of the request, unless it has
+ * more than 5/4 of its share of what is in flight; else the one with the fewest tokens in flight, then the lowest slot.
+ *
+ * Times are microseconds of any clock that all workers share (CLOCK_MONOTONIC); a `now_us` before an earlier call's
+ * counts as that one's. Calls on one handle must not overlap, unless a function says otherwise; each process, and each
+ * thread, opens its own. One lock orders all calls of all processes for some 100 ns each. Only one user's processes may
+ * have the region: one that writes it otherwise can falsify it, and SLUICE_ERROR_CORRUPT is no promise against that.
+ */
+struct sluice_gate;
+
+enum {
+    SLUICE_GATE_MAX_WORKERS = 64, /* a set of workers is one uint64_t */
+    SLUICE_GATE_MAX_SUBJECTS = 1048576,
+    SLUICE_GATE_MAX_SERVICES = 4096,
+    SLUICE_GATE_MAX_REPLICAS = 4096,
+    SLUICE_GATE_MAX_TICKETS = 1048576,
+    SLUICE_GATE_MAX_PREFIXES = 16777216,
+    SLUICE_GATE_MAX_SLOTS = 65535,       /* requests at a time of one replica */
+    SLUICE_GATE_MAX_PREFIX = 16,         /* blocks of one request's prefix */
+    SLUICE_GATE_MAX_PRIORITY = 7,        /* 0 is the lowest */
+    SLUICE_GATE_MAX_WEIGHT = 65536,      /* of a tenant; 1 unless set */
+    SLUICE_GATE_PRIORITY_TOKENS = 32768, /* lead of one step of priority */
+    SLUICE_GATE_MAX_AMOUNT = 2147483647, /* tokens of one ticket; a limit; a burst */
+    SLUICE_GATE_ALIGNMENT = 64,          /* of a region's address */
+};
+
+/* How much a region has room for; each at least 1. Subjects without limit or weight take room only while they have
+ * tickets. About 490 bytes a ticket, 144 a subject, 76 a replica, 16 a prefix block. */
+struct sluice_gate_shape {
+    uint32_t workers;
+    uint32_t subjects;
+    uint32_t services;
+    uint32_t replicas;
+    uint32_t tickets;
+    uint32_t prefixes; /* blocks of prompts that are remembered, rounded up to a power of two of at least 8 */
+};
+
+/* Kinds of subject. Append only. */
+enum sluice_gate_kind {
+    SLUICE_GATE_KEY = 0,
+    SLUICE_GATE_USER = 1,
+    SLUICE_GATE_TENANT = 2,
+    SLUICE_GATE_SERVICE = 3,
+};
+enum { SLUICE_GATE_KINDS = 4 };
+
+/* What refused a request. Append only. */
+enum sluice_gate_reason {
+    SLUICE_GATE_REQUESTS = 0,    /* requests a minute */
+    SLUICE_GATE_TOKENS = 1,      /* tokens a minute */
+    SLUICE_GATE_CONCURRENT = 2,  /* requests at a time */
+    SLUICE_GATE_QUEUED = 3,      /* waiting requests */
+    SLUICE_GATE_FULL = 4,        /* the region has no room: tickets, services or subjects are all in use */
+    SLUICE_GATE_NO_REPLICAS = 5, /* the service has no replica, and the request would not wait for one */
+};
+
+/* Limits of a subject; UINT64_MAX: no limit, else at most SLUICE_GATE_MAX_AMOUNT. */
+struct sluice_gate_limit {
+    uint64_t requests; /* a minute */
+    uint64_t tokens;   /* a minute */
+    uint64_t concurrent;
+    uint64_t queued;
+    uint64_t requests_burst; /* what a full bucket holds; 0: a minute's worth */
+    uint64_t tokens_burst;
+};
+
+/* What a worker asks for. */
+struct sluice_gate_request {
+    uint64_t subjects[SLUICE_GATE_KINDS]; /* ids by kind; 0 for key or user: none */
+    uint64_t tag[2];                      /* the caller's, e.g. the request's id; given back in turns and at the end */
+    uint64_t tokens;                      /* to reserve: prompt and completion; at most SLUICE_GATE_MAX_AMOUNT */
+    uint64_t prompt_tokens;               /* of these: the prompt's, at least as estimated */
+    uint64_t deadline_us;                 /* until when it waits for its turn; 0: for ever */
+    uint32_t priority;                    /* 0 to SLUICE_GATE_MAX_PRIORITY */
+    uint32_t needs_replica;               /* 1: refuse it where the service has no replica; 0: it waits for one */
+    uint32_t prefix_count;
+    uint32_t reserved; /* 0 */
+    uint64_t
+        prefix[SLUICE_GATE_MAX_PREFIX]; /* a hash of all of the prompt up to the end of each block, shortest first */
+};
+
+/* The answer: a ticket, or a refusal. */
+struct sluice_gate_answer {
+    uint64_t ticket; /* 0: refused */
+    enum sluice_gate_reason reason;
+    enum sluice_gate_kind kind; /* of the subject whose limit it is */
+    uint64_t limit; /* the limit (burst of a bucket), and what is taken of it; 0 and 0: no room in the region */
+    uint64_t used;
+    /* After so many microseconds the same request succeeds if nobody else asked, or settled a debt, meanwhile. UINT64_MAX: never, it is larger
+     * than the limit. 0: no time can be known, as it depends on when others end. */
+    uint64_t retry_after_us;
+};
+
+/* A ticket whose turn it is. */
+struct sluice_gate_turn {
+    uint64_t ticket;
+    uint64_t replica; /* its name */
+    uint64_t tag[2];
+    uint32_t slot;          /* of the replica */
+    uint32_t prefix_blocks; /* of the request's prefix: known to be there */
+};
+
+/* How a ticket ended. */
+struct sluice_gate_settled {
+    uint64_t ticket;
+    uint64_t tag[2];
+    uint64_t subjects[SLUICE_GATE_KINDS];
+    uint64_t replica;       /* 0: it had none */
+    uint64_t reserved;      /* tokens */
+    uint64_t prompt_tokens; /* used */
+    uint64_t completion_tokens;
+    uint64_t admitted_us;
+    uint64_t granted_us; /* its last turn; 0: it had none */
+    uint64_t ended_us;
+};
+
+/* Append only. */
+enum sluice_gate_state {
+    SLUICE_GATE_USABLE = 0,
+    SLUICE_GATE_LAST = 1,       /* suspect: chosen where no usable one has a free place */
+    SLUICE_GATE_NOT_USABLE = 2, /* drains: keeps what it has, gets nothing */
+};
+
+struct sluice_gate_replica {
+    uint64_t name;
+    uint64_t service;
+    uint64_t tokens; /* in flight */
+    uint32_t slots;
+    uint32_t in_flight;
+    enum sluice_gate_state state;
+    uint32_t removed; /* 1: forgotten as soon as nothing is in flight */
+};
+
+struct sluice_gate_service {
+    uint64_t waiting;
+    uint64_t in_flight;
+    uint64_t tokens_waiting;
+    uint64_t tokens_in_flight;
+    uint64_t oldest_us; /* since when the first of those that wait has waited; 0: none waits */
+    uint64_t slots;     /* of its replicas that are usable or last */
+    uint32_t replicas;  /* usable or last */
+    uint32_t usable;
+};
+
+struct sluice_gate_subject {
+    struct sluice_gate_limit limit; /* bursts as they are, not 0 */
+    uint64_t weight;
+    uint64_t open;         /* tickets */
+    uint64_t waiting;      /* of these */
+    uint64_t tokens;       /* reserved by these */
+    int64_t requests_left; /* in the bucket, rounded down; below 0: debt; INT64_MAX: no limit */
+    int64_t tokens_left;
+    uint64_t refused; /* requests that a limit of this subject refused */
+};
+
+struct sluice_gate_worker {
+    uint32_t worker;
+    uint32_t pid;
+    uint64_t start;
+    uint64_t tickets;
+};
+
+/* Bytes that a region of this shape takes; 0 when the shape is out of bounds. */
+size_t sluice_gate_size(const struct sluice_gate_shape *shape);
+
+/*
+ * Make an empty gate in `region`, before anyone else uses it. RANGE: shape; CAPACITY: size; INVALID: address not
+ * aligned; SYSTEM: no lock.
+ */
+enum sluice_error sluice_gate_format(void *region, size_t size, const struct sluice_gate_shape *shape,
+                                     struct sluice_error_text *text);
+
+/* A handle on a formatted region, which must stay mapped until sluice_gate_free. Errors: INVALID, CORRUPT, VERSION,
+ * NO_MEMORY. */
+enum sluice_error sluice_gate_new(void *region, size_t size, struct sluice_gate **gate, struct sluice_error_text *text);
+void sluice_gate_free(struct sluice_gate *gate);
+void sluice_gate_get_shape(const struct sluice_gate *gate, struct sluice_gate_shape *shape);
+
+/* All functions below: CORRUPT where the region contradicts itself or its lock cannot be had. */
+
+/*
+ * Enter a worker (pid not 0) on seat `seat`, or on a free one where that is UINT32_MAX. *worker names it until it is
+ * reaped; its seat is worker % SLUICE_GATE_MAX_WORKERS. May be called on the worker's behalf. DUPLICATE: this pid and
+ * start time are there already; CAPACITY: all seats are taken; BUSY: this one is; RANGE: pid or seat.
+ */
+enum sluice_error sluice_gate_join(struct sluice_gate *gate, uint32_t pid, uint64_t start, uint32_t seat,
+                                   uint32_t *worker, struct sluice_error_text *text);
+
+/*
+ * What a worker would leave if it ended now: the tickets that were given a replica, up to `room` of them, with the tokens
+ * that it reported (none where it reported no completion); *count is how many there are, which may be more. For the bills
+ * of a dead worker, written before it is reaped. O(its tickets). A worker that is not there has none.
+ */
+enum sluice_error sluice_gate_left(struct sluice_gate *gate, uint32_t pid, uint64_t start, uint32_t room,
+                                   struct sluice_gate_settled *settled, uint32_t *count,
+                                   struct sluice_error_text *text);
+
+/*
+ * End all tickets of a worker that has ended, as sluice_gate_settle does with the tokens that sluice_gate_left shows,
+ * and free its seat; *ended (may be NULL) counts them. Ticket by ticket: others go on meanwhile, and it may be called
+ * again after its caller was killed in it. A worker that is not there is no error. O(its tickets).
+ */
+enum sluice_error sluice_gate_reap(struct sluice_gate *gate, uint32_t pid, uint64_t start, uint64_t now_us,
+                                   uint32_t *ended, struct sluice_error_text *text);
+
+/* Those in the gate, as sluice_gate_left counts. */
+enum sluice_error sluice_gate_workers(struct sluice_gate *gate, uint32_t room, struct sluice_gate_worker *workers,
+                                      uint32_t *count, struct sluice_error_text *text);
+
+/*
+ * Set a subject's limits (all UINT64_MAX: none), or a tenant's weight in all queues (1 to SLUICE_GATE_MAX_WEIGHT).
+ * A bucket that had no limit before begins full, others keep what they have, at most the burst. Nothing is taken from
+ * what was admitted. O(1). Errors: RANGE, INVALID (id 0), CAPACITY (subjects).
+ */
+enum sluice_error sluice_gate_set_limit(struct sluice_gate *gate, enum sluice_gate_kind kind, uint64_t id,
+                                        const struct sluice_gate_limit *limit, struct sluice_error_text *text);
+enum sluice_error sluice_gate_set_weight(struct sluice_gate *gate, uint64_t tenant, uint64_t weight,
+                                         struct sluice_error_text *text);
+
+/*
+ * Make a replica known, or change it: any process may, any number of times. *slot (may be NULL): its number while it is
+ * known. A replica never changes its service. INVALID: name or service 0, another service; RANGE: `slots` over
+ * SLUICE_GATE_MAX_SLOTS; CAPACITY: replicas, services. O(1).
+ */
+enum sluice_error sluice_gate_set_replica(struct sluice_gate *gate, uint64_t name, uint64_t service, uint32_t slots,
+                                          enum sluice_gate_state state, uint32_t *slot, struct sluice_error_text *text);
+/* It gets nothing more, and is forgotten as soon as nothing is in flight to it. UNKNOWN: the name. O(1). */
+enum sluice_error sluice_gate_remove_replica(struct sluice_gate *gate, uint64_t name, struct sluice_error_text *text);
+
+/* Those that are known, as sluice_gate_left counts. */
+enum sluice_error sluice_gate_replicas(struct sluice_gate *gate, uint32_t room, struct sluice_gate_replica *replicas,
+                                       uint32_t *count, struct sluice_error_text *text);
+
+/*
+ * Admit a request or refuse it; both are answers and SLUICE_OK. Of several limits that refuse, the answer names one that
+ * it can never pass, else one without a time, else the one that takes longest. O(log tickets). Errors: UNKNOWN (worker),
+ * RANGE, INVALID (no tenant, no service).
+ */
+enum sluice_error sluice_gate_admit(struct sluice_gate *gate, uint32_t worker, uint64_t now_us,
+                                    const struct sluice_gate_request *request, struct sluice_gate_answer *answer,
+                                    struct sluice_error_text *text);
+
+/*
+ * Give free places to waiting tickets, of all workers, in order; then this worker's tickets whose turn it is, up to
+ * `room`, each once. Call it after admissions, ends and changes of replicas, and when sluice_gate_wakes names the worker.
+ * O((log tickets + replicas of the service) * turns). Errors: UNKNOWN (worker).
+ */
+enum sluice_error sluice_gate_turn(struct sluice_gate *gate, uint32_t worker, uint64_t now_us, uint32_t room,
+                                   struct sluice_gate_turn *turns, uint32_t *count, struct sluice_error_text *text);
+
+/*
+ * Bit s: the worker on seat s has turns or expired tickets that it has not fetched. Stays set until it has, so that a
+ * notice is never lost with the process that was to send it. May be called by any thread; one atomic load.
+ */
+uint64_t sluice_gate_wakes(const struct sluice_gate *gate);
+
+/*
+ * This worker's tickets whose deadline passed while they waited, up to `room`, each once. They wait no more and get no
+ * turn; each must still be ended. Expires tickets of all workers. *next_us (may be NULL): the next deadline of any that
+ * waits, 0: none. O(log tickets * expired). Errors: UNKNOWN (worker).
+ */
+enum sluice_error sluice_gate_expired(struct sluice_gate *gate, uint32_t worker, uint64_t now_us, uint32_t room,
+                                      uint64_t *tickets, uint32_t *count, uint64_t *next_us,
+                                      struct sluice_error_text *text);
+
+/*
+ * A ticket's replica failed: it waits again, before all others of its tenant, with the same reservation; it gets the
+ * replica named `avoid` (0: none) only where there is no other with a free place. deadline_us: the new one, 0: none,
+ * UINT64_MAX: as it was. Errors: UNKNOWN (ticket), INVALID (it has no replica).
+ */
+enum sluice_error sluice_gate_again(struct sluice_gate *gate, uint64_t ticket, uint64_t now_us, uint64_t avoid,
+                                    uint64_t deadline_us, struct sluice_error_text *text);
+
+/*
+ * How many tokens a ticket has used so far: what is billed if its worker dies; prompt_tokens 0: as before, or as admitted.
+ * Takes no lock: two stores. For its worker alone. Errors: UNKNOWN (ticket).
+ */
+enum sluice_error sluice_gate_progress(struct sluice_gate *gate, uint64_t ticket, uint64_t prompt_tokens,
+                                       uint64_t completion_tokens, struct sluice_error_text *text);
+
+/*
+ * End a ticket, in whichever state, with what it used: reserved tokens that it did not use go back to all its subjects,
+ * more than it reserved becomes their debt. Its request stays counted. sluice_gate_abandon: with the tokens that
+ * sluice_gate_left shows. *settled may be NULL. O(log tickets). Errors: UNKNOWN (ticket), RANGE (over
+ * SLUICE_GATE_MAX_AMOUNT).
+ */
+enum sluice_error sluice_gate_settle(struct sluice_gate *gate, uint64_t ticket, uint64_t now_us, uint64_t prompt_tokens,
+                                     uint64_t completion_tokens, struct sluice_gate_settled *settled,
+                                     struct sluice_error_text *text);
+enum sluice_error sluice_gate_abandon(struct sluice_gate *gate, uint64_t ticket, uint64_t now_us,
+                                      struct sluice_gate_settled *settled, struct sluice_error_text *text);
+
+/* Figures of a service and of a subject; of one that is not there all is 0, limits UINT64_MAX. O(1). */
+enum sluice_error sluice_gate_get_service(struct sluice_gate *gate, uint64_t service,
+                                          struct sluice_gate_service *figures, struct sluice_error_text *text);
+enum sluice_error sluice_gate_get_subject(struct sluice_gate *gate, enum sluice_gate_kind kind, uint64_t id,
+                                          uint64_t now_us, struct sluice_gate_subject *figures,
+                                          struct sluice_error_text *text);
+
+/*
+ * Audit: all sums, queues and lists are what the tickets say. CORRUPT says where not. O(all of it), under the lock, and
+ * takes memory: for tests and checks. Errors: NO_MEMORY.
+ */
+enum sluice_error sluice_gate_audit(struct sluice_gate *gate, struct sluice_error_text *text);
+
 /* ======== estimates and the makespan guard ======== */
 
 /*
